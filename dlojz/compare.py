@@ -140,6 +140,7 @@ class RunRow(Contract):
     def loss_gap(self) -> float | None:
         """Largest relative difference to the losses of one process, over the steps that both have."""
         common = list(zip(self.losses, self.serial_losses or (), strict=False))
+        # A loss of 0 has no relative difference.
         return max((abs(own - serial) / max(abs(serial), 1e-30) for own, serial in common), default=None)
 
     @property
@@ -239,6 +240,7 @@ def _summed(pairs: Iterable[PredictedMeasured]) -> PredictedMeasured:
     pairs = list(pairs)
     sums = {}
     for name in PredictedMeasured.model_fields:
+        # Fields that are None are left out of the sum.
         known = [value for pair in pairs if (value := getattr(pair, name)) is not None]
         sums[name] = sum(known) if known else None
     return PredictedMeasured(**sums)
@@ -276,6 +278,7 @@ def overlay_of(record: RunRecord, step: int | None = None, replica: int = 0) -> 
             fr=f"l’exécution {record.run_id} n’a aucun pas chronométré, car elle s’est arrêtée trop tôt : relancez-la "
             "avec 5 pas ou plus.",
         )
+    # One rank per stage, where a stage has dp ranks (tp=1): the pipeline is the outermost axis.
     ranks = {pipeline * layout.dp + replica: pipeline for pipeline in range(layout.pp)}
     return overlay(schedule_of(layout), record.spans, step, ranks)
 
@@ -284,12 +287,14 @@ def _overlay_of_script(record: RunRecord, step: int | None, replica: int) -> Mea
     """Simulate a step of a script's pipeline, whose schedule is recognised by the order of its actions."""
     last = steps_of(record.spans)[-1]
     orders: dict[int, list[Action]] = defaultdict(list)
-    for span in sorted(record.spans, key=attrgetter("start_s")):
+    for span in sorted(record.spans, key=attrgetter("start_s")):  # by time: the order of actions tells the schedule
         if span.action and span.step == last:
             orders[span.rank].append(parse_action(span.action))
     pipelines: dict[frozenset[int], list[int]] = defaultdict(list)
     for rank, order in sorted(orders.items()):
+        # Ranks with the same stages are replicas of each other.
         pipelines[frozenset(action.stage for action in order)].append(rank)
+    # Of each pipeline rank one process.
     ranks = sorted(alike[min(replica, len(alike) - 1)] for alike in pipelines.values())
     schedule, _ = recognised([orders[rank] for rank in ranks])
     return overlay(schedule, record.spans, step, {rank: place for place, rank in enumerate(ranks)})
@@ -337,6 +342,7 @@ def compare(runs: Iterable[Handle | RunRecord] | Handle | RunRecord) -> Comparis
     for run in given:
         if not isinstance(run, (RunRecord, Handle)):
             raise LabError(f"compare takes runs or records, but {type(run).__name__} was received.")
+    # Runs that go on have no record yet.
     records = [record for run in given if (record := run if isinstance(run, RunRecord) else run.record)]
     titles = _titles([run.config for run in given], [run.run_id for run in given])
     with executing_no_file():
@@ -361,14 +367,17 @@ def _titles(configs: list[RunConfig], run_ids: list[str]) -> list[str]:
     names = [config.script.name if config.script else config.layout.title for config in configs]
     titles = []
     for name, own, run_id in zip(names, flat, run_ids, strict=True):
+        # The run itself is among them.
         alike = [other for other, its in zip(flat, names, strict=True) if its == name]
         differing = [
             _words_of(str(value), [str(other[key]) for other in alike])
             if key == "arguments"
+            # None is what the run itself chooses.
             else f"{key}={say(en='default', fr='défaut') if value is None else value}"
             for key, value in own.items()
-            if any(other.get(key) != value for other in alike)
+            if any(other.get(key) != value for other in alike)  # itself never differs
         ]
+        # At most two fields, else the end of its name.
         told = ", ".join(differing[:2]) or (f"…{run_id[-4:]}" if len(alike) > 1 else "")
         titles.append(name + (f" ({told})" if told else ""))
     return titles
@@ -377,9 +386,11 @@ def _titles(configs: list[RunConfig], run_ids: list[str]) -> list[str]:
 def _words_of(line: str, others: Sequence[str]) -> str:
     """The words of a script's command line that tell it apart from the others, each behind its option."""
     words, lines = shlex.split(line), [shlex.split(other) for other in others]
-    if len({len(one) for one in lines}) > 1:
+    if len({len(one) for one in lines}) > 1:  # words do not pair up
         return line or say(en="no arguments", fr="sans arguments")
+    # Of all command lines, word by word.
     differing = [number for number, of_all in enumerate(zip(*lines, strict=True)) if len(set(of_all)) > 1]
+    # The option before a value, too.
     kept = {number - 1 for number in differing if number and words[number - 1].startswith("-")} | {*differing}
     return shlex.join(words[number] for number in sorted(kept))
 
@@ -388,6 +399,7 @@ def _differences_of(config: RunConfig) -> dict[str, Any]:
     """List by name what may tell two runs of one title apart."""
     if config.script:
         return {"arguments": shlex.join(config.script.arguments)}
+    # The layout's fields stand by themselves, so that `layout` would tell nothing more.
     return {**config.to_dict(), **config.layout.to_dict(), "layout": None, "script": None}
 
 
@@ -397,12 +409,14 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRo
     gpu = gpu_of(record) if record else None
     predicted, note = _of_script(record) if config.script else _prediction(config, gpu)
     measured = record.footprint() if record else None
+    # Its losses are what parallel must give.
     serial = next((other for other in records if _is_twin(other, config)), None)
     losses, serial_losses = record.losses if record else (), serial.losses if serial else ()
     # A rank with other threads is another device: its throughput predicts nothing here.
     alike = serial and record and _device(serial) == _device(record)
     serial_measured = serial.footprint() if serial and alike else None
     serial_rate = serial_measured.samples_per_s if serial_measured else None
+    # Ranks whose peak was not measured are left out.
     peaks = [peak for each in record.footprints if (peak := each.memory.peak_bytes) is not None] if record else []
     limit = limit_of(record) if record else None
     pipeline = _pipeline(record) if record else None
@@ -431,6 +445,7 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRo
             predicted=_at(serial_losses, len(losses) - 1), measured=_at(losses, len(losses) - 1)
         ),
         samples_per_s=PredictedMeasured(
+            # Ideal: the serial rate on all ranks, less the pipeline's bubble.
             predicted=serial_rate and serial_rate * layout.replicas * layout.tp * _pipeline_speedup(config),
             measured=measured.samples_per_s if measured else None,
         ),
@@ -458,7 +473,7 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRo
 def _tokens_per_s(record: RunRecord, measured: Footprint) -> float | None:
     if not record.config.script or not record.step_tokens or not measured.phases.step_s:
         return None
-    return statistics.median_low(record.step_tokens) / measured.phases.step_s
+    return statistics.median_low(record.step_tokens) / measured.phases.step_s  # tokens of a step, of the median step
 
 
 def _phases(measured: Footprint) -> dict[str, float]:
@@ -473,7 +488,7 @@ def _global_batch(config: RunConfig, record: RunRecord | None) -> int | None:
         return config.layout.global_batch
     measured = record.footprint() if record else None
     if measured is not None and measured.samples_per_s and measured.phases.step_s:
-        return round(measured.samples_per_s * measured.phases.step_s)
+        return round(measured.samples_per_s * measured.phases.step_s)  # samples/s × seconds of a step
     samples = record.step_samples if record else ()
     return statistics.median_low(samples) or None if samples else None  # no step was timed
 
@@ -503,7 +518,7 @@ def _script_notes(record: RunRecord) -> Iterator[str]:
             fr="le pic se situe dans une passe avant sans gradients (une évaluation, par exemple), mesurée avec le pas "
             "où elle tombe ; seul un pas d’entraînement est prédit.",
         )
-    least_bytes = (footprint.memory.peak_bytes or 0) / 50 if footprint else 0
+    least_bytes = (footprint.memory.peak_bytes or 0) / 50 if footprint else 0  # 2 % of the peak
     largest = [each for each in record.variables.items() if each[1] > least_bytes][:_VARIABLES_NAMED]
     if largest:
         names = ", ".join(f"{name} {format_bytes(num_bytes)}" for name, num_bytes in largest)
@@ -604,8 +619,9 @@ def _unequal_ranks(record: RunRecord) -> tuple[int, ...]:
     predicted = communication_by_place(config)
     for counted in record.footprints:
         check_rank(config, counted.rank)
-        _, tp, pp = axes_of(config, counted.rank)
+        _, tp, pp = axes_of(config, counted.rank)  # where the rank stands on the axes
         traffic = Footprint(source="predicted", rank=counted.rank, communication=predicted[pp, tp])
+        # False, not None: a pair that is not known is no difference.
         if any(pair.message_bytes.equal is False for pair in _compare_communication(traffic, counted)):
             unequal.append(counted.rank)
     return tuple(unequal)
@@ -616,6 +632,7 @@ def _is_twin(other: RunRecord, config: RunConfig) -> bool:
     ours, theirs = config.layout, other.config.layout
     return (
         config.script is None
+        # Without parallelism of any kind.
         and (theirs.strategy, theirs.world_size, ours.world_size > 1) == ("single", 1, True)
         and theirs.global_batch == ours.global_batch
         and theirs.micro_batch == ours.micro_batch  # BatchNorm sees micro-batches
@@ -636,11 +653,12 @@ def _compare_communication(predicted: Footprint | None, measured: Footprint | No
             group=traffic.group,
             group_size=traffic.group_size,
             origin=traffic.origin,
+            # Of a script's own calls only the measured side is known.
             message_bytes=_pair(expected, measured, partial(_message_bytes, key=key)),
             count=_pair(expected, measured, partial(_calls, key=key)),
         )
         for key, traffic in of_key.items()
-        for expected in (predicted if traffic.origin == "wrapper" else None,)
+        for expected in (predicted if traffic.origin == "wrapper" else None,)  # a name for the two pairs
     )
 
 
@@ -656,6 +674,7 @@ def _message_bytes(footprint: Footprint, key: tuple[Origin, Collective, str, int
 
 def _calls(footprint: Footprint, key: tuple[Origin, Collective, str, int]) -> int | None:
     counts = [traffic.count for traffic in footprint.communication if traffic.key == key]
+    # One unknown count makes the sum unknown.
     return None if None in counts else sum(count for count in counts if count is not None)
 
 
@@ -715,11 +734,11 @@ def _memory(rows: tuple[RunRow, ...]) -> list[str]:
         for row in rows
         if row.states_bytes.measured and row.world_size > 1 and row.pipeline_s.measured is None
     ]
-    if len(held) < 2:
+    if len(held) < 2:  # nothing to compare it with
         return []
     most, least = max(held, key=lambda pair: pair[0]), min(held, key=lambda pair: pair[0])
     said = []
-    if most[0] > least[0]:
+    if most[0] > least[0]:  # equal states need no sentence
         said.append(
             say(
                 en=f"Memory: the model states of one rank take {format_bytes(most[0])} with {most[1].title} and "
@@ -734,7 +753,7 @@ def _memory(rows: tuple[RunRow, ...]) -> list[str]:
 
 
 def _price(most: RunRow, least: RunRow) -> str | None:
-    before, after = most.sent_bytes, least.sent_bytes
+    before, after = most.sent_bytes, least.sent_bytes  # bytes per step, as rings send them
     if not before or not after:
         return None
     return say(
@@ -774,7 +793,7 @@ def _bubble(row: RunRow) -> str | None:
     step_s, bubble = row.pipeline_s, row.bubble_fraction
     if not step_s.measured or not step_s.predicted or bubble.measured is None or bubble.predicted is None:
         return None
-    off = minus(f"{100 * (step_s.measured / step_s.predicted - 1):+.0f}")
+    off = minus(f"{100 * (step_s.measured / step_s.predicted - 1):+.0f}")  # percent, with its sign
     shares = [f"{100 * share:.0f}" for share in (bubble.measured, bubble.predicted)]
     return say(
         en=f"Pipeline: with the measured times of its actions, {row.title} is simulated to within {off} % of its "

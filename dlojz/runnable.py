@@ -98,12 +98,12 @@ def _check_parts(config: RunConfig) -> None:
 
     model = build_on_meta(config.built_model, config.image_size, config.sequence_length, config.num_classes)
     layout = config.layout
-    if layout.engine == "torch" and model.tensor_plan is None:
+    if layout.engine == "torch" and model.tensor_plan is None:  # no plan of its own: torch's is made from the parts
         from dlojz.train.engines.tensor_engines import torch_parts
 
         torch_parts(model, layout.tensor_parts)
     else:
-        split_model(model, TensorAxis(size=layout.tp), layout.tensor_parts)
+        split_model(model, TensorAxis(size=layout.tp), layout.tensor_parts)  # raises if a pattern matches no part
 
 
 def _check_overlap(config: RunConfig) -> None:
@@ -111,6 +111,7 @@ def _check_overlap(config: RunConfig) -> None:
 
     tp = config.layout.tp
     enough = config.device != "cpu" and torch.cuda.is_available() and torch.cuda.device_count() >= tp
+    # Every GPU must reach the others' memory.
     if enough and all(torch.cuda.can_device_access_peer(0, other) for other in range(1, tp)):
         return
     raise refusal(
@@ -140,7 +141,7 @@ def check_nvme(config: RunConfig) -> None:
             "retirez-le pour décharger vers la mémoire de l’hôte.",
         )
     try:
-        with tempfile.TemporaryFile(dir=folder):
+        with tempfile.TemporaryFile(dir=folder):  # removed when it is closed
             pass
     except OSError as error:
         raise refusal(
@@ -166,7 +167,7 @@ def needed_bytes(config: RunConfig) -> int:
 
     shapes = model_shapes(config)
     memories = (
-        offload_states(config, shapes, predict_states(config, shapes, rank), rank)
+        offload_states(config, shapes, predict_states(config, shapes, rank), rank)  # bytes on the disk of one rank
         for rank in range(config.layout.world_size)
     )
     return sum(memory.nvme_bytes or 0 for memory in memories)

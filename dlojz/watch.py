@@ -60,22 +60,25 @@ def _folder_of(rank: int, world_size: int, config: RunConfig) -> Path:
         if not _is_launched():
             return folder
         with contextlib.suppress(psutil.NoSuchProcess, OSError):
+            # The run then ends with the launcher, not with this process.
             if owner is not None:
                 owner.handed_to(os.getppid()).write(folder)
         if world_size == 1:
             return folder
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # one store for all of torchrun's workers
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # each elastic restart has a folder of its own
         if rank == 0:
             store.set(f"{_KEY}/{attempt}", str(folder))
         return Path(store.get(f"{_KEY}/{attempt}").decode())
     names = ("SLURM_JOB_ID", "SLURM_STEP_ID")
     if all(os.environ.get(name) for name in names):
+        # A step of a restarted job is another one.
         step = "-".join(os.environ.get(name, "0") for name in (*names, "SLURM_RESTART_COUNT"))
     elif os.environ.get("LOCAL_WORLD_SIZE", str(world_size)) == str(world_size):  # all on this machine
+        # Without a job: the launcher is the parent of all, and its start tells it from a later process of that number.
         started_s = psutil.Process(os.getppid()).create_time()
         step = f"{socket.gethostname()}-{os.getppid()}-{started_s:.2f}"
     else:
@@ -95,9 +98,10 @@ def _folder_of(rank: int, world_size: int, config: RunConfig) -> Path:
         return folder
     until_s = time.monotonic() + FOUND_S
     while time.monotonic() < until_s:
+        # `write_atomic` renames, so the note is complete or not there.
         with contextlib.suppress(OSError):
             found, address, port = json.loads(note.read_text(encoding="utf-8"))
-            _meet_at(address, port)
+            _meet_at(address, port)  # from here on torch finds the master
             return Path(found)
         time.sleep(0.1)
     raise refusal(
@@ -167,7 +171,7 @@ def main(words: list[str]) -> int:
         return 2
     if rank == 0:
         print(say(en=f"dlojz: measured in {folder}", fr=f"dlojz : mesuré dans {folder}"), file=sys.stderr, flush=True)
-    origin_s = time.perf_counter() if world_size == 1 else None
+    origin_s = time.perf_counter() if world_size == 1 else None  # one process needs no common origin
     return worker.script_main(folder, ProcessIdentity(str(folder), rank, world_size, origin_s))
 
 

@@ -85,6 +85,7 @@ class Calibration:
     def __post_init__(self) -> None:
         for name, bound in BOUNDS.items():
             value = getattr(self, name)
+            # Also of a profile's file: a value beyond what is physical is refused, not clipped.
             if not (isinstance(value, int | float) and bound.low <= value <= bound.high):
                 raise refusal(
                     en=f"{name} is {bound.meaning}, between {bound.low:g} and {bound.high:g} {bound.unit}".rstrip()
@@ -135,6 +136,7 @@ def profile(name: str) -> Profile:
     Raises:
         LabError: if there is none of this name, or the file is not legal.
     """
+    # A bare name is a shipped profile, anything with a folder or `.json` a file.
     path = FOLDER / f"{name}.json" if "/" not in name and not name.endswith(".json") else Path(name)
     known = sorted(each.stem for each in FOLDER.glob("*.json"))
     if not path.is_file():
@@ -154,7 +156,7 @@ def profile(name: str) -> Profile:
             str(raw["date"]),
             dict(raw.get("fixed", {})),
         )
-    except LabError:
+    except LabError:  # a ValueError too, which the next clause would reword
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise refusal(
@@ -170,6 +172,6 @@ def write_profile(path: Path, made: Profile) -> None:
     from dlojz.results.record import write_atomic
 
     raw = asdict(made) | {"name": made.calibration.name, "parameters": made.calibration.values}
-    del raw["calibration"]
+    del raw["calibration"]  # `name` and `parameters` stand for it
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps(raw, indent=1, ensure_ascii=False, sort_keys=True) + "\n")

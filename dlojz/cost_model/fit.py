@@ -67,6 +67,7 @@ def predicted_s(
     found = np.zeros(len(rows))
     groups: dict[object, list[int]] = {}
     for place, row in enumerate(rows):
+        # One call of the cost model per group: its layouts share model, cluster and precision.
         groups.setdefault((row.size, row.cluster, row.precision), []).append(place)
     for places in groups.values():
         some = [rows[place] for place in places]
@@ -103,18 +104,22 @@ def fitted(
     weight = np.array([weights(row) for row in rows])
     expected = np.array([getattr(start, name) for name in free])
 
+    # Every parameter goes from 0 to 1 over its bounds, so that one step of differences suits all.
     def with_values(values: Reals) -> Calibration:
         scaled = low + np.clip(values, 0, 1) * (high - low)
         changed: dict[str, Any] = {name: float(value) for name, value in zip(free, scaled, strict=True)}
         return replace(start, **changed)
 
     def residuals(values: Reals) -> Reals:
+        # Of logarithms: twice too slow weighs as much as twice too fast.
         error = weight * (np.log(predicted_s(rows, with_values(values))) - wanted)
         away = low + values * (high - low) - expected
         return np.concatenate([error, PULL * away / (high - low)])
 
+    # Strictly inside the bounds, where differences can be taken.
     begin = np.clip((np.array([getattr(start, name) for name in free]) - low) / (high - low), 1e-3, 1 - 1e-3)
     found = least_squares(
+        # soft_l1: quadratic up to an error of 2 %, linear beyond.
         residuals, begin, bounds=(0, 1), loss="soft_l1", f_scale=0.02, diff_step=1e-3, max_nfev=evaluations
     )
     return with_values(found.x)
@@ -139,24 +144,26 @@ def completed(row: Measurement, calibration: Calibration) -> Measurement:
         return row
     candidates = list(_candidates(row))
     if not candidates:
-        return replace(row, micro_batch=row.micro_batch or 1)
+        return replace(row, micro_batch=row.micro_batch or 1)  # no listed micro-batch divides the batch
     made = estimate(
         decoder_workload(row.size), cluster(row.cluster), Layouts.from_measurements(candidates), calibration
     )
     fitting = np.where(made.fits, made.step_s, np.inf)
+    # None fits: the one that needs least.
     best = int(np.argmin(fitting)) if np.isfinite(fitting).any() else int(np.argmin(made.memory_bytes))
     return candidates[best]
 
 
 def _candidates(row: Measurement) -> Iterator[Measurement]:
-    samples = row.global_batch // row.dp
+    samples = row.global_batch // row.dp  # of a replica per step
     sizes = [row.micro_batch] if row.micro_batch else [one for one in MICRO_BATCHES if samples % one == 0]
     if row.micro_batch is None and row.engine == "torchtitan" and row.pp > 1 and samples % row.pp == 0:
-        sizes = [samples // row.pp]
+        sizes = [samples // row.pp]  # as many micro-batches as stages
     layers = row.size.layers // row.pp
     for size in sizes:
         number = samples // size
         free = row.schedule == "interleaved" and row.chunks == 1
+        # Equal chunks of a stage, two at least; interleaving takes a multiple of pp micro-batches.
         chunks = [one for one in range(2, layers + 1) if layers % one == 0 and number % row.pp == 0] if free else []
         for one in chunks or [row.chunks]:
             yield replace(row, micro_batch=size, chunks=one)
@@ -258,11 +265,13 @@ def fit_profile(name: str, *, without: str = "", rounds: int = 2, evaluations: i
     number = {one: sum(row.table == one for row in rows) for one in tables}
 
     def weigh(row: Measurement) -> float:
-        return float((20 / number[row.table]) ** 0.5)
+        return float((20 / number[row.table]) ** 0.5)  # squared, each table weighs as 20 rows
 
     for _ in range(rounds if rows else 0):
+        # What is fastest depends on the parameters, so what a row leaves out is filled in anew.
         some = [completed(row, found) for row in rows]
         found = fitted(found, some, free, weights=weigh, evaluations=evaluations)
+    # Five significant digits, as the file keeps them.
     rounded: dict[str, Any] = {one: float(f"{value:.5g}") for one, value in found.values.items()}
     found = replace(found, **rounded)
     return Profile(

@@ -108,25 +108,29 @@ def _operator(func: Any, args: Any, kwargs: Any, result: Any) -> Operator:
     first, size = read[0], tuple[int, ...]()
     label = LABELS.get(name, PASS)
     if name in ("addmm", "mm"):
+        # m, n of the result, k rows of the right factor; `addmm` has the bias before the two factors.
         label, size = _product(name, *read[-2:]), (*made[0].shape, read[-1].shape[0])
     elif "attention" in name:
         biased = "efficient" in name  # in the trace: what has no bias is flash attention
         causal = not biased and any(one is True for one in (*args, *kwargs.values()))
-        first = read[1] if backward else first
+        first = read[1] if backward else first  # backward is given the gradient first, then the queries
         label, size = f"attention{backward}", (*first.shape, int(causal), int(biased))
     elif name.startswith("convolution"):
         outputs = first if backward else made[0]
+        # Backward: gradient, input, weight; forward: input, weight.
         first, weight = read[1:3] if backward else read[:2]
+        # weight: (channels out, channels in / groups, kernel, kernel)
         side, groups = first.shape[2], max(first.shape[1] // weight.shape[1], 1)
         stride = max(side // outputs.shape[2], 1)
         label, size = name.replace("_", ", "), (*first.shape[:2], weight.shape[0], side, weight.shape[2])
         size = (*size, stride, groups)
     elif name.startswith("embedding"):
+        # Backward: (gradient, indices) → matrix; forward: (matrix, indices) → rows.
         weight, rows = (made[0], first) if backward else (first, made[0])
         label, size = f"embedding{backward}", (math.prod(rows.shape[:-1]), *weight.shape)
-    elif label == PASS or (label == "cast" and first.dtype == made[0].dtype):
+    elif label == PASS or (label == "cast" and first.dtype == made[0].dtype):  # a cast to the same type is a copy
         num_bytes = sum(one.numel() * one.element_size() for one in (*read, *made))
-        return Operator(PASS, (max(num_bytes // PASS_BYTES, 1),))
+        return Operator(PASS, (max(num_bytes // PASS_BYTES, 1),))  # as long as a sum that moves as many bytes
     else:
         size = _size(label, max((*read, *made), key=Tensor.numel))
     return Operator(label, size, "bf16" if first.element_size() == 2 else "fp32")
@@ -142,8 +146,10 @@ def _size(label: str, largest: Tensor) -> tuple[int, ...]:
 
 def _product(name: str, left: Tensor, right: Tensor) -> str:
     """Which of a linear layer's products it is, by what is transposed in memory."""
+    # The second factor is a transposed weight (n, k) in memory: x @ weight.t().
     if name == "addmm" or (right.stride(0) == 1 and right.stride(1) != 1):
         return "linear"
+    # gradient.t() @ x, else gradient @ weight.
     return "linear, of weight" if left.stride(0) == 1 and left.stride(1) != 1 else "linear, of input"
 
 
@@ -154,6 +160,7 @@ def operators_of(config: RunConfig) -> Operators:
 
 @lru_cache(maxsize=8)
 def _kept(key: TraceKey) -> Operators:
+    # One's own file, or a module given in Python: its name may be another model's elsewhere, so nothing is stored.
     if changes_its_model(key.model):
         return _listed(key)
     name = ("operators", key, contents_hash(key.model) if is_elsewhere(key.model) else "")
@@ -173,7 +180,7 @@ def _listed(key: TraceKey) -> Operators:
 
 
 def _to_data(found: Operators) -> dict[str, Any]:
-    numbers: dict[Operator, int] = {}
+    numbers: dict[Operator, int] = {}  # an operator that repeats is stored once, calls by its number
     calls = [numbers.setdefault(one, len(numbers)) for one in found.calls]
     return {"calls": calls, "operators": list(numbers), "tensors": found.tensors, "blocks": found.blocks}
 
@@ -188,7 +195,7 @@ def operators_of_level(layers: int, level: Checkpointing, precision: Precision) 
     """List the operators of the tiny blocks by which the host is measured."""
     with _Recorder() as recorder, FakeTensorMode():
         blocks, x = tiny_blocks(layers, torch.device("cpu"))
-        recorder.calls.clear()
+        recorder.calls.clear()  # creating the blocks has called operators too
         tiny_step(blocks, x, level, precision)
     tensors = tuple(one.numel() for block in blocks for one in block.parameters())
     return Operators(tuple(recorder.calls), tensors, len(blocks))

@@ -150,14 +150,18 @@ def layer_activation_bytes(workload: Workload, layouts: Layouts) -> Reals:
     t, tokens = layouts.tp, layouts.micro_batch * size.sequence_length / layouts.cp
     h, keys = size.hidden, size.kv_heads * size.head_size
     masks = layouts.dropout * size.biased
+    # Per token, not split by t: inputs of two norms and of the products behind them (4 × 2 bytes), two masks of 1 byte.
     whole = (8 + 2 * masks) * h / np.where(layouts.sequence_parallel > 0, t, 1)
+    # Inputs of the activation and of the product down (2 + 2); gated: gate, up and their product (3 × 2).
     hidden: float = (6 if size.gated else 4) * size.mlp_width
     if size.experts:  # of each row its input, the hidden layer, and the output that is weighed
         hidden = routed_rows(size) * (hidden + 4 * h) + (1 - 1 / size.every) * hidden
+    # Queries and attention's output (2 + 2), keys and values (2 + 2).
     split = (4 * size.queries + 4 * keys + hidden) / t
     core = (layouts.fused_attention > 0) | (layouts.checkpointing == CHECKPOINTING.index("selective"))
+    # Per token: softmax 2, its mask 1, its dropped-out copy 2, for each key and head.
     scores = np.where(core, 0.0, (2.0 + 3 * masks) * size.heads * size.sequence_length / t)
-    full = 2 * h / np.where(layouts.sequence_parallel > 0, t, 1)
+    full = 2 * h / np.where(layouts.sequence_parallel > 0, t, 1)  # the layer's input alone, 2 bytes
     kept = whole + split + scores
     kept = np.where(alternates(layouts), full + alternate_product_bytes(size, layouts), kept)
     return tokens * np.where(layouts.checkpointing == CHECKPOINTING.index("full"), full, kept)
@@ -177,6 +181,7 @@ def alternate_product_bytes(size: DecoderSize, layouts: Layouts) -> Reals:
     """
     h, keys, t = size.hidden, size.kv_heads * size.head_size, layouts.tp
     mlp = routed_rows(size) + 1 - 1 / size.every if size.experts else 1.0
+    # Results of queries, values and gate, attention's output (2 bytes each), and its statistics (4 per head).
     split = 2 * (size.queries + keys + size.queries) + 4 * size.heads + 2 * size.mlp_width * mlp
     down = 2 * h * mlp if size.gated else 0.0  # the seventh; of a plain MLP the sixth
     scattered = np.where((layouts.sequence_parallel > 0) & (t > 1), 2 * h / t, 0.0)
@@ -207,25 +212,29 @@ def states_of(weights: Reals, layouts: Layouts, spread: Reals | float = 1.0) -> 
     `distributed/pipelining/stage.py`, `set_requires_gradient_sync`; offload as in
     `dlojz.prediction.rules_of_thumb.bytes_per_parameter`.
     """
-    d = layouts.zero_shards / spread
+    d = layouts.zero_shards / spread  # shards of the states
     zero, moved = layouts.zero, layouts.offload
     is_deepspeed = layouts.engine == ENGINES.index("megatron-deepspeed")
     element = layouts.element_bytes
     of_weight = element / np.where(zero == 3, d, 1)
+    # DeepSpeed's pipeline accumulates in fp32 beside 16-bit gradients: 4 + 2.
     size = layouts.gradient_bytes + np.where(is_deepspeed & (layouts.gradient_bytes == 4), 2, 0)
     of_gradient = size / np.where(zero >= 2, d, 1)
     states = ADAM_STATES if element == 2 else FP32_ADAM_STATES
+    # DeepSpeed adds the rank's shard of fp32 gradients.
     of_adam = states / np.where(zero >= 1, d, 1) + np.where(is_deepspeed & (zero >= 1), 4 / d, 0.0)
     offloaded = moved != OFFLOAD.index("none")
+    # In the host's memory: master copy, two moments, gradient, 4 bytes each.
     host = np.where(offloaded, 16 / np.where(zero >= 1, d, 1), 0.0)
-    host = host + np.where(moved == OFFLOAD.index("parameters"), of_weight, 0.0)
+    host = host + np.where(moved == OFFLOAD.index("parameters"), of_weight, 0.0)  # the 16-bit weights too
     of_adam = np.where(offloaded, 0.0, of_adam)
     of_gradient = np.where(offloaded & (zero >= 2), 0.0, of_gradient)
     of_weight = np.where(moved == OFFLOAD.index("parameters"), 0.0, of_weight)
     shards = (habit(layouts, "fsdp") > 0) & (zero == 3)
+    # FSDP's fp32 shard is weight and master copy in one.
     of_weight, of_gradient = np.where(shards, 4 / d, of_weight), np.where(shards, 4 / d, of_gradient)
     of_adam = np.where(shards, FP32_ADAM_STATES / d, of_adam)
-    of_weight = of_weight + stays_gathered(layouts) * element
+    of_weight = of_weight + stays_gathered(layouts) * element  # gathered, beside the shard
     of_gradient = of_gradient + stays_gathered(layouts) * (layouts.micro_batches > 1) * 4.0
     return weights * of_weight, weights * of_gradient, weights * of_adam, weights * host
 
@@ -239,6 +248,7 @@ def stays_gathered(layouts: Layouts) -> NDArray[np.bool_]:
 def spread_of(workload: Workload, layouts: Layouts, counts: Reals, weights: Reals) -> Reals | float:
     """Ratio of the weights that ZeRO shards over dp · cp ranks to those of one rank of a stage; 1 without experts."""
     experts = float(counts @ np.array([kind.expert_parameters for kind in workload.kinds], float))
+    # Experts of one rank are 1/ep of its stage's; ZeRO shards those of all ep ranks over dp · cp.
     return 1.0 + experts * (1 - 1 / layouts.ep) / weights if experts else 1.0
 
 
@@ -263,6 +273,7 @@ def _fullest(made: list[Memories]) -> Memories:
         more = total > most
         most = np.maximum(total, most)
         fullest = Memories(
+            # Place by place: all categories come from the same stage.
             *(np.where(more, getattr(other, field.name), getattr(fullest, field.name)) for field in fields(Memories))
         )
     return fullest
@@ -286,32 +297,39 @@ def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, held: Real
         + np.where(flat, np.minimum(TEMPORARY_BYTES, 2.0 * weights), 0.0)
         + np.where(is_deepspeed, 2.0 * BUCKET_ELEMENTS * (layouts.gradient_bytes - 2), 0.0)
     )
+    # Parameters whose moments this rank updates.
     updated = weights / np.where(layouts.zero >= 1, layouts.zero_shards / spread, 1)
     update = np.where(flat | (layouts.offload != OFFLOAD.index("none")), 0.0, UPDATE_BYTES * updated)
     none = np.zeros(len(layouts))
     if size is None:
         kept, live = _image_activations(workload, layouts, counts)
+        # Bytes of one micro-batch × those in flight.
         return Memories(own, gradients, adam, kept * held, none, np.maximum(live, update), reserve, host)
     # Activations are counted in 16 bit.
     tokens = layouts.micro_batch * size.sequence_length / layouts.cp * (layouts.element_bytes / 2)
     split = np.where(layouts.sequence_parallel > 0, layouts.tp, 1)
     masks = layouts.dropout * size.biased
     kept = counts[1] * held * layer_activation_bytes(workload, layouts) * (layouts.element_bytes / 2)
-    embedding = counts[0] * tokens * size.hidden / split * held * masks
+    embedding = counts[0] * tokens * size.hidden / split * held * masks  # its dropout mask, 1 byte per element
     kinds = losses(layouts)
     of_logit = np.array([LOGIT_BYTES[one] for one in LOSSES], float)[kinds]
     of_logit += SPLIT_LOGIT_BYTES * ((kinds == LOSSES.index("torch")) & (layouts.tp > 1))
     of_logit -= IN_PLACE_LOGIT_BYTES * (kinds == LOSSES.index("megatron")) * habit(layouts, "in_place_loss")
+    # 16-bit inputs of the last norm and of the logits' product.
     inputs = 2 * size.hidden * (1 / split + 1 / _gathered_split(layouts))
+    # One micro-batch at a time: the loss is followed by its backward.
     loss = counts[2] * tokens * (of_logit * size.vocabulary / layouts.tp + inputs)
     full = layouts.checkpointing == CHECKPOINTING.index("full")
+    # Without dropout one layer's two masks less.
     live = tokens * size.hidden / split * np.where(full, LIVE_BYTES - 2 * (1 - masks), KEPT_LIVE_BYTES)
     is_fsdp = (habit(layouts, "fsdp") > 0) & (layouts.zero >= 2)
+    # On one rank: experts over ep, all else over tp.
     layer = (size.layer_parameters - size.expert_parameters * (1 - 1 / layouts.ep)) / layouts.tp
     # ZeRO-3 gathers the weights of this layer and the next, and holds this one's whole gradient.
     others = 3.0 * layouts.element_bytes * (layouts.zero == 3)
     live = live + layer * np.where(is_fsdp, _unit_bytes(layouts), others)
     ends = counts[0] * size.embedding_parameters
+    # Untied, or the tied copy of the last stage.
     ends = ends + counts[2] * size.vocabulary * size.hidden * (not size.tied or counts[0] == 0)
     root = np.where(is_fsdp, ends / layouts.tp, 0.0)
     words = layouts.element_bytes / 2
@@ -323,8 +341,10 @@ def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, held: Real
     states = own, gradients, adam
     return _fullest(
         [
-            Memories(*states, kept, embedding + loss, buffers, reserve, host),
+            Memories(*states, kept, embedding + loss, buffers, reserve, host),  # at the loss
+            # In the backward of a layer.
             Memories(*states, kept, embedding, buffers + FSDP_ROOT_BYTES[1] * words * root + live, reserve, host),
+            # At the end; `gathered` is in `update` already.
             Memories(*states, none, none, update + buffers - gathered, reserve, host),
         ]
     )
@@ -351,10 +371,11 @@ def _image_activations(workload: Workload, layouts: Layouts, counts: Reals) -> t
     for kind, count in zip(workload.kinds, counts, strict=True):
         samples = layouts.micro_batch * (layouts.element_bytes / 2)
         whole, given = (samples * one for one in kept_bytes(workload, kind.name))
-        boundary = samples * 2 * kind.elements
+        boundary = samples * 2 * kind.elements  # the block's input, 16 bit
         own = np.where(full, boundary, np.where(selective, np.minimum(boundary + given, whole), whole))
-        own = own if kind.recomputed else whole
+        own = own if kind.recomputed else whole  # a kind that is never recomputed keeps everything
         kept = kept + count * own
+        # What is made again for one block at a time.
         again = np.where(full, whole, np.where(selective, whole - own, 0.0))
         live = np.maximum(live, again if kind.recomputed and count > 0 else 0.0)
     return kept, live
@@ -367,6 +388,8 @@ def kept_bytes(workload: Workload, kind: str) -> tuple[float, float]:
     found = next(one for one in workload.kinds if one.name == kind)
     operators = found.operators(Cut(1))
     products = [each for one in operators for each in one.forward]
+    # Left factors: what a product reads and keeps.
     read = sum(2.0 * each.batch * each.m * each.k for each in products)
     given = sum(2.0 * each.batch * each.m * each.n for each in products)
+    # Half of a pass's bytes are read.
     return read + sum(one.forward_bytes for one in operators) / 2, given

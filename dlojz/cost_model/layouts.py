@@ -122,6 +122,7 @@ class Layouts:
         for name in columns:
             if name not in _DEFAULTS:
                 raise LabError(one_of("column", name, _DEFAULTS))
+        # Words become their places in the lists.
         read = {name: _codes(name, columns.get(name, default)) for name, default in _DEFAULTS.items()}
         try:
             arrays = dict(zip(read, np.broadcast_arrays(*(np.atleast_1d(one) for one in read.values())), strict=True))
@@ -150,6 +151,7 @@ class Layouts:
             micro_batch=[row.micro_batch or 1 for row in rows],
             micro_batches=[row.micro_batches or 1 for row in rows],
             **{name: column(name).astype(int) for name in ("fused_attention", "overlap")},
+            # torchtitan has no tensor parallelism without it.
             sequence_parallel=[int(row.sequence_parallel or row.engine == "torchtitan") for row in rows],
             embedding_slots=[int(row.partition == "embedding") for row in rows],
             gradient_bytes=[4 if row.gradient_precision == "fp32" else 2 for row in rows],
@@ -176,7 +178,7 @@ class Layouts:
         own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "precision"}
         shape = np.atleast_1d(self.dp[index]).shape
         chosen = {  # a value that all layouts share is not copied for each
-            name: np.broadcast_to(one[:1] if one.size else 0, shape)
+            name: np.broadcast_to(one[:1] if one.size else 0, shape)  # broadcast: one value stands for all
             if one.strides == (0,)
             else np.atleast_1d(one[index])
             for name, one in own.items()
@@ -207,7 +209,7 @@ def element_bytes(precision: Precision) -> int:
 def _codes(name: str, values: ArrayLike) -> NDArray[Any]:
     legal = WORDS.get(name)
     array = np.asarray(values)
-    if legal is None or array.dtype.kind in "iub":
+    if legal is None or array.dtype.kind in "iub":  # numbers already: places, flags
         return array.astype(np.int64)
     places = {word: place for place, word in enumerate(legal)}
     try:
@@ -341,6 +343,7 @@ HABITS: Final[dict[str, LibraryHabits]] = {
 def habit(layouts: Layouts, name: str) -> Reals:
     """Look up one habit of each layout's engine, as a number; of words their places."""
     values = [getattr(HABITS[engine], name) for engine in ENGINES]
+    # In the order of ENGINES, which `layouts.engine` indexes.
     of_engine = np.array([float(LOSSES.index(one) if isinstance(one, str) else one) for one in values])
     return of_engine[layouts.engine]
 
@@ -349,6 +352,7 @@ def losses(layouts: Layouts) -> Integers:
     """Look up how each layout's cross-entropy is computed, places in `LOSSES`: as its engine does, unless it is fused.
     """
     own = habit(layouts, "loss").astype(np.int64)
+    # The engine's own fused losses stay as they are.
     fuses = (layouts.fused_loss > 0) & np.isin(own, [LOSSES.index(one) for one in ("megatron", "torch")])
     return np.where(fuses, LOSSES.index("fused"), own)
 

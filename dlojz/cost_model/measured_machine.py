@@ -68,6 +68,7 @@ class Setup(Contract):
     def _whole(self) -> Self:
         for one in self.timings:
             numbers = KINDS.get(one.what, -1)
+            # None: any number of sizes, 0 among them.
             fits = numbers is None or (numbers == len(one.size) and all(part > 0 for part in one.size))
             if not (fits and 0 < one.seconds < math.inf):
                 raise refusal(
@@ -112,6 +113,7 @@ class Measured(Contract):
     load: float = Field(0.0, ge=0, description="processes that wanted a core before the measurement began")
     setups: tuple[Setup, ...] = Field(min_length=1, description="by number of ranks")
 
+    # `versions` is a dict, which has no hash, and the caches below take machines as keys.
     def __hash__(self) -> int:
         return hash((self.machine, self.date, len(self.setups)))
 
@@ -132,7 +134,7 @@ class Measured(Contract):
             LabError: if fewer ranks were measured.
         """
         for one in self.setups:
-            if one.ranks >= ranks:
+            if one.ranks >= ranks:  # ascending: the first that is enough
                 return one
         raise refusal(
             en=f"this machine was measured on up to {self.setups[-1].ranks} ranks, but {ranks} were asked for: run "
@@ -149,6 +151,7 @@ def default_path() -> Path:
 
 
 def _checksum(content: dict[str, Any]) -> str:
+    # One text for one content, whatever the order of its keys.
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -196,6 +199,7 @@ def read_measured(path: Path | None = None) -> Measured:
             fr=f"il n’y a pas de calibrage dans {path} ({error.strerror}) : lancez d’abord `dlojz calibrate`.",
         ) from None
     except LabError as error:
+        # Errors of the file itself already name it.
         raise error if path.name in str(error) else damaged(str(error)) from None
     if not isinstance(content, dict):
         raise damaged(say(en="it holds no JSON object.", fr="ce n’est pas un objet JSON."))
@@ -246,6 +250,7 @@ def from_measurements(
                 en=f"{what} needs measurements, each longer than 0 s, but {seconds_of[:3]} was received.",
                 fr=f"{what} demande des mesures, chacune de plus de 0 s, mais {seconds_of[:3]} a été reçu.",
             )
+    # With all efficiencies at their bounds, predicted ÷ measured is the share of the best that was reached.
     perfect = replace(
         start or Calibration(name), name=name, product_efficiency=BOUNDS["product_efficiency"].high,
         attention_efficiency=BOUNDS["attention_efficiency"].high, memory_efficiency=BOUNDS["memory_efficiency"].high,
@@ -259,6 +264,7 @@ def from_measurements(
             for product, seconds in products
             if product.attention == attention
         ]
+        # Shares refer to the bound, not to 1.
         reach = perfect.attention_efficiency if attention else perfect.product_efficiency
         return statistics.median(shares) * reach if shares else None
 
@@ -270,6 +276,7 @@ def from_measurements(
     }
     if launches_s:
         found["launch_s"] = statistics.median(launches_s)
+    # A disturbed measurement may lie beyond what is physical.
     within: dict[str, Any] = {key: BOUNDS[key].clip(value) for key, value in found.items()}
     return replace(perfect, **within)
 
@@ -381,15 +388,16 @@ def link_of(measured: Measured) -> Interconnect:
     bandwidth: dict[str, dict[int, float]] = {name: {} for name in collectives}
     for setup in measured.setups:
         known = {point.collective for point in setup.points}
-        for name in collectives if known else ():
+        for name in collectives if known else ():  # one rank has no messages
             taken = name if name in known else "all_reduce"
             own = [point for point in setup.points if point.collective == taken]
             factor = bus_factor(cast(Collective, taken), setup.ranks)
+            # Seconds = α + slope · bytes on the wire of one rank.
             found = line([(1.0, factor * point.message_bytes, point.time_s) for point in own])
             alpha[name][setup.ranks] = found.start
             bandwidth[name][setup.ranks] = 1 / max(found.slope, 1e-15)
     if not alpha["all_reduce"]:
-        return cluster("local").intra
+        return cluster("local").intra  # placeholders: a single rank sends nothing
     return Interconnect("measured", f"{measured.machine}, {measured.date}", alpha, bandwidth, {})
 
 
@@ -410,6 +418,7 @@ def site(measured: Measured, ranks: int = 1, *, image: bool = True, precision: P
     on_gpu = measured.gpu != "cpu"
     # On a GPU a convolution in fp32 is computed in TF32, and launches wait for no product.
     kinds = ("product", "attention", "convolution") if image and not on_gpu else ("product", "attention")
+    # On a CPU a timed product includes its own launch, which the model counts by itself.
     begun_s = 0.0 if on_gpu else launch_s
     some = [one for one in setup.timings if one.what in kinds and one.precision == precision]
     if not any(one.what == "product" for one in some):
@@ -417,6 +426,7 @@ def site(measured: Measured, ranks: int = 1, *, image: bool = True, precision: P
             en=f"products in {precision} were not measured on this machine: use fp32.",
             fr=f"les produits en {precision} n’ont pas été mesurés sur cette machine : prenez fp32.",
         )
+    # Never less than LEAST_LEFT of it.
     products = [(_product(one), max(one.seconds - begun_s, LEAST_LEFT * one.seconds)) for one in some]
     passes = [(float(one.size[0]), one.seconds) for one in setup.timings if one.what == "pass"]
     chip = _chip(measured, products, passes, precision)
@@ -427,6 +437,7 @@ def site(measured: Measured, ranks: int = 1, *, image: bool = True, precision: P
     found = replace(
         found,
         launch_s=BOUNDS["launch_s"].clip(launch_s), serial_s=BOUNDS["serial_s"].clip(launch_s),
+        # The links and launches were measured as they are: nothing is left to a fitted share.
         intra_efficiency=1.0, inter_efficiency=1.0, micro_batch_s=0.0, step_s=0.0, overlap=0.0,
     )  # fmt: skip
     connection = link_of(measured)
@@ -437,6 +448,7 @@ def site(measured: Measured, ranks: int = 1, *, image: bool = True, precision: P
     update = _update(setup, "update")
     sharded = _update(setup, "sharded") if any(one.what == "sharded" for one in setup.timings) else update
     engines = {kind: _engine(setup, kind) for kind in ENGINES if any(one.what == kind for one in setup.timings)}
+    # Without a size: of all ranks.
     meetings = {one.size[0] if one.size else ranks: one.seconds for one in setup.timings if one.what == "meeting"}
     residuals = (
         *(_of_product(one, fair, chip, found, begun_s) for one, fair in zip(some, products, strict=True)),
@@ -450,7 +462,8 @@ def site(measured: Measured, ranks: int = 1, *, image: bool = True, precision: P
 def _straggling(setup: Setup, short_s: float) -> float:
     """By how many seconds a meeting takes longer per second of work before it; 0 where that was not measured."""
     long = [one for one in setup.timings if one.what == "straggler"]
-    longer = 1 - MEETING_PRODUCTS / LONG_PRODUCTS
+    longer = 1 - MEETING_PRODUCTS / LONG_PRODUCTS  # share of the work that the short meeting did not have
+    # Seconds waited more per second of work more.
     return max(0.0, (long[0].seconds - short_s) / (longer * 1e-6 * long[0].size[0])) if long else 0.0
 
 
@@ -471,10 +484,10 @@ def _chip(
     chip = gpu("cpu")
     best = max(product.flops / seconds for product, seconds in products)
     moved = statistics.median(num_bytes / seconds for num_bytes, seconds in passes)
-    share = measured.memory_bytes // measured.setups[-1].ranks
+    share = measured.memory_bytes // measured.setups[-1].ranks  # ranks share the memory
     return replace(
         chip, memory_bytes=share, peak_flops={precision: best / BEST_SHARE},
-        memory_bytes_per_s=moved / MEMORY_SHARE, num_sms=1,
+        memory_bytes_per_s=moved / MEMORY_SHARE, num_sms=1,  # one core: no others that could idle in a last wave
     )  # fmt: skip
 
 
@@ -489,6 +502,7 @@ def _with_start(
         for name, attention in kinds:
             own = [one for one in products if one[0].attention == attention]
             if own:
+                # Median of predicted ÷ measured: times the efficiency, the median error is 0.
                 shift = statistics.median(product_s(one, chip, made, precision) / seconds for one, seconds in own)
                 changed: dict[str, Any] = {name: BOUNDS[name].clip(getattr(made, name) * shift)}
                 made = replace(made, **changed)
@@ -499,6 +513,7 @@ def _with_start(
 
 
 def _update(setup: Setup, what: str) -> FittedLine:
+    # Seconds = start · tensors + slope · all elements.
     rows = [(one.size[0], one.size[0] * one.size[1], one.seconds) for one in setup.timings if one.what == what]
     return line([(float(tensors), float(elements), seconds) for tensors, elements, seconds in rows])
 
@@ -527,6 +542,7 @@ def _residuals(
 
 
 def _of_product(one: Timed, fair: tuple[Product, float], chip: Device, found: Calibration, launch_s: float) -> Residual:
+    # What was taken off the measurement comes back.
     own = one.seconds - fair[1] if fair[1] > LEAST_LEFT * one.seconds else launch_s
     fitted_s = product_s(fair[0], chip, found, one.precision) + own
     return Residual(one.what, one.label, fair[0].flops, one.seconds, fitted_s)
@@ -635,6 +651,7 @@ def _computed(machine: Measured, config: RunConfig, image: bool) -> Parts:
     layout = config.layout
     columns = Layouts.of(
         precision=config.compute_precision, dp=layout.dp, tp=layout.tp, pp=layout.pp, zero=layout.zero,
+        # `gradient_bytes=4`: gradients are accumulated in fp32 here.
         micro_batch=layout.micro_batch, micro_batches=layout.micro_batches, checkpointing=layout.checkpointing,
         schedule=layout.schedule or "1f1b", chunks=_chunks(config), gradient_bytes=4, engine=ENGINE,
         blocking=int(machine.gpu == "cpu"),
@@ -644,22 +661,25 @@ def _computed(machine: Measured, config: RunConfig, image: bool) -> Parts:
     def of(ranks: int) -> Parts:
         here = _site(machine, ranks, image, config.compute_precision)
         made = step_parts(work, here.cluster, columns, here.calibration)
+        # Operations in a chain, against each alone.
         return replace(made, **{name: here.chained * getattr(made, name) for name in COMPUTING})
 
     all_busy = of(layout.world_size)
     if layout.pp == 1:
         return all_busy
     slots = layout.micro_batches * _chunks(config)
-    busy = layout.world_size * slots / (slots + layout.pp - 1)
+    busy = layout.world_size * slots / (slots + layout.pp - 1)  # ranks that compute at a time, on average
     below = max(one.ranks for one in machine.setups if one.ranks <= busy)  # one rank alone was measured in any case
     above = min(one.ranks for one in machine.setups if one.ranks >= busy)
-    share = (busy - below) / (above - below) if above > below else 0.0
+    share = (busy - below) / (above - below) if above > below else 0.0  # 0 at `below`, 1 at `above`
     few, many = of(below), of(above)
+    # Between both, linearly.
     mixed = {name: (1 - share) * getattr(few, name) + share * getattr(many, name) for name in COMPUTING}
     return replace(all_busy, **mixed)
 
 
 def _chunks(config: RunConfig) -> int:
+    # Two chunks where a run names none.
     return (config.layout.chunks or 2) if config.layout.schedule == "interleaved" else 1
 
 
@@ -670,7 +690,7 @@ def update_s(here: MeasuredSite, config: RunConfig, held: Tensors) -> float:
     split by a pipeline. Where torch keeps the parts together (DTensor), each operation costs the host more.
     """
     layout = config.layout
-    parts = layout.tp * layout.pp * (layout.dp if layout.zero else 1)
+    parts = layout.tp * layout.pp * (layout.dp if layout.zero else 1)  # ranks that the elements are divided among
     distributed = layout.engine == "torch" and (layout.zero >= 2 or layout.tp > 1) and layout.world_size > 1
     taken = here.sharded if distributed else here.update
     return held.tensors / layout.pp * taken.start + held.elements / parts * here.update.slope
@@ -711,14 +731,16 @@ def _met(here: MeasuredSite, config: RunConfig, parts: Parts) -> tuple[Reals, Re
         return float(here.cluster.intra.alpha_s("all_reduce", ranks))
 
     def waiting_s(ranks: int) -> float:
-        return max(0.0, here.meeting_s(ranks) - start_s(ranks))
+        return max(0.0, here.meeting_s(ranks) - start_s(ranks))  # beyond α, which the cost model has counted
 
     tensor, pipeline = parts.tensor, parts.pipeline
     if layout.tp > 1:
         # The host's dispatch was timed with messages of all ranks.
+        # Without the start of its message.
         around = max(0.0, here.engine_s("dtensor", 1) - start_s(here.ranks)) if layout.engine == "torch" else 0.0
         tensor = tensor + _tensor_messages(config) * (waiting_s(layout.tp) + around)
     if layout.pp > 1:
+        # 2: forward and backward.
         pipeline = pipeline + 2 * layout.micro_batches * _chunks(config) * waiting_s(here.ranks)
     return tensor, pipeline
 

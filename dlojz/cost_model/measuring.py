@@ -112,6 +112,7 @@ def measure_rank(
         if tell:
             tell(number, total)
         (seconds,) = _by_turns((call,), window_s, device)
+        # `timed.seconds`: the share of a call that is one.
         found.append(timed._replace(seconds=seconds * timed.seconds))
     if engines:
         done = itertools.count(len(work))
@@ -163,7 +164,7 @@ def _window_s(call: Callable[[], Any], window_s: float, device: Any) -> float:
     """Mean seconds of one call during a window that all ranks begin together; on a GPU by its own clock."""
     import torch.distributed as dist
 
-    call()
+    call()  # not timed: allocations, first choices of a kernel
     if _ranks() > 1:
         # Who: all ranks. What: nothing but that each is there. How much: a few bytes.
         dist.barrier()
@@ -173,7 +174,7 @@ def _window_s(call: Callable[[], Any], window_s: float, device: Any) -> float:
     while (took_s := time.perf_counter() - start_s) < window_s:
         call()
         count += 1
-    return took_s / count
+    return took_s / count  # ends after the call that passes the window
 
 
 def _window_on_gpu_s(call: Callable[[], Any], window_s: float) -> float:
@@ -188,9 +189,9 @@ def _window_on_gpu_s(call: Callable[[], Any], window_s: float) -> float:
         end.record()
         torch.cuda.synchronize()
         took_s = begin.elapsed_time(end) / 1e3
-        if took_s >= window_s / 2:
+        if took_s >= window_s / 2:  # long enough for the clock's resolution
             return float(took_s) / count
-        count *= 4
+        count *= 4  # again, with four times as many
 
 
 def _computations(device: Any, ranks: int) -> Iterator[tuple[Timed, Callable[[], Any]]]:
@@ -218,6 +219,7 @@ def _products(device: Any) -> Iterator[tuple[Timed, Callable[[], Any]]]:
         for m, n, k in some:
             left, right = torch.randn(m, k, device=device, dtype=kind), torch.randn(k, n, device=device, dtype=kind)
             yield Timed("product", (m, n, k, 1), 1.0, f"{m}×{n}×{k}", precision), times(torch.mm, left, right)
+        # On a CPU attention is timed in fp32 alone.
         for m, n, k, heads in (ATTENTION_ON_GPU if on_gpu else ATTENTION if precision == "fp32" else ()):
             left = torch.randn(heads, m, k, device=device, dtype=kind)
             right = torch.randn(heads, k, n, device=device, dtype=kind)
@@ -242,8 +244,10 @@ def _convolutions(device: Any) -> Iterator[tuple[Timed, Callable[[], Any]]]:
         def call(x: Any = x, weight: Any = weight, gradient: Any = gradient, padding: int = kernel // 2) -> None:
             torch.autograd.grad(F.conv2d(x, weight, padding=padding), (x, weight), gradient)
 
+        # As a product: rows are pixels of all images, columns channels out, the inner size a patch of the input.
         size = (images * side * side, outside, inside * kernel * kernel, 1)
         label = f"{inside}→{outside} {side}² {kernel}×{kernel}"
+        # 1/3: forward and two gradients are three such products.
         yield Timed("convolution", size, 1 / 3, label, precision), call
 
 
@@ -271,6 +275,7 @@ def _passes(device: Any) -> Iterator[tuple[Timed, Callable[[], Any]]]:
         moved = 2 * size_bytes * elements
         yield Timed("pass", (3 * moved,), 1.0, f"norm {elements}"), norm
         yield Timed("pass", (3 * moved,), 1.0, f"gelu {elements}"), curve
+        # Two read, one written, no backward.
         yield Timed("pass", (3 * size_bytes * elements,), 1.0, f"add {elements}"), added
 
 
@@ -285,10 +290,10 @@ def _launches(device: Any) -> Iterator[tuple[Timed, Callable[[], Any]]]:
     def chain() -> None:
         y = x
         for _ in range(CHAIN // 4):
-            y = y + F.gelu(F.linear(F.layer_norm(y, (8,), gain), weight))
+            y = y + F.gelu(F.linear(F.layer_norm(y, (8,), gain), weight))  # four operations: norm, linear, GELU, sum
         torch.autograd.grad(y, (x, weight), torch.ones_like(y))
 
-    yield Timed("launch", (), 1 / (3 * CHAIN), "launch"), chain
+    yield Timed("launch", (), 1 / (3 * CHAIN), "launch"), chain  # 3: backward counts as two launches each
 
 
 def _updates(device: Any) -> Iterator[tuple[Timed, Callable[[], Any]]]:
@@ -326,21 +331,21 @@ def _neighbours(device: Any, repeats: int) -> list[TimedMessage]:
     import torch.distributed as dist
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    partner = rank ^ 1
+    partner = rank ^ 1  # 0 ↔ 1, 2 ↔ 3, …
     points = []
     for message_bytes in MESSAGES:
         tensor = torch.zeros(message_bytes // 4, device=device)
         times_s = []
-        for _ in range(repeats + 2):
+        for _ in range(repeats + 2):  # the first two are not counted
             dist.barrier()
             start_s = time.perf_counter()
-            if partner < ranks:
+            if partner < ranks:  # of an odd number of ranks the last has none
                 # Who: even ranks to the next. What: zeros in fp32. How much: message_bytes.
                 dist.recv(tensor, partner) if rank % 2 else dist.send(tensor, partner)
             if device.type == "cuda":
                 torch.cuda.synchronize()
             times_s.append(time.perf_counter() - start_s)
-        slowest = torch.tensor(times_s[2:], device=device)
+        slowest = torch.tensor(times_s[2:], device=device)  # (repeats,)
         # Who: all ranks. What: their times, of which the largest count. How much: 4 bytes each.
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         points.append(TimedMessage(message_bytes, statistics.median(slowest.tolist()), ranks, "p2p"))
@@ -390,7 +395,7 @@ def chain_parts() -> Callable[[], Any]:
 
     def call() -> None:
         for left, right in pairs:
-            for _ in range(3 * LAYERS):
+            for _ in range(3 * LAYERS):  # forward and two gradients
                 torch.mm(left, right)
         for _ in range(LAYERS):
             torch.autograd.grad(F.layer_norm(narrow_x, (CHAIN_WIDTH,), gain), (narrow_x, gain), narrow_gradient)
@@ -402,6 +407,7 @@ def chain_parts() -> Callable[[], Any]:
 
 def chained(timings: Sequence[Timed]) -> float | None:
     """Ratio of the measured chain to its parts, which took turns with it; None where they were not measured."""
+    # One value each.
     whole, parts = ([one.seconds for one in timings if one.what == what] for what in ("chain", "parts"))
     return whole[0] / parts[0] if whole and parts else None
 
@@ -452,7 +458,7 @@ def measure_engines(*, windows: int, window_s: float, tell: Call | None = None) 
     if _ranks() > 1:
         if tell:
             tell()
-        often = max(LEAST_MEETINGS, int(4 * windows * window_s / MEETING_S))
+        often = max(LEAST_MEETINGS, int(4 * windows * window_s / MEETING_S))  # as many as fill four times the windows
         found.append(Timed("meeting", (), _meeting(often)[1], "meeting"))
         if tell:
             tell()
@@ -480,6 +486,7 @@ def _own_pair() -> Any:
 
 def count_engines(ranks: int) -> int:
     """Count the measurements of `measure_engines` with so many ranks."""
+    # Chain; kinds × toys, pairs of layers, two meetings, and that of pairs.
     return 1 + (len(TOYS) if ranks == 1 else 4 * len(TOYS) + len(PAIRS) + 2 + _in_pairs(ranks))
 
 
@@ -501,6 +508,7 @@ def _call_s(call: Call, window_s: float) -> float:
     call()
     start_s = time.perf_counter()
     call()
+    # The slowest rank decides, so that all make the same number of calls: each call may hold a collective.
     calls = max(LEAST_CALLS, int(window_s / slowest(time.perf_counter() - start_s)))
     if several:
         # Who: all ranks. What: nothing but that each is there. How much: a few bytes.
@@ -538,6 +546,7 @@ def _pairs() -> Iterator[tuple[Timed, Call, Call]]:
         bare, again = step(model), _forward_twice(model, x)
         for kind, wrapped in _wrapped(blocks, layers, ranks):
             label = f"{kind} {size[0]} × {size[1] // blocks}"
+            # Against two forwards, so that what recomputing itself takes cancels.
             yield Timed(kind, size, 0.0, label), again if kind == "checkpoint" else bare, step(wrapped)
     if ranks == 1:
         return

@@ -113,7 +113,7 @@ def measure_kernels(device: Any, *, small: bool = False, rounds: int = ROUNDS) -
     import torch
 
     found: list[Timed] = []
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they were
         for case in cases(device, small=small):
             # A kernel that this version lacks, or that does not fit the memory, is not measured.
             with suppress(RuntimeError, NotImplementedError):
@@ -131,7 +131,7 @@ def cases(device: Any, *, small: bool = False) -> Iterator[KernelCase]:
         for case in maker(_Tensors(device, precision)):
             if not small:
                 yield case
-            elif case.label not in known and case.num_bytes < 2**23:
+            elif case.label not in known and case.num_bytes < 2**23:  # one small case per label
                 known.add(case.label)
                 yield case
 
@@ -162,14 +162,17 @@ def _products(of: _Tensors) -> Iterator[KernelCase]:
     for m, n, k in (*grid, *ODD_PRODUCTS):
         num_bytes = of.bytes * (m * k + n * k + m * n)
 
+        # Defaults bind this turn's sizes: the tensors are made later.
         def forward(m: int = m, n: int = n, k: int = k) -> Made:
             bias = of(n, needs=False)
+            # (m, k) @ (n, k)ᵀ + (n)
             return (of(m, k, needs=False), of(n, k, needs=False)), lambda x, weight: torch.addmm(bias, x, weight.t())
 
         def of_input(m: int = m, n: int = n, k: int = k) -> Made:
-            return (of(m, n, needs=False), of(n, k, needs=False)), torch.mm
+            return (of(m, n, needs=False), of(n, k, needs=False)), torch.mm  # gradient (m, n) @ weight (n, k)
 
         def of_weight(m: int = m, n: int = n, k: int = k) -> Made:
+            # Gradient (m, n)ᵀ @ x (m, k).
             return (of(m, n, needs=False), of(m, k, needs=False)), lambda gradient, x: torch.mm(gradient.t(), x)
 
         yield KernelCase("linear", (m, n, k), of.precision, num_bytes, forward, backward=False)
@@ -192,7 +195,7 @@ def _passes(of: _Tensors) -> Iterator[KernelCase]:
         def cast(elements: int = elements) -> Made:
             return (of(elements, needs=False),), lambda x: x.to(other)
 
-        yield KernelCase("add", (elements,), of.precision, 3 * size, added, False)
+        yield KernelCase("add", (elements,), of.precision, 3 * size, added, False)  # two read, one written
         yield KernelCase("cast", (elements,), of.precision, 3 * size, cast, False)
     curves: tuple[tuple[str, Callable[..., Any]], ...] = (
         ("gelu", F.gelu), ("silu", F.silu), ("sigmoid", torch.sigmoid),
@@ -250,7 +253,7 @@ def _convolutions(of: _Tensors) -> Iterator[KernelCase]:
             images, inside, outside, side, kernel, stride, groups = size
             # The image itself needs no gradient.
             x, weight = of(images, inside, side, side, needs=inside > 3), of(outside, inside // groups, kernel, kernel)
-            padding = kernel // 2 if stride < kernel else 0
+            padding = kernel // 2 if stride < kernel else 0  # patches of an image have no padding
             call = lambda x, weight: F.conv2d(x, weight, None, stride, padding, groups=groups)  # noqa: E731
             return (x, weight), call
 
@@ -263,6 +266,7 @@ def _attentions(of: _Tensors) -> Iterator[KernelCase]:
 
     for samples, heads, tokens, width, causal, biased in ATTENTIONS:
         size = (samples, heads, tokens, width, causal, biased)
+        # Queries to output and their gradients; a bias has (heads, tokens, tokens).
         num_bytes = 8.0 * of.bytes * samples * heads * tokens * width + of.bytes * samples * heads * tokens**2 * biased
 
         def make(size: tuple[int, ...] = size) -> Made:
@@ -312,6 +316,7 @@ def _of_case(case: KernelCase, device: Any, rounds: int) -> Iterator[Timed]:
     import torch
 
     calls = MOST_CALLS if device.type == "cuda" else 2
+    # A set of tensors per call, as many as SET_BYTES hold, one at least.
     sets = [case.make() for _ in range(int(min(calls, max(1, SET_BYTES // max(case.num_bytes, 1)))))]
 
     def forward() -> list[Any]:
@@ -321,11 +326,12 @@ def _of_case(case: KernelCase, device: Any, rounds: int) -> Iterator[Timed]:
     if not case.backward:
         return
     outputs = forward()
+    # One gradient stands for all outputs, which have one shape.
     gradients = [torch.ones_like(one) for one in outputs[:1]] * len(outputs)
     leaves = [leaf for own, _ in sets for leaf in own if leaf.requires_grad]
 
     def backward() -> None:
-        torch.autograd.grad(outputs, leaves, gradients, retain_graph=True)
+        torch.autograd.grad(outputs, leaves, gradients, retain_graph=True)  # retained: the same backward is timed again
 
     yield from _timed(f"{case.label}, backward", case.size, case.precision, backward, device, len(sets), rounds)
 
@@ -341,7 +347,7 @@ def _timed(
 ) -> Iterator[Timed]:
     """Both times of a call that stands for several, as a `kernel` and as a `host`."""
     for what, seconds in zip(("kernel", "host"), both_s(call, device, rounds), strict=True):
-        yield Timed(what, size, max(seconds / calls, LEAST_S), label, precision)
+        yield Timed(what, size, max(seconds / calls, LEAST_S), label, precision)  # per call
 
 
 def both_s(call: Callable[[], Any], device: Any, rounds: int = ROUNDS) -> tuple[float, float]:
@@ -349,22 +355,23 @@ def both_s(call: Callable[[], Any], device: Any, rounds: int = ROUNDS) -> tuple[
     import torch
 
     if device.type != "cuda":
-        taken = [_wall_s(call) for _ in range(rounds + 1)][1:]
+        taken = [_wall_s(call) for _ in range(rounds + 1)][1:]  # the first is a warm-up
         return statistics.median(taken), statistics.median(taken)
     call()
     torch.cuda.synchronize()
-    launched_s = _wall_s(call)
+    launched_s = _wall_s(call)  # about how long to sleep
     torch.cuda.synchronize()
     told: list[tuple[float, float]] = []
     for _ in range(rounds):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        # Longer than the launches take, 50 ms at most.
         torch.cuda._sleep(int(CYCLES_PER_S * min(2 * launched_s + 5e-4, 0.05)))
         begin.record()
         launched_s = _wall_s(call)
         end.record()
         torch.cuda.synchronize()
-        told.append((begin.elapsed_time(end) / 1e3, launched_s))
-        if told[0][0] > LONG_S and len(told) > 1:
+        told.append((begin.elapsed_time(end) / 1e3, launched_s))  # the event's clock counts milliseconds
+        if told[0][0] > LONG_S and len(told) > 1:  # a long call is steady: two rounds are enough
             break
     return statistics.median(one for one, _ in told), statistics.median(one for _, one in told)
 
@@ -373,7 +380,7 @@ def _wall_s(call: Callable[[], Any]) -> float:
     start_s = time.perf_counter()
     kept = call()
     took_s = time.perf_counter() - start_s
-    del kept
+    del kept  # released only now: freeing is not timed
     return took_s
 
 
@@ -392,6 +399,7 @@ def _updates(device: Any, small: bool, rounds: int) -> Iterator[Timed]:
         for one in held:
             one.grad = torch.randn_like(one)
         of = partial(kinds[kind], foreach=form == "foreach", fused=form == "fused")
+        # With an optimizer each, or all in one.
         optimizers = [of([one]) for one in held] if form == APART else [of(held)]
 
         def update(optimizers: Iterable[Any] = optimizers) -> None:
@@ -408,6 +416,7 @@ def tiny_blocks(layers: int, device: Any) -> tuple[list[Any], Any]:
 
     with device:
         parts = [nn.Sequential(nn.LayerNorm(TINY), nn.Linear(TINY, TINY), nn.GELU()) for _ in range(layers * BLOCKS)]
+    # BLOCKS blocks of `layers` layers.
     blocks = [nn.Sequential(*parts[start : start + layers]) for start in range(0, len(parts), layers)]
     return blocks, torch.randn(4, TINY, device=device, requires_grad=True)
 
@@ -444,5 +453,5 @@ def _levels(device: Any, rounds: int) -> Iterator[Timed]:
                 one.zero_grad()
 
         step()
-        seconds = statistics.median(_wall_s(step) for _ in range(3 * rounds))
-        yield Timed("level", (layers,), seconds / BLOCKS, level, precision)
+        seconds = statistics.median(_wall_s(step) for _ in range(3 * rounds))  # short steps: three times as many rounds
+        yield Timed("level", (layers,), seconds / BLOCKS, level, precision)  # per block

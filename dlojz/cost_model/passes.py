@@ -64,8 +64,11 @@ def stages_of(workload: Workload, pp: int, embedding_slots: bool = False) -> Sta
 
     Source: DeepSpeed, `runtime/utils.py`, `partition_balanced`; the Jean Zay rows from line 841 on.
     """
+    # Numbers of layers at which a stage begins, embedding and logits counted as layers.
     bounds = _decoder_bounds(workload, pp, embedding_slots) if workload.size else _balanced_bounds(workload, pp)
+    # Kind of each layer, in order.
     blocks = np.repeat(np.arange(len(workload.kinds)), [kind.count for kind in workload.kinds])
+    # Layers of each kind (columns) in each stage (rows).
     rows = [tuple(np.bincount(blocks[start:stop], minlength=len(workload.kinds))) for start, stop in pairwise(bounds)]
     distinct = list(dict.fromkeys(rows))
     order = np.array([distinct.index(row) for row in rows])
@@ -79,9 +82,10 @@ def _decoder_bounds(workload: Workload, pp: int, embedding_slots: bool) -> list[
     if pp == 1:
         return [0, blocks]
     if embedding_slots:
-        each = -(-blocks // pp)
+        each = -(-blocks // pp)  # embedding and logits take a slot each
         return [min(each * stage, blocks) for stage in range(pp)] + [blocks]
     each = -(-layers // pp)
+    # The first stage also has the embedding, the last the logits.
     return [0, *(1 + min(each * stage, layers) for stage in range(1, pp)), blocks]
 
 
@@ -103,9 +107,9 @@ def members(cluster: Cluster, ranks: ArrayLike, stride: ArrayLike) -> tuple[Real
 
     Source: the order is Megatron's (Narayanan et al. 2021, §3): tensor within a node first.
     """
-    here = np.maximum(1, cluster.gpus_per_node // np.asarray(stride))
+    here = np.maximum(1, cluster.gpus_per_node // np.asarray(stride))  # members of such a group that one node holds
     inside = np.minimum(np.asarray(ranks), here)
-    return inside.astype(float), np.ceil(np.asarray(ranks) / inside)
+    return inside.astype(float), np.ceil(np.asarray(ranks) / inside)  # the last node may hold fewer
 
 
 RING_STEP_S: Final = (1.9e-6, 4.0e-6)
@@ -128,7 +132,7 @@ def ring_s(ranks: ArrayLike, inside: ArrayLike, nodes: ArrayLike) -> Reals:
     Source: NVIDIA/nccl, `src/graph/tuning.cc`, `ncclTopoTuneModel`: (nsteps − nInterSteps)·intraLat +
     nInterSteps·interLat, nsteps = nRanks − 1.
     """
-    across = np.asarray(nodes, float) - 1
+    across = np.asarray(nodes, float) - 1  # G − 1
     near, far = RING_STEP_S
     return np.maximum(np.asarray(ranks, float) - 1 - across, 0) * near + across * far
 
@@ -162,10 +166,12 @@ def collective_s(
     """
     ranks, message = np.asarray(ranks, float), np.asarray(message_bytes, float)
     inside, nodes = members(cluster, ranks, stride)
+    # At least 2: a link of one rank has no figures; `local` is 0 there.
     link = cluster.intra.time_s(collective, np.maximum(inside, 2), message) / calibration.intra_efficiency
     local = np.where(inside > 1, link, 0.0)
-    groups = cluster.gpus_per_node / inside
+    groups = cluster.gpus_per_node / inside  # of a node, all crossing at once
     node = cluster.inter.bytes_per_s(collective, np.maximum(nodes, 2))
+    # bytes/s of one group.
     share = np.minimum(node / groups, np.asarray(interfaces, float) * WIRE * cluster.nic_bytes_per_s)
     shared = cluster.nics_per_node < cluster.gpus_per_node
     detour = (np.asarray(relayed) == 0) & (inside > 1) & (np.asarray(stride) > 1) & shared
@@ -175,6 +181,7 @@ def collective_s(
         start = np.maximum(start, ring_s(ranks, inside, nodes))
     between = Link(start, share * calibration.inter_efficiency)
     across = between.seconds(bus_factor(collective, ranks) * message)
+    # A ring is as slow as its slower part.
     return np.where(ranks <= 1, 0.0, np.where(nodes > 1, np.maximum(across, local), local))
 
 
@@ -194,11 +201,13 @@ def all_to_all_s(
     """
     ranks, message = np.asarray(ranks, float), np.asarray(message_bytes, float)
     inside, nodes = members(cluster, ranks, stride)
+    # Bytes of a rank for members of its own node, itself included.
     near = message * inside / np.maximum(ranks, 1)
     link = cluster.intra.time_s("all_to_all", np.maximum(inside, 2), near) / calibration.intra_efficiency
     local = np.where(inside > 1, link, 0.0)
-    far = message * (ranks - inside) / np.maximum(ranks, 1)
+    far = message * (ranks - inside) / np.maximum(ranks, 1)  # for members of other nodes
     node = cluster.inter.bytes_per_s("all_gather", np.maximum(nodes, 2)) * calibration.inter_efficiency
+    # All GPUs of a node send through its interfaces.
     across = Link(cluster.inter.alpha_s("all_gather", np.maximum(nodes, 2)), node).seconds(cluster.gpus_per_node * far)
     return np.where(ranks <= 1, 0.0, np.where(nodes > 1, np.maximum(across, local), local))
 
@@ -228,7 +237,8 @@ def neighbour_s(
     message, tp = np.asarray(message_bytes, float), np.asarray(tp)
     parts = np.where(np.asarray(sliced) > 0, tp, 1)
     sent = message / parts
-    inside = np.asarray(rank_group) * 2 <= cluster.gpus_per_node
+    inside = np.asarray(rank_group) * 2 <= cluster.gpus_per_node  # both stages' groups fit into one node
+    # bytes/s of one GPU while all of its node send.
     share = cluster.inter.bytes_per_s("all_gather", 2) / cluster.gpus_per_node * calibration.inter_efficiency
     across = Link(cluster.inter.alpha_s("p2p", 2), share).seconds(sent)
     within = cluster.intra.time_s("p2p", 2, sent) / calibration.intra_efficiency
@@ -273,7 +283,7 @@ def cuts_of(layouts: Layouts) -> tuple[list[Cut], Integers]:
     columns += [habit(layouts, name).astype(np.int64) for name in habits]
     key = np.zeros(len(layouts), np.int64)
     for column in columns:
-        key = key * (int(column.max(initial=0)) + 1) + column
+        key = key * (int(column.max(initial=0)) + 1) + column  # one number per combination: a mixed radix
     _, first, place = np.unique(key, return_index=True, return_inverse=True)
     cuts = [
         Cut(
@@ -321,11 +331,13 @@ def kind_times(
     known: dict[str, Any] = {"gpu": cluster.gpu, "calibration": calibration, "precision": precision}
     known |= {"blocking": cut.blocking, "cast_bytes": cut.cast_bytes}
     forward, backward = busy_s(operators, **known)
+    # Blocking: the waits are in `busy_s` already.
     launching = 0.0 if cut.blocking else launching_s(operators, calibration)
+    # Backward launches twice as many kernels.
     idle, idle_backward = max(launching - forward, 0.0), max(2 * launching - backward, 0.0)
     again = [one for one in operators if (one.core if decoder else not one.forward and not one.fused)]
     last = max((place for place, one in enumerate(operators) if one.forward), default=len(operators))
-    tail = operators_s(operators[last:], **known)[0]
+    tail = operators_s(operators[last:], **known)[0]  # the last product and what follows
     computing = forward + idle, backward + idle_backward
     return KindTimes(*computing, *operators_s(again, **known), tail, idle, idle_backward)
 
@@ -343,7 +355,7 @@ def message_times(
     `float8_tensor_parallel.py`; Lepikhin et al. 2020 (arXiv 2006.16668), for dispatch and combine.
     """
     size = element_bytes(precision)
-    message = size * kind.elements * cut.micro_batch / cut.cp
+    message = size * kind.elements * cut.micro_batch / cut.cp  # bytes of a boundary tensor on one rank
     one = 0.0
     if cut.tp > 1:
         parts: tuple[Collective, ...] = ("all_reduce",)
@@ -352,14 +364,14 @@ def message_times(
         memory = cluster.gpu.memory_bytes_per_s * calibration.memory_efficiency
         for part in parts:
             narrow = part == "all_gather" and cut.gathers_fp8 and precision == "fp8"
-            sent = message / size if narrow else message
+            sent = message / size if narrow else message  # fp8: 1 byte per element
             one += float(collective_s(part, cluster, calibration, sent, cut.tp))
             if cut.copies_messages and cut.sequence_parallel:
-                one += 2 * sent / memory
+                one += 2 * sent / memory  # read and written once more
     exchanged = 0.0
     if cut.ep > 1 and kind.exchange_elements:
         rows = size * kind.exchange_elements * cut.micro_batch / cut.cp
-        exchanged = 2 * float(all_to_all_s(cluster, calibration, rows, cut.ep, cut.tp))
+        exchanged = 2 * float(all_to_all_s(cluster, calibration, rows, cut.ep, cut.tp))  # dispatch and combine
     return kind.sums[0] * one + exchanged, kind.sums[1] * one + exchanged
 
 
@@ -373,7 +385,7 @@ def exposed_s(message_s: Any, computation_s: Any, overlap: ArrayLike, edge: Arra
     (20 to 32 of 108 or 132). Nothing is hidden where `overlap` is 0.
     """
     overlap = np.asarray(overlap)
-    bare = np.where(overlap > 0, edge, 0.0) * message_s
+    bare = np.where(overlap > 0, edge, 0.0) * message_s  # with overlap 0 the sum below is the whole message anyway
     beside = message_s - bare
     return bare + np.maximum(beside - computation_s, 0) + (1 - overlap) * np.minimum(beside, computation_s)
 
@@ -411,15 +423,17 @@ def ring_times(
     if cut.cp == 1 or not kind.ring_elements:
         return 0.0, 0.0
     size, repeats = element_bytes(precision), kind.repeats if cut.expands_keys else 1
+    # Bytes of keys and values of the whole sequence, on one tensor-parallel rank.
     keys = size * kind.ring_elements * repeats * cut.micro_batch / cut.tp
     gathered = float(collective_s("all_gather", cluster, calibration, keys, cut.cp, cut.tp))
     if not cut.rings:
-        return gathered, 2 * gathered
+        return gathered, 2 * gathered  # backward: keys and values again, and their gradients
     hides = float(hidden_share(cluster, calibration, cut.cp, cut.tp))
     forward, backward = core_s
     if not cut.expands_keys:
         return float(exposed_s(gathered, forward, hides)), float(exposed_s(2 * gathered, backward, hides))
     first = 1 / cut.cp
+    # Gathering takes cp − 1 of cp parts in 16 bit; returning all cp of them, in fp32.
     returned = gathered * 4 / size / (1 - first)
     return (
         float(exposed_s(gathered, first * forward, hides)),
@@ -438,22 +452,24 @@ def passes_of(workload: Workload, cluster: Cluster, layouts: Layouts, calibratio
     cuts, place = cuts_of(layouts)
     precision, decoder = layouts.precision, workload.size is not None
     kinds = workload.kinds
-    table = np.zeros((11, len(kinds), len(cuts)))
+    table = np.zeros((11, len(kinds), len(cuts)))  # (times, kinds, cuts)
     for column, cut in enumerate(cuts):
         for row, kind in enumerate(kinds):
             made = kind_times(kind, cut, cluster, calibration, precision, decoder)
             around = ring_times(kind, cut, cluster, calibration, precision, (made.core, made.core_backward))
             summed = message_times(kind, cut, cluster, calibration, precision)
             table[:, row, column] = *made, *summed, *around
+    # Each (kinds, layouts): looked up by the layout's cut.
     forward, backward, core, _, tail, idle, idle_back, message, message_back, ring, ring_back = table[:, :, place]
     exposed = 1.0 - np.maximum(habit(layouts, "hidden_tensor"), ASYNCHRONOUS * layouts.asynchronous)
-    inner = np.array([kind.recomputed for kind in kinds])[:, None]
+    inner = np.array([kind.recomputed for kind in kinds])[:, None]  # (kinds, 1)
     full = inner * (layouts.checkpointing == CHECKPOINTING.index("full"))
     alternate = alternates(layouts)
     selective = inner * (alternate | (layouts.checkpointing == CHECKPOINTING.index("selective")))
-    sent = np.maximum(message * exposed + ring - idle, 0.0)
+    sent = np.maximum(message * exposed + ring - idle, 0.0)  # messages run free while the GPU waits for the host
+    # Full checkpointing sends the forward's messages again.
     sent_back = np.maximum(message_back * exposed + ring_back - idle_back, 0.0) + full * sent
-    sent_back += selective * ~(alternate & decoder) * ring
+    sent_back += selective * ~(alternate & decoder) * ring  # attention's core includes its ring
     again = full * (forward - habit(layouts, "stops_early") * tail)
     again += selective * np.where(alternate & decoder, ALTERNATE_SHARE * forward, core)
     return Passes(forward, backward, again, sent, sent_back)

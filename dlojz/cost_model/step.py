@@ -86,6 +86,7 @@ def ramp(layouts: Layouts, forward: Reals, backward: Reals) -> Reals:
     Source: Narayanan et al. 2021, §2.2; Qi et al. 2024 (arXiv 2401.10241), §2.2 and table 1.
     """
     whole = forward + backward
+    # Where there is no work the share is 1, as in `out`.
     zero_bubble = np.divide(forward, whole, out=np.ones_like(whole), where=whole > 0)
     is_zero_bubble = layouts.schedule == SCHEDULES.index("zb-h1")
     return np.where(is_zero_bubble, zero_bubble, 1.0) / layouts.chunks
@@ -98,11 +99,12 @@ def boundary_s(workload: Workload, cluster: Cluster, layouts: Layouts, calibrati
     multiprocessors and bandwidth from the products is left, and no synchronisation.
     """
     elements = max(kind.elements for kind in workload.kinds)
+    # Bytes of one micro-batch on one context-parallel rank.
     message = layouts.element_bytes * elements * layouts.micro_batch / layouts.cp
     group = layouts.dp * layouts.cp * layouts.tp
     sent = neighbour_s(cluster, calibration, message, layouts.pp, group, habit(layouts, "sliced"), layouts.tp)
     blocking = habit(layouts, "blocking")
-    waits = np.where(layouts.pp > 1, calibration.micro_batch_s, 0.0)
+    waits = np.where(layouts.pp > 1, calibration.micro_batch_s, 0.0)  # synchronising, where messages block
     left: Reals = np.where(blocking > 0, sent + waits, (1 - calibration.overlap) * sent)
     return layouts.chunks * left
 
@@ -117,7 +119,9 @@ def tied_s(workload: Workload, cluster: Cluster, layouts: Layouts, calibration: 
     size = workload.size
     if size is None or not size.tied:
         return 0.0
+    # Bytes of the embedding's gradient on one tensor-parallel rank.
     message = layouts.gradient_bytes * size.vocabulary * size.hidden / layouts.tp
+    # From the first stage's rank to the last one's.
     apart = np.maximum(layouts.pp - 1, 1) * layouts.dp * layouts.cp * layouts.tp
     return np.where(layouts.pp > 1, collective_s("all_reduce", cluster, calibration, message, 2, apart), 0.0)
 
@@ -170,11 +174,11 @@ def gathered_s(
     ranks, stride = layouts.dp * layouts.cp / ep, layouts.tp * ep
     gradients, halves = weights * layouts.gradient_bytes, layouts.element_bytes * weights
     narrow = (habit(layouts, "gathers_fp8") > 0) & (layouts.precision == "fp8")
-    gathered = np.where(narrow, weights, halves)
+    gathered = np.where(narrow, weights, halves)  # fp8: 1 byte per weight
 
     def of(collective: Collective, message: Reals, interfaces: Reals | float = np.inf, pieces: Any = 1.0) -> Reals:
         one = message / pieces
-        return pieces * collective_s(
+        return pieces * collective_s(  # each piece pays the latency
             collective, cluster, calibration, one, ranks, stride, interfaces, layouts.relayed
         )
 
@@ -185,7 +189,7 @@ def gathered_s(
     by_unit = np.where(fsdp, pieces, 1.0)
     scatter = of("reduce_scatter", gradients, pieces=by_unit)
     gather = of("all_gather", gathered, pieces=by_unit)
-    reduced = np.where(fsdp, gradients, halves)
+    reduced = np.where(fsdp, gradients, halves)  # FSDP reduces what it accumulates, DeepSpeed what its weights have
     gather_units = of("all_gather", gathered, interfaces, pieces)
     reduce_units = of("reduce_scatter", reduced, interfaces, pieces)
     zero = layouts.zero
@@ -193,11 +197,13 @@ def gathered_s(
     each = (habit(layouts, "reduces_each") > 0) & (layouts.micro_batches > 1)
     regathers = (zero == 3) & ((layouts.pp == 1) | (habit(layouts, "reduces_each") > 0))
     forward = np.where(regathers, gather_units, 0.0)
+    # ZeRO-3 gathers for backward too, then reduces; ZeRO-2 reduces where the engine does so each time.
     backward = np.where(regathers, gather_units + reduce_units, np.where((zero == 2) & each, scatter, 0.0))
     once = np.where((zero > 0) & ~regathers, gather, 0.0)
+    # What is left for after the last micro-batch.
     last = np.where(zero == 0, reduce_all, np.where(backward > 0, 0.0, scatter))
     # Backward's first gather is asked for while the loss is computed.
-    reductions = np.where(regathers, reduce_units / np.maximum(backward, 1e-30), 1.0)
+    reductions = np.where(regathers, reduce_units / np.maximum(backward, 1e-30), 1.0)  # share of backward's messages
     return DataMessages(
         once, forward, backward, last, (edge, edge * reductions, np.where(fsdp & (layouts.pp > 1), 1.0, edge))
     )
@@ -212,6 +218,7 @@ def update_s(weights: Reals, cluster: Cluster, layouts: Layouts, calibration: Ca
     share = np.where(layouts.zero > 0, layouts.zero_shards, 1)
     own = weights / share
     memory = cluster.gpu.memory_bytes_per_s * calibration.memory_efficiency
+    # 4 bytes per parameter over the link (gradient down, weight up); a node's ranks share the host's memory.
     host = own * (4 / HOST_LINK_BYTES_PER_S + ADAM_BYTES * cluster.gpus_per_node / HOST_MEMORY_BYTES_PER_S)
     moved = layouts.offload != OFFLOAD.index("none")
     return np.where(moved, host, own * ADAM_BYTES / memory) + 4 * weights / memory
@@ -279,10 +286,11 @@ def parts_of(
     )
     parameters = np.array([kind.parameters for kind in workload.kinds], float)
     experts = float((counts @ np.array([kind.expert_parameters for kind in workload.kinds], float)).max()) / layouts.ep
-    units = float(counts.sum(axis=1).max())
+    units = float(counts.sum(axis=1).max())  # layers of the longest stage
     # The root's unit (embedding) and the first layer are gathered before any product.
     first = parameters[0] * (stages.order.size == 1) + parameters[min(1, parameters.size - 1)]
     edge = np.minimum(first / layouts.tp / np.maximum(weights, 1.0), 1.0)
+    # Experts by themselves: over fewer ranks, and split over ep already.
     sent = gathered_s(weights - experts, cluster, layouts, calibration, units, edge)
     if experts.any():
         others = gathered_s(experts, cluster, layouts, calibration, units, 0.0, layouts.ep)
@@ -295,14 +303,15 @@ def parts_of(
     # ZeRO shards experts over fewer ranks, as if a rank held those of all ep ranks.
     updated = weights + np.where(layouts.zero > 0, experts * (layouts.ep - 1), 0.0)
     fetched = fetched_s(weights, layouts)
-    hides = (layouts.overlap > 0) | (layouts.zero == 3)
+    hides = (layouts.overlap > 0) | (layouts.zero == 3)  # ZeRO-3's messages are beside computation in any case
     overlap = np.where(hides, hidden_share(cluster, calibration, layouts.dp * layouts.cp, layouts.tp), 0.0)
-    work = forward + backward + again + tensor + 2 * boundary
-    slowest = np.argmax(work, axis=0)[None, :]
+    work = forward + backward + again + tensor + 2 * boundary  # (distinct stages, layouts), of one micro-batch
+    slowest = np.argmax(work, axis=0)[None, :]  # of each layout
     pick = lambda table: np.take_along_axis(table, slowest, 0)[0]  # noqa: E731
     m = layouts.micro_batches
     heavy = pick(work)
-    total = (stages.times[:, None] * work).sum(axis=0)
+    total = (stages.times[:, None] * work).sum(axis=0)  # all stages, equal ones as often as they occur
+    # Forward's part of the stage's work; what is left of `heavy` is backward's.
     ahead = pick(forward + counts @ passes.tensor_forward) + boundary
     exposed = exposed_s(sent.forward + fetched, ahead, overlap, sent.edge[0])
     exposed = exposed + exposed_s(sent.backward + fetched, heavy - ahead, overlap, sent.edge[1])
@@ -354,7 +363,7 @@ def by_stages(layouts: Layouts) -> tuple[Layouts, Integers, list[tuple[int, bool
         The layouts in that order, the place of each before, and for every list of stages its pp, whether embedding and
         logits count as layers, and where its layouts stand.
     """
-    key = layouts.pp * 2 + layouts.embedding_slots
+    key = layouts.pp * 2 + layouts.embedding_slots  # both in one number
     order = np.argsort(key, kind="stable")
     values, starts = np.unique(key[order], return_index=True)
     ends = [*starts[1:].tolist(), len(key)][: len(values)]  # none at all, of no layouts
@@ -371,7 +380,7 @@ def weights_of(workload: Workload, layouts: Layouts, stages: StageCosts) -> Real
     """
     each = np.array([kind.parameters for kind in workload.kinds], float)
     if workload.size is not None and workload.size.tied and stages.order.size > 1:
-        each[-1] = workload.size.vocabulary * workload.size.hidden
+        each[-1] = workload.size.vocabulary * workload.size.hidden  # its copy on the last stage
     experts = np.array([kind.expert_parameters for kind in workload.kinds], float)
     if not experts.any():
         return (stages.counts @ each)[:, None] / layouts.tp
@@ -403,10 +412,10 @@ def step_parts(workload: Workload, cluster: Cluster, layouts: Layouts, calibrati
     for pp, slots, span in groups:
         some, stages = ordered[span], stages_of(workload, pp, slots)
         own = Passes(*(getattr(passes, field.name)[:, span] for field in fields(Passes)))
-        weights = weights_of(workload, some, stages).max(axis=0)
+        weights = weights_of(workload, some, stages).max(axis=0)  # the heaviest stage's rank
         made = parts_of(workload, cluster, some, calibration, own, stages, weights)
         for name, part in parts.items():
-            part[order[span]] = getattr(made, name)
+            part[order[span]] = getattr(made, name)  # back to the order that was asked
     return Parts(**parts)
 
 
@@ -465,6 +474,7 @@ def simulate(workload: Workload, cluster: Cluster, layouts: Layouts, calibration
     schedule = build("interleaved", p, m, chunks=v) if v > 1 else build(one_chunk, p, m)
     stages = stages_of(workload, p * v, bool(layouts.embedding_slots[0]))  # in the order in which a sample passes them
     passes = passes_of(workload, cluster, layouts, calibration)
+    # boundary_s counts v of them, the simulator each.
     boundary = float(boundary_s(workload, cluster, layouts, calibration)[0]) / v
     forward, backward = (
         [float(one) + boundary for one in (stages.counts @ each)[stages.order, 0]]
@@ -473,10 +483,11 @@ def simulate(workload: Workload, cluster: Cluster, layouts: Layouts, calibration
             passes.backward + passes.again + passes.tensor_backward,
         )
     )
-    half = tuple(one / 2 for one in backward)
+    half = tuple(one / 2 for one in backward)  # for schedules that split the backward
     costs = Costs(forward=tuple(forward), backward=tuple(backward), backward_input=half, backward_weight=half)
     timeline = play(schedule, costs)
     parts = step_parts(workload, cluster, layouts, calibration)
+    # Outside of the pipeline's schedule.
     after = parts.data + parts.optimizer + parts.constant + tied_s(workload, cluster, layouts, calibration)
     return StepSimulation(timeline.makespan + float(after[0]), timeline)
 
@@ -556,7 +567,7 @@ def bill(cluster: Cluster, gpus: int, seconds: float, *, load: float = 1.0) -> B
         )
     hours = gpus * seconds / 3600
     power_w = cluster.gpu.idle_w + load * (cluster.gpu.tdp_w - cluster.gpu.idle_w)
-    energy = hours * power_w / 1000
+    energy = hours * power_w / 1000  # W · h → kWh
     idle = energy * IDLE_OVER_DYNAMIC
-    grams = cluster.carbon_g_per_kwh / 1000
+    grams = cluster.carbon_g_per_kwh / 1000  # kg per kWh
     return Bill(seconds, hours, energy, idle, energy * grams, (energy + idle) * cluster.pue * grams)

@@ -261,6 +261,7 @@ def spearman(one: Sequence[float], other: Sequence[float]) -> float:
     ranks = []
     for values in (np.asarray(one, float), np.asarray(other, float)):
         _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+        # Mean rank of equal values.
         ranks.append((np.cumsum(count) - count / 2)[place])  # from 0.5: a constant changes no correlation
     if len(one) < 2 or min(np.ptp(each) for each in ranks) == 0:
         return math.nan
@@ -288,10 +289,11 @@ def validate(name: str) -> TableResult:
     found = usable(table(name))
     rows = [completed(row, parameters) for row in found]
     predicted = predicted_s(rows, parameters)
-    fitted = [name not in NEVER_FITTED and is_fitted(row) for row in found]
+    fitted = [name not in NEVER_FITTED and is_fitted(row) for row in found]  # True: the fit saw it
     measured = [row.seconds or math.nan for row in rows]
     alone = predicted_s([completed(row, left) for row in found], left)
     rates = [_flops(row) / row.gpus / seconds for row, seconds in zip(rows, measured, strict=True)]
+    # The trivial model gets its one number from the same half.
     rate = statistics.median(one for one, row in zip(rates, found, strict=True) if is_fitted(row))
     results = tuple(
         RowResult(row, seconds, float(guess), float(other), _flops(row) / row.gpus / rate, not known)
@@ -360,20 +362,21 @@ def interval(profile: str, share: float = 0.8) -> Interval:
         share: of the rows to be covered.
     """
     results = [validate(name) for name in validated() if PROFILE_OF[name] == profile]
+    # Measured over predicted, row by row.
     tables = [np.array([row.measured_s / row.left_out_s for row in one.rows]) for one in results]
     if len(results) == 1:  # nothing else was measured on these GPUs: the half that was held out
         tables = [np.array([row.measured_s / row.predicted_s for row in results[0].held])]
-    for level in np.arange(share, 1.0, 0.005):
+    for level in np.arange(share, 1.0, 0.005):  # widened until the coverage is met
         covered = []
         for place, own in enumerate(tables):
-            low, high = _quantiles(tables[:place] + tables[place + 1 :] or [own], level)
+            low, high = _quantiles(tables[:place] + tables[place + 1 :] or [own], level)  # all tables but this one
             covered.append(float(((low <= own) & (own <= high)).mean()))
         coverage = float(np.average(covered, weights=[_weight(own) for own in tables]))
         if coverage >= share:
             break
     low, high = _quantiles(tables, level)
     pooled = np.concatenate(tables)
-    mean = float(np.abs(1 / pooled - 1).mean())
+    mean = float(np.abs(1 / pooled - 1).mean())  # |predicted / measured − 1|
     return Interval(pooled.size, low, high, mean, coverage)
 
 
@@ -388,10 +391,10 @@ def _weight(table_rows: Reals) -> int:
 def _quantiles(tables: Sequence[Reals], level: float) -> tuple[float, float]:
     """The (1 − level)/2 and (1 + level)/2 quantiles of all tables' values, each table with its weight."""
     values = np.concatenate(tables)
-    weights = np.concatenate([np.full(one.size, _weight(one) / one.size) for one in tables])
+    weights = np.concatenate([np.full(one.size, _weight(one) / one.size) for one in tables])  # per row
     weights = weights / weights.sum()
     order = np.argsort(values)
-    reached = np.cumsum(weights[order]) - weights[order] / 2
+    reached = np.cumsum(weights[order]) - weights[order] / 2  # middle of each row's weight
     low, high = np.interp([(1 - level) / 2, (1 + level) / 2], reached, values[order])
     return float(low), float(high)
 
@@ -430,14 +433,14 @@ def first_choices(result: TableResult) -> tuple[FirstChoice, ...]:
     """Find what the planner's first choice would have lost, for each model with enough measured layouts."""
     models: dict[tuple[Any, ...], dict[tuple[Any, ...], list[RowResult]]] = {}
     for one in result.rows:
-        model = tuple(getattr(one.row, name) for name in _SAME)
+        model = tuple(getattr(one.row, name) for name in _SAME)  # rows with one such key differ in layout alone
         layout = tuple(getattr(one.row, name) for name in _LAYOUT)
         models.setdefault(model, {}).setdefault(layout, []).append(one)
     found = []
     for layouts in models.values():
         if len(layouts) < LEAST_LAYOUTS:
             continue
-        rows = [some[0] for some in layouts.values()]
+        rows = [some[0] for some in layouts.values()]  # any row: they share the layout
         measured = [statistics.median(one.measured_s for one in some) for some in layouts.values()]
         predicted = [statistics.median(one.left_out_s for one in some) for some in layouts.values()]
         first, best = predicted.index(min(predicted)), measured.index(min(measured))
@@ -471,7 +474,7 @@ class Reading:
     @property
     def error(self) -> float:
         """Predicted over measured, less one."""
-        return self.predicted_bytes / self.measured_bytes - 1
+        return self.predicted_bytes / self.measured_bytes - 1  # not of rows that ran out of memory: 0 bytes measured
 
     @property
     def too_much(self) -> bool:
@@ -559,6 +562,7 @@ def validate_memory() -> MemoryResult:
         row
         for name in validated()
         for row in table(name)
+        # What is not printed cannot be held against the model.
         if row.usable and row.outcome == "ran" and is_complete(row) and row.size.layers > 1
     ]
     reserved = [row for row in ran if row.memory_reading == "reserved" and row.memory_bytes is not None]
@@ -583,7 +587,7 @@ def _readings(rows: Iterable[Measurement]) -> tuple[Reading, ...]:
     models: dict[object, list[Measurement]] = {}
     order = []
     for row in rows:
-        models.setdefault((row.size, row.precision), []).append(row)
+        models.setdefault((row.size, row.precision), []).append(row)  # one workload and one precision per call
         order.append(row.row)
     for some in models.values():
         predicted = memories(decoder_workload(some[0].size), Layouts.from_measurements(some)).total_bytes
@@ -608,6 +612,7 @@ def _activations() -> list[tuple[str, float, float]]:
         if row.memory_bytes is not None:
             found.append((row.row, row.memory_bytes, predicted))
         elif row.memory_share is not None:
+            # A share of the plain layout's, as the paper prints it.
             found.append((row.row, row.memory_share, predicted / plain[row.size]))
     return found
 
@@ -723,7 +728,7 @@ def table_goals(result: TableResult) -> tuple[GoalResult, ...]:
         words = say(en=f"{name}, regret of the first choice, ", fr=f"{name}, regret du premier choix, ")
         median, greatest = say(en="median", fr="médiane"), say(en="worst", fr="pire")
         models = say(en=f"{len(regrets)} models", fr=f"{len(regrets)} modèles")
-        middle, limit = statistics.median(regrets), REGRET_GOAL.mean
+        middle, limit = statistics.median(regrets), REGRET_GOAL.mean  # seconds lost by the first choice, as a share
         found.append(GoalResult(f"{name}, regret", words + median, middle, most=limit, detail=models))
         limit = REGRET_GOAL.worst
         found.append(GoalResult(f"{name}, regret, worst", words + greatest, max(regrets), most=limit))

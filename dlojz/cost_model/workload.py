@@ -190,6 +190,7 @@ def wave_efficiency(product: Product, num_sms: int) -> float:
     for rows, columns, reach in TILES:
         tiles = math.ceil(product.m / rows) * math.ceil(product.n / columns) * product.batch
         waves = math.ceil(tiles / num_sms)
+        # Useful elements over those that the waves could compute.
         best = max(best, reach * product.m * product.n * product.batch / (waves * num_sms * rows * columns))
     return best
 
@@ -209,9 +210,9 @@ def fused_attention_s(
     else:
         share = min(max((one.width - HEAD_SIZES[0]) / (HEAD_SIZES[1] - HEAD_SIZES[0]), 0.0), 1.0)
         reached = small + share * (large - small)
-    blocks = math.sqrt(one.rows * one.columns / one.steps)
-    computing = one.flops(backward) / (reached * blocks / (blocks + HALF_SPEED_ROWS))
-    memory = gpu.memory_bytes_per_s * calibration.memory_efficiency * 2 / element_bytes(precision)
+    blocks = math.sqrt(one.rows * one.columns / one.steps)  # side of a square of scores, a step's
+    computing = one.flops(backward) / (reached * blocks / (blocks + HALF_SPEED_ROWS))  # half at HALF_SPEED_ROWS
+    memory = gpu.memory_bytes_per_s * calibration.memory_efficiency * 2 / element_bytes(precision)  # counted in 16 bit
     return max(computing, one.moved_bytes(backward) / memory)
 
 
@@ -234,7 +235,7 @@ def product_s(
     peak = gpu.peak_flops["bf16" if product.attention and precision == "fp8" else precision]
     # A tile's beginning and end take as long at any speed: in fp8 as long as twice as many elements.
     start = calibration.product_start * (peak / gpu.peak_flops["bf16"] if precision == "fp8" else 1.0)
-    efficiency *= product.k / (product.k + start)
+    efficiency *= product.k / (product.k + start)  # prologue and epilogue of a tile: half speed at k = start
     memory = gpu.memory_bytes_per_s * calibration.memory_efficiency
     cast = cast_bytes * (product.m + product.n) * product.k if precision == "fp8" and not product.attention else 0.0
     moved = product.moved_bytes * element_bytes(precision) / 2
@@ -358,7 +359,7 @@ def _pass(
 
 def accumulation(parameters: float, cut: Cut) -> LayerOperator:
     """Gradient accumulation in 16 bit: both read, one written; nothing where it is fused."""
-    moved = 0.0 if cut.fused_accumulation else parameters * (2 + 2 * cut.gradient_bytes)
+    moved = 0.0 if cut.fused_accumulation else parameters * (2 + 2 * cut.gradient_bytes)  # read, then added to
     return LayerOperator("gradient accumulation", backward_bytes=moved, kernels=0)
 
 
@@ -379,7 +380,7 @@ def ring_merge(queries: float, keys: float, cp: int, packed: bool = False) -> La
     copied = 2 * keys * packed
     return LayerOperator(
         "sums of the ring",
-        forward_bytes=cp * (18 * queries + 4 * copied),
+        forward_bytes=cp * (18 * queries + 4 * copied),  # sum 2 + 4 + 4, weights 4 + 4
         backward_bytes=cp * (10 * (queries + 2 * keys) + (4 + 8) * copied),
         kernels=2 * cp,
         core=True,
@@ -391,11 +392,11 @@ def attention_core(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
     heads, width = math.ceil(size.heads / cut.tp), size.head_size
     rows, columns, batch = math.ceil(size.sequence_length / cut.cp), size.sequence_length, cut.micro_batch * heads
     if cut.fused_attention:
-        keys = batch if cut.expands_keys else cut.micro_batch * math.ceil(size.kv_heads / cut.tp)
+        keys = batch if cut.expands_keys else cut.micro_batch * math.ceil(size.kv_heads / cut.tp)  # torch repeats keys
         steps = cut.cp if cut.rings else 1
         kernel = ATTENTION_KERNELS[cut.attention_kernel]
         fused = FusedAttention(rows, columns, width, batch, keys, kernel, steps=steps)
-        found = (LayerOperator("fused attention", kernels=steps, fused=fused, core=True),)
+        found = (LayerOperator("fused attention", kernels=steps, fused=fused, core=True),)  # a kernel for each step
         if steps == 1:
             return found
         return *found, ring_merge(rows * width * batch, rows * width * keys, cut.cp, cut.expands_keys)
@@ -423,14 +424,14 @@ def mixture_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
     is here too, each with its share of the layers.
     """
     n, h, w, every = tokens(size, cut), size.hidden, size.mlp_width, size.every
-    rows = math.ceil(size.capacity_factor * size.top_k * n * cut.ep / size.experts)
-    held, mlp_in, share = size.experts // cut.ep, 2 * w if size.gated else w, 1 / every
-    routed, plain = routed_rows(size) * n, n * (every - 1) / every
+    rows = math.ceil(size.capacity_factor * size.top_k * n * cut.ep / size.experts)  # of one expert, from all ep ranks
+    held, mlp_in, share = size.experts // cut.ep, 2 * w if size.gated else w, 1 / every  # gate and up at once
+    routed, plain = routed_rows(size) * n, n * (every - 1) / every  # rows of the mixture's layers, of the dense ones
     of_element = (EAGER_GATE_BYTES if cut.eager else GATE_BYTES) if size.gated else GELU_BYTES
     found = [
-        product_operator("gate", Product(n, size.experts, h, work=share), kernels=4),
+        product_operator("gate", Product(n, size.experts, h, work=share), kernels=4),  # (n, h) @ (h, experts)
         _pass("dispatch", routed * h, ROW_BYTES, kernels=3),
-        product_operator("experts, up", Product(rows, mlp_in, h, held, work=share)),
+        product_operator("experts, up", Product(rows, mlp_in, h, held, work=share)),  # (rows, h) @ (h, mlp_in)
         _pass("gate of experts" if size.gated else "GeLU of experts", routed * w, of_element),
         product_operator("experts, down", Product(rows, h, w, held, work=share), kernels=2),
         _pass("combine", routed * h, ROW_BYTES, kernels=3),
@@ -449,9 +450,9 @@ def layer_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
     n, h, w = tokens(size, cut), size.hidden, math.ceil(size.mlp_width / cut.tp)
     keys = math.ceil(size.kv_heads / cut.tp) * size.head_size
     queries = math.ceil(size.heads / cut.tp) * size.head_size
-    whole = n * h / (cut.tp if cut.sequence_parallel else 1)
+    whole = n * h / (cut.tp if cut.sequence_parallel else 1)  # norms and residuals: split with SP alone
     mlp_in = 2 * w if size.gated else w
-    weights = h * (queries + 2 * keys) + queries * h + h * mlp_in + w * h
+    weights = h * (queries + 2 * keys) + queries * h + h * mlp_in + w * h  # accumulated once per micro-batch
     if size.experts:
         weights = size.layer_parameters - size.expert_parameters * (cut.ep - 1) // cut.ep
     if cut.eager:
@@ -477,7 +478,7 @@ def layer_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
         _pass("rotation", rotated, rotation, kernels=1 if rotated else 0),
         *attention_core(size, cut),
         product_operator("projection", Product(n, h, queries), kernels=2),
-        residual,
+        residual,  # behind attention
         norm,
         *(mixture_operators(size, cut) if size.experts else mlp),
         residual,
@@ -489,8 +490,8 @@ def layer_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
 
 def embedding_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
     """Operators of the embedding; backward adds into a whole gradient matrix, which is then accumulated."""
-    elements = tokens(size, cut) * size.hidden
-    matrix = size.vocabulary * size.hidden / cut.tp
+    elements = tokens(size, cut) * size.hidden  # (T, h)
+    matrix = size.vocabulary * size.hidden / cut.tp  # (V/t, h): its gradient is whole
     return (
         _pass("lookup", elements, (4, 8), kernels=4),
         _pass("dropout", elements / (cut.tp if cut.sequence_parallel else 1), DROPOUT_BYTES),
@@ -737,13 +738,13 @@ def _traced_workload(
     kinds: list[Kind] = []
     former: BlockWork | None = None
     for block in traced_blocks(model, image_size, sequence_length, num_classes):
-        if former is not None and former == block:
+        if former is not None and former == block:  # equal neighbours share their seconds
             kinds[-1] = replace(kinds[-1], count=kinds[-1].count + 1)
             continue
         former = block
         has_attention = any(one.per_sample for one in block.traced)
         name = f"{len(kinds)} {block.name}"
-        sums = (2, 2) if has_attention else (1, 1)
+        sums = (2, 2) if has_attention else (1, 1)  # reductions per pass: attention's and the MLP's, or one
         kinds.append(Kind(name, 1, block.parameters, _operators(block), block.elements, sums))
     return Workload(f"{model}-{image_size or sequence_length}", tuple(kinds))
 
@@ -759,14 +760,14 @@ def _operators(block: BlockWork) -> Callable[[Cut], tuple[LayerOperator, ...]]:
 def _operator(one: Traced, cut: Cut) -> LayerOperator:
     """Scale an operation to a micro-batch; tensor-parallel ranks split heads, columns and elements."""
     if one.product is None:
-        moved = one.num_bytes * cut.micro_batch / cut.tp
+        moved = one.num_bytes * cut.micro_batch / cut.tp  # passes are split like the products around them
         return LayerOperator("pass", forward_bytes=moved, backward_bytes=PASS_BACKWARD * moved)
     product = one.product
     if one.per_sample:
-        batch = math.ceil(product.batch / cut.tp) * cut.micro_batch
+        batch = math.ceil(product.batch / cut.tp) * cut.micro_batch  # heads are split, samples are not
         return product_operator("attention", product._replace(batch=batch), core=True)
     shared = product._replace(m=product.m * cut.micro_batch, n=math.ceil(product.n / cut.tp))
-    return product_operator("product", shared)
+    return product_operator("product", shared)  # rows × batch, columns ÷ t
 
 
 @lru_cache(maxsize=32)
@@ -787,7 +788,7 @@ def traced_blocks(
     built: Any = build_on_meta(model, image_size, sequence_length, num_classes).eval()
     x = sample_inputs(model, image_size=image_size, sequence_length=sequence_length)
     found = []
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # MATH: attention as separate products, which have shapes
         if not built.is_chain:
             return _nested_work(built, x, sequence_length is not None)
         for block in built.blocks:
@@ -810,19 +811,19 @@ def _nested_work(built: Any, x: Any, text: bool) -> tuple[BlockWork, ...]:
             recorder.traced = traced[number]
 
         def leave(number: int, output: Any) -> None:
-            recorder.traced = traced[-1]
+            recorder.traced = traced[-1]  # back in the outer block
             elements[number] = sum(one.numel() for one in _flat((output,)) if _is_tensor(one))
 
         hooks: list[Any] = []
         for number, part in enumerate(parts):
             hooks.append(part.register_forward_pre_hook(lambda *_, number=number: enter(number)))
             hooks.append(part.register_forward_hook(lambda *given, number=number: leave(number, given[-1])))
-        recorder.traced = traced[-1]
+        recorder.traced = traced[-1]  # until a block begins, work is the outer one's
         logits = built(x)
         for hook in hooks:
             hook.remove()
     if text:
-        traced[-1].append(Traced(None, False, LOSS_BYTES["torch"][0] * logits.numel()))
+        traced[-1].append(Traced(None, False, LOSS_BYTES["torch"][0] * logits.numel()))  # computed outside of the model
     names = [type(block).__name__ for block in built.blocks]
     held = [sum(one.numel() for one in parameters) for parameters in own]
     return tuple(map(BlockWork, names, held, [*elements, logits.numel()], map(tuple, traced)))
@@ -866,8 +867,8 @@ def traced_operation(name: str, args: Any, result: Any) -> Traced | None:
         return Traced(Product(rows, right.shape[2], inner, batch, attention=True), True, 0.0)
     if name == "convolution":
         weight, groups = tensors[1], int(args[8])
-        outputs = result.shape[0] * math.prod(result.shape[2:])
-        inner = math.prod(weight.shape[1:])
+        outputs = result.shape[0] * math.prod(result.shape[2:])  # positions of the output, of all samples
+        inner = math.prod(weight.shape[1:])  # a filter: channels in / groups, kernel²
         if groups == weight.shape[0]:  # one filter per channel: bound by the bytes, not by the products
             return Traced(None, False, 2.0 * (tensors[0].numel() + result.numel()))
         return Traced(Product(outputs, weight.shape[0] // groups, inner, groups), False, 0.0)

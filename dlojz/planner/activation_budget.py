@@ -83,6 +83,7 @@ class Speeds(NamedTuple):
                 fr="un budget est tenu dans le moindre temps, mais la vitesse d’un GPU donné par sa taille n’est pas "
                 "connue : nommez un GPU, par exemple a100-40.",
             )
+        # FLOP/s; a precision that the device's file gives no peak for is timed as fp32.
         peak = PEAK_SHARE * found.peak_flops.get(config.compute_precision, found.peak_flops["fp32"])
         bandwidth = found.memory_bytes_per_s
         # A copy within the CPU's memory reads and writes it.
@@ -122,7 +123,9 @@ class BlockTables:
         at = np.arange(self.num_blocks)
         most = np.full(len(rows), self.outside_bytes)
         for own, held in zip(self.own, self.held, strict=True):
+            # (rows, blocks + 1): bytes of all blocks before each one; the last column, before the loss, is all blocks.
             before = np.cumsum(np.pad(held[at, rows], ((0, 0), (1, 0))), axis=1)
+            # (rows, blocks + 1): the loss has no choice of its own, it follows the last block's.
             needs = np.concatenate([own[at, rows], own[-1, rows[:, -1:]]], axis=1)
             most = np.maximum(most, (before + needs).max(axis=1))
         return most
@@ -137,10 +140,11 @@ class BlockTables:
         rows = []
         for own, held in zip(self.own, self.held, strict=True):
             for number in range(self.num_blocks + 1):
-                row = np.where(np.arange(self.num_blocks)[:, None] < number, held, 0.0)
+                row = np.where(np.arange(self.num_blocks)[:, None] < number, held, 0.0)  # blocks before this one
+                # At the loss, number = blocks: the last block's variables.
                 row[min(number, self.num_blocks - 1)] += own[number]
                 rows.append(row.ravel())
-        return np.array(rows)
+        return np.array(rows)  # (passes · (blocks + 1), blocks · choices)
 
 
 def planned(config: RunConfig, choices: Sequence[int]) -> RunConfig:
@@ -172,9 +176,12 @@ def block_tables(config: RunConfig, rank: int = 0, device: Device | None = None)
     for block, number in recomputed_flops(whole[RECOMPUTE]).items():
         flops[block, RECOMPUTE] = number
     times = config.layout.micro_batches
+    # Bytes of a step: out and back (2), once per micro-batch.
     moved[:, OFFLOAD] = 2.0 * times * split[OFFLOAD][3]
     speeds = Speeds.of(config, device)
+    # What a recomputed block writes anew per step: all that it would have kept, less the input that it keeps.
     again = np.maximum(held[1, :, KEEP] - held[1, :, RECOMPUTE], 0.0) * times
+    # Each of these bytes is written, then read: 2.
     seconds[:, RECOMPUTE] = flops[:, RECOMPUTE] / speeds.flop_per_s + 2 * again / speeds.memory_bytes_per_s
     seconds[:, OFFLOAD] = speeds.exposed * moved[:, OFFLOAD] / speeds.link_bytes_per_s
     return BlockTables(own, held, max(one[2] for one in split), flops, moved, seconds, speeds)
@@ -190,9 +197,10 @@ class _BlockLedger(Ledger):
 
     def _move(self, category: Category, block: str, delta_bytes: int) -> None:
         super()._move(category, block, delta_bytes)
-        if delta_bytes > 0:
+        if delta_bytes > 0:  # only a growth can make a peak
             place = ("", -1)
             if self.moment in PASSES:
+                # Modules outside of the blocks (embedding, last norm, head) count with the loss.
                 number = block_number(self.detail[1])
                 place = (self.moment, self.count if number is None else number)
             self.most[place] = max(self.most.get(place, 0), self._total_bytes)
@@ -207,8 +215,10 @@ def _split(config: RunConfig, rank: int, device: Device | None, count: int) -> t
     held, on_host = _held(step.trace, count)
     own = np.zeros((len(PASSES), count + 1))
     for number, of_pass in enumerate(PASSES):
+        # Held by the blocks before, without the block itself.
         before = np.cumsum(held[number]) - held[number]
         most = [ledger.most.get((of_pass, block), 0) for block in range(count)]
+        # The peak counts the whole rank, states included; what earlier blocks hold is a term of its own.
         own[number, :count] = np.maximum(np.array(most) - before, 0.0)
     # Both passes over the loss come while every block holds what it keeps for backward.
     loss = max(ledger.most.get((of_pass, count), 0) for of_pass in PASSES)
@@ -223,12 +233,13 @@ def _held(trace: MemoryTrace, count: int) -> tuple[Reals, Reals]:
         if not isinstance(event, Allocation):
             number = block_number(event.name)
             if event.what == "forward" and event.name == f"blocks.{number}":
-                starts[number:] = live
+                starts[number:] = live  # later ones too, until they begin themselves
         elif event.phase == "backward":
             break
         elif event.storage not in trace.on_host:
             live += event.delta_bytes
     held, on_host = np.zeros((len(PASSES), count)), np.zeros(count)
+    # The last block's difference is 0: after it comes the loss, which is taken together with backward.
     held[0] = np.diff(starts)
     reader = {storage: block_number(name) for name, storage in trace.output_of.items() if name == block_of(name)}
     for storage in trace.kept:
@@ -238,6 +249,8 @@ def _held(trace: MemoryTrace, count: int) -> tuple[Reals, Reals]:
         if storage in trace.on_host:
             on_host[number] += trace.bytes_of[storage]
         else:  # what a block gives belongs to the one that reads it
+            # `maker` is None: no block's output, so it stays with the block that computed it. So does the last block's
+            # output: what reads it (norm, head) is no block.
             given = reader.get(storage)
             held[1, number if given is None else min(given + 1, count - 1)] += trace.bytes_of[storage]
     return held, on_host
@@ -252,6 +265,8 @@ def cheapest(tables: BlockTables, budget_bytes: float) -> tuple[int, ...] | None
         return None
     # Of alike blocks the first are not kept: that lowers the most moments.
     count = tables.num_blocks
+    # Two nudges far below GAP, for ties alone: later blocks cost a little more, and so does any choice but keep,
+    # without which a choice that costs no seconds could be taken for nothing.
     order = 1 + GAP / 10 * np.arange(count)[:, None] / count
     costs = tables.seconds * order + GAP / 100 * tables.seconds.max() / count * (np.arange(len(BLOCK_CHOICES)) != KEEP)
     return _solved(costs.ravel(), LinearConstraint(tables.constraints() / budget_bytes, -np.inf, 1), count)
@@ -260,6 +275,7 @@ def cheapest(tables: BlockTables, budget_bytes: float) -> tuple[int, ...] | None
 def least_memory(tables: BlockTables) -> tuple[int, ...]:
     """Choose for each block what makes the peak smallest, and of such choices a cheap one."""
     rows, count = tables.constraints(), tables.num_blocks
+    # One real variable more, the peak, in units of the peak with all kept: each moment − peak ≤ 0.
     scale = float(tables.peak_bytes([KEEP] * count)[0])
     limits = LinearConstraint(np.column_stack([rows / scale, -np.ones(len(rows))]), -np.inf, 0)
     found = _solved(np.append(np.zeros(rows.shape[1]), 1.0), limits, count)
@@ -271,10 +287,11 @@ def _solved(costs: Reals, limits: LinearConstraint, count: int) -> tuple[int, ..
     """Solve a programme over (block, choice) variables, of which a block has one; others after them are real."""
     whole = count * len(BLOCK_CHOICES)
     real = costs.size - whole
+    # (blocks, variables): the choices of a block sum to 1.
     one_each = np.pad(np.kron(np.eye(count), np.ones(len(BLOCK_CHOICES))), ((0, 0), (0, real)))
     with c_output_discarded():
         answer = milp(
-            costs / max(float(np.abs(costs).max()), 1e-30),
+            costs / max(float(np.abs(costs).max()), 1e-30),  # at most 1: the solver's tolerances are absolute
             constraints=[limits, LinearConstraint(one_each, 1, 1)],
             integrality=np.append(np.ones(whole), np.zeros(real)),
             bounds=Bounds(0, np.append(np.ones(whole), np.full(real, np.inf))),
@@ -282,6 +299,7 @@ def _solved(costs: Reals, limits: LinearConstraint, count: int) -> tuple[int, ..
         )
     if answer.x is None:
         return None
+    # Near 0 or 1, not exactly.
     return tuple(int(choice) for choice in answer.x[:whole].reshape(count, -1).argmax(axis=1))
 
 
@@ -340,7 +358,7 @@ def plan_activations(config: RunConfig, budget_bytes: int, rank: int = 0, device
             fr=f"un budget se tient par un plan d’activations, bloc par bloc : {error}",
         ) from error
     tables = block_tables(config, rank, device)
-    kept = forecast(config, rank, device).memory.peak_bytes or 0
+    kept = forecast(config, rank, device).memory.peak_bytes or 0  # with everything kept
     target = float(budget_bytes)
 
     def answer(choices: tuple[int, ...]) -> BudgetPlan:
@@ -354,7 +372,7 @@ def plan_activations(config: RunConfig, budget_bytes: int, rank: int = 0, device
         found = answer(choices)
         if found.peak_bytes <= budget_bytes:
             return found
-        target -= found.peak_bytes - budget_bytes
+        target -= found.peak_bytes - budget_bytes  # the next budget is tighter by the excess
     smallest = answer(least_memory(tables))
     if smallest.peak_bytes <= budget_bytes:
         return smallest
@@ -386,6 +404,7 @@ def activation_curve(tables: BlockTables, points: int = POINTS) -> tuple[CurvePo
         points: at least 2.
     """
     least, most = (float(tables.peak_bytes(one)[0]) for one in (least_memory(tables), [KEEP] * tables.num_blocks))
+    # The slack keeps a budget that equals a peak from failing by rounding.
     found = [cheapest(tables, budget * (1 + GAP / 100)) for budget in np.linspace(least, most, points)]
     return tuple(
         CurvePoint(float(tables.peak_bytes(one)[0]), *tables.costs(one), one) for one in found if one is not None

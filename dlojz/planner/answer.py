@@ -98,6 +98,7 @@ class NearestMeasurement:
 
 @cache
 def _known() -> tuple[Measurement, ...]:
+    # One GPU: nothing is laid out there.
     return tuple(row for row in measurements() if row.usable and row.seconds and row.outcome == "ran" and row.gpus > 1)
 
 
@@ -119,8 +120,10 @@ def distance(question: Question, one: PlannedLayout, row: Measurement) -> float:
         (one.cp, row.cp),
         (own.sequence_length * one.global_batch, size.sequence_length * row.global_batch),
     ):
-        apart += abs(log2(here / there))
+        apart += abs(log2(here / there))  # doublings: 8 GPUs against 32 count 2
+    # Not printed in the table: half a doubling.
     apart += 0.5 * abs(log2(one.micro_batch / row.micro_batch)) if row.micro_batch else 0.5
+    # A ZeRO stage counts half.
     apart += (one.checkpointing != row.checkpointing) + 0.5 * abs(one.zero - row.zero)
     apart += 0.5 * (one.sequence_parallel != row.sequence_parallel) + 0.5 * (one.chunks != row.chunks)
     if row.cluster != question.cluster.name:
@@ -134,9 +137,11 @@ def closest(question: Question, one: PlannedLayout) -> NearestMeasurement | None
     if question.subject.size is None:
         return None
     apart, row = min(((distance(question, one, row), row) for row in _known()), key=lambda pair: pair[0])
+    # A row without its micro-batch is timed with the one that this calibration finds fastest.
     row = completed(row, question.calibration)
     layout = Layouts.from_measurements([row])
     made = estimate(workload(row.size), cluster(row.cluster), layout, question.calibration)
+    # One row, so index 0.
     return NearestMeasurement(row, apart, float(row.seconds or 0.0), float(made.step_s[0]))
 
 
@@ -175,7 +180,7 @@ def held_out(profile: str) -> HeldOutErrors | None:
 
 def write_held_out() -> None:
     """Fit without each table, and write the file of held-out errors again, after a profile was fitted."""
-    write_left_out()
+    write_left_out()  # the fits that the intervals are taken from
     made = {name: list(measured_held_out(name)) for name in sorted(set(PROFILE_OF.values()))}
     FILE.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
 
@@ -243,7 +248,7 @@ class Choice(ChosenLayout):
     @property
     def samples_per_s(self) -> float:
         """Samples of all replicas together."""
-        return self.candidate.global_batch / self.step_s
+        return self.candidate.global_batch / self.step_s  # a global batch counts the samples of all replicas
 
     @cached_property
     def ranks(self) -> list[RankMemory]:
@@ -266,6 +271,7 @@ class Choice(ChosenLayout):
     def bill(self) -> Bill | None:
         """Bill of the whole training, without failures and restarts; None where its steps are not known."""
         steps = self.question.steps
+        # A step's seconds × steps: no warm-up, no restart.
         return None if steps is None else bill(self.question.cluster, self.candidate.gpus, steps * self.step_s)
 
     def advice(self) -> list[str]:
@@ -279,7 +285,7 @@ class Choice(ChosenLayout):
                     fr=f"le Tensor Parallelism sur {one.tp} rangs traverse des nœuds de {full} GPU.",
                 )
             )
-        if self.memory_bytes > MARGINAL * self.question.device_bytes:
+        if self.memory_bytes > MARGINAL * self.question.device_bytes:  # fits, but within 10 % of the GPU's memory
             told.append(
                 say(
                     en=f"marginal: only {gigabytes(self.margin_bytes)} stay free, and the allocator may slow the step "
@@ -301,12 +307,14 @@ class Choice(ChosenLayout):
     def _roomier(self) -> str:
         """The fastest layout that is not marginal, as the rest of a sentence; empty if there is none."""
         total = self.found.memory.total_bytes
+        # `admitted`, `memory` and `step_s` are parallel arrays in order of seconds, so the first index is the fastest.
         roomy = np.flatnonzero(total <= MARGINAL * self.question.device_bytes)
         if not roomy.size:
             return ""
         place = int(roomy[0])
         title = candidates_of(self.found.space, self.found.admitted[place])[0].title
         free = gigabytes(self.question.device_bytes - float(total[place]))
+        # Against the closed form: both sides without simulation.
         more = more_percent(float(self.found.step_s[place]) / self.estimated_s)
         return say(en=f"; {title}, leaves {free}, {more} time", fr=f" ; {title}, laisse {free}, {more} de temps")
 
@@ -346,6 +354,7 @@ class Choice(ChosenLayout):
             en=f"none: no {kind} is among the published measurements; the interval is that of decoders",
             fr=f"aucune : pas de {kind} parmi les mesures publiées ; l’intervalle est celui des décodeurs",
         )
+        # Image models, and models from elsewhere, have no evidence.
         told = none if self.evidence is None else self.evidence.words
         if self.question.subject.num_experts:
             told = told.rstrip(".") + say(
@@ -427,7 +436,7 @@ class RefusedLayouts(Sequence[LayoutVerdict]):
         Raises:
             LabError: for an unknown reason.
         """
-        if reason not in CODE or CODE[reason] <= CODE["same"]:
+        if reason not in CODE or CODE[reason] <= CODE["same"]:  # codes up to "same" are no refusals
             raise LabError(one_of("reason", reason, REASONS[2:]))
         codes = self.found.codes.reshape(-1)[self.places]
         return RefusedLayouts(self.question, self.found, self.places[codes == CODE[reason]])
@@ -512,6 +521,7 @@ class Plan:
     @property
     def refused(self) -> RefusedLayouts:
         """All refused layouts."""
+        # Admitted (0) and "same" are no refusals.
         return RefusedLayouts(self.question, self.found, np.flatnonzero(self.found.codes.reshape(-1) > CODE["same"]))
 
     @property
@@ -551,7 +561,7 @@ class Plan:
         gpus = say(en=" or ", fr=" ou ").join(map(str, question.gpus))
         size = format_count(question.subject.num_parameters)
         counts = self.refused.counts
-        layouts, fit, out = (
+        layouts, fit, out = (  # "same" is counted nowhere
             decimal(one, 0) for one in (found.num_layouts, found.admitted.size, found.num_layouts - found.admitted.size)
         )
         return [

@@ -38,7 +38,7 @@ from dlojz.planner.space import (
     running_engines,
 )
 
-NOT_CLUSTERS: Final = ("local",)
+NOT_CLUSTERS: Final = ("local",)  # placeholders, not measured values
 
 
 class FittingCluster(NamedTuple):
@@ -62,14 +62,15 @@ def fits_on(question: Question, place: Cluster, gpus: int) -> bool:
         precision = check_precision(place, question.precision)
     except LabError:
         precision = check_precision(place, None)
+    # A GPU without this precision (V100 has no bf16) is judged with its own default rather than left out.
     other = replace(question, cluster=place, gpus=(gpus,), precision=precision)
     space = other.space()
-    places = np.flatnonzero(space.codes.reshape(-1) == 0)
+    places = np.flatnonzero(space.codes.reshape(-1) == 0)  # legal by degrees and options alone
     if not places.size:
         return False
     columns = frugal(space.columns(places))
     held = searched_memories(space, columns, place.gpu)
-    here = held.host * min(gpus, place.gpus_per_node)
+    here = held.host * min(gpus, place.gpus_per_node)  # host bytes of a rank × ranks of a node
     return bool(((held.total_bytes <= place.gpu.memory_bytes) & (here <= place.host_memory_bytes)).any())
 
 
@@ -79,7 +80,9 @@ def frugal(columns: dict[str, Integers]) -> dict[str, Integers]:
     Memory never falls with a larger micro-batch, nor with less that is computed again.
     """
     free = ("micro_batch", "micro_batches", "checkpointing")
+    # The engine, degrees, ZeRO, schedule, offload.
     fixed = np.stack([column for name, column in columns.items() if name not in free], axis=1)
+    # Sorted so that within a group the smallest micro-batch with the most recomputation comes first; unique keeps it.
     order = np.lexsort((columns["micro_batch"], -columns["checkpointing"]))
     _, first = np.unique(fixed[order], axis=0, return_index=True)
     return {name: column[order[first]] for name, column in columns.items()}
@@ -90,9 +93,11 @@ def _places(question: Question) -> Iterator[FittingCluster]:
     own = question.cluster
     others = [cluster(name) for name in CLUSTERS if name not in (own.name, *NOT_CLUSTERS)]
     ordered = [own, *sorted(others, key=lambda one: one.gpu.memory_bytes)]
+    # Powers of two of nodes, and parts of one.
     counts = sorted({one.gpus_per_node * 2**k for one in ordered for k in range(15)} | {1, 2, 4})
     for gpus in counts:
         for one in ordered:
+            # Whole nodes, or a part of one.
             if gpus <= one.num_gpus and (gpus < one.gpus_per_node or gpus % one.gpus_per_node == 0):
                 yield FittingCluster(one, gpus)
 
@@ -105,6 +110,7 @@ def smallest_place(question: Question) -> FittingCluster | None:
 def fits_nowhere(question: Question, found: SearchResult) -> str:
     """Say what is missing, and the smallest cluster that works."""
     name, gpus = question.cluster.name, say(en=" or ", fr=" ou ").join(map(str, question.gpus))
+    # Something fits, so only the hours refuse: the fastest of them is named.
     if found.fastest_s < np.inf and question.steps is not None and question.hours is not None:
         took = decimal(found.fastest_s * question.steps / 3600)
         limit = f"{shortest(question.hours)} h" + (f" ({question.limit})" if question.limit else "")
@@ -136,7 +142,7 @@ def fits_nowhere(question: Question, found: SearchResult) -> str:
             en=f"needs {gigabytes(needs)} on one GPU, {gigabytes(missing)} more than there are",
             fr=f"demande {gigabytes(needs)} sur un GPU, soit {gigabytes(missing)} de trop",
         )
-    else:
+    else:  # fits on the GPU, so it is the host's memory that lacks
         here = min(one.gpus, question.cluster.gpus_per_node)
         own = layout_memories(found.space, columns_of([one], found.space), question.cluster.gpu)
         held = own.host[0] * here
@@ -204,6 +210,7 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
     numbers = tuple(gpus) if isinstance(gpus, Sequence) else (gpus,)
     if not numbers:
         raise LabError(say(en="gpus must name a number, but none was received.", fr="gpus doit donner un nombre."))
+    # Numbers given twice are searched once.
     numbers = tuple(dict.fromkeys(check_gpus(site, one) for one in numbers))
     batch = check_whole("batch", batch, MOST_BATCH)
     steps = None if steps is None else check_whole("steps", steps, 2**40)
@@ -216,6 +223,7 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
         experts=asked.num_experts > 0,
     )
     if asked.is_elsewhere:
+        # Rules of runs: raises if no engine can run it.
         names = running_engines(asked, found_precision, names)
     flash = site.gpu.name.split("-")[0] in FLASH_FROM if fused_attention is None else fused_attention
     question = Question(
@@ -225,6 +233,7 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
     refusal = batch_refusal(question)
     if refusal:
         raise LabError(refusal)
+    # Two answers are possible: a plan, or a refusal that names the smallest cluster (a second search, of bytes alone).
     found = search(question.space(), site, question.calibration, step_limit_s=question.step_limit_s)
     if not found.admitted.size:
         raise LabError(fits_nowhere(question, found))

@@ -77,8 +77,9 @@ class LayoutChange:
 def differences(space: Space, places: Integers, one: PlannedLayout) -> Integers:
     """Count the choices in which each of some layouts differs from one; schedule and chunks are one choice."""
     columns, own = space.columns(places), columns_of([one], space)
+    # (choices, layouts): True where they differ.
     unlike = {name: columns[name] != own[name] for name in ("gpus", *FREE)}
-    unlike["schedule"] |= unlike.pop("chunks")
+    unlike["schedule"] |= unlike.pop("chunks")  # so changing both counts once
     counted: Integers = np.sum(list(unlike.values()), axis=0)
     return counted
 
@@ -94,6 +95,7 @@ def smallest_change(
     """Find the admitted layout that differs in the fewest choices; of these the fastest."""
     if not found.admitted.size:
         return None
+    # The first of equals, which is the fastest.
     place = int(np.argmin(differences(found.space, found.admitted, candidate)))
     to = candidates_of(found.space, found.admitted[place])[0]
     return changes(question, found, candidate, [to], meaningful)[0]
@@ -105,14 +107,16 @@ def changes(
     """Compare a layout with others."""
     if not others:
         return []
+    # Row 0 is the reference. A meaningless candidate has no bytes: its place is taken, its differences become nan.
     compared = [candidate if meaningful else others[0], *others]
     layouts = layouts_of(compared, found.space)
     held = layout_memories(found.space, columns_of(compared, found.space), question.cluster.gpu)
     step = step_parts(question.subject.workload, question.cluster, layouts, question.calibration).step_s
     total, host = held.total_bytes, held.host
+    # A node's ranks share one host.
     on_host = host * np.minimum(question.cluster.gpus_per_node, layouts.gpus) <= question.cluster.host_memory_bytes
     fits = (total <= question.device_bytes) & on_host & (step <= question.step_limit_s)
-    unknown = 0.0 if meaningful else math.nan
+    unknown = 0.0 if meaningful else math.nan  # x + nan = nan: for every difference at once
     return [
         LayoutChange(
             other,
@@ -128,6 +132,7 @@ def changes(
 
 def lighter_neighbours(question: Question, one: PlannedLayout) -> Iterator[PlannedLayout]:
     """Yield layouts that differ in one choice which saves memory."""
+    # `every_second` stands last in the list, but no engine of OFFERS has it: `code_of` drops it.
     for kind in CHECKPOINTING[CHECKPOINTING.index(one.checkpointing) + 1 :]:
         yield one.changed(checkpointing=kind)
     if one.tp > 1 and not one.sequence_parallel:
@@ -136,11 +141,13 @@ def lighter_neighbours(question: Question, one: PlannedLayout) -> Iterator[Plann
         yield one.changed(zero=zero)
     if one.micro_batch > 1:
         half = one.micro_batch // 2
+        # The global batch stays: twice as many micro-batches.
         yield one.changed(micro_batch=half, micro_batches=question.batch // (one.dp * half))
     if one.dp % 2 == 0:
         fewer = one.changed(dp=one.dp // 2, micro_batches=question.batch // (one.dp // 2 * one.micro_batch))
         yield fewer.changed(tp=2 * one.tp)
         yield fewer.changed(pp=2 * one.pp)
+        # Twice as many expert ranks need both: replicas, and experts that divide.
         if one.dp % (2 * one.ep) == 0 and max(1, question.subject.num_experts) % (2 * one.ep) == 0:
             yield one.changed(ep=2 * one.ep)
         if 2 * one.cp in contexts_of(question.subject, 2 * one.cp):
@@ -156,8 +163,8 @@ def code_of(question: Question, space: Space, one: PlannedLayout) -> str:
         space: that has its engine.
     """
     given = {name: column.tolist() for name, column in columns_of([one], space).items() if name in FREE}
-    codes = question.space(given, gpus=(one.gpus,)).codes
-    return REASONS[int(codes.reshape(-1)[0])] if codes.size else "gpus"
+    codes = question.space(given, gpus=(one.gpus,)).codes  # one degree, one option: a 1 × 1 space
+    return REASONS[int(codes.reshape(-1)[0])] if codes.size else "gpus"  # empty: no such pair of schedule and chunks
 
 
 def _wrong_product(one: PlannedLayout, gpus: int) -> str:
@@ -216,8 +223,8 @@ def _sequence(question: Question, one: PlannedLayout) -> str:
 
 def _stages(question: Question, one: PlannedLayout) -> str:
     layers = question.subject.num_layers
-    each = -(-layers // one.pp)
-    filled = -(-layers // each)
+    each = -(-layers // one.pp)  # rounded up
+    filled = -(-layers // each)  # stages that get a layer
     if one.pp <= layers and filled == one.pp:
         return say(
             en=f"{one.engine} wants equal stages, but pp={one.pp} does not divide {layers} layers.",
@@ -335,6 +342,7 @@ def cost_sentence(
     """Say why bytes or seconds refuse a layout, with the stage and the category that weigh most."""
     if reason == "hours":
         assert question.steps is not None and question.hours is not None
+        # Seconds of a step → hours of the training.
         took, limit = decimal(step_s * question.steps / 3600), shortest(question.hours)
         name = f" ({question.limit})" if question.limit else ""
         return say(
@@ -348,6 +356,7 @@ def cost_sentence(
             en=f"{here} ranks of a node would offload {needs}, but its memory is {has}.",
             fr=f"{here} rangs d’un nœud déchargeraient {needs}, mais sa mémoire est de {has}.",
         )
+    # Out of memory: name the stage and the category that weigh most.
     rank = fullest(rank_memories(found.space, one, question.cluster.gpu))
     name = max(rank.parts, key=lambda part: rank.parts[part])
     over = gigabytes(rank.total_bytes - question.device_bytes)
@@ -456,7 +465,7 @@ def refused(
     Args:
         gpus: that its degrees do not multiply to, for the reason `gpus`.
     """
-    meaningful = reason in ("memory", "host", "hours")
+    meaningful = reason in ("memory", "host", "hours")  # its degrees make sense, so bytes and seconds exist
     step = memory = math.nan
     if meaningful:
         layout = layouts_of([candidate], found.space)
@@ -470,10 +479,12 @@ def refused(
         sentence = _SENTENCES[reason](question, candidate)
     change = smallest_change(question, found, candidate, meaningful)
     if change is not None and reason == "gpus":
-        change.changed.pop("gpus", None)
+        change.changed.pop("gpus", None)  # it follows from the degrees, and was given
     tried: list[LayoutChange] = []
     if reason == "memory":
+        # A lever that is illegal itself is none.
         legal = [one for one in lighter_neighbours(question, candidate) if not code_of(question, found.space, one)]
+        # Those that fit first, then the fastest.
         tried = sorted(changes(question, found, candidate, legal, True), key=lambda one: (not one.fits, one.step_s))
     return LayoutVerdict(candidate, reason, sentence, change, tuple(tried), 0, step, memory)
 
@@ -509,7 +520,7 @@ def beside(found: SearchResult, made: SearchResult) -> LayoutVerdict:
     """
     candidate = candidates_of(made.space, made.admitted[0])[0]
     step = float(made.step_s[0])
-    rank = int(np.searchsorted(found.step_s, step)) + 1
+    rank = int(np.searchsorted(found.step_s, step)) + 1  # admitted steps ascend; its place, had it been searched
     ratio = step / float(found.step_s[0])
     percent = decimal(100 * abs(ratio - 1))
     sentence = say(
@@ -539,6 +550,7 @@ def checked(fields: Mapping[str, Any], space: Space) -> dict[str, int]:
             raise LabError(one_of("field", name, FIELDS))
         if name not in legal:
             found[name] = check_whole(name, value, {"micro_batch": MOST_BATCH, "chunks": 1024}.get(name, MOST_GPUS))
+        # True == 1: a flag is no ZeRO stage.
         elif value not in legal[name] or (name == "zero" and isinstance(value, bool)):
             raise LabError(one_of(name, value, tuple(map(str, legal[name]))))
         else:
@@ -550,6 +562,7 @@ def matching(found: SearchResult, places: Integers, fields: Mapping[str, Any]) -
     """Select the layouts that have these values: their places in `places`, in order."""
     columns = found.space.columns(places)
     wanted = checked(fields, found.space)
+    # No field at all: every layout matches.
     return np.flatnonzero(np.all([columns[name] == value for name, value in wanted.items()] or [places >= 0], axis=0))
 
 
@@ -561,6 +574,7 @@ def verdict_of(question: Question, found: SearchResult, fields: Mapping[str, Any
     """
     if fields.get("engine") in OFFERS and fields["engine"] not in question.engines:
         question = replace(question, engines=(*question.engines, fields["engine"]))
+        # `names` may get one more at its end: codes and indices of the search stay valid.
         found = replace(found, space=replace(found.space, names=question.engines))
     wanted = checked(fields, found.space)
     numbers = [wanted["gpus"]] if "gpus" in wanted else list(question.gpus)
@@ -571,6 +585,7 @@ def verdict_of(question: Question, found: SearchResult, fields: Mapping[str, Any
         return admitted(question, found, int(places[0]))
     given = {name: (value,) for name, value in wanted.items() if name != "gpus"}
     made = search(
+        # The values asked for, of each column one; all other columns as in any search.
         question.space(given, gpus=numbers), question.cluster, question.calibration, step_limit_s=question.step_limit_s
     )
     if made.admitted.size:  # with a value that the search does not try, a micro-batch of 5 say
@@ -582,6 +597,7 @@ def verdict_of(question: Question, found: SearchResult, fields: Mapping[str, Any
 def _some_degrees(question: Question, wanted: Mapping[str, int], numbers: Sequence[int]) -> bool:
     """Whether the degrees asked for can multiply to one of these numbers of GPUs."""
     degrees = {name: wanted[name] for name in ("dp", "tp", "pp", "cp") if name in wanted}
+    # Of the degrees that were given; the others may be anything that fills `number`.
     product = math.prod(degrees.values())
     over = [number // product for number in numbers if number % product == 0]
     if {"dp", "tp", "pp"} <= set(degrees):  # what is left over is cp, where that was not given and is searched
@@ -610,10 +626,11 @@ def _furthest(made: SearchResult, found: SearchResult) -> tuple[PlannedLayout, s
             fr="aucune configuration n’a ces valeurs ensemble : un ordonnancement interleaved a au moins 2 "
             "chunks, tout autre en a 1.",
         )
-    told = codes[codes != CODE["same"]]
+    told = codes[codes != CODE["same"]]  # a plainer layout says why better
+    # Reasons are ordered: the largest code got furthest.
     code = int(told.max()) if told.size else CODE["same"]
     places = np.flatnonzero(codes == code)
-    if code == CODE["memory"]:
+    if code == CODE["memory"]:  # the only reason with bytes to sort by
         light = made.heavy_bytes[np.isin(made.heavy, places)]
         places = made.heavy[np.isin(made.heavy, places)][np.argsort(light, kind="stable")]
     else:

@@ -64,6 +64,7 @@ def megatron_arguments(
         words += ["--checkpoint-activations"] * (one.checkpointing == "full")
         return [str(word) for word in words]
     words += ["--sequence-parallel"] * one.sequence_parallel
+    # Overlapping the parameters' gather needs the sharded optimizer.
     words += ["--use-distributed-optimizer", "--overlap-param-gather"] * (one.zero > 0)
     words += ["--overlap-grad-reduce", "--accumulate-allreduce-grads-in-fp32"]
     if one.checkpointing != "none":
@@ -78,10 +79,12 @@ def torchtitan_arguments(one: PlannedLayout, sequence_length: int | None, layers
     A schedule that torch has no class for is read from the file that `dlojz pipeline` exports.
     """
     sharded = one.zero > 0
+    # DP as FSDP shards, or as replicas: never both.
     words: list[Any] = ["--parallelism.data_parallel_shard_degree", one.dp if sharded else 1]
     words += ["--parallelism.data_parallel_replicate_degree", 1 if sharded else one.dp]
     words += ["--parallelism.fsdp_reshard_after_forward", "always" if one.zero == 3 else "never"]
     words += ["--parallelism.tensor_parallel_degree", one.tp, "--parallelism.pipeline_parallel_degree", one.pp]
+    # Only a pipeline cuts torchtitan's local batch into micro-batches; without one it accumulates up to the global.
     words += ["--training.local_batch_size", one.micro_batch * (one.micro_batches if one.pp > 1 else 1)]
     words += ["--training.global_batch_size", one.global_batch]
     words += ["--parallelism.context_parallel_degree", one.cp] if one.cp > 1 else []
@@ -93,6 +96,7 @@ def torchtitan_arguments(one: PlannedLayout, sequence_length: int | None, layers
         words += ["--activation_checkpoint.mode", one.checkpointing]
     if one.pp > 1:
         words += ["--parallelism.pipeline_parallel_microbatch_size", one.micro_batch]
+        # Stages × chunks, rounded up.
         words += ["--parallelism.pipeline_parallel_layers_per_stage", -(-layers // (one.pp * one.chunks))]
         words += [
             "--parallelism.pipeline_parallel_schedule",
@@ -105,7 +109,7 @@ def torchtitan_arguments(one: PlannedLayout, sequence_length: int | None, layers
 
 def torchrun_arguments(gpus: int, gpus_per_node: int) -> list[str]:
     """Arguments of `torchrun` before the program; the first node's address is the job's `$HEAD`."""
-    nodes = -(-gpus // gpus_per_node)
+    nodes = -(-gpus // gpus_per_node)  # rounded up
     here = min(gpus, gpus_per_node)
     words = ["--nnodes", str(nodes), "--nproc-per-node", str(here)]
     return words + (["--standalone"] if nodes == 1 else ["--rdzv-backend", "c10d", "--rdzv-endpoint", "$HEAD:29500"])
@@ -184,13 +188,13 @@ def deepspeed_document(choice: ChosenLayout) -> dict[str, Any]:
     if one.offload == "parameters":
         zero["offload_param"] = place
     settings: dict[str, Any] = {
-        "train_batch_size": one.global_batch,
+        "train_batch_size": one.global_batch,  # DeepSpeed checks: batch = micro-batch × accumulation × dp
         "train_micro_batch_size_per_gpu": one.micro_batch,
         "gradient_accumulation_steps": one.micro_batches,
         "zero_optimization": zero,
         "gradient_clipping": 1.0,
     }
-    if question.precision in ("bf16", "fp16"):
+    if question.precision in ("bf16", "fp16"):  # fp32 is what DeepSpeed does without either
         settings[question.precision] = {"enabled": True}
     if question.precision == "bf16" and OFFERS[one.engine].gradient_bytes("bf16") == 4:
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
@@ -220,6 +224,7 @@ def program(choice: ChosenLayout) -> list[str]:
     if one.engine == "torch":
         flags = torchtitan_arguments(one, question.subject.sequence_length, question.subject.num_layers)
         return ["-m", "torchtitan.train", *flags]
+    # DeepSpeed without Megatron: the user's own script.
     return ["train.py", "--deepspeed", "--deepspeed_config", "ds_config.json"]
 
 
@@ -257,14 +262,14 @@ def batch_script(choice: ChosenLayout, site: Machine, *, hours: float = 1.0, acc
     here = min(one.gpus, full)
     if not _PLAIN.fullmatch(account):
         raise LabError(say(en=f"{account!r} is no name of an account.", fr=f"{account!r} n’est pas un nom de compte."))
-    minutes = max(1, round(60 * hours))
+    minutes = max(1, round(60 * hours))  # sbatch takes whole minutes
     options: dict[str, Any] = {
         "job-name": "plan",
         "partition": site.partition,
         "constraint": site.constraint,
         "account": account + site.account_suffix if account and not account.endswith(site.account_suffix) else account,
         "qos": fitting_qos(site, one.gpus, hours),
-        "nodes": -(-one.gpus // full),
+        "nodes": -(-one.gpus // full),  # rounded up
         "ntasks-per-node": 1,
         "gres": f"{site.gres}:{here}" if site.gres else "",
         "cpus-per-task": site.cpus_per_gpu * here,
@@ -275,16 +280,18 @@ def batch_script(choice: ChosenLayout, site: Machine, *, hours: float = 1.0, acc
     lines += [f"#SBATCH --{name}={value}" for name, value in options.items() if value not in ("", None)]
     lines += ["", *(" ".join(map(shlex.quote, line)) for line in site.setup), "set -eu"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in site.environment.items()]
+    # torchrun's rendezvous needs one address.
     lines += ['HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'] if one.gpus > full else []
     return "\n".join([*lines, "", _command(torchrun_arguments(one.gpus, full), program(choice))]) + "\n"
 
 
 def _command(launcher: Sequence[str], words: Sequence[str]) -> str:
     """`srun torchrun …`, one option a line; srun no longer takes `--cpus-per-task` from the job (Slurm 22.05)."""
+    # Quoted by double quotes, so that the shell still expands it.
     quoted = ['"$HEAD:29500"' if word.startswith("$HEAD") else shlex.quote(word) for word in (*launcher, *words)]
     lines, line = [], ["srun", '--cpus-per-task="$SLURM_CPUS_PER_TASK"', "torchrun"]
     for word in quoted:
-        if word.startswith("-") and line:
+        if word.startswith("-") and line:  # an option begins a line; its values stay on it
             lines.append(" ".join(line))
             line = []
         line.append(word)
@@ -297,6 +304,7 @@ def fitting_qos(site: Machine, gpus: int, hours: float) -> str:
     Raises:
         LabError: if there are some and none fits; the sentence lists them.
     """
+    # No `max_gpus`: no limit.
     fitting = [one.name for one in site.qos if hours <= one.max_hours and gpus <= (one.max_gpus or gpus)]
     if fitting or not site.qos:
         return str(fitting[0]) if fitting else ""

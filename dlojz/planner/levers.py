@@ -79,12 +79,13 @@ def largest_batch(config: RunConfig, device: Device, *, limit_bytes: int | None 
         return taken_bytes(known[micro_batch])
 
     own = min(config.layout.micro_batch, MAX_MICRO_BATCH - 1)
-    guesses = [max(2, own), max(1, own // 2)]
+    guesses = [max(2, own), max(1, own // 2)]  # popped from the end: half first
     while fails - fits > 1:
         guess = guesses.pop() if guesses else _crossing({size: taken(size) for size in known}, limit_bytes)
+        # The limit is not reached by any size: stop at the largest.
         if guess >= MAX_MICRO_BATCH - 1 and fails == MAX_MICRO_BATCH and fits:
             break
-        guess = min(max(guess, fits + 1), fails - 1)
+        guess = min(max(guess, fits + 1), fails - 1)  # strictly between what fits and what fails: the loop ends
         if taken(guess) <= limit_bytes:
             fits = guess
         else:
@@ -100,7 +101,9 @@ def _crossing(taken: dict[int, int], limit_bytes: int) -> int:
     line is flat.
     """
     low, high = min(taken), max(taken)
+    # The interpolation starts at the largest that fits.
     nearest = max((size for size in taken if taken[size] <= limit_bytes), default=low)
+    # Bytes per sample, at least 1: a flat line has no crossing.
     slope = max(1.0, (taken[high] - taken[low]) / max(1, high - low))
     return min(nearest + int((limit_bytes - taken[nearest]) / slope), MOST_EXTRAPOLATED * high)
 
@@ -119,10 +122,12 @@ def changes(config: RunConfig) -> list[tuple[str, str, dict[str, object]]]:
         lever("selective", "selective checkpointing", "points de contrôle sélectifs", checkpointing="selective")
     if layout.micro_batch % 2 == 0:
         words = "half the micro-batch, twice as many", "micro-batch deux fois plus petit, deux fois plus nombreux"
+        # The global batch stays.
         lever("micro-batch", *words, micro_batch=layout.micro_batch // 2, micro_batches=layout.micro_batches * 2)
     if config.precision == "fp32":
         lever("precision", "bf16", "bf16", precision="bf16")
     for stage in range(layout.zero + 1, 4) if layout.dp > 1 and layout.pp == 1 else ():
+        # Options of torch's DDP, which the compatibility rules refuse beside DeepSpeed.
         title, plain = f"ZeRO-{stage} (DeepSpeed)", {"bucket_mib": None, "gradient_as_bucket_view": False}
         lever(f"zero-{stage}", title, title, zero=stage, engine="deepspeed", **plain)
     if layout.offload == "none":
@@ -164,7 +169,7 @@ def levers(config: RunConfig, device: Device | None = None) -> tuple[Lever, ...]
             memory = heaviest(changed, device)
         except LabError:  # a model whose heads do not divide, a layout that does not go together: no lever
             continue
-        try:
+        try:  # legal as a configuration, but perhaps nothing that this machine can run
             check_runnable(changed)
             runnable = True
         except LabError:

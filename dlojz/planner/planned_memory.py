@@ -40,6 +40,7 @@ def is_forecast(space: Space, columns: Mapping[str, Integers]) -> NDArray[np.boo
     """
     if not space.subject.catalogue or space.precision not in ("fp32", "bf16", "fp16"):
         return np.zeros(columns["dp"].size, bool)
+    # Engine column → whether the lab runs it.
     lab = np.array([name in OF_THE_LAB for name in space.words["engine"]])[columns["engine"]]
     experts = (columns["ep"] == 1) | ((columns["zero"] == 0) & (columns["pp"] == 1))
     found: NDArray[np.bool_] = lab & (columns["cp"] == 1) & experts
@@ -56,7 +57,7 @@ def layout_memories(space: Space, columns: Mapping[str, Integers], device: Devic
     size = columns["dp"].size
     made = {field.name: np.zeros(size) for field in fields(Memories)}
     forecast = is_forecast(space, columns)
-    others = np.flatnonzero(~forecast)
+    others = np.flatnonzero(~forecast)  # not the lab's runs: the cost model's closed form
     if others.size:
         layouts = space.cost_layouts({name: one[others] for name, one in columns.items()})
         closed = memories(space.subject.workload, layouts)
@@ -77,7 +78,7 @@ def searched_memories(space: Space, columns: Mapping[str, Integers], device: Dev
         return layout_memories(space, columns, device)
     from dlojz.prediction.many_layouts import kept_summaries  # loads torch
 
-    configs = [config for config, _ in _groups(space, columns, forecast)]
+    configs = [config for config, _ in _groups(space, columns, forecast)]  # the groups are few, the layouts many
     with kept_summaries(configs[0]):
         _trace_missing(space, configs)
         return layout_memories(space, columns, device)
@@ -145,16 +146,17 @@ def _groups(space: Space, columns: Mapping[str, Integers], places: Integers) -> 
     """Layouts that differ in their micro-batches alone, each with a configuration that stands for them."""
     if not places.size:
         return []
-    keys = np.stack([columns[name][places] for name in _KEY], axis=1)
+    keys = np.stack([columns[name][places] for name in _KEY], axis=1)  # (layouts, columns of the key)
     distinct, group = np.unique(keys, axis=0, return_inverse=True)
     order = np.argsort(group.reshape(-1), kind="stable")
-    starts = np.searchsorted(group.reshape(-1)[order], np.arange(len(distinct) + 1))
+    starts = np.searchsorted(group.reshape(-1)[order], np.arange(len(distinct) + 1))  # bounds of each group in `order`
     number = columns["micro_batches"]
     found = []
     for place in range(len(distinct)):
         members = places[order[starts[place] : starts[place + 1]]]
         of_most = members[int(np.argmax(number[members]))]  # a schedule may need as many micro-batches as stages
         one = candidates_from({name: column[of_most : of_most + 1] for name, column in columns.items()}, space)[0]
+        # micro_batch=1: a stand-in; the sizes are passed beside it.
         found.append((run_config_of(space.subject, space.precision, one, micro_batch=1), members))
     return found
 
@@ -163,8 +165,10 @@ def _groups(space: Space, columns: Mapping[str, Integers], places: Integers) -> 
 def _fullest(config: RunConfig, pairs: tuple[tuple[int, int], ...], device: Device) -> dict[str, NDArray[np.float64]]:
     """Bytes of the fullest rank by the names of `Memories`, one place per micro-batch."""
     ranks = [named for named, _, _ in _stages(config, pairs, device)]
+    # (stages, micro-batches): bytes on the device, the host's left out.
     totals = np.stack([sum(column for name, column in named.items() if name != "host") for named in ranks])
     first, places = np.argmax(totals, axis=0), np.arange(len(pairs))
+    # Of each micro-batch the stage that is fullest; all categories come from that one stage.
     return {name: np.stack([named[name] for named in ranks])[first, places] for name in ranks[0]}
 
 
@@ -179,11 +183,11 @@ def _stages(
     for rank in rank_memories(config, list(pairs), device):
         held = dict(zip(CATEGORIES, rank.by_category, strict=True))
         named = {
-            "weights": held["weights"] + held["buffers"],
+            "weights": held["weights"] + held["buffers"],  # `Memories` has no category for buffers
             "gradients": held["gradients"],
-            "optimizer": held["optimizer"] + held["master"],
+            "optimizer": held["optimizer"] + held["master"],  # nor for the fp32 master copy
             "activations": held["activations"],
-            "edges": np.zeros(len(pairs)),
+            "edges": np.zeros(len(pairs)),  # a forecast counts embedding and logits in the categories above
             "live": held["workspace"],
             "reserve": np.full(len(pairs), outside),
             "host": rank.host,

@@ -99,14 +99,14 @@ class Subject:
             )
         if self.catalogue:
             return _catalogue_conflict(self.catalogue, tp, language())
-        split = {}
+        split = {}  # what tp has to divide
         if self.size is not None:
             split = {
                 say(en="attention heads", fr="têtes d’attention"): self.size.heads,
                 say(en="key-value heads", fr="têtes de clés et valeurs"): self.size.kv_heads,
                 say(en="hidden features of the MLP", fr="neurones cachés du MLP"): self.size.mlp_width,
             }
-        for what, number in split.items():
+        for what, number in split.items():  # all must divide: heads and widths are cut, never one head
             if number % tp:
                 return say(
                     en=f"tp={tp} does not divide the {number} {what}.", fr=f"tp={tp} ne divise pas {number} {what}."
@@ -126,6 +126,7 @@ def _catalogue_conflict(model: str, tp: int, _language: Language) -> str:
 
 def published() -> tuple[str, ...]:
     """Names of the published decoders that can be planned for."""
+    # Sizes come from the shipped tables; a table left out takes its names away.
     known = {row.row for name in {row.split("/")[0] for row in _ROWS.values()} for row in table(name)}
     return tuple(name for name, row in _ROWS.items() if row in known)
 
@@ -165,6 +166,7 @@ def subject(model: str | DecoderSize, *, image_size: int | None = None, sequence
 
 
 def _decoder(name: str, size: DecoderSize, sequence_length: int | None) -> Subject:
+    # Another length of samples changes activations and positions, not the layers.
     size = replace(size, sequence_length=sequence_length) if sequence_length is not None else size
     return Subject(name, workload(size), "", None, size.sequence_length, size.layers)
 
@@ -172,6 +174,7 @@ def _decoder(name: str, size: DecoderSize, sequence_length: int | None) -> Subje
 def _of_catalogue(model: str, image_size: int | None, sequence_length: int | None) -> Subject:
     spec = models.spec(model)
     work = workload(model, image_size, sequence_length)
+    # What stages can be cut between.
     layers = work.size.layers if work.size is not None else sum(kind.count for kind in work.kinds)
     return Subject(
         shown_name(spec.name),
@@ -222,6 +225,7 @@ class Offer:
 
     def gradient_bytes(self, precision: Precision) -> int:
         """Bytes of an element of the accumulated gradients."""
+        # fp32 in any case where the products are in fp32 too.
         return 4 if precision in self.fp32_gradients or precision in ("fp32", "tf32") else 2
 
     def place(self, pipeline: bool) -> int:
@@ -257,7 +261,7 @@ OFFERS: Final[dict[str, Offer]] = {
     ),
     "deepspeed": Offer(
         costed=("deepspeed", "megatron-deepspeed"),
-        zero=zero_stages("deepspeed"),
+        zero=zero_stages("deepspeed"),  # as this lab's own engine runs it
         zero_pipeline=pipeline_stages("deepspeed"),
         checkpointing=("none", "full"),
         tensor=(False, False),
@@ -313,6 +317,7 @@ def chosen(
     usual = (OF_MIXTURES if experts else OF_THE_LAB) if catalogue else OF_GIANTS
     wanted = usual if engines is None else engines
     names = tuple(one.strip() for one in wanted.split(",")) if isinstance(wanted, str) else tuple(wanted)
+    # By hand only models of the catalogue are split.
     legal = tuple(OFFERS) if catalogue else tuple(name for name in OFFERS if name != "by_hand")
     for name in names:
         if name not in legal:

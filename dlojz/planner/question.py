@@ -88,7 +88,7 @@ def check_gpus(cluster: Cluster, number: object) -> int:
         LabError: if it does not fill whole nodes, or there are not so many.
     """
     wanted, full = check_whole("gpus", number, MOST_GPUS), cluster.gpus_per_node
-    if wanted > full and wanted % full:
+    if wanted > full and wanted % full:  # a part of a node, or whole nodes
         below = wanted - wanted % full
         raise refusal(
             en=f"{wanted} GPUs do not fill whole nodes of {cluster.name}, which have {full}: use at most {full}, "
@@ -131,6 +131,7 @@ def check_precision(cluster: Cluster, precision: str | None) -> Precision:
 def batch_refusal(question: Question) -> str:
     """Say that no layout divides the batch, with the nearest ones that work; empty if one does."""
     replicas = {number: _replicas(question, number) for number in question.gpus}
+    # Each number of GPUs has its own degrees.
     if any(question.batch % dp == 0 for each in replicas.values() for dp in each):
         return ""
     number, batch = question.gpus[0], question.batch
@@ -138,7 +139,7 @@ def batch_refusal(question: Question) -> str:
     if not least:
         return ""  # no degrees at all suit the model, which the search says better
     below = max((batch // dp * dp for dp in replicas[number]), default=0)
-    above = min(-(-batch // dp) * dp for dp in replicas[number])
+    above = min(-(-batch // dp) * dp for dp in replicas[number])  # multiples of dp around the batch
     works = say(en=" or ", fr=" ou ").join(str(one) for one in (below, above) if one)
     name = question.cluster.name
     return say(
@@ -155,5 +156,5 @@ def _replicas(question: Question, number: int) -> set[int]:
         question.subject, (number,), number, question.engines, question.precision, question.fused_attention,
         {"micro_batch": (1,)},
     )  # fmt: skip
-    rows = np.flatnonzero((space.codes == 0).any(axis=1))
+    rows = np.flatnonzero((space.codes == 0).any(axis=1))  # at least one option allows it
     return set(space.degrees["dp"][rows].tolist())

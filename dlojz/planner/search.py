@@ -79,24 +79,26 @@ def search(space: Space, cluster: Cluster, calibration: Calibration, *, step_lim
     places = np.flatnonzero(flat == 0)
     columns = space.columns(places)
     layouts = space.cost_layouts(columns)
-    held = searched_memories(space, columns, cluster.gpu)
+    held = searched_memories(space, columns, cluster.gpu)  # bytes first: seconds are computed for what fits alone
     total = held.total_bytes
     too_much = total > cluster.gpu.memory_bytes
-    here = np.minimum(cluster.gpus_per_node, columns["gpus"])
+    here = np.minimum(cluster.gpus_per_node, columns["gpus"])  # ranks that share one host
     on_host = held.host * here > cluster.host_memory_bytes
     flat[places[on_host]] = CODE["host"]
-    flat[places[too_much]] = CODE["memory"]
+    flat[places[too_much]] = CODE["memory"]  # last, so that a layout refused for both says "memory"
     kept = ~(too_much | on_host)
     parts = step_parts(space.subject.workload, cluster, layouts[kept], calibration)
     slow = parts.step_s > step_limit_s
+    # `places[kept][slow]`: flat index of each layout that fits but is slow.
     flat[places[kept][slow]] = CODE["hours"]
+    # Slow ones sort last and are cut off.
     order = np.argsort(np.where(slow, np.inf, parts.step_s), kind="stable")[: int((~slow).sum())]
     found = Parts(**{one.name: getattr(parts, one.name)[order] for one in fields(Parts)})
     memory = Memories(**{one.name: getattr(held, one.name)[kept][order] for one in fields(Memories)})
     admitted = places[kept][order]
     gpus = space.columns(admitted)["gpus"]
     heavy = places[too_much | on_host]
-    fastest_s = float(parts.step_s.min(initial=np.inf))
+    fastest_s = float(parts.step_s.min(initial=np.inf))  # before the hours are applied
     energy = energy_j(cluster, gpus, found)
     return SearchResult(space, codes, admitted, found, memory, energy, heavy, total[too_much | on_host], fastest_s)
 
@@ -117,10 +119,11 @@ def pareto(costs: NDArray[np.float64]) -> Integers:
     Args:
         costs: rows × objectives, the less the better. Of equal rows the first stays.
     """
-    order = np.lexsort(costs.T[::-1])
+    order = np.lexsort(costs.T[::-1])  # by the first column, then the second, …: lexsort's last key counts most
     left, front = costs[order], []
     while order.size:
         front.append(int(order[0]))
+        # (rows,) of bool; the first row compares equal to itself, so it leaves too.
         worse = (left >= left[0]).all(axis=1)  # the first of what is left is beaten by nothing that is left
         order, left = order[~worse], left[~worse]
     return np.array(front, np.int64)
@@ -130,6 +133,7 @@ def front_of(found: SearchResult, device_bytes: float) -> Integers:
     """Pareto front of step time, GPU-hours, energy and free memory, as places in `admitted`."""
     gpus = found.gpus.astype(float)
     free = device_bytes - found.memory.total_bytes
+    # All minimised, so free memory with a minus.
     costs = np.stack([found.step_s, gpus * found.step_s, found.energy_j, -free], axis=1)
     return pareto(costs)
 
@@ -147,10 +151,11 @@ def simulate_fastest(
     columns = found.space.columns(found.admitted[:most])
     for place in range(min(most, found.admitted.size)):
         pp, number, chunks = (int(columns[name][place]) for name in ("pp", "micro_batches", "chunks"))
-        spent += 2 * pp * number * chunks
+        spent += 2 * pp * number * chunks  # actions: forward and backward of each micro-batch on each stage and chunk
         if spent > MOST_ACTIONS and made:
             break
         try:
+            # A slice of one keeps every column an array.
             layout = found.space.cost_layouts({name: column[place : place + 1] for name, column in columns.items()})
             made[place] = simulate(found.space.subject.workload, cluster, layout, calibration)
         except LabError:  # a schedule that refuses these numbers stays with its closed form
@@ -167,16 +172,18 @@ def rank_memories(space: Space, one: PlannedLayout, device: Device) -> list[Rank
     forecast = forecast_ranks(space, one, device)
     if forecast is not None:
         return forecast
+    # Not the lab's: the closed form, stage by stage.
     work, layout = space.subject.workload, layouts_of([one], space)
     pp = one.pp
     stages = stages_of(work, pp, bool(layout.embedding_slots[0]))
     weights = weights_of(work, layout, stages)
     made = []
     for stage in range(pp):
-        own = int(stages.order[stage])
+        own = int(stages.order[stage])  # stages with equal layers are merged; rows of `counts`
         held = in_flight(layout, stage)
         memory = stage_memory(work, layout, stages.counts[own], held, weights[own])
         parts = {name: float(np.atleast_1d(getattr(memory, name))[0]) for name in PARTS}
+        # A decoder's kinds: embedding, layer, logits; an image model's: blocks, all of them layers.
         layers = stages.counts[own][1] if work.size is not None else stages.counts[own].sum()
         made.append(RankMemory(stage, int(layers), float(held[0]), parts, float(np.atleast_1d(memory.host)[0])))
     return made

@@ -130,6 +130,7 @@ class Space:
 
     def columns(self, places: Integers) -> dict[str, Integers]:
         """The columns of some layouts by their flat places."""
+        # Flat index = row of degrees × number of options + column of options.
         rows, columns = np.divmod(places, self.codes.shape[1])
         return {name: column[rows] for name, column in self.degrees.items()} | {
             name: column[columns] for name, column in self.options.items()
@@ -139,12 +140,13 @@ class Space:
         """Convert columns for the cost model, with its engines and what they offer."""
         engine = found["engine"]
         offers = [OFFERS[name] for name in self.words["engine"]]
+        # (engines, 2): the cost model's engine without and with a pipeline.
         costed = np.array([[one.place(False), one.place(True)] for one in offers])
         taken = {name: found[name] for name in (*DEGREES[1:], *OPTIONS[1:])}
         return Layouts.of(
             precision=self.precision,
             **taken,
-            engine=costed[engine, (found["pp"] > 1).astype(int)],
+            engine=costed[engine, (found["pp"] > 1).astype(int)],  # by engine, and by whether there is a pipeline
             overlap=np.array([int(one.overlap) for one in offers])[engine],
             gradient_bytes=np.array([one.gradient_bytes(self.precision) for one in offers])[engine],
             dropout=np.array([int(one.dropout) for one in offers])[engine],
@@ -158,6 +160,7 @@ def columns_of(layouts: Sequence[PlannedLayout], space: Space) -> dict[str, Inte
     words = space.words
     return {
         name: np.array(
+            # Words become their index, flags 0 or 1.
             [words[name].index(getattr(one, name)) if name in words else int(getattr(one, name)) for one in layouts],
             np.int64,
         )
@@ -170,7 +173,7 @@ def candidates_from(columns: Mapping[str, Any], space: Space) -> list[PlannedLay
     words = space.words
     lists = {
         name: [words[name][place] for place in columns[name].tolist()] if name in words else columns[name].tolist()
-        for name in (*DEGREES[1:], *OPTIONS)
+        for name in (*DEGREES[1:], *OPTIONS)  # `gpus` is left out: a layout computes it
     }
     return [PlannedLayout(**dict(zip(lists, row, strict=True))) for row in zip(*lists.values(), strict=True)]
 
@@ -202,7 +205,7 @@ def run_config_of(subject: Subject, precision: Precision, one: PlannedLayout, **
         LabError: if no run can have it.
     """
     layout: dict[str, Any] = {name: getattr(one, name) for name in LayoutFields.model_fields}
-    layout["schedule"] = one.schedule if one.pp > 1 else None
+    layout["schedule"] = one.schedule if one.pp > 1 else None  # a run takes no schedule without a pipeline
     layout["chunks"] = one.chunks if one.pp > 1 and one.chunks > 1 else None
     sample = {"image_size": subject.image_size} if subject.is_image else {"sequence_length": subject.sequence_length}
     return RunConfig.of(
@@ -219,6 +222,7 @@ def running_engines(subject: Subject, precision: Precision, names: tuple[str, ..
     said: dict[str, list[str]] = {}
     for name in names:
         asked = [PlannedLayout(dp=2, zero=zero, engine=name) for zero in OFFERS[name].zero]
+        # A refusal for each ZeRO stage; empty: it runs.
         said[name] = [run_refusal(subject, precision, one) for one in asked]
     found = tuple(name for name, refusals in said.items() if not all(refusals))
     if not found:
@@ -228,13 +232,14 @@ def running_engines(subject: Subject, precision: Precision, names: tuple[str, ..
 
 def divisors(number: int) -> list[int]:
     """List all divisors, ascending."""
+    # Up to √number; each divides once with its counterpart.
     small = [one for one in range(1, int(number**0.5) + 1) if number % one == 0]
     return sorted({*small, *(number // one for one in small)})
 
 
 def contexts_of(subject: Subject, ranks: int) -> list[int]:
     """List the context-parallel degrees to search: 1 alone for images and ordinary sequences."""
-    most = max(1, (subject.sequence_length or 0) // LEAST_CONTEXT)
+    most = max(1, (subject.sequence_length or 0) // LEAST_CONTEXT)  # tokens of a rank ≥ LEAST_CONTEXT
     return [one for one in divisors(ranks) if one <= most]
 
 
@@ -259,7 +264,7 @@ def degrees_of(
     rows = []
     for number in gpus:
         for tp in given.get("tp") or [one for one in divisors(number) if one <= MOST_TENSOR]:
-            if number % tp:
+            if number % tp:  # given values need not divide
                 continue
             for pp in given.get("pp") or divisors(number // tp):
                 if (number // tp) % pp:
@@ -269,9 +274,11 @@ def degrees_of(
                     if dp * cp * pp * tp != number or ("dp" in given and dp not in given["dp"]):
                         continue
                     shared = given.get("ep") or experts_of(subject, dp)
+                    # Micro-batches: batch ÷ (dp · size); where that does not divide, the rule "batch" refuses.
                     rows += [
                         (number, dp, tp, pp, cp, size, batch // (dp * size), ep) for size in sizes for ep in shared
                     ]
+    # (rows, degrees); (0, degrees) where nothing multiplies to the GPUs.
     table = np.array(rows, np.int64).reshape(-1, len(DEGREES))
     return dict(zip(DEGREES, table.T, strict=True))
 
@@ -289,10 +296,11 @@ def options_of(names: Sequence[str], given: Mapping[str, Sequence[int]]) -> dict
             continue
         offer = OFFERS[name]
         lists: list[Sequence[Any]] = [
+            # Without and with a pipeline: the rule "engine" sorts them out.
             given.get("zero") or sorted({*offer.zero, *offer.zero_pipeline}),
             _orders(offer, given),
             given.get("checkpointing") or [CHECKPOINTING.index(one) for one in offer.checkpointing],
-            given.get("sequence_parallel") or range(1 + offer.sequence),
+            given.get("sequence_parallel") or range(1 + offer.sequence),  # [0] or [0, 1]
             given.get("offload") or [0, *map(OFFLOAD.index, offer.offload)],
         ]
         rows += [
@@ -307,6 +315,7 @@ def _orders(offer: Offer, given: Mapping[str, Sequence[int]]) -> list[tuple[int,
     schedules = given.get("schedule") or [SCHEDULES.index(one) for one in offer.schedules]
     if "chunks" in given:
         return [
+            # Interleaved has 2 chunks or more, all others 1.
             (one, chunks) for one, chunks in product(schedules, given["chunks"]) if (chunks > 1) == (one == interleaved)
         ]
     return [(one, chunks) for one in schedules for chunks in (CHUNKS if one == interleaved else (1,))]
@@ -336,9 +345,9 @@ def space_of(
     given = given or {}
     degrees = degrees_of(subject, gpus, batch, given)
     options = options_of(names, given)
-    codes = np.zeros((degrees["dp"].size, options["zero"].size), np.uint8)
+    codes = np.zeros((degrees["dp"].size, options["zero"].size), np.uint8)  # (degrees, options)
     for name, out in _rules(subject, degrees, options, [OFFERS[one] for one in names], batch, fused_attention):
-        codes[(codes == 0) & out] = CODE[name]
+        codes[(codes == 0) & out] = CODE[name]  # the first reason stays
     found = Space(subject, degrees, options, tuple(names), codes, precision, fused_attention, fused_loss)
     if subject.is_elsewhere:
         _refuse_no_runs(found)
@@ -347,16 +356,19 @@ def space_of(
 
 def _refuse_no_runs(space: Space) -> None:
     """Refuse the layouts of a model from elsewhere that no run can have, by the rules of runs."""
+    # One check per distinct ranks and option, not per micro-batch: each check may trace the model.
     judged = ("dp", "tp", "pp", "cp", "ep")
     ranks = np.stack([space.degrees[name] for name in judged], axis=1)
     distinct, group = np.unique(ranks, axis=0, return_inverse=True)
     for number in range(len(distinct)):
         rows = np.flatnonzero(group.reshape(-1) == number)
         for column in np.flatnonzero((space.codes[rows] == 0).any(axis=0)).tolist():
+            # The first of the group that is not refused yet: it stands for all.
             row = rows[np.flatnonzero(space.codes[rows, column] == 0)[0]]
             one = candidates_of(space, row * space.codes.shape[1] + column)[0]
             if run_refusal(space.subject, space.precision, one):
                 own = space.codes[rows, column]
+                # The whole group, but reasons found before stay.
                 space.codes[rows, column] = np.where(own == 0, CODE["engine"], own)
 
 
@@ -374,17 +386,19 @@ def run_refusal(subject: Subject, precision: Precision, one: PlannedLayout) -> s
         check(RUN, config)
     except LabError as error:
         return str(error)
-    if config.built_model == config.model:
+    if config.built_model == config.model:  # built as it is: no cut into blocks that could fail
         return ""
     pp = config.layout.pp
     if refused := _chain_refusal(config.model, config.image_size, config.sequence_length, pp, language()):
         return refused
     from dlojz.prediction.many_layouts import trace_refusal  # loads torch
 
+    # Legal and a chain, but the trace itself may fail, e.g. with a checkpointing that the model does not bear.
     return trace_refusal(config)
 
 
 @cache
+# `_language` is part of the cache's key: the sentence is in the reader's language.
 def _chain_refusal(model: str, image_size: int | None, tokens: int | None, pp: int, _language: Language) -> str:
     """Say why a model is no chain of blocks, or none that stages can divide; empty where it is one."""
     blocks: dict[str, Any] = {"pp": pp} if pp > 1 else {"checkpointing": "full"}
@@ -407,16 +421,19 @@ def _rules(
     fused_attention: bool,
 ) -> Iterable[tuple[str, NDArray[np.bool_]]]:
     """Yield each reason and whom it refuses; the first that applies is kept."""
-    dp, tp, pp, cp, size, number, ep = (degrees[name][:, None] for name in DEGREES[1:])
+    dp, tp, pp, cp, size, number, ep = (degrees[name][:, None] for name in DEGREES[1:])  # (degrees, 1)
+    # (1, options), so every rule broadcasts to (degrees, options)
     engine, zero, schedule, chunks, _, sequence, offload = (options[name][None, :] for name in OPTIONS)
     first = SCHEDULES.index("1f1b")
     yield "same", (sequence > 0) & (tp == 1)
     yield "same", (schedule != first) & (pp == 1)
+    # One data rank has nothing to shard, but offload needs a ZeRO stage even there.
     yield "same", (zero > 0) & (dp * cp == 1) & (offload == 0)
     by_hand = np.array([one is OFFERS["by_hand"] for one in offers], bool)[engine]
     if OFFERS["torch"] in offers:
         yield "same", by_hand & (ep == 1) & ((tp == 1) | (not subject.is_image))  # what torch runs too
     yield "engine", _not_offered(subject, degrees, options, offers, fused_attention)
+    # Once per tp, not once per layout.
     fits = {int(one): not subject.split_conflict(int(one)) for one in np.unique(tp)}
     yield "split", (max(1, subject.num_experts) % ep > 0) | (dp % ep > 0)
     yield "split", ~np.vectorize(fits.__getitem__, otypes=[bool])(tp) if tp.size else tp > 0
@@ -424,13 +441,16 @@ def _rules(
     parts = sequence_parts(tp, cp, sequence)
     yield "sequence", parts > 1 if tokens is None else tokens % parts > 0
     layers = subject.num_layers
-    each = -(-layers // pp)
+    each = -(-layers // pp)  # layers of a stage, rounded up
     uneven = np.array([one.uneven for one in offers])[engine]
+    # Rounded up, the last stages may get nothing: 9 layers on 6 stages fill 5.
     empty = (pp > layers) | (-(-layers // each) != pp if not subject.is_image else pp > layers)
     yield "stages", empty | (~uneven & (layers % pp > 0))
+    # An image model's chunks may hold unequal numbers of blocks, one at least.
     yield "chunks", (chunks > 1) & (layers % (pp * chunks) > 0 if not subject.is_image else pp * chunks > layers)
+    # `chunks > 0` holds always: it gives the rule its options axis.
     yield "batch", (batch % (dp * size) > 0) & (chunks > 0)
-    yield "schedule", (chunks > 1) & (number % pp > 0)
+    yield "schedule", (chunks > 1) & (number % pp > 0)  # Narayanan et al. 2021, §2.2: a multiple of pp
     yield "schedule", (schedule == SCHEDULES.index("zb-h1")) & (number < pp)
 
 
@@ -458,7 +478,7 @@ def _not_offered(
     engine, zero, schedule, _, kept, sequence, offload = (options[name][None, :] for name in OPTIONS)
 
     def table(of: Any, length: int) -> NDArray[np.bool_]:
-        return np.array([[of(one, place) for place in range(length)] for one in offers])
+        return np.array([[of(one, place) for place in range(length)] for one in offers])  # (engines, length)
 
     stages = table(lambda one, place: place in one.zero, 4)[engine, zero]
     piped = table(lambda one, place: place in one.zero_pipeline, 4)[engine, zero]
@@ -469,9 +489,9 @@ def _not_offered(
     rings = table(lambda one, place: place in one.context, 4)[engine, zero] & (fused_attention and not subject.is_image)
     shared = table(lambda one, place: place in one.experts[0], 4)[engine, zero]
     piped_experts = table(lambda one, place: place in one.experts[1], 4)[engine, zero]
-    lies = np.ones_like(stages)
+    lies = np.ones_like(stages)  # all True: what lies in host memory is allowed until an engine lacks it
     for place, what in enumerate(OFFLOAD[1:], start=1):
-        never = 9
+        never = 9  # above any ZeRO stage
         least = np.array([one.offload.get(what, never) for one in offers])
         lies &= (offload != place) | (zero >= least[engine])
     split_backward = (schedule == SCHEDULES.index("zb-h1")) & (kept > 0)

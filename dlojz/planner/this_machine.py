@@ -61,6 +61,7 @@ class LocalChoice:
         from dlojz.prediction.forecast import forecast
 
         layout = self.config.layout
+        # One rank of each stage: with pp outermost, stage s begins at rank s · (dp · tp).
         stages = range(0, layout.world_size, max(1, layout.world_size // layout.pp))
         return max(forecast(self.config, rank).memory.peak_bytes or 0 for rank in stages)
 
@@ -110,6 +111,7 @@ class Here:
         found: dict[Any, LocalChoice] = {}
         for one in self.rows:
             layout = one.config.layout
+            # Micro-batches and schedules of a kind compete with each other.
             kind = (layout.dp, layout.tp, layout.pp, layout.zero, layout.engine, layout.checkpointing)
             found.setdefault(kind, one)
         return tuple(found.values())
@@ -164,6 +166,7 @@ class Here:
         if measured_s is None or isinstance(measured_s, Mapping):
             given = dict(measured_s or {})
         else:
+            # Fewer measured than planned is fine.
             given = {one.title: value for one, value in zip(self.kinds(), measured_s, strict=False)}
         return figure_of(self, given, path)
 
@@ -207,11 +210,13 @@ def plan_here(model: str, ranks: int = 2, batch: int = 16, *, measured: Measured
     models.spec(model)
     ranks, batch = check_whole("ranks", ranks, 64), check_whole("batch", batch, MOST_BATCH)
     machine = read_measured() if measured is None else measured
-    machine.setup(ranks)
+    machine.setup(ranks)  # raises if this number of ranks was not measured
     _check_memory(model, machine)
+    # Bytes of the states alone: enough to refuse before hundreds of layouts are traced.
     rows, refused = [], {}
     for asked in _asked(model, ranks, batch):
         try:
+            # An illegal layout raises, and its sentence becomes a row of `refused`.
             config = RunConfig.of(model=model, device="cpu", **asked)
             check_runnable(config)
             rows.append(predicted_here(config, machine))
@@ -243,9 +248,10 @@ def _asked(model: str, ranks: int, batch: int) -> Iterator[dict[str, Any]]:
     for tp in divisors(ranks):
         for pp in divisors(ranks // tp):
             dp = ranks // tp // pp
+            # Micro-batches that divide a replica's samples.
             numbers = [one for one in divisors(batch // dp) if one <= MOST_MICRO_BATCHES] if batch % dp == 0 else []
             schedules = SCHEDULES if pp > 1 else (None,)
-            zeros = (0, 2, 3) if dp > 1 and tp == pp == 1 else (0,)
+            zeros = (0, 2, 3) if dp > 1 and tp == pp == 1 else (0,)  # ZeRO is searched beside data parallelism alone
             for number, schedule, zero, kept in itertools.product(numbers, schedules, zeros, ("none", "full")):
                 asked: dict[str, Any] = {"dp": dp, "tp": tp, "pp": pp, "micro_batches": number}
                 asked["micro_batch"] = batch // dp // number
@@ -254,6 +260,7 @@ def _asked(model: str, ranks: int, batch: int) -> Iterator[dict[str, Any]]:
                 if kept != "none":
                     asked["checkpointing"] = kept
                 if schedule:
+                    # Blocks differ in work: cut by FLOPs, not by count.
                     asked |= {"schedule": schedule, "partition": "flops"}
                 if tp > 1:
                     asked["engine"] = "by_hand" if by_hand else "torch"
@@ -263,6 +270,7 @@ def _asked(model: str, ranks: int, batch: int) -> Iterator[dict[str, Any]]:
 def _check_memory(model: str, machine: Measured) -> None:
     from dlojz.cost_model.measured_machine import tensors_of
 
+    # 10 classes: any head will do for a bound on the states.
     needed = STATE_BYTES * tensors_of(model, None, None, 10).elements
     if needed > machine.memory_bytes:
         raise refusal(

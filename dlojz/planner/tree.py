@@ -136,6 +136,7 @@ def family_words(name: str) -> str:
 def family_of(columns: dict[str, Integers]) -> Integers:
     """The place in `FAMILIES` of each layout."""
     tensor, pipeline = columns["tp"] > 1, columns["pp"] > 1
+    # Indices of FAMILIES, each rule over the one before: degrees, then ZeRO, then cp, then offload.
     found = np.where(
         tensor & pipeline, 4, np.where(pipeline, 3, np.where(tensor, 2, np.where(columns["zero"] > 0, 1, 0)))
     )
@@ -148,8 +149,9 @@ def families_of(found: SearchResult) -> dict[str, Family]:
     belongs = family_of(found.space.columns(found.admitted))
     made = {}
     for place, name in enumerate(FAMILIES):
-        own = np.flatnonzero(belongs == place)
+        own = np.flatnonzero(belongs == place)  # ascending, so the first is the fastest
         if not own.size:
+            # inf, so that no minimum picks a family without layouts.
             made[name] = Family(name, 0, None, float("inf"), 0.0)
             continue
         first = int(own[0])
@@ -161,6 +163,7 @@ def families_of(found: SearchResult) -> dict[str, Family]:
 
 def _alone(question: Question, found: SearchResult, zero: int = 0, checkpointing: str = "none") -> float:
     """Bytes of a rank of plain data parallelism with micro-batches of one sample."""
+    # A model that cannot be recomputed is judged with all kept.
     if checkpointing != "none" and not _recomputes(question):
         checkpointing = "none"
     one = _replicated(question, zero, checkpointing)
@@ -168,7 +171,7 @@ def _alone(question: Question, found: SearchResult, zero: int = 0, checkpointing
 
 
 def _replicated(question: Question, zero: int, checkpointing: str) -> PlannedLayout:
-    gpus, engine = max(question.gpus), question.engines[0]
+    gpus, engine = max(question.gpus), question.engines[0]  # all GPUs as replicas, one sample each
     return PlannedLayout(dp=gpus, zero=zero, micro_batch=1, checkpointing=checkpointing, engine=engine)
 
 
@@ -200,7 +203,9 @@ def tree_of(question: Question, found: SearchResult) -> Tree:
             (say(en="there are", fr="il y a"), gigabytes(question.device_bytes)),
         )
 
+    # Bytes of one GPU without any splitting.
     whole, again = _alone(question, found), _alone(question, found, checkpointing="full")
+    # `or`: recomputation is asked about only where states and one sample do not fit.
     if ask(
         "Do the model's states and one sample fit on one GPU?",
         "Les états du modèle et un échantillon tiennent-ils sur un GPU ?",
@@ -215,6 +220,7 @@ def tree_of(question: Question, found: SearchResult) -> Tree:
             *compared(again),
         )
     ):
+        # Here the model fits whole: data parallelism, unless there are fewer samples than GPUs.
         if ask(
             "Is there a sample for every GPU?",
             "Y a-t-il un échantillon par GPU ?",
@@ -231,6 +237,7 @@ def tree_of(question: Question, found: SearchResult) -> Tree:
             f"Do the states fit if {gpus} GPUs share them (ZeRO-3), and has each GPU whole samples?",
             f"Les états tiennent-ils si {gpus} GPU se les partagent (ZeRO-3), chacun avec des échantillons entiers ?",
             bool(zero.admitted),
+            # A refusal begins with its cause: no whole samples, or no memory.
             *_failing_first((batch % gpus != 0, (samples,)), (sharded > question.device_bytes, compared(sharded))),
         ) and ask(
             "Do the links hide ZeRO's messages behind the computation?",
@@ -240,6 +247,7 @@ def tree_of(question: Question, found: SearchResult) -> Tree:
             (say(en="allowed", fr="admis"), f"{decimal(100 * MOST_EXPOSED, 0)} %"),
         ):
             return Tree(tuple(branches), "zero", families)
+    # Neither whole replicas nor sharded ones: the model itself is cut.
     leaf = _split(question, families, ask)
     return Tree(tuple(branches), leaf, families)
 
@@ -253,6 +261,7 @@ def _split(question: Question, families: dict[str, Family], ask: Any) -> str:
     """The lower half of the tree: the model itself must be cut."""
     node = question.cluster.gpus_per_node
     tensor, hybrid, pipeline = families["tensor"], families["hybrid"], families["pipeline"]
+    # Tensor parallelism across nodes is never the tree's way.
     within = tensor.best is not None and tensor.best.tp <= node and tensor.exposed <= MOST_EXPOSED
     if ask(
         f"Is it enough to split layers within a node of {node} GPUs, with links that hide the replicas' messages?",
@@ -269,7 +278,7 @@ def _split(question: Question, families: dict[str, Family], ask: Any) -> str:
             filled = ask(
                 "Are there enough micro-batches to fill a pipeline?",
                 "Y a-t-il assez de micro-batches pour remplir un pipeline ?",
-                one.micro_batches >= 4 * (one.pp - 1),
+                one.micro_batches >= 4 * (one.pp - 1),  # bubble (p − 1)/m ≤ 1/4
                 ("pp", str(one.pp)),
                 (say(en="micro-batches", fr="micro-batches"), str(one.micro_batches)),
                 (
@@ -277,9 +286,11 @@ def _split(question: Question, families: dict[str, Family], ask: Any) -> str:
                     f"{decimal(100 * (one.pp - 1) / (one.chunks * one.micro_batches), 0)} %",
                 ),
             )
+            # The first of the two families that fits decides.
             return name if filled or not _long(question, families, ask) else "context"
     if _long(question, families, ask):
         return "context"
+    # Something is admitted, or there would be no tree.
     return next(name for name in ("offload", *FAMILIES) if families[name].admitted)
 
 

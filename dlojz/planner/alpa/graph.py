@@ -88,6 +88,7 @@ class TensorOperator:
     letters: str = field(init=False)
 
     def __post_init__(self) -> None:
+        # Each letter once, in order of appearance.
         letters = "".join(dict.fromkeys("".join(self.operands).replace("+", "") + self.output))
         object.__setattr__(self, "letters", letters)
         bad = next((letter for letter in letters if self.sizes.get(letter, 0) < 1), None)
@@ -128,6 +129,7 @@ class TensorOperator:
     @property
     def is_heavy(self) -> bool:
         """Whether devices must share its work: it multiplies and sums."""
+        # A product without a sum (a scale, say) is light.
         return len(self.factors) > 1 and bool(set("".join(self.factors)) - set(self.output))
 
     def algorithms(self, mesh: DeviceMesh) -> tuple[OperatorSharding, ...]:
@@ -154,18 +156,22 @@ class TensorOperator:
         """A letter for each axis of the mesh; an empty one for an axis along which all compute the same."""
 
         def fitting(letters: Sequence[str]) -> list[tuple[str, ...]]:
+            # One letter per axis: an axis shards one index.
             return [one for one in itertools.product(letters, repeat=len(mesh.axes)) if self._divides(one, mesh)]
 
         found = fitting([*self.letters] if self.is_heavy else ["", *self.letters])
+        # A heavy operator whose letters do not divide by every axis uses as many axes as it can.
         if self.is_heavy and not found:  # better repeated than not computed at all
             found = fitting([*self.letters, ""])
             most = max(sum(map(bool, one)) for one in found)
+            # `and axis_count`: where no letter divides by any axis, nothing is left, and the caller refuses.
             found = [one for one in found if sum(map(bool, one)) == most and most]
         return found
 
     def _divides(self, letters: Sequence[str], mesh: DeviceMesh) -> bool:
         return all(
             self.sizes[letter]
+            # An index cut along both axes must divide by their product.
             % mesh.size([axis for axis, own in zip(mesh.axes, letters, strict=True) if own == letter])
             == 0
             for letter in set(letters) - {""}
@@ -173,7 +179,9 @@ class TensorOperator:
 
     def _algorithm(self, letter_of: Mapping[int, str], mesh: DeviceMesh) -> OperatorSharding:
         output = _spec(self.output, letter_of)
+        # Axes over a summed letter: each device holds a part of the sum.
         reduced = tuple(axis for axis, letter in letter_of.items() if letter and letter not in self.output)
+        # Each device sends its tile of the result, not the whole.
         message_bytes = output.tile_bytes(self.output_bytes, mesh) if reduced else 0.0
         return OperatorSharding(
             name=", ".join(f"{letter}→{axis}" for axis, letter in letter_of.items() if letter),
@@ -186,6 +194,7 @@ class TensorOperator:
 
 
 def _spec(letters: str, letter_of: Mapping[int, str]) -> ShardingSpec:
+    # Per dimension the axes that carry its letter.
     return ShardingSpec(tuple(tuple(axis for axis, own in letter_of.items() if own == letter) for letter in letters))
 
 
@@ -255,6 +264,7 @@ class OperatorGraph:
             shape = self._node(operand).shape
             plain = own.removeprefix("+")
             agree = len(plain) == len(shape) and all(
+                # The first operand sets a size, the others must agree.
                 sizes.setdefault(letter, size) == size for letter, size in zip(plain, shape, strict=True)
             )
             if not agree:
@@ -309,14 +319,16 @@ def add_backward(graph: OperatorGraph, output: str) -> dict[str, str]:
         if needs.intersection(node.operands):
             needs.add(node.name)
     letters = next(node.operator.output for node in forward if node.name == output and node.operator)
+    # The loss's own gradient: a light operator on the output, of its shape, so it follows any sharding.
     parts = {output: [graph.operator(f"d{output}", f"{letters}->{letters}", output, kind="backward")]}
     gradients: dict[str, str] = {}
-    for node in reversed(forward):
+    for node in reversed(forward):  # gradients flow against the order of computation
         if node.name not in parts:
             continue
         own = gradients[node.name] = _summed(graph, node.name, parts[node.name])
         for place, operand in enumerate(node.operands):
             if operand in needs:
+                # A tensor that is read twice gets two parts, summed when its maker's turn comes.
                 parts.setdefault(operand, []).append(_gradient(graph, node, place, own, len(parts.get(operand, []))))
     for name in weights:
         if name in parts:
@@ -332,6 +344,7 @@ def _gradient(graph: OperatorGraph, node: Node, place: int, own: str, number: in
     target = node.operands[place]
     letters = operator.operands[place].removeprefix("+")
     others: list[tuple[str, str]] = []
+    # An operand that is added, or the only factor: its gradient is the output's, summed over letters it lacks.
     if operator.operands[place].startswith("+") or len(operator.factors) == 1:
         if letters == operator.output:  # a sum sends its own gradient back
             return own
@@ -343,6 +356,7 @@ def _gradient(graph: OperatorGraph, node: Node, place: int, own: str, number: in
         ]
     return graph.operator(
         f"d{target}" + (f"#{number}" if number else ""),
+        # C = A·B: dA = dC · (all other factors), summed over the letters that A lacks.
         ",".join([operator.output, *(factor for factor, _ in others)]) + "->" + letters,
         own,
         *(operand for _, operand in others),
@@ -355,7 +369,7 @@ def _summed(graph: OperatorGraph, name: str, parts: list[str]) -> str:
     if len(parts) == 1:
         return parts[0]
     letters = next(operator.output for part in parts if (operator := graph.nodes[part].operator))
-    equation = ",".join(f"+{letters}" for _ in parts) + f"->{letters}"
+    equation = ",".join(f"+{letters}" for _ in parts) + f"->{letters}"  # "+": added, not multiplied
     kind: Kind = "gradient" if graph.nodes[name].kind == "weight" else "backward"
     return graph.operator(f"Σd{name}", equation, *parts, kind=kind)
 
@@ -379,6 +393,6 @@ def mlp(batch: int, width: int, layers: int) -> OperatorGraph:
     x = graph.input("x", batch, width)
     for layer in range(1, layers + 1):
         weight, bias = graph.weight(f"w{layer}", width, width), graph.weight(f"c{layer}", width)
-        x = graph.operator(f"h{layer}", "bk,kj,+j->bj", x, weight, bias)
+        x = graph.operator(f"h{layer}", "bk,kj,+j->bj", x, weight, bias)  # (b, k) @ (k, j) + (j)
     add_backward(graph, x)
     return graph

@@ -163,7 +163,7 @@ class StageTable:
         self, options: StageOptions, layers: int, micro_batches: int, shapes: Sequence[Submesh], devices: int
     ) -> None:
         self.layers, self.shapes, self.devices, self.micro_batches = layers, shapes, devices, micro_batches
-        self.most = min(layers, devices)
+        self.most = min(layers, devices)  # stages: each has a layer and a device at least
         self.options = {
             (first, last, number): tuple(options(first, last, shape))
             for first in range(layers)
@@ -177,6 +177,7 @@ class StageTable:
 
     def stage_times(self, memory_bytes: float) -> Array:
         """Time of the fastest option that fits, by stages left, first layer, last layer, submesh; or infinite."""
+        # (stages left, first, last, submesh)
         times = np.full((self.most, self.layers, self.layers, len(self.shapes)), np.inf)
         for (first, last, shape), some in self.options.items():
             for option in some:
@@ -188,21 +189,23 @@ class StageTable:
 
     def least_max(self, times: Array) -> float:
         """No plan's slowest stage is faster: each layer is in some stage, none in one faster than its fastest."""
-        fastest = times.min(axis=(0, 3))
+        fastest = times.min(axis=(0, 3))  # (first, last): over all numbers of stages and submeshes
+        # The interval that holds this layer and is fastest.
         return max(float(fastest[: layer + 1, layer:].min()) for layer in range(self.layers))
 
     def least_sum(self, times: Array, t_max: float) -> tuple[float, int, Array]:
         """Least sum of stages none slower than t_max, for how many stages, and F."""
         allowed = np.where(times <= t_max, times, np.inf)
         f = np.full((self.most + 1, self.layers + 1, self.devices + 1), np.inf)
-        f[0, self.layers, 0] = 0.0
+        f[0, self.layers, 0] = 0.0  # F(0, K, 0) = 0: no stages left, no layers, no devices; all else is infeasible
         for first in range(self.layers - 1, -1, -1):  # F of all s at once: each looks at later layers only
             for number, shape in enumerate(self.shapes):
                 n = shape.num_devices
                 left = min(self.most, self.layers - first)  # a stage has a layer at least
+                # (s, last, d): F of the layers after `last` with n devices fewer, plus [first, last] on this submesh.
                 rest = f[:left, first + 1 :, : self.devices + 1 - n] + allowed[:left, first, first:, number, None]
                 f[1 : left + 1, first, n:] = np.minimum(f[1 : left + 1, first, n:], rest.min(axis=1))
-        ends = f[:, 0, self.devices]
+        ends = f[:, 0, self.devices]  # all layers, all devices, by number of stages
         left = int(np.argmin(ends))
         return float(ends[left]), left, f
 
@@ -215,6 +218,7 @@ class StageTable:
         _, left, f = self.least_sum(times, t_max)
         first, devices, found = 0, self.devices, []
         while left:
+            # Floats are compared exactly: the same additions gave F, in the same order.
             last, number = next(
                 (last, number)
                 for number, shape in enumerate(self.shapes)
@@ -226,6 +230,7 @@ class StageTable:
             )
             time_s = times[left - 1, first, last, number]
             flight = self.in_flight(left)
+            # Of options that take the same time, the one with the least memory.
             alike = [one for one in self.options[first, last, number] if one.time_s == time_s]
             option = min(alike, key=lambda one: one.bytes_in_flight(flight))
             held = option.bytes_in_flight(flight)
@@ -236,14 +241,14 @@ class StageTable:
     def smallest_memory(self) -> float:
         """Bytes that a device must have for some plan to exist; infinite if none does with any memory."""
         needs = sorted(
-            {
+            {  # the memory is one of these: between two, nothing changes
                 option.bytes_in_flight(self.in_flight(left))
                 for some in self.options.values()
                 for option in some
                 for left in range(1, self.most + 1)
             }
         )
-        low, high = 0, len(needs)
+        low, high = 0, len(needs)  # the smallest index whose memory has a plan; len(needs) if none has
         while low < high:
             middle = (low + high) // 2
             if math.isfinite(self.least_sum(self.stage_times(needs[middle]), math.inf)[0]):
@@ -291,6 +296,7 @@ def pipeline(
     candidates = np.unique(times[np.isfinite(times)])
     if not len(candidates) or math.isinf(table.least_sum(times, math.inf)[0]):
         raise LabError(_nothing_fits(table, memory_bytes))
+    # A t_max below any plan's slowest stage is infeasible.
     t_max, tried = _search(table, times, _distinct(candidates[candidates >= table.least_max(times)]))
     found = table.plan(times, t_max)
     return PipelinePlan(tuple(found), micro_batches, nodes, gpus_per_node, memory_bytes, tried, len(candidates))
@@ -299,7 +305,7 @@ def pipeline(
 def _distinct(candidates: Array) -> Array:
     """Of candidates that differ by rounding, the largest: what is feasible for the others is for it."""
     kept: list[float] = []
-    for candidate in candidates[::-1].tolist():
+    for candidate in candidates[::-1].tolist():  # from the largest down, so that it stands for its neighbours
         if not kept or kept[-1] - candidate > 1e-12 * kept[-1]:
             kept.append(candidate)
     return np.array(kept[::-1])
@@ -312,19 +318,20 @@ def _search(table: StageTable, times: Array, candidates: Array) -> tuple[float, 
     with the lowest such bound is halved, until no bound is below the best plan. (The paper walks upwards and stops at
     B·t_max ≥ best, which needs many more tries where all times differ.)
     """
-    pace = table.micro_batches - 1
+    pace = table.micro_batches - 1  # B − 1
 
     def tried_at(index: int) -> tuple[float, float]:
         total = table.total(times, float(candidates[index]))
-        return total, total - pace * float(candidates[index])
+        return total, total - pace * float(candidates[index])  # T*(t_max), and F(t_max) alone, which falls with t_max
 
     end = len(candidates) - 1
     best, least_sum = tried_at(end)
     best_index, tried = end, 1
     queue = [(least_sum + pace * float(candidates[0]), 0, end - 1, least_sum)]
     while queue:
+        # `after`: F at the candidate behind `high`, known already; it bounds F of the whole interval from below.
         bound, low, high, after = heapq.heappop(queue)
-        if bound >= best:
+        if bound >= best:  # the heap's least bound: no interval can be better
             break
         if low > high:
             continue
@@ -333,7 +340,7 @@ def _search(table: StageTable, times: Array, candidates: Array) -> tuple[float, 
         tried += 1
         if total < best:
             best, best_index = total, middle
-        if math.isfinite(own) and low < middle:
+        if math.isfinite(own) and low < middle:  # infeasible at `middle`: so is everything below it
             heapq.heappush(queue, (own + pace * float(candidates[low]), low, middle - 1, own))
         if middle < high:
             heapq.heappush(queue, (after + pace * float(candidates[middle + 1]), middle + 1, high, after))

@@ -123,10 +123,11 @@ def _communications(
                 name, "", "all_reduce", one.reduced_axes, one.message_bytes, one.cost / share, per_step
             )
         wanted = [(reader.name, algorithms[reader.name].inputs[place]) for reader, place in graph.readers(name)]
+        # The update reads each gradient as its weight is cut.
         wanted += [(weight, algorithms[weight].output) for gradient, weight in graph.ties if gradient == name]
         for reader, spec in wanted:
             for move in resharding_moves(one.output, spec, node.tensor_bytes, mesh):
-                if move.collective != "slice":
+                if move.collective != "slice":  # a slice sends nothing
                     yield PlannedCollective(
                         name, reader, move.collective, (move.axis,), move.message_bytes, move.cost / share, per_step
                     )
@@ -180,13 +181,15 @@ def choices(graph: OperatorGraph, mesh: DeviceMesh, *, micro_batches: int = 1) -
     }
     edges = []
     for node in graph.nodes.values():
-        made = [one.output for one in options[node.name]]
+        made = [one.output for one in options[node.name]]  # row: how the tensor is made
         for reader, place in graph.readers(node.name):
+            # Column: how this reader needs it.
             wanted = [one.inputs[place] for one in options[reader.name]]
             # Gradients of weights are summed over the micro-batches before anyone reads them.
             share = micro_batches if node.kind == "gradient" else 1
             matrix = resharding_matrix(made, wanted, node.tensor_bytes, mesh) / share
             edges.append(Edge(node.name, reader.name, matrix))
+    # The update reads gradients as the weights lie; it comes once per step.
     for gradient, weight in graph.ties:
         made, wanted = ([one.output for one in options[name]] for name in (gradient, weight))
         matrix = resharding_matrix(made, wanted, graph.nodes[weight].tensor_bytes, mesh) / micro_batches
@@ -197,6 +200,7 @@ def choices(graph: OperatorGraph, mesh: DeviceMesh, *, micro_batches: int = 1) -
 def _options(node: Node, mesh: DeviceMesh) -> tuple[OperatorSharding, ...]:
     if node.operator is not None:
         return node.operator.algorithms(mesh)
+    # An input or a weight: any spec, made for free.
     return tuple(OperatorSharding("", (), spec, (), 0.0, 0.0) for spec in all_specs(node.shape, mesh))
 
 
@@ -222,6 +226,7 @@ def shard(graph: OperatorGraph, mesh: DeviceMesh, *, micro_batches: int = 1) -> 
 def solve(found: Choices) -> dict[str, int]:
     """Solve the ILP: the best option of each tensor."""
     problem = _Problem(found)
+    # Costs are scaled so that the largest is 1000: the solver's tolerances are absolute.
     largest = max((float(np.max(cost)) for cost in problem.costs if cost.size), default=0.0)
     return problem.minimum(np.concatenate(problem.costs) * (1e3 / largest if largest else 1.0))
 
@@ -239,7 +244,7 @@ class _Problem:
         self.num_whole = self.size
         self.options = {name: len(cost) for name, cost in found.costs.items()}
         for name, count in self.options.items():
-            self.rows.append(([(self.start[name] + index, 1.0) for index in range(count)], 1.0))
+            self.rows.append(([(self.start[name] + index, 1.0) for index in range(count)], 1.0))  # Σ s_v = 1
         for edge in found.edges:
             if edge.matrix.any():  # where resharding is free whatever is chosen, there is nothing to decide
                 self._edge(edge)
@@ -247,30 +252,32 @@ class _Problem:
     def _edge(self, edge: Edge) -> None:
         rows, columns = edge.matrix.shape
         e = self._reserve(edge.matrix.ravel()) + np.arange(rows * columns).reshape(rows, columns)
+        # Row sums are s of the maker, column sums s of the reader.
         for ends, name in ((e, edge.maker), (e.T, edge.reader)):
             for index, variables in enumerate(ends):
                 row = [(int(variable), 1.0) for variable in variables]
-                self.rows.append(([*row, (self.start[name] + index, -1.0)], 0.0))
+                self.rows.append(([*row, (self.start[name] + index, -1.0)], 0.0))  # Σ e − s = 0
 
     def _reserve(self, costs: Matrix) -> int:
         self.costs.append(costs)
-        self.size += len(costs)
+        self.size += len(costs)  # a flat vector of variables; returns where these begin
         return self.size - len(costs)
 
     def minimum(self, objective: Matrix) -> dict[str, int]:
         """The option of each tensor at the optimum."""
         entries = [(number, column, value) for number, row in enumerate(self.rows) for column, value in row[0]]
         numbers, columns, values = zip(*entries, strict=True)
+        # (equations, variables), a few entries a row.
         matrix = coo_array((values, (numbers, columns)), shape=(len(self.rows), self.size))
-        whole = np.arange(self.size) < self.num_whole
+        whole = np.arange(self.size) < self.num_whole  # s comes before all e
         right = [row[1] for row in self.rows]
         with c_output_discarded():
             answer = milp(
                 objective,
                 constraints=LinearConstraint(matrix.tocsr(), right, right),
                 integrality=whole.astype(int),
-                bounds=Bounds(0, np.where(whole, 1.0, np.inf)),
-                options={"mip_rel_gap": 0.0},
+                bounds=Bounds(0, np.where(whole, 1.0, np.inf)),  # e needs no upper bound: its rows sum to s ≤ 1
+                options={"mip_rel_gap": 0.0},  # the optimum, not a plan near it
             )
         return {
             name: int(np.argmax(answer.x[start : start + self.options[name]])) for name, start in self.start.items()

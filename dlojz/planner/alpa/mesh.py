@@ -102,6 +102,7 @@ class DeviceMesh:
 
         Each device sends (n − 1) ÷ n of its n-th. Alpa multiplies by n ÷ 2, as pairwise exchanges use the links badly.
         """
+        # A device's n-th, times n ÷ 2, is half of the tensor; `bus_factor` takes (n − 1) ÷ n of that.
         return self._seconds("all_to_all", held_bytes / 2, [axis]) + 0.001 * self.tie_break
 
     def all_reduce(self, message_bytes: float, axes: Sequence[int]) -> float:
@@ -111,6 +112,7 @@ class DeviceMesh:
     def _seconds(self, collective: Collective, message_bytes: float, axes: Sequence[int]) -> float:
         """The cost of one ring over all devices of a group, as slow as its slowest link."""
         links = [self.links[axis] for axis in axes]
+        # Both axes as one ring: its slowest hop counts.
         slowest = Link(max(one.latency_s for one in links), min(one.bytes_per_s for one in links))
         seconds: float = slowest.seconds(bus_factor(collective, self.size(axes)) * message_bytes)
         return seconds
@@ -140,6 +142,7 @@ class ShardingSpec:
             LabError: if this is no such name, or an axis cuts two dimensions.
         """
         parts = _PART.findall(name) if _NAME.fullmatch(name) else []
+        # "S01" → "01": each digit is an axis, and none may cut twice.
         axes = "".join(parts).replace("R", "").replace("S", "")
         if not parts or len(set(axes)) < len(axes):
             raise refusal(
@@ -175,11 +178,13 @@ def all_specs(shape: Sequence[int], mesh: DeviceMesh) -> tuple[ShardingSpec, ...
     """List the specs that a tensor of this shape can have on a mesh, the replicated one first, without axes of 1."""
     dims: list[int | None] = [None, *range(len(shape))]
     places = itertools.product(dims, repeat=len(mesh.axes))
+    # Each axis cuts one dimension, or none (None).
     specs = (_assigned(len(shape), dict(zip(mesh.axes, one, strict=True))) for one in places)
     return tuple(spec for spec in specs if spec.fits(shape, mesh))
 
 
 def _assigned(dims: int, place: dict[int, int | None]) -> ShardingSpec:
+    # Sorted: a dimension cut by both is cut along axis 0 first.
     return ShardingSpec(tuple(tuple(axis for axis in sorted(place) if place[axis] == dim) for dim in range(dims)))
 
 
@@ -233,6 +238,7 @@ def resharding_matrix(
 
     Source: Zheng et al. 2022 (Alpa, OSDI 22), §4.2, the matrix R_vu of equation 1.
     """
+    # (ways to make it, ways to read it)
     return np.array(_rows(tuple(befores), tuple(afters), tensor_bytes, mesh)).reshape(len(befores), len(afters))
 
 
@@ -245,6 +251,7 @@ def _rows(
 
 @lru_cache(maxsize=100_000)
 def _shortest(before: ShardingSpec, after: ShardingSpec, tensor_bytes: float, mesh: DeviceMesh) -> tuple[Move, ...]:
+    # Nodes of the path are specs, at most nine of a matrix on a 2-D mesh.
     best: dict[ShardingSpec, float] = {before: 0.0}
     tie = 0  # specs have no order of their own, and a heap compares what stands behind equal costs
     queue: list[tuple[float, int, ShardingSpec, tuple[Move, ...]]] = [(0.0, tie, before, ())]
@@ -254,6 +261,7 @@ def _shortest(before: ShardingSpec, after: ShardingSpec, tensor_bytes: float, me
             return moves
         for move in _moves(spec, after, tensor_bytes, mesh):
             total = cost + move.cost
+            # A cheaper way to a spec that is queued already: the old entry is popped later, and changes nothing.
             if total < best.get(move.result, float("inf")):
                 best[move.result] = total
                 tie += 1
@@ -265,21 +273,23 @@ def _moves(spec: ShardingSpec, target: ShardingSpec, tensor_bytes: float, mesh: 
     for axis in mesh.axes:
         here, goal = spec.dim_of(axis), target.dim_of(axis)
         if here is None:
-            if goal is not None and _can_append(spec, goal, axis):
+            if goal is not None and _can_append(spec, goal, axis):  # slice: each device keeps its part, no bytes
                 yield Move("slice", axis, 0.0, 0.0, _changed(spec, {goal: (*spec.cuts[goal], axis)}))
             continue
-        if spec.cuts[here][-1] != axis:
+        if spec.cuts[here][-1] != axis:  # only the innermost cut of a dimension can be undone
             continue
+        # A group holds together what the other axes leave uncut.
         held_bytes = tensor_bytes / mesh.size([other for other in spec.axes if other != axis])
         without = {here: spec.cuts[here][:-1]}
         yield Move("all_gather", axis, held_bytes, mesh.all_gather(held_bytes, axis), _changed(spec, without))
+        # Straight to the final dimension, or not at all.
         if goal is not None and goal != here and _can_append(spec, goal, axis):
             moved = without | {goal: (*spec.cuts[goal], axis)}
             yield Move("all_to_all", axis, held_bytes, mesh.all_to_all(held_bytes, axis), _changed(spec, moved))
 
 
 def _can_append(spec: ShardingSpec, dim: int, axis: int) -> bool:
-    return all(outer < axis for outer in spec.cuts[dim])
+    return all(outer < axis for outer in spec.cuts[dim])  # axis 0 stays outside of axis 1
 
 
 def _changed(spec: ShardingSpec, cuts: dict[int, tuple[int, ...]]) -> ShardingSpec:
@@ -314,7 +324,7 @@ def submeshes(nodes: int, gpus_per_node: int) -> tuple[Submesh, ...]:
             fr=f"un cluster a au moins un nœud avec un GPU, mais {nodes} × {gpus_per_node} a été reçu : prenez par "
             "exemple 1 × 4.",
         )
-    if gpus_per_node & (gpus_per_node - 1):
+    if gpus_per_node & (gpus_per_node - 1):  # n & (n − 1) is 0 for powers of two alone
         raise refusal(
             en=f"submeshes tile nodes whose number of GPUs is a power of two, but {gpus_per_node} was received: "
             f"use {1 << (gpus_per_node.bit_length() - 1)} of them.",
