@@ -69,6 +69,7 @@ class Curves:
     def final(self) -> list[float]:
         """Average the losses of each seed over the last tenth of the steps; infinite where it diverged."""
         means = (statistics.fmean(one[-self.window :]) for one in self.losses)
+        # A NaN would compare False with everything; infinity is worse than any loss.
         return [mean if math.isfinite(mean) else math.inf for mean in means]
 
     def median(self) -> float:
@@ -112,6 +113,7 @@ def gap(curves: Curves, reference: Curves) -> LossGap:
             fr=f"{curves.optimizer!r} et {reference.optimizer!r} se comparent graine par graine, mais {len(ours)} "
             f"et {len(theirs)} graines ont été reçues.",
         )
+    # ∞ where only these curves diverged in a seed, NaN where both did.
     seeds = tuple(own / other - 1 for own, other in zip(ours, theirs, strict=True))
     return LossGap(curves.median() / reference.median() - 1, seeds)
 
@@ -136,7 +138,9 @@ def curves_of(records: Sequence[RunRecord]) -> list[Curves]:
         found.setdefault(record.config.optimizer, {}).setdefault(record.config.seed, record)
     curves = []
     for optimizer, by_seed in found.items():
+        # In the order of the seeds: `gap` pairs curves by position.
         kept = [by_seed[seed] for seed in sorted(by_seed)]
+        # The variance freezes as the warm-up ends.
         frozen_at = kept[0].config.warmup_steps if optimizer in COMPRESSED else None
         curves.append(Curves(optimizer, tuple(record.losses for record in kept), frozen_at))
     return curves
