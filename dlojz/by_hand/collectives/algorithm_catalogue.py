@@ -39,6 +39,7 @@ def _algorithm(
     collective: Collective, en: str, fr: str, num_chunks: Callable[[int], int], steps: Callable[[int, int], Steps]
 ) -> Algorithm:
     # Algorithms without nodes ignore `per_node`.
+    # The title is made when it is asked for, in the language of that moment.
     return Algorithm(collective, lambda: say(en=en, fr=fr), num_chunks, lambda rank, size, per_node: steps(rank, size))
 
 
@@ -69,6 +70,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "ring_all_reduce": _algorithm(
         "all_reduce", "all-reduce on a ring", "all-reduce en anneau", _each, _on_ring(algorithms.ring_all_reduce)
     ),
+    # Trees and recursive doubling never cut the message: one chunk.
     "tree_broadcast": _algorithm(
         "broadcast", "broadcast down a binomial tree", "broadcast par arbre binomial", _one, algorithms.broadcast
     ),

@@ -95,6 +95,7 @@ def fit(points: Iterable[Sequence[object]]) -> AlphaBetaFit:
             f"mais {len(measured)} point(s) de {len(sizes)} taille(s) ont été reçus : mesurez d’autres tailles.",
         )
     kinds = sorted({(point.size, point.collective) for point in measured})
+    # One line has one number of rounds: that of a collective on so many ranks.
     if len(kinds) > 1:
         raise refusal(
             en="the points must come from one collective on one number of ranks, but these come from "

@@ -107,6 +107,7 @@ def simulate(name: str, values: Sequence[Sequence[float | None]] | int, *, per_n
                 f"mais le rang {rank} a reçu {len(row)} nombre(s).",
             )
     collective = algorithm(name).collective
+    # [rank][chunk]: the number, and who has contributed to it.
     start = tuple(
         tuple(
             Held(value, (rank,)) if holds_at_start(collective, rank, chunk) else NOTHING
@@ -187,6 +188,7 @@ def matched(steps: Sequence[CollectiveStep], number: int) -> tuple[Transfer, ...
                 en=f"step {number + 1}: rank {rank} waits for rank {receive.source}, which sends it nothing.",
                 fr=f"étape {number + 1} : le rang {rank} attend le rang {receive.source}, qui ne lui envoie rien.",
             )
+        # Only the lengths must agree: a chunk may be stored under another number.
         if len(send.chunks) != len(receive.chunks):
             raise refusal(
                 en=f"step {number + 1}: rank {receive.source} sends {len(send.chunks)} chunk(s) to rank {rank}, "

@@ -86,6 +86,7 @@ class Communicating(torch.optim.Optimizer):
         self.compressor: CompressedAllReduce | None = None
         """The errors of both sides; None before the first compressed step."""
         if self.size == 1:
+            # stacklevel 3: the line that makes the optimizer, beyond the subclass.
             warnings.warn(no_effect_note(type(self).__name__), stacklevel=3)
 
     @property
@@ -181,8 +182,10 @@ class Communicating(torch.optim.Optimizer):
         """
         # A generator: each message is taken up as it is made, and no flat copy of all momenta exists.
         means = self._pieces(self._compressor()(self._messages()))
+        # `each` has the parameters in their order in the message.
         for (group, parameter, state), mean in zip(self.each(), means, strict=True):
             state["step"] += 1
+            # A sign is never 0: a number that was sent as 0 comes back as its scale.
             yield group, parameter, state, mean.masked_fill_(state["exp_avg_sq"] == 0, 0.0)
 
     def _messages(self) -> Iterator[Tensor]:

@@ -95,6 +95,7 @@ def split_model(model: BlockList, axis: TensorAxis, pattern: str = EVERYTHING) -
         if type(block) in _HALVES:
             halves = {half: own + half in chosen for half in ("attention", "mlp")}
             if any(halves.values()):
+                # Slices are copies: once replaced, the whole block leaves memory.
                 model.blocks[number] = _HALVES[type(block)](block, axis, **halves)
         elif type(block) in _WHOLES:
             name, parallel = _WHOLES[type(block)]
