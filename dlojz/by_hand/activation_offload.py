@@ -50,8 +50,11 @@ class ActivationOffload:
         self._minimum_bytes = minimum_bytes
         self._within = None if within is None else {id(part) for part in within}
         self._is_within = within is None
+        # Storage's key → (weak storage, version, dtype, weak host copy): a further view of it finds the same copy.
         self._known: dict[int, tuple[Any, int, torch.dtype, weakref.ref[_Moved]]] = {}
+        # Weak: a copy lives as long as autograd keeps a `_Saved` that refers to it.
         self._moved: weakref.WeakSet[_Moved] = weakref.WeakSet()
+        # One entry per module under way: the keys of its own weights and buffers, which must not move.
         self._states: list[list[int]] = []
         self._context: ExitStack | None = None
         self._stream: Any = None
@@ -60,6 +63,7 @@ class ActivationOffload:
         self._hooks: list[Any] = []
         for part in module.modules():
             self._hooks.append(part.register_forward_pre_hook(self._enter_module))
+            # `always_call`: after an exception too, or its entry would stay in `_states`.
             self._hooks.append(part.register_forward_hook(self._leave_module, always_call=True))
 
     def __enter__(self) -> ActivationOffload:
@@ -89,6 +93,7 @@ class ActivationOffload:
 
     def _enter_module(self, part: nn.Module, inputs: Any) -> None:
         if self._context is not None:
+            # One flag is enough: no part of `within` lies inside another.
             self._is_within |= id(part) in (self._within or ())
             states = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
             self._states.append([_key(tensor) for tensor in states if _is_plain(tensor)])
@@ -101,9 +106,11 @@ class ActivationOffload:
     def _pack(self, tensor: Tensor) -> Tensor | _Saved:
         if not self._is_within or not _is_plain(tensor):
             return tensor
+        # An empty storage has nothing to copy, even where `minimum_bytes` is 0.
         if tensor.untyped_storage().nbytes() < max(1, self._minimum_bytes):
             return tensor
         key = _key(tensor)
+        # A weight or buffer of a module under way, or a view of one: it stays on the device.
         if any(key in states for states in self._states):
             return tensor
         return _Saved(self._move(tensor, key), tensor)
@@ -118,6 +125,7 @@ class ActivationOffload:
             if storage() is not None and moved is not None and (version, dtype) == (tensor._version, tensor.dtype):
                 return moved
         storage = tensor.untyped_storage()
+        # The whole storage, flat, (bytes / itemsize,): all views of it can be cut out of one copy.
         with torch.no_grad():
             flat = tensor.detach().as_strided((storage.nbytes() // tensor.element_size(),), (1,), 0)
             moved = self._copy_out(flat)
@@ -125,6 +133,7 @@ class ActivationOffload:
         self.most_bytes = max(self.most_bytes, self.offloaded_bytes)
         self._count(moved.num_bytes)
         self._moved.add(moved)
+        # Runs when autograd frees the last view of the copy; at the interpreter's exit there is nothing to count.
         weakref.finalize(moved, self._forget, moved.num_bytes).atexit = False
         # Once the storage is freed, another one may get its address.
         alive = weakref.ref(storage, lambda _: self._known.pop(key, None))
@@ -137,7 +146,9 @@ class ActivationOffload:
             return _Moved(torch.empty_like(flat).copy_(flat), flat.device, None, self._count)
         if self._stream is None:
             self._stream = torch.cuda.Stream(flat.device)
+        # The copy starts only once the kernels that write the storage have run.
         self._stream.wait_stream(torch.cuda.current_stream(flat.device))
+        # Pinned: a copy from pageable memory would make the host wait.
         host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
         with torch.cuda.stream(self._stream):
             host.copy_(flat, non_blocking=True)
@@ -183,16 +194,20 @@ class _Moved:
 
     def fetch(self, *, first: bool) -> Tensor:
         """Return the storage as a flat tensor on the device; `first` is the first request of this tensor."""
+        # Autograd may unpack on several threads: one of them copies, the others take its tensor.
         with self._lock:
             back = self._back
             if back is None:
+                # The stream waits for the way out, which may still be under way; the host does not.
                 if self._copied is not None:
                     torch.cuda.current_stream(self._device).wait_event(self._copied)
                 back = torch.empty_like(self.host, device=self._device)
                 # Who: the host, to the device. What: the storage. How much: its bytes.
                 back.copy_(self.host, non_blocking=True)
                 self._count(self.num_bytes)
+            # A second request of one tensor (a retained graph) is not counted down again.
             self.waiting -= first
+            # After the last first request the device copy lives only as long as the views that were handed out.
             self._back = back if self.waiting else None
             return back
 
@@ -220,5 +235,6 @@ def _is_plain(tensor: Tensor) -> bool:
     """Whether a tensor has a storage that can be copied as it lies."""
     from torch._subclasses.fake_tensor import FakeTensor
 
+    # meta: no numbers to copy. conj, neg: the bytes are not the values until the bit is resolved.
     plain = type(tensor) in (Tensor, nn.Parameter, FakeTensor) and tensor.layout == torch.strided
     return plain and not (tensor.device.type == "meta" or tensor.is_conj() or tensor.is_neg())

@@ -53,6 +53,7 @@ def ring_bytes(size: int, batch: int, kv_heads: int, tokens: int, head_dim: int,
 
     Source: Liu et al. 2023, §3, for the forward pass; the backward pass is that of `ring_attention`.
     """
+    # n − 1 messages of keys and values together, each (2, B, G, S, H).
     elements = (size - 1) * 2 * batch * kv_heads * tokens * head_dim
     return RingBytes(elements * dtype.itemsize, elements * (dtype.itemsize + wide(dtype).itemsize))
 
@@ -65,6 +66,7 @@ def positions_of(tokens: int, rank: int, size: int, order: Order = "contiguous")
         ([4, 5, 6, 7], [2, 3, 4, 5])
     """
     chunks = chunks_of(rank, size, order)
+    # In zigzag order a rank has two chunks, each of half its tokens.
     length = tokens // len(chunks)
     return torch.cat([torch.arange(chunk * length, (chunk + 1) * length) for chunk in chunks])
 
@@ -77,6 +79,7 @@ def own_tokens(whole_BT: Tensor, rank: int, size: int, order: Order = "contiguou
     Raises:
         LabError: if the sequence cannot be cut into equal chunks.
     """
+    # Chunks of the whole sequence: n, or 2·n in zigzag order.
     length, chunks = whole_BT.shape[1], len(chunks_of(rank, size, order)) * size
     if length % chunks:
         raise refusal(
@@ -85,6 +88,7 @@ def own_tokens(whole_BT: Tensor, rank: int, size: int, order: Order = "contiguou
             fr=f"une séquence de {length} tokens ne se coupe pas en {chunks} parts égales ({order}, {size} rangs) "
             f": prenez une longueur que {chunks} divise, par exemple {-(-length // chunks) * chunks}.",
         )
+    # (B, T, …) at the (T / n,) positions of this rank's chunks, in their order.
     return whole_BT[:, positions_of(length // size, rank, size, order).to(whole_BT.device)]
 
 
@@ -112,6 +116,7 @@ class RingShare(SequenceShare):
     """
 
     def __init__(self, ring: Ring, order: Order = "zigzag") -> None:
+        # Refuses an unknown order now, not in the first forward pass.
         chunks_of(ring.rank, ring.size, order)
         self.ring, self.order = ring, order
 
@@ -134,6 +139,7 @@ def share_sequences(model: Model, share: SequenceShare) -> Model:
     Raises:
         LabError: if the model has no attention that can be shared so.
     """
+    # Every module that asks a `SequenceShare` for positions or attention has this attribute.
     asking = [module for module in model.modules() if hasattr(module, "sequence")]
     if not asking:
         name = type(model).__name__

@@ -32,7 +32,9 @@ def give_from_first(tensor: Tensor, group: dist.ProcessGroup | None) -> None:
     """Copy the values of the group's first rank to all ranks."""
     if ranks_of(group)[1] == 1:
         return
+    # `broadcast` takes the global number of the rank, within a group too.
     source = dist.get_global_rank(group, 0) if group is not None else 0
+    # A transposed weight is made contiguous, sent, and copied back into its own layout.
     value = tensor.detach().contiguous()
     # Who: the first rank to all others. What: some weights or a buffer. How much: its bytes, once per run.
     dist.broadcast(value, src=source, group=group)
@@ -52,6 +54,7 @@ def fill_buckets(parameters: Sequence[Tensor], bucket_bytes: int) -> list[list[T
     buckets: list[list[Tensor]] = []
     filled_bytes = 0
     for parameter in parameters:
+        # The parameter that fills a bucket still belongs to it: a bucket may be larger than `bucket_bytes`.
         if not buckets or filled_bytes >= bucket_bytes or parameter.dtype != buckets[-1][-1].dtype:
             buckets.append([])
             filled_bytes = 0
@@ -75,6 +78,7 @@ class _Stopwatch:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda, self._origin_s = device.type == "cuda", time.perf_counter()
+        # On a GPU the first event: times of later ones are counted from it.
         self._origin = self.now()
 
     def now(self) -> Any:
@@ -88,7 +92,7 @@ class _Stopwatch:
         if not self._cuda:
             return float(moment)
         moment.synchronize()
-        return self._origin_s + float(self._origin.elapsed_time(moment)) / 1e3
+        return self._origin_s + float(self._origin.elapsed_time(moment)) / 1e3  # ms to s
 
 
 class _Flight:
@@ -100,6 +104,7 @@ class _Flight:
         # Who: all ranks of the group. What: one bucket of gradients, shape (elements,), summed; the call returns at
         # once. How much: num_bytes; of these, each of N ranks sends 2 (N − 1) / N in a ring.
         self._flat, self._work = flat, dist.all_reduce(flat, group=group, async_op=True)
+        # The future calls back when the sum is there, not when somebody waits: that is the arrival.
         self._landed = self._work.get_future().then(partial(self._land, watch))
 
     def _land(self, watch: _Stopwatch, _: object) -> None:
@@ -107,6 +112,7 @@ class _Flight:
 
     def wait(self) -> Tensor:
         self._work.wait()
+        # The callback has run too, so that `arrived` is set.
         self._landed.wait()
         return self._flat
 
@@ -179,6 +185,7 @@ class DataParallel(nn.Module):
     def _begin_step(self) -> None:
         self._ready: set[Tensor] = set()
         self._flying: list[_Flight] = []
+        # Gradients that each bucket still waits for.
         self._missing = [len(bucket) for bucket in self.buckets]
         self._next, self._accumulated = 0, False
 
@@ -219,6 +226,7 @@ class DataParallel(nn.Module):
     def _send(self) -> None:
         """Send the next bucket; a parameter without a gradient counts as zeros."""
         if self.size > 1:
+            # (elements of the bucket,): one message instead of one per parameter.
             flat = torch.cat([_gradient(parameter).reshape(-1) for parameter in self.buckets[self._next]])
             try:
                 self._flying.append(_Flight(self._next, flat, self.group, self._watch))
@@ -239,11 +247,13 @@ class DataParallel(nn.Module):
                 en="synchronize() found no gradient to average: call loss.backward() first.",
                 fr="synchronize() n’a trouvé aucun gradient à moyenner : appelez d’abord loss.backward().",
             )
+        # End of this rank's backward: for `timing`, communication after it is exposed.
         self._compute_end, self._arrived = self._watch.now(), []
         try:
             while self._next < len(self.buckets):
                 self._send()
             while self._flying:
+                # The sum over the ranks, divided once per bucket: all-reduce itself knows no mean here.
                 flight = self._flying.pop(0)
                 bucket, mean = self.buckets[flight.bucket], flight.wait().div_(self.size)
                 for parameter, piece in zip(bucket, pieces_of(mean, [one.shape for one in bucket]), strict=True):
@@ -267,6 +277,7 @@ class DataParallel(nn.Module):
 
 def _gradient(parameter: Tensor) -> Tensor:
     """The gradient of a parameter; zeros, from now on, where backward has not used it."""
+    # Another rank may have used it, and all must send as many elements.
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return parameter.grad.detach()

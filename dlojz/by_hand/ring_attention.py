@@ -55,7 +55,7 @@ def chunks_of(rank: int, size: int, order: Order) -> tuple[int, ...]:
     """
     if order not in ORDERS:
         raise LabError(one_of("order", order, ORDERS))
-    return (rank,) if order == "contiguous" else (rank, 2 * size - 1 - rank)
+    return (rank,) if order == "contiguous" else (rank, 2 * size - 1 - rank)  # zigzag: an early chunk and a late one
 
 
 def visible_pairs(rank: int, source: int, size: int, causal: bool, order: Order) -> Iterator[tuple[int, int, bool]]:
@@ -67,7 +67,7 @@ def visible_pairs(rank: int, source: int, size: int, causal: bool, order: Order)
     """
     for own, query_chunk in enumerate(chunks_of(rank, size, order)):
         for other, key_chunk in enumerate(chunks_of(source, size, order)):
-            if not causal or key_chunk <= query_chunk:
+            if not causal or key_chunk <= query_chunk:  # else masked wholly
                 yield own, other, causal and key_chunk == query_chunk
 
 
@@ -93,10 +93,10 @@ class Ring:
         While they are used, the next ones are under way: two ranks' are held at a time. Each rank sends
         (n − 1)·2·B·G·S·H elements in all.
         """
-        here = torch.stack((k_BGSH, v_BGSH))
+        here = torch.stack((k_BGSH, v_BGSH))  # (2, B, G, S, H): one message for both
         for step in range(self.size):
             arrived = self._pass_on(here, _KEYS_AND_VALUES) if step < self.size - 1 else None
-            yield (self.rank - step) % self.size, here[0], here[1]
+            yield (self.rank - step) % self.size, here[0], here[1]  # step s: those of rank r − s
             here, arrived = arrived() if arrived else here, None  # what was sent is held no longer
 
     def pass_gradients(self, dkv_2BGSH: Tensor) -> Callable[[], Tensor]:
@@ -189,13 +189,13 @@ class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q_BNSH: Tensor, k_BGSH: Tensor, v_BGSH: Tensor, blocks: _Blocks) -> Tensor:
         with torch.autocast(q_BNSH.device.type, enabled=False):
-            q = blocks.rows(q_BNSH, k_BGSH.shape[1])
+            q = blocks.rows(q_BNSH, k_BGSH.shape[1])  # chunks, (B, G, R, H) each
             out = [torch.zeros_like(chunk) for chunk in q]
-            lse = [torch.full_like(chunk[..., :1], -torch.inf) for chunk in q]
+            lse = [torch.full_like(chunk[..., :1], -torch.inf) for chunk in q]  # so far, (B, G, R, 1)
             for source, k, v in blocks.ring.tour(k_BGSH, v_BGSH):
                 keys, values = blocks.cut(k), blocks.cut(v)
                 for a, b, diagonal in blocks.pairs(source):
-                    scores_BGRC = _scores(q[a], keys[b], diagonal)
+                    scores_BGRC = _scores(q[a], keys[b], diagonal)  # the only block of scores at this time
                     block_lse = scores_BGRC.logsumexp(dim=-1, keepdim=True)
                     block_out = (scores_BGRC - block_lse).exp() @ values[b]
                     # Two averages of values, over different keys: each weighs as its sum of exponentials does.
@@ -205,7 +205,7 @@ class _RingAttention(torch.autograd.Function):
                 del k, v, keys, values  # before the next ones set out
             output_BNSH = blocks.heads(out, q_BNSH)
         ctx.blocks = blocks
-        ctx.save_for_backward(q_BNSH, k_BGSH, v_BGSH, output_BNSH, *lse)
+        ctx.save_for_backward(q_BNSH, k_BGSH, v_BGSH, output_BNSH, *lse)  # scores are computed anew
         return output_BNSH
 
     @staticmethod
@@ -224,10 +224,10 @@ class _RingAttention(torch.autograd.Function):
                 dkv_2BGSH = torch.zeros(2, *k.shape, dtype=wide(k.dtype), device=k.device)
                 dk, dv = (one.chunk(len(q), dim=2) for one in dkv_2BGSH)
                 for a, b, diagonal in blocks.pairs(source):
-                    weights_BGRC = (_scores(q[a], keys[b], diagonal) - lse[a]).exp()
+                    weights_BGRC = (_scores(q[a], keys[b], diagonal) - lse[a]).exp()  # of all keys: lse is whole by now
                     dscores_BGRC = weights_BGRC * (grad[a] @ values[b].mT - dot[a]) * _scale(q[a])
-                    dq[a] += dscores_BGRC @ keys[b]
-                    dk[b].add_(dscores_BGRC.mT @ q[a])
+                    dq[a] += dscores_BGRC @ keys[b]  # (B, G, R, C) @ (B, G, C, H)
+                    dk[b].add_(dscores_BGRC.mT @ q[a])  # (B, G, C, R) @ (B, G, R, H)
                     dv[b].add_(weights_BGRC.mT @ grad[a])
                 if source == blocks.ring.rank:
                     own_2BGSH = dkv_2BGSH  # stays here: gradients set out from the first rank that is not their own
@@ -235,7 +235,7 @@ class _RingAttention(torch.autograd.Function):
                     # What the ranks before have found for these keys has followed them here; added to, it goes on.
                     arrived = blocks.ring.pass_gradients(dkv_2BGSH + arrived() if arrived else dkv_2BGSH)
                 del k, v, keys, values
-            dk_BGSH, dv_BGSH = own_2BGSH + arrived() if arrived else own_2BGSH
+            dk_BGSH, dv_BGSH = own_2BGSH + arrived() if arrived else own_2BGSH  # home after n − 1 hops
         return blocks.heads(dq, q_BNSH), dk_BGSH.to(k_BGSH.dtype), dv_BGSH.to(v_BGSH.dtype), None
 
 
@@ -269,7 +269,7 @@ def _scores(q_BGRH: Tensor, k_BGCH: Tensor, diagonal: bool) -> Tensor:
     if not diagonal:
         return scores_BGRC
     rows, tokens = scores_BGRC.shape[-2:]
-    token_R = torch.arange(rows, device=q_BGRH.device) % tokens
+    token_R = torch.arange(rows, device=q_BGRH.device) % tokens  # of each row: heads lie below each other
     return scores_BGRC.masked_fill(torch.arange(tokens, device=q_BGRH.device) > token_R[:, None], -torch.inf)
 
 

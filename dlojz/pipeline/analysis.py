@@ -121,16 +121,19 @@ def gaps(timeline: Timeline, costs: Costs | None = None) -> tuple[IdleGap, ...]:
     """List all waits of all ranks within the makespan, in order of time on each rank; `costs` as in `idle_by_cause`."""
     schedule = timeline.schedule
     costs = costs or timeline.costs
+    # A measured timeline has no costs: then no wait counts as latency.
     under_way = _delays(timeline, costs) if costs else [0.0] * len(schedule.actions)
     starts, ends = timeline.starts.tolist(), timeline.ends.tolist()
     first, last = timeline.start, timeline.start + timeline.makespan
     found: list[IdleGap] = []
     for rank, (begin, stop) in enumerate(pairwise(schedule.first_of_rank)):
+        # Forwards still to run and backwards run so far tell in which phase the rank is.
         forwards = sum(e.kind == FORWARD for action in schedule.orders[rank] for e in action.elements)
         backwards, at = 0, first
         for number in range(begin, stop):
             if starts[number] > at:
                 cause = WARM_UP if not backwards else IMBALANCE if forwards else DRAIN
+                # Latency is the end of the wait, at most as long as the message was under way.
                 arrives = starts[number] - min(starts[number] - at, under_way[number])
                 parts = (
                     IdleGap(rank, at, arrives, cause, number),
@@ -140,6 +143,7 @@ def gaps(timeline: Timeline, costs: Costs | None = None) -> tuple[IdleGap, ...]:
             at = ends[number]
             for element in schedule.actions[number].elements:
                 forwards -= element.kind == FORWARD
+                # W does not count: it waits for no gradient from the next stage.
                 backwards += element.kind in (BACKWARD, BACKWARD_INPUT)
         if last > at:
             found.append(IdleGap(rank, at, last, BARRIER, None))
@@ -151,6 +155,7 @@ def _delays(timeline: Timeline, costs: Costs) -> list[float]:
     if costs.sends == "buffered":
         ends = timeline.ends.tolist()
         return [
+            # The message that arrives last: the end of its producer plus its delay.
             max(inputs, key=lambda one: ends[one[0]] + one[1])[1] if inputs else 0.0
             for inputs in _inputs(timeline.schedule, costs)
         ]
@@ -161,6 +166,7 @@ def _delays(timeline: Timeline, costs: Costs) -> list[float]:
         passed = 0.0
         for step in program:
             if isinstance(step, int):
+                # All that the rank passes since its last action counts; of messages posted together the longest.
                 delays[step], passed = passed, 0.0
             else:
                 passed += max(costs.delay(rank[message.producer], rank[message.consumer]) for message in step)
@@ -190,6 +196,7 @@ def critical_path(timeline: Timeline, costs: Costs | None = None) -> tuple[int, 
         return ()
     waits = _waits(timeline, costs or timeline.costs)
     ends = timeline.ends.tolist()
+    # Of several actions that end last, the first.
     current = int(np.argmax(timeline.ends))
     path = [current]
     while waits[current]:
@@ -203,6 +210,7 @@ def _waits(timeline: Timeline, costs: Costs | None) -> list[list[tuple[int, floa
     """For each action, those that it waits for, with the delay in between; the one before on its rank stands first."""
     graph = timeline.schedule.graph
     waits = [
+        # The number `graph.actions` stands for "nothing": the first action of a rank has none before it.
         [(previous, 0.0)] * (previous < graph.actions) + inputs
         for previous, inputs in zip(graph.previous, _inputs(timeline.schedule, costs), strict=True)
     ]
@@ -218,6 +226,7 @@ def _add_messages(timeline: Timeline, costs: Costs, waits: list[list[tuple[int, 
     """
     programs = programs_of(timeline.schedule, costs.sends == "paired")
     rank = timeline.schedule.graph.rank.tolist()
+    # Number of the step in which each rank passes each message.
     place = {
         (number, message): at
         for number, program in enumerate(programs)
@@ -236,7 +245,9 @@ def _add_messages(timeline: Timeline, costs: Costs, waits: list[list[tuple[int, 
         found: dict[int, float] = {}
         for message in step:
             ends = rank[message.producer], rank[message.consumer]
+            # The rank on the other side: the receiver where this one sends, else the sender.
             other = ends[ends[0] == number]
+            # Both sides must have come that far: what either has waited for holds the message up.
             for sources in (hangs_on(number, at - 1), hangs_on(other, place[other, message])):
                 for action, since in sources.items():
                     found[action] = max(found.get(action, 0.0), since + costs.delay(*ends))
@@ -310,12 +321,15 @@ def span_bound_of(
     makespan.
     """
     stages = _stages(tuple(placement or range(ranks)), costs, split, 1.0)
+    # Each rank does all its own work within its span.
     bounds = [micro_batches * sum(s.forward + s.backward for s in stages if s.rank == rank) for rank in range(ranks)]
     behind = [0.0] * ranks
     for number, stage in reversed(list(enumerate(stages))):
+        # Work of this stage and of the later ones on the same rank.
         behind[stage.rank] += stage.forward + (stage.backward_input if split else stage.backward)
         way = stage.head + micro_batches * behind[stage.rank] + stage.tail
         for first in stages[: number + 1]:
+            # First forward of `origin` to the last backward there; with split backwards one W is left after it.
             bounds.append(way - first.head - first.tail + (first.backward - first.backward_input if split else 0.0))
     return max(bounds, default=0.0)
 
@@ -332,6 +346,7 @@ def _stages(
         forward, backward, for_input, for_weight = (times[name][number] for name in times)
         if overlaps and costs.overlapped is not None:
             together = min(costs.per_stage("overlapped", count))
+            # A bound must hold for every order, and in some each pass hides behind another.
             forward, backward = min(forward, together), min(backward, together)
         if split:
             # A schedule may split some backwards only: the shorter way bounds both.
@@ -357,6 +372,7 @@ def _bounds(stages: list[_Stage], micro_batches: float, split: bool) -> Iterator
     """
     forwards, whole, for_input = (dict.fromkeys((stage.rank for stage in stages), 0.0) for _ in range(3))
     for stage in reversed(stages):
+        # Of this stage and of the rank's later ones: the bounds of these chunks alone.
         forwards[stage.rank] += stage.forward
         whole[stage.rank] += stage.backward
         for_input[stage.rank] += stage.backward_input
@@ -400,6 +416,7 @@ def _sliced(schedule: Schedule, costs: Costs) -> Iterator[float]:
     forward = [stage.forward for stage in stages]
     whole = [stage.backward for stage in stages]
     backward = [stage.backward_input if split else stage.backward for stage in stages]
+    # One delay per boundary and direction, as the two directions of a link may differ.
     there = [costs.delay(one.rank, after.rank) for one, after in pairwise(stages)]
     back = [costs.delay(after.rank, one.rank) for one, after in pairwise(stages)]
     # After the last backward for the input of stage 0, which is of a slice 0, its weight gradient is left.
@@ -432,6 +449,7 @@ def _counts(schedule: Schedule) -> list[int]:
     if schedule.pipes == 1:
         return [schedule.micro_batches]
     elements = (element for action in schedule.actions for element in action.elements)
+    # A micro-batch belongs to the pipe in which its forwards run.
     seen = {(element.pipe, element.micro_batch) for element in elements if element.kind == FORWARD}
     return [sum(pipe == number for pipe, _ in seen) for number in range(schedule.pipes)]
 
@@ -450,6 +468,8 @@ def _work(schedule: Schedule, costs: Costs) -> list[float]:
     if schedule.overlaps and costs.overlapped is not None:
         together = min(costs.per_stage("overlapped", schedule.stages))
         for rank, stages in enumerate(held):
+            # Most that a pair can save: the longest forward and backward, less the time of both at once.
             saved = max(s.forward for s in stages) + max(s.backward for s in stages) - together
+            # At most one pair per micro-batch and stage of the rank.
             work[rank] -= pairs[rank] * max(0.0, saved)
     return work

@@ -65,10 +65,12 @@ def _straight(x: Case) -> int:
 
 
 def _looping(x: Case) -> int:
+    # Stages go round the ranks: each of the vp − 1 boundaries lies between two ranks.
     return x.v * x.p - 1 if x.p > 1 else 0
 
 
 def _zigzag(x: Case) -> int:
+    # Where the zigzag turns, two stages lie on one rank: p − 1 boundaries for each of the v legs.
     return x.v * (x.p - 1)
 
 
@@ -77,6 +79,7 @@ def _nothing(x: Case) -> None:
 
 
 def _naive(x: Case) -> float:
+    # Each rank idles while the p − 1 others pass the micro-batch forward and back, over 2(p − 1) hops.
     return (x.p - 1) * x.m * (x.F + x.B + 2 * x.c)
 
 
@@ -91,22 +94,26 @@ def _one_f_one_b(x: Case) -> float:
 
 
 def _eager(x: Case) -> float | None:
+    # In flight is one more micro-batch per hop, which hides it while c ≤ (F + B) / 2.
     return _gpipe(x) if x.c <= (x.F + x.B) / 2 else None
 
 
 def _loops(x: Case, together: int) -> float | None:
     """`together` micro-batches pass a chunk before the next one begins."""
+    # A group smaller than p leaves each rank p − g forwards and backwards without work whenever the chunk changes.
     start = max(0, x.p - together) * (x.v - 1)
     if together <= x.p or x.p == 1:
         hops = _looping(x)
         exact = x.c <= min(x.F, x.B)
     else:
+        # Of a group larger than p, the g − p last micro-batches hide the message that loops back.
         hops = x.p - 1
         exact = x.p * x.c <= (together - x.p) * min(x.F, x.B)
     return (x.p - 1 + start) * (x.F + x.B) + 2 * hops * x.c if exact else None
 
 
 def _zb_h1_span(x: Case) -> float | None:
+    # g < p only where m < p: then there is no steady phase.
     if x.c or x.g < x.p:
         return None
     return (x.p - 1) * (x.I + max(0.0, x.F - x.W))
@@ -116,6 +123,7 @@ def _zb_h1(x: Case) -> float | None:
     if x.c and x.F == x.I == x.W and x.m > x.p and x.v == 1:
         return (x.p - 1) * (x.F + 4 * x.c) if x.c <= x.F / 2 else None
     span = _zb_h1_span(x)
+    # The last rank starts after (p − 1) F, and does all its work from there.
     return None if span is None else max((x.p - 1) * x.F, span)
 
 
@@ -136,6 +144,7 @@ def _zb_h2(x: Case) -> float | None:
 
 
 def _equal_parts(x: Case) -> bool:
+    # As many micro-batches as fill the V.
     return x.F == x.I == x.W and not x.c and x.m >= 2 * x.p - 1
 
 
@@ -179,10 +188,12 @@ def _few(x: Case, ahead: int) -> float:
 
 
 def _interleaved_zb_peaks(x: Case) -> list[float] | None:
+    # r weight gradients wait on rank r for the end of the step, w each.
     return [((x.v - 1) * x.g + x.p - r) * x.k + r * x.w for r in range(x.p)] if x.m >= x.p else None
 
 
 def _kept_in_v(x: Case) -> list[float] | None:
+    # Two chunks per rank: 2p stage-micro-batches are p whole micro-batches, as in 1F1B.
     return [2 * x.p * x.k] * x.p if x.m >= 2 * x.p - 1 else None
 
 
@@ -359,9 +370,11 @@ def closed_form(
     times = _equal(costs)
     if law is None or times is None:
         return None
+    # Of two pipes a rank holds two stages, each for half of the micro-batches: as much work as v = 1.
     one_pipe = schedule.name not in ("chimera", "dualpipe")
     v = (chunks or (2 * waves if waves else schedule.chunks)) if one_pipe else 1
     forward, for_input, for_weight, backward, latency, both, kept, kept_for_weight = times
+    # The default group of `interleaved`: p where p divides m.
     together = micro_batches // max(1, micro_batches // ranks)
     slices = (token_slices or TOKEN_SLICES) if schedule.name == "terapipe" else 1
     case = Case(
@@ -369,6 +382,7 @@ def closed_form(
         kept_for_weight, slices,
     )  # fmt: skip
     work = micro_batches * v * (forward + backward)
+    # None: outside of the domain of that formula; the other figures hold.
     excess, span_excess, peaks = law.excess(case), law.span_excess(case), law.peaks(case)
     return ClosedForm(
         schedule.name,
@@ -387,6 +401,7 @@ def _equal(costs: Costs) -> tuple[float, ...] | None:
     """F, I, W, B, c, F&B, k, w, if they are the same for every stage and link."""
     per_stage = (costs.forward, costs.backward_input, costs.backward_weight, costs.kept_for_input,
                  costs.kept_for_weight, costs.backward, costs.overlapped, costs.latency, costs.bandwidth)  # fmt: skip
+    # A tuple differs per stage or link; the formulas have one symbol for all.
     if any(isinstance(value, tuple) for value in per_stage) or costs.sends != "buffered" or costs.slice_times:
         return None
     names = ("forward", "backward_input", "backward_weight", "backward")

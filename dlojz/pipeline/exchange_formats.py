@@ -83,7 +83,9 @@ def _with_pauses(timeline: Timeline, rank: int) -> Iterator[str]:
     free = timeline.start
     part = timeline.of_rank(rank)
     for number in range(part.start, part.stop):
+        # 1e-6: the rounding error of a quotient must not lose a pause.
         pauses = int((float(timeline.starts[number]) - free) / quantum + 1e-6)
+        # One tiny action among long ones would ask for millions of cells.
         yield from [""] * min(pauses, MAX_ACTIONS)
         yield str(timeline.schedule.actions[number])
         free = float(timeline.ends[number])
@@ -144,6 +146,7 @@ def read_csv(text: str, name: str = "custom") -> Schedule:
         placement,
         _without_gap({e.micro_batch for e in elements}, "micro-batch", "micro-batch"),
         token_slices=_without_gap({e.token_slice for e in elements}, "token slice", "tranche de tokens"),
+        # Updates of its own: then no optimizer waits at the end.
         barrier=not any(e.kind == UPDATE for e in elements),
         asynchronous=any(e.kind == UPDATE for e in elements),
     )
@@ -158,6 +161,7 @@ def load_csv(path: str | Path) -> Schedule:
     target = Path(path)
     try:
         with target.open("rb") as file:
+            # At most 4 bytes per character: enough to see that a text is too long. -sig: a spreadsheet's leading mark.
             text = file.read(4 * MAX_CHARACTERS + 1).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or say(en="it is no UTF-8 text", fr="ce n’est pas du texte UTF-8")
@@ -205,6 +209,7 @@ def _orders(text: str) -> Iterator[list[Action]]:
     total = 0
     try:
         for row, cells in enumerate(csv.reader(io.StringIO(text)), start=1):
+            # Refused while it is read: a huge file never lies in memory as actions.
             if row > MAX_RANKS:
                 raise LabError(_too_many(say(en="rows", fr="lignes"), MAX_RANKS))
             order = [action for column, cell in enumerate(cells, start=1) if (action := _cell(cell, row, column))]
@@ -226,6 +231,7 @@ def _cell(cell: str, row: int, column: int) -> Action | None:
     if not cell or _DERIVED.fullmatch(cell):
         return None
     try:
+        # `\d` and int() also take digits of other scripts.
         if len(cell) > MAX_CELL or not cell.isascii():
             cell = cell[:MAX_CELL].encode("ascii", "backslashreplace").decode()
             return parse_action("…" + cell)  # which refuses it
@@ -249,6 +255,7 @@ def _placement(orders: list[list[Action]]) -> list[list[int]]:
     held: dict[tuple[int, int], int] = {}
     for rank, order in enumerate(orders):
         for element in (element for action in order for element in action.elements):
+            # The first row in which a stage appears is its rank.
             first = held.setdefault((element.pipe, element.stage), rank)
             if first != rank:
                 raise refusal(
@@ -361,12 +368,14 @@ def _flows(timeline: Timeline, unit_us: float) -> Iterator[Event]:
     """One arrow per message between ranks, from the action that makes it to the one that needs it."""
     graph, actions = timeline.schedule.graph, timeline.schedule.actions
     rank_of = graph.rank.tolist()
+    # Neighbours on one rank hand over in memory: no arrow.
     crossing = ((one, other) for one, other in graph.edges() if rank_of[one] != rank_of[other])
     for flow, (producer, consumer) in enumerate(crossing):
         sent = float(timeline.ends[producer]) - _INSIDE * float(timeline.durations[producer])
         name = f"{actions[producer]} → {actions[consumer]}"
         common = {"name": name, "cat": "message", "id": flow}
         yield _event("s", rank_of[producer], ts=_us(timeline, sent, unit_us), **common)
+        # bp = e: bound to the slice around the point, not to the next one.
         yield _event(
             "f", rank_of[consumer], ts=_us(timeline, float(timeline.starts[consumer]), unit_us), bp="e", **common
         )
@@ -450,6 +459,7 @@ def labels_of(schedule: Schedule) -> list[str]:
     for pipe, stages in enumerate(schedule.placement):
         seen: dict[int, int] = {}
         for stage, rank in enumerate(stages):
+            # Chunks of a rank are counted in the order of their stages.
             chunk[pipe, stage] = seen.get(rank, 0)
             seen[rank] = chunk[pipe, stage] + 1
     several = any(chunk.values())
@@ -462,6 +472,7 @@ def labels_of(schedule: Schedule) -> list[str]:
 def _label(action: Action, schedule: Schedule, chunk: dict[tuple[int, int], int] | None) -> str:
     direction = "du"[action.pipe] if schedule.pipes > 1 else ""
     number = chunk[action.pipe, action.stage] if chunk else 0
+    # Beyond z a number in brackets.
     letter = "" if chunk is None else chr(ord("a") + number) if number < 26 else f"[{number}]"
     behind = f".{action.token_slice}" if schedule.token_slices > 1 else ""
     return f"{direction}{letter}{action.kind}{action.micro_batch}{behind}"
@@ -471,12 +482,15 @@ def common_quantum(timeline: Timeline) -> float | None:
     """Return the longest time of which all starts and ends are whole multiples; None where there is none."""
     marks: set[Fraction] = set()
     for times in (timeline.starts, timeline.ends):
+        # Rounded: equal moments may differ in their last bits.
         for time in set((times - timeline.start).round(9).tolist()):
             exact = Fraction(time).limit_denominator(_FINEST)
+            # No denominator up to `_FINEST` comes close: there is no common quantum.
             if abs(float(exact) - time) > 1e-7 * max(timeline.makespan, 1.0):
                 return None
             marks.add(exact)
     common = math.lcm(*(mark.denominator for mark in marks))
+    # Of all times as fractions of the common denominator; 0 where all are 0.
     return math.gcd(*(int(mark * common) for mark in marks)) / common or None
 
 
@@ -514,6 +528,7 @@ def _row(timeline: Timeline, labels: Sequence[str], quantum: float, cell: int, r
         if last == first:  # an action without duration has no column
             continue
         length = (last - first) * cell
+        # Label, dashes up to the end, and a blank before the next action.
         lasting = "-" * (length - len(labels[number]) - 1) + " "
         text[first * cell : last * cell] = list((labels[number] + lasting)[:length])
     return "".join(text)
@@ -540,6 +555,7 @@ def _coarse(timeline: Timeline, room: int) -> Iterator[str]:
         part = timeline.of_rank(rank)
         starts, ends = timeline.starts[part], timeline.ends[part]
         middles = [timeline.start + (column + 0.5) * quantum for column in range(room)]
+        # The last action that starts before each middle; −1: none has started.
         at = (starts.searchsorted(middles, side="right") - 1).tolist()
         kinds = [action.kind for action in timeline.schedule.orders[rank]]
         yield _margin(rank, widest) + "".join(

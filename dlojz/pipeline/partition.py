@@ -70,6 +70,7 @@ class Partition:
     def loads(self) -> tuple[Weight, ...]:
         """Sum of the weights of each stage and its extra; of floats, the exact sum rounded once."""
         extras = self.extras or (0,) * self.num_stages
+        # Summed in one go with its extra, so that floats are rounded once.
         return tuple(_total([*self.weights[own], more]) for own, more in zip(self.stages, extras, strict=True))
 
     @property
@@ -122,6 +123,7 @@ def exact(weights: Sequence[Weight], stages: int, extras: Sequence[Weight] = ())
     weights, extras = check_weights(weights), check_weights(extras)
     if extras:
         _check_extras(extras, stages)
+    # Blocks and extras on one scale.
     whole = _as_integers([*weights, *extras])
     prefix = [0, *accumulate(whole[: len(weights)])]
     more = whole[len(weights) :] or [0] * stages
@@ -130,10 +132,13 @@ def exact(weights: Sequence[Weight], stages: int, extras: Sequence[Weight] = ())
     def reached(high: int, low: int = 0) -> list[int] | None:
         return _first_cut(prefix, more, low, high)
 
+    # No bottleneck lies below the mean load, nor below the heaviest block with the lightest extra.
     floor = max(-(-(prefix[-1] + sum(more)) // stages), heaviest + lightest_extra)
+    # All blocks with the largest extra are at least as heavy as any stage.
     high = _smallest(lambda tried: reached(tried) is not None, floor, prefix[-1] + max(more))
     # The spread is smallest where the lightest stage is heaviest: bisect for the first lower limit that fails.
     mean = (prefix[-1] + sum(more)) // stages
+    # The lightest stage weighs no more than the mean: beyond it every limit fails.
     low = _smallest(lambda tried: reached(high, tried) is None, 1, mean + 1) - 1
     bounds = reached(high, low)
     if bounds is None:  # cannot be: both limits were reached above
@@ -258,8 +263,11 @@ def _first_cut(prefix: Sequence[int], extras: Sequence[int], low: int, high: int
     for stage in range(stages - 1, -1, -1):
         chosen = [nowhere] * (blocks + 1)
         earlier = [nowhere] * (blocks + 2)
+        # Each later stage still needs a block, and each earlier one has had one.
         for start in range(blocks - (stages - stage), stage - 1, -1):
+            # Load of blocks start … stop − 1 and the extra: prefix[stop] − base.
             base = prefix[start] - extras[stage]
+            # Stops from `first_stop` to `last_stop` give a load within the limits.
             first = max(start + 1, bisect_left(prefix, base + low))
             last = bisect_right(prefix, base + high) - 1
             stop = following[first] if first <= blocks else nowhere
@@ -270,6 +278,7 @@ def _first_cut(prefix: Sequence[int], extras: Sequence[int], low: int, high: int
         following = earlier
     bounds = [0]
     for chosen in reversed(choices):
+        # From here the end is not reached within the limits.
         if bounds[-1] > blocks or chosen[bounds[-1]] == nowhere:
             return None
         bounds.append(chosen[bounds[-1]])

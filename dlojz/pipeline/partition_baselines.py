@@ -89,9 +89,11 @@ def balanced_like_deepspeed(weights: Sequence[Weight], stages: int) -> Partition
         chosen = [0] * (blocks + 1)
         for stop in range(stage, blocks + 1):
             best = math.inf
+            # The first stage begins at block 0.
             for start in range(stage - 1, stop if stage > 1 else 1):
                 load = prefix[stop] - prefix[start]
                 high, low = max(heaviest[start], load), min(lightest[start], load)
+                # ≤, as DeepSpeed has it: of equal spreads the last one tried stays.
                 if high - low <= best:
                     best, kept[stop], chosen[stop] = high - low, (high, low), start
         heaviest, lightest = [high for high, _ in kept], [low for _, low in kept]
@@ -128,6 +130,7 @@ def like_torchgpipe(weights: Sequence[Weight], stages: int) -> Partition:
     weights = check_weights(weights)
     least = min(weights)
     span = max(weights) - least
+    # 0 to 1: the heaviest block weighs 1, which is by how much loads may differ at the end.
     scaled = [(weight - least) / span if span else 0.0 for weight in weights]
     bounds = _evened(scaled, stages, nearest=False)
     if bounds is None:  # as fractions: the proof that the paper's moves come to an end knows no rounding
@@ -157,6 +160,7 @@ def _evened(weights: Sequence[float | Fraction], stages: int, nearest: bool) -> 
         lightest = [stage for stage, load in enumerate(loads) if load == min(loads)]
         light = min(lightest, key=lambda stage: abs(stage - heavy)) if nearest else lightest[0]
         if top <= loads[light] + 1:
+            # Bounds that have crossed each other would be stages that overlap.
             return tuple(bounds) if bounds == sorted(bounds) else None
         donor = light - 1 if heavy < light else light + 1
         state = (heavy, *bounds)
@@ -248,6 +252,7 @@ def how_often(peer: str, cases: int = 4000, seed: int = 0) -> HowOften:
     generator = random.Random(seed)
     missed, worst = 0, (1.0, (), 0)  # type: tuple[int, tuple[float, tuple[Weight, ...], int]]
     for _ in range(cases):
+        # Whole numbers: equal loads are equal, without rounding.
         weights = tuple(generator.randint(*WEIGHTS) for _ in range(generator.randint(*BLOCKS)))
         stages = generator.randint(*STAGES)
         best, reached = exact(weights, stages).bottleneck, PEERS[peer](weights, stages).bottleneck
@@ -492,6 +497,7 @@ def block_times(config: RunConfig, repetitions: int = REPETITIONS, tell: Tell | 
     for number, block in enumerate(built.train().blocks):
         kind = (repr(block), x.shape, number == 0)
         if kind not in known:
+            # On meta: the shape of what the next block reads, nothing computed.
             with torch.no_grad():
                 output = block(x)
             given = _real_input(x, config.num_classes, device, gradient=number > 0)
@@ -544,11 +550,13 @@ def _durations(block: nn.Module, given: Tensor, repetitions: int) -> Iterator[tu
 
     gradient = None
     for repetition in range(repetitions + 1):
+        # Added to old gradients, backward would take longer.
         block.zero_grad(set_to_none=True)
         given.grad = None
         begin_s = now_s()
         output = block(given)
         forward_end_s = now_s()
+        # Made once, and outside of both times.
         gradient = torch.ones_like(output) if gradient is None else gradient
         start_s = now_s()
         output.backward(gradient)

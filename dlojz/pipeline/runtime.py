@@ -73,6 +73,7 @@ def backward_for_input(module: nn.Module, entered: Tensor, output: Tensor, gradi
     if not entered.requires_grad:
         return Deferred(module, None, None, output, gradient)
     gradients = None if gradient is None else [gradient]
+    # The gradient at the input, and the cuts from which the paths to the weights go on.
     made, cuts = stage_backward_input([output], gradients, [entered], module.parameters())
     return Deferred(module, made[0], cuts, None, None)
 
@@ -198,6 +199,7 @@ class PipelineRuntime:
         self._mail: dict[StageMessage, Tensor] = {}
         # What each other rank sends to this one, in order.
         self._expected = [
+            # Messages to itself go through `_mail`, never through c10d.
             deque(message for receiver, message in sent if receiver == self.rank != sender)
             for sender, sent in enumerate(self._sent)
         ]
@@ -219,12 +221,14 @@ class PipelineRuntime:
             received = self._inputs[action.micro_batch] if action.stage == 0 else self._receive(action)
             self.perform(action, lambda: self._forward(action, received))
             if not last:
+                # action[1:4] is (stage, micro-batch, pipe). Detached: the receiver begins a graph of its own.
                 self._send(action, self._kept[action[1:4]].output.detach())
             return
         if action.kind == BACKWARD_WEIGHT:
             self.perform(action, lambda: backward_for_weights(self._deferred.pop(action[1:4])))
             return
         gradient = None if last else self._receive(action)
+        # A list, as `perform` returns nothing.
         outcome: list[Tensor | None] = []
         self.perform(action, lambda: outcome.append(self._backward(action, gradient)))
         if action.stage and outcome[0] is not None:
@@ -232,12 +236,14 @@ class PipelineRuntime:
 
     def _forward(self, action: Action, received: Tensor) -> None:
         entered = received.detach()
+        # Tokens are integers; the sample itself needs no gradient either.
         if entered.is_floating_point() and action.stage:
             entered.requires_grad_()
         output = self._output(action, entered)
         if action.stage == self.schedule.stages - 1:
             output = self.loss(output, self._targets[action.micro_batch])
             self._losses.append(output.detach())
+            # Mean of the step: gradients of the micro-batches add up. An asynchronous update divides by itself.
             if not self.asynchronous:
                 output = output / self.schedule.micro_batches
         self._kept[action[1:4]] = KeptActivations(entered, output)
@@ -250,6 +256,7 @@ class PipelineRuntime:
         """Gradient of the stage's input; the weights' gradients now (B), or later (I)."""
         kept = self._kept.pop(action[1:4])
         if action.kind == BACKWARD:
+            # Also adds the weights' gradients to `parameter.grad`.
             torch.autograd.backward(kept.output, gradient)
             return kept.input.grad
         module = self.modules[action.pipe, action.stage]
@@ -274,7 +281,9 @@ class PipelineRuntime:
         message = StageMessage(action.kind == FORWARD, action.pipe, action.stage, action.micro_batch)
         sender = self.schedule.placement[action.pipe][action.stage + (-1 if message.forward else 1)]
         while message not in self._mail:
+            # In the order of the sender: messages between two ranks arrive so.
             coming = self._expected[sender].popleft()
+            # Boundary s enters stage s; a gradient for stage s has the shape of what leaves it, boundary s + 1.
             boundary = self.boundaries[coming.stage if coming.forward else coming.stage + 1]
             buffer = torch.empty(boundary.shape, dtype=boundary.dtype, device=self._device)
             dist.recv(buffer, group=self.group, group_src=sender)
@@ -289,6 +298,7 @@ class PipelineRuntime:
         """
         still_under_way = []
         for sent in self._under_way:
+            # Taken by an action no later than the one that sent `coming`: it has arrived.
             taken = sent.receiver == sender and self._taken_at[sent.message] <= self._sent_at[coming]
             if taken and sent.work is not None:
                 sent.work.wait()
@@ -304,6 +314,7 @@ class PipelineRuntime:
             elements = (element for each in order for element in each.elements)
             for place, action in enumerate(elements):
                 if action.kind in (FORWARD, BACKWARD, BACKWARD_INPUT):
+                    # Also for what the last stage's forward and stage 0 do not send: never asked for.
                     sent_at[_message_after(action)] = place
                     message = StageMessage(action.kind == FORWARD, action.pipe, action.stage, action.micro_batch)
                     taken_at[message] = place
@@ -319,6 +330,7 @@ class PipelineRuntime:
         for action in self.schedule.orders[rank]:
             for element in action.elements:
                 message = _message_after(element)
+                # Stage −1 and the stage behind the last do not exist.
                 if element.kind in (FORWARD, BACKWARD, BACKWARD_INPUT) and 0 <= message.stage < self.schedule.stages:
                     sent.append((self.schedule.placement[element.pipe][message.stage], message))
         return sent
@@ -367,6 +379,7 @@ def boundaries_of(stages: Sequence[nn.Module], sample: Tensor, *, compute: torch
     boundaries = []
     made = sample if isinstance(sample, FakeTensor) else None
     with made.fake_mode if made is not None else FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad():
+        # A real sample gets a fake twin: shapes without memory.
         x = sample if made is not None else fake.from_tensor(sample)
         for stage in stages:
             boundaries.append(Boundary(tuple(x.shape), x.dtype))
@@ -398,6 +411,7 @@ class WeightVersions:
         self._count = 0
 
     def _of_module(self) -> Weights:
+        # Shares the module's memory; an update gives the module other tensors, so that these stay.
         return {name: value.detach().requires_grad_() for name, value in self._module.named_parameters()}
 
     def add_gradient(self, gradients: Sequence[Tensor | None]) -> None:
@@ -412,6 +426,7 @@ class WeightVersions:
         new: Weights = {}
         with torch.no_grad():
             for name, weight in self.kept[self.newest].items():
+                # At least 1: an update without gradients changes nothing but by the decay.
                 gradient = self._sum.get(name, torch.zeros_like(weight)) / max(self._count, 1)
                 new[name] = (weight - self._rate * (gradient + self._decay * weight)).requires_grad_()
             for name, parameter in self._module.named_parameters():
@@ -422,6 +437,7 @@ class WeightVersions:
 
     def drop_before(self, oldest: int) -> None:
         """Forget the versions that no action to come uses."""
+        # Never the newest, even if no action to come uses it.
         for version in [one for one in self.kept if one < min(oldest, self.newest)]:
             del self.kept[version]
 
@@ -456,6 +472,7 @@ class AsynchronousRuntime(PipelineRuntime):
         super().__init__(schedule, modules, boundaries, loss, group=group, perform=perform)
         audit = version_audit(schedule)
         first, last = schedule.first_of_rank[self.rank : self.rank + 2]
+        # Each action stands once in a rank's order, so it is a key.
         self._version_of = dict(zip(schedule.orders[self.rank], audit.versions[first:last], strict=True))
         self.weights = {key: WeightVersions(module, learning_rate, weight_decay) for key, module in modules.items()}
         self.versions_kept = 0
@@ -471,6 +488,7 @@ class AsynchronousRuntime(PipelineRuntime):
 
     def _oldest_needed(self) -> list[int]:
         """After each action of this rank: the oldest version that one to come uses."""
+        # Larger than any version: after the last action none is needed.
         oldest, needed = 2**31, []
         for action in reversed(self.schedule.orders[self.rank]):
             needed.append(oldest)
@@ -480,6 +498,7 @@ class AsynchronousRuntime(PipelineRuntime):
         return needed[::-1]
 
     def _execute(self, action: Action) -> None:
+        # An asynchronous schedule updates stage by stage: each has its own versions.
         versions = self.weights[action.pipe, action.stage]
         if action.kind == UPDATE:
             self.perform(action, versions.update)
@@ -490,14 +509,17 @@ class AsynchronousRuntime(PipelineRuntime):
         self._done += 1
 
     def _output(self, action: Action, entered: Tensor) -> Tensor:
+        # Runs the module with tensors of that version in place of its parameters.
         output: Tensor = functional_call(self.modules[action.pipe, action.stage], self._used(action), (entered,))
         return output
 
     def _backward(self, action: Action, gradient: Tensor | None) -> Tensor | None:
         kept = self._kept.pop(action[1:4])
+        # The forward's own tensors: only for these has its graph gradients.
         weights = list(self._used(action._replace(kind=FORWARD)).values())
         wanted = [kept.input, *weights] if kept.input.requires_grad else weights
         gradients = torch.autograd.grad(kept.output, wanted, gradient, allow_unused=True)
+        # Without the input's gradient, which stands first where there is one.
         self.weights[action.pipe, action.stage].add_gradient(gradients[len(wanted) - len(weights) :])
         return gradients[0] if kept.input.requires_grad else None
 

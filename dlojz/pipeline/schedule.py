@@ -154,6 +154,7 @@ class ActionGraph:
 
     def edges(self) -> list[tuple[int, int]]:
         """List (action, the one that reads its output), but not the next on the same rank; `also` comes last."""
+        # `actions` itself is the number of "nothing".
         main = [(needed, index) for index, needed in enumerate(self.needs) if needed < self.actions]
         return main + [(needed, index) for index, needed in self.also]
 
@@ -166,19 +167,25 @@ def compile_graph(orders: Orders, placement: Placement, micro_batches: int, toke
     """
     actions = [action for order in orders for action in order]
     count = len(actions)
+    # `owner`: number of the action to which each element belongs; an overlapped action owns two.
     elements, owner = _elements(actions)
     stages, pipes, units = len(placement[0]), len(placement), micro_batches * token_slices
+    # Whole columns at once: a schedule may have 100,000 actions.
     kind = np.array([_TABLE[element[0]] for element in elements], np.int64)
     numbers = np.array([element[1:5] for element in elements], np.int64).reshape(-1, 4)
     stage, micro_batch, pipe, token_slice = numbers.T
+    # Micro-batch and token slice as one number.
     unit = micro_batch * token_slices + token_slice
     _refuse_out_of_range(elements, stage, unit, pipe, (stages, units, pipes))
+    # [table, pipe, stage, unit] → number of the action that produces it; `count` where none does.
     where = np.full((6, pipes, stages, units), count, np.int64)
     where[kind, pipe, stage, unit] = owner
 
     needs = np.full(len(elements), count, np.int64)
+    # A forward reads the output of the stage before.
     later = (kind == _FORWARDS) & (stage > 0)
     needs[later] = where[_FORWARDS, pipe[later], stage[later] - 1, unit[later]]
+    # A backward reads the gradient of the stage behind; the last stage has its own loss.
     earlier = (kind == _BACKWARDS) & (stage < stages - 1)
     needs[earlier] = where[_BACKWARDS, pipe[earlier], stage[earlier] + 1, unit[earlier]]
     missing = np.flatnonzero((later | earlier) & (needs == count))
@@ -187,11 +194,14 @@ def compile_graph(orders: Orders, placement: Placement, micro_batches: int, toke
 
     _refuse_backward_first(elements, owner, where, kind, (pipe, stage, unit))
     rank = np.repeat(np.arange(len(orders)), [len(order) for order in orders])
+    # The action before on the rank; a rank's first one has `count`, nothing.
     previous = np.arange(-1, count - 1)
     firsts = np.cumsum([0, *(len(order) for order in orders)])[:-1]
+    # A last rank without actions has its first number beyond all.
     previous[firsts[firsts < count]] = count
     also: list[tuple[int, int]] = []
     main = needs
+    # Overlapped actions read two inputs: the first in `needs`, the others in `also`.
     if len(elements) != count:
         main = np.full(count, count, np.int64)
         seen: set[int] = set()
@@ -203,6 +213,7 @@ def compile_graph(orders: Orders, placement: Placement, micro_batches: int, toke
                 main[index] = needed
                 seen.add(index)
     if np.any(kind == _LOADS):
+        # A backward of evicted activations also waits until they are back.
         backwards = kind == _BACKWARDS
         loads = where[_LOADS, pipe[backwards], stage[backwards], unit[backwards]]
         also += [(b, load) for b, load in zip(owner[backwards].tolist(), loads.tolist(), strict=True) if load != count]
@@ -239,6 +250,7 @@ def _refuse_backward_first(
     """Refuse a backward before its forward, or a backward for the weights before that for the input."""
     for late, early in ((_BACKWARDS, _FORWARDS), (_WEIGHTS, _BACKWARDS)):
         numbers = np.flatnonzero(kind == late)
+        # Numbers grow along a rank, and `count` is larger than all.
         before = where[early][tuple(column[numbers] for column in place)]
         wrong = np.flatnonzero(before >= owner[numbers])  # later on the rank, or nowhere
         if wrong.size:
@@ -271,11 +283,12 @@ def _run_order(orders: Orders, needs: list[int], also: list[tuple[int, int]], ra
     """
     count = len(needs)
     done = bytearray(count + 1)
-    done[count] = 1
+    done[count] = 1  # "nothing" has always run
     extra: dict[int, list[int]] = {}
     for index, needed in also:
         extra.setdefault(index, []).append(needed)
     firsts = [0, *accumulate(map(len, orders))]
+    # Where each rank stands, and where its actions end.
     position, last = firsts[:-1], firsts[1:]
     waiters: dict[int, list[int]] = {}
     order: list[int] = []
@@ -286,9 +299,11 @@ def _run_order(orders: Orders, needs: list[int], also: list[tuple[int, int]], ra
         index, end = position[current], last[current]
         while index < end:
             needed = needs[index]
+            # The main input is there: the further ones may not be.
             if extra and done[needed] and index in extra:
                 needed = next((one for one in extra[index] if not done[one]), count)
             if not done[needed]:
+                # Parked until that action has run: no rank is looked at twice for one wait.
                 if needed in waiters:
                     waiters[needed].append(current)
                 else:
@@ -301,6 +316,7 @@ def _run_order(orders: Orders, needs: list[int], also: list[tuple[int, int]], ra
             index += 1
         position[current] = index
     if len(order) < count:
+        # Each rank that is not done, with the action that it cannot run and the one that this waits for.
         blocked = {
             current: (index, next(one for one in (needs[index], *extra.get(index, ())) if not done[one]))
             for current, (index, end) in enumerate(zip(position, last, strict=True))
@@ -313,6 +329,7 @@ def _run_order(orders: Orders, needs: list[int], also: list[tuple[int, int]], ra
 def _deadlock(actions: list[Action], blocked: dict[int, tuple[int, int]], rank_of: list[int]) -> str:
     """Describe the cycle; `blocked` holds each blocked rank's next action, and the one it waits for."""
     current, seen = next(iter(blocked)), []
+    # Every blocked rank waits for another blocked one: the walk comes back to where it was.
     while current not in seen:
         seen.append(current)
         current = rank_of[blocked[current][1]]
@@ -383,6 +400,7 @@ class Schedule:
         asynchronous: bool = False,
     ) -> Schedule:
         """Build a schedule from any iterables; `placement` may be one list (`rank of stage`) for one pipe."""
+        # A flat list of ranks is one pipe.
         first = placement[0] if placement else 0
         pipes = (placement,) if isinstance(first, int) else placement
         return cls(
@@ -520,9 +538,11 @@ class Costs:
             if field.name == "sends" or value is None:
                 continue
             if isinstance(value, list):
+                # Tuples, so that costs can be compared and hashed.
                 value = tuple(tuple(row) if isinstance(row, list) else row for row in value)
                 object.__setattr__(self, field.name, value)
             for number in _numbers(value):
+                # A bandwidth of 0 would make messages infinitely long.
                 positive = field.name == "bandwidth"
                 if not (
                     isinstance(number, int | float)
@@ -559,6 +579,7 @@ class Costs:
         if source == destination:
             return 0.0
         latency, bandwidth = _of_link("latency", self.latency, source, destination), math.inf
+        # Without bytes the latency is all.
         if self.bandwidth is not None and self.message_bytes:
             bandwidth = _of_link("bandwidth", self.bandwidth, source, destination)
         delay: float = Link(latency, bandwidth).seconds(self.message_bytes)

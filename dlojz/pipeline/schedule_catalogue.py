@@ -367,6 +367,7 @@ def build(
     """
     schedule = entry(name)
     given = {"waves": waves, "token_slices": token_slices, **more}
+    # None: not given, the schedule has its own default.
     options = {key: value for key, value in given.items() if value is not None}
     if chunks is not None:
         options |= _chunks(schedule, chunks, options)
@@ -381,6 +382,7 @@ def build(
     planned = "memory_limit" in schedule.options
     if planned:
         kept = reckoned.kept_for_input
+        # Of unequal stages the largest, so that as many micro-batches fit everywhere.
         least = _LIMITS[schedule.name] * ranks * (max(kept) if isinstance(kept, tuple) else kept)
         options["memory_limit"] = least if memory_limit is None else memory_limit
     module, function = schedule.function.split(".")
@@ -389,6 +391,7 @@ def build(
     )
     if not built.name.startswith(schedule.name):  # pipedream-vertical says which weights it uses
         built = replace(built, name=schedule.name)
+    # `zb-1p` and `zb-2p` have planned under it.
     if memory_limit is not None and not planned:
         check(built, memory_limit, reckoned)
     return built
@@ -403,6 +406,7 @@ def _chunks(schedule: ScheduleEntry, chunks: int, options: dict[str, object]) ->
     if "chunks" in schedule.options:
         return {"chunks": chunks}
     if "waves" in schedule.options:
+        # Waves that are given as well must agree.
         if chunks >= 2 and chunks % 2 == 0 and options.get("waves", chunks // 2) == chunks // 2:
             return {"waves": chunks // 2}
         raise refusal(

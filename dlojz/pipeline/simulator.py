@@ -167,6 +167,7 @@ def programs_of(schedule: Schedule, paired: bool) -> list[list[Step]]:
     sends: dict[int, list[ScheduledMessage]] = {}
     rank = graph.rank.tolist()
     for producer, consumer in graph.edges():
+        # Neighbours on one rank hand over in memory.
         if rank[producer] != rank[consumer]:
             message = ScheduledMessage(producer, consumer)
             sends.setdefault(producer, []).append(message)
@@ -176,6 +177,7 @@ def programs_of(schedule: Schedule, paired: bool) -> list[list[Step]]:
         program: list[Step] = []
         waiting: list[ScheduledMessage] = []
         for index in range(schedule.first_of_rank[number], schedule.first_of_rank[number + 1]):
+            # What the action before has made and what this one needs: between the two.
             waiting = waiting + receives.get(index, [])
             if waiting:
                 program += [tuple(waiting)] if paired else [(message,) for message in waiting]
@@ -196,6 +198,7 @@ def simulate_blocking(schedule: Schedule, costs: Costs, durations: Sequence[floa
     programs = programs_of(schedule, costs.sends == "paired")
     rank = schedule.graph.rank.tolist()
     starts, ends = np.zeros(len(durations)), np.zeros(len(durations))
+    # Each rank has its own clock; `posted` is when a rank came to a message.
     clock, position = [0.0] * schedule.ranks, [0] * schedule.ranks
     posted: dict[tuple[int, ScheduledMessage], float] = {}
     ready = list(range(schedule.ranks))[::-1]
@@ -212,6 +215,7 @@ def simulate_blocking(schedule: Schedule, costs: Costs, durations: Sequence[floa
             complete = True
             for message in step:
                 ours, theirs = (current, message), (_other(rank, message, current), message)
+                # The first visit: note the time, and look at the other side again, which may be waiting for it.
                 if ours not in posted:
                     posted[ours] = clock[current]
                     ready.append(theirs[0])
@@ -219,9 +223,11 @@ def simulate_blocking(schedule: Schedule, costs: Costs, durations: Sequence[floa
                     complete = False
                     continue
                 delay = costs.delay(rank[message.producer], rank[message.consumer])
+                # Under way from the moment both sides are there.
                 arrival = max(arrival, max(posted[ours], posted[theirs]) + delay)
             if not complete:
                 break
+            # Resumed once the other side has posted.
             clock[current] = arrival
             position[current] += 1
     if any(position[number] < len(programs[number]) for number in range(schedule.ranks)):
@@ -241,6 +247,7 @@ def _deadlock(
     posted: dict[tuple[int, ScheduledMessage], float],
 ) -> str:
     rank, actions = schedule.graph.rank.tolist(), schedule.actions
+    # Any blocked rank leads to a cycle, as each waits for another one.
     current = next(number for number, at in enumerate(position) if at < len(programs[number]))
     blocked_on: dict[int, ScheduledMessage] = {}
     while current not in blocked_on:
@@ -288,8 +295,10 @@ def simulate(schedule: Schedule, costs: Costs = UNIT_COSTS) -> Timeline:
     if costs.sends != "buffered":
         return simulate_blocking(schedule, costs, durations)
     delays = _delays(schedule, graph, costs)
+    # The last entry, 0, is the end of "nothing", which first actions wait for.
     ends = [0.0] * (graph.actions + 1)
     needs, previous = graph.needs, graph.previous
+    # Without latency, overhead and further inputs, two look-ups per action are enough.
     if delays is None and not costs.overhead and not graph.also:
         for index in graph.order:
             at, end = ends[previous[index]], ends[needs[index]]
@@ -301,6 +310,7 @@ def simulate(schedule: Schedule, costs: Costs = UNIT_COSTS) -> Timeline:
         for index, needed in graph.also:
             extra.setdefault(index, []).append((needed, input_delay(schedule, costs, needed, index)))
         for index in graph.order:
+            # The rank is free after its overhead; the input is there after its delay.
             at = max(ends[previous[index]] + overhead, ends[needs[index]] + delays[index])
             for needed, delay in extra.get(index, ()):
                 at = max(at, ends[needed] + delay)
@@ -324,6 +334,7 @@ def _delays(schedule: Schedule, graph: ActionGraph, costs: Costs) -> list[float]
         return None
     needs = np.array(graph.needs, np.int64)
     has = needs < graph.actions
+    # Without an input any rank will do: its delay is masked below.
     source = graph.rank[np.where(has, needs, 0)] if graph.actions else needs
     delays: list[float] = np.where(has, matrix[source, graph.rank], 0.0).tolist()
     return delays
@@ -343,6 +354,7 @@ def durations_of(schedule: Schedule, costs: Costs) -> list[float]:
         return [_duration(action, table, costs) * slices[action.token_slice] for action in schedule.actions]
     if schedule.token_slices > 1 or costs.slice_times:
         return [table[action[0]][action[1]] * slices[action[4]] for action in schedule.actions]
+    # By number, not by name: one look-up for each action of each simulation. [0] kind, [1] stage, [4] token slice.
     return [table[action[0]][action[1]] for action in schedule.actions]
 
 
@@ -403,6 +415,7 @@ def memory_curves(timeline: Timeline, costs: Costs | None = None) -> tuple[Memor
             start, end = float(timeline.starts[number]), float(timeline.ends[number])
             for element in schedule.actions[number].elements:
                 for holder, at_end, units in deltas(element, rank, costs, share, partner):
+                    # A transfer goes on after its action: memory is given back only at its end.
                     late = costs.eviction_transfer if at_end and element.kind in (EVICT, LOAD) else 0.0
                     events[holder].append((end + late if at_end else start, number, units))
     return tuple(_curve(of_rank) for of_rank in events)
@@ -419,6 +432,7 @@ def peak_activations(schedule: Schedule, costs: Costs = UNIT_COSTS) -> tuple[flo
     share = 1 / schedule.token_slices
     for rank, order in enumerate(schedule.orders):
         held = peak = 0.0
+        # In the order of the rank's list: times are not needed.
         for action in order:
             for _, _, units in (d for e in action.elements for d in deltas(e, rank, costs, share)):
                 held += units
@@ -435,12 +449,14 @@ def deltas(
     `share` is the part of a micro-batch that an action treats: one slice of a sequence, or all of it. `partner` is the
     rank that receives evicted activations.
     """
+    # M_B and M_W, times the part of a micro-batch.
     kept, for_weight = (costs.of_stage(name, action.stage) * share for name in ("kept_for_input", "kept_for_weight"))
     changes: dict[str, tuple[tuple[int, bool, float], ...]] = {
         FORWARD: ((rank, False, kept),),
         BACKWARD: ((rank, True, -kept),),
         BACKWARD_INPUT: ((rank, True, for_weight - kept),),
         BACKWARD_WEIGHT: ((rank, True, -for_weight),),
+        # While under way they take memory on both ranks.
         EVICT: ((rank, True, -kept), (partner, False, kept)),
         LOAD: ((rank, False, kept), (partner, True, -kept)),
     }
@@ -457,11 +473,14 @@ def _curve(events: list[tuple[float, int, float]]) -> MemoryCurve:
         return MemoryCurve(np.zeros(0), np.zeros(0))
     events.sort(key=lambda event: event[0])
     times = np.array([time for time, _, _ in events])
+    # A new moment only where the difference is more than rounding.
     later = np.diff(times, prepend=times[0]) > SAME_TIME * np.abs(times).max()
     moments = np.cumsum(later)
+    # lexsort takes its last key first: by moment, then by number of the action.
     order = np.lexsort((np.array([number for _, number, _ in events]), moments))
     firsts = np.flatnonzero(np.concatenate(([True], later[1:])))
     units = np.cumsum(np.array([units for _, _, units in events])[order])
+    # All events of a moment have the time of its first one.
     return MemoryCurve(times[firsts][moments], units)
 
 
@@ -503,6 +522,7 @@ def measured_timeline(
                     fr=f"l’enregistrement n’a pas de temps pour {action} du rang {rank} au pas {wanted} : il vient "
                     "d’un autre ordonnancement, ou s’est terminé avant ; relancez l’exécution.",
                 )
+            # Parts of an overlapped action ran one after the other: from the first start to the last end.
             starts[number] = min(time[0] for time in times if time)
             ends[number] = max(time[1] for time in times if time)
     origin = starts.min() if len(starts) else 0.0
@@ -534,6 +554,7 @@ def calibrated(timelines: Iterable[Timeline], latency: float | None = None) -> C
         for name, stages in seconds.items()
     }
     if latency is None:
+        # Median: single late messages do not count.
         latency = float(np.median([measured_latency(timeline) for timeline in given]))
     overhead = float(np.median([measured_overhead(timeline, latency) for timeline in given]))
     return Costs(latency=latency, overhead=overhead, **means)  # type: ignore[arg-type]
@@ -547,7 +568,9 @@ def measured_latency(timeline: Timeline) -> float:
         before = graph.previous[index]
         if needed == graph.actions or graph.rank[needed] == graph.rank[index]:
             continue
+        # Before a rank's first action it was free all the time.
         free = ends[before] if before < graph.actions else -np.inf
+        # Only where the rank was free first, so that the wait is the message's.
         if free <= ends[needed]:
             gaps.append(max(0.0, float(starts[index] - ends[needed])))
     return float(np.median(gaps)) if gaps else 0.0
@@ -559,6 +582,7 @@ def measured_overhead(timeline: Timeline, latency: float = 0.0) -> float:
     starts, ends = timeline.starts, timeline.ends
     for index, before in enumerate(graph.previous):
         needed = graph.needs[index]
+        # Its input was there when the rank became free: nothing but the runtime held it up.
         if before < graph.actions and (needed == graph.actions or ends[needed] + latency <= ends[before]):
             gaps.append(max(0.0, float(starts[index] - ends[before])))
     return float(np.mean(gaps)) if gaps else 0.0
@@ -597,6 +621,7 @@ def overlay(
     kept = list(spans)
     steps = steps_of(kept) if step is None else (step,)
     timelines = [measured_timeline(schedule, kept, one, ranks) for one in steps or (None,)]
+    # The lower median: a step that was measured.
     measured = sorted(timelines, key=lambda one: one.makespan)[(len(timelines) - 1) // 2]
     costs = calibrated([measured])
     return MeasuredOverlay(measured, simulate(schedule, costs), costs)

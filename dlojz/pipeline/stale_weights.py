@@ -102,10 +102,12 @@ class Audit:
     def _settled(self, table: tuple[tuple[int | None, ...], ...]) -> tuple[float, ...]:
         settled = []
         for taus, used in zip(table, self.update_of, strict=True):
+            # Staleness of each gradient, by the update that uses it.
             groups: dict[int, list[int]] = {}
             for tau, update in zip(taus, used, strict=True):
                 if tau is not None and update is not None:
                     groups.setdefault(update, []).append(tau)
+            # Updates of the full number of gradients: the last batch may be smaller.
             full = max((len(group) for group in groups.values()), default=0)
             last = max((update for update, group in groups.items() if len(group) == full), default=None)
             settled.append(0.0 if last is None else fmean(groups[last]))
@@ -130,6 +132,7 @@ def version_audit(schedule: Schedule, weights: Weights | None = None) -> Audit:
     rule = weights_of(schedule) if weights is None else weights
     if rule not in WEIGHTS:
         raise LabError(one_of("weights", rule, WEIGHTS))
+    # Each copy of a stage counts its own updates.
     of_place = _by_place(schedule)
     newest = {place: _newest_at(rows) for place, rows in of_place.items()}
     update_of = {place: _update_of(rows) for place, rows in of_place.items()}
@@ -138,6 +141,7 @@ def version_audit(schedule: Schedule, weights: Weights | None = None) -> Audit:
     for place, rows in of_place.items():
         chosen = _chosen(rows, newest[place], update_of[place], entered, rule)
         for (_, action), version, there in zip(rows, chosen, newest[place], strict=True):
+            # "vertical" and "double-buffered" may name a version that is not made yet.
             if version is not None and action.kind != UPDATE and version > there:
                 raise LabError(_not_there(action, version, there))
         used[place] = chosen
@@ -188,7 +192,9 @@ def _update_of(rows: _Rows) -> dict[int, int | None]:
         if action.kind == UPDATE:
             passed += 1
         elif action.kind in (BACKWARD, BACKWARD_WEIGHT):
+            # Overwritten by later ones: the last backward of a micro-batch counts.
             done[action.micro_batch] = passed
+    # After the last update nothing uses a gradient; a schedule without any has one at its end.
     return {one: before if before < max(passed, 1) else None for one, before in done.items()}
 
 
@@ -199,6 +205,7 @@ def _entered(of_place: dict[StageCopy, _Rows], newest: dict[StageCopy, list[int]
         if place.stage == 0:
             for (_, action), version in zip(rows, newest[place], strict=True):
                 if action.kind == FORWARD:
+                    # Of several slices the first.
                     entered.setdefault(action.micro_batch, version)
     return entered
 
@@ -218,8 +225,10 @@ def _chosen(
             chosen.append(entered.get(action.micro_batch, there))
         elif rule == "double-buffered":
             update = update_of.get(action.micro_batch)
+            # A gradient that no update uses counts to the one after the last.
             chosen.append(max((last if update is None else update) - 1, 0))
         elif rule == "stashing":
+            # The forward notes the newest version, its backward finds it noted.
             chosen.append(stashed.setdefault(unit, there))
         else:
             chosen.append(there)
@@ -228,6 +237,7 @@ def _chosen(
 
 def _most_kept(used: list[int | None], rows: _Rows) -> int:
     """The most versions alive at once: each lives from the update that makes it to its last use or the next update."""
+    # Version v lives from position `births[v]` to `until[v]` of the stage's order.
     made, until = [0], [0]
     for at, (_, action) in enumerate(rows):
         until[-1] = at  # the newest is always kept
@@ -237,6 +247,7 @@ def _most_kept(used: list[int | None], rows: _Rows) -> int:
     for at, ((_, action), version) in enumerate(zip(rows, used, strict=True)):
         if version is not None and action.kind != UPDATE:
             until[version] = max(until[version], at)
+    # One more at each birth, one less after each end: the running sum is how many are alive.
     change = [0] * (len(rows) + 2)
     for start, end in zip(made, until, strict=True):
         change[start] += 1
@@ -259,6 +270,7 @@ def _tables(
             update = update_of[place].get(action.micro_batch)
             if update is None or version is None or action.kind not in (FORWARD, BACKWARD, BACKWARD_INPUT):
                 continue
+            # Table 0 for forwards, 1 for backwards.
             row = tables[action.kind != FORWARD][place.stage]
             before = row[action.micro_batch]  # of another token slice of the same micro-batch
             row[action.micro_batch] = update - version if before is None else max(before, update - version)

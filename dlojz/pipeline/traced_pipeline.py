@@ -71,6 +71,7 @@ class TracedTransfer(NamedTuple):
     @property
     def producer(self) -> tuple[str, int, int]:
         """What makes the message: direction, stage, micro-batch."""
+        # A receive on stage s brings what s − 1 has made in forward, s + 1 in backward.
         behind = 1 if self.direction == FORWARD else -1
         return self.direction, self.stage if self.sends else self.stage - behind, self.micro_batch
 
@@ -101,6 +102,7 @@ def aligned_pipelines(ranks: Sequence[RankActivities]) -> tuple[AlignedRanks, tu
     apart = passes_of(ranks)
     if apart is None or not pipelines_of(apart):
         return aligned(ranks), ()
+    # Messages between the stages put the clocks in order; then everything is read on the common clock.
     together = aligned(ranks, messages_of(apart))
     passes = passes_of(together.ranks)
     return together, pipelines_of(passes) if passes else ()
@@ -122,7 +124,9 @@ def passes_of(ranks: Sequence[RankActivities]) -> TracedPasses | None:
         whole = _whole_steps(found)
         actions += [each._replace(step=step) for step, each in whole]
         transfers += _transfers(one, [each for _, each in whole], [step for step, _ in whole])
+    # The step that all ranks have: the rank with the fewest steps says how many.
     last = min(max(each.step for each in actions if each.rank == one.rank) for one in ranks)
+    # Ranks that recorded more leave out their first ones, so that the last steps are the same.
     first = {one.rank: max(each.step for each in actions if each.rank == one.rank) - last for one in ranks}
     return TracedPasses(
         tuple(one._replace(step=one.step - first[one.rank]) for one in actions if one.step >= first[one.rank]),
@@ -158,8 +162,10 @@ def _marked(rank: RankActivities, position: int) -> Iterator[TracedAction]:
 
 def _computed(rank: RankActivities, start_s: float, end_s: float) -> float:
     """Where the host has computed what a mark holds: the message may leave before the mark ends, and arrive too."""
+    # The last operator that begins before the mark ends.
     last = int(np.searchsorted(rank.computing[:, 0], end_s)) - 1
     computed_s = float(rank.computing[last, 1]) if last >= 0 else start_s
+    # None in this action: the mark's own end.
     return min(computed_s, end_s) if computed_s > start_s else end_s
 
 
@@ -187,6 +193,7 @@ def _renumbered(of_ranks: Sequence[Sequence[TracedAction]]) -> Iterator[list[Tra
     A rank has no micro-batch in flight where a step ends; the rank that is least often so tells how many steps there
     are.
     """
+    # After this backward nothing is in flight: a step may end here.
     steps = min(sum(one.action.kind == BACKWARD and not flying for one, flying in _in_flight(own)) for own in of_ranks)
     for own in of_ranks:
         each = sum(one.action.kind == BACKWARD for one in own) // max(steps, 1)
@@ -213,6 +220,7 @@ def _whole_steps(found: Sequence[TracedAction]) -> list[tuple[int, TracedAction]
             seen = set()
         seen.add(one.action)
         steps[-1].append(one)
+    # The record may begin or end within a step, which is then shorter.
     most = max(map(len, steps))
     whole = [step for step in steps if len(step) == most]
     return [(number, one) for number, step in enumerate(whole) for one in step]
@@ -222,6 +230,7 @@ def _transfers(rank: RankActivities, actions: Sequence[TracedAction], steps: Seq
     """Sends and receives that are marked, each in the step of the actions around it."""
     main = actions[0].lane
     found = [(mark, read) for mark in rank.marks if (read := TRANSFER.fullmatch(mark.name))]
+    # Where transfers have lanes of their own, their marks on the computing lane are not the transfers.
     apart = {mark.lane for mark, _ in found} - {main}
     ends = {step: max(one.end_s for one, own in zip(actions, steps, strict=True) if own == step) for step in set(steps)}
     limits = [ends[step] for step in sorted(ends)]
@@ -230,6 +239,7 @@ def _transfers(rank: RankActivities, actions: Sequence[TracedAction], steps: Seq
         if apart and mark.lane == main:
             continue
         middle = (mark.start_s + mark.end_s) / 2
+        # In the first step whose last action ends after the middle of the transfer.
         step = min(int(np.searchsorted(limits, middle)), len(limits) - 1)
         if (step, mark.name) in seen:
             continue
@@ -320,8 +330,10 @@ def pipelines_of(passes: TracedPasses) -> tuple[TracedPipeline, ...]:
     for rank in sorted(held):
         alike[tuple(sorted(held[rank]))].append(rank)
     replicas = [alike[stages] for stages in sorted(alike)]
+    # Passes that autograd numbers have no lane.
     inferred = not any(one.lane for one in passes.actions)
     if len(replicas) == 1 or (inferred and _impossible(passes)):
+        # Replicas: each set of stages must lie on as many ranks.
         return ()
     if len({len(one) for one in replicas}) != 1:
         raise _not_whole()
@@ -338,6 +350,7 @@ def _impossible(passes: TracedPasses) -> bool:
     ways: dict[tuple[int, int], float] = {}
     for sender, receiver, sent_s, arrived_s in messages_of(passes):
         ways[sender, receiver] = min(arrived_s - sent_s, ways.get((sender, receiver), math.inf))
+    # There and back: an offset between two clocks cancels in the sum.
     return any(way + ways.get((receiver, sender), math.inf) < 0 for (sender, receiver), way in ways.items())
 
 
@@ -358,6 +371,7 @@ def _pipeline(passes: TracedPasses, ranks: tuple[int, ...]) -> TracedPipeline:
     )
     steps = sorted({one.step for one in own.actions})
     orders: list[list[Action]] = [[] for _ in ranks]
+    # The order of the last step stands for all.
     for one in sorted(own.actions, key=lambda each: (each.start_s, each.end_s)):
         if one.step == steps[-1]:
             orders[place[one.rank]].append(one.action)
@@ -375,6 +389,7 @@ def _pipeline(passes: TracedPasses, ranks: tuple[int, ...]) -> TracedPipeline:
         for element in one.action.elements
     ]
     by_length = sorted(steps, key=lambda step: measured_timeline(schedule, spans, step).makespan)
+    # The lower median by length: a step that was measured.
     step = by_length[(len(by_length) - 1) // 2]
     return TracedPipeline(ranks, step, len(steps), overlay(schedule, spans, step), match, own)
 
@@ -393,6 +408,7 @@ def recognised(orders: Sequence[Sequence[Action]]) -> tuple[Schedule, ScheduleMa
     for schedule in _candidates(traced):
         if schedule.orders == traced.orders:
             found.append(schedule)
+        # Likeness costs the square of the length: not for large ones, and not once a schedule has matched.
         elif len(traced.actions) <= MOST_COMPARED and not found:
             alike = _likeness(schedule, traced)
             if alike > share:
@@ -471,6 +487,7 @@ def _likeness(schedule: Schedule, traced: Schedule) -> float:
         sum(block.size for block in SequenceMatcher(None, own, other, autojunk=False).get_matching_blocks())
         for own, other in zip(schedule.orders, traced.orders, strict=True)
     )
+    # As difflib's ratio: 1 where all orders are the same.
     return 2 * alike / (len(schedule.actions) + len(traced.actions))
 
 
@@ -519,6 +536,7 @@ def message_waits(pipeline: TracedPipeline) -> tuple[MessageWait, ...]:
             free = float(timeline.ends[before]) if before < graph.actions else timeline.start
             waits.append(max(0.0, float(timeline.starts[index]) - free))
         free = float(measured.ends[before]) if before < graph.actions else measured.start
+        # The producer ended after this rank was free: the wait is for it, not for the rank itself.
         if waits[0] > least and float(measured.ends[needed]) > free:
             rank, source = (pipeline.ranks[int(graph.rank[number])] for number in (index, needed))
             told = str(schedule.actions[index]), str(schedule.actions[needed])
@@ -540,6 +558,7 @@ def slow_stage(pipeline: TracedPipeline) -> SlowStage:
     measured = pipeline.overlay.measured
     schedule, seconds = measured.schedule, [0.0] * measured.schedule.stages
     for action, lasts in zip(schedule.actions, measured.durations.tolist(), strict=True):
+        # Both parts of an overlapped action share its time.
         for element in action.elements:
             seconds[element.stage] += lasts / len(action.elements) / schedule.micro_batches
     stage = max(range(len(seconds)), key=seconds.__getitem__)
@@ -571,7 +590,9 @@ def head_of_line(pipeline: TracedPipeline) -> tuple[HeadOfLine, ...]:
     makespan, step = pipeline.overlay.measured.makespan, pipeline.step
     actions = [one for one in pipeline.passes.actions if one.step == step]
     transfers = [one for one in pipeline.passes.transfers if one.step == step]
+    # What makes each message, by direction, stage and micro-batch.
     made = {(place.direction, place.stage, place.micro_batch): one for place, one in _by_place(actions).items()}
+    # Each message has two ends: (what makes it, whether this is the send).
     posted = {(one.producer, one.sends): one for one in transfers}
     idle = _idle_before(actions)
     lanes: dict[tuple[int, str], list[TracedTransfer]] = defaultdict(list)
@@ -587,6 +608,7 @@ def head_of_line(pipeline: TracedPipeline) -> tuple[HeadOfLine, ...]:
             free_s = (other.start_s if other else None) if blocker.sends else (maker.end_s if maker else None)
             if free_s is None or other is None:
                 continue
+            # It stands at the head of its queue until it can go, at most to its own end.
             until = min(blocker.end_s, free_s)
             if until - blocker.start_s <= LEAST_SHARE * makespan:
                 continue
@@ -596,6 +618,7 @@ def head_of_line(pipeline: TracedPipeline) -> tuple[HeadOfLine, ...]:
             first, ready_s = behind[0]
             consumer = made.get(first.consumer)
             rank, name = (consumer.rank, str(consumer.action)) if consumer else (first.rank, "")
+            # It costs as much as its consumer idles, at most as long as it stood ready.
             cost = min(ready_s, idle.get((rank, name), 0.0))
             held = until - blocker.start_s
             names = tuple(str(one) for one, _ in behind)
@@ -615,6 +638,7 @@ def _ready_behind(
     found = []
     for one in queue:
         maker = made.get(one.producer)
+        # Behind one that is not ready nothing can go either.
         if maker is None or maker.end_s >= until:
             break
         found.append((one, until - max(maker.end_s, start_s)))

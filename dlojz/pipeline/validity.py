@@ -160,15 +160,19 @@ def least_waits(
     Source: own derivation; for equal stages Pinedo, "Scheduling" (Springer 2016), §6.1, proportionate flow shops, and
     Li et al. 2021, eq. 3.
     """
+    # Slice 0 comes first to every stage.
     heads = [0.0, *accumulate(slices[0] * time + delay for time, delay in zip(times, delays, strict=False))]
     waits = list(heads)
+    # `start_stage`, `stage` and the stages between are r, s and q above.
     for first, head in enumerate(heads):
         rate, way, delay = times[first], 0.0, 0.0
         for stage in range(first + 1, len(times)):
+            # g: the least of F_r and of the slower stage in each pair of neighbours on the way.
             rate = min(rate, max(times[stage - 1], times[stage]))
             way, delay = way + times[stage - 1], delay + delays[stage - 1]
             gained, before = rate - times[stage], 0.0
             for one in slices:
+                # π is least with this sequence alone before x, and largest with all sequences.
                 least = gained * before * (1 if gained > 0 else micro_batches)
                 waits[stage] = max(waits[stage], head + one * way + delay + least)
                 before += one
@@ -189,6 +193,7 @@ def sequence_makespan(
         there, back: delays of the messages from each stage to the next, and from the next to it.
         slices: their relative times, in order.
     """
+    # `ready`: when each slice's message is there; `free`: when each stage has run its last forward.
     ready, free = [0.0] * len(slices), []
     for time, delay in zip(forward, (*there, 0.0), strict=True):
         at = 0.0
@@ -196,6 +201,7 @@ def sequence_makespan(
             at = max(at, ready[number]) + share * time
             ready[number] = at + delay
         free.append(at)
+    # Stages and slices in reverse; a stage begins once its forwards are done.
     for time, delay in zip(reversed(backward), (*reversed(back), 0.0), strict=True):
         at = free.pop()
         for number, share in reversed(list(enumerate(slices))):
@@ -238,7 +244,9 @@ def plan_slices(tokens: int, ranks: int, time: SliceTime, *, grid: int = 1, tole
     cheapest = _cut(table, math.inf)[0]
     best: tuple[float, list[int]] = (math.inf, [])
     last = -math.inf
+    # Candidates for the time of the slowest slice, in rising order.
     for slowest in np.unique(table[np.isfinite(table)]).tolist():
+        # Even the cheapest cut cannot improve on the best with this slowest slice, nor with a longer one.
         if cheapest + (ranks - 1) * slowest >= best[0]:
             break
         if slowest - last < tolerance:
@@ -247,6 +255,7 @@ def plan_slices(tokens: int, ranks: int, time: SliceTime, *, grid: int = 1, tole
         # A skipped time of the slowest slice is at most `tolerance` below the next one tried.
         total, lengths = _cut(table, slowest + tolerance)
         if math.isfinite(total):
+            # The true time: the slowest slice may take less than the limit.
             lengths = [length * grid for length in lengths]
             total = pipelined_time(slice_times(lengths, time), ranks)
             best = min(best, (total, lengths))
@@ -274,6 +283,7 @@ def _table(steps: int, grid: int, time: SliceTime) -> _Times:
 def _cut(table: _Times, slowest: float) -> tuple[float, list[int]]:
     """The cheapest cut whose slices take no more than `slowest`, and its lengths in grid steps."""
     steps = len(table) - 1
+    # total[e]: the cheapest cut of the first e grid steps; start_of[e]: where its last slice begins.
     allowed = np.where(table <= slowest, table, math.inf)
     total, start_of = np.zeros(steps + 1), [0] * (steps + 1)
     for end in range(1, steps + 1):
@@ -317,6 +327,7 @@ def _problems(schedule: Schedule, memory_limit: float | None, costs: Costs) -> I
         sound = False
         yield problem
     if sound:
+        # Not of an incomplete order: what is missing would be told a second time.
         try:
             schedule.graph  # noqa: B018  (compiling it finds the deadlocks)
         except LabError as error:
@@ -341,6 +352,7 @@ def _counted(schedule: Schedule) -> Iterator[str]:
                 en=f"{action} stands {times} times: each action runs once, remove the others.",
                 fr=f"{action} figure {times} fois : chaque action s’exécute une fois, retirez les autres.",
             )
+    # A micro-batch goes down one pipe, which its actions tell.
     pipe_of = {(e.micro_batch): e.pipe for _, e in _elements(schedule)} if schedule.pipes > 1 else {}
     for micro_batch in range(schedule.micro_batches):
         for stage in range(schedule.stages):
@@ -357,6 +369,7 @@ def _passes(action: Action, counted: Counter[Action], rank: int) -> Iterator[str
         )
     whole, for_input, for_weight = (action._replace(kind=kind) for kind in (BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT))
     has = tuple(bool(counted[one]) for one in (whole, for_input, for_weight))
+    # B alone, or both I and W.
     if has in ((True, False, False), (False, True, True)):
         return
     if not any(has):
@@ -413,6 +426,7 @@ def _ordered(schedule: Schedule) -> Iterator[str]:
             at = {element: number for number, action in enumerate(order) for element in action.elements}
             for action, number in at.items():
                 before = needed(action)
+                # −1: it is missing, which `_counted` tells.
                 if before is None or at.get(before, -1) < number:
                     continue
                 note_en = note_fr = ""
@@ -446,7 +460,9 @@ def _over_limit(schedule: Schedule, limit: float, costs: Costs) -> Iterator[str]
     for rank, order in enumerate(schedule.orders):
         held = 0.0
         for action in order:
+            # Evictions change a partner too; when, only times can tell.
             changes = [u for e in action.elements for holder, _, u in deltas(e, rank, costs, share) if holder == rank]
+            # The most at any moment of the action.
             highest = max(accumulate(changes, initial=held))
             held += sum(changes)
             if highest > limit + 1e-9:

@@ -38,10 +38,13 @@ class Algorithm(NamedTuple):
 def _algorithm(
     collective: Collective, en: str, fr: str, num_chunks: Callable[[int], int], steps: Callable[[int, int], Steps]
 ) -> Algorithm:
+    # Algorithms without nodes ignore `per_node`.
+    # The title is made when it is asked for, in the language of that moment.
     return Algorithm(collective, lambda: say(en=en, fr=fr), num_chunks, lambda rank, size, per_node: steps(rank, size))
 
 
 def _on_ring(walk: Callable[[int, range, list[tuple[int, ...]]], Steps]) -> Callable[[int, int], Steps]:
+    # One chunk per block: block i is chunk i.
     return lambda rank, size: walk(rank, range(size), [(chunk,) for chunk in range(size)])
 
 
@@ -67,6 +70,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "ring_all_reduce": _algorithm(
         "all_reduce", "all-reduce on a ring", "all-reduce en anneau", _each, _on_ring(algorithms.ring_all_reduce)
     ),
+    # Trees and recursive doubling never cut the message: one chunk.
     "tree_broadcast": _algorithm(
         "broadcast", "broadcast down a binomial tree", "broadcast par arbre binomial", _one, algorithms.broadcast
     ),
@@ -91,6 +95,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         "all_reduce",
         "all-reduce by halving and doubling",
         "all-reduce par division et doublement",
+        # 2^q chunks: surplus ranks are folded into their neighbours first.
         largest_power,
         algorithms.halving_all_reduce,
     ),
@@ -129,6 +134,7 @@ def check_size(size: int) -> int:
     Raises:
         LabError: if it is not a whole number of at least 1.
     """
+    # bool is a subclass of int: True would pass as 1 rank.
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise refusal(
             en=f"a number of ranks is a whole number of at least 1, but {size!r} was received.",
@@ -177,6 +183,7 @@ def program(name: str, rank: int, size: int, *, per_node: int | None = None) -> 
         (CollectiveStep(send=Send(to=1, chunks=(0,)), receive=Receive(source=1, chunks=(1,), add=False)),)
     """
     chosen = algorithm(name)
+    # Checked for every algorithm, though only those with nodes use it.
     nodes = node_size(size, per_node)
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < size:
         raise refusal(
@@ -193,6 +200,7 @@ def programs(name: str, size: int, *, per_node: int | None = None) -> list[tuple
 
 def holds_at_start(collective: Collective, rank: int, chunk: int) -> bool:
     """Tell whether a rank has its own value in this chunk before the first step."""
+    # An all-gather begins with each rank's own chunk, a broadcast with all on rank 0, the others with all everywhere.
     if collective == "all_gather":
         return chunk == rank
     return rank == 0 if collective == "broadcast" else True
@@ -200,6 +208,7 @@ def holds_at_start(collective: Collective, rank: int, chunk: int) -> bool:
 
 def wanted_at_end(collective: Collective, rank: int, chunk: int) -> bool:
     """Tell whether this chunk belongs to the rank's result."""
+    # A reduce-scatter leaves each rank one chunk, a reduce gives all to rank 0, the others all to everyone.
     if collective == "reduce_scatter":
         return chunk == rank
     return rank == 0 if collective == "reduce" else True

@@ -83,7 +83,9 @@ def reduce_scatter(place: int, ranks: Sequence[int], blocks: Sequence[Block]) ->
     """
     size = len(ranks)
     left, right = ranks[(place - 1) % size], ranks[(place + 1) % size]
+    # p − 1 steps; in each one block goes out and one comes in (1/p of the message, where blocks are equal).
     for step in range(size - 1):
+        # Block i leaves position i + 1 in step 0, and reaches position i in the last step with all p parts added.
         leaving, arriving = blocks[(place - step - 1) % size], blocks[(place - step - 2) % size]
         yield CollectiveStep(Send(right, leaving), Receive(left, arriving, add=True))
 
@@ -98,6 +100,7 @@ def all_gather(place: int, ranks: Sequence[int], blocks: Sequence[Block]) -> Ste
     """
     size = len(ranks)
     left, right = ranks[(place - 1) % size], ranks[(place + 1) % size]
+    # Step 0: this position's own block; step s: the one that came in step s − 1.
     for step in range(size - 1):
         leaving, arriving = blocks[(place - step) % size], blocks[(place - step - 1) % size]
         yield CollectiveStep(Send(right, leaving), Receive(left, arriving, add=False))
@@ -120,8 +123,10 @@ def reduce(rank: int, size: int) -> Steps:
     """Reduce up the tree: every rank adds its children's sums to its own, then sends all to its parent."""
     distance = 1
     while distance < size:
+        # An odd multiple of `distance`: a child, which sends its subtree's sum and is done.
         if rank % (2 * distance) == distance:
             yield CollectiveStep(send=Send(rank - distance, WHOLE))
+        # A parent; for p no power of two the last child may be missing.
         elif rank % (2 * distance) == 0 and rank + distance < size:
             yield CollectiveStep(receive=Receive(rank + distance, WHOLE, add=True))
         else:
@@ -131,6 +136,7 @@ def reduce(rank: int, size: int) -> Steps:
 
 def broadcast(rank: int, size: int) -> Steps:
     """Broadcast down the tree: the number of ranks that have the message doubles with each round."""
+    # The largest power of two below p, 0 for one rank: the tree is walked from its root.
     distance = 1 << (size - 1).bit_length() >> 1
     while distance:
         if rank % (2 * distance) == distance:
@@ -152,11 +158,16 @@ def hierarchical_all_reduce(rank: int, size: int, per_node: int) -> Steps:
     """All-reduce on two levels of rings: reduce-scatter inside the node, all-reduce across, all-gather inside."""
     num_nodes = size // per_node
     node, place = divmod(rank, per_node)
+    # Node's ranks in order; `across`: the ranks at the same position of every node.
     inside = [node * per_node + other for other in range(per_node)]
     across = [other * per_node + place for other in range(num_nodes)]
+    # p chunks: shard i is chunks i·m … i·m + m − 1 for m nodes, one chunk per node for the ring across.
     shards = [tuple(range(shard * num_nodes, (shard + 1) * num_nodes)) for shard in range(per_node)]
+    # g − 1 steps with 1/g of the message, inside the node.
     yield from reduce_scatter(place, inside, shards)
+    # 2(m − 1) steps with 1/p of the message: this rank's shard alone crosses nodes.
     yield from ring_all_reduce(node, across, [(chunk,) for chunk in shards[place]])
+    # g − 1 steps with 1/g again.
     yield from all_gather(place, inside, shards)
 
 
@@ -169,6 +180,7 @@ def all_to_all(rank: int, size: int) -> Steps:
     """All-to-all by pairs: one swap per round, with every other rank once."""
     for step in range(num_rounds(size)):
         partner = _partner(rank, step, size)
+        # 1/p of the message: chunk `partner` leaves, and the partner's chunk for this rank takes its place.
         yield (
             IDLE
             if partner == rank
@@ -183,6 +195,7 @@ def num_rounds(size: int) -> int:
 
 def _partner(rank: int, step: int, size: int) -> int:
     """Partner of a rank; itself where it rests."""
+    # Circle method over `odd` seats: r meets step − r; for an even p the last rank meets whoever would meet themselves.
     odd = size - 1 if size % 2 == 0 else size
     last = size - 1
     if size % 2 == 0 and rank == last:  # it keeps its seat, and meets whoever would meet themselves
@@ -207,11 +220,14 @@ def folded(
         num_rounds: how many steps `core` has.
     """
     surplus = size - largest_power(size)
+    # New numbers are positions in this list, 0 to 2^q − 1.
     awake = [rank for rank in range(size) if rank >= 2 * surplus or rank % 2 == 0]
     if not surplus:
         yield from core(rank, awake)
     elif rank not in awake:
+        # An odd surplus rank: its whole message out, and the result back at the end.
         yield CollectiveStep(send=Send(rank - 1, chunks))
+        # As many steps as the others: step k of a rank must meet step k of its partner.
         yield from [IDLE] * num_rounds
         yield CollectiveStep(receive=Receive(rank - 1, chunks, add=False))
     else:
@@ -226,16 +242,19 @@ def halving_all_reduce(rank: int, size: int) -> Steps:
     power = largest_power(size)
 
     def swaps(number: int, ranks: list[int]) -> Steps:
+        # All chunks at first; `undo` keeps the swaps for the second part.
         window, undo = tuple(range(power)), []
         distance = 1
         while distance < power:
             partner, middle = ranks[number ^ distance], len(window) // 2
             kept, given = window[:middle], window[middle:]
+            # Partners differ in this bit of their numbers; the one that has it set goes on with the upper half.
             if number & distance:
                 kept, given = given, kept
             yield CollectiveStep(Send(partner, given), Receive(partner, kept, add=True))
             undo.append((partner, kept, given))
             window, distance = kept, 2 * distance
+        # The way back: each sends the half whose whole sum it has, and gets the other one.
         for partner, kept, given in reversed(undo):
             yield CollectiveStep(Send(partner, kept), Receive(partner, given, add=False))
 

@@ -45,6 +45,7 @@ class AlphaBetaFit(Contract):
     @property
     def half_bytes(self) -> float | None:
         """Message size of which half of the time is latency, Hockney's n½; None where β is 0."""
+        # Seconds per byte of the message: the busiest rank moves `moved` bytes for each of them.
         per_byte_s = float(terms(self.algorithm, self.size).moved) * self.beta_s_per_byte
         return self.latency_s / per_byte_s if per_byte_s else None
 
@@ -85,6 +86,7 @@ def fit(points: Iterable[Sequence[object]]) -> AlphaBetaFit:
     """
     measured = tuple(_point(each) for each in points)
     sizes = sorted({point.message_bytes for point in measured})
+    # With one size of message, α and β cannot be told apart.
     if len(measured) < MIN_POINTS or len(sizes) < 2:
         raise refusal(
             en=f"a line takes at least {MIN_POINTS} points of at least 2 sizes of message, "
@@ -93,6 +95,7 @@ def fit(points: Iterable[Sequence[object]]) -> AlphaBetaFit:
             f"mais {len(measured)} point(s) de {len(sizes)} taille(s) ont été reçus : mesurez d’autres tailles.",
         )
     kinds = sorted({(point.size, point.collective) for point in measured})
+    # One line has one number of rounds: that of a collective on so many ranks.
     if len(kinds) > 1:
         raise refusal(
             en="the points must come from one collective on one number of ranks, but these come from "
@@ -106,6 +109,7 @@ def fit(points: Iterable[Sequence[object]]) -> AlphaBetaFit:
     size, collective = kinds[0]
     name = algorithm_of(collective)
     line = terms(name, size)
+    # t = rounds·α + moved·n·β is linear in α and β: one row (rounds, moved·n, seconds) per point.
     alpha_s, beta_s_per_byte = fit_line(
         [(line.rounds, float(line.moved) * point.message_bytes, point.time_s) for point in measured]
     )
@@ -122,6 +126,7 @@ def fit(points: Iterable[Sequence[object]]) -> AlphaBetaFit:
 def _point(each: Sequence[object]) -> TimedMessage:
     try:
         point = TimedMessage(*each)  # type: ignore[arg-type]
+        # One rank sends nothing, and a time of 0 has no relative error.
         legal = (
             point.message_bytes > 0
             and 0 < point.time_s < math.inf
@@ -129,7 +134,7 @@ def _point(each: Sequence[object]) -> TimedMessage:
             and point.size >= 2
             and isinstance(point.collective, str)
         )
-    except TypeError:
+    except TypeError:  # another number of parts, or a text where a number belongs
         legal = False
     if not legal:
         shown = tuple(each) if isinstance(each, list | tuple) else each

@@ -53,6 +53,7 @@ class Terms(NamedTuple):
 
     def seconds(self, message_bytes: float, link: Link) -> float:
         """Compute the time over links of one kind; the time to add is counted in β."""
+        # `rounds` messages, one after the other: α each, β for each of their bytes.
         return float(link.seconds(message_bytes * float(self.moved), self.rounds))
 
 
@@ -60,16 +61,19 @@ NONE = Terms(0, Fraction(0), Fraction(0))
 
 
 def _ring(size: int, *, adds: bool) -> Terms:
+    # All blocks but one pass each rank, in p − 1 rounds.
     share = Fraction(size - 1, size)
     return Terms(size - 1, share, share if adds else Fraction(0))
 
 
 def _tree(size: int, *, adds: bool) -> Terms:
+    # ⌈log₂ p⌉ rounds, each with the whole message.
     levels = (size - 1).bit_length()
     return Terms(levels, Fraction(levels), Fraction(levels if adds else 0))
 
 
 def _surplus(size: int) -> Terms:
+    # One fold in and one out, each with the whole message; only the first adds.
     folds = int(size != largest_power(size))
     return Terms(2 * folds, Fraction(2 * folds), Fraction(folds))
 
@@ -81,11 +85,13 @@ def _doubling(size: int) -> Terms:
 
 def _halving(size: int) -> Terms:
     power = largest_power(size)
+    # 1/2 + 1/4 + … + 1/2^q of the message: once on the way in, once on the way back.
     share = Fraction(power - 1, power)
     return Terms(2 * (power.bit_length() - 1), 2 * share, share) + _surplus(size)
 
 
 def _pairs(size: int) -> Terms:
+    # In each round 1/p of what a rank holds.
     rounds = algorithms.num_rounds(size)
     return Terms(rounds, Fraction(rounds, size), Fraction(0))
 
@@ -106,9 +112,10 @@ _CLOSED: dict[str, Callable[[int], Terms]] = {
 def _levels(name: str, size: int, per_node: int | None) -> tuple[Terms, Terms]:
     """Terms inside nodes and across them; without nodes all is across."""
     if not algorithm(name).two_level:
-        node_size(size, per_node)
+        node_size(size, per_node)  # for its refusal alone
         return NONE, _CLOSED[name](size)
     inside = node_size(size, per_node)
+    # The ring across works on one shard, 1/g of the message.
     shard = Fraction(1, inside)
     ring = _CLOSED["ring_all_reduce"](size // inside)
     return _CLOSED["ring_all_reduce"](inside), Terms(ring.rounds, ring.moved * shard, ring.added * shard)
@@ -154,6 +161,7 @@ def cost_s(
         ("alpha_s", alpha_s),
         ("beta_s_per_byte", beta_s_per_byte),
     ):
+        # bool is a subclass of int; infinity and NaN fail the comparison.
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
             raise refusal(
                 en=f"{what} must be a number of at least 0, but {value!r} was received.",
@@ -172,4 +180,5 @@ def crossover_bytes(one: str, other: str, size: int, *, alpha_s: float, beta_s_p
     first, second = terms(one, size), terms(other, size)
     slope_s = float(second.moved - first.moved) * beta_s_per_byte
     gap_s = (first.rounds - second.rounds) * alpha_s
+    # Positive only if the algorithm of more rounds moves fewer bytes; else one of them is faster for every n.
     return gap_s / slope_s if slope_s * gap_s > 0 else None

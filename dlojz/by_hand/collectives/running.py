@@ -62,10 +62,12 @@ def run(name: str, tensor: Tensor, group: Any = None, *, per_node: int | None = 
         _do(step, number, held, room, group, watched)
     if chosen.collective == "reduce_scatter":
         return held[rank]
+    # By number of chunk, or of rank for all-gather and all-to-all.
     whole = torch.cat(held)
     if chosen.collective == "all_to_all":
         return whole
     if chosen.collective == "all_gather":
+        # torch joins along the first dimension; a scalar counts as one row.
         rows = tensor.shape[0] if tensor.dim() else 1
         return whole.reshape(size * rows, *tensor.shape[1:])
     return whole.reshape(tensor.shape)
@@ -75,6 +77,7 @@ def _cut(collective: Collective, tensor: Tensor, rank: int, chunks: int, size: i
     """This rank's chunks, copied, and room for those that it will receive."""
     flat = tensor.detach().reshape(-1)
     if collective == "all_gather":
+        # This rank's tensor, and empty room of the same length for each other rank's.
         return [flat.clone() if chunk == rank else flat.new_empty(flat.shape) for chunk in range(size)]
     return [part.clone() for part in flat.tensor_split(chunks)]
 
@@ -94,6 +97,7 @@ def _do(step: CollectiveStep, number: int, held: list[Tensor], room: int | None,
         messages.append(("isend", torch.cat([held[chunk] for chunk in step.send.chunks]), step.send.to))
     for work in _posted([message for message in messages if message[1].numel()], number, group, watched):
         work.wait()
+    # Only now: a chunk that was sent in this step went out as it was when the step began.
     if step.receive and incoming is not None:
         for place, part in zip(step.receive.chunks, torch.split(incoming, lengths), strict=True):
             held[place] = held[place] + part if step.receive.add else part
@@ -124,8 +128,8 @@ def unwatched(function: Callable[..., Any]) -> Callable[..., Any]:
 
 SIZES_BYTES = tuple(4**power * 1024 for power in range(8))
 """1 KiB to 16 MiB."""
-ELEMENT_BYTES = 4
-IN_A_ROW = 5
+ELEMENT_BYTES = 4  # fp32
+IN_A_ROW = 5  # calls whose mean is one time, on CPUs
 LIBRARY = {
     "all_reduce": "ring_all_reduce",
     "all_gather": "ring_all_gather",
@@ -209,8 +213,9 @@ def measure(
         if tell:
             tell(number, len(sizes_bytes))
         # Zeros: a sum repeated many times must not overflow.
-        each = -(-size_bytes // (ELEMENT_BYTES * size))
+        each = -(-size_bytes // (ELEMENT_BYTES * size))  # rounded up: all ranks have equal parts
         call = _call(collective, torch.zeros(each * size, dtype=torch.float32, device=device), group)
+        # (repeats,): the first `warmup` calls are run and dropped.
         times_s = torch.tensor([_timed_s(call, group, on_gpu) for _ in range(warmup + repeats)][warmup:], device=device)
         # Every rank, once per size: its times, 4 bytes each, of which the largest count.
         unwatched(dist.all_reduce)(times_s, op=dist.ReduceOp.MAX, group=group)
@@ -248,9 +253,11 @@ def _timed_s(call: Callable[[], Any], group: Any, on_gpu: bool) -> float:
     import torch
     import torch.distributed as dist
 
+    # Late ranks would count as communication.
     unwatched(dist.barrier)(group=group)
     if on_gpu:
         torch.cuda.synchronize()
+    # NCCL's barrier returns before the GPU has passed it: hence the wait above, and again after the calls.
     calls = 1 if on_gpu else IN_A_ROW
     start_s = time.perf_counter()
     for _ in range(calls):
@@ -264,6 +271,7 @@ def _call(collective: str, whole: Any, group: Any) -> Callable[[], Any]:
     """The timed call, on a whole message of zeros."""
     import torch.distributed as dist
 
+    # (1/p of the message): what all-gather sends, and what reduce-scatter receives.
     part = whole.tensor_split(dist.get_world_size(group))[0].clone()
     if collective in ALGORITHMS:
         mine = part if algorithm(collective).collective == "all_gather" else whole

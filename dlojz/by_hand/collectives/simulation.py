@@ -68,6 +68,7 @@ class Simulation(NamedTuple):
         if not wanted_at_end(collective, rank, chunk):
             return False
         if collective in ADDING:
+            # Every rank's part exactly once: one added twice would repeat its number.
             return held.ranks == tuple(range(self.size))
         return held.ranks == (chunk,) if collective == "all_to_all" else held.value is not None
 
@@ -106,6 +107,7 @@ def simulate(name: str, values: Sequence[Sequence[float | None]] | int, *, per_n
                 f"mais le rang {rank} a reçu {len(row)} nombre(s).",
             )
     collective = algorithm(name).collective
+    # [rank][chunk]: the number, and who has contributed to it.
     start = tuple(
         tuple(
             Held(value, (rank,)) if holds_at_start(collective, rank, chunk) else NOTHING
@@ -147,6 +149,7 @@ def lockstep(
     for number in range(max(map(len, all_programs), default=0)):
         steps = [steps[number] if number < len(steps) else IDLE for steps in all_programs]
         moved = matched(steps, number)
+        # All messages of a step leave at once: read from the last state, written into a copy.
         state = [list(row) for row in states[-1]]
         for transfer in moved:
             for chunk, place in zip(transfer.chunks, transfer.places, strict=True):
@@ -157,6 +160,7 @@ def lockstep(
                         fr=f"étape {number + 1} : le rang {transfer.source} envoie le morceau {chunk}, qu’il n’a pas.",
                     )
                 held = state[transfer.to][place]
+                # An add into an empty chunk stores what came.
                 joined = Held((held.value or 0) + sent.value, tuple(sorted(held.ranks + sent.ranks)))
                 state[transfer.to][place] = joined if transfer.add else sent
         states.append(tuple(map(tuple, state)))
@@ -170,18 +174,21 @@ def matched(steps: Sequence[CollectiveStep], number: int) -> tuple[Transfer, ...
     Raises:
         LabError: naming the ranks, if a send or a receive has no partner, or the two differ in length.
     """
+    # A rank sends at most one message per step, so (from, to) is a key.
     sends = {(rank, step.send.to): step.send for rank, step in enumerate(steps) if step.send}
     moved = []
     for rank, step in enumerate(steps):
         if step.receive is None:
             continue
         receive = step.receive
+        # Taken out: what is left at the end has no receiver.
         send = sends.pop((receive.source, rank), None)
         if send is None:
             raise refusal(
                 en=f"step {number + 1}: rank {rank} waits for rank {receive.source}, which sends it nothing.",
                 fr=f"étape {number + 1} : le rang {rank} attend le rang {receive.source}, qui ne lui envoie rien.",
             )
+        # Only the lengths must agree: a chunk may be stored under another number.
         if len(send.chunks) != len(receive.chunks):
             raise refusal(
                 en=f"step {number + 1}: rank {receive.source} sends {len(send.chunks)} chunk(s) to rank {rank}, "

@@ -71,13 +71,14 @@ class OneBitAdam(Communicating):
         """The original Adam, for T_w steps: torch's own, so that the first stage is AdamW to the bit."""
         for group in self.param_groups:
             parameters = group["params"]
+            # torch's functional Adam takes lists, one entry per parameter.
             states = [self.state[parameter] for parameter in parameters]
             adam(
                 parameters,
                 [parameter.grad for parameter in parameters],
                 [state["exp_avg"] for state in states],
                 [state["exp_avg_sq"] for state in states],
-                [],
+                [],  # max_exp_avg_sqs: amsgrad only
                 [state["step"] for state in states],
                 decoupled_weight_decay=True,
                 amsgrad=False,
@@ -94,6 +95,7 @@ class OneBitAdam(Communicating):
         # m̂ = C[m + δ] to the server; m̄ = C[mean + δ̄] to all
         for group, parameter, state, mean in self.compressed_means():
             torch.mul(mean, self.root(group, state), out=state["exp_avg"])  # m = m̄
+            # Decoupled decay, before the step, as in torch's AdamW.
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
             parameter.sub_(mean, alpha=group["lr"] / (1 - group["betas"][0] ** int(state["step"])))  # x = x − γ m / √v
 
@@ -150,6 +152,7 @@ class ZeroOneAdam(Communicating):
 
     def update(self) -> None:
         """Take a step in full, by one bit, or locally."""
+        # T_v first: whole gradients are needed to renew the variance, even in a step that would synchronise.
         if self.taken in self.renewals:
             self._adam_step()
         elif self.synchronises:
@@ -160,10 +163,12 @@ class ZeroOneAdam(Communicating):
     def own_states(self) -> dict[str, Tensor]:
         """Name the errors and, between two synchronisations, this rank's weights and steps since the last one."""
         own = super().own_states()
+        # Just after a synchronisation only the errors differ from rank to rank.
         if not self._apart:
             return own
         own |= {f"{name}.{number}": state[name] for number, name, state in self._numbered()}
         own |= {f"weights.{number}": parameter.detach() for number, parameter in enumerate(self.parameters)}
+        # Python floats: in fp64 the sums of γ come back as they were.
         return own | {"rates": torch.tensor([state["rates"] for _, _, state in self.each()], dtype=torch.float64)}
 
     @torch.no_grad()
@@ -178,6 +183,7 @@ class ZeroOneAdam(Communicating):
             return
         for (_, parameter, state), rates in zip(self.each(), kept["rates"], strict=True):
             state["rates"] = float(rates)
+            # Made first, so that the loop below finds them; their values come from the checkpoint.
             state["met"], state["moved"] = parameter.clone(), torch.zeros_like(parameter)
         for number, name, state in self._numbered():
             state[name].copy_(kept[f"{name}.{number}"])
@@ -200,7 +206,7 @@ class ZeroOneAdam(Communicating):
 
     def _adam_step(self) -> None:
         """t ∈ T_v: the full-precision all-reduce of g, then v = β2 v + (1 − β2) ḡ², and Adam's step with both."""
-        renewed = self.renewed + 1
+        renewed = self.renewed + 1  # this one included
         self.average_gradients()
         for group, parameter, state in self.each():
             (beta1, beta2), gradient = group["betas"], parameter.grad
@@ -214,8 +220,10 @@ class ZeroOneAdam(Communicating):
     def _one_bit_step(self) -> None:
         """t ∈ T_u: the one-bit all-reduce of u; it says the momentum, and where to go from where all last met."""
         for group, parameter, state, mean in self.compressed_means():  # ū / √v
+            # Σ γ over the local steps and this one, as ū is a sum of γ m.
             rates = state.pop("rates", 0.0) + self._rate(group, state)
             torch.mul(mean, self.root(group, state), out=state["exp_avg"]).div_(rates)  # m = ū / Σ γ
+            # Local steps have moved this rank's weights: back to those that all ranks had.
             if (met := state.pop("met", None)) is not None:
                 parameter.copy_(met)
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
@@ -224,12 +232,14 @@ class ZeroOneAdam(Communicating):
 
     def message(self, group: dict[str, Any], state: dict[str, Any], momentum: Tensor) -> Tensor:
         """Send u, the sum of γ m since the ranks last met."""
+        # Of the step that `compressed_means` counts only later.
         momentum.mul_(self._rate(group, state, 1))
         return momentum.add_(state["moved"]) if "moved" in state else momentum  # u = u + γ m
 
     def _local_step(self) -> None:
         """Neither: m = β1 m + (1 − β1) g, x = x − γ m / √v, u = u + γ m, on this rank alone."""
         for group, parameter, state in self.each():
+            # First local step since the ranks met: note the weights that all have.
             if "met" not in state:
                 state["met"], state["moved"], state["rates"] = parameter.clone(), torch.zeros_like(parameter), 0.0
             state["step"] += 1

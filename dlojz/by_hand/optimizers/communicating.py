@@ -47,6 +47,7 @@ def loss_of(closure: Callable[[], Any] | None) -> Any:
 
 def start_moments(parameter: Tensor, state: dict[str, Any]) -> None:
     """Put zeros into a parameter's state, once: `step`, `exp_avg` and `exp_avg_sq`, as torch's Adam names them."""
+    # Not empty: taken so far, or loaded from a checkpoint.
     if not state:
         state["step"] = torch.tensor(0.0)
         for name in ("exp_avg", "exp_avg_sq"):
@@ -85,6 +86,7 @@ class Communicating(torch.optim.Optimizer):
         self.compressor: CompressedAllReduce | None = None
         """The errors of both sides; None before the first compressed step."""
         if self.size == 1:
+            # stacklevel 3: the line that makes the optimizer, beyond the subclass.
             warnings.warn(no_effect_note(type(self).__name__), stacklevel=3)
 
     @property
@@ -95,6 +97,7 @@ class Communicating(torch.optim.Optimizer):
     @property
     def taken(self) -> int:
         """Steps taken so far."""
+        # In the first parameter's state, so that it is saved and loaded with the moments.
         state = self.state.get(self.parameters[0])
         return int(state["step"]) if state else 0
 
@@ -158,11 +161,13 @@ class Communicating(torch.optim.Optimizer):
 
     def root(self, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
         """√v + ε, as Adam divides by it, v without the bias that it has since it was last renewed."""
+        # Adam's bias correction of v after so many renewals: v / (1 − β2^k).
         correction = 1 - group["betas"][1] ** self.renewed
         return (state["exp_avg_sq"].sqrt() / math.sqrt(correction)).add_(group["eps"])
 
     def in_roots(self, values: Tensor, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
         """Divide by the root of the variance; 0 where there is no variance."""
+        # Without variance √v + ε is ε alone, and the quotient would be noise.
         return (values / self.root(group, state)).masked_fill_(state["exp_avg_sq"] == 0, 0.0)
 
     def message(self, group: dict[str, Any], state: dict[str, Any], momentum: Tensor) -> Tensor:
@@ -175,14 +180,18 @@ class Communicating(torch.optim.Optimizer):
         Yields:
             A parameter's group, itself, its state, and the mean in units of √v, 0 where there is no variance.
         """
+        # A generator: each message is taken up as it is made, and no flat copy of all momenta exists.
         means = self._pieces(self._compressor()(self._messages()))
+        # `each` has the parameters in their order in the message.
         for (group, parameter, state), mean in zip(self.each(), means, strict=True):
             state["step"] += 1
+            # A sign is never 0: a number that was sent as 0 comes back as its scale.
             yield group, parameter, state, mean.masked_fill_(state["exp_avg_sq"] == 0, 0.0)
 
     def _messages(self) -> Iterator[Tensor]:
         for group, parameter, state in self.each():
             assert parameter.grad is not None
+            # lerp(m, g, 1 − β1) = β1 m + (1 − β1) g, a new tensor: `exp_avg` gets the mean instead.
             momentum = torch.lerp(state["exp_avg"], parameter.grad, 1 - group["betas"][0])
             yield self.in_roots(self.message(group, state, momentum), group, state)
 
@@ -205,6 +214,7 @@ class Communicating(torch.optim.Optimizer):
         Raises:
             LabError: if it is of another number of ranks.
         """
+        # Without states all errors are zero again.
         self.compressor = None
         if not kept:
             return
@@ -221,6 +231,7 @@ class Communicating(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """State as torch's, with this rank's own tensors: keep one of every rank."""
+        # The base's alone: 0/1 Adam's local moments are in torch's part of the state already.
         errors = Communicating.own_states(self)
         return {**super().state_dict(), OWN: {name: tensor.clone() for name, tensor in errors.items()}}
 

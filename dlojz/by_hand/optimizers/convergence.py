@@ -67,6 +67,7 @@ class Curves:
     def final(self) -> list[float]:
         """Average the losses of each seed over the last tenth of the steps; infinite where it diverged."""
         means = (statistics.fmean(one[-self.window :]) for one in self.losses)
+        # A NaN would compare False with everything; infinity is worse than any loss.
         return [mean if math.isfinite(mean) else math.inf for mean in means]
 
     def median(self) -> float:
@@ -102,6 +103,7 @@ def gap(curves: Curves, reference: Curves) -> LossGap:
     Raises:
         LabError: if they are not of as many seeds.
     """
+    # One final loss per seed, in the same order on both sides.
     ours, theirs = curves.final(), reference.final()
     if len(ours) != len(theirs):
         raise refusal(
@@ -110,6 +112,7 @@ def gap(curves: Curves, reference: Curves) -> LossGap:
             fr=f"{curves.optimizer!r} et {reference.optimizer!r} se comparent graine par graine, mais {len(ours)} "
             f"et {len(theirs)} graines ont été reçues.",
         )
+    # ∞ where only these curves diverged in a seed, NaN where both did.
     seeds = tuple(own / other - 1 for own, other in zip(ours, theirs, strict=True))
     return LossGap(curves.median() / reference.median() - 1, seeds)
 
@@ -134,7 +137,9 @@ def curves_of(records: Sequence[RunRecord]) -> list[Curves]:
         found.setdefault(record.config.optimizer, {}).setdefault(record.config.seed, record)
     curves = []
     for optimizer, by_seed in found.items():
+        # In the order of the seeds: `gap` pairs curves by position.
         kept = [by_seed[seed] for seed in sorted(by_seed)]
+        # The variance freezes as the warm-up ends.
         frozen_at = kept[0].config.warmup_steps if optimizer in COMPRESSED else None
         curves.append(Curves(optimizer, tuple(record.losses for record in kept), frozen_at))
     return curves

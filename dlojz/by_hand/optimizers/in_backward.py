@@ -31,6 +31,7 @@ def gradient_bytes_at_most(modules: Iterable[Iterable[int]]) -> int:
     Args:
         modules: elements of each parameter of each module, in any order: a module's own, not its children's.
     """
+    # The gradients of one module are there together; those of the others are freed, or not made yet.
     return FP32_BYTES * max((sum(sizes) for sizes in modules), default=0)
 
 
@@ -62,26 +63,30 @@ class InBackward:
         self.optimizers: dict[Tensor, torch.optim.Optimizer] = {}
         self._due: set[Tensor] | None = set() if accumulates else None
         self._handles: list[Any] = []
+        # Per module only its own parameters: children come by themselves.
         for child in module.modules():
             own = [one for one in child.parameters(recurse=False) if one.requires_grad]
             for parameter in own:
                 if parameter in self.optimizers:  # tied: updated once
                     continue
+                # One optimizer each, so that it can step without the others.
                 self.optimizers[parameter] = make_optimizer([parameter])
                 if when == "backward":
+                    # post-accumulate: `parameter.grad` is complete in this pass.
                     self._handles.append(parameter.register_post_accumulate_grad_hook(self.update))
             if when == "forward" and own:
                 self._handles.append(child.register_forward_pre_hook(partial(self._before, own)))
 
     def update(self, parameter: Tensor) -> None:
         """Update one parameter with its gradient, if any, and free that."""
-        if parameter.grad is None:
+        if parameter.grad is None:  # not reached by backward, or updated already
             return
         self.optimizers[parameter].step()
         parameter.grad = None
 
     def _before(self, own: Sequence[Tensor], *_: Any) -> None:
         for parameter in own:
+            # Without accumulation every gradient is whole; with it, those that `step()` has declared so.
             if self._due is None:
                 self.update(parameter)
             elif parameter in self._due:
@@ -92,6 +97,7 @@ class InBackward:
         """Declare the gradients whole, with `accumulates`: the next forward pass updates. Otherwise do nothing."""
         if self._due is not None:
             self.finish()  # what the last forward pass has not used
+            # From here on the next forward pass that reaches one of these updates it.
             self._due = {parameter for parameter in self.optimizers if parameter.grad is not None}
 
     def finish(self) -> None:

@@ -36,6 +36,7 @@ def trust_ratio(weights: Tensor, update: Tensor, least: float, most: float) -> T
     """
     weights_norm, update_norm = weights.norm(), update.norm()
     ratio = (weights_norm / update_norm).clamp(least, most)
+    # Not `if`: a branch on a number of the GPU would make the host wait.
     return torch.where((weights_norm > 0) & (update_norm > 0), ratio, torch.ones_like(ratio))
 
 
@@ -168,12 +169,14 @@ class OneBitLamb(Communicating):
         fresh.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)  # line 16: v = β2 v + (1 − β2) g²
         step = int(state["step"])
         # Line 17: r = max |v_Tw / v|, both without their bias.
+        # A number whose variance is 0 on both sides gives 0, not NaN.
         quotient = state["exp_avg_sq"] / fresh.clamp_min(torch.finfo(fresh.dtype).tiny)
         factor = quotient.max() * ((1 - beta2**step) / (1 - beta2**self.warmup_steps))
         last = state["factor"]
         factor = torch.clamp(factor, last * (1 - self.threshold), last * (1 + self.threshold))  # line 18
         last.copy_(factor.clamp_(*self.factor_clip))  # line 19
         coefficient = last * state["c_avg"]  # line 20: c = r c_avg
+        # c_avg began at 0: the bias of so many steps is taken out.
         coefficient /= 1 - self.coefficient_beta**self.warmup_steps
         update = (mean / (1 - beta1**step)).add_(parameter, alpha=group["weight_decay"])
         parameter.sub_(update.mul_(coefficient), alpha=group["lr"])  # line 21: x = x − γ c m / √v_Tw

@@ -70,8 +70,10 @@ class LocalSteps(torch.optim.Optimizer):
     @property
     def apart(self) -> bool:
         """Whether the replicas hold different weights at this moment."""
+        # One replica, or averaged gradients so far: all weights are the same.
         if self.size == 1 or self.taken <= self.warmup_steps:
             return False
+        # Of the step that was taken last.
         return not meets(self.taken - 1, self.local_steps, self.warmup_steps, self.total_steps)
 
     @torch.no_grad()
@@ -81,8 +83,10 @@ class LocalSteps(torch.optim.Optimizer):
         for parameter in self.parameters:
             if parameter.grad is None:  # of a part that this replica has not used
                 parameter.grad = torch.zeros_like(parameter)
+        # Asked before `taken` moves on.
         warming_up, meeting = self.taken < self.warmup_steps, self.meets
         if warming_up and self.size > 1:
+            # Post-local SGD: in the warm-up the mean gradient replaces this replica's own.
             gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
             for gradient, mean in zip(gradients, self.mean_of(gradients), strict=True):
                 gradient.copy_(mean)
@@ -94,6 +98,7 @@ class LocalSteps(torch.optim.Optimizer):
 
     def go_alone(self) -> None:
         """Take the inner optimizer's step, on this replica's own gradients."""
+        # Next in the order of bases: torch's SGD or AdamW.
         super().step()
 
     def meet(self) -> None:
@@ -102,12 +107,14 @@ class LocalSteps(torch.optim.Optimizer):
 
     def mean_of(self, tensors: list[Tensor], minus: list[Tensor] | None = None) -> Iterator[Tensor]:
         """Average tensors over the ranks, or their differences to others (`minus`); a collective call."""
+        # (Ψ,): one message instead of one per parameter.
         flat = torch.empty(sum(one.numel() for one in tensors), device=tensors[0].device, dtype=tensors[0].dtype)
         pieces = list(pieces_of(flat, [one.shape for one in tensors]))
         for number, (piece, tensor) in enumerate(zip(pieces, tensors, strict=True)):
             if minus is None:
                 piece.copy_(tensor)
             else:
+                # The difference goes straight into the message.
                 torch.sub(tensor, minus[number], out=piece)
         if self.size > 1:
             # Who: all ranks. What: a number for each parameter, end to end, (Ψ,) in fp32, summed. How much: 4Ψ bytes.
@@ -117,6 +124,7 @@ class LocalSteps(torch.optim.Optimizer):
 
     def own_states(self) -> dict[str, Tensor]:
         """Name the tensors that differ from the first replica's: a checkpoint keeps those of every other one."""
+        # The first replica's lie in the checkpoint itself.
         if self.rank == 0:
             return {}
         own: dict[str, Tensor] = {}
@@ -225,6 +233,7 @@ class DiLoCo(LocalSteps, torch.optim.AdamW):
 
     def go_alone(self) -> None:
         """θ_i = InnerOpt(θ_i, g_i); before the first one all note their start, θ."""
+        # AdamW has no states before its first step; from then on there is nothing to note, and the zip below is empty.
         starts = [] if self.state else [parameter.detach().clone() for parameter in self.parameters]
         super().go_alone()
         for parameter, start in zip(self.parameters, starts, strict=bool(starts)):

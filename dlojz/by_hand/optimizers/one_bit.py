@@ -45,6 +45,7 @@ def pack(values: Tensor) -> Tensor:
     bits[: values.numel()] = values >= 0
     bits_J8 = bits.view(-1, SIGNS_PER_BYTE)  # noqa: N806 - J bytes of 8 signs
     packed = bits_J8[:, 0].clone()
+    # (J,) at a time: bit 0 of all bytes, then the others, shifted into place.
     for place in range(1, SIGNS_PER_BYTE):
         packed |= bits_J8[:, place] << place
     return packed
@@ -53,7 +54,7 @@ def pack(values: Tensor) -> Tensor:
 def unpack(packed: Tensor, numel: int) -> Tensor:
     """Unpack `numel` signs as numbers, +1 or −1: fp32, shape (numel,)."""
     bits_J8 = torch.stack([(packed >> place) & 1 for place in range(SIGNS_PER_BYTE)], dim=1)  # noqa: N806
-    return bits_J8.view(-1)[:numel].float().mul_(2).sub_(1)
+    return bits_J8.view(-1)[:numel].float().mul_(2).sub_(1)  # 0, 1 to −1, +1
 
 
 def scales_of(values: Tensor, numel: int) -> Tensor:
@@ -69,10 +70,12 @@ def scales_of(values: Tensor, numel: int) -> Tensor:
     blocks = -(-values.numel() // BLOCK_ELEMENTS)
     whole = values.numel() // BLOCK_ELEMENTS * BLOCK_ELEMENTS
     sums = values.new_zeros(blocks, dtype=torch.float32)
+    # (full blocks, 2048) in one sum; a shorter last block alone.
     sums[: whole // BLOCK_ELEMENTS] = values[:whole].view(-1, BLOCK_ELEMENTS).abs().sum(dim=1)
     if whole < values.numel():
         sums[-1] = values[whole:].abs().sum()
     starts = torch.arange(blocks, device=values.device) * BLOCK_ELEMENTS
+    # Numbers of each block that count; a block of padding has none, and the clamp avoids 0 / 0.
     return sums / (numel - starts).clamp(1, BLOCK_ELEMENTS)
 
 
@@ -80,6 +83,7 @@ def decompress(packed: Tensor, scales: Tensor, numel: int) -> Tensor:
     """Multiply `numel` packed signs by the scales of their blocks: fp32, shape (numel,)."""
     values = unpack(packed, numel)
     whole = numel // BLOCK_ELEMENTS * BLOCK_ELEMENTS
+    # In place: (full blocks, 2048) × (full blocks, 1).
     values[:whole].view(-1, BLOCK_ELEMENTS).mul_(scales[: whole // BLOCK_ELEMENTS, None])
     values[whole:].mul_(scales[-1] if whole < numel else 1.0)
     return values
@@ -101,6 +105,7 @@ class CompressedAllReduce:
     def __init__(self, numel: int, device: torch.device, group: dist.ProcessGroup | None = None) -> None:
         self.group, self.numel = group, numel
         self.rank, self.size = ranks_of(group)
+        # One rank sends nothing and keeps no errors.
         self.chunk = chunk_elements(numel, self.size) if self.size > 1 else 0
         self.worker_error = torch.zeros(self.size * self.chunk, device=device)
         self.server_error = torch.zeros(self.chunk, device=device)
@@ -129,6 +134,7 @@ class CompressedAllReduce:
         # uint8. How much: Ψ/8 bytes and 4 for every 2048 elements, as `messages.message_bytes` says.
         dist.all_to_all_single(received, told, group=self.group)
         for message in received:  # in the order of the ranks
+            # Adds the mean of the N chunks to δ̄, what this server still owes.
             self.server_error.add_(read_message(message, self.chunk), alpha=1 / self.size)
         write_message(self.server_error, self._share(self.rank), told[0])
         # Who: every server to all ranks. What: the mean of its chunk, as signs and scales. How much: as above.
@@ -153,9 +159,11 @@ def write_message(values: Tensor, numel: int, message: Tensor) -> None:
     """
     values[numel:] = 0  # the workers' signs of the padding
     scales, packed = scales_of(values, numel), pack(values)
+    # x − C[x], with C[x] exactly as the receiver decompresses it.
     values -= decompress(packed, scales, values.numel())
     values[numel:] = 0
     message[: packed.numel()] = packed
+    # fp32 scales as bytes, 4 each, behind the signs.
     message[packed.numel() :] = scales.view(torch.uint8)
 
 

@@ -41,11 +41,13 @@ def message_bytes(numel: int, ranks: int) -> int:
     """
     if ranks == 1:
         return 0
+    # One chunk for each of N servers.
     return ranks * chunk_bytes(chunk_elements(numel, ranks))
 
 
 def saved_share(numel: int, ranks: int) -> float:
     """Compute the share of the bytes of an all-reduce in fp32 that the compressed one saves, from 0 to 1."""
+    # Both all-reduces send two messages: the 2 cancels.
     return 1 - message_bytes(numel, ranks) / (FP32_BYTES * numel)
 
 
@@ -90,8 +92,10 @@ def synchronises(
     Source: Lu et al. 2022 (arXiv 2202.06009), where the interval follows the learning rate; for a constant rate, as
     DeepSpeed's `local_step_scaler` and `local_step_clipper` have it.
     """
+    # The last step synchronises, so that the run ends with equal weights.
     if step < freeze_step or step + 1 == total_steps:
         return True
+    # T_u, walked from the freezing on: nothing to keep in a checkpoint.
     synchronised, interval, number = freeze_step - 1, 1, 0
     while synchronised < step:
         synchronised += interval

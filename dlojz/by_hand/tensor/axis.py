@@ -41,7 +41,7 @@ class TensorAxis:
         self.group = group
         self.rank = rank if group is None else dist.get_rank(group)
         self.size = size if group is None else group.size()
-        self.sequence_parallel = sequence_parallel and self.size > 1
+        self.sequence_parallel = sequence_parallel and self.size > 1  # alone, all tokens are its own
         self._pretends = group is None
         self.pretended: list[int] = []
         """Bytes of each sum that a pretended axis would have made."""
@@ -64,6 +64,7 @@ class TensorAxis:
             operation = dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM
             dist.all_reduce(x, op=operation, group=self.group)
         elif self.size > 1:
+            # The predictor of a model from elsewhere counts these bytes instead of a real run.
             self.pretended.append(x.nbytes)
         return x
 
@@ -88,6 +89,7 @@ class TensorAxis:
         """
         if self.size == 1:
             return x
+        # (n, …): one part per rank, side by side as c10d reads them.
         parts = torch.stack(self._parts(x, dim))
         own = parts.new_empty(parts.shape[1:])
         if not self._pretends:
@@ -123,6 +125,7 @@ def share_bounds(length: int, size: int, rank: int) -> tuple[int, int]:
     Raises:
         LabError: if a rank would have nothing.
     """
+    # ⌈length / n⌉, as torch's `chunk` cuts; later ranks get what is left.
     share = -(-length // size)
     if rank * share >= length:
         raise refusal(
@@ -174,5 +177,6 @@ def gather_whole(
     whole = axis.all_gather(padded, dim).narrow(dim, 0, shape[dim])
     if parts is None:
         return whole
+    # Of a fused parameter each slice holds a share of every part: column j of the slices belongs at `order[j]`.
     order = torch.cat([own_columns(parts, axis.size, rank, whole.device) for rank in range(axis.size)])
     return torch.empty_like(whole).index_copy_(dim, order, whole)

@@ -36,7 +36,9 @@ class ColumnParallelConv(nn.Module):
     def __init__(self, whole: nn.Conv2d, axis: TensorAxis) -> None:
         super().__init__()
         self.axis, self.stride, self.padding = axis, whole.stride, whole.padding
+        # Output channels are dimension 0 of (out, in / groups, height, width).
         self.weight = own_slice(whole.weight, 0, axis)
+        # Depthwise: as many groups as this rank has channels.
         self.groups = 1 if whole.groups == 1 else self.weight.shape[0]
         self.split_dims = {"weight": 0}
 
@@ -56,12 +58,14 @@ class RowParallelConv(nn.Module):
     def __init__(self, whole: nn.Conv2d, axis: TensorAxis) -> None:
         super().__init__()
         self.axis, self.stride, self.padding = axis, whole.stride, whole.padding
+        # Input channels.
         self.weight = own_slice(whole.weight, 1, axis)
         self.bias = whole.bias
         self.split_dims = {"weight": 1}
 
     def forward(self, x_BcHW: Tensor) -> Tensor:
         """``(B, c, H, W)`` to ``(B, C, H, W)``."""
+        # Without the bias: added on every rank, it would count n times.
         partial_BCHW = F.conv2d(x_BcHW, self.weight, stride=self.stride, padding=self.padding)
         # Who: the ranks of the axis. What: their partial sums over channels, (B, C, H, W). How much: its bytes.
         y_BCHW = leave(partial_BCHW, self.axis)
@@ -104,8 +108,10 @@ class ParallelSqueezeExcitation(nn.Module):
         """``(B, c, H, W)`` to the same shape."""
         # Who: the ranks of the axis. What: (B, Q), summed in forward, and its gradient in backward. How much: twice its
         # bytes, the smallest message of the block.
+        # (B, c), the mean over the map, @ (c, Q), this rank's rows.
         squeezed_BQ = F.silu(self.squeeze(x_BcHW.mean(dim=(2, 3))))
         gate_Bc = torch.sigmoid(self.excite(enter(squeezed_BQ, self.axis)))
+        # (B, c, H, W) × (B, c, 1, 1).
         return x_BcHW * gate_Bc[:, :, None, None]
 
 
@@ -129,8 +135,10 @@ class ParallelMBConvBlock(nn.Module):
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """``(B, in_width, H, W)`` to ``(B, width, H/stride, W/stride)``."""
+        # `enter` sends the input's gradient, (B, in_width, H, W), in backward.
         y_BcHW = F.gelu(self.norm1(self.expand(enter(self.norm0(x_BCHW), self.axis))))
         y_BcHW = F.gelu(self.norm2(self.depthwise(y_BcHW)))
+        # `project` ends with a sum over the ranks, (B, width, H/stride, W/stride); the shortcut is added after it.
         output: Tensor = self.shortcut(x_BCHW) + self.project(self.squeeze_excitation(y_BcHW))
         return output
 

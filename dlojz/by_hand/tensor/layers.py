@@ -131,10 +131,13 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, logits_BTv: Tensor, targets_BT: Tensor, start: int, axis: TensorAxis) -> Tensor:
         # Who: the ranks of the axis. What: each token's largest logit, (B, T). How much: 4 bytes per token.
         largest_BT = axis.all_reduce(logits_BTv.amax(dim=-1), largest=True)
+        # exp of numbers ≤ 0 cannot overflow, and the loss stays the same.
         shifted_BTv = logits_BTv - largest_BT.unsqueeze(-1)
         elsewhere_BT = (targets_BT < start) | (targets_BT >= start + logits_BTv.shape[-1])
         own_BT = (targets_BT - start).masked_fill(elsewhere_BT, 0)
+        # (B, T): 0 on the ranks without the target, so that the sum over ranks is its logit.
         target_BT = shifted_BTv.gather(-1, own_BT.unsqueeze(-1)).squeeze(-1).masked_fill(elsewhere_BT, 0.0)
+        # In place: (B, T, v) may be the largest tensor of the model.
         exp_BTv = shifted_BTv.exp_()
         # Who: the same. What: each token's sum of exponentials and the logit of its target, (2, B, T), added up. How
         # much: 8 bytes per token.
@@ -148,8 +151,10 @@ class _CrossEntropy(torch.autograd.Function):
         # Nothing is sent: each rank has the probabilities of its words. What forward kept becomes the gradient:
         # probability, less one at the target; a second pass through this graph would find it changed.
         gradient_BTv, own_BT, elsewhere_BT = ctx.saved_tensors
+        # −1 where this rank has the target, else 0.
         minus_one_BT = elsewhere_BT.logical_not().to(gradient_BTv.dtype).neg()
         gradient_BTv = gradient_BTv.scatter_add(-1, own_BT.unsqueeze(-1), minus_one_BT.unsqueeze(-1))
+        # Over the number of tokens, as the loss is their mean.
         return gradient_BTv.mul_(gradients[0] / own_BT.numel()), None, None, None
 
 

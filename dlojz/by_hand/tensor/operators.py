@@ -43,15 +43,18 @@ class _Conjugate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        # One gradient per argument of forward; a function has none.
         return ctx.transpose(gradients[0]), None, None
 
 
 def _conjugate(x: Tensor, axis: TensorAxis, function: _Function, transpose: _Function) -> Tensor:
+    # One rank: no node in the graph, nothing sent.
     return x if axis.size == 1 else cast(Tensor, _Conjugate.apply(x, function, transpose))
 
 
 def copy(x: Tensor, axis: TensorAxis) -> Tensor:
     """Give all of `x` to every rank's own columns; in backward the ranks' gradients of it are summed (its bytes)."""
+    # view_as: a new tensor on the same memory.
     return _conjugate(x, axis, lambda x: x.view_as(x), lambda gradient: _sum(gradient, axis))
 
 

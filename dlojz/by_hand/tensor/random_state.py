@@ -50,6 +50,7 @@ class RandomStates:
 
     def __init__(self, seed: int, tp_rank: int) -> None:
         for name, value in (("seed", seed), ("tp_rank", tp_rank)):
+            # bool is a subclass of int.
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise refusal(
                     en=f"{name} must be a whole number from 0, but {value!r} was received.",
@@ -57,6 +58,7 @@ class RandomStates:
                 )
         self._states: dict[Where, _State] = {
             "replicated": _seeded(seed),
+            # The offset keeps rank 0's stream apart from `replicated`.
             "split": _seeded(seed + SPLIT_OFFSET + tp_rank),
         }
         self._drawing: Where | None = None
@@ -77,12 +79,14 @@ class RandomStates:
                 fr=f"le flux {name} a été demandé à l’intérieur du flux {self._drawing} : quittez l’un avant "
                 "d’entrer dans l’autre.",
             )
+        # torch's dropout draws from the global generators: their state is swapped for the stream's, then restored.
         before = _current()
         _set(self._states[name])
         self._drawing = name
         try:
             yield
         finally:
+            # After an exception too: what was drawn is drawn.
             self._states[name] = _current()
             self._drawing = None
             _set(before)
@@ -121,10 +125,12 @@ class RandomStates:
 
     def checkpoint_contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         """Contexts for torch's `checkpoint(context_fn=…)`: the second call draws the numbers of the first."""
+        # A copy of the states of now; later draws replace the entries of the original.
         return nullcontext(), self._as_it_was(dict(self._states))
 
     @contextmanager
     def _as_it_was(self, states: dict[Where, _State]) -> Iterator[None]:
+        # The second call draws on a copy; afterwards the streams go on where they were.
         now, self._states = self._states, dict(states)
         try:
             yield

@@ -73,6 +73,7 @@ def split_model(model: BlockList, axis: TensorAxis, pattern: str = EVERYTHING) -
         LabError: if no part matches; or one alone of two that share a matrix; or there are too few heads, channels or
             features for the ranks; or of a model from elsewhere nothing can be split.
     """
+    # A model from elsewhere: its regions were found by its code, not by the classes of its blocks.
     if model.tensor_plan is not None:
         return split_linears(model, axis, model.tensor_plan(axis.size, pattern))
     names = list(parts_of(model))
@@ -94,6 +95,7 @@ def split_model(model: BlockList, axis: TensorAxis, pattern: str = EVERYTHING) -
         if type(block) in _HALVES:
             halves = {half: own + half in chosen for half in ("attention", "mlp")}
             if any(halves.values()):
+                # Slices are copies: once replaced, the whole block leaves memory.
                 model.blocks[number] = _HALVES[type(block)](block, axis, **halves)
         elif type(block) in _WHOLES:
             name, parallel = _WHOLES[type(block)]
@@ -114,6 +116,7 @@ def check_tied(chosen: set[str], names: Sequence[str], tied: Mapping[str, str], 
         LabError: if the embedding is split and the tied head is not, or the other way round.
     """
     ends = {names[0], names[-1]}
+    # One of the two alone: the shared matrix would be split for one reader and whole for the other.
     if tied and len(ends & chosen) == 1:
         (split,), (whole,) = ends & chosen, ends - chosen
         raise refusal(
@@ -130,6 +133,7 @@ def parallel_loss(model: BlockList) -> Loss:
     head = model.blocks[-1]
     if not isinstance(head, ParallelHead):
         return loss_of(model)
+    # fp32, whatever autocast computed the logits in: exponentials are summed.
     return lambda logits, targets: vocabulary_parallel_cross_entropy(logits.float(), targets, head.start, head.axis)
 
 

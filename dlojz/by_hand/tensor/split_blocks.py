@@ -58,10 +58,14 @@ class ParallelTransformerBlock(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """``(B, T, D)`` to the same shape; with sequence parallelism ``(B, S, D)``."""
+        # (B, T, D) @ (D, e). `enter` sends the gradient of its input in backward, (B, T, D).
         qkv_BTe = self.qkv(enter(self.norm1(x_BTD), self.heads_axis))
         q_BNTH, k_BNTH, v_BNTH = split_heads(qkv_BTe, self.head_dim)  # N: the heads of this rank
+        # Each head alone: nothing is sent.
         attended_BNTH = F.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH, is_causal=self.causal)
+        # (B, T, h) @ (h, D), summed over the ranks: (B, T, D).
         x_BTD = x_BTD + self.attention_project(merge_heads(attended_BNTH))
+        # (B, T, D) @ (D, f); the activation treats each feature alone.
         hidden_BTf = F.gelu(self.mlp_expand(enter(self.norm2(x_BTD), self.mlp_axis)), approximate=self.gelu)
         output_BTD: Tensor = x_BTD + self.mlp_project(hidden_BTf)
         return output_BTD
@@ -73,6 +77,7 @@ class ParallelHead(nn.Module):
     def __init__(self, whole: VocabularyHead, axis: TensorAxis) -> None:
         super().__init__()
         self.axis = axis
+        # First word of this rank: the loss subtracts it from the targets.
         self.start, _ = share_bounds(whole.output.out_features, axis.size, axis.rank)
         self.norm = SequenceNorm(whole.norm, axis)
         self.output = ColumnParallelLinear(whole.output, axis)
@@ -114,6 +119,7 @@ class ParallelLlamaBlock(nn.Module):
         heads_BTh = attended_heads(entered_BTD, projections, head_dim=self.head_dim, theta=self.rope_theta)
         x_BTD = x_BTD + self.attention_project(heads_BTh)
         entered_BTD = enter(self.norm2(x_BTD), self.mlp_axis)
+        # SiLU gate: (B, T, f) × (B, T, f), both of this rank's features.
         hidden_BTf = F.silu(self.mlp_gate(entered_BTD)) * self.mlp_expand(entered_BTD)
         output_BTD: Tensor = x_BTD + self.mlp_project(hidden_BTf)
         return output_BTD
@@ -133,6 +139,7 @@ class ParallelRelativeAttention(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         """``(B, T, in_width)`` to ``(B, T, width)``, with T = side²."""
         q_BNTH, k_BNTH, v_BNTH = split_heads(self.qkv(enter(x_BTD, self.axis)), self.head_dim)
+        # Unbound: it reads only `side` and `position_bias`, and here these are of this rank's heads.
         bias_NTT = RelativeAttention.relative_bias(self).to(q_BNTH.dtype)  # type: ignore[arg-type]
         attended_BNTH = F.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH, attn_mask=bias_NTT)
         output_BTD: Tensor = self.project(merge_heads(attended_BNTH))
@@ -159,10 +166,12 @@ class ParallelAttentionBlock(nn.Module):
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """``(B, in_width, H, W)`` to ``(B, width, H/stride, W/stride)``."""
         shortcut_BCHW = self.shortcut(x_BCHW)
+        # Channels last for the layer norm, and back.
         normed_BCHW = self.norm1(x_BCHW.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         x_BTD = _tokens(shortcut_BCHW) + self.attention(_tokens(self.pool(normed_BCHW)))
         hidden_BTf = F.gelu(self.mlp_expand(enter(self.norm2(x_BTD), self.mlp_axis)))
         x_BTD = x_BTD + self.mlp_project(hidden_BTf)
+        # (B, T, D) to (B, D, H/stride, W/stride).
         output: Tensor = x_BTD.transpose(1, 2).reshape(shortcut_BCHW.shape).contiguous()
         return output
 

@@ -43,6 +43,7 @@ class LinearShare(nn.Module):
         super().__init__()
         self.axis, self.by_columns = axis, layer.style == "colwise"
         self.transposed = not isinstance(whole, nn.Linear)
+        # Columns are the out-features: dimension 0 in nn.Linear, 1 in Conv1D; rows are the other dimension.
         self.split_dims = {"weight": int(self.by_columns == self.transposed)}
         if self.by_columns and whole.bias is not None:
             self.split_dims["bias"] = 0
@@ -50,6 +51,7 @@ class LinearShare(nn.Module):
         for name in ("weight", "bias"):
             tensor = getattr(whole, name)
             if name in self.split_dims:
+                # Of a fused layer this rank's share of every part, not one contiguous run.
                 indices = own_columns(layer.parts, axis.size, axis.rank, tensor.device)
                 tensor = nn.Parameter(tensor.detach().index_select(self.split_dims[name], indices))
             self.register_parameter(name, tensor)
@@ -102,4 +104,5 @@ def _share(module: nn.Module, names: Sequence[str], axis: TensorAxis) -> None:
         finally:
             module._parameters.update(held)
 
+    # An attribute of the instance, which goes before the method of the class.
     module.forward = forward

@@ -52,12 +52,15 @@ class FlatWeights:
             )
         self.rank, self.size = ranks_of(group)
         self.shapes = [parameter.shape for parameter in self.parameters]
+        # ⌈Ψ / N⌉: the padding lies at the end, in the last share.
         self.share_numel = -(-sum(shape.numel() for shape in self.shapes) // self.size)
         self.whole = self.parameters[0].detach().new_zeros(self.size * self.share_numel)
         for parameter, piece in zip(self.parameters, self.pieces(self.whole), strict=True):
             piece.copy_(parameter.detach())
+            # Now the module computes with views of `whole`.
             parameter.data = piece
         give_from_first(self.whole, group)
+        # A view: an update of the share changes `whole`, and with it this rank's parameters.
         self.share = nn.Parameter(self.part_of(self.whole))
 
     def part_of(self, flat: Tensor) -> Tensor:
@@ -98,6 +101,7 @@ def check_elementwise(make_optimizer: MakeOptimizer, device: torch.device) -> No
     flat = matrix.flatten()
     # The second part is far larger than the first: a norm over the whole is not that of either part.
     flat[_CUT:] *= 100
+    # 6 × 6 numbers as one matrix, then as two vectors of 13 and 23, cut in the middle of a row.
     whole, name = _updated([flat.view(_SIDE, _SIDE)], make_optimizer, device)
     try:
         parts, _ = _updated([flat[:_CUT], flat[_CUT:]], make_optimizer, device)
@@ -121,6 +125,7 @@ def _updated(weights: list[Tensor], make_optimizer: MakeOptimizer, device: torch
         )
     for step in range(1, _STEPS + 1):
         for parameter in parameters:
+            # Another gradient in each step, itself elementwise: whole and cut weights get the same numbers.
             parameter.grad = (parameter.detach() * step).sin()
         try:
             optimizer.step()
@@ -177,10 +182,13 @@ class Zero(nn.Module):
         if former is not None:  # a cell of a notebook is run twice
             former.release()
         for parameter in self.trainable:
+            # Gradients of an earlier use would count in the first step.
             parameter.grad = None
         self.flats: list[FlatWeights] = []
         self._handles: list[Any] = []
+        # Weak: the module keeps no ZeRO model alive.
         module.__dict__["_zero"] = weakref.ref(self)
+        # Frozen weights and buffers; the others are sent as flat tensors.
         sharded = set(self.trainable)
         for tensor in (*module.parameters(), *module.buffers()):
             if tensor not in sharded:

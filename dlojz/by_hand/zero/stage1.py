@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from dlojz.by_hand.ddp import fill_buckets
 from dlojz.by_hand.zero.flat import FlatWeights, MakeOptimizer, Zero
 
-_ALL = 2**62
+_ALL = 2**62  # bytes: never full, so that only a new type begins a bucket
 
 
 class ZeroStage1(Zero):
@@ -49,6 +49,7 @@ class ZeroStage1(Zero):
         self._attach()
         loss.backward()
         for flat, gradient in zip(self.flats, self.gradients, strict=True):
+            # A view of the flat gradient: once that is reduced, it holds the mean.
             flat.share.grad = flat.part_of(gradient)
 
     @torch.no_grad()
@@ -68,6 +69,7 @@ class ZeroStage1(Zero):
                 # Who: all N ranks. What: each gives its updated share, shape (padded Ψ / N,), and has all of them
                 # afterwards, shape (padded Ψ,), in place. How much: 4Ψ bytes; a rank sends (N − 1) / N of them.
                 dist.all_gather_into_tensor(flat.whole, flat.share.detach(), group=self.group)
+            # Zeroed, not freed: every `parameter.grad` is a view of it.
             gradient.zero_()
             flat.share.grad = None
 

@@ -71,6 +71,7 @@ class ZeroStage2(Zero):
         ]
 
     def _begin_backward(self) -> None:
+        # Gradients that each bucket still waits for.
         self._missing = [len(flat.parameters) for flat in self.flats]
         self._next = 0
 
@@ -103,7 +104,9 @@ class ZeroStage2(Zero):
         self._wait()
         flat = self.flats[self._next]
         self._next += 1
+        # (padded elements,); this frees the parameters' own gradients.
         gradient = flat.take_gradients()
+        # For one process the share of the flat gradient, as it is.
         part, work = flat.part_of(gradient), None
         if self.size > 1:
             part = torch.empty_like(flat.share)
@@ -120,6 +123,7 @@ class ZeroStage2(Zero):
         (flat, _, part, work), self._under_way = self._under_way, None
         if work is not None:
             work.wait()
+        # Per micro-batch: means add up in the share's gradient.
         part.div_(self.size)
         if flat.share.grad is None:
             flat.share.grad = part

@@ -48,7 +48,9 @@ class ShardedWeights(FlatWeights):
         group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__(parameters, group)
+        # A clone: as a view it would keep the whole flat tensor in memory.
         self.share = nn.Parameter(self.share.detach().clone())
+        # In the type of the computation; `free` takes its memory away.
         self.whole = torch.empty_like(self.whole, dtype=compute_dtype or self.whole.dtype)
         self._num_bytes = self.whole.untyped_storage().nbytes()
         self._nothing = self.whole.new_empty(0)
@@ -62,6 +64,7 @@ class ShardedWeights(FlatWeights):
             return
         # Autograd has kept views of this memory in forward; given back in the same place, they are right for backward.
         self.whole.untyped_storage().resize_(self._num_bytes)
+        # Cast before it is sent: bf16 halves the bytes.
         mine = self.share.detach().to(self.whole.dtype)
         if self.size == 1:
             self.whole.copy_(mine)
@@ -83,6 +86,7 @@ class ShardedWeights(FlatWeights):
 
     def free(self) -> None:
         """Free the memory of the whole weights; the share stays."""
+        # Prefetched and not used: the message must arrive before the memory may go.
         if self._arriving is not None:
             self._arriving.wait()
             self._arriving = None
@@ -218,6 +222,7 @@ class ZeroStage3(ZeroStage2):
         outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
         for tensor in outputs:
             tensor.register_hook(partial(self._before_backward, number))
+        # With gradients on, but none through the output, nothing would call for a gather in backward: the weights stay.
         if outputs or not torch.is_grad_enabled():
             self.units[number].free()
 
@@ -248,11 +253,13 @@ class ZeroStage3(ZeroStage2):
     def step(self) -> None:
         """Update this rank's share of the weights; nothing is sent: the next forward gathers them."""
         self._check_gradients()
+        # Weights are still whole after an evaluation, or after a forward without backward.
         self._free_all()
         self.optimizer.step()
         self.optimizer.zero_grad()
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
+        # Tensors are keys by identity.
         name_of: dict[Tensor, str] = {parameter: name for name, parameter in self.module.named_parameters()}
         for flat in self.flats:
             if isinstance(flat, ShardedWeights):

@@ -63,15 +63,18 @@ class Problem:
     def key(self, limit: float | None) -> str | None:
         """Name it in the table with another limit; None where the table has no such case."""
         costs = self.costs
+        # The table holds cases of M_B = M_W = 1 and sends that do not block.
         unusual = (costs.kept_for_input, costs.kept_for_weight, costs.sends) != (1.0, 1.0, "buffered")
         if self.placement != tuple(range(self.ranks)) or unusual:
             return None
+        # Messages pass between neighbours only.
         delays = {costs.delay(a, b) for a in range(self.ranks) for b in (a - 1, a + 1) if 0 <= b < self.ranks}
         if len(delays) > 1:
             return None
         times = []
         for kind in self.kinds:
             values = costs.per_stage(COST_OF[kind], self.ranks)
+            # One number where all stages are alike.
             times.append(kind + ",".join(f"{v:g}" for v in (values if len(set(values)) > 1 else values[:1])))
         limited = "" if limit is None else f" limit {limit:g}"
         delay = f" c{delays.pop():g}" if any(delays) else ""

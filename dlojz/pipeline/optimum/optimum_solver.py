@@ -49,6 +49,7 @@ def search(problem: Problem, start: Schedule, time_limit_s: float = 60.0, worker
     best, value = start, problem.value_of(start)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         found = model.schedule(solver, start)
+        # As simulated, not the solver's scaled number.
         if problem.value_of(found) < value:
             best, value = found, problem.value_of(found)
     # Without a solution the solver may still have proven that there is nothing shorter than its bound.
@@ -66,6 +67,7 @@ class _Model:
         times = {kind: problem.costs.per_stage(COST_OF[kind], stages) for kind in problem.kinds}
         delays = {
             (a, b): problem.costs.delay(a, b)
+            # Both directions of every boundary.
             for one, other in zip(problem.placement, problem.placement[1:], strict=False)
             for a, b in ((one, other), (other, one))
         }
@@ -73,6 +75,7 @@ class _Model:
         self.times = {kind: [round(value * self.scale) for value in values] for kind, values in times.items()}
         self.delays = {link: round(value * self.scale) for link, value in delays.items()}
         timeline = simulate(start, problem.costs)
+        # The start is a solution: nothing longer needs to be looked at.
         self.horizon = round(timeline.makespan * self.scale)
         if problem.objective == "span":  # a shorter span may need a longer makespan, but never more than all in a row
             hops = zip(problem.placement, problem.placement[1:], strict=False)
@@ -131,6 +134,7 @@ class _Model:
         problem = self.problem
         if problem.memory_limit is None:
             return
+        # Rounded down: the limit is never passed.
         limit = math.floor(problem.memory_limit * _FINEST + _MARGIN)
         for rank in range(problem.ranks):
             times, changes = [], []
@@ -139,18 +143,22 @@ class _Model:
                 if problem.placement[action.stage] != rank:
                     continue
                 for _, at_end, units in deltas(action, rank, problem.costs):
+                    # Taken at the start, given back at the end, as the simulator counts.
                     times.append(self.ends[key] if at_end else start)
                     changes.append(round(units * _FINEST))
             self.program.add_reservoir_constraint(times, changes, 0, limit)
 
     def _objective(self) -> None:
         problem = self.problem
+        # The bound as the least length: the solver need not prove it again.
         length = self.program.new_int_var(math.ceil(problem.bound * self.scale - _MARGIN), self.horizon, "length")
         last = problem.micro_batches - 1
         for stage, rank in enumerate(problem.placement):
             begin: Any = 0
+            # From the rank's own first forward.
             if problem.objective == "span":
                 begin = self.starts[FORWARD, problem.placement.index(rank), 0]
+            # A forward ends before its backward: it is never the last.
             for kind in problem.kinds[1:]:
                 self.program.add(length >= self.ends[kind, stage, last] - begin)
         self.program.minimize(length)
@@ -162,6 +170,7 @@ class _Model:
         for key, start in self.starts.items():
             action = Action(*key)
             at = solver.value(start)
+            # At one time (durations of 0) a forward stands before its backward.
             orders[self.problem.placement[action.stage]].append((at, place[action.kind], action))
         return like.with_orders([action for _, _, action in sorted(order)] for order in orders)
 

@@ -99,6 +99,7 @@ def first_guess(problem: Problem) -> Schedule:
     for schedule in _guesses(problem):
         peaks = peak_activations(schedule, problem.costs)
         if problem.memory_limit is None or max(peaks) <= problem.memory_limit + _MARGIN:
+            # The number breaks ties: schedules do not compare.
             fitting.append((problem.value_of(schedule), len(fitting), schedule))
             if fitting[-1][0] <= bound + _MARGIN:
                 break
@@ -118,12 +119,15 @@ def _guesses(problem: Problem) -> Iterator[Schedule]:
     size = (ranks, problem.micro_batches)
     kept = max(problem.costs.per_stage("kept_for_input", len(problem.placement)))
     yield _one_by_one(problem)
+    # The heuristic has one stage per rank, and splits.
     if problem.placement == tuple(range(ranks)) and problem.split and limit >= kept:
+        # With all the memory there is, then with that of ZB-1p.
         yield zero_bubble(*size, min(limit, kept * size[1]), problem.costs)
         yield zero_bubble(*size, min(limit, kept * ranks), problem.costs)
     if problem.split and ranks > 1 and problem.placement == zigzag(ranks, 2):
         yield zb_v(*size)
     for ahead in (1, 2):
+        # p − r for `ahead` 1, as in 1F1B; 2(p − r) − 1 for 2, as in eager 1F1B.
         caps = [min(limit, kept * (ahead * (ranks - rank) - ahead + 1)) for rank in range(ranks)]
         for cap in (caps, [limit] * ranks):
             for priority in PRIORITIES.values():
@@ -147,6 +151,7 @@ def _one_by_one(problem: Problem) -> Schedule:
         for stage, rank in enumerate(problem.placement):
             orders[rank].append(Action(FORWARD, stage, micro_batch))
         for stage, rank in reversed(list(enumerate(problem.placement))):
+            # Back through the stages: B, or I and right after it W.
             orders[rank] += [Action(kind, stage, micro_batch) for kind in problem.kinds[1:]]
     return Schedule.of("optimum", orders, problem.placement, problem.micro_batches)
 
@@ -160,6 +165,7 @@ def _table() -> dict[str, Any]:
 def _from_table(problem: Problem) -> Optimum | None:
     limit = problem.memory_limit
     if limit is not None:
+        # Each micro-batch keeps 1: a limit of m is none, and of another only the whole part counts.
         limit = None if limit >= problem.micro_batches else float(math.floor(limit + _MARGIN))
     key = problem.key(limit)
     entry = None if key is None else _table().get(key)
@@ -168,6 +174,7 @@ def _from_table(problem: Problem) -> Optimum | None:
     if entry is None:
         return None
     schedule = read_orders(entry["orders"], problem)
+    # Simulated again: the table is trusted for the order and its proof alone.
     value = problem.value_of(schedule)
     return Optimum(value, True, value, schedule, "table")
 

@@ -139,9 +139,11 @@ def _one_f_one_b(stage: int, ahead: int, micro_batches: int, batch: int) -> list
     """`ahead` forwards, then a backward and a forward in turn; an update after each `batch` backwards."""
     order = [Action(FORWARD, stage, micro_batch) for micro_batch in range(min(ahead, micro_batches))]
     for micro_batch in range(micro_batches):
+        # The last batch may be smaller: its update comes with the last backward.
         order += _backward(
             stage, micro_batch, update=(micro_batch + 1) % batch == 0 or micro_batch + 1 == micro_batches
         )
+        # One forward for each backward, so that `ahead` stay in flight.
         if micro_batch + ahead < micro_batches:
             order.append(Action(FORWARD, stage, micro_batch + ahead))
     return order
@@ -164,7 +166,7 @@ def _as_they_arrive(
     forward, update = costs.per_stage("forward", ranks), costs.per_stage("update", ranks)
     backward = [costs.of_stage("backward", stage) for stage in range(ranks)]
     forwarded: list[list[float]] = [[] for _ in range(ranks)]  # when each micro-batch's forward ended, per stage
-    returned: list[list[float]] = [[] for _ in range(ranks)]
+    returned: list[list[float]] = [[] for _ in range(ranks)]  # the same of its backward
     orders: list[list[Action]] = [[] for _ in range(ranks)]
     free = [0.0] * ranks
 
@@ -173,6 +175,7 @@ def _as_they_arrive(
         following = len(returned[stage])
         if stage == ranks - 1:
             if following < len(forwarded[stage]):
+                # The last stage's backward waits for its own forward alone.
                 yield forwarded[stage][following], 0
         elif following < len(returned[stage + 1]):
             yield returned[stage + 1][following] + costs.delay(stage + 1, stage), 0
@@ -180,6 +183,7 @@ def _as_they_arrive(
         if stage:
             if entering < len(forwarded[stage - 1]):
                 yield forwarded[stage - 1][entering] + costs.delay(stage - 1, stage), 1
+        # A micro-batch enters while fewer than `in_flight` lie between first forward and last backward.
         elif entering < micro_batches and entering - len(returned[0]) < in_flight:
             yield 0.0, 1
 
@@ -196,6 +200,7 @@ def _as_they_arrive(
             micro_batch = len(returned[stage])
             updates = (micro_batch + 1) % update_every == 0
             orders[stage] += _backward(stage, micro_batch, update=updates)
+            # The gradient leaves at once; the update keeps this rank busy, not the one before.
             returned[stage].append(start + backward[stage])
             free[stage] = start + backward[stage] + updates * update[stage]
     return orders

@@ -52,8 +52,10 @@ def chimera(ranks: int, micro_batches: int) -> Schedule:
         slots: dict[int, Action] = {}
         for pipe, stage in enumerate((rank, ranks - 1 - rank)):
             for number in range(micro_batches // 2):
+                # Slot of its forward on stage 0; a unit takes 2p slots.
                 start = 2 * (number % half) + 2 * ranks * (number // half)
                 micro_batch = number + pipe * (micro_batches // 2)
+                # The two pipes never ask for one slot of a rank, as p is even and units come 2p slots apart.
                 slots[start + stage] = Action(FORWARD, stage, micro_batch, pipe)
                 slots[start + 2 * ranks - 1 - stage] = Action(BACKWARD, stage, micro_batch, pipe)
         orders.append([slots[slot] for slot in sorted(slots)])
@@ -84,6 +86,7 @@ def dualpipe(ranks: int, micro_batches: int) -> Schedule:
         order = OrderBuilder(first=(0, half))
         sides = (rank, 0), (ranks - 1 - rank, 1)
         outer = min(rank, ranks - 1 - rank)  # 0 at both ends, p/2 − 1 in the middle
+        # Ranks of the second half serve the pipe up first.
         _steps(order, *(sides if rank < ranks // 2 else sides[::-1]), outer, ranks // 2, half)
         orders.append(order.actions)
     down = tuple(range(ranks))
@@ -118,16 +121,21 @@ def _steps(order: OrderBuilder, own: Side, opposite: Side, outer: int, half: int
         half: ranks from that end to where the sides meet.
         micro_batches: of each side.
     """
+    # Ranks between this one and where the sides meet. Steps are named as in dualpipe.py.
     inner = half - 1 - outer
+    # Step 1: nF0.
     for _ in range(2 * inner):
         order.forward(*own)
+    # Step 2: nF0F1.
     for _ in range(outer + 1):
         order.forward(*own)
         order.forward(*opposite)
+    # Step 3: nB1W1F1, the backward split.
     for _ in range(inner):
         order.backward_input(*opposite)
         order.weight()
         order.forward(*opposite)
+    # Step 4: nF0B1F1B0, the overlapped pairs.
     for number in range(micro_batches - 2 * half + outer + 1):
         if number == 0 and inner == 0:  # where the sides meet: its parts wait for each other's neighbours anyway
             order.forward(*own)
@@ -135,6 +143,7 @@ def _steps(order: OrderBuilder, own: Side, opposite: Side, outer: int, half: int
         else:
             order.both(own, opposite)
         order.both(opposite, own)
+    # Step 5: nB1F1B0.
     for _ in range(inner):
         order.backward(*opposite)
         order.both(opposite, own)
@@ -143,12 +152,15 @@ def _steps(order: OrderBuilder, own: Side, opposite: Side, outer: int, half: int
 
 def _drain(order: OrderBuilder, own: Side, opposite: Side, outer: int, inner: int) -> None:
     """The last backwards, the second half of them for the input only, so that the neighbours wait less."""
+    # Step 6: nB1B0, the second half of them split.
     for number in range(2 * (outer + 1)):
         side = own if number % 2 else opposite
         (order.backward_input if number > outer else order.backward)(*side)
+    # Step 7: nWB0.
     for _ in range(inner):
         order.weight()
         order.backward_input(*own)
+    # Step 8: nW.
     for _ in range(outer + 1):
         order.weight()
 
@@ -194,6 +206,7 @@ def hanayo(ranks: int, micro_batches: int, waves: int = 1, costs: Costs = UNIT_C
         if not running:
             return Schedule.of("hanayo", orders, placement, micro_batches)
         now = running[0][0]
+        # All that end at this moment, before any rank chooses again.
         while running and running[0][0] <= now:
             _, rank, action = heapq.heappop(running)
             idle.add(rank)
@@ -201,6 +214,7 @@ def hanayo(ranks: int, micro_batches: int, waves: int = 1, costs: Costs = UNIT_C
             if kind == FORWARD and stage < stages - 1:
                 arrive(FORWARD, stage + 1, micro_batch)
             elif kind == FORWARD or stage:
+                # After the last stage's forward its own backward, else the stage before.
                 arrive(BACKWARD, stage - (kind == BACKWARD), micro_batch)
             elif entered < micro_batches:
                 arrive(FORWARD, 0, entered)

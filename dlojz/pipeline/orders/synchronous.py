@@ -73,6 +73,7 @@ class OrderBuilder:
             self.weight()
 
     def _next(self, kind: str, stage: int, pipe: int) -> Action:
+        # B and I share a counter: both are the backward of a micro-batch.
         key = (FORWARD if kind == FORWARD else BACKWARD, stage, pipe)
         micro_batch = self._first[pipe] + self._written[key]
         self._written[key] += 1
@@ -207,6 +208,7 @@ def _ahead(name: str, ranks: int, micro_batches: int, ahead: list[int]) -> Sched
         _in_turn(
             _on_rank(passes, rank, ranks, FORWARD),
             _on_rank(passes, rank, ranks, BACKWARD),
+            # Less one: `_in_turn` begins its turns with a forward.
             min(ahead[rank], micro_batches) - 1,
         )
         for rank in range(ranks)
@@ -316,7 +318,9 @@ def put_off(
             if action.kind == BACKWARD_INPUT:
                 done += 1
                 if done > lag[rank]:
+                    # That of the backward which came `lag[rank]` before.
                     order.append(weights[done - lag[rank] - 1])
+        # Then those that were put off.
         orders.append(order + weights[max(0, done - lag[rank]) :])
     return Schedule.of(name, orders, looped(ranks, chunks), micro_batches, barrier=barrier)
 
@@ -340,6 +344,7 @@ def _in_turn(forwards: list[Action], backwards: list[Action], first: int) -> lis
     order = forwards[:first]
     for forward, backward in zip(forwards[first:], backwards, strict=False):
         order += [forward, backward]
+    # After the last forward, `warm_up` backwards are left.
     return order + backwards[len(forwards) - first :]
 
 
@@ -349,6 +354,7 @@ def _group(schedule: str, ranks: int, micro_batches: int, group: int | None) -> 
     if group is None:
         rounds = max(1, micro_batches // ranks)
         if micro_batches % rounds:
+            # The nearest numbers of micro-batches that fit, below and above.
             below, above = (
                 next(n for n in count(micro_batches + step, step) if n % max(1, n // ranks) == 0) for step in (-1, 1)
             )
@@ -363,6 +369,7 @@ def _group(schedule: str, ranks: int, micro_batches: int, group: int | None) -> 
         return micro_batches // rounds
     counted(schedule, group=group)
     least = min(ranks, micro_batches)
+    # 0: the last group is a full one.
     rest = micro_batches % group
     if group < least or (0 < rest < least and group < micro_batches):
         raise refusal(
@@ -441,6 +448,7 @@ def _evicting(order: list[Action], stage: int, limit: int) -> list[Action]:
     def evict() -> None:
         victim = here.pop()
         away.append(victim)
+        # Right after its forward, which may lie some actions back.
         done.insert(done.index(Action(FORWARD, stage, victim)) + 1, Action(EVICT, stage, victim))
 
     def load(micro_batch: int) -> None:
@@ -451,7 +459,9 @@ def _evicting(order: list[Action], stage: int, limit: int) -> list[Action]:
     for number, action in enumerate(order):
         if action.kind == FORWARD:
             following = next((one.micro_batch for one in order[number:] if one.kind == BACKWARD), None)
+            # The next backward needs activations that are away, and comes right after this forward.
             wanted = following in away and order[number + 1].kind == BACKWARD
+            # Room for this forward, and for what is loaded before it.
             while len(here) + 1 + wanted > limit:
                 evict()
             if wanted and following is not None:

@@ -123,6 +123,7 @@ def _order(rank: int, ranks: int, micro_batches: int) -> OrderBuilder:
     for _ in range(ranks - rank):
         step(second)
     forwards = 2 * ranks - 1 - rank  # of the first chunk so far; of the second: p
+    # The second chunk has had p forwards and p − r backwards: m − p rounds bring its other forwards.
     for _ in range(micro_batches - ranks):
         if forwards < micro_batches:
             order.forward(first)
@@ -137,6 +138,7 @@ def _order(rank: int, ranks: int, micro_batches: int) -> OrderBuilder:
         order.backward_input(first)
         order.weight(first)
     for stage in (second, first):
+        # `weight` does nothing once no gradient waits.
         for _ in range(micro_batches):
             order.weight(stage)
     return order
@@ -166,6 +168,7 @@ def zero_bubble(ranks: int, micro_batches: int, memory_limit: float, costs: Cost
     """
     counted("zero-bubble", ranks=ranks, micro_batches=micro_batches)
     pairs = zip(costs.per_stage("kept_for_input", ranks), costs.per_stage("kept_for_weight", ranks), strict=True)
+    # The most that one micro-batch takes on a stage, before or after its backward for the input.
     least = max(max(pair) for pair in pairs)
     if memory_limit < least - _MARGIN:
         raise refusal(
@@ -222,6 +225,7 @@ class _Plan:
         self.ranks = []
         for stage in range(self.size):
             kept, for_weight = (self.costs.of_stage(n, stage) for n in ("kept_for_input", "kept_for_weight"))
+            # Memory that each kind takes: M_B, M_W − M_B, −M_W.
             takes = {FORWARD: kept, BACKWARD_INPUT: for_weight - kept, BACKWARD_WEIGHT: -for_weight}
             self.ranks.append(_Rank({kind: self.costs.of_stage(COST_OF[kind], stage) for kind in takes}, takes))
 
@@ -231,6 +235,7 @@ class _Plan:
 
     def run(self) -> _Plan:
         self._warm_up()
+        # One round per further micro-batch: forwards down the ranks, then backwards up.
         for _ in range(1, self.micro_batches):
             for number, wanted in enumerate(self._forwards_wanted()):
                 if wanted:
@@ -249,14 +254,17 @@ class _Plan:
         """When the message comes that the rank's next forward or backward takes."""
         micro_batch = self.ranks[number].done(kind)
         other = number - 1 if kind == FORWARD else number + 1
+        # The sample on the first stage, the loss on the last one: there at once.
         if not 0 <= other < self.size:
             return 0.0
         return self.ranks[other].ends[kind][micro_batch] + self.costs.delay(other, number)
 
     def _do(self, number: int, kind: str) -> None:
         rank = self.ranks[number]
+        # Weight gradients wait for no message.
         start = rank.clock if kind == BACKWARD_WEIGHT else max(rank.clock, self._arrival(number, kind))
         if rank.order:
+            # Before a rank's first action nothing is lost.
             rank.waited += start - rank.clock
         else:
             rank.begun = start
@@ -276,11 +284,13 @@ class _Plan:
     def _fill(self, number: int, kind: str) -> None:
         """Weight gradients before the next forward or backward: to make room, then to fill the wait for its message."""
         rank, arrival = self.ranks[number], self._arrival(number, kind)
+        # Each weight part frees M_W.
         while rank.pending and rank.held + rank.takes[kind] > self.limit:
             self._do(number, BACKWARD_WEIGHT)
         while rank.pending and rank.clock + rank.time[BACKWARD_WEIGHT] <= arrival:
             self._do(number, BACKWARD_WEIGHT)
         gap = arrival - rank.clock
+        # None fits whole: one is begun if `greedy`, or if the wait would make this rank the one that waits most.
         if rank.pending and gap > 0 and (self.greedy or gap > self._spare(number)):
             self._do(number, BACKWARD_WEIGHT)
 
@@ -293,6 +303,7 @@ class _Plan:
         for number in reversed(range(self.size)):
             rank = self.ranks[number]
             clock, held = rank.clock, rank.held
+            # The last rank makes its own gradient after one forward: it takes no further ones.
             if number < self.size - 1:
                 gradient += self.costs.delay(number + 1, number)
                 while 1 + more[number] < self.micro_batches and held + rank.takes[FORWARD] <= self.limit:
@@ -301,6 +312,7 @@ class _Plan:
                     clock, held, more[number] = clock + rank.time[FORWARD], held + rank.takes[FORWARD], more[number] + 1
             gradient = max(clock, gradient) + rank.time[BACKWARD_INPUT]
         for number in range(1, self.size):
+            # Down the ranks: each at least one fewer than the rank before, which feeds it, unless it runs all now.
             if 1 + more[number] < self.micro_batches:
                 more[number] = max(0, min(more[number], more[number - 1] - 1))
             more[number] = min(more[number], more[number - 1])
@@ -333,6 +345,7 @@ class _Plan:
             return False
         to_free = max(0.0, rank.held + rank.takes[FORWARD] - self.limit)
         for_weight = -rank.takes[BACKWARD_WEIGHT]
+        # ⌈to_free / M_W⌉ weight parts make room for the forward.
         weights = min(rank.pending, -int(-to_free // for_weight)) if to_free and for_weight else 0
         if rank.clock + rank.time[FORWARD] + weights * rank.time[BACKWARD_WEIGHT] <= gradient:
             return True
@@ -470,8 +483,10 @@ class _Run:
         for stage, rank in enumerate(self.placement):
             self.states[rank].forwards_left += self.micro_batches
             for kind in kinds:
+                # (kind, stage), not single actions: micro-batches come to a stage in order.
                 self.queues[rank].append((kind, stage))
                 self.arrivals[kind, stage], self.taken[kind, stage] = [], 0
+        # All samples are there from the start.
         self.arrivals[FORWARD, 0] = [0.0] * self.micro_batches
         self.left = stages * self.micro_batches * len(kinds)
         self.events = [(0.0, rank) for rank in range(ranks)]
@@ -484,6 +499,7 @@ class _Run:
             while self.events and self.events[0][0] <= now + _MARGIN:
                 woken.add(heapq.heappop(self.events)[1])
             for rank in sorted(woken):
+                # A busy rank is woken again when it is free.
                 if self.free_at[rank] <= now + _MARGIN:
                     self._choose(rank, max(now, self.free_at[rank]))
         if self.left:
@@ -497,10 +513,12 @@ class _Run:
             arrivals, taken = self.arrivals[kind, stage], self.taken[kind, stage]
             kept = self.costs.of_stage("kept_for_input", stage) if kind == FORWARD else 0.0
             fits = state.held + kept <= self.caps[rank] + _MARGIN
+            # A stage's micro-batches come in order: the next one's number is how many it has run.
             if taken < len(arrivals) and arrivals[taken] <= now + _MARGIN and fits:
                 ready.append(Action(kind, stage, taken))
         least = min(self.costs.of_stage("kept_for_input", stage) for _, stage in self.queues[rank])
         state.room = state.held + least <= self.caps[rank] + _MARGIN
+        # None: the priority wants to wait.
         ranked = [(key, action) for action in ready if (key := self.rule(action, state)) is not None]
         if ranked:
             self._run(rank, min(ranked, key=lambda pair: pair[0])[1], now)
@@ -525,6 +543,7 @@ class _Run:
             if stage:
                 self._send(rank, gradient, stage - 1, end)
             if self.split:
+                # Its weight part is ready on this rank at once.
                 self._send(rank, BACKWARD_WEIGHT, stage, end)
 
     def _send(self, rank: int, kind: str, stage: int, end: float) -> None:
