@@ -385,9 +385,9 @@ def choose(name: str | None, fits: Iterable[str] | None = None) -> Machine:
     candidates = own or list(machine_files())
     if len(candidates) == 1:
         return machine(candidates[0])
-    fitting = [one for one in candidates if fits is not None and one in set(fits)] if own else []
-    if fitting:
-        return machine(fitting[0])
+    fitting = set(fits or ()) if own else set()  # read once: `fits` may be a generator
+    if fitting & set(candidates):
+        return machine(next(name for name in candidates if name in fitting))
     if not candidates:
         raise LabError(_no_machine())
     raise refusal(

@@ -284,7 +284,8 @@ def _called(
     torch.set_num_threads(1)
     meet_on_loopback(os.environ)
     rank, size = board.rank, board.size
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    timeout = timedelta(seconds=max(60.0, 2 * limit_s))  # beyond the guard's limit, so that the guard names who waits
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=timeout)
     guard = Guard(board, limit_s)
     dist.barrier()  # once all are connected: from here on the guard's clock is fair
     guard.install()

@@ -177,6 +177,16 @@ def test_a_rank_that_computes_is_waited_for_as_long_as_the_limit_says() -> None:
     )
 
 
+def test_spmd_lets_gloo_wait_longer_than_the_limit_of_its_guard() -> None:
+    """Else a rank that may wait 100 s would end after gloo's own 60, in gloo's words."""
+
+    def job(rank: int, size: int) -> float:
+        backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+        return float(backend.options._timeout.total_seconds())
+
+    assert [answer.value for answer in spmd(job, 2, limit_s=100.0)] == [200.0, 200.0]
+
+
 def test_the_cause_is_told_beside_its_consequence() -> None:
     def job(rank: int, size: int) -> None:
         if rank == 1:

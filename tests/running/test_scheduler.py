@@ -213,6 +213,9 @@ def test_after_an_answer_the_pauses_begin_anew() -> None:
 def test_a_cache_that_is_damaged_or_not_ours_is_as_good_as_none(fake: Any, tmp_path: Path) -> None:
     path = cache_path()
     assert path is not None and path.is_relative_to(tmp_path / "cache")
+    # Asked again, a job is the last to be forgotten.
+    asked = QueueCache(accounted_s={"7": 1.0, "8": 2.0}).accounted(3.0, "7", [])
+    assert list(asked.accounted_s.items()) == [("8", 2.0), ("7", 3.0)]
     known = QueueCache(asked_s=5.0).answered(7.0, parse_squeue("1\x1fRUNNING" + "\x1f" * 10 + "\x1e\n"))
     write_cache(path, known)
     assert read_cache(path) == known and path.stat().st_mode & 0o777 == 0o600

@@ -319,7 +319,8 @@ class QueueCache(Contract):
     def accounted(self, now_s: float, number: str, found: list[QueueLine]) -> QueueCache:
         """Update after sacct has answered about a job."""
         known = {job.number for job in found}
-        asked = dict(list({**self.accounted_s, number: now_s}.items())[-MOST_ENDINGS:])
+        earlier = {job: asked_s for job, asked_s in self.accounted_s.items() if job != number}
+        asked = dict([*earlier.items(), (number, now_s)][-MOST_ENDINGS:])  # the latest last: the oldest are forgotten
         ended = [job for job in found if job.standing == "ended"]
         endings = (*(job for job in self.endings if job.number not in known), *ended)
         return self.model_copy(update={"endings": endings[-MOST_ENDINGS:], "accounted_s": asked})

@@ -13,7 +13,7 @@ import dlojz
 from dlojz.base.errors import LabError
 from dlojz.cli.main import main
 from dlojz.config.run_config import RunConfig
-from dlojz.hardware.clusters import Machine, choose, cluster_name, machine, machine_files, read_machine
+from dlojz.hardware.clusters import Machine, choose, cluster_name, here, machine, machine_files, read_machine
 from dlojz.running.limits import JobRequest, allocate, preview
 
 SHIPPED = ("jean_zay_a100", "jean_zay_gpu_p2", "jean_zay_h100", "jean_zay_v100_16", "jean_zay_v100_32", "local")
@@ -125,6 +125,22 @@ def test_which_machine_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / "slurm.conf").write_text("ClusterName=unknown\n")
     with pytest.raises(LabError, match="several machines could be meant .* machine='NAME'"):
         choose(None)
+
+
+def test_choose_takes_the_first_machine_of_the_cluster_on_which_the_run_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names that fit come from a generator: reading them for one candidate leaves none for the next."""
+    (tmp_path / "slurm.conf").write_text("ClusterName=lab\n")
+    monkeypatch.setenv("DLOJZ_MACHINES", str(tmp_path))
+    for name in ("lab_small", "lab_tall", "lab_wide"):
+        (tmp_path / f"{name}.toml").write_text('cluster = "lab"\n' + LEAST)
+    candidates = here()
+    assert {"lab_small", "lab_tall", "lab_wide"} <= set(candidates)
+    assert choose(None, (name for name in candidates[1:])).name == candidates[1]
+    assert choose(None, (name for name in candidates[-1:])).name == candidates[-1]
+    with pytest.raises(LabError, match="several machines could be meant"):
+        choose(None, iter(()))
 
 
 def of(name: str, config: dict[str, Any], **request: Any) -> tuple[Any, str]:
