@@ -21,11 +21,12 @@ from pathlib import Path
 import torch
 import tyro
 
+from dlojz.base.files import write_atomic
 from dlojz.base.language import use_language
 from dlojz.config.run_config import RunConfig
 from dlojz.display.figures.training_figures import curriculum_figure
 from dlojz.prediction.compute import curriculum_cost
-from dlojz.results.record import SPIKE, Trajectory, write_atomic
+from dlojz.results.record import SPIKE, Trajectory
 from dlojz.train.trials import train_trial
 
 ARMS: dict[str, dict[str, object]] = {

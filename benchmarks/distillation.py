@@ -24,12 +24,12 @@ from torch import nn
 from tqdm import tqdm
 
 from dlojz.base.contract import Contract
+from dlojz.base.files import write_atomic
 from dlojz.base.language import say, use_language
 from dlojz.compress.distillation import STUDENT_SEED, Initialisation, Mixture, distil, new_student
 from dlojz.compress.task import Progress, Settings, Task, accuracy, digits, parameters, trained_teacher
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.style import BLACK, BLUE, GREEN, GREY, ORANGE
-from dlojz.results.record import write_atomic
 
 FEW = 100
 """Labels of the arms that have few."""

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import dlojz
+from dlojz.base.files import write_atomic
 from dlojz.config.run_config import RunConfig
-from dlojz.results.record import RunRecord, write_atomic, write_record
+from dlojz.results.record import RunRecord, write_record
 from dlojz.results.record import read_record as read_shipped
 
 FOLDER = Path(dlojz.__file__ or "").parent / "running" / "replays"

@@ -31,7 +31,7 @@ from dlojz.hardware import Device
 from dlojz.hardware.gpus import device_of_driver
 from dlojz.models.foreign.elsewhere import executing_no_file
 from dlojz.models.foreign.names import is_elsewhere
-from dlojz.pipeline.partition_baselines import schedule_of
+from dlojz.pipeline.layout_schedule import schedule_of
 from dlojz.pipeline.schedule import Action, parse_action
 from dlojz.pipeline.simulator import MeasuredOverlay, Timeline, overlay, simulate, steps_of
 from dlojz.pipeline.traced_pipeline import recognised
@@ -278,8 +278,11 @@ def overlay_of(record: RunRecord, step: int | None = None, replica: int = 0) -> 
             fr=f"l’exécution {record.run_id} n’a aucun pas chronométré, car elle s’est arrêtée trop tôt : relancez-la "
             "avec 5 pas ou plus.",
         )
-    # One rank per stage, where a stage has dp ranks (tp=1): the pipeline is the outermost axis.
-    ranks = {pipeline * layout.dp + replica: pipeline for pipeline in range(layout.pp)}
+    from dlojz.prediction.shapes import axes_of
+
+    # Of each stage of that replica the first rank of its tensor-parallel group: all of a group act at the same times.
+    axes = {rank: axes_of(record.config, rank) for rank in range(layout.world_size)}
+    ranks = {rank: stage for rank, (dp_rank, tp_rank, stage) in axes.items() if (dp_rank, tp_rank) == (replica, 0)}
     return overlay(schedule_of(layout), record.spans, step, ranks)
 
 
@@ -338,10 +341,16 @@ def compare(runs: Iterable[Handle | RunRecord] | Handle | RunRecord) -> Comparis
     """
     given = [runs] if isinstance(runs, (RunRecord, Handle)) else list(runs)
     if not given:
-        raise LabError("there is no run to compare: start one with dlojz.run(…) or `dlojz run`.")
+        raise refusal(
+            en="there is no run to compare: start one with dlojz.run(…) or `dlojz run`.",
+            fr="il n’y a aucune exécution à comparer : lancez-en une avec dlojz.run(…) ou `dlojz run`.",
+        )
     for run in given:
         if not isinstance(run, (RunRecord, Handle)):
-            raise LabError(f"compare takes runs or records, but {type(run).__name__} was received.")
+            raise refusal(
+                en=f"compare takes runs or records, but {type(run).__name__} was received.",
+                fr=f"compare prend des exécutions ou des bilans, mais {type(run).__name__} a été reçu.",
+            )
     # Runs that go on have no record yet.
     records = [record for run in given if (record := run if isinstance(run, RunRecord) else run.record)]
     titles = _titles([run.config for run in given], [run.run_id for run in given])

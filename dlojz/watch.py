@@ -23,10 +23,10 @@ from pathlib import Path
 import psutil
 
 from dlojz.base.errors import LabError
+from dlojz.base.files import write_atomic
 from dlojz.base.language import refusal, say
 from dlojz.config.run_config import RunConfig, Script, no_script
 from dlojz.processes.script_environment import ProcessIdentity
-from dlojz.results.record import write_atomic
 from dlojz.running import worker
 from dlojz.running.folder import read_owner
 from dlojz.running.slurm.slurm_rank import address_of, free_port, ports_of

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from dlojz.base.errors import LabError
-from dlojz.compare import compare
+from dlojz.compare import compare, overlay_of
+from dlojz.pipeline.layout_schedule import schedule_of
 from dlojz.prediction import predict
-from dlojz.results.record import RunRecord, read_record
+from dlojz.results.record import RunRecord, Span, read_record
 from dlojz.running.launch import shipped
 
 _spec = importlib.util.spec_from_file_location("records_by_hand", Path(__file__).parent / "display" / "conftest.py")
@@ -218,3 +219,20 @@ def test_hostile_text_is_shown_letter_by_letter(make_record: MakeRecord) -> None
     assert "\u202e" not in shown and "\\u202e" in shown
     written = comparison.markdown()
     assert "<img" not in written and "\u202e" not in written
+
+
+def test_overlay_of_takes_one_rank_of_each_stage_where_a_stage_has_several(make_record: MakeRecord) -> None:
+    """pp × dp × tp = 2 × 2 × 2: stage 0 is ranks 0 to 3, stage 1 ranks 4 to 7; replica 1 begins at ranks 2 and 6."""
+    layout = {"pp": 2, "dp": 2, "tp": 2, "micro_batches": 2, "schedule": "gpipe", "engine": "by_hand"}
+    record = make_record(model="gpt_tiny", **layout)
+    spans = []
+    for rank in range(8):
+        stage, replica = rank // 4, rank // 2 % 2
+        for position, action in enumerate(schedule_of(record.config.layout).orders[stage]):
+            start_s = 10.0 * position + stage + 0.1 * replica
+            spans.append(
+                Span(rank=rank, step=1, phase="forward", start_s=start_s, end_s=start_s + 1 + rank, action=str(action))
+            )
+    overlay = overlay_of(record.model_copy(update={"spans": tuple(spans)}), replica=1)
+    durations = overlay.measured.ends - overlay.measured.starts
+    assert [round(float(duration), 6) for duration in durations] == [3.0] * 4 + [7.0] * 4  # ranks 2 and 6

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dlojz.base.files import write_atomic
 from dlojz.base.language import (
     colon,
     format_bytes,
@@ -32,7 +33,6 @@ from dlojz.campaign.results import REFUSED, WAITING, Result
 from dlojz.config.schedules import SETTLING_STEPS
 from dlojz.display.style import FRAME, INK
 from dlojz.display.tables import DASH, status_label
-from dlojz.results.record import write_atomic
 
 if TYPE_CHECKING:
     from dlojz.display.canvas import LabFigure

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlojz.base.errors import LabError
+from dlojz.base.files import write_atomic
 from dlojz.base.language import format_bytes, language, one_of, refusal, say
 from dlojz.base.table import Table, titles
 from dlojz.cli.options import JSON, ROOT, WORDS, Answer, Given, fields_of, tell, tell_written, verb
-from dlojz.results.record import write_atomic
 
 COLUMNS = 120
 

@@ -37,15 +37,15 @@ from dlojz.config.run_config import RunConfig
 from dlojz.display import pipeline_drawing as sheet
 from dlojz.models.foreign.names import is_elsewhere
 from dlojz.pipeline.analysis import lower_bound
+from dlojz.pipeline.block_weights import MEASURES, BlockWeights, block_weights
 from dlojz.pipeline.exchange_formats import text_table, torch_refusal
-from dlojz.pipeline.partition import Partition, check_stages, exact, total_time
-from dlojz.pipeline.partition_baselines import MEASURES, PEERS, BlockWeights, block_weights, how_often, uniform
+from dlojz.pipeline.partition import PEERS, Partition, check_stages, exact, how_often, total_time, uniform
 from dlojz.pipeline.schedule import SENDS, Costs, Schedule
 from dlojz.pipeline.schedule_catalogue import SCHEDULES, build, entry
 from dlojz.pipeline.simulator import UNIT_COSTS, Timeline, memory_curves, simulate
 
 if TYPE_CHECKING:
-    from dlojz.pipeline.partition_baselines import HowOften
+    from dlojz.pipeline.partition import HowOften
 
 MOST_UNITS = 200_000
 """Stages times micro-batches that are simulated here: some seconds."""

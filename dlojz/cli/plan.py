@@ -248,7 +248,7 @@ def _script(best: Any, given: Given) -> str:
 
 def _write(best: Any, folder: Path, given: Given) -> None:
     """Write the files of a layout, each atomically."""
-    from dlojz.results.record import write_atomic
+    from dlojz.base.files import write_atomic
 
     files = dict(best.documents())
     try:

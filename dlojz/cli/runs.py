@@ -18,6 +18,7 @@ from typing import Any
 
 from dlojz import models
 from dlojz.base.errors import LabError
+from dlojz.base.files import write_atomic
 from dlojz.base.language import decimal, format_seconds, refusal, say
 from dlojz.base.table import Table, titles
 from dlojz.cli import main
@@ -48,7 +49,7 @@ from dlojz.config.run_config import RunConfig, file_of_module, no_script, vocabu
 from dlojz.config.schedules import no_effect_note
 from dlojz.display.tables import DASH, status_label
 from dlojz.models.foreign.names import is_elsewhere
-from dlojz.results.record import STATUSES, UNTRAINED, read_events, write_atomic
+from dlojz.results.record import STATUSES, UNTRAINED, read_events
 from dlojz.running.folder import MAX_LOG_BYTES, launched_utc, open_regular, visible
 from dlojz.running.run import Run, cancel_lost, find
 from dlojz.running.run import runs as listing

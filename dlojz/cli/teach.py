@@ -14,6 +14,7 @@ from typing import Any, cast
 from rich.live import Live
 
 from dlojz.base.errors import LabError
+from dlojz.base.files import write_atomic
 from dlojz.base.language import colon, format_count, language, one_of, refusal, say, shortest
 from dlojz.base.table import Lines, Table, safe, titles, visible
 from dlojz.campaign.campaign import Campaign, CampaignPlan, campaigns_folder, expand, find_campaign, read_campaign
@@ -40,7 +41,6 @@ from dlojz.display.style import FRAME, INK
 from dlojz.display.tables import DASH
 from dlojz.labs.kit.exercise import Challenge
 from dlojz.labs.kit.lab import NUMBERS, content_of
-from dlojz.results.record import write_atomic
 from dlojz.running.store import runs_root
 
 BACKENDS = ("local", "slurm")

@@ -14,8 +14,8 @@ from typing import Literal
 from pydantic import Field
 
 from dlojz.base.contract import Contract
+from dlojz.base.files import write_atomic
 from dlojz.base.language import refusal, say
-from dlojz.results.record import write_atomic
 
 DEFAULT_METHODS: tuple[str, ...] = (
     "student_alone",

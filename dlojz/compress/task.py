@@ -31,9 +31,9 @@ from dlojz import models
 from dlojz.base.contract import check_at_least, parse_json
 from dlojz.base.display_hook import bar
 from dlojz.base.errors import LabError
+from dlojz.base.files import write_atomic
 from dlojz.base.language import refusal
 from dlojz.compress.board_record import IMAGE_SIZE
-from dlojz.results.record import write_atomic
 
 UNKNOWN = -1
 """Label of an image of which nobody has said what it shows."""

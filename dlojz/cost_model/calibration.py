@@ -169,7 +169,7 @@ def profile(name: str) -> Profile:
 
 def write_profile(path: Path, made: Profile) -> None:
     """Write a profile as JSON, one row's name per line."""
-    from dlojz.results.record import write_atomic
+    from dlojz.base.files import write_atomic
 
     raw = asdict(made) | {"name": made.calibration.name, "parameters": made.calibration.values}
     del raw["calibration"]  # `name` and `parameters` stand for it

@@ -29,6 +29,7 @@ from pydantic import Field, model_validator
 from dlojz import models
 from dlojz.base.contract import Contract, parse_json
 from dlojz.base.errors import LabError
+from dlojz.base.files import write_atomic
 from dlojz.base.language import refusal, say
 from dlojz.by_hand.collectives.running import TimedMessage
 from dlojz.config.run_config import RunConfig
@@ -39,7 +40,6 @@ from dlojz.cost_model.step import Parts, step_parts
 from dlojz.cost_model.workload import Product, product_s, workload
 from dlojz.hardware import Cluster, Device, Precision, cluster, gpu
 from dlojz.hardware.links import Collective, Interconnect, bus_factor, fit_line
-from dlojz.results.record import write_atomic
 
 MOST_BYTES: Final = 4_000_000
 """A file of this kind has some tens of kilobytes."""

@@ -57,7 +57,8 @@ from dlojz.pipeline.stale_weights import version_audit
 
 if TYPE_CHECKING:
     from dlojz.display.canvas import LabFigure
-    from dlojz.pipeline.partition_baselines import BlockWeights, HowOften
+    from dlojz.pipeline.block_weights import BlockWeights
+    from dlojz.pipeline.partition import HowOften
 
 MOST_TEXTS = 1500
 """Texts are drawn one by one; beyond these they cost more than they tell."""

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from dlojz.base.errors import LabError
+from dlojz.base.files import write_atomic
 from dlojz.base.language import refusal, say
 from dlojz.base.machine import StopRequest
 from dlojz.base.requirements import missing_library
@@ -28,7 +29,7 @@ from dlojz.libraries.scripts.first_step import num_parameters
 from dlojz.libraries.step_ledger import StepAccounts
 from dlojz.libraries.training_watch import TrainingWatch
 from dlojz.libraries.watching import watching, while_loading
-from dlojz.results.record import EventLog, Status, write_atomic
+from dlojz.results.record import EventLog, Status
 from dlojz.train import loop
 from dlojz.train.engines.deepspeed import load_deepspeed
 from dlojz.train.loop import align_clocks, finish, leave

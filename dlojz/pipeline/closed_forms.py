@@ -358,8 +358,9 @@ def closed_form(
     """Evaluate the formulas of a schedule; None where it has none, or where stages or links differ or sends block.
 
     Args:
-        name: a name of the catalogue, or an alias; sizes must be legal for it (`catalogue.build` refuses others).
-        ranks, micro_batches, chunks, waves, token_slices: as in `catalogue.build`.
+        name: a name of the catalogue, or an alias; sizes must be legal for it (`schedule_catalogue.build`
+            refuses others).
+        ranks, micro_batches, chunks, waves, token_slices: as in `schedule_catalogue.build`.
         costs: the same for every stage and link.
 
     Raises:

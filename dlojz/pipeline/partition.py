@@ -11,15 +11,18 @@ searching the bottleneck with a test that says whether a given one can be reache
 from __future__ import annotations
 
 import math
+import random
+import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from numbers import Integral, Real
 from typing import Any
 
-from dlojz.base.language import refusal
+from dlojz.base.errors import LabError
+from dlojz.base.language import one_of, refusal, say
 
 Weight = int | float
 
@@ -196,7 +199,6 @@ def check_stages(num_blocks: int, stages: int) -> None:
         )
 
 
-
 def check_weights(weights: Sequence[Any]) -> tuple[Weight, ...]:
     """Convert weights, also those of an array, to plain finite numbers.
 
@@ -283,3 +285,233 @@ def _first_cut(prefix: Sequence[int], extras: Sequence[int], low: int, high: int
             return None
         bounds.append(chosen[bounds[-1]])
     return bounds
+
+
+# --- as DeepSpeed and torchgpipe cut ----------------------------------------------------------------------------------
+
+BLOCKS, STAGES, WEIGHTS = (6, 14), (2, 5), (1, 20)
+"""Inclusive ranges of the random cases of `how_often`."""
+
+
+def uniform(num_blocks: int, stages: int, allow_empty: bool = False) -> Partition:
+    """Cut into equal numbers of blocks, whatever they weigh; the first stages get those that are left over.
+
+    Args:
+        num_blocks: n, at least 1.
+        stages: k.
+        allow_empty: leave the last stages empty where n < k, as DeepSpeed does, instead of refusing.
+
+    Returns:
+        The partition, every block weighing 1; `.weighed(…)` gives its loads in another unit.
+
+    Raises:
+        LabError: if n < k, unless empty stages are allowed.
+
+    Source: DeepSpeed 0.19, `deepspeed.runtime.utils.partition_uniform` (`partition_method='uniform'`).
+    """
+    check_stages(max(num_blocks, stages) if allow_empty else num_blocks, stages)
+    share, more = divmod(num_blocks, stages)
+    bounds = tuple(stage * share + min(stage, more) for stage in range(stages + 1))
+    return Partition(bounds, (1,) * num_blocks)
+
+
+def balanced_like_deepspeed(weights: Sequence[Weight], stages: int) -> Partition:
+    """Cut by DeepSpeed's dynamic programme, which minimises the spread of the loads, not the bottleneck.
+
+    For each number of first blocks and of stages it keeps the cut of the least max − min; the least spread of the whole
+    may begin with another one, so even the spread is not always minimal. Ties: the last stage begins as late as it can.
+
+    Args:
+        weights: one per block; added as floats, as DeepSpeed does.
+        stages: k.
+
+    Returns:
+        The partition, O(k n²).
+
+    Raises:
+        LabError: as `exact`.
+
+    Source: DeepSpeed 0.19, `deepspeed.runtime.utils.partition_balanced` (`partition_method='parameters'`, `'type:…'`).
+    """
+    check_stages(len(weights), stages)
+    weights = check_weights(weights)
+    blocks = len(weights)
+    prefix = [0.0, *accumulate(map(float, weights))]
+    heaviest, lightest = [0.0] + [math.inf] * blocks, [math.inf] * (blocks + 1)  # of no stage at all
+    starts: list[list[int]] = []
+    for stage in range(1, stages + 1):
+        kept = [(math.inf, math.inf)] * (blocks + 1)
+        chosen = [0] * (blocks + 1)
+        for stop in range(stage, blocks + 1):
+            best = math.inf
+            # The first stage begins at block 0.
+            for start in range(stage - 1, stop if stage > 1 else 1):
+                load = prefix[stop] - prefix[start]
+                high, low = max(heaviest[start], load), min(lightest[start], load)
+                # ≤, as DeepSpeed has it: of equal spreads the last one tried stays.
+                if high - low <= best:
+                    best, kept[stop], chosen[stop] = high - low, (high, low), start
+        heaviest, lightest = [high for high, _ in kept], [low for _, low in kept]
+        starts.append(chosen)
+    bounds = [blocks]
+    for chosen in reversed(starts):
+        bounds.append(chosen[bounds[-1]])
+    return Partition(tuple(reversed(bounds)), weights)
+
+
+def like_torchgpipe(weights: Sequence[Weight], stages: int) -> Partition:
+    """Cut by torchgpipe's method: from equal numbers of blocks, move one block at a time towards the lightest stage.
+
+    It stops once heaviest ≤ lightest + 1, for weights between 0 and 1. torchgpipe scales by subtracting the smallest
+    weight and dividing by the range: cheap blocks then weigh almost nothing, and equal weights nothing at all.
+
+    Of several lightest stages torchgpipe takes the first, the paper the one nearest to the heaviest. With many equal
+    weights torchgpipe's choice may never end, or give stages that overlap; only there the paper's is followed.
+
+    Args:
+        weights: one per block.
+        stages: k.
+
+    Returns:
+        The partition, in which stages may be empty; torchgpipe states O(k n³).
+
+    Raises:
+        LabError: as `exact`.
+
+    Source: Bárány & Grinberg 2013, "Block partitions of sequences" (arXiv 1308.2452), its algorithm; torchgpipe
+    0.0.7, `torchgpipe.balance.blockpartition`, for the scaling and for ties.
+    """
+    check_stages(len(weights), stages)
+    weights = check_weights(weights)
+    least = min(weights)
+    span = max(weights) - least
+    # 0 to 1: the heaviest block weighs 1, which is by how much loads may differ at the end.
+    scaled = [(weight - least) / span if span else 0.0 for weight in weights]
+    bounds = _evened(scaled, stages, nearest=False)
+    if bounds is None:  # as fractions: the proof that the paper's moves come to an end knows no rounding
+        exact_span = Fraction(max(weights)) - Fraction(least)
+        fractions = [(Fraction(weight) - Fraction(least)) / exact_span for weight in weights]
+        bounds = _evened(fractions, stages, nearest=True)
+    if bounds is None:
+        raise AssertionError("the paper's algorithm ends, but did not")
+    return Partition(bounds, weights)
+
+
+def _evened(weights: Sequence[float | Fraction], stages: int, nearest: bool) -> tuple[int, ...] | None:
+    """Bounds once heaviest ≤ lightest + 1; None if the moves cycle or make stages overlap.
+
+    `nearest`: of equally light stages take the one nearest to the heaviest, not the first.
+    """
+    share = len(weights) // stages
+    bounds = [*(share * stage for stage in range(stages)), len(weights)]
+    donor = heavy = -1
+    top: float | Fraction = 0
+    seen = set()
+    while True:
+        loads = [sum(weights[start:stop]) for start, stop in pairwise(bounds)]
+        if donor == heavy:  # its load has changed: look again for the heaviest stage, the last one of equals
+            top = max(loads)
+            heavy = max(stage for stage, load in enumerate(loads) if load == top)
+        lightest = [stage for stage, load in enumerate(loads) if load == min(loads)]
+        light = min(lightest, key=lambda stage: abs(stage - heavy)) if nearest else lightest[0]
+        if top <= loads[light] + 1:
+            # Bounds that have crossed each other would be stages that overlap.
+            return tuple(bounds) if bounds == sorted(bounds) else None
+        donor = light - 1 if heavy < light else light + 1
+        state = (heavy, *bounds)
+        if state in seen or min(bounds) < 0 or max(bounds) > len(weights):  # in circles, or off the list
+            return None
+        seen.add(state)
+        if heavy < light:  # the stage before the lightest gives its last block
+            bounds[light] -= 1
+        else:  # the stage behind it gives its first
+            bounds[donor] += 1
+
+
+def pattern_weights(names: Sequence[str], pattern: str) -> tuple[int, ...]:
+    """Weigh each block 1 if the pattern is found in its name (ignoring case), else 0.
+
+    Raises:
+        LabError: if the pattern is no regular expression, or is found in no name.
+
+    Source: DeepSpeed 0.19, `PipelineModule._find_layer_type` (`partition_method='type:PATTERN'`).
+    """
+    listed = ", ".join(dict.fromkeys(names))
+    try:
+        compiled = re.compile(pattern, re.IGNORECASE)
+    except re.error as error:
+        raise refusal(
+            en=f"the pattern {pattern!r} is no regular expression ({error}): write for example a part of one of "
+            f"{listed}.",
+            fr=f"le motif {pattern!r} n’est pas une expression régulière ({error}) : écrivez par exemple une "
+            f"partie de l’un de ces noms : {listed}.",
+        ) from None
+    found = tuple(int(compiled.search(name) is not None) for name in names)
+    if not any(found):
+        raise refusal(
+            en=f"the pattern {pattern!r} is found in the name of no block: use one that is found in {listed}.",
+            fr=f"le motif {pattern!r} ne se trouve dans le nom d’aucun bloc : prenez-en un qui se trouve dans "
+            f"{listed}.",
+        )
+    return found
+
+
+Cut = Callable[[Sequence[Weight], int], Partition]
+"""Weights and number of stages to a partition."""
+
+PEERS: Mapping[str, Cut] = {
+    "deepspeed": balanced_like_deepspeed,
+    "torchgpipe": like_torchgpipe,
+    "uniform": lambda weights, stages: uniform(len(weights), stages).weighed(weights),
+}
+
+
+@dataclass(frozen=True)
+class HowOften:
+    """Count of random cases in which a tool misses the smallest bottleneck, with the worst of them."""
+
+    peer: str
+    cases: int
+    seed: int
+    missed: int
+    worst_ratio: float
+    """Its bottleneck ÷ the smallest one; 1 if it never missed."""
+    worst_weights: tuple[Weight, ...]
+    worst_stages: int
+
+    @property
+    def missed_share(self) -> float:
+        """Share of the cases, from 0 to 1."""
+        return self.missed / self.cases
+
+
+def how_often(peer: str, cases: int = 4000, seed: int = 0) -> HowOften:
+    """Count how often a tool's cut is not the best, over random lists of blocks.
+
+    6 to 14 blocks of weight 1 to 20, 2 to 5 stages, uniformly random; the same seed gives every peer the same cases.
+
+    Args:
+        peer: one of `PEERS`.
+        cases: at least 1; 4,000 take a second or two.
+
+    Raises:
+        LabError: unknown peer, or fewer than 1 case.
+    """
+    if peer not in PEERS:
+        raise LabError(one_of(say(en="way to cut", fr="méthode de découpage"), peer, PEERS))
+    if cases < 1:
+        raise refusal(
+            en=f"at least 1 case is needed to count anything, but {cases} was received: use 4000.",
+            fr=f"il faut au moins 1 cas pour compter, mais {cases} a été reçu : prenez 4000.",
+        )
+    generator = random.Random(seed)
+    missed, worst = 0, (1.0, (), 0)  # type: tuple[int, tuple[float, tuple[Weight, ...], int]]
+    for _ in range(cases):
+        # Whole numbers: equal loads are equal, without rounding.
+        weights = tuple(generator.randint(*WEIGHTS) for _ in range(generator.randint(*BLOCKS)))
+        stages = generator.randint(*STAGES)
+        best, reached = exact(weights, stages).bottleneck, PEERS[peer](weights, stages).bottleneck
+        missed += reached > best
+        if reached / best > worst[0]:
+            worst = (reached / best, weights, stages)
+    return HowOften(peer, cases, seed, missed, *worst)

@@ -360,7 +360,8 @@ def build(
         waves: Hanayo's waves, two chunks each.
         costs: used by schedules that search for an order (ZB-1p, ZB-2p, Hanayo, AMPNet), and to count memory; F = I
             = W = 1 by default.
-        **more: options of single schedules (`Entry.options`): lifo, group, stashing, batch, in_flight, update_every.
+        **extra_options: of single schedules (`ScheduleEntry.options`): lifo, group, stashing, batch, in_flight,
+            update_every.
 
     Raises:
         LabError: for an unknown name, an option that the schedule has not, or numbers that do not fit it.

@@ -200,6 +200,7 @@ def simulate_blocking(schedule: Schedule, costs: Costs, durations: Sequence[floa
     starts, ends = np.zeros(len(durations)), np.zeros(len(durations))
     # Each rank has its own clock; `posted` is when a rank came to a message.
     clock, position = [0.0] * schedule.ranks, [0] * schedule.ranks
+    free_at = [0.0] * schedule.ranks  # end of a rank's last action, and the overhead after it
     posted: dict[tuple[int, ScheduledMessage], float] = {}
     ready = list(range(schedule.ranks))[::-1]
     while ready:
@@ -207,8 +208,9 @@ def simulate_blocking(schedule: Schedule, costs: Costs, durations: Sequence[floa
         while position[current] < len(programs[current]):
             step = programs[current][position[current]]
             if isinstance(step, int):
-                starts[step] = clock[current]
-                clock[current] = ends[step] = clock[current] + durations[step]
+                starts[step] = max(clock[current], free_at[current])
+                clock[current] = ends[step] = starts[step] + durations[step]
+                free_at[current] = ends[step] + costs.overhead
                 position[current] += 1
                 continue
             arrival = clock[current]

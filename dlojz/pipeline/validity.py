@@ -190,7 +190,7 @@ def sequence_makespan(
 
     Args:
         forward, backward: times of a whole sequence, in each stage, each on its own rank.
-        there, back: delays of the messages from each stage to the next, and from the next to it.
+        forward_delays, backward_delays: of the messages from each stage to the next, and from the next to it.
         slices: their relative times, in order.
     """
     # `ready`: when each slice's message is there; `free`: when each stage has run its last forward.

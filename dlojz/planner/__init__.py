@@ -21,7 +21,7 @@ _HOME_OF = {"plan": "ask", "Plan": "answer", "Choice": "answer", "LayoutVerdict"
 def __getattr__(name: str) -> Any:
     """The four names, fetched when they are first used: `validation` and `alpa` need none of them."""
     if name not in _HOME_OF:
-        raise AttributeError(f"dlojz.plan has no name {name!r}")
+        raise AttributeError(f"dlojz.planner has no name {name!r}")
     import importlib
 
     return getattr(importlib.import_module(f"dlojz.planner.{_HOME_OF[name]}"), name)

@@ -50,7 +50,7 @@ from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import sending_interval
 from dlojz.models.foreign.names import is_elsewhere
-from dlojz.pipeline.partition_baselines import schedule_of
+from dlojz.pipeline.layout_schedule import schedule_of
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, FORWARD, Schedule
 from dlojz.prediction.shapes import (
     AUTOCAST,

@@ -27,7 +27,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import PLAIN, LengthStretch, first_whole_step, stretches, total_tokens, whole_length
 from dlojz.models.experts.routing import Routing
 from dlojz.models.foreign.names import is_elsewhere
-from dlojz.pipeline.partition_baselines import schedule_of
+from dlojz.pipeline.layout_schedule import schedule_of
 from dlojz.prediction.shapes import (
     AUTOCAST,
     FP32_BYTES,
@@ -176,7 +176,7 @@ def _share(config: RunConfig, rank: int) -> float:
     """Part of the model's FLOPs, by blocks, that one rank computes per micro-batch of its replica."""
     if config.layout.pp == 1:
         return 1.0
-    from dlojz.pipeline.partition_baselines import block_weights
+    from dlojz.pipeline.block_weights import block_weights
 
     flops = block_weights(config, "flops").weights
     bounds = bounds_of(config, model_shapes(config))

@@ -44,7 +44,7 @@ from dlojz.models.foreign.given_module import changes_its_model
 from dlojz.models.foreign.meta_checks import error_with_line, said_when_slow
 from dlojz.models.foreign.names import is_elsewhere, shown_name
 from dlojz.models.meta import sample_inputs, targets_shape
-from dlojz.pipeline.partition_baselines import schedule_of
+from dlojz.pipeline.layout_schedule import schedule_of
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 from dlojz.pipeline.simulator import peak_activations
 from dlojz.prediction.shapes import (

@@ -33,7 +33,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.models.experts.routing import all_to_all_bytes
 from dlojz.models.foreign.names import is_elsewhere
 from dlojz.models.sizes import CoAtNetSize, DeepSeekSize, GPTSize, LlamaSize, QwenSize
-from dlojz.pipeline.partition_baselines import schedule_of, stage_bounds
+from dlojz.pipeline.layout_schedule import schedule_of, stage_bounds
 from dlojz.results.footprint import Collective, Traffic
 
 if TYPE_CHECKING:
@@ -668,7 +668,7 @@ def bounds_of(config: RunConfig, shapes: ModelShapes) -> tuple[int, ...]:
     stages = layout.pp if layout.engine == "deepspeed" else schedule_of(layout).stages
     if layout.partition == "uniform":
         return stage_bounds(layout, stages, [""] * blocks, [1] * blocks)
-    from dlojz.pipeline.partition_baselines import block_weights  # loads torch
+    from dlojz.pipeline.block_weights import block_weights
 
     parameters = block_weights(config, "parameters")
     flops = [float(one) for one in block_weights(config, "flops").weights] if layout.partition == "flops" else []

@@ -11,10 +11,8 @@ import errno
 import hashlib
 import json
 import os
-import socket
 import stat
 import time
-import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import accumulate, pairwise
@@ -27,6 +25,7 @@ from pydantic import Field, model_validator
 from dlojz.base.contract import Contract, parse_json
 from dlojz.base.errors import LabError
 from dlojz.base.fault_injection import faultpoint
+from dlojz.base.files import write_atomic
 from dlojz.base.language import format_bytes, refusal, say
 from dlojz.config.run_config import ReadContract, RunConfig
 from dlojz.results.footprint import Category, Footprint
@@ -181,32 +180,6 @@ class RunRecord(ReadContract):
     def footprint(self, rank: int = 0) -> Footprint | None:
         """Return the measured footprint of one rank, or None where the run did not get so far."""
         return next((footprint for footprint in self.footprints if footprint.rank == rank), None)
-
-
-def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all: a crash or a full disk leaves the old file as it was.
-
-    Raises:
-        OSError: if it cannot be written; the error names `path`, where nothing has changed then.
-    """
-    # Several machines and processes may write into one folder.
-    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.{uuid.uuid4().hex}.tmp")
-    try:
-        faultpoint("record.write:1")
-        with open(temporary, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            # Before the rename: else a crash could leave the new name with an empty file.
-            os.fsync(file.fileno())
-        faultpoint("record.write:2")
-        os.replace(temporary, path)
-        faultpoint("record.write:3")
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno is not None:
-            # A write to a full disk names no file, and whoever reads the sentence knows no temporary one.
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
 
 
 def _checksum(content: dict[str, Any]) -> str:

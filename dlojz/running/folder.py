@@ -22,7 +22,7 @@ from pydantic import Field
 
 from dlojz.base.contract import Contract
 from dlojz.base.errors import LabError
-from dlojz.results.record import write_atomic
+from dlojz.base.files import write_atomic
 
 MAX_LOG_BYTES = 64 * 1024
 MAX_FILE_BYTES = 1024 * 1024

@@ -31,7 +31,7 @@ import psutil
 
 from dlojz.base.errors import LabError
 from dlojz.base.extension_locks import stale_locks, told
-from dlojz.base.files import CHECKOUT
+from dlojz.base.files import CHECKOUT, write_atomic
 from dlojz.base.language import one_of, refusal, say
 from dlojz.base.machine import cores_available
 from dlojz.config.run_config import RunConfig
@@ -40,7 +40,7 @@ from dlojz.hardware.clusters import Machine
 from dlojz.libraries.library_catalogue import check_checkpoints, own_python
 from dlojz.processes.script_environment import ProcessIdentity
 from dlojz.processes.standby import Standby
-from dlojz.results.record import RunRecord, read_record, write_atomic, write_record
+from dlojz.results.record import RunRecord, read_record, write_record
 from dlojz.runnable import check_runnable
 from dlojz.running import supervisor
 from dlojz.running.folder import DEFAULT_WORKER, JOB_FILE, Job, read_owner

@@ -28,9 +28,9 @@ from filelock import FileLock, Timeout
 
 from dlojz.base.errors import LabError
 from dlojz.base.fault_injection import faultpoint
+from dlojz.base.files import write_atomic
 from dlojz.base.language import refusal
 from dlojz.config.run_config import RunConfig
-from dlojz.results.record import write_atomic
 from dlojz.runnable import check_runnable
 from dlojz.running.ending import Ending
 from dlojz.running.folder import DEFAULT_WORKER, Job, Owner, read_job, read_owner, this_process

@@ -18,10 +18,10 @@ from pydantic import Field, model_validator
 
 from dlojz.base.contract import Contract, parse_json
 from dlojz.base.errors import LabError
+from dlojz.base.files import write_atomic
 from dlojz.base.language import refusal, say
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import ReadContract, RunConfig
-from dlojz.results.record import write_atomic
 
 FILE_NAME = "checkpoint_policy.json"
 

@@ -31,9 +31,9 @@ from torch import Tensor
 
 from dlojz.base.errors import LabError
 from dlojz.base.fault_injection import faultpoint
+from dlojz.base.files import write_atomic
 from dlojz.base.language import format_bytes
 from dlojz.config.run_config import RunConfig
-from dlojz.results.record import write_atomic
 from dlojz.train.checkpoint_files import (
     COMMIT,
     MANIFEST,

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.utils.data import Subset
 
 from dlojz.base.display_hook import bar
+from dlojz.base.files import write_atomic
 from dlojz.base.language import refusal
 from dlojz.by_hand.optimizers.in_backward import gradient_bytes_at_most
 from dlojz.config.run_config import RunConfig
@@ -37,7 +38,7 @@ from dlojz.models.blocks import mean_loss
 from dlojz.prediction import predict
 from dlojz.prediction.shapes import ModelShapes, model_shapes
 from dlojz.results.footprint import Footprint
-from dlojz.results.record import HeldOutLoss, Trajectory, write_atomic
+from dlojz.results.record import HeldOutLoss, Trajectory
 from dlojz.train.engines import base
 from dlojz.train.engines.base import Engine
 from dlojz.train.loop import accumulate, build_model, choose_device, open_batches

@@ -12,8 +12,8 @@ from dlojz.base.language import use_language
 from dlojz.cli import pipeline as command
 from dlojz.cli.main import DONE, REFUSED, main
 from dlojz.config.run_config import RunConfig
-from dlojz.pipeline.partition import exact, total_time
-from dlojz.pipeline.partition_baselines import PEERS, block_weights, how_often
+from dlojz.pipeline.block_weights import block_weights
+from dlojz.pipeline.partition import PEERS, exact, how_often, total_time
 from dlojz.prediction.shapes import model_shapes, num_blocks
 from tests.models import own_models
 

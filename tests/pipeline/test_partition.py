@@ -164,7 +164,7 @@ def test_refusals(call: object, words: list[str]) -> None:
 
 def test_cutting_loads_no_torch() -> None:
     code = (
-        "import sys, dlojz.pipeline.partition_baselines, dlojz.pipeline.partition_baselines as b\n"
+        "import sys, dlojz.pipeline.partition, dlojz.pipeline.partition as b\n"
         "print([m for m in ('torch', 'matplotlib', 'deepspeed') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

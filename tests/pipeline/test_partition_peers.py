@@ -8,10 +8,10 @@ import pytest
 from deepspeed.runtime.utils import partition_balanced, partition_uniform
 
 from dlojz.base.errors import LabError
-from dlojz.pipeline.partition import exact
-from dlojz.pipeline.partition_baselines import (
+from dlojz.pipeline.partition import (
     PEERS,
     balanced_like_deepspeed,
+    exact,
     how_often,
     like_torchgpipe,
     pattern_weights,

@@ -14,7 +14,7 @@ from dlojz import hardware, predict
 from dlojz.base.errors import LabError
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig
-from dlojz.pipeline.partition_baselines import stage_bounds
+from dlojz.pipeline.layout_schedule import stage_bounds
 from dlojz.prediction.allocator import replay
 from dlojz.prediction.engine_memory import Compressed, Ledger
 from dlojz.prediction.forecast import forecast, heaviest

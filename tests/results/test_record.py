@@ -10,9 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dlojz.base.errors import LabError
+from dlojz.base.files import write_atomic
 from dlojz.base.language import use_language
 from dlojz.config.run_config import RunConfig
-from dlojz.results.record import EventLog, RunRecord, read_events, read_record, write_atomic, write_record
+from dlojz.results.record import EventLog, RunRecord, read_events, read_record, write_record
 
 
 def record() -> RunRecord:

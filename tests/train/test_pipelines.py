@@ -16,7 +16,7 @@ from dlojz.base.errors import LabError
 from dlojz.compare import compare, overlay_of
 from dlojz.config.run_config import RunConfig
 from dlojz.display.figures.partition_figures import overlay_figure_of
-from dlojz.pipeline.partition_baselines import schedule_of
+from dlojz.pipeline.layout_schedule import schedule_of
 from dlojz.pipeline.simulator import measured_timeline
 from dlojz.prediction import predict
 from dlojz.results.footprint import Footprint

@@ -94,7 +94,7 @@ def all_gather(place: int, ranks: Sequence[int], blocks: Sequence[Block]) -> Ste
     """All-gather on a ring: each rank passes on what it received in the step before, beginning with its own block.
 
     Args:
-        place: this rank's place in the ring, who holds `blocks[place]` at the start.
+        place: this rank's place in the ring, who holds `blocks[position]` at the start.
         ranks: the ring, in its order.
         blocks: the chunks of each place's block; all ranks end with all of them.
     """

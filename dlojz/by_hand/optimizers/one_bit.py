@@ -131,7 +131,7 @@ class CompressedAllReduce:
             write_message(chunks[server], self._share(server), told[server])
         received = torch.empty_like(told)
         # Who: every rank to every server. What: the chunk it serves, as signs and scales, (ranks, chunk bytes) of
-        # uint8. How much: Ψ/8 bytes and 4 for every 2048 elements, as `messages.message_bytes` says.
+        # uint8. How much: Ψ/8 bytes and 4 for every 2048 elements, as `sent_bytes.message_bytes` says.
         dist.all_to_all_single(received, told, group=self.group)
         for message in received:  # in the order of the ranks
             # Adds the mean of the N chunks to δ̄, what this server still owes.
@@ -155,7 +155,7 @@ def write_message(values: Tensor, numel: int, message: Tensor) -> None:
     Args:
         values: the chunk, fp32, shape (chunk,), a multiple of 8; becomes δ = x − C[x].
         numel: numbers of it that count; beyond is padding, which takes no part in a scale and of which nothing is kept.
-        message: uint8, shape (`messages.chunk_bytes(chunk)`,), which is filled: the signs, then the scales.
+        message: uint8, shape (`sent_bytes.chunk_bytes(chunk)`,), which is filled: the signs, then the scales.
     """
     values[numel:] = 0  # the workers' signs of the padding
     scales, packed = scales_of(values, numel), pack(values)

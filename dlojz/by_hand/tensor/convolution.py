@@ -29,7 +29,7 @@ class ColumnParallelConv(nn.Module):
     """Convolution of which each rank computes some output channels; a depthwise one, those of its input channels.
 
     Args:
-        whole: the convolution to split, with one group or as many as channels.
+        conv: the convolution to split, with one group or as many as channels.
         axis: the ranks that share it.
     """
 
@@ -51,7 +51,7 @@ class RowParallelConv(nn.Module):
     """Convolution of which each rank holds the weights of some input channels; it ends the region.
 
     Args:
-        whole: the convolution to split.
+        conv: the convolution to split.
         axis: the ranks that share it.
     """
 
@@ -76,7 +76,7 @@ class ParallelBatchNorm(nn.BatchNorm2d):
     """Batch norm over this rank's channels.
 
     Args:
-        whole: the norm of all channels.
+        norm: the norm of all channels.
         axis: the ranks that share it.
     """
 
@@ -94,7 +94,7 @@ class ParallelSqueezeExcitation(nn.Module):
     """Gate of each of this rank's channels, from the means of all channels.
 
     Args:
-        whole: the module to split.
+        module: the module to split.
         axis: the ranks that share it.
     """
 
@@ -119,7 +119,7 @@ class ParallelMBConvBlock(nn.Module):
     """MBConv block of which each rank computes some hidden channels; the residual connection is whole on each.
 
     Args:
-        whole: the block to split.
+        block: the block to split.
         axis: the ranks that share it.
     """
 
@@ -149,7 +149,7 @@ class ParallelStem(nn.Module):
     Images need no gradient: nothing is sent in backward.
 
     Args:
-        whole: the block to split.
+        stem: the block to split.
         axis: the ranks that share it.
     """
 

@@ -86,7 +86,7 @@ class VocabularyParallelEmbedding(nn.Module):
     """Embedding of which each rank holds the vectors of v consecutive words.
 
     Args:
-        whole: the table to split, V × D.
+        embedding: the table to split, V × D.
     """
 
     def __init__(self, whole: nn.Embedding, axis: TensorAxis) -> None:

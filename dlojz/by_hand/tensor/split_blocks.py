@@ -38,7 +38,7 @@ class ParallelTransformerBlock(nn.Module):
     """Transformer block of which each rank computes some heads and some hidden features.
 
     Args:
-        whole: the block to split; its norms are used as they are.
+        block: the block to split; its norms are used as they are.
         attention: split the attention; else every rank computes all of it.
         mlp: the same for the MLP.
     """
@@ -92,7 +92,7 @@ class ParallelLlamaBlock(nn.Module):
     """Block of Llama of which each rank computes some groups of heads and some hidden features.
 
     Args:
-        whole: the block to split; its norms are used as they are.
+        block: the block to split; its norms are used as they are.
         attention: split the attention; else every rank computes all of it.
         mlp: the same for the MLP.
     """

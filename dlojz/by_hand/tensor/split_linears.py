@@ -32,7 +32,7 @@ class LinearShare(nn.Module):
     """Linear layer of which a rank holds the outputs of its columns, or the inputs of its rows.
 
     Args:
-        whole: `nn.Linear`, or transformers' `Conv1D`, whose weight is (in, out).
+        linear: `nn.Linear`, or transformers' `Conv1D`, whose weight is (in, out).
         layer: how it is split.
     """
 

@@ -111,7 +111,7 @@ class ShardedWeights(FlatWeights):
 
 
 def default_units(module: nn.Module) -> list[nn.Module]:
-    """Choose the units: the blocks of a model that has `blocks`, else its children its lists’ children, or itself."""
+    """Choose the units: the blocks of a model that has `blocks`; else its children, those of its lists, or itself."""
     blocks = getattr(module, "blocks", None)
     if isinstance(blocks, nn.ModuleList):
         return list(blocks)

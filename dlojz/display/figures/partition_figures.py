@@ -48,7 +48,7 @@ from dlojz.pipeline.simulator import UNIT_COSTS, Timeline, simulate
 from dlojz.results.record import RunRecord
 
 if TYPE_CHECKING:
-    from dlojz.pipeline.partition_baselines import BlockWeights
+    from dlojz.pipeline.block_weights import BlockWeights
 
 MOST_LINES = 8
 """Ranks whose lateness is drawn: more lines than these are not told apart."""

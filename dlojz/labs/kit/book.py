@@ -26,7 +26,7 @@ from string import Template
 from typing import Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.files import CHECKOUT
+from dlojz.base.files import CHECKOUT, write_atomic
 from dlojz.base.language import LANGUAGES, Language, one_of, refusal
 from dlojz.base.table import safe
 from dlojz.labs.kit.build import pages_labs_table
@@ -41,7 +41,6 @@ from dlojz.labs.kit.contents import (
     total_minutes,
 )
 from dlojz.labs.kit.source import BEGIN, MAX_NOTEBOOK_BYTES, french_spaces
-from dlojz.results.record import write_atomic
 
 EM_POINTS = 11.0
 """Size at which a formula is drawn; the page scales it to its own text, as lengths are given in em."""

@@ -29,7 +29,7 @@ from typing import Any
 from dlojz.base.contract import parse_json
 from dlojz.base.display_hook import QUIET
 from dlojz.base.errors import LabError
-from dlojz.base.files import CHECKOUT, COURSE
+from dlojz.base.files import CHECKOUT, COURSE, write_atomic
 from dlojz.base.language import LANGUAGES, Language, language, one_of, refusal, say
 from dlojz.labs.kit.contents import (
     CONTENTS,
@@ -50,7 +50,6 @@ from dlojz.labs.kit.contents import (
 from dlojz.labs.kit.lab import NUMBERS, content_of
 from dlojz.labs.kit.source import MAX_NOTEBOOK_BYTES, LabSource, cell_text, compose, french_spaces, read_source
 from dlojz.libraries.library_catalogue import LIBRARIES
-from dlojz.results.record import write_atomic
 
 CELL_TIMEOUT_S = 900
 KERNEL_START_S = 300

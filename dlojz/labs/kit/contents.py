@@ -23,11 +23,11 @@ from typing import Any
 
 from dlojz.base.contract import parse_json
 from dlojz.base.errors import LabError
+from dlojz.base.files import write_atomic
 from dlojz.base.language import Language, one_of, refusal
 from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.source import french_spaces
 from dlojz.libraries.library_catalogue import LIBRARIES
-from dlojz.results.record import write_atomic
 
 
 @dataclass(frozen=True, kw_only=True)

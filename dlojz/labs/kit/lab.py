@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from dlojz.base.contract import parse_json
 from dlojz.base.errors import LabError
-from dlojz.base.files import COURSE
+from dlojz.base.files import COURSE, write_atomic
 from dlojz.base.language import LANGUAGES, Language, language, one_of, refusal, say, use_language
 from dlojz.base.table import safe, visible
 from dlojz.display.style import BLUE, ORANGE, ORANGE_TINT, SKY_TINT
@@ -60,7 +60,6 @@ from dlojz.labs.kit.source import (
     source_of,
     split,
 )
-from dlojz.results.record import write_atomic
 from dlojz.running.folder import launched_utc
 from dlojz.running.run import answer_with
 

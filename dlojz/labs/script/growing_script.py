@@ -16,9 +16,9 @@ from functools import cache
 from pathlib import Path
 
 from dlojz.base.errors import LabError
+from dlojz.base.files import write_atomic
 from dlojz.base.language import Language, one_of, refusal
 from dlojz.labs.kit.source import in_language
-from dlojz.results.record import write_atomic
 
 SOURCE = Path(__file__).with_name("data") / "train.txt"
 LAST = 12

@@ -116,7 +116,7 @@ def _steps(order: OrderBuilder, own: Side, opposite: Side, outer: int, half: int
 
     Args:
         order: receives them.
-        own, opposite: phase 0 and phase 1 of the rank.
+        near_side, far_side: phase 0 and phase 1 of the rank.
         outer: distance of the rank from its end of the pipe; `half` − 1 where the sides meet.
         half: ranks from that end to where the sides meet.
         micro_batches: of each side.

@@ -33,7 +33,7 @@ class OrderBuilder:
     """Order of one rank, written action by action; each takes the next micro-batch of its stage.
 
     Args:
-        first: number of the first micro-batch of each pipe (bidirectional schedules number them over both).
+        first_micro_batches: number of the first of each pipe (bidirectional schedules number them over both).
     """
 
     def __init__(self, first: tuple[int, ...] = (0,)) -> None:

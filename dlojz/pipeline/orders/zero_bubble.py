@@ -13,10 +13,10 @@ ZB-1p with the limit of 1F1B (`ranks` micro-batches), ZB-2p with twice that.
    for a message, or where one that does not fit costs less than the wait would.
 3. At the limit, backwards for the weights are run first, to make room.
 
-Three choices are left open: whether a forward may make the first backward wait (`late`), whether a forward is left out
-of a round so that the next rank's backward comes earlier (`backward_first`), and whether a weight gradient is begun
-although the gap it fills is smaller than the bubble that another rank has anyway (`greedy`). All eight combinations are
-tried and the one of the shortest span is kept.
+Three choices are left open: whether a forward that would make the first backward wait is left for later (`late`),
+whether a forward is left out of a round so that the next rank's backward comes earlier (`backward_first`), and whether
+a weight gradient is begun although the gap it fills is smaller than the bubble that another rank has anyway (`greedy`).
+All eight combinations are tried and the one of the shortest span is kept.
 
 **The list scheduler** is event-driven: a free rank runs, of all actions that are ready, the first by its priority. The
 cap leaves out forwards for which there is no room. Simulating the schedule with the same costs gives the same times.
@@ -425,7 +425,6 @@ def list_schedule(
         LabError: for an unknown priority, a placement that leaves a rank without stage, or a cap with which no rank can
             go on.
     """
-    stages = tuple(range(ranks)) if placement is None else tuple(placement)
     stages = tuple(range(ranks)) if placement is None else tuple(placement)
     counted("list_schedule", ranks=ranks, micro_batches=micro_batches)
     if isinstance(priority, str) and priority not in PRIORITIES:

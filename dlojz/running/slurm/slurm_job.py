@@ -23,12 +23,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from dlojz.base.errors import LabError
-from dlojz.base.files import CHECKOUT
+from dlojz.base.files import CHECKOUT, write_atomic
 from dlojz.base.language import say
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware.clusters import Machine
 from dlojz.libraries.library_catalogue import own_python
-from dlojz.results.record import write_atomic
 from dlojz.running.folder import MODULE_PATTERN, Job, read_job
 from dlojz.running.limits import JobRequest, NodeRequest
 from dlojz.running.slurm.slurm_queue import UNCERTAIN, ask, explain_refusal, words_of

@@ -41,9 +41,8 @@ from pydantic import Field
 
 from dlojz.base.contract import Contract
 from dlojz.base.errors import LabError
-from dlojz.base.files import cache_folder
+from dlojz.base.files import cache_folder, write_atomic
 from dlojz.base.language import refusal, say
-from dlojz.results.record import write_atomic
 from dlojz.running.folder import Job, launched_utc, open_regular, visible
 
 Standing = Literal["pending", "running", "ended", "unknown"]

@@ -23,10 +23,11 @@ from typing import Any, NoReturn
 
 from dlojz.base.contract import parse_json
 from dlojz.base.errors import LabError
+from dlojz.base.files import write_atomic
 from dlojz.base.machine import PARENT_VARIABLE, die_with_parent
 from dlojz.processes.forks import fork
 from dlojz.processes.start_rank import fork_main
-from dlojz.results.record import append_event, read_events, write_atomic
+from dlojz.results.record import append_event, read_events
 from dlojz.running.folder import Job, read_job
 from dlojz.running.slurm.slurm_job import STOPPED_IN_TIME
 from dlojz.running.state import CANCEL, EVENTS, LAUNCHER_EVENTS, LOGS, RECORD

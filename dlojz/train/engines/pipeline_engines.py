@@ -38,7 +38,7 @@ from dlojz.models.blocks import BlockList, mean_loss, untie
 from dlojz.models.foreign.names import is_elsewhere
 from dlojz.models.meta import sample_inputs
 from dlojz.pipeline.exchange_formats import to_csv, torch_refusal
-from dlojz.pipeline.partition_baselines import schedule_of
+from dlojz.pipeline.layout_schedule import schedule_of
 from dlojz.pipeline.runtime import AsynchronousRuntime, Boundary, PipelineRuntime, boundaries_of, stage_modules
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Action, Schedule
 from dlojz.pipeline.schedule_catalogue import SCHEDULES
