@@ -36,10 +36,11 @@ from dlojz.pipeline.schedule_catalogue import build
 from dlojz.prediction import forecast
 from dlojz.prediction.communication import receive_buffers_bytes, samples_bytes
 from dlojz.prediction.engine_memory import Ledger
-from dlojz.prediction.forecast import CUBLAS_HANDLES, StepReplay
+from dlojz.prediction.forecast import CUBLAS_HANDLES
 from dlojz.prediction.model_trace import block_of, key_of, reached_names, trace_of, trace_of_rank
 from dlojz.prediction.shapes import ModelShapes, axes_of, bounds_of, model_shapes, num_blocks, part_of, rank_stages
 from dlojz.prediction.states import offload_states, predict_states
+from dlojz.prediction.step_replay import StepReplay
 from dlojz.prediction.trace import Allocation, MemoryTrace, TraceMark
 from dlojz.prediction.trace_store import is_kept, read, write
 from dlojz.results.footprint import CATEGORIES, Category

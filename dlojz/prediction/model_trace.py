@@ -14,7 +14,6 @@ layer's bias and weight may be swapped. Source: torch `csrc/distributed/c10d/red
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import replace
@@ -45,7 +44,6 @@ from dlojz.models.foreign.meta_checks import error_with_line, said_when_slow
 from dlojz.models.foreign.names import is_elsewhere, shown_name
 from dlojz.models.meta import sample_inputs, targets_shape
 from dlojz.pipeline.partition_baselines import schedule_of
-from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 from dlojz.pipeline.simulator import peak_activations
 from dlojz.prediction.shapes import (
     AUTOCAST,
@@ -77,10 +75,16 @@ class RepeatedBlocks(NamedTuple):
     length: int
 
 
+PASS_OF = {"backward": 1, "weights": 2}
+"""Number of each pass after forward, by the phase of an allocation or the name of a mark."""
+TURNS = (1, -1, 1)
+"""In which direction each pass goes through the blocks."""
+
+
 class _Place(NamedTuple):
     """Birth of a storage: in which pass over which block, and its number there."""
 
-    backward: bool
+    turn: int
     block: int
     ordinal: int
 
@@ -175,33 +179,34 @@ class _Expansion:
             else:
                 self.stands_for.append(at)
                 self.model_of.append(number)
-        self.segments: dict[tuple[bool, int], list[Allocation | TraceMark]] = {}
+        self.segments: dict[tuple[int, int], list[Allocation | TraceMark]] = {}
         self.place_of: dict[int, _Place] = {}
         self.number_of: dict[_Place, int] = {}
         self._cut()
         for number in sorted(self.middles):
             if number + 1 in self.middles:
-                for backward in (False, True):
-                    if self._seen_from(number, backward) != self._seen_from(number + 1, backward):
+                for turn in range(len(TURNS)):
+                    if self._seen_from(number, turn) != self._seen_from(number + 1, turn):
                         raise _UnlikeError
 
     def _cut(self) -> None:
         """The events by pass and block, and where each storage was first seen."""
-        backward, block, last = False, -1, len(self.stands_for) - 1
-        births: Counter[tuple[bool, int]] = Counter()
+        turn, block, last = 0, -1, len(self.stands_for) - 1
+        births: Counter[tuple[int, int]] = Counter()
         for event in self.short.events:
-            if not backward and (event.phase if isinstance(event, Allocation) else event.what) == "backward":
-                backward, block = True, last
-            if isinstance(event, TraceMark) and event.what in ("forward", "backward"):
+            entered = PASS_OF.get(event.phase if isinstance(event, Allocation) else event.what, 0)
+            if entered > turn:
+                turn, block = entered, last if TURNS[entered] < 0 else 0
+            if isinstance(event, TraceMark) and event.what in ("forward", *PASS_OF):
                 at = block_number(event.name)
                 if at is not None and at != block:
-                    if at != block + (-1 if backward else 1):
+                    if at != block + TURNS[turn]:
                         raise _UnlikeError
                     block = at
-            self.segments.setdefault((backward, block), []).append(event)
+            self.segments.setdefault((turn, block), []).append(event)
             if isinstance(event, Allocation) and event.storage not in self.place_of:
-                self.place_of[event.storage] = _Place(backward, block, births[backward, block])
-                births[backward, block] += 1
+                self.place_of[event.storage] = _Place(turn, block, births[turn, block])
+                births[turn, block] += 1
 
     def _moved(self, block: int, seen_from: int, whole: int) -> int:
         """Place of a block in the whole model, relative to another block and its place there."""
@@ -222,11 +227,11 @@ class _Expansion:
         place = self.place_of.get(storage)
         return place and place._replace(block=self._moved(place.block, seen_from, whole))
 
-    def _seen_from(self, block: int, backward: bool) -> list[Hashable]:
+    def _seen_from(self, block: int, turn: int) -> list[Hashable]:
         """Events in a block, as if it were block 0; consecutive releases in a fixed order."""
         told: list[Hashable] = []
         for is_release, events in groupby(
-            self.segments.get((backward, block), []), lambda e: isinstance(e, Allocation) and e.delta_bytes < 0
+            self.segments.get((turn, block), []), lambda e: isinstance(e, Allocation) and e.delta_bytes < 0
         ):
             run: list[tuple[Any, ...]] = []
             for event in events:
@@ -264,21 +269,28 @@ class _Expansion:
                 module_of[number] = self._name(short.module_of[event.storage], *told)
                 kept |= {number} if event.storage in short.kept else set()
                 on_host |= {number} if event.storage in short.on_host else set()
-        output_of: dict[str, int] = {}
-        named = {name: block_number(name) for name in short.output_of}
+        output_of, gradient_of = self._by_name(short.output_of), self._by_name(short.gradient_of)
+        return MemoryTrace(
+            tuple(events), frozenset(kept), frozenset(on_host), bytes_of, module_of, output_of, gradient_of=gradient_of
+        )
+
+    def _by_name(self, short: dict[str, int]) -> dict[str, int]:
+        """A storage of each module of the whole model, from those of the shortened one."""
+        found: dict[str, int] = {}
+        named = {name: block_number(name) for name in short}
         for at, model in enumerate(self.model_of):
-            for name, storage in short.output_of.items():
+            for name, storage in short.items():
                 if named[name] == model or (named[name] is None and at == self.count):
-                    output_of[self._name(name, model, at)] = self._number(storage, model, at)
-        return MemoryTrace(tuple(events), frozenset(kept), frozenset(on_host), bytes_of, module_of, output_of)
+                    found[self._name(name, model, at)] = self._number(storage, model, at)
+        return found
 
     def _in_order(self) -> Iterator[tuple[Allocation | TraceMark, _View, _View]]:
         """Each event of the whole model, with the views of its module and of its storage."""
         forward = [_View(-1, -1), *(_View(model, at) for at, model in enumerate(self.model_of))]
-        for backward in (False, True):
-            for view in reversed(forward) if backward else forward:
+        for turn, direction in enumerate(TURNS):
+            for view in forward[::direction]:
                 swept: set[_Place] = set()
-                for event in self.segments.get((backward, view.block), []):
+                for event in self.segments.get((turn, view.block), []):
                     place = self.place_of.get(event.storage)
                     if isinstance(event, TraceMark) or event.delta_bytes > 0:
                         _check_none_is_left(swept)
@@ -340,6 +352,8 @@ class TraceKey(NamedTuple):
     """Hash of the switches of torch and the packages of models (`shapes.switches_hash`)."""
     settings: str
     """Hash of a model from elsewhere as it was built; empty for a model of the catalogue."""
+    in_halves: bool = False
+    """Whether backward comes in two halves, as in a zero-bubble pipeline."""
 
 
 def compute_of(config: RunConfig) -> Compute:
@@ -351,15 +365,16 @@ def compute_of(config: RunConfig) -> Compute:
     return "autocast" if config.layout.strategy in AUTOCAST else "bf16"
 
 
-def trace_of(config: RunConfig, rank: int = 0, *, on_gpu: bool = False) -> MemoryTrace:
+def trace_of(config: RunConfig, rank: int = 0, *, on_gpu: bool = False, in_halves: bool = False) -> MemoryTrace:
     """Trace one micro-batch of a run on the ranks that share the model's layers, all blocks of it.
 
     Args:
         config: the run.
         rank: whose part of each layer is traced.
         on_gpu: with the corrections for a GPU.
+        in_halves: backward first for the input, then for the weights.
     """
-    return _kept(key_of(config, rank, on_gpu=on_gpu))
+    return _kept(key_of(config, rank, on_gpu=on_gpu)._replace(in_halves=in_halves))
 
 
 def key_of(config: RunConfig, rank: int = 0, *, on_gpu: bool = False) -> TraceKey:
@@ -453,6 +468,7 @@ def tracer_of(key: TraceKey) -> tuple[BlockList, Callable[[nn.Module], MemoryTra
         around_forward=ActivationOffload if key.offloaded else planned_offload if key.activation_plan else None,
         on_gpu=key.on_gpu,
         in_megatron=key.in_megatron,
+        in_halves=key.in_halves,
     )
 
     def traced(shortened: nn.Module) -> MemoryTrace:
@@ -505,49 +521,6 @@ def micro_batches_in_flight(config: RunConfig, rank: int) -> int:
         return 1
     peaks = peak_activations(schedule_of(config.layout))
     return max(1, ceil(peaks[axes_of(config, rank)[2]] / len(rank_stages(config, rank))))
-
-
-def in_flight_bytes(config: RunConfig, trace: MemoryTrace, shapes: ModelShapes, rank: int) -> tuple[int, ...]:
-    """Compute the activations of other micro-batches that a pipeline rank keeps while each one's backward runs.
-
-    Counted from the schedule's order, each stage with its own bytes; a split backward frees all at its end (for the
-    weights). Empty without a pipeline. `trace` is of this rank, `shapes` of the whole model.
-    """
-    layout = config.layout
-    if layout.pp == 1:
-        return ()
-    schedule = schedule_of(layout)
-    kept_bytes = _kept_by_stage(config, trace, bounds_of(config, shapes), rank, schedule.stages)
-    held: dict[int, int] = {}
-    held_bytes = 0
-    others = [0] * layout.micro_batches
-    for action in schedule.orders[axes_of(config, rank)[2]]:
-        for element in action.elements:
-            number = element.micro_batch
-            if element.kind == FORWARD:
-                held[number] = held.get(number, 0) + kept_bytes[element.stage]
-                held_bytes += kept_bytes[element.stage]
-            elif element.kind in (BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT):
-                others[number] = max(others[number], held_bytes - held.get(number, 0))
-                if element.kind != BACKWARD_INPUT:
-                    held[number] -= kept_bytes[element.stage]
-                    held_bytes -= kept_bytes[element.stage]
-    return tuple(others)
-
-
-def _kept_by_stage(config: RunConfig, trace: MemoryTrace, bounds: tuple[int, ...], rank: int, stages: int) -> list[int]:
-    """Bytes that each stage of a rank keeps of one micro-batch for its backward."""
-    stage_of = {f"blocks.{block}": bisect_right(bounds, block) - 1 for block in range(bounds[-1])}
-    own = rank_stages(config, rank)
-    kept_bytes = [0] * stages
-    counted: set[int] = set()
-    for event in trace.events:
-        if isinstance(event, Allocation) and event.storage in trace.kept - trace.on_host - counted:
-            counted.add(event.storage)
-            stage = stage_of.get(block_of(event.module), stages - 1)  # outside of all blocks is the loss
-            # What a stage has received was made by the stage before.
-            kept_bytes[stage if stage in own else stage + 1] += trace.bytes_of[event.storage]
-    return kept_bytes
 
 
 def ready_order(config: RunConfig) -> tuple[int, ...]:
