@@ -292,6 +292,7 @@ def replay_of(
     dp_rank = axes_of(config, rank)[0]
     states = offload_states(config, part, predict_states(config, part, dp_rank), dp_rank)
     overlay = overlay_of(config, part, dp_rank=dp_rank, on_gpu=device is not None)
+    step: StepReplay
     if config.layout.pp > 1:
         step = pipeline_replay(
             config, rank, retold(trace), states, overlay, retold=retold, on_gpu=device is not None, ledger=ledger

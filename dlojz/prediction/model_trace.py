@@ -75,7 +75,7 @@ class RepeatedBlocks(NamedTuple):
     length: int
 
 
-PASS_OF = {"backward": 1, "weights": 2}
+TURN_OF = {"backward": 1, "weights": 2}
 """Number of each pass after forward, by the phase of an allocation or the name of a mark."""
 TURNS = (1, -1, 1)
 """In which direction each pass goes through the blocks."""
@@ -194,10 +194,10 @@ class _Expansion:
         turn, block, last = 0, -1, len(self.stands_for) - 1
         births: Counter[tuple[int, int]] = Counter()
         for event in self.short.events:
-            entered = PASS_OF.get(event.phase if isinstance(event, Allocation) else event.what, 0)
+            entered = TURN_OF.get(event.phase if isinstance(event, Allocation) else event.what, 0)
             if entered > turn:
                 turn, block = entered, last if TURNS[entered] < 0 else 0
-            if isinstance(event, TraceMark) and event.what in ("forward", *PASS_OF):
+            if isinstance(event, TraceMark) and event.what in ("forward", *TURN_OF):
                 at = block_number(event.name)
                 if at is not None and at != block:
                     if at != block + TURNS[turn]:

@@ -58,6 +58,11 @@ def runner_of(config: RunConfig) -> Runner:
     return "1f1b" if name == "1f1b" and layout.micro_batches >= layout.pp else "table"
 
 
+def splits_backward(config: RunConfig) -> bool:
+    """Whether the schedule of a run's pipeline has backwards in two halves."""
+    return config.layout.pp > 1 and schedule_of(config.layout).splits_backward
+
+
 class Item(NamedTuple):
     """Tensors of one size, of which a rank keeps some of each micro-batch.
 
@@ -426,6 +431,10 @@ class PipelineReplay(StepReplay):
         self._chosen = self._fullest()
         self._counts: dict[Item, int] = {}
         self._is_last = False
+        self._former: list[Hashable] = []
+        """Gradients of the weights that were computed last in a second half: `stage_backward_weight` names them still,
+        while it computes the next ones."""
+        self._in_turn: list[Hashable] | None = None
 
     @property
     def last(self) -> bool:
@@ -493,16 +502,33 @@ class PipelineReplay(StepReplay):
         number = self.micro_batch
         for storage in kept:
             self._hold_kept(storage)
+        self._in_turn = [] if part == "weights" else None
         for event in passes.events[part]:
             if isinstance(event, TraceMark):
                 self._mark(event)
                 continue
             self._at("forward" if part == "forward" else "backward", event.module)
+            if self._in_turn and event.delta_bytes > 0:
+                self._former, self._in_turn = self._in_turn, []
             self._allocate(event, number)
+        for key in (*self._former, *(self._in_turn or ())):
+            self.ledger.drop(key)
+        self._former, self._in_turn = [], None
         for storage in passes.trace.bytes_of:
             self.ledger.drop(("storage", number, storage))
         if action.kind in ENDS_BACKWARD:
             self.end_backward()
+
+    def _mark(self, event: TraceMark) -> None:
+        added = event.what == "ready" and event.name in self._accumulated and self.overlay.keeps_gradients
+        if added and self._in_turn is not None:
+            for key in self._former:
+                self.ledger.drop(key)
+            self._former = []
+            former = ("gradient", event.name, "former")
+            self.ledger.rename(("gradient", event.name, "new"), former)
+            self._in_turn.append(former)
+        super()._mark(event)
 
     def _hold_kept(self, storage: int) -> None:
         """Hold again what the forward of this micro-batch has kept."""
@@ -547,10 +573,9 @@ def pipeline_replay(
         ledger: to write in; by default a new one.
     """
     schedule, pipeline_rank = schedule_of(config.layout), axes_of(config, rank)[2]
-    has_halves = any(one.kind == BACKWARD_INPUT for each in schedule.orders[pipeline_rank] for one in each.elements)
     passes = passes_of(
         retold(trace_of(config, rank, on_gpu=on_gpu)),
-        retold(trace_of(config, rank, on_gpu=on_gpu, in_halves=True)) if has_halves else None,
+        retold(trace_of(config, rank, on_gpu=on_gpu, in_halves=True)) if splits_backward(config) else None,
         bounds_of(config, model_shapes(config)),
         rank_stages(config, rank),
         boundary_bytes(config),

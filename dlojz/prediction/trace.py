@@ -533,7 +533,8 @@ class _Halves:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._first, *self._others = module.get_submodule("blocks")
+        blocks = list(module.get_submodule("blocks").children())
+        self._first, self._others = blocks[0], blocks[1:]
         self._name_of = {id(parameter): name for name, parameter in module.named_parameters()}
         self._entered: list[Tensor] = []
 
