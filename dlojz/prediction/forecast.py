@@ -148,7 +148,7 @@ class Forecast:
     @property
     def notes(self) -> tuple[str, ...]:
         """Say what of the model is not as usual, or not predicted."""
-        return tuple(filter(None, (self._without_gradient_note(), self._recurrent_note())))
+        return tuple(filter(None, (self._without_gradient_note(), self._recurrent_note(), self._pipeline_note())))
 
     def _without_gradient_note(self) -> str:
         if not self.without_gradient:
@@ -188,6 +188,26 @@ class Forecast:
             fr=f"Ses couches récurrentes (la première : {layer}) gardent pour la passe arrière ce que seul leur noyau "
             "connaît : ce n’est pas prédit, et le pic est au moins celui donné ici.",
         )
+
+    def _pipeline_note(self) -> str:
+        layout = self.config.layout
+        if layout.pp == 1:
+            return ""
+        if layout.engine == "deepspeed":
+            return say(
+                en="DeepSpeed's pipeline keeps buffers of its own for its messages, which are not predicted: the peak "
+                "is an estimate, and may be larger.",
+                fr="Le pipeline de DeepSpeed garde des tampons à lui pour ses messages, qui ne sont pas prédits : le "
+                "pic est une estimation, et peut être plus grand.",
+            )
+        if layout.engine_spec.gathers_per_step:
+            return say(
+                en="In a pipeline FSDP2 keeps the whole gradients of a stage until its last micro-batch; the peak "
+                "does not count them, and is at least what is said here.",
+                fr="Dans un pipeline, FSDP2 garde entiers les gradients d’un étage jusqu’à son dernier micro-batch ; "
+                "le pic ne les compte pas, et est au moins celui donné ici.",
+            )
+        return ""
 
     @property
     def events(self) -> tuple[tuple[int, int], ...]:

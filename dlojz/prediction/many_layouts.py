@@ -824,8 +824,7 @@ def _schedule(name: str, pp: int, micro_batches: int, chunks: int | None) -> Sch
 
 
 def _placed(item: Item, own: list[int]) -> Item:
-    """An item by the place of its stage; a boundary by the stage that it enters, or behind those by the one it leaves.
-    """
+    """An item by its stage's place; a boundary by the stage that it enters, or behind those by the one it leaves."""
     if item.stage in own:
         return item._replace(stage=own.index(item.stage))
     return item._replace(stage=own.index(item.stage - 1) + len(own))

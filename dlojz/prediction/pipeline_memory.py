@@ -8,6 +8,7 @@ the schedule. A message has the bytes of its boundary:
                         that it has been taken
     torch, all          a buffer for each message that is received, for good (`communication.receive_buffers_bytes`);
                         the logits, until their backward
+    other libraries     what has been received, and what a stage gives, until its backward
     torch, its table    besides, all that a step has sent, until its end: the list of sends holds it
     torch, GPipe        the same
     torch, 1F1B         the last gradient that was sent, until the next one is; the output that was sent last before the
@@ -40,8 +41,8 @@ from dlojz.prediction.step_replay import StepReplay
 from dlojz.prediction.trace import Allocation, MemoryTrace, TraceMark
 from dlojz.results.footprint import Category, Memory
 
-Runner = Literal["by_hand", "table", "gpipe", "1f1b", "deepspeed"]
-"""Who runs a schedule: the lab, torch (by its table, or by a class of its own), DeepSpeed."""
+Runner = Literal["by_hand", "table", "gpipe", "1f1b", "library"]
+"""Who runs a schedule: the lab, torch (by its table, or by a class of its own), or another library."""
 COMPUTED = (FORWARD, BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
 ENDS_BACKWARD = (BACKWARD, BACKWARD_WEIGHT)
 
@@ -49,8 +50,10 @@ ENDS_BACKWARD = (BACKWARD, BACKWARD_WEIGHT)
 def runner_of(config: RunConfig) -> Runner:
     """Find out who runs the schedule of a run's pipeline."""
     layout = config.layout
-    if layout.engine != "torch" or config.library not in ("none", "torch"):
-        return "deepspeed" if layout.engine == "deepspeed" else "by_hand"
+    if layout.engine == "deepspeed" or config.library not in ("none", "torch"):
+        return "library"
+    if layout.engine != "torch":
+        return "by_hand"
     name = layout.schedule or "1f1b"
     if name == "gpipe":
         return "gpipe"
@@ -169,7 +172,7 @@ class RankOrder:
         before = stage - 1 if action.kind == FORWARD else stage + 1
         if action.kind not in SENDING or not 0 <= before <= self.last:
             return
-        if self.runner == "deepspeed" and action.kind == FORWARD:
+        if self.runner == "library" and action.kind == FORWARD:
             self._kept.hold(("output", action.pipe, before, *_of_batch(action)), Item("boundary", stage), "stage")
         if self.runner != "by_hand":
             return
@@ -198,7 +201,7 @@ class RankOrder:
     def _send(self, action: Action) -> None:
         """Hand over an output, or the gradient of an input."""
         message = message_after(action)
-        if not 0 <= message.stage <= self.last or self.runner == "deepspeed":
+        if not 0 <= message.stage <= self.last or self.runner == "library":
             return
         tensor, item = _tensor_of(message)
         local = self._is_local(action, message.stage)
@@ -410,7 +413,7 @@ class PipelineReplay(StepReplay):
     Args:
         config, trace, states, overlay, samples_bytes, ledger: as for `StepReplay`.
         passes: of the rank's stages.
-        order: of its actions.
+        moments: the rank's actions, with what it keeps at each.
     """
 
     def __init__(
@@ -467,11 +470,13 @@ class PipelineReplay(StepReplay):
         return sum(count * self._passes.item_bytes[item] for item, count in others.items())
 
     def _micro_batches(self) -> None:
+        of_rank = self.trace, self._is_gradient
         for moment, is_last in self._chosen:
             self._is_last = is_last
             self.micro_batch = moment.action.micro_batch
             self._act(moment)
         self._keep({})
+        self.trace, self._is_gradient = of_rank
 
     def _keep(self, others: Mapping[Item, int]) -> None:
         """Hold what is kept of other micro-batches, piece by piece; of what was held before, the rest is dropped."""

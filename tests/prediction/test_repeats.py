@@ -89,6 +89,17 @@ def test_the_expanded_trace_is_that_of_the_whole_model(
     assert events_of(expanded) == events_of(whole)
 
 
+@pytest.mark.parametrize("fields", [TEXT, {**TEXT, "precision": "bf16"}])
+def test_a_backward_in_two_halves_is_expanded_too(
+    fields: dict[str, Any], both: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = RunConfig.of(data="synthetic", pp=2, schedule="zb-h1", micro_batches=2, **fields)
+    monkeypatch.setattr(model_trace, "_UnlikeError", AssertionError)
+    expanded, whole = both(lambda: model_trace.trace_of(config, in_halves=True))
+    assert events_of(expanded) == events_of(whole)
+    assert expanded.gradient_of.keys() == whole.gradient_of.keys()
+
+
 def test_the_forecast_is_the_same(both: Callable[..., Any]) -> None:
     config = RunConfig.of(data="synthetic", precision="bf16", pp=3, micro_batches=4, **TEXT)
 
