@@ -73,8 +73,6 @@ PLACES: Final = ("first", "last", "between")
 PASSES: Final = ("data", "forward", "backward")
 HALVES: Final = {BACKWARD_INPUT: "backward", BACKWARD_WEIGHT: "weights"}
 """Passes of a backward in two halves."""
-BOUNDARIES: Final = 20
-"""Choosing the fullest action, what a stage keeps counts as so many tensors that pass a boundary."""
 
 
 _REFUSED: dict[Hashable, str] = {}
@@ -152,7 +150,7 @@ def rank_memories(config: RunConfig, micro_batches: list[tuple[int, int]], devic
         rank = stage * layout.dp * layout.tp
         part = _part(config, rank)
         curve = _activations(config, part)
-        flights = [_in_flight(config, stage, number, curve.retaining) for _, number in micro_batches]
+        flights = [_in_flight(config, stage, number, curve) for _, number in micro_batches]
         held = curve.held_bytes(flights, samples)
         received = 0.0
         if layout.pp > 1:
@@ -252,6 +250,11 @@ class _Activations:
                 of_act = {act: self._bytes_of(held, size) for act, held in flight.others[where].items()}
                 found[where, :, column] = [of_act.get(act, -1.0) for act in self.acts]
         return found
+
+    @property
+    def weights(self) -> tuple[tuple[Item, int], ...]:
+        """Bytes of one of each item, for a micro-batch of the most samples that were traced."""
+        return tuple((item, round(one + slope * SAMPLED[-1])) for item, (one, slope) in self.items.items())
 
     def _bytes_of(self, held: Held, samples: float) -> float:
         return sum(count * (self.items[item][0] + self.items[item][1] * samples) for item, count in held)
@@ -589,7 +592,7 @@ class _StageOfCurve:
         if self._reaches > last and given >= 0 and given not in trace.kept:
             self.logits_bytes = float(trace.bytes_of[given])
         received = trace.gradient_of.get(f"blocks.{last}", -1)
-        self.retains = self._reaches == last and received >= 0 and curve.between[received] > 0
+        self.retains = self._reaches == last and received >= 0 and bool(curve.between[received] > 0)
 
     def peaks(self, phase: str, before: float) -> list[tuple[Slot, float, float]]:
         """Largest bytes in each slot of a pass: what is kept for backward, and the rest.
@@ -756,7 +759,7 @@ def _skeleton(trace: MemoryTrace) -> MemoryTrace:
     return replace(trace, events=tuple(events), kept=frozenset(), on_host=frozenset(), bytes_of={})
 
 
-def _in_flight(config: RunConfig, stage: int, micro_batches: int, retaining: tuple[int, ...]) -> _Flight:
+def _in_flight(config: RunConfig, stage: int, micro_batches: int, curve: _Activations) -> _Flight:
     """What a rank keeps besides; beyond `STEADY` micro-batches per rank each further one adds as much."""
     layout = config.layout
     if layout.pp == 1:
@@ -764,7 +767,7 @@ def _in_flight(config: RunConfig, stage: int, micro_batches: int, retaining: tup
         return _Flight((alone, alone, alone), 1)
     runner = runner_of(_with(config, 1, micro_batches))
     steady = STEADY * layout.pp
-    asked = (layout.schedule or "1f1b", layout.pp, layout.chunks, stage, runner, retaining)
+    asked = (layout.schedule or "1f1b", layout.pp, layout.chunks, stage, runner, curve.retaining, curve.weights)
     if micro_batches <= steady:
         return _flight(micro_batches, *asked)
     few = steady + micro_batches % layout.pp
@@ -796,8 +799,10 @@ def _flight(
     rank: int,
     runner: Runner,
     retaining: tuple[int, ...],
+    weights: tuple[tuple[Item, int], ...],
 ) -> _Flight:
     """What a pipeline rank keeps at the fullest action of each kind, from the schedule's own order."""
+    bytes_of = dict(weights)
     schedule = _schedule(name, pp, micro_batches, chunks)
     own = sorted(stage for ranks in schedule.placement for stage, holder in enumerate(ranks) if holder == rank)
     order = RankOrder(schedule, rank, runner, frozenset(own[place] for place in retaining))
@@ -811,9 +816,9 @@ def _flight(
         where = PLACES.index("last" if number == micro_batches - 1 else "first" if number == 0 else "between")
         whole = sum(count for item, count in others.items() if item.kind not in ("boundary", "logits"))
         most = max(most, whole)
-        weight = (BOUNDARIES - 1) * whole + sum(others.values())
+        held = tuple((_placed(item, own), float(count)) for item, count in others.items() if count)
+        weight = sum(int(count) * bytes_of[item] for item, count in held)
         if weight > found[where].get(act, (-1, ()))[0]:
-            held = tuple((_placed(item, own), float(count)) for item, count in others.items() if count)
             found[where][act] = (weight, held)
     return _Flight(tuple({act: held for act, (_, held) in one.items()} for one in found), 1 + ceil(most / len(own)))
 

@@ -1,4 +1,4 @@
-"""Memory of a pipeline's rank: what each runtime keeps at each action, and peaks as two processes have measured them."""
+"""Memory of a pipeline's rank: what each runtime keeps at each action, and peaks as measured on two processes."""
 
 from __future__ import annotations
 
