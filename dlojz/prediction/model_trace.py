@@ -270,8 +270,18 @@ class _Expansion:
                 kept |= {number} if event.storage in short.kept else set()
                 on_host |= {number} if event.storage in short.on_host else set()
         output_of, gradient_of = self._by_name(short.output_of), self._by_name(short.gradient_of)
+        blocks = enumerate(self.model_of[: self.count])
+        flops_of = {f"blocks.{at}": short.flops_of.get(f"blocks.{model}", 0) for at, model in blocks}
+        flops_of[""] = short.flops_of.get("", 0)
         return MemoryTrace(
-            tuple(events), frozenset(kept), frozenset(on_host), bytes_of, module_of, output_of, gradient_of=gradient_of
+            tuple(events),
+            frozenset(kept),
+            frozenset(on_host),
+            bytes_of,
+            module_of,
+            output_of,
+            flops_of,
+            gradient_of,
         )
 
     def _by_name(self, short: dict[str, int]) -> dict[str, int]:

@@ -22,6 +22,7 @@ Source: megatron-core 0.16.1, `transformer/dot_product_attention.py`, `fusions/f
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -147,7 +148,7 @@ class MemoryTrace:
         bytes_of: largest bytes of each storage.
         module_of: module that allocated each storage.
         output_of: storage that each module's forward returns.
-        flops: floating-point operations of both passes; None where the trace is put together from those of blocks.
+        flops_of: floating-point operations of both passes, by block; under an empty name those of no block.
         gradient_of: storage of the gradient of each block's output, in a trace of a backward in two halves.
     """
 
@@ -157,8 +158,13 @@ class MemoryTrace:
     bytes_of: dict[int, int]
     module_of: dict[int, str]
     output_of: dict[str, int]
-    flops: int | None = field(default=None, compare=False)
+    flops_of: dict[str, int] = field(default_factory=dict, compare=False)
     gradient_of: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of both passes."""
+        return sum(self.flops_of.values())
 
     @property
     def saved_bytes(self) -> int:
@@ -200,7 +206,7 @@ class Follower(StorageTracker):
         self.in_backward_of = ""
         self.on_gpu = False
         self.ignored: set[int] = set()
-        self.flops = 0
+        self.flops_of: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         in_place = self.sums_in_place(func, args)
@@ -208,13 +214,18 @@ class Follower(StorageTracker):
         if in_place:
             self.take_over(args[0].untyped_storage(), result.untyped_storage())
             self.events.append(Allocation(self.see(result), 0, self.phase, self.module))
-        self.flops += flops_of(func, args, kwargs or {}, result) or 0
+        self.flops_of[".".join(self.module.split(".")[:2])] += flops_of(func, args, kwargs or {}, result) or 0
         # A GPU keeps the mean and the deviation of a normalisation in fp32, whatever its input.
         statistics = self.on_gpu and func is torch.ops.aten.native_layer_norm.default
         for number, tensor in enumerate(tree_leaves(result)):
             if isinstance(tensor, Tensor):
                 self.see(tensor, FP32_BYTES // tensor.element_size() if statistics and number else 1)
         return result
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations so far."""
+        return self.flops_of.total()
 
     @property
     def module(self) -> str:
@@ -520,7 +531,7 @@ def _traced(
         follower.bytes_of,
         follower.module_of,
         follower.output_of,
-        follower.flops,
+        dict(follower.flops_of),
         follower.gradient_of if halves is not None else {},
     )
 

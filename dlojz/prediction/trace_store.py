@@ -124,7 +124,7 @@ def to_data(trace: MemoryTrace) -> dict[str, Any]:
         "output_of": [[number(name), storage] for name, storage in trace.output_of.items()],
         "gradient_of": [[number(name), storage] for name, storage in trace.gradient_of.items()],
         "names": list(names),
-        "flops": trace.flops,
+        "flops_of": trace.flops_of,
     }
 
 
@@ -148,7 +148,7 @@ def from_data(data: dict[str, Any]) -> MemoryTrace:
         {int(storage): int(size) for storage, size in data["bytes_of"]},
         {int(storage): names[name] for storage, name in data["module_of"]},
         {names[name]: int(storage) for name, storage in data["output_of"]},
-        None if data["flops"] is None else int(data["flops"]),
+        {str(block): int(flops) for block, flops in data["flops_of"].items()},
         {names[name]: int(storage) for name, storage in data["gradient_of"]},
     )
 
