@@ -51,9 +51,9 @@ def step_flops(config: RunConfig, rank: int = 0) -> float:
     A pipeline rank computes the blocks of its stages; a tensor-parallel one its part of each layer, and all of what is
     not split; a context-parallel one its tokens (see `_context_flops`). Normalisations and activation functions are not
     counted, nor the scores that fused attention kernels recompute in backward (2 % for the lab's small text models);
-    the unneeded gradient of the images is. A model from elsewhere is counted as autograd runs it, without what a frozen
-    layer or the inputs do not need (see `_traced_flops`). Full checkpointing recomputes the forward pass but for the end
-    of each block (see `_not_recomputed`), selective checkpointing no product, or every second one.
+    the unneeded gradient of the images is. A model from elsewhere is counted as autograd runs it, without what a
+    frozen layer or the inputs do not need (see `_traced_flops`). Full checkpointing recomputes the forward pass but for
+    the end of each block (see `_not_recomputed`), selective checkpointing no product, or every second one.
 
     Source: Korthikanti et al. 2022 (arXiv 2205.05198), appendix A, for the factors 3 and, at most, 4.
     """

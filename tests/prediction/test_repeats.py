@@ -144,6 +144,15 @@ def test_blocks_that_look_alike_and_do_not_act_so_are_all_traced() -> None:
     assert {name.split(".")[1] for name in found.module_of.values() if name} == set("0123456")
 
 
+def test_each_block_has_its_flops_and_the_first_no_gradient_of_its_inputs() -> None:
+    """A product of 2 samples with 8 × 8 weights takes 2·2·64 operations: forward, its weights' gradient, its inputs'."""
+    model = BlockList([Wide() for _ in range(7)])
+    found = trace_repeating(model, lambda one: trace(one, torch.empty(2, 8)))
+    assert found.flops_of == {"blocks.0": 2 * 256, **{f"blocks.{block}": 3 * 256 for block in range(1, 7)}, "": 0}
+    again = BlockList([Wide() for _ in range(7)], checkpointing="full")
+    assert trace_repeating(again, lambda one: trace(one, torch.empty(2, 8))).flops_of["blocks.0"] == 3 * 256
+
+
 def test_other_settings_or_a_shared_parameter_make_other_blocks() -> None:
     assert stretches_of(BlockList([Wide() for _ in range(6)])) == [RepeatedBlocks(0, 6)]
     assert stretches_of(BlockList([Wide() for _ in range(4)])) == []
