@@ -570,8 +570,9 @@ class _Halves:
         """The groups one after the other, with a mark where a block begins, and where gradients are ready."""
         block = 0
         for group in groups:
-            parameters = {self._name_of[id(node.variable)]: node.variable for node in group["params"]}
-            first = min(parameters)
+            # A group is a set, whose order differs from run to run.
+            parameters = dict(sorted((self._name_of[id(node.variable)], node.variable) for node in group["params"]))
+            first = next(iter(parameters))
             number = int(first.split(".")[1])
             for entered in range(block + 1, number + 1) or [number] * (number != block):
                 follower.events.append(TraceMark("weights", f"blocks.{entered}"))

@@ -145,7 +145,7 @@ def test_blocks_that_look_alike_and_do_not_act_so_are_all_traced() -> None:
 
 
 def test_each_block_has_its_flops_and_the_first_no_gradient_of_its_inputs() -> None:
-    """A product of 2 samples with 8 × 8 weights takes 2·2·64 operations: forward, its weights' gradient, its inputs'."""
+    """A product of 2 samples and 8 × 8 weights takes 2·2·64 operations: forward, its weights' gradient, its inputs'."""
     model = BlockList([Wide() for _ in range(7)])
     found = trace_repeating(model, lambda one: trace(one, torch.empty(2, 8)))
     assert found.flops_of == {"blocks.0": 2 * 256, **{f"blocks.{block}": 3 * 256 for block in range(1, 7)}, "": 0}
