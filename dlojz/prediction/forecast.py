@@ -3,7 +3,8 @@
 The trace of one micro-batch in one process is replayed once per micro-batch into a ledger, together with the states and
 the engine's memory: peak of a rank = largest, over the step, of its states + activations of the micro-batches in flight
 + temporaries of the running pass + the engine's buffers. On the CPU this is what the probe measures, to the byte
-(tests/prediction/test_forecast.py); for a GPU, corrections of the trace and the allocator's model are added.
+(tests/prediction/test_forecast.py); for a GPU, corrections of the trace and the allocator's model are added. A
+pipeline's rank is replayed action by action (`pipeline_memory`).
 
 Rules of thumb and the papers' closed forms are compared with the categories that they count, or with one traced layer.
 """
