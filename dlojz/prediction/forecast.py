@@ -4,14 +4,15 @@ The trace of one micro-batch in one process is replayed once per micro-batch int
 the engine's memory: peak of a rank = largest, over the step, of its states + activations of the micro-batches in flight
 + temporaries of the running pass + the engine's buffers. On the CPU this is what the probe measures, to the byte
 (tests/prediction/test_forecast.py); for a GPU, corrections of the trace and the allocator's model are added. A
-pipeline's rank is replayed action by action (`pipeline_memory`).
+pipeline's rank is replayed action by action, each on top of what the rank keeps then (`dlojz.pipeline.messages`).
 
 Rules of thumb and the papers' closed forms are compared with the categories that they count, or with one traced layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -23,8 +24,11 @@ from dlojz.base.table import visible
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
 from dlojz.models.sizes import GPTSize, LlamaSize, ViTSize
+from dlojz.pipeline.messages import ENDS_BACKWARD, Item, Moment, RankOrder, runner_of, splits_backward
+from dlojz.pipeline.partition_baselines import schedule_of
+from dlojz.pipeline.schedule import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
 from dlojz.prediction.allocator import CachingAllocator, replay
-from dlojz.prediction.communication import receive_buffers_bytes
+from dlojz.prediction.communication import boundary_bytes, receive_buffers_bytes, samples_bytes
 from dlojz.prediction.engine_memory import (
     DDP,
     ByHand,
@@ -39,6 +43,7 @@ from dlojz.prediction.engine_memory import (
     LocalStepsMemory,
     Megatron,
     Movement,
+    StepReplay,
     by_hand_in_backward,
 )
 from dlojz.prediction.engine_memory_sharded import (
@@ -53,13 +58,16 @@ from dlojz.prediction.engine_memory_sharded import (
     ZeroStage3Memory,
 )
 from dlojz.prediction.model_trace import (
+    RankPasses,
+    StagePasses,
+    block_of,
     compute_of,
     micro_batches_in_flight,
+    passes_of,
     reached_names,
     trace_of,
     trace_of_rank,
 )
-from dlojz.prediction.pipeline_memory import pipeline_replay
 from dlojz.prediction.rules_of_thumb import (
     RULES,
     Shape,
@@ -67,10 +75,18 @@ from dlojz.prediction.rules_of_thumb import (
     infinity_checkpoint_bytes,
     layer_bytes,
 )
-from dlojz.prediction.shapes import ModelShapes, axes_of, check_parameters, model_shapes, part_of, switches_hash
+from dlojz.prediction.shapes import (
+    ModelShapes,
+    axes_of,
+    bounds_of,
+    check_parameters,
+    model_shapes,
+    part_of,
+    rank_stages,
+    switches_hash,
+)
 from dlojz.prediction.states import offload_states, predict_states
-from dlojz.prediction.step_replay import StepReplay
-from dlojz.prediction.trace import MemoryTrace
+from dlojz.prediction.trace import MemoryTrace, TraceMark
 from dlojz.results.footprint import STATES, Category, Memory
 from dlojz.results.record import MemorySample
 
@@ -108,6 +124,200 @@ def overlay_of(config: RunConfig, shapes: ModelShapes, *, dp_rank: int = 0, on_g
     made = OVERLAYS[config.engine_spec.overlay](config, shapes if config.engine_spec.gathers_frozen else shapes.trained)
     made.on_gpu, made.dp_rank = on_gpu, dp_rank
     return made
+
+
+class PipelineReplay(StepReplay):
+    """Replay of a pipeline rank's step, action by action.
+
+    Of actions alike (the same pass of the same stage, as many gradients there already) only the first, the fullest and
+    the last are replayed: the others allocate the same on top of less.
+
+    Args:
+        config, trace, states, overlay, samples_bytes, ledger: as for `StepReplay`.
+        passes: of the rank's stages.
+        moments: the rank's actions, with what it keeps at each.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        trace: MemoryTrace,
+        states: Memory,
+        overlay: EngineMemory,
+        passes: RankPasses,
+        moments: list[Moment],
+        *,
+        samples_bytes: int = 0,
+        ledger: Ledger | None = None,
+    ) -> None:
+        super().__init__(config, trace, states, overlay, samples_bytes=samples_bytes, ledger=ledger)
+        self._passes = passes
+        self._moments = moments
+        self._chosen = self._fullest()
+        self._counts: dict[Item, int] = {}
+        self._is_last = False
+        self._former: list[Hashable] = []
+        """Gradients of the weights that were computed last in a second half: `stage_backward_weight` names them still,
+        while it computes the next ones."""
+        self._in_turn: list[Hashable] | None = None
+
+    @property
+    def last(self) -> bool:
+        """Whether no other backward of this stage follows in this step."""
+        return self._is_last
+
+    def _fullest(self) -> list[tuple[Moment, bool]]:
+        """The actions to replay, in order, each with whether it ends the last backward of its stage."""
+        begun: set[tuple[int, int]] = set()
+        final = {
+            (one.action.pipe, one.action.stage): number
+            for number, one in enumerate(self._moments)
+            if one.action.kind in ENDS_BACKWARD
+        }
+        groups: dict[Hashable, list[int]] = defaultdict(list)
+        for number, (action, _, own) in enumerate(self._moments):
+            place = (action.pipe, action.stage)
+            is_last = final.get(place) == number
+            groups[action.kind, place, own, len(begun), place in begun, is_last].append(number)
+            if action.kind in ENDS_BACKWARD:
+                begun.add(place)
+        chosen: dict[int, bool] = {}
+        for group, numbers in groups.items():
+            is_last = bool(group[-1])  # type: ignore[index]
+            fullest = max(numbers, key=lambda number: self._kept_bytes(self._moments[number].others))
+            chosen |= dict.fromkeys((numbers[0], fullest, numbers[-1]), is_last)
+        return [(self._moments[number], chosen[number]) for number in sorted(chosen)]
+
+    def _kept_bytes(self, others: Mapping[Item, int]) -> int:
+        return sum(count * self._passes.item_bytes[item] for item, count in others.items())
+
+    def _micro_batches(self) -> None:
+        of_rank = self.trace, self._is_gradient
+        for moment, is_last in self._chosen:
+            self._is_last = is_last
+            self.micro_batch = moment.action.micro_batch
+            self._act(moment)
+        self._keep({})
+        self.trace, self._is_gradient = of_rank
+
+    def _keep(self, others: Mapping[Item, int]) -> None:
+        """Hold what is kept of other micro-batches, piece by piece; of what was held before, the rest is dropped."""
+        for item in {*self._counts, *others}:
+            before, now = self._counts.get(item, 0), others.get(item, 0)
+            for number in range(now, before):
+                self.ledger.drop(("in flight", item, number))
+            for number in range(before, now):
+                self.ledger.hold(("in flight", item, number), "activations", self._passes.item_bytes[item])
+        self._counts = dict(others)
+
+    def _act(self, moment: Moment) -> None:
+        action, others, own = moment
+        self._at("forward" if action.kind == FORWARD else "backward")
+        self._keep(others)
+        in_halves = own is not None and own.kind != "activations"
+        if action.kind == BACKWARD_INPUT and not in_halves:
+            return  # a first stage leaves all to the second half
+        if own is None:
+            passes = self._passes.whole[action.stage]
+            kept: tuple[int, ...] = ()
+            part = "forward"
+        else:
+            passes, kept = self._passes.of(own)
+            part = "weights" if action.kind == BACKWARD_WEIGHT and in_halves else "backward"
+        self.trace = passes.trace
+        self._is_gradient = _gradients_of(passes)
+        number = self.micro_batch
+        for storage in kept:
+            self._hold_kept(storage)
+        self._in_turn = [] if part == "weights" else None
+        for event in passes.events[part]:
+            if isinstance(event, TraceMark):
+                self._mark(event)
+                continue
+            self._at("forward" if part == "forward" else "backward", event.module)
+            if self._in_turn and event.delta_bytes > 0:
+                self._former, self._in_turn = self._in_turn, []
+            self._allocate(event, number)
+        for key in (*self._former, *(self._in_turn or ())):
+            self.ledger.drop(key)
+        self._former, self._in_turn = [], None
+        for storage in passes.trace.bytes_of:
+            self.ledger.drop(("storage", number, storage))
+        if action.kind in ENDS_BACKWARD:
+            self.end_backward()
+
+    def _mark(self, event: TraceMark) -> None:
+        added = event.what == "ready" and event.name in self._accumulated and self.overlay.keeps_gradients
+        if added and self._in_turn is not None:
+            for key in self._former:
+                self.ledger.drop(key)
+            self._former = []
+            former = ("gradient", event.name, "former")
+            self.ledger.rename(("gradient", event.name, "new"), former)
+            self._in_turn.append(former)
+        super()._mark(event)
+
+    def _hold_kept(self, storage: int) -> None:
+        """Hold again what the forward of this micro-batch has kept."""
+        trace, key = self.trace, ("storage", self.micro_batch, storage)
+        if storage in trace.on_host:
+            self.ledger.hold_on_host(key, trace.bytes_of[storage])
+        else:
+            category: Category = "activations"
+            self.ledger.hold(key, category, trace.bytes_of[storage], block_of(trace.module_of[storage]))
+
+
+def _gradients_of(passes: StagePasses) -> dict[int, str]:
+    return {
+        event.storage: event.name
+        for events in passes.events.values()
+        for event in events
+        if isinstance(event, TraceMark) and event.what == "ready"
+    }
+
+
+def pipeline_replay(
+    config: RunConfig,
+    rank: int,
+    trace: MemoryTrace,
+    states: Memory,
+    overlay: EngineMemory,
+    *,
+    retold: Callable[[MemoryTrace], MemoryTrace] = lambda trace: trace,
+    on_gpu: bool = False,
+    ledger: Ledger | None = None,
+) -> PipelineReplay:
+    """Prepare the replay of a pipeline rank's step, to be run.
+
+    Args:
+        config: the run.
+        rank: one that it has.
+        trace: of this rank.
+        states: of this rank.
+        overlay: of its engine.
+        retold: changes the traces of all blocks beforehand.
+        on_gpu: with the corrections for a GPU.
+        ledger: to write in; by default a new one.
+    """
+    schedule, pipeline_rank = schedule_of(config.layout), axes_of(config, rank)[2]
+    passes = passes_of(
+        retold(trace_of(config, rank, on_gpu=on_gpu)),
+        retold(trace_of(config, rank, on_gpu=on_gpu, in_halves=True)) if splits_backward(config) else None,
+        bounds_of(config, model_shapes(config)),
+        rank_stages(config, rank),
+        boundary_bytes(config),
+    )
+    order = RankOrder(schedule, pipeline_rank, runner_of(config), passes.retaining)
+    return PipelineReplay(
+        config,
+        trace,
+        states,
+        overlay,
+        passes,
+        list(order.moments()),
+        samples_bytes=samples_bytes(config, rank),
+        ledger=ledger,
+    )
 
 
 CUBLAS_HANDLES = 2

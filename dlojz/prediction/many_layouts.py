@@ -31,11 +31,12 @@ from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
 from dlojz.models.foreign.elsewhere import contents_hash
 from dlojz.models.foreign.given_module import changes_its_model
+from dlojz.pipeline.messages import Item, RankOrder, Runner, runner_of, splits_backward
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Schedule
 from dlojz.pipeline.schedule_catalogue import build
 from dlojz.prediction import forecast
 from dlojz.prediction.communication import boundary_bytes, receive_buffers_bytes, samples_bytes
-from dlojz.prediction.engine_memory import Ledger
+from dlojz.prediction.engine_memory import Ledger, StepReplay
 from dlojz.prediction.forecast import CUBLAS_HANDLES
 from dlojz.prediction.model_trace import (
     TURN_OF,
@@ -46,10 +47,8 @@ from dlojz.prediction.model_trace import (
     trace_of,
     trace_of_rank,
 )
-from dlojz.prediction.pipeline_memory import Item, RankOrder, Runner, runner_of, splits_backward
 from dlojz.prediction.shapes import ModelShapes, axes_of, bounds_of, model_shapes, num_blocks, part_of, rank_stages
 from dlojz.prediction.states import offload_states, predict_states
-from dlojz.prediction.step_replay import StepReplay
 from dlojz.prediction.trace import Allocation, MemoryTrace, TraceMark
 from dlojz.prediction.trace_store import is_kept, read, write
 from dlojz.results.footprint import CATEGORIES, Category
@@ -566,7 +565,7 @@ class _Curve:
 
 
 class _StageOfCurve:
-    """One stage's part of a trace; as in `pipeline_memory.cut_passes`."""
+    """One stage's part of a trace; as in `model_trace.cut_passes`."""
 
     def __init__(self, curve: _Curve, blocks: tuple[int, ...]) -> None:
         self._curve = curve

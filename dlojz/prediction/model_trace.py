@@ -7,6 +7,10 @@ them, every block between the first and the last has them; else the whole model 
 the whole model, up to the numbers of the storages and the order of consecutive releases. A model from elsewhere, one
 block of which calls the others (`NestedBlocks`), is traced whole.
 
+For a pipeline a trace is cut into the passes of each stage. Between the halves of a split backward a stage keeps all
+that the paths below its topmost weights have saved, and the gradients of the outputs of its layers. Source: torch 2.13,
+`torch/distributed/pipelining/_backward.py`.
+
 The order of gradients decides what goes into which of DDP's buckets: near the reverse of the parameters' order, but a
 layer's bias and weight may be swapped. Source: torch `csrc/distributed/c10d/reducer.cpp`, `push_rebuilt_params` and
 `rebuild_buckets`.
@@ -14,9 +18,10 @@ layer's bias and weight may be swapped. Source: torch `csrc/distributed/c10d/red
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import replace
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import groupby
 from math import ceil
@@ -43,6 +48,7 @@ from dlojz.models.foreign.given_module import changes_its_model
 from dlojz.models.foreign.meta_checks import error_with_line, said_when_slow
 from dlojz.models.foreign.names import is_elsewhere, shown_name
 from dlojz.models.meta import sample_inputs, targets_shape
+from dlojz.pipeline.messages import Item
 from dlojz.pipeline.partition_baselines import schedule_of
 from dlojz.pipeline.simulator import peak_activations
 from dlojz.prediction.shapes import (
@@ -559,3 +565,131 @@ def _marks_of_few(config: RunConfig) -> Iterator[TraceMark]:
     few = config.layout.model_copy(update={"micro_batch": min(config.layout.micro_batch, 2)})
     events = trace_of(config.model_copy(update={"layout": few})).events
     return (event for event in events if isinstance(event, TraceMark))
+
+
+@dataclass
+class StagePasses:
+    """Passes of one stage, cut from a trace of all blocks.
+
+    Attributes:
+        trace: the whole one.
+        events: of each pass (`forward`, `backward`, `weights`), in order.
+        kept: storages that forward leaves for backward, but for what the stage gives.
+        between: storages that are there between two halves of a backward.
+        retains: whether the second half needs the gradient that the first one has received.
+        logits: storage of the model's output, where the stage has it and backward does not keep it.
+    """
+
+    trace: MemoryTrace
+    events: dict[str, list[Allocation | TraceMark]] = field(default_factory=lambda: defaultdict(list))
+    kept: tuple[int, ...] = ()
+    between: tuple[int, ...] = ()
+    retains: bool = False
+    logits: int = -1
+
+    def bytes_of(self, storages: Iterable[int]) -> int:
+        """Bytes of storages on the device."""
+        return sum(self.trace.bytes_of[one] for one in storages if one not in self.trace.on_host)
+
+
+def cut_passes(trace: MemoryTrace, bounds: tuple[int, ...], stages: Iterable[int]) -> dict[int, StagePasses]:
+    """Cut a trace of all blocks into the passes of some stages."""
+    last = len(bounds) - 2
+    found = {stage: StagePasses(trace) for stage in stages}
+
+    def stage_at(module: str) -> int:
+        number = block_number(module)
+        return last if number is None else bisect_right(bounds, number) - 1
+
+    owner: dict[int, int] = {}
+    after_first_half: dict[int, int] = {}
+    number_of_pass = "forward"
+    for event in trace.events:
+        if isinstance(event, TraceMark):
+            if event.what in ("backward", "weights"):
+                number_of_pass = event.what
+            for stage in found if event.name == "" else {stage_at(event.name)} & found.keys():
+                found[stage].events[number_of_pass].append(event)
+            continue
+        if event.phase == "data":
+            continue
+        number_of_pass = event.phase
+        stage = stage_at(event.module)
+        made_by = owner.setdefault(event.storage, stage)
+        if event.phase != "weights":
+            after_first_half[event.storage] = after_first_half.get(event.storage, 0) + event.delta_bytes
+        told = event
+        if not event.delta_bytes and made_by != stage:
+            # A sum of gradients in the memory of one that another rank has made: here it is a tensor more.
+            told = replace(event, delta_bytes=trace.bytes_of[event.storage])
+        elif event.delta_bytes < 0:
+            stage = made_by  # a release belongs to whose allocation it ends
+        if stage in found:
+            found[stage].events[event.phase].append(told)
+    for stage, passes in found.items():
+        given = trace.output_of.get(f"blocks.{bounds[stage + 1] - 1}", -1)
+        own = [one for one in trace.bytes_of if owner.get(one, -1) == stage]
+        passes.kept = tuple(one for one in own if one in trace.kept and (one != given or stage == last))
+        passes.logits = given if stage == last and given in own and given not in trace.kept else -1
+        entered = trace.gradient_of.get(f"blocks.{bounds[stage] - 1}", -1)
+        passes.between = tuple(one for one in own if after_first_half.get(one) and one not in (given, entered))
+        received = trace.gradient_of.get(f"blocks.{bounds[stage + 1] - 1}", -1)
+        passes.retains = stage < last and bool(after_first_half.get(received))
+    return found
+
+
+@dataclass(frozen=True)
+class RankPasses:
+    """Passes of all stages of a rank, and the bytes of what it may keep of them.
+
+    Attributes:
+        whole: with a whole backward, by stage.
+        halves: with one in two halves; of no stage where the schedule has none.
+        item_bytes: bytes of one of each item.
+    """
+
+    whole: dict[int, StagePasses]
+    halves: dict[int, StagePasses]
+    item_bytes: Mapping[Item, int]
+
+    def of(self, own: Item) -> tuple[StagePasses, tuple[int, ...]]:
+        """Passes of a stage that keeps this of a micro-batch, and the storages that it keeps."""
+        if own.kind == "activations":
+            return self.whole[own.stage], self.whole[own.stage].kept
+        passes = self.halves[own.stage]
+        return passes, passes.kept if own.kind == "for halves" else passes.between
+
+    @property
+    def retaining(self) -> frozenset[int]:
+        """Stages whose second half needs the gradient that the first one has received."""
+        return frozenset(stage for stage, passes in self.halves.items() if passes.retains)
+
+
+def passes_of(
+    whole: MemoryTrace,
+    halves: MemoryTrace | None,
+    bounds: tuple[int, ...],
+    stages: Iterable[int],
+    at_block: tuple[int, ...],
+) -> RankPasses:
+    """Cut the traces of all blocks into the passes of a rank's stages.
+
+    Args:
+        whole, halves: with a whole backward, and with one in two halves where the schedule has such.
+        bounds: first block of each stage, and the number of blocks.
+        stages: of the rank.
+        at_block: bytes of what enters each block.
+    """
+    own = sorted(set(stages))
+    of_whole = cut_passes(whole, bounds, own)
+    of_halves = {} if halves is None else cut_passes(halves, bounds, [stage for stage in own if stage])
+    sizes: dict[Item, int] = {}
+    for stage in own:
+        sizes[Item("activations", stage)] = of_whole[stage].bytes_of(of_whole[stage].kept)
+        logits = of_whole[stage].logits
+        sizes[Item("logits", stage)] = of_whole[stage].bytes_of([logits]) if logits >= 0 else 0
+        sizes |= {Item("boundary", one): at_block[bounds[one]] for one in (stage, stage + 1)}
+        if stage in of_halves:
+            sizes[Item("for halves", stage)] = of_halves[stage].bytes_of(of_halves[stage].kept)
+            sizes[Item("between halves", stage)] = of_halves[stage].bytes_of(of_halves[stage].between)
+    return RankPasses(of_whole, of_halves, sizes)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from dlojz.config.run_config import RunConfig
+from dlojz.pipeline.messages import Item, RankOrder, Runner
 from dlojz.pipeline.schedule_catalogue import build
 from dlojz.prediction import predict
 from dlojz.prediction.forecast import forecast
-from dlojz.prediction.model_trace import trace_of
-from dlojz.prediction.pipeline_memory import Item, RankOrder, Runner, cut_passes
+from dlojz.prediction.model_trace import cut_passes, trace_of
 
 GPT: dict[str, Any] = {"model": "gpt_tiny", "pp": 2, "micro_batch": 4, "optimizer": "sgd", "learning_rate": 0.05}
 MEASURED = {
