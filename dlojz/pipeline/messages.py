@@ -24,7 +24,7 @@ Source: torch 2.13, `torch/distributed/pipelining/schedules.py` and `stage.py` (
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Literal, NamedTuple
 
 from dlojz.config.run_config import RunConfig
@@ -70,12 +70,19 @@ def messages_of(schedule: Schedule, rank: int) -> list[tuple[int, StageMessage]]
     return sent
 
 
-def places_of_messages(schedule: Schedule) -> tuple[dict[StageMessage, int], dict[StageMessage, int]]:
-    """Number the action in its sender's, and in its receiver's order, at which each message is sent and taken."""
+def places_of_messages(
+    schedule: Schedule, ranks: Iterable[int] | None = None
+) -> tuple[dict[StageMessage, int], dict[StageMessage, int]]:
+    """Number the action in its sender's, and in its receiver's order, at which each message is sent and taken.
+
+    Args:
+        schedule: of the pipeline.
+        ranks: whose orders are read; by default all.
+    """
     sent_at: dict[StageMessage, int] = {}
     taken_at: dict[StageMessage, int] = {}
-    for order in schedule.orders:
-        elements = (element for each in order for element in each.elements)
+    for rank in range(schedule.ranks) if ranks is None else ranks:
+        elements = (element for each in schedule.orders[rank] for element in each.elements)
         for place, action in enumerate(elements):
             if action.kind in SENDING:
                 sent_at[message_after(action)] = place
@@ -171,11 +178,18 @@ class RankOrder:
         self._ahead = min(schedule.micro_batches, schedule.stages - rank)
         """Forwards before the first backward, in 1F1B."""
         if runner == "by_hand":
-            self._sent_at, self._taken_at = places_of_messages(schedule)
-            self._expected = [
-                deque(message for receiver, message in messages_of(schedule, sender) if receiver == rank != sender)
-                for sender in range(schedule.ranks)
-            ]
+            near = {
+                holders[other]
+                for holders in schedule.placement
+                for stage, holder in enumerate(holders)
+                for other in (stage - 1, stage + 1)
+                if holder == rank and 0 <= other <= self.last
+            }
+            self._sent_at, self._taken_at = places_of_messages(schedule, near)
+            self._expected = {
+                sender: deque(message for receiver, message in messages_of(schedule, sender) if receiver == rank)
+                for sender in near - {rank}
+            }
 
     def moments(self) -> Iterator[Moment]:
         """Yield each action of the step with what is kept then."""

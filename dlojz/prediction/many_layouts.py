@@ -67,6 +67,8 @@ SAMPLED: Final = (2, 8)
 """Samples of the micro-batches that are traced."""
 STEADY: Final = 3
 """A pipeline's schedule is built for at most so many micro-batches per rank; beyond, it repeats."""
+FINENESS: Final = 64
+"""Parts of the largest item in which the sizes of the others are counted, to find the fullest action."""
 PLACES: Final = ("first", "last", "between")
 """Micro-batches of a step that an engine treats alike; a single one is the last."""
 PASSES: Final = ("data", "forward", "backward")
@@ -252,8 +254,15 @@ class _Activations:
 
     @property
     def weights(self) -> tuple[tuple[Item, int], ...]:
-        """Bytes of one of each item, for a micro-batch of the most samples that were traced."""
-        return tuple((item, round(one + slope * SAMPLED[-1])) for item, (one, slope) in self.items.items())
+        """Sizes of the items, up to `FINENESS`, for a micro-batch of the most samples that were traced.
+
+        So coarse that runs alike share what is counted from the schedule; of one stage its activations are the largest.
+        """
+        sizes = {item: one + slope * SAMPLED[-1] for item, (one, slope) in self.items.items()}
+        if sum(item.kind == "activations" for item in sizes) == 1:
+            return tuple((item, 1 if item.kind in ("boundary", "logits") else FINENESS) for item in sizes)
+        largest = max(*sizes.values(), 1.0)
+        return tuple((item, round(FINENESS * size / largest)) for item, size in sizes.items())
 
     def _bytes_of(self, held: Held, samples: float) -> float:
         return sum(count * (self.items[item][0] + self.items[item][1] * samples) for item, count in held)
