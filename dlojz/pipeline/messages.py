@@ -105,8 +105,9 @@ def runner_of(config: RunConfig) -> Runner:
 
 
 def splits_backward(config: RunConfig) -> bool:
-    """Whether the schedule of a run's pipeline has backwards in two halves."""
-    return config.layout.pp > 1 and schedule_of(config.layout).splits_backward
+    """Whether a run's pipeline has backwards in two halves that are predicted as such: with nothing recomputed."""
+    layout = config.layout
+    return layout.pp > 1 and schedule_of(layout).splits_backward and layout.checkpointing == "none"
 
 
 class Item(NamedTuple):
@@ -164,13 +165,22 @@ class RankOrder:
         rank: of the pipeline, from 0.
         runner: who runs it.
         retaining: stages whose second half of a backward needs the gradient that the first half has received.
+        halves: whether a split backward is counted in two halves; else as a whole one in its second half.
     """
 
-    def __init__(self, schedule: Schedule, rank: int, runner: Runner, retaining: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        rank: int,
+        runner: Runner,
+        retaining: frozenset[int] = frozenset(),
+        *,
+        halves: bool = True,
+    ) -> None:
         self.schedule, self.rank, self.runner, self.retaining = schedule, rank, runner, retaining
         self.last = schedule.stages - 1
         self.elements = [one for each in schedule.orders[rank] for one in each.elements if one.kind in COMPUTED]
-        self.in_halves = {_unit(one) for one in self.elements if one.kind == BACKWARD_INPUT and one.stage}
+        self.in_halves = {_unit(one) for one in self.elements if halves and one.kind == BACKWARD_INPUT and one.stage}
         self._kept = _Holders()
         self._mail: set[StageMessage] = set()
         self._under_way: list[tuple[int, StageMessage]] = []
@@ -288,7 +298,8 @@ class RankOrder:
         received = ("gradient", action.pipe, stage + 1, *_of_batch(action))
         own_gradient = ("gradient", *unit)
         if action.kind == BACKWARD_INPUT:
-            if stage == 0:
+            if unit not in self.in_halves:
+                self._send(action)
                 return  # all is left to the second half
             between = Item("between halves", stage)
             self._kept.hold(("between", unit), between, "stage")

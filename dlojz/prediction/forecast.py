@@ -307,7 +307,8 @@ def pipeline_replay(
         rank_stages(config, rank),
         boundary_bytes(config),
     )
-    order = RankOrder(schedule, pipeline_rank, runner_of(config), passes.retaining)
+    halves = splits_backward(config)
+    order = RankOrder(schedule, pipeline_rank, runner_of(config), passes.retaining, halves=halves)
     return PipelineReplay(
         config,
         trace,
@@ -410,6 +411,13 @@ class Forecast:
                 "is an estimate, and may be larger.",
                 fr="Le pipeline de DeepSpeed garde des tampons à lui pour ses messages, qui ne sont pas prédits : le "
                 "pic est une estimation, et peut être plus grand.",
+            )
+        if layout.checkpointing != "none" and schedule_of(layout).splits_backward:
+            return say(
+                en="What a split backward computes again, and keeps between its halves, is not predicted: the peak is "
+                "an estimate.",
+                fr="Ce qu’une passe arrière découpée recalcule, et garde entre ses moitiés, n’est pas prédit : le pic "
+                "est une estimation.",
             )
         if layout.engine_spec.gathers_per_step:
             return say(

@@ -31,7 +31,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
 from dlojz.models.foreign.elsewhere import contents_hash
 from dlojz.models.foreign.given_module import changes_its_model
-from dlojz.pipeline.messages import Item, RankOrder, Runner, runner_of, splits_backward
+from dlojz.pipeline.messages import ENDS_BACKWARD, Item, RankOrder, Runner, runner_of, splits_backward
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Schedule
 from dlojz.pipeline.schedule_catalogue import build
 from dlojz.prediction import forecast
@@ -533,7 +533,7 @@ def _of_rank(config: RunConfig, part: _Part) -> _Rows:
             rows.add((BACKWARD_INPUT, place), part, split.peaks("backward", split.kept_bytes))
             rows.add((BACKWARD_WEIGHT, place), part, split.peaks("weights", split.between_bytes))
             rows.retaining += [place] * split.retains
-        elif halves is not None:  # a first stage does all in the second half
+        elif part.own:  # all is done in the second half
             rows.add((BACKWARD_WEIGHT, place), part, own.peaks("backward", own.kept_bytes))
     return rows
 
@@ -813,15 +813,21 @@ def _flight(
     bytes_of = dict(weights)
     schedule = _schedule(name, pp, micro_batches, chunks)
     own = sorted(stage for ranks in schedule.placement for stage, holder in enumerate(ranks) if holder == rank)
-    order = RankOrder(schedule, rank, runner, frozenset(own[place] for place in retaining))
+    halves = any(item.kind == "for halves" for item in bytes_of)
+    order = RankOrder(schedule, rank, runner, frozenset(own[place] for place in retaining), halves=halves)
     found: tuple[dict[Act, tuple[int, Held]], ...] = tuple({} for _ in PLACES)
     most = 0
+    begun: set[int] = set()
     for action, others, _ in order.moments():
-        if action.kind == BACKWARD_INPUT and action.stage == 0:
+        if action.kind == BACKWARD_INPUT and (action.stage == 0 or not halves):
             continue  # all is left to the second half
         act = (action.kind, own.index(action.stage))
         number = action.micro_batch
-        where = PLACES.index("last" if number == micro_batches - 1 else "first" if number == 0 else "between")
+        # Without a gradient of its stage (of any, in forward) an action is one of a first micro-batch.
+        is_first = micro_batches > 1 and not (begun if action.kind == FORWARD else act[1] in begun)
+        where = PLACES.index("first" if is_first else "last" if number == micro_batches - 1 else "between")
+        if action.kind in ENDS_BACKWARD:
+            begun.add(act[1])
         whole = sum(count for item, count in others.items() if item.kind not in ("boundary", "logits"))
         most = max(most, whole)
         held = tuple((_placed(item, own), float(count)) for item, count in others.items() if count)
