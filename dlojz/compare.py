@@ -31,8 +31,8 @@ from dlojz.hardware import Device
 from dlojz.hardware.gpus import device_of_driver
 from dlojz.models.foreign.elsewhere import executing_no_file
 from dlojz.models.foreign.names import is_elsewhere
-from dlojz.pipeline.layout_schedule import schedule_of
 from dlojz.pipeline.schedule import Action, parse_action
+from dlojz.pipeline.schedule_catalogue import schedule_of
 from dlojz.pipeline.simulator import MeasuredOverlay, Timeline, overlay, simulate, steps_of
 from dlojz.pipeline.traced_pipeline import recognised
 from dlojz.prediction import predict

@@ -19,7 +19,7 @@ from dlojz.config.run_compatibility import NO_LIBRARY, PIPELINE, RUN, PipelineRu
 from dlojz.config.run_config import RunConfig
 from dlojz.models.foreign.names import is_elsewhere
 from dlojz.pipeline.exchange_formats import torch_refusal
-from dlojz.pipeline.layout_schedule import schedule_of
+from dlojz.pipeline.schedule_catalogue import schedule_of
 from dlojz.pipeline.validity import check_executable
 from dlojz.prediction.shapes import bounds_of, check_parameters, model_shapes
 

@@ -15,7 +15,7 @@ import pytest
 
 from dlojz.base.errors import LabError
 from dlojz.compare import compare, overlay_of
-from dlojz.pipeline.layout_schedule import schedule_of
+from dlojz.pipeline.schedule_catalogue import schedule_of
 from dlojz.prediction import predict
 from dlojz.results.record import RunRecord, Span, read_record
 from dlojz.running.launch import shipped

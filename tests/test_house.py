@@ -98,7 +98,6 @@ NO_TORCH = (
     "dlojz.models.experts",
     "dlojz.pipeline",
     "dlojz.pipeline.block_weights",
-    "dlojz.pipeline.layout_schedule",
     "dlojz.pipeline.partition",
     "dlojz.pipeline.schedule_catalogue",
     "dlojz.planner",

@@ -41,7 +41,8 @@ from torch.func import functional_call
 
 from dlojz.base.language import refusal
 from dlojz.models.blocks import BlockList
-from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, UPDATE, Action, Schedule
+from dlojz.pipeline.messages import StageMessage, message_after, message_for, messages_of, places_of_messages
+from dlojz.pipeline.schedule import BACKWARD, BACKWARD_WEIGHT, FORWARD, UPDATE, Action, Schedule
 from dlojz.pipeline.stale_weights import version_audit
 from dlojz.pipeline.validity import check_executable
 
@@ -106,15 +107,6 @@ class Boundary(NamedTuple):
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-class StageMessage(NamedTuple):
-    """Message to a stage: the input of a forward, or the output's gradient of a backward."""
-
-    forward: bool
-    pipe: int
-    stage: int
-    micro_batch: int
-
-
 class SentMessage(NamedTuple):
     """Message on its way: its tensor must stay until the receiver has taken it."""
 
@@ -165,8 +157,8 @@ class PipelineRuntime:
         self.rank = dist.get_rank(group) if dist.is_initialized() else 0
         self.perform = perform or (lambda action, compute: compute())
         self._check_modules()
-        self._sent = [self._messages_of(rank) for rank in range(schedule.ranks)]
-        self._sent_at, self._taken_at = self._places_of_messages()
+        self._sent = [messages_of(schedule, rank) for rank in range(schedule.ranks)]
+        self._sent_at, self._taken_at = places_of_messages(schedule)
 
     def _check_modules(self) -> None:
         held = {
@@ -265,7 +257,7 @@ class PipelineRuntime:
         return deferred.input_gradient
 
     def _send(self, action: Action, tensor: Tensor) -> None:
-        message = _message_after(action)
+        message = message_after(action)
         receiver = self.schedule.placement[action.pipe][message.stage]
         if receiver == self.rank:
             self._mail[message] = tensor
@@ -278,7 +270,7 @@ class PipelineRuntime:
 
     def _receive(self, action: Action) -> Tensor:
         """The message that an action needs; those that the same sender sent before it are kept for later."""
-        message = StageMessage(action.kind == FORWARD, action.pipe, action.stage, action.micro_batch)
+        message = message_for(action)
         sender = self.schedule.placement[action.pipe][action.stage + (-1 if message.forward else 1)]
         while message not in self._mail:
             # In the order of the sender: messages between two ranks arrive so.
@@ -306,40 +298,9 @@ class PipelineRuntime:
                 still_under_way.append(sent)
         self._under_way = still_under_way
 
-    def _places_of_messages(self) -> tuple[dict[StageMessage, int], dict[StageMessage, int]]:
-        """Where each message is sent and taken: the number of the action in its sender's, its receiver's order."""
-        sent_at: dict[StageMessage, int] = {}
-        taken_at: dict[StageMessage, int] = {}
-        for order in self.schedule.orders:
-            elements = (element for each in order for element in each.elements)
-            for place, action in enumerate(elements):
-                if action.kind in (FORWARD, BACKWARD, BACKWARD_INPUT):
-                    # Also for what the last stage's forward and stage 0 do not send: never asked for.
-                    sent_at[_message_after(action)] = place
-                    message = StageMessage(action.kind == FORWARD, action.pipe, action.stage, action.micro_batch)
-                    taken_at[message] = place
-        return sent_at, taken_at
-
     @property
     def _device(self) -> torch.device:
         return next((p.device for module in self.modules.values() for p in module.parameters()), torch.device("cpu"))
-
-    def _messages_of(self, rank: int) -> list[tuple[int, StageMessage]]:
-        """All that a rank sends in a step, in order: (receiver, message)."""
-        sent = []
-        for action in self.schedule.orders[rank]:
-            for element in action.elements:
-                message = _message_after(element)
-                # Stage −1 and the stage behind the last do not exist.
-                if element.kind in (FORWARD, BACKWARD, BACKWARD_INPUT) and 0 <= message.stage < self.schedule.stages:
-                    sent.append((self.schedule.placement[element.pipe][message.stage], message))
-        return sent
-
-
-def _message_after(action: Action) -> StageMessage:
-    """What an action sends: a forward to the stage behind, a backward to the stage before."""
-    forward = action.kind == FORWARD
-    return StageMessage(forward, action.pipe, action.stage + (1 if forward else -1), action.micro_batch)
 
 
 class Stage(BlockList):

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from importlib import import_module
 from typing import Literal
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal, say
+from dlojz.config.layout import Layout
 from dlojz.pipeline.schedule import Costs, Schedule
 from dlojz.pipeline.simulator import UNIT_COSTS
 from dlojz.pipeline.validity import check
@@ -433,3 +435,18 @@ def _not_an_option(schedule: ScheduleEntry, option: str) -> str:
         en=f"{schedule.name} has no option {option}: leave it out, or take a schedule that has it ({takers}).",
         fr=f"{schedule.name} n’a pas d’option {option} : omettez-la, ou prenez un ordonnancement qui l’a ({takers}).",
     )
+
+
+def schedule_of(layout: Layout) -> Schedule:
+    """Build the schedule of a layout's pipeline ranks.
+
+    Raises:
+        LabError: if the schedule does not fit the number of ranks, micro-batches or chunks.
+    """
+    return _built(layout.schedule or "1f1b", layout.pp, layout.micro_batches, layout.chunks)
+
+
+@lru_cache(maxsize=8)
+def _built(name: str, ranks: int, micro_batches: int, chunks: int | None) -> Schedule:
+    """Cache: all ranks of a layout ask for the same schedule."""
+    return build(name, ranks, micro_batches, chunks=chunks)

@@ -50,8 +50,8 @@ from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import sending_interval
 from dlojz.models.foreign.names import is_elsewhere
-from dlojz.pipeline.layout_schedule import schedule_of
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, FORWARD, Schedule
+from dlojz.pipeline.schedule_catalogue import schedule_of
 from dlojz.prediction.shapes import (
     AUTOCAST,
     FP32_BYTES,

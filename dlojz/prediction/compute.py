@@ -27,7 +27,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import PLAIN, LengthStretch, first_whole_step, stretches, total_tokens, whole_length
 from dlojz.models.experts.routing import Routing
 from dlojz.models.foreign.names import is_elsewhere
-from dlojz.pipeline.layout_schedule import schedule_of
+from dlojz.pipeline.schedule_catalogue import schedule_of
 from dlojz.prediction.shapes import (
     AUTOCAST,
     FP32_BYTES,
@@ -52,10 +52,9 @@ def step_flops(config: RunConfig, rank: int = 0) -> float:
     A pipeline rank computes the blocks of its stages; a tensor-parallel one its part of each layer, and all of what is
     not split; a context-parallel one its tokens (see `_context_flops`). Normalisations and activation functions are not
     counted, nor the scores that fused attention kernels recompute in backward (2 % for the lab's small text models);
-    the unneeded gradient of the images is. A model from elsewhere that is traced whole is counted as autograd runs it,
-    without what a frozen layer or the inputs do not need (see `_traced_flops`). Full checkpointing recomputes the
-    forward pass but for the end of each block (see `_not_recomputed`), selective checkpointing no product, or every
-    second one.
+    the unneeded gradient of the images is. A model from elsewhere is counted as autograd runs it, without what a
+    frozen layer or the inputs do not need (see `_traced_flops`). Full checkpointing recomputes the forward pass but for
+    the end of each block (see `_not_recomputed`), selective checkpointing no product, or every second one.
 
     Source: Korthikanti et al. 2022 (arXiv 2205.05198), appendix A, for the factors 3 and, at most, 4.
     """
@@ -67,7 +66,7 @@ def step_flops(config: RunConfig, rank: int = 0) -> float:
         return _context_flops(config) * layout.micro_batch * layout.micro_batches + again
     if layout.tp > 1:
         return _split_flops(config, rank) * layout.micro_batch * layout.micro_batches
-    traced_flops = _traced_flops(config)
+    traced_flops = _traced_flops(config, rank)
     if traced_flops is not None:
         return traced_flops
     summary = models.describe(
@@ -80,18 +79,25 @@ def step_flops(config: RunConfig, rank: int = 0) -> float:
     return float(sample_flops * layout.micro_batch * layout.micro_batches) * _share(config, rank)
 
 
-def _traced_flops(config: RunConfig) -> float | None:
-    """Count the FLOPs of a step on a model from elsewhere, product by product, both passes.
+def _traced_flops(config: RunConfig, rank: int) -> float | None:
+    """Count the FLOPs of a rank's step on a model from elsewhere, product by product, all passes of its blocks.
 
-    None where its blocks form a chain of which only a few are traced, or several ranks or passes share the work.
+    None for a model of the catalogue.
     """
     layout = config.layout
-    if not is_elsewhere(config.model) or layout.pp > 1 or layout.checkpointing != "none" or layout.activation_plan:
+    if not is_elsewhere(config.model):
         return None
     from dlojz.prediction.model_trace import trace_of  # loads torch
 
-    flops = trace_of(config).flops
-    return None if flops is None else float(flops * layout.micro_batches)
+    flops_of = trace_of(config, rank).flops_of
+    if layout.pp == 1:
+        return float(sum(flops_of.values()) * layout.micro_batches)
+    bounds, stages = bounds_of(config, model_shapes(config)), rank_stages(config, rank)
+    own = [f"blocks.{block}" for stage in stages for block in range(*bounds[stage : stage + 2])]
+    loss = flops_of.get("", 0) * stages.count(len(bounds) - 2)
+    # A bidirectional pipeline sends half of the micro-batches each way.
+    own_flops = loss + sum(flops_of.get(block, 0) for block in own)
+    return float(own_flops * layout.micro_batches) / schedule_of(layout).pipes
 
 
 def recomputed_flops(config: RunConfig) -> dict[int, float]:

@@ -3,14 +3,16 @@
 The trace of one micro-batch in one process is replayed once per micro-batch into a ledger, together with the states and
 the engine's memory: peak of a rank = largest, over the step, of its states + activations of the micro-batches in flight
 + temporaries of the running pass + the engine's buffers. On the CPU this is what the probe measures, to the byte
-(tests/prediction/test_forecast.py); for a GPU, corrections of the trace and the allocator's model are added.
+(tests/prediction/test_forecast.py); for a GPU, corrections of the trace and the allocator's model are added. A
+pipeline's rank is replayed action by action, each on top of what the rank keeps then (`dlojz.pipeline.messages`).
 
 Rules of thumb and the papers' closed forms are compared with the categories that they count, or with one traced layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -22,8 +24,11 @@ from dlojz.base.table import visible
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
 from dlojz.models.sizes import GPTSize, LlamaSize, ViTSize
+from dlojz.pipeline.messages import ENDS_BACKWARD, Item, Moment, RankOrder, runner_of, splits_backward
+from dlojz.pipeline.schedule import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
+from dlojz.pipeline.schedule_catalogue import schedule_of
 from dlojz.prediction.allocator import CachingAllocator, replay
-from dlojz.prediction.communication import receive_buffers_bytes, samples_bytes
+from dlojz.prediction.communication import boundary_bytes, receive_buffers_bytes, samples_bytes
 from dlojz.prediction.engine_memory import (
     DDP,
     ByHand,
@@ -38,6 +43,7 @@ from dlojz.prediction.engine_memory import (
     LocalStepsMemory,
     Megatron,
     Movement,
+    StepReplay,
     by_hand_in_backward,
 )
 from dlojz.prediction.engine_memory_sharded import (
@@ -52,10 +58,12 @@ from dlojz.prediction.engine_memory_sharded import (
     ZeroStage3Memory,
 )
 from dlojz.prediction.model_trace import (
+    RankPasses,
+    StagePasses,
     block_of,
     compute_of,
-    in_flight_bytes,
     micro_batches_in_flight,
+    passes_of,
     reached_names,
     trace_of,
     trace_of_rank,
@@ -67,9 +75,18 @@ from dlojz.prediction.rules_of_thumb import (
     infinity_checkpoint_bytes,
     layer_bytes,
 )
-from dlojz.prediction.shapes import ModelShapes, axes_of, check_parameters, model_shapes, part_of, switches_hash
+from dlojz.prediction.shapes import (
+    ModelShapes,
+    axes_of,
+    bounds_of,
+    check_parameters,
+    model_shapes,
+    part_of,
+    rank_stages,
+    switches_hash,
+)
 from dlojz.prediction.states import offload_states, predict_states
-from dlojz.prediction.trace import Allocation, MemoryTrace, TraceMark
+from dlojz.prediction.trace import MemoryTrace, TraceMark
 from dlojz.results.footprint import STATES, Category, Memory
 from dlojz.results.record import MemorySample
 
@@ -109,21 +126,16 @@ def overlay_of(config: RunConfig, shapes: ModelShapes, *, dp_rank: int = 0, on_g
     return made
 
 
-REPLAYED_MICRO_BATCHES = 3
-"""The second micro-batch stands for all that follow it but the last, and the one with the most others in flight."""
+class PipelineReplay(StepReplay):
+    """Replay of a pipeline rank's step, action by action.
 
-
-class StepReplay:
-    """Replay of a step: the trace of one micro-batch through a ledger, as often as the step has micro-batches.
+    Of actions alike (the same pass of the same stage, as many gradients there already) only the first, the fullest and
+    the last are replayed: the others allocate the same on top of less.
 
     Args:
-        config: the run.
-        trace: of this rank.
-        states: of this rank, as they are from step to step.
-        overlay: of the engine.
-        in_flight_bytes: kept by a pipeline rank of other micro-batches while each one's backward runs.
-        samples_bytes: kept of the step's samples.
-        ledger: to write in; by default a new one.
+        config, trace, states, overlay, samples_bytes, ledger: as for `StepReplay`.
+        passes: of the rank's stages.
+        moments: the rank's actions, with what it keeps at each.
     """
 
     def __init__(
@@ -132,142 +144,181 @@ class StepReplay:
         trace: MemoryTrace,
         states: Memory,
         overlay: EngineMemory,
+        passes: RankPasses,
+        moments: list[Moment],
         *,
-        in_flight_bytes: tuple[int, ...] = (),
         samples_bytes: int = 0,
         ledger: Ledger | None = None,
     ) -> None:
-        self.config, self.trace, self.overlay = config, trace, overlay
-        self.ledger = ledger or Ledger()
-        self.micro_batch = 0
-        self.gradient_bytes = 0
-        """Bytes of the gradients that autograd makes, where the engine keeps them; larger than the parameters where a
-        gradient is a view of a larger tensor."""
-        self.without_gradient: tuple[str, ...] = ()
-        """Names of parameters that backward does not reach though they are not frozen."""
-        self._in_flight_bytes = in_flight_bytes
-        self._samples_bytes = samples_bytes
-        self.states = states
-        self._is_gradient = {
-            event.storage: event.name
-            for event in trace.events
-            if isinstance(event, TraceMark) and event.what == "ready"
-        }
-        self._accumulated: set[str] = set()
-        self._phase = ""
+        super().__init__(config, trace, states, overlay, samples_bytes=samples_bytes, ledger=ledger)
+        self._passes = passes
+        self._moments = moments
+        self._chosen = self._fullest()
+        self._counts: dict[Item, int] = {}
+        self._is_last = False
+        self._former: list[Hashable] = []
+        """Gradients of the weights that were computed last in a second half: `stage_backward_weight` names them still,
+        while it computes the next ones."""
+        self._in_turn: list[Hashable] | None = None
 
     @property
     def last(self) -> bool:
-        """Whether no other micro-batch follows in this step."""
-        return self.micro_batch == self.config.layout.micro_batches - 1
+        """Whether no other backward of this stage follows in this step."""
+        return self._is_last
 
-    def free_gradient(self, name: str) -> None:
-        """Free the gradient that autograd has just made."""
-        self.ledger.drop(("gradient", name))
+    def _fullest(self) -> list[tuple[Moment, bool]]:
+        """The actions to replay, in order, each with whether it ends the last backward of its stage."""
+        begun: set[tuple[int, int]] = set()
+        final = {
+            (one.action.pipe, one.action.stage): number
+            for number, one in enumerate(self._moments)
+            if one.action.kind in ENDS_BACKWARD
+        }
+        groups: dict[Hashable, list[int]] = defaultdict(list)
+        for number, (action, _, own) in enumerate(self._moments):
+            place = (action.pipe, action.stage)
+            is_last = final.get(place) == number
+            groups[action.kind, place, own, len(begun), place in begun, is_last].append(number)
+            if action.kind in ENDS_BACKWARD:
+                begun.add(place)
+        chosen: dict[int, bool] = {}
+        for group, numbers in groups.items():
+            is_last = bool(group[-1])  # type: ignore[index]
+            fullest = max(numbers, key=lambda number: self._kept_bytes(self._moments[number].others))
+            chosen |= dict.fromkeys((numbers[0], fullest, numbers[-1]), is_last)
+        return [(self._moments[number], chosen[number]) for number in sorted(chosen)]
 
-    def run(self) -> Ledger:
-        """Replay the whole step; called again, the next one."""
-        ledger, layout = self.ledger, self.config.layout
-        self._at("between steps")
-        if not ledger.holds(("state", "weights", 0)):
-            self._hold_states()
-        self.overlay.begin_step(self)
-        self._at("forward")
-        if self._samples_bytes:
-            ledger.hold(("samples",), "activations", self._samples_bytes)
-        former = -1
-        flights = self._in_flight_bytes
-        fullest = flights.index(max(flights)) if flights else 0
-        for number in range(layout.micro_batches):
-            if number in (0, fullest, layout.micro_batches - 1) or number < REPLAYED_MICRO_BATCHES - 1:
-                self.micro_batch = number
-                if self._in_flight_bytes:
-                    ledger.drop(("in flight",))
-                    ledger.hold(("in flight",), "activations", self._in_flight_bytes[number])
-                self._pass(former)
-                former = number
-        self._forget_batch(self.micro_batch)
-        for name in ("in flight", "samples"):
-            ledger.drop((name,))
-        self._at("optimizer")
-        self.overlay.update(self)
-        for name in self.overlay.by_name:
-            self.free_gradient(name)
-        self.overlay.end_step(self)
-        self._accumulated.clear()
-        return ledger
+    def _kept_bytes(self, others: Mapping[Item, int]) -> int:
+        return sum(count * self._passes.item_bytes[item] for item, count in others.items())
 
-    def _hold_states(self) -> None:
-        for category in STATES:
-            if category == "gradients" and not self.overlay.gradients_stay:
-                continue
-            own = self.states.category(category) or 0
-            if category == "weights":
-                own -= self.overlay.gathered_bytes()
-            if category == "optimizer":
-                own -= self.overlay.renewed_bytes()
-            for number, piece in enumerate(self.overlay.pieces(category, own)):
-                self.ledger.hold(("state", category, number), category, piece)
-        for name, (category, num_bytes) in self.overlay.standing().items():
-            self.ledger.hold(("standing", name), category, num_bytes)
+    def _micro_batches(self) -> None:
+        of_rank = self.trace, self._is_gradient
+        for moment, is_last in self._chosen:
+            self._is_last = is_last
+            self.micro_batch = moment.action.micro_batch
+            self._act(moment)
+        self._keep({})
+        self.trace, self._is_gradient = of_rank
 
-    def _at(self, phase: str, module: str = "") -> None:
-        if phase != self._phase and phase == "backward":
-            self._phase = phase
-            self.overlay.begin_backward(self)
-        self._phase = self.ledger.moment = phase
-        self.ledger.detail = (self.micro_batch, module)
+    def _keep(self, others: Mapping[Item, int]) -> None:
+        """Hold what is kept of other micro-batches, piece by piece; of what was held before, the rest is dropped."""
+        for item in {*self._counts, *others}:
+            before, now = self._counts.get(item, 0), others.get(item, 0)
+            for number in range(now, before):
+                self.ledger.drop(("in flight", item, number))
+            for number in range(before, now):
+                self.ledger.hold(("in flight", item, number), "activations", self._passes.item_bytes[item])
+        self._counts = dict(others)
 
-    def _forget_batch(self, number: int) -> None:
-        for storage in self.trace.kept:
-            self.ledger.drop(("storage", number, storage))
-
-    def _pass(self, former: int) -> None:
-        """Forward and backward of a micro-batch; the `former` one's samples go once this one's are there."""
+    def _act(self, moment: Moment) -> None:
+        action, others, own = moment
+        self._at("forward" if action.kind == FORWARD else "backward")
+        self._keep(others)
+        in_halves = own is not None and own.kind != "activations"
+        if action.kind == BACKWARD_INPUT and not in_halves:
+            return  # a first stage leaves all to the second half
+        if own is None:
+            passes = self._passes.whole[action.stage]
+            kept: tuple[int, ...] = ()
+            part = "forward"
+        else:
+            passes, kept = self._passes.of(own)
+            part = "weights" if action.kind == BACKWARD_WEIGHT and in_halves else "backward"
+        self.trace = passes.trace
+        self._is_gradient = _gradients_of(passes)
         number = self.micro_batch
-        for event in self.trace.events:
+        for storage in kept:
+            self._hold_kept(storage)
+        self._in_turn = [] if part == "weights" else None
+        for event in passes.events[part]:
             if isinstance(event, TraceMark):
                 self._mark(event)
                 continue
-            if event.phase == "forward" and former >= 0:
-                self._forget_batch(former)
-                former = -1
-            self._at(event.phase, event.module)
+            self._at("forward" if part == "forward" else "backward", event.module)
+            if self._in_turn and event.delta_bytes > 0:
+                self._former, self._in_turn = self._in_turn, []
             self._allocate(event, number)
-        self.overlay.end_backward(self)
-        kept = [name for name in self.overlay.by_name if self.ledger.holds(("gradient", name))]
-        self.gradient_bytes = max(self.gradient_bytes, sum(self.ledger.bytes_of(("gradient", name)) for name in kept))
-
-    def _allocate(self, event: Allocation, number: int) -> None:
-        name, block = self._is_gradient.get(event.storage), block_of(event.module)
-        if name is not None:
-            if event.delta_bytes > 0:
-                added = name in self._accumulated or not self.overlay.keeps_gradients
-                category: Category = "gradients" if self.overlay.gradients_are_states and not added else "workspace"
-                self.ledger.hold(("gradient", name, "new"), category, event.delta_bytes, block)
-            return
-        key = ("storage", number, event.storage)
-        if event.delta_bytes < 0:
+        for key in (*self._former, *(self._in_turn or ())):
             self.ledger.drop(key)
-        elif event.storage in self.trace.on_host:
-            self.ledger.hold_on_host(key, event.delta_bytes)
-        else:
-            category = "activations" if event.storage in self.trace.kept else "workspace"
-            self.ledger.hold(key, category, event.delta_bytes, block)
+        self._former, self._in_turn = [], None
+        for storage in passes.trace.bytes_of:
+            self.ledger.drop(("storage", number, storage))
+        if action.kind in ENDS_BACKWARD:
+            self.end_backward()
 
     def _mark(self, event: TraceMark) -> None:
-        if event.what != "ready":
-            getattr(self.overlay, event.what)(self, event.name)
-            return
-        new, kept = ("gradient", event.name, "new"), ("gradient", event.name)
-        if event.name in self._accumulated and self.overlay.keeps_gradients:
-            self.ledger.drop(new)  # added into the gradient that is there
+        added = event.what == "ready" and event.name in self._accumulated and self.overlay.keeps_gradients
+        if added and self._in_turn is not None:
+            for key in self._former:
+                self.ledger.drop(key)
+            self._former = []
+            former = ("gradient", event.name, "former")
+            self.ledger.rename(("gradient", event.name, "new"), former)
+            self._in_turn.append(former)
+        super()._mark(event)
+
+    def _hold_kept(self, storage: int) -> None:
+        """Hold again what the forward of this micro-batch has kept."""
+        trace, key = self.trace, ("storage", self.micro_batch, storage)
+        if storage in trace.on_host:
+            self.ledger.hold_on_host(key, trace.bytes_of[storage])
         else:
-            self.ledger.rename(new, kept)
-            self._accumulated.add(event.name)
-        parameter = self.overlay.by_name.get(event.name)
-        if parameter is not None:
-            self.overlay.ready(self, parameter)
+            category: Category = "activations"
+            self.ledger.hold(key, category, trace.bytes_of[storage], block_of(trace.module_of[storage]))
+
+
+def _gradients_of(passes: StagePasses) -> dict[int, str]:
+    return {
+        event.storage: event.name
+        for events in passes.events.values()
+        for event in events
+        if isinstance(event, TraceMark) and event.what == "ready"
+    }
+
+
+def pipeline_replay(
+    config: RunConfig,
+    rank: int,
+    trace: MemoryTrace,
+    states: Memory,
+    overlay: EngineMemory,
+    *,
+    retold: Callable[[MemoryTrace], MemoryTrace] = lambda trace: trace,
+    on_gpu: bool = False,
+    ledger: Ledger | None = None,
+) -> PipelineReplay:
+    """Prepare the replay of a pipeline rank's step, to be run.
+
+    Args:
+        config: the run.
+        rank: one that it has.
+        trace: of this rank.
+        states: of this rank.
+        overlay: of its engine.
+        retold: changes the traces of all blocks beforehand.
+        on_gpu: with the corrections for a GPU.
+        ledger: to write in; by default a new one.
+    """
+    schedule, pipeline_rank = schedule_of(config.layout), axes_of(config, rank)[2]
+    passes = passes_of(
+        retold(trace_of(config, rank, on_gpu=on_gpu)),
+        retold(trace_of(config, rank, on_gpu=on_gpu, in_halves=True)) if splits_backward(config) else None,
+        bounds_of(config, model_shapes(config)),
+        rank_stages(config, rank),
+        boundary_bytes(config),
+    )
+    halves = splits_backward(config)
+    order = RankOrder(schedule, pipeline_rank, runner_of(config), passes.retaining, halves=halves)
+    return PipelineReplay(
+        config,
+        trace,
+        states,
+        overlay,
+        passes,
+        list(order.moments()),
+        samples_bytes=samples_bytes(config, rank),
+        ledger=ledger,
+    )
 
 
 CUBLAS_HANDLES = 2
@@ -309,7 +360,7 @@ class Forecast:
     @property
     def notes(self) -> tuple[str, ...]:
         """Say what of the model is not as usual, or not predicted."""
-        return tuple(filter(None, (self._without_gradient_note(), self._recurrent_note())))
+        return tuple(filter(None, (self._without_gradient_note(), self._recurrent_note(), self._pipeline_note())))
 
     def _without_gradient_note(self) -> str:
         if not self.without_gradient:
@@ -349,6 +400,33 @@ class Forecast:
             fr=f"Ses couches récurrentes (la première : {layer}) gardent pour la passe arrière ce que seul leur noyau "
             "connaît : ce n’est pas prédit, et le pic est au moins celui donné ici.",
         )
+
+    def _pipeline_note(self) -> str:
+        layout = self.config.layout
+        if layout.pp == 1:
+            return ""
+        if layout.engine == "deepspeed":
+            return say(
+                en="DeepSpeed's pipeline keeps buffers of its own for its messages, which are not predicted: the peak "
+                "is an estimate, and may be larger.",
+                fr="Le pipeline de DeepSpeed garde des tampons à lui pour ses messages, qui ne sont pas prédits : le "
+                "pic est une estimation, et peut être plus grand.",
+            )
+        if layout.checkpointing != "none" and schedule_of(layout).splits_backward:
+            return say(
+                en="What a split backward computes again, and keeps between its halves, is not predicted: the peak is "
+                "an estimate.",
+                fr="Ce qu’une passe arrière découpée recalcule, et garde entre ses moitiés, n’est pas prédit : le pic "
+                "est une estimation.",
+            )
+        if layout.engine_spec.gathers_per_step:
+            return say(
+                en="In a pipeline FSDP2 keeps the whole gradients of a stage until its last micro-batch; the peak "
+                "does not count them, and is at least what is said here.",
+                fr="Dans un pipeline, FSDP2 garde entiers les gradients d’un étage jusqu’à son dernier micro-batch ; "
+                "le pic ne les compte pas, et est au moins celui donné ici.",
+            )
+        return ""
 
     @property
     def events(self) -> tuple[tuple[int, int], ...]:
@@ -452,15 +530,14 @@ def replay_of(
     part = reached if config.engine_spec.skips_unreached else share
     dp_rank = axes_of(config, rank)[0]
     states = offload_states(config, part, predict_states(config, part, dp_rank), dp_rank)
-    step = StepReplay(
-        config,
-        retold(trace),
-        states,
-        overlay_of(config, part, dp_rank=dp_rank, on_gpu=device is not None),
-        in_flight_bytes=in_flight_bytes(config, trace, shapes, rank),
-        samples_bytes=samples_bytes(config, rank),
-        ledger=ledger,
-    )
+    overlay = overlay_of(config, part, dp_rank=dp_rank, on_gpu=device is not None)
+    step: StepReplay
+    if config.layout.pp > 1:
+        step = pipeline_replay(
+            config, rank, retold(trace), states, overlay, retold=retold, on_gpu=device is not None, ledger=ledger
+        )
+    else:
+        step = StepReplay(config, retold(trace), states, overlay, ledger=ledger)
     pairs = zip(share.parameters, reached.parameters, strict=True)
     step.without_gradient = tuple(before.name for before, after in pairs if before.is_trained and not after.is_trained)
     if buffers_bytes := receive_buffers_bytes(config, rank):

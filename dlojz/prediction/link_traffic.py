@@ -305,8 +305,8 @@ def destinations_of(config: RunConfig) -> Destinations:
     """Read the destinations of each pipeline rank of a run off its schedule, with their shares of the bytes."""
     if config.layout.pp == 1:
         return [{}]
-    from dlojz.pipeline.layout_schedule import schedule_of
     from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, FORWARD
+    from dlojz.pipeline.schedule_catalogue import schedule_of
 
     schedule, at_block = schedule_of(config.layout), boundary_bytes(config)
     bounds, found = bounds_of(config, model_shapes(config)), []

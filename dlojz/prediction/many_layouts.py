@@ -3,8 +3,8 @@
 The traces and the engine's memory model of the forecast are summarised once by *slot* (a pass over a block); a layout's
 peak is the largest sum over the slots:
 
-    peak = max over slots of (states and buffers of the engine + activations of this micro-batch)
-           + activations of other micro-batches in flight
+    peak = max over slots of (states and buffers of the engine + activations of this stage and micro-batch
+           + what the rank keeps of other stages and micro-batches at an action of this kind)
 
 Activations of a slot are linear in the micro-batch: two traces, of `SAMPLED` samples, give the line. The engine's part
 comes from its memory model on the gradients and marks of the trace alone. The two maxima of a slot need not coincide,
@@ -15,9 +15,9 @@ head are each larger than all else, and the one is released before the engine re
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import ceil
 from typing import Any, Final, NamedTuple
@@ -31,13 +31,22 @@ from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
 from dlojz.models.foreign.elsewhere import contents_hash
 from dlojz.models.foreign.given_module import changes_its_model
-from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
+from dlojz.pipeline.messages import ENDS_BACKWARD, Item, RankOrder, Runner, runner_of, splits_backward
+from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Schedule
 from dlojz.pipeline.schedule_catalogue import build
 from dlojz.prediction import forecast
-from dlojz.prediction.communication import receive_buffers_bytes, samples_bytes
-from dlojz.prediction.engine_memory import Ledger
-from dlojz.prediction.forecast import CUBLAS_HANDLES, StepReplay
-from dlojz.prediction.model_trace import block_of, key_of, reached_names, trace_of, trace_of_rank
+from dlojz.prediction.communication import boundary_bytes, receive_buffers_bytes, samples_bytes
+from dlojz.prediction.engine_memory import Ledger, StepReplay
+from dlojz.prediction.forecast import CUBLAS_HANDLES
+from dlojz.prediction.model_trace import (
+    TURN_OF,
+    TraceKey,
+    block_of,
+    key_of,
+    reached_names,
+    trace_of,
+    trace_of_rank,
+)
 from dlojz.prediction.shapes import ModelShapes, axes_of, bounds_of, model_shapes, num_blocks, part_of, rank_stages
 from dlojz.prediction.states import offload_states, predict_states
 from dlojz.prediction.trace import Allocation, MemoryTrace, TraceMark
@@ -49,16 +58,22 @@ Slot = tuple[str, str]
 """A phase of the step and a block; the block is empty in the loss and outside of the passes. In backward the last block
 is followed by the number of its gradients that are ready (`blocks.12.@3`)."""
 
-Held = tuple[tuple[int, float], ...]
-"""Stages of a rank (their places among its own), and the micro-batches whose activations each holds."""
+Held = tuple[tuple[Item, float], ...]
+"""What a rank keeps besides, with the stages by their places among its own, and how many of each."""
+Act = tuple[str, int]
+"""Kind of an action, and the place of its stage among the rank's own."""
 
 SAMPLED: Final = (2, 8)
 """Samples of the micro-batches that are traced."""
 STEADY: Final = 3
 """A pipeline's schedule is built for at most so many micro-batches per rank; beyond, it repeats."""
+FINENESS: Final = 64
+"""Parts of the largest item in which the sizes of the others are counted, to find the fullest action."""
 PLACES: Final = ("first", "last", "between")
 """Micro-batches of a step that an engine treats alike; a single one is the last."""
 PASSES: Final = ("data", "forward", "backward")
+HALVES: Final = {BACKWARD_INPUT: "backward", BACKWARD_WEIGHT: "weights"}
+"""Passes of a backward in two halves."""
 
 
 _REFUSED: dict[Hashable, str] = {}
@@ -89,13 +104,20 @@ class RankMemories(NamedTuple):
 
 def needed_traces(configs: list[RunConfig]) -> list[RunConfig]:
     """Select one run for each trace that `rank_memories` needs and the store lacks."""
-    wanted = {key_of(one, 0, on_gpu=True): one for config in configs for one in _sampled(config)}
+    wanted = {key: one for config in configs for one in _sampled(config) for key in _keys_of(one)}
     return [one for key, one in wanted.items() if not is_kept(key)]
 
 
 def make_trace(config: RunConfig) -> None:
     """Trace a run's model and keep the trace."""
-    trace_of(config, 0, on_gpu=True)
+    for key in _keys_of(config):
+        trace_of(config, 0, on_gpu=True, in_halves=key.in_halves)
+
+
+def _keys_of(config: RunConfig) -> list[TraceKey]:
+    """What the traces of a run depend on: of a whole backward, and of one in two halves."""
+    key = key_of(config, 0, on_gpu=True)
+    return [key, key._replace(in_halves=True)] if splits_backward(config) else [key]
 
 
 def trace_refusal(config: RunConfig) -> str:
@@ -129,10 +151,8 @@ def rank_memories(config: RunConfig, micro_batches: list[tuple[int, int]], devic
         rank = stage * layout.dp * layout.tp
         part = _part(config, rank)
         curve = _activations(config, part)
-        flights = [_in_flight(config, stage, number) for _, number in micro_batches]
-        sizes = [size for size, _ in micro_batches]
-        pairs = zip(flights, sizes, strict=True)
-        held = np.array([[curve.kept_bytes(one, size) for one in flight.others] for flight, size in pairs]).T
+        flights = [_in_flight(config, stage, number, curve) for _, number in micro_batches]
+        held = curve.held_bytes(flights, samples)
         received = 0.0
         if layout.pp > 1:
             few = _with(config, 1, min(layout.micro_batches, _few(layout.pp)))
@@ -143,7 +163,7 @@ def rank_memories(config: RunConfig, micro_batches: list[tuple[int, int]], devic
         for chosen in (numbers == 1, numbers == 2, numbers > 2):
             if chosen.any():
                 engine = _engine(_with(config, 1, min(int(numbers[chosen].min()), _few(layout.pp))), rank, part)
-                columns[:, chosen] = _peaks(curve, engine, samples[chosen], held[:, chosen])
+                columns[:, chosen] = _peaks(curve, engine, samples[chosen], held[:, :, chosen])
                 host[chosen] = engine.host_bytes
         columns[CATEGORIES.index("workspace")] += CUBLAS_HANDLES * device.cublas_workspace_bytes
         columns[CATEGORIES.index("workspace")] += received * samples * numbers
@@ -189,32 +209,63 @@ class _Activations:
     """Activations of one micro-batch on a rank, by slot: a line in the samples.
 
     Attributes:
-        slots: in the order of the step.
+        slots: of each action in turn, in the order of its pass.
+        acts: of each slot, the action.
         kept, other: constant and slope (columns) of what backward will read, and of the rest, at the peak of each slot
             (rows).
-        by_stage: constant and slope of what each stage of the rank keeps for backward.
+        items: constant and slope of the bytes of what a rank may keep of other micro-batches.
+        retaining: places of the stages whose second half of a backward needs the gradient that the first has received.
     """
 
     slots: tuple[Slot, ...]
+    acts: tuple[Act, ...]
     kept: Reals
     other: Reals
-    by_stage: tuple[tuple[float, float], ...]
+    items: dict[Item, tuple[float, float]]
+    retaining: tuple[int, ...]
 
     def to_data(self) -> dict[str, Any]:
         """Plain JSON data."""
         arrays = {"kept": self.kept.tolist(), "other": self.other.tolist()}
-        return {"kind": "activations", "slots": self.slots, "by_stage": self.by_stage, **arrays}
+        items = [[*item, *line] for item, line in self.items.items()]
+        rows = {"slots": self.slots, "acts": self.acts, "retaining": self.retaining}
+        return {"kind": "activations", "items": items, **rows, **arrays}
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> _Activations:
         """What `to_data` has written."""
-        slots = tuple((str(phase), str(block)) for phase, block in data["slots"])
-        stages = tuple((float(one), float(other)) for one, other in data["by_stage"])
-        return cls(slots, np.array(data["kept"], float), np.array(data["other"], float), stages)
+        return cls(
+            tuple((str(phase), str(block)) for phase, block in data["slots"]),
+            tuple((str(kind), int(place)) for kind, place in data["acts"]),
+            np.array(data["kept"], float),
+            np.array(data["other"], float),
+            {Item(kind, int(stage)): (float(one), float(other)) for kind, stage, one, other in data["items"]},
+            tuple(int(place) for place in data["retaining"]),
+        )
 
-    def kept_bytes(self, held: Held, samples: int) -> float:
-        """Bytes that the rank's stages keep of so many micro-batches each, of so many samples."""
-        return sum(count * (self.by_stage[stage][0] + self.by_stage[stage][1] * samples) for stage, count in held)
+    def held_bytes(self, flights: list[_Flight], samples: Reals) -> Reals:
+        """Bytes that a rank keeps besides: places of the micro-batch × slots × samples; below 0 where no action is."""
+        found = np.full((len(PLACES), len(self.slots), samples.size), -1.0)
+        for column, (flight, size) in enumerate(zip(flights, samples.tolist(), strict=True)):
+            for where in range(len(PLACES)):
+                of_act = {act: self._bytes_of(held, size) for act, held in flight.others[where].items()}
+                found[where, :, column] = [of_act.get(act, -1.0) for act in self.acts]
+        return found
+
+    @property
+    def weights(self) -> tuple[tuple[Item, int], ...]:
+        """Sizes of the items, up to `FINENESS`, for a micro-batch of the most samples that were traced.
+
+        So coarse that runs alike share what is counted from the schedule; of one stage its activations are the largest.
+        """
+        sizes = {item: one + slope * SAMPLED[-1] for item, (one, slope) in self.items.items()}
+        if sum(item.kind == "activations" for item in sizes) == 1:
+            return tuple((item, 1 if item.kind in ("boundary", "logits") else FINENESS) for item in sizes)
+        largest = max(*sizes.values(), 1.0)
+        return tuple((item, round(FINENESS * size / largest)) for item, size in sizes.items())
+
+    def _bytes_of(self, held: Held, samples: float) -> float:
+        return sum(count * (self.items[item][0] + self.items[item][1] * samples) for item, count in held)
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,17 +300,19 @@ class _Flight(NamedTuple):
     """Other micro-batches in flight on a rank.
 
     Attributes:
-        others: held besides the first micro-batch while its backward runs, besides the last, and the most besides
-            any of those between (`PLACES`).
+        others: kept besides at the fullest action of each kind and stage: of the first micro-batch, of the last, and of
+            any between (`PLACES`).
         most: micro-batches in flight at most, the running one included.
     """
 
-    others: tuple[Held, Held, Held]
+    others: tuple[dict[Act, Held], ...]
     most: int
 
 
 def _peaks(curve: _Activations, engine: _Engine, samples: Reals, held: Reals) -> Reals:
     """Bytes by category (rows) at the peak, for each number of samples (columns)."""
+    # Where its last block is computed in halves, a slot has no number of gradients: the fullest one stands for it.
+    fullest = _fullest_slots(engine)
     kept = curve.kept[:, :1] + curve.kept[:, 1:] * samples
     other = np.maximum(curve.other[:, :1] + curve.other[:, 1:] * samples, 0.0)
     places = np.arange(samples.size)
@@ -267,19 +320,30 @@ def _peaks(curve: _Activations, engine: _Engine, samples: Reals, held: Reals) ->
     fullest_outside = max(outside, key=lambda place: float(engine.bytes_by_category[place].sum()))
     columns = np.repeat(engine.bytes_by_category[fullest_outside][:, None], samples.size, axis=1)
     for where, others in zip(PLACES, held, strict=True):
-        of_slot = np.array([engine.slots.get((where, slot), -1) for slot in curve.slots])
+        of_slot = np.array([engine.slots.get((where, slot), fullest.get((where, slot), -1)) for slot in curve.slots])
         seen = of_slot >= 0
         if not seen.any():
             continue
         fixed = np.where(seen[:, None], engine.bytes_by_category[of_slot], 0.0)
-        total = np.where(seen[:, None], fixed.sum(axis=1)[:, None] + kept + other + others, 0.0)
+        total = np.where(seen[:, None] & (others >= 0), fixed.sum(axis=1)[:, None] + kept + other + others, 0.0)
         at = np.argmax(total, axis=0)
-        found = fixed[at].T.copy()
-        found[CATEGORIES.index("activations")] += kept[at, places] + others
+        found = np.where(total[at, places] > 0, fixed[at].T, 0.0)
+        found[CATEGORIES.index("activations")] += kept[at, places] + others[at, places]
         found[CATEGORIES.index("workspace")] += other[at, places]
         more = found.sum(axis=0) > columns.sum(axis=0)
         columns[:, more] = found[:, more]
     return columns
+
+
+def _fullest_slots(engine: _Engine) -> dict[tuple[str, Slot], int]:
+    """The fullest of the slots of a block's backward, by the block alone."""
+    found: dict[tuple[str, Slot], int] = {}
+    for (where, (phase, block)), place in engine.slots.items():
+        whole = (where, (phase, ".".join(block.split(".")[:2])))
+        former = found.setdefault(whole, place)
+        if engine.bytes_by_category[place].sum() > engine.bytes_by_category[former].sum():
+            found[whole] = place
+    return found
 
 
 @lru_cache(maxsize=4096)
@@ -404,7 +468,7 @@ _READ: set[Hashable] = set()
 
 def _activations(config: RunConfig, part: _Part) -> _Activations:
     trace = key_of(_with(config, 1, config.layout.micro_batches), 0, on_gpu=True)
-    key = f"{_prefix(config)} activations {trace!r} {part.kinds!r}"
+    key = f"{_prefix(config)} activations {trace!r} {part.kinds!r} {splits_backward(config)}"
     if key not in _SUMMARIES:
         _SUMMARIES[key] = _line_of(config, part)
     found = _SUMMARIES[key]
@@ -413,17 +477,65 @@ def _activations(config: RunConfig, part: _Part) -> _Activations:
 
 
 def _line_of(config: RunConfig, part: _Part) -> _Activations:
-    found = [_curve_of(one).of_rank(part) for one in _sampled(config)]
-    (slots, low_kept, low_other, low_stages), (_, high_kept, high_other, high_stages) = found
+    low, high = (_of_rank(one, part) for one in _sampled(config))
     span = SAMPLED[1] - SAMPLED[0]
 
     def line(low: Reals, high: Reals) -> Reals:
         slope = (high - low) / span
         return np.stack([low - slope * SAMPLED[0], slope], axis=1)
 
-    stages = line(np.array(low_stages), np.array(high_stages))
-    by_stage = tuple((one[0], one[1]) for one in stages.tolist())
-    return _Activations(slots, line(low_kept, high_kept), line(low_other, high_other), by_stage)
+    items = line(np.array([low.items[one] for one in low.items]), np.array([high.items[one] for one in low.items]))
+    lines = {item: (one[0], one[1]) for item, one in zip(low.items, items.tolist(), strict=True)}
+    kept, other = line(np.array(low.kept), np.array(high.kept)), line(np.array(low.other), np.array(high.other))
+    return _Activations(tuple(low.slots), tuple(low.acts), kept, other, lines, tuple(low.retaining))
+
+
+@dataclass
+class _Rows:
+    """Slots of a rank's actions, with the bytes at the peak of each, and the bytes of each item."""
+
+    slots: list[Slot] = field(default_factory=list)
+    acts: list[Act] = field(default_factory=list)
+    kept: list[float] = field(default_factory=list)
+    other: list[float] = field(default_factory=list)
+    items: dict[Item, float] = field(default_factory=dict)
+    retaining: list[int] = field(default_factory=list)
+
+    def add(self, act: Act, part: _Part, found: list[tuple[Slot, float, float]]) -> None:
+        """Add the slots of one action."""
+        for (phase, block), kept, other in found:
+            seen = "backward" if phase == "weights" else phase
+            self.slots.append(part.slot_of((seen, block)))
+            self.acts.append(act)
+            self.kept.append(kept)
+            self.other.append(other)
+
+
+def _of_rank(config: RunConfig, part: _Part) -> _Rows:
+    """Slots and items of a rank, for one size of the micro-batch."""
+    whole, rows = _curve_of(config, in_halves=False), _Rows()
+    stages = part.own or (tuple(range(whole.num_blocks)),)
+    at_block = boundary_bytes(config) if part.own else ()
+    halves = _curve_of(config, in_halves=True) if splits_backward(config) else None
+    for place, blocks in enumerate(stages):
+        own = _StageOfCurve(whole, blocks)
+        rows.add((FORWARD, place), part, own.peaks("forward", 0.0))
+        rows.add((BACKWARD, place), part, own.peaks("backward", own.kept_bytes))
+        rows.items[Item("activations", place)] = own.kept_bytes
+        rows.items[Item("logits", place)] = own.logits_bytes
+        if part.own:
+            rows.items[Item("boundary", place)] = float(at_block[blocks[0]])
+            rows.items[Item("boundary", place + len(stages))] = float(at_block[blocks[-1] + 1])
+        if halves is not None and blocks[0]:
+            split = _StageOfCurve(halves, blocks)
+            rows.items[Item("for halves", place)] = split.kept_bytes
+            rows.items[Item("between halves", place)] = split.between_bytes
+            rows.add((BACKWARD_INPUT, place), part, split.peaks("backward", split.kept_bytes))
+            rows.add((BACKWARD_WEIGHT, place), part, split.peaks("weights", split.between_bytes))
+            rows.retaining += [place] * split.retains
+        elif part.own:  # all is done in the second half
+            rows.add((BACKWARD_WEIGHT, place), part, own.peaks("backward", own.kept_bytes))
+    return rows
 
 
 class _Curve:
@@ -431,61 +543,98 @@ class _Curve:
 
     def __init__(self, trace: MemoryTrace) -> None:
         gradients = {event.storage for event in trace.events if isinstance(event, TraceMark) and event.what == "ready"}
-        left_out = gradients | trace.on_host
-        moves = [one for one in trace.events if isinstance(one, Allocation) and one.storage not in left_out]
+        left_out = gradients | trace.on_host | {-2}
+        moves = [
+            one
+            for one in trace.events
+            if isinstance(one, Allocation) and one.storage not in left_out and one.phase != "data"
+        ]
         self.slots: dict[Slot, int] = {}
         self.trace = trace
         self.delta = np.array([one.delta_bytes for one in moves], float)
         slots = [(one.phase, _place_of(one.module)) for one in moves]
         self.slot = np.array([self.slots.setdefault(one, len(self.slots)) for one in slots])
         self.storage = np.array([one.storage for one in moves])
-        kept = trace.kept
-        self.is_kept = np.array([one.storage in kept for one in moves])
-        block_of_storage = {one: _number(block_of(name)) for one, name in trace.module_of.items()}
+        self.is_kept = np.isin(self.storage, list(trace.kept))
+        self.turn = np.array([TURN_OF.get(one.phase, 0) for one in moves])
         self.num_blocks = 1 + max(_number(block) for _, block in self.slots)
-        last = self.num_blocks  # the loss stands after the last block
-        numbers = [block_of_storage.get(one.storage, -1) for one in moves]
-        self.block = np.array([last if number < 0 else number for number in numbers])
-        data = {one.storage for one in moves if one.phase == "data"}
-        self.is_data = np.array([one.storage in data for one in moves])
-        self.order = np.argsort(self.slot, kind="stable")
-        self.starts = np.searchsorted(self.slot[self.order], np.arange(len(self.slots)))
-        self.lengths = np.bincount(self.slot)
+        self.at = self._numbered(one.module for one in moves)
+        """Block that computes; the loss stands after the last."""
+        self.block = self._numbered(trace.module_of[one.storage] for one in moves)
+        """Block that has made the storage."""
+        data = [one.storage for one in trace.events if isinstance(one, Allocation) and one.phase == "data"]
+        self.is_data = np.isin(self.storage, data)
+        size = 1 + int(self.storage.max())
+        self.between = np.bincount(self.storage, np.where(self.turn < 2, self.delta, 0.0), minlength=size)
+        """Of each storage, the bytes between the halves of a backward."""
 
-    def of_rank(self, part: _Part) -> tuple[tuple[Slot, ...], Reals, Reals, list[float]]:
-        """Largest bytes by slot, kept and others, and what each stage keeps, on a rank."""
-        names = tuple(self.slots)
-        born = np.where(self.is_kept & (self.delta > 0), self.delta, 0.0)
-        if not part.own:
-            most, at = self._fullest(np.ones(self.delta.size, bool))
-            return names, at, most - at, [float(born.sum())]
-        mine, stages = np.zeros(self.delta.size, bool), []
-        for one in part.own:
-            belongs = (self.block >= one[0]) & (self.block <= one[-1])
-            if one[-1] == self.num_blocks - 1:
-                belongs |= self.block == self.num_blocks
-            belongs &= ~self.is_data
-            received = self.trace.output_of.get(f"blocks.{one[0] - 1}", -1) if one[0] else -1
-            if received >= 0:
-                belongs |= self.storage == received
-            stages.append(float(born[belongs].sum()))
-            mine |= belongs
-        most, at = self._fullest(mine)
-        places, last = part.places, self.num_blocks - 1
-        chosen = [
-            place for place, (_, block) in enumerate(names)
-            if (_number(block) in places if block else last in places)
-        ]  # fmt: skip
-        return tuple(part.slot_of(names[place]) for place in chosen), at[chosen], (most - at)[chosen], stages
+    def _numbered(self, modules: Iterable[str]) -> NDArray[np.int64]:
+        numbers = [_number(block_of(module)) for module in modules]
+        return np.array([self.num_blocks if number < 0 else number for number in numbers])
 
-    def _fullest(self, mine: NDArray[np.bool_]) -> tuple[Reals, Reals]:
-        """By slot, the peak of some storages, and how many bytes of it are kept for backward."""
-        delta = np.where(mine, self.delta, 0.0)
-        total = np.cumsum(delta)[self.order]
-        kept = np.cumsum(np.where(self.is_kept, delta, 0.0))[self.order]
-        most = np.maximum.reduceat(total, self.starts)
-        fullest = np.where(total == np.repeat(most, self.lengths), kept, -1.0)
-        return most, np.maximum.reduceat(fullest, self.starts)
+
+class _StageOfCurve:
+    """One stage's part of a trace; as in `model_trace.cut_passes`."""
+
+    def __init__(self, curve: _Curve, blocks: tuple[int, ...]) -> None:
+        self._curve = curve
+        first, last = blocks[0], blocks[-1]
+        self._reaches = curve.num_blocks if last == curve.num_blocks - 1 else last
+        trace = curve.trace
+        given = trace.output_of.get(f"blocks.{last}", -1)
+        is_whole = first == 0 and self._reaches == curve.num_blocks
+        of_stage = (curve.block >= first) & (curve.block <= self._reaches) & ~curve.is_data
+        self._here = (curve.at >= first) & (curve.at <= self._reaches)
+        self._made = curve.is_data | of_stage if is_whole else of_stage
+        self._passed = (curve.storage == given) & (self._reaches == last)
+        entered = -1 if is_whole else trace.gradient_of.get(f"blocks.{first - 1}", -1)
+        self._entered = (curve.storage == entered) & (curve.turn > 0)
+        born = self._made & ~self._passed & (curve.delta > 0)
+        self.kept_bytes = float(curve.delta[born & curve.is_kept & (curve.turn == 0)].sum())
+        """Kept for backward, but for what the stage gives."""
+        if is_whole:
+            self.kept_bytes += _data_bytes(trace)
+        storages = np.unique(curve.storage[self._made & ~self._passed & (curve.storage != entered)])
+        self.between_bytes = float(curve.between[storages].sum())
+        self.logits_bytes = 0.0
+        if self._reaches > last and given >= 0 and given not in trace.kept:
+            self.logits_bytes = float(trace.bytes_of[given])
+        received = trace.gradient_of.get(f"blocks.{last}", -1)
+        self.retains = self._reaches == last and received >= 0 and bool(curve.between[received] > 0)
+
+    def peaks(self, phase: str, before: float) -> list[tuple[Slot, float, float]]:
+        """Largest bytes in each slot of a pass: what is kept for backward, and the rest.
+
+        Args:
+            phase: of the pass.
+            before: bytes as it begins.
+        """
+        curve, turn = self._curve, TURN_OF.get(phase, 0)
+        of_pass = curve.turn == turn
+        own = self._made & of_pass
+        if turn:
+            own &= ~self._passed
+        # A sum of gradients in the memory of one that another rank has made is a tensor more.
+        taken = of_pass & self._here & ~self._made & (curve.delta == 0)
+        places = np.flatnonzero(own | taken)
+        if not places.size:
+            return []
+        sizes = curve.trace.bytes_of
+        delta = np.where(taken, [float(sizes.get(one, 0)) for one in curve.storage], curve.delta)[places]
+        total = before + np.cumsum(delta)
+        kept = (before if turn else 0.0) + np.cumsum(np.where(curve.is_kept[places], delta, 0.0))
+        found: dict[int, tuple[float, float]] = {}
+        for slot, here, one, held in zip(curve.slot[places], self._here[places], total, kept, strict=True):
+            if here and one > found.get(int(slot), (-1.0, 0.0))[0]:
+                found[int(slot)] = (float(one), float(held))
+        names = list(curve.slots)
+        return [(names[slot], held, one - held) for slot, (one, held) in found.items()]
+
+
+def _data_bytes(trace: MemoryTrace) -> float:
+    """Bytes of a micro-batch's samples."""
+    data = {one.storage for one in trace.events if isinstance(one, Allocation) and one.phase == "data"}
+    return float(sum(trace.bytes_of[storage] for storage in data))
 
 
 def in_slots(trace: MemoryTrace) -> MemoryTrace:
@@ -519,10 +668,11 @@ def _number(block: str) -> int:
     return int(block.split(".")[1]) if block.startswith("blocks.") else -1
 
 
-def _curve_of(config: RunConfig) -> _Curve:
-    key = key_of(config, 0, on_gpu=True)
+def _curve_of(config: RunConfig, *, in_halves: bool) -> _Curve:
+    key = key_of(config, 0, on_gpu=True)._replace(in_halves=in_halves)
     if key not in _CURVES:
-        _CURVES[key] = _Curve(in_slots(trace_of(config, 0, on_gpu=True)))
+        trace = trace_of(config, 0, on_gpu=True, in_halves=in_halves)
+        _CURVES[key] = _Curve(trace if in_halves else in_slots(trace))
     return _CURVES[key]
 
 
@@ -617,40 +767,83 @@ def _skeleton(trace: MemoryTrace) -> MemoryTrace:
     return replace(trace, events=tuple(events), kept=frozenset(), on_host=frozenset(), bytes_of={})
 
 
-def _in_flight(config: RunConfig, stage: int, micro_batches: int) -> _Flight:
+def _in_flight(config: RunConfig, stage: int, micro_batches: int, curve: _Activations) -> _Flight:
+    """What a rank keeps besides; beyond `STEADY` micro-batches per rank each further one adds as much."""
     layout = config.layout
-    name = layout.schedule or "1f1b"
     if layout.pp == 1:
-        return _Flight(((), (), ()), 1)
-    if name == "gpipe":
-        return _Flight((((0, micro_batches - 1.0),), (), ((0, max(0.0, micro_batches - 2.0)),)), micro_batches)
+        alone: dict[Act, Held] = {(FORWARD, 0): (), (BACKWARD, 0): ()}
+        return _Flight((alone, alone, alone), 1)
+    runner = runner_of(_with(config, 1, micro_batches))
     steady = STEADY * layout.pp
-    number = micro_batches if micro_batches <= steady else steady + micro_batches % layout.pp
-    return _flights(name, layout.pp, number, layout.chunks)[stage]
+    asked = (layout.schedule or "1f1b", layout.pp, layout.chunks, stage, runner, curve.retaining, curve.weights)
+    if micro_batches <= steady:
+        return _flight(micro_batches, *asked)
+    few = steady + micro_batches % layout.pp
+    base, more = _flight(few, *asked), _flight(few + layout.pp, *asked)
+    periods = (micro_batches - few) / layout.pp
+    others = []
+    for one, other in zip(base.others, more.others, strict=True):
+        grown = {act: _grown(held, other.get(act, held), periods) for act, held in one.items()}
+        others.append(grown)
+    return _Flight(tuple(others), base.most + round(periods * (more.most - base.most)))
 
 
-@lru_cache(maxsize=4096)
-def _flights(name: str, pp: int, micro_batches: int, chunks: int | None) -> tuple[_Flight, ...]:
-    """What each pipeline rank holds, from the schedule's own order; stages of a rank count alike."""
-    schedule = build(name, pp, micro_batches, chunks=chunks)
-    found = []
-    for rank, order in enumerate(schedule.orders):
-        own = sorted(stage for ranks in schedule.placement for stage, holder in enumerate(ranks) if holder == rank)
-        held = np.zeros((micro_batches, len(own)))
-        most = {place: np.zeros(len(own)) for place in PLACES}
-        for action in order:
-            for element in action.elements:
-                number, at = element.micro_batch, own.index(element.stage)
-                if element.kind == FORWARD:
-                    held[number, at] += 1
-                elif element.kind in (BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT):
-                    besides = held.sum(axis=0) - held[number]
-                    place = "last" if number == micro_batches - 1 else "first" if number == 0 else "between"
-                    if besides.sum() > most[place].sum():
-                        most[place] = besides
-                    if element.kind != BACKWARD_INPUT:
-                        held[number, at] -= 1
-        first, last, between = (tuple(enumerate(most[place].tolist())) for place in PLACES)
-        total = max(float(one.sum()) for one in most.values())
-        found.append(_Flight((first, last, between), 1 + ceil(total / len(own))))
-    return tuple(found)
+def _grown(held: Held, later: Held, periods: float) -> Held:
+    """Counts that grow with the micro-batches as they do from one period of the schedule to the next."""
+    before, after = dict(held), dict(later)
+    items = dict.fromkeys((*before, *after))
+    return tuple(
+        (item, max(0.0, before.get(item, 0.0) + periods * (after.get(item, 0.0) - before.get(item, 0.0))))
+        for item in items
+    )
+
+
+@lru_cache(maxsize=16384)
+def _flight(
+    micro_batches: int,
+    name: str,
+    pp: int,
+    chunks: int | None,
+    rank: int,
+    runner: Runner,
+    retaining: tuple[int, ...],
+    weights: tuple[tuple[Item, int], ...],
+) -> _Flight:
+    """What a pipeline rank keeps at the fullest action of each kind, from the schedule's own order."""
+    bytes_of = dict(weights)
+    schedule = _schedule(name, pp, micro_batches, chunks)
+    own = sorted(stage for ranks in schedule.placement for stage, holder in enumerate(ranks) if holder == rank)
+    halves = any(item.kind == "for halves" for item in bytes_of)
+    order = RankOrder(schedule, rank, runner, frozenset(own[place] for place in retaining), halves=halves)
+    found: tuple[dict[Act, tuple[int, Held]], ...] = tuple({} for _ in PLACES)
+    most = 0
+    begun: set[int] = set()
+    for action, others, _ in order.moments():
+        if action.kind == BACKWARD_INPUT and (action.stage == 0 or not halves):
+            continue  # all is left to the second half
+        act = (action.kind, own.index(action.stage))
+        number = action.micro_batch
+        # Without a gradient of its stage (of any, in forward) an action is one of a first micro-batch.
+        is_first = micro_batches > 1 and not (begun if action.kind == FORWARD else act[1] in begun)
+        where = PLACES.index("first" if is_first else "last" if number == micro_batches - 1 else "between")
+        if action.kind in ENDS_BACKWARD:
+            begun.add(act[1])
+        whole = sum(count for item, count in others.items() if item.kind not in ("boundary", "logits"))
+        most = max(most, whole)
+        held = tuple((_placed(item, own), float(count)) for item, count in others.items() if count)
+        weight = sum(int(count) * bytes_of[item] for item, count in held)
+        if weight > found[where].get(act, (-1, ()))[0]:
+            found[where][act] = (weight, held)
+    return _Flight(tuple({act: held for act, (_, held) in one.items()} for one in found), 1 + ceil(most / len(own)))
+
+
+@lru_cache(maxsize=256)
+def _schedule(name: str, pp: int, micro_batches: int, chunks: int | None) -> Schedule:
+    return build(name, pp, micro_batches, chunks=chunks)
+
+
+def _placed(item: Item, own: list[int]) -> Item:
+    """An item by its stage's place; a boundary by the stage that it enters, or behind those by the one it leaves."""
+    if item.stage in own:
+        return item._replace(stage=own.index(item.stage))
+    return item._replace(stage=own.index(item.stage - 1) + len(own))

@@ -7,6 +7,10 @@ them, every block between the first and the last has them; else the whole model 
 the whole model, up to the numbers of the storages and the order of consecutive releases. A model from elsewhere, one
 block of which calls the others (`NestedBlocks`), is traced whole.
 
+For a pipeline a trace is cut into the passes of each stage. Between the halves of a split backward a stage keeps all
+that the paths below its topmost weights have saved, and the gradients of the outputs of its layers. Source: torch 2.13,
+`torch/distributed/pipelining/_backward.py`.
+
 The order of gradients decides what goes into which of DDP's buckets: near the reverse of the parameters' order, but a
 layer's bias and weight may be swapped. Source: torch `csrc/distributed/c10d/reducer.cpp`, `push_rebuilt_params` and
 `rebuild_buckets`.
@@ -15,9 +19,9 @@ layer's bias and weight may be swapped. Source: torch `csrc/distributed/c10d/red
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import groupby
 from math import ceil
@@ -44,8 +48,8 @@ from dlojz.models.foreign.given_module import changes_its_model
 from dlojz.models.foreign.meta_checks import error_with_line, said_when_slow
 from dlojz.models.foreign.names import is_elsewhere, shown_name
 from dlojz.models.meta import sample_inputs, targets_shape
-from dlojz.pipeline.layout_schedule import schedule_of
-from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD
+from dlojz.pipeline.messages import Item
+from dlojz.pipeline.schedule_catalogue import schedule_of
 from dlojz.pipeline.simulator import peak_activations
 from dlojz.prediction.shapes import (
     AUTOCAST,
@@ -77,10 +81,16 @@ class RepeatedBlocks(NamedTuple):
     length: int
 
 
+TURN_OF = {"backward": 1, "weights": 2}
+"""Number of each pass after forward, by the phase of an allocation or the name of a mark."""
+TURNS = (1, -1, 1)
+"""In which direction each pass goes through the blocks."""
+
+
 class _Place(NamedTuple):
     """Birth of a storage: in which pass over which block, and its number there."""
 
-    backward: bool
+    turn: int
     block: int
     ordinal: int
 
@@ -175,33 +185,34 @@ class _Expansion:
             else:
                 self.stands_for.append(at)
                 self.model_of.append(number)
-        self.segments: dict[tuple[bool, int], list[Allocation | TraceMark]] = {}
+        self.segments: dict[tuple[int, int], list[Allocation | TraceMark]] = {}
         self.place_of: dict[int, _Place] = {}
         self.number_of: dict[_Place, int] = {}
         self._cut()
         for number in sorted(self.middles):
             if number + 1 in self.middles:
-                for backward in (False, True):
-                    if self._seen_from(number, backward) != self._seen_from(number + 1, backward):
+                for turn in range(len(TURNS)):
+                    if self._seen_from(number, turn) != self._seen_from(number + 1, turn):
                         raise _UnlikeError
 
     def _cut(self) -> None:
         """The events by pass and block, and where each storage was first seen."""
-        backward, block, last = False, -1, len(self.stands_for) - 1
-        births: Counter[tuple[bool, int]] = Counter()
+        turn, block, last = 0, -1, len(self.stands_for) - 1
+        births: Counter[tuple[int, int]] = Counter()
         for event in self.short.events:
-            if not backward and (event.phase if isinstance(event, Allocation) else event.what) == "backward":
-                backward, block = True, last
-            if isinstance(event, TraceMark) and event.what in ("forward", "backward"):
+            entered = TURN_OF.get(event.phase if isinstance(event, Allocation) else event.what, 0)
+            if entered > turn:
+                turn, block = entered, last if TURNS[entered] < 0 else 0
+            if isinstance(event, TraceMark) and event.what in ("forward", *TURN_OF):
                 at = block_number(event.name)
                 if at is not None and at != block:
-                    if at != block + (-1 if backward else 1):
+                    if at != block + TURNS[turn]:
                         raise _UnlikeError
                     block = at
-            self.segments.setdefault((backward, block), []).append(event)
+            self.segments.setdefault((turn, block), []).append(event)
             if isinstance(event, Allocation) and event.storage not in self.place_of:
-                self.place_of[event.storage] = _Place(backward, block, births[backward, block])
-                births[backward, block] += 1
+                self.place_of[event.storage] = _Place(turn, block, births[turn, block])
+                births[turn, block] += 1
 
     def _moved(self, block: int, seen_from: int, whole: int) -> int:
         """Place of a block in the whole model, relative to another block and its place there."""
@@ -222,11 +233,11 @@ class _Expansion:
         place = self.place_of.get(storage)
         return place and place._replace(block=self._moved(place.block, seen_from, whole))
 
-    def _seen_from(self, block: int, backward: bool) -> list[Hashable]:
+    def _seen_from(self, block: int, turn: int) -> list[Hashable]:
         """Events in a block, as if it were block 0; consecutive releases in a fixed order."""
         told: list[Hashable] = []
         for is_release, events in groupby(
-            self.segments.get((backward, block), []), lambda e: isinstance(e, Allocation) and e.delta_bytes < 0
+            self.segments.get((turn, block), []), lambda e: isinstance(e, Allocation) and e.delta_bytes < 0
         ):
             run: list[tuple[Any, ...]] = []
             for event in events:
@@ -264,21 +275,38 @@ class _Expansion:
                 module_of[number] = self._name(short.module_of[event.storage], *told)
                 kept |= {number} if event.storage in short.kept else set()
                 on_host |= {number} if event.storage in short.on_host else set()
-        output_of: dict[str, int] = {}
-        named = {name: block_number(name) for name in short.output_of}
+        output_of, gradient_of = self._by_name(short.output_of), self._by_name(short.gradient_of)
+        blocks = enumerate(self.model_of[: self.count])
+        flops_of = {f"blocks.{at}": short.flops_of.get(f"blocks.{model}", 0) for at, model in blocks}
+        flops_of[""] = short.flops_of.get("", 0)
+        return MemoryTrace(
+            tuple(events),
+            frozenset(kept),
+            frozenset(on_host),
+            bytes_of,
+            module_of,
+            output_of,
+            flops_of,
+            gradient_of,
+        )
+
+    def _by_name(self, short: dict[str, int]) -> dict[str, int]:
+        """A storage of each module of the whole model, from those of the shortened one."""
+        found: dict[str, int] = {}
+        named = {name: block_number(name) for name in short}
         for at, model in enumerate(self.model_of):
-            for name, storage in short.output_of.items():
+            for name, storage in short.items():
                 if named[name] == model or (named[name] is None and at == self.count):
-                    output_of[self._name(name, model, at)] = self._number(storage, model, at)
-        return MemoryTrace(tuple(events), frozenset(kept), frozenset(on_host), bytes_of, module_of, output_of)
+                    found[self._name(name, model, at)] = self._number(storage, model, at)
+        return found
 
     def _in_order(self) -> Iterator[tuple[Allocation | TraceMark, _View, _View]]:
         """Each event of the whole model, with the views of its module and of its storage."""
         forward = [_View(-1, -1), *(_View(model, at) for at, model in enumerate(self.model_of))]
-        for backward in (False, True):
-            for view in reversed(forward) if backward else forward:
+        for turn, direction in enumerate(TURNS):
+            for view in forward[::direction]:
                 swept: set[_Place] = set()
-                for event in self.segments.get((backward, view.block), []):
+                for event in self.segments.get((turn, view.block), []):
                     place = self.place_of.get(event.storage)
                     if isinstance(event, TraceMark) or event.delta_bytes > 0:
                         _check_none_is_left(swept)
@@ -340,6 +368,8 @@ class TraceKey(NamedTuple):
     """Hash of the switches of torch and the packages of models (`shapes.switches_hash`)."""
     settings: str
     """Hash of a model from elsewhere as it was built; empty for a model of the catalogue."""
+    in_halves: bool = False
+    """Whether backward comes in two halves, as in a zero-bubble pipeline."""
 
 
 def compute_of(config: RunConfig) -> Compute:
@@ -351,15 +381,16 @@ def compute_of(config: RunConfig) -> Compute:
     return "autocast" if config.layout.strategy in AUTOCAST else "bf16"
 
 
-def trace_of(config: RunConfig, rank: int = 0, *, on_gpu: bool = False) -> MemoryTrace:
+def trace_of(config: RunConfig, rank: int = 0, *, on_gpu: bool = False, in_halves: bool = False) -> MemoryTrace:
     """Trace one micro-batch of a run on the ranks that share the model's layers, all blocks of it.
 
     Args:
         config: the run.
         rank: whose part of each layer is traced.
         on_gpu: with the corrections for a GPU.
+        in_halves: backward first for the input, then for the weights.
     """
-    return _kept(key_of(config, rank, on_gpu=on_gpu))
+    return _kept(key_of(config, rank, on_gpu=on_gpu)._replace(in_halves=in_halves))
 
 
 def key_of(config: RunConfig, rank: int = 0, *, on_gpu: bool = False) -> TraceKey:
@@ -453,6 +484,7 @@ def tracer_of(key: TraceKey) -> tuple[BlockList, Callable[[nn.Module], MemoryTra
         around_forward=ActivationOffload if key.offloaded else planned_offload if key.activation_plan else None,
         on_gpu=key.on_gpu,
         in_megatron=key.in_megatron,
+        in_halves=key.in_halves,
     )
 
     def traced(shortened: nn.Module) -> MemoryTrace:
@@ -507,49 +539,6 @@ def micro_batches_in_flight(config: RunConfig, rank: int) -> int:
     return max(1, ceil(peaks[axes_of(config, rank)[2]] / len(rank_stages(config, rank))))
 
 
-def in_flight_bytes(config: RunConfig, trace: MemoryTrace, shapes: ModelShapes, rank: int) -> tuple[int, ...]:
-    """Compute the activations of other micro-batches that a pipeline rank keeps while each one's backward runs.
-
-    Counted from the schedule's order, each stage with its own bytes; a split backward frees all at its end (for the
-    weights). Empty without a pipeline. `trace` is of this rank, `shapes` of the whole model.
-    """
-    layout = config.layout
-    if layout.pp == 1:
-        return ()
-    schedule = schedule_of(layout)
-    kept_bytes = _kept_by_stage(config, trace, bounds_of(config, shapes), rank, schedule.stages)
-    held: dict[int, int] = {}
-    held_bytes = 0
-    others = [0] * layout.micro_batches
-    for action in schedule.orders[axes_of(config, rank)[2]]:
-        for element in action.elements:
-            number = element.micro_batch
-            if element.kind == FORWARD:
-                held[number] = held.get(number, 0) + kept_bytes[element.stage]
-                held_bytes += kept_bytes[element.stage]
-            elif element.kind in (BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT):
-                others[number] = max(others[number], held_bytes - held.get(number, 0))
-                if element.kind != BACKWARD_INPUT:
-                    held[number] -= kept_bytes[element.stage]
-                    held_bytes -= kept_bytes[element.stage]
-    return tuple(others)
-
-
-def _kept_by_stage(config: RunConfig, trace: MemoryTrace, bounds: tuple[int, ...], rank: int, stages: int) -> list[int]:
-    """Bytes that each stage of a rank keeps of one micro-batch for its backward."""
-    stage_of = {f"blocks.{block}": bisect_right(bounds, block) - 1 for block in range(bounds[-1])}
-    own = rank_stages(config, rank)
-    kept_bytes = [0] * stages
-    counted: set[int] = set()
-    for event in trace.events:
-        if isinstance(event, Allocation) and event.storage in trace.kept - trace.on_host - counted:
-            counted.add(event.storage)
-            stage = stage_of.get(block_of(event.module), stages - 1)  # outside of all blocks is the loss
-            # What a stage has received was made by the stage before.
-            kept_bytes[stage if stage in own else stage + 1] += trace.bytes_of[event.storage]
-    return kept_bytes
-
-
 def ready_order(config: RunConfig) -> tuple[int, ...]:
     """Order the parameters' numbers, as in `model.parameters()`, by when their gradients become ready."""
     number_of = {parameter.name: number for number, parameter in enumerate(model_shapes(config).parameters)}
@@ -576,3 +565,131 @@ def _marks_of_few(config: RunConfig) -> Iterator[TraceMark]:
     few = config.layout.model_copy(update={"micro_batch": min(config.layout.micro_batch, 2)})
     events = trace_of(config.model_copy(update={"layout": few})).events
     return (event for event in events if isinstance(event, TraceMark))
+
+
+@dataclass
+class StagePasses:
+    """Passes of one stage, cut from a trace of all blocks.
+
+    Attributes:
+        trace: the whole one.
+        events: of each pass (`forward`, `backward`, `weights`), in order.
+        kept: storages that forward leaves for backward, but for what the stage gives.
+        between: storages that are there between two halves of a backward.
+        retains: whether the second half needs the gradient that the first one has received.
+        logits: storage of the model's output, where the stage has it and backward does not keep it.
+    """
+
+    trace: MemoryTrace
+    events: dict[str, list[Allocation | TraceMark]] = field(default_factory=lambda: defaultdict(list))
+    kept: tuple[int, ...] = ()
+    between: tuple[int, ...] = ()
+    retains: bool = False
+    logits: int = -1
+
+    def bytes_of(self, storages: Iterable[int]) -> int:
+        """Bytes of storages on the device."""
+        return sum(self.trace.bytes_of[one] for one in storages if one not in self.trace.on_host)
+
+
+def cut_passes(trace: MemoryTrace, bounds: tuple[int, ...], stages: Iterable[int]) -> dict[int, StagePasses]:
+    """Cut a trace of all blocks into the passes of some stages."""
+    last = len(bounds) - 2
+    found = {stage: StagePasses(trace) for stage in stages}
+
+    def stage_at(module: str) -> int:
+        number = block_number(module)
+        return last if number is None else bisect_right(bounds, number) - 1
+
+    owner: dict[int, int] = {}
+    after_first_half: dict[int, int] = {}
+    number_of_pass = "forward"
+    for event in trace.events:
+        if isinstance(event, TraceMark):
+            if event.what in ("backward", "weights"):
+                number_of_pass = event.what
+            for stage in found if event.name == "" else {stage_at(event.name)} & found.keys():
+                found[stage].events[number_of_pass].append(event)
+            continue
+        if event.phase == "data":
+            continue
+        number_of_pass = event.phase
+        stage = stage_at(event.module)
+        made_by = owner.setdefault(event.storage, stage)
+        if event.phase != "weights":
+            after_first_half[event.storage] = after_first_half.get(event.storage, 0) + event.delta_bytes
+        told = event
+        if not event.delta_bytes and made_by != stage:
+            # A sum of gradients in the memory of one that another rank has made: here it is a tensor more.
+            told = replace(event, delta_bytes=trace.bytes_of[event.storage])
+        elif event.delta_bytes < 0:
+            stage = made_by  # a release belongs to whose allocation it ends
+        if stage in found:
+            found[stage].events[event.phase].append(told)
+    for stage, passes in found.items():
+        given = trace.output_of.get(f"blocks.{bounds[stage + 1] - 1}", -1)
+        own = [one for one in trace.bytes_of if owner.get(one, -1) == stage]
+        passes.kept = tuple(one for one in own if one in trace.kept and (one != given or stage == last))
+        passes.logits = given if stage == last and given in own and given not in trace.kept else -1
+        entered = trace.gradient_of.get(f"blocks.{bounds[stage] - 1}", -1)
+        passes.between = tuple(one for one in own if after_first_half.get(one) and one not in (given, entered))
+        received = trace.gradient_of.get(f"blocks.{bounds[stage + 1] - 1}", -1)
+        passes.retains = stage < last and bool(after_first_half.get(received))
+    return found
+
+
+@dataclass(frozen=True)
+class RankPasses:
+    """Passes of all stages of a rank, and the bytes of what it may keep of them.
+
+    Attributes:
+        whole: with a whole backward, by stage.
+        halves: with one in two halves; of no stage where the schedule has none.
+        item_bytes: bytes of one of each item.
+    """
+
+    whole: dict[int, StagePasses]
+    halves: dict[int, StagePasses]
+    item_bytes: Mapping[Item, int]
+
+    def of(self, own: Item) -> tuple[StagePasses, tuple[int, ...]]:
+        """Passes of a stage that keeps this of a micro-batch, and the storages that it keeps."""
+        if own.kind == "activations":
+            return self.whole[own.stage], self.whole[own.stage].kept
+        passes = self.halves[own.stage]
+        return passes, passes.kept if own.kind == "for halves" else passes.between
+
+    @property
+    def retaining(self) -> frozenset[int]:
+        """Stages whose second half needs the gradient that the first one has received."""
+        return frozenset(stage for stage, passes in self.halves.items() if passes.retains)
+
+
+def passes_of(
+    whole: MemoryTrace,
+    halves: MemoryTrace | None,
+    bounds: tuple[int, ...],
+    stages: Iterable[int],
+    at_block: tuple[int, ...],
+) -> RankPasses:
+    """Cut the traces of all blocks into the passes of a rank's stages.
+
+    Args:
+        whole, halves: with a whole backward, and with one in two halves where the schedule has such.
+        bounds: first block of each stage, and the number of blocks.
+        stages: of the rank.
+        at_block: bytes of what enters each block.
+    """
+    own = sorted(set(stages))
+    of_whole = cut_passes(whole, bounds, own)
+    of_halves = {} if halves is None else cut_passes(halves, bounds, [stage for stage in own if stage])
+    sizes: dict[Item, int] = {}
+    for stage in own:
+        sizes[Item("activations", stage)] = of_whole[stage].bytes_of(of_whole[stage].kept)
+        logits = of_whole[stage].logits
+        sizes[Item("logits", stage)] = of_whole[stage].bytes_of([logits]) if logits >= 0 else 0
+        sizes |= {Item("boundary", one): at_block[bounds[one]] for one in (stage, stage + 1)}
+        if stage in of_halves:
+            sizes[Item("for halves", stage)] = of_halves[stage].bytes_of(of_halves[stage].kept)
+            sizes[Item("between halves", stage)] = of_halves[stage].bytes_of(of_halves[stage].between)
+    return RankPasses(of_whole, of_halves, sizes)

@@ -33,7 +33,8 @@ from dlojz.config.run_config import RunConfig
 from dlojz.models.experts.routing import all_to_all_bytes
 from dlojz.models.foreign.names import is_elsewhere
 from dlojz.models.sizes import CoAtNetSize, DeepSeekSize, GPTSize, LlamaSize, QwenSize
-from dlojz.pipeline.layout_schedule import schedule_of, stage_bounds
+from dlojz.pipeline.partition import stage_bounds
+from dlojz.pipeline.schedule_catalogue import schedule_of
 from dlojz.results.footprint import Collective, Traffic
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ Source: megatron-core 0.16.1, `transformer/dot_product_attention.py`, `fusions/f
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -31,10 +32,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.hooks import RemovableHandle
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
@@ -42,14 +45,20 @@ from dlojz.models.foreign.meta_checks import error_with_line
 from dlojz.prediction.shapes import FP32_BYTES
 from dlojz.prediction.storage_tracker import StorageTracker
 
+Phase = Literal["data", "forward", "backward", "weights"]
+"""Pass of a micro-batch; of a backward in two halves, `backward` is the one for the input."""
+
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Growth of a storage by some bytes (or shrinking, where negative), in which pass and for which module."""
+    """Growth of a storage by some bytes (or shrinking, where negative), in which pass and for which module.
+
+    Zero bytes: gradients are added up in its memory.
+    """
 
     storage: int
     delta_bytes: int
-    phase: Literal["data", "forward", "backward"]
+    phase: Phase
     module: str
     """Path of the module that computes; empty outside the model."""
 
@@ -58,7 +67,7 @@ class Allocation:
 class TraceMark:
     """Mark in a trace: a unit of the model begins or ends a pass, or the gradient of a parameter is ready."""
 
-    what: Literal["forward", "forwarded", "backward", "ready"]
+    what: Literal["forward", "forwarded", "backward", "weights", "ready"]
     name: str
     """Of the module, or of the parameter."""
     storage: int = -1
@@ -139,7 +148,8 @@ class MemoryTrace:
         bytes_of: largest bytes of each storage.
         module_of: module that allocated each storage.
         output_of: storage that each module's forward returns.
-        flops: floating-point operations of both passes; None where the trace is put together from those of blocks.
+        flops_of: floating-point operations of both passes, by block; under an empty name those of no block.
+        gradient_of: storage of the gradient of each block's output, in a trace of a backward in two halves.
     """
 
     events: tuple[Allocation | TraceMark, ...]
@@ -148,7 +158,13 @@ class MemoryTrace:
     bytes_of: dict[int, int]
     module_of: dict[int, str]
     output_of: dict[str, int]
-    flops: int | None = field(default=None, compare=False)
+    flops_of: dict[str, int] = field(default_factory=dict, compare=False)
+    gradient_of: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of both passes."""
+        return sum(self.flops_of.values())
 
     @property
     def saved_bytes(self) -> int:
@@ -184,19 +200,21 @@ class Follower(StorageTracker):
         self.bytes_of: dict[int, int] = {}
         self.module_of: dict[int, str] = {}
         self.output_of: dict[str, int] = {}
-        self.phase: Literal["data", "forward", "backward"] = "data"
+        self.gradient_of: dict[str, int] = {}
+        self.phase: Phase = "data"
         self.modules: list[str] = []
         self.in_backward_of = ""
         self.on_gpu = False
         self.ignored: set[int] = set()
-        self.flops = 0
+        self.flops_of: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         in_place = self.sums_in_place(func, args)
         result = func(*args, **(kwargs or {}))
         if in_place:
             self.take_over(args[0].untyped_storage(), result.untyped_storage())
-        self.flops += flops_of(func, args, kwargs or {}, result) or 0
+            self.events.append(Allocation(self.see(result), 0, self.phase, self.module))
+        self.flops_of[".".join(self.module.split(".")[:2])] += flops_of(func, args, kwargs or {}, result) or 0
         # A GPU keeps the mean and the deviation of a normalisation in fp32, whatever its input.
         statistics = self.on_gpu and func is torch.ops.aten.native_layer_norm.default
         for number, tensor in enumerate(tree_leaves(result)):
@@ -205,9 +223,16 @@ class Follower(StorageTracker):
         return result
 
     @property
+    def flops(self) -> int:
+        """Floating-point operations so far."""
+        return self.flops_of.total()
+
+    @property
     def module(self) -> str:
         """Path of the module that computes now."""
-        return self.modules[-1] if self.modules else (self.in_backward_of if self.phase == "backward" else "")
+        if self.modules:
+            return self.modules[-1]
+        return self.in_backward_of if self.phase in ("backward", "weights") else ""
 
     def ignore(self, tensors: Iterable[Tensor]) -> None:
         """Never count these tensors: they are states, which are predicted separately."""
@@ -421,6 +446,7 @@ def trace(
     around_forward: Callable[[nn.Module], AbstractContextManager[Any]] | None = None,
     on_gpu: bool = False,
     in_megatron: bool = False,
+    in_halves: bool = False,
 ) -> MemoryTrace:
     """Trace the allocations of a module's forward and backward, without allocating.
 
@@ -434,6 +460,8 @@ def trace(
             host memory.
         on_gpu: with a GPU's corrections.
         in_megatron: with Megatron-core's.
+        in_halves: backward first for the input, then for the weights, as `torch.distributed.pipelining` does; of a list
+            of blocks, whose first has no backward, as if it were on another rank.
 
     Raises:
         LabError: if forward depends on the values of its data, or does not fit the inputs.
@@ -444,25 +472,29 @@ def trace(
             ways = MegatronOverrides(compute, on_gpu=on_gpu)
         elif on_gpu:
             ways = CudaOverrides(compute)
-        return _traced(module, inputs, targets, compute, loss or _sum_of_all, around_forward, on_gpu, ways)
+        around = nullcontext() if around_forward is None else around_forward(module)
+        backward = _Halves(module) if in_halves else None
+        return _traced(module, inputs, targets, (compute, on_gpu), loss or _sum_of_all, around, ways, backward)
 
 
 def _traced(
     module: nn.Module,
     inputs: tuple[Any, ...],
     targets: Tensor | None,
-    compute: Compute,
+    compute_on: tuple[Compute, bool],
     loss: Callable[..., Tensor],
-    around_forward: Callable[[nn.Module], AbstractContextManager[Any]] | None,
-    on_gpu: bool,
+    around: AbstractContextManager[Any],
     ways: AbstractContextManager[Any],
+    halves: _Halves | None,
 ) -> MemoryTrace:
+    compute, on_gpu = compute_on
     parameters = dict(module.named_parameters())
     follower = Follower()
     follower.on_gpu = on_gpu
-    around = nullcontext() if around_forward is None else around_forward(module)
     follower.ignore([*parameters.values(), *module.buffers()])
     with ExitStack() as stack:
+        if halves is not None:
+            stack.callback(halves.cut().remove)
         for handle in _marks(module, follower, ways):
             stack.callback(handle.remove)
         stack.enter_context(follower)
@@ -482,7 +514,10 @@ def _traced(
             on_host = frozenset(follower.see(tensor) for tensor in getattr(around, "host_copies", list)())
             kept = frozenset(follower.live_bytes)
             follower.phase = "backward"
-            value.backward()
+            if halves is None:
+                value.backward()
+            else:
+                halves.backward(value, follower)
         except LabError:
             raise
         except Exception as error:
@@ -496,8 +531,56 @@ def _traced(
         follower.bytes_of,
         follower.module_of,
         follower.output_of,
-        follower.flops,
+        dict(follower.flops_of),
+        follower.gradient_of if halves is not None else {},
     )
+
+
+class _Halves:
+    """Backward of a list of blocks in two halves; its first block is cut off.
+
+    The second half comes parameter group by parameter group, in the order of the blocks. Source: torch 2.13,
+    `torch/distributed/pipelining/_backward.py`.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        blocks = list(module.get_submodule("blocks").children())
+        self._first, self._others = blocks[0], blocks[1:]
+        self._name_of = {id(parameter): name for name, parameter in module.named_parameters()}
+        self._entered: list[Tensor] = []
+
+    def cut(self) -> RemovableHandle:
+        """Detach what the first block gives, from now on."""
+
+        def detached(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+            self._entered.append(output.detach().requires_grad_())
+            return self._entered[-1]
+
+        return self._first.register_forward_hook(detached)
+
+    def backward(self, loss: Tensor, follower: Follower) -> None:
+        """Run both halves."""
+        weights = [parameter for block in self._others for parameter in block.parameters() if parameter.requires_grad]
+        _, groups = stage_backward_input([loss], None, self._entered, iter(weights))
+        follower.phase = "weights"
+        stage_backward_weight(iter(weights), self._marked(groups, follower))  # type: ignore[arg-type]
+        self._entered.clear()
+
+    def _marked(self, groups: list[dict[str, Any]], follower: Follower) -> Iterator[dict[str, Any]]:
+        """The groups one after the other, with a mark where a block begins, and where gradients are ready."""
+        block = 0
+        for group in groups:
+            # A group is a set, whose order differs from run to run.
+            parameters = dict(sorted((self._name_of[id(node.variable)], node.variable) for node in group["params"]))
+            first = next(iter(parameters))
+            number = int(first.split(".")[1])
+            for entered in range(block + 1, number + 1) or [number] * (number != block):
+                follower.events.append(TraceMark("weights", f"blocks.{entered}"))
+            block, follower.in_backward_of = number, first.rpartition(".")[0]
+            yield group
+            for name, parameter in parameters.items():
+                if parameter.grad is not None:
+                    follower.events.append(TraceMark("ready", name, follower.see(parameter.grad)))
 
 
 def _sum_of_all(output: Any) -> Tensor:
@@ -578,11 +661,13 @@ def _marks(module: nn.Module, follower: Follower, ways: AbstractContextManager[A
                 follower.output_of[name] = follower.see(output)
             for tensor in tree_leaves(output):
                 if isinstance(tensor, Tensor) and tensor.requires_grad and follower.phase == "forward":
-                    tensor.register_hook(lambda _: begin_backward(name))
+                    tensor.register_hook(lambda gradient: begin_backward(name, gradient))
 
-        def begin_backward(name: str) -> None:
+        def begin_backward(name: str, gradient: Tensor) -> None:
             follower.in_backward_of = name
             follower.events.append(TraceMark("backward", name))
+            if name.count(".") == 1:
+                follower.gradient_of.setdefault(name, follower.see(gradient))
 
         yield part.register_forward_pre_hook(enter)
         yield part.register_forward_hook(leave, always_call=True)

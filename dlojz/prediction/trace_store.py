@@ -27,9 +27,9 @@ from dlojz.base.files import cache_folder
 from dlojz.base.language import say
 from dlojz.prediction.trace import Allocation, MemoryTrace, TraceMark
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Version of the file's layout."""
-PHASES: Final = ("data", "forward", "backward")
+PHASES: Final = ("data", "forward", "backward", "weights")
 MAX_BYTES: Final = 64 * 2**20
 """Limit of a file: the largest model of the catalogue takes less than one MB."""
 UNREAD_DAYS: Final = 30
@@ -122,8 +122,9 @@ def to_data(trace: MemoryTrace) -> dict[str, Any]:
         "bytes_of": list(trace.bytes_of.items()),
         "module_of": [[storage, number(name)] for storage, name in trace.module_of.items()],
         "output_of": [[number(name), storage] for name, storage in trace.output_of.items()],
+        "gradient_of": [[number(name), storage] for name, storage in trace.gradient_of.items()],
         "names": list(names),
-        "flops": trace.flops,
+        "flops_of": trace.flops_of,
     }
 
 
@@ -147,7 +148,8 @@ def from_data(data: dict[str, Any]) -> MemoryTrace:
         {int(storage): int(size) for storage, size in data["bytes_of"]},
         {int(storage): names[name] for storage, name in data["module_of"]},
         {names[name]: int(storage) for name, storage in data["output_of"]},
-        None if data["flops"] is None else int(data["flops"]),
+        {str(block): int(flops) for block, flops in data["flops_of"].items()},
+        {names[name]: int(storage) for name, storage in data["gradient_of"]},
     )
 
 

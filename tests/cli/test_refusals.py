@@ -187,7 +187,7 @@ def test_more_stages_than_blocks_are_refused_before_their_schedule_is_built(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("a schedule of a hundred million actions was about to be built")
 
-    monkeypatch.setattr("dlojz.pipeline.layout_schedule.build", never)
+    monkeypatch.setattr("dlojz.pipeline.schedule_catalogue.build", never)
     for verb in ("predict", "memory", "grid", "run --data synthetic"):
         refuse(f"{verb} --pp 1000 --micro-batches 100000", ["pp=1000 makes 1000 stages", "use "])
 

@@ -18,7 +18,7 @@ from dlojz.config.fields import LayoutFields, RunFields
 from dlojz.config.layout import Layout
 from dlojz.config.run_compatibility import CONTEXT, ELSEWHERE, LIBRARY, PIPELINE, PRECISIONS, RULES, RUN, PipelineRun
 from dlojz.config.run_config import RunConfig
-from dlojz.pipeline.layout_schedule import schedule_of
+from dlojz.pipeline.schedule_catalogue import schedule_of
 from dlojz.runnable import check_runnable
 
 GPT: dict[str, Any] = {"model": "gpt_tiny"}

@@ -4,6 +4,7 @@ import pytest
 
 from dlojz import models, predict
 from dlojz.config.run_config import RunConfig
+from tests.models import own_models
 
 
 @pytest.mark.parametrize(("model", "data"), [("coatnet_0", "synthetic"), ("moe_tiny", None)])
@@ -44,3 +45,13 @@ def test_a_block_of_one_layer_computes_nothing_again() -> None:
     """AlexNet's blocks: the input that is kept is all that the layer's backward needs."""
     plain = predict(RunConfig.of(model="alexnet_tiny")).step_flops
     assert predict(RunConfig.of(model="alexnet_tiny", checkpointing="full")).step_flops == plain
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+def test_the_ranks_of_a_pipeline_of_ones_own_model_share_its_flops(schedule: str) -> None:
+    """Per token 5 layers of 2 products of 32 × 128, and a head of 32 × 256; an embedding is no product."""
+    fields = {"model": f"{own_models.__file__}:chained", "micro_batch": 2, "micro_batches": 4}
+    whole = 3 * 2 * (5 * 2 * 32 * 128 + 32 * 256) * own_models.TOKENS * 2 * 4
+    assert predict(RunConfig.of(**fields)).step_flops == whole
+    config = RunConfig.of(**fields, pp=2, schedule=schedule)
+    assert sum(predict(config, rank).step_flops or 0 for rank in range(2)) == whole

@@ -16,6 +16,8 @@ LAYOUTS = {
     "gpipe": {"pp": 4, "schedule": "gpipe"},
     "zb-h1": {"pp": 2, "dp": 2, "schedule": "zb-h1", "zero": 2},
     "interleaved": {"pp": 2, "schedule": "interleaved", "chunks": 3},
+    "v by hand": {"pp": 2, "schedule": "zb-v", "engine": "by_hand"},
+    "breadth first": {"pp": 2, "schedule": "looped-bfs"},
     "deepspeed pipeline": {"pp": 3, "dp": 2, "engine": "deepspeed", "zero": 1},
     "offloaded optimizer": {"dp": 4, "engine": "deepspeed", "zero": 2, "offload": "optimizer"},
     "offloaded weights": {"dp": 4, "engine": "deepspeed", "zero": 3, "offload": "parameters"},
@@ -26,7 +28,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_stage_has_the_bytes_of_its_forecast(name: str, checkpointing: str) -> None:
-    if name == "zb-h1" and checkpointing == "full":
+    if name in ("zb-h1", "v by hand") and checkpointing == "full":
         checkpointing = "selective"
     fields = {"model": "gpt2", "precision": "bf16", "device": "cuda", "checkpointing": checkpointing, **LAYOUTS[name]}
     pairs = [(4, 4), (7, 12), (16, 6)]

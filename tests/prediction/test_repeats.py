@@ -89,6 +89,17 @@ def test_the_expanded_trace_is_that_of_the_whole_model(
     assert events_of(expanded) == events_of(whole)
 
 
+@pytest.mark.parametrize("fields", [TEXT, {**TEXT, "precision": "bf16"}])
+def test_a_backward_in_two_halves_is_expanded_too(
+    fields: dict[str, Any], both: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = RunConfig.of(data="synthetic", pp=2, schedule="zb-h1", micro_batches=2, **fields)
+    monkeypatch.setattr(model_trace, "_UnlikeError", AssertionError)
+    expanded, whole = both(lambda: model_trace.trace_of(config, in_halves=True))
+    assert events_of(expanded) == events_of(whole)
+    assert expanded.gradient_of.keys() == whole.gradient_of.keys()
+
+
 def test_the_forecast_is_the_same(both: Callable[..., Any]) -> None:
     config = RunConfig.of(data="synthetic", precision="bf16", pp=3, micro_batches=4, **TEXT)
 
@@ -131,6 +142,15 @@ def test_blocks_that_look_alike_and_do_not_act_so_are_all_traced() -> None:
     found = trace_repeating(model, follow)
     assert len(model.blocks) == 7
     assert {name.split(".")[1] for name in found.module_of.values() if name} == set("0123456")
+
+
+def test_each_block_has_its_flops_and_the_first_no_gradient_of_its_inputs() -> None:
+    """A product of 2 samples and 8 × 8 weights takes 2·2·64 operations: forward, its weights' gradient, its inputs'."""
+    model = BlockList([Wide() for _ in range(7)])
+    found = trace_repeating(model, lambda one: trace(one, torch.empty(2, 8)))
+    assert found.flops_of == {"blocks.0": 2 * 256, **{f"blocks.{block}": 3 * 256 for block in range(1, 7)}, "": 0}
+    again = BlockList([Wide() for _ in range(7)], checkpointing="full")
+    assert trace_repeating(again, lambda one: trace(one, torch.empty(2, 8))).flops_of["blocks.0"] == 3 * 256
 
 
 def test_other_settings_or_a_shared_parameter_make_other_blocks() -> None:

@@ -26,11 +26,10 @@ from dlojz.labs.lab05_pipeline.exercises_orders import read_schedule, refuse_inv
 from dlojz.labs.lab05_pipeline.exercises_runs import FirstFit, StaleSgd, largest_step, smallest_bottleneck
 from dlojz.pipeline.block_weights import block_weights
 from dlojz.pipeline.exchange_formats import to_csv
-from dlojz.pipeline.layout_schedule import schedule_of
 from dlojz.pipeline.optimum.shortest_schedule import optimum
 from dlojz.pipeline.partition import PEERS, Partition
 from dlojz.pipeline.schedule import Costs, Schedule
-from dlojz.pipeline.schedule_catalogue import build, entry
+from dlojz.pipeline.schedule_catalogue import build, entry, schedule_of
 from dlojz.pipeline.simulator import MeasuredOverlay, overlay, peak_activations, simulate
 from dlojz.pipeline.stale_weights import threshold, version_audit
 from dlojz.pipeline.validity import check

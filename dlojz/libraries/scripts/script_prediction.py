@@ -44,9 +44,9 @@ from dlojz.libraries.scripts.fake_steps import run_fake_steps
 from dlojz.libraries.scripts.first_step import FirstStep, GivenTensor, Replacements, ScriptModel, TensorShape
 from dlojz.libraries.scripts.script_training import OptimizerUse, ScriptTraining, ZeroOptions, recognise, recognised_in
 from dlojz.prediction.communication import DEEPSPEED_REDUCED_ELEMENTS, deepspeed_buckets
-from dlojz.prediction.engine_memory import DDP, EngineMemory, Moments
+from dlojz.prediction.engine_memory import DDP, EngineMemory, Moments, StepReplay
 from dlojz.prediction.engine_memory_sharded import FSDP2, DeepSpeed, DeepSpeed3, DeepSpeed12
-from dlojz.prediction.forecast import Forecast, StepReplay, forecast_of
+from dlojz.prediction.forecast import Forecast, forecast_of
 from dlojz.prediction.shapes import FP32_BYTES, ModelShapes, ParameterShape, shapes_of
 from dlojz.prediction.states import deepspeed_messages, padded_parameters, predict_states
 from dlojz.prediction.trace import TraceMark, ValuesNeededError, trace

@@ -38,10 +38,9 @@ from dlojz.models.blocks import BlockList, mean_loss, untie
 from dlojz.models.foreign.names import is_elsewhere
 from dlojz.models.meta import sample_inputs
 from dlojz.pipeline.exchange_formats import to_csv, torch_refusal
-from dlojz.pipeline.layout_schedule import schedule_of
 from dlojz.pipeline.runtime import AsynchronousRuntime, Boundary, PipelineRuntime, boundaries_of, stage_modules
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Action, Schedule
-from dlojz.pipeline.schedule_catalogue import SCHEDULES
+from dlojz.pipeline.schedule_catalogue import SCHEDULES, schedule_of
 from dlojz.prediction.shapes import bounds_of, build_on_meta, model_shapes
 from dlojz.train.axes import Axes
 from dlojz.train.engines.base import WEIGHTS, Engine, Inventory, local, make_optimizer
