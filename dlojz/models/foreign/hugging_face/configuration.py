@@ -35,6 +35,7 @@ _LOGITS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM")
 _LABELLED = ("SEQUENCE_CLASSIFICATION", "TOKEN_CLASSIFICATION", "QUESTION_ANSWERING")
 _IGNORED = ("auto_map", "quantization_config", "dtype", "torch_dtype", "architectures", "transformers_version")
 """Keys of a configuration that name code, or other weights than fp32 ones."""
+_DTYPE = ("dtype", "torch_dtype")
 _ATTENTION = ("attn_implementation", "_attn_implementation")
 _EXPERTS = ("eager", "batched_mm", "grouped_mm")
 
@@ -73,7 +74,7 @@ def read_configuration(file: Path) -> Configuration:
     model_class, configured = _model_class(file, content, config, configured)
     config = built(title, configured)
     task = _task_of(model_class)
-    note = _attention_note(content)
+    note = _dtype_note(content) + _attention_note(content)
     named = model_class.__name__
     if not content.get("architectures"):
         named += say(en=" (config.json names no class)", fr=" (config.json ne nomme pas de classe)")
@@ -136,8 +137,8 @@ def _content(file: Path, transformers: Any) -> dict[str, Any]:
         content = json.loads(file.read_text(encoding="utf-8"))
         kind = content["model_type"]
     except OSError as error:
-        here = Path.cwd()
-        raise no_configuration(str(file.relative_to(here) if file.is_relative_to(here) else file)) from error
+        here, folder = Path.cwd(), file.parent if file.name == "config.json" else file
+        raise no_configuration(str(folder.relative_to(here) if folder.is_relative_to(here) else folder)) from error
     except (ValueError, KeyError, TypeError) as error:
         why = f"{type(error).__name__}: {error}"
         raise refusal(
@@ -184,6 +185,20 @@ def _plain(content: Any) -> Any:
 def _attention(content: dict[str, Any]) -> str | None:
     named = next((content[key] for key in _ATTENTION if content.get(key)), None)
     return named if isinstance(named, str) else None
+
+
+def _dtype_note(content: dict[str, Any]) -> str:
+    """Say that weights are in the type of the run's precision, where a configuration names another, or quantizes them.
+    """
+    named = next((content[key] for key in _DTYPE if content.get(key)), None)
+    if quantized := content.get("quantization_config"):
+        named = quantized.get("quant_method", "quantization_config") if isinstance(quantized, dict) else quantized
+    if named is None or named in ("auto", "float32"):
+        return ""
+    return say(
+        en=f", weights as --precision says (config.json: {named})",
+        fr=f", poids selon --precision (config.json : {named})",
+    )
 
 
 def _attention_note(content: dict[str, Any]) -> str:
