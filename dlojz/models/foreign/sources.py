@@ -107,7 +107,7 @@ def origin_of_batch(
     family, plan = family_name(batch), check_styles(name, tp_plan)
     with torch.random.fork_rng(devices=[]), on_meta():
         inputs = tree_map(lambda one: torch.empty_like(one, device="meta"), batch)
-        module = built(name, build)
+        module: Any = built(name, build)  # one's own function may return anything
         if not isinstance(module, nn.Module):
             given = type(module).__name__
             raise refusal(
