@@ -67,8 +67,11 @@ class EngineSpec:
         gathers_frozen: whether it gathers frozen parameters too.
         skips_unreached: whether it keeps neither gradient nor optimizer state of a parameter that backward does not
             reach: torch's optimizers make states with the first gradient, and FSDP2 reduces those that are there (torch
-            2.13, `optim/optimizer.py`; `distributed/fsdp/_fully_shard/_fsdp_param_group.py`, `post_backward`); others
-            fill in zeros.
+            2.13, `optim/optimizer.py`; `distributed/fsdp/_fully_shard/_fsdp_param_group.py`, `post_backward`).
+        flattens_unreached: whether such a parameter stays in its flat weights and optimizer states, with zeros as its
+            gradient where one is needed, and is not reduced but by stage 0 (DeepSpeed 0.19, `runtime/engine.py`,
+            `_get_gradients_for_reduction`; `runtime/zero/stage_1_and_2.py`, `get_all_grad_tensors`). An engine of
+            neither kind fills in zeros and reduces them.
     """
 
     name: str
@@ -94,6 +97,7 @@ class EngineSpec:
     keeps_dtypes: bool = False
     gathers_frozen: bool = False
     skips_unreached: bool = False
+    flattens_unreached: bool = False
 
     def title(self, zero: int) -> str:
         """Return its title, with the ZeRO stage where it is not the last of several."""
@@ -132,6 +136,7 @@ def _deepspeed(stage: int) -> EngineSpec:
         programs=("deepspeed", "accelerate"),
         saves_inputs_late=stage == 3,
         gathers_experts=stage < 3,
+        flattens_unreached=True,
     )
 
 

@@ -163,12 +163,18 @@ def _zero_by_hand(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     ]
 
 
+def _reached(config: RunConfig, shapes: ModelShapes) -> ModelShapes:
+    """Return the shapes with what backward does not reach as frozen; in the catalogue and in a chain it reaches all."""
+    if not is_elsewhere(config.model) or config.layout.pp > 1:
+        return shapes
+    from dlojz.prediction.model_trace import reached_in_few  # loads torch
+
+    return shapes.trained_only(reached_in_few(config))
+
+
 def _fsdp2(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     layout = config.layout
-    if is_elsewhere(config.model) and layout.pp == 1:
-        from dlojz.prediction.model_trace import reached_in_few  # loads torch
-
-        shapes = shapes.trained_only(reached_in_few(config))
+    shapes = _reached(config, shapes)
     if shapes.trained is not shapes:
         return _fsdp2_with_frozen(config, shapes)
     padded = [(one, one.padded_rows_numel(layout.dp)) for one in shapes.parameters]
@@ -227,14 +233,16 @@ def _zero_1_or_2(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     # all-reduce the bucket where the paper's scheme would reduce-scatter it, then each rank keeps its share.
     reductions = layout.micro_batches if layout.zero == 2 else 1
     # Stage 1 fills its buckets after backward, in the parameters' order.
-    order = shapes.parameters if layout.zero == 1 else shapes.parameters[::-1]
+    reached = [one for one in _reached(config, shapes).parameters if one.is_trained]
+    order = reached if layout.zero == 1 else reached[::-1]
     waiting = iter(order)
     filled = (list(islice(waiting, count)) for count in deepspeed_buckets(one.numel for one in order))
     messages = sum(len(deepspeed_messages((shapes,), layout.dp, bucket)) for bucket in filled)
     # With every update: the gradient's norm (4 bytes) and, in bf16 and fp16, a flag for overflow (1 byte).
     checks = 1 if config.precision == "fp32" else 2
     check_bytes = 4 if config.precision == "fp32" else 5
-    calls, call_bytes = reductions * messages + checks, reductions * each * shapes.num_parameters + check_bytes
+    reduced = sum(one.numel for one in reached)
+    calls, call_bytes = reductions * messages + checks, reductions * each * reduced + check_bytes
     return [
         _dp(config, "all_reduce", calls, call_bytes),
         _dp(config, "all_gather", 1, each * padded),
@@ -243,7 +251,8 @@ def _zero_1_or_2(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
 
 def _zero_3(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     layout, each = config.layout, compute_bytes(config)
-    reduced = layout.dp * sum(parameter.padded_numel(layout.dp) for parameter in shapes.parameters)
+    reached = _reached(config, shapes).trained
+    reduced = layout.dp * sum(parameter.padded_numel(layout.dp) for parameter in reached.parameters)
     of_modules = shapes_of_modules(config)  # a tied matrix is gathered for each of its modules
     padded_of_module: dict[str, int] = {}
     for parameter in of_modules.parameters:
@@ -252,7 +261,7 @@ def _zero_3(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     whole, modules = sum(padded_of_module.values()), len(padded_of_module)
     # Every module gathers its weights for its forward and again for its backward.
     gathered, gathers = 2 * whole, 2 * modules
-    if layout.checkpointing != "none" and is_elsewhere(config.model):
+    if is_elsewhere(config.model) and (layout.checkpointing != "none" or reached is not shapes):
         found = _traced_gathers(config, shapes, frozenset(padded_of_module))
         gathered, gathers = sum(padded_of_module[module] for module in found), len(found)
     elif layout.checkpointing != "none":
@@ -262,7 +271,7 @@ def _zero_3(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
         gathered += whole - sum(padded_of_module[module] for module in last_modules)
         gathers += modules - len(last_modules)
     buckets = len(
-        deepspeed_buckets(parameter.padded_numel(layout.dp) * layout.dp for parameter in reversed(shapes.parameters))
+        deepspeed_buckets(parameter.padded_numel(layout.dp) * layout.dp for parameter in reversed(reached.parameters))
     )
     times, norms = layout.micro_batches, len(zero_3_sub_groups(config, shapes))
     norm_bytes = 4 if layout.offload in ("optimizer", "parameters") else 8  # on the host it is summed in fp32

@@ -205,7 +205,9 @@ class FSDP2(EngineMemory):
 class DeepSpeed(EngineMemory):
     """Engine memory of DeepSpeed stage 0: after backward all gradients are reduced in one tensor, and come back.
 
-    Source: DeepSpeed 0.19 `runtime/engine.py`, `buffered_allreduce_fallback`.
+    A parameter that backward does not reach has zeros as its gradient by then.
+
+    Source: DeepSpeed 0.19 `runtime/engine.py`, `_get_gradients_for_reduction` and `buffered_allreduce_fallback`.
     """
 
     def __init__(self, config: RunConfig, shapes: ModelShapes) -> None:
@@ -214,7 +216,13 @@ class DeepSpeed(EngineMemory):
 
     def end_backward(self, step: Moments) -> None:
         if step.last:
+            for parameter in self.unreached():
+                step.ledger.hold(("gradient", parameter.name), "gradients", self.each * parameter.numel)
             step.ledger.hold_briefly("reduce", "workspace", self.each * self.shapes.num_parameters)
+
+    def unreached(self) -> list[ParameterShape]:
+        """List the parameters that backward does not reach."""
+        return [parameter for parameter in self.shapes.parameters if not parameter.is_trained]
 
     def update(self, step: Moments) -> None:
         if self.config.precision != "fp32":
@@ -230,7 +238,8 @@ class DeepSpeed12(DeepSpeed):
     `model.parameters()`, when all whole gradients are there. A gradient in the bucket is a view of it; one that is
     larger than the bucket stays in its own tensor. The copy (`grads_in_partition`) holds all parameters that reach into
     the rank's share, whole; it is allocated with the first bucket that has one of them. Stage 2 makes another with each
-    further micro-batch, which is added to the first.
+    further micro-batch, which is added to the first. It has room for parameters that backward does not reach too, but
+    zeros of their own stand for their gradients.
 
     Source: DeepSpeed 0.19 `runtime/zero/stage_1_and_2.py`, `setup_buckets`, `reduce_gradients`, `reduce_ipg_grads`,
     `copy_grads_in_partition`, `independent_gradient_partition_epilogue` and `step`.
@@ -287,17 +296,20 @@ class DeepSpeed12(DeepSpeed):
         if self.config.layout.zero == 1:
             if not step.last:
                 return
-            for parameter in self.shapes.parameters:
+            for parameter in self.shapes.trained.parameters:
                 self.collect(step, parameter)
         if self.filled:
             self.flush(step)
         step.ledger.drop("bucket")
         for parameter in self.shapes.parameters:
             step.free_gradient(parameter.name)
-        if step.ledger.holds("share"):
+        zeros_bytes = self.each * sum(one.numel for one in self.unreached() if one.name in self.touching)
+        if step.ledger.holds("share") or step.ledger.holds("zeros"):
+            step.ledger.hold_briefly("new zeros", "workspace", zeros_bytes)
             step.ledger.drop("copy")  # added to the first
         else:
             step.ledger.rename("copy", "share")
+            step.ledger.hold("zeros", "gradients", zeros_bytes)
 
     def update(self, step: Moments) -> None:
         step.ledger.hold("flat share", "gradients", self.each * sum(self.updated()))
@@ -305,6 +317,7 @@ class DeepSpeed12(DeepSpeed):
             step.ledger.hold("fp32 share", "gradients", FP32_BYTES * sum(self.updated()))
             step.ledger.drop("flat share")
         step.ledger.drop("share")
+        step.ledger.drop("zeros")
         step.ledger.hold("update", "workspace", self.update_bytes(self.updated()))
         for key in ("update", "fp32 share", "flat share"):
             step.ledger.drop(key)

@@ -119,9 +119,12 @@ OVERLAYS: dict[str, Callable[[RunConfig, ModelShapes], EngineMemory]] = {
 def overlay_of(config: RunConfig, shapes: ModelShapes, *, dp_rank: int = 0, on_gpu: bool = False) -> EngineMemory:
     """Build the memory of the engine that runs a layout, on one data-parallel rank.
 
-    Frozen parameters are none of its business, but where an engine gathers them.
+    Frozen parameters are none of its business, but where an engine gathers them; nor are those without a gradient, but
+    where an engine flattens them with the others.
     """
-    made = OVERLAYS[config.engine_spec.overlay](config, shapes if config.engine_spec.gathers_frozen else shapes.trained)
+    engine = config.engine_spec
+    has_all = engine.gathers_frozen or engine.flattens_unreached
+    made = OVERLAYS[engine.overlay](config, shapes if has_all else shapes.trained)
     made.on_gpu, made.dp_rank = on_gpu, dp_rank
     return made
 
@@ -371,8 +374,13 @@ class Forecast:
             en=f"Of its {total} parameters {number} get no gradient from this loss (the first is {first}):",
             fr=f"De ses {total} paramètres, {number} n’ont aucun gradient de cette loss (le premier : {first}) :",
         )
+        engine = self.config.engine_spec.title(self.config.layout.zero)
+        if self.config.engine_spec.flattens_unreached and self.config.layout.offload not in ("optimizer", "parameters"):
+            return note + say(
+                en=f" {engine} keeps optimizer states for them, and zeros as gradients where it needs some.",
+                fr=f" {engine} leur garde des états de l’optimiseur, et des zéros comme gradients là où il en faut.",
+            )
         if not self.config.engine_spec.skips_unreached:
-            engine = self.config.engine_spec.title(self.config.layout.zero)
             return note + say(
                 en=f" {engine} fills in zeros for them, so that gradients, workspace and messages may differ from what "
                 "is predicted.",
@@ -527,7 +535,8 @@ def replay_of(
     share = part_of(config, shapes, rank)
     trace = trace_of_rank(config, trace_of(config, rank, on_gpu=device is not None), shapes, rank)
     reached = share.trained_only(reached_names(trace.events))
-    part = reached if config.engine_spec.skips_unreached else share
+    engine = config.engine_spec
+    part = reached if engine.skips_unreached or engine.flattens_unreached else share
     dp_rank = axes_of(config, rank)[0]
     states = offload_states(config, part, predict_states(config, part, dp_rank), dp_rank)
     overlay = overlay_of(config, part, dp_rank=dp_rank, on_gpu=device is not None)

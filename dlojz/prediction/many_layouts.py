@@ -728,7 +728,7 @@ def _engine_of(config: RunConfig, rank: int, part: _Part) -> _Engine:
     dp_rank = axes_of(config, rank)[0]
     shapes = part_of(config, whole, rank)
     trace = trace_of_rank(config, _skeleton_of(_sampled(config)[0], rank), whole, rank)
-    if config.engine_spec.skips_unreached:
+    if config.engine_spec.skips_unreached or config.engine_spec.flattens_unreached:
         shapes = shapes.trained_only(reached_names(trace.events))
     states = offload_states(config, shapes, predict_states(config, shapes, dp_rank), dp_rank)
     ledger = _SlotLedger(config.layout.micro_batches)

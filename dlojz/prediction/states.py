@@ -130,6 +130,16 @@ def touching_names(shapes: ModelShapes, dp: int, rank: int) -> frozenset[str]:
     )
 
 
+def zeros_elements(shapes: ModelShapes, dp: int, rank: int) -> int:
+    """Count the elements of zeros that stages 1 and 2 keep as gradients of parameters that backward does not reach.
+
+    They are those that reach into one rank's share of the flat weights, whole, beside the copy that has room for them.
+    Source: DeepSpeed 0.19 `runtime/zero/stage_1_and_2.py`, `get_all_grad_tensors`.
+    """
+    names = touching_names(shapes, dp, rank)
+    return sum(one.numel for one in shapes.parameters if not one.is_trained and one.name in names)
+
+
 def touching_elements(shapes: ModelShapes, dp: int, rank: int) -> int:
     """Count the elements of parameters that reach into one rank's share of the flat weights, and the padding in it.
 
@@ -231,7 +241,9 @@ def _zero_1_or_2(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
     padded = padded_parameters(shapes.num_parameters, dp)
     # Stage 1 accumulates whole gradients over micro-batches; those of a single one are gone when its backward ends.
     accumulates = config.layout.zero == 1 and config.layout.micro_batches > 1
-    gradient_elements = shapes.num_parameters if accumulates else touching_elements(shapes, dp, rank)
+    gradient_elements = touching_elements(shapes, dp, rank) + zeros_elements(shapes, dp, rank)
+    if accumulates:
+        gradient_elements = max(gradient_elements, shapes.trained.num_parameters)
     return Memory(
         weights_bytes=each * padded,
         gradients_bytes=gradient_bytes(config) * gradient_elements,

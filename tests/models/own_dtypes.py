@@ -131,6 +131,25 @@ def unused() -> nn.Module:
     return model
 
 
+class Unreached(Text):
+    """The same second head and norm, in a model that reads no weight outside of its module.
+
+    DeepSpeed's stage 3 would gather it there (`runtime/zero/parameter_offload.py`, `ZeROOrderedDict`).
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare_head = nn.Linear(WIDTH, WORDS)
+        self.layers[1].spare_norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.token(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        logits: Tensor = self.head(x)
+        return logits
+
+
 class Recurrent(Text):
     """Layers that read a text word by word."""
 

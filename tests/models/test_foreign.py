@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -293,6 +294,23 @@ def test_initial_values_are_skipped_on_meta_and_a_forward_pass_is_not() -> None:
 def test_a_configuration_that_is_not_there_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(LabError, match=r"no config.json in .*/none here, and nothing is downloaded: .* hf:FOLDER"):
         models.build(f"hf:{tmp_path / 'none'}")
+
+
+@pytest.mark.usefixtures("transformers")
+def test_a_folder_without_a_configuration_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder itself, also the one in which the command runs."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    for folder in ("empty", "."):
+        with pytest.raises(LabError, match=rf"there is no config.json in {re.escape(folder)} here"):
+            models.build(f"hf:{folder}")
+
+
+def test_a_function_that_returns_no_module_is_refused_for_that(tmp_path: Path) -> None:
+    file = tmp_path / "number.py"
+    file.write_text("import torch\ndef build(): return 3\ndef example_inputs(): return torch.zeros(2, 3)\n")
+    with pytest.raises(LabError, match=r"number.py:build gives int: the function that is named must return the module"):
+        models.spec(f"{file}:build")
 
 
 @pytest.mark.usefixtures("transformers")

@@ -159,6 +159,29 @@ def test_flash_attention_is_counted_as_sdpa_and_said_to_be(tmp_path: Path) -> No
     assert "flash_attention_2 counted as SDPA" in input_sentence(RunConfig.of(model=name))
 
 
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16-true", torch.bfloat16)])
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_the_type_of_a_configuration_is_named_and_that_of_the_precision_forecast(
+    tmp_path: Path, key: str, precision: str, dtype: torch.dtype
+) -> None:
+    """Weights of a checkpoint are mostly in bf16, but a training chooses."""
+    name = written(tmp_path, {**LLAMA, key: "bfloat16"}, "LlamaForCausalLM")
+    model = transformers.LlamaForCausalLM._from_config(transformers.AutoConfig.from_pretrained(tmp_path), dtype=dtype)
+    tokens = torch.randint(2, 200, (SAMPLES, TOKENS))
+    measured = measured_peak(model, {"input_ids": tokens, "labels": tokens})
+    assert predicted_peak(name, precision=precision) == pytest.approx(measured, rel=0.03)
+    config = RunConfig.of(model=name, precision=precision)
+    assert "LlamaForCausalLM, weights as --precision says (config.json: bfloat16);" in input_sentence(config)
+    assert predict(config).memory.weights_bytes == dtype.itemsize * parameters(tmp_path, "LlamaForCausalLM")
+
+
+def test_quantized_weights_of_a_configuration_are_named(tmp_path: Path) -> None:
+    """Built with random weights, a model is not quantized."""
+    quantized = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}, "dtype": "float16"}
+    config = RunConfig.of(model=written(tmp_path, {**LLAMA, **quantized}, "LlamaForCausalLM"))
+    assert "LlamaForCausalLM, weights as --precision says (config.json: bitsandbytes);" in input_sentence(config)
+
+
 def test_clip_reads_images_and_texts_and_computes_its_own_loss(tmp_path: Path) -> None:
     name = written(tmp_path, CLIP, "CLIPModel")
     assert models.describe(name).parameters == parameters(tmp_path, "CLIPModel")

@@ -42,6 +42,10 @@ RUNS |= {
 RUNS |= {f"unused{layout}": {**SMALL, "model": f"{OWN}:unused", **LAYOUTS[layout]} for layout in (
     "", "-fsdp2-zero2", "-fsdp2-zero3",
 )}  # fmt: skip
+RUNS |= {
+    f"unreached-deepspeed-{zero}": {**SMALL, **fields, "model": f"{OWN}:Unreached", "dp": 2, "engine": "deepspeed"}
+    for zero, fields in enumerate(({}, {"zero": 1}, {"zero": 2, "micro_batches": 2}, {"zero": 3}))
+}
 RUNS["lora-full"] = {**RUNS["lora"], "checkpointing": "full"}
 RUNS["bf16-momentum"] = {**RUNS["bf16-ddp"], "optimizer": "momentum", "weight_decay": 0.1}
 TRUE: dict[str, dict[str, Any]] = {
@@ -142,7 +146,8 @@ def test_what_is_not_kept_is_not_forecast_either() -> None:
         ({}, "31 parameters 4 get no gradient from this loss (the first is layers.1.spare_norm.weight): they have no",
          "31 paramètres, 4 n’ont aucun gradient de cette loss (le premier : layers.1.spare_norm.weight)"),
         ({"dp": 2}, "DDP waits for every gradient and would stop", "DDP attend tous les gradients et s’arrêterait"),
-        ({"dp": 2, "zero": 2, "engine": "deepspeed"}, "DeepSpeed ZeRO-2 fills in zeros", "complète par des zéros"),
+        ({"dp": 2, "zero": 2, "engine": "deepspeed"}, "ZeRO-2 keeps optimizer states for them", "garde des états"),
+        ({"dp": 2, "zero": 1, "engine": "by_hand"}, "by hand fills in zeros", "complète par des zéros"),
     ],
 )  # fmt: skip
 def test_parameters_without_a_gradient_are_told(fields: dict[str, Any], english: str, french: str) -> None:

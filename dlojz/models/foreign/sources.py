@@ -107,7 +107,14 @@ def origin_of_batch(
     family, plan = family_name(batch), check_styles(name, tp_plan)
     with torch.random.fork_rng(devices=[]), on_meta():
         inputs = tree_map(lambda one: torch.empty_like(one, device="meta"), batch)
-        output = tried_on_meta(name, built(name, build), inputs)
+        module: Any = built(name, build)  # one's own function may return anything
+        if not isinstance(module, nn.Module):
+            given = type(module).__name__
+            raise refusal(
+                en=f"{name} gives {given}: the function that is named must return the module, a torch.nn.Module.",
+                fr=f"{name} donne {given} : la fonction nommée doit renvoyer le module, un torch.nn.Module.",
+            )
+        output = tried_on_meta(name, module, inputs)
     tells_classes = isinstance(output, Tensor) and output.dim() > 1
     classes = output.shape[-1] if tells_classes else 256 if family == "text" else 10
     if loss is None and not isinstance(output, Tensor):

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from dlojz.base.language import integer, refusal, say
 from dlojz.models.catalogue import Family
 from dlojz.models.foreign.example import Example, shapes_text
+from dlojz.models.foreign.hugging_face.assumptions import assumptions_note, attention_of
 from dlojz.models.foreign.hugging_face.task_inputs import InputsError, batch_for, losses, text_length
 from dlojz.models.foreign.hugging_face.task_modules import Logits, LossOfTask
 from dlojz.models.foreign.meta_checks import built, error_with_line, moved_to_meta, own_file
@@ -35,7 +36,6 @@ _LOGITS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM")
 _LABELLED = ("SEQUENCE_CLASSIFICATION", "TOKEN_CLASSIFICATION", "QUESTION_ANSWERING")
 _IGNORED = ("auto_map", "quantization_config", "dtype", "torch_dtype", "architectures", "transformers_version")
 """Keys of a configuration that name code, or other weights than fp32 ones."""
-_ATTENTION = ("attn_implementation", "_attn_implementation")
 _EXPERTS = ("eager", "batched_mm", "grouped_mm")
 
 
@@ -73,7 +73,7 @@ def read_configuration(file: Path) -> Configuration:
     model_class, configured = _model_class(file, content, config, configured)
     config = built(title, configured)
     task = _task_of(model_class)
-    note = _attention_note(content)
+    note = assumptions_note(content)
     named = model_class.__name__
     if not content.get("architectures"):
         named += say(en=" (config.json names no class)", fr=" (config.json ne nomme pas de classe)")
@@ -136,8 +136,8 @@ def _content(file: Path, transformers: Any) -> dict[str, Any]:
         content = json.loads(file.read_text(encoding="utf-8"))
         kind = content["model_type"]
     except OSError as error:
-        here = Path.cwd()
-        raise no_configuration(str(file.relative_to(here) if file.is_relative_to(here) else file)) from error
+        here, folder = Path.cwd(), file.parent if file.name == "config.json" else file
+        raise no_configuration(str(folder.relative_to(here) if folder.is_relative_to(here) else folder)) from error
     except (ValueError, KeyError, TypeError) as error:
         why = f"{type(error).__name__}: {error}"
         raise refusal(
@@ -172,36 +172,13 @@ def _plain(content: Any) -> Any:
         return float(content["__float__"])
     plain = {key: _plain(part) for key, part in content.items() if key not in _IGNORED and not key.startswith("_")}
     plain.pop("attn_implementation", None)
-    if (attention := _attention(content)) in ("eager", "sdpa"):
+    if (attention := attention_of(content)) in ("eager", "sdpa"):
         plain["attn_implementation"] = attention
     elif attention is not None and "flash" in attention:
         plain["attn_implementation"] = "sdpa"
     if content.get("experts_implementation") not in _EXPERTS:
         plain.pop("experts_implementation", None)
     return plain
-
-
-def _attention(content: dict[str, Any]) -> str | None:
-    named = next((content[key] for key in _ATTENTION if content.get(key)), None)
-    return named if isinstance(named, str) else None
-
-
-def _attention_note(content: dict[str, Any]) -> str:
-    """Say which attention is forecast, where a configuration names one."""
-    attention = _attention(content)
-    if attention is None:
-        return ""
-    if attention in ("eager", "sdpa"):
-        return say(en=f", {attention} attention", fr=f", attention {attention}")
-    if "flash" in attention:
-        return say(
-            en=f", {attention} counted as SDPA, whose fused kernel keeps the same tensors",
-            fr=f", {attention} compté comme SDPA, dont le noyau fusionné garde les mêmes tenseurs",
-        )
-    return say(
-        en=f", with its default attention instead of {attention}",
-        fr=f", avec son attention par défaut au lieu de {attention}",
-    )
 
 
 def _model_class(
