@@ -47,6 +47,7 @@ class Exclusion(Contract):
 
     def matches(self, fields: Mapping[str, object]) -> bool:
         """Whether a point with these fields, defaults included, is left out."""
+        # The defaults are in `fields` too, so the one name that may be missing is `machine`.
         return all(
             name in fields
             and any(_same(fields[name], value) for value in (wanted if isinstance(wanted, list) else [wanted]))
@@ -87,6 +88,7 @@ class Campaign(Contract):
         if not isinstance(given, list) or not all(isinstance(table, dict) for table in given):
             return given
         flat = [table for table in given if "match" not in table]
+        # The long form, `match = {…}` beside `reason`, is legal too; it comes first, whatever the file says.
         return [
             *(table for table in given if "match" in table),
             *(
@@ -118,6 +120,7 @@ class Campaign(Contract):
     def _fields_of(axis: str, values: list[Value | Table]) -> list[str]:
         """The fields that an axis sets."""
         tables = [value for value in values if isinstance(value, dict)]
+        # Refused: an empty axis, tables mixed with plain values, a table with no field but `name`.
         if not values or (tables and len(tables) < len(values)) or any(not set(table) - {TITLE} for table in tables):
             raise refusal(
                 en=f"the axis {axis!r} must be a list of values, or a list of tables with a field in each, but "
@@ -172,6 +175,7 @@ def read_campaign(path: Path) -> Campaign:
         )
     try:
         with path.open("rb") as file:
+            # One byte more than is legal: a huge file is not read whole to find out that it is too large.
             text = file.read(MAX_FILE_BYTES + 1)
         if len(text) > MAX_FILE_BYTES:
             raise refusal(
@@ -244,6 +248,7 @@ def expand(campaign: Campaign, machine: str | None = None) -> CampaignPlan:
     points: list[CampaignPoint] = []
     excluded: list[tuple[str, str]] = []
     impossible: list[str] = []
+    # Exclusions that have matched no point so far.
     unused = list(campaign.exclude)
     for labels, fields in _combinations(campaign, machine):
         named = ", ".join(labels.values()) or campaign.title
@@ -264,6 +269,7 @@ def expand(campaign: Campaign, machine: str | None = None) -> CampaignPlan:
             fr=f"rien n’a été soumis : {len(impossible)} points de la campagne ne peuvent pas être exécutés. "
             f"Changez-les, ou écartez-les avec [[exclude]] :\n{listed}",
         )
+    # Another machine takes the place of the campaign's: an exclusion by machine may then match nothing.
     _check(campaign, points, unused if machine is None else [])
     return CampaignPlan(tuple(points), tuple(excluded))
 
@@ -278,6 +284,7 @@ def _combinations(campaign: Campaign, machine: str | None) -> Iterator[tuple[dic
             fr="une machine se nomme par au plus 40 lettres, chiffres, « - », « _ » et « . », mais "
             f"{machines!r} a été reçu.",
         )
+    # islice: a product of long axes is not walked to its end to find out that it is too large.
     count = len(list(itertools.islice(itertools.product(*axes.values()), MAX_POINTS + 1))) * campaign.repeats
     if count > MAX_POINTS:
         raise refusal(
@@ -290,6 +297,7 @@ def _combinations(campaign: Campaign, machine: str | None) -> Iterator[tuple[dic
         for axis, value in zip(axes, values, strict=True):
             table = value if isinstance(value, dict) else {axis: value}
             labels[axis] = _in_words(axis, value)
+            # An axis overrides the base; that no two axes set one field was checked when the file was read.
             fields |= {key: own for key, own in table.items() if key != TITLE}
         if machine is not None:
             fields[MACHINE] = machine
@@ -316,6 +324,7 @@ def _in_words(axis: str, value: Value | Table) -> str:
             )
         value = value[TITLE]
     if isinstance(value, str):
+        # A text that reads as a number, such as "1.5", says nothing without its axis.
         return f"{axis} {value.lower()}" if value.replace(".", "").isdigit() else value
     return f"{axis} {localized(str(value).lower())}"
 
@@ -324,6 +333,7 @@ def _points(campaign: Campaign, labels: dict[str, str], fields: Table, before: i
     machine = str(fields.get(MACHINE, ""))
     own = {key: value for key, value in fields.items() if key != MACHINE}
     first = RunConfig.of(**own)
+    # Once for all repeats: they differ by their seed alone.
     check_runnable(first)
     return [
         CampaignPoint(
@@ -346,6 +356,7 @@ def _check(campaign: Campaign, points: list[CampaignPoint], unused: list[Exclusi
         )
     seen: dict[tuple[str, str], CampaignPoint] = {}
     for point in points:
+        # The hash covers the seed, so that repeats are no twins.
         twin = seen.setdefault((point.machine, point.config.hash), point)
         if twin is not point:
             raise refusal(

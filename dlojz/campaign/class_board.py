@@ -88,6 +88,7 @@ def read_class(folder: Path, call: Callable[[str], str] = str) -> list[Student]:
         LabError: if the folder itself cannot be read.
     """
     try:
+        # islice before sorted: of a folder with millions of entries only the first MAX_ENTRIES are read.
         names = sorted(entry.name for entry in itertools.islice(os.scandir(folder), MAX_ENTRIES))
     except OSError as error:
         raise refusal(
@@ -145,11 +146,14 @@ def _read_progress(root: Path, student: Student) -> None:
             continue
         progress = LabProgress(Path(entry.path))
         done = {name: at for name, at in progress.read().items() if _EXERCISE.fullmatch(name)}
+        # A student may have worked on one lab in several roots: the larger count stands, nothing is added up.
         student.done[lab[1]] = max(student.done.get(lab[1], 0), len(done.keys() - {SCRIPT}))
+        # SCRIPT stands for the lab's own script, which is no exercise.
         student.scripts |= {lab[1]} if SCRIPT in done else set()
         scores = [(name, score) for name, score in progress.scores().items() if _EXERCISE.fullmatch(name)]
         student.scores |= {lab[1]: scores[0]} if scores else {}
         for exercise, at in done.items():
+            # Texts in ISO 8601, all written in UTC in one format, sort as their times do.
             if at > latest:
                 latest, student.lab, student.exercise = at, lab[1], exercise
         for at in done.values():
@@ -158,6 +162,7 @@ def _read_progress(root: Path, student: Student) -> None:
 
 def _read_runs(root: Path, student: Student) -> None:
     folders = [entry for entry in _entries(root) if entry.is_dir(follow_symlinks=False) and entry.name[:1] != "."]
+    # A run's name begins with its time: the newest come first, so the limits below leave out the oldest.
     folders.sort(key=lambda entry: entry.name, reverse=True)
     read_bytes = 0
     for entry in folders[:MAX_RECORDS]:
@@ -169,6 +174,7 @@ def _read_runs(root: Path, student: Student) -> None:
             student.problems.append(_problem("closed"))
             continue
         read_bytes += path.stat().st_size
+        # MAX_RECORD_BYTES bounds one file; this bounds what one folder of runs can make this process read.
         if read_bytes > MAX_READ_BYTES:
             student.problems.append(_problem("many"))
             return
@@ -177,6 +183,7 @@ def _read_runs(root: Path, student: Student) -> None:
         except LabError as error:
             student.problems.append(_problem("damaged" if isinstance(error, DamagedRecordError) else "newer"))
             continue
+        # A record copied into another folder would be counted twice.
         if record.run_id != entry.name:
             student.problems.append(_problem("damaged"))
             continue
@@ -212,6 +219,7 @@ def _count(record: RunRecord, student: Student) -> None:
         return
     config = record.config
     best = Best(config.model, config.title, config.layout.global_batch, rate)
+    # One entry per model: its fastest completed run.
     before = next((one for one in student.best if one.model == best.model), None)
     if before is None or before.samples_per_s < rate:
         student.best = [one for one in student.best if one is not before] + [best]
@@ -220,6 +228,7 @@ def _count(record: RunRecord, student: Student) -> None:
 def _plain(path: Path, most_bytes: int, student: Student) -> bool:
     """Whether a file may be opened: no link, no pipe, not beyond its size; else a problem is noted."""
     try:
+        # lstat looks at a link itself, not at what it points to.
         state = path.lstat()
     except OSError as error:
         student.problems.append(_unreadable(error))
@@ -256,6 +265,7 @@ def _moment(written: str) -> datetime | None:
     """Read a time in UTC (ISO 8601); None where it is none."""
     try:
         moment = datetime.fromisoformat(written)
+        # A time without a zone was written in UTC.
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
     except (ValueError, OverflowError):
         return None
@@ -342,6 +352,7 @@ def pseudonyms(path: Path | None = None) -> Callable[[str], str]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not path.exists():
+            # Made empty and closed to others first: at no moment can another user read the key.
             path.touch(mode=0o600)
             path.write_text(secrets.token_hex(KEY_BYTES) + "\n", "ascii")
         key = bytes.fromhex(path.read_text("ascii").strip())

@@ -95,6 +95,7 @@ def _one_after_the_other(
     from dlojz.running.launch import run as launch
 
     for index, result in enumerate(results):
+        # A queued or running one goes through `launch` too, which returns that same run; it is then waited for.
         if result.state in ("completed", "diverged", "oom") and not again:
             continue
         try:
@@ -121,6 +122,7 @@ def _as_arrays(
 
     runs: dict[int, Run] = {}
     missing = to_do(results)
+    # One submission per machine: each has its own folder of runs, its own account and its own scheduler.
     for machine in dict.fromkeys(results[index].point.machine for index in missing):
         chosen = [index for index in missing if results[index].point.machine == machine]
         submitted = submit_many(
@@ -140,6 +142,7 @@ def _as_arrays(
             runs[index] = found
             recover(found.folder)  # who sent it may have died before the number was written down
     while True:
+        # Runs that were there already are followed like those just sent.
         for index, run in runs.items():
             _note(results, index, run, told)
         if all(results[index].state in STATUSES for index in runs):
@@ -151,6 +154,7 @@ def _note(results: list[Result], index: int, run: Run, told: Told, _: str = "") 
     """Keep what has changed, and tell it."""
     now = result_of(results[index].point, results[index].outlook, run)
     before = results[index]
+    # While a run goes on, all else in its result stays as it is: the record is read once the run has ended.
     if (now.state, now.run_id, now.waits_for) != (before.state, before.run_id, before.waits_for):
         results[index] = now
         told(results)
@@ -177,6 +181,7 @@ def unfit_backend(plan: CampaignPlan, on: Backend) -> str:
             fr=f"la campagne vise {', '.join(filter(None, machines))}, non cette machine : prenez --on slurm, "
             "--dry-run, ou une campagne dont le nom finit par _local.",
         )
+    # All ranks share this machine's cores.
     most = MAX_RANKS_PER_CORE * cores_available()
     large = [point for point in plan.points if point.config.layout.world_size > most]
     if not large:

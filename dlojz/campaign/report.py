@@ -90,6 +90,7 @@ def measured(results: Sequence[Result]) -> Table:
             result.point.label,
             state_label(result),
             str(result.point.config.layout.world_size),
+            # In the order of the columns: predicted, measured, limit.
             *map(format_bytes, (*result.memory_bytes, result.outlook.limit_bytes)),
             format_count(result.samples_per_s),
             format_seconds(result.step_s),
@@ -107,6 +108,8 @@ def brief(results: Sequence[Result]) -> Table:
         en="#; point; state; memory: predicted | measured; limit; samples/s; step; scaling: strong | weak",
         fr="#; point; état; mémoire : prédite | mesurée; limite; échant./s; pas; scalabilité : forte | faible",
     )
+    # Columns of `measured`: 4, 5 memory predicted and measured; 6 to 8 limit, samples/s, step;
+    # 11, 12 strong and weak scaling. 3, 9 and 10 (ranks, messages) are left out for room.
     rows = ((*row[:3], f"{row[4]} | {row[5]}", *row[6:9], f"{row[11]} | {row[12]}") for row in measured(results).rows)
     return Table(head, tuple(rows), align="lllr")
 
@@ -154,6 +157,7 @@ def csv_text(results: Sequence[Result]) -> str:
     """Write CSV, one line per point, with every field; a text that a spreadsheet would run is quoted by '."""
     text = io.StringIO()
     rows = [row_of(result) for result in results]
+    # All rows have the same keys: those of the first are the header.
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(rows[0] if rows else [])
     writer.writerows([harmless(value) for value in row.values()] for row in rows)
@@ -165,6 +169,7 @@ def harmless(value: object) -> object:
     if not isinstance(value, str):
         return value
     shown = visible(value)
+    # `visible` may have changed a leading tab or line end, so those are looked for in the value as it came.
     return f"'{shown}" if shown.lstrip().startswith(FORMULA_SIGNS) or value != value.lstrip("\t\r\n") else shown
 
 
@@ -206,6 +211,7 @@ def _mark(result: Result, fields: Sequence[str], batch_axes: set[str], rank_axes
 
     layout = result.point.config.layout
     predicted, measured = result.memory_bytes
+    # Where one field varies, the axis counts that field; else samples per step.
     batch = getattr(layout, fields[0]) if len(fields) == 1 else layout.global_batch
     return CampaignMark(
         series=_named(result.point, batch_axes),
@@ -232,6 +238,7 @@ def _batch_axis(points: Sequence[CampaignPoint]) -> tuple[list[str], str]:
     Where one global batch is cut differently, only the number of its micro-batches tells the points apart.
     """
     layouts = [point.config.layout for point in points]
+    # What varies over the points, of micro_batch (samples) and micro_batches (number per step).
     varying = [name for name in sorted(BATCH) if len({getattr(layout, name) for layout in layouts}) > 1]
     totals = {layout.global_batch for layout in layouts}
     if varying == ["micro_batches"] or (varying and len(totals) == 1):
@@ -247,6 +254,7 @@ def _axes_that_set(campaign: Campaign, fields: frozenset[str]) -> set[str]:
     """The axes that set only such fields."""
     found = set()
     for axis, values in campaign.axes.items():
+        # A plain list sets the field of the axis's own name; tables set their own fields.
         own = {key for value in values for key in (value if isinstance(value, dict) else {axis: 0}) if key != TITLE}
         if own <= fields and axis != MACHINE:
             found.add(axis)
@@ -288,6 +296,7 @@ def write_report(campaign: Campaign, plan: CampaignPlan, results: Sequence[Resul
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / "points.csv", csv_text(results))
+        # The pictures are written first: `html` reads them back to embed them.
         figures = campaign_figures(campaign, results, folder)
         write_atomic(folder / "report.md", markdown(campaign, plan, results, figures))
         write_atomic(folder / "report.html", html(campaign, plan, results, folder, figures))
@@ -301,6 +310,7 @@ def write_report(campaign: Campaign, plan: CampaignPlan, results: Sequence[Resul
 
 def _used_hours(results: Sequence[Result]) -> str:
     """Write the rank-hours of all points, and of how many of them they are not known."""
+    # 0.0 for a point that never started, None for a run of unknown length.
     known = [result.rank_hours for result in results if result.rank_hours is not None]
     unknown = len(results) - len(known)
     if not known:
@@ -328,6 +338,7 @@ def findings(results: Sequence[Result]) -> Iterator[str]:
         )
     pairs = [(pair, result) for result in done if None not in (pair := result.memory_bytes)]
     if pairs:
+        # Relative to the measurement; max(…, 1) only guards against a division by 0.
         gap, worst = max(
             ((abs((pair[1] or 0) - (pair[0] or 0)) / max(pair[1] or 1, 1), result) for pair, result in pairs),
             key=lambda found: found[0],
@@ -361,6 +372,7 @@ def findings(results: Sequence[Result]) -> Iterator[str]:
             fr=f"Les messages de {sum(exact)} points terminés sur {len(exact)} sont ceux prédits, à l’octet près.",
         )
     for result in results:
+        # Wrong: predicted to fit and out of memory, or predicted not to fit and completed.
         fits, wrong = result.outlook.fits, result.outlook.fits is (result.state == "oom")
         if fits is not None and wrong and result.state in ("oom", "completed"):
             yield say(
@@ -380,11 +392,13 @@ def _exactly() -> str:
 
 def _at_most(share: float) -> str:
     """Format an error as a person writes it: in percent, rounded up to a tenth."""
+    # Rounded first: 1000 × share may lie a hair above a whole number, which ceil would take one up.
     return percent(math.ceil(round(1000 * share, 9)) / 1000, None)
 
 
 def _sections(plan: CampaignPlan, results: Sequence[Result]) -> list[tuple[str, Sequence[tuple[str, str]]]]:
     """Headings, each with points and what is said of them; only those with any."""
+    # What waits in the queue has a reason, too, but nothing has gone wrong there.
     reasons = [
         (f"{result.point.number}. {result.point.label} ({state_label(result)})", result.reason or result.outlook.note)
         for result in results
@@ -415,6 +429,7 @@ def html(
     description = "\n".join(safe(line) for line in campaign.description.strip().splitlines())
     parts = [
         f'<!DOCTYPE html><html lang="{language()}"><head><meta charset="utf-8">',
+        # The page loads nothing: images only from data: URLs, styles only inline, no script at all.
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
         "style-src 'unsafe-inline'\">",
         f"<title>{safe(campaign.title)}</title><style>{STYLE}</style></head><body>",

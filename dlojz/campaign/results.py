@@ -90,7 +90,9 @@ def outlook(point: CampaignPoint, time_limit_s: float | None, asked: Asked = NOT
         told = heaviest(point.config, device)
         traffic = predict_communication(point.config, model_shapes(point.config), 0)
     except LabError as error:
+        # The limit, the cost and the refusals stand even where memory cannot be predicted.
         return replace(known, note=str(error))
+    # Bytes that rank 0 hands to its group per step; `control` is the lab's own bookkeeping, no part of training.
     sent = sum(each.message_bytes for each in traffic if each.group != "control")
     return replace(known, rank=told.rank, memory=told.memory, communication_bytes=sent)
 
@@ -103,12 +105,14 @@ def _place(point: CampaignPoint, time_limit_s: float | None, asked: Asked) -> tu
 
         limit = rank_limit(ranks)
         name = share_words(limit.code, ranks)
+        # rank-hours: ranks × seconds / 3600; None where there is no time limit.
         hours = time_limit_s and ranks * time_limit_s / 3600
         return Outlook(limit_bytes=limit.num_bytes, limit_name=name, most_hours=hours), None
     from dlojz.hardware.clusters import machine
     from dlojz.running.limits import JobRequest, allocate
 
     site = machine(point.machine)
+    # The account has an ending that depends on the machine, and is checked with it in `account_of`.
     named = {option: _named(option, value) for option, value in asked.items() if option != "account"}
     told = {**named, "account": account_of(point.machine, asked)}
     granted, refusals = allocate(site, point.config, JobRequest(time_limit_s=time_limit_s, **told))
@@ -137,6 +141,7 @@ def account_of(machine_name: str, asked: Asked) -> str:
     from dlojz.running.limits import ACCOUNT_VARIABLE
 
     given = asked.get("account") or os.environ.get(ACCOUNT_VARIABLE, "")
+    # A name with @ has its ending already.
     ending = "" if not given or "@" in given else machine(machine_name).account_suffix
     return _named("account", given, ending)
 
@@ -146,6 +151,7 @@ def _named(option: str, name: str, ending: str = "") -> str:
     from dlojz.hardware.clusters import NAME_PATTERN
     from dlojz.running.limits import ACCOUNT_VARIABLE
 
+    # An empty name asks for nothing.
     if not name or re.fullmatch(NAME_PATTERN, name + ending):
         return name + ending
     shown = name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}…"
@@ -215,6 +221,7 @@ class Result:
         """Predicted and measured of the heaviest rank, the same quantity: of the device where both know it."""
         predicted = self.outlook.memory
         measured = self.footprint.memory if self.footprint else None
+        # Compare like with like: nvidia-smi's figure where both have one, else the allocator's peaks.
         if predicted and measured and predicted.device_bytes is not None and measured.device_bytes is not None:
             return predicted.device_bytes, measured.device_bytes
         if measured is None or measured.peak_bytes is None:
@@ -244,6 +251,7 @@ def find_run(point: CampaignPoint, root: Path) -> Run | None:
     """
     newest = None
     for folder, state in runs_of(point.config, root_of(root, point.machine), DEFAULT_WORKER):
+        # A run that need not be repeated goes before a newer one that failed.
         if state in REUSED:
             return Run(folder)
         newest = newest or folder
@@ -255,6 +263,7 @@ def result_of(point: CampaignPoint, predicted: Outlook, run: Run | None) -> Resu
     if run is None:
         return Result(point, predicted)
     state = run.state
+    # While a run goes on there is no final record.
     record = run.record if state in STATUSES else None
     reason = record.reason if record else ""
     if state == "oom":
@@ -300,7 +309,9 @@ def _predicted_rates(results: Sequence[Result]) -> dict[str, float]:
 
     found: dict[str, float] = {}
     for machine in dict.fromkeys(result.point.machine for result in results):
+        # Never across machines: one process elsewhere says nothing about the ranks here.
         records = [result.record for result in results if result.record and result.point.machine == machine]
+        # `compare` predicts from a single process among the records.
         if any(record.config.layout.strategy == "single" for record in records) and len(records) > 1:
             for row in compare(records).rows:
                 if row.samples_per_s.predicted is not None and row.world_size > 1:
@@ -309,6 +320,7 @@ def _predicted_rates(results: Sequence[Result]) -> dict[str, float]:
         layout = result.point.config.layout
         alone = next((one for one in results if _is_replica_of(one, result)), None)
         if alone and alone.samples_per_s and result.run_id:
+            # dp replicas, each as fast as that process if communication cost nothing. `compare`'s figure goes first.
             found.setdefault(result.run_id, alone.samples_per_s * layout.dp)
     return found
 
@@ -321,6 +333,7 @@ def _is_replica_of(one: Result, other: Result) -> bool:
         its.micro_batches,
         its.checkpointing,
     )
+    # Pure data parallelism: each rank is one whole replica, and nothing lies in host memory.
     whole = its.dp > 1 and its.dp == its.world_size and its.offload == "none"
     return own.world_size == 1 and same_work and whole and bool(one.samples_per_s) and _same_training(one, other)
 
@@ -341,8 +354,10 @@ def _efficiencies(results: Sequence[Result], alike: Callable[[Result, Result], b
             if other.point.config.layout.world_size < ranks and _same_training(other, result) and alike(other, result)
         ]
         if smaller:
+            # The fewest ranks; of several such points, the one with the lowest number.
             base_ranks, base, base_rate = min(smaller)
             found[result.point.number] = (rate / ranks) / (base_rate / base_ranks)
+            # The base itself is at 100 %.
             found.setdefault(base, 1.0)
     return found
 
@@ -350,6 +365,7 @@ def _efficiencies(results: Sequence[Result], alike: Callable[[Result, Result], b
 def _same_training(one: Result, other: Result) -> bool:
     """The same training on the same machine, but for its batch and its layout."""
     own, its = one.point.config, other.point.config
+    # `steps` may differ as well: the rate of a step does not depend on how many were run.
     return one.point.machine == other.point.machine and own.model_dump(exclude={"layout", "steps"}) == its.model_dump(
         exclude={"layout", "steps"}
     )
@@ -361,4 +377,5 @@ def _same_batch(one: Result, other: Result) -> bool:
 
 def _same_batch_per_rank(one: Result, other: Result) -> bool:
     own, its = one.point.config.layout, other.point.config.layout
+    # global batch / ranks, compared without a division.
     return own.global_batch * its.world_size == its.global_batch * own.world_size

@@ -68,6 +68,7 @@ def described(png: bytes, alt: str) -> MimeBundle:
     nbconvert and others read the description of a PNG in its metadata. JupyterLab (4.6) shows a PNG without any, but an
     HTML image with its own, and prefers HTML: it gets that, too, where it runs the kernel.
     """
+    # In one line, as an attribute of an image needs it.
     words = " ".join(alt.split()) or "figure"
     data: dict[str, Any] = {"image/png": png, "text/plain": alt or "figure"}
     if os.environ.get("JPY_SESSION_NAME"):
@@ -95,11 +96,13 @@ def finish(figure: LabFigure, path: str | Path | None = None) -> LabFigure:
     Raises:
         LabError: if the folder cannot be written or the ending names no picture format.
     """
+    # First: the labels made below already carry the decimal mark.
     _write_marks(figure)
     _make_literal(figure)
     _make_legible(figure)
     with rc_context({"text.parse_math": False}):
         figure.draw_without_rendering()  # labels of ticks are only made when drawn
+    # Once more: drawing has made new texts.
     _make_literal(figure)
     if path is None:
         return figure
@@ -161,12 +164,14 @@ def paint(axes: Axes, drawing: Drawing) -> None:
     """Paint a drawing on axes of its size; neighbouring boxes are one collection, which draws as fast as one."""
     axes.set(xlim=(0, drawing.width), ylim=(drawing.height, 0))
     axes.axis("off")
+    # groupby keeps the order, in which later shapes lie over earlier ones.
     for are_boxes, shapes in groupby(drawing.shapes, lambda shape: isinstance(shape, Box)):
         if are_boxes:
             _boxes(axes, [shape for shape in shapes if isinstance(shape, Box)])
             continue
         for shape in shapes:
             if isinstance(shape, Line):
+                # A quadratic Bézier: start, bend, end; without codes the points are joined by straight lines.
                 codes = [Curve.MOVETO, Curve.CURVE3, Curve.CURVE3] if shape.curved else None
                 look: dict[str, Any] = {"edgecolor": shape.edge, "facecolor": shape.color, "capstyle": "butt"}
                 way = Curve(shape.points, codes)
@@ -174,6 +179,7 @@ def paint(axes: Axes, drawing: Drawing) -> None:
             elif isinstance(shape, Words):
                 look = {"color": shape.color, "fontweight": "bold" if shape.bold else "normal", "zorder": 1}
                 if shape.halo:
+                    # The halo is a stroke in the ground's colour around each letter, in points.
                     look["path_effects"] = [withStroke(linewidth=shape.size / 4, foreground=shape.halo)]
                 side = {"start": "left", "middle": "center", "end": "right"}[shape.anchor]
                 axes.text(shape.x, shape.y, shape.text, fontsize=shape.size, ha=side, va="center_baseline", **look)
@@ -181,11 +187,13 @@ def paint(axes: Axes, drawing: Drawing) -> None:
 
 def _boxes(axes: Axes, boxes: Sequence[Box]) -> None:
     """Fill boxes, then lay their hatches over them."""
+    # Clockwise from the upper left corner: in a drawing y goes down.
     corners = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h)] for x, y, w, h, *_ in boxes]
     look: dict[str, Any] = {"facecolors": [box.color for box in boxes], "edgecolors": [box.edge for box in boxes]}
     axes.add_collection(PolyCollection(corners, linewidths=[box.line for box in boxes], zorder=1, **look))
     for hatch in sorted({box.hatch for box in boxes} - {""}):
         chosen = [corner for corner, box in zip(corners, boxes, strict=True) if box.hatch == hatch]
+        # SHADOW is translucent: each box keeps the colour it was filled with.
         look = {"facecolors": "none", "edgecolors": SHADOW, "linewidths": 0, "hatch": hatch}
         axes.add_collection(PolyCollection(chosen, zorder=1, **look))
 
@@ -260,6 +268,7 @@ def stack(
         Where the last piece ends.
     """
     for length, style in parts:
+        # The caller's properties come last: they may replace any of these.
         drawn = {"color": style.color, "hatch": style.hatch, "edgecolor": EDGE, "linewidth": 0.6, **look}
         if length > 0 and upright:
             axes.bar(place, length, width, bottom=start, **drawn)
@@ -284,6 +293,7 @@ def _write_marks(figure: Figure) -> None:
     """Write the numbers of plain axes with the decimal mark of the reader's language."""
     for axes in figure.axes:
         for axis in (axes.xaxis, axes.yaxis):
+            # Where a figure has set a formatter of its own, it stays.
             if type(axis.get_major_formatter()) in (ScalarFormatter, LogFormatterSciNotation):
                 axis.set_major_formatter(lambda value, position: shortest(value))
 
@@ -314,6 +324,7 @@ def place_labels(axes: Axes, spots: Sequence[Spot], beside: Sequence[tuple[float
         beside: other points that a label should not lie on, in data coordinates.
     """
     scale = 72 / axes.figure.dpi
+    # Display pixels, then points (1/72 inch): a label's size is in points, whatever the scale of the axes.
     points = axes.transData.transform([*((spot.x, spot.y) for spot in spots), *beside])
     marks = [(scale * float(x), scale * float(y)) for x, y in points]
     box = axes.get_window_extent()
@@ -328,14 +339,17 @@ def place_labels(axes: Axes, spots: Sequence[Spot], beside: Sequence[tuple[float
         hidden = sum(abs(x - a) < 2 * HALF_WIDTH and abs(y - b) < 2 * HALF_HEIGHT for a, b in taken)
         covered = sum(abs(x - a) < HALF_WIDTH + MARKER and abs(y - b) < HALF_HEIGHT + MARKER for a, b in marks)
         inside = left + HALF_WIDTH < x < right - HALF_WIDTH and bottom + HALF_HEIGHT < y < top - HALF_HEIGHT
+        # Cost in points: 1000 for lying on a label or outside, 300 for covering a marker; a distance is 51 at most.
         return 1000 * hidden + (0 if inside else 1000) + 300 * covered + distance
 
     look: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "center", "fontsize": text_pt(axes)}
     leader = {"arrowstyle": "-", "color": NEUTRAL, "linewidth": 0.6, "shrinkA": 5, "shrinkB": 3}
     for spot, (x, y) in zip(spots, marks, strict=False):
         shift = min(offsets, key=lambda one: cost(x + one[0], y + one[1], math.hypot(*one)))
+        # The next labels keep clear of this one.
         taken.append((x + shift[0], y + shift[1]))
         far = math.hypot(*shift) > RADII[0] + 1
+        # The line back to the spot is drawn first, so that its text lies over it.
         for text, arrow in (("", leader), (spot.text, None)) if far else ((spot.text, None),):
             label = axes.annotate(text, (spot.x, spot.y), shift, arrowprops=arrow, **look)
             label.set_in_layout(False)

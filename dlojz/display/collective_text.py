@@ -14,6 +14,7 @@ def _chunks(chunks: tuple[int, ...], whole: bool) -> str:
     if len(chunks) == 1:
         return say(en=f"chunk {chunks[0]}", fr=f"le morceau {chunks[0]}")
     *most, last = map(str, chunks)
+    # Two chunks are named one by one: "1 to 2" is no shorter.
     if chunks == tuple(range(chunks[0], chunks[-1] + 1)) and len(chunks) > 2:
         return say(en=f"chunks {chunks[0]} to {last}", fr=f"les morceaux {chunks[0]} à {last}")
     return say(en=f"chunks {', '.join(most)} and {last}", fr=f"les morceaux {', '.join(most)} et {last}")
@@ -33,6 +34,7 @@ def transfer_words(transfer: Transfer, whole: bool = False) -> str:
         act = say(en="adds them", fr="les ajoute aux siens") if transfer.add else say(en="keeps them", fr="les garde")
     else:
         act = say(en="adds it", fr="l’ajoute au sien") if transfer.add else say(en="keeps it", fr="le garde")
+    # "chunk 2", "chunks 0, 2 and 3", or the whole message.
     moved = _chunks(transfer.chunks, whole)
     return say(
         en=f"rank {transfer.source} sends {moved} to rank {transfer.to}, which {act}",
@@ -85,6 +87,7 @@ def format_latency(duration_s: float) -> str:
         >>> format_latency(42e-6)
         '42.0 µs'
     """
+    # 999.6 µs reads as 1.00 ms: rounded first, the unit is that of the rounded number.
     duration_s = _three_digits(duration_s)
     if 0 < duration_s < 1e-6:
         return format_seconds(duration_s * 1e6).replace("ms", "ns")

@@ -109,11 +109,13 @@ def scene_of(grid: RankGrid, axis: str) -> GridScene:
             "dessinez une grille plus petite.",
         )
     groups = grid.groups(axis)
+    # rank → number of its group along this axis.
     group_of = {rank: number for number, group in enumerate(groups) for rank in group}
     in_node = len(grid.nodes[0])
     columns = min(in_node, WIDEST)
     rows = ceil(in_node / columns)
     box = columns + (columns - 1) * GAP + 2 * PAD, rows + (rows - 1) * GAP + 2 * PAD + HEAD
+    # Nodes side by side such that the picture is about square, in cells.
     abreast = max(1, round(sqrt(len(grid.nodes) * rows / columns)))
     boxes, cells = [], []
     for number, ranks in enumerate(grid.nodes):
@@ -123,6 +125,7 @@ def scene_of(grid: RankGrid, axis: str) -> GridScene:
             x = left + PAD + slot % columns * (1 + GAP)
             y = top + HEAD + PAD / 2 + slot // columns * (1 + GAP)
             group, place = group_of[rank], grid.coordinates(rank)
+            # `cells` is in the order of the ranks: nodes hold consecutive ranks, so cells[rank] is that rank's.
             cells.append(GridCell(rank, x, y, group, place, grid.position_words(rank), _tip(grid, rank, group, axis)))
     shown = groups if grid.world_size <= MOST_JOINED else groups[:: ceil(len(groups) / MOST_LINES)]
     joins = [
@@ -150,6 +153,7 @@ def title_of(grid: RankGrid, axis: str) -> str:
     size, groups, spanning = grid.size(axis), len(grid.groups(axis)), len(grid.links(axis))
     if size == 1:
         return say(en=f"{axis} = 1: each rank is alone", fr=f"{axis} = 1 : chaque rang est seul")
+    # What is said of an axis all of whose groups lie inside nodes.
     near = say(en="inside a node", fr="dans un nœud")
     stays = near if not spanning else say(en="across nodes", fr="à cheval sur des nœuds")
     if 0 < spanning < groups:
@@ -169,6 +173,7 @@ def _join(one: GridCell, other: GridCell, crosses: bool) -> Join:
     (x, y), (to_x, to_y) = ((cell.dot[0], cell.y) if cell.y > highest else cell.dot for cell in (one, other))
     far = sqrt((to_x - x) ** 2 + (to_y - y) ** 2)
     bulge = min(0.1 + 0.06 * far, 0.4)
+    # Unit normal of the line; two cells of a row bend downwards, below their texts.
     across = ((to_y - y) / far, -(to_x - x) / far) if to_y != y else (0.0, 1.0)
     bend = (x + to_x) / 2 + across[0] * bulge, (y + to_y) / 2 + across[1] * bulge
     return Join((x, y), bend, (to_x, to_y), crosses)
@@ -208,6 +213,7 @@ def grid_drawing(
         titles = (axis_title(one), scene.title)
         shapes += [Words(left, top + 13 * row, title, 9.5) for row, title in enumerate(titles)]
         shapes += _panel(scene, left, top + 24, cell_pt)
+        # The panel is as wide as its picture or its titles (5.6 points a letter), whichever is wider.
         left += max(cell_pt * (scene.width + 0.6), 5.6 * max(map(len, titles)))
         right = max(left, right)
     top += 36 + cell_pt * scenes[-1].height
@@ -282,6 +288,7 @@ def _panel(scene: GridScene, left: float, top: float, cell_pt: float) -> Iterato
         dashes: Dashes = "--" if join.crosses else "-"
         color = VERMILION if join.crosses else INK
         yield Line([at(*join.start), at(*join.bend), at(*join.end)], color, 1.3, dashes, curved=True)
+    # A dict drops doubles: neighbours share their ends.
     for x, y in {point: None for join in scene.joins for point in (at(*join.start), at(*join.end))}:
         yield Box(x - 1.4, y - 1.4, 2.8, 2.8, INK)
     for box in scene.nodes:
@@ -301,6 +308,7 @@ def _bars(crossing: Crossing, top: float) -> Iterator[Shape]:
         fr="Octets par pas, envoyés par tous les rangs (uni : dans un nœud ; hachuré : entre nœuds)",
     )
     yield Words(8, top, told, 9.5)
+    # At least 1, so that a grid that sends nothing has no division by 0.
     most = max(*(crossing.bytes_of(axis, between=False) + crossing.bytes_of(axis, between=True) for axis in axes), 1)
     for row, axis in enumerate(axes):
         near, far = (crossing.bytes_of(axis, between=between) for between in (False, True))
@@ -376,6 +384,7 @@ def advice(grid: RankGrid) -> str:
 
 def _tensor_crosses(grid: RankGrid) -> str:
     """Why tensor parallelism leaves its node, and the nearest placement where it does not."""
+    # The largest degree, at most tp, that divides the GPUs of a node.
     fits = max(size for size in range(1, min(grid.tp, grid.gpus_per_node) + 1) if grid.gpus_per_node % size == 0)
     if grid.tp > grid.gpus_per_node:
         remedy = say(

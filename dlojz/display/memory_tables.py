@@ -53,6 +53,7 @@ def assumed_sentence(config: RunConfig, assumed: Collection[str]) -> str:
         assumed: fields that were not given, of `precision`, `micro_batch` and `sequence_length`.
     """
     tokens, samples, layout = integer(config.sequence_length or 0), config.layout.micro_batch, config.layout
+    # Only then does each rank have a micro-batch of its own, and one can say "per GPU".
     alone = layout.tp == layout.pp == layout.cp == 1
     en, fr = [], []
     if "precision" in assumed:
@@ -179,6 +180,7 @@ def fit_sentence(fit: Fit, title: str) -> str:
 
 def _shares_table(caption: str, held: Sequence[tuple[str, int]], category: str = "") -> Table:
     """Names and bytes with a bar for each share of their sum."""
+    # Only a sum of 0 bytes is replaced: it would be divided by.
     total = sum(num_bytes for _, num_bytes in held) or 1
     return Table(
         ("", ""),
@@ -226,6 +228,7 @@ def taken_part(forecast: Forecast) -> Table:
     if device is not None:
         rows.append((needed_label(), format_bytes(memory.needed_bytes)))
         notes = (verdict(taken_bytes(forecast), device.memory_bytes, device.title),)
+        # A GPU given by its size, of which nothing else is known: say what of that size a process gets.
         if device.is_of_size:
             whole, context, nccl = map(format_bytes, (device.memory_bytes, device.context_bytes, device.nccl_bytes))
             told = say(
@@ -252,12 +255,14 @@ def grouped_blocks(forecast: Forecast, most: int = MOST_BLOCKS) -> list[tuple[st
     """
     found: list[tuple[list[str], dict[str, int]]] = []
     for name, held in forecast.at_peak_by_block:
+        # Equal neighbours join; the block without a name (states, engine, loss) stays alone.
         as_before = found and name and found[-1][0][-1] and found[-1][1] == held
         if as_before:
             found[-1][0].append(name)
         else:
             found.append(([name], {str(category): num_bytes for category, num_bytes in held.items()}))
     groups = [
+        # What the blocks of a group hold together: number × bytes of one, in each category.
         (_group_label(names), {category: len(names) * num_bytes for category, num_bytes in held.items()}, len(names))
         for names, held in found
     ]
@@ -288,8 +293,10 @@ def module_part(forecast: Forecast, most: int = MOST_MODULES) -> Table:
     """List what forward keeps for backward by module, the same module of all blocks together; the most first."""
     held: dict[str, list[int]] = {}
     for path, num_bytes in forecast.activations_by_module.items():
+        # A number in the path becomes *: `blocks.3.mlp` and `blocks.7.mlp` are one line.
         held.setdefault(re.sub(r"(?:^|(?<=\.))\d+", "*", path), []).append(num_bytes)
     ordered = sorted(held.items(), key=lambda item: -sum(item[1]))
+    # One more is shown by its name: "1 others" would take the same line.
     most += len(ordered) == most + 1
     shown = [
         (_module_label(path) + (f" (×{len(sizes)})" if len(sizes) > 1 else ""), sum(sizes))
@@ -357,6 +364,7 @@ def levers_part(levers: Sequence[Lever], now_bytes: int, limit_bytes: int | None
         (
             lever.change,
             format_bytes(lever.taken_bytes),
+            # A negative saving takes more bytes than now.
             ("−" if lever.saved_bytes < 0 else "") + format_bytes(abs(lever.saved_bytes)),
             brief_percent(lever.saved_bytes / now_bytes) if now_bytes else "",
             format_bytes(lever.host_bytes) if lever.host_bytes else "",
@@ -365,6 +373,7 @@ def levers_part(levers: Sequence[Lever], now_bytes: int, limit_bytes: int | None
         )
         for lever in levers
     ]
+    # Columns that are empty in every row are left out, but the first.
     kept = [column for column in range(len(head)) if not column or any(row[column] for row in rows)]
     caption = say(
         en=f"Levers, each alone (now: {format_bytes(now_bytes)})",
@@ -398,8 +407,10 @@ def budget_sentence(plan: BudgetPlan) -> str:
 def budget_part(plan: BudgetPlan) -> Table:
     """List the choice for each block; neighbours with equal choices stand together."""
     tables, rows, first = plan.tables, [], 0
+    # groupby: runs of neighbours with one choice; `start` to `end` are their numbers.
     for choice, run in groupby(plan.choices):
         end = first + len(list(run))
+        # Arrays of blocks × choices: the rows of this run, the column of its choice.
         block = slice(first, end), choice
         rows.append(
             (
@@ -416,6 +427,7 @@ def budget_part(plan: BudgetPlan) -> Table:
         en="; choice; held until backward; recomputed; moved; time",
         fr="; choix; gardé jusqu’à la passe arrière; recalculé; déplacé; temps",
     )
+    # FLOP/s, then bytes per second: of the device's memory, of copies to the host.
     computed, *memory = tables.speeds
     read, copied = (format_count(speed, say(en="B/s", fr="o/s")) for speed in memory[:2])
     rate, waited = format_count(computed, "FLOP/s"), brief_percent(tables.speeds.exposed)

@@ -153,6 +153,7 @@ def readable(scene: Scene, letters: float) -> list[tuple[Bar, str]]:
     per_unit = letters / scene.width
     written = []
     for bar in scene.bars:
+        # In letters; 0.3 of one stays free.
         room = (bar.end - bar.start) * per_unit
         text = next((text for text in (bar.label, bar.short) if text and len(text) + 0.3 <= room), "")
         if text:
@@ -165,6 +166,7 @@ def framed(scene: Scene) -> list[Band]:
     frames: list[Band] = []
     for bar in (scene.bars[number] for number in scene.critical):
         last = frames[-1] if frames else None
+        # Neighbours up to rounding: the next action begins where the last one ended.
         if last and last.row == bar.row and bar.start - last.end <= 1e-9 * scene.width:
             frames[-1] = last._replace(end=bar.end)
         else:
@@ -208,11 +210,13 @@ def scene_of(  # noqa: PLR0913 - each is one more thing that can be drawn
     """
     _check(timeline, color_by, versions)
     schedule, inside = timeline.schedule, in_seconds(timeline, seconds)
+    # Seconds are drawn as milliseconds.
     scale = 1e3 if inside else 1.0
     starts = ((timeline.starts - timeline.start) * scale).tolist()
     ends = ((timeline.ends - timeline.start) * scale).tolist()
     labels = labels_of(schedule)
     chunks = _chunks(timeline)
+    # `schedule.actions` go through the ranks' orders one after the other.
     rank_of = [rank for rank, order in enumerate(schedule.orders) for _ in order]
     bars, told = [], action_words(schedule.actions)
     for number, action in enumerate(schedule.actions):
@@ -221,6 +225,7 @@ def scene_of(  # noqa: PLR0913 - each is one more thing that can be drawn
         if color_by != "kind":
             series = {"micro_batch": action.micro_batch, "chunk": chunks[number], "version": version or 0}[color_by]
             style = Style(SERIES[series % len(SERIES)], style.hatch)
+        # An action of two parts shows the micro-batches of both, such as 3+1.
         short = "+".join(str(part.micro_batch) for part in action.parts or (action,))
         begin, end = starts[number], ends[number]
         tip = f"{told[number]}: {significant(begin, 4)} – {significant(end, 4)}"
@@ -229,6 +234,7 @@ def scene_of(  # noqa: PLR0913 - each is one more thing that can be drawn
     curves = _arrange_memory(timeline, scale) if memory else ()
     strip = _arrange_strip(bars, versions)
     marks = _marks(lower_bound, optimum, scale, inside)
+    # A bound beyond the makespan still lies on the axis.
     width = max([timeline.makespan * scale, *(mark.time for mark in marks)])
     sentence = figures_sentence(timeline, seconds)
     return Scene(
@@ -247,6 +253,7 @@ def scene_of(  # noqa: PLR0913 - each is one more thing that can be drawn
         ),
         strip=strip,
         memory=curves,
+        # At least 1, which keeps the scale finite where nothing is kept.
         memory_top=max([curve.peak for curve in curves] + [memory_limit or 0.0, 1.0]),
         memory_limit=memory_limit if memory else None,
         marks=marks,
@@ -293,6 +300,7 @@ def _arrange_memory(timeline: Timeline, scale: float) -> tuple[Steps, ...]:
         times, units = [0.0], [0.0]
         for time, unit in zip(curve.times.tolist(), curve.units.tolist(), strict=True):
             moment = (time - timeline.start) * scale
+            # A step: the former amount up to this moment, the new one from it on.
             times += [moment, moment]
             units += [units[-1], unit]
         times.append(timeline.makespan * scale)
@@ -387,9 +395,11 @@ def schedule_drawing(scenes: Sequence[Scene], title: str, captions: Sequence[str
         alt: what is shown, in words.
     """
     width = max(scene.width for scene in scenes)
+    # Points of the sheet per unit of time: one scale for all scenes.
     per_time = (WIDTH_PT - LEFT_PT - RIGHT_PT) / width
     # Enough for text in few rows, less in many.
     wanted, rows = 45.0 if scenes[0].lanes.memory else 30.0, sum(len(scene.rows) for scene in scenes)
+    # All rows together are 648 points (9 inches) high at most, but none is lower than 8.6.
     row_pt = max(min(wanted, 648.0 / rows), 8.6)
     shapes: list[Shape] = [Words(6.0, 12.0, title, 12.0)]
     top = 30.0
@@ -435,6 +445,7 @@ class _Sheet:
             yield self.box(band, lane, IDLE_STYLES.get(band.name, OTHER), tip=cause_title(band.name))
         yield from (self.box(bar, lane, bar.style, QUIET, tip=bar.tip) for bar in scene.bars)
         room = scene.width * self.per_time / (FONT_PT * LETTER)
+        # Nothing is written into bars lower than a letter.
         for bar, text in readable(scene, room) if lane[1] * self.row_pt >= FONT_PT else ():
             # a hatch would strike the letters through
             yield self.inside(bar, lane, text, FONT_PT, bar.style.color if bar.style.hatch else "")
@@ -444,6 +455,7 @@ class _Sheet:
             yield from self.memory(scene.lanes.memory)
         frames, middle = framed(scene), lane[0] + lane[1] / 2
         yield from (self.box(frame, lane, Style("none", ""), CRITICAL, line=2.0) for frame in frames)
+        # From the end of each frame to the start of the next: the critical path goes on there, on this rank or another.
         for before, after in pairwise(frames):
             ends = ((before.end, before.row), (after.start, after.row))
             yield Line([(self.x(time), self.y(row + middle)) for time, row in ends], CRITICAL, 2.0)
@@ -483,6 +495,7 @@ class _Sheet:
             base, high = self.y(row + lane[0] + lane[1]), lane[1] * self.row_pt / scene.memory_top
             ways = zip(steps.times, steps.units, strict=True)
             corners = [(self.x(time), base - units * high) for time, units in ways]
+            # Closed along the base line: filled, it is the area under the curve.
             yield Line([(LEFT_PT, base), *corners, (corners[-1][0], base)], BASELINE, 0.6, color=MIST)
             over = limit is not None and steps.peak > limit + 1e-9
             peak = WIDTH_PT - RIGHT_PT + 4, base - lane[1] * self.row_pt / 2
@@ -572,6 +585,7 @@ def known_optimum(timeline: Timeline, memory_limit: float | None = None) -> floa
         and not (schedule.asynchronous or schedule.overlaps)
     )
     small = schedule.ranks <= MOST_RANKS and schedule.micro_batches <= MOST_MICRO_BATCHES
+    # Only for such schedules, with unit costs, has the table an entry.
     if not (ordinary and small and timeline.costs == UNIT_COSTS):
         return None
     try:
@@ -676,6 +690,7 @@ def figure_lines(
     bounds = ((say(en="lower bound", fr="borne inférieure"), lower_bound, least), ("optimum", optimum, proven))
     for name, value, meaning in bounds:
         if value is not None:
+            # How far the makespan lies above the bound, relative to it.
             gap = timeline.makespan / value - 1 if value else 0.0
             here = say(en="reached", fr="atteint") if abs(gap) < 1e-9 else spaced_percent(gap, signed=True)
             if gap <= -1e-9:  # only what breaks the limit can be faster
@@ -776,6 +791,7 @@ def stages_table(cut: Partition, weighed: BlockWeights) -> Table:
     rows = []
     mean = sum(cut.loads) / cut.num_stages
     for stage, (own, load) in enumerate(zip(cut.stages, cut.loads, strict=True)):
+        # Neighbouring blocks of one kind are counted: "12 × encoder".
         kinds = ", ".join(
             kind if count == 1 else f"{count} × {kind}"
             for kind, count in ((kind, len(list(run))) for kind, run in groupby(weighed.kinds[own]))

@@ -68,6 +68,7 @@ def refusals_table(plan: Plan) -> Table:
         fr="refusées parce que; configurations; par exemple, et le plus petit changement",
     )
     rows = (
+        # Of the layouts refused for one reason, that most like the fastest admitted one.
         (reason_words(name), decimal(number, 0), plan.refused.by(name).nearest().in_one_line)
         for name, number in plan.refused.counts.items()
     )
@@ -157,6 +158,7 @@ def time_part(parts: Mapping[str, float]) -> Table:
 
 def memory_part(parts: Mapping[str, float], device_bytes: float) -> Table:
     """List the bytes of the fullest GPU by category, each as a share of its memory; above 100 % it does not fit."""
+    # Bytes; parts of 0 bytes get no line.
     held = {part_words(name): parts[name] for name in parts if parts[name] > 0}
     colors = [MEMORY_STYLES[name].color for name in parts if parts[name] > 0]
     held[say(en="together", fr="ensemble")] = sum(parts.values())
@@ -177,6 +179,7 @@ def front_parts(plan: Plan) -> tuple[Table, ...]:
     front, number = plan.pareto, len(plan.pareto)
     shown, notes = front, tuple[str, ...]()
     if number > MOST_FRONT:
+        # MOST_FRONT of `number` at equal distances, the first and the last among them.
         shown = tuple(front[place * (number - 1) // (MOST_FRONT - 1)] for place in range(MOST_FRONT))
         notes = (say(en=f"{MOST_FRONT} of {number} are listed.", fr=f"{MOST_FRONT} sur {number} figurent ici."),)
     title = say(en="Pareto front, fastest first", fr="Front de Pareto, la plus rapide d’abord")
@@ -186,6 +189,7 @@ def front_parts(plan: Plan) -> tuple[Table, ...]:
 def why_parts(plan: Plan, verdict: LayoutVerdict) -> tuple[Table, ...]:
     """Compare a layout with the best: seconds, bytes, the smallest change, and what single changes would bring."""
     best, limit = plan.best, plan.question.device_bytes
+    # NaN: the degrees do not come to the number of GPUs, so there is nothing to estimate.
     known = not math.isnan(verdict.step_s)
     head = ("", say(en="this one", fr="celle-ci"), say(en="the best", fr="la meilleure"))
     rows = [
@@ -203,6 +207,7 @@ def why_parts(plan: Plan, verdict: LayoutVerdict) -> tuple[Table, ...]:
     ]
     if verdict.rank:
         admitted = decimal(plan.found.admitted.size, 0)
+        # Places count from 0.
         rows.append((say(en="rank", fr="rang"), f"{verdict.rank} / {admitted}", str(best.place + 1)))
     notes: tuple[str, ...] = ()
     if verdict.change is not None:
@@ -223,6 +228,7 @@ def asked_times(plan: Plan, verdict: LayoutVerdict) -> dict[str, float]:
     question = plan.question
     layout = layouts_of([verdict.candidate], plan.found.space)
     made = step_parts(question.subject.workload, question.cluster, layout, question.calibration)
+    # Arrays of length 1: one layout.
     return {one.name: float(getattr(made, one.name)[0]) for one in fields(Parts)}
 
 

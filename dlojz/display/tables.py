@@ -155,6 +155,7 @@ def _notes(rows: Sequence[RunRow]) -> Iterable[str]:
 def _what_differs(first: RunRow, second: RunRow) -> Iterator[str]:
     """Write how far the peaks and the steps of two scripts lie apart, with the categories and phases that differ."""
     peaks = [row.memory_bytes["peak"].measured for row in (first, second)]
+    # Bytes of each category in the two runs, 0 where nothing was measured.
     held = [{name: row.memory_bytes[name].measured or 0 for name in CATEGORIES} for row in (first, second)]
     changes = {name: held[1][name] - held[0][name] for name in CATEGORIES if held[1][name] != held[0][name]}
     if None not in peaks and changes:
@@ -167,6 +168,7 @@ def _what_differs(first: RunRow, second: RunRow) -> Iterator[str]:
             f"{parts}.",
         )
     if first.step_s and second.step_s:
+        # In the order of the first run; phases that only one run has cannot be compared.
         common = [name for name in first.phases_s if name in second.phases_s]
         parts = ", ".join(
             f"{phase_label(name)} {_signed(second.phases_s[name] - first.phases_s[name], _milliseconds)} ms"
@@ -196,6 +198,7 @@ def _run_lines(rows: Sequence[RunRow]) -> tuple[ComparisonLine, ...]:
         _words(say(en="global batch", fr="batch global"), (str(row.global_batch or DASH) for row in rows)),
     ]
     lines = [line for line in lines if any(cell.measured for cell in line.cells)]
+    # The model is said only where it differs.
     shown = lines if len({row.model for row in rows}) > 1 else lines[1:]
     return (*shown, *_recognised_lines(rows))
 
@@ -235,6 +238,7 @@ def _loss_lines(rows: Sequence[RunRow], decimals: int) -> tuple[ComparisonLine, 
         return tuple(
             _words(f"{name}, {when}" if name else when, (_named_loss(row, name, at, write) for row in rows))
             for name in names
+            # 0 and −1: the first and the last loss of each name.
             for at, when in ((0, say(en="first", fr="première")), (-1, say(en="last", fr="dernière")))
         )
     return _known(
@@ -301,8 +305,10 @@ def _traffic_lines(rows: Sequence[RunRow], *, wrapper: bool) -> Iterator[Compari
     from dlojz.compare import PredictedMeasured
 
     shown = [[pair for pair in row.communication if (pair.origin == "wrapper") == wrapper] for row in rows]
+    # (origin, collective, group) → pair, one dict per run; a run without that message has no key.
     by_name = [{(pair.origin, pair.collective, group_label(pair)): pair for pair in pairs} for pairs in shown]
     names = list(dict.fromkeys(name for pairs in by_name for name in pairs))
+    # All messages are of one group: its name is left out.
     one_group = len({group for _, _, group in names}) == 1
     for origin, collective, group in names:
         name = collective if one_group else f"{collective} {group}"
@@ -313,6 +319,7 @@ def _traffic_lines(rows: Sequence[RunRow], *, wrapper: bool) -> Iterator[Compari
         if wrapper or any(each.measured for each in message_bytes):  # a barrier has no bytes
             yield _scaled(f"{name},", message_bytes, judged=True)
             name = ""
+        # The calls stand below the bytes, under an empty name.
         calls = [each.count if each else PredictedMeasured() for each in traffic]
         yield _line(f"{name or '   '} " + say(en="calls", fr="appels"), calls, "{:.0f}".format)
 
@@ -344,8 +351,10 @@ def _scaled(
 ) -> ComparisonLine:
     """A line in the largest unit in which its largest figure is at least 1, or in which unequal figures look so."""
     prefixes = prefixes or byte_units()
+    # The prefix is that of the largest figure of the line, so that all its figures share a unit.
     largest = max((abs(v) for pair in pairs for v in (pair.predicted, pair.measured) if v is not None), default=0)
     power = max((n for n in range(len(prefixes)) if largest >= base**n), default=0)
+    # Unequal bytes that would look equal in this unit: whole bytes instead.
     if judged and any(
         pair.equal is False and len({_three_digits((value or 0) / base**power) for value in pair.values}) == 1
         for pair in pairs
@@ -369,6 +378,7 @@ def _milliseconds(duration_s: float | None) -> str:
 
 
 def _known(*lines: ComparisonLine) -> tuple[ComparisonLine, ...]:
+    # A line is shown if a cell of it has more than a dash.
     return tuple(line for line in lines if any({cell.predicted, cell.measured} - {"", DASH} for cell in line.cells))
 
 
@@ -384,6 +394,7 @@ class FittedComparison:
             content = grid(self.comparison, compact=True)
         label_width, *widths = _widths(content)
         start = 0
+        # As many runs as fit the width, at least one.
         while start < len(widths):
             stop = start + 1
             while stop < len(widths) and label_width + sum(widths[start : stop + 1]) <= options.max_width:
@@ -399,6 +410,7 @@ def _widths(content: ComparisonGrid) -> list[int]:
     """Characters of the column of labels and of each run's column, the space after it included."""
     lines = [line for section in content.sections for line in section.lines]
     columns = [
+        # A title may break between words, so its longest word counts; a cell may not.
         max(*(len(word) for word in title.split()), *(len(line.cells[index].styled().plain) for line in lines)) + 1
         for index, title in enumerate(content.titles)
     ]

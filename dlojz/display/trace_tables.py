@@ -36,6 +36,7 @@ MORE_THAN_ITS_TURN = 1.4
 def clock_sentence(aligned: AlignedRanks) -> str:
     """Say how the clocks of the ranks were aligned."""
     ranks = len(aligned.ranks)
+    # inf: no collective and no pair of messages ties this clock to the others.
     free = [one.rank for one, unsure in zip(aligned.ranks, aligned.uncertain_s, strict=True) if math.isinf(unsure)]
     moved = max(aligned.shifts_s, key=abs)
     worst = max((unsure for unsure in aligned.uncertain_s if math.isfinite(unsure)), default=0.0)
@@ -63,6 +64,7 @@ def clock_sentence(aligned: AlignedRanks) -> str:
 def missing_sentence(aligned: AlignedRanks) -> str:
     """Name the ranks whose traces were not given; empty where all are there."""
     size = max((one.world_size or 0 for one in aligned.ranks), default=0)
+    # The size of the job, as the traces say it, less the ranks that were read.
     absent = sorted(set(range(size)) - {one.rank for one in aligned.ranks})
     if not absent:
         return ""
@@ -120,7 +122,9 @@ def straggler_sentences(stragglers: tuple[Straggler, ...], ranks: int, length_s:
     if not stragglers:
         return
     waited_s = sum(one.waited_s for one in stragglers)
+    # Waiting for a rank, as part of the time.
     told = [one for one in stragglers if one.waited_s > LEAST_STRAGGLING * length_s]
+    # By turns each rank would cause 1 / ranks of all waiting.
     causing = [one for one in told if one.waited_s > MORE_THAN_ITS_TURN * waited_s / ranks]
     for one in causing[:MOST_WAITS]:
         yield say(
@@ -195,6 +199,7 @@ def bubble_table(pipeline: TracedPipeline) -> Table:
     """List the bubble of each rank, measured and simulated, and its causes."""
     simulated, measured = pipeline.overlay.simulated, pipeline.overlay.measured
     causes = idle_by_cause(measured, pipeline.overlay.costs)
+    # Causes that no rank has get no column.
     shown = [cause for cause in CAUSES if any(of_rank[cause] > 0 for of_rank in causes)]
     head = (
         *titles(en="rank; bubble; simulated", fr="rang; bulle; simulée"),
@@ -203,6 +208,7 @@ def bubble_table(pipeline: TracedPipeline) -> Table:
     rows = tuple(
         (
             str(rank),
+            # `or 1.0` guards against a step of length 0.
             f"{format_seconds(measured.idle[place])} ({percent(measured.idle[place] / (measured.makespan or 1.0), 0)})",
             format_seconds(simulated.idle[place]),
             *(format_seconds(causes[place][cause]) for cause in shown),
@@ -225,6 +231,7 @@ def cause_sentences(pipeline: TracedPipeline) -> Iterator[str]:
     for one in blocked[:MOST_WAITS]:
         yield _blocked_sentence(one)
     if len(blocked) > MOST_WAITS:
+        # A rank may be held up by several messages at one action: its idle time counts once.
         idle_s = sum({(one.delayed_rank, one.delayed_action): one.idle_s for one in blocked}.values())
         yield say(
             en=f"In all {len(blocked)} messages hold up others in this step; the ranks idle {format_seconds(idle_s)} "
@@ -248,6 +255,7 @@ def cause_sentences(pipeline: TracedPipeline) -> Iterator[str]:
 
 def _blocked_sentence(one: HeadOfLine) -> str:
     behind = ", ".join(one.blocked[:MOST_BLOCKED]) + (", …" if len(one.blocked) > MOST_BLOCKED else "")
+    # A receive at the head waits for its message; a send at the head waits for the receive to be posted.
     receives = "RECV" in one.blocker
     what_en = "its message is not made yet" if receives else "its receive is not posted yet"
     what_fr = "son message n’est pas encore produit" if receives else "sa réception n’est pas encore postée"

@@ -60,6 +60,7 @@ def _figure(goal: GoalResult, value: float) -> str:
 
 
 def _wanted(goal: GoalResult) -> str:
+    # inf: no upper bound is wanted.
     least, most = _figure(goal, goal.least), "" if goal.most == float("inf") else _figure(goal, goal.most)
     if not most:
         return f"≥ {least}"
@@ -112,6 +113,7 @@ def sources_table(results: Sequence[TableResult]) -> Table:
     rows = []
     for one in results:
         gpus = [row.row.gpus for row in one.rows]
+        # Lowest and highest number of GPUs of the table's rows.
         between = integer(min(gpus)) + (f" – {integer(max(gpus))}" if max(gpus) > min(gpus) else "")
         engines = ", ".join(dict.fromkeys(row.row.engine for row in one.rows))
         clusters = ", ".join(dict.fromkeys(cluster(row.row.cluster).title for row in one.rows))
@@ -131,6 +133,7 @@ def tools_table(results: Sequence[TableResult]) -> Table:
     rows = tuple(
         (name, tool.name, spaced_percent(tool.mean or 0, None), tool.note)
         for name in TOOLS
+        # Tools of the table as it was validated now; without it, those that are stored.
         for tool in known.get(name, TOOLS[name])
     )
     return Table(head, rows, align="llrl", whole=2)
@@ -154,6 +157,7 @@ def regret_table(results: Sequence[TableResult]) -> Table:
         rows.append((one.name,))
         rows += [_choice(choice) for choice in found]
         words = say(en="median and worst, mean corr.", fr="médiane et pire, corr. moyenne")
+        # Under the models of a table: its median and worst regret, its mean correlation.
         rows.append((words, *[""] * 5, both, "", correlation))
     title = say(
         en="Regret of the planner's first choice, table left out",
@@ -200,6 +204,7 @@ def _layout(one: RowResult) -> str:
 def memory_table(found: MemoryResult) -> Table:
     """List how far the memory model is from what was read, from what ran and from what did not."""
     held, of = [one for one in found.readings if one.held_out], say(en="of", fr="sur")
+    # Predicted over published bytes, less one.
     states = [predicted / published - 1 for _, published, predicted in found.states]
     reserved = [one.error for one in found.reserved]
     rows = [
@@ -236,8 +241,10 @@ def memory_table(found: MemoryResult) -> Table:
         *rows,
         (say(en="runs that ran, and how many of them are refused", fr="ce qui a tourné, et combien en est refusé"),),
     ]
+    # groupby needs neighbours: rows of one table stand together in `ran`.
     for name, some in groupby(found.ran, key=lambda one: one.row.table):
         own = list(some)
+        # Of those that ran, the one that the model fills most; above 100 % it is refused.
         fullest = max(own, key=lambda one: one.predicted_bytes / one.capacity_bytes)
         share = spaced_percent(fullest.predicted_bytes / fullest.capacity_bytes, 0)
         refused = f"{sum(one.too_much for one in own)} {of} {len(own)}"
@@ -295,12 +302,14 @@ def rows_table(result: TableResult, *, seconds: bool = False) -> Table:
     )
     others = titles(en="left out; constant", fr="écarté; constant")
     error = say(en="error", fr="erreur")
+    # With seconds each way of predicting takes two columns, else one.
     head += tuple(title for other in (*others, *tools) for title in ((f"{other} s", error) if seconds else (other,)))
     fitted = say(en="fitted", fr="ajusté")
     rows = []
     for one in result.rows:
         published = {figure.tool: figure.step_s for figure in one.row.published}
         predicted = [one.left_out_s, one.trivial_s, *(published.get(tool) for tool in tools)]
+        # Column by column as in the titles: the row, its layout, the measurement, then each prediction with its error.
         cells = [
             one.row.row.partition("/")[2],
             str(one.row.gpus),
@@ -331,7 +340,9 @@ def readings_table(found: MemoryResult) -> Table:
     read = {one.row.row: one for one in (*found.readings, *found.reserved, *found.ran_out)}
     rows: list[tuple[str, ...]] = []
     for one in read.values():
+        # Bytes to GB.
         predicted = decimal(one.predicted_bytes / 1e9)
+        # Readings have measured bytes; rows that ran out of memory have none.
         if one.measured_bytes:
             error = spaced_percent(one.error, signed=True)
             fit = fitted if one.row.table == "jean-zay-a100" and not one.held_out else ""
@@ -340,6 +351,7 @@ def readings_table(found: MemoryResult) -> Table:
             capacity = decimal(one.capacity_bytes / 1e9)
             rows.append((one.row.row, out, predicted, say(en=f"of {capacity}", fr=f"sur {capacity}"), ""))
     for name, published, predicted_bytes in (*found.states, *found.activations):
+        # Some of the activations are published relative to those without recomputation: below 10 it is no byte count.
         share = published < 10
         told = [spaced_percent(one) if share else decimal(one / 1e9) for one in (published, predicted_bytes)]
         rows.append((name, *told, spaced_percent(predicted_bytes / published - 1, signed=True), ""))
@@ -416,6 +428,7 @@ def filled(text: str, made: dict[str, str], name: str) -> str:
         mark = MARK.format(key)
         before, _, after = text.partition(mark)
         replaced, end, rest = after.partition(END)
+        # A missing end, or a mark of another block before it, would swallow text written by hand.
         if text.count(mark) != 1 or not end or "<!--" in replaced:
             raise refusal(
                 en=f"{name} must hold the line {mark!r} once, and {END!r} after it, to say where {key!r} is written: "
@@ -451,6 +464,7 @@ def rows_page(results: Sequence[TableResult], memory: MemoryResult, page: str) -
 def _unused(result: TableResult) -> Iterator[str]:
     """List rows that are published and not used, with the reason."""
     used = {one.row.row for one in result.rows}
+    # Published, but out of the validation: excluded by hand, out of memory, or without a time.
     left = [one for one in table(result.name) if one.row not in used]
     if left:
         rows = tuple((one.row.partition("/")[2], one.excluded or _why_unused(one)) for one in left)
@@ -478,6 +492,7 @@ def present_page(path: Path) -> str:
             fr=f"la page est en Markdown, mais {path.name!r} a été reçu : donnez-lui la terminaison .md.",
         )
     with _refusing_page(path):
+        # All that would refuse the page at the end is asked now, before the errors are computed.
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         path.parent.mkdir(parents=True, exist_ok=True)
         for place in (path.parent, path, _rows_beside(path)):
@@ -542,6 +557,7 @@ def validation_document(
                 "layouts": choice.layouts,
                 "regret": choice.regret,
                 "random": choice.random,
+                # JSON has no NaN.
                 "rank_correlation": None if math.isnan(choice.correlation) else choice.correlation,
             }
             for choice in first_choices(one)

@@ -104,6 +104,7 @@ class ControllerChannel:
         if names <= self.reachable().keys():
             return True
         if time.monotonic() - self._connected_s > _ASK_ANEW_S:
+            # Connected before the former one is closed: `self.client` is open at every moment.
             former, self.client = self.client, self._connected()
             _close(former)
         return False
@@ -111,11 +112,13 @@ class ControllerChannel:
     def ask(self, name: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> int:
         """Send a call to a process; return the ticket that its answer, as an event, will have."""
         self._tickets += 1
+        # Else `published` would give the former call's output for that of this call.
         self._calls.pop(name, None)
         ticket, number = self._tickets, self.reachable().get(name)
         if number is None:
             return ticket  # it has died: another event reports that
 
+        # Runs in a thread of the client: it only puts an event, which whoever waits takes from the queue.
         def arrived(answer: Any) -> None:
             try:
                 event = Event("answer", ticket, name, answer.result())
@@ -317,6 +320,7 @@ class LocalCluster(RankCluster):
         killed = self._supervisor.poll() is not None
         if self._channel is not None:
             self._channel.close()
+        # The end of its input tells the supervisor to stop.
         with suppress(OSError):
             self._supervisor.stdin.close()  # type: ignore[union-attr]
         try:
@@ -331,6 +335,7 @@ class LocalCluster(RankCluster):
 
     def _complete(self) -> bool:
         names = set(self._names.values())
+        # Names of an earlier `start` do not count: "cleared" has brought the number of the latest.
         complete = self._started == self._starts and len(names) == self._size
         return complete and self._connected().wait_for(names)
 
@@ -352,6 +357,7 @@ class LocalCluster(RankCluster):
                     self._names, self._started = {}, report["number"]
                 elif report["event"] == "born":
                     self._names[report["rank"]] = report["name"]
+                # Of a rank that was replaced meanwhile, the entry has another name by now.
                 elif report["event"] == "died" and self._names.get(report["rank"]) == report["name"]:
                     del self._names[report["rank"]]
                     self.events.put(Event("died", name=report["name"], value=report["code"]))
@@ -433,10 +439,12 @@ class RankSupervisor:
     def run(self) -> None:
         """Serve the kernel until it ends or closes the input."""
         adopt_orphans()
+        # Each signal writes a byte into this pipe, which wakes the select below.
         waker, wakened = os.pipe()
         for descriptor in (waker, wakened):
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(wakened, warn_on_full_buffer=False)
+        # set_wakeup_fd writes only for signals with a Python handler, be it an empty one.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -445,6 +453,7 @@ class RankSupervisor:
             with selectors.DefaultSelector() as selector:
                 selector.register(0, selectors.EVENT_READ)
                 selector.register(waker, selectors.EVENT_READ)
+                # Another parent: the kernel is gone.
                 while os.getppid() == self._kernel:
                     ready = {key.fd for key, _ in selector.select(_LOOK_EVERY_S)}
                     if waker in ready:
@@ -489,6 +498,7 @@ class RankSupervisor:
         text = os.read(0, 2**16)
         if not text:
             return False
+        # What stands behind the last line end is the beginning of a message still under way.
         *lines, self._text = (self._text + text).split(b"\n")
         for line in lines:
             request = json.loads(line)
@@ -551,6 +561,7 @@ class RankSupervisor:
                 continue  # an orphan
             child = self._children.pop(rank)
             self._end_orphans()
+            # Told once nothing that the rank had started lives any more.
             self._report(event="died", rank=rank, name=child.name, code=os.waitstatus_to_exitcode(status))
             short = time.monotonic() - child.born_s < _SHORT_LIFE_S
             self._short_lives[rank] = self._short_lives.get(rank, 0) + 1 if short else 0

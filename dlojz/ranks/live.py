@@ -84,6 +84,7 @@ class RankPool:
         self._torn = True
         places = {rank: (rank, self.size, *self._cluster.place(rank)) for rank in fresh}
         self._ask({rank: (names[rank], rank_setup.init_rank, *places[rank]) for rank in fresh})
+        # A process group cannot take in a rank: all ranks leave theirs and meet in a fresh one.
         meeting = self._cluster.meeting_point()
         self._ask({rank: (name, rank_setup.init_group, *meeting) for rank, name in names.items()})
         self._members, self._torn = names, False
@@ -127,6 +128,7 @@ class RankPool:
             }
             answers = self._collect(tickets, limit_s, show_live)
         self._torn = must_rejoin(answers)
+        # A step of SLURM starts anew as a whole, and with it the variables of the ranks that lived.
         if not self._cluster.replaces_single_ranks and not all(answer.kept for answer in answers):
             answers = [replace(answer, kept=False) for answer in answers]
         return answers
@@ -160,6 +162,7 @@ class RankPool:
                 why = why or CellFailure("KeyboardInterrupt", kind=kind, limit_s=0 if by_student else limit_s)
                 if signals.count(signal.SIGKILL) > _KILLS:  # the supervisor that should report it is gone
                     raise RanksRefused(all_lost())
+                # The student's second interrupt kills at once; the limit gives two SIGINT their time first (GRACE_S).
                 insists = by_student and bool(signals)
                 signals.append(signal.SIGKILL if insists or len(signals) == len(GRACE_S) else signal.SIGINT)
                 deadline_s = time.monotonic() + GRACE_S[min(len(signals), len(GRACE_S)) - 1] * patience()
@@ -224,6 +227,7 @@ def _answer(so_far: CellAnswer, value: Mapping[str, Any], why: CellFailure | Non
         error = value["error"]
         lines = tuple((number, text, function) for number, text, function in error["lines"])
         trouble = CellFailure(error["name"], error["message"], error["kind"], lines)
+        # The rank saw a KeyboardInterrupt; that it came from the student or from the limit is known here alone.
         if why is not None and trouble.name == why.name:
             trouble = replace(why, lines=lines)
     return CellAnswer(
@@ -258,6 +262,7 @@ def _no_answer(rank: int, why: str) -> str:
 @contextmanager
 def _interrupts_become_events(events: queue.SimpleQueue[Event]) -> Iterator[None]:
     """Turn an interrupt of the notebook into an event while ranks run."""
+    # Python lets only the main thread set a handler.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -306,8 +311,10 @@ def _pack(name: str, namespace: Mapping[str, Any], packed: dict[str, Any], seen:
         packed["modules"][name] = (thing.__name__, "")
     elif isinstance(thing, type | FunctionType) and thing.__module__ == "__main__":
         source = _source(name, thing)
+        # What a definition mentions is packed before it: the sources run in this order.
         for mentioned in sorted(_mentioned(source)):
             _pack(mentioned, namespace, packed, seen, named)
+        # An alias: it is defined under its own name, then bound to the other one.
         packed["sources"].append(
             source if thing.__name__ in (name, "<lambda>") else f"{source}\n{name} = {thing.__name__}"
         )
@@ -320,6 +327,7 @@ def _pack(name: str, namespace: Mapping[str, Any], packed: dict[str, Any], seen:
 
 def _importable(thing: Any) -> bool:
     module = sys.modules.get(getattr(thing, "__module__", None) or "")
+    # Followed down from the module, as the rank will import it.
     found: Any = module
     for part in str(getattr(thing, "__qualname__", "")).split("."):
         found = getattr(found, part, None)
@@ -369,6 +377,7 @@ def _class_source(thing: type) -> str:
         lines = linecache.getlines(method.__code__.co_filename)
         for node in ast.walk(ast.parse("".join(lines))):
             if isinstance(node, ast.ClassDef) and node.name == thing.__name__:
+                # Decorators stand above the line of `class`.
                 first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
                 return "".join(lines[first - 1 : node.end_lineno])
     raise OSError("no method tells where the class was written")
@@ -437,6 +446,7 @@ class Ranks:
             if self._cluster is None:
                 self._cluster = _cluster()
                 atexit.register(self.stop)
+            # No pool meanwhile: where the start fails, none seems to run.
             self._pool = None
             self._cluster.start(size, progress)
             pool = RankPool(self._cluster, size)

@@ -51,12 +51,14 @@ def parse(line: str, *, is_cell: bool) -> RanksCommand:
     try:
         words = shlex.split(line)
     except ValueError:
+        # An unclosed quote, which shlex refuses.
         words = line.split()
     asked = RanksCommand() if is_cell else RanksCommand(command="status")
     if words and not is_cell and not words[0].startswith("-") and not words[0].isdecimal():
         asked.command = words.pop(0)
         if asked.command not in _COMMANDS:
             raise RanksRefused(one_of(say(en="command", fr="commande"), asked.command, _COMMANDS))
+    # `%ranks 4` and `%ranks --force 4` mean start.
     elif words and not is_cell:
         asked.command = "start"
     while words:
@@ -126,6 +128,7 @@ class RanksMagics:
             RanksError: if the cell failed on a rank.
         """
         asked = parse(line, is_cell=cell is not None)
+        # Before any rank is started: what cannot be sent is refused at once.
         packed = payload(asked.names, self._shell.user_ns)
         try:
             if asked.command == "stop":
@@ -141,6 +144,7 @@ class RanksMagics:
             elif asked.command == "status":
                 show(self.ranks.status())
         except LabError as refused:
+            # RanksRefused is what a notebook shows without a traceback.
             raise (refused if isinstance(refused, RanksRefused) else RanksRefused(str(refused))) from None
 
     def _ensure(self, asked: RanksCommand) -> None:
@@ -185,6 +189,7 @@ class StartingNote:
         from IPython.core.getipython import get_ipython
         from IPython.display import clear_output
 
+        # In a notebook the kernel takes the note back; in a terminal the line is overwritten.
         if hasattr(get_ipython(), "kernel"):
             clear_output()
         else:

@@ -130,6 +130,7 @@ def _sentences(answers: Sequence[CellAnswer]) -> list[str]:
     groups: dict[object, list[CellAnswer]] = {}
     for answer in answers:
         if answer.trouble in causes:
+            # A fault between ranks has one message for all of them: they share a sentence, whatever their lines.
             key = answer.trouble.message if _between_ranks(answer.trouble) else answer.trouble
             groups.setdefault(key, []).append(answer)
     sentences = []
@@ -280,6 +281,7 @@ def _merged(answers: Iterable[CellAnswer]) -> Iterable[Column]:
     """Return columns with their headings; ranks with the same output share one."""
     said: dict[str, tuple[CellAnswer, list[int]]] = {}
     for answer in answers:
+        # A rank that printed nothing gets no column.
         if answer.parts:
             said.setdefault(repr((answer.parts, answer.cut)), (answer, []))[1].append(answer.rank)
     for first, ranks in said.values():
@@ -308,6 +310,7 @@ class LiveOutput:
         """Show the output so far, if it has changed."""
         output = CellOutput(answers, merged=False)
         if output and time.monotonic() >= self._not_before_s and (text := output._repr_html_()) != self._text:
+            # The longer the text, the longer the pause: at most _LIVE_BYTES_PER_S go out.
             self._not_before_s = time.monotonic() + len(text) / _LIVE_BYTES_PER_S
             self._text = text
             self._display(output)
@@ -329,12 +332,14 @@ class LiveOutput:
 def lines_of(text: str) -> list[str]:
     """Split printed text into lines to show: no colours, no bell, and only the last state of a progress bar."""
     lines = without_escapes(text).split("\n")
+    # A progress bar goes back with \r: what follows the last \r is what a terminal would show.
     last_states = [line.rstrip("\r").rpartition("\r")[2].expandtabs(8) for line in lines]
     if last_states and not last_states[-1]:
         last_states.pop()
     if len(last_states) > _SHOWN_LINES:
         left_out = len(last_states) - _SHOWN_LINES
         note = say(en=f"… ({left_out} lines left out)", fr=f"… (lignes omises : {left_out})")
+        # The beginning and the end, half of the room each.
         last_states = [*last_states[: _SHOWN_LINES // 2], note, *last_states[-_SHOWN_LINES // 2 :]]
     return last_states
 
@@ -360,6 +365,7 @@ def _as_html(column: Column) -> str:
     heading, parts, cut = column
     pieces = []
     for part in parts:
+        # Nothing but base64 gets into the page unescaped.
         if part["kind"] == "image" and _BASE64.fullmatch(part["png"]):
             pieces.append(f'<img alt="{safe(part["text"])}" src="data:image/png;base64,{part["png"]}">')
         else:

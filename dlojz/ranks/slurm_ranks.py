@@ -35,6 +35,7 @@ def inside_allocation() -> bool:
     """Return whether this is a SLURM allocation with several tasks, outside of any step that runs them already."""
     tasks = os.environ.get("SLURM_NTASKS", "")
     inside = "SLURM_JOB_ID" in os.environ and tasks.isdecimal() and int(tasks) > 1
+    # A step of one task, such as the shell of salloc or a notebook under srun, may start ranks beside itself.
     return inside and int(os.environ.get("SLURM_STEP_NUM_TASKS", "1")) == 1 and shutil.which("srun") is not None
 
 
@@ -71,6 +72,7 @@ class SlurmCluster(RankCluster):
             self._until(lambda: controller_is_ready(self.folder), progress)
             self._channel = ControllerChannel(connection_file(self.folder, "client"), self.events)
             self._channel.report_losses()
+        # The ranks of this step are the processes that were not reachable before it.
         before = self._channel.reachable().keys()
         # The step's tasks learn from their environment how to reach the controller: no file need be shared.
         how = {"IPP_CONNECTION_INFO": connection_file(self.folder, "engine").read_text()}

@@ -89,6 +89,7 @@ def style_of(number: int) -> tuple[str, Dash, str]:
 
 def pareto_front(marks: Sequence[CampaignMark]) -> list[CampaignMark]:
     """Find the marks that no other beats in both throughput and memory, from little memory to much."""
+    # By growing memory: a mark is on the front if it is faster than all before it.
     front: list[CampaignMark] = []
     for mark in sorted(marks, key=lambda mark: (mark.measured_bytes or 0, -(mark.samples_per_s or 0))):
         if not front or (mark.samples_per_s or 0) > (front[-1].samples_per_s or 0):
@@ -104,6 +105,7 @@ def campaign_canvas(what: str, series: Sequence[str], width_in: float = 9.0) -> 
 
 def _columns(series: Sequence[str], width_in: float) -> int:
     longest = max((len(name) for name in series), default=1)
+    # About 11 letters an inch at this size, and 8 for the line and the marker of an entry.
     return max(1, min(4, int(width_in * 11 / (longest + 8))))
 
 
@@ -126,10 +128,12 @@ def legend(figure: LabFigure, series: Sequence[str], more: Sequence[Line2D]) -> 
 def hidden_marks(marks: Sequence[CampaignMark]) -> dict[CampaignMark, int]:
     """Count the marks that would hide each one: those of later series at the same batch and memory."""
     drawn = [mark for own in series_of(marks).values() for mark in own if mark.taken_bytes is not None]
+    # 0.4 % of the largest: closer than that, one mark lies on the other.
     near = 0.004 * max((mark.taken_bytes or 0 for mark in drawn), default=0)
     return {
         mark: sum(
             other.batch == mark.batch and abs((other.taken_bytes or 0) - (mark.taken_bytes or 0)) <= near
+            # Later series are drawn over this one.
             for other in drawn[number + 1 :]
         )
         for number, mark in enumerate(drawn)
@@ -158,6 +162,7 @@ def does_not_fit(mark: CampaignMark) -> bool:
     """Tell whether a point ran out of memory, or, where it was not run, is predicted to."""
     if mark.state == "oom":
         return True
+    # Only a prediction above the limit; what was measured has fitted.
     over = mark.predicted_bytes is not None and mark.limit_bytes is not None and mark.predicted_bytes > mark.limit_bytes
     return over and mark.measured_bytes is None
 
@@ -184,6 +189,7 @@ def limits(axes: Axes, marks: Sequence[CampaignMark], scale: float, *, vertical:
     highest = max((mark.taken_bytes or 0 for mark in marks), default=0)
     far = []
     for limit_bytes, name in sorted(known.items()):
+        # A limit far above all marks would press them flat: it is said in words instead.
         if words := far_limit(limit_bytes, highest):
             far.append(words)
             continue
@@ -200,6 +206,7 @@ def limits(axes: Axes, marks: Sequence[CampaignMark], scale: float, *, vertical:
 
 def count_axis(axes: Axes, values: Sequence[int], label: str) -> None:
     """Mark the counts that occur on the x axis, by powers of two where they grow so."""
+    # At least 8 times as large: powers of two, else a linear axis.
     if values and values[-1] >= 8 * max(values[0], 1):
         axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(list(values)))
@@ -211,6 +218,7 @@ def count_axis(axes: Axes, values: Sequence[int], label: str) -> None:
 
 def from_zero(axes: Axes, label: str, title: str) -> None:
     """Begin the y axis at 0, with room above all that is drawn, in axes that share this scale too."""
+    # Panels that share the y axis are scaled together.
     drawn = [one.dataLim.ymax for one in axes.get_shared_y_axes().get_siblings(axes)]
     highest = max((top for top in drawn if math.isfinite(top) and top > 0), default=0.9)
     axes.set_ylim(0, highest * 1.11)
@@ -262,6 +270,7 @@ def batch_figure(marks: Sequence[CampaignMark], batch_label: str, path: str | Pa
         ordered = sorted(own, key=lambda mark: mark.batch)
         known = [mark for mark in ordered if mark.samples_per_s is not None]
         speeds = [(mark.batch, mark.samples_per_s or 0) for mark in known]
+        # The line goes through the highest mark of a batch; the marks themselves are all drawn.
         speed.plot(*_columns_of(highest_of(speeds)), dashes, color=color)
         speed.plot(*_columns_of(speeds), color=color, marker=marker, linestyle="none")
         held = [mark for mark in ordered if mark.taken_bytes is not None]
@@ -344,6 +353,7 @@ def _truth(
     title: str,
     in_bytes: bool = True,
 ) -> None:
+    # (number of the series, predicted, measured) of each mark.
     known = [(number, *pair(mark)) for number, own in enumerate(series_of(marks).values()) for mark in own]
     drawn = [(number, x, y) for number, x, y in known if x is not None and y is not None]
     most = max((max(x, y) for _, x, y in drawn), default=1.0) or 1.0
@@ -351,6 +361,7 @@ def _truth(
     for number, x, y in drawn:
         color, _, marker = style_of(number)
         axes.plot(x / scale, y / scale, marker=marker, color=color, linestyle="none", markersize=7, clip_on=False)
+    # 8 % of room above the largest of both.
     end = most / scale * 1.08
     if drawn:
         axes.plot([0, end], [0, end], linestyle="--", color=BLACK, linewidth=1.0, zorder=1)
@@ -399,6 +410,7 @@ def _draw_scaling(
     """Draw one kind of efficiency; the base, of the fewest ranks, is at 100 %."""
     for number, own in enumerate(series_of(marks, FAMILY).values()):
         color, dashes, marker = style_of(number)
+        # Shares of the base's throughput per rank, in percent.
         drawn = sorted((mark.ranks, 100 * share) for mark in own if (share := efficiency(mark)) is not None)
         axes.plot([ranks for ranks, _ in drawn], [share for _, share in drawn], dashes, color=color, marker=marker)
     axes.axhline(100, linestyle="--", color=BLACK, linewidth=1.0)

@@ -124,6 +124,7 @@ def collective_figure(
     simulation = simulate(name, size if values is None else values, per_node=per_node)
     panels = len(simulation.states)
     wide, high = panel_inches(simulation)
+    # As many panels in a row as the page is wide.
     across = min(panels, max(1, int(WIDTH_IN / wide)))
     down = -(-panels // across)
     figure = new_figure(max(across * wide, 4.5), down * high + 1.1, alt=collective_description(simulation))
@@ -176,6 +177,7 @@ def draw_panel(axes: Axes, simulation: Simulation, step: int, *, label_ranks: bo
     chunks, size = len(simulation.states[0][0]), simulation.size
     adding = algorithm(simulation.name).collective in ADDING
     large = size <= 4
+    # (message, its chunk at the sender, where the receiver puts it); step k shows transfers k − 1.
     moved = [
         (transfer, chunk, place)
         for transfer in (simulation.transfers[step - 1] if step else ())
@@ -187,6 +189,7 @@ def draw_panel(axes: Axes, simulation: Simulation, step: int, *, label_ranks: bo
     for rank, row in enumerate(simulation.states[step]):
         for chunk, held in enumerate(row):
             _cell(axes, rank, chunk, kind_of(simulation, step, rank, chunk))
+            # Above, the number that the chunk holds; below, whose contributions are in it.
             upper, lower = number_words(held.value), _origin(held, size, adding)
             fits = min(1.0, 4 / len(upper)) * (HEADING if large else SMALL)
             axes.text(chunk, rank - (0.13 if lower else 0), upper, fontsize=fits, fontweight="bold", **look)
@@ -195,6 +198,7 @@ def draw_panel(axes: Axes, simulation: Simulation, step: int, *, label_ranks: bo
         _arrow(axes, transfer, chunk, place)
     for artist in (*axes.texts, *axes.patches):
         artist.set_in_layout(False)  # all lie within the axes: asking each for its size takes seconds
+    # 0.2 more on the right: arrows pass through the gap there.
     axes.set_xlim(-0.5, chunks - 0.5 + 0.2)
     axes.set_ylim(size - 0.5, -0.5)
     axes.set_yticks(range(size), [say(en=f"rank {rank}", fr=f"rang {rank}") for rank in range(size)])
@@ -259,6 +263,7 @@ def legend_handles(simulation: Simulation) -> list[Artist]:
     }
     shown = [kind for kind in (EMPTY, OWN, PARTIAL, FINAL) if kind in kinds]
     handles: list[Artist] = [_shaded(Patch(label=" " + kind_label(kind)), kind) for kind in shown]
+    # Both kinds of messages may occur: added to what the rank holds, or kept in its place.
     acts = {transfer.add for step in simulation.transfers for transfer in step}
     if True in acts:
         handles.append(key(say(en="sent, then added", fr="envoyé, puis ajouté"), color=VERMILION))
@@ -314,6 +319,7 @@ class Stepper:
     def _restart(self, change: Any = None) -> None:
         self.simulation = simulate(self.choice.value, self.ranks.value)
         last = len(self.simulation.transfers)
+        # Held back until both are set: `_show` never sees a value beyond the new end.
         with self.step.hold_trait_notifications():
             self.step.value = 0
             self.step.max = max(last, 1)
@@ -429,7 +435,9 @@ def _pareto(axes: Axes, ways: Sequence[Reduction], judged: Mapping[str, Reductio
     points = {name: gaps_percent(way, judged[way.against]) for name, way in judged.items()}
     for name, way in judged.items():
         color, marker, _ = _look(ways, way)
+        # Bytes as counted where steps were run, else as predicted; the median over the seeds.
         x, y = way.counted_bytes or way.sent_bytes, statistics.median(points[name])
+        # From the best to the worst seed.
         axes.plot([x, x], [min(points[name]), max(points[name])], color=color, linewidth=1.2)
         if way.steady_bytes < 0.99 * x:  # where a long run would lie
             axes.plot([way.steady_bytes, x], [y, y], color=color, linestyle=":", linewidth=1.2)
@@ -464,6 +472,7 @@ def _links(axes: Axes, ways: Sequence[Reduction], timed: Sequence[Reduction]) ->
     gbits = _spread(*LINKS_GBIT)
     for place, way in enumerate(timed):
         color, marker, dashes = _look(ways, way)
+        # ms: the step as measured here, plus α · rounds + β · bytes of this link; 1 Gbit/s is 1e9 / 8 B/s.
         taken = [1e3 * ((way.step_s or 0) + way.link_s(LATENCY_S, gbit * 1e9 / 8)) for gbit in gbits]
         face = "white" if way.plain else color
         look: dict[str, Any] = {"color": color, "marker": marker, "markersize": 5, "markerfacecolor": face}
@@ -593,6 +602,7 @@ def _label(axes: Axes) -> None:
     """Powers in the units people use, instead of 10ⁿ."""
     plain(axes)
     low, high = axes.get_xlim()
+    # Powers of 4 in bytes, thinned out to 8 at most.
     ticks = [4**power for power in range(1, 17) if low <= 4**power <= high]
     ticks = ticks[:: -(-len(ticks) // 8)] if ticks else ticks
     axes.set_xticks(ticks, [_short(format_bytes(tick)) for tick in ticks])
@@ -602,6 +612,7 @@ def _label(axes: Axes) -> None:
         axes.set_ylim(bottom=low)
     digits = (1, 2, 3, 5, 7) if high < 40 * low else (1, 2, 5) if high < 500 * low else (1,)
     ticks_s = [
+        # In seconds; rounded, since 3 · 10⁻⁵ is not exact in binary.
         tick for power in range(-9, 6) for digit in digits if low <= (tick := round(digit * 10.0**power, 9)) <= high
     ]
     axes.set_yticks(ticks_s, [_short(format_latency(tick)) for tick in ticks_s])

@@ -103,6 +103,7 @@ def compress_figure(board: Board, path: str | Path | None = None) -> LabFigure:
     _panel(time, lines, front, TIME)
     _sizes(size, lines)
     for line in lines:
+        # The first and third quartile of the ratios within a round.
         quartiles = [line.latency_ratio_low, line.latency_ratio_high]
         time.plot(quartiles, [_error(line)] * 2, color=_look(line)[0], linewidth=1, alpha=0.5, zorder=1)
     size.set_ylabel(say(en="accuracy (log of the errors)", fr="exactitude (log des erreurs)"), fontsize=NORMAL)
@@ -112,6 +113,7 @@ def compress_figure(board: Board, path: str | Path | None = None) -> LabFigure:
     figure.draw_without_rendering()  # arranges the panels, so that labels find their room
     for axes, cost in ((size, SIZE), (time, TIME)):
         spots = [Spot(cost.measured(line), _error(line), str(number)) for number, line in enumerate(lines)]
+        # Labels keep clear of predicted marks, too.
         foreseen = [(cost.predicted(line), _error(line)) for line in lines]
         place_labels(axes, spots, [(x, y) for x, y in foreseen if x is not None])
     return finish(figure, path)
@@ -139,6 +141,7 @@ def compress_description(board: Board) -> str:
 def panel_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Find the (cost, error) pairs that no other one beats in both, from cheap to dear."""
     found: list[tuple[float, float]] = []
+    # Sorted by cost: a point is on the front if its error is below all before it.
     for cost, error in sorted(points):
         if not found or error < found[-1][1]:
             found.append((cost, error))
@@ -153,6 +156,7 @@ def _panel(axes: Axes, lines: Sequence[BoardLine], front: set[str], cost: Cost) 
         axes.plot([x, x], seeds, color=color, linewidth=1, alpha=0.5, zorder=1)
         if foreseen is not None and line.method != TEACHER:
             dotted: dict[str, Any] = {"linewidth": 0.8, "linestyle": ":", "zorder": 1}
+            # A dotted line joins prediction and measurement of a line; only its start has a marker.
             axes.plot([foreseen, x], [y, y], color=color, marker=marker, markevery=[0], **dotted, **HOLLOW)
         axes.plot([x], [y], color=color, marker=marker, markersize=9 if marker == "*" else 6, linestyle="", zorder=3)
         if line.method in front:
@@ -167,6 +171,7 @@ def _accuracies(axes: Axes, lines: Sequence[BoardLine]) -> None:
     errors = [max(1 - share, HELD_OUT_HALF) for line in lines for share in (line.accuracy_low, line.accuracy_high)]
     least, most = min(errors) / 1.35, max(errors) * 1.35
     logarithmic(axes, "y", lambda error: percent(1 - error, None))
+    # Upside down: the fewest errors on top.
     axes.set_ylim(most, least)
     inside = [[tick for tick in ticks if least <= 1 - tick <= most] for ticks in (TICKS, FINE_TICKS)]
     shown = inside[0] if len(inside[0]) >= LEAST_TICKS else max(inside, key=len)
@@ -204,6 +209,7 @@ def _names(axes: Axes, board: Board, lines: Sequence[BoardLine], front: set[str]
     for number, family in enumerate(families):
         color, marker = FAMILY_LOOKS.get(family, OTHER)
         sign(below + number, visible(family_title(family)), color=color, marker=marker, markersize=6, linestyle="")
+    # Below the families: the two signs of the fronts.
     below += len(families)
     sign(below, say(en="on the front of all three", fr="sur le front des trois"), markersize=11, linestyle="", **RING)
     sign(below + 1, say(en="front of the panel", fr="front du panneau"), linestyle="")
@@ -301,6 +307,7 @@ def _by_layer(axes: Axes, errors: Mapping[str, Sequence[LayerError]]) -> None:
         measured = [_finite(one.measured_sqnr_db) for one in drawn]
         axes.plot(x, measured, color=color, linestyle=dashes, marker=marker, markersize=4, linewidth=1)
         axes.plot(x, [_finite(one.predicted_sqnr_db) for one in drawn], marker, color=color, **HOLLOW)
+    # Rounded up, so that at most MOST_LABELS names are written.
     every = -(-len(names) // MOST_LABELS)
     labels = [visible(name.removeprefix("blocks.")) for name in names[::every]]  # the blocks are numbered
     axes.set_xticks(range(0, len(names), every), labels, rotation=60, ha="right")
@@ -320,6 +327,7 @@ def _against(axes: Axes, errors: Mapping[str, Sequence[LayerError]]) -> None:
         axes.plot(x, y, color=color, linestyle="none", marker=marker, markersize=5)
         drawn += [*x, *y]
     if drawn:
+        # From 0, or the lowest value below it, to a little above the highest.
         ends = (min(*drawn, 0.0), max(drawn) * 1.03)
         axes.plot(ends, ends, color=GREY, linestyle="--", linewidth=1, zorder=1)
         middle, look = (ends[1] / 2, ends[1] / 2), {"ha": "right", "va": "bottom", "color": QUIET}
@@ -355,6 +363,7 @@ def schedule_figure(
     predicted = say(en="predicted: the cubic", fr="prédit : la cubique")
     axes.plot(times, cubic, color=SKY, linewidth=5, alpha=PREDICTED_ALPHA, label=predicted)
     held = [0.0]
+    # Between two renewals the masks, and with them the zeros, stay.
     for step in times:
         held.append(dict(measured).get(step, held[-1]))
     axes.step(times, held[1:], where="post", color=BLUE, linewidth=1.2)
@@ -426,6 +435,7 @@ def speed_figure(speeds: Sequence[SparseSpeed], where: str, path: str | Path | N
     figure = new_figure(9.0, 4.8, alt=pruning_speed_description(speeds))
     axes = figure.subplots()
     levels = sorted({one.sparsity for one in speeds})
+    # The share of multiplications that a perfect sparse kernel would still do.
     places, left = [_place(one) for one in levels], [1 - one for one in levels]
     expected = say(en="expected: multiplications left", fr="attendu : multiplications restantes")
     axes.plot(places, left, color=SKY, linewidth=5, alpha=PREDICTED_ALPHA, label=expected)
@@ -490,4 +500,5 @@ def _form(axes: Axes, form: Form, speeds: Sequence[SparseSpeed]) -> None:
     look: dict[str, Any] = {"marker": marker, "markersize": 7, "linewidth": 2, "linestyle": dashes or "none"}
     axes.plot(places, [one.ratio for one in ordered], color=color, label=form_label(form), **look)
     low, high = [one.ratio_low for one in ordered], [one.ratio_high for one in ordered]
+    # Quartiles of the ratios over the rounds.
     axes.vlines(places, low, high, color=color, linewidth=3, alpha=0.35)

@@ -97,6 +97,7 @@ def _speeds(axes: Axes, sites: Sequence[MeasuredSite], kinds: Sequence[str]) -> 
     for (color, marker), one in zip(LOOKS, sites, strict=False):
         rows = sorted((row for row in one.residuals if row.what in kinds), key=lambda row: row.size)
         sizes = [row.size for row in rows]
+        # size is operations or bytes: divided by seconds and 1e9, GFLOP/s or GB/s.
         measured = [row.size / row.measured_s / 1e9 for row in rows]
         fitted = [row.size / row.fitted_s / 1e9 for row in rows]
         axes.plot(sizes, measured, color=color, marker=marker, linestyle="", markersize=5, label=_ranks(one.ranks))
@@ -112,6 +113,7 @@ def _messages(axes: Axes, sites: Sequence[MeasuredSite]) -> None:
             rows = sorted((row for row in one.residuals if row.what == name), key=lambda row: row.size)
             sizes = [row.size for row in rows]
             measured, fitted = [1e3 * row.measured_s for row in rows], [1e3 * row.fitted_s for row in rows]
+            # Two ranks are full and solid, more ranks hollow and dashed.
             face, dashes = (color, "-") if one.ranks == 2 else ("none", "--")
             label = f"{kind_title(name)}, {_ranks(one.ranks)}"
             axes.plot(sizes, measured, marker, color=color, markersize=5, markerfacecolor=face, label=label)
@@ -122,6 +124,7 @@ def _messages(axes: Axes, sites: Sequence[MeasuredSite]) -> None:
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False, fontsize=SMALL, loc="upper left", ncols=2)
         low, high = axes.get_ylim()
+        # Room for the legend above the curves.
         axes.set_ylim(low, high * 100)
 
 
@@ -130,10 +133,12 @@ def _errors(axes: Axes, sites: Sequence[MeasuredSite]) -> None:
     for number, ((color, marker), one) in enumerate(zip(LOOKS, sites, strict=False)):
         for place, kind in enumerate(kinds):
             errors = [100 * row.error for row in one.residuals if row.what == kind]
+            # Sites of a kind lie side by side, 0.2 apart, around the kind's place.
             shift = place + 0.2 * (number - (len(sites) - 1) / 2)
             label = None if place else _ranks(one.ranks)
             axes.plot(errors, [shift] * len(errors), marker, color=color, markersize=4, alpha=0.8, label=label)
     axes.axvline(0, color=BASELINE, linewidth=0.8)
+    # Linear to ±20 %, logarithmic beyond: one bad measurement does not press the others flat.
     axes.set_xscale("symlog", linthresh=20)
     ticks = (-50, -20, -10, 0, 10, 20, 50, 100, 300)
     axes.set_xticks(ticks, [f"{tick:+d}" if tick else "0" for tick in ticks], fontsize=SMALL)
@@ -172,6 +177,7 @@ def residual_rows(sites: Sequence[MeasuredSite]) -> list[tuple[int, str, int, fl
             by_kind.setdefault(row.what, []).append(row)
         for kind, some in by_kind.items():
             errors = sorted(abs(row.error) for row in some)
+            # The list is sorted: its middle is the median, its end the largest error.
             rows.append((one.ranks, kind, len(errors), errors[len(errors) // 2], errors[-1]))
     return rows
 
@@ -195,6 +201,7 @@ def validation_figure(results: Sequence[TableResult], path: str | Path | None = 
     figure = new_figure(13.0, 9.2, alt + "; ".join(errors))
     sides = figure.add_gridspec(1, 2, width_ratios=(1.25, 1.0))
     choices = {one.name: first_choices(one) for one in results}
+    # Tables too small for a choice have none, and no line.
     drawn = {name: found for name, found in choices.items() if found}
     bars = figure.add_subplot(sides[1])
     if drawn:
@@ -205,6 +212,7 @@ def validation_figure(results: Sequence[TableResult], path: str | Path | None = 
         points = figure.add_subplot(sides[0])
     for number, one in enumerate(results):
         color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
+        # Hollow first, full over it; only the full ones are in the legend, once per table.
         for held in (False, True):
             rows = [row for row in one.rows if row.held_out == held]
             measured, predicted = [row.measured_s for row in rows], [row.predicted_s for row in rows]
@@ -243,11 +251,13 @@ ROOM = 4.0
 
 def _regrets(axes: Axes, drawn: Mapping[str, Sequence[FirstChoice]]) -> None:
     """One dot for each model of a table, and the regret of a random layout beside it."""
+    # From the top down.
     places = list(range(len(drawn)))[::-1]
     lots = [(place, 100 * one.random) for place, found in zip(places, drawn.values(), strict=True) for one in found]
     ours = [(place, 100 * one.regret) for place, found in zip(places, drawn.values(), strict=True) for one in found]
     at_random = say(en="a random layout", fr="une configuration tirée au sort")
     first = say(en="the first choice, table left out", fr="le premier choix, tableau écarté")
+    # A table has one row: the first choice 0.15 above it, the random layout as much below.
     axes.plot([x for _, x in lots], [y - 0.15 for y, _ in lots], "x", color=ORANGE, label=at_random)
     axes.plot([x for _, x in ours], [y + 0.15 for y, _ in ours], "o", color=BLUE, alpha=0.75, label=first)
     if REGRET_GOAL.worst is not None:
@@ -270,6 +280,7 @@ def _bars(axes: Axes, results: Sequence[TableResult]) -> None:
     places = list(range(len(results)))[::-1]
     trivial = say(en="constant FLOP/s per GPU", fr="FLOP/s par GPU constants")
     half, out = say(en="half held out", fr="moitié mise de côté"), say(en="table left out", fr="tableau écarté")
+    # The trivial model has no goal.
     none: list[Goal | None] = [None] * len(results)
     left_out_goals = [LEFT_OUT_GOALS.get(one.name) for one in results]
     for offset, values, goals, color, hatch, label in (

@@ -59,6 +59,7 @@ def _here(one: Library) -> str:
 def lines_words(name: str) -> str:
     """Write the lines of code of a program, and how many differ from plain torch's: `33 (+4 −9)`."""
     change = lines_changed(name)
+    # 33 (+4 −9): 33 lines of code; 4 of them are not in the program of plain torch, 9 of its lines are not here.
     return f"{change.lines}" + (f" (+{change.added} −{change.removed})" if change.changed else "")
 
 
@@ -117,7 +118,9 @@ def _traffic_lines(ran: Sequence[LibraryRow]) -> list[tuple[str, list[str]]]:
 
 def _pair(pair: tuple[int | None, int | None], unequal: str = "|") -> str:
     before, after = (format_bytes(value) for value in pair)
+    # Only two known numbers can be unequal.
     sign = unequal if None not in pair and pair[0] != pair[1] else "|"
+    # Two figures that are written alike and not judged are written once.
     return f"{before} {sign} {after}" if before != after or unequal != "|" else after
 
 
@@ -211,6 +214,7 @@ def _sent(row: LibraryRow) -> Pair:
 
 def _sum(values: Sequence[int | None]) -> int | None:
     known = [value for value in values if value is not None]
+    # A sum with an unknown term is unknown.
     return sum(known) if len(known) == len(values) else None
 
 
@@ -226,6 +230,7 @@ def _beside(axes: Axes, text: str, right: float, place: float) -> None:
 def _lines(axes: Axes, rows: Sequence[LibraryRow]) -> None:
     for place, row in enumerate(rows):
         same = row.change.lines - row.change.added
+        # Light: lines shared with plain torch; full: those added.
         _bar(axes, row, place, same, 2 * HEIGHT, alpha=PREDICTED_ALPHA)
         _bar(axes, row, place, row.change.added, 2 * HEIGHT, start=same)
         _beside(axes, lines_words(row.name), row.change.lines, place)
@@ -236,11 +241,13 @@ def _pairs(axes: Axes, rows: Sequence[LibraryRow], pair_of: Callable[[LibraryRow
     most = 0.0
     for place, row in enumerate(rows):
         predicted, measured = pair_of(row)
+        # Predicted above, measured below.
         for shift, value, alpha in ((-HEIGHT / 2, predicted, PREDICTED_ALPHA), (HEIGHT / 2, measured, 1.0)):
             if value is None:
                 continue
             _bar(axes, row, place + shift, value / MEBIBYTE, alpha=alpha)
             most = max(most, value / MEBIBYTE)
+        # Written apart only if they differ as written; else one number stands between the two bars.
         if predicted is not None and measured is not None and _mebibytes(predicted) != _mebibytes(measured):
             _beside(axes, _mebibytes(predicted), predicted / MEBIBYTE, place - HEIGHT / 2)
             _beside(axes, _mebibytes(measured), measured / MEBIBYTE, place + HEIGHT / 2)
@@ -262,6 +269,7 @@ def _times(axes: Axes, rows: Sequence[LibraryRow]) -> None:
             continue
         low, high = row.step_ratio_low or row.step_ratio, row.step_ratio_high or row.step_ratio
         color = LOOKS.get(row.name, OTHER).color
+        # A bar from the first to the third quartile, a dot at the median.
         axes.plot([low, high], [place, place], color=color, linewidth=3, alpha=0.6)
         axes.plot([row.step_ratio], [place], color=color, marker="o", markersize=7, linestyle="")
         _beside(axes, ratio_words(row), high, place)

@@ -79,12 +79,14 @@ def overlay_figure(
     """
     scene = overlay_scene(predicted, measured, color_by=color_by)
     drawing = scene_drawing(scene, mark)
+    # LATENESS_PT more than the scene's own height: room for the panel below it.
     high_pt = drawing.height + LATENESS_PT
     figure = painted(replace(drawing, height=high_pt))
     sides = (WIDTH_PT - LEFT_PT - RIGHT_PT) / WIDTH_PT, (LATENESS_PT - 60) / high_pt
     lower = figure.add_axes((LEFT_PT / WIDTH_PT, 40 / high_pt, *sides))
     lower.set_xlim(0, scene.width)
     ranks = predicted.schedule.ranks
+    # Seconds by which each action ends later than simulated; both timelines begin at 0.
     lateness = (measured.ends - measured.start) - (predicted.ends - predicted.start)
     for rank in range(min(ranks, MOST_LINES)):
         color, dashes, marker = LINE_STYLES[rank % len(LINE_STYLES)]
@@ -119,6 +121,7 @@ def overlay_scene(predicted: Timeline, measured: Timeline, *, color_by: str = "k
             fr=f"la simulation est celle de {predicted.schedule.name}, mais la mesure est celle de "
             f"{measured.schedule.name} ou d’une autre taille : simulez l’ordonnancement exécuté.",
         )
+    # One scene each, in ms; their bars go into alternate rows below.
     above, below = (
         scene_of(timeline, color_by=color_by, memory=False, seconds=True) for timeline in (predicted, measured)
     )
@@ -127,6 +130,7 @@ def overlay_scene(predicted: Timeline, measured: Timeline, *, color_by: str = "k
         for name in above.rows
         for what in (say(en="predicted", fr="prédit"), say(en="measured", fr="mesuré"))
     )
+    # Row r of a rank becomes 2r (predicted) and 2r + 1 (measured).
     bars = [bar._replace(row=2 * bar.row + lower) for lower, scene in enumerate((above, below)) for bar in scene.bars]
     title = f"{title_of(predicted.schedule)}. {step_sentence(predicted, measured)}"
     return replace(
@@ -259,6 +263,7 @@ def bubble_figure(
     for axes in flat[len(drawn) :]:
         axes.remove()
     for number, (axes, (name, points)) in enumerate(zip(flat, drawn.items(), strict=False)):
+        # Percent of the ranks' time.
         formula = [(point.micro_batches, 100 * point.formula) for point in points if point.formula is not None]
         if formula:
             axes.plot(*zip(*formula, strict=True), color=BLUE, linewidth=1.6)
@@ -314,6 +319,7 @@ def partition_figure(
             fr="il n’y a rien à dessiner : donnez au moins un découpage.",
         )
     first = next(iter(cuts.values()))
+    # One unit for all panels, that of the largest bottleneck.
     unit, scale = _unit(weighed, max(cut.bottleneck for cut in cuts.values()))
     columns = min(len(cuts), PANELS_IN_A_ROW if first.num_stages <= MOST_NARROW_STAGES else 2)
     rows = math.ceil(len(cuts) / columns)
@@ -351,6 +357,7 @@ def _unit(weighed: BlockWeights, largest: float) -> tuple[str, float]:
     """The label of the axis, and how much of a weight one of its units is."""
     if weighed.unit == "s":
         return ("s", 1.0) if largest >= 1 else ("ms", 1e-3)
+    # The largest prefix that is not above the largest weight.
     scale, prefix = next(((size, sign) for size, sign in PREFIXES if largest >= size), (1.0, ""))
     if weighed.unit == "FLOP":
         return f"{prefix}FLOP", scale
@@ -370,6 +377,7 @@ def _panel(
             parts.append((cut.extras[stage] / scale, Style(WHITE, "oo")))
         stack(axes, stage, parts, 0.8, upright=True, linewidth=0.9)
     axes.axhline(cut.bottleneck / scale, color=VERMILION, linestyle="--", linewidth=1.4)
+    # The mean is what a perfect balance would reach.
     axes.axhline(sum(cut.loads) / cut.num_stages / scale, color=BLACK, linestyle=":", linewidth=1.2)
     imbalance = say(en="imbalance ", fr="déséquilibre ") + decimal(cut.imbalance, 2)
     bottleneck = say(en="bottleneck ", fr="goulot ") + weighed.text(cut.bottleneck)

@@ -103,6 +103,7 @@ def front_figure(plan: Plan) -> LabFigure:
     left, right = figure.subplots(1, 2)
     _front(left, plan, _free_gb(plan), lambda one: one.margin_bytes / 1e9)
     caption(left, y=_free_label())
+    # J to kWh: / 3.6e6 for a step, × 1000 steps.
     _front(right, plan, plan.found.energy_j / 3.6e3, lambda one: one.energy_j / 3.6e3)
     caption(right, y=say(en="kWh of 1000 steps", fr="kWh de 1000 itérations"))
     figure.suptitle(f"{model}, {plan.question.cluster.title}", fontsize=HEADING)
@@ -113,6 +114,7 @@ def front_figure(plan: Plan) -> LabFigure:
 
 
 def _free_gb(plan: Plan) -> NDArray[np.float64]:
+    # GB (1e9 bytes): the GPU's memory less what the layout takes.
     free: NDArray[np.float64] = (plan.question.device_bytes - plan.found.memory.total_bytes) / 1e9
     return free
 
@@ -129,8 +131,10 @@ def _front(axes: Axes, plan: Plan, heights: NDArray[np.float64], height_of: Call
         height_of: the same, of one layout.
     """
     found, best = plan.found, plan.best
+    # Layouts are sorted by step time: [0] is the fastest, [-1] the slowest.
     slowest = min(SLOWEST * float(found.step_s[0]), 1.1 * float(found.step_s[-1]))
     near = np.flatnonzero(found.step_s <= slowest)
+    # At most MOST_POINTS, evenly from the fastest to the slowest, so that the picture is drawn at once.
     some = near[np.unique(np.linspace(0, near.size - 1, min(near.size, MOST_POINTS)).astype(int))]
     engines = found.space.columns(found.admitted[some])["engine"]
     hollow: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "none", "alpha": 0.55}
@@ -140,6 +144,7 @@ def _front(axes: Axes, plan: Plan, heights: NDArray[np.float64], height_of: Call
         if own.size:
             axes.plot(found.step_s[own], heights[own], color=color, marker=marker, markersize=3.4, label=name, **hollow)
     title = say(en="Pareto front", fr="front de Pareto")
+    # One marker for each number of GPUs in the question.
     for number, marker in zip(plan.question.gpus, ("x", "o", "v", "+", "<", ">"), strict=False):
         front = [one for one in plan.pareto if one.candidate.gpus == number]
         label = title + (f", {number} GPU" if len(plan.question.gpus) > 1 else "")
@@ -191,12 +196,14 @@ def _bars(
 def _memory(axes: Axes, best: Choice) -> None:
     """A bar of every stage, stacked by category, under the memory of a GPU."""
     ranks = best.ranks
+    # The last stage holds the head and the loss: it is shown, whatever lies between.
     shown = ranks if len(ranks) <= MOST_STAGES else [*ranks[: MOST_STAGES - 1], ranks[-1]]
     _, handles = _bars(axes, [one.parts for one in shown], MEMORY_STYLES, 1e9, width=0.8, upright=True)
     limit = best.question.device_bytes / 1e9
     axes.axhline(limit, color=BLACK, linestyle="--", linewidth=1)
     axes.text(-0.45, limit, best.question.cluster.gpu.title, fontsize=SMALL, va="bottom")
     axes.set(ylim=(0, 1.4 * limit), xlim=(-0.6, max(len(shown) - 0.4, 1.6)))
+    # At most about 12 labels.
     step = max(1, len(shown) // 12)
     axes.set_xticks(range(0, len(shown), step), [str(one.stage) for one in shown][::step])
     caption(
@@ -216,6 +223,7 @@ def _waterfall(axes: Axes, best: Choice) -> None:
     start = 0.0
     for place, name in enumerate(names):
         value = best.parts[name]
+        # Each bar starts where the one before ended.
         start = stack(axes, place, [(value, TIME_STYLES[name])], 0.72, start=start)
         axes.text(start, place, f" {decimal(100 * value / best.estimated_s, 1)} %", va="center", fontsize=SMALL)
     axes.set_yticks(range(len(names)), [fill(part_words(name), 24) for name in names], fontsize=SMALL)
@@ -235,6 +243,7 @@ def _waterfall(axes: Axes, best: Choice) -> None:
 
 def _refusals(axes: Axes, plan: Plan) -> None:
     """How many layouts each reason refuses."""
+    # The reason "" stands for the layouts that fit.
     counts = plan.refused.counts | {"": int(plan.found.admitted.size)}
     names = sorted(counts, key=lambda name: counts[name])
     for place, name in enumerate(names):
@@ -275,6 +284,7 @@ def beside_figure(
     _, phases = _bars(upper, [times, best.parts], TIME_STYLES, 1.0, width=0.6)
     caption(upper, x=say(en="seconds of a step (closed form)", fr="secondes d’une itération (forme close)"))
     ends, categories = _bars(lower, [held, best.memory], MEMORY_STYLES, 1e9, width=0.6)
+    # GB (1e9 bytes), as all of this panel.
     limit = plan.question.device_bytes / 1e9
     look: dict[str, Any] = {"color": VERMILION, "linestyle": "--", "linewidth": 1.4}
     lower.axvline(limit, **look)
@@ -301,6 +311,7 @@ def here_figure(here: Here, measured_s: Mapping[str, float], path: str | Path | 
     axes = figure.subplots()
     ends, handles = _bars(axes, [one.parts for one in shown], TIME_STYLES, 1e-3)
     diamond: dict[str, Any] = {"marker": "D", "color": BLACK, "linestyle": "none"}
+    # ms: the largest of all predictions and measurements.
     largest = max([*ends, *(1e3 * measured_s[one.title] for one in shown if one.title in measured_s)])
     for place, one in enumerate(shown):
         taken, text = measured_s.get(one.title), f" {seconds(one.step_s)}"

@@ -121,12 +121,14 @@ def _totals(axes: Axes, forecast: Forecast, limit_bytes: int | None) -> list[Art
             bars.append((say(en="as nvidia-smi\nshows it", fr="vu par\nnvidia-smi"), memory.device_bytes))
     highest = max(total for _, total in bars)
     unit, scale = byte_scale(highest)
+    # What each bar has more than the one before: the allocator's cache, then CUDA's context and NCCL.
     extras = [
         ((total - before) / scale, style)
         for (_, before), (_, total), style in zip(bars, bars[1:], (CACHED, OUTSIDE), strict=False)
     ]
     plate = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
     for number, (_, total) in enumerate(bars):
+        # Bar n has the categories and the first n extras on top.
         top = stack(axes, number, [*_categories(at_peak, scale), *extras[:number]], 0.55, upright=True)
         look: dict[str, Any] = {"ha": "center", "va": "bottom", "fontweight": "bold", "fontsize": None, "bbox": plate}
         note(axes, format_bytes(total), (number, top), (0, 3), **look)
@@ -140,6 +142,7 @@ def _totals(axes: Axes, forecast: Forecast, limit_bytes: int | None) -> list[Art
         handles.append(swatch(OUTSIDE, say(en="CUDA context, NCCL", fr="contexte CUDA, NCCL")))
     ceiling = highest / scale * 1.14
     if limit_bytes is not None:
+        # Too far away to be drawn: said in the title.
         if far := far_limit(limit_bytes, highest):
             title += f"\n({far})"
         else:
@@ -175,6 +178,7 @@ def activation_curve_figure(plan: BudgetPlan, path: str | Path | None = None) ->
     curve = plan.curve()
     unit, scale = byte_scale(curve[-1].peak_bytes)
     seconds = [point.seconds for point in curve]
+    # Seconds or milliseconds, by the longest.
     time_unit, per_second = ("s", 1.0) if max(seconds) >= 1 else ("ms", 1e3)
     title, most = visible(plan.config.title), format_seconds(max(seconds))
     ends = [format_bytes(point.peak_bytes) for point in (curve[0], curve[-1])]
@@ -194,6 +198,7 @@ def activation_curve_figure(plan: BudgetPlan, path: str | Path | None = None) ->
     plain(left)
     styles = FILLS[: len(BLOCK_CHOICES)]
     for row, point in enumerate(curve):
+        # groupby: neighbours with one choice are one piece, as long as they are many.
         stack(right, row, [(float(len(list(run))), styles[choice]) for choice, run in groupby(point.choices)], 0.8)
     right.set_yticks(range(len(curve)), [format_bytes(point.peak_bytes) for point in curve])
     right.set(xlim=(0, len(plan.choices)), ylim=(-0.6, len(curve) - 0.4))
@@ -224,8 +229,10 @@ def compare_figure(comparison: Comparison, path: str | Path | None = None) -> La
     step = next((_step_drawing(row.title, row.overlay) for row in rows if row.overlay), None)
     heights_in = [4.6 + 0.28 * max(0, len(rows) - 5), 2.9 + 0.22 * max(0, len(rows) - 5)]
     if step:
+        # Inches: a drawing has 72 points to the inch.
         heights_in.insert(1, step.height / 72)
     figure = new_figure(13.0, sum(heights_in), f"{alt}. {step.alt}" if step else alt)
+    # Rows of the figure: panels, the pipeline's step if there is one, losses.
     grid = figure.add_gridspec(len(heights_in), 1, height_ratios=heights_in)
     parts = [figure.add_subfigure(grid[number, 0]) for number in range(len(heights_in))]
     upper, lower = parts[0], parts[-1]
@@ -318,6 +325,7 @@ def _memory(axes: Axes, rows: Sequence[RunRow]) -> None:
         ("measured", BAR / 2, "white", say(en="measured peak", fr="pic mesuré")),
     ):
         peaks = [(getattr(row.memory_bytes["peak"], side), number + place) for number, row in enumerate(rows)]
+        # 0 and None are no mark: nothing was measured or predicted.
         marks = [(peak / scale, height) for peak, height in peaks if peak]
         look: dict[str, Any] = {"linestyle": "none", "marker": "D", "color": BLACK, "markerfacecolor": face}
         if marks:
@@ -333,6 +341,7 @@ def _memory(axes: Axes, rows: Sequence[RunRow]) -> None:
 
 def _limits(axes: Axes, rows: Sequence[RunRow], scale: int, handles: list[Artist]) -> str:
     """Mark what a rank of each run could take; where that is too far away to be drawn, say it in words instead."""
+    # In bytes: the axis counts units of `scale` bytes.
     longest = axes.get_xlim()[1] * scale
     known = [(number, row.limit_bytes) for number, row in enumerate(rows) if row.limit_bytes]
     if not known:
@@ -395,6 +404,7 @@ def _losses(axes: Axes, rows: Sequence[RunRow]) -> None:
     for number, (row, name) in enumerate(drawn):
         color, dashes, marker = LINE_STYLES[number % len(LINE_STYLES)]
         last_step = len(row.losses)
+        # On long curves a marker every num_curves steps, one step later on each curve: none hides another.
         stride = every if last_step > 2 * every else 1
         axes.plot(
             range(1, last_step + 1),
@@ -404,6 +414,7 @@ def _losses(axes: Axes, rows: Sequence[RunRow]) -> None:
             marker=marker,
             markersize=5.5,
             markevery=(number % stride, stride),
+            # The first curve 4 points wide, the last 1: what lies below stays visible.
             linewidth=4.0 - 3.0 * number / max(1, len(drawn) - 1),
             label=textwrap.indent(textwrap.fill(name.replace("\n", " "), 30), " "),
         )
@@ -467,11 +478,13 @@ def spans_figure(
     figure = new_figure(12.0, 1.9 + 0.55 * len(ranks), alt)
     axes = figure.subplots()
     names = list(dict.fromkeys(span.phase for span in sorted(spans, key=_drawing_order)))
+    # Two lanes where messages are drawn, one where there are none.
     compute_lane = UPPER_LANE if any(name.startswith(WITHIN) for name in names) else COMPUTE_LANE
     for name in names:
         style = phase_style(name)
         top, height = LOWER_LANE if name.startswith(WITHIN) else compute_lane
         for rank in ranks:
+            # ms since the first span: (start, length).
             bars = [
                 ((span.start_s - origin_s) * 1e3, (span.end_s - span.start_s) * 1e3)
                 for span in spans

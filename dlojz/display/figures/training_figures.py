@@ -113,6 +113,7 @@ def convergence_description(rows: Mapping[str, Sequence[Curves]]) -> str:
     for title, curves in rows.items():
         for one in curves:
             reference = reference_of(one, curves)
+            # None for a baseline, and where the baseline was not run.
             if reference is not None:
                 apart = _gap_words(gap(one, reference).medians)
                 told.append(f"{visible(title)}, {optimizer_label(one.optimizer)} {apart}")
@@ -139,6 +140,7 @@ def _gap_words(relative: float) -> str:
 def _medians(columns: Sequence[Sequence[float]]) -> list[float]:
     """The median over the seeds, step by step; a seed that diverged counts as the largest."""
     return [
+        # inf sorts last: the median is inf once more than half of the seeds have diverged.
         median(value if math.isfinite(value) else math.inf for value in values) for values in zip(*columns, strict=True)
     ]
 
@@ -165,6 +167,7 @@ def _gaps(axes: Axes, curves: Sequence[Curves], tolerance: float) -> None:
     """How much more the loss of each compressed optimizer is, in percent, seed by seed and between the medians."""
     axes.axhspan(-100 * tolerance, 100 * tolerance, color=SHADE, zorder=0)
     axes.axhline(0, color=BASELINE, linewidth=0.8)
+    # At least 2.5 times the band.
     most, said = 2.5 * 100 * tolerance, []
     for (color, dashes, marker), one in zip(LINE_STYLES, curves, strict=False):
         reference = reference_of(one, curves)
@@ -172,11 +175,13 @@ def _gaps(axes: Axes, curves: Sequence[Curves], tolerance: float) -> None:
             continue
         found, steps = gap(one, reference), range(one.steps)
         ours, theirs = one.smoothed(), reference.smoothed()
+        # Each seed against the same seed of the baseline.
         for own, other in zip(ours, theirs, strict=True):
             axes.plot(steps, _relative(own, other), color=color, linewidth=0.6, alpha=0.45)
         axes.plot(steps, _relative(_medians(ours), _medians(theirs)), color=color, linestyle=dashes, linewidth=2.2)
         ends = [100 * value for value in found.seeds if math.isfinite(value)]
         look: dict[str, Any] = {"markersize": 4, "markerfacecolor": "none", "clip_on": False}
+        # Markers right of the last step: the gap of each seed that is judged.
         axes.plot([one.steps * 1.02] * len(ends), ends, marker, color=color, **look)
         ours_label, theirs_label = optimizer_label(one.optimizer), optimizer_label(reference.optimizer)
         said.append(
@@ -184,6 +189,7 @@ def _gaps(axes: Axes, curves: Sequence[Curves], tolerance: float) -> None:
             + _gap_words(found.medians)
         )
         shown = [abs(value) for value in (*ends, 100 * found.medians) if math.isfinite(value)]
+        # 30 % of room; MOST_PERCENT caps it below.
         most = max(most, *(1.3 * value for value in shown)) if shown else most
     axes.set_ylim(-min(most, MOST_PERCENT), min(most, MOST_PERCENT))
     _freeze(axes, curves, said=False)
@@ -241,6 +247,7 @@ def curriculum_figure(
             en="the figure needs one trial or more, each with a step: train first.",
             fr="la figure demande au moins un essai, avec un pas chacun : entraînez d’abord.",
         )
+    # √v is drawn only if it was recorded for every seed.
     watched = all(one.variance_max for ones in trials.values() for one in ones)
     rows = 2 if watched or predicted else 1
     figure = new_figure(11.5, 3.9 * rows, _curriculum_alt(trials))
@@ -281,6 +288,7 @@ def _losses(axes: Axes, trials: Trials, styles: Mapping[str, tuple[str, str, str
         if one.held_out:
             reached = [held.tokens / THOUSAND if along == "tokens" else held.seconds for held in one.held_out]
             return reached, [held.loss for held in one.held_out]
+        # Without held-out text: the loss of each training step, at the tokens or seconds reached by then.
         reached = [tokens / THOUSAND for tokens in one.tokens_read] if along == "tokens" else list(one.seconds_spent)
         return reached, one.losses
 
@@ -318,10 +326,12 @@ def _costs(axes: Axes, trials: Trials, predicted: Mapping[int, float]) -> None:
     axes.plot(lengths, [predicted[length] for length in lengths], color=GREY, linewidth=5, alpha=0.6, label=label)
     color, dashes, marker = LINE_STYLES[1]
     look: dict[str, Any] = {"color": color, "linestyle": dashes, "marker": marker, "markersize": 4, "alpha": 0.8}
+    # Trajectories whose sequence length changed: only these give a ratio of lengths.
     grown = [one for ones in trials.values() for one in ones if len(set(one.lengths)) > 1]
     for number, one in enumerate(grown):
         taken = one.seconds_by_length()
         label = "" if number else say(en="measured: seconds", fr="mesuré : secondes")
+        # Over the seconds of the longest sequence.
         axes.plot(list(taken), [step_s / taken[max(taken)] for step_s in taken.values()], label=label, **look)
     plain(axes)
     ratio = say(en="a step, over a whole one", fr="un pas, sur un pas entier")
@@ -344,8 +354,10 @@ def _curriculum_curves(
         all_series = [series_of(one) for one in ones]
         for along, up in all_series:
             axes.plot(along, up, color=color, linestyle=dashes, linewidth=0.9, alpha=0.35)
+        # Seeds may have recorded different numbers of points: the shortest counts.
         points = min(len(along) for along, _ in all_series)
         middle = [
+            # 0: along the x axis, 1: along the y axis; of each the median over the seeds, point by point.
             [median(series[which][point] for series in all_series) for point in range(points)] for which in (0, 1)
         ]
         marks: dict[str, Any] = {"marker": marker if marked else "", "markersize": 5}
@@ -422,6 +434,7 @@ def _times(axes: Axes, rows: Sequence[FormMeasure]) -> None:
         note(axes, _update_words(one), (one.step_ratio_high, place), (8, 0), bbox={"color": "white", "pad": 0.5})
     left, right = min(1, *(one.step_ratio_low for one in rows)), max(1.1, *(one.step_ratio_high for one in rows))
     lowest = min(one.step_ratio_low for one in rows)
+    # Room on the left for the bars, on the right for the words beside them.
     axes.set_xlim(left - 0.05 * (right - lowest), right + 0.75 * (right - left))
     _forms(axes, rows)
     some = rows[0]
@@ -450,6 +463,7 @@ def _peaks(axes: Axes, rows: Sequence[FormMeasure]) -> None:
     look: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.5}
     for place, one in enumerate(rows):
         style, _ = FORM_LOOKS.get(one.form, OTHER_FORM)
+        # MB (1e6 bytes); a GPU's peak is not predicted, so its light bar is missing.
         predicted, measured = (one.predicted_peak_bytes or 0) / MEGABYTE, one.measured_peak_bytes / MEGABYTE
         stack(axes, place - 0.2, [(predicted, style)], 0.36, alpha=PREDICTED_ALPHA, **look)
         stack(axes, place + 0.2, [(measured, style)], 0.36, **look)
@@ -496,6 +510,7 @@ def expert_load_figure(
     rows = figure.subplots(3, len(columns), sharex="col", sharey="row", squeeze=False, height_ratios=(3, 2, 1.2))
     most = max(max(_shares(load)) for loads in columns.values() for load in loads)
     for column, (name, loads) in enumerate(columns.items()):
+        # Three panels of a column: heat map, extremes, dropped share.
         top, middle, bottom = (rows[row][column] for row in range(3))
         mesh = _heat_map(top, loads, most)
         letters = max(8, int(72 * column_in / (HEADING * LETTER)))
@@ -535,22 +550,27 @@ def _of_layer(name: str, loads: Sequence[Load], layer: str | None) -> list[Load]
 
 def _shares(load: Load) -> list[float]:
     """Each expert's choices in units of the fair share, the mean over the experts."""
+    # Mean choices per expert.
     fair = sum(load.tokens) / len(load.tokens)
     return [tokens / fair for tokens in load.tokens]
 
 
 def _capacity(load: Load) -> float:
+    # Capacity in units of the fair share: choices an expert may take over the mean choices.
     return load.capacity * len(load.tokens) / sum(load.tokens)
 
 
 def _heat_map(axes: Axes, loads: list[Load], most: float) -> QuadMesh:
     """An expert a line, a step a column: white idle, blue up to the capacity, orange to red beyond."""
+    # Where on the colour scale the capacity lies: blue below, orange to red above.
     turn = min(_capacity(loads[-1]) / most, 0.999)
     colours = LinearSegmentedColormap.from_list(
         "load", [(0, WHITE), (turn, BLUE), (min(turn + 0.001, 1), LIGHT_ORANGE), (1, VERMILION)], N=1024
     )
+    # Edges of the cells, one more than there are steps or experts.
     steps = [load.step - 0.5 for load in loads] + [loads[-1].step + 0.5]
     experts = [expert - 0.5 for expert in range(len(loads[0].tokens) + 1)]
+    # (experts, steps)
     shares = [list(column) for column in zip(*(_shares(load) for load in loads), strict=True)]
     mesh = axes.pcolormesh(steps, experts, shares, cmap=colours, vmin=0, vmax=most, rasterized=True)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -587,9 +607,11 @@ def _expert_load_alt(columns: Mapping[str, list[Load]]) -> str:
     words = []
     for name, loads in columns.items():
         last = loads[-LAST_STEPS:]
+        # Choices of each expert, summed over the last steps.
         totals = [sum(tokens) for tokens in zip(*(load.tokens for load in last), strict=True)]
         share = percent(max(totals) / sum(totals), 0)
         dropped = percent(sum(load.dropped for load in last) / len(last), 0)
+        # Below a tenth of the fair share.
         idle = sum(total < 0.1 * sum(totals) / len(totals) for total in totals)
         words.append(
             say(

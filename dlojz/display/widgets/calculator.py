@@ -119,6 +119,7 @@ class Calculator(Panel):
             return widgets.BoundedIntText(value=value, min=1, max=most, description=label, continuous_update=False)
 
         def power(label: str, value: int, most: int, *others: int) -> Any:
+            # Powers of two up to 2^max_exponent, and what is set now, legal or not.
             options = sorted({*(2**n for n in range(most + 1)), *others, value})
             return widgets.SelectionSlider(options=options, value=value, description=label, continuous_update=False)
 

@@ -106,9 +106,11 @@ def still_grid(**fields: Any) -> GridAnswer:
         chosen = _fields(fields)
         axis, placed = chosen.pop("axis"), {name: chosen.pop(name) for name in ("gpus_per_node", "order")}
         grid = RankGrid(**{name: chosen[name] for name in GRID_AXES}, **placed)
+        # Raises where the grid is too large to draw, before anything is computed.
         scene_of(grid, axis)
     except LabError as error:
         return GridAnswer(None, problem=str(error))
+    # The picture needs no model; the bytes do.
     try:
         return GridAnswer(grid, axis, link_traffic(RunConfig.of(**chosen), grid))
     except LabError as error:
@@ -144,6 +146,7 @@ class GridPanel(Panel):
         widgets = import_widgets(en="the panel", fr="le panneau", instead="still_grid")
 
         def number(name: str, label: str, most: int) -> Any:
+            # A degree given beyond the slider's end extends it.
             return widgets.IntSlider(value=chosen[name], min=1, max=max(most, chosen[name]), description=label)
 
         def choice(name: str, label: str, options: Any) -> Any:

@@ -53,6 +53,7 @@ def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any], others:
     for name, value in given.items():
         if name not in legal:
             raise LabError(one_of("field", name, legal))
+        # type(…) and not isinstance: True is an int, but no number of ranks.
         if isinstance(defaults.get(name), int) and type(value) is not type(defaults[name]):
             raise refusal(
                 en=f"{name} must be a whole number, but {value!r} was received: write one such as 4.",

@@ -96,6 +96,7 @@ def answer_of(
         LabError: if costs or colours do not fit it.
     """
     unsound = problems(schedule, costs=costs)
+    # An unsound order cannot be executed, so there is nothing to simulate.
     if unsound:
         return ScheduleAnswer(None, tuple(unsound))
     broken = problems(schedule, memory_limit, costs) if memory_limit is not None else []
@@ -144,6 +145,7 @@ def still_panel(**fields: Any) -> ScheduleAnswer:
             memory_limit (stage-micro-batches, "" for none), color_by, critical, idle; or csv, an order written by hand.
     """
     try:
+        # csv has no default: it is legal, and absent where no order is written.
         chosen = with_defaults(fields, DEFAULTS, ("csv",))
         return _answer(chosen, chosen.pop("csv", None))
     except LabError as error:
@@ -240,6 +242,7 @@ class PipelinePanel(Panel):
         """Show the answer, and its order where none is written by hand."""
         super().compute()
         if not self.by_hand.value and self.answer.timeline is not None:
+            # Else setting the text would trigger an answer to itself.
             self._quiet = True
             self.order.value = to_csv(self.answer.timeline.schedule)
             self._quiet = False
@@ -258,7 +261,9 @@ def _answer(chosen: Mapping[str, Any], written: str | None) -> ScheduleAnswer:
     if written is not None:
         return answer_of_csv(written, lambda stages: _costs(chosen, stages), limit, **look)
     name = entry(chosen["schedule"]).name
+    # Only these schedules let one choose the number of stages per rank.
     free = "chunks" in SCHEDULES[name].options or "waves" in SCHEDULES[name].options
+    # Before the schedule is built its number of stages is unknown: equal stages.
     costs = _costs(chosen, None)
     schedule = build(
         name,
@@ -284,6 +289,7 @@ def _costs(chosen: Mapping[str, Any], stages: int | None) -> Costs:
             fr=f"{len(factors)} temps d’étage sont donnés, mais l’ordonnancement a {stages} étages : donnez "
             f"{stages} nombres, ou aucun.",
         )
+    # One cost per stage: its factor times the common time, of forward, input and weight passes.
     each = (tuple(value * factor for factor in factors) for value in (forward, for_input, for_weight))
     forwards, for_inputs, for_weights = each
     return Costs(forwards, for_inputs, for_weights, latency=float(chosen["latency"]))

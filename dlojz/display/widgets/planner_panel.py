@@ -139,6 +139,7 @@ def played(model: str, cluster: str, gpus: int, batch: int) -> Plan:
 def takes_long(first: Plan) -> bool:
     """Tell whether simulating the other fast layouts takes so long that the first answer should be shown before."""
     one = first.best.candidate
+    # Actions of a simulation: forward and backward (2) of each micro-batch on each of pp · chunks stages.
     return 2 * one.pp * one.micro_batches * one.chunks > AT_ONCE
 
 
@@ -162,11 +163,13 @@ def answered(
     try:
         if show not in SHOWN:
             raise LabError(one_of("show", show, SHOWN))
+        # Cached by the question, whose lists become tuples for that.
         found = (searched if quick else played)(*(_key(fields[name]) for name in DEFAULTS))
         if show != "why":
             return PlannerAnswer(found, show)
         return PlannerAnswer(found, show, found.why(**chosen), asked=chosen)
     except LabError as error:
+        # Without a plan there is no layout to speak of.
         return PlannerAnswer(found, show, refusal=str(error), asked=chosen if found else {})
 
 
@@ -274,6 +277,7 @@ class Planner(Panel):
         self.box.children = (self.choices, self.show, self.asked, self.shown)
         self._known: set[str] = set()
         self.compute()
+        # After the first answer: setting the controls above triggers nothing.
         self.follow((*controls.values(), self.show, *self.numbers.values(), *self.words.values()))
 
     @property
@@ -281,6 +285,7 @@ class Planner(Panel):
         """What is chosen, as `still_planner` takes it."""
         chosen = super().fields | {"show": self.show.value}
         if self.show.value == "why":
+            # 0 and "" are free: the planner chooses them.
             chosen |= {name: one.value for name, one in self.numbers.items() if one.value}
             chosen |= {name: one.value for name, one in self.words.items() if one.value != FREE_WORD}
         return chosen
@@ -294,6 +299,7 @@ class Planner(Panel):
             self._known.add(question["model"])
             self.shown.value = status_html(say(en="Reading the model…", fr="Lecture du modèle…"))
         quick = answered(question, show, layout, quick=True)
+        # The closed form already refuses: a simulation would not change that.
         if quick.plan is None:
             return quick
         if takes_long(quick.plan):
