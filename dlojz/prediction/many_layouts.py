@@ -140,6 +140,7 @@ def rank_memories(config: RunConfig, micro_batches: list[tuple[int, int]], devic
             received = _received_bytes(few, stage)
         columns = np.zeros((len(CATEGORIES), samples.size))
         host = np.zeros(samples.size)
+        # An engine treats the first, the last and all other micro-batches differently (`PLACES`).
         for chosen in (numbers == 1, numbers == 2, numbers > 2):
             if chosen.any():
                 engine = _engine(_with(config, 1, min(int(numbers[chosen].min()), _few(layout.pp))), rank, part)
@@ -272,6 +273,7 @@ def _peaks(curve: _Activations, engine: _Engine, samples: Reals, held: Reals) ->
         if not seen.any():
             continue
         fixed = np.where(seen[:, None], engine.bytes_by_category[of_slot], 0.0)
+        # (slots, 1) + (slots, columns) + (columns,): the engine's part does not depend on the samples.
         total = np.where(seen[:, None], fixed.sum(axis=1)[:, None] + kept + other + others, 0.0)
         at = np.argmax(total, axis=0)
         found = fixed[at].T.copy()
@@ -418,6 +420,7 @@ def _line_of(config: RunConfig, part: _Part) -> _Activations:
     span = SAMPLED[1] - SAMPLED[0]
 
     def line(low: Reals, high: Reals) -> Reals:
+        # Bytes per sample; what is left at 0 samples is the constant.
         slope = (high - low) / span
         return np.stack([low - slope * SAMPLED[0], slope], axis=1)
 
@@ -465,6 +468,7 @@ class _Curve:
             if one[-1] == self.num_blocks - 1:
                 belongs |= self.block == self.num_blocks
             belongs &= ~self.is_data
+            # The stage's input was allocated by the block before, but is held here.
             received = self.trace.output_of.get(f"blocks.{one[0] - 1}", -1) if one[0] else -1
             if received >= 0:
                 belongs |= self.storage == received
@@ -484,6 +488,7 @@ class _Curve:
         total = np.cumsum(delta)[self.order]
         kept = np.cumsum(np.where(self.is_kept, delta, 0.0))[self.order]
         most = np.maximum.reduceat(total, self.starts)
+        # Of several equal peaks of a slot the one that keeps most for backward.
         fullest = np.where(total == np.repeat(most, self.lengths), kept, -1.0)
         return most, np.maximum.reduceat(fullest, self.starts)
 

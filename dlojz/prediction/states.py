@@ -133,6 +133,7 @@ def touching_names(shapes: ModelShapes, dp: int, rank: int) -> frozenset[str]:
     return frozenset(
         parameter.name
         for parameter, last in zip(shapes.parameters, ends, strict=True)
+        # [last − numel, last) is the parameter's place in the flat weights, [start, end) this rank's share.
         if last - parameter.numel < end and last > start
     )
 
@@ -174,12 +175,14 @@ def deepspeed_messages(
         while start < end:
             rank = start // share
             stop = min(end, (rank + 1) * share)
+            # Within the same rank's share, it is one piece with the parameter before.
             before = pieces.pop()[1] if pieces and pieces[-1][0] == rank else 0
             pieces.append((rank, before + stop - start))
             start = stop
     messages: list[list[int]] = [[]]
     for _, elements in pieces:
         messages[-1].append(elements)
+        # Closed by the piece that makes it too large, which stays in it.
         if sum(messages[-1]) > bucket_elements:
             messages.append([])
     return [message for message in messages if message]
@@ -371,6 +374,7 @@ def _stages_1_and_2(config: RunConfig, shapes: ModelShapes, memory: Memory, rank
     layout, each = config.layout, compute_bytes(config)
     share = padded_parameters(shapes.num_parameters, layout.dp) // layout.dp
     largest = max(parameter.numel for parameter in shapes.parameters)
+    # The last term is the gradient in fp32, with which the host updates.
     host_bytes = (memory.optimizer_bytes or 0) + (memory.master_bytes or 0) + FP32_BYTES * share
     host_bytes += each * share + each * largest  # updated weights and a gradient, each on its way
     accumulates_whole = layout.zero == 1 and layout.micro_batches > 1
@@ -432,6 +436,7 @@ def ddp_buckets(config: RunConfig, shapes: ModelShapes) -> list[list[ParameterSh
     given = config.layout.bucket_mib is not None or config.library == "colossalai"
     of_type: dict[str, list[ParameterShape]] = {}  # a bucket holds gradients of one type
     for number in ready_order(config):
+        # By type in the order of their first gradients.
         of_type.setdefault(shapes.parameters[number].dtype, []).append(shapes.parameters[number])
     first_bytes = None if given else DDP_FIRST_BUCKET_BYTES
     limit_bytes = bucket_bytes_of(config)
@@ -443,10 +448,11 @@ def compressed(bucket: Sequence[ParameterShape], rank: int) -> Bucket:
     plain = p = q = 0
     for parameter in bucket:
         rows = parameter.shape[0]
+        # A convolution is (C_out, C_in · K · K); a vector has one column, and is sent as it is.
         columns = parameter.numel // rows
         thin = min(rows, columns, rank)
         if (rows + columns) * thin * LEAST_RATE < parameter.numel:
-            p, q = p + rows * thin, q + columns * thin
+            p, q = p + rows * thin, q + columns * thin  # P: (rows, r), Q: (columns, r)
         else:
             plain += parameter.numel
     return Bucket(sum(parameter.numel for parameter in bucket), plain, p, q)
