@@ -83,6 +83,7 @@ class RecordedTrace:
         for call in self.calls[num_calls:]:
             call.step += call.step == step
         for (of_step, kind), count in list(self.flops_of_type.items()):
+            # `flops` are those up to the mark; what came after is the next step's.
             if of_step == step and (later := count - flops.get(kind, 0)):
                 self.count_flops(step, kind, -later)
                 self.count_flops(step + 1, kind, later)
@@ -383,6 +384,7 @@ class StorageTrace(StorageTracker):
     def _record(self, collective: str, group: Any, message_bytes: int, origin: Origin | None) -> str:
         """Record a call, and return the axis of its group."""
         name, size = ("", 1) if group is None else (group.group_name, group.size())
+        # A group without a name: messages from rank to rank are a pipeline's, others the data axis'.
         unnamed = "pp" if collective in _BETWEEN_STAGES else "dp"
         axis = self._group_names.get(name, unnamed if origin in (None, "wrapper") else "")
         if origin is not None:
@@ -459,6 +461,7 @@ class MemoryProbe:
     def after_forward(self, inventory: Inventory) -> None:
         """Classify as activations what forward has left alive and is neither state nor communication buffer."""
         self.claim(inventory)
+        # What was there before forward is no activation, nor is a buffer of messages.
         known = self._at_forward | self._trace.communicated
         for number, num_bytes in self._trace.live_bytes.copy().items():
             if num_bytes and number not in known:
@@ -504,8 +507,10 @@ class MemoryProbe:
         bytes_of_storage: Counter[int] = Counter()
         moves = sorted(self._moved.items(), key=lambda move: -move[1])
         variables: set[int] = set()
+        # All events from the beginning: those of earlier steps make what is held when this step begins.
         for position, event in enumerate(self._trace.trace.storages):
             while moves and moves[-1][1] <= position:
+                # From here on a variable alone holds it.
                 number, _ = moves.pop()
                 variables.add(number)
                 held[self.category(number)] -= bytes_of_storage[number]
@@ -518,6 +523,7 @@ class MemoryProbe:
                 continue
             category = "script" if event.storage in variables else self.category(event.storage)
             if event.step == step and not moments:
+                # At its first event: what earlier steps have left counts as well.
                 largest.update(held)
                 most_host_bytes = max(most_host_bytes, host_bytes)
             held[category] += event.delta_bytes
@@ -531,7 +537,7 @@ class MemoryProbe:
         sizes: dict[str, int | None] = {f"{category}_bytes": largest[category] for category in CATEGORIES}
         is_whole = step not in self._trace.elsewhere
         if not is_whole:
-            sizes["workspace_bytes"] = None
+            sizes["workspace_bytes"] = None  # another thread's temporaries were not seen
         memory = Memory(
             **sizes,
             peak_bytes=peak_bytes if is_whole else None,
@@ -568,7 +574,7 @@ def present_bytes(device: torch.device) -> int | None:
         return int(torch.cuda.memory_allocated(device))
     try:
         with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * _PAGE_BYTES
+            return int(file.read().split()[1]) * _PAGE_BYTES  # the second field: resident pages
     except (OSError, ValueError, IndexError):
         return None
 
@@ -580,7 +586,7 @@ def resident_bytes() -> int | None:
     except ModuleNotFoundError:
         return None
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return largest if sys.platform == "darwin" else largest * 1024
+    return largest if sys.platform == "darwin" else largest * 1024  # macOS gives bytes, Linux KiB
 
 
 def traffic_of(calls: Iterable[CollectiveCall], step: int, *, dp_every_steps: int = 1) -> tuple[Traffic, ...]:
