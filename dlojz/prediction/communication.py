@@ -551,6 +551,7 @@ def _boundaries(
         built = built.bfloat16()
         sample = sample.bfloat16() if sample.is_floating_point() else sample
     with FakeTensorMode(allow_non_fake_inputs=True):
+        # Within the mode these are fake tensors: shapes and types, no memory.
         built.to_empty(device="cpu")
         sample = torch.empty(sample.shape, dtype=sample.dtype, device="cpu")
         return tuple(boundaries_of(list(built.blocks), sample, compute=torch.bfloat16 if bf16 and autocast else None))

@@ -256,6 +256,7 @@ def _flops_by_module(
     sample = sample_inputs(model, samples, image_size=image_size, sequence_length=sequence_length)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         built(sample)
+    # `GPT.blocks.0` becomes `blocks.0`; `Global` and `GPT`, both the whole model, become the empty name.
     return {name.partition(".")[2]: sum(of_op.values()) for name, of_op in counter.get_flop_counts().items()}
 
 
@@ -276,6 +277,7 @@ def checkpoint_bytes(config: RunConfig) -> int:
     trained_bytes = sum(one.num_bytes for one in shapes.trained.parameters)
     parameter_bytes = frozen_bytes + (1 + MOMENTS[config.optimizer]) * trained_bytes
     cast_bytes = compute_bytes(config) * shapes.float_buffer_elements + shapes.integer_buffer_bytes
+    # Engines that cast the weights cast BatchNorm's statistics too; integers, its count of batches, stay.
     replica_bytes = shapes.buffer_bytes if layout.strategy in AUTOCAST else cast_bytes
     numbers = NUMBERS.get(config.optimizer, 0)
     # One count for all parameters; what else is one number for each (1-bit LAMB's c_avg and r) is in fp32.

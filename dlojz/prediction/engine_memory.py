@@ -366,6 +366,7 @@ class Compressed(EngineMemory):
         messages = 2 * dp * chunk_bytes(chunk) + FP32_BYTES * last
         mean = FP32_BYTES * dp * chunk
         reading = FP32_BYTES * chunk + chunk + chunk // SIGNS_PER_BYTE
+        # The three moments follow one another: the largest counts.
         return max(telling, messages + mean + reading, mean + updating)
 
 

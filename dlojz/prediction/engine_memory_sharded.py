@@ -49,6 +49,7 @@ def last_parameter(module: str, unit: Iterable[ParameterShape]) -> str:
         module: the unit's, or of a unit of several the last one's.
         unit: its parameters, as in `model.parameters()`.
     """
+    # A dot ends both, so that `blocks.1` does not take what is in `blocks.10`.
     within = [parameter for parameter in unit if f"{parameter.name}.".startswith(f"{module}.")]
     own = [parameter.name for parameter in within if parameter.module == module]
     if own:
@@ -315,6 +316,7 @@ class DeepSpeed12(DeepSpeed):
             step.ledger.drop(key)
 
     def updated(self) -> list[int]:
+        # One flat share per group, whatever the number of parameters.
         return [-(-group.num_parameters // self.config.layout.dp) for group in self.groups]
 
 

@@ -221,6 +221,7 @@ class Crossing:
         """
         busy: dict[tuple[str, str, int], float] = {}
         for flow in self.flows:
+            # α for each message, β for each byte.
             link = between if self.crosses(flow) else inside
             key = (flow.group, flow.collective, flow.source)
             busy[key] = busy.get(key, 0.0) + link.seconds(float(flow.num_bytes), float(flow.messages))
@@ -279,6 +280,7 @@ def crossing(
             fr=f"la grille a {grid.world_size} rangs, mais le trafic de {len(traffic)} a été reçu : donnez une "
             "entrée par rang.",
         )
+    # Half of a middle rank's bytes go either way, all of an end rank's to its one neighbour.
     if destinations is None:
         beside = [[other for other in (rank - 1, rank + 1) if 0 <= other < grid.pp] for rank in range(grid.pp)]
         destinations = [{other: Fraction(1, len(others)) for other in others} for others in beside]

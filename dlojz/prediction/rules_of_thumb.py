@@ -334,6 +334,7 @@ def layer_bytes(
         raise LabError(one_of("checkpointing", checkpointing, get_args(Checkpointing)))
     if checkpointing == "full":
         return Fraction(2 * shape.sbh, tp if sequence_parallel else 1)
+    # Selective recomputation keeps all but the scores.
     total = sum(layer_parts(shape, tp=tp, sequence_parallel=sequence_parallel).values(), Fraction(0))
     return total - Fraction(5 * shape.scores, tp) if checkpointing == "selective" else total
 

@@ -174,6 +174,7 @@ class ModelShapes:
         number, _, within = place.partition(".")
         if not self.paths or not module.startswith("blocks.") or not number.isdecimal():
             return module
+        # The block that calls the others is the model itself, below which its own modules keep their names.
         if int(number) == self.enclosing:
             return within or self.paths[-1]
         return f"{self.paths[int(number)]}.{within}".rstrip(".")
@@ -380,6 +381,7 @@ def switches_hash() -> str:
         torch.get_default_dtype(),
         torch.get_float32_matmul_precision(),
         torch.are_deterministic_algorithms_enabled(),
+        # Which kernels may compute attention: each keeps other tensors for backward.
         backends.cuda.flash_sdp_enabled(),
         backends.cuda.mem_efficient_sdp_enabled(),
         backends.cuda.math_sdp_enabled(),
@@ -775,6 +777,7 @@ def tensor_share_rows(config: RunConfig) -> list[TensorShareRow]:
         if f"{path}.{parameter.name.rpartition('.')[2]}" in inner:
             style = "inner"
         key = ("" if style == "whole" else pattern_of(path), style, heads, parts)
+        # A layer's weight and bias are one path, and count as one layer.
         layers, num_bytes = rows.get(key, (set(), 0))
         rows[key] = (layers | {path}, num_bytes + FP32_BYTES * parameter.numel)
     found = [

@@ -116,6 +116,7 @@ def error_bytes(config: RunConfig, num_parameters: int) -> int:
     dp = config.layout.dp
     if config.optimizer not in COMPRESSED or dp == 1:
         return 0
+    # dp chunks of the worker's errors, one of the server's.
     return FP32_BYTES * (dp + 1) * chunk_elements(num_parameters, dp)
 
 
@@ -165,7 +166,7 @@ def deepspeed_messages(
     """
     place_of: dict[str, tuple[int, int]] = {}
     for group in groups:
-        share = padded_parameters(group.num_parameters, dp) // dp
+        share = padded_parameters(group.num_parameters, dp) // dp  # each group is flattened and cut by itself
         starts = accumulate((parameter.numel for parameter in group.parameters), initial=0)
         place_of |= {one.name: (start, share) for one, start in zip(group.parameters, starts, strict=False)}
     pieces: list[tuple[int, int]] = []

@@ -173,6 +173,7 @@ def origin_of_call(frame: FrameType | None, *, functional: bool, phase: str) -> 
     while frame is not None:
         module, name = str(frame.f_globals.get("__name__", "")), frame.f_code.co_name
         if _is_in(module, _PASSED_ON):
+            # A collective called from Python passes here; DDP's reducer calls from C++.
             by_python |= module.startswith(("torch.distributed.", "deepspeed."))
         else:
             if _CLIPS.search(f"{module}.{name}") and not module.startswith("deepspeed."):
@@ -269,6 +270,7 @@ class StorageTrace(StorageTracker):
             above.append(mode)
         _push_on_torch_dispatch_stack(self)  # which its end takes off again
         self.__exit__(None, None, None)
+        # In their old order, without this one.
         for mode in reversed(above):
             _push_on_torch_dispatch_stack(mode)
 
@@ -326,6 +328,7 @@ class StorageTrace(StorageTracker):
 
     def see(self, tensor: Tensor) -> int | None:
         """Track a tensor's storage; returns its number in this trace."""
+        # A subclass, such as a DTensor, wraps the tensor that has the memory.
         if tensor.device.type == "meta" or type(tensor) not in (Tensor, torch.nn.Parameter):
             return None
         if self._device_type not in (None, tensor.device.type):
@@ -359,6 +362,7 @@ class StorageTrace(StorageTracker):
         collective, position = _COLLECTIVES[operator]
         leaves = tree_leaves(args)
         numbers = {number for leaf in leaves if isinstance(leaf, Tensor) and (number := self.see(leaf)) is not None}
+        # The process group comes before the kind of reduction, which is a script object too.
         group = next((leaf for leaf in leaves if isinstance(leaf, torch.ScriptObject)), None)
         process_group = torch.distributed.ProcessGroup.unbox(group) if group is not None else None
         origin = self._origin()

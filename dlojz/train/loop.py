@@ -91,6 +91,7 @@ def weights_sha256(weights: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(weights):
         tensor = weights[name].detach().float().contiguous()
+        # The shape too: without it a matrix and its flattened copy would have one hash.
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
         digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()

@@ -71,6 +71,7 @@ def begun(optimizer: Any, updated: Tensor, kinds: tuple[str, ...], updates: int)
             state[kind] = torch.zeros_like(like, memory_format=torch.preserve_format).detach()
     if "exp_avg" in kinds:
         fused = getattr(optimizer, "defaults", {}).get("fused")  # its kernel reads the count where it computes
+        # In fp32, as torch's own count.
         state["step"] = torch.tensor(float(updates), device=updated.device if fused else "cpu")
     return state
 
@@ -136,6 +137,7 @@ def gather_piece(flat: FlatWeights, number: int, own: Tensor) -> Tensor:
     piece = own.new_empty(shape.numel())
     for rank in range(flat.size):
         of_piece, of_share = overlap(flat, number, rank)
+        # None of the parameter is in that rank's share: all ranks know, and none waits for a message.
         if of_piece.start == of_piece.stop:
             continue
         if rank == flat.rank:

@@ -125,6 +125,7 @@ class ExpertDataParallel(DataParallel):
         elif self._expert_group.size() == 1:
             self._next += 1  # nobody else holds these
         else:
+            # The same all-reduce, among the ranks that hold these experts.
             everybody, self.group = self.group, self._expert_group
             try:
                 super()._send()
