@@ -441,7 +441,7 @@ class Probes:
             return None
         phases: Phases = self.clock.phases(self.first_timed, without=self._traced_steps)
         samples_per_s = self.global_batch / phases.step_s if self.global_batch and phases.step_s else None
-        # Model FLOPs utilisation: seconds at the peak rate over the measured ones.
+        # Seconds at the peak rate over the measured ones; what is recomputed counts too, unlike in PaLM's definition.
         mfu = self._peak_s / phases.step_s if self._peak_s and phases.step_s else None
         return self._measured.model_copy(
             update={"parameters": parameters, "phases": phases, "samples_per_s": samples_per_s, "mfu": mfu}

@@ -127,7 +127,7 @@ class PipelineEngine(Engine):
         self.reduce_gradients()
         layout = self.config.layout
         total = torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros((), device=self.device)
-        # The mean over all ranks counts the pp ranks of a pipeline, of which one has the losses.
+        # The mean over all ranks counts all pp ranks of a pipeline; only those with a last stage have losses.
         return total * layout.pp / layout.micro_batches
 
     def run_schedule(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
