@@ -107,7 +107,7 @@ class Pool:
 
     def take(self, block: CachedBlock) -> None:
         """Remove a block from the free ones."""
-        del self.free[bisect_left(self.free, (block.size_bytes, block.address))]
+        del self.free[bisect_left(self.free, (block.size_bytes, block.address))]  # addresses are unique: this block
         del self.blocks[block.address]
 
     def join_neighbours(self, block: CachedBlock) -> None:
@@ -115,9 +115,11 @@ class Pool:
         before, after = block.previous, block.next
         if before is not None and not before.in_use:
             self.take(before)
+            # The object before it is dropped, so this one takes its address.
             block.address, block.previous = before.address, before.previous
             block.size_bytes += before.size_bytes
             if block.previous is None:
+                # Under this address stood the object that is dropped.
                 self.segments[block.address] = block
             else:
                 block.previous.next = block
@@ -169,6 +171,7 @@ class CachingAllocator:
         pool = self._pools.setdefault((stream, is_small), Pool(is_small=is_small, stream=stream))
         new = self._grown if self.expandable else self._new
         block = self._cached(pool, wanted_bytes) or new(pool, wanted_bytes)
+        # Blocks and requests are multiples of 512 bytes, so a rest is at least one smallest block.
         rest_bytes = block.size_bytes - wanted_bytes
         # A smaller rest is not kept apart: it counts as allocated.
         if rest_bytes and (pool.is_small or self.expandable or rest_bytes > SMALL_BYTES):
@@ -185,6 +188,7 @@ class CachingAllocator:
         self.allocated_bytes += block.size_bytes
         self.requested_bytes += size_bytes
         if self.listener:
+            # The bytes requested, as in torch's trace, not those of the block.
             self.listener("alloc", self.event, block.address, size_bytes)
         return block
 
@@ -201,6 +205,7 @@ class CachingAllocator:
     def release_cached(self) -> None:
         """Return all segments without a block in use to the device (`torch.cuda.empty_cache`)."""
         for pool in self._pools.values():
+            # A free block without neighbours is a whole segment. A list, as `take` changes the dictionary.
             for block in [block for block in pool.blocks.values() if block.previous is None and block.next is None]:
                 pool.take(block)
                 pool.tail = None
@@ -219,6 +224,7 @@ class CachingAllocator:
 
     def _cached(self, pool: Pool, wanted_bytes: int) -> CachedBlock | None:
         """Best fit: the smallest free block that is large enough, and the lowest address among equals."""
+        # No address is below 0: the first free block of this size, or of the next larger one.
         at = bisect_left(pool.free, (wanted_bytes, 0))
         if at == len(pool.free):
             return None
@@ -233,6 +239,7 @@ class CachingAllocator:
         former = pool.tail
         is_free = former is not None and not former.in_use
         lacking_bytes = wanted_bytes - (former.size_bytes if former is not None and is_free else 0)
+        # Memory is mapped in pages of 2 MiB for small blocks, of 20 MiB for large ones.
         page_bytes = SMALL_SEGMENT_BYTES if pool.is_small else LARGE_SEGMENT_BYTES
         more_bytes = -(-lacking_bytes // page_bytes) * page_bytes
         if former is not None and is_free:
@@ -240,6 +247,7 @@ class CachingAllocator:
             former.size_bytes += more_bytes
             block = former
         else:
+            # So many addresses are kept for each expandable segment that none ever meets the next one.
             address = self._next_address if former is None else former.address + former.size_bytes
             block = CachedBlock(address, more_bytes, pool)
             block.previous = former
@@ -256,6 +264,7 @@ class CachingAllocator:
         """A block from the device; where the limit is reached, after the release of cached segments."""
         size_bytes = segment_bytes(wanted_bytes)
         if not self._fits(size_bytes):
+            # `cudaMalloc` would fail here: torch empties its cache and tries once more.
             self.release_cached()
             self.retries += 1
             if not self._fits(size_bytes):
@@ -271,7 +280,7 @@ class CachingAllocator:
 
     def _has_reserved(self, action: str, address: int, more_bytes: int) -> None:
         self.reserved_bytes += more_bytes
-        self.device_allocations += more_bytes > 0
+        self.device_allocations += more_bytes > 0  # segments cut or pages mapped; a release does not count
         if self.listener:
             self.listener(action, self.event, address, abs(more_bytes))
 
@@ -339,6 +348,7 @@ def replay(
             allocated = max(allocated, allocator.allocated_bytes)
             requested = max(requested, allocator.requested_bytes)
             reserved = max(reserved, allocator.reserved_bytes)
+        # Shrunk to nothing: no new block takes its place.
         elif former is not None:
             del held[storage]
         if former is not None:
@@ -378,6 +388,7 @@ def snapshot(
             fr=f"à chaque événement son étiquette, mais {len(events)} événements et {len(named)} étiquettes ont "
             "été reçus.",
         )
+    # One list for all events with the same label: a step has many events and few labels.
     frames = {label: [{"filename": label[0], "line": 0, "name": label[1]}] for label in dict.fromkeys(named)}
     streams = streams or {}
     trace: list[dict[str, Any]] = []
@@ -386,6 +397,7 @@ def snapshot(
     def note(action: str, event: int, address: int, size_bytes: int) -> None:
         of_event = frames[named[event]]
         if action == "alloc":
+            # The viewer shows, for a block in use, the stack of its allocation.
             frames_at[address] = of_event
         # torch's trace has two entries of a release: requested, and completed once no stream uses the block.
         for name in ("free_requested", "free_completed") if action == "free" else (action,):
@@ -466,8 +478,10 @@ def write_snapshot(
             fr=f"un instantané s’écrit dans un fichier .html, mais {str(target)!r} a été reçu.",
         )
     taken = snapshot(events, labels, limit_bytes=limit_bytes, streams=streams)
+    # Loads torch, which the rest of this module does without.
     from torch.cuda._memory_viz import trace_plot
 
+    # In the same folder, as a rename is atomic within one file system only.
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:

@@ -104,6 +104,7 @@ def deepspeed_buckets(sizes: Iterable[int], bucket_elements: int = DEEPSPEED_BUC
     counts: list[int] = []
     filled = 0
     for size in sizes:
+        # A gradient that is larger than a bucket is alone in one.
         if not counts or filled + size > bucket_elements:
             counts.append(0)
             filled = 0
@@ -135,6 +136,7 @@ def _experts(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
 
 def _compressed(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     """In the second stage, in a step that synchronises; in the first it is one all-reduce of all gradients in fp32."""
+    # One bit per element, and scales: the all-to-all and the all-gather have the same bytes.
     sent = message_bytes(shapes.num_parameters, config.layout.dp)
     return [_dp(config, "all_to_all", 1, sent), _dp(config, "all_gather", 1, sent)]
 
@@ -177,6 +179,7 @@ def _fsdp2(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     shapes = _reached(config, shapes)
     if shapes.trained is not shapes:
         return _fsdp2_with_frozen(config, shapes)
+    # Dimension 0 is cut into equal shards, so that padding is sent too.
     padded = [(one, one.padded_rows_numel(layout.dp)) for one in shapes.parameters]
     gathered_bytes = layout.dp * sum(gathered_element_bytes(config, one) * elements for one, elements in padded)
     casts = config.precision in ("bf16", "fp16")  # their gradients are reduced in fp32
@@ -203,6 +206,7 @@ def _fsdp2_with_frozen(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     units = {f"blocks.{unit[-1].block}": unit for unit in shapes.units()}
     in_backward = units_in_backward(config)
     entered = [number for number, name in enumerate(units) if name in in_backward]
+    # ZeRO-3 frees the weights after forward; ZeRO-2 keeps them, and gathers none twice.
     again = {*entered, min(entered, default=0) - 1} if layout.zero == 3 else set()
     gathers = gathered_bytes = reductions = reduced_bytes = 0
     for number, unit in enumerate(units.values()):
@@ -363,6 +367,7 @@ def communication_by_place(config: RunConfig) -> dict[tuple[int, int], tuple[Tra
     """
     layout, shapes = config.layout, model_shapes(config)
     return {
+        # The first replica's rank there: tp is the innermost axis, pp the outermost (`axes_of`).
         (pp, tp): predict_communication(config, shapes, pp * layout.replicas * layout.tp + tp)
         for pp in range(layout.pp)
         for tp in range(layout.tp)
@@ -451,6 +456,7 @@ def _coatnet_attention(block: Any, sizes: BlockSizes) -> Iterator[BlockMessage]:
     batch, _, height, width = sizes.leaving
     numel = prod(sizes.leaving)
     if block.attention.axis.size > 1:
+        # Pooled before the product: height and width are those of the output, channels those of the input.
         entered = batch * height * width * block.attention.qkv.weight.shape[1]
         yield from sizes.region("attention", entered, numel)
     if block.mlp_axis.size > 1:
@@ -495,6 +501,7 @@ def _text_head(block: Any, sizes: BlockSizes) -> Iterator[BlockMessage]:
     yield from enter
     yield from sizes.whole_on_each(block.norm)
     tokens = prod(sizes.entering[:2])
+    # (B, T) maxima; then two numbers per token in one message.
     yield BlockMessage("loss: largest logit", "forward", "all_reduce", FP32_BYTES * tokens)
     yield BlockMessage("loss: sum of exponentials, target", "forward", "all_reduce", 2 * FP32_BYTES * tokens)
 
@@ -553,6 +560,7 @@ def _boundaries(
         built = built.bfloat16()
         sample = sample.bfloat16() if sample.is_floating_point() else sample
     with FakeTensorMode(allow_non_fake_inputs=True):
+        # Within the mode these are fake tensors: shapes and types, no memory.
         built.to_empty(device="cpu")
         sample = torch.empty(sample.shape, dtype=sample.dtype, device="cpu")
         return tuple(boundaries_of(list(built.blocks), sample, compute=torch.bfloat16 if bf16 and autocast else None))
@@ -601,6 +609,7 @@ def tensor_traffic(config: RunConfig, shapes: ModelShapes, rank: int) -> list[Tr
             "engine='by_hand' pour le prédire ; `dlojz memory` prédit la mémoire de tous les moteurs.",
         )
     if is_elsewhere(config.model):
+        # A model from elsewhere has no classes of blocks to look up: its sums were seen as its shapes were traced.
         sent = pretended_sums(config)
         times = layout.micro_batches
         found = Traffic(
@@ -621,6 +630,7 @@ def tensor_traffic(config: RunConfig, shapes: ModelShapes, rank: int) -> list[Tr
         for message in messages:
             forward = message.phase == "forward"
             times = passes.forward if forward else passes.backward
+            # Recomputation sends again what forward has sent, once per backward.
             if forward and again and message.again:
                 times += passes.backward
             if settled and times and message.what.startswith(OF_WEIGHTS):
@@ -648,6 +658,7 @@ def context_traffic(config: RunConfig) -> list[Traffic]:
     tokens = (config.sequence_length or 0) // layout.cp
     ring = ring_bytes(layout.cp, layout.micro_batch, keys.heads, tokens, keys.width, dtype)
     forwards = keys.layers + repeated_rings(config)
+    # Backward sends two messages where forward sends one: keys and values, then their gradients.
     messages = layout.micro_batches * (layout.cp - 1) * (forwards + 2 * keys.layers)
     num_bytes = layout.micro_batches * (forwards * ring.forward + keys.layers * ring.backward)
     return [
@@ -712,8 +723,10 @@ def pipeline_traffic(config: RunConfig, shapes: ModelShapes, rank: int) -> list[
         if holder == pipeline_rank
     }
     own = part_of(config, shapes, rank)
+    # Elements of each stage that this rank holds, in all its pipes.
     numel = {stage: _numel(own, range(bounds[stage], bounds[stage + 1])) for _, stage in held}
     if schedule.pipes > 1:
+        # Each stage is on two ranks, which add up its gradients before replicas average them.
         traffic.append(_of("all_reduce", "twins", 2, [FP32_BYTES * numel[stage] for _, stage in held]))
     first, last = schedule.placement[0][0], schedule.placement[0][-1]
     if has_tied_head(config) and schedule.pipes == 1 and pipeline_rank in {first, last} and first != last:
@@ -747,6 +760,7 @@ def _messages(
                 continue
             placement, stage = schedule.placement[element.pipe], element.stage
             forward = element.kind == FORWARD
+            # A gradient crosses the same boundaries as its activation, the other way.
             before, after = (stage - 1, stage + 1) if forward else (stage + 1, stage - 1)
             entering, leaving = (stage, stage + 1) if forward else (stage + 1, stage)
             if 0 <= before < schedule.stages and placement[before] != pipeline_rank:
@@ -763,7 +777,7 @@ def boundary_bytes(config: RunConfig) -> tuple[int, ...]:
 
 def sample_bytes(config: RunConfig) -> tuple[int, int]:
     """Return the bytes of one micro-batch's inputs and of its targets."""
-    layout, integer = config.layout, 8
+    layout, integer = config.layout, 8  # bytes of an int64
     spec = models.spec(config.model)
     if spec.family == "text":
         tokens = layout.micro_batch * (config.sequence_length or 1) * integer
@@ -771,6 +785,7 @@ def sample_bytes(config: RunConfig) -> tuple[int, int]:
     if spec.example is not None:
         inputs = spec.example.inputs(layout.micro_batch, "meta")  # one tensor, where stages share the model
         return inputs.nbytes, layout.micro_batch * prod(spec.example.targets) * integer
+    # (B, 3, S, S) in fp32, and one class per image.
     side = config.image_size or 1
     return layout.micro_batch * 3 * side * side * FP32_BYTES, layout.micro_batch * integer
 

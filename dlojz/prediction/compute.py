@@ -63,6 +63,7 @@ def step_flops(config: RunConfig, rank: int = 0) -> float:
         return _mixed_flops(config, rank)
     if layout.cp > 1:
         again = sum(recomputed_flops(config).values())
+        # `_context_flops` is of one sample, what is recomputed of the whole step.
         return _context_flops(config) * layout.micro_batch * layout.micro_batches + again
     if layout.tp > 1:
         return _split_flops(config, rank) * layout.micro_batch * layout.micro_batches
@@ -72,6 +73,7 @@ def step_flops(config: RunConfig, rank: int = 0) -> float:
     summary = models.describe(
         config.model, config.image_size, sequence_length=config.sequence_length, num_classes=config.num_classes
     )
+    # Backward multiplies twice as much as forward: once for the inputs' gradients, once for the weights'.
     sample_flops = 3 * summary.flops
     if layout.checkpointing in ("full", "every_second") or layout.activation_plan:
         again = sum(recomputed_flops(config).values())
@@ -105,6 +107,7 @@ def recomputed_flops(config: RunConfig) -> dict[int, float]:
     layout = config.layout
     tokens = config.sequence_length and config.sequence_length // layout.cp
     sizes = (config.built_model, config.image_size, tokens, config.num_classes)
+    # `_flops_by_module` counts on shapes, so that one sample stands for all where nothing is rounded.
     samples = layout.micro_batch if config.experts is not None else 1  # capacities are rounded up
     flops_of = _flops_by_module(*sizes, WHOLE, routing=config.routing, samples=samples)
     times = layout.micro_batch * layout.micro_batches / samples
@@ -113,6 +116,7 @@ def recomputed_flops(config: RunConfig) -> dict[int, float]:
         alone, ring = _attention_flops(config)
         for block in range(1, keys_of(config).layers + 1):  # the first is the embedding
             if block in found:
+                # Counted so far: attention among the rank's own tokens.
                 found[block] += times * (ring - alone)
     return found
 
@@ -148,6 +152,7 @@ def _split_flops(config: RunConfig, rank: int) -> float:
     forward = sum(flops_of.get(f"blocks.{block}", 0) for block in own)
     again_of = _recomputed_flops(config, flops_of)
     again = sum(again_of.get(block, 0) for block in own)
+    # Both pipes' stages are counted above, but each pipe takes half of the micro-batches.
     pipes = schedule_of(config.layout).pipes if config.layout.pp > 1 else 1
     return float(3 * forward + again) / pipes
 
@@ -214,6 +219,7 @@ def _recomputed_flops(config: RunConfig, flops_of: dict[str, int]) -> dict[int, 
             spared = sum(flops_of[name] for name in own if name in skipped)
             found[number] = flops_of.get(block, 0) - spared
         else:
+            # `flops_of` is in the order of the calls: the second product of a block, the fourth, …
             second = [name for name in own if name in matrices][1::2]
             found[number] = sum(flops_of[name] for name in second if name not in skipped)
     return found
@@ -257,6 +263,7 @@ def _flops_by_module(
     sample = sample_inputs(model, samples, image_size=image_size, sequence_length=sequence_length)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         built(sample)
+    # `GPT.blocks.0` becomes `blocks.0`; `Global` and `GPT`, both the whole model, become the empty name.
     return {name.partition(".")[2]: sum(of_op.values()) for name, of_op in counter.get_flop_counts().items()}
 
 
@@ -270,13 +277,17 @@ def checkpoint_bytes(config: RunConfig) -> int:
     """Compute the bytes of all tensors in a checkpoint of this run."""
     shapes, layout = model_shapes(config), config.layout
     optimizer = OPTIMIZERS[config.optimizer]
+    # Frozen weights have no moments.
     frozen_bytes = sum(one.num_bytes for one in shapes.parameters if not one.is_trained)
     trained_bytes = sum(one.num_bytes for one in shapes.trained.parameters)
     parameter_bytes = frozen_bytes + (1 + len(optimizer.state_tensors)) * trained_bytes
     cast_bytes = compute_bytes(config) * shapes.float_buffer_elements + shapes.integer_buffer_bytes
+    # Engines that cast the weights cast BatchNorm's statistics too; integers, its count of batches, stay.
     replica_bytes = shapes.buffer_bytes if layout.strategy in AUTOCAST else cast_bytes
+    # One count for all parameters; what else is one number for each (1-bit LAMB's c_avg and r) is in fp32.
     numbers = optimizer.numbers
     count_bytes = (COUNT_BYTES if numbers else 0) + FP32_BYTES * max(0, numbers - 1) * len(shapes.parameters)
+    # Errors of compression differ from rank to rank: each rank's are kept.
     own_bytes = layout.dp * error_bytes(config, shapes.num_parameters)
     if config.optimizer in LOCAL:
         own_bytes = (layout.dp - 1) * FP32_BYTES * optimizer.replica_tensors * shapes.num_parameters

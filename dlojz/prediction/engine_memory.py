@@ -75,11 +75,12 @@ class Ledger:
         self.drop(key)
         if num_bytes <= 0:
             return
+        # Each allocation has its own number: what a key holds anew is another storage to a memory viewer.
         self._keys += 1
         self._held[key] = (category, block, num_bytes, self._keys)
         self._move(category, block, num_bytes)
         self.movements.append(Movement(self._keys, num_bytes, f"{category}: {block or key} ({self.moment})", stream))
-        if self._total_bytes > self.peak_bytes:
+        if self._total_bytes > self.peak_bytes:  # of equal peaks the first
             self.peak_bytes, self.peak_moment = self._total_bytes, self.moment
             self.peak_detail = self.detail
             self._at_peak, self._peak_blocks = self._by_category.copy(), self._by_block.copy()
@@ -104,6 +105,7 @@ class Ledger:
     def hold_on_host(self, key: Any, num_bytes: int) -> None:
         """Hold bytes of host memory, which are none of the device's."""
         self.drop(key)
+        # No category counts it: `drop` stops at the number before it reads one.
         self._held[key] = ("activations", "", num_bytes, _ON_HOST)
         self.host_bytes += num_bytes
         self.most_host_bytes = max(self.most_host_bytes, self.host_bytes)
@@ -121,6 +123,7 @@ class Ledger:
         found = self._held.pop(key, None)
         if found is not None:
             self.drop(name)
+            # No movement: the storage is the same, and keeps its category.
             self._held[name] = found
 
     def holds(self, key: Any) -> bool:
@@ -137,6 +140,7 @@ class Ledger:
     def memory(self) -> Memory:
         """Largest bytes by category, and the peak of their sum."""
         return Memory(
+            # What a script's own variables hold is measured only.
             **{f"{category}_bytes": self._largest[category] for category in CATEGORIES if category != "script"},
             peak_bytes=self.peak_bytes,
             peak_moment=self.peak_moment,
@@ -162,7 +166,7 @@ class Ledger:
         for number, (moment, category, delta_bytes) in enumerate(self._history):
             held[category] += delta_bytes
             moments.append((sum(held.values()), number, moment, {str(name): held[name] for name in CATEGORIES}))
-        stretch = -(-len(moments) // MAX_SAMPLES) or 1
+        stretch = -(-len(moments) // MAX_SAMPLES) or 1  # at least 1, where nothing has moved
         fullest = (max(moments[i : i + stretch], key=lambda moment: moment[0]) for i in range(0, len(moments), stretch))
         return tuple(
             MemorySample(time_s=float(number), phase=moment, bytes_by_category=held)
@@ -269,6 +273,7 @@ class EngineMemory:
         config = self.config
         if not sizes or config.update == "fused":
             return 0
+        # As torch chooses where nothing is asked for: all at once on CUDA only.
         auto = "foreach" if self.on_gpu and config.optimizer != "lamb" else "for_loop"
         at_once = (auto if config.update == "auto" else config.update) == "foreach"
         each = [parameter.element_bytes for parameter in self.shapes.parameters if parameter.is_trained]
@@ -329,6 +334,7 @@ class ByHand(EngineMemory):
     def ready(self, step: Moments, parameter: ParameterShape) -> None:
         if not step.last or self.config.layout.replicas == 1:
             return
+        # Buckets leave in the last micro-batch; before, gradients only add up.
         number = self.bucket_of[parameter.name]
         self.missing[number] -= 1
         if self.missing[number] == 0:
@@ -359,6 +365,7 @@ class Compressed(EngineMemory):
         messages = 2 * dp * chunk_bytes(chunk) + FP32_BYTES * last
         mean = FP32_BYTES * dp * chunk
         reading = FP32_BYTES * chunk + chunk + chunk // SIGNS_PER_BYTE
+        # The three moments follow one another: the largest counts.
         return max(telling, messages + mean + reading, mean + updating)
 
 
@@ -371,6 +378,7 @@ class LocalStepsMemory(EngineMemory):
             self.config.model_copy(update={"optimizer": OPTIMIZERS[self.config.optimizer].baseline}), self.shapes
         )
         inner.on_gpu = self.on_gpu
+        # DiLoCo's outer step exists with one replica too.
         meets = self.config.layout.dp > 1 or self.config.optimizer == "diloco"
         return max(inner.update_bytes(sizes), FP32_BYTES * sum(sizes) if meets else 0)
 
@@ -446,6 +454,7 @@ class ByHandInBackward(ByHand):
 
     def ready(self, step: Moments, parameter: ParameterShape) -> None:
         self.missing[self.bucket_of[parameter.name]] -= 1
+        # Buckets leave in one order on all ranks: a full one waits for those before it.
         while self.next < len(self.missing) and not self.missing[self.next]:
             self._leave(step)
 
@@ -495,6 +504,7 @@ class InForward(EngineMemory):
     def update(self, step: Moments) -> None:
         """Keep the gradients for the next step."""
         for number, parameter in enumerate(self.shapes.parameters):
+            # The same bytes: this step's gradient is a state when the next one begins.
             step.ledger.rename(("gradient", parameter.name), ("state", "gradients", number))
 
 
@@ -526,6 +536,7 @@ class Megatron(EngineMemory):
     def standing(self) -> Mapping[str, tuple[Category, int]]:
         size, layout = models.spec(self.config.model).size, self.config.layout
         heads = size.num_heads // layout.tp if isinstance(size, GPTSize) else 0
+        # (b, a, s, s) elements.
         scores = heads * (self.config.sequence_length or 0) ** 2 * layout.micro_batch
         return {"scores": ("workspace", FP32_BYTES * scores)}
 

@@ -49,6 +49,7 @@ def last_parameter(module: str, unit: Iterable[ParameterShape]) -> str:
         module: the unit's, or of a unit of several the last one's.
         unit: its parameters, as in `model.parameters()`.
     """
+    # A dot ends both, so that `blocks.1` does not take what is in `blocks.10`.
     within = [parameter for parameter in unit if f"{parameter.name}.".startswith(f"{module}.")]
     own = [parameter.name for parameter in within if parameter.module == module]
     if own:
@@ -110,6 +111,7 @@ class FSDP2(EngineMemory):
         """All-gather the shards of a unit into one buffer."""
         if step.ledger.holds(("weights", unit)) or step.ledger.holds(("gather", unit)):
             return
+        # One rank alone gathers nothing: it copies out of its own shard.
         num_bytes = self.unit_bytes[unit] * (self.config.layout.dp > 1)
         step.ledger.hold(("gather", unit), "workspace", num_bytes, stream=COPY_IN_STREAM)
 
@@ -121,6 +123,7 @@ class FSDP2(EngineMemory):
 
     def forward(self, step: Moments, module: str) -> None:
         unit = self.unit_of.get(module)
+        # In backward (`current`) a recomputed block finds its weights gathered.
         if unit is None or self.current is not None or step.ledger.holds(("weights", unit)):
             return
         self.gather(step, unit)
@@ -167,7 +170,7 @@ class FSDP2(EngineMemory):
             return
         step.ledger.drop(("weights", unit))
         step.ledger.drop("reduce")
-        if not self.reduced[unit]:
+        if not self.reduced[unit]:  # all frozen
             return
         step.ledger.hold("reduce", "workspace", self.reduced_each * self.reduced[unit], unit)
         if self.each < self.reduced_each and not self.on_gpu:  # no CPU kernel joins and casts in one go
@@ -258,6 +261,7 @@ class DeepSpeed12(DeepSpeed):
 
     def begin_step(self, step: Moments) -> None:
         dp = self.config.layout.dp
+        # Not in `__init__`: `overlay_of` sets `dp_rank` after it.
         self.touching = frozenset(name for group in self.groups for name in touching_names(group, dp, self.dp_rank))
 
     def ready(self, step: Moments, parameter: ParameterShape) -> None:
@@ -279,6 +283,7 @@ class DeepSpeed12(DeepSpeed):
         """Reduce the bucket, in a copy where it reaches into several ranks' shares; then copy what this rank keeps."""
         for message in deepspeed_messages(self.groups, self.config.layout.dp, self.filled, self.bucket_elements):
             if len(message) > 1:
+                # A single piece is reduced where it lies in the bucket.
                 step.ledger.hold_briefly("reduce", "workspace", self.each * sum(message))
         own = [parameter.name for parameter in self.filled if parameter.name in self.touching]
         if own and not step.ledger.holds("copy"):
@@ -315,6 +320,7 @@ class DeepSpeed12(DeepSpeed):
         step.ledger.hold("flat share", "gradients", self.each * sum(self.updated()))
         if self.each < FP32_BYTES:
             step.ledger.hold("fp32 share", "gradients", FP32_BYTES * sum(self.updated()))
+            # Its copy in fp32 is there.
             step.ledger.drop("flat share")
         step.ledger.drop("share")
         step.ledger.drop("zeros")
@@ -323,6 +329,7 @@ class DeepSpeed12(DeepSpeed):
             step.ledger.drop(key)
 
     def updated(self) -> list[int]:
+        # One flat share per group, whatever the number of parameters.
         return [-(-group.num_parameters // self.config.layout.dp) for group in self.groups]
 
 
@@ -411,6 +418,7 @@ class DeepSpeed3(DeepSpeed12):
             return
         if self.config.precision == "fp16":  # `isinf`: the magnitudes of all gradients, and whether each is infinite
             ledger.hold_briefly("overflow", "workspace", (self.each + 1) * sum(map(sum, sub_groups)))
+        # Of one parameter's shard at a time, in fp64.
         ledger.hold_briefly("norm", "workspace", FP64_BYTES * max(map(max, sub_groups)))
         each = gradient_bytes(self.config)
         for sizes in sub_groups:
@@ -484,6 +492,7 @@ class ZeroStage2Memory(EngineMemory):
         step.ledger.drop(("part", number - 1))
         step.ledger.drop("flat")
         share_bytes = FP32_BYTES * self.shares[number]
+        # The first micro-batch's share stays; a later one's is beside it until the next bucket leaves.
         first = not step.ledger.holds(("share", number))
         key: tuple[str, int] = ("share" if first else "part", number)
         category: Category = "gradients" if first else "workspace"
@@ -531,9 +540,11 @@ class ZeroStage3Memory(ZeroStage2Memory):
         """All-gather a unit's weights, unless they are there; number −1 is what belongs to no unit."""
         if unit >= len(self.units) or step.ledger.holds(("weights", unit)):
             return
+        # Shares are in the order of reduction, from the last unit on; that of no unit (−1) comes after all others.
         share = self.shares[len(self.units) - 1 - unit]
         step.ledger.hold(("weights", unit), "workspace", self.each * self.config.layout.dp * share, name)
         if self.each < FP32_BYTES:
+            # This rank's share is cast before it is sent.
             step.ledger.hold_briefly("cast", "workspace", self.each * share)
 
     def forward(self, step: Moments, module: str) -> None:

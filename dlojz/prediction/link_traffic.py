@@ -95,19 +95,24 @@ def flows_of(told: Traffic, rank: int, grid: RankGrid, destinations: Destination
         return Flow(told.group, told.collective, rank, target, num_bytes, Fraction(messages))
 
     if told.collective in _ROUNDS:
+        # A ring: in each round a chunk of B / n bytes to the right neighbour.
         hops = _ROUNDS[told.collective] * (size - 1)
         yield flow(group[(place + 1) % size], share * hops, count * hops)
+    # Every message goes to the right neighbour. `recv` is the same bytes, counted where they are sent.
     elif told.collective == "send" and told.group == "cp":
         yield flow(group[(place + 1) % size], whole)
     elif told.collective == "send":
         for stage, part in destinations[grid.coordinates(rank).pp].items():
             yield flow(group[stage], whole * part, count * part)
     elif told.collective == "all_to_all":
+        # One of n shares stays here.
         yield from (flow(other, share) for other in group if other != rank)
+    # Rank 0 of the group gives to all, and takes from all.
     elif told.collective == "scatter" and place == 0:
         yield from (flow(other, share) for other in group[1:])
     elif told.collective == "gather" and place:
         yield flow(group[0], share)
+    # A chain: each rank hands everything on to the next one, or, to reduce, to the one before.
     elif told.collective == "broadcast" and place < size - 1:
         yield flow(group[place + 1], whole)
     elif told.collective == "reduce" and place:
@@ -180,6 +185,7 @@ class Crossing:
         """Bytes per axis and collective, inside nodes and between them, in whole bytes; axes first."""
         sums: dict[tuple[str, str], list[Fraction]] = {}
         for flow in self.flows:
+            # A pair of sums: inside nodes (False), between nodes (True).
             sums.setdefault((flow.group, flow.collective), [Fraction(0)] * 2)[self.crosses(flow)] += flow.num_bytes
         first = [*GRID_AXES, *EXPERT_GROUPS, "twins", "tied", "control"]
         ranked = sorted(sums.items(), key=lambda item: (first.index(item[0][0]), item[0][1]))
@@ -216,9 +222,11 @@ class Crossing:
         """
         busy: dict[tuple[str, str, int], float] = {}
         for flow in self.flows:
+            # α for each message, β for each byte.
             link = between if self.crosses(flow) else inside
             key = (flow.group, flow.collective, flow.source)
             busy[key] = busy.get(key, 0.0) + link.seconds(float(flow.num_bytes), float(flow.messages))
+        # Collectives of an axis follow one another; in each, all wait for the busiest rank.
         worst: dict[tuple[str, str], float] = {}
         for (group, collective, _), took_s in busy.items():
             worst[group, collective] = max(took_s, worst.get((group, collective), 0.0))
@@ -248,6 +256,7 @@ def link_traffic(config: RunConfig, grid: RankGrid | None = None) -> Crossing:
             fr=f"la grille a {grid.degrees}, mais l’exécution a {layout.degrees} : donnez-leur les mêmes degrés.",
         )
     by_place, destinations = _predicted(config)
+    # Along the data and context axes all ranks send the same.
     traffic = [by_place[(place := grid.coordinates(rank)).pp, place.tp] for rank in range(grid.world_size)]
     return crossing(traffic, grid, destinations)
 
@@ -272,6 +281,7 @@ def crossing(
             fr=f"la grille a {grid.world_size} rangs, mais le trafic de {len(traffic)} a été reçu : donnez une "
             "entrée par rang.",
         )
+    # Half of a middle rank's bytes go either way, all of an end rank's to its one neighbour.
     if destinations is None:
         beside = [[other for other in (rank - 1, rank + 1) if 0 <= other < grid.pp] for rank in range(grid.pp)]
         destinations = [{other: Fraction(1, len(others)) for other in others} for others in beside]
@@ -288,6 +298,7 @@ def placements(config: RunConfig, grid: RankGrid) -> dict[str, Crossing]:
     seen, found = set(), {}
     for order in (grid.order, *ORDERS):
         placed = replace(grid, order=order)
+        # An axis of one rank moves nobody.
         matters = tuple(axis for axis in placed.axes if placed.size(axis) > 1)
         if matters not in seen:
             seen.add(matters)
@@ -316,7 +327,9 @@ def destinations_of(config: RunConfig) -> Destinations:
             if element.kind not in (FORWARD, BACKWARD, BACKWARD_INPUT):
                 continue
             forward = element.kind == FORWARD
+            # A boundary has the number of the block behind it: the next stage's first, or, backward, this stage's own.
             after, leaving = (element.stage + 1,) * 2 if forward else (element.stage - 1, element.stage)
+            # Between two stages of one rank nothing is sent.
             if not 0 <= after < schedule.stages or (to := schedule.placement[element.pipe][after]) == own:
                 continue
             sent[to] = sent.get(to, 0) + at_block[bounds[leaving]]
@@ -415,6 +428,7 @@ def traffic_of_step(config: RunConfig, step: int, shapes: ModelShapes | None = N
     if config.layout.dp == 1 or kind == "nothing":
         return ()
     if kind == "in full":
+        # Before compression begins, all gradients leave as one fp32 message.
         whole_bytes = FP32_BYTES * shapes.num_parameters
         dp = config.layout.dp
         return (Traffic(collective="all_reduce", group="dp", group_size=dp, count=1, message_bytes=whole_bytes),)
@@ -425,6 +439,7 @@ def _kind(config: RunConfig, step: int) -> str:
     """Whether a step sends everything, nothing, or the steady traffic of its way."""
     first = config.warmup_steps or 0
     if config.layout.gradient_compression == "powersgd":
+        # PowerSGD's hook counts its own first steps, whatever the optimizer warms up.
         first = powersgd_start(config.steps)
     in_full, silent = step < first, False
     if config.optimizer == "zero_one_adam":
@@ -437,6 +452,7 @@ def _kind(config: RunConfig, step: int) -> str:
 
 def rounds_of(traffic: Traffic) -> int:
     """Count the messages that wait for each other when a collective runs as a ring (all-to-all: in pairs)."""
+    # An all-reduce is a reduce-scatter, n − 1 rounds, then an all-gather, n − 1 more.
     once = traffic.group_size - 1
     return (2 * once if traffic.collective == "all_reduce" else once) * (traffic.count or 1)
 
@@ -447,6 +463,7 @@ def predicted_way(name: str, config: RunConfig) -> Reduction:
     kinds = [_kind(config, step) for step in range(config.steps)]
     each = {kind: traffic_of_step(config, kinds.index(kind), shapes) for kind in set(kinds)}
     told = [each[kind] for kind in kinds]
+    # From the step after the last full one on.
     later = told[max((step + 1 for step, kind in enumerate(kinds) if kind == "in full"), default=0) :]
     return Reduction(
         name,

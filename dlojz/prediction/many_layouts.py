@@ -160,6 +160,7 @@ def rank_memories(config: RunConfig, micro_batches: list[tuple[int, int]], devic
             received = _received_bytes(few, stage)
         columns = np.zeros((len(CATEGORIES), samples.size))
         host = np.zeros(samples.size)
+        # An engine treats the first, the last and all other micro-batches differently (`PLACES`).
         for chosen in (numbers == 1, numbers == 2, numbers > 2):
             if chosen.any():
                 engine = _engine(_with(config, 1, min(int(numbers[chosen].min()), _few(layout.pp))), rank, part)
@@ -325,6 +326,7 @@ def _peaks(curve: _Activations, engine: _Engine, samples: Reals, held: Reals) ->
         if not seen.any():
             continue
         fixed = np.where(seen[:, None], engine.bytes_by_category[of_slot], 0.0)
+        # (slots, 1) + (slots, columns) + (columns,): the engine's part does not depend on the samples.
         total = np.where(seen[:, None] & (others >= 0), fixed.sum(axis=1)[:, None] + kept + other + others, 0.0)
         at = np.argmax(total, axis=0)
         found = np.where(total[at, places] > 0, fixed[at].T, 0.0)
@@ -481,6 +483,7 @@ def _line_of(config: RunConfig, part: _Part) -> _Activations:
     span = SAMPLED[1] - SAMPLED[0]
 
     def line(low: Reals, high: Reals) -> Reals:
+        # Bytes per sample; what is left at 0 samples is the constant.
         slope = (high - low) / span
         return np.stack([low - slope * SAMPLED[0], slope], axis=1)
 

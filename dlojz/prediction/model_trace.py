@@ -112,6 +112,7 @@ def trace_repeating(model: BlockList, trace: Callable[[nn.Module], MemoryTrace])
     if not stretches:
         return trace(model)
     whole = model.blocks
+    # Of a stretch the first three blocks stay, and the last.
     left_out = {number for s in stretches for number in range(s.first + TRACED - 1, s.first + s.length - 1)}
     model.blocks = nn.ModuleList(block for number, block in enumerate(whole) if number not in left_out)
     try:
@@ -181,6 +182,7 @@ class _Expansion:
                 s = ends[at]
                 self.middles |= {number + 1, number + 2}
                 self.stands_for += [at, at + 1, at + 2, at + s.length - 1]
+                # The second of the four stands for all that are left out; the third shows that it may.
                 self.model_of += [number, *[number + 1] * (s.length - 2), number + 3]
             else:
                 self.stands_for.append(at)

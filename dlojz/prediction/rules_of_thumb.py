@@ -111,6 +111,7 @@ def bytes_per_parameter(
     weight, gradient, master = (Fraction(each) for each in _WEIGHTS[precision])
     moments = MOMENT_BYTES[optimizer]
     share = Fraction(1, pp * tp)
+    # Stage 1 shards what the optimizer keeps, stage 2 the gradients too, stage 3 the weights too.
     device: dict[Category, Fraction] = {
         "weights": share * weight / (dp if zero == 3 else 1),
         "gradients": share * gradient / (dp if zero >= 2 else 1),
@@ -122,7 +123,7 @@ def bytes_per_parameter(
         # What is updated on the host is a copy in fp32, with its gradient, whatever the device computes in.
         moved = share * (4 + 4 + moments) / dp
         device |= {"optimizer": Fraction(0), "master": Fraction(0)}
-        if zero >= 2:
+        if zero >= 2:  # stage 1 accumulates whole gradients on the device
             device["gradients"] = Fraction(0)
     if offload == "parameters":
         moved += device["weights"]
@@ -306,6 +307,7 @@ def layer_parts(shape: Shape, *, tp: int = 1, sequence_parallel: bool = False) -
     whole = Fraction(1, tp) if sequence_parallel else Fraction(1)
     sbh = shape.sbh
     return {
+        # 8 of attention and 16 of the MLP are the 24/t of the paper; 3 and 3, with 4 of the norms, its 10.
         "attention": 3 * sbh * whole + Fraction(8 * sbh + 5 * shape.scores, tp),
         "mlp": 3 * sbh * whole + Fraction(16 * sbh, tp),
         "layer_norm": 4 * sbh * whole,
@@ -330,6 +332,7 @@ def layer_bytes(
         raise LabError(one_of("checkpointing", checkpointing, get_args(Checkpointing)))
     if checkpointing == "full":
         return Fraction(2 * shape.sbh, tp if sequence_parallel else 1)
+    # Selective recomputation keeps all but the scores.
     total = sum(layer_parts(shape, tp=tp, sequence_parallel=sequence_parallel).values(), Fraction(0))
     return total - Fraction(5 * shape.scores, tp) if checkpointing == "selective" else total
 

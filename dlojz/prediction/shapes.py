@@ -92,6 +92,7 @@ class ParameterShape:
 
     def padded_rows_numel(self, dp: int) -> int:
         """Elements of one shard when dimension 0 is cut into `dp` equal parts, the last ones padded (FSDP2)."""
+        # A scalar is one row.
         rows = self.shape[0] if self.shape else 1
         return -(-rows // dp) * (self.numel // rows)
 
@@ -99,6 +100,7 @@ class ParameterShape:
         """Elements of one rank's shard without its padding (FSDP2)."""
         rows = self.shape[0] if self.shape else 1
         share = -(-rows // dp)
+        # With fewer rows than ranks, or a short last share, the last ranks hold nothing.
         return max(0, min(share, rows - rank * share)) * (self.numel // rows)
 
     def padded_numel(self, dp: int) -> int:
@@ -173,6 +175,7 @@ class ModelShapes:
         number, _, within = place.partition(".")
         if not self.paths or not module.startswith("blocks.") or not number.isdecimal():
             return module
+        # The block that calls the others is the model itself, below which its own modules keep their names.
         if int(number) == self.enclosing:
             return within or self.paths[-1]
         return f"{self.paths[int(number)]}.{within}".rstrip(".")
@@ -204,10 +207,11 @@ def fill_buckets(
         first_bytes: of the first one, where it differs.
     """
     buckets: list[list[ParameterShape]] = []
+    # Full to begin with, so that the first parameter opens a bucket.
     filled_bytes = limit_bytes = bucket_bytes if first_bytes is None else first_bytes
     for parameter in parameters:
         if filled_bytes >= limit_bytes:
-            limit_bytes = bucket_bytes if buckets else limit_bytes
+            limit_bytes = bucket_bytes if buckets else limit_bytes  # the first one keeps its own limit
             buckets.append([])
             filled_bytes = 0
         buckets[-1].append(parameter)
@@ -258,6 +262,7 @@ def split_of(config: RunConfig, tp_rank: int = 0) -> Split:
     rank = 0
     if models.spec(config.model).family == "text":  # only a vocabulary may be sharded unequally
         share = -(-config.num_classes // layout.tp)
+        # Ranks with a full share have the shapes of rank 0, and so share its trace and its cached shapes.
         rank = tp_rank if (tp_rank + 1) * share > config.num_classes else 0
     pattern = layout.tensor_parts
     if layout.engine == "torch" and isinstance(models.spec(config.model).size, CoAtNetSize):
@@ -377,6 +382,7 @@ def switches_hash() -> str:
         torch.get_default_dtype(),
         torch.get_float32_matmul_precision(),
         torch.are_deterministic_algorithms_enabled(),
+        # Which kernels may compute attention: each keeps other tensors for backward.
         backends.cuda.flash_sdp_enabled(),
         backends.cuda.mem_efficient_sdp_enabled(),
         backends.cuda.math_sdp_enabled(),
@@ -422,6 +428,7 @@ def shapes_of(built: BlockList) -> ModelShapes:
     from dlojz.models.experts.layer import expert_parameters
 
     experts = frozenset(expert_parameters(built))
+    # Two modules of one block may share a matrix without being tied across blocks.
     tied = {first for name, first in tied_names(built).items() if _number_of(name) != _number_of(first)}
     parameters = tuple(
         ParameterShape(
@@ -439,6 +446,7 @@ def shapes_of(built: BlockList) -> ModelShapes:
     buffers = tuple(
         (
             _number_of(name),
+            # Counted apart: an engine that casts leaves integers as they are.
             *((one.numel(), 0) if one.is_floating_point() else (0, one.numel() * one.itemsize)),
             one.numel() * one.itemsize,
         )
@@ -499,6 +507,7 @@ def expert_buckets(config: RunConfig, shapes: ModelShapes) -> list[tuple[bool, l
     return [
         (experts, bucket)
         for experts in (False, True)
+        # From the last parameter on, roughly as backward makes the gradients ready.
         for bucket in fill_buckets(
             (one for one in reversed(shapes.parameters) if one.is_expert == experts), bucket_bytes_of(config)
         )
@@ -519,7 +528,7 @@ def gradient_traffic(config: RunConfig, shapes: ModelShapes, most_elements: int 
     for experts, group, size in ((False, "dp", layout.dp), (True, "edp", layout.dp // layout.ep)):
         own = [bucket for kind, bucket in buckets if kind == experts]
         elements = sum(parameter.numel for bucket in own for parameter in bucket)
-        if size > 1 and own:
+        if size > 1 and own:  # a gradient that one rank alone holds is not sent
             calls = len(own) if most_elements is None else -(-elements // most_elements)
             found.append(_traffic("all_reduce", group, size, calls, FP32_BYTES * elements))
     return found
@@ -538,6 +547,7 @@ def _traffic(collective: Collective, group: str, size: int, count: int, message_
 def axes_of(config: RunConfig, rank: int) -> tuple[int, int, int]:
     """Return the position of a rank along the axes (dp, tp, pp)."""
     layout = config.layout
+    # rank = ((pp · dp + dp_rank) · cp + cp_rank) · tp + tp_rank
     inner = layout.tp * layout.cp
     return rank // inner % layout.dp, rank % layout.tp, rank // (inner * layout.dp)
 
@@ -565,6 +575,7 @@ def keys_of(config: RunConfig) -> Keys:
     """
     size = models.spec(config.model).size
     if isinstance(size, DeepSeekSize):
+        # Latent attention: each head's key is a part without positions and a rotated one.
         return Keys(size.depth, size.num_heads, size.num_heads, size.head_dim + size.rotated_dim)
     if isinstance(size, QwenSize):
         return Keys(size.depth, size.num_kv_heads, size.num_heads, size.head_dim)
@@ -763,9 +774,11 @@ def tensor_share_rows(config: RunConfig) -> list[TensorShareRow]:
     for parameter in shapes.parameters:
         path = shapes.own_path(parameter.module)
         style, heads, parts = told.get(path, ("whole", 0, ()))
+        # Whole, but within a region: each rank has a part of its gradient's sum.
         if f"{path}.{parameter.name.rpartition('.')[2]}" in inner:
             style = "inner"
         key = ("" if style == "whole" else pattern_of(path), style, heads, parts)
+        # A layer's weight and bias are one path, and count as one layer.
         layers, num_bytes = rows.get(key, (set(), 0))
         rows[key] = (layers | {path}, num_bytes + FP32_BYTES * parameter.numel)
     found = [

@@ -109,6 +109,7 @@ def error_bytes(config: RunConfig, num_parameters: int) -> int:
     dp = config.layout.dp
     if config.optimizer not in COMPRESSED or dp == 1:
         return 0
+    # dp chunks of the worker's errors, one of the server's.
     return FP32_BYTES * (dp + 1) * chunk_elements(num_parameters, dp)
 
 
@@ -126,6 +127,7 @@ def touching_names(shapes: ModelShapes, dp: int, rank: int) -> frozenset[str]:
     return frozenset(
         parameter.name
         for parameter, last in zip(shapes.parameters, ends, strict=True)
+        # [last − numel, last) is the parameter's place in the flat weights, [start, end) this rank's share.
         if last - parameter.numel < end and last > start
     )
 
@@ -167,7 +169,7 @@ def deepspeed_messages(
     """
     place_of: dict[str, tuple[int, int]] = {}
     for group in groups:
-        share = padded_parameters(group.num_parameters, dp) // dp
+        share = padded_parameters(group.num_parameters, dp) // dp  # each group is flattened and cut by itself
         starts = accumulate((parameter.numel for parameter in group.parameters), initial=0)
         place_of |= {one.name: (start, share) for one, start in zip(group.parameters, starts, strict=False)}
     pieces: list[tuple[int, int]] = []
@@ -177,12 +179,14 @@ def deepspeed_messages(
         while start < end:
             rank = start // share
             stop = min(end, (rank + 1) * share)
+            # Within the same rank's share, it is one piece with the parameter before.
             before = pieces.pop()[1] if pieces and pieces[-1][0] == rank else 0
             pieces.append((rank, before + stop - start))
             start = stop
     messages: list[list[int]] = [[]]
     for _, elements in pieces:
         messages[-1].append(elements)
+        # Closed by the piece that makes it too large, which stays in it.
         if sum(messages[-1]) > bucket_elements:
             messages.append([])
     return [message for message in messages if message]
@@ -376,6 +380,7 @@ def _stages_1_and_2(config: RunConfig, shapes: ModelShapes, memory: Memory, rank
     layout, each = config.layout, compute_bytes(config)
     share = padded_parameters(shapes.num_parameters, layout.dp) // layout.dp
     largest = max(parameter.numel for parameter in shapes.parameters)
+    # The last term is the gradient in fp32, with which the host updates.
     host_bytes = (memory.optimizer_bytes or 0) + (memory.master_bytes or 0) + FP32_BYTES * share
     host_bytes += each * share + each * largest  # updated weights and a gradient, each on its way
     accumulates_whole = layout.zero == 1 and layout.micro_batches > 1
@@ -437,6 +442,7 @@ def ddp_buckets(config: RunConfig, shapes: ModelShapes) -> list[list[ParameterSh
     given = config.layout.bucket_mib is not None or config.library == "colossalai"
     of_type: dict[str, list[ParameterShape]] = {}  # a bucket holds gradients of one type
     for number in ready_order(config):
+        # By type in the order of their first gradients.
         of_type.setdefault(shapes.parameters[number].dtype, []).append(shapes.parameters[number])
     first_bytes = None if given else DDP_FIRST_BUCKET_BYTES
     limit_bytes = bucket_bytes_of(config)
@@ -448,10 +454,11 @@ def compressed(bucket: Sequence[ParameterShape], rank: int) -> Bucket:
     plain = p = q = 0
     for parameter in bucket:
         rows = parameter.shape[0]
+        # A convolution is (C_out, C_in · K · K); a vector has one column, and is sent as it is.
         columns = parameter.numel // rows
         thin = min(rows, columns, rank)
         if (rows + columns) * thin * LEAST_RATE < parameter.numel:
-            p, q = p + rows * thin, q + columns * thin
+            p, q = p + rows * thin, q + columns * thin  # P: (rows, r), Q: (columns, r)
         else:
             plain += parameter.numel
     return Bucket(sum(parameter.numel for parameter in bucket), plain, p, q)

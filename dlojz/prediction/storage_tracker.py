@@ -64,6 +64,7 @@ class StorageTracker(TorchDispatchMode):
             number = next(self._numbers)
             self._number_of[key] = number
             self.live_bytes[number] = 0
+            # The key is an address, which another storage may get: it is forgotten as soon as this one dies.
             self._references[number] = weakref.ref(storage, lambda _: self._forget(key, number))
             self._node_of[number] = _present_node()
             if times != 1:
@@ -100,6 +101,7 @@ class StorageTracker(TorchDispatchMode):
         number = self._number_of.pop(former._cdata)
         key = storage._cdata
         self._number_of[key] = number
+        # Drops the old storage's reference with its callback, which would report a release.
         self._references[number] = weakref.ref(storage, lambda _: self._forget(key, number))
         self._node_of[number] = _present_node()
 

@@ -91,6 +91,7 @@ def _attention_backward_flops(
 
 def _convolution_backward(gradient: Tensor, inputs: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> int:
     wanted = args[-1]  # which of the gradients of input, weight and bias
+    # weight[0] is (C_in / groups, K, K): the products of one output element, two FLOPs each.
     return 2 * gradient.numel() * weight[0].numel() * (int(wanted[0]) + int(wanted[1]))
 
 
@@ -657,6 +658,7 @@ def _marks(module: nn.Module, follower: Follower, ways: AbstractContextManager[A
             if not unit:
                 return
             follower.events.append(TraceMark("forwarded", name))
+            # Not when recomputed: that output is another storage.
             if isinstance(output, Tensor) and follower.phase == "forward":
                 follower.output_of[name] = follower.see(output)
             for tensor in tree_leaves(output):

@@ -73,7 +73,7 @@ def code_version() -> str:
         except PackageNotFoundError:
             digest.update(f"{name} none".encode())
     root = Path(__file__).resolve().parents[1]
-    for source in SOURCES:
+    for source in SOURCES:  # an edit of one of them makes all stored traces void
         path = root / source
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             digest.update(str(file.relative_to(root)).encode() + file.read_bytes())
@@ -165,10 +165,12 @@ def read(key: Hashable, parse: Callable[[dict[str, Any]], Parsed]) -> Parsed | N
         return None
     try:
         status = path.stat()
+        # Another user's file is not trusted; nor is one so large that no trace has written it.
         if status.st_uid != os.getuid() or status.st_size > MAX_BYTES:
             raise ValueError(path.name)
         with gzip.open(path, "rt", encoding="utf-8") as file:
             data = json.load(file)
+        # The name is a hash cut to 24 digits: the whole key is compared.
         if data["format"] != FORMAT or data["code"] != code_version() or data["key"] != repr(key):
             raise ValueError(path.name)
         found = parse(data["data"])
@@ -196,6 +198,7 @@ def write(key: Hashable, data: dict[str, Any]) -> None:
     told = {"format": FORMAT, "code": code_version(), "key": repr(key), "data": data}
     temporary = None
     try:
+        # In the same folder: a rename is atomic within one file system only.
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
         with os.fdopen(handle, "wb") as raw, gzip.open(raw, "wt", compresslevel=1, encoding="utf-8") as file:
             file.write(json.dumps(told, separators=(",", ":")))  # `json.dump` encodes in Python, ten times slower

@@ -39,6 +39,7 @@ class Axes:
         if layout.pp > 1 or layout.tp > 1:
             degrees = (layout.pp, layout.dp, layout.tp)
             self.mesh = init_device_mesh(device.type, degrees, mesh_dim_names=AXES)
+        # Neighbours on the data axis shard the experts; every ep-th rank holds the same ones.
         self.ep_rank = self.dp_rank % layout.ep
         self._own_groups: dict[str, dist.ProcessGroup] = {}
         if layout.cp > 1:  # with neither a tensor nor a pipeline axis

@@ -133,6 +133,7 @@ class Manifest(ReadContract):
         """
         mine, theirs = self.config.to_dict(), config.to_dict()
         pairs = {name: (mine[name], theirs[name]) for name in mine if name not in LATER}
+        # Of the layout only this matters: a step reads the same samples in any other.
         pairs["global_batch"] = (self.layout.global_batch, config.layout.global_batch)
         for name, (kept, asked) in pairs.items():
             if kept != asked:
@@ -178,6 +179,7 @@ def step_folders(checkpoints: Path) -> list[tuple[int, Path]]:
         for entry in entries
         if (name := _STEP.fullmatch(entry.name)) and entry.is_dir(follow_symlinks=False)
     ]
+    # By the number of the step, and not by time, which a copy may change.
     return sorted(found, reverse=True)
 
 
@@ -193,6 +195,7 @@ def open_owned(path: Path) -> int:
         LabError: if it is missing, a link, no regular file, or another user's.
     """
     try:
+        # A link at this path is refused; a named pipe is opened without a wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if path.is_symlink():
@@ -202,6 +205,7 @@ def open_owned(path: Path) -> int:
                 en=f"{path.name} cannot be read: {error.strerror}", fr=f"{path.name} est illisible : {error.strerror}"
             )
         raise LabError(told) from None
+    # Of what is open, and not of the path, which may stand for another file by now.
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         os.close(descriptor)
@@ -213,6 +217,7 @@ def open_owned(path: Path) -> int:
 
 def _read(path: Path, most_bytes: int) -> bytes:
     with os.fdopen(open_owned(path), "rb") as file:
+        # One byte more than allowed tells that a file is too long, without reading all of it.
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
         raise LabError(
@@ -229,6 +234,7 @@ def sha256_of(path: Path) -> tuple[int, str]:
     """
     digest, size = hashlib.sha256(), 0
     with os.fdopen(open_owned(path), "rb") as file:
+        # Piece by piece: a file may have 1 GiB and more.
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
             size += len(chunk)
@@ -241,6 +247,7 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         LabError: if the folder is not this user's, is not committed, or its manifest is damaged.
     """
+    # Of the folder itself: a link to one is refused.
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise LabError(
@@ -250,6 +257,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise LabError(
             say(en=f"it was not finished: {COMMIT} is missing", fr=f"il n’a pas été terminé : {COMMIT} manque")
         )
+    # COMMIT is written last and holds the hash of the manifest, which holds those of all files.
     commit = parse_json(_read(folder / COMMIT, _MAX_COMMIT_BYTES))
     content = _read(folder / MANIFEST, MAX_MANIFEST_BYTES)
     said = commit.get("manifest_sha256") if isinstance(commit, dict) else None
@@ -266,6 +274,7 @@ def read_manifest(folder: Path) -> Manifest:
             "jour",
         )
     manifest = Manifest.from_dict(data)
+    # A renamed folder would be taken for another step.
     if _STEP.fullmatch(folder.name) and int(folder.name.partition("-")[2]) != manifest.step:
         raise refusal(
             en=f"it is the checkpoint of step {manifest.step}, under another name",
@@ -334,6 +343,7 @@ def listing(run_folder: Path) -> list[Checkpoint]:
     for step, folder in step_folders(run_folder / CHECKPOINTS):
         try:
             manifest = read_manifest(folder)
+        # One damaged checkpoint must not hide the others.
         except (LabError, OSError):
             continue
         found.append(Checkpoint(folder, step, manifest.bytes, manifest.created_utc, manifest.layout))

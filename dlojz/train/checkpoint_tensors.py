@@ -73,7 +73,9 @@ class CheckpointWriter:
     ) -> None:
         self._checkpoints, self._config, self._step, self._file_bytes = checkpoints, config, step, file_bytes
         checkpoints.mkdir(exist_ok=True)
+        # Before the check for room, as it frees some.
         sweep(checkpoints)
+        # Before the first byte: a full disk would stop the training's own log too.
         _check_room(checkpoints, needed_bytes)
         self._folder = _unique(checkpoints, step, "tmp")
         self._folder.mkdir()
@@ -93,6 +95,7 @@ class CheckpointWriter:
         if name in self._tensors:
             raise LabError(f"the checkpoint has a tensor {name} already.")
         num_bytes = tensor.numel() * tensor.element_size()
+        # A tensor larger than a file's limit has a file of its own.
         if self._waiting and self._waiting_bytes + num_bytes > self._file_bytes:
             self._flush()
         # Safetensors refuses tensors that share memory, and a view would keep all of it.
@@ -113,6 +116,7 @@ class CheckpointWriter:
         except SafetensorError as error:  # a full disk, for one
             raise OSError(f"{path.name} cannot be written: {error}") from None
         faultpoint("checkpoint.write:3")
+        # Before its name is in the manifest: a crash must not leave a manifest of lost bytes.
         _flush_to_disk(path)
         size, digest = sha256_of(path)
         self._files.append(KeptFile(name=path.name, bytes=size, sha256=digest))
@@ -127,6 +131,8 @@ class CheckpointWriter:
         if self._waiting:
             self._flush()
         faultpoint("checkpoint.manifest:1")
+        # Files and manifest reach the disk, then the folder gets its name, then COMMIT is written. What is cut off
+        # before leaves a folder that no reader takes for a checkpoint.
         manifest = Manifest(
             step=self._step,
             config=self._config,
@@ -145,11 +151,12 @@ class CheckpointWriter:
         faultpoint("checkpoint.rename:1")
         self._folder.rename(folder)
         self._folder = folder
+        # A rename changes the folder above: its list of names goes to the disk.
         _flush_to_disk(self._checkpoints)
         faultpoint("checkpoint.rename:2")
         said = {"manifest_sha256": hashlib.sha256(manifest.encode()).hexdigest()}
         faultpoint("checkpoint.commit:1")
-        write_atomic(folder / COMMIT, json.dumps(said))
+        write_atomic(folder / COMMIT, json.dumps(said))  # from here on it counts
         _flush_to_disk(folder)
         faultpoint("checkpoint.commit:2")
         return folder
@@ -196,6 +203,7 @@ def sweep(checkpoints: Path) -> None:
 
 
 def _is_left(entry: Path, host: str, pid: int) -> bool:
+    # Of another host's processes nothing is known but the age of what they have left.
     if host == _host() and not psutil.pid_exists(pid):
         return True
     try:
@@ -279,11 +287,13 @@ class CheckpointTensors:
             raise LabError(f"the checkpoint {self._folder.name} has no tensor {name}: it is of another model.")
         try:
             if kept.file not in self._files:
+                # Maps the file: only the tensors that are asked for are read.
                 opened = safe_open(self._folder / kept.file, framework="pt", device="cpu")
                 self._files[kept.file] = self._open.enter_context(opened)
             found: Tensor = self._files[kept.file].get_tensor(name)
         except (OSError, SafetensorError) as error:
             raise LabError(f"{kept.file} of {self._folder.name} cannot be read: {error}.") from None
+        # The hash of the file is right, but its tensors may still not be those of the manifest.
         if tuple(found.shape) != kept.shape or str(found.dtype) != f"torch.{kept.dtype}":
             raise LabError(f"the tensor {name} of {self._folder.name} is not what its manifest says.")
         return found

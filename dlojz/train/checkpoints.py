@@ -76,6 +76,7 @@ class CheckpointManager:
         """
         step = NOTHING
         if self._rank == 0:
+            # Rank 0 alone checks every byte; the others follow the step that it names.
             found = newest(self._folder)
             for reason in found.passed_over:
                 self._events.write("checkpoint_damaged", reason=reason)
@@ -107,6 +108,7 @@ class CheckpointManager:
         self.problem = ""
         writer = self._begin(step)
         try:
+            # All ranks go through all tensors, also once a write has failed: gathering is collective.
             for name, tensor in self._state():
                 if writer is not None and not self._try(
                     writer, partial(CheckpointWriter.add, name=name, tensor=tensor)
@@ -177,6 +179,7 @@ class CheckpointManager:
         yield from self._engine.states()
         own = _random_state(self._rank)
         buffers = self._engine.whole_buffers()
+        # Whole along the tensor axis, they are the same on all its ranks: one of them is enough.
         if self._engine.axes.tp_rank == 0:
             own |= {name: buffer.cpu() for name, buffer in buffers.items()}
         yield from _collected(own, self._control)

@@ -83,6 +83,7 @@ class RecordedTrace:
         for call in self.calls[num_calls:]:
             call.step += call.step == step
         for (of_step, kind), count in list(self.flops_of_type.items()):
+            # `flops` are those up to the mark; what came after is the next step's.
             if of_step == step and (later := count - flops.get(kind, 0)):
                 self.count_flops(step, kind, -later)
                 self.count_flops(step + 1, kind, later)
@@ -172,6 +173,7 @@ def origin_of_call(frame: FrameType | None, *, functional: bool, phase: str) -> 
     while frame is not None:
         module, name = str(frame.f_globals.get("__name__", "")), frame.f_code.co_name
         if _is_in(module, _PASSED_ON):
+            # A collective called from Python passes here; DDP's reducer calls from C++.
             by_python |= module.startswith(("torch.distributed.", "deepspeed."))
         else:
             if _CLIPS.search(f"{module}.{name}") and not module.startswith("deepspeed."):
@@ -268,6 +270,7 @@ class StorageTrace(StorageTracker):
             above.append(mode)
         _push_on_torch_dispatch_stack(self)  # which its end takes off again
         self.__exit__(None, None, None)
+        # In their old order, without this one.
         for mode in reversed(above):
             _push_on_torch_dispatch_stack(mode)
 
@@ -325,6 +328,7 @@ class StorageTrace(StorageTracker):
 
     def see(self, tensor: Tensor) -> int | None:
         """Track a tensor's storage; returns its number in this trace."""
+        # A subclass, such as a DTensor, wraps the tensor that has the memory.
         if tensor.device.type == "meta" or type(tensor) not in (Tensor, torch.nn.Parameter):
             return None
         if self._device_type not in (None, tensor.device.type):
@@ -358,6 +362,7 @@ class StorageTrace(StorageTracker):
         collective, position = _COLLECTIVES[operator]
         leaves = tree_leaves(args)
         numbers = {number for leaf in leaves if isinstance(leaf, Tensor) and (number := self.see(leaf)) is not None}
+        # The process group comes before the kind of reduction, which is a script object too.
         group = next((leaf for leaf in leaves if isinstance(leaf, torch.ScriptObject)), None)
         process_group = torch.distributed.ProcessGroup.unbox(group) if group is not None else None
         origin = self._origin()
@@ -383,6 +388,7 @@ class StorageTrace(StorageTracker):
     def _record(self, collective: str, group: Any, message_bytes: int, origin: Origin | None) -> str:
         """Record a call, and return the axis of its group."""
         name, size = ("", 1) if group is None else (group.group_name, group.size())
+        # A group without a name: messages from rank to rank are a pipeline's, others the data axis'.
         unnamed = "pp" if collective in _BETWEEN_STAGES else "dp"
         axis = self._group_names.get(name, unnamed if origin in (None, "wrapper") else "")
         if origin is not None:
@@ -459,6 +465,7 @@ class MemoryProbe:
     def after_forward(self, inventory: Inventory) -> None:
         """Classify as activations what forward has left alive and is neither state nor communication buffer."""
         self.claim(inventory)
+        # What was there before forward is no activation, nor is a buffer of messages.
         known = self._at_forward | self._trace.communicated
         for number, num_bytes in self._trace.live_bytes.copy().items():
             if num_bytes and number not in known:
@@ -504,8 +511,10 @@ class MemoryProbe:
         bytes_of_storage: Counter[int] = Counter()
         moves = sorted(self._moved.items(), key=lambda move: -move[1])
         variables: set[int] = set()
+        # All events from the beginning: those of earlier steps make what is held when this step begins.
         for position, event in enumerate(self._trace.trace.storages):
             while moves and moves[-1][1] <= position:
+                # From here on a variable alone holds it.
                 number, _ = moves.pop()
                 variables.add(number)
                 held[self.category(number)] -= bytes_of_storage[number]
@@ -518,6 +527,7 @@ class MemoryProbe:
                 continue
             category = "script" if event.storage in variables else self.category(event.storage)
             if event.step == step and not moments:
+                # At its first event: what earlier steps have left counts as well.
                 largest.update(held)
                 most_host_bytes = max(most_host_bytes, host_bytes)
             held[category] += event.delta_bytes
@@ -531,7 +541,7 @@ class MemoryProbe:
         sizes: dict[str, int | None] = {f"{category}_bytes": largest[category] for category in CATEGORIES}
         is_whole = step not in self._trace.elsewhere
         if not is_whole:
-            sizes["workspace_bytes"] = None
+            sizes["workspace_bytes"] = None  # another thread's temporaries were not seen
         memory = Memory(
             **sizes,
             peak_bytes=peak_bytes if is_whole else None,
@@ -568,7 +578,7 @@ def present_bytes(device: torch.device) -> int | None:
         return int(torch.cuda.memory_allocated(device))
     try:
         with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * _PAGE_BYTES
+            return int(file.read().split()[1]) * _PAGE_BYTES  # the second field: resident pages
     except (OSError, ValueError, IndexError):
         return None
 
@@ -580,7 +590,7 @@ def resident_bytes() -> int | None:
     except ModuleNotFoundError:
         return None
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return largest if sys.platform == "darwin" else largest * 1024
+    return largest if sys.platform == "darwin" else largest * 1024  # macOS gives bytes, Linux KiB
 
 
 def traffic_of(calls: Iterable[CollectiveCall], step: int, *, dp_every_steps: int = 1) -> tuple[Traffic, ...]:

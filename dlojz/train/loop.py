@@ -79,6 +79,7 @@ def offset_to_first(group: dist.ProcessGroup | None, now: Callable[[], float] = 
                 dist.send(message, 0, group=group)
                 dist.recv(message, 0, group=group)
                 answered_s = now()
+                # Rank 0 has read its clock somewhere within the round trip: in the middle, give or take half of it.
                 half_s = (answered_s - asked_s) / 2
                 if half_s < best.uncertainty_s:
                     best = ClockOffset(float(message) - asked_s - half_s, half_s)
@@ -90,6 +91,7 @@ def weights_sha256(weights: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(weights):
         tensor = weights[name].detach().float().contiguous()
+        # The shape too: without it a matrix and its flattened copy would have one hash.
         digest.update(f"{name}{tuple(tensor.shape)}".encode())
         digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()
@@ -175,6 +177,7 @@ class LoadWatch:
 
         def noting(loss: Tensor, *, last: bool) -> None:
             for name, layer in self._layers:
+                # Before the pass itself, in which recomputation sets `last` anew.
                 self._loads.setdefault(name, []).append(layer.last)
             backward(loss, last=last)
 

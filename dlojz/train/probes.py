@@ -151,6 +151,7 @@ class PhaseClock:
             return seconds["step"]
         later = self._steps.setdefault(self._step + 1, defaultdict(float))
         for name in list(seconds):
+            # Seconds up to the mark stay; the rest moves to the next step.
             later[name] += seconds[name] - mark.seconds.get(name, 0.0)
             seconds[name] = mark.seconds.get(name, 0.0)
         begun_s = mark.time_s - self._origin_s
@@ -211,6 +212,7 @@ def seconds_at_peak(flops: Mapping[torch.dtype, int], gpu: Device | None) -> flo
     }
     rates = [gpu.peak_flops.get(names[one]) if gpu and one in names else None for one in flops]
     known = [rate for rate in rates if rate]
+    # One type without a known rate, and the sum would be too small.
     if not flops or len(known) < len(rates):
         return None
     return sum(count / rate for count, rate in zip(flops.values(), known, strict=True))
@@ -360,6 +362,7 @@ class Probes:
         self.trace.step = step
         if self._is_driven and self._tracing:
             self._traced_steps.add(step)
+        # One step before the steady one, so that what that step leaves behind is seen.
         if self._pauses and step == self.steady_step - 1:
             self._pauses = False
             self.start()
@@ -396,6 +399,7 @@ class Probes:
         before = self._measured.memory.peak_bytes if self._measured is not None else None
         if self._measured is None:
             self.first_timed = self.trace.step + 1
+        # Of equal steps the first stays.
         if before is not None and (memory.peak_bytes or 0) <= before:
             return False
         self.steady_step = step
@@ -437,6 +441,7 @@ class Probes:
             return None
         phases: Phases = self.clock.phases(self.first_timed, without=self._traced_steps)
         samples_per_s = self.global_batch / phases.step_s if self.global_batch and phases.step_s else None
+        # Seconds at the peak rate over the measured ones; what is recomputed counts too, unlike in PaLM's definition.
         mfu = self._peak_s / phases.step_s if self._peak_s and phases.step_s else None
         return self._measured.model_copy(
             update={"parameters": parameters, "phases": phases, "samples_per_s": samples_per_s, "mfu": mfu}

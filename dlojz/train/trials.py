@@ -163,12 +163,14 @@ def measure_forms(config: RunConfig, forms: Sequence[str] = FORMS, rounds: int =
 def _measure(one: _Trained, first: _Trained, shapes: ModelShapes) -> FormMeasure:
     config, on_cpu = one.config, one.device.type == "cpu"
     ratios = [own_s / its_s for own_s, its_s in zip(one.steps_s, first.steps_s, strict=True)]
+    # One round has no quartiles: its ratio stands for all three.
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else 3 * ratios
     after = config.update not in IN_PASSES
     updates = [own_s / its_s for own_s, its_s in zip(one.updates_s, first.updates_s, strict=True)]
     modules: dict[str, list[int]] = {}
     for parameter in shapes.parameters:
         modules.setdefault(parameter.module, []).append(parameter.numel)
+    # Gradients that are there at once: a module's where backward updates, else all.
     together = modules.values() if config.update == "in_backward" else [[shapes.num_parameters]]
     return FormMeasure(
         model=config.model,
@@ -222,6 +224,7 @@ def train_trial(
     _check(config)
     whole = whole_length(config)
     prose = ProseWindows(whole)
+    # Windows from this number on are held out.
     trained = len(prose) - len(prose) // HELD_OUT_SHARE
     engine = Engine(config, build_model(config), torch.device("cpu"))
     batches = _batches(config, prose, trained)
@@ -230,6 +233,7 @@ def train_trial(
     every = max(1, (goal or config.steps * config.layout.global_batch * whole) // evaluations)
     told: dict[str, list[float]] = {name: [] for name in ("losses", "step_s", "variance_norm", "variance_max")}
     counts: list[int] = []
+    # Before any update: where all trials begin.
     held_out = [HeldOutLoss(step=0, tokens=0, seconds=0.0, loss=_evaluate(engine.module, asked))]
     step, read, diverged = 0, 0, False
     show = bar(goal or config.steps)
@@ -239,7 +243,7 @@ def train_trial(
         engine.update()
         step_s = time.perf_counter() - start_s
         if not math.isfinite(loss):
-            diverged = True
+            diverged = True  # this step is in no list
             show(goal or config.steps)
             break
         counts.append(batches.take_tokens())
@@ -247,6 +251,7 @@ def train_trial(
         for name, value in zip(told, (loss, step_s, norm, largest), strict=True):
             told[name].append(value)
         step, read = step + 1, read + counts[-1]
+        # This step has passed a multiple of it.
         if read // every > (read - counts[-1]) // every:
             held = _evaluate(engine.module, asked)
             if math.isfinite(held):

@@ -58,6 +58,7 @@ def begun(optimizer: Any, updated: Tensor, kinds: tuple[str, ...], updates: int)
             state[kind] = torch.zeros_like(like, memory_format=torch.preserve_format).detach()
     if "exp_avg" in kinds:
         fused = getattr(optimizer, "defaults", {}).get("fused")  # its kernel reads the count where it computes
+        # In fp32, as torch's own count.
         state["step"] = torch.tensor(float(updates), device=updated.device if fused else "cpu")
     return state
 
@@ -87,6 +88,7 @@ def local_part(whole: Tensor, like: Tensor) -> Tensor:
         if dim is None:
             continue  # whole on each rank of the axis
         length, ranks = whole.shape[dim], like.device_mesh.size(axis)
+        # As `torch.chunk`: equal shares, the last ones shorter or empty.
         share = -(-length // ranks)
         start = min(coordinate[axis] * share, length)
         whole = whole.narrow(dim, start, min(share, length - start))
@@ -105,6 +107,7 @@ def overlap(flat: FlatWeights, number: int, rank: int) -> tuple[slice, slice]:
     start = sum(shape.numel() for shape in flat.shapes[:number])
     first = rank * flat.share_numel
     low = max(start, first)
+    # Without an overlap both slices are empty.
     high = max(low, min(start + flat.shapes[number].numel(), first + flat.share_numel))
     return slice(low - start, high - start), slice(low - first, high - first)
 
@@ -121,6 +124,7 @@ def gather_piece(flat: FlatWeights, number: int, own: Tensor) -> Tensor:
     piece = own.new_empty(shape.numel())
     for rank in range(flat.size):
         of_piece, of_share = overlap(flat, number, rank)
+        # None of the parameter is in that rank's share: all ranks know, and none waits for a message.
         if of_piece.start == of_piece.stop:
             continue
         if rank == flat.rank:
@@ -294,6 +298,7 @@ class Engine:
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Add this micro-batch's share to the gradients."""
         del last
+        # Gradients add up over micro-batches: each gives its share of the mean.
         (loss / self.config.layout.micro_batches).backward()
 
     def update(self) -> None:
@@ -379,6 +384,7 @@ class Engine:
             LabError: if it is another model's.
         """
         for name, parameter, updated in self.named():
+            # First cut as the lab splits it (`part`), then as a DTensor is placed (`put`).
             put(parameter, self.share.part(name, source.tensor(f"{WEIGHTS}/{name}")))
             kept = tuple(kind for kind in self.moments if source.has(f"{kind}/{name}"))
             state = begun(self.optimizer, updated, kept, source.updates) if kept else {}

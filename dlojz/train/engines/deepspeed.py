@@ -53,9 +53,9 @@ def whole_state(optimizer: Any, parameter: Tensor, kind: str) -> Tensor:
     """
     held: Any = parameter
     key = None if kind == WEIGHTS else kind
-    if hasattr(held, "ds_id"):
+    if hasattr(held, "ds_id"):  # stage 3
         found: Tensor = optimizer.get_full_hp_param(held, key)
-    elif hasattr(held, "_hp_mapping"):
+    elif hasattr(held, "_hp_mapping"):  # stages 1 and 2; stage 0 in bf16
         found = held.get_full_hp_param(key)
     else:
         updated = _updated(optimizer, parameter)
@@ -81,6 +81,7 @@ def put_state(optimizer: Any, parameter: Tensor, kind: str, whole: Tensor, updat
         part = _partition(whole, share.numel(), optimizer._get_param_partition_rank(held))
         share[: part.numel()].copy_(part)  # what is beyond is padding
         if key is None:
+            # The shard that forward gathers, besides the copy in fp32.
             held.ds_tensor.data[: part.numel()].copy_(part)
     elif hasattr(held, "_hp_mapping"):
         held.set_full_hp_param(whole, key)
@@ -204,6 +205,7 @@ class DeepSpeedEngine(Engine):
             # Stage 3: parameters that are gathered whole at this moment.
             "workspace": [*parameters] if shards else [],
         }
+        # Compared by storage, as views of a flat buffer are tensors of their own.
         elsewhere = {tensor.untyped_storage()._cdata for tensor in self._states_on_host()}
         return {
             category: [tensor for tensor in tensors if tensor.untyped_storage()._cdata not in elsewhere]

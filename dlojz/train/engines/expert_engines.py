@@ -113,6 +113,7 @@ class ExpertDataParallel(DataParallel):
         rest = [parameter for parameter in parameters if parameter not in self._experts]
         own = [parameter for parameter in parameters if parameter in self._experts]
         buckets = fill_buckets(rest, bucket_bytes) + fill_buckets(own, bucket_bytes)
+        # A bucket is full with its last gradient.
         return sorted(buckets, key=lambda bucket: place[bucket[-1]])
 
     def _broadcast(self) -> None:
@@ -124,6 +125,7 @@ class ExpertDataParallel(DataParallel):
         elif self._expert_group.size() == 1:
             self._next += 1  # nobody else holds these
         else:
+            # The same all-reduce, among the ranks that hold these experts.
             everybody, self.group = self.group, self._expert_group
             try:
                 super()._send()
@@ -230,7 +232,9 @@ class DeepSpeedMixture(nn.Module):
         with torch.no_grad():
             self.gate_weight.copy_(mixture.gate.weight)
             for name, whole in mixture.experts.named_parameters():
+                # `pieces` ends with this rank's last expert, the slice with the last of all.
                 for own, given in zip(self.pieces(name), whole[ep_rank * held :], strict=False):
+                    # The lab's (E, D, F) against (F, D) of a linear layer: transposed.
                     own.copy_(given.T if name in _MATRICES else given)
 
     @property
@@ -251,6 +255,7 @@ class DeepSpeedMixture(nn.Module):
         capacity = self.routing.capacity(tokens)
         self.last = ExpertTokens(
             tokens_E=counts,
+            # Of all rows, those beyond each expert's capacity.
             dropped_share=(counts - capacity).clamp(min=0).sum() / (tokens * self.routing.top_k),
             balance=balance.detach(),
             z=balance.new_zeros(()),

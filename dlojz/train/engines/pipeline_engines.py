@@ -126,6 +126,7 @@ class PipelineEngine(Engine):
         self.reduce_gradients()
         layout = self.config.layout
         total = torch.stack([loss.detach() for loss in losses]).sum() if losses else torch.zeros((), device=self.device)
+        # The mean over all ranks counts all pp ranks of a pipeline; only those with a last stage have losses.
         return total * layout.pp / layout.micro_batches
 
     def run_schedule(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
@@ -158,6 +159,7 @@ class PipelineEngine(Engine):
                 copies.setdefault(name, []).append(local(parameter.grad))
         for first, *others in copies.values():
             for other in others:
+                # Two copies on one rank: the sum is in both, and nothing is sent.
                 other.copy_(first.add_(other))
             if self._tied_group is not None:
                 dist.all_reduce(first, group=self._tied_group)
@@ -170,6 +172,7 @@ class PipelineEngine(Engine):
         layout, own = self.config.layout, None
         for place in range(layout.dp * layout.tp):
             ranks = [self.axes.world_rank(one) + place for one in (first, last)]
+            # All ranks make every group, in the same order, though each is in one at most.
             group = dist.new_group(ranks)
             own = group if dist.get_rank() in ranks else own
         return own
@@ -189,6 +192,7 @@ class PipelineEngine(Engine):
         for name, (shape, dtype) in zip(self._names, self._shapes, strict=True):
             owner = owners[int(name.split(".")[1])]
             held = own.get(name)
+            # A tied copy on another stage stays out of the gathering, which is the owner's tensor ranks' alone.
             if held is None or (self.config.layout.tp > 1 and owner != self.pp_rank):
                 tensor = torch.empty(shape, dtype=dtype, device=self.device)
             else:
@@ -262,6 +266,7 @@ def average(gradients: Sequence[Tensor | None], group: dist.ProcessGroup, ranks:
     held = [gradient for gradient in gradients if gradient is not None]
     if not held:
         return
+    # One message instead of one per parameter.
     flat = torch.cat([gradient.reshape(-1) for gradient in held])
     dist.all_reduce(flat, group=group)
     flat /= ranks or group.size()
@@ -382,6 +387,7 @@ def torch_schedule(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "schedule.csv"
         path.write_text(to_csv(schedule), encoding="utf-8")
+        # Only the computations: torch adds the messages between them.
         made._load_csv(str(path), format="compute_only")
     return made
 
@@ -474,6 +480,7 @@ def observe(made: Any, stage: int, engine: Any) -> None:
     def through(
         method: Callable[..., Any], kind_of: Callable[..., str], micro_batch: int, *args: Any, **kwargs: Any
     ) -> Any:
+        # `perform` returns nothing: the method's result comes out through this list.
         answer: list[Any] = []
         action = Action(kind_of(**kwargs), stage, micro_batch)
         engine.perform(action, lambda: answer.append(method(micro_batch, *args, **kwargs)))

@@ -100,6 +100,7 @@ class TensorShare:
             return whole
         dim = self._dims[name]
         if name in self._parts:
+            # A fused matrix is cut in each of its parts: a slice of the whole would mix queries with keys.
             own = own_columns(self._parts[name], self.axis.size, self.axis.rank, whole.device)
             return whole.index_select(dim, own)
         start, end = share_bounds(whole.shape[dim], self.axis.size, self.axis.rank)
@@ -172,6 +173,7 @@ def parallelize(config: RunConfig, blocks: BlockList, axis: TensorAxis, mesh: De
     head = blocks.blocks[-1]
     if not isinstance(head, VocabularyHead) or f"blocks.{len(blocks.blocks) - 1}.head" not in chosen:
         return loss
+    # First word of this rank's rows of the vocabulary.
     start, _ = share_bounds(head.output.out_features, axis.size, axis.rank)
     return lambda logits, targets: vocabulary_parallel_cross_entropy(logits.float(), targets, start, axis)
 
@@ -187,6 +189,7 @@ def _split(block: nn.Module, parts: set[str], axis: TensorAxis, mesh: DeviceMesh
         for part, norm in (("attention", "norm1"), ("mlp", "norm2")):
             if part in parts:
                 several = len(columns[part]) > 1
+                # Where several layers read the norm's output, `_prepare_norm` makes it whole for all of them.
                 plan |= {name: _columns(sequence and not several) for name in columns[part]}
                 plan |= {f"{part}_project": _rows(sequence)}
                 _prepare_norm(cast(nn.Module, getattr(block, norm)), mesh, sequence, several)
@@ -256,6 +259,7 @@ def _apply(module: nn.Module, mesh: DeviceMesh, plan: ParallelStyle | Plan) -> N
 def _with_memory_of_its_own(parameter: DTensor) -> nn.Parameter:
     """Copy a part that is a view, which would keep the whole weight alive."""
     own = parameter.to_local().detach()
+    # No larger memory behind it: it is no view.
     if own.untyped_storage().nbytes() == own.numel() * own.element_size():
         return cast(nn.Parameter, parameter)
     return nn.Parameter(as_dtensor(own.clone(), parameter))
@@ -289,7 +293,7 @@ class PlainParameters(nn.Module):
             if isinstance(parameter, DTensor):
                 self._layouts[name] = parameter
                 own = nn.Parameter(parameter.to_local().detach())
-            self.plain[name.replace(".", "/")] = own
+            self.plain[name.replace(".", "/")] = own  # a parameter's name may have no dot
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the model."""
