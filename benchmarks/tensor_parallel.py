@@ -51,8 +51,8 @@ def step_s(engine: Engine, tokens: torch.Tensor) -> float:
     """Seconds of one step."""
     dist.barrier()
     start_s = time.perf_counter()
-    loss = engine.forward(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), last=True)
-    engine.backward(loss, last=True)
+    loss = engine.forward(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), is_last=True)
+    engine.backward(loss, is_last=True)
     engine.update()
     took_s = time.perf_counter() - start_s
     if not torch.isfinite(loss):

@@ -141,7 +141,7 @@ class RunRow(Contract):
         """Largest relative difference to the losses of one process, over the steps that both have."""
         common = list(zip(self.losses, self.serial_losses or (), strict=False))
         # A loss of 0 has no relative difference.
-        return max((abs(own - serial) / max(abs(serial), 1e-30) for own, serial in common), default=None)
+        return max((abs(loss - serial) / max(abs(serial), 1e-30) for loss, serial in common), default=None)
 
     @property
     def communication_bytes(self) -> PredictedMeasured:
@@ -151,7 +151,7 @@ class RunRow(Contract):
     @property
     def sent_bytes(self) -> float | None:
         """What rank 0 sends per step when the collectives it was seen to call run as rings; None if none was seen."""
-        seen = [
+        ring_bytes = [
             Traffic(
                 collective=pair.collective,
                 group=pair.group,
@@ -161,7 +161,7 @@ class RunRow(Contract):
             for pair in self.communication
             if pair.message_bytes.measured is not None
         ]
-        return sum(seen) if seen else None
+        return sum(ring_bytes) if ring_bytes else None
 
     @property
     def states_bytes(self) -> PredictedMeasured:
@@ -210,10 +210,10 @@ class Comparison(Contract):
 
     def _limits(self) -> list[str]:
         """Report how near the fullest rank came to its memory limit."""
-        known = [row for row in self.rows if row.limit_bytes and row.max_peak_bytes]
-        if not known:
+        limited_rows = [row for row in self.rows if row.limit_bytes and row.max_peak_bytes]
+        if not limited_rows:
             return []
-        row = max(known, key=lambda row: (row.max_peak_bytes or 0) / (row.limit_bytes or 1))
+        row = max(limited_rows, key=lambda row: (row.max_peak_bytes or 0) / (row.limit_bytes or 1))
         share = significant(100 * (row.max_peak_bytes or 0) / (row.limit_bytes or 1), 2)
         limit, peak = format_bytes(row.limit_bytes), format_bytes(row.max_peak_bytes)
         return [
@@ -241,14 +241,14 @@ def _summed(pairs: Iterable[PredictedMeasured]) -> PredictedMeasured:
     sums = {}
     for name in PredictedMeasured.model_fields:
         # Fields that are None are left out of the sum.
-        known = [value for pair in pairs if (value := getattr(pair, name)) is not None]
-        sums[name] = sum(known) if known else None
+        numbers = [value for pair in pairs if (value := getattr(pair, name)) is not None]
+        sums[name] = sum(numbers) if numbers else None
     return PredictedMeasured(**sums)
 
 
 def _all(verdicts: Iterable[bool | None]) -> bool | None:
-    known = [verdict for verdict in verdicts if verdict is not None]
-    return all(known) if known else None
+    conclusive = [verdict for verdict in verdicts if verdict is not None]
+    return all(conclusive) if conclusive else None
 
 
 def overlay_of(record: RunRecord, step: int | None = None, replica: int = 0) -> MeasuredOverlay:
@@ -288,19 +288,19 @@ def overlay_of(record: RunRecord, step: int | None = None, replica: int = 0) -> 
 
 def _overlay_of_script(record: RunRecord, step: int | None, replica: int) -> MeasuredOverlay:
     """Simulate a step of a script's pipeline, whose schedule is recognised by the order of its actions."""
-    last = steps_of(record.spans)[-1]
+    last_step = steps_of(record.spans)[-1]
     orders: dict[int, list[Action]] = defaultdict(list)
     for span in sorted(record.spans, key=attrgetter("start_s")):  # by time: the order of actions tells the schedule
-        if span.action and span.step == last:
+        if span.action and span.step == last_step:
             orders[span.rank].append(parse_action(span.action))
     pipelines: dict[frozenset[int], list[int]] = defaultdict(list)
     for rank, order in sorted(orders.items()):
         # Ranks with the same stages are replicas of each other.
         pipelines[frozenset(action.stage for action in order)].append(rank)
     # Of each pipeline rank one process.
-    ranks = sorted(alike[min(replica, len(alike) - 1)] for alike in pipelines.values())
+    ranks = sorted(replica_ranks[min(replica, len(replica_ranks) - 1)] for replica_ranks in pipelines.values())
     schedule, _ = recognised([orders[rank] for rank in ranks])
-    return overlay(schedule, record.spans, step, {rank: place for place, rank in enumerate(ranks)})
+    return overlay(schedule, record.spans, step, {rank: index for index, rank in enumerate(ranks)})
 
 
 NOT_TWINNED = ("layout", "steps", "device", "data_root", "keep_weights", "library")
@@ -339,23 +339,23 @@ def compare(runs: Iterable[Handle | RunRecord] | Handle | RunRecord) -> Comparis
     Raises:
         LabError: if there is nothing to compare, or something that is no run.
     """
-    given = [runs] if isinstance(runs, (RunRecord, Handle)) else list(runs)
-    if not given:
+    run_list = [runs] if isinstance(runs, (RunRecord, Handle)) else list(runs)
+    if not run_list:
         raise refusal(
             en="there is no run to compare: start one with dlojz.run(…) or `dlojz run`.",
             fr="il n’y a aucune exécution à comparer : lancez-en une avec dlojz.run(…) ou `dlojz run`.",
         )
-    for run in given:
+    for run in run_list:
         if not isinstance(run, (RunRecord, Handle)):
             raise refusal(
                 en=f"compare takes runs or records, but {type(run).__name__} was received.",
                 fr=f"compare prend des exécutions ou des bilans, mais {type(run).__name__} a été reçu.",
             )
     # Runs that go on have no record yet.
-    records = [record for run in given if (record := run if isinstance(run, RunRecord) else run.record)]
-    titles = _titles([run.config for run in given], [run.run_id for run in given])
+    records = [record for run in run_list if (record := run if isinstance(run, RunRecord) else run.record)]
+    titles = _titles([run.config for run in run_list], [run.run_id for run in run_list])
     with executing_no_file():
-        return Comparison(rows=tuple(_row(run, title, records) for run, title in zip(given, titles, strict=True)))
+        return Comparison(rows=tuple(_row(run, title, records) for run, title in zip(run_list, titles, strict=True)))
 
 
 def _run_note(config: RunConfig, record: RunRecord | None, gpu: Device | None, *, is_predicted: bool) -> str:
@@ -375,33 +375,33 @@ def _titles(configs: list[RunConfig], run_ids: list[str]) -> list[str]:
     flat = [_differences_of(config) for config in configs]
     names = [config.script.name if config.script else config.layout.title for config in configs]
     titles = []
-    for name, own, run_id in zip(names, flat, run_ids, strict=True):
+    for name, differences, run_id in zip(names, flat, run_ids, strict=True):
         # The run itself is among them.
-        alike = [other for other, its in zip(flat, names, strict=True) if its == name]
+        same_title = [fields for fields, other_name in zip(flat, names, strict=True) if other_name == name]
         differing = [
-            _words_of(str(value), [str(other[key]) for other in alike])
+            _words_of(str(value), [str(fields[key]) for fields in same_title])
             if key == "arguments"
             # None is what the run itself chooses.
             else f"{key}={say(en='default', fr='défaut') if value is None else value}"
-            for key, value in own.items()
-            if any(other.get(key) != value for other in alike)  # itself never differs
+            for key, value in differences.items()
+            if any(fields.get(key) != value for fields in same_title)  # itself never differs
         ]
         # At most two fields, else the end of its name.
-        told = ", ".join(differing[:2]) or (f"…{run_id[-4:]}" if len(alike) > 1 else "")
-        titles.append(name + (f" ({told})" if told else ""))
+        suffix = ", ".join(differing[:2]) or (f"…{run_id[-4:]}" if len(same_title) > 1 else "")
+        titles.append(name + (f" ({suffix})" if suffix else ""))
     return titles
 
 
-def _words_of(line: str, others: Sequence[str]) -> str:
+def _words_of(line: str, other_lines: Sequence[str]) -> str:
     """The words of a script's command line that tell it apart from the others, each behind its option."""
-    words, lines = shlex.split(line), [shlex.split(other) for other in others]
-    if len({len(one) for one in lines}) > 1:  # words do not pair up
+    words, lines = shlex.split(line), [shlex.split(other_line) for other_line in other_lines]
+    if len({len(line_words) for line_words in lines}) > 1:  # words do not pair up
         return line or say(en="no arguments", fr="sans arguments")
     # Of all command lines, word by word.
     differing = [number for number, of_all in enumerate(zip(*lines, strict=True)) if len(set(of_all)) > 1]
     # The option before a value, too.
-    kept = {number - 1 for number in differing if number and words[number - 1].startswith("-")} | {*differing}
-    return shlex.join(words[number] for number in sorted(kept))
+    indices = {number - 1 for number in differing if number and words[number - 1].startswith("-")} | {*differing}
+    return shlex.join(words[number] for number in sorted(indices))
 
 
 def _differences_of(config: RunConfig) -> dict[str, Any]:
@@ -419,14 +419,16 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRo
     predicted, note = _of_script(record) if config.script else _prediction(config, gpu)
     measured = record.footprint() if record else None
     # Its losses are what parallel must give.
-    serial = next((other for other in records if _is_twin(other, config)), None)
+    serial = next((candidate for candidate in records if _is_twin(candidate, config)), None)
     losses, serial_losses = record.losses if record else (), serial.losses if serial else ()
     # A rank with other threads is another device: its throughput predicts nothing here.
-    alike = serial and record and _device(serial) == _device(record)
-    serial_measured = serial.footprint() if serial and alike else None
+    same_device = serial and record and _device(serial) == _device(record)
+    serial_measured = serial.footprint() if serial and same_device else None
     serial_rate = serial_measured.samples_per_s if serial_measured else None
     # Ranks whose peak was not measured are left out.
-    peaks = [peak for each in record.footprints if (peak := each.memory.peak_bytes) is not None] if record else []
+    peaks = (
+        [peak for footprint in record.footprints if (peak := footprint.memory.peak_bytes) is not None] if record else []
+    )
     limit = limit_of(record) if record else None
     pipeline = _pipeline(record) if record else None
     return RunRow(
@@ -487,8 +489,8 @@ def _tokens_per_s(record: RunRecord, measured: Footprint) -> float | None:
 
 def _phases(measured: Footprint) -> dict[str, float]:
     """The phases that follow each other in a step."""
-    known = {name: getattr(measured.phases, f"{name}_s") for name in ("data", "forward", "backward", "optimizer")}
-    return {name: seconds for name, seconds in known.items() if seconds is not None}
+    phase_s = {name: getattr(measured.phases, f"{name}_s") for name in ("data", "forward", "backward", "optimizer")}
+    return {name: seconds for name, seconds in phase_s.items() if seconds is not None}
 
 
 def _global_batch(config: RunConfig, record: RunRecord | None) -> int | None:
@@ -528,7 +530,7 @@ def _script_notes(record: RunRecord) -> Iterator[str]:
             "où elle tombe ; seul un pas d’entraînement est prédit.",
         )
     least_bytes = (footprint.memory.peak_bytes or 0) / 50 if footprint else 0  # 2 % of the peak
-    largest = [each for each in record.variables.items() if each[1] > least_bytes][:_VARIABLES_NAMED]
+    largest = [pair for pair in record.variables.items() if pair[1] > least_bytes][:_VARIABLES_NAMED]
     if largest:
         names = ", ".join(f"{name} {format_bytes(num_bytes)}" for name, num_bytes in largest)
         yield say(
@@ -567,13 +569,13 @@ def _prediction(config: RunConfig, gpu: Device | None) -> tuple[Footprint | None
 
 def _of_script(record: RunRecord | None) -> tuple[Footprint | None, str]:
     """The prediction that a script's first step has led to, and what is not in it."""
-    found = record.script_prediction if record else None
-    if found is None:
+    prediction = record.script_prediction if record else None
+    if prediction is None:
         return None, say(
             en="a script is predicted from its first step, and this one has made none.",
             fr="un script est prédit à partir de son premier pas, et celui-ci n’en a fait aucun.",
         )
-    return found.footprint, found.note
+    return prediction.footprint, prediction.note
 
 
 def _messages_known(record: RunRecord | None) -> bool:
@@ -596,11 +598,11 @@ def limit_of(record: RunRecord) -> tuple[int, str] | None:
     if gpu is not None:
         return gpu.memory_bytes, gpu.title
     ranks = record.config.layout.world_size
-    told = record.environment.get("memory_limit_bytes", "")
-    if not told.isdecimal() and record.environment.get("system") != platform.platform():
+    recorded_limit = record.environment.get("memory_limit_bytes", "")
+    if not recorded_limit.isdecimal() and record.environment.get("system") != platform.platform():
         return None
-    if told.isdecimal():
-        return int(told), share_words(record.environment.get("memory_limit_of", ""), ranks)
+    if recorded_limit.isdecimal():
+        return int(recorded_limit), share_words(record.environment.get("memory_limit_of", ""), ranks)
     limit = rank_limit(ranks)
     return limit.num_bytes, share_words(limit.code, ranks)
 
@@ -619,12 +621,16 @@ def _unequal_ranks(record: RunRecord) -> tuple[int, ...]:
 
     config, unequal = record.config, []
     if config.script:
-        told = record.script_prediction
+        prediction = record.script_prediction
         pairs = {
-            one.rank: _compare_communication(told.of_rank(one.rank) if told and told.messages_known else None, one)
-            for one in record.footprints
+            footprint.rank: _compare_communication(
+                prediction.of_rank(footprint.rank) if prediction and prediction.messages_known else None, footprint
+            )
+            for footprint in record.footprints
         }
-        return tuple(rank for rank, its in pairs.items() if any(one.message_bytes.equal is False for one in its))
+        return tuple(
+            rank for rank, rank_pairs in pairs.items() if any(pair.message_bytes.equal is False for pair in rank_pairs)
+        )
     predicted = communication_by_place(config)
     for counted in record.footprints:
         check_rank(config, counted.rank)
@@ -636,16 +642,16 @@ def _unequal_ranks(record: RunRecord) -> tuple[int, ...]:
     return tuple(unequal)
 
 
-def _is_twin(other: RunRecord, config: RunConfig) -> bool:
-    """Whether `other` is this parallel training on one process: same samples per step, in the same micro-batches."""
-    ours, theirs = config.layout, other.config.layout
+def _is_twin(record: RunRecord, config: RunConfig) -> bool:
+    """Whether `record` is this parallel training on one process: same samples per step, in the same micro-batches."""
+    ours, theirs = config.layout, record.config.layout
     return (
         config.script is None
         # Without parallelism of any kind.
         and (theirs.strategy, theirs.world_size, ours.world_size > 1) == ("single", 1, True)
         and theirs.global_batch == ours.global_batch
         and theirs.micro_batch == ours.micro_batch  # BatchNorm sees micro-batches
-        and other.config.model_dump(exclude=set(NOT_TWINNED)) == config.model_dump(exclude=set(NOT_TWINNED))
+        and record.config.model_dump(exclude=set(NOT_TWINNED)) == config.model_dump(exclude=set(NOT_TWINNED))
     )
 
 
@@ -694,8 +700,8 @@ def _at(losses: tuple[float, ...], index: int) -> float | None:
 def findings(comparison: Comparison) -> list[str]:
     """Write sentences about parity, communication, memory and speed, in the reader's language."""
     rows = comparison.rows
-    said = [_parity(rows), _communication(comparison), *_memory(rows), _speed(rows), *map(_bubble, rows)]
-    return [sentence for sentence in said if sentence]
+    sentences = [_parity(rows), _communication(comparison), *_memory(rows), _speed(rows), *map(_bubble, rows)]
+    return [sentence for sentence in sentences if sentence]
 
 
 def _parity(rows: tuple[RunRow, ...]) -> str | None:
@@ -738,31 +744,31 @@ def _communication(comparison: Comparison) -> str | None:
 
 
 def _memory(rows: tuple[RunRow, ...]) -> list[str]:
-    held = [  # a pipeline's ranks hold other blocks, not another share of the same
+    states_of_rows = [  # a pipeline's ranks hold other blocks, not another share of the same
         (row.states_bytes.measured, row)
         for row in rows
         if row.states_bytes.measured and row.world_size > 1 and row.pipeline_s.measured is None
     ]
-    if len(held) < 2:  # nothing to compare it with
+    if len(states_of_rows) < 2:  # nothing to compare it with
         return []
-    most, least = max(held, key=lambda pair: pair[0]), min(held, key=lambda pair: pair[0])
-    said = []
-    if most[0] > least[0]:  # equal states need no sentence
-        said.append(
+    high, low = max(states_of_rows, key=lambda pair: pair[0]), min(states_of_rows, key=lambda pair: pair[0])
+    sentences = []
+    if high[0] > low[0]:  # equal states need no sentence
+        sentences.append(
             say(
-                en=f"Memory: the model states of one rank take {format_bytes(most[0])} with {most[1].title} and "
-                f"{format_bytes(least[0])} with {least[1].title}, {decimal(most[0] / least[0])} times less.",
-                fr=f"Mémoire : les états du modèle d'un rang occupent {format_bytes(most[0])} avec {most[1].title} et "
-                f"{format_bytes(least[0])} avec {least[1].title}, soit {decimal(most[0] / least[0])} fois moins.",
+                en=f"Memory: the model states of one rank take {format_bytes(high[0])} with {high[1].title} and "
+                f"{format_bytes(low[0])} with {low[1].title}, {decimal(high[0] / low[0])} times less.",
+                fr=f"Mémoire : les états du modèle d'un rang occupent {format_bytes(high[0])} avec {high[1].title} et "
+                f"{format_bytes(low[0])} avec {low[1].title}, soit {decimal(high[0] / low[0])} fois moins.",
             )
         )
-        if sent := _price(most[1], least[1]):
-            said.append(sent)
-    return said
+        if price := _price(high[1], low[1]):
+            sentences.append(price)
+    return sentences
 
 
-def _price(most: RunRow, least: RunRow) -> str | None:
-    before, after = most.sent_bytes, least.sent_bytes  # bytes per step, as rings send them
+def _price(largest: RunRow, smallest: RunRow) -> str | None:
+    before, after = largest.sent_bytes, smallest.sent_bytes  # bytes per step, as rings send them
     if not before or not after:
         return None
     return say(

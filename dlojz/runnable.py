@@ -112,7 +112,7 @@ def _check_overlap(config: RunConfig) -> None:
     tp = config.layout.tp
     enough = config.device != "cpu" and torch.cuda.is_available() and torch.cuda.device_count() >= tp
     # Every GPU must reach the others' memory.
-    if enough and all(torch.cuda.can_device_access_peer(0, other) for other in range(1, tp)):
+    if enough and all(torch.cuda.can_device_access_peer(0, peer) for peer in range(1, tp)):
         return
     raise refusal(
         en=f"async_tensor_parallel needs {tp} GPUs of one node that reach each other's memory (NVLink), which are not "
@@ -174,13 +174,13 @@ def needed_bytes(config: RunConfig) -> int:
 
 
 def _check_space(config: RunConfig, folder: Path) -> None:
-    needed, free = needed_bytes(config), shutil.disk_usage(folder).free
-    if needed > free:
+    total, free = needed_bytes(config), shutil.disk_usage(folder).free
+    if total > free:
         raise refusal(
             en=f"nvme_path={str(folder)!r} has {format_bytes(free)} left, but {config.layout.world_size} ranks offload "
-            f"{format_bytes(needed)}: give a folder on a larger disk, or take a smaller model.",
+            f"{format_bytes(total)}: give a folder on a larger disk, or take a smaller model.",
             fr=f"nvme_path={str(folder)!r} n’a plus que {format_bytes(free)}, mais {config.layout.world_size} rangs "
-            f"déchargent {format_bytes(needed)} : donnez un dossier d’un disque plus grand, ou prenez un modèle plus "
+            f"déchargent {format_bytes(total)} : donnez un dossier d’un disque plus grand, ou prenez un modèle plus "
             "petit.",
         )
 

@@ -55,7 +55,7 @@ def _folder_of(rank: int, world_size: int, config: RunConfig) -> Path:
     """
     root = runs_root()
     if rank == 0:
-        folder, _ = claim(config, root, again=True)
+        folder, _ = claim(config, root, force_new=True)
         owner = read_owner(folder)
         if not _is_launched():
             return folder
@@ -92,17 +92,17 @@ def _folder_of(rank: int, world_size: int, config: RunConfig) -> Path:
     if rank == 0:
         # The node's name need not resolve, and the port that idr_torch takes may be in use.
         ports = ports_of(int(os.environ.get(names[0]) or 0))
-        place = (address_of(os.environ.get("SLURMD_NODENAME", "")), free_port(ports))
-        write_atomic(note, json.dumps([str(folder), *place]))
-        _meet_at(*place)
+        meeting_point = (address_of(os.environ.get("SLURMD_NODENAME", "")), free_port(ports))
+        write_atomic(note, json.dumps([str(folder), *meeting_point]))
+        _meet_at(*meeting_point)
         return folder
     until_s = time.monotonic() + FOUND_S
     while time.monotonic() < until_s:
         # `write_atomic` renames, so the note is complete or not there.
         with contextlib.suppress(OSError):
-            found, address, port = json.loads(note.read_text(encoding="utf-8"))
+            folder_name, address, port = json.loads(note.read_text(encoding="utf-8"))
             _meet_at(address, port)  # from here on torch finds the master
-            return Path(found)
+            return Path(folder_name)
         time.sleep(0.1)
     raise refusal(
         en=f"rank 0 has named no run folder in {root} within {FOUND_S:g} s: does every node see this folder?",

@@ -47,30 +47,30 @@ def _sentence(error: ErrorDetails, legal_keys: Iterable[str]) -> str:
     return f"{field}: {error['msg'][0].lower()}{error['msg'][1:]}, but {value!r} was received."
 
 
-def check_at_least(least: float, **values: float) -> None:
+def check_at_least(minimum: float, **values: float) -> None:
     """Refuse a value that is below a bound.
 
     Raises:
         LabError: naming it.
     """
     for name, value in values.items():
-        if value < least:
+        if value < minimum:
             raise refusal(
-                en=f"{name} must be at least {least}, but {value} was received.",
-                fr=f"{name} doit être au moins égal à {least}, mais {value} a été reçu.",
+                en=f"{name} must be at least {minimum}, but {value} was received.",
+                fr=f"{name} doit être au moins égal à {minimum}, mais {value} a été reçu.",
             )
 
 
-def check_whole(name: str, value: object, most: int) -> int:
-    """Check a whole number from 1 to `most`.
+def check_whole(name: str, value: object, maximum: int) -> int:
+    """Check a whole number from 1 to `maximum`.
 
     Raises:
         LabError: naming it.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= maximum:
         raise refusal(
-            en=f"{name} must be a whole number from 1 to {most}, but {value!r} was received.",
-            fr=f"{name} doit être un nombre entier de 1 à {most}, mais {value!r} a été reçu.",
+            en=f"{name} must be a whole number from 1 to {maximum}, but {value!r} was received.",
+            fr=f"{name} doit être un nombre entier de 1 à {maximum}, mais {value!r} a été reçu.",
         )
     return value
 

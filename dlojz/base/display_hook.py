@@ -21,34 +21,34 @@ DRAWING_ROOM: Final = "dlojz.display"
 View = Literal["figure", "html", "markdown", "table"]
 
 
-def _drawn(view: View, thing: object, *given: Any) -> Any:
+def _drawn(view: View, subject: object, *arguments: Any) -> Any:
     drawers: dict[tuple[str, View], str] = importlib.import_module(DRAWING_ROOM).DRAWERS
-    for kind in type(thing).__mro__:  # class names are unique in the package: the class itself need not be loaded
-        if place := drawers.get((kind.__name__, view)):
-            module, _, function = place.partition(":")
-            return getattr(importlib.import_module(f"{DRAWING_ROOM}.{module}"), function)(thing, *given)
-    raise TypeError(f"{DRAWING_ROOM} draws no {view} of a {type(thing).__name__}.")
+    for kind in type(subject).__mro__:  # class names are unique in the package: the class itself need not be loaded
+        if target := drawers.get((kind.__name__, view)):
+            module, _, function = target.partition(":")
+            return getattr(importlib.import_module(f"{DRAWING_ROOM}.{module}"), function)(subject, *arguments)
+    raise TypeError(f"{DRAWING_ROOM} draws no {view} of a {type(subject).__name__}.")
 
 
-def figure_of(thing: object, *given: Any) -> Figure:
+def figure_of(subject: object, *arguments: Any) -> Figure:
     """Draw an object; what is given besides goes to its drawer."""
-    figure: Figure = _drawn("figure", thing, *given)
+    figure: Figure = _drawn("figure", subject, *arguments)
     return figure
 
 
-def html_of(thing: object) -> str:
+def html_of(subject: object) -> str:
     """Write an object as HTML, its texts escaped."""
-    return str(_drawn("html", thing))
+    return str(_drawn("html", subject))
 
 
-def markdown_of(thing: object) -> str:
+def markdown_of(subject: object) -> str:
     """Write an object as Markdown, its texts escaped."""
-    return str(_drawn("markdown", thing))
+    return str(_drawn("markdown", subject))
 
 
-def table_of(thing: object, *given: Any) -> RenderableType:
+def table_of(subject: object, *arguments: Any) -> RenderableType:
     """Lay an object out as a table that rich prints."""
-    table: RenderableType = _drawn("table", thing, *given)
+    table: RenderableType = _drawn("table", subject, *arguments)
     return table
 
 
@@ -66,16 +66,16 @@ def wanted(progress: bool | None) -> bool:
 def bar(total: int) -> Callable[[int], None]:
     """Open a progress bar, shown from the first second on where one is wanted; it takes what is done so far."""
     if not wanted(None):
-        return lambda done: None
+        return lambda steps_done: None
     from tqdm.auto import tqdm
 
-    shown = tqdm(total=total, file=sys.stderr, dynamic_ncols=True, leave=False, delay=1)
+    progress = tqdm(total=total, file=sys.stderr, dynamic_ncols=True, leave=False, delay=1)
 
-    def show(done: int) -> None:
+    def show(steps_done: int) -> None:
         # tqdm takes what is new since the last call.
-        shown.update(min(done, total) - shown.n)
-        if done >= total:
-            shown.close()
+        progress.update(min(steps_done, total) - progress.n)
+        if steps_done >= total:
+            progress.close()
 
     return show
 

@@ -25,22 +25,22 @@ OLD_S = 300.0
 
 def stale_locks() -> list[Path]:
     """List the locks that are older than `OLD_S` seconds and that no process here holds, of this user's extensions."""
-    own = os.environ.get("TORCH_EXTENSIONS_DIR", "")
-    locks = folder().glob("*/lock" if own else "*/*/lock")
+    chosen_folder = os.environ.get("TORCH_EXTENSIONS_DIR", "")
+    locks = folder().glob("*/lock" if chosen_folder else "*/*/lock")
     old = []
     for lock in locks:
         with suppress(OSError):  # its build has just ended
             if time.time() - lock.stat().st_mtime > OLD_S:
                 # Without links, as `open_files` names it.
                 old.append(lock.resolve())
-    held = _open_files() if old else set()
-    return sorted(lock for lock in old if str(lock) not in held)
+    open_paths = _open_files() if old else set()
+    return sorted(lock for lock in old if str(lock) not in open_paths)
 
 
 def folder() -> Path:
     """Return where torch keeps extensions; if nothing else is asked for, there is a folder for each Python beneath."""
-    if own := os.environ.get("TORCH_EXTENSIONS_DIR", ""):
-        return Path(own)
+    if chosen_folder := os.environ.get("TORCH_EXTENSIONS_DIR", ""):
+        return Path(chosen_folder)
     if sys.platform == "darwin":
         return Path("~/Library/Caches/torch_extensions").expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "torch_extensions"
@@ -48,11 +48,11 @@ def folder() -> Path:
 
 def _open_files() -> set[str]:
     """List the files that processes have open, as far as this user may see: a build keeps its lock open."""
-    found = set[str]()
+    paths = set[str]()
     for process in psutil.process_iter():
         with suppress(OSError, psutil.Error):
-            found.update(file.path for file in process.open_files())
-    return found
+            paths.update(file.path for file in process.open_files())
+    return paths
 
 
 def told(locks: Sequence[Path]) -> str:

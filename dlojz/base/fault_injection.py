@@ -56,10 +56,10 @@ def faultpoint(name: str) -> None:
         OSError: ENOSPC, where that was asked for.
         LabError: if the variable names no point, or nothing that can be done.
     """
-    wanted = os.environ.get(VARIABLE)
-    if not wanted:
+    setting = os.environ.get(VARIABLE)
+    if not setting:
         return
-    point, _, action = wanted.rpartition(":")
+    point, _, action = setting.rpartition(":")
     if point not in POINTS:
         raise LabError(one_of("fault point", point, POINTS))
     if action not in ACTIONS:

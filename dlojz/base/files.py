@@ -26,12 +26,12 @@ def cache_folder(name: str = "") -> Path | None:
     """
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
-        found = (base if base.is_absolute() else Path("~/.cache").expanduser()) / "dlojz" / name
-        found.mkdir(mode=0o700, parents=True, exist_ok=True)
-        ours = not found.is_symlink() and found.stat().st_uid == os.getuid()
+        folder = (base if base.is_absolute() else Path("~/.cache").expanduser()) / "dlojz" / name
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        ours = not folder.is_symlink() and folder.stat().st_uid == os.getuid()
     except (OSError, RuntimeError):
         return None
-    return found if ours and os.access(found, os.W_OK) else None
+    return folder if ours and os.access(folder, os.W_OK) else None
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:

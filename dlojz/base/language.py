@@ -27,9 +27,9 @@ def use_language(name: str) -> None:
         LabError: if the language is another one.
     """
     global _chosen
-    for known in LANGUAGES:
-        if name == known:
-            _chosen = known
+    for code in LANGUAGES:
+        if name == code:
+            _chosen = code
             return
     raise LabError(one_of("language", name, LANGUAGES))
 
@@ -80,7 +80,7 @@ def refusing_overflow() -> Iterator[None]:
         ) from None
 
 
-def one_of(what: str, value: object, legal: Iterable[str]) -> str:
+def one_of(subject: str, value: object, legal: Iterable[str]) -> str:
     """Write the sentence that refuses `value` and lists the `legal` ones, the closest first.
 
     Example:
@@ -89,15 +89,15 @@ def one_of(what: str, value: object, legal: Iterable[str]) -> str:
     """
     legal = list(legal)
     close = difflib.get_close_matches(str(value), legal, n=1)
-    listed = ", ".join(legal)
+    legal_list = ", ".join(legal)
     if close:
         return say(
-            en=f"unknown {what} {str(value)!r}: did you mean {close[0]!r}? Legal values: {listed}.",
-            fr=f"{what} {str(value)!r} : valeur inconnue, peut-être {close[0]!r} ? Valeurs permises : {listed}.",
+            en=f"unknown {subject} {str(value)!r}: did you mean {close[0]!r}? Legal values: {legal_list}.",
+            fr=f"{subject} {str(value)!r} : valeur inconnue, peut-être {close[0]!r} ? Valeurs permises : {legal_list}.",
         )
     return say(
-        en=f"unknown {what} {str(value)!r}: legal values: {listed}.",
-        fr=f"{what} {str(value)!r} : valeur inconnue ; valeurs permises : {listed}.",
+        en=f"unknown {subject} {str(value)!r}: legal values: {legal_list}.",
+        fr=f"{subject} {str(value)!r} : valeur inconnue ; valeurs permises : {legal_list}.",
     )
 
 
@@ -244,10 +244,10 @@ _SIZE: Final = re.compile(r"(\d+(?:[.,]\d+)?)\s*([KMGT]?)(i?)[BO]?", re.IGNORECA
 
 def size_bytes(word: str) -> int | None:
     """Parse a size such as `30GiB` (powers of 1,024), `30GB` (of 1,000) or bytes without a unit; None if it is none."""
-    found = _SIZE.fullmatch(word.strip())
-    if found is None:
+    match = _SIZE.fullmatch(word.strip())
+    if match is None:
         return None
-    number, prefix, binary = found.groups()
+    number, prefix, binary = match.groups()
     # The position of the prefix is the power; a blank stands for none.
     return int(float(number.replace(",", ".")) * (1024 if binary else 1000) ** " KMGT".index(prefix.upper() or " "))
 

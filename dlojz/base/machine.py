@@ -38,8 +38,8 @@ def patience() -> float:
     work = 0.0
     with suppress(OSError, ValueError, IndexError):
         # Means of 1, 5 and 15 minutes, then `running/all` at this moment.
-        minute, _, _, now = _LOAD.read_text(encoding="ascii").split()[:4]
-        work = max(float(minute), float(now.partition("/")[0]))
+        minute, _, _, run_queue = _LOAD.read_text(encoding="ascii").split()[:4]
+        work = max(float(minute), float(run_queue.partition("/")[0]))
     return min(max(work / (os.cpu_count() or 1), 1.0), MOST)
 
 
@@ -176,7 +176,7 @@ def _hierarchies() -> Iterator[tuple[Path, str, int]]:
 
     Source: proc(5), /proc/self/mountinfo.
     """
-    found = []
+    mounts = []
     with suppress(OSError):
         for row in (_ROOT / "proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             # Words 4 and 5: the group that is mounted, and where; behind ` - `: type, source, options.
@@ -185,9 +185,13 @@ def _hierarchies() -> Iterator[tuple[Path, str, int]]:
             if len(words) < 5 or len(kind) < 3:
                 continue
             if kind[0] == "cgroup2" or (kind[0] == "cgroup" and "memory" in kind[2].split(",")):
-                found.append((_ROOT / words[4].lstrip("/"), words[3], 2 if kind[0] == "cgroup2" else 1))
-    at = _ROOT / "sys/fs/cgroup"
-    yield from found or [(at, "/", 2), (at / "unified", "/", 2), (at / "memory", "/", 1)]
+                mounts.append((_ROOT / words[4].lstrip("/"), words[3], 2 if kind[0] == "cgroup2" else 1))
+    default_mount = _ROOT / "sys/fs/cgroup"
+    yield from mounts or [
+        (default_mount, "/", 2),
+        (default_mount / "unified", "/", 2),
+        (default_mount / "memory", "/", 1),
+    ]
 
 
 def _groups() -> list[_Group]:
@@ -199,21 +203,23 @@ def _groups() -> list[_Group]:
     paths: dict[int, str] = {}
     with suppress(OSError):
         for row in (_ROOT / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines():
-            number, _, rest = row.partition(":")
-            controllers, _, path = rest.partition(":")
+            number, _, remainder = row.partition(":")
+            controllers, _, path = remainder.partition(":")
             # `0::/PATH` is version 2, `4:memory:/PATH` version 1.
             if (number == "0" and not controllers) or "memory" in controllers.split(","):
                 paths[1 if controllers else 2] = path
     groups = []
-    for folder, shown, version in _hierarchies():
+    for folder, mount_root, version in _hierarchies():
         # In a container the mount may show the container's own group, of which the process's path is told from outside.
         path = os.path.normpath(paths.get(version, "/"))
-        below = path.removeprefix(shown.rstrip("/")) if f"{path}/".startswith(f"{shown.rstrip('/')}/") else "/"
+        below = (
+            path.removeprefix(mount_root.rstrip("/")) if f"{path}/".startswith(f"{mount_root.rstrip('/')}/") else "/"
+        )
         parts = [part for part in below.split("/") if part and part != ".."]
         # From the process's own group outwards.
         for depth in range(len(parts), -1, -1):
             inside = "/".join(parts[:depth])
-            groups.append(_Group(folder / inside, f"{shown.rstrip('/')}/{inside}".rstrip("/") or "/", version))
+            groups.append(_Group(folder / inside, f"{mount_root.rstrip('/')}/{inside}".rstrip("/") or "/", version))
     return groups
 
 
@@ -231,8 +237,8 @@ def machine_limit() -> MemoryLimit:
 
 def memory_free_bytes() -> int:
     """Return the bytes that this process and its children may still take: the machine's, or of a group around it."""
-    left = [free for group in _groups() if (free := group.free_bytes) is not None]
-    return min([psutil.virtual_memory().available, *left])
+    group_free_bytes = [free for group in _groups() if (free := group.free_bytes) is not None]
+    return min([psutil.virtual_memory().available, *group_free_bytes])
 
 
 def oom_kills() -> int | None:
@@ -254,12 +260,12 @@ def exhausted() -> MemoryLimit:
 
     A group that never came near its limit has not run out.
     """
-    whole = machine_limit()
+    common_limit = machine_limit()
     for group in reversed(_groups()):
-        if group.limit == whole:
+        if group.limit == common_limit:
             peak_bytes = group.number(4)
-            if peak_bytes is None or peak_bytes >= _NEAR * whole.num_bytes:
-                return whole
+            if peak_bytes is None or peak_bytes >= _NEAR * common_limit.num_bytes:
+                return common_limit
     return MemoryLimit(psutil.virtual_memory().total)
 
 
@@ -271,13 +277,13 @@ def rank_limit(ranks: int) -> MemoryLimit:
     Args:
         ranks: on this machine, at least 1.
     """
-    whole = machine_limit()
-    share = whole._replace(num_bytes=whole.num_bytes // ranks)
+    common_limit = machine_limit()
+    share = common_limit._replace(num_bytes=common_limit.num_bytes // ranks)
     allowed = system_limit("RLIMIT_AS")
     if allowed is None:
         return share
-    own = MemoryLimit(max(0, allowed - psutil.Process().memory_info().vms), "ulimit")
-    return min(share, own, key=lambda limit: limit.num_bytes)
+    process_limit = MemoryLimit(max(0, allowed - psutil.Process().memory_info().vms), "ulimit")
+    return min(share, process_limit, key=lambda limit: limit.num_bytes)
 
 
 def share_words(code: str, ranks: int) -> str:
@@ -315,16 +321,20 @@ def meet_on_loopback(environment: MutableMapping[str, str], *, always: bool = Tr
     if "lo" not in interfaces:
         return
     for name in _INTERFACES:
-        named = environment.get(name)
+        interface = environment.get(name)
         # Without a name gloo resolves the machine's own, which may fail; NCCL and tensorpipe choose by themselves.
-        if (always and (name == "GLOO_SOCKET_IFNAME" or named)) or (named and not _is_here(named, interfaces)):
+        if (always and (name == "GLOO_SOCKET_IFNAME" or interface)) or (
+            interface and not _is_here(interface, interfaces)
+        ):
             environment[name] = "lo"
 
 
-def _is_here(named: str, interfaces: Iterable[str]) -> bool:
+def _is_here(interface_list: str, interfaces: Iterable[str]) -> bool:
     """Return whether a list of interfaces names one of this machine; NCCL takes prefixes, `=` and `^`."""
-    words = named.lstrip("^=").split(",")
-    return named.startswith("^") or any(one.startswith(word) for word in words for one in interfaces)
+    words = interface_list.lstrip("^=").split(",")
+    return interface_list.startswith("^") or any(
+        interface.startswith(word) for word in words for interface in interfaces
+    )
 
 
 PARENT_VARIABLE = "DLOJZ_LAUNCHER_PID"
@@ -390,15 +400,15 @@ def c_output_discarded() -> Iterator[None]:
     sys.stdout.flush()
     # What C has buffered so far belongs to the output.
     libc.fflush(None)
-    kept = os.dup(1)
+    saved_stdout = os.dup(1)
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)
     try:
         yield
     finally:
         libc.fflush(None)
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(saved_stdout, 1)
+        os.close(saved_stdout)
 
 
 def adopt_orphans() -> bool:

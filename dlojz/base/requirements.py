@@ -29,7 +29,7 @@ def requirements_of(extra: str) -> list[tuple[str, str]]:
     Raises:
         PackageNotFoundError: this package is on the path, but not installed.
     """
-    return [(name, bounds) for name, bounds, one in _requirements() if one == extra]
+    return [(name, bounds) for name, bounds, extra_name in _requirements() if extra_name == extra]
 
 
 def extra_of(distribution: str) -> str:
@@ -73,13 +73,13 @@ def missing_library(
 
 def _requirements() -> list[tuple[str, str, str]]:
     """Read the metadata: name, versions that are accepted, extra (empty: the core)."""
-    found = []
+    requirements = []
     for line in requires("dlojz") or ():
         # `accelerate>=1.0; extra == 'libraries'`
-        needed, _, marker = line.partition(";")
+        requirement, _, marker = line.partition(";")
         extra = re.search(r"extra == ['\"](\w+)['\"]", marker)
-        parts = re.match(r"([\w.-]+)\s*\(?([^)\[]*)\)?$", needed.strip())
+        parts = re.match(r"([\w.-]+)\s*\(?([^)\[]*)\)?$", requirement.strip())
         # An extra of extras names dlojz itself.
         if parts and parts[1] != "dlojz":
-            found.append((parts[1], parts[2].strip(), extra[1] if extra else ""))
-    return found
+            requirements.append((parts[1], parts[2].strip(), extra[1] if extra else ""))
+    return requirements

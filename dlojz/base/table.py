@@ -138,23 +138,23 @@ class Table:
             yield Text(visible(self.caption), style="bold")
         # A bar takes its characters and two blanks.
         width = options.max_width - (BAR_CHARACTERS + 2 if self.shares else 0)
-        titles, between, needed = self._fitted(width)
-        if needed > width and len(self.head) > 2 and any(self.head):
+        titles, between, minimum_width = self._fitted(width)
+        if minimum_width > width and len(self.head) > 2 and any(self.head):
             yield from self._blocks()
             yield from (Text(visible(note)) for note in self.notes)
             return
-        shown = Terminal(box=None, padding=(0, between, 0, 0), header_style="bold", show_header=any(self.head))
-        for place, (title, side) in enumerate(zip(titles, self._sides(), strict=True)):
-            one_line = side == "r" or place < self.whole
-            shown.add_column(
+        terminal_table = Terminal(box=None, padding=(0, between, 0, 0), header_style="bold", show_header=any(self.head))
+        for index, (title, side) in enumerate(zip(titles, self._sides(), strict=True)):
+            one_line = side == "r" or index < self.whole
+            terminal_table.add_column(
                 Text(title),
                 justify="right" if side == "r" else "left",
                 overflow="ellipsis" if one_line else "fold",
                 no_wrap=one_line,
-                style="bold" if self._names_and_values() and not place else "",
+                style="bold" if self._names_and_values() and not index else "",
             )
-            if self.shares and not place:
-                shown.add_column("", width=BAR_CHARACTERS, no_wrap=True)
+            if self.shares and not index:
+                terminal_table.add_column("", width=BAR_CHARACTERS, no_wrap=True)
         for number, row in enumerate(self.rows):
             texts = ("\n".join(map(visible, _lines(cell))) for cell in row)
             cells = [Text(text, style="italic" if self._is_heading(row) else "") for text in texts]
@@ -165,8 +165,8 @@ class Table:
                 cells.insert(1, Text("█" * (halves // 2) + "▌" * (halves % 2), style=color))
             elif color:
                 cells[0].stylize(color)
-            shown.add_row(*cells)
-        yield shown
+            terminal_table.add_row(*cells)
+        yield terminal_table
         yield from (Text(visible(note)) for note in self.notes)
 
     def _blocks(self) -> Iterator[Padding]:
@@ -193,44 +193,44 @@ class Table:
 
         titles = [visible(title) for title in self.head]
         rows = [row for row in self.rows if not self._is_heading(row)]
-        columns = [[visible(line) for row in rows for line in _lines(row[place])] for place in range(len(titles))]
+        columns = [[visible(line) for row in rows for line in _lines(row[index])] for index in range(len(titles))]
         widths = [max(map(cell_len, [title, *column])) for title, column in zip(titles, columns, strict=True)]
         if sum(widths) + 2 * len(widths) <= width:
             return titles, 2, width
-        for place, (column, side) in enumerate(zip(columns, self._sides(), strict=True)):
+        for index, (column, side) in enumerate(zip(columns, self._sides(), strict=True)):
             if side == "r":
-                title = titles[place].replace(" / ", "\u00a0/ ")  # a unit's stroke stays at its word
+                title = titles[index].replace(" / ", "\u00a0/ ")  # a unit's stroke stays at its word
                 # As wide as its widest number, or word of its title.
-                widths[place] = max(1, *map(cell_len, [*column, *title.split(" ")]))
-                titles[place] = textwrap.fill(title, widths[place], break_on_hyphens=False)
-            elif place >= self.whole:
+                widths[index] = max(1, *map(cell_len, [*column, *title.split(" ")]))
+                titles[index] = textwrap.fill(title, widths[index], break_on_hyphens=False)
+            elif index >= self.whole:
                 # Folded down to its longest word.
-                widths[place] = max(map(cell_len, " ".join([titles[place], *column]).split()), default=0)
+                widths[index] = max(map(cell_len, " ".join([titles[index], *column]).split()), default=0)
         between = 2 if sum(widths) + 2 * len(widths) <= width else 1
         return titles, between, sum(widths) + between * (len(widths) - 1)
 
     def _repr_html_(self) -> str:
         # A notebook's own style sets cells right: words and names are told to stand left.
-        left = "text-align:left"
+        left_css = "text-align:left"
         names = self._names_and_values()
         sides = "ll" if names else self._sides()
-        first, end = f'<th scope="row" style="{left}{"" if names else ";font-weight:normal"}">', "</th>"
+        opening, closing = f'<th scope="row" style="{left_css}{"" if names else ";font-weight:normal"}">', "</th>"
         # The first cell is a row's header only where it is a word with numbers beside it.
         if not names and ("r" not in sides or sides[0] == "r"):
-            first, end = f"<td{_style(sides[:1])}>", "</td>"
+            opening, closing = f"<td{_style(sides[:1])}>", "</td>"
         titles = [
             f'<th scope="col"{_style(side)}>{safe(title)}</th>' for title, side in zip(self.head, sides, strict=True)
         ]
         if self.shares:
             titles.insert(1, "<td></td>")
         rows = []
-        around = (first, end)
+        around = (opening, closing)
         for number, (label, *cells) in enumerate(self.rows):
-            first, end = around
+            opening, closing = around
             if self.links:
-                first, end = f'{first}<a href="{safe(self.links[number])}">', f"</a>{end}"
+                opening, closing = f'{opening}<a href="{safe(self.links[number])}">', f"</a>{closing}"
             if self._is_heading((label, *cells)):
-                rows.append(f'<th colspan="{len(titles)}" style="{left}">{safe(label)}</th>')
+                rows.append(f'<th colspan="{len(titles)}" style="{left_css}">{safe(label)}</th>')
                 continue
             bar = ""
             if self.shares:
@@ -239,10 +239,10 @@ class Table:
                     f'<td aria-hidden="true" style="width:8em"><div style="background:{safe(color)};height:.7em;'
                     f'width:{100 * self.shares[number]:.1f}%"></div></td>'
                 )
-            beside = zip_longest(cells, sides[1:], fillvalue="")
-            shown = "".join(f"<td{_style(side)}>{_html(cell)}</td>" for cell, side in beside)
-            rows.append(f"{first}{_html(label)}{end}{bar}{shown}")
-        caption = f'<caption style="{left};font-weight:bold">{safe(self.caption)}</caption>' if self.caption else ""
+            aligned_cells = zip_longest(cells, sides[1:], fillvalue="")
+            cells_html = "".join(f"<td{_style(side)}>{_html(cell)}</td>" for cell, side in aligned_cells)
+            rows.append(f"{opening}{_html(label)}{closing}{bar}{cells_html}")
+        caption = f'<caption style="{left_css};font-weight:bold">{safe(self.caption)}</caption>' if self.caption else ""
         head = f"<thead><tr>{''.join(titles)}</tr></thead>" if any(self.head) else ""
         body = "".join(f"<tr>{row}</tr>" for row in rows)
         notes = "".join(f"<p>{safe(note)}</p>" for note in self.notes)

@@ -83,7 +83,7 @@ class ActivationOffload:
 
     def host_copies(self) -> list[Tensor]:
         """List the copies that are in host memory now."""
-        return [moved.host for moved in list(self._moved)]
+        return [host_copy.host for host_copy in list(self._moved)]
 
     def close(self) -> None:
         """Remove the hooks from the module."""
@@ -117,28 +117,28 @@ class ActivationOffload:
 
     def _move(self, tensor: Tensor, key: int) -> _Moved:
         """Find the storage's copy in host memory, or make it."""
-        found = self._known.get(key)
-        if found is not None:
-            storage, version, dtype, reference = found
-            moved = reference()
+        record = self._known.get(key)
+        if record is not None:
+            storage, version, dtype, reference = record
+            host_copy = reference()
             # An operator may have written in place since then.
-            if storage() is not None and moved is not None and (version, dtype) == (tensor._version, tensor.dtype):
-                return moved
+            if storage() is not None and host_copy is not None and (version, dtype) == (tensor._version, tensor.dtype):
+                return host_copy
         storage = tensor.untyped_storage()
         # The whole storage, flat, (bytes / itemsize,): all views of it can be cut out of one copy.
         with torch.no_grad():
             flat = tensor.detach().as_strided((storage.nbytes() // tensor.element_size(),), (1,), 0)
-            moved = self._copy_out(flat)
-        self.offloaded_bytes += moved.num_bytes
+            host_copy = self._copy_out(flat)
+        self.offloaded_bytes += host_copy.num_bytes
         self.most_bytes = max(self.most_bytes, self.offloaded_bytes)
-        self._count(moved.num_bytes)
-        self._moved.add(moved)
+        self._count(host_copy.num_bytes)
+        self._moved.add(host_copy)
         # Runs when autograd frees the last view of the copy; at the interpreter's exit there is nothing to count.
-        weakref.finalize(moved, self._forget, moved.num_bytes).atexit = False
+        weakref.finalize(host_copy, self._forget, host_copy.num_bytes).atexit = False
         # Once the storage is freed, another one may get its address.
         alive = weakref.ref(storage, lambda _: self._known.pop(key, None))
-        self._known[key] = (alive, tensor._version, tensor.dtype, weakref.ref(moved))
-        return moved
+        self._known[key] = (alive, tensor._version, tensor.dtype, weakref.ref(host_copy))
+        return host_copy
 
     def _copy_out(self, flat: Tensor) -> _Moved:
         """Who: the device, to its host. What: a whole storage. How much: its bytes."""
@@ -192,8 +192,8 @@ class _Moved:
         self._back: Tensor | None = None
         self._lock = threading.Lock()
 
-    def fetch(self, *, first: bool) -> Tensor:
-        """Return the storage as a flat tensor on the device; `first` is the first request of this tensor."""
+    def fetch(self, *, is_first: bool) -> Tensor:
+        """Return the storage as a flat tensor on the device; `is_first` is the first request of this tensor."""
         # Autograd may unpack on several threads: one of them copies, the others take its tensor.
         with self._lock:
             back = self._back
@@ -206,7 +206,7 @@ class _Moved:
                 back.copy_(self.host, non_blocking=True)
                 self._count(self.num_bytes)
             # A second request of one tensor (a retained graph) is not counted down again.
-            self.waiting -= first
+            self.waiting -= is_first
             # After the last first request the device copy lives only as long as the views that were handed out.
             self._back = back if self.waiting else None
             return back
@@ -215,14 +215,14 @@ class _Moved:
 class _Saved:
     """Tensor that autograd has saved, as a view of its storage."""
 
-    def __init__(self, moved: _Moved, tensor: Tensor) -> None:
-        self._moved, self._first = moved, True
+    def __init__(self, host_copy: _Moved, tensor: Tensor) -> None:
+        self._moved, self._first = host_copy, True
         self._view = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset())
-        moved.waiting += 1
+        host_copy.waiting += 1
 
     def fetch(self) -> Tensor:
         """Return the tensor, on the device again."""
-        flat = self._moved.fetch(first=self._first)
+        flat = self._moved.fetch(is_first=self._first)
         self._first = False
         return flat.as_strided(*self._view)
 

@@ -256,7 +256,7 @@ class DataParallel(nn.Module):
                 # The sum over the ranks, divided once per bucket: all-reduce itself knows no mean here.
                 flight = self._flying.pop(0)
                 bucket, mean = self.buckets[flight.bucket], flight.wait().div_(self.size)
-                for parameter, piece in zip(bucket, pieces_of(mean, [one.shape for one in bucket]), strict=True):
+                for parameter, piece in zip(bucket, pieces_of(mean, [weight.shape for weight in bucket]), strict=True):
                     _gradient(parameter).copy_(piece)
                 self._arrived.append((flight.bucket, flight.num_bytes, flight.left, flight.arrived))
         finally:
@@ -271,7 +271,7 @@ class DataParallel(nn.Module):
     @property
     def timing(self) -> Overlap:
         """Overlap of the last step's communication with its backward pass: `exposed_s` and `hidden_s`."""
-        intervals = tuple((sent.left_s, sent.arrived_s) for sent in self.communications)
+        intervals = tuple((communication.left_s, communication.arrived_s) for communication in self.communications)
         return Overlap.after_backward(intervals, self._watch.seconds(self._compute_end))
 
 

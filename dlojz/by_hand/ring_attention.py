@@ -65,10 +65,10 @@ def visible_pairs(rank: int, source: int, size: int, causal: bool, order: Order)
         Numbers of the chunk among those of `rank` and of `source`, and whether the pair lies on the diagonal, where
         each token sees itself and those before it.
     """
-    for own, query_chunk in enumerate(chunks_of(rank, size, order)):
-        for other, key_chunk in enumerate(chunks_of(source, size, order)):
+    for query_number, query_chunk in enumerate(chunks_of(rank, size, order)):
+        for key_number, key_chunk in enumerate(chunks_of(source, size, order)):
             if not causal or key_chunk <= query_chunk:  # else masked wholly
-                yield own, other, causal and key_chunk == query_chunk
+                yield query_number, key_number, causal and key_chunk == query_chunk
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -93,11 +93,11 @@ class Ring:
         While they are used, the next ones are under way: two ranks' are held at a time. Each rank sends
         (n − 1)·2·B·G·S·H elements in all.
         """
-        here = torch.stack((k_BGSH, v_BGSH))  # (2, B, G, S, H): one message for both
+        key_values = torch.stack((k_BGSH, v_BGSH))  # (2, B, G, S, H): one message for both
         for step in range(self.size):
-            arrived = self._pass_on(here, _KEYS_AND_VALUES) if step < self.size - 1 else None
-            yield (self.rank - step) % self.size, here[0], here[1]  # step s: those of rank r − s
-            here, arrived = arrived() if arrived else here, None  # what was sent is held no longer
+            arrived = self._pass_on(key_values, _KEYS_AND_VALUES) if step < self.size - 1 else None
+            yield (self.rank - step) % self.size, key_values[0], key_values[1]  # step s: those of rank r − s
+            key_values, arrived = arrived() if arrived else key_values, None  # what was sent is held no longer
 
     def pass_gradients(self, dkv_2BGSH: Tensor) -> Callable[[], Tensor]:
         """Send gradients after their keys and values; see `_pass_on`."""
@@ -190,7 +190,7 @@ class _RingAttention(torch.autograd.Function):
     def forward(ctx: Any, q_BNSH: Tensor, k_BGSH: Tensor, v_BGSH: Tensor, blocks: _Blocks) -> Tensor:
         with torch.autocast(q_BNSH.device.type, enabled=False):
             q = blocks.rows(q_BNSH, k_BGSH.shape[1])  # chunks, (B, G, R, H) each
-            out = [torch.zeros_like(chunk) for chunk in q]
+            outputs = [torch.zeros_like(chunk) for chunk in q]
             lse = [torch.full_like(chunk[..., :1], -torch.inf) for chunk in q]  # so far, (B, G, R, 1)
             for source, k, v in blocks.ring.tour(k_BGSH, v_BGSH):
                 keys, values = blocks.cut(k), blocks.cut(v)
@@ -199,11 +199,11 @@ class _RingAttention(torch.autograd.Function):
                     block_lse = scores_BGRC.logsumexp(dim=-1, keepdim=True)
                     block_out = (scores_BGRC - block_lse).exp() @ values[b]
                     # Two averages of values, over different keys: each weighs as its sum of exponentials does.
-                    both = torch.logaddexp(lse[a], block_lse)
-                    out[a] = out[a] * (lse[a] - both).exp() + block_out * (block_lse - both).exp()
-                    lse[a] = both
+                    total_lse = torch.logaddexp(lse[a], block_lse)
+                    outputs[a] = outputs[a] * (lse[a] - total_lse).exp() + block_out * (block_lse - total_lse).exp()
+                    lse[a] = total_lse
                 del k, v, keys, values  # before the next ones set out
-            output_BNSH = blocks.heads(out, q_BNSH)
+            output_BNSH = blocks.heads(outputs, q_BNSH)
         ctx.blocks = blocks
         ctx.save_for_backward(q_BNSH, k_BGSH, v_BGSH, output_BNSH, *lse)  # scores are computed anew
         return output_BNSH
@@ -214,15 +214,15 @@ class _RingAttention(torch.autograd.Function):
         blocks: _Blocks = ctx.blocks
         q_BNSH, k_BGSH, v_BGSH, output_BNSH, *lse = ctx.saved_tensors
         with torch.autocast(q_BNSH.device.type, enabled=False):
-            q, grad, out = (blocks.rows(x, k_BGSH.shape[1]) for x in (q_BNSH, grad_BNSH, output_BNSH))
+            q, grad, outputs = (blocks.rows(x, k_BGSH.shape[1]) for x in (q_BNSH, grad_BNSH, output_BNSH))
             # The softmax's derivative needs, for each row, the sum of weights × their gradients, which is grad · out.
-            dot = [(g * o).sum(dim=-1, keepdim=True) for g, o in zip(grad, out, strict=True)]
+            dot = [(g * o).sum(dim=-1, keepdim=True) for g, o in zip(grad, outputs, strict=True)]
             dq = [torch.zeros_like(chunk) for chunk in q]
             own_2BGSH, arrived = grad_BNSH, cast("Callable[[], Tensor] | None", None)
             for source, k, v in blocks.ring.tour(k_BGSH, v_BGSH):
                 keys, values = blocks.cut(k), blocks.cut(v)
                 dkv_2BGSH = torch.zeros(2, *k.shape, dtype=wide(k.dtype), device=k.device)
-                dk, dv = (one.chunk(len(q), dim=2) for one in dkv_2BGSH)
+                dk, dv = (gradient.chunk(len(q), dim=2) for gradient in dkv_2BGSH)
                 for a, b, diagonal in blocks.pairs(source):
                     weights_BGRC = (_scores(q[a], keys[b], diagonal) - lse[a]).exp()  # of all keys: lse is whole by now
                     dscores_BGRC = weights_BGRC * (grad[a] @ values[b].mT - dot[a]) * _scale(q[a])
@@ -260,7 +260,7 @@ class _Blocks:
     def heads(self, rows: list[Tensor], like_BNSH: Tensor) -> Tensor:
         """The inverse of `rows`, in the type and shape of `like_BNSH`."""
         tokens = like_BNSH.shape[2] // self._chunks
-        return torch.cat([one.unflatten(2, (-1, tokens)).flatten(1, 2) for one in rows], dim=2).to(like_BNSH.dtype)
+        return torch.cat([chunk.unflatten(2, (-1, tokens)).flatten(1, 2) for chunk in rows], dim=2).to(like_BNSH.dtype)
 
 
 def _scores(q_BGRH: Tensor, k_BGCH: Tensor, diagonal: bool) -> Tensor:
@@ -278,7 +278,7 @@ def _scale(q_BGRH: Tensor) -> float:
 
 
 def _check(q_BNSH: Tensor, k_BGSH: Tensor, v_BGSH: Tensor, chunks: int) -> None:
-    query, key, value = (tuple(one.shape) for one in (q_BNSH, k_BGSH, v_BGSH))
+    query, key, value = (tuple(tensor.shape) for tensor in (q_BNSH, k_BGSH, v_BGSH))
     if len(query) != 4 or key != value or query[:1] + query[2:] != key[:1] + key[2:] or query[1] % key[1]:
         raise refusal(
             en=f"queries {query}, keys {key} and values {value} do not fit: keys and values must be alike, and "

@@ -50,14 +50,14 @@ class Exclusion(Contract):
         # The defaults are in `fields` too, so the one name that may be missing is `machine`.
         return all(
             name in fields
-            and any(_same(fields[name], value) for value in (wanted if isinstance(wanted, list) else [wanted]))
-            for name, wanted in self.match.items()
+            and any(_same(fields[name], value) for value in (criterion if isinstance(criterion, list) else [criterion]))
+            for name, criterion in self.match.items()
         )
 
 
-def _same(value: object, wanted: object) -> bool:
+def _same(value: object, reference: object) -> bool:
     """Equality in which `true` is no 1."""
-    return value == wanted and isinstance(value, bool) == isinstance(wanted, bool)
+    return value == reference and isinstance(value, bool) == isinstance(reference, bool)
 
 
 class Campaign(Contract):
@@ -83,14 +83,14 @@ class Campaign(Contract):
 
     @field_validator("exclude", mode="before")
     @classmethod
-    def _flat_exclusions(cls, given: Any) -> Any:
+    def _flat_exclusions(cls, raw_exclusions: Any) -> Any:
         """`[[exclude]]` is written flat: the fields and `reason` in one table."""
-        if not isinstance(given, list) or not all(isinstance(table, dict) for table in given):
-            return given
-        flat = [table for table in given if "match" not in table]
+        if not isinstance(raw_exclusions, list) or not all(isinstance(table, dict) for table in raw_exclusions):
+            return raw_exclusions
+        flat = [table for table in raw_exclusions if "match" not in table]
         # The long form, `match = {…}` beside `reason`, is legal too; it comes first, whatever the file says.
         return [
-            *(table for table in given if "match" in table),
+            *(table for table in raw_exclusions if "match" in table),
             *(
                 {"match": {key: value for key, value in table.items() if key != REASON}, REASON: table.get(REASON, "")}
                 for table in flat
@@ -104,16 +104,16 @@ class Campaign(Contract):
         for exclusion in self.exclude:
             for key in exclusion.match:
                 _check_field(key, "[[exclude]]")
-        taken: dict[str, str] = {}
+        owners: dict[str, str] = {}
         for axis, values in self.axes.items():
             for key in self._fields_of(axis, values):
                 _check_field(key, f"[axes] {axis}")
-                if key in taken:
+                if key in owners:
                     raise refusal(
-                        en=f"the axes {taken[key]!r} and {axis!r} both set {key!r}: let one of them do it.",
-                        fr=f"les axes {taken[key]!r} et {axis!r} fixent tous deux {key!r} : laissez-le à l’un d’eux.",
+                        en=f"the axes {owners[key]!r} and {axis!r} both set {key!r}: let one of them do it.",
+                        fr=f"les axes {owners[key]!r} et {axis!r} fixent tous deux {key!r} : laissez-le à l’un d’eux.",
                     )
-                taken[key] = axis
+                owners[key] = axis
         return self
 
     @staticmethod
@@ -131,9 +131,9 @@ class Campaign(Contract):
         return list(dict.fromkeys(key for table in tables for key in table if key != TITLE)) if tables else [axis]
 
 
-def _check_field(key: str, place: str) -> None:
+def _check_field(key: str, section: str) -> None:
     if key not in (*FIELDS, MACHINE):
-        raise LabError(one_of(say(en=f"field in {place}", fr=f"champ de {place}"), key, (*FIELDS, MACHINE)))
+        raise LabError(one_of(say(en=f"field in {section}", fr=f"champ de {section}"), key, (*FIELDS, MACHINE)))
 
 
 def campaigns_folder() -> Path:
@@ -150,13 +150,13 @@ def find_campaign(word: str) -> Path:
     path = Path(word).expanduser()
     if path.suffix == ".toml":
         return path
-    known = {file.stem: file for file in sorted(campaigns_folder().glob("*.toml"))}
-    if word not in known:
+    campaign_files = {file.stem: file for file in sorted(campaigns_folder().glob("*.toml"))}
+    if word not in campaign_files:
         raise LabError(
-            one_of(say(en="campaign", fr="campagne"), word, known)
+            one_of(say(en="campaign", fr="campagne"), word, campaign_files)
             + say(en=" A file is named with its ending .toml.", fr=" Un fichier se nomme avec sa terminaison .toml.")
         )
-    return known[word]
+    return campaign_files[word]
 
 
 def read_campaign(path: Path) -> Campaign:
@@ -223,8 +223,8 @@ class CampaignPoint:
     @property
     def label(self) -> str:
         """Point in words: its values on the axes, or its title where there is no axis."""
-        again = [f"#{self.repeat}"] if self.repeat > 1 else []
-        return ", ".join([*(self.labels.values() or [self.config.title]), *again])
+        repeat_suffix = [f"#{self.repeat}"] if self.repeat > 1 else []
+        return ", ".join([*(self.labels.values() or [self.config.title]), *repeat_suffix])
 
 
 @dataclass(frozen=True)
@@ -251,23 +251,23 @@ def expand(campaign: Campaign, machine: str | None = None) -> CampaignPlan:
     # Exclusions that have matched no point so far.
     unused = list(campaign.exclude)
     for labels, fields in _combinations(campaign, machine):
-        named = ", ".join(labels.values()) or campaign.title
+        label = ", ".join(labels.values()) or campaign.title
         matching = [exclusion for exclusion in campaign.exclude if exclusion.matches({**_DEFAULTS, **fields})]
         unused = [exclusion for exclusion in unused if exclusion not in matching]
         if matching:
-            excluded.append((named, matching[0].reason))
+            excluded.append((label, matching[0].reason))
             continue
         try:
             points += _points(campaign, labels, fields, len(points))
         except LabError as error:
-            impossible.append(named + say(en=": ", fr=" : ") + str(error))
+            impossible.append(label + say(en=": ", fr=" : ") + str(error))
     if impossible:
-        listed = "\n".join(f"  - {sentence}" for sentence in impossible)
+        bullets = "\n".join(f"  - {sentence}" for sentence in impossible)
         raise refusal(
             en=f"nothing was submitted: {len(impossible)} of the campaign's points cannot be run. Change them, or "
-            f"leave them out with [[exclude]]:\n{listed}",
+            f"leave them out with [[exclude]]:\n{bullets}",
             fr=f"rien n’a été soumis : {len(impossible)} points de la campagne ne peuvent pas être exécutés. "
-            f"Changez-les, ou écartez-les avec [[exclude]] :\n{listed}",
+            f"Changez-les, ou écartez-les avec [[exclude]] :\n{bullets}",
         )
     # Another machine takes the place of the campaign's: an exclusion by machine may then match nothing.
     _check(campaign, points, unused if machine is None else [])
@@ -298,7 +298,7 @@ def _combinations(campaign: Campaign, machine: str | None) -> Iterator[tuple[dic
             table = value if isinstance(value, dict) else {axis: value}
             labels[axis] = _in_words(axis, value)
             # An axis overrides the base; that no two axes set one field was checked when the file was read.
-            fields |= {key: own for key, own in table.items() if key != TITLE}
+            fields |= {key: setting for key, setting in table.items() if key != TITLE}
         if machine is not None:
             fields[MACHINE] = machine
         yield labels, fields
@@ -308,11 +308,11 @@ def _machines(campaign: Campaign, machine: str | None) -> list[Value]:
     """All machines that a campaign names."""
     if machine is not None:
         return [machine]
-    found: list[Value] = [campaign.base[MACHINE]] if MACHINE in campaign.base else []
+    machines: list[Value] = [campaign.base[MACHINE]] if MACHINE in campaign.base else []
     for axis, values in campaign.axes.items():
         tables = [value if isinstance(value, dict) else {axis: value} for value in values]
-        found += [table[MACHINE] for table in tables if MACHINE in table]
-    return found
+        machines += [table[MACHINE] for table in tables if MACHINE in table]
+    return machines
 
 
 def _in_words(axis: str, value: Value | Table) -> str:
@@ -320,7 +320,8 @@ def _in_words(axis: str, value: Value | Table) -> str:
     if isinstance(value, dict):
         if TITLE not in value:
             return ", ".join(
-                f"{key} {own if isinstance(own, str) else localized(str(own).lower())}" for key, own in value.items()
+                f"{key} {setting if isinstance(setting, str) else localized(str(setting).lower())}"
+                for key, setting in value.items()
             )
         value = value[TITLE]
     if isinstance(value, str):
@@ -331,13 +332,17 @@ def _in_words(axis: str, value: Value | Table) -> str:
 
 def _points(campaign: Campaign, labels: dict[str, str], fields: Table, before: int) -> list[CampaignPoint]:
     machine = str(fields.get(MACHINE, ""))
-    own = {key: value for key, value in fields.items() if key != MACHINE}
-    first = RunConfig.of(**own)
+    config_fields = {key: value for key, value in fields.items() if key != MACHINE}
+    first_config = RunConfig.of(**config_fields)
     # Once for all repeats: they differ by their seed alone.
-    check_runnable(first)
+    check_runnable(first_config)
     return [
         CampaignPoint(
-            before + repeat, labels, machine, RunConfig.of(**{**own, "seed": first.seed + repeat - 1}), repeat
+            before + repeat,
+            labels,
+            machine,
+            RunConfig.of(**{**config_fields, "seed": first_config.seed + repeat - 1}),
+            repeat,
         )
         for repeat in range(1, campaign.repeats + 1)
     ]
@@ -354,10 +359,10 @@ def _check(campaign: Campaign, points: list[CampaignPoint], unused: list[Exclusi
             en=f"the campaign {campaign.title!r} has no point: all are excluded.",
             fr=f"la campagne {campaign.title!r} n’a aucun point : tous sont exclus.",
         )
-    seen: dict[tuple[str, str], CampaignPoint] = {}
+    points_by_run: dict[tuple[str, str], CampaignPoint] = {}
     for point in points:
         # The hash covers the seed, so that repeats are no twins.
-        twin = seen.setdefault((point.machine, point.config.hash), point)
+        twin = points_by_run.setdefault((point.machine, point.config.hash), point)
         if twin is not point:
             raise refusal(
                 en=f"the points {twin.number} ({twin.label}) and {point.number} ({point.label}) are the same run: "

@@ -96,14 +96,14 @@ def read_class(folder: Path, call: Callable[[str], str] = str) -> list[Student]:
             fr=f"le dossier de la classe, {folder}, est illisible : {error.strerror}.",
         ) from None
     visible = [name for name in names if not name.startswith(".")][:MAX_STUDENTS]
-    found = []
+    students = []
     for name in visible:
         path = folder / name
         if path.is_symlink():
-            found.append(Student(call(name), problems=[_problem("link")]))
+            students.append(Student(call(name), problems=[_problem("link")]))
         elif path.is_dir():
-            found.append(_student(path, call(name)))
-    return sorted(found, key=lambda student: student.name)
+            students.append(_student(path, call(name)))
+    return sorted(students, key=lambda student: student.name)
 
 
 def _student(folder: Path, name: str) -> Student:
@@ -145,19 +145,21 @@ def _read_progress(root: Path, student: Student) -> None:
         if lab is None or not _plain(Path(entry.path), MAX_PROGRESS_BYTES, student):
             continue
         progress = LabProgress(Path(entry.path))
-        done = {name: at for name, at in progress.read().items() if _EXERCISE.fullmatch(name)}
+        completion_times = {
+            name: completion_time for name, completion_time in progress.read().items() if _EXERCISE.fullmatch(name)
+        }
         # A student may have worked on one lab in several roots: the larger count stands, nothing is added up.
-        student.done[lab[1]] = max(student.done.get(lab[1], 0), len(done.keys() - {SCRIPT}))
+        student.done[lab[1]] = max(student.done.get(lab[1], 0), len(completion_times.keys() - {SCRIPT}))
         # SCRIPT stands for the lab's own script, which is no exercise.
-        student.scripts |= {lab[1]} if SCRIPT in done else set()
+        student.scripts |= {lab[1]} if SCRIPT in completion_times else set()
         scores = [(name, score) for name, score in progress.scores().items() if _EXERCISE.fullmatch(name)]
         student.scores |= {lab[1]: scores[0]} if scores else {}
-        for exercise, at in done.items():
+        for exercise, completion_time in completion_times.items():
             # Texts in ISO 8601, all written in UTC in one format, sort as their times do.
-            if at > latest:
-                latest, student.lab, student.exercise = at, lab[1], exercise
-        for at in done.values():
-            _active(student, _moment(at))
+            if completion_time > latest:
+                latest, student.lab, student.exercise = completion_time, lab[1], exercise
+        for completion_time in completion_times.values():
+            _active(student, _moment(completion_time))
 
 
 def _read_runs(root: Path, student: Student) -> None:
@@ -220,9 +222,9 @@ def _count(record: RunRecord, student: Student) -> None:
     config = record.config
     best = Best(config.model, config.title, config.layout.global_batch, rate)
     # One entry per model: its fastest completed run.
-    before = next((one for one in student.best if one.model == best.model), None)
+    before = next((entry for entry in student.best if entry.model == best.model), None)
     if before is None or before.samples_per_s < rate:
-        student.best = [one for one in student.best if one is not before] + [best]
+        student.best = [entry for entry in student.best if entry is not before] + [best]
 
 
 def _plain(path: Path, most_bytes: int, student: Student) -> bool:
@@ -314,16 +316,16 @@ def _problem(name: Literal["link", "damaged", "newer", "special", "many", "close
 def told_problems(student: Student) -> list[str]:
     """List the first few problems, each once with its count, and how many runs the hours leave out."""
     counts = {sentence: student.problems.count(sentence) for sentence in dict.fromkeys(student.problems)}
-    told = [sentence if count == 1 else f"{count} × {sentence}" for sentence, count in counts.items()]
+    sentences = [sentence if count == 1 else f"{count} × {sentence}" for sentence, count in counts.items()]
     if student.untimed:
-        told.insert(
+        sentences.insert(
             0,
             say(
                 en=f"the GPU-hours leave out runs whose length is not known ({student.untimed}).",
                 fr=f"les heures GPU ne comptent pas les exécutions de durée inconnue ({student.untimed}).",
             ),
         )
-    return told[:MAX_PROBLEMS] + (["…"] if len(told) > MAX_PROBLEMS else [])
+    return sentences[:MAX_PROBLEMS] + (["…"] if len(sentences) > MAX_PROBLEMS else [])
 
 
 KEY_BYTES = 32

@@ -46,12 +46,12 @@ def drive(
     again: bool = False,
     time_limit_s: float | None = None,
     asked: Asked = NOTHING,
-    told: Told = lambda _: None,
+    on_change: Told = lambda _: None,
 ) -> list[Result]:
     """Run what has not been run yet and wait for all of it.
 
     Args:
-        told: called with all results whenever one of them has changed.
+        on_change: called with all results whenever one of them has changed.
 
     Raises:
         LabError: if the scheduler refuses a whole array.
@@ -60,11 +60,11 @@ def drive(
     results = [Result(point, predicted) for point, predicted in zip(plan.points, outlooks, strict=True)]
     for index, result in enumerate(results):
         results[index] = result_of(result.point, result.outlook, None if again else find_run(result.point, root))
-    told(results)
+    on_change(results)
     if on == "local":
-        _one_after_the_other(results, root, again, time_limit_s, told)
+        _one_after_the_other(results, root, again, time_limit_s, on_change)
     else:
-        _as_arrays(results, root, again, time_limit_s, asked, told)
+        _as_arrays(results, root, again, time_limit_s, asked, on_change)
     return results
 
 
@@ -77,10 +77,10 @@ def cancel_all(plan: CampaignPlan, root: Path) -> list[Run]:
     Raises:
         LabError: if one cannot be cancelled; those before it are.
     """
-    found = [run for point in plan.points if (run := find_run(point, root)) and run.state not in STATUSES]
-    for run in found:
+    active_runs = [run for point in plan.points if (run := find_run(point, root)) and run.state not in STATUSES]
+    for run in active_runs:
         run.cancel()
-    return found
+    return active_runs
 
 
 def to_do(results: Sequence[Result]) -> list[int]:
@@ -89,7 +89,7 @@ def to_do(results: Sequence[Result]) -> list[int]:
 
 
 def _one_after_the_other(
-    results: list[Result], root: Path, again: bool, time_limit_s: float | None, told: Told
+    results: list[Result], root: Path, again: bool, time_limit_s: float | None, on_change: Told
 ) -> None:
     """Never two at once: they would slow one another."""
     from dlojz.running.launch import run as launch
@@ -109,13 +109,18 @@ def _one_after_the_other(
             )
         except LabError as error:  # of this point alone: the others are run all the same
             results[index] = replace(result, state=REFUSED, reason=str(error))
-            told(results)
+            on_change(results)
             continue
-        run.until_end(partial(_note, results, index, run, told))
+        run.until_end(partial(_note, results, index, run, on_change))
 
 
 def _as_arrays(
-    results: list[Result], root: Path, again: bool, time_limit_s: float | None, asked: Asked, told: Told
+    results: list[Result],
+    root: Path,
+    again: bool,
+    time_limit_s: float | None,
+    scheduler_options: Asked,
+    on_change: Told,
 ) -> None:
     from dlojz.running.launch import submit_many
     from dlojz.running.slurm.slurm_job import recover
@@ -132,32 +137,32 @@ def _as_arrays(
             again=again,
             time_limit_s=time_limit_s,
             root=root_of(root, machine),
-            account=account_of(machine, asked),
-            qos=asked.get("qos", ""),
-            reservation=asked.get("reservation", ""),
+            account=account_of(machine, scheduler_options),
+            qos=scheduler_options.get("qos", ""),
+            reservation=scheduler_options.get("reservation", ""),
         )
         runs |= dict(zip(chosen, submitted, strict=True))
     for index, result in enumerate(results):
-        if index not in runs and (found := find_run(result.point, root)):
-            runs[index] = found
-            recover(found.folder)  # who sent it may have died before the number was written down
+        if index not in runs and (existing_run := find_run(result.point, root)):
+            runs[index] = existing_run
+            recover(existing_run.folder)  # who sent it may have died before the number was written down
     while True:
         # Runs that were there already are followed like those just sent.
         for index, run in runs.items():
-            _note(results, index, run, told)
+            _note(results, index, run, on_change)
         if all(results[index].state in STATUSES for index in runs):
             return
         time.sleep(QUEUE_POLL_S)
 
 
-def _note(results: list[Result], index: int, run: Run, told: Told, _: str = "") -> None:
+def _note(results: list[Result], index: int, run: Run, on_change: Told, _: str = "") -> None:
     """Keep what has changed, and tell it."""
-    now = result_of(results[index].point, results[index].outlook, run)
+    new_result = result_of(results[index].point, results[index].outlook, run)
     before = results[index]
     # While a run goes on, all else in its result stays as it is: the record is read once the run has ended.
-    if (now.state, now.run_id, now.waits_for) != (before.state, before.run_id, before.waits_for):
-        results[index] = now
-        told(results)
+    if (new_result.state, new_result.run_id, new_result.waits_for) != (before.state, before.run_id, before.waits_for):
+        results[index] = new_result
+        on_change(results)
 
 
 def unfit_backend(plan: CampaignPlan, on: Backend) -> str:
@@ -182,16 +187,16 @@ def unfit_backend(plan: CampaignPlan, on: Backend) -> str:
             "--dry-run, ou une campagne dont le nom finit par _local.",
         )
     # All ranks share this machine's cores.
-    most = MAX_RANKS_PER_CORE * cores_available()
-    large = [point for point in plan.points if point.config.layout.world_size > most]
+    max_ranks = MAX_RANKS_PER_CORE * cores_available()
+    large = [point for point in plan.points if point.config.layout.world_size > max_ranks]
     if not large:
         return ""
-    listed = say(en="; ", fr=" ; ").join(
+    oversized_points = say(en="; ", fr=" ; ").join(
         f"{point.number} ({point.label}){colon()}{point.config.layout.world_size}" for point in large
     )
     return say(
-        en=f"this machine's {cores_available()} cores carry {most} processes at most, but these points need more: "
-        f"{listed}. Nothing was started.",
-        fr=f"les {cores_available()} cœurs de cette machine portent {most} processus au plus, mais ces points en "
-        f"demandent plus : {listed}. Rien n’a été lancé.",
+        en=f"this machine's {cores_available()} cores carry {max_ranks} processes at most, but these points need more: "
+        f"{oversized_points}. Nothing was started.",
+        fr=f"les {cores_available()} cœurs de cette machine portent {max_ranks} processus au plus, mais ces points en "
+        f"demandent plus : {oversized_points}. Rien n’a été lancé.",
     )

@@ -95,7 +95,10 @@ def measured(results: Sequence[Result]) -> Table:
             format_count(result.samples_per_s),
             format_seconds(result.step_s),
             *map(format_bytes, (result.outlook.communication_bytes, result.communication_bytes)),
-            *(DASH if one is None else percent(one, 0) for one in (result.strong_efficiency, result.weak_efficiency)),
+            *(
+                DASH if efficiency is None else percent(efficiency, 0)
+                for efficiency in (result.strong_efficiency, result.weak_efficiency)
+            ),
         )
         for result in results
     )
@@ -122,14 +125,14 @@ def hours(value: float | None) -> str:
 def row_of(result: Result) -> dict[str, Any]:
     """Export every figure of a point, with units in the names; None where it is not known."""
     config = result.point.config
-    own = {**config.to_dict(), **config.layout.to_dict()}
+    config_fields = {**config.to_dict(), **config.layout.to_dict()}
     predicted_bytes, measured_bytes = result.memory_bytes
     return {
         "point": result.point.number,
         "label": result.point.label,
         "machine": result.point.machine,
         "repeat": result.point.repeat,
-        **{name: own[name] for name in FIELDS},
+        **{name: config_fields[name] for name in FIELDS},
         "global_batch": config.layout.global_batch,
         "ranks": config.layout.world_size,
         "config_hash": config.hash,
@@ -168,9 +171,13 @@ def harmless(value: object) -> object:
     """Quote a cell that a spreadsheet would run as a formula."""
     if not isinstance(value, str):
         return value
-    shown = visible(value)
+    visible_text = visible(value)
     # `visible` may have changed a leading tab or line end, so those are looked for in the value as it came.
-    return f"'{shown}" if shown.lstrip().startswith(FORMULA_SIGNS) or value != value.lstrip("\t\r\n") else shown
+    return (
+        f"'{visible_text}"
+        if visible_text.lstrip().startswith(FORMULA_SIGNS) or value != value.lstrip("\t\r\n")
+        else visible_text
+    )
 
 
 BATCH = frozenset({"micro_batch", "micro_batches"})
@@ -243,8 +250,8 @@ def _batch_axis(points: Sequence[CampaignPoint]) -> tuple[list[str], str]:
     totals = {layout.global_batch for layout in layouts}
     if varying == ["micro_batches"] or (varying and len(totals) == 1):
         total = min(totals)
-        whole = say(en=f" of {total} samples", fr=f" de {total} échantillons") if len(totals) == 1 else ""
-        return ["micro_batches"], say(en="micro-batches per step", fr="micro-batches par pas") + whole
+        batch_suffix = say(en=f" of {total} samples", fr=f" de {total} échantillons") if len(totals) == 1 else ""
+        return ["micro_batches"], say(en="micro-batches per step", fr="micro-batches par pas") + batch_suffix
     if len(varying) > 1:
         return varying, say(en="samples per step (global batch)", fr="échantillons par pas (batch global)")
     return ["micro_batch"], say(en="micro-batch, samples", fr="micro-batch, échantillons")
@@ -252,13 +259,15 @@ def _batch_axis(points: Sequence[CampaignPoint]) -> tuple[list[str], str]:
 
 def _axes_that_set(campaign: Campaign, fields: frozenset[str]) -> set[str]:
     """The axes that set only such fields."""
-    found = set()
+    axes = set()
     for axis, values in campaign.axes.items():
         # A plain list sets the field of the axis's own name; tables set their own fields.
-        own = {key for value in values for key in (value if isinstance(value, dict) else {axis: 0}) if key != TITLE}
-        if own <= fields and axis != MACHINE:
-            found.add(axis)
-    return found
+        axis_fields = {
+            key for value in values for key in (value if isinstance(value, dict) else {axis: 0}) if key != TITLE
+        }
+        if axis_fields <= fields and axis != MACHINE:
+            axes.add(axis)
+    return axes
 
 
 def _named(point: CampaignPoint, without: set[str]) -> str:
@@ -311,57 +320,61 @@ def write_report(campaign: Campaign, plan: CampaignPlan, results: Sequence[Resul
 def _used_hours(results: Sequence[Result]) -> str:
     """Write the rank-hours of all points, and of how many of them they are not known."""
     # 0.0 for a point that never started, None for a run of unknown length.
-    known = [result.rank_hours for result in results if result.rank_hours is not None]
-    unknown = len(results) - len(known)
-    if not known:
+    measured_hours = [result.rank_hours for result in results if result.rank_hours is not None]
+    unknown = len(results) - len(measured_hours)
+    if not measured_hours:
         return DASH
     left_out = say(en=f" (without {unknown} of unknown length)", fr=f" (sans {unknown} de durée inconnue)")
-    return hours(sum(known)) + (left_out if unknown else "")
+    return hours(sum(measured_hours)) + (left_out if unknown else "")
 
 
 def findings(results: Sequence[Result]) -> Iterator[str]:
     """Conclude from the results, in sentences computed from its results."""
-    done = [result for result in results if result.state == "completed"]
+    runs = [result for result in results if result.state == "completed"]
     over = [result for result in results if result.state == "oom"]
     yield say(
-        en=f"{len(done)} of {len(results)} points completed; {len(over)} do not fit; "
+        en=f"{len(runs)} of {len(results)} points completed; {len(over)} do not fit; "
         f"{_used_hours(results)} rank-hours were used.",
-        fr=f"{len(done)} points sur {len(results)} sont terminés ; {len(over)} ne tiennent pas ; "
+        fr=f"{len(runs)} points sur {len(results)} sont terminés ; {len(over)} ne tiennent pas ; "
         f"{_used_hours(results)} heures × rangs ont été consommées.",
     )
-    rated = [(result.samples_per_s, result) for result in done if result.samples_per_s]
+    rated = [(result.samples_per_s, result) for result in runs if result.samples_per_s]
     if rated:
         rate, best = max(rated, key=lambda pair: pair[0])
         yield say(
             en=f"The highest throughput is that of {best.point.label}: {format_count(rate)} samples/s.",
             fr=f"Le débit le plus élevé est celui de {best.point.label} : {format_count(rate)} échantillons/s.",
         )
-    pairs = [(pair, result) for result in done if None not in (pair := result.memory_bytes)]
+    pairs = [(pair, result) for result in runs if None not in (pair := result.memory_bytes)]
     if pairs:
         # Relative to the measurement; max(…, 1) only guards against a division by 0.
         gap, worst = max(
             ((abs((pair[1] or 0) - (pair[0] or 0)) / max(pair[1] or 1, 1), result) for pair, result in pairs),
-            key=lambda found: found[0],
+            key=lambda entry: entry[0],
         )
-        yield _exactly() if not gap else say(
-            en=f"The memory of the heaviest rank was predicted to within {_at_most(gap)} (farthest off: "
-            f"{worst.point.label}).",
-            fr=f"La mémoire du rang le plus chargé est prédite à {_at_most(gap)} près (le plus éloigné : "
-            f"{worst.point.label}).",
+        yield (
+            _exactly()
+            if not gap
+            else say(
+                en=f"The memory of the heaviest rank was predicted to within {_at_most(gap)} (farthest off: "
+                f"{worst.point.label}).",
+                fr=f"La mémoire du rang le plus chargé est prédite à {_at_most(gap)} près (le plus éloigné : "
+                f"{worst.point.label}).",
+            )
         )
-    short = [result for result in done if result.point.config.steps <= SETTLING_STEPS]
+    short = [result for result in runs if result.point.config.steps <= SETTLING_STEPS]
     if short:
         yield say(
-            en=f"{len(short)} of {len(done)} completed points made at most {SETTLING_STEPS} steps, in which engines "
+            en=f"{len(short)} of {len(runs)} completed points made at most {SETTLING_STEPS} steps, in which engines "
             f"still settle their buckets: their messages are not yet those of every step. {SETTLING_STEPS + 2} steps "
             "also give a throughput.",
-            fr=f"{len(short)} points terminés sur {len(done)} ont fait {SETTLING_STEPS} pas au plus, pendant lesquels "
+            fr=f"{len(short)} points terminés sur {len(runs)} ont fait {SETTLING_STEPS} pas au plus, pendant lesquels "
             "les moteurs règlent encore leurs buckets : leurs messages ne sont pas encore ceux de chaque pas. Avec "
             f"{SETTLING_STEPS + 2} pas, on mesure aussi un débit.",
         )
     exact = [
         result.communication_bytes == result.outlook.communication_bytes
-        for result in done
+        for result in runs
         if result.point.config.steps > SETTLING_STEPS
         and result.communication_bytes is not None
         and result.outlook.communication_bytes is not None
@@ -416,9 +429,9 @@ def markdown(campaign: Campaign, plan: CampaignPlan, results: Sequence[Result], 
     lines += ["", *(f"- {markdown_safe(sentence)}" for sentence in findings(results)), "", measured(results).markdown()]
     for name, figure in figures.items():
         lines += ["", f"![{markdown_safe(figure.alt)}]({name})"]
-    for heading, told in _sections(plan, results):
+    for heading, points in _sections(plan, results):
         lines += ["", f"## {markdown_safe(heading)}", ""]
-        lines += [f"- {markdown_safe(point)}{colon()}{markdown_safe(why)}" for point, why in told]
+        lines += [f"- {markdown_safe(point)}{colon()}{markdown_safe(reason)}" for point, reason in points]
     return "\n".join(lines) + "\n"
 
 
@@ -441,7 +454,7 @@ def html(
     for name, figure in figures.items():
         picture = base64.b64encode((folder / name).read_bytes()).decode("ascii")
         parts.append(f'<p><img alt="{safe(figure.alt)}" src="data:image/png;base64,{picture}"></p>')
-    for heading, told in _sections(plan, results):
-        items = "".join(f"<li>{safe(point)}{colon()}{safe(why)}</li>" for point, why in told)
+    for heading, points in _sections(plan, results):
+        items = "".join(f"<li>{safe(point)}{colon()}{safe(reason)}</li>" for point, reason in points)
         parts.append(f"<h2>{safe(heading)}</h2><ul>{items}</ul>")
     return "".join(parts) + "</body></html>\n"

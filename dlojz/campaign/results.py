@@ -72,7 +72,7 @@ class Outlook:
         return self.taken_bytes <= self.limit_bytes
 
 
-def outlook(point: CampaignPoint, time_limit_s: float | None, asked: Asked = NOTHING) -> Outlook:
+def outlook(point: CampaignPoint, time_limit_s: float | None, scheduler_options: Asked = NOTHING) -> Outlook:
     """Predict one point; what cannot be predicted is said in the note.
 
     Args:
@@ -85,19 +85,19 @@ def outlook(point: CampaignPoint, time_limit_s: float | None, asked: Asked = NOT
     from dlojz.prediction.forecast import heaviest
     from dlojz.prediction.shapes import model_shapes
 
-    known, device = _place(point, time_limit_s, asked)
+    base_outlook, device = _place(point, time_limit_s, scheduler_options)
     try:
-        told = heaviest(point.config, device)
+        forecast = heaviest(point.config, device)
         traffic = predict_communication(point.config, model_shapes(point.config), 0)
     except LabError as error:
         # The limit, the cost and the refusals stand even where memory cannot be predicted.
-        return replace(known, note=str(error))
+        return replace(base_outlook, note=str(error))
     # Bytes that rank 0 hands to its group per step; `control` is the lab's own bookkeeping, no part of training.
-    sent = sum(each.message_bytes for each in traffic if each.group != "control")
-    return replace(known, rank=told.rank, memory=told.memory, communication_bytes=sent)
+    sent_bytes = sum(operation.message_bytes for operation in traffic if operation.group != "control")
+    return replace(base_outlook, rank=forecast.rank, memory=forecast.memory, communication_bytes=sent_bytes)
 
 
-def _place(point: CampaignPoint, time_limit_s: float | None, asked: Asked) -> tuple[Outlook, Device | None]:
+def _place(point: CampaignPoint, time_limit_s: float | None, scheduler_options: Asked) -> tuple[Outlook, Device | None]:
     """What is known of where a point runs, and its GPU; None for a CPU."""
     ranks = point.config.layout.world_size
     if not point.machine:
@@ -113,26 +113,28 @@ def _place(point: CampaignPoint, time_limit_s: float | None, asked: Asked) -> tu
 
     site = machine(point.machine)
     # The account has an ending that depends on the machine, and is checked with it in `account_of`.
-    named = {option: _named(option, value) for option, value in asked.items() if option != "account"}
-    told = {**named, "account": account_of(point.machine, asked)}
-    granted, refusals = allocate(site, point.config, JobRequest(time_limit_s=time_limit_s, **told))
+    checked_options = {
+        option: _named(option, value) for option, value in scheduler_options.items() if option != "account"
+    }
+    job_options = {**checked_options, "account": account_of(point.machine, scheduler_options)}
+    granted, refusals = allocate(site, point.config, JobRequest(time_limit_s=time_limit_s, **job_options))
     factor = site.normalised_hour_factor
     gpu = None if site.device == "cpu" else hardware.device(site.device)
-    known = Outlook(
+    base_outlook = Outlook(
         limit_bytes=gpu.memory_bytes if gpu else None,
         limit_name=gpu.title if gpu else site.name,
         most_hours=granted.gpu_hours,
         normalised_hours=None if factor is None else granted.gpu_hours * factor,
         refusals=tuple(refusals),
     )
-    return known, gpu
+    return base_outlook, gpu
 
 
-def account_of(machine_name: str, asked: Asked) -> str:
+def account_of(machine_name: str, scheduler_options: Asked) -> str:
     """Account that a machine bills; a project without an ending gets that of the machine.
 
     Args:
-        asked: its `account`, else `$DLOJZ_ACCOUNT`; empty where neither tells one.
+        scheduler_options: its `account`, else `$DLOJZ_ACCOUNT`; empty where neither tells one.
 
     Raises:
         LabError: if there is no machine file of that name, or it is not legal, or no account can have that name.
@@ -140,10 +142,10 @@ def account_of(machine_name: str, asked: Asked) -> str:
     from dlojz.hardware.clusters import machine
     from dlojz.running.limits import ACCOUNT_VARIABLE
 
-    given = asked.get("account") or os.environ.get(ACCOUNT_VARIABLE, "")
+    account = scheduler_options.get("account") or os.environ.get(ACCOUNT_VARIABLE, "")
     # A name with @ has its ending already.
-    ending = "" if not given or "@" in given else machine(machine_name).account_suffix
-    return _named("account", given, ending)
+    ending = "" if not account or "@" in account else machine(machine_name).account_suffix
+    return _named("account", account, ending)
 
 
 def _named(option: str, name: str, ending: str = "") -> str:
@@ -154,13 +156,13 @@ def _named(option: str, name: str, ending: str = "") -> str:
     # An empty name asks for nothing.
     if not name or re.fullmatch(NAME_PATTERN, name + ending):
         return name + ending
-    shown = name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}…"
+    short_name = name if len(name) <= MAX_SHOWN else f"{name[:MAX_SHOWN]}…"
     correct = f"--{option}" + (say(en=" or $", fr=" ou $") + ACCOUNT_VARIABLE if option == "account" else "")
     raise refusal(
         en=f"{option} is a name that the scheduler knows, of at most 64 letters, digits and '_.@+-' (a letter, a "
-        f"digit or '_' first), but {shown!r} was received: correct {correct}.",
+        f"digit or '_' first), but {short_name!r} was received: correct {correct}.",
         fr=f"{option} est un nom connu de l’ordonnanceur, d’au plus 64 lettres, chiffres et « _.@+- » (au début, "
-        f"une lettre, un chiffre ou « _ »), mais {shown!r} a été reçu : corrigez {correct}.",
+        f"une lettre, un chiffre ou « _ »), mais {short_name!r} a été reçu : corrigez {correct}.",
     )
 
 
@@ -207,14 +209,14 @@ class Result:
     @property
     def samples_per_s(self) -> float | None:
         """Throughput of a run that completed; of another it means nothing."""
-        first = self.record.footprint() if self.record and self.record.status == "completed" else None
-        return first.samples_per_s if first else None
+        footprint = self.record.footprint() if self.record and self.record.status == "completed" else None
+        return footprint.samples_per_s if footprint else None
 
     @property
     def step_s(self) -> float | None:
         """Seconds of a step."""
-        first = self.record.footprint() if self.record else None
-        return first.phases.step_s if first else None
+        footprint = self.record.footprint() if self.record else None
+        return footprint.phases.step_s if footprint else None
 
     @property
     def memory_bytes(self) -> tuple[int | None, int | None]:
@@ -231,8 +233,12 @@ class Result:
     @property
     def communication_bytes(self) -> int | None:
         """Messages of rank 0 in one step, measured; the lab's own control traffic is left out."""
-        first = self.record.footprint() if self.record else None
-        return sum(one.message_bytes for one in first.communication if one.group != "control") if first else None
+        footprint = self.record.footprint() if self.record else None
+        return (
+            sum(operation.message_bytes for operation in footprint.communication if operation.group != "control")
+            if footprint
+            else None
+        )
 
     @property
     def rank_hours(self) -> float | None:
@@ -281,18 +287,18 @@ def _waits_for(run: Run) -> str:
 
 def _does_not_fit(predicted: Outlook, reason: str) -> str:
     """Running out of memory is a result."""
-    taken, limit = format_bytes(predicted.taken_bytes), format_bytes(predicted.limit_bytes)
-    told = say(
-        en=f"does not fit: {taken} predicted for a rank, limit {limit}",
-        fr=f"ne tient pas : {taken} prédits pour un rang, limite {limit}",
+    demand, limit = format_bytes(predicted.taken_bytes), format_bytes(predicted.limit_bytes)
+    sentence = say(
+        en=f"does not fit: {demand} predicted for a rank, limit {limit}",
+        fr=f"ne tient pas : {demand} prédits pour un rang, limite {limit}",
     )
-    return f"{told}. {reason}".strip()
+    return f"{sentence}. {reason}".strip()
 
 
 def judged(results: Sequence[Result]) -> list[Result]:
     """Complete results by their neighbours: throughput predicted from one process, efficiency of the scaling."""
     predicted = _predicted_rates(results)
-    strong, weak = (_efficiencies(results, alike) for alike in (_same_batch, _same_batch_per_rank))
+    strong, weak = (_efficiencies(results, predicate) for predicate in (_same_batch, _same_batch_per_rank))
     return [
         replace(
             result,
@@ -307,7 +313,7 @@ def judged(results: Sequence[Result]) -> list[Result]:
 def _predicted_rates(results: Sequence[Result]) -> dict[str, float]:
     from dlojz.compare import compare
 
-    found: dict[str, float] = {}
+    rates: dict[str, float] = {}
     for machine in dict.fromkeys(result.point.machine for result in results):
         # Never across machines: one process elsewhere says nothing about the ranks here.
         records = [result.record for result in results if result.record and result.point.machine == machine]
@@ -315,67 +321,79 @@ def _predicted_rates(results: Sequence[Result]) -> dict[str, float]:
         if any(record.config.layout.strategy == "single" for record in records) and len(records) > 1:
             for row in compare(records).rows:
                 if row.samples_per_s.predicted is not None and row.world_size > 1:
-                    found[row.run_id] = row.samples_per_s.predicted
+                    rates[row.run_id] = row.samples_per_s.predicted
     for result in results:
         layout = result.point.config.layout
-        alone = next((one for one in results if _is_replica_of(one, result)), None)
-        if alone and alone.samples_per_s and result.run_id:
+        single_process = next((candidate for candidate in results if _is_replica_of(candidate, result)), None)
+        if single_process and single_process.samples_per_s and result.run_id:
             # dp replicas, each as fast as that process if communication cost nothing. `compare`'s figure goes first.
-            found.setdefault(result.run_id, alone.samples_per_s * layout.dp)
-    return found
+            rates.setdefault(result.run_id, single_process.samples_per_s * layout.dp)
+    return rates
 
 
-def _is_replica_of(one: Result, other: Result) -> bool:
+def _is_replica_of(single: Result, replicated: Result) -> bool:
     """Whether one process has measured just what each replica of another point does."""
-    own, its = one.point.config.layout, other.point.config.layout
-    same_work = (own.micro_batch, own.micro_batches, own.checkpointing) == (
-        its.micro_batch,
-        its.micro_batches,
-        its.checkpointing,
+    single_layout, replicated_layout = single.point.config.layout, replicated.point.config.layout
+    same_work = (single_layout.micro_batch, single_layout.micro_batches, single_layout.checkpointing) == (
+        replicated_layout.micro_batch,
+        replicated_layout.micro_batches,
+        replicated_layout.checkpointing,
     )
     # Pure data parallelism: each rank is one whole replica, and nothing lies in host memory.
-    whole = its.dp > 1 and its.dp == its.world_size and its.offload == "none"
-    return own.world_size == 1 and same_work and whole and bool(one.samples_per_s) and _same_training(one, other)
+    only_replicas = (
+        replicated_layout.dp > 1
+        and replicated_layout.dp == replicated_layout.world_size
+        and replicated_layout.offload == "none"
+    )
+    return (
+        single_layout.world_size == 1
+        and same_work
+        and only_replicas
+        and bool(single.samples_per_s)
+        and _same_training(single, replicated)
+    )
 
 
-def _efficiencies(results: Sequence[Result], alike: Callable[[Result, Result], bool]) -> dict[int, float]:
+def _efficiencies(results: Sequence[Result], same_series: Callable[[Result, Result], bool]) -> dict[int, float]:
     """Throughput per rank over that of the fewest ranks alike, by the point's number; 1 for a base of others.
 
     Args:
-        alike: whether two results belong to one series of such a scaling.
+        same_series: whether two results belong to one series of such a scaling.
     """
-    found: dict[int, float] = {}
+    efficiencies: dict[int, float] = {}
     rated = [(result, result.samples_per_s) for result in results if result.samples_per_s]
     for result, rate in rated:
         ranks = result.point.config.layout.world_size
         smaller = [
-            (other.point.config.layout.world_size, other.point.number, other_rate)
-            for other, other_rate in rated
-            if other.point.config.layout.world_size < ranks and _same_training(other, result) and alike(other, result)
+            (candidate.point.config.layout.world_size, candidate.point.number, other_rate)
+            for candidate, other_rate in rated
+            if candidate.point.config.layout.world_size < ranks
+            and _same_training(candidate, result)
+            and same_series(candidate, result)
         ]
         if smaller:
             # The fewest ranks; of several such points, the one with the lowest number.
             base_ranks, base, base_rate = min(smaller)
-            found[result.point.number] = (rate / ranks) / (base_rate / base_ranks)
+            efficiencies[result.point.number] = (rate / ranks) / (base_rate / base_ranks)
             # The base itself is at 100 %.
-            found.setdefault(base, 1.0)
-    return found
+            efficiencies.setdefault(base, 1.0)
+    return efficiencies
 
 
-def _same_training(one: Result, other: Result) -> bool:
+def _same_training(result: Result, reference: Result) -> bool:
     """The same training on the same machine, but for its batch and its layout."""
-    own, its = one.point.config, other.point.config
+    config, reference_config = result.point.config, reference.point.config
     # `steps` may differ as well: the rate of a step does not depend on how many were run.
-    return one.point.machine == other.point.machine and own.model_dump(exclude={"layout", "steps"}) == its.model_dump(
+    return result.point.machine == reference.point.machine and config.model_dump(
         exclude={"layout", "steps"}
-    )
+    ) == reference_config.model_dump(exclude={"layout", "steps"})
 
 
-def _same_batch(one: Result, other: Result) -> bool:
-    return one.point.config.layout.global_batch == other.point.config.layout.global_batch
+def _same_batch(result: Result, reference: Result) -> bool:
+    return result.point.config.layout.global_batch == reference.point.config.layout.global_batch
 
 
-def _same_batch_per_rank(one: Result, other: Result) -> bool:
-    own, its = one.point.config.layout, other.point.config.layout
+def _same_batch_per_rank(result: Result, reference: Result) -> bool:
+    layout, reference_layout = result.point.config.layout, reference.point.config.layout
     # global batch / ranks, compared without a division.
-    return own.global_batch * its.world_size == its.global_batch * own.world_size
+    return layout.global_batch * reference_layout.world_size == reference_layout.global_batch * layout.world_size

@@ -234,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config, notes = configure(given, place.size)
         check_runnable(config)
         check_available(config.data_name, config.data_root, global_batch=config.layout.global_batch)
-        folder = agree(place, lambda: claim(config, runs_root(given["root"]), again=True)[0])
+        folder = agree(place, lambda: claim(config, runs_root(given["root"]), force_new=True)[0])
     except LabError as error:
         if place.rank == 0:
             tell(f"dlojz.train: {error}")

@@ -216,9 +216,9 @@ def _drive(
 
     try:
         if not shown.is_terminal:
-            return drive(plan, outlooks, root, told=lines, **options)
+            return drive(plan, outlooks, root, on_change=lines, **options)
         with Live(console=shown, refresh_per_second=4) as live:
-            return drive(plan, outlooks, root, told=lambda results: live.update(_following(results)), **options)
+            return drive(plan, outlooks, root, on_change=lambda results: live.update(_following(results)), **options)
     except KeyboardInterrupt:
         if on == "slurm":
             tell(

@@ -70,15 +70,15 @@ class Rule(Generic[Subject_contra]):
         if facts is None or facts is False:
             return None
         config = getattr(subject, "config", subject)
-        known = {"config": config, "layout": getattr(config, "layout", config), **(facts if facts is not True else {})}
-        said = say(en=self.en, fr=self.fr).format(**known)
+        fields = {"config": config, "layout": getattr(config, "layout", config), **(facts if facts is not True else {})}
+        sentence = say(en=self.en, fr=self.fr).format(**fields)
         model = str(getattr(config, "model", ""))
-        return said.replace(model, shown_name(model))
+        return sentence.replace(model, shown_name(model))
 
 
 def first_refusal(rules: Sequence[Rule[Subject]], subject: Subject) -> str | None:
     """Return the sentence of the first rule that a subject breaks; None where it breaks none."""
-    return next((said for rule in rules if (said := rule.refusal(subject)) is not None), None)
+    return next((sentence for rule in rules if (sentence := rule.refusal(subject)) is not None), None)
 
 
 def check(rules: Sequence[Rule[Subject]], subject: Subject) -> None:
@@ -95,18 +95,18 @@ MAX_PATTERN: Final = 200
 """Letters that a regular expression may take."""
 
 
-def first_set(one: object, plain: Mapping[str, object]) -> Facts | None:
+def first_set(subject: object, plain: Mapping[str, object]) -> Facts | None:
     """Return the first field that is not plain, as `name` and `value`, with its plain value; None where all are."""
     for name, expected in plain.items():
-        if (value := getattr(one, name)) != expected:
+        if (value := getattr(subject, name)) != expected:
             return {"name": name, "value": value, "plain": expected}
     return None
 
 
-def _refused_by(asked: Callable[[], object]) -> Facts | None:
+def _refused_by(validate: Callable[[], object]) -> Facts | None:
     """Catch the sentence by which another module refuses."""
     try:
-        asked()
+        validate()
     except LabError as error:
         return {"sentence": str(error)}
     return None
@@ -170,8 +170,8 @@ def _beside_plan(layout: LayoutFields) -> Facts | None:
     if not layout.activation_plan:
         return None
     # The plan says of each block whether it is kept, recomputed or offloaded; states may be offloaded beside it.
-    asked = {"checkpointing": "none", **({"offload": "none"} if layout.offload == "activations" else {})}
-    return first_set(layout, asked)
+    plain = {"checkpointing": "none", **({"offload": "none"} if layout.offload == "activations" else {})}
+    return first_set(layout, plain)
 
 
 def _split_beside_plan(layout: LayoutFields) -> Facts | None:
@@ -183,10 +183,10 @@ def _split_beside_plan(layout: LayoutFields) -> Facts | None:
 
 
 def _offload_stage(layout: LayoutFields) -> Facts | None:
-    least = {"optimizer": 1, "parameters": 3}.get(layout.offload, 0)  # the lowest ZeRO stage that can
-    if not least or (layout.engine == "deepspeed" and layout.zero >= least):
+    minimum_stage = {"optimizer": 1, "parameters": 3}.get(layout.offload, 0)  # the lowest ZeRO stage that can
+    if not minimum_stage or (layout.engine == "deepspeed" and layout.zero >= minimum_stage):
         return None
-    return {"least": least, "zero": max(least, layout.zero)}
+    return {"least": minimum_stage, "zero": max(minimum_stage, layout.zero)}
 
 
 LAYOUT: Final[tuple[Rule[LayoutFields], ...]] = (
@@ -511,8 +511,8 @@ def _uneven_sequence(config: RunFields) -> Facts | None:
 def _averages_elsewhere(config: RunFields) -> bool:
     """Whether an optimizer that averages over the ranks meets something else that does."""
     layout = config.layout
-    alone = layout.engine_spec.leaves_averaging and max(layout.tp, layout.pp, layout.cp, layout.ep) == 1
-    return config.optimizer in COMMUNICATING and not alone
+    averages_alone = layout.engine_spec.leaves_averaging and max(layout.tp, layout.pp, layout.cp, layout.ep) == 1
+    return config.optimizer in COMMUNICATING and not averages_alone
 
 
 def _bad_stages(config: RunFields) -> Facts | None:
@@ -532,8 +532,8 @@ def _bad_stages(config: RunFields) -> Facts | None:
 def _splits_states(config: RunFields) -> bool:
     """Whether a rank has not each parameter and its gradient whole, as an update within the passes needs."""
     layout = config.layout
-    whole = layout.engine_spec.replicates and max(layout.tp, layout.pp, layout.ep) == 1
-    return config.update in IN_PASSES and not whole
+    holds_whole = layout.engine_spec.replicates and max(layout.tp, layout.pp, layout.ep) == 1
+    return config.update in IN_PASSES and not holds_whole
 
 
 ROUTING_FIELDS: Final = tuple(ExpertFields.model_fields)
@@ -572,10 +572,10 @@ def _bad_routing(config: RunFields) -> Facts | None:
 def _unread(config: RunFields) -> Facts | None:
     """Find the first field that this curriculum does not read, and the curricula that do."""
     unread = {name: plain for name, plain in PLAIN.items() if name not in READ[config.curriculum]}
-    if (found := first_set(config, unread)) is None:
+    if (unread_field := first_set(config, unread)) is None:
         return None
-    readers = [other for other, names in READ.items() if found["name"] in names]
-    return {**found, "works": ", ".join(f"curriculum={other!r}" for other in readers)}
+    readers = [curriculum for curriculum, names in READ.items() if unread_field["name"] in names]
+    return {**unread_field, "works": ", ".join(f"curriculum={curriculum!r}" for curriculum in readers)}
 
 
 def _no_multiple(config: RunFields, lengths: Mapping[str, int]) -> Facts | None:
@@ -589,8 +589,8 @@ def _no_multiple(config: RunFields, lengths: Mapping[str, int]) -> Facts | None:
 
 
 def _whole_no_multiple(config: RunFields) -> Facts | None:
-    whole, grows = config.sequence_length, config.curriculum != "none"
-    return _no_multiple(config, {"sequence_length": whole}) if whole and grows else None
+    full_length, grows = config.sequence_length, config.curriculum != "none"
+    return _no_multiple(config, {"sequence_length": full_length}) if full_length and grows else None
 
 
 def _uneven_lengths(config: RunFields) -> Facts | None:
@@ -620,17 +620,17 @@ def _falling(config: RunFields) -> Facts | None:
         return None
     lengths = [0, *(length for length, _ in stages), config.sequence_length or 0]  # between 0 and the whole
     steps = [0, *(last_step for _, last_step in stages)]
-    for what, values in ((say(en="lengths", fr="les longueurs"), lengths), (say(en="steps", fr="les pas"), steps)):
+    for kind, values in ((say(en="lengths", fr="les longueurs"), lengths), (say(en="steps", fr="les pas"), steps)):
         for before, after in pairwise(values):
             if after <= before:
-                return {"what": what, "before": before, "after": after}
+                return {"what": kind, "before": before, "after": after}
     return None
 
 
 def _stage_no_multiple(config: RunFields) -> Facts | None:
     name = say(en="length", fr="longueur")
-    found = (_no_multiple(config, {name: length}) for length, _ in _stages(config))
-    return next((facts for facts in found if facts), None)
+    problems = (_no_multiple(config, {name: length}) for length, _ in _stages(config))
+    return next((facts for facts in problems if facts), None)
 
 
 def _never_whole(config: RunFields) -> Facts | None:

@@ -156,11 +156,11 @@ def _check_fixed(key: str, value: Any) -> None:
     fixed = OTHER_TRAINING[key]
     if isinstance(fixed, dict) and isinstance(value, Mapping):
         # An option without any content is off; one that has some, unless it is enabled.
-        same = not value if not fixed else not value.get("enabled", False)
+        matches = not value if not fixed else not value.get("enabled", False)
     else:
         # False == 0 in Python: a switch in the place of a number is another value.
-        same = value == fixed and isinstance(value, bool) == isinstance(fixed, bool)
-    if not same:
+        matches = value == fixed and isinstance(value, bool) == isinstance(fixed, bool)
+    if not matches:
         raise refusal(
             en=f"{key} is known to DeepSpeed and not done by the lab, which keeps one training and measures it itself: "
             "leave it out.",
@@ -172,24 +172,24 @@ def _check_fixed(key: str, value: Any) -> None:
 def _unknown(section: str, key: str, legal: Mapping[str, Kind]) -> str:
     """Refuse an unknown key, naming the nearest of DeepSpeed's hundred keys."""
     close = difflib.get_close_matches(key, legal, n=1)
-    where = f" {section}" if section else ""
+    section_text = f" {section}" if section else ""
     if not close:
         usual = [name for name in legal if legal is SECTIONS.get(section) or name in DONE]
-        return one_of(say(en=f"DeepSpeed key{where}", fr=f"clé{where} de DeepSpeed"), key, usual)
+        return one_of(say(en=f"DeepSpeed key{section_text}", fr=f"clé{section_text} de DeepSpeed"), key, usual)
     return say(
-        en=f"DeepSpeed has no key{where} {key!r}: did you mean {close[0]!r}?",
-        fr=f"DeepSpeed n’a pas de clé{where} {key!r} : peut-être {close[0]!r} ?",
+        en=f"DeepSpeed has no key{section_text} {key!r}: did you mean {close[0]!r}?",
+        fr=f"DeepSpeed n’a pas de clé{section_text} {key!r} : peut-être {close[0]!r} ?",
     )
 
 
 def _check_value(section: str, key: str, value: Any, legal: Mapping[str, Kind]) -> None:
-    where = f"{section}.{key}" if section else key
+    full_key = f"{section}.{key}" if section else key
     if key not in legal:
         raise LabError(_unknown(section, key, legal))
     if value == "auto":
         raise refusal(
-            en=f"{where} is 'auto', which only Hugging Face's Trainer fills in: write the value.",
-            fr=f"{where} vaut 'auto', que seul le Trainer de Hugging Face remplace : écrivez la valeur.",
+            en=f"{full_key} is 'auto', which only Hugging Face's Trainer fills in: write the value.",
+            fr=f"{full_key} vaut 'auto', que seul le Trainer de Hugging Face remplace : écrivez la valeur.",
         )
     number = isinstance(value, int | float) and not isinstance(value, bool)
     is_legal, en, fr = {
@@ -206,8 +206,8 @@ def _check_value(section: str, key: str, value: Any, legal: Mapping[str, Kind]) 
     }[legal[key]]
     if not is_legal:
         raise refusal(
-            en=f"{where} must be {en}, but {value!r} was received.",
-            fr=f"{where} doit être {fr}, mais {value!r} a été reçu.",
+            en=f"{full_key} must be {en}, but {value!r} was received.",
+            fr=f"{full_key} doit être {fr}, mais {value!r} a été reçu.",
         )
 
 
@@ -215,15 +215,15 @@ def _left_to_the_lab(document: Mapping[str, Any]) -> Iterator[str]:
     """List the keys that change no result and that the lab sets itself, with their section."""
     check(document)
     # The keys of the section that `_states` reads.
-    read = {"stage", "offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param"}
+    read_keys = {"stage", "offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_param"}
     # In the other stages the key changes nothing.
     if document.get("zero_optimization", {}).get("stage") == 3:
-        read.add("sub_group_size")
+        read_keys.add("sub_group_size")
     for key in document:
         if key in SPEED:
             yield key
     for key in document.get("zero_optimization", {}):
-        if key not in read:
+        if key not in read_keys:
             yield f"zero_optimization.{key}"
     for key in document.get("pipeline", {}):
         if key != "activation_checkpoint_interval":
@@ -256,11 +256,11 @@ def optimizer_fields(section: Mapping[str, Any], stage: int) -> dict[str, Any]:
         LabError: for an optimizer that does not exist, that ZeRO cannot shard, or that the lab has not; for a rate
             that is unknown or that the lab fixes otherwise.
     """
-    named = section.get("type")
-    known = {name.lower(): name for name in (*NAMES, *NOT_IN_THE_LAB)}
-    name = known.get(str(named).lower())
-    if named is None or name is None:
-        raise LabError(one_of("optimizer.type", named, NAMES))
+    type_name = section.get("type")
+    canonical_names = {name.lower(): name for name in (*NAMES, *NOT_IN_THE_LAB)}
+    name = canonical_names.get(str(type_name).lower())
+    if type_name is None or name is None:
+        raise LabError(one_of("optimizer.type", type_name, NAMES))
     if stage and name in WHOLE_LAYERS:
         raise refusal(
             en=f"optimizer {name} needs whole layers, and ZeRO-{stage} gives each rank a flat share that cuts through "
@@ -274,23 +274,23 @@ def optimizer_fields(section: Mapping[str, Any], stage: int) -> dict[str, Any]:
             fr=f"l’optimiseur {name} existe dans DeepSpeed mais pas dans le TP : prenez {', '.join(NAMES)}.",
         )
     rule = NAMES[name]
-    given = {"optimizer": rule}
+    fields = {"optimizer": rule}
     for key, value in section.get("params", {}).items():
-        given |= _rate(rule, key, value)
-    return given
+        fields |= _rate(rule, key, value)
+    return fields
 
 
 def _rate(rule: str, key: str, value: Any) -> dict[str, Any]:
     """Read one entry of `params`."""
-    own = {"lr": "learning_rate", "weight_decay": "weight_decay"}
+    rate_fields = {"lr": "learning_rate", "weight_decay": "weight_decay"}
     # `type`, as True is an int for isinstance.
-    if value == "auto" or (key in (*own, "momentum") and type(value) not in (int, float)):
+    if value == "auto" or (key in (*rate_fields, "momentum") and type(value) not in (int, float)):
         raise refusal(
             en=f"optimizer.params.{key} must be a number, but {value!r} was received.",
             fr=f"optimizer.params.{key} doit être un nombre, mais {value!r} a été reçu.",
         )
-    if key in own:
-        return {own[key]: value}
+    if key in rate_fields:
+        return {rate_fields[key]: value}
     if key == "momentum" and rule == "sgd":
         # The lab's rule `momentum` has 0.9.
         if value in (0, 0.9):
@@ -300,7 +300,9 @@ def _rate(rule: str, key: str, value: Any) -> dict[str, Any]:
         return {}
     fixed = _FIXED[rule]
     if key not in fixed:
-        raise LabError(one_of("optimizer.params key", key, [*own, *fixed, *(["momentum"] if rule == "sgd" else [])]))
+        raise LabError(
+            one_of("optimizer.params key", key, [*rate_fields, *fixed, *(["momentum"] if rule == "sgd" else [])])
+        )
     if value != fixed[key]:
         raise _fixed(key, value, fixed[key])
     return {}
@@ -367,13 +369,13 @@ def _offload(config: RunConfig, zero: dict[str, Any]) -> dict[str, Any]:
     layout = config.layout
     if layout.offload not in ("optimizer", "parameters"):
         return {}
-    place: dict[str, Any] = {"device": "cpu", "pin_memory": True}
+    device_options: dict[str, Any] = {"device": "cpu", "pin_memory": True}
     if layout.nvme_path is not None:
-        place = {"device": "nvme", "nvme_path": layout.nvme_path, "pin_memory": True}
-    zero["offload_optimizer"] = place
+        device_options = {"device": "nvme", "nvme_path": layout.nvme_path, "pin_memory": True}
+    zero["offload_optimizer"] = device_options
     if layout.offload == "parameters":
         # A copy, since max_in_cpu is of the parameters alone.
-        zero["offload_param"] = dict(place)
+        zero["offload_param"] = dict(device_options)
         if layout.nvme_path is not None:
             zero["offload_param"]["max_in_cpu"] = 0  # by default the first 1e9 weights stay in host memory
     return {"zero_force_ds_cpu_optimizer": False}  # it updates with our torch optimizer, on the host
@@ -396,13 +398,13 @@ def read_deepspeed_json(source: str | os.PathLike[str], base: RunConfig | None =
     document = _document(source)
     base = base or RunConfig()
     check(document)
-    given = _states(document) | _precision(document) | _batch(document, base) | _pipeline(document)
+    fields = _states(document) | _precision(document) | _batch(document, base) | _pipeline(document)
     if (section := document.get("optimizer")) is not None:
-        given |= optimizer_fields(section, given["zero"])
+        fields |= optimizer_fields(section, fields["zero"])
     # Where weights are fp32, gradients are so already.
-    if given.get("precision") == "fp32":
-        given["fp32_gradients"] = False
-    return RunConfig.of(**{**base.to_dict(), "layout": _deepspeed_layout(base), **given})
+    if fields.get("precision") == "fp32":
+        fields["fp32_gradients"] = False
+    return RunConfig.of(**{**base.to_dict(), "layout": _deepspeed_layout(base), **fields})
 
 
 def json_left_to_the_lab(source: str | os.PathLike[str]) -> tuple[str, ...]:
@@ -417,11 +419,17 @@ def json_left_to_the_lab(source: str | os.PathLike[str]) -> tuple[str, ...]:
 def _deepspeed_layout(base: RunConfig) -> Any:
     """Copy the layout of `base` without the fields of other engines."""
     layout = base.layout
-    own = {"bucket_mib": None, "gradient_as_bucket_view": False, "nvme_path": None, "zero": 0, "engine": "deepspeed"}
-    own["sub_group_size"] = None
+    overrides = {
+        "bucket_mib": None,
+        "gradient_as_bucket_view": False,
+        "nvme_path": None,
+        "zero": 0,
+        "engine": "deepspeed",
+    }
+    overrides["sub_group_size"] = None
     # The lab offloads activations with any engine; of states the file decides.
-    kept = layout.offload if layout.offload == "activations" else "none"
-    return type(layout)(**{**layout.to_dict(), **own, "offload": kept})
+    offload = layout.offload if layout.offload == "activations" else "none"
+    return type(layout)(**{**layout.to_dict(), **overrides, "offload": offload})
 
 
 def _document(source: str | os.PathLike[str]) -> dict[str, Any]:
@@ -440,10 +448,10 @@ def _document(source: str | os.PathLike[str]) -> dict[str, Any]:
         except (OSError, UnicodeDecodeError, ValueError) as error:
             if isinstance(error, LabError):  # which is a ValueError too
                 raise
-            why = getattr(error, "strerror", None) or "it is no text"
+            reason = getattr(error, "strerror", None) or "it is no text"
             raise refusal(
-                en=f"the DeepSpeed configuration {name} cannot be read: {why}.",
-                fr=f"la configuration DeepSpeed {name} ne peut pas être lue : {why}.",
+                en=f"the DeepSpeed configuration {name} cannot be read: {reason}.",
+                fr=f"la configuration DeepSpeed {name} ne peut pas être lue : {reason}.",
             ) from None
     try:
         document = parse_json(str(text))
@@ -461,19 +469,19 @@ def _states(document: Mapping[str, Any]) -> dict[str, Any]:
     """Read ZeRO stage, size of its sub-groups, and offloading."""
     zero = document.get("zero_optimization", {})
     stage = int(zero.get("stage", 0))
-    places = {name: _place(zero, name) for name in ("offload_optimizer", "offload_param")}
-    optimizer, parameters = places["offload_optimizer"], places["offload_param"]
+    targets = {name: _place(zero, name) for name in ("offload_optimizer", "offload_param")}
+    optimizer, parameters = targets["offload_optimizer"], targets["offload_param"]
     # DeepSpeed's former names of the same.
     if zero.get("cpu_offload"):
         optimizer = ("cpu", None)
     if zero.get("cpu_offload_param"):
         parameters = ("cpu", None)
-    given: dict[str, Any] = {"zero": stage}
+    fields: dict[str, Any] = {"zero": stage}
     if stage == 3 and "sub_group_size" in zero:
         elements = max(1, int(zero["sub_group_size"]))  # 0 makes a group of each parameter, as 1 does
-        given["sub_group_size"] = None if elements == SUB_GROUP_ELEMENTS else elements
+        fields["sub_group_size"] = None if elements == SUB_GROUP_ELEMENTS else elements
     if optimizer is None and parameters is None:
-        return given
+        return fields
     if parameters is not None and optimizer != parameters:
         raise refusal(
             en="offload_param is there without an equal offload_optimizer: the lab offloads parameters together with "
@@ -481,9 +489,9 @@ def _states(document: Mapping[str, Any]) -> dict[str, Any]:
             fr="offload_param est là sans offload_optimizer identique : le TP décharge les paramètres avec "
             "l’optimiseur. Donnez aux deux les mêmes device et nvme_path, ou offload_optimizer seul.",
         )
-    given["offload"] = "optimizer" if parameters is None else "parameters"
-    given["nvme_path"] = (optimizer or (None, None))[1]
-    return given
+    fields["offload"] = "optimizer" if parameters is None else "parameters"
+    fields["nvme_path"] = (optimizer or (None, None))[1]
+    return fields
 
 
 def _pipeline(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -525,19 +533,19 @@ def _precision(document: Mapping[str, Any]) -> dict[str, Any]:
             fr="bf16 et fp16 sont activés tous les deux, ce que DeepSpeed refuse : activez l’un des deux.",
         )
     # What the file does not say is left to `base`.
-    given: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     if bf16 or fp16:
-        given["precision"] = "bf16" if bf16 else "fp16"
+        fields["precision"] = "bf16" if bf16 else "fp16"
     elif "bf16" in document or "fp16" in document:
-        given["precision"] = "fp32"
-    kept = document.get("data_types", {}).get("grad_accum_dtype")
+        fields["precision"] = "fp32"
+    gradient_type = document.get("data_types", {}).get("grad_accum_dtype")
     # DeepSpeed accumulates in fp32, or in the type of the weights.
     legal = (None, "fp32", "float32", *(("bf16", "bfloat16") if bf16 else ("fp16", "float16") if fp16 else ()))
-    if kept not in legal:
-        raise LabError(one_of("data_types.grad_accum_dtype", kept, [name for name in legal if name]))
+    if gradient_type not in legal:
+        raise LabError(one_of("data_types.grad_accum_dtype", gradient_type, [name for name in legal if name]))
     if bf16 or fp16:
-        given["fp32_gradients"] = kept in ("fp32", "float32")
-    return given
+        fields["fp32_gradients"] = gradient_type in ("fp32", "float32")
+    return fields
 
 
 def _batch(document: Mapping[str, Any], base: RunConfig) -> dict[str, Any]:

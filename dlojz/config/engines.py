@@ -303,11 +303,13 @@ def program_layouts(program: str) -> tuple[tuple[Provider, tuple[int, ...]], ...
     Args:
         program: name of the library; an unknown one has none.
     """
-    known = [spec for spec in _PLAIN if program in spec.programs and spec.provider != "single"]
+    specs = [spec for spec in _PLAIN if program in spec.programs and spec.provider != "single"]
     # Each provider once, in the order of the registry.
-    providers = dict.fromkeys(spec.provider for spec in known)
-    return tuple((one, _stages(spec.zero for spec in known if spec.provider == one)) for one in providers)
+    providers = dict.fromkeys(spec.provider for spec in specs)
+    return tuple(
+        (provider, _stages(spec.zero for spec in specs if spec.provider == provider)) for provider in providers
+    )
 
 
 def _stages(stages: Iterator[tuple[int, ...]]) -> tuple[int, ...]:
-    return tuple(sorted({stage for some in stages for stage in some}))
+    return tuple(sorted({stage for spec_stages in stages for stage in spec_stages}))

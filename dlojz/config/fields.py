@@ -73,7 +73,7 @@ def block_choices(plan: str) -> tuple[str, ...]:
     """Read an activation plan such as `keep:3,recompute:12`: one choice per block; none if it is malformed."""
     # One match per run of blocks: (choice, number of blocks).
     runs = [_RUN_OF_BLOCKS.fullmatch(part) for part in plan.split(",")]
-    return tuple(found[1] for found in runs if found for _ in range(int(found[2]))) if all(runs) else ()
+    return tuple(match[1] for match in runs if match for _ in range(int(match[2]))) if all(runs) else ()
 
 
 def _field(default: Any, en: str, fr: str, **bounds: Any) -> Any:
@@ -81,9 +81,9 @@ def _field(default: Any, en: str, fr: str, **bounds: Any) -> Any:
     return Field(default, description=en, json_schema_extra={"fr": fr}, **bounds)
 
 
-def _count(default: int | None, en: str, fr: str, least: int = 1, most: int = MAX_COUNT) -> Any:
-    """A whole number from `least` to `most`."""
-    return _field(default, en, fr, ge=least, le=most)
+def _count(default: int | None, en: str, fr: str, minimum: int = 1, maximum: int = MAX_COUNT) -> Any:
+    """A whole number from `minimum` to `maximum`."""
+    return _field(default, en, fr, ge=minimum, le=maximum)
 
 
 def field_help(field: FieldInfo) -> tuple[str, str]:
@@ -104,20 +104,19 @@ class ModelFields(Contract):
     model: str = _field(
         "coatnet_tiny",
         "model of the catalogue (see `dlojz models`), timm:NAME, torchvision:NAME, hf:FOLDER or FILE.py:FUNCTION",
-        "modèle du catalogue (voir `dlojz models`), timm:NOM, torchvision:NOM, hf:DOSSIER ou "
-        "FICHIER.py:FONCTION",
+        "modèle du catalogue (voir `dlojz models`), timm:NOM, torchvision:NOM, hf:DOSSIER ou FICHIER.py:FONCTION",
     )
     image_size: int | None = _count(
         None,
         "height and width in pixels; by default the model's",
         "hauteur et largeur en pixels ; par défaut celles du modèle",
-        most=MAX_IMAGE_SIZE,
+        maximum=MAX_IMAGE_SIZE,
     )
     sequence_length: int | None = _count(
         None,
         "tokens per sample; by default the model's",
         "tokens par échantillon ; par défaut ceux du modèle",
-        most=MAX_SEQUENCE_LENGTH,
+        maximum=MAX_SEQUENCE_LENGTH,
     )
 
 
@@ -178,31 +177,31 @@ class BatchFields(Contract):
 class ParallelismFields(Contract):
     """Give the degree of each kind of parallelism, and the engine that runs them."""
 
-    dp: int = _count(1, "data-parallel replicas", "répliques (parallélisme de données)", most=MAX_DEGREE)
+    dp: int = _count(1, "data-parallel replicas", "répliques (parallélisme de données)", maximum=MAX_DEGREE)
     tp: int = _count(
         1,
         "tensor-parallel ranks that share each layer",
         "rangs qui se partagent chaque couche (Tensor Parallelism)",
-        most=MAX_DEGREE,
+        maximum=MAX_DEGREE,
     )
     pp: int = _count(
         1,
         "pipeline ranks: the model is cut into stages, in order",
         "rangs du pipeline : le modèle est découpé en étages, dans l’ordre",
-        most=MAX_DEGREE,
+        maximum=MAX_DEGREE,
     )
     cp: int = _count(
         1,
         "context-parallel ranks: each computes its part of every sample's tokens; keys and values go round a ring",
         "rangs de Context Parallelism : chacun calcule sa part des tokens de chaque échantillon ; clés et valeurs font "
         "le tour d’un anneau",
-        most=MAX_DEGREE,
+        maximum=MAX_DEGREE,
     )
     ep: int = _count(
         1,
         "expert-parallel ranks: the experts of a mixture are divided among so many of the dp replicas",
         "rangs d’Expert Parallelism : les experts d’un mélange sont répartis sur autant des dp répliques",
-        most=MAX_DEGREE,
+        maximum=MAX_DEGREE,
     )
     zero: int = _field(
         0,
@@ -271,7 +270,7 @@ class MemoryFields(Contract):
         "DeepSpeed",
         "DeepSpeed ZeRO-3 : éléments de la part d’un rang mis à jour d’un coup, en fp32 ; par défaut 1e9, comme "
         "DeepSpeed",
-        most=10**12,
+        maximum=10**12,
     )
     nvme_path: str | None = _field(
         None,
@@ -316,7 +315,7 @@ class OptimizerFields(Contract):
         "steps before one_bit_adam and one_bit_lamb compress, and zero_one_adam goes local steps; by default a quarter",
         "pas avant que one_bit_adam et one_bit_lamb compressent et que zero_one_adam fasse des pas locaux ; par "
         "défaut un quart",
-        least=0,
+        minimum=0,
     )
     local_steps: int | None = _count(
         None,
@@ -351,7 +350,7 @@ class GradientFields(Contract):
         1,
         "columns of the two thin matrices that PowerSGD sends for each gradient",
         "colonnes des deux matrices minces que PowerSGD envoie pour chaque gradient",
-        most=1024,
+        maximum=1024,
     )
 
 
@@ -457,7 +456,7 @@ class CurriculumFields(Contract):
         "pas après lesquels les échantillons sont entiers ; par défaut la moitié de l’exécution",
     )
     curriculum_root: int = _count(
-        2, "degree of the root pacing function", "degré de la racine, avec curriculum root", most=64
+        2, "degree of the root pacing function", "degré de la racine, avec curriculum root", maximum=64
     )
     curriculum_multiple: int = _count(
         8,
@@ -526,8 +525,10 @@ class LayoutFields(TensorFields, GradientFields, MemoryFields, PipelineFields, B
     @property
     def degrees(self) -> str:
         """The degrees in words, e.g. `dp=2, tp=1, pp=1`."""
-        more = "".join(f", {name}={degree}" for name, degree in (("cp", self.cp), ("ep", self.ep)) if degree > 1)
-        return f"dp={self.dp}, tp={self.tp}, pp={self.pp}{more}"
+        extra_degrees = "".join(
+            f", {name}={degree}" for name, degree in (("cp", self.cp), ("ep", self.ep)) if degree > 1
+        )
+        return f"dp={self.dp}, tp={self.tp}, pp={self.pp}{extra_degrees}"
 
     @property
     def strategy(self) -> Strategy:
@@ -542,9 +543,11 @@ class LayoutFields(TensorFields, GradientFields, MemoryFields, PipelineFields, B
     @property
     def title(self) -> str:
         """The name a person gives to this layout, e.g. `DeepSpeed ZeRO-2`."""
-        rest = self._pipeline_title() if self.pp > 1 else self.engine_spec.title(self.zero) + self._compression_title()
-        rest += "".join(f", {name} × {n}" for name, n in (("CP", self.cp), ("EP", self.ep)) if n > 1)
-        return self._tensor_title(rest) if self.tp > 1 else rest
+        data_axis_title = (
+            self._pipeline_title() if self.pp > 1 else self.engine_spec.title(self.zero) + self._compression_title()
+        )
+        data_axis_title += "".join(f", {name} × {n}" for name, n in (("CP", self.cp), ("EP", self.ep)) if n > 1)
+        return self._tensor_title(data_axis_title) if self.tp > 1 else data_axis_title
 
     def _compression_title(self) -> str:
         """The part of the title for compressed gradients, e.g. ` + PowerSGD-4`."""
@@ -560,12 +563,12 @@ class LayoutFields(TensorFields, GradientFields, MemoryFields, PipelineFields, B
         replicas = f", dp={self.dp}" if self.dp > 1 else ""
         return f"pipeline {self.schedule or '1f1b'} × {self.pp}{chunks} ({runs}{zero}{replicas})"
 
-    def _tensor_title(self, rest: str) -> str:
+    def _tensor_title(self, data_axis_title: str) -> str:
         runs = {"torch": "torch", "by_hand": say(en="by hand", fr="à la main")}.get(self.engine, self.engine)
         sequence = say(en=", sequence parallel", fr=", Sequence Parallelism") if self.sequence_parallel else ""
         # Replicas, stages and ZeRO beside the tensor axis are named too.
-        alone = self.pp == 1 and self.dp == 1 and not self.zero
-        return f"TP × {self.tp} ({runs}{sequence})" + ("" if alone else f", {rest}")
+        only_tensor = self.pp == 1 and self.dp == 1 and not self.zero
+        return f"TP × {self.tp} ({runs}{sequence})" + ("" if only_tensor else f", {data_axis_title}")
 
 
 class RunFields(

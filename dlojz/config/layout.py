@@ -56,10 +56,12 @@ class Layout(LayoutFields):
         """
         if processes == self.world_size:
             return
-        rest = self.tp * self.pp * self.cp
+        other_degrees = self.tp * self.pp * self.cp
         times = "dp × tp × pp" + (" × cp" if self.cp > 1 else "")
-        fits = processes >= rest and processes % rest == 0
-        works = f"dp={processes // rest}" if fits else f"{self.world_size} " + say(en="processes", fr="processus")
+        fits = processes >= other_degrees and processes % other_degrees == 0
+        works = (
+            f"dp={processes // other_degrees}" if fits else f"{self.world_size} " + say(en="processes", fr="processus")
+        )
         raise refusal(
             en=f"{self.degrees} needs {self.world_size} processes ({times}), but {processes} were received: use "
             f"{works}.",
@@ -199,14 +201,14 @@ class RankGrid:
         Raises:
             LabError: if a position is outside its axis.
         """
-        at = {"pp": pp, "dp": dp, "tp": tp, "cp": cp}
-        for axis, place in at.items():
-            if isinstance(place, bool) or not isinstance(place, int) or not 0 <= place < self.size(axis):
+        positions = {"pp": pp, "dp": dp, "tp": tp, "cp": cp}
+        for axis, index in positions.items():
+            if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < self.size(axis):
                 raise refusal(
-                    en=f"{axis}={place!r} is outside the grid ({self.degrees}): use 0 to {self.size(axis) - 1}.",
-                    fr=f"{axis}={place!r} est hors de la grille ({self.degrees}) : prenez 0 à {self.size(axis) - 1}.",
+                    en=f"{axis}={index!r} is outside the grid ({self.degrees}): use 0 to {self.size(axis) - 1}.",
+                    fr=f"{axis}={index!r} est hors de la grille ({self.degrees}) : prenez 0 à {self.size(axis) - 1}.",
                 )
-        return sum(at[axis] * stride for axis, stride in self._strides.items())
+        return sum(positions[axis] * stride for axis, stride in self._strides.items())
 
     def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
         """The groups along an axis: ranks that differ in their position along it alone, in the order of the positions.
@@ -219,7 +221,7 @@ class RankGrid:
         size, stride = self.size(axis), self._strides[axis]
         # Those at position 0.
         firsts = (rank for rank in range(self.world_size) if rank // stride % size == 0)
-        return tuple(tuple(first + place * stride for place in range(size)) for first in firsts)
+        return tuple(tuple(start + position * stride for position in range(size)) for start in firsts)
 
     def group_of(self, rank: int, axis: str) -> tuple[int, ...]:
         """The group of a rank along an axis, itself included.
@@ -230,8 +232,8 @@ class RankGrid:
         self._check_rank(rank)
         size, stride = self.size(axis), self._strides[axis]
         # The rank of the group at position 0.
-        first = rank - rank // stride % size * stride
-        return tuple(first + place * stride for place in range(size))
+        start = rank - rank // stride % size * stride
+        return tuple(start + position * stride for position in range(size))
 
     def replicas_of(self, rank: int) -> tuple[int, ...]:
         """The ranks that hold the same weights as a rank, itself included: along the data and the context axis.
@@ -240,8 +242,8 @@ class RankGrid:
             LabError: if there is no such rank.
         """
         # One ring of cp ranks in each of the dp replicas.
-        rings = (self.group_of(other, "cp") for other in self.group_of(rank, "dp"))
-        return tuple(sorted(other for ring in rings for other in ring))
+        rings = (self.group_of(peer, "cp") for peer in self.group_of(rank, "dp"))
+        return tuple(sorted(peer for ring in rings for peer in ring))
 
     def node_of(self, rank: int) -> int:
         """The node of a rank: nodes are filled one after the other.
@@ -311,19 +313,22 @@ def complete(
         LabError: if two or more are missing, the product is not the number of processes, or the given degrees do not
             divide it; the sentence says what would work.
     """
-    given = {"dp": dp, "pp": pp, "tp": tp}
+    degrees = {"dp": dp, "pp": pp, "tp": tp}
     check_whole("processes", processes, MAX_DEGREE)
-    for name, degree in given.items():
+    for name, degree in degrees.items():
         if degree is not None:
             check_whole(name, degree, MAX_DEGREE)
-    missing = [name for name, degree in given.items() if degree is None]
-    known = {name: degree for name, degree in given.items() if degree is not None}
+    missing = [name for name, degree in degrees.items() if degree is None]
+    known_degrees = {name: degree for name, degree in degrees.items() if degree is not None}
     if cp > 1:
         check_whole("cp", cp, MAX_DEGREE)
-        known["cp"] = cp
-    told, product = ", ".join(f"{name}={degree}" for name, degree in known.items()), prod(known.values())
+        known_degrees["cp"] = cp
+    words, product = (
+        ", ".join(f"{name}={degree}" for name, degree in known_degrees.items()),
+        prod(known_degrees.values()),
+    )
     if len(missing) > 1:
-        received = told or say(en="none", fr="aucun")
+        received = words or say(en="none", fr="aucun")
         raise refusal(
             en=f"two of the degrees dp, pp and tp make the third, but {received} was received for {processes} "
             f"processes: give {missing[0]} or {missing[1]} too (1 where an axis is not used).",
@@ -332,31 +337,38 @@ def complete(
         )
     # A remainder, or, where no degree is missing, another product.
     if processes % product or (not missing and processes != product):
-        given = {**given, **known} if cp > 1 else given
-        raise LabError(_degrees_refusal(processes, given, told, product))
+        degrees = {**degrees, **known_degrees} if cp > 1 else degrees
+        raise LabError(_degrees_refusal(processes, degrees, words, product))
     # At most one is missing: it takes what the others leave.
-    done = {**known, **dict.fromkeys(missing, processes // product)}
-    return done["dp"], done["pp"], done["tp"]
+    all_degrees = {**known_degrees, **dict.fromkeys(missing, processes // product)}
+    return all_degrees["dp"], all_degrees["pp"], all_degrees["tp"]
 
 
-def _degrees_refusal(processes: int, given: dict[str, int | None], told: str, product: int) -> str:
+def _degrees_refusal(processes: int, degrees: dict[str, int | None], words: str, product: int) -> str:
     """Write why degrees do not multiply to a number of processes, and what would."""
-    if None in given.values():
+    if None in degrees.values():
         # The multiples of the product below and above; −(−a // b) rounds up.
         below, above = processes // product * product, -(-processes // product) * product
         works = say(en=" or ", fr=" ou ").join(str(number) for number in (below, above) if number)
         return say(
-            en=f"{told} need a multiple of {product} processes, but {processes} were received: use {works} processes, "
+            en=f"{words} need a multiple of {product} processes, but {processes} were received: use {works} processes, "
             f"or degrees whose product divides {processes}.",
-            fr=f"{told} demandent un multiple de {product} processus, mais {processes} ont été reçus : prenez {works} "
+            fr=f"{words} demandent un multiple de {product} processus, mais {processes} ont été reçus : prenez {works} "
             f"processus, ou des degrés dont le produit divise {processes}.",
         )
-    times = " × ".join(given)
+    times = " × ".join(degrees)
     # For each degree the product of all others.
-    others = {name: product // (degree or 1) for name, degree in given.items()}
-    fits = next((f"{name}={processes // rest}" for name, rest in others.items() if processes % rest == 0), None)
+    other_products = {name: product // (degree or 1) for name, degree in degrees.items()}
+    fits = next(
+        (
+            f"{name}={processes // other_product}"
+            for name, other_product in other_products.items()
+            if processes % other_product == 0
+        ),
+        None,
+    )
     works = say(en=" or ", fr=" ou ").join(filter(None, (fits, f"{product} " + say(en="processes", fr="processus"))))
     return say(
-        en=f"{told} make {product} processes ({times}), but {processes} were received: use {works}.",
-        fr=f"{told} font {product} processus ({times}), mais {processes} ont été reçus : prenez {works}.",
+        en=f"{words} make {product} processes ({times}), but {processes} were received: use {works}.",
+        fr=f"{words} font {product} processus ({times}), mais {processes} ont été reçus : prenez {works}.",
     )

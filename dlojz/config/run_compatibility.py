@@ -36,11 +36,11 @@ def _beyond_replicas(config: RunFields) -> Facts | None:
     if not is_elsewhere(config.model):
         return None
     plain = {"library": "none", **({"update": "auto"} if config.update == "in_forward" else {})}
-    both: dict[str, object] = {"pp": 1} if config.layout.tp > 1 else {}
+    plain_layout: dict[str, object] = {"pp": 1} if config.layout.tp > 1 else {}
     # Of a model from elsewhere, activations alone can be offloaded.
     if config.layout.offload != "activations":
-        both["offload"] = "none"
-    return first_set(config.layout, {**WHOLE_LAYOUT, **both}) or first_set(config, plain)
+        plain_layout["offload"] = "none"
+    return first_set(config.layout, {**WHOLE_LAYOUT, **plain_layout}) or first_set(config, plain)
 
 
 ELSEWHERE: Final[tuple[Rule[RunFields], ...]] = (
@@ -79,8 +79,8 @@ def _casts_true_weights(config: RunFields) -> Facts | None:
         return {"name": name, "value": value, "plain": "torch" if name == "engine" else 0}
     if config.optimizer not in KEEPING_DTYPE:
         return {"name": "optimizer", "value": config.optimizer, "plain": "adamw"}
-    whole = {"pp": 1, "tp": 1, "cp": 1, "ep": 1, "gradient_compression": "none"}
-    return first_set(layout, whole) or first_set(config, {"library": "none"})
+    plain_layout = {"pp": 1, "tp": 1, "cp": 1, "ep": 1, "gradient_compression": "none"}
+    return first_set(layout, plain_layout) or first_set(config, {"library": "none"})
 
 
 PRECISIONS: Final[tuple[Rule[RunFields], ...]] = (
@@ -119,9 +119,12 @@ def _uneven_context(config: RunFields) -> Facts | None:
         return None
     # A chunk has at least one token.
     works = [degree for degree in range(2, length // CHUNKS + 1) if length % (CHUNKS * degree) == 0]
-    below, above = [one for one in works if one < cp][-1:] or [1], [one for one in works if one > cp][:1]
-    named = [f"cp={degree}" for degree in below + above]
-    return {"chunks": CHUNKS * cp, "works": say(en=" or ", fr=" ou ").join(named)}
+    below, above = (
+        [degree for degree in works if degree < cp][-1:] or [1],
+        [degree for degree in works if degree > cp][:1],
+    )
+    suggestions = [f"cp={degree}" for degree in below + above]
+    return {"chunks": CHUNKS * cp, "works": say(en=" or ", fr=" ou ").join(suggestions)}
 
 
 def _uneven_context_lengths(config: RunFields) -> Facts | None:
@@ -201,7 +204,7 @@ def stage_refusal(program: str, zero: object) -> str | None:
         program: name of the library.
         zero: stage; None where none is asked for.
     """
-    stages = sorted({stage for _, known in program_layouts(program) for stage in known})
+    stages = sorted({stage for _, program_stages in program_layouts(program) for stage in program_stages})
     if zero is None or zero in stages:
         return None
     works = ", ".join(map(str, stages))
@@ -229,12 +232,14 @@ def _uneven_layers(config: RunFields) -> Facts | None:
 
 def _no_program(config: RunFields) -> Facts | None:
     """List what the program of a library has instead of this engine or ZeRO stage."""
-    known = program_layouts(config.library)
+    layouts = program_layouts(config.library)
     # One process runs torch's program, without replicas.
     engine = "torch" if config.layout.engine == "single" else config.layout.engine
-    if any(engine == one and config.layout.zero in stages for one, stages in known):
+    if any(engine == provider and config.layout.zero in stages for provider, stages in layouts):
         return None
-    return {"works": ", ".join(f"engine={one!r}, zero={'|'.join(map(str, stages))}" for one, stages in known)}
+    return {
+        "works": ", ".join(f"engine={provider!r}, zero={'|'.join(map(str, stages))}" for provider, stages in layouts)
+    }
 
 
 def _library(name: str, applies: Callable[[RunFields], Facts | bool | None], *, en: str, fr: str) -> Rule[RunFields]:
@@ -489,8 +494,8 @@ def _not_in_pipelines(run: PipelineRun) -> Facts | None:
         runs["checkpointing"] = ("none",)
     if asynchronous:
         runs |= {"optimizer": ("sgd",), "dp": (1,), "precision": ("fp32",)}
-    found = _first_not_run(config, runs)
-    return {**found, "schedule": schedule.name} if found else None
+    facts = _first_not_run(config, runs)
+    return {**facts, "schedule": schedule.name} if facts else None
 
 
 PIPELINE: Final[tuple[Rule[PipelineRun], ...]] = (

@@ -129,15 +129,15 @@ def no_script(name: str) -> LabError:
     """Make the error that says why a name is no script, and what is one."""
     file = Path(name).expanduser()
     if os.path.isdir(file):  # noqa: PTH112
-        what = say(en=f"{name!r} is a folder without __main__.py", fr=f"{name!r} est un dossier sans __main__.py")
+        flaw = say(en=f"{name!r} is a folder without __main__.py", fr=f"{name!r} est un dossier sans __main__.py")
     elif os.path.isfile(file):  # noqa: PTH113
-        what = say(en=f"{name!r} is no Python script", fr=f"{name!r} n’est pas un script Python")
+        flaw = say(en=f"{name!r} is no Python script", fr=f"{name!r} n’est pas un script Python")
     else:
-        what = say(en=f"{name!r} is no file", fr=f"{name!r} n’est pas un fichier")
+        flaw = say(en=f"{name!r} is no file", fr=f"{name!r} n’est pas un fichier")
     return refusal(
-        en=f"{what}: give the path of a Python script (train.py), a module (-m package.train), or after -- the command "
+        en=f"{flaw}: give the path of a Python script (train.py), a module (-m package.train), or after -- the command "
         "that starts one (torchrun train.py).",
-        fr=f"{what} : donnez le chemin d’un script Python (train.py), un module (-m paquet.train), ou après -- la "
+        fr=f"{flaw} : donnez le chemin d’un script Python (train.py), un module (-m paquet.train), ou après -- la "
         "commande qui le lance (torchrun train.py).",
     )
 
@@ -163,9 +163,9 @@ class ReadContract(Contract):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _execute_nothing(cls, given: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+    def _execute_nothing(cls, content: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         with executing_no_file():
-            return read(given)
+            return handler(content)
 
 
 class RunConfig(RunFields):
@@ -188,29 +188,29 @@ class RunConfig(RunFields):
         Raises:
             LabError: if a key is neither a field of `RunConfig` nor of `Layout`; the legal ones are listed.
         """
-        own = {key: value for key, value in flat.items() if key in cls.model_fields}
-        rest = {key: value for key, value in flat.items() if key not in cls.model_fields}
+        run_fields = {key: value for key, value in flat.items() if key in cls.model_fields}
+        layout_fields = {key: value for key, value in flat.items() if key not in cls.model_fields}
         # An engine that is given stays; the library's fills in where none is.
-        rest = _engine_of(own) | rest
+        layout_fields = _engine_of(run_fields) | layout_fields
         legal = [*cls.model_fields, *Layout.model_fields]
-        for key in rest:
+        for key in layout_fields:
             if key not in Layout.model_fields:
                 raise LabError(one_of("key", key, sorted(set(legal) - set(HIDDEN))))
-        if rest:
-            base = own.get("layout", Layout())
-            own["layout"] = Layout(**{**base.to_dict(), **rest})
-        return cls(**own)
+        if layout_fields:
+            base = run_fields.get("layout", Layout())
+            run_fields["layout"] = Layout(**{**base.to_dict(), **layout_fields})
+        return cls(**run_fields)
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_in(cls, given: Any) -> Any:
+    def _fill_in(cls, fields: Any) -> Any:
         """Fill in the defaults that depend on other fields."""
-        if not isinstance(given, dict):
-            return given
+        if not isinstance(fields, dict):
+            return fields
         # Model, data and steps say nothing of a script.
-        if given.get("script") is not None:
-            return given
-        filled = _fill_in_model(given, given.get("model", cls.model_fields["model"].default))
+        if fields.get("script") is not None:
+            return fields
+        filled = _fill_in_model(fields, fields.get("model", cls.model_fields["model"].default))
         steps = filled.get("steps", cls.model_fields["steps"].default)
         _fill_in_stages(filled, _number(steps))
         _fill_in_curriculum(filled, _number(steps))
@@ -247,11 +247,11 @@ class RunConfig(RunFields):
         """
         check_at_least(1, processes=processes or 1)
         script = _script_named(str(path), tuple(arguments))
-        known = {"folder": str(Path.cwd()), "first_step_s": first_step_s, "launched": processes is not None}
+        start_fields = {"folder": str(Path.cwd()), "first_step_s": first_step_s, "launched": processes is not None}
         # How many processes a launcher starts is known only once they have run.
         layout = Layout(dp=1 if script.get("command") else processes or 1)
-        whole = Script(**script, **known)
-        return cls.from_dict({"model": whole.name, "device": device, "layout": layout, "script": whole})
+        user_script = Script(**script, **start_fields)
+        return cls.from_dict({"model": user_script.name, "device": device, "layout": layout, "script": user_script})
 
     @property
     def asked_steps(self) -> int | None:
@@ -299,7 +299,7 @@ class RunConfig(RunFields):
     @property
     def engine_forms(self) -> tuple[Form, ...]:
         """What makes another engine of the layout's strategy: one form at most, as the rules allow no two."""
-        asked: dict[Form, bool] = {
+        conditions: dict[Form, bool] = {
             "one_bit": self.optimizer in COMPRESSED,
             "local_steps": self.optimizer in LOCAL,
             "hooks": self.layout.gradient_compression != "none",
@@ -308,7 +308,7 @@ class RunConfig(RunFields):
             "in_forward": self.update == "in_forward",
             "megatron": self.library == "megatron",
         }
-        return tuple(form for form, is_asked in asked.items() if is_asked)
+        return tuple(form for form, is_asked in conditions.items() if is_asked)
 
     @property
     def engine_name(self) -> str:
@@ -365,9 +365,9 @@ def _set_fields(content: dict[str, Any], contract: type[Contract]) -> dict[str, 
     }
 
 
-def _engine_of(given: Mapping[str, Any]) -> dict[str, str]:
+def _engine_of(fields: Mapping[str, Any]) -> dict[str, str]:
     """The engine of `library='deepspeed'`, as a field of the layout, where no layout is given."""
-    return {"engine": "deepspeed"} if given.get("library") == "deepspeed" and given.get("layout") is None else {}
+    return {"engine": "deepspeed"} if fields.get("library") == "deepspeed" and fields.get("layout") is None else {}
 
 
 def _default(filled: dict[str, Any], name: str, value: object) -> None:
@@ -375,17 +375,17 @@ def _default(filled: dict[str, Any], name: str, value: object) -> None:
         filled[name] = value
 
 
-def _fill_in_model(given: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _fill_in_model(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Fill in the data set and the size of the input; what says both of a model from elsewhere is taken as it is.
 
     Raises:
         LabError: no such model, or one from elsewhere would have to be looked up where a record is read.
     """
-    sizes = [name for name in ("image_size", "sequence_length") if given.get(name) is not None]
+    sizes = [name for name in ("image_size", "sequence_length") if fields.get(name) is not None]
     # The data set and the one size that it has; `example`, a model's own input, has none.
-    told = given.get("data") and len(sizes) == (0 if given["data"] == "example" else 1)
-    if told and isinstance(name, str) and is_taken_as_told(name):
-        return {**given, "model": absolute_name(name) if executes_files() else name}
+    has_input = fields.get("data") and len(sizes) == (0 if fields["data"] == "example" else 1)
+    if has_input and isinstance(name, str) and is_taken_as_told(name):
+        return {**fields, "model": absolute_name(name) if executes_files() else name}
     if is_elsewhere(name) and not executes_files():
         raise refusal(
             en=f"the configuration of {name} says not both its data set and one size of its input, so that the model "
@@ -394,7 +394,7 @@ def _fill_in_model(given: Mapping[str, Any], name: str) -> dict[str, Any]:
             "faudrait exécuter le modèle pour la lire, ce n’est pas une configuration entière d’exécution.",
         )
     spec = models.spec(name)
-    filled = {**given, "model": spec.name}
+    filled = {**fields, "model": spec.name}
     _default(filled, "data", datasets.default_for(spec.family, spec.num_classes))
     # A model of tensors has no size: its example inputs have one.
     if spec.family != "tensors":
@@ -430,10 +430,10 @@ def _fill_in_curriculum(filled: dict[str, Any], steps: int | None) -> None:
         filled["curriculum_lengths"] = written.replace(" ", "")
     if kind not in ("linear", "root"):
         return
-    whole, multiple = _number(filled.get("sequence_length")), _number(filled.get("curriculum_multiple", MULTIPLE))
-    if whole and multiple:
+    full_length, multiple = _number(filled.get("sequence_length")), _number(filled.get("curriculum_multiple", MULTIPLE))
+    if full_length and multiple:
         # An eighth, rounded down to a multiple, at least one multiple.
-        _default(filled, "curriculum_start", max(multiple, whole // START_SHARE // multiple * multiple))
+        _default(filled, "curriculum_start", max(multiple, full_length // START_SHARE // multiple * multiple))
     if steps:
         _default(filled, "curriculum_steps", max(1, steps // STEPS_SHARE))
 
@@ -454,9 +454,9 @@ def command_of(config: RunConfig, command: str = "run") -> str:
     # With the same model: what it fills in by itself need not be written.
     plain = RunConfig.of(model=config.model)
     words = ["dlojz", command, "--model", config.model]
-    for own, default in ((config, plain), (config.layout, plain.layout)):
-        for name in type(own).model_fields:
-            value = getattr(own, name)
+    for contract, default in ((config, plain), (config.layout, plain.layout)):
+        for name in type(contract).model_fields:
+            value = getattr(contract, name)
             if name in (*HIDDEN, "model") or value == getattr(default, name):
                 continue
             words.append("--" + name.replace("_", "-"))
@@ -470,8 +470,8 @@ def vocabulary_note(config: RunConfig) -> str:
     spec = models.spec(config.model)
     if spec.family != "text" or spec.num_classes == datasets.num_classes("text"):
         return ""
-    words, whole = integer(config.num_classes), integer(spec.num_classes)
-    if words == whole:
+    words, vocab = integer(config.num_classes), integer(spec.num_classes)
+    if words == vocab:
         return say(
             en=f"{config.model} is trained with its own vocabulary of {words} tokens, on random ones "
             f"(data={config.data_name}).",
@@ -480,8 +480,8 @@ def vocabulary_note(config: RunConfig) -> str:
         )
     return say(
         en=f"{config.model} is trained with the {words} tokens of data={config.data_name}, not with its whole "
-        f"vocabulary of {whole}: it has fewer parameters.",
-        fr=f"{config.model} s’entraîne avec les {words} tokens de data={config.data_name}, et non avec les {whole} de "
+        f"vocabulary of {vocab}: it has fewer parameters.",
+        fr=f"{config.model} s’entraîne avec les {words} tokens de data={config.data_name}, et non avec les {vocab} de "
         "son propre vocabulaire : il a moins de paramètres.",
     )
 

@@ -116,11 +116,11 @@ def settled_step(config: RunFields, first_step: int = 0, *, at_least: int = 0) -
         at_least: the first step that counts for other reasons.
     """
     # Not one of the first two, in which states and buckets settle.
-    last, step = config.steps - 1, max(first_step + SETTLING_STEPS, at_least)
+    last_step, step = config.steps - 1, max(first_step + SETTLING_STEPS, at_least)
     if config.optimizer in LOCAL:
         warmup_steps = config.warmup_steps or 0
         step = max(step, warmup_steps)
-        while step < last and not meets(step, config.local_steps or 1, warmup_steps, config.steps):
+        while step < last_step and not meets(step, config.local_steps or 1, warmup_steps, config.steps):
             step += 1
     elif config.layout.gradient_compression == "powersgd":
         # The second step that is compressed.
@@ -128,7 +128,7 @@ def settled_step(config: RunFields, first_step: int = 0, *, at_least: int = 0) -
     else:
         # The second step of the second stage.
         step = max(step, (config.warmup_steps or 0) + 1)
-    return min(step, last)
+    return min(step, last_step)
 
 
 def check_stages(warmup_steps: int, total_steps: int | None) -> None:
@@ -145,12 +145,12 @@ def check_stages(warmup_steps: int, total_steps: int | None) -> None:
             "la seconde phase est celle de la première.",
         )
     if total_steps is not None and warmup_steps >= total_steps:
-        most = max(1, total_steps - 1)
+        max_warmup = max(1, total_steps - 1)
         raise refusal(
             en=f"warmup_steps={warmup_steps} leaves nothing to compress in a run of {total_steps} steps: use at most "
-            f"{most}, or more steps; 15 to 25 % of the run is usual.",
+            f"{max_warmup}, or more steps; 15 to 25 % of the run is usual.",
             fr=f"warmup_steps={warmup_steps} ne laisse rien à compresser dans un entraînement de {total_steps} pas : "
-            f"prenez au plus {most}, ou davantage de pas ; 15 à 25 % de l’entraînement est l’usage.",
+            f"prenez au plus {max_warmup}, ou davantage de pas ; 15 à 25 % de l’entraînement est l’usage.",
         )
 
 
@@ -199,15 +199,15 @@ def single_replica_note(name: str) -> str:
     )
 
 
-def resized_note(name: str, kept: int, ranks: int) -> str:
+def resized_note(name: str, old: int, ranks: int) -> str:
     """Note for a run resumed with another number of ranks than the checkpoint's: what is dropped."""
     if name in LOCAL:
-        en = f"with dp={ranks} every replica goes on from what the first of {kept} had, as if they had just met"
-        fr = f"avec dp={ranks}, chaque réplique repart de l’état de la première de {kept}, comme si toutes venaient de "
+        en = f"with dp={ranks} every replica goes on from what the first of {old} had, as if they had just met"
+        fr = f"avec dp={ranks}, chaque réplique repart de l’état de la première de {old}, comme si toutes venaient de "
         fr += "se rencontrer"
     else:
-        en = f"the errors held back by {kept} ranks are dropped, and with dp={ranks} compression begins with none"
-        fr = f"les erreurs retenues par {kept} rangs sont abandonnées, et avec dp={ranks} la compression repart sans"
+        en = f"the errors held back by {old} ranks are dropped, and with dp={ranks} compression begins with none"
+        fr = f"les erreurs retenues par {old} rangs sont abandonnées, et avec dp={ranks} la compression repart sans"
     return say(en=f"{name}: {en}.", fr=f"{name} : {fr}.")
 
 
@@ -309,18 +309,18 @@ def length_at(config: RunFields, step: int) -> int:
     Raises:
         LabError: if the run reads images.
     """
-    whole, t = whole_length(config), step + 1
+    full_length, t = whole_length(config), step + 1
     if config.curriculum == "none":
-        return whole
+        return full_length
     if config.curriculum == "discrete":
         stages = stages_of(config.curriculum_lengths)
         lengths = [length for length, _ in stages]
-        return discrete_length(t, lengths=[*lengths, whole], last_steps=[last_step for _, last_step in stages])
+        return discrete_length(t, lengths=[*lengths, full_length], last_steps=[last_step for _, last_step in stages])
     return root_length(
         t,
         # Without a start, samples are whole from the beginning.
-        start=config.curriculum_start or whole,
-        end=whole,
+        start=config.curriculum_start or full_length,
+        end=full_length,
         steps=config.curriculum_steps or 1,
         degree=config.curriculum_root if config.curriculum == "root" else 1,
         multiple=config.curriculum_multiple,
@@ -333,15 +333,17 @@ def stretches(config: RunFields) -> tuple[LengthStretch, ...]:
     Raises:
         LabError: if the run reads images.
     """
-    found: list[LengthStretch] = []
+    length_stretches: list[LengthStretch] = []
     step = 0
     while step < config.steps:
         length = length_at(config, step)
         # Lengths never fall, so that the first step of a longer one is found by halving.
-        after = bisect_right(range(config.steps), length, lo=step, key=lambda at: length_at(config, at))
-        found.append(LengthStretch(length, step, after - step))
+        after = bisect_right(
+            range(config.steps), length, lo=step, key=lambda candidate_step: length_at(config, candidate_step)
+        )
+        length_stretches.append(LengthStretch(length, step, after - step))
         step = after
-    return tuple(found)
+    return tuple(length_stretches)
 
 
 def total_tokens(config: RunFields) -> int:

@@ -138,9 +138,9 @@ def profile(name: str) -> Profile:
     """
     # A bare name is a shipped profile, anything with a folder or `.json` a file.
     path = FOLDER / f"{name}.json" if "/" not in name and not name.endswith(".json") else Path(name)
-    known = sorted(each.stem for each in FOLDER.glob("*.json"))
+    names = sorted(file.stem for file in FOLDER.glob("*.json"))
     if not path.is_file():
-        raise LabError(one_of("calibration", name, known))
+        raise LabError(one_of("calibration", name, names))
     try:
         raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         values = {key: float(value) for key, value in raw["parameters"].items()}
@@ -167,11 +167,14 @@ def profile(name: str) -> Profile:
         ) from None
 
 
-def write_profile(path: Path, made: Profile) -> None:
+def write_profile(path: Path, fitted_profile: Profile) -> None:
     """Write a profile as JSON, one row's name per line."""
     from dlojz.base.files import write_atomic
 
-    raw = asdict(made) | {"name": made.calibration.name, "parameters": made.calibration.values}
+    raw = asdict(fitted_profile) | {
+        "name": fitted_profile.calibration.name,
+        "parameters": fitted_profile.calibration.values,
+    }
     del raw["calibration"]  # `name` and `parameters` stand for it
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps(raw, indent=1, ensure_ascii=False, sort_keys=True) + "\n")

@@ -61,20 +61,22 @@ def usable(rows: Iterable[Measurement]) -> list[Measurement]:
 
 
 def predicted_s(
-    rows: Sequence[Measurement], calibration: Calibration, where: dict[str, Cluster] | None = None
+    rows: Sequence[Measurement], calibration: Calibration, clusters: dict[str, Cluster] | None = None
 ) -> Reals:
     """Predict the seconds of a step of every row."""
-    found = np.zeros(len(rows))
+    step_s = np.zeros(len(rows))
     groups: dict[object, list[int]] = {}
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         # One call of the cost model per group: its layouts share model, cluster and precision.
-        groups.setdefault((row.size, row.cluster, row.precision), []).append(place)
-    for places in groups.values():
-        some = [rows[place] for place in places]
-        machine = (where or {}).get(some[0].cluster) or cluster(some[0].cluster)
-        made = step_parts(decoder_workload(some[0].size), machine, Layouts.from_measurements(some), calibration)
-        found[places] = made.step_s
-    return found * np.array([SERIES_FACTOR.get(row.series, 1.0) for row in rows])
+        groups.setdefault((row.size, row.cluster, row.precision), []).append(index)
+    for indices in groups.values():
+        group_rows = [rows[index] for index in indices]
+        machine = (clusters or {}).get(group_rows[0].cluster) or cluster(group_rows[0].cluster)
+        parts = step_parts(
+            decoder_workload(group_rows[0].size), machine, Layouts.from_measurements(group_rows), calibration
+        )
+        step_s[indices] = parts.step_s
+    return step_s * np.array([SERIES_FACTOR.get(row.series, 1.0) for row in rows])
 
 
 def fitted(
@@ -100,7 +102,7 @@ def fitted(
 
     low = np.array([BOUNDS[name].low for name in free])
     high = np.array([BOUNDS[name].high for name in free])
-    wanted = np.log(np.array([row.seconds for row in rows], float))
+    log_measured = np.log(np.array([row.seconds for row in rows], float))
     weight = np.array([weights(row) for row in rows])
     expected = np.array([getattr(start, name) for name in free])
 
@@ -112,17 +114,23 @@ def fitted(
 
     def residuals(values: Reals) -> Reals:
         # Of logarithms: twice too slow weighs as much as twice too fast.
-        error = weight * (np.log(predicted_s(rows, with_values(values))) - wanted)
+        error = weight * (np.log(predicted_s(rows, with_values(values))) - log_measured)
         away = low + values * (high - low) - expected
         return np.concatenate([error, PULL * away / (high - low)])
 
     # Strictly inside the bounds, where differences can be taken.
     begin = np.clip((np.array([getattr(start, name) for name in free]) - low) / (high - low), 1e-3, 1 - 1e-3)
-    found = least_squares(
+    solution = least_squares(
         # soft_l1: quadratic up to an error of 2 %, linear beyond.
-        residuals, begin, bounds=(0, 1), loss="soft_l1", f_scale=0.02, diff_step=1e-3, max_nfev=evaluations
+        residuals,
+        begin,
+        bounds=(0, 1),
+        loss="soft_l1",
+        f_scale=0.02,
+        diff_step=1e-3,
+        max_nfev=evaluations,
     )
-    return with_values(found.x)
+    return with_values(solution.x)
 
 
 MICRO_BATCHES = (1, 2, 3, 4, 5, 6, 8, 12, 16)
@@ -145,18 +153,18 @@ def completed(row: Measurement, calibration: Calibration) -> Measurement:
     candidates = list(_candidates(row))
     if not candidates:
         return replace(row, micro_batch=row.micro_batch or 1)  # no listed micro-batch divides the batch
-    made = estimate(
+    estimates = estimate(
         decoder_workload(row.size), cluster(row.cluster), Layouts.from_measurements(candidates), calibration
     )
-    fitting = np.where(made.fits, made.step_s, np.inf)
+    fitting = np.where(estimates.fits, estimates.step_s, np.inf)
     # None fits: the one that needs least.
-    best = int(np.argmin(fitting)) if np.isfinite(fitting).any() else int(np.argmin(made.memory_bytes))
+    best = int(np.argmin(fitting)) if np.isfinite(fitting).any() else int(np.argmin(estimates.memory_bytes))
     return candidates[best]
 
 
 def _candidates(row: Measurement) -> Iterator[Measurement]:
     samples = row.global_batch // row.dp  # of a replica per step
-    sizes = [row.micro_batch] if row.micro_batch else [one for one in MICRO_BATCHES if samples % one == 0]
+    sizes = [row.micro_batch] if row.micro_batch else [size for size in MICRO_BATCHES if samples % size == 0]
     if row.micro_batch is None and row.engine == "torchtitan" and row.pp > 1 and samples % row.pp == 0:
         sizes = [samples // row.pp]  # as many micro-batches as stages
     layers = row.size.layers // row.pp
@@ -164,9 +172,13 @@ def _candidates(row: Measurement) -> Iterator[Measurement]:
         number = samples // size
         free = row.schedule == "interleaved" and row.chunks == 1
         # Equal chunks of a stage, two at least; interleaving takes a multiple of pp micro-batches.
-        chunks = [one for one in range(2, layers + 1) if layers % one == 0 and number % row.pp == 0] if free else []
-        for one in chunks or [row.chunks]:
-            yield replace(row, micro_batch=size, chunks=one)
+        chunks = (
+            [divisor for divisor in range(2, layers + 1) if layers % divisor == 0 and number % row.pp == 0]
+            if free
+            else []
+        )
+        for num_chunks in chunks or [row.chunks]:
+            yield replace(row, micro_batch=size, chunks=num_chunks)
 
 
 class Recipe(NamedTuple):
@@ -247,7 +259,7 @@ def recipe(name: str) -> Recipe:
 
 def rows_of(name: str) -> list[Measurement]:
     """All usable rows of a profile's tables."""
-    return [row for one in recipe(name).tables for row in usable(table(one))]
+    return [row for table_name in recipe(name).tables for row in usable(table(table_name))]
 
 
 def fit_profile(name: str, *, without: str = "", rounds: int = 2, evaluations: int = 40) -> Profile:
@@ -259,28 +271,28 @@ def fit_profile(name: str, *, without: str = "", rounds: int = 2, evaluations: i
         rounds: what rows do not print is completed again after each.
         evaluations: steps of the search at most.
     """
-    tables, found, free, fixed = recipe(name)
+    tables, calibration, free, fixed = recipe(name)
     rows = [row for row in rows_of(name) if row.table != without and (without or is_fitted(row))]
-    held = [row.row for row in rows_of(name) if row not in rows]
-    number = {one: sum(row.table == one for row in rows) for one in tables}
+    held_out = [row.row for row in rows_of(name) if row not in rows]
+    number = {table_name: sum(row.table == table_name for row in rows) for table_name in tables}
 
     def weigh(row: Measurement) -> float:
         return float((20 / number[row.table]) ** 0.5)  # squared, each table weighs as 20 rows
 
     for _ in range(rounds if rows else 0):
         # What is fastest depends on the parameters, so what a row leaves out is filled in anew.
-        some = [completed(row, found) for row in rows]
-        found = fitted(found, some, free, weights=weigh, evaluations=evaluations)
+        complete_rows = [completed(row, calibration) for row in rows]
+        calibration = fitted(calibration, complete_rows, free, weights=weigh, evaluations=evaluations)
     # Five significant digits, as the file keeps them.
-    rounded: dict[str, Any] = {one: float(f"{value:.5g}") for one, value in found.values.items()}
-    found = replace(found, **rounded)
+    rounded: dict[str, Any] = {parameter: float(f"{value:.5g}") for parameter, value in calibration.values.items()}
+    calibration = replace(calibration, **rounded)
     return Profile(
-        found,
+        calibration,
         tuple(row.row for row in rows),
-        tuple(held),
+        tuple(held_out),
         f"least absolute error on every second row (by SHA-256 of its name) of {', '.join(tables)}",
         date.today().isoformat(),
-        {one: fixed[one] for one in BOUNDS if one not in free},
+        {parameter: fixed[parameter] for parameter in BOUNDS if parameter not in free},
     )
 
 

@@ -53,19 +53,19 @@ class Kernels:
         self.kernels: dict[tuple[str, Precision], dict[tuple[int, ...], float]] = {}
         launches: dict[tuple[str, Precision], list[float]] = {}
         self.levels: dict[tuple[str, Precision, int], float] = {}
-        for one in timings:
-            if one.what == "kernel":
-                self.kernels.setdefault((one.label, one.precision), {})[one.size] = one.seconds
-            elif one.what == "host":
-                launches.setdefault((one.label, one.precision), []).append(one.seconds)
-            elif one.what == "level":
-                self.levels[one.label, one.precision, one.size[0]] = one.seconds
+        for timing in timings:
+            if timing.what == "kernel":
+                self.kernels.setdefault((timing.label, timing.precision), {})[timing.size] = timing.seconds
+            elif timing.what == "host":
+                launches.setdefault((timing.label, timing.precision), []).append(timing.seconds)
+            elif timing.what == "level":
+                self.levels[timing.label, timing.precision, timing.size[0]] = timing.seconds
         # Median seconds over all sizes: launching does not depend on the size.
         self.launches = {case: statistics.median(seconds) for case, seconds in launches.items()}
         self.updates = {
-            one.label: (_update(timings, "kernel", one.label), _update(timings, "host", one.label))
-            for one in timings
-            if one.what == "kernel" and one.label.startswith("update")
+            timing.label: (_update(timings, "kernel", timing.label), _update(timings, "host", timing.label))
+            for timing in timings
+            if timing.what == "kernel" and timing.label.startswith("update")
         }
         # Seconds of the smallest pass: no kernel takes less.
         self.least_s = min(self.kernels.get((PASS, "fp32"), {(): 0.0}).values())
@@ -74,74 +74,76 @@ class Kernels:
     def knows(self, config: RunConfig) -> bool:
         """Whether all is measured that a run on one GPU is made of."""
         layout = config.layout
-        known = layout.checkpointing in LEVELS and _label(config) in self.updates
-        return known and layout.world_size == 1 and layout.offload == "none" and not layout.activation_plan
+        is_measured = layout.checkpointing in LEVELS and _label(config) in self.updates
+        return is_measured and layout.world_size == 1 and layout.offload == "none" and not layout.activation_plan
 
-    def kernel_s(self, one: Operator) -> float:
+    def kernel_s(self, operator: Operator) -> float:
         """Seconds of an operator on the GPU; 0 for a view."""
-        if not one.label:
+        if not operator.label:
             return 0.0
-        if one not in self._known:
-            self._known[one] = self._interpolated(one)
-        return self._known[one]
+        if operator not in self._known:
+            self._known[operator] = self._interpolated(operator)
+        return self._known[operator]
 
-    def _interpolated(self, one: Operator) -> float:
+    def _interpolated(self, operator: Operator) -> float:
         # Precisions that a label was not measured in (an embedding, a view) fall back on fp32.
-        of_label = self.kernels.get((one.label, one.precision)) or self.kernels[one.label, "fp32"]
-        if one.size in of_label:
-            return of_label[one.size]
-        near = sorted((_distance(one.size, size), size) for size in of_label)[:NEAREST]
-        weights = [distance**-2 for distance, _ in near]  # no distance is 0: a measured size has returned above
+        of_label = self.kernels.get((operator.label, operator.precision)) or self.kernels[operator.label, "fp32"]
+        if operator.size in of_label:
+            return of_label[operator.size]
+        neighbours = sorted((_distance(operator.size, size), size) for size in of_label)[:NEAREST]
+        weights = [distance**-2 for distance, _ in neighbours]  # no distance is 0: a measured size has returned above
         logarithms = []
-        for _, size in near:
-            share = _work(one.label, one.size) / _work(one.label, size)
+        for _, size in neighbours:
+            share = _work(operator.label, operator.size) / _work(operator.label, size)
             # Above the least time, seconds grow with the work.
             scaled_s = max(of_label[size] - self.least_s, 0.0) * share
             logarithms.append(math.log(self.least_s + scaled_s))
         # Weighted geometric mean.
         return math.exp(sum(map(math.prod, zip(weights, logarithms, strict=True))) / sum(weights))
 
-    def launch_s(self, one: Operator) -> float:
+    def launch_s(self, operator: Operator) -> float:
         """Seconds of launching an operator by itself; one in backward counts as a sum."""
-        if not one.label:
+        if not operator.label:
             return self.launches["view", "fp32"]
-        label = PASS if "backward" in one.label else one.label
-        return self.launches.get((label, one.precision)) or self.launches[label, "fp32"]
+        label = PASS if "backward" in operator.label else operator.label
+        return self.launches.get((label, operator.precision)) or self.launches[label, "fp32"]
 
     @lru_cache(maxsize=16)  # noqa: B019
     def launching(self, level: Checkpointing, precision: Precision) -> Launching:
         """What launching costs at a level of checkpointing: from blocks of few and of more layers."""
-        few, more = (operators_of_level(layers, level, precision) for layers in LEVEL_LAYERS)
+        few, many = (operators_of_level(layers, level, precision) for layers in LEVEL_LAYERS)
         few_s, more_s = (self.levels[level, precision, layers] for layers in LEVEL_LAYERS)
-        few_launches_s, more_launches_s = (sum(map(self.launch_s, one.calls)) / one.blocks for one in (few, more))
+        few_launches_s, more_launches_s = (
+            sum(map(self.launch_s, operators.calls)) / operators.blocks for operators in (few, many)
+        )
         # Both per block, of 1 and of 5 layers: in the difference what a block itself costs cancels.
         slower = (more_s - few_s) / (more_launches_s - few_launches_s)
         return Launching(slower, max(few_s - slower * few_launches_s, 0.0))
 
     def step_s(self, config: RunConfig) -> float:
         """Predict the seconds of a step."""
-        found = operators_of(config)
+        operators = operators_of(config)
         launching = self.launching(config.layout.checkpointing, config.compute_precision)
         host_s = gpu_s = 0.0
         for micro_batch in range(config.layout.micro_batches):
-            host_s, gpu_s = self._played(found, launching, host_s, gpu_s)
+            host_s, gpu_s = self._played(operators, launching, host_s, gpu_s)
             if micro_batch:  # gradients are added to those of the micro-batch before
-                host_s += len(found.tensors) * launching.slower * self.launches[PASS, "fp32"]
-                gpu_s += self.kernel_s(Operator(PASS, (sum(found.tensors),)))  # one pass over all gradients
+                host_s += len(operators.tensors) * launching.slower * self.launches[PASS, "fp32"]
+                gpu_s += self.kernel_s(Operator(PASS, (sum(operators.tensors),)))  # one pass over all gradients
         (tensor_s, element_s), (call_s, launch_s) = self.updates[_label(config)]
         # The update's kernels begin when the GPU is done with backward, and the host has come to the update.
-        gpu_s = max(gpu_s, host_s) + tensor_s * len(found.tensors) + element_s * sum(found.tensors)
+        gpu_s = max(gpu_s, host_s) + tensor_s * len(operators.tensors) + element_s * sum(operators.tensors)
         # The step ends when both GPU and host have.
-        return max(gpu_s, host_s + call_s + launch_s * len(found.tensors))
+        return max(gpu_s, host_s + call_s + launch_s * len(operators.tensors))
 
-    def _played(self, found: Operators, launching: Launching, host_s: float, gpu_s: float) -> tuple[float, float]:
+    def _played(self, operators: Operators, launching: Launching, host_s: float, gpu_s: float) -> tuple[float, float]:
         """When the host and the GPU are done with a micro-batch, from when they are with what was before."""
         # A block's own cost, spread evenly over its operators.
-        around_s = launching.block_s * found.blocks / len(found.calls)
-        for one in found.calls:
-            host_s += around_s + launching.slower * self.launch_s(one)
-            if one.label:  # a view occupies the host alone
-                gpu_s = max(gpu_s, host_s) + self.kernel_s(one)
+        around_s = launching.block_s * operators.blocks / len(operators.calls)
+        for operator in operators.calls:
+            host_s += around_s + launching.slower * self.launch_s(operator)
+            if operator.label:  # a view occupies the host alone
+                gpu_s = max(gpu_s, host_s) + self.kernel_s(operator)
         return host_s, gpu_s
 
 
@@ -149,16 +151,18 @@ def _label(config: RunConfig) -> str:
     return f"update: {config.optimizer}, {FORMS.get(config.update, config.update)}"
 
 
-def _update(timings: Sequence[Timed], what: str, label: str) -> tuple[float, float]:
+def _update(timings: Sequence[Timed], kind: str, label: str) -> tuple[float, float]:
     """Seconds of an update: of its kernels per tensor and per element, of its launches per call and per tensor."""
-    own = [one for one in timings if one.what == what and one.label == label]
-    if what == "host":  # calls are 1 each: seconds = call_s · 1 + launch_s · tensors
-        return fit_line([(1.0, float(one.size[0]), one.seconds) for one in own])
-    return fit_line([(float(one.size[0]), float(math.prod(one.size)), one.seconds) for one in own])
+    label_timings = [timing for timing in timings if timing.what == kind and timing.label == label]
+    if kind == "host":  # calls are 1 each: seconds = call_s · 1 + launch_s · tensors
+        return fit_line([(1.0, float(timing.size[0]), timing.seconds) for timing in label_timings])
+    return fit_line(
+        [(float(timing.size[0]), float(math.prod(timing.size)), timing.seconds) for timing in label_timings]
+    )
 
 
-def _distance(size: Sequence[int], other: Sequence[int]) -> float:
-    return math.dist([math.log1p(one) for one in size], [math.log1p(one) for one in other])
+def _distance(size: Sequence[int], measured_size: Sequence[int]) -> float:
+    return math.dist([math.log1p(length) for length in size], [math.log1p(length) for length in measured_size])
 
 
 def _work(label: str, size: Sequence[int]) -> float:

@@ -95,45 +95,45 @@ class _Recorder(TorchDispatchMode):
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [one for one in tree_leaves(value) if isinstance(one, Tensor)]
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _operator(func: Any, args: Any, kwargs: Any, result: Any) -> Operator:
     """An operator as it is measured."""
     name = func.name().removeprefix("aten::").partition(".")[0]
-    read, made = _tensors((args, kwargs)), _tensors(result)
-    if func.is_view or name in VIEWS or not read or not made:
+    inputs, results = _tensors((args, kwargs)), _tensors(result)
+    if func.is_view or name in VIEWS or not inputs or not results:
         return VIEW
     backward = ", backward" if "backward" in name else ""
-    first, size = read[0], tuple[int, ...]()
+    operand, size = inputs[0], tuple[int, ...]()
     label = LABELS.get(name, PASS)
     if name in ("addmm", "mm"):
         # m, n of the result, k rows of the right factor; `addmm` has the bias before the two factors.
-        label, size = _product(name, *read[-2:]), (*made[0].shape, read[-1].shape[0])
+        label, size = _product(name, *inputs[-2:]), (*results[0].shape, inputs[-1].shape[0])
     elif "attention" in name:
         biased = "efficient" in name  # in the trace: what has no bias is flash attention
-        causal = not biased and any(one is True for one in (*args, *kwargs.values()))
-        first = read[1] if backward else first  # backward is given the gradient first, then the queries
-        label, size = f"attention{backward}", (*first.shape, int(causal), int(biased))
+        causal = not biased and any(argument is True for argument in (*args, *kwargs.values()))
+        operand = inputs[1] if backward else operand  # backward is given the gradient first, then the queries
+        label, size = f"attention{backward}", (*operand.shape, int(causal), int(biased))
     elif name.startswith("convolution"):
-        outputs = first if backward else made[0]
+        outputs = operand if backward else results[0]
         # Backward: gradient, input, weight; forward: input, weight.
-        first, weight = read[1:3] if backward else read[:2]
+        operand, weight = inputs[1:3] if backward else inputs[:2]
         # weight: (channels out, channels in / groups, kernel, kernel)
-        side, groups = first.shape[2], max(first.shape[1] // weight.shape[1], 1)
+        side, groups = operand.shape[2], max(operand.shape[1] // weight.shape[1], 1)
         stride = max(side // outputs.shape[2], 1)
-        label, size = name.replace("_", ", "), (*first.shape[:2], weight.shape[0], side, weight.shape[2])
+        label, size = name.replace("_", ", "), (*operand.shape[:2], weight.shape[0], side, weight.shape[2])
         size = (*size, stride, groups)
     elif name.startswith("embedding"):
         # Backward: (gradient, indices) → matrix; forward: (matrix, indices) → rows.
-        weight, rows = (made[0], first) if backward else (first, made[0])
+        weight, rows = (results[0], operand) if backward else (operand, results[0])
         label, size = f"embedding{backward}", (math.prod(rows.shape[:-1]), *weight.shape)
-    elif label == PASS or (label == "cast" and first.dtype == made[0].dtype):  # a cast to the same type is a copy
-        num_bytes = sum(one.numel() * one.element_size() for one in (*read, *made))
+    elif label == PASS or (label == "cast" and operand.dtype == results[0].dtype):  # a cast to the same type is a copy
+        num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in (*inputs, *results))
         return Operator(PASS, (max(num_bytes // PASS_BYTES, 1),))  # as long as a sum that moves as many bytes
     else:
-        size = _size(label, max((*read, *made), key=Tensor.numel))
-    return Operator(label, size, "bf16" if first.element_size() == 2 else "fp32")
+        size = _size(label, max((*inputs, *results), key=Tensor.numel))
+    return Operator(label, size, "bf16" if operand.element_size() == 2 else "fp32")
 
 
 def _size(label: str, largest: Tensor) -> tuple[int, ...]:
@@ -164,30 +164,32 @@ def _kept(key: TraceKey) -> Operators:
     if changes_its_model(key.model):
         return _listed(key)
     name = ("operators", key, contents_hash(key.model) if is_elsewhere(key.model) else "")
-    found = trace_store.read(name, _from_data)
-    if found is None:
-        found = _listed(key)
-        trace_store.write(name, _to_data(found))
-    return found
+    operators = trace_store.read(name, _from_data)
+    if operators is None:
+        operators = _listed(key)
+        trace_store.write(name, _to_data(operators))
+    return operators
 
 
 def _listed(key: TraceKey) -> Operators:
     model, traced = tracer_of(key)
     with _Recorder() as recorder:
         traced(model)
-    tensors = tuple(one.numel() for one in model.parameters())
+    tensors = tuple(parameter.numel() for parameter in model.parameters())
     return Operators(tuple(recorder.calls), tensors, len(list(model.blocks)))
 
 
-def _to_data(found: Operators) -> dict[str, Any]:
+def _to_data(operators: Operators) -> dict[str, Any]:
     numbers: dict[Operator, int] = {}  # an operator that repeats is stored once, calls by its number
-    calls = [numbers.setdefault(one, len(numbers)) for one in found.calls]
-    return {"calls": calls, "operators": list(numbers), "tensors": found.tensors, "blocks": found.blocks}
+    calls = [numbers.setdefault(operator, len(numbers)) for operator in operators.calls]
+    return {"calls": calls, "operators": list(numbers), "tensors": operators.tensors, "blocks": operators.blocks}
 
 
 def _from_data(data: dict[str, Any]) -> Operators:
-    known = [Operator(str(label), tuple(size), precision) for label, size, precision in data["operators"]]
-    return Operators(tuple(known[one] for one in data["calls"]), tuple(data["tensors"]), int(data["blocks"]))
+    distinct_operators = [Operator(str(label), tuple(size), precision) for label, size, precision in data["operators"]]
+    return Operators(
+        tuple(distinct_operators[index] for index in data["calls"]), tuple(data["tensors"]), int(data["blocks"])
+    )
 
 
 @lru_cache(maxsize=32)
@@ -197,5 +199,5 @@ def operators_of_level(layers: int, level: Checkpointing, precision: Precision) 
         blocks, x = tiny_blocks(layers, torch.device("cpu"))
         recorder.calls.clear()  # creating the blocks has called operators too
         tiny_step(blocks, x, level, precision)
-    tensors = tuple(one.numel() for block in blocks for one in block.parameters())
+    tensors = tuple(parameter.numel() for block in blocks for parameter in block.parameters())
     return Operators(tuple(recorder.calls), tensors, len(blocks))

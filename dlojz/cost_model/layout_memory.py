@@ -128,8 +128,8 @@ def in_flight(layouts: Layouts, stage: int) -> Reals:
     Source: Narayanan et al. 2021, §2.2; Korthikanti et al. 2022, §4.2.3 (the first stage's L(1 + (p − 1)/(pv))).
     """
     p, m, v = layouts.pp, layouts.micro_batches, layouts.chunks
-    left = np.maximum(p - stage, 1)
-    plain = np.where(v > 1, ((v - 1) * p + 2 * left - 1) / v, left)
+    stages_left = np.maximum(p - stage, 1)
+    plain = np.where(v > 1, ((v - 1) * p + 2 * stages_left - 1) / v, stages_left)
     return np.where(layouts.schedule == SCHEDULES.index("gpipe"), m, np.minimum(plain, m)).astype(float)
 
 
@@ -151,7 +151,7 @@ def layer_activation_bytes(workload: Workload, layouts: Layouts) -> Reals:
     h, keys = size.hidden, size.kv_heads * size.head_size
     masks = layouts.dropout * size.biased
     # Per token, not split by t: inputs of two norms and of the products behind them (4 × 2 bytes), two masks of 1 byte.
-    whole = (8 + 2 * masks) * h / np.where(layouts.sequence_parallel > 0, t, 1)
+    unsplit = (8 + 2 * masks) * h / np.where(layouts.sequence_parallel > 0, t, 1)
     # Inputs of the activation and of the product down (2 + 2); gated: gate, up and their product (3 × 2).
     hidden: float = (6 if size.gated else 4) * size.mlp_width
     if size.experts:  # of each row its input, the hidden layer, and the output that is weighed
@@ -162,9 +162,9 @@ def layer_activation_bytes(workload: Workload, layouts: Layouts) -> Reals:
     # Per token: softmax 2, its mask 1, its dropped-out copy 2, for each key and head.
     scores = np.where(core, 0.0, (2.0 + 3 * masks) * size.heads * size.sequence_length / t)
     full = 2 * h / np.where(layouts.sequence_parallel > 0, t, 1)  # the layer's input alone, 2 bytes
-    kept = whole + split + scores
-    kept = np.where(alternates(layouts), full + alternate_product_bytes(size, layouts), kept)
-    return tokens * np.where(layouts.checkpointing == CHECKPOINTING.index("full"), full, kept)
+    saved_bytes = unsplit + split + scores
+    saved_bytes = np.where(alternates(layouts), full + alternate_product_bytes(size, layouts), saved_bytes)
+    return tokens * np.where(layouts.checkpointing == CHECKPOINTING.index("full"), full, saved_bytes)
 
 
 def alternate_product_bytes(size: DecoderSize, layouts: Layouts) -> Reals:
@@ -213,7 +213,7 @@ def states_of(weights: Reals, layouts: Layouts, spread: Reals | float = 1.0) -> 
     `dlojz.prediction.rules_of_thumb.bytes_per_parameter`.
     """
     d = layouts.zero_shards / spread  # shards of the states
-    zero, moved = layouts.zero, layouts.offload
+    zero, offload = layouts.zero, layouts.offload
     is_deepspeed = layouts.engine == ENGINES.index("megatron-deepspeed")
     element = layouts.element_bytes
     of_weight = element / np.where(zero == 3, d, 1)
@@ -223,13 +223,13 @@ def states_of(weights: Reals, layouts: Layouts, spread: Reals | float = 1.0) -> 
     states = ADAM_STATES if element == 2 else FP32_ADAM_STATES
     # DeepSpeed adds the rank's shard of fp32 gradients.
     of_adam = states / np.where(zero >= 1, d, 1) + np.where(is_deepspeed & (zero >= 1), 4 / d, 0.0)
-    offloaded = moved != OFFLOAD.index("none")
+    offloaded = offload != OFFLOAD.index("none")
     # In the host's memory: master copy, two moments, gradient, 4 bytes each.
     host = np.where(offloaded, 16 / np.where(zero >= 1, d, 1), 0.0)
-    host = host + np.where(moved == OFFLOAD.index("parameters"), of_weight, 0.0)  # the 16-bit weights too
+    host = host + np.where(offload == OFFLOAD.index("parameters"), of_weight, 0.0)  # the 16-bit weights too
     of_adam = np.where(offloaded, 0.0, of_adam)
     of_gradient = np.where(offloaded & (zero >= 2), 0.0, of_gradient)
-    of_weight = np.where(moved == OFFLOAD.index("parameters"), 0.0, of_weight)
+    of_weight = np.where(offload == OFFLOAD.index("parameters"), 0.0, of_weight)
     shards = (habit(layouts, "fsdp") > 0) & (zero == 3)
     # FSDP's fp32 shard is weight and master copy in one.
     of_weight, of_gradient = np.where(shards, 4 / d, of_weight), np.where(shards, 4 / d, of_gradient)
@@ -241,8 +241,8 @@ def states_of(weights: Reals, layouts: Layouts, spread: Reals | float = 1.0) -> 
 
 def stays_gathered(layouts: Layouts) -> NDArray[np.bool_]:
     """Tell where FSDP keeps a pipeline stage's weights gathered from its first micro-batch to its last."""
-    kept: NDArray[np.bool_] = (habit(layouts, "fsdp") > 0) & (layouts.zero == 3) & (layouts.pp > 1)
-    return kept
+    mask: NDArray[np.bool_] = (habit(layouts, "fsdp") > 0) & (layouts.zero == 3) & (layouts.pp > 1)
+    return mask
 
 
 def spread_of(workload: Workload, layouts: Layouts, counts: Reals, weights: Reals) -> Reals | float:
@@ -258,37 +258,40 @@ def memories_of(workload: Workload, layouts: Layouts, stages: StageCosts, weight
     Args:
         weights: of each distinct stage (rows) and layout (columns), on one rank.
     """
-    made = [
-        stage_memory(workload, layouts, counts, in_flight(layouts, int(first)), own)
-        for counts, first, own in zip(stages.counts, stages.first, weights, strict=True)
+    stage_memories = [
+        stage_memory(workload, layouts, counts, in_flight(layouts, int(stage)), stage_weights)
+        for counts, stage, stage_weights in zip(stages.counts, stages.first, weights, strict=True)
     ]
-    return _fullest(made)
+    return _fullest(stage_memories)
 
 
-def _fullest(made: list[Memories]) -> Memories:
+def _fullest(memories: list[Memories]) -> Memories:
     """Take the one with the most bytes, place by place; of equal ones the first."""
-    fullest, most = made[0], made[0].total_bytes
-    for other in made[1:]:
-        total = other.total_bytes
-        more = total > most
-        most = np.maximum(total, most)
+    fullest, max_bytes = memories[0], memories[0].total_bytes
+    for candidate in memories[1:]:
+        total = candidate.total_bytes
+        mask = total > max_bytes
+        max_bytes = np.maximum(total, max_bytes)
         fullest = Memories(
             # Place by place: all categories come from the same stage.
-            *(np.where(more, getattr(other, field.name), getattr(fullest, field.name)) for field in fields(Memories))
+            *(
+                np.where(mask, getattr(candidate, field.name), getattr(fullest, field.name))
+                for field in fields(Memories)
+            )
         )
     return fullest
 
 
-def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, held: Reals, weights: Reals) -> Memories:
+def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, num_in_flight: Reals, weights: Reals) -> Memories:
     """Memory of one rank of a stage.
 
     Args:
         counts: layers of each kind in the stage.
-        held: micro-batches' worth of them that are kept at most.
+        num_in_flight: micro-batches' worth of them that are kept at most.
         weights: of the stage, on one rank.
     """
     spread = spread_of(workload, layouts, counts, weights)
-    own, gradients, adam, host = states_of(weights, layouts, spread)
+    weight_bytes, gradients, adam, host = states_of(weights, layouts, spread)
     size = workload.size
     is_deepspeed = layouts.engine == ENGINES.index("megatron-deepspeed")
     flat = habit(layouts, "flat_buffers") > 0
@@ -302,17 +305,19 @@ def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, held: Real
     update = np.where(flat | (layouts.offload != OFFLOAD.index("none")), 0.0, UPDATE_BYTES * updated)
     none = np.zeros(len(layouts))
     if size is None:
-        kept, live = _image_activations(workload, layouts, counts)
+        activations, live = _image_activations(workload, layouts, counts)
         # Bytes of one micro-batch × those in flight.
-        return Memories(own, gradients, adam, kept * held, none, np.maximum(live, update), reserve, host)
+        return Memories(
+            weight_bytes, gradients, adam, activations * num_in_flight, none, np.maximum(live, update), reserve, host
+        )
     # Activations are counted in 16 bit.
     tokens = layouts.micro_batch * size.sequence_length / layouts.cp * (layouts.element_bytes / 2)
     split = np.where(layouts.sequence_parallel > 0, layouts.tp, 1)
     masks = layouts.dropout * size.biased
-    kept = counts[1] * held * layer_activation_bytes(workload, layouts) * (layouts.element_bytes / 2)
-    embedding = counts[0] * tokens * size.hidden / split * held * masks  # its dropout mask, 1 byte per element
+    activations = counts[1] * num_in_flight * layer_activation_bytes(workload, layouts) * (layouts.element_bytes / 2)
+    embedding = counts[0] * tokens * size.hidden / split * num_in_flight * masks  # its dropout mask, 1 byte per element
     kinds = losses(layouts)
-    of_logit = np.array([LOGIT_BYTES[one] for one in LOSSES], float)[kinds]
+    of_logit = np.array([LOGIT_BYTES[loss_kind] for loss_kind in LOSSES], float)[kinds]
     of_logit += SPLIT_LOGIT_BYTES * ((kinds == LOSSES.index("torch")) & (layouts.tp > 1))
     of_logit -= IN_PLACE_LOGIT_BYTES * (kinds == LOSSES.index("megatron")) * habit(layouts, "in_place_loss")
     # 16-bit inputs of the last norm and of the logits' product.
@@ -326,8 +331,8 @@ def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, held: Real
     # On one rank: experts over ep, all else over tp.
     layer = (size.layer_parameters - size.expert_parameters * (1 - 1 / layouts.ep)) / layouts.tp
     # ZeRO-3 gathers the weights of this layer and the next, and holds this one's whole gradient.
-    others = 3.0 * layouts.element_bytes * (layouts.zero == 3)
-    live = live + layer * np.where(is_fsdp, _unit_bytes(layouts), others)
+    zero3_bytes = 3.0 * layouts.element_bytes * (layouts.zero == 3)
+    live = live + layer * np.where(is_fsdp, _unit_bytes(layouts), zero3_bytes)
     ends = counts[0] * size.embedding_parameters
     # Untied, or the tied copy of the last stage.
     ends = ends + counts[2] * size.vocabulary * size.hidden * (not size.tied or counts[0] == 0)
@@ -338,12 +343,14 @@ def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, held: Real
     # torch's DDP copies gradients into buckets that stay (csrc/distributed/c10d/reducer.cpp, `initialize_buckets`).
     is_ddp = (habit(layouts, "fsdp") > 0) & (layouts.zero == 0) & (layouts.dp * layouts.cp > 1)
     buffers = gathered + np.where(is_ddp, layouts.gradient_bytes * weights, 0.0)
-    states = own, gradients, adam
+    states = weight_bytes, gradients, adam
     return _fullest(
         [
-            Memories(*states, kept, embedding + loss, buffers, reserve, host),  # at the loss
+            Memories(*states, activations, embedding + loss, buffers, reserve, host),  # at the loss
             # In the backward of a layer.
-            Memories(*states, kept, embedding, buffers + FSDP_ROOT_BYTES[1] * words * root + live, reserve, host),
+            Memories(
+                *states, activations, embedding, buffers + FSDP_ROOT_BYTES[1] * words * root + live, reserve, host
+            ),
             # At the end; `gathered` is in `update` already.
             Memories(*states, none, none, update + buffers - gathered, reserve, host),
         ]
@@ -353,8 +360,8 @@ def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, held: Real
 def _unit_bytes(layouts: Layouts) -> Reals:
     """Bytes per parameter of a layer in its backward with FSDP; weights that stay gathered are among the states."""
     gathered, ahead, gradient, reduced = FSDP_UNIT_BYTES
-    whole = gradient + np.where((layouts.zero == 3) & ~stays_gathered(layouts), gathered + ahead, 0.0)
-    return whole * layouts.element_bytes / 2 + reduced
+    unit_bytes = gradient + np.where((layouts.zero == 3) & ~stays_gathered(layouts), gathered + ahead, 0.0)
+    return unit_bytes * layouts.element_bytes / 2 + reduced
 
 
 def _image_activations(workload: Workload, layouts: Layouts, counts: Reals) -> tuple[Reals, Reals]:
@@ -365,31 +372,32 @@ def _image_activations(workload: Workload, layouts: Layouts, counts: Reals) -> t
 
     Source: `dlojz.models.checkpointing.run_checkpointed`.
     """
-    kept, live = np.zeros(len(layouts)), np.zeros(len(layouts))
+    saved_bytes, live = np.zeros(len(layouts)), np.zeros(len(layouts))
     full = layouts.checkpointing == CHECKPOINTING.index("full")
-    selective = np.isin(layouts.checkpointing, [CHECKPOINTING.index(one) for one in ("selective", "every_second")])
+    selective = np.isin(layouts.checkpointing, [CHECKPOINTING.index(word) for word in ("selective", "every_second")])
     for kind, count in zip(workload.kinds, counts, strict=True):
         samples = layouts.micro_batch * (layouts.element_bytes / 2)
-        whole, given = (samples * one for one in kept_bytes(workload, kind.name))
+        all_bytes, product_bytes = (samples * num_bytes for num_bytes in kept_bytes(workload, kind.name))
         boundary = samples * 2 * kind.elements  # the block's input, 16 bit
-        own = np.where(full, boundary, np.where(selective, np.minimum(boundary + given, whole), whole))
-        own = own if kind.recomputed else whole  # a kind that is never recomputed keeps everything
-        kept = kept + count * own
+        block_bytes = np.where(
+            full, boundary, np.where(selective, np.minimum(boundary + product_bytes, all_bytes), all_bytes)
+        )
+        block_bytes = block_bytes if kind.recomputed else all_bytes  # a kind that is never recomputed keeps everything
+        saved_bytes = saved_bytes + count * block_bytes
         # What is made again for one block at a time.
-        again = np.where(full, whole, np.where(selective, whole - own, 0.0))
-        live = np.maximum(live, again if kind.recomputed and count > 0 else 0.0)
-    return kept, live
+        recomputed_bytes = np.where(full, all_bytes, np.where(selective, all_bytes - block_bytes, 0.0))
+        live = np.maximum(live, recomputed_bytes if kind.recomputed and count > 0 else 0.0)
+    return saved_bytes, live
 
 
 @lru_cache(maxsize=1024)
 def kept_bytes(workload: Workload, kind: str) -> tuple[float, float]:
-    """Bytes that one sample keeps in a block (what its operators read), and those of its products' results alone.
-    """
-    found = next(one for one in workload.kinds if one.name == kind)
-    operators = found.operators(Cut(1))
-    products = [each for one in operators for each in one.forward]
+    """Bytes that one sample keeps in a block (what its operators read), and those of its products' results alone."""
+    block_kind = next(candidate for candidate in workload.kinds if candidate.name == kind)
+    operators = block_kind.operators(Cut(1))
+    products = [product for operator in operators for product in operator.forward]
     # Left factors: what a product reads and keeps.
-    read = sum(2.0 * each.batch * each.m * each.k for each in products)
-    given = sum(2.0 * each.batch * each.m * each.n for each in products)
+    input_bytes = sum(2.0 * product.batch * product.m * product.k for product in products)
+    result_bytes = sum(2.0 * product.batch * product.m * product.n for product in products)
     # Half of a pass's bytes are read.
-    return read + sum(one.forward_bytes for one in operators) / 2, given
+    return input_bytes + sum(operator.forward_bytes for operator in operators) / 2, result_bytes

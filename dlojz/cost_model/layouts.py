@@ -123,11 +123,13 @@ class Layouts:
             if name not in _DEFAULTS:
                 raise LabError(one_of("column", name, _DEFAULTS))
         # Words become their places in the lists.
-        read = {name: _codes(name, columns.get(name, default)) for name, default in _DEFAULTS.items()}
+        codes = {name: _codes(name, columns.get(name, default)) for name, default in _DEFAULTS.items()}
         try:
-            arrays = dict(zip(read, np.broadcast_arrays(*(np.atleast_1d(one) for one in read.values())), strict=True))
+            arrays = dict(
+                zip(codes, np.broadcast_arrays(*(np.atleast_1d(column) for column in codes.values())), strict=True)
+            )
         except ValueError:
-            lengths = {name: np.size(one) for name, one in read.items() if np.size(one) > 1}
+            lengths = {name: np.size(column) for name, column in codes.items() if np.size(column) > 1}
             raise refusal(
                 en=f"all columns of layouts must have one length, but {lengths} was received.",
                 fr=f"toutes les colonnes de layouts doivent avoir la même longueur, mais {lengths} a été reçu.",
@@ -175,13 +177,13 @@ class Layouts:
 
     def __getitem__(self, index: Any) -> Layouts:
         """Select layouts by an index that numpy takes."""
-        own = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "precision"}
+        columns = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "precision"}
         shape = np.atleast_1d(self.dp[index]).shape
         chosen = {  # a value that all layouts share is not copied for each
-            name: np.broadcast_to(one[:1] if one.size else 0, shape)  # broadcast: one value stands for all
-            if one.strides == (0,)
-            else np.atleast_1d(one[index])
-            for name, one in own.items()
+            name: np.broadcast_to(column[:1] if column.size else 0, shape)  # broadcast: one value stands for all
+            if column.strides == (0,)
+            else np.atleast_1d(column[index])
+            for name, column in columns.items()
         }
         return Layouts(**chosen, precision=self.precision)
 
@@ -211,9 +213,9 @@ def _codes(name: str, values: ArrayLike) -> NDArray[Any]:
     array = np.asarray(values)
     if legal is None or array.dtype.kind in "iub":  # numbers already: places, flags
         return array.astype(np.int64)
-    places = {word: place for place, word in enumerate(legal)}
+    codes = {word: code for code, word in enumerate(legal)}
     try:
-        return np.array([places[str(word)] for word in array.reshape(-1)], np.int64).reshape(array.shape)
+        return np.array([codes[str(word)] for word in array.reshape(-1)], np.int64).reshape(array.shape)
     except KeyError as error:
         raise LabError(one_of(name, error.args[0], legal)) from None
 
@@ -344,17 +346,16 @@ def habit(layouts: Layouts, name: str) -> Reals:
     """Look up one habit of each layout's engine, as a number; of words their places."""
     values = [getattr(HABITS[engine], name) for engine in ENGINES]
     # In the order of ENGINES, which `layouts.engine` indexes.
-    of_engine = np.array([float(LOSSES.index(one) if isinstance(one, str) else one) for one in values])
+    of_engine = np.array([float(LOSSES.index(setting) if isinstance(setting, str) else setting) for setting in values])
     return of_engine[layouts.engine]
 
 
 def losses(layouts: Layouts) -> Integers:
-    """Look up how each layout's cross-entropy is computed, places in `LOSSES`: as its engine does, unless it is fused.
-    """
-    own = habit(layouts, "loss").astype(np.int64)
+    """Look up how each layout computes its cross-entropy, by number in `LOSSES`: as its engine does, unless fused."""
+    engine_losses = habit(layouts, "loss").astype(np.int64)
     # The engine's own fused losses stay as they are.
-    fuses = (layouts.fused_loss > 0) & np.isin(own, [LOSSES.index(one) for one in ("megatron", "torch")])
-    return np.where(fuses, LOSSES.index("fused"), own)
+    fuses = (layouts.fused_loss > 0) & np.isin(engine_losses, [LOSSES.index(loss) for loss in ("megatron", "torch")])
+    return np.where(fuses, LOSSES.index("fused"), engine_losses)
 
 
 def alternates(layouts: Layouts) -> NDArray[np.bool_]:

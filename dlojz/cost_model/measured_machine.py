@@ -66,16 +66,16 @@ class Setup(Contract):
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
-        for one in self.timings:
-            numbers = KINDS.get(one.what, -1)
+        for timing in self.timings:
+            numbers = KINDS.get(timing.what, -1)
             # None: any number of sizes, 0 among them.
-            fits = numbers is None or (numbers == len(one.size) and all(part > 0 for part in one.size))
-            if not (fits and 0 < one.seconds < math.inf):
+            fits = numbers is None or (numbers == len(timing.size) and all(part > 0 for part in timing.size))
+            if not (fits and 0 < timing.seconds < math.inf):
                 raise refusal(
                     en=f"a timing has a kind ({', '.join(KINDS)}), its sizes and seconds above 0, but "
-                    f"{tuple(one)!r} was received.",
+                    f"{tuple(timing)!r} was received.",
                     fr=f"une mesure a une sorte ({', '.join(KINDS)}), ses tailles et une durée de plus de 0 s, "
-                    f"mais {tuple(one)!r} a été reçu.",
+                    f"mais {tuple(timing)!r} a été reçu.",
                 )
         for point in self.points:
             if not (point.message_bytes > 0 and 0 < point.time_s < math.inf and point.size == self.ranks):
@@ -85,7 +85,7 @@ class Setup(Contract):
                     fr=f"un message de {self.ranks} rangs a une taille et une durée positives, mais "
                     f"{tuple(point)!r} a été reçu.",
                 )
-        absent = [what for what in NEEDED if not any(one.what == what for one in self.timings)]
+        absent = [kind for kind in NEEDED if not any(timing.what == kind for timing in self.timings)]
         if absent or (self.ranks > 1 and not self.points):
             lacking = ", ".join(absent) or say(en="messages", fr="les messages")
             raise refusal(
@@ -119,7 +119,7 @@ class Measured(Contract):
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
-        ranks = [one.ranks for one in self.setups]
+        ranks = [setup.ranks for setup in self.setups]
         if ranks != sorted(set(ranks)) or ranks[0] != 1:
             raise refusal(
                 en=f"setups grow in their number of ranks and begin with 1, but {ranks} was received.",
@@ -133,9 +133,9 @@ class Measured(Contract):
         Raises:
             LabError: if fewer ranks were measured.
         """
-        for one in self.setups:
-            if one.ranks >= ranks:  # ascending: the first that is enough
-                return one
+        for setup in self.setups:
+            if setup.ranks >= ranks:  # ascending: the first that is enough
+                return setup
         raise refusal(
             en=f"this machine was measured on up to {self.setups[-1].ranks} ranks, but {ranks} were asked for: run "
             f"`dlojz calibrate --ranks {ranks}`.",
@@ -181,11 +181,11 @@ def read_measured(path: Path | None = None) -> Measured:
     """
     path = path or default_path()
 
-    def damaged(why: str) -> LabError:
+    def damaged(reason: str) -> LabError:
         return LabError(
             say(
-                en=f"the calibration {path.name} is damaged: {why} Run `dlojz calibrate` again.",
-                fr=f"le calibrage {path.name} est abîmé : {why} Relancez `dlojz calibrate`.",
+                en=f"the calibration {path.name} is damaged: {reason} Run `dlojz calibrate` again.",
+                fr=f"le calibrage {path.name} est abîmé : {reason} Relancez `dlojz calibrate`.",
             )
         )
 
@@ -243,12 +243,15 @@ def from_measurements(
     Raises:
         LabError: without a product or a pass, or if a time is not above 0.
     """
-    given: dict[str, list[float]] = {"products": [one[1] for one in products], "passes": [one[1] for one in passes]}
-    for what, seconds_of in given.items():
+    measurements: dict[str, list[float]] = {
+        "products": [pair[1] for pair in products],
+        "passes": [pair[1] for pair in passes],
+    }
+    for kind, seconds_of in measurements.items():
         if not seconds_of or min(seconds_of) <= 0:
             raise refusal(
-                en=f"{what} needs measurements, each longer than 0 s, but {seconds_of[:3]} was received.",
-                fr=f"{what} demande des mesures, chacune de plus de 0 s, mais {seconds_of[:3]} a été reçu.",
+                en=f"{kind} needs measurements, each longer than 0 s, but {seconds_of[:3]} was received.",
+                fr=f"{kind} demande des mesures, chacune de plus de 0 s, mais {seconds_of[:3]} a été reçu.",
             )
     # With all efficiencies at their bounds, predicted ÷ measured is the share of the best that was reached.
     perfect = replace(
@@ -256,7 +259,7 @@ def from_measurements(
         attention_efficiency=BOUNDS["attention_efficiency"].high, memory_efficiency=BOUNDS["memory_efficiency"].high,
         product_start=0.0, unaligned=1.0,
     )  # fmt: skip
-    moved = statistics.median(num_bytes / seconds for num_bytes, seconds in passes) / gpu.memory_bytes_per_s
+    memory_efficiency = statistics.median(num_bytes / seconds for num_bytes, seconds in passes) / gpu.memory_bytes_per_s
 
     def speed(attention: bool) -> float | None:
         shares = [
@@ -269,15 +272,15 @@ def from_measurements(
         return statistics.median(shares) * reach if shares else None
 
     products_speed, attention_speed = speed(False), speed(True)
-    found = {
+    parameters = {
         "product_efficiency": products_speed or attention_speed or 1.0,
         "attention_efficiency": attention_speed or products_speed or 1.0,
-        "memory_efficiency": moved,
+        "memory_efficiency": memory_efficiency,
     }
     if launches_s:
-        found["launch_s"] = statistics.median(launches_s)
+        parameters["launch_s"] = statistics.median(launches_s)
     # A disturbed measurement may lie beyond what is physical.
-    within: dict[str, Any] = {key: BOUNDS[key].clip(value) for key, value in found.items()}
+    within: dict[str, Any] = {key: BOUNDS[key].clip(value) for key, value in parameters.items()}
     return replace(perfect, **within)
 
 
@@ -360,8 +363,8 @@ class MeasuredSite:
 
     def engine_s(self, kind: str, blocks: float, tensors: float = 0.0) -> float:
         """Seconds that an engine adds to so many blocks with so many tensors; 0 where it was not measured."""
-        taken = self.engines.get(kind, FittedLine(0.0, 0.0))
-        return blocks * taken.start + tensors * taken.slope
+        fitted_line = self.engines.get(kind, FittedLine(0.0, 0.0))
+        return blocks * fitted_line.start + tensors * fitted_line.slope
 
     def meeting_s(self, ranks: int) -> float:
         """Seconds of an all-reduce of so many ranks between two computations; as of all ranks where not measured."""
@@ -370,7 +373,7 @@ class MeasuredSite:
     @property
     def median_error(self) -> float:
         """Median of the residuals' absolute values."""
-        return statistics.median(abs(one.error) for one in self.residuals)
+        return statistics.median(abs(residual.error) for residual in self.residuals)
 
 
 def line(rows: Sequence[tuple[float, float, float]]) -> FittedLine:
@@ -387,15 +390,15 @@ def link_of(measured: Measured) -> Interconnect:
     alpha: dict[str, dict[int, float]] = {name: {} for name in collectives}
     bandwidth: dict[str, dict[int, float]] = {name: {} for name in collectives}
     for setup in measured.setups:
-        known = {point.collective for point in setup.points}
-        for name in collectives if known else ():  # one rank has no messages
-            taken = name if name in known else "all_reduce"
-            own = [point for point in setup.points if point.collective == taken]
-            factor = bus_factor(cast(Collective, taken), setup.ranks)
+        measured_names = {point.collective for point in setup.points}
+        for name in collectives if measured_names else ():  # one rank has no messages
+            source_name = name if name in measured_names else "all_reduce"
+            points = [point for point in setup.points if point.collective == source_name]
+            factor = bus_factor(cast(Collective, source_name), setup.ranks)
             # Seconds = α + slope · bytes on the wire of one rank.
-            found = line([(1.0, factor * point.message_bytes, point.time_s) for point in own])
-            alpha[name][setup.ranks] = found.start
-            bandwidth[name][setup.ranks] = 1 / max(found.slope, 1e-15)
+            fitted_line = line([(1.0, factor * point.message_bytes, point.time_s) for point in points])
+            alpha[name][setup.ranks] = fitted_line.start
+            bandwidth[name][setup.ranks] = 1 / max(fitted_line.slope, 1e-15)
     if not alpha["all_reduce"]:
         return cluster("local").intra  # placeholders: a single rank sends nothing
     return Interconnect("measured", f"{measured.machine}, {measured.date}", alpha, bandwidth, {})
@@ -414,62 +417,71 @@ def site(measured: Measured, ranks: int = 1, *, image: bool = True, precision: P
         LabError: if so many ranks, or this precision, were not measured.
     """
     setup = measured.setup(ranks)
-    launch_s = statistics.median(one.seconds for one in setup.timings if one.what == "launch")
+    launch_s = statistics.median(timing.seconds for timing in setup.timings if timing.what == "launch")
     on_gpu = measured.gpu != "cpu"
     # On a GPU a convolution in fp32 is computed in TF32, and launches wait for no product.
     kinds = ("product", "attention", "convolution") if image and not on_gpu else ("product", "attention")
     # On a CPU a timed product includes its own launch, which the model counts by itself.
     begun_s = 0.0 if on_gpu else launch_s
-    some = [one for one in setup.timings if one.what in kinds and one.precision == precision]
-    if not any(one.what == "product" for one in some):
+    product_timings = [timing for timing in setup.timings if timing.what in kinds and timing.precision == precision]
+    if not any(timing.what == "product" for timing in product_timings):
         raise refusal(
             en=f"products in {precision} were not measured on this machine: use fp32.",
             fr=f"les produits en {precision} n’ont pas été mesurés sur cette machine : prenez fp32.",
         )
     # Never less than LEAST_LEFT of it.
-    products = [(_product(one), max(one.seconds - begun_s, LEAST_LEFT * one.seconds)) for one in some]
-    passes = [(float(one.size[0]), one.seconds) for one in setup.timings if one.what == "pass"]
+    products = [
+        (_product(timing), max(timing.seconds - begun_s, LEAST_LEFT * timing.seconds)) for timing in product_timings
+    ]
+    passes = [(float(timing.size[0]), timing.seconds) for timing in setup.timings if timing.what == "pass"]
     chip = _chip(measured, products, passes, precision)
-    found = _with_start(
+    calibration = _with_start(
         from_measurements("measured", chip, products=products, passes=passes, precision=precision), chip, products,
         precision,
     )  # fmt: skip
-    found = replace(
-        found,
+    calibration = replace(
+        calibration,
         launch_s=BOUNDS["launch_s"].clip(launch_s), serial_s=BOUNDS["serial_s"].clip(launch_s),
         # The links and launches were measured as they are: nothing is left to a fitted share.
         intra_efficiency=1.0, inter_efficiency=1.0, micro_batch_s=0.0, step_s=0.0, overlap=0.0,
     )  # fmt: skip
     connection = link_of(measured)
-    here = replace(
+    local_cluster = replace(
         cluster("local"), name="measured", title_en=measured.machine, gpu=chip, gpus_per_node=measured.setups[-1].ranks,
         intra=connection, inter=connection,
     )  # fmt: skip
     update = _update(setup, "update")
-    sharded = _update(setup, "sharded") if any(one.what == "sharded" for one in setup.timings) else update
-    engines = {kind: _engine(setup, kind) for kind in ENGINES if any(one.what == kind for one in setup.timings)}
+    sharded = _update(setup, "sharded") if any(timing.what == "sharded" for timing in setup.timings) else update
+    engines = {kind: _engine(setup, kind) for kind in ENGINES if any(timing.what == kind for timing in setup.timings)}
     # Without a size: of all ranks.
-    meetings = {one.size[0] if one.size else ranks: one.seconds for one in setup.timings if one.what == "meeting"}
+    meetings = {
+        timing.size[0] if timing.size else ranks: timing.seconds for timing in setup.timings if timing.what == "meeting"
+    }
     residuals = (
-        *(_of_product(one, fair, chip, found, begun_s) for one, fair in zip(some, products, strict=True)),
-        *_residuals(setup, chip, found, update, connection),
+        *(
+            _of_product(timing, fair, chip, calibration, begun_s)
+            for timing, fair in zip(product_timings, products, strict=True)
+        ),
+        *_residuals(setup, chip, calibration, update, connection),
     )
     beyond = min(max(chained(setup.timings) or 1.0, 1 / MOST_CHAINED), MOST_CHAINED)
     straggling = _straggling(setup, meetings.get(ranks, 0.0))
-    return MeasuredSite(setup.ranks, here, found, update, sharded, engines, meetings, straggling, beyond, residuals)
+    return MeasuredSite(
+        setup.ranks, local_cluster, calibration, update, sharded, engines, meetings, straggling, beyond, residuals
+    )
 
 
 def _straggling(setup: Setup, short_s: float) -> float:
     """By how many seconds a meeting takes longer per second of work before it; 0 where that was not measured."""
-    long = [one for one in setup.timings if one.what == "straggler"]
+    long = [timing for timing in setup.timings if timing.what == "straggler"]
     longer = 1 - MEETING_PRODUCTS / LONG_PRODUCTS  # share of the work that the short meeting did not have
     # Seconds waited more per second of work more.
     return max(0.0, (long[0].seconds - short_s) / (longer * 1e-6 * long[0].size[0])) if long else 0.0
 
 
-def _product(one: Timed) -> Product:
-    m, n, k, times = one.size
-    return Product(m, n, k, times, attention=one.what == "attention")
+def _product(timing: Timed) -> Product:
+    m, n, k, times = timing.size
+    return Product(m, n, k, times, attention=timing.what == "attention")
 
 
 def _chip(
@@ -483,69 +495,77 @@ def _chip(
         return gpu(measured.gpu)
     chip = gpu("cpu")
     best = max(product.flops / seconds for product, seconds in products)
-    moved = statistics.median(num_bytes / seconds for num_bytes, seconds in passes)
+    bytes_per_s = statistics.median(num_bytes / seconds for num_bytes, seconds in passes)
     share = measured.memory_bytes // measured.setups[-1].ranks  # ranks share the memory
     return replace(
         chip, memory_bytes=share, peak_flops={precision: best / BEST_SHARE},
-        memory_bytes_per_s=moved / MEMORY_SHARE, num_sms=1,  # one core: no others that could idle in a last wave
+        memory_bytes_per_s=bytes_per_s / MEMORY_SHARE, num_sms=1,  # one core: no others that could idle in a last wave
     )  # fmt: skip
 
 
 def _with_start(
-    found: Calibration, chip: Device, products: Sequence[tuple[Product, float]], precision: Precision
+    calibration: Calibration, chip: Device, products: Sequence[tuple[Product, float]], precision: Precision
 ) -> Calibration:
     """The same with the inner size at half speed, and the efficiencies, that leave the least mean error."""
     kinds = (("product_efficiency", False), ("attention_efficiency", True))
 
     def tried(start: float) -> tuple[float, Calibration]:
-        made = replace(found, product_start=start)
+        trial = replace(calibration, product_start=start)
         for name, attention in kinds:
-            own = [one for one in products if one[0].attention == attention]
-            if own:
+            kind_products = [pair for pair in products if pair[0].attention == attention]
+            if kind_products:
                 # Median of predicted ÷ measured: times the efficiency, the median error is 0.
-                shift = statistics.median(product_s(one, chip, made, precision) / seconds for one, seconds in own)
-                changed: dict[str, Any] = {name: BOUNDS[name].clip(getattr(made, name) * shift)}
-                made = replace(made, **changed)
-        errors = [abs(np.log(product_s(product, chip, made, precision) / seconds)) for product, seconds in products]
-        return float(np.mean(errors)), made
+                shift = statistics.median(
+                    product_s(product, chip, trial, precision) / seconds for product, seconds in kind_products
+                )
+                changed: dict[str, Any] = {name: BOUNDS[name].clip(getattr(trial, name) * shift)}
+                trial = replace(trial, **changed)
+        errors = [abs(np.log(product_s(product, chip, trial, precision) / seconds)) for product, seconds in products]
+        return float(np.mean(errors)), trial
 
-    return min((tried(start) for start in STARTS), key=lambda one: one[0])[1]
+    return min((tried(start) for start in STARTS), key=lambda pair: pair[0])[1]
 
 
-def _update(setup: Setup, what: str) -> FittedLine:
+def _update(setup: Setup, kind: str) -> FittedLine:
     # Seconds = start · tensors + slope · all elements.
-    rows = [(one.size[0], one.size[0] * one.size[1], one.seconds) for one in setup.timings if one.what == what]
+    rows = [
+        (timing.size[0], timing.size[0] * timing.size[1], timing.seconds)
+        for timing in setup.timings
+        if timing.what == kind
+    ]
     return line([(float(tensors), float(elements), seconds) for tensors, elements, seconds in rows])
 
 
 def _engine(setup: Setup, kind: str) -> FittedLine:
-    rows = [(one.size, one.seconds) for one in setup.timings if one.what == kind]
+    rows = [(timing.size, timing.seconds) for timing in setup.timings if timing.what == kind]
     return line([(float(size[0]), float(size[1]) if len(size) > 1 else 0.0, seconds) for size, seconds in rows])
 
 
 def _residuals(
-    setup: Setup, chip: Device, found: Calibration, update: FittedLine, connection: Interconnect
+    setup: Setup, chip: Device, calibration: Calibration, update: FittedLine, connection: Interconnect
 ) -> Iterator[Residual]:
     """Residuals of passes, updates and messages; those of products are `_of_product`'s."""
-    speed = chip.memory_bytes_per_s * found.memory_efficiency
-    for one in setup.timings:
-        if one.what == "pass":
-            yield Residual("pass", one.label, one.size[0], one.seconds, one.size[0] / speed)
-    for one in setup.timings:
-        if one.what == "update":
-            elements = one.size[0] * one.size[1]
-            fitted_s = one.size[0] * update.start + elements * update.slope
-            yield Residual("update", one.label, elements, one.seconds, fitted_s)
+    speed = chip.memory_bytes_per_s * calibration.memory_efficiency
+    for timing in setup.timings:
+        if timing.what == "pass":
+            yield Residual("pass", timing.label, timing.size[0], timing.seconds, timing.size[0] / speed)
+    for timing in setup.timings:
+        if timing.what == "update":
+            elements = timing.size[0] * timing.size[1]
+            fitted_s = timing.size[0] * update.start + elements * update.slope
+            yield Residual("update", timing.label, elements, timing.seconds, fitted_s)
     for point in setup.points:
         fitted_s = float(connection.time_s(cast(Collective, point.collective), point.size, point.message_bytes))
         yield Residual(point.collective, point.collective, point.message_bytes, point.time_s, fitted_s)
 
 
-def _of_product(one: Timed, fair: tuple[Product, float], chip: Device, found: Calibration, launch_s: float) -> Residual:
+def _of_product(
+    timing: Timed, fair: tuple[Product, float], chip: Device, calibration: Calibration, launch_s: float
+) -> Residual:
     # What was taken off the measurement comes back.
-    own = one.seconds - fair[1] if fair[1] > LEAST_LEFT * one.seconds else launch_s
-    fitted_s = product_s(fair[0], chip, found, one.precision) + own
-    return Residual(one.what, one.label, fair[0].flops, one.seconds, fitted_s)
+    overhead_s = timing.seconds - fair[1] if fair[1] > LEAST_LEFT * timing.seconds else launch_s
+    fitted_s = product_s(fair[0], chip, calibration, timing.precision) + overhead_s
+    return Residual(timing.what, timing.label, fair[0].flops, timing.seconds, fitted_s)
 
 
 ENGINE = "megatron"
@@ -576,7 +596,7 @@ def tensors_of(model: str, image_size: int | None, sequence_length: int | None, 
     from dlojz.prediction.shapes import build_on_meta
 
     built = build_on_meta(model, image_size, sequence_length, num_classes)
-    sizes = [one.numel() for one in built.parameters()]
+    sizes = [parameter.numel() for parameter in built.parameters()]
     return Tensors(len(sizes), sum(sizes), len(list(built.blocks)))
 
 
@@ -606,23 +626,24 @@ def local_parts(machine: Measured, config: RunConfig) -> Parts:
             f"engine={layout.engine!r} a été reçu.",
         )
     image = models.spec(config.model).family == "image"
-    here = _site(machine, layout.world_size, image, config.compute_precision)
+    local_site = _site(machine, layout.world_size, image, config.compute_precision)
     parts = _computed(machine, config, image)
-    held = tensors_of(config.model, config.image_size, config.sequence_length, config.num_classes)
-    tensor, pipeline = _met(here, config, parts)
-    found = replace(
+    model_tensors = tensors_of(config.model, config.image_size, config.sequence_length, config.num_classes)
+    tensor, pipeline = _met(local_site, config, parts)
+    adjusted_parts = replace(
         parts,
-        recompute=parts.recompute + _recomputing_s(here, config, held),
+        recompute=parts.recompute + _recomputing_s(local_site, config, model_tensors),
         tensor=tensor,
         pipeline=pipeline,
-        data=parts.data + _wrapping_s(here, config, held, float(sum(getattr(parts, one)[0] for one in COMPUTING))),
-        optimizer=np.array([update_s(here, config, held)]),
+        data=parts.data
+        + _wrapping_s(local_site, config, model_tensors, float(sum(getattr(parts, part)[0] for part in COMPUTING))),
+        optimizer=np.array([update_s(local_site, config, model_tensors)]),
     )
     kernels = _kernels(machine) if machine.gpu != "cpu" else None
     if kernels is None or not kernels.knows(config):
-        return found
-    scale = kernels.step_s(config) / found.step_s
-    return Parts(*(getattr(found, one.name) * scale for one in fields(Parts)))
+        return adjusted_parts
+    scale = kernels.step_s(config) / adjusted_parts.step_s
+    return Parts(*(getattr(adjusted_parts, field.name) * scale for field in fields(Parts)))
 
 
 def local_step_s(machine: Measured, config: RunConfig) -> float:
@@ -659,18 +680,20 @@ def _computed(machine: Measured, config: RunConfig, image: bool) -> Parts:
     work = workload(config.model, config.image_size, config.sequence_length)
 
     def of(ranks: int) -> Parts:
-        here = _site(machine, ranks, image, config.compute_precision)
-        made = step_parts(work, here.cluster, columns, here.calibration)
+        local_site = _site(machine, ranks, image, config.compute_precision)
+        parts = step_parts(work, local_site.cluster, columns, local_site.calibration)
         # Operations in a chain, against each alone.
-        return replace(made, **{name: here.chained * getattr(made, name) for name in COMPUTING})
+        return replace(parts, **{name: local_site.chained * getattr(parts, name) for name in COMPUTING})
 
     all_busy = of(layout.world_size)
     if layout.pp == 1:
         return all_busy
     slots = layout.micro_batches * _chunks(config)
     busy = layout.world_size * slots / (slots + layout.pp - 1)  # ranks that compute at a time, on average
-    below = max(one.ranks for one in machine.setups if one.ranks <= busy)  # one rank alone was measured in any case
-    above = min(one.ranks for one in machine.setups if one.ranks >= busy)
+    below = max(
+        setup.ranks for setup in machine.setups if setup.ranks <= busy
+    )  # one rank alone was measured in any case
+    above = min(setup.ranks for setup in machine.setups if setup.ranks >= busy)
     share = (busy - below) / (above - below) if above > below else 0.0  # 0 at `below`, 1 at `above`
     few, many = of(below), of(above)
     # Between both, linearly.
@@ -683,7 +706,7 @@ def _chunks(config: RunConfig) -> int:
     return (config.layout.chunks or 2) if config.layout.schedule == "interleaved" else 1
 
 
-def update_s(here: MeasuredSite, config: RunConfig, held: Tensors) -> float:
+def update_s(local_site: MeasuredSite, config: RunConfig, model_tensors: Tensors) -> float:
     """Seconds of AdamW on one rank: per tensor, and per element of its share.
 
     Tensors are counted whole on each rank of ZeRO and tensor parallelism, where every rank has a part of each, and
@@ -692,11 +715,13 @@ def update_s(here: MeasuredSite, config: RunConfig, held: Tensors) -> float:
     layout = config.layout
     parts = layout.tp * layout.pp * (layout.dp if layout.zero else 1)  # ranks that the elements are divided among
     distributed = layout.engine == "torch" and (layout.zero >= 2 or layout.tp > 1) and layout.world_size > 1
-    taken = here.sharded if distributed else here.update
-    return held.tensors / layout.pp * taken.start + held.elements / parts * here.update.slope
+    fitted_line = local_site.sharded if distributed else local_site.update
+    return (
+        model_tensors.tensors / layout.pp * fitted_line.start + model_tensors.elements / parts * local_site.update.slope
+    )
 
 
-def _wrapping_s(here: MeasuredSite, config: RunConfig, held: Tensors, computed_s: float) -> float:
+def _wrapping_s(local_site: MeasuredSite, config: RunConfig, model_tensors: Tensors, computed_s: float) -> float:
     """What data parallelism's engine costs a step beyond its bytes: FSDP2 for every micro-batch, DDP once.
 
     Ranks under DDP meet once, after all their computation, when they have come apart; those of FSDP2 at every block.
@@ -704,22 +729,24 @@ def _wrapping_s(here: MeasuredSite, config: RunConfig, held: Tensors, computed_s
     layout = config.layout
     if layout.dp == 1:
         return 0.0
-    blocks, tensors = held.blocks / layout.pp, held.tensors / layout.pp
+    blocks, tensors = model_tensors.blocks / layout.pp, model_tensors.tensors / layout.pp
     if layout.zero < 2:
-        return here.engine_s("ddp", blocks, tensors) + here.straggling * computed_s
-    return layout.micro_batches * here.engine_s(f"fsdp{layout.zero}", blocks, tensors)
+        return local_site.engine_s("ddp", blocks, tensors) + local_site.straggling * computed_s
+    return layout.micro_batches * local_site.engine_s(f"fsdp{layout.zero}", blocks, tensors)
 
 
-def _recomputing_s(here: MeasuredSite, config: RunConfig, held: Tensors) -> float:
+def _recomputing_s(local_site: MeasuredSite, config: RunConfig, model_tensors: Tensors) -> float:
     """What checkpointing costs a step beyond computing again."""
     layout = config.layout
     if layout.checkpointing != "full":
         return 0.0
-    each = here.engine_s("checkpoint", held.blocks / layout.pp, held.tensors / layout.pp)
-    return layout.micro_batches * each
+    micro_batch_s = local_site.engine_s(
+        "checkpoint", model_tensors.blocks / layout.pp, model_tensors.tensors / layout.pp
+    )
+    return layout.micro_batches * micro_batch_s
 
 
-def _met(here: MeasuredSite, config: RunConfig, parts: Parts) -> tuple[Reals, Reals]:
+def _met(local_site: MeasuredSite, config: RunConfig, parts: Parts) -> tuple[Reals, Reals]:
     """Messages of tensor parallelism and between stages: each met between computations, with torch's own code around.
 
     Beside its bytes a message costs what an all-reduce between two computations took, instead of its start after
@@ -728,20 +755,22 @@ def _met(here: MeasuredSite, config: RunConfig, parts: Parts) -> tuple[Reals, Re
     layout = config.layout
 
     def start_s(ranks: int) -> float:
-        return float(here.cluster.intra.alpha_s("all_reduce", ranks))
+        return float(local_site.cluster.intra.alpha_s("all_reduce", ranks))
 
     def waiting_s(ranks: int) -> float:
-        return max(0.0, here.meeting_s(ranks) - start_s(ranks))  # beyond α, which the cost model has counted
+        return max(0.0, local_site.meeting_s(ranks) - start_s(ranks))  # beyond α, which the cost model has counted
 
     tensor, pipeline = parts.tensor, parts.pipeline
     if layout.tp > 1:
         # The host's dispatch was timed with messages of all ranks.
         # Without the start of its message.
-        around = max(0.0, here.engine_s("dtensor", 1) - start_s(here.ranks)) if layout.engine == "torch" else 0.0
+        around = (
+            max(0.0, local_site.engine_s("dtensor", 1) - start_s(local_site.ranks)) if layout.engine == "torch" else 0.0
+        )
         tensor = tensor + _tensor_messages(config) * (waiting_s(layout.tp) + around)
     if layout.pp > 1:
         # 2: forward and backward.
-        pipeline = pipeline + 2 * layout.micro_batches * _chunks(config) * waiting_s(here.ranks)
+        pipeline = pipeline + 2 * layout.micro_batches * _chunks(config) * waiting_s(local_site.ranks)
     return tensor, pipeline
 
 
@@ -754,4 +783,4 @@ def _tensor_messages(config: RunConfig) -> int:
     from dlojz.prediction.shapes import model_shapes
 
     traffic = tensor_traffic(config, model_shapes(config), 0)
-    return sum(one.count or 0 for one in traffic)
+    return sum(message.count or 0 for message in traffic)

@@ -107,17 +107,17 @@ def measure_rank(
     work = list(_computations(device, ranks))
     engines = 0 if device.type == "cuda" else count_engines(ranks)  # a GPU's host runs ahead of it
     total = len(work) + engines + (len(COLLECTIVES) + 1 if ranks > 1 else 0)
-    found = []
+    timings = []
     for number, (timed, call) in enumerate(work):
         if tell:
             tell(number, total)
         (seconds,) = _by_turns((call,), window_s, device)
         # `timed.seconds`: the share of a call that is one.
-        found.append(timed._replace(seconds=seconds * timed.seconds))
+        timings.append(timed._replace(seconds=seconds * timed.seconds))
     if engines:
-        done = itertools.count(len(work))
-        found += measure_engines(
-            windows=windows, window_s=window_s, tell=(lambda: tell(next(done), total)) if tell else None
+        counter = itertools.count(len(work))
+        timings += measure_engines(
+            windows=windows, window_s=window_s, tell=(lambda: tell(next(counter), total)) if tell else None
         )
     points: list[TimedMessage] = []
     if ranks > 1:
@@ -128,7 +128,7 @@ def measure_rank(
         points += _neighbours(device, max(LEAST_REPEATS, 5 * windows))
     if tell:
         tell(total, total)
-    return found, points
+    return timings, points
 
 
 def _ranks() -> int:
@@ -152,11 +152,11 @@ def _by_turns(calls: Sequence[Callable[[], Any]], window_s: float, device: Any) 
     import torch.distributed as dist
 
     windows = [[_window_s(call, window_s, device) for call in calls] for _ in range(WINDOWS)]
-    told = torch.tensor(windows, dtype=torch.float64, device=device)
+    seconds = torch.tensor(windows, dtype=torch.float64, device=device)
     if _ranks() > 1:
         # Who: all ranks. What: their seconds, of which the means count. How much: 8 bytes per call and window.
-        dist.all_reduce(told)
-    median_s: list[float] = (told / _ranks()).median(dim=0).values.tolist()
+        dist.all_reduce(seconds)
+    median_s: list[float] = (seconds / _ranks()).median(dim=0).values.tolist()
     return median_s
 
 
@@ -213,14 +213,14 @@ def _products(device: Any) -> Iterator[tuple[Timed, Callable[[], Any]]]:
 
     on_gpu = device.type == "cuda"
     sizes = PRODUCTS_ON_GPU if on_gpu else PRODUCTS
-    asked: list[tuple[Precision, Any]] = [("fp32", sizes), ("bf16", sizes if on_gpu else HALF)]
-    for precision, some in asked:
+    sizes_by_precision: list[tuple[Precision, Any]] = [("fp32", sizes), ("bf16", sizes if on_gpu else HALF)]
+    for precision, precision_sizes in sizes_by_precision:
         kind = torch.bfloat16 if precision == "bf16" else torch.float32
-        for m, n, k in some:
+        for m, n, k in precision_sizes:
             left, right = torch.randn(m, k, device=device, dtype=kind), torch.randn(k, n, device=device, dtype=kind)
             yield Timed("product", (m, n, k, 1), 1.0, f"{m}×{n}×{k}", precision), times(torch.mm, left, right)
         # On a CPU attention is timed in fp32 alone.
-        for m, n, k, heads in (ATTENTION_ON_GPU if on_gpu else ATTENTION if precision == "fp32" else ()):
+        for m, n, k, heads in ATTENTION_ON_GPU if on_gpu else ATTENTION if precision == "fp32" else ():
             left = torch.randn(heads, m, k, device=device, dtype=kind)
             right = torch.randn(heads, k, n, device=device, dtype=kind)
             label = f"{heads}×({m}×{n}×{k})"
@@ -272,9 +272,9 @@ def _passes(device: Any) -> Iterator[tuple[Timed, Callable[[], Any]]]:
             torch.add(x.detach(), gradient)
 
         # Read and written once forward, twice that backward (`dlojz.cost_model.workload.PASS_BACKWARD`).
-        moved = 2 * size_bytes * elements
-        yield Timed("pass", (3 * moved,), 1.0, f"norm {elements}"), norm
-        yield Timed("pass", (3 * moved,), 1.0, f"gelu {elements}"), curve
+        forward_bytes = 2 * size_bytes * elements
+        yield Timed("pass", (3 * forward_bytes,), 1.0, f"norm {elements}"), norm
+        yield Timed("pass", (3 * forward_bytes,), 1.0, f"gelu {elements}"), curve
         # Two read, one written, no backward.
         yield Timed("pass", (3 * size_bytes * elements,), 1.0, f"add {elements}"), added
 
@@ -300,10 +300,10 @@ def _updates(device: Any) -> Iterator[tuple[Timed, Callable[[], Any]]]:
     import torch
 
     for tensors, elements in UPDATES_ON_GPU if device.type == "cuda" else UPDATES:
-        held = [torch.randn(elements, device=device, requires_grad=True) for _ in range(tensors)]
-        for one in held:
-            one.grad = torch.randn_like(one)
-        optimizer = torch.optim.AdamW(held)
+        parameters = [torch.randn(elements, device=device, requires_grad=True) for _ in range(tensors)]
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
+        optimizer = torch.optim.AdamW(parameters)
         yield Timed("update", (tensors, elements), 1.0, f"{tensors}×{elements}"), optimizer.step
 
 
@@ -315,13 +315,13 @@ def _sharded(device: Any, ranks: int) -> Iterator[tuple[Timed, Callable[[], Any]
 
     mesh = init_device_mesh(device.type, (ranks,))
     for tensors, elements in UPDATES[:2]:
-        held = []
+        parameters = []
         for _ in range(tensors):
             part = torch.randn(elements, device=device)
-            one = DTensor.from_local(part, mesh, [Shard(0)]).requires_grad_()
-            one.grad = DTensor.from_local(torch.randn_like(part), mesh, [Shard(0)])
-            held.append(one)
-        optimizer = torch.optim.AdamW(held)
+            parameter = DTensor.from_local(part, mesh, [Shard(0)]).requires_grad_()
+            parameter.grad = DTensor.from_local(torch.randn_like(part), mesh, [Shard(0)])
+            parameters.append(parameter)
+        optimizer = torch.optim.AdamW(parameters)
         yield Timed("sharded", (tensors, elements), 1.0, f"{tensors}×{elements}"), optimizer.step
 
 
@@ -408,8 +408,8 @@ def chain_parts() -> Callable[[], Any]:
 def chained(timings: Sequence[Timed]) -> float | None:
     """Ratio of the measured chain to its parts, which took turns with it; None where they were not measured."""
     # One value each.
-    whole, parts = ([one.seconds for one in timings if one.what == what] for what in ("chain", "parts"))
-    return whole[0] / parts[0] if whole and parts else None
+    chain_s, parts = ([timing.seconds for timing in timings if timing.what == kind] for kind in ("chain", "parts"))
+    return chain_s[0] / parts[0] if chain_s and parts else None
 
 
 ENGINES_WIDTH: Final = 8
@@ -443,32 +443,32 @@ def measure_engines(*, windows: int, window_s: float, tell: Call | None = None) 
     """
     import torch
 
-    found = []
+    timings = []
     if tell:
         tell()
     whole_s, parts_s = _by_turns((chain(), chain_parts()), window_s, torch.device("cpu"))
-    found += [CHAIN_LENGTHS._replace(seconds=whole_s), PARTS_LENGTHS._replace(seconds=parts_s)]
+    timings += [CHAIN_LENGTHS._replace(seconds=whole_s), PARTS_LENGTHS._replace(seconds=parts_s)]
     for timed, bare, wrapped in _pairs():
         if tell:
             tell()
         # By turns, so that what else the machine does falls on both.
-        both = [(_call_s(wrapped, window_s), _call_s(bare, window_s)) for _ in range(windows)]
-        extra_s = statistics.median(one - other for one, other in both)
-        found.append(timed._replace(seconds=max(extra_s, LEAST_S)))
+        window_pairs = [(_call_s(wrapped, window_s), _call_s(bare, window_s)) for _ in range(windows)]
+        extra_s = statistics.median(wrapped_s - bare_s for wrapped_s, bare_s in window_pairs)
+        timings.append(timed._replace(seconds=max(extra_s, LEAST_S)))
     if _ranks() > 1:
         if tell:
             tell()
         often = max(LEAST_MEETINGS, int(4 * windows * window_s / MEETING_S))  # as many as fill four times the windows
-        found.append(Timed("meeting", (), _meeting(often)[1], "meeting"))
+        timings.append(Timed("meeting", (), _meeting(often)[1], "meeting"))
         if tell:
             tell()
         work_s, waited_s = _meeting(LONG_MEETINGS, products=LONG_PRODUCTS)
-        found.append(Timed("straggler", (round(1e6 * work_s),), waited_s, "meeting after longer work"))
+        timings.append(Timed("straggler", (round(1e6 * work_s),), waited_s, "meeting after longer work"))
     if _in_pairs(_ranks()):
         if tell:
             tell()
-        found.append(Timed("meeting", (2,), _meeting(often, _own_pair())[1], "meeting of pairs"))
-    return found
+        timings.append(Timed("meeting", (2,), _meeting(often, _own_pair())[1], "meeting of pairs"))
+    return timings
 
 
 def _in_pairs(ranks: int) -> bool:
@@ -480,7 +480,7 @@ def _own_pair() -> Any:
     import torch.distributed as dist
 
     ranks = _ranks()
-    groups = [dist.new_group([first, first + 1]) for first in range(0, ranks, 2)]
+    groups = [dist.new_group([first_rank, first_rank + 1]) for first_rank in range(0, ranks, 2)]
     return groups[dist.get_rank() // 2]
 
 
@@ -500,10 +500,10 @@ def _call_s(call: Call, window_s: float) -> float:
     def slowest(seconds: float) -> float:
         if not several:
             return seconds
-        told = torch.tensor(seconds, dtype=torch.float64)
+        maximum = torch.tensor(seconds, dtype=torch.float64)
         # Who: all ranks. What: their seconds, of which the largest count. How much: 8 bytes.
-        dist.all_reduce(told, op=dist.ReduceOp.MAX)
-        return float(told)
+        dist.all_reduce(maximum, op=dist.ReduceOp.MAX)
+        return float(maximum)
 
     call()
     start_s = time.perf_counter()
@@ -543,11 +543,11 @@ def _pairs() -> Iterator[tuple[Timed, Call, Call]]:
     for blocks, layers in TOYS:
         size = (blocks, blocks * layers * TENSORS_PER_LAYER)
         model = _toy(blocks, layers)
-        bare, again = step(model), _forward_twice(model, x)
+        bare, two_forwards = step(model), _forward_twice(model, x)
         for kind, wrapped in _wrapped(blocks, layers, ranks):
             label = f"{kind} {size[0]} × {size[1] // blocks}"
             # Against two forwards, so that what recomputing itself takes cancels.
-            yield Timed(kind, size, 0.0, label), again if kind == "checkpoint" else bare, step(wrapped)
+            yield Timed(kind, size, 0.0, label), two_forwards if kind == "checkpoint" else bare, step(wrapped)
     if ranks == 1:
         return
     for pairs in PAIRS:
@@ -642,9 +642,9 @@ def _meeting(often: int, group: Any = None, *, products: int = MEETING_PRODUCTS)
         # Who: the group's ranks. What: zeros in fp32. How much: 64 KiB.
         dist.all_reduce(message, group=group)
         taken_s.append((done_s - begun_s, time.perf_counter() - done_s))
-    told = torch.tensor(taken_s, dtype=torch.float64)
+    seconds = torch.tensor(taken_s, dtype=torch.float64)
     # Who: all ranks. What: how long each computed and waited every time, of which the means count. How much: 16 bytes
     # each.
-    dist.all_reduce(told)
-    work_s, waited_s = (told / dist.get_world_size()).median(dim=0).values.tolist()
+    dist.all_reduce(seconds)
+    work_s, waited_s = (seconds / dist.get_world_size()).median(dim=0).values.tolist()
     return work_s, waited_s

@@ -112,27 +112,27 @@ def measure_kernels(device: Any, *, small: bool = False, rounds: int = ROUNDS) -
     """
     import torch
 
-    found: list[Timed] = []
+    timings: list[Timed] = []
     with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they were
         for case in cases(device, small=small):
             # A kernel that this version lacks, or that does not fit the memory, is not measured.
             with suppress(RuntimeError, NotImplementedError):
-                found += _of_case(case, device, rounds)
-    found += _updates(device, small, rounds)
-    found += _levels(device, rounds)
-    return found
+                timings += _of_case(case, device, rounds)
+    timings += _updates(device, small, rounds)
+    timings += _levels(device, rounds)
+    return timings
 
 
 def cases(device: Any, *, small: bool = False) -> Iterator[KernelCase]:
     """All cases but those of updates and recomputation."""
     makers = (_products, _passes, _norms, _images, _convolutions, _attentions, _texts, _hosts)
     for maker, precision in itertools.product(makers, PRECISIONS):
-        known: set[str] = set()
+        labels: set[str] = set()
         for case in maker(_Tensors(device, precision)):
             if not small:
                 yield case
-            elif case.label not in known and case.num_bytes < 2**23:  # one small case per label
-                known.add(case.label)
+            elif case.label not in labels and case.num_bytes < 2**23:  # one small case per label
+                labels.add(case.label)
                 yield case
 
 
@@ -150,141 +150,146 @@ class _Tensors:
         """A tensor of random numbers; in fp32 with `full`."""
         import torch
 
-        made = torch.randn(*shape, device=self.device, dtype=torch.float32 if full else self.dtype)
-        return made.requires_grad_(needs)
+        tensor = torch.randn(*shape, device=self.device, dtype=torch.float32 if full else self.dtype)
+        return tensor.requires_grad_(needs)
 
 
-def _products(of: _Tensors) -> Iterator[KernelCase]:
+def _products(new: _Tensors) -> Iterator[KernelCase]:
     """A linear layer's three products, each with the layout in memory that torch calls it with."""
     import torch
 
     grid = [(rows, n * width, k * width) for rows in ROWS for width in WIDTHS for n, k in SHAPES]
     for m, n, k in (*grid, *ODD_PRODUCTS):
-        num_bytes = of.bytes * (m * k + n * k + m * n)
+        num_bytes = new.bytes * (m * k + n * k + m * n)
 
         # Defaults bind this turn's sizes: the tensors are made later.
         def forward(m: int = m, n: int = n, k: int = k) -> Made:
-            bias = of(n, needs=False)
+            bias = new(n, needs=False)
             # (m, k) @ (n, k)ᵀ + (n)
-            return (of(m, k, needs=False), of(n, k, needs=False)), lambda x, weight: torch.addmm(bias, x, weight.t())
+            return (new(m, k, needs=False), new(n, k, needs=False)), lambda x, weight: torch.addmm(bias, x, weight.t())
 
         def of_input(m: int = m, n: int = n, k: int = k) -> Made:
-            return (of(m, n, needs=False), of(n, k, needs=False)), torch.mm  # gradient (m, n) @ weight (n, k)
+            return (new(m, n, needs=False), new(n, k, needs=False)), torch.mm  # gradient (m, n) @ weight (n, k)
 
         def of_weight(m: int = m, n: int = n, k: int = k) -> Made:
             # Gradient (m, n)ᵀ @ x (m, k).
-            return (of(m, n, needs=False), of(m, k, needs=False)), lambda gradient, x: torch.mm(gradient.t(), x)
+            return (new(m, n, needs=False), new(m, k, needs=False)), lambda gradient, x: torch.mm(gradient.t(), x)
 
-        yield KernelCase("linear", (m, n, k), of.precision, num_bytes, forward, backward=False)
-        yield KernelCase("linear, of input", (m, k, n), of.precision, num_bytes, of_input, backward=False)
-        yield KernelCase("linear, of weight", (n, k, m), of.precision, num_bytes, of_weight, backward=False)
+        yield KernelCase("linear", (m, n, k), new.precision, num_bytes, forward, backward=False)
+        yield KernelCase("linear, of input", (m, k, n), new.precision, num_bytes, of_input, backward=False)
+        yield KernelCase("linear, of weight", (n, k, m), new.precision, num_bytes, of_weight, backward=False)
 
 
-def _passes(of: _Tensors) -> Iterator[KernelCase]:
+def _passes(new: _Tensors) -> Iterator[KernelCase]:
     """What reads and writes every element: sums, casts, curves, sums over rows."""
     import torch
     import torch.nn.functional as F
 
-    other = torch.float32 if of.precision == "bf16" else torch.bfloat16
+    target_dtype = torch.float32 if new.precision == "bf16" else torch.bfloat16
     for elements in ELEMENTS:
-        size = of.bytes * elements
+        size = new.bytes * elements
 
         def added(elements: int = elements) -> Made:
-            return (of(elements, needs=False), of(elements, needs=False)), torch.add
+            return (new(elements, needs=False), new(elements, needs=False)), torch.add
 
         def cast(elements: int = elements) -> Made:
-            return (of(elements, needs=False),), lambda x: x.to(other)
+            return (new(elements, needs=False),), lambda x: x.to(target_dtype)
 
-        yield KernelCase("add", (elements,), of.precision, 3 * size, added, False)  # two read, one written
-        yield KernelCase("cast", (elements,), of.precision, 3 * size, cast, False)
+        yield KernelCase("add", (elements,), new.precision, 3 * size, added, False)  # two read, one written
+        yield KernelCase("cast", (elements,), new.precision, 3 * size, cast, False)
     curves: tuple[tuple[str, Callable[..., Any]], ...] = (
         ("gelu", F.gelu), ("silu", F.silu), ("sigmoid", torch.sigmoid),
     )  # fmt: skip
     for elements, (name, curve) in itertools.product(CURVES, curves):
-        make = lambda elements=elements, curve=curve: ((of(elements),), curve)  # noqa: E731
-        yield KernelCase(name, (elements,), of.precision, 4 * of.bytes * elements, make)
+        make = lambda elements=elements, curve=curve: ((new(elements),), curve)  # noqa: E731
+        yield KernelCase(name, (elements,), new.precision, 4 * new.bytes * elements, make)
     for rows, columns in NORMED:
-        size = of.bytes * rows * columns
+        size = new.bytes * rows * columns
         shape = (rows, columns)
-        summed = lambda shape=shape: ((of(*shape, needs=False),), lambda x: x.sum(0))  # noqa: E731
-        yield KernelCase("sum of rows", shape, of.precision, size, summed, False)
+        summed = lambda shape=shape: ((new(*shape, needs=False),), lambda x: x.sum(0))  # noqa: E731
+        yield KernelCase("sum of rows", shape, new.precision, size, summed, False)
 
 
-def _norms(of: _Tensors) -> Iterator[KernelCase]:
+def _norms(new: _Tensors) -> Iterator[KernelCase]:
     import torch.nn.functional as F
 
     for rows, columns in NORMED:
 
         def make(rows: int = rows, columns: int = columns) -> Made:
-            return (of(rows, columns), of(columns), of(columns)), lambda x, *gain: F.layer_norm(x, (columns,), *gain)
+            return (new(rows, columns), new(columns), new(columns)), lambda x, *gain: F.layer_norm(x, (columns,), *gain)
 
-        yield KernelCase("layer norm", (rows, columns), of.precision, 5 * of.bytes * rows * columns, make)
+        yield KernelCase("layer norm", (rows, columns), new.precision, 5 * new.bytes * rows * columns, make)
 
 
-def _images(of: _Tensors) -> Iterator[KernelCase]:
+def _images(new: _Tensors) -> Iterator[KernelCase]:
     """Batch norms (weights in fp32) and pooling."""
     import torch
     import torch.nn.functional as F
 
     for images, channels, side in IMAGES:
         shape = (images, channels, side, side)
-        num_bytes = 5.0 * of.bytes * images * channels * side * side
+        num_bytes = 5.0 * new.bytes * images * channels * side * side
 
         def normed(shape: tuple[int, ...] = shape) -> Made:
-            mean, variance = (torch.ones(shape[1], device=of.device) for _ in range(2))
+            mean, variance = (torch.ones(shape[1], device=new.device) for _ in range(2))
             call = lambda x, gain, bias: F.batch_norm(x, mean, variance, gain, bias, training=True)  # noqa: E731
-            return (of(*shape), of(shape[1], full=True), of(shape[1], full=True)), call
+            return (new(*shape), new(shape[1], full=True), new(shape[1], full=True)), call
 
         def pooled(shape: tuple[int, ...] = shape) -> Made:
-            return (of(*shape),), lambda x: F.avg_pool2d(x, 2)
+            return (new(*shape),), lambda x: F.avg_pool2d(x, 2)
 
         calls = (("batch norm", normed), ("pool", pooled))
-        yield from (KernelCase(name, shape, of.precision, num_bytes, make) for name, make in calls)
+        yield from (KernelCase(name, shape, new.precision, num_bytes, make) for name, make in calls)
 
 
-def _convolutions(of: _Tensors) -> Iterator[KernelCase]:
+def _convolutions(new: _Tensors) -> Iterator[KernelCase]:
     import torch.nn.functional as F
 
     for images, inside, outside, side, kernel, stride, groups in CONVOLUTIONS:
         size = (images, inside, outside, side, kernel, stride, groups)
-        num_bytes = 3.0 * of.bytes * images * side**2 * (inside + outside / stride**2)
+        num_bytes = 3.0 * new.bytes * images * side**2 * (inside + outside / stride**2)
 
         def make(size: tuple[int, ...] = size) -> Made:
             images, inside, outside, side, kernel, stride, groups = size
             # The image itself needs no gradient.
-            x, weight = of(images, inside, side, side, needs=inside > 3), of(outside, inside // groups, kernel, kernel)
+            x, weight = (
+                new(images, inside, side, side, needs=inside > 3),
+                new(outside, inside // groups, kernel, kernel),
+            )
             padding = kernel // 2 if stride < kernel else 0  # patches of an image have no padding
             call = lambda x, weight: F.conv2d(x, weight, None, stride, padding, groups=groups)  # noqa: E731
             return (x, weight), call
 
-        yield KernelCase("convolution", size, of.precision, num_bytes, make)
+        yield KernelCase("convolution", size, new.precision, num_bytes, make)
 
 
-def _attentions(of: _Tensors) -> Iterator[KernelCase]:
+def _attentions(new: _Tensors) -> Iterator[KernelCase]:
     """Attention as torch chooses its kernel."""
     import torch.nn.functional as F
 
     for samples, heads, tokens, width, causal, biased in ATTENTIONS:
         size = (samples, heads, tokens, width, causal, biased)
         # Queries to output and their gradients; a bias has (heads, tokens, tokens).
-        num_bytes = 8.0 * of.bytes * samples * heads * tokens * width + of.bytes * samples * heads * tokens**2 * biased
+        num_bytes = (
+            8.0 * new.bytes * samples * heads * tokens * width + new.bytes * samples * heads * tokens**2 * biased
+        )
 
         def make(size: tuple[int, ...] = size) -> Made:
             samples, heads, tokens, width, causal, biased = size
-            parts = [of(samples, tokens, heads, width) for _ in range(3)]  # heads are split off a row of the product
-            masks = [of(heads, tokens, tokens)] if biased else []
+            parts = [new(samples, tokens, heads, width) for _ in range(3)]  # heads are split off a row of the product
+            masks = [new(heads, tokens, tokens)] if biased else []
 
-            def call(*given: Any) -> Any:
-                q, k, v = (one.transpose(1, 2) for one in given[:3])
-                mask = given[3] if biased else None
+            def call(*arguments: Any) -> Any:
+                q, k, v = (tensor.transpose(1, 2) for tensor in arguments[:3])
+                mask = arguments[3] if biased else None
                 return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=bool(causal))
 
             return (*parts, *masks), call
 
-        yield KernelCase("attention", size, of.precision, num_bytes, make)
+        yield KernelCase("attention", size, new.precision, num_bytes, make)
 
 
-def _texts(of: _Tensors) -> Iterator[KernelCase]:
+def _texts(new: _Tensors) -> Iterator[KernelCase]:
     """Loss and embedding; the weights of the latter are in fp32 always."""
     import torch
     import torch.nn.functional as F
@@ -292,23 +297,23 @@ def _texts(of: _Tensors) -> Iterator[KernelCase]:
     for shape in LOGITS:
 
         def compared(shape: tuple[int, int] = shape) -> Made:
-            targets = torch.randint(shape[1], shape[:1], device=of.device)
-            return (of(*shape),), lambda logits: F.cross_entropy(logits.float(), targets)
+            targets = torch.randint(shape[1], shape[:1], device=new.device)
+            return (new(*shape),), lambda logits: F.cross_entropy(logits.float(), targets)
 
-        yield KernelCase("loss", shape, of.precision, 4.0 * of.bytes * shape[0] * shape[1], compared)
-    for tokens, words, width in EMBEDDINGS if of.precision == "fp32" else ():
+        yield KernelCase("loss", shape, new.precision, 4.0 * new.bytes * shape[0] * shape[1], compared)
+    for tokens, words, width in EMBEDDINGS if new.precision == "fp32" else ():
 
         def looked_up(tokens: int = tokens, words: int = words, width: int = width) -> Made:
-            numbers = torch.randint(words, (tokens,), device=of.device)
-            return (of(words, width),), lambda weight: F.embedding(numbers, weight)
+            numbers = torch.randint(words, (tokens,), device=new.device)
+            return (new(words, width),), lambda weight: F.embedding(numbers, weight)
 
         yield KernelCase("embedding", (tokens, words, width), "fp32", 8.0 * words * width, looked_up)
 
 
-def _hosts(of: _Tensors) -> Iterator[KernelCase]:
+def _hosts(new: _Tensors) -> Iterator[KernelCase]:
     """A view, which has no kernel."""
-    if of.precision == "fp32":
-        yield KernelCase("view", (TINY,), "fp32", 1024.0, lambda: ((of(TINY, TINY),), lambda x: x.view(-1)), False)
+    if new.precision == "fp32":
+        yield KernelCase("view", (TINY,), "fp32", 1024.0, lambda: ((new(TINY, TINY),), lambda x: x.view(-1)), False)
 
 
 def _of_case(case: KernelCase, device: Any, rounds: int) -> Iterator[Timed]:
@@ -327,8 +332,8 @@ def _of_case(case: KernelCase, device: Any, rounds: int) -> Iterator[Timed]:
         return
     outputs = forward()
     # One gradient stands for all outputs, which have one shape.
-    gradients = [torch.ones_like(one) for one in outputs[:1]] * len(outputs)
-    leaves = [leaf for own, _ in sets for leaf in own if leaf.requires_grad]
+    gradients = [torch.ones_like(output) for output in outputs[:1]] * len(outputs)
+    leaves = [leaf for inputs, _ in sets for leaf in inputs if leaf.requires_grad]
 
     def backward() -> None:
         torch.autograd.grad(outputs, leaves, gradients, retain_graph=True)  # retained: the same backward is timed again
@@ -346,8 +351,8 @@ def _timed(
     rounds: int,
 ) -> Iterator[Timed]:
     """Both times of a call that stands for several, as a `kernel` and as a `host`."""
-    for what, seconds in zip(("kernel", "host"), both_s(call, device, rounds), strict=True):
-        yield Timed(what, size, max(seconds / calls, LEAST_S), label, precision)  # per call
+    for kind, seconds in zip(("kernel", "host"), both_s(call, device, rounds), strict=True):
+        yield Timed(kind, size, max(seconds / calls, LEAST_S), label, precision)  # per call
 
 
 def both_s(call: Callable[[], Any], device: Any, rounds: int = ROUNDS) -> tuple[float, float]:
@@ -355,13 +360,13 @@ def both_s(call: Callable[[], Any], device: Any, rounds: int = ROUNDS) -> tuple[
     import torch
 
     if device.type != "cuda":
-        taken = [_wall_s(call) for _ in range(rounds + 1)][1:]  # the first is a warm-up
-        return statistics.median(taken), statistics.median(taken)
+        seconds = [_wall_s(call) for _ in range(rounds + 1)][1:]  # the first is a warm-up
+        return statistics.median(seconds), statistics.median(seconds)
     call()
     torch.cuda.synchronize()
     launched_s = _wall_s(call)  # about how long to sleep
     torch.cuda.synchronize()
-    told: list[tuple[float, float]] = []
+    rounds_s: list[tuple[float, float]] = []
     for _ in range(rounds):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         # Longer than the launches take, 50 ms at most.
@@ -370,17 +375,17 @@ def both_s(call: Callable[[], Any], device: Any, rounds: int = ROUNDS) -> tuple[
         launched_s = _wall_s(call)
         end.record()
         torch.cuda.synchronize()
-        told.append((begin.elapsed_time(end) / 1e3, launched_s))  # the event's clock counts milliseconds
-        if told[0][0] > LONG_S and len(told) > 1:  # a long call is steady: two rounds are enough
+        rounds_s.append((begin.elapsed_time(end) / 1e3, launched_s))  # the event's clock counts milliseconds
+        if rounds_s[0][0] > LONG_S and len(rounds_s) > 1:  # a long call is steady: two rounds are enough
             break
-    return statistics.median(one for one, _ in told), statistics.median(one for _, one in told)
+    return statistics.median(kernel_s for kernel_s, _ in rounds_s), statistics.median(host_s for _, host_s in rounds_s)
 
 
 def _wall_s(call: Callable[[], Any]) -> float:
     start_s = time.perf_counter()
-    kept = call()
+    result = call()
     took_s = time.perf_counter() - start_s
-    del kept  # released only now: freeing is not timed
+    del result  # released only now: freeing is not timed
     return took_s
 
 
@@ -393,18 +398,20 @@ def _updates(device: Any, small: bool, rounds: int) -> Iterator[Timed]:
         "momentum": partial(torch.optim.SGD, lr=1e-6, momentum=0.9, weight_decay=0.1),
         "sgd": partial(torch.optim.SGD, lr=1e-6, weight_decay=0.1),
     }
-    asked = [*itertools.product(kinds, FORMS), ("adamw", APART)]
-    for (tensors, elements), (kind, form) in itertools.product(UPDATES[:1] if small else UPDATES, asked):
-        held = [torch.randn(elements, device=device, requires_grad=True) for _ in range(tensors)]
-        for one in held:
-            one.grad = torch.randn_like(one)
-        of = partial(kinds[kind], foreach=form == "foreach", fused=form == "fused")
+    combinations = [*itertools.product(kinds, FORMS), ("adamw", APART)]
+    for (tensors, elements), (kind, form) in itertools.product(UPDATES[:1] if small else UPDATES, combinations):
+        parameters = [torch.randn(elements, device=device, requires_grad=True) for _ in range(tensors)]
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
+        new_optimizer = partial(kinds[kind], foreach=form == "foreach", fused=form == "fused")
         # With an optimizer each, or all in one.
-        optimizers = [of([one]) for one in held] if form == APART else [of(held)]
+        optimizers = (
+            [new_optimizer([parameter]) for parameter in parameters] if form == APART else [new_optimizer(parameters)]
+        )
 
         def update(optimizers: Iterable[Any] = optimizers) -> None:
-            for one in optimizers:
-                one.step()
+            for optimizer in optimizers:
+                optimizer.step()
 
         yield from _timed(f"update: {kind}, {form}", (tensors, elements), "fp32", update, device, 1, rounds)
 
@@ -449,8 +456,8 @@ def _levels(device: Any, rounds: int) -> Iterator[Timed]:
             tiny_step(blocks, x, level, precision)
             if device.type == "cuda":
                 torch.cuda.synchronize()
-            for one in blocks:
-                one.zero_grad()
+            for block in blocks:
+                block.zero_grad()
 
         step()
         seconds = statistics.median(_wall_s(step) for _ in range(3 * rounds))  # short steps: three times as many rounds

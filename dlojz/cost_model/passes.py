@@ -72,8 +72,8 @@ def stages_of(workload: Workload, pp: int, embedding_slots: bool = False) -> Sta
     rows = [tuple(np.bincount(blocks[start:stop], minlength=len(workload.kinds))) for start, stop in pairwise(bounds)]
     distinct = list(dict.fromkeys(rows))
     order = np.array([distinct.index(row) for row in rows])
-    first = np.array([rows.index(row) for row in distinct])
-    return StageCosts(np.array(distinct, float), first, np.bincount(order, minlength=len(distinct)), order)
+    first_stage = np.array([rows.index(row) for row in distinct])
+    return StageCosts(np.array(distinct, float), first_stage, np.bincount(order, minlength=len(distinct)), order)
 
 
 def _decoder_bounds(workload: Workload, pp: int, embedding_slots: bool) -> list[int]:
@@ -82,18 +82,18 @@ def _decoder_bounds(workload: Workload, pp: int, embedding_slots: bool) -> list[
     if pp == 1:
         return [0, blocks]
     if embedding_slots:
-        each = -(-blocks // pp)  # embedding and logits take a slot each
-        return [min(each * stage, blocks) for stage in range(pp)] + [blocks]
-    each = -(-layers // pp)
+        blocks_per_stage = -(-blocks // pp)  # embedding and logits take a slot each
+        return [min(blocks_per_stage * stage, blocks) for stage in range(pp)] + [blocks]
+    layers_per_stage = -(-layers // pp)
     # The first stage also has the embedding, the last the logits.
-    return [0, *(1 + min(each * stage, layers) for stage in range(1, pp)), blocks]
+    return [0, *(1 + min(layers_per_stage * stage, layers) for stage in range(1, pp)), blocks]
 
 
 def _balanced_bounds(workload: Workload, pp: int) -> list[int]:
     cut = Cut(1)
     weights: list[float] = []
     for kind in workload.kinds:
-        flops = sum(product.flops for one in kind.operators(cut) for product in one.forward)
+        flops = sum(product.flops for operator in kind.operators(cut) for product in operator.forward)
         weights += [flops] * kind.count
     return list(exact(weights, pp).bounds)
 
@@ -107,8 +107,8 @@ def members(cluster: Cluster, ranks: ArrayLike, stride: ArrayLike) -> tuple[Real
 
     Source: the order is Megatron's (Narayanan et al. 2021, §3): tensor within a node first.
     """
-    here = np.maximum(1, cluster.gpus_per_node // np.asarray(stride))  # members of such a group that one node holds
-    inside = np.minimum(np.asarray(ranks), here)
+    per_node = np.maximum(1, cluster.gpus_per_node // np.asarray(stride))  # members of such a group that one node holds
+    inside = np.minimum(np.asarray(ranks), per_node)
     return inside.astype(float), np.ceil(np.asarray(ranks) / inside)  # the last node may hold fewer
 
 
@@ -133,8 +133,8 @@ def ring_s(ranks: ArrayLike, inside: ArrayLike, nodes: ArrayLike) -> Reals:
     nInterSteps·interLat, nsteps = nRanks − 1.
     """
     across = np.asarray(nodes, float) - 1  # G − 1
-    near, far = RING_STEP_S
-    return np.maximum(np.asarray(ranks, float) - 1 - across, 0) * near + across * far
+    inner_s, far = RING_STEP_S
+    return np.maximum(np.asarray(ranks, float) - 1 - across, 0) * inner_s + across * far
 
 
 def collective_s(
@@ -202,8 +202,8 @@ def all_to_all_s(
     ranks, message = np.asarray(ranks, float), np.asarray(message_bytes, float)
     inside, nodes = members(cluster, ranks, stride)
     # Bytes of a rank for members of its own node, itself included.
-    near = message * inside / np.maximum(ranks, 1)
-    link = cluster.intra.time_s("all_to_all", np.maximum(inside, 2), near) / calibration.intra_efficiency
+    local_bytes = message * inside / np.maximum(ranks, 1)
+    link = cluster.intra.time_s("all_to_all", np.maximum(inside, 2), local_bytes) / calibration.intra_efficiency
     local = np.where(inside > 1, link, 0.0)
     far = message * (ranks - inside) / np.maximum(ranks, 1)  # for members of other nodes
     node = cluster.inter.bytes_per_s("all_gather", np.maximum(nodes, 2)) * calibration.inter_efficiency
@@ -236,12 +236,12 @@ def neighbour_s(
     """
     message, tp = np.asarray(message_bytes, float), np.asarray(tp)
     parts = np.where(np.asarray(sliced) > 0, tp, 1)
-    sent = message / parts
+    part_bytes = message / parts
     inside = np.asarray(rank_group) * 2 <= cluster.gpus_per_node  # both stages' groups fit into one node
     # bytes/s of one GPU while all of its node send.
     share = cluster.inter.bytes_per_s("all_gather", 2) / cluster.gpus_per_node * calibration.inter_efficiency
-    across = Link(cluster.inter.alpha_s("p2p", 2), share).seconds(sent)
-    within = cluster.intra.time_s("p2p", 2, sent) / calibration.intra_efficiency
+    across = Link(cluster.inter.alpha_s("p2p", 2), share).seconds(part_bytes)
+    within = cluster.intra.time_s("p2p", 2, part_bytes) / calibration.intra_efficiency
     gathered = np.where(parts > 1, collective_s("all_gather", cluster, calibration, message, np.maximum(parts, 2)), 0.0)
     return np.where(np.asarray(pp) > 1, np.where(inside, within, across) + gathered, 0.0)
 
@@ -284,17 +284,29 @@ def cuts_of(layouts: Layouts) -> tuple[list[Cut], Integers]:
     key = np.zeros(len(layouts), np.int64)
     for column in columns:
         key = key * (int(column.max(initial=0)) + 1) + column  # one number per combination: a mixed radix
-    _, first, place = np.unique(key, return_index=True, return_inverse=True)
+    _, representatives, cut_indices = np.unique(key, return_index=True, return_inverse=True)
     cuts = [
         Cut(
-            mb, tp, cp, bool(sp), bool(fused), size, bool(adds), bool(blocks), bool(eager), ep, kernel, loss, casts,
+            mb,
+            tp,
+            cp,
+            bool(sp),
+            bool(fused),
+            size,
+            bool(adds),
+            bool(blocks),
+            bool(eager),
+            ep,
+            kernel,
+            loss,
+            casts,
             *map(bool, flags),
         )
         for mb, tp, cp, sp, fused, size, adds, blocks, eager, ep, kernel, loss, casts, *flags in zip(
-            *(column[first].tolist() for column in columns), strict=True
+            *(column[representatives].tolist() for column in columns), strict=True
         )
     ]
-    return cuts, place.reshape(-1)
+    return cuts, cut_indices.reshape(-1)
 
 
 class KindTimes(NamedTuple):
@@ -328,18 +340,22 @@ def kind_times(
     attention; PyTorch, `torch/utils/checkpoint.py`, `set_checkpoint_early_stop`.
     """
     operators = kind.operators(cut)
-    known: dict[str, Any] = {"gpu": cluster.gpu, "calibration": calibration, "precision": precision}
-    known |= {"blocking": cut.blocking, "cast_bytes": cut.cast_bytes}
-    forward, backward = busy_s(operators, **known)
+    arguments: dict[str, Any] = {"gpu": cluster.gpu, "calibration": calibration, "precision": precision}
+    arguments |= {"blocking": cut.blocking, "cast_bytes": cut.cast_bytes}
+    forward, backward = busy_s(operators, **arguments)
     # Blocking: the waits are in `busy_s` already.
     launching = 0.0 if cut.blocking else launching_s(operators, calibration)
     # Backward launches twice as many kernels.
     idle, idle_backward = max(launching - forward, 0.0), max(2 * launching - backward, 0.0)
-    again = [one for one in operators if (one.core if decoder else not one.forward and not one.fused)]
-    last = max((place for place, one in enumerate(operators) if one.forward), default=len(operators))
-    tail = operators_s(operators[last:], **known)[0]  # the last product and what follows
+    recomputed_operators = [
+        operator
+        for operator in operators
+        if (operator.core if decoder else not operator.forward and not operator.fused)
+    ]
+    last_product = max((index for index, operator in enumerate(operators) if operator.forward), default=len(operators))
+    tail = operators_s(operators[last_product:], **arguments)[0]  # the last product and what follows
     computing = forward + idle, backward + idle_backward
-    return KindTimes(*computing, *operators_s(again, **known), tail, idle, idle_backward)
+    return KindTimes(*computing, *operators_s(recomputed_operators, **arguments), tail, idle, idle_backward)
 
 
 def message_times(
@@ -356,7 +372,7 @@ def message_times(
     """
     size = element_bytes(precision)
     message = size * kind.elements * cut.micro_batch / cut.cp  # bytes of a boundary tensor on one rank
-    one = 0.0
+    reduction_s = 0.0
     if cut.tp > 1:
         parts: tuple[Collective, ...] = ("all_reduce",)
         if cut.sequence_parallel:
@@ -364,15 +380,15 @@ def message_times(
         memory = cluster.gpu.memory_bytes_per_s * calibration.memory_efficiency
         for part in parts:
             narrow = part == "all_gather" and cut.gathers_fp8 and precision == "fp8"
-            sent = message / size if narrow else message  # fp8: 1 byte per element
-            one += float(collective_s(part, cluster, calibration, sent, cut.tp))
+            sent_bytes = message / size if narrow else message  # fp8: 1 byte per element
+            reduction_s += float(collective_s(part, cluster, calibration, sent_bytes, cut.tp))
             if cut.copies_messages and cut.sequence_parallel:
-                one += 2 * sent / memory  # read and written once more
+                reduction_s += 2 * sent_bytes / memory  # read and written once more
     exchanged = 0.0
     if cut.ep > 1 and kind.exchange_elements:
         rows = size * kind.exchange_elements * cut.micro_batch / cut.cp
         exchanged = 2 * float(all_to_all_s(cluster, calibration, rows, cut.ep, cut.tp))  # dispatch and combine
-    return kind.sums[0] * one + exchanged, kind.sums[1] * one + exchanged
+    return kind.sums[0] * reduction_s + exchanged, kind.sums[1] * reduction_s + exchanged
 
 
 def exposed_s(message_s: Any, computation_s: Any, overlap: ArrayLike, edge: ArrayLike = 0.0) -> Reals:
@@ -386,8 +402,10 @@ def exposed_s(message_s: Any, computation_s: Any, overlap: ArrayLike, edge: Arra
     """
     overlap = np.asarray(overlap)
     bare = np.where(overlap > 0, edge, 0.0) * message_s  # with overlap 0 the sum below is the whole message anyway
-    beside = message_s - bare
-    return bare + np.maximum(beside - computation_s, 0) + (1 - overlap) * np.minimum(beside, computation_s)
+    overlappable_s = message_s - bare
+    return (
+        bare + np.maximum(overlappable_s - computation_s, 0) + (1 - overlap) * np.minimum(overlappable_s, computation_s)
+    )
 
 
 def hidden_share(cluster: Cluster, calibration: Calibration, ranks: ArrayLike, stride: ArrayLike) -> Reals:
@@ -432,12 +450,15 @@ def ring_times(
     forward, backward = core_s
     if not cut.expands_keys:
         return float(exposed_s(gathered, forward, hides)), float(exposed_s(2 * gathered, backward, hides))
-    first = 1 / cut.cp
+    step_share = 1 / cut.cp
     # Gathering takes cp − 1 of cp parts in 16 bit; returning all cp of them, in fp32.
-    returned = gathered * 4 / size / (1 - first)
+    returned = gathered * 4 / size / (1 - step_share)
     return (
-        float(exposed_s(gathered, first * forward, hides)),
-        float(exposed_s(gathered, first * backward, hides) + exposed_s(returned, (1 - first) * backward, hides, first)),
+        float(exposed_s(gathered, step_share * forward, hides)),
+        float(
+            exposed_s(gathered, step_share * backward, hides)
+            + exposed_s(returned, (1 - step_share) * backward, hides, step_share)
+        ),
     )
 
 
@@ -449,27 +470,29 @@ def passes_of(workload: Workload, cluster: Cluster, layouts: Layouts, calibratio
 
     Source: Korthikanti et al. 2022, §5; SC21 (Narayanan et al. 2021), §3.5.
     """
-    cuts, place = cuts_of(layouts)
+    cuts, cut_indices = cuts_of(layouts)
     precision, decoder = layouts.precision, workload.size is not None
     kinds = workload.kinds
     table = np.zeros((11, len(kinds), len(cuts)))  # (times, kinds, cuts)
     for column, cut in enumerate(cuts):
         for row, kind in enumerate(kinds):
-            made = kind_times(kind, cut, cluster, calibration, precision, decoder)
-            around = ring_times(kind, cut, cluster, calibration, precision, (made.core, made.core_backward))
+            layer_times = kind_times(kind, cut, cluster, calibration, precision, decoder)
+            around = ring_times(
+                kind, cut, cluster, calibration, precision, (layer_times.core, layer_times.core_backward)
+            )
             summed = message_times(kind, cut, cluster, calibration, precision)
-            table[:, row, column] = *made, *summed, *around
+            table[:, row, column] = *layer_times, *summed, *around
     # Each (kinds, layouts): looked up by the layout's cut.
-    forward, backward, core, _, tail, idle, idle_back, message, message_back, ring, ring_back = table[:, :, place]
+    forward, backward, core, _, tail, idle, idle_back, message, message_back, ring, ring_back = table[:, :, cut_indices]
     exposed = 1.0 - np.maximum(habit(layouts, "hidden_tensor"), ASYNCHRONOUS * layouts.asynchronous)
     inner = np.array([kind.recomputed for kind in kinds])[:, None]  # (kinds, 1)
     full = inner * (layouts.checkpointing == CHECKPOINTING.index("full"))
     alternate = alternates(layouts)
     selective = inner * (alternate | (layouts.checkpointing == CHECKPOINTING.index("selective")))
-    sent = np.maximum(message * exposed + ring - idle, 0.0)  # messages run free while the GPU waits for the host
+    tensor_s = np.maximum(message * exposed + ring - idle, 0.0)  # messages run free while the GPU waits for the host
     # Full checkpointing sends the forward's messages again.
-    sent_back = np.maximum(message_back * exposed + ring_back - idle_back, 0.0) + full * sent
-    sent_back += selective * ~(alternate & decoder) * ring  # attention's core includes its ring
-    again = full * (forward - habit(layouts, "stops_early") * tail)
-    again += selective * np.where(alternate & decoder, ALTERNATE_SHARE * forward, core)
-    return Passes(forward, backward, again, sent, sent_back)
+    tensor_back_s = np.maximum(message_back * exposed + ring_back - idle_back, 0.0) + full * tensor_s
+    tensor_back_s += selective * ~(alternate & decoder) * ring  # attention's core includes its ring
+    recompute = full * (forward - habit(layouts, "stops_early") * tail)
+    recompute += selective * np.where(alternate & decoder, ALTERNATE_SHARE * forward, core)
+    return Passes(forward, backward, recompute, tensor_s, tensor_back_s)

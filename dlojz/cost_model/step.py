@@ -85,9 +85,9 @@ def ramp(layouts: Layouts, forward: Reals, backward: Reals) -> Reals:
 
     Source: Narayanan et al. 2021, §2.2; Qi et al. 2024 (arXiv 2401.10241), §2.2 and table 1.
     """
-    whole = forward + backward
+    passes_s = forward + backward
     # Where there is no work the share is 1, as in `out`.
-    zero_bubble = np.divide(forward, whole, out=np.ones_like(whole), where=whole > 0)
+    zero_bubble = np.divide(forward, passes_s, out=np.ones_like(passes_s), where=passes_s > 0)
     is_zero_bubble = layouts.schedule == SCHEDULES.index("zb-h1")
     return np.where(is_zero_bubble, zero_bubble, 1.0) / layouts.chunks
 
@@ -102,11 +102,11 @@ def boundary_s(workload: Workload, cluster: Cluster, layouts: Layouts, calibrati
     # Bytes of one micro-batch on one context-parallel rank.
     message = layouts.element_bytes * elements * layouts.micro_batch / layouts.cp
     group = layouts.dp * layouts.cp * layouts.tp
-    sent = neighbour_s(cluster, calibration, message, layouts.pp, group, habit(layouts, "sliced"), layouts.tp)
+    message_s = neighbour_s(cluster, calibration, message, layouts.pp, group, habit(layouts, "sliced"), layouts.tp)
     blocking = habit(layouts, "blocking")
     waits = np.where(layouts.pp > 1, calibration.micro_batch_s, 0.0)  # synchronising, where messages block
-    left: Reals = np.where(blocking > 0, sent + waits, (1 - calibration.overlap) * sent)
-    return layouts.chunks * left
+    waited_s: Reals = np.where(blocking > 0, message_s + waits, (1 - calibration.overlap) * message_s)
+    return layouts.chunks * waited_s
 
 
 def tied_s(workload: Workload, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Reals | float:
@@ -122,8 +122,8 @@ def tied_s(workload: Workload, cluster: Cluster, layouts: Layouts, calibration: 
     # Bytes of the embedding's gradient on one tensor-parallel rank.
     message = layouts.gradient_bytes * size.vocabulary * size.hidden / layouts.tp
     # From the first stage's rank to the last one's.
-    apart = np.maximum(layouts.pp - 1, 1) * layouts.dp * layouts.cp * layouts.tp
-    return np.where(layouts.pp > 1, collective_s("all_reduce", cluster, calibration, message, 2, apart), 0.0)
+    stride = np.maximum(layouts.pp - 1, 1) * layouts.dp * layouts.cp * layouts.tp
+    return np.where(layouts.pp > 1, collective_s("all_reduce", cluster, calibration, message, 2, stride), 0.0)
 
 
 class DataMessages(NamedTuple):
@@ -177,9 +177,9 @@ def gathered_s(
     gathered = np.where(narrow, weights, halves)  # fp8: 1 byte per weight
 
     def of(collective: Collective, message: Reals, interfaces: Reals | float = np.inf, pieces: Any = 1.0) -> Reals:
-        one = message / pieces
+        piece_bytes = message / pieces
         return pieces * collective_s(  # each piece pays the latency
-            collective, cluster, calibration, one, ranks, stride, interfaces, layouts.relayed
+            collective, cluster, calibration, piece_bytes, ranks, stride, interfaces, layouts.relayed
         )
 
     interfaces, pieces = habit(layouts, "gather_interfaces"), units * habit(layouts, "gathers_per_layer")
@@ -194,18 +194,18 @@ def gathered_s(
     reduce_units = of("reduce_scatter", reduced, interfaces, pieces)
     zero = layouts.zero
     # Where the engine keeps gradients, and gathered weights, whole over the micro-batches, it communicates once.
-    each = (habit(layouts, "reduces_each") > 0) & (layouts.micro_batches > 1)
+    per_micro_batch = (habit(layouts, "reduces_each") > 0) & (layouts.micro_batches > 1)
     regathers = (zero == 3) & ((layouts.pp == 1) | (habit(layouts, "reduces_each") > 0))
     forward = np.where(regathers, gather_units, 0.0)
     # ZeRO-3 gathers for backward too, then reduces; ZeRO-2 reduces where the engine does so each time.
-    backward = np.where(regathers, gather_units + reduce_units, np.where((zero == 2) & each, scatter, 0.0))
+    backward = np.where(regathers, gather_units + reduce_units, np.where((zero == 2) & per_micro_batch, scatter, 0.0))
     once = np.where((zero > 0) & ~regathers, gather, 0.0)
     # What is left for after the last micro-batch.
-    last = np.where(zero == 0, reduce_all, np.where(backward > 0, 0.0, scatter))
+    final_s = np.where(zero == 0, reduce_all, np.where(backward > 0, 0.0, scatter))
     # Backward's first gather is asked for while the loss is computed.
     reductions = np.where(regathers, reduce_units / np.maximum(backward, 1e-30), 1.0)  # share of backward's messages
     return DataMessages(
-        once, forward, backward, last, (edge, edge * reductions, np.where(fsdp & (layouts.pp > 1), 1.0, edge))
+        once, forward, backward, final_s, (edge, edge * reductions, np.where(fsdp & (layouts.pp > 1), 1.0, edge))
     )
 
 
@@ -216,12 +216,12 @@ def update_s(weights: Reals, cluster: Cluster, layouts: Layouts, calibration: Ca
     come up, 2 bytes each.
     """
     share = np.where(layouts.zero > 0, layouts.zero_shards, 1)
-    own = weights / share
+    rank_weights = weights / share
     memory = cluster.gpu.memory_bytes_per_s * calibration.memory_efficiency
     # 4 bytes per parameter over the link (gradient down, weight up); a node's ranks share the host's memory.
-    host = own * (4 / HOST_LINK_BYTES_PER_S + ADAM_BYTES * cluster.gpus_per_node / HOST_MEMORY_BYTES_PER_S)
-    moved = layouts.offload != OFFLOAD.index("none")
-    return np.where(moved, host, own * ADAM_BYTES / memory) + 4 * weights / memory
+    host = rank_weights * (4 / HOST_LINK_BYTES_PER_S + ADAM_BYTES * cluster.gpus_per_node / HOST_MEMORY_BYTES_PER_S)
+    is_offloaded = layouts.offload != OFFLOAD.index("none")
+    return np.where(is_offloaded, host, rank_weights * ADAM_BYTES / memory) + 4 * weights / memory
 
 
 def launched_s(layers: float, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Reals:
@@ -280,32 +280,32 @@ def parts_of(
     """
     counts = stages.counts
     boundary = boundary_s(workload, cluster, layouts, calibration)
-    forward, backward, again, tensor = (
-        counts @ each
-        for each in (passes.forward, passes.backward, passes.again, passes.tensor_forward + passes.tensor_backward)
+    forward, backward, recompute, tensor = (
+        counts @ layer_s
+        for layer_s in (passes.forward, passes.backward, passes.again, passes.tensor_forward + passes.tensor_backward)
     )
     parameters = np.array([kind.parameters for kind in workload.kinds], float)
     experts = float((counts @ np.array([kind.expert_parameters for kind in workload.kinds], float)).max()) / layouts.ep
     units = float(counts.sum(axis=1).max())  # layers of the longest stage
     # The root's unit (embedding) and the first layer are gathered before any product.
-    first = parameters[0] * (stages.order.size == 1) + parameters[min(1, parameters.size - 1)]
-    edge = np.minimum(first / layouts.tp / np.maximum(weights, 1.0), 1.0)
+    edge_parameters = parameters[0] * (stages.order.size == 1) + parameters[min(1, parameters.size - 1)]
+    edge = np.minimum(edge_parameters / layouts.tp / np.maximum(weights, 1.0), 1.0)
     # Experts by themselves: over fewer ranks, and split over ep already.
-    sent = gathered_s(weights - experts, cluster, layouts, calibration, units, edge)
+    messages = gathered_s(weights - experts, cluster, layouts, calibration, units, edge)
     if experts.any():
-        others = gathered_s(experts, cluster, layouts, calibration, units, 0.0, layouts.ep)
-        sent = sent._replace(
-            once=sent.once + others.once,
-            forward=sent.forward + others.forward,
-            backward=sent.backward + others.backward,
-            last=sent.last + others.last,
+        expert_messages = gathered_s(experts, cluster, layouts, calibration, units, 0.0, layouts.ep)
+        messages = messages._replace(
+            once=messages.once + expert_messages.once,
+            forward=messages.forward + expert_messages.forward,
+            backward=messages.backward + expert_messages.backward,
+            last=messages.last + expert_messages.last,
         )
     # ZeRO shards experts over fewer ranks, as if a rank held those of all ep ranks.
     updated = weights + np.where(layouts.zero > 0, experts * (layouts.ep - 1), 0.0)
     fetched = fetched_s(weights, layouts)
     hides = (layouts.overlap > 0) | (layouts.zero == 3)  # ZeRO-3's messages are beside computation in any case
     overlap = np.where(hides, hidden_share(cluster, calibration, layouts.dp * layouts.cp, layouts.tp), 0.0)
-    work = forward + backward + again + tensor + 2 * boundary  # (distinct stages, layouts), of one micro-batch
+    work = forward + backward + recompute + tensor + 2 * boundary  # (distinct stages, layouts), of one micro-batch
     slowest = np.argmax(work, axis=0)[None, :]  # of each layout
     pick = lambda table: np.take_along_axis(table, slowest, 0)[0]  # noqa: E731
     m = layouts.micro_batches
@@ -313,18 +313,18 @@ def parts_of(
     total = (stages.times[:, None] * work).sum(axis=0)  # all stages, equal ones as often as they occur
     # Forward's part of the stage's work; what is left of `heavy` is backward's.
     ahead = pick(forward + counts @ passes.tensor_forward) + boundary
-    exposed = exposed_s(sent.forward + fetched, ahead, overlap, sent.edge[0])
-    exposed = exposed + exposed_s(sent.backward + fetched, heavy - ahead, overlap, sent.edge[1])
-    after = exposed_s(sent.last, pick(backward), overlap, sent.edge[2])
-    before = exposed_s(sent.once, pick(forward), overlap, edge)
-    rest = (total - heavy) * ramp(layouts, pick(forward), pick(backward + again))
+    exposed = exposed_s(messages.forward + fetched, ahead, overlap, messages.edge[0])
+    exposed = exposed + exposed_s(messages.backward + fetched, heavy - ahead, overlap, messages.edge[1])
+    after = exposed_s(messages.last, pick(backward), overlap, messages.edge[2])
+    before = exposed_s(messages.once, pick(forward), overlap, edge)
+    bubble = (total - heavy) * ramp(layouts, pick(forward), pick(backward + recompute))
     return Parts(
         forward=m * pick(forward),
         backward=m * pick(backward),
-        recompute=m * pick(again),
+        recompute=m * pick(recompute),
         tensor=m * pick(tensor),
         pipeline=2 * m * boundary + tied_s(workload, cluster, layouts, calibration),
-        bubble=rest,
+        bubble=bubble,
         data=before + m * exposed + after,
         optimizer=update_s(updated, cluster, layouts, calibration),
         constant=calibration.step_s + launched_s(units, cluster, layouts, calibration),
@@ -378,14 +378,14 @@ def weights_of(workload: Workload, layouts: Layouts, stages: StageCosts) -> Real
 
     Source: Narayanan et al. 2021, §2.3: the embedding's copy on the last stage.
     """
-    each = np.array([kind.parameters for kind in workload.kinds], float)
+    parameters = np.array([kind.parameters for kind in workload.kinds], float)
     if workload.size is not None and workload.size.tied and stages.order.size > 1:
-        each[-1] = workload.size.vocabulary * workload.size.hidden  # its copy on the last stage
+        parameters[-1] = workload.size.vocabulary * workload.size.hidden  # its copy on the last stage
     experts = np.array([kind.expert_parameters for kind in workload.kinds], float)
     if not experts.any():
-        return (stages.counts @ each)[:, None] / layouts.tp
+        return (stages.counts @ parameters)[:, None] / layouts.tp
     shared = (stages.counts @ experts)[:, None]
-    return ((stages.counts @ each)[:, None] - shared) / layouts.tp + shared / layouts.ep
+    return ((stages.counts @ parameters)[:, None] - shared) / layouts.tp + shared / layouts.ep
 
 
 def estimate(workload: Workload, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Estimates:
@@ -397,11 +397,11 @@ def estimate(workload: Workload, cluster: Cluster, layouts: Layouts, calibration
         layouts: how.
         calibration: of the cluster's GPUs.
     """
-    made = memories(workload, layouts)
+    memory = memories(workload, layouts)
     if not cluster.gpu.context_bytes:  # no GPU: nothing takes its part before the model
-        made = replace(made, reserve=made.reserve - CONTEXT_BYTES)
-    fits = made.total_bytes <= cluster.gpu.memory_bytes
-    return Estimates(step_parts(workload, cluster, layouts, calibration), made, fits)
+        memory = replace(memory, reserve=memory.reserve - CONTEXT_BYTES)
+    fits = memory.total_bytes <= cluster.gpu.memory_bytes
+    return Estimates(step_parts(workload, cluster, layouts, calibration), memory, fits)
 
 
 def step_parts(workload: Workload, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Parts:
@@ -410,12 +410,12 @@ def step_parts(workload: Workload, cluster: Cluster, layouts: Layouts, calibrati
     passes = passes_of(workload, cluster, ordered, calibration)
     parts = {field.name: np.zeros(len(layouts)) for field in fields(Parts)}
     for pp, slots, span in groups:
-        some, stages = ordered[span], stages_of(workload, pp, slots)
-        own = Passes(*(getattr(passes, field.name)[:, span] for field in fields(Passes)))
-        weights = weights_of(workload, some, stages).max(axis=0)  # the heaviest stage's rank
-        made = parts_of(workload, cluster, some, calibration, own, stages, weights)
+        group_layouts, stages = ordered[span], stages_of(workload, pp, slots)
+        group_passes = Passes(*(getattr(passes, field.name)[:, span] for field in fields(Passes)))
+        weights = weights_of(workload, group_layouts, stages).max(axis=0)  # the heaviest stage's rank
+        group_parts = parts_of(workload, cluster, group_layouts, calibration, group_passes, stages, weights)
         for name, part in parts.items():
-            part[order[span]] = getattr(made, name)  # back to the order that was asked
+            part[order[span]] = getattr(group_parts, name)  # back to the order that was asked
     return Parts(**parts)
 
 
@@ -424,10 +424,10 @@ def memories(workload: Workload, layouts: Layouts) -> Memories:
     ordered, order, groups = by_stages(layouts)
     columns = {field.name: np.zeros(len(layouts)) for field in fields(Memories)}
     for pp, slots, span in groups:
-        some, stages = ordered[span], stages_of(workload, pp, slots)
-        made = memories_of(workload, some, stages, weights_of(workload, some, stages))
+        group_layouts, stages = ordered[span], stages_of(workload, pp, slots)
+        group_memory = memories_of(workload, group_layouts, stages, weights_of(workload, group_layouts, stages))
         for name, column in columns.items():
-            column[order[span]] = getattr(made, name)
+            column[order[span]] = getattr(group_memory, name)
     return Memories(**columns)
 
 
@@ -477,13 +477,13 @@ def simulate(workload: Workload, cluster: Cluster, layouts: Layouts, calibration
     # boundary_s counts v of them, the simulator each.
     boundary = float(boundary_s(workload, cluster, layouts, calibration)[0]) / v
     forward, backward = (
-        [float(one) + boundary for one in (stages.counts @ each)[stages.order, 0]]
-        for each in (
+        [float(stage_s) + boundary for stage_s in (stages.counts @ layer_s)[stages.order, 0]]
+        for layer_s in (
             passes.forward + passes.tensor_forward,
             passes.backward + passes.again + passes.tensor_backward,
         )
     )
-    half = tuple(one / 2 for one in backward)  # for schedules that split the backward
+    half = tuple(stage_s / 2 for stage_s in backward)  # for schedules that split the backward
     costs = Costs(forward=tuple(forward), backward=tuple(backward), backward_input=half, backward_weight=half)
     timeline = play(schedule, costs)
     parts = step_parts(workload, cluster, layouts, calibration)

@@ -35,7 +35,7 @@ from dlojz.hardware.evidence import TABLES, Measurement, table
 
 NEVER_FITTED: Final = {"mt-nlg": "a100", "mpt-a100": "a100", "mpt-h100": "h100", "mpt-h100-fp8": "h100"}
 """Tables of which no row was fitted on, and the profile that predicts them."""
-PROFILE_OF: Final = {name: key for key, one in RECIPES.items() for name in one.tables} | NEVER_FITTED
+PROFILE_OF: Final = {name: key for key, recipe in RECIPES.items() for name in recipe.tables} | NEVER_FITTED
 """The profile that predicts each table's times."""
 
 
@@ -158,63 +158,66 @@ class TableResult:
     @property
     def held(self) -> tuple[RowResult, ...]:
         """Rows that nothing was fitted on."""
-        return tuple(one for one in self.rows if one.held_out)
+        return tuple(result for result in self.rows if result.held_out)
 
     @property
     def mean(self) -> float:
         """Mean absolute error of the held-out rows."""
-        return statistics.fmean(abs(one.error) for one in self.held)
+        return statistics.fmean(abs(result.error) for result in self.held)
 
     @property
     def worst(self) -> float:
         """Greatest absolute error of the held-out rows."""
-        return max(abs(one.error) for one in self.held)
+        return max(abs(result.error) for result in self.held)
 
     @property
     def mean_of_all(self) -> float:
         """Mean absolute error of all rows."""
-        return statistics.fmean(abs(one.error) for one in self.rows)
+        return statistics.fmean(abs(result.error) for result in self.rows)
 
     @property
     def bias(self) -> float:
         """Mean error of the held-out rows, with its sign."""
-        return statistics.fmean(one.error for one in self.held)
+        return statistics.fmean(result.error for result in self.held)
 
     @property
     def trivial(self) -> float:
         """Mean absolute error of a constant rate per GPU on the held-out rows."""
-        return statistics.fmean(abs(one.trivial_s / one.measured_s - 1) for one in self.held)
+        return statistics.fmean(abs(result.trivial_s / result.measured_s - 1) for result in self.held)
 
     @property
     def rank_correlation(self) -> float:
         """Spearman's correlation of predicted and measured FLOP/s per GPU over all rows."""
-        rates = [_flops(one.row) / one.row.gpus for one in self.rows]
+        rates = [_flops(result.row) / result.row.gpus for result in self.rows]
         return spearman(
-            [rate / one.measured_s for rate, one in zip(rates, self.rows, strict=True)],
-            [rate / one.predicted_s for rate, one in zip(rates, self.rows, strict=True)],
+            [rate / result.measured_s for rate, result in zip(rates, self.rows, strict=True)],
+            [rate / result.predicted_s for rate, result in zip(rates, self.rows, strict=True)],
         )
 
     @property
     def left_out_mean(self) -> float:
         """Mean absolute error of all rows, by the fit without this table."""
-        return statistics.fmean(abs(one.left_out_error) for one in self.rows)
+        return statistics.fmean(abs(result.left_out_error) for result in self.rows)
 
     @property
     def left_out_worst(self) -> float:
         """Greatest absolute error of a row, by the fit without this table."""
-        return max(abs(one.left_out_error) for one in self.rows)
+        return max(abs(result.left_out_error) for result in self.rows)
 
     @property
     def tools(self) -> tuple[Tool, ...]:
         """Other tools of which an error on this table is known, with that error."""
         return tuple(
-            one if one.mean is not None else one._replace(mean=self._published_mean(one.name))
-            for one in TOOLS.get(self.name, ())
+            tool if tool.mean is not None else tool._replace(mean=self._published_mean(tool.name))
+            for tool in TOOLS.get(self.name, ())
         )
 
     def _published_mean(self, tool: str) -> float:
         figures = [
-            (figure.step_s, one.measured_s) for one in self.rows for figure in one.row.published if figure.tool == tool
+            (figure.step_s, result.measured_s)
+            for result in self.rows
+            for figure in result.row.published
+            if figure.tool == tool
         ]
         return statistics.fmean(abs(step_s / measured_s - 1) for step_s, measured_s in figures)
 
@@ -249,21 +252,21 @@ class TableResult:
             "left_out_worst": self.left_out_worst,
             "goal": goal._asdict() if goal else None,
             "reached": self.reached,
-            "tools": [one._asdict() for one in self.tools],
+            "tools": [tool._asdict() for tool in self.tools],
         }
 
 
-def spearman(one: Sequence[float], other: Sequence[float]) -> float:
+def spearman(x_values: Sequence[float], y_values: Sequence[float]) -> float:
     """Correlation of the ranks of two lists; equal values share their mean rank; not a number for one value alone.
 
     Source: Spearman 1904 (Am. J. Psychology 15).
     """
     ranks = []
-    for values in (np.asarray(one, float), np.asarray(other, float)):
-        _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    for values in (np.asarray(x_values, float), np.asarray(y_values, float)):
+        _, inverse, count = np.unique(values, return_inverse=True, return_counts=True)
         # Mean rank of equal values.
-        ranks.append((np.cumsum(count) - count / 2)[place])  # from 0.5: a constant changes no correlation
-    if len(one) < 2 or min(np.ptp(each) for each in ranks) == 0:
+        ranks.append((np.cumsum(count) - count / 2)[inverse])  # from 0.5: a constant changes no correlation
+    if len(x_values) < 2 or min(np.ptp(list_ranks) for list_ranks in ranks) == 0:
         return math.nan
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
@@ -276,28 +279,28 @@ def validate(name: str) -> TableResult:
     """
     if name not in PROFILE_OF:
         if name in TABLES:
-            listed = ", ".join(validated())
+            names = ", ".join(validated())
             raise refusal(
                 en=f"the table {name!r} prints no step times of whole models, so there is nothing to compare: name "
-                f"another one ({listed}).",
+                f"another one ({names}).",
                 fr=f"le tableau {name!r} ne donne pas de durées d’itération de modèles entiers, il n’y a rien à "
-                f"comparer : nommez-en un autre ({listed}).",
+                f"comparer : nommez-en un autre ({names}).",
             )
         raise LabError(one_of("table", name, validated()))
     profile = PROFILE_OF[name]
-    parameters, left = calibration(profile), without_table(name)
-    found = usable(table(name))
-    rows = [completed(row, parameters) for row in found]
+    parameters, left_out_calibration = calibration(profile), without_table(name)
+    usable_rows = usable(table(name))
+    rows = [completed(row, parameters) for row in usable_rows]
     predicted = predicted_s(rows, parameters)
-    fitted = [name not in NEVER_FITTED and is_fitted(row) for row in found]  # True: the fit saw it
+    fitted = [name not in NEVER_FITTED and is_fitted(row) for row in usable_rows]  # True: the fit saw it
     measured = [row.seconds or math.nan for row in rows]
-    alone = predicted_s([completed(row, left) for row in found], left)
+    left_out_s = predicted_s([completed(row, left_out_calibration) for row in usable_rows], left_out_calibration)
     rates = [_flops(row) / row.gpus / seconds for row, seconds in zip(rows, measured, strict=True)]
     # The trivial model gets its one number from the same half.
-    rate = statistics.median(one for one, row in zip(rates, found, strict=True) if is_fitted(row))
+    rate = statistics.median(row_rate for row_rate, row in zip(rates, usable_rows, strict=True) if is_fitted(row))
     results = tuple(
-        RowResult(row, seconds, float(guess), float(other), _flops(row) / row.gpus / rate, not known)
-        for row, seconds, guess, other, known in zip(rows, measured, predicted, alone, fitted, strict=True)
+        RowResult(row, seconds, float(guess), float(without_s), _flops(row) / row.gpus / rate, not in_fit)
+        for row, seconds, guess, without_s, in_fit in zip(rows, measured, predicted, left_out_s, fitted, strict=True)
     )
     return TableResult(name, profile, results)
 
@@ -322,14 +325,16 @@ def without_table(name: str) -> Calibration:
     """Read the calibration that saw no row of a table; the shipped one where none of its rows was fitted on."""
     if name in NEVER_FITTED:
         return calibration(NEVER_FITTED[name])
-    known: dict[str, dict[str, float]] = json.loads(LEFT_OUT.read_text(encoding="utf-8"))
-    return Calibration(PROFILE_OF[name], **known[name])
+    parameters_by_table: dict[str, dict[str, float]] = json.loads(LEFT_OUT.read_text(encoding="utf-8"))
+    return Calibration(PROFILE_OF[name], **parameters_by_table[name])
 
 
 def write_left_out() -> None:
     """Fit every profile again without each of its tables, and keep the parameters."""
-    made = {name: leave_table_out(name, key).values for key, one in RECIPES.items() for name in one.tables}
-    LEFT_OUT.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    parameters_by_table = {
+        name: leave_table_out(name, key).values for key, recipe in RECIPES.items() for name in recipe.tables
+    }
+    LEFT_OUT.write_text(json.dumps(parameters_by_table, indent=1) + "\n", encoding="utf-8")
 
 
 class Interval(NamedTuple):
@@ -363,15 +368,15 @@ def interval(profile: str, share: float = 0.8) -> Interval:
     """
     results = [validate(name) for name in validated() if PROFILE_OF[name] == profile]
     # Measured over predicted, row by row.
-    tables = [np.array([row.measured_s / row.left_out_s for row in one.rows]) for one in results]
+    tables = [np.array([row.measured_s / row.left_out_s for row in result.rows]) for result in results]
     if len(results) == 1:  # nothing else was measured on these GPUs: the half that was held out
         tables = [np.array([row.measured_s / row.predicted_s for row in results[0].held])]
     for level in np.arange(share, 1.0, 0.005):  # widened until the coverage is met
         covered = []
-        for place, own in enumerate(tables):
-            low, high = _quantiles(tables[:place] + tables[place + 1 :] or [own], level)  # all tables but this one
-            covered.append(float(((low <= own) & (own <= high)).mean()))
-        coverage = float(np.average(covered, weights=[_weight(own) for own in tables]))
+        for index, ratios in enumerate(tables):
+            low, high = _quantiles(tables[:index] + tables[index + 1 :] or [ratios], level)  # all tables but this one
+            covered.append(float(((low <= ratios) & (ratios <= high)).mean()))
+        coverage = float(np.average(covered, weights=[_weight(ratios) for ratios in tables]))
         if coverage >= share:
             break
     low, high = _quantiles(tables, level)
@@ -391,7 +396,7 @@ def _weight(table_rows: Reals) -> int:
 def _quantiles(tables: Sequence[Reals], level: float) -> tuple[float, float]:
     """The (1 − level)/2 and (1 + level)/2 quantiles of all tables' values, each table with its weight."""
     values = np.concatenate(tables)
-    weights = np.concatenate([np.full(one.size, _weight(one) / one.size) for one in tables])  # per row
+    weights = np.concatenate([np.full(ratios.size, _weight(ratios) / ratios.size) for ratios in tables])  # per row
     weights = weights / weights.sum()
     order = np.argsort(values)
     reached = np.cumsum(weights[order]) - weights[order] / 2  # middle of each row's weight
@@ -432,21 +437,23 @@ class FirstChoice(NamedTuple):
 def first_choices(result: TableResult) -> tuple[FirstChoice, ...]:
     """Find what the planner's first choice would have lost, for each model with enough measured layouts."""
     models: dict[tuple[Any, ...], dict[tuple[Any, ...], list[RowResult]]] = {}
-    for one in result.rows:
-        model = tuple(getattr(one.row, name) for name in _SAME)  # rows with one such key differ in layout alone
-        layout = tuple(getattr(one.row, name) for name in _LAYOUT)
-        models.setdefault(model, {}).setdefault(layout, []).append(one)
-    found = []
+    for row_result in result.rows:
+        model = tuple(getattr(row_result.row, name) for name in _SAME)  # rows with one such key differ in layout alone
+        layout = tuple(getattr(row_result.row, name) for name in _LAYOUT)
+        models.setdefault(model, {}).setdefault(layout, []).append(row_result)
+    choices = []
     for layouts in models.values():
         if len(layouts) < LEAST_LAYOUTS:
             continue
-        rows = [some[0] for some in layouts.values()]  # any row: they share the layout
-        measured = [statistics.median(one.measured_s for one in some) for some in layouts.values()]
-        predicted = [statistics.median(one.left_out_s for one in some) for some in layouts.values()]
-        first, best = predicted.index(min(predicted)), measured.index(min(measured))
-        regret, random = measured[first] / measured[best] - 1, statistics.fmean(measured) / measured[best] - 1
-        found.append(FirstChoice(rows[first], rows[best], len(rows), regret, random, spearman(measured, predicted)))
-    return tuple(found)
+        rows = [runs[0] for runs in layouts.values()]  # any row: they share the layout
+        measured = [statistics.median(run.measured_s for run in runs) for runs in layouts.values()]
+        predicted = [statistics.median(run.left_out_s for run in runs) for runs in layouts.values()]
+        choice_index, best = predicted.index(min(predicted)), measured.index(min(measured))
+        regret, random = measured[choice_index] / measured[best] - 1, statistics.fmean(measured) / measured[best] - 1
+        choices.append(
+            FirstChoice(rows[choice_index], rows[best], len(rows), regret, random, spearman(measured, predicted))
+        )
+    return tuple(choices)
 
 
 READINGS = "jean-zay-a100"
@@ -505,32 +512,32 @@ class MemoryResult:
     @property
     def mean(self) -> float:
         """Mean absolute error of the held-out readings."""
-        return statistics.fmean(abs(one.error) for one in self.readings if one.held_out)
+        return statistics.fmean(abs(reading.error) for reading in self.readings if reading.held_out)
 
     @property
     def mean_of_all(self) -> float:
         """Mean absolute error of all readings."""
-        return statistics.fmean(abs(one.error) for one in self.readings)
+        return statistics.fmean(abs(reading.error) for reading in self.readings)
 
     @property
     def found(self) -> tuple[str, ...]:
         """Rows that ran out of memory, as predicted."""
-        return tuple(one.row.row for one in self.ran_out if one.too_much)
+        return tuple(reading.row.row for reading in self.ran_out if reading.too_much)
 
     @property
     def missed(self) -> tuple[str, ...]:
         """Rows that ran out of memory, against the prediction."""
-        return tuple(one.row.row for one in self.ran_out if not one.too_much)
+        return tuple(reading.row.row for reading in self.ran_out if not reading.too_much)
 
     @property
     def false_alarms(self) -> tuple[str, ...]:
         """Rows of the readings that ran, against the prediction."""
-        return tuple(one.row.row for one in self.readings if one.too_much)
+        return tuple(reading.row.row for reading in self.readings if reading.too_much)
 
     @property
     def refused(self) -> tuple[str, ...]:
         """Rows of all tables that ran, against the prediction."""
-        return tuple(one.row.row for one in self.ran if one.too_much)
+        return tuple(reading.row.row for reading in self.ran if reading.too_much)
 
     @property
     def activation_mean(self) -> float:
@@ -550,7 +557,7 @@ class MemoryResult:
             "activations": len(self.activations),
             "activation_mean": self.activation_mean,
             "states": [predicted / published - 1 for _, published, predicted in self.states],
-            "reserved": {one.row.row: one.error for one in self.reserved},
+            "reserved": {reading.row.row: reading.error for reading in self.reserved},
         }
 
 
@@ -567,14 +574,18 @@ def validate_memory() -> MemoryResult:
     ]
     reserved = [row for row in ran if row.memory_reading == "reserved" and row.memory_bytes is not None]
     states = [row for row in table(ACTIVATIONS) if row.usable and row.memory_reading == "states"]
-    held = [_memory(row) for row in states]
+    state_memories = [_memory(row) for row in states]
     return MemoryResult(
         _readings(row for row in readings if row.outcome != "oom"),
         _readings(oom),
         tuple(_activations()),
         tuple(
-            (row.row, row.memory_bytes or math.nan, float(one.weights[0] + one.gradients[0] + one.optimizer[0]))
-            for row, one in zip(states, held, strict=True)
+            (
+                row.row,
+                row.memory_bytes or math.nan,
+                float(memory.weights[0] + memory.gradients[0] + memory.optimizer[0]),
+            )
+            for row, memory in zip(states, state_memories, strict=True)
         ),
         _readings(ran),
         _readings(reserved),
@@ -583,19 +594,19 @@ def validate_memory() -> MemoryResult:
 
 def _readings(rows: Iterable[Measurement]) -> tuple[Reading, ...]:
     """Predict the bytes of rows, those of one model together."""
-    found: dict[str, Reading] = {}
+    readings: dict[str, Reading] = {}
     models: dict[object, list[Measurement]] = {}
     order = []
     for row in rows:
         models.setdefault((row.size, row.precision), []).append(row)  # one workload and one precision per call
         order.append(row.row)
-    for some in models.values():
-        predicted = memories(decoder_workload(some[0].size), Layouts.from_measurements(some)).total_bytes
-        for row, total in zip(some, predicted, strict=True):
+    for model_rows in models.values():
+        predicted = memories(decoder_workload(model_rows[0].size), Layouts.from_measurements(model_rows)).total_bytes
+        for row, total in zip(model_rows, predicted, strict=True):
             capacity = float(cluster(row.cluster).gpu.memory_bytes)
             held_out = row.table in NEVER_FITTED or not is_fitted(row)
-            found[row.row] = Reading(row, row.memory_bytes or 0.0, float(total), capacity, held_out)
-    return tuple(found[name] for name in order)
+            readings[row.row] = Reading(row, row.memory_bytes or 0.0, float(total), capacity, held_out)
+    return tuple(readings[name] for name in order)
 
 
 def _activations() -> list[tuple[str, float, float]]:
@@ -606,15 +617,15 @@ def _activations() -> list[tuple[str, float, float]]:
         for row in rows
         if row.checkpointing == "none" and not row.sequence_parallel
     }
-    found = []
+    figures = []
     for row in rows:
         predicted = float(_memory(row).activations[0])
         if row.memory_bytes is not None:
-            found.append((row.row, row.memory_bytes, predicted))
+            figures.append((row.row, row.memory_bytes, predicted))
         elif row.memory_share is not None:
             # A share of the plain layout's, as the paper prints it.
-            found.append((row.row, row.memory_share, predicted / plain[row.size]))
-    return found
+            figures.append((row.row, row.memory_share, predicted / plain[row.size]))
+    return figures
 
 
 def _memory(row: Measurement) -> Memories:
@@ -706,49 +717,53 @@ def _reason(name: str) -> str:
 def table_goals(result: TableResult) -> tuple[GoalResult, ...]:
     """List the goals of one table: its held-out half, its rows by the fit without it, its first choices."""
     name = result.name
-    found = []
-    half, out = GOALS.get(name), LEFT_OUT_GOALS.get(name)
-    if out is not None:
+    goal_results = []
+    half, left_out_goal = GOALS.get(name), LEFT_OUT_GOALS.get(name)
+    if left_out_goal is not None:
         words = say(en=f"{name}, table left out", fr=f"{name}, tableau écarté")
-        detail = _long_rows(result) if any(_is_long(one) for one in result.rows) else ""
-        found.append(GoalResult(f"{name}, left out", words, result.left_out_mean, most=out.mean, detail=detail))
-        if out.worst is not None:
-            worst = max(result.rows, key=lambda one: abs(one.left_out_error))
+        detail = _long_rows(result) if any(_is_long(row_result) for row_result in result.rows) else ""
+        goal_results.append(
+            GoalResult(f"{name}, left out", words, result.left_out_mean, most=left_out_goal.mean, detail=detail)
+        )
+        if left_out_goal.worst is not None:
+            worst = max(result.rows, key=lambda row_result: abs(row_result.left_out_error))
             words = say(en=f"{name}, table left out, worst row", fr=f"{name}, tableau écarté, pire ligne")
-            limit, row = out.worst, worst.row.row
-            found.append(GoalResult(f"{name}, left out, worst", words, result.left_out_worst, most=limit, detail=row))
+            limit, row = left_out_goal.worst, worst.row.row
+            goal_results.append(
+                GoalResult(f"{name}, left out, worst", words, result.left_out_worst, most=limit, detail=row)
+            )
     if half is not None:
         words = say(en=f"{name}, half held out", fr=f"{name}, moitié mise de côté")
-        found.append(GoalResult(f"{name}, half", words, result.mean, most=half.mean))
+        goal_results.append(GoalResult(f"{name}, half", words, result.mean, most=half.mean))
         if half.worst is not None:
             words = say(en=f"{name}, half held out, worst row", fr=f"{name}, moitié mise de côté, pire ligne")
-            found.append(GoalResult(f"{name}, half, worst", words, result.worst, most=half.worst))
-    regrets = [one.regret for one in first_choices(result)]
+            goal_results.append(GoalResult(f"{name}, half, worst", words, result.worst, most=half.worst))
+    regrets = [choice.regret for choice in first_choices(result)]
     if regrets and REGRET_GOAL.worst is not None:
         words = say(en=f"{name}, regret of the first choice, ", fr=f"{name}, regret du premier choix, ")
         median, greatest = say(en="median", fr="médiane"), say(en="worst", fr="pire")
         models = say(en=f"{len(regrets)} models", fr=f"{len(regrets)} modèles")
         middle, limit = statistics.median(regrets), REGRET_GOAL.mean  # seconds lost by the first choice, as a share
-        found.append(GoalResult(f"{name}, regret", words + median, middle, most=limit, detail=models))
+        goal_results.append(GoalResult(f"{name}, regret", words + median, middle, most=limit, detail=models))
         limit = REGRET_GOAL.worst
-        found.append(GoalResult(f"{name}, regret, worst", words + greatest, max(regrets), most=limit))
-    return tuple(replace(one, table=name) for one in found)
+        goal_results.append(GoalResult(f"{name}, regret, worst", words + greatest, max(regrets), most=limit))
+    return tuple(replace(goal, table=name) for goal in goal_results)
 
 
-def _is_long(one: RowResult) -> bool:
-    return one.row.size.sequence_length >= LONG
+def _is_long(result: RowResult) -> bool:
+    return result.row.size.sequence_length >= LONG
 
 
 def _long_rows(result: TableResult) -> str:
     """Say how a table's long sequences do, and the others."""
-    told = []
+    phrases = []
     for long, words in (
         (False, say(en=f"below {LONG} tokens", fr=f"sous {LONG} tokens")),
         (True, say(en="from there on", fr="à partir de là")),
     ):
-        errors = [abs(one.left_out_error) for one in result.rows if _is_long(one) == long]
-        told += [f"{words} {brief_percent(statistics.fmean(errors))} ({len(errors)})"] if errors else []
-    return ", ".join(told)
+        errors = [abs(row_result.left_out_error) for row_result in result.rows if _is_long(row_result) == long]
+        phrases += [f"{words} {brief_percent(statistics.fmean(errors))} ({len(errors)})"] if errors else []
+    return ", ".join(phrases)
 
 
 def goals(results: Sequence[TableResult], memory: MemoryResult) -> tuple[GoalResult, ...]:
@@ -757,37 +772,37 @@ def goals(results: Sequence[TableResult], memory: MemoryResult) -> tuple[GoalRes
     Args:
         results: of all tables.
     """
-    long = {one.name: [abs(row.left_out_error) for row in one.rows if _is_long(row)] for one in results}
-    every = [error for errors in long.values() for error in errors]
-    each = ", ".join(
-        f"{name} {brief_percent(statistics.fmean(some))} ({len(some)})" for name, some in long.items() if some
+    long = {result.name: [abs(row.left_out_error) for row in result.rows if _is_long(row)] for result in results}
+    all_errors = [error for errors in long.values() for error in errors]
+    error_text = ", ".join(
+        f"{name} {brief_percent(statistics.fmean(errors))} ({len(errors)})" for name, errors in long.items() if errors
     )
     words = say(
         en=f"sequences of {LONG} tokens and more, table left out",
         fr=f"séquences de {LONG} tokens et plus, tableau écarté",
     )
-    found = [GoalResult("long", words, statistics.fmean(every), most=0.08, detail=each)]
-    beaten = [one.name for one in results if one.left_out_mean >= one.trivial]
+    general_goals = [GoalResult("long", words, statistics.fmean(all_errors), most=0.08, detail=error_text)]
+    beaten = [result.name for result in results if result.left_out_mean >= result.trivial]
     words = say(en="tables on which a constant rate is as good", fr="tableaux où un débit constant fait aussi bien")
-    found.append(GoalResult("constant", words, len(beaten), most=0, counted=True, detail=", ".join(beaten)))
+    general_goals.append(GoalResult("constant", words, len(beaten), most=0, counted=True, detail=", ".join(beaten)))
     words = say(en="runs that ran and are refused", fr="exécutions qui ont tourné et sont refusées")
     share = len(memory.refused) / len(memory.ran)
-    found.append(GoalResult("refused", words, share, most=0.02, detail=_refusals(memory)))
+    general_goals.append(GoalResult("refused", words, share, most=0.02, detail=_refusals(memory)))
     words = say(en="out-of-memory rows found", fr="lignes à court de mémoire trouvées")
     detail = say(en=f"of {len(memory.ran_out)}", fr=f"sur {len(memory.ran_out)}")
-    found.append(GoalResult("out of memory", words, len(memory.found), least=5, counted=True, detail=detail))
+    general_goals.append(GoalResult("out of memory", words, len(memory.found), least=5, counted=True, detail=detail))
     words = say(en="memory read on Jean Zay, half held out", fr="mémoire relevée sur Jean Zay, moitié mise de côté")
-    found.append(GoalResult("memory", words, memory.mean, most=0.035))
-    for profile in dict.fromkeys(one.profile for one in results):
-        if sum(one.profile == profile for one in results) > 1:
+    general_goals.append(GoalResult("memory", words, memory.mean, most=0.035))
+    for profile in dict.fromkeys(result.profile for result in results):
+        if sum(result.profile == profile for result in results) > 1:
             covered = interval(profile).coverage
             words = say(
                 en=f"rows of a table left out within the interval, {profile.upper()}",
                 fr=f"lignes d’un tableau écarté dans l’intervalle, {profile.upper()}",
             )
-            found.append(GoalResult(f"interval, {profile}", words, covered, *COVERED))
-    own = [goal for one in results for goal in table_goals(one)]
-    return (*sorted(own, key=lambda one: _KINDS.index(one.name.split(", ")[1])), *found)
+            general_goals.append(GoalResult(f"interval, {profile}", words, covered, *COVERED))
+    single_table_goals = [goal for result in results for goal in table_goals(result)]
+    return (*sorted(single_table_goals, key=lambda goal: _KINDS.index(goal.name.split(", ")[1])), *general_goals)
 
 
 _KINDS: Final = ("left out", "half", "regret")
@@ -795,9 +810,11 @@ _KINDS: Final = ("left out", "half", "regret")
 
 def _refusals(memory: MemoryResult) -> str:
     """Tables with refused rows that ran, and how many."""
-    ran = Counter(one.row.table for one in memory.ran)
-    lost = Counter(one.row.table for one in memory.ran if one.too_much)
-    of = say(en="of", fr="sur")
-    told = [f"{name} {number} {of} {ran[name]}" for name, number in lost.items()]
-    rest = sum(number for name, number in ran.items() if name not in lost)
-    return ", ".join([*told, say(en=f"all others 0 of {rest}", fr=f"tous les autres 0 sur {rest}")])
+    ran = Counter(reading.row.table for reading in memory.ran)
+    lost = Counter(reading.row.table for reading in memory.ran if reading.too_much)
+    preposition = say(en="of", fr="sur")
+    counts = [f"{name} {number} {preposition} {ran[name]}" for name, number in lost.items()]
+    remaining_runs = sum(number for name, number in ran.items() if name not in lost)
+    return ", ".join(
+        [*counts, say(en=f"all others 0 of {remaining_runs}", fr=f"tous les autres 0 sur {remaining_runs}")]
+    )

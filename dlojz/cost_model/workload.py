@@ -164,7 +164,7 @@ class LayerOperator:
     @property
     def flops(self) -> float:
         """Operations of the forward."""
-        return sum(one.flops for one in self.forward) + (self.fused.flops() if self.fused else 0.0)
+        return sum(product.flops for product in self.forward) + (self.fused.flops() if self.fused else 0.0)
 
 
 def product_operator(name: str, product: Product, *, kernels: int = 1, core: bool = False) -> LayerOperator:
@@ -196,24 +196,24 @@ def wave_efficiency(product: Product, num_sms: int) -> float:
 
 
 def fused_attention_s(
-    one: FusedAttention, gpu: Device, calibration: Calibration, precision: Precision, backward: bool = False
+    attention: FusedAttention, gpu: Device, calibration: Calibration, precision: Precision, backward: bool = False
 ) -> float:
     """Seconds of fused attention: the slower of computing at its kernel's published rate and of moving its bytes.
 
     Between heads of 64 and 128 the rate is interpolated, beyond it is that of the nearer. Where nobody has published a
     rate for the GPU it is `attention_efficiency` of the peak.
     """
-    way = "backward" if backward else "forward"
-    small, large = (gpu.attention_flops.get(f"{one.kernel}_{way}_{size}") for size in HEAD_SIZES)
+    direction = "backward" if backward else "forward"
+    small, large = (gpu.attention_flops.get(f"{attention.kernel}_{direction}_{size}") for size in HEAD_SIZES)
     if small is None or large is None:
         reached = gpu.peak_flops["bf16" if precision == "fp8" else precision] * calibration.attention_efficiency
     else:
-        share = min(max((one.width - HEAD_SIZES[0]) / (HEAD_SIZES[1] - HEAD_SIZES[0]), 0.0), 1.0)
+        share = min(max((attention.width - HEAD_SIZES[0]) / (HEAD_SIZES[1] - HEAD_SIZES[0]), 0.0), 1.0)
         reached = small + share * (large - small)
-    blocks = math.sqrt(one.rows * one.columns / one.steps)  # side of a square of scores, a step's
-    computing = one.flops(backward) / (reached * blocks / (blocks + HALF_SPEED_ROWS))  # half at HALF_SPEED_ROWS
+    blocks = math.sqrt(attention.rows * attention.columns / attention.steps)  # side of a square of scores, a step's
+    computing = attention.flops(backward) / (reached * blocks / (blocks + HALF_SPEED_ROWS))  # half at HALF_SPEED_ROWS
     memory = gpu.memory_bytes_per_s * calibration.memory_efficiency * 2 / element_bytes(precision)  # counted in 16 bit
-    return max(computing, one.moved_bytes(backward) / memory)
+    return max(computing, attention.moved_bytes(backward) / memory)
 
 
 def product_s(
@@ -238,8 +238,8 @@ def product_s(
     efficiency *= product.k / (product.k + start)  # prologue and epilogue of a tile: half speed at k = start
     memory = gpu.memory_bytes_per_s * calibration.memory_efficiency
     cast = cast_bytes * (product.m + product.n) * product.k if precision == "fp8" and not product.attention else 0.0
-    moved = product.moved_bytes * element_bytes(precision) / 2
-    return max(product.flops / (peak * efficiency), moved / memory) + cast / memory
+    moved_bytes = product.moved_bytes * element_bytes(precision) / 2
+    return max(product.flops / (peak * efficiency), moved_bytes / memory) + cast / memory
 
 
 def operators_s(
@@ -263,7 +263,7 @@ def operators_s(
 
 def launching_s(operators: Sequence[LayerOperator], calibration: Calibration) -> float:
     """Seconds in which the host launches a forward; its backward takes twice as long."""
-    return calibration.launch_s * sum(one.kernels for one in operators)
+    return calibration.launch_s * sum(operator.kernels for operator in operators)
 
 
 def busy_s(
@@ -280,15 +280,15 @@ def busy_s(
     # Passes are counted in 16 bit.
     memory = gpu.memory_bytes_per_s * calibration.memory_efficiency * 2 / element_bytes(precision)
     kernels = 0
-    for one in operators:
-        forward += sum(product_s(each, gpu, calibration, precision, cast_bytes) for each in one.forward)
-        backward += sum(product_s(each, gpu, calibration, precision, cast_bytes) for each in one.backward)
-        if one.fused is not None:
-            forward += fused_attention_s(one.fused, gpu, calibration, precision)
-            backward += fused_attention_s(one.fused, gpu, calibration, precision, backward=True)
-        forward += one.forward_bytes / memory
-        backward += one.backward_bytes / memory
-        kernels += one.kernels
+    for operator in operators:
+        forward += sum(product_s(product, gpu, calibration, precision, cast_bytes) for product in operator.forward)
+        backward += sum(product_s(product, gpu, calibration, precision, cast_bytes) for product in operator.backward)
+        if operator.fused is not None:
+            forward += fused_attention_s(operator.fused, gpu, calibration, precision)
+            backward += fused_attention_s(operator.fused, gpu, calibration, precision, backward=True)
+        forward += operator.forward_bytes / memory
+        backward += operator.backward_bytes / memory
+        kernels += operator.kernels
     if blocking:
         return forward + kernels * calibration.serial_s, backward + 2 * kernels * calibration.serial_s
     return forward, backward
@@ -359,8 +359,8 @@ def _pass(
 
 def accumulation(parameters: float, cut: Cut) -> LayerOperator:
     """Gradient accumulation in 16 bit: both read, one written; nothing where it is fused."""
-    moved = 0.0 if cut.fused_accumulation else parameters * (2 + 2 * cut.gradient_bytes)  # read, then added to
-    return LayerOperator("gradient accumulation", backward_bytes=moved, kernels=0)
+    moved_bytes = 0.0 if cut.fused_accumulation else parameters * (2 + 2 * cut.gradient_bytes)  # read, then added to
+    return LayerOperator("gradient accumulation", backward_bytes=moved_bytes, kernels=0)
 
 
 def ring_merge(queries: float, keys: float, cp: int, packed: bool = False) -> LayerOperator:
@@ -396,10 +396,10 @@ def attention_core(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
         steps = cut.cp if cut.rings else 1
         kernel = ATTENTION_KERNELS[cut.attention_kernel]
         fused = FusedAttention(rows, columns, width, batch, keys, kernel, steps=steps)
-        found = (LayerOperator("fused attention", kernels=steps, fused=fused, core=True),)  # a kernel for each step
+        operators = (LayerOperator("fused attention", kernels=steps, fused=fused, core=True),)  # a kernel for each step
         if steps == 1:
-            return found
-        return *found, ring_merge(rows * width * batch, rows * width * keys, cut.cp, cut.expands_keys)
+            return operators
+        return *operators, ring_merge(rows * width * batch, rows * width * keys, cut.cp, cut.expands_keys)
     scores = batch * rows * columns
     return (
         product_operator("scores", Product(rows, columns, width, batch, attention=True), core=True),
@@ -423,26 +423,26 @@ def mixture_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
     A rank holds E/ep experts, each with the rows of ep ranks. Where not each layer has a mixture, the MLP of the others
     is here too, each with its share of the layers.
     """
-    n, h, w, every = tokens(size, cut), size.hidden, size.mlp_width, size.every
+    n, h, w, period = tokens(size, cut), size.hidden, size.mlp_width, size.every
     rows = math.ceil(size.capacity_factor * size.top_k * n * cut.ep / size.experts)  # of one expert, from all ep ranks
-    held, mlp_in, share = size.experts // cut.ep, 2 * w if size.gated else w, 1 / every  # gate and up at once
-    routed, plain = routed_rows(size) * n, n * (every - 1) / every  # rows of the mixture's layers, of the dense ones
+    rank_experts, mlp_in, share = size.experts // cut.ep, 2 * w if size.gated else w, 1 / period  # gate and up at once
+    routed, plain = routed_rows(size) * n, n * (period - 1) / period  # rows of the mixture's layers, of the dense ones
     of_element = (EAGER_GATE_BYTES if cut.eager else GATE_BYTES) if size.gated else GELU_BYTES
-    found = [
+    operators = [
         product_operator("gate", Product(n, size.experts, h, work=share), kernels=4),  # (n, h) @ (h, experts)
         _pass("dispatch", routed * h, ROW_BYTES, kernels=3),
-        product_operator("experts, up", Product(rows, mlp_in, h, held, work=share)),  # (rows, h) @ (h, mlp_in)
+        product_operator("experts, up", Product(rows, mlp_in, h, rank_experts, work=share)),  # (rows, h) @ (h, mlp_in)
         _pass("gate of experts" if size.gated else "GeLU of experts", routed * w, of_element),
-        product_operator("experts, down", Product(rows, h, w, held, work=share), kernels=2),
+        product_operator("experts, down", Product(rows, h, w, rank_experts, work=share), kernels=2),
         _pass("combine", routed * h, ROW_BYTES, kernels=3),
     ]
-    if every > 1:
-        found += [
+    if period > 1:
+        operators += [
             product_operator("MLP, up", Product(n, mlp_in, h, work=1 - share)),
             _pass("gate" if size.gated else "GeLU", plain * w, of_element),
             product_operator("MLP, down", Product(n, h, w, work=1 - share), kernels=2),
         ]
-    return tuple(found)
+    return tuple(operators)
 
 
 def layer_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
@@ -450,17 +450,19 @@ def layer_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
     n, h, w = tokens(size, cut), size.hidden, math.ceil(size.mlp_width / cut.tp)
     keys = math.ceil(size.kv_heads / cut.tp) * size.head_size
     queries = math.ceil(size.heads / cut.tp) * size.head_size
-    whole = n * h / (cut.tp if cut.sequence_parallel else 1)  # norms and residuals: split with SP alone
+    boundary = n * h / (cut.tp if cut.sequence_parallel else 1)  # norms and residuals: split with SP alone
     mlp_in = 2 * w if size.gated else w
     weights = h * (queries + 2 * keys) + queries * h + h * mlp_in + w * h  # accumulated once per micro-batch
     if size.experts:
         weights = size.layer_parameters - size.expert_parameters * (cut.ep - 1) // cut.ep
     if cut.eager:
         layer_norm = size.biased
-        norm = _pass("norm", whole, EAGER_LAYER_NORM_BYTES if layer_norm else EAGER_NORM_BYTES, 1 if layer_norm else 8)
-        residual = _pass("residual", whole, EAGER_RESIDUAL_BYTES)
+        norm = _pass(
+            "norm", boundary, EAGER_LAYER_NORM_BYTES if layer_norm else EAGER_NORM_BYTES, 1 if layer_norm else 8
+        )
+        residual = _pass("residual", boundary, EAGER_RESIDUAL_BYTES)
     else:
-        norm, residual = _pass("norm", whole, NORM_BYTES), _pass("residual", whole, RESIDUAL_BYTES)
+        norm, residual = _pass("norm", boundary, NORM_BYTES), _pass("residual", boundary, RESIDUAL_BYTES)
     biased = n * (queries + 2 * keys + mlp_in + 2 * h) if cut.eager and size.biased else 0.0
     gate = EAGER_GATE_BYTES if cut.eager else GATE_BYTES
     activation = _pass("gate", n * w, gate) if size.gated else _pass("GeLU", n * w, GELU_BYTES)
@@ -510,9 +512,9 @@ def padded_vocabulary(size: DecoderSize, tp: int) -> int:
 def logit_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
     """Operators of the last norm, the logits and the cross-entropy over the rank's part of the vocabulary."""
     n, v = tokens(size, cut), padded_vocabulary(size, cut.tp)
-    whole = n * size.hidden / (cut.tp if cut.sequence_parallel else 1)
+    boundary = n * size.hidden / (cut.tp if cut.sequence_parallel else 1)
     return (
-        _pass("norm", whole, NORM_BYTES),
+        _pass("norm", boundary, NORM_BYTES),
         product_operator("logits", Product(n, v, size.hidden)),
         _pass("cross-entropy", n * v, LOSS_BYTES[LOSSES[cut.loss]], kernels=6),
         accumulation(v * size.hidden, cut),
@@ -611,7 +613,7 @@ class Workload:
     def flops(self, cut: Cut | None = None) -> float:
         """Operations of one forward of one rank, attention whole."""
         cut = cut or Cut(1)
-        return sum(kind.count * one.flops for kind in self.kinds for one in kind.operators(cut))
+        return sum(kind.count * operator.flops for kind in self.kinds for operator in kind.operators(cut))
 
 
 @cache
@@ -717,32 +719,30 @@ class BlockWork(NamedTuple):
 
 
 def _decoder_size(size: GPTSize | LlamaSize | QwenSize, vocabulary: int, tokens: int) -> DecoderSize:
-    known: dict[str, Any] = {"layers": size.depth, "hidden": size.width, "heads": size.num_heads}
-    known["tied"] = size.tied_head
+    fields: dict[str, Any] = {"layers": size.depth, "hidden": size.width, "heads": size.num_heads}
+    fields["tied"] = size.tied_head
     if size.experts is not None:
-        known |= {"experts": size.experts.num_experts, "top_k": size.experts.top_k, "every": size.experts.every}
-        known["capacity_factor"] = size.experts.capacity_factor
+        fields |= {"experts": size.experts.num_experts, "top_k": size.experts.top_k, "every": size.experts.every}
+        fields["capacity_factor"] = size.experts.capacity_factor
     if isinstance(size, QwenSize):
-        known["head_width"] = size.head_dim
+        fields["head_width"] = size.head_dim
     if isinstance(size, LlamaSize | QwenSize):
-        known |= {"mlp_width": size.mlp_width, "kv_heads": size.num_kv_heads, "gated": True}
-        known |= {"biased": False, "positions": "none"}
-    return DecoderSize(**known, vocabulary=vocabulary, sequence_length=tokens)
+        fields |= {"mlp_width": size.mlp_width, "kv_heads": size.num_kv_heads, "gated": True}
+        fields |= {"biased": False, "positions": "none"}
+    return DecoderSize(**fields, vocabulary=vocabulary, sequence_length=tokens)
 
 
 @lru_cache(maxsize=32)
-def _traced_workload(
-    model: str, image_size: int | None, sequence_length: int | None, num_classes: int
-) -> Workload:
+def _traced_workload(model: str, image_size: int | None, sequence_length: int | None, num_classes: int) -> Workload:
     """The workload of a model whose operators are read off its forward pass: of images, or from elsewhere."""
     kinds: list[Kind] = []
-    former: BlockWork | None = None
+    previous: BlockWork | None = None
     for block in traced_blocks(model, image_size, sequence_length, num_classes):
-        if former is not None and former == block:  # equal neighbours share their seconds
+        if previous is not None and previous == block:  # equal neighbours share their seconds
             kinds[-1] = replace(kinds[-1], count=kinds[-1].count + 1)
             continue
-        former = block
-        has_attention = any(one.per_sample for one in block.traced)
+        previous = block
+        has_attention = any(operation.per_sample for operation in block.traced)
         name = f"{len(kinds)} {block.name}"
         sums = (2, 2) if has_attention else (1, 1)  # reductions per pass: attention's and the MLP's, or one
         kinds.append(Kind(name, 1, block.parameters, _operators(block), block.elements, sums))
@@ -752,18 +752,18 @@ def _traced_workload(
 def _operators(block: BlockWork) -> Callable[[Cut], tuple[LayerOperator, ...]]:
     @lru_cache(maxsize=256)
     def of(cut: Cut) -> tuple[LayerOperator, ...]:
-        return tuple(_operator(one, cut) for one in block.traced)
+        return tuple(_operator(operation, cut) for operation in block.traced)
 
     return of
 
 
-def _operator(one: Traced, cut: Cut) -> LayerOperator:
+def _operator(operation: Traced, cut: Cut) -> LayerOperator:
     """Scale an operation to a micro-batch; tensor-parallel ranks split heads, columns and elements."""
-    if one.product is None:
-        moved = one.num_bytes * cut.micro_batch / cut.tp  # passes are split like the products around them
-        return LayerOperator("pass", forward_bytes=moved, backward_bytes=PASS_BACKWARD * moved)
-    product = one.product
-    if one.per_sample:
+    if operation.product is None:
+        moved_bytes = operation.num_bytes * cut.micro_batch / cut.tp  # passes are split like the products around them
+        return LayerOperator("pass", forward_bytes=moved_bytes, backward_bytes=PASS_BACKWARD * moved_bytes)
+    product = operation.product
+    if operation.per_sample:
         batch = math.ceil(product.batch / cut.tp) * cut.micro_batch  # heads are split, samples are not
         return product_operator("attention", product._replace(batch=batch), core=True)
     shared = product._replace(m=product.m * cut.micro_batch, n=math.ceil(product.n / cut.tp))
@@ -787,23 +787,23 @@ def traced_blocks(
 
     built: Any = build_on_meta(model, image_size, sequence_length, num_classes).eval()
     x = sample_inputs(model, image_size=image_size, sequence_length=sequence_length)
-    found = []
+    blocks = []
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):  # MATH: attention as separate products, which have shapes
         if not built.is_chain:
             return _nested_work(built, x, sequence_length is not None)
         for block in built.blocks:
             with _recorder() as recorder:
                 x = block(x)
-            parameters = sum(one.numel() for one in block.parameters())
-            found.append(BlockWork(type(block).__name__, parameters, x.numel(), tuple(recorder.traced)))
-    return tuple(found)
+            parameters = sum(parameter.numel() for parameter in block.parameters())
+            blocks.append(BlockWork(type(block).__name__, parameters, x.numel(), tuple(recorder.traced)))
+    return tuple(blocks)
 
 
 def _nested_work(built: Any, x: Any, text: bool) -> tuple[BlockWork, ...]:
     """Blocks of which the last calls the others, each once."""
     parts = built.blocks[:-1]
-    elements, own = [0] * len(parts), [set(block.parameters()) for block in built.blocks]
-    own[-1] -= set().union(*own[:-1])
+    elements, parameter_sets = [0] * len(parts), [set(block.parameters()) for block in built.blocks]
+    parameter_sets[-1] -= set().union(*parameter_sets[:-1])
     traced: list[list[Traced]] = [[] for _ in built.blocks]
     with _recorder() as recorder:
 
@@ -812,12 +812,12 @@ def _nested_work(built: Any, x: Any, text: bool) -> tuple[BlockWork, ...]:
 
         def leave(number: int, output: Any) -> None:
             recorder.traced = traced[-1]  # back in the outer block
-            elements[number] = sum(one.numel() for one in _flat((output,)) if _is_tensor(one))
+            elements[number] = sum(tensor.numel() for tensor in _flat((output,)) if _is_tensor(tensor))
 
         hooks: list[Any] = []
         for number, part in enumerate(parts):
             hooks.append(part.register_forward_pre_hook(lambda *_, number=number: enter(number)))
-            hooks.append(part.register_forward_hook(lambda *given, number=number: leave(number, given[-1])))
+            hooks.append(part.register_forward_hook(lambda *arguments, number=number: leave(number, arguments[-1])))
         recorder.traced = traced[-1]  # until a block begins, work is the outer one's
         logits = built(x)
         for hook in hooks:
@@ -825,8 +825,8 @@ def _nested_work(built: Any, x: Any, text: bool) -> tuple[BlockWork, ...]:
     if text:
         traced[-1].append(Traced(None, False, LOSS_BYTES["torch"][0] * logits.numel()))  # computed outside of the model
     names = [type(block).__name__ for block in built.blocks]
-    held = [sum(one.numel() for one in parameters) for parameters in own]
-    return tuple(map(BlockWork, names, held, [*elements, logits.numel()], map(tuple, traced)))
+    parameter_counts = [sum(parameter.numel() for parameter in parameters) for parameters in parameter_sets]
+    return tuple(map(BlockWork, names, parameter_counts, [*elements, logits.numel()], map(tuple, traced)))
 
 
 def _recorder() -> Any:
@@ -857,7 +857,7 @@ def traced_operation(name: str, args: Any, result: Any) -> Traced | None:
         args: positional.
         result: what it gave.
     """
-    tensors = [one for one in _flat(args) if _is_tensor(one)]
+    tensors = [leaf for leaf in _flat(args) if _is_tensor(leaf)]
     if name in ("mm", "addmm"):
         left, right = tensors[-2:]
         return Traced(Product(left.shape[0], right.shape[1], left.shape[1]), False, 0.0)
@@ -874,9 +874,9 @@ def traced_operation(name: str, args: Any, result: Any) -> Traced | None:
         return Traced(Product(outputs, weight.shape[0] // groups, inner, groups), False, 0.0)
     if name.lstrip("_").startswith(_VIEWS) or name in ("detach", "alias", "unsafe_view", "_unsafe_view"):
         return None
-    written = [one for one in _flat((result,)) if _is_tensor(one)]
-    read = written if name == "embedding" else tensors  # of its matrix, only the rows that are looked up
-    return Traced(None, False, 2.0 * sum(one.numel() for one in (*read, *written)))
+    written = [leaf for leaf in _flat((result,)) if _is_tensor(leaf)]
+    read_tensors = written if name == "embedding" else tensors  # of its matrix, only the rows that are looked up
+    return Traced(None, False, 2.0 * sum(tensor.numel() for tensor in (*read_tensors, *written)))
 
 
 def _flat(values: Any) -> Iterator[Any]:

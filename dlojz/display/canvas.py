@@ -173,29 +173,31 @@ def paint(axes: Axes, drawing: Drawing) -> None:
             if isinstance(shape, Line):
                 # A quadratic Bézier: start, bend, end; without codes the points are joined by straight lines.
                 codes = [Curve.MOVETO, Curve.CURVE3, Curve.CURVE3] if shape.curved else None
-                look: dict[str, Any] = {"edgecolor": shape.edge, "facecolor": shape.color, "capstyle": "butt"}
-                way = Curve(shape.points, codes)
-                axes.add_patch(PathPatch(way, linewidth=shape.line, linestyle=shape.dashes, zorder=1, **look))
+                properties: dict[str, Any] = {"edgecolor": shape.edge, "facecolor": shape.color, "capstyle": "butt"}
+                curve = Curve(shape.points, codes)
+                axes.add_patch(PathPatch(curve, linewidth=shape.line, linestyle=shape.dashes, zorder=1, **properties))
             elif isinstance(shape, Words):
-                look = {"color": shape.color, "fontweight": "bold" if shape.bold else "normal", "zorder": 1}
+                properties = {"color": shape.color, "fontweight": "bold" if shape.bold else "normal", "zorder": 1}
                 if shape.halo:
                     # The halo is a stroke in the ground's colour around each letter, in points.
-                    look["path_effects"] = [withStroke(linewidth=shape.size / 4, foreground=shape.halo)]
+                    properties["path_effects"] = [withStroke(linewidth=shape.size / 4, foreground=shape.halo)]
                 side = {"start": "left", "middle": "center", "end": "right"}[shape.anchor]
-                axes.text(shape.x, shape.y, shape.text, fontsize=shape.size, ha=side, va="center_baseline", **look)
+                axes.text(
+                    shape.x, shape.y, shape.text, fontsize=shape.size, ha=side, va="center_baseline", **properties
+                )
 
 
 def _boxes(axes: Axes, boxes: Sequence[Box]) -> None:
     """Fill boxes, then lay their hatches over them."""
     # Clockwise from the upper left corner: in a drawing y goes down.
     corners = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h)] for x, y, w, h, *_ in boxes]
-    look: dict[str, Any] = {"facecolors": [box.color for box in boxes], "edgecolors": [box.edge for box in boxes]}
-    axes.add_collection(PolyCollection(corners, linewidths=[box.line for box in boxes], zorder=1, **look))
+    properties: dict[str, Any] = {"facecolors": [box.color for box in boxes], "edgecolors": [box.edge for box in boxes]}
+    axes.add_collection(PolyCollection(corners, linewidths=[box.line for box in boxes], zorder=1, **properties))
     for hatch in sorted({box.hatch for box in boxes} - {""}):
         chosen = [corner for corner, box in zip(corners, boxes, strict=True) if box.hatch == hatch]
         # SHADOW is translucent: each box keeps the colour it was filled with.
-        look = {"facecolors": "none", "edgecolors": SHADOW, "linewidths": 0, "hatch": hatch}
-        axes.add_collection(PolyCollection(chosen, zorder=1, **look))
+        properties = {"facecolors": "none", "edgecolors": SHADOW, "linewidths": 0, "hatch": hatch}
+        axes.add_collection(PolyCollection(chosen, zorder=1, **properties))
 
 
 def figure_of(drawing: Drawing, path: str | Path | None = None) -> LabFigure:
@@ -235,31 +237,33 @@ def swatch(style: Style, label: str, linewidth: float = 0.6) -> Patch:
     return Patch(facecolor=style.color, hatch=style.hatch, edgecolor=EDGE, linewidth=linewidth, label=label)
 
 
-def key(label: str, **look: Any) -> Line2D:
+def key(label: str, **properties: Any) -> Line2D:
     """Make the entry of a legend for a line or a marker."""
-    return Line2D([], [], label=label, **look)
+    return Line2D([], [], label=label, **properties)
 
 
-def note(axes: Axes, text: str, at: tuple[float, float], shift: tuple[float, float] = (6, 0), **look: Any) -> None:
+def note(
+    axes: Axes, text: str, point: tuple[float, float], shift: tuple[float, float] = (6, 0), **properties: Any
+) -> None:
     """Write a small text beside a point, shifted by points (1/72 inch)."""
-    look = {"va": "center", "fontsize": SMALL, **look}
-    axes.annotate(text, at, xytext=shift, textcoords="offset points", **look)
+    properties = {"va": "center", "fontsize": SMALL, **properties}
+    axes.annotate(text, point, xytext=shift, textcoords="offset points", **properties)
 
 
 def stack(
     axes: Axes,
-    place: float,
+    position: float,
     parts: Iterable[tuple[float, Style]],
     width: float,
     *,
     start: float = 0.0,
     upright: bool = False,
-    **look: Any,
+    **properties: Any,
 ) -> float:
     """Draw one bar piece by piece, each with its colour and hatch; empty pieces are left out.
 
     Args:
-        place: of the bar, on the other axis.
+        position: of the bar, on the other axis.
         parts: length and look of each piece.
         start: where the first piece begins.
         upright: whether the bar stands.
@@ -269,21 +273,21 @@ def stack(
     """
     for length, style in parts:
         # The caller's properties come last: they may replace any of these.
-        drawn = {"color": style.color, "hatch": style.hatch, "edgecolor": EDGE, "linewidth": 0.6, **look}
+        drawn = {"color": style.color, "hatch": style.hatch, "edgecolor": EDGE, "linewidth": 0.6, **properties}
         if length > 0 and upright:
-            axes.bar(place, length, width, bottom=start, **drawn)
+            axes.bar(position, length, width, bottom=start, **drawn)
         elif length > 0:
-            axes.barh(place, length, width, left=start, **drawn)
+            axes.barh(position, length, width, left=start, **drawn)
         start += length
     return start
 
 
 def logarithmic(
-    axes: Axes, which: str, write: Callable[[float], str] = shortest, marks: tuple[float, ...] = (1.0, 2.0, 5.0)
+    axes: Axes, axis_name: str, write: Callable[[float], str] = shortest, marks: tuple[float, ...] = (1.0, 2.0, 5.0)
 ) -> None:
     """Make the x or y axis logarithmic, with plain numbers at some marks of every decade instead of powers of ten."""
-    axes.set(**{f"{which}scale": "log"})
-    axis: Axis = axes.xaxis if which == "x" else axes.yaxis
+    axes.set(**{f"{axis_name}scale": "log"})
+    axis: Axis = axes.xaxis if axis_name == "x" else axes.yaxis
     axis.set_major_locator(LogLocator(subs=marks))
     axis.set_major_formatter(lambda value, position: write(value))
     axis.set_minor_formatter(NullFormatter())
@@ -315,28 +319,28 @@ class Spot(NamedTuple):
     text: str
 
 
-def place_labels(axes: Axes, spots: Sequence[Spot], beside: Sequence[tuple[float, float]] = ()) -> None:
+def place_labels(axes: Axes, spots: Sequence[Spot], obstacles: Sequence[tuple[float, float]] = ()) -> None:
     """Write each spot's text where it hides least: a greedy search; a line leads back from what moved far.
 
     Args:
         axes: drawn once already, with its limits set.
         spots: in data coordinates.
-        beside: other points that a label should not lie on, in data coordinates.
+        obstacles: other points that a label should not lie on, in data coordinates.
     """
     scale = 72 / axes.figure.dpi
     # Display pixels, then points (1/72 inch): a label's size is in points, whatever the scale of the axes.
-    points = axes.transData.transform([*((spot.x, spot.y) for spot in spots), *beside])
+    points = axes.transData.transform([*((spot.x, spot.y) for spot in spots), *obstacles])
     marks = [(scale * float(x), scale * float(y)) for x, y in points]
     box = axes.get_window_extent()
     left, bottom, right, top = (scale * float(value) for value in (box.x0, box.y0, box.x1, box.y1))
     # To the right first, then round: labels read best there.
     angles = [2 * math.pi * turn / DIRECTIONS for turn in range(DIRECTIONS)]
     offsets = [(radius * math.cos(angle), radius * math.sin(angle)) for radius in RADII for angle in angles]
-    taken: list[tuple[float, float]] = []
+    label_points: list[tuple[float, float]] = []
 
     def cost(x: float, y: float, distance: float) -> float:
         """Nothing hidden comes first, then nearness."""
-        hidden = sum(abs(x - a) < 2 * HALF_WIDTH and abs(y - b) < 2 * HALF_HEIGHT for a, b in taken)
+        hidden = sum(abs(x - a) < 2 * HALF_WIDTH and abs(y - b) < 2 * HALF_HEIGHT for a, b in label_points)
         covered = sum(abs(x - a) < HALF_WIDTH + MARKER and abs(y - b) < HALF_HEIGHT + MARKER for a, b in marks)
         inside = left + HALF_WIDTH < x < right - HALF_WIDTH and bottom + HALF_HEIGHT < y < top - HALF_HEIGHT
         # Cost in points: 1000 for lying on a label or outside, 300 for covering a marker; a distance is 51 at most.
@@ -345,9 +349,9 @@ def place_labels(axes: Axes, spots: Sequence[Spot], beside: Sequence[tuple[float
     look: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "center", "fontsize": text_pt(axes)}
     leader = {"arrowstyle": "-", "color": NEUTRAL, "linewidth": 0.6, "shrinkA": 5, "shrinkB": 3}
     for spot, (x, y) in zip(spots, marks, strict=False):
-        shift = min(offsets, key=lambda one: cost(x + one[0], y + one[1], math.hypot(*one)))
+        shift = min(offsets, key=lambda offset: cost(x + offset[0], y + offset[1], math.hypot(*offset)))
         # The next labels keep clear of this one.
-        taken.append((x + shift[0], y + shift[1]))
+        label_points.append((x + shift[0], y + shift[1]))
         far = math.hypot(*shift) > RADII[0] + 1
         # The line back to the spot is drawn first, so that its text lies over it.
         for text, arrow in (("", leader), (spot.text, None)) if far else ((spot.text, None),):

@@ -8,23 +8,26 @@ from dlojz.base.language import format_count, format_seconds, minus, say
 from dlojz.by_hand.collectives.simulation import Held, Simulation, Transfer
 
 
-def _chunks(chunks: tuple[int, ...], whole: bool) -> str:
-    if whole:
+def _chunks(chunks: tuple[int, ...], undivided: bool) -> str:
+    if undivided:
         return say(en="the whole message", fr="tout le message")
     if len(chunks) == 1:
         return say(en=f"chunk {chunks[0]}", fr=f"le morceau {chunks[0]}")
-    *most, last = map(str, chunks)
+    *leading_chunks, last_chunk = map(str, chunks)
     # Two chunks are named one by one: "1 to 2" is no shorter.
     if chunks == tuple(range(chunks[0], chunks[-1] + 1)) and len(chunks) > 2:
-        return say(en=f"chunks {chunks[0]} to {last}", fr=f"les morceaux {chunks[0]} à {last}")
-    return say(en=f"chunks {', '.join(most)} and {last}", fr=f"les morceaux {', '.join(most)} et {last}")
+        return say(en=f"chunks {chunks[0]} to {last_chunk}", fr=f"les morceaux {chunks[0]} à {last_chunk}")
+    return say(
+        en=f"chunks {', '.join(leading_chunks)} and {last_chunk}",
+        fr=f"les morceaux {', '.join(leading_chunks)} et {last_chunk}",
+    )
 
 
-def transfer_words(transfer: Transfer, whole: bool = False) -> str:
+def transfer_words(transfer: Transfer, undivided: bool = False) -> str:
     """Say a message: who sends which chunks to whom, and whether they are added or kept.
 
     Args:
-        whole: whether the algorithm does not cut its message, so that a chunk is all of it.
+        undivided: whether the algorithm does not cut its message, so that a chunk is all of it.
 
     Example:
         >>> transfer_words(Transfer(0, 1, (2,), (2,), True))
@@ -35,10 +38,10 @@ def transfer_words(transfer: Transfer, whole: bool = False) -> str:
     else:
         act = say(en="adds it", fr="l’ajoute au sien") if transfer.add else say(en="keeps it", fr="le garde")
     # "chunk 2", "chunks 0, 2 and 3", or the whole message.
-    moved = _chunks(transfer.chunks, whole)
+    chunk_words = _chunks(transfer.chunks, undivided)
     return say(
-        en=f"rank {transfer.source} sends {moved} to rank {transfer.to}, which {act}",
-        fr=f"le rang {transfer.source} envoie {moved} au rang {transfer.to}, qui {act}",
+        en=f"rank {transfer.source} sends {chunk_words} to rank {transfer.to}, which {act}",
+        fr=f"le rang {transfer.source} envoie {chunk_words} au rang {transfer.to}, qui {act}",
     )
 
 
@@ -51,16 +54,16 @@ def step_words(simulation: Simulation, step: int) -> list[str]:
                 fr="avant la première étape : ce que détient chaque rang",
             )
         ]
-    whole = len(simulation.states[0][0]) == 1
-    return [transfer_words(transfer, whole) for transfer in simulation.transfers[step - 1]]
+    undivided = len(simulation.states[0][0]) == 1
+    return [transfer_words(transfer, undivided) for transfer in simulation.transfers[step - 1]]
 
 
-def held_words(held: Held, done: bool) -> str:
+def held_words(contents: Held, is_final: bool) -> str:
     """Say what a rank holds in a chunk: the number, whose contributions it has, whether it is final."""
-    if held.value is None:
+    if contents.value is None:
         return say(en="nothing", fr="rien")
-    final = say(en=", final", fr=", définitif") if done else ""
-    return f"{number_words(held.value)} ({rank_list(held.ranks)}{final})"
+    final = say(en=", final", fr=", définitif") if is_final else ""
+    return f"{number_words(contents.value)} ({rank_list(contents.ranks)}{final})"
 
 
 def number_words(value: float | None) -> str:
@@ -75,9 +78,9 @@ def rank_list(ranks: Iterable[int]) -> str:
         >>> rank_list((0, 2))
         'ranks 0, 2'
     """
-    listed = [str(rank) for rank in ranks]
-    word = say(en="rank", fr="rang") + ("s" if len(listed) > 1 else "")
-    return f"{word} {', '.join(listed)}"
+    numbers = [str(rank) for rank in ranks]
+    word = say(en="rank", fr="rang") + ("s" if len(numbers) > 1 else "")
+    return f"{word} {', '.join(numbers)}"
 
 
 def format_latency(duration_s: float) -> str:

@@ -97,8 +97,8 @@ class Drawing:
         """Write an `<svg>` element with its description for screen readers and a tooltip for each box with a tip."""
         # Ids of patterns are of the whole page: each drawing on it needs its own.
         page = f"h{next(_pages)}-"
-        used = sorted({shape.hatch for shape in self.shapes if isinstance(shape, Box) and shape.hatch in _HATCHES})
-        ids = {hatch: f"{page}{number}" for number, hatch in enumerate(used)}
+        hatches = sorted({shape.hatch for shape in self.shapes if isinstance(shape, Box) and shape.hatch in _HATCHES})
+        ids = {hatch: f"{page}{number}" for number, hatch in enumerate(hatches)}
         patterns = (
             _element(
                 "pattern",
@@ -131,26 +131,26 @@ def _element(tag: str, inner: str = "", tip: str = "", /, **attributes: str | fl
 
 
 def _svg(shape: Shape, ids: Mapping[str, str]) -> Iterator[str]:
-    look: dict[str, str | float]
+    properties: dict[str, str | float]
     match shape:
         case Box(x, y, width, height, color, hatch, edge, line, tip):
-            place = {"x": x, "y": y, "width": width, "height": height}
+            geometry = {"x": x, "y": y, "width": width, "height": height}
             over = hatch in ids  # the upper of the two is what a pointer meets
-            yield _element("rect", "", "" if over else tip, **place, fill=color, stroke=edge, stroke_width=line)
+            yield _element("rect", "", "" if over else tip, **geometry, fill=color, stroke=edge, stroke_width=line)
             if over:
                 # A hatch is a second rectangle over the filled one.
-                yield _element("rect", "", tip, **place, fill=f"url(#{ids[hatch]})")
+                yield _element("rect", "", tip, **geometry, fill=f"url(#{ids[hatch]})")
         case Line(points, edge, line, dashes, color, curved, tip):
             steps = [f"{x:.1f},{y:.1f}" for x, y in points]
-            way = f"M{steps[0]} Q{steps[1]} {steps[2]}" if curved else "M" + " L".join(steps)
-            look = {"stroke": edge, "stroke_width": line, "stroke_dasharray": _DASHES[dashes], "fill": color}
-            yield _element("path", "", tip, **look, d=way)
+            path_data = f"M{steps[0]} Q{steps[1]} {steps[2]}" if curved else "M" + " L".join(steps)
+            properties = {"stroke": edge, "stroke_width": line, "stroke_dasharray": _DASHES[dashes], "fill": color}
+            yield _element("path", "", tip, **properties, d=path_data)
         case Words(x, y, text, size, anchor, color, bold, halo):
             # Stroke first, then fill: the halo does not eat into the letters.
-            look = {"stroke": halo, "stroke_width": size / 4, "paint_order": "stroke"} if halo else {}
-            look.update(font_size=size, text_anchor=anchor, font_weight="bold" if bold else "", fill=color)
+            properties = {"stroke": halo, "stroke_width": size / 4, "paint_order": "stroke"} if halo else {}
+            properties.update(font_size=size, text_anchor=anchor, font_weight="bold" if bold else "", fill=color)
             # SVG's y is the baseline of a text; 0.36 of the height lifts its middle to y.
-            yield _element("text", safe(text), x=x, y=y + 0.36 * size, pointer_events="none", **look)
+            yield _element("text", safe(text), x=x, y=y + 0.36 * size, pointer_events="none", **properties)
 
 
 class Stroke(NamedTuple):
@@ -170,15 +170,15 @@ def legend_of(entries: Mapping[str, Style | Stroke], width: float, top: float, s
     """
     shapes: list[Shape] = []
     x = left = 10.0
-    for label, look in entries.items():
+    for label, style in entries.items():
         # Swatch and gaps are 38 points; a letter is 0.56 of the height wide, in the mean.
         room = 38 + 0.56 * size * len(label)
         if x > left and x + room > width:
             x, top = left, top + 1.8 * size
-        if isinstance(look, Style):
-            shapes.append(Box(x, top - 5, 22, 10, look.color, look.hatch, EDGE))
+        if isinstance(style, Style):
+            shapes.append(Box(x, top - 5, 22, 10, style.color, style.hatch, EDGE))
         else:
-            shapes.append(Line([(x, top), (x + 22, top)], look.color, look.line, look.dashes))
+            shapes.append(Line([(x, top), (x + 22, top)], style.color, style.line, style.dashes))
         shapes.append(Words(x + 27, top, label, size))
         x += room
     return shapes

@@ -124,14 +124,16 @@ def scene_of(grid: RankGrid, axis: str) -> GridScene:
         for slot, rank in enumerate(ranks):
             x = left + PAD + slot % columns * (1 + GAP)
             y = top + HEAD + PAD / 2 + slot // columns * (1 + GAP)
-            group, place = group_of[rank], grid.coordinates(rank)
+            group, coordinates = group_of[rank], grid.coordinates(rank)
             # `cells` is in the order of the ranks: nodes hold consecutive ranks, so cells[rank] is that rank's.
-            cells.append(GridCell(rank, x, y, group, place, grid.position_words(rank), _tip(grid, rank, group, axis)))
-    shown = groups if grid.world_size <= MOST_JOINED else groups[:: ceil(len(groups) / MOST_LINES)]
+            cells.append(
+                GridCell(rank, x, y, group, coordinates, grid.position_words(rank), _tip(grid, rank, group, axis))
+            )
+    drawn_groups = groups if grid.world_size <= MOST_JOINED else groups[:: ceil(len(groups) / MOST_LINES)]
     joins = [
-        _join(cells[one], cells[other], grid.node_of(one) != grid.node_of(other))
-        for group in shown
-        for one, other in pairwise(group)
+        _join(cells[rank], cells[neighbour], grid.node_of(rank) != grid.node_of(neighbour))
+        for group in drawn_groups
+        for rank, neighbour in pairwise(group)
     ]
     lines = ceil(len(grid.nodes) / abreast)
     width = min(abreast, len(grid.nodes)) * (box[0] + PAD) - PAD
@@ -142,9 +144,10 @@ def scene_of(grid: RankGrid, axis: str) -> GridScene:
 
 def _tip(grid: RankGrid, rank: int, group: int, axis: str) -> str:
     """Tell a rank's position and group, for whoever points at its cell."""
-    told = ", ".join(f"{name} {grid.position(rank, name)}" for name in grid.named_axes)
+    positions = ", ".join(f"{name} {grid.position(rank, name)}" for name in grid.named_axes)
     return say(
-        en=f"rank {rank}: {told}; group {group} along {axis}", fr=f"rang {rank} : {told} ; groupe {group} selon {axis}"
+        en=f"rank {rank}: {positions}; group {group} along {axis}",
+        fr=f"rang {rank} : {positions} ; groupe {group} selon {axis}",
     )
 
 
@@ -154,8 +157,8 @@ def title_of(grid: RankGrid, axis: str) -> str:
     if size == 1:
         return say(en=f"{axis} = 1: each rank is alone", fr=f"{axis} = 1 : chaque rang est seul")
     # What is said of an axis all of whose groups lie inside nodes.
-    near = say(en="inside a node", fr="dans un nœud")
-    stays = near if not spanning else say(en="across nodes", fr="à cheval sur des nœuds")
+    same_node = say(en="inside a node", fr="dans un nœud")
+    stays = same_node if not spanning else say(en="across nodes", fr="à cheval sur des nœuds")
     if 0 < spanning < groups:
         stays = say(en=f"{spanning} across nodes", fr=f"dont {spanning} à cheval sur des nœuds")
     many = "" if groups == 1 else "s"
@@ -164,13 +167,13 @@ def title_of(grid: RankGrid, axis: str) -> str:
     )
 
 
-def _join(one: GridCell, other: GridCell, crosses: bool) -> Join:
+def _join(source: GridCell, target: GridCell, crosses: bool) -> Join:
     """A curve that leaves the straight line by more the farther it goes: below a row of cells, right of a column.
 
     It enters a lower cell by its upper edge, so that it does not go through the cell's text.
     """
-    highest = min(one.y, other.y)
-    (x, y), (to_x, to_y) = ((cell.dot[0], cell.y) if cell.y > highest else cell.dot for cell in (one, other))
+    highest = min(source.y, target.y)
+    (x, y), (to_x, to_y) = ((cell.dot[0], cell.y) if cell.y > highest else cell.dot for cell in (source, target))
     far = sqrt((to_x - x) ** 2 + (to_y - y) ** 2)
     bulge = min(0.1 + 0.06 * far, 0.4)
     # Unit normal of the line; two cells of a row bend downwards, below their texts.
@@ -207,10 +210,10 @@ def grid_drawing(
     lines = [size_sentence(grid), *wrap(advice(grid), WRAPPED), cell_words(grid, axis)]
     shapes: list[Shape] = [Words(6, 12 + 15 * row, line, 10.5) for row, line in enumerate(lines if titled else ())]
     top, left, right = 15.0 * len(shapes) + (18 if titled else 12), 8.0, 0.0
-    for number, (one, scene) in enumerate(zip(axes, scenes, strict=True)):
+    for number, (axis_name, scene) in enumerate(zip(axes, scenes, strict=True)):
         if number and number % abreast == 0:
             left, top = 8.0, top + 36 + cell_pt * scene.height
-        titles = (axis_title(one), scene.title)
+        titles = (axis_title(axis_name), scene.title)
         shapes += [Words(left, top + 13 * row, title, 9.5) for row, title in enumerate(titles)]
         shapes += _panel(scene, left, top + 24, cell_pt)
         # The panel is as wide as its picture or its titles (5.6 points a letter), whichever is wider.
@@ -303,24 +306,26 @@ def _panel(scene: GridScene, left: float, top: float, cell_pt: float) -> Iterato
 def _bars(crossing: Crossing, top: float) -> Iterator[Shape]:
     """Bytes of one step along each axis: plain inside nodes, hatched between them."""
     axes = [axis for axis in AXIS_ORDER if crossing.grid.communicates(axis)] or ["dp"]
-    told = say(
+    heading = say(
         en="Bytes per step, sent by all ranks (plain: inside a node; hatched: between nodes)",
         fr="Octets par pas, envoyés par tous les rangs (uni : dans un nœud ; hachuré : entre nœuds)",
     )
-    yield Words(8, top, told, 9.5)
+    yield Words(8, top, heading, 9.5)
     # At least 1, so that a grid that sends nothing has no division by 0.
-    most = max(*(crossing.bytes_of(axis, between=False) + crossing.bytes_of(axis, between=True) for axis in axes), 1)
+    largest_bytes = max(
+        *(crossing.bytes_of(axis, between=False) + crossing.bytes_of(axis, between=True) for axis in axes), 1
+    )
     for row, axis in enumerate(axes):
-        near, far = (crossing.bytes_of(axis, between=between) for between in (False, True))
-        y, per_byte = top + 12 + BAR_PT * row, 0.7 * (WIDTH_PT - 46) / most
-        yield Box(46, y, near * per_byte, 0.65 * BAR_PT, SKY)
-        yield Box(46 + near * per_byte, y, far * per_byte, 0.65 * BAR_PT, VERMILION, "//")
+        inside_bytes, far = (crossing.bytes_of(axis, between=between) for between in (False, True))
+        y, per_byte = top + 12 + BAR_PT * row, 0.7 * (WIDTH_PT - 46) / largest_bytes
+        yield Box(46, y, inside_bytes * per_byte, 0.65 * BAR_PT, SKY)
+        yield Box(46 + inside_bytes * per_byte, y, far * per_byte, 0.65 * BAR_PT, VERMILION, "//")
         yield Words(40, y + 0.33 * BAR_PT, axis, 9.5, "end")
-        told = say(
-            en=f"{format_bytes(near)} inside, {format_bytes(far)} between nodes",
-            fr=f"{format_bytes(near)} dedans, {format_bytes(far)} entre nœuds",
+        label = say(
+            en=f"{format_bytes(inside_bytes)} inside, {format_bytes(far)} between nodes",
+            fr=f"{format_bytes(inside_bytes)} dedans, {format_bytes(far)} entre nœuds",
         )
-        yield Words(54 + (near + far) * per_byte, y + 0.33 * BAR_PT, told, 8.5)
+        yield Words(54 + (inside_bytes + far) * per_byte, y + 0.33 * BAR_PT, label, 8.5)
 
 
 def axis_title(axis: str) -> str:
@@ -362,7 +367,7 @@ def advice(grid: RankGrid) -> str:
         )
     if "tp" in crossing:
         return _tensor_crosses(grid)
-    told = {
+    clause_of = {
         "stays": say(en="tp stays inside the nodes", fr="tp reste dans les nœuds"),
         "cp": say(
             en="cp crosses nodes with the keys and values of each layer, which attention can hide where it is long",
@@ -378,7 +383,7 @@ def advice(grid: RankGrid) -> str:
             fr="pp sort du nœud avec des activations et leurs gradients, aux seules frontières des étages",
         ),
     }
-    clauses = [told[axis] for axis in (*(["stays"] if grid.tp > 1 else []), *crossing)]
+    clauses = [clause_of[axis] for axis in (*(["stays"] if grid.tp > 1 else []), *crossing)]
     return say(en="; ", fr=" ; ").join(clauses) + "."
 
 
@@ -414,12 +419,12 @@ def cell_words(grid: RankGrid, axis: str | None = None) -> str:
     Args:
         axis: the only one drawn; by default all of more than one rank.
     """
-    every_group, named = grid.world_size <= MOST_JOINED, ",".join(grid.named_axes)
+    every_group, axes = grid.world_size <= MOST_JOINED, ",".join(grid.named_axes)
     whose = say(en="a group", fr="un groupe") if every_group else say(en="some groups", fr="quelques groupes")
     scenes = _scenes(grid, axis)
     cell_pt = _abreast(scenes)[1]
     told = all(len(words) == 3 for scene in scenes for words in _words_of(scene, cell_pt))
-    place = f" position ({named})," if told else ""
+    place = f" position ({axes})," if told else ""
     return say(
         en=f"in each cell: rank,{place} group; lines: neighbours in {whose}, dashed from node to node",
         fr=f"dans chaque case : rang,{place} groupe ; traits : voisins dans {whose}, en tirets d’un nœud à l’autre",
@@ -449,7 +454,7 @@ def crossing_titles() -> tuple[str, ...]:
 
 def order_rows(placed: Mapping[str, Crossing]) -> list[tuple[str, ...]]:
     """List the bytes between nodes in one step, per order: along each axis of more than one rank, and in all."""
-    return [(order, *(format_bytes(value) for value in _between(one))) for order, one in placed.items()]
+    return [(order, *(format_bytes(value) for value in _between(crossing))) for order, crossing in placed.items()]
 
 
 def order_titles(grid: RankGrid) -> tuple[str, ...]:
@@ -459,13 +464,13 @@ def order_titles(grid: RankGrid) -> tuple[str, ...]:
 
 def seconds_sentence(times_s: Mapping[str, float]) -> str:
     """Say for how many seconds each axis keeps its busiest rank's links busy."""
-    told = ", ".join(f"{axis} {format_seconds(times_s[axis])}" for axis in AXIS_ORDER if axis in times_s)
-    return say(en=f"on the links per step: {told}", fr=f"sur les liens, par pas : {told}")
+    busy_times = ", ".join(f"{axis} {format_seconds(times_s[axis])}" for axis in AXIS_ORDER if axis in times_s)
+    return say(en=f"on the links per step: {busy_times}", fr=f"sur les liens, par pas : {busy_times}")
 
 
 def _between(crossing: Crossing) -> list[int]:
-    each = [crossing.bytes_of(axis, between=True) for axis in _used(crossing.grid)]
-    return [*each, sum(each)]
+    axis_bytes = [crossing.bytes_of(axis, between=True) for axis in _used(crossing.grid)]
+    return [*axis_bytes, sum(axis_bytes)]
 
 
 def _used(grid: RankGrid) -> tuple[str, ...]:

@@ -54,14 +54,14 @@ def assumed_sentence(config: RunConfig, assumed: Collection[str]) -> str:
     """
     tokens, samples, layout = integer(config.sequence_length or 0), config.layout.micro_batch, config.layout
     # Only then does each rank have a micro-batch of its own, and one can say "per GPU".
-    alone = layout.tp == layout.pp == layout.cp == 1
+    one_gpu_per_replica = layout.tp == layout.pp == layout.cp == 1
     en, fr = [], []
     if "precision" in assumed:
         en.append(f"{config.precision} (mixed precision)")
         fr.append(f"{config.precision} (précision mixte)")
     if "micro_batch" in assumed:
-        en.append(f"{samples} sample of {tokens} tokens per " + ("GPU" if alone else "micro-batch"))
-        fr.append(f"{samples} exemple de {tokens} tokens par " + ("GPU" if alone else "micro-batch"))
+        en.append(f"{samples} sample of {tokens} tokens per " + ("GPU" if one_gpu_per_replica else "micro-batch"))
+        fr.append(f"{samples} exemple de {tokens} tokens par " + ("GPU" if one_gpu_per_replica else "micro-batch"))
     elif "sequence_length" in assumed:
         en.append(f"{tokens} tokens per sample")
         fr.append(f"{tokens} tokens par exemple")
@@ -74,14 +74,14 @@ def assumed_sentence(config: RunConfig, assumed: Collection[str]) -> str:
 
 def headline(forecast: Forecast) -> str:
     """Name the run, what its model reads, the rank and the device of a forecast; below, the class of transformers."""
-    where = forecast.device.title if forecast.device else "CPU"
-    first = say(
+    device_title = forecast.device.title if forecast.device else "CPU"
+    sentence = say(
         en=f"{visible(forecast.config.title)}, micro-batch {forecast.config.layout.micro_batch}"
-        f"{sizes_read(forecast.config)}, on {where}: memory of rank {forecast.rank}, predicted",
+        f"{sizes_read(forecast.config)}, on {device_title}: memory of rank {forecast.rank}, predicted",
         fr=f"{visible(forecast.config.title)}, micro-batch {forecast.config.layout.micro_batch}"
-        f"{sizes_read(forecast.config)}, sur {where} : mémoire du rang {forecast.rank}, prédite",
+        f"{sizes_read(forecast.config)}, sur {device_title} : mémoire du rang {forecast.rank}, prédite",
     )
-    return "\n".join(filter(None, (first, input_sentence(forecast.config))))
+    return "\n".join(filter(None, (sentence, input_sentence(forecast.config))))
 
 
 def input_sentence(config: RunConfig) -> str:
@@ -125,11 +125,14 @@ def peak_sentence(forecast: Forecast) -> str:
     """Say the peak, its moment and what fills most of it; below, what is not as usual, or not predicted."""
     memory = forecast.memory
     at_peak = memory.at_peak_bytes or {}
-    most = max(at_peak, key=lambda name: at_peak[name], default=None)
+    largest_category = max(at_peak, key=lambda name: at_peak[name], default=None)
     filled = ""
-    if most is not None and memory.peak_bytes:
-        share = brief_percent(at_peak[most] / memory.peak_bytes)
-        filled = say(en=f"; {share} of it: {category_label(most)}", fr=f" ; dont {share} : {category_label(most)}")
+    if largest_category is not None and memory.peak_bytes:
+        share = brief_percent(at_peak[largest_category] / memory.peak_bytes)
+        filled = say(
+            en=f"; {share} of it: {category_label(largest_category)}",
+            fr=f" ; dont {share} : {category_label(largest_category)}",
+        )
     peak = say(
         en=f"Peak: {format_bytes(memory.peak_bytes)}, in the {visible(forecast.moment)}{filled}.",
         fr=f"Pic : {format_bytes(memory.peak_bytes)} ({visible(forecast.moment)}){filled}.",
@@ -137,26 +140,26 @@ def peak_sentence(forecast: Forecast) -> str:
     return "\n".join((peak, *forecast.notes))
 
 
-def verdict(taken: int, limit_bytes: int, title: str) -> str:
+def verdict(required_bytes: int, limit_bytes: int, title: str) -> str:
     """Say whether it fits, how much is left or missing, and what a nearly full GPU risks."""
-    rest = limit_bytes - taken
-    if rest >= 0:
-        told = say(
-            en=f"Fits into {title} ({format_bytes(limit_bytes)}): {format_bytes(rest)} are left.",
-            fr=f"Tient sur {title} ({format_bytes(limit_bytes)}) : il reste {format_bytes(rest)}.",
+    free_bytes = limit_bytes - required_bytes
+    if free_bytes >= 0:
+        sentence = say(
+            en=f"Fits into {title} ({format_bytes(limit_bytes)}): {format_bytes(free_bytes)} are left.",
+            fr=f"Tient sur {title} ({format_bytes(limit_bytes)}) : il reste {format_bytes(free_bytes)}.",
         )
-        if taken <= MARGINAL * limit_bytes:
-            return told
-        share = brief_percent(taken / limit_bytes)
-        return told + say(
+        if required_bytes <= MARGINAL * limit_bytes:
+            return sentence
+        share = brief_percent(required_bytes / limit_bytes)
+        return sentence + say(
             en=f" But {share} of it is taken: the allocator may have to free what it caches and ask again, which "
             "slowed published runs by 15 to 25 %.",
             fr=f" Mais {share} est pris : l’allocateur devra peut-être rendre ce qu’il garde et redemander, ce qui a "
             "ralenti de 15 à 25 % des exécutions publiées.",
         )
     return say(
-        en=f"Does NOT fit into {title} ({format_bytes(limit_bytes)}): {format_bytes(-rest)} too much.",
-        fr=f"Ne tient PAS sur {title} ({format_bytes(limit_bytes)}) : {format_bytes(-rest)} de trop.",
+        en=f"Does NOT fit into {title} ({format_bytes(limit_bytes)}): {format_bytes(-free_bytes)} too much.",
+        fr=f"Ne tient PAS sur {title} ({format_bytes(limit_bytes)}) : {format_bytes(-free_bytes)} de trop.",
     )
 
 
@@ -178,16 +181,16 @@ def fit_sentence(fit: Fit, title: str) -> str:
     )
 
 
-def _shares_table(caption: str, held: Sequence[tuple[str, int]], category: str = "") -> Table:
+def _shares_table(caption: str, sizes: Sequence[tuple[str, int]], category: str = "") -> Table:
     """Names and bytes with a bar for each share of their sum."""
     # Only a sum of 0 bytes is replaced: it would be divided by.
-    total = sum(num_bytes for _, num_bytes in held) or 1
+    total = sum(num_bytes for _, num_bytes in sizes) or 1
     return Table(
         ("", ""),
-        tuple((name, format_bytes(num_bytes)) for name, num_bytes in held),
+        tuple((name, format_bytes(num_bytes)) for name, num_bytes in sizes),
         caption,
-        shares=tuple(num_bytes / total for _, num_bytes in held),
-        colors=(_color(category),) * len(held),
+        shares=tuple(num_bytes / total for _, num_bytes in sizes),
+        colors=(_color(category),) * len(sizes),
     )
 
 
@@ -200,8 +203,8 @@ def category_part(forecast: Forecast) -> Table:
     """List the categories: at the peak, and the largest within the step."""
     memory = forecast.memory
     at_peak, peak = memory.at_peak_bytes or {}, memory.peak_bytes or 1
-    shown = [name for name in CATEGORIES if at_peak.get(name) or memory.category(name)]
-    shares = [at_peak.get(name, 0) / peak for name in shown]
+    categories = [name for name in CATEGORIES if at_peak.get(name) or memory.category(name)]
+    shares = [at_peak.get(name, 0) / peak for name in categories]
     rows = [
         (
             category_label(name),
@@ -209,14 +212,14 @@ def category_part(forecast: Forecast) -> Table:
             brief_percent(share),
             format_bytes(memory.category(name)),
         )
-        for name, share in zip(shown, shares, strict=True)
+        for name, share in zip(categories, shares, strict=True)
     ]
     return Table(
         ("", say(en="at the peak", fr="au pic"), "", say(en="largest in the step", fr="maximum dans le pas")),
         (*rows, (category_label("peak"), format_bytes(memory.peak_bytes), "", "")),
         say(en="By category", fr="Par catégorie"),
         shares=(*shares, 0.0),
-        colors=(*map(_color, shown), ""),
+        colors=(*map(_color, categories), ""),
     )
 
 
@@ -230,16 +233,16 @@ def taken_part(forecast: Forecast) -> Table:
         notes = (verdict(taken_bytes(forecast), device.memory_bytes, device.title),)
         # A GPU given by its size, of which nothing else is known: say what of that size a process gets.
         if device.is_of_size:
-            whole, context, nccl = map(format_bytes, (device.memory_bytes, device.context_bytes, device.nccl_bytes))
-            told = say(
-                en=f"{whole} are taken as what a process sees (torch.cuda.mem_get_info: less than what is sold); of it "
+            total, context, nccl = map(format_bytes, (device.memory_bytes, device.context_bytes, device.nccl_bytes))
+            note = say(
+                en=f"{total} are taken as what a process sees (torch.cuda.mem_get_info: less than what is sold); of it "
                 f"{context} are for the CUDA context, and {nccl} for NCCL where ranks communicate, the most of the "
                 "GPUs known here.",
-                fr=f"{whole} : ce qu’en voit un processus (torch.cuda.mem_get_info : moins que la taille vendue), "
+                fr=f"{total} : ce qu’en voit un processus (torch.cuda.mem_get_info : moins que la taille vendue), "
                 f"dont {context} pour le contexte CUDA et {nccl} pour NCCL si les rangs communiquent, le plus de tous "
                 "les GPU connus ici.",
             )
-            notes = (*notes, told)
+            notes = (*notes, note)
     rows += beyond_peak(memory)
     if forecast.expandable_reserved_bytes is not None:
         label = say(en="reserved with expandable_segments:True", fr="réservé avec expandable_segments:True")
@@ -247,68 +250,74 @@ def taken_part(forecast: Forecast) -> Table:
     return Table(("", ""), tuple(rows), say(en="What a rank takes", fr="Ce que prend un rang"), notes=notes)
 
 
-def grouped_blocks(forecast: Forecast, most: int = MOST_BLOCKS) -> list[tuple[str, dict[str, int]]]:
+def grouped_blocks(forecast: Forecast, max_blocks: int = MOST_BLOCKS) -> list[tuple[str, dict[str, int]]]:
     """Group the blocks by what they hold at the peak, the most first; equal neighbours stand together.
 
     Returns:
-        label and bytes by category; beyond `most`, the others together.
+        label and bytes by category; beyond `max_blocks`, the others together.
     """
-    found: list[tuple[list[str], dict[str, int]]] = []
-    for name, held in forecast.at_peak_by_block:
+    runs: list[tuple[list[str], dict[str, int]]] = []
+    for name, block_bytes in forecast.at_peak_by_block:
         # Equal neighbours join; the block without a name (states, engine, loss) stays alone.
-        as_before = found and name and found[-1][0][-1] and found[-1][1] == held
+        as_before = runs and name and runs[-1][0][-1] and runs[-1][1] == block_bytes
         if as_before:
-            found[-1][0].append(name)
+            runs[-1][0].append(name)
         else:
-            found.append(([name], {str(category): num_bytes for category, num_bytes in held.items()}))
+            runs.append(([name], {str(category): num_bytes for category, num_bytes in block_bytes.items()}))
     groups = [
         # What the blocks of a group hold together: number × bytes of one, in each category.
-        (_group_label(names), {category: len(names) * num_bytes for category, num_bytes in held.items()}, len(names))
-        for names, held in found
+        (
+            _group_label(names),
+            {category: len(names) * num_bytes for category, num_bytes in block_bytes.items()},
+            len(names),
+        )
+        for names, block_bytes in runs
     ]
     groups.sort(key=lambda group: -sum(group[1].values()))
-    most += len(groups) == most + 1  # one more is shown by its name
-    shown = [(label, held) for label, held, _ in groups[:most]]
-    if rest := groups[most:]:
-        together = {str(name): sum(group[1].get(name, 0) for group in rest) for name in CATEGORIES}
-        number = sum(group[2] for group in rest)
-        shown.append((say(en=f"{number} others", fr=f"{number} autres"), together))
-    return shown
+    max_blocks += len(groups) == max_blocks + 1  # one more is shown by its name
+    rows = [(label, group_bytes) for label, group_bytes, _ in groups[:max_blocks]]
+    if remaining_groups := groups[max_blocks:]:
+        together = {str(name): sum(group[1].get(name, 0) for group in remaining_groups) for name in CATEGORIES}
+        number = sum(group[2] for group in remaining_groups)
+        rows.append((say(en=f"{number} others", fr=f"{number} autres"), together))
+    return rows
 
 
 def _group_label(names: list[str]) -> str:
     if len(names) == 1:
         return block_label(names[0])
-    (first, _, _), (last, _, number) = names[0].rpartition("."), names[-1].rpartition(".")
-    return f"{visible(names[0])} … {visible(number if first == last else names[-1])} (×{len(names)})"
+    (first_prefix, _, _), (last_prefix, _, number) = names[0].rpartition("."), names[-1].rpartition(".")
+    return f"{visible(names[0])} … {visible(number if first_prefix == last_prefix else names[-1])} (×{len(names)})"
 
 
-def block_part(forecast: Forecast, most: int = MOST_BLOCKS) -> Table:
+def block_part(forecast: Forecast, max_blocks: int = MOST_BLOCKS) -> Table:
     """List what fills the peak by block, the most first."""
-    groups = [(label, sum(held.values())) for label, held in grouped_blocks(forecast, most)]
+    groups = [(label, sum(block_bytes.values())) for label, block_bytes in grouped_blocks(forecast, max_blocks)]
     return _shares_table(say(en="What fills the peak, by block", fr="Ce qui remplit le pic, par bloc"), groups)
 
 
-def module_part(forecast: Forecast, most: int = MOST_MODULES) -> Table:
+def module_part(forecast: Forecast, max_modules: int = MOST_MODULES) -> Table:
     """List what forward keeps for backward by module, the same module of all blocks together; the most first."""
-    held: dict[str, list[int]] = {}
+    sizes_by_module: dict[str, list[int]] = {}
     for path, num_bytes in forecast.activations_by_module.items():
         # A number in the path becomes *: `blocks.3.mlp` and `blocks.7.mlp` are one line.
-        held.setdefault(re.sub(r"(?:^|(?<=\.))\d+", "*", path), []).append(num_bytes)
-    ordered = sorted(held.items(), key=lambda item: -sum(item[1]))
+        sizes_by_module.setdefault(re.sub(r"(?:^|(?<=\.))\d+", "*", path), []).append(num_bytes)
+    ordered = sorted(sizes_by_module.items(), key=lambda item: -sum(item[1]))
     # One more is shown by its name: "1 others" would take the same line.
-    most += len(ordered) == most + 1
-    shown = [
+    max_modules += len(ordered) == max_modules + 1
+    rows = [
         (_module_label(path) + (f" (×{len(sizes)})" if len(sizes) > 1 else ""), sum(sizes))
-        for path, sizes in ordered[:most]
+        for path, sizes in ordered[:max_modules]
     ]
-    if rest := [sum(sizes) for _, sizes in ordered[most:]]:
-        shown.append((say(en=f"{len(rest)} others", fr=f"{len(rest)} autres"), sum(rest)))
+    if remaining_bytes := [sum(sizes) for _, sizes in ordered[max_modules:]]:
+        rows.append(
+            (say(en=f"{len(remaining_bytes)} others", fr=f"{len(remaining_bytes)} autres"), sum(remaining_bytes))
+        )
     caption = say(
         en="Activations kept for backward, by module (one micro-batch)",
         fr="Activations gardées pour la passe arrière, par module (un micro-batch)",
     )
-    return _shares_table(caption, shown, "activations")
+    return _shares_table(caption, rows, "activations")
 
 
 def _module_label(path: str) -> str:
@@ -317,37 +326,39 @@ def _module_label(path: str) -> str:
     return visible(path) or say(en="(input, loss)", fr="(entrée, perte)")
 
 
-def rules_part(beside: Sequence[Beside], per_parameter: float, parameters: int) -> Table:
+def rules_part(comparisons: Sequence[Beside], per_parameter: float, parameters: int) -> Table:
     """Compare the rules of thumb with what this rank holds of what they count."""
-    told = decimal(per_parameter, 2)
+    amount = decimal(per_parameter, 2)
     caption = say(
-        en=f"Rules of thumb (Ψ = {format_count(parameters)} parameters; this rank holds {told} B of states for each)",
-        fr=f"Règles usuelles (Ψ = {format_count(parameters)} paramètres ; ce rang détient {told} o d’états par "
+        en=f"Rules of thumb (Ψ = {format_count(parameters)} parameters; this rank holds {amount} B of states for each)",
+        fr=f"Règles usuelles (Ψ = {format_count(parameters)} paramètres ; ce rang détient {amount} o d’états par "
         "paramètre)",
     )
-    return _formulas_table(caption, say(en="this rank", fr="ce rang"), [each.formula for each in beside], beside)
+    return _formulas_table(
+        caption, say(en="this rank", fr="ce rang"), [comparison.formula for comparison in comparisons], comparisons
+    )
 
 
-def forms_part(beside: Sequence[Beside]) -> Table:
+def forms_part(comparisons: Sequence[Beside]) -> Table:
     """Compare the papers' closed forms with the trace of one layer."""
     caption = say(
         en="Activations of one layer, closed forms beside the trace (s tokens, b samples, h width, a heads)",
         fr="Activations d’une couche, formules à côté de la trace (s tokens, b exemples, h largeur, a têtes)",
     )
-    labels = [f"{each.name}{say(en=':', fr=' :')} {each.formula}" for each in beside]
-    return _formulas_table(caption, say(en="trace", fr="trace"), labels, beside)
+    labels = [f"{comparison.name}{say(en=':', fr=' :')} {comparison.formula}" for comparison in comparisons]
+    return _formulas_table(caption, say(en="trace", fr="trace"), labels, comparisons)
 
 
-def _formulas_table(caption: str, measured: str, labels: Sequence[str], beside: Sequence[Beside]) -> Table:
+def _formulas_table(caption: str, measured: str, labels: Sequence[str], comparisons: Sequence[Beside]) -> Table:
     rows = tuple(
         (
             label,
-            format_bytes(each.formula_bytes),
-            format_bytes(each.forecast_bytes),
-            difference(each.difference),
-            each.about,
+            format_bytes(comparison.formula_bytes),
+            format_bytes(comparison.forecast_bytes),
+            difference(comparison.difference),
+            comparison.about,
         )
-        for label, each in zip(labels, beside, strict=True)
+        for label, comparison in zip(labels, comparisons, strict=True)
     )
     head = ("", say(en="formula", fr="formule"), measured, say(en="difference", fr="écart"), "")
     return Table(head, rows, caption, align="lrrrl")
@@ -374,12 +385,14 @@ def levers_part(levers: Sequence[Lever], now_bytes: int, limit_bytes: int | None
         for lever in levers
     ]
     # Columns that are empty in every row are left out, but the first.
-    kept = [column for column in range(len(head)) if not column or any(row[column] for row in rows)]
+    columns = [column for column in range(len(head)) if not column or any(row[column] for row in rows)]
     caption = say(
         en=f"Levers, each alone (now: {format_bytes(now_bytes)})",
         fr=f"Leviers, chacun seul (actuellement : {format_bytes(now_bytes)})",
     )
-    return Table(tuple(head[column] for column in kept), tuple(tuple(row[c] for c in kept) for row in rows), caption)
+    return Table(
+        tuple(head[column] for column in columns), tuple(tuple(row[c] for c in columns) for row in rows), caption
+    )
 
 
 def choice_label(choice: str) -> str:
@@ -393,28 +406,28 @@ def choice_label(choice: str) -> str:
 
 def budget_sentence(plan: BudgetPlan) -> str:
     """Say the budget, the peak under it, and what a step pays for it."""
-    seconds, flops, moved = plan.tables.costs(plan.choices)
-    peak, kept = format_bytes(plan.peak_bytes), format_bytes(plan.kept_peak_bytes)
-    paid, again, copied = format_seconds(seconds), format_count(flops, "FLOP"), format_bytes(moved)
+    seconds, flops, moved_bytes = plan.tables.costs(plan.choices)
+    peak, upper = format_bytes(plan.peak_bytes), format_bytes(plan.kept_peak_bytes)
+    paid, recomputed_flops, copied = format_seconds(seconds), format_count(flops, "FLOP"), format_bytes(moved_bytes)
     return say(
-        en=f"Budget: {format_bytes(plan.budget_bytes)}. Peak: {peak} (with everything kept: {kept}); a step takes "
-        f"{paid} more: {again} recomputed, {copied} moved to host memory and back.",
-        fr=f"Budget : {format_bytes(plan.budget_bytes)}. Pic : {peak} (tout gardé : {kept}) ; un pas prend {paid} de "
-        f"plus : {again} recalculés, {copied} déplacés vers la mémoire de l’hôte et retour.",
+        en=f"Budget: {format_bytes(plan.budget_bytes)}. Peak: {peak} (with everything kept: {upper}); a step takes "
+        f"{paid} more: {recomputed_flops} recomputed, {copied} moved to host memory and back.",
+        fr=f"Budget : {format_bytes(plan.budget_bytes)}. Pic : {peak} (tout gardé : {upper}) ; un pas prend {paid} de "
+        f"plus : {recomputed_flops} recalculés, {copied} déplacés vers la mémoire de l’hôte et retour.",
     )
 
 
 def budget_part(plan: BudgetPlan) -> Table:
     """List the choice for each block; neighbours with equal choices stand together."""
-    tables, rows, first = plan.tables, [], 0
+    tables, rows, start = plan.tables, [], 0
     # groupby: runs of neighbours with one choice; `start` to `end` are their numbers.
     for choice, run in groupby(plan.choices):
-        end = first + len(list(run))
+        end = start + len(list(run))
         # Arrays of blocks × choices: the rows of this run, the column of its choice.
-        block = slice(first, end), choice
+        block = slice(start, end), choice
         rows.append(
             (
-                f"blocks.{first}" + (f" … {end - 1} (×{end - first})" if end - first > 1 else ""),
+                f"blocks.{start}" + (f" … {end - 1} (×{end - start})" if end - start > 1 else ""),
                 choice_label(BLOCK_CHOICES[choice]),
                 format_bytes(tables.held[1][block].sum()),
                 format_count(tables.flops[block].sum(), "FLOP"),
@@ -422,18 +435,18 @@ def budget_part(plan: BudgetPlan) -> Table:
                 format_seconds(tables.seconds[block].sum()),
             )
         )
-        first = end
+        start = end
     head = titles(
         en="; choice; held until backward; recomputed; moved; time",
         fr="; choix; gardé jusqu’à la passe arrière; recalculé; déplacé; temps",
     )
     # FLOP/s, then bytes per second: of the device's memory, of copies to the host.
     computed, *memory = tables.speeds
-    read, copied = (format_count(speed, say(en="B/s", fr="o/s")) for speed in memory[:2])
+    memory_rate, copied = (format_count(speed, say(en="B/s", fr="o/s")) for speed in memory[:2])
     rate, waited = format_count(computed, "FLOP/s"), brief_percent(tables.speeds.exposed)
     note = say(
-        en=f"Time at {rate}, memory at {read}; copies at {copied}, of which {waited} is waited for.",
-        fr=f"Temps à {rate}, mémoire à {read} ; copies à {copied}, dont on attend {waited}.",
+        en=f"Time at {rate}, memory at {memory_rate}; copies at {copied}, of which {waited} is waited for.",
+        fr=f"Temps à {rate}, mémoire à {memory_rate} ; copies à {copied}, dont on attend {waited}.",
     )
     return Table(head, tuple(rows), say(en="Choice per block", fr="Choix par bloc"), align="llrrrr", notes=(note,))
 

@@ -165,10 +165,10 @@ def framed(scene: Scene) -> list[Band]:
     """Frame the critical path: neighbouring actions of a rank share a frame, in order of time."""
     frames: list[Band] = []
     for bar in (scene.bars[number] for number in scene.critical):
-        last = frames[-1] if frames else None
+        previous = frames[-1] if frames else None
         # Neighbours up to rounding: the next action begins where the last one ended.
-        if last and last.row == bar.row and bar.start - last.end <= 1e-9 * scene.width:
-            frames[-1] = last._replace(end=bar.end)
+        if previous and previous.row == bar.row and bar.start - previous.end <= 1e-9 * scene.width:
+            frames[-1] = previous._replace(end=bar.end)
         else:
             frames.append(Band(bar.row, bar.start, bar.end, ""))
     return frames
@@ -218,7 +218,7 @@ def scene_of(  # noqa: PLR0913 - each is one more thing that can be drawn
     chunks = _chunks(timeline)
     # `schedule.actions` go through the ranks' orders one after the other.
     rank_of = [rank for rank, order in enumerate(schedule.orders) for _ in order]
-    bars, told = [], action_words(schedule.actions)
+    bars, descriptions = [], action_words(schedule.actions)
     for number, action in enumerate(schedule.actions):
         version = versions[number] if versions else None
         style = SCHEDULE_STYLES.get(action.kind, OTHER)
@@ -228,7 +228,7 @@ def scene_of(  # noqa: PLR0913 - each is one more thing that can be drawn
         # An action of two parts shows the micro-batches of both, such as 3+1.
         short = "+".join(str(part.micro_batch) for part in action.parts or (action,))
         begin, end = starts[number], ends[number]
-        tip = f"{told[number]}: {significant(begin, 4)} – {significant(end, 4)}"
+        tip = f"{descriptions[number]}: {significant(begin, 4)} – {significant(end, 4)}"
         tip += "" if version is None else say(en=f", weight version {version}", fr=f", version des poids {version}")
         bars.append(Bar(rank_of[number], begin, end, labels[number], short, style, tip))
     curves = _arrange_memory(timeline, scale) if memory else ()
@@ -284,12 +284,12 @@ def _check(timeline: Timeline, color_by: str, versions: Sequence[int | None]) ->
 def _chunks(timeline: Timeline) -> list[int]:
     """Which of its rank's stages each action belongs to, counted over both directions."""
     schedule = timeline.schedule
-    seen: dict[int, int] = {}
+    next_chunk: dict[int, int] = {}
     chunk: dict[tuple[int, int], int] = {}
     for pipe, stages in enumerate(schedule.placement):
         for stage, rank in enumerate(stages):
-            chunk[pipe, stage] = seen.get(rank, 0)
-            seen[rank] = chunk[pipe, stage] + 1
+            chunk[pipe, stage] = next_chunk.get(rank, 0)
+            next_chunk[rank] = chunk[pipe, stage] + 1
     return [chunk[action.pipe, action.stage] for action in schedule.actions]
 
 
@@ -315,9 +315,9 @@ def _arrange_strip(bars: Sequence[Bar], versions: Sequence[int | None]) -> tuple
     for bar, version in zip(bars, versions, strict=False):
         if version is None or bar.end <= bar.start:
             continue
-        last = strip[-1] if strip else None
-        if last and (last.row, last.name) == (bar.row, str(version)):
-            strip[-1] = last._replace(end=bar.end)
+        previous = strip[-1] if strip else None
+        if previous and (previous.row, previous.name) == (bar.row, str(version)):
+            strip[-1] = previous._replace(end=bar.end)
         else:
             strip.append(Band(bar.row, bar.start, bar.end, str(version)))
     return tuple(strip)
@@ -365,11 +365,11 @@ def _legend(timeline: Timeline, color_by: str, chunks: Sequence[int]) -> tuple[t
             name = say(en=f"stage {'abcdefgh'[chunk % 8]} of its rank", fr=f"étage {'abcdefgh'[chunk % 8]} de son rang")
             legend.append((Style(SERIES[chunk % len(SERIES)], ""), name))
     else:
-        what = {
+        colour_meaning = {
             "micro_batch": say(en="colour: micro-batch (number in the bar)", fr="couleur : micro-batch (numéro)"),
             "version": say(en="colour: weight version (in the strip)", fr="couleur : version des poids (bandeau)"),
         }[color_by]
-        legend.append((Style(SERIES[0], ""), what))
+        legend.append((Style(SERIES[0], ""), colour_meaning))
     return tuple(legend)
 
 
@@ -398,9 +398,9 @@ def schedule_drawing(scenes: Sequence[Scene], title: str, captions: Sequence[str
     # Points of the sheet per unit of time: one scale for all scenes.
     per_time = (WIDTH_PT - LEFT_PT - RIGHT_PT) / width
     # Enough for text in few rows, less in many.
-    wanted, rows = 45.0 if scenes[0].lanes.memory else 30.0, sum(len(scene.rows) for scene in scenes)
+    preferred_pt, rows = 45.0 if scenes[0].lanes.memory else 30.0, sum(len(scene.rows) for scene in scenes)
     # All rows together are 648 points (9 inches) high at most, but none is lower than 8.6.
-    row_pt = max(min(wanted, 648.0 / rows), 8.6)
+    row_pt = max(min(preferred_pt, 648.0 / rows), 8.6)
     shapes: list[Shape] = [Words(6.0, 12.0, title, 12.0)]
     top = 30.0
     for scene, lines in zip(scenes, captions, strict=True):
@@ -410,7 +410,7 @@ def schedule_drawing(scenes: Sequence[Scene], title: str, captions: Sequence[str
         shapes += _Sheet(scene, top - 5, per_time, row_pt).shapes()
         top += row_pt * len(scene.rows) + 24.0
     shapes.append(Words((LEFT_PT + WIDTH_PT - RIGHT_PT) / 2, top - 2, scenes[-1].time_label, 9.0, "middle"))
-    entries = {label: look for scene in scenes for label, look in _entries(scene).items()}
+    entries = {label: style for scene in scenes for label, style in _entries(scene).items()}
     shapes += legend_of(entries, WIDTH_PT, top + 16)
     below = max(shape.y for shape in shapes if isinstance(shape, Words))
     return Drawing(WIDTH_PT, below + 12, alt, tuple(shapes))
@@ -434,9 +434,11 @@ class _Sheet:
     def y(self, rows: float) -> float:
         return self.top + rows * self.row_pt
 
-    def box(self, band: Bar | Band, lane: tuple[float, float], style: Style, edge: str = "none", **look: Any) -> Box:
+    def box(
+        self, band: Bar | Band, lane: tuple[float, float], style: Style, edge: str = "none", **properties: Any
+    ) -> Box:
         length, height = (band.end - band.start) * self.per_time, lane[1] * self.row_pt
-        return Box(self.x(band.start), self.y(band.row + lane[0]), length, height, *style, edge, **look)
+        return Box(self.x(band.start), self.y(band.row + lane[0]), length, height, *style, edge, **properties)
 
     def shapes(self) -> Iterator[Shape]:
         scene, lane = self.scene, self.scene.lanes.bars
@@ -493,8 +495,8 @@ class _Sheet:
         scene, limit = self.scene, self.scene.memory_limit
         for row, steps in enumerate(scene.memory):
             base, high = self.y(row + lane[0] + lane[1]), lane[1] * self.row_pt / scene.memory_top
-            ways = zip(steps.times, steps.units, strict=True)
-            corners = [(self.x(time), base - units * high) for time, units in ways]
+            points = zip(steps.times, steps.units, strict=True)
+            corners = [(self.x(time), base - units * high) for time, units in points]
             # Closed along the base line: filled, it is the area under the curve.
             yield Line([(LEFT_PT, base), *corners, (corners[-1][0], base)], BASELINE, 0.6, color=MIST)
             over = limit is not None and steps.peak > limit + 1e-9
@@ -507,14 +509,14 @@ class _Sheet:
 def _entries(scene: Scene) -> dict[str, Style | Stroke]:
     """The entries of a scene's legend."""
     entries: dict[str, Style | Stroke] = {label: style for style, label in scene.legend}
-    shown = {band.name for band in scene.idle}
+    causes = {band.name for band in scene.idle}
     idle = say(en="idle: ", fr="inactif : ")
-    entries |= {idle + cause_title(cause): style for cause, style in IDLE_STYLES.items() if cause in shown}
+    entries |= {idle + cause_title(cause): style for cause, style in IDLE_STYLES.items() if cause in causes}
     if scene.critical:
         entries[say(en="critical path", fr="chemin critique")] = Stroke(CRITICAL, line=2.2)
     if scene.memory:
-        kept = say(en="activations kept (peak at the right)", fr="activations gardées (pic à droite)")
-        entries[kept] = Style(MIST, "")
+        memory_label = say(en="activations kept (peak at the right)", fr="activations gardées (pic à droite)")
+        entries[memory_label] = Style(MIST, "")
     if scene.memory_limit is not None:
         limit = amount(scene.memory_limit)
         entries[say(en=f"memory limit {limit}", fr=f"limite mémoire {limit}")] = Stroke(LIMIT, "--", 1.2)
@@ -523,10 +525,10 @@ def _entries(scene: Scene) -> dict[str, Style | Stroke]:
     return entries | {mark.words: Stroke(CRITICAL, mark.dashes) for mark in scene.marks}
 
 
-def _round_step(least: float) -> float:
-    """The smallest of 1, 2, 5, 10 … times a power of ten that is not below `least`."""
-    power = 10.0 ** math.floor(math.log10(least))
-    return next(power * times for times in (1, 2, 5, 10) if power * times >= least * (1 - 1e-9))
+def _round_step(minimum: float) -> float:
+    """The smallest of 1, 2, 5, 10 … times a power of ten that is not below `minimum`."""
+    power = 10.0 ** math.floor(math.log10(minimum))
+    return next(power * times for times in (1, 2, 5, 10) if power * times >= minimum * (1 - 1e-9))
 
 
 class Facts(TypedDict, total=False):
@@ -589,7 +591,7 @@ def known_optimum(timeline: Timeline, memory_limit: float | None = None) -> floa
     if not (ordinary and small and timeline.costs == UNIT_COSTS):
         return None
     try:
-        found = optimum(
+        solution = optimum(
             schedule.ranks,
             schedule.micro_batches,
             split=schedule.splits_backward,
@@ -598,7 +600,7 @@ def known_optimum(timeline: Timeline, memory_limit: float | None = None) -> floa
         )
     except LabError:  # no schedule within the limit, or no solver: there is nothing to draw
         return None
-    return found.value if found.proven else None
+    return solution.value if solution.proven else None
 
 
 def in_seconds(timeline: Timeline, seconds: bool | None = None) -> bool:
@@ -616,9 +618,9 @@ def amount(value: float, seconds: bool = False) -> str:
 def title_of(schedule: Schedule) -> str:
     """Name a schedule and its size."""
     chunks = schedule.stages // schedule.ranks if schedule.pipes == 1 else 1
-    more = say(en=f", {chunks} chunks per rank", fr=f", {chunks} étages par rang") if chunks > 1 else ""
+    chunk_words = say(en=f", {chunks} chunks per rank", fr=f", {chunks} étages par rang") if chunks > 1 else ""
     ranks, micro_batches = schedule.ranks, schedule.micro_batches
-    many = f"micro-batch{'es' if micro_batches > 1 else ''}{more}"
+    many = f"micro-batch{'es' if micro_batches > 1 else ''}{chunk_words}"
     return say(
         en=f"{visible(schedule.name)}: {ranks} rank{'s' if ranks > 1 else ''}, {micro_batches} {many}",
         fr=f"{visible(schedule.name)} : {ranks} rang{'s' if ranks > 1 else ''}, {micro_batches} {many}",
@@ -669,8 +671,8 @@ def figure_lines(
     """List the figures of a schedule as (name, value and meaning)."""
     inside = in_seconds(timeline, seconds)
     unit = unit_words(inside)
-    whole = say(en=", first start to last end", fr=", du début à la fin")
-    yield say(en="makespan", fr="durée totale (makespan)"), amount(timeline.makespan, inside) + unit + whole
+    makespan_meaning = say(en=", first start to last end", fr=", du début à la fin")
+    yield say(en="makespan", fr="durée totale (makespan)"), amount(timeline.makespan, inside) + unit + makespan_meaning
     longest = say(
         en=", longest of the ranks' own: an iteration without barrier",
         fr=", la plus longue d’un rang : une itération sans barrière",
@@ -685,17 +687,19 @@ def figure_lines(
     peaks = ", ".join(amount(curve.peak) for curve in memory_curves(timeline))
     per_rank = say(en=" (per rank, in stage-micro-batches)", fr=" (par rang, en micro-batches d’étage)")
     yield say(en="peak activations", fr="pic d’activations"), peaks + per_rank
-    least = say(en="no schedule with these stages is faster", fr="aucun ordonnancement de ces étages ne fait mieux")
+    bound_meaning = say(
+        en="no schedule with these stages is faster", fr="aucun ordonnancement de ces étages ne fait mieux"
+    )
     proven = say(en="the fastest there is, proven", fr="le plus rapide possible, prouvé")
-    bounds = ((say(en="lower bound", fr="borne inférieure"), lower_bound, least), ("optimum", optimum, proven))
+    bounds = ((say(en="lower bound", fr="borne inférieure"), lower_bound, bound_meaning), ("optimum", optimum, proven))
     for name, value, meaning in bounds:
         if value is not None:
             # How far the makespan lies above the bound, relative to it.
             gap = timeline.makespan / value - 1 if value else 0.0
-            here = say(en="reached", fr="atteint") if abs(gap) < 1e-9 else spaced_percent(gap, signed=True)
+            excess = say(en="reached", fr="atteint") if abs(gap) < 1e-9 else spaced_percent(gap, signed=True)
             if gap <= -1e-9:  # only what breaks the limit can be faster
-                here = say(en="for the memory limit, broken here", fr="pour la limite mémoire, dépassée ici")
-            yield name, f"{amount(value, inside)}{unit}, {meaning} ({here})"
+                excess = say(en="for the memory limit, broken here", fr="pour la limite mémoire, dépassée ici")
+            yield name, f"{amount(value, inside)}{unit}, {meaning} ({excess})"
 
 
 def schedule_figure(  # noqa: PLR0913 - each is one more thing that can be drawn
@@ -736,7 +740,7 @@ def compare_figure(first: Timeline, second: Timeline, path: str | Path | None = 
     Args:
         first, second: timelines with times of the same unit.
     """
-    scenes = [scene_of(one, **facts_of(one, critical=False, bounds=False)) for one in (first, second)]
+    scenes = [scene_of(timeline, **facts_of(timeline, critical=False, bounds=False)) for timeline in (first, second)]
     inside = in_seconds(first)
     longer = second.makespan - first.makespan
     difference = amount(abs(longer), inside) + unit_words(inside)
@@ -790,14 +794,18 @@ def stages_table(cut: Partition, weighed: BlockWeights) -> Table:
     )
     rows = []
     mean = sum(cut.loads) / cut.num_stages
-    for stage, (own, load) in enumerate(zip(cut.stages, cut.loads, strict=True)):
+    for stage, (block_range, load) in enumerate(zip(cut.stages, cut.loads, strict=True)):
         # Neighbouring blocks of one kind are counted: "12 × encoder".
         kinds = ", ".join(
             kind if count == 1 else f"{count} × {kind}"
-            for kind, count in ((kind, len(list(run))) for kind, run in groupby(weighed.kinds[own]))
+            for kind, count in ((kind, len(list(run))) for kind, run in groupby(weighed.kinds[block_range]))
         )
         heaviest = "◀" if load == cut.bottleneck else ""
-        span = f"{own.start}" if own.stop == own.start + 1 else f"{own.start}–{own.stop - 1}"
+        span = (
+            f"{block_range.start}"
+            if block_range.stop == block_range.start + 1
+            else f"{block_range.start}–{block_range.stop - 1}"
+        )
         ratio = decimal(load / mean if mean else 1.0, 2)
         rows.append((str(stage), span, weighed.text(load), ratio, heaviest, kinds))
     return Table(head, tuple(rows), align="lrrrl", whole=1)
@@ -818,7 +826,7 @@ def methods_table(cuts: Mapping[str, Partition], weighed: BlockWeights, micro_ba
             decimal(cut.bottleneck / best.bottleneck if best.bottleneck else 1.0, 2),
             decimal(cut.imbalance, 2),
             "× " + decimal(total_time(cut.loads, micro_batches) / shortest if shortest else 1.0, 2),
-            " ".join(str(own.stop - own.start) for own in cut.stages),
+            " ".join(str(block_range.stop - block_range.start) for block_range in cut.stages),
         )
         for name, cut in cuts.items()
     )
@@ -837,7 +845,10 @@ def units_table(imbalances: Mapping[str, Mapping[str, float]]) -> Table:
     """List the imbalance of the cut by each unit, in each unit."""
     units = next(iter(imbalances.values()))
     columns = (say(en=f"imbalance in {title(unit)}", fr=f"déséquilibre en {title(unit)}") for unit in units)
-    rows = tuple((title(by), *(decimal(one, 2) for one in found.values())) for by, found in imbalances.items())
+    rows = tuple(
+        (title(cut_unit), *(decimal(imbalance, 2) for imbalance in imbalance_by_unit.values()))
+        for cut_unit, imbalance_by_unit in imbalances.items()
+    )
     return Table((say(en="cut by", fr="découpage selon"), *columns), rows, whole=1)
 
 
@@ -850,8 +861,8 @@ def counts_table(counts: Iterable[HowOften]) -> Table:
         fr=f"sur {integer(cases)} cas aléatoires; non optimal; pire ÷ optimum; pire cas",
     )
     rows = []
-    for each in counts:
-        stages = say(en=f"{each.worst_stages} stages", fr=f"{each.worst_stages} étages")
-        worst = f"[{','.join(map(str, each.worst_weights))}], {stages}" if each.missed else ""
-        rows.append((title(each.peer), percent(each.missed_share), decimal(each.worst_ratio, 2), worst))
+    for count in counts:
+        stages = say(en=f"{count.worst_stages} stages", fr=f"{count.worst_stages} étages")
+        worst = f"[{','.join(map(str, count.worst_weights))}], {stages}" if count.missed else ""
+        rows.append((title(count.peer), percent(count.missed_share), decimal(count.worst_ratio, 2), worst))
     return Table(head, tuple(rows), align="lrrl", whole=1)

@@ -38,14 +38,14 @@ def layouts_table(title: str, layouts: Iterable[Choice], notes: tuple[str, ...] 
     )
     rows = (
         (
-            one.candidate.title,
-            decimal(one.step_s, 3 if one.step_s < 10 else 2) + ("" if one.simulation is None else " *"),
-            decimal(1000 * one.gpu_hours, 1),
-            decimal(1000 * one.energy_kwh, 1),
-            gigabytes(one.memory_bytes),
-            gigabytes(one.margin_bytes),
+            choice.candidate.title,
+            decimal(choice.step_s, 3 if choice.step_s < 10 else 2) + ("" if choice.simulation is None else " *"),
+            decimal(1000 * choice.gpu_hours, 1),
+            decimal(1000 * choice.energy_kwh, 1),
+            gigabytes(choice.memory_bytes),
+            gigabytes(choice.margin_bytes),
         )
-        for one in layouts
+        for choice in layouts
     )
     return Table(head, tuple(rows), title, notes=notes)
 
@@ -55,10 +55,10 @@ def short_table(plan: Plan, title: str = "") -> Table:
     return Table(("", ""), tuple(plan.lines()[: 2 + len(plan.best.lines())]), title, align="l")
 
 
-def fastest_table(plan: Plan, most: int) -> Table:
+def fastest_table(plan: Plan, max_rows: int) -> Table:
     """List the fastest layouts."""
     title = say(en="Fastest layouts (* simulated)", fr="Configurations les plus rapides (* simulées)")
-    return layouts_table(title, plan.top[:most])
+    return layouts_table(title, plan.top[:max_rows])
 
 
 def refusals_table(plan: Plan) -> Table:
@@ -79,38 +79,38 @@ def tree_table(plan: Plan) -> Table:
     """List the questions of the decision tree, their answers and figures."""
     yes, no = say(en="yes", fr="oui"), say(en="no", fr="non")
     rows = (
-        (one.question, yes if one.yes else no, ", ".join(f"{name} {value}" for name, value in one.figures))
-        for one in plan.tree.branches
+        (branch.question, yes if branch.yes else no, ", ".join(f"{name} {value}" for name, value in branch.figures))
+        for branch in plan.tree.branches
     )
     title = say(en="Which strategy when", fr="Quelle stratégie, quand")
     return Table(("", "", ""), tuple(rows), title, align="l", notes=(plan.tree.sentence,))
 
 
-def _plan_tables(plan: Plan, most: int) -> tuple[Table, ...]:
+def _plan_tables(plan: Plan, max_rows: int) -> tuple[Table, ...]:
     front = say(
         en="Pareto front: no other is better in time, GPU-hours, energy and free memory at once",
         fr="Front de Pareto : aucune autre n’est meilleure à la fois en temps, heures GPU, énergie, mémoire libre",
     )
-    if most < len(plan.pareto):
-        front += f" ({most} / {len(plan.pareto)})"
+    if max_rows < len(plan.pareto):
+        front += f" ({max_rows} / {len(plan.pareto)})"
     return (
         short_table(plan),
-        fastest_table(plan, most),
-        layouts_table(front, plan.pareto[:most]),
+        fastest_table(plan, max_rows),
+        layouts_table(front, plan.pareto[:max_rows]),
         refusals_table(plan),
         tree_table(plan),
     )
 
 
-def plan_table(plan: Plan, most: int = 12) -> RenderableType:
+def plan_table(plan: Plan, max_rows: int = 12) -> RenderableType:
     """Lay a plan out for a terminal."""
-    first, *others = _plan_tables(plan, most)
-    return Group(first, *(part for table in others for part in ("", table)))
+    summary, *following_tables = _plan_tables(plan, max_rows)
+    return Group(summary, *(part for table in following_tables for part in ("", table)))
 
 
-def plan_html(plan: Plan, most: int = 8) -> str:
+def plan_html(plan: Plan, max_rows: int = 8) -> str:
     """Lay a plan out for a notebook."""
-    return tables_html(_plan_tables(plan, most))
+    return tables_html(_plan_tables(plan, max_rows))
 
 
 def choice_html(choice: Choice) -> str:
@@ -123,12 +123,12 @@ def verdict_html(verdict: LayoutVerdict) -> str:
     return "".join(f"<p>{safe(line)}</p>" for line in str(verdict).splitlines())
 
 
-def here_html(here: Here) -> str:
+def here_html(layouts: Here) -> str:
     """Write the plan for this machine as HTML: what was asked, and the best layout of each kind."""
     head = titles(en="layout; predicted step; to the best", fr="configuration; itération prédite; au meilleur")
     title = say(en="best layout of each kind", fr="la meilleure configuration de chaque sorte")
-    kinds = Table(head, tuple(here.table()), title, align="l")
-    return tables_html([Table(("", ""), tuple(here.lines()), align="l"), kinds])
+    kinds = Table(head, tuple(layouts.table()), title, align="l")
+    return tables_html([Table(("", ""), tuple(layouts.lines()), align="l"), kinds])
 
 
 def best_parts(plan: Plan) -> tuple[Table, ...]:
@@ -146,30 +146,30 @@ def best_parts(plan: Plan) -> tuple[Table, ...]:
 
 def time_part(parts: Mapping[str, float]) -> Table:
     """List the seconds of a step by part, in closed form, each with its share."""
-    shown, total = [name for name in parts if parts[name] > 0], sum(parts.values())
+    names, total = [name for name in parts if parts[name] > 0], sum(parts.values())
     return Table(
         (say(en="part", fr="poste"), say(en="time", fr="durée"), say(en="share", fr="proportion")),
-        tuple((part_words(name), seconds(parts[name]), brief_percent(parts[name] / total)) for name in shown),
+        tuple((part_words(name), seconds(parts[name]), brief_percent(parts[name] / total)) for name in names),
         say(en="Where the step goes (closed form)", fr="Où va l’itération (forme close)"),
-        shares=tuple(parts[name] / total for name in shown),
-        colors=tuple(TIME_STYLES[name].color for name in shown),
+        shares=tuple(parts[name] / total for name in names),
+        colors=tuple(TIME_STYLES[name].color for name in names),
     )
 
 
 def memory_part(parts: Mapping[str, float], device_bytes: float) -> Table:
     """List the bytes of the fullest GPU by category, each as a share of its memory; above 100 % it does not fit."""
     # Bytes; parts of 0 bytes get no line.
-    held = {part_words(name): parts[name] for name in parts if parts[name] > 0}
+    category_bytes = {part_words(name): parts[name] for name in parts if parts[name] > 0}
     colors = [MEMORY_STYLES[name].color for name in parts if parts[name] > 0]
-    held[say(en="together", fr="ensemble")] = sum(parts.values())
+    category_bytes[say(en="together", fr="ensemble")] = sum(parts.values())
     return Table(
         (say(en="category", fr="catégorie"), say(en="memory", fr="mémoire"), say(en="share", fr="proportion")),
-        tuple((name, gigabytes(value), brief_percent(value / device_bytes)) for name, value in held.items()),
+        tuple((name, gigabytes(value), brief_percent(value / device_bytes)) for name, value in category_bytes.items()),
         say(
             en=f"Memory of the fullest GPU, of {gigabytes(device_bytes)}",
             fr=f"Mémoire du GPU le plus rempli, sur {gigabytes(device_bytes)}",
         ),
-        shares=tuple(min(1.0, value / device_bytes) for value in held.values()),
+        shares=tuple(min(1.0, value / device_bytes) for value in category_bytes.values()),
         colors=(*colors, ""),
     )
 
@@ -177,31 +177,31 @@ def memory_part(parts: Mapping[str, float], device_bytes: float) -> Table:
 def front_parts(plan: Plan) -> tuple[Table, ...]:
     """List the Pareto front from the fastest to the lightest, evenly thinned out where it is long."""
     front, number = plan.pareto, len(plan.pareto)
-    shown, notes = front, tuple[str, ...]()
+    choices, notes = front, tuple[str, ...]()
     if number > MOST_FRONT:
         # MOST_FRONT of `number` at equal distances, the first and the last among them.
-        shown = tuple(front[place * (number - 1) // (MOST_FRONT - 1)] for place in range(MOST_FRONT))
+        choices = tuple(front[index * (number - 1) // (MOST_FRONT - 1)] for index in range(MOST_FRONT))
         notes = (say(en=f"{MOST_FRONT} of {number} are listed.", fr=f"{MOST_FRONT} sur {number} figurent ici."),)
     title = say(en="Pareto front, fastest first", fr="Front de Pareto, la plus rapide d’abord")
-    return (layouts_table(title, shown, notes),)
+    return (layouts_table(title, choices, notes),)
 
 
 def why_parts(plan: Plan, verdict: LayoutVerdict) -> tuple[Table, ...]:
     """Compare a layout with the best: seconds, bytes, the smallest change, and what single changes would bring."""
     best, limit = plan.best, plan.question.device_bytes
     # NaN: the degrees do not come to the number of GPUs, so there is nothing to estimate.
-    known = not math.isnan(verdict.step_s)
+    is_estimated = not math.isnan(verdict.step_s)
     head = ("", say(en="this one", fr="celle-ci"), say(en="the best", fr="la meilleure"))
     rows = [
         (say(en="layout", fr="configuration"), verdict.candidate.title, best.candidate.title),
         (
             say(en="step (closed form)", fr="itération (forme close)"),
-            seconds(verdict.step_s) if known else "—",
+            seconds(verdict.step_s) if is_estimated else "—",
             seconds(best.estimated_s),
         ),
         (
             say(en="memory of the fullest GPU", fr="mémoire du GPU le plus rempli"),
-            f"{gigabytes(verdict.memory_bytes)} / {gigabytes(limit)}" if known else "—",
+            f"{gigabytes(verdict.memory_bytes)} / {gigabytes(limit)}" if is_estimated else "—",
             f"{gigabytes(best.memory_bytes)} / {gigabytes(limit)}",
         ),
     ]
@@ -212,13 +212,13 @@ def why_parts(plan: Plan, verdict: LayoutVerdict) -> tuple[Table, ...]:
     notes: tuple[str, ...] = ()
     if verdict.change is not None:
         notes = (say(en="Smallest change: ", fr="Plus petit changement : ") + verdict.change.words + ".",)
-    beside = say(en="Beside the best", fr="À côté de la meilleure")
-    parts = [Table(head, tuple(rows), beside, align="l", notes=notes)]
+    caption = say(en="Beside the best", fr="À côté de la meilleure")
+    parts = [Table(head, tuple(rows), caption, align="l", notes=notes)]
     if verdict.levers:
         yes, no = say(en="fits", fr="suffit"), say(en="not enough", fr="insuffisant")
-        levers = tuple((one.words, yes if one.fits else no) for one in verdict.levers)
+        levers = tuple((lever.words, yes if lever.fits else no) for lever in verdict.levers)
         parts.append(Table(("", ""), levers, say(en="Single changes", fr="Un changement à la fois")))
-    if known:
+    if is_estimated:
         parts += [time_part(asked_times(plan, verdict)), memory_part(asked_memory(plan, verdict), limit)]
     return tuple(parts)
 
@@ -227,9 +227,9 @@ def asked_times(plan: Plan, verdict: LayoutVerdict) -> dict[str, float]:
     """Estimate the seconds of a step of a layout asked about, by part, in closed form."""
     question = plan.question
     layout = layouts_of([verdict.candidate], plan.found.space)
-    made = step_parts(question.subject.workload, question.cluster, layout, question.calibration)
+    estimate = step_parts(question.subject.workload, question.cluster, layout, question.calibration)
     # Arrays of length 1: one layout.
-    return {one.name: float(getattr(made, one.name)[0]) for one in fields(Parts)}
+    return {part.name: float(getattr(estimate, part.name)[0]) for part in fields(Parts)}
 
 
 def asked_memory(plan: Plan, verdict: LayoutVerdict) -> dict[str, float]:

@@ -156,8 +156,12 @@ def _what_differs(first: RunRow, second: RunRow) -> Iterator[str]:
     """Write how far the peaks and the steps of two scripts lie apart, with the categories and phases that differ."""
     peaks = [row.memory_bytes["peak"].measured for row in (first, second)]
     # Bytes of each category in the two runs, 0 where nothing was measured.
-    held = [{name: row.memory_bytes[name].measured or 0 for name in CATEGORIES} for row in (first, second)]
-    changes = {name: held[1][name] - held[0][name] for name in CATEGORIES if held[1][name] != held[0][name]}
+    category_bytes = [{name: row.memory_bytes[name].measured or 0 for name in CATEGORIES} for row in (first, second)]
+    changes = {
+        name: category_bytes[1][name] - category_bytes[0][name]
+        for name in CATEGORIES
+        if category_bytes[1][name] != category_bytes[0][name]
+    }
     if None not in peaks and changes:
         largest = sorted(changes.items(), key=lambda pair: -abs(pair[1]))
         parts = ", ".join(f"{category_label(name)} {_signed(change, format_bytes)}" for name, change in largest)
@@ -199,8 +203,8 @@ def _run_lines(rows: Sequence[RunRow]) -> tuple[ComparisonLine, ...]:
     ]
     lines = [line for line in lines if any(cell.measured for cell in line.cells)]
     # The model is said only where it differs.
-    shown = lines if len({row.model for row in rows}) > 1 else lines[1:]
-    return (*shown, *_recognised_lines(rows))
+    distinct_lines = lines if len({row.model for row in rows}) > 1 else lines[1:]
+    return (*distinct_lines, *_recognised_lines(rows))
 
 
 def _steps_text(row: RunRow) -> str:
@@ -221,12 +225,12 @@ def _recognised_lines(rows: Sequence[RunRow]) -> tuple[ComparisonLine, ...]:
         "backward passes": say(en="backward passes", fr="passes arrière"),
     }
     plain = say(en="nothing", fr="rien")
-    told = {name: [row.recognised.get(name, "") for row in rows] for name in labels}
+    texts_by_name = {name: [row.recognised.get(name, "") for row in rows] for name in labels}
     return _known(
         *(
-            _words(label, (plain if text == "none" else text or DASH for text in told[name]))
+            _words(label, (plain if text == "none" else text or DASH for text in texts_by_name[name]))
             for name, label in labels.items()
-            if name == "wrapper" or len({*told[name]}) > 1
+            if name == "wrapper" or len({*texts_by_name[name]}) > 1
         )
     )
 
@@ -236,10 +240,10 @@ def _loss_lines(rows: Sequence[RunRow], decimals: int) -> tuple[ComparisonLine, 
     names = list(dict.fromkeys(name for row in rows for name in row.named_losses))
     if names:
         return tuple(
-            _words(f"{name}, {when}" if name else when, (_named_loss(row, name, at, write) for row in rows))
+            _words(f"{name}, {when}" if name else when, (_named_loss(row, name, index, write) for row in rows))
             for name in names
             # 0 and −1: the first and the last loss of each name.
-            for at, when in ((0, say(en="first", fr="première")), (-1, say(en="last", fr="dernière")))
+            for index, when in ((0, say(en="first", fr="première")), (-1, say(en="last", fr="dernière")))
         )
     return _known(
         _line(say(en="first", fr="première"), [row.first_loss for row in rows], write),
@@ -248,9 +252,9 @@ def _loss_lines(rows: Sequence[RunRow], decimals: int) -> tuple[ComparisonLine, 
     )
 
 
-def _named_loss(row: RunRow, name: str, at: int, write: Callable[[float], str]) -> str:
+def _named_loss(row: RunRow, name: str, index: int, write: Callable[[float], str]) -> str:
     losses = row.named_losses.get(name)
-    return write(losses[at]) if losses else DASH
+    return write(losses[index]) if losses else DASH
 
 
 def _speed_lines(rows: Sequence[RunRow]) -> tuple[ComparisonLine, ...]:
@@ -304,9 +308,9 @@ def _traffic_lines(rows: Sequence[RunRow], *, wrapper: bool) -> Iterator[Compari
     """Bytes and calls of each collective: of what wraps the models, or of the calls of scripts and of clipping."""
     from dlojz.compare import PredictedMeasured
 
-    shown = [[pair for pair in row.communication if (pair.origin == "wrapper") == wrapper] for row in rows]
+    row_pairs = [[pair for pair in row.communication if (pair.origin == "wrapper") == wrapper] for row in rows]
     # (origin, collective, group) → pair, one dict per run; a run without that message has no key.
-    by_name = [{(pair.origin, pair.collective, group_label(pair)): pair for pair in pairs} for pairs in shown]
+    by_name = [{(pair.origin, pair.collective, group_label(pair)): pair for pair in pairs} for pairs in row_pairs]
     names = list(dict.fromkeys(name for pairs in by_name for name in pairs))
     # All messages are of one group: its name is left out.
     one_group = len({group for _, _, group in names}) == 1
@@ -315,12 +319,12 @@ def _traffic_lines(rows: Sequence[RunRow], *, wrapper: bool) -> Iterator[Compari
         if origin == "clipping":
             name = say(en=f"gradient clipping: {name}", fr=f"écrêtage des gradients : {name}")
         traffic = [pairs.get((origin, collective, group)) for pairs in by_name]
-        message_bytes = [each.message_bytes if each else PredictedMeasured() for each in traffic]
-        if wrapper or any(each.measured for each in message_bytes):  # a barrier has no bytes
+        message_bytes = [pair.message_bytes if pair else PredictedMeasured() for pair in traffic]
+        if wrapper or any(pair.measured for pair in message_bytes):  # a barrier has no bytes
             yield _scaled(f"{name},", message_bytes, judged=True)
             name = ""
         # The calls stand below the bytes, under an empty name.
-        calls = [each.count if each else PredictedMeasured() for each in traffic]
+        calls = [pair.count if pair else PredictedMeasured() for pair in traffic]
         yield _line(f"{name or '   '} " + say(en="calls", fr="appels"), calls, "{:.0f}".format)
 
 
@@ -490,10 +494,10 @@ def footprint_table(config: RunConfig, footprint: Footprint) -> Table:
 
 def beyond_peak(memory: Memory) -> list[tuple[str, str]]:
     """List what a rank takes besides its peak, where it is known: reserved, seen by nvidia-smi, host memory, NVMe."""
-    named = (
+    amounts = (
         (say(en="reserved by the allocator", fr="réservé par l’allocateur"), memory.reserved_bytes),
         (say(en="as nvidia-smi shows it", fr="vu par nvidia-smi"), memory.device_bytes),
         (say(en="in host memory (RAM)", fr="en mémoire hôte (RAM)"), memory.host_bytes),
         (say(en="on NVMe", fr="sur NVMe"), memory.nvme_bytes),
     )
-    return [(label, format_bytes(num_bytes)) for label, num_bytes in named if num_bytes]
+    return [(label, format_bytes(num_bytes)) for label, num_bytes in amounts if num_bytes]

@@ -37,8 +37,8 @@ def clock_sentence(aligned: AlignedRanks) -> str:
     """Say how the clocks of the ranks were aligned."""
     ranks = len(aligned.ranks)
     # inf: no collective and no pair of messages ties this clock to the others.
-    free = [one.rank for one, unsure in zip(aligned.ranks, aligned.uncertain_s, strict=True) if math.isinf(unsure)]
-    moved = max(aligned.shifts_s, key=abs)
+    free = [trace.rank for trace, unsure in zip(aligned.ranks, aligned.uncertain_s, strict=True) if math.isinf(unsure)]
+    shift = max(aligned.shifts_s, key=abs)
     worst = max((unsure for unsure in aligned.uncertain_s if math.isfinite(unsure)), default=0.0)
     if free:
         names = ", ".join(map(str, free))
@@ -48,24 +48,24 @@ def clock_sentence(aligned: AlignedRanks) -> str:
             fr=f"{ranks} rangs ; horloges prises telles quelles, car ni collective ni paire de messages ne les relie "
             f"aux autres : rang {names} ; les temps entre machines peuvent être décalés.",
         )
-    if not moved:
+    if not shift:
         return say(
             en=f"{ranks} ranks; their clocks agree, to {format_seconds(worst)}.",
             fr=f"{ranks} rangs ; leurs horloges s’accordent, à {format_seconds(worst)} près.",
         )
     return say(
-        en=f"{ranks} ranks; their clocks differed by up to {format_seconds(abs(moved))} and were aligned, to "
+        en=f"{ranks} ranks; their clocks differed by up to {format_seconds(abs(shift))} and were aligned, to "
         f"{format_seconds(worst)}.",
-        fr=f"{ranks} rangs ; leurs horloges différaient de {format_seconds(abs(moved))} au plus et ont été alignées, à "
+        fr=f"{ranks} rangs ; leurs horloges différaient de {format_seconds(abs(shift))} au plus et ont été alignées, à "
         f"{format_seconds(worst)} près.",
     )
 
 
 def missing_sentence(aligned: AlignedRanks) -> str:
     """Name the ranks whose traces were not given; empty where all are there."""
-    size = max((one.world_size or 0 for one in aligned.ranks), default=0)
+    size = max((trace.world_size or 0 for trace in aligned.ranks), default=0)
     # The size of the job, as the traces say it, less the ranks that were read.
-    absent = sorted(set(range(size)) - {one.rank for one in aligned.ranks})
+    absent = sorted(set(range(size)) - {trace.rank for trace in aligned.ranks})
     if not absent:
         return ""
     names = ", ".join(map(str, absent[:8])) + (", …" if len(absent) > 8 else "")
@@ -85,13 +85,13 @@ def shares_table(shares: tuple[RankShares, ...], length_s: float) -> Table:
     )
     rows = tuple(
         (
-            str(one.rank),
+            str(share.rank),
             *(
                 f"{format_seconds(seconds)} ({percent(seconds / length_s if length_s else 0.0, 0)})"
-                for seconds in (one.computing_s, one.hidden_s, one.exposed_s, one.waited_s, one.idle_s)
+                for seconds in (share.computing_s, share.hidden_s, share.exposed_s, share.waited_s, share.idle_s)
             ),
         )
-        for one in shares
+        for share in shares
     )
     caption = say(
         en=f"What each rank does in {format_seconds(length_s)} (waiting for late ranks is part of the exposed)",
@@ -106,12 +106,12 @@ def collectives_table(collectives: tuple[CollectiveShare, ...]) -> Table:
     head = titles(en="communication; number; time; exposed", fr="communication; nombre; temps; exposé")
     rows = tuple(
         (
-            visible(one.kind)[:MOST_LETTERS],
-            decimal(one.calls, 0),
-            format_seconds(one.seconds),
-            f"{format_seconds(one.exposed_s)} ({percent(one.exposed_s / one.seconds if one.seconds else 0.0, 0)})",
+            visible(row.kind)[:MOST_LETTERS],
+            decimal(row.calls, 0),
+            format_seconds(row.seconds),
+            f"{format_seconds(row.exposed_s)} ({percent(row.exposed_s / row.seconds if row.seconds else 0.0, 0)})",
         )
-        for one in collectives[:MOST_KINDS]
+        for row in collectives[:MOST_KINDS]
     )
     caption = say(en="Communication by kind, mean of the ranks", fr="Communication par type, moyenne des rangs")
     return Table(head, rows, caption, align="r", whole=1)
@@ -121,32 +121,32 @@ def straggler_sentences(stragglers: tuple[Straggler, ...], ranks: int, length_s:
     """Say which ranks the others wait for at collectives, by how much; or that they come late by turns."""
     if not stragglers:
         return
-    waited_s = sum(one.waited_s for one in stragglers)
+    waited_s = sum(row.waited_s for row in stragglers)
     # Waiting for a rank, as part of the time.
-    told = [one for one in stragglers if one.waited_s > LEAST_STRAGGLING * length_s]
+    late = [row for row in stragglers if row.waited_s > LEAST_STRAGGLING * length_s]
     # By turns each rank would cause 1 / ranks of all waiting.
-    causing = [one for one in told if one.waited_s > MORE_THAN_ITS_TURN * waited_s / ranks]
-    for one in causing[:MOST_WAITS]:
+    causing = [row for row in late if row.waited_s > MORE_THAN_ITS_TURN * waited_s / ranks]
+    for row in causing[:MOST_WAITS]:
         yield say(
-            en=f"Straggler: rank {one.rank} comes last to {integer(one.last)} of {integer(one.collectives)} "
-            f"collectives, {format_seconds(one.late_s)} after the one before it (median); the others wait for it "
-            f"{format_seconds(one.waited_s)} each, {percent(one.waited_s / length_s)} of the time, computing meanwhile "
+            en=f"Straggler: rank {row.rank} comes last to {integer(row.last)} of {integer(row.collectives)} "
+            f"collectives, {format_seconds(row.late_s)} after the one before it (median); the others wait for it "
+            f"{format_seconds(row.waited_s)} each, {percent(row.waited_s / length_s)} of the time, computing meanwhile "
             "or not (the table counts what is exposed).",
-            fr=f"Retardataire : le rang {one.rank} arrive le dernier à {integer(one.last)} collectives sur "
-            f"{integer(one.collectives)}, {format_seconds(one.late_s)} après le précédent (médiane) ; les autres "
-            f"l’attendent {format_seconds(one.waited_s)} chacun, {spaced_percent(one.waited_s / length_s)} du temps, "
+            fr=f"Retardataire : le rang {row.rank} arrive le dernier à {integer(row.last)} collectives sur "
+            f"{integer(row.collectives)}, {format_seconds(row.late_s)} après le précédent (médiane) ; les autres "
+            f"l’attendent {format_seconds(row.waited_s)} chacun, {spaced_percent(row.waited_s / length_s)} du temps, "
             "en calculant ou non pendant ce temps (le tableau compte ce qui est exposé).",
         )
-    if told and not causing:
+    if late and not causing:
         yield say(
-            en=f"No straggler: the ranks come late to the {integer(told[0].collectives)} collectives by turns (rank "
-            f"{told[0].rank} most, last at {integer(told[0].last)}); these wait for the last rank "
+            en=f"No straggler: the ranks come late to the {integer(late[0].collectives)} collectives by turns (rank "
+            f"{late[0].rank} most, last at {integer(late[0].last)}); these wait for the last rank "
             f"{percent(waited_s / length_s)} of the time, partly behind computing.",
-            fr=f"Pas de retardataire : les rangs arrivent en retard tour à tour aux {integer(told[0].collectives)} "
-            f"collectives (le rang {told[0].rank} le plus, dernier à {integer(told[0].last)}) ; elles attendent le "
+            fr=f"Pas de retardataire : les rangs arrivent en retard tour à tour aux {integer(late[0].collectives)} "
+            f"collectives (le rang {late[0].rank} le plus, dernier à {integer(late[0].last)}) ; elles attendent le "
             f"dernier rang {spaced_percent(waited_s / length_s)} du temps, en partie derrière le calcul.",
         )
-    if not told:
+    if not late:
         yield say(
             en=f"No straggler: at {integer(stragglers[0].collectives)} collectives no rank makes the others wait for "
             f"more than {percent(LEAST_STRAGGLING, 0)} of the time.",
@@ -162,22 +162,24 @@ def schedule_sentence(match: ScheduleMatch, pipeline: TracedPipeline) -> str:
     size_fr = f"{schedule.ranks} rangs, {schedule.stages} étages, {schedule.micro_batches} micro-batches"
     if match.names:
         also = ", ".join(match.names[1:])
-        more = say(en=f" (the same order as {also})", fr=f" (le même ordre que {also})") if also else ""
+        equivalents = say(en=f" (the same order as {also})", fr=f" (le même ordre que {also})") if also else ""
         name = f"{entry(match.names[0]).title()}, {match.names[0]}"
-        return say(en=f"Schedule: {name}{more}; {size_en}.", fr=f"Ordonnancement : {name}{more} ; {size_fr}.")
+        return say(
+            en=f"Schedule: {name}{equivalents}; {size_en}.", fr=f"Ordonnancement : {name}{equivalents} ; {size_fr}."
+        )
     if match.first_difference is None:
         return say(
             en=f"Schedule: none of the catalogue; {size_en}.",
             fr=f"Ordonnancement : aucun du catalogue ; {size_fr}.",
         )
-    rank, here, there = match.first_difference
+    rank, actual, expected = match.first_difference
     return say(
         en=f"Schedule: none of the catalogue; the closest is {match.closest} ({percent(match.share, 0)} of the actions "
-        f"in its order), and the first difference is rank {pipeline.ranks[rank]}: {here} instead of {there}; "
+        f"in its order), and the first difference is rank {pipeline.ranks[rank]}: {actual} instead of {expected}; "
         f"{size_en}.",
         fr=f"Ordonnancement : aucun du catalogue ; le plus proche est {match.closest} "
         f"({spaced_percent(match.share, 0)} des actions dans son ordre), et la première différence est au rang "
-        f"{pipeline.ranks[rank]} : {here} au lieu de {there} ; {size_fr}.",
+        f"{pipeline.ranks[rank]} : {actual} au lieu de {expected} ; {size_fr}.",
     )
 
 
@@ -200,20 +202,20 @@ def bubble_table(pipeline: TracedPipeline) -> Table:
     simulated, measured = pipeline.overlay.simulated, pipeline.overlay.measured
     causes = idle_by_cause(measured, pipeline.overlay.costs)
     # Causes that no rank has get no column.
-    shown = [cause for cause in CAUSES if any(of_rank[cause] > 0 for of_rank in causes)]
+    present_causes = [cause for cause in CAUSES if any(of_rank[cause] > 0 for of_rank in causes)]
     head = (
         *titles(en="rank; bubble; simulated", fr="rang; bulle; simulée"),
-        *(cause_title(cause) for cause in shown),
+        *(cause_title(cause) for cause in present_causes),
     )
     rows = tuple(
         (
             str(rank),
             # `or 1.0` guards against a step of length 0.
-            f"{format_seconds(measured.idle[place])} ({percent(measured.idle[place] / (measured.makespan or 1.0), 0)})",
-            format_seconds(simulated.idle[place]),
-            *(format_seconds(causes[place][cause]) for cause in shown),
+            f"{format_seconds(measured.idle[index])} ({percent(measured.idle[index] / (measured.makespan or 1.0), 0)})",
+            format_seconds(simulated.idle[index]),
+            *(format_seconds(causes[index][cause]) for cause in present_causes),
         )
-        for place, rank in enumerate(pipeline.ranks)
+        for index, rank in enumerate(pipeline.ranks)
     )
     return Table(head, rows, say(en="Bubble of each rank", fr="Bulle de chaque rang"), align="r", whole=1)
 
@@ -228,11 +230,11 @@ def cause_sentences(pipeline: TracedPipeline) -> Iterator[str]:
             fr="(2F3 : passe avant du micro-batch 3 à l’étage 2 ; 2B3 : sa passe arrière"
             f"{receive if blocked else ''}.)",
         )
-    for one in blocked[:MOST_WAITS]:
-        yield _blocked_sentence(one)
+    for row in blocked[:MOST_WAITS]:
+        yield _blocked_sentence(row)
     if len(blocked) > MOST_WAITS:
         # A rank may be held up by several messages at one action: its idle time counts once.
-        idle_s = sum({(one.delayed_rank, one.delayed_action): one.idle_s for one in blocked}.values())
+        idle_s = sum({(row.delayed_rank, row.delayed_action): row.idle_s for row in blocked}.values())
         yield say(
             en=f"In all {len(blocked)} messages hold up others in this step; the ranks idle {format_seconds(idle_s)} "
             "in sum for that.",
@@ -253,10 +255,10 @@ def cause_sentences(pipeline: TracedPipeline) -> Iterator[str]:
         yield say(en="No rank waits for a message.", fr="Aucun rang n’attend de message.")
 
 
-def _blocked_sentence(one: HeadOfLine) -> str:
-    behind = ", ".join(one.blocked[:MOST_BLOCKED]) + (", …" if len(one.blocked) > MOST_BLOCKED else "")
+def _blocked_sentence(row: HeadOfLine) -> str:
+    queue = ", ".join(row.blocked[:MOST_BLOCKED]) + (", …" if len(row.blocked) > MOST_BLOCKED else "")
     # A receive at the head waits for its message; a send at the head waits for the receive to be posted.
-    receives = "RECV" in one.blocker
+    receives = "RECV" in row.blocker
     what_en = "its message is not made yet" if receives else "its receive is not posted yet"
     what_fr = "son message n’est pas encore produit" if receives else "sa réception n’est pas encore postée"
     remedy_en = (
@@ -268,12 +270,12 @@ def _blocked_sentence(one: HeadOfLine) -> str:
         else "postez-y cette réception plus tôt"
     )
     return say(
-        en=f"Head-of-line blocking on rank {one.rank}: {one.blocker} waits {format_seconds(one.held_s)} for rank "
-        f"{one.source}, where {what_en}; behind it {behind} could go {format_seconds(one.ready_s)} earlier, so rank "
-        f"{one.delayed_rank} idles {format_seconds(one.idle_s)} before {one.delayed_action}: {remedy_en}.",
-        fr=f"Blocage en tête de file au rang {one.rank} : {one.blocker} attend {format_seconds(one.held_s)} le rang "
-        f"{one.source}, où {what_fr} ; derrière, {behind} pourrait partir {format_seconds(one.ready_s)} plus tôt, et "
-        f"le rang {one.delayed_rank} reste inactif {format_seconds(one.idle_s)} avant {one.delayed_action} : "
+        en=f"Head-of-line blocking on rank {row.rank}: {row.blocker} waits {format_seconds(row.held_s)} for rank "
+        f"{row.source}, where {what_en}; behind it {queue} could go {format_seconds(row.ready_s)} earlier, so rank "
+        f"{row.delayed_rank} idles {format_seconds(row.idle_s)} before {row.delayed_action}: {remedy_en}.",
+        fr=f"Blocage en tête de file au rang {row.rank} : {row.blocker} attend {format_seconds(row.held_s)} le rang "
+        f"{row.source}, où {what_fr} ; derrière, {queue} pourrait partir {format_seconds(row.ready_s)} plus tôt, et "
+        f"le rang {row.delayed_rank} reste inactif {format_seconds(row.idle_s)} avant {row.delayed_action} : "
         f"{remedy_fr}.",
     )
 

@@ -36,22 +36,25 @@ from dlojz.hardware import cluster
 from dlojz.hardware.evidence import Measurement, table
 
 
-def goals_table(found: Sequence[GoalResult]) -> Table:
+def goals_table(goal_results: Sequence[GoalResult]) -> Table:
     """List goals with what they come to today, and why one is missed."""
     head = titles(en="goal; wanted; now; ; behind it", fr="objectif; voulu; aujourd’hui; ; ce qu’il y a derrière")
     reached, missed = say(en="reached", fr="atteint"), say(en="MISSED", fr="MANQUÉ")
     rows = tuple(
         (
-            one.what,
-            _wanted(one),
-            _figure(one, one.value),
-            reached if one.reached else missed,
-            ". ".join(filter(None, (one.detail, one.reason))),
+            goal.what,
+            _wanted(goal),
+            _figure(goal, goal.value),
+            reached if goal.reached else missed,
+            ". ".join(filter(None, (goal.detail, goal.reason))),
         )
-        for one in found
+        for goal in goal_results
     )
-    number = sum(one.reached for one in found)
-    caption = say(en=f"Goals: {number} of {len(found)} reached", fr=f"Objectifs : {number} sur {len(found)} atteints")
+    number = sum(goal.reached for goal in goal_results)
+    caption = say(
+        en=f"Goals: {number} of {len(goal_results)} reached",
+        fr=f"Objectifs : {number} sur {len(goal_results)} atteints",
+    )
     return Table(head, rows, caption, align="lrrl")
 
 
@@ -61,12 +64,12 @@ def _figure(goal: GoalResult, value: float) -> str:
 
 def _wanted(goal: GoalResult) -> str:
     # inf: no upper bound is wanted.
-    least, most = _figure(goal, goal.least), "" if goal.most == float("inf") else _figure(goal, goal.most)
-    if not most:
-        return f"≥ {least}"
+    lower, upper = _figure(goal, goal.least), "" if goal.most == float("inf") else _figure(goal, goal.most)
+    if not upper:
+        return f"≥ {lower}"
     if not goal.least:
-        return f"≤ {most}" if goal.most else most
-    return f"{least.removesuffix(' %')} – {most}"
+        return f"≤ {upper}" if goal.most else upper
+    return f"{lower.removesuffix(' %')} – {upper}"
 
 
 def validation_table(results: Sequence[TableResult]) -> Table:
@@ -77,17 +80,17 @@ def validation_table(results: Sequence[TableResult]) -> Table:
     )
     rows = tuple(
         (
-            one.name,
-            f"{len(one.held)}/{len(one.rows)}",
-            spaced_percent(one.mean),
-            spaced_percent(one.worst),
-            spaced_percent(one.left_out_mean),
-            spaced_percent(one.left_out_worst),
-            spaced_percent(one.trivial),
-            decimal(one.rank_correlation, 2),
-            ", ".join(f"{tool.name} {spaced_percent(tool.mean or 0, None)}" for tool in one.tools),
+            result.name,
+            f"{len(result.held)}/{len(result.rows)}",
+            spaced_percent(result.mean),
+            spaced_percent(result.worst),
+            spaced_percent(result.left_out_mean),
+            spaced_percent(result.left_out_worst),
+            spaced_percent(result.trivial),
+            decimal(result.rank_correlation, 2),
+            ", ".join(f"{tool.name} {spaced_percent(tool.mean or 0, None)}" for tool in result.tools),
         )
-        for one in results
+        for result in results
     )
     title = say(en="Seconds of a step: mean absolute error", fr="Durée d’un pas : erreur absolue moyenne")
     notes = (
@@ -111,30 +114,30 @@ def sources_table(results: Sequence[TableResult]) -> Table:
     """List where each table comes from and what ran there."""
     head = titles(en="table; source; cluster; GPUs; software", fr="tableau; source; machine; GPU; logiciel")
     rows = []
-    for one in results:
-        gpus = [row.row.gpus for row in one.rows]
+    for result in results:
+        gpus = [row.row.gpus for row in result.rows]
         # Lowest and highest number of GPUs of the table's rows.
         between = integer(min(gpus)) + (f" – {integer(max(gpus))}" if max(gpus) > min(gpus) else "")
-        engines = ", ".join(dict.fromkeys(row.row.engine for row in one.rows))
-        clusters = ", ".join(dict.fromkeys(cluster(row.row.cluster).title for row in one.rows))
-        rows.append((one.name, _sources(one.name), clusters, between, engines))
+        engines = ", ".join(dict.fromkeys(row.row.engine for row in result.rows))
+        clusters = ", ".join(dict.fromkeys(cluster(row.row.cluster).title for row in result.rows))
+        rows.append((result.name, _sources(result.name), clusters, between, engines))
     return Table(head, tuple(rows), align="lllrl", whole=1)
 
 
 def _sources(name: str) -> str:
     """The sources of a table's rows, each once, without the row."""
-    return "; ".join(dict.fromkeys(one.source.rpartition(", ")[0] for one in table(name)))
+    return "; ".join(dict.fromkeys(row.source.rpartition(", ")[0] for row in table(name)))
 
 
 def tools_table(results: Sequence[TableResult]) -> Table:
     """List what is known of other tools on the same rows."""
     head = titles(en="table; tool; error; found by", fr="tableau; outil; erreur; trouvé par")
-    known = {one.name: one.tools for one in results}
+    tools_of = {result.name: result.tools for result in results}
     rows = tuple(
         (name, tool.name, spaced_percent(tool.mean or 0, None), tool.note)
         for name in TOOLS
         # Tools of the table as it was validated now; without it, those that are stored.
-        for tool in known.get(name, TOOLS[name])
+        for tool in tools_of.get(name, TOOLS[name])
     )
     return Table(head, rows, align="llrl", whole=2)
 
@@ -147,18 +150,18 @@ def regret_table(results: Sequence[TableResult]) -> Table:
         "corr. rang",
     )
     rows: list[tuple[str, ...]] = []
-    for one in results:
-        found = first_choices(one)
-        if not found:
+    for result in results:
+        choices = first_choices(result)
+        if not choices:
             continue
-        regrets = [choice.regret for choice in found]
-        both = f"{decimal(100 * statistics.median(regrets))}, {spaced_percent(max(regrets))}"
-        correlation = decimal(statistics.fmean(choice.correlation for choice in found), 2)
-        rows.append((one.name,))
-        rows += [_choice(choice) for choice in found]
+        regrets = [choice.regret for choice in choices]
+        median_and_worst = f"{decimal(100 * statistics.median(regrets))}, {spaced_percent(max(regrets))}"
+        correlation = decimal(statistics.fmean(choice.correlation for choice in choices), 2)
+        rows.append((result.name,))
+        rows += [_choice(choice) for choice in choices]
         words = say(en="median and worst, mean corr.", fr="médiane et pire, corr. moyenne")
         # Under the models of a table: its median and worst regret, its mean correlation.
-        rows.append((words, *[""] * 5, both, "", correlation))
+        rows.append((words, *[""] * 5, median_and_worst, "", correlation))
     title = say(
         en="Regret of the planner's first choice, table left out",
         fr="Regret du premier choix du planificateur, tableau écarté",
@@ -197,26 +200,26 @@ def _degrees(row: Measurement) -> str:
     return f"{row.dp}·{row.tp}·{row.pp}·{row.cp}"
 
 
-def _layout(one: RowResult) -> str:
-    return f"{_degrees(one.row)}, {one.row.micro_batch}"
+def _layout(row_result: RowResult) -> str:
+    return f"{_degrees(row_result.row)}, {row_result.row.micro_batch}"
 
 
-def memory_table(found: MemoryResult) -> Table:
+def memory_table(memory: MemoryResult) -> Table:
     """List how far the memory model is from what was read, from what ran and from what did not."""
-    held, of = [one for one in found.readings if one.held_out], say(en="of", fr="sur")
+    held_out, of_word = [reading for reading in memory.readings if reading.held_out], say(en="of", fr="sur")
     # Predicted over published bytes, less one.
-    states = [predicted / published - 1 for _, published, predicted in found.states]
-    reserved = [one.error for one in found.reserved]
+    states = [predicted / published - 1 for _, published, predicted in memory.states]
+    reserved = [reading.error for reading in memory.reserved]
     rows = [
         (
             say(en="Jean Zay, half held out", fr="Jean Zay, moitié mise de côté"),
-            spaced_percent(found.mean),
-            f"{len(held)} {of} {len(found.readings)}",
+            spaced_percent(memory.mean),
+            f"{len(held_out)} {of_word} {len(memory.readings)}",
         ),
         (
             say(en="activations of Korthikanti et al.", fr="activations de Korthikanti et al."),
-            spaced_percent(found.activation_mean),
-            str(len(found.activations)),
+            spaced_percent(memory.activation_mean),
+            str(len(memory.activations)),
         ),
         (
             say(
@@ -233,26 +236,26 @@ def memory_table(found: MemoryResult) -> Table:
         ),
         (
             say(en="rows that ran out of memory, found", fr="lignes à court de mémoire, trouvées"),
-            f"{len(found.found)} {of} {len(found.ran_out)}",
-            "; ".join(_not_found(one, found.readings) for one in found.ran_out if not one.too_much),
+            f"{len(memory.found)} {of_word} {len(memory.ran_out)}",
+            "; ".join(_not_found(reading, memory.readings) for reading in memory.ran_out if not reading.too_much),
         ),
     ]
-    shown: list[tuple[str, ...]] = [
+    table_rows: list[tuple[str, ...]] = [
         *rows,
         (say(en="runs that ran, and how many of them are refused", fr="ce qui a tourné, et combien en est refusé"),),
     ]
     # groupby needs neighbours: rows of one table stand together in `ran`.
-    for name, some in groupby(found.ran, key=lambda one: one.row.table):
-        own = list(some)
+    for name, group in groupby(memory.ran, key=lambda reading: reading.row.table):
+        table_readings = list(group)
         # Of those that ran, the one that the model fills most; above 100 % it is refused.
-        fullest = max(own, key=lambda one: one.predicted_bytes / one.capacity_bytes)
+        fullest = max(table_readings, key=lambda reading: reading.predicted_bytes / reading.capacity_bytes)
         share = spaced_percent(fullest.predicted_bytes / fullest.capacity_bytes, 0)
-        refused = f"{sum(one.too_much for one in own)} {of} {len(own)}"
-        shown.append((name, refused, say(en=f"fullest GPU {share}", fr=f"GPU le plus rempli {share}")))
+        refused = f"{sum(reading.too_much for reading in table_readings)} {of_word} {len(table_readings)}"
+        table_rows.append((name, refused, say(en=f"fullest GPU {share}", fr=f"GPU le plus rempli {share}")))
     title = say(
         en="Memory of the fullest GPU: predicted against read", fr="Mémoire du GPU le plus rempli : prédite et relevée"
     )
-    return Table(titles(en="what; figure; of", fr="quoi; chiffre; sur"), tuple(shown), title, align="lrl")
+    return Table(titles(en="what; figure; of", fr="quoi; chiffre; sur"), tuple(table_rows), title, align="lrl")
 
 
 def _between(errors: Sequence[float]) -> str:
@@ -262,11 +265,11 @@ def _between(errors: Sequence[float]) -> str:
 
 def _not_found(missed: Reading, readings: Sequence[Reading]) -> str:
     """Say what was predicted of a row that ran out, and how many rows that ran need as much by the prediction."""
-    more = sum(one.predicted_bytes >= missed.predicted_bytes for one in readings)
+    count = sum(reading.predicted_bytes >= missed.predicted_bytes for reading in readings)
     name, gigabytes = missed.row.row, decimal(missed.predicted_bytes / 1e9)
     return say(
-        en=f"not found: {name}, predicted at {gigabytes} GB; {more} rows that ran are predicted to need as much",
-        fr=f"non trouvée : {name}, prédite à {gigabytes} Go ; {more} lignes qui ont tourné demandent autant selon le "
+        en=f"not found: {name}, predicted at {gigabytes} GB; {count} rows that ran are predicted to need as much",
+        fr=f"non trouvée : {name}, prédite à {gigabytes} Go ; {count} lignes qui ont tourné demandent autant selon le "
         "modèle",
     )
 
@@ -278,14 +281,16 @@ def interval_table(results: Sequence[TableResult]) -> Table:
         fr="GPU; tableaux; lignes; mesuré sur prédit; couvert d’un tableau écarté",
     )
     rows = []
-    for profile in dict.fromkeys(one.profile for one in results):
-        found, number = interval(profile), sum(one.profile == profile for one in results)
+    for profile in dict.fromkeys(result.profile for result in results):
+        factors, number = interval(profile), sum(result.profile == profile for result in results)
         between = say(
-            en=f"{decimal(found.low, 2)} to {decimal(found.high, 2)}",
-            fr=f"{decimal(found.low, 2)} à {decimal(found.high, 2)}",
+            en=f"{decimal(factors.low, 2)} to {decimal(factors.high, 2)}",
+            fr=f"{decimal(factors.low, 2)} à {decimal(factors.high, 2)}",
         )
-        alone = say(en="its own held-out half: ", fr="sa propre moitié mise de côté : ") if number == 1 else ""
-        rows.append((profile.upper(), str(number), str(found.rows), between, alone + spaced_percent(found.coverage, 0)))
+        prefix = say(en="its own held-out half: ", fr="sa propre moitié mise de côté : ") if number == 1 else ""
+        rows.append(
+            (profile.upper(), str(number), str(factors.rows), between, prefix + spaced_percent(factors.coverage, 0))
+        )
     return Table(head, tuple(rows), align="lrrr")
 
 
@@ -295,32 +300,34 @@ def rows_table(result: TableResult, *, seconds: bool = False) -> Table:
     Args:
         seconds: whether the seconds that the others predict stand before their errors.
     """
-    tools = list(dict.fromkeys(figure.tool for one in result.rows for figure in one.row.published))
+    tools = list(dict.fromkeys(figure.tool for row_result in result.rows for figure in row_result.row.published))
     head = titles(
         en="row; GPUs; dp·tp·pp·cp; micro-batch; measured s; predicted s; error; ",
         fr="ligne; GPU; dp·tp·pp·cp; micro-batch; mesuré s; prédit s; erreur; ",
     )
-    others = titles(en="left out; constant", fr="écarté; constant")
+    other_columns = titles(en="left out; constant", fr="écarté; constant")
     error = say(en="error", fr="erreur")
     # With seconds each way of predicting takes two columns, else one.
-    head += tuple(title for other in (*others, *tools) for title in ((f"{other} s", error) if seconds else (other,)))
+    head += tuple(
+        title for column in (*other_columns, *tools) for title in ((f"{column} s", error) if seconds else (column,))
+    )
     fitted = say(en="fitted", fr="ajusté")
     rows = []
-    for one in result.rows:
-        published = {figure.tool: figure.step_s for figure in one.row.published}
-        predicted = [one.left_out_s, one.trivial_s, *(published.get(tool) for tool in tools)]
+    for row_result in result.rows:
+        published = {figure.tool: figure.step_s for figure in row_result.row.published}
+        predicted = [row_result.left_out_s, row_result.trivial_s, *(published.get(tool) for tool in tools)]
         # Column by column as in the titles: the row, its layout, the measurement, then each prediction with its error.
         cells = [
-            one.row.row.partition("/")[2],
-            str(one.row.gpus),
-            _degrees(one.row),
-            str(one.row.micro_batch),
-            decimal(one.measured_s, 2),
-            *_against(one.predicted_s, one.measured_s, seconds=True),
-            "" if one.held_out else fitted,
+            row_result.row.row.partition("/")[2],
+            str(row_result.row.gpus),
+            _degrees(row_result.row),
+            str(row_result.row.micro_batch),
+            decimal(row_result.measured_s, 2),
+            *_against(row_result.predicted_s, row_result.measured_s, seconds=True),
+            "" if row_result.held_out else fitted,
         ]
         for value in predicted:
-            cells += _against(value, one.measured_s, seconds=seconds)
+            cells += _against(value, row_result.measured_s, seconds=seconds)
         rows.append(tuple(cells))
     return Table(head, tuple(rows), result.name, align="lrlr", whole=3)
 
@@ -333,28 +340,28 @@ def _against(predicted_s: float | None, measured_s: float, *, seconds: bool) -> 
     return [decimal(predicted_s, 2), error] if seconds else [error]
 
 
-def readings_table(found: MemoryResult) -> Table:
+def readings_table(memory: MemoryResult) -> Table:
     """List every published reading of memory with its prediction, and the rows that ran out."""
-    out, fitted = say(en="ran out", fr="à court"), say(en="fitted", fr="ajusté")
+    out_label, fitted = say(en="ran out", fr="à court"), say(en="fitted", fr="ajusté")
     head = titles(en="row; read GB; predicted GB; error; ", fr="ligne; relevé Go; prédit Go; erreur; ")
-    read = {one.row.row: one for one in (*found.readings, *found.reserved, *found.ran_out)}
+    readings = {reading.row.row: reading for reading in (*memory.readings, *memory.reserved, *memory.ran_out)}
     rows: list[tuple[str, ...]] = []
-    for one in read.values():
+    for reading in readings.values():
         # Bytes to GB.
-        predicted = decimal(one.predicted_bytes / 1e9)
+        predicted = decimal(reading.predicted_bytes / 1e9)
         # Readings have measured bytes; rows that ran out of memory have none.
-        if one.measured_bytes:
-            error = spaced_percent(one.error, signed=True)
-            fit = fitted if one.row.table == "jean-zay-a100" and not one.held_out else ""
-            rows.append((one.row.row, decimal(one.measured_bytes / 1e9), predicted, error, fit))
+        if reading.measured_bytes:
+            error = spaced_percent(reading.error, signed=True)
+            fit = fitted if reading.row.table == "jean-zay-a100" and not reading.held_out else ""
+            rows.append((reading.row.row, decimal(reading.measured_bytes / 1e9), predicted, error, fit))
         else:
-            capacity = decimal(one.capacity_bytes / 1e9)
-            rows.append((one.row.row, out, predicted, say(en=f"of {capacity}", fr=f"sur {capacity}"), ""))
-    for name, published, predicted_bytes in (*found.states, *found.activations):
+            capacity = decimal(reading.capacity_bytes / 1e9)
+            rows.append((reading.row.row, out_label, predicted, say(en=f"of {capacity}", fr=f"sur {capacity}"), ""))
+    for name, published, predicted_bytes in (*memory.states, *memory.activations):
         # Some of the activations are published relative to those without recomputation: below 10 it is no byte count.
         share = published < 10
-        told = [spaced_percent(one) if share else decimal(one / 1e9) for one in (published, predicted_bytes)]
-        rows.append((name, *told, spaced_percent(predicted_bytes / published - 1, signed=True), ""))
+        texts = [spaced_percent(value) if share else decimal(value / 1e9) for value in (published, predicted_bytes)]
+        rows.append((name, *texts, spaced_percent(predicted_bytes / published - 1, signed=True), ""))
     return Table(head, tuple(rows), align="lrrrl")
 
 
@@ -388,46 +395,46 @@ def blocks(results: Sequence[TableResult], memory: MemoryResult, rows: str) -> d
         rows: name of the page with the rows.
     """
     with _in_english():
-        every = f"Every row, with what each predicts: [{rows}]({rows})."
+        rows_link = f"Every row, with what each predicts: [{rows}]({rows})."
         tools = f"Other tools on the same rows:\n\n{_body(tools_table(results))}"
         sources = f"Where the tables come from:\n\n{_body(sources_table(results))}"
         return {
             "goals": _unbroken(goals_table(goals(results, memory))),
-            "tables": f"{_body(validation_table(results))}\n\n{tools}\n\n{sources}\n\n{every}",
+            "tables": f"{_body(validation_table(results))}\n\n{tools}\n\n{sources}\n\n{rows_link}",
             "regret": _body(regret_table(results)),
             "interval": _body(interval_table(results)),
             "memory": _body(memory_table(memory)),
         }
 
 
-def _body(shown: Table) -> str:
+def _body(content: Table) -> str:
     """A table below a heading, which says what its caption does."""
-    return _unbroken(replace(shown, caption=""))
+    return _unbroken(replace(content, caption=""))
 
 
-def _unbroken(shown: Table) -> str:
+def _unbroken(content: Table) -> str:
     """A table in Markdown, in which a percent sign stays on the line of its number."""
-    return shown.markdown().replace(" %", "\u00a0%")
+    return content.markdown().replace(" %", "\u00a0%")
 
 
-def filled(text: str, made: dict[str, str], name: str) -> str:
+def filled(text: str, block_texts: dict[str, str], name: str) -> str:
     """Put blocks between their marks; all else stays.
 
     Args:
         text: the page; empty for a new one.
-        made: as `blocks` returns it.
+        block_texts: as `blocks` returns it.
         name: of the page, for a message.
 
     Raises:
         LabError: if the page has text, but not each mark once with its end.
     """
     if not text.strip():
-        parts = [f"## {_HEADINGS[key]}\n\n{MARK.format(key)}\n{END}\n" for key in made]
+        parts = [f"## {_HEADINGS[key]}\n\n{MARK.format(key)}\n{END}\n" for key in block_texts]
         text = "# The cost model, held against published measurements\n\n" + "\n".join(parts)
-    for key, block in made.items():
+    for key, block in block_texts.items():
         mark = MARK.format(key)
         before, _, after = text.partition(mark)
-        replaced, end, rest = after.partition(END)
+        replaced, end, following_text = after.partition(END)
         # A missing end, or a mark of another block before it, would swallow text written by hand.
         if text.count(mark) != 1 or not end or "<!--" in replaced:
             raise refusal(
@@ -436,7 +443,7 @@ def filled(text: str, made: dict[str, str], name: str) -> str:
                 fr=f"{name} doit contenir une fois la ligne {mark!r}, suivie de {END!r}, pour dire où écrire {key!r} : "
                 "ajoutez-les, ou nommez un fichier qui n’existe pas.",
             )
-        text = f"{before}{mark}\n\n{block}\n\n{END}{rest}"
+        text = f"{before}{mark}\n\n{block}\n\n{END}{following_text}"
     return text
 
 
@@ -454,20 +461,22 @@ def rows_page(results: Sequence[TableResult], memory: MemoryResult, page: str) -
             "saw no row of the table nor of its software. *Constant*: FLOP/s per GPU that are the same for all rows. "
             "Where another tool has published what it predicts for a row, that stands last.\n"
         ]
-        for one in results:
-            parts.append(f"## {one.name}\n\nSource: {_sources(one.name)}.\n\n{_body(rows_table(one, seconds=True))}\n")
-            parts += _unused(one)
+        for result in results:
+            parts.append(
+                f"## {result.name}\n\nSource: {_sources(result.name)}.\n\n{_body(rows_table(result, seconds=True))}\n"
+            )
+            parts += _unused(result)
         parts.append(f"## Readings of memory\n\n{_body(readings_table(memory))}\n")
         return "\n".join(parts)
 
 
 def _unused(result: TableResult) -> Iterator[str]:
     """List rows that are published and not used, with the reason."""
-    used = {one.row.row for one in result.rows}
+    used_rows = {row_result.row.row for row_result in result.rows}
     # Published, but out of the validation: excluded by hand, out of memory, or without a time.
-    left = [one for one in table(result.name) if one.row not in used]
-    if left:
-        rows = tuple((one.row.partition("/")[2], one.excluded or _why_unused(one)) for one in left)
+    unused_rows = [row for row in table(result.name) if row.row not in used_rows]
+    if unused_rows:
+        rows = tuple((row.row.partition("/")[2], row.excluded or _why_unused(row)) for row in unused_rows)
         yield f"Not compared:\n\n{Table(('row', 'why'), rows, align='l').markdown()}\n"
 
 
@@ -495,9 +504,9 @@ def present_page(path: Path) -> str:
         # All that would refuse the page at the end is asked now, before the errors are computed.
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         path.parent.mkdir(parents=True, exist_ok=True)
-        for place in (path.parent, path, _rows_beside(path)):
-            if place.exists() and not os.access(place, os.W_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+        for target in (path.parent, path, _rows_beside(path)):
+            if target.exists() and not os.access(target, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(target))
     return filled(text, dict.fromkeys(_HEADINGS, ""), path.name)
 
 
@@ -529,27 +538,27 @@ def write_page(path: Path, results: Sequence[TableResult], memory: MemoryResult)
     Raises:
         LabError: as `present_page` does.
     """
-    beside = _rows_beside(path)
-    text = filled(present_page(path), blocks(results, memory, beside.name), path.name)
+    rows_path = _rows_beside(path)
+    text = filled(present_page(path), blocks(results, memory, rows_path.name), path.name)
     with _refusing_page(path):
-        beside.write_text(rows_page(results, memory, path.name), encoding="utf-8")
+        rows_path.write_text(rows_page(results, memory, path.name), encoding="utf-8")
         path.write_text(text, encoding="utf-8")
-    return beside
+    return rows_path
 
 
 def validation_document(
-    results: Sequence[TableResult], found: Sequence[GoalResult], memory: MemoryResult | None, *, rows: bool
+    results: Sequence[TableResult], goal_results: Sequence[GoalResult], memory: MemoryResult | None, *, rows: bool
 ) -> dict[str, Any]:
     """Lay out what the tables show as plain values, for JSON.
 
     Args:
-        found: the goals.
+        goal_results: the goals.
         memory: None where single tables are asked for.
         rows: whether every row is shown.
     """
-    made: list[dict[str, Any]] = []
-    for one in results:
-        document = one.as_dict()
+    documents: list[dict[str, Any]] = []
+    for result in results:
+        document = result.as_dict()
         document["first_choices"] = [
             {
                 "chosen": choice.chosen.row.row,
@@ -560,27 +569,27 @@ def validation_document(
                 # JSON has no NaN.
                 "rank_correlation": None if math.isnan(choice.correlation) else choice.correlation,
             }
-            for choice in first_choices(one)
+            for choice in first_choices(result)
         ]
         if rows:
-            document["each"] = [_row_document(row) for row in one.rows]
-        made.append(document)
-    told: dict[str, Any] = {"goals": [one.as_dict() for one in found], "tables": made}
+            document["each"] = [_row_document(row) for row in result.rows]
+        documents.append(document)
+    content: dict[str, Any] = {"goals": [goal.as_dict() for goal in goal_results], "tables": documents}
     if memory is not None:
-        profiles = dict.fromkeys(one.profile for one in results)
-        told["intervals"] = {profile: interval(profile)._asdict() for profile in profiles}
-        told["memory"] = memory.as_dict()
-    return told
+        profiles = dict.fromkeys(result.profile for result in results)
+        content["intervals"] = {profile: interval(profile)._asdict() for profile in profiles}
+        content["memory"] = memory.as_dict()
+    return content
 
 
-def _row_document(one: RowResult) -> dict[str, Any]:
+def _row_document(row_result: RowResult) -> dict[str, Any]:
     return {
-        "row": one.row.row,
-        "measured_s": one.measured_s,
-        "predicted_s": one.predicted_s,
-        "error": one.error,
-        "held_out": one.held_out,
-        "left_out_s": one.left_out_s,
-        "constant_s": one.trivial_s,
-        "published": {figure.tool: figure.step_s for figure in one.row.published},
+        "row": row_result.row.row,
+        "measured_s": row_result.measured_s,
+        "predicted_s": row_result.predicted_s,
+        "error": row_result.error,
+        "held_out": row_result.held_out,
+        "left_out_s": row_result.left_out_s,
+        "constant_s": row_result.trivial_s,
+        "published": {figure.tool: figure.step_s for figure in row_result.row.published},
     }

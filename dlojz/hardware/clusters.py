@@ -89,22 +89,24 @@ class Cluster:
 
 def _own_gpu(file: ConstantsFile) -> tuple[Device, dict[str, Constant]]:
     """The GPU of a cluster, with what the cluster's file says of it otherwise."""
-    found = gpu(file.text("gpu"))
+    chip = gpu(file.text("gpu"))
     if "own_gpu" not in file.content:
-        return found, {}
+        return chip, {}
     table = file.table("own_gpu")
     file.keys(_OF_GPU, table)
-    own = {key: file.constant(key, _OF_GPU[key][0], table, f"own_gpu.{key}") for key in table}
-    changed: dict[str, Any] = {_OF_GPU[key][1]: one.value for key, one in own.items()}
-    if "memory" in own:
-        changed["memory_bytes"] = int(own["memory"].value)
+    own_constants = {key: file.constant(key, _OF_GPU[key][0], table, f"own_gpu.{key}") for key in table}
+    changed: dict[str, Any] = {_OF_GPU[key][1]: constant.value for key, constant in own_constants.items()}
+    if "memory" in own_constants:
+        changed["memory_bytes"] = int(own_constants["memory"].value)
     # Of a card that is held at less power, the clock follows: P grows as f·V², and V as f.
-    if "thermal_design_power" in own:
-        clock = min(1.0, (own["thermal_design_power"].value - found.idle_w) / (found.tdp_w - found.idle_w)) ** (1 / 3)
-        changed["peak_flops"] = {key: value * clock for key, value in found.peak_flops.items()}
-        changed["attention_flops"] = {key: value * clock for key, value in found.attention_flops.items()}
-    made = replace(found, constants={**found.constants, **own}, **changed)
-    return made, {f"own_gpu.{key}": constant for key, constant in own.items()}
+    if "thermal_design_power" in own_constants:
+        clock = min(1.0, (own_constants["thermal_design_power"].value - chip.idle_w) / (chip.tdp_w - chip.idle_w)) ** (
+            1 / 3
+        )
+        changed["peak_flops"] = {key: value * clock for key, value in chip.peak_flops.items()}
+        changed["attention_flops"] = {key: value * clock for key, value in chip.attention_flops.items()}
+    cluster_gpu = replace(chip, constants={**chip.constants, **own_constants}, **changed)
+    return cluster_gpu, {f"own_gpu.{key}": constant for key, constant in own_constants.items()}
 
 
 def read_cluster(path: Path) -> Cluster:
@@ -254,13 +256,13 @@ class Machine(_FileContract):
         words = [(f"setup {' '.join(line)!r}", word) for line in self.setup for word in line]
         words += [(f"environment {name}", value) for name, value in self.environment.items()]
         words += [("python", self.python), ("torch_module", self.torch_module)]
-        for where, word in words:
+        for location, word in words:
             # An empty word is one only where the field may be left out.
-            if not _WORD.fullmatch(word) or (not word and where not in ("python", "torch_module")):
+            if not _WORD.fullmatch(word) or (not word and location not in ("python", "torch_module")):
                 raise refusal(
-                    en=f"{where} holds {word!r}, which is no plain word: letters, digits and @ . _ / : = + , - "
+                    en=f"{location} holds {word!r}, which is no plain word: letters, digits and @ . _ / : = + , - "
                     "may be there, after $NAME at its beginning.",
-                    fr=f"{where} contient {word!r}, qui n’est pas un simple mot : lettres, chiffres et "
+                    fr=f"{location} contient {word!r}, qui n’est pas un simple mot : lettres, chiffres et "
                     "@ . _ / : = + , - sont permis, après $NOM au début.",
                 )
         for name in self.environment:
@@ -275,18 +277,18 @@ class Machine(_FileContract):
 
 def folders() -> list[Path]:
     """List the folders of machine files: those of `$DLOJZ_MACHINES`, then those of the checkout."""
-    named = [Path(part).expanduser() for part in os.environ.get("DLOJZ_MACHINES", "").split(os.pathsep) if part]
-    return [*named, COURSE / "slurm" / "machines"]
+    extra_folders = [Path(part).expanduser() for part in os.environ.get("DLOJZ_MACHINES", "").split(os.pathsep) if part]
+    return [*extra_folders, COURSE / "slurm" / "machines"]
 
 
 def machine_files() -> dict[str, Path]:
     """List all machine files by name, without the template; of two of one name the first folder's counts."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for folder in folders():
         for path in sorted(folder.glob("*.toml")):
             if path.stem != MACHINES_TEMPLATE:
-                found.setdefault(path.stem, path)
-    return found
+                files.setdefault(path.stem, path)
+    return files
 
 
 def machine(name: str) -> Machine:
@@ -311,10 +313,10 @@ def read_machine(path: Path) -> Machine:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         return _from_toml(path.stem, data)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        why = getattr(error, "strerror", None) or str(error)
+        reason = getattr(error, "strerror", None) or str(error)
         raise refusal(
-            en=f"the machine file {path.name} cannot be read: {why}.",
-            fr=f"le fichier de machine {path.name} ne peut pas être lu : {why}.",
+            en=f"the machine file {path.name} cannot be read: {reason}.",
+            fr=f"le fichier de machine {path.name} ne peut pas être lu : {reason}.",
         ) from None
     except LabError as error:
         raise refusal(
@@ -336,10 +338,10 @@ def _from_toml(name: str, data: dict[str, Any]) -> Machine:
     for key in data:
         if key not in Machine.model_fields:
             raise LabError(one_of("key", key, legal))
-    listed = data.get("qos", [])
-    if not isinstance(listed, list):
+    qos_tables = data.get("qos", [])
+    if not isinstance(qos_tables, list):
         raise LabError(say(en="qos is a list of [[qos]] tables.", fr="qos est une liste de tables [[qos]]."))
-    return Machine(**{**data, "name": name, "qos": tuple(Qos.from_dict(entry) for entry in listed)})
+    return Machine(**{**data, "name": name, "qos": tuple(Qos.from_dict(entry) for entry in qos_tables)})
 
 
 def here() -> list[str]:
@@ -363,9 +365,9 @@ def cluster_name() -> str:
         except OSError:
             continue
         # In slurm.conf names of parameters may be written in any case.
-        found = re.search(r"^\s*ClusterName\s*=\s*(\S+)", text, re.MULTILINE | re.IGNORECASE)
-        if found:
-            return found[1]
+        match = re.search(r"^\s*ClusterName\s*=\s*(\S+)", text, re.MULTILINE | re.IGNORECASE)
+        if match:
+            return match[1]
     return ""
 
 
@@ -378,14 +380,14 @@ def choose(name: str | None, fits: Iterable[str] | None = None) -> Machine:
     Raises:
         LabError: if none is named and there is more than one to choose from.
     """
-    wanted = name or os.environ.get("DLOJZ_MACHINE")
-    if wanted:
-        return machine(wanted)
-    own = here()
-    candidates = own or list(machine_files())
+    machine_name = name or os.environ.get("DLOJZ_MACHINE")
+    if machine_name:
+        return machine(machine_name)
+    local_machines = here()
+    candidates = local_machines or list(machine_files())
     if len(candidates) == 1:
         return machine(candidates[0])
-    fitting = set(fits or ()) if own else set()  # read once: `fits` may be a generator
+    fitting = set(fits or ()) if local_machines else set()  # read once: `fits` may be a generator
     if fitting & set(candidates):
         return machine(next(name for name in candidates if name in fitting))
     if not candidates:

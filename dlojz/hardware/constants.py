@@ -111,8 +111,8 @@ class ConstantsFile:
             LabError: if it is missing, or none.
         """
         value = (self.content if within is None else within).get(key)
-        found: Mapping[str, Any] = self._fitting(key, value, isinstance(value, Mapping), "a table", "une table")
-        return found
+        section: Mapping[str, Any] = self._fitting(key, value, isinstance(value, Mapping), "a table", "une table")
+        return section
 
     def _fitting(self, key: str, value: Any, fits: bool, english: str, french: str) -> Any:
         if value is None:
@@ -145,8 +145,8 @@ class ConstantsFile:
         """
         name = name or key
         table = self.table(key, within)
-        given = self._described(table, name, unit, "value")
-        return Constant(self._positive(given, name), *(str(table[part]) for part in _PARTS[1:]))
+        figure = self._described(table, name, unit, "value")
+        return Constant(self._positive(figure, name), *(str(table[part]) for part in _PARTS[1:]))
 
     def curve(self, key: str, unit: str, within: Mapping[str, Any], name: str) -> dict[int, Constant]:
         """Read a constant that is known for several numbers of ranks, as lists `ranks` and `values`.
@@ -164,8 +164,10 @@ class ConstantsFile:
                 f"{name} demande autant de valeurs que de rangs, et des rangs croissants à partir de 2 ; {ranks!r} et "
                 f"{values!r} ont été reçus.",
             )
-        rest = [str(table[part]) for part in _PARTS[1:]]
-        return {rank: Constant(self._positive(value, name), *rest) for rank, value in zip(ranks, values, strict=True)}
+        provenance = [str(table[part]) for part in _PARTS[1:]]
+        return {
+            rank: Constant(self._positive(value, name), *provenance) for rank, value in zip(ranks, values, strict=True)
+        }
 
     def _described(self, table: Mapping[str, Any], name: str, unit: str, values: str) -> Any:
         # A curve has `values` and `ranks`, a single figure a `value`.

@@ -131,9 +131,9 @@ class DecoderSize:
     def _mixed_parameters(self) -> int:
         """A layer's, of the mean one: of the dense decoder's, one in `every` changes its MLP for experts."""
         dense = replace(self, experts=0).layer_parameters
-        own = (3 if self.gated else 2) * self.hidden * self.mlp_width
-        own += (2 if self.gated else 1) * self.mlp_width + self.hidden if self.biased else 0
-        return dense + (self.hidden * self.experts - own) // self.every + self.expert_parameters
+        mlp_parameters = (3 if self.gated else 2) * self.hidden * self.mlp_width
+        mlp_parameters += (2 if self.gated else 1) * self.mlp_width + self.hidden if self.biased else 0
+        return dense + (self.hidden * self.experts - mlp_parameters) // self.every + self.expert_parameters
 
     @property
     def embedding_parameters(self) -> int:

@@ -200,7 +200,7 @@ def _natural(cell: str) -> int:
 
 
 def _published(cell: str) -> tuple[PublishedPrediction, ...]:
-    pairs = [one.strip().rpartition(" ") for one in cell.split(";") if one.strip()]
+    pairs = [entry.strip().rpartition(" ") for entry in cell.split(";") if entry.strip()]
     if not all(tool for tool, _, _ in pairs):
         raise ValueError(cell)
     return tuple(PublishedPrediction(tool, _real(seconds)) for tool, _, seconds in pairs)
@@ -226,13 +226,13 @@ class _Place(NamedTuple):
     line: int
     row: str = ""
 
-    def refuse(self, what: str) -> LabError:
+    def refuse(self, problem: str) -> LabError:
         """Name file, line and row before what is wrong."""
         row = say(en=f", row {self.row}", fr=f", rangée {self.row}") if self.row else ""
         return LabError(
             say(
-                en=f"{self.path.name}, line {self.line}{row}: {what}",
-                fr=f"{self.path.name}, ligne {self.line}{row} : {what}",
+                en=f"{self.path.name}, line {self.line}{row}: {problem}",
+                fr=f"{self.path.name}, ligne {self.line}{row} : {problem}",
             )
         )
 
@@ -243,7 +243,7 @@ def _remedy(kind: str) -> str:
     return say(en="correct the cell", fr="corrigez la cellule") + (none if "None" in kind else "")
 
 
-def _value(place: _Place, key: str, kind: str, cell: str) -> Any:
+def _value(location: _Place, key: str, kind: str, cell: str) -> Any:
     if cell == NONE and "None" in kind:
         return None
     # A column without a list of texts takes any.
@@ -251,24 +251,24 @@ def _value(place: _Place, key: str, kind: str, cell: str) -> Any:
     if cell == NONE and "" in legal:
         return ""
     if cell not in legal:
-        raise place.refuse(one_of(key, cell, filter(None, legal)))
-    for name, read, english, french in _READERS:
+        raise location.refuse(one_of(key, cell, filter(None, legal)))
+    for name, parse, english, french in _READERS:
         # Of `float | None`, the annotation as a text, the beginning names the reader.
         if kind.startswith(name):
             try:
-                return read(cell)
+                return parse(cell)
             except ValueError:
                 sentence = say(
                     en=f"{key} must be {english}, but {cell!r} was received: {_remedy(kind)}.",
                     fr=f"{key} doit être {french}, mais {cell!r} a été reçu : {_remedy(kind)}.",
                 )
-                raise place.refuse(sentence) from None
+                raise location.refuse(sentence) from None
     return cell
 
 
-def _built(place: _Place, cells: Mapping[str, str], built: type, **known: Any) -> dict[str, Any]:
+def _built(location: _Place, cells: Mapping[str, str], built: type, **fixed_values: Any) -> dict[str, Any]:
     """The arguments of a dataclass, each read as its annotation says; one that the file leaves out is refused."""
-    values = dict(known)
+    values = dict(fixed_values)
     for field in fields(built):
         if field.name in values:
             continue
@@ -281,9 +281,9 @@ def _built(place: _Place, cells: Mapping[str, str], built: type, **known: Any) -
                     fr=f"{field.name} manque : remplissez sa cellule, donnez-lui une colonne, ou une ligne "
                     f"`#: {field.name} = …` qui vaut pour chaque rangée.",
                 )
-                raise place.refuse(sentence)
+                raise location.refuse(sentence)
             continue
-        values[field.name] = _value(place, field.name, str(field.type), cell)
+        values[field.name] = _value(location, field.name, str(field.type), cell)
     return values
 
 
@@ -348,12 +348,12 @@ def _head(path: Path, lines: list[str]) -> tuple[dict[str, str], int]:
     return common, len(lines)
 
 
-def _measurement(place: _Place, name: str, cells: Mapping[str, str]) -> Measurement:
-    size = DecoderSize(**_built(place, cells, DecoderSize))
-    named = {"row": f"{name}/{cells['row']}", "source": cells.get("source", "").replace("{row}", cells["row"])}
+def _measurement(location: _Place, name: str, cells: Mapping[str, str]) -> Measurement:
+    size = DecoderSize(**_built(location, cells, DecoderSize))
+    identity = {"row": f"{name}/{cells['row']}", "source": cells.get("source", "").replace("{row}", cells["row"])}
     # Ranks that states are sharded over: dp, unless a cell or the head says otherwise.
-    cells = {"zero_shards": cells["dp"], **cells, **named}
-    row = Measurement(**_built(place, cells, Measurement, table=name, size=size))
+    cells = {"zero_shards": cells["dp"], **cells, **identity}
+    row = Measurement(**_built(location, cells, Measurement, table=name, size=size))
     zero = _not_positive(row)
     if zero:
         raise LabError(zero)
@@ -405,24 +405,24 @@ def read_table(path: Path) -> tuple[Measurement, ...]:
 def _row(
     path: Path, name: str, line: int, names: list[str], cells: list[str], common: Mapping[str, str]
 ) -> Measurement:
-    place = _Place(path, line)
+    location = _Place(path, line)
     if len(cells) != len(names):
         sentence = say(
             en=f"{len(names)} cells are due, but {len(cells)} are there.",
             fr=f"il faut {len(names)} cellules, mais il y en a {len(cells)}.",
         )
-        raise place.refuse(sentence)
-    own = {key: cell.strip() for key, cell in zip(names, cells, strict=True) if cell.strip()}
-    if "row" not in own:
-        raise place.refuse(say(en="row is missing: give it a name.", fr="row manque : donnez-lui un nom."))
-    place = _Place(path, line, own["row"])
+        raise location.refuse(sentence)
+    row_cells = {key: cell.strip() for key, cell in zip(names, cells, strict=True) if cell.strip()}
+    if "row" not in row_cells:
+        raise location.refuse(say(en="row is missing: give it a name.", fr="row manque : donnez-lui un nom."))
+    location = _Place(path, line, row_cells["row"])
     try:
-        return _measurement(place, name, {**common, **own})
+        return _measurement(location, name, {**common, **row_cells})
     except LabError as error:
         # It names the file already.
         if str(error).startswith(path.name):
             raise
-        raise place.refuse(str(error)) from None
+        raise location.refuse(str(error)) from None
 
 
 @cache

@@ -45,7 +45,10 @@ and its first kernel in Triton, FlashAttention-3, cuDNN's."""
 HEAD_SIZES: Final = (64, 128)
 """Sizes of a head for which the rates of fused attention are published."""
 _ATTENTION: Final = tuple(
-    f"{kernel}_{way}_{size}" for kernel in ATTENTION_KERNELS for way in ("forward", "backward") for size in HEAD_SIZES
+    f"{kernel}_{direction}_{size}"
+    for kernel in ATTENTION_KERNELS
+    for direction in ("forward", "backward")
+    for size in HEAD_SIZES
 )
 
 
@@ -152,10 +155,11 @@ def _shipped(name: str) -> Device:
 
 
 DEVICES: Final[dict[str, Device]] = {
-    one.name: one
+    model.name: model
     # A newer generation has the higher peak in fp16.
-    for one in sorted(
-        (_shipped(name) for name in GPUS if name != CPU), key=lambda one: (one.peak_flops["fp16"], one.memory_bytes)
+    for model in sorted(
+        (_shipped(name) for name in GPUS if name != CPU),
+        key=lambda model: (model.peak_flops["fp16"], model.memory_bytes),
     )
 }
 """All GPU models by name, by generation and memory."""
@@ -180,14 +184,14 @@ def device(name: str) -> Device:
 @cache
 def _of_size(memory_bytes: int) -> Device:
     """Make a GPU of which the memory alone is known: what a process takes of it is the most of all known GPUs."""
-    known = DEVICES.values()
+    devices = DEVICES.values()
     return Device(
         name=f"{memory_bytes}B",
         title_en="GPU",
         memory_bytes=memory_bytes,
-        context_bytes=max(each.context_bytes for each in known),
+        context_bytes=max(model.context_bytes for model in devices),
         nccl_bytes=NCCL_BYTES,
-        cublas_workspace_bytes=max(each.cublas_workspace_bytes for each in known),
+        cublas_workspace_bytes=max(model.cublas_workspace_bytes for model in devices),
         peak_flops={},
         # Not known: times that are computed from it are NaN.
         memory_bytes_per_s=math.nan,
@@ -215,18 +219,18 @@ def device_of_driver(name: str) -> Device | None:
         name: as `torch.cuda.get_device_name` returns it.
     """
     name = name.replace(" ", "").upper()
-    for known in DEVICES.values():
+    for model in DEVICES.values():
         # `NVIDIA A100-SXM4-80GB` names the kind (A100) and, where there are several of it, the size (80GB).
-        kind, size = known.title_en.upper().split(" ", 1)
-        alone = sum(other.title_en.split(" ", 1)[0].upper() == kind for other in DEVICES.values()) == 1
-        if kind in name and (alone or size.replace(" ", "") in name):
-            return known
+        kind, size = model.title_en.upper().split(" ", 1)
+        single_size = sum(candidate.title_en.split(" ", 1)[0].upper() == kind for candidate in DEVICES.values()) == 1
+        if kind in name and (single_size or size.replace(" ", "") in name):
+            return model
     return None
 
 
-def _named(what: str, name: str, legal: Iterable[str], more: str = "") -> Device:
+def _named(subject: str, name: str, legal: Iterable[str], hint: str = "") -> Device:
     key = str(name).strip().lower().replace(" ", "-").replace("_", "-")
     key = ALIASES.get(key, key)
     if key not in legal:
-        raise LabError(one_of(what, name, [*legal, *([more] if more else [])]))
+        raise LabError(one_of(subject, name, [*legal, *([hint] if hint else [])]))
     return _shipped(key)

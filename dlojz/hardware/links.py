@@ -91,8 +91,8 @@ def fit_line(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
     # Divided by the seconds, so that residuals are relative errors.
     scaled = [(a / seconds, b / seconds) for a, b, seconds in rows]
     # The normal equations: Σ a², Σ b², Σ a·b; their right sides Σ a and Σ b, as every measurement is now 1.
-    aa, bb, ab = (sum(one[i] * one[j] for one in scaled) for i, j in ((0, 0), (1, 1), (0, 1)))
-    a1, b1 = (sum(one[i] for one in scaled) for i in (0, 1))
+    aa, bb, ab = (sum(row[i] * row[j] for row in scaled) for i, j in ((0, 0), (1, 1), (0, 1)))
+    a1, b1 = (sum(row[i] for row in scaled) for i in (0, 1))
     determinant = aa * bb - ab * ab
     if bb == 0 or (aa > 0 and determinant <= 1e-14 * aa * bb):  # nothing, or nothing else, that grows with b
         return a1 / aa, 0.0
@@ -165,7 +165,7 @@ class Interconnect:
             LabError: for an unknown collective, or less than one rank.
         """
         curve = self._curve(self.alpha, collective)
-        return _each(lambda one: _between(curve, one, further=True) if one > 1 else 0.0, ranks)
+        return _each(lambda count: _between(curve, count, further=True) if count > 1 else 0.0, ranks)
 
     def bytes_per_s(self, collective: Collective, ranks: Any) -> Any:
         """Bus bandwidth; between known numbers of ranks linear in log₂ n, beyond the last that of the last.
@@ -177,7 +177,7 @@ class Interconnect:
             LabError: for an unknown collective, or less than one rank.
         """
         curve = self._curve(self.bandwidth, collective)
-        return _each(lambda one: _between(curve, max(2, one), further=False), ranks)
+        return _each(lambda count: _between(curve, max(2, count), further=False), ranks)
 
     @staticmethod
     def _curve(curves: Mapping[str, Mapping[int, float]], collective: str) -> Mapping[int, float]:
@@ -186,45 +186,45 @@ class Interconnect:
         return curves[collective]
 
 
-def _each(of: Callable[[int], float], ranks: Any) -> Any:
+def _each(function: Callable[[int], float], ranks: Any) -> Any:
     """A function of one number of ranks, for a number or for each of an array, which holds few distinct ones."""
     if hasattr(ranks, "shape") and ranks.shape:
         import numpy as np
 
-        whole = ranks.astype(int)
-        if whole.size and whole.min() < 1:
+        counts = ranks.astype(int)
+        if counts.size and counts.min() < 1:
             # Refuses a number below 1.
-            _counted(of, int(whole.min()))
-        table = np.zeros(whole.max(initial=0) + 1)  # an index is faster than a sort where millions are asked for
+            _counted(function, int(counts.min()))
+        table = np.zeros(counts.max(initial=0) + 1)  # an index is faster than a sort where millions are asked for
         # Which numbers of ranks occur.
         present = np.zeros(table.shape, dtype=bool)
-        present[whole] = True
-        for one in np.flatnonzero(present):
-            table[one] = of(int(one))
-        return table[whole]
-    return _counted(of, int(ranks))
+        present[counts] = True
+        for count in np.flatnonzero(present):
+            table[count] = function(int(count))
+        return table[counts]
+    return _counted(function, int(ranks))
 
 
-def _counted(of: Callable[[int], float], ranks: int) -> float:
+def _counted(function: Callable[[int], float], ranks: int) -> float:
     check_at_least(1, ranks=ranks)
-    return of(ranks)
+    return function(ranks)
 
 
 def _between(curve: Mapping[int, float], ranks: int, further: bool) -> float:
-    known = sorted(curve)
+    rank_counts = sorted(curve)
     if ranks in curve:
         return curve[ranks]
-    if ranks < known[0] or len(known) == 1:
+    if ranks < rank_counts[0] or len(rank_counts) == 1:
         # One figure for all numbers of ranks: a ring's latency grows with them, its bandwidth does not.
-        return curve[known[0]]
-    if ranks > known[-1]:
+        return curve[rank_counts[0]]
+    if ranks > rank_counts[-1]:
         if not further:
-            return curve[known[-1]]
+            return curve[rank_counts[-1]]
         # The line through the last two goes on.
-        low, high = known[-2], known[-1]
+        low, high = rank_counts[-2], rank_counts[-1]
     else:
-        high = min(one for one in known if one > ranks)
-        low = max(one for one in known if one < ranks)
+        high = min(count for count in rank_counts if count > ranks)
+        low = max(count for count in rank_counts if count < ranks)
     # Where the number lies between the two on a logarithmic scale.
     share = math.log2(ranks / low) / math.log2(high / low)
     # A line that falls is cut at the smallest figure of the curve.
@@ -245,9 +245,9 @@ def read_link(path: Path) -> Interconnect:
         table = file.table(collective)
         file.keys(curves, table)
         for kind, unit in (("alpha", "s"), ("bandwidth", "B/s")):
-            found = file.curve(kind, unit, table, f"{collective}.{kind}")
-            constants |= {f"{collective}.{kind}.{ranks}": constant for ranks, constant in found.items()}
-            curves[kind][collective] = {ranks: constant.value for ranks, constant in found.items()}
+            curve = file.curve(kind, unit, table, f"{collective}.{kind}")
+            constants |= {f"{collective}.{kind}.{ranks}": constant for ranks, constant in curve.items()}
+            curves[kind][collective] = {ranks: constant.value for ranks, constant in curve.items()}
     return Interconnect(path.stem, file.text("title"), curves["alpha"], curves["bandwidth"], constants)
 
 

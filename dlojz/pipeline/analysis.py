@@ -111,10 +111,10 @@ def idle_by_cause(timeline: Timeline, costs: Costs | None = None) -> tuple[dict[
         costs: delays of messages; by default those that were simulated. A measured timeline has none: without costs
             none of its waits counts as latency.
     """
-    found: tuple[dict[str, float], ...] = tuple(dict.fromkeys(CAUSES, 0.0) for _ in range(timeline.schedule.ranks))
+    idle_times: tuple[dict[str, float], ...] = tuple(dict.fromkeys(CAUSES, 0.0) for _ in range(timeline.schedule.ranks))
     for gap in gaps(timeline, costs):
-        found[gap.rank][gap.cause] += gap.duration
-    return found
+        idle_times[gap.rank][gap.cause] += gap.duration
+    return idle_times
 
 
 def gaps(timeline: Timeline, costs: Costs | None = None) -> tuple[IdleGap, ...]:
@@ -124,30 +124,30 @@ def gaps(timeline: Timeline, costs: Costs | None = None) -> tuple[IdleGap, ...]:
     # A measured timeline has no costs: then no wait counts as latency.
     under_way = _delays(timeline, costs) if costs else [0.0] * len(schedule.actions)
     starts, ends = timeline.starts.tolist(), timeline.ends.tolist()
-    first, last = timeline.start, timeline.start + timeline.makespan
-    found: list[IdleGap] = []
+    first_start, last_end = timeline.start, timeline.start + timeline.makespan
+    idle_gaps: list[IdleGap] = []
     for rank, (begin, stop) in enumerate(pairwise(schedule.first_of_rank)):
         # Forwards still to run and backwards run so far tell in which phase the rank is.
         forwards = sum(e.kind == FORWARD for action in schedule.orders[rank] for e in action.elements)
-        backwards, at = 0, first
+        backwards, free_at = 0, first_start
         for number in range(begin, stop):
-            if starts[number] > at:
+            if starts[number] > free_at:
                 cause = WARM_UP if not backwards else IMBALANCE if forwards else DRAIN
                 # Latency is the end of the wait, at most as long as the message was under way.
-                arrives = starts[number] - min(starts[number] - at, under_way[number])
+                arrives = starts[number] - min(starts[number] - free_at, under_way[number])
                 parts = (
-                    IdleGap(rank, at, arrives, cause, number),
+                    IdleGap(rank, free_at, arrives, cause, number),
                     IdleGap(rank, arrives, starts[number], LATENCY, number),
                 )
-                found += [gap for gap in parts if gap.end > gap.start]
-            at = ends[number]
+                idle_gaps += [gap for gap in parts if gap.end > gap.start]
+            free_at = ends[number]
             for element in schedule.actions[number].elements:
                 forwards -= element.kind == FORWARD
                 # W does not count: it waits for no gradient from the next stage.
                 backwards += element.kind in (BACKWARD, BACKWARD_INPUT)
-        if last > at:
-            found.append(IdleGap(rank, at, last, BARRIER, None))
-    return tuple(found)
+        if last_end > free_at:
+            idle_gaps.append(IdleGap(rank, free_at, last_end, BARRIER, None))
+    return tuple(idle_gaps)
 
 
 def _delays(timeline: Timeline, costs: Costs) -> list[float]:
@@ -156,7 +156,7 @@ def _delays(timeline: Timeline, costs: Costs) -> list[float]:
         ends = timeline.ends.tolist()
         return [
             # The message that arrives last: the end of its producer plus its delay.
-            max(inputs, key=lambda one: ends[one[0]] + one[1])[1] if inputs else 0.0
+            max(inputs, key=lambda wait: ends[wait[0]] + wait[1])[1] if inputs else 0.0
             for inputs in _inputs(timeline.schedule, costs)
         ]
     # Where sends block, a rank also waits while it sends: all that it passes between two actions counts.
@@ -177,8 +177,8 @@ def _inputs(schedule: Schedule, costs: Costs | None) -> list[list[tuple[int, flo
     """For each action, the actions whose output it takes, with the delay of the message."""
     graph = schedule.graph
     inputs: list[list[tuple[int, float]]] = [[] for _ in range(graph.actions)]
-    for needed, index in graph.edges():
-        inputs[index].append((needed, input_delay(schedule, costs, needed, index) if costs else 0.0))
+    for producer, index in graph.edges():
+        inputs[index].append((producer, input_delay(schedule, costs, producer, index) if costs else 0.0))
     return inputs
 
 
@@ -227,36 +227,36 @@ def _add_messages(timeline: Timeline, costs: Costs, waits: list[list[tuple[int, 
     programs = programs_of(timeline.schedule, costs.sends == "paired")
     rank = timeline.schedule.graph.rank.tolist()
     # Number of the step in which each rank passes each message.
-    place = {
-        (number, message): at
+    positions = {
+        (number, message): position
         for number, program in enumerate(programs)
-        for at, step in enumerate(program)
+        for position, step in enumerate(program)
         if not isinstance(step, int)
         for message in step
     }
 
     @cache
-    def hangs_on(number: int, at: int) -> dict[int, float]:
+    def hangs_on(number: int, position: int) -> dict[int, float]:
         """The actions that a rank has waited for when it comes to this step, with the longest delay since each."""
-        if not at:
+        if not position:
             return {}
-        if isinstance(step := programs[number][at - 1], int):
+        if isinstance(step := programs[number][position - 1], int):
             return {step: 0.0}
-        found: dict[int, float] = {}
+        delays: dict[int, float] = {}
         for message in step:
             ends = rank[message.producer], rank[message.consumer]
             # The rank on the other side: the receiver where this one sends, else the sender.
-            other = ends[ends[0] == number]
+            peer = ends[ends[0] == number]
             # Both sides must have come that far: what either has waited for holds the message up.
-            for sources in (hangs_on(number, at - 1), hangs_on(other, place[other, message])):
+            for sources in (hangs_on(number, position - 1), hangs_on(peer, positions[peer, message])):
                 for action, since in sources.items():
-                    found[action] = max(found.get(action, 0.0), since + costs.delay(*ends))
-        return found
+                    delays[action] = max(delays.get(action, 0.0), since + costs.delay(*ends))
+        return delays
 
     for number, program in enumerate(programs):
-        for at, step in enumerate(program):
+        for position, step in enumerate(program):
             if isinstance(step, int):
-                waits[step] += hangs_on(number, at).items()
+                waits[step] += hangs_on(number, position).items()
 
 
 @dataclass(frozen=True)
@@ -323,14 +323,16 @@ def span_bound_of(
     stages = _stages(tuple(placement or range(ranks)), costs, split, 1.0)
     # Each rank does all its own work within its span.
     bounds = [micro_batches * sum(s.forward + s.backward for s in stages if s.rank == rank) for rank in range(ranks)]
-    behind = [0.0] * ranks
+    remaining_work = [0.0] * ranks
     for number, stage in reversed(list(enumerate(stages))):
         # Work of this stage and of the later ones on the same rank.
-        behind[stage.rank] += stage.forward + (stage.backward_input if split else stage.backward)
-        way = stage.head + micro_batches * behind[stage.rank] + stage.tail
-        for first in stages[: number + 1]:
+        remaining_work[stage.rank] += stage.forward + (stage.backward_input if split else stage.backward)
+        path_time = stage.head + micro_batches * remaining_work[stage.rank] + stage.tail
+        for origin in stages[: number + 1]:
             # First forward of `origin` to the last backward there; with split backwards one W is left after it.
-            bounds.append(way - first.head - first.tail + (first.backward - first.backward_input if split else 0.0))
+            bounds.append(
+                path_time - origin.head - origin.tail + (origin.backward - origin.backward_input if split else 0.0)
+            )
     return max(bounds, default=0.0)
 
 
@@ -355,10 +357,12 @@ def _stages(
             for_weight = backward - for_input
         if number:
             before = stages[-1]
-            there, back = costs.delay(before.rank, rank), costs.delay(rank, before.rank)
-            head = before.head + share * before.forward + there
-            tail = before.tail + share * (before.backward_input if split else before.backward) + back
-            tail_of_input = max(share * for_weight, before.tail_of_input + share * before.backward_input + back)
+            forward_delay, backward_delay = costs.delay(before.rank, rank), costs.delay(rank, before.rank)
+            head = before.head + share * before.forward + forward_delay
+            tail = before.tail + share * (before.backward_input if split else before.backward) + backward_delay
+            tail_of_input = max(
+                share * for_weight, before.tail_of_input + share * before.backward_input + backward_delay
+            )
         else:
             tail_of_input = share * for_weight
         stages.append(_Stage(rank, forward, backward, for_input, head, tail, tail_of_input))
@@ -370,18 +374,18 @@ def _bounds(stages: list[_Stage], micro_batches: float, split: bool) -> Iterator
 
     `micro_batches` is multiplied by the relative time of a sequence, where that is not 1.
     """
-    forwards, whole, for_input = (dict.fromkeys((stage.rank for stage in stages), 0.0) for _ in range(3))
+    forwards, backwards, for_input = (dict.fromkeys((stage.rank for stage in stages), 0.0) for _ in range(3))
     for stage in reversed(stages):
         # Of this stage and of the rank's later ones: the bounds of these chunks alone.
         forwards[stage.rank] += stage.forward
-        whole[stage.rank] += stage.backward
+        backwards[stage.rank] += stage.backward
         for_input[stage.rank] += stage.backward_input
         forward = forwards[stage.rank]
         if split:
-            yield stage.head + micro_batches * (forward + whole[stage.rank])
+            yield stage.head + micro_batches * (forward + backwards[stage.rank])
             yield stage.head + micro_batches * (forward + for_input[stage.rank]) + stage.tail_of_input
         else:
-            yield stage.head + micro_batches * (forward + whole[stage.rank]) + stage.tail
+            yield stage.head + micro_batches * (forward + backwards[stage.rank]) + stage.tail
 
 
 def _makespans(schedule: Schedule, costs: Costs) -> Iterator[float]:
@@ -394,18 +398,18 @@ def _makespans(schedule: Schedule, costs: Costs) -> Iterator[float]:
     # Several pipes share a rank, or a forward hides behind a backward: the work that a rank is left with, between the
     # earliest of its heads and the shortest of its tails.
     for rank, work in enumerate(_work(schedule, costs)):
-        held = [stage for pipe in pipes for stage in pipe if stage.rank == rank]
-        if held:
-            tail = 0.0 if split else min(stage.tail for stage in held)
-            yield min(stage.head for stage in held) + work + tail
+        rank_stages = [stage for pipe in pipes for stage in pipe if stage.rank == rank]
+        if rank_stages:
+            tail = 0.0 if split else min(stage.tail for stage in rank_stages)
+            yield min(stage.head for stage in rank_stages) + work + tail
     # One micro-batch alone, or one slice of it: there and back.
     share = _share(schedule, costs)
     for pipe, count in zip(pipes, _counts(schedule), strict=True):
-        last = pipe[-1]
+        last_stage = pipe[-1]
         if count and split:
-            yield last.head + share * (last.forward + last.backward_input) + last.tail_of_input
+            yield last_stage.head + share * (last_stage.forward + last_stage.backward_input) + last_stage.tail_of_input
         elif count:
-            yield last.head + share * (last.forward + last.backward) + last.tail
+            yield last_stage.head + share * (last_stage.forward + last_stage.backward) + last_stage.tail
 
 
 def _sliced(schedule: Schedule, costs: Costs) -> Iterator[float]:
@@ -414,20 +418,20 @@ def _sliced(schedule: Schedule, costs: Costs) -> Iterator[float]:
         return
     slices, split, [stages] = relative_slice_times(schedule, costs), schedule.splits_backward, _pipes(schedule, costs)
     forward = [stage.forward for stage in stages]
-    whole = [stage.backward for stage in stages]
+    whole_backward = [stage.backward for stage in stages]
     backward = [stage.backward_input if split else stage.backward for stage in stages]
     # One delay per boundary and direction, as the two directions of a link may differ.
-    there = [costs.delay(one.rank, after.rank) for one, after in pairwise(stages)]
-    back = [costs.delay(after.rank, one.rank) for one, after in pairwise(stages)]
+    forward_delays = [costs.delay(stage.rank, after.rank) for stage, after in pairwise(stages)]
+    backward_delays = [costs.delay(after.rank, stage.rank) for stage, after in pairwise(stages)]
     # After the last backward for the input of stage 0, which is of a slice 0, its weight gradient is left.
-    left = slices[0] * (whole[0] - backward[0])
-    yield sequence_makespan(forward, backward, there, back, slices) + left
+    weight_time = slices[0] * (whole_backward[0] - backward[0])
+    yield sequence_makespan(forward, backward, forward_delays, backward_delays, slices) + weight_time
     work = schedule.micro_batches * sum(slices)
-    before = least_waits(forward, there, slices, schedule.micro_batches)
-    after = least_waits(backward, back, slices, schedule.micro_batches)
+    before = least_waits(forward, forward_delays, slices, schedule.micro_batches)
+    after = least_waits(backward, backward_delays, slices, schedule.micro_batches)
     for number in range(len(stages)):
-        yield before[number] + work * (forward[number] + backward[number]) + after[number] + left
-        yield before[number] + work * (forward[number] + whole[number])
+        yield before[number] + work * (forward[number] + backward[number]) + after[number] + weight_time
+        yield before[number] + work * (forward[number] + whole_backward[number])
 
 
 def _pipes(schedule: Schedule, costs: Costs) -> list[list[_Stage]]:
@@ -450,24 +454,24 @@ def _counts(schedule: Schedule) -> list[int]:
         return [schedule.micro_batches]
     elements = (element for action in schedule.actions for element in action.elements)
     # A micro-batch belongs to the pipe in which its forwards run.
-    seen = {(element.pipe, element.micro_batch) for element in elements if element.kind == FORWARD}
-    return [sum(pipe == number for pipe, _ in seen) for number in range(schedule.pipes)]
+    pairs = {(element.pipe, element.micro_batch) for element in elements if element.kind == FORWARD}
+    return [sum(pipe == number for pipe, _ in pairs) for number in range(schedule.pipes)]
 
 
 def _work(schedule: Schedule, costs: Costs) -> list[float]:
     """Per rank, the least time it computes; where passes may overlap, as if all its forwards did with a backward."""
     sequence = sum(relative_slice_times(schedule, costs))
     work = [0.0] * schedule.ranks
-    held: list[list[_Stage]] = [[] for _ in work]
+    rank_stages: list[list[_Stage]] = [[] for _ in work]
     pairs = [0] * schedule.ranks
     for placement, count in zip(schedule.placement, _counts(schedule), strict=True):
         for stage in _stages(placement, costs, schedule.splits_backward, 1.0):
             work[stage.rank] += sequence * count * (stage.forward + stage.backward)
-            held[stage.rank].append(stage)
+            rank_stages[stage.rank].append(stage)
             pairs[stage.rank] += count
     if schedule.overlaps and costs.overlapped is not None:
         together = min(costs.per_stage("overlapped", schedule.stages))
-        for rank, stages in enumerate(held):
+        for rank, stages in enumerate(rank_stages):
             # Most that a pair can save: the longest forward and backward, less the time of both at once.
             saved = max(s.forward for s in stages) + max(s.backward for s in stages) - together
             # At most one pair per micro-batch and stage of the rank.

@@ -47,8 +47,8 @@ class BlockWeights:
         if self.unit == "s":
             return format_seconds(weight)
         if self.unit == "blocks":
-            more = "s" if weight > 1 else ""
-            return say(en=f"{weight} block{more}", fr=f"{weight} bloc{more}")
+            plural = "s" if weight > 1 else ""
+            return say(en=f"{weight} block{plural}", fr=f"{weight} bloc{plural}")
         return format_count(weight, self.unit if self.unit == "FLOP" else "")
 
     def title(self) -> str:
@@ -79,13 +79,13 @@ class BlockTimes:
 
 
 def block_weights(
-    config: RunConfig, by: Measure = "parameters", pattern: str | None = None, tell: Tell | None = None
+    config: RunConfig, measure: Measure = "parameters", pattern: str | None = None, tell: Tell | None = None
 ) -> BlockWeights:
     """Weigh every block of a configuration's model.
 
     Args:
         config: names the model, the size of its input, and for `time` the micro-batch and the device.
-        by: `parameters`; `flops` of the forward pass; `time`, forward and backward really run; `uniform`, 1 each;
+        measure: `parameters`; `flops` of the forward pass; `time`, forward and backward really run; `uniform`, 1 each;
             `regex`, 1 where `pattern` is found in the block's class, else 0 (as DeepSpeed's `type:`).
         pattern: of `regex`, and of it only.
         tell: called with the number of blocks that have been timed.
@@ -93,23 +93,23 @@ def block_weights(
     Raises:
         LabError: an unknown way to weigh, a pattern without `regex` or `regex` without one, a pattern found nowhere.
     """
-    if by not in MEASURES:
-        raise LabError(one_of(say(en="way to weigh blocks", fr="façon de peser les blocs"), by, MEASURES))
-    if (by == "regex") != (pattern is not None):
+    if measure not in MEASURES:
+        raise LabError(one_of(say(en="way to weigh blocks", fr="façon de peser les blocs"), measure, MEASURES))
+    if (measure == "regex") != (pattern is not None):
         raise refusal(
             en="the pattern belongs to the weights by regex: give both (by regex, pattern Attention), or neither.",
             fr="le motif va avec les poids par regex : donnez les deux (par regex, motif Attention), ou aucun.",
         )
     counted = _counted(config.built_model, config.image_size, config.sequence_length, config.num_classes)
     kinds = tuple(kind for kind, _, _ in counted)
-    if by == "parameters":
-        return BlockWeights(by, kinds, tuple(parameters for _, parameters, _ in counted), "")
-    if by == "flops":
-        return BlockWeights(by, kinds, tuple(flops for _, _, flops in counted), "FLOP")
-    if by == "time":
-        return BlockWeights(by, kinds, block_times(config, tell=tell).step_s, "s")
+    if measure == "parameters":
+        return BlockWeights(measure, kinds, tuple(parameters for _, parameters, _ in counted), "")
+    if measure == "flops":
+        return BlockWeights(measure, kinds, tuple(flops for _, _, flops in counted), "FLOP")
+    if measure == "time":
+        return BlockWeights(measure, kinds, block_times(config, tell=tell).step_s, "s")
     ones = (1,) * len(kinds) if pattern is None else pattern_weights(kinds, pattern)
-    return BlockWeights(by, kinds, ones, "blocks")
+    return BlockWeights(measure, kinds, ones, "blocks")
 
 
 @lru_cache(maxsize=64)
@@ -121,12 +121,12 @@ def _counted(
 
     built, sample = _on_meta(model, image_size, sequence_length, num_classes)
     flops = flops_by_block(built.eval(), sample)
-    held = [set(block.parameters()) for block in built.blocks]
+    block_parameters = [set(block.parameters()) for block in built.blocks]
     if not built.is_chain:  # the last block calls the others: its own are those that they do not hold
-        held[-1] -= set().union(*held[:-1])
+        block_parameters[-1] -= set().union(*block_parameters[:-1])
     return tuple(
-        (type(block).__name__, sum(parameter.numel() for parameter in own), each)
-        for block, own, each in zip(built.blocks, held, flops, strict=True)
+        (type(block).__name__, sum(parameter.numel() for parameter in parameters), block_flops)
+        for block, parameters, block_flops in zip(built.blocks, block_parameters, flops, strict=True)
     )
 
 
@@ -182,23 +182,23 @@ def block_times(config: RunConfig, repetitions: int = REPETITIONS, tell: Tell | 
             fr=f"les blocs de {config.model_name} ne forment pas une chaîne, et aucun ne se chronomètre donc seul : "
             "équilibrez ses étages par parameters ou flops.",
         )
-    known: dict[tuple[str, torch.Size, bool], tuple[float, float, Tensor]] = {}
+    times_by_kind: dict[tuple[str, torch.Size, bool], tuple[float, float, Tensor]] = {}
     forward_s, backward_s = [], []
     for number, block in enumerate(built.train().blocks):
         kind = (repr(block), x.shape, number == 0)
-        if kind not in known:
+        if kind not in times_by_kind:
             # On meta: the shape of what the next block reads, nothing computed.
             with torch.no_grad():
                 output = block(x)
-            given = _real_input(x, config.num_classes, device, gradient=number > 0)
-            durations = list(_durations(_with_weights(block, device), given, repetitions))
+            block_input = _real_input(x, config.num_classes, device, gradient=number > 0)
+            durations = list(_durations(_with_weights(block, device), block_input, repetitions))
             block.to("meta")  # gives its memory back
-            known[kind] = (
+            times_by_kind[kind] = (
                 statistics.median(forward for forward, _ in durations),
                 statistics.median(backward for _, backward in durations),
                 output,
             )
-        forward, backward, x = known[kind]
+        forward, backward, x = times_by_kind[kind]
         forward_s.append(forward)
         backward_s.append(backward)
         if tell:
@@ -229,12 +229,12 @@ def _with_weights(block: nn.Module, device: Any) -> nn.Module:
     return block
 
 
-def _durations(block: nn.Module, given: Tensor, repetitions: int) -> Iterator[tuple[float, float]]:
+def _durations(block: nn.Module, block_input: Tensor, repetitions: int) -> Iterator[tuple[float, float]]:
     """Seconds of the forward and of the backward pass, the warm-up left out."""
     import torch
 
     def now_s() -> float:
-        if given.is_cuda:
+        if block_input.is_cuda:
             torch.cuda.synchronize()  # a GPU is told what to do and does it later
         return time.perf_counter()
 
@@ -242,9 +242,9 @@ def _durations(block: nn.Module, given: Tensor, repetitions: int) -> Iterator[tu
     for repetition in range(repetitions + 1):
         # Added to old gradients, backward would take longer.
         block.zero_grad(set_to_none=True)
-        given.grad = None
+        block_input.grad = None
         begin_s = now_s()
-        output = block(given)
+        output = block(block_input)
         forward_end_s = now_s()
         # Made once, and outside of both times.
         gradient = torch.ones_like(output) if gradient is None else gradient

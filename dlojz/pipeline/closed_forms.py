@@ -179,8 +179,8 @@ def _terapipe(x: Case) -> float:
     return (x.p - 1) * ((x.F + x.B) / x.slices + 2 * x.c)
 
 
-def _per_rank(kept: Callable[[Case, int], float]) -> Callable[[Case], list[float]]:
-    return lambda x: [kept(x, rank) for rank in range(x.p)]
+def _per_rank(peak_of: Callable[[Case, int], float]) -> Callable[[Case], list[float]]:
+    return lambda x: [peak_of(x, rank) for rank in range(x.p)]
 
 
 def _few(x: Case, ahead: int) -> float:
@@ -374,12 +374,12 @@ def closed_form(
     # Of two pipes a rank holds two stages, each for half of the micro-batches: as much work as v = 1.
     one_pipe = schedule.name not in ("chimera", "dualpipe")
     v = (chunks or (2 * waves if waves else schedule.chunks)) if one_pipe else 1
-    forward, for_input, for_weight, backward, latency, both, kept, kept_for_weight = times
+    forward, for_input, for_weight, backward, latency, overlap, units, kept_for_weight = times
     # The default group of `interleaved`: p where p divides m.
     together = micro_batches // max(1, micro_batches // ranks)
     slices = (token_slices or TOKEN_SLICES) if schedule.name == "terapipe" else 1
     case = Case(
-        ranks, micro_batches, v, together, forward, for_input, for_weight, backward, latency, both, kept,
+        ranks, micro_batches, v, together, forward, for_input, for_weight, backward, latency, overlap, units,
         kept_for_weight, slices,
     )  # fmt: skip
     work = micro_batches * v * (forward + backward)
@@ -406,7 +406,7 @@ def _equal(costs: Costs) -> tuple[float, ...] | None:
     if any(isinstance(value, tuple) for value in per_stage) or costs.sends != "buffered" or costs.slice_times:
         return None
     names = ("forward", "backward_input", "backward_weight", "backward")
-    forward, for_input, for_weight, backward = (costs.of_stage(one, 0) for one in names)
-    both = costs.of_stage("overlapped", 0)
-    kept = (costs.of_stage(one, 0) for one in ("kept_for_input", "kept_for_weight"))
-    return (forward, for_input, for_weight, backward, costs.delay(0, 1), both, *kept)
+    forward, for_input, for_weight, backward = (costs.of_stage(name, 0) for name in names)
+    overlapped_time = costs.of_stage("overlapped", 0)
+    kept_units = (costs.of_stage(name, 0) for name in ("kept_for_input", "kept_for_weight"))
+    return (forward, for_input, for_weight, backward, costs.delay(0, 1), overlapped_time, *kept_units)

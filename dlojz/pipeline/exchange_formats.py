@@ -164,10 +164,10 @@ def load_csv(path: str | Path) -> Schedule:
             # At most 4 bytes per character: enough to see that a text is too long. -sig: a spreadsheet's leading mark.
             text = file.read(4 * MAX_CHARACTERS + 1).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or say(en="it is no UTF-8 text", fr="ce n’est pas du texte UTF-8")
+        cause = getattr(error, "strerror", None) or say(en="it is no UTF-8 text", fr="ce n’est pas du texte UTF-8")
         raise refusal(
-            en=f"the schedule {str(target)!r} cannot be read: {why}; give a CSV file with one row per rank.",
-            fr=f"l’ordonnancement {str(target)!r} ne peut pas être lu : {why} ; donnez un fichier CSV d’une ligne "
+            en=f"the schedule {str(target)!r} cannot be read: {cause}; give a CSV file with one row per rank.",
+            fr=f"l’ordonnancement {str(target)!r} ne peut pas être lu : {cause} ; donnez un fichier CSV d’une ligne "
             "par rang.",
         ) from None
     return from_csv(text, target.stem or "custom")
@@ -243,35 +243,35 @@ def _cell(cell: str, row: int, column: int) -> Action | None:
     return action
 
 
-def _too_many(what: str, most: int) -> str:
+def _too_many(noun: str, limit: int) -> str:
     return say(
-        en=f"the CSV has more than {most} {what}, which is no schedule to be read here: give a smaller one.",
-        fr=f"le CSV a plus de {most} {what}, ce n’est pas un ordonnancement à lire ici : donnez-en un plus petit.",
+        en=f"the CSV has more than {limit} {noun}, which is no schedule to be read here: give a smaller one.",
+        fr=f"le CSV a plus de {limit} {noun}, ce n’est pas un ordonnancement à lire ici : donnez-en un plus petit.",
     )
 
 
 def _placement(orders: list[list[Action]]) -> list[list[int]]:
     """Rank of each stage, per pipe."""
-    held: dict[tuple[int, int], int] = {}
+    rank_of_stage: dict[tuple[int, int], int] = {}
     for rank, order in enumerate(orders):
         for element in (element for action in order for element in action.elements):
             # The first row in which a stage appears is its rank.
-            first = held.setdefault((element.pipe, element.stage), rank)
-            if first != rank:
+            owner = rank_of_stage.setdefault((element.pipe, element.stage), rank)
+            if owner != rank:
                 raise refusal(
-                    en=f"stage {element.stage} is on rank {first} and, by {element}, on rank {rank}: a stage lives "
+                    en=f"stage {element.stage} is on rank {owner} and, by {element}, on rank {rank}: a stage lives "
                     "on one rank, keep all its actions in one row (a second pipe is written u in front).",
-                    fr=f"l’étage {element.stage} est sur le rang {first} et, par {element}, sur le rang {rank} : "
+                    fr=f"l’étage {element.stage} est sur le rang {owner} et, par {element}, sur le rang {rank} : "
                     "un étage vit sur un seul rang, gardez ses actions sur une ligne (un second pipeline s’écrit "
                     "avec u devant).",
                 )
-    stages = _without_gap({stage for _, stage in held}, "stage", "étage")
-    pipes = 1 + max(pipe for pipe, _ in held)
+    stages = _without_gap({stage for _, stage in rank_of_stage}, "stage", "étage")
+    pipes = 1 + max(pipe for pipe, _ in rank_of_stage)
     for pipe in range(pipes):
         for stage in range(stages):
-            if (pipe, stage) not in held:
+            if (pipe, stage) not in rank_of_stage:
                 raise LabError(_left_out("stage", "étage", f"{'u' if pipe else ''}{stage}"))
-    return [[held[pipe, stage] for stage in range(stages)] for pipe in range(pipes)]
+    return [[rank_of_stage[pipe, stage] for stage in range(stages)] for pipe in range(pipes)]
 
 
 def _without_gap(numbers: Iterable[int], what_en: str, what_fr: str) -> int:
@@ -369,12 +369,12 @@ def _flows(timeline: Timeline, unit_us: float) -> Iterator[Event]:
     graph, actions = timeline.schedule.graph, timeline.schedule.actions
     rank_of = graph.rank.tolist()
     # Neighbours on one rank hand over in memory: no arrow.
-    crossing = ((one, other) for one, other in graph.edges() if rank_of[one] != rank_of[other])
+    crossing = ((producer, consumer) for producer, consumer in graph.edges() if rank_of[producer] != rank_of[consumer])
     for flow, (producer, consumer) in enumerate(crossing):
-        sent = float(timeline.ends[producer]) - _INSIDE * float(timeline.durations[producer])
+        send_time = float(timeline.ends[producer]) - _INSIDE * float(timeline.durations[producer])
         name = f"{actions[producer]} → {actions[consumer]}"
         common = {"name": name, "cat": "message", "id": flow}
-        yield _event("s", rank_of[producer], ts=_us(timeline, sent, unit_us), **common)
+        yield _event("s", rank_of[producer], ts=_us(timeline, send_time, unit_us), **common)
         # bp = e: bound to the slice around the point, not to the next one.
         yield _event(
             "f", rank_of[consumer], ts=_us(timeline, float(timeline.starts[consumer]), unit_us), bp="e", **common
@@ -457,11 +457,11 @@ def labels_of(schedule: Schedule) -> list[str]:
     """Label each action for a drawing, as short as it stays clear, in the order of `schedule.actions`."""
     chunk: dict[tuple[int, int], int] = {}
     for pipe, stages in enumerate(schedule.placement):
-        seen: dict[int, int] = {}
+        chunk_counts: dict[int, int] = {}
         for stage, rank in enumerate(stages):
             # Chunks of a rank are counted in the order of their stages.
-            chunk[pipe, stage] = seen.get(rank, 0)
-            seen[rank] = chunk[pipe, stage] + 1
+            chunk[pipe, stage] = chunk_counts.get(rank, 0)
+            chunk_counts[rank] = chunk[pipe, stage] + 1
     several = any(chunk.values())
     return [
         "&".join(_label(element, schedule, chunk if several else None) for element in action.elements)
@@ -474,8 +474,8 @@ def _label(action: Action, schedule: Schedule, chunk: dict[tuple[int, int], int]
     number = chunk[action.pipe, action.stage] if chunk else 0
     # Beyond z a number in brackets.
     letter = "" if chunk is None else chr(ord("a") + number) if number < 26 else f"[{number}]"
-    behind = f".{action.token_slice}" if schedule.token_slices > 1 else ""
-    return f"{direction}{letter}{action.kind}{action.micro_batch}{behind}"
+    slice_suffix = f".{action.token_slice}" if schedule.token_slices > 1 else ""
+    return f"{direction}{letter}{action.kind}{action.micro_batch}{slice_suffix}"
 
 
 def common_quantum(timeline: Timeline) -> float | None:
@@ -496,12 +496,12 @@ def common_quantum(timeline: Timeline) -> float | None:
 
 def _cell_width(timeline: Timeline, labels: Sequence[str], quantum: float) -> int:
     """Characters of a column: every label and a blank (or the next `-`) fit into the columns of its action."""
-    most = 2
+    width = 2
     for label, length in zip(labels, timeline.durations.tolist(), strict=True):
         columns = round(length / quantum)
         if columns:
-            most = max(most, -(-(len(label) + 1) // columns))
-    return most
+            width = max(width, -(-(len(label) + 1) // columns))
+    return width
 
 
 def _blocks(timeline: Timeline, labels: Sequence[str], quantum: float, cell: int, per_block: int) -> Iterator[str]:
@@ -509,13 +509,13 @@ def _blocks(timeline: Timeline, labels: Sequence[str], quantum: float, cell: int
     columns = round(timeline.makespan / quantum)
     rows = [_row(timeline, labels, quantum, cell, rank, columns) for rank in range(timeline.schedule.ranks)]
     blank = " " * len(_margin(timeline.schedule.ranks - 1))
-    for first in range(0, columns, per_block):
-        if first:
+    for start in range(0, columns, per_block):
+        if start:
             yield ""
-        last = min(first + per_block, columns)
-        yield (blank + _scale(timeline, quantum, cell, first, last)).rstrip()
+        stop = min(start + per_block, columns)
+        yield (blank + _scale(timeline, quantum, cell, start, stop)).rstrip()
         for rank, row in enumerate(rows):
-            yield (_margin(rank, len(blank)) + row[first * cell : last * cell]).rstrip()
+            yield (_margin(rank, len(blank)) + row[start * cell : stop * cell]).rstrip()
 
 
 def _row(timeline: Timeline, labels: Sequence[str], quantum: float, cell: int, rank: int, columns: int) -> str:
@@ -523,22 +523,22 @@ def _row(timeline: Timeline, labels: Sequence[str], quantum: float, cell: int, r
     text = list("".join(row))
     part = timeline.of_rank(rank)
     for number in range(part.start, part.stop):
-        first = round((float(timeline.starts[number]) - timeline.start) / quantum)
-        last = round((float(timeline.ends[number]) - timeline.start) / quantum)
-        if last == first:  # an action without duration has no column
+        start = round((float(timeline.starts[number]) - timeline.start) / quantum)
+        stop = round((float(timeline.ends[number]) - timeline.start) / quantum)
+        if stop == start:  # an action without duration has no column
             continue
-        length = (last - first) * cell
+        length = (stop - start) * cell
         # Label, dashes up to the end, and a blank before the next action.
         lasting = "-" * (length - len(labels[number]) - 1) + " "
-        text[first * cell : last * cell] = list((labels[number] + lasting)[:length])
+        text[start * cell : stop * cell] = list((labels[number] + lasting)[:length])
     return "".join(text)
 
 
-def _scale(timeline: Timeline, quantum: float, cell: int, first: int, last: int) -> str:
+def _scale(timeline: Timeline, quantum: float, cell: int, start: int, stop: int) -> str:
     """Times above the columns, as many as there is room for."""
     step = max(1, -(-8 // cell))
     return "".join(
-        f"{column * quantum:g}".ljust(cell * min(step, last - column)) for column in range(first, last, step)
+        f"{column * quantum:g}".ljust(cell * min(step, stop - column)) for column in range(start, stop, step)
     )
 
 
@@ -556,11 +556,11 @@ def _coarse(timeline: Timeline, room: int) -> Iterator[str]:
         starts, ends = timeline.starts[part], timeline.ends[part]
         middles = [timeline.start + (column + 0.5) * quantum for column in range(room)]
         # The last action that starts before each middle; −1: none has started.
-        at = (starts.searchsorted(middles, side="right") - 1).tolist()
+        indices = (starts.searchsorted(middles, side="right") - 1).tolist()
         kinds = [action.kind for action in timeline.schedule.orders[rank]]
         yield _margin(rank, widest) + "".join(
             kinds[number] if number >= 0 and middle < ends[number] else "."
-            for number, middle in zip(at, middles, strict=True)
+            for number, middle in zip(indices, middles, strict=True)
         )
 
 

@@ -76,7 +76,7 @@ class Partition:
         """Sum of the weights of each stage and its extra; of floats, the exact sum rounded once."""
         extras = self.extras or (0,) * self.num_stages
         # Summed in one go with its extra, so that floats are rounded once.
-        return tuple(_total([*self.weights[own], more]) for own, more in zip(self.stages, extras, strict=True))
+        return tuple(_total([*self.weights[stage], extra]) for stage, extra in zip(self.stages, extras, strict=True))
 
     @property
     def bottleneck(self) -> Weight:
@@ -129,20 +129,20 @@ def exact(weights: Sequence[Weight], stages: int, extras: Sequence[Weight] = ())
     if extras:
         _check_extras(extras, stages)
     # Blocks and extras on one scale.
-    whole = _as_integers([*weights, *extras])
-    prefix = [0, *accumulate(whole[: len(weights)])]
-    more = whole[len(weights) :] or [0] * stages
-    heaviest, lightest_extra = max(whole[: len(weights)]), min(more)
+    integers = _as_integers([*weights, *extras])
+    prefix = [0, *accumulate(integers[: len(weights)])]
+    extra_integers = integers[len(weights) :] or [0] * stages
+    heaviest, lightest_extra = max(integers[: len(weights)]), min(extra_integers)
 
     def reached(high: int, low: int = 0) -> list[int] | None:
-        return _first_cut(prefix, more, low, high)
+        return _first_cut(prefix, extra_integers, low, high)
 
     # No bottleneck lies below the mean load, nor below the heaviest block with the lightest extra.
-    floor = max(-(-(prefix[-1] + sum(more)) // stages), heaviest + lightest_extra)
+    floor = max(-(-(prefix[-1] + sum(extra_integers)) // stages), heaviest + lightest_extra)
     # All blocks with the largest extra are at least as heavy as any stage.
-    high = _smallest(lambda tried: reached(tried) is not None, floor, prefix[-1] + max(more))
+    high = _smallest(lambda tried: reached(tried) is not None, floor, prefix[-1] + max(extra_integers))
     # The spread is smallest where the lightest stage is heaviest: bisect for the first lower limit that fails.
-    mean = (prefix[-1] + sum(more)) // stages
+    mean = (prefix[-1] + sum(extra_integers)) // stages
     # The lightest stage weighs no more than the mean: beyond it every limit fails.
     low = _smallest(lambda tried: reached(high, tried) is None, 1, mean + 1) - 1
     bounds = reached(high, low)
@@ -208,9 +208,9 @@ def check_weights(weights: Sequence[Any]) -> tuple[Weight, ...]:
         LabError: naming the first block whose weight is negative, not finite or no number.
     """
     for block, weight in enumerate(weights):
-        whole = isinstance(weight, Integral)
+        is_integer = isinstance(weight, Integral)
         number = isinstance(weight, Real) and not isinstance(weight, bool)
-        if not number or not (whole or math.isfinite(weight)) or weight < 0:
+        if not number or not (is_integer or math.isfinite(weight)) or weight < 0:
             raise refusal(
                 en=f"the weight of a block is a finite number, at least 0, but block {block} has {weight!r}: "
                 "give its parameters, FLOPs or seconds.",
@@ -272,10 +272,10 @@ def _first_cut(prefix: Sequence[int], extras: Sequence[int], low: int, high: int
             # Load of blocks start … stop − 1 and the extra: prefix[stop] − base.
             base = prefix[start] - extras[stage]
             # Stops from `first_stop` to `last_stop` give a load within the limits.
-            first = max(start + 1, bisect_left(prefix, base + low))
-            last = bisect_right(prefix, base + high) - 1
-            stop = following[first] if first <= blocks else nowhere
-            if stop <= last:
+            first_stop = max(start + 1, bisect_left(prefix, base + low))
+            last_stop = bisect_right(prefix, base + high) - 1
+            stop = following[first_stop] if first_stop <= blocks else nowhere
+            if stop <= last_stop:
                 chosen[start] = stop
             earlier[start] = start if chosen[start] != nowhere else earlier[start + 1]
         choices.append(chosen)
@@ -312,8 +312,8 @@ def uniform(num_blocks: int, stages: int, allow_empty: bool = False) -> Partitio
     Source: DeepSpeed 0.19, `deepspeed.runtime.utils.partition_uniform` (`partition_method='uniform'`).
     """
     check_stages(max(num_blocks, stages) if allow_empty else num_blocks, stages)
-    share, more = divmod(num_blocks, stages)
-    bounds = tuple(stage * share + min(stage, more) for stage in range(stages + 1))
+    share, remainder = divmod(num_blocks, stages)
+    bounds = tuple(stage * share + min(stage, remainder) for stage in range(stages + 1))
     return Partition(bounds, (1,) * num_blocks)
 
 
@@ -342,7 +342,7 @@ def balanced_like_deepspeed(weights: Sequence[Weight], stages: int) -> Partition
     heaviest, lightest = [0.0] + [math.inf] * blocks, [math.inf] * (blocks + 1)  # of no stage at all
     starts: list[list[int]] = []
     for stage in range(1, stages + 1):
-        kept = [(math.inf, math.inf)] * (blocks + 1)
+        extremes = [(math.inf, math.inf)] * (blocks + 1)
         chosen = [0] * (blocks + 1)
         for stop in range(stage, blocks + 1):
             best = math.inf
@@ -352,8 +352,8 @@ def balanced_like_deepspeed(weights: Sequence[Weight], stages: int) -> Partition
                 high, low = max(heaviest[start], load), min(lightest[start], load)
                 # ≤, as DeepSpeed has it: of equal spreads the last one tried stays.
                 if high - low <= best:
-                    best, kept[stop], chosen[stop] = high - low, (high, low), start
-        heaviest, lightest = [high for high, _ in kept], [low for _, low in kept]
+                    best, extremes[stop], chosen[stop] = high - low, (high, low), start
+        heaviest, lightest = [high for high, _ in extremes], [low for _, low in extremes]
         starts.append(chosen)
     bounds = [blocks]
     for chosen in reversed(starts):
@@ -385,14 +385,14 @@ def like_torchgpipe(weights: Sequence[Weight], stages: int) -> Partition:
     """
     check_stages(len(weights), stages)
     weights = check_weights(weights)
-    least = min(weights)
-    span = max(weights) - least
+    minimum = min(weights)
+    span = max(weights) - minimum
     # 0 to 1: the heaviest block weighs 1, which is by how much loads may differ at the end.
-    scaled = [(weight - least) / span if span else 0.0 for weight in weights]
+    scaled = [(weight - minimum) / span if span else 0.0 for weight in weights]
     bounds = _evened(scaled, stages, nearest=False)
     if bounds is None:  # as fractions: the proof that the paper's moves come to an end knows no rounding
-        exact_span = Fraction(max(weights)) - Fraction(least)
-        fractions = [(Fraction(weight) - Fraction(least)) / exact_span for weight in weights]
+        exact_span = Fraction(max(weights)) - Fraction(minimum)
+        fractions = [(Fraction(weight) - Fraction(minimum)) / exact_span for weight in weights]
         bounds = _evened(fractions, stages, nearest=True)
     if bounds is None:
         raise AssertionError("the paper's algorithm ends, but did not")
@@ -408,7 +408,7 @@ def _evened(weights: Sequence[float | Fraction], stages: int, nearest: bool) -> 
     bounds = [*(share * stage for stage in range(stages)), len(weights)]
     donor = heavy = -1
     top: float | Fraction = 0
-    seen = set()
+    past_states = set()
     while True:
         loads = [sum(weights[start:stop]) for start, stop in pairwise(bounds)]
         if donor == heavy:  # its load has changed: look again for the heaviest stage, the last one of equals
@@ -421,9 +421,9 @@ def _evened(weights: Sequence[float | Fraction], stages: int, nearest: bool) -> 
             return tuple(bounds) if bounds == sorted(bounds) else None
         donor = light - 1 if heavy < light else light + 1
         state = (heavy, *bounds)
-        if state in seen or min(bounds) < 0 or max(bounds) > len(weights):  # in circles, or off the list
+        if state in past_states or min(bounds) < 0 or max(bounds) > len(weights):  # in circles, or off the list
             return None
-        seen.add(state)
+        past_states.add(state)
         if heavy < light:  # the stage before the lightest gives its last block
             bounds[light] -= 1
         else:  # the stage behind it gives its first
@@ -438,24 +438,24 @@ def pattern_weights(names: Sequence[str], pattern: str) -> tuple[int, ...]:
 
     Source: DeepSpeed 0.19, `PipelineModule._find_layer_type` (`partition_method='type:PATTERN'`).
     """
-    listed = ", ".join(dict.fromkeys(names))
+    name_list = ", ".join(dict.fromkeys(names))
     try:
         compiled = re.compile(pattern, re.IGNORECASE)
     except re.error as error:
         raise refusal(
             en=f"the pattern {pattern!r} is no regular expression ({error}): write for example a part of one of "
-            f"{listed}.",
+            f"{name_list}.",
             fr=f"le motif {pattern!r} n’est pas une expression régulière ({error}) : écrivez par exemple une "
-            f"partie de l’un de ces noms : {listed}.",
+            f"partie de l’un de ces noms : {name_list}.",
         ) from None
-    found = tuple(int(compiled.search(name) is not None) for name in names)
-    if not any(found):
+    weights = tuple(int(compiled.search(name) is not None) for name in names)
+    if not any(weights):
         raise refusal(
-            en=f"the pattern {pattern!r} is found in the name of no block: use one that is found in {listed}.",
+            en=f"the pattern {pattern!r} is found in the name of no block: use one that is found in {name_list}.",
             fr=f"le motif {pattern!r} ne se trouve dans le nom d’aucun bloc : prenez-en un qui se trouve dans "
-            f"{listed}.",
+            f"{name_list}.",
         )
-    return found
+    return weights
 
 
 Cut = Callable[[Sequence[Weight], int], Partition]
@@ -546,16 +546,16 @@ def stage_bounds(
             f"prenez {blocks} étages au plus.",
         )
     method, deepspeed = layout.partition, layout.engine == "deepspeed"
-    given = explicit_bounds(method)
-    if given is not None:
-        if len(given) != stages - 1 or given[-1] >= blocks:
+    cuts = explicit_bounds(method)
+    if cuts is not None:
+        if len(cuts) != stages - 1 or cuts[-1] >= blocks:
             raise refusal(
-                en=f"partition at:{','.join(map(str, given))} was received, but {stages} stages of {blocks} blocks "
+                en=f"partition at:{','.join(map(str, cuts))} was received, but {stages} stages of {blocks} blocks "
                 f"need {stages - 1} increasing numbers below {blocks}.",
-                fr=f"partition at:{','.join(map(str, given))} a été reçu, mais {stages} étages de {blocks} blocs "
+                fr=f"partition at:{','.join(map(str, cuts))} a été reçu, mais {stages} étages de {blocks} blocs "
                 f"demandent {stages - 1} numéros croissants inférieurs à {blocks}.",
             )
-        return (0, *given, blocks)
+        return (0, *cuts, blocks)
     if method.startswith(PATTERN):
         # As DeepSpeed's `PipelineModule._partition_layers`: equal numbers of matching blocks.
         bounds = balanced_like_deepspeed(pattern_weights(names, method.removeprefix(PATTERN)), stages).bounds
@@ -564,7 +564,7 @@ def stage_bounds(
         # flight.
         bounds = (uniform(blocks, stages) if deepspeed else exact([1] * blocks, stages)).bounds
     else:
-        weights = [float(one) for one in (flops if method == "flops" else parameters)]
+        weights = [float(weight) for weight in (flops if method == "flops" else parameters)]
         bounds = (balanced_like_deepspeed(weights, stages) if deepspeed else exact(weights, stages)).bounds
     for stage, (start, end) in enumerate(pairwise(bounds)):
         if start == end:

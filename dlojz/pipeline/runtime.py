@@ -63,20 +63,20 @@ class Deferred(NamedTuple):
     gradient: Tensor | None
 
 
-def backward_for_input(module: nn.Module, entered: Tensor, output: Tensor, gradient: Tensor | None) -> Deferred:
+def backward_for_input(module: nn.Module, stage_input: Tensor, output: Tensor, gradient: Tensor | None) -> Deferred:
     """Compute the gradient of the stage's input: the first half.
 
     Args:
-        entered: its input; that of a first stage needs no gradient, and nothing is computed yet.
+        stage_input: its input; that of a first stage needs no gradient, and nothing is computed yet.
         output: its output, or the loss.
         gradient: gradient of the output; None for a loss.
     """
-    if not entered.requires_grad:
+    if not stage_input.requires_grad:
         return Deferred(module, None, None, output, gradient)
     gradients = None if gradient is None else [gradient]
     # The gradient at the input, and the cuts from which the paths to the weights go on.
-    made, cuts = stage_backward_input([output], gradients, [entered], module.parameters())
-    return Deferred(module, made[0], cuts, None, None)
+    input_gradients, cuts = stage_backward_input([output], gradients, [stage_input], module.parameters())
+    return Deferred(module, input_gradients[0], cuts, None, None)
 
 
 def backward_for_weights(deferred: Deferred) -> None:
@@ -161,17 +161,17 @@ class PipelineRuntime:
         self._sent_at, self._taken_at = places_of_messages(schedule)
 
     def _check_modules(self) -> None:
-        held = {
+        keys = {
             (pipe, stage)
             for pipe, ranks in enumerate(self.schedule.placement)
             for stage, rank in enumerate(ranks)
             if rank == self.rank
         }
-        if held != set(self.modules):
+        if keys != set(self.modules):
             raise refusal(
-                en=f"rank {self.rank} holds the stages (pipe, stage) {sorted(held)}, but modules for "
+                en=f"rank {self.rank} holds the stages (pipe, stage) {sorted(keys)}, but modules for "
                 f"{sorted(self.modules)} were received.",
-                fr=f"le rang {self.rank} porte les étages (pipeline, étage) {sorted(held)}, mais des modules pour "
+                fr=f"le rang {self.rank} porte les étages (pipeline, étage) {sorted(keys)}, mais des modules pour "
                 f"{sorted(self.modules)} ont été reçus.",
             )
 
@@ -192,34 +192,34 @@ class PipelineRuntime:
         # What each other rank sends to this one, in order.
         self._expected = [
             # Messages to itself go through `_mail`, never through c10d.
-            deque(message for receiver, message in sent if receiver == self.rank != sender)
-            for sender, sent in enumerate(self._sent)
+            deque(message for receiver, message in sender_messages if receiver == self.rank != sender)
+            for sender, sender_messages in enumerate(self._sent)
         ]
         self._under_way: list[SentMessage] = []
         self._losses: list[Tensor] = []
         for action in self.schedule.orders[self.rank]:
             for element in action.elements:
                 self._execute(element)
-        for sent in self._under_way:
-            if sent.work is not None:
-                sent.work.wait()
+        for outgoing in self._under_way:
+            if outgoing.work is not None:
+                outgoing.work.wait()
         self._under_way.clear()
         self._mail.clear()
         return self._losses
 
     def _execute(self, action: Action) -> None:
-        last = action.stage == self.schedule.stages - 1
+        is_last = action.stage == self.schedule.stages - 1
         if action.kind == FORWARD:
             received = self._inputs[action.micro_batch] if action.stage == 0 else self._receive(action)
             self.perform(action, lambda: self._forward(action, received))
-            if not last:
+            if not is_last:
                 # action[1:4] is (stage, micro-batch, pipe). Detached: the receiver begins a graph of its own.
                 self._send(action, self._kept[action[1:4]].output.detach())
             return
         if action.kind == BACKWARD_WEIGHT:
             self.perform(action, lambda: backward_for_weights(self._deferred.pop(action[1:4])))
             return
-        gradient = None if last else self._receive(action)
+        gradient = None if is_last else self._receive(action)
         # A list, as `perform` returns nothing.
         outcome: list[Tensor | None] = []
         self.perform(action, lambda: outcome.append(self._backward(action, gradient)))
@@ -227,32 +227,32 @@ class PipelineRuntime:
             self._send(action, outcome[0])
 
     def _forward(self, action: Action, received: Tensor) -> None:
-        entered = received.detach()
+        stage_input = received.detach()
         # Tokens are integers; the sample itself needs no gradient either.
-        if entered.is_floating_point() and action.stage:
-            entered.requires_grad_()
-        output = self._output(action, entered)
+        if stage_input.is_floating_point() and action.stage:
+            stage_input.requires_grad_()
+        output = self._output(action, stage_input)
         if action.stage == self.schedule.stages - 1:
             output = self.loss(output, self._targets[action.micro_batch])
             self._losses.append(output.detach())
             # Mean of the step: gradients of the micro-batches add up. An asynchronous update divides by itself.
             if not self.asynchronous:
                 output = output / self.schedule.micro_batches
-        self._kept[action[1:4]] = KeptActivations(entered, output)
+        self._kept[action[1:4]] = KeptActivations(stage_input, output)
 
-    def _output(self, action: Action, entered: Tensor) -> Tensor:
-        output: Tensor = self.modules[action.pipe, action.stage](entered)
+    def _output(self, action: Action, stage_input: Tensor) -> Tensor:
+        output: Tensor = self.modules[action.pipe, action.stage](stage_input)
         return output
 
     def _backward(self, action: Action, gradient: Tensor | None) -> Tensor | None:
         """Gradient of the stage's input; the weights' gradients now (B), or later (I)."""
-        kept = self._kept.pop(action[1:4])
+        activations = self._kept.pop(action[1:4])
         if action.kind == BACKWARD:
             # Also adds the weights' gradients to `parameter.grad`.
-            torch.autograd.backward(kept.output, gradient)
-            return kept.input.grad
+            torch.autograd.backward(activations.output, gradient)
+            return activations.input.grad
         module = self.modules[action.pipe, action.stage]
-        deferred = backward_for_input(module, kept.input, kept.output, gradient)
+        deferred = backward_for_input(module, activations.input, activations.output, gradient)
         self._deferred[action[1:4]] = deferred
         return deferred.input_gradient
 
@@ -289,13 +289,13 @@ class PipelineRuntime:
         gloo's `is_completed` stays False until somebody waits, so all messages of a step would be kept to its end.
         """
         still_under_way = []
-        for sent in self._under_way:
+        for outgoing in self._under_way:
             # Taken by an action no later than the one that sent `coming`: it has arrived.
-            taken = sent.receiver == sender and self._taken_at[sent.message] <= self._sent_at[coming]
-            if taken and sent.work is not None:
-                sent.work.wait()
-            elif not taken:
-                still_under_way.append(sent)
+            is_taken = outgoing.receiver == sender and self._taken_at[outgoing.message] <= self._sent_at[coming]
+            if is_taken and outgoing.work is not None:
+                outgoing.work.wait()
+            elif not is_taken:
+                still_under_way.append(outgoing)
         self._under_way = still_under_way
 
     @property
@@ -338,10 +338,13 @@ def boundaries_of(stages: Sequence[nn.Module], sample: Tensor, *, compute: torch
         compute: the type of an autocast around the stages; None: there is none.
     """
     boundaries = []
-    made = sample if isinstance(sample, FakeTensor) else None
-    with made.fake_mode if made is not None else FakeTensorMode(allow_non_fake_inputs=True) as fake, torch.no_grad():
+    fake_sample = sample if isinstance(sample, FakeTensor) else None
+    with (
+        fake_sample.fake_mode if fake_sample is not None else FakeTensorMode(allow_non_fake_inputs=True) as fake,
+        torch.no_grad(),
+    ):
         # A real sample gets a fake twin: shapes without memory.
-        x = sample if made is not None else fake.from_tensor(sample)
+        x = sample if fake_sample is not None else fake.from_tensor(sample)
         for stage in stages:
             boundaries.append(Boundary(tuple(x.shape), x.dtype))
             was_training = stage.training
@@ -399,7 +402,7 @@ class WeightVersions:
     def drop_before(self, oldest: int) -> None:
         """Forget the versions that no action to come uses."""
         # Never the newest, even if no action to come uses it.
-        for version in [one for one in self.kept if one < min(oldest, self.newest)]:
+        for version in [number for number in self.kept if number < min(oldest, self.newest)]:
             del self.kept[version]
 
     def restart(self) -> None:
@@ -432,9 +435,9 @@ class AsynchronousRuntime(PipelineRuntime):
     ) -> None:
         super().__init__(schedule, modules, boundaries, loss, group=group, perform=perform)
         audit = version_audit(schedule)
-        first, last = schedule.first_of_rank[self.rank : self.rank + 2]
+        begin, end = schedule.first_of_rank[self.rank : self.rank + 2]
         # Each action stands once in a rank's order, so it is a key.
-        self._version_of = dict(zip(schedule.orders[self.rank], audit.versions[first:last], strict=True))
+        self._version_of = dict(zip(schedule.orders[self.rank], audit.versions[begin:end], strict=True))
         self.weights = {key: WeightVersions(module, learning_rate, weight_decay) for key, module in modules.items()}
         self.versions_kept = 0
         """The most versions that a stage of this rank kept at a time in the last step."""
@@ -450,13 +453,13 @@ class AsynchronousRuntime(PipelineRuntime):
     def _oldest_needed(self) -> list[int]:
         """After each action of this rank: the oldest version that one to come uses."""
         # Larger than any version: after the last action none is needed.
-        oldest, needed = 2**31, []
+        oldest, oldest_versions = 2**31, []
         for action in reversed(self.schedule.orders[self.rank]):
-            needed.append(oldest)
+            oldest_versions.append(oldest)
             version = self._version_of[action]
             if version is not None and action.kind != UPDATE:
                 oldest = min(oldest, version)
-        return needed[::-1]
+        return oldest_versions[::-1]
 
     def _execute(self, action: Action) -> None:
         # An asynchronous schedule updates stage by stage: each has its own versions.
@@ -469,20 +472,20 @@ class AsynchronousRuntime(PipelineRuntime):
         self.versions_kept = max(self.versions_kept, len(versions.kept))
         self._done += 1
 
-    def _output(self, action: Action, entered: Tensor) -> Tensor:
+    def _output(self, action: Action, stage_input: Tensor) -> Tensor:
         # Runs the module with tensors of that version in place of its parameters.
-        output: Tensor = functional_call(self.modules[action.pipe, action.stage], self._used(action), (entered,))
+        output: Tensor = functional_call(self.modules[action.pipe, action.stage], self._used(action), (stage_input,))
         return output
 
     def _backward(self, action: Action, gradient: Tensor | None) -> Tensor | None:
-        kept = self._kept.pop(action[1:4])
+        activations = self._kept.pop(action[1:4])
         # The forward's own tensors: only for these has its graph gradients.
         weights = list(self._used(action._replace(kind=FORWARD)).values())
-        wanted = [kept.input, *weights] if kept.input.requires_grad else weights
-        gradients = torch.autograd.grad(kept.output, wanted, gradient, allow_unused=True)
+        grad_inputs = [activations.input, *weights] if activations.input.requires_grad else weights
+        gradients = torch.autograd.grad(activations.output, grad_inputs, gradient, allow_unused=True)
         # Without the input's gradient, which stands first where there is one.
-        self.weights[action.pipe, action.stage].add_gradient(gradients[len(wanted) - len(weights) :])
-        return gradients[0] if kept.input.requires_grad else None
+        self.weights[action.pipe, action.stage].add_gradient(gradients[len(grad_inputs) - len(weights) :])
+        return gradients[0] if activations.input.requires_grad else None
 
     def _used(self, action: Action) -> Weights:
         version = self._version_of[action]

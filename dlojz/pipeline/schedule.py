@@ -88,9 +88,16 @@ class Action(NamedTuple):
         return self.parts or (self,)
 
 
-def overlapped(first: Action, second: Action) -> Action:
+def overlapped(first_part: Action, second_part: Action) -> Action:
     """Build the action of a forward and a backward that run at once."""
-    return Action(OVERLAPPED, first.stage, first.micro_batch, first.pipe, first.token_slice, (first, second))
+    return Action(
+        OVERLAPPED,
+        first_part.stage,
+        first_part.micro_batch,
+        first_part.pipe,
+        first_part.token_slice,
+        (first_part, second_part),
+    )
 
 
 def parse_action(text: str) -> Action:
@@ -100,11 +107,11 @@ def parse_action(text: str) -> Action:
         LabError: if the text is no action.
     """
     cell = text.strip()
-    both = _OVERLAPPED.fullmatch(cell)
-    if both:
-        return overlapped(parse_action(both["first"]), parse_action(both["second"]))
-    one = _ONE.fullmatch(cell)
-    if one is None:
+    pair_match = _OVERLAPPED.fullmatch(cell)
+    if pair_match:
+        return overlapped(parse_action(pair_match["first"]), parse_action(pair_match["second"]))
+    action_match = _ONE.fullmatch(cell)
+    if action_match is None:
         raise refusal(
             en=f"{cell[:40]!r} is no action: write stage, kind and micro-batch, as 2F0 (forward), 2B0 (backward), "
             "2I0 and 2W0 (backward for the input, for the weights) or (1F1;1B0)OVERLAP_F_B.",
@@ -113,7 +120,11 @@ def parse_action(text: str) -> Action:
             "(1F1;1B0)OVERLAP_F_B.",
         )
     return Action(
-        one["kind"], int(one["stage"]), int(one["micro_batch"]), _PIPES.index(one["pipe"]), int(one["token_slice"] or 0)
+        action_match["kind"],
+        int(action_match["stage"]),
+        int(action_match["micro_batch"]),
+        _PIPES.index(action_match["pipe"]),
+        int(action_match["token_slice"] or 0),
     )
 
 
@@ -155,8 +166,8 @@ class ActionGraph:
     def edges(self) -> list[tuple[int, int]]:
         """List (action, the one that reads its output), but not the next on the same rank; `also` comes last."""
         # `actions` itself is the number of "nothing".
-        main = [(needed, index) for index, needed in enumerate(self.needs) if needed < self.actions]
-        return main + [(needed, index) for index, needed in self.also]
+        main = [(producer, index) for index, producer in enumerate(self.needs) if producer < self.actions]
+        return main + [(producer, index) for index, producer in self.also]
 
 
 def compile_graph(orders: Orders, placement: Placement, micro_batches: int, token_slices: int = 1) -> ActionGraph:
@@ -178,21 +189,21 @@ def compile_graph(orders: Orders, placement: Placement, micro_batches: int, toke
     unit = micro_batch * token_slices + token_slice
     _refuse_out_of_range(elements, stage, unit, pipe, (stages, units, pipes))
     # [table, pipe, stage, unit] → number of the action that produces it; `count` where none does.
-    where = np.full((6, pipes, stages, units), count, np.int64)
-    where[kind, pipe, stage, unit] = owner
+    action_table = np.full((6, pipes, stages, units), count, np.int64)
+    action_table[kind, pipe, stage, unit] = owner
 
     needs = np.full(len(elements), count, np.int64)
     # A forward reads the output of the stage before.
     later = (kind == _FORWARDS) & (stage > 0)
-    needs[later] = where[_FORWARDS, pipe[later], stage[later] - 1, unit[later]]
+    needs[later] = action_table[_FORWARDS, pipe[later], stage[later] - 1, unit[later]]
     # A backward reads the gradient of the stage behind; the last stage has its own loss.
     earlier = (kind == _BACKWARDS) & (stage < stages - 1)
-    needs[earlier] = where[_BACKWARDS, pipe[earlier], stage[earlier] + 1, unit[earlier]]
+    needs[earlier] = action_table[_BACKWARDS, pipe[earlier], stage[earlier] + 1, unit[earlier]]
     missing = np.flatnonzero((later | earlier) & (needs == count))
     if missing.size:
         raise LabError(_waits_for_nobody(elements[int(missing[0])]))
 
-    _refuse_backward_first(elements, owner, where, kind, (pipe, stage, unit))
+    _refuse_backward_first(elements, owner, action_table, kind, (pipe, stage, unit))
     rank = np.repeat(np.arange(len(orders)), [len(order) for order in orders])
     # The action before on the rank; a rank's first one has `count`, nothing.
     previous = np.arange(-1, count - 1)
@@ -204,18 +215,18 @@ def compile_graph(orders: Orders, placement: Placement, micro_batches: int, toke
     # Overlapped actions read two inputs: the first in `needs`, the others in `also`.
     if len(elements) != count:
         main = np.full(count, count, np.int64)
-        seen: set[int] = set()
-        for index, needed in zip(owner.tolist(), needs.tolist(), strict=True):
-            if index in seen:
-                if needed != count:
-                    also.append((index, needed))
+        filled_actions: set[int] = set()
+        for index, producer in zip(owner.tolist(), needs.tolist(), strict=True):
+            if index in filled_actions:
+                if producer != count:
+                    also.append((index, producer))
             else:
-                main[index] = needed
-                seen.add(index)
+                main[index] = producer
+                filled_actions.add(index)
     if np.any(kind == _LOADS):
         # A backward of evicted activations also waits until they are back.
         backwards = kind == _BACKWARDS
-        loads = where[_LOADS, pipe[backwards], stage[backwards], unit[backwards]]
+        loads = action_table[_LOADS, pipe[backwards], stage[backwards], unit[backwards]]
         also += [(b, load) for b, load in zip(owner[backwards].tolist(), loads.tolist(), strict=True) if load != count]
     order = _run_order(orders, main.tolist(), also, rank)
     return ActionGraph(count, order, previous.tolist(), main.tolist(), tuple(also), rank)
@@ -245,33 +256,37 @@ def _refuse_out_of_range(
 
 
 def _refuse_backward_first(
-    elements: list[Action], owner: Integers, where: Integers, kind: Integers, place: tuple[Integers, Integers, Integers]
+    elements: list[Action],
+    owner: Integers,
+    action_table: Integers,
+    kind: Integers,
+    coordinates: tuple[Integers, Integers, Integers],
 ) -> None:
     """Refuse a backward before its forward, or a backward for the weights before that for the input."""
     for late, early in ((_BACKWARDS, _FORWARDS), (_WEIGHTS, _BACKWARDS)):
         numbers = np.flatnonzero(kind == late)
         # Numbers grow along a rank, and `count` is larger than all.
-        before = where[early][tuple(column[numbers] for column in place)]
+        before = action_table[early][tuple(column[numbers] for column in coordinates)]
         wrong = np.flatnonzero(before >= owner[numbers])  # later on the rank, or nowhere
         if wrong.size:
             action = elements[int(numbers[wrong[0]])]
-            needed = action._replace(kind=FORWARD if late == _BACKWARDS else BACKWARD_INPUT)
+            source = action._replace(kind=FORWARD if late == _BACKWARDS else BACKWARD_INPUT)
             raise refusal(
-                en=f"{action} needs the result of {needed}, which does not stand before it on its rank: put "
-                f"{needed} first.",
-                fr=f"{action} a besoin du résultat de {needed}, qui n’est pas placée avant elle sur son rang : "
-                f"placez {needed} d’abord.",
+                en=f"{action} needs the result of {source}, which does not stand before it on its rank: put "
+                f"{source} first.",
+                fr=f"{action} a besoin du résultat de {source}, qui n’est pas placée avant elle sur son rang : "
+                f"placez {source} d’abord.",
             )
 
 
 def _waits_for_nobody(action: Action) -> str:
     forward = action.kind == FORWARD
-    needed = action._replace(kind=FORWARD if forward else "B", stage=action.stage + (-1 if forward else 1))
-    spelled = str(needed) if forward else f"{needed} (or {needed._replace(kind='I')})"
+    source = action._replace(kind=FORWARD if forward else "B", stage=action.stage + (-1 if forward else 1))
+    spelled = str(source) if forward else f"{source} (or {source._replace(kind='I')})"
     return say(
-        en=f"{action} waits for {spelled}, but no rank has it: add it to the rank that holds stage {needed.stage}.",
+        en=f"{action} waits for {spelled}, but no rank has it: add it to the rank that holds stage {source.stage}.",
         fr=f"{action} attend {spelled.replace('or', 'ou')}, mais aucun rang ne l’a : ajoutez-la au rang qui porte "
-        f"l’étage {needed.stage}.",
+        f"l’étage {source.stage}.",
     )
 
 
@@ -282,34 +297,34 @@ def _run_order(orders: Orders, needs: list[int], also: list[tuple[int, int]], ra
         LabError: if ranks wait for each other, with the cycle.
     """
     count = len(needs)
-    done = bytearray(count + 1)
-    done[count] = 1  # "nothing" has always run
+    has_run = bytearray(count + 1)
+    has_run[count] = 1  # "nothing" has always run
     extra: dict[int, list[int]] = {}
-    for index, needed in also:
-        extra.setdefault(index, []).append(needed)
+    for index, producer in also:
+        extra.setdefault(index, []).append(producer)
     firsts = [0, *accumulate(map(len, orders))]
     # Where each rank stands, and where its actions end.
-    position, last = firsts[:-1], firsts[1:]
+    position, ends = firsts[:-1], firsts[1:]
     waiters: dict[int, list[int]] = {}
     order: list[int] = []
     add = order.append
     ready = list(range(len(orders)))[::-1]
     while ready:
         current = ready.pop()
-        index, end = position[current], last[current]
+        index, end = position[current], ends[current]
         while index < end:
-            needed = needs[index]
+            producer = needs[index]
             # The main input is there: the further ones may not be.
-            if extra and done[needed] and index in extra:
-                needed = next((one for one in extra[index] if not done[one]), count)
-            if not done[needed]:
+            if extra and has_run[producer] and index in extra:
+                producer = next((number for number in extra[index] if not has_run[number]), count)
+            if not has_run[producer]:
                 # Parked until that action has run: no rank is looked at twice for one wait.
-                if needed in waiters:
-                    waiters[needed].append(current)
+                if producer in waiters:
+                    waiters[producer].append(current)
                 else:
-                    waiters[needed] = [current]
+                    waiters[producer] = [current]
                 break
-            done[index] = 1
+            has_run[index] = 1
             add(index)
             if index in waiters:
                 ready += waiters.pop(index)
@@ -318,8 +333,8 @@ def _run_order(orders: Orders, needs: list[int], also: list[tuple[int, int]], ra
     if len(order) < count:
         # Each rank that is not done, with the action that it cannot run and the one that this waits for.
         blocked = {
-            current: (index, next(one for one in (needs[index], *extra.get(index, ())) if not done[one]))
-            for current, (index, end) in enumerate(zip(position, last, strict=True))
+            current: (index, next(number for number in (needs[index], *extra.get(index, ())) if not has_run[number]))
+            for current, (index, end) in enumerate(zip(position, ends, strict=True))
             if index < end
         }
         raise LabError(_deadlock(list(chain.from_iterable(orders)), blocked, rank.tolist()))
@@ -328,20 +343,20 @@ def _run_order(orders: Orders, needs: list[int], also: list[tuple[int, int]], ra
 
 def _deadlock(actions: list[Action], blocked: dict[int, tuple[int, int]], rank_of: list[int]) -> str:
     """Describe the cycle; `blocked` holds each blocked rank's next action, and the one it waits for."""
-    current, seen = next(iter(blocked)), []
+    current, path = next(iter(blocked)), []
     # Every blocked rank waits for another blocked one: the walk comes back to where it was.
-    while current not in seen:
-        seen.append(current)
+    while current not in path:
+        path.append(current)
         current = rank_of[blocked[current][1]]
     parts_en, parts_fr = [], []
-    for rank in seen[seen.index(current) :]:
-        index, needed = blocked[rank]
-        holder = rank_of[needed]
+    for rank in path[path.index(current) :]:
+        index, producer = blocked[rank]
+        holder = rank_of[producer]
         before = blocked[holder][0]
-        behind_en = "" if needed == before else f", which comes after {actions[before]}"
-        behind_fr = "" if needed == before else f", placée après {actions[before]}"
-        parts_en.append(f"rank {rank} at {actions[index]} waits for {actions[needed]} of rank {holder}{behind_en}")
-        parts_fr.append(f"le rang {rank}, à {actions[index]}, attend {actions[needed]} du rang {holder}{behind_fr}")
+        behind_en = "" if producer == before else f", which comes after {actions[before]}"
+        behind_fr = "" if producer == before else f", placée après {actions[before]}"
+        parts_en.append(f"rank {rank} at {actions[index]} waits for {actions[producer]} of rank {holder}{behind_en}")
+        parts_fr.append(f"le rang {rank}, à {actions[index]}, attend {actions[producer]} du rang {holder}{behind_fr}")
     return say(
         en=f"deadlock: {'; '.join(parts_en)}. Reorder one of these ranks so that the cycle is broken.",
         fr=f"interblocage : {' ; '.join(parts_fr)}. Changez l’ordre d’un de ces rangs pour rompre le cycle.",
@@ -401,8 +416,8 @@ class Schedule:
     ) -> Schedule:
         """Build a schedule from any iterables; `placement` may be one list (`rank of stage`) for one pipe."""
         # A flat list of ranks is one pipe.
-        first = placement[0] if placement else 0
-        pipes = (placement,) if isinstance(first, int) else placement
+        first_entry = placement[0] if placement else 0
+        pipes = (placement,) if isinstance(first_entry, int) else placement
         return cls(
             name,
             tuple(tuple(order) for order in orders),
@@ -435,8 +450,8 @@ class Schedule:
     @property
     def chunks(self) -> int:
         """Largest number of stages on a rank, over all pipes."""
-        held = [rank for pipe in self.placement for rank in pipe]
-        return max(held.count(rank) for rank in range(self.ranks))
+        stage_ranks = [rank for pipe in self.placement for rank in pipe]
+        return max(stage_ranks.count(rank) for rank in range(self.ranks))
 
     @property
     def splits_backward(self) -> bool:

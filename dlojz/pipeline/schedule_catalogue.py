@@ -303,7 +303,7 @@ ENTRIES = (
 )
 
 
-SCHEDULES: dict[str, ScheduleEntry] = {one.name: one for one in ENTRIES}
+SCHEDULES: dict[str, ScheduleEntry] = {schedule_entry.name: schedule_entry for schedule_entry in ENTRIES}
 
 ALIASES: dict[str, str] = {
     "dapple": "1f1b",
@@ -331,11 +331,11 @@ def entry(name: str) -> ScheduleEntry:
     Raises:
         LabError: if there is none; the message lists all names.
     """
-    names = {_plain(known): known for known in SCHEDULES} | {_plain(other): known for other, known in ALIASES.items()}
-    known = names.get(_plain(str(name)))
-    if known is None:
+    names = {_plain(key): key for key in SCHEDULES} | {_plain(alias): key for alias, key in ALIASES.items()}
+    key = names.get(_plain(str(name)))
+    if key is None:
         raise LabError(one_of("schedule", name, SCHEDULES))
-    return SCHEDULES[known]
+    return SCHEDULES[key]
 
 
 def build(
@@ -348,7 +348,7 @@ def build(
     memory_limit: float | None = None,
     waves: int | None = None,
     costs: Costs | None = None,
-    **more: object,
+    **extra_options: object,
 ) -> Schedule:
     """Build the schedule of that name.
 
@@ -369,9 +369,9 @@ def build(
         LabError: for an unknown name, an option that the schedule has not, or numbers that do not fit it.
     """
     schedule = entry(name)
-    given = {"waves": waves, "token_slices": token_slices, **more}
+    all_options = {"waves": waves, "token_slices": token_slices, **extra_options}
     # None: not given, the schedule has its own default.
-    options = {key: value for key, value in given.items() if value is not None}
+    options = {key: value for key, value in all_options.items() if value is not None}
     if chunks is not None:
         options |= _chunks(schedule, chunks, options)
     for option in options:
@@ -384,10 +384,10 @@ def build(
         options.setdefault("token_slices", TOKEN_SLICES)
     planned = "memory_limit" in schedule.options
     if planned:
-        kept = reckoned.kept_for_input
+        units = reckoned.kept_for_input
         # Of unequal stages the largest, so that as many micro-batches fit everywhere.
-        least = _LIMITS[schedule.name] * ranks * (max(kept) if isinstance(kept, tuple) else kept)
-        options["memory_limit"] = least if memory_limit is None else memory_limit
+        default_limit = _LIMITS[schedule.name] * ranks * (max(units) if isinstance(units, tuple) else units)
+        options["memory_limit"] = default_limit if memory_limit is None else memory_limit
     module, function = schedule.function.split(".")
     built: Schedule = getattr(import_module(f"dlojz.pipeline.orders.{module}"), function)(
         ranks, micro_batches, **options
@@ -418,7 +418,7 @@ def _chunks(schedule: ScheduleEntry, chunks: int, options: dict[str, object]) ->
         )
     if chunks == schedule.chunks:
         return {}
-    free = ", ".join(one.name for one in ENTRIES if "chunks" in one.options)
+    free = ", ".join(schedule_entry.name for schedule_entry in ENTRIES if "chunks" in schedule_entry.options)
     raise refusal(
         en=f"{schedule.name} has {schedule.chunks} stage(s) per rank, but chunks={chunks} was received: leave "
         f"chunks out, or take a schedule that has the choice ({free}).",
@@ -428,9 +428,9 @@ def _chunks(schedule: ScheduleEntry, chunks: int, options: dict[str, object]) ->
 
 
 def _not_an_option(schedule: ScheduleEntry, option: str) -> str:
-    takers = ", ".join(one.name for one in ENTRIES if option in one.options)
+    takers = ", ".join(schedule_entry.name for schedule_entry in ENTRIES if option in schedule_entry.options)
     if not takers:
-        return one_of("option", option, sorted({each for one in ENTRIES for each in one.options}))
+        return one_of("option", option, sorted({key for schedule_entry in ENTRIES for key in schedule_entry.options}))
     return say(
         en=f"{schedule.name} has no option {option}: leave it out, or take a schedule that has it ({takers}).",
         fr=f"{schedule.name} n’a pas d’option {option} : omettez-la, ou prenez un ordonnancement qui l’a ({takers}).",

@@ -250,26 +250,28 @@ def _deadlock(
 ) -> str:
     rank, actions = schedule.graph.rank.tolist(), schedule.actions
     # Any blocked rank leads to a cycle, as each waits for another one.
-    current = next(number for number, at in enumerate(position) if at < len(programs[number]))
+    current = next(number for number, step_number in enumerate(position) if step_number < len(programs[number]))
     blocked_on: dict[int, ScheduledMessage] = {}
     while current not in blocked_on:
         step = programs[current][position[current]]
         messages = step if isinstance(step, tuple) else ()
-        message = next(one for one in messages if (_other(rank, one, current), one) not in posted)
+        message = next(
+            candidate for candidate in messages if (_other(rank, candidate, current), candidate) not in posted
+        )
         blocked_on[current] = message
         current = _other(rank, message, current)
     cycle = list(blocked_on)[list(blocked_on).index(current) :]
     parts_en, parts_fr = [], []
     for number in cycle:
         message = blocked_on[number]
-        other = _other(rank, message, number)
-        made, needed = actions[message.producer], actions[message.consumer]
+        peer = _other(rank, message, number)
+        producer, consumer = actions[message.producer], actions[message.consumer]
         if rank[message.producer] == number:
-            parts_en.append(f"rank {number} sends the output of {made} to rank {other}")
-            parts_fr.append(f"le rang {number} envoie le résultat de {made} au rang {other}")
+            parts_en.append(f"rank {number} sends the output of {producer} to rank {peer}")
+            parts_fr.append(f"le rang {number} envoie le résultat de {producer} au rang {peer}")
         else:
-            parts_en.append(f"rank {number} waits to receive what {needed} needs from rank {other}")
-            parts_fr.append(f"le rang {number} attend du rang {other} ce qu’il faut à {needed}")
+            parts_en.append(f"rank {number} waits to receive what {consumer} needs from rank {peer}")
+            parts_fr.append(f"le rang {number} attend du rang {peer} ce qu’il faut à {consumer}")
     return say(
         en=f"deadlock of blocking sends: {'; '.join(parts_en)}, and none of them receives. Post sends and receives "
         "together (sends='paired') or do not block (sends='buffered').",
@@ -303,29 +305,29 @@ def simulate(schedule: Schedule, costs: Costs = UNIT_COSTS) -> Timeline:
     # Without latency, overhead and further inputs, two look-ups per action are enough.
     if delays is None and not costs.overhead and not graph.also:
         for index in graph.order:
-            at, end = ends[previous[index]], ends[needs[index]]
-            ends[index] = (at if at > end else end) + durations[index]
+            start, end = ends[previous[index]], ends[needs[index]]
+            ends[index] = (start if start > end else end) + durations[index]
     else:
         overhead = costs.overhead
         delays = delays or [0.0] * graph.actions
         extra: dict[int, list[tuple[int, float]]] = {}
-        for index, needed in graph.also:
-            extra.setdefault(index, []).append((needed, input_delay(schedule, costs, needed, index)))
+        for index, producer in graph.also:
+            extra.setdefault(index, []).append((producer, input_delay(schedule, costs, producer, index)))
         for index in graph.order:
             # The rank is free after its overhead; the input is there after its delay.
-            at = max(ends[previous[index]] + overhead, ends[needs[index]] + delays[index])
-            for needed, delay in extra.get(index, ()):
-                at = max(at, ends[needed] + delay)
-            ends[index] = at + durations[index]
+            start = max(ends[previous[index]] + overhead, ends[needs[index]] + delays[index])
+            for producer, delay in extra.get(index, ()):
+                start = max(start, ends[producer] + delay)
+            ends[index] = start + durations[index]
     finish = np.array(ends[:-1])
     return Timeline(schedule, finish - np.array(durations), finish, costs=costs)
 
 
-def input_delay(schedule: Schedule, costs: Costs, needed: int, index: int) -> float:
-    """Return how long the output of action `needed` is under way to action `index`, where sends do not block."""
-    if schedule.actions[needed].kind == LOAD:
+def input_delay(schedule: Schedule, costs: Costs, producer: int, index: int) -> float:
+    """Return how long the output of action `producer` is under way to action `index`, where sends do not block."""
+    if schedule.actions[producer].kind == LOAD:
         return costs.eviction_transfer
-    return costs.delay(int(schedule.graph.rank[needed]), int(schedule.graph.rank[index]))
+    return costs.delay(int(schedule.graph.rank[producer]), int(schedule.graph.rank[index]))
 
 
 def _delays(schedule: Schedule, graph: ActionGraph, costs: Costs) -> list[float] | None:
@@ -433,12 +435,12 @@ def peak_activations(schedule: Schedule, costs: Costs = UNIT_COSTS) -> tuple[flo
     peaks = []
     share = 1 / schedule.token_slices
     for rank, order in enumerate(schedule.orders):
-        held = peak = 0.0
+        memory = peak = 0.0
         # In the order of the rank's list: times are not needed.
         for action in order:
             for _, _, units in (d for e in action.elements for d in deltas(e, rank, costs, share)):
-                held += units
-                peak = max(peak, held)
+                memory += units
+                peak = max(peak, memory)
         peaks.append(peak)
     return tuple(peaks)
 
@@ -452,15 +454,17 @@ def deltas(
     rank that receives evicted activations.
     """
     # M_B and M_W, times the part of a micro-batch.
-    kept, for_weight = (costs.of_stage(name, action.stage) * share for name in ("kept_for_input", "kept_for_weight"))
+    for_input, for_weight = (
+        costs.of_stage(name, action.stage) * share for name in ("kept_for_input", "kept_for_weight")
+    )
     changes: dict[str, tuple[tuple[int, bool, float], ...]] = {
-        FORWARD: ((rank, False, kept),),
-        BACKWARD: ((rank, True, -kept),),
-        BACKWARD_INPUT: ((rank, True, for_weight - kept),),
+        FORWARD: ((rank, False, for_input),),
+        BACKWARD: ((rank, True, -for_input),),
+        BACKWARD_INPUT: ((rank, True, for_weight - for_input),),
         BACKWARD_WEIGHT: ((rank, True, -for_weight),),
         # While under way they take memory on both ranks.
-        EVICT: ((rank, True, -kept), (partner, False, kept)),
-        LOAD: ((rank, False, kept), (partner, True, -kept)),
+        EVICT: ((rank, True, -for_input), (partner, False, for_input)),
+        LOAD: ((rank, False, for_input), (partner, True, -for_input)),
     }
     return changes.get(action.kind, ())
 
@@ -507,21 +511,21 @@ def measured_timeline(
     """
     timed = [span for span in spans if span.action and (ranks is None or span.rank in ranks)]
     steps = steps_of(timed)
-    wanted = steps[-1] if step is None and steps else step
-    found = {
+    target = steps[-1] if step is None and steps else step
+    interval_of = {
         (span.rank if ranks is None else ranks[span.rank], span.action): (span.start_s, span.end_s)
         for span in timed
-        if span.step == wanted
+        if span.step == target
     }
     starts, ends = np.zeros(len(schedule.actions)), np.zeros(len(schedule.actions))
     for rank, order in enumerate(schedule.orders):
         for number, action in enumerate(order, schedule.first_of_rank[rank]):
-            times = [found.get((rank, str(element))) for element in action.elements]
+            times = [interval_of.get((rank, str(element))) for element in action.elements]
             if any(time is None for time in times):
                 raise refusal(
-                    en=f"the record has no time for {action} of rank {rank} in step {wanted}: it is of another "
+                    en=f"the record has no time for {action} of rank {rank} in step {target}: it is of another "
                     "schedule, or ended before that step; run it again.",
-                    fr=f"l’enregistrement n’a pas de temps pour {action} du rang {rank} au pas {wanted} : il vient "
+                    fr=f"l’enregistrement n’a pas de temps pour {action} du rang {rank} au pas {target} : il vient "
                     "d’un autre ordonnancement, ou s’est terminé avant ; relancez l’exécution.",
                 )
             # Parts of an overlapped action ran one after the other: from the first start to the last end.
@@ -541,12 +545,12 @@ def calibrated(timelines: Iterable[Timeline], latency: float | None = None) -> C
     Raises:
         LabError: if there is no timeline.
     """
-    given = list(timelines)
-    if not given:
+    timeline_list = list(timelines)
+    if not timeline_list:
         raise LabError(say(en="no timeline to calibrate with was given.", fr="aucune chronologie pour calibrer."))
-    schedule = given[0].schedule
+    schedule = timeline_list[0].schedule
     seconds: dict[str, list[list[float]]] = {}
-    for timeline in given:
+    for timeline in timeline_list:
         for action, duration in zip(schedule.actions, timeline.durations.tolist(), strict=True):
             if action.kind in COST_OF:
                 of_kind = seconds.setdefault(COST_OF[action.kind], [[] for _ in range(schedule.stages)])
@@ -557,8 +561,8 @@ def calibrated(timelines: Iterable[Timeline], latency: float | None = None) -> C
     }
     if latency is None:
         # Median: single late messages do not count.
-        latency = float(np.median([measured_latency(timeline) for timeline in given]))
-    overhead = float(np.median([measured_overhead(timeline, latency) for timeline in given]))
+        latency = float(np.median([measured_latency(timeline) for timeline in timeline_list]))
+    overhead = float(np.median([measured_overhead(timeline, latency) for timeline in timeline_list]))
     return Costs(latency=latency, overhead=overhead, **means)  # type: ignore[arg-type]
 
 
@@ -566,15 +570,15 @@ def measured_latency(timeline: Timeline) -> float:
     """Median time from a producer's end to its consumer's start on another rank that was already waiting."""
     graph, gaps = timeline.schedule.graph, []
     starts, ends = timeline.starts, timeline.ends
-    for index, needed in enumerate(graph.needs):
+    for index, producer in enumerate(graph.needs):
         before = graph.previous[index]
-        if needed == graph.actions or graph.rank[needed] == graph.rank[index]:
+        if producer == graph.actions or graph.rank[producer] == graph.rank[index]:
             continue
         # Before a rank's first action it was free all the time.
         free = ends[before] if before < graph.actions else -np.inf
         # Only where the rank was free first, so that the wait is the message's.
-        if free <= ends[needed]:
-            gaps.append(max(0.0, float(starts[index] - ends[needed])))
+        if free <= ends[producer]:
+            gaps.append(max(0.0, float(starts[index] - ends[producer])))
     return float(np.median(gaps)) if gaps else 0.0
 
 
@@ -583,9 +587,9 @@ def measured_overhead(timeline: Timeline, latency: float = 0.0) -> float:
     graph, gaps = timeline.schedule.graph, []
     starts, ends = timeline.starts, timeline.ends
     for index, before in enumerate(graph.previous):
-        needed = graph.needs[index]
+        producer = graph.needs[index]
         # Its input was there when the rank became free: nothing but the runtime held it up.
-        if before < graph.actions and (needed == graph.actions or ends[needed] + latency <= ends[before]):
+        if before < graph.actions and (producer == graph.actions or ends[producer] + latency <= ends[before]):
             gaps.append(max(0.0, float(starts[index] - ends[before])))
     return float(np.mean(gaps)) if gaps else 0.0
 
@@ -620,10 +624,10 @@ def overlay(
     Raises:
         LabError: if the step was not timed as a whole.
     """
-    kept = list(spans)
-    steps = steps_of(kept) if step is None else (step,)
-    timelines = [measured_timeline(schedule, kept, one, ranks) for one in steps or (None,)]
+    span_list = list(spans)
+    steps = steps_of(span_list) if step is None else (step,)
+    timelines = [measured_timeline(schedule, span_list, number, ranks) for number in steps or (None,)]
     # The lower median: a step that was measured.
-    measured = sorted(timelines, key=lambda one: one.makespan)[(len(timelines) - 1) // 2]
+    measured = sorted(timelines, key=lambda timeline: timeline.makespan)[(len(timelines) - 1) // 2]
     costs = calibrated([measured])
     return MeasuredOverlay(measured, simulate(schedule, costs), costs)

@@ -101,16 +101,16 @@ class Audit:
 
     def _settled(self, table: tuple[tuple[int | None, ...], ...]) -> tuple[float, ...]:
         settled = []
-        for taus, used in zip(table, self.update_of, strict=True):
+        for taus, updates in zip(table, self.update_of, strict=True):
             # Staleness of each gradient, by the update that uses it.
             groups: dict[int, list[int]] = {}
-            for tau, update in zip(taus, used, strict=True):
+            for tau, update in zip(taus, updates, strict=True):
                 if tau is not None and update is not None:
                     groups.setdefault(update, []).append(tau)
             # Updates of the full number of gradients: the last batch may be smaller.
             full = max((len(group) for group in groups.values()), default=0)
-            last = max((update for update, group in groups.items() if len(group) == full), default=None)
-            settled.append(0.0 if last is None else fmean(groups[last]))
+            last_update = max((update for update, group in groups.items() if len(group) == full), default=None)
+            settled.append(0.0 if last_update is None else fmean(groups[last_update]))
         return tuple(settled)
 
 
@@ -134,29 +134,31 @@ def version_audit(schedule: Schedule, weights: Weights | None = None) -> Audit:
         raise LabError(one_of("weights", rule, WEIGHTS))
     # Each copy of a stage counts its own updates.
     of_place = _by_place(schedule)
-    newest = {place: _newest_at(rows) for place, rows in of_place.items()}
-    update_of = {place: _update_of(rows) for place, rows in of_place.items()}
-    entered = _entered(of_place, newest)
-    used: dict[StageCopy, list[int | None]] = {}
-    for place, rows in of_place.items():
-        chosen = _chosen(rows, newest[place], update_of[place], entered, rule)
-        for (_, action), version, there in zip(rows, chosen, newest[place], strict=True):
+    newest = {stage_copy: _newest_at(rows) for stage_copy, rows in of_place.items()}
+    update_of = {stage_copy: _update_of(rows) for stage_copy, rows in of_place.items()}
+    entry_versions = _entered(of_place, newest)
+    used_versions: dict[StageCopy, list[int | None]] = {}
+    for stage_copy, rows in of_place.items():
+        chosen = _chosen(rows, newest[stage_copy], update_of[stage_copy], entry_versions, rule)
+        for (_, action), version, newest_version in zip(rows, chosen, newest[stage_copy], strict=True):
             # "vertical" and "double-buffered" may name a version that is not made yet.
-            if version is not None and action.kind != UPDATE and version > there:
-                raise LabError(_not_there(action, version, there))
-        used[place] = chosen
+            if version is not None and action.kind != UPDATE and version > newest_version:
+                raise LabError(_not_there(action, version, newest_version))
+        used_versions[stage_copy] = chosen
 
     versions: list[int | None] = [None] * len(schedule.actions)
-    for place, rows in of_place.items():
-        for (number, _), version in zip(rows, used[place], strict=True):
+    for stage_copy, rows in of_place.items():
+        for (number, _), version in zip(rows, used_versions[stage_copy], strict=True):
             if versions[number] is None:
                 versions[number] = version
-    kept, updates = [0] * schedule.stages, [0] * schedule.stages
-    for place, rows in of_place.items():
-        kept[place.stage] = max(kept[place.stage], _most_kept(used[place], rows))
-        updates[place.stage] = max(updates[place.stage], _count_updates(rows))
-    tables = _tables(schedule, of_place, used, update_of)
-    return Audit(rule, tuple(versions), tables[0], tables[1], tuple(kept), tuple(updates), tables[2])
+    versions_kept, updates = [0] * schedule.stages, [0] * schedule.stages
+    for stage_copy, rows in of_place.items():
+        versions_kept[stage_copy.stage] = max(
+            versions_kept[stage_copy.stage], _most_kept(used_versions[stage_copy], rows)
+        )
+        updates[stage_copy.stage] = max(updates[stage_copy.stage], _count_updates(rows))
+    tables = _tables(schedule, of_place, used_versions, update_of)
+    return Audit(rule, tuple(versions), tables[0], tables[1], tuple(versions_kept), tuple(updates), tables[2])
 
 
 _Rows = list[tuple[int, Action]]
@@ -186,70 +188,70 @@ def _update_of(rows: _Rows) -> dict[int, int | None]:
 
     Without any update in the schedule, the one at its end does.
     """
-    done: dict[int, int] = {}
+    updates_before: dict[int, int] = {}
     passed = 0
     for _, action in rows:
         if action.kind == UPDATE:
             passed += 1
         elif action.kind in (BACKWARD, BACKWARD_WEIGHT):
             # Overwritten by later ones: the last backward of a micro-batch counts.
-            done[action.micro_batch] = passed
+            updates_before[action.micro_batch] = passed
     # After the last update nothing uses a gradient; a schedule without any has one at its end.
-    return {one: before if before < max(passed, 1) else None for one, before in done.items()}
+    return {micro_batch: before if before < max(passed, 1) else None for micro_batch, before in updates_before.items()}
 
 
 def _entered(of_place: dict[StageCopy, _Rows], newest: dict[StageCopy, list[int]]) -> dict[int, int]:
     """The version that the first stage had when each micro-batch entered it."""
-    entered: dict[int, int] = {}
-    for place, rows in of_place.items():
-        if place.stage == 0:
-            for (_, action), version in zip(rows, newest[place], strict=True):
+    entry_versions: dict[int, int] = {}
+    for stage_copy, rows in of_place.items():
+        if stage_copy.stage == 0:
+            for (_, action), version in zip(rows, newest[stage_copy], strict=True):
                 if action.kind == FORWARD:
                     # Of several slices the first.
-                    entered.setdefault(action.micro_batch, version)
-    return entered
+                    entry_versions.setdefault(action.micro_batch, version)
+    return entry_versions
 
 
 def _chosen(
-    rows: _Rows, newest: list[int], update_of: dict[int, int | None], entered: dict[int, int], rule: Weights
+    rows: _Rows, newest: list[int], update_of: dict[int, int | None], entry_versions: dict[int, int], rule: Weights
 ) -> list[int | None]:
     """The version that each action of a stage uses; of an update, the one it makes."""
     stashed: dict[tuple[int, int], int] = {}
-    last = _count_updates(rows)
+    num_updates = _count_updates(rows)
     chosen: list[int | None] = []
-    for (_, action), there in zip(rows, newest, strict=True):
+    for (_, action), newest_version in zip(rows, newest, strict=True):
         unit = (action.micro_batch, action.token_slice)
         if action.kind == UPDATE:
-            chosen.append(there + 1)
+            chosen.append(newest_version + 1)
         elif rule == "vertical":
-            chosen.append(entered.get(action.micro_batch, there))
+            chosen.append(entry_versions.get(action.micro_batch, newest_version))
         elif rule == "double-buffered":
             update = update_of.get(action.micro_batch)
             # A gradient that no update uses counts to the one after the last.
-            chosen.append(max((last if update is None else update) - 1, 0))
+            chosen.append(max((num_updates if update is None else update) - 1, 0))
         elif rule == "stashing":
             # The forward notes the newest version, its backward finds it noted.
-            chosen.append(stashed.setdefault(unit, there))
+            chosen.append(stashed.setdefault(unit, newest_version))
         else:
-            chosen.append(there)
+            chosen.append(newest_version)
     return chosen
 
 
-def _most_kept(used: list[int | None], rows: _Rows) -> int:
+def _most_kept(used_versions: list[int | None], rows: _Rows) -> int:
     """The most versions alive at once: each lives from the update that makes it to its last use or the next update."""
     # Version v lives from position `births[v]` to `until[v]` of the stage's order.
-    made, until = [0], [0]
-    for at, (_, action) in enumerate(rows):
-        until[-1] = at  # the newest is always kept
+    births, until = [0], [0]
+    for position, (_, action) in enumerate(rows):
+        until[-1] = position  # the newest is always kept
         if action.kind == UPDATE:
-            made.append(at + 1)
-            until.append(at + 1)
-    for at, ((_, action), version) in enumerate(zip(rows, used, strict=True)):
+            births.append(position + 1)
+            until.append(position + 1)
+    for position, ((_, action), version) in enumerate(zip(rows, used_versions, strict=True)):
         if version is not None and action.kind != UPDATE:
-            until[version] = max(until[version], at)
+            until[version] = max(until[version], position)
     # One more at each birth, one less after each end: the running sum is how many are alive.
     change = [0] * (len(rows) + 2)
-    for start, end in zip(made, until, strict=True):
+    for start, end in zip(births, until, strict=True):
         change[start] += 1
         change[end + 1] -= 1
     return max(accumulate(change[: len(rows)]), default=1)
@@ -258,31 +260,31 @@ def _most_kept(used: list[int | None], rows: _Rows) -> int:
 def _tables(
     schedule: Schedule,
     of_place: dict[StageCopy, _Rows],
-    used: dict[StageCopy, list[int | None]],
+    used_versions: dict[StageCopy, list[int | None]],
     update_of: dict[StageCopy, dict[int, int | None]],
 ) -> list[tuple[tuple[int | None, ...], ...]]:
     """[stage][micro-batch]: staleness of the forward's version, of the backward's, and the update that uses both."""
     tables: list[list[list[int | None]]] = [
         [[None] * schedule.micro_batches for _ in range(schedule.stages)] for _ in range(3)
     ]
-    for place, rows in of_place.items():
-        for (_, action), version in zip(rows, used[place], strict=True):
-            update = update_of[place].get(action.micro_batch)
+    for stage_copy, rows in of_place.items():
+        for (_, action), version in zip(rows, used_versions[stage_copy], strict=True):
+            update = update_of[stage_copy].get(action.micro_batch)
             if update is None or version is None or action.kind not in (FORWARD, BACKWARD, BACKWARD_INPUT):
                 continue
             # Table 0 for forwards, 1 for backwards.
-            row = tables[action.kind != FORWARD][place.stage]
+            row = tables[action.kind != FORWARD][stage_copy.stage]
             before = row[action.micro_batch]  # of another token slice of the same micro-batch
             row[action.micro_batch] = update - version if before is None else max(before, update - version)
-            tables[2][place.stage][action.micro_batch] = update
+            tables[2][stage_copy.stage][action.micro_batch] = update
     return [tuple(tuple(row) for row in table) for table in tables]
 
 
-def _not_there(action: Action, version: int, there: int) -> str:
+def _not_there(action: Action, version: int, count: int) -> str:
     return say(
-        en=f"{action} would use version {version} of its stage's weights, but that stage has only made {there} "
+        en=f"{action} would use version {version} of its stage's weights, but that stage has only made {count} "
         f"update(s) by then: put more updates before it, or choose the rule 'newest' or 'stashing'.",
-        fr=f"{action} utiliserait la version {version} des poids de son étage, qui n’a fait que {there} mise(s) à jour "
+        fr=f"{action} utiliserait la version {version} des poids de son étage, qui n’a fait que {count} mise(s) à jour "
         f"à ce moment : placez plus de mises à jour avant elle, ou choisissez la règle 'newest' ou 'stashing'.",
     )
 

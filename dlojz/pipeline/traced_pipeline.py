@@ -72,8 +72,8 @@ class TracedTransfer(NamedTuple):
     def producer(self) -> tuple[str, int, int]:
         """What makes the message: direction, stage, micro-batch."""
         # A receive on stage s brings what s − 1 has made in forward, s + 1 in backward.
-        behind = 1 if self.direction == FORWARD else -1
-        return self.direction, self.stage if self.sends else self.stage - behind, self.micro_batch
+        offset = 1 if self.direction == FORWARD else -1
+        return self.direction, self.stage if self.sends else self.stage - offset, self.micro_batch
 
     @property
     def consumer(self) -> tuple[str, int, int]:
@@ -99,11 +99,11 @@ def aligned_pipelines(ranks: Sequence[RankActivities]) -> tuple[AlignedRanks, tu
     Raises:
         LabError: if the actions make no whole step of a pipeline.
     """
-    apart = passes_of(ranks)
-    if apart is None or not pipelines_of(apart):
+    unaligned_passes = passes_of(ranks)
+    if unaligned_passes is None or not pipelines_of(unaligned_passes):
         return aligned(ranks), ()
     # Messages between the stages put the clocks in order; then everything is read on the common clock.
-    together = aligned(ranks, messages_of(apart))
+    together = aligned(ranks, messages_of(unaligned_passes))
     passes = passes_of(together.ranks)
     return together, pipelines_of(passes) if passes else ()
 
@@ -115,22 +115,32 @@ def passes_of(ranks: Sequence[RankActivities]) -> TracedPasses | None:
     """
     actions: list[TracedAction] = []
     transfers: list[TracedTransfer] = []
-    of_ranks = [list(_marked(one, position)) for position, one in enumerate(ranks)]
+    of_ranks = [list(_marked(rank, position)) for position, rank in enumerate(ranks)]
     if not any(of_ranks):
-        of_ranks = list(_renumbered([list(_unmarked(one, position)) for position, one in enumerate(ranks)]))
+        of_ranks = list(_renumbered([list(_unmarked(rank, position)) for position, rank in enumerate(ranks)]))
     if not all(of_ranks):
         return None
-    for one, found in zip(ranks, of_ranks, strict=True):
-        whole = _whole_steps(found)
-        actions += [each._replace(step=step) for step, each in whole]
-        transfers += _transfers(one, [each for _, each in whole], [step for step, _ in whole])
+    for rank, rank_events in zip(ranks, of_ranks, strict=True):
+        step_events = _whole_steps(rank_events)
+        actions += [event._replace(step=step) for step, event in step_events]
+        transfers += _transfers(rank, [event for _, event in step_events], [step for step, _ in step_events])
     # The step that all ranks have: the rank with the fewest steps says how many.
-    last = min(max(each.step for each in actions if each.rank == one.rank) for one in ranks)
+    last_step = min(max(event.step for event in actions if event.rank == rank.rank) for rank in ranks)
     # Ranks that recorded more leave out their first ones, so that the last steps are the same.
-    first = {one.rank: max(each.step for each in actions if each.rank == one.rank) - last for one in ranks}
+    first_step = {
+        rank.rank: max(event.step for event in actions if event.rank == rank.rank) - last_step for rank in ranks
+    }
     return TracedPasses(
-        tuple(one._replace(step=one.step - first[one.rank]) for one in actions if one.step >= first[one.rank]),
-        tuple(one._replace(step=one.step - first[one.rank]) for one in transfers if one.step >= first[one.rank]),
+        tuple(
+            event._replace(step=event.step - first_step[event.rank])
+            for event in actions
+            if event.step >= first_step[event.rank]
+        ),
+        tuple(
+            transfer._replace(step=transfer.step - first_step[transfer.rank])
+            for transfer in transfers
+            if transfer.step >= first_step[transfer.rank]
+        ),
     )
 
 
@@ -144,18 +154,18 @@ def _main_lane(marks: Iterable[TracedMark]) -> str:
 
 def _marked(rank: RankActivities, position: int) -> Iterator[TracedAction]:
     """Actions that the program has marked, in order."""
-    read = [(mark, action) for mark in rank.marks if (action := _action(mark.name, position))]
-    lane = _main_lane(mark for mark, _ in read)
-    arrivals = sorted(one.end_s for one in rank.exchanges if one.kind == "recv")
-    at = 0
-    for mark, action in read:
+    marked_actions = [(mark, action) for mark in rank.marks if (action := _action(mark.name, position))]
+    lane = _main_lane(mark for mark, _ in marked_actions)
+    arrivals = sorted(exchange.end_s for exchange in rank.exchanges if exchange.kind == "recv")
+    next_arrival = 0
+    for mark, action in marked_actions:
         if mark.lane != lane:
             continue
         start = mark.start_s
         if not mark.on_device:  # a kernel does not wait; the host does, at the beginning of the mark
-            while at < len(arrivals) and arrivals[at] < mark.end_s:
-                start = max(start, arrivals[at])
-                at += 1
+            while next_arrival < len(arrivals) and arrivals[next_arrival] < mark.end_s:
+                start = max(start, arrivals[next_arrival])
+                next_arrival += 1
         end = mark.end_s if mark.on_device else _computed(rank, start, mark.end_s)
         yield TracedAction(rank.rank, 0, action, start, end, mark.lane)
 
@@ -163,8 +173,8 @@ def _marked(rank: RankActivities, position: int) -> Iterator[TracedAction]:
 def _computed(rank: RankActivities, start_s: float, end_s: float) -> float:
     """Where the host has computed what a mark holds: the message may leave before the mark ends, and arrive too."""
     # The last operator that begins before the mark ends.
-    last = int(np.searchsorted(rank.computing[:, 0], end_s)) - 1
-    computed_s = float(rank.computing[last, 1]) if last >= 0 else start_s
+    index = int(np.searchsorted(rank.computing[:, 0], end_s)) - 1
+    computed_s = float(rank.computing[index, 1]) if index >= 0 else start_s
     # None in this action: the mark's own end.
     return min(computed_s, end_s) if computed_s > start_s else end_s
 
@@ -182,9 +192,9 @@ def _action(name: str, position: int) -> Action | None:
 
 def _unmarked(rank: RankActivities, position: int) -> Iterator[TracedAction]:
     """Forwards and backwards as autograd numbers them; one stage per rank."""
-    for one in rank.passes:
-        action = Action(BACKWARD if one.backward else FORWARD, position, one.micro_batch)
-        yield TracedAction(rank.rank, 0, action, one.start_s, one.end_s, "")
+    for autograd_pass in rank.passes:
+        action = Action(BACKWARD if autograd_pass.backward else FORWARD, position, autograd_pass.micro_batch)
+        yield TracedAction(rank.rank, 0, action, autograd_pass.start_s, autograd_pass.end_s, "")
 
 
 def _renumbered(of_ranks: Sequence[Sequence[TracedAction]]) -> Iterator[list[TracedAction]]:
@@ -194,69 +204,78 @@ def _renumbered(of_ranks: Sequence[Sequence[TracedAction]]) -> Iterator[list[Tra
     are.
     """
     # After this backward nothing is in flight: a step may end here.
-    steps = min(sum(one.action.kind == BACKWARD and not flying for one, flying in _in_flight(own)) for own in of_ranks)
-    for own in of_ranks:
-        each = sum(one.action.kind == BACKWARD for one in own) // max(steps, 1)
+    steps = min(
+        sum(event.action.kind == BACKWARD and not flying for event, flying in _in_flight(rank_events))
+        for rank_events in of_ranks
+    )
+    for rank_events in of_ranks:
+        step_micro_batches = sum(event.action.kind == BACKWARD for event in rank_events) // max(steps, 1)
         yield [
-            one._replace(action=one.action._replace(micro_batch=one.action.micro_batch % max(each, 1))) for one in own
+            event._replace(
+                action=event.action._replace(micro_batch=event.action.micro_batch % max(step_micro_batches, 1))
+            )
+            for event in rank_events
         ]
 
 
-def _in_flight(own: Sequence[TracedAction]) -> Iterator[tuple[TracedAction, int]]:
+def _in_flight(rank_events: Sequence[TracedAction]) -> Iterator[tuple[TracedAction, int]]:
     """Each action, and how many micro-batches are in flight after it."""
     flying = 0
-    for one in own:
-        flying += 1 if one.action.kind == FORWARD else -1
-        yield one, flying
+    for event in rank_events:
+        flying += 1 if event.action.kind == FORWARD else -1
+        yield event, flying
 
 
-def _whole_steps(found: Sequence[TracedAction]) -> list[tuple[int, TracedAction]]:
+def _whole_steps(rank_events: Sequence[TracedAction]) -> list[tuple[int, TracedAction]]:
     """Number the steps: one begins where an action comes again; those that lack actions are left out."""
     steps: list[list[TracedAction]] = [[]]
-    seen: set[Action] = set()
-    for one in found:
-        if one.action in seen:
+    step_actions: set[Action] = set()
+    for event in rank_events:
+        if event.action in step_actions:
             steps.append([])
-            seen = set()
-        seen.add(one.action)
-        steps[-1].append(one)
+            step_actions = set()
+        step_actions.add(event.action)
+        steps[-1].append(event)
     # The record may begin or end within a step, which is then shorter.
-    most = max(map(len, steps))
-    whole = [step for step in steps if len(step) == most]
-    return [(number, one) for number, step in enumerate(whole) for one in step]
+    full_length = max(map(len, steps))
+    full_steps = [step for step in steps if len(step) == full_length]
+    return [(number, event) for number, step in enumerate(full_steps) for event in step]
 
 
 def _transfers(rank: RankActivities, actions: Sequence[TracedAction], steps: Sequence[int]) -> list[TracedTransfer]:
     """Sends and receives that are marked, each in the step of the actions around it."""
     main = actions[0].lane
-    found = [(mark, read) for mark in rank.marks if (read := TRANSFER.fullmatch(mark.name))]
+    marked_transfers = [(mark, name_match) for mark in rank.marks if (name_match := TRANSFER.fullmatch(mark.name))]
     # Where transfers have lanes of their own, their marks on the computing lane are not the transfers.
-    apart = {mark.lane for mark, _ in found} - {main}
-    ends = {step: max(one.end_s for one, own in zip(actions, steps, strict=True) if own == step) for step in set(steps)}
+    transfer_lanes = {mark.lane for mark, _ in marked_transfers} - {main}
+    ends = {
+        step: max(event.end_s for event, event_step in zip(actions, steps, strict=True) if event_step == step)
+        for step in set(steps)
+    }
     limits = [ends[step] for step in sorted(ends)]
-    transfers, seen = [], set()
-    for mark, read in found:
-        if apart and mark.lane == main:
+    transfers, step_names = [], set()
+    for mark, name_match in marked_transfers:
+        if transfer_lanes and mark.lane == main:
             continue
         middle = (mark.start_s + mark.end_s) / 2
         # In the first step whose last action ends after the middle of the transfer.
         step = min(int(np.searchsorted(limits, middle)), len(limits) - 1)
-        if (step, mark.name) in seen:
+        if (step, mark.name) in step_names:
             continue
-        seen.add((step, mark.name))
-        place = int(read[1]), int(read[4]), mark.start_s, mark.end_s, mark.lane
-        transfers.append(TracedTransfer(rank.rank, step, read[2] == "SEND", read[3], *place))
+        step_names.add((step, mark.name))
+        fields = int(name_match[1]), int(name_match[4]), mark.start_s, mark.end_s, mark.lane
+        transfers.append(TracedTransfer(rank.rank, step, name_match[2] == "SEND", name_match[3], *fields))
     return transfers
 
 
 def messages_of(passes: TracedPasses) -> Iterator[TracedMessage]:
     """List the messages between ranks, each from the end of what makes it to the start of what needs it."""
-    places = _by_place(passes.actions)
-    for place, one in places.items():
-        behind = place._replace(stage=place.stage + (1 if place.direction == FORWARD else -1))
-        needs = places.get(behind)
-        if needs and needs.rank != one.rank:
-            yield TracedMessage(one.rank, needs.rank, one.end_s, needs.start_s)
+    events = _by_place(passes.actions)
+    for origin, event in events.items():
+        target = origin._replace(stage=origin.stage + (1 if origin.direction == FORWARD else -1))
+        needs = events.get(target)
+        if needs and needs.rank != event.rank:
+            yield TracedMessage(event.rank, needs.rank, event.end_s, needs.start_s)
 
 
 class _Place(NamedTuple):
@@ -271,15 +290,15 @@ class _Place(NamedTuple):
 
 
 def _by_place(actions: Iterable[TracedAction]) -> dict[_Place, TracedAction]:
-    places = {}
-    for one in actions:
-        for element in one.action.elements:
+    events = {}
+    for event in actions:
+        for element in event.action.elements:
             if element.kind in (FORWARD, BACKWARD, BACKWARD_INPUT):
                 direction = FORWARD if element.kind == FORWARD else BACKWARD
-                places[
-                    _Place(one.step, element.pipe, direction, element.stage, element.micro_batch, element.token_slice)
-                ] = one
-    return places
+                events[
+                    _Place(event.step, element.pipe, direction, element.stage, element.micro_batch, element.token_slice)
+                ] = event
+    return events
 
 
 class ScheduleMatch(NamedTuple):
@@ -323,19 +342,19 @@ def pipelines_of(passes: TracedPasses) -> tuple[TracedPipeline, ...]:
     Raises:
         LabError: if the actions make no whole step of a pipeline.
     """
-    held: dict[int, set[tuple[int, int]]] = defaultdict(set)
-    for one in passes.actions:
-        held[one.rank] |= {(element.pipe, element.stage) for element in one.action.elements}
-    alike: dict[tuple[tuple[int, int], ...], list[int]] = defaultdict(list)
-    for rank in sorted(held):
-        alike[tuple(sorted(held[rank]))].append(rank)
-    replicas = [alike[stages] for stages in sorted(alike)]
+    rank_stages: dict[int, set[tuple[int, int]]] = defaultdict(set)
+    for event in passes.actions:
+        rank_stages[event.rank] |= {(element.pipe, element.stage) for element in event.action.elements}
+    ranks_of_stages: dict[tuple[tuple[int, int], ...], list[int]] = defaultdict(list)
+    for rank in sorted(rank_stages):
+        ranks_of_stages[tuple(sorted(rank_stages[rank]))].append(rank)
+    replicas = [ranks_of_stages[stages] for stages in sorted(ranks_of_stages)]
     # Passes that autograd numbers have no lane.
-    inferred = not any(one.lane for one in passes.actions)
+    inferred = not any(event.lane for event in passes.actions)
     if len(replicas) == 1 or (inferred and _impossible(passes)):
         # Replicas: each set of stages must lie on as many ranks.
         return ()
-    if len({len(one) for one in replicas}) != 1:
+    if len({len(stage_ranks) for stage_ranks in replicas}) != 1:
         raise _not_whole()
     try:
         return tuple(_pipeline(passes, ranks) for ranks in zip(*replicas, strict=True))
@@ -347,11 +366,14 @@ def pipelines_of(passes: TracedPasses) -> tuple[TracedPipeline, ...]:
 
 def _impossible(passes: TracedPasses) -> bool:
     """Whether messages would arrive before they are sent, there and back: whatever the clocks say, no pipeline."""
-    ways: dict[tuple[int, int], float] = {}
+    shortest_s: dict[tuple[int, int], float] = {}
     for sender, receiver, sent_s, arrived_s in messages_of(passes):
-        ways[sender, receiver] = min(arrived_s - sent_s, ways.get((sender, receiver), math.inf))
+        shortest_s[sender, receiver] = min(arrived_s - sent_s, shortest_s.get((sender, receiver), math.inf))
     # There and back: an offset between two clocks cancels in the sum.
-    return any(way + ways.get((receiver, sender), math.inf) < 0 for (sender, receiver), way in ways.items())
+    return any(
+        duration_s + shortest_s.get((receiver, sender), math.inf) < 0
+        for (sender, receiver), duration_s in shortest_s.items()
+    )
 
 
 def _not_whole() -> LabError:
@@ -364,34 +386,34 @@ def _not_whole() -> LabError:
 
 
 def _pipeline(passes: TracedPasses, ranks: tuple[int, ...]) -> TracedPipeline:
-    place = {rank: position for position, rank in enumerate(ranks)}
-    own = TracedPasses(
-        tuple(one for one in passes.actions if one.rank in place),
-        tuple(one for one in passes.transfers if one.rank in place),
+    position_of = {rank: position for position, rank in enumerate(ranks)}
+    pipeline_passes = TracedPasses(
+        tuple(event for event in passes.actions if event.rank in position_of),
+        tuple(transfer for transfer in passes.transfers if transfer.rank in position_of),
     )
-    steps = sorted({one.step for one in own.actions})
+    steps = sorted({event.step for event in pipeline_passes.actions})
     orders: list[list[Action]] = [[] for _ in ranks]
     # The order of the last step stands for all.
-    for one in sorted(own.actions, key=lambda each: (each.start_s, each.end_s)):
-        if one.step == steps[-1]:
-            orders[place[one.rank]].append(one.action)
+    for event in sorted(pipeline_passes.actions, key=lambda event: (event.start_s, event.end_s)):
+        if event.step == steps[-1]:
+            orders[position_of[event.rank]].append(event.action)
     schedule, match = recognised(orders)
     spans = [
         Span(
-            rank=place[one.rank],
-            step=one.step,
+            rank=position_of[event.rank],
+            step=event.step,
             phase="forward" if element.kind == FORWARD else "backward",
-            start_s=one.start_s,
-            end_s=one.end_s,
+            start_s=event.start_s,
+            end_s=event.end_s,
             action=str(element),
         )
-        for one in own.actions
-        for element in one.action.elements
+        for event in pipeline_passes.actions
+        for element in event.action.elements
     ]
     by_length = sorted(steps, key=lambda step: measured_timeline(schedule, spans, step).makespan)
     # The lower median by length: a step that was measured.
     step = by_length[(len(by_length) - 1) // 2]
-    return TracedPipeline(ranks, step, len(steps), overlay(schedule, spans, step), match, own)
+    return TracedPipeline(ranks, step, len(steps), overlay(schedule, spans, step), match, pipeline_passes)
 
 
 def recognised(orders: Sequence[Sequence[Action]]) -> tuple[Schedule, ScheduleMatch]:
@@ -404,32 +426,35 @@ def recognised(orders: Sequence[Sequence[Action]]) -> tuple[Schedule, ScheduleMa
         LabError: if the orders lack a stage or a micro-batch, or cannot be executed.
     """
     traced = _schedule(orders)
-    found, closest, best, share = [], None, None, 0.0
+    matches, closest, best, share = [], None, None, 0.0
     for schedule in _candidates(traced):
         if schedule.orders == traced.orders:
-            found.append(schedule)
+            matches.append(schedule)
         # Likeness costs the square of the length: not for large ones, and not once a schedule has matched.
-        elif len(traced.actions) <= MOST_COMPARED and not found:
-            alike = _likeness(schedule, traced)
-            if alike > share:
-                best, share = schedule, alike
-    if found:
-        names = tuple(dict.fromkeys(one.name for one in found))
-        return found[0], ScheduleMatch(names, names[0], 1.0)
+        elif len(traced.actions) <= MOST_COMPARED and not matches:
+            likeness = _likeness(schedule, traced)
+            if likeness > share:
+                best, share = schedule, likeness
+    if matches:
+        names = tuple(dict.fromkeys(candidate.name for candidate in matches))
+        return matches[0], ScheduleMatch(names, names[0], 1.0)
     closest = best.name if best else ""
     return traced, ScheduleMatch((), closest, share, _first_difference(best, traced) if best else None)
 
 
 def _schedule(orders: Sequence[Sequence[Action]]) -> Schedule:
-    elements = [(rank, one) for rank, order in enumerate(orders) for action in order for one in action.elements]
-    held = {(one.pipe, one.stage): rank for rank, one in elements}
-    pipes, stages = (1 + max((key[side] for key in held), default=0) for side in (0, 1))
-    micro_batches, slices = ({one.micro_batch for _, one in elements}, {one.token_slice for _, one in elements})
+    elements = [(rank, element) for rank, order in enumerate(orders) for action in order for element in action.elements]
+    rank_of = {(element.pipe, element.stage): rank for rank, element in elements}
+    pipes, stages = (1 + max((key[side] for key in rank_of), default=0) for side in (0, 1))
+    micro_batches, slices = (
+        {element.micro_batch for _, element in elements},
+        {element.token_slice for _, element in elements},
+    )
     units = stages * (1 + max(micro_batches, default=0)) * (1 + max(slices, default=0))
-    if len(held) != pipes * stages or units > len(elements):  # every stage treats every micro-batch
+    if len(rank_of) != pipes * stages or units > len(elements):  # every stage treats every micro-batch
         raise _not_whole()
-    placement = [[held[pipe, stage] for stage in range(stages)] for pipe in range(pipes)]
-    updates = any(one.kind == "U" for _, one in elements)
+    placement = [[rank_of[pipe, stage] for stage in range(stages)] for pipe in range(pipes)]
+    updates = any(element.kind == "U" for _, element in elements)
     schedule = Schedule.of(
         "custom",
         orders,
@@ -483,19 +508,19 @@ def _options(entry: ScheduleEntry, traced: Schedule, per_rank: int) -> Iterator[
 
 def _likeness(schedule: Schedule, traced: Schedule) -> float:
     """The part of all actions that stand in the same order on their ranks."""
-    alike = sum(
-        sum(block.size for block in SequenceMatcher(None, own, other, autojunk=False).get_matching_blocks())
-        for own, other in zip(schedule.orders, traced.orders, strict=True)
+    num_matching = sum(
+        sum(block.size for block in SequenceMatcher(None, order, traced_order, autojunk=False).get_matching_blocks())
+        for order, traced_order in zip(schedule.orders, traced.orders, strict=True)
     )
     # As difflib's ratio: 1 where all orders are the same.
-    return 2 * alike / (len(schedule.actions) + len(traced.actions))
+    return 2 * num_matching / (len(schedule.actions) + len(traced.actions))
 
 
 def _first_difference(schedule: Schedule, traced: Schedule) -> tuple[int, str, str] | None:
     for rank, (expected, order) in enumerate(zip(schedule.orders, traced.orders, strict=True)):
-        for one, other in zip(order, expected, strict=False):
-            if one != other:
-                return rank, str(one), str(other)
+        for action, expected_action in zip(order, expected, strict=False):
+            if action != expected_action:
+                return rank, str(action), str(expected_action)
     return None
 
 
@@ -522,14 +547,14 @@ def message_waits(pipeline: TracedPipeline) -> tuple[MessageWait, ...]:
     """List the waits for messages of the step, the longest first."""
     measured, simulated = pipeline.overlay.measured, pipeline.overlay.simulated
     schedule = measured.schedule
-    graph, found = schedule.graph, []
-    least = LEAST_SHARE * measured.makespan
+    graph, long_waits = schedule.graph, []
+    threshold_s = LEAST_SHARE * measured.makespan
     latest: dict[int, int] = {}  # of several messages that an action needs, the one that is made last
-    for needed, index in graph.edges():
-        if graph.rank[needed] != graph.rank[index]:
-            former = latest.get(index, needed)
-            latest[index] = max(former, needed, key=lambda one: float(measured.ends[one]))
-    for index, needed in latest.items():
+    for producer, index in graph.edges():
+        if graph.rank[producer] != graph.rank[index]:
+            latest_producer = latest.get(index, producer)
+            latest[index] = max(latest_producer, producer, key=lambda candidate: float(measured.ends[candidate]))
+    for index, producer in latest.items():
         before = graph.previous[index]
         waits = []
         for timeline in (measured, simulated):
@@ -537,11 +562,11 @@ def message_waits(pipeline: TracedPipeline) -> tuple[MessageWait, ...]:
             waits.append(max(0.0, float(timeline.starts[index]) - free))
         free = float(measured.ends[before]) if before < graph.actions else measured.start
         # The producer ended after this rank was free: the wait is for it, not for the rank itself.
-        if waits[0] > least and float(measured.ends[needed]) > free:
-            rank, source = (pipeline.ranks[int(graph.rank[number])] for number in (index, needed))
-            told = str(schedule.actions[index]), str(schedule.actions[needed])
-            found.append(MessageWait(rank, *told, source, *waits))
-    return tuple(sorted(found, key=lambda one: -one.waited_s))
+        if waits[0] > threshold_s and float(measured.ends[producer]) > free:
+            rank, source = (pipeline.ranks[int(graph.rank[number])] for number in (index, producer))
+            action_names = str(schedule.actions[index]), str(schedule.actions[producer])
+            long_waits.append(MessageWait(rank, *action_names, source, *waits))
+    return tuple(sorted(long_waits, key=lambda wait: -wait.waited_s))
 
 
 class SlowStage(NamedTuple):
@@ -588,71 +613,84 @@ class HeadOfLine(NamedTuple):
 def head_of_line(pipeline: TracedPipeline) -> tuple[HeadOfLine, ...]:
     """List the transfers of the step that hold up others that are ready, those that cost most first."""
     makespan, step = pipeline.overlay.measured.makespan, pipeline.step
-    actions = [one for one in pipeline.passes.actions if one.step == step]
-    transfers = [one for one in pipeline.passes.transfers if one.step == step]
+    actions = [event for event in pipeline.passes.actions if event.step == step]
+    transfers = [transfer for transfer in pipeline.passes.transfers if transfer.step == step]
     # What makes each message, by direction, stage and micro-batch.
-    made = {(place.direction, place.stage, place.micro_batch): one for place, one in _by_place(actions).items()}
+    events = {
+        (origin.direction, origin.stage, origin.micro_batch): event for origin, event in _by_place(actions).items()
+    }
     # Each message has two ends: (what makes it, whether this is the send).
-    posted = {(one.producer, one.sends): one for one in transfers}
+    posted = {(transfer.producer, transfer.sends): transfer for transfer in transfers}
     idle = _idle_before(actions)
     lanes: dict[tuple[int, str], list[TracedTransfer]] = defaultdict(list)
-    for one in transfers:
-        lanes[one.rank, one.lane].append(one)
-    found = []
+    for transfer in transfers:
+        lanes[transfer.rank, transfer.lane].append(transfer)
+    blockings = []
     for queue in lanes.values():
-        queue.sort(key=lambda one: one.start_s)
+        queue.sort(key=lambda transfer: transfer.start_s)
         for number, blocker in enumerate(queue):
-            other = posted.get((blocker.producer, not blocker.sends))
-            maker = made.get(blocker.producer)
+            counterpart = posted.get((blocker.producer, not blocker.sends))
+            maker = events.get(blocker.producer)
             # A receive waits until its message is made, a send until its receive is posted.
-            free_s = (other.start_s if other else None) if blocker.sends else (maker.end_s if maker else None)
-            if free_s is None or other is None:
+            free_s = (
+                (counterpart.start_s if counterpart else None) if blocker.sends else (maker.end_s if maker else None)
+            )
+            if free_s is None or counterpart is None:
                 continue
             # It stands at the head of its queue until it can go, at most to its own end.
             until = min(blocker.end_s, free_s)
             if until - blocker.start_s <= LEAST_SHARE * makespan:
                 continue
-            behind = _ready_behind(queue[number + 1 :], made, blocker.start_s, until)
-            if not behind:
+            ready_transfers = _ready_behind(queue[number + 1 :], events, blocker.start_s, until)
+            if not ready_transfers:
                 continue
-            first, ready_s = behind[0]
-            consumer = made.get(first.consumer)
-            rank, name = (consumer.rank, str(consumer.action)) if consumer else (first.rank, "")
+            first_blocked, ready_s = ready_transfers[0]
+            consumer = events.get(first_blocked.consumer)
+            rank, name = (consumer.rank, str(consumer.action)) if consumer else (first_blocked.rank, "")
             # It costs as much as its consumer idles, at most as long as it stood ready.
             cost = min(ready_s, idle.get((rank, name), 0.0))
-            held = until - blocker.start_s
-            names = tuple(str(one) for one, _ in behind)
-            found.append(
+            blocked_s = until - blocker.start_s
+            names = tuple(str(transfer) for transfer, _ in ready_transfers)
+            blockings.append(
                 HeadOfLine(
-                    blocker.rank, str(blocker), other.rank, blocker.start_s, held, names, ready_s, rank, name, cost
+                    blocker.rank,
+                    str(blocker),
+                    counterpart.rank,
+                    blocker.start_s,
+                    blocked_s,
+                    names,
+                    ready_s,
+                    rank,
+                    name,
+                    cost,
                 )
             )
-    found = [one for one in found if one.ready_s > LEAST_SHARE * makespan]
-    return tuple(sorted(found, key=lambda one: (-one.idle_s, -one.ready_s)))
+    blockings = [blocking for blocking in blockings if blocking.ready_s > LEAST_SHARE * makespan]
+    return tuple(sorted(blockings, key=lambda blocking: (-blocking.idle_s, -blocking.ready_s)))
 
 
 def _ready_behind(
-    queue: Sequence[TracedTransfer], made: Mapping[tuple[str, int, int], TracedAction], start_s: float, until: float
+    queue: Sequence[TracedTransfer], events: Mapping[tuple[str, int, int], TracedAction], start_s: float, until: float
 ) -> list[tuple[TracedTransfer, float]]:
     """The transfers behind a blocker whose message was made before the wait ended, and how long each stood there."""
-    found = []
-    for one in queue:
-        maker = made.get(one.producer)
+    ready_transfers = []
+    for transfer in queue:
+        maker = events.get(transfer.producer)
         # Behind one that is not ready nothing can go either.
         if maker is None or maker.end_s >= until:
             break
-        found.append((one, until - max(maker.end_s, start_s)))
-    return found
+        ready_transfers.append((transfer, until - max(maker.end_s, start_s)))
+    return ready_transfers
 
 
 def _idle_before(actions: Iterable[TracedAction]) -> dict[tuple[int, str], float]:
     """By rank and action: how long the rank computed nothing before it."""
     by_rank: dict[int, list[TracedAction]] = defaultdict(list)
-    for one in actions:
-        by_rank[one.rank].append(one)
+    for event in actions:
+        by_rank[event.rank].append(event)
     idle = {}
-    for rank, own in by_rank.items():
-        own.sort(key=lambda one: one.start_s)
-        for before, one in pairwise(own):
-            idle[rank, str(one.action)] = max(0.0, one.start_s - before.end_s)
+    for rank, rank_events in by_rank.items():
+        rank_events.sort(key=lambda event: event.start_s)
+        for before, event in pairwise(rank_events):
+            idle[rank, str(event.action)] = max(0.0, event.start_s - before.end_s)
     return idle

@@ -164,26 +164,26 @@ def least_waits(
     heads = [0.0, *accumulate(slices[0] * time + delay for time, delay in zip(times, delays, strict=False))]
     waits = list(heads)
     # `start_stage`, `stage` and the stages between are r, s and q above.
-    for first, head in enumerate(heads):
-        rate, way, delay = times[first], 0.0, 0.0
-        for stage in range(first + 1, len(times)):
+    for start_stage, head in enumerate(heads):
+        rate, path_time, delay = times[start_stage], 0.0, 0.0
+        for stage in range(start_stage + 1, len(times)):
             # g: the least of F_r and of the slower stage in each pair of neighbours on the way.
             rate = min(rate, max(times[stage - 1], times[stage]))
-            way, delay = way + times[stage - 1], delay + delays[stage - 1]
+            path_time, delay = path_time + times[stage - 1], delay + delays[stage - 1]
             gained, before = rate - times[stage], 0.0
-            for one in slices:
+            for share in slices:
                 # π is least with this sequence alone before x, and largest with all sequences.
-                least = gained * before * (1 if gained > 0 else micro_batches)
-                waits[stage] = max(waits[stage], head + one * way + delay + least)
-                before += one
+                minimum_wait = gained * before * (1 if gained > 0 else micro_batches)
+                waits[stage] = max(waits[stage], head + share * path_time + delay + minimum_wait)
+                before += share
     return waits
 
 
 def sequence_makespan(
     forward: Sequence[float],
     backward: Sequence[float],
-    there: Sequence[float],
-    back: Sequence[float],
+    forward_delays: Sequence[float],
+    backward_delays: Sequence[float],
     slices: Sequence[float],
 ) -> float:
     """Compute the time of one sequence alone, forward and backward; its slices have one order only.
@@ -195,18 +195,18 @@ def sequence_makespan(
     """
     # `ready`: when each slice's message is there; `free`: when each stage has run its last forward.
     ready, free = [0.0] * len(slices), []
-    for time, delay in zip(forward, (*there, 0.0), strict=True):
-        at = 0.0
+    for time, delay in zip(forward, (*forward_delays, 0.0), strict=True):
+        clock = 0.0
         for number, share in enumerate(slices):
-            at = max(at, ready[number]) + share * time
-            ready[number] = at + delay
-        free.append(at)
+            clock = max(clock, ready[number]) + share * time
+            ready[number] = clock + delay
+        free.append(clock)
     # Stages and slices in reverse; a stage begins once its forwards are done.
-    for time, delay in zip(reversed(backward), (*reversed(back), 0.0), strict=True):
-        at = free.pop()
+    for time, delay in zip(reversed(backward), (*reversed(backward_delays), 0.0), strict=True):
+        clock = free.pop()
         for number, share in reversed(list(enumerate(slices))):
-            at = max(at, ready[number]) + share * time
-            ready[number] = at + delay
+            clock = max(clock, ready[number]) + share * time
+            ready[number] = clock + delay
     return ready[0]
 
 
@@ -243,15 +243,15 @@ def plan_slices(tokens: int, ranks: int, time: SliceTime, *, grid: int = 1, tole
     table = _table(steps, grid, time)
     cheapest = _cut(table, math.inf)[0]
     best: tuple[float, list[int]] = (math.inf, [])
-    last = -math.inf
+    previous_slowest = -math.inf
     # Candidates for the time of the slowest slice, in rising order.
     for slowest in np.unique(table[np.isfinite(table)]).tolist():
         # Even the cheapest cut cannot improve on the best with this slowest slice, nor with a longer one.
         if cheapest + (ranks - 1) * slowest >= best[0]:
             break
-        if slowest - last < tolerance:
+        if slowest - previous_slowest < tolerance:
             continue
-        last = slowest
+        previous_slowest = slowest
         # A skipped time of the slowest slice is at most `tolerance` below the next one tried.
         total, lengths = _cut(table, slowest + tolerance)
         if math.isfinite(total):
@@ -367,27 +367,29 @@ def _passes(action: Action, counted: Counter[Action], rank: int) -> Iterator[str
             en=f"{action} is missing: add it to rank {rank}, which holds stage {action.stage}.",
             fr=f"{action} manque : ajoutez-la au rang {rank}, qui porte l’étage {action.stage}.",
         )
-    whole, for_input, for_weight = (action._replace(kind=kind) for kind in (BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT))
-    has = tuple(bool(counted[one]) for one in (whole, for_input, for_weight))
+    backward, for_input, for_weight = (
+        action._replace(kind=kind) for kind in (BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
+    )
+    has = tuple(bool(counted[part]) for part in (backward, for_input, for_weight))
     # B alone, or both I and W.
     if has in ((True, False, False), (False, True, True)):
         return
     if not any(has):
         yield say(
-            en=f"{whole} is missing: add it to rank {rank} (or {for_input} and {for_weight}, if you split it).",
-            fr=f"{whole} manque : ajoutez-la au rang {rank} (ou {for_input} et {for_weight}, si vous la découpez).",
+            en=f"{backward} is missing: add it to rank {rank} (or {for_input} and {for_weight}, if you split it).",
+            fr=f"{backward} manque : ajoutez-la au rang {rank} (ou {for_input} et {for_weight}, si vous la découpez).",
         )
     elif has[0]:
         extra = for_input if has[1] else for_weight
         yield say(
-            en=f"{whole} is a whole backward, so {extra} computes the same again: keep one of the two writings.",
-            fr=f"{whole} est une passe arrière entière : {extra} recalcule la même chose, gardez une des écritures.",
+            en=f"{backward} is a whole backward, so {extra} computes the same again: keep one of the two writings.",
+            fr=f"{backward} est une passe arrière entière : {extra} recalcule la même chose, gardez une des écritures.",
         )
     else:
-        there, other = (for_input, for_weight) if has[1] else (for_weight, for_input)
+        half, twin = (for_input, for_weight) if has[1] else (for_weight, for_input)
         yield say(
-            en=f"{there} is there, but {other} is missing: a split backward has both parts.",
-            fr=f"{there} est là, mais {other} manque : une passe arrière découpée a ses deux parties.",
+            en=f"{half} is there, but {twin} is missing: a split backward has both parts.",
+            fr=f"{half} est là, mais {twin} manque : une passe arrière découpée a ses deux parties.",
         )
 
 
@@ -421,13 +423,13 @@ def _ordered(schedule: Schedule) -> Iterator[str]:
 
     A slice's forward reads keys and values of the slice before it; its backward takes their gradients from the next.
     """
-    for needed in (_pass_before, partial(_slice_before, token_slices=schedule.token_slices)):
+    for prerequisite_of in (_pass_before, partial(_slice_before, token_slices=schedule.token_slices)):
         for rank, order in enumerate(schedule.orders):
-            at = {element: number for number, action in enumerate(order) for element in action.elements}
-            for action, number in at.items():
-                before = needed(action)
+            position_of = {element: number for number, action in enumerate(order) for element in action.elements}
+            for action, number in position_of.items():
+                before = prerequisite_of(action)
                 # −1: it is missing, which `_counted` tells.
-                if before is None or at.get(before, -1) < number:
+                if before is None or position_of.get(before, -1) < number:
                     continue
                 note_en = note_fr = ""
                 if before.token_slice != action.token_slice:
@@ -458,13 +460,13 @@ def _slice_before(action: Action, token_slices: int) -> Action | None:
 def _over_limit(schedule: Schedule, limit: float, costs: Costs) -> Iterator[str]:
     share = 1 / schedule.token_slices
     for rank, order in enumerate(schedule.orders):
-        held = 0.0
+        memory = 0.0
         for action in order:
             # Evictions change a partner too; when, only times can tell.
             changes = [u for e in action.elements for holder, _, u in deltas(e, rank, costs, share) if holder == rank]
             # The most at any moment of the action.
-            highest = max(accumulate(changes, initial=held))
-            held += sum(changes)
+            highest = max(accumulate(changes, initial=memory))
+            memory += sum(changes)
             if highest > limit + 1e-9:
                 yield say(
                     en=f"rank {rank} keeps {shortest(highest)} stage-micro-batches at {action}, but the limit is "

@@ -75,8 +75,8 @@ class Speeds(NamedTuple):
     @classmethod
     def of(cls, config: RunConfig, device: Device | None) -> Speeds:
         """Speeds of a GPU, or the placeholders of the CPU's file."""
-        found = device or hardware.gpu("cpu")
-        if found.is_of_size:
+        processor = device or hardware.gpu("cpu")
+        if processor.is_of_size:
             raise refusal(
                 en="a budget is met in the least time, but the speed of a GPU given by its size is not known: name a "
                 "GPU, such as a100-40.",
@@ -84,8 +84,8 @@ class Speeds(NamedTuple):
                 "connue : nommez un GPU, par exemple a100-40.",
             )
         # FLOP/s; a precision that the device's file gives no peak for is timed as fp32.
-        peak = PEAK_SHARE * found.peak_flops.get(config.compute_precision, found.peak_flops["fp32"])
-        bandwidth = found.memory_bytes_per_s
+        peak = PEAK_SHARE * processor.peak_flops.get(config.compute_precision, processor.peak_flops["fp32"])
+        bandwidth = processor.memory_bytes_per_s
         # A copy within the CPU's memory reads and writes it.
         link, exposed = (bandwidth / 2, 1.0) if device is None else (HOST_LINK_BYTES_PER_S, 0.5)
         return cls(peak, bandwidth, link, exposed)
@@ -120,29 +120,29 @@ class BlockTables:
     def peak_bytes(self, choices: Any) -> Reals:
         """Peak of each row of choices (numbers, one per block)."""
         rows = np.atleast_2d(np.asarray(choices, int))
-        at = np.arange(self.num_blocks)
-        most = np.full(len(rows), self.outside_bytes)
-        for own, held in zip(self.own, self.held, strict=True):
+        blocks = np.arange(self.num_blocks)
+        peaks = np.full(len(rows), self.outside_bytes)
+        for pass_bytes, saved_bytes in zip(self.own, self.held, strict=True):
             # (rows, blocks + 1): bytes of all blocks before each one; the last column, before the loss, is all blocks.
-            before = np.cumsum(np.pad(held[at, rows], ((0, 0), (1, 0))), axis=1)
+            before = np.cumsum(np.pad(saved_bytes[blocks, rows], ((0, 0), (1, 0))), axis=1)
             # (rows, blocks + 1): the loss has no choice of its own, it follows the last block's.
-            needs = np.concatenate([own[at, rows], own[-1, rows[:, -1:]]], axis=1)
-            most = np.maximum(most, (before + needs).max(axis=1))
-        return most
+            needs = np.concatenate([pass_bytes[blocks, rows], pass_bytes[-1, rows[:, -1:]]], axis=1)
+            peaks = np.maximum(peaks, (before + needs).max(axis=1))
+        return peaks
 
     def costs(self, choices: Sequence[int]) -> tuple[float, float, float]:
         """Seconds, FLOPs and moved bytes that a step takes more than with everything kept."""
-        at = np.arange(self.num_blocks), np.asarray(choices)
-        return float(self.seconds[at].sum()), float(self.flops[at].sum()), float(self.moved_bytes[at].sum())
+        cells = np.arange(self.num_blocks), np.asarray(choices)
+        return float(self.seconds[cells].sum()), float(self.flops[cells].sum()), float(self.moved_bytes[cells].sum())
 
     def constraints(self) -> Reals:
         """Bytes of every moment as rows over the variables (block, choice)."""
         rows = []
-        for own, held in zip(self.own, self.held, strict=True):
+        for pass_bytes, saved_bytes in zip(self.own, self.held, strict=True):
             for number in range(self.num_blocks + 1):
-                row = np.where(np.arange(self.num_blocks)[:, None] < number, held, 0.0)  # blocks before this one
+                row = np.where(np.arange(self.num_blocks)[:, None] < number, saved_bytes, 0.0)  # blocks before this one
                 # At the loss, number = blocks: the last block's variables.
-                row[min(number, self.num_blocks - 1)] += own[number]
+                row[min(number, self.num_blocks - 1)] += pass_bytes[number]
                 rows.append(row.ravel())
         return np.array(rows)  # (passes · (blocks + 1), blocks · choices)
 
@@ -169,22 +169,25 @@ def block_tables(config: RunConfig, rank: int = 0, device: Device | None = None)
         LabError: as `planned`, or as `forecast`.
     """
     count = num_blocks(model_shapes(config))
-    whole = [planned(config, [choice] * count) for choice in range(len(BLOCK_CHOICES))]
-    split = [_split(config if choice == KEEP else whole[choice], rank, device, count) for choice in range(len(whole))]
-    own, held = (np.stack([one[part] for one in split], axis=-1) for part in (0, 1))
-    flops, moved, seconds = (np.zeros((count, len(BLOCK_CHOICES))) for _ in range(3))
-    for block, number in recomputed_flops(whole[RECOMPUTE]).items():
+    uniform_configs = [planned(config, [choice] * count) for choice in range(len(BLOCK_CHOICES))]
+    split = [
+        _split(config if choice == KEEP else uniform_configs[choice], rank, device, count)
+        for choice in range(len(uniform_configs))
+    ]
+    pass_bytes, saved_bytes = (np.stack([arrays[part] for arrays in split], axis=-1) for part in (0, 1))
+    flops, moved_bytes, seconds = (np.zeros((count, len(BLOCK_CHOICES))) for _ in range(3))
+    for block, number in recomputed_flops(uniform_configs[RECOMPUTE]).items():
         flops[block, RECOMPUTE] = number
     times = config.layout.micro_batches
     # Bytes of a step: out and back (2), once per micro-batch.
-    moved[:, OFFLOAD] = 2.0 * times * split[OFFLOAD][3]
+    moved_bytes[:, OFFLOAD] = 2.0 * times * split[OFFLOAD][3]
     speeds = Speeds.of(config, device)
     # What a recomputed block writes anew per step: all that it would have kept, less the input that it keeps.
-    again = np.maximum(held[1, :, KEEP] - held[1, :, RECOMPUTE], 0.0) * times
+    recomputed_bytes = np.maximum(saved_bytes[1, :, KEEP] - saved_bytes[1, :, RECOMPUTE], 0.0) * times
     # Each of these bytes is written, then read: 2.
-    seconds[:, RECOMPUTE] = flops[:, RECOMPUTE] / speeds.flop_per_s + 2 * again / speeds.memory_bytes_per_s
-    seconds[:, OFFLOAD] = speeds.exposed * moved[:, OFFLOAD] / speeds.link_bytes_per_s
-    return BlockTables(own, held, max(one[2] for one in split), flops, moved, seconds, speeds)
+    seconds[:, RECOMPUTE] = flops[:, RECOMPUTE] / speeds.flop_per_s + 2 * recomputed_bytes / speeds.memory_bytes_per_s
+    seconds[:, OFFLOAD] = speeds.exposed * moved_bytes[:, OFFLOAD] / speeds.link_bytes_per_s
+    return BlockTables(pass_bytes, saved_bytes, max(arrays[2] for arrays in split), flops, moved_bytes, seconds, speeds)
 
 
 class _BlockLedger(Ledger):
@@ -198,12 +201,12 @@ class _BlockLedger(Ledger):
     def _move(self, category: Category, block: str, delta_bytes: int) -> None:
         super()._move(category, block, delta_bytes)
         if delta_bytes > 0:  # only a growth can make a peak
-            place = ("", -1)
+            key = ("", -1)
             if self.moment in PASSES:
                 # Modules outside of the blocks (embedding, last norm, head) count with the loss.
                 number = block_number(self.detail[1])
-                place = (self.moment, self.count if number is None else number)
-            self.most[place] = max(self.most.get(place, 0), self._total_bytes)
+                key = (self.moment, self.count if number is None else number)
+            self.most[key] = max(self.most.get(key, 0), self._total_bytes)
 
 
 def _split(config: RunConfig, rank: int, device: Device | None, count: int) -> tuple[Reals, Reals, float, Reals]:
@@ -212,18 +215,18 @@ def _split(config: RunConfig, rank: int, device: Device | None, count: int) -> t
     step = replay_of(config, rank, device, ledger, in_slots)
     for _ in range(1 if device is None else 2):  # as the forecast for a GPU does
         step.run()
-    held, on_host = _held(step.trace, count)
-    own = np.zeros((len(PASSES), count + 1))
+    saved_bytes, on_host = _held(step.trace, count)
+    pass_bytes = np.zeros((len(PASSES), count + 1))
     for number, of_pass in enumerate(PASSES):
         # Held by the blocks before, without the block itself.
-        before = np.cumsum(held[number]) - held[number]
-        most = [ledger.most.get((of_pass, block), 0) for block in range(count)]
+        before = np.cumsum(saved_bytes[number]) - saved_bytes[number]
+        peaks = [ledger.most.get((of_pass, block), 0) for block in range(count)]
         # The peak counts the whole rank, states included; what earlier blocks hold is a term of its own.
-        own[number, :count] = np.maximum(np.array(most) - before, 0.0)
+        pass_bytes[number, :count] = np.maximum(np.array(peaks) - before, 0.0)
     # Both passes over the loss come while every block holds what it keeps for backward.
     loss = max(ledger.most.get((of_pass, count), 0) for of_pass in PASSES)
-    own[1, count] = max(0.0, loss - held[1].sum())
-    return own, held, float(ledger.most.get(("", -1), 0)), on_host
+    pass_bytes[1, count] = max(0.0, loss - saved_bytes[1].sum())
+    return pass_bytes, saved_bytes, float(ledger.most.get(("", -1), 0)), on_host
 
 
 def _held(trace: MemoryTrace, count: int) -> tuple[Reals, Reals]:
@@ -238,10 +241,10 @@ def _held(trace: MemoryTrace, count: int) -> tuple[Reals, Reals]:
             break
         elif event.storage not in trace.on_host:
             live += event.delta_bytes
-    held, on_host = np.zeros((len(PASSES), count)), np.zeros(count)
+    saved_bytes, on_host = np.zeros((len(PASSES), count)), np.zeros(count)
     # The last block's difference is 0: after it comes the loss, which is taken together with backward.
-    held[0] = np.diff(starts)
-    reader = {storage: block_number(name) for name, storage in trace.output_of.items() if name == block_of(name)}
+    saved_bytes[0] = np.diff(starts)
+    maker_of = {storage: block_number(name) for name, storage in trace.output_of.items() if name == block_of(name)}
     for storage in trace.kept:
         number = block_number(trace.module_of[storage])
         if number is None:
@@ -251,9 +254,9 @@ def _held(trace: MemoryTrace, count: int) -> tuple[Reals, Reals]:
         else:  # what a block gives belongs to the one that reads it
             # `maker` is None: no block's output, so it stays with the block that computed it. So does the last block's
             # output: what reads it (norm, head) is no block.
-            given = reader.get(storage)
-            held[1, number if given is None else min(given + 1, count - 1)] += trace.bytes_of[storage]
-    return held, on_host
+            maker = maker_of.get(storage)
+            saved_bytes[1, number if maker is None else min(maker + 1, count - 1)] += trace.bytes_of[storage]
+    return saved_bytes, on_host
 
 
 def cheapest(tables: BlockTables, budget_bytes: float) -> tuple[int, ...] | None:
@@ -278,29 +281,29 @@ def least_memory(tables: BlockTables) -> tuple[int, ...]:
     # One real variable more, the peak, in units of the peak with all kept: each moment − peak ≤ 0.
     scale = float(tables.peak_bytes([KEEP] * count)[0])
     limits = LinearConstraint(np.column_stack([rows / scale, -np.ones(len(rows))]), -np.inf, 0)
-    found = _solved(np.append(np.zeros(rows.shape[1]), 1.0), limits, count)
-    assert found is not None  # the peak is free
-    return cheapest(tables, float(tables.peak_bytes(found)[0]) * (1 + GAP / 100)) or found
+    choices = _solved(np.append(np.zeros(rows.shape[1]), 1.0), limits, count)
+    assert choices is not None  # the peak is free
+    return cheapest(tables, float(tables.peak_bytes(choices)[0]) * (1 + GAP / 100)) or choices
 
 
 def _solved(costs: Reals, limits: LinearConstraint, count: int) -> tuple[int, ...] | None:
     """Solve a programme over (block, choice) variables, of which a block has one; others after them are real."""
-    whole = count * len(BLOCK_CHOICES)
-    real = costs.size - whole
+    num_binary = count * len(BLOCK_CHOICES)
+    real = costs.size - num_binary
     # (blocks, variables): the choices of a block sum to 1.
     one_each = np.pad(np.kron(np.eye(count), np.ones(len(BLOCK_CHOICES))), ((0, 0), (0, real)))
     with c_output_discarded():
         answer = milp(
             costs / max(float(np.abs(costs).max()), 1e-30),  # at most 1: the solver's tolerances are absolute
             constraints=[limits, LinearConstraint(one_each, 1, 1)],
-            integrality=np.append(np.ones(whole), np.zeros(real)),
-            bounds=Bounds(0, np.append(np.ones(whole), np.full(real, np.inf))),
+            integrality=np.append(np.ones(num_binary), np.zeros(real)),
+            bounds=Bounds(0, np.append(np.ones(num_binary), np.full(real, np.inf))),
             options={"mip_rel_gap": GAP},
         )
     if answer.x is None:
         return None
     # Near 0 or 1, not exactly.
-    return tuple(int(choice) for choice in answer.x[:whole].reshape(count, -1).argmax(axis=1))
+    return tuple(int(choice) for choice in answer.x[:num_binary].reshape(count, -1).argmax(axis=1))
 
 
 @dataclass(frozen=True)
@@ -358,21 +361,21 @@ def plan_activations(config: RunConfig, budget_bytes: int, rank: int = 0, device
             fr=f"un budget se tient par un plan d’activations, bloc par bloc : {error}",
         ) from error
     tables = block_tables(config, rank, device)
-    kept = forecast(config, rank, device).memory.peak_bytes or 0  # with everything kept
+    kept_peak_bytes = forecast(config, rank, device).memory.peak_bytes or 0  # with everything kept
     target = float(budget_bytes)
 
     def answer(choices: tuple[int, ...]) -> BudgetPlan:
         chosen = planned(config, choices)
-        return BudgetPlan(chosen, forecast(chosen, rank, device), budget_bytes, kept, choices, tables)
+        return BudgetPlan(chosen, forecast(chosen, rank, device), budget_bytes, kept_peak_bytes, choices, tables)
 
     for _ in range(TRIES):
         choices = cheapest(tables, target)
         if choices is None:
             break
-        found = answer(choices)
-        if found.peak_bytes <= budget_bytes:
-            return found
-        target -= found.peak_bytes - budget_bytes  # the next budget is tighter by the excess
+        budget_plan = answer(choices)
+        if budget_plan.peak_bytes <= budget_bytes:
+            return budget_plan
+        target -= budget_plan.peak_bytes - budget_bytes  # the next budget is tighter by the excess
     smallest = answer(least_memory(tables))
     if smallest.peak_bytes <= budget_bytes:
         return smallest
@@ -403,9 +406,15 @@ def activation_curve(tables: BlockTables, points: int = POINTS) -> tuple[CurvePo
         tables: of a run (`block_tables`).
         points: at least 2.
     """
-    least, most = (float(tables.peak_bytes(one)[0]) for one in (least_memory(tables), [KEEP] * tables.num_blocks))
+    smallest_bytes, largest_bytes = (
+        float(tables.peak_bytes(choices)[0]) for choices in (least_memory(tables), [KEEP] * tables.num_blocks)
+    )
     # The slack keeps a budget that equals a peak from failing by rounding.
-    found = [cheapest(tables, budget * (1 + GAP / 100)) for budget in np.linspace(least, most, points)]
+    candidates = [
+        cheapest(tables, budget * (1 + GAP / 100)) for budget in np.linspace(smallest_bytes, largest_bytes, points)
+    ]
     return tuple(
-        CurvePoint(float(tables.peak_bytes(one)[0]), *tables.costs(one), one) for one in found if one is not None
+        CurvePoint(float(tables.peak_bytes(choices)[0]), *tables.costs(choices), choices)
+        for choices in candidates
+        if choices is not None
     )

@@ -71,18 +71,18 @@ class NearestMeasurement:
     @property
     def words(self) -> str:
         """Row and error of the prediction, in one line."""
-        one, billions = self.row, decimal(self.row.size.num_parameters / 1e9, 1)
+        row, billions = self.row, decimal(self.row.size.num_parameters / 1e9, 1)
         error = 100 * (self.predicted_s / self.measured_s - 1)
-        told = decimal(abs(error), 1)
+        percent = decimal(abs(error), 1)
         sign = "+" if error >= 0 else "−"
         far = say(en="; far from this plan", fr=" ; loin de ce plan") if self.distance > FAR else ""
-        ring = f" · cp {one.cp}" if one.cp > 1 else ""
-        layout = f"{one.gpus} GPU, dp {one.dp} · tp {one.tp} · pp {one.pp}{ring}, batch {one.global_batch}"
+        ring = f" · cp {row.cp}" if row.cp > 1 else ""
+        layout = f"{row.gpus} GPU, dp {row.dp} · tp {row.tp} · pp {row.pp}{ring}, batch {row.global_batch}"
         return say(
-            en=f"{one.row}: {billions} B, {layout}: measured {decimal(self.measured_s, 2)} s, our model says "
-            f"{sign}{told} %{far}.",
-            fr=f"{one.row} : {billions} milliards, {layout} : mesuré {decimal(self.measured_s, 2)} s, notre modèle dit "
-            f"{sign}{told} %{far}.",
+            en=f"{row.row}: {billions} B, {layout}: measured {decimal(self.measured_s, 2)} s, our model says "
+            f"{sign}{percent} %{far}.",
+            fr=f"{row.row} : {billions} milliards, {layout} : mesuré {decimal(self.measured_s, 2)} s, notre modèle dit "
+            f"{sign}{percent} %{far}.",
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -107,42 +107,42 @@ def generation(cluster_name: str) -> str:
     return cluster(cluster_name).gpu.name.split("-")[0]
 
 
-def distance(question: Question, one: PlannedLayout, row: Measurement) -> float:
+def distance(question: Question, candidate: PlannedLayout, row: Measurement) -> float:
     """Distance of a row: doublings apart, and choices that differ."""
-    own, size = question.subject.size, row.size
-    assert own is not None
-    apart = 0.0
-    for here, there in (
-        (own.num_parameters, size.num_parameters),
-        (one.gpus, row.gpus),
-        (one.tp, row.tp),
-        (one.pp, row.pp),
-        (one.cp, row.cp),
-        (own.sequence_length * one.global_batch, size.sequence_length * row.global_batch),
+    planned_size, size = question.subject.size, row.size
+    assert planned_size is not None
+    total = 0.0
+    for planned, measured in (
+        (planned_size.num_parameters, size.num_parameters),
+        (candidate.gpus, row.gpus),
+        (candidate.tp, row.tp),
+        (candidate.pp, row.pp),
+        (candidate.cp, row.cp),
+        (planned_size.sequence_length * candidate.global_batch, size.sequence_length * row.global_batch),
     ):
-        apart += abs(log2(here / there))  # doublings: 8 GPUs against 32 count 2
+        total += abs(log2(planned / measured))  # doublings: 8 GPUs against 32 count 2
     # Not printed in the table: half a doubling.
-    apart += 0.5 * abs(log2(one.micro_batch / row.micro_batch)) if row.micro_batch else 0.5
+    total += 0.5 * abs(log2(candidate.micro_batch / row.micro_batch)) if row.micro_batch else 0.5
     # A ZeRO stage counts half.
-    apart += (one.checkpointing != row.checkpointing) + 0.5 * abs(one.zero - row.zero)
-    apart += 0.5 * (one.sequence_parallel != row.sequence_parallel) + 0.5 * (one.chunks != row.chunks)
+    total += (candidate.checkpointing != row.checkpointing) + 0.5 * abs(candidate.zero - row.zero)
+    total += 0.5 * (candidate.sequence_parallel != row.sequence_parallel) + 0.5 * (candidate.chunks != row.chunks)
     if row.cluster != question.cluster.name:
-        same = generation(row.cluster) == question.cluster.gpu.name.split("-")[0]
-        apart += 1.0 if same else OTHER_GENERATION
-    return apart
+        same_generation = generation(row.cluster) == question.cluster.gpu.name.split("-")[0]
+        total += 1.0 if same_generation else OTHER_GENERATION
+    return total
 
 
-def closest(question: Question, one: PlannedLayout) -> NearestMeasurement | None:
+def closest(question: Question, candidate: PlannedLayout) -> NearestMeasurement | None:
     """Find the closest measured row; None for an image model, of which none is published."""
     if question.subject.size is None:
         return None
-    apart, row = min(((distance(question, one, row), row) for row in _known()), key=lambda pair: pair[0])
+    row_distance, row = min(((distance(question, candidate, row), row) for row in _known()), key=lambda pair: pair[0])
     # A row without its micro-batch is timed with the one that this calibration finds fastest.
     row = completed(row, question.calibration)
     layout = Layouts.from_measurements([row])
-    made = estimate(workload(row.size), cluster(row.cluster), layout, question.calibration)
+    prediction = estimate(workload(row.size), cluster(row.cluster), layout, question.calibration)
     # One row, so index 0.
-    return NearestMeasurement(row, apart, float(row.seconds or 0.0), float(made.step_s[0]))
+    return NearestMeasurement(row, row_distance, float(row.seconds or 0.0), float(prediction.step_s[0]))
 
 
 FILE: Final = Path(__file__).with_name("data") / "held_out.json"
@@ -166,23 +166,23 @@ class HeldOutErrors(NamedTuple):
 
 def measured_held_out(profile: str) -> HeldOutErrors:
     """Compute the held-out errors of a profile; takes seconds."""
-    found = interval(profile, SHARE)
-    return HeldOutErrors(found.rows, round(found.low, 4), round(found.high, 4), round(found.mean, 4))
+    errors = interval(profile, SHARE)
+    return HeldOutErrors(errors.rows, round(errors.low, 4), round(errors.high, 4), round(errors.mean, 4))
 
 
 @cache
 def held_out(profile: str) -> HeldOutErrors | None:
     """Look up the held-out errors of a shipped profile; None for another calibration."""
-    kept: dict[str, list[float]] = json.loads(FILE.read_text(encoding="utf-8"))
-    found = kept.get(profile)
-    return None if found is None else HeldOutErrors(int(found[0]), *found[1:])
+    shipped_errors: dict[str, list[float]] = json.loads(FILE.read_text(encoding="utf-8"))
+    errors = shipped_errors.get(profile)
+    return None if errors is None else HeldOutErrors(int(errors[0]), *errors[1:])
 
 
 def write_held_out() -> None:
     """Fit without each table, and write the file of held-out errors again, after a profile was fitted."""
     write_left_out()  # the fits that the intervals are taken from
-    made = {name: list(measured_held_out(name)) for name in sorted(set(PROFILE_OF.values()))}
-    FILE.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    profile_errors = {name: list(measured_held_out(name)) for name in sorted(set(PROFILE_OF.values()))}
+    FILE.write_text(json.dumps(profile_errors, indent=1) + "\n", encoding="utf-8")
 
 
 JOULES_PER_KWH = 3.6e6
@@ -222,8 +222,8 @@ class Choice(ChosenLayout):
     @property
     def interval_s(self) -> tuple[float, float] | None:
         """Seconds between which four in five held-out rows would lie."""
-        known = self.held_out
-        return None if known is None else (self.step_s * known.low, self.step_s * known.high)
+        errors = self.held_out
+        return None if errors is None else (self.step_s * errors.low, self.step_s * errors.high)
 
     @property
     def memory_bytes(self) -> float:
@@ -276,17 +276,17 @@ class Choice(ChosenLayout):
 
     def advice(self) -> list[str]:
         """Warnings about this layout."""
-        one, told = self.candidate, []
+        candidate, warnings = self.candidate, []
         full = self.question.cluster.gpus_per_node
-        if one.tp > full:
-            told.append(
+        if candidate.tp > full:
+            warnings.append(
                 say(
-                    en=f"Tensor Parallelism over {one.tp} ranks crosses nodes of {full} GPUs.",
-                    fr=f"le Tensor Parallelism sur {one.tp} rangs traverse des nœuds de {full} GPU.",
+                    en=f"Tensor Parallelism over {candidate.tp} ranks crosses nodes of {full} GPUs.",
+                    fr=f"le Tensor Parallelism sur {candidate.tp} rangs traverse des nœuds de {full} GPU.",
                 )
             )
         if self.memory_bytes > MARGINAL * self.question.device_bytes:  # fits, but within 10 % of the GPU's memory
-            told.append(
+            warnings.append(
                 say(
                     en=f"marginal: only {gigabytes(self.margin_bytes)} stay free, and the allocator may slow the step "
                     f"by asking again{self._roomier()}.",
@@ -296,13 +296,13 @@ class Choice(ChosenLayout):
             )
         bubble = self.parts["bubble"] / self.estimated_s
         if bubble > 0.2:
-            told.append(
+            warnings.append(
                 say(
                     en=f"the pipeline waits {100 * bubble:.0f} % of the step: more micro-batches would help.",
                     fr=f"le pipeline attend {100 * bubble:.0f} % de l’itération : il faudrait plus de micro-batches.",
                 )
             )
-        return told
+        return warnings
 
     def _roomier(self) -> str:
         """The fastest layout that is not marginal, as the rest of a sentence; empty if there is none."""
@@ -311,12 +311,14 @@ class Choice(ChosenLayout):
         roomy = np.flatnonzero(total <= MARGINAL * self.question.device_bytes)
         if not roomy.size:
             return ""
-        place = int(roomy[0])
-        title = candidates_of(self.found.space, self.found.admitted[place])[0].title
-        free = gigabytes(self.question.device_bytes - float(total[place]))
+        index = int(roomy[0])
+        title = candidates_of(self.found.space, self.found.admitted[index])[0].title
+        free = gigabytes(self.question.device_bytes - float(total[index]))
         # Against the closed form: both sides without simulation.
-        more = more_percent(float(self.found.step_s[place]) / self.estimated_s)
-        return say(en=f"; {title}, leaves {free}, {more} time", fr=f" ; {title}, laisse {free}, {more} de temps")
+        extra_time = more_percent(float(self.found.step_s[index]) / self.estimated_s)
+        return say(
+            en=f"; {title}, leaves {free}, {extra_time} time", fr=f" ; {title}, laisse {free}, {extra_time} de temps"
+        )
 
     def config(self, **fields: Any) -> RunConfig:
         """The layout as a `RunConfig` that `dlojz.run` takes; see `dlojz.planner.export.run_config`."""
@@ -355,16 +357,16 @@ class Choice(ChosenLayout):
             fr=f"aucune : pas de {kind} parmi les mesures publiées ; l’intervalle est celui des décodeurs",
         )
         # Image models, and models from elsewhere, have no evidence.
-        told = none if self.evidence is None else self.evidence.words
+        evidence_words = none if self.evidence is None else self.evidence.words
         if self.question.subject.num_experts:
-            told = told.rstrip(".") + say(
+            evidence_words = evidence_words.rstrip(".") + say(
                 en="; no mixture of experts is among these measurements: the seconds of its exchanges and of its "
                 "experts' products are not validated",
                 fr=" ; aucun mélange d’experts parmi ces mesures : les secondes de ses échanges et des produits de ses "
                 "experts ne sont pas validées",
             )
-        rows.append((say(en="closest evidence", fr="mesure la plus proche"), told))
-        rows += [(say(en="advice", fr="conseil"), one) for one in self.advice()]
+        rows.append((say(en="closest evidence", fr="mesure la plus proche"), evidence_words))
+        rows += [(say(en="advice", fr="conseil"), sentence) for sentence in self.advice()]
         return rows
 
     def _training_words(self, account: Bill) -> str:
@@ -464,9 +466,9 @@ class RefusedLayouts(Sequence[LayoutVerdict]):
     def __getitem__(self, index: int | slice) -> LayoutVerdict | RefusedLayouts:
         if isinstance(index, slice):
             return RefusedLayouts(self.question, self.found, self.places[index])
-        place = self.places[index]
-        reason = REASONS[int(self.found.codes.reshape(-1)[place])]
-        return refused(self.question, self.found, candidates_of(self.found.space, place)[0], reason)
+        flat_index = self.places[index]
+        reason = REASONS[int(self.found.codes.reshape(-1)[flat_index])]
+        return refused(self.question, self.found, candidates_of(self.found.space, flat_index)[0], reason)
 
     def __iter__(self) -> Iterator[LayoutVerdict]:
         return (self[index] for index in range(len(self)))
@@ -488,25 +490,25 @@ class Plan:
     found: SearchResult
     simulations: Mapping[int, StepSimulation]
 
-    def choice(self, place: int) -> Choice:
+    def choice(self, index: int) -> Choice:
         """The admitted layout of a place, from 0, in order of the closed form's seconds."""
-        found = self.found
+        result = self.found
         return Choice(
-            candidates_of(found.space, found.admitted[place])[0],
+            candidates_of(result.space, result.admitted[index])[0],
             self.question,
-            int(place),
-            float(found.step_s[place]),
-            {one.name: float(getattr(found.parts, one.name)[place]) for one in fields(Parts)},
-            {name: float(getattr(found.memory, name)[place]) for name in PARTS},
-            float(found.energy_j[place]),
-            self.simulations.get(int(place)),
-            found,
+            int(index),
+            float(result.step_s[index]),
+            {field.name: float(getattr(result.parts, field.name)[index]) for field in fields(Parts)},
+            {name: float(getattr(result.memory, name)[index]) for name in PARTS},
+            float(result.energy_j[index]),
+            self.simulations.get(int(index)),
+            result,
         )
 
     @cached_property
     def top(self) -> tuple[Choice, ...]:
         """Simulated layouts, fastest first."""
-        return tuple(sorted((self.choice(place) for place in self.simulations), key=lambda one: one.step_s))
+        return tuple(sorted((self.choice(index) for index in self.simulations), key=lambda choice: choice.step_s))
 
     @property
     def best(self) -> Choice:
@@ -516,7 +518,7 @@ class Plan:
     @cached_property
     def pareto(self) -> tuple[Choice, ...]:
         """Layouts that no other beats in step time, GPU-hours, energy and free memory all at once, fastest first."""
-        return tuple(self.choice(int(place)) for place in front_of(self.found, self.question.device_bytes))
+        return tuple(self.choice(int(index)) for index in front_of(self.found, self.question.device_bytes))
 
     @property
     def refused(self) -> RefusedLayouts:
@@ -550,19 +552,20 @@ class Plan:
         Raises:
             LabError: if none is admitted; the sentence says why.
         """
-        places = matching(self.found, self.found.admitted, fields)
-        if not places.size:
+        indices = matching(self.found, self.found.admitted, fields)
+        if not indices.size:
             raise LabError(self.why(**fields).in_one_line)
-        return self.choice(int(places[0]))
+        return self.choice(int(indices[0]))
 
     def lines(self) -> list[tuple[str, str]]:
         """Summary, as pairs of name and value."""
-        question, found = self.question, self.found
+        question, result = self.question, self.found
         gpus = say(en=" or ", fr=" ou ").join(map(str, question.gpus))
         size = format_count(question.subject.num_parameters)
         counts = self.refused.counts
-        layouts, fit, out = (  # "same" is counted nowhere
-            decimal(one, 0) for one in (found.num_layouts, found.admitted.size, found.num_layouts - found.admitted.size)
+        layouts, fit, unfit = (  # "same" is counted nowhere
+            decimal(number, 0)
+            for number in (result.num_layouts, result.admitted.size, result.num_layouts - result.admitted.size)
         )
         return [
             (
@@ -577,8 +580,8 @@ class Plan:
             (
                 say(en="searched", fr="cherché"),
                 say(
-                    en=f"{layouts} layouts: {fit} admitted, {out} refused, {len(self.simulations)} simulated",
-                    fr=f"{layouts} configurations : {fit} admises, {out} refusées, {len(self.simulations)} simulées",
+                    en=f"{layouts} layouts: {fit} admitted, {unfit} refused, {len(self.simulations)} simulated",
+                    fr=f"{layouts} configurations : {fit} admises, {unfit} refusées, {len(self.simulations)} simulées",
                 ),
             ),
             *self.best.lines(),
@@ -591,9 +594,9 @@ class Plan:
     def _repr_html_(self) -> str:
         return html_of(self)
 
-    def table(self, most: int = 12) -> RenderableType:
+    def table(self, max_rows: int = 12) -> RenderableType:
         """Lay out the best layouts, the Pareto front and the refusals for a terminal."""
-        return table_of(self, most)
+        return table_of(self, max_rows)
 
     def figure(self, path: str | Path | None = None) -> Figure:
         """Draw the Pareto front, memory of every rank, waterfall of the step, refusals by reason.
@@ -603,7 +606,7 @@ class Plan:
         """
         return figure_of(self, path)
 
-    def as_dict(self, most: int = 12) -> dict[str, Any]:
+    def as_dict(self, max_rows: int = 12) -> dict[str, Any]:
         """Plain data, for JSON."""
         question, best = self.question, self.best
         evidence = best.evidence
@@ -621,13 +624,13 @@ class Plan:
             "best": best.as_dict()
             | {
                 "ranks": [
-                    {"stage": one.stage, "layers": one.layers, "in_flight": one.in_flight, "bytes": one.parts}
-                    for one in best.ranks
+                    {"stage": rank.stage, "layers": rank.layers, "in_flight": rank.in_flight, "bytes": rank.parts}
+                    for rank in best.ranks
                 ],
                 "closest_evidence": None if evidence is None else evidence.as_dict(),
                 "documents": best.documents(),
             },
-            "top": [one.as_dict() for one in self.top[:most]],
-            "pareto": [one.as_dict() for one in self.pareto[:most]],
+            "top": [choice.as_dict() for choice in self.top[:max_rows]],
+            "pareto": [choice.as_dict() for choice in self.pareto[:max_rows]],
             "tree": self.tree.as_dict(),
         }

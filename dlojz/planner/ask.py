@@ -48,30 +48,30 @@ class FittingCluster(NamedTuple):
     gpus: int
 
 
-def lightest(question: Question, found: SearchResult) -> tuple[PlannedLayout, float] | None:
+def lightest(question: Question, result: SearchResult) -> tuple[PlannedLayout, float] | None:
     """The refused layout that needs least memory, and its bytes; None if none got so far."""
-    if not found.heavy.size:
+    if not result.heavy.size:
         return None
-    place = int(np.argmin(found.heavy_bytes))
-    return candidates_of(found.space, found.heavy[place])[0], float(found.heavy_bytes[place])
+    index = int(np.argmin(result.heavy_bytes))
+    return candidates_of(result.space, result.heavy[index])[0], float(result.heavy_bytes[index])
 
 
-def fits_on(question: Question, place: Cluster, gpus: int) -> bool:
+def fits_on(question: Question, site: Cluster, gpus: int) -> bool:
     """Whether any layout of the model fits on so many GPUs of a cluster."""
     try:
-        precision = check_precision(place, question.precision)
+        precision = check_precision(site, question.precision)
     except LabError:
-        precision = check_precision(place, None)
+        precision = check_precision(site, None)
     # A GPU without this precision (V100 has no bf16) is judged with its own default rather than left out.
-    other = replace(question, cluster=place, gpus=(gpus,), precision=precision)
-    space = other.space()
-    places = np.flatnonzero(space.codes.reshape(-1) == 0)  # legal by degrees and options alone
-    if not places.size:
+    site_question = replace(question, cluster=site, gpus=(gpus,), precision=precision)
+    space = site_question.space()
+    flat_indices = np.flatnonzero(space.codes.reshape(-1) == 0)  # legal by degrees and options alone
+    if not flat_indices.size:
         return False
-    columns = frugal(space.columns(places))
-    held = searched_memories(space, columns, place.gpu)
-    here = held.host * min(gpus, place.gpus_per_node)  # host bytes of a rank × ranks of a node
-    return bool(((held.total_bytes <= place.gpu.memory_bytes) & (here <= place.host_memory_bytes)).any())
+    columns = frugal(space.columns(flat_indices))
+    memories = searched_memories(space, columns, site.gpu)
+    host_bytes = memories.host * min(gpus, site.gpus_per_node)  # host bytes of a rank × ranks of a node
+    return bool(((memories.total_bytes <= site.gpu.memory_bytes) & (host_bytes <= site.host_memory_bytes)).any())
 
 
 def frugal(columns: dict[str, Integers]) -> dict[str, Integers]:
@@ -84,35 +84,35 @@ def frugal(columns: dict[str, Integers]) -> dict[str, Integers]:
     fixed = np.stack([column for name, column in columns.items() if name not in free], axis=1)
     # Sorted so that within a group the smallest micro-batch with the most recomputation comes first; unique keeps it.
     order = np.lexsort((columns["micro_batch"], -columns["checkpointing"]))
-    _, first = np.unique(fixed[order], axis=0, return_index=True)
-    return {name: column[order[first]] for name, column in columns.items()}
+    _, first_indices = np.unique(fixed[order], axis=0, return_index=True)
+    return {name: column[order[first_indices]] for name, column in columns.items()}
 
 
 def _places(question: Question) -> Iterator[FittingCluster]:
     """Clusters and numbers of GPUs, the fewest GPUs first, the question's own cluster first among equals."""
-    own = question.cluster
-    others = [cluster(name) for name in CLUSTERS if name not in (own.name, *NOT_CLUSTERS)]
-    ordered = [own, *sorted(others, key=lambda one: one.gpu.memory_bytes)]
+    question_cluster = question.cluster
+    other_clusters = [cluster(name) for name in CLUSTERS if name not in (question_cluster.name, *NOT_CLUSTERS)]
+    ordered = [question_cluster, *sorted(other_clusters, key=lambda site: site.gpu.memory_bytes)]
     # Powers of two of nodes, and parts of one.
-    counts = sorted({one.gpus_per_node * 2**k for one in ordered for k in range(15)} | {1, 2, 4})
+    counts = sorted({site.gpus_per_node * 2**k for site in ordered for k in range(15)} | {1, 2, 4})
     for gpus in counts:
-        for one in ordered:
+        for site in ordered:
             # Whole nodes, or a part of one.
-            if gpus <= one.num_gpus and (gpus < one.gpus_per_node or gpus % one.gpus_per_node == 0):
-                yield FittingCluster(one, gpus)
+            if gpus <= site.num_gpus and (gpus < site.gpus_per_node or gpus % site.gpus_per_node == 0):
+                yield FittingCluster(site, gpus)
 
 
 def smallest_place(question: Question) -> FittingCluster | None:
     """Find the smallest cluster on which the model fits with this batch; None if there is none."""
-    return next((place for place in _places(question) if fits_on(question, place.cluster, place.gpus)), None)
+    return next((fitting for fitting in _places(question) if fits_on(question, fitting.cluster, fitting.gpus)), None)
 
 
-def fits_nowhere(question: Question, found: SearchResult) -> str:
+def fits_nowhere(question: Question, result: SearchResult) -> str:
     """Say what is missing, and the smallest cluster that works."""
     name, gpus = question.cluster.name, say(en=" or ", fr=" ou ").join(map(str, question.gpus))
     # Something fits, so only the hours refuse: the fastest of them is named.
-    if found.fastest_s < np.inf and question.steps is not None and question.hours is not None:
-        took = decimal(found.fastest_s * question.steps / 3600)
+    if result.fastest_s < np.inf and question.steps is not None and question.hours is not None:
+        took = decimal(result.fastest_s * question.steps / 3600)
         limit = f"{shortest(question.hours)} h" + (f" ({question.limit})" if question.limit else "")
         return say(
             en=f"no layout on {gpus} GPUs of {name} ends {question.steps} steps within {limit}: the fastest takes "
@@ -120,22 +120,22 @@ def fits_nowhere(question: Question, found: SearchResult) -> str:
             fr=f"aucune configuration sur {gpus} GPU de {name} ne finit {question.steps} itérations en {limit} : la "
             f"plus rapide prend {took} h ; demandez plus d’heures, moins d’itérations ou plus de GPU.",
         )
-    light = lightest(question, found)
+    light = lightest(question, result)
     if light is None:
-        counts = reason_counts(found.codes)
-        worst = max(counts, key=lambda one: counts[one])
+        counts = reason_counts(result.codes)
+        worst = max(counts, key=lambda reason: counts[reason])
         return say(
             en=f"no layout of {question.subject.name} is possible on {gpus} GPUs of {name} with a batch of "
             f"{question.batch}; most often because {reason_words(worst)}: change the batch or the number of GPUs.",
             fr=f"aucune configuration de {question.subject.name} n’est possible sur {gpus} GPU de {name} avec un batch "
             f"de {question.batch} ; le plus souvent : {reason_words(worst)}. Changez le batch ou le nombre de GPU.",
         )
-    one, needs = light
+    layout, needs = light
     missing = needs - question.device_bytes
     text = say(
-        en=f"{question.subject.name} fits in no layout on {gpus} GPUs of {name}: the lightest ({one.title}) ",
+        en=f"{question.subject.name} fits in no layout on {gpus} GPUs of {name}: the lightest ({layout.title}) ",
         fr=f"{question.subject.name} ne tient dans aucune configuration sur {gpus} GPU de {name} : la plus légère "
-        f"({one.title}) ",
+        f"({layout.title}) ",
     )
     if missing > 0:
         text += say(
@@ -143,20 +143,20 @@ def fits_nowhere(question: Question, found: SearchResult) -> str:
             fr=f"demande {gigabytes(needs)} sur un GPU, soit {gigabytes(missing)} de trop",
         )
     else:  # fits on the GPU, so it is the host's memory that lacks
-        here = min(one.gpus, question.cluster.gpus_per_node)
-        own = layout_memories(found.space, columns_of([one], found.space), question.cluster.gpu)
-        held = own.host[0] * here
-        offloaded, has = gigabytes(held), gigabytes(question.cluster.host_memory_bytes)
+        node_gpus = min(layout.gpus, question.cluster.gpus_per_node)
+        memories = layout_memories(result.space, columns_of([layout], result.space), question.cluster.gpu)
+        host_bytes = memories.host[0] * node_gpus
+        offloaded, has = gigabytes(host_bytes), gigabytes(question.cluster.host_memory_bytes)
         text += say(
-            en=f"would offload {offloaded} from the {here} GPUs of a node, whose memory is {has}",
-            fr=f"déchargerait {offloaded} depuis les {here} GPU d’un nœud, dont la mémoire est de {has}",
+            en=f"would offload {offloaded} from the {node_gpus} GPUs of a node, whose memory is {has}",
+            fr=f"déchargerait {offloaded} depuis les {node_gpus} GPU d’un nœud, dont la mémoire est de {has}",
         )
-    place = smallest_place(question)
-    if place is None:
+    fitting = smallest_place(question)
+    if fitting is None:
         return text + say(en="; no cluster known here is large enough.", fr=" ; aucun calculateur connu ne suffit.")
     return text + say(
-        en=f"; the smallest cluster that works is {place.cluster.name} with {place.gpus} GPUs.",
-        fr=f" ; le plus petit calculateur qui convient est {place.cluster.name} avec {place.gpus} GPU.",
+        en=f"; the smallest cluster that works is {fitting.cluster.name} with {fitting.gpus} GPUs.",
+        fr=f" ; le plus petit calculateur qui convient est {fitting.cluster.name} avec {fitting.gpus} GPU.",
     )
 
 
@@ -211,33 +211,33 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
     if not numbers:
         raise LabError(say(en="gpus must name a number, but none was received.", fr="gpus doit donner un nombre."))
     # Numbers given twice are searched once.
-    numbers = tuple(dict.fromkeys(check_gpus(site, one) for one in numbers))
+    numbers = tuple(dict.fromkeys(check_gpus(site, number) for number in numbers))
     batch = check_whole("batch", batch, MOST_BATCH)
     steps = None if steps is None else check_whole("steps", steps, 2**40)
     _check_hours(steps, hours)
     found_precision = check_precision(site, precision)
-    asked = subject(model, image_size=image_size, sequence_length=sequence_length)
+    planned_subject = subject(model, image_size=image_size, sequence_length=sequence_length)
     names = chosen(
         engines if engines is None or isinstance(engines, str) else tuple(engines),
-        catalogue=bool(asked.catalogue),
-        experts=asked.num_experts > 0,
+        catalogue=bool(planned_subject.catalogue),
+        experts=planned_subject.num_experts > 0,
     )
-    if asked.is_elsewhere:
+    if planned_subject.is_elsewhere:
         # Rules of runs: raises if no engine can run it.
-        names = running_engines(asked, found_precision, names)
+        names = running_engines(planned_subject, found_precision, names)
     flash = site.gpu.name.split("-")[0] in FLASH_FROM if fused_attention is None else fused_attention
     question = Question(
-        asked, site, _calibration(site, calibration), batch, numbers, found_precision, names, flash, fused_loss,
-        steps, hours, limit,
+        planned_subject, site, _calibration(site, calibration), batch, numbers, found_precision, names, flash,
+        fused_loss, steps, hours, limit,
     )  # fmt: skip
     refusal = batch_refusal(question)
     if refusal:
         raise LabError(refusal)
     # Two answers are possible: a plan, or a refusal that names the smallest cluster (a second search, of bytes alone).
-    found = search(question.space(), site, question.calibration, step_limit_s=question.step_limit_s)
-    if not found.admitted.size:
-        raise LabError(fits_nowhere(question, found))
-    return Plan(question, found, simulate_fastest(found, site, question.calibration, max(0, simulate)))
+    result = search(question.space(), site, question.calibration, step_limit_s=question.step_limit_s)
+    if not result.admitted.size:
+        raise LabError(fits_nowhere(question, result))
+    return Plan(question, result, simulate_fastest(result, site, question.calibration, max(0, simulate)))
 
 
 def _check_hours(steps: int | None, hours: float | None) -> None:
@@ -253,10 +253,10 @@ def _check_hours(steps: int | None, hours: float | None) -> None:
         )
 
 
-def _calibration(site: Cluster, given: str | Calibration | None) -> Calibration:
-    if isinstance(given, Calibration):
-        return given
-    if given is not None:
-        return calibration_named(given)
+def _calibration(site: Cluster, calibration: str | Calibration | None) -> Calibration:
+    if isinstance(calibration, Calibration):
+        return calibration
+    if calibration is not None:
+        return calibration_named(calibration)
     profile = PROFILE_OF_GPU.get(site.gpu.name.split("-")[0])
     return Calibration(site.gpu.name) if profile is None else calibration_named(profile)

@@ -63,121 +63,125 @@ class LayoutChange:
     @property
     def words(self) -> str:
         """Change and effect, in one line."""
-        listed = ", ".join(f"{name} {before} → {after}" for name, (before, after) in self.changed.items())
+        text = ", ".join(f"{name} {before} → {after}" for name, (before, after) in self.changed.items())
         if math.isnan(self.step_ratio):
-            return listed
+            return text
         sign = "+" if self.memory_delta_bytes >= 0 else ""
         time = more_percent(self.step_ratio)
         return say(
-            en=f"{listed}: {sign}{gigabytes(self.memory_delta_bytes)}, {time} time",
-            fr=f"{listed} : {sign}{gigabytes(self.memory_delta_bytes)}, {time} de temps",
+            en=f"{text}: {sign}{gigabytes(self.memory_delta_bytes)}, {time} time",
+            fr=f"{text} : {sign}{gigabytes(self.memory_delta_bytes)}, {time} de temps",
         )
 
 
-def differences(space: Space, places: Integers, one: PlannedLayout) -> Integers:
+def differences(space: Space, flat_indices: Integers, reference: PlannedLayout) -> Integers:
     """Count the choices in which each of some layouts differs from one; schedule and chunks are one choice."""
-    columns, own = space.columns(places), columns_of([one], space)
+    columns, reference_columns = space.columns(flat_indices), columns_of([reference], space)
     # (choices, layouts): True where they differ.
-    unlike = {name: columns[name] != own[name] for name in ("gpus", *FREE)}
+    unlike = {name: columns[name] != reference_columns[name] for name in ("gpus", *FREE)}
     unlike["schedule"] |= unlike.pop("chunks")  # so changing both counts once
     counted: Integers = np.sum(list(unlike.values()), axis=0)
     return counted
 
 
-def changes_from_fastest(found: SearchResult, places: Integers) -> Integers:
+def changes_from_fastest(result: SearchResult, flat_indices: Integers) -> Integers:
     """Count the choices in which each of some layouts differs from the fastest admitted one."""
-    return differences(found.space, places, candidates_of(found.space, found.admitted[0])[0])
+    return differences(result.space, flat_indices, candidates_of(result.space, result.admitted[0])[0])
 
 
 def smallest_change(
-    question: Question, found: SearchResult, candidate: PlannedLayout, meaningful: bool
+    question: Question, result: SearchResult, candidate: PlannedLayout, meaningful: bool
 ) -> LayoutChange | None:
     """Find the admitted layout that differs in the fewest choices; of these the fastest."""
-    if not found.admitted.size:
+    if not result.admitted.size:
         return None
     # The first of equals, which is the fastest.
-    place = int(np.argmin(differences(found.space, found.admitted, candidate)))
-    to = candidates_of(found.space, found.admitted[place])[0]
-    return changes(question, found, candidate, [to], meaningful)[0]
+    index = int(np.argmin(differences(result.space, result.admitted, candidate)))
+    to = candidates_of(result.space, result.admitted[index])[0]
+    return changes(question, result, candidate, [to], meaningful)[0]
 
 
 def changes(
-    question: Question, found: SearchResult, candidate: PlannedLayout, others: Sequence[PlannedLayout], meaningful: bool
+    question: Question,
+    result: SearchResult,
+    candidate: PlannedLayout,
+    alternatives: Sequence[PlannedLayout],
+    meaningful: bool,
 ) -> list[LayoutChange]:
     """Compare a layout with others."""
-    if not others:
+    if not alternatives:
         return []
     # Row 0 is the reference. A meaningless candidate has no bytes: its place is taken, its differences become nan.
-    compared = [candidate if meaningful else others[0], *others]
-    layouts = layouts_of(compared, found.space)
-    held = layout_memories(found.space, columns_of(compared, found.space), question.cluster.gpu)
+    compared = [candidate if meaningful else alternatives[0], *alternatives]
+    layouts = layouts_of(compared, result.space)
+    memories = layout_memories(result.space, columns_of(compared, result.space), question.cluster.gpu)
     step = step_parts(question.subject.workload, question.cluster, layouts, question.calibration).step_s
-    total, host = held.total_bytes, held.host
+    total, host = memories.total_bytes, memories.host
     # A node's ranks share one host.
-    on_host = host * np.minimum(question.cluster.gpus_per_node, layouts.gpus) <= question.cluster.host_memory_bytes
-    fits = (total <= question.device_bytes) & on_host & (step <= question.step_limit_s)
+    fits_host = host * np.minimum(question.cluster.gpus_per_node, layouts.gpus) <= question.cluster.host_memory_bytes
+    fits = (total <= question.device_bytes) & fits_host & (step <= question.step_limit_s)
     unknown = 0.0 if meaningful else math.nan  # x + nan = nan: for every difference at once
     return [
         LayoutChange(
-            other,
-            candidate.changed_to(other),
-            float(total[place] - total[0]) + unknown,
-            float(step[place] / step[0]) + unknown,
-            float(step[place]),
-            bool(fits[place]),
+            alternative,
+            candidate.changed_to(alternative),
+            float(total[index] - total[0]) + unknown,
+            float(step[index] / step[0]) + unknown,
+            float(step[index]),
+            bool(fits[index]),
         )
-        for place, other in enumerate(others, start=1)
+        for index, alternative in enumerate(alternatives, start=1)
     ]
 
 
-def lighter_neighbours(question: Question, one: PlannedLayout) -> Iterator[PlannedLayout]:
+def lighter_neighbours(question: Question, layout: PlannedLayout) -> Iterator[PlannedLayout]:
     """Yield layouts that differ in one choice which saves memory."""
     # `every_second` stands last in the list, but no engine of OFFERS has it: `code_of` drops it.
-    for kind in CHECKPOINTING[CHECKPOINTING.index(one.checkpointing) + 1 :]:
-        yield one.changed(checkpointing=kind)
-    if one.tp > 1 and not one.sequence_parallel:
-        yield one.changed(sequence_parallel=True)
-    for zero in range(one.zero + 1, 4):
-        yield one.changed(zero=zero)
-    if one.micro_batch > 1:
-        half = one.micro_batch // 2
+    for kind in CHECKPOINTING[CHECKPOINTING.index(layout.checkpointing) + 1 :]:
+        yield layout.changed(checkpointing=kind)
+    if layout.tp > 1 and not layout.sequence_parallel:
+        yield layout.changed(sequence_parallel=True)
+    for zero in range(layout.zero + 1, 4):
+        yield layout.changed(zero=zero)
+    if layout.micro_batch > 1:
+        half = layout.micro_batch // 2
         # The global batch stays: twice as many micro-batches.
-        yield one.changed(micro_batch=half, micro_batches=question.batch // (one.dp * half))
-    if one.dp % 2 == 0:
-        fewer = one.changed(dp=one.dp // 2, micro_batches=question.batch // (one.dp // 2 * one.micro_batch))
-        yield fewer.changed(tp=2 * one.tp)
-        yield fewer.changed(pp=2 * one.pp)
+        yield layout.changed(micro_batch=half, micro_batches=question.batch // (layout.dp * half))
+    if layout.dp % 2 == 0:
+        fewer = layout.changed(dp=layout.dp // 2, micro_batches=question.batch // (layout.dp // 2 * layout.micro_batch))
+        yield fewer.changed(tp=2 * layout.tp)
+        yield fewer.changed(pp=2 * layout.pp)
         # Twice as many expert ranks need both: replicas, and experts that divide.
-        if one.dp % (2 * one.ep) == 0 and max(1, question.subject.num_experts) % (2 * one.ep) == 0:
-            yield one.changed(ep=2 * one.ep)
-        if 2 * one.cp in contexts_of(question.subject, 2 * one.cp):
-            yield fewer.changed(cp=2 * one.cp)
-    if one.offload == "none":
-        yield one.changed(offload="optimizer")
+        if layout.dp % (2 * layout.ep) == 0 and max(1, question.subject.num_experts) % (2 * layout.ep) == 0:
+            yield layout.changed(ep=2 * layout.ep)
+        if 2 * layout.cp in contexts_of(question.subject, 2 * layout.cp):
+            yield fewer.changed(cp=2 * layout.cp)
+    if layout.offload == "none":
+        yield layout.changed(offload="optimizer")
 
 
-def code_of(question: Question, space: Space, one: PlannedLayout) -> str:
+def code_of(question: Question, space: Space, layout: PlannedLayout) -> str:
     """Find the reason against a layout that is known without its bytes; empty if none.
 
     Args:
         space: that has its engine.
     """
-    given = {name: column.tolist() for name, column in columns_of([one], space).items() if name in FREE}
-    codes = question.space(given, gpus=(one.gpus,)).codes  # one degree, one option: a 1 × 1 space
+    fixed_values = {name: column.tolist() for name, column in columns_of([layout], space).items() if name in FREE}
+    codes = question.space(fixed_values, gpus=(layout.gpus,)).codes  # one degree, one option: a 1 × 1 space
     return REASONS[int(codes.reshape(-1)[0])] if codes.size else "gpus"  # empty: no such pair of schedule and chunks
 
 
-def _wrong_product(one: PlannedLayout, gpus: int) -> str:
-    names, numbers = "dp × tp × pp", f"{one.dp} × {one.tp} × {one.pp}"
-    if one.cp > 1:
-        names, numbers = f"{names} × cp", f"{numbers} × {one.cp}"
+def _wrong_product(layout: PlannedLayout, gpus: int) -> str:
+    names, numbers = "dp × tp × pp", f"{layout.dp} × {layout.tp} × {layout.pp}"
+    if layout.cp > 1:
+        names, numbers = f"{names} × cp", f"{numbers} × {layout.cp}"
     return say(
-        en=f"{names} = {numbers} = {one.gpus} is not the {gpus} GPUs.",
-        fr=f"{names} = {numbers} = {one.gpus} n’est pas le nombre de GPU, {gpus}.",
+        en=f"{names} = {numbers} = {layout.gpus} is not the {gpus} GPUs.",
+        fr=f"{names} = {numbers} = {layout.gpus} n’est pas le nombre de GPU, {gpus}.",
     )
 
 
-def _same(question: Question, one: PlannedLayout) -> str:
+def _same(question: Question, layout: PlannedLayout) -> str:
     return say(
         en="one of its options changes nothing here (nothing to share, cut or shard): the plainer layout is meant.",
         fr="une de ses options ne change rien ici (rien à partager, couper ou découper) : prenez la configuration "
@@ -185,130 +189,132 @@ def _same(question: Question, one: PlannedLayout) -> str:
     )
 
 
-def _split(question: Question, one: PlannedLayout) -> str:
+def _split(question: Question, layout: PlannedLayout) -> str:
     experts = question.subject.num_experts
-    if max(1, experts) % one.ep:
+    if max(1, experts) % layout.ep:
         return say(
-            en=f"ep={one.ep} does not divide the {experts} experts of a mixture."
+            en=f"ep={layout.ep} does not divide the {experts} experts of a mixture."
             if experts
-            else f"ep={one.ep} divides experts, but {question.subject.name} has none.",
-            fr=f"ep={one.ep} ne divise pas les {experts} experts d’un mélange."
+            else f"ep={layout.ep} divides experts, but {question.subject.name} has none.",
+            fr=f"ep={layout.ep} ne divise pas les {experts} experts d’un mélange."
             if experts
-            else f"ep={one.ep} partage des experts, mais {question.subject.name} n’en a pas.",
+            else f"ep={layout.ep} partage des experts, mais {question.subject.name} n’en a pas.",
         )
-    if one.dp % one.ep:
+    if layout.dp % layout.ep:
         return say(
-            en=f"the experts are divided among the replicas, but ep={one.ep} does not divide dp={one.dp}.",
-            fr=f"ce sont les répliques qui se partagent les experts, mais ep={one.ep} ne divise pas dp={one.dp}.",
+            en=f"the experts are divided among the replicas, but ep={layout.ep} does not divide dp={layout.dp}.",
+            fr=f"ce sont les répliques qui se partagent les experts, mais ep={layout.ep} ne divise pas dp={layout.dp}.",
         )
-    return question.subject.split_conflict(one.tp)
+    return question.subject.split_conflict(layout.tp)
 
 
-def _sequence(question: Question, one: PlannedLayout) -> str:
+def _sequence(question: Question, layout: PlannedLayout) -> str:
     tokens = question.subject.sequence_length
-    if one.cp > 1:
-        parts = int(sequence_parts(one.tp, one.cp, one.sequence_parallel))
-        shared = f" × tp = {one.tp}" if one.sequence_parallel else ""
+    if layout.cp > 1:
+        parts = int(sequence_parts(layout.tp, layout.cp, layout.sequence_parallel))
+        shared = f" × tp = {layout.tp}" if layout.sequence_parallel else ""
         return say(
-            en=f"context parallelism deals {tokens} tokens out in 2 × cp = 2 × {one.cp}{shared} parts, {parts} in all, "
-            "which does not come out even.",
-            fr=f"le Context Parallelism répartit {tokens} tokens en 2 × cp = 2 × {one.cp}{shared} parts, {parts} en "
+            en=f"context parallelism deals {tokens} tokens out in 2 × cp = 2 × {layout.cp}{shared} parts, {parts} in "
+            "all, which does not come out even.",
+            fr=f"le Context Parallelism répartit {tokens} tokens en 2 × cp = 2 × {layout.cp}{shared} parts, {parts} en "
             "tout : ça ne tombe pas juste.",
         )
     return say(
-        en=f"sequence parallelism splits {tokens} tokens over tp={one.tp} ranks, which does not divide evenly.",
-        fr=f"le Sequence Parallelism partage {tokens} tokens entre tp={one.tp} rangs : ça ne tombe pas juste.",
+        en=f"sequence parallelism splits {tokens} tokens over tp={layout.tp} ranks, which does not divide evenly.",
+        fr=f"le Sequence Parallelism partage {tokens} tokens entre tp={layout.tp} rangs : ça ne tombe pas juste.",
     )
 
 
-def _stages(question: Question, one: PlannedLayout) -> str:
+def _stages(question: Question, layout: PlannedLayout) -> str:
     layers = question.subject.num_layers
-    each = -(-layers // one.pp)  # rounded up
-    filled = -(-layers // each)  # stages that get a layer
-    if one.pp <= layers and filled == one.pp:
+    stage_layers = -(-layers // layout.pp)  # rounded up
+    filled = -(-layers // stage_layers)  # stages that get a layer
+    if layout.pp <= layers and filled == layout.pp:
         return say(
-            en=f"{one.engine} wants equal stages, but pp={one.pp} does not divide {layers} layers.",
-            fr=f"{one.engine} veut des étages égaux, or pp={one.pp} ne divise pas {layers} couches.",
+            en=f"{layout.engine} wants equal stages, but pp={layout.pp} does not divide {layers} layers.",
+            fr=f"{layout.engine} veut des étages égaux, or pp={layout.pp} ne divise pas {layers} couches.",
         )
     return say(
-        en=f"{layers} layers, {each} to a stage, fill {filled} of pp={one.pp} stages.",
-        fr=f"{layers} couches, {each} par étage, remplissent {filled} étages sur pp={one.pp}.",
+        en=f"{layers} layers, {stage_layers} to a stage, fill {filled} of pp={layout.pp} stages.",
+        fr=f"{layers} couches, {stage_layers} par étage, remplissent {filled} étages sur pp={layout.pp}.",
     )
 
 
-def _chunks(question: Question, one: PlannedLayout) -> str:
-    layers, number = question.subject.num_layers, one.pp * one.chunks
-    parts = f"pp × chunks = {one.pp} × {one.chunks} = {number}"
+def _chunks(question: Question, layout: PlannedLayout) -> str:
+    layers, number = question.subject.num_layers, layout.pp * layout.chunks
+    parts = f"pp × chunks = {layout.pp} × {layout.chunks} = {number}"
     return say(
         en=f"{layers} layers cannot be dealt out to {parts} equal parts.",
         fr=f"{layers} couches ne se répartissent pas en {parts} parts égales.",
     )
 
 
-def _batch(question: Question, one: PlannedLayout) -> str:
-    product = f"dp × micro-batch = {one.dp} × {one.micro_batch} = {one.dp * one.micro_batch}"
+def _batch(question: Question, layout: PlannedLayout) -> str:
+    product = f"dp × micro-batch = {layout.dp} × {layout.micro_batch} = {layout.dp * layout.micro_batch}"
     return say(
         en=f"a batch of {question.batch} is no multiple of {product}.",
         fr=f"un batch de {question.batch} n’est pas un multiple de {product}.",
     )
 
 
-def _schedule(question: Question, one: PlannedLayout) -> str:
-    least = say(en=f"at least pp = {one.pp}", fr=f"au moins pp = {one.pp}")
-    multiple = say(en=f"a multiple of pp = {one.pp}", fr=f"un multiple de pp = {one.pp}")
-    need = least if one.chunks == 1 else multiple
+def _schedule(question: Question, layout: PlannedLayout) -> str:
+    minimum = say(en=f"at least pp = {layout.pp}", fr=f"au moins pp = {layout.pp}")
+    multiple = say(en=f"a multiple of pp = {layout.pp}", fr=f"un multiple de pp = {layout.pp}")
+    need = minimum if layout.chunks == 1 else multiple
     return say(
-        en=f"{one.schedule} needs {need} micro-batches, but a replica has {one.micro_batches}.",
-        fr=f"{one.schedule} demande {need} micro-batches, or une réplique en a {one.micro_batches}.",
+        en=f"{layout.schedule} needs {need} micro-batches, but a replica has {layout.micro_batches}.",
+        fr=f"{layout.schedule} demande {need} micro-batches, or une réplique en a {layout.micro_batches}.",
     )
 
 
-def _not_offered(question: Question, one: PlannedLayout) -> str:
+def _not_offered(question: Question, layout: PlannedLayout) -> str:
     """What of a layout its library does not offer."""
     subject, precision = question.subject, question.precision
-    if subject.is_elsewhere and (said := run_refusal(subject, precision, one)):
-        return said
-    offer, name = OFFERS[one.engine], one.engine
-    zero = offer.zero_pipeline if one.pp > 1 else offer.zero
-    listed = ", ".join(map(str, zero))
-    with_pipeline = say(en=" with a pipeline", fr=" avec un pipeline") if one.pp > 1 else ""
-    if one.zero not in zero:
+    if subject.is_elsewhere and (sentence := run_refusal(subject, precision, layout)):
+        return sentence
+    offer, name = OFFERS[layout.engine], layout.engine
+    zero = offer.zero_pipeline if layout.pp > 1 else offer.zero
+    stage_text = ", ".join(map(str, zero))
+    with_pipeline = say(en=" with a pipeline", fr=" avec un pipeline") if layout.pp > 1 else ""
+    if layout.zero not in zero:
         return say(
-            en=f"{name} has no ZeRO-{one.zero}{with_pipeline}: it has zero = {listed}.",
-            fr=f"{name} n’a pas ZeRO-{one.zero}{with_pipeline} : il a zero = {listed}.",
+            en=f"{name} has no ZeRO-{layout.zero}{with_pipeline}: it has zero = {stage_text}.",
+            fr=f"{name} n’a pas ZeRO-{layout.zero}{with_pipeline} : il a zero = {stage_text}.",
         )
     lacks = ""
-    if one.tp > 1 and not offer.tensor[question.subject.is_image]:
+    if layout.tp > 1 and not offer.tensor[question.subject.is_image]:
         lacks = say(en="Tensor Parallelism for this model", fr="Tensor Parallelism pour ce modèle")
-    elif one.pp > 1 and one.schedule not in offer.schedules:
-        lacks = say(en=f"the schedule {one.schedule}", fr=f"l’ordonnancement {one.schedule}")
-    elif one.checkpointing not in offer.checkpointing:
-        lacks = say(en=f"checkpointing={one.checkpointing}", fr=f"checkpointing={one.checkpointing}")
-    elif one.schedule == "zb-h1" and one.checkpointing != "none":
+    elif layout.pp > 1 and layout.schedule not in offer.schedules:
+        lacks = say(en=f"the schedule {layout.schedule}", fr=f"l’ordonnancement {layout.schedule}")
+    elif layout.checkpointing not in offer.checkpointing:
+        lacks = say(en=f"checkpointing={layout.checkpointing}", fr=f"checkpointing={layout.checkpointing}")
+    elif layout.schedule == "zb-h1" and layout.checkpointing != "none":
         lacks = say(
             en="recomputation with a split backward (zb-h1)",
             fr="recalcul avec une passe arrière coupée en deux (zb-h1)",
         )
-    elif one.cp > 1 and not (one.zero in offer.context and question.fused_attention and not question.subject.is_image):
-        lacks = _no_context(question, one)
-    elif one.ep > 1 and one.zero not in offer.experts[one.pp > 1]:
+    elif layout.cp > 1 and not (
+        layout.zero in offer.context and question.fused_attention and not question.subject.is_image
+    ):
+        lacks = _no_context(question, layout)
+    elif layout.ep > 1 and layout.zero not in offer.experts[layout.pp > 1]:
         lacks = say(
-            en=f"expert parallelism{with_pipeline} with ZeRO-{one.zero}",
-            fr=f"l’Expert Parallelism{with_pipeline} avec ZeRO-{one.zero}",
+            en=f"expert parallelism{with_pipeline} with ZeRO-{layout.zero}",
+            fr=f"l’Expert Parallelism{with_pipeline} avec ZeRO-{layout.zero}",
         )
-    elif one.sequence_parallel and not (offer.sequence and not question.subject.is_image):
+    elif layout.sequence_parallel and not (offer.sequence and not question.subject.is_image):
         lacks = say(en="sequence parallelism for this model", fr="Sequence Parallelism pour ce modèle")
-    elif one.offload != "none":
+    elif layout.offload != "none":
         lacks = say(
-            en=f"offload={one.offload} with tp {one.tp}, pp {one.pp}, ZeRO-{one.zero}",
-            fr=f"offload={one.offload} avec tp {one.tp}, pp {one.pp}, ZeRO-{one.zero}",
+            en=f"offload={layout.offload} with tp {layout.tp}, pp {layout.pp}, ZeRO-{layout.zero}",
+            fr=f"offload={layout.offload} avec tp {layout.tp}, pp {layout.pp}, ZeRO-{layout.zero}",
         )
     return say(en=f"{name} does not offer {lacks}.", fr=f"{name} ne propose pas : {lacks}.")
 
 
-def _no_context(question: Question, one: PlannedLayout) -> str:
+def _no_context(question: Question, layout: PlannedLayout) -> str:
     """What of context parallelism is missing."""
-    stages = OFFERS[one.engine].context
+    stages = OFFERS[layout.engine].context
     if question.subject.is_image:
         return say(en="context parallelism for images", fr="le Context Parallelism pour des images")
     if not stages:
@@ -317,10 +323,10 @@ def _no_context(question: Question, one: PlannedLayout) -> str:
         return say(
             en="context parallelism without a fused attention", fr="le Context Parallelism sans attention fusionnée"
         )
-    listed = ", ".join(map(str, stages))
+    stage_text = ", ".join(map(str, stages))
     return say(
-        en=f"context parallelism with ZeRO-{one.zero}, only with zero = {listed}",
-        fr=f"le Context Parallelism avec ZeRO-{one.zero}, seulement avec zero = {listed}",
+        en=f"context parallelism with ZeRO-{layout.zero}, only with zero = {stage_text}",
+        fr=f"le Context Parallelism avec ZeRO-{layout.zero}, seulement avec zero = {stage_text}",
     )
 
 
@@ -337,7 +343,7 @@ _SENTENCES: Final[dict[str, Callable[[Question, PlannedLayout], str]]] = {
 
 
 def cost_sentence(
-    question: Question, found: SearchResult, one: PlannedLayout, reason: str, step_s: float, host_bytes: float
+    question: Question, result: SearchResult, layout: PlannedLayout, reason: str, step_s: float, host_bytes: float
 ) -> str:
     """Say why bytes or seconds refuse a layout, with the stage and the category that weigh most."""
     if reason == "hours":
@@ -350,47 +356,47 @@ def cost_sentence(
             fr=f"{question.steps} itérations prendraient {took} h, mais {limit} h sont accordées{name}.",
         )
     if reason == "host":
-        here = min(one.gpus, question.cluster.gpus_per_node)
-        needs, has = gigabytes(host_bytes * here), gigabytes(question.cluster.host_memory_bytes)
+        node_gpus = min(layout.gpus, question.cluster.gpus_per_node)
+        needs, has = gigabytes(host_bytes * node_gpus), gigabytes(question.cluster.host_memory_bytes)
         return say(
-            en=f"{here} ranks of a node would offload {needs}, but its memory is {has}.",
-            fr=f"{here} rangs d’un nœud déchargeraient {needs}, mais sa mémoire est de {has}.",
+            en=f"{node_gpus} ranks of a node would offload {needs}, but its memory is {has}.",
+            fr=f"{node_gpus} rangs d’un nœud déchargeraient {needs}, mais sa mémoire est de {has}.",
         )
     # Out of memory: name the stage and the category that weigh most.
-    rank = fullest(rank_memories(found.space, one, question.cluster.gpu))
+    rank = fullest(rank_memories(result.space, layout, question.cluster.gpu))
     name = max(rank.parts, key=lambda part: rank.parts[part])
     over = gigabytes(rank.total_bytes - question.device_bytes)
     return say(
         en=f"OOM by {over} on stage {rank.stage}: ", fr=f"OOM de {over} sur l’étage {rank.stage} : "
-    ) + weight_words(question, one, rank.parts, name, rank.in_flight, rank.layers)
+    ) + weight_words(question, layout, rank.parts, name, rank.in_flight, rank.layers)
 
 
 def weight_words(
-    question: Question, one: PlannedLayout, parts: Mapping[str, float], name: str, held: float, layers: int
+    question: Question, layout: PlannedLayout, parts: Mapping[str, float], name: str, batches: float, layers: int
 ) -> str:
     """Say what fills the fullest rank: its largest category with its factors, and the rest."""
     states = sum(parts[key] for key in ("weights", "gradients", "optimizer"))
     if name == "activations":
-        each = parts[name] / held if held else 0.0
+        micro_batch_bytes = parts[name] / batches if batches else 0.0
         return say(
-            en=f"activations {gigabytes(parts[name])} = {decimal(held, 0 if held % 1 == 0 else 1)} in flight × "
-            f"{gigabytes(each)} of {layers} layers; states {gigabytes(states)}.",
-            fr=f"activations {gigabytes(parts[name])} = {decimal(held, 0 if held % 1 == 0 else 1)} en cours × "
-            f"{gigabytes(each)} de {layers} couches ; états {gigabytes(states)}.",
+            en=f"activations {gigabytes(parts[name])} = {decimal(batches, 0 if batches % 1 == 0 else 1)} in flight × "
+            f"{gigabytes(micro_batch_bytes)} of {layers} layers; states {gigabytes(states)}.",
+            fr=f"activations {gigabytes(parts[name])} = {decimal(batches, 0 if batches % 1 == 0 else 1)} en cours × "
+            f"{gigabytes(micro_batch_bytes)} de {layers} couches ; états {gigabytes(states)}.",
         )
-    kept = gigabytes(parts["activations"])
+    activation_text = gigabytes(parts["activations"])
     if name in ("weights", "gradients", "optimizer"):
         return say(
-            en=f"model states {gigabytes(states)} of {layers} layers on dp {one.dp}, ZeRO-{one.zero}; "
-            f"activations {kept}.",
-            fr=f"états du modèle {gigabytes(states)} pour {layers} couches, dp {one.dp}, ZeRO-{one.zero} ; "
-            f"activations {kept}.",
+            en=f"model states {gigabytes(states)} of {layers} layers on dp {layout.dp}, ZeRO-{layout.zero}; "
+            f"activations {activation_text}.",
+            fr=f"états du modèle {gigabytes(states)} pour {layers} couches, dp {layout.dp}, ZeRO-{layout.zero} ; "
+            f"activations {activation_text}.",
         )
     mark = say(en=";", fr=" ;")
     return (
         f"{part_words(name)} {gigabytes(parts[name])}{mark} "
         + say(en="states", fr="états")
-        + f" {gigabytes(states)}{mark} activations {kept}."
+        + f" {gigabytes(states)}{mark} activations {activation_text}."
     )
 
 
@@ -434,7 +440,7 @@ class LayoutVerdict:
             words = self.change.words
             lines.append(say(en=f"Smallest change: {words}.", fr=f"Plus petit changement : {words}."))
         marks = {True: say(en="fits:", fr="suffit :"), False: say(en="not enough:", fr="insuffisant :")}
-        lines += [f"  {marks[one.fits]} {one.words}" for one in self.levers]
+        lines += [f"  {marks[lever.fits]} {lever.words}" for lever in self.levers]
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -450,7 +456,7 @@ class LayoutVerdict:
             "reason": self.reason,
             "sentence": self.sentence,
             "smallest_change": change,
-            "levers": [{"words": one.words, "fits": one.fits} for one in self.levers],
+            "levers": [{"words": lever.words, "fits": lever.fits} for lever in self.levers],
             "rank": self.rank,
             "step_s": None if math.isnan(self.step_s) else self.step_s,
             "memory_bytes": None if math.isnan(self.memory_bytes) else self.memory_bytes,
@@ -458,7 +464,7 @@ class LayoutVerdict:
 
 
 def refused(
-    question: Question, found: SearchResult, candidate: PlannedLayout, reason: str, *, gpus: int = 0
+    question: Question, result: SearchResult, candidate: PlannedLayout, reason: str, *, gpus: int = 0
 ) -> LayoutVerdict:
     """Judge a refused layout; where memory is missing, single changes are tried, which takes milliseconds.
 
@@ -468,60 +474,68 @@ def refused(
     meaningful = reason in ("memory", "host", "hours")  # its degrees make sense, so bytes and seconds exist
     step = memory = math.nan
     if meaningful:
-        layout = layouts_of([candidate], found.space)
+        layout = layouts_of([candidate], result.space)
         parts = step_parts(question.subject.workload, question.cluster, layout, question.calibration)
-        held = layout_memories(found.space, columns_of([candidate], found.space), question.cluster.gpu)
-        step, memory = float(parts.step_s[0]), float(held.total_bytes[0])
-        sentence = cost_sentence(question, found, candidate, reason, step, float(held.host[0]))
+        memories = layout_memories(result.space, columns_of([candidate], result.space), question.cluster.gpu)
+        step, memory = float(parts.step_s[0]), float(memories.total_bytes[0])
+        sentence = cost_sentence(question, result, candidate, reason, step, float(memories.host[0]))
     elif reason == "gpus":
         sentence = _wrong_product(candidate, gpus)
     else:
         sentence = _SENTENCES[reason](question, candidate)
-    change = smallest_change(question, found, candidate, meaningful)
+    change = smallest_change(question, result, candidate, meaningful)
     if change is not None and reason == "gpus":
         change.changed.pop("gpus", None)  # it follows from the degrees, and was given
     tried: list[LayoutChange] = []
     if reason == "memory":
         # A lever that is illegal itself is none.
-        legal = [one for one in lighter_neighbours(question, candidate) if not code_of(question, found.space, one)]
+        legal = [
+            neighbour
+            for neighbour in lighter_neighbours(question, candidate)
+            if not code_of(question, result.space, neighbour)
+        ]
         # Those that fit first, then the fastest.
-        tried = sorted(changes(question, found, candidate, legal, True), key=lambda one: (not one.fits, one.step_s))
+        tried = sorted(
+            changes(question, result, candidate, legal, True), key=lambda lever: (not lever.fits, lever.step_s)
+        )
     return LayoutVerdict(candidate, reason, sentence, change, tuple(tried), 0, step, memory)
 
 
-def admitted(question: Question, found: SearchResult, place: int) -> LayoutVerdict:
+def admitted(question: Question, result: SearchResult, index: int) -> LayoutVerdict:
     """Judge an admitted layout: its rank, and what makes it slower than the first."""
-    candidate = candidates_of(found.space, found.admitted[place])[0]
-    step = float(found.step_s[place])
-    if place == 0:
+    candidate = candidates_of(result.space, result.admitted[index])[0]
+    step = float(result.step_s[index])
+    if index == 0:
         sentence = say(en="the fastest of all that fit.", fr="la plus rapide de toutes celles qui tiennent.")
     else:
         deltas = {
-            name: float(getattr(found.parts, name)[place] - getattr(found.parts, name)[0])
+            name: float(getattr(result.parts, name)[index] - getattr(result.parts, name)[0])
             for name in Parts.__dataclass_fields__
         }
         worst = sorted(deltas, key=lambda name: -deltas[name])[:2]
-        listed = ", ".join(f"{part_words(name)} +{significant(deltas[name])} s" for name in worst if deltas[name] > 0)
-        percent = decimal(100 * (step / float(found.step_s[0]) - 1))
-        sentence = say(
-            en=f"fits; number {place + 1} of {found.admitted.size}, {percent} % slower than the first: {listed}.",
-            fr=f"tient ; numéro {place + 1} sur {found.admitted.size}, {percent} % plus lente que la première : "
-            f"{listed}.",
+        part_text = ", ".join(
+            f"{part_words(name)} +{significant(deltas[name])} s" for name in worst if deltas[name] > 0
         )
-    total = float(found.memory.total_bytes[place])
-    return LayoutVerdict(candidate, "", sentence, None, (), place + 1, step, total)
+        percent = decimal(100 * (step / float(result.step_s[0]) - 1))
+        sentence = say(
+            en=f"fits; number {index + 1} of {result.admitted.size}, {percent} % slower than the first: {part_text}.",
+            fr=f"tient ; numéro {index + 1} sur {result.admitted.size}, {percent} % plus lente que la première : "
+            f"{part_text}.",
+        )
+    total = float(result.memory.total_bytes[index])
+    return LayoutVerdict(candidate, "", sentence, None, (), index + 1, step, total)
 
 
-def beside(found: SearchResult, made: SearchResult) -> LayoutVerdict:
+def beside(result: SearchResult, value_result: SearchResult) -> LayoutVerdict:
     """Judge a layout that fits but has a value which the search does not try.
 
     Args:
-        made: a search of that value alone.
+        value_result: a search of that value alone.
     """
-    candidate = candidates_of(made.space, made.admitted[0])[0]
-    step = float(made.step_s[0])
-    rank = int(np.searchsorted(found.step_s, step)) + 1  # admitted steps ascend; its place, had it been searched
-    ratio = step / float(found.step_s[0])
+    candidate = candidates_of(value_result.space, value_result.admitted[0])[0]
+    step = float(value_result.step_s[0])
+    rank = int(np.searchsorted(result.step_s, step)) + 1  # admitted steps ascend; its place, had it been searched
+    ratio = step / float(result.step_s[0])
     percent = decimal(100 * abs(ratio - 1))
     sentence = say(
         en=f"fits, with a value that the search does not try; it would be number {rank}, {percent} % "
@@ -529,7 +543,7 @@ def beside(found: SearchResult, made: SearchResult) -> LayoutVerdict:
         fr=f"tient, avec une valeur que la recherche n’essaie pas ; elle serait numéro {rank}, {percent} % plus "
         f"{'rapide' if ratio < 1 else 'lente'} que la première.",
     )
-    return LayoutVerdict(candidate, "", sentence, None, (), rank, step, float(made.memory.total_bytes[0]))
+    return LayoutVerdict(candidate, "", sentence, None, (), rank, step, float(value_result.memory.total_bytes[0]))
 
 
 FIELDS: Final = ("gpus", "dp", "tp", "pp", "cp", "ep", "zero", "micro_batch", "schedule", "chunks", "checkpointing",
@@ -544,29 +558,31 @@ def checked(fields: Mapping[str, Any], space: Space) -> dict[str, int]:
         LabError: for an unknown field, word or number.
     """
     legal: dict[str, tuple[Any, ...]] = {**space.words, "sequence_parallel": (False, True), "zero": (0, 1, 2, 3)}
-    found: dict[str, int] = {}
+    columns: dict[str, int] = {}
     for name, value in fields.items():
         if name not in FIELDS:
             raise LabError(one_of("field", name, FIELDS))
         if name not in legal:
-            found[name] = check_whole(name, value, {"micro_batch": MOST_BATCH, "chunks": 1024}.get(name, MOST_GPUS))
+            columns[name] = check_whole(name, value, {"micro_batch": MOST_BATCH, "chunks": 1024}.get(name, MOST_GPUS))
         # True == 1: a flag is no ZeRO stage.
         elif value not in legal[name] or (name == "zero" and isinstance(value, bool)):
             raise LabError(one_of(name, value, tuple(map(str, legal[name]))))
         else:
-            found[name] = legal[name].index(value)
-    return found
+            columns[name] = legal[name].index(value)
+    return columns
 
 
-def matching(found: SearchResult, places: Integers, fields: Mapping[str, Any]) -> Integers:
-    """Select the layouts that have these values: their places in `places`, in order."""
-    columns = found.space.columns(places)
-    wanted = checked(fields, found.space)
+def matching(result: SearchResult, flat_indices: Integers, fields: Mapping[str, Any]) -> Integers:
+    """Select the layouts that have these values: their places in `flat_indices`, in order."""
+    columns = result.space.columns(flat_indices)
+    column_values = checked(fields, result.space)
     # No field at all: every layout matches.
-    return np.flatnonzero(np.all([columns[name] == value for name, value in wanted.items()] or [places >= 0], axis=0))
+    return np.flatnonzero(
+        np.all([columns[name] == value for name, value in column_values.items()] or [flat_indices >= 0], axis=0)
+    )
 
 
-def verdict_of(question: Question, found: SearchResult, fields: Mapping[str, Any]) -> LayoutVerdict:
+def verdict_of(question: Question, result: SearchResult, fields: Mapping[str, Any]) -> LayoutVerdict:
     """Judge the layout that some fields ask for.
 
     Raises:
@@ -575,65 +591,72 @@ def verdict_of(question: Question, found: SearchResult, fields: Mapping[str, Any
     if fields.get("engine") in OFFERS and fields["engine"] not in question.engines:
         question = replace(question, engines=(*question.engines, fields["engine"]))
         # `names` may get one more at its end: codes and indices of the search stay valid.
-        found = replace(found, space=replace(found.space, names=question.engines))
-    wanted = checked(fields, found.space)
-    numbers = [wanted["gpus"]] if "gpus" in wanted else list(question.gpus)
-    if not _some_degrees(question, wanted, numbers):
-        return refused(question, found, _asked(question, wanted), "gpus", gpus=numbers[0])
-    places = matching(found, found.admitted, fields)
-    if places.size:
-        return admitted(question, found, int(places[0]))
-    given = {name: (value,) for name, value in wanted.items() if name != "gpus"}
-    made = search(
+        result = replace(result, space=replace(result.space, names=question.engines))
+    column_values = checked(fields, result.space)
+    numbers = [column_values["gpus"]] if "gpus" in column_values else list(question.gpus)
+    if not _some_degrees(question, column_values, numbers):
+        return refused(question, result, _asked(question, column_values), "gpus", gpus=numbers[0])
+    indices = matching(result, result.admitted, fields)
+    if indices.size:
+        return admitted(question, result, int(indices[0]))
+    fixed_values = {name: (value,) for name, value in column_values.items() if name != "gpus"}
+    value_result = search(
         # The values asked for, of each column one; all other columns as in any search.
-        question.space(given, gpus=numbers), question.cluster, question.calibration, step_limit_s=question.step_limit_s
+        question.space(fixed_values, gpus=numbers),
+        question.cluster,
+        question.calibration,
+        step_limit_s=question.step_limit_s,
     )
-    if made.admitted.size:  # with a value that the search does not try, a micro-batch of 5 say
-        return beside(found, made)
-    one, reason = _furthest(made, found)
-    return refused(question, found, one, reason)
+    if value_result.admitted.size:  # with a value that the search does not try, a micro-batch of 5 say
+        return beside(result, value_result)
+    layout, reason = _furthest(value_result, result)
+    return refused(question, result, layout, reason)
 
 
-def _some_degrees(question: Question, wanted: Mapping[str, int], numbers: Sequence[int]) -> bool:
+def _some_degrees(question: Question, column_values: Mapping[str, int], numbers: Sequence[int]) -> bool:
     """Whether the degrees asked for can multiply to one of these numbers of GPUs."""
-    degrees = {name: wanted[name] for name in ("dp", "tp", "pp", "cp") if name in wanted}
+    degrees = {name: column_values[name] for name in ("dp", "tp", "pp", "cp") if name in column_values}
     # Of the degrees that were given; the others may be anything that fills `number`.
     product = math.prod(degrees.values())
     over = [number // product for number in numbers if number % product == 0]
     if {"dp", "tp", "pp"} <= set(degrees):  # what is left over is cp, where that was not given and is searched
-        over = [one for one in over if one in ([1] if "cp" in degrees else contexts_of(question.subject, one))]
+        over = [
+            degree for degree in over if degree in ([1] if "cp" in degrees else contexts_of(question.subject, degree))
+        ]
     return bool(over)
 
 
-def _asked(question: Question, wanted: Mapping[str, int]) -> PlannedLayout:
+def _asked(question: Question, column_values: Mapping[str, int]) -> PlannedLayout:
     """The layout asked for, with the plainest values for what was left out."""
     words = {**WORDS, "engine": question.engines}
     fields: dict[str, Any] = {"engine": question.engines[0], "micro_batch": 1}
-    fields |= {name: words[name][value] if name in words else value for name, value in wanted.items() if name != "gpus"}
+    fields |= {
+        name: words[name][value] if name in words else value for name, value in column_values.items() if name != "gpus"
+    }
     number = question.batch // (fields.get("dp", 1) * fields["micro_batch"])
     return PlannedLayout(**fields, micro_batches=number)
 
 
-def _furthest(made: SearchResult, found: SearchResult) -> tuple[PlannedLayout, str]:
+def _furthest(value_result: SearchResult, result: SearchResult) -> tuple[PlannedLayout, str]:
     """Of layouts of which none is admitted, one whose reason comes last, and that reason.
 
     For bytes it is the lightest, else the one most like the fastest admitted layout.
     """
-    codes, space = made.codes.reshape(-1), made.space
+    codes, space = value_result.codes.reshape(-1), value_result.space
     if not codes.size:
         raise refusal(
             en="no layout has these values together: an interleaved schedule has 2 chunks or more, others have 1.",
             fr="aucune configuration n’a ces valeurs ensemble : un ordonnancement interleaved a au moins 2 "
             "chunks, tout autre en a 1.",
         )
-    told = codes[codes != CODE["same"]]  # a plainer layout says why better
+    refusal_codes = codes[codes != CODE["same"]]  # a plainer layout says why better
     # Reasons are ordered: the largest code got furthest.
-    code = int(told.max()) if told.size else CODE["same"]
-    places = np.flatnonzero(codes == code)
+    code = int(refusal_codes.max()) if refusal_codes.size else CODE["same"]
+    flat_indices = np.flatnonzero(codes == code)
     if code == CODE["memory"]:  # the only reason with bytes to sort by
-        light = made.heavy_bytes[np.isin(made.heavy, places)]
-        places = made.heavy[np.isin(made.heavy, places)][np.argsort(light, kind="stable")]
+        light = value_result.heavy_bytes[np.isin(value_result.heavy, flat_indices)]
+        flat_indices = value_result.heavy[np.isin(value_result.heavy, flat_indices)][np.argsort(light, kind="stable")]
     else:
-        best = candidates_of(found.space, found.admitted[0])[0]
-        places = places[np.argsort(differences(space, places, best), kind="stable")]
-    return candidates_of(space, places[0])[0], REASONS[code]
+        best = candidates_of(result.space, result.admitted[0])[0]
+        flat_indices = flat_indices[np.argsort(differences(space, flat_indices, best), kind="stable")]
+    return candidates_of(space, flat_indices[0])[0], REASONS[code]

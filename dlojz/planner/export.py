@@ -30,7 +30,7 @@ _TITAN_SCHEDULES: Final = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Int
 
 
 def megatron_arguments(
-    one: PlannedLayout, size: DecoderSize, precision: str, flash: bool, steps: int | None
+    layout: PlannedLayout, size: DecoderSize, precision: str, flash: bool, steps: int | None
 ) -> list[str]:
     """Arguments of `pretrain_gpt.py` for engines megatron-core and megatron-deepspeed, without data and tokenizer.
 
@@ -39,8 +39,8 @@ def megatron_arguments(
         flash: whether attention is one kernel.
         steps: of the training; 1000 without it.
     """
-    words = ["--tensor-model-parallel-size", one.tp, "--pipeline-model-parallel-size", one.pp]
-    words += ["--micro-batch-size", one.micro_batch, "--global-batch-size", one.global_batch]
+    words = ["--tensor-model-parallel-size", layout.tp, "--pipeline-model-parallel-size", layout.pp]
+    words += ["--micro-batch-size", layout.micro_batch, "--global-batch-size", layout.global_batch]
     words += ["--num-layers", size.layers, "--hidden-size", size.hidden, "--ffn-hidden-size", size.mlp_width]
     words += ["--num-attention-heads", size.heads, "--seq-length", size.sequence_length]
     words += ["--max-position-embeddings", size.sequence_length, "--train-iters", steps or 1000]
@@ -52,66 +52,66 @@ def megatron_arguments(
     words += ["--position-embedding-type", "learned_absolute" if size.positions == "learned" else "rope"]
     words += [f"--{precision}"] if precision in ("bf16", "fp16") else []
     words += ["--use-flash-attn"] * flash
-    words += ["--context-parallel-size", one.cp] if one.cp > 1 else []
-    words += ["--expert-model-parallel-size", one.ep] if one.ep > 1 else []
+    words += ["--context-parallel-size", layout.cp] if layout.cp > 1 else []
+    words += ["--expert-model-parallel-size", layout.ep] if layout.ep > 1 else []
     if size.experts:
         words += ["--num-experts", size.experts, "--moe-router-topk", size.top_k, "--moe-layer-freq", size.every]
         words += ["--moe-token-dispatcher-type", "alltoall"]
-    if one.chunks > 1:
-        words += ["--num-virtual-stages-per-pipeline-rank", one.chunks]
-    if one.engine == "megatron-deepspeed":
-        words += ["--deepspeed", "--deepspeed_config", "ds_config.json", "--zero-stage", one.zero]
-        words += ["--checkpoint-activations"] * (one.checkpointing == "full")
+    if layout.chunks > 1:
+        words += ["--num-virtual-stages-per-pipeline-rank", layout.chunks]
+    if layout.engine == "megatron-deepspeed":
+        words += ["--deepspeed", "--deepspeed_config", "ds_config.json", "--zero-stage", layout.zero]
+        words += ["--checkpoint-activations"] * (layout.checkpointing == "full")
         return [str(word) for word in words]
-    words += ["--sequence-parallel"] * one.sequence_parallel
+    words += ["--sequence-parallel"] * layout.sequence_parallel
     # Overlapping the parameters' gather needs the sharded optimizer.
-    words += ["--use-distributed-optimizer", "--overlap-param-gather"] * (one.zero > 0)
+    words += ["--use-distributed-optimizer", "--overlap-param-gather"] * (layout.zero > 0)
     words += ["--overlap-grad-reduce", "--accumulate-allreduce-grads-in-fp32"]
-    if one.checkpointing != "none":
-        words += ["--recompute-granularity", one.checkpointing]
-        words += ["--recompute-method", "uniform", "--recompute-num-layers", 1] * (one.checkpointing == "full")
+    if layout.checkpointing != "none":
+        words += ["--recompute-granularity", layout.checkpointing]
+        words += ["--recompute-method", "uniform", "--recompute-num-layers", 1] * (layout.checkpointing == "full")
     return [str(word) for word in words]
 
 
-def torchtitan_arguments(one: PlannedLayout, sequence_length: int | None, layers: int) -> list[str]:
+def torchtitan_arguments(layout: PlannedLayout, sequence_length: int | None, layers: int) -> list[str]:
     """Arguments of torchtitan, beside the file of the model.
 
     A schedule that torch has no class for is read from the file that `dlojz pipeline` exports.
     """
-    sharded = one.zero > 0
+    sharded = layout.zero > 0
     # DP as FSDP shards, or as replicas: never both.
-    words: list[Any] = ["--parallelism.data_parallel_shard_degree", one.dp if sharded else 1]
-    words += ["--parallelism.data_parallel_replicate_degree", 1 if sharded else one.dp]
-    words += ["--parallelism.fsdp_reshard_after_forward", "always" if one.zero == 3 else "never"]
-    words += ["--parallelism.tensor_parallel_degree", one.tp, "--parallelism.pipeline_parallel_degree", one.pp]
+    words: list[Any] = ["--parallelism.data_parallel_shard_degree", layout.dp if sharded else 1]
+    words += ["--parallelism.data_parallel_replicate_degree", 1 if sharded else layout.dp]
+    words += ["--parallelism.fsdp_reshard_after_forward", "always" if layout.zero == 3 else "never"]
+    words += ["--parallelism.tensor_parallel_degree", layout.tp, "--parallelism.pipeline_parallel_degree", layout.pp]
     # Only a pipeline cuts torchtitan's local batch into micro-batches; without one it accumulates up to the global.
-    words += ["--training.local_batch_size", one.micro_batch * (one.micro_batches if one.pp > 1 else 1)]
-    words += ["--training.global_batch_size", one.global_batch]
-    words += ["--parallelism.context_parallel_degree", one.cp] if one.cp > 1 else []
+    words += ["--training.local_batch_size", layout.micro_batch * (layout.micro_batches if layout.pp > 1 else 1)]
+    words += ["--training.global_batch_size", layout.global_batch]
+    words += ["--parallelism.context_parallel_degree", layout.cp] if layout.cp > 1 else []
     if sequence_length is not None:
         words += ["--training.seq_len", sequence_length]
-    if one.checkpointing in ("selective", "every_second"):  # its other policy, the default, keeps every second layer
+    if layout.checkpointing in ("selective", "every_second"):  # its other policy, the default, keeps every second layer
         words += ["--activation_checkpoint.mode", "selective", "--activation_checkpoint.selective_ac_option", "op"]
     else:
-        words += ["--activation_checkpoint.mode", one.checkpointing]
-    if one.pp > 1:
-        words += ["--parallelism.pipeline_parallel_microbatch_size", one.micro_batch]
+        words += ["--activation_checkpoint.mode", layout.checkpointing]
+    if layout.pp > 1:
+        words += ["--parallelism.pipeline_parallel_microbatch_size", layout.micro_batch]
         # Stages × chunks, rounded up.
-        words += ["--parallelism.pipeline_parallel_layers_per_stage", -(-layers // (one.pp * one.chunks))]
+        words += ["--parallelism.pipeline_parallel_layers_per_stage", -(-layers // (layout.pp * layout.chunks))]
         words += [
             "--parallelism.pipeline_parallel_schedule",
-            _TITAN_SCHEDULES.get(one.schedule, "PipelineScheduleMulti"),
+            _TITAN_SCHEDULES.get(layout.schedule, "PipelineScheduleMulti"),
         ]
-        if one.schedule not in _TITAN_SCHEDULES:
-            words += ["--parallelism.pipeline_parallel_schedule_csv", f"{one.schedule}.csv"]
+        if layout.schedule not in _TITAN_SCHEDULES:
+            words += ["--parallelism.pipeline_parallel_schedule_csv", f"{layout.schedule}.csv"]
     return [str(word) for word in words]
 
 
 def torchrun_arguments(gpus: int, gpus_per_node: int) -> list[str]:
     """Arguments of `torchrun` before the program; the first node's address is the job's `$HEAD`."""
     nodes = -(-gpus // gpus_per_node)  # rounded up
-    here = min(gpus, gpus_per_node)
-    words = ["--nnodes", str(nodes), "--nproc-per-node", str(here)]
+    node_gpus = min(gpus, gpus_per_node)
+    words = ["--nnodes", str(nodes), "--nproc-per-node", str(node_gpus)]
     return words + (["--standalone"] if nodes == 1 else ["--rdzv-backend", "c10d", "--rdzv-endpoint", "$HEAD:29500"])
 
 
@@ -134,17 +134,17 @@ class ChosenLayout:
         That takes a model of the catalogue, an engine of the lab, context parallelism beside data parallelism alone,
         and expert parallelism without ZeRO and pipeline.
         """
-        one = self.candidate
-        runs = bool(self.question.subject.catalogue) and one.engine in OF_THE_LAB and not _rings_beside(one)
-        return runs and (one.ep == 1 or (one.zero == 0 and one.pp == 1))
+        layout = self.candidate
+        runs = bool(self.question.subject.catalogue) and layout.engine in OF_THE_LAB and not _rings_beside(layout)
+        return runs and (layout.ep == 1 or (layout.zero == 0 and layout.pp == 1))
 
 
-def _rings_beside(one: PlannedLayout) -> bool:
+def _rings_beside(layout: PlannedLayout) -> bool:
     """Whether context parallelism is combined with more than data parallelism."""
-    return one.cp > 1 and (one.zero > 0 or max(one.tp, one.pp, one.ep) > 1)
+    return layout.cp > 1 and (layout.zero > 0 or max(layout.tp, layout.pp, layout.ep) > 1)
 
 
-def run_config(choice: ChosenLayout, **others: Any) -> RunConfig:
+def run_config(choice: ChosenLayout, **overrides: Any) -> RunConfig:
     """Convert a layout to a `RunConfig`.
 
     Args:
@@ -153,24 +153,25 @@ def run_config(choice: ChosenLayout, **others: Any) -> RunConfig:
     Raises:
         LabError: if the model is not of the catalogue, or the engine not one that `dlojz.run` runs.
     """
-    one, subject = choice.candidate, choice.question.subject
-    if _rings_beside(one):
+    layout, subject = choice.candidate, choice.question.subject
+    if _rings_beside(layout):
         raise refusal(
-            en=f"context parallelism over {one.cp} ranks is run by this lab with DDP alone (zero=0, tp=1, pp=1), not "
-            f"with zero={one.zero}, tp={one.tp}, pp={one.pp}: choose a layout with plan.choose(cp=1), or take "
-            "documents() instead.",
-            fr=f"le Context Parallelism sur {one.cp} rangs ne s’exécute dans ce TP qu’avec DDP (zero=0, tp=1, pp=1), "
-            f"pas avec zero={one.zero}, tp={one.tp}, pp={one.pp} : choisissez une configuration avec "
+            en=f"context parallelism over {layout.cp} ranks is run by this lab with DDP alone (zero=0, tp=1, pp=1), "
+            f"not with zero={layout.zero}, tp={layout.tp}, pp={layout.pp}: choose a layout with plan.choose(cp=1), or "
+            "take documents() instead.",
+            fr=f"le Context Parallelism sur {layout.cp} rangs ne s’exécute dans ce TP qu’avec DDP (zero=0, tp=1, "
+            "pp=1), "
+            f"pas avec zero={layout.zero}, tp={layout.tp}, pp={layout.pp} : choisissez une configuration avec "
             "plan.choose(cp=1), ou prenez documents().",
         )
     if not choice.is_run:
         raise refusal(
-            en=f"{subject.name} with {one.engine} is no run of this lab: its model must be of the catalogue and "
+            en=f"{subject.name} with {layout.engine} is no run of this lab: its model must be of the catalogue and "
             "its engine torch, by_hand or deepspeed; take documents() instead.",
-            fr=f"{subject.name} avec {one.engine} n’est pas une exécution de ce TP : il faut un modèle du "
+            fr=f"{subject.name} avec {layout.engine} n’est pas une exécution de ce TP : il faut un modèle du "
             "catalogue et engine torch, by_hand ou deepspeed ; prenez documents().",
         )
-    return run_config_of(subject, choice.question.precision, one, **others)
+    return run_config_of(subject, choice.question.precision, layout, **overrides)
 
 
 def deepspeed_document(choice: ChosenLayout) -> dict[str, Any]:
@@ -178,28 +179,28 @@ def deepspeed_document(choice: ChosenLayout) -> dict[str, Any]:
 
     Source: deepspeed.ai, "DeepSpeed Configuration JSON".
     """
-    one, question = choice.candidate, choice.question
+    layout, question = choice.candidate, choice.question
     if choice.is_run:
         return deepspeed_json(run_config(choice))
-    zero: dict[str, Any] = {"stage": one.zero}
-    place = {"device": "cpu", "pin_memory": True}
-    if one.offload != "none":
-        zero["offload_optimizer"] = place
-    if one.offload == "parameters":
-        zero["offload_param"] = place
+    zero: dict[str, Any] = {"stage": layout.zero}
+    location = {"device": "cpu", "pin_memory": True}
+    if layout.offload != "none":
+        zero["offload_optimizer"] = location
+    if layout.offload == "parameters":
+        zero["offload_param"] = location
     settings: dict[str, Any] = {
-        "train_batch_size": one.global_batch,  # DeepSpeed checks: batch = micro-batch × accumulation × dp
-        "train_micro_batch_size_per_gpu": one.micro_batch,
-        "gradient_accumulation_steps": one.micro_batches,
+        "train_batch_size": layout.global_batch,  # DeepSpeed checks: batch = micro-batch × accumulation × dp
+        "train_micro_batch_size_per_gpu": layout.micro_batch,
+        "gradient_accumulation_steps": layout.micro_batches,
         "zero_optimization": zero,
         "gradient_clipping": 1.0,
     }
     if question.precision in ("bf16", "fp16"):  # fp32 is what DeepSpeed does without either
         settings[question.precision] = {"enabled": True}
-    if question.precision == "bf16" and OFFERS[one.engine].gradient_bytes("bf16") == 4:
+    if question.precision == "bf16" and OFFERS[layout.engine].gradient_bytes("bf16") == 4:
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
-    if one.pp > 1:
-        settings["pipeline"] = {"activation_checkpoint_interval": int(one.checkpointing == "full")}
+    if layout.pp > 1:
+        settings["pipeline"] = {"activation_checkpoint_interval": int(layout.checkpointing == "full")}
     return settings
 
 
@@ -209,7 +210,7 @@ def program(choice: ChosenLayout) -> list[str]:
     Raises:
         LabError: for what `dlojz.run` runs.
     """
-    one, question = choice.candidate, choice.question
+    layout, question = choice.candidate, choice.question
     if choice.is_run:
         raise refusal(
             en=f"{question.subject.catalogue} is run by the lab itself: dlojz.run(plan.best.config()), and "
@@ -218,11 +219,11 @@ def program(choice: ChosenLayout) -> list[str]:
             "`dlojz plan --script` montre le script du travail.",
         )
     size = question.subject.size
-    if one.engine in MEGATRON and size is not None:
-        flags = megatron_arguments(one, size, question.precision, question.fused_attention, question.steps)
+    if layout.engine in MEGATRON and size is not None:
+        flags = megatron_arguments(layout, size, question.precision, question.fused_attention, question.steps)
         return ["pretrain_gpt.py", *flags]
-    if one.engine == "torch":
-        flags = torchtitan_arguments(one, question.subject.sequence_length, question.subject.num_layers)
+    if layout.engine == "torch":
+        flags = torchtitan_arguments(layout, question.subject.sequence_length, question.subject.num_layers)
         return ["-m", "torchtitan.train", *flags]
     # DeepSpeed without Megatron: the user's own script.
     return ["train.py", "--deepspeed", "--deepspeed_config", "ds_config.json"]
@@ -234,16 +235,16 @@ def documents(choice: ChosenLayout) -> dict[str, str]:
     `run_config.json` (what `dlojz.run` runs), `ds_config.json` (DeepSpeed), `arguments.txt` (words of the program,
     one a line), `torchrun.txt`.
     """
-    one = choice.candidate
-    made: dict[str, str] = {}
+    layout = choice.candidate
+    files: dict[str, str] = {}
     if choice.is_run:
-        made["run_config.json"] = run_config(choice).to_json() + "\n"
-    if one.engine in DEEPSPEED:
-        made["ds_config.json"] = json.dumps(deepspeed_document(choice), indent=2) + "\n"
+        files["run_config.json"] = run_config(choice).to_json() + "\n"
+    if layout.engine in DEEPSPEED:
+        files["ds_config.json"] = json.dumps(deepspeed_document(choice), indent=2) + "\n"
     if not choice.is_run:
-        made["arguments.txt"] = "\n".join(program(choice)) + "\n"
-    made["torchrun.txt"] = "\n".join(torchrun_arguments(one.gpus, choice.question.cluster.gpus_per_node)) + "\n"
-    return made
+        files["arguments.txt"] = "\n".join(program(choice)) + "\n"
+    files["torchrun.txt"] = "\n".join(torchrun_arguments(layout.gpus, choice.question.cluster.gpus_per_node)) + "\n"
+    return files
 
 
 def batch_script(choice: ChosenLayout, site: Machine, *, hours: float = 1.0, account: str = "") -> str:
@@ -258,8 +259,8 @@ def batch_script(choice: ChosenLayout, site: Machine, *, hours: float = 1.0, acc
         LabError: if the account is no name, no quality of service gives so many GPUs for so long, or the model is of
             the catalogue (`dlojz.running.launch` writes its script).
     """
-    one, full = choice.candidate, choice.question.cluster.gpus_per_node
-    here = min(one.gpus, full)
+    layout, full = choice.candidate, choice.question.cluster.gpus_per_node
+    node_gpus = min(layout.gpus, full)
     if not _PLAIN.fullmatch(account):
         raise LabError(say(en=f"{account!r} is no name of an account.", fr=f"{account!r} n’est pas un nom de compte."))
     minutes = max(1, round(60 * hours))  # sbatch takes whole minutes
@@ -268,21 +269,21 @@ def batch_script(choice: ChosenLayout, site: Machine, *, hours: float = 1.0, acc
         "partition": site.partition,
         "constraint": site.constraint,
         "account": account + site.account_suffix if account and not account.endswith(site.account_suffix) else account,
-        "qos": fitting_qos(site, one.gpus, hours),
-        "nodes": -(-one.gpus // full),  # rounded up
+        "qos": fitting_qos(site, layout.gpus, hours),
+        "nodes": -(-layout.gpus // full),  # rounded up
         "ntasks-per-node": 1,
-        "gres": f"{site.gres}:{here}" if site.gres else "",
-        "cpus-per-task": site.cpus_per_gpu * here,
+        "gres": f"{site.gres}:{node_gpus}" if site.gres else "",
+        "cpus-per-task": site.cpus_per_gpu * node_gpus,
         "hint": "nomultithread" if site.nomultithread else "",
         "time": f"{minutes // 60:02d}:{minutes % 60:02d}:00",
     }
-    lines = ["#!/bin/bash", say(en=f"# Planned: {one.title}", fr=f"# Planifié : {one.title}")]
+    lines = ["#!/bin/bash", say(en=f"# Planned: {layout.title}", fr=f"# Planifié : {layout.title}")]
     lines += [f"#SBATCH --{name}={value}" for name, value in options.items() if value not in ("", None)]
     lines += ["", *(" ".join(map(shlex.quote, line)) for line in site.setup), "set -eu"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in site.environment.items()]
     # torchrun's rendezvous needs one address.
-    lines += ['HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'] if one.gpus > full else []
-    return "\n".join([*lines, "", _command(torchrun_arguments(one.gpus, full), program(choice))]) + "\n"
+    lines += ['HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'] if layout.gpus > full else []
+    return "\n".join([*lines, "", _command(torchrun_arguments(layout.gpus, full), program(choice))]) + "\n"
 
 
 def _command(launcher: Sequence[str], words: Sequence[str]) -> str:
@@ -305,12 +306,12 @@ def fitting_qos(site: Machine, gpus: int, hours: float) -> str:
         LabError: if there are some and none fits; the sentence lists them.
     """
     # No `max_gpus`: no limit.
-    fitting = [one.name for one in site.qos if hours <= one.max_hours and gpus <= (one.max_gpus or gpus)]
+    fitting = [qos.name for qos in site.qos if hours <= qos.max_hours and gpus <= (qos.max_gpus or gpus)]
     if fitting or not site.qos:
         return str(fitting[0]) if fitting else ""
-    listed = ", ".join(f"{one.name} ({shortest(one.max_hours)} h, {one.max_gpus or '∞'} GPU)" for one in site.qos)
+    qos_text = ", ".join(f"{qos.name} ({shortest(qos.max_hours)} h, {qos.max_gpus or '∞'} GPU)" for qos in site.qos)
     raise refusal(
-        en=f"{gpus} GPUs for {shortest(hours)} h fit no QoS of {site.name}: ask for less (there are {listed}).",
+        en=f"{gpus} GPUs for {shortest(hours)} h fit no QoS of {site.name}: ask for less (there are {qos_text}).",
         fr=f"{gpus} GPU pendant {shortest(hours)} h n’entrent dans aucune QoS de {site.name} : demandez moins "
-        f"(il y a {listed}).",
+        f"(il y a {qos_text}).",
     )

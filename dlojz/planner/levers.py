@@ -70,18 +70,18 @@ def largest_batch(config: RunConfig, device: Device, *, limit_bytes: int | None 
         limit_bytes: another limit than the device's memory.
     """
     limit_bytes = device.memory_bytes if limit_bytes is None else limit_bytes
-    known: dict[int, Forecast] = {}
+    forecasts: dict[int, Forecast] = {}
     fits, fails = 0, MAX_MICRO_BATCH
 
     def taken(micro_batch: int) -> int:
-        if micro_batch not in known:
-            known[micro_batch] = heaviest(with_micro_batch(config, micro_batch), device)
-        return taken_bytes(known[micro_batch])
+        if micro_batch not in forecasts:
+            forecasts[micro_batch] = heaviest(with_micro_batch(config, micro_batch), device)
+        return taken_bytes(forecasts[micro_batch])
 
-    own = min(config.layout.micro_batch, MAX_MICRO_BATCH - 1)
-    guesses = [max(2, own), max(1, own // 2)]  # popped from the end: half first
+    config_size = min(config.layout.micro_batch, MAX_MICRO_BATCH - 1)
+    guesses = [max(2, config_size), max(1, config_size // 2)]  # popped from the end: half first
     while fails - fits > 1:
-        guess = guesses.pop() if guesses else _crossing({size: taken(size) for size in known}, limit_bytes)
+        guess = guesses.pop() if guesses else _crossing({size: taken(size) for size in forecasts}, limit_bytes)
         # The limit is not reached by any size: stop at the largest.
         if guess >= MAX_MICRO_BATCH - 1 and fails == MAX_MICRO_BATCH and fits:
             break
@@ -91,30 +91,30 @@ def largest_batch(config: RunConfig, device: Device, *, limit_bytes: int | None 
         else:
             fails = guess
     best = fits or 1
-    return Fit(fits, taken(best), limit_bytes, known[best])
+    return Fit(fits, taken(best), limit_bytes, forecasts[best])
 
 
-def _crossing(taken: dict[int, int], limit_bytes: int) -> int:
+def _crossing(bytes_by_size: dict[int, int], limit_bytes: int) -> int:
     """Return the micro-batch where the line through the smallest and the largest known one crosses the limit.
 
     It is at most `MOST_EXTRAPOLATED` times the largest: while activations are smaller than what the update takes, the
     line is flat.
     """
-    low, high = min(taken), max(taken)
+    low, high = min(bytes_by_size), max(bytes_by_size)
     # The interpolation starts at the largest that fits.
-    nearest = max((size for size in taken if taken[size] <= limit_bytes), default=low)
+    nearest = max((size for size in bytes_by_size if bytes_by_size[size] <= limit_bytes), default=low)
     # Bytes per sample, at least 1: a flat line has no crossing.
-    slope = max(1.0, (taken[high] - taken[low]) / max(1, high - low))
-    return min(nearest + int((limit_bytes - taken[nearest]) / slope), MOST_EXTRAPOLATED * high)
+    slope = max(1.0, (bytes_by_size[high] - bytes_by_size[low]) / max(1, high - low))
+    return min(nearest + int((limit_bytes - bytes_by_size[nearest]) / slope), MOST_EXTRAPOLATED * high)
 
 
 def changes(config: RunConfig) -> list[tuple[str, str, dict[str, object]]]:
     """List the levers that a configuration has left: name, in words, fields that change."""
     layout = config.layout
-    found: list[tuple[str, str, dict[str, object]]] = []
+    options: list[tuple[str, str, dict[str, object]]] = []
 
     def lever(name: str, english: str, french: str, **fields: object) -> None:
-        found.append((name, say(en=english, fr=french), fields))
+        options.append((name, say(en=english, fr=french), fields))
 
     if layout.checkpointing != "full":
         lever("checkpointing", "checkpoint every block", "points de contrôle à chaque bloc", checkpointing="full")
@@ -140,7 +140,7 @@ def changes(config: RunConfig) -> list[tuple[str, str, dict[str, object]]]:
         lever("tp", f"tp={degree}", f"tp={degree}", tp=degree)
     if layout.pp == 1 and layout.zero <= 1:
         lever("pp", "pp=2", "pp=2", pp=2)
-    return found
+    return options
 
 
 def _smallest_tp(config: RunConfig) -> int | None:
@@ -161,8 +161,8 @@ def levers(config: RunConfig, device: Device | None = None) -> tuple[Lever, ...]
     """
     from dlojz.runnable import check_runnable
 
-    now = taken_bytes(heaviest(config, device))
-    found = []
+    current_bytes = taken_bytes(heaviest(config, device))
+    options = []
     for name, change, fields in changes(config):
         try:
             changed = RunConfig.of(**{**config.to_dict(), "layout": config.layout, **fields})
@@ -174,6 +174,16 @@ def levers(config: RunConfig, device: Device | None = None) -> tuple[Lever, ...]
             runnable = True
         except LabError:
             runnable = False
-        taken = taken_bytes(memory)
-        found.append(Lever(name, change, changed, taken, now - taken, memory.memory.host_bytes or 0, runnable))
-    return tuple(sorted(found, key=lambda lever: -lever.saved_bytes))
+        changed_bytes = taken_bytes(memory)
+        options.append(
+            Lever(
+                name,
+                change,
+                changed,
+                changed_bytes,
+                current_bytes - changed_bytes,
+                memory.memory.host_bytes or 0,
+                runnable,
+            )
+        )
+    return tuple(sorted(options, key=lambda lever: -lever.saved_bytes))

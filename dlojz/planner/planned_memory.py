@@ -43,8 +43,8 @@ def is_forecast(space: Space, columns: Mapping[str, Integers]) -> NDArray[np.boo
     # Engine column → whether the lab runs it.
     lab = np.array([name in OF_THE_LAB for name in space.words["engine"]])[columns["engine"]]
     experts = (columns["ep"] == 1) | ((columns["zero"] == 0) & (columns["pp"] == 1))
-    found: NDArray[np.bool_] = lab & (columns["cp"] == 1) & experts
-    return found
+    eligible: NDArray[np.bool_] = lab & (columns["cp"] == 1) & experts
+    return eligible
 
 
 def layout_memories(space: Space, columns: Mapping[str, Integers], device: Device) -> Memories:
@@ -55,20 +55,20 @@ def layout_memories(space: Space, columns: Mapping[str, Integers], device: Devic
         columns: theirs, of `DEGREES` and `OPTIONS`.
     """
     size = columns["dp"].size
-    made = {field.name: np.zeros(size) for field in fields(Memories)}
+    bytes_by_name = {field.name: np.zeros(size) for field in fields(Memories)}
     forecast = is_forecast(space, columns)
-    others = np.flatnonzero(~forecast)  # not the lab's runs: the cost model's closed form
-    if others.size:
-        layouts = space.cost_layouts({name: one[others] for name, one in columns.items()})
+    closed_form = np.flatnonzero(~forecast)  # not the lab's runs: the cost model's closed form
+    if closed_form.size:
+        layouts = space.cost_layouts({name: column[closed_form] for name, column in columns.items()})
         closed = memories(space.subject.workload, layouts)
-        for name, column in made.items():
-            column[others] = getattr(closed, name)
-    for config, places in _groups(space, columns, np.flatnonzero(forecast)):
-        sizes, numbers = (columns[name][places].tolist() for name in ("micro_batch", "micro_batches"))
-        found = _fullest(config, tuple(zip(sizes, numbers, strict=True)), device)
-        for name, column in made.items():
-            column[places] = found[name]
-    return Memories(**made)
+        for name, column in bytes_by_name.items():
+            column[closed_form] = getattr(closed, name)
+    for config, indices in _groups(space, columns, np.flatnonzero(forecast)):
+        sizes, numbers = (columns[name][indices].tolist() for name in ("micro_batch", "micro_batches"))
+        fullest_bytes = _fullest(config, tuple(zip(sizes, numbers, strict=True)), device)
+        for name, column in bytes_by_name.items():
+            column[indices] = fullest_bytes[name]
+    return Memories(**bytes_by_name)
 
 
 def searched_memories(space: Space, columns: Mapping[str, Integers], device: Device) -> Memories:
@@ -129,47 +129,49 @@ class RankMemory:
         return sum(self.parts.values())
 
 
-def forecast_ranks(space: Space, one: PlannedLayout, device: Device) -> list[RankMemory] | None:
+def forecast_ranks(space: Space, candidate: PlannedLayout, device: Device) -> list[RankMemory] | None:
     """Memory of the first rank of every stage of a run of this lab; None for another layout."""
-    columns = columns_of([one], space)
+    columns = columns_of([candidate], space)
     if not is_forecast(space, columns)[0]:
         return None
     config, _ = _groups(space, columns, np.array([0]))[0]
-    made = []
-    for stage, (named, held, blocks) in enumerate(_stages(config, ((one.micro_batch, one.micro_batches),), device)):
-        parts = {name: float(column[0]) for name, column in named.items()}
-        made.append(RankMemory(stage, blocks, held, parts, parts.pop("host")))
-    return made
+    ranks = []
+    for stage, (stage_bytes, num_in_flight, blocks) in enumerate(
+        _stages(config, ((candidate.micro_batch, candidate.micro_batches),), device)
+    ):
+        parts = {name: float(column[0]) for name, column in stage_bytes.items()}
+        ranks.append(RankMemory(stage, blocks, num_in_flight, parts, parts.pop("host")))
+    return ranks
 
 
-def _groups(space: Space, columns: Mapping[str, Integers], places: Integers) -> list[tuple[RunConfig, Integers]]:
+def _groups(space: Space, columns: Mapping[str, Integers], indices: Integers) -> list[tuple[RunConfig, Integers]]:
     """Layouts that differ in their micro-batches alone, each with a configuration that stands for them."""
-    if not places.size:
+    if not indices.size:
         return []
-    keys = np.stack([columns[name][places] for name in _KEY], axis=1)  # (layouts, columns of the key)
+    keys = np.stack([columns[name][indices] for name in _KEY], axis=1)  # (layouts, columns of the key)
     distinct, group = np.unique(keys, axis=0, return_inverse=True)
     order = np.argsort(group.reshape(-1), kind="stable")
     starts = np.searchsorted(group.reshape(-1)[order], np.arange(len(distinct) + 1))  # bounds of each group in `order`
     number = columns["micro_batches"]
-    found = []
-    for place in range(len(distinct)):
-        members = places[order[starts[place] : starts[place + 1]]]
+    groups = []
+    for group_index in range(len(distinct)):
+        members = indices[order[starts[group_index] : starts[group_index + 1]]]
         of_most = members[int(np.argmax(number[members]))]  # a schedule may need as many micro-batches as stages
-        one = candidates_from({name: column[of_most : of_most + 1] for name, column in columns.items()}, space)[0]
+        candidate = candidates_from({name: column[of_most : of_most + 1] for name, column in columns.items()}, space)[0]
         # micro_batch=1: a stand-in; the sizes are passed beside it.
-        found.append((run_config_of(space.subject, space.precision, one, micro_batch=1), members))
-    return found
+        groups.append((run_config_of(space.subject, space.precision, candidate, micro_batch=1), members))
+    return groups
 
 
 @lru_cache(maxsize=4096)
 def _fullest(config: RunConfig, pairs: tuple[tuple[int, int], ...], device: Device) -> dict[str, NDArray[np.float64]]:
     """Bytes of the fullest rank by the names of `Memories`, one place per micro-batch."""
-    ranks = [named for named, _, _ in _stages(config, pairs, device)]
+    ranks = [stage_bytes for stage_bytes, _, _ in _stages(config, pairs, device)]
     # (stages, micro-batches): bytes on the device, the host's left out.
-    totals = np.stack([sum(column for name, column in named.items() if name != "host") for named in ranks])
-    first, places = np.argmax(totals, axis=0), np.arange(len(pairs))
+    totals = np.stack([sum(column for name, column in stage_bytes.items() if name != "host") for stage_bytes in ranks])
+    fullest_stages, columns = np.argmax(totals, axis=0), np.arange(len(pairs))
     # Of each micro-batch the stage that is fullest; all categories come from that one stage.
-    return {name: np.stack([named[name] for named in ranks])[first, places] for name in ranks[0]}
+    return {name: np.stack([stage_bytes[name] for stage_bytes in ranks])[fullest_stages, columns] for name in ranks[0]}
 
 
 def _stages(
@@ -178,22 +180,22 @@ def _stages(
     """Bytes of each stage's first rank by the names of `Memories`, its micro-batches in flight, and its blocks."""
     from dlojz.prediction.many_layouts import outside_bytes, rank_memories
 
-    made = []
+    stages = []
     outside = float(outside_bytes(device, config.layout.world_size))
     for rank in rank_memories(config, list(pairs), device):
-        held = dict(zip(CATEGORIES, rank.by_category, strict=True))
-        named = {
-            "weights": held["weights"] + held["buffers"],  # `Memories` has no category for buffers
-            "gradients": held["gradients"],
-            "optimizer": held["optimizer"] + held["master"],  # nor for the fp32 master copy
-            "activations": held["activations"],
+        categories = dict(zip(CATEGORIES, rank.by_category, strict=True))
+        stage_bytes = {
+            "weights": categories["weights"] + categories["buffers"],  # `Memories` has no category for buffers
+            "gradients": categories["gradients"],
+            "optimizer": categories["optimizer"] + categories["master"],  # nor for the fp32 master copy
+            "activations": categories["activations"],
             "edges": np.zeros(len(pairs)),  # a forecast counts embedding and logits in the categories above
-            "live": held["workspace"],
+            "live": categories["workspace"],
             "reserve": np.full(len(pairs), outside),
             "host": rank.host,
         }
-        made.append((named, rank.in_flight, rank.blocks))
-    return made
+        stages.append((stage_bytes, rank.in_flight, rank.blocks))
+    return stages
 
 
 __all__ = ["RankMemory", "columns_of", "forecast_ranks", "is_forecast", "layout_memories", "searched_memories"]

@@ -106,10 +106,10 @@ class Subject:
                 say(en="key-value heads", fr="têtes de clés et valeurs"): self.size.kv_heads,
                 say(en="hidden features of the MLP", fr="neurones cachés du MLP"): self.size.mlp_width,
             }
-        for what, number in split.items():  # all must divide: heads and widths are cut, never one head
+        for part, number in split.items():  # all must divide: heads and widths are cut, never one head
             if number % tp:
                 return say(
-                    en=f"tp={tp} does not divide the {number} {what}.", fr=f"tp={tp} ne divise pas {number} {what}."
+                    en=f"tp={tp} does not divide the {number} {part}.", fr=f"tp={tp} ne divise pas {number} {part}."
                 )
         return ""
 
@@ -127,8 +127,8 @@ def _catalogue_conflict(model: str, tp: int, _language: Language) -> str:
 def published() -> tuple[str, ...]:
     """Names of the published decoders that can be planned for."""
     # Sizes come from the shipped tables; a table left out takes its names away.
-    known = {row.row for name in {row.split("/")[0] for row in _ROWS.values()} for row in table(name)}
-    return tuple(name for name, row in _ROWS.items() if row in known)
+    row_names = {row.row for name in {row.split("/")[0] for row in _ROWS.values()} for row in table(name)}
+    return tuple(name for name, row in _ROWS.items() if row in row_names)
 
 
 def subject(model: str | DecoderSize, *, image_size: int | None = None, sequence_length: int | None = None) -> Subject:
@@ -315,8 +315,12 @@ def chosen(
         LabError: for an unknown name.
     """
     usual = (OF_MIXTURES if experts else OF_THE_LAB) if catalogue else OF_GIANTS
-    wanted = usual if engines is None else engines
-    names = tuple(one.strip() for one in wanted.split(",")) if isinstance(wanted, str) else tuple(wanted)
+    engine_names = usual if engines is None else engines
+    names = (
+        tuple(name.strip() for name in engine_names.split(","))
+        if isinstance(engine_names, str)
+        else tuple(engine_names)
+    )
     # By hand only models of the catalogue are split.
     legal = tuple(OFFERS) if catalogue else tuple(name for name in OFFERS if name != "by_hand")
     for name in names:

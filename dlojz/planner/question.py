@@ -67,16 +67,18 @@ class Question:
         """Memory of one GPU."""
         return self.cluster.gpu.memory_bytes
 
-    def space(self, given: Mapping[str, Sequence[int]] | None = None, gpus: Iterable[int] | None = None) -> Space:
+    def space(
+        self, fixed_values: Mapping[str, Sequence[int]] | None = None, gpus: Iterable[int] | None = None
+    ) -> Space:
         """All layouts of the question.
 
         Args:
-            given: values of columns to take instead of all.
+            fixed_values: values of columns to take instead of all.
             gpus: numbers to try instead.
         """
         numbers = gpus or self.gpus
         return space_of(
-            self.subject, numbers, self.batch, self.engines, self.precision, self.fused_attention, given,
+            self.subject, numbers, self.batch, self.engines, self.precision, self.fused_attention, fixed_values,
             fused_loss=self.fused_loss,
         )  # fmt: skip
 
@@ -87,23 +89,23 @@ def check_gpus(cluster: Cluster, number: object) -> int:
     Raises:
         LabError: if it does not fill whole nodes, or there are not so many.
     """
-    wanted, full = check_whole("gpus", number, MOST_GPUS), cluster.gpus_per_node
-    if wanted > full and wanted % full:  # a part of a node, or whole nodes
-        below = wanted - wanted % full
+    gpus, full = check_whole("gpus", number, MOST_GPUS), cluster.gpus_per_node
+    if gpus > full and gpus % full:  # a part of a node, or whole nodes
+        below = gpus - gpus % full
         raise refusal(
-            en=f"{wanted} GPUs do not fill whole nodes of {cluster.name}, which have {full}: use at most {full}, "
+            en=f"{gpus} GPUs do not fill whole nodes of {cluster.name}, which have {full}: use at most {full}, "
             f"or a multiple of {full}, such as {below} or {below + full}.",
-            fr=f"{wanted} GPU ne remplissent pas des nœuds entiers de {cluster.name}, qui en ont {full} : "
+            fr=f"{gpus} GPU ne remplissent pas des nœuds entiers de {cluster.name}, qui en ont {full} : "
             f"prenez-en au plus {full}, ou un multiple de {full}, par exemple {below} ou {below + full}.",
         )
-    if wanted > cluster.num_gpus:
+    if gpus > cluster.num_gpus:
         raise refusal(
-            en=f"{wanted} GPUs were asked for, but a job on {cluster.name} gets {cluster.num_gpus} at most "
+            en=f"{gpus} GPUs were asked for, but a job on {cluster.name} gets {cluster.num_gpus} at most "
             f"({cluster.num_nodes} nodes × {full}).",
-            fr=f"{wanted} GPU ont été demandés, mais un travail sur {cluster.name} en obtient au plus "
+            fr=f"{gpus} GPU ont été demandés, mais un travail sur {cluster.name} en obtient au plus "
             f"{cluster.num_gpus} ({cluster.num_nodes} nœuds × {full}).",
         )
-    return wanted
+    return gpus
 
 
 def check_precision(cluster: Cluster, precision: str | None) -> Precision:
@@ -115,11 +117,11 @@ def check_precision(cluster: Cluster, precision: str | None) -> Precision:
     has = cluster.gpu.peak_flops
     usual: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
     if precision is None:
-        return next(one for one in usual if one in has)
-    for one in usual:
-        if one == precision and one in has:
-            return one
-    legal = [one for one in usual if one in has]
+        return next(name for name in usual if name in has)
+    for name in usual:
+        if name == precision and name in has:
+            return name
+    legal = [name for name in usual if name in has]
     if precision in usual:
         raise refusal(
             en=f"{cluster.gpu.title} has no {precision} matrix units: use {' or '.join(legal)}.",
@@ -132,21 +134,21 @@ def batch_refusal(question: Question) -> str:
     """Say that no layout divides the batch, with the nearest ones that work; empty if one does."""
     replicas = {number: _replicas(question, number) for number in question.gpus}
     # Each number of GPUs has its own degrees.
-    if any(question.batch % dp == 0 for each in replicas.values() for dp in each):
+    if any(question.batch % dp == 0 for degrees in replicas.values() for dp in degrees):
         return ""
     number, batch = question.gpus[0], question.batch
-    least = min(replicas[number], default=0)
-    if not least:
+    fewest = min(replicas[number], default=0)
+    if not fewest:
         return ""  # no degrees at all suit the model, which the search says better
     below = max((batch // dp * dp for dp in replicas[number]), default=0)
     above = min(-(-batch // dp) * dp for dp in replicas[number])  # multiples of dp around the batch
-    works = say(en=" or ", fr=" ou ").join(str(one) for one in (below, above) if one)
+    works = say(en=" or ", fr=" ou ").join(str(batch_size) for batch_size in (below, above) if batch_size)
     name = question.cluster.name
     return say(
-        en=f"no layout on {number} GPUs of {name} can deal a batch of {batch} out: the replicas, at least {least}, "
+        en=f"no layout on {number} GPUs of {name} can deal a batch of {batch} out: the replicas, at least {fewest}, "
         f"must divide it; use {works}.",
         fr=f"aucune configuration sur {number} GPU de {name} ne peut répartir un batch de {batch} : les répliques, au "
-        f"moins {least}, doivent le diviser ; prenez {works}.",
+        f"moins {fewest}, doivent le diviser ; prenez {works}.",
     )
 
 

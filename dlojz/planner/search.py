@@ -76,31 +76,33 @@ def search(space: Space, cluster: Cluster, calibration: Calibration, *, step_lim
     """
     codes = space.codes.copy()
     flat = codes.reshape(-1)
-    places = np.flatnonzero(flat == 0)
-    columns = space.columns(places)
+    flat_indices = np.flatnonzero(flat == 0)
+    columns = space.columns(flat_indices)
     layouts = space.cost_layouts(columns)
-    held = searched_memories(space, columns, cluster.gpu)  # bytes first: seconds are computed for what fits alone
-    total = held.total_bytes
+    memories = searched_memories(space, columns, cluster.gpu)  # bytes first: seconds are computed for what fits alone
+    total = memories.total_bytes
     too_much = total > cluster.gpu.memory_bytes
-    here = np.minimum(cluster.gpus_per_node, columns["gpus"])  # ranks that share one host
-    on_host = held.host * here > cluster.host_memory_bytes
-    flat[places[on_host]] = CODE["host"]
-    flat[places[too_much]] = CODE["memory"]  # last, so that a layout refused for both says "memory"
-    kept = ~(too_much | on_host)
-    parts = step_parts(space.subject.workload, cluster, layouts[kept], calibration)
+    node_gpus = np.minimum(cluster.gpus_per_node, columns["gpus"])  # ranks that share one host
+    host_exceeded = memories.host * node_gpus > cluster.host_memory_bytes
+    flat[flat_indices[host_exceeded]] = CODE["host"]
+    flat[flat_indices[too_much]] = CODE["memory"]  # last, so that a layout refused for both says "memory"
+    fits = ~(too_much | host_exceeded)
+    parts = step_parts(space.subject.workload, cluster, layouts[fits], calibration)
     slow = parts.step_s > step_limit_s
     # `places[kept][slow]`: flat index of each layout that fits but is slow.
-    flat[places[kept][slow]] = CODE["hours"]
+    flat[flat_indices[fits][slow]] = CODE["hours"]
     # Slow ones sort last and are cut off.
     order = np.argsort(np.where(slow, np.inf, parts.step_s), kind="stable")[: int((~slow).sum())]
-    found = Parts(**{one.name: getattr(parts, one.name)[order] for one in fields(Parts)})
-    memory = Memories(**{one.name: getattr(held, one.name)[kept][order] for one in fields(Memories)})
-    admitted = places[kept][order]
+    admitted_parts = Parts(**{field.name: getattr(parts, field.name)[order] for field in fields(Parts)})
+    memory = Memories(**{field.name: getattr(memories, field.name)[fits][order] for field in fields(Memories)})
+    admitted = flat_indices[fits][order]
     gpus = space.columns(admitted)["gpus"]
-    heavy = places[too_much | on_host]
+    heavy = flat_indices[too_much | host_exceeded]
     fastest_s = float(parts.step_s.min(initial=np.inf))  # before the hours are applied
-    energy = energy_j(cluster, gpus, found)
-    return SearchResult(space, codes, admitted, found, memory, energy, heavy, total[too_much | on_host], fastest_s)
+    energy = energy_j(cluster, gpus, admitted_parts)
+    return SearchResult(
+        space, codes, admitted, admitted_parts, memory, energy, heavy, total[too_much | host_exceeded], fastest_s
+    )
 
 
 def energy_j(cluster: Cluster, gpus: Integers, parts: Parts) -> Reals:
@@ -120,75 +122,77 @@ def pareto(costs: NDArray[np.float64]) -> Integers:
         costs: rows × objectives, the less the better. Of equal rows the first stays.
     """
     order = np.lexsort(costs.T[::-1])  # by the first column, then the second, …: lexsort's last key counts most
-    left, front = costs[order], []
+    remaining, front = costs[order], []
     while order.size:
         front.append(int(order[0]))
         # (rows,) of bool; the first row compares equal to itself, so it leaves too.
-        worse = (left >= left[0]).all(axis=1)  # the first of what is left is beaten by nothing that is left
-        order, left = order[~worse], left[~worse]
+        worse = (remaining >= remaining[0]).all(axis=1)  # the first of what is left is beaten by nothing that is left
+        order, remaining = order[~worse], remaining[~worse]
     return np.array(front, np.int64)
 
 
-def front_of(found: SearchResult, device_bytes: float) -> Integers:
+def front_of(result: SearchResult, device_bytes: float) -> Integers:
     """Pareto front of step time, GPU-hours, energy and free memory, as places in `admitted`."""
-    gpus = found.gpus.astype(float)
-    free = device_bytes - found.memory.total_bytes
+    gpus = result.gpus.astype(float)
+    free = device_bytes - result.memory.total_bytes
     # All minimised, so free memory with a minus.
-    costs = np.stack([found.step_s, gpus * found.step_s, found.energy_j, -free], axis=1)
+    costs = np.stack([result.step_s, gpus * result.step_s, result.energy_j, -free], axis=1)
     return pareto(costs)
 
 
 def simulate_fastest(
-    found: SearchResult, cluster: Cluster, calibration: Calibration, most: int = MOST_SIMULATED
+    result: SearchResult, cluster: Cluster, calibration: Calibration, max_layouts: int = MOST_SIMULATED
 ) -> dict[int, StepSimulation]:
     """Simulate the fastest admitted layouts, as many as a second allows, the first in any case.
 
     Returns:
         by place in `admitted`.
     """
-    made: dict[int, StepSimulation] = {}
+    simulations: dict[int, StepSimulation] = {}
     spent = 0
-    columns = found.space.columns(found.admitted[:most])
-    for place in range(min(most, found.admitted.size)):
-        pp, number, chunks = (int(columns[name][place]) for name in ("pp", "micro_batches", "chunks"))
+    columns = result.space.columns(result.admitted[:max_layouts])
+    for index in range(min(max_layouts, result.admitted.size)):
+        pp, number, chunks = (int(columns[name][index]) for name in ("pp", "micro_batches", "chunks"))
         spent += 2 * pp * number * chunks  # actions: forward and backward of each micro-batch on each stage and chunk
-        if spent > MOST_ACTIONS and made:
+        if spent > MOST_ACTIONS and simulations:
             break
         try:
             # A slice of one keeps every column an array.
-            layout = found.space.cost_layouts({name: column[place : place + 1] for name, column in columns.items()})
-            made[place] = simulate(found.space.subject.workload, cluster, layout, calibration)
+            layout = result.space.cost_layouts({name: column[index : index + 1] for name, column in columns.items()})
+            simulations[index] = simulate(result.space.subject.workload, cluster, layout, calibration)
         except LabError:  # a schedule that refuses these numbers stays with its closed form
             continue
-    return made
+    return simulations
 
 
 PARTS: Final = tuple(field.name for field in fields(Memories) if field.name != "host")
 """Categories on the device, in the order in which they are stacked."""
 
 
-def rank_memories(space: Space, one: PlannedLayout, device: Device) -> list[RankMemory]:
+def rank_memories(space: Space, candidate: PlannedLayout, device: Device) -> list[RankMemory]:
     """Memory of a rank of every stage of one layout."""
-    forecast = forecast_ranks(space, one, device)
+    forecast = forecast_ranks(space, candidate, device)
     if forecast is not None:
         return forecast
     # Not the lab's: the closed form, stage by stage.
-    work, layout = space.subject.workload, layouts_of([one], space)
-    pp = one.pp
+    work, layout = space.subject.workload, layouts_of([candidate], space)
+    pp = candidate.pp
     stages = stages_of(work, pp, bool(layout.embedding_slots[0]))
     weights = weights_of(work, layout, stages)
-    made = []
+    ranks = []
     for stage in range(pp):
-        own = int(stages.order[stage])  # stages with equal layers are merged; rows of `counts`
-        held = in_flight(layout, stage)
-        memory = stage_memory(work, layout, stages.counts[own], held, weights[own])
+        distinct_index = int(stages.order[stage])  # stages with equal layers are merged; rows of `counts`
+        num_in_flight = in_flight(layout, stage)
+        memory = stage_memory(work, layout, stages.counts[distinct_index], num_in_flight, weights[distinct_index])
         parts = {name: float(np.atleast_1d(getattr(memory, name))[0]) for name in PARTS}
         # A decoder's kinds: embedding, layer, logits; an image model's: blocks, all of them layers.
-        layers = stages.counts[own][1] if work.size is not None else stages.counts[own].sum()
-        made.append(RankMemory(stage, int(layers), float(held[0]), parts, float(np.atleast_1d(memory.host)[0])))
-    return made
+        layers = stages.counts[distinct_index][1] if work.size is not None else stages.counts[distinct_index].sum()
+        ranks.append(
+            RankMemory(stage, int(layers), float(num_in_flight[0]), parts, float(np.atleast_1d(memory.host)[0]))
+        )
+    return ranks
 
 
 def fullest(ranks: list[RankMemory]) -> RankMemory:
     """Find the rank with the most bytes; of equal ones the first."""
-    return max(ranks, key=lambda one: one.total_bytes)
+    return max(ranks, key=lambda rank: rank.total_bytes)

@@ -77,8 +77,8 @@ class PlannedLayout(LayoutFields):
     @property
     def degrees(self) -> str:
         """The degrees in a few words; cp and ep where they exceed 1."""
-        more = (f" · cp {self.cp}" if self.cp > 1 else "") + (f" · ep {self.ep}" if self.ep > 1 else "")
-        return f"dp {self.dp} · tp {self.tp} · pp {self.pp}{more}"
+        more_degrees = (f" · cp {self.cp}" if self.cp > 1 else "") + (f" · ep {self.ep}" if self.ep > 1 else "")
+        return f"dp {self.dp} · tp {self.tp} · pp {self.pp}{more_degrees}"
 
     @property
     def title(self) -> str:
@@ -95,9 +95,9 @@ class PlannedLayout(LayoutFields):
         """The same layout with other values."""
         return self.model_copy(update=fields)
 
-    def changed_to(self, other: PlannedLayout) -> dict[str, tuple[Any, Any]]:
+    def changed_to(self, target: PlannedLayout) -> dict[str, tuple[Any, Any]]:
         """What one would change to get another layout: name → (here, there), without what follows from it."""
-        pairs = {name: (getattr(self, name), getattr(other, name)) for name in ("gpus", *FREE)}
+        pairs = {name: (getattr(self, name), getattr(target, name)) for name in ("gpus", *FREE)}
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
@@ -128,28 +128,28 @@ class Space:
         """The words of the columns that hold places; of engines those searched first, then all others."""
         return WORDS | {"engine": (*self.names, *(name for name in OFFERS if name not in self.names))}
 
-    def columns(self, places: Integers) -> dict[str, Integers]:
+    def columns(self, flat_indices: Integers) -> dict[str, Integers]:
         """The columns of some layouts by their flat places."""
         # Flat index = row of degrees × number of options + column of options.
-        rows, columns = np.divmod(places, self.codes.shape[1])
+        rows, columns = np.divmod(flat_indices, self.codes.shape[1])
         return {name: column[rows] for name, column in self.degrees.items()} | {
             name: column[columns] for name, column in self.options.items()
         }
 
-    def cost_layouts(self, found: Mapping[str, Integers]) -> Layouts:
+    def cost_layouts(self, columns: Mapping[str, Integers]) -> Layouts:
         """Convert columns for the cost model, with its engines and what they offer."""
-        engine = found["engine"]
+        engine = columns["engine"]
         offers = [OFFERS[name] for name in self.words["engine"]]
         # (engines, 2): the cost model's engine without and with a pipeline.
-        costed = np.array([[one.place(False), one.place(True)] for one in offers])
-        taken = {name: found[name] for name in (*DEGREES[1:], *OPTIONS[1:])}
+        costed = np.array([[offer.place(False), offer.place(True)] for offer in offers])
+        cost_columns = {name: columns[name] for name in (*DEGREES[1:], *OPTIONS[1:])}
         return Layouts.of(
             precision=self.precision,
-            **taken,
-            engine=costed[engine, (found["pp"] > 1).astype(int)],  # by engine, and by whether there is a pipeline
-            overlap=np.array([int(one.overlap) for one in offers])[engine],
-            gradient_bytes=np.array([one.gradient_bytes(self.precision) for one in offers])[engine],
-            dropout=np.array([int(one.dropout) for one in offers])[engine],
+            **cost_columns,
+            engine=costed[engine, (columns["pp"] > 1).astype(int)],  # by engine, and by whether there is a pipeline
+            overlap=np.array([int(offer.overlap) for offer in offers])[engine],
+            gradient_bytes=np.array([offer.gradient_bytes(self.precision) for offer in offers])[engine],
+            dropout=np.array([int(offer.dropout) for offer in offers])[engine],
             fused_attention=int(self.fused_attention),
             fused_loss=int(self.fused_loss),
         )
@@ -161,7 +161,10 @@ def columns_of(layouts: Sequence[PlannedLayout], space: Space) -> dict[str, Inte
     return {
         name: np.array(
             # Words become their index, flags 0 or 1.
-            [words[name].index(getattr(one, name)) if name in words else int(getattr(one, name)) for one in layouts],
+            [
+                words[name].index(getattr(layout, name)) if name in words else int(getattr(layout, name))
+                for layout in layouts
+            ],
             np.int64,
         )
         for name in (*DEGREES, *OPTIONS)
@@ -172,15 +175,15 @@ def candidates_from(columns: Mapping[str, Any], space: Space) -> list[PlannedLay
     """Convert columns of a space to layouts."""
     words = space.words
     lists = {
-        name: [words[name][place] for place in columns[name].tolist()] if name in words else columns[name].tolist()
+        name: [words[name][index] for index in columns[name].tolist()] if name in words else columns[name].tolist()
         for name in (*DEGREES[1:], *OPTIONS)  # `gpus` is left out: a layout computes it
     }
     return [PlannedLayout(**dict(zip(lists, row, strict=True))) for row in zip(*lists.values(), strict=True)]
 
 
-def candidates_of(space: Space, places: Any) -> list[PlannedLayout]:
+def candidates_of(space: Space, flat_indices: Any) -> list[PlannedLayout]:
     """Look up layouts of a space by their flat places."""
-    return candidates_from(space.columns(np.atleast_1d(places)), space)
+    return candidates_from(space.columns(np.atleast_1d(flat_indices)), space)
 
 
 def layouts_of(layouts: Sequence[PlannedLayout], space: Space) -> Layouts:
@@ -190,26 +193,26 @@ def layouts_of(layouts: Sequence[PlannedLayout], space: Space) -> Layouts:
 
 def reason_counts(codes: NDArray[np.uint8]) -> dict[str, int]:
     """Count the layouts that each reason refuses; only reasons that occur."""
-    found = np.bincount(codes.reshape(-1), minlength=len(REASONS))
-    return {name: int(found[CODE[name]]) for name in REASONS[2:] if found[CODE[name]]}
+    counts = np.bincount(codes.reshape(-1), minlength=len(REASONS))
+    return {name: int(counts[CODE[name]]) for name in REASONS[2:] if counts[CODE[name]]}
 
 
-def run_config_of(subject: Subject, precision: Precision, one: PlannedLayout, **others: Any) -> RunConfig:
+def run_config_of(subject: Subject, precision: Precision, candidate: PlannedLayout, **overrides: Any) -> RunConfig:
     """Convert a layout of a model of the catalogue, or from elsewhere, to a `RunConfig`.
 
     Args:
-        one: the layout; its engine is one of the lab's.
+        candidate: the layout; its engine is one of the lab's.
         **others: other fields of `RunConfig`, or other values.
 
     Raises:
         LabError: if no run can have it.
     """
-    layout: dict[str, Any] = {name: getattr(one, name) for name in LayoutFields.model_fields}
-    layout["schedule"] = one.schedule if one.pp > 1 else None  # a run takes no schedule without a pipeline
-    layout["chunks"] = one.chunks if one.pp > 1 and one.chunks > 1 else None
+    layout: dict[str, Any] = {name: getattr(candidate, name) for name in LayoutFields.model_fields}
+    layout["schedule"] = candidate.schedule if candidate.pp > 1 else None  # a run takes no schedule without a pipeline
+    layout["chunks"] = candidate.chunks if candidate.pp > 1 and candidate.chunks > 1 else None
     sample = {"image_size": subject.image_size} if subject.is_image else {"sequence_length": subject.sequence_length}
     return RunConfig.of(
-        **{"model": subject.catalogue, **sample, "precision": precision, "device": "cuda", **layout, **others}
+        **{"model": subject.catalogue, **sample, "precision": precision, "device": "cuda", **layout, **overrides}
     )
 
 
@@ -219,28 +222,28 @@ def running_engines(subject: Subject, precision: Precision, names: tuple[str, ..
     Raises:
         LabError: if none does; the sentence is that of the first.
     """
-    said: dict[str, list[str]] = {}
+    sentences: dict[str, list[str]] = {}
     for name in names:
-        asked = [PlannedLayout(dp=2, zero=zero, engine=name) for zero in OFFERS[name].zero]
+        layouts = [PlannedLayout(dp=2, zero=zero, engine=name) for zero in OFFERS[name].zero]
         # A refusal for each ZeRO stage; empty: it runs.
-        said[name] = [run_refusal(subject, precision, one) for one in asked]
-    found = tuple(name for name, refusals in said.items() if not all(refusals))
-    if not found:
-        raise LabError(next(iter(said.values()))[0])
-    return found
+        sentences[name] = [run_refusal(subject, precision, layout) for layout in layouts]
+    engines = tuple(name for name, refusals in sentences.items() if not all(refusals))
+    if not engines:
+        raise LabError(next(iter(sentences.values()))[0])
+    return engines
 
 
 def divisors(number: int) -> list[int]:
     """List all divisors, ascending."""
     # Up to √number; each divides once with its counterpart.
-    small = [one for one in range(1, int(number**0.5) + 1) if number % one == 0]
-    return sorted({*small, *(number // one for one in small)})
+    small = [divisor for divisor in range(1, int(number**0.5) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
 
 
 def contexts_of(subject: Subject, ranks: int) -> list[int]:
     """List the context-parallel degrees to search: 1 alone for images and ordinary sequences."""
-    most = max(1, (subject.sequence_length or 0) // LEAST_CONTEXT)  # tokens of a rank ≥ LEAST_CONTEXT
-    return [one for one in divisors(ranks) if one <= most]
+    max_degree = max(1, (subject.sequence_length or 0) // LEAST_CONTEXT)  # tokens of a rank ≥ LEAST_CONTEXT
+    return [degree for degree in divisors(ranks) if degree <= max_degree]
 
 
 def experts_of(subject: Subject, dp: int) -> list[int]:
@@ -248,32 +251,32 @@ def experts_of(subject: Subject, dp: int) -> list[int]:
 
     They divide the experts, so that each rank holds as many, and the replicas.
     """
-    return [one for one in divisors(dp) if max(1, subject.num_experts) % one == 0]
+    return [degree for degree in divisors(dp) if max(1, subject.num_experts) % degree == 0]
 
 
 def degrees_of(
-    subject: Subject, gpus: Iterable[int], batch: int, given: Mapping[str, Sequence[int]]
+    subject: Subject, gpus: Iterable[int], batch: int, fixed_values: Mapping[str, Sequence[int]]
 ) -> dict[str, Integers]:
     """Enumerate the degrees: replicas, tensor- and context-parallel ranks, stages, and micro-batches.
 
     Args:
-        given: values to take of `tp`, `pp`, `cp`, `ep`, `micro_batch` instead of all; of `dp`, those to keep.
+        fixed_values: values to take of `tp`, `pp`, `cp`, `ep`, `micro_batch` instead of all; of `dp`, those to keep.
     """
     usual = IMAGE_MICRO_BATCHES if subject.is_image else TEXT_MICRO_BATCHES
-    sizes = given.get("micro_batch") or [one for one in usual if one <= batch]
+    sizes = fixed_values.get("micro_batch") or [size for size in usual if size <= batch]
     rows = []
     for number in gpus:
-        for tp in given.get("tp") or [one for one in divisors(number) if one <= MOST_TENSOR]:
+        for tp in fixed_values.get("tp") or [divisor for divisor in divisors(number) if divisor <= MOST_TENSOR]:
             if number % tp:  # given values need not divide
                 continue
-            for pp in given.get("pp") or divisors(number // tp):
+            for pp in fixed_values.get("pp") or divisors(number // tp):
                 if (number // tp) % pp:
                     continue
-                for cp in given.get("cp") or contexts_of(subject, number // tp // pp):
+                for cp in fixed_values.get("cp") or contexts_of(subject, number // tp // pp):
                     dp = number // tp // pp // cp
-                    if dp * cp * pp * tp != number or ("dp" in given and dp not in given["dp"]):
+                    if dp * cp * pp * tp != number or ("dp" in fixed_values and dp not in fixed_values["dp"]):
                         continue
-                    shared = given.get("ep") or experts_of(subject, dp)
+                    shared = fixed_values.get("ep") or experts_of(subject, dp)
                     # Micro-batches: batch ÷ (dp · size); where that does not divide, the rule "batch" refuses.
                     rows += [
                         (number, dp, tp, pp, cp, size, batch // (dp * size), ep) for size in sizes for ep in shared
@@ -283,42 +286,45 @@ def degrees_of(
     return dict(zip(DEGREES, table.T, strict=True))
 
 
-def options_of(names: Sequence[str], given: Mapping[str, Sequence[int]]) -> dict[str, Integers]:
+def options_of(names: Sequence[str], fixed_values: Mapping[str, Sequence[int]]) -> dict[str, Integers]:
     """Enumerate the combinations of options that each engine offers.
 
     Args:
         names: of the engines, of `OFFERS`.
-        given: values to take of a column instead, offered or not.
+        fixed_values: values to take of a column instead, offered or not.
     """
     rows: list[tuple[int, ...]] = []
     for engine, name in enumerate(names):
-        if engine not in given.get("engine", (engine,)):
+        if engine not in fixed_values.get("engine", (engine,)):
             continue
         offer = OFFERS[name]
         lists: list[Sequence[Any]] = [
             # Without and with a pipeline: the rule "engine" sorts them out.
-            given.get("zero") or sorted({*offer.zero, *offer.zero_pipeline}),
-            _orders(offer, given),
-            given.get("checkpointing") or [CHECKPOINTING.index(one) for one in offer.checkpointing],
-            given.get("sequence_parallel") or range(1 + offer.sequence),  # [0] or [0, 1]
-            given.get("offload") or [0, *map(OFFLOAD.index, offer.offload)],
+            fixed_values.get("zero") or sorted({*offer.zero, *offer.zero_pipeline}),
+            _orders(offer, fixed_values),
+            fixed_values.get("checkpointing") or [CHECKPOINTING.index(kind) for kind in offer.checkpointing],
+            fixed_values.get("sequence_parallel") or range(1 + offer.sequence),  # [0] or [0, 1]
+            fixed_values.get("offload") or [0, *map(OFFLOAD.index, offer.offload)],
         ]
         rows += [
-            (engine, zero, *order, kept, sequence, offload) for zero, order, kept, sequence, offload in product(*lists)
+            (engine, zero, *order, checkpointing, sequence, offload)
+            for zero, order, checkpointing, sequence, offload in product(*lists)
         ]
     return dict(zip(OPTIONS, np.array(rows, np.int64).reshape(-1, len(OPTIONS)).T, strict=True))
 
 
-def _orders(offer: Offer, given: Mapping[str, Sequence[int]]) -> list[tuple[int, int]]:
+def _orders(offer: Offer, fixed_values: Mapping[str, Sequence[int]]) -> list[tuple[int, int]]:
     """Schedules with their chunks."""
     interleaved = SCHEDULES.index("interleaved")
-    schedules = given.get("schedule") or [SCHEDULES.index(one) for one in offer.schedules]
-    if "chunks" in given:
+    schedules = fixed_values.get("schedule") or [SCHEDULES.index(schedule) for schedule in offer.schedules]
+    if "chunks" in fixed_values:
         return [
             # Interleaved has 2 chunks or more, all others 1.
-            (one, chunks) for one, chunks in product(schedules, given["chunks"]) if (chunks > 1) == (one == interleaved)
+            (schedule, chunks)
+            for schedule, chunks in product(schedules, fixed_values["chunks"])
+            if (chunks > 1) == (schedule == interleaved)
         ]
-    return [(one, chunks) for one in schedules for chunks in (CHUNKS if one == interleaved else (1,))]
+    return [(schedule, chunks) for schedule in schedules for chunks in (CHUNKS if schedule == interleaved else (1,))]
 
 
 def space_of(
@@ -328,7 +334,7 @@ def space_of(
     names: Sequence[str],
     precision: Precision,
     fused_attention: bool,
-    given: Mapping[str, Sequence[int]] | None = None,
+    fixed_values: Mapping[str, Sequence[int]] | None = None,
     *,
     fused_loss: bool = False,
 ) -> Space:
@@ -339,19 +345,19 @@ def space_of(
         batch: samples of one step.
         names: of the engines, of `OFFERS`.
         fused_attention: whether attention is one kernel.
-        given: values of columns to take instead of all.
+        fixed_values: values of columns to take instead of all.
         fused_loss: whether the cross-entropy is one kernel.
     """
-    given = given or {}
-    degrees = degrees_of(subject, gpus, batch, given)
-    options = options_of(names, given)
+    fixed_values = fixed_values or {}
+    degrees = degrees_of(subject, gpus, batch, fixed_values)
+    options = options_of(names, fixed_values)
     codes = np.zeros((degrees["dp"].size, options["zero"].size), np.uint8)  # (degrees, options)
-    for name, out in _rules(subject, degrees, options, [OFFERS[one] for one in names], batch, fused_attention):
-        codes[(codes == 0) & out] = CODE[name]  # the first reason stays
-    found = Space(subject, degrees, options, tuple(names), codes, precision, fused_attention, fused_loss)
+    for name, mask in _rules(subject, degrees, options, [OFFERS[engine] for engine in names], batch, fused_attention):
+        codes[(codes == 0) & mask] = CODE[name]  # the first reason stays
+    space = Space(subject, degrees, options, tuple(names), codes, precision, fused_attention, fused_loss)
     if subject.is_elsewhere:
-        _refuse_no_runs(found)
-    return found
+        _refuse_no_runs(space)
+    return space
 
 
 def _refuse_no_runs(space: Space) -> None:
@@ -365,24 +371,25 @@ def _refuse_no_runs(space: Space) -> None:
         for column in np.flatnonzero((space.codes[rows] == 0).any(axis=0)).tolist():
             # The first of the group that is not refused yet: it stands for all.
             row = rows[np.flatnonzero(space.codes[rows, column] == 0)[0]]
-            one = candidates_of(space, row * space.codes.shape[1] + column)[0]
-            if run_refusal(space.subject, space.precision, one):
-                own = space.codes[rows, column]
+            candidate = candidates_of(space, row * space.codes.shape[1] + column)[0]
+            if run_refusal(space.subject, space.precision, candidate):
+                codes = space.codes[rows, column]
                 # The whole group, but reasons found before stay.
-                space.codes[rows, column] = np.where(own == 0, CODE["engine"], own)
+                space.codes[rows, column] = np.where(codes == 0, CODE["engine"], codes)
 
 
-def run_refusal(subject: Subject, precision: Precision, one: PlannedLayout) -> str:
+def run_refusal(subject: Subject, precision: Precision, candidate: PlannedLayout) -> str:
     """Say why no run of a model can have a layout, or none whose seconds are known; empty where one can."""
-    if subject.is_elsewhere and one.tp > 1:
+    if subject.is_elsewhere and candidate.tp > 1:
         return say(
-            en=f"the planner knows no seconds of tp={one.tp} of a model from elsewhere: use tp=1; "
+            en=f"the planner knows no seconds of tp={candidate.tp} of a model from elsewhere: use tp=1; "
             "`dlojz partition --tp` and `dlojz predict` know its plan, its bytes and its messages.",
-            fr=f"le planificateur ne connaît pas les secondes de tp={one.tp} pour un modèle venu d’ailleurs : prenez "
-            "tp=1 ; `dlojz partition --tp` et `dlojz predict` en connaissent le plan, les octets et les messages.",
+            fr=f"le planificateur ne connaît pas les secondes de tp={candidate.tp} pour un modèle venu d’ailleurs : "
+            "prenez tp=1 ; `dlojz partition --tp` et `dlojz predict` en connaissent le plan, les octets et les "
+            "messages.",
         )
     try:
-        config = run_config_of(subject, precision, one)
+        config = run_config_of(subject, precision, candidate)
         check(RUN, config)
     except LabError as error:
         return str(error)
@@ -424,27 +431,27 @@ def _rules(
     dp, tp, pp, cp, size, number, ep = (degrees[name][:, None] for name in DEGREES[1:])  # (degrees, 1)
     # (1, options), so every rule broadcasts to (degrees, options)
     engine, zero, schedule, chunks, _, sequence, offload = (options[name][None, :] for name in OPTIONS)
-    first = SCHEDULES.index("1f1b")
+    default_schedule = SCHEDULES.index("1f1b")
     yield "same", (sequence > 0) & (tp == 1)
-    yield "same", (schedule != first) & (pp == 1)
+    yield "same", (schedule != default_schedule) & (pp == 1)
     # One data rank has nothing to shard, but offload needs a ZeRO stage even there.
     yield "same", (zero > 0) & (dp * cp == 1) & (offload == 0)
-    by_hand = np.array([one is OFFERS["by_hand"] for one in offers], bool)[engine]
+    by_hand = np.array([offer is OFFERS["by_hand"] for offer in offers], bool)[engine]
     if OFFERS["torch"] in offers:
         yield "same", by_hand & (ep == 1) & ((tp == 1) | (not subject.is_image))  # what torch runs too
     yield "engine", _not_offered(subject, degrees, options, offers, fused_attention)
     # Once per tp, not once per layout.
-    fits = {int(one): not subject.split_conflict(int(one)) for one in np.unique(tp)}
+    fits = {int(degree): not subject.split_conflict(int(degree)) for degree in np.unique(tp)}
     yield "split", (max(1, subject.num_experts) % ep > 0) | (dp % ep > 0)
     yield "split", ~np.vectorize(fits.__getitem__, otypes=[bool])(tp) if tp.size else tp > 0
     tokens = subject.sequence_length
     parts = sequence_parts(tp, cp, sequence)
     yield "sequence", parts > 1 if tokens is None else tokens % parts > 0
     layers = subject.num_layers
-    each = -(-layers // pp)  # layers of a stage, rounded up
-    uneven = np.array([one.uneven for one in offers])[engine]
+    stage_layers = -(-layers // pp)  # layers of a stage, rounded up
+    uneven = np.array([offer.uneven for offer in offers])[engine]
     # Rounded up, the last stages may get nothing: 9 layers on 6 stages fill 5.
-    empty = (pp > layers) | (-(-layers // each) != pp if not subject.is_image else pp > layers)
+    empty = (pp > layers) | (-(-layers // stage_layers) != pp if not subject.is_image else pp > layers)
     yield "stages", empty | (~uneven & (layers % pp > 0))
     # An image model's chunks may hold unequal numbers of blocks, one at least.
     yield "chunks", (chunks > 1) & (layers % (pp * chunks) > 0 if not subject.is_image else pp * chunks > layers)
@@ -475,26 +482,30 @@ def _not_offered(
     fused_attention: bool,
 ) -> NDArray[np.bool_]:
     tp, pp, cp, ep = (degrees[name][:, None] for name in ("tp", "pp", "cp", "ep"))
-    engine, zero, schedule, _, kept, sequence, offload = (options[name][None, :] for name in OPTIONS)
+    engine, zero, schedule, _, checkpointing, sequence, offload = (options[name][None, :] for name in OPTIONS)
 
-    def table(of: Any, length: int) -> NDArray[np.bool_]:
-        return np.array([[of(one, place) for place in range(length)] for one in offers])  # (engines, length)
+    def table(predicate: Any, length: int) -> NDArray[np.bool_]:
+        return np.array([[predicate(offer, index) for index in range(length)] for offer in offers])  # (engines, length)
 
-    stages = table(lambda one, place: place in one.zero, 4)[engine, zero]
-    piped = table(lambda one, place: place in one.zero_pipeline, 4)[engine, zero]
-    order = table(lambda one, place: SCHEDULES[place] in one.schedules, len(SCHEDULES))[engine, schedule]
-    keeps = table(lambda one, place: CHECKPOINTING[place] in one.checkpointing, len(CHECKPOINTING))[engine, kept]
-    splits = np.array([one.tensor[subject.is_image] for one in offers])[engine]
-    shares = np.array([one.sequence and not subject.is_image for one in offers])[engine]
-    rings = table(lambda one, place: place in one.context, 4)[engine, zero] & (fused_attention and not subject.is_image)
-    shared = table(lambda one, place: place in one.experts[0], 4)[engine, zero]
-    piped_experts = table(lambda one, place: place in one.experts[1], 4)[engine, zero]
+    stages = table(lambda offer, stage: stage in offer.zero, 4)[engine, zero]
+    piped = table(lambda offer, stage: stage in offer.zero_pipeline, 4)[engine, zero]
+    order = table(lambda offer, index: SCHEDULES[index] in offer.schedules, len(SCHEDULES))[engine, schedule]
+    keeps = table(lambda offer, index: CHECKPOINTING[index] in offer.checkpointing, len(CHECKPOINTING))[
+        engine, checkpointing
+    ]
+    splits = np.array([offer.tensor[subject.is_image] for offer in offers])[engine]
+    shares = np.array([offer.sequence and not subject.is_image for offer in offers])[engine]
+    rings = table(lambda offer, stage: stage in offer.context, 4)[engine, zero] & (
+        fused_attention and not subject.is_image
+    )
+    shared = table(lambda offer, stage: stage in offer.experts[0], 4)[engine, zero]
+    piped_experts = table(lambda offer, stage: stage in offer.experts[1], 4)[engine, zero]
     lies = np.ones_like(stages)  # all True: what lies in host memory is allowed until an engine lacks it
-    for place, what in enumerate(OFFLOAD[1:], start=1):
+    for index, kind in enumerate(OFFLOAD[1:], start=1):
         never = 9  # above any ZeRO stage
-        least = np.array([one.offload.get(what, never) for one in offers])
-        lies &= (offload != place) | (zero >= least[engine])
-    split_backward = (schedule == SCHEDULES.index("zb-h1")) & (kept > 0)
+        min_stage = np.array([offer.offload.get(kind, never) for offer in offers])
+        lies &= (offload != index) | (zero >= min_stage[engine])
+    split_backward = (schedule == SCHEDULES.index("zb-h1")) & (checkpointing > 0)
     refused: NDArray[np.bool_] = (
         np.where(pp > 1, ~(piped & order), ~stages)
         | ~keeps | split_backward | (~splits & (tp > 1)) | (~shares & (sequence > 0)) | ~lies | (~rings & (cp > 1))

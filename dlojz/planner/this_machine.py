@@ -69,7 +69,7 @@ class LocalChoice:
         """Summary, as pairs of name and value."""
         shares = ", ".join(
             f"{part_words(name)} {100 * value / self.step_s:.0f} %"
-            for name, value in sorted(self.parts.items(), key=lambda one: -one[1])[:4]
+            for name, value in sorted(self.parts.items(), key=lambda pair: -pair[1])[:4]
             if value > 0
         )
         return [
@@ -108,13 +108,13 @@ class Here:
 
     def kinds(self) -> tuple[LocalChoice, ...]:
         """The fastest row of each kind of layout (degrees, ZeRO stage, engine, recomputation), fastest first."""
-        found: dict[Any, LocalChoice] = {}
-        for one in self.rows:
-            layout = one.config.layout
+        fastest: dict[Any, LocalChoice] = {}
+        for row in self.rows:
+            layout = row.config.layout
             # Micro-batches and schedules of a kind compete with each other.
             kind = (layout.dp, layout.tp, layout.pp, layout.zero, layout.engine, layout.checkpointing)
-            found.setdefault(kind, one)
-        return tuple(found.values())
+            fastest.setdefault(kind, row)
+        return tuple(fastest.values())
 
     def lines(self) -> list[tuple[str, str]]:
         """Summary, as pairs of name and value."""
@@ -138,11 +138,11 @@ class Here:
             *self.best.lines(),
         ]
 
-    def table(self, most: int = 12) -> list[tuple[str, str, str]]:
+    def table(self, max_rows: int = 12) -> list[tuple[str, str, str]]:
         """The best of each kind as texts: layout, predicted step, how much longer than the best."""
         return [
-            (one.title, seconds(one.step_s), f"+{decimal(100 * (one.step_s / self.best.step_s - 1), 0)} %")
-            for one in self.kinds()[:most]
+            (row.title, seconds(row.step_s), f"+{decimal(100 * (row.step_s / self.best.step_s - 1), 0)} %")
+            for row in self.kinds()[:max_rows]
         ]
 
     def __repr__(self) -> str:
@@ -164,13 +164,13 @@ class Here:
             LabError: if the picture cannot be written.
         """
         if measured_s is None or isinstance(measured_s, Mapping):
-            given = dict(measured_s or {})
+            seconds_by_title = dict(measured_s or {})
         else:
             # Fewer measured than planned is fine.
-            given = {one.title: value for one, value in zip(self.kinds(), measured_s, strict=False)}
-        return figure_of(self, given, path)
+            seconds_by_title = {row.title: value for row, value in zip(self.kinds(), measured_s, strict=False)}
+        return figure_of(self, seconds_by_title, path)
 
-    def as_dict(self, most: int = 12) -> dict[str, Any]:
+    def as_dict(self, max_rows: int = 12) -> dict[str, Any]:
         """Plain data, for JSON."""
         return {
             "model": self.model,
@@ -182,12 +182,12 @@ class Here:
             "refused": dict(self.refused),
             "rows": [
                 {
-                    "layout": one.config.layout.to_dict(),
-                    "title": one.title,
-                    "step_s": one.step_s,
-                    "parts_s": dict(one.parts),
+                    "layout": row.config.layout.to_dict(),
+                    "title": row.title,
+                    "step_s": row.step_s,
+                    "parts_s": dict(row.parts),
                 }
-                for one in self.kinds()[:most]
+                for row in self.kinds()[:max_rows]
             ],
         }
 
@@ -214,21 +214,21 @@ def plan_here(model: str, ranks: int = 2, batch: int = 16, *, measured: Measured
     _check_memory(model, machine)
     # Bytes of the states alone: enough to refuse before hundreds of layouts are traced.
     rows, refused = [], {}
-    for asked in _asked(model, ranks, batch):
+    for run_fields in _asked(model, ranks, batch):
         try:
             # An illegal layout raises, and its sentence becomes a row of `refused`.
-            config = RunConfig.of(model=model, device="cpu", **asked)
+            config = RunConfig.of(model=model, device="cpu", **run_fields)
             check_runnable(config)
             rows.append(predicted_here(config, machine))
         except LabError as error:
-            refused[", ".join(f"{name}={value}" for name, value in asked.items())] = str(error)
+            refused[", ".join(f"{name}={value}" for name, value in run_fields.items())] = str(error)
     if not rows:
         raise refusal(
             en=f"no layout of {model} on {ranks} processes divides a batch of {batch}: try a multiple of {ranks}.",
             fr=f"aucune configuration de {model} sur {ranks} processus ne divise un batch de {batch} : essayez un "
             f"multiple de {ranks}.",
         )
-    ordered = tuple(sorted(rows, key=lambda one: one.step_s))
+    ordered = tuple(sorted(rows, key=lambda row: row.step_s))
     return Here(rows[0].config.model_name, ranks, batch, machine, ordered, refused)
 
 
@@ -239,7 +239,7 @@ def predicted_here(config: RunConfig, machine: Measured) -> LocalChoice:
         LabError: if the machine was not measured with so many ranks, or no time is known for such a layout.
     """
     parts = local_parts(machine, config)
-    return LocalChoice(config, {one.name: float(getattr(parts, one.name)[0]) for one in fields(Parts)})
+    return LocalChoice(config, {field.name: float(getattr(parts, field.name)[0]) for field in fields(Parts)})
 
 
 def _asked(model: str, ranks: int, batch: int) -> Iterator[dict[str, Any]]:
@@ -249,34 +249,38 @@ def _asked(model: str, ranks: int, batch: int) -> Iterator[dict[str, Any]]:
         for pp in divisors(ranks // tp):
             dp = ranks // tp // pp
             # Micro-batches that divide a replica's samples.
-            numbers = [one for one in divisors(batch // dp) if one <= MOST_MICRO_BATCHES] if batch % dp == 0 else []
+            numbers = (
+                [divisor for divisor in divisors(batch // dp) if divisor <= MOST_MICRO_BATCHES]
+                if batch % dp == 0
+                else []
+            )
             schedules = SCHEDULES if pp > 1 else (None,)
             zeros = (0, 2, 3) if dp > 1 and tp == pp == 1 else (0,)  # ZeRO is searched beside data parallelism alone
-            for number, schedule, zero, kept in itertools.product(numbers, schedules, zeros, ("none", "full")):
-                asked: dict[str, Any] = {"dp": dp, "tp": tp, "pp": pp, "micro_batches": number}
-                asked["micro_batch"] = batch // dp // number
+            for number, schedule, zero, checkpointing in itertools.product(numbers, schedules, zeros, ("none", "full")):
+                layout_fields: dict[str, Any] = {"dp": dp, "tp": tp, "pp": pp, "micro_batches": number}
+                layout_fields["micro_batch"] = batch // dp // number
                 if zero:
-                    asked["zero"] = zero
-                if kept != "none":
-                    asked["checkpointing"] = kept
+                    layout_fields["zero"] = zero
+                if checkpointing != "none":
+                    layout_fields["checkpointing"] = checkpointing
                 if schedule:
                     # Blocks differ in work: cut by FLOPs, not by count.
-                    asked |= {"schedule": schedule, "partition": "flops"}
+                    layout_fields |= {"schedule": schedule, "partition": "flops"}
                 if tp > 1:
-                    asked["engine"] = "by_hand" if by_hand else "torch"
-                yield asked
+                    layout_fields["engine"] = "by_hand" if by_hand else "torch"
+                yield layout_fields
 
 
 def _check_memory(model: str, machine: Measured) -> None:
     from dlojz.cost_model.measured_machine import tensors_of
 
     # 10 classes: any head will do for a bound on the states.
-    needed = STATE_BYTES * tensors_of(model, None, None, 10).elements
-    if needed > machine.memory_bytes:
+    state_bytes = STATE_BYTES * tensors_of(model, None, None, 10).elements
+    if state_bytes > machine.memory_bytes:
         raise refusal(
-            en=f"{model} does not fit here: its states alone take {gigabytes(needed)}, and this machine has "
+            en=f"{model} does not fit here: its states alone take {gigabytes(state_bytes)}, and this machine has "
             f"{gigabytes(machine.memory_bytes)}. Plan it on a cluster: dlojz.plan({model!r}, \"jean_zay_a100\").",
-            fr=f"{model} ne tient pas ici : ses états seuls prennent {gigabytes(needed)}, et cette machine a "
+            fr=f"{model} ne tient pas ici : ses états seuls prennent {gigabytes(state_bytes)}, et cette machine a "
             f"{gigabytes(machine.memory_bytes)}. Planifiez-le sur un calculateur : dlojz.plan({model!r}, "
             "\"jean_zay_a100\").",
         )  # fmt: skip

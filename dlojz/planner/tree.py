@@ -74,7 +74,7 @@ class Tree:
     @property
     def found(self) -> str:
         """The family of the fastest layout."""
-        return min(self.families.values(), key=lambda one: one.step_s).name
+        return min(self.families.values(), key=lambda family: family.step_s).name
 
     @property
     def sentence(self) -> str:
@@ -94,23 +94,24 @@ class Tree:
 
     def __repr__(self) -> str:
         lines = []
-        for one in self.branches:
-            figures = ", ".join(f"{name} {value}" for name, value in one.figures)
-            answer = say(en="yes", fr="oui") if one.yes else say(en="no", fr="non")
-            lines.append(f"{one.question} {answer} ({figures})")
+        for branch in self.branches:
+            figures = ", ".join(f"{name} {value}" for name, value in branch.figures)
+            answer = say(en="yes", fr="oui") if branch.yes else say(en="no", fr="non")
+            lines.append(f"{branch.question} {answer} ({figures})")
         return "\n".join([*lines, self.sentence])
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return {
             "branches": [
-                {"question": one.question, "figures": dict(one.figures), "yes": one.yes} for one in self.branches
+                {"question": branch.question, "figures": dict(branch.figures), "yes": branch.yes}
+                for branch in self.branches
             ],
             "leaf": self.leaf,
             "found": self.found,
             "families": {
-                name: {"admitted": one.admitted, "step_s": one.step_s if one.best is not None else None}
-                for name, one in self.families.items()
+                name: {"admitted": family.admitted, "step_s": family.step_s if family.best is not None else None}
+                for name, family in self.families.items()
             },
         }
 
@@ -137,37 +138,37 @@ def family_of(columns: dict[str, Integers]) -> Integers:
     """The place in `FAMILIES` of each layout."""
     tensor, pipeline = columns["tp"] > 1, columns["pp"] > 1
     # Indices of FAMILIES, each rule over the one before: degrees, then ZeRO, then cp, then offload.
-    found = np.where(
+    families = np.where(
         tensor & pipeline, 4, np.where(pipeline, 3, np.where(tensor, 2, np.where(columns["zero"] > 0, 1, 0)))
     )
-    found = np.where(columns["cp"] > 1, FAMILIES.index("context"), found)
-    return np.where(columns["offload"] > 0, FAMILIES.index("offload"), found)
+    families = np.where(columns["cp"] > 1, FAMILIES.index("context"), families)
+    return np.where(columns["offload"] > 0, FAMILIES.index("offload"), families)
 
 
-def families_of(found: SearchResult) -> dict[str, Family]:
+def families_of(result: SearchResult) -> dict[str, Family]:
     """Summarise the search by family."""
-    belongs = family_of(found.space.columns(found.admitted))
-    made = {}
-    for place, name in enumerate(FAMILIES):
-        own = np.flatnonzero(belongs == place)  # ascending, so the first is the fastest
-        if not own.size:
+    belongs = family_of(result.space.columns(result.admitted))
+    summaries = {}
+    for index, name in enumerate(FAMILIES):
+        members = np.flatnonzero(belongs == index)  # ascending, so the first is the fastest
+        if not members.size:
             # inf, so that no minimum picks a family without layouts.
-            made[name] = Family(name, 0, None, float("inf"), 0.0)
+            summaries[name] = Family(name, 0, None, float("inf"), 0.0)
             continue
-        first = int(own[0])
-        step = float(found.step_s[first])
-        best = candidates_of(found.space, found.admitted[first])[0]
-        made[name] = Family(name, int(own.size), best, step, float(found.parts.data[first]) / step)
-    return made
+        fastest = int(members[0])
+        step = float(result.step_s[fastest])
+        best = candidates_of(result.space, result.admitted[fastest])[0]
+        summaries[name] = Family(name, int(members.size), best, step, float(result.parts.data[fastest]) / step)
+    return summaries
 
 
-def _alone(question: Question, found: SearchResult, zero: int = 0, checkpointing: str = "none") -> float:
+def _alone(question: Question, result: SearchResult, zero: int = 0, checkpointing: str = "none") -> float:
     """Bytes of a rank of plain data parallelism with micro-batches of one sample."""
     # A model that cannot be recomputed is judged with all kept.
     if checkpointing != "none" and not _recomputes(question):
         checkpointing = "none"
-    one = _replicated(question, zero, checkpointing)
-    return float(layout_memories(found.space, columns_of([one], found.space), question.cluster.gpu).total_bytes[0])
+    layout = _replicated(question, zero, checkpointing)
+    return float(layout_memories(result.space, columns_of([layout], result.space), question.cluster.gpu).total_bytes[0])
 
 
 def _replicated(question: Question, zero: int, checkpointing: str) -> PlannedLayout:
@@ -178,18 +179,18 @@ def _replicated(question: Question, zero: int, checkpointing: str) -> PlannedLay
 def _recomputes(question: Question) -> bool:
     """Whether the model's activations can be computed again, which a model from elsewhere may not allow."""
     subject = question.subject
-    one = _replicated(question, 0, "full")
-    return not subject.is_elsewhere or not run_refusal(subject, question.precision, one)
+    layout = _replicated(question, 0, "full")
+    return not subject.is_elsewhere or not run_refusal(subject, question.precision, layout)
 
 
-def tree_of(question: Question, found: SearchResult) -> Tree:
+def tree_of(question: Question, result: SearchResult) -> Tree:
     """Walk the decision tree for a question.
 
     Args:
         question: model, cluster, GPUs, batch.
-        found: its search; at least one layout is admitted.
+        result: its search; at least one layout is admitted.
     """
-    families = families_of(found)
+    families = families_of(result)
     branches: list[Branch] = []
     gpus, batch = max(question.gpus), question.batch
 
@@ -204,20 +205,20 @@ def tree_of(question: Question, found: SearchResult) -> Tree:
         )
 
     # Bytes of one GPU without any splitting.
-    whole, again = _alone(question, found), _alone(question, found, checkpointing="full")
+    kept_bytes, recomputed_bytes = _alone(question, result), _alone(question, result, checkpointing="full")
     # `or`: recomputation is asked about only where states and one sample do not fit.
     if ask(
         "Do the model's states and one sample fit on one GPU?",
         "Les états du modèle et un échantillon tiennent-ils sur un GPU ?",
-        whole <= question.device_bytes,
-        *compared(whole),
+        kept_bytes <= question.device_bytes,
+        *compared(kept_bytes),
     ) or (
         _recomputes(question)
         and ask(
             "And if activations are computed again?",
             "Et si l’on recalcule les activations ?",
-            again <= question.device_bytes,
-            *compared(again),
+            recomputed_bytes <= question.device_bytes,
+            *compared(recomputed_bytes),
         )
     ):
         # Here the model fits whole: data parallelism, unless there are fewer samples than GPUs.
@@ -230,7 +231,7 @@ def tree_of(question: Question, found: SearchResult) -> Tree:
         ):
             return Tree(tuple(branches), "data", families)
     else:
-        sharded = _alone(question, found, zero=3, checkpointing="full")
+        sharded = _alone(question, result, zero=3, checkpointing="full")
         zero = families["zero"]
         samples = (say(en="samples per GPU", fr="échantillons par GPU"), decimal(batch / gpus, 2))
         if ask(
@@ -254,7 +255,9 @@ def tree_of(question: Question, found: SearchResult) -> Tree:
 
 def _failing_first(*facts: tuple[bool, tuple[tuple[str, str], ...]]) -> tuple[tuple[str, str], ...]:
     """Order facts so that those that speak against a branch come before those that do not."""
-    return tuple(one for fails in (True, False) for failing, each in facts if failing is fails for one in each)
+    return tuple(
+        figure for fails in (True, False) for failing, figures in facts if failing is fails for figure in figures
+    )
 
 
 def _split(question: Question, families: dict[str, Family], ask: Any) -> str:
@@ -273,17 +276,17 @@ def _split(question: Question, families: dict[str, Family], ask: Any) -> str:
     ):
         return "tensor"
     for name, family in (("hybrid", hybrid), ("pipeline", pipeline)):
-        one = family.best
-        if one is not None:
+        layout = family.best
+        if layout is not None:
             filled = ask(
                 "Are there enough micro-batches to fill a pipeline?",
                 "Y a-t-il assez de micro-batches pour remplir un pipeline ?",
-                one.micro_batches >= 4 * (one.pp - 1),  # bubble (p − 1)/m ≤ 1/4
-                ("pp", str(one.pp)),
-                (say(en="micro-batches", fr="micro-batches"), str(one.micro_batches)),
+                layout.micro_batches >= 4 * (layout.pp - 1),  # bubble (p − 1)/m ≤ 1/4
+                ("pp", str(layout.pp)),
+                (say(en="micro-batches", fr="micro-batches"), str(layout.micro_batches)),
                 (
                     say(en="bubble (p − 1)/(v·m)", fr="bulle (p − 1)/(v·m)"),
-                    f"{decimal(100 * (one.pp - 1) / (one.chunks * one.micro_batches), 0)} %",
+                    f"{decimal(100 * (layout.pp - 1) / (layout.chunks * layout.micro_batches), 0)} %",
                 ),
             )
             # The first of the two families that fits decides.

@@ -214,48 +214,47 @@ class CachingAllocator:
 
     def segments(self) -> list[list[CachedBlock]]:
         """List the blocks of each segment, both by address."""
-        found: list[list[CachedBlock]] = []
+        segment_blocks: list[list[CachedBlock]] = []
         for pool in self._pools.values():
             for block in pool.segments.values():
-                found.append([block])
-                while (following := found[-1][-1].next) is not None:
-                    found[-1].append(following)
-        return sorted(found, key=lambda blocks: blocks[0].address)
+                segment_blocks.append([block])
+                while (following := segment_blocks[-1][-1].next) is not None:
+                    segment_blocks[-1].append(following)
+        return sorted(segment_blocks, key=lambda blocks: blocks[0].address)
 
     def _cached(self, pool: Pool, wanted_bytes: int) -> CachedBlock | None:
         """Best fit: the smallest free block that is large enough, and the lowest address among equals."""
         # No address is below 0: the first free block of this size, or of the next larger one.
-        at = bisect_left(pool.free, (wanted_bytes, 0))
-        if at == len(pool.free):
+        index = bisect_left(pool.free, (wanted_bytes, 0))
+        if index == len(pool.free):
             return None
         # A block that can grow counts as large as it may become: any other that is large enough fits better.
-        grows = self.expandable and pool.tail is pool.blocks[pool.free[at][1]]
-        at += grows and at + 1 < len(pool.free)
-        return pool.blocks.pop(pool.free.pop(at)[1])
+        grows = self.expandable and pool.tail is pool.blocks[pool.free[index][1]]
+        index += grows and index + 1 < len(pool.free)
+        return pool.blocks.pop(pool.free.pop(index)[1])
 
     def _grown(self, pool: Pool, wanted_bytes: int) -> CachedBlock:
-        """The free end of a pool's expandable segment, or a block after it, with what it lacks mapped from the device.
-        """
-        former = pool.tail
-        is_free = former is not None and not former.in_use
-        lacking_bytes = wanted_bytes - (former.size_bytes if former is not None and is_free else 0)
+        """Return the free end of a pool's expandable segment, or a block after it, mapping what it lacks."""
+        tail = pool.tail
+        is_free = tail is not None and not tail.in_use
+        lacking_bytes = wanted_bytes - (tail.size_bytes if tail is not None and is_free else 0)
         # Memory is mapped in pages of 2 MiB for small blocks, of 20 MiB for large ones.
         page_bytes = SMALL_SEGMENT_BYTES if pool.is_small else LARGE_SEGMENT_BYTES
         more_bytes = -(-lacking_bytes // page_bytes) * page_bytes
-        if former is not None and is_free:
-            pool.take(former)
-            former.size_bytes += more_bytes
-            block = former
+        if tail is not None and is_free:
+            pool.take(tail)
+            tail.size_bytes += more_bytes
+            block = tail
         else:
             # So many addresses are kept for each expandable segment that none ever meets the next one.
-            address = self._next_address if former is None else former.address + former.size_bytes
+            address = self._next_address if tail is None else tail.address + tail.size_bytes
             block = CachedBlock(address, more_bytes, pool)
-            block.previous = former
-            if former is None:
+            block.previous = tail
+            if tail is None:
                 pool.segments[address] = block
                 self._next_address += EXPANDABLE_BYTES
             else:
-                former.next = block
+                tail.next = block
         pool.tail = block
         self._has_reserved("segment_map", block.address, more_bytes)
         return block
@@ -325,12 +324,12 @@ def replay(
     """
     allocator = allocator or CachingAllocator()
     streams = streams or {}
-    held: dict[int, CachedBlock] = {}
+    blocks: dict[int, CachedBlock] = {}
     requested = allocated = reserved = 0
     for number, (storage, delta_bytes) in enumerate(events):
         allocator.event = number
-        former = held.get(storage)
-        size_bytes = delta_bytes if former is None else former.requested_bytes + delta_bytes
+        previous_block = blocks.get(storage)
+        size_bytes = delta_bytes if previous_block is None else previous_block.requested_bytes + delta_bytes
         if size_bytes < 0:
             had_bytes = size_bytes - delta_bytes
             raise refusal(
@@ -341,18 +340,18 @@ def replay(
             )
         if size_bytes:
             try:
-                held[storage] = allocator.malloc(size_bytes, streams.get(storage, 0))
+                blocks[storage] = allocator.malloc(size_bytes, streams.get(storage, 0))
             except OutOfDeviceMemoryError:
                 return Replay(requested, allocated, reserved, number)
-            held[storage].storage = storage
+            blocks[storage].storage = storage
             allocated = max(allocated, allocator.allocated_bytes)
             requested = max(requested, allocator.requested_bytes)
             reserved = max(reserved, allocator.reserved_bytes)
         # Shrunk to nothing: no new block takes its place.
-        elif former is not None:
-            del held[storage]
-        if former is not None:
-            allocator.free(former)
+        elif previous_block is not None:
+            del blocks[storage]
+        if previous_block is not None:
+            allocator.free(previous_block)
     return Replay(requested, allocated, reserved, None)
 
 
@@ -381,21 +380,21 @@ def snapshot(
         LabError: if there are not as many labels as events, or if a storage shrinks by more than it holds.
     """
     events = list(events)
-    named = [("", "")] * len(events) if labels is None else list(labels)
-    if len(named) != len(events):
+    event_labels = [("", "")] * len(events) if labels is None else list(labels)
+    if len(event_labels) != len(events):
         raise refusal(
-            en=f"each event needs one label, but {len(events)} events and {len(named)} labels were received.",
-            fr=f"à chaque événement son étiquette, mais {len(events)} événements et {len(named)} étiquettes ont "
+            en=f"each event needs one label, but {len(events)} events and {len(event_labels)} labels were received.",
+            fr=f"à chaque événement son étiquette, mais {len(events)} événements et {len(event_labels)} étiquettes ont "
             "été reçus.",
         )
     # One list for all events with the same label: a step has many events and few labels.
-    frames = {label: [{"filename": label[0], "line": 0, "name": label[1]}] for label in dict.fromkeys(named)}
+    frames = {label: [{"filename": label[0], "line": 0, "name": label[1]}] for label in dict.fromkeys(event_labels)}
     streams = streams or {}
     trace: list[dict[str, Any]] = []
     frames_at: dict[int, list[dict[str, Any]]] = {}
 
     def note(action: str, event: int, address: int, size_bytes: int) -> None:
-        of_event = frames[named[event]]
+        of_event = frames[event_labels[event]]
         if action == "alloc":
             # The viewer shows, for a block in use, the stack of its allocation.
             frames_at[address] = of_event
@@ -406,7 +405,9 @@ def snapshot(
     allocator = CachingAllocator(limit_bytes=limit_bytes, listener=note)
     failed = replay(events, allocator, streams).out_of_memory_event
     if failed is not None:
-        entry = _entry("oom", failed, 0, events[failed][1], frames[named[failed]], streams.get(events[failed][0], 0))
+        entry = _entry(
+            "oom", failed, 0, events[failed][1], frames[event_labels[failed]], streams.get(events[failed][0], 0)
+        )
         trace.append({**entry, "device_free": (limit_bytes or 0) - allocator.reserved_bytes})
     return {
         "segments": [_segment(blocks, frames_at) for blocks in allocator.segments()],
@@ -430,15 +431,15 @@ def _entry(
 
 
 def _segment(blocks: Sequence[CachedBlock], frames_at: dict[int, list[dict[str, Any]]]) -> dict[str, Any]:
-    used = [block for block in blocks if block.in_use]
-    in_use_bytes = sum(block.size_bytes for block in used)
+    used_blocks = [block for block in blocks if block.in_use]
+    in_use_bytes = sum(block.size_bytes for block in used_blocks)
     return {
         "device": 0,
         "address": blocks[0].address,
         "total_size": sum(block.size_bytes for block in blocks),
         "allocated_size": in_use_bytes,
         "active_size": in_use_bytes,
-        "requested_size": sum(block.requested_bytes for block in used),
+        "requested_size": sum(block.requested_bytes for block in used_blocks),
         "stream": blocks[0].pool.stream,
         "segment_type": "small" if blocks[0].pool.is_small else "large",
         "is_expandable": False,
@@ -477,7 +478,7 @@ def write_snapshot(
             en=f"a snapshot is written to a file named .html, but {str(target)!r} was received.",
             fr=f"un instantané s’écrit dans un fichier .html, mais {str(target)!r} a été reçu.",
         )
-    taken = snapshot(events, labels, limit_bytes=limit_bytes, streams=streams)
+    memory_snapshot = snapshot(events, labels, limit_bytes=limit_bytes, streams=streams)
     # Loads torch, which the rest of this module does without.
     from torch.cuda._memory_viz import trace_plot
 
@@ -485,7 +486,7 @@ def write_snapshot(
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            file.write(trace_plot(taken).encode())
+            file.write(trace_plot(memory_snapshot).encode())
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)

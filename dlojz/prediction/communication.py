@@ -137,31 +137,36 @@ def _experts(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
 def _compressed(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     """In the second stage, in a step that synchronises; in the first it is one all-reduce of all gradients in fp32."""
     # One bit per element, and scales: the all-to-all and the all-gather have the same bytes.
-    sent = message_bytes(shapes.num_parameters, config.layout.dp)
-    return [_dp(config, "all_to_all", 1, sent), _dp(config, "all_gather", 1, sent)]
+    compressed_bytes = message_bytes(shapes.num_parameters, config.layout.dp)
+    return [_dp(config, "all_to_all", 1, compressed_bytes), _dp(config, "all_gather", 1, compressed_bytes)]
 
 
 def _local_steps(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     """In a step after which the replicas meet: all weights, or their changes; in all others nothing."""
-    sent = _dp(config, "all_reduce", 1, FP32_BYTES * shapes.num_parameters)
-    return [sent.model_copy(update={"every_steps": sending_interval(config)})]
+    traffic = _dp(config, "all_reduce", 1, FP32_BYTES * shapes.num_parameters)
+    return [traffic.model_copy(update={"every_steps": sending_interval(config)})]
 
 
 def _zero_by_hand(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     layout = config.layout
     shares = zero_by_hand_shares(config, shapes)
-    flats, whole = len(shares), layout.dp * sum(shares)
+    flats, flat_elements = len(shares), layout.dp * sum(shares)
     # Gradients: stage 1 accumulates whole ones and reduces them once per step, 2 and 3 with every micro-batch, in fp32.
     reductions = 1 if layout.zero == 1 else layout.micro_batches
     # Weights: after the update once, in fp32; in stage 3 for every forward and every backward, in the type computed in.
     # A checkpointed block is computed again while its weights are gathered for its backward: no third time.
-    gathers, each = (2 * layout.micro_batches, compute_bytes(config)) if layout.zero == 3 else (1, FP32_BYTES)
+    gathers, weight_bytes = (2 * layout.micro_batches, compute_bytes(config)) if layout.zero == 3 else (1, FP32_BYTES)
     # A tied matrix stays whole from the beginning of forward to the end of backward.
-    kept = layout.zero == 3 and bool(zero_3_units(shapes)[1])
-    spared = layout.micro_batches * kept
+    keeps_tied = layout.zero == 3 and bool(zero_3_units(shapes)[1])
+    spared = layout.micro_batches * keeps_tied
     return [
-        _dp(config, "reduce_scatter", reductions * flats, reductions * FP32_BYTES * whole),
-        _dp(config, "all_gather", gathers * flats - spared, each * (gathers * whole - spared * layout.dp * shares[-1])),
+        _dp(config, "reduce_scatter", reductions * flats, reductions * FP32_BYTES * flat_elements),
+        _dp(
+            config,
+            "all_gather",
+            gathers * flats - spared,
+            weight_bytes * (gathers * flat_elements - spared * layout.dp * shares[-1]),
+        ),
     ]
 
 
@@ -180,10 +185,14 @@ def _fsdp2(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     if shapes.trained is not shapes:
         return _fsdp2_with_frozen(config, shapes)
     # Dimension 0 is cut into equal shards, so that padding is sent too.
-    padded = [(one, one.padded_rows_numel(layout.dp)) for one in shapes.parameters]
-    gathered_bytes = layout.dp * sum(gathered_element_bytes(config, one) * elements for one, elements in padded)
+    padded = [(parameter, parameter.padded_rows_numel(layout.dp)) for parameter in shapes.parameters]
+    gathered_bytes = layout.dp * sum(
+        gathered_element_bytes(config, parameter) * elements for parameter, elements in padded
+    )
     casts = config.precision in ("bf16", "fp16")  # their gradients are reduced in fp32
-    reduced_bytes = layout.dp * sum((FP32_BYTES if casts else one.element_bytes) * elements for one, elements in padded)
+    reduced_bytes = layout.dp * sum(
+        (FP32_BYTES if casts else parameter.element_bytes) * elements for parameter, elements in padded
+    )
     units = len(list(shapes.units()))
     # Below torch's pipeline each unit is gathered and reduced once per step. Else once per micro-batch, where ZeRO-3
     # frees the weights after forward and gathers them again for backward; ZeRO-2 keeps them.
@@ -205,18 +214,22 @@ def _fsdp2_with_frozen(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     layout, casts = config.layout, config.precision in ("bf16", "fp16")
     units = {f"blocks.{unit[-1].block}": unit for unit in shapes.units()}
     in_backward = units_in_backward(config)
-    entered = [number for number, name in enumerate(units) if name in in_backward]
+    backward_units = [number for number, name in enumerate(units) if name in in_backward]
     # ZeRO-3 frees the weights after forward; ZeRO-2 keeps them, and gathers none twice.
-    again = {*entered, min(entered, default=0) - 1} if layout.zero == 3 else set()
+    units_gathered_twice = {*backward_units, min(backward_units, default=0) - 1} if layout.zero == 3 else set()
     gathers = gathered_bytes = reductions = reduced_bytes = 0
     for number, unit in enumerate(units.values()):
-        times = 2 if number in again else 1
-        padded = [(one, layout.dp * one.padded_rows_numel(layout.dp)) for one in unit]
+        times = 2 if number in units_gathered_twice else 1
+        padded = [(parameter, layout.dp * parameter.padded_rows_numel(layout.dp)) for parameter in unit]
         gathers += times
-        gathered_bytes += times * sum(gathered_element_bytes(config, one) * elements for one, elements in padded)
-        own = [(one, elements) for one, elements in padded if one.is_trained]
-        reductions += bool(own)
-        reduced_bytes += sum((FP32_BYTES if casts else one.element_bytes) * elements for one, elements in own)
+        gathered_bytes += times * sum(
+            gathered_element_bytes(config, parameter) * elements for parameter, elements in padded
+        )
+        trained = [(parameter, elements) for parameter, elements in padded if parameter.is_trained]
+        reductions += bool(trained)
+        reduced_bytes += sum(
+            (FP32_BYTES if casts else parameter.element_bytes) * elements for parameter, elements in trained
+        )
     times = layout.micro_batches
     return [
         _dp(config, "all_gather", times * gathers, times * gathered_bytes),
@@ -231,7 +244,7 @@ def _zero_0(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
 
 
 def _zero_1_or_2(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
-    layout, each = config.layout, compute_bytes(config)
+    layout, element_bytes = config.layout, compute_bytes(config)
     padded = padded_parameters(shapes.num_parameters, layout.dp)
     # Stage 1 reduces once per step, stage 2 with every micro-batch, as it keeps no whole gradient in between. Both
     # all-reduce the bucket where the paper's scheme would reduce-scatter it, then each rank keeps its share.
@@ -246,15 +259,15 @@ def _zero_1_or_2(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     checks = 1 if config.precision == "fp32" else 2
     check_bytes = 4 if config.precision == "fp32" else 5
     reduced = sum(one.numel for one in reached)
-    calls, call_bytes = reductions * messages + checks, reductions * each * reduced + check_bytes
+    calls, call_bytes = reductions * messages + checks, reductions * element_bytes * reduced + check_bytes
     return [
         _dp(config, "all_reduce", calls, call_bytes),
-        _dp(config, "all_gather", 1, each * padded),
+        _dp(config, "all_gather", 1, element_bytes * padded),
     ]
 
 
 def _zero_3(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
-    layout, each = config.layout, compute_bytes(config)
+    layout, element_bytes = config.layout, compute_bytes(config)
     reached = _reached(config, shapes).trained
     reduced = layout.dp * sum(parameter.padded_numel(layout.dp) for parameter in reached.parameters)
     of_modules = shapes_of_modules(config)  # a tied matrix is gathered for each of its modules
@@ -262,17 +275,17 @@ def _zero_3(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     for parameter in of_modules.parameters:
         padded = parameter.padded_numel(layout.dp) * layout.dp
         padded_of_module[parameter.module] = padded_of_module.get(parameter.module, 0) + padded
-    whole, modules = sum(padded_of_module.values()), len(padded_of_module)
+    padded_elements, modules = sum(padded_of_module.values()), len(padded_of_module)
     # Every module gathers its weights for its forward and again for its backward.
-    gathered, gathers = 2 * whole, 2 * modules
+    gathered, gathers = 2 * padded_elements, 2 * modules
     if is_elsewhere(config.model) and (layout.checkpointing != "none" or reached is not shapes):
-        found = _traced_gathers(config, shapes, frozenset(padded_of_module))
-        gathered, gathers = sum(padded_of_module[module] for module in found), len(found)
+        gathered_modules = _traced_gathers(config, shapes, frozenset(padded_of_module))
+        gathered, gathers = sum(padded_of_module[module] for module in gathered_modules), len(gathered_modules)
     elif layout.checkpointing != "none":
         # Once more to recompute; but torch ends the recomputation of a block inside its last module, whose weights are
         # then still there for its backward.
         last_modules = {block[-1].module for block in of_modules.blocks()}
-        gathered += whole - sum(padded_of_module[module] for module in last_modules)
+        gathered += padded_elements - sum(padded_of_module[module] for module in last_modules)
         gathers += modules - len(last_modules)
     buckets = len(
         deepspeed_buckets(parameter.padded_numel(layout.dp) * layout.dp for parameter in reversed(reached.parameters))
@@ -280,8 +293,8 @@ def _zero_3(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     times, norms = layout.micro_batches, len(zero_3_sub_groups(config, shapes))
     norm_bytes = 4 if layout.offload in ("optimizer", "parameters") else 8  # on the host it is summed in fp32
     return [
-        _dp(config, "all_gather", times * gathers, times * each * gathered),
-        _dp(config, "reduce_scatter", times * buckets, times * each * reduced),
+        _dp(config, "all_gather", times * gathers, times * element_bytes * gathered),
+        _dp(config, "reduce_scatter", times * buckets, times * element_bytes * reduced),
         _dp(config, "all_reduce", norms, norm_bytes * norms),  # of the gradients of each sub-group
     ]
 
@@ -296,17 +309,17 @@ def _traced_gathers(config: RunConfig, shapes: ModelShapes, modules: frozenset[s
     from dlojz.prediction.model_trace import trace_of, trace_of_rank  # loads torch
     from dlojz.prediction.trace import TraceMark
 
-    found: list[str] = []
+    gathered_modules: list[str] = []
     present: set[str] = set()
     for event in trace_of_rank(config, trace_of(config, 0, on_gpu=False), shapes, 0).events:
         if not isinstance(event, TraceMark) or event.name not in modules:
             continue
         if event.what in ("forward", "backward") and event.name not in present:
-            found.append(event.name)
+            gathered_modules.append(event.name)
             present.add(event.name)
         elif event.what == "forwarded":
             present.discard(event.name)
-    return found
+    return gathered_modules
 
 
 def _dp(config: RunConfig, collective: Collective, count: int, message_bytes: int) -> Traffic:
@@ -407,21 +420,23 @@ class BlockSizes(NamedTuple):
     weight_bytes: int
     by_torch: bool
 
-    def region(self, what: str, entered: int, left: int, *, ends_block: bool = False) -> Iterator[BlockMessage]:
+    def region(
+        self, part: str, entering_elements: int, leaving_elements: int, *, ends_block: bool = False
+    ) -> Iterator[BlockMessage]:
         """Messages at the two ends of a region, of so many elements.
 
         torch stops recomputing a block as soon as it has all that backward needs: within its last product, so the sum
         that ends the block is not repeated.
         """
-        entered_bytes, left_bytes = entered * self.stream_bytes, left * self.product_bytes
+        entered_bytes, left_bytes = entering_elements * self.stream_bytes, leaving_elements * self.product_bytes
         if not self.sequence_parallel:
-            yield BlockMessage(f"{what}: leave", "forward", "all_reduce", left_bytes, again=not ends_block)
-            yield BlockMessage(f"{what}: enter", "backward", "all_reduce", entered_bytes)
+            yield BlockMessage(f"{part}: leave", "forward", "all_reduce", left_bytes, again=not ends_block)
+            yield BlockMessage(f"{part}: enter", "backward", "all_reduce", entered_bytes)
             return
-        yield BlockMessage(f"{what}: enter", "forward", "all_gather", entered_bytes, again=True)
-        yield BlockMessage(f"{what}: leave", "forward", "reduce_scatter", left_bytes, again=not ends_block)
-        yield BlockMessage(f"{what}: leave", "backward", "all_gather", left_bytes)
-        yield BlockMessage(f"{what}: enter", "backward", "reduce_scatter", entered_bytes)
+        yield BlockMessage(f"{part}: enter", "forward", "all_gather", entered_bytes, again=True)
+        yield BlockMessage(f"{part}: leave", "forward", "reduce_scatter", left_bytes, again=not ends_block)
+        yield BlockMessage(f"{part}: leave", "backward", "all_gather", left_bytes)
+        yield BlockMessage(f"{part}: enter", "backward", "reduce_scatter", entered_bytes)
 
     def whole_on_each(self, *modules: Any) -> Iterator[BlockMessage]:
         """Gradients of norms and biases that are whole on all ranks, summed where each sees its own tokens only."""
@@ -457,8 +472,8 @@ def _coatnet_attention(block: Any, sizes: BlockSizes) -> Iterator[BlockMessage]:
     numel = prod(sizes.leaving)
     if block.attention.axis.size > 1:
         # Pooled before the product: height and width are those of the output, channels those of the input.
-        entered = batch * height * width * block.attention.qkv.weight.shape[1]
-        yield from sizes.region("attention", entered, numel)
+        entering_elements = batch * height * width * block.attention.qkv.weight.shape[1]
+        yield from sizes.region("attention", entering_elements, numel)
     if block.mlp_axis.size > 1:
         yield from sizes.region("mlp", numel, numel, ends_block=True)
 
@@ -484,11 +499,11 @@ def _coatnet_head(block: Any, sizes: BlockSizes) -> Iterator[BlockMessage]:
 def _embedding(block: Any, sizes: BlockSizes) -> Iterator[BlockMessage]:
     """The tokens' vectors (B, T, D), of which each rank knows some; tokens need no gradient."""
     num_bytes = prod(sizes.leaving) * sizes.weight_bytes
-    again = sizes.by_torch and hasattr(block, "position")  # torch looks positions up last, and so repeats the sum
+    is_repeated = sizes.by_torch and hasattr(block, "position")  # torch looks positions up last, and so repeats the sum
     if not sizes.sequence_parallel:
-        yield BlockMessage("embedding: leave", "forward", "all_reduce", num_bytes, again)
+        yield BlockMessage("embedding: leave", "forward", "all_reduce", num_bytes, is_repeated)
         return
-    yield BlockMessage("embedding: leave", "forward", "reduce_scatter", num_bytes, again)
+    yield BlockMessage("embedding: leave", "forward", "reduce_scatter", num_bytes, is_repeated)
     yield BlockMessage("embedding: leave", "backward", "all_gather", num_bytes)
     if hasattr(block, "position"):  # each rank has gone on with its own tokens' rows of a table that all have
         table_bytes = prod(sizes.leaving[1:]) * sizes.weight_bytes
@@ -497,7 +512,7 @@ def _embedding(block: Any, sizes: BlockSizes) -> Iterator[BlockMessage]:
 
 def _text_head(block: Any, sizes: BlockSizes) -> Iterator[BlockMessage]:
     """(B, T, D) enters; the logits stay where they are, and the loss sends three numbers per token, in fp32."""
-    enter = [one for one in sizes.region("head", prod(sizes.entering), 0) if one.message_bytes]
+    enter = [message for message in sizes.region("head", prod(sizes.entering), 0) if message.message_bytes]
     yield from enter
     yield from sizes.whole_on_each(block.norm)
     tokens = prod(sizes.entering[:2])
@@ -573,7 +588,7 @@ def block_messages(config: RunConfig) -> tuple[tuple[BlockMessage, ...], ...]:
     boundaries = boundaries_of_run(config)
     half = HALF_BYTES if config.precision != "fp32" else FP32_BYTES
     weight_bytes = FP32_BYTES if layout.strategy in AUTOCAST else half
-    found = []
+    messages_by_block = []
     for number, block in enumerate(blocks):
         entering, leaving = boundaries[number : number + 2]
         sizes = BlockSizes(
@@ -586,8 +601,8 @@ def block_messages(config: RunConfig) -> tuple[tuple[BlockMessage, ...], ...]:
             layout.engine == "torch",
         )
         messages = BLOCKS.get(type(block).__name__)
-        found.append(tuple(messages(block, sizes)) if messages else ())
-    return tuple(found)
+        messages_by_block.append(tuple(messages(block, sizes)) if messages else ())
+    return tuple(messages_by_block)
 
 
 def tensor_traffic(config: RunConfig, shapes: ModelShapes, rank: int) -> list[Traffic]:
@@ -610,20 +625,20 @@ def tensor_traffic(config: RunConfig, shapes: ModelShapes, rank: int) -> list[Tr
         )
     if is_elsewhere(config.model):
         # A model from elsewhere has no classes of blocks to look up: its sums were seen as its shapes were traced.
-        sent = pretended_sums(config)
+        message_sizes = pretended_sums(config)
         times = layout.micro_batches
-        found = Traffic(
+        traffic = Traffic(
             collective="all_reduce",
             group="tp",
             group_size=layout.tp,
-            count=times * len(sent),
-            message_bytes=times * sum(sent),
+            count=times * len(message_sizes),
+            message_bytes=times * sum(message_sizes),
         )
-        return [found]
+        return [traffic]
     # torch leaves such a gradient as the ranks' parts of a sum, which is settled once, before the update; DDP and FSDP2
     # want it whole after each micro-batch (FSDP2 in a pipeline after the last), and so does the lab's own operator.
     settled = layout.engine == "torch" and (layout.pp > 1 or not layout.engine_spec.averages_each_micro_batch)
-    again = layout.checkpointing != "none"
+    recomputes = layout.checkpointing != "none"
     count: dict[Collective, int] = {}
     num_bytes: dict[Collective, int] = {}
     for messages, passes in zip(block_messages(config), _passes(config, shapes, rank), strict=True):
@@ -631,7 +646,7 @@ def tensor_traffic(config: RunConfig, shapes: ModelShapes, rank: int) -> list[Tr
             forward = message.phase == "forward"
             times = passes.forward if forward else passes.backward
             # Recomputation sends again what forward has sent, once per backward.
-            if forward and again and message.again:
+            if forward and recomputes and message.again:
                 times += passes.backward
             if settled and times and message.what.startswith(OF_WEIGHTS):
                 times = 1
@@ -679,8 +694,8 @@ def _passes(config: RunConfig, shapes: ModelShapes, rank: int) -> list[_Passes]:
     """How often a rank runs each block's forward and backward in one step."""
     layout = config.layout
     if layout.pp == 1:
-        every = max(one.block for one in shapes.parameters) + 1
-        return [_Passes(layout.micro_batches, layout.micro_batches)] * every
+        block_count = max(parameter.block for parameter in shapes.parameters) + 1
+        return [_Passes(layout.micro_batches, layout.micro_batches)] * block_count
     schedule, bounds = schedule_of(layout), bounds_of(config, shapes)
     forward, backward = [0] * bounds[-1], [0] * bounds[-1]
     for action in schedule.orders[axes_of(config, rank)[2]]:
@@ -690,7 +705,7 @@ def _passes(config: RunConfig, shapes: ModelShapes, rank: int) -> list[_Passes]:
             if passes is not None:
                 for block in range(*bounds[element.stage : element.stage + 2]):
                     passes[block] += 1
-    return [_Passes(*each) for each in zip(forward, backward, strict=True)]
+    return [_Passes(*counts) for counts in zip(forward, backward, strict=True)]
 
 
 def _all_tokens(boundary: Boundary, split: Split) -> tuple[int, ...]:
@@ -714,30 +729,35 @@ def pipeline_traffic(config: RunConfig, shapes: ModelShapes, rank: int) -> list[
     pipeline_rank = axes_of(config, rank)[2]
     schedule = schedule_of(layout)
     bounds = bounds_of(config, shapes)
-    sent, received = _messages(config, schedule, pipeline_rank, bounds)
-    traffic = [_of("send", "pp", layout.pp, sent), _of("recv", "pp", layout.pp, received)]
-    held = {
+    sent_messages, received = _messages(config, schedule, pipeline_rank, bounds)
+    traffic = [_of("send", "pp", layout.pp, sent_messages), _of("recv", "pp", layout.pp, received)]
+    pipe_stages = {
         (pipe, stage)
         for pipe, ranks in enumerate(schedule.placement)
         for stage, holder in enumerate(ranks)
         if holder == pipeline_rank
     }
-    own = part_of(config, shapes, rank)
+    rank_shapes = part_of(config, shapes, rank)
     # Elements of each stage that this rank holds, in all its pipes.
-    numel = {stage: _numel(own, range(bounds[stage], bounds[stage + 1])) for _, stage in held}
+    numel = {stage: _numel(rank_shapes, range(bounds[stage], bounds[stage + 1])) for _, stage in pipe_stages}
     if schedule.pipes > 1:
         # Each stage is on two ranks, which add up its gradients before replicas average them.
-        traffic.append(_of("all_reduce", "twins", 2, [FP32_BYTES * numel[stage] for _, stage in held]))
-    first, last = schedule.placement[0][0], schedule.placement[0][-1]
-    if has_tied_head(config) and schedule.pipes == 1 and pipeline_rank in {first, last} and first != last:
+        traffic.append(_of("all_reduce", "twins", 2, [FP32_BYTES * numel[stage] for _, stage in pipe_stages]))
+    first_rank, last_rank = schedule.placement[0][0], schedule.placement[0][-1]
+    if (
+        has_tied_head(config)
+        and schedule.pipes == 1
+        and pipeline_rank in {first_rank, last_rank}
+        and first_rank != last_rank
+    ):
         traffic.append(_of("all_reduce", "tied", 2, [_tied_bytes(config, rank)]))
     if layout.engine_spec.gathers_per_step:
-        traffic += _fsdp2(config, own)
+        traffic += _fsdp2(config, rank_shapes)
     elif layout.dp > 1 and layout.engine != "deepspeed":
-        traffic.append(_of("all_reduce", "dp", layout.dp, [FP32_BYTES * numel[stage] for _, stage in held]))
+        traffic.append(_of("all_reduce", "dp", layout.dp, [FP32_BYTES * numel[stage] for _, stage in pipe_stages]))
     if layout.engine == "deepspeed" and (layout.zero or config.precision != "fp32"):
         traffic.append(_of("all_reduce", "pp", layout.pp, [FP32_BYTES]))  # the gradient's norm, over the stages too
-    return [one for one in traffic if one.count]
+    return [entry for entry in traffic if entry.count]
 
 
 def _tied_bytes(config: RunConfig, rank: int) -> int:
@@ -753,7 +773,7 @@ def _messages(
 ) -> tuple[list[int], list[int]]:
     """Bytes of each message that a pipeline rank sends, and of each that it receives."""
     at_block = boundary_bytes(config)
-    sent, received = [], []
+    sent_bytes, received = [], []
     for action in schedule.orders[pipeline_rank]:
         for element in action.elements:
             if element.kind not in (FORWARD, BACKWARD, BACKWARD_INPUT):
@@ -766,13 +786,13 @@ def _messages(
             if 0 <= before < schedule.stages and placement[before] != pipeline_rank:
                 received.append(at_block[bounds[entering]])
             if 0 <= after < schedule.stages and placement[after] != pipeline_rank:
-                sent.append(at_block[bounds[leaving]])
-    return sent, received
+                sent_bytes.append(at_block[bounds[leaving]])
+    return sent_bytes, received
 
 
 def boundary_bytes(config: RunConfig) -> tuple[int, ...]:
     """Return the bytes of what enters each block for one micro-batch, and last of what leaves the model."""
-    return tuple(one.message_bytes for one in boundaries_of_run(config))
+    return tuple(boundary.message_bytes for boundary in boundaries_of_run(config))
 
 
 def sample_bytes(config: RunConfig) -> tuple[int, int]:
@@ -796,9 +816,9 @@ def samples_bytes(config: RunConfig, rank: int) -> int:
     if layout.pp == 1:
         return 0
     inputs_bytes, targets_bytes = sample_bytes(config)
-    held = rank_stages(config, rank)
-    last = schedule_of(layout).stages - 1
-    of_one = inputs_bytes * (0 in held) + targets_bytes * (last in held)
+    stages = rank_stages(config, rank)
+    last_stage = schedule_of(layout).stages - 1
+    of_one = inputs_bytes * (0 in stages) + targets_bytes * (last_stage in stages)
     # torch takes a step's micro-batches as one batch, and cuts it again.
     copies = 2 if layout.engine == "torch" else 1
     return copies * layout.micro_batches * of_one
@@ -817,10 +837,10 @@ def receive_buffers_bytes(config: RunConfig, rank: int) -> int:
     if layout.pp == 1 or layout.engine != "torch" or config.library not in ("none", "torch"):
         return 0
     at_block, bounds = boundary_bytes(config), bounds_of(config, model_shapes(config))
-    last = schedule_of(layout).stages - 1
+    last_stage = schedule_of(layout).stages - 1
     of_one = 0
     for stage in rank_stages(config, rank):
-        of_one += at_block[bounds[stage]] * (stage > 0) + at_block[bounds[stage + 1]] * (stage < last)
+        of_one += at_block[bounds[stage]] * (stage > 0) + at_block[bounds[stage + 1]] * (stage < last_stage)
     return layout.micro_batches * of_one
 
 

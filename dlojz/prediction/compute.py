@@ -62,9 +62,9 @@ def step_flops(config: RunConfig, rank: int = 0) -> float:
     if config.experts is not None:
         return _mixed_flops(config, rank)
     if layout.cp > 1:
-        again = sum(recomputed_flops(config).values())
+        repeated_flops = sum(recomputed_flops(config).values())
         # `_context_flops` is of one sample, what is recomputed of the whole step.
-        return _context_flops(config) * layout.micro_batch * layout.micro_batches + again
+        return _context_flops(config) * layout.micro_batch * layout.micro_batches + repeated_flops
     if layout.tp > 1:
         return _split_flops(config, rank) * layout.micro_batch * layout.micro_batches
     traced_flops = _traced_flops(config, rank)
@@ -76,8 +76,8 @@ def step_flops(config: RunConfig, rank: int = 0) -> float:
     # Backward multiplies twice as much as forward: once for the inputs' gradients, once for the weights'.
     sample_flops = 3 * summary.flops
     if layout.checkpointing in ("full", "every_second") or layout.activation_plan:
-        again = sum(recomputed_flops(config).values())
-        return (float(sample_flops * layout.micro_batch * layout.micro_batches) + again) * _share(config, rank)
+        repeated_flops = sum(recomputed_flops(config).values())
+        return (float(sample_flops * layout.micro_batch * layout.micro_batches) + repeated_flops) * _share(config, rank)
     return float(sample_flops * layout.micro_batch * layout.micro_batches) * _share(config, rank)
 
 
@@ -111,14 +111,14 @@ def recomputed_flops(config: RunConfig) -> dict[int, float]:
     samples = layout.micro_batch if config.experts is not None else 1  # capacities are rounded up
     flops_of = _flops_by_module(*sizes, WHOLE, routing=config.routing, samples=samples)
     times = layout.micro_batch * layout.micro_batches / samples
-    found = {block: times * flops for block, flops in _recomputed_flops(config, flops_of).items()}
+    block_flops = {block: times * flops for block, flops in _recomputed_flops(config, flops_of).items()}
     if layout.cp > 1 and layout.checkpointing in ("none", "full"):  # else the products of attention are kept
-        alone, ring = _attention_flops(config)
+        local_flops, ring = _attention_flops(config)
         for block in range(1, keys_of(config).layers + 1):  # the first is the embedding
-            if block in found:
+            if block in block_flops:
                 # Counted so far: attention among the rank's own tokens.
-                found[block] += times * (ring - alone)
-    return found
+                block_flops[block] += times * (ring - local_flops)
+    return block_flops
 
 
 def _mixed_flops(config: RunConfig, rank: int) -> float:
@@ -137,8 +137,8 @@ def _mixed_flops(config: RunConfig, rank: int) -> float:
         samples=layout.micro_batch,
     )
     forward = flops_of[""]
-    again = sum(_recomputed_flops(config, flops_of).values())
-    return float(3 * forward + again) * layout.micro_batches * _share(config, rank)
+    repeated_flops = sum(_recomputed_flops(config, flops_of).values())
+    return float(3 * forward + repeated_flops) * layout.micro_batches * _share(config, rank)
 
 
 def _split_flops(config: RunConfig, rank: int) -> float:
@@ -148,13 +148,13 @@ def _split_flops(config: RunConfig, rank: int) -> float:
     sizes = (config.image_size, config.sequence_length, config.num_classes)
     flops_of = _flops_by_module(config.built_model, *sizes, split)
     bounds = bounds_of(config, model_shapes(config)) if config.layout.pp > 1 else (0, num_blocks(model_shapes(config)))
-    own = [block for stage in rank_stages(config, rank) for block in range(*bounds[stage : stage + 2])]
-    forward = sum(flops_of.get(f"blocks.{block}", 0) for block in own)
+    blocks = [block for stage in rank_stages(config, rank) for block in range(*bounds[stage : stage + 2])]
+    forward = sum(flops_of.get(f"blocks.{block}", 0) for block in blocks)
     again_of = _recomputed_flops(config, flops_of)
-    again = sum(again_of.get(block, 0) for block in own)
+    repeated_flops = sum(again_of.get(block, 0) for block in blocks)
     # Both pipes' stages are counted above, but each pipe takes half of the micro-batches.
     pipes = schedule_of(config.layout).pipes if config.layout.pp > 1 else 1
-    return float(3 * forward + again) / pipes
+    return float(3 * forward + repeated_flops) / pipes
 
 
 RING_PASSES = 3.5
@@ -166,8 +166,8 @@ def _context_flops(config: RunConfig) -> float:
     """FLOPs of one sample on a rank that computes S = T / cp of its tokens, without recomputation."""
     length = (config.sequence_length or 0) // config.layout.cp
     forward = _flops_by_module(config.built_model, None, length, config.num_classes, WHOLE)[""]
-    alone, ring = _attention_flops(config)
-    return 3 * forward + keys_of(config).layers * (RING_PASSES * ring - 3 * alone)
+    local_flops, ring = _attention_flops(config)
+    return 3 * forward + keys_of(config).layers * (RING_PASSES * ring - 3 * local_flops)
 
 
 def _attention_flops(config: RunConfig) -> tuple[float, float]:
@@ -179,8 +179,8 @@ def _attention_flops(config: RunConfig) -> tuple[float, float]:
     from dlojz.by_hand.context_parallel import pairs_computed  # loads torch
 
     cp, keys = config.layout.cp, keys_of(config)
-    alone = 4.0 * ((config.sequence_length or 0) // cp) ** 2 * keys.queries * keys.width
-    return alone, pairs_computed(cp, "zigzag")[0] / 4 * alone
+    local_flops = 4.0 * ((config.sequence_length or 0) // cp) ** 2 * keys.queries * keys.width
+    return local_flops, pairs_computed(cp, "zigzag")[0] / 4 * local_flops
 
 
 def _share(config: RunConfig, rank: int) -> float:
@@ -191,9 +191,9 @@ def _share(config: RunConfig, rank: int) -> float:
 
     flops = block_weights(config, "flops").weights
     bounds = bounds_of(config, model_shapes(config))
-    own = sum(sum(flops[slice(*bounds[stage : stage + 2])]) for stage in rank_stages(config, rank))
+    rank_flops = sum(sum(flops[slice(*bounds[stage : stage + 2])]) for stage in rank_stages(config, rank))
     # A bidirectional pipeline sends half of the micro-batches each way.
-    return float(own / sum(flops)) / schedule_of(config.layout).pipes
+    return float(rank_flops / sum(flops)) / schedule_of(config.layout).pipes
 
 
 def _recomputed_flops(config: RunConfig, flops_of: dict[str, int]) -> dict[int, int]:
@@ -208,21 +208,25 @@ def _recomputed_flops(config: RunConfig, flops_of: dict[str, int]) -> dict[int, 
         return {}
     shapes = model_shapes(config)
     skipped = _not_recomputed(config)
-    matrices = {one.module for one in shapes.parameters if len(one.shape) == 2 and one.name.endswith(".weight")}
-    found = {}
+    matrices = {
+        parameter.module
+        for parameter in shapes.parameters
+        if len(parameter.shape) == 2 and parameter.name.endswith(".weight")
+    }
+    block_flops = {}
     for number in range(num_blocks(shapes)):
         block = f"blocks.{number}"
-        own = [name for name in flops_of if name == block or name.startswith(f"{block}.")]
+        modules = [name for name in flops_of if name == block or name.startswith(f"{block}.")]
         if chosen and chosen[number] != "recompute":
             continue
         if kind != "every_second":
-            spared = sum(flops_of[name] for name in own if name in skipped)
-            found[number] = flops_of.get(block, 0) - spared
+            spared = sum(flops_of[name] for name in modules if name in skipped)
+            block_flops[number] = flops_of.get(block, 0) - spared
         else:
             # `flops_of` is in the order of the calls: the second product of a block, the fourth, …
-            second = [name for name in own if name in matrices][1::2]
-            found[number] = sum(flops_of[name] for name in second if name not in skipped)
-    return found
+            second = [name for name in modules if name in matrices][1::2]
+            block_flops[number] = sum(flops_of[name] for name in second if name not in skipped)
+    return block_flops
 
 
 def _not_recomputed(config: RunConfig) -> tuple[str, ...]:
@@ -232,12 +236,12 @@ def _not_recomputed(config: RunConfig) -> tuple[str, ...]:
     they spare convolutions only; FSDP2 sometimes spares linear layers without bias too.
     """
     # A mixture weighs what its experts give, and so needs all of it again.
-    mixed = {one.block for one in model_shapes(config).parameters if one.is_expert}
-    last = [block[-1].module for block in untied_shapes(config).blocks() if block[-1].block not in mixed]
+    mixed = {parameter.block for parameter in model_shapes(config).parameters if parameter.is_expert}
+    last_modules = [block[-1].module for block in untied_shapes(config).blocks() if block[-1].block not in mixed]
     if not config.layout.engine_spec.saves_inputs_late:
-        return tuple(last)
+        return tuple(last_modules)
     convolutions = {parameter.module for parameter in model_shapes(config).parameters if len(parameter.shape) == 4}
-    return tuple(module for module in last if module in convolutions)
+    return tuple(module for module in last_modules if module in convolutions)
 
 
 @lru_cache(maxsize=64)
@@ -278,8 +282,8 @@ def checkpoint_bytes(config: RunConfig) -> int:
     shapes, layout = model_shapes(config), config.layout
     optimizer = OPTIMIZERS[config.optimizer]
     # Frozen weights have no moments.
-    frozen_bytes = sum(one.num_bytes for one in shapes.parameters if not one.is_trained)
-    trained_bytes = sum(one.num_bytes for one in shapes.trained.parameters)
+    frozen_bytes = sum(parameter.num_bytes for parameter in shapes.parameters if not parameter.is_trained)
+    trained_bytes = sum(parameter.num_bytes for parameter in shapes.trained.parameters)
     parameter_bytes = frozen_bytes + (1 + len(optimizer.state_tensors)) * trained_bytes
     cast_bytes = compute_bytes(config) * shapes.float_buffer_elements + shapes.integer_buffer_bytes
     # Engines that cast the weights cast BatchNorm's statistics too; integers, its count of batches, stay.
@@ -343,9 +347,9 @@ class CurriculumCost:
         Raises:
             LabError: if no step has this length.
         """
-        by_length = {one.stretch.length: one.step_flops for one in self.lengths}
+        by_length = {cost.stretch.length: cost.step_flops for cost in self.lengths}
         if length not in by_length:
-            raise LabError(one_of("length", length, [str(known) for known in by_length]))
+            raise LabError(one_of("length", length, [str(step_length) for step_length in by_length]))
         return by_length[length] / by_length[whole_length(self.config)]
 
 
@@ -371,9 +375,9 @@ def curriculum_cost(config: RunConfig, rank: int = 0) -> CurriculumCost:
     """
     from dlojz.prediction.forecast import forecast
 
-    found = stretches(config)
+    length_stretches = stretches(config)
     costs = []
-    for stretch in found:
+    for stretch in length_stretches:
         plain = at_length(config, stretch.length)
         costs.append(
             LengthCost(

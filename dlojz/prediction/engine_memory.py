@@ -92,10 +92,10 @@ class Ledger:
 
     def drop(self, key: Any) -> None:
         """Drop what a key holds, if anything."""
-        found = self._held.pop(key, None)
-        if found is None:
+        entry = self._held.pop(key, None)
+        if entry is None:
             return
-        category, block, num_bytes, number = found
+        category, block, num_bytes, number = entry
         if number == _ON_HOST:
             self.host_bytes -= num_bytes
             return
@@ -120,11 +120,11 @@ class Ledger:
 
     def rename(self, key: Any, name: Any) -> None:
         """Move what a key holds to another name; what that name held is dropped."""
-        found = self._held.pop(key, None)
-        if found is not None:
+        entry = self._held.pop(key, None)
+        if entry is not None:
             self.drop(name)
             # No movement: the storage is the same, and keeps its category.
-            self._held[name] = found
+            self._held[name] = entry
 
     def holds(self, key: Any) -> bool:
         """Whether a key holds anything."""
@@ -161,16 +161,18 @@ class Ledger:
 
         The time is the number of the movement, as a prediction knows the order only.
         """
-        held: Counter[Category] = Counter()
+        live_bytes: Counter[Category] = Counter()
         moments: list[tuple[int, int, str, dict[str, int]]] = []
         for number, (moment, category, delta_bytes) in enumerate(self._history):
-            held[category] += delta_bytes
-            moments.append((sum(held.values()), number, moment, {str(name): held[name] for name in CATEGORIES}))
+            live_bytes[category] += delta_bytes
+            moments.append(
+                (sum(live_bytes.values()), number, moment, {str(name): live_bytes[name] for name in CATEGORIES})
+            )
         stretch = -(-len(moments) // MAX_SAMPLES) or 1  # at least 1, where nothing has moved
         fullest = (max(moments[i : i + stretch], key=lambda moment: moment[0]) for i in range(0, len(moments), stretch))
         return tuple(
-            MemorySample(time_s=float(number), phase=moment, bytes_by_category=held)
-            for _, number, moment, held in fullest
+            MemorySample(time_s=float(number), phase=moment, bytes_by_category=category_bytes)
+            for _, number, moment, category_bytes in fullest
         )
 
 
@@ -276,10 +278,10 @@ class EngineMemory:
         # As torch chooses where nothing is asked for: all at once on CUDA only.
         auto = "foreach" if self.on_gpu and config.optimizer != "lamb" else "for_loop"
         at_once = (auto if config.update == "auto" else config.update) == "foreach"
-        each = [parameter.element_bytes for parameter in self.shapes.parameters if parameter.is_trained]
-        if len(each) != len(sizes):  # one tensor, or the parts of a flat one: all of one type
-            each = each[:1] * len(sizes)
-        tensor_bytes = [element_bytes * size for element_bytes, size in zip(each, sizes, strict=True)]
+        element_sizes = [parameter.element_bytes for parameter in self.shapes.parameters if parameter.is_trained]
+        if len(element_sizes) != len(sizes):  # one tensor, or the parts of a flat one: all of one type
+            element_sizes = element_sizes[:1] * len(sizes)
+        tensor_bytes = [element_bytes * size for element_bytes, size in zip(element_sizes, sizes, strict=True)]
         if config.optimizer in ("sgd", "momentum"):
             return (sum(tensor_bytes) if at_once else max(tensor_bytes)) if config.weight_decay else 0
         if not config.optimizer.startswith(("adamw", "lamb")):
@@ -355,14 +357,16 @@ class Compressed(EngineMemory):
         and where the variance is 0 (a byte each), and the former message. While chunks are compressed: the messages,
         and of one chunk the signs as bytes and as numbers. Then the mean of all, and the update of one parameter.
         """
-        dp, last = self.config.layout.dp, sizes[-1]
-        telling = max(3 * FP32_BYTES * size + size + FP32_BYTES * former for former, size in pairwise([0, *sizes]))
+        dp, last_size = self.config.layout.dp, sizes[-1]
+        telling = max(
+            3 * FP32_BYTES * size + size + FP32_BYTES * previous_size for previous_size, size in pairwise([0, *sizes])
+        )
         updating = OPTIMIZERS[self.config.optimizer].update_tensors * FP32_BYTES * max(sizes)
         if dp == 1:  # all that is told, and the same end to end
-            whole = FP32_BYTES * sum(sizes)
-            return max(2 * whole, whole + updating)
+            flat_bytes = FP32_BYTES * sum(sizes)
+            return max(2 * flat_bytes, flat_bytes + updating)
         chunk = chunk_elements(sum(sizes), dp)
-        messages = 2 * dp * chunk_bytes(chunk) + FP32_BYTES * last
+        messages = 2 * dp * chunk_bytes(chunk) + FP32_BYTES * last_size
         mean = FP32_BYTES * dp * chunk
         reading = FP32_BYTES * chunk + chunk + chunk // SIGNS_PER_BYTE
         # The three moments follow one another: the largest counts.
@@ -389,9 +393,9 @@ class HookedDDP(DDP):
     def __init__(self, config: RunConfig, shapes: ModelShapes) -> None:
         super().__init__(config, shapes)
         members = ddp_buckets(config, shapes)
-        self._bucket_of = {parameter.name: number for number, of in enumerate(members) for parameter in of}
-        self._sizes = [len(of) for of in members]
-        self._buckets = [compressed(of, config.layout.powersgd_rank) for of in members]
+        self._bucket_of = {parameter.name: number for number, bucket in enumerate(members) for parameter in bucket}
+        self._sizes = [len(bucket) for bucket in members]
+        self._buckets = [compressed(bucket, config.layout.powersgd_rank) for bucket in members]
         self._missing: list[int] = []
 
     def renewed_bytes(self) -> int:

@@ -51,9 +51,9 @@ def last_parameter(module: str, unit: Iterable[ParameterShape]) -> str:
     """
     # A dot ends both, so that `blocks.1` does not take what is in `blocks.10`.
     within = [parameter for parameter in unit if f"{parameter.name}.".startswith(f"{module}.")]
-    own = [parameter.name for parameter in within if parameter.module == module]
-    if own:
-        return own[-1]
+    parameter_names = [parameter.name for parameter in within if parameter.module == module]
+    if parameter_names:
+        return parameter_names[-1]
     child = within[-1].name.removeprefix(f"{module}.").split(".")[0]
     return last_parameter(f"{module}.{child}", within)
 
@@ -71,9 +71,9 @@ class FSDP2(EngineMemory):
         super().__init__(config, shapes)
         dp = config.layout.dp
         self.units = {f"blocks.{unit[-1].block}": unit for unit in shapes.units()}
-        self.unit_of = {f"blocks.{one.block}": name for name, unit in self.units.items() for one in unit}
+        self.unit_of = {f"blocks.{parameter.block}": name for name, unit in self.units.items() for parameter in unit}
         self.enclosing = f"blocks.{shapes.enclosing}" if shapes.enclosing is not None else ""
-        self.until_the_end = {name for name, unit in self.units.items() if any(one.tied for one in unit)}
+        self.until_the_end = {name for name, unit in self.units.items() if any(parameter.tied for parameter in unit)}
         """Units whose gradients are whole at the end of backward: they compute in its first and its last block."""
         if self.enclosing in self.units:
             self.until_the_end.add(self.enclosing)
@@ -81,21 +81,23 @@ class FSDP2(EngineMemory):
         self.last_of = {name: last_parameter(name, unit) for name, unit in self.units.items()}
         """Parameter of each unit whose gradient stays until the unit is reduced: a loop's variable names it still."""
         self.unit_bytes = {
-            name: dp * sum(gathered_element_bytes(config, one) * one.padded_rows_numel(dp) for one in unit)
+            name: dp
+            * sum(gathered_element_bytes(config, parameter) * parameter.padded_rows_numel(dp) for parameter in unit)
             for name, unit in self.units.items()
         }
         """Bytes of each unit's weights as they are gathered."""
-        trained = {name: [one for one in unit if one.is_trained] for name, unit in self.units.items()}
+        trained = {name: [parameter for parameter in unit if parameter.is_trained] for name, unit in self.units.items()}
         self.reduced = {
-            name: dp * sum(one.padded_rows_numel(dp) for one in own) for name, own in trained.items()
+            name: dp * sum(parameter.padded_rows_numel(dp) for parameter in parameters)
+            for name, parameters in trained.items()
         }
         """Elements of each unit's gradients, padded: fewer than its weights' where some are frozen."""
-        for name, own in trained.items():
-            if own and len(own) < len(self.units[name]):
-                self.last_of[name] = last_parameter(name, own)
-        self.frozen = frozenset(one.name for one in shapes.parameters if not one.is_trained)
+        for name, parameters in trained.items():
+            if parameters and len(parameters) < len(self.units[name]):
+                self.last_of[name] = last_parameter(name, parameters)
+        self.frozen = frozenset(parameter.name for parameter in shapes.parameters if not parameter.is_trained)
         # Gradients of weights that are cast are reduced in fp32; else in their own type, which a unit's have in common.
-        own_bytes = {one.element_bytes for one in shapes.parameters if one.is_trained} or {FP32_BYTES}
+        own_bytes = {parameter.element_bytes for parameter in shapes.parameters if parameter.is_trained} or {FP32_BYTES}
         self.shard_each = max(own_bytes)
         self.each = compute_bytes(config) if config.precision in ("bf16", "fp16") else self.shard_each
         self.reduced_each = FP32_BYTES if config.precision in ("bf16", "fp16") else self.shard_each
@@ -128,9 +130,9 @@ class FSDP2(EngineMemory):
             return
         self.gather(step, unit)
         self.copy_out(step, unit)
-        for former in self.order:  # a buffer waits for the next unit's, so that copy and gathering may overlap
-            if former != unit:
-                step.ledger.drop(("gather", former))
+        for name in self.order:  # a buffer waits for the next unit's, so that copy and gathering may overlap
+            if name != unit:
+                step.ledger.drop(("gather", name))
 
     def forwarded(self, step: Moments, module: str) -> None:
         if module in self.units and self.current is None and module not in self.kept:
@@ -152,9 +154,9 @@ class FSDP2(EngineMemory):
         self.current = unit
         if unit != module:  # the embedding: gathered for the head's backward
             return
-        for former in self.order:
-            if former != module:
-                step.ledger.drop(("gather", former))
+        for name in self.order:
+            if name != module:
+                step.ledger.drop(("gather", name))
         if not step.ledger.holds(("weights", module)):
             self.gather(step, module)
             self.copy_out(step, module)
@@ -175,21 +177,23 @@ class FSDP2(EngineMemory):
         step.ledger.hold("reduce", "workspace", self.reduced_each * self.reduced[unit], unit)
         if self.each < self.reduced_each and not self.on_gpu:  # no CPU kernel joins and casts in one go
             step.ledger.hold("joined", "workspace", self.each * self.reduced[unit], unit)
-        last = self.last_of[unit]
+        last_name = self.last_of[unit]
         for parameter in self.units[unit]:
-            if parameter.name != last and parameter.name not in self.frozen:
+            if parameter.name != last_name and parameter.name not in self.frozen:
                 step.free_gradient(parameter.name)
         step.ledger.drop("joined")
         shard_bytes = self.shard_each * self.reduced[unit] // self.config.layout.dp
-        first = not step.ledger.holds(("shard", unit))  # else accumulated into the shard of the former micro-batch
-        if first:
+        is_new_shard = not step.ledger.holds(
+            ("shard", unit)
+        )  # else accumulated into the shard of the former micro-batch
+        if is_new_shard:
             step.ledger.hold(("shard", unit), "gradients", shard_bytes, unit, REDUCE_STREAM)
         else:
             step.ledger.hold("reduced", "workspace", shard_bytes, unit, REDUCE_STREAM)
         if self.config.layout.dp > 1 and not self.on_gpu:  # gloo reduces the whole message in a copy
             step.ledger.hold_briefly("copy", "workspace", self.reduced_each * self.reduced[unit], unit)
         step.ledger.drop("reduced")
-        step.free_gradient(last)
+        step.free_gradient(last_name)
 
     def end_backward(self, step: Moments) -> None:
         self.finish(step)
@@ -202,7 +206,11 @@ class FSDP2(EngineMemory):
             step.ledger.drop(("gather", unit))
 
     def updated(self) -> list[int]:
-        return [one.rows_numel(self.config.layout.dp, 0) for one in self.shapes.parameters if one.is_trained]
+        return [
+            parameter.rows_numel(self.config.layout.dp, 0)
+            for parameter in self.shapes.parameters
+            if parameter.is_trained
+        ]
 
 
 class DeepSpeed(EngineMemory):
@@ -272,7 +280,7 @@ class DeepSpeed12(DeepSpeed):
 
     def collect(self, step: Moments, parameter: ParameterShape) -> None:
         """Copy a gradient into the bucket, which is reduced first where it would not fit."""
-        filled = sum(one.numel for one in self.filled)
+        filled = sum(gradient.numel for gradient in self.filled)
         if filled and filled + parameter.numel > self.bucket_elements:
             self.flush(step)
         self.filled.append(parameter)
@@ -285,15 +293,15 @@ class DeepSpeed12(DeepSpeed):
             if len(message) > 1:
                 # A single piece is reduced where it lies in the bucket.
                 step.ledger.hold_briefly("reduce", "workspace", self.each * sum(message))
-        own = [parameter.name for parameter in self.filled if parameter.name in self.touching]
-        if own and not step.ledger.holds("copy"):
+        share_names = [parameter.name for parameter in self.filled if parameter.name in self.touching]
+        if share_names and not step.ledger.holds("copy"):
             elements = sum(self.by_name[name].numel for name in self.touching)
-            first = not step.ledger.holds("share")
-            step.ledger.hold("copy", "gradients" if first else "workspace", self.each * elements)
+            is_first_copy = not step.ledger.holds("share")
+            step.ledger.hold("copy", "gradients" if is_first_copy else "workspace", self.each * elements)
             if self.config.layout.zero == 1 and self.gradients_are_states:
                 step.gradient_bytes = max(step.gradient_bytes, step.ledger.bytes_of_category("gradients"))
         for parameter in self.filled:  # that of stage 1 which is no share of this rank stays until the end
-            if self.config.layout.zero == 2 or parameter.name in own:
+            if self.config.layout.zero == 2 or parameter.name in share_names:
                 step.free_gradient(parameter.name)
         self.filled = []
 
@@ -390,11 +398,11 @@ class DeepSpeed3(DeepSpeed12):
             step.ledger.drop(("weights", self.head))
 
     def flush(self, step: Moments) -> None:
-        step.ledger.hold_briefly("reduce", "workspace", 2 * self.each * sum(one.numel for one in self.filled))
+        step.ledger.hold_briefly("reduce", "workspace", 2 * self.each * sum(gradient.numel for gradient in self.filled))
         self.filled = []
 
     def ready(self, step: Moments, parameter: ParameterShape) -> None:
-        filled = sum(one.numel for one in self.filled)
+        filled = sum(gradient.numel for gradient in self.filled)
         if filled and filled + parameter.numel > self.bucket_elements:
             self.flush(step)
         self.filled.append(parameter)
@@ -420,12 +428,12 @@ class DeepSpeed3(DeepSpeed12):
             ledger.hold_briefly("overflow", "workspace", (self.each + 1) * sum(map(sum, sub_groups)))
         # Of one parameter's shard at a time, in fp64.
         ledger.hold_briefly("norm", "workspace", FP64_BYTES * max(map(max, sub_groups)))
-        each = gradient_bytes(self.config)
+        element_bytes = gradient_bytes(self.config)
         for sizes in sub_groups:
             elements, is_copied = sum(sizes), len(sizes) > 1  # the gradient of one parameter alone is flat already
             if is_copied:
-                ledger.hold("flat gradients", "workspace", each * elements)
-            if each < FP32_BYTES:
+                ledger.hold("flat gradients", "workspace", element_bytes * elements)
+            if element_bytes < FP32_BYTES:
                 ledger.hold("fp32 gradients", "workspace", FP32_BYTES * elements)
                 ledger.drop("flat gradients")
             ledger.hold_briefly("update", "workspace", self.update_bytes([elements]))
@@ -493,9 +501,9 @@ class ZeroStage2Memory(EngineMemory):
         step.ledger.drop("flat")
         share_bytes = FP32_BYTES * self.shares[number]
         # The first micro-batch's share stays; a later one's is beside it until the next bucket leaves.
-        first = not step.ledger.holds(("share", number))
-        key: tuple[str, int] = ("share" if first else "part", number)
-        category: Category = "gradients" if first else "workspace"
+        is_first_share = not step.ledger.holds(("share", number))
+        key: tuple[str, int] = ("share" if is_first_share else "part", number)
+        category: Category = "gradients" if is_first_share else "workspace"
         if dp == 1:  # the flat tensor is the share
             step.ledger.hold(key, category, share_bytes)
         else:
@@ -530,8 +538,8 @@ class ZeroStage3Memory(ZeroStage2Memory):
 
     def make_buckets(self) -> list[list[ParameterShape]]:
         """One per unit, from the last on; then what two blocks share."""
-        units, rest = zero_3_units(self.shapes)
-        return [*units[::-1], rest] if rest else units[::-1]
+        units, loose_parameters = zero_3_units(self.shapes)
+        return [*units[::-1], loose_parameters] if loose_parameters else units[::-1]
 
     def standing(self) -> Mapping[str, tuple[Category, int]]:
         return {}
@@ -594,8 +602,10 @@ class ExpertsMemory(ByHand):
         buckets = expert_buckets(config, shapes)
         self.set_buckets([bucket for _, bucket in buckets])
         if config.layout.dp == config.layout.ep:  # gradients of experts are divided where they are
-            sent = (not experts for experts, _ in buckets)
-            self.bucket_bytes = [num_bytes * each for num_bytes, each in zip(self.bucket_bytes, sent, strict=True)]
+            sent_flags = (not experts for experts, _ in buckets)
+            self.bucket_bytes = [
+                num_bytes * is_sent for num_bytes, is_sent in zip(self.bucket_bytes, sent_flags, strict=True)
+            ]
 
 
 class DeepSpeedExperts(DeepSpeed):
@@ -608,8 +618,10 @@ class DeepSpeedExperts(DeepSpeed):
         if not step.last:
             return
         for experts in (False, True):
-            own = sum(parameter.numel for parameter in self.shapes.parameters if parameter.is_expert == experts)
-            step.ledger.hold_briefly("reduce", "workspace", self.each * own)
+            group_elements = sum(
+                parameter.numel for parameter in self.shapes.parameters if parameter.is_expert == experts
+            )
+            step.ledger.hold_briefly("reduce", "workspace", self.each * group_elements)
 
     def updated(self) -> list[int]:
         return deepspeed_sizes(self.config, self.shapes)

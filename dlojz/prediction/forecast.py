@@ -124,9 +124,9 @@ def overlay_of(config: RunConfig, shapes: ModelShapes, *, dp_rank: int = 0, on_g
     """
     engine = config.engine_spec
     has_all = engine.gathers_frozen or engine.flattens_unreached
-    made = OVERLAYS[engine.overlay](config, shapes if has_all else shapes.trained)
-    made.on_gpu, made.dp_rank = on_gpu, dp_rank
-    return made
+    overlay = OVERLAYS[engine.overlay](config, shapes if has_all else shapes.trained)
+    overlay.on_gpu, overlay.dp_rank = on_gpu, dp_rank
+    return overlay
 
 
 class PipelineReplay(StepReplay):
@@ -369,10 +369,10 @@ class Forecast:
         if not self.without_gradient:
             return ""
         number, shapes = len(self.without_gradient), model_shapes(self.config)
-        first, total = visible(shapes.own_path(self.without_gradient[0])), len(shapes.parameters)
+        first_name, total = visible(shapes.own_path(self.without_gradient[0])), len(shapes.parameters)
         note = say(
-            en=f"Of its {total} parameters {number} get no gradient from this loss (the first is {first}):",
-            fr=f"De ses {total} paramètres, {number} n’ont aucun gradient de cette loss (le premier : {first}) :",
+            en=f"Of its {total} parameters {number} get no gradient from this loss (the first is {first_name}):",
+            fr=f"De ses {total} paramètres, {number} n’ont aucun gradient de cette loss (le premier : {first_name}) :",
         )
         engine = self.config.engine_spec.title(self.config.layout.zero)
         if self.config.engine_spec.flattens_unreached and self.config.layout.offload not in ("optimizer", "parameters"):
@@ -448,8 +448,7 @@ class Forecast:
 
     @cached_property
     def expandable_reserved_bytes(self) -> int | None:
-        """Bytes reserved where segments can grow (`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`); None on a CPU.
-        """
+        """Bytes reserved where segments grow (`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`); None on a CPU."""
         if self.device is None:
             return None
         return replay(self.events, CachingAllocator(expandable=True), self.streams).reserved_peak_bytes
@@ -463,12 +462,12 @@ class Forecast:
             return say(en="optimizer step", fr="mise à jour de l’optimiseur")
         if phase not in ("forward", "backward"):
             return say(en="between two steps", fr="entre deux pas")
-        where = say(en=f", in {self.peak_module}", fr=f", dans {self.peak_module}") if self.peak_module else ""
+        suffix = say(en=f", in {self.peak_module}", fr=f", dans {self.peak_module}") if self.peak_module else ""
         if phase == "forward":
-            return say(en=f"forward of micro-batch {number}{where}", fr=f"passe avant du micro-batch {number}{where}")
-        if not where:
+            return say(en=f"forward of micro-batch {number}{suffix}", fr=f"passe avant du micro-batch {number}{suffix}")
+        if not suffix:
             return say(en=f"loss backward of micro-batch {number}", fr=f"gradient de la loss, micro-batch {number}")
-        return say(en=f"backward of micro-batch {number}{where}", fr=f"passe arrière du micro-batch {number}{where}")
+        return say(en=f"backward of micro-batch {number}{suffix}", fr=f"passe arrière du micro-batch {number}{suffix}")
 
 
 def forecast(config: RunConfig, rank: int = 0, device: Device | str | None = None) -> Forecast:
@@ -484,8 +483,8 @@ def forecast(config: RunConfig, rank: int = 0, device: Device | str | None = Non
         LabError: if the rank or the device does not exist, or the model cannot be cut so.
     """
     check_rank(config, rank)
-    found = hardware.device(device) if isinstance(device, str) else device
-    return _forecast(config, rank, found, switches_hash())
+    gpu = hardware.device(device) if isinstance(device, str) else device
+    return _forecast(config, rank, gpu, switches_hash())
 
 
 def check_rank(config: RunConfig, rank: int) -> None:
@@ -511,7 +510,7 @@ def heaviest(config: RunConfig, device: Device | str | None = None) -> Forecast:
     layout = config.layout
     first_of_stage = range(0, layout.world_size, layout.replicas * layout.tp)
     forecasts = [forecast(config, rank, device) for rank in first_of_stage]
-    return max(forecasts, key=lambda one: one.memory.needed_bytes or 0)
+    return max(forecasts, key=lambda rank_forecast: rank_forecast.memory.needed_bytes or 0)
 
 
 def replay_of(
@@ -560,12 +559,12 @@ def replay_of(
 @lru_cache(maxsize=256)
 def _forecast(config: RunConfig, rank: int, device: Device | None, switches: str) -> Forecast:
     del switches  # another forecast where they differ
-    named = model_shapes(config).own_path
-    return forecast_of(replay_of(config, rank, device), rank, device, micro_batches_in_flight(config, rank), named)
+    path_of = model_shapes(config).own_path
+    return forecast_of(replay_of(config, rank, device), rank, device, micro_batches_in_flight(config, rank), path_of)
 
 
 def forecast_of(
-    step: StepReplay, rank: int, device: Device | None, in_flight: int = 1, named: Callable[[str], str] = str
+    step: StepReplay, rank: int, device: Device | None, in_flight: int = 1, path_of: Callable[[str], str] = str
 ) -> Forecast:
     """Run a prepared replay, which has not been run yet, and sum it up.
 
@@ -574,7 +573,7 @@ def forecast_of(
         rank: from 0.
         device: a GPU; None for the CPU.
         in_flight: micro-batches whose activations are held at once, at least 1.
-        named: makes a module's path, as the model's author wrote it, of that in the list of blocks.
+        path_of: makes a module's path, as the model's author wrote it, of that in the list of blocks.
     """
     ledger = step.run()
     samples = ledger.samples()  # of one step: for a GPU another is run below
@@ -584,9 +583,9 @@ def forecast_of(
         device=device,
         memory=_memory(step.config, ledger, step, device),
         peak_micro_batch=ledger.peak_detail[0] + 1,
-        peak_module=named(ledger.peak_detail[1]),
-        at_peak_by_block=tuple((named(block), held) for block, held in ledger.peak_by_block()),
-        activations_by_module={named(module): held for module, held in step.trace.by_module.items()},
+        peak_module=path_of(ledger.peak_detail[1]),
+        at_peak_by_block=tuple((path_of(block), category_bytes) for block, category_bytes in ledger.peak_by_block()),
+        activations_by_module={path_of(module): num_bytes for module, num_bytes in step.trace.by_module.items()},
         in_flight=in_flight,
         samples=samples,
         movements=tuple(ledger.movements),
@@ -602,18 +601,20 @@ def _streams(movements: Iterable[Movement]) -> dict[int, int]:
 def _memory(config: RunConfig, ledger: Ledger, step: StepReplay, device: Device | None) -> Memory:
     """The ledger's figures; the states from their closed forms, which the ledger sees only in part."""
     states = step.states
-    known: dict[str, object] = {f"{category}_bytes": states.category(category) for category in STATES}
-    known["gradients_bytes"] = max(states.gradients_bytes or 0, step.gradient_bytes)
-    known["host_bytes"] = (states.host_bytes or 0) + ledger.most_host_bytes
-    known["nvme_bytes"] = states.nvme_bytes
+    updates: dict[str, object] = {f"{category}_bytes": states.category(category) for category in STATES}
+    updates["gradients_bytes"] = max(states.gradients_bytes or 0, step.gradient_bytes)
+    updates["host_bytes"] = (states.host_bytes or 0) + ledger.most_host_bytes
+    updates["nvme_bytes"] = states.nvme_bytes
     if device is not None:
         step.run()  # a second step finds what the first has left cached
         processes = config.layout.world_size
         events = [(movement.key, movement.delta_bytes) for movement in ledger.movements]
         replayed = replay(events, streams=_streams(ledger.movements))
-        known["reserved_bytes"] = replayed.reserved_peak_bytes
-        known["device_bytes"] = replayed.reserved_peak_bytes + device.memory_bytes - device.allocatable_bytes(processes)
-    return ledger.memory().model_copy(update=known)
+        updates["reserved_bytes"] = replayed.reserved_peak_bytes
+        updates["device_bytes"] = (
+            replayed.reserved_peak_bytes + device.memory_bytes - device.allocatable_bytes(processes)
+        )
+    return ledger.memory().model_copy(update=updates)
 
 
 MASKS_PER_SBH = 2
@@ -652,26 +653,26 @@ def rules_beside(forecast: Forecast) -> tuple[Beside, ...]:
     The master copy belongs to the weights; a rule that counts activations is compared with the peak.
     """
     parameters, memory = model_shapes(forecast.config).num_parameters, forecast.memory
-    found = []
+    comparisons = []
     for rule in RULES.values():
         counted: set[Category] = {part.category for part in rule.parts}
         if "activations" in counted:
-            held = memory.peak_bytes or 0
+            counted_bytes = memory.peak_bytes or 0
         else:
             if "weights" in counted:
                 counted.add("master")
-            held = sum(memory.category(name) or 0 for name in counted)
-        found.append(
+            counted_bytes = sum(memory.category(name) or 0 for name in counted)
+        comparisons.append(
             Beside(
                 rule.name,
                 f"{rule.bytes_per_parameter} Ψ",
                 rule.about(),
                 rule.sources[0],
                 rule.total_bytes(parameters),
-                held,
+                counted_bytes,
             )
         )
-    return tuple(found)
+    return tuple(comparisons)
 
 
 def states_per_parameter(forecast: Forecast) -> float:
@@ -695,12 +696,12 @@ def _transformer_shape(config: RunConfig) -> tuple[Shape, int] | None:
 
 def layer_trace_bytes(forecast: Forecast, layers: int) -> int:
     """Return the bytes that a transformer layer keeps for a micro-batch: the median of the rank's layers, or 0."""
-    held: dict[str, int] = {}
+    block_bytes: dict[str, int] = {}
     for path, num_bytes in forecast.activations_by_module.items():
         block = ".".join(path.split(".")[:2])
-        held[block] = held.get(block, 0) + num_bytes
-    own = [held[name] for number in range(1, layers + 1) if (name := f"blocks.{number}") in held]
-    return median_low(own) if own else 0
+        block_bytes[block] = block_bytes.get(block, 0) + num_bytes
+    layer_sizes = [block_bytes[name] for number in range(1, layers + 1) if (name := f"blocks.{number}") in block_bytes]
+    return median_low(layer_sizes) if layer_sizes else 0
 
 
 def forms_beside(forecast: Forecast) -> tuple[Beside, ...]:
@@ -709,10 +710,10 @@ def forms_beside(forecast: Forecast) -> tuple[Beside, ...]:
     Source: Korthikanti et al. 2022 (arXiv 2205.05198), table 2; Rajbhandari et al. 2021, "ZeRO-Infinity" (arXiv
     2104.07857), §3.
     """
-    found = _transformer_shape(forecast.config)
-    if found is None or not layer_trace_bytes(forecast, found[1]):
+    shape_and_depth = _transformer_shape(forecast.config)
+    if shape_and_depth is None or not layer_trace_bytes(forecast, shape_and_depth[1]):
         return ()
-    shape, layers = found
+    shape, layers = shape_and_depth
     traced = layer_trace_bytes(forecast, layers)
     forms = [_korthikanti(forecast.config, shape), _as_run(forecast.config, shape)]
     if forecast.config.layout.tp == 1 and forecast.config.layout.checkpointing != "every_second":
@@ -738,7 +739,7 @@ def _korthikanti(config: RunConfig, shape: Shape) -> Form | None:
     }[layout.checkpointing]
     if split and layout.sequence_parallel:
         formula = {"none": "34·sbh/t + 5·as²b/t", "selective": "34·sbh/t", "full": "2·sbh/t"}[layout.checkpointing]
-    kept = layout.checkpointing == "none"
+    keeps_scores = layout.checkpointing == "none"
     return (
         "Korthikanti",
         formula,
@@ -746,7 +747,7 @@ def _korthikanti(config: RunConfig, shape: Shape) -> Form | None:
             shape, tp=layout.tp, sequence_parallel=layout.sequence_parallel, checkpointing=layout.checkpointing
         ),
         say(en="16 bit, dropout, scores kept", fr="16 bits, dropout, scores gardés")
-        if kept
+        if keeps_scores
         else say(en="16 bit, dropout", fr="16 bits, dropout"),
         "Korthikanti et al. 2022, arXiv 2205.05198, table 2",
     )

@@ -72,51 +72,51 @@ class Flow(NamedTuple):
     messages: Fraction
 
 
-def flows_of(told: Traffic, rank: int, grid: RankGrid, destinations: Destinations) -> Iterator[Flow]:
+def flows_of(traffic: Traffic, rank: int, grid: RankGrid, destinations: Destinations) -> Iterator[Flow]:
     """Split one line of a rank's traffic into flows; none where it is alone in its group.
 
     Raises:
         LabError: if the grid has no such group, or gives it another size.
     """
-    group = _members(told.group, rank, grid, told.group_size)
-    size, whole, count = len(group), Fraction(told.message_bytes), told.count or 0
-    if told.group_size != size:
+    group = _members(traffic.group, rank, grid, traffic.group_size)
+    size, message_bytes, count = len(group), Fraction(traffic.message_bytes), traffic.count or 0
+    if traffic.group_size != size:
         raise refusal(
-            en=f"a group along {told.group} has {size} ranks in this grid, but {told.collective} assumes "
-            f"{told.group_size}: give traffic and grid the same degrees.",
-            fr=f"un groupe selon {told.group} a {size} rangs dans cette grille, mais {told.collective} en "
-            f"annonce {told.group_size} : donnez au trafic et à la grille les mêmes degrés.",
+            en=f"a group along {traffic.group} has {size} ranks in this grid, but {traffic.collective} assumes "
+            f"{traffic.group_size}: give traffic and grid the same degrees.",
+            fr=f"un groupe selon {traffic.group} a {size} rangs dans cette grille, mais {traffic.collective} en "
+            f"annonce {traffic.group_size} : donnez au trafic et à la grille les mêmes degrés.",
         )
     if size == 1:
         return
-    place, share = group.index(rank), whole / size
+    position, share = group.index(rank), message_bytes / size
 
     def flow(target: int, num_bytes: Fraction, messages: int | Fraction = count) -> Flow:
-        return Flow(told.group, told.collective, rank, target, num_bytes, Fraction(messages))
+        return Flow(traffic.group, traffic.collective, rank, target, num_bytes, Fraction(messages))
 
-    if told.collective in _ROUNDS:
+    if traffic.collective in _ROUNDS:
         # A ring: in each round a chunk of B / n bytes to the right neighbour.
-        hops = _ROUNDS[told.collective] * (size - 1)
-        yield flow(group[(place + 1) % size], share * hops, count * hops)
+        hops = _ROUNDS[traffic.collective] * (size - 1)
+        yield flow(group[(position + 1) % size], share * hops, count * hops)
     # Every message goes to the right neighbour. `recv` is the same bytes, counted where they are sent.
-    elif told.collective == "send" and told.group == "cp":
-        yield flow(group[(place + 1) % size], whole)
-    elif told.collective == "send":
+    elif traffic.collective == "send" and traffic.group == "cp":
+        yield flow(group[(position + 1) % size], message_bytes)
+    elif traffic.collective == "send":
         for stage, part in destinations[grid.coordinates(rank).pp].items():
-            yield flow(group[stage], whole * part, count * part)
-    elif told.collective == "all_to_all":
+            yield flow(group[stage], message_bytes * part, count * part)
+    elif traffic.collective == "all_to_all":
         # One of n shares stays here.
-        yield from (flow(other, share) for other in group if other != rank)
+        yield from (flow(peer, share) for peer in group if peer != rank)
     # Rank 0 of the group gives to all, and takes from all.
-    elif told.collective == "scatter" and place == 0:
-        yield from (flow(other, share) for other in group[1:])
-    elif told.collective == "gather" and place:
+    elif traffic.collective == "scatter" and position == 0:
+        yield from (flow(peer, share) for peer in group[1:])
+    elif traffic.collective == "gather" and position:
         yield flow(group[0], share)
     # A chain: each rank hands everything on to the next one, or, to reduce, to the one before.
-    elif told.collective == "broadcast" and place < size - 1:
-        yield flow(group[place + 1], whole)
-    elif told.collective == "reduce" and place:
-        yield flow(group[place - 1], whole)
+    elif traffic.collective == "broadcast" and position < size - 1:
+        yield flow(group[position + 1], message_bytes)
+    elif traffic.collective == "reduce" and position:
+        yield flow(group[position - 1], message_bytes)
 
 
 def _members(name: str, rank: int, grid: RankGrid, told_size: int) -> tuple[int, ...]:
@@ -125,12 +125,12 @@ def _members(name: str, rank: int, grid: RankGrid, told_size: int) -> tuple[int,
     Groups of experts are parts of a data-parallel one: `ep` neighbours on the axis, or ranks as far apart (`edp`).
     """
     if name in EXPERT_GROUPS:
-        replicas, place = grid.group_of(rank, "dp"), grid.coordinates(rank).dp
+        replicas, position = grid.group_of(rank, "dp"), grid.coordinates(rank).dp
         if name == "ep":
-            first = place - place % told_size
-            return replicas[first : first + told_size]
-        apart = max(1, grid.dp // told_size)
-        return replicas[place % apart :: apart]
+            start = position - position % told_size
+            return replicas[start : start + told_size]
+        stride = max(1, grid.dp // told_size)
+        return replicas[position % stride :: stride]
     if name == "dp":  # gradients: of all samples, and of all their tokens
         return grid.replicas_of(rank)
     if name in GRID_AXES:
@@ -138,8 +138,8 @@ def _members(name: str, rank: int, grid: RankGrid, told_size: int) -> tuple[int,
     if name in ("twins", "tied"):
         # A bidirectional pipeline holds each stage on two ranks, as far from one end as from the other; a tied
         # embedding is on the first stage and the last.
-        stages, place = grid.group_of(rank, "pp"), 0 if name == "tied" else grid.coordinates(rank).pp
-        return tuple(sorted({stages[place], stages[grid.pp - 1 - place]}))
+        stages, position = grid.group_of(rank, "pp"), 0 if name == "tied" else grid.coordinates(rank).pp
+        return tuple(sorted({stages[position], stages[grid.pp - 1 - position]}))
     if name == "control":
         return tuple(range(grid.world_size))
     raise refusal(
@@ -187,8 +187,8 @@ class Crossing:
         for flow in self.flows:
             # A pair of sums: inside nodes (False), between nodes (True).
             sums.setdefault((flow.group, flow.collective), [Fraction(0)] * 2)[self.crosses(flow)] += flow.num_bytes
-        first = [*GRID_AXES, *EXPERT_GROUPS, "twins", "tied", "control"]
-        ranked = sorted(sums.items(), key=lambda item: (first.index(item[0][0]), item[0][1]))
+        group_order = [*GRID_AXES, *EXPERT_GROUPS, "twins", "tied", "control"]
+        ranked = sorted(sums.items(), key=lambda item: (group_order.index(item[0][0]), item[0][1]))
         return tuple(LinkTraffic(*key, round(inside), round(between)) for key, (inside, between) in ranked)
 
     @cached_property
@@ -257,7 +257,7 @@ def link_traffic(config: RunConfig, grid: RankGrid | None = None) -> Crossing:
         )
     by_place, destinations = _predicted(config)
     # Along the data and context axes all ranks send the same.
-    traffic = [by_place[(place := grid.coordinates(rank)).pp, place.tp] for rank in range(grid.world_size)]
+    traffic = [by_place[(coordinates := grid.coordinates(rank)).pp, coordinates.tp] for rank in range(grid.world_size)]
     return crossing(traffic, grid, destinations)
 
 
@@ -283,10 +283,15 @@ def crossing(
         )
     # Half of a middle rank's bytes go either way, all of an end rank's to its one neighbour.
     if destinations is None:
-        beside = [[other for other in (rank - 1, rank + 1) if 0 <= other < grid.pp] for rank in range(grid.pp)]
-        destinations = [{other: Fraction(1, len(others)) for other in others} for others in beside]
+        neighbours = [
+            [neighbour for neighbour in (rank - 1, rank + 1) if 0 <= neighbour < grid.pp] for rank in range(grid.pp)
+        ]
+        destinations = [
+            {neighbour: Fraction(1, len(rank_neighbours)) for neighbour in rank_neighbours}
+            for rank_neighbours in neighbours
+        ]
     to = destinations
-    flows = (flow for rank, told in enumerate(traffic) for each in told for flow in flows_of(each, rank, grid, to))
+    flows = (flow for rank, lines in enumerate(traffic) for line in lines for flow in flows_of(line, rank, grid, to))
     return Crossing(grid, tuple(flow for flow in flows if flow.num_bytes))
 
 
@@ -295,15 +300,15 @@ def placements(config: RunConfig, grid: RankGrid) -> dict[str, Crossing]:
 
     Orders that differ only in the place of axes of one rank are one placement.
     """
-    seen, found = set(), {}
+    axis_orders, crossings = set(), {}
     for order in (grid.order, *ORDERS):
         placed = replace(grid, order=order)
         # An axis of one rank moves nobody.
         matters = tuple(axis for axis in placed.axes if placed.size(axis) > 1)
-        if matters not in seen:
-            seen.add(matters)
-            found[order] = link_traffic(config, placed)
-    return found
+        if matters not in axis_orders:
+            axis_orders.add(matters)
+            crossings[order] = link_traffic(config, placed)
+    return crossings
 
 
 @lru_cache(maxsize=32)
@@ -320,9 +325,9 @@ def destinations_of(config: RunConfig) -> Destinations:
     from dlojz.pipeline.schedule_catalogue import schedule_of
 
     schedule, at_block = schedule_of(config.layout), boundary_bytes(config)
-    bounds, found = bounds_of(config, model_shapes(config)), []
-    for own, order in enumerate(schedule.orders):
-        sent: dict[int, int] = {}
+    bounds, shares = bounds_of(config, model_shapes(config)), []
+    for pipeline_rank, order in enumerate(schedule.orders):
+        bytes_to: dict[int, int] = {}
         for element in (element for action in order for element in action.elements):
             if element.kind not in (FORWARD, BACKWARD, BACKWARD_INPUT):
                 continue
@@ -330,12 +335,12 @@ def destinations_of(config: RunConfig) -> Destinations:
             # A boundary has the number of the block behind it: the next stage's first, or, backward, this stage's own.
             after, leaving = (element.stage + 1,) * 2 if forward else (element.stage - 1, element.stage)
             # Between two stages of one rank nothing is sent.
-            if not 0 <= after < schedule.stages or (to := schedule.placement[element.pipe][after]) == own:
+            if not 0 <= after < schedule.stages or (to := schedule.placement[element.pipe][after]) == pipeline_rank:
                 continue
-            sent[to] = sent.get(to, 0) + at_block[bounds[leaving]]
-        total = sum(sent.values())
-        found.append({to: Fraction(num_bytes, total) for to, num_bytes in sorted(sent.items())})
-    return found
+            bytes_to[to] = bytes_to.get(to, 0) + at_block[bounds[leaving]]
+        total = sum(bytes_to.values())
+        shares.append({to: Fraction(num_bytes, total) for to, num_bytes in sorted(bytes_to.items())})
+    return shares
 
 
 ADAM_RATE: Final = 1e-3
@@ -400,9 +405,11 @@ class Reduction:
         return took_s
 
 
-def gaps_percent(way: Reduction, against: Reduction) -> tuple[float, ...]:
+def gaps_percent(reduction: Reduction, against: Reduction) -> tuple[float, ...]:
     """Compute by how many percent each seed's loss exceeds that of the same seed in another way."""
-    return tuple(100 * (own / other - 1) for own, other in zip(way.losses, against.losses, strict=True))
+    return tuple(
+        100 * (loss / baseline_loss - 1) for loss, baseline_loss in zip(reduction.losses, against.losses, strict=True)
+    )
 
 
 def ways(steps: int, **fields: Any) -> dict[str, RunConfig]:
@@ -412,7 +419,7 @@ def ways(steps: int, **fields: Any) -> dict[str, RunConfig]:
         LabError: if the fields do not fit one of the ways.
     """
     shared = {"learning_rate": ADAM_RATE, **fields, "steps": steps}
-    return {name: RunConfig.of(**{**shared, **own}) for name, own in WAYS.items()}
+    return {name: RunConfig.of(**{**shared, **overrides}) for name, overrides in WAYS.items()}
 
 
 def traffic_of_step(config: RunConfig, step: int, shapes: ModelShapes | None = None) -> tuple[Traffic, ...]:
@@ -432,21 +439,21 @@ def traffic_of_step(config: RunConfig, step: int, shapes: ModelShapes | None = N
         whole_bytes = FP32_BYTES * shapes.num_parameters
         dp = config.layout.dp
         return (Traffic(collective="all_reduce", group="dp", group_size=dp, count=1, message_bytes=whole_bytes),)
-    return tuple(one for one in predict_communication(config, shapes) if one.group == "dp")
+    return tuple(traffic for traffic in predict_communication(config, shapes) if traffic.group == "dp")
 
 
 def _kind(config: RunConfig, step: int) -> str:
     """Whether a step sends everything, nothing, or the steady traffic of its way."""
-    first = config.warmup_steps or 0
+    full_steps = config.warmup_steps or 0
     if config.layout.gradient_compression == "powersgd":
         # PowerSGD's hook counts its own first steps, whatever the optimizer warms up.
-        first = powersgd_start(config.steps)
-    in_full, silent = step < first, False
+        full_steps = powersgd_start(config.steps)
+    in_full, silent = step < full_steps, False
     if config.optimizer == "zero_one_adam":
-        in_full = step in stages.variance_steps(first)
-        silent = not stages.synchronises(step, first, config.steps)
+        in_full = step in stages.variance_steps(full_steps)
+        silent = not stages.synchronises(step, full_steps, config.steps)
     elif config.optimizer in LOCAL:
-        silent = not meets(step, config.local_steps or 1, first, config.steps)
+        silent = not meets(step, config.local_steps or 1, full_steps, config.steps)
     return "in full" if in_full else "nothing" if silent else "steady"
 
 
@@ -461,14 +468,14 @@ def predicted_way(name: str, config: RunConfig) -> Reduction:
     """Predict a way's traffic: the mean over all steps of the run."""
     shapes = model_shapes(config)
     kinds = [_kind(config, step) for step in range(config.steps)]
-    each = {kind: traffic_of_step(config, kinds.index(kind), shapes) for kind in set(kinds)}
-    told = [each[kind] for kind in kinds]
+    traffic_of_kind = {kind: traffic_of_step(config, kinds.index(kind), shapes) for kind in set(kinds)}
+    step_traffic = [traffic_of_kind[kind] for kind in kinds]
     # From the step after the last full one on.
-    later = told[max((step + 1 for step, kind in enumerate(kinds) if kind == "in full"), default=0) :]
+    later = step_traffic[max((step + 1 for step, kind in enumerate(kinds) if kind == "in full"), default=0) :]
     return Reduction(
         name,
         OPTIMIZERS[OPTIMIZERS[config.optimizer].baseline or config.optimizer].label,
-        sent_bytes=sum(one.sent_bytes for step in told for one in step) / config.steps,
-        steady_bytes=sum(one.sent_bytes for step in later for one in step) / len(later),
-        rounds=sum(rounds_of(one) for step in told for one in step) / config.steps,
+        sent_bytes=sum(traffic.sent_bytes for step in step_traffic for traffic in step) / config.steps,
+        steady_bytes=sum(traffic.sent_bytes for step in later for traffic in step) / len(later),
+        rounds=sum(rounds_of(traffic) for step in step_traffic for traffic in step) / config.steps,
     )

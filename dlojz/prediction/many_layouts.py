@@ -104,8 +104,8 @@ class RankMemories(NamedTuple):
 
 def needed_traces(configs: list[RunConfig]) -> list[RunConfig]:
     """Select one run for each trace that `rank_memories` needs and the store lacks."""
-    wanted = {key: one for config in configs for one in _sampled(config) for key in _keys_of(one)}
-    return [one for key, one in wanted.items() if not is_kept(key)]
+    run_of_key = {key: run for config in configs for run in _sampled(config) for key in _keys_of(run)}
+    return [run for key, run in run_of_key.items() if not is_kept(key)]
 
 
 def make_trace(config: RunConfig) -> None:
@@ -152,11 +152,11 @@ def rank_memories(config: RunConfig, micro_batches: list[tuple[int, int]], devic
         part = _part(config, rank)
         curve = _activations(config, part)
         flights = [_in_flight(config, stage, number, curve) for _, number in micro_batches]
-        held = curve.held_bytes(flights, samples)
+        flight_bytes = curve.held_bytes(flights, samples)
         received = 0.0
         if layout.pp > 1:
             few = _with(config, 1, min(layout.micro_batches, _few(layout.pp)))
-            held = held + _sample_bytes(few, stage) * samples * numbers
+            flight_bytes = flight_bytes + _sample_bytes(few, stage) * samples * numbers
             received = _received_bytes(few, stage)
         columns = np.zeros((len(CATEGORIES), samples.size))
         host = np.zeros(samples.size)
@@ -164,7 +164,7 @@ def rank_memories(config: RunConfig, micro_batches: list[tuple[int, int]], devic
         for chosen in (numbers == 1, numbers == 2, numbers > 2):
             if chosen.any():
                 engine = _engine(_with(config, 1, min(int(numbers[chosen].min()), _few(layout.pp))), rank, part)
-                columns[:, chosen] = _peaks(curve, engine, samples[chosen], held[:, :, chosen])
+                columns[:, chosen] = _peaks(curve, engine, samples[chosen], flight_bytes[:, :, chosen])
                 host[chosen] = engine.host_bytes
         columns[CATEGORIES.index("workspace")] += CUBLAS_HANDLES * device.cublas_workspace_bytes
         columns[CATEGORIES.index("workspace")] += received * samples * numbers
@@ -183,16 +183,18 @@ def kept_summaries(config: RunConfig) -> Iterator[None]:
     if model not in _READ:
         _READ.add(model)
         _SUMMARIES.update(read(("summaries", model), _parsed) or {})
-    known = len(_SUMMARIES)
+    summary_count = len(_SUMMARIES)
     yield
-    if len(_SUMMARIES) > known:
-        own = {key: one.to_data() for key, one in _SUMMARIES.items() if key.startswith(_prefix(config))}
-        write(("summaries", model), own)
+    if len(_SUMMARIES) > summary_count:
+        model_summaries = {
+            key: summary.to_data() for key, summary in _SUMMARIES.items() if key.startswith(_prefix(config))
+        }
+        write(("summaries", model), model_summaries)
 
 
 def _parsed(data: dict[str, Any]) -> dict[str, _Activations | _Engine]:
     kinds: dict[str, type[_Activations] | type[_Engine]] = {"activations": _Activations, "engine": _Engine}
-    return {key: kinds[str(one.pop("kind"))].from_data(one) for key, one in data.items()}
+    return {key: kinds[str(summary.pop("kind"))].from_data(summary) for key, summary in data.items()}
 
 
 def _prefix(config: RunConfig) -> str:
@@ -286,14 +288,14 @@ class _Engine:
 
     def to_data(self) -> dict[str, Any]:
         """Plain JSON data."""
-        slots = [[where, *slot] for where, slot in self.slots]
+        slots = [[batch_place, *slot] for batch_place, slot in self.slots]
         return {"kind": "engine", "slots": slots, "bytes": self.bytes_by_category.tolist(), "host": self.host_bytes}
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> _Engine:
         """What `to_data` has written."""
-        read = [(str(where), (str(phase), str(block))) for where, phase, block in data["slots"]]
-        slots = {slot: place for place, slot in enumerate(read)}
+        slot_keys = [(str(batch_place), (str(phase), str(block))) for batch_place, phase, block in data["slots"]]
+        slots = {slot: row for row, slot in enumerate(slot_keys)}
         return cls(slots, np.array(data["bytes"], float), int(data["host"]))
 
 
@@ -310,30 +312,38 @@ class _Flight(NamedTuple):
     most: int
 
 
-def _peaks(curve: _Activations, engine: _Engine, samples: Reals, held: Reals) -> Reals:
+def _peaks(curve: _Activations, engine: _Engine, samples: Reals, flight_bytes: Reals) -> Reals:
     """Bytes by category (rows) at the peak, for each number of samples (columns)."""
     # Where its last block is computed in halves, a slot has no number of gradients: the fullest one stands for it.
     fullest = _fullest_slots(engine)
-    kept = curve.kept[:, :1] + curve.kept[:, 1:] * samples
-    other = np.maximum(curve.other[:, :1] + curve.other[:, 1:] * samples, 0.0)
-    places = np.arange(samples.size)
-    outside = [place for (_, (phase, _)), place in engine.slots.items() if phase not in PASSES]
-    fullest_outside = max(outside, key=lambda place: float(engine.bytes_by_category[place].sum()))
+    kept_bytes = curve.kept[:, :1] + curve.kept[:, 1:] * samples
+    temporary_bytes = np.maximum(curve.other[:, :1] + curve.other[:, 1:] * samples, 0.0)
+    indices = np.arange(samples.size)
+    outside = [row for (_, (phase, _)), row in engine.slots.items() if phase not in PASSES]
+    fullest_outside = max(outside, key=lambda row: float(engine.bytes_by_category[row].sum()))
     columns = np.repeat(engine.bytes_by_category[fullest_outside][:, None], samples.size, axis=1)
-    for where, others in zip(PLACES, held, strict=True):
-        of_slot = np.array([engine.slots.get((where, slot), fullest.get((where, slot), -1)) for slot in curve.slots])
-        seen = of_slot >= 0
-        if not seen.any():
+    for batch_place, in_flight_bytes in zip(PLACES, flight_bytes, strict=True):
+        of_slot = np.array(
+            [engine.slots.get((batch_place, slot), fullest.get((batch_place, slot), -1)) for slot in curve.slots]
+        )
+        is_present = of_slot >= 0
+        if not is_present.any():
             continue
-        fixed = np.where(seen[:, None], engine.bytes_by_category[of_slot], 0.0)
+        fixed = np.where(is_present[:, None], engine.bytes_by_category[of_slot], 0.0)
         # (slots, 1) + (slots, columns) + (columns,): the engine's part does not depend on the samples.
-        total = np.where(seen[:, None] & (others >= 0), fixed.sum(axis=1)[:, None] + kept + other + others, 0.0)
-        at = np.argmax(total, axis=0)
-        found = np.where(total[at, places] > 0, fixed[at].T, 0.0)
-        found[CATEGORIES.index("activations")] += kept[at, places] + others[at, places]
-        found[CATEGORIES.index("workspace")] += other[at, places]
-        more = found.sum(axis=0) > columns.sum(axis=0)
-        columns[:, more] = found[:, more]
+        total = np.where(
+            is_present[:, None] & (in_flight_bytes >= 0),
+            fixed.sum(axis=1)[:, None] + kept_bytes + temporary_bytes + in_flight_bytes,
+            0.0,
+        )
+        peak_rows = np.argmax(total, axis=0)
+        peak_columns = np.where(total[peak_rows, indices] > 0, fixed[peak_rows].T, 0.0)
+        peak_columns[CATEGORIES.index("activations")] += (
+            kept_bytes[peak_rows, indices] + in_flight_bytes[peak_rows, indices]
+        )
+        peak_columns[CATEGORIES.index("workspace")] += temporary_bytes[peak_rows, indices]
+        is_larger = peak_columns.sum(axis=0) > columns.sum(axis=0)
+        columns[:, is_larger] = peak_columns[:, is_larger]
     return columns
 
 
@@ -395,15 +405,18 @@ class _Part(NamedTuple):
     def slot_of(self, slot: Slot) -> Slot:
         """A slot by the place of its block among the rank's, so that alike ranks have equal ones."""
         phase, block = slot
-        number, more = _number(block), block.split(".")[2:]
+        number, suffix = _number(block), block.split(".")[2:]
         if not self.own or number < 0:
             return slot
-        return (phase, ".".join((str(self.places.get(number, block)), *more)))
+        return (phase, ".".join((str(self.places.get(number, block)), *suffix)))
 
     @property
     def places(self) -> dict[int, int]:
         """Place of each block among the rank's."""
-        return {block: place for place, block in enumerate(block for one in self.own for block in one)}
+        return {
+            block: position
+            for position, block in enumerate(block for stage_blocks in self.own for block in stage_blocks)
+        }
 
 
 def _part(config: RunConfig, rank: int) -> _Part:
@@ -423,9 +436,12 @@ def _part(config: RunConfig, rank: int) -> _Part:
 def _part_of_stage(config: RunConfig, stage: int, kinds: tuple[Hashable, ...], stride: int) -> _Part:
     bounds = _bounds(config)
     stages = rank_stages(config, stage * stride)
-    own = tuple(tuple(range(bounds[one], bounds[one + 1])) for one in stages)
-    alike = tuple((kinds[one[0] - 1] if one[0] else None, tuple(kinds[block] for block in one)) for one in own)
-    return _Part(own, alike, sum(len(one) for one in own))
+    stage_blocks = tuple(tuple(range(bounds[stage_number], bounds[stage_number + 1])) for stage_number in stages)
+    stage_kinds = tuple(
+        (kinds[blocks[0] - 1] if blocks[0] else None, tuple(kinds[block] for block in blocks))
+        for blocks in stage_blocks
+    )
+    return _Part(stage_blocks, stage_kinds, sum(len(blocks) for blocks in stage_blocks))
 
 
 _BOUNDS: dict[Hashable, tuple[int, ...]] = {}
@@ -456,10 +472,10 @@ def _kinds(config: RunConfig) -> tuple[Hashable, ...]:
 def _kinds_of(shapes: ModelShapes) -> tuple[Hashable, ...]:
     signatures: list[Hashable] = [()] * num_blocks(shapes)
     for block in shapes.blocks():
-        signatures[block[0].block] = tuple((one.name.split(".", 2)[2], one.shape) for one in block)
+        signatures[block[0].block] = tuple((parameter.name.split(".", 2)[2], parameter.shape) for parameter in block)
     numbers: dict[Hashable, int] = {}
-    kinds = [numbers.setdefault(one, len(numbers)) for one in signatures]
-    return tuple((kind, place in (0, len(kinds) - 1)) for place, kind in enumerate(kinds))
+    kinds = [numbers.setdefault(signature, len(numbers)) for signature in signatures]
+    return tuple((kind, position in (0, len(kinds) - 1)) for position, kind in enumerate(kinds))
 
 
 _SUMMARIES: dict[str, _Activations | _Engine] = {}
@@ -473,13 +489,13 @@ def _activations(config: RunConfig, part: _Part) -> _Activations:
     key = f"{_prefix(config)} activations {trace!r} {part.kinds!r} {splits_backward(config)}"
     if key not in _SUMMARIES:
         _SUMMARIES[key] = _line_of(config, part)
-    found = _SUMMARIES[key]
-    assert isinstance(found, _Activations)
-    return found
+    summary = _SUMMARIES[key]
+    assert isinstance(summary, _Activations)
+    return summary
 
 
 def _line_of(config: RunConfig, part: _Part) -> _Activations:
-    low, high = (_of_rank(one, part) for one in _sampled(config))
+    low, high = (_of_rank(run, part) for run in _sampled(config))
     span = SAMPLED[1] - SAMPLED[0]
 
     def line(low: Reals, high: Reals) -> Reals:
@@ -487,7 +503,7 @@ def _line_of(config: RunConfig, part: _Part) -> _Activations:
         slope = (high - low) / span
         return np.stack([low - slope * SAMPLED[0], slope], axis=1)
 
-    items = line(np.array([low.items[one] for one in low.items]), np.array([high.items[one] for one in low.items]))
+    items = line(np.array([low.items[row] for row in low.items]), np.array([high.items[one] for one in low.items]))
     lines = {item: (one[0], one[1]) for item, one in zip(low.items, items.tolist(), strict=True)}
     kept, other = line(np.array(low.kept), np.array(high.kept)), line(np.array(low.other), np.array(high.other))
     return _Activations(tuple(low.slots), tuple(low.acts), kept, other, lines, tuple(low.retaining))
@@ -548,22 +564,22 @@ class _Curve:
         gradients = {event.storage for event in trace.events if isinstance(event, TraceMark) and event.what == "ready"}
         left_out = gradients | trace.on_host | {-2}
         moves = [
-            one
-            for one in trace.events
-            if isinstance(one, Allocation) and one.storage not in left_out and one.phase != "data"
+            event
+            for event in trace.events
+            if isinstance(event, Allocation) and event.storage not in left_out and event.phase != "data"
         ]
         self.slots: dict[Slot, int] = {}
         self.trace = trace
-        self.delta = np.array([one.delta_bytes for one in moves], float)
-        slots = [(one.phase, _place_of(one.module)) for one in moves]
-        self.slot = np.array([self.slots.setdefault(one, len(self.slots)) for one in slots])
-        self.storage = np.array([one.storage for one in moves])
+        self.delta = np.array([move.delta_bytes for move in moves], float)
+        slots = [(move.phase, _place_of(move.module)) for move in moves]
+        self.slot = np.array([self.slots.setdefault(slot, len(self.slots)) for slot in slots])
+        self.storage = np.array([move.storage for move in moves])
         self.is_kept = np.isin(self.storage, list(trace.kept))
-        self.turn = np.array([TURN_OF.get(one.phase, 0) for one in moves])
+        self.turn = np.array([TURN_OF.get(move.phase, 0) for move in moves])
         self.num_blocks = 1 + max(_number(block) for _, block in self.slots)
         self.at = self._numbered(one.module for one in moves)
         """Block that computes; the loss stands after the last."""
-        self.block = self._numbered(trace.module_of[one.storage] for one in moves)
+        self.block = self._numbered(trace.module_of[move.storage] for move in moves)
         """Block that has made the storage."""
         data = [one.storage for one in trace.events if isinstance(one, Allocation) and one.phase == "data"]
         self.is_data = np.isin(self.storage, data)
@@ -642,20 +658,20 @@ def _data_bytes(trace: MemoryTrace) -> float:
 
 def in_slots(trace: MemoryTrace) -> MemoryTrace:
     """The trace with the slots of the last block's backward as its modules, each begun by an allocation of nothing."""
-    last = f"blocks.{max(_number(block_of(module)) for module in trace.module_of.values())}"
+    last_block = f"blocks.{max(_number(block_of(module)) for module in trace.module_of.values())}"
     events: list[Allocation | TraceMark] = []
-    ready, phase, here = 0, "", ""
+    ready, phase, block = 0, "", ""
     for event in trace.events:
         if isinstance(event, Allocation):
             phase = event.phase
             # In no module: of the last block too, once its backward has begun (the gradient of its head, recomputed).
-            here = block_of(event.module) or (here if phase == "backward" else "")
-            own = phase == "backward" and here == last
-            events.append(replace(event, module=f"{last}.@{ready}") if own else event)
+            block = block_of(event.module) or (block if phase == "backward" else "")
+            is_in_last_block = phase == "backward" and block == last_block
+            events.append(replace(event, module=f"{last_block}.@{ready}") if is_in_last_block else event)
             continue
-        if phase == "backward" and block_of(event.name) == last:
-            ready, here = ready + (event.what == "ready"), last
-            events.append(Allocation(-2, 0, "backward", f"{last}.@{ready}"))
+        if phase == "backward" and block_of(event.name) == last_block:
+            ready, block = ready + (event.what == "ready"), last_block
+            events.append(Allocation(-2, 0, "backward", f"{last_block}.@{ready}"))
         events.append(event)
     return replace(trace, events=tuple(events))
 
@@ -701,8 +717,8 @@ class _SlotLedger(Ledger):
 
     def _note(self) -> None:
         number = self.detail[0]
-        place = "last" if number == self.last else "first" if number == 0 else "between"
-        slot = (place, (self.moment, _place_of(self.detail[1])))
+        batch_place = "last" if number == self.last else "first" if number == 0 else "between"
+        slot = (batch_place, (self.moment, _place_of(self.detail[1])))
         if self._total_bytes > self.most.get(slot, (-1, {}))[0]:
             self.most[slot] = (self._total_bytes, dict(self._by_category))
 
@@ -720,25 +736,30 @@ def _engine(config: RunConfig, rank: int, part: _Part) -> _Engine:
     key = f"{_prefix(config)} engine {depends!r}"
     if key not in _SUMMARIES:
         _SUMMARIES[key] = _engine_of(config, rank, part)
-    found = _SUMMARIES[key]
-    assert isinstance(found, _Engine)
-    return found
+    summary = _SUMMARIES[key]
+    assert isinstance(summary, _Engine)
+    return summary
 
 
 def _engine_of(config: RunConfig, rank: int, part: _Part) -> _Engine:
     """Replay the gradients and marks of the trace through the engine's memory model."""
-    whole = model_shapes(config)
+    whole_shapes = model_shapes(config)
     dp_rank = axes_of(config, rank)[0]
-    shapes = part_of(config, whole, rank)
-    trace = trace_of_rank(config, _skeleton_of(_sampled(config)[0], rank), whole, rank)
+    shapes = part_of(config, whole_shapes, rank)
+    trace = trace_of_rank(config, _skeleton_of(_sampled(config)[0], rank), whole_shapes, rank)
     if config.engine_spec.skips_unreached or config.engine_spec.flattens_unreached:
         shapes = shapes.trained_only(reached_names(trace.events))
     states = offload_states(config, shapes, predict_states(config, shapes, dp_rank), dp_rank)
     ledger = _SlotLedger(config.layout.micro_batches)
     overlay = forecast.overlay_of(config, shapes, dp_rank=dp_rank, on_gpu=True)
     StepReplay(config, trace, states, overlay, ledger=ledger).run()
-    slots = {(first, part.slot_of(slot)): place for place, (first, slot) in enumerate(ledger.most)}
-    table = np.array([[float(held.get(one, 0)) for one in CATEGORIES] for _, held in ledger.most.values()])
+    slots = {(batch_place, part.slot_of(slot)): row for row, (batch_place, slot) in enumerate(ledger.most)}
+    table = np.array(
+        [
+            [float(category_bytes.get(category, 0)) for category in CATEGORIES]
+            for _, category_bytes in ledger.most.values()
+        ]
+    )
     return _Engine(slots, table, (states.host_bytes or 0) + ledger.most_host_bytes)
 
 
@@ -761,12 +782,12 @@ def _skeleton(trace: MemoryTrace) -> MemoryTrace:
         if isinstance(event, TraceMark):
             events.append(event)
             continue
-        here = (event.phase, _place_of(event.module))
+        event_slot = (event.phase, _place_of(event.module))
         if event.storage in gradients:
             events.append(event)
-        elif here != slot:
+        elif event_slot != slot:
             events.append(Allocation(-2, 0, event.phase, event.module))
-        slot = here
+        slot = event_slot
     return replace(trace, events=tuple(events), kept=frozenset(), on_host=frozenset(), bytes_of={})
 
 

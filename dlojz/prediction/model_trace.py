@@ -111,17 +111,17 @@ def trace_repeating(model: BlockList, trace: Callable[[nn.Module], MemoryTrace])
     stretches = stretches_of(model)
     if not stretches:
         return trace(model)
-    whole = model.blocks
+    all_blocks = model.blocks
     # Of a stretch the first three blocks stay, and the last.
     left_out = {number for s in stretches for number in range(s.first + TRACED - 1, s.first + s.length - 1)}
-    model.blocks = nn.ModuleList(block for number, block in enumerate(whole) if number not in left_out)
+    model.blocks = nn.ModuleList(block for number, block in enumerate(all_blocks) if number not in left_out)
     try:
-        return _Expansion(trace(model), stretches, len(whole)).whole()
+        return _Expansion(trace(model), stretches, len(all_blocks)).whole()
     except _UnlikeError:
-        model.blocks = whole
+        model.blocks = all_blocks
         return trace(model)
     finally:
-        model.blocks = whole
+        model.blocks = all_blocks
 
 
 def stretches_of(model: BlockList) -> list[RepeatedBlocks]:
@@ -129,13 +129,13 @@ def stretches_of(model: BlockList) -> list[RepeatedBlocks]:
     if not model.is_chain:
         return []
     owners = Counter(id(parameter) for block in model.blocks for parameter in set(block.parameters()))
-    found, first = [], 0
-    for _, alike in groupby(_signature(block, owners) for block in model.blocks):
-        count = len(list(alike))
+    stretches, start = [], 0
+    for _, group in groupby(_signature(block, owners) for block in model.blocks):
+        count = len(list(group))
         if count > TRACED:
-            found.append(RepeatedBlocks(first, count))
-        first += count
-    return found
+            stretches.append(RepeatedBlocks(start, count))
+        start += count
+    return stretches
 
 
 def _signature(block: nn.Module, owners: Counter[int]) -> Hashable:
@@ -146,10 +146,13 @@ def _signature(block: nn.Module, owners: Counter[int]) -> Hashable:
     for name, part in block.named_modules():
         if part._forward_hooks or part._forward_pre_hooks:
             return object()
-        own = {key: value for key, value in vars(part).items() if not key.startswith("_")}
-        settings = tuple((key, _setting(value)) for key, value in sorted(own.items()))
-        held = [(key, one) for named in (part._parameters, part._buffers) for key, one in named.items()]
-        shapes = tuple((key, one if one is None else (one.shape, one.dtype, one.requires_grad)) for key, one in held)
+        attributes = {key: value for key, value in vars(part).items() if not key.startswith("_")}
+        settings = tuple((key, _setting(value)) for key, value in sorted(attributes.items()))
+        tensors = [(key, tensor) for table in (part._parameters, part._buffers) for key, tensor in table.items()]
+        shapes = tuple(
+            (key, tensor if tensor is None else (tensor.shape, tensor.dtype, tensor.requires_grad))
+            for key, tensor in tensors
+        )
         parts.append((name, type(part), settings, shapes))
     return tuple(parts)
 
@@ -158,9 +161,9 @@ def _setting(value: Any) -> Hashable:
     if isinstance(value, PLAIN):
         return type(value), value
     if isinstance(value, tuple | list):
-        return tuple(_setting(each) for each in value)
+        return tuple(_setting(element) for element in value)
     if isinstance(value, dict):
-        return tuple((key, _setting(each)) for key, each in value.items())
+        return tuple((key, _setting(element)) for key, element in value.items())
     return id(value)
 
 
@@ -177,15 +180,15 @@ class _Expansion:
         """Block of the whole model → the one of the shortened model with its events."""
         ends = {s.first: s for s in stretches}
         while len(self.model_of) <= count:
-            at, number = len(self.model_of), len(self.stands_for)
-            if at in ends:
-                s = ends[at]
+            position, number = len(self.model_of), len(self.stands_for)
+            if position in ends:
+                s = ends[position]
                 self.middles |= {number + 1, number + 2}
-                self.stands_for += [at, at + 1, at + 2, at + s.length - 1]
+                self.stands_for += [position, position + 1, position + 2, position + s.length - 1]
                 # The second of the four stands for all that are left out; the third shows that it may.
                 self.model_of += [number, *[number + 1] * (s.length - 2), number + 3]
             else:
-                self.stands_for.append(at)
+                self.stands_for.append(position)
                 self.model_of.append(number)
         self.segments: dict[tuple[int, int], list[Allocation | TraceMark]] = {}
         self.place_of: dict[int, _Place] = {}
@@ -199,64 +202,64 @@ class _Expansion:
 
     def _cut(self) -> None:
         """The events by pass and block, and where each storage was first seen."""
-        turn, block, last = 0, -1, len(self.stands_for) - 1
+        turn, block, last_block = 0, -1, len(self.stands_for) - 1
         births: Counter[tuple[int, int]] = Counter()
         for event in self.short.events:
             entered = TURN_OF.get(event.phase if isinstance(event, Allocation) else event.what, 0)
             if entered > turn:
-                turn, block = entered, last if TURNS[entered] < 0 else 0
+                turn, block = entered, last_block if TURNS[entered] < 0 else 0
             if isinstance(event, TraceMark) and event.what in ("forward", *TURN_OF):
-                at = block_number(event.name)
-                if at is not None and at != block:
-                    if at != block + TURNS[turn]:
+                event_block = block_number(event.name)
+                if event_block is not None and event_block != block:
+                    if event_block != block + TURNS[turn]:
                         raise _UnlikeError
-                    block = at
+                    block = event_block
             self.segments.setdefault((turn, block), []).append(event)
             if isinstance(event, Allocation) and event.storage not in self.place_of:
                 self.place_of[event.storage] = _Place(turn, block, births[turn, block])
                 births[turn, block] += 1
 
-    def _moved(self, block: int, seen_from: int, whole: int) -> int:
+    def _moved(self, block: int, seen_from: int, position: int) -> int:
         """Place of a block in the whole model, relative to another block and its place there."""
         if abs(block - seen_from) <= 1:
-            return whole + block - seen_from
+            return position + block - seen_from
         if block in self.middles:
             raise _UnlikeError
         return self.stands_for[block] if block >= 0 else block
 
-    def _name(self, name: str, seen_from: int, whole: int) -> str:
+    def _name(self, name: str, seen_from: int, position: int) -> str:
         block = block_number(name)
         if block is None:
             return name
-        rest = name.split(".", 2)[2:]
-        return ".".join(["blocks", str(self._moved(block, seen_from, whole)), *rest])
+        suffix = name.split(".", 2)[2:]
+        return ".".join(["blocks", str(self._moved(block, seen_from, position)), *suffix])
 
-    def _place(self, storage: int, seen_from: int, whole: int) -> _Place | None:
-        place = self.place_of.get(storage)
-        return place and place._replace(block=self._moved(place.block, seen_from, whole))
+    def _place(self, storage: int, seen_from: int, position: int) -> _Place | None:
+        birth = self.place_of.get(storage)
+        return birth and birth._replace(block=self._moved(birth.block, seen_from, position))
 
     def _seen_from(self, block: int, turn: int) -> list[Hashable]:
         """Events in a block, as if it were block 0; consecutive releases in a fixed order."""
-        told: list[Hashable] = []
+        signature: list[Hashable] = []
         for is_release, events in groupby(
             self.segments.get((turn, block), []), lambda e: isinstance(e, Allocation) and e.delta_bytes < 0
         ):
             run: list[tuple[Any, ...]] = []
             for event in events:
-                place = self._near(event.storage, block)
+                birth = self._near(event.storage, block)
                 if isinstance(event, TraceMark):
-                    run.append((event.what, self._name(event.name, block, 0), place))
+                    run.append((event.what, self._name(event.name, block, 0), birth))
                 else:
-                    run.append((event.phase, self._name(event.module, block, 0), place, event.delta_bytes))
-            told += sorted(run, key=repr) if is_release else run
-        return told
+                    run.append((event.phase, self._name(event.module, block, 0), birth, event.delta_bytes))
+            signature += sorted(run, key=repr) if is_release else run
+        return signature
 
     def _near(self, storage: int, block: int) -> Hashable:
         """A storage of this block or a neighbour, relative to it; of another, by its place in the whole model."""
-        place = self.place_of.get(storage)
-        if place is None or abs(place.block - block) > 1:
+        birth = self.place_of.get(storage)
+        if birth is None or abs(birth.block - block) > 1:
             return self._place(storage, block, 0), "far"
-        return place._replace(block=place.block - block), "near"
+        return birth._replace(block=birth.block - block), "near"
 
     def whole(self) -> MemoryTrace:
         """Expand the trace to the whole model."""
@@ -264,18 +267,18 @@ class _Expansion:
         events: list[Allocation | TraceMark] = []
         bytes_of: dict[int, int] = {}
         module_of: dict[int, str] = {}
-        kept, on_host = set(), set()
-        for event, told, seen in self._in_order():
-            number = self._number(event.storage, *seen)
+        kept_storages, on_host = set(), set()
+        for event, module_view, storage_view in self._in_order():
+            number = self._number(event.storage, *storage_view)
             if isinstance(event, TraceMark):
-                events.append(TraceMark(event.what, self._name(event.name, *told), number))
+                events.append(TraceMark(event.what, self._name(event.name, *module_view), number))
                 continue
-            module = self._name(event.module, *told)
+            module = self._name(event.module, *module_view)
             events.append(Allocation(number, event.delta_bytes, event.phase, module))
             if number not in bytes_of:
                 bytes_of[number] = short.bytes_of[event.storage]
-                module_of[number] = self._name(short.module_of[event.storage], *told)
-                kept |= {number} if event.storage in short.kept else set()
+                module_of[number] = self._name(short.module_of[event.storage], *module_view)
+                kept_storages |= {number} if event.storage in short.kept else set()
                 on_host |= {number} if event.storage in short.on_host else set()
         output_of, gradient_of = self._by_name(short.output_of), self._by_name(short.gradient_of)
         blocks = enumerate(self.model_of[: self.count])
@@ -283,7 +286,7 @@ class _Expansion:
         flops_of[""] = short.flops_of.get("", 0)
         return MemoryTrace(
             tuple(events),
-            frozenset(kept),
+            frozenset(kept_storages),
             frozenset(on_host),
             bytes_of,
             module_of,
@@ -304,36 +307,38 @@ class _Expansion:
 
     def _in_order(self) -> Iterator[tuple[Allocation | TraceMark, _View, _View]]:
         """Each event of the whole model, with the views of its module and of its storage."""
-        forward = [_View(-1, -1), *(_View(model, at) for at, model in enumerate(self.model_of))]
+        forward = [_View(-1, -1), *(_View(model, position) for position, model in enumerate(self.model_of))]
         for turn, direction in enumerate(TURNS):
             for view in forward[::direction]:
                 swept: set[_Place] = set()
                 for event in self.segments.get((turn, view.block), []):
-                    place = self.place_of.get(event.storage)
+                    birth = self.place_of.get(event.storage)
                     if isinstance(event, TraceMark) or event.delta_bytes > 0:
                         _check_none_is_left(swept)
-                    elif place is not None and place.block in self.middles and abs(place.block - view.block) > 1:
-                        yield from ((event, view, where) for where in self._sweep(place, swept))
+                    elif birth is not None and birth.block in self.middles and abs(birth.block - view.block) > 1:
+                        yield from ((event, view, sweep_view) for sweep_view in self._sweep(birth, swept))
                         continue
                     yield event, view, view
                 _check_none_is_left(swept)
 
-    def _sweep(self, place: _Place, swept: set[_Place]) -> Iterator[_View]:
+    def _sweep(self, birth: _Place, swept: set[_Place]) -> Iterator[_View]:
         """Views of a storage that is released together with those of all blocks, also of those left out.
 
         That is so if the two in the middle release theirs together (`swept`: what one of them has released).
         """
-        first = place.block if place.block + 1 in self.middles else place.block - 1
-        twin = place._replace(block=2 * first + 1 - place.block)
+        first_middle = birth.block if birth.block + 1 in self.middles else birth.block - 1
+        twin = birth._replace(block=2 * first_middle + 1 - birth.block)
         if twin in swept:
             swept.discard(twin)
             return
-        swept.add(place)
-        yield from (_View(place.block, at) for at, model in enumerate(self.model_of) if model == first)
+        swept.add(birth)
+        yield from (
+            _View(birth.block, position) for position, model in enumerate(self.model_of) if model == first_middle
+        )
 
-    def _number(self, storage: int, model: int, at: int) -> int:
-        place = self._place(storage, model, at)
-        return -1 if place is None else self.number_of.setdefault(place, len(self.number_of))
+    def _number(self, storage: int, model: int, position: int) -> int:
+        birth = self._place(storage, model, position)
+        return -1 if birth is None else self.number_of.setdefault(birth, len(self.number_of))
 
 
 def _check_none_is_left(swept: set[_Place]) -> None:
@@ -453,7 +458,7 @@ def pretended_sums(config: RunConfig) -> tuple[int, ...]:
 def _sums(key: TraceKey) -> tuple[int, ...]:
     model, traced = tracer_of(key)
     traced(model)
-    return tuple(next(one.axis.pretended for one in model.modules() if isinstance(one, LinearShare)))
+    return tuple(next(module.axis.pretended for module in model.modules() if isinstance(module, LinearShare)))
 
 
 @refusing_overflow()
@@ -506,9 +511,9 @@ def trace_of_rank(config: RunConfig, trace: MemoryTrace, shapes: ModelShapes, ra
     if config.layout.pp == 1:
         return trace
     stages, bounds = rank_stages(config, rank), bounds_of(config, shapes)
-    own = {f"blocks.{number}" for stage in stages for number in range(*bounds[stage : stage + 2])}
+    rank_blocks = {f"blocks.{number}" for stage in stages for number in range(*bounds[stage : stage + 2])}
     if len(bounds) - 2 in stages:
-        own.add("")  # the loss
+        rank_blocks.add("")  # the loss
     received = {trace.output_of.get(f"blocks.{bounds[stage] - 1}", -1) for stage in stages if stage > 0} - {-1}
 
     events: list[Allocation | TraceMark] = []
@@ -520,17 +525,17 @@ def trace_of_rank(config: RunConfig, trace: MemoryTrace, shapes: ModelShapes, ra
         if event.phase == "data":
             return False  # a pipeline reads all micro-batches before its first forward: see `Step`
         # A release belongs to whose allocation it ends: autocast gives its casts back after the last block's forward.
-        return event.storage in bytes_of or (event.delta_bytes >= 0 and block_of(event.module) in own)
+        return event.storage in bytes_of or (event.delta_bytes >= 0 and block_of(event.module) in rank_blocks)
 
     for event in trace.events:
         if isinstance(event, TraceMark):
-            if event.name == "" or block_of(event.name) in own:
+            if event.name == "" or block_of(event.name) in rank_blocks:
                 events.append(event)
         elif is_own(event):
             events.append(event)
             bytes_of[event.storage] = max(bytes_of.get(event.storage, 0), event.delta_bytes)
-    kept = frozenset(storage for storage in trace.kept if storage in bytes_of)
-    return replace(trace, events=tuple(events), kept=kept, bytes_of=bytes_of)
+    kept_storages = frozenset(storage for storage in trace.kept if storage in bytes_of)
+    return replace(trace, events=tuple(events), kept=kept_storages, bytes_of=bytes_of)
 
 
 def micro_batches_in_flight(config: RunConfig, rank: int) -> int:

@@ -108,7 +108,7 @@ def bytes_per_parameter(
         LabError: if an argument is unknown or out of range, or the stage cannot offload it.
     """
     _check(precision, optimizer, zero, (dp, tp, pp), offload)
-    weight, gradient, master = (Fraction(each) for each in _WEIGHTS[precision])
+    weight, gradient, master = (Fraction(num_bytes) for num_bytes in _WEIGHTS[precision])
     moments = MOMENT_BYTES[optimizer]
     share = Fraction(1, pp * tp)
     # Stage 1 shards what the optimizer keeps, stage 2 the gradients too, stage 3 the weights too.
@@ -118,28 +118,28 @@ def bytes_per_parameter(
         "optimizer": share * moments / (dp if zero >= 1 else 1),
         "master": share * master / (dp if zero >= 1 else 1),
     }
-    moved = Fraction(0)
+    host_bytes = Fraction(0)
     if offload != "none":
         # What is updated on the host is a copy in fp32, with its gradient, whatever the device computes in.
-        moved = share * (4 + 4 + moments) / dp
+        host_bytes = share * (4 + 4 + moments) / dp
         device |= {"optimizer": Fraction(0), "master": Fraction(0)}
         if zero >= 2:  # stage 1 accumulates whole gradients on the device
             device["gradients"] = Fraction(0)
     if offload == "parameters":
-        moved += device["weights"]
+        host_bytes += device["weights"]
         device["weights"] = Fraction(0)
-    return StatesForm(device, moved)
+    return StatesForm(device, host_bytes)
 
 
 def _check(precision: str, optimizer: str, zero: int, degrees: tuple[int, int, int], offload: str) -> None:
-    for what, value, legal in (
+    for argument, value, legal in (
         ("precision", precision, get_args(Precision)),
         ("optimizer", optimizer, get_args(Optimizer)),
         ("zero", zero, range(4)),
         ("offload", offload, get_args(Offload)),
     ):
         if value not in legal:
-            raise LabError(one_of(what, value, [str(one) for one in legal]))
+            raise LabError(one_of(argument, value, [str(choice) for choice in legal]))
     for name, degree in zip(("dp", "tp", "pp"), degrees, strict=True):
         if degree < 1:
             raise refusal(
@@ -304,13 +304,13 @@ def layer_parts(shape: Shape, *, tp: int = 1, sequence_parallel: bool = False) -
     mask) and the norms 4·sbh; sequence parallelism shards these too.
     Source: KOR, §4.1, table 2.
     """
-    whole = Fraction(1, tp) if sequence_parallel else Fraction(1)
+    whole_share = Fraction(1, tp) if sequence_parallel else Fraction(1)
     sbh = shape.sbh
     return {
         # 8 of attention and 16 of the MLP are the 24/t of the paper; 3 and 3, with 4 of the norms, its 10.
-        "attention": 3 * sbh * whole + Fraction(8 * sbh + 5 * shape.scores, tp),
-        "mlp": 3 * sbh * whole + Fraction(16 * sbh, tp),
-        "layer_norm": 4 * sbh * whole,
+        "attention": 3 * sbh * whole_share + Fraction(8 * sbh + 5 * shape.scores, tp),
+        "mlp": 3 * sbh * whole_share + Fraction(16 * sbh, tp),
+        "layer_norm": 4 * sbh * whole_share,
     }
 
 

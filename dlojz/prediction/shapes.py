@@ -145,19 +145,22 @@ class ModelShapes:
 
     def trained_only(self, names: Set[str]) -> ModelShapes:
         """Return the same shapes with all parameters but these frozen."""
-        if all(one.name in names for one in self.parameters if one.is_trained):
+        if all(parameter.name in names for parameter in self.parameters if parameter.is_trained):
             return self
-        parameters = (replace(one, is_trained=one.is_trained and one.name in names) for one in self.parameters)
+        parameters = (
+            replace(parameter, is_trained=parameter.is_trained and parameter.name in names)
+            for parameter in self.parameters
+        )
         return replace(self, parameters=tuple(parameters))
 
     def in_dtype(self, dtype: str) -> ModelShapes:
         """Return the same shapes with all parameters and buffers of floating point in one type."""
-        each = ELEMENT_BYTES[dtype]
+        element_bytes = ELEMENT_BYTES[dtype]
         return replace(
             self,
             parameters=tuple(replace(parameter, dtype=dtype) for parameter in self.parameters),
             buffers=tuple(
-                (block, elements, num_bytes, each * elements + num_bytes)
+                (block, elements, num_bytes, element_bytes * elements + num_bytes)
                 for block, elements, num_bytes, _ in self.buffers
             ),
         )
@@ -171,8 +174,8 @@ class ModelShapes:
         """Translate the path of a module in the list of blocks to the one in the model itself: `blocks.3.mlp` to
         `stages.1.blocks.0.mlp`; a model of the catalogue is its list of blocks.
         """
-        _, _, place = module.partition("blocks.")
-        number, _, within = place.partition(".")
+        _, _, block_path = module.partition("blocks.")
+        number, _, within = block_path.partition(".")
         if not self.paths or not module.startswith("blocks.") or not number.isdecimal():
             return module
         # The block that calls the others is the model itself, below which its own modules keep their names.
@@ -371,7 +374,7 @@ def switches_hash() -> str:
     """
     import torch
 
-    named = sorted(
+    variables = sorted(
         (name, value)
         for name, value in os.environ.items()
         if name.startswith(SWITCHES) and not name.endswith(_NO_SWITCHES)
@@ -390,7 +393,7 @@ def switches_hash() -> str:
         backends.mkldnn.enabled,
         [(name, value) for name, value in sorted(of_timm.items()) if isinstance(value, bool | int)],
     )
-    return hashlib.sha256(repr((named, chosen)).encode()).hexdigest()[:16]
+    return hashlib.sha256(repr((variables, chosen)).encode()).hexdigest()[:16]
 
 
 def _settings_hash(built: BlockList) -> str:
@@ -415,8 +418,12 @@ def _setting(value: object) -> str:
 def _by_reader(shapes: ModelShapes, built: BlockList) -> ModelShapes:
     from torch import nn
 
-    reader = {f"{path}.out_proj": path for path, one in built.named_modules() if isinstance(one, nn.MultiheadAttention)}
-    parameters = tuple(replace(one, module=reader.get(one.module, one.module)) for one in shapes.parameters)
+    reader = {
+        f"{path}.out_proj": path for path, module in built.named_modules() if isinstance(module, nn.MultiheadAttention)
+    }
+    parameters = tuple(
+        replace(parameter, module=reader.get(parameter.module, parameter.module)) for parameter in shapes.parameters
+    )
     return replace(shapes, parameters=parameters)
 
 
@@ -429,7 +436,7 @@ def shapes_of(built: BlockList) -> ModelShapes:
 
     experts = frozenset(expert_parameters(built))
     # Two modules of one block may share a matrix without being tied across blocks.
-    tied = {first for name, first in tied_names(built).items() if _number_of(name) != _number_of(first)}
+    tied = {first_name for name, first_name in tied_names(built).items() if _number_of(name) != _number_of(first_name)}
     parameters = tuple(
         ParameterShape(
             name,
@@ -447,10 +454,10 @@ def shapes_of(built: BlockList) -> ModelShapes:
         (
             _number_of(name),
             # Counted apart: an engine that casts leaves integers as they are.
-            *((one.numel(), 0) if one.is_floating_point() else (0, one.numel() * one.itemsize)),
-            one.numel() * one.itemsize,
+            *((buffer.numel(), 0) if buffer.is_floating_point() else (0, buffer.numel() * buffer.itemsize)),
+            buffer.numel() * buffer.itemsize,
         )
-        for name, one in built.named_buffers()
+        for name, buffer in built.named_buffers()
     )
     return ModelShapes(
         parameters=parameters,
@@ -475,14 +482,15 @@ FORWARD_EXCHANGES = 2
 def share_experts(shapes: ModelShapes, ep: int) -> ModelShapes:
     """Shard the experts over `ep` ranks, along the first dimension of their parameters; the rest stays whole."""
     parameters = tuple(
-        replace(one, shape=(one.shape[0] // ep, *one.shape[1:])) if one.is_expert else one for one in shapes.parameters
+        replace(parameter, shape=(parameter.shape[0] // ep, *parameter.shape[1:])) if parameter.is_expert else parameter
+        for parameter in shapes.parameters
     )
     return replace(shapes, parameters=parameters)
 
 
 def mixtures_of(shapes: ModelShapes) -> int:
     """Count the mixtures of a model."""
-    return len({one.module for one in shapes.parameters if one.is_expert})
+    return len({parameter.module for parameter in shapes.parameters if parameter.is_expert})
 
 
 def exchange_bytes(config: RunConfig) -> int:
@@ -492,8 +500,10 @@ def exchange_bytes(config: RunConfig) -> int:
         return 0
     width: int = getattr(models.spec(config.model).size, "width")  # noqa: B009 - of the models that have experts
     tokens = config.layout.micro_batch * (config.sequence_length or 1)
-    each = FP32_BYTES if config.precision == "fp32" else HALF_BYTES
-    return all_to_all_bytes(experts=routing.experts, capacity=routing.capacity(tokens), width=width, element_bytes=each)
+    element_bytes = FP32_BYTES if config.precision == "fp32" else HALF_BYTES
+    return all_to_all_bytes(
+        experts=routing.experts, capacity=routing.capacity(tokens), width=width, element_bytes=element_bytes
+    )
 
 
 def exchanges(config: RunConfig, shapes: ModelShapes) -> int:
@@ -509,7 +519,8 @@ def expert_buckets(config: RunConfig, shapes: ModelShapes) -> list[tuple[bool, l
         for experts in (False, True)
         # From the last parameter on, roughly as backward makes the gradients ready.
         for bucket in fill_buckets(
-            (one for one in reversed(shapes.parameters) if one.is_expert == experts), bucket_bytes_of(config)
+            (parameter for parameter in reversed(shapes.parameters) if parameter.is_expert == experts),
+            bucket_bytes_of(config),
         )
     ]
 
@@ -523,15 +534,15 @@ def gradient_traffic(config: RunConfig, shapes: ModelShapes, most_elements: int 
         most_elements: reduced in one call; by default a bucket of the engine by hand.
     """
     layout: Layout = config.layout
-    found: list[Traffic] = []
+    traffic: list[Traffic] = []
     buckets = expert_buckets(config, shapes)
     for experts, group, size in ((False, "dp", layout.dp), (True, "edp", layout.dp // layout.ep)):
-        own = [bucket for kind, bucket in buckets if kind == experts]
-        elements = sum(parameter.numel for bucket in own for parameter in bucket)
-        if size > 1 and own:  # a gradient that one rank alone holds is not sent
-            calls = len(own) if most_elements is None else -(-elements // most_elements)
-            found.append(_traffic("all_reduce", group, size, calls, FP32_BYTES * elements))
-    return found
+        group_buckets = [bucket for kind, bucket in buckets if kind == experts]
+        elements = sum(parameter.numel for bucket in group_buckets for parameter in bucket)
+        if size > 1 and group_buckets:  # a gradient that one rank alone holds is not sent
+            calls = len(group_buckets) if most_elements is None else -(-elements // most_elements)
+            traffic.append(_traffic("all_reduce", group, size, calls, FP32_BYTES * elements))
+    return traffic
 
 
 def exchange_traffic(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
@@ -613,20 +624,20 @@ def check_parameters(config: RunConfig, shapes: ModelShapes) -> None:
         return
     layout = config.layout
     trained_dtypes = {parameter.dtype for parameter in shapes.parameters if parameter.is_trained}
-    whole = layout.pp == layout.tp == layout.cp == layout.ep == 1 and config.library == "none"
-    takes = config.engine_spec.keeps_dtypes and whole and layout.gradient_compression == "none"
+    is_data_parallel = layout.pp == layout.tp == layout.cp == layout.ep == 1 and config.library == "none"
+    takes = config.engine_spec.keeps_dtypes and is_data_parallel and layout.gradient_compression == "none"
     joined = layout.strategy in ("by_hand", "fsdp2")  # gradients of several types do not go into one message
     if takes and not (joined and len(trained_dtypes) > 1):
         casts = layout.strategy == "fsdp2" and config.precision in ("bf16", "fp16") and trained_dtypes != {"float32"}
         if not casts:
             return
     of_type = ", ".join(sorted(dtypes))
-    first = shapes.own_path(frozen[0].name) if frozen else ""
+    path = shapes.own_path(frozen[0].name) if frozen else ""
     has = (
         say(
-            en=f"{len(frozen)} frozen parameters of {len(shapes.parameters)} (the first is {first}: requires_grad is "
+            en=f"{len(frozen)} frozen parameters of {len(shapes.parameters)} (the first is {path}: requires_grad is "
             f"False; types: {of_type})",
-            fr=f"{len(frozen)} paramètres gelés sur {len(shapes.parameters)} (le premier est {first} : requires_grad "
+            fr=f"{len(frozen)} paramètres gelés sur {len(shapes.parameters)} (le premier est {path} : requires_grad "
             f"vaut False ; types : {of_type})",
         )
         if frozen
@@ -683,8 +694,8 @@ def bounds_of(config: RunConfig, shapes: ModelShapes) -> tuple[int, ...]:
     from dlojz.pipeline.block_weights import block_weights
 
     parameters = block_weights(config, "parameters")
-    flops = [float(one) for one in block_weights(config, "flops").weights] if layout.partition == "flops" else []
-    return stage_bounds(layout, stages, parameters.kinds, [int(one) for one in parameters.weights], flops)
+    flops = [float(weight) for weight in block_weights(config, "flops").weights] if layout.partition == "flops" else []
+    return stage_bounds(layout, stages, parameters.kinds, [int(weight) for weight in parameters.weights], flops)
 
 
 def rank_stages(config: RunConfig, rank: int) -> tuple[int, ...]:
@@ -693,8 +704,8 @@ def rank_stages(config: RunConfig, rank: int) -> tuple[int, ...]:
         return (0,)
     pipeline_rank = axes_of(config, rank)[2]
     schedule = schedule_of(config.layout)
-    held = [s for ranks in schedule.placement for s, holder in enumerate(ranks) if holder == pipeline_rank]
-    return tuple(sorted(held))
+    stages = [s for ranks in schedule.placement for s, holder in enumerate(ranks) if holder == pipeline_rank]
+    return tuple(sorted(stages))
 
 
 def part_of(config: RunConfig, shapes: ModelShapes, rank: int) -> ModelShapes:
@@ -712,10 +723,10 @@ def part_of(config: RunConfig, shapes: ModelShapes, rank: int) -> ModelShapes:
     if layout.pp == 1:
         return shapes
     bounds = bounds_of(config, shapes)
-    held = {block for stage in rank_stages(config, rank) for block in range(*bounds[stage : stage + 2])}
-    buffers = tuple(buffer for buffer in shapes.buffers if buffer[0] in held)
+    blocks = {block for stage in rank_stages(config, rank) for block in range(*bounds[stage : stage + 2])}
+    buffers = tuple(buffer for buffer in shapes.buffers if buffer[0] in blocks)
     return ModelShapes(
-        tuple(parameter for parameter in shapes.parameters if parameter.block in held),
+        tuple(parameter for parameter in shapes.parameters if parameter.block in blocks),
         sum(elements for _, elements, _, _ in buffers),
         sum(integer_bytes for _, _, integer_bytes, _ in buffers),
         buffers,
@@ -763,17 +774,17 @@ def tensor_share_rows(config: RunConfig) -> list[TensorShareRow]:
         )
     built = build_on_meta(config.built_model, config.image_size, config.sequence_length, config.num_classes)
     assert built.tensor_plan is not None  # of every model from elsewhere
-    told: dict[str, tuple[ShareStyle, int, tuple[int, ...]]] = {}
+    splits: dict[str, tuple[ShareStyle, int, tuple[int, ...]]] = {}
     inner: set[str] = set()
     for region in built.tensor_plan(layout.tp, layout.tensor_parts):
         for layer in region.layers:
-            told[f"{region.block}.{layer.path}"] = (layer.style, region.heads, layer.parts)
+            splits[f"{region.block}.{layer.path}"] = (layer.style, region.heads, layer.parts)
         inner |= {f"{region.block}.{path}" for path in region.inner}
     shapes = share_shapes(config, 0)
     rows: dict[tuple[str, ShareStyle, int, tuple[int, ...]], tuple[set[str], int]] = {}
     for parameter in shapes.parameters:
         path = shapes.own_path(parameter.module)
-        style, heads, parts = told.get(path, ("whole", 0, ()))
+        style, heads, parts = splits.get(path, ("whole", 0, ()))
         # Whole, but within a region: each rank has a part of its gradient's sum.
         if f"{path}.{parameter.name.rpartition('.')[2]}" in inner:
             style = "inner"
@@ -781,11 +792,11 @@ def tensor_share_rows(config: RunConfig) -> list[TensorShareRow]:
         # A layer's weight and bias are one path, and count as one layer.
         layers, num_bytes = rows.get(key, (set(), 0))
         rows[key] = (layers | {path}, num_bytes + FP32_BYTES * parameter.numel)
-    found = [
+    share_rows = [
         TensorShareRow(layers, style, len(paths), heads, parts, num_bytes)
         for (layers, style, heads, parts), (paths, num_bytes) in rows.items()
     ]
-    return sorted(found, key=lambda row: row.style == "whole")
+    return sorted(share_rows, key=lambda row: row.style == "whole")
 
 
 def pattern_of(path: str) -> str:

@@ -66,13 +66,12 @@ def gathered_element_bytes(config: RunConfig, parameter: ParameterShape) -> int:
 
 
 def optimizer_bytes_of(config: RunConfig, tensors: Iterable[tuple[ParameterShape, int]]) -> int:
-    """Compute the bytes of the optimizer's states over so many elements of each of these parameters, frozen ones none.
-    """
+    """Compute the bytes of the optimizer's states over so many elements of each parameter; frozen ones have none."""
     sizes: dict[int, list[int]] = {}
     for parameter, elements in tensors:
         if parameter.is_trained:
             sizes.setdefault(parameter.element_bytes, []).append(elements)
-    return sum(optimizer_bytes(config, of_type, each) for each, of_type in sizes.items())
+    return sum(optimizer_bytes(config, of_type, element_bytes) for element_bytes, of_type in sizes.items())
 
 
 def optimizer_bytes(config: RunConfig, sizes: Iterable[int], element_bytes: int = FP32_BYTES) -> int:
@@ -126,9 +125,9 @@ def touching_names(shapes: ModelShapes, dp: int, rank: int) -> frozenset[str]:
     ends = accumulate(parameter.numel for parameter in shapes.parameters)
     return frozenset(
         parameter.name
-        for parameter, last in zip(shapes.parameters, ends, strict=True)
+        for parameter, parameter_end in zip(shapes.parameters, ends, strict=True)
         # [last − numel, last) is the parameter's place in the flat weights, [start, end) this rank's share.
-        if last - parameter.numel < end and last > start
+        if parameter_end - parameter.numel < end and parameter_end > start
     )
 
 
@@ -171,7 +170,7 @@ def deepspeed_messages(
     for group in groups:
         share = padded_parameters(group.num_parameters, dp) // dp  # each group is flattened and cut by itself
         starts = accumulate((parameter.numel for parameter in group.parameters), initial=0)
-        place_of |= {one.name: (start, share) for one, start in zip(group.parameters, starts, strict=False)}
+        place_of |= {parameter.name: (start, share) for parameter, start in zip(group.parameters, starts, strict=False)}
     pieces: list[tuple[int, int]] = []
     for parameter in bucket:
         start, share = place_of[parameter.name]
@@ -212,12 +211,16 @@ def _fsdp2(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
     """FSDP2: shards of rows; with ZeRO-2 the weights gathered in forward stay until backward has used them."""
     dp = config.layout.dp
     padded = [(parameter, parameter.padded_rows_numel(dp)) for parameter in shapes.parameters]
-    gathered_bytes = dp * sum(gathered_element_bytes(config, one) * elements for one, elements in padded)
+    gathered_bytes = dp * sum(gathered_element_bytes(config, parameter) * elements for parameter, elements in padded)
     return Memory(
-        weights_bytes=sum(one.element_bytes * elements for one, elements in padded)
+        weights_bytes=sum(parameter.element_bytes * elements for parameter, elements in padded)
         + (gathered_bytes if config.layout.zero == 2 else 0),
-        gradients_bytes=sum(one.element_bytes * elements for one, elements in padded if one.is_trained),
-        optimizer_bytes=optimizer_bytes_of(config, ((one, one.rows_numel(dp, rank)) for one, _ in padded)),
+        gradients_bytes=sum(
+            parameter.element_bytes * elements for parameter, elements in padded if parameter.is_trained
+        ),
+        optimizer_bytes=optimizer_bytes_of(
+            config, ((parameter, parameter.rows_numel(dp, rank)) for parameter, _ in padded)
+        ),
         master_bytes=0,
     )
 
@@ -241,7 +244,7 @@ def _zero_0(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
 
 
 def _zero_1_or_2(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
-    dp, each = config.layout.dp, compute_bytes(config)
+    dp, element_bytes = config.layout.dp, compute_bytes(config)
     padded = padded_parameters(shapes.num_parameters, dp)
     # Stage 1 accumulates whole gradients over micro-batches; those of a single one are gone when its backward ends.
     accumulates = config.layout.zero == 1 and config.layout.micro_batches > 1
@@ -249,7 +252,7 @@ def _zero_1_or_2(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
     if accumulates:
         gradient_elements = max(gradient_elements, shapes.trained.num_parameters)
     return Memory(
-        weights_bytes=each * padded,
+        weights_bytes=element_bytes * padded,
         gradients_bytes=gradient_bytes(config) * gradient_elements,
         optimizer_bytes=optimizer_bytes(config, [padded // dp]),
         master_bytes=FP32_BYTES * (padded // dp),
@@ -257,14 +260,14 @@ def _zero_1_or_2(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
 
 
 def _zero_3(config: RunConfig, shapes: ModelShapes, rank: int) -> Memory:
-    each = compute_bytes(config)
+    element_bytes = compute_bytes(config)
     sub_groups = [sum(sizes) for sizes in zero_3_sub_groups(config, shapes)]
-    own = sum(sub_groups)
+    shard_elements = sum(sub_groups)
     return Memory(
-        weights_bytes=each * own,
-        gradients_bytes=gradient_bytes(config) * own,
+        weights_bytes=element_bytes * shard_elements,
+        gradients_bytes=gradient_bytes(config) * shard_elements,
         optimizer_bytes=optimizer_bytes(config, sub_groups),
-        master_bytes=FP32_BYTES * own,
+        master_bytes=FP32_BYTES * shard_elements,
     )
 
 
@@ -309,8 +312,8 @@ def zero_by_hand_shares(config: RunConfig, shapes: ModelShapes) -> list[int]:
         buckets = fill_buckets(reversed(shapes.parameters), ZERO_BUCKET_BYTES)
         flats = [sum(parameter.numel for parameter in bucket) for bucket in buckets]
     else:
-        units, rest = zero_3_units(shapes)
-        flats = [sum(parameter.numel for parameter in unit) for unit in (*units[::-1], rest) if unit]
+        units, loose_parameters = zero_3_units(shapes)
+        flats = [sum(parameter.numel for parameter in unit) for unit in (*units[::-1], loose_parameters) if unit]
     return [-(-elements // dp) for elements in flats]
 
 
@@ -342,14 +345,14 @@ STATES: dict[str, Callable[[RunConfig, ModelShapes, int], Memory]] = {
 def predict_states(config: RunConfig, shapes: ModelShapes, rank: int = 0) -> Memory:
     """Predict weights, gradients, optimizer states, master copies and buffers of one rank; the rest is None."""
     engine = config.engine_spec
-    held = STATES[engine.states](config, shapes, rank)
+    memory = STATES[engine.states](config, shapes, rank)
     if engine.gathers_per_step and config.layout.pp > 1:
         # torch's pipeline reduces after the last micro-batch: until then the gradients are whole on each rank.
-        held = held.model_copy(update={"gradients_bytes": config.layout.dp * (held.gradients_bytes or 0)})
+        memory = memory.model_copy(update={"gradients_bytes": config.layout.dp * (memory.gradients_bytes or 0)})
     # Under autocast BatchNorm's statistics stay as they are; engines that cast the weights cast them too.
     casts = not engine.autocast and config.precision in ("bf16", "fp16")
     cast_bytes = HALF_BYTES * shapes.float_buffer_elements + shapes.integer_buffer_bytes
-    return held.model_copy(update={"buffers_bytes": cast_bytes if casts else shapes.buffer_bytes})
+    return memory.model_copy(update={"buffers_bytes": cast_bytes if casts else shapes.buffer_bytes})
 
 
 OPTIMIZER_BUFFERS = 4
@@ -372,43 +375,45 @@ def offload_states(config: RunConfig, shapes: ModelShapes, memory: Memory, rank:
     """
     if config.layout.offload not in ("optimizer", "parameters"):
         return memory
-    moved = _stage_3 if config.layout.zero == 3 else _stages_1_and_2
-    return memory.model_copy(update={"optimizer_bytes": 0, "master_bytes": 0, **moved(config, shapes, memory, rank)})
+    offload_rule = _stage_3 if config.layout.zero == 3 else _stages_1_and_2
+    return memory.model_copy(
+        update={"optimizer_bytes": 0, "master_bytes": 0, **offload_rule(config, shapes, memory, rank)}
+    )
 
 
 def _stages_1_and_2(config: RunConfig, shapes: ModelShapes, memory: Memory, rank: int) -> dict[str, int]:
-    layout, each = config.layout, compute_bytes(config)
+    layout, element_bytes = config.layout, compute_bytes(config)
     share = padded_parameters(shapes.num_parameters, layout.dp) // layout.dp
     largest = max(parameter.numel for parameter in shapes.parameters)
     # The last term is the gradient in fp32, with which the host updates.
     host_bytes = (memory.optimizer_bytes or 0) + (memory.master_bytes or 0) + FP32_BYTES * share
-    host_bytes += each * share + each * largest  # updated weights and a gradient, each on its way
+    host_bytes += element_bytes * share + element_bytes * largest  # updated weights and a gradient, each on its way
     accumulates_whole = layout.zero == 1 and layout.micro_batches > 1
     if layout.zero == 2 and layout.micro_batches > 1:
         # Each micro-batch's gradient goes to the host, whole for every parameter that reaches into the share.
         padding = max(0, (rank + 1) * share - max(rank * share, shapes.num_parameters))
-        host_bytes += each * (touching_elements(shapes, layout.dp, rank) - padding)
+        host_bytes += element_bytes * (touching_elements(shapes, layout.dp, rank) - padding)
     # Stage 1 keeps the sum over micro-batches on the device and moves it with the last one.
     return {"gradients_bytes": (memory.gradients_bytes or 0) if accumulates_whole else 0, "host_bytes": host_bytes}
 
 
 def _stage_3(config: RunConfig, shapes: ModelShapes, memory: Memory, rank: int) -> dict[str, int]:
-    own = sum(parameter.padded_numel(config.layout.dp) for parameter in shapes.parameters)
+    shard_elements = sum(parameter.padded_numel(config.layout.dp) for parameter in shapes.parameters)
     weights_bytes, gradients_bytes = memory.weights_bytes or 0, memory.gradients_bytes or 0
     moved_weights_bytes = weights_bytes if config.layout.offload == "parameters" else 0
-    left = {"gradients_bytes": 0, "weights_bytes": weights_bytes - moved_weights_bytes}
+    device_bytes = {"gradients_bytes": 0, "weights_bytes": weights_bytes - moved_weights_bytes}
     master_bytes = memory.master_bytes or 0
     if config.layout.nvme_path is None:
         # The gradients of the micro-batches in the type of the weights, and their sum in fp32 for the update.
-        host_bytes = (memory.optimizer_bytes or 0) + master_bytes + FP32_BYTES * own
-        return left | {"host_bytes": host_bytes + gradients_bytes + moved_weights_bytes}
+        host_bytes = (memory.optimizer_bytes or 0) + master_bytes + FP32_BYTES * shard_elements
+        return device_bytes | {"host_bytes": host_bytes + gradients_bytes + moved_weights_bytes}
     largest = max(map(sum, zero_3_sub_groups(config, shapes)))
     buffer_bytes = OPTIMIZER_BUFFERS * FP32_BYTES * largest
     if moved_weights_bytes:
         buffer_bytes += PARAMETER_BUFFERS * PARAMETER_BUFFER_ELEMENTS * compute_bytes(config)
-    return left | {
+    return device_bytes | {
         # The master copy, its gradient and the moments, each a file per sub-group.
-        "nvme_bytes": master_bytes + FP32_BYTES * own + (memory.optimizer_bytes or 0) + moved_weights_bytes,
+        "nvme_bytes": master_bytes + FP32_BYTES * shard_elements + (memory.optimizer_bytes or 0) + moved_weights_bytes,
         "host_bytes": gradients_bytes + buffer_bytes,
     }
 
@@ -439,12 +444,12 @@ def ddp_buckets(config: RunConfig, shapes: ModelShapes) -> list[list[ParameterSh
     from dlojz.prediction.model_trace import ready_order  # loads torch
 
     # A given size holds for the first bucket too, and so does that of Colossal-AI's plugin.
-    given = config.layout.bucket_mib is not None or config.library == "colossalai"
+    is_size_set = config.layout.bucket_mib is not None or config.library == "colossalai"
     of_type: dict[str, list[ParameterShape]] = {}  # a bucket holds gradients of one type
     for number in ready_order(config):
         # By type in the order of their first gradients.
         of_type.setdefault(shapes.parameters[number].dtype, []).append(shapes.parameters[number])
-    first_bytes = None if given else DDP_FIRST_BUCKET_BYTES
+    first_bytes = None if is_size_set else DDP_FIRST_BUCKET_BYTES
     limit_bytes = bucket_bytes_of(config)
     return [bucket for ready in of_type.values() for bucket in fill_buckets(ready, limit_bytes, first_bytes)]
 
@@ -472,8 +477,8 @@ def powersgd_buckets(config: RunConfig, shapes: ModelShapes) -> tuple[Bucket, ..
 def hook_traffic(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     """Predict what DDP sends in a step through the run's hook, after PowerSGD's first steps in full."""
     if config.layout.gradient_compression == "powersgd":
-        found = powersgd_buckets(config, shapes)
-        count, message_bytes = MESSAGES * len(found), FP32_BYTES * sum(bucket.sent for bucket in found)
+        buckets = powersgd_buckets(config, shapes)
+        count, message_bytes = MESSAGES * len(buckets), FP32_BYTES * sum(bucket.sent for bucket in buckets)
     else:
         count, message_bytes = len(ddp_buckets(config, shapes)), HALF_BYTES * shapes.num_parameters
     size = config.layout.replicas

@@ -96,9 +96,9 @@ class StorageTracker(TorchDispatchMode):
             and torch._debug_has_internal_overlap(older) == 0
         )
 
-    def take_over(self, former: torch.UntypedStorage, storage: torch.UntypedStorage) -> None:
+    def take_over(self, old_storage: torch.UntypedStorage, storage: torch.UntypedStorage) -> None:
         """Count a new storage as the former one, which is about to be released."""
-        number = self._number_of.pop(former._cdata)
+        number = self._number_of.pop(old_storage._cdata)
         key = storage._cdata
         self._number_of[key] = number
         # Drops the old storage's reference with its callback, which would report a release.

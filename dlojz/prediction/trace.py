@@ -74,9 +74,9 @@ class TraceMark:
     """Of the gradient, where one is ready."""
 
 
-def _with_heads(query: Tensor, other: Tensor) -> tuple[int, ...]:
+def _with_heads(query: Tensor, key_or_value: Tensor) -> tuple[int, ...]:
     """Shape of keys or values repeated for each head of the queries; torch before 2.13 counts no shared ones."""
-    return (other.shape[0], query.shape[1], *other.shape[2:])
+    return (key_or_value.shape[0], query.shape[1], *key_or_value.shape[2:])
 
 
 def _attention_flops(query: Tensor, key: Tensor, value: Tensor, *args: Any, out_val: Any = None, **kwargs: Any) -> int:
@@ -90,9 +90,9 @@ def _attention_backward_flops(
 
 
 def _convolution_backward(gradient: Tensor, inputs: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> int:
-    wanted = args[-1]  # which of the gradients of input, weight and bias
+    output_mask = args[-1]  # which of the gradients of input, weight and bias
     # weight[0] is (C_in / groups, K, K): the products of one output element, two FLOPs each.
-    return 2 * gradient.numel() * weight[0].numel() * (int(wanted[0]) + int(wanted[1]))
+    return 2 * gradient.numel() * weight[0].numel() * (int(output_mask[0]) + int(output_mask[1]))
 
 
 def _recurrent(inputs: Tensor, w_input: Tensor, w_hidden: Tensor, *args: Any, **kwargs: Any) -> int:
@@ -106,7 +106,7 @@ def _recurrent(inputs: Tensor, w_input: Tensor, w_hidden: Tensor, *args: Any, **
 
 def _recurrent_on_gpu(inputs: Tensor, weights: Sequence[Tensor], *args: Any, **kwargs: Any) -> int:
     """Count all layers of cuDNN's kernel, whose weights are listed with their biases."""
-    return 2 * inputs.shape[0] * inputs.shape[1] * sum(one.numel() for one in weights if one.dim() > 1)
+    return 2 * inputs.shape[0] * inputs.shape[1] * sum(weight.numel() for weight in weights if weight.dim() > 1)
 
 
 def _twice(forward: Callable[..., int]) -> Callable[..., int]:
@@ -175,11 +175,11 @@ class MemoryTrace:
     @property
     def peak_bytes(self) -> int:
         """Largest sum of all that both passes have allocated, gradients included, weights not."""
-        held = peak = 0
+        live_bytes = peak = 0
         for event in self.events:
             if isinstance(event, Allocation):
-                held += event.delta_bytes
-                peak = max(peak, held)
+                live_bytes += event.delta_bytes
+                peak = max(peak, live_bytes)
         return peak
 
     @property
@@ -332,8 +332,8 @@ def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
     del inplace
     if not training or p == 0:
         return x
-    kept: Tensor = torch.native_dropout(x, p, True)[0]
-    return kept
+    output: Tensor = torch.native_dropout(x, p, True)[0]
+    return output
 
 
 class _FusedRmsNorm(torch.autograd.Function):
@@ -468,14 +468,14 @@ def trace(
         LabError: if forward depends on the values of its data, or does not fit the inputs.
     """
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, _as_fake(module, mode, compute):
-        ways: AbstractContextManager[Any] = nullcontext()
+        modes: AbstractContextManager[Any] = nullcontext()
         if in_megatron:
-            ways = MegatronOverrides(compute, on_gpu=on_gpu)
+            modes = MegatronOverrides(compute, on_gpu=on_gpu)
         elif on_gpu:
-            ways = CudaOverrides(compute)
+            modes = CudaOverrides(compute)
         around = nullcontext() if around_forward is None else around_forward(module)
         backward = _Halves(module) if in_halves else None
-        return _traced(module, inputs, targets, (compute, on_gpu), loss or _sum_of_all, around, ways, backward)
+        return _traced(module, inputs, targets, (compute, on_gpu), loss or _sum_of_all, around, modes, backward)
 
 
 def _traced(
@@ -485,7 +485,7 @@ def _traced(
     compute_on: tuple[Compute, bool],
     loss: Callable[..., Tensor],
     around: AbstractContextManager[Any],
-    ways: AbstractContextManager[Any],
+    modes: AbstractContextManager[Any],
     halves: _Halves | None,
 ) -> MemoryTrace:
     compute, on_gpu = compute_on
@@ -496,24 +496,24 @@ def _traced(
     with ExitStack() as stack:
         if halves is not None:
             stack.callback(halves.cut().remove)
-        for handle in _marks(module, follower, ways):
+        for handle in _marks(module, follower, modes):
             stack.callback(handle.remove)
         stack.enter_context(follower)
         try:
-            read = tree_map(_fake_like, inputs)
+            fake_inputs = tree_map(_fake_like, inputs)
             compared = () if targets is None else (_fake_like(targets),)
-            for tensor in tree_leaves((read, compared)):
+            for tensor in tree_leaves((fake_inputs, compared)):
                 follower.see(tensor)
             follower.phase = "forward"
             casts = compute == "bf16"
-            batch = tree_map(lambda x: x.to(HalfType) if casts and x.is_floating_point() else x, read)
-            with ways:
+            batch = tree_map(lambda x: x.to(HalfType) if casts and x.is_floating_point() else x, fake_inputs)
+            with modes:
                 with around, _autocast(compute):
                     output = module(*batch)
                 value = loss(output, *compared)
             del output, batch
             on_host = frozenset(follower.see(tensor) for tensor in getattr(around, "host_copies", list)())
-            kept = frozenset(follower.live_bytes)
+            kept_storages = frozenset(follower.live_bytes)
             follower.phase = "backward"
             if halves is None:
                 value.backward()
@@ -527,7 +527,7 @@ def _traced(
         parameter.grad = None
     return MemoryTrace(
         tuple(follower.events),
-        kept,
+        kept_storages,
         on_host,
         follower.bytes_of,
         follower.module_of,
@@ -608,16 +608,16 @@ def _autocast(compute: Compute) -> AbstractContextManager[Any]:
 def _as_fake(module: nn.Module, mode: FakeTensorMode, compute: Compute) -> Iterator[None]:
     """Put fake CPU tensors where the module's parameters and buffers are, and those back afterwards."""
     fakes: dict[int, Tensor] = {}
-    former: list[tuple[dict[str, Any], str, Any]] = []
+    originals: list[tuple[dict[str, Any], str, Any]] = []
     owned: dict[str, Any]
 
     def fake(tensor: Tensor) -> Tensor:
         if id(tensor) not in fakes:
             dtype = HalfType if compute == "bf16" and tensor.is_floating_point() else tensor.dtype
-            made = torch.empty(tensor.shape, dtype=dtype, device="cpu")
+            fake_tensor = torch.empty(tensor.shape, dtype=dtype, device="cpu")
             if isinstance(tensor, nn.Parameter):
-                made = nn.Parameter(made, requires_grad=tensor.requires_grad)
-            fakes[id(tensor)] = made
+                fake_tensor = nn.Parameter(fake_tensor, requires_grad=tensor.requires_grad)
+            fakes[id(tensor)] = fake_tensor
         return fakes[id(tensor)]
 
     try:
@@ -625,18 +625,18 @@ def _as_fake(module: nn.Module, mode: FakeTensorMode, compute: Compute) -> Itera
             for owned in (part._parameters, part._buffers):
                 for name, tensor in owned.items():
                     if tensor is not None and not isinstance(tensor, FakeTensor):
-                        former.append((owned, name, tensor))
+                        originals.append((owned, name, tensor))
                         owned[name] = fake(tensor)  # type: ignore[assignment]
         yield
     finally:
-        for owned, name, tensor in former:
+        for owned, name, tensor in originals:
             owned[name] = tensor
 
 
-def _marks(module: nn.Module, follower: Follower, ways: AbstractContextManager[Any]) -> Iterator[Any]:
+def _marks(module: nn.Module, follower: Follower, modes: AbstractContextManager[Any]) -> Iterator[Any]:
     """Hooks that record which module computes, when it is done, and when a gradient is ready.
 
-    A checkpointed block recomputes its forward within backward, where autograd has left all modes: `ways` is entered
+    A checkpointed block recomputes its forward within backward, where autograd has left all modes: `modes` is entered
     anew for it, so that it saves the same tensors.
     """
     for name, part in module.named_modules():
@@ -647,14 +647,14 @@ def _marks(module: nn.Module, follower: Follower, ways: AbstractContextManager[A
             if unit:
                 follower.events.append(TraceMark("forward", name))
             if follower.phase == "backward" and not follower.modules:
-                ways.__enter__()
+                modes.__enter__()
             follower.modules.append(name)
 
         def leave(_: nn.Module, __: Any, output: Any, name: str = name, unit: bool = unit) -> None:
             if follower.modules and follower.modules[-1] == name:
                 follower.modules.pop()
                 if follower.phase == "backward" and not follower.modules:
-                    ways.__exit__(None, None, None)
+                    modes.__exit__(None, None, None)
             if not unit:
                 return
             follower.events.append(TraceMark("forwarded", name))
@@ -690,11 +690,11 @@ class ValuesNeededError(LabError):
         first: the error, with the line that caused it.
     """
 
-    def __init__(self, first: str) -> None:
+    def __init__(self, reason: str) -> None:
         self.cause = say(
-            en=f"the module's forward depends on the values of its data ({first}), which a trace without memory does "
+            en=f"the module's forward depends on the values of its data ({reason}), which a trace without memory does "
             "not have",
-            fr=f"la passe avant du module dépend des valeurs de ses données ({first}), qu’une trace sans mémoire n’a "
+            fr=f"la passe avant du module dépend des valeurs de ses données ({reason}), qu’une trace sans mémoire n’a "
             "pas",
         )
         advice = say(
@@ -705,12 +705,12 @@ class ValuesNeededError(LabError):
 
 
 def _refusal(error: Exception) -> LabError:
-    kind, first = type(error).__name__, error_with_line(error)
+    kind, reason = type(error).__name__, error_with_line(error)
     if "DataDependent" in kind or "DynamicOutputShape" in kind or "UnbackedSymInt" in kind:
-        return ValuesNeededError(first)
+        return ValuesNeededError(reason)
     return LabError(
         say(
-            en=f"the module does not run on these inputs: {first}",
-            fr=f"le module ne s’exécute pas sur ces entrées : {first}",
+            en=f"the module does not run on these inputs: {reason}",
+            fr=f"le module ne s’exécute pas sur ces entrées : {reason}",
         )
     )

@@ -50,8 +50,8 @@ _reported: set[str] = set()
 
 def folder() -> Path | None:
     """Return the store's folder, made on first use; None where this user has none that can be written."""
-    found = cache_folder("traces")
-    if found is None:
+    store = cache_folder("traces")
+    if store is None:
         _report(
             say(
                 en="the cache folder of traces cannot be written: every model is traced anew in each process (set "
@@ -60,7 +60,7 @@ def folder() -> Path | None:
                 "nouveau dans chaque processus (donnez à XDG_CACHE_HOME un dossier à vous).",
             )
         )
-    return found
+    return store
 
 
 @lru_cache(maxsize=1)
@@ -82,11 +82,11 @@ def code_version() -> str:
 
 def kept(key: Hashable, make: Callable[[], MemoryTrace]) -> MemoryTrace:
     """Read a trace from the store, or make it and write it there; the key's `repr` names all that it depends on."""
-    found = read(key, from_data)
-    if found is None:
-        found = make()
-        write(key, to_data(found))
-    return found
+    trace = read(key, from_data)
+    if trace is None:
+        trace = make()
+        write(key, to_data(trace))
+    return trace
 
 
 def is_kept(key: Hashable) -> bool:
@@ -173,10 +173,10 @@ def read(key: Hashable, parse: Callable[[dict[str, Any]], Parsed]) -> Parsed | N
         # The name is a hash cut to 24 digits: the whole key is compared.
         if data["format"] != FORMAT or data["code"] != code_version() or data["key"] != repr(key):
             raise ValueError(path.name)
-        found = parse(data["data"])
+        contents = parse(data["data"])
         with suppress(OSError):
             os.utime(path)  # the time of the last reading, by which `_prune` goes
-        return found
+        return contents
     except FileNotFoundError:
         return None
     except (OSError, EOFError, zlib.error, ValueError, KeyError, IndexError, TypeError, AttributeError):
@@ -195,13 +195,13 @@ def write(key: Hashable, data: dict[str, Any]) -> None:
     path = path_of(key)
     if path is None:
         return
-    told = {"format": FORMAT, "code": code_version(), "key": repr(key), "data": data}
+    record = {"format": FORMAT, "code": code_version(), "key": repr(key), "data": data}
     temporary = None
     try:
         # In the same folder: a rename is atomic within one file system only.
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
         with os.fdopen(handle, "wb") as raw, gzip.open(raw, "wt", compresslevel=1, encoding="utf-8") as file:
-            file.write(json.dumps(told, separators=(",", ":")))  # `json.dump` encodes in Python, ten times slower
+            file.write(json.dumps(record, separators=(",", ":")))  # `json.dump` encodes in Python, ten times slower
         os.replace(temporary, path)
         _prune(path.parent)
     except OSError as error:

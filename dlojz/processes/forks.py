@@ -175,19 +175,19 @@ def spmd(
         pids: list[int] = []
         try:
             for rank in range(size):
-                read, write = os.pipe()
+                reader, writer = os.pipe()
                 # The child writes; it closes its own read end and those of the ranks before it.
-                pipes = (write, read, *readers)
+                pipes = (writer, reader, *readers)
                 pid = fork(partial(_rank, function, rank, size, folder, pipes, limit_s, files, parent))
                 # A pipe ends only when nobody holds its write end any more.
-                os.close(write)
-                readers.append(read)
+                os.close(writer)
+                readers.append(reader)
                 pids.append(pid)
             texts, late = _collect(readers, time.monotonic() + wall_s)
         finally:
             statuses = [_end(pid) for pid in pids]
-            for read in readers:
-                os.close(read)
+            for reader in readers:
+                os.close(reader)
     return [
         _answer(rank, text, wall_s if rank in late else None, status)
         for rank, (text, status) in enumerate(zip(texts, statuses, strict=True))
@@ -196,7 +196,7 @@ def spmd(
 
 def first_failure(answers: Iterable[RankAnswer]) -> tuple[int, str] | None:
     """Return the first rank that failed, and why; None where none did."""
-    failed = ((one.rank, one.error) for one in answers if one.error is not None)
+    failed = ((answer.rank, answer.error) for answer in answers if answer.error is not None)
     return next(((rank, error.message or error.name or error.kind) for rank, error in failed), None)
 
 

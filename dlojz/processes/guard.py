@@ -180,9 +180,9 @@ class Guard:
         self.log.append({"op": call["op"], "numel": call["numel"], "dtype": call["dtype"]})
         del self.log[:-KEPT_LOG]
         self._write(last=self.last)
-        others = [member for member in members if member != self.rank]
+        peers = [member for member in members if member != self.rank]
         calls = {self.rank: call}
-        for member in others:
+        for member in peers:
             state = self._board.read(member)
             self._raise_fault_of(state)
             theirs = None if "channel" in call and (self._state["loose"] or state.get("loose")) else same_call(state)
@@ -192,9 +192,9 @@ class Guard:
             return
         # Something differs. Who is right is known once all have called: wait a moment for those on their way.
         deadline_s = time.monotonic() + _GATHER_S
-        while len(calls) <= len(others) and time.monotonic() < deadline_s:
+        while len(calls) <= len(peers) and time.monotonic() < deadline_s:
             time.sleep(_LOOK_EVERY_S / 10)
-            for member in others:
+            for member in peers:
                 theirs = same_call(self._board.read(member))
                 if theirs is not None:
                     calls[member] = theirs
@@ -235,37 +235,37 @@ class Guard:
                 raise error
             time.sleep(_LOOK_EVERY_S / 5)
 
-    def wait(self, call: dict[str, Any], done: threading.Event, limit_s: float | None) -> None:
+    def wait(self, call: dict[str, Any], completion: threading.Event, limit_s: float | None) -> None:
         """Wait until a call is done, and watch the others meanwhile.
 
         Raises:
             CollectiveFault: if it never will be, or not within the limit.
         """
         # Most calls are over within one look: for them nothing is written on the board.
-        if done.wait(_LOOK_EVERY_S):
+        if completion.wait(_LOOK_EVERY_S):
             return
         if threading.current_thread() is not threading.main_thread():
             # The rank itself goes on computing: whether it is stuck is not for this thread to say.
-            while not done.wait(_LOOK_EVERY_S):
+            while not completion.wait(_LOOK_EVERY_S):
                 for state in self._states():
                     self._raise_fault_of(state)
             return
         self._write(state="waiting", waiting=call)
         try:
-            self._wait_watching(done, self.limit_s if limit_s is None else limit_s)
+            self._wait_watching(completion, self.limit_s if limit_s is None else limit_s)
         finally:
             if self._state["state"] == "waiting":
                 self._write(state="running", waiting=None)
 
-    def _wait_watching(self, done: threading.Event, limit_s: float) -> None:
+    def _wait_watching(self, completion: threading.Event, limit_s: float) -> None:
         started_s, before = time.monotonic(), list[int]()
-        while not done.wait(_LOOK_EVERY_S):
+        while not completion.wait(_LOOK_EVERY_S):
             states = self._states()
             for state in states:
                 self._raise_fault_of(state)
             waited_s = time.monotonic() - started_s
             # A thread that the cell has started may yet send what the others wait for.
-            busy = any(one not in self._threads and one.name != WAITER for one in threading.enumerate())
+            busy = any(thread not in self._threads and thread.name != WAITER for thread in threading.enumerate())
             if busy != self._state.get("busy", False):
                 self._write(busy=busy)
             if waited_s > _STUCK_AFTER_S and not busy and self.rank in stuck_ranks(states):
@@ -298,9 +298,9 @@ def _lost(state: dict[str, Any]) -> bool:
     return state.get("state") != "ended" and is_gone(state.get("pid"))
 
 
-def _keep(calls: list[dict[str, Any]], call: dict[str, Any], kept: int) -> None:
+def _keep(calls: list[dict[str, Any]], call: dict[str, Any], capacity: int) -> None:
     calls.append(call)
-    del calls[:-kept]
+    del calls[:-capacity]
 
 
 def _numbered(calls: Iterable[dict[str, Any]], number: int) -> dict[str, Any] | None:
@@ -334,65 +334,67 @@ class _Wrapping:
 
         @functools.wraps(original)
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            given = signature.bind(*args, **kwargs)
-            given.apply_defaults()
-            group = given.arguments["group"] or dist.group.WORLD
+            arguments = signature.bind(*args, **kwargs)
+            arguments.apply_defaults()
+            group = arguments.arguments["group"] or dist.group.WORLD
             # A call within a call, or on a rank outside of the group, goes to torch unwatched.
             if getattr(self._inside, "call", False) or group is None or dist.get_rank(group) < 0:
                 return original(*args, **kwargs)
             # torch hands the works that it asks for to its own C++, which takes no other.
             by_torch = str(sys._getframe(1).f_globals.get("__name__")).startswith("torch.")
-            self._inside.raw = by_torch and bool(given.arguments.get("async_op"))
+            self._inside.raw = by_torch and bool(arguments.arguments.get("async_op"))
             self._inside.call = True  # what torch's function calls in turn is part of this call
             try:
-                return enter(name, given.arguments, group)
+                return enter(name, arguments.arguments, group)
             finally:
                 self._inside.call = False
 
         return guarded
 
-    def _collective(self, name: str, given: dict[str, Any], group: Any) -> Any:
-        described = {"op": name, "how": _how(given, group), **_described(given.get(_ALIKE[name]))}
+    def _collective(self, name: str, arguments: dict[str, Any], group: Any) -> Any:
+        described = {"op": name, "how": _how(arguments, group), **_described(arguments.get(_ALIKE[name]))}
         call = self._guard.enter_collective(group.group_name, dist.get_process_group_ranks(group), described)
-        asynchronous = given["async_op"]
+        asynchronous = arguments["async_op"]
         # Always asynchronous: this thread is to watch while the call goes on.
-        work = self._called(name, {**given, "async_op": True})
+        work = self._called(name, {**arguments, "async_op": True})
         if work is None:
             return None
-        guarded = GuardedWork(self._guard, work, call, _on_host(given))
+        guarded = GuardedWork(self._guard, work, call, _on_host(arguments))
         if asynchronous:
             return work if self._inside.raw else guarded
         guarded.wait()
         return None
 
-    def _message(self, name: str, given: dict[str, Any], group: Any) -> Any:
+    def _message(self, name: str, arguments: dict[str, Any], group: Any) -> Any:
         sends = name.endswith("send")
         side = "dst" if sends else "src"
-        me, peer = self._guard.rank, given[side]
+        me, peer = self._guard.rank, arguments[side]
         # `src` and `dst` are global ranks, `group_src` and `group_dst` count within the group.
-        if given[f"group_{side}"] is not None:
-            peer = dist.get_global_rank(group, given[f"group_{side}"])
+        if arguments[f"group_{side}"] is not None:
+            peer = dist.get_global_rank(group, arguments[f"group_{side}"])
         if peer is None and not sends:
             # From anyone: whose message it is turns out later or, for irecv, never; nothing can be compared then.
             self._guard.receives_from_anyone()
-            return self._called(name, given)
+            return self._called(name, arguments)
         if peer == me or peer not in dist.get_process_group_ranks(group):
-            return self._called(name, given)  # a mistake that torch itself refuses
+            return self._called(name, arguments)  # a mistake that torch itself refuses
         source, target = (me, peer) if sends else (peer, me)
         # Messages of one group, direction and tag keep their order.
-        channel = f"{group.group_name}|{source}>{target}|{given['tag']}"
-        described = {"op": "send" if sends else "recv", "how": "", **_described(given["tensor"])}
+        channel = f"{group.group_name}|{source}>{target}|{arguments['tag']}"
+        described = {"op": "send" if sends else "recv", "how": "", **_described(arguments["tensor"])}
         call = self._guard.enter_message(channel, peer, described)
         # Blocking ones too are started as isend and irecv, so that their wait is watched.
-        work = GuardedWork(self._guard, self._called("isend" if sends else "irecv", given), call, _on_host(given))
+        work = GuardedWork(
+            self._guard, self._called("isend" if sends else "irecv", arguments), call, _on_host(arguments)
+        )
         if name in ("isend", "irecv"):
             return work
         work.wait()
         return None if sends else peer
 
-    def _called(self, name: str, given: dict[str, Any]) -> Any:
+    def _called(self, name: str, arguments: dict[str, Any]) -> Any:
         try:
-            return self._originals[name](**given)
+            return self._originals[name](**arguments)
         except Exception:
             self._guard.torn = True  # the board says that this rank has called; torch has refused
             raise
@@ -417,18 +419,18 @@ class GuardedWork:
         if not self._on_host:
             self._finished = True
             return bool(self._work.wait())
-        done, errors = threading.Event(), list[BaseException]()
+        completion, errors = threading.Event(), list[BaseException]()
 
         def wait() -> None:
             try:
                 self._work.wait()
             except BaseException as error:  # handed over to the rank's own thread
                 errors.append(error)
-            done.set()
+            completion.set()
 
         # gloo's own wait cannot be interrupted: it waits in a thread, this one stays free to look and to stop.
         threading.Thread(target=wait, daemon=True, name=WAITER).start()
-        self._guard.wait(self._call, done, timeout.total_seconds() if timeout else None)
+        self._guard.wait(self._call, completion, timeout.total_seconds() if timeout else None)
         if errors:
             self._guard.explain_failure(errors[0])
         self._finished = True
@@ -447,17 +449,17 @@ class GuardedWork:
         return getattr(self._work, name)
 
 
-def _how(given: dict[str, Any], group: Any) -> str:
+def _how(arguments: dict[str, Any], group: Any) -> str:
     """Root and operation of a call, in words; empty where it has none."""
     words = []
     for side in ("src", "dst"):
-        if side in given:
-            root = given[side]
-            if given.get(f"group_{side}") is not None:
-                root = dist.get_global_rank(group, given[f"group_{side}"])
+        if side in arguments:
+            root = arguments[side]
+            if arguments.get(f"group_{side}") is not None:
+                root = dist.get_global_rank(group, arguments[f"group_{side}"])
             words.append(f"{side}={0 if root is None else root}")
-    if "op" in given:
-        words.append(f"op={str(given['op']).rpartition('.')[2]}")
+    if "op" in arguments:
+        words.append(f"op={str(arguments['op']).rpartition('.')[2]}")
     return ", ".join(words)
 
 
@@ -468,10 +470,10 @@ def _described(tensor: Any) -> dict[str, Any]:
     return {"numel": tensor.numel(), "shape": str(list(tensor.shape)), "dtype": dtype}
 
 
-def _on_host(given: dict[str, Any]) -> bool:
+def _on_host(arguments: dict[str, Any]) -> bool:
     """Whether the call is over when the host has waited for it: not with NCCL, which waits on the device."""
-    lists = [value for value in given.values() if isinstance(value, list)]
-    tensors = [value for value in given.values() if isinstance(value, Tensor)]
+    lists = [value for value in arguments.values() if isinstance(value, list)]
+    tensors = [value for value in arguments.values() if isinstance(value, Tensor)]
     tensors += [value for values in lists for value in values if isinstance(value, Tensor)]
     # A barrier has no tensor: gloo's, unless CUDA is in use.
     return all(tensor.device.type == "cpu" for tensor in tensors) if tensors else not torch.cuda.is_initialized()

@@ -42,9 +42,11 @@ def listed(ranks: Iterable[int], *, french: bool) -> str:
     for run in runs:
         # Two neighbours are written apart: `1 and 2`, but `0–2`.
         parts += [f"{run[0]}–{run[-1]}"] if len(run) > 2 else [str(number) for number in run]
-    last = f" {'et' if french else 'and'} ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
+    rank_text = (
+        f" {'et' if french else 'and'} ".join([", ".join(parts[:-1]), parts[-1]]) if len(parts) > 1 else parts[0]
+    )
     noun = ("rang" if french else "rank") + ("s" if len(numbers) > 1 else "")
-    return f"{noun} {last}"
+    return f"{noun} {rank_text}"
 
 
 def with_article(french: str) -> str:
@@ -84,14 +86,14 @@ def _differing(
     key: Callable[[Mapping[str, Any]], object],
 ) -> RankFault | None:
     """Return the fault if the calls differ under this key: the most numerous first, then those that differ from it."""
-    alike: dict[object, list[int]] = {}
+    ranks_by_key: dict[object, list[int]] = {}
     for rank in sorted(calls):
-        alike.setdefault(key(calls[rank]), []).append(rank)
-    if len(alike) < 2:
+        ranks_by_key.setdefault(key(calls[rank]), []).append(rank)
+    if len(ranks_by_key) < 2:
         return None
     called = []
     # Three kinds of calls at most; of equally frequent ones the one of the lowest rank comes first.
-    for ranks in sorted(alike.values(), key=lambda ranks: (-len(ranks), ranks))[:3]:
+    for ranks in sorted(ranks_by_key.values(), key=lambda ranks: (-len(ranks), ranks))[:3]:
         call, (en, fr) = calls[ranks[0]], _both(ranks)
         words = call_words(call) + (f" ({call['how']})" if kind == "arguments" else "")
         several = len(ranks) > 1
@@ -146,7 +148,7 @@ def stuck_ranks(states: Sequence[State]) -> set[int]:
     needs = {rank: awaited(states, rank) for rank, state in enumerate(states) if state.get("state") == "waiting"}
     # Whoever waits for free ranks only will be free: the set grows until nothing is added.
     while True:
-        freed = {rank for rank, needed in needs.items() if rank not in free and needed <= free}
+        freed = {rank for rank, awaited_ranks in needs.items() if rank not in free and awaited_ranks <= free}
         if not freed:
             return set(needs) - free
         free |= freed
@@ -156,12 +158,12 @@ def explain_stuck(states: Sequence[State], rank: int) -> RankFault:
     """Explain why a rank is stuck: who is missing, or which ranks wait for one another."""
     chain = [rank]
     while True:
-        needed = awaited(states, chain[-1])
-        gone = sorted(other for other in needed if states[other].get("state") == "ended")
-        if gone:
-            return _missing(states, chain[-1], gone)
+        awaited_ranks = awaited(states, chain[-1])
+        ended_ranks = sorted(peer for peer in awaited_ranks if states[peer].get("state") == "ended")
+        if ended_ranks:
+            return _missing(states, chain[-1], ended_ranks)
         # Nobody it waits for has ended, so that one of them is stuck itself, or this rank would be free.
-        following = min(other for other in needed if other in stuck_ranks(states))
+        following = min(peer for peer in awaited_ranks if peer in stuck_ranks(states))
         if following in chain:
             # The cycle without the ranks that lead into it.
             return _deadlock(states, chain[chain.index(following) :])
@@ -181,67 +183,75 @@ def _waits(states: Sequence[State], rank: int) -> str:
             en=f"rank {rank} waits for rank {peer} to receive its message",
             fr=f"le rang {rank} attend que le rang {peer} reçoive son message",
         )
-    needed, words = awaited(states, rank), call_words(call)
-    if not needed:
+    awaited_ranks, words = awaited(states, rank), call_words(call)
+    if not awaited_ranks:
         return say(en=f"rank {rank} waits in {words}", fr=f"le rang {rank} attend dans {words}")
-    en, fr = _both(needed)
+    en, fr = _both(awaited_ranks)
     return say(en=f"rank {rank} waits in {words} for {en}", fr=f"le rang {rank} attend, dans {words}, {fr}")
 
 
 def _last(states: Sequence[State], rank: int) -> str:
-    error, last = states[rank].get("error"), states[rank].get("last")
+    error, last_call = states[rank].get("error"), states[rank].get("last")
     if error:
         return say(en=f"it was stopped by {error}", fr=f"le rang {rank} a été arrêté par {error}")
-    if last:
-        return say(en=f"its last one was {last}", fr=f"dernier appel du rang {rank} : {last}")
+    if last_call:
+        return say(en=f"its last one was {last_call}", fr=f"dernier appel du rang {rank} : {last_call}")
     return say(en="it has called none", fr=f"le rang {rank} n’en a appelé aucune")
 
 
-def _missing(states: Sequence[State], rank: int, gone: list[int]) -> RankFault:
-    call, first = states[rank]["waiting"], gone[0]
-    kind: Kind = "peer" if states[first].get("error") else "missing"
+def _missing(states: Sequence[State], rank: int, ended_ranks: list[int]) -> RankFault:
+    call, peer = states[rank]["waiting"], ended_ranks[0]
+    kind: Kind = "peer" if states[peer].get("error") else "missing"
     if call["op"] == "recv":
         return _fault(
             kind,
-            en=f"Missing message: rank {rank} waits to receive from rank {first}, but rank {first} has ended "
+            en=f"Missing message: rank {rank} waits to receive from rank {peer}, but rank {peer} has ended "
             "without sending it.",
-            fr=f"Message manquant : le rang {rank} attend un message du rang {first}, mais le rang {first} a "
+            fr=f"Message manquant : le rang {rank} attend un message du rang {peer}, mais le rang {peer} a "
             "terminé sans l’envoyer.",
         )
     if call["op"] == "send":
         return _fault(
             kind,
-            en=f"Missing receiver: rank {rank} sends to rank {first}, but rank {first} has ended without receiving.",
-            fr=f"Destinataire manquant : le rang {rank} envoie au rang {first}, mais le rang {first} a terminé "
+            en=f"Missing receiver: rank {rank} sends to rank {peer}, but rank {peer} has ended without receiving.",
+            fr=f"Destinataire manquant : le rang {rank} envoie au rang {peer}, mais le rang {peer} a terminé "
             "sans recevoir.",
         )
     waiting = [
-        other
-        for other, state in enumerate(states)
+        member
+        for member, state in enumerate(states)
         if state.get("state") == "waiting" and _same_call(state["waiting"], call)
     ]
-    (en, fr), (waiting_en, waiting_fr) = _both(gone), _both(waiting)
-    plural, words = len(gone) > 1, call_words(call)
-    why = "." if plural else f" ({_last(states, first)})."
+    (en, fr), (waiting_en, waiting_fr) = _both(ended_ranks), _both(waiting)
+    plural, words = len(ended_ranks) > 1, call_words(call)
+    reason = "." if plural else f" ({_last(states, peer)})."
     return _fault(
         kind,
         en=f"Missing rank: {en} ended without calling {words}, in which {waiting_en} "
-        f"{'wait' if len(waiting) > 1 else 'waits'}{why} A collective needs every rank of its group.",
+        f"{'wait' if len(waiting) > 1 else 'waits'}{reason} A collective needs every rank of its group.",
         fr=f"Rang manquant : {fr} {'ont' if plural else 'a'} terminé sans appeler {words}, où {waiting_fr} "
-        f"{'attendent' if len(waiting) > 1 else 'attend'}{why} Une communication collective a besoin de tous les "
+        f"{'attendent' if len(waiting) > 1 else 'attend'}{reason} Une communication collective a besoin de tous les "
         "rangs de son groupe.",
     )
 
 
-def _same_call(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return (one["op"], one.get("group"), one["number"]) == (other["op"], other.get("group"), other["number"])
+def _same_call(call_a: Mapping[str, Any], call_b: Mapping[str, Any]) -> bool:
+    return (call_a["op"], call_a.get("group"), call_a["number"]) == (
+        call_b["op"],
+        call_b.get("group"),
+        call_b["number"],
+    )
 
 
 def _deadlock(states: Sequence[State], cycle: list[int]) -> RankFault:
     en, fr = _both(cycle)
     waits = [_waits(states, rank) for rank in sorted(cycle)]
-    shown, more = ", ".join(waits[:4]), len(waits) - 4
-    rest = say(en=f", and so on ({more} more)", fr=f", et ainsi de suite (encore {more})") if more > 0 else ""
+    waits_text, hidden_count = ", ".join(waits[:4]), len(waits) - 4
+    continuation = (
+        say(en=f", and so on ({hidden_count} more)", fr=f", et ainsi de suite (encore {hidden_count})")
+        if hidden_count > 0
+        else ""
+    )
     advice = ""
     messages = {states[rank]["waiting"]["op"] for rank in cycle}
     if messages in ({"send"}, {"recv"}):
@@ -251,13 +261,13 @@ def _deadlock(states: Sequence[State], cycle: list[int]) -> RankFault:
             fr=f" Tous {verbs[1]} d’abord : utilisez isend et irecv, puis attendez la fin des deux.",
         )
     between = say(en=f"Deadlock between {en}: ", fr=f"Interblocage entre {fr} : ")
-    return RankFault("deadlock", f"{between}{shown}{rest}.{advice}")
+    return RankFault("deadlock", f"{between}{waits_text}{continuation}.{advice}")
 
 
 def explain_timeout(states: Sequence[State], rank: int, limit_s: float) -> RankFault:
     """Explain that a rank has waited too long for ranks that still compute."""
     waits = _waits(states, rank)
-    busy = sorted(other for other in awaited(states, rank) if states[other].get("state") != "ended")
+    busy = sorted(peer for peer in awaited(states, rank) if states[peer].get("state") != "ended")
     limit, call = rounded(limit_s, 2), states[rank]["waiting"]
     # The sender has posted it and dropped its Work object, and with it the message.
     if not busy and call["op"] == "recv" and call["channel"] in states[call["peer"]].get("lost", {}):
@@ -276,23 +286,23 @@ def explain_timeout(states: Sequence[State], rank: int, limit_s: float) -> RankF
             fr=f"Temps écoulé : {waits} depuis plus de {limit} s, alors que tous les rangs l’ont appelée.",
         )
     (en, fr), plural = _both(busy), len(busy) > 1
-    last = "." if plural else f" ({_last(states, busy[0])})."
+    last_text = "." if plural else f" ({_last(states, busy[0])})."
     return _fault(
         "timeout",
-        en=f"Time limit: after {limit} s {waits}; {en} {'are' if plural else 'is'} still computing{last}",
+        en=f"Time limit: after {limit} s {waits}; {en} {'are' if plural else 'is'} still computing{last_text}",
         fr=f"Temps écoulé : au bout de {limit} s, {waits} ; {fr} {'calculent' if plural else 'calcule'} "
-        f"encore{last}",
+        f"encore{last_text}",
     )
 
 
 def explain_lost(ranks: Iterable[int]) -> RankFault:
     """Explain that the processes of ranks are gone."""
-    gone = sorted(ranks)
-    several = len(gone) > 1
+    lost_ranks = sorted(ranks)
+    several = len(lost_ranks) > 1
     return _fault(
         "lost",
-        en=f"Lost: the process of {listed(gone, french=False)} ended while others were waiting for it.",
-        fr=f"Perdu : {'les processus des' if several else 'le processus du'} {listed(gone, french=True)} "
+        en=f"Lost: the process of {listed(lost_ranks, french=False)} ended while others were waiting for it.",
+        fr=f"Perdu : {'les processus des' if several else 'le processus du'} {listed(lost_ranks, french=True)} "
         f"{'se sont arrêtés' if several else 's’est arrêté'} en pleine attente des autres rangs.",
     )
 

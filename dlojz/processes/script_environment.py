@@ -94,9 +94,9 @@ def _without_hook(environment: MutableMapping[str, str]) -> None:
     """Take the hook and the package out of `PYTHONPATH`, to which a launcher may have added folders of its own."""
     paths = environment.get("PYTHONPATH", "").split(os.pathsep)
     if str(HOOK) in paths:
-        place = paths.index(str(HOOK))
+        index = paths.index(str(HOOK))
         # They stand together, as `_joined` put them there.
-        del paths[place : place + 1 + len(_PACKAGE)]
+        del paths[index : index + 1 + len(_PACKAGE)]
         if paths:
             environment["PYTHONPATH"] = os.pathsep.join(paths)
         else:
@@ -105,10 +105,10 @@ def _without_hook(environment: MutableMapping[str, str]) -> None:
 
 def restore_path() -> None:
     """Leave `sys.path` as the script would find it; the package comes last, where the script names nothing alike."""
-    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    user_paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     for path in (str(HOOK), *_PACKAGE):
         # What the user's own PYTHONPATH names stays.
-        if path not in named and path in sys.path:
+        if path not in user_paths and path in sys.path:
             sys.path.remove(path)
     sys.path += [path for path in _PACKAGE if path not in sys.path]
 
@@ -121,7 +121,7 @@ def as_torchrun(rank: int, processes: int, port: int, run_id: str, environment: 
         run_id: by which idr_torch and others know that these variables are the processes'.
         environment: of the user, whose number of threads stays.
     """
-    given = {
+    variables = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(processes),
@@ -140,11 +140,11 @@ def as_torchrun(rank: int, processes: int, port: int, run_id: str, environment: 
         "TORCH_FR_BUFFER_SIZE": environment.get("TORCH_FR_BUFFER_SIZE", "20000"),
     }
     if processes > 1 and "OMP_NUM_THREADS" not in environment:
-        given["OMP_NUM_THREADS"] = "1"
+        variables["OMP_NUM_THREADS"] = "1"
     # All processes are here: whatever interface is named, they meet on the loopback.
     interfaces = {name: value for name, value in environment.items() if name.endswith("_SOCKET_IFNAME")}
     meet_on_loopback(interfaces)
-    return given | interfaces
+    return variables | interfaces
 
 
 _PORTS = range(20_000, 32_768)
@@ -155,7 +155,7 @@ def free_port() -> int:
     """Find a TCP port of this machine that nobody uses at this moment, and nobody is given by chance."""
     # Twenty of them, then 0: whichever the system gives.
     for port in (*random.SystemRandom().sample(_PORTS, 20), 0):
-        with socket.socket() as found, contextlib.suppress(OSError):
-            found.bind(("127.0.0.1", port))
-            return int(found.getsockname()[1])
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return int(probe.getsockname()[1])
     raise OSError("no free port")

@@ -62,8 +62,8 @@ class Standby:
 
     def serves(self, environment: Mapping[str, str]) -> bool:
         """Return whether it is alive, this process's own, and of such an environment."""
-        own = self._maker == os.getpid() and self._process.returncode is None
-        return own and self._lasting == _lasting(environment)
+        is_alive = self._maker == os.getpid() and self._process.returncode is None
+        return is_alive and self._lasting == _lasting(environment)
 
     def launch(self, folder: Path, module: str, environment: Mapping[str, str], preloaded: Sequence[str]) -> None:
         """Ask for a launcher, and return at once.
@@ -134,11 +134,11 @@ def _redirect(log: Path) -> None:
 
 def _sign(owner: Path) -> None:
     """Name this process as the one that drives the run: if the package cannot be imported, the run is seen to end."""
-    mine = {"pid": os.getpid(), "process_start_s": psutil.Process().create_time()}
+    owner_fields = {"pid": os.getpid(), "process_start_s": psutil.Process().create_time()}
     # Written aside and renamed, without the package, whose import may fail.
     draft = owner.with_suffix(f".{os.getpid()}")
     try:
-        draft.write_text(json.dumps(json.loads(owner.read_bytes()) | mine), encoding="utf-8")
+        draft.write_text(json.dumps(json.loads(owner.read_bytes()) | owner_fields), encoding="utf-8")
         draft.replace(owner)
     finally:
         draft.unlink(missing_ok=True)

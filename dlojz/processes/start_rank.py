@@ -57,12 +57,12 @@ def fork_main(folder: str, module: str) -> NoReturn:
         os._exit(code)
 
 
-def _exit_code(given: object) -> int:
+def _exit_code(code: object) -> int:
     """Return the exit code that `sys.exit` was given, in one of the ways it takes."""
-    if given is None or isinstance(given, int):
+    if code is None or isinstance(code, int):
         # Eight bits of an exit code count.
-        return (given or 0) & 0xFF
-    print(given, file=sys.stderr)
+        return (code or 0) & 0xFF
+    print(code, file=sys.stderr)
     return 1
 
 

@@ -105,8 +105,8 @@ class ControllerChannel:
             return True
         if time.monotonic() - self._connected_s > _ASK_ANEW_S:
             # Connected before the former one is closed: `self.client` is open at every moment.
-            former, self.client = self.client, self._connected()
-            _close(former)
+            previous_client, self.client = self.client, self._connected()
+            _close(previous_client)
         return False
 
     def ask(self, name: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> int:
@@ -154,9 +154,9 @@ def _close(client: Any) -> threading.Thread:
     return thread
 
 
-def not_started(why: str) -> str:
+def not_started(reason: str) -> str:
     """Return the message for ranks that did not start."""
-    cause = f" ({why})" if why else ""
+    cause = f" ({reason})" if reason else ""
     return say(
         en=f"the ranks did not start{cause}. Run the cell again; if that does not help, restart the kernel.",
         fr=f"les rangs n’ont pas démarré{cause}. Relancez la cellule ; si cela ne suffit pas, redémarrez le noyau.",
@@ -365,9 +365,9 @@ class LocalCluster(RankCluster):
                     self._failure = report["why"]
         self._fail("")
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, reason: str) -> None:
         with self._lock:
-            self._failure = self._failure or why
+            self._failure = self._failure or reason
         self.events.put(Event("failed", value=self._failure))
 
     def _problem(self) -> str | None:
@@ -510,11 +510,11 @@ class RankSupervisor:
 
     def _start(self, size: int, number: int) -> None:
         """End the ranks there are, and start others."""
-        former, self._children = self._children, {}
+        previous_children, self._children = self._children, {}
         self._short_lives = {}
-        for child in former.values():
+        for child in previous_children.values():
             _end(child.pid)
-        for child in former.values():
+        for child in previous_children.values():
             with suppress(ChildProcessError):
                 os.waitpid(child.pid, 0)
         self._end_orphans()
@@ -572,13 +572,13 @@ class RankSupervisor:
 
     def _end_orphans(self) -> None:
         """End what a rank that is gone has left behind: whatever is a child of the supervisor and no rank."""
-        known = {child.pid for child in self._children.values()}
+        expected_pids = {child.pid for child in self._children.values()}
         if self._controller:
-            known.add(self._controller.pid)
+            expected_pids.add(self._controller.pid)
         deadline_s = time.monotonic() + _SUPERVISOR_END_S
         while time.monotonic() < deadline_s:
-            left = [process for process in psutil.Process().children() if process.pid not in known]
-            alive = [process for process in left if process.status() != psutil.STATUS_ZOMBIE]
+            orphans = [process for process in psutil.Process().children() if process.pid not in expected_pids]
+            alive = [process for process in orphans if process.status() != psutil.STATUS_ZOMBIE]
             if not alive:
                 return
             for process in alive:

@@ -82,8 +82,8 @@ class RankPool:
         if not fresh and not self._torn:
             return
         self._torn = True
-        places = {rank: (rank, self.size, *self._cluster.place(rank)) for rank in fresh}
-        self._ask({rank: (names[rank], rank_setup.init_rank, *places[rank]) for rank in fresh})
+        init_arguments = {rank: (rank, self.size, *self._cluster.place(rank)) for rank in fresh}
+        self._ask({rank: (names[rank], rank_setup.init_rank, *init_arguments[rank]) for rank in fresh})
         # A process group cannot take in a rank: all ranks leave theirs and meet in a fresh one.
         meeting = self._cluster.meeting_point()
         self._ask({rank: (name, rank_setup.init_group, *meeting) for rank, name in names.items()})
@@ -141,7 +141,7 @@ class RankPool:
     ) -> list[CellAnswer]:
         answers: dict[int, CellAnswer] = {}
         rank_of = {name: rank for rank, name in self._members.items()}
-        why: CellFailure | None = None  # of the ranks that are interrupted
+        interruption: CellFailure | None = None  # of the ranks that are interrupted
         signals: list[int] = []
         deadline_s = time.monotonic() + limit_s
         while len(answers) < self.size:
@@ -150,16 +150,20 @@ class RankPool:
                 raise RanksRefused(all_lost())
             if event is not None and event.kind == "answer" and event.ticket in tickets:
                 rank = tickets[event.ticket]
-                answers[rank] = _answer(self._so_far(rank), event.value, why)
+                answers[rank] = _answer(self._so_far(rank), event.value, interruption)
             elif event is not None and event.kind == "died" and event.name in rank_of:
                 rank = rank_of[event.name]
-                answers[rank] = _ended(self._so_far(rank), event.value, why if signal.SIGKILL in signals else None)
+                answers[rank] = _ended(
+                    self._so_far(rank), event.value, interruption if signal.SIGKILL in signals else None
+                )
             elif show_live is not None:
                 show_live([answers.get(rank) or self._so_far(rank) for rank in range(self.size)])
             by_student = event is not None and event.kind == "interrupt"
             if by_student or time.monotonic() > deadline_s:
                 kind = "stopped" if by_student else "limit"
-                why = why or CellFailure("KeyboardInterrupt", kind=kind, limit_s=0 if by_student else limit_s)
+                interruption = interruption or CellFailure(
+                    "KeyboardInterrupt", kind=kind, limit_s=0 if by_student else limit_s
+                )
                 if signals.count(signal.SIGKILL) > _KILLS:  # the supervisor that should report it is gone
                     raise RanksRefused(all_lost())
                 # The student's second interrupt kills at once; the limit gives two SIGINT their time first (GRACE_S).
@@ -211,15 +215,15 @@ class RankPool:
         return answers
 
 
-def _ended(so_far: CellAnswer, exit_code: int | None, why: CellFailure | None) -> CellAnswer:
-    """Return the answer that stands for a process that ended; `why` if it was killed since it did not stop."""
-    why = why or CellFailure("")
-    failure = CellFailure(why.name, kind="exit", exit_code=exit_code, limit_s=why.limit_s)
+def _ended(so_far: CellAnswer, exit_code: int | None, interruption: CellFailure | None) -> CellAnswer:
+    """Return the answer that stands for a process that ended; `interruption` if it was killed since it did not stop."""
+    interruption = interruption or CellFailure("")
+    failure = CellFailure(interruption.name, kind="exit", exit_code=exit_code, limit_s=interruption.limit_s)
     return replace(so_far, trouble=failure, kept=False)
 
 
-def _answer(so_far: CellAnswer, value: Mapping[str, Any], why: CellFailure | None) -> CellAnswer:
-    """Return what a rank sent as its answer; an interrupt gets the reason `why` it was sent."""
+def _answer(so_far: CellAnswer, value: Mapping[str, Any], interruption: CellFailure | None) -> CellAnswer:
+    """Return what a rank sent as its answer; an interrupt gets the reason `interruption` it was sent."""
     if "failure" in value:
         return replace(so_far, trouble=CellFailure("", str(value["failure"])), torn=True)
     trouble = None
@@ -228,8 +232,8 @@ def _answer(so_far: CellAnswer, value: Mapping[str, Any], why: CellFailure | Non
         lines = tuple((number, text, function) for number, text, function in error["lines"])
         trouble = CellFailure(error["name"], error["message"], error["kind"], lines)
         # The rank saw a KeyboardInterrupt; that it came from the student or from the limit is known here alone.
-        if why is not None and trouble.name == why.name:
-            trouble = replace(why, lines=lines)
+        if interruption is not None and trouble.name == interruption.name:
+            trouble = replace(interruption, lines=lines)
     return CellAnswer(
         so_far.rank,
         tuple(value["parts"]),
@@ -250,9 +254,9 @@ def all_lost() -> str:
     )
 
 
-def _no_answer(rank: int, why: str) -> str:
+def _no_answer(rank: int, reason: str) -> str:
     who = say(en=f"rank {rank}" if rank >= 0 else "a rank", fr=f"le rang {rank}" if rank >= 0 else "un rang")
-    cause = f" ({why})" if why else ""
+    cause = f" ({reason})" if reason else ""
     return say(
         en=f"{who} does not answer{cause}: run the cell again, or %ranks restart.",
         fr=f"{who} ne répond pas{cause} : relancez la cellule, ou %ranks restart.",
@@ -266,12 +270,12 @@ def _interrupts_become_events(events: queue.SimpleQueue[Event]) -> Iterator[None
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    former = signal.signal(signal.SIGINT, lambda *_: events.put(Event("interrupt")))
+    previous_handler = signal.signal(signal.SIGINT, lambda *_: events.put(Event("interrupt")))
     try:
         yield
     finally:
         with suppress(TypeError):  # None where it was not set from Python
-            signal.signal(signal.SIGINT, former)
+            signal.signal(signal.SIGINT, previous_handler)
 
 
 # Names that every rank defines itself.
@@ -288,12 +292,12 @@ def payload(names: Iterable[str], namespace: Mapping[str, Any]) -> dict[str, Any
         RanksRefused: if a name is unknown or cannot be sent.
     """
     packed: dict[str, Any] = {"modules": {}, "sources": [], "values": {}}
-    seen: set[str] = set()
+    packed_names: set[str] = set()
     names = list(dict.fromkeys(names))
     for name in names:
         if name not in namespace:
             raise RanksRefused(one_of(say(en="name", fr="nom"), name, _visible(namespace)))
-        _pack(name, namespace, packed, seen, names)
+        _pack(name, namespace, packed, packed_names, names)
     return packed
 
 
@@ -302,36 +306,38 @@ def _visible(namespace: Mapping[str, Any]) -> list[str]:
     return [name for name in namespace if not name.startswith("_") and name not in hidden]
 
 
-def _pack(name: str, namespace: Mapping[str, Any], packed: dict[str, Any], seen: set[str], named: list[str]) -> None:
-    if name in seen or name not in namespace:
+def _pack(
+    name: str, namespace: Mapping[str, Any], packed: dict[str, Any], packed_names: set[str], requested_names: list[str]
+) -> None:
+    if name in packed_names or name not in namespace:
         return
-    seen.add(name)
-    thing = namespace[name]
-    if isinstance(thing, ModuleType):
-        packed["modules"][name] = (thing.__name__, "")
-    elif isinstance(thing, type | FunctionType) and thing.__module__ == "__main__":
-        source = _source(name, thing)
+    packed_names.add(name)
+    variable = namespace[name]
+    if isinstance(variable, ModuleType):
+        packed["modules"][name] = (variable.__name__, "")
+    elif isinstance(variable, type | FunctionType) and variable.__module__ == "__main__":
+        source = _source(name, variable)
         # What a definition mentions is packed before it: the sources run in this order.
         for mentioned in sorted(_mentioned(source)):
-            _pack(mentioned, namespace, packed, seen, named)
+            _pack(mentioned, namespace, packed, packed_names, requested_names)
         # An alias: it is defined under its own name, then bound to the other one.
         packed["sources"].append(
-            source if thing.__name__ in (name, "<lambda>") else f"{source}\n{name} = {thing.__name__}"
+            source if variable.__name__ in (name, "<lambda>") else f"{source}\n{name} = {variable.__name__}"
         )
-    elif _importable(thing):
-        packed["modules"][name] = (thing.__module__, thing.__qualname__)
-    elif name in named:
-        _refuse_what_cannot_travel(name, thing)
-        packed["values"][name] = thing
+    elif _importable(variable):
+        packed["modules"][name] = (variable.__module__, variable.__qualname__)
+    elif name in requested_names:
+        _refuse_what_cannot_travel(name, variable)
+        packed["values"][name] = variable
 
 
-def _importable(thing: Any) -> bool:
-    module = sys.modules.get(getattr(thing, "__module__", None) or "")
+def _importable(variable: Any) -> bool:
+    module = sys.modules.get(getattr(variable, "__module__", None) or "")
     # Followed down from the module, as the rank will import it.
-    found: Any = module
-    for part in str(getattr(thing, "__qualname__", "")).split("."):
-        found = getattr(found, part, None)
-    return module is not None and module.__name__ != "__main__" and found is thing and callable(thing)
+    attribute: Any = module
+    for part in str(getattr(variable, "__qualname__", "")).split("."):
+        attribute = getattr(attribute, part, None)
+    return module is not None and module.__name__ != "__main__" and attribute is variable and callable(variable)
 
 
 def _mentioned(source: str) -> set[str]:
@@ -340,11 +346,11 @@ def _mentioned(source: str) -> set[str]:
     return {name for name in names if not hasattr(builtins, name)} - _OWN
 
 
-def _source(name: str, thing: Any) -> str:
+def _source(name: str, definition: Any) -> str:
     try:
-        source = _class_source(thing) if isinstance(thing, type) else inspect.getsource(thing)
+        source = _class_source(definition) if isinstance(definition, type) else inspect.getsource(definition)
         source = textwrap.dedent(source)
-        if isinstance(thing, FunctionType) and thing.__closure__:
+        if isinstance(definition, FunctionType) and definition.__closure__:
             raise OSError("a function made by a function")
         defined = {
             target
@@ -357,7 +363,7 @@ def _source(name: str, thing: Any) -> str:
                 else []
             )
         }
-        if not defined & {name, thing.__name__}:
+        if not defined & {name, definition.__name__}:
             raise OSError("not a definition")
     except (OSError, TypeError, SyntaxError):
         raise RanksRefused(
@@ -369,32 +375,32 @@ def _source(name: str, thing: Any) -> str:
     return source
 
 
-def _class_source(thing: type) -> str:
+def _class_source(notebook_class: type) -> str:
     """Return the source of a class of a cell, found through one of its methods: `inspect` looks for a file."""
     # An `autograd.Function` has static methods only.
-    methods = [getattr(value, "__func__", value) for value in vars(thing).values()]
+    methods = [getattr(value, "__func__", value) for value in vars(notebook_class).values()]
     for method in (value for value in methods if isinstance(value, FunctionType)):
         lines = linecache.getlines(method.__code__.co_filename)
         for node in ast.walk(ast.parse("".join(lines))):
-            if isinstance(node, ast.ClassDef) and node.name == thing.__name__:
+            if isinstance(node, ast.ClassDef) and node.name == notebook_class.__name__:
                 # Decorators stand above the line of `class`.
-                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
-                return "".join(lines[first - 1 : node.end_lineno])
+                first_line = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+                return "".join(lines[first_line - 1 : node.end_lineno])
     raise OSError("no method tells where the class was written")
 
 
-def _refuse_what_cannot_travel(name: str, thing: Any) -> None:
+def _refuse_what_cannot_travel(name: str, variable: Any) -> None:
     from ipyparallel.serialize import serialize_object
 
     try:
-        if type(thing).__module__ == "__main__" or isinstance(thing, FunctionType):
-            raise TypeError(f"{type(thing).__name__} is a class of the notebook")
-        serialize_object(thing)
+        if type(variable).__module__ == "__main__" or isinstance(variable, FunctionType):
+            raise TypeError(f"{type(variable).__name__} is a class of the notebook")
+        serialize_object(variable)
     except Exception as error:
         raise RanksRefused(
-            en=f"{name} ({type(thing).__name__}) cannot be sent to the ranks: {error}. Make it inside the %%ranks "
+            en=f"{name} ({type(variable).__name__}) cannot be sent to the ranks: {error}. Make it inside the %%ranks "
             "cell.",
-            fr=f"{name} ({type(thing).__name__}) ne peut pas être envoyé aux rangs : {error}. Créez-le dans la "
+            fr=f"{name} ({type(variable).__name__}) ne peut pas être envoyé aux rangs : {error}. Créez-le dans la "
             "cellule %%ranks.",
         ) from None
 
@@ -602,8 +608,8 @@ def _value(name: str, rank: int, answer: Mapping[str, Any]) -> Any:
     if "problem" not in answer:
         return answer["value"]
     if answer["problem"] == "unknown":
-        what = say(en=f"name on rank {rank}", fr=f"nom sur le rang {rank}")
-        raise RanksRefused(one_of(what, name, answer["names"]))
+        description = say(en=f"name on rank {rank}", fr=f"nom sur le rang {rank}")
+        raise RanksRefused(one_of(description, name, answer["names"]))
     raise RanksRefused(
         en=f"{name} cannot be brought back from rank {rank} ({answer['type']}: {answer['problem']}). Print it in a "
         "%%ranks cell, or bring back what it holds: numbers, strings, tensors, lists, dictionaries.",

@@ -53,37 +53,37 @@ def parse(line: str, *, is_cell: bool) -> RanksCommand:
     except ValueError:
         # An unclosed quote, which shlex refuses.
         words = line.split()
-    asked = RanksCommand() if is_cell else RanksCommand(command="status")
+    request = RanksCommand() if is_cell else RanksCommand(command="status")
     if words and not is_cell and not words[0].startswith("-") and not words[0].isdecimal():
-        asked.command = words.pop(0)
-        if asked.command not in _COMMANDS:
-            raise RanksRefused(one_of(say(en="command", fr="commande"), asked.command, _COMMANDS))
+        request.command = words.pop(0)
+        if request.command not in _COMMANDS:
+            raise RanksRefused(one_of(say(en="command", fr="commande"), request.command, _COMMANDS))
     # `%ranks 4` and `%ranks --force 4` mean start.
     elif words and not is_cell:
-        asked.command = "start"
+        request.command = "start"
     while words:
         word, equals, value = words.pop(0).partition("=")
         if word == "--force":
-            asked.force = True
+            request.force = True
         elif word in ("--with", "--limit"):
             if not equals:
                 value = words.pop(0) if words and not words[0].startswith("-") else ""
             if word == "--with":
                 while value.endswith(",") and words:  # `--with a, b`
                     value += words.pop(0)
-                asked.names += _names(value)
+                request.names += _names(value)
             else:
-                asked.limit_s = _seconds(value)
+                request.limit_s = _seconds(value)
         elif word.startswith("-"):
             raise RanksRefused(one_of("option", word, _OPTIONS))
-        elif asked.size is None:
-            asked.size = number_of_ranks(word)
+        elif request.size is None:
+            request.size = number_of_ranks(word)
         else:
             raise RanksRefused(
-                en=f"one number of ranks is enough, but {asked.size} and {word!r} were received.",
-                fr=f"un seul nombre de rangs suffit, mais {asked.size} et {word!r} ont été reçus.",
+                en=f"one number of ranks is enough, but {request.size} and {word!r} were received.",
+                fr=f"un seul nombre de rangs suffit, mais {request.size} et {word!r} ont été reçus.",
             )
-    return asked
+    return request
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -127,40 +127,40 @@ class RanksMagics:
             RanksRefused: for a line that is not understood.
             RanksError: if the cell failed on a rank.
         """
-        asked = parse(line, is_cell=cell is not None)
+        request = parse(line, is_cell=cell is not None)
         # Before any rank is started: what cannot be sent is refused at once.
-        packed = payload(asked.names, self._shell.user_ns)
+        packed = payload(request.names, self._shell.user_ns)
         try:
-            if asked.command == "stop":
+            if request.command == "stop":
                 self.ranks.stop()
-            elif asked.command == "restart":
+            elif request.command == "restart":
                 with StartingNote() as note:
                     self.ranks.restart(progress=note)
-            elif asked.command == "start" or cell is not None:
-                self._ensure(asked)
+            elif request.command == "start" or cell is not None:
+                self._ensure(request)
             if cell is not None:
-                sent = [self._shell.user_ns[name] for name in asked.names]
-                self.ranks.run(cell, limit_s=asked.limit_s, packed=packed, hint=self.ranks.advice(sent))
-            elif asked.command == "status":
+                sent_values = [self._shell.user_ns[name] for name in request.names]
+                self.ranks.run(cell, limit_s=request.limit_s, packed=packed, hint=self.ranks.advice(sent_values))
+            elif request.command == "status":
                 show(self.ranks.status())
         except LabError as refused:
             # RanksRefused is what a notebook shows without a traceback.
             raise (refused if isinstance(refused, RanksRefused) else RanksRefused(str(refused))) from None
 
-    def _ensure(self, asked: RanksCommand) -> None:
+    def _ensure(self, request: RanksCommand) -> None:
         """Start as many ranks as asked for, unless they run."""
-        if asked.size is None or asked.size == self.ranks.size:
+        if request.size is None or request.size == self.ranks.size:
             if not self.ranks:
                 raise RanksRefused(str(self.ranks))
             return
-        former = self.ranks.size
+        old_size = self.ranks.size
         with StartingNote() as note:
-            self.ranks.start(asked.size, force=asked.force, progress=note)
-        if former:
+            self.ranks.start(request.size, force=request.force, progress=note)
+        if old_size:
             print(
                 say(
-                    en=f"{asked.size} fresh ranks take the place of the {former} before, whose variables are gone.",
-                    fr=f"Nouveaux rangs : {asked.size}, à la place de {former} ; les variables des précédents sont "
+                    en=f"{request.size} fresh ranks take the place of the {old_size} before, whose variables are gone.",
+                    fr=f"Nouveaux rangs : {request.size}, à la place de {old_size} ; les variables des précédents sont "
                     "perdues.",
                 )
             )

@@ -132,14 +132,14 @@ class Streams:
         """Return the output so far as text, without gloo's chatter; the lock is held."""
         answer = []
         for part in self._parts:
-            said = dict(part)
+            decoded_part = dict(part)
             if part["kind"] != "image":
-                said["text"] = part["text"].decode("utf-8", "replace")
+                decoded_part["text"] = part["text"].decode("utf-8", "replace")
             if part["kind"] == "printed":
-                lines = said["text"].splitlines(keepends=True)
-                said["text"] = "".join(line for line in lines if not line.startswith(_CHATTER))
-            if said["text"] or "png" in said:
-                answer.append(said)
+                lines = decoded_part["text"].splitlines(keepends=True)
+                decoded_part["text"] = "".join(line for line in lines if not line.startswith(_CHATTER))
+            if decoded_part["text"] or "png" in decoded_part:
+                answer.append(decoded_part)
         return answer
 
     def _publish_changes(self) -> None:
@@ -165,16 +165,16 @@ class Streams:
             os.dup2(self._write, descriptor)
 
     def _keep(self, kind: str, text: bytes) -> None:
-        kept = text[: TEXT_BYTES - self._kept_bytes]
-        self._cut |= len(kept) < len(text)
-        self._kept_bytes += len(kept)
-        if not kept:
+        prefix = text[: TEXT_BYTES - self._kept_bytes]
+        self._cut |= len(prefix) < len(text)
+        self._kept_bytes += len(prefix)
+        if not prefix:
             return
         self._changed.set()
         if kind == "printed" and self._parts and self._parts[-1]["kind"] == "printed":
-            self._parts[-1]["text"] += kept
+            self._parts[-1]["text"] += prefix
         else:
-            self._parts.append({"kind": kind, "text": bytearray(kept)})
+            self._parts.append({"kind": kind, "text": bytearray(prefix)})
 
     def _listen(self) -> None:
         import select
@@ -201,13 +201,13 @@ class Streams:
 
 def _out_of_the_way(descriptor: int) -> int:
     """Move a descriptor to a number that no cell closes by accident, not inherited by child processes."""
-    moved = 100
+    new_descriptor = 100
     with suppress(OSError):  # of the first number that is not open
-        while os.fstat(moved):
-            moved += 1
-    os.dup2(descriptor, moved, inheritable=False)
+        while os.fstat(new_descriptor):
+            new_descriptor += 1
+    os.dup2(descriptor, new_descriptor, inheritable=False)
     os.close(descriptor)
-    return moved
+    return new_descriptor
 
 
 GROUP_TIMEOUT_S = 30
@@ -265,7 +265,9 @@ class RankContext:
             # Kept for a while: its end would wait for threads that still wait in a collective which nobody will
             # complete; once they have given up, its sockets are closed.
             now_s = time.monotonic()
-            self._former_groups = [one for one in self._former_groups if now_s - one[0] < 2 * GROUP_TIMEOUT_S]
+            self._former_groups = [
+                former_group for former_group in self._former_groups if now_s - former_group[0] < 2 * GROUP_TIMEOUT_S
+            ]
             self._former_groups.append((now_s, dist.group.WORLD))
             dist.destroy_process_group()
         dist.init_process_group(
@@ -296,8 +298,8 @@ class RankContext:
         """Whether the group must be made anew before the next cell."""
         import torch.distributed as dist
 
-        whole = dist.is_initialized() and dist.group.WORLD is self.group
-        return not whole or bool(self.guard and self.guard.torn)
+        group_intact = dist.is_initialized() and dist.group.WORLD is self.group
+        return not group_intact or bool(self.guard and self.guard.torn)
 
 
 _context: RankContext | None = None
@@ -608,11 +610,11 @@ def refuse_too_many(size: int, *, cores: int | None = None, available_bytes: int
     available_bytes = memory_free_bytes() if available_bytes is None else available_bytes
     if size <= _RANKS_PER_CORE * cores and size * RANK_BYTES <= available_bytes:
         return
-    needed, free = format_bytes(size * RANK_BYTES), format_bytes(available_bytes)
+    demand, free = format_bytes(size * RANK_BYTES), format_bytes(available_bytes)
     raise RanksRefused(
-        en=f"{size} ranks would take about {needed} of memory ({free} free) and share {cores} "
+        en=f"{size} ranks would take about {demand} of memory ({free} free) and share {cores} "
         f"core{'s' if cores > 1 else ''}: take fewer, or insist with --force.",
-        fr=f"{size} rangs prendraient environ {needed} de mémoire ({free} libres) et se partageraient {cores} "
+        fr=f"{size} rangs prendraient environ {demand} de mémoire ({free} libres) et se partageraient {cores} "
         f"cœur{'s' if cores > 1 else ''} : prenez-en moins, ou insistez avec --force.",
     )
 

@@ -216,9 +216,9 @@ def _own_lines(trouble: CellFailure) -> list[str]:
     word = say(en="line", fr="ligne")
     lines = []
     for number, text, function in trouble.lines:
-        place = f"{word} {number + _FIRST_LINE}" if number else ""
-        place += (", " if place and function else "") + (f"{function}()" if function else "")
-        lines.append(f"    {place or '·'}{_colon()} {text}")
+        location = f"{word} {number + _FIRST_LINE}" if number else ""
+        location += (", " if location and function else "") + (f"{function}()" if function else "")
+        lines.append(f"    {location or '·'}{_colon()} {text}")
     return lines
 
 
@@ -228,18 +228,18 @@ def _last_calls(answers: Sequence[CellAnswer]) -> list[str]:
     for answer in answers:
         groups.setdefault(answer.last or none, []).append(answer.rank)
     heading = say(en="Last call in this cell:", fr="Dernier appel dans cette cellule :")
-    return [heading, *(f"    {_ranks(ranks).lower()}{_colon()} {last}" for last, ranks in groups.items())]
+    return [heading, *(f"    {_ranks(ranks).lower()}{_colon()} {call}" for call, ranks in groups.items())]
 
 
 def _what_now(answers: Sequence[CellAnswer]) -> Iterator[str]:
     lost = [answer.rank for answer in answers if not answer.kept]
-    kept = [answer.rank for answer in answers if answer.kept]
+    survivors = [answer.rank for answer in answers if answer.kept]
     if lost:
         en = f"{_ranks(lost)} {'start' if len(lost) > 1 else 'starts'} anew, without any variables"
         fr = f"{_ranks(lost)} : nouveau départ, sans aucune variable"
-        if kept:
-            en += f"; {listed(kept, french=False)} {'keep theirs' if len(kept) > 1 else 'keeps its own'}"
-            fr += f" ; {listed(kept, french=True)} : variables conservées"
+        if survivors:
+            en += f"; {listed(survivors, french=False)} {'keep theirs' if len(survivors) > 1 else 'keeps its own'}"
+            fr += f" ; {listed(survivors, french=True)} : variables conservées"
         yield say(en=f"{en}.", fr=f"{fr}.")
     if must_rejoin(answers):
         yield say(
@@ -279,13 +279,13 @@ class CellOutput:
 
 def _merged(answers: Iterable[CellAnswer]) -> Iterable[Column]:
     """Return columns with their headings; ranks with the same output share one."""
-    said: dict[str, tuple[CellAnswer, list[int]]] = {}
+    columns: dict[str, tuple[CellAnswer, list[int]]] = {}
     for answer in answers:
         # A rank that printed nothing gets no column.
         if answer.parts:
-            said.setdefault(repr((answer.parts, answer.cut)), (answer, []))[1].append(answer.rank)
-    for first, ranks in said.values():
-        yield listed(ranks, french=language() == "fr"), first.parts, first.cut
+            columns.setdefault(repr((answer.parts, answer.cut)), (answer, []))[1].append(answer.rank)
+    for representative, ranks in columns.values():
+        yield listed(ranks, french=language() == "fr"), representative.parts, representative.cut
 
 
 def _unmerged(answers: Iterable[CellAnswer]) -> Iterable[Column]:

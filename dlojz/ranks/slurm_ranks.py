@@ -134,11 +134,11 @@ class SlurmCluster(RankCluster):
             self._step = None
 
     def _find_places(self, names: set[str]) -> None:
-        places = {name: self._question(name, rank_setup.whereabouts) for name in names}
-        self._names = {place["rank"]: name for name, place in places.items()}
-        self._places = sorted(places.values(), key=lambda place: int(place["rank"]))
+        whereabouts_by_name = {name: self._question(name, rank_setup.whereabouts) for name in names}
+        self._names = {whereabouts["rank"]: name for name, whereabouts in whereabouts_by_name.items()}
+        self._places = sorted(whereabouts_by_name.values(), key=lambda whereabouts: int(whereabouts["rank"]))
         self._starts += 1
-        self._one_machine = all(place["host"] == socket.gethostname() for place in self._places)
+        self._one_machine = all(whereabouts["host"] == socket.gethostname() for whereabouts in self._places)
         if self._one_machine:
             StatusBoard.create(self._board, len(self._places))
 

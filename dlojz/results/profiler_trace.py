@@ -73,23 +73,23 @@ class TraceFile:
             ) from None
 
     def _parsed(self, text: _Text) -> Iterator[dict[str, Any]]:
-        first = text.next_mark("{[")
-        if first == "[":  # the format allows the bare list too
+        opening = text.next_mark("{[")
+        if opening == "[":  # the format allows the bare list too
             yield from self._list(text)
             return
-        listed = False
+        has_events = False
         while text.sign() != "}":
             key = text.value()
             text.next_mark(":")
             if key == "traceEvents":
-                listed = True
+                has_events = True
                 text.next_mark("[")
                 yield from self._list(text)
             else:
                 self.head[str(key)] = text.value()
             if text.sign() != "}":
                 text.next_mark(",")
-        if not listed:
+        if not has_events:
             raise self.no_trace()
 
     def _list(self, text: _Text) -> Iterator[dict[str, Any]]:
@@ -179,8 +179,8 @@ class _Text:
             self.ended = True
             return False
         self.read_bytes += len(chunk)
-        most = max(FREE_BYTES, MOST_RATIO * self.packed_bytes) if self.unpack is not None else MOST_TEXT_BYTES
-        if self.read_bytes > min(most, MOST_TEXT_BYTES):
+        max_bytes = max(FREE_BYTES, MOST_RATIO * self.packed_bytes) if self.unpack is not None else MOST_TEXT_BYTES
+        if self.read_bytes > min(max_bytes, MOST_TEXT_BYTES):
             raise self.trace.too_much(self.read_bytes)
         # A character that the end of the chunk cuts in two waits in the decoder.
         self.buffer = self.buffer[self.at :] + self.characters.decode(chunk)
@@ -208,7 +208,7 @@ class _Text:
 
     def value(self) -> Any:
         """Parse the value at the position."""
-        wanted = 0
+        target_length = 0
         while True:
             blank = _SPACE.match(self.buffer, self.at)
             self.at = blank.end() if blank else self.at
@@ -219,9 +219,9 @@ class _Text:
                 if isinstance(error, RecursionError) or len(self.buffer) - self.at > MOST_VALUE_CHARACTERS:
                     raise self.trace.no_trace() from None
                 # A long value is parsed again only when twice as much of it is there.
-                wanted = max(2 * (len(self.buffer) - self.at), CHUNK_BYTES)
+                target_length = max(2 * (len(self.buffer) - self.at), CHUNK_BYTES)
                 grown = False
-                while len(self.buffer) - self.at < wanted and self.more():
+                while len(self.buffer) - self.at < target_length and self.more():
                     grown = True
                 if not grown:
                     # An error before the end of the text is none that more text would have mended.
@@ -236,33 +236,33 @@ class _Text:
 
 def rank_of(trace: TraceFile) -> int | None:
     """Return the rank of a trace that has been read: by its `distributedInfo`, else by its file name."""
-    told = trace.head.get("distributedInfo")
-    rank = told.get("rank") if isinstance(told, dict) else None
+    info = trace.head.get("distributedInfo")
+    rank = info.get("rank") if isinstance(info, dict) else None
     if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < MOST_RANKS:
         return rank
-    found = RANK_IN_NAME.findall(trace.path.name) or NUMBER_IN_NAME.findall(trace.path.name)
-    return int(found[0]) if found else None
+    numbers = RANK_IN_NAME.findall(trace.path.name) or NUMBER_IN_NAME.findall(trace.path.name)
+    return int(numbers[0]) if numbers else None
 
 
-def trace_files(given: Sequence[str | Path]) -> list[TraceFile]:
+def trace_files(paths: Sequence[str | Path]) -> list[TraceFile]:
     """List the traces that files and folders name; in a folder, those that end in .json or .json.gz.
 
     Raises:
         LabError: if one is missing, a folder has none, or there are too many.
     """
-    found: list[Path] = []
-    for path in map(Path, given):
+    files: list[Path] = []
+    for path in map(Path, paths):
         if path.is_dir():
-            inside = sorted(one for one in path.iterdir() if one.name.endswith(ENDINGS) and one.is_file())
+            inside = sorted(entry for entry in path.iterdir() if entry.name.endswith(ENDINGS) and entry.is_file())
             if not inside:
                 raise refusal(
                     en=f"the folder {visible(path)} has no trace: its files should end in .json or .json.gz.",
                     fr=f"le dossier {visible(path)} n’a aucune trace : ses fichiers devraient finir par .json ou "
                     ".json.gz.",
                 )
-            found += inside
+            files += inside
         elif path.is_file():
-            found.append(path)
+            files.append(path)
         elif path.exists():  # a pipe may never end
             raise refusal(
                 en=f"{visible(path)} is no regular file: write the trace to a file, and give that.",
@@ -274,11 +274,11 @@ def trace_files(given: Sequence[str | Path]) -> list[TraceFile]:
                 en=f"there is no file {visible(path)}: give the traces of all ranks, or their folder.",
                 fr=f"il n’y a pas de fichier {visible(path)} : donnez les traces de tous les rangs, ou leur dossier.",
             )
-    if len(found) > MOST_FILES:
+    if len(files) > MOST_FILES:
         raise LabError(
             say(
-                en=f"{integer(len(found))} traces are more than the {integer(MOST_FILES)} that are read: give fewer.",
-                fr=f"{integer(len(found))} traces dépassent les {integer(MOST_FILES)} qui sont lues : donnez-en moins.",
+                en=f"{integer(len(files))} traces are more than the {integer(MOST_FILES)} that are read: give fewer.",
+                fr=f"{integer(len(files))} traces dépassent les {integer(MOST_FILES)} qui sont lues : donnez-en moins.",
             )
         )
-    return [TraceFile(path) for path in found]
+    return [TraceFile(path) for path in files]

@@ -137,17 +137,20 @@ class RankActivities:
         return max(self._edges(1), default=0.0)
 
     def _edges(self, side: int) -> list[float]:
-        every = (self.computing, self.optimizing)
+        interval_arrays = (self.computing, self.optimizing)
         # Rows are in order and do not overlap: the first starts first, the last ends last.
-        edges = [float(one[0 if side == 0 else -1, side]) for one in every if len(one)]
-        edges += [(one.start_s, one.end_s)[side] for one in self.exchanges]
-        return edges + [(one.start_s, one.end_s)[side] for one in self.marks]
+        edges = [float(intervals[0 if side == 0 else -1, side]) for intervals in interval_arrays if len(intervals)]
+        edges += [(exchange.start_s, exchange.end_s)[side] for exchange in self.exchanges]
+        return edges + [(mark.start_s, mark.end_s)[side] for mark in self.marks]
 
     def shifted(self, by_s: float) -> RankActivities:
         """Copy it with all times moved."""
 
-        def moved(things: Iterable[Any]) -> tuple[Any, ...]:
-            return tuple(one._replace(start_s=one.start_s + by_s, end_s=one.end_s + by_s) for one in things)
+        def moved(activities: Iterable[Any]) -> tuple[Any, ...]:
+            return tuple(
+                activity._replace(start_s=activity.start_s + by_s, end_s=activity.end_s + by_s)
+                for activity in activities
+            )
 
         return replace(
             self,
@@ -162,12 +165,12 @@ class RankActivities:
     @property
     def counted(self) -> list[Exchange]:
         """What counts as communication; on the host the mark of a send ends where it is awaited, so sends do not."""
-        return [one for one in self.exchanges if self.on_device or one.kind != "send"]
+        return [exchange for exchange in self.exchanges if self.on_device or exchange.kind != "send"]
 
     @property
     def communicating(self) -> Intervals:
         """When it communicates."""
-        return merged((one.start_s, one.end_s) for one in self.counted)
+        return merged((exchange.start_s, exchange.end_s) for exchange in self.counted)
 
     @property
     def exposed(self) -> Intervals:
@@ -186,21 +189,21 @@ def merged(pairs: Iterable[tuple[float, float]] | Intervals) -> Intervals:
     # `ends`: the latest end up to each row. A row that starts after that of the row before opens an interval.
     ends = np.maximum.accumulate(rows[:, 1])
     fresh = np.concatenate([[True], rows[1:, 0] > ends[:-1]])
-    last = np.concatenate([np.flatnonzero(fresh)[1:] - 1, [len(rows) - 1]])
-    return np.stack([rows[fresh, 0], ends[last]], axis=1)
+    last_rows = np.concatenate([np.flatnonzero(fresh)[1:] - 1, [len(rows) - 1]])
+    return np.stack([rows[fresh, 0], ends[last_rows]], axis=1)
 
 
-def without(intervals: Intervals, others: Intervals) -> Intervals:
+def without(intervals: Intervals, holes: Intervals) -> Intervals:
     """Cut the others out of intervals; both without overlap, in order."""
-    times = np.unique(np.concatenate([intervals.ravel(), others.ravel()]))
+    times = np.unique(np.concatenate([intervals.ravel(), holes.ravel()]))
     # Between two times that follow each other, a set of intervals holds either all or nothing.
     # A time lies within where more intervals have started than ended up to it.
-    held, cut = (
-        np.searchsorted(each[:, 0], times[:-1], side="right") > np.searchsorted(each[:, 1], times[:-1], side="right")
-        for each in (intervals, others)
+    in_intervals, in_holes = (
+        np.searchsorted(rows[:, 0], times[:-1], side="right") > np.searchsorted(rows[:, 1], times[:-1], side="right")
+        for rows in (intervals, holes)
     )
-    kept = held & ~cut
-    return merged(np.stack([times[:-1][kept], times[1:][kept]], axis=1))
+    mask = in_intervals & ~in_holes
+    return merged(np.stack([times[:-1][mask], times[1:][mask]], axis=1))
 
 
 def total(intervals: Intervals) -> float:
@@ -214,18 +217,18 @@ def activities_of(trace: TraceFile) -> RankActivities:
     Raises:
         LabError: if it is of another tool, has no events, names no rank, or keeps too much.
     """
-    kept = _Kept()
+    collector = _Kept()
     for event in trace.events():
-        kept.add(event)
-        if kept.count > MOST_KEPT:
+        collector.add(event)
+        if collector.count > MOST_KEPT:
             raise refusal(
                 en=f"the trace {trace.name} has more than {integer(MOST_KEPT)} messages and marks: profile fewer "
                 "steps.",
                 fr=f"la trace {trace.name} a plus de {integer(MOST_KEPT)} messages et marques : profilez moins de pas.",
             )
-    if not kept.known:
+    if not collector.known:
         raise _of_nothing(trace)
-    if wrong := kept.wrong_time():
+    if wrong := collector.wrong_time():
         raise refusal(
             en=f"the trace {trace.name} has an impossible time: {wrong}; the file was changed or the clock was set "
             "meanwhile: take that event out, or profile again.",
@@ -240,10 +243,10 @@ def activities_of(trace: TraceFile) -> RankActivities:
             fr=f"{trace.name} ne dit pas son rang : profilez après init_process_group, ou mettez le rang dans le nom "
             "du fichier, comme trace_rank0.json.",
         )
-    told = trace.head.get("distributedInfo")
-    size = told.get("world_size") if isinstance(told, dict) else None
+    distributed_info = trace.head.get("distributedInfo")
+    size = distributed_info.get("world_size") if isinstance(distributed_info, dict) else None
     base = trace.head.get("baseTimeNanoseconds")
-    return kept.activities(
+    return collector.activities(
         rank,
         size if isinstance(size, int) and 0 < size <= MOST_RANKS else None,
         base if isinstance(base, int) and abs(base) < 1 << 63 else 0,
@@ -408,8 +411,8 @@ class _Kept:
             of_backward,
             # MARKS[False] is the host's, MARKS[True] the device's.
             self._merged(f"optimizer {MARKS[on_device]}"),
-            tuple(sorted(exchanges, key=lambda one: one.start_s)),
-            tuple(sorted((mark for mark in self.marks if mark.on_device != on_host), key=lambda one: one.start_s)),
+            tuple(sorted(exchanges, key=lambda exchange: exchange.start_s)),
+            tuple(sorted((mark for mark in self.marks if mark.on_device != on_host), key=lambda mark: mark.start_s)),
             _launched(passes, kernels) if on_device else passes,
         )
 
@@ -421,12 +424,12 @@ class _Kept:
         # (kernels, 3): correlation, start, end; (launches, 2): correlation, moment.
         kernels, launches = _rows(self.kernels, 3), _rows(self.launches, 2)
         launches = launches[np.argsort(launches[:, 0], kind="stable")]
-        at = np.searchsorted(launches[:, 0], kernels[:, 0])
-        found = (at < len(launches)) & (kernels[:, 0] >= 0)
+        launch_index = np.searchsorted(launches[:, 0], kernels[:, 0])
+        has_launch = (launch_index < len(launches)) & (kernels[:, 0] >= 0)
         # `searchsorted` tells where a number would stand; it is there only if the one that stands there is equal.
-        found[found] = launches[at[found], 0] == kernels[found, 0]
-        kernels[~found, 0] = np.nan
-        kernels[found, 0] = launches[at[found], 1]
+        has_launch[has_launch] = launches[launch_index[has_launch], 0] == kernels[has_launch, 0]
+        kernels[~has_launch, 0] = np.nan
+        kernels[has_launch, 0] = launches[launch_index[has_launch], 1]
         return kernels[np.argsort(kernels[:, 0], kind="stable")]
 
     def _passes(self, backward: Intervals) -> tuple[TracedPass, ...]:
@@ -434,26 +437,26 @@ class _Kept:
         if not self.posts:
             return ()
         # The thread with most numbered operators runs the forwards.
-        lane = max(self.forwards, key=lambda one: len(self.forwards[one]), default="")
+        lane = max(self.forwards, key=lambda name: len(self.forwards[name]), default="")
         forwards, nodes = _rows(self.forwards[lane], 2), _rows(self.nodes, 3)
         forwards = forwards[~_inside(forwards[:, 1], backward)]  # what is recomputed there is no forward
         forwards = forwards[np.lexsort((forwards[:, 1], forwards[:, 0]))]
         # Several operators see a number before the one that makes its node: the last.
         forwards = forwards[np.diff(forwards[:, 0], append=np.inf) > 0]
         nodes = nodes[np.argsort(nodes[:, 1], kind="stable")]
-        at = np.searchsorted(forwards[:, 0], nodes[:, 0])
-        known = at < len(forwards)
-        known[known] = forwards[at[known], 0] == nodes[known, 0]
-        if not known.any():
+        forward_index = np.searchsorted(forwards[:, 0], nodes[:, 0])
+        has_forward = forward_index < len(forwards)
+        has_forward[has_forward] = forwards[forward_index[has_forward], 0] == nodes[has_forward, 0]
+        if not has_forward.any():
             return ()
         made_s = np.full(len(nodes), np.nan)
-        made_s[known] = forwards[at[known], 1]
+        made_s[has_forward] = forwards[forward_index[has_forward], 1]
         # Moments at which one micro-batch's forward has surely ended.
-        cuts = np.sort(np.concatenate([np.asarray(self.posts), nodes[known, 1]]))
-        stretch = np.searchsorted(cuts, made_s[known])
+        cuts = np.sort(np.concatenate([np.asarray(self.posts), nodes[has_forward, 1]]))
+        stretch = np.searchsorted(cuts, made_s[has_forward])
         micro_batch = np.full(len(nodes), -1)
         # Stretches between cuts in which forwards lie, numbered 0, 1, … in the order of time.
-        micro_batch[known] = np.unique(stretch, return_inverse=True)[1]
+        micro_batch[has_forward] = np.unique(stretch, return_inverse=True)[1]
         unnumbered = nodes[:, 0] < 0  # gradients are accumulated in the backward that made them
         # For each node the index of the last numbered one before it, or its own.
         before = np.maximum.accumulate(np.where(unnumbered, 0, np.arange(len(nodes))))
@@ -462,13 +465,17 @@ class _Kept:
         order = np.argsort(micro_batch, kind="stable")
         # −1 sorts first: nodes whose forward is not known, which [1:] leaves out.
         firsts = np.searchsorted(micro_batch[order], np.arange(int(micro_batch.max()) + 1))
-        for number, own in enumerate(np.split(order, firsts)[1:]):
-            made = np.nanmin(made_s[own]), np.nanmax(made_s[own])
+        for number, node_indices in enumerate(np.split(order, firsts)[1:]):
+            bounds_s = np.nanmin(made_s[node_indices]), np.nanmax(made_s[node_indices])
             # The operators that lie around the first and the last forward number of the micro-batch.
-            first, last = np.searchsorted(operators[:, 0], made, side="right") - 1
-            passes.append(TracedPass(False, number, float(operators[first, 0]), float(operators[last, 1])))
-            passes.append(TracedPass(True, number, float(nodes[own, 1].min()), float(nodes[own, 2].max())))
-        return tuple(sorted(passes, key=lambda one: one.start_s))
+            first_operator, last_operator = np.searchsorted(operators[:, 0], bounds_s, side="right") - 1
+            passes.append(
+                TracedPass(False, number, float(operators[first_operator, 0]), float(operators[last_operator, 1]))
+            )
+            passes.append(
+                TracedPass(True, number, float(nodes[node_indices, 1].min()), float(nodes[node_indices, 2].max()))
+            )
+        return tuple(sorted(passes, key=lambda traced_pass: traced_pass.start_s))
 
 
 def _rows(numbers: array[float], columns: int) -> NDArray[np.float64]:
@@ -477,29 +484,29 @@ def _rows(numbers: array[float], columns: int) -> NDArray[np.float64]:
 
 def _whole(event: Mapping[str, Any], key: str) -> int:
     """Natural number among an event's arguments, exact as a float; -1 where there is none."""
-    told = event.get("args")
-    number = told.get(key) if isinstance(told, dict) else None
+    arguments = event.get("args")
+    number = arguments.get(key) if isinstance(arguments, dict) else None
     return number if isinstance(number, int) and 0 <= number < 1 << 53 else -1
 
 
 def _inside(moments: NDArray[np.float64], intervals: Intervals) -> NDArray[np.bool_]:
     """Which moments lie in intervals that are sorted and do not overlap; NaN in none."""
-    at = np.searchsorted(intervals[:, 0], moments, side="right") - 1
-    inside = at >= 0
-    inside[inside] = moments[inside] <= intervals[at[inside], 1]
+    interval_index = np.searchsorted(intervals[:, 0], moments, side="right") - 1
+    inside = interval_index >= 0
+    inside[inside] = moments[inside] <= intervals[interval_index[inside], 1]
     return inside
 
 
 def _launched(passes: Sequence[TracedPass], kernels: NDArray[np.float64]) -> tuple[TracedPass, ...]:
     """Move passes from the host to the device: from the first kernel that they launch to the end of the last."""
-    moved = []
-    for one in passes:
+    device_passes = []
+    for host_pass in passes:
         # The rows of the kernels that were launched within the pass.
-        first, last = np.searchsorted(kernels[:, 0], (one.start_s, one.end_s))
-        if first < last:
-            times = float(kernels[first:last, 1].min()), float(kernels[first:last, 2].max())
-            moved.append(one._replace(start_s=times[0], end_s=times[1]))
-    return tuple(sorted(moved, key=lambda one: one.start_s))
+        start_row, end_row = np.searchsorted(kernels[:, 0], (host_pass.start_s, host_pass.end_s))
+        if start_row < end_row:
+            times = float(kernels[start_row:end_row, 1].min()), float(kernels[start_row:end_row, 2].max())
+            device_passes.append(host_pass._replace(start_s=times[0], end_s=times[1]))
+    return tuple(sorted(device_passes, key=lambda device_pass: device_pass.start_s))
 
 
 def _lane(event: Mapping[str, Any]) -> str:
@@ -507,17 +514,19 @@ def _lane(event: Mapping[str, Any]) -> str:
 
 
 def _exchange(event: Mapping[str, Any], name: str, begin: float, end: float) -> Exchange:
-    told = event.get("args")
-    more: Mapping[str, Any] = told if isinstance(told, dict) else {}
+    raw_arguments = event.get("args")
+    arguments: Mapping[str, Any] = raw_arguments if isinstance(raw_arguments, dict) else {}
     # `nccl:all_reduce` and `ncclDevKernel_AllReduce_Sum_f32(…)` both become `allreduce`.
-    word = str(more.get("Collective name") or name).lower()
+    word = str(arguments.get("Collective name") or name).lower()
     for prefix in BACKENDS:
         word = word.removeprefix(prefix)
     plain = re.sub(r"[^a-z]", "", word.split("(")[0].split(" ")[0])
-    kind = next((known for letters, known in _COLLECTIVES.items() if plain.lstrip("_").startswith(letters)), plain)
-    sequence = more.get("Seq")
+    kind = next(
+        (collective for letters, collective in _COLLECTIVES.items() if plain.lstrip("_").startswith(letters)), plain
+    )
+    sequence = arguments.get("Seq")
     # Halves of a group that was split have one name, but not the same ranks.
-    group = f"{more.get('Process Group Name', '')} {more.get('Process Group Ranks', '')}"
+    group = f"{arguments.get('Process Group Name', '')} {arguments.get('Process Group Ranks', '')}"
     return Exchange(kind, begin, end, group, sequence if isinstance(sequence, int) else None)
 
 
@@ -538,7 +547,7 @@ class AlignedRanks:
     @property
     def length_s(self) -> float:
         """From the first activity of all to the last."""
-        return max(one.last_s for one in self.ranks)
+        return max(log.last_s for log in self.ranks)
 
 
 def check_ranks(ranks: Sequence[RankActivities], names: Sequence[str]) -> None:
@@ -548,16 +557,16 @@ def check_ranks(ranks: Sequence[RankActivities], names: Sequence[str]) -> None:
         LabError: if there is one rank only, one rank twice, or ranks of runs of different sizes.
     """
     by_rank: dict[int, str] = {}
-    for one, name in zip(ranks, names, strict=True):
-        if one.rank in by_rank:
+    for log, name in zip(ranks, names, strict=True):
+        if log.rank in by_rank:
             raise refusal(
-                en=f"rank {one.rank} has two traces, {by_rank[one.rank]} and {name}: give those of one profiling "
+                en=f"rank {log.rank} has two traces, {by_rank[log.rank]} and {name}: give those of one profiling "
                 "alone.",
-                fr=f"le rang {one.rank} a deux traces, {by_rank[one.rank]} et {name} : donnez celles d’un seul "
+                fr=f"le rang {log.rank} a deux traces, {by_rank[log.rank]} et {name} : donnez celles d’un seul "
                 "profilage.",
             )
-        by_rank[one.rank] = name
-    sizes = {one.world_size: name for one, name in zip(ranks, names, strict=True) if one.world_size}
+        by_rank[log.rank] = name
+    sizes = {log.world_size: name for log, name in zip(ranks, names, strict=True) if log.world_size}
     if len(sizes) > 1:
         (size, name), (other_size, other_name) = list(sizes.items())[:2]
         raise refusal(
@@ -574,11 +583,11 @@ def check_ranks(ranks: Sequence[RankActivities], names: Sequence[str]) -> None:
                 fr=f"{names[0]} vient d’une exécution à un processus : il n’attend personne ; donnez les traces d’une "
                 "exécution à plusieurs.",
             )
-        every = str(only.world_size or "")
+        count = str(only.world_size or "")
         raise refusal(
-            en=f"the trace of rank {only.rank} alone does not show whom it waits for: give those of all {every} ranks, "
+            en=f"the trace of rank {only.rank} alone does not show whom it waits for: give those of all {count} ranks, "
             "or their folder.".replace("  ", " "),
-            fr=f"la trace du seul rang {only.rank} ne montre pas qui il attend : donnez celles de tous les {every} "
+            fr=f"la trace du seul rang {only.rank} ne montre pas qui il attend : donnez celles de tous les {count} "
             "rangs, ou leur dossier.".replace("  ", " "),
         )
 
@@ -590,23 +599,27 @@ def matched_collectives(ranks: Sequence[RankActivities]) -> list[dict[int, Excha
     """
     numbered: dict[tuple[str, str, int], dict[int, Exchange]] = defaultdict(dict)
     ordered: dict[tuple[str, str], dict[int, list[Exchange]]] = defaultdict(lambda: defaultdict(list))
-    for one in ranks:
-        for exchange in one.exchanges:
+    for log in ranks:
+        for exchange in log.exchanges:
             if exchange.kind not in TOGETHER:
                 continue
             if exchange.sequence is not None:
-                numbered[exchange.kind, exchange.group, exchange.sequence][one.rank] = exchange
+                numbered[exchange.kind, exchange.group, exchange.sequence][log.rank] = exchange
             else:
-                ordered[exchange.kind, exchange.group][one.rank].append(exchange)
-    found = list(numbered.values())
+                ordered[exchange.kind, exchange.group][log.rank].append(exchange)
+    matches = list(numbered.values())
     for by_rank in ordered.values():
-        if len({len(own) for own in by_rank.values()}) == 1:
+        if len({len(exchanges) for exchanges in by_rank.values()}) == 1:
             members = list(by_rank)
             # The n-th call of each rank.
-            found += [
-                dict(zip(members, each, strict=True)) for each in zip(*(by_rank[one] for one in members), strict=True)
+            matches += [
+                dict(zip(members, exchanges, strict=True))
+                for exchanges in zip(*(by_rank[member] for member in members), strict=True)
             ]
-    return sorted((one for one in found if len(one) > 1), key=lambda one: min(each.start_s for each in one.values()))
+    return sorted(
+        (match for match in matches if len(match) > 1),
+        key=lambda match: min(exchange.start_s for exchange in match.values()),
+    )
 
 
 class _Tie(NamedTuple):
@@ -626,10 +639,10 @@ def aligned(ranks: Sequence[RankActivities], messages: Iterable[TracedMessage] =
     Raises:
         LabError: if nothing ties a rank to the others, and it was not traced while they were.
     """
-    ranks = sorted(ranks, key=lambda one: one.rank)
+    ranks = sorted(ranks, key=lambda log: log.rank)
     # Whole nanoseconds are subtracted before they become seconds: as floats they would lose digits.
     base = ranks[0].base_ns
-    based = {one.rank: (one.base_ns - base) * 1e-9 for one in ranks}
+    based = {log.rank: (log.base_ns - base) * 1e-9 for log in ranks}
     ties = _ties(ranks, based, messages)
     reached: dict[int, _Tie] = {}
     waiting = [(0.0, ranks[0].rank, 0.0)]
@@ -639,26 +652,26 @@ def aligned(ranks: Sequence[RankActivities], messages: Iterable[TracedMessage] =
         if rank in reached:
             continue
         reached[rank] = _Tie(difference, uncertain)
-        for (here, there), tie in ties.items():
-            if here == rank and there not in reached:
-                heapq.heappush(waiting, (uncertain + tie.uncertain_s, there, difference + tie.difference_s))
+        for (from_rank, to_rank), tie in ties.items():
+            if from_rank == rank and to_rank not in reached:
+                heapq.heappush(waiting, (uncertain + tie.uncertain_s, to_rank, difference + tie.difference_s))
     shifts, unsure = [], []
-    for one in ranks:
-        tie = reached.get(one.rank, _Tie(0.0, math.inf))
+    for log in ranks:
+        tie = reached.get(log.rank, _Tie(0.0, math.inf))
         shifts.append(0.0 if abs(tie.difference_s) <= tie.uncertain_s else -tie.difference_s)
         unsure.append(tie.uncertain_s)
-    moved = [one.shifted(based[one.rank] + shift) for one, shift in zip(ranks, shifts, strict=True)]
-    for one, doubt in zip(moved, unsure, strict=True):
-        others = [other for other in moved if other is not one]
-        if math.isinf(doubt) and all(one.last_s < other.first_s or other.last_s < one.first_s for other in others):
+    shifted_ranks = [log.shifted(based[log.rank] + shift) for log, shift in zip(ranks, shifts, strict=True)]
+    for log, doubt in zip(shifted_ranks, unsure, strict=True):
+        peers = [peer for peer in shifted_ranks if peer is not log]
+        if math.isinf(doubt) and all(log.last_s < peer.first_s or peer.last_s < log.first_s for peer in peers):
             raise refusal(
-                en=f"rank {one.rank} was not traced at the same time as the others, and no message ties it to them: "
+                en=f"rank {log.rank} was not traced at the same time as the others, and no message ties it to them: "
                 "give the traces of the same steps of one run.",
-                fr=f"le rang {one.rank} n’a pas été tracé en même temps que les autres, et aucun message ne l’y relie "
+                fr=f"le rang {log.rank} n’a pas été tracé en même temps que les autres, et aucun message ne l’y relie "
                 ": donnez les traces des mêmes pas d’une seule exécution.",
             )
-    start = min(one.first_s for one in moved)
-    return AlignedRanks(tuple(one.shifted(-start) for one in moved), tuple(shifts), tuple(unsure))
+    start = min(log.first_s for log in shifted_ranks)
+    return AlignedRanks(tuple(log.shifted(-start) for log in shifted_ranks), tuple(shifts), tuple(unsure))
 
 
 def _ties(
@@ -667,48 +680,48 @@ def _ties(
     """For pairs of ranks, by how much the clock of the second is ahead of the first's."""
     differences: dict[tuple[int, int], list[float]] = defaultdict(list)
     for members in matched_collectives(ranks):
-        first, *others = sorted(members)
-        for other in others:
+        reference, *peers = sorted(members)
+        for peer in peers:
             # All leave at one moment, so that the ends differ by the clocks.
-            ends = (members[other].end_s + based[other]) - (members[first].end_s + based[first])
-            differences[first, other].append(ends)
+            ends = (members[peer].end_s + based[peer]) - (members[reference].end_s + based[reference])
+            differences[reference, peer].append(ends)
     ties: dict[tuple[int, int], _Tie] = {}
-    for pair, found in differences.items():
+    for pair, end_differences_s in differences.items():
         # Median and median deviation from it: single late ends do not count.
-        middle = float(np.median(found))
-        spread = float(np.median(np.abs(np.asarray(found) - middle)))
+        middle = float(np.median(end_differences_s))
+        spread = float(np.median(np.abs(np.asarray(end_differences_s) - middle)))
         ties[pair] = _Tie(middle, spread)
-    ways: dict[tuple[int, int], float] = {}
+    shortest_s: dict[tuple[int, int], float] = {}
     for sender, receiver, sent_s, arrived_s in messages:
         # Time on the way + difference of the clocks; the shortest has waited least.
-        way = (arrived_s + based[receiver]) - (sent_s + based[sender])
-        ways[sender, receiver] = min(way, ways.get((sender, receiver), math.inf))
-    for one, other in combinations(sorted(based), 2):
-        if (one, other) in ways and (other, one) in ways:
-            there, back = ways[one, other], ways[other, one]
+        delay_s = (arrived_s + based[receiver]) - (sent_s + based[sender])
+        shortest_s[sender, receiver] = min(delay_s, shortest_s.get((sender, receiver), math.inf))
+    for rank_a, rank_b in combinations(sorted(based), 2):
+        if (rank_a, rank_b) in shortest_s and (rank_b, rank_a) in shortest_s:
+            forth_s, back_s = shortest_s[rank_a, rank_b], shortest_s[rank_b, rank_a]
             # With t on the way and clocks d apart, one direction shows t + d, the other t − d.
-            tie = _Tie((there - back) / 2, abs(there + back) / 2)
-            if (one, other) not in ties or tie.uncertain_s < ties[one, other].uncertain_s:
-                ties[one, other] = tie
-    return ties | {(other, one): _Tie(-tie.difference_s, tie.uncertain_s) for (one, other), tie in ties.items()}
+            tie = _Tie((forth_s - back_s) / 2, abs(forth_s + back_s) / 2)
+            if (rank_a, rank_b) not in ties or tie.uncertain_s < ties[rank_a, rank_b].uncertain_s:
+                ties[rank_a, rank_b] = tie
+    return ties | {(rank_b, rank_a): _Tie(-tie.difference_s, tie.uncertain_s) for (rank_a, rank_b), tie in ties.items()}
 
 
 def spans_of(aligned_ranks: AlignedRanks) -> tuple[Span, ...]:
     """List what each rank does as spans of one step, for a drawing: what lies closer than it can show is joined."""
     near_s = aligned_ranks.length_s / DRAWN
     spans = []
-    for one in aligned_ranks.ranks:
-        busy = one.communicating
-        forward = without(without(one.computing, one.backward), one.optimizing)
+    for log in aligned_ranks.ranks:
+        busy = log.communicating
+        forward = without(without(log.computing, log.backward), log.optimizing)
         phases = {
-            "forward" if len(one.backward) else "compute": forward,
-            "backward": one.backward,
-            "optimizer": one.optimizing,
+            "forward" if len(log.backward) else "compute": forward,
+            "backward": log.backward,
+            "optimizer": log.optimizing,
             "communication": busy,
-            "wait": one.exposed,
+            "wait": log.exposed,
         }
         spans += [
-            Span(rank=one.rank, step=0, phase=phase, start_s=start, end_s=end)
+            Span(rank=log.rank, step=0, phase=phase, start_s=start, end_s=end)
             for phase, intervals in phases.items()
             for start, end in _joined(intervals, near_s).tolist()
         ]
@@ -733,17 +746,17 @@ class CollectiveShare(NamedTuple):
 
 def collectives_of(aligned_ranks: AlignedRanks) -> tuple[CollectiveShare, ...]:
     """Sum communication by kind, what is exposed most first; on the host the mark of a send says nothing."""
-    found: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
-    for one in aligned_ranks.ranks:
+    rows_by_kind: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
+    for log in aligned_ranks.ranks:
         of_kind: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        for exchange in one.counted:
+        for exchange in log.counted:
             of_kind[exchange.kind].append((exchange.start_s, exchange.end_s))
         for kind, times in of_kind.items():
             busy = merged(times)
-            found[kind].append((len(times), total(busy), total(without(busy, one.computing))))
+            rows_by_kind[kind].append((len(times), total(busy), total(without(busy, log.computing))))
     # (ranks, 3) → (3,): mean calls, seconds and exposed seconds.
-    shares = [CollectiveShare(kind, *np.mean(own, axis=0).tolist()) for kind, own in found.items()]
-    return tuple(sorted(shares, key=lambda one: -one.exposed_s))
+    shares = [CollectiveShare(kind, *np.mean(rows, axis=0).tolist()) for kind, rows in rows_by_kind.items()]
+    return tuple(sorted(shares, key=lambda share: -share.exposed_s))
 
 
 class RankShares(NamedTuple):
@@ -779,19 +792,19 @@ def shares_of(aligned_ranks: AlignedRanks) -> tuple[RankShares, ...]:
     """Divide the time of each rank into computing, communication and waiting."""
     waits: dict[int, list[tuple[float, float]]] = defaultdict(list)
     for members in matched_collectives(aligned_ranks.ranks):
-        entered = max(one.start_s for one in members.values())
-        for rank, own in members.items():
+        last_entry_s = max(exchange.start_s for exchange in members.values())
+        for rank, exchange in members.items():
             # It waits until the last rank has entered, at most to its own end.
-            waits[rank].append((own.start_s, min(own.end_s, entered)))
+            waits[rank].append((exchange.start_s, min(exchange.end_s, last_entry_s)))
     shares = []
-    for one in aligned_ranks.ranks:
-        busy = one.communicating
-        exposed = one.exposed
-        waited = without(merged(waits[one.rank]), one.computing)
-        computing = total(one.computing)
+    for log in aligned_ranks.ranks:
+        busy = log.communicating
+        exposed = log.exposed
+        waited = without(merged(waits[log.rank]), log.computing)
+        computing = total(log.computing)
         shares.append(
             RankShares(
-                one.rank,
+                log.rank,
                 computing,
                 total(busy) - total(exposed),
                 total(exposed),
@@ -805,18 +818,22 @@ def shares_of(aligned_ranks: AlignedRanks) -> tuple[RankShares, ...]:
 
 def stragglers_of(aligned_ranks: AlignedRanks) -> tuple[Straggler, ...]:
     """List the ranks that others waited for at collectives, those that cost most first."""
-    last: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    delays: dict[int, list[tuple[float, float]]] = defaultdict(list)
     matched = matched_collectives(aligned_ranks.ranks)
     for members in matched:
-        starts = sorted((one.start_s, rank) for rank, one in members.items())
+        starts = sorted((exchange.start_s, rank) for rank, exchange in members.items())
         moment, rank = starts[-1]
         # Mean over the ranks that came before.
         mean = sum(moment - start for start, _ in starts[:-1]) / (len(starts) - 1)
-        last[rank].append((mean, moment - starts[-2][0]))
-    found = [
+        delays[rank].append((mean, moment - starts[-2][0]))
+    stragglers = [
         Straggler(
-            rank, len(own), len(matched), sum(mean for mean, _ in own), float(np.median([late for _, late in own]))
+            rank,
+            len(rank_delays),
+            len(matched),
+            sum(mean for mean, _ in rank_delays),
+            float(np.median([late for _, late in rank_delays])),
         )
-        for rank, own in last.items()
+        for rank, rank_delays in delays.items()
     ]
-    return tuple(sorted(found, key=lambda one: -one.waited_s))
+    return tuple(sorted(stragglers, key=lambda straggler: -straggler.waited_s))

@@ -108,7 +108,7 @@ class ScriptPrediction(Contract):
 
     def of_rank(self, rank: int) -> Footprint | None:
         """Find the footprint of a rank: its own, where its ranks differ."""
-        return next((one for one in self.other_ranks if one.rank == rank), self.footprint)
+        return next((footprint for footprint in self.other_ranks if footprint.rank == rank), self.footprint)
 
 
 class RunRecord(ReadContract):
@@ -270,8 +270,8 @@ class EventLog:
     def write(self, event: str, **fields: Any) -> None:
         """Append one event and flush it to the operating system."""
         faultpoint("events.write:1")
-        told = {"event": event, "time_s": time.time(), **fields}
-        self._file.write(json.dumps(told, allow_nan=False) + "\n")
+        entry = {"event": event, "time_s": time.time(), **fields}
+        self._file.write(json.dumps(entry, allow_nan=False) + "\n")
         self._file.flush()
         faultpoint("events.write:2")
 
@@ -351,12 +351,12 @@ class MemoryGrowth(NamedTuple):
 
     def text(self) -> str:
         """Name the growth, and what usually causes it."""
-        each, before, after = map(format_bytes, (self.bytes_per_step, self.first_bytes, self.last_bytes))
+        growth, before, after = map(format_bytes, (self.bytes_per_step, self.first_bytes, self.last_bytes))
         return say(
-            en=f"memory grew by {each} per step, from {before} after step {self.first_step} to {after} after step "
+            en=f"memory grew by {growth} per step, from {before} after step {self.first_step} to {after} after step "
             f"{self.last_step}: the script keeps something of every step (a loss with its graph, where `loss.item()` "
             "was meant; outputs in a list), or its batches grow.",
-            fr=f"la mémoire a augmenté de {each} par pas, de {before} après le pas {self.first_step} à {after} après "
+            fr=f"la mémoire a augmenté de {growth} par pas, de {before} après le pas {self.first_step} à {after} après "
             f"le pas {self.last_step} : le script garde quelque chose de chaque pas (une perte avec son graphe, au "
             "lieu de `loss.item()` ; des sorties dans une liste), ou ses batches grandissent.",
         )
@@ -375,7 +375,7 @@ def memory_growth(held_bytes: Sequence[int]) -> MemoryGrowth | None:
         return None
     third = len(settled) // 3
     # Medians at the beginning of each third, which single steps do not move; then the last step.
-    corners = [median(settled[at : at + max(1, third // 2)]) for at in (0, third, 2 * third)] + [settled[-1]]
+    corners = [median(settled[start : start + max(1, third // 2)]) for start in (0, third, 2 * third)] + [settled[-1]]
     rises = [later - earlier for earlier, later in pairwise(corners)]
     total_bytes = settled[-1] - settled[0]
     # Each of the three rises has at least a tenth of the whole.
@@ -476,11 +476,11 @@ class Trajectory(ReadContract):
             return ()
         # Shifted by one step: each loss over the smallest up to the step before.
         smallest = accumulate(self.losses, min)
-        return (1.0, *(loss / least for loss, least in zip(self.losses[1:], smallest, strict=False)))
+        return (1.0, *(loss / minimum for loss, minimum in zip(self.losses[1:], smallest, strict=False)))
 
     def spikes(self, ratio: float = SPIKE) -> tuple[int, ...]:
         """List the steps whose loss ratio is above so much."""
-        return tuple(step for step, found in enumerate(self.loss_ratios) if found > ratio)
+        return tuple(step for step, step_ratio in enumerate(self.loss_ratios) if step_ratio > ratio)
 
     def seconds_by_length(self) -> dict[int, float]:
         """Compute the median seconds of a step of each length."""

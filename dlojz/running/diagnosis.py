@@ -77,12 +77,12 @@ def calls_of(events: Sequence[Mapping[str, Any]]) -> Calls:
 
 
 def _legal(calls: object) -> dict[int, tuple[str, ...]]:
-    found: dict[int, tuple[str, ...]] = {}
+    legal_calls: dict[int, tuple[str, ...]] = {}
     for call in calls if isinstance(calls, list) else ():
         # As `worker.last_calls` writes it: [number, operation, type, shape].
         if isinstance(call, list) and len(call) == 4 and type(call[0]) is int:
-            found[call[0]] = tuple(visible(str(word))[:_MOST_CHARACTERS] for word in call[1:])
-    return found
+            legal_calls[call[0]] = tuple(visible(str(word))[:_MOST_CHARACTERS] for word in call[1:])
+    return legal_calls
 
 
 def call_text(call: tuple[str, ...]) -> str:
@@ -92,43 +92,47 @@ def call_text(call: tuple[str, ...]) -> str:
 
 def call_mismatch(calls: Mapping[int, Calls]) -> CallMismatch | None:
     """Find the first collective that two ranks of a group called differently; None where none is known."""
-    for group in sorted({group for told in calls.values() for group in told}):
-        members = {rank: told[group] for rank, told in sorted(calls.items()) if group in told}
-        for number in sorted({number for known in members.values() for number in known}):
+    for group in sorted({group for rank_calls in calls.values() for group in rank_calls}):
+        members = {rank: rank_calls[group] for rank, rank_calls in sorted(calls.items()) if group in rank_calls}
+        for number in sorted({number for group_calls in members.values() for number in group_calls}):
             # Only of ranks that still have this number: each keeps but its last calls (`worker.KEPT`).
-            came = [(rank, known[number]) for rank, known in members.items() if number in known]
+            came = [(rank, group_calls[number]) for rank, group_calls in members.items() if number in group_calls]
             for rank, call in came[1:]:
-                first = came[0][1]
+                reference = came[0][1]
                 # Ranks may bring different shapes to a gather or a scatter; to the others they may not.
-                if call[0] != first[0] or (call != first and first[0] in SAME_SHAPE):
+                if call[0] != reference[0] or (call != reference and reference[0] in SAME_SHAPE):
                     return CallMismatch(*came[0], rank, call)
     return None
 
 
 def missing_in(calls: Mapping[int, Calls]) -> list[Missing]:
     """Find, for each group, the ranks behind the others and the first collective that they did not call."""
-    found = []
-    for group in sorted({group for told in calls.values() for group in told}):
+    missing = []
+    for group in sorted({group for rank_calls in calls.values() for group in rank_calls}):
         # In a smaller group, a rank that never came looks like one that is no member.
-        last = {rank: max(told[group], default=0) for rank, told in sorted(calls.items()) if group in told}
+        last_numbers = {
+            rank: max(rank_calls[group], default=0) for rank, rank_calls in sorted(calls.items()) if group in rank_calls
+        }
         if group == ALL_RANKS:
-            last = dict.fromkeys(calls, 0) | last
+            last_numbers = dict.fromkeys(calls, 0) | last_numbers
         # The numbers count from 1 without a gap: the first call that some rank missed follows the smallest last one.
-        first = min(last.values(), default=0) + 1
-        waiting = tuple(rank for rank, number in last.items() if number >= first)
+        missed_number = min(last_numbers.values(), default=0) + 1
+        waiting = tuple(rank for rank, number in last_numbers.items() if number >= missed_number)
         if waiting:
-            call = next((calls[rank][group][first] for rank in waiting if first in calls[rank][group]), ())
-            found.append(Missing(tuple(rank for rank in last if rank not in waiting), waiting, call))
-    return found
+            call = next(
+                (calls[rank][group][missed_number] for rank in waiting if missed_number in calls[rank][group]), ()
+            )
+            missing.append(Missing(tuple(rank for rank in last_numbers if rank not in waiting), waiting, call))
+    return missing
 
 
 def first_missing(missing: Sequence[Missing]) -> Missing | None:
     """Find the ranks that others waited for and that waited for nobody; None if there are none."""
-    stuck = {rank for each in missing for rank in each.waiting}
-    for each in missing:
-        free = tuple(rank for rank in each.ranks if rank not in stuck)
+    stuck = {rank for absence in missing for rank in absence.waiting}
+    for absence in missing:
+        free = tuple(rank for rank in absence.ranks if rank not in stuck)
         if free:
-            return each._replace(ranks=free)
+            return absence._replace(ranks=free)
     return None
 
 
@@ -195,9 +199,9 @@ class Symptoms:
 
     def matches(self, pattern: re.Pattern[str]) -> list[tuple[int | None, re.Match[str]]]:
         """Search each log, and the record's reason (as the job's), for the first match of a pattern."""
-        found = [(rank, match) for rank, text in self.logs.items() if (match := pattern.search(text))]
-        told = pattern.search(self.reason)
-        return [*found, (None, told)] if told else found
+        matches = [(rank, match) for rank, text in self.logs.items() if (match := pattern.search(text))]
+        reason_match = pattern.search(self.reason)
+        return [*matches, (None, reason_match)] if reason_match else matches
 
 
 def out_of_memory(symptoms: Symptoms) -> Finding | None:
@@ -231,15 +235,15 @@ def diverged(symptoms: Symptoms) -> Finding | None:
     """Find that the loss became infinite or NaN."""
     if symptoms.status != "diverged":
         return None
-    found = _DIVERGED.search(symptoms.reason)
-    step = int(found["step"]) if found else symptoms.steps
-    last = f"{symptoms.losses[-1]:.4g}" if symptoms.losses else "—"
+    match = _DIVERGED.search(symptoms.reason)
+    step = int(match["step"]) if match else symptoms.steps
+    last_loss = f"{symptoms.losses[-1]:.4g}" if symptoms.losses else "—"
     rate = f"{symptoms.learning_rate:g}"
     return _finding(
         "divergence",
-        en=f"The training diverged at step {step} with the learning rate {rate} (last finite loss: {last}).",
+        en=f"The training diverged at step {step} with the learning rate {rate} (last finite loss: {last_loss}).",
         fr=f"L’entraînement a divergé au pas {step} avec un taux d’apprentissage de {rate} (dernière perte finie : "
-        f"{last}).",
+        f"{last_loss}).",
         do_en=f"Divide the learning rate by ten (--learning-rate {symptoms.learning_rate / 10:g}); with fp16, look at "
         "the loss scale first.",
         do_fr=f"Divisez le taux d’apprentissage par dix (--learning-rate {symptoms.learning_rate / 10:g}) ; en fp16, "
@@ -252,13 +256,13 @@ def missing_module(symptoms: Symptoms) -> Finding | None:
     matches = [match for pattern in (_MODULE, _NAME, _LIBRARY) for match in symptoms.matches(pattern)]
     if not matches:
         return None
-    rank, found = matches[0]
-    place, words = _place(rank), found.groupdict()
-    if found.re is _MODULE:
+    rank, match = matches[0]
+    subject, words = _place(rank), match.groupdict()
+    if match.re is _MODULE:
         package = words["module"].partition(".")[0]
-        what = say(
-            en=f"{place} could not import the module {words['module']}: it is not installed in this environment.",
-            fr=f"{place} n’a pas pu importer le module {words['module']} : il n’est pas installé dans cet "
+        sentence = say(
+            en=f"{subject} could not import the module {words['module']}: it is not installed in this environment.",
+            fr=f"{subject} n’a pas pu importer le module {words['module']} : il n’est pas installé dans cet "
             "environnement.",
         )
         advice = say(
@@ -267,10 +271,10 @@ def missing_module(symptoms: Symptoms) -> Finding | None:
             fr=f"Chargez sur le calculateur le module qui le fournit (`module avail`), ou `pip install {package}` dans "
             "l’environnement que le fichier de machine active.",
         )
-    elif found.re is _NAME:
-        what = say(
-            en=f"{place} found the module {words['module']}, but not {words['name']} in it.",
-            fr=f"{place} a trouvé le module {words['module']}, mais pas {words['name']} dedans.",
+    elif match.re is _NAME:
+        sentence = say(
+            en=f"{subject} found the module {words['module']}, but not {words['name']} in it.",
+            fr=f"{subject} a trouvé le module {words['module']}, mais pas {words['name']} dedans.",
         )
         advice = say(
             en="Its version differs from the one that the labs were written with: see `dlojz doctor`.",
@@ -278,25 +282,25 @@ def missing_module(symptoms: Symptoms) -> Finding | None:
         )
     else:
         library = words["library"] or words["other"]
-        what = say(
-            en=f"{place} could not load the library {library}.",
-            fr=f"{place} n’a pas pu charger la bibliothèque {library}.",
+        sentence = say(
+            en=f"{subject} could not load the library {library}.",
+            fr=f"{subject} n’a pas pu charger la bibliothèque {library}.",
         )
         advice = say(
             en="Load the modules of the machine file (CUDA, compiler) before Python starts, and no others.",
             fr="Chargez les modules du fichier de machine (CUDA, compilateur) avant Python, et eux seuls.",
         )
-    return Finding("import", what, advice, _ranks(rank))
+    return Finding("import", sentence, advice, _ranks(rank))
 
 
 def port_taken(symptoms: Symptoms) -> Finding | None:
     """Find that another program uses the port."""
     # Only the first error of a log counts: the port of a peer that has gone is no cause.
     errors = [(rank, first_error(text, rank)) for rank, text in symptoms.logs.items()]
-    taken = [rank for rank, error in errors if error and PORT.search(error.text)]
-    if not taken and "EADDRINUSE" not in symptoms.reason:
+    failed_ranks = [rank for rank, error in errors if error and PORT.search(error.text)]
+    if not failed_ranks and "EADDRINUSE" not in symptoms.reason:
         return None
-    rank = taken[0] if taken else None
+    rank = failed_ranks[0] if failed_ranks else None
     return _finding(
         "port",
         _ranks(rank),
@@ -310,14 +314,14 @@ def port_taken(symptoms: Symptoms) -> Finding | None:
 def full_disk(symptoms: Symptoms) -> Finding | None:
     """Find that the file system of the run, or its owner's quota, was full."""
     words = "|".join(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)))
-    found = re.search(words, symptoms.reason)
-    if found is None:
+    match = re.search(words, symptoms.reason)
+    if match is None:
         return None
     return _finding(
         "disk",
         (),
-        en=f"Nothing more could be written into the folder of the run ({found[0]}).",
-        fr=f"Plus rien n’a pu être écrit dans le dossier de l’exécution ({found[0]}).",
+        en=f"Nothing more could be written into the folder of the run ({match[0]}).",
+        fr=f"Plus rien n’a pu être écrit dans le dossier de l’exécution ({match[0]}).",
         do_en="Free some space, or set $DLOJZ_RUNS to a folder on another disk, and run it again.",
         do_fr="Libérez de la place, ou indiquez dans $DLOJZ_RUNS un dossier d’un autre disque, puis relancez.",
     )
@@ -325,10 +329,10 @@ def full_disk(symptoms: Symptoms) -> Finding | None:
 
 def killed(symptoms: Symptoms) -> Finding | None:
     """Find a rank that a signal ended."""
-    found = _SIGNAL.search(symptoms.reason)
-    if not found or symptoms.status == "oom":
+    match = _SIGNAL.search(symptoms.reason)
+    if not match or symptoms.status == "oom":
         return None
-    rank, name = int(found["rank"]), found["name"] or "SIGKILL"
+    rank, name = int(match["rank"]), match["name"] or "SIGKILL"
     advice = (
         say(
             en="It was not for lack of memory: somebody stopped it, or a limit such as `ulimit -t` did (processor "
@@ -391,24 +395,24 @@ def hung_collective(symptoms: Symptoms) -> Finding | None:
     if symptoms.status not in ("failed", "timeout", "cancelled"):
         return None
     # The most certain source first: torch's own comparison names both calls, gloo's message only who waited.
-    found = (rule(symptoms) for rule in (_mismatch, _barrier, _watchdog, _recorded, _gloo))
-    return next((finding for finding in found if finding), None)
+    findings = (rule(symptoms) for rule in (_mismatch, _barrier, _watchdog, _recorded, _gloo))
+    return next((finding for finding in findings if finding), None)
 
 
 def _mismatch(symptoms: Symptoms) -> Finding | None:
     """Find ranks that TORCH_DISTRIBUTED_DEBUG=DETAIL compared before the call."""
-    for _, found in symptoms.matches(MISMATCH):
-        first, second = (_fingerprint(found[name]) for name in ("first", "second"))
-        return _different(int(found["one"]), first, int(found["other"]), second)
+    for _, match in symptoms.matches(MISMATCH):
+        call_a, call_b = (_fingerprint(match[name]) for name in ("first", "second"))
+        return _different(int(match["one"]), call_a, int(match["other"]), call_b)
     return None
 
 
-def _different(one: int, first: str, other: int, second: str) -> Finding:
+def _different(rank_a: int, call_a: str, rank_b: int, call_b: str) -> Finding:
     return _finding(
         "collective",
-        (one, other),
-        en=f"The ranks asked for different collectives: rank {one} {first}, rank {other} {second}.",
-        fr=f"Les rangs ont demandé des collectives différentes : le rang {one} {first}, le rang {other} {second}.",
+        (rank_a, rank_b),
+        en=f"The ranks asked for different collectives: rank {rank_a} {call_a}, rank {rank_b} {call_b}.",
+        fr=f"Les rangs ont demandé des collectives différentes : le rang {rank_a} {call_a}, le rang {rank_b} {call_b}.",
         advice=_same_order(),
     )
 
@@ -416,15 +420,15 @@ def _different(one: int, first: str, other: int, second: str) -> Finding:
 def _fingerprint(text: str) -> str:
     """Shorten a finger print to `OpType=ALLREDUCE, TensorShape=[10]`."""
     parts = visible(text).split(", ")
-    kept = [part.strip() for part in parts if part.strip().startswith(("OpType", "TensorShape", "TensorDtypes"))]
-    return ", ".join(kept)[:120] or visible(text)[:120]
+    fields = [part.strip() for part in parts if part.strip().startswith(("OpType", "TensorShape", "TensorDtypes"))]
+    return ", ".join(fields)[:120] or visible(text)[:120]
 
 
 def _barrier(symptoms: Symptoms) -> Finding | None:
     """Find the ranks that `monitored_barrier` misses."""
-    for _, found in symptoms.matches(BARRIER):
-        ranks = tuple(int(rank) for rank in found["ranks"].split(","))
-        return _absent(ranks, "monitored_barrier", int(found["ms"]), "")
+    for _, match in symptoms.matches(BARRIER):
+        ranks = tuple(int(rank) for rank in match["ranks"].split(","))
+        return _absent(ranks, "monitored_barrier", int(match["ms"]), "")
     return None
 
 
@@ -433,33 +437,33 @@ def _watchdog(symptoms: Symptoms) -> Finding | None:
     waited: dict[int, tuple[int, str, str]] = {}
     limit_ms = 0
     for owner, text in symptoms.logs.items():
-        for found in NCCL.finditer(text):
-            rank = int(found["world"]) if found["world"] else owner
-            limit_ms = int(found["ms"])
+        for match in NCCL.finditer(text):
+            rank = int(match["world"]) if match["world"] else owner
+            limit_ms = int(match["ms"])
             if rank is not None:
-                waited.setdefault(rank, (int(found["seq"]), found["op"], found["numel"] or ""))
+                waited.setdefault(rank, (int(match["seq"]), match["op"], match["numel"] or ""))
     if not waited:
         return None
-    asked = list(waited.values())
+    waited_calls = list(waited.values())
     # The call in which most ranks waited; among equals the latest.
-    usual = max(asked, key=lambda each: (asked.count(each), each[0]))
+    usual = max(waited_calls, key=lambda call: (waited_calls.count(call), call[0]))
     # A rank whose watchdog printed nothing waited for nobody.
     silent = tuple(rank for rank in range(symptoms.world_size) if rank not in waited)
-    odd = tuple(rank for rank, each in sorted(waited.items()) if each != usual)
-    what = f"{usual[1]} (SeqNum={usual[0]}{f', {usual[2]} elements' if usual[2] else ''})"
+    odd = tuple(rank for rank, call in sorted(waited.items()) if call != usual)
+    usual_text = f"{usual[1]} (SeqNum={usual[0]}{f', {usual[2]} elements' if usual[2] else ''})"
     if silent:
-        return _absent(silent, what, limit_ms, "")
+        return _absent(silent, usual_text, limit_ms, "")
     if odd:
         seq, op, numel = waited[odd[0]]
-        other = f"{op} (SeqNum={seq}{f', {numel} elements' if numel else ''})"
-        return _absent(odd, what, limit_ms, other)
+        odd_text = f"{op} (SeqNum={seq}{f', {numel} elements' if numel else ''})"
+        return _absent(odd, usual_text, limit_ms, odd_text)
     waited_s = format_seconds(limit_ms / 1e3)
     return _finding(
         "collective",
         tuple(sorted(waited)),
-        en=f"All ranks waited {waited_s} for the same collective, {what}: the network between "
+        en=f"All ranks waited {waited_s} for the same collective, {usual_text}: the network between "
         "them, or the rank that was slowest to come, is at fault.",
-        fr=f"Tous les rangs ont attendu {waited_s} la même collective, {what} : le réseau qui "
+        fr=f"Tous les rangs ont attendu {waited_s} la même collective, {usual_text} : le réseau qui "
         "les relie, ou le rang arrivé le dernier, est en cause.",
         do_en="Run again with NCCL_DEBUG=INFO and look for the interface that NCCL chose; ask for fewer nodes.",
         do_fr="Relancez avec NCCL_DEBUG=INFO et cherchez l’interface que NCCL a choisie ; demandez moins de nœuds.",
@@ -478,45 +482,45 @@ def _recorded(symptoms: Symptoms) -> Finding | None:
     cause = first_missing(missing)
     if cause:
         return _absent(cause.ranks, call_text(cause.call), int(waited["ms"]), "")
-    one = missing[0]  # a cycle: each waits for another, in the collective of another group
-    other = next((each for each in missing if one.ranks[0] in each.waiting), one)
-    return _different(one.waiting[0], call_text(one.call), one.ranks[0], call_text(other.call))
+    absence = missing[0]  # a cycle: each waits for another, in the collective of another group
+    counterpart = next((candidate for candidate in missing if absence.ranks[0] in candidate.waiting), absence)
+    return _different(absence.waiting[0], call_text(absence.call), absence.ranks[0], call_text(counterpart.call))
 
 
 def _gloo(symptoms: Symptoms) -> Finding | None:
     """Find who waited and how long, by gloo's message, and for what, by the traceback."""
-    waited = {rank: found for rank, found in symptoms.matches(GLOO) if rank is not None}
+    waited = {rank: match for rank, match in symptoms.matches(GLOO) if rank is not None}
     if not waited:
         return None
     # Of the ranks that waited, the lowest.
-    rank, found = next(iter(sorted(waited.items())))
+    rank, match = next(iter(sorted(waited.items())))
     error = first_error(symptoms.logs.get(rank, ""), rank)
-    what = error.call if error and error.call else found["what"]
+    call = error.call if error and error.call else match["what"]
     # gloo prints its message only on the ranks that waited.
-    absent = tuple(other for other in range(symptoms.world_size) if other not in waited)
-    return _absent(absent, what, int(found["ms"]), "")
+    absent = tuple(rank for rank in range(symptoms.world_size) if rank not in waited)
+    return _absent(absent, call, int(match["ms"]), "")
 
 
-def _absent(ranks: tuple[int, ...], what: str, limit_ms: int, instead: str) -> Finding:
+def _absent(ranks: tuple[int, ...], call: str, limit_ms: int, instead: str) -> Finding:
     waited = format_seconds(limit_ms / 1e3)
     if not ranks:
         return _finding(
             "collective",
-            en=f"The ranks waited {waited} for one another in {what}, each in another collective.",
-            fr=f"Les rangs se sont attendus {waited} dans {what}, chacun dans une autre collective.",
+            en=f"The ranks waited {waited} for one another in {call}, each in another collective.",
+            fr=f"Les rangs se sont attendus {waited} dans {call}, chacun dans une autre collective.",
             advice=_same_order(),
         )
-    listed = ", ".join(map(str, ranks[:8])) + ("…" if len(ranks) > 8 else "")
-    one = len(ranks) == 1
+    rank_list = ", ".join(map(str, ranks[:8])) + ("…" if len(ranks) > 8 else "")
+    single = len(ranks) == 1
     doing = say(en=f" (it was in {instead})", fr=f" (il était dans {instead})") if instead else ""
     return _finding(
         "collective",
         ranks,
-        en=f"Rank{'' if one else 's'} {listed} did not come to the collective {what}{doing}: the others waited "
-        f"{waited} for {'it' if one else 'them'}.",
-        fr=f"{'Le rang' if one else 'Les rangs'} {listed} {'n’est' if one else 'ne sont'} pas "
-        f"{'venu' if one else 'venus'} à la collective {what}{doing} : les autres {'l’' if one else 'les '}ont "
-        f"attendu{'' if one else 's'} {waited}.",
+        en=f"Rank{'' if single else 's'} {rank_list} did not come to the collective {call}{doing}: the others waited "
+        f"{waited} for {'it' if single else 'them'}.",
+        fr=f"{'Le rang' if single else 'Les rangs'} {rank_list} {'n’est' if single else 'ne sont'} pas "
+        f"{'venu' if single else 'venus'} à la collective {call}{doing} : les autres {'l’' if single else 'les '}ont "
+        f"attendu{'' if single else 's'} {waited}.",
         advice=_same_order(),
     )
 
@@ -592,8 +596,8 @@ class Diagnosis:
             parts.append(f'<p><b style="color:{VERMILION}">✗ {safe(finding.what)}</b>{advice}</p>')
         parts += [] if self.findings else [f"<p>{safe(self._nothing())}</p>"]
         if self.memory:
-            told = "<br>".join(safe(line) for line in memory_lines(self.memory))
-            parts.append(f'<div style="font-family:monospace;white-space:pre-wrap">{told}</div>')
+            memory_html = "<br>".join(safe(line) for line in memory_lines(self.memory))
+            parts.append(f'<div style="font-family:monospace;white-space:pre-wrap">{memory_html}</div>')
         if self.errors:
             parts.append(self._first_errors()._repr_html_())
         return f'<div {PANEL}{VERMILION if self.findings else BLUE}">{"".join(parts)}</div>'
@@ -625,8 +629,8 @@ def where(error: FirstError) -> str:
 
 def find_causes(symptoms: Symptoms) -> tuple[Finding, ...]:
     """Return the finding of the first rule that applies; none where no rule does."""
-    found = (rule(symptoms) for rule in RULES)
-    return tuple(finding for finding in found if finding is not None)[:1]
+    findings = (rule(symptoms) for rule in RULES)
+    return tuple(finding for finding in findings if finding is not None)[:1]
 
 
 def symptoms_of(run: RunFolder) -> Symptoms:
@@ -640,7 +644,7 @@ def symptoms_of(run: RunFolder) -> Symptoms:
         rank: read_log(run.folder / LOGS / f"rank-{rank}.log") for rank in range(config.layout.world_size)
     }
     job = "\n".join(read_log(run.folder / LOGS / f"{name}.log") for name in ("launcher", "slurm"))
-    told = read_all_events(run.folder)
+    events_by_rank = read_all_events(run.folder)
     return Symptoms(
         status=run.state,
         reason=record.reason if record else "",
@@ -649,7 +653,7 @@ def symptoms_of(run: RunFolder) -> Symptoms:
         steps=len(run.losses),
         losses=run.losses,
         logs={**texts, None: job},
-        calls={rank: calls for rank, events in told.items() if (calls := calls_of(events))},
+        calls={rank: calls for rank, events in events_by_rank.items() if (calls := calls_of(events))},
     )
 
 

@@ -152,8 +152,8 @@ def _completed(evidence: EndEvidence) -> Ending | None:
     ended = [status for status, _ in evidence.ends.values()]
     if evidence.script and not evidence.launcher and evidence.job is None:
         # Every exit code is known to be 0: a script that ends by `os._exit`, or a launcher, writes no end.
-        known = any(evidence.steps.values()) or evidence.untrained
-        ended += ["completed"] * (evidence.world_size - len(ended)) if known else []
+        outcome_known = any(evidence.steps.values()) or evidence.untrained
+        ended += ["completed"] * (evidence.world_size - len(ended)) if outcome_known else []
     if evidence.exit_codes or ended != ["completed"] * evidence.world_size:
         return None
     if evidence.untrained:
@@ -164,18 +164,18 @@ def _completed(evidence: EndEvidence) -> Ending | None:
 
 def _child_failed(evidence: EndEvidence) -> Ending | None:
     """Classify by the first process of the script's own that failed: the one that started it only reports that."""
-    for _, (status, said) in sorted(evidence.children.items()):
-        if status in ("failed", "oom") and said and not PEER_GONE.search(said):
-            return Ending(status, said)
+    for _, (status, reason) in sorted(evidence.children.items()):
+        if status in ("failed", "oom") and reason and not PEER_GONE.search(reason):
+            return Ending(status, reason)
     return None
 
 
 def _measured(evidence: EndEvidence) -> Ending | None:
     """Classify divergence, lack of memory, or a stop that all ranks agreed on, by a rank's `end` event."""
-    for wanted in ("diverged", "oom", "timeout"):
-        for rank, (status, said) in sorted(evidence.ends.items()):
-            if status == wanted:
-                return Ending(status, _by(rank, said or f"it ended as {status}"))
+    for expected_status in ("diverged", "oom", "timeout"):
+        for rank, (status, reason) in sorted(evidence.ends.items()):
+            if status == expected_status:
+                return Ending(status, _by(rank, reason or f"it ended as {status}"))
     return None
 
 
@@ -212,13 +212,13 @@ def _job_stopped(evidence: EndEvidence) -> Ending | None:
     job = evidence.job
     if job is None:
         return None
-    after, kept = _after(_most_steps(evidence)), "what had been measured is kept"
+    after, results_note = _after(_most_steps(evidence)), "what had been measured is kept"
     # A requeued job appends to its log: where the state is clear, the log of an earlier start does not count.
     log = job.log if job.state in ("", "FAILED", "CANCELLED") else ""
     # 137 is 128 + SIGKILL, as a shell reports it; `0:9` and `9:0` are SLURM's pairs code:signal.
     short = job.state == "OUT_OF_MEMORY" or job.exit_code in ("137:0", "0:9", "9:0") or JOB_OOM.search(log)
-    said = next((line.strip() for line in job.log.splitlines() if JOB_OOM.search(line)), "")[:300]
-    said = said or (f"exit code {job.exit_code}" if job.exit_code else job.state)
+    memory_message = next((line.strip() for line in job.log.splitlines() if JOB_OOM.search(line)), "")[:300]
+    memory_message = memory_message or (f"exit code {job.exit_code}" if job.exit_code else job.state)
     cases: tuple[tuple[object, Status, str], ...] = (
         (
             job.state in ("TIMEOUT", "DEADLINE") or JOB_LATE.search(log),
@@ -235,14 +235,14 @@ def _job_stopped(evidence: EndEvidence) -> Ending | None:
             "failed",
             f"the job {job.number} had to give way to another one {after} (PREEMPTED)",
         ),
-        (short, "oom", f"the job {job.number} ran out of memory {after} ({said})"),
+        (short, "oom", f"the job {job.number} ran out of memory {after} ({memory_message})"),
         (
             job.state == "CANCELLED" or job.cancel_asked or (not job.state and _JOB_CANCELLED.search(log)),
             "cancelled",
             f"the run was cancelled {after}",
         ),
     )
-    return next((Ending(status, f"{words}; {kept}.") for applies, status, words in cases if applies), None)
+    return next((Ending(status, f"{words}; {results_note}.") for applies, status, words in cases if applies), None)
 
 
 def _job_left(evidence: EndEvidence) -> Ending | None:
@@ -258,20 +258,20 @@ def _job_left(evidence: EndEvidence) -> Ending | None:
     raw = ", ".join(
         word for word in (job.state, job.reason, f"exit code {job.exit_code}" if job.exit_code else "") if word
     )
-    last = last_line(job.log)
+    output = last_line(job.log)
     how = f"the scheduler says: {raw}" if raw else "the scheduler no longer knows how"
     return Ending(
-        "failed", f"the job {job.number} ended {after}; {how}{f'; its output ends with: {last}' if last else ''}."
+        "failed", f"the job {job.number} ended {after}; {how}{f'; its output ends with: {output}' if output else ''}."
     )
 
 
 def _out_of_memory(evidence: EndEvidence) -> Ending | None:
     """Classify a rank that printed an allocation failure, or that the kernel killed for memory."""
     for rank, code in sorted(evidence.exit_codes.items()):
-        said = last_line(evidence.log_tails.get(rank, ""))
+        final_line = last_line(evidence.log_tails.get(rank, ""))
         # A rank that wrote an `end` is classified by that, not by what it printed.
-        if rank not in evidence.ends and code > 0 and _OOM.search(said):
-            return Ending("oom", f"rank {rank} ran out of memory {_after(evidence.steps.get(rank, 0))}: {said}")
+        if rank not in evidence.ends and code > 0 and _OOM.search(final_line):
+            return Ending("oom", f"rank {rank} ran out of memory {_after(evidence.steps.get(rank, 0))}: {final_line}")
         if code == -signal.SIGKILL and evidence.kernel_oom:
             return Ending(
                 "oom",
@@ -294,8 +294,8 @@ def _follows(evidence: EndEvidence, rank: int) -> bool:
     code = evidence.exit_codes[rank]
     if code == -signal.SIGTERM:  # what the launcher sends to the peers of a rank that failed
         return True
-    status, said = evidence.ends.get(rank, (None, ""))
-    lost = status == "cancelled" or PEER_GONE.search(said) or PEER_GONE.search(evidence.log_tails.get(rank, ""))
+    status, reason = evidence.ends.get(rank, (None, ""))
+    lost = status == "cancelled" or PEER_GONE.search(reason) or PEER_GONE.search(evidence.log_tails.get(rank, ""))
     return code == -signal.SIGABRT and bool(lost)  # gloo's threads may abort when they are torn down
 
 
@@ -312,43 +312,43 @@ def _signalled(evidence: EndEvidence, rank: int) -> str:
         return f"{words}: if nobody stopped it, {evidence.memory_of} ran out of memory."
     if number == signal.SIGKILL:
         return f"{words}: somebody stopped it, or a limit of the machine did; the kernel killed nothing for memory."
-    said = _FATAL.findall(evidence.log_tails.get(rank, ""))
+    fatal_lines = _FATAL.findall(evidence.log_tails.get(rank, ""))
     if number == signal.SIGSEGV and evidence.torch_debug:
         return (
             f"{words}: TORCH_DISTRIBUTED_DEBUG={evidence.torch_debug} is set, with which some versions of torch "
             "crash: run it without."
         )
-    return f"{words}: {last_line(said[-1])}" if said else f"{words}."
+    return f"{words}: {last_line(fatal_lines[-1])}" if fatal_lines else f"{words}."
 
 
 def _failed(evidence: EndEvidence) -> Ending | None:
     """Classify by the first rank whose message is a cause and not the loss of a peer."""
     for rank in range(evidence.world_size):
-        status, said = evidence.ends.get(rank, (None, ""))
+        status, message = evidence.ends.get(rank, (None, ""))
         code = evidence.exit_codes.get(rank, 0)
         if status is None and code > 0:
-            said = last_line(evidence.log_tails.get(rank, ""))
+            message = last_line(evidence.log_tails.get(rank, ""))
             words = _exited(evidence, rank)
         elif status == "failed":
-            words = _by(rank, said or "it failed without saying why")
+            words = _by(rank, message or "it failed without saying why")
         else:
             continue  # completed or stopped, or a signal ended it, which `_killed` has judged
-        if PORT.search(said):
+        if PORT.search(message):
             return Ending(
                 "failed",
                 f"rank {rank} could not open its network port, because another program uses it "
                 "(EADDRINUSE): run it again, a free port is chosen each time.",
             )
-        if not PEER_GONE.search(said):
+        if not PEER_GONE.search(message):
             return Ending("failed", words)
     return None
 
 
 def _leftover(evidence: EndEvidence) -> Ending:
     """Report the first rank that did not complete, where no cause is known, even if it only lost a peer."""
-    for rank, (status, said) in sorted(evidence.ends.items()):
+    for rank, (status, reason) in sorted(evidence.ends.items()):
         if status != "completed":
-            return Ending(status, _by(rank, said or f"it ended as {status}"))
+            return Ending(status, _by(rank, reason or f"it ended as {status}"))
     for rank, code in sorted(evidence.exit_codes.items()):
         return Ending("failed", _exited(evidence, rank) if code > 0 else _signalled(evidence, rank))
     silent = next((rank for rank in range(evidence.world_size) if rank not in evidence.ends), 0)
@@ -356,13 +356,13 @@ def _leftover(evidence: EndEvidence) -> Ending:
 
 
 def _exited(evidence: EndEvidence, rank: int) -> str:
-    said = last_line(evidence.log_tails.get(rank, ""))
+    final_line = last_line(evidence.log_tails.get(rank, ""))
     after = _after(evidence.steps.get(rank, 0))
-    return f"rank {rank} ended with exit code {evidence.exit_codes[rank]} {after}: {said}".rstrip(": ")
+    return f"rank {rank} ended with exit code {evidence.exit_codes[rank]} {after}: {final_line}".rstrip(": ")
 
 
-def _by(rank: int, said: str) -> str:
-    return said if "rank" in said else f"rank {rank}: {said}"
+def _by(rank: int, reason: str) -> str:
+    return reason if "rank" in reason else f"rank {rank}: {reason}"
 
 
 def _after(steps: int) -> str:
@@ -411,7 +411,7 @@ class FirstError:
 
 def first_error(text: str, rank: int | None = None) -> FirstError | None:
     """Find the first error of a log that is a cause; else the first that tells of a lost peer; None if none."""
-    found: list[FirstError] = []
+    errors: list[FirstError] = []
     in_traceback, call = False, ""
     for number, raw in enumerate(text.splitlines(), start=1):
         line = _PREFIX.sub("", raw)
@@ -423,14 +423,14 @@ def first_error(text: str, rank: int | None = None) -> FirstError | None:
             # The exception stands at the margin, below its frames; `|` and `+` draw exception groups.
             if line.strip() and not line[0].isspace() and not line.startswith(("|", "+")):
                 if _EXCEPTION.match(line):
-                    found.append(_error(rank, line, number, call))
+                    errors.append(_error(rank, line, number, call))
                 in_traceback = False
         elif _FAULT.match(line):
-            found.append(_error(rank, line, number, ""))
+            errors.append(_error(rank, line, number, ""))
         # A cause ends the search. An error that only tells of a lost peer does not: the cause may follow.
-        if found and not found[-1].lost_peer:
-            return found[-1]
-    return found[0] if found else None
+        if errors and not errors[-1].lost_peer:
+            return errors[-1]
+    return errors[0] if errors else None
 
 
 def _error(rank: int | None, line: str, number: int, call: str) -> FirstError:

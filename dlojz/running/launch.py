@@ -84,12 +84,12 @@ def start(folder: Path) -> None:
                 # Without a wait the launcher stays a zombie as long as the notebook lives.
                 threading.Thread(target=process.wait, daemon=True).start()
     except OSError as error:
-        why = say(
+        reason = say(
             en=f"the launcher of {folder.name} cannot be started: {error.strerror or error}.",
             fr=f"le lanceur de {folder.name} ne peut pas être démarré : {error.strerror or error}.",
         )
-        record_refusal(folder, why)  # or the run would seem to wait as long as this process lives
-        raise LabError(why) from None
+        record_refusal(folder, reason)  # or the run would seem to wait as long as this process lives
+        raise LabError(reason) from None
 
 
 def _is_piped(descriptor: int) -> bool:
@@ -191,48 +191,52 @@ def replayed_run(config: RunConfig, root: str | os.PathLike[str] | None = None) 
 
 def _marked(record: RunRecord, run_id: str) -> RunRecord:
     """Rename the record after its new folder, and say what it is a replay of."""
-    where = record.environment.get("device") or f"CPU, {record.environment.get('cores', '?')} cores"
+    device_label = record.environment.get("device") or f"CPU, {record.environment.get('cores', '?')} cores"
     day = record.started_utc[:10]
-    told = say(
-        en=f"{record.run_id}, measured {day} on {where}, shipped with dlojz",
-        fr=f"{record.run_id}, mesurée le {day} sur {where}, livrée avec dlojz",
+    provenance = say(
+        en=f"{record.run_id}, measured {day} on {device_label}, shipped with dlojz",
+        fr=f"{record.run_id}, mesurée le {day} sur {device_label}, livrée avec dlojz",
     )
-    return record.model_copy(update={"run_id": run_id, "environment": {**record.environment, REPLAYED_FROM: told}})
+    return record.model_copy(
+        update={"run_id": run_id, "environment": {**record.environment, REPLAYED_FROM: provenance}}
+    )
 
 
 def _none_of(config: RunConfig) -> str:
     """Write the message for a configuration without record."""
 
-    def flat(one: RunConfig) -> dict[str, object]:
-        content = one.to_dict()
+    def flat(candidate: RunConfig) -> dict[str, object]:
+        content = candidate.to_dict()
         layout = content.pop("layout")
         return {**content, **layout}
 
-    asked = flat(config)
-    near: list[tuple[bool, int, str]] = []
+    request_fields = flat(config)
+    candidates: list[tuple[bool, int, str]] = []
     for path in shipped().values():
         try:
-            its = read_record(path).config
+            shipped_config = read_record(path).config
         except LabError:
             continue
-        differing = [f"{key}={value}" for key, value in flat(its).items() if asked[key] != value]
+        differing = [f"{key}={value}" for key, value in flat(shipped_config).items() if request_fields[key] != value]
         # A sentence has room for a few.
-        told = [word if len(word) <= MOST_CHARACTERS else f"{word[:MOST_CHARACTERS]}…" for word in differing]
-        told = [*told[:MOST_DIFFERENCES], *(["…"] if len(told) > MOST_DIFFERENCES else [])]
+        changes = [word if len(word) <= MOST_CHARACTERS else f"{word[:MOST_CHARACTERS]}…" for word in differing]
+        changes = [*changes[:MOST_DIFFERENCES], *(["…"] if len(changes) > MOST_DIFFERENCES else [])]
         # Sorted so: the same model first, then the fewest fields that differ.
-        near.append((its.model != config.model, len(differing), f"{its.title} ({', '.join(told)})"))
-    if not near:
+        candidates.append(
+            (shipped_config.model != config.model, len(differing), f"{shipped_config.title} ({', '.join(changes)})")
+        )
+    if not candidates:
         return say(
             en="this installation has no record to replay: use on='local', which runs on this machine.",
             fr="cette installation ne contient aucun bilan à rejouer : prenez on='local', qui exécute sur cette "
             "machine.",
         )
-    listed = "; ".join(words for _, _, words in sorted(near)[:LISTED])
+    nearest_titles = "; ".join(words for _, _, words in sorted(candidates)[:LISTED])
     return say(
         en=f"no record of {config.title} as it was asked is shipped for replay: did you mean, with what differs, "
-        f"{listed}?",
+        f"{nearest_titles}?",
         fr=f"aucun bilan de {config.title} tel que demandé n’est livré pour être rejoué. Vouliez-vous dire (entre "
-        f"parenthèses, ce qui diffère) : {listed} ?",
+        f"parenthèses, ce qui diffère) : {nearest_titles} ?",
     )
 
 
@@ -257,40 +261,50 @@ def submit_array(
             stay), or the folders cannot be written.
     """
     # `groupby` joins neighbours only: runs of one shape must follow each other.
-    shaped = sorted(new, key=lambda one: (_shape(one), one[0].name))
-    for _, same in groupby(shaped, key=_shape):
-        runs = list(same)
-        for first in range(0, len(runs), MAX_TASKS):
-            _submit_one(runs[first : first + MAX_TASKS], root, machine, request, worker_module, at_once)
+    shaped = sorted(new, key=lambda new_run: (_shape(new_run), new_run[0].name))
+    for _, same_shape in groupby(shaped, key=_shape):
+        runs = list(same_shape)
+        for offset in range(0, len(runs), MAX_TASKS):
+            _submit_one(runs[offset : offset + MAX_TASKS], root, machine, request, worker_module, at_once)
 
 
 def _shape(run: New) -> tuple[int, int, int, str, str]:
     """Return what the runs of one array have in common: nodes, time, and the interpreter."""
-    _, config, asked = run
-    return asked.nodes, asked.ranks_per_node, asked.minutes, asked.qos, str(own_python(config) or "")
+    _, config, node_request = run
+    return (
+        node_request.nodes,
+        node_request.ranks_per_node,
+        node_request.minutes,
+        node_request.qos,
+        str(own_python(config) or ""),
+    )
 
 
 def _submit_one(
     runs: Sequence[New], root: Path, machine: Machine, request: JobRequest, worker_module: str, at_once: int
 ) -> None:
-    now = datetime.now(UTC)
-    name = f"{now:%Y%m%d-%H%M%S}-sweep-{secrets.token_hex(4)}"
+    submission_time = datetime.now(UTC)
+    name = f"{submission_time:%Y%m%d-%H%M%S}-sweep-{secrets.token_hex(4)}"
     folder = root / SWEEPS / name
-    _, config, asked = runs[0]
+    _, config, node_request = runs[0]
     array = Array(folder, len(runs), min(at_once, len(runs)))
-    job = Job(machine=machine.name, name=name, submitted_utc=now.isoformat(timespec="seconds"))
+    job = Job(machine=machine.name, name=name, submitted_utc=submission_time.isoformat(timespec="seconds"))
     jobs = [(run, Job(**{**job.to_dict(), "array_task": task})) for task, (run, _, _) in enumerate(runs)]
     with recorded([run for run, _ in jobs]):
-        text = array_script(machine, config, asked, array, worker_module=worker_module, requeues=request.requeues)
+        text = array_script(
+            machine, config, node_request, array, worker_module=worker_module, requeues=request.requeues
+        )
         (folder / LOGS).mkdir(parents=True)
         # Task n of the array takes line n + 1.
         write_atomic(folder / "folders.txt", "".join(f"{run}\n" for run, _, _ in runs))
         write_atomic(folder / SCRIPT, text)
         (folder / SCRIPT).chmod(0o755)
-        for (run, one, its), (_, its_job) in zip(runs, jobs, strict=True):
+        for (run, run_config, run_request), (_, its_job) in zip(runs, jobs, strict=True):
             # With its own script, this run alone can be sent again.
-            alone = job_script(machine, one, its, run, worker_module=worker_module, requeues=request.requeues)
-            prepare(run, alone, its_job)
+            run_script = job_script(
+                machine, run_config, run_request, run, worker_module=worker_module, requeues=request.requeues
+            )
+            prepare(run, run_script, its_job)
     send(folder, jobs)
 
 
@@ -352,35 +366,35 @@ def run(  # noqa: PLR0913 - one call is all that a student has to know
         `dlojz.run(model="coatnet_tiny", dp=2, zero=2, engine="deepspeed")`
     """
     if isinstance(config, str | os.PathLike):
-        wanted = RunConfig.of_script(config, args, processes=processes, **_script_fields(fields))
+        run_config = RunConfig.of_script(config, args, processes=processes, **_script_fields(fields))
     else:
-        wanted = _merge(config, fields)
+        run_config = _merge(config, fields)
     if processes is not None:
-        wanted.layout.check_processes(processes)
-    backend = _backend(on, wanted)
+        run_config.layout.check_processes(processes)
+    backend = _backend(on, run_config)
     _check_time_limit(time_limit_s)
     base = runs_root(root)
     if backend == "replay":
-        return replayed_run(wanted, base)
-    _check(wanted, checkpoint_every)
-    claimed = partial(_claim, base, again=again, worker_module=worker_module, checkpoint_every=checkpoint_every)
+        return replayed_run(run_config, base)
+    _check(run_config, checkpoint_every)
+    claimed = partial(_claim, base, force_new=again, worker_module=worker_module, checkpoint_every=checkpoint_every)
     if backend == "slurm":
         request = JobRequest(account=account, qos=qos, reservation=reservation, time_limit_s=time_limit_s)
-        site = chosen(wanted, machine, request)
-        asked = admit(site, wanted, request)
-        folder, new = claimed(wanted, asked.minutes * 60.0)
+        site = chosen(run_config, machine, request)
+        node_request = admit(site, run_config, request)
+        folder, new = claimed(run_config, node_request.minutes * 60.0)
         if new:
-            slurm_job.submit(folder, site, wanted, asked, request, worker_module)
+            slurm_job.submit(folder, site, run_config, node_request, request, worker_module)
         else:
             slurm_job.recover(folder)  # the process that sent it may have died before it recorded the number
     else:
-        _check_processes(wanted.layout.world_size)
-        folder, new = claimed(wanted, time_limit_s)
+        _check_processes(run_config.layout.world_size)
+        folder, new = claimed(run_config, time_limit_s)
         if new:
             # A run that goes on here after a job of it has ended is no job any more.
             (folder / JOB_FILE).unlink(missing_ok=True)
             # A script would wait on such a lock without a word.
-            if wanted.script and (locks := stale_locks()):
+            if run_config.script and (locks := stale_locks()):
                 print(f"dlojz: {told(locks)}", file=sys.stderr)
             start(folder)
     handle = Run(folder)
@@ -428,17 +442,17 @@ def submit_many(  # noqa: PLR0913 - as `run`
     request = JobRequest(account=account, qos=qos, reservation=reservation, time_limit_s=time_limit_s)
     site = chosen(configs[0], machine, request)
     # All are checked before the first folder is claimed: if one is refused, none is sent.
-    asked = []
+    node_requests = []
     for config in configs:
         _check(config, checkpoint_every)
-        asked.append(admit(site, config, request))
+        node_requests.append(admit(site, config, request))
     base, folders, new = runs_root(root), [], []
-    claimed = partial(_claim, base, again=again, worker_module=worker_module, checkpoint_every=checkpoint_every)
-    for config, one in zip(configs, asked, strict=True):
-        folder, fresh = claimed(config, one.minutes * 60.0)
+    claimed = partial(_claim, base, force_new=again, worker_module=worker_module, checkpoint_every=checkpoint_every)
+    for config, node_request in zip(configs, node_requests, strict=True):
+        folder, fresh = claimed(config, node_request.minutes * 60.0)
         folders.append(folder)
         if fresh:
-            new.append((folder, config, one))
+            new.append((folder, config, node_request))
     submit_array(new, base, site, request, worker_module, at_once)
     return [Run(folder) for folder in folders]
 
@@ -457,13 +471,15 @@ def _claim(
     config: RunConfig,
     time_limit_s: float | None,
     *,
-    again: bool,
+    force_new: bool,
     worker_module: str,
     checkpoint_every: int | None,
 ) -> tuple[Path, bool]:
     policy = CheckpointPolicy(every_steps=checkpoint_every) if checkpoint_every is not None else None
-    again = again or config.script is not None  # what a script reads may have changed
-    return claim(config, root, again=again, worker_module=worker_module, time_limit_s=time_limit_s, policy=policy)
+    force_new = force_new or config.script is not None  # what a script reads may have changed
+    return claim(
+        config, root, force_new=force_new, worker_module=worker_module, time_limit_s=time_limit_s, policy=policy
+    )
 
 
 def _merge(config: RunConfig | None, fields: dict[str, Any]) -> RunConfig:
@@ -490,13 +506,13 @@ def _script_fields(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _check_processes(processes: int) -> None:
     """Refuse more processes than this machine bears: a typing error must not start a thousand."""
-    most = MAX_RANKS_PER_CORE * cores_available()
-    if processes > most:
+    limit = MAX_RANKS_PER_CORE * cores_available()
+    if processes > limit:
         raise refusal(
-            en=f"{processes} processes were asked for, but this machine's {cores_available()} cores carry {most} "
+            en=f"{processes} processes were asked for, but this machine's {cores_available()} cores carry {limit} "
             "at most: use smaller degrees here, or dlojz.predict, which starts none.",
             fr=f"{processes} processus ont été demandés, mais les {cores_available()} cœurs de cette machine en "
-            f"portent {most} au plus : prenez des degrés plus petits, ou dlojz.predict, qui n'en lance aucun.",
+            f"portent {limit} au plus : prenez des degrés plus petits, ou dlojz.predict, qui n'en lance aucun.",
         )
 
 

@@ -108,7 +108,7 @@ def admit(machine: Machine, config: RunConfig, request: JobRequest) -> NodeReque
 def fitting_qos(machine: Machine, minutes: int, gpus: int) -> list[Qos]:
     """Return the QoS whose limits a job keeps, in the order of the machine file."""
     # Without max_gpus any number of GPUs fits.
-    return [one for one in machine.qos if minutes <= one.max_hours * 60 and gpus <= (one.max_gpus or gpus)]
+    return [qos for qos in machine.qos if minutes <= qos.max_hours * 60 and gpus <= (qos.max_gpus or gpus)]
 
 
 def _shape(machine: Machine, ranks: int) -> str:
@@ -128,12 +128,12 @@ def _shape(machine: Machine, ranks: int) -> str:
 def _size(machine: Machine, nodes: int, ranks: int) -> str:
     if nodes <= machine.max_nodes:
         return ""
-    most = machine.max_nodes * machine.gpus_per_node
+    max_ranks = machine.max_nodes * machine.gpus_per_node
     return say(
         en=f"{ranks} ranks need {nodes} nodes, but {machine.name} gives {machine.max_nodes} at most, and the scheduler "
-        f"would let the job wait for ever: use at most {most} ranks.",
+        f"would let the job wait for ever: use at most {max_ranks} ranks.",
         fr=f"{ranks} rangs demandent {nodes} nœuds, mais {machine.name} n’en donne que {machine.max_nodes} au plus, et "
-        f"l’ordonnanceur laisserait le travail attendre sans fin : prenez au plus {most} rangs.",
+        f"l’ordonnanceur laisserait le travail attendre sans fin : prenez au plus {max_ranks} rangs.",
     )
 
 
@@ -159,39 +159,39 @@ def _account(machine: Machine, request: JobRequest, environment: Mapping[str, st
     """Return the account that is billed, and why it would be refused."""
     suffix = machine.account_suffix
     # What is asked for, then $DLOJZ_ACCOUNT, then the site's own variable, which may lack the ending.
-    given = request.account or environment.get(ACCOUNT_VARIABLE, "")
-    if not given and machine.account_variable and environment.get(machine.account_variable):
-        given = environment[machine.account_variable].removesuffix(suffix) + suffix
-    if given:
+    account = request.account or environment.get(ACCOUNT_VARIABLE, "")
+    if not account and machine.account_variable and environment.get(machine.account_variable):
+        account = environment[machine.account_variable].removesuffix(suffix) + suffix
+    if account:
         try:
             # It is written into the job script: a name that is no plain word is refused here.
-            JobRequest(account=given)
+            JobRequest(account=account)
         except LabError as error:
             return "", str(error)
-    if given and not given.endswith(suffix):
+    if account and not account.endswith(suffix):
         # What may stand behind an @ is replaced by the ending.
-        right = given.partition("@")[0] + suffix
-        return given, say(
-            en=f"the account {given!r} lacks the ending {suffix!r} by which {machine.name} tells its hours: use "
+        right = account.partition("@")[0] + suffix
+        return account, say(
+            en=f"the account {account!r} lacks the ending {suffix!r} by which {machine.name} tells its hours: use "
             f"account={right!r}.",
-            fr=f"le compte {given!r} n’a pas la terminaison {suffix!r} qui désigne les heures de {machine.name} : "
+            fr=f"le compte {account!r} n’a pas la terminaison {suffix!r} qui désigne les heures de {machine.name} : "
             f"prenez account={right!r}.",
         )
-    if not given and suffix:
+    if not account and suffix:
         return "", say(
             en=f"{machine.name} bills its hours to an account, and none is known here: give --account PROJECT{suffix} "
             f"(in Python account='PROJECT{suffix}'), or set ${ACCOUNT_VARIABLE}.",
             fr=f"{machine.name} facture ses heures à un compte, et aucun n’est connu ici : donnez "
             f"--account PROJET{suffix} (en Python account='PROJET{suffix}'), ou la variable ${ACCOUNT_VARIABLE}.",
         )
-    return given, ""
+    return account, ""
 
 
 def _qos(machine: Machine, request: JobRequest, minutes: int, gpus: int) -> tuple[str, str]:
     """Return the QoS asked for, and why the time or the size would be refused."""
     hours = minutes / 60
-    names = {one.name: one for one in machine.qos}
-    fitting = [one.name for one in fitting_qos(machine, minutes, gpus)]
+    names = {qos.name: qos for qos in machine.qos}
+    fitting = [qos.name for qos in fitting_qos(machine, minutes, gpus)]
     if request.qos and names and request.qos not in names:
         return request.qos, one_of("QoS", request.qos, names)
     if hours > machine.max_hours:
@@ -206,7 +206,7 @@ def _qos(machine: Machine, request: JobRequest, minutes: int, gpus: int) -> tupl
     # No QoS to choose from, or one that fits: nothing to refuse.
     if not names or (request.qos and request.qos in fitting) or (fitting and not request.qos):
         return request.qos or (fitting[0] if fitting else ""), ""
-    limits = ", ".join(f"{one.name} ({shortest(one.max_hours)} h, {one.max_gpus or '∞'} GPU)" for one in machine.qos)
+    limits = ", ".join(f"{qos.name} ({shortest(qos.max_hours)} h, {qos.max_gpus or '∞'} GPU)" for qos in machine.qos)
     if request.qos and fitting:
         return request.qos, say(
             en=f"{gpus} GPUs for {shortest(hours)} h are beyond the QoS {request.qos!r}: use {fitting[0]!r} (there are "
@@ -239,20 +239,20 @@ class Preview(Tabular):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
-        asked = {name: value for name, value in vars(self.allocation).items() if name != "warning_s"}
+        allocation_fields = {name: value for name, value in vars(self.allocation).items() if name != "warning_s"}
         return {
             "machine": self.machine.name,
             "run": self.config.title,
-            **asked,
+            **allocation_fields,
             "gpu_hours": self.allocation.gpu_hours,
             "normalised_hours": self.normalised_hours,
             "fitting_qos": list(self.fitting),
             "refusals": list(self.refusals),
         }
 
-    def table(self, *more: tuple[str, str]) -> Table:
+    def table(self, *extra_rows: tuple[str, str]) -> Table:
         """Lay it out, names and values; further ones follow."""
-        asked, site = self.allocation, self.machine
+        request, site = self.allocation, self.machine
         gpus = say(en="GPUs", fr="GPU") if site.device != "cpu" else say(en="places", fr="places")
         names = titles(
             en="machine; run; asks for; time limit; costs at most; normalised; QoS; account; reservation; loads",
@@ -263,21 +263,21 @@ class Preview(Tabular):
             f"{site.name}: {title_words(site.title)}",
             self.config.title,
             say(
-                en=f"{asked.nodes} node{'s' if asked.nodes > 1 else ''} × {asked.ranks_per_node} ranks "
-                f"({asked.gpus} {gpus} billed)",
-                fr=f"{asked.nodes} nœud{'s' if asked.nodes > 1 else ''} × {asked.ranks_per_node} rangs "
-                f"({asked.gpus} {gpus} facturé{'s' if asked.gpus > 1 else ''})",
+                en=f"{request.nodes} node{'s' if request.nodes > 1 else ''} × {request.ranks_per_node} ranks "
+                f"({request.gpus} {gpus} billed)",
+                fr=f"{request.nodes} nœud{'s' if request.nodes > 1 else ''} × {request.ranks_per_node} rangs "
+                f"({request.gpus} {gpus} facturé{'s' if request.gpus > 1 else ''})",
             ),
-            f"{asked.minutes // 60} h {asked.minutes % 60:02d} min",
-            say(en=f"{significant(asked.gpu_hours)} GPU-hours", fr=f"{significant(asked.gpu_hours)} heures GPU"),
+            f"{request.minutes // 60} h {request.minutes % 60:02d} min",
+            say(en=f"{significant(request.gpu_hours)} GPU-hours", fr=f"{significant(request.gpu_hours)} heures GPU"),
             "" if self.normalised_hours is None else f"{significant(self.normalised_hours)} h",
-            f"{asked.qos or '-'} ({', '.join(self.fitting) or '-'})" if site.qos else "",
-            asked.account,
-            asked.reservation,
+            f"{request.qos or '-'} ({', '.join(self.fitting) or '-'})" if site.qos else "",
+            request.account,
+            request.reservation,
             f"module load {site.torch_module}" if site.torch_module else "",
         )
         refused = ((say(en="refused", fr="refusé"), refusal) for refusal in self.refusals)
-        return facts(*zip(names, values, strict=True), *refused, *more)
+        return facts(*zip(names, values, strict=True), *refused, *extra_rows)
 
 
 def preview(
@@ -306,7 +306,7 @@ def preview(
 def preview_of(site: Machine, config: RunConfig, request: JobRequest) -> Preview:
     """Preview a request on a machine."""
     allocation, refusals = allocate(site, config, request)
-    fitting = tuple(one.name for one in fitting_qos(site, allocation.minutes, allocation.gpus))
+    fitting = tuple(qos.name for qos in fitting_qos(site, allocation.minutes, allocation.gpus))
     return Preview(site, config, allocation, fitting, tuple(refusals))
 
 
@@ -317,10 +317,10 @@ def chosen(config: RunConfig, name: str | None, request: JobRequest) -> Machine:
         LabError: if none is named and several could be meant, or the one named is unknown.
     """
 
-    def takes(one: str) -> bool:
+    def takes(machine_name: str) -> bool:
         try:
-            return not allocate(named(one), config, request)[1]  # [1]: the refusals
+            return not allocate(named(machine_name), config, request)[1]  # [1]: the refusals
         except LabError:
             return False
 
-    return choose(name, (one for one in machine_files() if takes(one)))
+    return choose(name, (machine_name for machine_name in machine_files() if takes(machine_name)))

@@ -53,7 +53,7 @@ def configurations(names: Sequence[str] | None = None, **fields: Any) -> tuple[d
     Raises:
         LabError: if a field is illegal whatever the library, or a name is unknown.
     """
-    asked: dict[str, RunConfig] = {}
+    configs: dict[str, RunConfig] = {}
     refused: dict[str, str] = {}
     # First without the library: a field that is illegal for all raises once and is not a refusal of each.
     RunConfig.of(**{name: value for name, value in fields.items() if name not in ("engine", "zero")})
@@ -63,14 +63,14 @@ def configurations(names: Sequence[str] | None = None, **fields: Any) -> tuple[d
             require(name)
             if (misfit := stage_refusal(name, fields.get("zero"))) is not None:
                 raise LabError(misfit)
-            asked[name] = RunConfig.of(**{**fields, "library": name})
+            configs[name] = RunConfig.of(**{**fields, "library": name})
         except LabError as error:
             # The table lists libraries: the advice to take none at the sentence's end is dropped, its full stop is
             # kept.
             refused[name] = str(error).removesuffix(or_none()) + "." * str(error).endswith(or_none())
-    if not asked:
+    if not configs:
         raise LabError(next(iter(refused.values())))
-    return asked, refused
+    return configs, refused
 
 
 def run_libraries(
@@ -102,12 +102,12 @@ def run_libraries(
             en=f"rounds={rounds} was received, but at least 1 is needed.",
             fr=f"rounds={rounds} a été reçu, mais il en faut au moins 1.",
         )
-    asked, refused = configurations(names, **fields)
-    records: dict[str, list[RunRecord | None]] = {name: [] for name in asked}
-    for number, name in itertools.product(range(rounds), asked):
+    configs, refused = configurations(names, **fields)
+    records: dict[str, list[RunRecord | None]] = {name: [] for name in configs}
+    for number, name in itertools.product(range(rounds), configs):
         on_run(name, number)
-        made = run(asked[name], on="local", again=again or number > 0, root=root, progress=False)
-        records[name].append(made.record)
+        library_run = run(configs[name], on="local", again=again or number > 0, root=root, progress=False)
+        records[name].append(library_run.record)
     return rows(records, names=names, refused=refused)
 
 
@@ -145,10 +145,10 @@ def measure_machine(
             fr="device='cuda' a été reçu, mais torch ne trouve pas de GPU ici : prenez device='cpu'.",
         )
     load = os.getloadavg()[0]
-    asked = [one for one in ranks if not on_gpu or one <= torch.cuda.device_count()]
+    rank_counts = [rank_count for rank_count in ranks if not on_gpu or rank_count <= torch.cuda.device_count()]
     pace = QUICK if quick else FULL
     setups = []
-    for number in asked:
+    for number in rank_counts:
         timings, points = _on_gpus(number, pace) if on_gpu else _on_cores(number, pace, watch)
         setups.append(Setup.from_dict({"ranks": number, "timings": timings, "points": points}))
     title = torch.cuda.get_device_name(0) if on_gpu else processor_name()
@@ -179,11 +179,11 @@ def gpu_name(title: str, memory_bytes: int) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in VERSIONS_OF:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def _on_cores(number: int, pace: dict[str, Any], watch: Watch | None) -> Any:
@@ -200,10 +200,10 @@ def _on_cores(number: int, pace: dict[str, Any], watch: Watch | None) -> Any:
         failed = first_failure(answers)
         if failed is None:
             return answers[0].value
-        rank, why = failed
+        rank, reason = failed
     raise refusal(
-        en=f"rank {rank} of {number} could not measure: {why} (`dlojz doctor` examines this machine).",
-        fr=f"le rang {rank} sur {number} n’a pas pu mesurer : {why} (`dlojz doctor` examine cette machine).",
+        en=f"rank {rank} of {number} could not measure: {reason} (`dlojz doctor` examines this machine).",
+        fr=f"le rang {rank} sur {number} n’a pas pu mesurer : {reason} (`dlojz doctor` examine cette machine).",
     )
 
 
@@ -230,9 +230,9 @@ def _gpu_rank(rank: int, number: int, folder: str, pace: dict[str, Any]) -> None
     # The ranks meet through a file, which needs no free port.
     store = dist.FileStore(str(Path(folder) / "store"), number)  # type: ignore[attr-defined]
     dist.init_process_group("nccl", store=store, rank=rank, world_size=number)
-    found = [list(part) for part in measure_rank(**pace)]
+    answer = [list(part) for part in measure_rank(**pace)]
     if rank == 0:
-        (Path(folder) / "answer.json").write_text(json.dumps(found), encoding="utf-8")
+        (Path(folder) / "answer.json").write_text(json.dumps(answer), encoding="utf-8")
     # Who: all ranks. What: a barrier, as no rank may leave while another still measures. How much: a few bytes.
     dist.barrier()
     dist.destroy_process_group()
@@ -261,36 +261,36 @@ def calibrated(
     """
     path = path or default_path()
     try:
-        found = read_measured(path)
+        calibration = read_measured(path)
         # A calibration of a GPU says nothing of the cores on which these ranks will run.
-        if not fresh and found.gpu == "cpu" and {*ranks} <= {one.ranks for one in found.setups}:
+        if not fresh and calibration.gpu == "cpu" and {*ranks} <= {setup.ranks for setup in calibration.setups}:
             if wanted(None):
-                print(_reused(found), file=sys.stderr)
-            return found
+                print(_reused(calibration), file=sys.stderr)
+            return calibration
     except LabError:  # there is none, or an old or damaged one
         pass
-    asked = sorted({1, *ranks})
+    sizes = sorted({1, *ranks})
     if wanted(None):
-        processes = "process" if asked == [1] else "processes"
+        processes = "process" if sizes == [1] else "processes"
         print(
             say(
-                en=f"Measuring this machine with {', '.join(map(str, asked))} {processes}: 5 to 30 seconds each…",
-                fr=f"Mesure de cette machine avec {', '.join(map(str, asked))} processus : de 5 à 30 secondes chacune…",
+                en=f"Measuring this machine with {', '.join(map(str, sizes))} {processes}: 5 to 30 seconds each…",
+                fr=f"Mesure de cette machine avec {', '.join(map(str, sizes))} processus : de 5 à 30 secondes chacune…",
             ),
             file=sys.stderr,
         )
-    found = measure_machine(asked, quick=quick, device="cpu")
-    write_measured(path, found)
-    return found
+    calibration = measure_machine(sizes, quick=quick, device="cpu")
+    write_measured(path, calibration)
+    return calibration
 
 
-def _reused(found: Measured) -> str:
+def _reused(prior: Measured) -> str:
     """Say how old the measurements are, how busy the machine then was, and how to measure again."""
-    load = decimal(found.load, 1)
+    load = decimal(prior.load, 1)
     return say(
-        en=f"This machine as measured on {found.date}, with a load of {load}; calibrated(…, fresh=True) or "
+        en=f"This machine as measured on {prior.date}, with a load of {load}; calibrated(…, fresh=True) or "
         "`dlojz calibrate` measures it again.",
-        fr=f"Cette machine telle que mesurée le {found.date}, sous une charge de {load} ; calibrated(…, fresh=True) ou "
+        fr=f"Cette machine telle que mesurée le {prior.date}, sous une charge de {load} ; calibrated(…, fresh=True) ou "
         "`dlojz calibrate` la mesure de nouveau.",
     )
 
@@ -309,7 +309,7 @@ def measure_rounds(configs: Sequence[RunConfig], rounds: int = 8) -> list[tuple[
     Raises:
         LabError: without a layout, for different numbers of ranks, or if a rank fails.
     """
-    sizes = {one.layout.world_size for one in configs}
+    sizes = {config.layout.world_size for config in configs}
     if len(sizes) != 1 or not 1 <= rounds <= MOST_ROUNDS:
         raise refusal(
             en=f"layouts are compared on one number of ranks and in 1 to {MOST_ROUNDS} rounds, but {len(configs)} "
@@ -324,7 +324,7 @@ def measure_rounds(configs: Sequence[RunConfig], rounds: int = 8) -> list[tuple[
             en=f"rank {failed[0]} could not run the layouts: {failed[1]}.",
             fr=f"le rang {failed[0]} n’a pas pu exécuter les configurations : {failed[1]}.",
         )
-    return [tuple(one) for one in answers[0].value]
+    return [tuple(times_s) for times_s in answers[0].value]
 
 
 def measure_steps(configs: Sequence[RunConfig], rounds: int = 8) -> list[float]:
@@ -333,7 +333,7 @@ def measure_steps(configs: Sequence[RunConfig], rounds: int = 8) -> list[float]:
     Raises:
         LabError: as `measure_rounds`.
     """
-    return [statistics.median(one) for one in measure_rounds(configs, rounds)]
+    return [statistics.median(times_s) for times_s in measure_rounds(configs, rounds)]
 
 
 def _turns(configs: Sequence[RunConfig], rounds: int) -> Callable[[int, int], list[list[float]]]:
@@ -346,18 +346,18 @@ def _turns(configs: Sequence[RunConfig], rounds: int) -> Callable[[int, int], li
         from dlojz.train import loop
         from dlojz.train.engines import base
 
-        made: list[tuple[Any, Any, int]] = []
+        trainings: list[tuple[Any, Any, int]] = []
         for config in configs:
             engine = base.build(config, loop.build_model(config), torch.device("cpu"))
             # Each rank reads the samples of its place in data and context parallelism.
             batches = loop.open_batches(config, engine.axes.dp_rank, cp_rank=engine.axes.cp_rank)
-            made.append((engine, batches, config.layout.micro_batches))
-        times_s: list[list[float]] = [[] for _ in made]
+            trainings.append((engine, batches, config.layout.micro_batches))
+        times_s: list[list[float]] = [[] for _ in trainings]
         for number in range(rounds + WARM):
-            order = range(len(made))
+            order = range(len(trainings))
             # Every second round the other way round: a drift of the machine's speed then favours no layout.
-            for place in order if number % 2 else reversed(order):
-                engine, batches, micro_batches = made[place]
+            for index in order if number % 2 else reversed(order):
+                engine, batches, micro_batches = trainings[index]
                 if ranks > 1:
                     # Who: all ranks. What: a barrier. How much: a few bytes.
                     dist.barrier()
@@ -370,7 +370,7 @@ def _turns(configs: Sequence[RunConfig], rounds: int) -> Callable[[int, int], li
                     # Who: all ranks. What: their seconds, of which the largest count. How much: 8 bytes.
                     dist.all_reduce(took, op=dist.ReduceOp.MAX)
                 if number >= WARM:
-                    times_s[place].append(float(took))
+                    times_s[index].append(float(took))
         return times_s
 
     return run

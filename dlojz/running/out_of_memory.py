@@ -98,38 +98,37 @@ def cost(name: str) -> str:
 
 
 def command(lever: Lever) -> str:
-    """Write the command that tries a lever: the run, or its prediction where no engine runs it yet; of a script a line.
-    """
+    """Write the command that tries a lever: a run, a prediction where no engine runs it yet, a line of a script."""
     if lever.config.script:
         return _IN_SCRIPT[lever.name][2]
     return command_of(lever.config, "run" if lever.runnable else "memory")
 
 
-def memory_lines(found: PostMortem) -> list[str]:
+def memory_lines(report: PostMortem) -> list[str]:
     """Write the memory by category, the limit, and the cheapest levers with their effect, line by line."""
-    memory = found.memory
-    lines = [in_one_line(found)]
-    held = sorted((memory.at_peak_bytes or {}).items(), key=lambda item: -item[1])
-    rows = tuple((f"  {category_label(name)}", format_bytes(num_bytes)) for name, num_bytes in held if num_bytes)
+    memory = report.memory
+    lines = [in_one_line(report)]
+    categories = sorted((memory.at_peak_bytes or {}).items(), key=lambda item: -item[1])
+    rows = tuple((f"  {category_label(name)}", format_bytes(num_bytes)) for name, num_bytes in categories if num_bytes)
     lines += str(Table(("", ""), rows)).splitlines()
-    lines += module_lines(found)
-    growth = memory_growth(found.record.held_bytes)
+    lines += module_lines(report)
+    growth = memory_growth(report.record.held_bytes)
     if growth is not None:
         lines += ["", say(en=f"But {growth.text()}", fr=f"Mais {growth.text()}")]
-    elif found.limit_bytes and not found.limit_explains and found.exceeds_at_once:
-        asked, source = format_bytes(found.asked_bytes), say(en="measured", fr="mesuré")
-        if not found.measured:
+    elif report.limit_bytes and not report.limit_explains and report.exceeds_at_once:
+        request, source = format_bytes(report.asked_bytes), say(en="measured", fr="mesuré")
+        if not report.measured:
             source = say(en="predicted", fr="prédit")
         lines += [
             "",
             say(
-                en=f"It then asked for {asked} at once, more than the limit leaves: what failed was larger than the "
+                en=f"It then asked for {request} at once, more than the limit leaves: what failed was larger than the "
                 f"step that was {source}, by its batch or by one more tensor.",
-                fr=f"Il a ensuite demandé {asked} d’un coup, plus que la limite n’en laisse : ce qui a échoué était "
+                fr=f"Il a ensuite demandé {request} d’un coup, plus que la limite n’en laisse : ce qui a échoué était "
                 f"plus grand que le pas {source}, par son batch ou par un tenseur de plus.",
             ),
         ]
-    elif found.limit_bytes and not found.limit_explains:
+    elif report.limit_bytes and not report.limit_explains:
         lines += [
             "",
             say(
@@ -142,61 +141,63 @@ def memory_lines(found: PostMortem) -> list[str]:
             ),
         ]
     # What is kept from step to step is what to look for: a smaller step only puts off the end.
-    return lines if growth is not None else [*lines, "", *_lever_lines(found)]
+    return lines if growth is not None else [*lines, "", *_lever_lines(report)]
 
 
-def module_lines(found: PostMortem) -> list[str]:
+def module_lines(report: PostMortem) -> list[str]:
     """Write the modules that hold most at the predicted peak; none where that is not known."""
-    if not found.modules:
+    if not report.modules:
         return []
     rows = []
-    for one in found.modules[:MODULES_SHOWN]:
-        held = sorted(one.bytes_by_category.items(), key=lambda item: -item[1])
-        parts = ", ".join(f"{category_label(name)} {format_bytes(num_bytes)}" for name, num_bytes in held if num_bytes)
-        name = one.module or say(en="outside of the model (loss, buckets)", fr="hors du modèle (loss, buckets)")
+    for module in report.modules[:MODULES_SHOWN]:
+        categories = sorted(module.bytes_by_category.items(), key=lambda item: -item[1])
+        parts = ", ".join(
+            f"{category_label(name)} {format_bytes(num_bytes)}" for name, num_bytes in categories if num_bytes
+        )
+        name = module.module or say(en="outside of the model (loss, buckets)", fr="hors du modèle (loss, buckets)")
         if name == REST:
             name = say(en="(rest of the model)", fr="(reste du modèle)")
         elif name == OTHERS:
             name = say(en="(other models)", fr="(autres modèles)")
-        rows.append((f"  {visible(name)}", format_bytes(sum(one.bytes_by_category.values())), parts))
-    left = sum(sum(one.bytes_by_category.values()) for one in found.modules[MODULES_SHOWN:])
-    if left:
-        rows.append((say(en="  all others", fr="  tous les autres"), format_bytes(left), ""))
+        rows.append((f"  {visible(name)}", format_bytes(sum(module.bytes_by_category.values())), parts))
+    remaining_bytes = sum(sum(module.bytes_by_category.values()) for module in report.modules[MODULES_SHOWN:])
+    if remaining_bytes:
+        rows.append((say(en="  all others", fr="  tous les autres"), format_bytes(remaining_bytes), ""))
     heading = say(en="By module at the peak (predicted):", fr="Par module au pic (prédit) :")
     return ["", heading, *str(Table(("", "", ""), tuple(rows), align="lrl")).splitlines()]
 
 
-def in_one_line(found: PostMortem) -> str:
+def in_one_line(report: PostMortem) -> str:
     """Write what the fullest rank holds at its peak, and how much of the limit that is."""
-    memory, phase = found.memory, phase_label(visible(found.memory.peak_moment or ""))
+    memory, phase = report.memory, phase_label(visible(report.memory.peak_moment or ""))
     source = (
         say(en="measured in an earlier step", fr="mesuré à un pas précédent")
-        if found.measured and found.out_of_memory
+        if report.measured and report.out_of_memory
         else say(en="measured", fr="mesuré")
-        if found.measured
+        if report.measured
         else say(en="predicted, as nothing was measured", fr="prédit, car rien n’a été mesuré")
     )
     limit = ""
-    if found.limit_bytes:
-        share = significant(100 * found.taken_bytes / found.limit_bytes, 2)
+    if report.limit_bytes:
+        share = significant(100 * report.taken_bytes / report.limit_bytes, 2)
         limit = say(
-            en=f"; the limit is {format_bytes(found.limit_bytes)}, {found.limit_of}: {share} % of it are taken",
-            fr=f" ; la limite est de {format_bytes(found.limit_bytes)}, {found.limit_of} : {share} % en sont pris",
+            en=f"; the limit is {format_bytes(report.limit_bytes)}, {report.limit_of}: {share} % of it are taken",
+            fr=f" ; la limite est de {format_bytes(report.limit_bytes)}, {report.limit_of} : {share} % en sont pris",
         )
     return say(
-        en=f"Rank {found.rank} holds {format_bytes(memory.peak_bytes)} at its peak, in the {phase} ({source}): "
+        en=f"Rank {report.rank} holds {format_bytes(memory.peak_bytes)} at its peak, in the {phase} ({source}): "
         f"states {format_bytes(memory.states_bytes)}, activations {format_bytes(memory.activations_bytes)}{limit}.",
-        fr=f"Le rang {found.rank} détient {format_bytes(memory.peak_bytes)} au pic, en {phase} ({source}) : "
+        fr=f"Le rang {report.rank} détient {format_bytes(memory.peak_bytes)} au pic, en {phase} ({source}) : "
         f"états {format_bytes(memory.states_bytes)}, activations {format_bytes(memory.activations_bytes)}{limit}.",
     )
 
 
-def _lever_lines(found: PostMortem) -> Iterator[str]:
-    if found.no_levers:
-        yield found.no_levers[0].upper() + found.no_levers[1:]
+def _lever_lines(report: PostMortem) -> Iterator[str]:
+    if report.no_levers:
+        yield report.no_levers[0].upper() + report.no_levers[1:]
         return
-    predicted = found.record.script_prediction
-    if not found.levers and predicted and predicted.levers:
+    predicted = report.record.script_prediction
+    if not report.levers and predicted and predicted.levers:
         yield say(
             en="No lever predicted for the script's first step saves enough to be worth it; of a larger batch, half of "
             "it, checkpointing and bf16 are the usual ones.",
@@ -204,7 +205,7 @@ def _lever_lines(found: PostMortem) -> Iterator[str]:
             "du batch, les points de contrôle et bf16 sont les plus courants.",
         )
         return
-    if not found.levers and found.record.config.script:
+    if not report.levers and report.record.config.script:
         yield say(
             en="No lever was predicted before the script ended: half the batch, checkpointing and bf16 are the usual "
             "ones.",
@@ -212,7 +213,7 @@ def _lever_lines(found: PostMortem) -> Iterator[str]:
             "les plus courants.",
         )
         return
-    if not found.levers:
+    if not report.levers:
         yield say(
             en="No single lever saves enough to be worth it: take a smaller model, or more devices.",
             fr="Aucun levier n’économise assez à lui seul : prenez un modèle plus petit, ou plus de GPU.",
@@ -223,8 +224,8 @@ def _lever_lines(found: PostMortem) -> Iterator[str]:
         fr="Les leviers les moins coûteux (effet prédit sur le rang le plus chargé) :",
     )
     enough, short = say(en=", fits", fr=", tient"), say(en=", not enough alone", fr=", ne suffit pas seul")
-    for number, lever in enumerate(found.levers, 1):
-        fits = {True: enough, False: short, None: ""}[found.fits(lever)]
+    for number, lever in enumerate(report.levers, 1):
+        fits = {True: enough, False: short, None: ""}[report.fits(lever)]
         mark = "" if lever.runnable else say(en=" [predicted only]", fr=" [prédit seulement]")
         yield say(
             en=f"  {number}. {lever.change}: saves {format_bytes(lever.saved_bytes)}, takes "
@@ -284,9 +285,9 @@ class PostMortem:
     @property
     def asked_bytes(self) -> int:
         """Bytes that were asked for at once when memory ran out, as torch's message says; 0 where it does not."""
-        found = _ASKED.search(self.record.reason)
+        match = _ASKED.search(self.record.reason)
         # `2.00 GiB` is 2.00 × 1024³; plain bytes have no prefix: 1024⁰.
-        return int(float(found[1]) * 1024 ** ("", "K", "M", "G", "T").index(found[2] or "")) if found else 0
+        return int(float(match[1]) * 1024 ** ("", "K", "M", "G", "T").index(match[2] or "")) if match else 0
 
     @property
     def exceeds_at_once(self) -> bool:
@@ -310,7 +311,7 @@ class PostMortem:
             "memory": self.memory.to_dict(),
             "limit_bytes": self.limit_bytes,
             "limit_of": self.limit_of,
-            "modules": [one.to_dict() for one in self.modules],
+            "modules": [module.to_dict() for module in self.modules],
             "levers": [
                 {
                     "name": lever.name,
@@ -348,9 +349,9 @@ def post_mortem(run: RunFolder) -> PostMortem:
     gpu = gpu_of(record)
     limit = limit_of(record)
     # Without a breakdown at the peak a footprint does not tell what filled the memory.
-    told = [footprint for footprint in record.footprints if footprint.memory.at_peak_bytes]
-    if told:
-        fullest = max(told, key=lambda footprint: footprint.memory.peak_bytes or 0)
+    measured_footprints = [footprint for footprint in record.footprints if footprint.memory.at_peak_bytes]
+    if measured_footprints:
+        fullest = max(measured_footprints, key=lambda footprint: footprint.memory.peak_bytes or 0)
         rank, memory = fullest.rank, fullest.memory
     elif record.config.script:
         rank, memory = 0, _of_script(record)
@@ -358,10 +359,10 @@ def post_mortem(run: RunFolder) -> PostMortem:
         with executing_no_file():
             forecast = heaviest(record.config, gpu)
         rank, memory = forecast.rank, forecast.memory
-    found = PostMortem(
+    report = PostMortem(
         record=record,
         out_of_memory=record.status == "oom" or "ran out of memory" in record.reason,
-        measured=bool(told),
+        measured=bool(measured_footprints),
         rank=rank,
         memory=memory,
         limit_bytes=limit[0] if limit else None,
@@ -369,16 +370,16 @@ def post_mortem(run: RunFolder) -> PostMortem:
         levers=(),
         modules=record.script_prediction.at_peak if record.script_prediction else (),
     )
-    if not found.out_of_memory:
-        return found
+    if not report.out_of_memory:
+        return report
     try:
         with executing_no_file():
-            return replace(found, levers=_cheapest(found, gpu))
+            return replace(report, levers=_cheapest(report, gpu))
     except LabError as error:  # what was measured is told all the same
         # Nothing was measured, and nothing can be predicted: there is nothing to show.
-        if not told:
+        if not measured_footprints:
             raise
-        return replace(found, no_levers=str(error))
+        return replace(report, no_levers=str(error))
 
 
 def _of_script(record: RunRecord) -> Memory:
@@ -387,13 +388,13 @@ def _of_script(record: RunRecord) -> Memory:
     Raises:
         LabError: if it led to none.
     """
-    told = record.script_prediction
-    if told is not None and told.footprint is not None:
-        return told.footprint.memory
-    why = told.note if told else ""
+    prediction = record.script_prediction
+    if prediction is not None and prediction.footprint is not None:
+        return prediction.footprint.memory
+    note = prediction.note if prediction else ""
     raise refusal(
-        en=f"the memory of {record.title} was neither measured nor predicted, as it ended too early. {why}".strip(),
-        fr=f"la mémoire de {record.title} n’a été ni mesurée ni prédite : il s’est arrêté trop tôt. {why}".strip(),
+        en=f"the memory of {record.title} was neither measured nor predicted, as it ended too early. {note}".strip(),
+        fr=f"la mémoire de {record.title} n’a été ni mesurée ni prédite : il s’est arrêté trop tôt. {note}".strip(),
     )
 
 
@@ -403,12 +404,20 @@ def _levers_of(record: RunRecord, gpu: Device | None) -> Iterator[Lever]:
     if not record.config.script:
         yield from levers(record.config, gpu)
         return
-    for told in record.script_prediction.levers if record.script_prediction else ():
-        if told.name in _IN_SCRIPT:
-            english, french, _ = _IN_SCRIPT[told.name]
+    for lever_prediction in record.script_prediction.levers if record.script_prediction else ():
+        if lever_prediction.name in _IN_SCRIPT:
+            english, french, _ = _IN_SCRIPT[lever_prediction.name]
             change = say(en=english, fr=french)
             # 0: none of them moves bytes to the host.
-            yield Lever(told.name, change, record.config, told.taken_bytes, told.saved_bytes, 0, runnable=True)
+            yield Lever(
+                lever_prediction.name,
+                change,
+                record.config,
+                lever_prediction.taken_bytes,
+                lever_prediction.saved_bytes,
+                0,
+                runnable=True,
+            )
 
 
 def _cheapest(diagnosis: PostMortem, gpu: Device | None) -> tuple[Lever, ...]:
@@ -423,9 +432,9 @@ def _cheapest(diagnosis: PostMortem, gpu: Device | None) -> tuple[Lever, ...]:
     ]
 
     def price(lever: Lever) -> tuple[bool, bool, int]:
-        known = lever.name in CHEAPEST_FIRST
-        place = CHEAPEST_FIRST.index(lever.name) if known else len(CHEAPEST_FIRST)
+        has_cost = lever.name in CHEAPEST_FIRST
+        cost_rank = CHEAPEST_FIRST.index(lever.name) if has_cost else len(CHEAPEST_FIRST)
         # False sorts before True.
-        return not lever.runnable, diagnosis.fits(lever) is False, place
+        return not lever.runnable, diagnosis.fits(lever) is False, cost_rank
 
     return tuple(sorted(helping, key=price)[:LEVERS_SHOWN])

@@ -146,14 +146,14 @@ class Run(RunFolder, Tabular):
         """
         if is_final(self.state):
             return self
-        bar = ProgressBar(self.folder, self.config, shown=wanted(progress))
+        bar = ProgressBar(self.folder, self.config, enabled=wanted(progress))
         return self.until_end(bar.update, bar.close)
 
-    def until_end(self, look: Callable[[str], object], close: Callable[[], object] = lambda: None) -> Self:
+    def until_end(self, on_state: Callable[[str], object], close: Callable[[], object] = lambda: None) -> Self:
         """Look at the run again and again until it ends; Ctrl-C cancels it and keeps what was measured.
 
         Args:
-            look: called with its state, the last time with its end.
+            on_state: called with its state, the last time with its end.
             close: called when nothing more is looked at.
 
         Raises:
@@ -167,7 +167,7 @@ class Run(RunFolder, Tabular):
                     if interrupted():
                         raise KeyboardInterrupt
                     state = self.state
-                    look(state)
+                    on_state(state)
                     if is_final(state):
                         return self
                     time.sleep(self._poll_s)
@@ -287,15 +287,15 @@ class Run(RunFolder, Tabular):
     def table(self) -> Table:
         """Lay out its state: names and values."""
         losses, record = self.losses, self.record
-        asked = f"/{self.config.asked_steps}" if self.config.asked_steps else ""
+        step_total = f"/{self.config.asked_steps}" if self.config.asked_steps else ""
         loss = say(en="loss", fr="perte")
-        done = f"{len(losses)}{asked}, {loss} {decimal(losses[-1], 4)}" if losses else ""
+        progress = f"{len(losses)}{step_total}, {loss} {decimal(losses[-1], 4)}" if losses else ""
         state = status_label(self.state)
         names = titles(
             en="run; asked; state; steps; why; replayed", fr="exécution; demandé; état; pas; raison; rejouée"
         )
         ended = (record.reason, record.replayed_from) if record else ("", "")
-        return facts(*zip(names, (self.run_id, self.config.title, state, done, *ended), strict=True))
+        return facts(*zip(names, (self.run_id, self.config.title, state, progress, *ended), strict=True))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Run) and self.folder == other.folder
@@ -357,18 +357,18 @@ def find(run_id: str, root: str | os.PathLike[str] | None = None) -> Run:
     if len(matching) == 1:
         return Run(run_folder(base, matching[0]))
     if matching:
-        some = ", ".join(matching[:5])
+        examples = ", ".join(matching[:5])
         raise refusal(
-            en=f"{run_id!r} begins the names of {len(matching)} runs: {some}; give more of it.",
-            fr=f"{len(matching)} exécutions ont un nom qui commence par {run_id!r} : {some} ; donnez-en davantage.",
+            en=f"{run_id!r} begins the names of {len(matching)} runs: {examples}; give more of it.",
+            fr=f"{len(matching)} exécutions ont un nom qui commence par {run_id!r} : {examples} ; donnez-en davantage.",
         )
     # Without any that is near, the newest.
     close = difflib.get_close_matches(run_id, names, n=3, cutoff=0.3) or names[:3]
-    near = ", ".join(close)
+    nearest = ", ".join(close)
     if close:
         raise refusal(
-            en=f"no run is named {run_id[:100]!r}: the nearest are {near}.",
-            fr=f"aucune exécution ne s’appelle {run_id[:100]!r} : les plus proches sont {near}.",
+            en=f"no run is named {run_id[:100]!r}: the nearest are {nearest}.",
+            fr=f"aucune exécution ne s’appelle {run_id[:100]!r} : les plus proches sont {nearest}.",
         )
     raise refusal(
         en=f"no run is named {run_id[:100]!r}: there is no run in {base} yet.",
@@ -387,16 +387,16 @@ def cancel_lost(run_id: str) -> str | None:
     Returns:
         one sentence on what was done; None where there is no such run, or more than one.
     """
-    found: dict[str, int] = {}
+    launcher_pids: dict[str, int] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(OSError, psutil.Error):
             # Descriptor 1 of a launcher is its log; the kernel keeps its path up to date when the folder is moved.
             log = _LAUNCHER_LOG.search(str(Path(f"/proc/{process.pid}/fd/1").readlink()))
             if log and run_id and log[1].startswith(run_id) and os.getsid(process.pid) == process.pid:
-                found[log[1]] = process.pid
-    if len(found) != 1:
+                launcher_pids[log[1]] = process.pid
+    if len(launcher_pids) != 1:
         return None
-    ((name, pid),) = found.items()
+    ((name, pid),) = launcher_pids.items()
     os.kill(pid, signal.SIGTERM)
     # A launcher that is stopped handles SIGTERM only once it goes on.
     os.kill(pid, signal.SIGCONT)

@@ -57,10 +57,10 @@ class EventTail:
             file.seek(self._offset)
             data = file.read(_MOST_BYTES)
         # A full piece without the end of a line is none of our events: it is skipped.
-        whole = data[: data.rfind(b"\n") + 1] or data[: len(data) // _MOST_BYTES * _MOST_BYTES]
+        complete_lines = data[: data.rfind(b"\n") + 1] or data[: len(data) // _MOST_BYTES * _MOST_BYTES]
         # An incomplete last line is read again by the next call.
-        self._offset += len(whole)
-        return parse_events(whole)
+        self._offset += len(complete_lines)
+        return parse_events(complete_lines)
 
 
 QUIET_S = 10.0
@@ -113,13 +113,13 @@ class Halts:
 class ProgressBar:
     """Progress bar over the steps of one run, on stderr or as a widget; does nothing where none is wanted."""
 
-    def __init__(self, folder: Path, config: RunConfig, *, shown: bool) -> None:
+    def __init__(self, folder: Path, config: RunConfig, *, enabled: bool) -> None:
         self._tail = EventTail(folder / EVENTS / "rank-0.jsonl")
         self._halts = Halts(folder)
         self._halted = ""
         self._config = config
         self._bar: Any = None
-        if shown:
+        if enabled:
             from tqdm.auto import tqdm
 
             steps, unit = config.asked_steps, say(en="step", fr="pas")
@@ -244,26 +244,26 @@ def run_html(view: RunView) -> str:
 def run_text(view: RunView) -> str:
     """Show the run as lines of text, for a terminal."""
     mark, _ = _LOOK.get(view.state, _FAULT)
-    done = min(len(view.losses), view.steps)
-    full = round(BAR_CHARACTERS * done / max(1, view.steps))
+    finished_steps = min(len(view.losses), view.steps)
+    full = round(BAR_CHARACTERS * finished_steps / max(1, view.steps))
     bar = "█" * full + "░" * (BAR_CHARACTERS - full)
-    told = facts_of(view, *([(say(en="losses", fr="pertes"), _sparks(view.losses))] if view.losses else []))
+    fact_table = facts_of(view, *([(say(en="losses", fr="pertes"), _sparks(view.losses))] if view.losses else []))
     lines = [
         f"{mark} {status_label(view.state)} · {view.title} · {view.run_id}",
-        f"  {bar} {done}/{view.steps}",
-        *(f"  {line}" for table in (told, peaks_of(view)) if table for line in str(table).splitlines() if line),
+        f"  {bar} {finished_steps}/{view.steps}",
+        *(f"  {line}" for table in (fact_table, peaks_of(view)) if table for line in str(table).splitlines() if line),
     ]
     return "\n".join(map(visible, lines))
 
 
-def facts_of(view: RunView, *more: tuple[str, str]) -> Table:
+def facts_of(view: RunView, *extra_rows: tuple[str, str]) -> Table:
     """List what is known in words, names and values; further ones follow."""
     names = titles(
         en="why; waiting; halted; expected start; job; scheduler; loss; step; estimated end; time left to the job",
         fr="raison; attente; à l’arrêt; début estimé; travail; ordonnanceur; perte; pas; fin estimée; temps restant au "
         "travail",
     )
-    running, left = view.state == "running", format_seconds(view.remaining_s)
+    running, remaining_time = view.state == "running", format_seconds(view.remaining_s)
     values = (
         view.reason,
         view.waiting,
@@ -273,10 +273,10 @@ def facts_of(view: RunView, *more: tuple[str, str]) -> Table:
         view.last_known,
         decimal(view.losses[-1], 4) if view.losses else "",
         _speed(view),
-        say(en=f"in {left}", fr=f"dans {left}") if running and view.remaining_s is not None else "",
+        say(en=f"in {remaining_time}", fr=f"dans {remaining_time}") if running and view.remaining_s is not None else "",
         view.job_left if running else "",
     )
-    return facts(*zip(names, values, strict=True), *more)
+    return facts(*zip(names, values, strict=True), *extra_rows)
 
 
 def _speed(view: RunView) -> str:
@@ -290,11 +290,11 @@ def _speed(view: RunView) -> str:
 
 
 def _bar_html(view: RunView) -> str:
-    done = min(len(view.losses), view.steps)
-    share = 100 * done / max(1, view.steps)
-    label = say(en=f"{done} of {view.steps} steps", fr=f"{done} pas sur {view.steps}")
+    finished_steps = min(len(view.losses), view.steps)
+    share = 100 * finished_steps / max(1, view.steps)
+    label = say(en=f"{finished_steps} of {view.steps} steps", fr=f"{finished_steps} pas sur {view.steps}")
     return (
-        f'<div role="progressbar" aria-valuemin="0" aria-valuemax="{view.steps}" aria-valuenow="{done}" '
+        f'<div role="progressbar" aria-valuemin="0" aria-valuemax="{view.steps}" aria-valuenow="{finished_steps}" '
         f'aria-label="{safe(label)}" style="background:{SHADE};height:0.7em;margin:0.4em 0;max-width:36em">'
         f'<div style="background:{BLUE};height:100%;width:{share:.1f}%"></div></div>'
         f'<div style="color:{STYLE_QUIET};margin-bottom:0.4em">{safe(label)}</div>'
@@ -315,13 +315,13 @@ def _curve_svg(losses: Sequence[float]) -> str:
         up = (loss - low) / (high - low) if high > low else 0.5
         return f"{_LEFT + across * width:.1f},{_BOTTOM + (1 - up) * height:.1f}"
 
-    told = say(
+    description = say(
         en=f"Loss from {decimal(losses[0], 4)} at step 0 to {decimal(losses[-1], 4)} at step {len(losses) - 1}",
         fr=f"Perte : de {decimal(losses[0], 4)} au pas 0 à {decimal(losses[-1], 4)} au pas {len(losses) - 1}",
     )
     path = " ".join(place(step, loss) for step, loss in points)
     return (
-        f'<svg role="img" aria-label="{safe(told)}" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        f'<svg role="img" aria-label="{safe(description)}" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
         f'style="width:100%;max-width:{_WIDTH}px;background:{WHITE}" xmlns="http://www.w3.org/2000/svg" '
         f'font-family="sans-serif" font-size="11">'
         f'<path d="M{_LEFT},{_BOTTOM - 6} V{_HEIGHT - _BOTTOM} H{_WIDTH - 4}" fill="none" stroke="{GREY}"/>'
@@ -356,18 +356,20 @@ def peaks_of(view: RunView) -> Table | None:
         )
     # The longest bar is the limit, or the largest peak where that exceeds it.
     scale = max(1, view.limit_bytes or 0, *(peak for _, peak in view.peaks_bytes))
-    shown = sorted(sorted(view.peaks_bytes, key=lambda pair: (-pair[1], pair[0]))[:RANKS_SHOWN])
-    unshown = len(view.peaks_bytes) - len(shown)
-    more = say(en=f"and {unshown} ranks that hold less", fr=f"et {unshown} rangs moins chargés")
-    near = f"repeating-linear-gradient(45deg,{VERMILION} 0 5px,{VERMILION_TINT} 5px 8px)"
+    rank_peaks = sorted(sorted(view.peaks_bytes, key=lambda pair: (-pair[1], pair[0]))[:RANKS_SHOWN])
+    unshown = len(view.peaks_bytes) - len(rank_peaks)
+    note = say(en=f"and {unshown} ranks that hold less", fr=f"et {unshown} rangs moins chargés")
+    warning_fill = f"repeating-linear-gradient(45deg,{VERMILION} 0 5px,{VERMILION_TINT} 5px 8px)"
     return Table(
         ("", ""),
-        tuple((say(en=f"rank {rank}", fr=f"rang {rank}"), _peak_words(view, peak)) for rank, peak in shown),
+        tuple((say(en=f"rank {rank}", fr=f"rang {rank}"), _peak_words(view, peak)) for rank, peak in rank_peaks),
         title,
-        shares=tuple(peak / scale for _, peak in shown),
+        shares=tuple(peak / scale for _, peak in rank_peaks),
         # Hatched above 90 % of the limit: seen without colours too.
-        colors=tuple(near if view.limit_bytes and peak > 0.9 * view.limit_bytes else SKY for _, peak in shown),
-        notes=(more,) if unshown else (),
+        colors=tuple(
+            warning_fill if view.limit_bytes and peak > 0.9 * view.limit_bytes else SKY for _, peak in rank_peaks
+        ),
+        notes=(note,) if unshown else (),
     )
 
 
@@ -384,8 +386,8 @@ def _sparks(losses: Sequence[float]) -> str:
     chosen = [*losses[:-1:stride], losses[-1]]
     low, high = min(losses), max(losses)
     signs = "▁▂▃▄▅▆▇█"
-    places = ((loss - low) / (high - low) if high > low else 0.0 for loss in chosen)
-    drawn = "".join(signs[min(len(signs) - 1, int(place * len(signs)))] for place in places)
+    heights = ((loss - low) / (high - low) if high > low else 0.0 for loss in chosen)
+    drawn = "".join(signs[min(len(signs) - 1, int(height * len(signs)))] for height in heights)
     return f"{decimal(losses[0], 4)} {drawn} {decimal(losses[-1], 4)}"
 
 
@@ -423,7 +425,7 @@ class Tracker:
         losses = record.losses if record else self._finished()
         step_s = statistics.median(self._step_s) if self._step_s else None
         config = self._run.config
-        left = (config.asked_steps or 0) - len(losses)
+        remaining_steps = (config.asked_steps or 0) - len(losses)
         job = read_job(self._run.folder)
         halted = self._halts.look(step_s) if state == "running" else ""
         # No end is estimated while it starts up or stands still.
@@ -440,7 +442,7 @@ class Tracker:
             limit_of=limit[1] if limit else "",
             step_s=step_s,
             samples_per_s=config.layout.global_batch / step_s if step_s and config.script is None else None,
-            remaining_s=left * step_s if going and step_s and left > 0 else None,
+            remaining_s=remaining_steps * step_s if going and step_s and remaining_steps > 0 else None,
             halted=halted,
             **(job_words(job, None if is_final(state) else view_of(job)) if job else {}),
         )
@@ -460,9 +462,9 @@ class Tracker:
                 memory = Memory.from_dict(dict(event["footprint"])["memory"])
             except (LabError, KeyError, TypeError, ValueError):
                 return
-            taken = memory.device_bytes or memory.peak_bytes
-            if taken:
-                self._peaks[rank] = max(taken, self._peaks.get(rank, 0))
+            peak_bytes = memory.device_bytes or memory.peak_bytes
+            if peak_bytes:
+                self._peaks[rank] = max(peak_bytes, self._peaks.get(rank, 0))
         elif name in ("start", "device") and rank == 0:
             self._starts.setdefault(0, []).append(event)
             # The limit is that of the machine of this attempt: it is looked up anew.
@@ -517,12 +519,12 @@ def explained(reason: str) -> str:
 def unknown_words(view: JobView) -> str:
     """Write that the scheduler does not answer: its last state of the job, how old that is, and its error."""
     if view.age_s is None:
-        known = say(en="it has not answered yet", fr="il n’a pas encore répondu")
+        sentence = say(en="it has not answered yet", fr="il n’a pas encore répondu")
     else:
         ago = format_seconds(view.age_s)
         state = view.state or "?"
-        known = say(en=f"last known, {ago} ago: {state}", fr=f"dernier état connu, il y a {ago} : {state}")
-    return f"{known} — {view.problem}" if view.problem else known
+        sentence = say(en=f"last known, {ago} ago: {state}", fr=f"dernier état connu, il y a {ago} : {state}")
+    return f"{sentence} — {view.problem}" if view.problem else sentence
 
 
 def local_time(time_utc: str) -> str:
@@ -535,10 +537,10 @@ def local_time(time_utc: str) -> str:
 
 def time_words(text: str) -> str:
     """Convert a duration of the scheduler (`1-02:03:04`, `59:58`) to words; unchanged where it is none."""
-    found = _DURATION.fullmatch(text)
-    if not found:
+    match = _DURATION.fullmatch(text)
+    if not match:
         return text
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     hours += 24 * days
     return f"{hours} h {minutes:02d} min" if hours else format_seconds(60 * minutes + seconds)
 
@@ -588,8 +590,8 @@ class RunWatch:
     def html(self) -> str:
         """Show the run as it is now, as HTML, every text escaped."""
         view = self._looked()
-        shown = run_html(view) if view is not None else ""
-        return shown + (f'<p role="status"><b>{safe(self._problem)}</b></p>' if self._problem else "")
+        markup = run_html(view) if view is not None else ""
+        return markup + (f'<p role="status"><b>{safe(self._problem)}</b></p>' if self._problem else "")
 
     def _looked(self) -> RunView | None:
         # The widget's thread and a cell may ask at once; each event is read only once.
@@ -602,10 +604,10 @@ class RunWatch:
 
     def _follow(self) -> None:
         while not self._over.is_set():
-            shown = self.html()
+            markup = self.html()
             # Only a change is sent to the browser.
-            if self.widget is not None and self.widget.value != shown:
-                self.widget.value = shown
+            if self.widget is not None and self.widget.value != markup:
+                self.widget.value = markup
             if self._view is not None and is_final(self._view.state) and not self._problem:
                 self._settle()
                 return
@@ -616,8 +618,8 @@ class RunWatch:
         with self._placing:
             # What is displayed from now on is static at once; the lock lets no display slip in between.
             self._at_end = True
-            for place in self._places:
-                _display(self._repr_mimebundle_(), place, update=True)
+            for display_id in self._places:
+                _display(self._repr_mimebundle_(), display_id, update=True)
 
     def _closed(self, change: Any) -> None:
         # No view shows the widget any more.
@@ -641,17 +643,17 @@ class RunWatch:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         bundle: dict[str, Any] = {"text/plain": repr(self), "text/html": self.html()}
         if self.widget is not None and not self._at_end:
-            shown = self.widget._repr_mimebundle_()
-            data = shown[0] if isinstance(shown, tuple) else shown
+            widget_bundle = self.widget._repr_mimebundle_()
+            data = widget_bundle[0] if isinstance(widget_bundle, tuple) else widget_bundle
             bundle |= {kind: value for kind, value in (data or {}).items() if kind not in bundle}
         return bundle
 
 
-def _display(bundle: dict[str, Any], place: str, *, update: bool = False) -> None:
+def _display(bundle: dict[str, Any], display_id: str, *, update: bool = False) -> None:
     """Show a bundle under a display id, or update what was shown under it."""
     from IPython.display import display
 
-    display(bundle, raw=True, display_id=place, update=update)  # type: ignore[no-untyped-call]
+    display(bundle, raw=True, display_id=display_id, update=update)  # type: ignore[no-untyped-call]
 
 
 def _html_widget() -> Any:

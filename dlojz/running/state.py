@@ -65,36 +65,36 @@ def loads_of(events: Mapping[int, Sequence[Event]]) -> tuple[ExpertLoad, ...]:
         events: by rank, in the order written; of a step that was done twice, before and after a checkpoint, the last
             one counts.
     """
-    told: dict[tuple[int, str], dict[int, ExpertLoad]] = defaultdict(dict)
+    rank_loads: dict[tuple[int, str], dict[int, ExpertLoad]] = defaultdict(dict)
     for rank, events_of_rank in sorted(events.items()):
         for event in events_of_rank:
             for load in _loads(event) if event["event"] == "experts" else ():
-                told[load.step, load.layer][rank] = load
+                rank_loads[load.step, load.layer][rank] = load
     # Only ranks with experts write loads: a pipeline stage without any is not waited for.
-    ranks = {rank for of_rank in told.values() for rank in of_rank}
-    whole = [_sum(list(of_rank.values())) for of_rank in told.values() if set(of_rank) == ranks]
-    return tuple(sorted((load for load in whole if load is not None), key=lambda load: load.step))
+    ranks = {rank for of_rank in rank_loads.values() for rank in of_rank}
+    summed_loads = [_sum(list(of_rank.values())) for of_rank in rank_loads.values() if set(of_rank) == ranks]
+    return tuple(sorted((load for load in summed_loads if load is not None), key=lambda load: load.step))
 
 
 def _loads(event: Event) -> list[ExpertLoad]:
     layers = event.get("layers")
-    found = []
+    loads = []
     for layer in layers if isinstance(layers, list) else ():
         try:
-            found.append(ExpertLoad.from_dict({"step": event.get("step"), **layer}))
+            loads.append(ExpertLoad.from_dict({"step": event.get("step"), **layer}))
         except (LabError, TypeError):
             continue
-    return found
+    return loads
 
 
 def _sum(loads: list[ExpertLoad]) -> ExpertLoad | None:
     """Sum the loads of one mixture in one step over the ranks; None where their numbers of experts differ."""
-    first = loads[0]
+    reference = loads[0]
     if len({len(load.tokens) for load in loads}) > 1:
         return None
     return ExpertLoad(
-        step=first.step,
-        layer=first.layer,
+        step=reference.step,
+        layer=reference.layer,
         # (ranks, experts) → (experts,): tokens add up, as does the capacity; the dropped share is a mean.
         tokens=tuple(sum(of_expert) for of_expert in zip(*(load.tokens for load in loads), strict=True)),
         capacity=sum(load.capacity for load in loads),
@@ -111,27 +111,29 @@ MOST = sys.float_info.max
 def losses_of(events: Mapping[int, Sequence[Event]]) -> tuple[float, ...]:
     """Read the finite losses from the first step on: the ranks' mean, where a script's ranks each have their own."""
     steps = _of_steps(events, "loss", float)
-    return tuple(told[0] if len(set(told)) == 1 else statistics.fmean(told) for told in steps)
+    return tuple(
+        rank_losses[0] if len(set(rank_losses)) == 1 else statistics.fmean(rank_losses) for rank_losses in steps
+    )
 
 
 def _of_steps(
-    events: Mapping[int, Sequence[Event]], key: str, kind: type[Number], least: float = -MOST
+    events: Mapping[int, Sequence[Event]], key: str, kind: type[Number], minimum: float = -MOST
 ) -> list[list[Number]]:
     """Read what the ranks wrote of each step, rank 0 first, up to the first step of which none wrote.
 
     Of a step that was done twice, before and after a checkpoint, the last one counts.
     """
     by_step: dict[int, dict[int, Number]] = defaultdict(dict)
-    for rank, told in sorted(events.items()):
-        for event in told:
+    for rank, rank_events in sorted(events.items()):
+        for event in rank_events:
             step, value = event.get("step"), event.get(key)
             # An exact test: JSON's true is an int for isinstance.
-            if event["event"] == "step" and type(step) is int and type(value) is kind and least <= value <= MOST:
+            if event["event"] == "step" and type(step) is int and type(value) is kind and minimum <= value <= MOST:
                 by_step[step][rank] = value
-    found: list[list[Number]] = []
-    while len(found) in by_step:
-        found.append(list(by_step[len(found)].values()))
-    return found
+    step_values: list[list[Number]] = []
+    while len(step_values) in by_step:
+        step_values.append(list(by_step[len(step_values)].values()))
+    return step_values
 
 
 def _of_script(events: Sequence[Event]) -> dict[str, Any]:
@@ -140,8 +142,8 @@ def _of_script(events: Sequence[Event]) -> dict[str, Any]:
     losses: dict[str, list[float]] = defaultdict(list)
     of_optimizers: Counter[str] = Counter()
     for event in steps:
-        named, names = event.get("losses"), event.get("optimizers")
-        for name, value in (named.items() if isinstance(named, dict) else ()):
+        step_losses, names = event.get("losses"), event.get("optimizers")
+        for name, value in step_losses.items() if isinstance(step_losses, dict) else ():
             if type(value) is float and abs(value) <= MOST:
                 losses[name] += [value]
         of_optimizers.update(name for name in (names if isinstance(names, list) else ()) if isinstance(name, str))
@@ -193,15 +195,15 @@ def assemble(
         # Processes that the script, or its launcher, has started itself.
         config = config.model_copy(update={"layout": Layout(dp=max(1, len(events)))})
     footprints = (_last(Footprint, events[rank], "footprint", "footprint") for rank in sorted(events))
-    first = _event(events.get(0, ()), "start")
+    start_event = _event(events.get(0, ()), "start")
     return RunRecord(
         run_id=run_id,
         config=config,
         status=ending.status,
         reason=ending.reason,
         losses=losses_of(events),
-        step_tokens=tuple(told[0] for told in _of_steps(events, "tokens", int, least=1)),
-        step_s=tuple(max(told) for told in _of_steps(events, "step_s", float, least=0.0)),
+        step_tokens=tuple(token_counts[0] for token_counts in _of_steps(events, "tokens", int, minimum=1)),
+        step_s=tuple(max(times_s) for times_s in _of_steps(events, "step_s", float, minimum=0.0)),
         **(_of_script(_latest(events.get(0, ()))) if config.script else {}),
         weights_sha256=_text(_event(events.get(0, ()), "weights").get("sha256")) or None,
         footprints=tuple(footprint for footprint in footprints if footprint is not None),
@@ -209,8 +211,9 @@ def assemble(
         memory_timeline=tuple(_parts(MemorySample, _latest(events.get(0, ())), "memory_timeline", "samples")),
         expert_loads=loads_of(events),
         script_prediction=_predicted(events),
-        environment=_texts(first.get("environment")) | _texts(_event(events.get(0, ()), "device"), only=DEVICE_TEXTS),
-        started_utc=_text(first.get("time_utc")),
+        environment=_texts(start_event.get("environment"))
+        | _texts(_event(events.get(0, ()), "device"), only=DEVICE_TEXTS),
+        started_utc=_text(start_event.get("time_utc")),
         ended_utc=_utc(ended_s),
         elapsed_s=None if elapsed_s is None else max(0.0, elapsed_s),
     )
@@ -218,10 +221,10 @@ def assemble(
 
 def _predicted(events: Mapping[int, Sequence[Event]]) -> ScriptPrediction | None:
     """Join the predictions of a script's ranks, where several made one."""
-    told = [_last(ScriptPrediction, events[rank], *2 * ("prediction",)) for rank in sorted(events)]
-    found = [one for one in told if one is not None]
-    others = tuple(one.footprint for one in found[1:] if one.footprint is not None)
-    return found[0].model_copy(update={"other_ranks": others}) if found else None
+    candidates = [_last(ScriptPrediction, events[rank], *2 * ("prediction",)) for rank in sorted(events)]
+    predictions = [prediction for prediction in candidates if prediction is not None]
+    other_footprints = tuple(prediction.footprint for prediction in predictions[1:] if prediction.footprint is not None)
+    return predictions[0].model_copy(update={"other_ranks": other_footprints}) if predictions else None
 
 
 def _latest(events: Sequence[Event]) -> Sequence[Event]:
@@ -255,14 +258,14 @@ def _legal(contract: type[Part], data: object) -> Part | None:
 
 def _last(contract: type[Part], events: Sequence[Event], name: str, key: str) -> Part | None:
     """Return the content of the last event of that name that is legal."""
-    found = (_legal(contract, event.get(key)) for event in reversed(events) if event["event"] == name)
-    return next((part for part in found if part is not None), None)
+    parts = (_legal(contract, event.get(key)) for event in reversed(events) if event["event"] == name)
+    return next((part for part in parts if part is not None), None)
 
 
 def _parts(contract: type[Part], events: Sequence[Event], name: str, key: str) -> list[Part]:
     """Return all legal parts that the events of that name list."""
     lists = (event.get(key) for event in events if event["event"] == name)
-    parts = (_legal(contract, data) for listed in lists if isinstance(listed, list) for data in listed)
+    parts = (_legal(contract, data) for entries in lists if isinstance(entries, list) for data in entries)
     return [part for part in parts if part is not None]
 
 
@@ -290,7 +293,7 @@ def job_state(
     view = view_of(job)
     if view.standing == "running":
         return "running"
-    ends = [end_of(told) for told in events.values()]
+    ends = [end_of(rank_events) for rank_events in events.values()]
     completed = len(ends) == world_size and all(end is not None and end[0] == "completed" for end in ends)
     if view.standing != "ended" and not completed:
         return "queued" if view.standing == "pending" else believed
@@ -373,23 +376,27 @@ def read_all_events(folder: Path) -> Events:
 
     Processes that a script or its launcher has started are ranks too, once they train.
     """
-    found, started = _read_events_of(folder, _RANK_EVENTS), _read_events_of(folder, _STARTED_EVENTS)
+    events_by_rank, started = _read_events_of(folder, _RANK_EVENTS), _read_events_of(folder, _STARTED_EVENTS)
     for rank, events in started.items():
         # The process that has started them is no rank where it trains nothing: its first child takes its place.
-        place = rank if not finished_steps(found.get(rank, ())) else max(found) + 1
+        target_rank = rank if not finished_steps(events_by_rank.get(rank, ())) else max(events_by_rank) + 1
         # The rank's own start and end frame what its child has measured.
-        found[place] = [*_starts(found.get(place, ())), *events, *_ends(found.get(place, ()))]
-    return dict(sorted(found.items()))
+        events_by_rank[target_rank] = [
+            *_starts(events_by_rank.get(target_rank, ())),
+            *events,
+            *_ends(events_by_rank.get(target_rank, ())),
+        ]
+    return dict(sorted(events_by_rank.items()))
 
 
 def _read_events_of(folder: Path, pattern: re.Pattern[str]) -> Events:
     """Read the event files whose names match, by the number in the name."""
-    found: Events = {}
+    events_by_number: Events = {}
     for path in sorted((folder / EVENTS).glob("*.jsonl")):
         if name := pattern.fullmatch(path.name):
             with contextlib.suppress(OSError):
-                found[int(name[1])] = read_events(path)
-    return dict(sorted(found.items()))
+                events_by_number[int(name[1])] = read_events(path)
+    return dict(sorted(events_by_number.items()))
 
 
 def _starts(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -401,22 +408,22 @@ def _ends(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def evidence_of(
-    events: Mapping[int, list[dict[str, Any]]], folder: Path, config: RunConfig, **known: Any
+    events: Mapping[int, list[dict[str, Any]]], folder: Path, config: RunConfig, **launcher_facts: Any
 ) -> EndEvidence:
     """Collect the evidence of a run's end from its folder and from what the launcher knows."""
     world_size = config.layout.world_size
-    ends = {rank: end for rank, told in events.items() if rank < world_size and (end := end_of(told))}
+    ends = {rank: end for rank, rank_events in events.items() if rank < world_size and (end := end_of(rank_events))}
     return EndEvidence(
         world_size=world_size,
         ends=ends,
-        steps={rank: finished_steps(told) for rank, told in events.items()},
+        steps={rank: finished_steps(rank_events) for rank, rank_events in events.items()},
         log_tails={rank: read_tail(folder / LOGS / f"rank-{rank}.log", 8192) for rank in range(world_size)},
         disk_problem=disk_problem(folder),
         script=config.script.name if config.script else "",
         # -1 sorts before every rank: a process that failed before it trained is the cause.
         children=_children_ends({-1: _untrained_children(folder), **events}),
         untrained=_untrained(events),
-        **known,
+        **launcher_facts,
     )
 
 
@@ -431,21 +438,26 @@ def _untrained_children(folder: Path) -> list[dict[str, Any]]:
 
 def _children_ends(events: Mapping[int, Sequence[Event]]) -> dict[int, tuple[Status, str]]:
     """Read how the processes that a script has started say that they ended, by their rank."""
-    found: dict[int, tuple[Status, str]] = {}
-    for rank, told in events.items():
-        for event in told:
+    ends: dict[int, tuple[Status, str]] = {}
+    for rank, rank_events in events.items():
+        for event in rank_events:
             for status in STATUSES:
                 if event["event"] == "child_end" and event.get("status") == status:
-                    found[rank] = status, visible(str(event.get("reason") or ""))
-    return found
+                    ends[rank] = status, visible(str(event.get("reason") or ""))
+    return ends
 
 
 def _untrained(events: Mapping[int, Sequence[Event]]) -> str:
     """Read why nothing was measured of a script; empty where some process of it has trained."""
-    if any(finished_steps(told) for told in events.values()):
+    if any(finished_steps(rank_events) for rank_events in events.values()):
         return ""
-    said = [_text(event.get("reason")) for told in events.values() for event in told if event["event"] == UNTRAINED]
-    return said[0] if said else ""
+    reasons = [
+        _text(event.get("reason"))
+        for rank_events in events.values()
+        for event in rank_events
+        if event["event"] == UNTRAINED
+    ]
+    return reasons[0] if reasons else ""
 
 
 _TRIED_BYTES = 64 * 1024
@@ -474,8 +486,8 @@ def record_end(folder: Path, config: RunConfig, events: Events, ending: Ending, 
     Raises:
         OSError: if the record cannot be written.
     """
-    told = {"status": ending.status, "reason": ending.reason, "elapsed_s": elapsed_s}
-    append_event(folder / EVENTS / LAUNCHER_EVENTS, "end", **told)
+    end_fields = {"status": ending.status, "reason": ending.reason, "elapsed_s": elapsed_s}
+    append_event(folder / EVENTS / LAUNCHER_EVENTS, "end", **end_fields)
     write_record(folder / RECORD, assemble(folder.name, config, events, ending, elapsed_s, time.time()))
 
 
@@ -514,8 +526,8 @@ def _standing(folder: Path) -> Literal["queued", "running", "gone"] | JobEnd:
     if owner is None or not owner.is_alive(folder) or _unheard(folder, owner):
         return "gone"
     # A rank that has written anything is running; until then the run only starts.
-    told = any(file.stat().st_size for file in (folder / EVENTS).glob("rank-*.jsonl"))
-    return "running" if told else "queued"
+    has_events = any(file.stat().st_size for file in (folder / EVENTS).glob("rank-*.jsonl"))
+    return "running" if has_events else "queued"
 
 
 def _unheard(folder: Path, owner: Owner) -> bool:
@@ -545,18 +557,16 @@ def rebuild(folder: Path, damage: str = "", job: JobEnd | None = None) -> RunRec
     """
     config = read_config(folder)
     events = read_all_events(folder)
-    told: list[dict[str, Any]] = []
+    launcher_events: list[dict[str, Any]] = []
     with contextlib.suppress(OSError):
-        told = read_events(folder / EVENTS / LAUNCHER_EVENTS)
-    known = end_of(told) or (_logged_end(folder) if job is None else None)
+        launcher_events = read_events(folder / EVENTS / LAUNCHER_EVENTS)
+    recorded_end = end_of(launcher_events) or (_logged_end(folder) if job is None else None)
     # It was asked to stop and is gone: cancelled. Of a job, the scheduler tells.
-    asked: Literal["cancelled"] | None = "cancelled" if job is None and (folder / CANCEL).exists() else None
+    stop_cause: Literal["cancelled"] | None = "cancelled" if job is None and (folder / CANCEL).exists() else None
     ending = (
-        Ending(*known)
-        if known
-        else classify(
-            evidence_of(events, folder, config, launcher="vanished", job=job, stopped_by=asked)
-        )
+        Ending(*recorded_end)
+        if recorded_end
+        else classify(evidence_of(events, folder, config, launcher="vanished", job=job, stopped_by=stop_cause))
     )
     if damage:
         note = say(
@@ -565,7 +575,7 @@ def rebuild(folder: Path, damage: str = "", job: JobEnd | None = None) -> RunRec
             "événements",
         )
         ending = Ending(ending.status, f"{ending.reason.rstrip('.')}; {note}." if ending.reason else f"{note}.")
-    elapsed_s, ended_s = _told_length(events, told if end_of(told) else ())
+    elapsed_s, ended_s = _told_length(events, launcher_events if end_of(launcher_events) else ())
     return assemble(folder.name, config, events, ending, elapsed_s, ended_s)
 
 
@@ -576,12 +586,12 @@ _NOT_RECORDED = re.compile(r"dlojz\.launcher the record cannot be written: (.*)"
 def _logged_end(folder: Path) -> tuple[Status, str] | None:
     """Read status and sentence of the end from the log of a launcher that could not write its record."""
     lines = read_tail(folder / LOGS / "launcher.log", _LOG_BYTES).splitlines()
-    ends = [found for line in lines if (found := _LOGGED_END.search(line))]
-    problems = [found for line in lines if (found := _NOT_RECORDED.search(line))]
+    ends = [match for line in lines if (match := _LOGGED_END.search(line))]
+    problems = [match for line in lines if (match := _NOT_RECORDED.search(line))]
     # The log counts only where it says that no record could be written.
     if not ends or not problems:
         return None
-    status = next(one for one in STATUSES if one == ends[-1][1])
+    status = next(candidate for candidate in STATUSES if candidate == ends[-1][1])
     reason, problem = ends[-1][2].rstrip("."), problems[-1][1]
     return status, "; ".join(filter(None, (reason, f"its record could not be written: {problem}.")))
 
@@ -593,8 +603,8 @@ def _own_record(path: Path, run_id: str) -> RunRecord:
         raise DamagedRecordError(path, say(en="it is no regular file", fr="ce n’est pas un fichier ordinaire"))
     record = read_record(path)
     if record.run_id != run_id:
-        other = record.run_id
-        raise DamagedRecordError(path, say(en=f"it belongs to the run {other}", fr=f"il est de l’exécution {other}"))
+        owner = record.run_id
+        raise DamagedRecordError(path, say(en=f"it belongs to the run {owner}", fr=f"il est de l’exécution {owner}"))
     return record
 
 
@@ -615,9 +625,9 @@ _LONGEST_S = 366 * 24 * 3600.0
 
 def _moment_s(event: Event) -> float | None:
     """Return when an event was written, as Unix time; None where it does not say."""
-    told = event.get("time_s")
-    if isinstance(told, int | float) and not isinstance(told, bool) and 0 < told <= MOST:
-        return float(told)
+    time_s = event.get("time_s")
+    if isinstance(time_s, int | float) and not isinstance(time_s, bool) and 0 < time_s <= MOST:
+        return float(time_s)
     try:
         return datetime.fromisoformat(event["time_utc"]).timestamp()
     except (KeyError, TypeError, ValueError, OverflowError):
@@ -638,14 +648,14 @@ def _attempts(events: Sequence[Event]) -> list[tuple[float, float]]:
     queue, and a copied file is as old as its copy.
     """
     starts = [index for index, event in enumerate(events) if event["event"] == "start"]
-    found = []
-    for first, following in pairwise([*starts, len(events)]):
-        begun_s, *later = [_moment_s(event) for event in events[first:following]]
+    attempts = []
+    for start_index, following in pairwise([*starts, len(events)]):
+        begun_s, *later = [_moment_s(event) for event in events[start_index:following]]
         # With nothing but a start, it ended there; with events that tell no time, the end is not known.
         ended_s = next((moment_s for moment_s in reversed(later) if moment_s is not None), None if later else begun_s)
         if begun_s is not None and ended_s is not None and 0 <= ended_s - begun_s < _LONGEST_S:
-            found.append((begun_s, ended_s))
-    return found
+            attempts.append((begun_s, ended_s))
+    return attempts
 
 
 def attempts_of(events: Mapping[int, Sequence[Event]]) -> list[tuple[float, float]]:
@@ -665,13 +675,13 @@ def lasted_s(attempts: Sequence[tuple[float, float]]) -> float | None:
     return sum(ended_s - begun_s for begun_s, ended_s in attempts) if attempts else None
 
 
-def _told_length(events: Events, told: Sequence[Event]) -> tuple[float | None, float | None]:
+def _told_length(events: Events, launcher_events: Sequence[Event]) -> tuple[float | None, float | None]:
     """Return the seconds that a run lasted and the Unix time of its end, each None where no event says it.
 
     Args:
-        told: events of the launcher, where they hold its end; it has measured the seconds.
+        launcher_events: events of the launcher, where they hold its end; it has measured the seconds.
     """
-    attempts, end = attempts_of(events), _event(told, "end")
+    attempts, end = attempts_of(events), _event(launcher_events, "end")
     measured_s, moment_s = end.get("elapsed_s"), _moment_s(end)
     # The launcher has measured it by a monotonic clock, which nobody sets.
     if type(measured_s) is float and 0 <= measured_s <= MOST:

@@ -74,11 +74,11 @@ def runs_root(root: str | os.PathLike[str] | None = None) -> Path:
         return _readable(Path(root).expanduser().absolute())
     if os.environ.get("DLOJZ_RUNS"):
         return _readable(Path(os.environ["DLOJZ_RUNS"]).expanduser().absolute())
-    here = _readable(Path.cwd())
-    for folder in (here, *here.parents):
+    working_folder = _readable(Path.cwd())
+    for folder in (working_folder, *working_folder.parents):
         if (folder / "pyproject.toml").is_file() and (folder / "dlojz").is_dir():
             return folder / "runs"
-    return Path(os.environ["WORK"], "dlojz-runs").absolute() if os.environ.get("WORK") else here / "runs"
+    return Path(os.environ["WORK"], "dlojz-runs").absolute() if os.environ.get("WORK") else working_folder / "runs"
 
 
 def _readable(root: Path) -> Path:
@@ -127,7 +127,7 @@ def run_ids(root: Path, containing: str = "") -> list[str]:
         LabError: if the root exists and cannot be read.
     """
     try:
-        found = [entry.name for entry in root.iterdir() if containing in entry.name and _looks_like_run(entry)]
+        names = [entry.name for entry in root.iterdir() if containing in entry.name and _looks_like_run(entry)]
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -136,7 +136,7 @@ def run_ids(root: Path, containing: str = "") -> list[str]:
             fr=f"les exécutions de {root} ne peuvent pas être lues : {error.strerror}.",
         ) from None
     # Newest first: by the second in the name; within a second, by when config.json was written.
-    return sorted(found, key=lambda name: (name[:15], _born_ns(root / name), name), reverse=True)
+    return sorted(names, key=lambda name: (name[:15], _born_ns(root / name), name), reverse=True)
 
 
 def _looks_like_run(entry: Path) -> bool:
@@ -157,7 +157,7 @@ def claim(
     config: RunConfig,
     root: Path,
     *,
-    again: bool = False,
+    force_new: bool = False,
     worker_module: str = DEFAULT_WORKER,
     time_limit_s: float | None = None,
     policy: CheckpointPolicy | None = None,
@@ -180,7 +180,7 @@ def claim(
     try:
         root.mkdir(parents=True, exist_ok=True)
         # Without a lock: a new folder has a name of its own in any case.
-        if again:
+        if force_new:
             return _create(config, root, owner, policy), True
         locks = root / ".locks"
         locks.mkdir(exist_ok=True)
@@ -204,10 +204,10 @@ def claim(
             "attendez-le, ou prenez again=True pour une exécution à vous.",
         ) from None
     except OSError as error:
-        what = error.strerror or error
+        problem = error.strerror or error
         raise refusal(
-            en=f"runs cannot be written in {root}: {what}. Set root= or $DLOJZ_RUNS to a folder that you can write.",
-            fr=f"les exécutions ne peuvent pas être écrites dans {root} : {what}. Indiquez par root= ou "
+            en=f"runs cannot be written in {root}: {problem}. Set root= or $DLOJZ_RUNS to a folder that you can write.",
+            fr=f"les exécutions ne peuvent pas être écrites dans {root} : {problem}. Indiquez par root= ou "
             "$DLOJZ_RUNS un dossier où vous pouvez écrire.",
         ) from None
 
@@ -254,7 +254,7 @@ def _reopen(folder: Path, owner: Owner, policy: CheckpointPolicy | None) -> None
 
 
 def _create(config: RunConfig, root: Path, owner: Owner, policy: CheckpointPolicy | None) -> Path:
-    now = datetime.now(UTC)
+    creation_time = datetime.now(UTC)
     # Hidden: a name that begins with a dot is in no listing.
     draft = root / f".new-{uuid.uuid4().hex}"
     draft.mkdir()
@@ -269,7 +269,7 @@ def _create(config: RunConfig, root: Path, owner: Owner, policy: CheckpointPolic
         faultpoint("store.create:2")
         while True:
             # Four hexadecimal digits tell runs of the same second and configuration apart.
-            folder = root / f"{now:%Y%m%d-%H%M%S}-{config.hash}-{secrets.token_hex(2)}"
+            folder = root / f"{creation_time:%Y%m%d-%H%M%S}-{config.hash}-{secrets.token_hex(2)}"
             try:
                 # A folder with files is never replaced: a name that was taken in the meantime is refused.
                 draft.rename(folder)
@@ -282,10 +282,10 @@ def _create(config: RunConfig, root: Path, owner: Owner, policy: CheckpointPolic
         raise
 
 
-def record_refusal(folder: Path, why: str) -> None:
+def record_refusal(folder: Path, reason: str) -> None:
     """Record that a run never started, so that nobody waits for it."""
     with contextlib.suppress(OSError, LabError):
-        record_end(folder, read_config(folder), read_all_events(folder), Ending("failed", why), 0.0)
+        record_end(folder, read_config(folder), read_all_events(folder), Ending("failed", reason), 0.0)
 
 
 def folder_of_job(words: Sequence[str], root: Path) -> Path:
@@ -305,10 +305,10 @@ def folder_of_job(words: Sequence[str], root: Path) -> Path:
                 return root / run_id
     config = RunConfig.of(**dict(_field(word) for word in words))
     check_runnable(config)
-    folder, _ = claim(config, root, again=True, worker_module=DEFAULT_WORKER)
+    folder, _ = claim(config, root, force_new=True, worker_module=DEFAULT_WORKER)
     if number:
-        sent = datetime.now(UTC).isoformat(timespec="seconds")
-        Job(machine="", name=folder.name, job_id=number, submitted_utc=sent).write(folder)
+        submitted_utc = datetime.now(UTC).isoformat(timespec="seconds")
+        Job(machine="", name=folder.name, job_id=number, submitted_utc=submitted_utc).write(folder)
     return folder
 
 

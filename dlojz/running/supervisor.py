@@ -107,8 +107,10 @@ def prepare(
     # One core stands for one device, so that the throughput of several ranks compares with one rank on one core; more
     # threads are given where they are asked for and there are cores.
     share = max(1, cores // processes)
-    given = environment.get("OMP_NUM_THREADS", "")
-    environment["OMP_NUM_THREADS"] = str(min(share, int(given)) if given.isdecimal() and int(given) else 1)
+    threads_setting = environment.get("OMP_NUM_THREADS", "")
+    environment["OMP_NUM_THREADS"] = str(
+        min(share, int(threads_setting)) if threads_setting.isdecimal() and int(threads_setting) else 1
+    )
     # Entries of torch's flight recorder, which `worker.last_calls` reads; without it the recorder may be off.
     environment["TORCH_FR_BUFFER_SIZE"] = "20000"
     environment["PYTHONUNBUFFERED"] = "1"
@@ -128,7 +130,7 @@ def on_cpu(device: Literal["auto", "cpu", "cuda"], devices: Path = Path("/dev"))
         devices: folder of the system's device files.
     """
     if device == "auto":
-        return not any(found for pattern in _GPU_DEVICES for found in devices.glob(pattern))
+        return not any(device_file for pattern in _GPU_DEVICES for device_file in devices.glob(pattern))
     return device == "cpu"
 
 
@@ -325,16 +327,16 @@ def watch(
         asks_first: on request, SIGINT comes first, to the whole process group of each rank as from a terminal, and
             SIGTERM after `INTERRUPT_GRACE_S` seconds: a script may save what it has.
     """
-    left, codes = dict(pids), dict[int, int]()
+    running_pids, codes = dict(pids), dict[int, int]()
     stopped, asked_s, term_s, killed = False, 0.0, 0.0, False  # the moments of SIGINT and SIGTERM; 0.0 before
     grace_s = INTERRUPT_GRACE_S if asks_first else 0
-    while left:
-        for rank, pid in list(left.items()):
+    while running_pids:
+        for rank, pid in list(running_pids.items()):
             changed, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             if changed and (os.WIFSTOPPED(status) or os.WIFCONTINUED(status)):
                 on_halt(rank, "stopped" if os.WIFSTOPPED(status) else "continued")
             elif changed:
-                del left[rank]
+                del running_pids[rank]
                 code = os.waitstatus_to_exitcode(status)
                 if code and (not term_s or time.monotonic() - term_s < _SAME_MOMENT_S):
                     codes[rank] = code
@@ -342,17 +344,17 @@ def watch(
             stopped = stop()
             if stopped and asks_first and not codes and not asked_s:
                 asked_s = time.monotonic()
-                for pid in left.values():
+                for pid in running_pids.values():
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(pid, signal.SIGINT)
             # A rank has failed, or its time after SIGINT is over (0 s where no SIGINT is sent).
             elif (codes and not asked_s) or (stopped and time.monotonic() - asked_s >= grace_s):
                 term_s = time.monotonic()
-                _send(left, signal.SIGTERM)
+                _send(running_pids, signal.SIGTERM)
         elif not killed and time.monotonic() - term_s >= STOP_GRACE_S:
             killed = True
-            _send(left, signal.SIGKILL)
-        if left:
+            _send(running_pids, signal.SIGKILL)
+        if running_pids:
             time.sleep(_POLL_S)
     # A rank that the launcher stopped did not fail.
     return LaunchOutcome(stopped=True, codes_when_stopped=codes) if stopped or not pids else LaunchOutcome(codes)
@@ -387,9 +389,9 @@ class Stop:
     def present_folder(self) -> Path:
         """Return where the folder of the run is now, if that is known; else where it was."""
         try:
-            moved = Path(f"/proc/self/fd/{self._opened}").readlink()
+            present_path = Path(f"/proc/self/fd/{self._opened}").readlink()
             # Of a removed folder /proc says `… (deleted)`: nothing is found there.
-            return moved if os.path.samestat(moved.stat(), os.fstat(self._opened)) else self._folder
+            return present_path if os.path.samestat(present_path.stat(), os.fstat(self._opened)) else self._folder
         except OSError:
             return self._folder
 
@@ -445,25 +447,25 @@ def supervise(folder: Path) -> Ending:
     # Compared with the counter afterwards: has the kernel killed for lack of memory meanwhile?
     kills_before = oom_kills()
     earlier_s = lasted_s(attempts_of(read_all_events(folder))) or 0.0  # of a run that goes on from a checkpoint
-    known = _drive(folder, config, owner, stop)
+    launcher_facts = _drive(folder, config, owner, stop)
     folder = stop.present_folder()
-    told = read_all_events(folder)
+    events = read_all_events(folder)
     ending = classify(
         evidence_of(
-            told,
+            events,
             folder,
             config,
             **_memory_evidence(kills_before),
             cpu_limit_s=system_limit("RLIMIT_CPU", hard=True),
             time_limit_s=owner.time_limit_s,
             torch_debug=debug if (debug := os.environ.get("TORCH_DISTRIBUTED_DEBUG", "")) == "DETAIL" else "",
-            **known,
+            **launcher_facts,
         )
     )
     elapsed_s = earlier_s + time.monotonic() - started_s
     _log.info("%s %s", ending.status, ending.reason)
     try:
-        record_end(folder, config, told, ending, elapsed_s)
+        record_end(folder, config, events, ending, elapsed_s)
     except OSError as error:
         _log.error("the record cannot be written: %s", error)
     return ending
@@ -502,13 +504,13 @@ def kill_descendants(pid: int | None = None) -> None:
     """Kill every process that descends from one that adopts orphans (`adopt_orphans`), by default this one."""
     me = psutil.Process(pid)
     for _ in range(50):  # a process may start another while it is being killed
-        left = [child for child in me.children(recursive=True) if _runs(child)]
-        if not left:
+        children = [child for child in me.children(recursive=True) if _runs(child)]
+        if not children:
             return
-        for child in left:
+        for child in children:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
-        psutil.wait_procs(left, timeout=1)
+        psutil.wait_procs(children, timeout=1)
 
 
 def _runs(process: psutil.Process) -> bool:
@@ -521,8 +523,8 @@ def _runs(process: psutil.Process) -> bool:
 def _memory_evidence(kills_before: int | None) -> dict[str, Any]:
     """Return whether the kernel has killed a process for memory since (None: not known), and whose memory ran out."""
     kills = oom_kills()
-    known = None if kills is None or kills_before is None else kills > kills_before
-    return {"kernel_oom": known, "memory_of": exhausted().english}
+    killed_for_memory = None if kills is None or kills_before is None else kills > kills_before
+    return {"kernel_oom": killed_for_memory, "memory_of": exhausted().english}
 
 
 if __name__ == "__main__":

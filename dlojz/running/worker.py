@@ -56,18 +56,18 @@ def last_calls() -> Calls:
     The number counts the collectives of the group from 1: ranks that agree have the same ones. Sends and receives are
     left out. Empty where there was none, or torch has no recorder.
     """
-    found: dict[str, dict[int, list[Any]]] = {}
+    calls_by_group: dict[str, dict[int, list[Any]]] = {}
     for name in _DUMPS:
         dump = getattr(sys.modules.get(_BINDINGS), name, None)
         try:
-            told = json.loads(dump(includeCollectives=True, onlyActive=False)) if dump else {}
-            for entry in told.get("entries") or ():
+            trace = json.loads(dump(includeCollectives=True, onlyActive=False)) if dump else {}
+            for entry in trace.get("entries") or ():
                 if not entry["is_p2p"]:
                     group, number = str(entry["process_group"][0]), int(entry["collective_seq_id"])
-                    found.setdefault(group, {})[number] = [number, *_described(entry)]
+                    calls_by_group.setdefault(group, {})[number] = [number, *_described(entry)]
         except Exception:  # an unknown format tells nothing, and must not hide why the rank failed
             continue
-    return {group: [calls[number] for number in sorted(calls)[-KEPT:]] for group, calls in found.items()}
+    return {group: [calls[number] for number in sorted(calls)[-KEPT:]] for group, calls in calls_by_group.items()}
 
 
 def _described(entry: dict[str, Any]) -> tuple[str, str, str]:
@@ -102,7 +102,7 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 def environment(world_size: int = 1) -> dict[str, str]:
     """Collect versions and machine for the record, with the memory limit of each of so many ranks."""
     limit = rank_limit(world_size)
-    found = {
+    facts = {
         "python": platform.python_version(),
         "machine": platform.machine(),
         "system": platform.platform(),
@@ -113,10 +113,10 @@ def environment(world_size: int = 1) -> dict[str, str]:
     }
     for package in ("dlojz", "torch", "deepspeed", "timm", "numpy", "idr-torch"):
         try:
-            found[package] = version(package)
+            facts[package] = version(package)
         except PackageNotFoundError:
-            found[package] = "absent"
-    return found
+            facts[package] = "absent"
+    return facts
 
 
 def start_of(rank: int, world_size: int) -> dict[str, Any]:

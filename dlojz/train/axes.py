@@ -32,9 +32,9 @@ class Axes:
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self.layout = layout
         rank = dist.get_rank() if dist.is_initialized() else 0
-        rest, self.tp_rank = divmod(rank, layout.tp)
-        rest, self.cp_rank = divmod(rest, layout.cp)
-        self.pp_rank, self.dp_rank = divmod(rest, layout.dp)
+        outer_rank, self.tp_rank = divmod(rank, layout.tp)
+        outer_rank, self.cp_rank = divmod(outer_rank, layout.cp)
+        self.pp_rank, self.dp_rank = divmod(outer_rank, layout.dp)
         self.mesh: DeviceMesh | None = None
         if layout.pp > 1 or layout.tp > 1:
             degrees = (layout.pp, layout.dp, layout.tp)
@@ -68,7 +68,7 @@ class Axes:
     @property
     def group_names(self) -> dict[str, str]:
         """Mesh axis of each process group of this rank, by the group's own name."""
-        named = {str(group.group_name): axis for axis, group in self._own_groups.items()}
+        axis_of_group = {str(group.group_name): axis for axis, group in self._own_groups.items()}
         if self.mesh is None:
-            return named
-        return named | {str(self.mesh.get_group(axis).group_name): axis for axis in AXES}
+            return axis_of_group
+        return axis_of_group | {str(self.mesh.get_group(axis).group_name): axis for axis in AXES}

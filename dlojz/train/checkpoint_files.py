@@ -131,17 +131,17 @@ class Manifest(ReadContract):
         Raises:
             LabError: naming the first field that differs, with both values.
         """
-        mine, theirs = self.config.to_dict(), config.to_dict()
-        pairs = {name: (mine[name], theirs[name]) for name in mine if name not in LATER}
+        saved_fields, theirs = self.config.to_dict(), config.to_dict()
+        pairs = {name: (saved_fields[name], theirs[name]) for name in saved_fields if name not in LATER}
         # Of the layout only this matters: a step reads the same samples in any other.
         pairs["global_batch"] = (self.layout.global_batch, config.layout.global_batch)
-        for name, (kept, asked) in pairs.items():
-            if kept != asked:
+        for name, (original, run_value) in pairs.items():
+            if original != run_value:
                 raise refusal(
-                    en=f"the checkpoint at step {self.step} was kept with {name}={kept!r}, but this run has "
-                    f"{name}={asked!r}: only the layout may differ, with the same global batch.",
-                    fr=f"le checkpoint du pas {self.step} a été gardé avec {name}={kept!r}, mais cette exécution a "
-                    f"{name}={asked!r} : seul le layout peut différer, pour le même batch global.",
+                    en=f"the checkpoint at step {self.step} was kept with {name}={original!r}, but this run has "
+                    f"{name}={run_value!r}: only the layout may differ, with the same global batch.",
+                    fr=f"le checkpoint du pas {self.step} a été gardé avec {name}={original!r}, mais cette exécution a "
+                    f"{name}={run_value!r} : seul le layout peut différer, pour le même batch global.",
                 )
 
 
@@ -174,13 +174,13 @@ def step_folders(checkpoints: Path) -> list[tuple[int, Path]]:
         entries = list(os.scandir(checkpoints))
     except OSError:
         return []
-    found = [
+    folders = [
         (int(name[1]), checkpoints / entry.name)
         for entry in entries
         if (name := _STEP.fullmatch(entry.name)) and entry.is_dir(follow_symlinks=False)
     ]
     # By the number of the step, and not by time, which a copy may change.
-    return sorted(found, reverse=True)
+    return sorted(folders, reverse=True)
 
 
 def is_committed(folder: Path) -> bool:
@@ -199,12 +199,12 @@ def open_owned(path: Path) -> int:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         if path.is_symlink():
-            told = say(en=f"{path.name} is a symbolic link", fr=f"{path.name} est un lien symbolique")
+            sentence = say(en=f"{path.name} is a symbolic link", fr=f"{path.name} est un lien symbolique")
         else:
-            told = say(
+            sentence = say(
                 en=f"{path.name} cannot be read: {error.strerror}", fr=f"{path.name} est illisible : {error.strerror}"
             )
-        raise LabError(told) from None
+        raise LabError(sentence) from None
     # Of what is open, and not of the path, which may stand for another file by now.
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
@@ -260,8 +260,8 @@ def read_manifest(folder: Path) -> Manifest:
     # COMMIT is written last and holds the hash of the manifest, which holds those of all files.
     commit = parse_json(_read(folder / COMMIT, _MAX_COMMIT_BYTES))
     content = _read(folder / MANIFEST, MAX_MANIFEST_BYTES)
-    said = commit.get("manifest_sha256") if isinstance(commit, dict) else None
-    if said != hashlib.sha256(content).hexdigest():
+    commit_sha256 = commit.get("manifest_sha256") if isinstance(commit, dict) else None
+    if commit_sha256 != hashlib.sha256(content).hexdigest():
         raise LabError(
             say(en=f"{MANIFEST} and {COMMIT} do not belong together", fr=f"{MANIFEST} et {COMMIT} ne vont pas ensemble")
         )
@@ -309,10 +309,10 @@ def verify(folder: Path) -> Manifest:
             fr=f"le checkpoint {folder.name} est illisible : {error.strerror}.",
         ) from None
     except LabError as error:
-        why = str(error).rstrip(".")
+        reason = str(error).rstrip(".")
         raise refusal(
-            en=f"the checkpoint {folder.name} is not used: {why}.",
-            fr=f"le checkpoint {folder.name} n’est pas utilisé : {why}.",
+            en=f"the checkpoint {folder.name} is not used: {reason}.",
+            fr=f"le checkpoint {folder.name} n’est pas utilisé : {reason}.",
         ) from None
     return manifest
 
@@ -339,12 +339,12 @@ def newest(run_folder: Path) -> NewestCheckpoint:
 
 def listing(run_folder: Path) -> list[Checkpoint]:
     """List the committed checkpoints of a run, newest first, without reading tensors; damaged ones are left out."""
-    found = []
+    checkpoints = []
     for step, folder in step_folders(run_folder / CHECKPOINTS):
         try:
             manifest = read_manifest(folder)
         # One damaged checkpoint must not hide the others.
         except (LabError, OSError):
             continue
-        found.append(Checkpoint(folder, step, manifest.bytes, manifest.created_utc, manifest.layout))
-    return found
+        checkpoints.append(Checkpoint(folder, step, manifest.bytes, manifest.created_utc, manifest.layout))
+    return checkpoints

@@ -101,8 +101,8 @@ class CheckpointWriter:
         # Safetensors refuses tensors that share memory, and a view would keep all of it.
         self._waiting[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         self._waiting_bytes += num_bytes
-        kept = KeptTensor(file=self._next, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
-        self._tensors[name] = kept
+        entry = KeptTensor(file=self._next, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
+        self._tensors[name] = entry
 
     @property
     def _next(self) -> str:
@@ -154,9 +154,9 @@ class CheckpointWriter:
         # A rename changes the folder above: its list of names goes to the disk.
         _flush_to_disk(self._checkpoints)
         faultpoint("checkpoint.rename:2")
-        said = {"manifest_sha256": hashlib.sha256(manifest.encode()).hexdigest()}
+        commit_record = {"manifest_sha256": hashlib.sha256(manifest.encode()).hexdigest()}
         faultpoint("checkpoint.commit:1")
-        write_atomic(folder / COMMIT, json.dumps(said))  # from here on it counts
+        write_atomic(folder / COMMIT, json.dumps(commit_record))  # from here on it counts
         _flush_to_disk(folder)
         faultpoint("checkpoint.commit:2")
         return folder
@@ -183,11 +183,11 @@ def keep_newest(checkpoints: Path, keep: int, step: int) -> None:
     Each loses its COMMIT first, so that a half-deleted one is not taken as valid. A later step's, which can only be
     damaged, stays until that step is reached again.
     """
-    earlier = [folder for found, folder in step_folders(checkpoints) if found <= step]
+    earlier = [folder for folder_step, folder in step_folders(checkpoints) if folder_step <= step]
     committed = [folder for folder in earlier if is_committed(folder)]
-    wanted = set(committed[:keep])
+    newest_folders = set(committed[:keep])
     for folder in earlier:
-        if folder not in wanted:
+        if folder not in newest_folders:
             faultpoint("checkpoint.clean:1")
             (folder / COMMIT).unlink(missing_ok=True)
             shutil.rmtree(folder, ignore_errors=True)
@@ -282,21 +282,21 @@ class CheckpointTensors:
         Raises:
             LabError: if there is none of this name, or it is not what the manifest says.
         """
-        kept = self.manifest.tensors.get(name)
-        if kept is None:
+        entry = self.manifest.tensors.get(name)
+        if entry is None:
             raise LabError(f"the checkpoint {self._folder.name} has no tensor {name}: it is of another model.")
         try:
-            if kept.file not in self._files:
+            if entry.file not in self._files:
                 # Maps the file: only the tensors that are asked for are read.
-                opened = safe_open(self._folder / kept.file, framework="pt", device="cpu")
-                self._files[kept.file] = self._open.enter_context(opened)
-            found: Tensor = self._files[kept.file].get_tensor(name)
+                opened = safe_open(self._folder / entry.file, framework="pt", device="cpu")
+                self._files[entry.file] = self._open.enter_context(opened)
+            full_tensor: Tensor = self._files[entry.file].get_tensor(name)
         except (OSError, SafetensorError) as error:
-            raise LabError(f"{kept.file} of {self._folder.name} cannot be read: {error}.") from None
+            raise LabError(f"{entry.file} of {self._folder.name} cannot be read: {error}.") from None
         # The hash of the file is right, but its tensors may still not be those of the manifest.
-        if tuple(found.shape) != kept.shape or str(found.dtype) != f"torch.{kept.dtype}":
+        if tuple(full_tensor.shape) != entry.shape or str(full_tensor.dtype) != f"torch.{entry.dtype}":
             raise LabError(f"the tensor {name} of {self._folder.name} is not what its manifest says.")
-        return found
+        return full_tensor
 
     def replicas(self) -> int:
         """Count the replicas with buffers."""

@@ -77,10 +77,10 @@ class CheckpointManager:
         step = NOTHING
         if self._rank == 0:
             # Rank 0 alone checks every byte; the others follow the step that it names.
-            found = newest(self._folder)
-            for reason in found.passed_over:
+            checkpoint = newest(self._folder)
+            for reason in checkpoint.passed_over:
                 self._events.write("checkpoint_damaged", reason=reason)
-            step = found.manifest.step if found.manifest is not None else NOTHING
+            step = checkpoint.manifest.step if checkpoint.manifest is not None else NOTHING
         step = self._told_by_first(step)
         if step == NOTHING:
             return 0
@@ -92,11 +92,11 @@ class CheckpointManager:
             self._engine.restore_buffers(source)
             _restore_random(source, self._rank)
         self.newest_step = step
-        told = {"step": step, "checkpoint": folder.name, "layout": manifest.layout.title}
+        event_fields = {"step": step, "checkpoint": folder.name, "layout": manifest.layout.title}
         if self._engine.left_out:
             warnings.warn(self._engine.left_out, stacklevel=2)
-            told["left_out"] = self._engine.left_out
-        self._events.write("resumed", **told)
+            event_fields["left_out"] = self._engine.left_out
+        self._events.write("resumed", **event_fields)
         return step
 
     def save(self, step: int) -> bool:
@@ -122,36 +122,40 @@ class CheckpointManager:
         finally:
             if writer is not None:
                 writer.abandon()  # stopped meanwhile; what is committed stays
-        kept = self._told_by_first(step if not self.problem else NOTHING) == step
-        if kept:
+        is_saved = self._told_by_first(step if not self.problem else NOTHING) == step
+        if is_saved:
             self.newest_step = step
             self._events.write("checkpoint", step=step, took_s=time.perf_counter() - started_s)
         elif self._rank == 0:
             self._events.write("checkpoint_failed", step=step, reason=self.problem)
-        return kept
+        return is_saved
 
-    def after_step(self, done: int, stop: bool) -> str:
+    def after_step(self, steps_done: int, stop: bool) -> str:
         """Save a checkpoint where one is due, or the run is to stop; returns why it ends, else nothing.
 
         Args:
             stop: whether any rank must stop; the same on all ranks. A run that is finished is not stopped.
         """
-        stop = stop and done < self._config.steps
-        if stop or self._policy.due(done):
-            self.save(done)
-        return self._stopped(done) if stop else ""
+        stop = stop and steps_done < self._config.steps
+        if stop or self._policy.due(steps_done):
+            self.save(steps_done)
+        return self._stopped(steps_done) if stop else ""
 
-    def _stopped(self, done: int) -> str:
+    def _stopped(self, steps_done: int) -> str:
         """Why a stopped run has ended, and how it is resumed."""
-        told = f"it was told to stop before the time limit (SIGUSR2), after {done} of {self._config.steps} steps; "
-        if self.newest_step == done:
+        sentence = (
+            f"it was told to stop before the time limit (SIGUSR2), after {steps_done} of {self._config.steps} steps; "
+        )
+        if self.newest_step == steps_done:
             return (
-                f"{told}a checkpoint holds them all: run the same configuration again, and it goes on from there, "
+                f"{sentence}a checkpoint holds them all: run the same configuration again, and it goes on from there, "
                 "unless another run of it has completed, which is shown then; the same job script goes on in any case."
             )
-        why = self.problem.rstrip(".") or "rank 0 could not write"
-        again = f"step {self.newest_step}, of which there is a checkpoint" if self.newest_step > 0 else "the beginning"
-        return f"{told}they could not be kept ({why}): run again, it goes on from {again}."
+        reason = self.problem.rstrip(".") or "rank 0 could not write"
+        restart = (
+            f"step {self.newest_step}, of which there is a checkpoint" if self.newest_step > 0 else "the beginning"
+        )
+        return f"{sentence}they could not be kept ({reason}): run again, it goes on from {restart}."
 
     def _begin(self, step: int) -> CheckpointWriter | None:
         """Writer on rank 0; None where there is a valid checkpoint of this step, or no room for one."""
@@ -177,12 +181,12 @@ class CheckpointManager:
     def _state(self) -> Iterator[tuple[str, Tensor]]:
         """The whole state, in the same order on all ranks; whole tensors, needed on rank 0."""
         yield from self._engine.states()
-        own = _random_state(self._rank)
+        rank_state = _random_state(self._rank)
         buffers = self._engine.whole_buffers()
         # Whole along the tensor axis, they are the same on all its ranks: one of them is enough.
         if self._engine.axes.tp_rank == 0:
-            own |= {name: buffer.cpu() for name, buffer in buffers.items()}
-        yield from _collected(own, self._control)
+            rank_state |= {name: buffer.cpu() for name, buffer in buffers.items()}
+        yield from _collected(rank_state, self._control)
 
     def _told_by_first(self, number: int) -> int:
         """Rank 0's number, on every rank."""
@@ -195,13 +199,13 @@ class CheckpointManager:
         return int(message)
 
 
-def _collected(own: dict[str, Tensor], control: dist.ProcessGroup | None) -> Iterator[tuple[str, Tensor]]:
+def _collected(rank_state: dict[str, Tensor], control: dist.ProcessGroup | None) -> Iterator[tuple[str, Tensor]]:
     """Rank 0: the tensors of all ranks, one rank after the other, each name once; the others: none."""
     if control is None:
-        yield from own.items()
+        yield from rank_state.items()
         return
-    whole = {name: tensor.contiguous() for name, tensor in own.items()}
-    packed = torch.frombuffer(bytearray(save(whole)), dtype=torch.uint8)
+    contiguous = {name: tensor.contiguous() for name, tensor in rank_state.items()}
+    packed = torch.frombuffer(bytearray(save(contiguous)), dtype=torch.uint8)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(control.size())]
     # Who: all ranks, in the control group. What: how many bytes each has to tell. How much: 8 bytes from each.
     dist.all_gather(sizes, torch.tensor([packed.numel()]), group=control)
@@ -210,23 +214,23 @@ def _collected(own: dict[str, Tensor], control: dist.ProcessGroup | None) -> Ite
     if control.rank() > 0:
         dist.send(packed, group=control, group_dst=0)
         return
-    told = set(own)
-    yield from own.items()
+    yielded_names = set(rank_state)
+    yield from rank_state.items()
     for rank in range(1, control.size()):
         received = torch.empty(int(sizes[rank]), dtype=torch.uint8)
         dist.recv(received, group=control, group_src=rank)
         for name, tensor in load(received.numpy().tobytes()).items():
-            if name not in told:
-                told.add(name)
+            if name not in yielded_names:
+                yielded_names.add(name)
                 yield name, tensor
 
 
 def _random_state(rank: int) -> dict[str, Tensor]:
     """States of torch's own generators on this rank."""
-    found = {f"random.{rank}/cpu": torch.get_rng_state()}
+    states = {f"random.{rank}/cpu": torch.get_rng_state()}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
-        found[f"random.{rank}/cuda"] = torch.cuda.get_rng_state()
-    return found
+        states[f"random.{rank}/cuda"] = torch.cuda.get_rng_state()
+    return states
 
 
 def _restore_random(source: CheckpointTensors, rank: int) -> None:

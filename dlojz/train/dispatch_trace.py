@@ -168,8 +168,8 @@ def origin_of_call(frame: FrameType | None, *, functional: bool, phase: str) -> 
     Source: torch 2.13, `nn/parallel/distributed.py` (`_pre_forward` rebuilds the buckets, once, and tells all ranks
     their order), `csrc/distributed/c10d/reducer.cpp` (called by autograd's engine, without a frame).
     """
-    by_python = of_dtensor = entered = False
-    found: Origin | None = None
+    by_python = of_dtensor = has_frames = False
+    origin: Origin | None = None
     while frame is not None:
         module, name = str(frame.f_globals.get("__name__", "")), frame.f_code.co_name
         if _is_in(module, _PASSED_ON):
@@ -178,7 +178,7 @@ def origin_of_call(frame: FrameType | None, *, functional: bool, phase: str) -> 
         else:
             if _CLIPS.search(f"{module}.{name}") and not module.startswith("deepspeed."):
                 return "clipping"
-            decided = _is_in(module, _WRAPPING) and found is None
+            decided = _is_in(module, _WRAPPING) and origin is None
             if module.startswith("torch.distributed.tensor") and not decided:
                 of_dtensor = True
             elif of_dtensor:
@@ -186,19 +186,19 @@ def origin_of_call(frame: FrameType | None, *, functional: bool, phase: str) -> 
             elif not module.startswith(("torch.", "deepspeed.")):
                 # A communication hook of the script's sends DDP's gradients.
                 decided = any(type(value) is GradBucket for value in frame.f_locals.values())
-                found = found or (None if module.partition(".")[0] in _NEUTRAL else "script")
-            elif found is None and _is_in(module, _OF_SCRIPTS):
-                found, decided = "script", False
-            elif found is None and not entered and module == "torch.autograd.graph" and not functional:
+                origin = origin or (None if module.partition(".")[0] in _NEUTRAL else "script")
+            elif origin is None and _is_in(module, _OF_SCRIPTS):
+                origin, decided = "script", False
+            elif origin is None and not has_frames and module == "torch.autograd.graph" and not functional:
                 decided = True
             if decided:
                 once = module == "torch.nn.parallel.distributed" and name in ("_pre_forward", "forward")
                 return None if once and not by_python and not of_dtensor else "wrapper"
-            entered = True
+            has_frames = True
         frame = frame.f_back
     # On a GPU autograd calls DDP's reducer in a thread of its own, without a frame.
     trains = phase == "backward" or (phase == "forward" and torch.is_grad_enabled())
-    unframed = not (entered or by_python or functional)
+    unframed = not (has_frames or by_python or functional)
     return "wrapper" if unframed or (of_dtensor and trains) else "script"
 
 
@@ -466,9 +466,9 @@ class MemoryProbe:
         """Classify as activations what forward has left alive and is neither state nor communication buffer."""
         self.claim(inventory)
         # What was there before forward is no activation, nor is a buffer of messages.
-        known = self._at_forward | self._trace.communicated
+        excluded = self._at_forward | self._trace.communicated
         for number, num_bytes in self._trace.live_bytes.copy().items():
-            if num_bytes and number not in known:
+            if num_bytes and number not in excluded:
                 self._category_of.setdefault(number, "activations")
 
     def after_step(self, inventory: Inventory) -> None:
@@ -484,18 +484,18 @@ class MemoryProbe:
                 else:
                     self._category_of[number] = "workspace"
 
-    def claim_variables(self, named: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
+    def claim_variables(self, named_tensors: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
         """Claim what variables hold and nothing else does; returns the bytes by name, the largest first."""
-        held: Counter[str] = Counter()
+        bytes_by_name: Counter[str] = Counter()
         counted: set[int] = set()
-        for name, tensor in named:
+        for name, tensor in named_tensors:
             number = self._trace.number(tensor)
             if number is None or number in counted:
                 continue
             counted.add(number)
             if self._category_of.setdefault(number, "script") in ("script", "activations"):
-                held[name] += self._trace.live_bytes.get(number, 0)
-        return {name: num_bytes for name, num_bytes in held.most_common() if num_bytes}
+                bytes_by_name[name] += self._trace.live_bytes.get(number, 0)
+        return {name: num_bytes for name, num_bytes in bytes_by_name.most_common() if num_bytes}
 
     def category(self, number: int) -> Category:
         """Category of a storage, once the step is over."""
@@ -503,9 +503,9 @@ class MemoryProbe:
 
     def measure(self, step: int, device: torch.device) -> tuple[Memory, tuple[MemorySample, ...]]:
         """Measure the largest bytes by category within a step, the peak of their sum, and its timeline."""
-        held: dict[Category, int] = defaultdict(int)
+        category_bytes: dict[Category, int] = defaultdict(int)
         largest: dict[Category, int] = defaultdict(int)
-        peak_bytes, peak_moment, at_peak = 0, "", dict(held)
+        peak_bytes, peak_moment, at_peak = 0, "", dict(category_bytes)
         host_bytes = most_host_bytes = 0
         moments: list[tuple[StorageEvent, dict[Category, int]]] = []
         bytes_of_storage: Counter[int] = Counter()
@@ -517,8 +517,8 @@ class MemoryProbe:
                 # From here on a variable alone holds it.
                 number, _ = moves.pop()
                 variables.add(number)
-                held[self.category(number)] -= bytes_of_storage[number]
-                held["script"] += bytes_of_storage[number]
+                category_bytes[self.category(number)] -= bytes_of_storage[number]
+                category_bytes["script"] += bytes_of_storage[number]
             bytes_of_storage[event.storage] += event.delta_bytes
             if event.storage in self._on_host:
                 host_bytes += event.delta_bytes
@@ -528,16 +528,16 @@ class MemoryProbe:
             category = "script" if event.storage in variables else self.category(event.storage)
             if event.step == step and not moments:
                 # At its first event: what earlier steps have left counts as well.
-                largest.update(held)
+                largest.update(category_bytes)
                 most_host_bytes = max(most_host_bytes, host_bytes)
-            held[category] += event.delta_bytes
+            category_bytes[category] += event.delta_bytes
             if event.step != step:
                 continue
-            largest[category] = max(largest[category], held[category])
-            total_bytes = sum(held.values())
+            largest[category] = max(largest[category], category_bytes[category])
+            total_bytes = sum(category_bytes.values())
             if total_bytes > peak_bytes:
-                peak_bytes, peak_moment, at_peak = total_bytes, event.phase, dict(held)
-            moments.append((event, dict(held)))
+                peak_bytes, peak_moment, at_peak = total_bytes, event.phase, dict(category_bytes)
+            moments.append((event, dict(category_bytes)))
         sizes: dict[str, int | None] = {f"{category}_bytes": largest[category] for category in CATEGORIES}
         is_whole = step not in self._trace.elsewhere
         if not is_whole:
@@ -561,14 +561,16 @@ def _samples(moments: list[tuple[StorageEvent, dict[Category, int]]]) -> tuple[M
     start_s = moments[0][0].time_s
     stretch = -(-len(moments) // MAX_SAMPLES)
     chosen = [
-        max(moments[first : first + stretch], key=lambda moment: sum(moment[1].values()))
-        for first in range(0, len(moments), stretch)
+        max(moments[start : start + stretch], key=lambda moment: sum(moment[1].values()))
+        for start in range(0, len(moments), stretch)
     ]
     return tuple(
         MemorySample(
-            time_s=event.time_s - start_s, phase=event.phase, bytes_by_category={str(k): v for k, v in held.items()}
+            time_s=event.time_s - start_s,
+            phase=event.phase,
+            bytes_by_category={str(k): v for k, v in category_bytes.items()},
         )
-        for event, held in chosen
+        for event, category_bytes in chosen
     )
 
 
@@ -615,5 +617,7 @@ def traffic_of(calls: Iterable[CollectiveCall], step: int, *, dp_every_steps: in
             every_steps=dp_every_steps if group == "dp" else 1,
             origin=origin,
         )
-        for origin, collective, group, size in sorted(count, key=lambda one: (ORIGINS.index(one[0]), one[1:]))
+        for origin, collective, group, size in sorted(
+            count, key=lambda call_key: (ORIGINS.index(call_key[0]), call_key[1:])
+        )
     )

@@ -56,29 +56,29 @@ class ClockOffset(NamedTuple):
     uncertainty_s: float
 
 
-def offset_to_first(group: dist.ProcessGroup | None, now: Callable[[], float] = time.perf_counter) -> ClockOffset:
+def offset_to_first(group: dist.ProcessGroup | None, clock: Callable[[], float] = time.perf_counter) -> ClockOffset:
     """Compare this rank's clock with rank 0's; a collective call.
 
     Args:
         group: all ranks, of a backend that communicates from the CPU; None with one process.
-        now: this rank's clock.
+        clock: this rank's clock.
     """
     if group is None or group.size() == 1:
         return ClockOffset(0.0, 0.0)
     message = torch.zeros(1, dtype=torch.float64)
     best = ClockOffset(0.0, float("inf"))
-    for other in range(1, group.size()):
+    for peer in range(1, group.size()):
         for _ in range(ROUND_TRIPS):
             # Who: rank 0 and one other. What: a question and the time as the answer. How much: 8 bytes each way.
             if group.rank() == 0:
-                dist.recv(message, other, group=group)  # of all ranks: each has the same number in it
-                message.fill_(now())
-                dist.send(message, other, group=group)
-            elif group.rank() == other:
-                asked_s = now()
+                dist.recv(message, peer, group=group)  # of all ranks: each has the same number in it
+                message.fill_(clock())
+                dist.send(message, peer, group=group)
+            elif group.rank() == peer:
+                asked_s = clock()
                 dist.send(message, 0, group=group)
                 dist.recv(message, 0, group=group)
-                answered_s = now()
+                answered_s = clock()
                 # Rank 0 has read its clock somewhere within the round trip: in the middle, give or take half of it.
                 half_s = (answered_s - asked_s) / 2
                 if half_s < best.uncertainty_s:
@@ -166,8 +166,10 @@ class LoadWatch:
     """
 
     def __init__(self, engine: Engine) -> None:
-        found = engine.module.named_modules() if hasattr(engine, "module") else ()
-        self._layers = [(name, layer) for name, layer in found if hasattr(layer, "routing") and hasattr(layer, "last")]
+        modules = engine.module.named_modules() if hasattr(engine, "module") else ()
+        self._layers = [
+            (name, layer) for name, layer in modules if hasattr(layer, "routing") and hasattr(layer, "last")
+        ]
         self._loads: dict[str, list[Any]] = {}
         if self._layers:
             self._watch(engine)
@@ -175,11 +177,11 @@ class LoadWatch:
     def _watch(self, engine: Engine) -> None:
         backward = engine.backward
 
-        def noting(loss: Tensor, *, last: bool) -> None:
+        def noting(loss: Tensor, *, is_last: bool) -> None:
             for name, layer in self._layers:
                 # Before the pass itself, in which recomputation sets `last` anew.
                 self._loads.setdefault(name, []).append(layer.last)
-            backward(loss, last=last)
+            backward(loss, is_last=is_last)
 
         engine.backward = noting  # type: ignore[method-assign]
 
@@ -265,10 +267,10 @@ def open_batches(config: RunConfig, dp_rank: int, first_step: int = 0, *, cp_ran
         skipped=first_step * layout.micro_batches,
     )
     workers = 4 if config.data_name == "imagenet" else 0
-    whole = micro_batches(dataset, sampler, num_workers=workers, worker_init_fn=ignore_stop_signal)
+    batches = micro_batches(dataset, sampler, num_workers=workers, worker_init_fn=ignore_stop_signal)
     length_of = partial(length_at, config) if config.sequence_length is not None else None
-    own = partial(own_tokens, rank=cp_rank, size=layout.cp, order="zigzag") if layout.cp > 1 else None
-    return CutToLength(whole, length_of, micro_batches=layout.micro_batches, first_step=first_step, own=own)
+    token_slice = partial(own_tokens, rank=cp_rank, size=layout.cp, order="zigzag") if layout.cp > 1 else None
+    return CutToLength(batches, length_of, micro_batches=layout.micro_batches, first_step=first_step, own=token_slice)
 
 
 def build_model(config: RunConfig) -> torch.nn.Module:
@@ -315,10 +317,10 @@ def accumulate(
             return engine.run(samples)
     losses = []
     for index in range(micro_batches):
-        last = index == micro_batches - 1
+        is_last = index == micro_batches - 1
         inputs, targets = _read(engine, batches, probes)
-        loss = engine.forward(inputs, targets, last=last)
-        engine.backward(loss, last=last)
+        loss = engine.forward(inputs, targets, is_last=is_last)
+        engine.backward(loss, is_last=is_last)
         losses.append(loss.detach())
     return torch.stack(losses).mean()
 
@@ -328,12 +330,12 @@ def _read(
 ) -> tuple[Tensor, Tensor]:
     """The next micro-batch, on the device."""
     if probes is None:
-        inputs, targets = tree_map(lambda one: one.to(engine.device), next(batches))
+        inputs, targets = tree_map(lambda tensor: tensor.to(engine.device), next(batches))
         return inputs, targets
     with probes.clock.phase("data"):
         with probes.loading():
             samples = next(batches)
-        inputs, targets = tree_map(lambda one: one.to(engine.device), samples)
+        inputs, targets = tree_map(lambda tensor: tensor.to(engine.device), samples)
         probes.loaded(*tree_leaves((inputs, targets)))
     return inputs, targets
 

@@ -210,12 +210,12 @@ def seconds_at_peak(flops: Mapping[torch.dtype, int], gpu: Device | None) -> flo
         torch.bfloat16: "bf16",
         torch.float16: "fp16",
     }
-    rates = [gpu.peak_flops.get(names[one]) if gpu and one in names else None for one in flops]
-    known = [rate for rate in rates if rate]
+    rates = [gpu.peak_flops.get(names[dtype]) if gpu and dtype in names else None for dtype in flops]
+    peak_rates = [rate for rate in rates if rate]
     # One type without a known rate, and the sum would be too small.
-    if not flops or len(known) < len(rates):
+    if not flops or len(peak_rates) < len(rates):
         return None
-    return sum(count / rate for count, rate in zip(flops.values(), known, strict=True))
+    return sum(count / rate for count, rate in zip(flops.values(), peak_rates, strict=True))
 
 
 class Probes:
@@ -290,8 +290,8 @@ class Probes:
             self.steady_step = self._steady_from(step)
 
     def _steady_from(self, step: int) -> int:
-        whole = first_whole_step(self.config) if self.config.curriculum != "none" else 0
-        return settled_step(self.config, step, at_least=whole + 1)
+        first_full_step = first_whole_step(self.config) if self.config.curriculum != "none" else 0
+        return settled_step(self.config, step, at_least=first_full_step + 1)
 
     def _phase_begins(self, phase: str) -> None:
         if not self._tracing or self._engine is None:
@@ -406,9 +406,9 @@ class Probes:
         self._measure(memory, timeline)
         return True
 
-    def variables(self, named: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
+    def variables(self, named_tensors: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
         """Claim what variables of a script hold, and sum its bytes by the variables' names, the largest first."""
-        return self.memory.claim_variables(named)
+        return self.memory.claim_variables(named_tensors)
 
     def _stop_tracing(self) -> None:
         self.close()

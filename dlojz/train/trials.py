@@ -148,25 +148,25 @@ def measure_forms(config: RunConfig, forms: Sequence[str] = FORMS, rounds: int =
             fr="on compare les formes sur un processus en au moins un tour, mais "
             f"{config.layout.degrees} et rounds={rounds} ont été reçus.",
         )
-    least = max(config.steps, TRACED_STEPS)
-    configs = [RunConfig(**{**config.to_dict(), "update": form, "steps": least}) for form in forms]
+    steps = max(config.steps, TRACED_STEPS)
+    configs = [RunConfig(**{**config.to_dict(), "update": form, "steps": steps}) for form in forms]
     batch = next(open_batches(config, 0))
-    trained = [_Trained(each, batch) for each in configs]
+    trained = [_Trained(form_config, batch) for form_config in configs]
     for number in range(rounds):
-        first = number % len(trained)
-        for one in (*trained[first:], *trained[:first]):
-            one.step()
+        offset = number % len(trained)
+        for training in (*trained[offset:], *trained[:offset]):
+            training.step()
     shapes = model_shapes(config)
-    return [_measure(one, trained[0], shapes) for one in trained]
+    return [_measure(training, trained[0], shapes) for training in trained]
 
 
-def _measure(one: _Trained, first: _Trained, shapes: ModelShapes) -> FormMeasure:
-    config, on_cpu = one.config, one.device.type == "cpu"
-    ratios = [own_s / its_s for own_s, its_s in zip(one.steps_s, first.steps_s, strict=True)]
+def _measure(training: _Trained, baseline: _Trained, shapes: ModelShapes) -> FormMeasure:
+    config, on_cpu = training.config, training.device.type == "cpu"
+    ratios = [own_s / its_s for own_s, its_s in zip(training.steps_s, baseline.steps_s, strict=True)]
     # One round has no quartiles: its ratio stands for all three.
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else 3 * ratios
     after = config.update not in IN_PASSES
-    updates = [own_s / its_s for own_s, its_s in zip(one.updates_s, first.updates_s, strict=True)]
+    updates = [own_s / its_s for own_s, its_s in zip(training.updates_s, baseline.updates_s, strict=True)]
     modules: dict[str, list[int]] = {}
     for parameter in shapes.parameters:
         modules.setdefault(parameter.module, []).append(parameter.numel)
@@ -177,23 +177,23 @@ def _measure(one: _Trained, first: _Trained, shapes: ModelShapes) -> FormMeasure
         form=config.update,
         parameters=shapes.num_parameters,
         tensors=len(shapes.parameters),
-        update_s=statistics.median(one.updates_s) if after else None,
-        step_s=statistics.median(one.steps_s),
-        update_ratio=statistics.median(updates) if after and first.config.update not in IN_PASSES else None,
+        update_s=statistics.median(training.updates_s) if after else None,
+        step_s=statistics.median(training.steps_s),
+        update_ratio=statistics.median(updates) if after and baseline.config.update not in IN_PASSES else None,
         step_ratio=middle,
         step_ratio_low=low,
         step_ratio_high=high,
         predicted_peak_bytes=predict(config).memory.peak_bytes if on_cpu else None,
-        measured_peak_bytes=one.peak_bytes,
+        measured_peak_bytes=training.peak_bytes,
         predicted_gradient_bytes=gradient_bytes_at_most(together),
         rounds=len(ratios),
-        device="CPU" if on_cpu else torch.cuda.get_device_name(one.device),
+        device="CPU" if on_cpu else torch.cuda.get_device_name(training.device),
     )
 
 
 def write_measures(path: str | Path, measures: Sequence[FormMeasure]) -> None:
     """Write measurements as JSON."""
-    write_atomic(Path(path), json.dumps([asdict(one) for one in measures], indent=1) + "\n")
+    write_atomic(Path(path), json.dumps([asdict(measure) for measure in measures], indent=1) + "\n")
 
 
 HELD_OUT_SHARE = 10
@@ -222,22 +222,22 @@ def train_trial(
         LabError: if the run is not one process with adamw on the lab's prose.
     """
     _check(config)
-    whole = whole_length(config)
-    prose = ProseWindows(whole)
+    full_length = whole_length(config)
+    prose = ProseWindows(full_length)
     # Windows from this number on are held out.
     trained = len(prose) - len(prose) // HELD_OUT_SHARE
     engine = Engine(config, build_model(config), torch.device("cpu"))
     batches = _batches(config, prose, trained)
-    asked = [prose[index] for index in _spread(trained, len(prose), EVALUATED)]
+    held_out_samples = [prose[index] for index in _spread(trained, len(prose), EVALUATED)]
     goal = tokens or 0
-    every = max(1, (goal or config.steps * config.layout.global_batch * whole) // evaluations)
-    told: dict[str, list[float]] = {name: [] for name in ("losses", "step_s", "variance_norm", "variance_max")}
+    tokens_per_evaluation = max(1, (goal or config.steps * config.layout.global_batch * full_length) // evaluations)
+    columns: dict[str, list[float]] = {name: [] for name in ("losses", "step_s", "variance_norm", "variance_max")}
     counts: list[int] = []
     # Before any update: where all trials begin.
-    held_out = [HeldOutLoss(step=0, tokens=0, seconds=0.0, loss=_evaluate(engine.module, asked))]
-    step, read, diverged = 0, 0, False
+    held_out = [HeldOutLoss(step=0, tokens=0, seconds=0.0, loss=_evaluate(engine.module, held_out_samples))]
+    step, tokens_read, diverged = 0, 0, False
     show = bar(goal or config.steps)
-    while (read < goal) if goal else (step < config.steps):
+    while (tokens_read < goal) if goal else (step < config.steps):
         start_s = time.perf_counter()
         loss = float(accumulate(engine, batches, config.layout.micro_batches, None))
         engine.update()
@@ -248,24 +248,26 @@ def train_trial(
             break
         counts.append(batches.take_tokens())
         norm, largest = variance_of(engine.optimizer)
-        for name, value in zip(told, (loss, step_s, norm, largest), strict=True):
-            told[name].append(value)
-        step, read = step + 1, read + counts[-1]
+        for name, value in zip(columns, (loss, step_s, norm, largest), strict=True):
+            columns[name].append(value)
+        step, tokens_read = step + 1, tokens_read + counts[-1]
         # This step has passed a multiple of it.
-        if read // every > (read - counts[-1]) // every:
-            held = _evaluate(engine.module, asked)
-            if math.isfinite(held):
-                held_out.append(HeldOutLoss(step=step, tokens=read, seconds=sum(told["step_s"]), loss=held))
-        show(read if goal else step)
+        if tokens_read // tokens_per_evaluation > (tokens_read - counts[-1]) // tokens_per_evaluation:
+            held_out_loss = _evaluate(engine.module, held_out_samples)
+            if math.isfinite(held_out_loss):
+                held_out.append(
+                    HeldOutLoss(step=step, tokens=tokens_read, seconds=sum(columns["step_s"]), loss=held_out_loss)
+                )
+        show(tokens_read if goal else step)
         if tell is not None:
-            tell(step, read, loss)
+            tell(step, tokens_read, loss)
     return Trajectory(
         config=config,
         lengths=tuple(length_at(config, number) for number in range(step)),
         tokens=tuple(counts),
         held_out=tuple(held_out),
         diverged=diverged,
-        **{name: tuple(values) for name, values in told.items()},
+        **{name: tuple(values) for name, values in columns.items()},
     )
 
 
@@ -299,17 +301,17 @@ def _batches(config: RunConfig, prose: ProseWindows, trained: int) -> CutToLengt
     sampler = MicroBatchSampler(
         trained, micro_batch=layout.micro_batch, global_batch=layout.global_batch, seed=config.seed
     )
-    whole = micro_batches(Subset(prose, range(trained)), sampler)
-    return CutToLength(whole, lambda step: length_at(config, step), micro_batches=layout.micro_batches)
+    batches = micro_batches(Subset(prose, range(trained)), sampler)
+    return CutToLength(batches, lambda step: length_at(config, step), micro_batches=layout.micro_batches)
 
 
-def _spread(first: int, after: int, wanted: int) -> list[int]:
-    """At most so many numbers from `first` to `after`, evenly spread."""
-    wanted = min(wanted, after - first)
-    return [first + number * (after - first) // wanted for number in range(wanted)]
+def _spread(start: int, after: int, count: int) -> list[int]:
+    """At most so many numbers from `start` to `after`, evenly spread."""
+    count = min(count, after - start)
+    return [start + number * (after - start) // count for number in range(count)]
 
 
 @torch.no_grad()
-def _evaluate(model: nn.Module, asked: list[tuple[Tensor, Tensor]]) -> float:
-    inputs, targets = (torch.stack(column) for column in zip(*asked, strict=True))
+def _evaluate(model: nn.Module, samples: list[tuple[Tensor, Tensor]]) -> float:
+    inputs, targets = (torch.stack(column) for column in zip(*samples, strict=True))
     return float(mean_loss(model(inputs), targets))

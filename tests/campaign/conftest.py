@@ -49,7 +49,7 @@ def keep_record() -> Callable[..., Path]:
     """A finished run of a configuration, in a root."""
 
     def keep(config: RunConfig, root: Path, status: str = "completed", rate: float = 100.0, **fields: object) -> Path:
-        folder, _ = claim(config, root, again=True)
+        folder, _ = claim(config, root, force_new=True)
         footprint = Footprint(
             source="measured",
             memory=Memory(peak_bytes=2**20),

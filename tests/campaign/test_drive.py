@@ -55,7 +55,7 @@ def _drive(plan: CampaignPlan, root: Path, **options: Any) -> list[str]:
         plan,
         [Outlook()] * len(plan.points),
         root,
-        told=lambda results: told.append(" ".join(result.state for result in results)),
+        on_change=lambda results: told.append(" ".join(result.state for result in results)),
         **{"on": "local", **options},
     )
     assert told[-1] == " ".join(result.state for result in results)

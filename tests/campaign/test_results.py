@@ -161,7 +161,7 @@ def test_a_job_that_waits_says_why(
     campaign: Campaign, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, language: Any, label: str, why: str
 ) -> None:
     plan = expand(campaign)
-    folder, _ = claim(plan.points[0].config, tmp_path, again=True)
+    folder, _ = claim(plan.points[0].config, tmp_path, force_new=True)
     Job(machine="local", name=folder.name, job_id="12", submitted_utc="2020-01-01T00:00:00+00:00").write(folder)
     fakeslurm = runpy.run_path(str(Path(__file__).parents[1] / "fakeslurm" / "fixture.py"))
     use_language(language)

@@ -38,7 +38,7 @@ def tiny(tmp_path: Path) -> str:
 
 def _ends(config: RunConfig, root: Path, status: str = "completed") -> Run:
     """In place of `dlojz.running.launch.run`: a run that ends at once."""
-    folder, _ = claim(config, root, again=True)
+    folder, _ = claim(config, root, force_new=True)
     measured = Footprint(
         source="measured", memory=Memory(peak_bytes=2**24), phases=Phases(step_s=0.1), samples_per_s=99.0
     )

@@ -42,7 +42,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The folder of a run that is a job."""
-    made, _ = claim(CONFIG, tmp_path / "runs", again=True)
+    made, _ = claim(CONFIG, tmp_path / "runs", force_new=True)
     Job(machine="local", name=made.name, job_id="12", submitted_utc="2020-01-01T00:00:00+00:00").write(made)
     return made
 

@@ -145,7 +145,7 @@ def test_the_open_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
 def a_run(tmp_path: Path) -> Iterator[Run]:
     """A run, while no lab is open."""
     answer_with(None)
-    folder, _ = claim(dlojz.RunConfig.of(model="vit_tiny", steps=1), tmp_path / "runs", again=True)
+    folder, _ = claim(dlojz.RunConfig.of(model="vit_tiny", steps=1), tmp_path / "runs", force_new=True)
     yield Run(folder)
     answer_with(None)
 

@@ -99,7 +99,7 @@ def test_gradients_become_ready_in_the_order_predicted(model: str, fields: dict[
     for number, parameter in enumerate(engine.module.parameters()):
         parameter.register_post_accumulate_grad_hook(lambda _, number=number: order.append(number))
     inputs, targets = next(open_batches(config, 0))
-    engine.backward(engine.forward(inputs, targets, last=True), last=True)
+    engine.backward(engine.forward(inputs, targets, is_last=True), is_last=True)
     assert ready_order(config) == tuple(order)
     assert sorted(order) == list(range(len(order)))
 

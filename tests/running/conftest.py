@@ -36,7 +36,7 @@ def make_folder(tmp_path: Path, gone_pid: int) -> MakeFolder:
     """A run folder whose launcher has vanished, with the events given by rank."""
 
     def make(config: RunConfig, events: dict[int, list[dict[str, Any]]] | None = None, *, alive: bool = False) -> Path:
-        folder, _ = claim(config, tmp_path / "runs", again=True)
+        folder, _ = claim(config, tmp_path / "runs", force_new=True)
         if not alive:
             owner = json.loads((folder / "launch.json").read_text())
             (folder / "launch.json").write_text(json.dumps({**owner, "pid": gone_pid}))

@@ -135,7 +135,7 @@ def test_the_bar_tells_state_steps_loss_and_rate(
     # The bar of a terminal: tqdm chooses once per process, and another test may have looked like a notebook.
     monkeypatch.setattr("tqdm.auto.tqdm", tqdm.std.tqdm)
     folder = make_folder(config, alive=True)
-    bar = ProgressBar(folder, config, shown=True)
+    bar = ProgressBar(folder, config, enabled=True)
     bar.update("queued")
     assert "starting 2 processes" in screen.getvalue()
     make_events = make_folder(config, {0: told(4)}) / "events" / "rank-0.jsonl"

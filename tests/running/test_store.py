@@ -32,7 +32,7 @@ def test_the_same_configuration_finds_its_run(config: RunConfig, tmp_path: Path)
 
 def test_again_and_other_configurations_make_another(config: RunConfig, tmp_path: Path) -> None:
     other = RunConfig.of(model="coatnet_tiny", dp=2, steps=5)
-    folders = {claim(config, tmp_path)[0], claim(config, tmp_path, again=True)[0], claim(other, tmp_path)[0]}
+    folders = {claim(config, tmp_path)[0], claim(config, tmp_path, force_new=True)[0], claim(other, tmp_path)[0]}
     assert len(folders) == 3 == len(runs(tmp_path))
 
 
@@ -126,7 +126,7 @@ def test_another_run_is_made_on_demand_and_one_that_serves_is_preferred(
     cut_off = make_folder(config, {0: told(2, late), 1: told(2, late)})
     keep_checkpoint(cut_off, config, 2)
     assert claim(config, serves.parent) == (serves, False)
-    assert claim(config, serves.parent, again=True)[0] not in (serves, cut_off)
+    assert claim(config, serves.parent, force_new=True)[0] not in (serves, cut_off)
 
 
 def test_a_checkpoint_that_was_never_committed_is_none(
@@ -225,7 +225,7 @@ def test_a_foreign_folder_is_no_run_and_a_gutted_one_is_named(
 
 
 def test_newest_first(config: RunConfig, tmp_path: Path) -> None:
-    made = [claim(config, tmp_path, again=True)[0] for _ in range(5)]
+    made = [claim(config, tmp_path, force_new=True)[0] for _ in range(5)]
     for age, folder in enumerate(reversed(made)):
         os.utime(folder / "config.json", (2e9 - age, 2e9 - age))
     assert [run.folder for run in runs(tmp_path)] == made[::-1]
@@ -235,7 +235,7 @@ def test_find_by_prefix_and_its_refusals(config: RunConfig, tmp_path: Path) -> N
     one, _ = claim(config, tmp_path)
     assert find(one.name, tmp_path).folder == find(one.name[:-1], tmp_path).folder == one
     assert find(str(one), tmp_path).folder == one
-    claim(config, tmp_path, again=True)
+    claim(config, tmp_path, force_new=True)
     with pytest.raises(LabError, match="give more of it"):
         find(one.name[:4], tmp_path)
     with pytest.raises(LabError, match=one.name):

@@ -82,11 +82,11 @@ def steps_of(config: RunConfig, rank: int) -> dict[str, Any]:
         total = 0.0
         for index in range(count):
             inputs, targets = next(batches)
-            loss = engine.forward(inputs, targets, last=index == count - 1)
+            loss = engine.forward(inputs, targets, is_last=index == count - 1)
             if engine.offload is not None:
                 kept = engine.offload.offloaded_bytes
                 assert kept == num_bytes(engine.offload.host_copies())
-            engine.backward(loss, last=index == count - 1)
+            engine.backward(loss, is_last=index == count - 1)
             total += float(loss.detach())
             del loss
             for category, tensors in engine.inventory().items() if step else ():

@@ -62,7 +62,7 @@ def model_of(config: RunConfig) -> BlockList:
 def one_step(config: RunConfig, engine: Any) -> None:
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(256, (2, 17), generator=generator)
-    engine.backward(engine.forward(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), last=True), last=True)
+    engine.backward(engine.forward(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), is_last=True), is_last=True)
 
 
 def counted(config: RunConfig) -> dict[str, list[int]]:

@@ -184,13 +184,13 @@ def program(name: str, rank: int, size: int, *, per_node: int | None = None) -> 
     """
     chosen = algorithm(name)
     # Checked for every algorithm, though only those with nodes use it.
-    nodes = node_size(size, per_node)
+    node_ranks = node_size(size, per_node)
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < size:
         raise refusal(
             en=f"rank {rank!r} does not exist: {size} ranks are numbered 0 to {size - 1}.",
             fr=f"le rang {rank!r} n’existe pas : {size} rangs sont numérotés de 0 à {size - 1}.",
         )
-    return tuple(chosen.steps(rank, size, nodes))
+    return tuple(chosen.steps(rank, size, node_ranks))
 
 
 def programs(name: str, size: int, *, per_node: int | None = None) -> list[tuple[CollectiveStep, ...]]:

@@ -73,47 +73,47 @@ Steps = Iterator[CollectiveStep]
 Block = tuple[int, ...]
 
 
-def reduce_scatter(place: int, ranks: Sequence[int], blocks: Sequence[Block]) -> Steps:
+def reduce_scatter(position: int, ranks: Sequence[int], blocks: Sequence[Block]) -> Steps:
     """Reduce-scatter on a ring: each block travels round, and every rank it passes adds its own part.
 
     Args:
-        place: this rank's place in the ring.
+        position: this rank's place in the ring.
         ranks: the ring, in its order.
         blocks: the chunks of each place's block; place i ends with the whole sum of `blocks[i]`.
     """
     size = len(ranks)
-    left, right = ranks[(place - 1) % size], ranks[(place + 1) % size]
+    left_rank, right_rank = ranks[(position - 1) % size], ranks[(position + 1) % size]
     # p − 1 steps; in each one block goes out and one comes in (1/p of the message, where blocks are equal).
     for step in range(size - 1):
         # Block i leaves position i + 1 in step 0, and reaches position i in the last step with all p parts added.
-        leaving, arriving = blocks[(place - step - 1) % size], blocks[(place - step - 2) % size]
-        yield CollectiveStep(Send(right, leaving), Receive(left, arriving, add=True))
+        leaving, arriving = blocks[(position - step - 1) % size], blocks[(position - step - 2) % size]
+        yield CollectiveStep(Send(right_rank, leaving), Receive(left_rank, arriving, add=True))
 
 
-def all_gather(place: int, ranks: Sequence[int], blocks: Sequence[Block]) -> Steps:
+def all_gather(position: int, ranks: Sequence[int], blocks: Sequence[Block]) -> Steps:
     """All-gather on a ring: each rank passes on what it received in the step before, beginning with its own block.
 
     Args:
-        place: this rank's place in the ring, who holds `blocks[position]` at the start.
+        position: this rank's place in the ring, who holds `blocks[position]` at the start.
         ranks: the ring, in its order.
         blocks: the chunks of each place's block; all ranks end with all of them.
     """
     size = len(ranks)
-    left, right = ranks[(place - 1) % size], ranks[(place + 1) % size]
+    left_rank, right_rank = ranks[(position - 1) % size], ranks[(position + 1) % size]
     # Step 0: this position's own block; step s: the one that came in step s − 1.
     for step in range(size - 1):
-        leaving, arriving = blocks[(place - step) % size], blocks[(place - step - 1) % size]
-        yield CollectiveStep(Send(right, leaving), Receive(left, arriving, add=False))
+        leaving, arriving = blocks[(position - step) % size], blocks[(position - step - 1) % size]
+        yield CollectiveStep(Send(right_rank, leaving), Receive(left_rank, arriving, add=False))
 
 
-def ring_all_reduce(place: int, ranks: Sequence[int], blocks: Sequence[Block]) -> Steps:
+def ring_all_reduce(position: int, ranks: Sequence[int], blocks: Sequence[Block]) -> Steps:
     """All-reduce on a ring: reduce-scatter, then all-gather, 2(p − 1) steps with 1/p of the message each.
 
     In step s of the reduce-scatter, place r sends block r − s, so that it ends with the whole sum of block r + 1.
     """
     turned = [*blocks[1:], *blocks[:1]]
-    yield from reduce_scatter(place, ranks, turned)
-    yield from all_gather(place, ranks, turned)
+    yield from reduce_scatter(position, ranks, turned)
+    yield from all_gather(position, ranks, turned)
 
 
 WHOLE = (0,)
@@ -157,18 +157,18 @@ def tree_all_reduce(rank: int, size: int) -> Steps:
 def hierarchical_all_reduce(rank: int, size: int, per_node: int) -> Steps:
     """All-reduce on two levels of rings: reduce-scatter inside the node, all-reduce across, all-gather inside."""
     num_nodes = size // per_node
-    node, place = divmod(rank, per_node)
+    node, position = divmod(rank, per_node)
     # Node's ranks in order; `across`: the ranks at the same position of every node.
-    inside = [node * per_node + other for other in range(per_node)]
-    across = [other * per_node + place for other in range(num_nodes)]
+    inside = [node * per_node + local_rank for local_rank in range(per_node)]
+    across = [peer_node * per_node + position for peer_node in range(num_nodes)]
     # p chunks: shard i is chunks i·m … i·m + m − 1 for m nodes, one chunk per node for the ring across.
     shards = [tuple(range(shard * num_nodes, (shard + 1) * num_nodes)) for shard in range(per_node)]
     # g − 1 steps with 1/g of the message, inside the node.
-    yield from reduce_scatter(place, inside, shards)
+    yield from reduce_scatter(position, inside, shards)
     # 2(m − 1) steps with 1/p of the message: this rank's shard alone crosses nodes.
-    yield from ring_all_reduce(node, across, [(chunk,) for chunk in shards[place]])
+    yield from ring_all_reduce(node, across, [(chunk,) for chunk in shards[position]])
     # g − 1 steps with 1/g again.
-    yield from all_gather(place, inside, shards)
+    yield from all_gather(position, inside, shards)
 
 
 def default_per_node(size: int) -> int:
@@ -197,11 +197,11 @@ def _partner(rank: int, step: int, size: int) -> int:
     """Partner of a rank; itself where it rests."""
     # Circle method over `odd` seats: r meets step − r; for an even p the last rank meets whoever would meet themselves.
     odd = size - 1 if size % 2 == 0 else size
-    last = size - 1
-    if size % 2 == 0 and rank == last:  # it keeps its seat, and meets whoever would meet themselves
-        return next(other for other in range(odd) if (2 * other - step) % odd == 0)
+    last_rank = size - 1
+    if size % 2 == 0 and rank == last_rank:  # it keeps its seat, and meets whoever would meet themselves
+        return next(candidate for candidate in range(odd) if (2 * candidate - step) % odd == 0)
     partner = (step - rank) % odd
-    return last if partner == rank and size % 2 == 0 else partner
+    return last_rank if partner == rank and size % 2 == 0 else partner
 
 
 def largest_power(size: int) -> int:
@@ -247,16 +247,16 @@ def halving_all_reduce(rank: int, size: int) -> Steps:
         distance = 1
         while distance < power:
             partner, middle = ranks[number ^ distance], len(window) // 2
-            kept, given = window[:middle], window[middle:]
+            own_half, partner_half = window[:middle], window[middle:]
             # Partners differ in this bit of their numbers; the one that has it set goes on with the upper half.
             if number & distance:
-                kept, given = given, kept
-            yield CollectiveStep(Send(partner, given), Receive(partner, kept, add=True))
-            undo.append((partner, kept, given))
-            window, distance = kept, 2 * distance
+                own_half, partner_half = partner_half, own_half
+            yield CollectiveStep(Send(partner, partner_half), Receive(partner, own_half, add=True))
+            undo.append((partner, own_half, partner_half))
+            window, distance = own_half, 2 * distance
         # The way back: each sends the half whose whole sum it has, and gets the other one.
-        for partner, kept, given in reversed(undo):
-            yield CollectiveStep(Send(partner, kept), Receive(partner, given, add=False))
+        for partner, own_half, partner_half in reversed(undo):
+            yield CollectiveStep(Send(partner, own_half), Receive(partner, partner_half, add=False))
 
     yield from folded(rank, size, tuple(range(power)), swaps, num_rounds=2 * (power.bit_length() - 1))
 

@@ -84,7 +84,7 @@ def fit(points: Iterable[Sequence[object]]) -> AlphaBetaFit:
     Raises:
         LabError: if the points do not determine a line.
     """
-    measured = tuple(_point(each) for each in points)
+    measured = tuple(_point(point) for point in points)
     sizes = sorted({point.message_bytes for point in measured})
     # With one size of message, α and β cannot be told apart.
     if len(measured) < MIN_POINTS or len(sizes) < 2:
@@ -123,9 +123,9 @@ def fit(points: Iterable[Sequence[object]]) -> AlphaBetaFit:
     )
 
 
-def _point(each: Sequence[object]) -> TimedMessage:
+def _point(fields: Sequence[object]) -> TimedMessage:
     try:
-        point = TimedMessage(*each)  # type: ignore[arg-type]
+        point = TimedMessage(*fields)  # type: ignore[arg-type]
         # One rank sends nothing, and a time of 0 has no relative error.
         legal = (
             point.message_bytes > 0
@@ -137,11 +137,11 @@ def _point(each: Sequence[object]) -> TimedMessage:
     except TypeError:  # another number of parts, or a text where a number belongs
         legal = False
     if not legal:
-        shown = tuple(each) if isinstance(each, list | tuple) else each
+        printable_fields = tuple(fields) if isinstance(fields, list | tuple) else fields
         raise refusal(
             en="a point is (bytes, seconds, ranks, collective) with positive bytes and seconds "
-            f"and at least 2 ranks, but {shown!r} was received.",
+            f"and at least 2 ranks, but {printable_fields!r} was received.",
             fr="un point est (octets, secondes, rangs, communication) avec des octets et des secondes positifs "
-            f"et au moins 2 rangs, mais {shown!r} a été reçu.",
+            f"et au moins 2 rangs, mais {printable_fields!r} a été reçu.",
         )
     return point

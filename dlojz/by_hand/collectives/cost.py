@@ -46,10 +46,10 @@ class Terms(NamedTuple):
     moved: Fraction
     added: Fraction
 
-    def __add__(self, other: object) -> Terms:
-        if not isinstance(other, Terms):
+    def __add__(self, addend: object) -> Terms:
+        if not isinstance(addend, Terms):
             return NotImplemented
-        return Terms(self.rounds + other.rounds, self.moved + other.moved, self.added + other.added)
+        return Terms(self.rounds + addend.rounds, self.moved + addend.moved, self.added + addend.added)
 
     def seconds(self, message_bytes: float, link: Link) -> float:
         """Compute the time over links of one kind; the time to add is counted in β."""
@@ -156,7 +156,7 @@ def cost_s(
     Raises:
         LabError: if a name or number is not legal.
     """
-    for what, value in (
+    for quantity, value in (
         ("message_bytes", message_bytes),
         ("alpha_s", alpha_s),
         ("beta_s_per_byte", beta_s_per_byte),
@@ -164,21 +164,23 @@ def cost_s(
         # bool is a subclass of int; infinity and NaN fail the comparison.
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
             raise refusal(
-                en=f"{what} must be a number of at least 0, but {value!r} was received.",
-                fr=f"{what} doit être un nombre d’au moins 0, mais {value!r} a été reçu.",
+                en=f"{quantity} must be a number of at least 0, but {value!r} was received.",
+                fr=f"{quantity} doit être un nombre d’au moins 0, mais {value!r} a été reçu.",
             )
     link = Link(alpha_s, 1 / beta_s_per_byte if beta_s_per_byte else float("inf"))
     within, across = _levels(name, size, per_node)
     return within.seconds(message_bytes, inside or link) + across.seconds(message_bytes, link)
 
 
-def crossover_bytes(one: str, other: str, size: int, *, alpha_s: float, beta_s_per_byte: float) -> float | None:
+def crossover_bytes(
+    algorithm_1: str, algorithm_2: str, size: int, *, alpha_s: float, beta_s_per_byte: float
+) -> float | None:
     """Compute the message size for which two algorithms take as long; None where one is never the slower one.
 
     The times are linear: a₁α + b₁βn = a₂α + b₂βn, hence n = (a₁ − a₂)α / ((b₂ − b₁)β).
     """
-    first, second = terms(one, size), terms(other, size)
-    slope_s = float(second.moved - first.moved) * beta_s_per_byte
-    gap_s = (first.rounds - second.rounds) * alpha_s
+    terms_1, terms_2 = terms(algorithm_1, size), terms(algorithm_2, size)
+    slope_s = float(terms_2.moved - terms_1.moved) * beta_s_per_byte
+    gap_s = (terms_1.rounds - terms_2.rounds) * alpha_s
     # Positive only if the algorithm of more rounds moves fewer bytes; else one of them is faster for every n.
     return gap_s / slope_s if slope_s * gap_s > 0 else None

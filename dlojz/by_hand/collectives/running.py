@@ -55,22 +55,22 @@ def run(name: str, tensor: Tensor, group: Any = None, *, per_node: int | None = 
         )
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     steps = program(name, rank, size, per_node=per_node)
-    held = _cut(chosen.collective, tensor, rank, chosen.num_chunks(size), size)
+    chunks = _cut(chosen.collective, tensor, rank, chosen.num_chunks(size), size)
     # A block of an all-to-all comes from another rank, cut as this one cuts: it is as long as this rank's own.
-    room = held[rank].numel() if chosen.collective == "all_to_all" else None
+    room = chunks[rank].numel() if chosen.collective == "all_to_all" else None
     for number, step in enumerate(steps):
-        _do(step, number, held, room, group, watched)
+        _do(step, number, chunks, room, group, watched)
     if chosen.collective == "reduce_scatter":
-        return held[rank]
+        return chunks[rank]
     # By number of chunk, or of rank for all-gather and all-to-all.
-    whole = torch.cat(held)
+    result = torch.cat(chunks)
     if chosen.collective == "all_to_all":
-        return whole
+        return result
     if chosen.collective == "all_gather":
         # torch joins along the first dimension; a scalar counts as one row.
         rows = tensor.shape[0] if tensor.dim() else 1
-        return whole.reshape(size * rows, *tensor.shape[1:])
-    return whole.reshape(tensor.shape)
+        return result.reshape(size * rows, *tensor.shape[1:])
+    return result.reshape(tensor.shape)
 
 
 def _cut(collective: Collective, tensor: Tensor, rank: int, chunks: int, size: int) -> list[Tensor]:
@@ -82,25 +82,25 @@ def _cut(collective: Collective, tensor: Tensor, rank: int, chunks: int, size: i
     return [part.clone() for part in flat.tensor_split(chunks)]
 
 
-def _do(step: CollectiveStep, number: int, held: list[Tensor], room: int | None, group: Any, watched: bool) -> None:
+def _do(step: CollectiveStep, number: int, chunks: list[Tensor], room: int | None, group: Any, watched: bool) -> None:
     """One step: at most one message out and one in, at the same time."""
     import torch
 
     messages, lengths, incoming = [], [0], None
     if step.receive:
-        lengths = [held[place].numel() if room is None else room for place in step.receive.chunks]
-        incoming = held[0].new_empty(sum(lengths))
+        lengths = [chunks[position].numel() if room is None else room for position in step.receive.chunks]
+        incoming = chunks[0].new_empty(sum(lengths))
         # From the rank `source` to this one: `sum(lengths)` elements; the receive is posted before anything is sent.
         messages.append(("irecv", incoming, step.receive.source))
     if step.send:
         # To the rank `to`: the chunks one after the other, in one message.
-        messages.append(("isend", torch.cat([held[chunk] for chunk in step.send.chunks]), step.send.to))
+        messages.append(("isend", torch.cat([chunks[chunk] for chunk in step.send.chunks]), step.send.to))
     for work in _posted([message for message in messages if message[1].numel()], number, group, watched):
         work.wait()
     # Only now: a chunk that was sent in this step went out as it was when the step began.
     if step.receive and incoming is not None:
-        for place, part in zip(step.receive.chunks, torch.split(incoming, lengths), strict=True):
-            held[place] = held[place] + part if step.receive.add else part
+        for position, part in zip(step.receive.chunks, torch.split(incoming, lengths), strict=True):
+            chunks[position] = chunks[position] + part if step.receive.add else part
 
 
 def _posted(messages: list[tuple[str, Tensor, int]], tag: int, group: Any, watched: bool) -> list[Any]:
@@ -213,14 +213,14 @@ def measure(
         if tell:
             tell(number, len(sizes_bytes))
         # Zeros: a sum repeated many times must not overflow.
-        each = -(-size_bytes // (ELEMENT_BYTES * size))  # rounded up: all ranks have equal parts
-        call = _call(collective, torch.zeros(each * size, dtype=torch.float32, device=device), group)
+        rank_elements = -(-size_bytes // (ELEMENT_BYTES * size))  # rounded up: all ranks have equal parts
+        call = _call(collective, torch.zeros(rank_elements * size, dtype=torch.float32, device=device), group)
         # (repeats,): the first `warmup` calls are run and dropped.
         times_s = torch.tensor([_timed_s(call, group, on_gpu) for _ in range(warmup + repeats)][warmup:], device=device)
         # Every rank, once per size: its times, 4 bytes each, of which the largest count.
         unwatched(dist.all_reduce)(times_s, op=dist.ReduceOp.MAX, group=group)
         median_s = statistics.median(times_s.tolist())
-        points.append(TimedMessage(each * size * ELEMENT_BYTES, median_s, size, collective))
+        points.append(TimedMessage(rank_elements * size * ELEMENT_BYTES, median_s, size, collective))
     if tell:
         tell(len(sizes_bytes), len(sizes_bytes))
     return points
@@ -231,16 +231,16 @@ def _check(sizes_bytes: Sequence[int], repeats: int, warmup: int) -> None:
         size for size in sizes_bytes if isinstance(size, bool) or not isinstance(size, int) or size < ELEMENT_BYTES
     ]
     if wrong or not sizes_bytes:
-        found = repr(wrong[0]) if wrong else say(en="none", fr="aucune")
+        wrong_size = repr(wrong[0]) if wrong else say(en="none", fr="aucune")
         raise refusal(
-            en=f"sizes_bytes holds whole numbers of at least {ELEMENT_BYTES} bytes, but {found} was received.",
-            fr=f"sizes_bytes contient des entiers d’au moins {ELEMENT_BYTES} octets ; valeur reçue : {found}.",
+            en=f"sizes_bytes holds whole numbers of at least {ELEMENT_BYTES} bytes, but {wrong_size} was received.",
+            fr=f"sizes_bytes contient des entiers d’au moins {ELEMENT_BYTES} octets ; valeur reçue : {wrong_size}.",
         )
-    for name, value, least in (("repeats", repeats, 1), ("warmup", warmup, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    for name, value, minimum in (("repeats", repeats, 1), ("warmup", warmup, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise refusal(
-                en=f"{name} is a whole number of at least {least}, but {value!r} was received.",
-                fr=f"{name} est un entier d’au moins {least}, mais {value!r} a été reçu.",
+                en=f"{name} is a whole number of at least {minimum}, but {value!r} was received.",
+                fr=f"{name} est un entier d’au moins {minimum}, mais {value!r} a été reçu.",
             )
 
 
@@ -267,21 +267,21 @@ def _timed_s(call: Callable[[], Any], group: Any, on_gpu: bool) -> float:
     return (time.perf_counter() - start_s) / calls
 
 
-def _call(collective: str, whole: Any, group: Any) -> Callable[[], Any]:
+def _call(collective: str, message: Any, group: Any) -> Callable[[], Any]:
     """The timed call, on a whole message of zeros."""
     import torch.distributed as dist
 
     # (1/p of the message): what all-gather sends, and what reduce-scatter receives.
-    part = whole.tensor_split(dist.get_world_size(group))[0].clone()
+    part = message.tensor_split(dist.get_world_size(group))[0].clone()
     if collective in ALGORITHMS:
-        mine = part if algorithm(collective).collective == "all_gather" else whole
-        return lambda: run(collective, mine, group, watched=False)
+        rank_input = part if algorithm(collective).collective == "all_gather" else message
+        return lambda: run(collective, rank_input, group, watched=False)
     calls: dict[str, Callable[[], Any]] = {
-        "all_reduce": lambda: unwatched(dist.all_reduce)(whole, group=group),
-        "all_gather": lambda: unwatched(dist.all_gather_into_tensor)(whole, part, group=group),
-        "reduce_scatter": lambda: unwatched(dist.reduce_scatter_tensor)(part, whole, group=group),
-        "broadcast": lambda: unwatched(dist.broadcast)(whole, group_src=0, group=group),
-        "reduce": lambda: unwatched(dist.reduce)(whole, group_dst=0, group=group),
-        "all_to_all": lambda: unwatched(dist.all_to_all_single)(whole.clone(), whole, group=group),
+        "all_reduce": lambda: unwatched(dist.all_reduce)(message, group=group),
+        "all_gather": lambda: unwatched(dist.all_gather_into_tensor)(message, part, group=group),
+        "reduce_scatter": lambda: unwatched(dist.reduce_scatter_tensor)(part, message, group=group),
+        "broadcast": lambda: unwatched(dist.broadcast)(message, group_src=0, group=group),
+        "reduce": lambda: unwatched(dist.reduce)(message, group_dst=0, group=group),
+        "all_to_all": lambda: unwatched(dist.all_to_all_single)(message.clone(), message, group=group),
     }
     return calls[collective]

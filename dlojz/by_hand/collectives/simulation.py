@@ -60,17 +60,17 @@ class Simulation(NamedTuple):
 
     def values(self, step: int = -1) -> list[list[float | None]]:
         """Return the numbers alone, by rank and chunk: after all steps, or after `step` of them."""
-        return [[held.value for held in row] for row in self.states[step]]
+        return [[content.value for content in row] for row in self.states[step]]
 
     def done(self, step: int, rank: int, chunk: int) -> bool:
         """Tell whether what a rank holds in a chunk after `step` steps is part of its result."""
-        collective, held = algorithm(self.name).collective, self.states[step][rank][chunk]
+        collective, content = algorithm(self.name).collective, self.states[step][rank][chunk]
         if not wanted_at_end(collective, rank, chunk):
             return False
         if collective in ADDING:
             # Every rank's part exactly once: one added twice would repeat its number.
-            return held.ranks == tuple(range(self.size))
-        return held.ranks == (chunk,) if collective == "all_to_all" else held.value is not None
+            return content.ranks == tuple(range(self.size))
+        return content.ranks == (chunk,) if collective == "all_to_all" else content.value is not None
 
 
 def default_values(size: int, chunks: int) -> list[list[float]]:
@@ -148,23 +148,25 @@ def lockstep(
     states, transfers = [start], []
     for number in range(max(map(len, all_programs), default=0)):
         steps = [steps[number] if number < len(steps) else IDLE for steps in all_programs]
-        moved = matched(steps, number)
+        step_transfers = matched(steps, number)
         # All messages of a step leave at once: read from the last state, written into a copy.
         state = [list(row) for row in states[-1]]
-        for transfer in moved:
-            for chunk, place in zip(transfer.chunks, transfer.places, strict=True):
-                sent = states[-1][transfer.source][chunk]  # as it was when the step began
-                if sent.value is None:
+        for transfer in step_transfers:
+            for chunk, position in zip(transfer.chunks, transfer.places, strict=True):
+                payload = states[-1][transfer.source][chunk]  # as it was when the step began
+                if payload.value is None:
                     raise refusal(
                         en=f"step {number + 1}: rank {transfer.source} sends chunk {chunk}, which it does not hold.",
                         fr=f"étape {number + 1} : le rang {transfer.source} envoie le morceau {chunk}, qu’il n’a pas.",
                     )
-                held = state[transfer.to][place]
+                old_content = state[transfer.to][position]
                 # An add into an empty chunk stores what came.
-                joined = Held((held.value or 0) + sent.value, tuple(sorted(held.ranks + sent.ranks)))
-                state[transfer.to][place] = joined if transfer.add else sent
+                joined = Held(
+                    (old_content.value or 0) + payload.value, tuple(sorted(old_content.ranks + payload.ranks))
+                )
+                state[transfer.to][position] = joined if transfer.add else payload
         states.append(tuple(map(tuple, state)))
-        transfers.append(moved)
+        transfers.append(step_transfers)
     return tuple(states), tuple(transfers)
 
 
@@ -176,7 +178,7 @@ def matched(steps: Sequence[CollectiveStep], number: int) -> tuple[Transfer, ...
     """
     # A rank sends at most one message per step, so (from, to) is a key.
     sends = {(rank, step.send.to): step.send for rank, step in enumerate(steps) if step.send}
-    moved = []
+    step_transfers = []
     for rank, step in enumerate(steps):
         if step.receive is None:
             continue
@@ -196,10 +198,10 @@ def matched(steps: Sequence[CollectiveStep], number: int) -> tuple[Transfer, ...
                 fr=f"étape {number + 1} : le rang {receive.source} envoie {len(send.chunks)} morceau(x) au rang "
                 f"{rank}, qui en attend {len(receive.chunks)}.",
             )
-        moved.append(Transfer(receive.source, rank, send.chunks, receive.chunks, receive.add))
+        step_transfers.append(Transfer(receive.source, rank, send.chunks, receive.chunks, receive.add))
     for source, to in sends:
         raise refusal(
             en=f"step {number + 1}: rank {source} sends to rank {to}, which does not receive from it.",
             fr=f"étape {number + 1} : le rang {source} envoie au rang {to}, qui n’attend rien de lui.",
         )
-    return tuple(sorted(moved))
+    return tuple(sorted(step_transfers))

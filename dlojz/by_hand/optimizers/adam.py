@@ -162,33 +162,33 @@ class ZeroOneAdam(Communicating):
 
     def own_states(self) -> dict[str, Tensor]:
         """Name the errors and, between two synchronisations, this rank's weights and steps since the last one."""
-        own = super().own_states()
+        states = super().own_states()
         # Just after a synchronisation only the errors differ from rank to rank.
         if not self._apart:
-            return own
-        own |= {f"{name}.{number}": state[name] for number, name, state in self._numbered()}
-        own |= {f"weights.{number}": parameter.detach() for number, parameter in enumerate(self.parameters)}
+            return states
+        states |= {f"{name}.{number}": state[name] for number, name, state in self._numbered()}
+        states |= {f"weights.{number}": parameter.detach() for number, parameter in enumerate(self.parameters)}
         # Python floats: in fp64 the sums of γ come back as they were.
-        return own | {"rates": torch.tensor([state["rates"] for _, _, state in self.each()], dtype=torch.float64)}
+        return states | {"rates": torch.tensor([state["rates"] for _, _, state in self.each()], dtype=torch.float64)}
 
     @torch.no_grad()
-    def take_own_states(self, kept: dict[str, Tensor]) -> None:
+    def take_own_states(self, states: dict[str, Tensor]) -> None:
         """Restore what the same rank of as many ranks has kept.
 
         Raises:
             LabError: if it is of another number of ranks.
         """
-        super().take_own_states({name: kept[name] for name in ("worker_error", "server_error") if name in kept})
-        if "rates" not in kept:
+        super().take_own_states({name: states[name] for name in ("worker_error", "server_error") if name in states})
+        if "rates" not in states:
             return
-        for (_, parameter, state), rates in zip(self.each(), kept["rates"], strict=True):
+        for (_, parameter, state), rates in zip(self.each(), states["rates"], strict=True):
             state["rates"] = float(rates)
             # Made first, so that the loop below finds them; their values come from the checkpoint.
             state["met"], state["moved"] = parameter.clone(), torch.zeros_like(parameter)
         for number, name, state in self._numbered():
-            state[name].copy_(kept[f"{name}.{number}"])
+            state[name].copy_(states[f"{name}.{number}"])
         for number, parameter in enumerate(self.parameters):
-            parameter.copy_(kept[f"weights.{number}"])
+            parameter.copy_(states[f"weights.{number}"])
 
     @property
     def _apart(self) -> bool:

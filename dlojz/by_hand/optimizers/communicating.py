@@ -208,7 +208,7 @@ class Communicating(torch.optim.Optimizer):
         return {"worker_error": self.compressor.worker_error, "server_error": self.compressor.server_error}
 
     @torch.no_grad()
-    def take_own_states(self, kept: dict[str, Tensor]) -> None:
+    def take_own_states(self, states: dict[str, Tensor]) -> None:
         """Restore what the same rank of as many ranks has kept; without it, all errors are zero.
 
         Raises:
@@ -216,18 +216,18 @@ class Communicating(torch.optim.Optimizer):
         """
         # Without states all errors are zero again.
         self.compressor = None
-        if not kept:
+        if not states:
             return
-        now = self._compressor()
-        for name, own in (("worker_error", now.worker_error), ("server_error", now.server_error)):
-            if name not in kept or kept[name].shape != own.shape:
+        compressor = self._compressor()
+        for name, error in (("worker_error", compressor.worker_error), ("server_error", compressor.server_error)):
+            if name not in states or states[name].shape != error.shape:
                 raise refusal(
                     en=f"the errors kept are of another number of ranks than {self.size} (or of another model): "
                     f"leave {OWN!r} out of the state, and compression begins anew.",
                     fr=f"les erreurs gardées sont celles d’un autre nombre de rangs que {self.size} (ou d’un "
                     f"autre modèle) : retirez {OWN!r} de l’état, et la compression repart de zéro.",
                 )
-            own.copy_(kept[name])
+            error.copy_(states[name])
 
     def state_dict(self) -> dict[str, Any]:
         """State as torch's, with this rank's own tensors: keep one of every rank."""

@@ -38,7 +38,7 @@ class Curves:
     frozen_at: int | None = None
 
     def __post_init__(self) -> None:
-        counts = [len(one) for one in self.losses]
+        counts = [len(seed_losses) for seed_losses in self.losses]
         if not counts or min(counts) < 1 or len({*counts}) != 1:
             raise refusal(
                 en=f"the curves of {self.optimizer!r} need at least one seed, and as many steps of each, but "
@@ -60,13 +60,13 @@ class Curves:
     def smoothed(self) -> list[list[float]]:
         """Average the losses of each seed over the `window` steps up to each step, or fewer at the start."""
         return [
-            [statistics.fmean(one[max(0, end - self.window) : end]) for end in range(1, self.steps + 1)]
-            for one in self.losses
+            [statistics.fmean(seed_losses[max(0, end - self.window) : end]) for end in range(1, self.steps + 1)]
+            for seed_losses in self.losses
         ]
 
     def final(self) -> list[float]:
         """Average the losses of each seed over the last tenth of the steps; infinite where it diverged."""
-        means = (statistics.fmean(one[-self.window :]) for one in self.losses)
+        means = (statistics.fmean(seed_losses[-self.window :]) for seed_losses in self.losses)
         # A NaN would compare False with everything; infinity is worse than any loss.
         return [mean if math.isfinite(mean) else math.inf for mean in means]
 
@@ -113,14 +113,14 @@ def gap(curves: Curves, reference: Curves) -> LossGap:
             f"et {len(theirs)} graines ont été reçues.",
         )
     # ∞ where only these curves diverged in a seed, NaN where both did.
-    seeds = tuple(own / other - 1 for own, other in zip(ours, theirs, strict=True))
+    seeds = tuple(loss / reference_loss - 1 for loss, reference_loss in zip(ours, theirs, strict=True))
     return LossGap(curves.median() / reference.median() - 1, seeds)
 
 
 def reference_of(curves: Curves, all_curves: Sequence[Curves]) -> Curves | None:
     """Find the curves of the uncompressed optimizer; None where there are none."""
-    wanted = OPTIMIZERS[curves.optimizer].baseline if curves.optimizer in COMPRESSED else None
-    return next((one for one in all_curves if one.optimizer == wanted), None)
+    uncompressed = OPTIMIZERS[curves.optimizer].baseline if curves.optimizer in COMPRESSED else None
+    return next((candidate for candidate in all_curves if candidate.optimizer == uncompressed), None)
 
 
 def curves_of(records: Sequence[RunRecord]) -> list[Curves]:
@@ -132,14 +132,14 @@ def curves_of(records: Sequence[RunRecord]) -> list[Curves]:
     Raises:
         LabError: if two seeds of an optimizer have not as many steps.
     """
-    found: dict[str, dict[int, RunRecord]] = {}
+    runs_by_optimizer: dict[str, dict[int, RunRecord]] = {}
     for record in records:
-        found.setdefault(record.config.optimizer, {}).setdefault(record.config.seed, record)
+        runs_by_optimizer.setdefault(record.config.optimizer, {}).setdefault(record.config.seed, record)
     curves = []
-    for optimizer, by_seed in found.items():
+    for optimizer, by_seed in runs_by_optimizer.items():
         # In the order of the seeds: `gap` pairs curves by position.
-        kept = [by_seed[seed] for seed in sorted(by_seed)]
+        seed_runs = [by_seed[seed] for seed in sorted(by_seed)]
         # The variance freezes as the warm-up ends.
-        frozen_at = kept[0].config.warmup_steps if optimizer in COMPRESSED else None
-        curves.append(Curves(optimizer, tuple(record.losses for record in kept), frozen_at))
+        frozen_at = seed_runs[0].config.warmup_steps if optimizer in COMPRESSED else None
+        curves.append(Curves(optimizer, tuple(record.losses for record in seed_runs), frozen_at))
     return curves

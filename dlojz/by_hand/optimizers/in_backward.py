@@ -65,8 +65,8 @@ class InBackward:
         self._handles: list[Any] = []
         # Per module only its own parameters: children come by themselves.
         for child in module.modules():
-            own = [one for one in child.parameters(recurse=False) if one.requires_grad]
-            for parameter in own:
+            parameters = [parameter for parameter in child.parameters(recurse=False) if parameter.requires_grad]
+            for parameter in parameters:
                 if parameter in self.optimizers:  # tied: updated once
                     continue
                 # One optimizer each, so that it can step without the others.
@@ -74,8 +74,8 @@ class InBackward:
                 if when == "backward":
                     # post-accumulate: `parameter.grad` is complete in this pass.
                     self._handles.append(parameter.register_post_accumulate_grad_hook(self.update))
-            if when == "forward" and own:
-                self._handles.append(child.register_forward_pre_hook(partial(self._before, own)))
+            if when == "forward" and parameters:
+                self._handles.append(child.register_forward_pre_hook(partial(self._before, parameters)))
 
     def update(self, parameter: Tensor) -> None:
         """Update one parameter with its gradient, if any, and free that."""
@@ -84,8 +84,8 @@ class InBackward:
         self.optimizers[parameter].step()
         parameter.grad = None
 
-    def _before(self, own: Sequence[Tensor], *_: Any) -> None:
-        for parameter in own:
+    def _before(self, parameters: Sequence[Tensor], *_: Any) -> None:
+        for parameter in parameters:
             # Without accumulation every gradient is whole; with it, those that `step()` has declared so.
             if self._due is None:
                 self.update(parameter)
@@ -114,5 +114,5 @@ class InBackward:
 
     def states(self) -> list[Tensor]:
         """List all tensors that the optimizers keep from step to step."""
-        found = [state for optimizer in self.optimizers.values() for state in optimizer.state.values()]
-        return [value for state in found for value in state.values() if isinstance(value, Tensor)]
+        parameter_states = [state for optimizer in self.optimizers.values() for state in optimizer.state.values()]
+        return [value for state in parameter_states for value in state.values() if isinstance(value, Tensor)]

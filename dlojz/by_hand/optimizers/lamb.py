@@ -28,14 +28,14 @@ from torch import Tensor
 from dlojz.by_hand.optimizers.communicating import Communicating, loss_of, start_moments
 
 
-def trust_ratio(weights: Tensor, update: Tensor, least: float, most: float) -> Tensor:
+def trust_ratio(weights: Tensor, update: Tensor, minimum: float, maximum: float) -> Tensor:
     """c: the norm of a layer's weights over that of its update, within bounds; 1 where either has none.
 
     Returns:
         fp32, shape (), on the layer's device: nothing waits for it.
     """
     weights_norm, update_norm = weights.norm(), update.norm()
-    ratio = (weights_norm / update_norm).clamp(least, most)
+    ratio = (weights_norm / update_norm).clamp(minimum, maximum)
     # Not `if`: a branch on a number of the GPU would make the host wait.
     return torch.where((weights_norm > 0) & (update_norm > 0), ratio, torch.ones_like(ratio))
 
@@ -172,10 +172,10 @@ class OneBitLamb(Communicating):
         # A number whose variance is 0 on both sides gives 0, not NaN.
         quotient = state["exp_avg_sq"] / fresh.clamp_min(torch.finfo(fresh.dtype).tiny)
         factor = quotient.max() * ((1 - beta2**step) / (1 - beta2**self.warmup_steps))
-        last = state["factor"]
-        factor = torch.clamp(factor, last * (1 - self.threshold), last * (1 + self.threshold))  # line 18
-        last.copy_(factor.clamp_(*self.factor_clip))  # line 19
-        coefficient = last * state["c_avg"]  # line 20: c = r c_avg
+        layer_r = state["factor"]
+        factor = torch.clamp(factor, layer_r * (1 - self.threshold), layer_r * (1 + self.threshold))  # line 18
+        layer_r.copy_(factor.clamp_(*self.factor_clip))  # line 19
+        coefficient = layer_r * state["c_avg"]  # line 20: c = r c_avg
         # c_avg began at 0: the bias of so many steps is taken out.
         coefficient /= 1 - self.coefficient_beta**self.warmup_steps
         update = (mean / (1 - beta1**step)).add_(parameter, alpha=group["weight_decay"])

@@ -108,8 +108,8 @@ class LocalSteps(torch.optim.Optimizer):
     def mean_of(self, tensors: list[Tensor], minus: list[Tensor] | None = None) -> Iterator[Tensor]:
         """Average tensors over the ranks, or their differences to others (`minus`); a collective call."""
         # (Ψ,): one message instead of one per parameter.
-        flat = torch.empty(sum(one.numel() for one in tensors), device=tensors[0].device, dtype=tensors[0].dtype)
-        pieces = list(pieces_of(flat, [one.shape for one in tensors]))
+        flat = torch.empty(sum(tensor.numel() for tensor in tensors), device=tensors[0].device, dtype=tensors[0].dtype)
+        pieces = list(pieces_of(flat, [tensor.shape for tensor in tensors]))
         for number, (piece, tensor) in enumerate(zip(pieces, tensors, strict=True)):
             if minus is None:
                 piece.copy_(tensor)
@@ -127,22 +127,22 @@ class LocalSteps(torch.optim.Optimizer):
         # The first replica's lie in the checkpoint itself.
         if self.rank == 0:
             return {}
-        own: dict[str, Tensor] = {}
+        states: dict[str, Tensor] = {}
         for number, parameter in enumerate(self.parameters):
-            own |= {f"{name}.{number}": self.state[parameter][name] for name in self.inner if self.state[parameter]}
+            states |= {f"{name}.{number}": self.state[parameter][name] for name in self.inner if self.state[parameter]}
             if self.apart:
-                own[f"weights.{number}"] = parameter.detach()
-        return own
+                states[f"weights.{number}"] = parameter.detach()
+        return states
 
     @torch.no_grad()
-    def take_own_states(self, kept: dict[str, Tensor]) -> None:
+    def take_own_states(self, states: dict[str, Tensor]) -> None:
         """Restore what the same replica of as many has kept; without it, the first one's state stays."""
         for number, parameter in enumerate(self.parameters):
             for name in self.inner:
-                if f"{name}.{number}" in kept:
-                    self.state[parameter][name].copy_(kept[f"{name}.{number}"])
-            if f"weights.{number}" in kept:
-                parameter.copy_(kept[f"weights.{number}"])
+                if f"{name}.{number}" in states:
+                    self.state[parameter][name].copy_(states[f"{name}.{number}"])
+            if f"weights.{number}" in states:
+                parameter.copy_(states[f"weights.{number}"])
 
     def state_dict(self) -> dict[str, Any]:
         """State as torch's, with the number of steps; keep one of every rank, and its weights."""

@@ -46,14 +46,14 @@ def pack(values: Tensor) -> Tensor:
     bits_J8 = bits.view(-1, SIGNS_PER_BYTE)  # noqa: N806 - J bytes of 8 signs
     packed = bits_J8[:, 0].clone()
     # (J,) at a time: bit 0 of all bytes, then the others, shifted into place.
-    for place in range(1, SIGNS_PER_BYTE):
-        packed |= bits_J8[:, place] << place
+    for bit in range(1, SIGNS_PER_BYTE):
+        packed |= bits_J8[:, bit] << bit
     return packed
 
 
 def unpack(packed: Tensor, numel: int) -> Tensor:
     """Unpack `numel` signs as numbers, +1 or −1: fp32, shape (numel,)."""
-    bits_J8 = torch.stack([(packed >> place) & 1 for place in range(SIGNS_PER_BYTE)], dim=1)  # noqa: N806
+    bits_J8 = torch.stack([(packed >> bit) & 1 for bit in range(SIGNS_PER_BYTE)], dim=1)  # noqa: N806
     return bits_J8.view(-1)[:numel].float().mul_(2).sub_(1)  # 0, 1 to −1, +1
 
 
@@ -68,12 +68,12 @@ def scales_of(values: Tensor, numel: int) -> Tensor:
         fp32, shape (⌈n/BLOCK_ELEMENTS⌉,); 0 for a block of padding.
     """
     blocks = -(-values.numel() // BLOCK_ELEMENTS)
-    whole = values.numel() // BLOCK_ELEMENTS * BLOCK_ELEMENTS
+    full_numel = values.numel() // BLOCK_ELEMENTS * BLOCK_ELEMENTS
     sums = values.new_zeros(blocks, dtype=torch.float32)
     # (full blocks, 2048) in one sum; a shorter last block alone.
-    sums[: whole // BLOCK_ELEMENTS] = values[:whole].view(-1, BLOCK_ELEMENTS).abs().sum(dim=1)
-    if whole < values.numel():
-        sums[-1] = values[whole:].abs().sum()
+    sums[: full_numel // BLOCK_ELEMENTS] = values[:full_numel].view(-1, BLOCK_ELEMENTS).abs().sum(dim=1)
+    if full_numel < values.numel():
+        sums[-1] = values[full_numel:].abs().sum()
     starts = torch.arange(blocks, device=values.device) * BLOCK_ELEMENTS
     # Numbers of each block that count; a block of padding has none, and the clamp avoids 0 / 0.
     return sums / (numel - starts).clamp(1, BLOCK_ELEMENTS)
@@ -82,10 +82,10 @@ def scales_of(values: Tensor, numel: int) -> Tensor:
 def decompress(packed: Tensor, scales: Tensor, numel: int) -> Tensor:
     """Multiply `numel` packed signs by the scales of their blocks: fp32, shape (numel,)."""
     values = unpack(packed, numel)
-    whole = numel // BLOCK_ELEMENTS * BLOCK_ELEMENTS
+    full_numel = numel // BLOCK_ELEMENTS * BLOCK_ELEMENTS
     # In place: (full blocks, 2048) × (full blocks, 1).
-    values[:whole].view(-1, BLOCK_ELEMENTS).mul_(scales[: whole // BLOCK_ELEMENTS, None])
-    values[whole:].mul_(scales[-1] if whole < numel else 1.0)
+    values[:full_numel].view(-1, BLOCK_ELEMENTS).mul_(scales[: full_numel // BLOCK_ELEMENTS, None])
+    values[full_numel:].mul_(scales[-1] if full_numel < numel else 1.0)
     return values
 
 
@@ -126,19 +126,19 @@ class CompressedAllReduce:
             self.worker_error[start : start + piece.numel()] += piece.reshape(-1)  # x + δ
             start += piece.numel()
         chunks = self.worker_error.view(self.size, self.chunk)
-        told = torch.empty(self.size, chunk_bytes(self.chunk), dtype=torch.uint8, device=chunks.device)
+        messages = torch.empty(self.size, chunk_bytes(self.chunk), dtype=torch.uint8, device=chunks.device)
         for server in range(self.size):
-            write_message(chunks[server], self._share(server), told[server])
-        received = torch.empty_like(told)
+            write_message(chunks[server], self._share(server), messages[server])
+        received = torch.empty_like(messages)
         # Who: every rank to every server. What: the chunk it serves, as signs and scales, (ranks, chunk bytes) of
         # uint8. How much: Ψ/8 bytes and 4 for every 2048 elements, as `sent_bytes.message_bytes` says.
-        dist.all_to_all_single(received, told, group=self.group)
+        dist.all_to_all_single(received, messages, group=self.group)
         for message in received:  # in the order of the ranks
             # Adds the mean of the N chunks to δ̄, what this server still owes.
             self.server_error.add_(read_message(message, self.chunk), alpha=1 / self.size)
-        write_message(self.server_error, self._share(self.rank), told[0])
+        write_message(self.server_error, self._share(self.rank), messages[0])
         # Who: every server to all ranks. What: the mean of its chunk, as signs and scales. How much: as above.
-        dist.all_gather_into_tensor(received.view(-1), told[0], group=self.group)
+        dist.all_gather_into_tensor(received.view(-1), messages[0], group=self.group)
         mean = torch.empty_like(self.worker_error)
         for server in range(self.size):
             mean[server * self.chunk : (server + 1) * self.chunk] = read_message(received[server], self.chunk)

@@ -91,10 +91,10 @@ class TensorAxis:
             return x
         # (n, …): one part per rank, side by side as c10d reads them.
         parts = torch.stack(self._parts(x, dim))
-        own = parts.new_empty(parts.shape[1:])
+        part = parts.new_empty(parts.shape[1:])
         if not self._pretends:
-            dist.reduce_scatter_tensor(own.view(-1), parts.view(-1), group=self.group)
-        return own
+            dist.reduce_scatter_tensor(part.view(-1), parts.view(-1), group=self.group)
+        return part
 
     def part(self, x: Tensor, dim: int) -> Tensor:
         """Take this rank's part of `x` along `dim`; nothing is sent."""
@@ -136,47 +136,47 @@ def share_bounds(length: int, size: int, rank: int) -> tuple[int, int]:
     return rank * share, min((rank + 1) * share, length)
 
 
-def own_slice(whole: Tensor, dim: int, axis: TensorAxis) -> nn.Parameter:
+def own_slice(parameter: Tensor, dim: int, axis: TensorAxis) -> nn.Parameter:
     """Copy this rank's slice of a parameter along `dim`, as a parameter."""
-    start, end = share_bounds(whole.shape[dim], axis.size, axis.rank)
-    return nn.Parameter(whole.detach().narrow(dim, start, end - start).clone())
+    start, end = share_bounds(parameter.shape[dim], axis.size, axis.rank)
+    return nn.Parameter(parameter.detach().narrow(dim, start, end - start).clone())
 
 
 def split_dims(model: nn.Module) -> dict[str, int]:
     """Map the split parameters of a model to the dimension along which each is split."""
-    found: dict[str, int] = {}
+    dims_by_name: dict[str, int] = {}
     for path, module in model.named_modules():
         dims: dict[str, int] = getattr(module, "split_dims", {})
         if dims and module.axis.size == 1:
             continue  # a part that the pattern has left whole
-        found |= {f"{path}.{name}" if path else name: dim for name, dim in dims.items()}
-    return found
+        dims_by_name |= {f"{path}.{name}" if path else name: dim for name, dim in dims.items()}
+    return dims_by_name
 
 
 def split_parts(model: nn.Module) -> dict[str, Sequence[int]]:
     """Map parameters that are split part by part, as of a fused projection, to the lengths of their parts."""
-    found: dict[str, Sequence[int]] = {}
+    lengths_by_name: dict[str, Sequence[int]] = {}
     for path, module in model.named_modules():
         parts: dict[str, Sequence[int]] = getattr(module, "split_parts", {})
-        found |= {f"{path}.{name}": lengths for name, lengths in parts.items() if len(lengths) > 1}
-    return found
+        lengths_by_name |= {f"{path}.{name}": lengths for name, lengths in parts.items() if len(lengths) > 1}
+    return lengths_by_name
 
 
 def gather_whole(
-    own: Tensor, dim: int, shape: Sequence[int], axis: TensorAxis, parts: Sequence[int] | None = None
+    rank_slice: Tensor, dim: int, shape: Sequence[int], axis: TensorAxis, parts: Sequence[int] | None = None
 ) -> Tensor:
     """Gather a whole parameter, of the given shape, from the ranks' slices; each of its `parts` is split by itself.
 
     Who: all ranks of the axis, at the end of a run. What: the slices, padded to the longest. How much: the parameter's
     bytes.
     """
-    padded_shape = list(own.shape)
+    padded_shape = list(rank_slice.shape)
     padded_shape[dim] = -(-shape[dim] // axis.size)
-    padded = own.new_zeros(padded_shape)
-    padded.narrow(dim, 0, own.shape[dim]).copy_(own)
-    whole = axis.all_gather(padded, dim).narrow(dim, 0, shape[dim])
+    padded = rank_slice.new_zeros(padded_shape)
+    padded.narrow(dim, 0, rank_slice.shape[dim]).copy_(rank_slice)
+    gathered_slices = axis.all_gather(padded, dim).narrow(dim, 0, shape[dim])
     if parts is None:
-        return whole
+        return gathered_slices
     # Of a fused parameter each slice holds a share of every part: column j of the slices belongs at `order[j]`.
-    order = torch.cat([own_columns(parts, axis.size, rank, whole.device) for rank in range(axis.size)])
-    return torch.empty_like(whole).index_copy_(dim, order, whole)
+    order = torch.cat([own_columns(parts, axis.size, rank, gathered_slices.device) for rank in range(axis.size)])
+    return torch.empty_like(gathered_slices).index_copy_(dim, order, gathered_slices)

@@ -33,13 +33,13 @@ class ColumnParallelConv(nn.Module):
         axis: the ranks that share it.
     """
 
-    def __init__(self, whole: nn.Conv2d, axis: TensorAxis) -> None:
+    def __init__(self, conv: nn.Conv2d, axis: TensorAxis) -> None:
         super().__init__()
-        self.axis, self.stride, self.padding = axis, whole.stride, whole.padding
+        self.axis, self.stride, self.padding = axis, conv.stride, conv.padding
         # Output channels are dimension 0 of (out, in / groups, height, width).
-        self.weight = own_slice(whole.weight, 0, axis)
+        self.weight = own_slice(conv.weight, 0, axis)
         # Depthwise: as many groups as this rank has channels.
-        self.groups = 1 if whole.groups == 1 else self.weight.shape[0]
+        self.groups = 1 if conv.groups == 1 else self.weight.shape[0]
         self.split_dims = {"weight": 0}
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
@@ -55,12 +55,12 @@ class RowParallelConv(nn.Module):
         axis: the ranks that share it.
     """
 
-    def __init__(self, whole: nn.Conv2d, axis: TensorAxis) -> None:
+    def __init__(self, conv: nn.Conv2d, axis: TensorAxis) -> None:
         super().__init__()
-        self.axis, self.stride, self.padding = axis, whole.stride, whole.padding
+        self.axis, self.stride, self.padding = axis, conv.stride, conv.padding
         # Input channels.
-        self.weight = own_slice(whole.weight, 1, axis)
-        self.bias = whole.bias
+        self.weight = own_slice(conv.weight, 1, axis)
+        self.bias = conv.bias
         self.split_dims = {"weight": 1}
 
     def forward(self, x_BcHW: Tensor) -> Tensor:
@@ -80,14 +80,14 @@ class ParallelBatchNorm(nn.BatchNorm2d):
         axis: the ranks that share it.
     """
 
-    def __init__(self, whole: nn.BatchNorm2d, axis: TensorAxis) -> None:
-        start, end = share_bounds(whole.num_features, axis.size, axis.rank)
-        super().__init__(end - start, eps=whole.eps, momentum=whole.momentum, device=whole.weight.device)
-        self.weight, self.bias = own_slice(whole.weight, 0, axis), own_slice(whole.bias, 0, axis)
+    def __init__(self, norm: nn.BatchNorm2d, axis: TensorAxis) -> None:
+        start, end = share_bounds(norm.num_features, axis.size, axis.rank)
+        super().__init__(end - start, eps=norm.eps, momentum=norm.momentum, device=norm.weight.device)
+        self.weight, self.bias = own_slice(norm.weight, 0, axis), own_slice(norm.bias, 0, axis)
         self.axis, self.split_dims = axis, {"weight": 0, "bias": 0}
         for name in ("running_mean", "running_var"):
-            setattr(self, name, getattr(whole, name)[start:end].clone())
-        self.num_batches_tracked = whole.num_batches_tracked
+            setattr(self, name, getattr(norm, name)[start:end].clone())
+        self.num_batches_tracked = norm.num_batches_tracked
 
 
 class ParallelSqueezeExcitation(nn.Module):
@@ -98,11 +98,11 @@ class ParallelSqueezeExcitation(nn.Module):
         axis: the ranks that share it.
     """
 
-    def __init__(self, whole: SqueezeExcitation, axis: TensorAxis) -> None:
+    def __init__(self, module: SqueezeExcitation, axis: TensorAxis) -> None:
         super().__init__()
         self.axis = axis
-        self.squeeze = RowParallelLinear(whole.squeeze, axis)
-        self.excite = ColumnParallelLinear(whole.excite, axis)
+        self.squeeze = RowParallelLinear(module.squeeze, axis)
+        self.excite = ColumnParallelLinear(module.excite, axis)
 
     def forward(self, x_BcHW: Tensor) -> Tensor:
         """``(B, c, H, W)`` to the same shape."""
@@ -123,15 +123,15 @@ class ParallelMBConvBlock(nn.Module):
         axis: the ranks that share it.
     """
 
-    def __init__(self, whole: MBConvBlock, axis: TensorAxis) -> None:
+    def __init__(self, block: MBConvBlock, axis: TensorAxis) -> None:
         super().__init__()
-        self.axis, self.shortcut, self.norm0 = axis, whole.shortcut, whole.norm0
-        self.expand = ColumnParallelConv(whole.expand, axis)
-        self.norm1 = ParallelBatchNorm(whole.norm1, axis)
-        self.depthwise = ColumnParallelConv(whole.depthwise, axis)
-        self.norm2 = ParallelBatchNorm(whole.norm2, axis)
-        self.squeeze_excitation = ParallelSqueezeExcitation(whole.squeeze_excitation, axis)
-        self.project = RowParallelConv(whole.project, axis)
+        self.axis, self.shortcut, self.norm0 = axis, block.shortcut, block.norm0
+        self.expand = ColumnParallelConv(block.expand, axis)
+        self.norm1 = ParallelBatchNorm(block.norm1, axis)
+        self.depthwise = ColumnParallelConv(block.depthwise, axis)
+        self.norm2 = ParallelBatchNorm(block.norm2, axis)
+        self.squeeze_excitation = ParallelSqueezeExcitation(block.squeeze_excitation, axis)
+        self.project = RowParallelConv(block.project, axis)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """``(B, in_width, H, W)`` to ``(B, width, H/stride, W/stride)``."""
@@ -153,11 +153,11 @@ class ParallelStem(nn.Module):
         axis: the ranks that share it.
     """
 
-    def __init__(self, whole: Stem, axis: TensorAxis) -> None:
+    def __init__(self, stem: Stem, axis: TensorAxis) -> None:
         super().__init__()
-        self.conv1 = ColumnParallelConv(whole.conv1, axis)
-        self.norm = ParallelBatchNorm(whole.norm, axis)
-        self.conv2 = RowParallelConv(whole.conv2, axis)
+        self.conv1 = ColumnParallelConv(stem.conv1, axis)
+        self.norm = ParallelBatchNorm(stem.norm, axis)
+        self.conv2 = RowParallelConv(stem.conv2, axis)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """``(B, in_channels, H, W)`` to ``(B, width, H/2, W/2)``."""

@@ -49,12 +49,12 @@ class ColumnParallelLinear(nn.Module):
         gather_output: give all outputs to every rank (one all-gather of them), not each rank its own.
     """
 
-    def __init__(self, whole: nn.Linear, axis: TensorAxis, *, gather_output: bool = False) -> None:
+    def __init__(self, linear: nn.Linear, axis: TensorAxis, *, gather_output: bool = False) -> None:
         super().__init__()
         self.axis, self.gather_output = axis, gather_output
-        self.weight = own_slice(whole.weight, 0, axis)
+        self.weight = own_slice(linear.weight, 0, axis)
         # A bias belongs to an output: it is split with them.
-        self.bias = None if whole.bias is None else own_slice(whole.bias, 0, axis)
+        self.bias = None if linear.bias is None else own_slice(linear.bias, 0, axis)
         self.split_dims = {"weight": 0} if self.bias is None else {"weight": 0, "bias": 0}
 
     def forward(self, x_BTD: Tensor) -> Tensor:
@@ -66,11 +66,11 @@ class ColumnParallelLinear(nn.Module):
 class RowParallelLinear(nn.Module):
     """Linear layer of which each rank holds the weights of some inputs; it ends the region."""
 
-    def __init__(self, whole: nn.Linear, axis: TensorAxis) -> None:
+    def __init__(self, linear: nn.Linear, axis: TensorAxis) -> None:
         super().__init__()
         self.axis = axis
-        self.weight = own_slice(whole.weight, 1, axis)
-        self.bias = whole.bias
+        self.weight = own_slice(linear.weight, 1, axis)
+        self.bias = linear.bias
         self.split_dims = {"weight": 1}
 
     def forward(self, x_BTd: Tensor) -> Tensor:
@@ -89,11 +89,11 @@ class VocabularyParallelEmbedding(nn.Module):
         embedding: the table to split, V × D.
     """
 
-    def __init__(self, whole: nn.Embedding, axis: TensorAxis) -> None:
+    def __init__(self, embedding: nn.Embedding, axis: TensorAxis) -> None:
         super().__init__()
         self.axis = axis
-        self.start, self.end = share_bounds(whole.num_embeddings, axis.size, axis.rank)
-        self.weight = own_slice(whole.weight, 0, axis)
+        self.start, self.end = share_bounds(embedding.num_embeddings, axis.size, axis.rank)
+        self.weight = own_slice(embedding.weight, 0, axis)
         self.split_dims = {"weight": 0}
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
@@ -109,11 +109,11 @@ class VocabularyParallelEmbedding(nn.Module):
 class ParallelEmbedding(nn.Module):
     """First block of GPT: the token vectors split along the vocabulary, the positions whole on every rank."""
 
-    def __init__(self, whole: gpt.Embedding, axis: TensorAxis) -> None:
+    def __init__(self, embedding: gpt.Embedding, axis: TensorAxis) -> None:
         super().__init__()
         self.axis = axis
-        self.token = VocabularyParallelEmbedding(whole.token, axis)
-        self.position = whole.position
+        self.token = VocabularyParallelEmbedding(embedding.token, axis)
+        self.position = embedding.position
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """``(B, T)`` to ``(B, T, D)``, or to this rank's ``(B, S, D)``."""
@@ -173,10 +173,10 @@ def vocabulary_parallel_cross_entropy(logits_BTv: Tensor, targets_BT: Tensor, st
 class SequenceNorm(nn.Module):
     """Layer norm, or root-mean-square norm, over this rank's tokens; all tokens without sequence parallelism."""
 
-    def __init__(self, whole: nn.LayerNorm | nn.RMSNorm, axis: TensorAxis) -> None:
+    def __init__(self, norm: nn.LayerNorm | nn.RMSNorm, axis: TensorAxis) -> None:
         super().__init__()
-        self.axis, self.shape, self.eps = axis, whole.normalized_shape, whole.eps
-        self.weight, self.bias = whole.weight, getattr(whole, "bias", None)
+        self.axis, self.shape, self.eps = axis, norm.normalized_shape, norm.eps
+        self.weight, self.bias = norm.weight, getattr(norm, "bias", None)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         """``(B, S, D)`` to the same shape."""

@@ -91,20 +91,20 @@ class RandomStates:
             self._drawing = None
             _set(before)
 
-    def dropout(self, x: Tensor, p: float, where: Where, training: bool = True) -> Tensor:
+    def dropout(self, x: Tensor, p: float, stream: Where, training: bool = True) -> Tensor:
         """Set each number to 0 with probability `p`, and divide the others by 1 − p.
 
         Args:
-            x: any shape; the same values on all ranks where `where` is `replicated`.
+            x: any shape; the same values on all ranks where `stream` is `replicated`.
             p: from 0 to 1.
-            where: `replicated` outside of the parallel regions, `split` inside, and for this rank's own tokens.
+            stream: `replicated` outside of the parallel regions, `split` inside, and for this rank's own tokens.
             training: otherwise `x` is returned, and nothing is drawn.
 
         Raises:
             LabError: if `p` is no probability, or there is no such stream.
         """
-        if where not in STREAMS:
-            raise LabError(one_of("stream", where, STREAMS))
+        if stream not in STREAMS:
+            raise LabError(one_of("stream", stream, STREAMS))
         if not 0 <= p <= 1:
             raise refusal(
                 en=f"p must be a probability from 0 to 1, but {p!r} was received.",
@@ -112,7 +112,7 @@ class RandomStates:
             )
         if not training:
             return x
-        with self._stream(where):
+        with self._stream(stream):
             return F.dropout(x, p)
 
     def checkpointed(self, function: Callable[..., Any], *inputs: Any) -> Any:
@@ -131,11 +131,11 @@ class RandomStates:
     @contextmanager
     def _as_it_was(self, states: dict[Where, _State]) -> Iterator[None]:
         # The second call draws on a copy; afterwards the streams go on where they were.
-        now, self._states = self._states, dict(states)
+        current_states, self._states = self._states, dict(states)
         try:
             yield
         finally:
-            self._states = now
+            self._states = current_states
 
 
 def _seeded(seed: int) -> _State:

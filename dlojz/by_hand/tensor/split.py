@@ -91,15 +91,15 @@ def split_model(model: BlockList, axis: TensorAxis, pattern: str = EVERYTHING) -
             f"{sorted(set(names) - chosen)[0]} : retirez le motif.",
         )
     for number, block in enumerate(model.blocks):
-        own = f"blocks.{number}."
+        prefix = f"blocks.{number}."
         if type(block) in _HALVES:
-            halves = {half: own + half in chosen for half in ("attention", "mlp")}
+            halves = {half: prefix + half in chosen for half in ("attention", "mlp")}
             if any(halves.values()):
                 # Slices are copies: once replaced, the whole block leaves memory.
                 model.blocks[number] = _HALVES[type(block)](block, axis, **halves)
         elif type(block) in _WHOLES:
             name, parallel = _WHOLES[type(block)]
-            if own + name in chosen:
+            if prefix + name in chosen:
                 model.blocks[number] = parallel(block, axis)
     tie(model, tied)  # embedding and head have the same rows of the one matrix
     return model
@@ -118,12 +118,12 @@ def check_tied(chosen: set[str], names: Sequence[str], tied: Mapping[str, str], 
     ends = {names[0], names[-1]}
     # One of the two alone: the shared matrix would be split for one reader and whole for the other.
     if tied and len(ends & chosen) == 1:
-        (split,), (whole,) = ends & chosen, ends - chosen
+        (split,), (part,) = ends & chosen, ends - chosen
         raise refusal(
-            en=f"embedding and head share one matrix, but the pattern {pattern!r} splits {split} and leaves {whole} "
+            en=f"embedding and head share one matrix, but the pattern {pattern!r} splits {split} and leaves {part} "
             "whole: write a pattern that matches both, e.g. embedding|head, or none of them.",
             fr=f"l’embedding et la tête partagent une seule matrice, mais le motif {pattern!r} découpe {split} et "
-            f"laisse {whole} entière : écrivez un motif qui vaut pour les deux, par exemple embedding|head, ou pour "
+            f"laisse {part} entière : écrivez un motif qui vaut pour les deux, par exemple embedding|head, ou pour "
             "aucune.",
         )
 

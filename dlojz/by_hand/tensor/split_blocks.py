@@ -43,18 +43,18 @@ class ParallelTransformerBlock(nn.Module):
         mlp: the same for the MLP.
     """
 
-    def __init__(self, whole: TransformerBlock, axis: TensorAxis, *, attention: bool = True, mlp: bool = True) -> None:
+    def __init__(self, block: TransformerBlock, axis: TensorAxis, *, attention: bool = True, mlp: bool = True) -> None:
         super().__init__()
-        self.head_dim, self.causal, self.gelu = whole.head_dim, whole.causal, whole.gelu
+        self.head_dim, self.causal, self.gelu = block.head_dim, block.causal, block.gelu
         self.heads_axis = axis if attention else ALONE
         self.mlp_axis = axis if mlp else ALONE
-        self.norm1 = SequenceNorm(whole.norm1, axis)
+        self.norm1 = SequenceNorm(block.norm1, axis)
         # The projection's rows are laid out head by head, (N, 3, H): a slice of them is a whole number of heads.
-        self.qkv = ColumnParallelLinear(whole.qkv, self.heads_axis)
-        self.attention_project = RowParallelLinear(whole.attention_project, self.heads_axis)
-        self.norm2 = SequenceNorm(whole.norm2, axis)
-        self.mlp_expand = ColumnParallelLinear(whole.mlp_expand, self.mlp_axis)
-        self.mlp_project = RowParallelLinear(whole.mlp_project, self.mlp_axis)
+        self.qkv = ColumnParallelLinear(block.qkv, self.heads_axis)
+        self.attention_project = RowParallelLinear(block.attention_project, self.heads_axis)
+        self.norm2 = SequenceNorm(block.norm2, axis)
+        self.mlp_expand = ColumnParallelLinear(block.mlp_expand, self.mlp_axis)
+        self.mlp_project = RowParallelLinear(block.mlp_project, self.mlp_axis)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """``(B, T, D)`` to the same shape; with sequence parallelism ``(B, S, D)``."""
@@ -74,13 +74,13 @@ class ParallelTransformerBlock(nn.Module):
 class ParallelHead(nn.Module):
     """Last block of a text model: norm, then the logits of this rank's words."""
 
-    def __init__(self, whole: VocabularyHead, axis: TensorAxis) -> None:
+    def __init__(self, head: VocabularyHead, axis: TensorAxis) -> None:
         super().__init__()
         self.axis = axis
         # First word of this rank: the loss subtracts it from the targets.
-        self.start, _ = share_bounds(whole.output.out_features, axis.size, axis.rank)
-        self.norm = SequenceNorm(whole.norm, axis)
-        self.output = ColumnParallelLinear(whole.output, axis)
+        self.start, _ = share_bounds(head.output.out_features, axis.size, axis.rank)
+        self.norm = SequenceNorm(head.norm, axis)
+        self.output = ColumnParallelLinear(head.output, axis)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """``(B, T, D)``, or ``(B, S, D)``, to ``(B, T, v)``."""
@@ -97,20 +97,20 @@ class ParallelLlamaBlock(nn.Module):
         mlp: the same for the MLP.
     """
 
-    def __init__(self, whole: LlamaBlock, axis: TensorAxis, *, attention: bool = True, mlp: bool = True) -> None:
+    def __init__(self, block: LlamaBlock, axis: TensorAxis, *, attention: bool = True, mlp: bool = True) -> None:
         super().__init__()
-        self.head_dim, self.rope_theta = whole.head_dim, whole.rope_theta
+        self.head_dim, self.rope_theta = block.head_dim, block.rope_theta
         self.heads_axis = axis if attention else ALONE
         self.mlp_axis = axis if mlp else ALONE
-        self.norm1 = SequenceNorm(whole.norm1, axis)
-        self.query = ColumnParallelLinear(whole.query, self.heads_axis)
-        self.key = ColumnParallelLinear(whole.key, self.heads_axis)
-        self.value = ColumnParallelLinear(whole.value, self.heads_axis)
-        self.attention_project = RowParallelLinear(whole.attention_project, self.heads_axis)
-        self.norm2 = SequenceNorm(whole.norm2, axis)
-        self.mlp_gate = ColumnParallelLinear(whole.mlp_gate, self.mlp_axis)
-        self.mlp_expand = ColumnParallelLinear(whole.mlp_expand, self.mlp_axis)
-        self.mlp_project = RowParallelLinear(whole.mlp_project, self.mlp_axis)
+        self.norm1 = SequenceNorm(block.norm1, axis)
+        self.query = ColumnParallelLinear(block.query, self.heads_axis)
+        self.key = ColumnParallelLinear(block.key, self.heads_axis)
+        self.value = ColumnParallelLinear(block.value, self.heads_axis)
+        self.attention_project = RowParallelLinear(block.attention_project, self.heads_axis)
+        self.norm2 = SequenceNorm(block.norm2, axis)
+        self.mlp_gate = ColumnParallelLinear(block.mlp_gate, self.mlp_axis)
+        self.mlp_expand = ColumnParallelLinear(block.mlp_expand, self.mlp_axis)
+        self.mlp_project = RowParallelLinear(block.mlp_project, self.mlp_axis)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """``(B, T, D)`` to the same shape; with sequence parallelism ``(B, S, D)``."""
@@ -128,12 +128,12 @@ class ParallelLlamaBlock(nn.Module):
 class ParallelRelativeAttention(nn.Module):
     """CoAtNet attention of which each rank computes some heads, with their position biases."""
 
-    def __init__(self, whole: RelativeAttention, axis: TensorAxis) -> None:
+    def __init__(self, attention: RelativeAttention, axis: TensorAxis) -> None:
         super().__init__()
-        self.axis, self.side, self.head_dim = axis, whole.side, whole.head_dim
-        self.qkv = ColumnParallelLinear(whole.qkv, axis)
-        self.position_bias = own_slice(whole.position_bias, 0, axis)
-        self.project = RowParallelLinear(whole.project, axis)
+        self.axis, self.side, self.head_dim = axis, attention.side, attention.head_dim
+        self.qkv = ColumnParallelLinear(attention.qkv, axis)
+        self.position_bias = own_slice(attention.position_bias, 0, axis)
+        self.project = RowParallelLinear(attention.project, axis)
         self.split_dims = {"position_bias": 0}
 
     def forward(self, x_BTD: Tensor) -> Tensor:
@@ -154,14 +154,14 @@ class ParallelAttentionBlock(nn.Module):
         mlp: the same for the MLP.
     """
 
-    def __init__(self, whole: AttentionBlock, axis: TensorAxis, *, attention: bool = True, mlp: bool = True) -> None:
+    def __init__(self, block: AttentionBlock, axis: TensorAxis, *, attention: bool = True, mlp: bool = True) -> None:
         super().__init__()
         self.mlp_axis = axis if mlp else ALONE
-        self.shortcut, self.norm1, self.pool = whole.shortcut, whole.norm1, whole.pool
-        self.attention = ParallelRelativeAttention(whole.attention, axis if attention else ALONE)
-        self.norm2 = whole.norm2
-        self.mlp_expand = ColumnParallelLinear(whole.mlp_expand, self.mlp_axis)
-        self.mlp_project = RowParallelLinear(whole.mlp_project, self.mlp_axis)
+        self.shortcut, self.norm1, self.pool = block.shortcut, block.norm1, block.pool
+        self.attention = ParallelRelativeAttention(block.attention, axis if attention else ALONE)
+        self.norm2 = block.norm2
+        self.mlp_expand = ColumnParallelLinear(block.mlp_expand, self.mlp_axis)
+        self.mlp_project = RowParallelLinear(block.mlp_project, self.mlp_axis)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """``(B, in_width, H, W)`` to ``(B, width, H/stride, W/stride)``."""
@@ -179,11 +179,11 @@ class ParallelAttentionBlock(nn.Module):
 class ParallelCoAtNetHead(nn.Module):
     """Classifier of CoAtNet: its hidden layer by columns, the logits by rows, so that every rank has all of them."""
 
-    def __init__(self, whole: PoolingHead, axis: TensorAxis) -> None:
+    def __init__(self, head: PoolingHead, axis: TensorAxis) -> None:
         super().__init__()
-        self.axis, self.norm = axis, whole.norm
-        self.hidden = ColumnParallelLinear(whole.hidden, axis)
-        self.classifier = RowParallelLinear(whole.classifier, axis)
+        self.axis, self.norm = axis, head.norm
+        self.hidden = ColumnParallelLinear(head.hidden, axis)
+        self.classifier = RowParallelLinear(head.classifier, axis)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """``(B, width, H, W)`` to ``(B, K)``."""

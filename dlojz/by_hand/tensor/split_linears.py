@@ -39,23 +39,23 @@ class LinearShare(nn.Module):
     weight: Tensor
     bias: Any
 
-    def __init__(self, whole: nn.Module, layer: SplitLayer, axis: TensorAxis) -> None:
+    def __init__(self, linear: nn.Module, layer: SplitLayer, axis: TensorAxis) -> None:
         super().__init__()
         self.axis, self.by_columns = axis, layer.style == "colwise"
-        self.transposed = not isinstance(whole, nn.Linear)
+        self.transposed = not isinstance(linear, nn.Linear)
         # Columns are the out-features: dimension 0 in nn.Linear, 1 in Conv1D; rows are the other dimension.
         self.split_dims = {"weight": int(self.by_columns == self.transposed)}
-        if self.by_columns and whole.bias is not None:
+        if self.by_columns and linear.bias is not None:
             self.split_dims["bias"] = 0
         self.split_parts = dict.fromkeys(self.split_dims, layer.parts)
         for name in ("weight", "bias"):
-            tensor = getattr(whole, name)
+            tensor = getattr(linear, name)
             if name in self.split_dims:
                 # Of a fused layer this rank's share of every part, not one contiguous run.
                 indices = own_columns(layer.parts, axis.size, axis.rank, tensor.device)
                 tensor = nn.Parameter(tensor.detach().index_select(self.split_dims[name], indices))
             self.register_parameter(name, tensor)
-        self.train(whole.training)
+        self.train(linear.training)
 
     def forward(self, x: Tensor) -> Tensor:
         """``(…, D)`` to ``(…, f)``, or ``(…, d)`` to ``(…, F)``."""
@@ -75,15 +75,15 @@ def split_linears(model: BlockList, axis: TensorAxis, regions: Iterable[Region])
     for region in regions:
         block = model.parts[region.block]
         for layer in region.layers:
-            place, _, leaf = layer.path.rpartition(".")
-            setattr(block.get_submodule(place), leaf, LinearShare(block.get_submodule(layer.path), layer, axis))
+            module_path, _, leaf = layer.path.rpartition(".")
+            setattr(block.get_submodule(module_path), leaf, LinearShare(block.get_submodule(layer.path), layer, axis))
         put(block, region.settings)
         inner: dict[str, list[str]] = {}
         for path in region.inner:
-            place, _, leaf = path.rpartition(".")
-            inner.setdefault(place, []).append(leaf)
-        for place, names in inner.items():
-            _share(block.get_submodule(place), names, axis)
+            module_path, _, leaf = path.rpartition(".")
+            inner.setdefault(module_path, []).append(leaf)
+        for module_path, names in inner.items():
+            _share(block.get_submodule(module_path), names, axis)
     return model
 
 
@@ -95,14 +95,14 @@ def _share(module: nn.Module, names: Sequence[str], axis: TensorAxis) -> None:
     plain: Callable[..., Any] = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        held = {name: module._parameters[name] for name in names}
+        parameters = {name: module._parameters[name] for name in names}
         try:
-            for name, parameter in held.items():
+            for name, parameter in parameters.items():
                 assert parameter is not None
                 module._parameters[name] = copy(parameter, axis)  # type: ignore[assignment]  # for this call alone
             return plain(*args, **kwargs)
         finally:
-            module._parameters.update(held)
+            module._parameters.update(parameters)
 
     # An attribute of the instance, which goes before the method of the class.
     module.forward = forward

@@ -102,12 +102,12 @@ def check_elementwise(make_optimizer: MakeOptimizer, device: torch.device) -> No
     # The second part is far larger than the first: a norm over the whole is not that of either part.
     flat[_CUT:] *= 100
     # 6 × 6 numbers as one matrix, then as two vectors of 13 and 23, cut in the middle of a row.
-    whole, name = _updated([flat.view(_SIDE, _SIDE)], make_optimizer, device)
+    uncut_weights, name = _updated([flat.view(_SIDE, _SIDE)], make_optimizer, device)
     try:
-        parts, _ = _updated([flat[:_CUT], flat[_CUT:]], make_optimizer, device)
+        cut_weights, _ = _updated([flat[:_CUT], flat[_CUT:]], make_optimizer, device)
     except ValueError:  # Muon takes matrices only
         _refuse(name)
-    if not torch.allclose(whole, parts, rtol=1e-4, atol=1e-6):
+    if not torch.allclose(uncut_weights, cut_weights, rtol=1e-4, atol=1e-6):
         _refuse(name)
 
 
@@ -178,9 +178,9 @@ class Zero(nn.Module):
                 fr=f"aucun paramètre de {name} ne demande de gradient : mettez requires_grad=True pour en entraîner.",
             )
         check_elementwise(make_optimizer, self.trainable[0].device)
-        former = module.__dict__.pop("_zero", lambda: None)()
-        if former is not None:  # a cell of a notebook is run twice
-            former.release()
+        previous_zero = module.__dict__.pop("_zero", lambda: None)()
+        if previous_zero is not None:  # a cell of a notebook is run twice
+            previous_zero.release()
         for parameter in self.trainable:
             # Gradients of an earlier use would count in the first step.
             parameter.grad = None

@@ -65,16 +65,16 @@ class ShardedWeights(FlatWeights):
         # Autograd has kept views of this memory in forward; given back in the same place, they are right for backward.
         self.whole.untyped_storage().resize_(self._num_bytes)
         # Cast before it is sent: bf16 halves the bytes.
-        mine = self.share.detach().to(self.whole.dtype)
+        share = self.share.detach().to(self.whole.dtype)
         if self.size == 1:
-            self.whole.copy_(mine)
+            self.whole.copy_(share)
             self._gathered = True
             self._show()
             return
         # Who: all N ranks. What: each gives its share of one unit's weights, shape (padded elements / N,), and has all
         # of them afterwards, shape (padded elements,). How much: 4 bytes per element (2 in bf16), 4Ψ for all units, for
         # forward and once more for backward; a rank sends (N − 1) / N of them.
-        self._arriving = dist.all_gather_into_tensor(self.whole, mine, group=self.group, async_op=True)
+        self._arriving = dist.all_gather_into_tensor(self.whole, share, group=self.group, async_op=True)
 
     def gather(self) -> None:
         """Gather the whole weights, and wait for them."""
@@ -101,13 +101,13 @@ class ShardedWeights(FlatWeights):
 
     def gathered_share(self) -> Tensor:
         """Gather all weights in their own type, shape (size × share_numel,), in new memory; a collective call."""
-        mine = self.share.detach()
+        share = self.share.detach()
         if self.size == 1:
-            return mine.clone()
-        whole = mine.new_empty(self.size * self.share_numel)
+            return share.clone()
+        weights = share.new_empty(self.size * self.share_numel)
         # Who: all N ranks. What and how much: as above, in the weights' own type; at the end of a run only.
-        dist.all_gather_into_tensor(whole, mine, group=self.group)
-        return whole
+        dist.all_gather_into_tensor(weights, share, group=self.group)
+        return weights
 
 
 def default_units(module: nn.Module) -> list[nn.Module]:
@@ -118,8 +118,8 @@ def default_units(module: nn.Module) -> list[nn.Module]:
     units: list[nn.Module] = []
     for child in module.children():
         # A list is never called itself, so that nothing would gather its weights.
-        listed = isinstance(child, nn.ModuleList | nn.ModuleDict)
-        units += list(child.children()) if listed else [child]
+        is_list = isinstance(child, nn.ModuleList | nn.ModuleDict)
+        units += list(child.children()) if is_list else [child]
     return units or [module]
 
 
@@ -134,17 +134,17 @@ def parameters_of_units(
     parts = set(module.modules())
     for unit in units:
         if unit not in parts:
-            name, whole = type(unit).__name__, type(module).__name__
+            name, model = type(unit).__name__, type(module).__name__
             raise refusal(
-                en=f"the unit {name} is not part of {whole}: give submodules of it, in the order of the forward pass.",
-                fr=f"l’unité {name} ne fait pas partie de {whole} : donnez-en des sous-modules, dans l’ordre de la "
+                en=f"the unit {name} is not part of {model}: give submodules of it, in the order of the forward pass.",
+                fr=f"l’unité {name} ne fait pas partie de {model} : donnez-en des sous-modules, dans l’ordre de la "
                 "passe avant.",
             )
     # A parameter of two units (a tied embedding, say) would be missing in one of them when the other frees it.
     owners = Counter(parameter for unit in units for parameter in unit.parameters())
-    found = [(unit, [p for p in unit.parameters() if p.requires_grad and owners[p] == 1]) for unit in units]
-    others = [p for p in module.parameters() if p.requires_grad and owners[p] != 1]
-    return [(unit, parameters) for unit, parameters in found if parameters], others
+    unit_parameters = [(unit, [p for p in unit.parameters() if p.requires_grad and owners[p] == 1]) for unit in units]
+    remaining_parameters = [p for p in module.parameters() if p.requires_grad and owners[p] != 1]
+    return [(unit, parameters) for unit, parameters in unit_parameters if parameters], remaining_parameters
 
 
 class ZeroStage3(ZeroStage2):
@@ -176,13 +176,13 @@ class ZeroStage3(ZeroStage2):
         group: dist.ProcessGroup | None = None,
     ) -> None:
         units = default_units(module) if units is None else list(units)
-        of_units, others = parameters_of_units(module, units)
+        of_units, remaining_parameters = parameters_of_units(module, units)
         Zero.__init__(self, module, make_optimizer, group=group)
         self.compute_dtype, self.prefetch = compute_dtype, prefetch
         frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
         for tensor in (*module.buffers(), *frozen):
             tensor.data = self._cast(tensor.data)
-        self.rest = ShardedWeights(others, compute_dtype, group) if others else None
+        self.rest = ShardedWeights(remaining_parameters, compute_dtype, group) if remaining_parameters else None
         self.units = [ShardedWeights(parameters, compute_dtype, group) for _, parameters in of_units]
         # Backward is done with the last unit first, with what is outside of all units last.
         self._reduce_in_backward([*self.units[::-1], *([self.rest] if self.rest else [])])
@@ -271,6 +271,6 @@ class ZeroStage3(ZeroStage2):
     def release(self) -> None:
         """Restore the module as `Zero` does; a collective call, after which every rank has all weights."""
         super().release()
-        whole = dict(self.weights())
+        weights = dict(self.weights())
         for name, parameter in self.module.named_parameters():
-            parameter.data = whole[name].clone()
+            parameter.data = weights[name].clone()

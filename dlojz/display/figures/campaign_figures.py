@@ -72,13 +72,13 @@ class CampaignMark:
 
 
 def series_of(
-    marks: Sequence[CampaignMark], by: Callable[[CampaignMark], str] = attrgetter("series")
+    marks: Sequence[CampaignMark], group_of: Callable[[CampaignMark], str] = attrgetter("series")
 ) -> dict[str, list[CampaignMark]]:
-    """Group marks by series, or by what `by` returns, in order."""
-    found: dict[str, list[CampaignMark]] = {}
+    """Group marks by series, or by what `group_of` returns, in order."""
+    groups: dict[str, list[CampaignMark]] = {}
     for mark in marks:
-        found.setdefault(by(mark), []).append(mark)
-    return found
+        groups.setdefault(group_of(mark), []).append(mark)
+    return groups
 
 
 def style_of(number: int) -> tuple[str, Dash, str]:
@@ -97,10 +97,10 @@ def pareto_front(marks: Sequence[CampaignMark]) -> list[CampaignMark]:
     return front
 
 
-def campaign_canvas(what: str, series: Sequence[str], width_in: float = 9.0) -> LabFigure:
+def campaign_canvas(opening: str, series: Sequence[str], width_in: float = 9.0) -> LabFigure:
     """Make an empty figure, as high as its legend needs."""
     rows = -(-min(len(series), MOST_IN_LEGEND) // _columns(series, width_in))
-    return new_figure(width_in, 5.0 + 0.22 * rows, alt=what + ", ".join(map(visible, series)))
+    return new_figure(width_in, 5.0 + 0.22 * rows, alt=opening + ", ".join(map(visible, series)))
 
 
 def _columns(series: Sequence[str], width_in: float) -> int:
@@ -109,7 +109,7 @@ def _columns(series: Sequence[str], width_in: float) -> int:
     return max(1, min(4, int(width_in * 11 / (longest + 8))))
 
 
-def legend(figure: LabFigure, series: Sequence[str], more: Sequence[Line2D]) -> None:
+def legend(figure: LabFigure, series: Sequence[str], extra_handles: Sequence[Line2D]) -> None:
     """Write the series by name below the figure, and the keys that a figure has besides."""
     handles = []
     for number, name in enumerate(series[:MOST_IN_LEGEND]):
@@ -118,23 +118,30 @@ def legend(figure: LabFigure, series: Sequence[str], more: Sequence[Line2D]) -> 
         text = f" {text}" if text.startswith("_") else text  # a legend leaves out what begins so
         handles.append(key(text, color=color, linestyle=dashes, marker=marker))
     if len(series) > MOST_IN_LEGEND:
-        left = len(series) - MOST_IN_LEGEND
-        handles.append(key(say(en=f"and {left} more series", fr=f"et {left} autres séries"), linestyle="none"))
+        num_unnamed = len(series) - MOST_IN_LEGEND
+        handles.append(
+            key(say(en=f"and {num_unnamed} more series", fr=f"et {num_unnamed} autres séries"), linestyle="none")
+        )
     columns = _columns(series, float(figure.get_figwidth()))
-    labels = [str(handle.get_label()) for handle in (*handles, *more)]
-    figure.legend([*handles, *more], labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=NORMAL)
+    labels = [str(handle.get_label()) for handle in (*handles, *extra_handles)]
+    figure.legend(
+        [*handles, *extra_handles], labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=NORMAL
+    )
 
 
 def hidden_marks(marks: Sequence[CampaignMark]) -> dict[CampaignMark, int]:
     """Count the marks that would hide each one: those of later series at the same batch and memory."""
-    drawn = [mark for own in series_of(marks).values() for mark in own if mark.taken_bytes is not None]
+    drawn = [
+        mark for series_marks in series_of(marks).values() for mark in series_marks if mark.taken_bytes is not None
+    ]
     # 0.4 % of the largest: closer than that, one mark lies on the other.
-    near = 0.004 * max((mark.taken_bytes or 0 for mark in drawn), default=0)
+    tolerance_bytes = 0.004 * max((mark.taken_bytes or 0 for mark in drawn), default=0)
     return {
         mark: sum(
-            other.batch == mark.batch and abs((other.taken_bytes or 0) - (mark.taken_bytes or 0)) <= near
+            later_mark.batch == mark.batch
+            and abs((later_mark.taken_bytes or 0) - (mark.taken_bytes or 0)) <= tolerance_bytes
             # Later series are drawn over this one.
-            for other in drawn[number + 1 :]
+            for later_mark in drawn[number + 1 :]
         )
         for number, mark in enumerate(drawn)
     }
@@ -144,7 +151,7 @@ CROSS: dict[str, Any] = {"marker": "x", "linestyle": "none", "color": VERMILION,
 
 
 def memory_mark(
-    axes: Axes, at: tuple[float, float], mark: CampaignMark, style: tuple[str, Dash, str], hidden_by: int = 0
+    axes: Axes, point: tuple[float, float], mark: CampaignMark, style: tuple[str, Dash, str], hidden_by: int = 0
 ) -> None:
     """Draw a mark: full where measured, hollow where only predicted, crossed out where it did not fit.
 
@@ -153,9 +160,9 @@ def memory_mark(
     color, _, marker = style
     face = "white" if mark.measured_bytes is None else color
     size = 7 + 4 * min(hidden_by, 3)
-    axes.plot(*at, marker=marker, linestyle="none", color=color, markerfacecolor=face, markersize=size)
+    axes.plot(*point, marker=marker, linestyle="none", color=color, markerfacecolor=face, markersize=size)
     if does_not_fit(mark):
-        axes.plot(*at, markersize=13, **CROSS)
+        axes.plot(*point, markersize=13, **CROSS)
 
 
 def does_not_fit(mark: CampaignMark) -> bool:
@@ -181,14 +188,14 @@ def memory_keys(marks: Sequence[CampaignMark]) -> list[Line2D]:
 
 def limits(axes: Axes, marks: Sequence[CampaignMark], scale: float, *, vertical: bool = False) -> str:
     """Draw a line for each device's limit; those too far away are returned, in words."""
-    known = {
+    limit_names = {
         mark.limit_bytes: mark.limit_name
         for mark in marks
         if mark.limit_bytes is not None and mark.taken_bytes is not None
     }
     highest = max((mark.taken_bytes or 0 for mark in marks), default=0)
     far = []
-    for limit_bytes, name in sorted(known.items()):
+    for limit_bytes, name in sorted(limit_names.items()):
         # A limit far above all marks would press them flat: it is said in words instead.
         if words := far_limit(limit_bytes, highest):
             far.append(words)
@@ -219,16 +226,16 @@ def count_axis(axes: Axes, values: Sequence[int], label: str) -> None:
 def from_zero(axes: Axes, label: str, title: str) -> None:
     """Begin the y axis at 0, with room above all that is drawn, in axes that share this scale too."""
     # Panels that share the y axis are scaled together.
-    drawn = [one.dataLim.ymax for one in axes.get_shared_y_axes().get_siblings(axes)]
+    drawn = [sibling.dataLim.ymax for sibling in axes.get_shared_y_axes().get_siblings(axes)]
     highest = max((top for top in drawn if math.isfinite(top) and top > 0), default=0.9)
     axes.set_ylim(0, highest * 1.11)
     caption(axes, y=label, title=title, size=11)
     plain(axes)
 
 
-def or_nothing(axes: Axes, known: bool, missing: str = "") -> None:
+def or_nothing(axes: Axes, has_points: bool, missing: str = "") -> None:
     """Say that there is nothing to draw where nothing is known; `missing` says why."""
-    if not known:
+    if not has_points:
         words = missing or say(en="nothing measured yet", fr="rien n’est encore mesuré")
         axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", color=REMARK)
 
@@ -238,10 +245,10 @@ FAMILY = attrgetter("family")
 
 def highest_of(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     """Keep the highest of several points at one place: a line through all of them would go up and down there."""
-    found: dict[float, float] = {}
+    highest_y: dict[float, float] = {}
     for x, y in points:
-        found[x] = max(found.get(x, y), y)
-    return sorted(found.items())
+        highest_y[x] = max(highest_y.get(x, y), y)
+    return sorted(highest_y.items())
 
 
 def _columns_of(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
@@ -265,19 +272,19 @@ def batch_figure(marks: Sequence[CampaignMark], batch_label: str, path: str | Pa
     speed, memory = figure.subplots(1, 2)
     unit, scale = byte_scale(max((mark.taken_bytes or 0 for mark in marks), default=0))
     hidden = hidden_marks(marks)
-    for number, own in enumerate(series_of(marks).values()):
+    for number, series_marks in enumerate(series_of(marks).values()):
         color, dashes, marker = style_of(number)
-        ordered = sorted(own, key=lambda mark: mark.batch)
-        known = [mark for mark in ordered if mark.samples_per_s is not None]
-        speeds = [(mark.batch, mark.samples_per_s or 0) for mark in known]
+        ordered = sorted(series_marks, key=lambda mark: mark.batch)
+        timed_marks = [mark for mark in ordered if mark.samples_per_s is not None]
+        speeds = [(mark.batch, mark.samples_per_s or 0) for mark in timed_marks]
         # The line goes through the highest mark of a batch; the marks themselves are all drawn.
         speed.plot(*_columns_of(highest_of(speeds)), dashes, color=color)
         speed.plot(*_columns_of(speeds), color=color, marker=marker, linestyle="none")
-        held = [mark for mark in ordered if mark.taken_bytes is not None]
-        values = [(mark.taken_bytes or 0) / scale for mark in held]
-        batches = [mark.batch for mark in held]
+        memory_marks = [mark for mark in ordered if mark.taken_bytes is not None]
+        values = [(mark.taken_bytes or 0) / scale for mark in memory_marks]
+        batches = [mark.batch for mark in memory_marks]
         memory.plot(*_columns_of(highest_of(zip(batches, values, strict=True))), dashes, color=color, linewidth=1.2)
-        for mark, value in zip(held, values, strict=True):
+        for mark, value in zip(memory_marks, values, strict=True):
             memory_mark(memory, (mark.batch, value), mark, style_of(number), hidden[mark])
     far = limits(memory, marks, scale)
     for axes in (speed, memory):
@@ -300,20 +307,20 @@ def pareto_figure(marks: Sequence[CampaignMark], path: str | Path | None = None)
         list(series_of(marks)),
     )
     axes = figure.subplots()
-    known = [mark for mark in marks if mark.samples_per_s is not None and mark.measured_bytes is not None]
-    unit, scale = byte_scale(max((mark.measured_bytes or 0 for mark in known), default=0))
-    for number, own in enumerate(series_of(marks).values()):
+    measured_marks = [mark for mark in marks if mark.samples_per_s is not None and mark.measured_bytes is not None]
+    unit, scale = byte_scale(max((mark.measured_bytes or 0 for mark in measured_marks), default=0))
+    for number, series_marks in enumerate(series_of(marks).values()):
         color, _, marker = style_of(number)
-        for mark in own:
-            if mark in known:
+        for mark in series_marks:
+            if mark in measured_marks:
                 x, y = (mark.measured_bytes or 0) / scale, mark.samples_per_s or 0
                 axes.plot(x, y, marker=marker, color=color, markersize=8, linestyle="none")
                 note(axes, str(mark.batch), (x, y), (6, 4), va="baseline")
-    front = [((mark.measured_bytes or 0) / scale, mark.samples_per_s or 0) for mark in pareto_front(known)]
+    front = [((mark.measured_bytes or 0) / scale, mark.samples_per_s or 0) for mark in pareto_front(measured_marks)]
     joined: dict[str, Any] = {"linestyle": "--", "color": BLACK}
     axes.plot([x for x, _ in front], [y for _, y in front], linewidth=1.2, zorder=1, **joined)
-    far = limits(axes, known, scale, vertical=True)
-    or_nothing(axes, bool(known))
+    far = limits(axes, measured_marks, scale, vertical=True)
+    or_nothing(axes, bool(measured_marks))
     axes.set_xlabel(say(en=f"memory of the heaviest rank, {unit}", fr=f"mémoire du rang le plus chargé, {unit}"))
     axes.set_xlim(left=0)
     title = say(
@@ -354,15 +361,17 @@ def _truth(
     in_bytes: bool = True,
 ) -> None:
     # (number of the series, predicted, measured) of each mark.
-    known = [(number, *pair(mark)) for number, own in enumerate(series_of(marks).values()) for mark in own]
-    drawn = [(number, x, y) for number, x, y in known if x is not None and y is not None]
-    most = max((max(x, y) for _, x, y in drawn), default=1.0) or 1.0
-    unit, scale = byte_scale(most) if in_bytes else (say(en="samples/s", fr="échantillons/s"), 1)
+    numbered_pairs = [
+        (number, *pair(mark)) for number, series_marks in enumerate(series_of(marks).values()) for mark in series_marks
+    ]
+    drawn = [(number, x, y) for number, x, y in numbered_pairs if x is not None and y is not None]
+    largest = max((max(x, y) for _, x, y in drawn), default=1.0) or 1.0
+    unit, scale = byte_scale(largest) if in_bytes else (say(en="samples/s", fr="échantillons/s"), 1)
     for number, x, y in drawn:
         color, _, marker = style_of(number)
         axes.plot(x / scale, y / scale, marker=marker, color=color, linestyle="none", markersize=7, clip_on=False)
     # 8 % of room above the largest of both.
-    end = most / scale * 1.08
+    end = largest / scale * 1.08
     if drawn:
         axes.plot([0, end], [0, end], linestyle="--", color=BLACK, linewidth=1.0, zorder=1)
     axes.set(xlim=(0, end), ylim=(0, end), aspect="equal")
@@ -371,7 +380,7 @@ def _truth(
     plain(axes)
     if not drawn:
         axes.set(xticks=[], yticks=[])
-    half = any(y is not None for _, _, y in known)
+    half = any(y is not None for _, _, y in numbered_pairs)
     unforeseen = say(en="measured, but nothing predicts it here", fr="mesuré, mais rien ne le prédit ici")
     or_nothing(axes, bool(drawn), unforeseen if half else "")
 
@@ -408,14 +417,14 @@ def _draw_scaling(
     axes: Axes, marks: Sequence[CampaignMark], efficiency: Callable[[CampaignMark], float | None], title: str
 ) -> None:
     """Draw one kind of efficiency; the base, of the fewest ranks, is at 100 %."""
-    for number, own in enumerate(series_of(marks, FAMILY).values()):
+    for number, series_marks in enumerate(series_of(marks, FAMILY).values()):
         color, dashes, marker = style_of(number)
         # Shares of the base's throughput per rank, in percent.
-        drawn = sorted((mark.ranks, 100 * share) for mark in own if (share := efficiency(mark)) is not None)
+        drawn = sorted((mark.ranks, 100 * share) for mark in series_marks if (share := efficiency(mark)) is not None)
         axes.plot([ranks for ranks, _ in drawn], [share for _, share in drawn], dashes, color=color, marker=marker)
     axes.axhline(100, linestyle="--", color=BLACK, linewidth=1.0)
     count_axis(axes, sorted({mark.ranks for mark in marks}), say(en="ranks", fr="rangs"))
     missing = say(en="no point has such a base", fr="aucun point n’a une telle base")
-    known = any(efficiency(mark) is not None for mark in marks)
-    or_nothing(axes, known, missing if any(mark.samples_per_s for mark in marks) else "")
+    has_base = any(efficiency(mark) is not None for mark in marks)
+    or_nothing(axes, has_base, missing if any(mark.samples_per_s for mark in marks) else "")
     from_zero(axes, "", title)

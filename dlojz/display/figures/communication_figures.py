@@ -70,12 +70,12 @@ STYLES = {  # light tints of the palette's colours, so that black figures stand 
 
 def kind_of(simulation: Simulation, step: int, rank: int, chunk: int) -> str:
     """Tell whether a chunk is empty, the rank's own, a partial sum, or final."""
-    held = simulation.states[step][rank][chunk]
-    if held.value is None:
+    contents = simulation.states[step][rank][chunk]
+    if contents.value is None:
         return EMPTY
     if simulation.done(step, rank, chunk):
         return FINAL
-    return PARTIAL if len(held.ranks) > 1 else OWN
+    return PARTIAL if len(contents.ranks) > 1 else OWN
 
 
 def kind_label(kind: str) -> str:
@@ -92,11 +92,11 @@ def heading(simulation: Simulation) -> str:
     """Say the algorithm, the ranks, the steps and what the busiest rank moves."""
     title, size = algorithm(simulation.name).title(), simulation.size
     title = title[0].upper() + title[1:]
-    steps, moved = len(simulation.transfers), significant(float(terms(simulation.name, size).moved))
+    steps, ratio = len(simulation.transfers), significant(float(terms(simulation.name, size).moved))
     return say(
-        en=f"{title}, {size} ranks: {steps} step{'' if steps == 1 else 's'}, {moved} × the message moved by the "
+        en=f"{title}, {size} ranks: {steps} step{'' if steps == 1 else 's'}, {ratio} × the message moved by the "
         "busiest rank",
-        fr=f"{title}, {size} rangs : {steps} étape{'s' if steps > 1 else ''}, {moved} × le message déplacé par le rang "
+        fr=f"{title}, {size} rangs : {steps} étape{'s' if steps > 1 else ''}, {ratio} × le message déplacé par le rang "
         "le plus chargé",
     )
 
@@ -136,8 +136,10 @@ def collective_figure(
             axes.set_axis_off()
     width = max(30, int(figure.get_figwidth() * 10))
     figure.suptitle(textwrap.fill(heading(simulation), width), x=0.01, ha="left", fontsize=TITLE)
-    look: dict[str, Any] = {"ncols": max(1, int(figure.get_figwidth() / 2.4)), "handleheight": 1.3}
-    figure.legend(handles=legend_handles(simulation), loc="outside lower left", frameon=False, fontsize=NORMAL, **look)
+    legend_options: dict[str, Any] = {"ncols": max(1, int(figure.get_figwidth() / 2.4)), "handleheight": 1.3}
+    figure.legend(
+        handles=legend_handles(simulation), loc="outside lower left", frameon=False, fontsize=NORMAL, **legend_options
+    )
     return finish(figure, path)
 
 
@@ -167,8 +169,8 @@ def collective_description(simulation: Simulation) -> str:
     """Describe the whole figure in words."""
     lines = [heading(simulation) + "."]
     for step in range(1, len(simulation.states)):
-        said = "; ".join(step_words(simulation, step))
-        lines.append(say(en=f"Step {step}: {said}.", fr=f"Étape {step} : {said}."))
+        sentences = "; ".join(step_words(simulation, step))
+        lines.append(say(en=f"Step {step}: {sentences}.", fr=f"Étape {step} : {sentences}."))
     return "\n".join(lines[: MAX_ALT_SENTENCES + 1])
 
 
@@ -178,24 +180,24 @@ def draw_panel(axes: Axes, simulation: Simulation, step: int, *, label_ranks: bo
     adding = algorithm(simulation.name).collective in ADDING
     large = size <= 4
     # (message, its chunk at the sender, where the receiver puts it); step k shows transfers k − 1.
-    moved = [
-        (transfer, chunk, place)
+    chunk_moves = [
+        (transfer, chunk, target_chunk)
         for transfer in (simulation.transfers[step - 1] if step else ())
-        for chunk, place in zip(transfer.chunks, transfer.places, strict=True)
+        for chunk, target_chunk in zip(transfer.chunks, transfer.places, strict=True)
     ]
-    look: dict[str, Any] = {"ha": "center", "va": "center", "zorder": 4}
+    text_properties: dict[str, Any] = {"ha": "center", "va": "center", "zorder": 4}
     if algorithm(simulation.name).collective == "all_to_all":  # whose arrows pass behind figures
-        look["path_effects"] = [withStroke(linewidth=2, foreground="white", alpha=0.7)]
+        text_properties["path_effects"] = [withStroke(linewidth=2, foreground="white", alpha=0.7)]
     for rank, row in enumerate(simulation.states[step]):
-        for chunk, held in enumerate(row):
+        for chunk, contents in enumerate(row):
             _cell(axes, rank, chunk, kind_of(simulation, step, rank, chunk))
             # Above, the number that the chunk holds; below, whose contributions are in it.
-            upper, lower = number_words(held.value), _origin(held, size, adding)
+            upper, lower = number_words(contents.value), _origin(contents, size, adding)
             fits = min(1.0, 4 / len(upper)) * (HEADING if large else SMALL)
-            axes.text(chunk, rank - (0.13 if lower else 0), upper, fontsize=fits, fontweight="bold", **look)
-            axes.text(chunk, rank + 0.22, lower, fontsize=SMALL, **look)
-    for transfer, chunk, place in moved:
-        _arrow(axes, transfer, chunk, place)
+            axes.text(chunk, rank - (0.13 if lower else 0), upper, fontsize=fits, fontweight="bold", **text_properties)
+            axes.text(chunk, rank + 0.22, lower, fontsize=SMALL, **text_properties)
+    for transfer, chunk, target_chunk in chunk_moves:
+        _arrow(axes, transfer, chunk, target_chunk)
     for artist in (*axes.texts, *axes.patches):
         artist.set_in_layout(False)  # all lie within the axes: asking each for its size takes seconds
     # 0.2 more on the right: arrows pass through the gap there.
@@ -210,11 +212,11 @@ def draw_panel(axes: Axes, simulation: Simulation, step: int, *, label_ranks: bo
     axes.set_title(title, fontsize=NORMAL, loc="left", pad=4)
 
 
-def _origin(held: Held, size: int, adding: bool) -> str:
+def _origin(contents: Held, size: int, adding: bool) -> str:
     """How many ranks' contributions a chunk holds, or whose it is where nothing is added."""
-    if held.value is None:
+    if contents.value is None:
         return ""
-    return f"{len(held.ranks)}/{size}" if adding else "r" + "".join(map(str, held.ranks))
+    return f"{len(contents.ranks)}/{size}" if adding else "r" + "".join(map(str, contents.ranks))
 
 
 def _cell(axes: Axes, rank: int, chunk: int, kind: str) -> None:
@@ -229,12 +231,12 @@ def _shaded(patch: Patch, kind: str) -> Patch:
     return patch
 
 
-def _arrow(axes: Axes, transfer: Transfer, chunk: int, place: int) -> None:
+def _arrow(axes: Axes, transfer: Transfer, chunk: int, target_chunk: int) -> None:
     """From the sender's cell to the receiver's, through the gap on the right of the column."""
-    edge, straight = CELL_WIDTH / 2, chunk == place
-    start, end, rad = (float(chunk), transfer.source), (float(place), transfer.to), 0.25
+    edge, straight = CELL_WIDTH / 2, chunk == target_chunk
+    start, end, rad = (float(chunk), transfer.source), (float(target_chunk), transfer.to), 0.25
     if straight:
-        start, end = (chunk + edge, transfer.source), (place + edge, transfer.to)
+        start, end = (chunk + edge, transfer.source), (target_chunk + edge, transfer.to)
         # An arc bulges by rad · length / 2: as much for a long one as for a short one, so that it stays in its gap.
         rad = -0.44 / abs(transfer.to - transfer.source) * (1 if transfer.to > transfer.source else -1)
     arrow = FancyArrowPatch(
@@ -261,8 +263,8 @@ def legend_handles(simulation: Simulation) -> list[Artist]:
         for rank, row in enumerate(state)
         for chunk in range(len(row))
     }
-    shown = [kind for kind in (EMPTY, OWN, PARTIAL, FINAL) if kind in kinds]
-    handles: list[Artist] = [_shaded(Patch(label=" " + kind_label(kind)), kind) for kind in shown]
+    ordered_kinds = [kind for kind in (EMPTY, OWN, PARTIAL, FINAL) if kind in kinds]
+    handles: list[Artist] = [_shaded(Patch(label=" " + kind_label(kind)), kind) for kind in ordered_kinds]
     # Both kinds of messages may occur: added to what the rank holds, or kept in its place.
     acts = {transfer.add for step in simulation.transfers for transfer in step}
     if True in acts:
@@ -299,8 +301,10 @@ class Stepper:
 
     def __init__(self, name: str, size: int) -> None:
         widgets = import_widgets(en="the stepper", fr="le pas à pas", instead="collective_figure")
-        known = [(entry.title(), key) for key, entry in ALGORITHMS.items()]
-        self.choice = widgets.Dropdown(options=known, value=name, description=say(en="algorithm", fr="algorithme"))
+        algorithm_options = [(entry.title(), key) for key, entry in ALGORITHMS.items()]
+        self.choice = widgets.Dropdown(
+            options=algorithm_options, value=name, description=say(en="algorithm", fr="algorithme")
+        )
         self.ranks = widgets.BoundedIntText(value=size, min=1, max=MAX_RANKS, description=say(en="ranks", fr="rangs"))
         self.step = widgets.IntSlider(value=0, min=0, max=1, description=say(en="step", fr="étape"))
         self.back = widgets.Button(description=say(en="◀ previous", fr="◀ précédente"))
@@ -318,16 +322,16 @@ class Stepper:
 
     def _restart(self, change: Any = None) -> None:
         self.simulation = simulate(self.choice.value, self.ranks.value)
-        last = len(self.simulation.transfers)
+        num_steps = len(self.simulation.transfers)
         # Held back until both are set: `_show` never sees a value beyond the new end.
         with self.step.hold_trait_notifications():
             self.step.value = 0
-            self.step.max = max(last, 1)
-        self.step.disabled = last == 0
+            self.step.max = max(num_steps, 1)
+        self.step.disabled = num_steps == 0
         self._show()
 
-    def _move(self, by: int) -> None:
-        self.step.value = min(max(self.step.value + by, 0), len(self.simulation.transfers))
+    def _move(self, step_change: int) -> None:
+        self.step.value = min(max(self.step.value + step_change, 0), len(self.simulation.transfers))
 
     def _show(self, change: Any = None) -> None:
         step = min(self.step.value, len(self.simulation.transfers))
@@ -338,21 +342,21 @@ class Stepper:
 
 def sentences_html(simulation: Simulation, step: int) -> str:
     """Write one sentence per message, marked as a status for screen readers, and what is held, as a table."""
-    said = "".join(f"<li>{safe(sentence)}</li>" for sentence in step_words(simulation, step))
+    list_items = "".join(f"<li>{safe(sentence)}</li>" for sentence in step_words(simulation, step))
     total = len(simulation.transfers)
-    place = say(en=f"Step {step} of {total}", fr=f"Étape {step} sur {total}")
+    step_label = say(en=f"Step {step} of {total}", fr=f"Étape {step} sur {total}")
     state = simulation.states[step]
     chunks = [say(en=f"chunk {chunk}", fr=f"morceau {chunk}") for chunk in range(len(state[0]))]
     rows = tuple(
         (
             say(en=f"rank {rank}", fr=f"rang {rank}"),
-            *(held_words(held, simulation.done(step, rank, chunk)) for chunk, held in enumerate(row)),
+            *(held_words(contents, simulation.done(step, rank, chunk)) for chunk, contents in enumerate(row)),
         )
         for rank, row in enumerate(state)
     )
     summary = say(en="what each rank holds, as text", fr="ce que chaque rang détient, en texte")
     return (
-        f'<div role="status" aria-live="polite"><b>{safe(place)}</b><ul>{said}</ul></div>'
+        f'<div role="status" aria-live="polite"><b>{safe(step_label)}</b><ul>{list_items}</ul></div>'
         f"<details><summary>{safe(summary)}</summary>{tables_html([Table(('', *chunks), rows)])}</details>"
     )
 
@@ -378,7 +382,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
 _DASHES = ("-", "--", "-.", ":")
 
 
-def communication_figure(ways: Sequence[Reduction], path: str | Path | None = None) -> LabFigure:
+def communication_figure(reductions: Sequence[Reduction], path: str | Path | None = None) -> LabFigure:
     """Draw the bytes that a rank sends per step against the final loss, and the step's time over slow and fast links.
 
     Left: a point per way, on a logarithmic axis of bytes: how far its loss is above that of `Way.against`, seed by seed
@@ -387,13 +391,21 @@ def communication_figure(ways: Sequence[Reduction], path: str | Path | None = No
     computed meanwhile.
 
     Args:
-        ways: see `dlojz.prediction.link_traffic`; those without losses are not drawn on the left.
+        reductions: see `dlojz.prediction.link_traffic`; those without losses are not drawn on the left.
 
     Raises:
         LabError: without a way that has losses, or without what it is held against.
     """
-    judged = {way.name: way for way in ways if way.losses and all(map(math.isfinite, way.losses))}
-    lonely = [way for way in judged.values() if len(way.losses) != len(getattr(judged.get(way.against), "losses", ()))]
+    judged = {
+        reduction.name: reduction
+        for reduction in reductions
+        if reduction.losses and all(map(math.isfinite, reduction.losses))
+    }
+    lonely = [
+        reduction
+        for reduction in judged.values()
+        if len(reduction.losses) != len(getattr(judged.get(reduction.against), "losses", ()))
+    ]
     if lonely:
         raise refusal(
             en=f"{lonely[0].name} is held against {lonely[0].against}, seed by seed, but that has no losses of the "
@@ -407,47 +419,49 @@ def communication_figure(ways: Sequence[Reduction], path: str | Path | None = No
             fr="le tableau demande au moins une méthode avec les pertes d’un entraînement, mais aucune n’a été "
             "reçue : entraînez d’abord.",
         )
-    timed = [way for way in ways if way.step_s is not None]
-    names = ", ".join(visible(way.name) for way in ways)
+    timed = [reduction for reduction in reductions if reduction.step_s is not None]
+    names = ", ".join(visible(reduction.name) for reduction in reductions)
     alt = say(
         en=f"Bytes sent per step against the gap of the final loss, and the step's time over links, of: {names}",
         fr=f"Octets envoyés par pas et écart de la perte finale, durée du pas selon le lien, de : {names}",
     )
     figure = new_figure(12.5 if timed else 8.0, 6.4, alt)
     columns = figure.subplots(1, 2) if timed else [figure.subplots()]
-    _pareto(columns[0], ways, judged)
+    _pareto(columns[0], reductions, judged)
     if timed:
-        _links(columns[1], ways, timed)
+        _links(columns[1], reductions, timed)
     handles, labels = columns[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=6 if timed else 4, frameon=False, fontsize=NORMAL)
     return finish(figure, path)
 
 
-def _look(ways: Sequence[Reduction], way: Reduction) -> tuple[str, str, str]:
+def _look(reductions: Sequence[Reduction], reduction: Reduction) -> tuple[str, str, str]:
     """Colour, marker and dashes of a way; colours recur with other dashes."""
-    number = list(ways).index(way)
+    number = list(reductions).index(reduction)
     dashes = _DASHES[(number + number // len(_COLORS)) % len(_DASHES)]
     return _COLORS[number % len(_COLORS)], _MARKERS[number % len(_MARKERS)], dashes
 
 
-def _pareto(axes: Axes, ways: Sequence[Reduction], judged: Mapping[str, Reduction]) -> None:
+def _pareto(axes: Axes, reductions: Sequence[Reduction], judged: Mapping[str, Reduction]) -> None:
     """The left panel."""
-    points = {name: gaps_percent(way, judged[way.against]) for name, way in judged.items()}
-    for name, way in judged.items():
-        color, marker, _ = _look(ways, way)
+    points = {name: gaps_percent(reduction, judged[reduction.against]) for name, reduction in judged.items()}
+    for name, reduction in judged.items():
+        color, marker, _ = _look(reductions, reduction)
         # Bytes as counted where steps were run, else as predicted; the median over the seeds.
-        x, y = way.counted_bytes or way.sent_bytes, statistics.median(points[name])
+        x, y = reduction.counted_bytes or reduction.sent_bytes, statistics.median(points[name])
         # From the best to the worst seed.
         axes.plot([x, x], [min(points[name]), max(points[name])], color=color, linewidth=1.2)
-        if way.steady_bytes < 0.99 * x:  # where a long run would lie
-            axes.plot([way.steady_bytes, x], [y, y], color=color, linestyle=":", linewidth=1.2)
-            axes.plot(way.steady_bytes, y, marker="|", color=color, markersize=9)
-        face = "white" if way.plain else color
+        if reduction.steady_bytes < 0.99 * x:  # where a long run would lie
+            axes.plot([reduction.steady_bytes, x], [y, y], color=color, linestyle=":", linewidth=1.2)
+            axes.plot(reduction.steady_bytes, y, marker="|", color=color, markersize=9)
+        face = "white" if reduction.plain else color
         axes.plot(x, y, marker=marker, color=color, markerfacecolor=face, markersize=9, linestyle="none", label=name)
-    if max(abs(gap) for own in points.values() for gap in own) > _LINEAR_PERCENT:  # one far away would hide the others
+    if (
+        max(abs(gap) for seed_gaps in points.values() for gap in seed_gaps) > _LINEAR_PERCENT
+    ):  # one far away would hide the others
         axes.set_yscale("symlog", linthresh=_LINEAR_PERCENT)
         axes.set_yticks((-20, -10, -5, -2, 0, 2, 5, 10, 20, 50, 100))
-        low, high = (bound(gap for own in points.values() for gap in own) for bound in (min, max))
+        low, high = (bound(gap for seed_gaps in points.values() for gap in seed_gaps) for bound in (min, max))
         axes.set_ylim(min(low * 1.2, -1), high * 1.2)
     axes.axhline(0, color=GREY, linewidth=0.8, zorder=0)
     axes.set_xscale("log", base=2)
@@ -467,16 +481,18 @@ def _pareto(axes: Axes, ways: Sequence[Reduction], judged: Mapping[str, Reductio
     plain(axes)
 
 
-def _links(axes: Axes, ways: Sequence[Reduction], timed: Sequence[Reduction]) -> None:
+def _links(axes: Axes, reductions: Sequence[Reduction], timed: Sequence[Reduction]) -> None:
     """The right panel."""
     gbits = _spread(*LINKS_GBIT)
-    for place, way in enumerate(timed):
-        color, marker, dashes = _look(ways, way)
+    for index, reduction in enumerate(timed):
+        color, marker, dashes = _look(reductions, reduction)
         # ms: the step as measured here, plus α · rounds + β · bytes of this link; 1 Gbit/s is 1e9 / 8 B/s.
-        taken = [1e3 * ((way.step_s or 0) + way.link_s(LATENCY_S, gbit * 1e9 / 8)) for gbit in gbits]
-        face = "white" if way.plain else color
-        look: dict[str, Any] = {"color": color, "marker": marker, "markersize": 5, "markerfacecolor": face}
-        axes.plot(gbits, taken, dashes, markevery=(3 * place % 10, 10), **look)  # no marker lies on another
+        step_ms = [1e3 * ((reduction.step_s or 0) + reduction.link_s(LATENCY_S, gbit * 1e9 / 8)) for gbit in gbits]
+        face = "white" if reduction.plain else color
+        line_properties: dict[str, Any] = {"color": color, "marker": marker, "markersize": 5, "markerfacecolor": face}
+        axes.plot(
+            gbits, step_ms, dashes, markevery=(3 * index % 10, 10), **line_properties
+        )  # no marker lies on another
     logarithmic(axes, "x", marks=(1.0,))
     logarithmic(axes, "y", marks=(1.0, 1.5, 2.0, 3.0, 5.0, 7.0))
     axes.yaxis.set_minor_locator(NullLocator())
@@ -534,12 +550,12 @@ def dominance(calibration: AlphaBetaFit) -> str:
 def crossing(calibration: AlphaBetaFit, size: int) -> str:
     """Say where ring and tree take as long on so many ranks; empty where one is never slower."""
     beta = calibration.beta_s_per_byte or 0.0
-    at = crossover_bytes(RING, TREE, size, alpha_s=calibration.alpha_s, beta_s_per_byte=beta)
-    if at is None:
+    threshold_bytes = crossover_bytes(RING, TREE, size, alpha_s=calibration.alpha_s, beta_s_per_byte=beta)
+    if threshold_bytes is None:
         return ""
     return say(
-        en=f"{size} ranks: the tree is faster below {format_bytes(at)}",
-        fr=f"{size} rangs : l’arbre est plus rapide au-dessous de {format_bytes(at)}",
+        en=f"{size} ranks: the tree is faster below {format_bytes(threshold_bytes)}",
+        fr=f"{size} rangs : l’arbre est plus rapide au-dessous de {format_bytes(threshold_bytes)}",
     )
 
 
@@ -548,12 +564,12 @@ def calibration_description(calibration: AlphaBetaFit) -> str:
     points = ", ".join(
         f"{format_bytes(point.message_bytes)} {format_latency(point.time_s)}" for point in calibration.points
     )
-    what = visible(calibration.collective)
+    name = visible(calibration.collective)
     crossings = "; ".join(filter(None, (crossing(calibration, size) for size in PREDICTED_SIZES)))
     return say(
-        en=f"Time of {what} on {calibration.size} ranks by size of the message: {points}. {summary(calibration)}. "
+        en=f"Time of {name} on {calibration.size} ranks by size of the message: {points}. {summary(calibration)}. "
         f"{crossings}.",
-        fr=f"Durée de {what} sur {calibration.size} rangs selon la taille du message : {points}. "
+        fr=f"Durée de {name} sur {calibration.size} rangs selon la taille du message : {points}. "
         f"{summary(calibration)}. {crossings}.",
     )
 
@@ -574,7 +590,7 @@ def _measured(axes: Axes, calibration: AlphaBetaFit) -> None:
 
 def _predicted(axes: Axes, calibration: AlphaBetaFit) -> None:
     sizes = _spread(PREDICTED_FROM_BYTES, PREDICTED_TO_BYTES)
-    for name, title, look in (
+    for name, title, line_properties in (
         (RING, say(en="ring", fr="anneau"), {"color": VERMILION, "linewidth": 1.4}),
         (TREE, say(en="tree", fr="arbre"), {"color": BLUE, "linewidth": 2.4, "alpha": 0.75}),
     ):
@@ -582,7 +598,7 @@ def _predicted(axes: Axes, calibration: AlphaBetaFit) -> None:
             times_s = [calibration.predict_s(size, ranks, name) for size in sizes]
             label = say(en=f"{title}, {ranks} ranks", fr=f"{title}, {ranks} rangs")
             if min(times_s) > 0:  # α = β = 0 has no place on a logarithmic axis
-                axes.loglog(sizes, times_s, linestyle=dashes, label=label, **look)
+                axes.loglog(sizes, times_s, linestyle=dashes, label=label, **line_properties)
     _label(axes)
     title = say(
         en="all-reduce predicted with these links, if all ranks had them",
@@ -613,7 +629,10 @@ def _label(axes: Axes) -> None:
     digits = (1, 2, 3, 5, 7) if high < 40 * low else (1, 2, 5) if high < 500 * low else (1,)
     ticks_s = [
         # In seconds; rounded, since 3 · 10⁻⁵ is not exact in binary.
-        tick for power in range(-9, 6) for digit in digits if low <= (tick := round(digit * 10.0**power, 9)) <= high
+        tick
+        for power in range(-9, 6)
+        for digit in digits
+        if low <= (tick := round(digit * 10.0**power, 9)) <= high
     ]
     axes.set_yticks(ticks_s, [_short(format_latency(tick)) for tick in ticks_s])
     axes.xaxis.set_minor_locator(NullLocator())

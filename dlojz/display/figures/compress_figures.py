@@ -122,7 +122,7 @@ def compress_figure(board: Board, path: str | Path | None = None) -> LabFigure:
 def compress_description(board: Board) -> str:
     """Say accuracy, size and time of each line, and the front."""
     unit = byte_units()[1]
-    each = "; ".join(
+    line_sentences = "; ".join(
         say(
             en=f"{visible(line.method)}: {percent(line.accuracy, None)}, {SIZE.measured(line):.0f} {unit}, "
             f"{decimal(line.latency_ratio, 2)} times the teacher's time",
@@ -133,19 +133,19 @@ def compress_description(board: Board) -> str:
     )
     front = ", ".join(visible(line.method) for line in board.front())
     return say(
-        en=f"Accuracy against size and time: {visible(board.title())}. {each}. On the front: {front}.",
-        fr=f"Exactitude, taille et temps : {visible(board.title())}. {each}. Sur le front : {front}.",
+        en=f"Accuracy against size and time: {visible(board.title())}. {line_sentences}. On the front: {front}.",
+        fr=f"Exactitude, taille et temps : {visible(board.title())}. {line_sentences}. Sur le front : {front}.",
     )
 
 
 def panel_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Find the (cost, error) pairs that no other one beats in both, from cheap to dear."""
-    found: list[tuple[float, float]] = []
+    front: list[tuple[float, float]] = []
     # Sorted by cost: a point is on the front if its error is below all before it.
     for cost, error in sorted(points):
-        if not found or error < found[-1][1]:
-            found.append((cost, error))
-    return found
+        if not front or error < front[-1][1]:
+            front.append((cost, error))
+    return front
 
 
 def _panel(axes: Axes, lines: Sequence[BoardLine], front: set[str], cost: Cost) -> None:
@@ -169,13 +169,13 @@ def _panel(axes: Axes, lines: Sequence[BoardLine], front: set[str], cost: Cost) 
 def _accuracies(axes: Axes, lines: Sequence[BoardLine]) -> None:
     """Upright, the errors on a logarithmic axis, the fewest on top: what matters lies between 95 and 99%."""
     errors = [max(1 - share, HELD_OUT_HALF) for line in lines for share in (line.accuracy_low, line.accuracy_high)]
-    least, most = min(errors) / 1.35, max(errors) * 1.35
+    fewest_errors, most_errors = min(errors) / 1.35, max(errors) * 1.35
     logarithmic(axes, "y", lambda error: percent(1 - error, None))
     # Upside down: the fewest errors on top.
-    axes.set_ylim(most, least)
-    inside = [[tick for tick in ticks if least <= 1 - tick <= most] for ticks in (TICKS, FINE_TICKS)]
-    shown = inside[0] if len(inside[0]) >= LEAST_TICKS else max(inside, key=len)
-    axes.yaxis.set_major_locator(FixedLocator([1 - tick for tick in shown]))
+    axes.set_ylim(most_errors, fewest_errors)
+    inside = [[tick for tick in ticks if fewest_errors <= 1 - tick <= most_errors] for ticks in (TICKS, FINE_TICKS)]
+    chosen_ticks = inside[0] if len(inside[0]) >= LEAST_TICKS else max(inside, key=len)
+    axes.yaxis.set_major_locator(FixedLocator([1 - tick for tick in chosen_ticks]))
     axes.yaxis.set_minor_locator(NullLocator())
     plain(axes)
 
@@ -193,9 +193,9 @@ def _names(axes: Axes, board: Board, lines: Sequence[BoardLine], front: set[str]
     families = _families(lines)
     axes.set(xlim=(0, 1), ylim=(len(lines) + len(families) + 2.2, -0.6))
 
-    def sign(place: float, text: str, quiet: bool = True, **look: Any) -> None:
-        axes.plot([0.16], [place], clip_on=False, **look)
-        axes.text(0.25, place, text, va="center", fontsize=SMALL if quiet else 8.5, color=QUIET if quiet else BLACK)
+    def sign(y: float, text: str, quiet: bool = True, **properties: Any) -> None:
+        axes.plot([0.16], [y], clip_on=False, **properties)
+        axes.text(0.25, y, text, va="center", fontsize=SMALL if quiet else 8.5, color=QUIET if quiet else BLACK)
 
     for number, line in enumerate(lines):
         color, marker = _look(line)
@@ -267,18 +267,20 @@ def sqnr_figure(errors: Mapping[str, Sequence[LayerError]], path: str | Path | N
 
 def quantization_description(errors: Mapping[str, Sequence[LayerError]]) -> str:
     """Say of each setting its worst layer, and how far the prediction is off at most."""
-    told = []
+    sentences = []
     for name, layers in errors.items():
-        worst = min(layers, key=lambda one: one.measured_sqnr_db)
-        lowest, where = _decibels(worst.measured_sqnr_db), visible(worst.name)
-        told.append(say(en=f"{visible(name)}: {lowest} ({where})", fr=f"{visible(name)} : {lowest} ({where})"))
+        worst = min(layers, key=lambda layer: layer.measured_sqnr_db)
+        lowest, layer_name = _decibels(worst.measured_sqnr_db), visible(worst.name)
+        sentences.append(
+            say(en=f"{visible(name)}: {lowest} ({layer_name})", fr=f"{visible(name)} : {lowest} ({layer_name})")
+        )
         if gaps := _gaps(layers):
             off = _decibels(max(gaps))
-            told[-1] += say(en=f", predicted within {off}", fr=f", prédit à {off} près")
+            sentences[-1] += say(en=f", predicted within {off}", fr=f", prédit à {off} près")
     return say(
         en="Signal to quantization noise by layer; the worst layer of each setting: ",
         fr="Rapport signal sur bruit de quantification par couche ; la pire couche de chaque réglage : ",
-    ) + say(en="; ", fr=" ; ").join(told)
+    ) + say(en="; ", fr=" ; ").join(sentences)
 
 
 def _decibels(value: float) -> str:
@@ -287,9 +289,9 @@ def _decibels(value: float) -> str:
 
 def _gaps(layers: Sequence[LayerError]) -> list[float]:
     return [
-        abs(one.predicted_sqnr_db - one.measured_sqnr_db)
-        for one in layers
-        if one.predicted_sqnr_db is not None and math.isfinite(one.predicted_sqnr_db - one.measured_sqnr_db)
+        abs(layer.predicted_sqnr_db - layer.measured_sqnr_db)
+        for layer in layers
+        if layer.predicted_sqnr_db is not None and math.isfinite(layer.predicted_sqnr_db - layer.measured_sqnr_db)
     ]
 
 
@@ -299,18 +301,18 @@ def _finite(value: float | None) -> float:
 
 
 def _by_layer(axes: Axes, errors: Mapping[str, Sequence[LayerError]]) -> None:
-    names = [one.name for one in max(errors.values(), key=len)]
-    place = {name: index for index, name in enumerate(names)}
+    names = [layer.name for layer in max(errors.values(), key=len)]
+    position_of = {name: index for index, name in enumerate(names)}
     for layers, (color, dashes, marker) in zip(errors.values(), LINE_STYLES, strict=False):
-        drawn = [one for one in layers if one.name in place]
-        x = [place[one.name] for one in drawn]
-        measured = [_finite(one.measured_sqnr_db) for one in drawn]
+        drawn = [layer for layer in layers if layer.name in position_of]
+        x = [position_of[layer.name] for layer in drawn]
+        measured = [_finite(layer.measured_sqnr_db) for layer in drawn]
         axes.plot(x, measured, color=color, linestyle=dashes, marker=marker, markersize=4, linewidth=1)
-        axes.plot(x, [_finite(one.predicted_sqnr_db) for one in drawn], marker, color=color, **HOLLOW)
+        axes.plot(x, [_finite(layer.predicted_sqnr_db) for layer in drawn], marker, color=color, **HOLLOW)
     # Rounded up, so that at most MOST_LABELS names are written.
-    every = -(-len(names) // MOST_LABELS)
-    labels = [visible(name.removeprefix("blocks.")) for name in names[::every]]  # the blocks are numbered
-    axes.set_xticks(range(0, len(names), every), labels, rotation=60, ha="right")
+    stride = -(-len(names) // MOST_LABELS)
+    labels = [visible(name.removeprefix("blocks.")) for name in names[::stride]]  # the blocks are numbered
+    axes.set_xticks(range(0, len(names), stride), labels, rotation=60, ha="right")
     axes.tick_params(axis="x", labelsize=SMALL)
     caption(axes, y=say(en="signal to noise (dB)", fr="signal sur bruit (dB)"))
     axes.set_title(say(en="Layer by layer, fed by the teacher", fr="Couche par couche, aux entrées du professeur"))
@@ -321,22 +323,22 @@ def _by_layer(axes: Axes, errors: Mapping[str, Sequence[LayerError]]) -> None:
 def _against(axes: Axes, errors: Mapping[str, Sequence[LayerError]]) -> None:
     drawn: list[float] = []
     for layers, (color, _, marker) in zip(errors.values(), LINE_STYLES, strict=False):
-        known = [one for one in layers if _gaps([one])]
-        x = [_finite(one.predicted_sqnr_db) for one in known]
-        y = [_finite(one.measured_sqnr_db) for one in known]
+        predicted_layers = [layer for layer in layers if _gaps([layer])]
+        x = [_finite(layer.predicted_sqnr_db) for layer in predicted_layers]
+        y = [_finite(layer.measured_sqnr_db) for layer in predicted_layers]
         axes.plot(x, y, color=color, linestyle="none", marker=marker, markersize=5)
         drawn += [*x, *y]
     if drawn:
         # From 0, or the lowest value below it, to a little above the highest.
         ends = (min(*drawn, 0.0), max(drawn) * 1.03)
         axes.plot(ends, ends, color=GREY, linestyle="--", linewidth=1, zorder=1)
-        middle, look = (ends[1] / 2, ends[1] / 2), {"ha": "right", "va": "bottom", "color": QUIET}
-        note(axes, say(en="as predicted", fr="comme prédit"), middle, (-6, 6), **look)
+        middle, text_properties = (ends[1] / 2, ends[1] / 2), {"ha": "right", "va": "bottom", "color": QUIET}
+        note(axes, say(en="as predicted", fr="comme prédit"), middle, (-6, 6), **text_properties)
         clamped = say(
             en="below: clamped values,\nwhich Δ²/12 does not know",
             fr="en dessous : valeurs écrêtées,\nque Δ²/12 ne connaît pas",
         )
-        note(axes, clamped, (0.97, 0.04), (0, 0), xycoords="axes fraction", **look)
+        note(axes, clamped, (0.97, 0.04), (0, 0), xycoords="axes fraction", **text_properties)
     caption(axes, x=say(en="predicted (dB)", fr="prédit (dB)"), y=say(en="measured (dB)", fr="mesuré (dB)"))
     axes.set_title(say(en="Measured against predicted", fr="Le mesuré face au prédit"))
     plain(axes)
@@ -362,11 +364,11 @@ def schedule_figure(
     cubic = [schedule.sparsity(step) for step in times]
     predicted = say(en="predicted: the cubic", fr="prédit : la cubique")
     axes.plot(times, cubic, color=SKY, linewidth=5, alpha=PREDICTED_ALPHA, label=predicted)
-    held = [0.0]
+    sparsities = [0.0]
     # Between two renewals the masks, and with them the zeros, stay.
     for step in times:
-        held.append(dict(measured).get(step, held[-1]))
-    axes.step(times, held[1:], where="post", color=BLUE, linewidth=1.2)
+        sparsities.append(dict(measured).get(step, sparsities[-1]))
+    axes.step(times, sparsities[1:], where="post", color=BLUE, linewidth=1.2)
     counted = say(en="measured: zeros counted", fr="mesuré : zéros comptés")
     points = [step for step, _ in measured], [share for _, share in measured]
     axes.plot(*points, "o", color=BLUE, markersize=4, label=counted)
@@ -390,14 +392,14 @@ def schedule_figure(
 
 def _schedule_description(schedule: CubicSchedule, measured: Sequence[tuple[int, float]]) -> str:
     furthest = max((abs(share - schedule.sparsity(step)) for step, share in measured), default=0.0)
-    apart = significant(100 * furthest, 1)
+    gap_points = significant(100 * furthest, 1)
     return say(
         en=f"Gradual pruning to {spaced_percent(schedule.final, None)}: masks renewed every {schedule.every} steps "
         f"from step 0 to {schedule.end}.\nMeasured after each of {len(measured)} renewals, at most "
-        f"{apart} points from what was predicted.",
+        f"{gap_points} points from what was predicted.",
         fr=f"Élagage graduel jusqu’à {spaced_percent(schedule.final, None)} : masques renouvelés tous les "
         f"{schedule.every} pas, du pas 0 au pas {schedule.end}.\nMesuré après chacun des "
-        f"{len(measured)} renouvellements, à {apart} point au plus du prédit.",
+        f"{len(measured)} renouvellements, à {gap_points} point au plus du prédit.",
     )
 
 
@@ -417,12 +419,12 @@ def form_label(form: Form) -> str:
     }[form]
 
 
-def speed_figure(speeds: Sequence[SparseSpeed], where: str, path: str | Path | None = None) -> LabFigure:
+def speed_figure(speeds: Sequence[SparseSpeed], layer_and_device: str, path: str | Path | None = None) -> LabFigure:
     """Draw the seconds of each form over those of the dense layer, by sparsity; beside them what one would expect.
 
     Args:
         speeds: see `sparse_speed`.
-        where: the layer and the device, in a few words.
+        layer_and_device: the layer and the device, in a few words.
 
     Raises:
         LabError: without a measure.
@@ -434,22 +436,22 @@ def speed_figure(speeds: Sequence[SparseSpeed], where: str, path: str | Path | N
         )
     figure = new_figure(9.0, 4.8, alt=pruning_speed_description(speeds))
     axes = figure.subplots()
-    levels = sorted({one.sparsity for one in speeds})
+    levels = sorted({speed.sparsity for speed in speeds})
     # The share of multiplications that a perfect sparse kernel would still do.
-    places, left = [_place(one) for one in levels], [1 - one for one in levels]
+    positions, remaining_shares = [_place(level) for level in levels], [1 - level for level in levels]
     expected = say(en="expected: multiplications left", fr="attendu : multiplications restantes")
-    axes.plot(places, left, color=SKY, linewidth=5, alpha=PREDICTED_ALPHA, label=expected)
+    axes.plot(positions, remaining_shares, color=SKY, linewidth=5, alpha=PREDICTED_ALPHA, label=expected)
     axes.axhline(1, color=BASELINE, linewidth=0.9)
     for form in FORM_LOOKS:
-        _form(axes, form, [one for one in speeds if one.form == form])
+        _form(axes, form, [speed for speed in speeds if speed.form == form])
     logarithmic(axes, "y", lambda value: significant(value, 2))
-    axes.set_xticks(places, [f"{significant(100 * one)} %" for one in levels])
+    axes.set_xticks(positions, [f"{significant(100 * level)} %" for level in levels])
     plain(axes)
     caption(
         axes,
         x=say(en="share of zeros (the scale opens towards 100 %)", fr="part de zéros (l’échelle s’ouvre vers 100 %)"),
         y=say(en="duration ÷ that of the dense layer", fr="durée ÷ celle de la couche dense"),
-        title=f"{visible(where)}\n{_verdict(speeds)}",
+        title=f"{visible(layer_and_device)}\n{_verdict(speeds)}",
         size=NORMAL,
     )
     axes.legend(frameon=False, fontsize=SMALL, loc="lower left", handlelength=3.5)
@@ -458,30 +460,30 @@ def speed_figure(speeds: Sequence[SparseSpeed], where: str, path: str | Path | N
 
 def pruning_speed_description(speeds: Sequence[SparseSpeed]) -> str:
     """Say the ratio of every form at every sparsity, then where the sparse rows are as fast."""
-    told = [
+    sentences = [
         say(
-            en=f"{form_label(one.form)}, {significant(100 * one.sparsity)} % zeros: {significant(one.ratio, 2)} times "
+            en=f"{form_label(row.form)}, {significant(100 * row.sparsity)} % zeros: {significant(row.ratio, 2)} times "
             "the dense layer",
-            fr=f"{form_label(one.form)}, {significant(100 * one.sparsity)} % de zéros : {significant(one.ratio, 2)} "
+            fr=f"{form_label(row.form)}, {significant(100 * row.sparsity)} % de zéros : {significant(row.ratio, 2)} "
             "fois la couche dense",
         )
-        for one in speeds
+        for row in speeds
     ]
-    return "; ".join(told) + ". " + _verdict(speeds)
+    return "; ".join(sentences) + ". " + _verdict(speeds)
 
 
 def _verdict(speeds: Sequence[SparseSpeed]) -> str:
-    where = crossing(speeds)
-    if not [one for one in speeds if one.form == "csr"]:
+    level = crossing(speeds)
+    if not [speed for speed in speeds if speed.form == "csr"]:
         return ""
-    if where is None:
+    if level is None:
         return say(
             en="Sparse rows are never as fast as the dense layer here.",
             fr="Les lignes creuses n’égalent jamais la couche dense ici.",
         )
     return say(
-        en=f"Sparse rows are as fast as the dense layer from about {significant(100 * round(where, 2))} % of zeros.",
-        fr=f"Les lignes creuses égalent la couche dense à partir d’environ {significant(100 * round(where, 2))} % de "
+        en=f"Sparse rows are as fast as the dense layer from about {significant(100 * round(level, 2))} % of zeros.",
+        fr=f"Les lignes creuses égalent la couche dense à partir d’environ {significant(100 * round(level, 2))} % de "
         "zéros.",
     )
 
@@ -495,10 +497,10 @@ def _form(axes: Axes, form: Form, speeds: Sequence[SparseSpeed]) -> None:
     if not speeds:
         return
     color, dashes, marker = FORM_LOOKS[form]
-    ordered = sorted(speeds, key=lambda one: one.sparsity)
-    places = [_place(one.sparsity) for one in ordered]
-    look: dict[str, Any] = {"marker": marker, "markersize": 7, "linewidth": 2, "linestyle": dashes or "none"}
-    axes.plot(places, [one.ratio for one in ordered], color=color, label=form_label(form), **look)
-    low, high = [one.ratio_low for one in ordered], [one.ratio_high for one in ordered]
+    ordered = sorted(speeds, key=lambda speed: speed.sparsity)
+    positions = [_place(speed.sparsity) for speed in ordered]
+    line_properties: dict[str, Any] = {"marker": marker, "markersize": 7, "linewidth": 2, "linestyle": dashes or "none"}
+    axes.plot(positions, [speed.ratio for speed in ordered], color=color, label=form_label(form), **line_properties)
+    low, high = [speed.ratio_low for speed in ordered], [speed.ratio_high for speed in ordered]
     # Quartiles of the ratios over the rounds.
-    axes.vlines(places, low, high, color=color, linewidth=3, alpha=0.35)
+    axes.vlines(positions, low, high, color=color, linewidth=3, alpha=0.35)

@@ -80,42 +80,42 @@ def calibrate_figure(measured: Measured, sites: Sequence[MeasuredSite], path: st
 
 def description(measured: Measured, sites: Sequence[MeasuredSite]) -> str:
     """Describe the figure in words."""
-    each = "; ".join(
+    site_sentences = "; ".join(
         say(
-            en=f"{one.ranks} rank(s): median residual {100 * one.median_error:.0f}%",
-            fr=f"{one.ranks} rang(s) : résidu médian {100 * one.median_error:.0f} %",
+            en=f"{site.ranks} rank(s): median residual {100 * site.median_error:.0f}%",
+            fr=f"{site.ranks} rang(s) : résidu médian {100 * site.median_error:.0f} %",
         )
-        for one in sites
+        for site in sites
     )
     return say(
-        en=f"Measurements of {visible(measured.processor)} and what the parameters say of them. {each}.",
-        fr=f"Mesures de {visible(measured.processor)} et ce qu’en disent les paramètres. {each}.",
+        en=f"Measurements of {visible(measured.processor)} and what the parameters say of them. {site_sentences}.",
+        fr=f"Mesures de {visible(measured.processor)} et ce qu’en disent les paramètres. {site_sentences}.",
     )
 
 
 def _speeds(axes: Axes, sites: Sequence[MeasuredSite], kinds: Sequence[str]) -> None:
-    for (color, marker), one in zip(LOOKS, sites, strict=False):
-        rows = sorted((row for row in one.residuals if row.what in kinds), key=lambda row: row.size)
+    for (color, marker), site in zip(LOOKS, sites, strict=False):
+        rows = sorted((row for row in site.residuals if row.what in kinds), key=lambda row: row.size)
         sizes = [row.size for row in rows]
         # size is operations or bytes: divided by seconds and 1e9, GFLOP/s or GB/s.
         measured = [row.size / row.measured_s / 1e9 for row in rows]
         fitted = [row.size / row.fitted_s / 1e9 for row in rows]
-        axes.plot(sizes, measured, color=color, marker=marker, linestyle="", markersize=5, label=_ranks(one.ranks))
+        axes.plot(sizes, measured, color=color, marker=marker, linestyle="", markersize=5, label=_ranks(site.ranks))
         axes.plot(sizes, fitted, color=color, marker="x", linestyle="")
     _logarithmic(axes)
     axes.legend(frameon=False, fontsize=SMALL)
 
 
 def _messages(axes: Axes, sites: Sequence[MeasuredSite]) -> None:
-    for one in sites:
-        names = list(dict.fromkeys(row.what for row in one.residuals if row.what not in (*COMPUTED, "pass", "update")))
+    for site in sites:
+        names = list(dict.fromkeys(row.what for row in site.residuals if row.what not in (*COMPUTED, "pass", "update")))
         for (color, marker), name in zip(LOOKS, names, strict=False):
-            rows = sorted((row for row in one.residuals if row.what == name), key=lambda row: row.size)
+            rows = sorted((row for row in site.residuals if row.what == name), key=lambda row: row.size)
             sizes = [row.size for row in rows]
             measured, fitted = [1e3 * row.measured_s for row in rows], [1e3 * row.fitted_s for row in rows]
             # Two ranks are full and solid, more ranks hollow and dashed.
-            face, dashes = (color, "-") if one.ranks == 2 else ("none", "--")
-            label = f"{kind_title(name)}, {_ranks(one.ranks)}"
+            face, dashes = (color, "-") if site.ranks == 2 else ("none", "--")
+            label = f"{kind_title(name)}, {_ranks(site.ranks)}"
             axes.plot(sizes, measured, marker, color=color, markersize=5, markerfacecolor=face, label=label)
             axes.plot(sizes, fitted, color=color, linewidth=1, linestyle=dashes)
     _logarithmic(axes)
@@ -129,13 +129,13 @@ def _messages(axes: Axes, sites: Sequence[MeasuredSite]) -> None:
 
 
 def _errors(axes: Axes, sites: Sequence[MeasuredSite]) -> None:
-    kinds = list(dict.fromkeys(row.what for one in sites for row in one.residuals))
-    for number, ((color, marker), one) in enumerate(zip(LOOKS, sites, strict=False)):
-        for place, kind in enumerate(kinds):
-            errors = [100 * row.error for row in one.residuals if row.what == kind]
+    kinds = list(dict.fromkeys(row.what for site in sites for row in site.residuals))
+    for number, ((color, marker), site) in enumerate(zip(LOOKS, sites, strict=False)):
+        for kind_index, kind in enumerate(kinds):
+            errors = [100 * row.error for row in site.residuals if row.what == kind]
             # Sites of a kind lie side by side, 0.2 apart, around the kind's place.
-            shift = place + 0.2 * (number - (len(sites) - 1) / 2)
-            label = None if place else _ranks(one.ranks)
+            shift = kind_index + 0.2 * (number - (len(sites) - 1) / 2)
+            label = None if kind_index else _ranks(site.ranks)
             axes.plot(errors, [shift] * len(errors), marker, color=color, markersize=4, alpha=0.8, label=label)
     axes.axvline(0, color=BASELINE, linewidth=0.8)
     # Linear to ±20 %, logarithmic beyond: one bad measurement does not press the others flat.
@@ -171,14 +171,14 @@ def _ranks(number: int) -> str:
 def residual_rows(sites: Sequence[MeasuredSite]) -> list[tuple[int, str, int, float, float]]:
     """Summarize residuals: ranks, kind, how many, median and largest of the errors' absolute values."""
     rows = []
-    for one in sites:
+    for site in sites:
         by_kind: dict[str, list[Residual]] = {}
-        for row in one.residuals:
+        for row in site.residuals:
             by_kind.setdefault(row.what, []).append(row)
-        for kind, some in by_kind.items():
-            errors = sorted(abs(row.error) for row in some)
+        for kind, kind_rows in by_kind.items():
+            errors = sorted(abs(row.error) for row in kind_rows)
             # The list is sorted: its middle is the median, its end the largest error.
-            rows.append((one.ranks, kind, len(errors), errors[len(errors) // 2], errors[-1]))
+            rows.append((site.ranks, kind, len(errors), errors[len(errors) // 2], errors[-1]))
     return rows
 
 
@@ -197,28 +197,32 @@ def validation_figure(results: Sequence[TableResult], path: str | Path | None = 
         fr="Durées d’un pas prédites et mesurées, en échelle logarithmique ; ce que perd le premier choix du "
         "planificateur ; erreur moyenne par tableau, sur sa moitié mise de côté et tableau écarté : ",
     )
-    errors = (f"{one.name} {brief_percent(one.mean)}, {brief_percent(one.left_out_mean)}" for one in results)
+    errors = (
+        f"{result.name} {brief_percent(result.mean)}, {brief_percent(result.left_out_mean)}" for result in results
+    )
     figure = new_figure(13.0, 9.2, alt + "; ".join(errors))
     sides = figure.add_gridspec(1, 2, width_ratios=(1.25, 1.0))
-    choices = {one.name: first_choices(one) for one in results}
+    choices = {result.name: first_choices(result) for result in results}
     # Tables too small for a choice have none, and no line.
-    drawn = {name: found for name, found in choices.items() if found}
+    drawn = {name: table_choices for name, table_choices in choices.items() if table_choices}
     bars = figure.add_subplot(sides[1])
     if drawn:
-        left = sides[0].subgridspec(2, 1, height_ratios=(4.0, 0.5 + 0.5 * len(drawn)))
-        points = figure.add_subplot(left[0])
-        _regrets(figure.add_subplot(left[1]), drawn)
+        left_grid = sides[0].subgridspec(2, 1, height_ratios=(4.0, 0.5 + 0.5 * len(drawn)))
+        points = figure.add_subplot(left_grid[0])
+        _regrets(figure.add_subplot(left_grid[1]), drawn)
     else:
         points = figure.add_subplot(sides[0])
-    for number, one in enumerate(results):
+    for number, result in enumerate(results):
         color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
         # Hollow first, full over it; only the full ones are in the legend, once per table.
-        for held in (False, True):
-            rows = [row for row in one.rows if row.held_out == held]
+        for held_out in (False, True):
+            rows = [row for row in result.rows if row.held_out == held_out]
             measured, predicted = [row.measured_s for row in rows], [row.predicted_s for row in rows]
-            look: dict[str, Any] = {"markerfacecolor": color if held else "none", "markersize": 5.5}
-            points.plot(measured, predicted, marker, color=color, label=one.name if held else None, **look)
-    times = [value for one in results for row in one.rows for value in (row.measured_s, row.predicted_s)]
+            marker_properties: dict[str, Any] = {"markerfacecolor": color if held_out else "none", "markersize": 5.5}
+            points.plot(
+                measured, predicted, marker, color=color, label=result.name if held_out else None, **marker_properties
+            )
+    times = [value for result in results for row in result.rows for value in (row.measured_s, row.predicted_s)]
     limits = (0.8 * min(times), 1.25 * max(times))
     points.plot(limits, limits, color=BLACK, linewidth=1)
     for factor in (0.9, 1.1):
@@ -252,14 +256,22 @@ ROOM = 4.0
 def _regrets(axes: Axes, drawn: Mapping[str, Sequence[FirstChoice]]) -> None:
     """One dot for each model of a table, and the regret of a random layout beside it."""
     # From the top down.
-    places = list(range(len(drawn)))[::-1]
-    lots = [(place, 100 * one.random) for place, found in zip(places, drawn.values(), strict=True) for one in found]
-    ours = [(place, 100 * one.regret) for place, found in zip(places, drawn.values(), strict=True) for one in found]
+    positions = list(range(len(drawn)))[::-1]
+    lots = [
+        (position, 100 * choice.random)
+        for position, table_choices in zip(positions, drawn.values(), strict=True)
+        for choice in table_choices
+    ]
+    ours = [
+        (position, 100 * choice.regret)
+        for position, table_choices in zip(positions, drawn.values(), strict=True)
+        for choice in table_choices
+    ]
     at_random = say(en="a random layout", fr="une configuration tirée au sort")
-    first = say(en="the first choice, table left out", fr="le premier choix, tableau écarté")
+    planner_label = say(en="the first choice, table left out", fr="le premier choix, tableau écarté")
     # A table has one row: the first choice 0.15 above it, the random layout as much below.
     axes.plot([x for _, x in lots], [y - 0.15 for y, _ in lots], "x", color=ORANGE, label=at_random)
-    axes.plot([x for _, x in ours], [y + 0.15 for y, _ in ours], "o", color=BLUE, alpha=0.75, label=first)
+    axes.plot([x for _, x in ours], [y + 0.15 for y, _ in ours], "o", color=BLUE, alpha=0.75, label=planner_label)
     if REGRET_GOAL.worst is not None:
         goal = say(en="goal, median", fr="objectif, médiane")
         worst = say(en="goal, worst", fr="objectif, pire")
@@ -270,35 +282,38 @@ def _regrets(axes: Axes, drawn: Mapping[str, Sequence[FirstChoice]]) -> None:
     axes.set_xticks([0, 1, 2, 5, 10, 20, 50, 100], list(map(str, [0, 1, 2, 5, 10, 20, 50, 100])))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(-0.7, len(drawn) + 0.7)
-    axes.set_yticks(places, list(drawn))
+    axes.set_yticks(positions, list(drawn))
     caption(axes, x=say(en="longer than the best measured layout, %", fr="de plus que la meilleure mesurée, %"))
     axes.legend(fontsize=SMALL, loc="upper center", ncols=2, framealpha=1)
     plain(axes)
 
 
 def _bars(axes: Axes, results: Sequence[TableResult]) -> None:
-    places = list(range(len(results)))[::-1]
+    positions = list(range(len(results)))[::-1]
     trivial = say(en="constant FLOP/s per GPU", fr="FLOP/s par GPU constants")
-    half, out = say(en="half held out", fr="moitié mise de côté"), say(en="table left out", fr="tableau écarté")
+    half, left_out_label = (
+        say(en="half held out", fr="moitié mise de côté"),
+        say(en="table left out", fr="tableau écarté"),
+    )
     # The trivial model has no goal.
     none: list[Goal | None] = [None] * len(results)
-    left_out_goals = [LEFT_OUT_GOALS.get(one.name) for one in results]
+    left_out_goals = [LEFT_OUT_GOALS.get(result.name) for result in results]
     for offset, values, goals, color, hatch, label in (
-        (0.27, [one.mean for one in results], [one.goal for one in results], BLUE, "", half),
-        (0.0, [one.left_out_mean for one in results], left_out_goals, SKY, "..", out),
-        (-0.27, [one.trivial for one in results], none, ORANGE, "//", trivial),
+        (0.27, [result.mean for result in results], [result.goal for result in results], BLUE, "", half),
+        (0.0, [result.left_out_mean for result in results], left_out_goals, SKY, "..", left_out_label),
+        (-0.27, [result.trivial for result in results], none, ORANGE, "//", trivial),
     ):
         shares = [100 * value for value in values]
-        heights = [place + offset for place in places]
+        heights = [position + offset for position in positions]
         axes.barh(heights, shares, 0.26, color=color, hatch=hatch, edgecolor=BLACK, linewidth=0.6, label=label)
         for height, share, goal in zip(heights, shares, goals, strict=True):
             limit = 100 * goal.mean if goal else 0.0
             if goal:
                 axes.plot([limit] * 2, [height - 0.13, height + 0.13], color=VERMILION, linewidth=2.2, zorder=3)
-            beside = limit if share < limit < share + ROOM else share  # where the mark would lie under the number
+            label_x = limit if share < limit < share + ROOM else share  # where the mark would lie under the number
             axes.annotate(
                 decimal(share),
-                (beside, height),
+                (label_x, height),
                 (4, 0),
                 textcoords="offset points",
                 va="center",
@@ -306,7 +321,7 @@ def _bars(axes: Axes, results: Sequence[TableResult]) -> None:
                 bbox=PLATE,
             )
     axes.plot([], [], color=VERMILION, linewidth=2.2, label=say(en="goal", fr="objectif"))
-    axes.set_yticks(places, [one.name for one in results])
+    axes.set_yticks(positions, [result.name for result in results])
     axes.margins(x=0.12)
     caption(axes, x=say(en="mean absolute error, %", fr="erreur absolue moyenne, %"))
     axes.legend(fontsize=SMALL, loc="upper right")

@@ -39,21 +39,27 @@ def catalogue_table(hides: bool = True) -> Table:
         *([say(en="what its user no longer writes", fr="ce que l’on n’écrit plus")] if hides else []),
     )
     rows = tuple(
-        (one.title, _here(one), one.runs(), all_lines_words(one.name), *([one.hides()] if hides else []))
-        for one in LIBRARIES.values()
+        (
+            library.title,
+            _here(library),
+            library.runs(),
+            all_lines_words(library.name),
+            *([library.hides()] if hides else []),
+        )
+        for library in LIBRARIES.values()
     )
     return Table(titles, rows, align="l")
 
 
 def catalogue_sentences() -> list[str]:
     """Say what each library hides."""
-    return [_hides(one.title, one.hides()) for one in LIBRARIES.values()]
+    return [_hides(library.title, library.hides()) for library in LIBRARIES.values()]
 
 
-def _here(one: Library) -> str:
-    if absence(one.name) is None:
-        return one.version or say(en="in its own environment", fr="dans son environnement")
-    return one.command or say(en="no", fr="non")
+def _here(library: Library) -> str:
+    if absence(library.name) is None:
+        return library.version or say(en="in its own environment", fr="dans son environnement")
+    return library.command or say(en="no", fr="non")
 
 
 def lines_words(name: str) -> str:
@@ -66,8 +72,8 @@ def lines_words(name: str) -> str:
 def all_lines_words(name: str) -> str:
     """Write the lines of a program, and those of the modules that bridge the lab and the library."""
     bridge = bridge_lines(name)
-    more = say(en=f" + {bridge} of bridge", fr=f" + {bridge} d’adaptation") if bridge else ""
-    return lines_words(name) + more
+    bridge_words = say(en=f" + {bridge} of bridge", fr=f" + {bridge} d’adaptation") if bridge else ""
+    return lines_words(name) + bridge_words
 
 
 def difference_words(row: LibraryRow) -> str:
@@ -111,9 +117,9 @@ def measured_table(rows: Sequence[LibraryRow]) -> Table:
 
 def _traffic_lines(ran: Sequence[LibraryRow]) -> list[tuple[str, list[str]]]:
     """Bytes of each collective; a sign marks what should be equal and is not."""
-    sent = [{name: (before, after) for name, before, after in row.traffic_bytes} for row in ran]
-    names = dict.fromkeys(name for of_row in sent for name in of_row)
-    return [(name, [_pair(of_row[name], "≠") if name in of_row else DASH for of_row in sent]) for name in names]
+    row_traffic = [{name: (before, after) for name, before, after in row.traffic_bytes} for row in ran]
+    names = dict.fromkeys(name for of_row in row_traffic for name in of_row)
+    return [(name, [_pair(of_row[name], "≠") if name in of_row else DASH for of_row in row_traffic]) for name in names]
 
 
 def _pair(pair: tuple[int | None, int | None], unequal: str = "|") -> str:
@@ -141,13 +147,13 @@ def _hides(title: str, hides: str) -> str:
 
 def notes(rows: Sequence[LibraryRow]) -> list[str]:
     """Say what was not run, with its reason, and what was done otherwise than asked."""
-    told = []
+    sentences = []
     for row in rows:
         if not row.ran:
-            told.append(say(en=f"{row.title}: not run. {row.note}", fr=f"{row.title} : pas exécuté. {row.note}"))
+            sentences.append(say(en=f"{row.title}: not run. {row.note}", fr=f"{row.title} : pas exécuté. {row.note}"))
         elif row.note:
-            told.append(f"{row.title}{OTHERWISE * row.otherwise}{say(en=':', fr=' :')} {row.note}")
-    return told
+            sentences.append(f"{row.title}{OTHERWISE * row.otherwise}{say(en=':', fr=' :')} {row.note}")
+    return sentences
 
 
 LOOKS = {
@@ -208,53 +214,58 @@ def _sent(row: LibraryRow) -> Pair:
     """Bytes of all messages of a step, predicted and measured; None where one is not known."""
     if not row.ran:
         return None, None
-    before, after = [one for _, one, _ in row.traffic_bytes], [one for _, _, one in row.traffic_bytes]
+    before, after = (
+        [num_bytes for _, num_bytes, _ in row.traffic_bytes],
+        [num_bytes for _, _, num_bytes in row.traffic_bytes],
+    )
     return _sum(before), _sum(after)
 
 
 def _sum(values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
+    present = [value for value in values if value is not None]
     # A sum with an unknown term is unknown.
-    return sum(known) if len(known) == len(values) else None
+    return sum(present) if len(present) == len(values) else None
 
 
-def _bar(axes: Axes, row: LibraryRow, place: float, length: float, height: float = HEIGHT, **look: Any) -> None:
+def _bar(
+    axes: Axes, row: LibraryRow, position: float, length: float, height: float = HEIGHT, **properties: Any
+) -> None:
     style = LOOKS.get(row.name, OTHER)
-    stack(axes, place, [(length, style)], height, edgecolor="white", linewidth=0.5, **look)
+    stack(axes, position, [(length, style)], height, edgecolor="white", linewidth=0.5, **properties)
 
 
-def _beside(axes: Axes, text: str, right: float, place: float) -> None:
-    note(axes, text, (right, place), (8, 0), bbox={"color": "white", "pad": 0.5})
+def _beside(axes: Axes, text: str, right: float, position: float) -> None:
+    note(axes, text, (right, position), (8, 0), bbox={"color": "white", "pad": 0.5})
 
 
 def _lines(axes: Axes, rows: Sequence[LibraryRow]) -> None:
-    for place, row in enumerate(rows):
-        same = row.change.lines - row.change.added
+    for position, row in enumerate(rows):
+        unchanged_lines = row.change.lines - row.change.added
         # Light: lines shared with plain torch; full: those added.
-        _bar(axes, row, place, same, 2 * HEIGHT, alpha=PREDICTED_ALPHA)
-        _bar(axes, row, place, row.change.added, 2 * HEIGHT, start=same)
-        _beside(axes, lines_words(row.name), row.change.lines, place)
+        _bar(axes, row, position, unchanged_lines, 2 * HEIGHT, alpha=PREDICTED_ALPHA)
+        _bar(axes, row, position, row.change.added, 2 * HEIGHT, start=unchanged_lines)
+        _beside(axes, lines_words(row.name), row.change.lines, position)
     axes.set_xlim(0, 1.75 * max(row.change.lines for row in rows))
 
 
 def _pairs(axes: Axes, rows: Sequence[LibraryRow], pair_of: Callable[[LibraryRow], Pair]) -> None:
-    most = 0.0
-    for place, row in enumerate(rows):
+    longest_mib = 0.0
+    for position, row in enumerate(rows):
         predicted, measured = pair_of(row)
         # Predicted above, measured below.
         for shift, value, alpha in ((-HEIGHT / 2, predicted, PREDICTED_ALPHA), (HEIGHT / 2, measured, 1.0)):
             if value is None:
                 continue
-            _bar(axes, row, place + shift, value / MEBIBYTE, alpha=alpha)
-            most = max(most, value / MEBIBYTE)
+            _bar(axes, row, position + shift, value / MEBIBYTE, alpha=alpha)
+            longest_mib = max(longest_mib, value / MEBIBYTE)
         # Written apart only if they differ as written; else one number stands between the two bars.
         if predicted is not None and measured is not None and _mebibytes(predicted) != _mebibytes(measured):
-            _beside(axes, _mebibytes(predicted), predicted / MEBIBYTE, place - HEIGHT / 2)
-            _beside(axes, _mebibytes(measured), measured / MEBIBYTE, place + HEIGHT / 2)
+            _beside(axes, _mebibytes(predicted), predicted / MEBIBYTE, position - HEIGHT / 2)
+            _beside(axes, _mebibytes(measured), measured / MEBIBYTE, position + HEIGHT / 2)
         elif measured is not None:
             shift = HEIGHT / 2 if predicted is None else 0
-            _beside(axes, _mebibytes(measured), max(measured, predicted or 0) / MEBIBYTE, place + shift)
-    axes.set_xlim(0, 1.35 * most or 1)
+            _beside(axes, _mebibytes(measured), max(measured, predicted or 0) / MEBIBYTE, position + shift)
+    axes.set_xlim(0, 1.35 * longest_mib or 1)
 
 
 def _mebibytes(num_bytes: int) -> str:
@@ -263,24 +274,27 @@ def _mebibytes(num_bytes: int) -> str:
 
 def _times(axes: Axes, rows: Sequence[LibraryRow]) -> None:
     axes.axvline(1, color=BASELINE, linewidth=0.8)
-    most = 1.0
-    for place, row in enumerate(rows):
+    largest_ratio = 1.0
+    for position, row in enumerate(rows):
         if row.step_ratio is None:
             continue
         low, high = row.step_ratio_low or row.step_ratio, row.step_ratio_high or row.step_ratio
         color = LOOKS.get(row.name, OTHER).color
         # A bar from the first to the third quartile, a dot at the median.
-        axes.plot([low, high], [place, place], color=color, linewidth=3, alpha=0.6)
-        axes.plot([row.step_ratio], [place], color=color, marker="o", markersize=7, linestyle="")
-        _beside(axes, ratio_words(row), high, place)
-        most = max(most, high)
-    axes.set_xlim(0, 1.75 * most)
+        axes.plot([low, high], [position, position], color=color, linewidth=3, alpha=0.6)
+        axes.plot([row.step_ratio], [position], color=color, marker="o", markersize=7, linestyle="")
+        _beside(axes, ratio_words(row), high, position)
+        largest_ratio = max(largest_ratio, high)
+    axes.set_xlim(0, 1.75 * largest_ratio)
 
 
 def description(rows: Sequence[LibraryRow]) -> str:
     """Describe the figure in words."""
-    each = "; ".join(_described(row) for row in rows)
-    return say(en=f"The libraries side by side. {each}.", fr=f"Les bibliothèques côte à côte. {each}.")
+    library_sentences = "; ".join(_described(row) for row in rows)
+    return say(
+        en=f"The libraries side by side. {library_sentences}.",
+        fr=f"Les bibliothèques côte à côte. {library_sentences}.",
+    )
 
 
 def _described(row: LibraryRow) -> str:
@@ -288,10 +302,10 @@ def _described(row: LibraryRow) -> str:
     if not row.ran:
         return say(en=f"{title}: {lines} lines, not run", fr=f"{title} : {lines} lignes, pas exécuté")
     peak = _of(row.peak_bytes)
-    sent, ratio, gap = _of(_sent(row)), ratio_words(row), difference_words(row)
+    messages, ratio, gap = _of(_sent(row)), ratio_words(row), difference_words(row)
     return say(
-        en=f"{title}: {lines} lines, losses within {gap} of torch's, peak {peak}, messages {sent}, step {ratio}",
-        fr=f"{title} : {lines} lignes, pertes à {gap} près de celles de torch, pic {peak}, messages {sent}, "
+        en=f"{title}: {lines} lines, losses within {gap} of torch's, peak {peak}, messages {messages}, step {ratio}",
+        fr=f"{title} : {lines} lignes, pertes à {gap} près de celles de torch, pic {peak}, messages {messages}, "
         f"pas {ratio}",
     )
 

@@ -126,9 +126,9 @@ def overlay_scene(predicted: Timeline, measured: Timeline, *, color_by: str = "k
         scene_of(timeline, color_by=color_by, memory=False, seconds=True) for timeline in (predicted, measured)
     )
     rows = tuple(
-        f"{name} {what}"
+        f"{name} {side}"
         for name in above.rows
-        for what in (say(en="predicted", fr="prédit"), say(en="measured", fr="mesuré"))
+        for side in (say(en="predicted", fr="prédit"), say(en="measured", fr="mesuré"))
     )
     # Row r of a rank becomes 2r (predicted) and 2r + 1 (measured).
     bars = [bar._replace(row=2 * bar.row + lower) for lower, scene in enumerate((above, below)) for bar in scene.bars]
@@ -179,8 +179,8 @@ def overlay_figure_of(record: RunRecord, path: str | Path | None = None, step: i
     Raises:
         LabError: as `overlay_of`.
     """
-    both = overlay_of(record, step)
-    return overlay_figure(both.simulated, both.measured, path, mark=record.mark)
+    overlay = overlay_of(record, step)
+    return overlay_figure(overlay.simulated, overlay.measured, path, mark=record.mark)
 
 
 DEFAULT_NAMES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "chimera", "dualpipe", "hanayo")
@@ -207,14 +207,14 @@ def bubble_points(name: str, ranks: int, micro_batches: Sequence[int], costs: Co
     Raises:
         LabError: for an unknown name.
     """
-    known = entry(name).name
+    catalogue_name = entry(name).name
     points = []
     for number in micro_batches:
         try:
-            timeline = simulate(build(known, ranks, number, costs=costs), costs)
+            timeline = simulate(build(catalogue_name, ranks, number, costs=costs), costs)
         except LabError:  # the schedule's own rule (a multiple, an even number …) excludes this size
             continue
-        form = closed_form(known, ranks, number, costs=costs)
+        form = closed_form(catalogue_name, ranks, number, costs=costs)
         points.append(BubblePoint(number, timeline.bubble_fraction, form.bubble_fraction if form else None))
     return points
 
@@ -247,9 +247,9 @@ def bubble_figure(
             f"{', '.join(map(str, micro_batches)) or '(aucun)'} : donnez d’autres tailles, comme 4 rangs et 8, 16, "
             "32.",
         )
-    last = {name: points[-1] for name, points in drawn.items()}
+    endpoints = {name: points[-1] for name, points in drawn.items()}
     words = "; ".join(
-        f"{name}: {spaced_percent(point.simulated)} (m = {point.micro_batches})" for name, point in last.items()
+        f"{name}: {spaced_percent(point.simulated)} (m = {point.micro_batches})" for name, point in endpoints.items()
     )
     title = say(
         en=f"Bubble fraction against micro-batches, {ranks} ranks",
@@ -318,18 +318,18 @@ def partition_figure(
             en="there is nothing to draw: give at least one cut.",
             fr="il n’y a rien à dessiner : donnez au moins un découpage.",
         )
-    first = next(iter(cuts.values()))
+    first_cut = next(iter(cuts.values()))
     # One unit for all panels, that of the largest bottleneck.
     unit, scale = _unit(weighed, max(cut.bottleneck for cut in cuts.values()))
-    columns = min(len(cuts), PANELS_IN_A_ROW if first.num_stages <= MOST_NARROW_STAGES else 2)
+    columns = min(len(cuts), PANELS_IN_A_ROW if first_cut.num_stages <= MOST_NARROW_STAGES else 2)
     rows = math.ceil(len(cuts) / columns)
-    told = "; ".join(f"{name} {weighed.text(cut.bottleneck)}" for name, cut in cuts.items())
+    bottlenecks = "; ".join(f"{name} {weighed.text(cut.bottleneck)}" for name, cut in cuts.items())
     heading = say(
-        en=f"{model}: {len(weighed.kinds)} blocks, stages: {first.num_stages}",
-        fr=f"{model} : {len(weighed.kinds)} blocs, étages : {first.num_stages}",
+        en=f"{model}: {len(weighed.kinds)} blocks, stages: {first_cut.num_stages}",
+        fr=f"{model} : {len(weighed.kinds)} blocs, étages : {first_cut.num_stages}",
     )
     wide = max(3.3 * columns, 5.0) if columns > 2 else 6.2 * columns
-    figure = new_figure(wide, 3.6 * rows + 1.0, heading + say(en=". Bottlenecks: ", fr=". Goulots : ") + told)
+    figure = new_figure(wide, 3.6 * rows + 1.0, heading + say(en=". Bottlenecks: ", fr=". Goulots : ") + bottlenecks)
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
     styles = dict(zip(dict.fromkeys(weighed.kinds), FILLS * len(weighed.kinds), strict=False))
     for axes, (name, cut) in zip(panels.flat, cuts.items(), strict=False):
@@ -371,8 +371,11 @@ def _panel(
     axes: Axes, name: str, cut: Partition, weighed: BlockWeights, styles: Mapping[str, Style], scale: float
 ) -> None:
     """One cut: a bar per stage, its blocks in it from the first below to the last above, then its extra."""
-    for stage, own in enumerate(cut.stages):
-        parts = [(cut.weights[block] / scale, styles[weighed.kinds[block]]) for block in range(own.start, own.stop)]
+    for stage, block_range in enumerate(cut.stages):
+        parts = [
+            (cut.weights[block] / scale, styles[weighed.kinds[block]])
+            for block in range(block_range.start, block_range.stop)
+        ]
         if cut.extras:
             parts.append((cut.extras[stage] / scale, Style(WHITE, "oo")))
         stack(axes, stage, parts, 0.8, upright=True, linewidth=0.9)

@@ -79,7 +79,7 @@ def plan_figure(plan: Plan, path: str | Path | None = None) -> LabFigure:
     figure = new_figure(11.0, 9.4, alt)
     cells = figure.add_gridspec(2, 2, width_ratios=(1.15, 1.0), height_ratios=(1.1, 1.0))
     front = figure.add_subplot(cells[0, 0])
-    _front(front, plan, _free_gb(plan), lambda one: one.margin_bytes / 1e9)
+    _front(front, plan, _free_gb(plan), lambda choice: choice.margin_bytes / 1e9)
     caption(front, y=_free_label(), title=say(en="layouts that fit", fr="configurations qui tiennent"))
     front.legend(fontsize=SMALL, loc="best", framealpha=0.9)
     _memory(figure.add_subplot(cells[0, 1]), best)
@@ -101,10 +101,10 @@ def front_figure(plan: Plan) -> LabFigure:
     )
     figure = new_figure(11.0, 4.4, alt)
     left, right = figure.subplots(1, 2)
-    _front(left, plan, _free_gb(plan), lambda one: one.margin_bytes / 1e9)
+    _front(left, plan, _free_gb(plan), lambda choice: choice.margin_bytes / 1e9)
     caption(left, y=_free_label())
     # J to kWh: / 3.6e6 for a step, × 1000 steps.
-    _front(right, plan, plan.found.energy_j / 3.6e3, lambda one: one.energy_j / 3.6e3)
+    _front(right, plan, plan.found.energy_j / 3.6e3, lambda choice: choice.energy_j / 3.6e3)
     caption(right, y=say(en="kWh of 1000 steps", fr="kWh de 1000 itérations"))
     figure.suptitle(f"{model}, {plan.question.cluster.title}", fontsize=HEADING)
     figure.legend(
@@ -130,35 +130,43 @@ def _front(axes: Axes, plan: Plan, heights: NDArray[np.float64], height_of: Call
         heights: the other quantity, of every layout.
         height_of: the same, of one layout.
     """
-    found, best = plan.found, plan.best
+    layouts, best = plan.found, plan.best
     # Layouts are sorted by step time: [0] is the fastest, [-1] the slowest.
-    slowest = min(SLOWEST * float(found.step_s[0]), 1.1 * float(found.step_s[-1]))
-    near = np.flatnonzero(found.step_s <= slowest)
+    slowest = min(SLOWEST * float(layouts.step_s[0]), 1.1 * float(layouts.step_s[-1]))
+    candidate_indices = np.flatnonzero(layouts.step_s <= slowest)
     # At most MOST_POINTS, evenly from the fastest to the slowest, so that the picture is drawn at once.
-    some = near[np.unique(np.linspace(0, near.size - 1, min(near.size, MOST_POINTS)).astype(int))]
-    engines = found.space.columns(found.admitted[some])["engine"]
+    sampled_indices = candidate_indices[
+        np.unique(np.linspace(0, candidate_indices.size - 1, min(candidate_indices.size, MOST_POINTS)).astype(int))
+    ]
+    engines = layouts.space.columns(layouts.admitted[sampled_indices])["engine"]
     hollow: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "none", "alpha": 0.55}
-    for place, name in enumerate(found.space.names):
-        own = some[engines == place]
+    for engine_index, name in enumerate(layouts.space.names):
+        engine_indices = sampled_indices[engines == engine_index]
         color, marker = ENGINE_LOOKS[name]
-        if own.size:
-            axes.plot(found.step_s[own], heights[own], color=color, marker=marker, markersize=3.4, label=name, **hollow)
+        if engine_indices.size:
+            axes.plot(
+                layouts.step_s[engine_indices],
+                heights[engine_indices],
+                color=color,
+                marker=marker,
+                markersize=3.4,
+                label=name,
+                **hollow,
+            )
     title = say(en="Pareto front", fr="front de Pareto")
     # One marker for each number of GPUs in the question.
     for number, marker in zip(plan.question.gpus, ("x", "o", "v", "+", "<", ">"), strict=False):
-        front = [one for one in plan.pareto if one.candidate.gpus == number]
+        front = [choice for choice in plan.pareto if choice.candidate.gpus == number]
         label = title + (f", {number} GPU" if len(plan.question.gpus) > 1 else "")
-        points = [one.estimated_s for one in front], [height_of(one) for one in front]
+        points = [choice.estimated_s for choice in front], [height_of(choice) for choice in front]
         axes.plot(*points, color=BLACK, linestyle="none", marker=marker, markersize=5, label=label)
     star: dict[str, Any] = {"marker": "*", "markersize": 16, "color": YELLOW, "markeredgecolor": BLACK}
     label = say(en="best", fr="la meilleure") + _simulated(best)
     axes.plot([best.estimated_s], [height_of(best)], linestyle="none", label=label, **star)
-    _logarithmic(axes, (0.9 * float(found.step_s[0]), slowest))
+    _logarithmic(axes, (0.9 * float(layouts.step_s[0]), slowest))
     caption(
         axes,
-        x=say(
-            en="step in closed form (s), logarithmic", fr="itération, par la forme close (s), échelle logarithmique"
-        ),
+        x=say(en="step in closed form (s), logarithmic", fr="itération, par la forme close (s), échelle logarithmique"),
     )
     plain(axes)
 
@@ -185,35 +193,35 @@ def _bars(
     upright: bool = False,
 ) -> tuple[list[float], list[Artist]]:
     """Draw bars stacked by part; return their lengths in `unit`, and the legend's entries."""
-    used = [name for name in styles if any(bar.get(name, 0.0) > 0 for bar in bars)]
+    names = [name for name in styles if any(bar.get(name, 0.0) > 0 for bar in bars)]
     ends = [
-        stack(axes, place, [(bar.get(name, 0.0) / unit, styles[name]) for name in used], width, upright=upright)
-        for place, bar in enumerate(bars)
+        stack(axes, position, [(bar.get(name, 0.0) / unit, styles[name]) for name in names], width, upright=upright)
+        for position, bar in enumerate(bars)
     ]
-    return ends, [swatch(styles[name], part_words(name)) for name in used]
+    return ends, [swatch(styles[name], part_words(name)) for name in names]
 
 
 def _memory(axes: Axes, best: Choice) -> None:
     """A bar of every stage, stacked by category, under the memory of a GPU."""
     ranks = best.ranks
     # The last stage holds the head and the loss: it is shown, whatever lies between.
-    shown = ranks if len(ranks) <= MOST_STAGES else [*ranks[: MOST_STAGES - 1], ranks[-1]]
-    _, handles = _bars(axes, [one.parts for one in shown], MEMORY_STYLES, 1e9, width=0.8, upright=True)
+    drawn_ranks = ranks if len(ranks) <= MOST_STAGES else [*ranks[: MOST_STAGES - 1], ranks[-1]]
+    _, handles = _bars(axes, [rank.parts for rank in drawn_ranks], MEMORY_STYLES, 1e9, width=0.8, upright=True)
     limit = best.question.device_bytes / 1e9
     axes.axhline(limit, color=BLACK, linestyle="--", linewidth=1)
     axes.text(-0.45, limit, best.question.cluster.gpu.title, fontsize=SMALL, va="bottom")
-    axes.set(ylim=(0, 1.4 * limit), xlim=(-0.6, max(len(shown) - 0.4, 1.6)))
+    axes.set(ylim=(0, 1.4 * limit), xlim=(-0.6, max(len(drawn_ranks) - 0.4, 1.6)))
     # At most about 12 labels.
-    step = max(1, len(shown) // 12)
-    axes.set_xticks(range(0, len(shown), step), [str(one.stage) for one in shown][::step])
+    step = max(1, len(drawn_ranks) // 12)
+    axes.set_xticks(range(0, len(drawn_ranks), step), [str(rank.stage) for rank in drawn_ranks][::step])
     caption(
         axes,
         x=say(en="pipeline stage", fr="étage du pipeline"),
         y=say(en="memory of a GPU (GB)", fr="mémoire d’un GPU (Go)"),
         title=say(en="memory of each stage’s GPU", fr="mémoire du GPU de chaque étage"),
     )
-    look: dict[str, Any] = {"framealpha": 0.9, "columnspacing": 1.0, "handlelength": 1.6}
-    axes.legend(handles=handles, fontsize=SMALL, ncols=2, loc="upper right", **look)
+    legend_options: dict[str, Any] = {"framealpha": 0.9, "columnspacing": 1.0, "handlelength": 1.6}
+    axes.legend(handles=handles, fontsize=SMALL, ncols=2, loc="upper right", **legend_options)
     plain(axes)
 
 
@@ -221,11 +229,11 @@ def _waterfall(axes: Axes, best: Choice) -> None:
     """The parts of the step, each beginning where the one before ends."""
     names = [name for name in TIME_STYLES if best.parts[name] > 0]
     start = 0.0
-    for place, name in enumerate(names):
+    for position, name in enumerate(names):
         value = best.parts[name]
         # Each bar starts where the one before ended.
-        start = stack(axes, place, [(value, TIME_STYLES[name])], 0.72, start=start)
-        axes.text(start, place, f" {decimal(100 * value / best.estimated_s, 1)} %", va="center", fontsize=SMALL)
+        start = stack(axes, position, [(value, TIME_STYLES[name])], 0.72, start=start)
+        axes.text(start, position, f" {decimal(100 * value / best.estimated_s, 1)} %", va="center", fontsize=SMALL)
     axes.set_yticks(range(len(names)), [fill(part_words(name), 24) for name in names], fontsize=SMALL)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.12 * start)
@@ -246,9 +254,9 @@ def _refusals(axes: Axes, plan: Plan) -> None:
     # The reason "" stands for the layouts that fit.
     counts = plan.refused.counts | {"": int(plan.found.admitted.size)}
     names = sorted(counts, key=lambda name: counts[name])
-    for place, name in enumerate(names):
-        stack(axes, place, [(counts[name], Style(GREY, "//") if name else Style(GREEN, ""))], 0.7)
-        axes.text(counts[name], place, f" {decimal(counts[name], 0)}", va="center", fontsize=SMALL)
+    for position, name in enumerate(names):
+        stack(axes, position, [(counts[name], Style(GREY, "//") if name else Style(GREEN, ""))], 0.7)
+        axes.text(counts[name], position, f" {decimal(counts[name], 0)}", va="center", fontsize=SMALL)
     labels = [fill(reason_words(name), 30) if name else say(en="fit", fr="tiennent") for name in names]
     axes.set_yticks(range(len(names)), labels, fontsize=SMALL)
     _logarithmic(axes, (0.8, 8 * max(counts.values())), (1.0,))
@@ -262,35 +270,35 @@ def _refusals(axes: Axes, plan: Plan) -> None:
 
 
 def beside_figure(
-    plan: Plan, verdict: LayoutVerdict, times: Mapping[str, float], held: Mapping[str, float]
+    plan: Plan, verdict: LayoutVerdict, times: Mapping[str, float], category_bytes: Mapping[str, float]
 ) -> LabFigure:
     """Draw a layout asked about over the best one: seconds of a step by part, bytes of the fullest GPU by category.
 
     Args:
         verdict: on the layout asked about.
         times: its seconds, by part.
-        held: its bytes, by category.
+        category_bytes: its bytes, by category.
     """
     best = plan.best
     names = (say(en="this one", fr="celle-ci"), say(en="the best", fr="la meilleure"))
-    own = f"{seconds(verdict.step_s)}, {gigabytes(verdict.memory_bytes)}"
-    other = f"{seconds(best.estimated_s)}, {gigabytes(best.memory_bytes)}"
+    layout_text = f"{seconds(verdict.step_s)}, {gigabytes(verdict.memory_bytes)}"
+    best_text = f"{seconds(best.estimated_s)}, {gigabytes(best.memory_bytes)}"
     alt = say(
-        en=f"{verdict.candidate.title}: {own}, beside the best, {best.candidate.title}: {other}.",
-        fr=f"{verdict.candidate.title} : {own}, à côté de la meilleure, {best.candidate.title} : {other}.",
+        en=f"{verdict.candidate.title}: {layout_text}, beside the best, {best.candidate.title}: {best_text}.",
+        fr=f"{verdict.candidate.title} : {layout_text}, à côté de la meilleure, {best.candidate.title} : {best_text}.",
     )
     figure = new_figure(10.0, 4.6, alt)
     upper, lower = figure.subplots(2, 1)
     _, phases = _bars(upper, [times, best.parts], TIME_STYLES, 1.0, width=0.6)
     caption(upper, x=say(en="seconds of a step (closed form)", fr="secondes d’une itération (forme close)"))
-    ends, categories = _bars(lower, [held, best.memory], MEMORY_STYLES, 1e9, width=0.6)
+    ends, categories = _bars(lower, [category_bytes, best.memory], MEMORY_STYLES, 1e9, width=0.6)
     # GB (1e9 bytes), as all of this panel.
     limit = plan.question.device_bytes / 1e9
-    look: dict[str, Any] = {"color": VERMILION, "linestyle": "--", "linewidth": 1.4}
-    lower.axvline(limit, **look)
+    limit_style: dict[str, Any] = {"color": VERMILION, "linestyle": "--", "linewidth": 1.4}
+    lower.axvline(limit, **limit_style)
     lower.set_xlim(0, 1.05 * max(limit, *ends))
     caption(lower, x=say(en="memory of the fullest GPU (GB)", fr="mémoire du GPU le plus rempli (Go)"))
-    gpu = key(plan.question.cluster.gpu.title, **look)
+    gpu = key(plan.question.cluster.gpu.title, **limit_style)
     for axes, handles in ((upper, phases), (lower, [*categories, gpu])):
         axes.set_yticks(range(2), names)
         axes.set_ylim(1.5, -0.5)
@@ -299,34 +307,43 @@ def beside_figure(
     return finish(figure)
 
 
-def here_figure(here: Here, measured_s: Mapping[str, float], path: str | Path | None = None) -> LabFigure:
+def here_figure(layouts: Here, measured_s: Mapping[str, float], path: str | Path | None = None) -> LabFigure:
     """Draw the best layout of each kind on this machine, stacked by part, the measured step as a diamond.
 
     Args:
         measured_s: measured seconds of a step by title; may be empty.
     """
-    shown = here.kinds()[:MOST_LAYOUTS]
-    alt = "; ".join(f"{one.title}: {seconds(one.step_s)}" for one in shown)
-    figure = new_figure(10.5, 1.6 + 0.42 * len(shown), alt)
+    best_layouts = layouts.kinds()[:MOST_LAYOUTS]
+    alt = "; ".join(f"{layout.title}: {seconds(layout.step_s)}" for layout in best_layouts)
+    figure = new_figure(10.5, 1.6 + 0.42 * len(best_layouts), alt)
     axes = figure.subplots()
-    ends, handles = _bars(axes, [one.parts for one in shown], TIME_STYLES, 1e-3)
+    ends, handles = _bars(axes, [layout.parts for layout in best_layouts], TIME_STYLES, 1e-3)
     diamond: dict[str, Any] = {"marker": "D", "color": BLACK, "linestyle": "none"}
     # ms: the largest of all predictions and measurements.
-    largest = max([*ends, *(1e3 * measured_s[one.title] for one in shown if one.title in measured_s)])
-    for place, one in enumerate(shown):
-        taken, text = measured_s.get(one.title), f" {seconds(one.step_s)}"
-        if taken is not None:
-            axes.plot([1e3 * taken], [place], **diamond)
-            text += say(en=f" predicted, {seconds(taken)} measured", fr=f" prédite, {seconds(taken)} mesurée")
-        axes.text(max(ends[place], 1e3 * (taken or 0.0) + 0.008 * largest), place, text, va="center", fontsize=SMALL)
-    axes.set_yticks(range(len(shown)), [one.title for one in shown], fontsize=SMALL)
-    axes.set_ylim(len(shown) - 0.5, -0.5)
+    largest = max([*ends, *(1e3 * measured_s[layout.title] for layout in best_layouts if layout.title in measured_s)])
+    for position, layout in enumerate(best_layouts):
+        measured_step_s, text = measured_s.get(layout.title), f" {seconds(layout.step_s)}"
+        if measured_step_s is not None:
+            axes.plot([1e3 * measured_step_s], [position], **diamond)
+            text += say(
+                en=f" predicted, {seconds(measured_step_s)} measured",
+                fr=f" prédite, {seconds(measured_step_s)} mesurée",
+            )
+        axes.text(
+            max(ends[position], 1e3 * (measured_step_s or 0.0) + 0.008 * largest),
+            position,
+            text,
+            va="center",
+            fontsize=SMALL,
+        )
+    axes.set_yticks(range(len(best_layouts)), [layout.title for layout in best_layouts], fontsize=SMALL)
+    axes.set_ylim(len(best_layouts) - 0.5, -0.5)
     axes.set_xlim(0, (1.45 if measured_s else 1.15) * largest)
     axes.xaxis.set_major_formatter(lambda value, position: decimal(value, 0))
     caption(axes, x=say(en="milliseconds of a step", fr="millisecondes d’une itération"))
     if measured_s:
         handles.append(key(say(en="measured", fr="mesuré"), **diamond))
-    below = (0.0, -0.6 / len(shown) - 0.08)
+    below = (0.0, -0.6 / len(best_layouts) - 0.08)
     axes.legend(handles=handles, fontsize=SMALL, loc="upper left", bbox_to_anchor=below, ncols=4, frameon=False)
     plain(axes)
     return finish(figure, path)

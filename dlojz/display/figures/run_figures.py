@@ -107,8 +107,8 @@ def footprint_figure(forecast: Forecast, path: str | Path | None = None, limit_b
     return finish(figure, path)
 
 
-def _categories(held: Mapping[Any, int], scale: int) -> list[tuple[float, Style]]:
-    return [(held.get(name, 0) / scale, CATEGORY_STYLES[name]) for name in CATEGORIES]
+def _categories(category_bytes: Mapping[Any, int], scale: int) -> list[tuple[float, Style]]:
+    return [(category_bytes.get(name, 0) / scale, CATEGORY_STYLES[name]) for name in CATEGORIES]
 
 
 def _totals(axes: Axes, forecast: Forecast, limit_bytes: int | None) -> list[Artist]:
@@ -130,8 +130,14 @@ def _totals(axes: Axes, forecast: Forecast, limit_bytes: int | None) -> list[Art
     for number, (_, total) in enumerate(bars):
         # Bar n has the categories and the first n extras on top.
         top = stack(axes, number, [*_categories(at_peak, scale), *extras[:number]], 0.55, upright=True)
-        look: dict[str, Any] = {"ha": "center", "va": "bottom", "fontweight": "bold", "fontsize": None, "bbox": plate}
-        note(axes, format_bytes(total), (number, top), (0, 3), **look)
+        text_properties: dict[str, Any] = {
+            "ha": "center",
+            "va": "bottom",
+            "fontweight": "bold",
+            "fontsize": None,
+            "bbox": plate,
+        }
+        note(axes, format_bytes(total), (number, top), (0, 3), **text_properties)
     title = textwrap.fill(say(en="At the peak: ", fr="Au pic : ") + visible(forecast.moment), 54)
     handles: list[Artist] = [
         swatch(CATEGORY_STYLES[name], category_label(name)) for name in CATEGORIES if at_peak.get(name)
@@ -157,11 +163,11 @@ def _totals(axes: Axes, forecast: Forecast, limit_bytes: int | None) -> list[Art
 
 
 def _blocks(axes: Axes, blocks: list[tuple[str, dict[str, int]]]) -> None:
-    longest = max((sum(held.values()) for _, held in blocks), default=1)
+    longest = max((sum(category_bytes.values()) for _, category_bytes in blocks), default=1)
     unit, scale = byte_scale(longest)
-    for number, (_, held) in enumerate(blocks):
-        end = stack(axes, number, _categories(held, scale), 0.7)
-        note(axes, format_bytes(sum(held.values())), (end, number), (4, 0), fontsize=NORMAL)
+    for number, (_, category_bytes) in enumerate(blocks):
+        end = stack(axes, number, _categories(category_bytes, scale), 0.7)
+        note(axes, format_bytes(sum(category_bytes.values())), (end, number), (4, 0), fontsize=NORMAL)
     axes.set_yticks(range(len(blocks)), [label for label, _ in blocks])
     axes.set(ylim=(len(blocks) - 0.45, -0.55), xlim=(0, longest / scale * 1.17))
     caption(axes, x=unit, title=say(en="What fills it, by block", fr="Ce qui le remplit, par bloc"))
@@ -180,18 +186,23 @@ def activation_curve_figure(plan: BudgetPlan, path: str | Path | None = None) ->
     seconds = [point.seconds for point in curve]
     # Seconds or milliseconds, by the longest.
     time_unit, per_second = ("s", 1.0) if max(seconds) >= 1 else ("ms", 1e3)
-    title, most = visible(plan.config.title), format_seconds(max(seconds))
+    title, extra = visible(plan.config.title), format_seconds(max(seconds))
     ends = [format_bytes(point.peak_bytes) for point in (curve[0], curve[-1])]
     alt = say(
-        en=f"Memory against time of {title}: from {ends[0]} and {most} more per step to {ends[1]} with every block "
+        en=f"Memory against time of {title}: from {ends[0]} and {extra} more per step to {ends[1]} with every block "
         "kept.",
-        fr=f"Mémoire et temps de {title} : de {ends[0]} et {most} de plus par pas à {ends[1]}, tous les blocs gardés.",
+        fr=f"Mémoire et temps de {title} : de {ends[0]} et {extra} de plus par pas à {ends[1]}, tous les blocs gardés.",
     )
     figure = new_figure(12.0, 4.6, alt)
     left, right = figure.subplots(1, 2, width_ratios=(1.0, 1.3))
-    left.plot([point.peak_bytes / scale for point in curve], [one * per_second for one in seconds], BLUE, marker="o")
-    at = plan.peak_bytes / scale, plan.tables.costs(plan.choices)[0] * per_second
-    left.plot(*at, color=BLACK, marker="D", markersize=9, markerfacecolor="none", linestyle="")
+    left.plot(
+        [point.peak_bytes / scale for point in curve],
+        [duration_s * per_second for duration_s in seconds],
+        BLUE,
+        marker="o",
+    )
+    plan_point = plan.peak_bytes / scale, plan.tables.costs(plan.choices)[0] * per_second
+    left.plot(*plan_point, color=BLACK, marker="D", markersize=9, markerfacecolor="none", linestyle="")
     left.axvline(plan.budget_bytes / scale, **LIMIT_LOOK)
     caption(left, x=say(en=f"peak of a rank, {unit}", fr=f"pic d’un rang, {unit}"))
     caption(left, y=say(en=f"time added to a step, {time_unit}", fr=f"temps ajouté à un pas, {time_unit}"))
@@ -310,29 +321,36 @@ def _bars(
 
 def _legend(axes: Axes, handles: Sequence[Artist]) -> None:
     """Legend below the panel, outside the bars."""
-    look: dict[str, Any] = {"handlelength": 1.8, "handleheight": 1.1, "columnspacing": 1.2}
-    place: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14)}
-    axes.legend(handles=list(handles), ncols=2, frameon=False, fontsize=NORMAL, **place, **look)
+    handle_options: dict[str, Any] = {"handlelength": 1.8, "handleheight": 1.1, "columnspacing": 1.2}
+    legend_position: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.14)}
+    axes.legend(handles=list(handles), ncols=2, frameon=False, fontsize=NORMAL, **legend_position, **handle_options)
 
 
 def _memory(axes: Axes, rows: Sequence[RunRow]) -> None:
     stacks = [{str(name): row.memory_bytes[name] for name in CATEGORIES} for row in rows]
     unit, scale = _bars(axes, stacks, {str(name): style for name, style in CATEGORY_STYLES.items()})
-    shown = [name for name in CATEGORIES if any(stack[name].measured or stack[name].predicted for stack in stacks)]
-    handles: list[Artist] = [swatch(CATEGORY_STYLES[name], category_label(name), 0.7) for name in shown]
-    for side, place, face, label in (
+    categories = [name for name in CATEGORIES if any(stack[name].measured or stack[name].predicted for stack in stacks)]
+    handles: list[Artist] = [swatch(CATEGORY_STYLES[name], category_label(name), 0.7) for name in categories]
+    for side, offset, face, label in (
         ("predicted", -BAR / 2, FRAME, say(en="predicted peak", fr="pic prédit")),
         ("measured", BAR / 2, "white", say(en="measured peak", fr="pic mesuré")),
     ):
-        peaks = [(getattr(row.memory_bytes["peak"], side), number + place) for number, row in enumerate(rows)]
+        peaks = [(getattr(row.memory_bytes["peak"], side), number + offset) for number, row in enumerate(rows)]
         # 0 and None are no mark: nothing was measured or predicted.
         marks = [(peak / scale, height) for peak, height in peaks if peak]
-        look: dict[str, Any] = {"linestyle": "none", "marker": "D", "color": BLACK, "markerfacecolor": face}
+        marker_properties: dict[str, Any] = {
+            "linestyle": "none",
+            "marker": "D",
+            "color": BLACK,
+            "markerfacecolor": face,
+        }
         if marks:
-            axes.plot(*zip(*marks, strict=True), **look)
-            handles.append(key(label, **look))
+            axes.plot(*zip(*marks, strict=True), **marker_properties)
+            handles.append(key(label, **marker_properties))
     far = _limits(axes, rows, scale, handles)
-    unpredicted = [category_label(name) for name in shown if all(stack[name].predicted is None for stack in stacks)]
+    unpredicted = [
+        category_label(name) for name in categories if all(stack[name].predicted is None for stack in stacks)
+    ]
     remark = say(en="not predicted: ", fr="non prédit : ") + ", ".join(unpredicted) if unpredicted else far
     title = say(en="Memory of rank 0, largest of each", fr="Mémoire du rang 0, maximum de chacune")
     _runs_down(axes, rows, title + (f"\n({remark})" if remark else ""), unit)
@@ -343,15 +361,17 @@ def _limits(axes: Axes, rows: Sequence[RunRow], scale: int, handles: list[Artist
     """Mark what a rank of each run could take; where that is too far away to be drawn, say it in words instead."""
     # In bytes: the axis counts units of `scale` bytes.
     longest = axes.get_xlim()[1] * scale
-    known = [(number, row.limit_bytes) for number, row in enumerate(rows) if row.limit_bytes]
-    if not known:
+    rank_limits = [(number, row.limit_bytes) for number, row in enumerate(rows) if row.limit_bytes]
+    if not rank_limits:
         return ""
-    if far := far_limit(min(limit_bytes for _, limit_bytes in known), longest):
+    if far := far_limit(min(limit_bytes for _, limit_bytes in rank_limits), longest):
         return far
-    near = [(number, limit_bytes) for number, limit_bytes in known if not far_limit(limit_bytes, longest)]
-    for number, limit_bytes in near:
+    drawable_limits = [
+        (number, limit_bytes) for number, limit_bytes in rank_limits if not far_limit(limit_bytes, longest)
+    ]
+    for number, limit_bytes in drawable_limits:
         axes.plot([limit_bytes / scale] * 2, [number - 0.45, number + 0.45], **LIMIT_LOOK)
-    axes.set_xlim(right=max(longest, 1.03 * max(limit_bytes for _, limit_bytes in near)) / scale)
+    axes.set_xlim(right=max(longest, 1.03 * max(limit_bytes for _, limit_bytes in drawable_limits)) / scale)
     handles.append(key(say(en="limit of a rank", fr="limite d’un rang"), **LIMIT_LOOK))
     return ""
 
@@ -400,12 +420,12 @@ def _throughput(axes: Axes, rows: Sequence[RunRow]) -> None:
 def _losses(axes: Axes, rows: Sequence[RunRow]) -> None:
     """Curves that should lie on each other: wide ones below, markers of each at other steps."""
     drawn = [(row, name) for row, name in zip(rows, _names(rows), strict=True) if row.losses]
-    every = max(1, len(drawn))
+    num_curves = max(1, len(drawn))
     for number, (row, name) in enumerate(drawn):
         color, dashes, marker = LINE_STYLES[number % len(LINE_STYLES)]
         last_step = len(row.losses)
         # On long curves a marker every num_curves steps, one step later on each curve: none hides another.
-        stride = every if last_step > 2 * every else 1
+        stride = num_curves if last_step > 2 * num_curves else 1
         axes.plot(
             range(1, last_step + 1),
             row.losses,
@@ -451,10 +471,10 @@ def timeline_figure(record: RunRecord, path: str | Path | None = None, steps: in
     Raises:
         LabError: if the run kept no spans.
     """
-    kept = sorted({span.step for span in record.spans})
-    if not kept:
+    recorded_steps = sorted({span.step for span in record.spans})
+    if not recorded_steps:
         raise LabError(f"the run {record.run_id} kept no timeline (it ended before its first step): run it again.")
-    chosen = set(kept if steps is None else kept[-steps:])
+    chosen = set(recorded_steps if steps is None else recorded_steps[-steps:])
     spans = [span for span in record.spans if span.step in chosen]
     title = visible(record.title)
     alt = say(
@@ -490,8 +510,13 @@ def spans_figure(
                 for span in spans
                 if (span.phase, span.rank) == (name, rank)
             ]
-            look: dict[str, Any] = {"facecolor": style.color, "hatch": style.hatch, "edgecolor": EDGE, "linewidth": 0.5}
-            axes.broken_barh(bars, (rank + top, height), **look)
+            bar_properties: dict[str, Any] = {
+                "facecolor": style.color,
+                "hatch": style.hatch,
+                "edgecolor": EDGE,
+                "linewidth": 0.5,
+            }
+            axes.broken_barh(bars, (rank + top, height), **bar_properties)
     for step in sorted({span.step for span in spans}) if steps else ():
         start_ms = (min(span.start_s for span in spans if span.step == step) - origin_s) * 1e3
         axes.axvline(start_ms, color=EDGE, linewidth=1.0, linestyle="--")
@@ -517,10 +542,10 @@ def _overlap_words(record: RunRecord) -> str:
     exposed = format_seconds(phases.communication_exposed_s)
     hidden = format_seconds(phases.communication_hidden_s)
     backward, compute = say(en="backward", fr="la passe arrière"), say(en="compute", fr="le calcul")
-    behind = compute if record.config.script else backward
+    hiding_work = compute if record.config.script else backward
     return say(
-        en=f"\ncommunication of rank 0 per step (median): {exposed} exposed, {hidden} hidden behind {behind}",
-        fr=f"\ncommunication du rang 0 par pas (médiane) : {exposed} exposée, {hidden} recouverte par {behind}",
+        en=f"\ncommunication of rank 0 per step (median): {exposed} exposed, {hidden} hidden behind {hiding_work}",
+        fr=f"\ncommunication du rang 0 par pas (médiane) : {exposed} exposée, {hidden} recouverte par {hiding_work}",
     )
 
 

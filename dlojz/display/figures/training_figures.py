@@ -93,9 +93,9 @@ def convergence_figure(
     if not rows or not all(rows.values()):
         raise refusal(
             en=f"a figure of convergence needs at least one task with runs, but {len(rows)} task(s) were received, "
-            f"{sum(not one for one in rows.values())} of them without.",
+            f"{sum(not curves for curves in rows.values())} of them without.",
             fr=f"une figure de convergence demande au moins une tâche avec des entraînements, mais {len(rows)} "
-            f"tâche(s) ont été reçues, dont {sum(not one for one in rows.values())} sans.",
+            f"tâche(s) ont été reçues, dont {sum(not curves for curves in rows.values())} sans.",
         )
     figure = new_figure(12.0, 0.8 + 3.0 * len(rows), alt=convergence_description(rows))
     panels = figure.subplots(len(rows), 2, squeeze=False, width_ratios=(1.25, 1.0))
@@ -109,25 +109,25 @@ def convergence_figure(
 
 def convergence_description(rows: Mapping[str, Sequence[Curves]]) -> str:
     """Say how far the median of the final loss of every compressed optimizer is from its reference."""
-    told = []
+    sentences = []
     for title, curves in rows.items():
-        for one in curves:
-            reference = reference_of(one, curves)
+        for curve in curves:
+            reference = reference_of(curve, curves)
             # None for a baseline, and where the baseline was not run.
             if reference is not None:
-                apart = _gap_words(gap(one, reference).medians)
-                told.append(f"{visible(title)}, {optimizer_label(one.optimizer)} {apart}")
-    seeds = max(len(one.losses) for curves in rows.values() for one in curves)
+                gap_text = _gap_words(gap(curve, reference).medians)
+                sentences.append(f"{visible(title)}, {optimizer_label(curve.optimizer)} {gap_text}")
+    seeds = max(len(curve.losses) for curves in rows.values() for curve in curves)
     return say(
         en=f"Losses by seed ({seeds} in all), and gaps of the final loss (median): ",
         fr=f"Pertes par graine ({seeds} en tout), et écarts de la perte finale (médiane) : ",
-    ) + ("; ".join(told) or say(en="none", fr="aucun"))
+    ) + ("; ".join(sentences) or say(en="none", fr="aucun"))
 
 
 def _convergence_curves(runs: Sequence[Curves | RunRecord]) -> list[Curves]:
     """Curves as they were given, and those of the records."""
-    given = [one for one in runs if isinstance(one, Curves)]
-    return [*given, *curves_of([one for one in runs if isinstance(one, RunRecord)])]
+    curves = [run for run in runs if isinstance(run, Curves)]
+    return [*curves, *curves_of([run for run in runs if isinstance(run, RunRecord)])]
 
 
 def _gap_words(relative: float) -> str:
@@ -141,20 +141,21 @@ def _medians(columns: Sequence[Sequence[float]]) -> list[float]:
     """The median over the seeds, step by step; a seed that diverged counts as the largest."""
     return [
         # inf sorts last: the median is inf once more than half of the seeds have diverged.
-        median(value if math.isfinite(value) else math.inf for value in values) for values in zip(*columns, strict=True)
+        median(value if math.isfinite(value) else math.inf for value in values)
+        for values in zip(*columns, strict=True)
     ]
 
 
 def _convergence_losses(axes: Axes, title: str, curves: Sequence[Curves]) -> None:
     """Each seed thin, their median thick; the step at which the variance is frozen."""
-    for (color, dashes, _), one in zip(LINE_STYLES, curves, strict=False):
-        seeds = one.smoothed()
+    for (color, dashes, _), curve in zip(LINE_STYLES, curves, strict=False):
+        seeds = curve.smoothed()
         for seed in seeds:
-            axes.plot(range(one.steps), seed, color=color, linewidth=0.6, alpha=0.45)
-        label = f"{optimizer_label(one.optimizer)} ({_loss(one.median())})"
-        axes.plot(range(one.steps), _medians(seeds), color=color, linestyle=dashes, linewidth=2.2, label=label)
+            axes.plot(range(curve.steps), seed, color=color, linewidth=0.6, alpha=0.45)
+        label = f"{optimizer_label(curve.optimizer)} ({_loss(curve.median())})"
+        axes.plot(range(curve.steps), _medians(seeds), color=color, linestyle=dashes, linewidth=2.2, label=label)
     logarithmic(axes, "y", _loss, (1.0, 2.0, 3.0, 5.0))
-    _freeze(axes, curves, said=True)
+    _freeze(axes, curves, with_label=True)
     plain(axes)
     window = curves[0].window
     caption(axes, y=say(en=f"loss, mean of {window} steps", fr=f"perte, moyenne de {window} pas"))
@@ -168,49 +169,51 @@ def _gaps(axes: Axes, curves: Sequence[Curves], tolerance: float) -> None:
     axes.axhspan(-100 * tolerance, 100 * tolerance, color=SHADE, zorder=0)
     axes.axhline(0, color=BASELINE, linewidth=0.8)
     # At least 2.5 times the band.
-    most, said = 2.5 * 100 * tolerance, []
-    for (color, dashes, marker), one in zip(LINE_STYLES, curves, strict=False):
-        reference = reference_of(one, curves)
+    y_limit, titles = 2.5 * 100 * tolerance, []
+    for (color, dashes, marker), curve in zip(LINE_STYLES, curves, strict=False):
+        reference = reference_of(curve, curves)
         if reference is None:
             continue
-        found, steps = gap(one, reference), range(one.steps)
-        ours, theirs = one.smoothed(), reference.smoothed()
+        final_gap, steps = gap(curve, reference), range(curve.steps)
+        ours, theirs = curve.smoothed(), reference.smoothed()
         # Each seed against the same seed of the baseline.
-        for own, other in zip(ours, theirs, strict=True):
-            axes.plot(steps, _relative(own, other), color=color, linewidth=0.6, alpha=0.45)
+        for our_losses, their_losses in zip(ours, theirs, strict=True):
+            axes.plot(steps, _relative(our_losses, their_losses), color=color, linewidth=0.6, alpha=0.45)
         axes.plot(steps, _relative(_medians(ours), _medians(theirs)), color=color, linestyle=dashes, linewidth=2.2)
-        ends = [100 * value for value in found.seeds if math.isfinite(value)]
-        look: dict[str, Any] = {"markersize": 4, "markerfacecolor": "none", "clip_on": False}
+        ends = [100 * value for value in final_gap.seeds if math.isfinite(value)]
+        marker_properties: dict[str, Any] = {"markersize": 4, "markerfacecolor": "none", "clip_on": False}
         # Markers right of the last step: the gap of each seed that is judged.
-        axes.plot([one.steps * 1.02] * len(ends), ends, marker, color=color, **look)
-        ours_label, theirs_label = optimizer_label(one.optimizer), optimizer_label(reference.optimizer)
-        said.append(
+        axes.plot([curve.steps * 1.02] * len(ends), ends, marker, color=color, **marker_properties)
+        ours_label, theirs_label = optimizer_label(curve.optimizer), optimizer_label(reference.optimizer)
+        titles.append(
             say(en=f"{ours_label} beside {theirs_label}: ", fr=f"{ours_label} face à {theirs_label} : ")
-            + _gap_words(found.medians)
+            + _gap_words(final_gap.medians)
         )
-        shown = [abs(value) for value in (*ends, 100 * found.medians) if math.isfinite(value)]
+        magnitudes = [abs(value) for value in (*ends, 100 * final_gap.medians) if math.isfinite(value)]
         # 30 % of room; MOST_PERCENT caps it below.
-        most = max(most, *(1.3 * value for value in shown)) if shown else most
-    axes.set_ylim(-min(most, MOST_PERCENT), min(most, MOST_PERCENT))
-    _freeze(axes, curves, said=False)
+        y_limit = max(y_limit, *(1.3 * value for value in magnitudes)) if magnitudes else y_limit
+    axes.set_ylim(-min(y_limit, MOST_PERCENT), min(y_limit, MOST_PERCENT))
+    _freeze(axes, curves, with_label=False)
     plain(axes)
     label = say(en="gap, % (band: ± ", fr="écart, % (bande : ± ") + f"{shortest(100 * tolerance)} %)"
-    caption(axes, y=label, title="\n".join(said), size=NORMAL)
+    caption(axes, y=label, title="\n".join(titles), size=NORMAL)
 
 
 def _relative(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
     """Percent more, step by step; NaN where either diverged."""
     return [
-        100 * (own / other - 1) if math.isfinite(own) and math.isfinite(other) and other else math.nan
-        for own, other in zip(ours, theirs, strict=True)
+        100 * (our_loss / their_loss - 1)
+        if math.isfinite(our_loss) and math.isfinite(their_loss) and their_loss
+        else math.nan
+        for our_loss, their_loss in zip(ours, theirs, strict=True)
     ]
 
 
-def _freeze(axes: Axes, curves: Sequence[Curves], *, said: bool) -> None:
+def _freeze(axes: Axes, curves: Sequence[Curves], *, with_label: bool) -> None:
     """A line where the second stage begins."""
-    for step in sorted({one.frozen_at for one in curves if one.frozen_at is not None}):
+    for step in sorted({curve.frozen_at for curve in curves if curve.frozen_at is not None}):
         axes.axvline(step, color=REMARK, linewidth=1, linestyle=":")
-        if said:
+        if with_label:
             text = say(en=f" variance frozen\n from step {step}", fr=f" variance gelée\n dès le pas {step}")
             axes.text(step, 0.03, text, transform=axes.get_xaxis_transform(), fontsize=SMALL, color=BASELINE)
 
@@ -242,24 +245,24 @@ def curriculum_figure(
     Raises:
         LabError: if there is no trial, or one without a step.
     """
-    if not trials or not all(ones and all(one.losses for one in ones) for ones in trials.values()):
+    if not trials or not all(ones and all(trajectory.losses for trajectory in ones) for ones in trials.values()):
         raise refusal(
             en="the figure needs one trial or more, each with a step: train first.",
             fr="la figure demande au moins un essai, avec un pas chacun : entraînez d’abord.",
         )
     # √v is drawn only if it was recorded for every seed.
-    watched = all(one.variance_max for ones in trials.values() for one in ones)
+    watched = all(trajectory.variance_max for ones in trials.values() for trajectory in ones)
     rows = 2 if watched or predicted else 1
     figure = new_figure(11.5, 3.9 * rows, _curriculum_alt(trials))
-    tokens, seconds, *rest = figure.subplots(rows, 2, squeeze=False).flat
+    tokens, seconds, *free_panels = figure.subplots(rows, 2, squeeze=False).flat
     styles = dict(zip(trials, LINE_STYLES * len(trials), strict=False))
     _losses(tokens, trials, styles, "tokens")
     _losses(seconds, trials, styles, "seconds")
     if watched:
-        _variance(rest.pop(0), trials, styles)
+        _variance(free_panels.pop(0), trials, styles)
     if predicted:
-        _costs(rest.pop(0), trials, predicted)
-    for axes in rest:
+        _costs(free_panels.pop(0), trials, predicted)
+    for axes in free_panels:
         axes.set_visible(False)
     handles = [
         key(visible(name), color=color, linestyle=dashes, marker=marker)
@@ -272,29 +275,38 @@ def curriculum_figure(
 def _curriculum_alt(trials: Trials) -> str:
     parts = []
     for name, ones in trials.items():
-        last = median([one.held_out[-1].loss if one.held_out else one.losses[-1] for one in ones])
-        parts.append(f"{name} {decimal(last, 3)}")
-    listed = ", ".join(parts)
+        last_loss = median(
+            [trajectory.held_out[-1].loss if trajectory.held_out else trajectory.losses[-1] for trajectory in ones]
+        )
+        parts.append(f"{name} {decimal(last_loss, 3)}")
+    losses_text = ", ".join(parts)
     return say(
-        en=f"Loss against tokens and against time; median of the last losses: {listed}.",
-        fr=f"Perte selon les tokens et selon le temps ; médiane des dernières pertes : {listed}.",
+        en=f"Loss against tokens and against time; median of the last losses: {losses_text}.",
+        fr=f"Perte selon les tokens et selon le temps ; médiane des dernières pertes : {losses_text}.",
     )
 
 
 def _losses(axes: Axes, trials: Trials, styles: Mapping[str, tuple[str, str, str]], along: Along) -> None:
     """Losses on held-out text where they are known, else those of the training."""
 
-    def series(one: Trajectory) -> Series:
-        if one.held_out:
-            reached = [held.tokens / THOUSAND if along == "tokens" else held.seconds for held in one.held_out]
-            return reached, [held.loss for held in one.held_out]
+    def series(trajectory: Trajectory) -> Series:
+        if trajectory.held_out:
+            reached = [
+                evaluation.tokens / THOUSAND if along == "tokens" else evaluation.seconds
+                for evaluation in trajectory.held_out
+            ]
+            return reached, [evaluation.loss for evaluation in trajectory.held_out]
         # Without held-out text: the loss of each training step, at the tokens or seconds reached by then.
-        reached = [tokens / THOUSAND for tokens in one.tokens_read] if along == "tokens" else list(one.seconds_spent)
-        return reached, one.losses
+        reached = (
+            [tokens / THOUSAND for tokens in trajectory.tokens_read]
+            if along == "tokens"
+            else list(trajectory.seconds_spent)
+        )
+        return reached, trajectory.losses
 
     _curriculum_curves(axes, trials, styles, series)
     label = say(en="training loss", fr="perte d’entraînement")
-    if all(one.held_out for ones in trials.values() for one in ones):
+    if all(trajectory.held_out for ones in trials.values() for trajectory in ones):
         label = say(en="loss on other text, whole samples", fr="perte sur d’autre texte, échantillons entiers")
     caption(axes, x=_tokens_label() if along == "tokens" else say(en="time of the steps (s)", fr="temps des pas (s)"))
     caption(axes, y=label)
@@ -305,15 +317,15 @@ def _tokens_label() -> str:
 
 
 def _variance(axes: Axes, trials: Trials, styles: Mapping[str, tuple[str, str, str]]) -> None:
-    def series(one: Trajectory) -> Series:
-        return [tokens / THOUSAND for tokens in one.tokens_read], one.variance_max
+    def series(trajectory: Trajectory) -> Series:
+        return [tokens / THOUSAND for tokens in trajectory.tokens_read], trajectory.variance_max
 
     _curriculum_curves(axes, trials, styles, series, marked=False)
     cross: dict[str, Any] = {"color": VERMILION, "linestyle": "", "marker": "x"}
-    for one in (one for ones in trials.values() for one in ones):
-        tokens, variance = series(one)
-        at = one.spikes()
-        axes.plot([tokens[step] for step in at], [variance[step] for step in at], markersize=7, **cross)
+    for trajectory in (trajectory for ones in trials.values() for trajectory in ones):
+        tokens, variance = series(trajectory)
+        spikes = trajectory.spikes()
+        axes.plot([tokens[step] for step in spikes], [variance[step] for step in spikes], markersize=7, **cross)
     caption(axes, x=_tokens_label(), y=say(en="largest √v of Adam", fr="plus grand √v d’Adam"))
     axes.set_ylim(bottom=0)
     spike = key(say(en="spike of the loss", fr="pic de la perte"), **cross)
@@ -325,14 +337,25 @@ def _costs(axes: Axes, trials: Trials, predicted: Mapping[int, float]) -> None:
     label = say(en="predicted: FLOPs", fr="prévu : FLOPs")
     axes.plot(lengths, [predicted[length] for length in lengths], color=GREY, linewidth=5, alpha=0.6, label=label)
     color, dashes, marker = LINE_STYLES[1]
-    look: dict[str, Any] = {"color": color, "linestyle": dashes, "marker": marker, "markersize": 4, "alpha": 0.8}
+    line_properties: dict[str, Any] = {
+        "color": color,
+        "linestyle": dashes,
+        "marker": marker,
+        "markersize": 4,
+        "alpha": 0.8,
+    }
     # Trajectories whose sequence length changed: only these give a ratio of lengths.
-    grown = [one for ones in trials.values() for one in ones if len(set(one.lengths)) > 1]
-    for number, one in enumerate(grown):
-        taken = one.seconds_by_length()
+    grown = [trajectory for ones in trials.values() for trajectory in ones if len(set(trajectory.lengths)) > 1]
+    for number, trajectory in enumerate(grown):
+        step_seconds = trajectory.seconds_by_length()
         label = "" if number else say(en="measured: seconds", fr="mesuré : secondes")
         # Over the seconds of the longest sequence.
-        axes.plot(list(taken), [step_s / taken[max(taken)] for step_s in taken.values()], label=label, **look)
+        axes.plot(
+            list(step_seconds),
+            [step_s / step_seconds[max(step_seconds)] for step_s in step_seconds.values()],
+            label=label,
+            **line_properties,
+        )
     plain(axes)
     ratio = say(en="a step, over a whole one", fr="un pas, sur un pas entier")
     caption(axes, x=say(en="tokens per sample", fr="tokens par échantillon"), y=ratio)
@@ -351,14 +374,15 @@ def _curriculum_curves(
     """Each seed thin, the median of the seeds thick."""
     for name, ones in trials.items():
         color, dashes, marker = styles[name]
-        all_series = [series_of(one) for one in ones]
+        all_series = [series_of(trajectory) for trajectory in ones]
         for along, up in all_series:
             axes.plot(along, up, color=color, linestyle=dashes, linewidth=0.9, alpha=0.35)
         # Seeds may have recorded different numbers of points: the shortest counts.
         points = min(len(along) for along, _ in all_series)
         middle = [
             # 0: along the x axis, 1: along the y axis; of each the median over the seeds, point by point.
-            [median(series[which][point] for series in all_series) for point in range(points)] for which in (0, 1)
+            [median(series[coordinate][point] for series in all_series) for point in range(points)]
+            for coordinate in (0, 1)
         ]
         marks: dict[str, Any] = {"marker": marker if marked else "", "markersize": 5}
         axes.plot(*middle, color=color, linestyle=dashes, linewidth=2.2, markevery=max(1, points // 10), **marks)
@@ -388,17 +412,17 @@ def update_figure(measures: Sequence[FormMeasure], path: str | Path | None = Non
     Args:
         measures: forms of one model or of several; the first form of each model is what the others are compared with.
     """
-    models = list(dict.fromkeys(one.model for one in measures))
+    models = list(dict.fromkeys(measure.model for measure in measures))
     figure = new_figure(12.0, 0.9 + 2.4 * max(1, len(models)), alt=update_description(measures))
     axes = figure.subplots(max(1, len(models)), 2, squeeze=False)
     for number, model in enumerate(models):
-        rows = [one for one in measures if one.model == model]
+        rows = [measure for measure in measures if measure.model == model]
         _times(axes[number][0], rows)
         _peaks(axes[number][1], rows)
-    first = measures[0].form if measures else ""
+    first_form = measures[0].form if measures else ""
     step = say(
-        en=f"time of a step over that of {first} (median, quartiles)",
-        fr=f"durée d’un pas sur celle de {first} (médiane, quartiles)",
+        en=f"time of a step over that of {first_form} (median, quartiles)",
+        fr=f"durée d’un pas sur celle de {first_form} (médiane, quartiles)",
     )
     peak = say(en="peak of the step, MB: predicted (light), measured", fr="pic du pas, Mo : prédit (clair), mesuré")
     for panel, label in zip(axes[-1], (step, peak), strict=True):
@@ -408,16 +432,19 @@ def update_figure(measures: Sequence[FormMeasure], path: str | Path | None = Non
 
 def update_description(measures: Sequence[FormMeasure]) -> str:
     """Say each form's step and peak."""
-    each = "; ".join(
+    form_sentences = "; ".join(
         say(
-            en=f"{visible(one.model)}, {one.form}: step {decimal(one.step_ratio, 2)} times the first form's, peak "
-            f"{_megabytes(one.measured_peak_bytes)} MB",
-            fr=f"{visible(one.model)}, {one.form} : pas {decimal(one.step_ratio, 2)} fois celui de la première "
-            f"forme, pic {_megabytes(one.measured_peak_bytes)} Mo",
+            en=f"{visible(row.model)}, {row.form}: step {decimal(row.step_ratio, 2)} times the first form's, peak "
+            f"{_megabytes(row.measured_peak_bytes)} MB",
+            fr=f"{visible(row.model)}, {row.form} : pas {decimal(row.step_ratio, 2)} fois celui de la première "
+            f"forme, pic {_megabytes(row.measured_peak_bytes)} Mo",
         )
-        for one in measures
+        for row in measures
     )
-    return say(en=f"Forms of an update beside each other. {each}.", fr=f"Formes d’une mise à jour, comparées. {each}.")
+    return say(
+        en=f"Forms of an update beside each other. {form_sentences}.",
+        fr=f"Formes d’une mise à jour, comparées. {form_sentences}.",
+    )
 
 
 def _megabytes(num_bytes: float) -> str:
@@ -426,56 +453,67 @@ def _megabytes(num_bytes: float) -> str:
 
 def _times(axes: Axes, rows: Sequence[FormMeasure]) -> None:
     axes.axvline(1, color=BASELINE, linewidth=0.8)
-    for place, one in enumerate(rows):
-        style, marker = FORM_LOOKS.get(one.form, OTHER_FORM)
-        quartiles = [one.step_ratio_low, one.step_ratio_high]
-        axes.plot(quartiles, [place, place], color=style.color, linewidth=3, alpha=0.5)
-        axes.plot([one.step_ratio], [place], color=style.color, marker=marker, markersize=8, linestyle="")
-        note(axes, _update_words(one), (one.step_ratio_high, place), (8, 0), bbox={"color": "white", "pad": 0.5})
-    left, right = min(1, *(one.step_ratio_low for one in rows)), max(1.1, *(one.step_ratio_high for one in rows))
-    lowest = min(one.step_ratio_low for one in rows)
+    for row_index, measure in enumerate(rows):
+        style, marker = FORM_LOOKS.get(measure.form, OTHER_FORM)
+        quartiles = [measure.step_ratio_low, measure.step_ratio_high]
+        axes.plot(quartiles, [row_index, row_index], color=style.color, linewidth=3, alpha=0.5)
+        axes.plot([measure.step_ratio], [row_index], color=style.color, marker=marker, markersize=8, linestyle="")
+        note(
+            axes,
+            _update_words(measure),
+            (measure.step_ratio_high, row_index),
+            (8, 0),
+            bbox={"color": "white", "pad": 0.5},
+        )
+    left, right = (
+        min(1, *(measure.step_ratio_low for measure in rows)),
+        max(1.1, *(measure.step_ratio_high for measure in rows)),
+    )
+    lowest = min(measure.step_ratio_low for measure in rows)
     # Room on the left for the bars, on the right for the words beside them.
     axes.set_xlim(left - 0.05 * (right - lowest), right + 0.75 * (right - left))
     _forms(axes, rows)
-    some = rows[0]
+    row = rows[0]
     title = say(
-        en=f"{visible(some.model)}: {decimal(some.parameters / 1e6, 1)} M parameters in {some.tensors} tensors "
-        f"({visible(some.device)}, {some.rounds} rounds)",
-        fr=f"{visible(some.model)} : {decimal(some.parameters / 1e6, 1)} M de paramètres en {some.tensors} "
-        f"tenseurs ({visible(some.device)}, {some.rounds} tours)",
+        en=f"{visible(row.model)}: {decimal(row.parameters / 1e6, 1)} M parameters in {row.tensors} tensors "
+        f"({visible(row.device)}, {row.rounds} rounds)",
+        fr=f"{visible(row.model)} : {decimal(row.parameters / 1e6, 1)} M de paramètres en {row.tensors} "
+        f"tenseurs ({visible(row.device)}, {row.rounds} tours)",
     )
     caption(axes, title=title, size=NORMAL)
 
 
-def _update_words(one: FormMeasure) -> str:
+def _update_words(measure: FormMeasure) -> str:
     """The step's ratio, and the update alone where it is alone."""
-    step = f"×{decimal(one.step_ratio, 2)}"
-    if one.update_ratio is None:
+    step = f"×{decimal(measure.step_ratio, 2)}"
+    if measure.update_ratio is None:
         return step + say(en=" (updated within the pass)", fr=" (mise à jour dans la passe)")
     return step + say(
-        en=f" (the update alone ×{decimal(one.update_ratio, 2)})",
-        fr=f" (la mise à jour seule ×{decimal(one.update_ratio, 2)})",
+        en=f" (the update alone ×{decimal(measure.update_ratio, 2)})",
+        fr=f" (la mise à jour seule ×{decimal(measure.update_ratio, 2)})",
     )
 
 
 def _peaks(axes: Axes, rows: Sequence[FormMeasure]) -> None:
-    first, most = rows[0], max(one.measured_peak_bytes for one in rows) / MEGABYTE
-    look: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.5}
-    for place, one in enumerate(rows):
-        style, _ = FORM_LOOKS.get(one.form, OTHER_FORM)
+    reference, largest_mb = rows[0], max(measure.measured_peak_bytes for measure in rows) / MEGABYTE
+    bar_properties: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.5}
+    for row_index, measure in enumerate(rows):
+        style, _ = FORM_LOOKS.get(measure.form, OTHER_FORM)
         # MB (1e6 bytes); a GPU's peak is not predicted, so its light bar is missing.
-        predicted, measured = (one.predicted_peak_bytes or 0) / MEGABYTE, one.measured_peak_bytes / MEGABYTE
-        stack(axes, place - 0.2, [(predicted, style)], 0.36, alpha=PREDICTED_ALPHA, **look)
-        stack(axes, place + 0.2, [(measured, style)], 0.36, **look)
-        more = round((one.measured_peak_bytes - first.measured_peak_bytes) / MEGABYTE, 1)
-        words = f" ({minus(decimal(more, signed=True)) if more else decimal(0)})" if one != first else ""
-        note(axes, _megabytes(one.measured_peak_bytes) + words, (most, place))
-    axes.set_xlim(0, 1.3 * most)
+        predicted, measured = (measure.predicted_peak_bytes or 0) / MEGABYTE, measure.measured_peak_bytes / MEGABYTE
+        stack(axes, row_index - 0.2, [(predicted, style)], 0.36, alpha=PREDICTED_ALPHA, **bar_properties)
+        stack(axes, row_index + 0.2, [(measured, style)], 0.36, **bar_properties)
+        extra_mb = round((measure.measured_peak_bytes - reference.measured_peak_bytes) / MEGABYTE, 1)
+        words = (
+            f" ({minus(decimal(extra_mb, signed=True)) if extra_mb else decimal(0)})" if measure != reference else ""
+        )
+        note(axes, _megabytes(measure.measured_peak_bytes) + words, (largest_mb, row_index))
+    axes.set_xlim(0, 1.3 * largest_mb)
     _forms(axes, rows)
 
 
 def _forms(axes: Axes, rows: Sequence[FormMeasure]) -> None:
-    axes.set_yticks(range(len(rows)), [visible(one.form) for one in rows], fontsize=NORMAL)
+    axes.set_yticks(range(len(rows)), [visible(measure.form) for measure in rows], fontsize=NORMAL)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     plain(axes, "x")
 
@@ -508,11 +546,11 @@ def expert_load_figure(
     column_in = min(5.2, (WIDEST_IN - 1.6) / len(columns))
     figure = new_figure(1.6 + column_in * len(columns), 7.4, alt=_expert_load_alt(columns))
     rows = figure.subplots(3, len(columns), sharex="col", sharey="row", squeeze=False, height_ratios=(3, 2, 1.2))
-    most = max(max(_shares(load)) for loads in columns.values() for load in loads)
+    largest_share = max(max(_shares(load)) for loads in columns.values() for load in loads)
     for column, (name, loads) in enumerate(columns.items()):
         # Three panels of a column: heat map, extremes, dropped share.
         top, middle, bottom = (rows[row][column] for row in range(3))
-        mesh = _heat_map(top, loads, most)
+        mesh = _heat_map(top, loads, largest_share)
         letters = max(8, int(72 * column_in / (HEADING * LETTER)))
         top.set_title(fill(visible(name), letters), loc="left", fontweight="bold", fontsize=HEADING)
         bar = figure.colorbar(mesh, ax=top, pad=0.02)
@@ -523,7 +561,7 @@ def expert_load_figure(
             bar.set_label(say(en="load, relative to the fair share", fr="charge, rapportée à la part équitable"))
             figure.legend(handles=middle.get_lines(), loc="outside lower center", ncols=3, frameon=False)
     capacities = (_capacity(load) for loads in columns.values() for load in loads)
-    rows[1][0].set_ylim(0, 1.05 * max(most, *capacities))
+    rows[1][0].set_ylim(0, 1.05 * max(largest_share, *capacities))
     caption(rows[0][0], y="expert")
     caption(rows[1][0], y=say(en="load, relative to\nthe fair share", fr="charge, rapportée\nà la part équitable"))
     caption(rows[2][0], y=say(en="dropped", fr="abandonnés"))
@@ -560,10 +598,10 @@ def _capacity(load: Load) -> float:
     return load.capacity * len(load.tokens) / sum(load.tokens)
 
 
-def _heat_map(axes: Axes, loads: list[Load], most: float) -> QuadMesh:
+def _heat_map(axes: Axes, loads: list[Load], largest_share: float) -> QuadMesh:
     """An expert a line, a step a column: white idle, blue up to the capacity, orange to red beyond."""
     # Where on the colour scale the capacity lies: blue below, orange to red above.
-    turn = min(_capacity(loads[-1]) / most, 0.999)
+    turn = min(_capacity(loads[-1]) / largest_share, 0.999)
     colours = LinearSegmentedColormap.from_list(
         "load", [(0, WHITE), (turn, BLUE), (min(turn + 0.001, 1), LIGHT_ORANGE), (1, VERMILION)], N=1024
     )
@@ -572,7 +610,7 @@ def _heat_map(axes: Axes, loads: list[Load], most: float) -> QuadMesh:
     experts = [expert - 0.5 for expert in range(len(loads[0].tokens) + 1)]
     # (experts, steps)
     shares = [list(column) for column in zip(*(_shares(load) for load in loads), strict=True)]
-    mesh = axes.pcolormesh(steps, experts, shares, cmap=colours, vmin=0, vmax=most, rasterized=True)
+    mesh = axes.pcolormesh(steps, experts, shares, cmap=colours, vmin=0, vmax=largest_share, rasterized=True)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.invert_yaxis()
     return mesh
@@ -596,9 +634,11 @@ def _dropped(axes: Axes, loads: list[Load]) -> None:
     caption(axes, x=say(en="step", fr="pas"))
     axes.set_xlim(steps[0] - 0.5, steps[-1] + 0.5)
     plain(axes)
-    last = dropped[-LAST_STEPS:]
-    mean = percent(sum(last) / len(last), 0)
-    words = say(en=f"{mean} over the last {len(last)} steps", fr=f"{mean} sur les {len(last)} derniers pas")
+    recent_shares = dropped[-LAST_STEPS:]
+    mean = percent(sum(recent_shares) / len(recent_shares), 0)
+    words = say(
+        en=f"{mean} over the last {len(recent_shares)} steps", fr=f"{mean} sur les {len(recent_shares)} derniers pas"
+    )
     axes.set_title(words, loc="right", fontsize=HEADING)
 
 
@@ -606,11 +646,11 @@ def _expert_load_alt(columns: Mapping[str, list[Load]]) -> str:
     """What the figure shows, in words: of each training, the busiest expert and the dropped share at the end."""
     words = []
     for name, loads in columns.items():
-        last = loads[-LAST_STEPS:]
+        recent_loads = loads[-LAST_STEPS:]
         # Choices of each expert, summed over the last steps.
-        totals = [sum(tokens) for tokens in zip(*(load.tokens for load in last), strict=True)]
+        totals = [sum(tokens) for tokens in zip(*(load.tokens for load in recent_loads), strict=True)]
         share = percent(max(totals) / sum(totals), 0)
-        dropped = percent(sum(load.dropped for load in last) / len(last), 0)
+        dropped = percent(sum(load.dropped for load in recent_loads) / len(recent_loads), 0)
         # Below a tenth of the fair share.
         idle = sum(total < 0.1 * sum(totals) / len(totals) for total in totals)
         words.append(

@@ -106,29 +106,29 @@ class Calculator(Panel):
 
     def __init__(self, **fields: Any) -> None:
         widgets = import_widgets(en="the calculator", fr="la calculatrice", instead="still_calculator")
-        first = still_calculator(**fields)
-        if first.forecast is None:
-            raise LabError(first.refusal)
-        config, layout = first.forecast.config, first.forecast.config.layout
+        initial = still_calculator(**fields)
+        if initial.forecast is None:
+            raise LabError(initial.refusal)
+        config, layout = initial.forecast.config, initial.forecast.config.layout
         self._others = {key: value for key, value in fields.items() if key not in _CONTROLLED}
 
         def choice(label: str, options: Any, value: Any) -> Any:
             return widgets.Dropdown(options=options, value=value, description=label)
 
-        def whole(label: str, value: int, most: int) -> Any:
-            return widgets.BoundedIntText(value=value, min=1, max=most, description=label, continuous_update=False)
+        def whole(label: str, value: int, maximum: int) -> Any:
+            return widgets.BoundedIntText(value=value, min=1, max=maximum, description=label, continuous_update=False)
 
-        def power(label: str, value: int, most: int, *others: int) -> Any:
+        def power(label: str, value: int, max_exponent: int, *extra_values: int) -> Any:
             # Powers of two up to 2^max_exponent, and what is set now, legal or not.
-            options = sorted({*(2**n for n in range(most + 1)), *others, value})
+            options = sorted({*(2**n for n in range(max_exponent + 1)), *extra_values, value})
             return widgets.SelectionSlider(options=options, value=value, description=label, continuous_update=False)
 
-        named = dict.fromkeys((*models.names(), config.model))  # one from elsewhere, if it was given
-        gpus = [("CPU", CPU), *((known.title, name) for name, known in DEVICES.items())]
+        model_names = dict.fromkeys((*models.names(), config.model))  # one from elsewhere, if it was given
+        gpus = [("CPU", CPU), *((gpu.title, name) for name, gpu in DEVICES.items())]
         recomputed = ["none", "selective", "every_second", "full"]
         controls = {
             "model": choice(
-                say(en="model", fr="modèle"), [(name.rpartition("/")[2], name) for name in named], config.model
+                say(en="model", fr="modèle"), [(name.rpartition("/")[2], name) for name in model_names], config.model
             ),
             "size": whole("", config.image_size or config.sequence_length or 1, 2**20),
             "micro_batch": whole("micro-batch", layout.micro_batch, 2**20),
@@ -141,7 +141,7 @@ class Calculator(Panel):
             "pp": power("pp", layout.pp, 4),
             "checkpointing": choice(say(en="checkpointing", fr="pts de contrôle"), recomputed, layout.checkpointing),
             "offload": choice(say(en="offload", fr="déchargement"), _legal(type(layout), "offload"), layout.offload),
-            "device": choice("GPU", gpus, first.forecast.device.name if first.forecast.device else CPU),
+            "device": choice("GPU", gpus, initial.forecast.device.name if initial.forecast.device else CPU),
         }
         super().__init__(widgets, controls, in_column=5, label_width="9em")
         self.button = widgets.Button(description=say(en="compute", fr="calculer"))
@@ -150,8 +150,8 @@ class Calculator(Panel):
         self._name_size()
         controls["model"].observe(self._model_changed, names="value")
         self.follow(control for name, control in controls.items() if name != "model")
-        self.answer = first
-        self.shown.value = first.html()
+        self.answer = initial
+        self.shown.value = initial.html()
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -208,8 +208,8 @@ def _engines() -> dict[str, dict[str, Any]]:
 def _engine(engine: str, zero: int) -> tuple[list[str], str]:
     """The names to choose from, and the one of an engine; what has no name here is shown as DDP."""
     names = _engines()
-    asked = {"engine": "torch" if engine == "single" else engine, "zero": zero}
-    return list(names), next((name for name, fields in names.items() if fields == asked), "DDP")
+    target_fields = {"engine": "torch" if engine == "single" else engine, "zero": zero}
+    return list(names), next((name for name, fields in names.items() if fields == target_fields), "DDP")
 
 
 def _legal(contract: Any, field: str) -> list[str]:

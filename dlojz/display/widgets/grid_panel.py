@@ -85,8 +85,8 @@ class GridAnswer:
         return (figure.html() if figure else "") + status_html(self.problem) + self._table()
 
     def __repr__(self) -> str:
-        told = f"{size_sentence(self.grid)}. {advice(self.grid)}" if self.grid else ""
-        return f"{told} {self.problem}".strip()
+        sentences = f"{size_sentence(self.grid)}. {advice(self.grid)}" if self.grid else ""
+        return f"{sentences} {self.problem}".strip()
 
     def _table(self) -> str:
         if self.crossing is None:
@@ -139,20 +139,20 @@ class GridPanel(Panel):
 
     def __init__(self, **fields: Any) -> None:
         chosen = _fields(fields)
-        first = still_grid(**chosen)
-        if first.grid is None:
-            raise LabError(first.problem)
+        initial = still_grid(**chosen)
+        if initial.grid is None:
+            raise LabError(initial.problem)
         models.spec(chosen["model"])  # refuses what is none
         widgets = import_widgets(en="the panel", fr="le panneau", instead="still_grid")
 
-        def number(name: str, label: str, most: int) -> Any:
+        def number(name: str, label: str, maximum: int) -> Any:
             # A degree given beyond the slider's end extends it.
-            return widgets.IntSlider(value=chosen[name], min=1, max=max(most, chosen[name]), description=label)
+            return widgets.IntSlider(value=chosen[name], min=1, max=max(maximum, chosen[name]), description=label)
 
         def choice(name: str, label: str, options: Any) -> Any:
             return widgets.Dropdown(options=options, value=chosen[name], description=label)
 
-        axes = [(f"{one}: {axis_title(one)}", one) for one in GRID_AXES]
+        axes = [(f"{axis}: {axis_title(axis)}", axis) for axis in GRID_AXES]
         controls = {
             "dp": number("dp", "dp (data)", MOST),
             "pp": number("pp", "pp (pipeline)", MOST),
@@ -168,8 +168,8 @@ class GridPanel(Panel):
         super().__init__(widgets, controls, in_column=3, label_width="10em", control_width="25em")
         self._others = {name: value for name, value in chosen.items() if name not in controls}
         self.follow(controls.values())
-        self.answer = first
-        self.shown.value = first.html()
+        self.answer = initial
+        self.shown.value = initial.html()
 
     def answered(self) -> GridAnswer:
         """Answer what is chosen."""
@@ -177,5 +177,5 @@ class GridPanel(Panel):
 
 
 def _fields(fields: dict[str, Any]) -> dict[str, Any]:
-    others = {*RunConfig.model_fields, *Layout.model_fields} - set(HIDDEN)
-    return with_defaults(fields, DEFAULTS, others)
+    run_fields = {*RunConfig.model_fields, *Layout.model_fields} - set(HIDDEN)
+    return with_defaults(fields, DEFAULTS, run_fields)

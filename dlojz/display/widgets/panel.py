@@ -39,18 +39,20 @@ def import_widgets(*, en: str, fr: str, instead: str) -> Any:
     return ipywidgets
 
 
-def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any], others: Iterable[str] = ()) -> dict[str, Any]:
+def with_defaults(
+    fields: Mapping[str, Any], defaults: Mapping[str, Any], extra_names: Iterable[str] = ()
+) -> dict[str, Any]:
     """Fill in the defaults of a panel's fields.
 
     Args:
         defaults: those that a panel always has.
-        others: names of further legal fields.
+        extra_names: names of further legal fields.
 
     Raises:
         LabError: for a field that there is not, or for anything but a whole number where the default is one.
     """
-    legal = sorted({*defaults, *others})
-    for name, value in given.items():
+    legal = sorted({*defaults, *extra_names})
+    for name, value in fields.items():
         if name not in legal:
             raise LabError(one_of("field", name, legal))
         # type(…) and not isinstance: True is an int, but no number of ranks.
@@ -59,7 +61,7 @@ def with_defaults(given: Mapping[str, Any], defaults: Mapping[str, Any], others:
                 en=f"{name} must be a whole number, but {value!r} was received: write one such as 4.",
                 fr=f"{name} doit être un nombre entier, mais {value!r} a été reçu : écrivez par exemple 4.",
             )
-    return {**defaults, **given}
+    return {**defaults, **fields}
 
 
 def status_html(sentence: str) -> str:
@@ -93,8 +95,11 @@ class Panel:
             control.style.description_width = label_width
             control.layout.width = control_width
         self.shown = widgets.HTML()
-        listed = list(controls.values())
-        columns = [widgets.VBox(listed[start : start + in_column]) for start in range(0, len(listed), in_column)]
+        ordered_controls = list(controls.values())
+        columns = [
+            widgets.VBox(ordered_controls[start : start + in_column])
+            for start in range(0, len(ordered_controls), in_column)
+        ]
         # A narrow window shows the columns below one another.
         self.choices = widgets.HBox(columns, layout=widgets.Layout(flex_flow="row wrap"))
         self.box = widgets.VBox([self.choices, self.shown])

@@ -62,23 +62,25 @@ class ScheduleAnswer:
         return self._shown(figure.html() if figure else "")
 
     def __repr__(self) -> str:
-        told = [*self.problems]
+        sentences = [*self.problems]
         if self.timeline:
             colon = say(en=":", fr=" :")
-            told.append(f"{schedule_title(self.timeline.schedule)}{colon} {figures_sentence(self.timeline)}")
-        return " ".join(told)
+            sentences.append(f"{schedule_title(self.timeline.schedule)}{colon} {figures_sentence(self.timeline)}")
+        return " ".join(sentences)
 
     def _shown(self, picture: str) -> str:
-        listed = "".join(f"<li>{safe(problem)}</li>" for problem in self.problems)
-        told = f'<ul role="status" aria-live="polite" style="font-weight:bold">{listed}</ul>' if listed else ""
+        bullets = "".join(f"<li>{safe(problem)}</li>" for problem in self.problems)
+        problems_html = (
+            f'<ul role="status" aria-live="polite" style="font-weight:bold">{bullets}</ul>' if bullets else ""
+        )
         if self.timeline is None:
-            return told
+            return problems_html
         executable = say(en="executes it (export: CSV)", fr="possible (export : CSV)")
         lines = (
             *figure_lines(self.timeline, *self.bounds),
             (say(en="torch’s runtime", fr="exécution par torch"), torch_refusal(self.timeline.schedule) or executable),
         )
-        return told + picture + Table(("", ""), lines, align="l")._repr_html_()
+        return problems_html + picture + Table(("", ""), lines, align="l")._repr_html_()
 
 
 def answer_of(
@@ -108,14 +110,14 @@ def answer_of(
 
 
 def answer_of_csv(
-    text: str, costs_for: Callable[[int], Costs], memory_limit: float | None = None, **look: bool | str
+    text: str, costs_for: Callable[[int], Costs], memory_limit: float | None = None, **scene_options: bool | str
 ) -> ScheduleAnswer:
     """Simulate and arrange an order written by hand; `costs_for` gives the costs for its number of stages."""
     try:
         schedule = read_csv(text)
     except LabError as error:
         return ScheduleAnswer(None, (str(error),))
-    return answer_of(schedule, costs_for(schedule.stages), memory_limit, **look)  # type: ignore[arg-type]
+    return answer_of(schedule, costs_for(schedule.stages), memory_limit, **scene_options)  # type: ignore[arg-type]
 
 
 DEFAULTS: dict[str, Any] = {
@@ -175,11 +177,11 @@ class PipelinePanel(Panel):
         widgets = import_widgets(en="the panel", fr="le panneau", instead="still_panel")
         written = chosen.pop("csv", None)
 
-        def number(name: str, label: str, most: int, least: int = 1) -> Any:
-            return widgets.IntSlider(value=chosen[name], min=least, max=most, description=label)
+        def number(name: str, label: str, maximum: int, minimum: int = 1) -> Any:
+            return widgets.IntSlider(value=chosen[name], min=minimum, max=maximum, description=label)
 
-        def time(name: str, label: str, most: float = 5.0, step: float = 0.25) -> Any:
-            return widgets.FloatSlider(value=chosen[name], min=0.0, max=most, step=step, description=label)
+        def time(name: str, label: str, maximum: float = 5.0, step: float = 0.25) -> Any:
+            return widgets.FloatSlider(value=chosen[name], min=0.0, max=maximum, step=step, description=label)
 
         def text(name: str, label: str, example: str) -> Any:
             return widgets.Text(value=str(chosen[name]), placeholder=example, description=label)
@@ -190,7 +192,7 @@ class PipelinePanel(Panel):
         def tick(name: str, label: str) -> Any:
             return widgets.Checkbox(value=chosen[name], description=label)
 
-        schedules = [(one.title(), name) for name, one in SCHEDULES.items()]
+        schedules = [(catalogue_entry.title(), name) for name, catalogue_entry in SCHEDULES.items()]
         colours = list(zip(_colour_names(), COLOURS, strict=True))
         chunks = say(en="chunks v (0: its own)", fr="étages/rang v (0 : auto)")
         none = say(en="none", fr="aucune")
@@ -198,7 +200,7 @@ class PipelinePanel(Panel):
             "schedule": choice(say(en="schedule", fr="ordonnancement"), schedules, entry(chosen["schedule"]).name),
             "ranks": number("ranks", say(en="ranks p", fr="rangs p"), MOST_RANKS),
             "micro_batches": number("micro_batches", "micro-batches m", MOST_MICRO_BATCHES),
-            "chunks": number("chunks", chunks, 8, least=0),
+            "chunks": number("chunks", chunks, 8, minimum=0),
             "forward": time("forward", say(en="forward F", fr="passe avant F")),
             "backward_input": time("backward_input", say(en="backward, input I", fr="arrière, entrée I")),
             "backward_weight": time("backward_weight", say(en="backward, weights W", fr="arrière, poids W")),
@@ -257,9 +259,9 @@ class PipelinePanel(Panel):
 
 def _answer(chosen: Mapping[str, Any], written: str | None) -> ScheduleAnswer:
     limit = _number(str(chosen["memory_limit"])) if str(chosen["memory_limit"]).strip() else None
-    look = {key: chosen[key] for key in ("color_by", "critical", "idle")}
+    scene_options = {key: chosen[key] for key in ("color_by", "critical", "idle")}
     if written is not None:
-        return answer_of_csv(written, lambda stages: _costs(chosen, stages), limit, **look)
+        return answer_of_csv(written, lambda stages: _costs(chosen, stages), limit, **scene_options)
     name = entry(chosen["schedule"]).name
     # Only these schedules let one choose the number of stages per rank.
     free = "chunks" in SCHEDULES[name].options or "waves" in SCHEDULES[name].options
@@ -273,7 +275,7 @@ def _answer(chosen: Mapping[str, Any], written: str | None) -> ScheduleAnswer:
         costs=costs,
         memory_limit=limit if "memory_limit" in SCHEDULES[name].options else None,
     )
-    return answer_of(schedule, _costs(chosen, schedule.stages), limit, **look)
+    return answer_of(schedule, _costs(chosen, schedule.stages), limit, **scene_options)
 
 
 def _costs(chosen: Mapping[str, Any], stages: int | None) -> Costs:
@@ -290,8 +292,8 @@ def _costs(chosen: Mapping[str, Any], stages: int | None) -> Costs:
             f"{stages} nombres, ou aucun.",
         )
     # One cost per stage: its factor times the common time, of forward, input and weight passes.
-    each = (tuple(value * factor for factor in factors) for value in (forward, for_input, for_weight))
-    forwards, for_inputs, for_weights = each
+    scaled_times = (tuple(value * factor for factor in factors) for value in (forward, for_input, for_weight))
+    forwards, for_inputs, for_weights = scaled_times
     return Costs(forwards, for_inputs, for_weights, latency=float(chosen["latency"]))
 
 

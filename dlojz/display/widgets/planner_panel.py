@@ -97,8 +97,8 @@ class PlannerAnswer:
             return front_figure(self.plan) if self.show == "pareto" else plan_figure(self.plan)
         if math.isnan(self.verdict.step_s):  # its degrees do not come to the GPUs: it means nothing
             return None
-        times, held = asked_times(self.plan, self.verdict), asked_memory(self.plan, self.verdict)
-        return beside_figure(self.plan, self.verdict, times, held)
+        times, category_bytes = asked_times(self.plan, self.verdict), asked_memory(self.plan, self.verdict)
+        return beside_figure(self.plan, self.verdict, times, category_bytes)
 
     def html(self) -> str:
         """Write the answer for the panel: the sentence, the front as a picture, the tables."""
@@ -131,16 +131,18 @@ def played(model: str, cluster: str, gpus: int, batch: int) -> Plan:
     Raises:
         LabError: as `dlojz.plan`.
     """
-    first = searched(model, cluster, gpus, batch)
-    question = first.question
-    return replace(first, simulations=simulate_fastest(first.found, question.cluster, question.calibration))
+    searched_plan = searched(model, cluster, gpus, batch)
+    question = searched_plan.question
+    return replace(
+        searched_plan, simulations=simulate_fastest(searched_plan.found, question.cluster, question.calibration)
+    )
 
 
-def takes_long(first: Plan) -> bool:
+def takes_long(quick_plan: Plan) -> bool:
     """Tell whether simulating the other fast layouts takes so long that the first answer should be shown before."""
-    one = first.best.candidate
+    candidate = quick_plan.best.candidate
     # Actions of a simulation: forward and backward (2) of each micro-batch on each of pp · chunks stages.
-    return 2 * one.pp * one.micro_batches * one.chunks > AT_ONCE
+    return 2 * candidate.pp * candidate.micro_batches * candidate.chunks > AT_ONCE
 
 
 def _key(value: Any) -> Any:
@@ -159,18 +161,18 @@ def answered(
         quick: by the closed form, nothing simulated yet.
     """
     chosen = {name: value for name, value in (layout or {}).items() if value is not None}
-    found = None
+    current_plan = None
     try:
         if show not in SHOWN:
             raise LabError(one_of("show", show, SHOWN))
         # Cached by the question, whose lists become tuples for that.
-        found = (searched if quick else played)(*(_key(fields[name]) for name in DEFAULTS))
+        current_plan = (searched if quick else played)(*(_key(fields[name]) for name in DEFAULTS))
         if show != "why":
-            return PlannerAnswer(found, show)
-        return PlannerAnswer(found, show, found.why(**chosen), asked=chosen)
+            return PlannerAnswer(current_plan, show)
+        return PlannerAnswer(current_plan, show, current_plan.why(**chosen), asked=chosen)
     except LabError as error:
         # Without a plan there is no layout to speak of.
-        return PlannerAnswer(found, show, refusal=str(error), asked=chosen if found else {})
+        return PlannerAnswer(current_plan, show, refusal=str(error), asked=chosen if current_plan else {})
 
 
 def still_planner(
@@ -249,16 +251,22 @@ class Planner(Panel):
         self, question: Mapping[str, Any], show: str = "best", layout: Mapping[str, Any] | None = None
     ) -> None:
         widgets = import_widgets(en="the planner’s widget", fr="le planificateur interactif", instead="still_planner")
-        first = layout or {}
-        _check(question, show, first)
+        initial_layout = layout or {}
+        _check(question, show, initial_layout)
         wide, box = {"description_width": "11em"}, {"width": "29em"}
 
         def choice(label: str, options: Any, value: Any) -> Any:
             return widgets.Dropdown(options=options, value=value, description=label, style=wide, layout=box)
 
-        def number(label: str, value: int, least: int, most: int) -> Any:
+        def number(label: str, value: int, minimum: int, maximum: int) -> Any:
             return widgets.BoundedIntText(
-                value=value, min=least, max=most, description=label, style=wide, layout=box, continuous_update=False
+                value=value,
+                min=minimum,
+                max=maximum,
+                description=label,
+                style=wide,
+                layout=box,
+                continuous_update=False,
             )
 
         controls = {
@@ -271,8 +279,8 @@ class Planner(Panel):
         label = say(en="show", fr="montrer")
         buttons = {**wide, "button_width": "auto"}
         self.show = widgets.ToggleButtons(options=_views(), value=show, description=label, style=buttons)
-        self.numbers = {name: number(_field(name), first.get(name, 0), 0, MOST_GPUS) for name in NUMBERS}
-        self.words = {name: choice(_field(name), _words(name), first.get(name, FREE_WORD)) for name in WORDS}
+        self.numbers = {name: number(_field(name), initial_layout.get(name, 0), 0, MOST_GPUS) for name in NUMBERS}
+        self.words = {name: choice(_field(name), _words(name), initial_layout.get(name, FREE_WORD)) for name in WORDS}
         self.asked = widgets.HBox([widgets.VBox(list(self.numbers.values())), widgets.VBox(list(self.words.values()))])
         self.box.children = (self.choices, self.show, self.asked, self.shown)
         self._known: set[str] = set()
@@ -286,8 +294,8 @@ class Planner(Panel):
         chosen = super().fields | {"show": self.show.value}
         if self.show.value == "why":
             # 0 and "" are free: the planner chooses them.
-            chosen |= {name: one.value for name, one in self.numbers.items() if one.value}
-            chosen |= {name: one.value for name, one in self.words.items() if one.value != FREE_WORD}
+            chosen |= {name: control.value for name, control in self.numbers.items() if control.value}
+            chosen |= {name: control.value for name, control in self.words.items() if control.value != FREE_WORD}
         return chosen
 
     def answered(self) -> PlannerAnswer:
@@ -309,8 +317,8 @@ class Planner(Panel):
 
 def _check(question: Mapping[str, Any], show: str, layout: Mapping[str, Any]) -> None:
     """Refuse what no control can show; what the planner refuses is its sentence in the widget."""
-    known = {"model": _models(), "cluster": [name for _, name in _clusters()]}
-    for name, legal in known.items():
+    legal_names = {"model": _models(), "cluster": [name for _, name in _clusters()]}
+    for name, legal in legal_names.items():
         if question[name] not in legal:
             raise LabError(one_of(name, question[name], legal))
     check_whole("gpus", question["gpus"], MOST_GPUS)
@@ -356,5 +364,5 @@ def _field(name: str) -> str:
 
 def _words(name: str) -> list[tuple[str, Any]]:
     """What a word may be, and a dash for what is chosen as well as can be."""
-    told = [checkpointing_words(value) if name == "checkpointing" else str(value) for value in WORDS[name]]
-    return [("—", FREE_WORD), *zip(told, WORDS[name], strict=True)]
+    labels = [checkpointing_words(value) if name == "checkpointing" else str(value) for value in WORDS[name]]
+    return [("—", FREE_WORD), *zip(labels, WORDS[name], strict=True)]

@@ -48,10 +48,10 @@ def search(problem: Problem, start: Schedule, time_limit_s: float = 60.0, worker
     status = solver.solve(model.program)
     best, value = start, problem.value_of(start)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        found = model.schedule(solver, start)
+        candidate = model.schedule(solver, start)
         # As simulated, not the solver's scaled number.
-        if problem.value_of(found) < value:
-            best, value = found, problem.value_of(found)
+        if problem.value_of(candidate) < value:
+            best, value = candidate, problem.value_of(candidate)
     # Without a solution the solver may still have proven that there is nothing shorter than its bound.
     bound = max(problem.bound, solver.best_objective_bound / model.scale)
     proven = value <= bound + _MARGIN
@@ -68,8 +68,8 @@ class _Model:
         delays = {
             (a, b): problem.costs.delay(a, b)
             # Both directions of every boundary.
-            for one, other in zip(problem.placement, problem.placement[1:], strict=False)
-            for a, b in ((one, other), (other, one))
+            for stage_rank, next_rank in zip(problem.placement, problem.placement[1:], strict=False)
+            for a, b in ((stage_rank, next_rank), (next_rank, stage_rank))
         }
         self.scale = _scale([value for values in times.values() for value in values] + list(delays.values()))
         self.times = {kind: [round(value * self.scale) for value in values] for kind, values in times.items()}
@@ -87,8 +87,8 @@ class _Model:
         self._precedences()
         self._memory()
         self._objective()
-        for action, at in zip(start.actions, timeline.starts.tolist(), strict=True):
-            self.program.add_hint(self.starts[action[:3]], round(at * self.scale))
+        for action, start_time in zip(start.actions, timeline.starts.tolist(), strict=True):
+            self.program.add_hint(self.starts[action[:3]], round(start_time * self.scale))
 
     def _intervals(self) -> None:
         problem = self.problem
@@ -121,14 +121,14 @@ class _Model:
         if kind == BACKWARD_WEIGHT:
             return (BACKWARD_INPUT, stage), 0
         if kind == FORWARD:
-            other = stage - 1
+            neighbour = stage - 1
         else:
-            other = stage + 1
-            if other == len(placement):
+            neighbour = stage + 1
+            if neighbour == len(placement):
                 return (FORWARD, stage), 0
-        if other < 0:
+        if neighbour < 0:
             return None, 0
-        return (kind, other), self.delays[placement[other], placement[stage]]
+        return (kind, neighbour), self.delays[placement[neighbour], placement[stage]]
 
     def _memory(self) -> None:
         problem = self.problem
@@ -152,7 +152,7 @@ class _Model:
         problem = self.problem
         # The bound as the least length: the solver need not prove it again.
         length = self.program.new_int_var(math.ceil(problem.bound * self.scale - _MARGIN), self.horizon, "length")
-        last = problem.micro_batches - 1
+        last_micro_batch = problem.micro_batches - 1
         for stage, rank in enumerate(problem.placement):
             begin: Any = 0
             # From the rank's own first forward.
@@ -160,18 +160,18 @@ class _Model:
                 begin = self.starts[FORWARD, problem.placement.index(rank), 0]
             # A forward ends before its backward: it is never the last.
             for kind in problem.kinds[1:]:
-                self.program.add(length >= self.ends[kind, stage, last] - begin)
+                self.program.add(length >= self.ends[kind, stage, last_micro_batch] - begin)
         self.program.minimize(length)
 
     def schedule(self, solver: Any, like: Schedule) -> Schedule:
         """The solver's solution as orders."""
         orders: list[list[tuple[int, int, Action]]] = [[] for _ in range(self.problem.ranks)]
-        place = {kind: number for number, kind in enumerate(self.problem.kinds)}
+        kind_order = {kind: number for number, kind in enumerate(self.problem.kinds)}
         for key, start in self.starts.items():
             action = Action(*key)
-            at = solver.value(start)
+            start_time = solver.value(start)
             # At one time (durations of 0) a forward stands before its backward.
-            orders[self.problem.placement[action.stage]].append((at, place[action.kind], action))
+            orders[self.problem.placement[action.stage]].append((start_time, kind_order[action.kind], action))
         return like.with_orders([action for _, _, action in sorted(order)] for order in orders)
 
 

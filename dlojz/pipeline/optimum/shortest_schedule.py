@@ -62,9 +62,9 @@ def optimum(
         raise LabError(one_of("objective", objective, OBJECTIVES))
     stages = tuple(range(ranks)) if placement is None else tuple(placement)
     problem = Problem(ranks, micro_batches, costs, stages, split, memory_limit, objective)
-    found = _from_table(problem)
-    if found is not None:
-        return found
+    table_optimum = _from_table(problem)
+    if table_optimum is not None:
+        return table_optimum
     start = first_guess(problem)
     value, bound = problem.value_of(start), problem.bound
     if value <= bound + _MARGIN:
@@ -117,18 +117,18 @@ def first_guess(problem: Problem) -> Schedule:
 def _guesses(problem: Problem) -> Iterator[Schedule]:
     ranks, limit = problem.ranks, math.inf if problem.memory_limit is None else problem.memory_limit
     size = (ranks, problem.micro_batches)
-    kept = max(problem.costs.per_stage("kept_for_input", len(problem.placement)))
+    kept_units = max(problem.costs.per_stage("kept_for_input", len(problem.placement)))
     yield _one_by_one(problem)
     # The heuristic has one stage per rank, and splits.
-    if problem.placement == tuple(range(ranks)) and problem.split and limit >= kept:
+    if problem.placement == tuple(range(ranks)) and problem.split and limit >= kept_units:
         # With all the memory there is, then with that of ZB-1p.
-        yield zero_bubble(*size, min(limit, kept * size[1]), problem.costs)
-        yield zero_bubble(*size, min(limit, kept * ranks), problem.costs)
+        yield zero_bubble(*size, min(limit, kept_units * size[1]), problem.costs)
+        yield zero_bubble(*size, min(limit, kept_units * ranks), problem.costs)
     if problem.split and ranks > 1 and problem.placement == zigzag(ranks, 2):
         yield zb_v(*size)
     for ahead in (1, 2):
         # p − r for `ahead` 1, as in 1F1B; 2(p − r) − 1 for 2, as in eager 1F1B.
-        caps = [min(limit, kept * (ahead * (ranks - rank) - ahead + 1)) for rank in range(ranks)]
+        caps = [min(limit, kept_units * (ahead * (ranks - rank) - ahead + 1)) for rank in range(ranks)]
         for cap in (caps, [limit] * ranks):
             for priority in PRIORITIES.values():
                 try:
@@ -195,11 +195,11 @@ def read_orders(orders: Sequence[str], problem: Problem) -> Schedule:
     """Build a schedule from the kinds of each rank's actions, one stage per rank: "FFBFBB"."""
     written = []
     for stage, kinds in enumerate(orders):
-        seen = dict.fromkeys(problem.kinds, -1)
+        last_micro_batch = dict.fromkeys(problem.kinds, -1)
         order = []
         for kind in kinds:
-            seen[kind] += 1
-            order.append(Action(kind, stage, seen[kind]))
+            last_micro_batch[kind] += 1
+            order.append(Action(kind, stage, last_micro_batch[kind]))
         written.append(order)
     return Schedule.of(
         "optimum", written, problem.placement, problem.micro_batches, barrier=problem.objective != "span"

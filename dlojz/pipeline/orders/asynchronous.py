@@ -187,7 +187,7 @@ def _as_they_arrive(
         elif entering < micro_batches and entering - len(returned[0]) < in_flight:
             yield 0.0, 1
 
-    while any(len(done) < micro_batches for done in returned):
+    while any(len(backward_ends) < micro_batches for backward_ends in returned):
         # A backward that has arrived by the time the rank starts goes first: times first, then the kind.
         start, kind, stage = min(
             (max(free[stage], arrival), kind, stage) for stage in range(ranks) for arrival, kind in arrivals(stage)

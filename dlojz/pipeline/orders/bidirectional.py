@@ -83,7 +83,7 @@ def dualpipe(ranks: int, micro_batches: int) -> Schedule:
     half = micro_batches // 2
     orders = []
     for rank in range(ranks):
-        order = OrderBuilder(first=(0, half))
+        order = OrderBuilder(first_micro_batches=(0, half))
         sides = (rank, 0), (ranks - 1 - rank, 1)
         outer = min(rank, ranks - 1 - rank)  # 0 at both ends, p/2 − 1 in the middle
         # Ranks of the second half serve the pipe up first.
@@ -111,7 +111,7 @@ def dualpipe_v(ranks: int, micro_batches: int) -> Schedule:
     return Schedule.of("dualpipe-v", orders, zigzag(ranks, 2), micro_batches)
 
 
-def _steps(order: OrderBuilder, own: Side, opposite: Side, outer: int, half: int, micro_batches: int) -> None:
+def _steps(order: OrderBuilder, near_side: Side, far_side: Side, outer: int, half: int, micro_batches: int) -> None:
     """Write the eight steps of a rank.
 
     Args:
@@ -125,41 +125,41 @@ def _steps(order: OrderBuilder, own: Side, opposite: Side, outer: int, half: int
     inner = half - 1 - outer
     # Step 1: nF0.
     for _ in range(2 * inner):
-        order.forward(*own)
+        order.forward(*near_side)
     # Step 2: nF0F1.
     for _ in range(outer + 1):
-        order.forward(*own)
-        order.forward(*opposite)
+        order.forward(*near_side)
+        order.forward(*far_side)
     # Step 3: nB1W1F1, the backward split.
     for _ in range(inner):
-        order.backward_input(*opposite)
+        order.backward_input(*far_side)
         order.weight()
-        order.forward(*opposite)
+        order.forward(*far_side)
     # Step 4: nF0B1F1B0, the overlapped pairs.
     for number in range(micro_batches - 2 * half + outer + 1):
         if number == 0 and inner == 0:  # where the sides meet: its parts wait for each other's neighbours anyway
-            order.forward(*own)
-            order.backward(*opposite)
+            order.forward(*near_side)
+            order.backward(*far_side)
         else:
-            order.both(own, opposite)
-        order.both(opposite, own)
+            order.both(near_side, far_side)
+        order.both(far_side, near_side)
     # Step 5: nB1F1B0.
     for _ in range(inner):
-        order.backward(*opposite)
-        order.both(opposite, own)
-    _drain(order, own, opposite, outer, inner)
+        order.backward(*far_side)
+        order.both(far_side, near_side)
+    _drain(order, near_side, far_side, outer, inner)
 
 
-def _drain(order: OrderBuilder, own: Side, opposite: Side, outer: int, inner: int) -> None:
+def _drain(order: OrderBuilder, near_side: Side, far_side: Side, outer: int, inner: int) -> None:
     """The last backwards, the second half of them for the input only, so that the neighbours wait less."""
     # Step 6: nB1B0, the second half of them split.
     for number in range(2 * (outer + 1)):
-        side = own if number % 2 else opposite
+        side = near_side if number % 2 else far_side
         (order.backward_input if number > outer else order.backward)(*side)
     # Step 7: nWB0.
     for _ in range(inner):
         order.weight()
-        order.backward_input(*own)
+        order.backward_input(*near_side)
     # Step 8: nW.
     for _ in range(outer + 1):
         order.weight()
@@ -192,22 +192,22 @@ def hanayo(ranks: int, micro_batches: int, waves: int = 1, costs: Costs = UNIT_C
         key = (kind == FORWARD, micro_batch, -stage)
         heapq.heappush(arrived[placement[stage]], (*key, Action(kind, stage, micro_batch)))
 
-    entered = min(ranks, micro_batches)
-    for micro_batch in range(entered):
+    num_entered = min(ranks, micro_batches)
+    for micro_batch in range(num_entered):
         arrive(FORWARD, 0, micro_batch)
-    now = 0.0
+    clock = 0.0
     while True:
         for rank in sorted(idle):
             if arrived[rank]:
                 action = heapq.heappop(arrived[rank])[-1]
                 orders[rank].append(action)
                 idle.remove(rank)
-                heapq.heappush(running, (now + times[action.kind][action.stage], rank, action))
+                heapq.heappush(running, (clock + times[action.kind][action.stage], rank, action))
         if not running:
             return Schedule.of("hanayo", orders, placement, micro_batches)
-        now = running[0][0]
+        clock = running[0][0]
         # All that end at this moment, before any rank chooses again.
-        while running and running[0][0] <= now:
+        while running and running[0][0] <= clock:
             _, rank, action = heapq.heappop(running)
             idle.add(rank)
             kind, stage, micro_batch = action[:3]
@@ -216,6 +216,6 @@ def hanayo(ranks: int, micro_batches: int, waves: int = 1, costs: Costs = UNIT_C
             elif kind == FORWARD or stage:
                 # After the last stage's forward its own backward, else the stage before.
                 arrive(BACKWARD, stage - (kind == BACKWARD), micro_batch)
-            elif entered < micro_batches:
-                arrive(FORWARD, 0, entered)
-                entered += 1
+            elif num_entered < micro_batches:
+                arrive(FORWARD, 0, num_entered)
+                num_entered += 1

@@ -36,9 +36,9 @@ class OrderBuilder:
         first_micro_batches: number of the first of each pipe (bidirectional schedules number them over both).
     """
 
-    def __init__(self, first: tuple[int, ...] = (0,)) -> None:
+    def __init__(self, first_micro_batches: tuple[int, ...] = (0,)) -> None:
         self.actions: list[Action] = []
-        self._first = first
+        self._first = first_micro_batches
         self._written: Counter[tuple[str, int, int]] = Counter()
         self._pending: list[Action] = []
 
@@ -87,8 +87,8 @@ def looped(ranks: int, chunks: int) -> tuple[int, ...]:
 
 def zigzag(ranks: int, chunks: int) -> tuple[int, ...]:
     """Place stages back and forth over the ranks: 0…p−1, p−1…0, … (a V for two chunks)."""
-    there = tuple(range(ranks))
-    return tuple(rank for chunk in range(chunks) for rank in (there if chunk % 2 == 0 else there[::-1]))
+    ranks_down = tuple(range(ranks))
+    return tuple(rank for chunk in range(chunks) for rank in (ranks_down if chunk % 2 == 0 else ranks_down[::-1]))
 
 
 def counted(schedule: str, **counts: int) -> None:
@@ -118,14 +118,14 @@ def need_chunks(schedule: str, chunks: int, instead: str) -> None:
         )
 
 
-def need_micro_batches(schedule: str, micro_batches: int, least: int, rule: str, instead: str) -> None:
-    """Refuse fewer micro-batches than the schedule's warm-up takes; `rule` is the formula of `least`."""
-    if micro_batches < least:
+def need_micro_batches(schedule: str, micro_batches: int, minimum: int, rule: str, instead: str) -> None:
+    """Refuse fewer micro-batches than the schedule's warm-up takes; `rule` is the formula of `minimum`."""
+    if micro_batches < minimum:
         raise refusal(
-            en=f"{schedule} needs at least {rule} = {least} micro-batches, but {micro_batches} was received: take "
-            f"{least} or more, or the schedule {instead}.",
-            fr=f"{schedule} demande au moins {rule} = {least} micro-batches, mais {micro_batches} a été reçu : "
-            f"prenez-en {least} ou plus, ou l’ordonnancement {instead}.",
+            en=f"{schedule} needs at least {rule} = {minimum} micro-batches, but {micro_batches} was received: take "
+            f"{minimum} or more, or the schedule {instead}.",
+            fr=f"{schedule} demande au moins {rule} = {minimum} micro-batches, mais {micro_batches} a été reçu : "
+            f"prenez-en {minimum} ou plus, ou l’ordonnancement {instead}.",
         )
 
 
@@ -140,16 +140,16 @@ def need_even_ranks(schedule: str, ranks: int, instead: str) -> None:
         )
 
 
-def need_multiple(schedule: str, micro_batches: int, of: int, why: tuple[str, str]) -> None:
-    """Refuse micro-batches that are no multiple of `of`; `why` is the reason in English and in French."""
-    if micro_batches % of:
-        below, above = micro_batches // of * of, (micro_batches // of + 1) * of
-        near = f"{below}", f"{above}"
-        english, french = (" or ".join(near), " ou ".join(near)) if below else (near[1], near[1])
+def need_multiple(schedule: str, micro_batches: int, unit: int, reason: tuple[str, str]) -> None:
+    """Refuse micro-batches that are no multiple of `unit`; `reason` is the reason in English and in French."""
+    if micro_batches % unit:
+        below, above = micro_batches // unit * unit, (micro_batches // unit + 1) * unit
+        bounds = f"{below}", f"{above}"
+        english, french = (" or ".join(bounds), " ou ".join(bounds)) if below else (bounds[1], bounds[1])
         raise refusal(
-            en=f"{schedule} needs a multiple of {of} micro-batches ({why[0]}), but {micro_batches} was received: "
+            en=f"{schedule} needs a multiple of {unit} micro-batches ({reason[0]}), but {micro_batches} was received: "
             f"take {english}.",
-            fr=f"{schedule} demande un multiple de {of} micro-batches ({why[1]}), mais {micro_batches} a été "
+            fr=f"{schedule} demande un multiple de {unit} micro-batches ({reason[1]}), mais {micro_batches} a été "
             f"reçu : prenez-en {french}.",
         )
 
@@ -239,9 +239,9 @@ def interleaved(ranks: int, micro_batches: int, chunks: int = 2, group: int | No
     forwards, backwards = _passes(micro_batches, chunks, group)
     orders = []
     for rank in range(ranks):
-        first = min(2 * (ranks - 1 - rank) + (chunks - 1) * group, len(forwards))
+        warm_up = min(2 * (ranks - 1 - rank) + (chunks - 1) * group, len(forwards))
         of_rank = _on_rank(forwards, rank, ranks, FORWARD), _on_rank(backwards, rank, ranks, BACKWARD)
-        orders.append(_in_turn(*of_rank, first))
+        orders.append(_in_turn(*of_rank, warm_up))
     return Schedule.of("interleaved", orders, looped(ranks, chunks), micro_batches)
 
 
@@ -308,20 +308,20 @@ def put_off(
     forwards, backwards = _passes(micro_batches, chunks, group)
     orders = []
     for rank in range(ranks):
-        first = min(ahead[rank], len(forwards))
+        warm_up = min(ahead[rank], len(forwards))
         inputs = _on_rank(backwards, rank, ranks, BACKWARD_INPUT)
         weights = _on_rank(backwards, rank, ranks, BACKWARD_WEIGHT)
         order: list[Action] = []
-        done = 0
-        for action in _in_turn(_on_rank(forwards, rank, ranks, FORWARD), inputs, first):
+        num_inputs = 0
+        for action in _in_turn(_on_rank(forwards, rank, ranks, FORWARD), inputs, warm_up):
             order.append(action)
             if action.kind == BACKWARD_INPUT:
-                done += 1
-                if done > lag[rank]:
+                num_inputs += 1
+                if num_inputs > lag[rank]:
                     # That of the backward which came `lag[rank]` before.
-                    order.append(weights[done - lag[rank] - 1])
+                    order.append(weights[num_inputs - lag[rank] - 1])
         # Then those that were put off.
-        orders.append(order + weights[max(0, done - lag[rank]) :])
+        orders.append(order + weights[max(0, num_inputs - lag[rank]) :])
     return Schedule.of(name, orders, looped(ranks, chunks), micro_batches, barrier=barrier)
 
 
@@ -339,13 +339,13 @@ def _on_rank(passes: list[tuple[int, int]], rank: int, ranks: int, kind: str) ->
     return [Action(kind, chunk * ranks + rank, number) for chunk, number in passes]
 
 
-def _in_turn(forwards: list[Action], backwards: list[Action], first: int) -> list[Action]:
-    """`first` forwards, then forward and backward in turn, then the backwards that remain."""
-    order = forwards[:first]
-    for forward, backward in zip(forwards[first:], backwards, strict=False):
+def _in_turn(forwards: list[Action], backwards: list[Action], warm_up: int) -> list[Action]:
+    """`warm_up` forwards, then forward and backward in turn, then the backwards that remain."""
+    order = forwards[:warm_up]
+    for forward, backward in zip(forwards[warm_up:], backwards, strict=False):
         order += [forward, backward]
     # After the last forward, `warm_up` backwards are left.
-    return order + backwards[len(forwards) - first :]
+    return order + backwards[len(forwards) - warm_up :]
 
 
 def _group(schedule: str, ranks: int, micro_batches: int, group: int | None) -> int:
@@ -368,18 +368,18 @@ def _group(schedule: str, ranks: int, micro_batches: int, group: int | None) -> 
             )
         return micro_batches // rounds
     counted(schedule, group=group)
-    least = min(ranks, micro_batches)
+    minimum = min(ranks, micro_batches)
     # 0: the last group is a full one.
-    rest = micro_batches % group
-    if group < least or (0 < rest < least and group < micro_batches):
+    remainder = micro_batches % group
+    if group < minimum or (0 < remainder < minimum and group < micro_batches):
         raise refusal(
-            en=f"{schedule} needs groups of at least {least} micro-batches, the last one too, but group={group} "
-            f"for {micro_batches} micro-batches on {ranks} ranks leaves one of {min(group, rest or group)}: take "
-            f"group={micro_batches}, or a divisor of {micro_batches} that is at least {least}.",
-            fr=f"{schedule} demande des groupes d’au moins {least} micro-batches, le dernier compris, mais "
+            en=f"{schedule} needs groups of at least {minimum} micro-batches, the last one too, but group={group} "
+            f"for {micro_batches} micro-batches on {ranks} ranks leaves one of {min(group, remainder or group)}: take "
+            f"group={micro_batches}, or a divisor of {micro_batches} that is at least {minimum}.",
+            fr=f"{schedule} demande des groupes d’au moins {minimum} micro-batches, le dernier compris, mais "
             f"group={group} pour {micro_batches} micro-batches sur {ranks} rangs en laisse un de "
-            f"{min(group, rest or group)} : prenez group={micro_batches}, ou un diviseur de {micro_batches} "
-            f"supérieur ou égal à {least}.",
+            f"{min(group, remainder or group)} : prenez group={micro_batches}, ou un diviseur de {micro_batches} "
+            f"supérieur ou égal à {minimum}.",
         )
     return min(group, micro_batches)
 
@@ -399,8 +399,16 @@ def terapipe(ranks: int, micro_batches: int, token_slices: int) -> Schedule:
     counted("terapipe", ranks=ranks, micro_batches=micro_batches, token_slices=token_slices)
     slices = range(token_slices)
     orders = [
-        [Action(FORWARD, rank, one, token_slice=part) for one in range(micro_batches) for part in slices]
-        + [Action(BACKWARD, rank, one, token_slice=part) for one in range(micro_batches) for part in reversed(slices)]
+        [
+            Action(FORWARD, rank, micro_batch, token_slice=part)
+            for micro_batch in range(micro_batches)
+            for part in slices
+        ]
+        + [
+            Action(BACKWARD, rank, micro_batch, token_slice=part)
+            for micro_batch in range(micro_batches)
+            for part in reversed(slices)
+        ]
         for rank in range(ranks)
     ]
     return Schedule.of("terapipe", orders, list(range(ranks)), micro_batches, token_slices=token_slices)
@@ -441,36 +449,36 @@ def most_kept(ranks: int) -> int:
 
 def _evicting(order: list[Action], stage: int, limit: int) -> list[Action]:
     """The same order with evictions and loads, so that at most `limit` micro-batches are here at a time."""
-    done: list[Action] = []
-    here: list[int] = []  # in the order of their forwards
+    new_order: list[Action] = []
+    resident: list[int] = []  # in the order of their forwards
     away: list[int] = []
 
     def evict() -> None:
-        victim = here.pop()
+        victim = resident.pop()
         away.append(victim)
         # Right after its forward, which may lie some actions back.
-        done.insert(done.index(Action(FORWARD, stage, victim)) + 1, Action(EVICT, stage, victim))
+        new_order.insert(new_order.index(Action(FORWARD, stage, victim)) + 1, Action(EVICT, stage, victim))
 
     def load(micro_batch: int) -> None:
         away.remove(micro_batch)
-        here.insert(0, micro_batch)  # its backward is the next
-        done.append(Action(LOAD, stage, micro_batch))
+        resident.insert(0, micro_batch)  # its backward is the next
+        new_order.append(Action(LOAD, stage, micro_batch))
 
     for number, action in enumerate(order):
         if action.kind == FORWARD:
-            following = next((one.micro_batch for one in order[number:] if one.kind == BACKWARD), None)
+            following = next((step.micro_batch for step in order[number:] if step.kind == BACKWARD), None)
             # The next backward needs activations that are away, and comes right after this forward.
-            wanted = following in away and order[number + 1].kind == BACKWARD
+            must_load = following in away and order[number + 1].kind == BACKWARD
             # Room for this forward, and for what is loaded before it.
-            while len(here) + 1 + wanted > limit:
+            while len(resident) + 1 + must_load > limit:
                 evict()
-            if wanted and following is not None:
+            if must_load and following is not None:
                 load(following)
-            here.append(action.micro_batch)
-        done.append(action)
+            resident.append(action.micro_batch)
+        new_order.append(action)
         if action.kind == BACKWARD:
-            here.remove(action.micro_batch)
-            if all(one.kind == BACKWARD for one in order[number + 1 :]):  # the drain: only backwards are left
-                while away and len(here) < limit:
+            resident.remove(action.micro_batch)
+            if all(step.kind == BACKWARD for step in order[number + 1 :]):  # the drain: only backwards are left
+                while away and len(resident) < limit:
                     load(min(away))
-    return done
+    return new_order

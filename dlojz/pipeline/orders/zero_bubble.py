@@ -108,7 +108,7 @@ def zb_v(ranks: int, micro_batches: int) -> Schedule:
 
 def _order(rank: int, ranks: int, micro_batches: int) -> OrderBuilder:
     order = OrderBuilder()
-    first, second = rank, 2 * ranks - 1 - rank
+    first_chunk, second_chunk = rank, 2 * ranks - 1 - rank
 
     def step(stage: int) -> None:
         order.forward(stage)
@@ -116,28 +116,28 @@ def _order(rank: int, ranks: int, micro_batches: int) -> OrderBuilder:
         order.weight(stage)
 
     for _ in range(2 * (ranks - rank) - 1):
-        order.forward(first)
+        order.forward(first_chunk)
     for _ in range(rank):
-        order.forward(second)
-        order.forward(first)
+        order.forward(second_chunk)
+        order.forward(first_chunk)
     for _ in range(ranks - rank):
-        step(second)
+        step(second_chunk)
     forwards = 2 * ranks - 1 - rank  # of the first chunk so far; of the second: p
     # The second chunk has had p forwards and p − r backwards: m − p rounds bring its other forwards.
     for _ in range(micro_batches - ranks):
         if forwards < micro_batches:
-            order.forward(first)
+            order.forward(first_chunk)
             forwards += 1
-        order.backward_input(first)
-        order.weight(first)
-        step(second)
+        order.backward_input(first_chunk)
+        order.weight(first_chunk)
+        step(second_chunk)
     for _ in range(rank):
-        order.backward_input(first)
-        order.backward_input(second)
+        order.backward_input(first_chunk)
+        order.backward_input(second_chunk)
     for _ in range(ranks - rank):
-        order.backward_input(first)
-        order.weight(first)
-    for stage in (second, first):
+        order.backward_input(first_chunk)
+        order.weight(first_chunk)
+    for stage in (second_chunk, first_chunk):
         # `weight` does nothing once no gradient waits.
         for _ in range(micro_batches):
             order.weight(stage)
@@ -169,13 +169,13 @@ def zero_bubble(ranks: int, micro_batches: int, memory_limit: float, costs: Cost
     counted("zero-bubble", ranks=ranks, micro_batches=micro_batches)
     pairs = zip(costs.per_stage("kept_for_input", ranks), costs.per_stage("kept_for_weight", ranks), strict=True)
     # The most that one micro-batch takes on a stage, before or after its backward for the input.
-    least = max(max(pair) for pair in pairs)
-    if memory_limit < least - _MARGIN:
+    minimum = max(max(pair) for pair in pairs)
+    if memory_limit < minimum - _MARGIN:
         raise refusal(
             en=f"a memory limit of {shortest(memory_limit)} is less than one micro-batch of a stage "
-            f"({shortest(least)}): give {shortest(least)} or more; ZB-1p has {ranks}, ZB-2p has {2 * ranks}.",
+            f"({shortest(minimum)}): give {shortest(minimum)} or more; ZB-1p has {ranks}, ZB-2p has {2 * ranks}.",
             fr=f"une limite mémoire de {shortest(memory_limit)} est inférieure à un micro-batch d’un étage "
-            f"({shortest(least)}) : donnez au moins {shortest(least)} ; ZB-1p a {ranks}, ZB-2p a {2 * ranks}.",
+            f"({shortest(minimum)}) : donnez au moins {shortest(minimum)} ; ZB-1p a {ranks}, ZB-2p a {2 * ranks}.",
         )
     tries = [
         _Plan(ranks, micro_batches, memory_limit, costs, late, backward_first, greedy).run()
@@ -224,9 +224,9 @@ class _Plan:
         self.limit += _MARGIN
         self.ranks = []
         for stage in range(self.size):
-            kept, for_weight = (self.costs.of_stage(n, stage) for n in ("kept_for_input", "kept_for_weight"))
+            for_input, for_weight = (self.costs.of_stage(n, stage) for n in ("kept_for_input", "kept_for_weight"))
             # Memory that each kind takes: M_B, M_W − M_B, −M_W.
-            takes = {FORWARD: kept, BACKWARD_INPUT: for_weight - kept, BACKWARD_WEIGHT: -for_weight}
+            takes = {FORWARD: for_input, BACKWARD_INPUT: for_weight - for_input, BACKWARD_WEIGHT: -for_weight}
             self.ranks.append(_Rank({kind: self.costs.of_stage(COST_OF[kind], stage) for kind in takes}, takes))
 
     @property
@@ -237,8 +237,8 @@ class _Plan:
         self._warm_up()
         # One round per further micro-batch: forwards down the ranks, then backwards up.
         for _ in range(1, self.micro_batches):
-            for number, wanted in enumerate(self._forwards_wanted()):
-                if wanted:
+            for number, takes_forward in enumerate(self._forwards_wanted()):
+                if takes_forward:
                     self._fill(number, FORWARD)
                     self._do(number, FORWARD)
             for number in reversed(range(self.size)):
@@ -253,11 +253,11 @@ class _Plan:
     def _arrival(self, number: int, kind: str) -> float:
         """When the message comes that the rank's next forward or backward takes."""
         micro_batch = self.ranks[number].done(kind)
-        other = number - 1 if kind == FORWARD else number + 1
+        neighbour = number - 1 if kind == FORWARD else number + 1
         # The sample on the first stage, the loss on the last one: there at once.
-        if not 0 <= other < self.size:
+        if not 0 <= neighbour < self.size:
             return 0.0
-        return self.ranks[other].ends[kind][micro_batch] + self.costs.delay(other, number)
+        return self.ranks[neighbour].ends[kind][micro_batch] + self.costs.delay(neighbour, number)
 
     def _do(self, number: int, kind: str) -> None:
         rank = self.ranks[number]
@@ -298,25 +298,29 @@ class _Plan:
         """Each rank's forwards before its first backward, then that backward."""
         for number in range(self.size):
             self._do(number, FORWARD)
-        more = [0] * self.size
+        extra = [0] * self.size
         gradient = 0.0
         for number in reversed(range(self.size)):
             rank = self.ranks[number]
-            clock, held = rank.clock, rank.held
+            clock, memory = rank.clock, rank.held
             # The last rank makes its own gradient after one forward: it takes no further ones.
             if number < self.size - 1:
                 gradient += self.costs.delay(number + 1, number)
-                while 1 + more[number] < self.micro_batches and held + rank.takes[FORWARD] <= self.limit:
+                while 1 + extra[number] < self.micro_batches and memory + rank.takes[FORWARD] <= self.limit:
                     if (clock + rank.time[FORWARD] > gradient) if self.late else (clock >= gradient):
                         break
-                    clock, held, more[number] = clock + rank.time[FORWARD], held + rank.takes[FORWARD], more[number] + 1
+                    clock, memory, extra[number] = (
+                        clock + rank.time[FORWARD],
+                        memory + rank.takes[FORWARD],
+                        extra[number] + 1,
+                    )
             gradient = max(clock, gradient) + rank.time[BACKWARD_INPUT]
         for number in range(1, self.size):
             # Down the ranks: each at least one fewer than the rank before, which feeds it, unless it runs all now.
-            if 1 + more[number] < self.micro_batches:
-                more[number] = max(0, min(more[number], more[number - 1] - 1))
-            more[number] = min(more[number], more[number - 1])
-        for number, count in enumerate(more):
+            if 1 + extra[number] < self.micro_batches:
+                extra[number] = max(0, min(extra[number], extra[number - 1] - 1))
+            extra[number] = min(extra[number], extra[number - 1])
+        for number, count in enumerate(extra):
             for _ in range(count):
                 self._do(number, FORWARD)
         for number in reversed(range(self.size)):
@@ -324,10 +328,10 @@ class _Plan:
 
     def _forwards_wanted(self) -> list[bool]:
         """Which ranks take a forward in this round; none does whose next rank takes none, lest they pile up there."""
-        wanted = [self._forward_wanted(number) for number in range(self.size)]
+        takes_forward = [self._forward_wanted(number) for number in range(self.size)]
         for number in reversed(range(self.size - 1)):
-            wanted[number] = wanted[number] and wanted[number + 1]
-        return wanted
+            takes_forward[number] = takes_forward[number] and takes_forward[number + 1]
+        return takes_forward
 
     def _forward_wanted(self, number: int) -> bool:
         rank = self.ranks[number]
@@ -335,11 +339,11 @@ class _Plan:
             return False
         if not self.backward_first or number + 1 == self.size:
             return True
-        behind = self.ranks[number + 1]
-        if rank.done(FORWARD) < behind.done(FORWARD) + 2:
+        next_rank = self.ranks[number + 1]
+        if rank.done(FORWARD) < next_rank.done(FORWARD) + 2:
             return True
         # The next rank has enough to go on with: when would the gradient come that it makes from that?
-        gradient = behind.clock + behind.time[FORWARD] + behind.time[BACKWARD_INPUT]
+        gradient = next_rank.clock + next_rank.time[FORWARD] + next_rank.time[BACKWARD_INPUT]
         gradient += self.costs.delay(number + 1, number)
         if rank.clock >= gradient:
             return False
@@ -454,7 +458,7 @@ def _caps(cap: Cap | None, ranks: int) -> list[float]:
             en=f"cap holds {len(cap)} values for {ranks} ranks: give one per rank, or one for all.",
             fr=f"cap contient {len(cap)} valeurs pour {ranks} rangs : donnez-en une par rang, ou une pour tous.",
         )
-    return [float(one) for one in cap]
+    return [float(rank_cap) for rank_cap in cap]
 
 
 @dataclass
@@ -493,38 +497,38 @@ class _Run:
     def all(self) -> None:
         """Run everything; at each instant, every rank for which something changed chooses once."""
         while self.events:
-            now = self.events[0][0]
+            time = self.events[0][0]
             woken = set()
-            while self.events and self.events[0][0] <= now + _MARGIN:
+            while self.events and self.events[0][0] <= time + _MARGIN:
                 woken.add(heapq.heappop(self.events)[1])
             for rank in sorted(woken):
                 # A busy rank is woken again when it is free.
-                if self.free_at[rank] <= now + _MARGIN:
-                    self._choose(rank, max(now, self.free_at[rank]))
+                if self.free_at[rank] <= time + _MARGIN:
+                    self._choose(rank, max(time, self.free_at[rank]))
         if self.left:
             raise LabError(self._stuck())
 
-    def _choose(self, rank: int, now: float) -> None:
+    def _choose(self, rank: int, time: float) -> None:
         state = self.states[rank]
-        state.time = now
+        state.time = time
         ready = []
         for kind, stage in self.queues[rank]:
-            arrivals, taken = self.arrivals[kind, stage], self.taken[kind, stage]
-            kept = self.costs.of_stage("kept_for_input", stage) if kind == FORWARD else 0.0
-            fits = state.held + kept <= self.caps[rank] + _MARGIN
+            arrivals, micro_batch = self.arrivals[kind, stage], self.taken[kind, stage]
+            units = self.costs.of_stage("kept_for_input", stage) if kind == FORWARD else 0.0
+            fits = state.held + units <= self.caps[rank] + _MARGIN
             # A stage's micro-batches come in order: the next one's number is how many it has run.
-            if taken < len(arrivals) and arrivals[taken] <= now + _MARGIN and fits:
-                ready.append(Action(kind, stage, taken))
-        least = min(self.costs.of_stage("kept_for_input", stage) for _, stage in self.queues[rank])
-        state.room = state.held + least <= self.caps[rank] + _MARGIN
+            if micro_batch < len(arrivals) and arrivals[micro_batch] <= time + _MARGIN and fits:
+                ready.append(Action(kind, stage, micro_batch))
+        minimum_units = min(self.costs.of_stage("kept_for_input", stage) for _, stage in self.queues[rank])
+        state.room = state.held + minimum_units <= self.caps[rank] + _MARGIN
         # None: the priority wants to wait.
         ranked = [(key, action) for action in ready if (key := self.rule(action, state)) is not None]
         if ranked:
-            self._run(rank, min(ranked, key=lambda pair: pair[0])[1], now)
+            self._run(rank, min(ranked, key=lambda pair: pair[0])[1], time)
 
-    def _run(self, rank: int, action: Action, now: float) -> None:
+    def _run(self, rank: int, action: Action, time: float) -> None:
         state, kind, stage = self.states[rank], action.kind, action.stage
-        end = now + self.times[kind][stage]
+        end = time + self.times[kind][stage]
         self.orders[rank].append(action)
         self.taken[kind, stage] += 1
         self.free_at[rank] = end
@@ -533,10 +537,10 @@ class _Run:
         state.held += sum(units for _, _, units in deltas(action, rank, self.costs))
         state.forwards_left -= kind == FORWARD
         self._wake(rank, end)
-        last = len(self.placement) - 1
+        last_stage = len(self.placement) - 1
         gradient = BACKWARD_INPUT if self.split else BACKWARD
         if kind == FORWARD:
-            following = (FORWARD, stage + 1) if stage < last else (gradient, stage)
+            following = (FORWARD, stage + 1) if stage < last_stage else (gradient, stage)
             self._send(rank, *following, end)
         elif kind != BACKWARD_WEIGHT:
             if stage:
@@ -551,16 +555,16 @@ class _Run:
         self.arrivals[kind, stage].append(arrival)
         self._wake(receiver, arrival)
 
-    def _wake(self, rank: int, at: float) -> None:
-        heapq.heappush(self.events, (at, rank))
+    def _wake(self, rank: int, time: float) -> None:
+        heapq.heappush(self.events, (time, rank))
 
     def _stuck(self) -> str:
         rank = next(r for r, queue in enumerate(self.queues) if any(self.taken[q] < self.micro_batches for q in queue))
-        held, cap = self.states[rank].held, self.caps[rank]
+        load, cap = self.states[rank].held, self.caps[rank]
         return say(
-            en=f"with this priority and cap nobody can go on: rank {rank} keeps {shortest(held)} stage-micro-batches "
+            en=f"with this priority and cap nobody can go on: rank {rank} keeps {shortest(load)} stage-micro-batches "
             f"of at most {shortest(cap)}, and what it waits for waits for it. Raise the cap, or put backwards first.",
-            fr=f"avec cette priorité et ce plafond, personne ne peut continuer : le rang {rank} garde {shortest(held)} "
+            fr=f"avec cette priorité et ce plafond, personne ne peut continuer : le rang {rank} garde {shortest(load)} "
             f"micro-batches d’étage sur {shortest(cap)} au plus, et ce qu’il attend l’attend. Relevez le plafond, ou "
             "faites passer les passes arrière d’abord.",
         )

@@ -138,10 +138,10 @@ class TensorOperator:
         Raises:
             LabError: no letter divides by the devices of an axis.
         """
-        found = [
+        shardings = [
             self._algorithm(dict(zip(mesh.axes, letters, strict=True)), mesh) for letters in self._assignments(mesh)
         ]
-        if not found:
+        if not shardings:
             sizes = ", ".join(f"{letter}={self.sizes[letter]}" for letter in self.letters)
             raise refusal(
                 en=f"no index of {self.equation} (sizes {sizes}) divides by the devices of the mesh "
@@ -150,29 +150,35 @@ class TensorOperator:
                 f"périphériques du maillage {mesh.shape[0]} × {mesh.shape[1]} : prenez des tailles qui se "
                 "divisent, ou un autre maillage.",
             )
-        return tuple(found)
+        return tuple(shardings)
 
     def _assignments(self, mesh: DeviceMesh) -> list[tuple[str, ...]]:
         """A letter for each axis of the mesh; an empty one for an axis along which all compute the same."""
 
         def fitting(letters: Sequence[str]) -> list[tuple[str, ...]]:
             # One letter per axis: an axis shards one index.
-            return [one for one in itertools.product(letters, repeat=len(mesh.axes)) if self._divides(one, mesh)]
+            return [
+                assignment
+                for assignment in itertools.product(letters, repeat=len(mesh.axes))
+                if self._divides(assignment, mesh)
+            ]
 
-        found = fitting([*self.letters] if self.is_heavy else ["", *self.letters])
+        assignments = fitting([*self.letters] if self.is_heavy else ["", *self.letters])
         # A heavy operator whose letters do not divide by every axis uses as many axes as it can.
-        if self.is_heavy and not found:  # better repeated than not computed at all
-            found = fitting([*self.letters, ""])
-            most = max(sum(map(bool, one)) for one in found)
+        if self.is_heavy and not assignments:  # better repeated than not computed at all
+            assignments = fitting([*self.letters, ""])
+            axis_count = max(sum(map(bool, assignment)) for assignment in assignments)
             # `and axis_count`: where no letter divides by any axis, nothing is left, and the caller refuses.
-            found = [one for one in found if sum(map(bool, one)) == most and most]
-        return found
+            assignments = [
+                assignment for assignment in assignments if sum(map(bool, assignment)) == axis_count and axis_count
+            ]
+        return assignments
 
     def _divides(self, letters: Sequence[str], mesh: DeviceMesh) -> bool:
         return all(
             self.sizes[letter]
             # An index cut along both axes must divide by their product.
-            % mesh.size([axis for axis, own in zip(mesh.axes, letters, strict=True) if own == letter])
+            % mesh.size([axis for axis, axis_letter in zip(mesh.axes, letters, strict=True) if axis_letter == letter])
             == 0
             for letter in set(letters) - {""}
         )
@@ -195,7 +201,9 @@ class TensorOperator:
 
 def _spec(letters: str, letter_of: Mapping[int, str]) -> ShardingSpec:
     # Per dimension the axes that carry its letter.
-    return ShardingSpec(tuple(tuple(axis for axis, own in letter_of.items() if own == letter) for letter in letters))
+    return ShardingSpec(
+        tuple(tuple(axis for axis, axis_letter in letter_of.items() if axis_letter == letter) for letter in letters)
+    )
 
 
 Kind = Literal["input", "weight", "forward", "backward", "gradient"]
@@ -260,33 +268,34 @@ class OperatorGraph:
                 "pour chacun.",
             )
         sizes: dict[str, int] = {}
-        for own, operand in zip(letters, operands, strict=True):
+        for pattern, operand in zip(letters, operands, strict=True):
             shape = self._node(operand).shape
-            plain = own.removeprefix("+")
+            plain = pattern.removeprefix("+")
             agree = len(plain) == len(shape) and all(
                 # The first operand sets a size, the others must agree.
-                sizes.setdefault(letter, size) == size for letter, size in zip(plain, shape, strict=True)
+                sizes.setdefault(letter, size) == size
+                for letter, size in zip(plain, shape, strict=True)
             )
             if not agree:
                 raise refusal(
-                    en=f"operand {operand!r} of {equation} has the shape {shape}, which does not fit {own!r}: "
+                    en=f"operand {operand!r} of {equation} has the shape {shape}, which does not fit {pattern!r}: "
                     "give one letter per dimension, and the same size to the same letter.",
-                    fr=f"l’opérande {operand!r} de {equation} a la forme {shape}, qui ne convient pas à {own!r} : "
+                    fr=f"l’opérande {operand!r} de {equation} a la forme {shape}, qui ne convient pas à {pattern!r} : "
                     "donnez une lettre par dimension, et la même taille à la même lettre.",
                 )
-        made = TensorOperator.of(equation, sizes)
-        return self._add(Node(name, kind, made.shape, made, operands))
+        tensor_operator = TensorOperator.of(equation, sizes)
+        return self._add(Node(name, kind, tensor_operator.shape, tensor_operator, operands))
 
     def readers(self, name: str) -> Iterator[tuple[Node, int]]:
         """The nodes that read a tensor, and as which operand."""
-        yield from ((self.nodes[reader], place) for reader, place in self._readers.get(name, ()))
+        yield from ((self.nodes[reader], position) for reader, position in self._readers.get(name, ()))
 
     def _node(self, name: str) -> Node:
         if name not in self.nodes:
-            known = ", ".join(list(self.nodes)[-6:]) or "—"
+            names = ", ".join(list(self.nodes)[-6:]) or "—"
             raise refusal(
-                en=f"the graph has no tensor {name!r}: add it first; the last ones are {known}.",
-                fr=f"le graphe n’a pas de tenseur {name!r} : ajoutez-le d’abord ; les derniers sont {known}.",
+                en=f"the graph has no tensor {name!r}: add it first; the last ones are {names}.",
+                fr=f"le graphe n’a pas de tenseur {name!r} : ajoutez-le d’abord ; les derniers sont {names}.",
             )
         return self.nodes[name]
 
@@ -297,8 +306,8 @@ class OperatorGraph:
                 fr=f"le graphe a déjà un tenseur {node.name!r} : donnez un autre nom.",
             )
         self.nodes[node.name] = node
-        for place, operand in enumerate(node.operands):
-            self._readers.setdefault(operand, []).append((node.name, place))
+        for position, operand in enumerate(node.operands):
+            self._readers.setdefault(operand, []).append((node.name, position))
         return node.name
 
 
@@ -325,11 +334,13 @@ def add_backward(graph: OperatorGraph, output: str) -> dict[str, str]:
     for node in reversed(forward):  # gradients flow against the order of computation
         if node.name not in parts:
             continue
-        own = gradients[node.name] = _summed(graph, node.name, parts[node.name])
-        for place, operand in enumerate(node.operands):
+        output_gradient = gradients[node.name] = _summed(graph, node.name, parts[node.name])
+        for position, operand in enumerate(node.operands):
             if operand in needs:
                 # A tensor that is read twice gets two parts, summed when its maker's turn comes.
-                parts.setdefault(operand, []).append(_gradient(graph, node, place, own, len(parts.get(operand, []))))
+                parts.setdefault(operand, []).append(
+                    _gradient(graph, node, position, output_gradient, len(parts.get(operand, [])))
+                )
     for name in weights:
         if name in parts:
             gradients[name] = _summed(graph, name, parts[name])
@@ -337,29 +348,29 @@ def add_backward(graph: OperatorGraph, output: str) -> dict[str, str]:
     return gradients
 
 
-def _gradient(graph: OperatorGraph, node: Node, place: int, own: str, number: int) -> str:
+def _gradient(graph: OperatorGraph, node: Node, position: int, output_gradient: str, number: int) -> str:
     """The gradient that one operator sends back to one of its operands."""
     operator = node.operator
     assert operator is not None
-    target = node.operands[place]
-    letters = operator.operands[place].removeprefix("+")
-    others: list[tuple[str, str]] = []
+    target = node.operands[position]
+    letters = operator.operands[position].removeprefix("+")
+    factors: list[tuple[str, str]] = []
     # An operand that is added, or the only factor: its gradient is the output's, summed over letters it lacks.
-    if operator.operands[place].startswith("+") or len(operator.factors) == 1:
+    if operator.operands[position].startswith("+") or len(operator.factors) == 1:
         if letters == operator.output:  # a sum sends its own gradient back
-            return own
+            return output_gradient
     else:
-        others = [
+        factors = [
             (factor, operand)
             for index, (factor, operand) in enumerate(zip(operator.operands, node.operands, strict=True))
-            if index != place and not factor.startswith("+")
+            if index != position and not factor.startswith("+")
         ]
     return graph.operator(
         f"d{target}" + (f"#{number}" if number else ""),
         # C = A·B: dA = dC · (all other factors), summed over the letters that A lacks.
-        ",".join([operator.output, *(factor for factor, _ in others)]) + "->" + letters,
-        own,
-        *(operand for _, operand in others),
+        ",".join([operator.output, *(factor for factor, _ in factors)]) + "->" + letters,
+        output_gradient,
+        *(operand for _, operand in factors),
         kind="gradient" if graph.nodes[target].kind == "weight" else "backward",
     )
 

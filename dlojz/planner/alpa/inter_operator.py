@@ -179,12 +179,12 @@ class StageTable:
         """Time of the fastest option that fits, by stages left, first layer, last layer, submesh; or infinite."""
         # (stages left, first, last, submesh)
         times = np.full((self.most, self.layers, self.layers, len(self.shapes)), np.inf)
-        for (first, last, shape), some in self.options.items():
-            for option in some:
-                for left in range(1, self.most + 1):
-                    if option.bytes_in_flight(self.in_flight(left)) <= memory_bytes:
-                        place = (left - 1, first, last, shape)
-                        times[place] = min(times[place], option.time_s)
+        for (first, last, shape), options in self.options.items():
+            for option in options:
+                for stages_left in range(1, self.most + 1):
+                    if option.bytes_in_flight(self.in_flight(stages_left)) <= memory_bytes:
+                        index = (stages_left - 1, first, last, shape)
+                        times[index] = min(times[index], option.time_s)
         return times
 
     def least_max(self, times: Array) -> float:
@@ -201,13 +201,16 @@ class StageTable:
         for first in range(self.layers - 1, -1, -1):  # F of all s at once: each looks at later layers only
             for number, shape in enumerate(self.shapes):
                 n = shape.num_devices
-                left = min(self.most, self.layers - first)  # a stage has a layer at least
+                max_stages = min(self.most, self.layers - first)  # a stage has a layer at least
                 # (s, last, d): F of the layers after `last` with n devices fewer, plus [first, last] on this submesh.
-                rest = f[:left, first + 1 :, : self.devices + 1 - n] + allowed[:left, first, first:, number, None]
-                f[1 : left + 1, first, n:] = np.minimum(f[1 : left + 1, first, n:], rest.min(axis=1))
+                sums = (
+                    f[:max_stages, first + 1 :, : self.devices + 1 - n]
+                    + allowed[:max_stages, first, first:, number, None]
+                )
+                f[1 : max_stages + 1, first, n:] = np.minimum(f[1 : max_stages + 1, first, n:], sums.min(axis=1))
         ends = f[:, 0, self.devices]  # all layers, all devices, by number of stages
-        left = int(np.argmin(ends))
-        return float(ends[left]), left, f
+        num_stages = int(np.argmin(ends))
+        return float(ends[num_stages]), num_stages, f
 
     def total(self, times: Array, t_max: float) -> float:
         """T*(t_max), infinite if no plan has stages so fast."""
@@ -215,37 +218,40 @@ class StageTable:
 
     def plan(self, times: Array, t_max: float) -> list[PlannedStage]:
         """Trace back the stages of F, from the first layer on."""
-        _, left, f = self.least_sum(times, t_max)
-        first, devices, found = 0, self.devices, []
-        while left:
+        _, stages_left, f = self.least_sum(times, t_max)
+        first, devices, stages = 0, self.devices, []
+        while stages_left:
             # Floats are compared exactly: the same additions gave F, in the same order.
             last, number = next(
                 (last, number)
                 for number, shape in enumerate(self.shapes)
                 for last in range(first, self.layers)
                 if shape.num_devices <= devices
-                and times[left - 1, first, last, number] <= t_max
-                and f[left, first, devices]
-                == f[left - 1, last + 1, devices - shape.num_devices] + times[left - 1, first, last, number]
+                and times[stages_left - 1, first, last, number] <= t_max
+                and f[stages_left, first, devices]
+                == f[stages_left - 1, last + 1, devices - shape.num_devices]
+                + times[stages_left - 1, first, last, number]
             )
-            time_s = times[left - 1, first, last, number]
-            flight = self.in_flight(left)
+            time_s = times[stages_left - 1, first, last, number]
+            flight = self.in_flight(stages_left)
             # Of options that take the same time, the one with the least memory.
-            alike = [one for one in self.options[first, last, number] if one.time_s == time_s]
-            option = min(alike, key=lambda one: one.bytes_in_flight(flight))
-            held = option.bytes_in_flight(flight)
-            found.append(PlannedStage(first, last, self.shapes[number], option.time_s, held, flight, option.label))
-            first, devices, left = last + 1, devices - self.shapes[number].num_devices, left - 1
-        return found
+            fastest_options = [option for option in self.options[first, last, number] if option.time_s == time_s]
+            option = min(fastest_options, key=lambda option: option.bytes_in_flight(flight))
+            device_bytes = option.bytes_in_flight(flight)
+            stages.append(
+                PlannedStage(first, last, self.shapes[number], option.time_s, device_bytes, flight, option.label)
+            )
+            first, devices, stages_left = last + 1, devices - self.shapes[number].num_devices, stages_left - 1
+        return stages
 
     def smallest_memory(self) -> float:
         """Bytes that a device must have for some plan to exist; infinite if none does with any memory."""
         needs = sorted(
             {  # the memory is one of these: between two, nothing changes
-                option.bytes_in_flight(self.in_flight(left))
-                for some in self.options.values()
-                for option in some
-                for left in range(1, self.most + 1)
+                option.bytes_in_flight(self.in_flight(stages_left))
+                for options in self.options.values()
+                for option in options
+                for stages_left in range(1, self.most + 1)
             }
         )
         low, high = 0, len(needs)  # the smallest index whose memory has a plan; len(needs) if none has
@@ -298,17 +304,17 @@ def pipeline(
         raise LabError(_nothing_fits(table, memory_bytes))
     # A t_max below any plan's slowest stage is infeasible.
     t_max, tried = _search(table, times, _distinct(candidates[candidates >= table.least_max(times)]))
-    found = table.plan(times, t_max)
-    return PipelinePlan(tuple(found), micro_batches, nodes, gpus_per_node, memory_bytes, tried, len(candidates))
+    stages = table.plan(times, t_max)
+    return PipelinePlan(tuple(stages), micro_batches, nodes, gpus_per_node, memory_bytes, tried, len(candidates))
 
 
 def _distinct(candidates: Array) -> Array:
     """Of candidates that differ by rounding, the largest: what is feasible for the others is for it."""
-    kept: list[float] = []
+    distinct: list[float] = []
     for candidate in candidates[::-1].tolist():  # from the largest down, so that it stands for its neighbours
-        if not kept or kept[-1] - candidate > 1e-12 * kept[-1]:
-            kept.append(candidate)
-    return np.array(kept[::-1])
+        if not distinct or distinct[-1] - candidate > 1e-12 * distinct[-1]:
+            distinct.append(candidate)
+    return np.array(distinct[::-1])
 
 
 def _search(table: StageTable, times: Array, candidates: Array) -> tuple[float, int]:
@@ -336,27 +342,31 @@ def _search(table: StageTable, times: Array, candidates: Array) -> tuple[float, 
         if low > high:
             continue
         middle = (low + high) // 2
-        total, own = tried_at(middle)
+        total, middle_sum = tried_at(middle)
         tried += 1
         if total < best:
             best, best_index = total, middle
-        if math.isfinite(own) and low < middle:  # infeasible at `middle`: so is everything below it
-            heapq.heappush(queue, (own + pace * float(candidates[low]), low, middle - 1, own))
+        if math.isfinite(middle_sum) and low < middle:  # infeasible at `middle`: so is everything below it
+            heapq.heappush(queue, (middle_sum + pace * float(candidates[low]), low, middle - 1, middle_sum))
         if middle < high:
             heapq.heappush(queue, (after + pace * float(candidates[middle + 1]), middle + 1, high, after))
     return float(candidates[best_index]), tried
 
 
 def _nothing_fits(table: StageTable, memory_bytes: float) -> str:
-    needed = table.smallest_memory()
-    if math.isinf(needed):
+    required_bytes = table.smallest_memory()
+    if math.isinf(required_bytes):
         return say(
             en=f"no cut of {table.layers} layers uses all {table.devices} devices: use fewer devices, or give costs "
             "for larger submeshes.",
             fr=f"aucun découpage de {table.layers} couches n’utilise les {table.devices} périphériques : prenez moins "
             "de périphériques, ou donnez les coûts de sous-maillages plus grands.",
         )
-    total, has, lacking = format_bytes(needed), format_bytes(memory_bytes), format_bytes(needed - memory_bytes)
+    total, has, lacking = (
+        format_bytes(required_bytes),
+        format_bytes(memory_bytes),
+        format_bytes(required_bytes - memory_bytes),
+    )
     return say(
         en=f"no cut of {table.layers} layers on {table.devices} devices fits: a device needs at least {total} and has "
         f"{has}, so {lacking} are missing: use more devices, a smaller micro-batch, or recomputation.",

@@ -70,12 +70,12 @@ class ShardingPlan(ShownAsTable):
     @property
     def cost(self) -> float:
         """Cost of all communications, per micro-batch, in the unit of the mesh."""
-        return sum(one.cost for one in self.communications)
+        return sum(message.cost for message in self.communications)
 
     @property
     def specs(self) -> dict[str, ShardingSpec]:
         """The sharding spec of each tensor."""
-        return {name: one.output for name, one in self.algorithms.items()}
+        return {name: sharding.output for name, sharding in self.algorithms.items()}
 
     def title(self) -> str:
         """What was planned, and what it costs."""
@@ -98,35 +98,37 @@ class ShardingPlan(ShownAsTable):
         lines: list[tuple[str, ...]] = []
         for name, algorithm in self.algorithms.items():
             node = self.graph.nodes[name]
-            own = [one for one in self.communications if one.tensor == name]
-            told = "; ".join(
-                f"{one.collective}({format_bytes(one.message_bytes)}, {'+'.join(map(str, one.axes))})"
-                + (f" → {one.reader}" if one.reader else "")
-                for one in own
+            messages = [message for message in self.communications if message.tensor == name]
+            message_text = "; ".join(
+                f"{message.collective}({format_bytes(message.message_bytes)}, {'+'.join(map(str, message.axes))})"
+                + (f" → {message.reader}" if message.reader else "")
+                for message in messages
             )
-            cost = sum(one.cost for one in own)
+            cost = sum(message.cost for message in messages)
             equation = node.operator.equation if node.operator else node.kind
-            total = significant(cost, 6, grouped=True) if own else ""
-            lines.append((name, equation, algorithm.name, str(algorithm.output), told, total))
+            total = significant(cost, 6, grouped=True) if messages else ""
+            lines.append((name, equation, algorithm.name, str(algorithm.output), message_text, total))
         return lines
 
 
 def _communications(
     graph: OperatorGraph, mesh: DeviceMesh, algorithms: Mapping[str, OperatorSharding], micro_batches: int
 ) -> Iterator[PlannedCollective]:
-    for name, one in algorithms.items():
+    for name, sharding in algorithms.items():
         node = graph.nodes[name]
         per_step = node.kind == "gradient"
         share = micro_batches if per_step else 1
-        if one.reduced_axes:
+        if sharding.reduced_axes:
             yield PlannedCollective(
-                name, "", "all_reduce", one.reduced_axes, one.message_bytes, one.cost / share, per_step
+                name, "", "all_reduce", sharding.reduced_axes, sharding.message_bytes, sharding.cost / share, per_step
             )
-        wanted = [(reader.name, algorithms[reader.name].inputs[place]) for reader, place in graph.readers(name)]
+        required_specs = [
+            (reader.name, algorithms[reader.name].inputs[position]) for reader, position in graph.readers(name)
+        ]
         # The update reads each gradient as its weight is cut.
-        wanted += [(weight, algorithms[weight].output) for gradient, weight in graph.ties if gradient == name]
-        for reader, spec in wanted:
-            for move in resharding_moves(one.output, spec, node.tensor_bytes, mesh):
+        required_specs += [(weight, algorithms[weight].output) for gradient, weight in graph.ties if gradient == name]
+        for reader, spec in required_specs:
+            for move in resharding_moves(sharding.output, spec, node.tensor_bytes, mesh):
                 if move.collective != "slice":  # a slice sends nothing
                     yield PlannedCollective(
                         name, reader, move.collective, (move.axis,), move.message_bytes, move.cost / share, per_step
@@ -176,23 +178,24 @@ def choices(graph: OperatorGraph, mesh: DeviceMesh, *, micro_batches: int = 1) -
         )
     options = {node.name: _options(node, mesh) for node in graph.nodes.values()}
     costs = {
-        name: np.array([one.cost for one in some]) / (micro_batches if graph.nodes[name].kind == "gradient" else 1)
-        for name, some in options.items()
+        name: np.array([sharding.cost for sharding in shardings])
+        / (micro_batches if graph.nodes[name].kind == "gradient" else 1)
+        for name, shardings in options.items()
     }
     edges = []
     for node in graph.nodes.values():
-        made = [one.output for one in options[node.name]]  # row: how the tensor is made
-        for reader, place in graph.readers(node.name):
+        output_specs = [sharding.output for sharding in options[node.name]]  # row: how the tensor is made
+        for reader, position in graph.readers(node.name):
             # Column: how this reader needs it.
-            wanted = [one.inputs[place] for one in options[reader.name]]
+            input_specs = [sharding.inputs[position] for sharding in options[reader.name]]
             # Gradients of weights are summed over the micro-batches before anyone reads them.
             share = micro_batches if node.kind == "gradient" else 1
-            matrix = resharding_matrix(made, wanted, node.tensor_bytes, mesh) / share
+            matrix = resharding_matrix(output_specs, input_specs, node.tensor_bytes, mesh) / share
             edges.append(Edge(node.name, reader.name, matrix))
     # The update reads gradients as the weights lie; it comes once per step.
     for gradient, weight in graph.ties:
-        made, wanted = ([one.output for one in options[name]] for name in (gradient, weight))
-        matrix = resharding_matrix(made, wanted, graph.nodes[weight].tensor_bytes, mesh) / micro_batches
+        output_specs, weight_specs = ([sharding.output for sharding in options[name]] for name in (gradient, weight))
+        matrix = resharding_matrix(output_specs, weight_specs, graph.nodes[weight].tensor_bytes, mesh) / micro_batches
         edges.append(Edge(gradient, weight, matrix))
     return Choices(options, costs, tuple(edges))
 
@@ -217,15 +220,15 @@ def shard(graph: OperatorGraph, mesh: DeviceMesh, *, micro_batches: int = 1) -> 
     Raises:
         LabError: less than one micro-batch, or an operator that cannot be sharded.
     """
-    found = choices(graph, mesh, micro_batches=micro_batches)
-    algorithms = {name: found.options[name][index] for name, index in solve(found).items()}
+    candidates = choices(graph, mesh, micro_batches=micro_batches)
+    algorithms = {name: candidates.options[name][index] for name, index in solve(candidates).items()}
     communications = tuple(_communications(graph, mesh, algorithms, micro_batches))
     return ShardingPlan(graph, mesh, algorithms, communications, micro_batches)
 
 
-def solve(found: Choices) -> dict[str, int]:
+def solve(candidates: Choices) -> dict[str, int]:
     """Solve the ILP: the best option of each tensor."""
-    problem = _Problem(found)
+    problem = _Problem(candidates)
     # Costs are scaled so that the largest is 1000: the solver's tolerances are absolute.
     largest = max((float(np.max(cost)) for cost in problem.costs if cost.size), default=0.0)
     return problem.minimum(np.concatenate(problem.costs) * (1e3 / largest if largest else 1.0))
@@ -234,18 +237,18 @@ def solve(found: Choices) -> dict[str, int]:
 class _Problem:
     """Variables and rows of the ILP: first all s, then all e; the rows are equations."""
 
-    def __init__(self, found: Choices) -> None:
+    def __init__(self, candidates: Choices) -> None:
         self.costs: list[Matrix] = []
         self.start: dict[str, int] = {}
         self.size = 0
         self.rows: list[tuple[list[tuple[int, float]], float]] = []
-        for name, cost in found.costs.items():
+        for name, cost in candidates.costs.items():
             self.start[name] = self._reserve(cost)
         self.num_whole = self.size
-        self.options = {name: len(cost) for name, cost in found.costs.items()}
+        self.options = {name: len(cost) for name, cost in candidates.costs.items()}
         for name, count in self.options.items():
             self.rows.append(([(self.start[name] + index, 1.0) for index in range(count)], 1.0))  # Σ s_v = 1
-        for edge in found.edges:
+        for edge in candidates.edges:
             if edge.matrix.any():  # where resharding is free whatever is chosen, there is nothing to decide
                 self._edge(edge)
 
@@ -269,14 +272,14 @@ class _Problem:
         numbers, columns, values = zip(*entries, strict=True)
         # (equations, variables), a few entries a row.
         matrix = coo_array((values, (numbers, columns)), shape=(len(self.rows), self.size))
-        whole = np.arange(self.size) < self.num_whole  # s comes before all e
+        is_binary = np.arange(self.size) < self.num_whole  # s comes before all e
         right = [row[1] for row in self.rows]
         with c_output_discarded():
             answer = milp(
                 objective,
                 constraints=LinearConstraint(matrix.tocsr(), right, right),
-                integrality=whole.astype(int),
-                bounds=Bounds(0, np.where(whole, 1.0, np.inf)),  # e needs no upper bound: its rows sum to s ≤ 1
+                integrality=is_binary.astype(int),
+                bounds=Bounds(0, np.where(is_binary, 1.0, np.inf)),  # e needs no upper bound: its rows sum to s ≤ 1
                 options={"mip_rel_gap": 0.0},  # the optimum, not a plan near it
             )
         return {

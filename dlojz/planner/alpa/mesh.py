@@ -113,7 +113,7 @@ class DeviceMesh:
         """The cost of one ring over all devices of a group, as slow as its slowest link."""
         links = [self.links[axis] for axis in axes]
         # Both axes as one ring: its slowest hop counts.
-        slowest = Link(max(one.latency_s for one in links), min(one.bytes_per_s for one in links))
+        slowest = Link(max(link.latency_s for link in links), min(link.bytes_per_s for link in links))
         seconds: float = slowest.seconds(bus_factor(collective, self.size(axes)) * message_bytes)
         return seconds
 
@@ -177,15 +177,17 @@ class ShardingSpec:
 def all_specs(shape: Sequence[int], mesh: DeviceMesh) -> tuple[ShardingSpec, ...]:
     """List the specs that a tensor of this shape can have on a mesh, the replicated one first, without axes of 1."""
     dims: list[int | None] = [None, *range(len(shape))]
-    places = itertools.product(dims, repeat=len(mesh.axes))
+    assignments = itertools.product(dims, repeat=len(mesh.axes))
     # Each axis cuts one dimension, or none (None).
-    specs = (_assigned(len(shape), dict(zip(mesh.axes, one, strict=True))) for one in places)
+    specs = (_assigned(len(shape), dict(zip(mesh.axes, dims_of_axes, strict=True))) for dims_of_axes in assignments)
     return tuple(spec for spec in specs if spec.fits(shape, mesh))
 
 
-def _assigned(dims: int, place: dict[int, int | None]) -> ShardingSpec:
+def _assigned(dims: int, dim_of_axis: dict[int, int | None]) -> ShardingSpec:
     # Sorted: a dimension cut by both is cut along axis 0 first.
-    return ShardingSpec(tuple(tuple(axis for axis in sorted(place) if place[axis] == dim) for dim in range(dims)))
+    return ShardingSpec(
+        tuple(tuple(axis for axis in sorted(dim_of_axis) if dim_of_axis[axis] == dim) for dim in range(dims))
+    )
 
 
 class Move(NamedTuple):
@@ -271,21 +273,21 @@ def _shortest(before: ShardingSpec, after: ShardingSpec, tensor_bytes: float, me
 
 def _moves(spec: ShardingSpec, target: ShardingSpec, tensor_bytes: float, mesh: DeviceMesh) -> Iterator[Move]:
     for axis in mesh.axes:
-        here, goal = spec.dim_of(axis), target.dim_of(axis)
-        if here is None:
+        dim, goal = spec.dim_of(axis), target.dim_of(axis)
+        if dim is None:
             if goal is not None and _can_append(spec, goal, axis):  # slice: each device keeps its part, no bytes
                 yield Move("slice", axis, 0.0, 0.0, _changed(spec, {goal: (*spec.cuts[goal], axis)}))
             continue
-        if spec.cuts[here][-1] != axis:  # only the innermost cut of a dimension can be undone
+        if spec.cuts[dim][-1] != axis:  # only the innermost cut of a dimension can be undone
             continue
         # A group holds together what the other axes leave uncut.
-        held_bytes = tensor_bytes / mesh.size([other for other in spec.axes if other != axis])
-        without = {here: spec.cuts[here][:-1]}
+        held_bytes = tensor_bytes / mesh.size([cut_axis for cut_axis in spec.axes if cut_axis != axis])
+        without = {dim: spec.cuts[dim][:-1]}
         yield Move("all_gather", axis, held_bytes, mesh.all_gather(held_bytes, axis), _changed(spec, without))
         # Straight to the final dimension, or not at all.
-        if goal is not None and goal != here and _can_append(spec, goal, axis):
-            moved = without | {goal: (*spec.cuts[goal], axis)}
-            yield Move("all_to_all", axis, held_bytes, mesh.all_to_all(held_bytes, axis), _changed(spec, moved))
+        if goal is not None and goal != dim and _can_append(spec, goal, axis):
+            cuts = without | {goal: (*spec.cuts[goal], axis)}
+            yield Move("all_to_all", axis, held_bytes, mesh.all_to_all(held_bytes, axis), _changed(spec, cuts))
 
 
 def _can_append(spec: ShardingSpec, dim: int, axis: int) -> bool:
@@ -343,9 +345,9 @@ def tiled(shapes: Sequence[Submesh], gpus_per_node: int) -> tuple[tuple[int, ...
         gpus_per_node: M.
     """
     order = sorted(range(len(shapes)), key=lambda index: -shapes[index].num_devices)
-    given: list[tuple[int, ...]] = [()] * len(shapes)
+    devices: list[tuple[int, ...]] = [()] * len(shapes)
     start = 0
     for index in order:  # whole nodes, then halves of nodes, then quarters …: each starts at a multiple of its size
-        given[index] = tuple(range(start, start + shapes[index].num_devices))
+        devices[index] = tuple(range(start, start + shapes[index].num_devices))
         start += shapes[index].num_devices
-    return tuple(given)
+    return tuple(devices)

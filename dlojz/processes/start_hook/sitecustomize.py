@@ -44,16 +44,16 @@ def _script_of(words: list[str]) -> tuple[list[str], list[str]] | None:
         if word == "-":
             return None
         # Short options may stand together, as in `-um`.
-        for place, letter in enumerate(word[1:], start=1):
+        for position, letter in enumerate(word[1:], start=1):
             if letter == "c":
                 return None
             if letter == "m":
-                module = [word[place + 1 :]] if word[place + 1 :] else []
-                options = words[1:number] + (["-" + word[1:place]] if place > 1 else [])
+                module = [word[position + 1 :]] if word[position + 1 :] else []
+                options = words[1:number] + (["-" + word[1:position]] if position > 1 else [])
                 return options, ["-m", *module, *words[number + 1 :]]
             # Their value is what remains of the word, else the next word.
             if letter in "WX":
-                number += not word[place + 1 :]
+                number += not word[position + 1 :]
                 break
         number += 1
     return None
@@ -79,13 +79,13 @@ def _begin() -> None:
     import json
     from importlib.util import find_spec
 
-    known = json.loads(os.environ[VARIABLE])
-    found = _script_of(sys.orig_argv)
+    identity = json.loads(os.environ[VARIABLE])
+    split_words = _script_of(sys.orig_argv)
     # The watch was installed for that version.
-    if found is None or list(sys.version_info[:2]) != known["python"]:
+    if split_words is None or list(sys.version_info[:2]) != identity["python"]:
         return
-    options, words = found
-    if not _is_watched(words, known["command"]) or not all(map(find_spec, ("torch", "pydantic", "psutil"))):
+    options, words = split_words
+    if not _is_watched(words, identity["command"]) or not all(map(find_spec, ("torch", "pydantic", "psutil"))):
         return
     script = words if words[0] == "-m" else words[1:]
     os.execv(sys.executable, [sys.executable, *options, "-P", "-m", "dlojz.watch", *script])
@@ -94,8 +94,8 @@ def _begin() -> None:
 def _leave() -> None:
     """Take this hook out of the process, and import the `sitecustomize` that it hides."""
     hidden = [FOLDER]
-    own = any(word.partition(".")[0] == "dlojz" for word in sys.orig_argv)
-    if not own and os.path.basename(CHECKOUT) not in ("site-packages", "dist-packages"):
+    is_dlojz = any(word.partition(".")[0] == "dlojz" for word in sys.orig_argv)
+    if not is_dlojz and os.path.basename(CHECKOUT) not in ("site-packages", "dist-packages"):
         hidden.append(CHECKOUT)
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) not in hidden]
     hook = sys.modules.pop("sitecustomize", None)

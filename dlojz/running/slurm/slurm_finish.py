@@ -41,14 +41,14 @@ _KILLED = 128 + signal.SIGKILL
 
 def exits_of(folder: Path, start: str) -> dict[int, int]:
     """Read the exit codes, by rank, of the ranks that failed first in this start of the job (negative: signal)."""
-    found: dict[int, tuple[int, float]] = {}
+    exits: dict[int, tuple[int, float]] = {}
     for path in sorted((folder / EVENTS).glob("task-*.jsonl")):
         for event in read_events(path):
             if event["event"] == "exit" and event.get("start") == start and event.get("code"):
-                found[int(event["rank"])] = (int(event["code"]), float(event.get("time_s", 0)))
-    first = min((time_s for _, time_s in found.values()), default=0.0)
+                exits[int(event["rank"])] = (int(event["code"]), float(event.get("time_s", 0)))
+    first_end_s = min((time_s for _, time_s in exits.values()), default=0.0)
     # What ends 5 s or more after the first failure follows from it.
-    return {rank: code for rank, (code, time_s) in found.items() if time_s - first < _SAME_MOMENT_S}
+    return {rank: code for rank, (code, time_s) in exits.items() if time_s - first_end_s < _SAME_MOMENT_S}
 
 
 def cause_of(folder: Path, code: int, *, stopped: bool, ran_s: float, limit_s: float | None, log: str) -> Cause | None:
@@ -76,38 +76,42 @@ def finish(folder: Path, code: int, *, stopped: bool = False, ran_s: float = 0.0
         LabError: if the folder's configuration cannot be read.
     """
     config, owner = read_config(folder), read_owner(folder)
-    told, log = read_all_events(folder), read_tail(folder / LOG, 8192)
+    events, log = read_all_events(folder), read_tail(folder / LOG, 8192)
     limit_s = owner.time_limit_s if owner else None
     world_size = config.layout.world_size
     exits = exits_of(folder, start)
-    known: dict[str, Any] = {
+    job_facts: dict[str, Any] = {
         "stopped_by": cause_of(folder, code, stopped=stopped, ran_s=ran_s, limit_s=limit_s, log=log),
         # Where a whole task was killed, nobody was left to write an exit code.
-        "exit_codes": exits or _whole_tasks_killed(code, told, world_size),
+        "exit_codes": exits or _whole_tasks_killed(code, events, world_size),
         # Without such a line nothing is known: the kernel's message may be on another node.
         "kernel_oom": True if JOB_OOM.search(log) else None,
         "memory_of": f"the SLURM job {os.environ['SLURM_JOB_ID']}" if "SLURM_JOB_ID" in os.environ else "the job",
         "time_limit_s": limit_s,
         "launcher": f"srun ended with exit code {code}: {last_line(log)}" if code and not exits else "",
     }
-    ending = classify(evidence_of(told, folder, config, **known))
-    record_end(folder, config, told, ending, _elapsed_s(told, time.time()))
+    ending = classify(evidence_of(events, folder, config, **job_facts))
+    record_end(folder, config, events, ending, _elapsed_s(events, time.time()))
     with contextlib.suppress(OSError):
         meeting_file(folder, start).unlink(missing_ok=True)
     return ending
 
 
-def _whole_tasks_killed(code: int, told: Mapping[int, Any], world_size: int) -> dict[int, int]:
+def _whole_tasks_killed(code: int, events_by_rank: Mapping[int, Any], world_size: int) -> dict[int, int]:
     """Return the ranks without an `end` event as killed, where srun's exit code is that of SIGKILL."""
     if code != _KILLED:
         return {}
-    silent = [rank for rank in range(world_size) if not any(event["event"] == "end" for event in told.get(rank, ()))]
+    silent = [
+        rank for rank in range(world_size) if not any(event["event"] == "end" for event in events_by_rank.get(rank, ()))
+    ]
     return dict.fromkeys(silent, -signal.SIGKILL)
 
 
-def _elapsed_s(told: Events, now_s: float) -> float | None:
+def _elapsed_s(events_by_rank: Events, now_s: float) -> float | None:
     """Return the seconds of all attempts, the last of which ends now; None where no rank has started."""
-    attempts = attempts_of({rank: [*events, {"event": "now", "time_s": now_s}] for rank, events in told.items()})
+    attempts = attempts_of(
+        {rank: [*events, {"event": "now", "time_s": now_s}] for rank, events in events_by_rank.items()}
+    )
     return lasted_s(attempts)
 
 
@@ -119,10 +123,12 @@ def main(words: list[str]) -> int:
     parser.add_argument("code", type=int)
     parser.add_argument("--stopped", type=int, choices=(0, 1), default=0)
     parser.add_argument("--ran-s", type=float, default=0.0)
-    given = parser.parse_args(words)
+    arguments = parser.parse_args(words)
     start = start_name() if "SLURM_JOB_ID" in os.environ else ""
     try:
-        ending = finish(given.folder, given.code, stopped=bool(given.stopped), ran_s=given.ran_s, start=start)
+        ending = finish(
+            arguments.folder, arguments.code, stopped=bool(arguments.stopped), ran_s=arguments.ran_s, start=start
+        )
     except (OSError, LabError) as error:
         print(f"the record cannot be written: {error}", file=sys.stderr)
         return 1

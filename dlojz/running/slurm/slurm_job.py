@@ -51,7 +51,7 @@ class Array:
 
 
 def job_script(
-    machine: Machine, config: RunConfig, asked: NodeRequest, folder: Path, *, worker_module: str, requeues: int
+    machine: Machine, config: RunConfig, node_request: NodeRequest, folder: Path, *, worker_module: str, requeues: int
 ) -> str:
     """Write the text of `job.sh` of one run.
 
@@ -62,13 +62,13 @@ def job_script(
         en=f"# One run: {config.title}. Read it, change it, send it again from this folder: sbatch job.sh",
         fr=f"# Une exécution : {config.title}. Lisez, modifiez, renvoyez depuis ce dossier : sbatch job.sh",
     )
-    lines = ["#!/bin/bash", head, *_directives(machine, asked, folder.name, folder, LOG)]
+    lines = ["#!/bin/bash", head, *_directives(machine, node_request, folder.name, folder, LOG)]
     lines += ["", *_preparation(machine, config), "", f"FOLDER={_quoted(folder)}"]
-    return _text([*lines, *_run(asked, config, worker_module, requeues)])
+    return _text([*lines, *_run(node_request, config, worker_module, requeues)])
 
 
 def array_script(
-    machine: Machine, config: RunConfig, asked: NodeRequest, array: Array, *, worker_module: str, requeues: int
+    machine: Machine, config: RunConfig, node_request: NodeRequest, array: Array, *, worker_module: str, requeues: int
 ) -> str:
     """Write the text of the job script of a sweep, whose tasks each take their run's folder from `folders.txt`.
 
@@ -82,7 +82,7 @@ def array_script(
         en=f"# A sweep of {array.size} runs, at most {array.at_once} at once: one task of the array each.",
         fr=f"# Un balayage de {array.size} exécutions, au plus {array.at_once} à la fois : une tâche chacune.",
     )
-    lines = ["#!/bin/bash", head, *_directives(machine, asked, array.folder.name, array.folder, "logs/%a.log")]
+    lines = ["#!/bin/bash", head, *_directives(machine, node_request, array.folder.name, array.folder, "logs/%a.log")]
     lines += [f"#SBATCH --array=0-{array.size - 1}%{array.at_once}", "", *_preparation(machine, config), ""]
     lines += [
         say(
@@ -92,17 +92,17 @@ def array_script(
         f'FOLDER=$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" {_quoted(array.folder / "folders.txt")})',
         f'exec >> "$FOLDER/{LOG}" 2>&1',
     ]
-    return _text([*lines, *_run(asked, config, worker_module, requeues)])
+    return _text([*lines, *_run(node_request, config, worker_module, requeues)])
 
 
-def _directives(machine: Machine, asked: NodeRequest, name: str, folder: Path, log: str) -> list[str]:
+def _directives(machine: Machine, node_request: NodeRequest, name: str, folder: Path, log: str) -> list[str]:
     if not _JOB_NAME.fullmatch(name):
         raise LabError(f"{name[:100]!r} is no name of a job: it is made of letters, digits, '-', '_' and '.'.")
     # GiB: of whole nodes, or the share of the GPUs asked for where nodes are shared.
     memory = machine.memory_gib_per_node
     if memory is not None and not machine.exclusive:
-        memory = max(1, memory * asked.ranks_per_node // machine.gpus_per_node)
-    gres = f"{machine.gres}:{asked.ranks_per_node}" if machine.gres else None
+        memory = max(1, memory * node_request.ranks_per_node // machine.gpus_per_node)
+    gres = f"{machine.gres}:{node_request.ranks_per_node}" if machine.gres else None
     options = {
         "job-name": name,
         "comment": name,
@@ -112,17 +112,17 @@ def _directives(machine: Machine, asked: NodeRequest, name: str, folder: Path, l
         "open-mode": "append",
         "partition": machine.partition,
         "constraint": machine.constraint,
-        "account": asked.account,
-        "qos": asked.qos,
-        "reservation": asked.reservation,
-        "nodes": asked.nodes,
-        "ntasks-per-node": asked.ranks_per_node,
+        "account": node_request.account,
+        "qos": node_request.qos,
+        "reservation": node_request.reservation,
+        "nodes": node_request.nodes,
+        "ntasks-per-node": node_request.ranks_per_node,
         "gres": gres,
         "cpus-per-task": machine.cpus_per_gpu,
         "mem": f"{memory}G" if memory is not None else None,
         "hint": "nomultithread" if machine.nomultithread else None,
-        "time": f"{asked.minutes // 60:02d}:{asked.minutes % 60:02d}:00",
-        "signal": f"USR2@{asked.warning_s}",
+        "time": f"{node_request.minutes // 60:02d}:{node_request.minutes % 60:02d}:00",
+        "signal": f"USR2@{node_request.warning_s}",
     }
     written = [f"#SBATCH --{key}={value}" for key, value in options.items() if value not in (None, "")]
     return [*written, *(["#SBATCH --exclusive"] if machine.exclusive else []), "#SBATCH --requeue"]
@@ -147,13 +147,13 @@ def _preparation(machine: Machine, config: RunConfig) -> list[str]:
 
 def _python(machine: Machine, config: RunConfig) -> str:
     """Return the interpreter: of the library's own environment, else of the machine file, else this one."""
-    own = own_python(config)
-    if own is None and machine.python:
+    library_python = own_python(config)
+    if library_python is None and machine.python:
         return _word(machine.python)
-    return _quoted(own or Path(sys.executable))
+    return _quoted(library_python or Path(sys.executable))
 
 
-def _run(asked: NodeRequest, config: RunConfig, worker_module: str, requeues: int) -> list[str]:
+def _run(request: NodeRequest, config: RunConfig, worker_module: str, requeues: int) -> list[str]:
     if not re.fullmatch(MODULE_PATTERN, worker_module):
         raise LabError(f"{worker_module[:100]!r} is no name of a Python module.")
     return [
@@ -174,9 +174,9 @@ def _run(asked: NodeRequest, config: RunConfig, worker_module: str, requeues: in
         "code=$?",
         "",
         say(
-            en=f"# {STOPPED_IN_TIME}: told {asked.warning_s} s before the time limit, the ranks saved a checkpoint. "
+            en=f"# {STOPPED_IN_TIME}: told {request.warning_s} s before the time limit, the ranks saved a checkpoint. "
             "Back into the queue.",
-            fr=f"# {STOPPED_IN_TIME} : prévenus {asked.warning_s} s avant la limite de temps, les rangs ont "
+            fr=f"# {STOPPED_IN_TIME} : prévenus {request.warning_s} s avant la limite de temps, les rangs ont "
             "sauvegardé. Retour dans la file.",
         ),
         say(
@@ -194,8 +194,8 @@ def _run(asked: NodeRequest, config: RunConfig, worker_module: str, requeues: in
 def _word(word: str) -> str:
     """Quote a checked word of a machine file, but for a variable at its beginning."""
     # `$WORK/x y` becomes `"$WORK"'/x y'`: the variable is expanded, what follows is quoted.
-    found = _WORD_WITH_VARIABLE.fullmatch(word)
-    return f'"{found[1]}"{shlex.quote(found[2]) if found[2] else ""}' if found else shlex.quote(word)
+    match = _WORD_WITH_VARIABLE.fullmatch(word)
+    return f'"{match[1]}"{shlex.quote(match[2]) if match[2] else ""}' if match else shlex.quote(word)
 
 
 def _quoted(path: Path) -> str:
@@ -248,7 +248,12 @@ def available() -> bool:
 
 
 def submit(
-    folder: Path, machine: Machine, config: RunConfig, asked: NodeRequest, request: JobRequest, worker_module: str
+    folder: Path,
+    machine: Machine,
+    config: RunConfig,
+    node_request: NodeRequest,
+    request: JobRequest,
+    worker_module: str,
 ) -> Job:
     """Submit the run of a folder, which has just been claimed; return the job, as written in `job.json`.
 
@@ -258,7 +263,9 @@ def submit(
     """
     job = Job(machine=machine.name, name=folder.name, submitted_utc=_now())
     with recorded([folder]):
-        script = job_script(machine, config, asked, folder, worker_module=worker_module, requeues=request.requeues)
+        script = job_script(
+            machine, config, node_request, folder, worker_module=worker_module, requeues=request.requeues
+        )
         prepare(folder, script, job)
     return send(folder, [(folder, job)])[0]
 
@@ -273,13 +280,13 @@ def recorded(folders: Sequence[Path]) -> Iterator[None]:
     try:
         yield
     except (OSError, LabError) as error:
-        why = str(error)
+        reason = str(error)
         if isinstance(error, OSError):
-            what = error.strerror or error
-            why = say(en=f"the job cannot be written: {what}.", fr=f"le travail ne peut pas être écrit : {what}.")
+            cause = error.strerror or error
+            reason = say(en=f"the job cannot be written: {cause}.", fr=f"le travail ne peut pas être écrit : {cause}.")
         for folder in folders:
-            record_refusal(folder, why)
-        raise LabError(why) from None
+            record_refusal(folder, reason)
+        raise LabError(reason) from None
 
 
 def prepare(folder: Path, script: str, job: Job) -> None:
@@ -319,22 +326,22 @@ def send(folder: Path, runs: Sequence[tuple[Path, Job]]) -> list[Job]:
 
 
 def _numbered(folder: Path, job: Job, number: str) -> Job:
-    known = Job(**{**job.to_dict(), "job_id": number})
+    numbered_job = Job(**{**job.to_dict(), "job_id": number})
     # The job is there: a full disk now loses nothing, since it is found by its name.
     with contextlib.suppress(OSError):
-        known.write(folder)
-    return known
+        numbered_job.write(folder)
+    return numbered_job
 
 
 def _sbatch(folder: Path) -> str:
     """Submit the folder's script; return the number of the job."""
     # Without `variables`, which sbatch would pass on to the job.
     answer = ask(["sbatch", "--parsable", SCRIPT], TIMEOUT_S, folder=folder, variables={})
-    out = answer.out.strip()
+    output = answer.out.strip()
     # A site's wrapper may greet first: the number is on the last line.
-    found = _NUMBER.fullmatch(out.splitlines()[-1].strip()) if out else None
-    if answer.code == 0 and found:
-        return found[1]
+    match = _NUMBER.fullmatch(output.splitlines()[-1].strip()) if output else None
+    if answer.code == 0 and match:
+        return match[1]
     words = words_of(answer).replace("sbatch: error: ", "")
     if answer.code == 0 or UNCERTAIN.search(words):
         raise _UncertainError(words)
@@ -344,8 +351,8 @@ def _sbatch(folder: Path) -> str:
 def refusal(words: str) -> str:
     """Write the message of a refusal: sbatch's own words, then their explanation where there is one."""
     meaning = explain_refusal(words)
-    said = say(en=f"the scheduler refused the job: {words}", fr=f"l’ordonnanceur a refusé le travail : {words}")
-    return f"{said.rstrip('.')}. {meaning[:1].upper()}{meaning[1:]}".strip()
+    message = say(en=f"the scheduler refused the job: {words}", fr=f"l’ordonnanceur a refusé le travail : {words}")
+    return f"{message.rstrip('.')}. {meaning[:1].upper()}{meaning[1:]}".strip()
 
 
 def recover(folder: Path) -> Job | None:
@@ -375,22 +382,22 @@ def _number_by_name(job: Job) -> str | None:
         ["sacct", "-n", "-X", "-P", f"--name={job.name}", f"--starttime={since}", "-o", "JobIDRaw,Submit"],
     )
     for question in questions:
-        found = [number for number, at_s in _answers(question) if at_s >= sent_s]
-        if found:
-            return str(max(found))
+        numbers = [number for number, at_s in _answers(question) if at_s >= sent_s]
+        if numbers:
+            return str(max(numbers))
     return None
 
 
 def _answers(question: list[str]) -> list[tuple[int, float]]:
     """Return numbers and times of submission, from the lines that are complete."""
     answer = ask(question, TIMEOUT_S)
-    found = []
+    answers = []
     for line in answer.out.splitlines() if answer.code == 0 else []:
-        number, _, at = line.strip().partition("|")
+        number, _, submit_time = line.strip().partition("|")
         with contextlib.suppress(ValueError):
             # In UTC, as `ENVIRONMENT` asks for.
-            found.append((int(number), datetime.fromisoformat(f"{at}+00:00").timestamp()))
-    return found
+            answers.append((int(number), datetime.fromisoformat(f"{submit_time}+00:00").timestamp()))
+    return answers
 
 
 def _now() -> str:

@@ -122,8 +122,8 @@ class QueueLine(Contract):
         """The job as the scheduler writes it, e.g. `12`, `12_3` or `12_[3,4,5]`."""
         if self.tasks is None and not self.more_tasks:
             return self.job_id
-        shown = ",".join(map(str, self.tasks or ())) + (",…" if self.more_tasks else "")
-        return f"{self.job_id}_{shown}" if shown.isdecimal() else f"{self.job_id}_[{shown}]"
+        indices = ",".join(map(str, self.tasks or ())) + (",…" if self.more_tasks else "")
+        return f"{self.job_id}_{indices}" if indices.isdecimal() else f"{self.job_id}_[{indices}]"
 
     def is_task(self, task: int | None) -> bool:
         """Whether this line stands for a task of an array, or, with None, for a job that is no array."""
@@ -164,19 +164,19 @@ def parse_squeue(text: str) -> list[QueueLine]:
     Raises:
         UnreadableAnswer: if the answer is cut short or holds anything else.
     """
-    *records, rest = text.split(RECORD_END)
-    if rest.strip():
-        raise UnreadableAnswer(f"squeue's answer is cut short or is none: it ends with {rest.strip()[-100:]!r}.")
-    found = []
+    *records, remainder = text.split(RECORD_END)
+    if remainder.strip():
+        raise UnreadableAnswer(f"squeue's answer is cut short or is none: it ends with {remainder.strip()[-100:]!r}.")
+    lines = []
     for record in records:
         cells = [_known(cell) for cell in record.removeprefix("\n").split(FIELD_END, len(_FORMAT) - 1)]
         if len(cells) != len(_FORMAT) or not cells[1]:
             raise UnreadableAnswer(f"squeue's answer holds a line that is none: {record.strip()[:100]!r}.")
-        job_id, tasks, more = parse_number(cells[0])
+        job_id, tasks, more_tasks = parse_number(cells[0])
         texts = dict(zip(_FIELDS, cells[1:], strict=True))
         texts |= {"state": texts["state"].upper(), "start_utc": _utc(cells[3]), "end_utc": _utc(cells[4])}
-        found.append(QueueLine(job_id=job_id, tasks=tasks, more_tasks=more, **texts))
-    return found
+        lines.append(QueueLine(job_id=job_id, tasks=tasks, more_tasks=more_tasks, **texts))
+    return lines
 
 
 def parse_sacct(text: str) -> list[QueueLine]:
@@ -184,21 +184,21 @@ def parse_sacct(text: str) -> list[QueueLine]:
 
     Nothing follows from a job that is not listed: the accounting lags behind.
     """
-    found = []
+    lines = []
     for line in text.splitlines():
         cells = line.split("|")
         if len(cells) != len(_SACCT):
             continue
         number, state, code, start, end = cells
         try:
-            job_id, tasks, more = parse_number(number)
+            job_id, tasks, more_tasks = parse_number(number)
         except UnreadableAnswer:
             continue
         if state.split():  # "CANCELLED by 1000"
-            known = {"state": state.split()[0].rstrip("+"), "exit_code": code}
-            known |= {"start_utc": _utc(start), "end_utc": _utc(end)}
-            found.append(QueueLine(job_id=job_id, tasks=tasks, more_tasks=more, **known))
-    return found
+            fields = {"state": state.split()[0].rstrip("+"), "exit_code": code}
+            fields |= {"start_utc": _utc(start), "end_utc": _utc(end)}
+            lines.append(QueueLine(job_id=job_id, tasks=tasks, more_tasks=more_tasks, **fields))
+    return lines
 
 
 def parse_number(text: str) -> tuple[str, tuple[int, ...] | None, bool]:
@@ -211,30 +211,30 @@ def parse_number(text: str) -> tuple[str, tuple[int, ...] | None, bool]:
     Raises:
         UnreadableAnswer: if it is none.
     """
-    found = _NUMBER.fullmatch(text.strip())
-    if not found:
+    match = _NUMBER.fullmatch(text.strip())
+    if not match:
         raise UnreadableAnswer(f"the scheduler's answer names the job {text.strip()[:100]!r}, which is no number.")
-    job_id, index = found[1], found[2]
+    job_id, index = match[1], match[2]
     if index is None:
         return job_id, None, False
     if not index.startswith("["):
         return job_id, (int(index),), False
     tasks: set[int] = set()
-    more = False
+    more_tasks = False
     # `%2` is how many may run at once, and no task.
     for part in index[1:-1].partition("%")[0].split(","):
         span = _RANGE.fullmatch(part.strip())
         if not span:
             # So squeue shortens a list, where it does not heed SLURM_BITSTR_LEN.
             if part.strip() in ("...", "…"):
-                more = True
+                more_tasks = True
                 continue
             raise UnreadableAnswer(f"the scheduler's answer names the tasks {index[:100]!r}, which are none.")
         first, last, step = int(span[1]), int(span[2] or span[1]), int(span[3] or 1)
         if step < 1 or (last - first) // step > _MOST_TASKS:
             raise UnreadableAnswer(f"the scheduler's answer names the tasks {index[:100]!r}, which are too many.")
         tasks.update(range(first, last + 1, step))
-    return job_id, tuple(sorted(tasks)), more
+    return job_id, tuple(sorted(tasks)), more_tasks
 
 
 def _known(cell: str) -> str:
@@ -298,10 +298,10 @@ class QueueCache(Contract):
         """Update after an answer: what has ended is kept, what is queued again has not ended."""
         # A job that is listed again was requeued: its former end counts no more.
         numbers = {job.number for job in jobs}
-        kept = [job for job in self.endings if job.number not in numbers]
-        kept += [job for job in jobs if job.standing == "ended"]
+        endings = [job for job in self.endings if job.number not in numbers]
+        endings += [job for job in jobs if job.standing == "ended"]
         changes = {"asked_s": now_s, "tried_s": now_s, "failures": 0, "problem": ""}
-        changes |= {"jobs": tuple(jobs), "endings": tuple(kept[-MOST_ENDINGS:])}
+        changes |= {"jobs": tuple(jobs), "endings": tuple(endings[-MOST_ENDINGS:])}
         return self.model_copy(update=changes)
 
     def unanswered(self, now_s: float, problem: str) -> QueueCache:
@@ -315,14 +315,16 @@ class QueueCache(Contract):
         # The bound 0: after a clock that was set back it may be asked.
         return not 0 <= now_s - self.accounted_s.get(number, -math.inf) < ACCOUNTING_AGAIN_S
 
-    def accounted(self, now_s: float, number: str, found: list[QueueLine]) -> QueueCache:
+    def accounted(self, now_s: float, number: str, lines: list[QueueLine]) -> QueueCache:
         """Update after sacct has answered about a job."""
-        known = {job.number for job in found}
+        numbers = {job.number for job in lines}
         earlier = {job: asked_s for job, asked_s in self.accounted_s.items() if job != number}
-        asked = dict([*earlier.items(), (number, now_s)][-MOST_ENDINGS:])  # the latest last: the oldest are forgotten
-        ended = [job for job in found if job.standing == "ended"]
-        endings = (*(job for job in self.endings if job.number not in known), *ended)
-        return self.model_copy(update={"endings": endings[-MOST_ENDINGS:], "accounted_s": asked})
+        accounted_s = dict(
+            [*earlier.items(), (number, now_s)][-MOST_ENDINGS:]
+        )  # the latest last: the oldest are forgotten
+        ended = [job for job in lines if job.standing == "ended"]
+        endings = (*(job for job in self.endings if job.number not in numbers), *ended)
+        return self.model_copy(update={"endings": endings[-MOST_ENDINGS:], "accounted_s": accounted_s})
 
     def unaccounted(self, now_s: float, *, for_good: bool) -> QueueCache:
         """Update after a question to sacct without an answer: there is no accounting, or not for the moment."""
@@ -333,10 +335,10 @@ class QueueCache(Contract):
 def interval_s() -> float:
     """Return the seconds between two questions: `$DLOJZ_QUEUE_INTERVAL_S`, by default 10."""
     try:
-        told = float(os.environ.get(INTERVAL_VARIABLE, ""))
+        seconds = float(os.environ.get(INTERVAL_VARIABLE, ""))
     except ValueError:
         return INTERVAL_S
-    return told if 0 <= told <= LONGEST_S else INTERVAL_S
+    return seconds if 0 <= seconds <= LONGEST_S else INTERVAL_S
 
 
 def cache_path() -> Path | None:
@@ -345,8 +347,8 @@ def cache_path() -> Path | None:
     if folder is None:
         return None
     # Another cluster, or another set of programs, has another queue.
-    of = (shutil.which("squeue") or "", *(os.environ.get(name, "") for name in ("SLURM_CONF", "SLURM_CLUSTERS")))
-    return folder / f"queue-{hashlib.sha256(chr(0).join(of).encode()).hexdigest()[:12]}.json"
+    identity = (shutil.which("squeue") or "", *(os.environ.get(name, "") for name in ("SLURM_CONF", "SLURM_CLUSTERS")))
+    return folder / f"queue-{hashlib.sha256(chr(0).join(identity).encode()).hexdigest()[:12]}.json"
 
 
 def read_cache(path: Path) -> QueueCache:
@@ -437,13 +439,13 @@ def ask(
         return SchedulerAnswer(None, "", f"{argv[0]}: {error.strerror}")
     with process:
         try:
-            out, err = process.communicate(timeout=timeout_s)
+            stdout, stderr = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
             return SchedulerAnswer(None, "", f"{argv[0]} did not answer within {timeout_s:g} s")
-    return SchedulerAnswer(process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
+    return SchedulerAnswer(process.returncode, stdout.decode("utf-8", "replace"), stderr.decode("utf-8", "replace"))
 
 
 def clean_environment() -> dict[str, str]:
@@ -457,15 +459,15 @@ def clean_environment() -> dict[str, str]:
 
 def words_of(answer: SchedulerAnswer) -> str:
     """Return the scheduler's words on what went wrong, in one line, control characters made visible."""
-    said = visible(" ".join((answer.err.strip() or answer.out.strip()).split()))[:_MOST_WORDS]
-    if answer.code and _WITHOUT_CONF.search(said) and not os.environ.get("SLURM_CONF"):
+    words = visible(" ".join((answer.err.strip() or answer.out.strip()).split()))[:_MOST_WORDS]
+    if answer.code and _WITHOUT_CONF.search(words) and not os.environ.get("SLURM_CONF"):
         return say(
             en="the programs of SLURM find no configuration: export SLURM_CONF=/path/to/slurm.conf (`make cluster` "
             "prints the line for the cluster that it starts)",
             fr="les programmes de SLURM ne trouvent pas de configuration : export SLURM_CONF=/chemin/de/slurm.conf "
             "(`make cluster` affiche la ligne pour le calculateur qu’il démarre)",
         )
-    return said or f"exit code {answer.code}, without a word"
+    return words or f"exit code {answer.code}, without a word"
 
 
 def user() -> str:
@@ -537,20 +539,20 @@ def view_of(job: Job, *, now_s: Callable[[], float] = time.time) -> JobView:
     The scheduler is asked at most every 10 s for all jobs together; between two questions the last answer serves.
     """
     cached = _refreshed(now_s)
-    listed = _the_line(cached.jobs, job)
+    queue_line = _the_line(cached.jobs, job)
     # While there is no answer, a job that was listed may have changed; an end does not change.
-    if listed is not None and (not cached.failures or listed.standing == "ended"):
-        return _seen(listed, cached, now_s())
+    if queue_line is not None and (not cached.failures or queue_line.standing == "ended"):
+        return _seen(queue_line, cached, now_s())
     ended = _the_line(cached.endings, job)
     # The answer is late enough to know the job and lists it no more: it ended as was last told.
-    if listed is None and ended is not None and _whole(cached, job):
+    if queue_line is None and ended is not None and _whole(cached, job):
         return _seen(ended, cached, now_s())
     if cached.failures or not _whole(cached, job):
-        return _seen(listed, cached, now_s(), standing="unknown")
+        return _seen(queue_line, cached, now_s(), standing="unknown")
     # The queue has forgotten it, or never knew it: the accounting may tell.
-    told = _the_line(_accounting(job, cached, now_s), job) if job.job_id else None
-    if told is not None:
-        return _seen(told, cached, now_s())
+    accounting_line = _the_line(_accounting(job, cached, now_s), job) if job.job_id else None
+    if accounting_line is not None:
+        return _seen(accounting_line, cached, now_s())
     # Nobody knows the job any more: it has ended, how is not known.
     return _seen(None, cached, now_s(), standing="ended")
 
@@ -574,11 +576,11 @@ def cancel(job: Job) -> None:
     answer = ask(scancel_argv(job.number, job.name, user()))
     if answer.code == 0 or "Invalid job id" in answer.err or "already complet" in answer.err:
         return
-    said = words_of(answer)
+    words = words_of(answer)
     raise refusal(
-        en=f"the job {job.number or job.name} could not be cancelled: {said}. Try again, or use "
+        en=f"the job {job.number or job.name} could not be cancelled: {words}. Try again, or use "
         f"`scancel {job.number or '--name=' + job.name}` on the cluster.",
-        fr=f"le travail {job.number or job.name} n’a pas pu être annulé : {said}. Réessayez, ou tapez "
+        fr=f"le travail {job.number or job.name} n’a pas pu être annulé : {words}. Réessayez, ou tapez "
         f"`scancel {job.number or '--name=' + job.name}` sur le calculateur.",
     )
 
@@ -606,36 +608,36 @@ def _asked(cached: QueueCache, now_s: Callable[[], float]) -> QueueCache:
 def _accounting(job: Job, cached: QueueCache, now_s: Callable[[], float]) -> tuple[QueueLine, ...]:
     """Return how jobs ended, after asking sacct about this one where it may know."""
 
-    def account(known: QueueCache) -> QueueCache:
+    def account(latest_cache: QueueCache) -> QueueCache:
         answer = ask(sacct_argv([job.number]))
         if answer.code == 0:
-            return known.accounted(now_s(), job.number, parse_sacct(answer.out))
+            return latest_cache.accounted(now_s(), job.number, parse_sacct(answer.out))
         # No such program, or accounting is off: not asked again for a day.
         none = (answer.code is None and "did not answer" not in answer.err) or _NO_ACCOUNTING in answer.err
-        return known.unaccounted(now_s(), for_good=none)
+        return latest_cache.unaccounted(now_s(), for_good=none)
 
     if not cached.may_account(job.number, now_s()):
         return cached.endings
-    return _changed(lambda known: known.may_account(job.number, now_s()), account).endings
+    return _changed(lambda latest_cache: latest_cache.may_account(job.number, now_s()), account).endings
 
 
-def _changed(wanted: Callable[[QueueCache], bool], change: Callable[[QueueCache], QueueCache]) -> QueueCache:
+def _changed(is_due: Callable[[QueueCache], bool], change: Callable[[QueueCache], QueueCache]) -> QueueCache:
     """Return the cache, changed by one process at a time where a change is wanted."""
     global _kept
     path = cache_path()
     if path is None:
         with _keeping:
-            if wanted(_kept):
+            if is_due(_kept):
                 _kept = change(_kept)
             return _kept
     cached = read_cache(path)
-    if not wanted(cached):
+    if not is_due(cached):
         return cached
     # Another thread or process that is asking is waited for only where there is no answer yet.
-    with alone(path, 0.0 if cached.asked_s else TIMEOUT_S + 1) as mine:
+    with alone(path, 0.0 if cached.asked_s else TIMEOUT_S + 1) as locked:
         # Read again under the lock: whoever held it may just have asked.
         cached = read_cache(path)
-        if mine and wanted(cached):
+        if locked and is_due(cached):
             cached = change(cached)
             write_cache(path, cached)
         return cached
@@ -644,13 +646,13 @@ def _changed(wanted: Callable[[QueueCache], bool], change: Callable[[QueueCache]
 def _the_line(lines: Iterable[QueueLine], job: Job) -> QueueLine | None:
     """Find the line of a job by its number, else by its name or comment; one that has not ended, then the newest."""
     if job.job_id:
-        same = [line for line in lines if line.job_id == job.job_id]
+        candidates = [line for line in lines if line.job_id == job.job_id]
     else:
-        same = [line for line in lines if job.name in (line.name, line.comment) and _is_ours(line, job)]
-    own = [line for line in same if line.is_task(job.array_task)]
+        candidates = [line for line in lines if job.name in (line.name, line.comment) and _is_ours(line, job)]
+    task_lines = [line for line in candidates if line.is_task(job.array_task)]
     # A line that was cut short may stand for this task too.
-    own = own or [line for line in same if job.array_task is not None and line.more_tasks]
-    return max(own, key=lambda line: (line.standing != "ended", int(line.job_id)), default=None)
+    task_lines = task_lines or [line for line in candidates if job.array_task is not None and line.more_tasks]
+    return max(task_lines, key=lambda line: (line.standing != "ended", int(line.job_id)), default=None)
 
 
 def _is_ours(line: QueueLine, job: Job) -> bool:
@@ -679,10 +681,10 @@ def _age_s(cached: QueueCache, now_s: float) -> float | None:
 
 
 def _seen(line: QueueLine | None, cached: QueueCache, now_s: float, standing: Standing | None = None) -> JobView:
-    known: dict[str, Any] = {"age_s": _age_s(cached, now_s), "problem": cached.problem}
+    freshness: dict[str, Any] = {"age_s": _age_s(cached, now_s), "problem": cached.problem}
     if line is None:
-        return JobView(standing or "unknown", **known)
-    return JobView(standing or line.standing, **known, **{name: getattr(line, name) for name in _SHOWN})
+        return JobView(standing or "unknown", **freshness)
+    return JobView(standing or line.standing, **freshness, **{name: getattr(line, name) for name in _SHOWN})
 
 
 UNCERTAIN = re.compile(r"[Ss]ocket timed out|[Zz]ero [Bb]ytes were transmitted|did not answer")
@@ -698,9 +700,9 @@ def _messages() -> dict[str, list[dict[str, Any]]]:
 
 def explain_refusal(words: str) -> str:
     """Explain a refusal of sbatch in one sentence; empty where it is not known."""
-    for one in _messages()["refusal"]:
-        if re.search(one["pattern"], words, re.IGNORECASE):
-            return say(en=one["en"], fr=one["fr"])
+    for message in _messages()["refusal"]:
+        if re.search(message["pattern"], words, re.IGNORECASE):
+            return say(en=message["en"], fr=message["fr"])
     return ""
 
 
@@ -710,33 +712,33 @@ def explain_reason(reason: str) -> str:
     if name in ("", "None"):
         return ""
     key = name.partition(",")[0].replace(" ", "_").lower()
-    for one in _messages()["reason"]:
-        if any(fnmatchcase(key, pattern) for pattern in one["names"]):
-            return say(en=one["en"], fr=one["fr"])
+    for message in _messages()["reason"]:
+        if any(fnmatchcase(key, pattern) for pattern in message["names"]):
+            return say(en=message["en"], fr=message["fr"])
     limit = _LIMIT.match(name)
     if limit:
         return _explain_limit(*limit.groups())
-    shown = visible(name)[:200]
+    words = visible(name)[:200]
     return say(
-        en=f"it waits; the scheduler says why: {shown}.", fr=f"il attend ; raison donnée par l’ordonnanceur : {shown}."
+        en=f"it waits; the scheduler says why: {words}.", fr=f"il attend ; raison donnée par l’ordonnanceur : {words}."
     )
 
 
-def _explain_limit(owner: str, kind: str, what: str) -> str:
+def _explain_limit(owner: str, kind: str, resource: str) -> str:
     """Explain a limit by its owner (account or QoS), whether all its users share it, and what it counts."""
     en, fr = ("your account", "de votre compte") if owner == "Assoc" else ("the QoS", "de la QoS")
     shared = kind == "Grp"
-    unit = what.partition("Per")[0].lower()  # WallDurationPerJob counts hours, not jobs
-    counted = next((one for one in _messages()["counted"] if one["part"] in unit), None)
+    unit = resource.partition("Per")[0].lower()  # WallDurationPerJob counts hours, not jobs
+    counted = next((message for message in _messages()["counted"] if message["part"] in unit), None)
     counted = counted or {"en": "resources", "fr": "de ressources"}
     # A limit per job, not a sum over jobs: that other jobs end helps nothing.
-    if not shared and any(word in what for word in ("WallDuration", "PerJob", "PerNode", "MinutesPerJob")):
+    if not shared and any(word in resource for word in ("WallDuration", "PerJob", "PerNode", "MinutesPerJob")):
         return say(
             en=f"{en} does not give one job so many {counted['en']}: it waits for ever; cancel it and ask for less.",
             fr=f"la limite {fr} n’accorde pas autant {counted['fr']} à un seul travail : il attendra sans fin ; "
             "annulez-le et demandez moins.",
         )
-    if "Minutes" in what and shared:
+    if "Minutes" in resource and shared:
         return say(
             en=f"the hours of {en} are used up: it starts when hours are added.",
             fr=f"les heures {fr} sont épuisées : il démarrera quand des heures seront ajoutées.",

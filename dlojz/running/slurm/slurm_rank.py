@@ -41,8 +41,8 @@ TOGETHER_S = 10.0
 
 def ports_of(job_id: int) -> list[int]:
     """Return the ports of a job's rendezvous, in the order in which they are tried."""
-    first = FIRST_PORT + PORT_TRIES * (job_id % JOBS_APART)
-    return list(range(first, first + PORT_TRIES))
+    base_port = FIRST_PORT + PORT_TRIES * (job_id % JOBS_APART)
+    return list(range(base_port, base_port + PORT_TRIES))
 
 
 def free_port(ports: list[int]) -> int:
@@ -87,9 +87,9 @@ def meet(folder: Path, start: str, rank: int, node: str, job_id: int) -> tuple[s
     """
     path = meeting_file(folder, start)
     if rank == 0:
-        place = (address_of(node), free_port(ports_of(job_id)))
-        write_atomic(path, json.dumps(place))
-        return place
+        endpoint = (address_of(node), free_port(ports_of(job_id)))
+        write_atomic(path, json.dumps(endpoint))
+        return endpoint
     deadline_s = time.monotonic() + MEETING_S
     while time.monotonic() < deadline_s:
         with contextlib.suppress(OSError, LabError, TypeError, ValueError):
@@ -111,10 +111,10 @@ def open_anew(folder: Path, start: str, nodes: str) -> None:
             (folder / RECORD).rename(shelf / f"record-{time.time_ns()}.json")
     job, number = read_job(folder), _job_number()
     if job is None or job.job_id != number:
-        known: dict[str, Any] = job.to_dict() if job else {"machine": "", "name": folder.name}
+        job_fields: dict[str, Any] = job.to_dict() if job else {"machine": "", "name": folder.name}
         array = os.environ.get("SLURM_ARRAY_TASK_ID")
         with contextlib.suppress(OSError, LabError):
-            Job(**{**known, "job_id": number, "array_task": int(array) if array else None}).write(folder)
+            Job(**{**job_fields, "job_id": number, "array_task": int(array) if array else None}).write(folder)
     append_event(folder / EVENTS / LAUNCHER_EVENTS, "started", start=start, nodes=nodes)
 
 
@@ -164,13 +164,13 @@ def _has_ended(path: Path, start: str) -> bool:
 
 def _wait(pid: int, request: Path | None) -> int:
     """Wait for the rank's exit code (negative: signal); a cancel request ends it, and srun then ends the others."""
-    asked = False
+    halt = False
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
-        if request is not None and not asked and os.path.exists(request):  # noqa: PTH110 - False where it cannot answer
-            asked = True
+        if request is not None and not halt and os.path.exists(request):  # noqa: PTH110 - False where it cannot answer
+            halt = True
             os.kill(pid, signal.SIGTERM)
         time.sleep(POLL_S)
 

@@ -74,61 +74,61 @@ def as_laid(value: Tensor, like: Tensor) -> Tensor:
     return as_dtensor(value, like) if isinstance(like, DTensor) and not isinstance(value, DTensor) else value
 
 
-def local_part(whole: Tensor, like: Tensor) -> Tensor:
+def local_part(full_tensor: Tensor, like: Tensor) -> Tensor:
     """Cut this rank's part out of a whole tensor that is distributed as `like`; nothing is sent.
 
     A dimension that is split by both axes (FSDP2 over tensor parallelism) is split by the last axis first.
     """
     if not isinstance(like, DTensor):
-        return whole
+        return full_tensor
     coordinate = like.device_mesh.get_coordinate()
     assert coordinate is not None
     for axis in reversed(range(like.device_mesh.ndim)):
         dim = getattr(like.placements[axis], "dim", None)
         if dim is None:
             continue  # whole on each rank of the axis
-        length, ranks = whole.shape[dim], like.device_mesh.size(axis)
+        length, ranks = full_tensor.shape[dim], like.device_mesh.size(axis)
         # As `torch.chunk`: equal shares, the last ones shorter or empty.
         share = -(-length // ranks)
         start = min(coordinate[axis] * share, length)
-        whole = whole.narrow(dim, start, min(share, length - start))
-    return whole
+        full_tensor = full_tensor.narrow(dim, start, min(share, length - start))
+    return full_tensor
 
 
-def put(own: Tensor, whole: Tensor) -> None:
+def put(local_tensor: Tensor, full_tensor: Tensor) -> None:
     """Copy this rank's part of a whole tensor into its own."""
-    target = own.detach()
+    target = local_tensor.detach()
     target = target.to_local() if isinstance(target, DTensor) else target
-    target.copy_(local_part(whole, own))
+    target.copy_(local_part(full_tensor, local_tensor))
 
 
 def overlap(flat: FlatWeights, number: int, rank: int) -> tuple[slice, slice]:
     """Intersect a parameter of a flat tensor with a rank's share: slices of the parameter, flat, and of the share."""
     start = sum(shape.numel() for shape in flat.shapes[:number])
-    first = rank * flat.share_numel
-    low = max(start, first)
+    share_start = rank * flat.share_numel
+    low = max(start, share_start)
     # Without an overlap both slices are empty.
-    high = max(low, min(start + flat.shapes[number].numel(), first + flat.share_numel))
-    return slice(low - start, high - start), slice(low - first, high - first)
+    high = max(low, min(start + flat.shapes[number].numel(), share_start + flat.share_numel))
+    return slice(low - start, high - start), slice(low - share_start, high - share_start)
 
 
-def gather_piece(flat: FlatWeights, number: int, own: Tensor) -> Tensor:
+def gather_piece(flat: FlatWeights, number: int, share: Tensor) -> Tensor:
     """Gather one parameter's part of a flat tensor on every rank from the ranks' shares; a collective call.
 
     Args:
         flat: layout of the parameters.
         number: of the parameter.
-        own: this rank's share of a tensor laid out as the weights: weights or a moment.
+        share: this rank's share of a tensor laid out as the weights: weights or a moment.
     """
     shape = flat.shapes[number]
-    piece = own.new_empty(shape.numel())
+    piece = share.new_empty(shape.numel())
     for rank in range(flat.size):
         of_piece, of_share = overlap(flat, number, rank)
         # None of the parameter is in that rank's share: all ranks know, and none waits for a message.
         if of_piece.start == of_piece.stop:
             continue
         if rank == flat.rank:
-            piece[of_piece] = own.detach()[of_share]
+            piece[of_piece] = share.detach()[of_share]
         if flat.size > 1:
             source = rank if flat.group is None else dist.get_global_rank(flat.group, rank)
             # Who: all ranks that share. What: the part of one parameter that one of them holds. How much: its bytes;
@@ -137,10 +137,10 @@ def gather_piece(flat: FlatWeights, number: int, own: Tensor) -> Tensor:
     return piece.view(shape)
 
 
-def put_piece(flat: FlatWeights, number: int, own: Tensor, whole: Tensor) -> None:
+def put_piece(flat: FlatWeights, number: int, share: Tensor, full_tensor: Tensor) -> None:
     """Copy this rank's part of one parameter into its share; nothing is sent."""
     of_piece, of_share = overlap(flat, number, flat.rank)
-    own.detach()[of_share].copy_(whole.reshape(-1)[of_piece])
+    share.detach()[of_share].copy_(full_tensor.reshape(-1)[of_piece])
 
 
 class PassOptimizer(torch.optim.Optimizer):
@@ -159,8 +159,8 @@ class PassOptimizer(torch.optim.Optimizer):
         forward = config.update == "in_forward"
         self.passes = InBackward(module, make_optimizer, "forward" if forward else "backward", accumulates=forward)
         super().__init__(list(self.passes.optimizers), {})
-        for one in self.passes.optimizers.values():
-            one.state = self.state  # each touches its own parameter's alone
+        for optimizer in self.passes.optimizers.values():
+            optimizer.state = self.state  # each touches its own parameter's alone
         if not hooked:
             self.passes.release()
 
@@ -190,13 +190,13 @@ FORMS: dict[str, dict[str, Any]] = {
 def make_optimizer(config: RunConfig, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
     """Make the optimizer of a run, for every engine but those whose optimizers communicate."""
     rate, decay, form = config.learning_rate, config.weight_decay, FORMS[config.update]
-    held = by_mesh(parameters)
+    param_groups = by_mesh(parameters)
     if config.optimizer == "adamw":
-        return torch.optim.AdamW(held, lr=rate, weight_decay=decay, **form)
+        return torch.optim.AdamW(param_groups, lr=rate, weight_decay=decay, **form)
     if config.optimizer == "lamb":
-        return Lamb(held, lr=rate, weight_decay=decay)
+        return Lamb(param_groups, lr=rate, weight_decay=decay)
     momentum = 0.9 if config.optimizer == "momentum" else 0.0
-    return torch.optim.SGD(held, lr=rate, momentum=momentum, weight_decay=decay, **form)
+    return torch.optim.SGD(param_groups, lr=rate, momentum=momentum, weight_decay=decay, **form)
 
 
 def by_mesh(parameters: Iterable[Tensor]) -> list[Any]:
@@ -208,8 +208,8 @@ def by_mesh(parameters: Iterable[Tensor]) -> list[Any]:
     groups: dict[object, list[Tensor]] = {}
     for parameter in parameters:
         groups.setdefault(parameter.device_mesh if isinstance(parameter, DTensor) else None, []).append(parameter)
-    held = list(groups.values())
-    return held[0] if len(held) == 1 else [{"params": group} for group in held]
+    param_groups = list(groups.values())
+    return param_groups[0] if len(param_groups) == 1 else [{"params": group} for group in param_groups]
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -217,9 +217,9 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def locals_of(held: Inventory) -> Inventory:
+def locals_of(inventory: Inventory) -> Inventory:
     """Replace the tensors of an inventory by this rank's shards."""
-    return {category: [local(tensor) for tensor in tensors] for category, tensors in held.items()}
+    return {category: [local(tensor) for tensor in tensors] for category, tensors in inventory.items()}
 
 
 def optimizer_states(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -273,11 +273,11 @@ class Engine:
             return torch.autocast(self.device.type, torch.bfloat16)
         return nullcontext()
 
-    def forward(self, inputs: Tensor, targets: Tensor, *, last: bool) -> Tensor:
-        """Compute the mean loss of one micro-batch; `last`: no other follows in this step."""
-        del last  # only engines that communicate need to know
+    def forward(self, inputs: Tensor, targets: Tensor, *, is_last: bool) -> Tensor:
+        """Compute the mean loss of one micro-batch; `is_last`: no other follows in this step."""
+        del is_last  # only engines that communicate need to know
         if self.config.precision == "bf16-true":
-            inputs = tree_map(lambda one: one.bfloat16() if one.is_floating_point() else one, inputs)
+            inputs = tree_map(lambda tensor: tensor.bfloat16() if tensor.is_floating_point() else tensor, inputs)
         with self.autocast(), self.activations():
             logits = self.model(inputs)
         return self.loss(logits, targets)
@@ -295,9 +295,9 @@ class Engine:
         """Return the context of the forward pass, which offloads activations where the layout says so."""
         return self.offload or nullcontext()
 
-    def backward(self, loss: Tensor, *, last: bool) -> None:
+    def backward(self, loss: Tensor, *, is_last: bool) -> None:
         """Add this micro-batch's share to the gradients."""
-        del last
+        del is_last
         # Gradients add up over micro-batches: each gives its share of the mean.
         (loss / self.config.layout.micro_batches).backward()
 
@@ -350,9 +350,9 @@ class Engine:
         `kind` is `weights`, or a key of the optimizer's states.
         """
         for name, parameter, updated in self.named():
-            own = parameter.detach() if kind == WEIGHTS else self.optimizer.state[updated].get(kind)
-            if own is not None:  # a parameter that has had no gradient yet has no moments
-                yield name, self.share.whole(name, as_laid(own, parameter)).cpu()
+            local_tensor = parameter.detach() if kind == WEIGHTS else self.optimizer.state[updated].get(kind)
+            if local_tensor is not None:  # a parameter that has had no gradient yet has no moments
+                yield name, self.share.whole(name, as_laid(local_tensor, parameter)).cpu()
 
     def states(self) -> Iterator[tuple[str, Tensor]]:
         """Yield all states of the parameters for a checkpoint, one whole tensor after the other; a collective call.
@@ -386,9 +386,9 @@ class Engine:
         for name, parameter, updated in self.named():
             # First cut as the lab splits it (`part`), then as a DTensor is placed (`put`).
             put(parameter, self.share.part(name, source.tensor(f"{WEIGHTS}/{name}")))
-            kept = tuple(kind for kind in self.moments if source.has(f"{kind}/{name}"))
-            state = begun(self.optimizer, updated, kept, source.updates) if kept else {}
-            for kind in kept:
+            kinds = tuple(kind for kind in self.moments if source.has(f"{kind}/{name}"))
+            state = begun(self.optimizer, updated, kinds, source.updates) if kinds else {}
+            for kind in kinds:
                 put(as_laid(state[kind], parameter), self.share.part(name, source.tensor(f"{kind}/{name}")))
 
     def buffers(self) -> Iterator[tuple[int, str, Tensor]]:
@@ -398,11 +398,11 @@ class Engine:
 
     def whole_buffers(self) -> dict[str, Tensor]:
         """Return the buffers, whole along the tensor axis, by `buffers.REPLICA/NAME`; collective along that axis."""
-        found: dict[str, Tensor] = {}
+        buffers: dict[str, Tensor] = {}
         for replica, name, buffer in self.buffers():
             split = self.share.beside(name, buffer)
-            found[f"buffers.{replica}/{name}"] = buffer if split is None else self.share.whole(split, buffer)
-        return found
+            buffers[f"buffers.{replica}/{name}"] = buffer if split is None else self.share.whole(split, buffer)
+        return buffers
 
     @torch.no_grad()
     def restore_buffers(self, source: CheckpointTensors) -> None:
@@ -412,9 +412,9 @@ class Engine:
             LabError: if they are another model's.
         """
         for replica, name, buffer in self.buffers():
-            whole = source.tensor(f"buffers.{replica % source.replicas()}/{name}")
+            full_buffer = source.tensor(f"buffers.{replica % source.replicas()}/{name}")
             split = self.share.beside(name, buffer)
-            buffer.copy_(whole if split is None else self.share.part(split, whole))
+            buffer.copy_(full_buffer if split is None else self.share.part(split, full_buffer))
 
     def close(self) -> None:
         """Free what the engine holds."""
@@ -442,5 +442,5 @@ def build(config: RunConfig, model: nn.Module, device: torch.device) -> Engine:
 def _engine(name: str) -> type[Engine]:
     """An engine's class; only its own libraries are loaded."""
     module, engine = name.split(".")
-    found: type[Engine] = getattr(import_module(f"dlojz.train.engines.{module}"), engine)
-    return found
+    engine_class: type[Engine] = getattr(import_module(f"dlojz.train.engines.{module}"), engine)
+    return engine_class

@@ -51,16 +51,16 @@ def whole_state(optimizer: Any, parameter: Tensor, kind: str) -> Tensor:
     Who: the ranks that share it. What: it, all-gathered (stage 3), or summed from pieces that are zero on all ranks but
     one. How much: 4 bytes per element.
     """
-    held: Any = parameter
+    ds_parameter: Any = parameter
     key = None if kind == WEIGHTS else kind
-    if hasattr(held, "ds_id"):  # stage 3
-        found: Tensor = optimizer.get_full_hp_param(held, key)
-    elif hasattr(held, "_hp_mapping"):  # stages 1 and 2; stage 0 in bf16
-        found = held.get_full_hp_param(key)
+    if hasattr(ds_parameter, "ds_id"):  # stage 3
+        full_tensor: Tensor = optimizer.get_full_hp_param(ds_parameter, key)
+    elif hasattr(ds_parameter, "_hp_mapping"):  # stages 1 and 2; stage 0 in bf16
+        full_tensor = ds_parameter.get_full_hp_param(key)
     else:
         updated = _updated(optimizer, parameter)
-        found = updated if key is None else _inner(optimizer).state[updated][key]
-    return found.detach().float()
+        full_tensor = updated if key is None else _inner(optimizer).state[updated][key]
+    return full_tensor.detach().float()
 
 
 def begin(optimizer: Any, kinds: tuple[str, ...], updates: int) -> None:
@@ -71,27 +71,29 @@ def begin(optimizer: Any, kinds: tuple[str, ...], updates: int) -> None:
         optimizer._lazy_init_hp_params_optimizer_state()
 
 
-def put_state(optimizer: Any, parameter: Tensor, kind: str, whole: Tensor, updates: int) -> None:
+def put_state(optimizer: Any, parameter: Tensor, kind: str, full_tensor: Tensor, updates: int) -> None:
     """Put a whole parameter, or a moment, into this rank's share of it; nothing is sent."""
-    held: Any = parameter
+    ds_parameter: Any = parameter
     key = None if kind == WEIGHTS else kind
-    whole = whole.to(parameter.device)
-    if hasattr(held, "ds_id"):
-        share, _ = optimizer._get_fp32_opt_state_partition(held, release_swap_buffers=False, optim_state_key=key)
-        part = _partition(whole, share.numel(), optimizer._get_param_partition_rank(held))
+    full_tensor = full_tensor.to(parameter.device)
+    if hasattr(ds_parameter, "ds_id"):
+        share, _ = optimizer._get_fp32_opt_state_partition(
+            ds_parameter, release_swap_buffers=False, optim_state_key=key
+        )
+        part = _partition(full_tensor, share.numel(), optimizer._get_param_partition_rank(ds_parameter))
         share[: part.numel()].copy_(part)  # what is beyond is padding
         if key is None:
             # The shard that forward gathers, besides the copy in fp32.
-            held.ds_tensor.data[: part.numel()].copy_(part)
-    elif hasattr(held, "_hp_mapping"):
-        held.set_full_hp_param(whole, key)
+            ds_parameter.ds_tensor.data[: part.numel()].copy_(part)
+    elif hasattr(ds_parameter, "_hp_mapping"):
+        ds_parameter.set_full_hp_param(full_tensor, key)
         if key is None:
-            held.data.copy_(whole)
+            ds_parameter.data.copy_(full_tensor)
     elif key is None:
-        held.data.copy_(whole)
-        _updated(optimizer, parameter).data.copy_(whole)
+        ds_parameter.data.copy_(full_tensor)
+        _updated(optimizer, parameter).data.copy_(full_tensor)
     else:
-        begun(_inner(optimizer), _updated(optimizer, parameter), (key,), updates)[key].copy_(whole)
+        begun(_inner(optimizer), _updated(optimizer, parameter), (key,), updates)[key].copy_(full_tensor)
 
 
 def _inner(optimizer: Any) -> Any:
@@ -103,14 +105,14 @@ def _updated(optimizer: Any, parameter: Tensor) -> Tensor:
     """What stage 0 updates for a parameter: itself, or its copy in fp32 where it has 16 bit."""
     groups = zip(getattr(optimizer, "fp16_groups", []), getattr(optimizer, "fp32_groups", []), strict=False)
     for low, high in groups:
-        for own, copied in zip(low, high, strict=True):
-            if own is parameter:
+        for model_parameter, copied in zip(low, high, strict=True):
+            if model_parameter is parameter:
                 return copied
     return parameter
 
 
-def _partition(whole: Tensor, share_numel: int, rank: int) -> Tensor:
-    flat = whole.flatten()
+def _partition(full_tensor: Tensor, share_numel: int, rank: int) -> Tensor:
+    flat = full_tensor.flatten()
     start = min(rank * share_numel, flat.numel())
     return flat[start : min(start + share_numel, flat.numel())]
 
@@ -164,18 +166,18 @@ class DeepSpeedEngine(Engine):
     def autocast(self) -> AbstractContextManager[object]:
         return nullcontext()  # the weights themselves are bf16
 
-    def forward(self, inputs: Tensor, targets: Tensor, *, last: bool) -> Tensor:
+    def forward(self, inputs: Tensor, targets: Tensor, *, is_last: bool) -> Tensor:
         if self.config.precision == "bf16":
-            inputs = tree_map(lambda one: one.bfloat16() if one.is_floating_point() else one, inputs)
+            inputs = tree_map(lambda tensor: tensor.bfloat16() if tensor.is_floating_point() else tensor, inputs)
         with self.activations():
             logits = self.model(inputs)
         return self.loss(logits, targets)
 
-    def backward(self, loss: Tensor, *, last: bool) -> None:
+    def backward(self, loss: Tensor, *, is_last: bool) -> None:
         # Who: all dp ranks. What: stages 0 and 1 all-reduce the gradient with the last micro-batch, stages 2 and 3
         # reduce it with every one. How much: see dlojz.prediction.communication.
         self.model.backward(loss)  # divides by the number of micro-batches itself
-        if not last:
+        if not is_last:
             self.model.step()  # counts the micro-batch; it updates nothing before the last
 
     def update(self) -> None:
@@ -195,12 +197,12 @@ class DeepSpeedEngine(Engine):
             "all_grad_tensors",
         ):
             gradients += _tensors(getattr(zero, name, None))
-        own = {id(parameter) for parameter in parameters}
-        held: Inventory = {
+        parameter_ids = {id(parameter) for parameter in parameters}
+        inventory: Inventory = {
             "weights": shards or [*parameters],
             "gradients": gradients,
             "optimizer": optimizer_states(_inner(zero)),
-            "master": [tensor for tensor in updated if id(tensor) not in own],
+            "master": [tensor for tensor in updated if id(tensor) not in parameter_ids],
             "buffers": list(self.module.buffers()),
             # Stage 3: parameters that are gathered whole at this moment.
             "workspace": [*parameters] if shards else [],
@@ -209,7 +211,7 @@ class DeepSpeedEngine(Engine):
         elsewhere = {tensor.untyped_storage()._cdata for tensor in self._states_on_host()}
         return {
             category: [tensor for tensor in tensors if tensor.untyped_storage()._cdata not in elsewhere]
-            for category, tensors in held.items()
+            for category, tensors in inventory.items()
         }
 
     def offloaded(self) -> list[Tensor]:
@@ -234,14 +236,16 @@ class DeepSpeedEngine(Engine):
             return []
         zero: Any = self.optimizer
         updated = self._updated()
-        moved = [*updated, *(tensor.grad for tensor in updated if tensor.grad is not None)]
-        moved += optimizer_states(_inner(zero))
+        host_tensors = [*updated, *(tensor.grad for tensor in updated if tensor.grad is not None)]
+        host_tensors += optimizer_states(_inner(zero))
         for name in _HOST_BUFFERS:
-            moved += _tensors(getattr(zero, name, None))
+            host_tensors += _tensors(getattr(zero, name, None))
         if self.config.layout.offload == "parameters":
-            moved += [parameter.ds_tensor for parameter in self.module.parameters() if hasattr(parameter, "ds_tensor")]
-            moved += _tensors(getattr(zero, "param_groups_fp16_flat_cpu_memory", None))
-        return moved
+            host_tensors += [
+                parameter.ds_tensor for parameter in self.module.parameters() if hasattr(parameter, "ds_tensor")
+            ]
+            host_tensors += _tensors(getattr(zero, "param_groups_fp16_flat_cpu_memory", None))
+        return host_tensors
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         import deepspeed
@@ -270,10 +274,10 @@ class DeepSpeedEngine(Engine):
         """Restore DeepSpeed's copy in fp32 and the weights that forward reads."""
         self._check_kept()
         names = [name for name, _, _ in self.named()]
-        kept = [WEIGHTS, *(kind for kind in self.moments if source.has(f"{kind}/{names[0]}"))]
-        begin(self.optimizer, tuple(kept[1:]), source.updates)
+        kinds = [WEIGHTS, *(kind for kind in self.moments if source.has(f"{kind}/{names[0]}"))]
+        begin(self.optimizer, tuple(kinds[1:]), source.updates)
         for name, parameter, _ in self.named():
-            for kind in kept:
+            for kind in kinds:
                 put_state(self.optimizer, parameter, kind, source.tensor(f"{kind}/{name}"), source.updates)
 
     def _check_kept(self) -> None:
@@ -337,24 +341,24 @@ class DeepSpeedPipelineEngine(PipelineEngine, DeepSpeedEngine):
             self._count[kind] += 1
             self.perform(action, lambda: instruction(pipeline, **operands))
 
-        known = dict(engine._INSTRUCTION_MAP)
-        known[ForwardPass] = _Unbound(partial(through, FORWARD, known[ForwardPass]))
-        known[BackwardPass] = _Unbound(partial(through, BACKWARD, known[BackwardPass]))
-        engine._INSTRUCTION_MAP = known
+        instructions = dict(engine._INSTRUCTION_MAP)
+        instructions[ForwardPass] = _Unbound(partial(through, FORWARD, instructions[ForwardPass]))
+        instructions[BackwardPass] = _Unbound(partial(through, BACKWARD, instructions[BackwardPass]))
+        engine._INSTRUCTION_MAP = instructions
 
     @property
     def group_names(self) -> dict[str, str]:
         grid: Any = self.model.grid
         groups = {"pp": grid.get_pipe_parallel_group(), "dp": grid.get_data_parallel_group()}
         # DeepSpeed's "model parallel" ranks are all that share a replica: here, those of a pipeline.
-        named = {str(group.group_name): axis for axis, group in groups.items()}
-        return {**super().group_names, str(grid.get_model_parallel_group().group_name): "pp", **named}
+        axis_names = {str(group.group_name): axis for axis, group in groups.items()}
+        return {**super().group_names, str(grid.get_model_parallel_group().group_name): "pp", **axis_names}
 
     def run_schedule(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
         # Who: neighbouring stages; dp ranks of a stage. What: one boundary activation or its gradient per micro-batch,
         # blocking; then the stage's gradients, all-reduced. How much: see dlojz.prediction.communication.
         if self.config.precision == "bf16":
-            inputs = [one.bfloat16() if one.is_floating_point() else one for one in inputs]
+            inputs = [tensor.bfloat16() if tensor.is_floating_point() else tensor for tensor in inputs]
         engine: Any = self.model
         self._count.update({FORWARD: 0, BACKWARD: 0})
         engine.module.train()
@@ -376,13 +380,13 @@ class DeepSpeedPipelineEngine(PipelineEngine, DeepSpeedEngine):
     def named(self) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Yield the parameters: DeepSpeed numbers the blocks of a stage as the model does."""
         for name, parameter in self.module.named_parameters():
-            whole = f"blocks.{name}"
-            yield self._first_names.get(whole, whole), parameter, parameter
+            full_name = f"blocks.{name}"
+            yield self._first_names.get(full_name, full_name), parameter, parameter
 
     def gathered(self, kind: str) -> Iterator[tuple[str, Tensor]]:
         """Gather one kind of state; a stage's own ranks make each tensor whole first."""
-        own = {name: whole_state(self.optimizer, parameter, kind) for name, parameter, _ in self.named()}
-        yield from self._from_owners(own)
+        stage_tensors = {name: whole_state(self.optimizer, parameter, kind) for name, parameter, _ in self.named()}
+        yield from self._from_owners(stage_tensors)
 
     def buffers(self) -> Iterator[tuple[int, str, Tensor]]:
         """Yield this rank's buffers."""

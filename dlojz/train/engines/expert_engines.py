@@ -67,19 +67,19 @@ class ExpertShare(TensorShare):
         self._experts = frozenset(expert_parameters(model))
         self._rank, self._size, self._group = axes.ep_rank, config.layout.ep, axes.group("ep")
 
-    def whole(self, name: str, own: Tensor) -> Tensor:
+    def whole(self, name: str, local_tensor: Tensor) -> Tensor:
         """Gather a whole parameter, or a moment of it, from the blocks of all ranks; a collective call."""
         if name not in self._experts:
-            return own
-        blocks = [torch.empty_like(own) for _ in range(self._size)]
+            return local_tensor
+        blocks = [torch.empty_like(local_tensor) for _ in range(self._size)]
         # Who: the ranks that shard the experts, at the end of a run or at a checkpoint. What: their blocks of one
         # parameter, (E/ep, …) each. How much: the bytes of the whole parameter.
-        dist.all_gather(blocks, own.contiguous(), group=self._group)
+        dist.all_gather(blocks, local_tensor.contiguous(), group=self._group)
         return torch.cat(blocks)
 
-    def part(self, name: str, whole: Tensor) -> Tensor:
+    def part(self, name: str, full_tensor: Tensor) -> Tensor:
         """Cut this rank's contiguous block of experts; nothing is sent."""
-        return whole.chunk(self._size)[self._rank] if name in self._experts else whole
+        return full_tensor.chunk(self._size)[self._rank] if name in self._experts else full_tensor
 
 
 class ExpertDataParallel(DataParallel):
@@ -102,19 +102,19 @@ class ExpertDataParallel(DataParallel):
         group: dist.ProcessGroup | None,
         expert_group: dist.ProcessGroup,
     ) -> None:
-        named = dict(module.named_parameters())
-        self._experts = {named[name] for name in experts}
+        parameters = dict(module.named_parameters())
+        self._experts = {parameters[name] for name in experts}
         self._expert_group = expert_group
         super().__init__(module, bucket_bytes=bucket_bytes, group=group)
 
     def fill(self, parameters: Sequence[Tensor], bucket_bytes: int) -> list[list[Tensor]]:
         """Fill buckets of experts and buckets of the rest, in the order in which they will be full."""
-        place = {parameter: number for number, parameter in enumerate(parameters)}
-        rest = [parameter for parameter in parameters if parameter not in self._experts]
-        own = [parameter for parameter in parameters if parameter in self._experts]
-        buckets = fill_buckets(rest, bucket_bytes) + fill_buckets(own, bucket_bytes)
+        position_of = {parameter: number for number, parameter in enumerate(parameters)}
+        dense_tensors = [parameter for parameter in parameters if parameter not in self._experts]
+        expert_tensors = [parameter for parameter in parameters if parameter in self._experts]
+        buckets = fill_buckets(dense_tensors, bucket_bytes) + fill_buckets(expert_tensors, bucket_bytes)
         # A bucket is full with its last gradient.
-        return sorted(buckets, key=lambda bucket: place[bucket[-1]])
+        return sorted(buckets, key=lambda bucket: position_of[bucket[-1]])
 
     def _broadcast(self) -> None:
         """Nothing: each rank has drawn the whole model from the seed of the run before it kept its experts."""
@@ -157,14 +157,14 @@ class ExpertEngine(ByHandEngine):
         self.share = ExpertShare(self.config, module, axes, mean_loss)
         names = expert_parameters(cast(BlockList, module))
         shard_experts(module, axes.ep_rank, layout.ep, axes.group("ep"))
-        alike = axes.group("edp")
-        assert alike is not None
+        expert_group = axes.group("edp")
+        assert expert_group is not None
         return ExpertDataParallel(
             module.to(self.device),
             experts=names,
             bucket_bytes=bucket_bytes_of(self.config),
             group=axes.group("dp"),
-            expert_group=alike,
+            expert_group=expert_group,
         )
 
 
@@ -228,14 +228,14 @@ class DeepSpeedMixture(nn.Module):
             use_rts=False,
             top2_2nd_expert_sampling=False,
         )
-        held = routing.experts // ep
+        local_experts = routing.experts // ep
         with torch.no_grad():
             self.gate_weight.copy_(mixture.gate.weight)
-            for name, whole in mixture.experts.named_parameters():
+            for name, stack in mixture.experts.named_parameters():
                 # `pieces` ends with this rank's last expert, the slice with the last of all.
-                for own, given in zip(self.pieces(name), whole[ep_rank * held :], strict=False):
+                for piece, expert_weight in zip(self.pieces(name), stack[ep_rank * local_experts :], strict=False):
                     # The lab's (E, D, F) against (F, D) of a linear layer: transposed.
-                    own.copy_(given.T if name in _MATRICES else given)
+                    piece.copy_(expert_weight.T if name in _MATRICES else expert_weight)
 
     @property
     def gate_weight(self) -> Tensor:
@@ -288,8 +288,11 @@ class DeepSpeedExpertEngine(DeepSpeedEngine):
         from deepspeed.utils import groups
 
         name = f"ep_size_{self._ep}"
-        found = {"ep": groups._get_expert_parallel_group(name), "edp": groups._get_expert_data_parallel_group(name)}
-        return super().group_names | {str(group.group_name): axis for axis, group in found.items()}
+        groups_by_axis = {
+            "ep": groups._get_expert_parallel_group(name),
+            "edp": groups._get_expert_data_parallel_group(name),
+        }
+        return super().group_names | {str(group.group_name): axis for axis, group in groups_by_axis.items()}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield whole parameters under the names of the lab's model."""
@@ -298,12 +301,12 @@ class DeepSpeedExpertEngine(DeepSpeedEngine):
     def gathered(self, kind: str) -> Iterator[tuple[str, Tensor]]:
         """Yield one kind of state under the names of the lab's model."""
         for name, pieces in self._held.items():
-            own = [whole_state(self.optimizer, piece, kind) for piece in pieces]
+            full_pieces = [whole_state(self.optimizer, piece, kind) for piece in pieces]
             leaf = name.rpartition(".")[2]
             if leaf not in _OF_EXPERT:
-                yield name, own[0].cpu()
+                yield name, full_pieces[0].cpu()
                 continue
-            block = torch.stack([one.T if leaf in _MATRICES else one for one in own])
+            block = torch.stack([piece.T if leaf in _MATRICES else piece for piece in full_pieces])
             blocks = [torch.empty_like(block) for _ in range(self._ep)]
             # Who: the ranks that shard the experts. What: their blocks of one parameter, (E/ep, …) each. How much:
             # the bytes of the whole parameter, at the end of a run and with each checkpoint.
@@ -313,18 +316,18 @@ class DeepSpeedExpertEngine(DeepSpeedEngine):
     @torch.no_grad()
     def restore(self, source: CheckpointTensors) -> None:
         """Restore from whole tensors under the names of the lab's model."""
-        kept = [WEIGHTS, *(kind for kind in self.moments if source.has(f"{kind}/{next(iter(self._held))}"))]
-        begin(self.optimizer, tuple(kept[1:]), source.updates)
+        kinds = [WEIGHTS, *(kind for kind in self.moments if source.has(f"{kind}/{next(iter(self._held))}"))]
+        begin(self.optimizer, tuple(kinds[1:]), source.updates)
         for name, pieces in self._held.items():
             leaf = name.rpartition(".")[2]
-            for kind in kept:
-                whole = source.tensor(f"{kind}/{name}")
-                of_piece: Any = [whole]
+            for kind in kinds:
+                full_tensor = source.tensor(f"{kind}/{name}")
+                of_piece: Any = [full_tensor]
                 if leaf in _OF_EXPERT:
-                    own = whole.chunk(self._ep)[self.axes.ep_rank]
-                    of_piece = [one.T if leaf in _MATRICES else one for one in own]
-                for piece, given in zip(pieces, of_piece, strict=True):
-                    put_state(self.optimizer, piece, kind, given.contiguous(), source.updates)
+                    local_experts = full_tensor.chunk(self._ep)[self.axes.ep_rank]
+                    of_piece = [expert.T if leaf in _MATRICES else expert for expert in local_experts]
+                for piece, weight in zip(pieces, of_piece, strict=True):
+                    put_state(self.optimizer, piece, kind, weight.contiguous(), source.updates)
 
 
 def _pieces_of(name: str, model: nn.Module, replaced: dict[str, DeepSpeedMixture]) -> list[Tensor]:

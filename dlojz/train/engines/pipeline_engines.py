@@ -68,7 +68,7 @@ class PipelineEngine(Engine):
         self.pp_rank = self.axes.pp_rank
         self.pp_group, self.dp_group = (cast(dist.ProcessGroup, self.axes.group(axis)) for axis in ("pp", "dp"))
         self._names = [name for name, _ in blocks.named_parameters()]
-        self._shapes = [(tuple(one.shape), one.dtype) for one in blocks.parameters()]
+        self._shapes = [(tuple(parameter.shape), parameter.dtype) for parameter in blocks.parameters()]
         self.share = TensorShare(config, blocks, self.axes, mean_loss)
         self._first_names = untie(blocks)
         if is_elsewhere(config.model):
@@ -112,9 +112,9 @@ class PipelineEngine(Engine):
 
     def take(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Select this rank's part of a micro-batch: inputs where it holds a first stage, targets where a last one."""
-        held = {stage for _, stage in self.modules}
+        stages = {stage for _, stage in self.modules}
         nothing = inputs.new_empty(0)
-        return inputs if 0 in held else nothing, targets if self.schedule.stages - 1 in held else nothing
+        return inputs if 0 in stages else nothing, targets if self.schedule.stages - 1 in stages else nothing
 
     def run(self, samples: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """Run forward and backward of all micro-batches of this replica.
@@ -157,46 +157,46 @@ class PipelineEngine(Engine):
         for name, parameter, _ in self.named():
             if name in self._first_names.values() and parameter.grad is not None:
                 copies.setdefault(name, []).append(local(parameter.grad))
-        for first, *others in copies.values():
-            for other in others:
+        for gradient, *twin_gradients in copies.values():
+            for twin in twin_gradients:
                 # Two copies on one rank: the sum is in both, and nothing is sent.
-                other.copy_(first.add_(other))
+                twin.copy_(gradient.add_(twin))
             if self._tied_group is not None:
-                dist.all_reduce(first, group=self._tied_group)
+                dist.all_reduce(gradient, group=self._tied_group)
 
     def _make_tied_group(self) -> dist.ProcessGroup | None:
         """Make the group of the two ranks that hold a copy of a tied embedding each; None for all other ranks."""
-        first, last = self.schedule.placement[0][0], self.schedule.placement[0][-1]
-        if not self._first_names or first == last or self.schedule.pipes > 1:
+        first_rank, last_rank = self.schedule.placement[0][0], self.schedule.placement[0][-1]
+        if not self._first_names or first_rank == last_rank or self.schedule.pipes > 1:
             return None
-        layout, own = self.config.layout, None
-        for place in range(layout.dp * layout.tp):
-            ranks = [self.axes.world_rank(one) + place for one in (first, last)]
+        layout, tied_group = self.config.layout, None
+        for offset in range(layout.dp * layout.tp):
+            ranks = [self.axes.world_rank(pp_rank) + offset for pp_rank in (first_rank, last_rank)]
             # All ranks make every group, in the same order, though each is in one at most.
             group = dist.new_group(ranks)
-            own = group if dist.get_rank() in ranks else own
-        return own
+            tied_group = group if dist.get_rank() in ranks else tied_group
+        return tied_group
 
     @property
     def group_names(self) -> dict[str, str]:
-        named = super().group_names
-        return named if self._tied_group is None else {**named, str(self._tied_group.group_name): "tied"}
+        names = super().group_names
+        return names if self._tied_group is None else {**names, str(self._tied_group.group_name): "tied"}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every parameter of the model, broadcast by the rank that holds its stage; a collective call."""
         yield from self._from_owners(self.own_weights())
 
-    def _from_owners(self, own: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    def _from_owners(self, local_tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """A tensor for every parameter of the model, broadcast by the rank that holds its stage; a collective call."""
         owners = {number: rank for rank, stage in self._stages() for number in range(*self.bounds[stage : stage + 2])}
         for name, (shape, dtype) in zip(self._names, self._shapes, strict=True):
             owner = owners[int(name.split(".")[1])]
-            held = own.get(name)
+            local_tensor = local_tensors.get(name)
             # A tied copy on another stage stays out of the gathering, which is the owner's tensor ranks' alone.
-            if held is None or (self.config.layout.tp > 1 and owner != self.pp_rank):
+            if local_tensor is None or (self.config.layout.tp > 1 and owner != self.pp_rank):
                 tensor = torch.empty(shape, dtype=dtype, device=self.device)
             else:
-                tensor = self.share.whole(name, held).to(self.device).contiguous()
+                tensor = self.share.whole(name, local_tensor).to(self.device).contiguous()
             # Who: all ranks, at the end of the run or for a checkpoint. What: one parameter. How much: its bytes.
             dist.broadcast(tensor, src=self.axes.world_rank(owner))
             yield name, tensor.cpu()
@@ -215,9 +215,9 @@ class PipelineEngine(Engine):
                 yield self._whole_name(name, stage), parameter, parameter
 
     def _whole_name(self, name: str, stage: int) -> str:
-        _, number, rest = name.split(".", 2)
-        whole = f"blocks.{int(number) + self.bounds[stage]}.{rest}"
-        return self._first_names.get(whole, whole)
+        _, number, suffix = name.split(".", 2)
+        full_name = f"blocks.{int(number) + self.bounds[stage]}.{suffix}"
+        return self._first_names.get(full_name, full_name)
 
     def gathered(self, kind: str) -> Iterator[tuple[str, Tensor]]:
         """Yield one kind of state; each tensor is broadcast by the rank that holds its stage."""
@@ -258,19 +258,19 @@ def make_boundaries_contiguous(blocks: BlockList, bounds: Sequence[int]) -> None
     """
     for bound in bounds[1:-1]:
         blocks.blocks[bound - 1].register_forward_hook(lambda _, __, output: output.contiguous())
-        blocks.blocks[bound].register_forward_pre_hook(lambda _, given: (_ContiguousGradient.apply(given[0]),))
+        blocks.blocks[bound].register_forward_pre_hook(lambda _, inputs: (_ContiguousGradient.apply(inputs[0]),))
 
 
 def average(gradients: Sequence[Tensor | None], group: dist.ProcessGroup, ranks: int | None = None) -> None:
     """Average (or with `ranks=1` sum) the gradients over a group, in place, as one flat all-reduce."""
-    held = [gradient for gradient in gradients if gradient is not None]
-    if not held:
+    tensors = [gradient for gradient in gradients if gradient is not None]
+    if not tensors:
         return
     # One message instead of one per parameter.
-    flat = torch.cat([gradient.reshape(-1) for gradient in held])
+    flat = torch.cat([gradient.reshape(-1) for gradient in tensors])
     dist.all_reduce(flat, group=group)
     flat /= ranks or group.size()
-    for gradient, part in zip(held, flat.split([gradient.numel() for gradient in held]), strict=True):
+    for gradient, part in zip(tensors, flat.split([gradient.numel() for gradient in tensors]), strict=True):
         gradient.copy_(part.view_as(gradient))
 
 
@@ -310,7 +310,7 @@ class ByHandPipelineEngine(PipelineEngine):
         bytes per parameter of the stage and step.
         """
         for stage, group in sorted(self._twins.items()):
-            module = next(module for (_, held), module in self.modules.items() if held == stage)
+            module = next(module for (_, number), module in self.modules.items() if number == stage)
             average([parameter.grad for parameter in module.parameters()], group, ranks=1)
         super().reduce_gradients()
 
@@ -318,14 +318,14 @@ class ByHandPipelineEngine(PipelineEngine):
         """Per stage of this rank, the group of the two ranks that hold it; empty where there is one pipe."""
         if self.schedule.pipes == 1:
             return {}
-        layout, own = self.config.layout, {}
+        layout, twin_groups = self.config.layout, {}
         for stage in range(self.schedule.stages):
-            for place in range(layout.dp * layout.tp):
-                ranks = sorted({self.axes.world_rank(pipe[stage]) + place for pipe in self.schedule.placement})
+            for offset in range(layout.dp * layout.tp):
+                ranks = sorted({self.axes.world_rank(pipe[stage]) + offset for pipe in self.schedule.placement})
                 group = dist.new_group(ranks)
                 if dist.get_rank() in ranks and len(ranks) > 1:
-                    own[stage] = group
-        return own
+                    twin_groups[stage] = group
+        return twin_groups
 
     @property
     def group_names(self) -> dict[str, str]:
@@ -355,9 +355,12 @@ class AsynchronousPipelineEngine(PipelineEngine):
         """Nothing: the schedule has updated already."""
 
     def inventory(self) -> Inventory:
-        held = super().inventory()
-        versions = [one for stage in self._runtime.weights.values() for one in stage.kept.values()]
-        return {**held, "weights": [*held["weights"], *(weight for one in versions for weight in one.values())]}
+        inventory = super().inventory()
+        versions = [version for stage in self._runtime.weights.values() for version in stage.kept.values()]
+        return {
+            **inventory,
+            "weights": [*inventory["weights"], *(weight for version in versions for weight in version.values())],
+        }
 
 
 def torch_schedule(
@@ -383,13 +386,13 @@ def torch_schedule(
         # torch's own 1F1B refuses fewer micro-batches than stages, though their order is the same as any other's.
         if not (shipped is torchs_own.Schedule1F1B and schedule.micro_batches < schedule.stages):
             return shipped(stages[0] if issubclass(shipped, PipelineScheduleSingle) else list(stages), **options)
-    made = _PipelineScheduleRuntime(list(stages), **options)
+    runtime = _PipelineScheduleRuntime(list(stages), **options)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "schedule.csv"
         path.write_text(to_csv(schedule), encoding="utf-8")
         # Only the computations: torch adds the messages between them.
-        made._load_csv(str(path), format="compute_only")
-    return made
+        runtime._load_csv(str(path), format="compute_only")
+    return runtime
 
 
 class TorchPipelineEngine(PipelineEngine):
@@ -410,12 +413,12 @@ class TorchPipelineEngine(PipelineEngine):
 
     def _boundaries(self, stages: Sequence[BlockList]) -> list[Boundary]:
         if self.config.layout.tp > 1:
-            first, *others = self._split_boundaries()
+            input_boundary, *boundaries = self._split_boundaries()
         else:
-            first, *others = super()._boundaries(stages)
+            input_boundary, *boundaries = super()._boundaries(stages)
         if self.config.layout.zero and self._autocast_dtype is not None:  # FSDP2 casts weights and inputs alike
-            others = [Boundary(one.shape, self._autocast_dtype) for one in others]
-        return [first, *others]
+            boundaries = [Boundary(boundary.shape, self._autocast_dtype) for boundary in boundaries]
+        return [input_boundary, *boundaries]
 
     def _split_boundaries(self) -> list[Boundary]:
         # DTensors cannot be asked for shapes without the other ranks; the lab's own split has the same ones.
@@ -424,16 +427,17 @@ class TorchPipelineEngine(PipelineEngine):
         built = build_on_meta(config.built_model, config.image_size, config.sequence_length, config.num_classes)
         with FakeTensorMode(allow_non_fake_inputs=True) as fake:
             split = split_model(built.to_empty(device="cpu"), pretended)
-            one = fake.from_tensor(sample(config))
-            return boundaries_of(stage_modules(split, self.bounds), one, compute=self._autocast_dtype)
+            micro_batch = fake.from_tensor(sample(config))
+            return boundaries_of(stage_modules(split, self.bounds), micro_batch, compute=self._autocast_dtype)
 
     def _stage(self, stage: int) -> PipelineStage:
         """A stage with known shapes, so that no rank has to ask another."""
         module = self.modules[0, stage]
         enters, leaves = (
-            torch.empty(one.shape, dtype=one.dtype, device="meta") for one in self.boundaries[stage : stage + 2]
+            torch.empty(boundary.shape, dtype=boundary.dtype, device="meta")
+            for boundary in self.boundaries[stage : stage + 2]
         )
-        made = PipelineStage(
+        pipeline_stage = PipelineStage(
             module,
             stage,
             self.schedule.stages,
@@ -442,8 +446,8 @@ class TorchPipelineEngine(PipelineEngine):
             output_args=(leaves.requires_grad_(),),
             group=self.pp_group,
         )
-        observe(made, stage, self)
-        return made
+        observe(pipeline_stage, stage, self)
+        return pipeline_stage
 
     def _loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         loss = self.loss(outputs, targets)
@@ -466,15 +470,15 @@ class TorchPipelineEngine(PipelineEngine):
 
     def run_schedule(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> list[Tensor]:
         self._losses = []
-        held = {stage for _, stage in self.modules}
+        stages = {stage for _, stage in self.modules}
         # torch splits a batch into its micro-batches again, in the same order.
-        given = (torch.cat(list(inputs)),) if 0 in held else ()
-        asked = {"target": torch.cat(list(targets))} if self.schedule.stages - 1 in held else {}
-        self._schedule.step(*given, **asked, return_outputs=False)
+        input_args = (torch.cat(list(inputs)),) if 0 in stages else ()
+        target_args = {"target": torch.cat(list(targets))} if self.schedule.stages - 1 in stages else {}
+        self._schedule.step(*input_args, **target_args, return_outputs=False)
         return self._losses
 
 
-def observe(made: Any, stage: int, engine: Any) -> None:
+def observe(torch_stage: Any, stage: int, engine: Any) -> None:
     """Route the actions of torch’s stage through the engine’s `perform`, so that probes time them as the lab’s own."""
 
     def through(
@@ -491,4 +495,4 @@ def observe(made: Any, stage: int, engine: Any) -> None:
         ("backward_one_chunk", lambda full_backward=True, **_: BACKWARD if full_backward else BACKWARD_INPUT),
         ("backward_weight_one_chunk", lambda **_: BACKWARD_WEIGHT),
     ):
-        setattr(made, name, partial(through, getattr(made, name), kind_of))
+        setattr(torch_stage, name, partial(through, getattr(torch_stage, name), kind_of))

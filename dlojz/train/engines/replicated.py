@@ -108,8 +108,8 @@ in_bf16: Hook = FunctionType(bf16_compress_hook.__code__, vars(default_hooks), "
 
 def held(state: powersgd.PowerSGDState) -> list[Tensor]:
     """List the tensors that PowerSGD keeps from step to step: the errors of each bucket, P and Q."""
-    kept = (state.error_dict, state.p_memory_dict, state.q_memory_dict)
-    return [tensor for tensors in kept for tensor in tensors.values()]
+    tables = (state.error_dict, state.p_memory_dict, state.q_memory_dict)
+    return [tensor for tensors in tables for tensor in tensors.values()]
 
 
 class DDPEngine(Engine):
@@ -130,19 +130,19 @@ class DDPEngine(Engine):
             options["device_ids"] = [self.device.index]
         group = self.axes.group("dp")
         module = module.to(self.device)
-        if any(isinstance(one, DTensor) for one in module.parameters()):  # which DDP does not take
+        if any(isinstance(parameter, DTensor) for parameter in module.parameters()):  # which DDP does not take
             module = PlainParameters(module)
         model = DistributedDataParallel(module, process_group=group, broadcast_buffers=False, **options)
         model._set_ddp_runtime_logging_sample_rate(1)  # a few clock readings per step: it times every step
         self.powersgd = attach_hook(model, layout, steps=self.config.steps, group=group)
         return model
 
-    def forward(self, inputs: Tensor, targets: Tensor, *, last: bool) -> Tensor:
+    def forward(self, inputs: Tensor, targets: Tensor, *, is_last: bool) -> Tensor:
         # Who: all dp ranks, in the last micro-batch's backward only. What: every gradient, in buckets, all-reduced
         # (mean). How much: 4 bytes per parameter and step, or what `gradient_hooks` makes of it.
         if isinstance(self.model, DistributedDataParallel):
-            self.model.require_backward_grad_sync = last
-        return super().forward(inputs, targets, last=last)
+            self.model.require_backward_grad_sync = is_last
+        return super().forward(inputs, targets, is_last=is_last)
 
     def update(self) -> None:
         self.optimizer.step()
@@ -152,10 +152,10 @@ class DDPEngine(Engine):
 
     def inventory(self) -> Inventory:
         """List also PowerSGD's errors, P and Q."""
-        found = super().inventory()
+        inventory = super().inventory()
         if self.powersgd is not None:
-            found["optimizer"] += held(self.powersgd)
-        return found
+            inventory["optimizer"] += held(self.powersgd)
+        return inventory
 
     def restore_buffers(self, source: CheckpointTensors) -> None:
         """Restore the buffers; PowerSGD begins anew, as its errors belong to buckets that DDP has yet to fill.
@@ -171,7 +171,7 @@ class DDPEngine(Engine):
         """Yield plain tensors as updated ones with tensor parallelism; they share the DTensors' memory."""
         plain = {}
         if isinstance(self.model.module, PlainParameters):
-            plain = {name.replace("/", "."): own for name, own in self.model.module.plain.items()}
+            plain = {name.replace("/", "."): tensor for name, tensor in self.model.module.plain.items()}
         for name, parameter in self.module.named_parameters():
             yield name, parameter, plain.get(name, parameter)
 
@@ -202,15 +202,15 @@ class ByHandEngine(Engine):
         group = self.axes.group("dp")
         return self.data_parallel(module.to(self.device), bucket_bytes=bucket_bytes_of(self.config), group=group)
 
-    def backward(self, loss: Tensor, *, last: bool) -> None:
+    def backward(self, loss: Tensor, *, is_last: bool) -> None:
         model = cast(DataParallel, self.model)
-        if not last:
+        if not is_last:
             with model.no_sync():
-                super().backward(loss, last=last)
+                super().backward(loss, is_last=is_last)
             return
         # Who: all dp ranks, in the last micro-batch's backward only. What: every gradient, in buckets, all-reduced
         # (sum, then divided). How much: 4 bytes per parameter and step.
-        super().backward(loss, last=last)
+        super().backward(loss, is_last=is_last)
         model.synchronize()
 
     def communications(self) -> Overlap | None:
@@ -243,16 +243,18 @@ class CommunicatingEngine(Engine):
         return _OPTIMIZERS[config.optimizer](parameters, rate, warmup_steps=warmup_steps, **options)
 
     def inventory(self) -> Inventory:
-        held = super().inventory()
+        inventory = super().inventory()
         compressor = getattr(self.optimizer, "compressor", None)
         if compressor is not None:
-            held["optimizer"] += [compressor.worker_error, compressor.server_error]
-        return held
+            inventory["optimizer"] += [compressor.worker_error, compressor.server_error]
+        return inventory
 
     def whole_buffers(self) -> dict[str, Tensor]:
         """Return also the own states of this rank's optimizer, by `own.RANK/NAME`."""
-        own = {f"own.{self.axes.dp_rank}/{name}": tensor for name, tensor in self.optimizer.own_states().items()}
-        return super().whole_buffers() | own
+        local_states = {
+            f"own.{self.axes.dp_rank}/{name}": tensor for name, tensor in self.optimizer.own_states().items()
+        }
+        return super().whole_buffers() | local_states
 
     @torch.no_grad()
     def restore_buffers(self, source: CheckpointTensors) -> None:
@@ -264,12 +266,12 @@ class CommunicatingEngine(Engine):
         super().restore_buffers(source)
         if isinstance(self.optimizer, LocalSteps):
             self.optimizer.taken = source.updates
-        ranks, kept = self.config.layout.dp, _kept_ranks(source)
-        if kept == ranks:
+        ranks, saved_ranks = self.config.layout.dp, _kept_ranks(source)
+        if saved_ranks == ranks:
             kind = f"own.{self.axes.dp_rank}"
             self.optimizer.take_own_states({name: source.tensor(f"{kind}/{name}") for name in source.names(kind)})
-        elif kept:
-            self.left_out = resized_note(self.config.optimizer, kept, ranks)
+        elif saved_ranks:
+            self.left_out = resized_note(self.config.optimizer, saved_ranks, ranks)
 
 
 def _kept_ranks(source: CheckpointTensors) -> int:
@@ -305,7 +307,7 @@ class UpdatingDataParallel(DataParallel):
 
     def _arrive(self, flight: _Flight) -> None:
         bucket, mean = self.buckets[flight.bucket], flight.wait().div_(self.size)
-        for parameter, piece in zip(bucket, pieces_of(mean, [one.shape for one in bucket]), strict=True):
+        for parameter, piece in zip(bucket, pieces_of(mean, [parameter.shape for parameter in bucket]), strict=True):
             parameter.grad = piece
             self.hand_on(parameter)
         self._arrived.append((flight.bucket, flight.num_bytes, flight.left, flight.arrived))

@@ -57,22 +57,22 @@ def shard(config: RunConfig, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     reshard = config.layout.zero == 3
     for unit in _units(module):
         fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
-    whole = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    root = fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     if dist.get_backend(mesh.get_group()) == "gloo":
         # gloo's reduce-scatter of older torch adds where a mean is asked for, and does not say so (pytorch#162338):
         # let FSDP2 ask for the sum and divide by itself.
         for part in module.modules():
             if isinstance(part, FSDPModule):
                 part.set_force_sum_reduction_for_comms(True)
-    return cast(nn.Module, whole)
+    return cast(nn.Module, root)
 
 
 def _units(module: nn.Module) -> list[list[nn.Module]]:
     """Group the blocks by unit: two that share a parameter are one, whole from the first's forward to the last's."""
     blocks = list(cast(nn.ModuleList, module.blocks))
     ends = {int(name.split(".")[1]) for pair in tied_names(module).items() for name in pair}
-    alone = [[block] for number, block in enumerate(blocks) if number not in ends]
-    return [*alone, [blocks[number] for number in sorted(ends)]] if ends else alone
+    single_blocks = [[block] for number, block in enumerate(blocks) if number not in ends]
+    return [*single_blocks, [blocks[number] for number in sorted(ends)]] if ends else single_blocks
 
 
 class FSDP2Engine(Engine):
@@ -124,7 +124,7 @@ class ZeroByHandEngine(Engine):
         # backward, as large as what stage 3 frees.
         return nullcontext() if self.config.layout.zero == 3 else super().autocast()
 
-    def backward(self, loss: Tensor, *, last: bool) -> None:
+    def backward(self, loss: Tensor, *, is_last: bool) -> None:
         # Who: all dp ranks. What: stage 1 communicates in `update` only; stages 2 and 3 reduce-scatter every
         # micro-batch's gradients, stage 3 gathers weights too. How much: see dlojz.prediction.communication.
         self.zero.backward(loss / self.config.layout.micro_batches)
@@ -155,12 +155,12 @@ class ZeroByHandEngine(Engine):
         """Gather one kind of state, parameter by parameter, from the ranks' shares."""
         names = {parameter: name for name, parameter in self.module.named_parameters()}
         for flat in self.zero.flats:
-            own = flat.share.detach() if kind == WEIGHTS else self.optimizer.state[flat.share].get(kind)
-            if own is None:
+            local_tensor = flat.share.detach() if kind == WEIGHTS else self.optimizer.state[flat.share].get(kind)
+            if local_tensor is None:
                 continue
             for number, parameter in enumerate(flat.parameters):
                 name = names[cast(nn.Parameter, parameter)]
-                yield name, self.share.whole(name, gather_piece(flat, number, own)).cpu()
+                yield name, self.share.whole(name, gather_piece(flat, number, local_tensor)).cpu()
 
     @torch.no_grad()
     def restore(self, source: CheckpointTensors) -> None:

@@ -72,7 +72,7 @@ class TensorShare:
     def __init__(self, config: RunConfig, model: nn.Module, axes: Axes, loss: Loss) -> None:
         layout = config.layout
         self.axis, self.loss = TensorAxis(), loss
-        self._shapes = {name: tuple(one.shape) for name, one in model.named_parameters()}
+        self._shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         self._dims: dict[str, int] = {}
         self._parts: dict[str, Sequence[int]] = {}
         if layout.tp == 1:
@@ -86,33 +86,33 @@ class TensorShare:
             self.loss = parallel_loss(split_model(blocks, self.axis, layout.tensor_parts))
         self._dims, self._parts = split_dims(model), split_parts(model)
 
-    def whole(self, name: str, own: Tensor) -> Tensor:
+    def whole(self, name: str, local_tensor: Tensor) -> Tensor:
         """Gather a whole parameter from the ranks' parts; a collective call where it is split."""
         # Who: the ranks that share the parameter, at the end of a run. What: their slices. How much: its bytes.
-        tensor: Tensor = own.full_tensor() if isinstance(own, DTensor) else own
+        tensor: Tensor = local_tensor.full_tensor() if isinstance(local_tensor, DTensor) else local_tensor
         if name not in self._dims:
             return tensor
         return gather_whole(tensor, self._dims[name], self._shapes[name], self.axis, self._parts.get(name))
 
-    def part(self, name: str, whole: Tensor) -> Tensor:
+    def part(self, name: str, full_tensor: Tensor) -> Tensor:
         """Cut this rank's part of a whole parameter, where the lab has split it."""
         if name not in self._dims:
-            return whole
+            return full_tensor
         dim = self._dims[name]
         if name in self._parts:
             # A fused matrix is cut in each of its parts: a slice of the whole would mix queries with keys.
-            own = own_columns(self._parts[name], self.axis.size, self.axis.rank, whole.device)
-            return whole.index_select(dim, own)
-        start, end = share_bounds(whole.shape[dim], self.axis.size, self.axis.rank)
-        return whole.narrow(dim, start, end - start)
+            columns = own_columns(self._parts[name], self.axis.size, self.axis.rank, full_tensor.device)
+            return full_tensor.index_select(dim, columns)
+        start, end = share_bounds(full_tensor.shape[dim], self.axis.size, self.axis.rank)
+        return full_tensor.narrow(dim, start, end - start)
 
-    def beside(self, buffer: str, own: Tensor) -> str | None:
+    def beside(self, buffer: str, local_buffer: Tensor) -> str | None:
         """Return the split parameter whose channels a buffer has; None where the buffer is whole on each rank.
 
         Only BatchNorm has buffers: its statistics are split as its weight is, its count of batches is not.
         """
         weight = f"{buffer.rpartition('.')[0]}.weight"
-        return weight if own.ndim and weight in self._dims else None
+        return weight if local_buffer.ndim and weight in self._dims else None
 
     def settle(self, parameters: Iterable[Tensor]) -> None:
         """Sum gradients that are still the ranks' parts of a sum, before an update (engine torch)."""
@@ -235,16 +235,16 @@ def _prepare_norm(norm: nn.Module, mesh: DeviceMesh, sequence: bool, several: bo
     if sequence:
         _apply(norm, mesh, SequenceParallel())
     if several:
-        held = TOKENS if sequence else Replicate()
-        entered = PrepareModuleOutput(output_layouts=held, desired_output_layouts=Replicate(), use_local_output=False)
-        _apply(norm, mesh, entered)
+        layout = TOKENS if sequence else Replicate()
+        style = PrepareModuleOutput(output_layouts=layout, desired_output_layouts=Replicate(), use_local_output=False)
+        _apply(norm, mesh, style)
 
 
 def _split_bias(attention: coatnet.RelativeAttention, axis: TensorAxis) -> None:
     """Split the position bias by heads, as a plain parameter: torch has no style for it."""
     attention.position_bias = own_slice(attention.position_bias, 0, axis)
-    held = cast(Any, attention)
-    held.axis, held.split_dims = axis, {"position_bias": 0}
+    module = cast(Any, attention)
+    module.axis, module.split_dims = axis, {"position_bias": 0}
 
 
 def _apply(module: nn.Module, mesh: DeviceMesh, plan: ParallelStyle | Plan) -> None:
@@ -258,11 +258,11 @@ def _apply(module: nn.Module, mesh: DeviceMesh, plan: ParallelStyle | Plan) -> N
 
 def _with_memory_of_its_own(parameter: DTensor) -> nn.Parameter:
     """Copy a part that is a view, which would keep the whole weight alive."""
-    own = parameter.to_local().detach()
+    local_tensor = parameter.to_local().detach()
     # No larger memory behind it: it is no view.
-    if own.untyped_storage().nbytes() == own.numel() * own.element_size():
+    if local_tensor.untyped_storage().nbytes() == local_tensor.numel() * local_tensor.element_size():
         return cast(nn.Parameter, parameter)
-    return nn.Parameter(as_dtensor(own.clone(), parameter))
+    return nn.Parameter(as_dtensor(local_tensor.clone(), parameter))
 
 
 def _overlap(block: nn.Module, axis: TensorAxis) -> None:
@@ -289,27 +289,27 @@ class PlainParameters(nn.Module):
         self._layouts: dict[str, DTensor] = {}
         self.plain = nn.ParameterDict()
         for name, parameter in module.named_parameters():
-            own = parameter
+            plain_parameter = parameter
             if isinstance(parameter, DTensor):
                 self._layouts[name] = parameter
-                own = nn.Parameter(parameter.to_local().detach())
-            self.plain[name.replace(".", "/")] = own  # a parameter's name may have no dot
+                plain_parameter = nn.Parameter(parameter.to_local().detach())
+            self.plain[name.replace(".", "/")] = plain_parameter  # a parameter's name may have no dot
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the model."""
-        given: dict[str, Tensor] = {}
-        for key, own in self.plain.items():
+        parameters: dict[str, Tensor] = {}
+        for key, local_tensor in self.plain.items():
             name = key.replace("/", ".")
-            whole = self._layouts.get(name)
-            given[name] = own if whole is None else as_dtensor(own, whole)
-        output: Tensor = functional_call(self._module[0], given, (x,))
+            dtensor = self._layouts.get(name)
+            parameters[name] = local_tensor if dtensor is None else as_dtensor(local_tensor, dtensor)
+        output: Tensor = functional_call(self._module[0], parameters, (x,))
         return output
 
 
-def as_dtensor(own: Tensor, like: DTensor) -> DTensor:
+def as_dtensor(local_tensor: Tensor, like: DTensor) -> DTensor:
     """Wrap a rank's part as a DTensor distributed as `like`."""
     return DTensor.from_local(
-        own, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        local_tensor, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
     )
 
 
@@ -326,11 +326,11 @@ def torch_parts(model: BlockList, pattern: str = "") -> set[str]:
     names = [name for name in parts_of(model) if not name.endswith(NOT_TORCHS)]
     chosen = {name for name in names if re.search(pattern, name)}
     if not chosen:
-        of = type(model).__name__
+        kind = type(model).__name__
         raise refusal(
-            en=f"engine 'torch' splits no part of {of} that matches {pattern!r}: it can split {_some(names)}; "
+            en=f"engine 'torch' splits no part of {kind} that matches {pattern!r}: it can split {_some(names)}; "
             "convolutions are split by engine='by_hand' alone.",
-            fr=f"engine='torch' ne découpe aucune partie de {of} qui corresponde à {pattern!r} : il sait découper "
+            fr=f"engine='torch' ne découpe aucune partie de {kind} qui corresponde à {pattern!r} : il sait découper "
             f"{_some(names)} ; seul engine='by_hand' découpe les convolutions.",
         )
     check_tied(chosen, names, tied_names(model), pattern)

@@ -30,7 +30,7 @@ CONFIG = RunConfig.of(model="vit_tiny", dp=2, steps=4)
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return claim(CONFIG, tmp_path / "runs", again=True, time_limit_s=600)[0]
+    return claim(CONFIG, tmp_path / "runs", force_new=True, time_limit_s=600)[0]
 
 
 @pytest.fixture
