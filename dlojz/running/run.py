@@ -185,7 +185,7 @@ class Run(RunFolder, Tabular):
         except LabError as error:
             print(error, file=sys.stderr)
             return
-        steps = len(self.losses)
+        steps = self.num_steps
         print(
             say(
                 en=f"{self.run_id}: {self.state} after {steps} steps; all that was measured is kept.",
@@ -286,7 +286,7 @@ class Run(RunFolder, Tabular):
         losses, record = self.losses, self.record
         asked = f"/{self.config.asked_steps}" if self.config.asked_steps else ""
         loss = say(en="loss", fr="perte")
-        done = f"{len(losses)}{asked}, {loss} {decimal(losses[-1], 4)}" if losses else ""
+        done = f"{self.num_steps}{asked}, {loss} {decimal(losses[-1], 4)}" if losses else ""
         state = status_label(self.state)
         names = titles(
             en="run; asked; state; steps; why; replayed", fr="exécution; demandé; état; pas; raison; rejouée"
