@@ -129,6 +129,61 @@ def test_an_update_without_a_gradient_is_no_step_and_one_with_gradients_set_by_h
     assert len(record.step_s) == 5
 
 
+def test_an_optimizer_that_steps_less_often_makes_no_step_of_its_own(tmp_path: Path) -> None:
+    """Its gradients add up over three iterations, each of which has ended when it steps: 15 iterations, 15 steps."""
+    run = run_text(tmp_path, """
+        head = nn.Linear(4, 2)
+        often, seldom = torch.optim.Adam(head.parameters()), torch.optim.Adam(model.parameters())
+        for iteration in range(15):
+            loss = head(model(torch.randn(8, 16))).square().mean()
+            loss.backward()
+            often.step()
+            often.zero_grad()
+            if iteration % 3 == 2:
+                seldom.step()
+                seldom.zero_grad()
+            print("loss", loss.item())
+    """)
+    record = completed(run)
+    assert len(record.step_s) == 15 and record.losses == pytest.approx(printed(run, "loss"))
+    assert record.steps_of == {"often": 15, "seldom": 5} and set(record.step_samples) == {8}
+    assert record.footprints[0].step_flops == flops_of_step(8) + 3 * 2 * 8 * 4 * 2
+
+
+@pytest.mark.parametrize("sharded", ["fully_shard(model)", "model = FSDP(model, device_id=torch.device('cpu'))"])
+def test_micro_batches_that_do_not_synchronise_are_of_the_step(tmp_path: Path, sharded: str) -> None:
+    """FSDP2 adds up their gradients in tensors of its own: no parameter has one until the last micro-batch."""
+    run = run_text(tmp_path, f"""
+        import contextlib
+        import torch.distributed as dist
+        from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, fully_shard
+        dist.init_process_group("gloo")
+        {sharded}
+        optimizer = torch.optim.AdamW(model.parameters())
+        for step in range(6):
+            losses = []
+            for micro in range(3):
+                alone = contextlib.nullcontext()
+                if isinstance(model, FSDP):
+                    alone = alone if micro == 2 else model.no_sync()
+                else:
+                    model.set_requires_gradient_sync(micro == 2)
+                with alone:
+                    loss = model(torch.randn(8, 16)).square().mean() / 3
+                    loss.backward()
+                losses.append(3 * loss.item())
+            optimizer.step()
+            optimizer.zero_grad()
+            print("loss", sum(losses) / 3)
+        dist.destroy_process_group()
+    """, processes=2)
+    record = completed(run)
+    means = [sum(pair) / 2 for pair in zip(printed(run, "loss"), printed(run, "loss", 1), strict=True)]
+    assert record.losses == pytest.approx(means) and set(record.step_samples) == {2 * 3 * 8}
+    assert record.footprints[0].step_flops == 3 * flops_of_step(8)
+    assert record.script_prediction is not None and record.script_prediction.note  # why it is not predicted
+
+
 # ---- samples, losses, the largest step
 
 
@@ -169,10 +224,12 @@ def test_losses_are_undivided_and_cloned_ones_too(tmp_path: Path) -> None:
     assert record.step_samples == (32,) * 4 + (8,)
 
 
-def test_the_step_with_the_largest_batch_is_shown_and_predicted(tmp_path: Path) -> None:
-    record = completed(run_text(tmp_path, """
+@pytest.mark.parametrize("largest", [(5,), (0, 1), (1,)])
+def test_the_step_with_the_largest_batch_is_shown_and_predicted(tmp_path: Path, largest: tuple[int, ...]) -> None:
+    """Also where it is one of the first, before a step is steady."""
+    record = completed(run_text(tmp_path, f"""
         optimizer = torch.optim.AdamW(model.parameters())
-        for number in (8, 8, 8, 8, 8, 200, 8, 8):
+        for number in {[200 if step in largest else 8 for step in range(8)]}:
             batch = torch.randn(number, 16)
             model(batch).square().mean().backward()
             optimizer.step()
@@ -182,7 +239,8 @@ def test_the_step_with_the_largest_batch_is_shown_and_predicted(tmp_path: Path) 
     assert predicted is not None and predicted.footprint is not None
     assert first.step_flops == predicted.footprint.step_flops == flops_of_step(200)
     assert first.memory.activations_bytes == predicted.footprint.memory.activations_bytes
-    assert record.step_samples[5] == 200 and first.samples_per_s == pytest.approx(8 / (first.phases.step_s or 0))
+    assert record.step_samples[largest[0]] == 200
+    assert first.samples_per_s == pytest.approx(8 / (first.phases.step_s or 0))
 
 
 def test_what_variables_hold_is_theirs_by_name(tmp_path: Path) -> None:
@@ -202,6 +260,30 @@ def test_what_variables_hold_is_theirs_by_name(tmp_path: Path) -> None:
     assert predicted is not None and predicted.footprint is not None
     assert memory.activations_bytes == predicted.footprint.memory.activations_bytes
     assert (memory.script_bytes or 0) >= 4 * WEIGHTS + 4 * 64 * 16
+
+
+@pytest.mark.parametrize(("source", "name"), [
+    ("torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(256, 16)), batch_size=32)",
+     "TensorDataset"),
+    ("batches()", "table"),
+])
+def test_what_only_a_loop_holds_is_the_scripts_too(tmp_path: Path, source: str, name: str) -> None:
+    """A data set of 256 · 16 numbers of 4 B, which no variable of a frame names."""
+    record = completed(run_text(tmp_path, f"""
+        def batches():
+            table = torch.randn(256, 16)
+            for part in table.split(32):
+                yield (part.clone(),)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for (batch,) in {source}:
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    """))
+    assert record.variables[name] == 4 * 256 * 16
+    memory, predicted = record.footprints[0].memory, record.script_prediction
+    assert predicted is not None and predicted.footprint is not None
+    assert memory.workspace_bytes == predicted.footprint.memory.workspace_bytes
 
 
 # ---- the watch never changes, ends or misnames a training
@@ -256,6 +338,7 @@ def test_the_first_loss_that_is_no_number_is_named(tmp_path: Path) -> None:
     """)
     assert run.record is not None and run.record.status == "diverged"
     assert "nan at step 3" in run.record.reason
+    assert run.num_steps == 8 and len(run.losses) == 3
 
 
 def test_the_pipeline_of_deepspeed(tmp_path: Path) -> None:
@@ -315,7 +398,9 @@ def test_a_gradient_that_has_moved_to_a_buffer_is_none_that_was_thrown_away() ->
     for parameter in model.parameters():
         parameter.grad = None
     assert feed.drop_released()  # without a buffer it is gone
-    feed.fed.add(optimizer)
+    feed.before_backward()
+    assert feed.after_backward() == [optimizer]
+    assert not feed.drop_released()  # it was nowhere to be seen after the pass: a library keeps it
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
         parameter.main_grad = gradient  # type: ignore[attr-defined]
     assert not feed.drop_released() and feed.is_fed(optimizer)

@@ -11,7 +11,7 @@ import contextlib
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any, NamedTuple, TypeVar
@@ -329,6 +329,60 @@ class FirstStep(TorchFunctionMode):
                 self._results += 1
         if call.function is not None and not call.results:
             self.calls.remove(call)
+
+
+class StepRecordings:
+    """Recordings of a script's later steps, of which the one that is measured is predicted.
+
+    A recording that waits until its step is measured holds no model and no optimizer alive.
+
+    Args:
+        device_type: whose autocast counts.
+    """
+
+    def __init__(self, device_type: str) -> None:
+        self.present: FirstStep | None = None
+        """Recording of the step that runs."""
+        self._device_type = device_type
+        self._kept: dict[int, tuple[FirstStep, list[weakref.ref[Any]], list[weakref.ref[Any]]]] = {}
+
+    def begin(self) -> FirstStep:
+        """Record the present step from here on, as the first one was."""
+        if self.present is not None:
+            self.present.end()
+        self.present = FirstStep(self._device_type)
+        self.present.follow_thread()
+        self.present.watch()
+        return self.present
+
+    def keep(self, step: int, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """End the recording of a step, and keep it.
+
+        Args:
+            optimizers: that have stepped.
+        """
+        recording, self.present = self.present, None
+        if recording is None:
+            return
+        recording.end()
+        models = [weakref.ref(model) for model in recording.models]
+        recording.models.clear()
+        self._kept[step] = recording, models, [weakref.ref(optimizer) for optimizer in optimizers]
+
+    def keep_only(self, steps: Container[int]) -> None:
+        """Drop the recordings of all other steps."""
+        self._kept = {step: kept for step, kept in self._kept.items() if step in steps}
+
+    def take(self, step: int) -> tuple[FirstStep, list[torch.optim.Optimizer]] | None:
+        """Return the recording of a step and its optimizers; None where it has none, or a model of it is gone."""
+        if step not in self._kept:
+            return None
+        recording, *references = self._kept.pop(step)
+        models, optimizers = ([reference() for reference in each] for each in references)
+        if None in (*models, *optimizers):
+            return None
+        recording.models.extend(models)
+        return recording, optimizers
 
 
 def _redirected(module: nn.Module) -> str:
