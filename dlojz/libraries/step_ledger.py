@@ -413,14 +413,17 @@ def _iterated() -> Iterator[tuple[str, Any]]:
 def _tensors_held(value: Any, trained: set[int], seen: set[int], depth: int) -> Iterator[Tensor]:
     if id(value) in trained or id(value) in seen or len(seen) > _MOST_VARIABLES:
         return
-    if isinstance(value, type | ModuleType | FunctionType | str | bytes | int | float | torch.optim.Optimizer):
+    if isinstance(value, type | ModuleType | FunctionType | str | bytes | int | float):
         return
+    if hasattr(type(value), "param_groups") or isinstance(value, torch.optim.Optimizer):
+        return  # DeepSpeed's has buckets of gradients, and is none of torch's
     seen.add(id(value))
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, nn.Module):
-        if not any(id(part) in trained for part in value.modules()):
-            yield from (*value.parameters(), *value.buffers())
+        for part in value.modules():  # of a whole model, a pipeline's stage trains a part only
+            if id(part) not in trained:
+                yield from (*part.parameters(recurse=False), *part.buffers(recurse=False))
     elif isinstance(value, dict):
         for held in list(value.values()):
             yield from _tensors_held(held, trained, seen, depth)

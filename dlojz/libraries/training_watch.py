@@ -118,7 +118,8 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
         try:
             if (fault := self._probes.trace.fault) is not None:
                 raise fault
-            return method(self, *args, **kwargs)
+            with torch._C.DisableTorchFunction():  # no mode of the script's sees what the watch reads of its tensors
+                return method(self, *args, **kwargs)
         except Exception as error:
             if not self.survives_faults:
                 raise
@@ -203,8 +204,7 @@ class TrainingWatch:
         self._feed = GradientFeed()
         self._unused: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         """Optimizers that are fed, but were not stepped when another was for the second time."""
-        self._late: list[str] = []
-        """Optimizers that have stepped since the last step with gradients of steps before: their states are new."""
+        self._late: list[str] = []  # optimizers that have used gradients of earlier steps since the last one
         self._names: weakref.WeakKeyDictionary[torch.optim.Optimizer, str] = weakref.WeakKeyDictionary()
         self._loss_names: dict[tuple[Any, int], str] = {}
         self._accounts = StepAccounts()

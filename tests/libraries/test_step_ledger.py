@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from dlojz.libraries.step_ledger import (
     GradientFeed,
     StepAccounts,
     TracingPlan,
+    _tensors_held,
     loss_of,
     reads_sequences_first,
     samples_and_tokens,
@@ -181,7 +184,13 @@ def test_micro_batches_that_do_not_synchronise_are_of_the_step(tmp_path: Path, s
     means = [sum(pair) / 2 for pair in zip(printed(run, "loss"), printed(run, "loss", 1), strict=True)]
     assert record.losses == pytest.approx(means) and set(record.step_samples) == {2 * 3 * 8}
     assert record.footprints[0].step_flops == 3 * flops_of_step(8)
-    assert record.script_prediction is not None and record.script_prediction.note  # why it is not predicted
+    predicted, measured = record.script_prediction, record.footprints[0]
+    assert predicted is not None
+    if predicted.footprint is None:
+        assert "FSDP2 accumulates whole gradients" in predicted.note
+    else:  # one message of gradients for three micro-batches, which keep them whole
+        assert predicted.footprint.communication == measured.communication
+        assert predicted.footprint.memory.gradients_bytes == measured.memory.gradients_bytes == 4 * WEIGHTS * 3 / 2
 
 
 # ---- samples, losses, the largest step
@@ -262,6 +271,20 @@ def test_what_variables_hold_is_theirs_by_name(tmp_path: Path) -> None:
     assert (memory.script_bytes or 0) >= 4 * WEIGHTS + 4 * 64 * 16
 
 
+def test_layers_of_a_whole_model_that_are_not_trained_are_the_scripts(tmp_path: Path) -> None:
+    """As a pipeline's rank leaves them, which trains a part of `model` alone: (32 · 4 + 4) numbers are of no use."""
+    record = completed(run_text(tmp_path, """
+        part = nn.Sequential(*list(model)[:2])
+        optimizer = torch.optim.SGD(part.parameters(), lr=0.01)
+        for _ in range(6):
+            part(torch.randn(8, 16)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    """))
+    assert record.variables["model"] == 4 * (32 * 4 + 4)
+    assert record.footprints[0].memory.weights_bytes == 4 * (16 * 32 + 32)
+
+
 @pytest.mark.parametrize(("source", "name"), [
     ("torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(256, 16)), batch_size=32)",
      "TensorDataset"),
@@ -303,6 +326,27 @@ def test_a_mode_of_the_scripts_own_stays_on_its_stack(tmp_path: Path) -> None:
     """)
     assert len(completed(run).losses) == 8
     assert printed(run, "flops") == [8 * flops_of_step(8)]
+
+
+def test_a_function_mode_of_the_scripts_own_sees_its_own_calls_alone(tmp_path: Path) -> None:
+    run = run_text(tmp_path, """
+        from torch.overrides import TorchFunctionMode
+        class Count(TorchFunctionMode):
+            calls = 0
+            def __torch_function__(self, function, types, args=(), kwargs=None):
+                Count.calls += 1
+                return function(*args, **(kwargs or {}))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(6):
+            with Count():
+                model(torch.randn(8, 16)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            print("calls", Count.calls)
+    """)
+    assert len(completed(run).step_s) == 6
+    plain = subprocess.run([sys.executable, tmp_path / "written.py"], check=True, capture_output=True, text=True)
+    assert printed(run, "calls") == [float(line.removeprefix("calls ")) for line in plain.stdout.splitlines()]
 
 
 def test_a_fault_of_the_watch_ends_the_watch_alone(tmp_path: Path) -> None:
@@ -365,6 +409,9 @@ def test_the_pipeline_of_deepspeed(tmp_path: Path) -> None:
     assert printed(run, "trained") == [1]
     assert not record.notes and len(record.step_s) == 4
     assert record.step_samples == (16,) * 4
+    predicted = record.script_prediction
+    assert predicted is not None and predicted.recognised["wrapper"] == "DeepSpeed (pipeline)"
+    assert predicted.footprint is None and "schedule" in predicted.note  # the activations of all that are in flight
 
 
 # ---- parts, by hand
@@ -433,6 +480,17 @@ def test_samples_of_sequences_tokens_and_lists_of_images() -> None:
     assert samples_and_tokens(images, (images,), None) == (2, 0)
     assert samples_and_tokens([], (), None) == (0, 0)
     assert reads_sequences_first(nn.LSTM(2, 2)) and not reads_sequences_first(nn.LSTM(2, 2, batch_first=True))
+
+
+def test_buckets_of_a_librarys_optimizer_are_no_variables_of_the_script() -> None:
+    class Sharded:
+        param_groups = property(lambda self: [])
+
+        def __init__(self) -> None:
+            self.bucket = torch.ones(5)
+
+    assert not list(_tensors_held({"optimizer": Sharded()}, set(), set(), depth=3))
+    assert len(list(_tensors_held({"data": [torch.ones(5)]}, set(), set(), depth=3))) == 1
 
 
 def test_a_plan_traces_three_steps_of_each_kind_and_larger_ones() -> None:

@@ -178,7 +178,9 @@ class FirstStep(TorchFunctionMode):
                 return method(module, *args, **kwargs)
             if torch._C._current_graph_task_id() != NO_BACKWARD:  # checkpointing computes a block again
                 return method(module, *args, **kwargs)
-            if not any(parameter.requires_grad for parameter in module.parameters()):
+            with torch._C.DisableTorchFunction():
+                is_trained = any(parameter.requires_grad for parameter in module.parameters())
+            if not is_trained:
                 return method(module, *args, **kwargs)
             self._leave()
             self._within = True
@@ -268,7 +270,8 @@ class FirstStep(TorchFunctionMode):
 
     def _or_over(self, record: Callable[..., Recorded], *args: Any) -> Recorded | None:
         try:
-            return record(*args)
+            with torch._C.DisableTorchFunction():
+                return record(*args)
         except Exception as error:
             self.fault, self.over = error.with_traceback(None), True
             return None
@@ -398,8 +401,11 @@ def _redirected(module: nn.Module) -> str:
 def _synchronises(module: nn.Module) -> bool:
     """Whether this backward pass averages gradients: False within `no_sync`."""
     groups = (group for _, unit in fsdp_units(module) for group in param_groups(unit))
-    return bool(getattr(module, "require_backward_grad_sync", True)) and all(
-        group.reduce_grads and group.all_reduce_grads for group in groups
+    parts = (part for part in module.modules() if isinstance(part, FullyShardedDataParallel))
+    return (
+        bool(getattr(module, "require_backward_grad_sync", True))
+        and all(group.reduce_grads and group.all_reduce_grads for group in groups)
+        and all(part._sync_gradients for part in parts)
     )
 
 
@@ -471,6 +477,11 @@ def unwrapped(module: nn.Module) -> tuple[nn.Module, Any]:
         if not isinstance(inner, nn.Module):
             return module, around
         module = inner
+
+
+def is_deepspeed_pipeline(module: nn.Module) -> bool:
+    """Whether a module is a stage of DeepSpeed's pipeline, whose engine runs a schedule of its own."""
+    return type(module).__name__ == "PipelineModule" and hasattr(module, "_grid")
 
 
 _KEPT_HOOKS = "torch.nn."
