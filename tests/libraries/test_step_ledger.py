@@ -7,12 +7,16 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from torch import nn
 
 import dlojz
+from dlojz.cli.runs import _with_arguments
+from dlojz.compare import _of_script, _script_notes
 from dlojz.libraries.step_ledger import (
     GradientFeed,
     StepAccounts,
@@ -506,6 +510,22 @@ def test_a_plan_traces_three_steps_of_each_kind_and_larger_ones() -> None:
     assert not plan.has_missed
     plan.wants(102)
     assert plan.ended(5, "a", was_traced=False) == [] and plan.has_missed
+
+
+def test_words_on_a_run_that_is_short_or_was_not_recorded() -> None:
+    short = SimpleNamespace(
+        notes=(), step_s=(0.1, 0.1), held_bytes=(), script_prediction=None, variables={}, footprint=lambda: None
+    )
+    assert "steps made: 2" in " ".join(_script_notes(cast(RunRecord, short)))
+    footprint, why = _of_script(cast(RunRecord, short))
+    assert footprint is None and "was not recorded" in why  # it has made steps
+    _, why = _of_script(cast(RunRecord, SimpleNamespace(step_s=(), script_prediction=None)))
+    assert "made none" in why
+
+
+def test_runs_of_one_script_are_told_apart_by_its_arguments() -> None:
+    assert _with_arguments({"title": "train.py ×2", "arguments": ["--name", "a b"]}) == "train.py ×2 --name 'a b'"
+    assert _with_arguments({"title": "train.py", "arguments": []}) == "train.py"
 
 
 def test_growth_is_named_where_it_goes_on() -> None:

@@ -380,8 +380,9 @@ class StepRecordings:
         """Return the recording of a step and its optimizers; None where it has none, or a model of it is gone."""
         if step not in self._kept:
             return None
-        recording, *references = self._kept.pop(step)
-        models, optimizers = ([reference() for reference in each] for each in references)
+        recording, of_models, of_optimizers = self._kept.pop(step)
+        models: list[Any] = [reference() for reference in of_models]
+        optimizers: list[Any] = [reference() for reference in of_optimizers]
         if None in (*models, *optimizers):
             return None
         recording.models.extend(models)
