@@ -570,6 +570,11 @@ def _prediction(config: RunConfig, gpu: Device | None) -> tuple[Footprint | None
 def _of_script(record: RunRecord | None) -> tuple[Footprint | None, str]:
     """The prediction that a script's first step has led to, and what is not in it."""
     prediction = record.script_prediction if record else None
+    if prediction is None and record is not None and record.step_s:
+        return None, say(
+            en="its first step was not recorded: no call of a model was seen in it.",
+            fr="son premier pas n’a pas été enregistré : aucun appel d’un modèle n’y a été vu.",
+        )
     if prediction is None:
         return None, say(
             en="a script is predicted from its first step, and this one has made none.",

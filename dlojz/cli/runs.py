@@ -565,7 +565,7 @@ def _summary(run: Run) -> dict[str, Any]:
         "title": run.title,
         "arguments": list(run.config.script.arguments) if run.config.script else [],
         "state": run.state,
-        "steps": len(losses),
+        "steps": run.num_steps,
         "asked_steps": run.config.asked_steps,
         "last_loss": losses[-1] if losses else None,
         "age_s": _age_s(run.run_id),

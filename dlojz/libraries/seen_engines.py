@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dlojz.config.run_config import RunConfig
-from dlojz.libraries.scripts.first_step import Replacements
+from dlojz.libraries.scripts.first_step import Replacements, is_deepspeed_pipeline
 from dlojz.results.footprint import Category, Overlap
 from dlojz.train.dispatch_trace import CollectiveCall, bytes_of
 from dlojz.train.engines.base import Engine, Inventory, locals_of, optimizer_states
@@ -108,7 +108,7 @@ class SeenTorch(Engine):
         module = self.module
         if not dist.is_initialized() or dist.get_world_size() == 1:
             return 1
-        if type(module).__name__ == "PipelineModule" and hasattr(module, "_grid"):  # DeepSpeed's
+        if is_deepspeed_pipeline(module):
             return int(cast(Any, module)._grid.get_data_parallel_world_size())
         if isinstance(module, FullyShardedDataParallel):
             between = getattr(module, "_inter_node_pg", None)

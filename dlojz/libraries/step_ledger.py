@@ -11,19 +11,22 @@ gradient accumulation.
 from __future__ import annotations
 
 import contextlib
+import gc
 import statistics
 import sys
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import FunctionType, ModuleType
+from types import CodeType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from dlojz.base.language import say
 
@@ -50,13 +53,17 @@ def without_modes() -> Iterator[None]:
         yield
 
 
+def _is_of_script(code: CodeType) -> bool:
+    return not any(part in code.co_filename for part in _LIBRARIES)
+
+
 def script_frames(skip: int = 1) -> Iterator[Any]:
     """Walk up the frames of the script's own files, from the call that is running."""
     frame: Any = sys._getframe(skip)
     for _ in range(_FRAMES):
         if frame is None:
             return
-        if not any(part in frame.f_code.co_filename for part in _LIBRARIES):
+        if _is_of_script(frame.f_code):
             yield frame
         frame = frame.f_back
 
@@ -208,6 +215,8 @@ class GradientFeed:
         self.fed: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._seen: weakref.WeakKeyDictionary[torch.optim.Optimizer, Signature] = weakref.WeakKeyDictionary()
         self._before: list[tuple[weakref.ref[torch.optim.Optimizer], Signature]] = []
+        self._elsewhere: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        """Optimizers whose parameters had no gradient after the pass that has fed them: a library keeps it."""
 
     def before_backward(self) -> None:
         """Note the gradients before an outermost backward pass."""
@@ -223,6 +232,8 @@ class GradientFeed:
             reached = [each for each, signature in pairs if each is not None and _is_fed(signature, _signature(each))]
         self._before = []
         self.fed.update(reached)
+        for optimizer in reached:
+            (self._elsewhere.discard if _has_gradient(optimizer) else self._elsewhere.add)(optimizer)
         return reached
 
     def is_fed(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -238,8 +249,12 @@ class GradientFeed:
         self._seen[optimizer] = _signature(optimizer)
 
     def drop_released(self) -> bool:
-        """Forget optimizers whose gradients are all gone, set to None by hand; returns whether there was one."""
-        released = [each for each in self.fed if not any(identity for identity, _ in _signature(each))]
+        """Forget optimizers whose gradients are all gone, set to None by hand; returns whether there was one.
+
+        Where they were gone at the end of the backward pass already, they lie elsewhere: FSDP2 adds them up in tensors
+        of its own while it does not synchronise.
+        """
+        released = [each for each in self.fed if each not in self._elsewhere and not _has_gradient(each)]
         for optimizer in released:
             self.used(optimizer)
         return bool(released)
@@ -255,11 +270,16 @@ def _signature(optimizer: torch.optim.Optimizer) -> Signature:
 
     Megatron's DDP adds each gradient to a buffer, `main_grad`, as soon as autograd has made it, and sets it to None.
     """
-    gradients = (
-        getattr(parameter, "main_grad", None) if parameter.grad is None else parameter.grad
-        for parameter in updated_by(optimizer)
-    )
-    return [(0, 0) if gradient is None else (id(gradient), gradient._version) for gradient in gradients]
+    return [(0, 0) if gradient is None else (id(gradient), gradient._version) for gradient in _gradients(optimizer)]
+
+
+def _gradients(optimizer: torch.optim.Optimizer) -> Iterator[Tensor | None]:
+    for parameter in updated_by(optimizer):
+        yield getattr(parameter, "main_grad", None) if parameter.grad is None else parameter.grad
+
+
+def _has_gradient(optimizer: torch.optim.Optimizer) -> bool:
+    return any(gradient is not None for gradient in _gradients(optimizer))
 
 
 def _is_fed(before: Signature, after: Signature) -> bool:
@@ -361,7 +381,8 @@ def script_variables(models: Iterable[nn.Module]) -> Iterator[tuple[str, Tensor]
     """Yield the tensors that variables of the script hold, with the variables' names.
 
     Looked into are the frames of the script's files and its global variables, with containers, the attributes of
-    objects and modules within them, such as a data set's; left out are the models that are trained.
+    objects and modules within them, such as a data set's; then what only a loop reads, which no variable holds. Left
+    out are the models that are trained.
     """
     main = getattr(sys.modules.get("__main__"), "__dict__", {})
     scopes = [scope for frame in script_frames() for scope in (frame.f_locals, frame.f_globals)]
@@ -371,19 +392,38 @@ def script_variables(models: Iterable[nn.Module]) -> Iterator[tuple[str, Tensor]
         for name, value in list(scope.items()):
             if not name.startswith("__"):
                 yield from ((name, tensor) for tensor in _tensors_held(value, trained, seen, depth=3))
+    for name, value in _iterated():
+        yield from ((name, tensor) for tensor in _tensors_held(value, trained, seen, depth=3))
+
+
+def _iterated() -> Iterator[tuple[str, Any]]:
+    """Yield the data sets of loaders, by their class, and the variables of the script's generators.
+
+    `for batch in DataLoader(...)` leaves both to the loop alone: the garbage collector knows them.
+    """
+    for each in gc.get_objects():
+        kind = type(each)  # `isinstance` may ask a lazy object for its class, which loads it
+        if issubclass(kind, DataLoader | _BaseDataLoaderIter):
+            dataset = vars(each).get("dataset", vars(each).get("_dataset"))
+            yield type(dataset).__name__, dataset
+        elif kind is GeneratorType and each.gi_frame is not None and _is_of_script(each.gi_code):
+            yield from list(each.gi_frame.f_locals.items())
 
 
 def _tensors_held(value: Any, trained: set[int], seen: set[int], depth: int) -> Iterator[Tensor]:
     if id(value) in trained or id(value) in seen or len(seen) > _MOST_VARIABLES:
         return
-    if isinstance(value, type | ModuleType | FunctionType | str | bytes | int | float | torch.optim.Optimizer):
+    if isinstance(value, type | ModuleType | FunctionType | str | bytes | int | float):
         return
+    if hasattr(type(value), "param_groups") or isinstance(value, torch.optim.Optimizer):
+        return  # DeepSpeed's has buckets of gradients, and is none of torch's
     seen.add(id(value))
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, nn.Module):
-        if not any(id(part) in trained for part in value.modules()):
-            yield from (*value.parameters(), *value.buffers())
+        for part in value.modules():  # of a whole model, a pipeline's stage trains a part only
+            if id(part) not in trained:
+                yield from (*part.parameters(recurse=False), *part.buffers(recurse=False))
     elif isinstance(value, dict):
         for held in list(value.values()):
             yield from _tensors_held(held, trained, seen, depth)
@@ -461,6 +501,11 @@ class TracingPlan:
         larger = [early for early, early_bytes in self._early if early_bytes > input_bytes]
         self._early = []
         return [*larger, step]
+
+    @property
+    def undecided(self) -> frozenset[int]:
+        """Traced steps that may still be measured: once another of their kind is steady, if their inputs are larger."""
+        return frozenset(step for step, _ in self._early)
 
     @property
     def has_missed(self) -> bool:

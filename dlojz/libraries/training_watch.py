@@ -50,6 +50,7 @@ from dlojz.libraries.scripts.first_step import (
     FirstStep,
     RecordedCall,
     Replacements,
+    StepRecordings,
     num_parameters,
     replicas_of_pipeline,
     schedule_stages,
@@ -117,7 +118,8 @@ def _guarded(method: Callable[..., Any]) -> Callable[..., Any]:
         try:
             if (fault := self._probes.trace.fault) is not None:
                 raise fault
-            return method(self, *args, **kwargs)
+            with torch._C.DisableTorchFunction():  # no mode of the script's sees what the watch reads of its tensors
+                return method(self, *args, **kwargs)
         except Exception as error:
             if not self.survives_faults:
                 raise
@@ -183,8 +185,6 @@ class TrainingWatch:
     _met = False
     _others: Mapping[Category, int] = {}
     """States of other models than those of the step that was predicted."""
-    _again: FirstStep | None = None
-    """Recording of a later step that is traced."""
     _recorded: RecordedCall | None = None
 
     def __init__(self, config: RunConfig, events: EventLog, probes: Probes, device: torch.device) -> None:
@@ -204,6 +204,7 @@ class TrainingWatch:
         self._feed = GradientFeed()
         self._unused: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         """Optimizers that are fed, but were not stepped when another was for the second time."""
+        self._late: list[str] = []  # optimizers that have used gradients of earlier steps since the last one
         self._names: weakref.WeakKeyDictionary[torch.optim.Optimizer, str] = weakref.WeakKeyDictionary()
         self._loss_names: dict[tuple[Any, int], str] = {}
         self._accounts = StepAccounts()
@@ -214,6 +215,7 @@ class TrainingWatch:
         self._samples: list[int] = []
         """Samples of each step that was timed."""
         self.first = FirstStep(device.type)
+        self._recordings = StepRecordings(device.type)
         self._predicted: list[weakref.ref[nn.Module]] = []
         """Models of the step that was predicted."""
         self._messages = MessageTimes(self._sent_elsewhere)
@@ -233,7 +235,7 @@ class TrainingWatch:
             "continué.",
         )
         print(f"dlojz: {self.fault}", file=sys.stderr, flush=True)
-        recordings = [recording.end for recording in filter(None, (self.first, self._again))]
+        recordings = [recording.end for recording in filter(None, (self.first, self._recordings.present))]
         for step_out in (self._timed.pop_all, *recordings, self._probes.close):
             with contextlib.suppress(Exception):
                 step_out()
@@ -319,9 +321,7 @@ class TrainingWatch:
         self._probes.trace.flops_target = self._call.flops
         self._batch = tensors_in(inputs, keywords_of_call())
         if self._see_inputs(self._batch):
-            self._record_again()
-            assert self._again is not None
-            self._recorded = self._again.begin_call(module, inputs, keywords_of_call())
+            self._recorded = self._recordings.begin().begin_call(module, inputs, keywords_of_call())
         self._probes.loaded(*self._batch)
         self._inputs = inputs
 
@@ -335,14 +335,6 @@ class TrainingWatch:
         self._probes.resume(self._phase)
         self._probes.loaded(*tensors)
         return True
-
-    def _record_again(self) -> None:
-        """Record the present step as the first one was, to predict it in the place of that."""
-        if self._again is not None:
-            self._again.end()
-        self._again = FirstStep(self._device.type)
-        self._again.follow_thread()
-        self._again.watch()
 
     def returned(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """Note that a module's call has ended; the output tells later whether a backward pass goes through it."""
@@ -360,8 +352,8 @@ class TrainingWatch:
             return
         call.samples, call.tokens = samples_and_tokens(self._batch, self._inputs, self._sequences)
         self._inputs = None
-        if self._recorded is not None and self._again is not None:
-            self._again.end_call(self._recorded, output)
+        if self._recorded is not None and self._recordings.present is not None:
+            self._recordings.present.end_call(self._recorded, output)
             self._recorded = None
         outputs = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]
         call.is_trained = not outputs  # what returns no tensors does not tell
@@ -486,7 +478,7 @@ class TrainingWatch:
         if all(optimizer is not known for known in self.engine.optimizers):
             self.engine.optimizers = [*self.engine.optimizers, optimizer]
             self._name(optimizer)
-        for recording in filter(None, (self.first, self._again)):
+        for recording in filter(None, (self.first, self._recordings.present)):
             recording.before_update(within_backward=self._depth > 0)
         if is_outer:
             if self._boundary is not None and optimizer in self._boundary.accounts.updated:
@@ -508,9 +500,17 @@ class TrainingWatch:
         """End an update, and the step if no other optimizer is to follow."""
         if not self._is_here() or self._only_prepares() or not (self._depth or self._updating):
             return
-        self._accounts.updated.add(optimizer)
+        # Fed in steps that have ended, such as one that is updated in every third iteration, after the others.
+        is_late = not self._depth and not self._accounts.num_passes and optimizer in self._feed.fed
         self._unused.discard(optimizer)
         self._feed.used(optimizer)
+        if is_late and optimizer is self._updating and self._boundary is None:
+            self._updating, self._updates = None, self._updates + 1
+            self._late.append(self._names.get(optimizer, ""))
+            self._events.write("late_update", optimizers=self._late[-1:])
+            self._enter("data")
+            return
+        self._accounts.updated.add(optimizer)
         if self._depth:
             self._in_backward = self._in_backward or self._updating is None
         elif optimizer is self._updating:
@@ -563,7 +563,7 @@ class TrainingWatch:
                 self._end_at_boundary()
         elif self._accounts.num_passes and not self._feed.fed:
             self._accounts, self._calls, self._forwards = StepAccounts(), [], 0
-            for recording in filter(None, (self.first, self._again)):
+            for recording in filter(None, (self.first, self._recordings.present)):
                 recording.restart()
 
     def _or_left_out(
@@ -623,7 +623,7 @@ class TrainingWatch:
             if self._updating is None and not in_buckets and self._feed.drop_released():
                 self._drop_unfed()
             self.backward_calls += 1
-            for recording in filter(None, (self.first, self._again)):
+            for recording in filter(None, (self.first, self._recordings.present)):
                 recording.before_backward(root)
             if self._updating is not None:
                 self._evaluations += 1
@@ -731,6 +731,8 @@ class TrainingWatch:
         self.step += 1
         if self.step == 1:
             self.predict()
+            if self.config.script is not None and self._probes.is_tracing:
+                self._recordings.begin()
             for stage in schedule_stages(self.first.schedule):
                 self._time_actions(stage)
         self._messages.clear()
@@ -770,25 +772,28 @@ class TrainingWatch:
         if not was_traced:
             self._samples.append(samples)
             self._probes.global_batch = statistics.median_low(self._samples) or None
-        kind = "+".join(sorted(self._names.get(optimizer, "") for optimizer in accounts.updated))
+        kind = "+".join(sorted([*(self._names.get(optimizer, "") for optimizer in accounts.updated), *self._late]))
+        self._late.clear()
         plan = self._tracing
         states_bytes = self._probes.optimizer_bytes() if was_traced else 0
         steady = plan.ended(self.step, kind, was_traced, states_bytes)
         variables = self._probes.variables(script_variables(self.models)) if steady else {}
         larger = [step for step in steady if self._probes.measure_if_largest(step)]
+        self._recordings.keep(self.step, accounts.updated)
         if larger:
-            self._predict_again(list(accounts.updated))
+            self._predict_again(larger[-1])
             self._events.write("variables", names=variables)
             if self._probes.rank == 0:
                 self._events.write("memory_timeline", samples=[each.to_dict() for each in self._probes.timeline])
             write_footprint(self._events, self._probes, self.parameters)
         elif self.step % FOOTPRINT_EVERY == FOOTPRINT_EVERY - 1:
             write_footprint(self._events, self._probes, self.parameters)
+        self._recordings.keep_only(plan.undecided)
         if not plan.is_due():
             self._probes.pause()
             return
-        if self.step:
-            self._record_again()
+        if self.step:  # the first one is recorded until it is predicted
+            self._recordings.begin()
         if not self._probes.is_tracing:
             self._probes.resume()
 
@@ -810,13 +815,12 @@ class TrainingWatch:
         self.first.models.extend(filter(None, (reference() for reference in self._predicted)))
         self._predict(self.first, [one for one in self._feed.optimizers if one not in self._unused], limit_bytes)
 
-    def _predict_again(self, optimizers: list[torch.optim.Optimizer]) -> None:
-        """Predict the step that was measured, where it has another model or another batch than the first one."""
-        again, self._again = self._again, None
-        if again is None:
+    def _predict_again(self, step: int) -> None:
+        """Predict the step that is measured, where it has another model or another batch than the one predicted."""
+        if (taken := self._recordings.take(step)) is None:
             return
-        again.end()
         assert self.engine is not None
+        again, optimizers = taken
         models = [id(reference()) for reference in self._predicted]
         is_other = again.given != self.first.given or [id(model) for model in again.models] != models
         if again.calls and (is_other or self._others != self.engine.states_besides(again.models, optimizers)):
@@ -878,7 +882,7 @@ class TrainingWatch:
         """Stop watching; a step that waits for another optimizer ends here, and what has begun of one is left out."""
         if self._boundary is not None:
             self._end_at_boundary()
-        for recording in filter(None, (self.first, self._again)):
+        for recording in filter(None, (self.first, self._recordings.present)):
             recording.end()
         self._timed.pop_all()
         self._phase = ""

@@ -186,7 +186,7 @@ class Run(RunFolder, Tabular):
         except LabError as error:
             print(error, file=sys.stderr)
             return
-        steps = len(self.losses)
+        steps = self.num_steps
         print(
             say(
                 en=f"{self.run_id}: {self.state} after {steps} steps; all that was measured is kept.",
@@ -289,7 +289,7 @@ class Run(RunFolder, Tabular):
         losses, record = self.losses, self.record
         step_total = f"/{self.config.asked_steps}" if self.config.asked_steps else ""
         loss = say(en="loss", fr="perte")
-        progress = f"{len(losses)}{step_total}, {loss} {decimal(losses[-1], 4)}" if losses else ""
+        progress = f"{self.num_steps}{step_total}, {loss} {decimal(losses[-1], 4)}" if losses else ""
         state = status_label(self.state)
         names = titles(
             en="run; asked; state; steps; why; replayed", fr="exécution; demandé; état; pas; raison; rejouée"

@@ -142,10 +142,11 @@ def _of_script(events: Sequence[Event]) -> dict[str, Any]:
     losses: dict[str, list[float]] = defaultdict(list)
     of_optimizers: Counter[str] = Counter()
     for event in steps:
-        step_losses, names = event.get("losses"), event.get("optimizers")
+        step_losses = event.get("losses")
         for name, value in step_losses.items() if isinstance(step_losses, dict) else ():
             if type(value) is float and abs(value) <= MOST:
                 losses[name] += [value]
+    for names in (event.get("optimizers") for event in events if event["event"] in ("step", "late_update")):
         of_optimizers.update(name for name in (names if isinstance(names, list) else ()) if isinstance(name, str))
     variables = _event(events, "variables").get("names")
     return {
@@ -749,6 +750,13 @@ class RunFolder:
     def losses(self) -> tuple[float, ...]:
         """Loss of every finished step so far."""
         return self.record.losses if self.record else losses_of(read_all_events(self.folder))
+
+    @property
+    def num_steps(self) -> int:
+        """Steps finished so far: more than losses where a script's step has none, or one that is no number."""
+        if self.record:
+            return max(len(self.record.losses), len(self.record.step_s))
+        return len(_of_steps(read_all_events(self.folder), "step_s", float, least=0.0))
 
     @property
     def expert_loads(self) -> tuple[ExpertLoad, ...]:

@@ -16,13 +16,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import dlojz
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.compare import overlay_of
 from dlojz.config.run_config import RunConfig
-from dlojz.libraries.scripts.fake_steps import FakeSteps, run_fake_steps
+from dlojz.libraries.scripts.fake_steps import FakeCopier, FakeSteps, run_fake_steps
 from dlojz.libraries.scripts.first_step import FirstStep, plain_copy
 from dlojz.libraries.scripts.script_prediction import predict_training
 from dlojz.libraries.scripts.script_training import recognise, use_of
@@ -372,6 +373,18 @@ def test_steps_on_fakes_find_what_the_replay_of_one_process_finds() -> None:
     assert (half.footprint.memory.peak_bytes or 0) < (ran.footprint.memory.peak_bytes or 0)
     assert ran.footprint.memory.peak_bytes == sum(sum(held.values()) for held in ran.at_peak.values())
     assert {"1", "2"} <= set(ran.at_peak)
+
+
+def test_a_view_whose_base_has_changed_is_copied() -> None:
+    """FSDP1 leaves such views as the attributes of its modules: autograd refuses to tell how they were made."""
+    whole = nn.Parameter(torch.ones(4))
+    view, _ = whole.split(2)
+    with torch.no_grad():
+        whole.add_(1)
+    with pytest.raises(RuntimeError, match="multiple views"):
+        _ = view.is_leaf
+    made = FakeCopier(FakeTensorMode(allow_non_fake_inputs=True), lambda _: None)(view)
+    assert made.shape == (2,) and not made.requires_grad
 
 
 def test_a_copy_shares_what_the_model_shares_and_changes_nothing_of_it() -> None:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from torch import nn
 
 import dlojz
+from dlojz.cli.runs import _with_arguments
+from dlojz.compare import _of_script, _script_notes
 from dlojz.libraries.step_ledger import (
     GradientFeed,
     StepAccounts,
     TracingPlan,
+    _tensors_held,
     loss_of,
     reads_sequences_first,
     samples_and_tokens,
@@ -129,6 +136,67 @@ def test_an_update_without_a_gradient_is_no_step_and_one_with_gradients_set_by_h
     assert len(record.step_s) == 5
 
 
+def test_an_optimizer_that_steps_less_often_makes_no_step_of_its_own(tmp_path: Path) -> None:
+    """Its gradients add up over three iterations, each of which has ended when it steps: 15 iterations, 15 steps."""
+    run = run_text(tmp_path, """
+        head = nn.Linear(4, 2)
+        often, seldom = torch.optim.Adam(head.parameters()), torch.optim.Adam(model.parameters())
+        for iteration in range(15):
+            loss = head(model(torch.randn(8, 16))).square().mean()
+            loss.backward()
+            often.step()
+            often.zero_grad()
+            if iteration % 3 == 2:
+                seldom.step()
+                seldom.zero_grad()
+            print("loss", loss.item())
+    """)
+    record = completed(run)
+    assert len(record.step_s) == 15 and record.losses == pytest.approx(printed(run, "loss"))
+    assert record.steps_of == {"often": 15, "seldom": 5} and set(record.step_samples) == {8}
+    assert record.footprints[0].step_flops == flops_of_step(8) + 3 * 2 * 8 * 4 * 2
+
+
+@pytest.mark.parametrize("sharded", ["fully_shard(model)", "model = FSDP(model, device_id=torch.device('cpu'))"])
+def test_micro_batches_that_do_not_synchronise_are_of_the_step(tmp_path: Path, sharded: str) -> None:
+    """FSDP2 adds up their gradients in tensors of its own: no parameter has one until the last micro-batch."""
+    run = run_text(tmp_path, f"""
+        import contextlib
+        import torch.distributed as dist
+        from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, fully_shard
+        dist.init_process_group("gloo")
+        {sharded}
+        optimizer = torch.optim.AdamW(model.parameters())
+        for step in range(6):
+            losses = []
+            for micro in range(3):
+                alone = contextlib.nullcontext()
+                if isinstance(model, FSDP):
+                    alone = alone if micro == 2 else model.no_sync()
+                else:
+                    model.set_requires_gradient_sync(micro == 2)
+                with alone:
+                    loss = model(torch.randn(8, 16)).square().mean() / 3
+                    loss.backward()
+                losses.append(3 * loss.item())
+            optimizer.step()
+            optimizer.zero_grad()
+            print("loss", sum(losses) / 3)
+        dist.destroy_process_group()
+    """, processes=2)
+    record = completed(run)
+    means = [sum(pair) / 2 for pair in zip(printed(run, "loss"), printed(run, "loss", 1), strict=True)]
+    assert record.losses == pytest.approx(means) and set(record.step_samples) == {2 * 3 * 8}
+    assert record.footprints[0].step_flops == 3 * flops_of_step(8)
+    predicted, measured = record.script_prediction, record.footprints[0]
+    assert predicted is not None
+    if predicted.footprint is None:
+        assert "FSDP2 accumulates whole gradients" in predicted.note
+    else:  # one message of gradients for three micro-batches, which keep them whole
+        assert predicted.footprint.communication == measured.communication
+        assert predicted.footprint.memory.gradients_bytes == measured.memory.gradients_bytes == 4 * WEIGHTS * 3 / 2
+
+
 # ---- samples, losses, the largest step
 
 
@@ -169,10 +237,12 @@ def test_losses_are_undivided_and_cloned_ones_too(tmp_path: Path) -> None:
     assert record.step_samples == (32,) * 4 + (8,)
 
 
-def test_the_step_with_the_largest_batch_is_shown_and_predicted(tmp_path: Path) -> None:
-    record = completed(run_text(tmp_path, """
+@pytest.mark.parametrize("largest", [(5,), (0, 1), (1,)])
+def test_the_step_with_the_largest_batch_is_shown_and_predicted(tmp_path: Path, largest: tuple[int, ...]) -> None:
+    """Also where it is one of the first, before a step is steady."""
+    record = completed(run_text(tmp_path, f"""
         optimizer = torch.optim.AdamW(model.parameters())
-        for number in (8, 8, 8, 8, 8, 200, 8, 8):
+        for number in {[200 if step in largest else 8 for step in range(8)]}:
             batch = torch.randn(number, 16)
             model(batch).square().mean().backward()
             optimizer.step()
@@ -182,7 +252,8 @@ def test_the_step_with_the_largest_batch_is_shown_and_predicted(tmp_path: Path) 
     assert predicted is not None and predicted.footprint is not None
     assert first.step_flops == predicted.footprint.step_flops == flops_of_step(200)
     assert first.memory.activations_bytes == predicted.footprint.memory.activations_bytes
-    assert record.step_samples[5] == 200 and first.samples_per_s == pytest.approx(8 / (first.phases.step_s or 0))
+    assert record.step_samples[largest[0]] == 200
+    assert first.samples_per_s == pytest.approx(8 / (first.phases.step_s or 0))
 
 
 def test_what_variables_hold_is_theirs_by_name(tmp_path: Path) -> None:
@@ -204,6 +275,44 @@ def test_what_variables_hold_is_theirs_by_name(tmp_path: Path) -> None:
     assert (memory.script_bytes or 0) >= 4 * WEIGHTS + 4 * 64 * 16
 
 
+def test_layers_of_a_whole_model_that_are_not_trained_are_the_scripts(tmp_path: Path) -> None:
+    """As a pipeline's rank leaves them, which trains a part of `model` alone: (32 · 4 + 4) numbers are of no use."""
+    record = completed(run_text(tmp_path, """
+        part = nn.Sequential(*list(model)[:2])
+        optimizer = torch.optim.SGD(part.parameters(), lr=0.01)
+        for _ in range(6):
+            part(torch.randn(8, 16)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    """))
+    assert record.variables["model"] == 4 * (32 * 4 + 4)
+    assert record.footprints[0].memory.weights_bytes == 4 * (16 * 32 + 32)
+
+
+@pytest.mark.parametrize(("source", "name"), [
+    ("torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(256, 16)), batch_size=32)",
+     "TensorDataset"),
+    ("batches()", "table"),
+])
+def test_what_only_a_loop_holds_is_the_scripts_too(tmp_path: Path, source: str, name: str) -> None:
+    """A data set of 256 · 16 numbers of 4 B, which no variable of a frame names."""
+    record = completed(run_text(tmp_path, f"""
+        def batches():
+            table = torch.randn(256, 16)
+            for part in table.split(32):
+                yield (part.clone(),)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for (batch,) in {source}:
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    """))
+    assert record.variables[name] == 4 * 256 * 16
+    memory, predicted = record.footprints[0].memory, record.script_prediction
+    assert predicted is not None and predicted.footprint is not None
+    assert memory.workspace_bytes == predicted.footprint.memory.workspace_bytes
+
+
 # ---- the watch never changes, ends or misnames a training
 
 
@@ -221,6 +330,27 @@ def test_a_mode_of_the_scripts_own_stays_on_its_stack(tmp_path: Path) -> None:
     """)
     assert len(completed(run).losses) == 8
     assert printed(run, "flops") == [8 * flops_of_step(8)]
+
+
+def test_a_function_mode_of_the_scripts_own_sees_its_own_calls_alone(tmp_path: Path) -> None:
+    run = run_text(tmp_path, """
+        from torch.overrides import TorchFunctionMode
+        class Count(TorchFunctionMode):
+            calls = 0
+            def __torch_function__(self, function, types, args=(), kwargs=None):
+                Count.calls += 1
+                return function(*args, **(kwargs or {}))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(6):
+            with Count():
+                model(torch.randn(8, 16)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            print("calls", Count.calls)
+    """)
+    assert len(completed(run).step_s) == 6
+    plain = subprocess.run([sys.executable, tmp_path / "written.py"], check=True, capture_output=True, text=True)
+    assert printed(run, "calls") == [float(line.removeprefix("calls ")) for line in plain.stdout.splitlines()]
 
 
 def test_a_fault_of_the_watch_ends_the_watch_alone(tmp_path: Path) -> None:
@@ -256,6 +386,7 @@ def test_the_first_loss_that_is_no_number_is_named(tmp_path: Path) -> None:
     """)
     assert run.record is not None and run.record.status == "diverged"
     assert "nan at step 3" in run.record.reason
+    assert run.num_steps == 8 and len(run.losses) == 3
 
 
 def test_the_pipeline_of_deepspeed(tmp_path: Path) -> None:
@@ -282,6 +413,9 @@ def test_the_pipeline_of_deepspeed(tmp_path: Path) -> None:
     assert printed(run, "trained") == [1]
     assert not record.notes and len(record.step_s) == 4
     assert record.step_samples == (16,) * 4
+    predicted = record.script_prediction
+    assert predicted is not None and predicted.recognised["wrapper"] == "DeepSpeed (pipeline)"
+    assert predicted.footprint is None and "schedule" in predicted.note  # the activations of all that are in flight
 
 
 # ---- parts, by hand
@@ -315,7 +449,9 @@ def test_a_gradient_that_has_moved_to_a_buffer_is_none_that_was_thrown_away() ->
     for parameter in model.parameters():
         parameter.grad = None
     assert feed.drop_released()  # without a buffer it is gone
-    feed.fed.add(optimizer)
+    feed.before_backward()
+    assert feed.after_backward() == [optimizer]
+    assert not feed.drop_released()  # it was nowhere to be seen after the pass: a library keeps it
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
         parameter.main_grad = gradient  # type: ignore[attr-defined]
     assert not feed.drop_released() and feed.is_fed(optimizer)
@@ -350,6 +486,17 @@ def test_samples_of_sequences_tokens_and_lists_of_images() -> None:
     assert reads_sequences_first(nn.LSTM(2, 2)) and not reads_sequences_first(nn.LSTM(2, 2, batch_first=True))
 
 
+def test_buckets_of_a_librarys_optimizer_are_no_variables_of_the_script() -> None:
+    class Sharded:
+        param_groups = property(lambda self: [])
+
+        def __init__(self) -> None:
+            self.bucket = torch.ones(5)
+
+    assert not list(_tensors_held({"optimizer": Sharded()}, set(), set(), depth=3))
+    assert len(list(_tensors_held({"data": [torch.ones(5)]}, set(), set(), depth=3))) == 1
+
+
 def test_a_plan_traces_three_steps_of_each_kind_and_larger_ones() -> None:
     plan, measured = TracingPlan(), []
     for step in range(3):
@@ -363,6 +510,22 @@ def test_a_plan_traces_three_steps_of_each_kind_and_larger_ones() -> None:
     assert not plan.has_missed
     plan.wants(102)
     assert plan.ended(5, "a", was_traced=False) == [] and plan.has_missed
+
+
+def test_words_on_a_run_that_is_short_or_was_not_recorded() -> None:
+    short = SimpleNamespace(
+        notes=(), step_s=(0.1, 0.1), held_bytes=(), script_prediction=None, variables={}, footprint=lambda: None
+    )
+    assert "steps made: 2" in " ".join(_script_notes(cast(RunRecord, short)))
+    footprint, why = _of_script(cast(RunRecord, short))
+    assert footprint is None and "was not recorded" in why  # it has made steps
+    _, why = _of_script(cast(RunRecord, SimpleNamespace(step_s=(), script_prediction=None)))
+    assert "made none" in why
+
+
+def test_runs_of_one_script_are_told_apart_by_its_arguments() -> None:
+    assert _with_arguments({"title": "train.py ×2", "arguments": ["--name", "a b"]}) == "train.py ×2 --name 'a b'"
+    assert _with_arguments({"title": "train.py", "arguments": []}) == "train.py"
 
 
 def test_growth_is_named_where_it_goes_on() -> None:

@@ -48,6 +48,14 @@ _KEPT_HOOKS = ("torch.nn.", "torch.distributed.")
 """Hooks from here belong to the model or to what wraps it; others are the script's."""
 
 
+def _is_leaf(tensor: Tensor) -> bool:
+    """Whether a tensor is none of autograd's: a view whose base has changed cannot tell, as of FSDP1's weights."""
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return False
+
+
 class FakeCopier:
     """Copier of a model with its wrappers: tensors become fake, other objects of the script's stay the same.
 
@@ -91,7 +99,7 @@ class FakeCopier:
         """Make a fake tensor; of one within autograd's graph without it."""
         plain = tensor if isinstance(tensor, nn.Parameter) or not tensor.requires_grad else tensor.data
         made: Tensor = self._know(tensor, self._mode.from_tensor(plain, static_shapes=True))
-        if plain is not tensor and tensor.is_leaf:
+        if plain is not tensor and _is_leaf(tensor):
             made.requires_grad_()  # such as what a pipeline's stage receives into, before torch 2.13
         self._see(local(made))
         for name, value in vars(tensor).items():

@@ -11,7 +11,7 @@ import contextlib
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any, NamedTuple, TypeVar
@@ -178,7 +178,9 @@ class FirstStep(TorchFunctionMode):
                 return method(module, *args, **kwargs)
             if torch._C._current_graph_task_id() != NO_BACKWARD:  # checkpointing computes a block again
                 return method(module, *args, **kwargs)
-            if not any(parameter.requires_grad for parameter in module.parameters()):
+            with torch._C.DisableTorchFunction():
+                is_trained = any(parameter.requires_grad for parameter in module.parameters())
+            if not is_trained:
                 return method(module, *args, **kwargs)
             self._leave()
             self._within = True
@@ -268,7 +270,8 @@ class FirstStep(TorchFunctionMode):
 
     def _or_over(self, record: Callable[..., Recorded], *args: Any) -> Recorded | None:
         try:
-            return record(*args)
+            with torch._C.DisableTorchFunction():
+                return record(*args)
         except Exception as error:
             self.fault, self.over = error.with_traceback(None), True
             return None
@@ -331,6 +334,61 @@ class FirstStep(TorchFunctionMode):
             self.calls.remove(call)
 
 
+class StepRecordings:
+    """Recordings of a script's later steps, of which the one that is measured is predicted.
+
+    A recording that waits until its step is measured holds no model and no optimizer alive.
+
+    Args:
+        device_type: whose autocast counts.
+    """
+
+    def __init__(self, device_type: str) -> None:
+        self.present: FirstStep | None = None
+        """Recording of the step that runs."""
+        self._device_type = device_type
+        self._kept: dict[int, tuple[FirstStep, list[weakref.ref[Any]], list[weakref.ref[Any]]]] = {}
+
+    def begin(self) -> FirstStep:
+        """Record the present step from here on, as the first one was."""
+        if self.present is not None:
+            self.present.end()
+        self.present = FirstStep(self._device_type)
+        self.present.follow_thread()
+        self.present.watch()
+        return self.present
+
+    def keep(self, step: int, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """End the recording of a step, and keep it.
+
+        Args:
+            optimizers: that have stepped.
+        """
+        recording, self.present = self.present, None
+        if recording is None:
+            return
+        recording.end()
+        models = [weakref.ref(model) for model in recording.models]
+        recording.models.clear()
+        self._kept[step] = recording, models, [weakref.ref(optimizer) for optimizer in optimizers]
+
+    def keep_only(self, steps: Container[int]) -> None:
+        """Drop the recordings of all other steps."""
+        self._kept = {step: kept for step, kept in self._kept.items() if step in steps}
+
+    def take(self, step: int) -> tuple[FirstStep, list[torch.optim.Optimizer]] | None:
+        """Return the recording of a step and its optimizers; None where it has none, or a model of it is gone."""
+        if step not in self._kept:
+            return None
+        recording, of_models, of_optimizers = self._kept.pop(step)
+        models: list[Any] = [reference() for reference in of_models]
+        optimizers: list[Any] = [reference() for reference in of_optimizers]
+        if None in (*models, *optimizers):
+            return None
+        recording.models.extend(models)
+        return recording, optimizers
+
+
 def _redirected(module: nn.Module) -> str:
     """Name the method that a module's forward leads to at this moment; empty where it is its own.
 
@@ -344,8 +402,11 @@ def _redirected(module: nn.Module) -> str:
 def _synchronises(module: nn.Module) -> bool:
     """Whether this backward pass averages gradients: False within `no_sync`."""
     groups = (group for _, unit in fsdp_units(module) for group in param_groups(unit))
-    return bool(getattr(module, "require_backward_grad_sync", True)) and all(
-        group.reduce_grads and group.all_reduce_grads for group in groups
+    parts = (part for part in module.modules() if isinstance(part, FullyShardedDataParallel))
+    return (
+        bool(getattr(module, "require_backward_grad_sync", True))
+        and all(group.reduce_grads and group.all_reduce_grads for group in groups)
+        and all(part._sync_gradients for part in parts)
     )
 
 
@@ -417,6 +478,11 @@ def unwrapped(module: nn.Module) -> tuple[nn.Module, Any]:
         if not isinstance(inner, nn.Module):
             return module, around
         module = inner
+
+
+def is_deepspeed_pipeline(module: nn.Module) -> bool:
+    """Whether a module is a stage of DeepSpeed's pipeline, whose engine runs a schedule of its own."""
+    return type(module).__name__ == "PipelineModule" and hasattr(module, "_grid")
 
 
 _KEPT_HOOKS = "torch.nn."

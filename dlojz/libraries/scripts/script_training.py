@@ -31,6 +31,7 @@ from dlojz.libraries.scripts.first_step import (
     GivenTensor,
     TensorShape,
     fsdp_units,
+    is_deepspeed_pipeline,
     param_groups,
     plain_copy,
     schedule_stages,
@@ -316,6 +317,8 @@ def recognised_in(step: FirstStep, optimizers: Iterable[torch.optim.Optimizer]) 
                 found["communication hook"] = getattr(hook, "__name__", type(hook).__name__)
         elif around is not None:
             found["wrapper"], found["ZeRO"] = "DeepSpeed", str(int(around._config.zero_config.stage))
+        elif is_deepspeed_pipeline(inner):
+            found["wrapper"] = "DeepSpeed (pipeline)"
         if flat:
             found["units"], found["sharding"] = str(len(flat)), flat[0].sharding_strategy.name
         if units:
@@ -402,6 +405,8 @@ def recognise(
     if step.updates_within_backward:
         raise _refuse("its optimizer updates within backward", "son optimiseur met à jour pendant la passe arrière")
     inner, around = unwrapped(step.models[0])
+    if is_deepspeed_pipeline(inner):  # more micro-batches are in flight in its first stage than in its last
+        raise _refuse("DeepSpeed’s pipeline runs its own schedule", "le pipeline de DeepSpeed a son ordonnancement")
     if step.calls[0].method and not getattr(inner, "automatic_optimization", True):
         raise _refuse("Lightning’s manual optimization is on", "l’optimisation manuelle de Lightning est active")
     if step.schedule is not None or _is_run_on_fakes(inner) or (fsdp_units(inner) and _is_special(inner, optimizers)):
