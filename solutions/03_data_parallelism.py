@@ -1307,9 +1307,9 @@ lab.reveal("distinct-samples", len(torch.cat(ranks["same"]).unique()))
 
 # %% name="trap-seen"
 _, alone = train(ranks["same"][0].split(16))
-for name in ("same", "own"):
-    follows = [torch.allclose(torch.tensor(each), torch.tensor(alone), rtol=1e-3) for each in ranks[f"{name}_losses"]]
-    print(f"{name}: {len(torch.cat(ranks[name]).unique())} images, {follows=}")
+for name, shown in (("same", "faulty // fautif"), ("own", "right // juste")):
+    follow = [torch.allclose(torch.tensor(each), torch.tensor(alone), rtol=1e-3) for each in ranks[f"{name}_losses"]]
+    print(shown, len(torch.cat(ranks[name]).unique()), "images,", sum(follow), "ranks follow // rangs suivent")
 
 # %% [markdown] lang="fr"
 # Rien de plus, pour quatre fois la dépense. Autre oubli silencieux, avec PyTorch : `sampler.set_epoch(epoch)`, sans

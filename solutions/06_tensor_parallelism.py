@@ -325,8 +325,7 @@ print("weights, gap: // écart des poids :", decimal(2 * (first - mean / world_s
 lab.predict(
     "pair-bytes",
     ### BEGIN SOLUTION
-    # gathers: 4 + 1, and their fs: 2 × (4 + 1); the pair: 2 + 2
-    # rassembler : 4 + 1, et leurs f : 2 × (4 + 1) ; la paire : 2 + 2
+    # gathers 4 + 1, their fs 2 × (4 + 1); pair 2 + 2 // rassembler 4 + 1, leurs f 2 × (4 + 1) ; paire 2 + 2
     (4 + 1 + 2 * (4 + 1)) / (2 + 2),
     ### END SOLUTION
 )
