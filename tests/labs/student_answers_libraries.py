@@ -492,7 +492,7 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
             "): degrees and counts are whole numbers, so",
         ),
         (arguments(times=lambda batch, micro, dp: batch), "replicas together: each has its share."),
-        (arguments(times=lambda batch, micro, dp: batch // dp), "are the samples of a replica per step; divide"),
+        (arguments(times=lambda batch, micro, dp: batch // dp), "the samples of a replica per step; divide"),
         (arguments(times=lambda batch, micro, dp: batch // (micro * dp) + 1), "Megatron would take micro-batches="),
         (arguments(order=lambda tp, pp, dp, m: (dp, tp, pp, m)), "but your function returns"),
         (arguments(order=lambda tp, pp, dp, m: (tp, pp, m, dp)), "but your function returns"),

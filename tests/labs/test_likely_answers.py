@@ -6,6 +6,7 @@ Each wrong one is refused for what it does; each right one is accepted.
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 from collections.abc import Callable
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 import dlojz.labs
+from dlojz.by_hand.tensor.operators import add_up
 from dlojz.labs.kit.exercise import judge
 from dlojz.labs.lab09_optimizers.exercises_compression import compress, read, write
 
@@ -24,6 +27,104 @@ EXERCISES: dict[str, Any] = {
     if module.name.startswith("lab")
     for one in importlib.import_module(f"dlojz.labs.{module.name}").EXERCISES
 }
+
+# ---- labs 01 to 07
+
+
+def states_of(device: tuple[int, int, int], host: tuple[int, int, int]) -> Callable[..., Any]:
+    """Bytes per parameter on the device and on the host, by what is offloaded."""
+    place = {"none": 0, "optimizer": 1, "parameters": 2}
+    return lambda parameters, ranks, offload: tuple(
+        side[place[offload]] * parameters / ranks for side in (device, host)
+    )
+
+
+def ring(step: int = -1) -> Callable[..., Any]:
+    """The ring by batched messages; how the number of the chunk changes from step to step of the all-gather."""
+
+    def answer(x: Any) -> Any:
+        rank, size = dist.get_rank(), dist.get_world_size()
+        chunks, received = x.chunk(size), torch.empty(len(x) // size)
+
+        def pass_on(place: int) -> None:
+            messages = [
+                dist.P2POp(dist.isend, chunks[place % size].clone(), (rank + 1) % size),
+                dist.P2POp(dist.irecv, received, (rank - 1) % size),
+            ]
+            for work in dist.batch_isend_irecv(messages):
+                work.wait()
+
+        for s in range(size - 1):
+            pass_on(rank - s)
+            chunks[(rank - s - 1) % size].add_(received)
+        for s in range(size - 1):
+            pass_on(rank + 1 + step * s)
+            chunks[(rank + step * s) % size].copy_(received)
+        return x
+
+    return answer
+
+
+def accumulated_by_hand(model: Any, micro_batches: Any) -> None:
+    parameters = list(model.parameters())
+    total = [torch.zeros_like(parameter) for parameter in parameters]
+    for x, y in micro_batches:
+        found = torch.autograd.grad(F.cross_entropy(model(x), y), parameters)
+        torch._foreach_add_(total, found)
+    for parameter, gradient in zip(parameters, total, strict=True):
+        dist.all_reduce(gradient)
+        parameter.grad = gradient / (dist.get_world_size() * len(micro_batches))
+
+
+def cut_from_the_back(weights: Any, limit: float) -> list[int]:
+    bounds, load = [len(weights)], 0.0
+    for place in reversed(range(len(weights))):
+        if load + weights[place] > limit:
+            bounds.append(place + 1)
+            load = 0.0
+        load += weights[place]
+    return [0, *reversed(bounds)]
+
+
+def stale(step: float, delay: int, updates: int) -> list[float]:
+    weights = [1.0]
+    for t in range(updates):
+        weights.append(weights[t] - step * weights[t - delay if t >= delay else t])
+    return weights
+
+
+def one_hot_rows(tokens: Any, table: Any, axis: Any) -> Any:
+    own = tokens - axis.rank * len(table)
+    known = (own >= 0) & (own < len(table))
+    rows = F.one_hot(own.clamp(0, len(table) - 1), len(table)).to(table.dtype) * known[..., None]
+    return add_up(rows @ table, axis)
+
+
+def nodes_less_one(collective: str, message_bytes: float, group: Any, gpus_per_node: int) -> float:
+    rounds, n = (2 if collective == "all_reduce" else 1), len(group)
+    return rounds * (n - 1) / n * message_bytes * (len({rank // gpus_per_node for rank in group}) - 1)
+
+
+# ---- labs 12 and 13
+
+
+def samples_gathered_as_objects(values: Any, real: int) -> Any:
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, values.tolist())
+    return torch.tensor([row for rows in found for row in rows])[:real]
+
+
+def overlaps(length: Callable[[int, int], int], leave_out: bool = True) -> Callable[..., Any]:
+    """Pieces of old shares: how long a new share is, and whether empty ones are left out."""
+
+    def answer(elements: int, old_ranks: int, new_ranks: int, rank: int) -> Any:
+        old, new = math.ceil(elements / old_ranks), length(elements, new_ranks)
+        first, last = min(rank * new, elements), min((rank + 1) * new, elements)
+        spans = [(r, max(first, r * old) - r * old, min(last, (r + 1) * old) - r * old) for r in range(old_ranks)]
+        return [span for span in spans if span[1] < span[2] or not leave_out]
+
+    return answer
+
 
 # ---- lab 09
 
@@ -122,6 +223,29 @@ def integer_linear(
 
 
 WRONG: list[tuple[str, Any, str]] = [
+    ("attention", lambda q, k, v: (q @ k.T / len(k) ** 0.5).softmax(-1) @ v, "the square root of the number of tokens"),
+    (
+        "patches",
+        lambda image, side: image.unfold(1, side, side).unfold(2, side, side).reshape(-1, len(image) * side**2),
+        "Each row mixes pieces of several patches",
+    ),
+    (
+        "data-parallel-bytes",
+        lambda psi, sample, batch, dp: 16 * psi / dp + (4 * psi if dp > 1 else 0) + sample * batch / dp,
+        "You divide the states by dp",
+    ),
+    ("ring-all-reduce", ring(step=1), "the number of the chunk goes up with each step"),
+    ("offload-bytes", states_of((16, 4, 0), (0, 16, 18)), "you still count the 16-bit gradients"),
+    ("stale-sgd", stale, "your gradient is fresh: it is that of the first weights"),
+    ("between-nodes", nodes_less_one, "You count the nodes less one"),
+    ("grid-degrees", lambda n, *d: tuple(one or n // sum(x for x in d if x) for one in d), "by their product"),
+    ("shares-to-read", overlaps(lambda elements, ranks: elements // ranks), "the length of a new share is rounded up"),
+    ("shares-to-read", overlaps(lambda n, ranks: math.ceil(n / ranks), leave_out=False), "there is nothing to read"),
+    (
+        "shares-to-read",
+        lambda elements, old, new, rank: overlaps(lambda n, ranks: math.ceil(n / ranks))(elements, new, old, rank),
+        "You exchange the two cuts",
+    ),
     ("compressed-all-reduce", compressed_mean(worker=compress), "messages all have the scale of its whole vector"),
     ("compressed-all-reduce", compressed_mean(together=True), "The servers' means are compressed together"),
     (
@@ -186,6 +310,15 @@ WRONG: list[tuple[str, Any, str]] = [
     ("integer-linear", integer_linear(correction=lambda w: w.sum(-1, keepdim=True)), "without keepdim"),
 ]
 RIGHT: list[tuple[str, Any]] = [
+    ("attention", lambda q, k, v: (q @ k.T / q.shape[1] ** 0.5).log_softmax(1).exp() @ v),
+    ("patches", lambda image, side: F.unfold(image[None], side, stride=side)[0].T),
+    ("ring-all-reduce", ring()),
+    ("accumulation", accumulated_by_hand),
+    ("first-fit", cut_from_the_back),
+    ("offload-bytes", states_of((16, 2, 0), (0, 16, 18))),
+    ("vocabulary-embedding", one_hot_rows),
+    ("gather-metrics", samples_gathered_as_objects),
+    ("shares-to-read", overlaps(lambda elements, ranks: math.ceil(elements / ranks))),
     ("compressed-all-reduce", compressed_mean()),
     (
         "exchange",

@@ -365,7 +365,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (reading("all"), "counts every GPU"),
         (reading("without pp"), "forgets the pipeline"),
         (reading("without tp"), "forgets the tensor degree"),
-        (reading("batch"), "of all 8 replicas together"),
+        (reading("batch"), "of all replicas together"),
         (reading("by gpus"), "split the batch among all GPUs"),
         (reading("samples"), "divide by --micro-batch-size"),
         (reading("swapped"), "are swapped"),

@@ -430,11 +430,11 @@ def _disagree(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
     others = [rank for rank in range(size) if rank not in alike]
     return Said(
         f"{_capital(evidence.label.en)} should be the same on all ranks, but it differs between {_en(alike)} and "
-        f"{_en(others)}: look for a different random state, data that differ where they should not, or a broadcast or "
-        "all-reduce that leaves some ranks out.",
+        f"{_en(others)}: look for a different random state, data that differ where they should not, or an exchange "
+        "that leaves out some ranks, or some parts.",
         f"Tous les rangs devraient détenir la même chose ({evidence.label.fr}), mais {_fr(alike)} et "
         f"{_fr(others)} diffèrent : cherchez un état aléatoire différent, des données qui diffèrent à tort, ou un "
-        "broadcast ou un all-reduce qui oublie des rangs.",
+        "échange qui oublie des rangs, ou des morceaux.",
     )
 
 

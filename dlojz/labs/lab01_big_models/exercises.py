@@ -81,6 +81,11 @@ ATTENTION = Exercise(
                 "clés : dim=-1.",
             ),
             Mistake(
+                lambda q, k, v: (q @ k.T / math.sqrt(len(k))).softmax(-1) @ v,
+                "You divide the scores by the square root of the number of tokens: by that of the width, √D.",
+                "Vous divisez les scores par la racine du nombre de tokens : divisez-les par celle de la largeur, √D.",
+            ),
+            Mistake(
                 _scores(math.sqrt, dim=None),
                 "The softmax is missing: the weights of one query must be positive and sum to 1.",
                 "Le softmax manque : les poids d’une requête doivent être positifs et de somme 1.",
@@ -597,6 +602,13 @@ PATCHES = Exercise(
                 lambda image, patch: _tiles(image, patch).permute(3, 1, 0, 2, 4).flatten(2).flatten(0, 1),
                 "The patches come column by column; read them like a text, row by row.",
                 "Les patches viennent colonne par colonne ; lisez-les comme un texte, ligne par ligne.",
+            ),
+            Mistake(
+                lambda image, patch: _tiles(image, patch).transpose(2, 3).reshape(-1, len(image) * patch**2),
+                "Each row mixes pieces of several patches: after cutting, the channels still come first. Bring the "
+                "rows and columns of patches in front of them (permute), then flatten.",
+                "Chaque ligne mélange des morceaux de plusieurs patches : après la découpe, les canaux sont encore "
+                "devant. Amenez devant eux les lignes et les colonnes de patches (permute), puis aplatissez.",
             ),
             Mistake(
                 lambda image, patch: _tiles(image, patch).permute(1, 3, 2, 4, 0).flatten(2).flatten(0, 1),

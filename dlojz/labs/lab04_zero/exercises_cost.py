@@ -361,10 +361,15 @@ _BYTES_MISTAKES = (
         'For "parameters" you leave the weights on the device; they go to the host too, 2 bytes each.',
         "Pour « parameters », vous laissez les poids sur le GPU ; ils vont eux aussi chez l’hôte, 2 octets chacun.",
     ),
-    Mistake(
-        lambda p, n, offload: _parts(p, n, offload, {"none": (16, 0), "optimizer": (4, 16), "parameters": (2, 18)}),
-        "On the device you still count the 16-bit gradients; each leaves for the host as soon as it is reduced.",
-        "Sur le GPU, vous comptez encore les gradients sur 16 bits ; chacun part vers l’hôte dès qu’il est réduit.",
+    *(
+        Mistake(
+            lambda p, n, offload, last=last: _parts(  # type: ignore[misc]
+                p, n, offload, {"none": (16, 0), "optimizer": (4, 16), "parameters": last}
+            ),
+            "On the device you still count the 16-bit gradients; each leaves for the host as soon as it is reduced.",
+            "Sur le GPU, vous comptez encore les gradients sur 16 bits ; chacun part vers l’hôte dès qu’il est réduit.",
+        )
+        for last in ((2, 18), (0, 18))
     ),
     Mistake(
         lambda p, n, offload: _parts(p, n, offload, {"none": (16, 0), "optimizer": (2, 16), "parameters": (0, 20)}),
