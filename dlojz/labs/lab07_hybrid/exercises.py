@@ -803,7 +803,7 @@ def _judge_placement(answer: Callable[..., Any]) -> float:
 
 PLACEMENT = Challenge(
     id="rank-placement",
-    title=Said("ranks on nodes", "des rangs sur des nœuds"),
+    title=Said("challenge: ranks on nodes", "défi : des rangs sur des nœuds"),
     judge=_judge_placement,
     target=7.2,
     unit_en="% of the bytes between nodes",

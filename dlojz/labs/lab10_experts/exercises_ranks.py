@@ -701,7 +701,7 @@ def _placement_score(answer: Callable[..., Any]) -> float:
 
 PLACEMENT = Challenge(
     id="expert-placement",
-    title=Said("experts placed by their loads", "les experts placés selon leur charge"),
+    title=Said("challenge: experts placed by load", "défi : les experts placés selon leur charge"),
     judge=_placement_score,
     target=103,
     unit_en="% of the mean load on the busiest rank",
