@@ -452,7 +452,7 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
             lambda messages, weights: "ZeRO-3" if messages.get("all_gather", 0) > 1.5 * weights else "DDP",
             "Your function returns 'DDP'",
         ),
-        (lambda messages, weights: 0 if "all_reduce" in messages else 3, "returns 0 whatever its arguments are"),
+        (lambda messages, weights: 0 if "all_reduce" in messages else 3, "returns 0 in every case of this check"),
     ],
     "megatron-qkv": [
         (

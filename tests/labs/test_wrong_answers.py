@@ -376,7 +376,7 @@ BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
         (lambda micro_batch, micro_batches, dp: str(micro_batch * micro_batches * dp), "a number is expected"),
         (forgot_return, "returns nothing"),
         (lambda micro_batch, micro_batches, dp: micro_batches * dp, "should be"),
-        (lambda micro_batch, micro_batches, dp: 64, "Your function returns 64 whatever its arguments are"),
+        (lambda micro_batch, micro_batches, dp: 64, "Your function returns 64 in every case of this check"),
         (
             lambda micro_batch, micro_batches, dp: (micro_batch + micro_batches) * dp,
             "You add micro_batch and micro_batches",
