@@ -152,8 +152,7 @@ ZERO_VOLUME = Exercise(
             ),
         ),
     ),
-    praise_en="Right: with one micro-batch 2Ψ, 2Ψ, 2Ψ and 3Ψ. Stage 3 costs 50% more; accumulation widens "
-    "the gap.",
+    praise_en="Right: with one micro-batch 2Ψ, 2Ψ, 2Ψ and 3Ψ. Stage 3 costs 50% more; accumulation widens the gap.",
     praise_fr="Exact : avec un seul micro-batch, 2Ψ, 2Ψ, 2Ψ et 3Ψ. Le niveau 3 coûte 50 % de plus ; l’accumulation "
     "creuse l’écart.",
     hint_en="Count, for each stage, how often the whole model goes through a reduce-scatter or an all-gather in one "
@@ -363,7 +362,7 @@ _BYTES_MISTAKES = (
     ),
     *(
         Mistake(
-            lambda p, n, offload, last=last: _parts(  # type: ignore[misc]
+            lambda p, n, offload, last=last: _parts(
                 p, n, offload, {"none": (16, 0), "optimizer": (4, 16), "parameters": last}
             ),
             "On the device you still count the 16-bit gradients; each leaves for the host as soon as it is reduced.",
@@ -504,8 +503,7 @@ OFFLOAD_TIME = Exercise(
             ),
             Mistake(
                 lambda n, tokens, flops, pcie: _ratio(4, n, tokens, flops, pcie, 4),
-                "You count the backward pass alone, 4 operations per parameter and token: with forward there are "
-                "6.",
+                "You count the backward pass alone, 4 operations per parameter and token: with forward there are 6.",
                 "Vous ne comptez que la passe arrière, 4 opérations par paramètre et par token : avec la passe "
                 "avant, il y en a 6.",
             ),
