@@ -168,7 +168,7 @@ def through_experts(then: Callable[..., Any]) -> Callable[..., Any]:
 
     def answer(buffer: Any, own_experts: Any) -> Any:
         n = dist.get_world_size()
-        own, places, width = len(buffer) // n, *buffer.shape[1:]
+        own, (_, places, width) = len(buffer) // n, buffer.shape
         rows = sent(buffer).view(n, own, places, width).transpose(0, 1).reshape(own, n * places, width)
         return then(own_experts(rows), n, own, places, width)
 
@@ -194,7 +194,7 @@ def buffer_sent_back(buffer: Any, own_experts: Any) -> Any:
 
 def not_sent_first(buffer: Any, own_experts: Any) -> Any:
     n = dist.get_world_size()
-    own, *rest = len(buffer) // n, *buffer.shape[1:]
+    own, rest = len(buffer) // n, list(buffer.shape[1:])
     made = own_experts(buffer.view(n, own, *rest).transpose(0, 1).reshape(own, -1, rest[1]))
     return sent(made.view(own, n, *rest).transpose(0, 1)).reshape(buffer.shape)
 
@@ -204,7 +204,7 @@ def laid_out(arranged: Callable[..., Any], restored: Callable[..., Any]) -> Call
 
     def answer(buffer: Any, own_experts: Any) -> Any:
         n = dist.get_world_size()
-        own, *rest = len(buffer) // n, *buffer.shape[1:]
+        own, rest = len(buffer) // n, list(buffer.shape[1:])
         made = own_experts(arranged(sent(buffer), n, own, *rest).reshape(own, -1, rest[1]))
         return sent(restored(made, n, own, *rest)).reshape(buffer.shape)
 
