@@ -730,22 +730,22 @@ COMPRESSED_ALL_REDUCE = Exercise(
             ),
             Mistake(
                 _values(messages="with one scale"),
-                "A worker's messages all have the scale of its whole vector: each chunk is a message of its own, with "
-                "the mean magnitude of its own numbers. write(chunk) gives it.",
+                "A worker's messages all have the scale of its whole vector: each chunk is a separate message, scaled "
+                "by the mean magnitude of the numbers in it. write(chunk) gives it.",
                 "Les messages d’un travailleur ont tous l’échelle de son vecteur entier : chaque morceau est un "
                 "message à part, avec la moyenne des valeurs absolues de ses propres nombres. C’est ce que donne "
                 "write(morceau).",
             ),
             Mistake(
                 _values(means="with one scale"),
-                "The servers' means are compressed together, with one scale: each server writes its own mean, with the "
-                "scale of its own numbers, before the all-gather.",
+                "The servers' means are compressed together, with one scale: each server writes its mean, with the "
+                "scale of the numbers in it, before the all-gather.",
                 "Les moyennes des serveurs sont compressées ensemble, avec une seule échelle : chaque serveur écrit sa "
                 "propre moyenne, avec l’échelle de ses propres nombres, avant l’all-gather.",
             ),
             Mistake(
                 _values(messages="with one scale", means="with one scale"),
-                "One scale serves all chunks, there and back: each message has that of its own chunk, write(chunk).",
+                "One scale serves all chunks, there and back: each message has that of its chunk, write(chunk).",
                 "Une même échelle sert tous les morceaux, à l’aller comme au retour : chaque message a celle de son "
                 "propre morceau, write(morceau).",
             ),

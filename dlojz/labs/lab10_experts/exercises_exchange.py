@@ -266,7 +266,7 @@ _EXCHANGE_FAULTS = (
     Mistake(
         _journey(sent=False),
         "The first all-to-all is missing, or own_experts does not get its result: this rank's experts compute the "
-        "rows of its own buffer, and the second one sends these away.",
+        "rows of this rank's buffer, and the second one sends these away.",
         "Le premier all-to-all manque, ou own_experts ne reçoit pas son résultat : les experts de ce rang calculent "
         "les lignes de son propre buffer, et le second les envoie ailleurs.",
     ),

@@ -154,6 +154,11 @@ _ARGUMENTS_MISTAKES = (
         for default in (None, 1)
     ),
     Mistake(
+        _with_micro_batches(lambda batch, micro, dp, gpus: batch),
+        "You return the global batch: each replica takes its share of it, batch / dp, in micro-batches.",
+        "Vous renvoyez le batch global : chaque réplique en prend sa part, batch / dp, par micro-batches.",
+    ),
+    Mistake(
         _swapped_degrees,
         "The tensor and pipeline degrees are swapped: (tp, pp, dp, micro-batches).",
         "Les degrés tensor et pipeline sont intervertis : (tp, pp, dp, micro-batches).",
