@@ -473,15 +473,18 @@ kernel = torch.randn((8, 3, 3, 3), generator=generator)
 patch_embedding = models.build("vit_tiny", image_size=32).get_submodule("blocks.0")
 
 
-def convolution(x_BCHW):  # a circular border, so that nothing is lost at the edge
+def convolution(x_BCHW):
+    # A circular border, so that nothing is lost at the edge. // Un bord circulaire : rien n’est perdu au bord.
     return F.conv2d(F.pad(x_BCHW, (1, 1, 1, 1), mode="circular"), kernel)
 
 
-def patch_tokens(x_BCHW):  # 4 × 4 patches of 8 × 8 pixels, without the class token
+def patch_tokens(x_BCHW):
+    # 4 × 4 patches of 8 × 8 pixels, no class token // 4 × 4 patchs de 8 × 8 pixels, sans le token de classe
     return patch_embedding(x_BCHW)[:, 1:].transpose(1, 2).unflatten(-1, (4, 4))
 
 
-def shift_gap(features, positions):  # the image moves by 8 pixels, which are so many positions of the features
+def shift_gap(features, positions):
+    # The image moves by 8 pixels, as many positions. // L’image se décale de 8 pixels, soit autant de positions.
     before, after = features(image_BCHW), features(image_BCHW.roll(8, dims=-1))
     return ((after.roll(-positions, dims=-1) - before).abs().max() / before.abs().max()).item()
 

@@ -138,12 +138,14 @@ lab.check("bytes-per-parameter", bytes_per_parameter)
 # lab.hint("bytes-per-parameter")
 
 # %% [markdown] lang="fr"
-# **Votre prédiction.** CoAtNet-7 en précision mixte (`"bf16"`) avec AdamW : combien d’octets d’états ? La cellule la
-# compare au calcul du paquet, tenseur par tenseur.
+# **Votre prédiction.** CoAtNet-7, dont `models.describe("coatnet_7").parameters` donne le nombre de paramètres, en
+# précision mixte (`"bf16"`) avec AdamW : combien d’octets d’états ? La cellule compare votre valeur au calcul du
+# paquet, tenseur par tenseur.
 
 # %% [markdown] lang="en"
-# **Your prediction.** CoAtNet-7 in mixed precision (`"bf16"`) with AdamW: how many bytes of states? The cell compares
-# it with what the package computes, tensor by tensor.
+# **Your prediction.** CoAtNet-7, whose parameters `models.describe("coatnet_7").parameters` counts, in mixed precision
+# (`"bf16"`) with AdamW: how many bytes of states? The cell compares your figure with what the package computes, tensor
+# by tensor.
 
 # %% name="predict-coatnet-7-states" stub="value"
 lab.predict(

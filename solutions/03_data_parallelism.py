@@ -709,11 +709,13 @@ print(f"{decimal(slower, 2)} times as long // {decimal(slower, 2)} fois plus lon
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Quelle efficacité auront quatre processus, avec 256 images chacun, d’après `efficiencies` et
-# `calibration` ? Une image prend `slower` fois plus longtemps, ce qui divise l’efficacité d’autant.
+# `calibration` ? À quatre, une image prend `slower` fois plus longtemps ; or l’efficacité se rapporte à un processus
+# **seul** sur la machine : `slower` compte donc deux fois, dans la durée d’une image, puis comme diviseur.
 
 # %% [markdown] lang="en"
 # **Your prediction.** What will be the efficiency of four processes, each with its 256 images? Use `efficiencies` and
-# `calibration`. An image takes `slower` times as long, which divides the efficiency by as much.
+# `calibration`. With four at once an image takes `slower` times as long; but the efficiency compares with one process
+# **alone** on the machine: so `slower` counts twice, in the seconds of an image, then as a divisor.
 
 # %% name="predict-weak-efficiency" stub="value" tags=["nbval-ignore-output"]
 ### BEGIN SOLUTION
@@ -1307,9 +1309,9 @@ lab.reveal("distinct-samples", len(torch.cat(ranks["same"]).unique()))
 
 # %% name="trap-seen"
 _, alone = train(ranks["same"][0].split(16))
-for name in ("same", "own"):
-    follows = [torch.allclose(torch.tensor(each), torch.tensor(alone), rtol=1e-3) for each in ranks[f"{name}_losses"]]
-    print(f"{name}: {len(torch.cat(ranks[name]).unique())} images, {follows=}")
+for name, shown in (("same", "faulty // fautif"), ("own", "right // juste")):
+    follow = [torch.allclose(torch.tensor(each), torch.tensor(alone), rtol=1e-3) for each in ranks[f"{name}_losses"]]
+    print(shown, len(torch.cat(ranks[name]).unique()), "images,", sum(follow), "ranks follow // rangs suivent")
 
 # %% [markdown] lang="fr"
 # Rien de plus, pour quatre fois la dépense. Autre oubli silencieux, avec PyTorch : `sampler.set_epoch(epoch)`, sans

@@ -1323,8 +1323,13 @@ lab.check("frugal", frugal)
 # ## Dans votre projet : votre script
 #
 # Faites de chaque rang un étage (`--parallel 1f1b`) : il garde ses blocs, et `Schedule1F1B` exécute les micro-batches.
-# Continuez dans votre `train.py`, ou partez de la solution du TP précédent : `dlojz labs script 05 un_autre_dossier` en
-# écrit un, avec des `# TODO`.
+# Partez de la solution du TP précédent, que `dlojz labs script 05 un_autre_dossier` écrit avec des `# TODO` ; ou
+# continuez dans votre `train.py`, où ceci change aussi, que ce script contient déjà :
+#
+# - `--parallel` accepte `1f1b` ; l’ensemble des rangs forme une seule réplique, et tous lisent les mêmes batches ;
+# - ces batches sont entiers (`micro_batches = 1`) : c’est `Schedule1F1B` qui les coupe ;
+# - `forward` saute patchs, norm et head là où ils valent `None` ;
+# - la boucle appelle un pas de l’ordonnancement au lieu des deux passes, et le dernier rang affiche la perte.
 #
 # À regarder : seul le dernier rang connaît la perte, et ensemble les rangs tiennent chaque paramètre une fois.
 #
@@ -1341,9 +1346,14 @@ lab.check("frugal", frugal)
 # %% [markdown] lang="en"
 # ## In your project: your own script
 #
-# Make a stage of each rank (`--parallel 1f1b`): it keeps its blocks, and `Schedule1F1B` runs the micro-batches. Go on
-# in your `train.py`, or begin with the solution of the lab before: `dlojz labs script 05 another_folder` writes one,
-# with a `# TODO` at each place to fill in.
+# Make a stage of each rank (`--parallel 1f1b`): it keeps its blocks, and `Schedule1F1B` runs the micro-batches. Begin
+# with the solution of the lab before, which `dlojz labs script 05 another_folder` writes with a `# TODO` at each place
+# to fill in; or go on in your `train.py`, where this changes too, and that script has it already:
+#
+# - `--parallel` takes `1f1b`; all ranks together are one replica, and all read the same batches;
+# - these batches are whole (`micro_batches = 1`): `Schedule1F1B` cuts them;
+# - `forward` skips patches, norm and head where they are `None`;
+# - the loop calls one step of the schedule in place of both passes, and the last rank prints the loss.
 #
 # What to look for: only the last rank knows the loss, and together the ranks hold each parameter once.
 #

@@ -325,8 +325,7 @@ print("weights, gap: // écart des poids :", decimal(2 * (first - mean / world_s
 lab.predict(
     "pair-bytes",
     ### BEGIN SOLUTION
-    # gathers: 4 + 1, and their fs: 2 × (4 + 1); the pair: 2 + 2
-    # rassembler : 4 + 1, et leurs f : 2 × (4 + 1) ; la paire : 2 + 2
+    # gathers 4 + 1, their fs 2 × (4 + 1); pair 2 + 2 // rassembler 4 + 1, leurs f 2 × (4 + 1) ; paire 2 + 2
     (4 + 1 + 2 * (4 + 1)) / (2 + 2),
     ### END SOLUTION
 )
@@ -680,7 +679,9 @@ for parts in ("attention", "mlp"):
 # Il reste un gaspillage. Hors des régions, chaque rang a tous les tokens : il calcule les mêmes normalisations, les
 # mêmes *dropouts*, et en garde les mêmes activations. *Sequence Parallelism* (Korthikanti et al., 2022) y répartit les
 # **tokens**. Le prix, en octets ? Presque aucun : un *all-reduce* est un *reduce-scatter* suivi d’un *all-gather*
-# (TP 03). On fait le premier à la fin d’une région, le second au début de la suivante.
+# (TP 03). On fait le premier à la fin d’une région, le second au début de la suivante. Comme dans l’article, la figure
+# appelle **g** cette nouvelle entrée (`gather_tokens` ci-dessous) et **g̅** la sortie (`scatter_tokens`) : ce n’est plus
+# le g de plus haut.
 
 # %% [markdown] lang="en"
 # ## 6. Sequence parallelism
@@ -688,7 +689,8 @@ for parts in ("attention", "mlp"):
 # One inefficiency remains. Outside the regions every rank has all tokens: it computes the same norms and the same
 # dropouts, and stores the same activations. Sequence parallelism (Korthikanti et al., 2022) splits the **tokens**
 # there. The price, in bytes? Next to none: an all-reduce is a reduce-scatter, then an all-gather (lab 03). The former
-# is made at the end of a region, the latter at the beginning of the next.
+# is made at the end of a region, the latter at the beginning of the next. As in the paper, the figure calls this new
+# entry **g** (`gather_tokens` below) and the exit **g̅** (`scatter_tokens`): it is no longer the g from above.
 
 # %% name="sequence-block"
 figures.block_ends(sequence_parallel=True)

@@ -752,7 +752,7 @@ figures.memory(both, alone)
 
 # %% name="pass-on"
 def pass_on(own):
-    """Send a tensor to the next rank; return the one of the rank before."""
+    # To the next rank; returns what the one before sends. // Au rang suivant ; renvoie ce qu’envoie le précédent.
     rank, size = dist.get_rank(), dist.get_world_size()
     arrived = torch.empty_like(own)
     messages = [

@@ -1177,7 +1177,8 @@ for form in decoders:
 # ### Exercice 9 — le pas extérieur
 #
 # Mettez à jour **en place** les vecteurs `anchor` (θ), `momentum` (u) et `weights` (wᵢ) : à la fin, tous les rangs
-# repartent de la nouvelle ancre. `rate` est η, `decay` est μ. Ne renvoyez rien.
+# repartent de la nouvelle ancre. `rate` est η, `decay` est μ. Ne renvoyez rien. Les octets comptent aussi : un
+# *all-reduce* aussi long que les poids suffit.
 
 # %% [markdown] lang="en"
 # ## 9. Sending almost nothing: local SGD and DiLoCo
@@ -1193,7 +1194,8 @@ for form in decoders:
 # ### Exercise 9 — the outer step
 #
 # Update **in place** the vectors `anchor` (θ), `momentum` (u) and `weights` (wᵢ): at the end all ranks go on from the
-# new anchor. `rate` is η, `decay` is μ. Return nothing.
+# new anchor. `rate` is η, `decay` is μ. Return nothing. Bytes count, too: one all-reduce as long as the weights is
+# enough.
 
 
 # %% name="outer-step"

@@ -387,7 +387,7 @@ layers = {"mixture": Mixture(256), "small": dense(256, 4 * 256), "large": dense(
 x = torch.randn(1024, 256)
 rounds = [{name: seconds(layer, x) for name, layer in layers.items()} for _ in range(10)][2:]
 for name, shown in zip(layers, ("mixture // mélange", "small // petite", "large // grande"), strict=True):
-    print(f"{shown}: {decimal(1024 / statistics.median(one[name] for one in rounds), 0)} tokens/s")
+    print(shown, decimal(1024 / statistics.median(one[name] for one in rounds), 0), "tokens/s")
 
 # %% name="reveal-rate-small" tags=["nbval-ignore-output"]
 lab.reveal("rate-same-computation", statistics.median(one["small"] / one["mixture"] for one in rounds))
@@ -1154,12 +1154,12 @@ lab.predict(
 lab.reveal("short-step", statistics.median(one[16] / one[128] for one in in_turns((16, 128))))
 
 # %% [markdown] lang="fr"
-# Voici l’entraînement ; `length` est votre cadence. **Avant de regarder** : après autant de tokens, quelle perte sera
-# la plus basse ? Et après autant de **secondes** ?
+# Voici l’entraînement ; `length` est votre cadence. **Avant de regarder** la figure : des deux entraînements, lequel
+# aura la perte la plus basse une fois lus autant de **tokens** ? Et au bout d’autant de **secondes** ?
 
 # %% [markdown] lang="en"
-# Here is the training; `length` is your pacing. **Before you look**: after as many tokens, which loss will be lower?
-# And after as many **seconds**?
+# Here is the training; `length` is your pacing. **Before you look** at the figure: which of the two trainings will have
+# the lower loss once both have read as many **tokens**? And once both have taken as many **seconds**?
 
 
 # %% name="train-lengths"
@@ -1190,24 +1190,35 @@ def train_lengths(length, tokens=40 * 4 * 128):
 # %% name="train-curriculum" tags=["nbval-ignore-output"]
 without = train_lengths(lambda t: 128)
 linear = train_lengths(lambda t: pace(t, 16, 128, 40, 1, 8))
-figures.curriculum({"without": without, "linear": linear})
+figures.curriculum({"without // sans": without, "linear // linéaire": linear})
 
 # %% name="more-steps"
 print("steps without, with the curriculum: // pas sans, avec le curriculum :", len(without), len(linear))
 
 # %% [markdown] lang="fr"
-# Les pertes sont mesurées sur un texte jamais vu, en échantillons **entiers**. √v, racine du second moment d’Adam, est
-# la taille récente des gradients ; Li et al. relient ses sauts aux pics de la perte. Viennent-ils ensemble, ici ?
+# Les pertes sont mesurées sur un texte jamais vu, en échantillons **entiers**.
 #
-# Autant de tokens, mais plus de mises à jour : le curriculum part de plus bas, puis l’écart se ferme. Changez la
-# graine et le taux d’apprentissage avant de conclure. L’article annonce, pour GPT-2, jusqu’à 2,2 fois moins de tokens
-# et 3,7 fois moins de temps à qualité égale : la stabilité gagnée permet un batch 8 fois plus grand.
+# - Après autant de **tokens** : le curriculum a fait plus de mises à jour, il part donc de plus bas ; à la fin, les
+#   deux se valent, et l’un ou l’autre peut mener.
+# - Après autant de **secondes** : il perd de son avance, car un pas de 16 tokens dure bien plus d’un huitième d’un pas
+#   de 128 ; les mêmes tokens lui prennent donc plus de temps.
+# - √v, racine du second moment d’Adam, est la taille récente des gradients ; Li et al. relient ses sauts aux pics de la
+#   perte. À lire sur votre figure : un pic a-t-il son saut, un saut son pic ? Un seul entraînement ne tranche pas.
+#
+# Changez la graine et le taux d’apprentissage avant de conclure. L’article annonce, pour GPT-2, jusqu’à 2,2 fois moins
+# de tokens et 3,7 fois moins de temps à qualité égale : la stabilité gagnée permet un batch 8 fois plus grand.
 
 # %% [markdown] lang="en"
-# The losses are measured on text never seen, in **whole** samples. √v, the root of Adam's second moment, is the recent
-# size of gradients; Li et al. relate its jumps to the spikes of the loss. Do they come together here?
+# The losses are measured on text never seen, in **whole** samples.
 #
-# As many tokens, but more updates: the curriculum starts lower; at the end the two are close, and either may lead.
+# - After as many **tokens**: the curriculum has made more updates, so it starts lower; at the end the two are close,
+#   and either may lead.
+# - After as many **seconds**: it loses some of its lead, since a step of 16 tokens takes far more than an eighth of a
+#   step of 128; so the same tokens take it longer.
+# - √v, the root of Adam's second moment, is the recent size of gradients; Li et al. relate its jumps to the spikes of
+#   the loss. Read it off your figure: has a spike its jump, and a jump its spike? One training alone does not settle
+#   it.
+#
 # Change the seed and the learning rate before you draw conclusions. The paper claims, for GPT-2, up to 2.2 times
 # fewer tokens and 3.7 times less time for the same quality: the stability gained allows a batch 8 times as large.
 

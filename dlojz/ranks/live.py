@@ -609,7 +609,12 @@ def _value(name: str, rank: int, answer: Mapping[str, Any]) -> Any:
         return answer["value"]
     if answer["problem"] == "unknown":
         description = say(en=f"name on rank {rank}", fr=f"nom sur le rang {rank}")
-        raise RanksRefused(one_of(description, name, answer["names"]))
+        # After a cell that failed, what it should have left is missing: its name is right.
+        unmade = say(
+            en=" If a %%ranks cell is to make it, run that cell to its end first.",
+            fr=" Si une cellule %%ranks doit le produire, exécutez-la d’abord jusqu’au bout.",
+        )
+        raise RanksRefused(one_of(description, name, answer["names"]) + unmade)
     raise RanksRefused(
         en=f"{name} cannot be brought back from rank {rank} ({answer['type']}: {answer['problem']}). Print it in a "
         "%%ranks cell, or bring back what it holds: numbers, strings, tensors, lists, dictionaries.",

@@ -349,16 +349,20 @@ def peaks_of(view: RunView) -> Table | None:
         return None
     going = view.state in ("queued", "running")
     title = say(en="peak memory", fr="pic de mémoire") + (say(en=" so far", fr=" jusqu’ici") if going else "")
-    if view.limit_bytes:
-        title += say(
-            en=f" (limit {format_bytes(view.limit_bytes)}, {view.limit_of})",
-            fr=f" (limite {format_bytes(view.limit_bytes)}, {view.limit_of})",
+    notes = []
+    if view.limit_bytes:  # below: a heading wraps where the panel shares a notebook's width
+        notes.append(
+            say(
+                en=f"limit: {format_bytes(view.limit_bytes)}, {view.limit_of}",
+                fr=f"limite : {format_bytes(view.limit_bytes)}, {view.limit_of}",
+            )
         )
     # The longest bar is the limit, or the largest peak where that exceeds it.
     scale = max(1, view.limit_bytes or 0, *(peak for _, peak in view.peaks_bytes))
     rank_peaks = sorted(sorted(view.peaks_bytes, key=lambda pair: (-pair[1], pair[0]))[:RANKS_SHOWN])
     unshown = len(view.peaks_bytes) - len(rank_peaks)
-    note = say(en=f"and {unshown} ranks that hold less", fr=f"et {unshown} rangs moins chargés")
+    if unshown:
+        notes.insert(0, say(en=f"and {unshown} ranks that hold less", fr=f"et {unshown} rangs moins chargés"))
     warning_fill = f"repeating-linear-gradient(45deg,{VERMILION} 0 5px,{VERMILION_TINT} 5px 8px)"
     return Table(
         ("", ""),
@@ -369,7 +373,7 @@ def peaks_of(view: RunView) -> Table | None:
         colors=tuple(
             warning_fill if view.limit_bytes and peak > 0.9 * view.limit_bytes else SKY for _, peak in rank_peaks
         ),
-        notes=(note,) if unshown else (),
+        notes=tuple(notes),
     )
 
 

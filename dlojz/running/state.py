@@ -756,7 +756,7 @@ class RunFolder:
         """Steps finished so far: more than losses where a script's step has none, or one that is no number."""
         if self.record:
             return max(len(self.record.losses), len(self.record.step_s))
-        return len(_of_steps(read_all_events(self.folder), "step_s", float, least=0.0))
+        return len(_of_steps(read_all_events(self.folder), "step_s", float, minimum=0.0))
 
     @property
     def expert_loads(self) -> tuple[ExpertLoad, ...]:

@@ -36,9 +36,10 @@ TEXT = """\
   estimated end         in 8.00 s
   time left to the job  59 min 58 s
   losses                2.0000 █▅▃▁ 1.0000
-  peak memory so far (limit 960 MiB, a rank's share)
+  peak memory so far
   rank 0  900 MiB, 94 %
-  rank 1  512 MiB, 53 %"""
+  rank 1  512 MiB, 53 %
+  limit: 960 MiB, a rank's share"""
 
 
 class Tags(HTMLParser):

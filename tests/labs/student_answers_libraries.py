@@ -452,7 +452,7 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
             lambda messages, weights: "ZeRO-3" if messages.get("all_gather", 0) > 1.5 * weights else "DDP",
             "Your function returns 'DDP'",
         ),
-        (lambda messages, weights: 0 if "all_reduce" in messages else 3, "returns 0 whatever its arguments are"),
+        (lambda messages, weights: 0 if "all_reduce" in messages else 3, "returns 0 in every case of this check"),
     ],
     "megatron-qkv": [
         (
@@ -491,8 +491,8 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
             arguments(dp=lambda gpus, tp, pp: gpus / (tp * pp), times=lambda batch, micro, dp: batch / (micro * dp)),
             "): degrees and counts are whole numbers, so",
         ),
-        (arguments(times=lambda batch, micro, dp: batch), "replicas together: each has its share."),
-        (arguments(times=lambda batch, micro, dp: batch // dp), "are the samples of a replica per step; divide"),
+        (arguments(times=lambda batch, micro, dp: batch), "You return the global batch"),
+        (arguments(times=lambda batch, micro, dp: batch // dp), "the samples of a replica per step; divide"),
         (arguments(times=lambda batch, micro, dp: batch // (micro * dp) + 1), "Megatron would take micro-batches="),
         (arguments(order=lambda tp, pp, dp, m: (dp, tp, pp, m)), "but your function returns"),
         (arguments(order=lambda tp, pp, dp, m: (tp, pp, m, dp)), "but your function returns"),
@@ -500,7 +500,7 @@ WRONG: dict[str, list[tuple[Answer, str]]] = {
             arguments(order=lambda tp, pp, dp, m: {"tp": tp, "pp": pp, "dp": dp, "m": m}),
             "Four numbers are expected: tp, pp, dp and the",
         ),
-        (arguments(default=lambda micro, dp: micro), "No global batch is given here: Megatron then"),
+        (arguments(default=lambda micro, dp: micro), "Right, except where no global batch is given"),
         (arguments(dp=lambda gpus, tp, pp: gpus - tp * pp), "but your function returns"),
         (lambda words, gpus: (8, 16, 8, 192), "but your function returns"),
         (

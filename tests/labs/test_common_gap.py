@@ -24,7 +24,7 @@ def product(first: int, second: int) -> int:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ([6, 6, 6], "returns 6 whatever its arguments are"),
+        ([6, 6, 6], "returns 6 in every case of this check"),
         ([7, 21, 1], "too large by 1"),
         ([5, 19, -1], "too small by 1"),
         ([12, 40, 0], "2 times too large"),

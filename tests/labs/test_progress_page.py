@@ -170,3 +170,10 @@ def test_the_command_lists_the_labs_and_refuses_what_it_does_not_take(capfd: pyt
     for words in (["labs", "list", "05"], ["labs", "progress", "05"], ["labs", "progress", "--check"]):
         assert main(words) == REFUSED
         assert capfd.readouterr().err.count("\n") == 1
+
+
+def test_a_challenge_is_called_one_in_the_table_of_progress() -> None:
+    found = [one for entry in LABS for one in content_of(entry.number).EXERCISES if isinstance(one, Challenge)]
+    assert len(found) == 9
+    for one in found:
+        assert one.title.en.startswith("challenge: ") and one.title.fr.startswith("défi : ")

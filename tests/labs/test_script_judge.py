@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -10,6 +12,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import Language, use_language
 from dlojz.cli.main import main
 from dlojz.labs.kit.exercise import Verdict
+from dlojz.labs.script import script_judge
 from dlojz.labs.script.growing_script import LAST, script_of
 from dlojz.labs.script.script_judge import judge_script
 
@@ -33,7 +36,26 @@ def test_the_script_of_each_lab_is_right(lab: int, tmp_path: Path) -> None:
     verdict = judged(lab, script_of(lab, "en"), tmp_path)
     assert verdict.state == "right", verdict
     assert verdict.message.count(", as predicted") == PREDICTED.get(lab, 0), verdict
-    assert ", other than predicted" not in verdict.message, verdict
+    assert "predicted for such a model" not in verdict.message, verdict
+
+
+@pytest.mark.parametrize(
+    ("exact", "predicted", "words"),
+    [
+        (True, (600, 208), ", as predicted"),
+        (False, (600, 208), ", as many as predicted for such a model, by other messages"),
+        (False, (1024, 1024), " (2.00 KiB predicted for such a model)"),
+        (None, (0, 0), ""),
+    ],
+)
+def test_what_is_sent_stands_beside_what_was_predicted(
+    exact: bool | None, predicted: tuple[int, ...], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = [SimpleNamespace(message_bytes=SimpleNamespace(predicted=one)) for one in predicted]
+    row = SimpleNamespace(exact=exact, communication=pairs)
+    monkeypatch.setattr(script_judge, "compare", lambda record: SimpleNamespace(rows=[row]))
+    trial: Any = SimpleNamespace(sent_bytes=808, record=None)
+    assert str(script_judge._beside_prediction(trial)) == words
 
 
 LOADER = "loader = DataLoader(samples, args.batch // replicas // micro_batches, sampler=sampler, drop_last=True)"

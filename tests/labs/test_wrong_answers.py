@@ -376,7 +376,7 @@ BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
         (lambda micro_batch, micro_batches, dp: str(micro_batch * micro_batches * dp), "a number is expected"),
         (forgot_return, "returns nothing"),
         (lambda micro_batch, micro_batches, dp: micro_batches * dp, "should be"),
-        (lambda micro_batch, micro_batches, dp: 64, "Your function returns 64 whatever its arguments are"),
+        (lambda micro_batch, micro_batches, dp: 64, "Your function returns 64 in every case of this check"),
         (
             lambda micro_batch, micro_batches, dp: (micro_batch + micro_batches) * dp,
             "You add micro_batch and micro_batches",
@@ -510,10 +510,10 @@ BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
             lambda q, k, v: torch.softmax(q @ k.T * math.sqrt(q.size(1)), dim=1) @ v,
             "The scores are multiplied by √D; divide them",
         ),
-        (lambda q, k, v: v[(q @ k.T).argmax(1)], "of the values differ from the reference"),
+        (lambda q, k, v: v[(q @ k.T).argmax(1)], "the value of its best key alone"),
         (
             lambda q, k, v: torch.softmax((q @ k.T / math.sqrt(q.size(1))).tril(), dim=1) @ v,
-            "of the values differ from the reference",
+            "Your scores are masked by position",
         ),
         (
             lambda q, k, v: torch.softmax((q @ k.T / math.sqrt(q.size(1))).flatten(), dim=0).view(len(q), -1) @ v,
@@ -531,16 +531,16 @@ BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
         (heads_viewed, "mixes tokens and heads"),
         (heads_not_transposed_back, "without transposing back"),
         (heads_interleaved, "You cut the columns head by head, each with its query,"),
-        (heads_strided, "of the values differ from the reference"),
+        (heads_strided, "A head takes every N-th column"),
         (heads_unscaled, "The scores are not divided by √H, the square root of a"),
         (heads_keys_first, "Queries and keys are swapped"),
-        (heads_averaged, "of the values differ from the reference"),
+        (heads_averaged, "You average the heads"),
         (
             lambda x, qkv, out, n: torch.cat(each_head(x, qkv, n, math.sqrt(n)), dim=1) @ out,
             "You divide by the square root of the number of heads",
         ),
         (lambda x, qkv, out, n: no_output_projection(x, qkv, out, n) @ out.T, "The output projection is transposed"),
-        (lambda x, qkv, out, n: heads_stacked(x, qkv, out, 2), "of the values differ from the reference"),
+        (lambda x, qkv, out, n: heads_stacked(x, qkv, out, 2), "two heads whatever num_heads is"),
         (
             lambda x, qkv, out, n: heads_stacked(x, qkv, out.detach(), n),
             "The values are right, but no gradient reaches out",
@@ -601,7 +601,7 @@ BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
         ),
         (
             lambda a, w, token, position: torch.hstack([token, (a @ w).flatten()]).view_as(position) - position,
-            "of the values differ from the reference",
+            "You take the positions away",
         ),
     ],
     "block-parameters": [
@@ -609,13 +609,13 @@ BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
         (lambda width: 4 * width**2 + 4 * width, "attention alone"),
         (lambda width: 12 * width**2 + 9 * width, "so many have the two layer norms"),
         (lambda width: 3 * width**2 + 3 * width + 8 * width**2 + 5 * width + 4 * width, "output projection"),
-        (lambda width: 10 * width**2, "is expected"),
+        (lambda width: 10 * width**2, "2 D² are missing"),
         (lambda width: 12 * width**2 + 11 * width, "One layer norm is missing, or each has lost its shift"),
         (lambda width: 12 * width**2 + 4 * width, "The biases are missing"),
         (lambda width: 8 * width**2 + 5 * width, "That is the MLP alone"),
         (lambda width: 12 * width**2 + 10 * width, "The bias of queries, keys and values, 3 D, is missing"),
         (lambda width: 12 * width**2 + 15 * width, "One layer norm too many"),
-        (lambda width: 12 * 768**2 + 13 * 768, "Your function returns 7,087,872 whatever its arguments"),
+        (lambda width: 12 * 768**2 + 13 * 768, "Your function returns 7,087,872 in every case"),
         (lambda width: 12 * (12 * width**2 + 13 * width), "In every case your result is 12 times too large"),
         (lambda width: 12 * width**2 + 12 * width, "One bias of D numbers is missing"),
         (lambda width: 4 * (12 * width**2 + 13 * width), "In every case your result is 4 times too large"),
@@ -639,7 +639,7 @@ BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
         (key_minus_query, "sign is reversed"),
         (rows_for_columns, "swapped"),
         (negative_indices, "an index starts at 0"),
-        (lambda table, side: table, "is expected"),
+        (lambda table, side: table, "You return the table"),
         (
             lambda table, side: bias_by_windows(table, side).view(side, side, side, side),
             "The values are right and in the right order, but the",
@@ -675,7 +675,7 @@ BANK: dict[str, list[tuple[Callable[..., Any], str]]] = {
             lambda table, side: bias_loop(
                 table, side, lambda table, rows, columns, side: table[rows + side - 1, side - 1]
             ),
-            "of the values differ from the reference",
+            "Only the difference of rows counts",
         ),
     ],
 }

@@ -704,7 +704,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
             lambda taken, limit: max(0, (limit - (taken(8) - (taken(16) - taken(8)))) / ((taken(16) - taken(8)) / 8)),
             "A batch is a whole number of samples",
         ),
-        (lambda taken, limit: 24, "Your function returns 24 whatever its arguments are"),
+        (lambda taken, limit: 24, "Your function returns 24 in every case of this check"),
         (
             lambda taken, limit: round(max(0, (limit - (2 * taken(8) - taken(16))) / ((taken(16) - taken(8)) / 8))),
             "You round to the nearest",

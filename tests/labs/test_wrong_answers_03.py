@@ -1165,7 +1165,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
     ],
     "learning-rate": [
         (lambda step, base_rate, scale, warmup_steps: base_rate * scale, "without warm-up"),
-        (lambda step, base_rate, scale, warmup_steps: warm(step, 0, 1, warmup_steps), "whatever its arguments are"),
+        (lambda step, base_rate, scale, warmup_steps: warm(step, 0, 1, warmup_steps), "in every case of this check"),
         (
             lambda step, base_rate, scale, warmup_steps: min(step / warmup_steps, 1) * scale * base_rate,
             "You start from zero",

@@ -774,7 +774,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (lambda gradients: None, "returns nothing"),
         (
             lambda g: reduced(padded(flat_of(g)) / dist.get_world_size()).view(-1, 1),
-            "On rank 0 the share of the gradient has the shape (13,",
+            "right order, but on rank 0 their shape is (13, 1)",
         ),
         (lambda g: scattered(g[::-1]), "You lay the gradients end to end from the last to the"),
         (lambda g: scattered(g[:-1]), "The last gradient is missing"),

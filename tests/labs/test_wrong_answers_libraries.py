@@ -345,7 +345,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
     "read-traffic": [
         (telling("any gather"), "gathered once, after the update"),
         (telling("by reduce"), "although it reduces everything"),
-        (telling("always 0"), "returns 0 whatever its arguments are"),
+        (telling("always 0"), "returns 0 in every case of this check"),
         (telling("exact"), "returns nothing for some of the steps"),
         (telling("stage 1"), "0, 2 (for stages 1 and 2) or 3 is expected"),
         (telling("by all-reduce"), "although it reduces everything"),
@@ -365,7 +365,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (reading("all"), "counts every GPU"),
         (reading("without pp"), "forgets the pipeline"),
         (reading("without tp"), "forgets the tensor degree"),
-        (reading("batch"), "of all 8 replicas together"),
+        (reading("batch"), "of all replicas together"),
         (reading("by gpus"), "split the batch among all GPUs"),
         (reading("samples"), "divide by --micro-batch-size"),
         (reading("swapped"), "are swapped"),

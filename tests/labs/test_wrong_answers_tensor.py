@@ -303,7 +303,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (column("averages"), "2 times too small"),
         (column("whole work"), "bring tensors together side by side"),
         (column("sums twice"), "180 numbers go through all-reduce, and the gradient of x has 60"),
-        (lambda x, weight, bias, gradient: None, "cannot unpack"),
+        (lambda x, weight, bias, gradient: None, "Your function returns nothing: end it with return"),
     ],
     "row-linear": [
         (row("no sum"), "the all-reduce of the forward pass is missing"),

@@ -563,12 +563,13 @@ def expert_load_figure(
     capacities = (_capacity(load) for loads in columns.values() for load in loads)
     rows[1][0].set_ylim(0, 1.05 * max(largest_share, *capacities))
     caption(rows[0][0], y="expert")
-    caption(rows[1][0], y=say(en="load, relative to\nthe fair share", fr="charge, rapportée\nà la part équitable"))
+    # Two lines: the panel is too low for one.
+    caption(rows[1][0], y=say(en="load, relative\nto the fair share", fr="charge, rapportée\nà la part équitable"))
     caption(rows[2][0], y=say(en="dropped", fr="abandonnés"))
     mixture = visible(next(iter(columns.values()))[0].layer)
     title = say(
         en=f"Load of the experts of {mixture}: beyond the capacity (dashed), tokens are dropped",
-        fr=f"Charge des experts de {mixture} : au-delà de la capacité (tirets), les tokens sont abandonnés",
+        fr=f"Charge des experts, {mixture} : au-delà de la capacité (tirets), les tokens sont abandonnés",
     )
     figure.suptitle(fill(title, int(72 * figure.get_figwidth() / (TITLE * LETTER))), fontsize=TITLE)
     return finish(figure, path)

@@ -59,9 +59,10 @@ def _constant(own: list[float]) -> Said | None:
         return None
     en, fr = _written(own[0])
     return Said(
-        f"Your function returns {en} whatever its arguments are: compute with them, so that it holds in other cases.",
-        f"Votre fonction renvoie {fr} quels que soient ses arguments : calculez avec eux, pour que le résultat vaille "
-        "dans d’autres cas.",
+        f"Your function returns {en} in every case of this check, though the right results differ: it must depend on "
+        "its arguments.",
+        f"Votre fonction renvoie {fr} dans tous les cas de cette vérification, alors que les bons résultats "
+        "diffèrent : le vôtre doit dépendre des arguments.",
     )
 
 

@@ -218,10 +218,21 @@ def _shape(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
         return None
     rank = odd[0]
     given, expected = tuple(evidence.given[rank].shape), tuple(evidence.expected[rank].shape)
+    if all(_other_shape(evidence.given[r], evidence.expected[r]) for r in odd):
+        return Said(
+            f"The values of {evidence.label.en} are right and in the right order, but on rank {rank} their shape is "
+            f"{given}, and {expected} is expected: reshape them.",
+            f"Les valeurs sont justes et dans le bon ordre ({evidence.label.fr}), mais sur le rang {rank} leur forme "
+            f"est {given}, et on attend {expected} : changez-la avec reshape.",
+        )
     return Said(
         f"On rank {rank} {evidence.label.en} has the shape {given}, but {expected} is expected.",
         f"Sur le rang {rank}, {evidence.label.fr} a la forme {given}, mais {expected} est attendue.",
     )
+
+
+def _other_shape(value: Any, right: Tensor) -> bool:
+    return value.numel() == right.numel() and same(value.reshape(right.shape), right)
 
 
 def _infinite(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
@@ -419,11 +430,11 @@ def _disagree(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
     others = [rank for rank in range(size) if rank not in alike]
     return Said(
         f"{_capital(evidence.label.en)} should be the same on all ranks, but it differs between {_en(alike)} and "
-        f"{_en(others)}: look for a different random state, data that differ where they should not, or a broadcast or "
-        "all-reduce that leaves some ranks out.",
+        f"{_en(others)}: look for a different random state, data that differ where they should not, or an exchange "
+        "that leaves out some ranks, or some parts.",
         f"Tous les rangs devraient détenir la même chose ({evidence.label.fr}), mais {_fr(alike)} et "
         f"{_fr(others)} diffèrent : cherchez un état aléatoire différent, des données qui diffèrent à tort, ou un "
-        "broadcast ou un all-reduce qui oublie des rangs.",
+        "échange qui oublie des rangs, ou des morceaux.",
     )
 
 

@@ -49,6 +49,21 @@ def _scores(scale: Callable[[int], float], dim: int | None = -1) -> Callable[...
     return way
 
 
+def _by_root_of_tokens(of: int) -> Callable[..., Any]:
+    """Scores divided by the root of the number of queries (0) or of keys (1)."""
+    return lambda q, k, v: (q @ k.T / math.sqrt(len((q, k)[of]))).softmax(-1) @ v
+
+
+def _lower_scores(q_TD: Any, k_TD: Any, v_TD: Any) -> Any:
+    """Scores of later keys are 0, whose exponential still counts."""
+    return (q_TD @ k_TD.T / math.sqrt(q_TD.shape[-1])).tril().softmax(-1) @ v_TD
+
+
+def _causal(q_TD: Any, k_TD: Any, v_TD: Any) -> Any:
+    scores_TT = q_TD @ k_TD.T / math.sqrt(q_TD.shape[-1])
+    return scores_TT.masked_fill(scores_TT.new_ones(scores_TT.shape).tril() == 0, -math.inf).softmax(-1) @ v_TD
+
+
 ATTENTION = Exercise(
     id="attention",
     title=Said("self-attention", "l’auto-attention"),
@@ -90,12 +105,29 @@ ATTENTION = Exercise(
                 "These are the attention weights; the output is their product with the values.",
                 "Ce sont les poids d’attention ; la sortie est leur produit avec les valeurs.",
             ),
+            *(
+                Mistake(
+                    _by_root_of_tokens(of),
+                    "You divide by the square root of the number of tokens; it is the width D, the number of terms of "
+                    "a dot product, that counts.",
+                    "Vous divisez par la racine du nombre de tokens ; c’est la largeur D, le nombre de termes d’un "
+                    "produit scalaire, qui compte.",
+                )
+                for of in (0, 1)
+            ),
             Mistake(
-                lambda q, k, v: (q @ k.T / math.sqrt(len(q))).softmax(-1) @ v,
-                "You divide by the square root of the number of tokens; it is the width D, the number of terms of "
-                "a dot product, that counts.",
-                "Vous divisez par la racine du nombre de tokens ; c’est la largeur D, le nombre de termes d’un "
-                "produit scalaire, qui compte.",
+                lambda q, k, v: v[(q @ k.T).argmax(-1)],
+                "Each query takes the value of its best key alone (argmax): the softmax weighs the values of all keys.",
+                "Chaque requête prend la valeur de sa seule meilleure clé (argmax) : le softmax pondère les valeurs de "
+                "toutes les clés.",
+            ),
+            *(
+                Mistake(
+                    way,
+                    "Your scores are masked by position (tril): here each query sees all keys.",
+                    "Vos scores sont masqués selon la position (tril) : ici, chaque requête voit toutes les clés.",
+                )
+                for way in (_lower_scores, _causal)
             ),
             Mistake(
                 lambda q, k, v: (q @ k.T).softmax(-1) @ v / math.sqrt(q.shape[-1]),
@@ -110,8 +142,7 @@ ATTENTION = Exercise(
             ),
             Mistake(
                 lambda q, k, v: (q @ k.T / math.sqrt(q.shape[-1])).sigmoid() @ v,
-                "A sigmoid treats each score by itself; the weights of one query must sum to 1: that is the "
-                "softmax.",
+                "A sigmoid treats each score by itself; the weights of one query must sum to 1: that is the softmax.",
                 "Une sigmoïde traite chaque score à part ; les poids d’une requête doivent avoir pour somme 1 : "
                 "c’est le softmax.",
             ),
@@ -185,6 +216,12 @@ def _cut(spelled: str, *order: int) -> Callable[..., Any]:
     return way
 
 
+def _strided(x_TD: Any, qkv_DE: Any, out_DD: Any, num_heads: int) -> Any:
+    """Heads of every N-th column, laid out in the same way."""
+    q, k, v = (part.unflatten(-1, (-1, num_heads)).permute(2, 0, 1) for part in (x_TD @ qkv_DE).chunk(3, -1))
+    return (_weights(q, k, q.shape[-1]) @ v).permute(1, 2, 0).flatten(1) @ out_DD
+
+
 MULTI_HEAD = Exercise(
     id="multi-head",
     title=Said("multi-head attention", "l’attention multi-têtes"),
@@ -214,10 +251,23 @@ MULTI_HEAD = Exercise(
                 "requêtes viennent d’abord, puis toutes les clés, puis toutes les valeurs : coupez d’abord en 3 parts, "
                 "puis en têtes.",
             ),
+            *(
+                Mistake(
+                    way,
+                    "A head takes every N-th column; head n has the neighbouring columns n·H to (n + 1)·H − 1.",
+                    "Une tête prend une colonne sur N ; or la tête n a les colonnes voisines n·H à (n + 1)·H − 1.",
+                )
+                for way in (_cut("phn", 0, 1, 2), _strided)
+            ),
             Mistake(
-                _cut("phn", 0, 1, 2),
-                "A head takes every N-th column; head n has the neighbouring columns n·H to (n + 1)·H − 1.",
-                "Une tête prend une colonne sur N ; or la tête n a les colonnes voisines n·H à (n + 1)·H − 1.",
+                lambda x, qkv, out, n: _heads(x, qkv, n).mean(0).repeat(1, n) @ out,
+                "You average the heads; lay them side by side instead, so that the output has width D again.",
+                "Vous moyennez les têtes ; mettez-les plutôt côte à côte, pour retrouver la largeur D.",
+            ),
+            Mistake(
+                lambda x, qkv, out, n: multi_head(x, qkv, out, 2),
+                "You cut into two heads whatever num_heads is.",
+                "Vous découpez en deux têtes quel que soit num_heads.",
             ),
             Mistake(
                 _cut("pnh", 1, 0, 2),
@@ -303,6 +353,13 @@ BLOCK_PARAMETERS = Exercise(
                 "(4 D) are missing for an exact count.",
                 "C’est la part qui compte pour les gros modèles, 12 D² ; pour un compte exact, il manque les "
                 "biais (9 D) et les deux LayerNorm (4 D).",
+            ),
+            Mistake(
+                lambda d: 10 * d * d,
+                "2 D² are missing, and all vectors: four matrices of the attention (queries, keys, values, output) "
+                "and two of the MLP, four times as wide, make 12 D².",
+                "Il manque 2 D², et tous les vecteurs : les quatre matrices de l’attention (requêtes, clés, valeurs, "
+                "sortie) et les deux du MLP, quatre fois plus large, font 12 D².",
             ),
             Mistake(
                 lambda d: 12 * d * d + 9 * d,
@@ -412,8 +469,7 @@ ATTENTION_COST = Exercise(
             ),
             Mistake(
                 lambda t, d: 4 * t * d * d + 2 * t * t,
-                "A score is a dot product of D terms, so T² D multiply-adds for all of them, and as many for the "
-                "mean.",
+                "A score is a dot product of D terms, so T² D multiply-adds for all of them, and as many for the mean.",
                 "Un score est un produit scalaire de D termes : T² D multiplications-additions pour tous, et "
                 "autant pour la moyenne.",
             ),
@@ -512,13 +568,25 @@ RELATIVE_BIAS = Exercise(
             Mistake(
                 lambda table, side: _at(table, side, lambda offset: offset + side - 2),
                 "The indices are one too small: the offset −(side − 1) is row 0, so add side − 1.",
-                "Les indices sont trop petits de 1 : le décalage −(side − 1) est la ligne 0, ajoutez donc side − "
-                "1.",
+                "Les indices sont trop petits de 1 : le décalage −(side − 1) est la ligne 0, ajoutez donc side − 1.",
             ),
             Mistake(
                 lambda table, side: relative_bias(table, side).flip(1),
                 "You add the positions of query and key; the offset is their difference.",
                 "Vous additionnez les positions de la requête et de la clé ; le décalage est leur différence.",
+            ),
+            Mistake(
+                lambda table, side: table,
+                "You return the table, one number for each offset: one row per query and one column per key are asked "
+                "for, side² × side².",
+                "Vous renvoyez la table, un nombre par décalage : on demande une ligne par requête et une colonne par "
+                "clé, soit side² × side².",
+            ),
+            Mistake(
+                lambda table, side: relative_bias(table[:, side - 1 :][:, :1].expand(table.shape), side),
+                "Only the difference of rows counts in your answer: the second index of the table is that of columns.",
+                "Seule la différence des lignes compte dans votre réponse : le second indice de la table est celle des "
+                "colonnes.",
             ),
             Mistake(
                 _without_offset,
@@ -597,6 +665,13 @@ PATCHES = Exercise(
                 lambda image, patch: _tiles(image, patch).permute(3, 1, 0, 2, 4).flatten(2).flatten(0, 1),
                 "The patches come column by column; read them like a text, row by row.",
                 "Les patches viennent colonne par colonne ; lisez-les comme un texte, ligne par ligne.",
+            ),
+            Mistake(
+                lambda image, patch: _tiles(image, patch).transpose(2, 3).reshape(-1, len(image) * patch**2),
+                "Each row mixes pieces of several patches: after cutting, the channels still come first. Bring the "
+                "rows and columns of patches in front of them (permute), then flatten.",
+                "Chaque ligne mélange des morceaux de plusieurs patches : après la découpe, les canaux sont encore "
+                "devant. Amenez devant eux les lignes et les colonnes de patches (permute), puis aplatissez.",
             ),
             Mistake(
                 lambda image, patch: _tiles(image, patch).permute(1, 3, 2, 4, 0).flatten(2).flatten(0, 1),
@@ -705,6 +780,11 @@ TOKENS = Exercise(
                 "The positions are shifted by one: row 0 belongs to the class token, row 1 to the first patch.",
                 "Les positions sont décalées d’un rang : la ligne 0 est celle du token de classe, la ligne 1 "
                 "celle du premier patch.",
+            ),
+            Mistake(
+                lambda patches, projection, token, position: embed(patches, projection, token, -position),
+                "You take the positions away: add them.",
+                "Vous retranchez les positions : ajoutez-les.",
             ),
             Mistake(
                 lambda patches, projection, token, position: patches @ projection + position[1:],

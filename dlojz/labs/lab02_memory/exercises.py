@@ -253,6 +253,13 @@ DATA_PARALLEL_BYTES = Exercise(
                 "Vous donnez tout le batch global à chaque réplique ; elle n’en lit que sa part, global_batch / dp.",
             ),
             Mistake(
+                lambda psi, sample, batch, dp: 16 * psi / dp + (4 * psi if dp > 1 else 0) + sample * batch / dp,
+                "You divide the states by dp: data parallelism keeps them whole on each GPU; only the images are "
+                "shared (ZeRO, lab 04, shards the states).",
+                "Vous divisez les états par dp : en Data Parallelism, chaque GPU les garde entiers ; seules les images "
+                "sont réparties (c’est ZeRO, au TP 04, qui répartit les états).",
+            ),
+            Mistake(
                 lambda psi, sample, batch, dp: (20 if dp > 1 else 16) * psi + sample,
                 "You count the activations of one single image; a replica reads global_batch / dp of them.",
                 "Vous comptez les activations d’une seule image ; une réplique en lit global_batch / dp.",

@@ -59,7 +59,14 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
 
 
 def ring(
-    x: Tensor, *, gather: bool = True, add_again: bool = False, turn: bool = True, steps_less: int = 0, first: int = 1
+    x: Tensor,
+    *,
+    gather: bool = True,
+    add_again: bool = False,
+    turn: bool = True,
+    steps_less: int = 0,
+    first: int = 1,
+    upwards: bool = False,
 ) -> Tensor:
     """The ring all-reduce of a vector, in place; the options spoil it in the usual ways.
 
@@ -82,7 +89,7 @@ def ring(
         back = step if turn else 0
         pass_on(rank - back, rank - back - 1, True)
     for step in range(size - 1 - steps_less if gather else 0):
-        back = step if turn else 0
+        back = (-step if upwards else step) if turn else 0
         pass_on(rank + first - back, rank + first - back - 1, add_again)
     return x
 
@@ -156,6 +163,13 @@ RING_ALL_REDUCE = Exercise(
                 "of chunk r + 1, not of chunk r.",
                 "L’all-gather part du mauvais morceau : après le reduce-scatter, le rang r détient la somme "
                 "complète du morceau r + 1, et non du morceau r.",
+            ),
+            Mistake(
+                lambda x: ring(x, upwards=True),
+                "In the all-gather the number of the chunk goes up with each step; a ring passes on what it has just "
+                "received, so it goes down: rank r sends chunk r + 1 − s in step s.",
+                "Dans l’all-gather, le numéro du morceau monte à chaque étape ; un anneau transmet ce qu’il vient de "
+                "recevoir, il baisse donc : à l’étape s, le rang r envoie le morceau r + 1 − s.",
             ),
             Mistake(
                 lambda x: ring(x) / (len(x) // CHUNK),
@@ -716,10 +730,8 @@ LEARNING_RATE = Exercise(
             ),
             Mistake(
                 lambda step, base, scale, warm: base * scale ** min(1, step / warm),
-                "The rate is multiplied by the same factor in each step; in a straight line, the same amount is "
-                "added.",
-                "Le taux est multiplié par le même facteur à chaque pas ; en ligne droite, on ajoute la même "
-                "quantité.",
+                "The rate is multiplied by the same factor in each step; in a straight line, the same amount is added.",
+                "Le taux est multiplié par le même facteur à chaque pas ; en ligne droite, on ajoute la même quantité.",
             ),
             Mistake(
                 lambda step, base, scale, warm: scaled_rate(step, base, scale, warm) if step <= warm else base,

@@ -152,8 +152,7 @@ ZERO_VOLUME = Exercise(
             ),
         ),
     ),
-    praise_en="Right: with one micro-batch 2Ψ, 2Ψ, 2Ψ and 3Ψ. Stage 3 costs 50% more; accumulation widens "
-    "the gap.",
+    praise_en="Right: with one micro-batch 2Ψ, 2Ψ, 2Ψ and 3Ψ. Stage 3 costs 50% more; accumulation widens the gap.",
     praise_fr="Exact : avec un seul micro-batch, 2Ψ, 2Ψ, 2Ψ et 3Ψ. Le niveau 3 coûte 50 % de plus ; l’accumulation "
     "creuse l’écart.",
     hint_en="Count, for each stage, how often the whole model goes through a reduce-scatter or an all-gather in one "
@@ -361,10 +360,15 @@ _BYTES_MISTAKES = (
         'For "parameters" you leave the weights on the device; they go to the host too, 2 bytes each.',
         "Pour « parameters », vous laissez les poids sur le GPU ; ils vont eux aussi chez l’hôte, 2 octets chacun.",
     ),
-    Mistake(
-        lambda p, n, offload: _parts(p, n, offload, {"none": (16, 0), "optimizer": (4, 16), "parameters": (2, 18)}),
-        "On the device you still count the 16-bit gradients; each leaves for the host as soon as it is reduced.",
-        "Sur le GPU, vous comptez encore les gradients sur 16 bits ; chacun part vers l’hôte dès qu’il est réduit.",
+    *(
+        Mistake(
+            lambda p, n, offload, last=last: _parts(
+                p, n, offload, {"none": (16, 0), "optimizer": (4, 16), "parameters": last}
+            ),
+            "On the device you still count the 16-bit gradients; each leaves for the host as soon as it is reduced.",
+            "Sur le GPU, vous comptez encore les gradients sur 16 bits ; chacun part vers l’hôte dès qu’il est réduit.",
+        )
+        for last in ((2, 18), (0, 18))
     ),
     Mistake(
         lambda p, n, offload: _parts(p, n, offload, {"none": (16, 0), "optimizer": (2, 16), "parameters": (0, 20)}),
@@ -499,8 +503,7 @@ OFFLOAD_TIME = Exercise(
             ),
             Mistake(
                 lambda n, tokens, flops, pcie: _ratio(4, n, tokens, flops, pcie, 4),
-                "You count the backward pass alone, 4 operations per parameter and token: with forward there are "
-                "6.",
+                "You count the backward pass alone, 4 operations per parameter and token: with forward there are 6.",
                 "Vous ne comptez que la passe arrière, 4 opérations par paramètre et par token : avec la passe "
                 "avant, il y en a 6.",
             ),

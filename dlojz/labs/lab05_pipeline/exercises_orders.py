@@ -691,7 +691,7 @@ def _sum_of_peaks(answer: Callable[..., Any]) -> float:
 
 FRUGAL = Challenge(
     id="frugal",
-    title=Said("1F1B's time, less memory", "le temps de 1F1B, moins de mémoire"),
+    title=Said("challenge: 1F1B's time, less memory", "défi : le temps de 1F1B, moins de mémoire"),
     judge=_sum_of_peaks,
     target=FEWEST,
     unit_en="micro-batches kept",

@@ -411,6 +411,8 @@ def _iterate(step: float, delay: int, updates: int, way: str = "right") -> list[
     for number in range(updates):
         if way == "short":  # stale only where there is a past
             old = weights[number - delay] if number >= delay else 0.0
+        elif way == "fresh at first":
+            old = weights[number - delay if number >= delay else number]
         else:
             old = weights[max(number - delay, 0)]
         base = old if way == "from the old weights" else weights[number]
@@ -487,6 +489,13 @@ STALE_SGD = Exercise(
                 lambda step, delay, updates: _iterate(step, delay, updates, "from the old weights"),
                 "The gradient is old, but it is applied to the newest weights: w(t) − step · w(t − delay).",
                 "Le gradient est ancien, mais il s’applique aux poids les plus récents : w(t) − pas · w(t − delay).",
+            ),
+            Mistake(
+                lambda step, delay, updates: _iterate(step, delay, updates, "fresh at first"),
+                "As long as there have not been `delay` updates, your gradient is fresh: it is that of the first "
+                "weights, w(0).",
+                "Tant qu’il n’y a pas eu `delay` mises à jour, votre gradient est frais : c’est celui des premiers "
+                "poids, w(0).",
             ),
             Mistake(
                 lambda step, delay, updates: _iterate(step, max(delay - 1, 0), updates),

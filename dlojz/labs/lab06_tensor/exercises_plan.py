@@ -478,7 +478,7 @@ class _SendingJudge:
 
 FEWEST_BYTES = Challenge(
     id="fewest-bytes",
-    title=Said("a plan with the fewest bytes sent", "un plan qui envoie le moins d’octets"),
+    title=Said("challenge: a plan with the fewest bytes", "défi : un plan qui envoie le moins d’octets"),
     judge=_SendingJudge(),
     target=4.0,
     unit_en="× the bytes of x",

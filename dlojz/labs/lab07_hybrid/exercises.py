@@ -154,21 +154,49 @@ def _other_degrees(case: Case, given: tuple[int, int, int], right: tuple[int, in
             f"Pour {told}, les trois nombres sont justes, mais dans un autre ordre : (dp, pp, tp), et non {given}.",
         )
     known = {name: degree for name, degree in zip(("dp", "pp", "tp"), degrees, strict=True) if degree is not None}
-    derived = [number for number, degree in zip(given, degrees, strict=True) if degree is None]
-    if derived and derived[0] == processes - sum(known.values()):
-        return Said(
-            f"For {told} you subtract: degrees multiply. Each replica is a whole pipeline, and each of its stages a "
-            "whole tensor group.",
-            f"Pour {told}, vous soustrayez : les degrés se multiplient. Chaque réplique est un pipeline entier, et "
-            "chacun de ses étages un groupe de tenseur entier.",
-        )
-    forgotten = [f"{name}={degree}" for name, degree in known.items() if derived and product == processes * degree]
+    forgotten = [f"{name}={degree}" for name, degree in known.items() if product == processes * degree]
     return Said(
         f"For {told} you return (dp, pp, tp) = {given}, which makes {product} processes"
-        + (f": divide by {forgotten[0]} too." if forgotten else f", not {processes}."),
+        + (f": divide by {forgotten[0]} too." if forgotten and None in degrees else f", not {processes}."),
         f"Pour {told}, vous renvoyez (dp, pp, tp) = {given}, ce qui fait {product} processus"
-        + (f" : divisez aussi par {forgotten[0]}." if forgotten else f", et non {processes}."),
+        + (f" : divisez aussi par {forgotten[0]}." if forgotten and None in degrees else f", et non {processes}."),
     )
+
+
+def _derived(missing: Callable[[int, list[int]], int]) -> Callable[..., tuple[int, ...]]:
+    """A wrong way to the missing degree, from the processes and the degrees that are given."""
+
+    def way(processes: int, *degrees: int | None) -> tuple[int, ...]:
+        known = [degree for degree in degrees if degree is not None]
+        return tuple(missing(processes, known) if degree is None else degree for degree in degrees)
+
+    return way
+
+
+_DEGREES_MISTAKES = (
+    Mistake(
+        _derived(lambda processes, known: processes - sum(known)),
+        "You subtract: degrees multiply. Each replica is a whole pipeline, and each of its stages a whole tensor "
+        "group.",
+        "Vous soustrayez : les degrés se multiplient. Chaque réplique est un pipeline entier, et chacun de ses étages "
+        "un groupe de tenseur entier.",
+    ),
+    Mistake(
+        _derived(lambda processes, known: processes // known[0]),
+        "You divide by the first of the two given degrees alone: divide by the other one too.",
+        "Vous divisez par le premier des deux degrés donnés seulement : divisez aussi par l’autre.",
+    ),
+    Mistake(
+        _derived(lambda processes, known: processes // known[-1]),
+        "You divide by the second of the two given degrees alone: divide by the other one too.",
+        "Vous divisez par le second des deux degrés donnés seulement : divisez aussi par l’autre.",
+    ),
+    Mistake(
+        _derived(lambda processes, known: processes // sum(known)),
+        "You divide by the sum of the given degrees: by their product.",
+        "Vous divisez par la somme des degrés donnés : divisez par leur produit.",
+    ),
+)
 
 
 def _must_refuse(answer: Callable[..., Any]) -> None:
@@ -205,6 +233,7 @@ DEGREES = Exercise(
         missing_degree,
         cases=_DEGREES,
         read=lambda given: expect_triple(given, "(dp, pp, tp)"),
+        mistakes=_DEGREES_MISTAKES,
         differs=_other_degrees,
         then=_must_refuse,
     ),
@@ -553,6 +582,15 @@ BETWEEN_NODES = Exercise(
                 "aussi peut sortir du nœud.",
             ),
             Mistake(
+                lambda collective, m, group, per: (
+                    _sent(collective, m, len(group)) * (len({rank // per for rank in group}) - 1)
+                ),
+                "You count the nodes less one; the ring leaves a node as often as the next rank is on another one, and "
+                "comes back at the end.",
+                "Vous comptez les nœuds moins un ; l’anneau sort d’un nœud chaque fois que le rang suivant est sur un "
+                "autre, et il revient à la fin.",
+            ),
+            Mistake(
                 lambda collective, m, group, per: ROUNDS[collective] * m * _crossings(group, per),
                 "You count the whole message: with n ranks each sends n − 1 chunks of 1/n of it per round.",
                 "Vous comptez le message entier : avec n rangs, chacun envoie par tour n − 1 morceaux d’un n-ième.",
@@ -765,7 +803,7 @@ def _judge_placement(answer: Callable[..., Any]) -> float:
 
 PLACEMENT = Challenge(
     id="rank-placement",
-    title=Said("ranks on nodes", "des rangs sur des nœuds"),
+    title=Said("challenge: ranks on nodes", "défi : des rangs sur des nœuds"),
     judge=_judge_placement,
     target=7.2,
     unit_en="% of the bytes between nodes",

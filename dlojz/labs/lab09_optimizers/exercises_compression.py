@@ -11,8 +11,8 @@ Source: Tang et al. 2021, "1-bit Adam" (arXiv 2102.02888), algorithm 1; Tang et 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from dlojz.base.language import refusal
 from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Scale = Callable[["Tensor"], "Tensor"]
+Compressed = Literal["chunk by chunk", "with one scale", "not at all"]
+"""How the chunks of a vector are compressed."""
 
 
 def compress(values: Tensor) -> Tensor:
@@ -524,25 +526,35 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
     return {"exchanged": types, "changed": changed}, given | {_WORKER: worker_error, _SERVER: server_error}
 
 
+def _read(chunks: Sequence[Tensor], how: Compressed) -> list[Tensor]:
+    """What the messages of chunks stand for."""
+    import torch
+
+    if how == "not at all":
+        return list(chunks)
+    written = chunks if how == "chunk by chunk" else compress(torch.cat(list(chunks))).chunk(len(chunks))
+    return [read(write(chunk)) for chunk in written]
+
+
 def simulated(
     size: int,
     seed: int,
     *,
-    keep_worker: bool = True,
-    keep_server: bool = True,
+    forgets: Sequence[str] = (),
     share: float | None = None,
     last_only: bool = False,
-    compress_mean: bool = True,
+    messages: Compressed = "chunk by chunk",
+    means: Compressed = "chunk by chunk",
     alone: bool = False,
 ) -> list[dict[str, Tensor]]:
     """Compute in one process what each rank holds after all calls.
 
     Args:
-        keep_worker: whether the workers' errors are kept.
-        keep_server: whether the servers' errors are kept.
+        forgets: whose errors are not kept, the worker's, the server's, or both.
         share: by which a server multiplies each message; by default 1/size.
         last_only: whether a worker keeps of its error what this call has left alone.
-        compress_mean: whether servers compress what they send back.
+        messages: how the workers' vectors are compressed.
+        means: how the servers' means are compressed.
         alone: whether nothing is exchanged: each rank averages its own messages.
     """
     import torch
@@ -555,15 +567,14 @@ def simulated(
         for rank in range(size):
             values = values_of(rank, size, seed, call)
             meant = values + workers[rank]
-            told.append([read(write(chunk)) for chunk in meant.chunk(size)])
-            if keep_worker:
+            told.append(_read(meant.chunk(size), messages))
+            if _WORKER not in forgets:
                 workers[rank] = (values if last_only else meant) - torch.cat(told[rank])
-        chunks = []
-        for server in range(size):
-            mean = sum(one[server] for one in told) * (1 / size if share is None else share) + servers[server]
-            chunks.append(read(write(mean)) if compress_mean else mean)
-            if keep_server:
-                servers[server] = mean - chunks[server]
+        share = 1 / size if share is None else share
+        sums = [sum(one[server] for one in told) * share + servers[server] for server in range(size)]
+        chunks = _read(sums, means)
+        if _SERVER not in forgets:
+            servers = [mean - chunk for mean, chunk in zip(sums, chunks, strict=True)]
         for rank in range(size):
             held[rank][f"mean of call {call}"] = torch.cat(told[rank] if alone else chunks)
     for rank in range(size):
@@ -682,7 +693,7 @@ COMPRESSED_ALL_REDUCE = Exercise(
                 "est perdu.",
             ),
             Mistake(
-                _values(keep_worker=False, keep_server=False),
+                _values(forgets=(_WORKER, _SERVER)),
                 "The first call is right, the next ones are not: neither error is kept. Write into the tensors you are "
                 "given (worker_error += …, server_error -= …): a new tensor of the same name is lost when your "
                 "function returns.",
@@ -691,14 +702,14 @@ COMPRESSED_ALL_REDUCE = Exercise(
                 "fin de votre fonction.",
             ),
             Mistake(
-                _values(keep_server=False),
+                _values(forgets=(_SERVER,)),
                 "The servers forget what they leave unsaid: their mean is compressed too, so it has its own "
                 "error, to be added next time (server_error).",
                 "Les serveurs oublient ce qu’ils ne disent pas : leur moyenne est compressée elle aussi, elle a donc "
                 "sa propre erreur, à ajouter la fois suivante (server_error).",
             ),
             Mistake(
-                _values(keep_worker=False),
+                _values(forgets=(_WORKER,)),
                 "The workers forget what they leave unsaid: write the values plus worker_error, and keep what the "
                 "messages do not say in worker_error.",
                 "Les travailleurs oublient ce qu’ils ne disent pas : envoyez les valeurs plus worker_error, et gardez "
@@ -718,7 +729,28 @@ COMPRESSED_ALL_REDUCE = Exercise(
                 "rangs.",
             ),
             Mistake(
-                _means(compress_mean=False),
+                _values(messages="with one scale"),
+                "A worker's messages all have the scale of its whole vector: each chunk is a separate message, scaled "
+                "by the mean magnitude of the numbers in it. write(chunk) gives it.",
+                "Les messages d’un travailleur ont tous l’échelle de son vecteur entier : chaque morceau est un "
+                "message à part, avec la moyenne des valeurs absolues de ses propres nombres. C’est ce que donne "
+                "write(morceau).",
+            ),
+            Mistake(
+                _values(means="with one scale"),
+                "The servers' means are compressed together, with one scale: each server writes its mean, with the "
+                "scale of the numbers in it, before the all-gather.",
+                "Les moyennes des serveurs sont compressées ensemble, avec une seule échelle : chaque serveur écrit sa "
+                "propre moyenne, avec l’échelle de ses propres nombres, avant l’all-gather.",
+            ),
+            Mistake(
+                _values(messages="with one scale", means="with one scale"),
+                "One scale serves all chunks, there and back: each message has that of its chunk, write(chunk).",
+                "Une même échelle sert tous les morceaux, à l’aller comme au retour : chaque message a celle de son "
+                "propre morceau, write(morceau).",
+            ),
+            Mistake(
+                _means(means="not at all"),
                 "The servers' means come back uncompressed, at 32 bits per number: write them too, and read the "
                 "messages after the all-gather.",
                 "Les moyennes des serveurs reviennent sans compression, en 32 bits par nombre : passez-les elles aussi "

@@ -307,7 +307,7 @@ def _sent_bytes(one: RankAnswer) -> float:
 
 FEWER_BYTES = Challenge(
     id="fewer-bytes",
-    title=Said("fewer bytes for the same loss", "moins d’octets à perte égale"),
+    title=Said("challenge: fewer bytes, the same loss", "défi : moins d’octets à perte égale"),
     judge=_SendingJudge(),
     target=10,
     unit_en="% of DDP's bytes",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dlojz.labs.kit.exercise import Prediction
+from dlojz.labs.lab10_experts.exercises_exchange import EXCHANGE
 from dlojz.labs.lab10_experts.exercises_pacing import PACING
-from dlojz.labs.lab10_experts.exercises_ranks import EXCHANGE, EXCHANGE_BYTES, MIXTURE, PARITY, PLACEMENT
+from dlojz.labs.lab10_experts.exercises_ranks import EXCHANGE_BYTES, MIXTURE, PARITY, PLACEMENT
 from dlojz.labs.lab10_experts.exercises_routing import BALANCE, GATE, PLACES, TWO_LEVEL
 
 EXERCISES = (GATE, PLACES, MIXTURE, BALANCE, TWO_LEVEL, EXCHANGE, PARITY, EXCHANGE_BYTES, PACING, PLACEMENT)

@@ -1,7 +1,7 @@
-"""Exercises of lab 10 on the mixture and its ranks: dispatch and combine, all-to-all, gradients of experts, bytes.
+"""Exercises of lab 10 on the mixture and its ranks: dispatch and combine, gradients of experts, bytes.
 
-On ranks, values are compared with those of one process; then an answer must have sent each token only to the rank of
-its expert. The challenge places experts, some of them twice, on ranks by their loads.
+On ranks, values are compared with those of one process. The challenge places experts, some of them twice, on ranks by
+their loads.
 
 Shape suffixes: T tokens, E experts, L = E / n experts of one rank, K choices of a token, C places of an expert, D
 width, N choices that have a place.
@@ -16,13 +16,11 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from dlojz.base.language import say
 from dlojz.labs.kit.answer_numbers import plain
 from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge
-from dlojz.labs.kit.rank_judges import OUTPUT, added, asked_for, normals, same
+from dlojz.labs.kit.rank_judges import added, normals, same
 from dlojz.labs.lab10_experts.exercises_routing import capacity, crowded, places
-from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -272,179 +270,6 @@ MIXTURE = Exercise(
     "choice]; buffer[where] = x[token]; y.index_add(0, token, weight × experts(buffer)[where]).",
     nearer_fr="token, choice = (places >= 0).nonzero(as_tuple=True) ; where = chosen[token, choice], places[token, "
     "choice] ; buffer[where] = x[token] ; y.index_add(0, token, poids × experts(buffer)[where]).",
-)
-
-
-EXCHANGE_CASES = ((2, 31), (3, 32))
-LOCAL_EXPERTS, ROOM, WIDTH = 2, 3, 4
-
-
-class WrongShape(ValueError):  # noqa: N818 - what the experts of the check say of what they are given
-    """Raised where the experts of a rank receive a tensor of another shape than theirs."""
-
-
-def _experts(seed: int, size: int) -> tuple[Tensor, Tensor]:
-    experts = LOCAL_EXPERTS * size
-    matrices_EDD, biases_ED = normals(seed, (experts, WIDTH, WIDTH), (experts, WIDTH))
-    return matrices_EDD, biases_ED
-
-
-def _buffers(seed: int, size: int) -> list[Tensor]:
-    """What each rank's tokens have filled."""
-    return list(normals(seed + 100, *[(LOCAL_EXPERTS * size, ROOM, WIDTH)] * size))
-
-
-def _computed(x_ECD: Tensor, experts: slice, seed: int, size: int) -> Tensor:
-    matrices_EDD, biases_ED = _experts(seed, size)
-    return (x_ECD @ matrices_EDD[experts] + biases_ED[experts].unsqueeze(1)).tanh()
-
-
-def _own(rank: int) -> slice:
-    return slice(rank * LOCAL_EXPERTS, (rank + 1) * LOCAL_EXPERTS)
-
-
-def _exchange_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
-    wanted = (LOCAL_EXPERTS, size * ROOM, WIDTH)
-    asked = 0
-
-    def own_experts(x_LND: Tensor) -> Tensor:
-        nonlocal asked
-        asked += 1
-        given = tuple(getattr(x_LND, "shape", ()))
-        if given != wanted:
-            raise WrongShape(
-                say(
-                    en=f"own_experts takes (own experts, ranks × capacity, width), here {wanted}, but received {given}",
-                    fr=f"own_experts attend (experts du rang, rangs × capacité, largeur), ici {wanted}, mais a reçu "
-                    f"{given}",
-                )
-            )
-        return _computed(x_LND, _own(rank), seed, size)
-
-    y = answer(_buffers(seed, size)[rank].clone(), own_experts)
-    return {"asked": asked}, {OUTPUT: y}
-
-
-def _whole(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    """Every expert computes what this rank's tokens have sent it."""
-    return {OUTPUT: _computed(_buffers(seed, size)[rank], slice(None), seed, size)}
-
-
-def _journey(
-    *, swapped: bool = True, restored: bool = True, returned: bool = True
-) -> Callable[[int, int, int], dict[str, Tensor]]:
-    """What a rank would hold in the end: whether experts come first on arrival, ranks before the return, if any."""
-
-    def leaving(rank: int, size: int, seed: int) -> Tensor:
-        import torch
-
-        sent = [one.view(size, LOCAL_EXPERTS, ROOM, WIDTH) for one in _buffers(seed, size)]
-        arrived = torch.stack([sent[source][rank] for source in range(size)])  # (n, L, C, D)
-        given = (arrived.transpose(0, 1) if swapped else arrived).reshape(LOCAL_EXPERTS, size * ROOM, WIDTH)
-        made = _computed(given, _own(rank), seed, size)
-        if not restored:
-            return made.reshape(size, LOCAL_EXPERTS, ROOM, WIDTH)
-        return made.view(LOCAL_EXPERTS, size, ROOM, WIDTH).transpose(0, 1)
-
-    def held(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-        import torch
-
-        if not returned:
-            return {OUTPUT: leaving(rank, size, seed).reshape(LOCAL_EXPERTS * size, ROOM, WIDTH)}
-        return {OUTPUT: torch.cat([leaving(source, size, seed)[rank] for source in range(size)])}
-
-    return held
-
-
-def _alone(rank: int, size: int, seed: int) -> Tensor:
-    """A rank's own experts on all rows of its buffer, as if each had come from another rank."""
-    buffer = _buffers(seed, size)[rank]
-    rows = buffer.view(size, LOCAL_EXPERTS, ROOM, WIDTH).transpose(0, 1).reshape(LOCAL_EXPERTS, size * ROOM, WIDTH)
-    made = _computed(rows, _own(rank), seed, size).view(LOCAL_EXPERTS, size, ROOM, WIDTH)
-    return made.transpose(0, 1).reshape(buffer.shape)
-
-
-_EXCHANGE_FAULTS = (
-    Mistake(
-        _journey(swapped=False, restored=False),
-        "The two all-to-all are there, but tokens meet the wrong experts: what arrives is ordered by source rank, then "
-        "by expert, (ranks, own experts, C, D). Bring the expert to the front (transpose(0, 1)) before you merge ranks "
-        "and places, and undo it on the way back.",
-        "Les deux all-to-all y sont, mais des tokens rencontrent les mauvais experts : ce qui arrive est rangé par "
-        "rang d’origine, puis par expert, (rangs, experts du rang, C, D). Ramenez l’expert devant (transpose(0, 1)) "
-        "avant de fusionner rangs et places, et faites l’inverse au retour.",
-    ),
-    Mistake(
-        _journey(swapped=False),
-        "Tokens meet the wrong experts: what arrives is ordered by source rank, then by expert, (ranks, own experts, "
-        "C, D). Bring the expert to the front (transpose(0, 1)) before you merge ranks and places.",
-        "Des tokens rencontrent les mauvais experts : ce qui arrive est rangé par rang d’origine, puis par expert, "
-        "(rangs, experts du rang, C, D). Ramenez l’expert devant (transpose(0, 1)) avant de fusionner rangs et places.",
-    ),
-    Mistake(
-        _journey(restored=False),
-        "The tokens meet the right experts, but return to the wrong places: before the second all-to-all, bring the "
-        "ranks to the front again, (ranks, own experts, C, D).",
-        "Les tokens rencontrent les bons experts, mais reviennent aux mauvaises places : avant le second all-to-all, "
-        "ramenez les rangs devant, (rangs, experts du rang, C, D).",
-    ),
-    Mistake(
-        _journey(returned=False),
-        "The results stay with the experts: a second all-to-all must bring each back to the rank of its token.",
-        "Les résultats restent chez les experts : un second all-to-all doit ramener chacun au rang de son token.",
-    ),
-    Mistake(
-        lambda rank, size, seed: {OUTPUT: _buffers(seed, size)[rank]},
-        "The tokens come back as they left: own_experts is not called, or its result is thrown away.",
-        "Les tokens reviennent comme ils sont partis : own_experts n’est pas appelé, ou son résultat est perdu.",
-    ),
-    Mistake(
-        lambda rank, size, seed: {OUTPUT: _alone(rank, size, seed)},
-        "Nothing is exchanged: this rank's experts compute all of its tokens. Each row goes to the rank of its expert.",
-        "Rien n’est échangé : les experts de ce rang calculent tous ses tokens. Chaque ligne va au rang de son expert.",
-    ),
-)
-
-
-def _inspect_calls(answers: list[RankAnswer], size: int) -> None:
-    first = answers[0]
-    if asked_for(first, "all_gather", "all_gather_into_tensor", "gather", "broadcast", "all_reduce"):
-        raise Wrong(
-            en=f"The output is right, but every token goes to every rank, {size} times what is needed: an all-to-all "
-            "sends each only to the rank of its expert.",
-            fr=f"La sortie est juste, mais chaque token va à chaque rang, {size} fois ce qu’il faut : un all-to-all "
-            "n’envoie chacun qu’au rang de son expert.",
-        )
-    if first.value["asked"] != 1:
-        raise Wrong(
-            en=f"The output is right, but own_experts is called {first.value['asked']} times: give it all that has "
-            "arrived at once, so that its products are large.",
-            fr=f"La sortie est juste, mais own_experts est appelé {first.value['asked']} fois : donnez-lui d’un seul "
-            "coup tout ce qui est arrivé, pour que ses produits soient grands.",
-        )
-
-
-EXCHANGE = Exercise(
-    id="exchange",
-    title=Said("the all-to-all by hand", "l’all-to-all à la main"),
-    judge=Judge(
-        _whole,
-        on_ranks=True,
-        trial=_exchange_trial,
-        cases=EXCHANGE_CASES,
-        faults=_EXCHANGE_FAULTS,
-        inspect=_inspect_calls,
-    ),
-    praise_en="Right on 2 and on 3 ranks: there and back, each token goes to one rank only.",
-    praise_fr="Exact sur 2 et sur 3 rangs : à l’aller comme au retour, chaque token ne va qu’à un rang.",
-    hint_en="The rows of buffer are already in the order of the ranks that hold the experts. After the all-to-all, "
-    "piece i comes from rank i: of which shape is it, and where must the dimension of experts stand?",
-    hint_fr="Les lignes de buffer sont déjà dans l’ordre des rangs qui détiennent les experts. Après l’all-to-all, le "
-    "morceau i vient du rang i : quelle est sa forme, et où doit se trouver la dimension des experts ?",
-    nearer_en="arrived.view(size, own, C, D).transpose(0, 1).reshape(own, size * C, D) for own_experts; then "
-    ".view(own, size, C, D).transpose(0, 1).contiguous(), and the second all-to-all into a tensor like buffer.",
-    nearer_fr="arrived.view(size, own, C, D).transpose(0, 1).reshape(own, size * C, D) pour own_experts ; puis "
-    ".view(own, size, C, D).transpose(0, 1).contiguous(), et le second all-to-all vers un tenseur comme buffer.",
 )
 
 
@@ -876,7 +701,7 @@ def _placement_score(answer: Callable[..., Any]) -> float:
 
 PLACEMENT = Challenge(
     id="expert-placement",
-    title=Said("experts placed by their loads", "les experts placés selon leur charge"),
+    title=Said("challenge: experts placed by load", "défi : les experts placés selon leur charge"),
     judge=_placement_score,
     target=103,
     unit_en="% of the mean load on the busiest rank",
@@ -886,7 +711,7 @@ PLACEMENT = Challenge(
     "minutes.",
     hint_en="Two decisions: which experts get the spare places, and which rank takes which copy. What does a copy of "
     "the busiest expert leave to each of the two?",
-    hint_fr="Deux décisions : à quels experts donner les room libres, et quel rang prend quelle copie. Que laisse "
+    hint_fr="Deux décisions : à quels experts donner les places libres, et quel rang prend quelle copie. Que laisse "
     "une copie de l’expert le plus chargé à chacune des deux ?",
     nearer_en="A first arrangement can be improved: look for two experts, one of the busiest rank and one elsewhere, "
     "whose exchange lowers the larger of the two loads; begin again until there is none.",

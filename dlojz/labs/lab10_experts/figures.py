@@ -285,7 +285,7 @@ def loads(trainings: Mapping[float, Sequence[Tensor]], factor: float = 1.25) -> 
 def _load(step: int, counts: list[int], factor: float) -> StepLoad:
     room = capacity(sum(counts), len(counts), 1, factor)
     dropped = sum(max(0, count - room) for count in counts) / sum(counts)
-    layer = say(en="the last mixture", fr="du dernier mélange")
+    layer = say(en="the last mixture", fr="dernier mélange")
     return StepLoad(step=step, layer=layer, tokens=tuple(counts), capacity=room, dropped=dropped, balance=0.0)
 
 

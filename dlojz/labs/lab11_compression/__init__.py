@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dlojz.labs.kit.exercise import Prediction
 from dlojz.labs.lab11_compression.exercises_distill import MIXED_LOSS, SOFT_LOSS
+from dlojz.labs.lab11_compression.exercises_integer import INTEGER_LINEAR
 from dlojz.labs.lab11_compression.exercises_prune import GLOBAL_MASKS, PERMUTATION, SR_STE, TICKET, TWO_OF_FOUR
-from dlojz.labs.lab11_compression.exercises_quantize import AFFINE, INTEGER_LINEAR, ROWS, STRAIGHT_THROUGH
+from dlojz.labs.lab11_compression.exercises_quantize import AFFINE, ROWS, STRAIGHT_THROUGH
 from dlojz.labs.lab11_compression.exercises_serve import KV_CACHE, LORA
 from dlojz.labs.lab11_compression.exercises_train import AWARE_TRAINING, PRUNED_TRAINING
 

@@ -62,68 +62,121 @@ def megatron_layout(words: Sequence[str], gpus: int) -> Numbers:
     return tp, pp, dp, int(given.get("--global-batch-size", micro * dp)) // (micro * dp)
 
 
-def _other_arguments(case: Case, given: Numbers, right: Numbers) -> Said:
-    """The usual mistake that gives these numbers, or the first number that is wrong."""
-    words, gpus = case
-    tp, pp, dp, _ = right
-    options = dict(pairwise(words))
-    micro = int(options["--micro-batch-size"])
-    batch = int(options.get("--global-batch-size", micro * dp))
-    ways = (
-        (
-            (tp, pp, dp, 0),
-            "No global batch is given here: Megatron then takes one micro-batch per replica, not none.",
-            "Ici, aucun batch global n’est donné : Megatron prend alors un micro-batch par réplique, et non zéro.",
-        ),
-        (
-            (tp, pp, gpus, batch // (micro * gpus)),
-            f"dp={gpus} counts every GPU: a replica of the model takes tp × pp = {tp * pp} of them.",
-            f"dp={gpus} compte chaque GPU : une réplique du modèle en occupe tp × pp = {tp * pp}.",
-        ),
-        (
-            (tp, pp, gpus // tp, batch // (micro * (gpus // tp))),
-            f"dp={gpus // tp} forgets the pipeline: a replica takes tp × pp = {tp * pp} GPUs.",
-            f"dp={gpus // tp} oublie le pipeline : une réplique occupe tp × pp = {tp * pp} GPU.",
-        ),
-        (
-            (tp, pp, gpus // pp, batch // (micro * (gpus // pp))),
-            f"dp={gpus // pp} forgets the tensor degree: a replica takes tp × pp = {tp * pp} GPUs.",
-            f"dp={gpus // pp} oublie le degré tensor : une réplique occupe tp × pp = {tp * pp} GPU.",
-        ),
-        (
-            (tp, pp, dp, batch // micro),
-            f"{batch // micro} micro-batches are those of all {dp} replicas together: each has its share.",
-            f"{batch // micro} micro-batches, c’est le compte des {dp} répliques ensemble : chacune en a sa part.",
-        ),
-        (
-            (tp, pp, dp, batch // (micro * gpus)),
+def _parsed(words: Sequence[str], gpus: int) -> tuple[int, int, int, int | None]:
+    """Tensor and pipeline degrees, micro-batch, global batch."""
+    given = dict(pairwise(words))
+    batch = given.get("--global-batch-size")
+    tp, pp, _, _ = megatron_layout(words, gpus)
+    return tp, pp, int(given["--micro-batch-size"]), None if batch is None else int(batch)
+
+
+def _with_replicas(replicas: Callable[[int, int, int], int]) -> Callable[[Sequence[str], int], Numbers]:
+    """Another number of replicas, `replicas(gpus, tp, pp)`, by which the micro-batches are counted, too."""
+
+    def way(words: Sequence[str], gpus: int) -> Numbers:
+        tp, pp, micro, batch = _parsed(words, gpus)
+        dp = replicas(gpus, tp, pp)
+        return tp, pp, dp, 1 if batch is None else batch // (micro * dp)
+
+    return way
+
+
+def _with_micro_batches(
+    count: Callable[[int, int, int, int], int], default: int | None = None
+) -> Callable[[Sequence[str], int], Numbers]:
+    """Another number of micro-batches, `count(global batch, micro-batch, replicas, gpus)`.
+
+    Args:
+        default: where no global batch is given; None: counted from Megatron's.
+    """
+
+    def way(words: Sequence[str], gpus: int) -> Numbers:
+        tp, pp, micro, batch = _parsed(words, gpus)
+        dp = gpus // (tp * pp)
+        if batch is None and default is not None:
+            return tp, pp, dp, default
+        return tp, pp, dp, count(micro * dp if batch is None else batch, micro, dp, gpus)
+
+    return way
+
+
+def _swapped_degrees(words: Sequence[str], gpus: int) -> Numbers:
+    tp, pp, dp, micro_batches = megatron_layout(words, gpus)
+    return pp, tp, dp, micro_batches
+
+
+_ARGUMENTS_MISTAKES = (
+    Mistake(
+        _with_micro_batches(lambda batch, micro, dp, gpus: batch // (micro * dp), default=0),
+        "Right, except where no global batch is given: Megatron then takes one micro-batch per replica, not none.",
+        "Juste, sauf là où aucun batch global n’est donné : Megatron prend alors un micro-batch par réplique, et non "
+        "zéro.",
+    ),
+    Mistake(
+        _with_replicas(lambda gpus, tp, pp: gpus),
+        "Your dp counts every GPU: a replica of the model takes tp × pp of them.",
+        "Votre dp compte chaque GPU : une réplique du modèle en occupe tp × pp.",
+    ),
+    Mistake(
+        _with_replicas(lambda gpus, tp, pp: gpus // tp),
+        "Your dp forgets the pipeline: a replica takes tp × pp GPUs.",
+        "Votre dp oublie le pipeline : une réplique occupe tp × pp GPU.",
+    ),
+    Mistake(
+        _with_replicas(lambda gpus, tp, pp: gpus // pp),
+        "Your dp forgets the tensor degree: a replica takes tp × pp GPUs.",
+        "Votre dp oublie le degré tensor : une réplique occupe tp × pp GPU.",
+    ),
+    *(
+        Mistake(
+            _with_micro_batches(lambda batch, micro, dp, gpus: batch // micro, default),
+            "Your micro-batches are those of all replicas together: each has its share, divide by dp.",
+            "Vos micro-batches sont ceux de toutes les répliques ensemble : chacune en a sa part, divisez par dp.",
+        )
+        for default in (None, 1)
+    ),
+    *(
+        Mistake(
+            _with_micro_batches(lambda batch, micro, dp, gpus: batch // (micro * gpus), default),
             "You split the batch among all GPUs, but those of one replica work on the same samples: divide by the "
-            f"replicas, dp={dp}.",
+            "replicas, dp.",
             "Vous partagez le batch entre tous les GPU, or ceux d’une même réplique traitent les mêmes échantillons : "
-            f"divisez par le nombre de répliques, dp={dp}.",
-        ),
-        (
-            (tp, pp, dp, batch // dp),
-            f"{batch // dp} are the samples of a replica per step; divide by --micro-batch-size.",
-            f"{batch // dp}, c’est le nombre d’échantillons d’une réplique par pas ; divisez par --micro-batch-size.",
-        ),
-        (
-            (pp, tp, dp, right[3]),
-            "The tensor and pipeline degrees are swapped: (tp, pp, dp, micro-batches).",
-            "Les degrés tensor et pipeline sont intervertis : (tp, pp, dp, micro-batches).",
-        ),
-    )
+            "divisez par le nombre de répliques, dp.",
+        )
+        for default in (None, 1)
+    ),
+    *(
+        Mistake(
+            _with_micro_batches(lambda batch, micro, dp, gpus: batch // dp, default),
+            "You return the samples of a replica per step; divide by --micro-batch-size.",
+            "Vous renvoyez le nombre d’échantillons d’une réplique par pas ; divisez par --micro-batch-size.",
+        )
+        for default in (None, 1)
+    ),
+    Mistake(
+        _with_micro_batches(lambda batch, micro, dp, gpus: batch),
+        "You return the global batch: each replica takes its share of it, batch / dp, in micro-batches.",
+        "Vous renvoyez le batch global : chaque réplique en prend sa part, batch / dp, par micro-batches.",
+    ),
+    Mistake(
+        _swapped_degrees,
+        "The tensor and pipeline degrees are swapped: (tp, pp, dp, micro-batches).",
+        "Les degrés tensor et pipeline sont intervertis : (tp, pp, dp, micro-batches).",
+    ),
+)
+
+
+def _other_arguments(case: Case, given: Numbers, right: Numbers) -> Said:
+    """The first number that is wrong."""
+    words, gpus = case
     part = next(part for part in range(4) if given[part] != right[part])
-    name = ("tp", "pp", "dp", "micro-batches")[part]
-    said = next(
-        (says for numbers, *says in ways if given == numbers),
-        (
-            f"Megatron would take {name}={right[part]}, but your function returns {given[part]}.",
-            f"Megatron prendrait {name}={right[part]}, mais votre fonction renvoie {given[part]}.",
-        ),
+    name, line = ("tp", "pp", "dp", "micro-batches")[part], " ".join(words)
+    return Said(
+        f"On {gpus} GPUs, with {line}: Megatron would take {name}={right[part]}, but your function returns "
+        f"{given[part]}.",
+        f"Sur {gpus} GPU, avec {line} : Megatron prendrait {name}={right[part]}, mais votre fonction renvoie "
+        f"{given[part]}.",
     )
-    line = " ".join(words)
-    return Said(f"On {gpus} GPUs, with {line}: {said[0]}", f"Sur {gpus} GPU, avec {line} : {said[1]}")
 
 
 def _numbers(given: Any) -> Numbers:
@@ -156,6 +209,7 @@ MEGATRON_ARGUMENTS = Exercise(
         megatron_layout,
         cases=[(shlex.split(line), gpus) for line, gpus in ARGUMENTS_CASES],
         read=_numbers,
+        mistakes=_ARGUMENTS_MISTAKES,
         differs=_other_arguments,
     ),
     praise_en="Right: the command line does not give dp; it follows from the number of GPUs.",

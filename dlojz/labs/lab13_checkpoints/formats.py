@@ -89,6 +89,19 @@ def _with_empty(elements: int, old_ranks: int, new_ranks: int, rank: int) -> Pie
     return [found.get(other, (other, 0, 0)) for other in range(old_ranks)]
 
 
+def _without_end(elements: int, old_ranks: int, new_ranks: int, rank: int) -> Pieces:
+    """A piece of every old rank, which ends before it begins where the two do not meet."""
+    old, new = -(-elements // old_ranks), -(-elements // new_ranks)
+    first, last = min(rank * new, elements), min((rank + 1) * new, elements)
+    return [(r, max(first, r * old) - r * old, min(last, (r + 1) * old) - r * old) for r in range(old_ranks)]
+
+
+def _new_rounded_down(elements: int, old_ranks: int, new_ranks: int, rank: int) -> Pieces:
+    """The new shares alone have floor(elements / N)."""
+    old, new = -(-elements // old_ranks), elements // new_ranks
+    return _overlaps(elements, old, old_ranks, rank * new, (rank + 1) * new)
+
+
 def _whole_shares(elements: int, old_ranks: int, new_ranks: int, rank: int) -> Pieces:
     """The whole of every share that is touched."""
     old = -(-elements // old_ranks)
@@ -147,10 +160,24 @@ MISTAKES = (
         "The last share is shorter than the others: nothing may be read beyond the end of the vector.",
         "La dernière part est plus courte que les autres : rien ne doit être lu au-delà de la fin du vecteur.",
     ),
+    *(
+        Mistake(
+            way,
+            "Almost: leave out the ranks of which there is nothing to read; there may be hundreds of files.",
+            "Presque : laissez de côté les rangs où il n’y a rien à lire ; les fichiers peuvent se compter par "
+            "centaines.",
+        )
+        for way in (_with_empty, _without_end)
+    ),
     Mistake(
-        _with_empty,
-        "Almost: leave out the ranks of which there is nothing to read; there may be hundreds of files.",
-        "Presque : laissez de côté les rangs où il n’y a rien à lire ; les fichiers peuvent se compter par centaines.",
+        lambda elements, old_ranks, new_ranks, rank: shares_to_read(elements, new_ranks, old_ranks, rank),
+        "You exchange the two cuts: the files are of old_ranks ranks, and new_ranks read them.",
+        "Vous échangez les deux découpages : les fichiers viennent de old_ranks rangs, et new_ranks les lisent.",
+    ),
+    Mistake(
+        _new_rounded_down,
+        "Elements are lost at the end of the vector: the length of a new share is rounded up, too.",
+        "Des éléments se perdent à la fin du vecteur : la longueur d’une nouvelle part s’arrondit aussi vers le haut.",
     ),
     Mistake(
         _whole_shares,
@@ -170,14 +197,6 @@ def _pieces(value: Any) -> Pieces:
 
 
 def _differs(case: Any, given: Pieces, right: Pieces) -> Said:
-    elements, old_ranks, new_ranks, rank = case
-    if rank < old_ranks and given == shares_to_read(elements, new_ranks, old_ranks, rank):
-        return Said(
-            f"For the arguments {case} you read shares of the new cut as if they were the old one: files are of "
-            "old_ranks ranks, and new_ranks read them.",
-            f"Pour les arguments {case}, vous lisez les parts du nouveau découpage comme si c’était l’ancien : les "
-            "fichiers viennent de old_ranks rangs, et new_ranks les lisent.",
-        )
     if sorted(given) == right:
         return Said(
             "The right pieces, but in another order: laid end to end they must give the new share.",

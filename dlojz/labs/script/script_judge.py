@@ -593,15 +593,27 @@ def _praise(lab: str) -> str:
     )
 
 
+def _beside_prediction(trial: Trial) -> Said | str:
+    """How the bytes of a run compare with those predicted for such a model; nothing where one side is not known."""
+    row = compare(trial.record).rows[0] if trial.sent_bytes else None
+    if row is None or row.exact is None:
+        return ""
+    if row.exact:
+        return Said(", as predicted", ", comme prédit")
+    predicted_bytes = sum(pair.message_bytes.predicted or 0 for pair in row.communication)
+    if predicted_bytes == trial.sent_bytes:
+        return Said(
+            ", as many as predicted for such a model, by other messages",
+            ", autant que prédit pour un tel modèle, par d’autres messages",
+        )
+    told = format_bytes(predicted_bytes)
+    return Said(f" ({told} predicted for such a model)", f" (prédit pour un tel modèle : {told})")
+
+
 def _row(trial: Trial, whole: int) -> str:
     """One run in a line: its losses, what a rank holds and sends, and whether that was predicted."""
     losses, rank = trial.record.losses, trial.ranks[0]
-    exact = compare(trial.record).rows[0].exact if trial.sent_bytes else None
-    predicted = {
-        True: Said(", as predicted", ", comme prédit"),
-        False: Said(", other than predicted for such a model", ", autrement que prédit pour un tel modèle"),
-        None: "",
-    }[exact]
+    predicted = _beside_prediction(trial)
     sent = say(
         en=f"; {format_bytes(trial.sent_bytes)} sent per step{predicted}",
         fr=f" ; {format_bytes(trial.sent_bytes)} envoyés par pas{predicted}",

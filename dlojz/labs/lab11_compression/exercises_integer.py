@@ -1,0 +1,306 @@
+"""Exercise of lab 11 on a layer in whole numbers: a product of int8, a correction for the zero-point, two scales.
+
+The product must multiply 8-bit numbers and add them up in 32 bits. A mistake in a shape raises an error in torch: it is
+named where the answer is right without it.
+
+Shape suffixes: B rows, O outputs, I inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
+from dlojz.labs.kit.judges import Answer, Judge, expect_tensor, normal
+from dlojz.labs.lab11_compression.exercises_quantize import quantize_affine, quantize_rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Undo = Callable[[str, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
+
+PRODUCTS = ("mm", "bmm", "addmm", "mv", "dot", "_int_mm", "linear")
+
+
+def integer_linear(x_q_BI: Tensor, x_scale: float, x_zero: int, w_q_OI: Tensor, w_scale_O1: Tensor) -> Tensor:
+    """Compute a linear layer without bias, (B, O), with a product of whole numbers.
+
+    Σ s_x (q_x − z) s_w q_w = s_x s_w (Σ q_x q_w − z Σ q_w), over the inputs.
+
+    Args:
+        x_q_BI: in int8; x = x_scale × (x_q − x_zero).
+        x_scale: of the whole tensor.
+        x_zero: zero-point.
+        w_q_OI: in int8; weight = w_scale × w_q.
+        w_scale_O1: one scale per output.
+
+    Source: Jacob et al. 2018 (arXiv 1712.05877), integer-arithmetic-only matrix multiplication.
+    """
+    wide_x_BI, wide_w_OI = x_q_BI.int(), w_q_OI.int()
+    sums_BO = wide_x_BI @ wide_w_OI.T - x_zero * wide_w_OI.sum(1)
+    return x_scale * w_scale_O1.T * sums_BO
+
+
+def _integer_cases() -> Iterator[tuple[Any, ...]]:
+    for seed, rows, outputs, inputs in ((1, 3, 5, 40), (2, 6, 4, 64)):
+        x_q, x_scale, x_zero = quantize_affine(normal(seed, rows, inputs) + 1.0, -1.2, 4.0, 8)
+        yield x_q, x_scale, x_zero, *quantize_rows(normal(seed + 10, outputs, inputs) + 0.2, 8)
+
+
+def _watching() -> tuple[Any, list[str]]:
+    """A mode that sees every product, and what it has to say against them."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    found: list[str] = []
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.overloadpacket.__name__ in PRODUCTS:
+                factors = [one for one in args if torch.is_tensor(one)][-2:]
+                if any(one.is_floating_point() for one in factors):
+                    found.append("float")
+                elif any(int(one.min()) < -128 or int(one.max()) > 127 for one in factors):
+                    found.append("wide")
+            return func(*args, **(kwargs or {}))
+
+    return Products(), found
+
+
+def _integer_trial(answer: Callable[..., Any], *case: Any) -> Tensor:
+    """The outputs, each divided by the scale of its column."""
+    x_q_BI, x_scale, _, w_q_OI, w_scale_O1 = case
+    value = expect_tensor(answer(*case), "y", (len(x_q_BI), len(w_q_OI)))
+    return value.double() / (x_scale * w_scale_O1.T)
+
+
+def _corrected(correction: Callable[[Tensor, int, Tensor], Any]) -> Callable[..., Tensor]:
+    return lambda x_q, s, z, w_q, w_s: s * w_s.T * (x_q.int() @ w_q.int().T - correction(x_q, z, w_q))
+
+
+def _narrow(corrected: bool) -> Callable[..., Tensor]:
+    def way(x_q: Tensor, s: float, z: int, w_q: Tensor, w_s: Tensor) -> Tensor:
+        import torch
+
+        sums = (x_q.int() @ w_q.int().T).to(torch.int8).int()  # as an int8 product that runs over
+        return s * w_s.T * (sums - z * w_q.int().sum(1) * corrected)
+
+    return way
+
+
+def _without_scales(keep_x: bool) -> Callable[..., Tensor]:
+    def way(x_q: Tensor, s: float, z: int, w_q: Tensor, w_s: Tensor) -> Tensor:
+        sums = x_q.int() @ w_q.int().T - z * w_q.int().sum(1)
+        return s * sums.float() if keep_x else w_s.T * sums
+
+    return way
+
+
+_NARROW = Said(
+    "The sums run over: products of int8 are added up in int32, so convert both factors first, .int().",
+    "Les sommes débordent : les produits d’int8 s’additionnent en int32 ; convertissez d’abord les deux facteurs, "
+    ".int().",
+)
+
+
+def _undone(undo: Undo) -> Callable[[Answer], Answer]:
+    """Make a repair that hands other arguments to some of torch's functions that an answer calls.
+
+    Args:
+        undo: called with the function's name, its arguments and its keywords; gives these two without the mistake, or
+            None where the call does not show it.
+    """
+
+    def repaired(answer: Answer) -> Answer:
+        def within(*case: Any) -> Any:
+            from torch.overrides import TorchFunctionMode
+
+            class Undone(TorchFunctionMode):
+                def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                    kwargs = dict(kwargs or {})
+                    args, kwargs = undo(getattr(func, "__name__", ""), args, kwargs) or (args, kwargs)
+                    return func(*args, **kwargs)
+
+            with Undone():
+                return answer(*case)
+
+        return within
+
+    return repaired
+
+
+def _product_transposed(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The second factor of a product, where only its transpose fits."""
+    if name not in ("matmul", "__matmul__", "mm") or len(args) != 2:
+        return None
+    first, second = args
+    if second.dim() != 2 or first.shape[-1] == second.shape[0] or first.shape[-1] != second.shape[1]:
+        return None
+    return (first, second.T), kwargs
+
+
+def _sum_along(dim: int, keepdim: bool) -> Callable[..., Any]:
+    """A sum of the weights along the inputs, where an answer sums along `dim` or keeps the dimension."""
+
+    def undo(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name != "sum" or not args or args[0].dim() != 2:
+            return None
+        given = dict(zip(("dim", "keepdim"), args[1:], strict=False)) | kwargs
+        if given.get("dim") not in (dim, dim - 2) or bool(given.get("keepdim", False)) != keepdim:
+            return None
+        return args[:1], {**given, "dim": 1, "keepdim": False}
+
+    return undo
+
+
+def _check_products(answer: Callable[..., Any]) -> None:
+    for case in _integer_cases():
+        mode, found = _watching()
+        with mode:
+            answer(*case)
+        if "float" in found:
+            raise Wrong(
+                en="The output is right, but the product is one of floats: multiply the whole numbers (.int()), and "
+                "the scales at the end.",
+                fr="La sortie est juste, mais le produit est fait en flottants : multipliez les entiers (.int()), et "
+                "les échelles à la fin.",
+            )
+        if "wide" in found:
+            raise Wrong(
+                en="The output is right, but x_q − x_zero needs 9 bits: a processor that multiplies int8 could not do "
+                "it. Multiply x_q as it is, and correct afterwards.",
+                fr="La sortie est juste, mais x_q − x_zero demande 9 bits : un processeur qui multiplie des int8 ne "
+                "saurait le faire. Multipliez x_q tel quel, et corrigez ensuite.",
+            )
+
+
+INTEGER_LINEAR = Exercise(
+    id="integer-linear",
+    title=Said("a layer in whole numbers", "une couche en entiers"),
+    judge=Judge(
+        integer_linear,
+        trial=_integer_trial,
+        cases=_integer_cases,
+        mistakes=(
+            Mistake(
+                _corrected(lambda x_q, z, w_q: 0),
+                "The zero-point is left out: x is worth x_scale × (x_q − x_zero), and Σ (x_q − x_zero) w_q has a "
+                "second part, −x_zero Σ w_q.",
+                "Le point zéro est oublié : x vaut x_scale × (x_q − x_zero), et Σ (x_q − x_zero) w_q a une seconde "
+                "partie, −x_zero Σ w_q.",
+            ),
+            Mistake(_narrow(True), *_NARROW),
+            Mistake(_narrow(False), *_NARROW),
+            Mistake(
+                _corrected(lambda x_q, z, w_q: z),
+                "You take the zero-point away once; it counts once per input, times the weight: x_zero × the sum of "
+                "the row of w_q.",
+                "Vous retranchez le point zéro une seule fois ; il compte une fois par entrée, multiplié par le poids "
+                ": x_zero × la somme de la ligne de w_q.",
+            ),
+            Mistake(
+                _corrected(lambda x_q, z, w_q: -z * w_q.int().sum(1)),
+                "The correction is to be taken away, not added.",
+                "La correction se retranche, elle ne s’ajoute pas.",
+            ),
+            Mistake(
+                _corrected(lambda x_q, z, w_q: z * x_q.int().sum(1, keepdim=True)),
+                "The correction adds up the inputs; it is the weights that the zero-point is multiplied by: "
+                "w_q.sum(1).",
+                "La correction additionne les entrées ; or ce sont les poids que le point zéro multiplie : w_q.sum(1).",
+            ),
+            Mistake(
+                _without_scales(True),
+                "The scales of the weights are left out: one per output, w_scale.T.",
+                "Les échelles des poids manquent : une par sortie, w_scale.T.",
+            ),
+            Mistake(_without_scales(False), "The scale of x is left out.", "L’échelle de x manque."),
+            Mistake(
+                lambda x_q, s, z, w_q, w_s: (x_q.int() @ w_q.int().T - z * w_q.int().sum(1)).float(),
+                "The sums are right, but no scale is applied: multiply by x_scale and by w_scale.T.",
+                "Les sommes sont justes, mais sans échelle : multipliez par x_scale et par w_scale.T.",
+            ),
+            Mistake(
+                lambda x_q, s, z, w_q, w_s: integer_linear(x_q, s, z, w_q, 1 / w_s),
+                "You divide by w_scale: a weight is worth w_scale × w_q, so multiply.",
+                "Vous divisez par w_scale : un poids vaut w_scale × w_q ; multipliez donc.",
+            ),
+            Mistake(
+                _corrected(lambda x_q, z, w_q: z * w_q.sum(1).to(x_q.dtype)),
+                "The sum of the weights runs over, kept in int8: add up in int32, w_q.int().sum(1).",
+                "La somme des poids déborde, gardée en int8 : sommez en int32, w_q.int().sum(1).",
+            ),
+            Mistake(
+                _corrected(lambda x_q, z, w_q: z * w_q.shape[1]),
+                "The correction counts the inputs; each counts with its weight: x_zero × the sum of the row of w_q.",
+                "La correction compte les entrées ; or chacune compte avec son poids : x_zero × la somme de la ligne "
+                "de w_q.",
+            ),
+            Mistake(
+                _corrected(lambda x_q, z, w_q: z * w_q.int().sum()),
+                "The correction adds up all weights of the layer: each output has its own, w_q.int().sum(1).",
+                "La correction additionne tous les poids de la couche : chaque sortie a la sienne, w_q.int().sum(1).",
+            ),
+            Mistake(
+                lambda x_q, s, z, w_q, w_s: integer_linear(x_q, s, z, w_q, w_s).round(),
+                "You round the output: it is a number in floats; only the factors of the product are whole.",
+                "Vous arrondissez la sortie : c’est un nombre flottant ; seuls les facteurs du produit sont entiers.",
+            ),
+            Mistake(
+                lambda x_q, s, z, w_q, w_s: s * w_s.T * ((x_q - z).int() @ w_q.int().T),
+                "x_q − x_zero runs over in int8: multiply x_q as it is, and take x_zero × the sum of the weights away "
+                "afterwards.",
+                "x_q − x_zero déborde en int8 : multipliez x_q tel quel, et retranchez ensuite x_zero × la somme des "
+                "poids.",
+            ),
+        ),
+        repairs=(
+            Mistake(
+                lambda answer: lambda x_q, s, z, w_q, w_s: answer(x_q, s, z, w_q, w_s.T),
+                "w_scale is a column, one scale per row of w_q, but in y the outputs are columns: with w_scale.T your "
+                "function is right.",
+                "w_scale est une colonne, une échelle par ligne de w_q, mais dans y les sorties sont en colonnes : "
+                "avec w_scale.T, votre fonction est juste.",
+            ),
+            Mistake(
+                lambda answer: lambda x_q, s, z, w_q, w_s: answer(x_q, s, z, w_q.T, w_s),
+                "w_q is (outputs, inputs), and the product needs the inputs first: with w_q.T your function is right.",
+                "w_q est de forme (sorties, entrées), et le produit demande les entrées d’abord : avec w_q.T, votre "
+                "fonction est juste.",
+            ),
+            Mistake(
+                _undone(_product_transposed),
+                "w_q is (outputs, inputs), and the product alone needs the inputs first: with x_q.int() @ w_q.int().T "
+                "your function is right; its correction stays as it is.",
+                "w_q est de forme (sorties, entrées), et seul le produit demande les entrées d’abord : avec "
+                "x_q.int() @ w_q.int().T, votre fonction est juste ; sa correction reste telle quelle.",
+            ),
+            Mistake(
+                _undone(_sum_along(0, keepdim=False)),
+                "The correction needs one sum for each output, and the outputs are the rows of w_q: with "
+                "w_q.int().sum(1) in place of sum(0), your function is right.",
+                "La correction demande une somme par sortie, et les sorties sont les lignes de w_q : avec "
+                "w_q.int().sum(1) au lieu de sum(0), votre fonction est juste.",
+            ),
+            Mistake(
+                _undone(_sum_along(1, keepdim=True)),
+                "The sums of the rows of w_q are a column, but in y the outputs are columns: with w_q.int().sum(1), "
+                "without keepdim, your function is right.",
+                "Les sommes des lignes de w_q sont en colonne, mais dans y les sorties sont en colonnes : avec "
+                "w_q.int().sum(1), sans keepdim, votre fonction est juste.",
+            ),
+        ),
+        then=_check_products,
+    ),
+    praise_en="Right: the product is exact; the correction depends on the weights alone, so it is computed once and "
+    "for all.",
+    praise_fr="Exact : le produit ne perd rien ; la correction ne dépend que des poids, on la calcule une fois pour "
+    "toutes.",
+    hint_en="Expand Σ x_scale (x_q − x_zero) × w_scale w_q: what can be taken out of the sum, and which two sums "
+    "remain?",
+    hint_fr="Développez Σ x_scale (x_q − x_zero) × w_scale w_q : que peut-on sortir de la somme, et quelles sont les "
+    "deux sommes qui restent ?",
+    nearer_en="sums = x_q.int() @ w_q.int().T − x_zero * w_q.int().sum(1); then x_scale * w_scale.T * sums.",
+    nearer_fr="sums = x_q.int() @ w_q.int().T − x_zero * w_q.int().sum(1) ; puis x_scale * w_scale.T * sums.",
+)
