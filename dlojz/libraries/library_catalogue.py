@@ -140,7 +140,7 @@ class Library:
         """Whether it can be imported, here or in its separate environment; nothing is imported."""
         if self.python is not None:
             return bool(self.version)
-        # Nor is the lab's own environment looked into then.
+        # A Python that is named but is not there is not replaced by the lab's either.
         return not self.given and found(self.import_name)
 
     @property

@@ -111,11 +111,11 @@ class SeenTorch(Engine):
         if type(module).__name__ == "PipelineModule" and hasattr(module, "_grid"):  # DeepSpeed's
             return int(cast(Any, module)._grid.get_data_parallel_world_size())
         if isinstance(module, FullyShardedDataParallel):
+            # HSDP: the ranks of a shard group, times the groups that hold the same shards.
             between = getattr(module, "_inter_node_pg", None)
             return dist.get_world_size(module.process_group) * (between.size() if between is not None else 1)
         mesh = next((one.device_mesh for one in module.parameters() if isinstance(one, DTensor)), None)
         if mesh is None:
-            # HSDP: the ranks of a shard group, times the groups that hold the same shards.
             return None
         names = mesh.mesh_dim_names or ("dp",) * mesh.ndim
         axes = [mesh.size(number) for number, name in enumerate(names) if name not in _WITHIN_REPLICA]

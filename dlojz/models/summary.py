@@ -63,8 +63,8 @@ def usual_sizes() -> list[CountedSizes]:
         for entry in map(spec, names())
         for classes in (entry.num_classes, *((FEW_CLASSES,) if entry.family == "image" else ()))
     ]
-    return list(dict.fromkeys(usual))
-  # a default of 10 classes gives the same sizes twice
+    return list(dict.fromkeys(usual))  # a default of 10 classes gives the same sizes twice
+
 
 def about(name: str) -> str:
     """Say what is special about a model of timm or torchvision, in the reader's language; empty where nothing is."""

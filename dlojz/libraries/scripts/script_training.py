@@ -421,7 +421,6 @@ def recognise(
         parts=tuple(repeated_parts(plain) or _children(plain)),
         step=step,
         wrapper="ddp" if ddp else "none",
-        # torch's first bucket is small, unless the script has chosen a size.
         ranks=ranks if ddp else 1,
         device=device,
         on_gpu=on_gpu,
@@ -441,6 +440,7 @@ def recognise(
     if getattr(ddp, "mixed_precision", None) is not None:
         raise _refuse("DDP’s `mixed_precision` is on", "`mixed_precision` de DDP est actif")
     cap_bytes = int(ddp.bucket_bytes_cap)
+    # torch's first bucket is small, unless the script has chosen a size.
     limits = (DDP_FIRST_BUCKET_BYTES if ddp.bucket_bytes_cap_default else cap_bytes, cap_bytes)
     group = str(ddp.process_group.group_name)
     return replace(
