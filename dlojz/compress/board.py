@@ -64,6 +64,7 @@ def check_fit(chosen: Method, options: Mapping[str, Any], teacher: str, task: Ta
     if lacking is not None:
         raise LabError(lacking)
     why = misfit(chosen, options, teacher, task)
+    # Other methods are named only where the model is at fault, and not an option.
     if why is not None:
         its_options = bool(options) and misfit(chosen, {}, teacher, task) is None
         raise LabError(why if its_options else _refusal(chosen, teacher, task, why))
@@ -95,11 +96,12 @@ def _rehearse(chosen: Method, options: Mapping[str, Any], teacher: str, task: Ta
         asked["epochs"] = min(int(asked.get("epochs", 1)), 1)  # 0 and less are refused as they will be
     if "samples" in chosen.options:
         calibrating = int(asked.get("samples", chosen.options["samples"]))
-        if calibrating > 0:
+        if calibrating > 0:  # 0 stays, and is refused as such
             task.few(calibrating)  # refuses more than there are
             asked["samples"] = len(short.labels_N)
     if "sweeps" in asked:
         asked["sweeps"] = min(int(asked["sweeps"]), 1)
+    # The rehearsal draws no number from the board's generator.
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore", LargerStudentWarning)  # it is told when the student is really made
         chosen(Start(new_model(teacher, task, seed=0).eval(), teacher, short, options=asked, timed_images=1))
@@ -199,6 +201,7 @@ def make_board(request: BoardRequest, task: Task | None = None, watch: Watch | N
         threads=torch.get_num_threads(),
         environment=_environment(),
         made_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        # A method that was refused for one seed is left out for all.
         trials=tuple(one for one in trials if one.method not in left_out),
         left_out=left_out,
     )
@@ -218,6 +221,7 @@ def _of_seed(
     )
     stored = stored_weights(teacher)
     shrunk = Shrunk(teacher, stored, payload_bytes(stored), parameters(teacher), predicted_latency_ratio=1.0)
+    # The teacher comes first: the ratios of latencies are to the first model.
     made = [_Made(TEACHER, TEACHER, {}, shrunk, time.perf_counter() - start_s)]
     for name in request.methods:
         if name in left_out:
@@ -254,6 +258,7 @@ class _Made(NamedTuple):
             method=self.name,
             family=self.family,
             seed=seed,
+            # JSON keeps plain values only.
             options={
                 name: value if value is None or isinstance(value, str | int | float | bool) else str(value)
                 for name, value in self.options.items()
@@ -283,6 +288,7 @@ class _Made(NamedTuple):
 
 
 def _finite(value: float | None) -> float | None:
+    # JSON has no infinity: a layer without noise has no figure.
     return value if value is not None and math.isfinite(value) else None
 
 

@@ -138,6 +138,7 @@ class Board(Contract):
     def lines(self) -> list[BoardLine]:
         """Summarize each method, the teacher first, then as they were asked for."""
         names = dict.fromkeys(trial.method for trial in self.trials)
+        # A stable sort: the teacher (False) first, the others in their order.
         return [_line(self, name) for name in sorted(names, key=lambda name: name != TEACHER)]
 
     def front(self) -> list[BoardLine]:
@@ -162,7 +163,7 @@ def family_title(family: str) -> str:
 def pareto(lines: Iterable[BoardLine]) -> list[BoardLine]:
     """Find the lines that no other one beats, from the largest file to the smallest."""
     lines = list(lines)
-    front = [line for line in lines if not any(other.beats(line) for other in lines)]
+    front = [line for line in lines if not any(other.beats(line) for other in lines)]  # a line does not beat itself
     return sorted(front, key=lambda line: -line.file_bytes)
 
 
@@ -178,6 +179,7 @@ def _line(board: Board, name: str) -> BoardLine:
         seeds=len(trials),
         accuracy_low=min(one.accuracy for one in trials),
         accuracy_high=max(one.accuracy for one in trials),
+        # Each trial over the teacher of its seed; 1e-9 for a teacher that is always wrong.
         kept=statistics.median([one.accuracy / max(its.accuracy, 1e-9) for one, its in pairs] or [0.0]),
         ratio=statistics.median([its.file_bytes / one.file_bytes for one, its in pairs] or [0.0]),
         predicted_latency_ratio=statistics.median(foreseen) if foreseen else None,

@@ -74,8 +74,10 @@ def soft_loss(student_BK: Tensor, teacher_BK: Tensor, temperature: float) -> Ten
     the factor. The divergence is their cross-entropy less the entropy of the teacher, whose gradient is nothing.
     """
     check_temperature(temperature)
+    # (B, K) each, as logarithms: a probability that underflows keeps its logarithm.
     student = F.log_softmax(student_BK / temperature, dim=1)
     teacher = F.log_softmax(teacher_BK.detach() / temperature, dim=1)
+    # `batchmean` sums over K and averages over B; `mean` would divide by K too.
     return temperature**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True)
 
 
@@ -107,14 +109,14 @@ def hidden_loss(student_BTD: Tensor, teacher_BTD: Tensor, kind: HiddenKind = "co
     teacher_BTD = teacher_BTD.detach()
     if kind == "mse":
         return F.mse_loss(student_BTD, teacher_BTD)
-    return (1 - F.cosine_similarity(student_BTD, teacher_BTD, dim=-1)).mean()
+    return (1 - F.cosine_similarity(student_BTD, teacher_BTD, dim=-1)).mean()  # (B, T) → a scalar
 
 
 def label_loss(student_BK: Tensor, labels_B: Tensor) -> Tensor:
     """Compute the cross-entropy with the known labels, averaged over these; 0 where none of the batch is."""
     known = labels_B != UNKNOWN
     if not bool(known.any()):
-        return student_BK.sum() * 0.0
+        return student_BK.sum() * 0.0  # 0, but with a graph, so that backward runs
     return F.cross_entropy(student_BK[known], labels_B[known])
 
 
@@ -157,7 +159,7 @@ class Mixture:
                 fr="les poids soft, logits, hidden et labels sont tous nuls : l’étudiant n’apprendrait rien ; "
                 "donnez un poids positif à l’un d’eux au moins.",
             )
-        hidden_loss(torch.zeros(1, 1, 1), torch.zeros(1, 1, 1), self.hidden_kind)
+        hidden_loss(torch.zeros(1, 1, 1), torch.zeros(1, 1, 1), self.hidden_kind)  # which refuses another kind
 
     @property
     def needs_teacher(self) -> bool:
@@ -240,6 +242,7 @@ def layer_map(student_depth: int, teacher_depth: int) -> list[int]:
             fr="les états cachés sont rapprochés bloc par bloc : l’étudiant doit avoir de 1 à "
             f"{teacher_depth} blocs intermédiaires, autant que son professeur, mais il en a {student_depth}.",
         )
+    # The last block of each stretch of the teacher's, so that the last meets the last.
     return [(index + 1) * teacher_depth // student_depth - 1 for index in range(student_depth)]
 
 
@@ -266,7 +269,8 @@ def copy_blocks(student: nn.Module, teacher: nn.Module) -> list[int]:
     ends = [index * len(others) // len(own) for index in range(len(own))]
     pairs = [(own[place], others[index]) for place, index in enumerate(ends)]
     if isinstance(student, BlockList) and isinstance(teacher, BlockList):
-        pairs += [(student.blocks[end], teacher.blocks[end]) for end in (0, -1)]
+        pairs += [(student.blocks[end], teacher.blocks[end]) for end in (0, -1)]  # stem and head
+    # All shapes are compared before a block is copied.
     if any(_shapes(one) != _shapes(other) for one, other in pairs):
         raise refusal(
             en="the student cannot begin with its teacher's blocks, which are of other shapes than its own: use "
@@ -319,7 +323,7 @@ def distil(
     notes = tuple(filter(None, [larger_student(parameters(student), parameters(teacher))]))
     for sentence in notes:
         warnings.warn(sentence, LargerStudentWarning, stacklevel=2)
-    teacher.eval()
+    teacher.eval()  # no dropout, and BatchNorm keeps its running statistics
     if not mixture.hidden:
         losses = fit(student, task, settings, loss=_logit_loss_of(teacher, mixture), progress=progress)
         return Distilled(student, losses, notes)
@@ -366,11 +370,13 @@ class _Matched(nn.Module):
         own, others = middle_blocks(student), middle_blocks(teacher)
         pairs = list(zip(own, (others[index] for index in layer_map(len(own), len(others))), strict=True))
         self.student = student
+        # nn.Module registers modules, but not those in a tuple: the teacher stays out of `parameters()`.
         self._parts = (teacher, [mine for mine, _ in pairs], [other for _, other in pairs])
+        # One image tells the widths of all hidden states.
         with torch.no_grad(), _outputs(self._parts[1]) as mine_BTD, _outputs(self._parts[2]) as other_BTD:
             sample = task.inputs_NCHW[:1]
             student(sample), teacher(sample)
-        torch.manual_seed(seed)
+        torch.manual_seed(seed)  # for the weights of the projections
         self.projections = nn.ModuleList(
             _projection(one, other) for one, other in zip(mine_BTD, other_BTD, strict=True)
         )
@@ -384,6 +390,7 @@ class _Matched(nn.Module):
                 teacher_BK = teacher(inputs)
             with _outputs(mine) as states:
                 student_BK = self.student(inputs)
+            # One loss for each pair of blocks; both lists are in the order of the forward pass.
             each = [
                 hidden_loss(projection(own_BTD), other_BTD, mixture.hidden_kind)
                 for projection, own_BTD, other_BTD in zip(self.projections, states, teacher_states, strict=True)
@@ -468,7 +475,7 @@ def _rest_of(labels: float) -> float:
 
 def foreseen(student: str, teacher: str, task: Task) -> tuple[int, float | None]:
     """Predict a student's bytes and its FLOPs over the teacher's; no ratio for two families of models."""
-    with torch.device("meta"):
+    with torch.device("meta"):  # shapes are enough
         stored = stored_weights(models.build(student, image_size=task.image_size, num_classes=task.num_classes))
     if type(models.spec(student).size) is not type(models.spec(teacher).size):
         return payload_bytes(stored), None

@@ -78,6 +78,7 @@ def magnitude_masks(weights_by_name: Mapping[str, Tensor], sparsity: float, *, p
     """
     if per_layer:
         return {name: magnitude_mask(weight, sparsity) for name, weight in weights_by_name.items()}
+    # All layers as one row, so that one order of magnitudes holds for all.
     together = torch.cat([weight.detach().flatten() for weight in weights_by_name.values()])
     parts = magnitude_mask(together, sparsity).split([weight.numel() for weight in weights_by_name.values()])
     return {
@@ -111,7 +112,7 @@ def hold(model: nn.Module, masks: Masks | None = None) -> None:
     """
     for name, module in prunable(model).items():
         if masks is None:
-            prune.identity(module, "weight")
+            prune.identity(module, "weight")  # a mask of ones
         elif name in masks:
             prune.custom_from_mask(module, "weight", masks[name].to(module.weight.dtype))
 
@@ -120,6 +121,7 @@ def renew(model: nn.Module, masks: Masks) -> None:
     """Replace the masks of a held model."""
     layers = prunable(model)
     for name, mask in masks.items():
+        # In place: the layer multiplies by this very buffer in each forward pass.
         layers[name].weight_mask.copy_(mask)
 
 
@@ -200,7 +202,7 @@ class CubicSchedule:
             every: steps between renewals; fewer where the training is too short for one.
             pruned_share: of the steps, until the last renewal.
         """
-        room = max(int(pruned_share * steps), 1)
+        room = max(int(pruned_share * steps), 1)  # steps until the last renewal
         every = max(1, min(every, room))
         return CubicSchedule(final=final, every=every, renewals=max(room // every, 1))
 

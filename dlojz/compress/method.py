@@ -151,7 +151,7 @@ class Method:
         self.check_options(start.options)
         module, _, function = self.function.partition(":")
         apply = getattr(importlib.import_module(f"dlojz.compress.{module}"), function)
-        shrunk: Shrunk = apply(start, **{**self.options, **start.options})
+        shrunk: Shrunk = apply(start, **{**self.options, **start.options})  # the caller's options over the defaults
         return shrunk
 
 

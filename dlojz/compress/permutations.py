@@ -50,7 +50,7 @@ def kept_magnitude(columns_RC: Tensor) -> float:
         LabError: if the columns are no multiple of 4.
     """
     check_groups(columns_RC.shape, "columns")
-    grouped = columns_RC.detach().abs().double().unflatten(1, (-1, GROUP))
+    grouped = columns_RC.detach().abs().double().unflatten(1, (-1, GROUP))  # (R, G, 4)
     return float(grouped.topk(2, dim=-1).values.sum())
 
 
@@ -84,20 +84,21 @@ def best_permutation(columns_RC: Tensor, sweeps: int = 6) -> Tensor:
 
 def _meetings(groups: int) -> list[NDArray[np.int64]]:
     """Rounds of a tournament: in each, every group meets at most one other; in all, every other group once."""
-    teams = list(range(groups + groups % 2))
+    teams = list(range(groups + groups % 2))  # of an odd number, one group rests in each round
     rounds = []
     for _ in range(len(teams) - 1):
         half = len(teams) // 2
         pairs = zip(teams[:half], reversed(teams[half:]), strict=True)
         rounds.append(np.array([pair for pair in pairs if max(pair) < groups], dtype=np.int64).reshape(-1, 2))
+        # The first team stays, the others move round by one.
         teams = [teams[0], teams[-1], *teams[1:-1]]
     return rounds
 
 
 def _share_out(magnitude_CR: Array, order_G4: NDArray[np.int64], pairs_P2: NDArray[np.int64]) -> bool:
     """Let pairs of groups share their columns at best, in place; whether any did."""
-    eight_P8 = order_G4[pairs_P2].reshape(-1, 2 * GROUP)
-    shares_PS = _kept_by_share(magnitude_CR[eight_P8.T])
+    eight_P8 = order_G4[pairs_P2].reshape(-1, 2 * GROUP)  # (P, 2, 4) → (P, 8)
+    shares_PS = _kept_by_share(magnitude_CR[eight_P8.T])  # (P, S), S = 35
     best_P, present_P = shares_PS.argmax(axis=1), shares_PS[:, _ALONE.index(tuple(range(GROUP)))]
     # Below this a gain is rounding, and two shares of the same worth could be exchanged for ever.
     changed = shares_PS.max(axis=1) > present_P * (1 + 1e-12)
@@ -109,6 +110,7 @@ def _share_out(magnitude_CR: Array, order_G4: NDArray[np.int64], pairs_P2: NDArr
 
 def _kept_by_share(magnitude_8PR: Array) -> Array:
     """What each pair of groups keeps in each of the 35 ways of sharing its eight columns."""
+    # Sum and maximum of the 28 pairs of columns, (P, R) each: the 70 fours are made of them.
     total, largest = {}, {}
     for one, other in combinations(range(2 * GROUP), 2):
         total[one, other] = magnitude_8PR[one] + magnitude_8PR[other]
@@ -120,7 +122,7 @@ def _kept_by_share(magnitude_8PR: Array) -> Array:
         low, high = (four[0], four[1]), (four[2], four[3])
         np.maximum(total[low], total[high], out=both)
         np.add(largest[low], largest[high], out=each)
-        found: Array = np.maximum(both, each, out=both).sum(axis=1)
+        found: Array = np.maximum(both, each, out=both).sum(axis=1)  # (P,)
         return found
 
     return np.stack([kept(four) + kept(others) for four, others in zip(_ALONE, _OTHERS, strict=True)], axis=1)
@@ -193,6 +195,7 @@ def permute_value_output(block: TransformerBlock, head: int, order: Tensor) -> N
     """
     _permute_rows(block, head, _VALUE, order)
     read = block.attention_project.weight.data[:, _columns(block, head)]
+    # An index by `order` copies, so that the columns can be overwritten.
     block.attention_project.weight.data[:, _columns(block, head)] = read[:, order]
 
 
@@ -265,6 +268,7 @@ def _improve(name: str, block: TransformerBlock, sweeps: int) -> Iterator[KeptMa
     yield _kept(name, "hidden", columns, order)
     permute_dense_pair(block.mlp_expand, block.mlp_project, order)
     for head in range(block.attention_project.in_features // block.head_dim):
+        # Head by head: a head weighs its own values only, and no order may cross heads.
         columns = block.attention_project.weight.data[:, _columns(block, head)]
         order = best_permutation(columns, sweeps)
         yield _kept(name, "value_output", columns, order, head)
@@ -304,7 +308,7 @@ def _permute_rows(block: TransformerBlock, head: int, part: int, order: Tensor) 
     start = (3 * head + part) * block.head_dim  # see `dlojz.models.blocks.split_heads`: (head, 3, H)
     for parameter in (block.qkv.weight, block.qkv.bias):
         own = parameter.data[start : start + block.head_dim]
-        own.copy_(own[order])
+        own.copy_(own[order])  # a view, overwritten by a copy of itself
 
 
 def _columns(block: TransformerBlock, head: int) -> slice:

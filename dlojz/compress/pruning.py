@@ -34,7 +34,7 @@ BITS, VALUES, INDICES = ".mask_bits", ".kept_values", ".kept_indices"
 def pack_bits(mask: Tensor) -> Tensor:
     """Pack eight places of a mask into a byte, the first in the lowest bit; the last byte is filled up with zeros."""
     bits = mask.flatten().to(torch.uint8)
-    bits = torch.cat((bits, bits.new_zeros(-bits.numel() % 8))).reshape(-1, 8)
+    bits = torch.cat((bits, bits.new_zeros(-bits.numel() % 8))).reshape(-1, 8)  # up to 7 zeros, to whole bytes
     return (bits << torch.arange(8, dtype=torch.uint8)).sum(dim=1, dtype=torch.uint8)
 
 
@@ -70,6 +70,7 @@ def bitmask_bytes(model: nn.Module, sparsity: float, *, per_layer: bool = False)
     """
     found = [module.weight for module in masks.prunable(model).values()]
     elements, size = [weight.numel() for weight in found], found[0].element_size()
+    # Rounded once for each group, as the masks are chosen.
     groups = elements if per_layer else [sum(elements)]
     kept = sum(count - masks.pruned_count(count, sparsity) for count in groups)
     return _dense_bytes(model) - sum(elements) * size + sum((count + 7) // 8 for count in elements) + kept * size
@@ -111,7 +112,7 @@ class Race:
     per_layer: bool = False
 
     def __post_init__(self) -> None:
-        last = self.settings.steps(self.task) - 1
+        last = self.settings.steps(self.task) - 1  # what a mask leaves is trained for a step at least
         if not 0 <= self.rewind_step <= last:
             raise refusal(
                 en=f"rewind_step must be from 0 to {last}, a step before the end of the training, but "
@@ -160,9 +161,9 @@ def train_ticket(
         if ticket is not None and step == race.rewind_step:
             masks.renew(model, ticket)
 
-    masks.hold(model)
+    masks.hold(model)  # masks of ones, until the ticket is put on
     try:
-        put_on(0)
+        put_on(0)  # before the first update, for a rewind to the first weights
         fit(model, race.task, race.settings, after_step=put_on, progress=progress)
     finally:
         masks.release(model)
@@ -183,9 +184,11 @@ def winning_tickets(
     """
     own = race.settings.steps(race.task)
     done = 0 if dense is not None else own
+    # The dense training, unless it is done, and one for each level.
     total = done + own * len(levels)
     model = dense if dense is not None else train_ticket(race, None, progress=shifted(progress, 0, total))
     for turn, level in enumerate(levels):
+        # Weights that are zero already are the smallest, and go again: masks only grow.
         ticket = masks.magnitude_masks(masks.weights(model), level, per_layer=race.per_layer)
         model = train_ticket(race, ticket, progress=shifted(progress, done + turn * own, total))
         yield ticket, model
@@ -233,8 +236,9 @@ def gradual(start: Start, *, sparsity: float, epochs: int, learning_rate: float,
     pruning = GradualPruning(copy.deepcopy(start.teacher), schedule, per_layer)
     masks.hold(pruning.model)
     try:
-        pruning(0)
+        pruning(0)  # at step 0 the schedule removes nothing yet
         fit(pruning.model, start.task, settings, after_step=pruning, progress=start.progress)
+        # Before `release` takes the masks away.
         kept = {name: module.weight_mask.bool().clone() for name, module in masks.prunable(pruning.model).items()}
     finally:
         masks.release(pruning.model)
@@ -302,11 +306,11 @@ def lottery_ticket(
         LabError: unless 0 ≤ sparsity < 1 and there is a round, or if it rewinds to the end of the training or beyond.
     """
     levels = sparsities(sparsity, rounds)
-    predicted = bitmask_bytes(start.teacher, levels[-1], per_layer=per_layer)
+    predicted = bitmask_bytes(start.teacher, levels[-1], per_layer=per_layer)  # the last level is the final sparsity
     settings = Settings(epochs, learning_rate, seed=start.seed)
     rewound = rewind_epochs * start.task.batches_per_epoch(settings.batch_size)
     race = Race(start.teacher_name, start.task, settings, rewound, start.seed, per_layer)
-    kept, model = list(winning_tickets(race, levels, start.progress))[-1]
+    kept, model = list(winning_tickets(race, levels, start.progress))[-1]  # of the last level
     note = say(
         en=f"{rounds + 1} trainings of {epochs} epochs found this ticket, which learns from weights rewound to step "
         f"{race.rewind_step}.",
@@ -358,6 +362,7 @@ def _held_2_of_4(model: nn.Module, start: Start, epochs: int, learning_rate: flo
 
 
 def _two_to_four(model: nn.Module, predicted: int, *notes: str) -> Shrunk:
+    # After the training the two that are not zero are still the largest of their four.
     removed = sum(int((~mask).sum()) for mask in masks_2_of_4(model).values())
     hardware = say(
         en="2:4 is faster only where the hardware has units for it, such as NVIDIA GPUs since Ampere.",

@@ -67,6 +67,7 @@ class StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, scale: Tensor, zero_point: Tensor, scheme: Scheme) -> Tensor:
+        # Where a value was not clamped: these booleans are all that backward reads.
         integers = torch.round(values * (1.0 / scale)) + zero_point
         ctx.save_for_backward((integers >= scheme.quant_min) & (integers <= scheme.quant_max))
         return fake_quantize(values, scale, zero_point, scheme)
@@ -74,7 +75,7 @@ class StraightThrough(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         (inside,) = ctx.saved_tensors
-        return gradient * inside, None, None, None
+        return gradient * inside, None, None, None  # none for scale, zero point and scheme
 
 
 def straight_through(values: Tensor, scale: Tensor, zero_point: Tensor, scheme: Scheme) -> Tensor:
@@ -105,12 +106,13 @@ class QuantizationAwareLinear(nn.Module):
         fractions = [
             torch.where(all_of_it == 0, 1.0, part / all_of_it) for part, all_of_it in zip(chosen, whole, strict=True)
         ]
-        self.register_buffer("fractions_2C1", torch.stack(fractions), persistent=False)
+        self.register_buffer("fractions_2C1", torch.stack(fractions), persistent=False)  # not in a file
 
     fractions_2C1: Tensor
 
     def grid(self) -> tuple[Tensor, Tensor]:
         """Compute scale and zero point for the weights as they are now."""
+        # No gradient: the grid follows the weights and is not learnt.
         low_C1, high_C1 = value_range(channels(self.weight.detach(), self.scheme), self.scheme)
         return parameters_from_range(low_C1 * self.fractions_2C1[0], high_C1 * self.fractions_2C1[1], self.scheme)
 
@@ -215,6 +217,7 @@ def post_training(
     scheme = Scheme(bits, symmetric, per_channel)
     if samples == 0:
         refuse_no_data()
+    # What enters each layer of the teacher, on training images.
     seen = observe(start.teacher, start.task.few(samples).inputs_NCHW)
     model = quantize_model(
         start.teacher,
@@ -225,6 +228,7 @@ def post_training(
         observed=seen,
     )
     originals = linear_layers(start.teacher)
+    # Each layer is fed by the teacher: the error of one does not reach the next.
     errors = (
         layer_error(name, originals[name], layer, seen[name].inputs_MI, weight_range)
         for name, layer in quantized_layers(model).items()
@@ -271,6 +275,7 @@ def torch_dynamic(start: Start) -> Shrunk:
     return Shrunk(
         model=model,
         stored=stored_torch_dynamic(model),
+        # torch keeps one scale a layer.
         predicted_bytes=predicted_quantized_bytes(start.teacher, Scheme(8, True, per_channel=False)),
         parameters=parameters(start.teacher),
         layer_errors=_measured_errors(start, model, lambda linear: 8.0),
@@ -298,6 +303,7 @@ def torchao(start: Start, form: Form) -> Shrunk:
     model = torchao_model(start.teacher, form)
 
     def bits(linear: nn.Linear) -> float:
+        # A layer that the INT4 kernel does not take stays in bfloat16.
         return 8.0 if form != "int4_weight_only" else 4.0 if fits_int4(*linear.weight.shape) else 16.0
 
     notes = {
@@ -321,6 +327,7 @@ def torchao(start: Start, form: Form) -> Shrunk:
         parameters=parameters(start.teacher),
         layer_errors=_measured_errors(start, model, bits),
         notes=(notes[form],) if form in notes else (),
+        # The forecast times layers in float32, which INT4's do not take.
         predicted_latency_ratio=None if form == "int4_weight_only" else _latency_ratio(start, model),
     )
 
@@ -329,6 +336,7 @@ def torchao(start: Start, form: Form) -> Shrunk:
 def _measured_errors(start: Start, model: nn.Module, bits: Callable[[nn.Linear], float]) -> tuple[LayerError, ...]:
     """Each layer fed by the teacher; nothing foresees what a library rounds, nor what training moves away."""
     seen = observe(start.teacher, start.task.inputs_NCHW[:_ERROR_SAMPLES])
+    # A bfloat16 model is asked within its wrapper, and gets bfloat16 inputs.
     inner, dtype = (model.model, torch.bfloat16) if isinstance(model, Narrow) else (model, torch.float32)
     return tuple(
         LayerError(

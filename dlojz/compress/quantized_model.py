@@ -46,7 +46,7 @@ from dlojz.compress.task import latencies
 
 def packed_bytes(values: int, bits: int) -> int:
     """Compute the bytes of so many integers of so many bits."""
-    return -(-values * bits // 8)
+    return -(-values * bits // 8)  # rounded up
 
 
 def pack(integers: Tensor, bits: int) -> Tensor:
@@ -61,9 +61,10 @@ def pack(integers: Tensor, bits: int) -> Tensor:
     """
     if bits == 8:
         return integers
-    unsigned = integers.flatten().to(torch.int32) + 2 ** (bits - 1)
+    unsigned = integers.flatten().to(torch.int32) + 2 ** (bits - 1)  # shifted to begin at 0
+    # (n, 1) >> (bits,) → (n, bits), a bit each, the lowest first.
     stream = ((unsigned.unsqueeze(1) >> torch.arange(bits, device=integers.device)) & 1).flatten()
-    stream = torch.nn.functional.pad(stream, (0, -len(stream) % 8)).reshape(-1, 8)
+    stream = torch.nn.functional.pad(stream, (0, -len(stream) % 8)).reshape(-1, 8)  # up to 7 zeros, to whole bytes
     return (stream << torch.arange(8, device=integers.device)).sum(dim=1).to(torch.uint8)
 
 
@@ -86,13 +87,14 @@ def kernel_is_exact() -> bool:
     A CPU without VNNI sums pairs of products in 16 bits, after adding 128 to the left side: 127 becomes 255, and two
     products of 255 with 127 or −128 do not fit, while −128 becomes 0 and always does.
     """
+    # (16, 64): eight rows of 127, then eight of −128.
     largest_MI = (
         torch.tensor([127, -128], dtype=torch.int8).repeat_interleave(8).unsqueeze(1).expand(16, 64).contiguous()
     )
     expected_MM = largest_MI.int() @ largest_MI.int().t()
     try:
         return torch.equal(torch._int_mm(largest_MI, largest_MI.t()), expected_MM)
-    except RuntimeError:
+    except RuntimeError:  # torch has no such kernel here
         return False
 
 
@@ -102,7 +104,7 @@ def takes_integer_kernel(left_MI: Tensor, right_OI: Tensor) -> bool:
     On a CPU if its kernel is exact, on a GPU if M > 16 and I and O are multiples of 8, as its kernel demands.
     """
     if left_MI.is_cuda:
-        shape = (*left_MI.shape[1:], len(right_OI))
+        shape = (*left_MI.shape[1:], len(right_OI))  # I and O
         return len(left_MI) >= _LEAST_CUDA_ROWS and not any(length % _CUDA_MULTIPLE for length in shape)
     return left_MI.device.type == "cpu" and kernel_is_exact()
 
@@ -186,6 +188,7 @@ class QuantizedLinear(nn.Module):
         whole_OI = self.integers_OI.to(x_MI.dtype)
         if not self.scheme.symmetric:
             whole_OI = whole_OI - self.zero_O1
+        # The scale after the product: a number for each output, and not for each weight.
         return (x_MI @ whole_OI.t()) * self.scale_O1.flatten()
 
     def quantized_inputs(self, x_MI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -200,11 +203,14 @@ class QuantizedLinear(nn.Module):
         # Σ (a − z_a)(w − z_w) = Σ a·w − z_a Σ w − z_w Σ a + I·z_a·z_w: four sums of integers, each exact.
         inputs_MI, input_scale, input_zero = self.quantized_inputs(x_MI)
         sum_MO = integer_product(inputs_MI, self.integers_OI)
+        # Dynamic inputs are symmetric: their zero point is 0.
         if self.activations == "static":
             sum_MO = sum_MO - input_zero * self.integers_OI.sum(dim=1, dtype=torch.int32)
         if not self.scheme.symmetric:
+            # Σ a − I·z_a of each row, (M, 1): what z_w is multiplied by.
             row_M1 = inputs_MI.sum(dim=1, keepdim=True, dtype=torch.int32) - self.in_features * input_zero
             sum_MO = sum_MO - row_M1 * self.zero_O1.flatten()
+        # Reals from here on: (M, O) × (M, 1) × (O,).
         return (sum_MO.to(torch.float32) * input_scale) * self.scale_O1.flatten()
 
 
@@ -283,6 +289,7 @@ def quantized_layers(model: nn.Module) -> dict[str, QuantizedLinear]:
 def stored_integers(model: nn.Module) -> dict[str, Tensor]:
     """List what a file keeps: packed integers, scales, zero points that are not 0, and the rest as it is."""
     layers = quantized_layers(model)
+    # The tensors of quantized layers follow below, in the form of a file.
     kept = {
         name: tensor.detach().contiguous()
         for name, tensor in model.state_dict().items()
@@ -369,7 +376,7 @@ def layer_shares(teacher: nn.Module, images_NCHW: Tensor, rounds: int = ROUNDS) 
 
         return hook
 
-    teacher(images_NCHW)
+    teacher(images_NCHW)  # not timed: the first answer is slower
     found: list[dict[str, float]] = []
     hooks = []
     for name, linear in linear_layers(teacher).items():
@@ -453,6 +460,7 @@ def predicted_sqnr_db(
     """
     weight_OI = linear.weight.double()
     step_O1, _ = weight_grid(linear.weight, scheme, choice)
+    # The mean over o and m of Δ_o²·‖x_m‖² is the product of the two means.
     noise = step_O1.double().square().mean() / 12 * inputs_MI.double().square().sum(1).mean()
     if input_step is not None:
         noise = noise + input_step.double().square().mean() / 12 * weight_OI.square().sum(1).mean()

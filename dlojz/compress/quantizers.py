@@ -91,12 +91,14 @@ def parameters_from_range(minimum: Tensor, maximum: Tensor, scheme: Scheme) -> t
 
     Source: Jacob et al. 2018 (arXiv 1712.05877); the conventions are those of torch's observers and of torchao.
     """
-    low, high = minimum.clamp(max=0.0), maximum.clamp(min=0.0)
+    low, high = minimum.clamp(max=0.0), maximum.clamp(min=0.0)  # so that 0 is on the grid
     steps = scheme.quant_max - scheme.quant_min
     if scheme.symmetric:
+        # The least scale is for a channel of zeros, which would be divided by 0.
         scale = (torch.maximum(-low, high) / (steps / 2)).clamp(min=_LEAST_SCALE)
         return scale, torch.zeros_like(scale, dtype=torch.int32)
     scale = ((high - low) / steps).clamp(min=_LEAST_SCALE)
+    # The integer that stands for 0, on the grid however low / scale is rounded.
     zero_point = (scheme.quant_min - torch.round(low / scale)).clamp(scheme.quant_min, scheme.quant_max)
     return scale, zero_point.to(torch.int32)
 
@@ -151,7 +153,7 @@ def value_range(values_CV: Tensor, scheme: Scheme, choice: RangeChoice = "min_ma
     if choice == "min_max":
         return low_C1, high_C1
     if choice == "percentile":
-        outside = (1 - PERCENTILE / 100) / 2
+        outside = (1 - PERCENTILE / 100) / 2  # 0.0005 on each side
         kept_CV = _drawn(values_CV, _QUANTILE_VALUES)
         return (
             torch.quantile(kept_CV, outside, dim=1, keepdim=True),
@@ -161,6 +163,7 @@ def value_range(values_CV: Tensor, scheme: Scheme, choice: RangeChoice = "min_ma
         raise LabError(one_of(say(en="choice of a range", fr="choix de plage"), choice, RANGES))
     best_C1 = torch.full_like(low_C1, torch.inf)
     fraction_C1 = torch.ones_like(low_C1)
+    # From the whole range down: of equal errors the wider range stays.
     for candidate in range(_CANDIDATES, 0, -1):
         fraction = candidate / _CANDIDATES
         scale_C1, zero_C1 = parameters_from_range(low_C1 * fraction, high_C1 * fraction, scheme)
@@ -218,7 +221,7 @@ class Observed:
 
     def range(self, scheme: Scheme, choice: RangeChoice = "min_max") -> tuple[Tensor, Tensor]:
         """Choose the two ends of a grid shared by all inputs, ``(1, 1)`` each."""
-        return value_range(self.inputs_MI.reshape(1, -1), scheme, choice)
+        return value_range(self.inputs_MI.reshape(1, -1), scheme, choice)  # all tokens and features as one row
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
@@ -244,12 +247,13 @@ def observe(model: nn.Module, images_NCHW: Tensor | None, names: Iterable[str] |
 
     def watch(name: str, module: nn.Module) -> Any:
         def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            seen.setdefault(name, []).append(inputs[0].detach().flatten(0, -2))
+            seen.setdefault(name, []).append(inputs[0].detach().flatten(0, -2))  # (…, I) → (M, I)
 
         return module.register_forward_pre_hook(keep)
 
     watched = linear_layers(model) if names is None else {name: model.get_submodule(name) for name in names}
     hooks = [watch(name, module) for name, module in watched.items()]
+    # Module by module: the caller may have frozen some in evaluation mode.
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -203,6 +203,7 @@ def fit(
     show = bar(total) if progress is None else None
     model.train()
     for epoch in range(settings.epochs):
+        # Another order in each epoch; no two seeds share one within 10,007 epochs.
         for inputs, labels in task.batches(settings.batch_size, seed=settings.seed * 10_007 + epoch):
             for group in optimizer.param_groups:
                 group["lr"] = settings.learning_rate * 0.5 * (1 + math.cos(math.pi * len(losses) / total))
@@ -254,6 +255,7 @@ def saved_bytes(tensors: Mapping[str, Tensor]) -> int:
     """Measure the safetensors file that keeps the tensors, header included: it is written, and removed."""
     with tempfile.TemporaryDirectory(prefix="dlojz-compress-") as folder:
         path = Path(folder) / "model.safetensors"
+        # safetensors takes contiguous tensors only.
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
         return path.stat().st_size
 
@@ -295,10 +297,11 @@ def latencies(models: Sequence[nn.Module], inputs: Tensor, rounds: int = 20, cal
     for model in models:
         model.eval()
         model(inputs)
-        model(inputs)
+        model(inputs)  # the first answers choose kernels and fill caches
     _wait_for(inputs)
     seconds: list[list[float]] = [[] for _ in models]
     for turn in range(rounds):
+        # Each round begins with the next model: none is always first.
         for index in (*range(turn % len(models), len(models)), *range(turn % len(models))):
             start_s = time.perf_counter()
             for _ in range(calls):
@@ -307,6 +310,7 @@ def latencies(models: Sequence[nn.Module], inputs: Tensor, rounds: int = 20, cal
             seconds[index].append((time.perf_counter() - start_s) / calls)
     found = []
     for own in seconds:
+        # Within a round: what slows the machine for a while slows both.
         ratios = [one / base for one, base in zip(own, seconds[0], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if rounds > 1 else (ratios[0],) * 3
         found.append(Latency(statistics.median(own), middle, low, high))
@@ -377,13 +381,15 @@ def _read_into(model: nn.Module, folder: Path, asked: Mapping[str, Any]) -> bool
     try:
         told = parse_json((folder / "teacher.json").read_bytes())
         weights = folder / "weights.safetensors"
+        # The limit keeps a file that somebody else has put there from filling the memory.
         if not isinstance(told, dict) or told.get("asked") != asked or weights.stat().st_size > MAX_WEIGHTS_BYTES:
             return False
+        # Hashed and loaded are the same bytes, even if the file changes meanwhile.
         content = weights.read_bytes()
         if hashlib.sha256(content).hexdigest() != told.get("sha256"):
             return False
         model.load_state_dict(load(content))
-    except (OSError, LabError, RuntimeError, ValueError):
+    except (OSError, LabError, RuntimeError, ValueError):  # whatever is wrong with it, the teacher is trained again
         return False
     return True
 
@@ -392,6 +398,7 @@ def _write(model: nn.Module, folder: Path, asked: Mapping[str, Any], found: floa
     """The weights first, then what vouches for them: a crash between the two leaves a teacher that is not used."""
     folder.mkdir(parents=True, exist_ok=True)
     content = save(stored_weights(model))
+    # Under a name of its own: another process may write the same teacher.
     temporary = folder / f".{uuid.uuid4().hex}.tmp"
     try:
         temporary.write_bytes(content)

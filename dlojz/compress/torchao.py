@@ -72,9 +72,10 @@ def torchao_module(name: str = "quantization") -> Any:
             return importlib.import_module(f"torchao.{name}")
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torchao":
+            # Another package, which torchao imports, is missing: its own error tells which.
             raise
         if error.name != "torchao":
-            raise _other_version() from None
+            raise _other_version() from None  # torchao is here, but not this module
         requirement = f"torchao=={TORCHAO_VERSION}"
         raise LabError(missing_library(requirement, en="this method", fr="cette méthode")) from None
 
@@ -159,6 +160,7 @@ def torchao_model(model: nn.Module, form: Form) -> nn.Module:
 
 def parts(name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
     """Split a tensor of torchao into plain tensors; a plain one stays."""
+    # torchao's tensor classes list the plain tensors that they are made of.
     names = [*getattr(tensor, "tensor_data_names", ()), *getattr(tensor, "optional_tensor_data_names", ())]
     if not names:
         yield name, tensor.detach().contiguous()
@@ -186,6 +188,7 @@ def predicted_torchao_bytes(model: nn.Module, form: Form) -> int:
     for name, tensor in model.state_dict().items():
         path, _, own = name.rpartition(".")
         if path not in layers or own != "weight":
+            # INT4 makes every real number of the model bfloat16.
             total += tensor.numel() * (other if tensor.is_floating_point() else tensor.element_size())
             continue
         outputs, inputs = tensor.shape
@@ -223,6 +226,7 @@ def stored_torch_dynamic(model: nn.Module) -> dict[str, Tensor]:
     kept.update(
         (name, tensor.detach().contiguous())
         for name, tensor in model.state_dict().items()
+        # What the packed layers add to the state dictionary is stored above, in plain form.
         if isinstance(tensor, Tensor)
         and not tensor.is_quantized
         and "_packed_params" not in name

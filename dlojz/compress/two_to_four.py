@@ -68,11 +68,12 @@ def mask_2_of_4(weight_OI: Tensor) -> Tensor:
         LabError: if the inputs are no multiple of 4.
     """
     check_groups(weight_OI.shape)
-    magnitude_OG4 = weight_OI.detach().abs().unflatten(1, (-1, GROUP))
+    magnitude_OG4 = weight_OI.detach().abs().unflatten(1, (-1, GROUP))  # (O, G, 4)
+    # (O, G, 4, 1) against (O, G, 1, 4): each weight with each of its group.
     own, other = magnitude_OG4.unsqueeze(-1), magnitude_OG4.unsqueeze(-2)
     earlier = torch.ones(GROUP, GROUP, dtype=torch.bool, device=weight_OI.device).tril(-1)
     before = (other > own) | ((other == own) & earlier)  # [.., i, j]: j comes before i in the order of magnitudes
-    return (before.sum(dim=-1) < KEPT).flatten(1)
+    return (before.sum(dim=-1) < KEPT).flatten(1)  # at most one comes before it
 
 
 def masks_2_of_4(model: nn.Module) -> dict[str, Tensor]:
@@ -138,11 +139,12 @@ def pack(weight_OI: Tensor) -> Packed:
             "appliquez d’abord son masque.",
         )
     kept_OG4 = mask_2_of_4(weight_OI).unflatten(1, (-1, GROUP))
+    # Places of the two that stay, rising; of a group with more zeros, zeros stay too.
     place_OG2 = kept_OG4.int().topk(KEPT, dim=-1, sorted=False).indices.sort(dim=-1).values
-    nibble = (place_OG2[..., 0] | (place_OG2[..., 1] << 2)).flatten().to(torch.uint8)
+    nibble = (place_OG2[..., 0] | (place_OG2[..., 1] << 2)).flatten().to(torch.uint8)  # 2 bits each
     if nibble.numel() % 2:
         nibble = torch.cat((nibble, nibble.new_zeros(1)))
-    indices = nibble[0::2] | (nibble[1::2] << 4)
+    indices = nibble[0::2] | (nibble[1::2] << 4)  # two groups in a byte, the first in the low half
     outputs, inputs = weight_OI.shape
     return Packed(weight_OG4.gather(-1, place_OG2).flatten(1), indices, (outputs, inputs))
 
@@ -258,7 +260,7 @@ class _Product(nn.Module):
 
     def forward(self, x_BI: Tensor) -> Tensor:
         if self.weight_OI.layout == torch.sparse_csr:
-            return (self.weight_OI @ x_BI.T).T
+            return (self.weight_OI @ x_BI.T).T  # (O, I) @ (I, B): a CSR matrix stands on the left
         return nn.functional.linear(x_BI, self.weight_OI)
 
 
@@ -327,6 +329,7 @@ def sparse_speed(
         LabError: if a sparsity is out of its range, or the device is a GPU and there is none.
     """
     _check_device(device)
+    # Drawn on the CPU: the same numbers on every device.
     generator = torch.Generator().manual_seed(0)
     dtype = torch.float16 if torch.device(device).type == "cuda" else torch.float32
     dense_OI = torch.randn(outputs, inputs, generator=generator)
@@ -350,6 +353,7 @@ def sparse_speed(
             # In pairs, one after the other: what slows the machine for a moment then slows both.
             _, one = latencies([dense, _Product(weight)], x_BI, rounds, calls)
         except (LabError, RuntimeError, NotImplementedError) as error:
+            # A CPU runs both forms; a GPU may lack one.
             if not x_BI.is_cuda and form != "semi_structured":
                 raise
             told = say(
@@ -384,11 +388,11 @@ def crossing(speeds: Sequence[SparseSpeed], form: Form = "csr") -> float | None:
     the form was slower.
     """
     line = sorted(((one.sparsity, one.ratio) for one in speeds if one.form == form), key=lambda point: point[0])
-    if not line or line[-1][1] > 1:
+    if not line or line[-1][1] > 1:  # slower even with the most zeros
         return None
     slower = [index for index, (_, ratio) in enumerate(line) if ratio > 1]
     if not slower:
-        return line[0][0]
+        return line[0][0]  # as fast from the first on
     (before, high), (after, low) = line[slower[-1]], line[slower[-1] + 1]
     return before + (after - before) * (high - 1) / (high - low)
 

@@ -41,6 +41,7 @@ class OneSentence(argparse.ArgumentParser):
         """Parse the options; an unknown word ends the program."""
         given, unknown = self.parse_known_args(args, namespace)
         if unknown:
+            # The last form of each option is the long one.
             options = " ".join(option for action in self._actions for option in action.option_strings[-1:])
             self.error(
                 say(
@@ -57,7 +58,7 @@ class OneSentence(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """Build the parser of every program; the short options are the course's, and a program adds its own."""
-    made = OneSentence(allow_abbrev=False)
+    made = OneSentence(allow_abbrev=False)  # `--acc` is an error, not `--accumulation`
     made.add_argument("--model", default="coatnet_tiny")
     made.add_argument("--data", default=None)
     made.add_argument("--data-root", default=None)
@@ -123,9 +124,10 @@ class WithLoss(nn.Module):
 def trunc_normal_(tensor: Tensor, std: float) -> Tensor:
     """Fill a tensor from a normal distribution of mean 0, truncated to [−2, 2], as torch 2.13 does; returns it."""
     drawn = tensor.normal_(0.0, std)
+    # Drawn again and not clamped, which would pile numbers up at the two bounds.
     while bool((outside := drawn.abs() > 2.0).any()):
         drawn = torch.where(outside, torch.empty_like(drawn).normal_(0.0, std), drawn)
-    return tensor if drawn is tensor else tensor.copy_(drawn)
+    return tensor if drawn is tensor else tensor.copy_(drawn)  # `normal_` works in place
 
 
 def build_model(args: argparse.Namespace) -> WithLoss:
@@ -145,6 +147,7 @@ def data_loader(args: argparse.Namespace, rank: int = 0, world_size: int = 1) ->
         world_size: replicas. Micro-batch j of replica r is number j · world_size + r of all.
     """
     config = _config(args)
+    # Rank 0 of 1 reads for all replicas: a library that divides the samples itself gets all of them.
     replicas = world_size if world_size > 1 else int(os.environ.get("WORLD_SIZE", "1")) // (args.tp * args.pp)
     dataset = loop.open_dataset(config)
     sampler = MicroBatchSampler(
@@ -154,7 +157,7 @@ def data_loader(args: argparse.Namespace, rank: int = 0, world_size: int = 1) ->
         dp=world_size,
         dp_rank=rank,
         seed=args.seed,
-        number=args.steps * args.accumulation * (replicas // world_size),
+        number=args.steps * args.accumulation * (replicas // world_size),  # micro-batches of this loader
     )
     workers = 4 if config.data_name == "imagenet" else 0
     return DataLoader(
@@ -190,6 +193,7 @@ def completed(args: argparse.Namespace) -> dict[str, Any]:
         **sizes,
         "train_batch_size": (f"-b × --accumulation × {ranks}", args.batch_size * args.accumulation * ranks),
     }
+    # "auto", or no entry at all, leaves a size to the command line.
     for key, (option, asked) in both.items():
         if document.get(key, "auto") not in ("auto", asked):
             _differ(args.deepspeed_config, key, document[key], option, asked)
@@ -197,6 +201,7 @@ def completed(args: argparse.Namespace) -> dict[str, Any]:
     stage = zero.get("stage", 0) if isinstance(zero, dict) else 0
     if args.zero and args.zero != stage:
         _differ(args.deepspeed_config, "stage", stage, "--zero", args.zero)
+    # The sizes are filled in below; any other "auto" stays.
     given = {key: value for key, value in document.items() if value != "auto" or key not in both}
     return {**given, **{key: asked for key, (_, asked) in sizes.items()}}
 

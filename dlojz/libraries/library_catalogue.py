@@ -40,7 +40,7 @@ def code_lines(text: str) -> list[str]:
         if token.type == tokenize.COMMENT
     }
     lines = [
-        line[: comments.get(number, len(line))].strip()
+        line[: comments.get(number, len(line))].strip()  # without its comment
         for number, line in enumerate(text.splitlines(), start=1)
         if number not in silent
     ]
@@ -64,6 +64,7 @@ class LineChange(NamedTuple):
 def change(before: str, after: str) -> LineChange:
     """Compare the code lines of two programs' texts, as Python's `difflib` matches them."""
     old, new = code_lines(before), code_lines(after)
+    # `autojunk` takes lines that occur often in a long text for noise.
     blocks = difflib.SequenceMatcher(None, old, new, autojunk=False).get_matching_blocks()
     matched = sum(block.size for block in blocks)
     return LineChange(len(new) - matched, len(old) - matched, len(old), len(new))
@@ -128,6 +129,7 @@ class Library:
         if not self.environment:
             return None
         if self.given:
+            # A Python that is named but is not there is no reason to take the folder's.
             return Path(self.given) if Path(self.given).is_file() else None
         folder = CHECKOUT / self.environment
         here = folder / "bin" / "python"
@@ -138,12 +140,14 @@ class Library:
         """Whether it can be imported, here or in its separate environment; nothing is imported."""
         if self.python is not None:
             return bool(self.version)
+        # A Python that is named but is not there is not replaced by the lab's either.
         return not self.given and found(self.import_name)
 
     @property
     def version(self) -> str:
         """Its version, here or in its separate environment; empty where it is not installed."""
         own = self.python
+        # Versions are read from the metadata in its folders: its Python is not started.
         where = [str(path) for path in own.parents[1].glob("lib/python*/*-packages")] if own else sys.path
         return next((one.version for one in distributions(name=self.package, path=where)), "")
 
@@ -319,7 +323,7 @@ def bridge_lines(name: str) -> int:
     return sum(
         len(code_lines((PROGRAMS.parent / f"{module}.py").read_text(encoding="utf-8")))
         for module in own
-        if not module.startswith("course")
+        if not module.startswith("course")  # what all programs share
     )
 
 
@@ -362,8 +366,9 @@ def command_alone(name: str) -> str:
     """Complete the command line of a library's program (the end of its docstring) with whole paths."""
     one = library(name)
     said = ast.get_docstring(ast.parse(one.program.read_text(encoding="utf-8"))) or ""
-    words = shlex.split(said.splitlines()[-1])
+    words = shlex.split(said.splitlines()[-1])  # the last line of a program's docstring
     folder = one.program.parent
     words = [str(folder / word) if (folder / word).is_file() else word for word in words]
+    # `torchrun` is that of the lab's environment; another one's is run as a module of its Python.
     own = [str(one.python), "-m", "torch.distributed.run"] if one.python else [words[0]]
     return shlex.join([*own, *words[1:]])

@@ -98,6 +98,7 @@ def own_name(name: str, *, depth: int, first_layer: int = 0) -> str:
     """
     module, _, kind = name.rpartition(".")
     if found := _LAYER.fullmatch(module):
+        # Block 0 of the lab is the embedding, so that layer i of a stage is block first_layer + i + 1.
         return f"blocks.{first_layer + int(found[1]) + 1}.{_IN_A_LAYER[found[2]]}.{kind}"
     return f"{_OUTSIDE[module].format(last=depth + 1)}.{kind}"
 
@@ -107,7 +108,7 @@ def model_options(whole: nn.Module) -> dict[str, Any]:
     blocks = cast(GPT, whole).blocks
     block = cast(TransformerBlock, blocks[1])
     return {
-        "num_layers": len(blocks) - 2,
+        "num_layers": len(blocks) - 2,  # without embedding and head
         "hidden_size": block.qkv.in_features,
         "num_attention_heads": block.qkv.in_features // block.head_dim,
         "ffn_hidden_size": block.mlp_expand.out_features,
@@ -117,8 +118,9 @@ def model_options(whole: nn.Module) -> dict[str, Any]:
         "attention_dropout": 0.0,
         "params_dtype": torch.float32,
         "pipeline_dtype": torch.float32,
-        "use_cpu_initialization": True,
+        "use_cpu_initialization": True,  # then overwritten by `load_weights`
         "batch_p2p_comm": False,
+        # Fused kernels have no CPU form.
         "bias_activation_fusion": False,
         "bias_dropout_fusion": False,
         "masked_softmax_fusion": False,
@@ -142,7 +144,7 @@ def own_part(parameter: Tensor, whole: Tensor, *, tp: int, tp_rank: int) -> Tens
     if not getattr(parameter, "tensor_model_parallel", False):
         return whole
     dim: int = parameter.partition_dim  # type: ignore[attr-defined]
-    return whole.chunk(tp, dim=dim)[tp_rank]
+    return whole.chunk(tp, dim=dim)[tp_rank]  # a view
 
 
 def own_parameters(model: nn.Module, depth: int) -> Iterator[tuple[str, nn.Parameter]]:

@@ -49,6 +49,7 @@ class SeenMegatron(SeenTorch):
 
     def inventory(self) -> Inventory:
         held = super().inventory()
+        # Not `parameter.grad`, which Megatron sets to None: one buffer, counted whole.
         gradients: list[Tensor] = [buffer.grad_data for buffer in self._wrapped.buffers]
         return held | {"gradients": [*gradients, *held["gradients"]], "buffers": []}
 

@@ -111,6 +111,7 @@ class SeenTorch(Engine):
         if is_deepspeed_pipeline(module):
             return int(cast(Any, module)._grid.get_data_parallel_world_size())
         if isinstance(module, FullyShardedDataParallel):
+            # HSDP: the ranks of a shard group, times the groups that hold the same shards.
             between = getattr(module, "_inter_node_pg", None)
             return dist.get_world_size(module.process_group) * (between.size() if between is not None else 1)
         mesh = next((one.device_mesh for one in module.parameters() if isinstance(one, DTensor)), None)
@@ -118,8 +119,10 @@ class SeenTorch(Engine):
             return None
         names = mesh.mesh_dim_names or ("dp",) * mesh.ndim
         axes = [mesh.size(number) for number, name in enumerate(names) if name not in _WITHIN_REPLICA]
+        # FSDP2 divides the samples along all axes of its mesh but the model-parallel ones.
         if isinstance(module, FSDPModule):
             return math.prod(axes) if axes else None
+        # Without FSDP2 all ranks read the same samples, if the mesh has all of them.
         return 1 if not axes and mesh.size() == dist.get_world_size() else None
 
     def communications(self) -> Overlap | None:

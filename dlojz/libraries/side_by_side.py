@@ -124,6 +124,7 @@ def rows(
 
 
 def _last(told: Rounds) -> RunRecord | None:
+    # The last round with losses gives losses, bytes and weights; seconds are of all rounds.
     return next((one for one in reversed(told) if one is not None and one.losses), None)
 
 
@@ -167,6 +168,7 @@ def _measured(name: str, told: Rounds, base: Rounds) -> LibraryRow:
     known = [seconds for seconds in step_s if seconds is not None]
     otherwise = fallback_note(last.config, last.environment.get("wrapped_in", ""))
     version = last.environment.get("library", "").removeprefix(one.title).strip()
+    # None where plain torch was not run, or a run has kept no weights.
     hashes = last.weights_sha256, plain.weights_sha256 if plain else None
     return LibraryRow(
         name=name,
@@ -223,6 +225,7 @@ def _states(footprint: Footprint | None) -> int | None:
 
 def _timed(record: RunRecord) -> Sequence[float]:
     """Seconds of the steps after the traced ones."""
+    # Steps are numbered from 0: the first one behind the settled step.
     return record.step_s[settled_step(record.config, 0) + 1 :]
 
 
@@ -237,6 +240,7 @@ def _quartiles(ratios: Sequence[float]) -> tuple[float | None, float | None]:
         return None, None
     if len(ratios) == 1:
         return ratios[0], ratios[0]
+    # Inclusive: quartiles lie within what was measured, even of two rounds.
     cuts = statistics.quantiles(ratios, n=4, method="inclusive")
     return cuts[0], cuts[2]
 
@@ -273,6 +277,7 @@ def traffic_pairs(
             if one.group != CONTROL:
                 found[one.collective] = found.get(one.collective, 0) + one.message_bytes
         summed.append(found)
+    # Every collective that one of the two has, those predicted first.
     names = list(dict.fromkeys(name for found in summed if found for name in found))
     before, after = ([None if found is None else found.get(name, 0) for name in names] for found in summed)
     return tuple(zip_longest(names, before, after))

@@ -139,7 +139,9 @@ def samples_and_tokens(tensors: Sequence[Tensor], inputs: Any, sequences: tuple[
     batch = next((tensor for tensor in tensors if tensor.ndim), None)
     if batch is None:
         return 0, 0
+    # A layer with `batch_first=False` has read that length first, and the samples second.
     dim = 1 if sequences is not None and tuple(batch.shape[:2]) == sequences else 0
+    # Whole numbers of (samples, positions) are token ids; booleans are a mask.
     is_text = batch.ndim == _TOKEN_DIMS and not batch.is_floating_point() and batch.dtype != torch.bool
     return batch.size(dim), batch.numel() if is_text else 0
 
@@ -190,6 +192,7 @@ def loss_of(value: Tensor, name: str) -> Loss:
     with without_modes():
         number = value.detach()
     while node is not None and node.name() in _UNCHANGED and len(node.next_functions) == 1:
+        # A mean of several numbers computes the loss; one of a single number leaves it.
         if node.name() == "MeanBackward0" and list(getattr(node, "_saved_self_sym_sizes", (2,))) not in ([], [1]):
             break
         node = node.next_functions[0][0]
@@ -220,6 +223,7 @@ class GradientFeed:
 
     def before_backward(self) -> None:
         """Note the gradients before an outermost backward pass."""
+        # A single optimizer is fed by every pass: there is nothing to tell apart.
         if len(self.optimizers) > 1:
             self._before = [(weakref.ref(each), _signature(each)) for each in self.optimizers]
 
@@ -283,6 +287,7 @@ def _has_gradient(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _is_fed(before: Signature, after: Signature) -> bool:
+    # Another tensor, or the same one written to since; an identity of 0 is no gradient.
     return any(new != old and new[0] for old, new in zip(before, after, strict=False)) or len(after) > len(before)
 
 
@@ -348,8 +353,10 @@ def _accumulated(losses: Sequence[Loss], num_passes: int) -> float:
     values = [float(loss.value.float()) for loss in losses]
     factors = [_number(loss.factor) for loss in losses]
     shares = [_is_share(loss, factor, num_passes) for loss, factor in zip(losses, factors, strict=True)]
+    # Each loss was divided by n: n times the mean of these is that of the losses, even if passes are missing.
     if num_passes > 1 and all(shares):
         return num_passes * statistics.fmean(values)
+    # All divided by one other number, such as the tokens of the batch: parts of a sum.
     is_sum = len(losses) > 1 and len(set(factors)) == 1 and all(loss.is_divided for loss in losses)
     return sum(values) if is_sum else statistics.fmean(values)
 
@@ -411,6 +418,7 @@ def _iterated() -> Iterator[tuple[str, Any]]:
 
 
 def _tensors_held(value: Any, trained: set[int], seen: set[int], depth: int) -> Iterator[Tensor]:
+    # What was visited, and the limit, end circles and large structures.
     if id(value) in trained or id(value) in seen or len(seen) > _MOST_VARIABLES:
         return
     if isinstance(value, type | ModuleType | FunctionType | str | bytes | int | float):
@@ -473,6 +481,7 @@ class TracingPlan:
 
     def _may_trace(self) -> bool:
         """Whether one more step may be traced besides; if so it counts."""
+        # Eight are free; from then on one step in ten.
         may = self._triggered < _FREE_TRACES or self._triggered * _SHARE_OF_TRACES < self._steps
         self._triggered += may
         return may
@@ -498,6 +507,7 @@ class TracingPlan:
         if self._traced[kind] == SETTLING:
             self._early.append((step, input_bytes))
             return []
+        # Early steps with larger inputs: no steady step of their size has followed.
         larger = [early for early, early_bytes in self._early if early_bytes > input_bytes]
         self._early = []
         return [*larger, step]

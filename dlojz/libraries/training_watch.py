@@ -224,7 +224,7 @@ class TrainingWatch:
     def switch_off(self, error: Exception) -> None:
         """Stop watching after a fault of the watch, and say so once; the training goes on."""
         trace = error.__traceback__
-        while trace is not None and trace.tb_next is not None:
+        while trace is not None and trace.tb_next is not None:  # to the innermost frame
             trace = trace.tb_next
         where = f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace is not None else ""
         detail = f"{type(error).__name__}: {str(error)[:200]}"
@@ -670,7 +670,7 @@ class TrainingWatch:
         frame = next(script_frames(), None)
         if frame is None:
             return ""
-        place = (frame.f_code, frame.f_lasti)
+        place = (frame.f_code, frame.f_lasti)  # the instruction that called for backward
         if place not in self._loss_names:
             self._loss_names[place] = name_of(loss)
         return self._loss_names[place]

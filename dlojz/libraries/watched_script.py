@@ -74,10 +74,12 @@ def without_own_frames(error: BaseException) -> BaseException:
             file = trace.tb_frame.f_code.co_filename
             if not file.startswith(_OWN):
                 frames.append(trace)
+            # torch's frame around a wrapper of the lab's goes with it.
             elif frames and frames[-1].tb_frame.f_code.co_filename == _UNCOMPILED:
                 frames.pop()
             trace = trace.tb_next
         shown: TracebackType | None = None
+        # From the innermost frame outward, as each traceback links to the next inner one.
         for frame in reversed(frames):
             shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
         link.__traceback__ = shown
@@ -127,6 +129,7 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        # Python writes the number of every signal into this pipe, whatever handler the script has.
         self._before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         return self
 
@@ -143,6 +146,7 @@ class Interrupts:
 
 def _rank_of_environment() -> int:
     """Read the rank that a launcher has given to this process; 0 without one."""
+    # torchrun's name, then Slurm's.
     words = [os.environ.get(name, "") for name in ("RANK", "SLURM_PROCID")]
     return next((int(word) for word in words if word.isdecimal()), 0)
 
@@ -157,6 +161,7 @@ class ChildEvents:
     def __init__(self, folder: Path, become: Callable[[int, int], None]) -> None:
         self._folder, self._become = folder, become
         self._kept: list[tuple[str, dict[str, Any]]] = []
+        # The first step claims a rank: most processes that a script starts train nothing.
         self._log: EventLog | None = None
 
     def write(self, event: str, **fields: Any) -> None:
@@ -188,6 +193,7 @@ class ChildEvents:
         again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
         for number in range(rank, rank + _MOST_PROCESSES):
             path = self._folder / f"child-{number}.jsonl"
+            # O_EXCL makes the claim atomic; a process that was started again takes its file as it is.
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(path, os.O_WRONLY | os.O_CREAT | (0 if again else os.O_EXCL), 0o644))
                 break
@@ -321,6 +327,7 @@ class ScriptProcess:
         undo.put(subprocess.Popen, "__init__", self._starting_program(subprocess.Popen.__init__))
         undo.put(os, "system", self._calling(os.system))
         undo.put(os, "_exit", self._exiting(os._exit))
+        # `execv` becomes `execve`, whose environment can name the hook.
         undo.put(os, "execv", self._becoming(os.execve))
         undo.put(os, "execve", self._becoming(os.execve))
         _PRESENT[:] = [self]
@@ -347,6 +354,7 @@ class ScriptProcess:
         @functools.wraps(start)
         def watched(process: BaseProcess) -> None:
             target = getattr(getattr(process, "_target", None), "__module__", None) or ""
+            # The wrapper goes with the process, forked or pickled; here it is taken off again.
             if not target.startswith(_NO_TRAINING):
                 vars(process)["run"] = ChildRun(process, self._child_identity)
             try:
@@ -368,6 +376,7 @@ class ScriptProcess:
                 return start(*args, **kwargs)
             given = bound.arguments.get("env")
             environment = dict(os.environ if given is None else given)
+            # An environment with bytes is left as it is, and its program is not watched.
             if all(isinstance(word, str) for item in environment.items() for word in item):
                 bound.arguments["env"] = self._child_identity.put_with_hook(environment)
             return start(*bound.args, **bound.kwargs)
@@ -384,7 +393,7 @@ class ScriptProcess:
             try:
                 return call(words)
             finally:
-                ProcessIdentity.taken_from(os.environ)
+                ProcessIdentity.taken_from(os.environ)  # without the hook again
 
         return watched
 
@@ -406,6 +415,7 @@ class ScriptProcess:
         def watched(path: Any, arguments: Any, environment: Any = None) -> Any:
             with contextlib.suppress(Exception):
                 self.watch.report()
+            # `execv` gives no environment: this process's own.
             plain = dict(os.environ if environment is None else environment)
             if all(isinstance(word, str) for item in plain.items() for word in item):
                 plain = self._child_identity.put_with_hook(plain)
@@ -418,11 +428,14 @@ class ScriptProcess:
         rank, after = self.probes.rank, f"after step {self.watch.step}"
         code = _exit_code(error) if isinstance(error, SystemExit) else int(error is not None)
         if isinstance(error, KeyboardInterrupt) or self._interrupts.came():
+            # 128 and the signal's number, as a shell reports it.
             code = code if not isinstance(error, KeyboardInterrupt) else 128 + signal.SIGINT
             return "cancelled", f"the run was interrupted {after}; what had been measured is kept.", code
+        # A child that leaves by `sys.exit` while it handles an error failed by that error.
         cause = error.__context__ if isinstance(error, SystemExit) and self.is_child else error
         if isinstance(cause, Exception):
             lines = str(cause).strip().splitlines() or [""]
+            # torch's spawn puts the whole traceback of its child into the message, whose last line names the error.
             line = lines[-1 if type(cause).__name__ == "ProcessRaisedException" else 0]
             status: Status = "oom" if is_out_of_memory(cause) else "failed"
             reason = f"rank {rank}: {type(cause).__name__}: {line[:500]}{self._way_out(line)}"
@@ -493,6 +506,7 @@ class ChildRun:
 
     def __call__(self) -> None:
         """Run what the process was made for."""
+        # This object is the instance's `run`: without it, the class's own runs.
         vars(self._process).pop("run", None)
         config = RunConfig.from_json((Path(self._identity.folder) / "config.json").read_text(encoding="utf-8"))
         watched, error = ScriptProcess(config, self._identity), None
@@ -583,6 +597,7 @@ def run_script(
             _run(script)
     except BaseException as raised:
         error = raised
+        # The reserve is given back before the prediction runs.
         if is_out_of_memory(raised):
             reserve.close()
             watch.predict(0)

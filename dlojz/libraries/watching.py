@@ -42,6 +42,7 @@ def eager_while_traced(compiling: Callable[..., Any], watch: TrainingWatch, prob
 
         @functools.wraps(compiled)
         def chosen(*args: Any, **kwargs: Any) -> Any:
+            # Under the probes' dispatch mode torch compiles nothing: the function itself is called.
             if probes.is_tracing:
                 return function(*args, **kwargs)
             if not isinstance(owner, nn.Module):
@@ -73,6 +74,7 @@ def watching(watch: TrainingWatch, probes: Probes) -> Iterator[Replacements]:
 
             return followed
 
+        # Three modules hold the function under this name.
         for owner in (dist, distributed_c10d, device_mesh):
             if hasattr(owner, "init_process_group"):
                 joined = then(owner.init_process_group, watch.meet, with_self=False)
@@ -83,6 +85,7 @@ def watching(watch: TrainingWatch, probes: Probes) -> Iterator[Replacements]:
         undo.put(subprocess.Popen, "__init__", then(subprocess.Popen.__init__, watch.began_process, with_self=False))
         for kind in (torch.optim.Optimizer, nn.Module):
             undo.put(kind, "zero_grad", plain(then(kind.zero_grad, watch.zeroed, with_self=True)))
+        # The watch of a library's program has ended the recording: it predicts from the configuration.
         if not watch.first.over:
             watch.first.watch()
         compiling = eager_while_traced(eval_frame.OptimizeContext.__call__, watch, probes)
@@ -94,9 +97,11 @@ def watching(watch: TrainingWatch, probes: Probes) -> Iterator[Replacements]:
         undo.put(torch.amp.GradScaler, "scale", plain(watch.scaler_scale(torch.amp.GradScaler.scale)))
         watch.time_messages(undo)
         undo.callback(register_module_forward_pre_hook(watch.called).remove)
+        # Called where the module raises, too: no call is left open.
         undo.callback(register_module_forward_hook(watch.returned, always_call=True).remove)
         undo.callback(register_optimizer_step_pre_hook(plain(watch.stepped)).remove)
         undo.callback(register_optimizer_step_post_hook(plain(watch.after_update)).remove)
+        # Put on the stack last, so that the watch closes before anything is put back.
         undo.callback(watch.close)
         warnings.filterwarnings("ignore", message="Using `torch.compile\\(module\\)` when there are global hooks")
         yield undo

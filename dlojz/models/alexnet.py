@@ -29,6 +29,7 @@ class _Convolution:
     pool: bool
 
     def side_after(self, side: int) -> int:
+        # As torch rounds, down: of 224 pixels the five convolutions leave 27, 13, 13, 13 and 6.
         side = (side + 2 * self.padding - self.kernel) // self.stride + 1
         return (side - POOL_KERNEL) // POOL_STRIDE + 1 if self.pool else side
 
@@ -70,7 +71,7 @@ class AlexNet(BlockList):
             width, side = channels, shape.side_after(side)
         classifier = nn.Linear(size.dense_width, num_classes)
         blocks += [
-            DenseBlock(width * side**2, size.dense_width),
+            DenseBlock(width * side**2, size.dense_width),  # 256 × 6² = 9,216 inputs at full size
             DenseBlock(size.dense_width, size.dense_width),
             classifier,
         ]

@@ -57,8 +57,9 @@ class BlockList(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Run all blocks: ``x_BCHW`` (images) or ``tokens_BT`` (text) to logits."""
-        graph = self.training and torch.is_grad_enabled()
+        graph = self.training and torch.is_grad_enabled()  # without backward nothing is kept or recomputed
         for block in self.blocks:
+            # A block that an activation plan marks is recomputed whole, whatever the model's level.
             level = "full" if getattr(block, "activations", "") == "recompute" else self.checkpointing
             x = run_checkpointed(block, x, level) if graph and level != "none" else block(x)
         return x
@@ -98,6 +99,7 @@ class NestedBlocks(BlockList):
 
     def __init__(self, module: nn.Module, parts: Iterable[str], loss: Loss | None = None) -> None:
         paths = tuple(parts)
+        # The module comes last: a parameter that a part holds too has the part's name, which is found first.
         super().__init__([*(module.get_submodule(path) for path in paths), module])
         self.loss = loss or mean_loss
         self.paths = (*paths, type(module).__name__)
@@ -114,13 +116,14 @@ def split_heads(qkv_BTE: Tensor, head_dim: int) -> tuple[Tensor, Tensor, Tensor]
     The last dimension E is laid out head by head, (N, 3, H), so that a contiguous slice of the projection's rows is a
     whole number of heads: what tensor parallelism shards.
     """
+    # (B, T, E) → (B, T, N, 3, H), then three of (B, T, N, H).
     q_BTNH, k_BTNH, v_BTNH = qkv_BTE.unflatten(-1, (-1, 3, head_dim)).unbind(dim=-2)
-    return q_BTNH.transpose(1, 2), k_BTNH.transpose(1, 2), v_BTNH.transpose(1, 2)
+    return q_BTNH.transpose(1, 2), k_BTNH.transpose(1, 2), v_BTNH.transpose(1, 2)  # views, (B, N, T, H)
 
 
 def merge_heads(x_BNTH: Tensor) -> Tensor:
     """Concatenate the heads: ``BNTH`` to ``BTE`` with E = N × H."""
-    return x_BNTH.transpose(1, 2).flatten(start_dim=-2)
+    return x_BNTH.transpose(1, 2).flatten(start_dim=-2)  # (B, N, T, H) → (B, T, N, H) → (B, T, E), a copy
 
 
 class SequenceShare:
@@ -135,6 +138,7 @@ class SequenceShare:
 
     def attend(self, q_BNTH: Tensor, k_BGTH: Tensor, v_BGTH: Tensor, *, causal: bool = True) -> Tensor:
         """Compute attention: ``BNTH``; with fewer keys than queries, a group of queries reads one."""
+        # With G < N heads of keys and values, torch's kernel asks for `enable_gqa`.
         grouped = q_BNTH.shape[1] > k_BGTH.shape[1]
         return F.scaled_dot_product_attention(q_BNTH, k_BGTH, v_BGTH, is_causal=causal, enable_gqa=grouped)
 
@@ -144,6 +148,7 @@ WHOLE_SEQUENCE = SequenceShare()
 
 def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
     """Cross-entropy in fp32, averaged over samples (and over positions of a text)."""
+    # Images: (B, K) and (B,). Text: (B, T, V) → (B·T, V), and (B, T) → (B·T,).
     return F.cross_entropy(logits.float().reshape(-1, logits.shape[-1]), targets.reshape(-1))
 
 
@@ -198,15 +203,17 @@ class TransformerBlock(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """``(B, T, width)`` to the same shape."""
+        # (B, T, D) @ (D, 3D) → (B, T, E), E = 3D; then three of (B, N, T, H).
         q_BNTH, k_BNTH, v_BNTH = split_heads(self.qkv(self.norm1(x_BTD)), self.head_dim)
         attended_BNTH = self.sequence.attend(q_BNTH, k_BNTH, v_BNTH, causal=self.causal)
-        x_BTD = x_BTD + self.attention_project(merge_heads(attended_BNTH))
+        x_BTD = x_BTD + self.attention_project(merge_heads(attended_BNTH))  # (B, T, D) @ (D, D)
         return x_BTD + self._feed_forward(self.norm2(x_BTD))
 
     def _feed_forward(self, x_BTD: Tensor) -> Tensor:
         if self.mixture is not None:
             mixed_BTD: Tensor = self.mixture(x_BTD)
             return mixed_BTD
+        # (B, T, D) @ (D, F) → (B, T, F) @ (F, D), F = mlp_width.
         projected_BTD: Tensor = self.mlp_project(F.gelu(self.mlp_expand(x_BTD), approximate=self.gelu))
         return projected_BTD
 
@@ -227,7 +234,7 @@ class VocabularyHead(nn.Module):
         self.norm = norm
         self.output = nn.Linear(norm.normalized_shape[0], vocabulary_size, bias=False)
         if tied is not None:
-            self.output.weight = tied.weight
+            self.output.weight = tied.weight  # one parameter with two names: its gradient is the sum of both uses
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """``(B, T, width)`` to ``(B, T, vocabulary_size)``."""
@@ -238,8 +245,10 @@ class VocabularyHead(nn.Module):
 def tied_names(model: nn.Module) -> dict[str, str]:
     """Map every further name of a shared parameter to its first name: that of a tied head to the embedding's."""
     first: dict[nn.Parameter, str] = {}
+    # `_parameters`, since `named_parameters()` gives a shared parameter once only.
     owned = ((path, part._parameters.items()) for path, part in model.named_modules())
     named = [(f"{path}.{leaf}".lstrip("."), one) for path, leaves in owned for leaf, one in leaves if one is not None]
+    # `setdefault` notes a parameter's first name and returns it: only the later names differ from it.
     return {name: first[one] for name, one in named if first.setdefault(one, name) != name}
 
 

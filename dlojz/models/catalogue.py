@@ -254,7 +254,7 @@ def build(
         if in_channels is not None:
             raise LabError(f"{name} reads text: in_channels has no meaning for it, but {in_channels!r} was received.")
         return entry.build(
-            sequence_length=sequence_length or entry.sequence_length,
+            sequence_length=sequence_length or entry.sequence_length,  # 0 has been refused above
             vocabulary_size=num_classes or entry.num_classes,
             checkpointing=checkpointing,
             **mixed,
@@ -292,7 +292,7 @@ def _check_image_size(entry: ModelSpec, image_size: int) -> None:
     multiple, smallest = entry.image_multiple, max(entry.smallest_image, entry.image_multiple)
     if entry.family == "text" or (image_size >= smallest and image_size % multiple == 0):
         return
-    below = image_size // multiple * multiple
+    below = image_size // multiple * multiple  # the two sizes around it that would do
     near = [f"{size}" for size in (below, below + multiple) if size >= smallest] or [f"{smallest}"]
     rule = f"a multiple of {multiple}" if multiple > 1 else f"at least {smallest}"
     raise LabError(

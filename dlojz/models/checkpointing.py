@@ -21,6 +21,7 @@ from dlojz.base.language import one_of
 
 Checkpointing = Literal["none", "selective", "every_second", "full"]
 LEVELS: tuple[Checkpointing, ...] = ("none", "selective", "every_second", "full")
+# Products of `nn.Linear`: without a bias (mm), with one (addmm). The batched ones always stay.
 _ALTERNATING = ("mm", "addmm")
 _KEPT = ("mm", "addmm", "bmm", "baddbmm", "convolution")
 _KEPT_ATTENTION = "_scaled_dot_product_"
@@ -50,10 +51,12 @@ def run_checkpointed(block: nn.Module, x: Tensor, level: Checkpointing = "full")
     def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         if level == "full":
             return nullcontext(), _batch_norm_statistics_kept(block)
+        # A new policy for each call: it counts the products of this block alone.
         policy = _EverySecondProduct() if level == "every_second" else _policy
         keeping, giving_back = create_selective_checkpoint_contexts(policy)
         return keeping, _both(_batch_norm_statistics_kept(block), giving_back)
 
+    # The reentrant form takes no `context_fn`, and needs an input with a gradient.
     output: Tensor = checkpoint(block, x, use_reentrant=False, context_fn=contexts)
     return output
 
@@ -66,6 +69,7 @@ class _EverySecondProduct:
     """Policy of one block: of its products of two matrices, keep those with odd numbers."""
 
     def __init__(self) -> None:
+        # Forward (False) and recomputation (True) count each on its own, so that both keep the same products.
         self._products = {True: 0, False: 0}
 
     def __call__(self, context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -95,6 +99,7 @@ def _batch_norm_statistics_kept(block: nn.Module) -> Iterator[None]:
     norms = [module for module in block.modules() if isinstance(module, nn.BatchNorm2d)]
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
     for norm in norms:
+        # Momentum 0 leaves the running mean and variance as they are; the counter of batches is a copy meanwhile.
         norm.momentum = 0.0
         if norm.num_batches_tracked is not None:
             norm.num_batches_tracked = norm.num_batches_tracked.clone()

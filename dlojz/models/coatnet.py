@@ -109,8 +109,9 @@ class MBConvBlock(nn.Module):
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """``(B, in_width, H, W)`` to ``(B, width, H/stride, W/stride)``."""
-        y_BCHW = F.gelu(self.norm1(self.expand(self.norm0(x_BCHW))))
-        y_BCHW = F.gelu(self.norm2(self.depthwise(y_BCHW)))
+        y_BCHW = F.gelu(self.norm1(self.expand(self.norm0(x_BCHW))))  # (B, 4·width, H, W)
+        y_BCHW = F.gelu(self.norm2(self.depthwise(y_BCHW)))  # (B, 4·width, H/stride, W/stride)
+        # (B, width, H/stride, W/stride): the shortcut is pooled and projected to the same shape.
         output: Tensor = self.shortcut(x_BCHW) + self.project(self.squeeze_excitation(y_BCHW))
         return output
 
@@ -130,7 +131,7 @@ class SqueezeExcitation(nn.Module):
         """``x_BCHW`` to the same shape."""
         mean_BC = x_BCHW.mean(dim=(2, 3))
         gate_BC = torch.sigmoid(self.excite(F.silu(self.squeeze(mean_BC))))
-        return x_BCHW * gate_BC[:, :, None, None]
+        return x_BCHW * gate_BC[:, :, None, None]  # (B, C, 1, 1) over (B, C, H, W)
 
 
 class AttentionBlock(nn.Module):
@@ -153,7 +154,9 @@ class AttentionBlock(nn.Module):
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """``(B, in_width, H, W)`` to ``(B, width, H/stride, W/stride)``."""
         shortcut_BCHW = self.shortcut(x_BCHW)
+        # LayerNorm works along the last dimension: the channels go there and back.
         normed_BCHW = self.norm1(x_BCHW.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        # (B, C, H, W) → (B, T, C) on both sides, with T of the pooled map.
         x_BTD = _tokens(shortcut_BCHW) + self.attention(_tokens(self.pool(normed_BCHW)))
         x_BTD = x_BTD + self.mlp_project(F.gelu(self.mlp_expand(self.norm2(x_BTD))))
         # Point-to-point sends refuse strided views, and a pipeline may cut after any block.
@@ -177,6 +180,7 @@ class RelativeAttention(nn.Module):
         """``(B, T, in_width)`` to ``(B, T, width)``, with T = side²."""
         q_BNTH, k_BNTH, v_BNTH = split_heads(self.qkv(x_BTD), self.head_dim)
         bias_NTT = self.relative_bias().to(q_BNTH.dtype)
+        # One bias of (N, T, T) for the whole batch, added to the scores before the softmax.
         attended_BNTH = F.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH, attn_mask=bias_NTT)
         output: Tensor = self.project(merge_heads(attended_BNTH))
         return output

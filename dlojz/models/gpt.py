@@ -92,6 +92,6 @@ class Embedding(nn.Module):
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
         """``(B, T)`` integers below ``vocabulary_size``, T at most ``sequence_length``, to ``(B, T, width)``."""
-        position_T = self.sequence.positions(tokens_BT.shape[1], tokens_BT.device, torch.long)
-        x_BTD: Tensor = self.token(tokens_BT) + self.position(position_T)
+        position_T = self.sequence.positions(tokens_BT.shape[1], tokens_BT.device, torch.long)  # (T,)
+        x_BTD: Tensor = self.token(tokens_BT) + self.position(position_T)  # (B, T, D) + (T, D)
         return x_BTD

@@ -76,7 +76,7 @@ class LlamaBlock(nn.Module):
         super().__init__()
         self.head_dim = size.width // size.num_heads
         self.rope_theta = size.rope_theta
-        kv_width = size.num_kv_heads * self.head_dim
+        kv_width = size.num_kv_heads * self.head_dim  # G × H
         self.norm1 = nn.RMSNorm(size.width, eps=size.norm_eps)
         self.query = nn.Linear(size.width, size.width, bias=False)
         self.key = nn.Linear(size.width, kv_width, bias=False)
@@ -98,6 +98,7 @@ class LlamaBlock(nn.Module):
         if self.mixture is not None:
             mixed_BTD: Tensor = self.mixture(normed_BTD)
             return x_BTD + mixed_BTD
+        # (B, T, D) @ (D, F), twice, and the product @ (F, D); F = mlp_width.
         return x_BTD + self.mlp_project(F.silu(self.mlp_gate(normed_BTD)) * self.mlp_expand(normed_BTD))
 
     def _attend(self, x_BTD: Tensor) -> Tensor:
@@ -128,6 +129,7 @@ def attended_heads(
 
     Source: Ainslie et al. 2023, "GQA" (arXiv 2305.13245), §2.
     """
+    # (B, T, D) @ (D, N·H) → (B, T, N, H) → (B, N, T, H); of keys and values, G heads.
     q_BNTH, k_BGTH, v_BGTH = (project(x_BTD).unflatten(-1, (-1, head_dim)).transpose(1, 2) for project in projections)
     # A key is rotated where its token stands, before it travels to other ranks.
     attended_BNTH = sequence.attend(rotate(q_BNTH, theta, sequence), rotate(k_BGTH, theta, sequence), v_BGTH)
@@ -146,8 +148,9 @@ def rotate(x_BNTH: Tensor, theta: float, sequence: SequenceShare = WHOLE_SEQUENC
     # In float32 whatever the precision of x: bfloat16 cannot tell positions above 256 apart.
     position_T = sequence.positions(x_BNTH.shape[-2], x_BNTH.device)
     frequency_H = theta ** (-torch.arange(half, device=x_BNTH.device, dtype=torch.float32) / half)
-    angle_TH = position_T[:, None] * frequency_H
+    angle_TH = position_T[:, None] * frequency_H  # (T, 1) × (H/2,) → (T, H/2)
     cos_TH, sin_TH = angle_TH.cos(), angle_TH.sin()
     first, second = x_BNTH.float().split(half, dim=-1)
+    # cos and sin, (T, H/2), serve every sample and head.
     turned_BNTH = torch.cat((first * cos_TH - second * sin_TH, second * cos_TH + first * sin_TH), dim=-1)
     return turned_BNTH.to(x_BNTH.dtype)

@@ -112,11 +112,12 @@ def _flops_of_nested(model: BlockList, sample: Any) -> list[int]:
     """FLOPs of blocks of which the last one calls the others."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    parts = model.blocks[:-1]
+    parts = model.blocks[:-1]  # the last block is the module, which calls them
     flops_of: list[int] = []
     counter = FlopCounterMode(display=False)
 
     def begin(_: Any, __: Any) -> None:
+        # The count before, subtracted, and the count behind, added: the FLOPs of this part.
         flops_of.append(-counter.get_total_flops())
 
     def end(_: Any, __: Any, ___: Any) -> None:
@@ -128,4 +129,4 @@ def _flops_of_nested(model: BlockList, sample: Any) -> list[int]:
         model(sample)
     for hook in hooks:
         hook.remove()
-    return [*flops_of, counter.get_total_flops() - sum(flops_of)]
+    return [*flops_of, counter.get_total_flops() - sum(flops_of)]  # of the module, what no part has

@@ -86,7 +86,7 @@ class DecoderBlock(nn.Module):
             self.mlp = GatedMLP(size.width, size.mlp_width)
             return
         assert size.experts is not None
-        width = size.experts.mlp_width or size.mlp_width
+        width = size.experts.mlp_width or size.mlp_width  # DeepSeek's experts are narrower than its MLP
         self.mixture = MixtureOfExperts(size.width, width, routing, "swiglu")
         if size.experts.shared:  # every token meets them: one MLP, as wide as all of them together
             self.mlp = GatedMLP(size.width, size.experts.shared * width)
@@ -140,6 +140,7 @@ class QwenAttention(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """``(B, T, width)`` to the same shape."""
+        # (B, T, D) @ (D, N·H) → (B, T, N, H): the norm works along H, head by head.
         q_BTNH, k_BTGH, v_BTGH = (
             linear(x_BTD).unflatten(-1, (-1, self.head_dim)) for linear in (self.query, self.key, self.value)
         )
@@ -167,12 +168,12 @@ class LatentAttention(nn.Module):
     def __init__(self, size: DeepSeekSize) -> None:
         super().__init__()
         self.size = size
-        key_dim = size.head_dim + size.rotated_dim
+        key_dim = size.head_dim + size.rotated_dim  # H + R
         if size.query_latent:
             self.query_down = nn.Linear(size.width, size.query_latent, bias=False)
             self.query_norm = nn.RMSNorm(size.query_latent, eps=size.norm_eps)
         self.query = nn.Linear(size.query_latent or size.width, size.num_heads * key_dim, bias=False)
-        self.latent_down = nn.Linear(size.width, size.latent + size.rotated_dim, bias=False)
+        self.latent_down = nn.Linear(size.width, size.latent + size.rotated_dim, bias=False)  # L + R
         self.latent_norm = nn.RMSNorm(size.latent, eps=size.norm_eps)
         self.latent_up = nn.Linear(size.latent, 2 * size.num_heads * size.head_dim, bias=False)
         self.project = nn.Linear(size.num_heads * size.head_dim, size.width, bias=False)
@@ -181,12 +182,14 @@ class LatentAttention(nn.Module):
         """``(B, T, width)`` to the same shape."""
         size = self.size
         latent_BTL = self.query_norm(self.query_down(x_BTD)) if size.query_latent else x_BTD
-        q_BNTH = self.query(latent_BTL).unflatten(-1, (size.num_heads, -1)).transpose(1, 2)
+        q_BNTH = self.query(latent_BTL).unflatten(-1, (size.num_heads, -1)).transpose(1, 2)  # (B, N, T, H + R)
         plain_BNTH, turned_BNTR = q_BNTH.split((size.head_dim, size.rotated_dim), dim=-1)
         q_BNTH = torch.cat((plain_BNTH, rotate(turned_BNTR, size.rope_theta, self.sequence)), dim=-1)
         latent_BTL, shared_BTR = self.latent_down(x_BTD).split((size.latent, size.rotated_dim), dim=-1)
+        # (B, T, L) @ (L, N·2H) → (B, N, T, 2H), then keys and values of H each.
         kv_BNTH = self.latent_up(self.latent_norm(latent_BTL)).unflatten(-1, (size.num_heads, -1)).transpose(1, 2)
         k_BNTH, v_BNTH = kv_BNTH.chunk(2, dim=-1)
+        # One rotated key for all heads: (B, 1, T, R), expanded without a copy.
         shared_BNTR = rotate(shared_BTR[:, None], size.rope_theta, self.sequence).expand(-1, size.num_heads, -1, -1)
         k_BNTH = torch.cat((k_BNTH, shared_BNTR), dim=-1)
         # A fused kernel takes values as wide as keys: zeros are added and cut off, as DeepSeek's own code does.

@@ -63,7 +63,7 @@ def usual_sizes() -> list[CountedSizes]:
         for entry in map(spec, names())
         for classes in (entry.num_classes, *((FEW_CLASSES,) if entry.family == "image" else ()))
     ]
-    return list(dict.fromkeys(usual))
+    return list(dict.fromkeys(usual))  # a default of 10 classes gives the same sizes twice
 
 
 def about(name: str) -> str:
@@ -100,7 +100,7 @@ def describe(
         name,
         image_size or entry.image_size,
         sequence_length or entry.sequence_length,
-        entry.num_classes if num_classes is None else num_classes,
+        entry.num_classes if num_classes is None else num_classes,  # 0 must reach `build`, which refuses it
         entry.in_channels if in_channels is None else in_channels,
     )
     return _kept().get(sizes) or count(sizes)
@@ -155,5 +155,6 @@ def _active_parameters(model: BlockList) -> int:
     total = sum(parameter.numel() for name, parameter in model.named_parameters() if name not in experts)
     for _, layer in mixtures(model):
         held = sum(parameter.numel() for parameter in layer.experts.parameters())
+        # Exact: all experts of a mixture have the same shapes.
         total += held // layer.routing.experts * layer.routing.top_k
     return total

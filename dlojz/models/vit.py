@@ -66,7 +66,7 @@ class PatchEmbedding(nn.Module):
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         """``(B, in_channels, H, W)`` to ``(B, T, width)``."""
-        patches_BTD = self.project(x_BCHW).flatten(2).transpose(1, 2)
+        patches_BTD = self.project(x_BCHW).flatten(2).transpose(1, 2)  # (B, D, H/p, W/p) → (B, patches, D)
         class_token_BTD = self.class_token.expand(patches_BTD.shape[0], -1, -1)
         return torch.cat((class_token_BTD, patches_BTD), dim=1) + self.position
 
@@ -81,7 +81,7 @@ class ClassTokenHead(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """``(B, T, width)`` to ``(B, num_classes)``."""
-        logits_BK: Tensor = self.classifier(self.norm(x_BTD[:, 0]))
+        logits_BK: Tensor = self.classifier(self.norm(x_BTD[:, 0]))  # (B, D) of the class token
         return logits_BK
 
 

@@ -27,7 +27,7 @@ def main(words: Sequence[str] | None = None) -> nn.Module:
     elif args.zero:
         plugins["fsdp_plugin"] = FullyShardedDataParallelPlugin(
             fsdp_version=2,
-            reshard_after_forward=args.zero == 3,
+            reshard_after_forward=args.zero == 3,  # with 2, weights stay whole until backward
             auto_wrap_policy="transformer_based_wrap",
             transformer_cls_names_to_wrap=sorted({type(block).__name__ for block in model.blocks}),
         )
@@ -43,6 +43,7 @@ def main(words: Sequence[str] | None = None) -> nn.Module:
         with accelerator.accumulate(model):
             loss = model(batch)
             accelerator.backward(loss)
+            # Outside of a step's last micro-batch both do nothing.
             optimizer.step()
             optimizer.zero_grad()
         course_training.report(loss)

@@ -31,9 +31,10 @@ def main(words: Sequence[str] | None = None) -> nn.Module:
 
     for number, batch in enumerate(data_loader, start=1):
         last = number % args.accumulation == 0
+        # Within `no_sync` gradients are summed on the rank, and nothing is sent.
         with nullcontext() if last else booster.no_sync(model, optimizer):
             loss = model([tensor.to(get_current_device()) for tensor in batch])
-            booster.backward(loss / args.accumulation, optimizer)
+            booster.backward(loss / args.accumulation, optimizer)  # the gradients of a step add up to their mean
         if last:
             optimizer.step()
             optimizer.zero_grad()

@@ -31,8 +31,8 @@ def main(words: Sequence[str] | None = None) -> deepspeed.DeepSpeedEngine:
 
     for batch in data_loader:
         loss = model_engine([tensor.to(model_engine.device) for tensor in batch])
-        model_engine.backward(loss)
-        model_engine.step()
+        model_engine.backward(loss)  # which divides the loss by --accumulation
+        model_engine.step()  # an update in the last micro-batch of a step only
         course_training.report(loss)
     return model_engine
 

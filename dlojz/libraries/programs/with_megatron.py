@@ -31,7 +31,8 @@ def forward_step(batches: Iterator[Any], model: nn.Module, device: torch.device)
     tokens_BT, targets_BT = (tensor.to(device) for tensor in next(batches))
     length = tokens_BT.shape[1]
     positions_BT = torch.arange(length, device=device).expand_as(tokens_BT)
-    later_11TT = torch.ones(1, 1, length, length, device=device).triu(1).bool()
+    later_11TT = torch.ones(1, 1, length, length, device=device).triu(1).bool()  # True is masked
+    # Losses (B, T) on the last stage; on any other its hidden states, which the schedule sends on.
     losses_BT = model(tokens_BT, positions_BT, later_11TT, labels=targets_BT)
 
     def mean(losses_BT: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,7 +86,7 @@ def train(args: Any, device: torch.device) -> nn.Module:
         post_process=parallel_state.is_pipeline_last_stage(),
     )
     load_weights(model, whole)
-    del whole
+    del whole  # of which this rank keeps its part
     model = DistributedDataParallel(config, DistributedDataParallelConfig(), model.to(device))
     optimizer = get_megatron_optimizer(
         OptimizerConfig(lr=args.lr, weight_decay=args.weight_decay, clip_grad=0.0), [model]
@@ -98,6 +99,7 @@ def train(args: Any, device: torch.device) -> nn.Module:
 
     forward_backward = get_forward_backward_func()
     for _ in range(args.steps):
+        # The gradients are in DDP's buffer, which the optimizer's `zero_grad` does not reach.
         model.zero_grad_buffer()
         optimizer.zero_grad()
         losses = forward_backward(

@@ -25,6 +25,7 @@ def main(words: Sequence[str] | None = None) -> nn.Module:
     model = course_training.build_model(args).to(device)
     if args.zero:
         for block in model.blocks:
+            # A unit is gathered before it runs; with --zero 3 it is freed behind it, and gathered again for backward.
             fully_shard(block, reshard_after_forward=args.zero == 3)
         fully_shard(model, reshard_after_forward=args.zero == 3)
     elif dist.get_world_size() > 1:
@@ -35,9 +36,9 @@ def main(words: Sequence[str] | None = None) -> nn.Module:
     for number, batch in enumerate(data_loader, start=1):
         last = number % args.accumulation == 0
         if isinstance(model, DistributedDataParallel):
-            model.require_backward_grad_sync = last
+            model.require_backward_grad_sync = last  # else nothing is sent
         loss = model([tensor.to(device) for tensor in batch])
-        (loss / args.accumulation).backward()
+        (loss / args.accumulation).backward()  # the gradients of a step add up to their mean
         if last:
             optimizer.step()
             optimizer.zero_grad()

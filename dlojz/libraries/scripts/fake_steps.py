@@ -87,6 +87,7 @@ class FakeCopier:
         for kinds, way in self._ways:
             if isinstance(value, kinds):
                 return way(value)
+        # Objects of the wrapper's classes are copied; any other object is shared with the script.
         own = type(value).__module__.startswith(_COPIED) and not isinstance(value, Enum | Exception | type)
         return self._object(value) if own else value
 
@@ -207,7 +208,8 @@ class FakeTrace(StorageTrace):
 def _storages_of_fakes() -> Replacements:
     """Let FSDP1 compare the storages of fake tensors, which have no addresses, by their own identity and size."""
     undo = Replacements()
-    same, allocated = _flat_param._same_storage, getattr(_flat_param, "_data_ptr_allocated")  # noqa: B009 - not exported
+    # `getattr`, since the second is not exported.
+    same, allocated = _flat_param._same_storage, getattr(_flat_param, "_data_ptr_allocated")  # noqa: B009
 
     def same_storage(first: Tensor, second: Tensor) -> bool:
         own = [local(one) for one in (first, second)]
@@ -315,6 +317,7 @@ class _Driver:
             with torch.autocast(self._device.type, call.autocast or torch.bfloat16, enabled=enabled):
                 self._held = given, kwargs, self._schedule.step(*args, **kwargs)
             return
+        # Passes within `no_sync` come first: the last ones send the gradients.
         alone = training.step.backwards - training.step.synchronised
         for micro_batch in range(training.micro_batches):
             self._enter("data")
@@ -381,6 +384,7 @@ def _as_predicted(measured: Footprint, trace: FakeTrace, gpu: Device | None) -> 
     """The footprint without what fake steps cannot tell: times, and memory that is not the trace's."""
     memory: dict[str, object] = {"reserved_bytes": None, "resident_bytes": None, "script_bytes": None}
     if gpu is not None:
+        # cuBLAS takes its workspaces first; negative numbers are no storages of the trace.
         handles = [(-1 - handle, gpu.cublas_workspace_bytes) for handle in range(CUBLAS_HANDLES)]
         events = [(event.storage, event.delta_bytes) for event in trace.trace.storages]
         reserved = replay([*handles, *events]).reserved_peak_bytes

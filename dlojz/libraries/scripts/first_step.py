@@ -304,6 +304,7 @@ class FirstStep(TorchFunctionMode):
 
     def _is_made(self, tensor: Tensor) -> bool:
         found = self._known.get(id(tensor))
+        # An identity may be used again: the weak reference tells whether it is still this tensor.
         return found is not None and found[0]() is tensor and isinstance(found[1], MadeTensor)
 
     def _place(self, tensor: Tensor) -> MadeTensor | GivenTensor:
@@ -395,6 +396,7 @@ def _redirected(module: nn.Module) -> str:
     Source: Lightning, `pytorch/strategies/strategy.py`, `_ForwardRedirection`: a call of DDP leads to `training_step`.
     """
     closure = getattr(vars(module).get("forward"), "__closure__", None) or ()
+    # The wrapper's closure holds the name of the method.
     names = [cell.cell_contents for cell in closure if isinstance(cell.cell_contents, str)]
     return next((name for name in names if callable(getattr(type(module), name, None))), "")
 
@@ -419,6 +421,7 @@ def running_schedule() -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
     known = sys.modules.get("torch.distributed.pipelining.schedules")
     frame = sys._getframe() if known is not None else None
     found = None
+    # The outermost `step` counts: one schedule's may call another's.
     while frame is not None and known is not None:
         if frame.f_code.co_name == "step" and frame.f_code.co_filename == known.__file__:
             found = frame.f_locals
@@ -444,6 +447,7 @@ def num_parameters(models: Iterable[nn.Module]) -> int:
     """Count the parameters of whole models, of which ZeRO-3 or FSDP1 may have left this rank shards, or none."""
     modules = [part for model in models for part in model.modules()]
     handles = [one._handle for one in modules if isinstance(one, FullyShardedDataParallel) and one._handle is not None]
+    # A flat parameter stands for many, which its own list counts.
     flat: list[Any] = [handle.flat_param for handle in handles]
     within = {id(one) for whole in flat for one in (whole, *(whole._params or ()))}
     numel_of = {
@@ -575,6 +579,7 @@ class ScriptModel(NestedBlocks):
         """Return the loss, or where none was seen the sum of all that the model returns."""
         values: dict[int, Tensor] = {}
         reading = ((at, leaf) for at, call in enumerate(self.calls) for leaf in call.leaves)
+        # The last call that reads each result: behind it the result is freed.
         last = {leaf.number: at for at, leaf in reading if isinstance(leaf, MadeTensor)}
         present: torch.dtype | None = None
         with contextlib.ExitStack() as stack:

@@ -554,7 +554,9 @@ def _traffic(training: ScriptTraining, model: ScriptModel) -> Iterator[Traffic]:
     entered = [number for number, name in enumerate(units) if name in model.in_backward]
     lowest = min(entered, default=0) - 1  # prefetched in backward, though backward ends above it
     for number, (name, unit) in enumerate(units.items()):
+        # All shards together, with the padding that makes them equal.
         numel = ranks * sum(one.padded_rows_numel(ranks) for one in unit)
+        # Once for forward, and once for backward unless the unit stayed whole or backward does not reach it.
         times = 2 if name not in kept and number in (*entered, lowest) else 1
         gathers, gathered = gathers + times, gathered + times * numel * training.param_dtype.itemsize
         own = ranks * sum(one.padded_rows_numel(ranks) for one in unit if one.name in trained_names)
@@ -657,6 +659,7 @@ def _deepspeed_traffic(
         padded_of: Counter[str] = Counter()
         for one in _of_modules(model):
             padded_of[one.module] += ranks * one.padded_numel(ranks)
+        # Each module is gathered for forward, and again for backward.
         gathered = 2 * times * each * sum(padded_of.values())
         padded = [ranks * one.padded_numel(ranks) for one in ready]
         buckets = len(deepspeed_buckets(padded, limit))
@@ -695,6 +698,7 @@ def _modules_at_peak(forecast: Forecast, training: ScriptTraining, model: Script
                 held[block][category] += num_bytes
                 continue
             for name, numel in elements.items():
+                # States go to the blocks by their numbers of parameters.
                 held[name][category] += round(num_bytes * numel / total)
     return _largest_first({_path(block, paths): categories for block, categories in held.items()})
 

@@ -153,6 +153,7 @@ def _fake_updates(
                 made = zip(parameters, built_with[number], strict=True)
                 fake.state.update((one, _fake_state(of)) for one, of in made if one.requires_grad)
             states += [tensor for one in parameters for tensor in (one, one.grad) if tensor is not None]
+            # On a GPU foreach is torch's default, which it would not take for fake tensors of the CPU.
             at_once = {"foreach": True} if on_gpu and group.get("foreach", 0) is None and not group.get("fused") else {}
             fake.param_groups.append({**group, **at_once, "params": parameters})
         follower = _UpdateFollower()
@@ -161,7 +162,9 @@ def _fake_updates(
             type(optimizer).step(fake)
             begun, flops = len(follower.events), follower.flops
             kept = [one for state in fake.state.values() for one in state.values() if isinstance(one, Tensor)]
+            # On a GPU scalar states, such as a counter of steps, stay on the host.
             states_bytes = sum(one.numel() * one.element_size() for one in kept if one.ndim or not on_gpu)
+            # A second update: what it takes besides the states, which exist by now.
             type(optimizer).step(fake)
     held = most = 0
     for event in follower.events[begun:]:
@@ -289,6 +292,7 @@ class ScriptTraining:
         parameters = {number: one for number, one in self.copied.items() if isinstance(one, nn.Parameter)}
         without = frozenset(number for number, one in parameters.items() if id(one) not in ready)
         use = use_of(self.optimizers, self.on_gpu, self.in_turn, frozenset() if self.zero else without)
+        # Each rank has its part, rounded up.
         return replace(self, use=OptimizerUse(*(-(-one // self.optimizer_ranks) for one in use)))
 
     @property
@@ -441,6 +445,7 @@ def recognise(
     if getattr(ddp, "mixed_precision", None) is not None:
         raise _refuse("DDP’s `mixed_precision` is on", "`mixed_precision` de DDP est actif")
     cap_bytes = int(ddp.bucket_bytes_cap)
+    # torch's first bucket is small, unless the script has chosen a size.
     limits = (DDP_FIRST_BUCKET_BYTES if ddp.bucket_bytes_cap_default else cap_bytes, cap_bytes)
     group = str(ddp.process_group.group_name)
     return replace(

@@ -43,7 +43,7 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return context.inverse(gradients[0]), None, None
+        return context.inverse(gradients[0]), None, None  # rows are only moved: the gradient takes the inverse way
 
 
 def dispatch(x_ECD: Tensor, ep: int, group: dist.ProcessGroup | None = None) -> Tensor:
@@ -77,17 +77,20 @@ def combine(y_LMD: Tensor, ep: int, group: dist.ProcessGroup | None = None) -> T
 
 
 def _to_experts(x_ECD: Tensor, ep: int, group: dist.ProcessGroup | None) -> Tensor:
+    # Pieces arrive in the order of their ranks: R times (L, C, D).
     received_RLCD = _all_to_all(x_ECD.contiguous(), group).unflatten(0, (ep, -1))
-    return received_RLCD.transpose(0, 1).flatten(1, 2)
+    return received_RLCD.transpose(0, 1).flatten(1, 2)  # (R, L, C, D) → (L, R, C, D) → (L, R·C, D)
 
 
 def _to_tokens(y_LMD: Tensor, ep: int, group: dist.ProcessGroup | None) -> Tensor:
+    # (L, R·C, D) → (L, R, C, D) → (R, L, C, D): piece r goes back to rank r.
     sent_RLCD = y_LMD.unflatten(1, (ep, -1)).transpose(0, 1).contiguous()
     return _all_to_all(sent_RLCD.flatten(0, 1), group)
 
 
 def _all_to_all(sent: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     received = torch.empty_like(sent)
+    # On the meta device and in a trace the shape is all that is asked: nothing is sent.
     if has_values(sent):
         # Who: every rank of the expert-parallel group to every other. What: E·C rows of D numbers, E/ep·C of them to
         # each rank. How much: E·C·D elements, of which 1/ep, for its own experts, stays.

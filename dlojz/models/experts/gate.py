@@ -75,6 +75,7 @@ class Gate(nn.Module):
         """Choose for each of N tokens; losses and rows depend on these N alone."""
         routing = self.routing
         with torch.autocast(autocast_device(x_ND), enabled=False):
+            # (N, D) @ (D, E) → (N, E), in fp32 even within autocast.
             logits_NE = F.linear(x_ND.float(), self.weight.float())
             if routing.groups == 1:
                 probability_NE = logits_NE.softmax(dim=-1)
@@ -110,10 +111,11 @@ def choose(probability_NE: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
 
     Source: Fedus et al. 2021 (arXiv 2101.03961), for k = 1; Lepikhin et al. 2020, algorithm 1, for k = 2.
     """
+    # topk sorts: column 0 holds the first choice.
     weight_NK, expert_NK = probability_NE.topk(top_k, dim=-1)
     if top_k > 1:
         weight_NK = weight_NK / weight_NK.sum(dim=-1, keepdim=True)
-    return expert_NK.t(), weight_NK.t()
+    return expert_NK.t(), weight_NK.t()  # (K, N): rows are given out choice by choice
 
 
 def choose_in_group(group_logits_NG: Tensor, logits_NE: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -128,12 +130,14 @@ def choose_in_group(group_logits_NG: Tensor, logits_NE: Tensor, top_k: int) -> t
     """
     groups = group_logits_NG.shape[-1]
     group_NG = group_logits_NG.softmax(dim=-1)
-    within_NGF = logits_NE.unflatten(-1, (groups, -1)).softmax(dim=-1)
+    within_NGF = logits_NE.unflatten(-1, (groups, -1)).softmax(dim=-1)  # (N, G, F); each group sums to 1
     best_N1, chosen_N1 = group_NG.max(dim=-1, keepdim=True)
     size = within_NGF.shape[-1]
+    # The F probabilities within the chosen group: (N, G, F) → (N, 1, F) → (N, F).
     within_NF = within_NGF.gather(1, chosen_N1[..., None].expand(-1, -1, size)).squeeze(1)
     member_KN, weight_KN = choose(within_NF, top_k)
-    probability_NE = (group_NG[..., None] * within_NGF).flatten(start_dim=1)
+    probability_NE = (group_NG[..., None] * within_NGF).flatten(start_dim=1)  # (N, G, 1) × (N, G, F) → (N, E)
+    # Group g holds the experts from g·F on.
     return probability_NE, chosen_N1.t() * size + member_KN, best_N1.t() * weight_KN
 
 
@@ -164,7 +168,7 @@ def balance_loss(probability_NE: Tensor, tokens_E: Tensor) -> Tensor:
 
     Source: Fedus et al. 2021 (arXiv 2101.03961), equations 4 to 6, without the weight α.
     """
-    share_E = tokens_E / tokens_E.sum()
+    share_E = tokens_E / tokens_E.sum()  # (E,); counts have no gradient
     return probability_NE.shape[-1] * (share_E * probability_NE.mean(dim=0)).sum()
 
 
@@ -184,12 +188,13 @@ def autocast_device(x: Tensor) -> str:
 class _WithLoss(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, x: Tensor, loss: Tensor, scale: float) -> Tensor:
-        context.scale, context.like = scale, (loss.dtype, loss.device)
+        context.scale, context.like = scale, (loss.dtype, loss.device)  # not the loss itself, whose graph would stay
         return x.view_as(x)
 
     @staticmethod
     def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None]:
         dtype, device = context.like
+        # d(task's loss + scale · loss) / d loss = scale, a scalar of the loss's type.
         return gradients[0], torch.full((), context.scale, dtype=dtype, device=device), None
 
 

@@ -62,9 +62,10 @@ class Experts(nn.Module):
         if self.flavour == "swiglu":
             hidden_ECF = F.silu(torch.bmm(x_ECD, self.gate_EDF)) * torch.bmm(x_ECD, self.up_EDF)
             return torch.bmm(hidden_ECF, self.down_EFD)
+        # (E, C, D) @ (E, D, F) + (E, 1, F): one product for all experts, empty rows included.
         hidden_ECF = torch.baddbmm(self.up_bias_EF[:, None], x_ECD, self.up_EDF)
         hidden_ECF = F.gelu(hidden_ECF, approximate="tanh")
-        return torch.baddbmm(self.down_bias_ED[:, None], hidden_ECF, self.down_EFD)
+        return torch.baddbmm(self.down_bias_ED[:, None], hidden_ECF, self.down_EFD)  # (E, C, F) @ (E, F, D)
 
     def extra_repr(self) -> str:
         """Sizes and flavour, where models are printed."""
@@ -124,12 +125,13 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """``(B, T, width)`` to the same shape; a collective call if ep > 1."""
-        x_ND = x_BTD.flatten(end_dim=-2)
+        x_ND = x_BTD.flatten(end_dim=-2)  # (B, T, D) → (N, D)
         choice: Routed = self.gate(x_ND)
         capacity = self.routing.capacity(x_ND.shape[0])
         if has_values(x_ND):
             self.last = _load(choice, capacity)
         rows_ECD = self._fill(_as_computed(x_ND), choice, capacity)
+        # Two all-to-alls of (E, C, D), there and back; none if ep = 1.
         outputs_ECD = combine(self.experts(dispatch(rows_ECD, self.ep, self.group)), self.ep, self.group)
         y_ND = self._gather(outputs_ECD, choice, capacity)
         weights = self.routing.balance_loss, self.routing.z_loss
@@ -141,9 +143,11 @@ class MixtureOfExperts(nn.Module):
     def _fill(self, x_ND: Tensor, choice: Routed, capacity: int) -> Tensor:
         """Copy each token into its rows, ``(E, C, D)``; other rows are zeros."""
         slots, (choices, width) = self.routing.experts * capacity, (choice.expert_KN.shape[0], x_ND.shape[1])
+        # Slot e·C + r is row r of expert e.
         slot_KN = choice.expert_KN * capacity + choice.row_KN
         slot_M = slot_KN.where(choice.kept_KN, slots).flatten()  # the dropped share one spare row, which is cut off
         rows_MD = x_ND.expand(choices, -1, -1).reshape(-1, width)
+        # No slot but the spare one is written twice, so that the copy is deterministic.
         buffer = x_ND.new_zeros(slots + 1, width).index_copy(0, slot_M, rows_MD)
         return buffer[:slots].view(self.routing.experts, capacity, width)
 
@@ -152,7 +156,7 @@ class MixtureOfExperts(nn.Module):
         slots_SD = outputs_ECD.flatten(end_dim=1)
         # A dropped choice reads any row, here that of the last slot: its weight is zero.
         slot_KN = (choice.expert_KN * capacity + choice.row_KN).where(choice.kept_KN, slots_SD.shape[0] - 1)
-        picked_KND = slots_SD.index_select(0, slot_KN.flatten()).view(*slot_KN.shape, -1)
+        picked_KND = slots_SD.index_select(0, slot_KN.flatten()).view(*slot_KN.shape, -1)  # (K·N, D) → (K, N, D)
         return (picked_KND * choice.weight_KN[..., None].to(picked_KND.dtype)).sum(dim=0)
 
 
@@ -200,12 +204,14 @@ def shard_experts(model: nn.Module, ep_rank: int, ep: int, group: dist.ProcessGr
     Raises:
         LabError: if ep does not divide the experts, or they are sharded already.
     """
+    # ep < 1 is refused by `_check`.
     if ep >= 1 and not 0 <= ep_rank < ep:
         raise refusal(
             en=f"ep_rank must be at least 0 and less than ep={ep}, but {ep_rank} was received.",
             fr=f"ep_rank doit être au moins 0 et plus petit que ep={ep}, mais {ep_rank} a été reçu.",
         )
     layers = dict(mixtures(model))
+    # All layers are checked before one is changed.
     for name, layer in layers.items():
         _check(name, layer, ep)
     for layer in layers.values():

@@ -56,7 +56,7 @@ class Routing:
 
         Source: Fedus et al. 2021, "expert capacity", for k = 1; Lepikhin et al. 2020 for k = 2.
         """
-        if self.capacity_factor >= self.experts / self.top_k:
+        if self.capacity_factor >= self.experts / self.top_k:  # also for infinity, which `ceil` refuses
             return tokens
         return min(tokens, max(1, math.ceil(self.capacity_factor * self.top_k * tokens / self.experts)))
 
@@ -107,6 +107,7 @@ def routing_refusal(*, experts: int, top_k: int, capacity_factor: float, groups:
             f"top_k={experts}.",
         )
     if experts % ep:
+        # At most 64 degrees fit into a sentence.
         works = ", ".join(f"ep={degree}" for degree in range(1, min(experts, 64) + 1) if experts % degree == 0)
         return say(
             en=f"ep={ep} does not divide the {experts} experts: use {works}.",

@@ -112,6 +112,7 @@ def _build(
         )
         raise not_a_chain(name, both)
     if is_chain:
+        # For transformers alone: where plain tracing fails, `chain_of` decides branches by shapes.
         made_on_meta = partial(_on_meta, name, size, classes) if name.startswith("hf:") else None
         model = chain_of(name, made, parts, checkpointing, made_on_meta)
     else:
@@ -131,6 +132,8 @@ def tensor_plan(name: str, size: int, classes: int, ranks: int, pattern: str = "
     found = origin_of(name)
     with torch.random.fork_rng(devices=[]), on_meta():
         module = _made(name, size, classes).eval()
+        # A configuration of transformers reads any length, and few tokens are enough; another model may have a fixed
+        # one.
         tokens = None if found.family != "text" else min(size, FEW_TOKENS) if name.startswith("hf:") else size
         side = size if found.family == "image" else None
         inputs = sample_inputs(name, 1, image_size=side, sequence_length=tokens)
@@ -165,6 +168,7 @@ def _parts(name: str, size: int, classes: int) -> tuple[str, ...]:
     order: list[str] = []
     with torch.random.fork_rng(devices=[]), on_meta():
         module = _made(name, size, classes)
+        # The order of the calls; a part that is called twice, or never, is no block (see the end).
         for path in repeated_parts(module):
             module.get_submodule(path).register_forward_pre_hook(lambda *_, path=path: order.append(path))
         side, tokens = size if family == "image" else None, size if family == "text" else None
@@ -174,6 +178,7 @@ def _parts(name: str, size: int, classes: int) -> tuple[str, ...]:
         needed = (*targets_shape(name, 2, tokens), classes)
         if loss is not None:
             check_loss(name, loss, output, torch.zeros(needed[:-1], dtype=torch.long))
+        # More logits than classes are allowed, as of a padded vocabulary; fewer are not.
         elif output.shape[:-1] != needed[:-1] or output.shape[-1] < classes:
             raise not_logits(name, tuple(output.shape), needed)
     times = Counter(order)
@@ -195,8 +200,10 @@ def repeated_parts(module: nn.Module) -> list[str]:
 
 
 def _repeated_in(module: nn.Module, containers: tuple[type[nn.Module], ...]) -> list[str]:
+    # Of each module, the children that can be blocks.
     kinds = [(one, [part for part in one.children() if _can_be_block(part)]) for one in module.modules()]
     siblings = [parts for one, parts in kinds if isinstance(one, containers)]
+    # (containers themselves?, of the same shapes?): the strictest first.
     for plain, shaped in ((False, True), (True, True), (False, False)):
         seen: Counter[Any] = Counter()
         for parts in siblings:

@@ -88,6 +88,7 @@ def chain_of(
     except LabError:
         if on_meta is None:
             raise
+        # The forward pass branches on shapes: a twin on the meta device decides the branches.
         twin, sample = on_meta()
         graph, tracer = _traced(name, lambda: trace_shapes(twin, parts, sample))
         links = _links(name, _forward(name, lambda: graph, tracer.by_shape), parts)
@@ -101,13 +102,14 @@ def _links(name: str, forward: tuple[list[Node], Node, Node], parts: Sequence[st
     nodes, source, result = forward
     place = {node: number for number, node in enumerate(nodes)}
     called = [node for node in nodes if node.op == "call_module" and node.target in parts]
+    # The first cut is before the first part is called, each other one behind a part's result.
     cuts = [place[called[0]], *(place[_end_of_part(node)] + 1 for node in called)]
     titles = ["", *(str(node.target) for node in called), ""]
     links: list[_Link] = []
     start, enters = 0, source
     for cut, before, after in zip(cuts, titles, titles[1:], strict=False):
         leaves = _passing(name, nodes, place, cut, (source, result), (before, after))
-        if cut > start:
+        if cut > start:  # no stem, where the input goes straight into the first part
             links.append(_Link(nodes[start:cut], enters, leaves, before))
         start, enters = cut, leaves
     return [*links, _Link(nodes[start:], enters, result, "")] if start < len(nodes) else links
@@ -115,13 +117,15 @@ def _links(name: str, forward: tuple[list[Node], Node, Node], parts: Sequence[st
 
 def _end_of_part(node: Node) -> Node:
     """Return the call of a part, or what takes the one tensor out of the tuple that it returns."""
+    # Only what is read counts: an unused entry of a part's tuple has no users.
     users = [user for user in node.users if user.users]
     return users[0] if len(users) == 1 and users[0].target is operator.getitem else node
 
 
 def _around_parts(module: nn.Module, parts: Sequence[str]) -> Callable[[], Graph]:
     """Return what traces the forward pass of a module around its parts."""
-    options = list(inspect.signature(module.forward).parameters.values())[1:]
+    options = list(inspect.signature(module.forward).parameters.values())[1:]  # all arguments but the input
+    # Arguments with a default are constants of the graph, as in a plain call.
     plain = {one.name: one.default for one in options if one.default is not inspect.Parameter.empty}
 
     def traced() -> Graph:
@@ -180,6 +184,7 @@ def _passing(
         titles: the parts before and after, for the refusal.
     """
     source, result = ends
+    # What is made before the cut and read behind it; the model's result is read at the end.
     passing = [
         node
         for node in (source, *nodes[:cut])
@@ -220,7 +225,7 @@ def _block(name: str, module: nn.Module, link: _Link, tracer: ShapeTracer | None
         if tracer is not None and node in tracer.by_shape:
             known[node] = copy_by_shape(node, graph, known, link.enters, tracer, copied)
             if node.op == "call_module":
-                repeated.append(str(node.target))
+                repeated.append(str(node.target))  # the block gets a copy of this module below
         else:  # a weight, or what is computed from weights alone
             known[node] = graph.node_copy(node, copied)
         return known[node]

@@ -62,7 +62,7 @@ def file_of(name: str) -> Path | None:
     if package != "hf":
         return None
     given = Path(rest).expanduser().resolve()
-    return given / "config.json" if given.is_dir() else given
+    return given / "config.json" if given.is_dir() else given  # the folder of a model of the Hub
 
 
 def absolute_name(name: str) -> str:
@@ -96,9 +96,11 @@ def check_execution(path: Path) -> None:
         LabError: if it may not be executed here.
     """
     folder = cache_folder("own_files")
+    # Path and contents: a file that was changed or moved is unknown again.
     mark = hashlib.sha256(str(path.resolve()).encode() + b"\0" + path.read_bytes()).hexdigest()
     if executes_files():
         if folder is not None:
+            # A cache that cannot be written costs a refusal later, and not this run.
             with suppress(OSError):
                 (folder / mark).touch()
     elif folder is None or not (folder / mark).exists():

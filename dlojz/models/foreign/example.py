@@ -40,7 +40,7 @@ class Example(NamedTuple):
         def made(one: Tensor) -> Tensor:
             if one.is_floating_point():
                 return torch.randn(one.shape[1:], dtype=one.dtype, generator=generator)
-            if one.device.type == "meta":
+            if one.device.type == "meta":  # an example without values: class 0 for all
                 return torch.zeros(one.shape[1:], dtype=one.dtype)
             return one[index % len(one)].cpu()
 
@@ -76,6 +76,7 @@ def check_batch(source: str, batch: object) -> int:
     others = {type(one).__name__: None for one in parts if not isinstance(one, Tensor)}
     if others or not parts or (isinstance(batch, dict) and not all(isinstance(name, str) for name in batch)):
         raise _no_batch(source, ", ".join(others) or type(batch).__name__)
+    # One number of samples, above 0; a scalar has none.
     samples = {one.shape[0] if one.dim() else 0 for one in parts if isinstance(one, Tensor)}
     if len(samples) > 1 or not min(samples):
         raise _no_batch(source, shapes_text(batch))
@@ -95,7 +96,7 @@ def family_name(batch: Batch) -> Literal["image", "text", "tensors"]:
     """Name the family of a model that reads such a batch: `image`, `text` or `tensors`."""
     if not isinstance(batch, Tensor):
         return "tensors"
-    if batch.dim() == 2 and batch.dtype in (torch.long, torch.int):
+    if batch.dim() == 2 and batch.dtype in (torch.long, torch.int):  # (B, T), token ids
         return "text"
-    square = batch.dim() == 4 and batch.shape[1:] == (3, batch.shape[3], batch.shape[3])
+    square = batch.dim() == 4 and batch.shape[1:] == (3, batch.shape[3], batch.shape[3])  # (B, 3, side, side)
     return "image" if square and batch.dtype == torch.float32 else "tensors"

@@ -36,6 +36,7 @@ def name_of_module(module: nn.Module, batch: object, tp_plan: object = None) -> 
     """
     title = type(module).__name__
     name = f"module:{title}-{len(given_origins) + 1}"
+    # This copy keeps the module as it is now; each build copies it again.
     copied = _copied(module, name)
     source = say(en="the example of inputs", fr="l’exemple d’entrées")
     samples = check_batch(source, batch)
@@ -45,6 +46,7 @@ def name_of_module(module: nn.Module, batch: object, tp_plan: object = None) -> 
 
 def _copied(module: nn.Module, name: str) -> nn.Module:
     """Copy a module onto the meta device, with its shared weights, whatever its own device."""
+    # `deepcopy` takes these in the place of the tensors: no weight is copied.
     memo: dict[int, Any] = {}
     for one in module.parameters():
         memo[id(one)] = nn.Parameter(torch.empty_like(one, device="meta"), requires_grad=one.requires_grad)

@@ -54,7 +54,7 @@ def built(name: str, build: Callable[[], Built]) -> Built:
 
 
 def _needs_values(error: Exception) -> bool:
-    return "meta" in str(error).lower()
+    return "meta" in str(error).lower()  # torch's errors name the device
 
 
 def _without_values(tensor: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ def _without_values(tensor: Tensor) -> Tensor:
     return nn.Parameter(made, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
 
 
-_register = nn.Module.register_parameter
+_register = nn.Module.register_parameter  # before `built` patches it
 
 
 def _register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -133,7 +133,8 @@ def said_when_slow(name: str, tokens: int | None) -> Iterator[None]:
         "--sequence-length plus courte a sa réponse plus tôt, et Ctrl-C arrête tout.",
     )
     timer = Timer(SLOW_S, _say_once, (text,))
-    timer.daemon = True
+    timer.daemon = True  # must not keep the process alive
+    # Only a sequence can be shortened, and the catalogue's models are fast.
     if tokens and is_elsewhere(name):
         timer.start()
     try:

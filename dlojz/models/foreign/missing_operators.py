@@ -33,6 +33,7 @@ def ensure_torchvision_imports() -> None:
         return
     library = torch.library.Library("torchvision", "FRAGMENT")
     for operator in _OPERATORS:
+        # An operator may be defined once in a process only.
         if not hasattr(torch.ops.torchvision, operator):
             library.define(f"{operator}{_SCHEMA}")
     _libraries.append(library)
@@ -71,9 +72,10 @@ def _grouped_product_on_meta(
 ) -> Tensor:
     del bias
     dtype = out_dtype or a.dtype
+    # Of the same dimensions: one product for each group. Else (M, K) @ (G, K, N) → (M, N), rows by group.
     groups = a.shape[0] if offs is None else offs.shape[0]
     shape = (*((groups,) if a.dim() == b.dim() else ()), a.shape[-2], b.shape[-1])
     whole = 16 // dtype.itemsize
-    row = -(-shape[-1] // whole) * whole
+    row = -(-shape[-1] // whole) * whole  # in elements, a multiple of 16 bytes
     strides = (shape[-2] * row, row, 1)[-len(shape) :]
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")

@@ -110,6 +110,7 @@ class ShapeTracer(Tracer):
         """Tell whether a node depends on the input, and only by shapes."""
         if node.op in ("placeholder", "get_attr") or node.target in self._parts:
             return False
+        # Inputs that carry the data itself, neither shapes nor weights.
         data = [one for one in node.all_input_nodes if one not in self.by_shape and one.op != "get_attr"]
         if not data:
             return bool(node.all_input_nodes)

@@ -47,11 +47,13 @@ def find_plan(
     found: list[Region] = []
     probes: dict[object, Probe] = {}
     for path, block, args, kwargs in _called(module, blocks, run):
+        # Blocks of one kind are tried once: twelve equal layers cost one probe.
         kind = _kind(block, (args, kwargs))
         if kind not in probes:
             probes[kind] = Probe(block, args, kwargs)
         probe = probes[kind]
         found += [region._replace(block=path) for region in _regions(probe, name, path, size, pattern, given)]
+    # A pattern leaves layers out on purpose: the plan must be used up only without one.
     if given is not None and not pattern:
         _check_all_used(name, module, given, found)
     if not found:
@@ -144,6 +146,7 @@ def _kind(block: nn.Module, call: Any) -> object:
 
 
 def _is_setting(key: str, value: object) -> bool:
+    # The number of a layer in the model is no setting.
     return isinstance(value, bool | int | float | str) and not re.search(r"idx|index|layer_id|^_", key)
 
 
@@ -154,15 +157,18 @@ def _regions(probe: Probe, name: str, path: str, size: int, pattern: str, given:
     changed: set[tuple[str, str]] = set()
     for candidate in probe.candidates:
         layers = {candidate.row, *candidate.columns}
+        # A layer belongs to the first region that holds it.
         if used & layers or not any(re.search(pattern, f"{path}.{layer}") for layer in layers):
             continue
         if given is not None and not _is_asked(candidate, path, given):
             continue
         region = probe.split(candidate, size)
+        # Nor may two regions divide the same number of heads.
         if region is not None and not changed & {setting[:2] for setting in region.settings}:
             found.append(region)
             used |= layers
             changed |= {setting[:2] for setting in region.settings}
+        # Another number of ranks could share it: say which, rather than leave it whole.
         elif region is None and (works := probe.degrees(candidate)):
             raise _uneven(probe, name, path, candidate, size, works)
         elif given is not None:

@@ -79,7 +79,7 @@ class Probe:
             for part in self.block.modules():
                 if part not in self.layers.values():
                     _fill(part)
-            self.call = tree_map(_made, (args, kwargs))
+            self.call = tree_map(_made, (args, kwargs))  # random numbers of the shapes of the call
             self._given: dict[str, Tensor] = {}
             self._calls: Counter[str] = Counter()
             self._inputs: dict[str, Tensor] = {}
@@ -95,8 +95,8 @@ class Probe:
             self._calls[path] += 1
             self._inputs[path] = x
             if path not in self._given:
-                self._given[path] = torch.rand(*x.shape[:-1], width) * 2 - 1
-            if self._given[path].shape[:-1] != x.shape[:-1] or self._calls[path] > 1:
+                self._given[path] = torch.rand(*x.shape[:-1], width) * 2 - 1  # from −1 to 1
+            if self._given[path].shape[:-1] != x.shape[:-1] or self._calls[path] > 1:  # called twice: not split
                 raise ValueError(path)
             return self._given[path]
 
@@ -118,7 +118,7 @@ class Probe:
         assert self.whole is not None
         readers: dict[str, set[str]] = {}
         for path in self.whole.inputs:
-            changed = self._run({**self.given, path: self.given[path].flip(-1)})
+            changed = self._run({**self.given, path: self.given[path].flip(-1)})  # features in reverse order
             read = {} if changed is None else changed.inputs
             readers[path] = {
                 other for other, x in self.whole.inputs.items() if other in read and not _same(x, read[other])
@@ -155,10 +155,11 @@ class Probe:
             for key, value in head_counts(getattr(one, "config", None))
         ]
         tried = [[], heads, [*heads, *others], *([[*heads, *in_config]] if in_config else [])]
+        # From the fewest changed settings on: none (an MLP), heads, widths too, heads of a configuration.
         for parts, settings in product(product(*ways), tried):
             if any(one % size for each in parts for one in each) or any(value % size for *_, value in settings):
                 continue
-            if all(self._is_right(candidate, parts, settings, size, rank) for rank in (0, size - 1)):
+            if all(self._is_right(candidate, parts, settings, size, rank) for rank in (0, size - 1)):  # the two ends
                 columns = (SplitLayer(one, "colwise", each) for one, each in zip(candidate.columns, parts, strict=True))
                 return Region(
                     "",
@@ -203,7 +204,7 @@ class Probe:
         """Modules that hold a region's layers, from the innermost one with all of them inward."""
         names = [path.split(".")[:-1] for path in (candidate.row, *candidate.columns)]
         owners = [{".".join(own[:depth]) for depth in range(len(own) + 1)} for own in names]
-        common = max(set.intersection(*owners), key=len)
+        common = max(set.intersection(*owners), key=len)  # innermost common module
         paths = {path for own in owners for path in own if path.startswith(common)}
         return [(path, self.block.get_submodule(path)) for path in sorted(paths)]
 
@@ -227,7 +228,7 @@ class Probe:
         changed = dict(self.given)
         for path in candidate.columns:
             parts = fused_ways(widths(self.layers[path])[1], inputs)[0]
-            kept = torch.cat([torch.arange(one) == 0 for one in parts])
+            kept = torch.cat([torch.arange(one) == 0 for one in parts])  # first feature of each part
             changed[path] = torch.where(kept, self.given[path], self.given[path].flip(-1))
         run = self._run(changed)
         first, whole = run and run.inputs.get(candidate.row), self.whole.inputs[candidate.row]
@@ -278,6 +279,7 @@ def _made(one: Any) -> Any:
     if not isinstance(one, Tensor):
         return one
     if one.is_floating_point():
+        # From 0.1 to 1.1: no weight of a norm is 0.
         return (torch.rand(one.shape, dtype=one.dtype) + 0.1).requires_grad_(one.requires_grad)
     return torch.full(one.shape, one.dtype == torch.bool, dtype=one.dtype)
 

@@ -66,7 +66,7 @@ def widths(layer: nn.Module) -> tuple[int, int]:
     weight = layer.weight
     assert isinstance(weight, Tensor)
     one, other = weight.shape
-    return (other, one) if isinstance(layer, nn.Linear) else (one, other)
+    return (other, one) if isinstance(layer, nn.Linear) else (one, other)  # Conv1D's weight is (in, out)
 
 
 def own_columns(parts: Sequence[int], size: int, rank: int, device: torch.device | str | None = None) -> Tensor:
@@ -86,6 +86,7 @@ def own_columns(parts: Sequence[int], size: int, rank: int, device: torch.device
 
 def fused_ways(outputs: int, inputs: int) -> list[tuple[int, ...]]:
     """List the ways in which outputs may be fused before a row layer with so many inputs, the commonest first."""
+    # Queries, keys and values, or gate and up, each as wide as the row layer's input.
     ways = [(inputs,) * (outputs // inputs)] if outputs in (2 * inputs, 3 * inputs) else []
     if outputs > inputs and (outputs - inputs) % 2 == 0 and outputs != 3 * inputs:
         ways.append((inputs, *[(outputs - inputs) // 2] * 2))  # fewer keys and values than queries
@@ -95,6 +96,7 @@ def fused_ways(outputs: int, inputs: int) -> list[tuple[int, ...]]:
 @contextmanager
 def setting(module: nn.Module, settings: Sequence[tuple[str, str, int]]) -> Iterator[None]:
     """Give modules a rank's numbers of heads, and widths, within this context."""
+    # All attributes, since `put` replaces a configuration by a copy.
     former = [(owner, dict(vars(owner))) for owner in {module.get_submodule(path) for path, *_ in settings}]
     try:
         put(module, settings)
@@ -120,5 +122,6 @@ def head_counts(owner: object) -> list[tuple[str, int]]:
     return [
         (key, value)
         for key, value in named
+        # `head_dim` and its like are widths of a head, and no numbers of heads.
         if type(value) is int and "head" in key and not re.search("dim|size|width|per", key)
     ]

@@ -94,6 +94,7 @@ def origin_of_timm(name: str) -> Origin:
     side, classes = (known.input_size[-1], known.num_classes or 1000) if known else (224, 1000)
 
     def make(size: int, classes: int) -> nn.Module:
+        # A model of a fixed input, such as a ViT with its table of positions, is built for the size.
         fixed = {"img_size": size} if known and known.fixed_input_size and size != side else {}
         return cast(nn.Module, timm.create_model(name, pretrained=False, num_classes=classes, **fixed))
 
@@ -112,7 +113,7 @@ def origin_of_torchvision(name: str) -> Origin:
         return _segmentation(models, name)
     if name in kinds["video"]:
         return _video(models, name)
-    names = models.list_models(module=models)
+    names = models.list_models(module=models)  # those of classification; the other kinds are in submodules
     if name not in names:
         raise _other_kind(models, name) or _no_such_model("torchvision", name, models.list_models())
     side = models.get_model_weights(name).DEFAULT.transforms.keywords["crop_size"]
@@ -157,7 +158,7 @@ def _with_auxiliary_logits(weight: float, output: Any, targets: Tensor) -> Tenso
     """Cross-entropy of the head, and of the auxiliary heads with a weight; in evaluation there is the head alone."""
     if isinstance(output, Tensor):
         return F.cross_entropy(output, targets)
-    head, *auxiliary = (logits for logits in output if logits is not None)
+    head, *auxiliary = (logits for logits in output if logits is not None)  # the tuples begin with the head
     losses = [weight * F.cross_entropy(logits, targets) for logits in auxiliary]
     return sum(losses, F.cross_entropy(head, targets))
 

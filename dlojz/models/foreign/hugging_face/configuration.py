@@ -82,7 +82,7 @@ def read_configuration(file: Path) -> Configuration:
         ensure_grouped_products_on_meta()
         config = configured()
         _resize(config, task, size, classes)
-        return cast(nn.Module, model_class._from_config(config, dtype=torch.float32))
+        return cast(nn.Module, model_class._from_config(config, dtype=torch.float32))  # not the file's type
 
     if task == "IMAGE_CLASSIFICATION" and "pixel_values" in _arguments(model_class):
         side = _side(config)
@@ -103,10 +103,11 @@ def read_configuration(file: Path) -> Configuration:
             "text", text_length(text), text.vocab_size, losses(task, config), None, words + note,
         )  # fmt: skip
     try:
-        batch = batch_for(model_class, config, task, lambda: build(0, 0))
+        batch = batch_for(model_class, config, task, lambda: build(0, 0))  # 0: sizes as in the file
     except InputsError as error:
         raise no_forecast(file, model_class.__name__, str(error)) from error
     try:
+        # Tried once, so that what does not run is refused here and not by the prediction.
         with torch.random.fork_rng(devices=[]), on_meta(), torch.no_grad():
             inputs = {name: torch.empty_like(tensor, device="meta") for name, tensor in batch.items()}
             LossOfTask(moved_to_meta(build(0, 0))).eval()(**inputs)
@@ -168,7 +169,7 @@ def _plain(content: Any) -> Any:
         return [_plain(part) for part in content]
     if not isinstance(content, dict):
         return content
-    if content.keys() == {"__float__"}:
+    if content.keys() == {"__float__"}:  # NaN or infinity
         return float(content["__float__"])
     plain = {key: _plain(part) for key, part in content.items() if key not in _IGNORED and not key.startswith("_")}
     plain.pop("attn_implementation", None)
@@ -228,6 +229,7 @@ def _task_of(model_class: Any) -> str:
         key.removeprefix(start).removesuffix(end) for key in mappings if key.startswith(start) and key.endswith(end)
     ]
     names = {task: mappings[f"{start}{task}{end}"].values() for task in tasks}
+    # A class may serve several tasks: those whose loss is known first, pretraining last.
     order = sorted(tasks, key=lambda task: (task not in (*_LOGITS, *_LABELLED), task == "PRETRAINING"))
     for task in order:
         if any(model_class.__name__ in (one if isinstance(one, tuple) else (one,)) for one in names[task]):
@@ -254,6 +256,7 @@ def _resize(config: Any, task: str, size: int, classes: int) -> None:
         if classes != text.vocab_size:
             text.vocab_size = classes
             padding = getattr(text, "pad_token_id", None)
+            # It would be no row of the smaller embedding.
             if isinstance(padding, int) and padding >= classes:
                 text.pad_token_id = 0
         if 0 < (getattr(text, "max_position_embeddings", None) or size) < size:

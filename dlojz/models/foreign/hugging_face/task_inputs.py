@@ -49,7 +49,7 @@ def losses(task: str, config: Any) -> Callable[[Any, Tensor], Tensor] | None:
     kind = getattr(config, "problem_type", None) or ("regression" if labels == 1 else "single_label_classification")
 
     def sequence_loss(logits_BC: Tensor, tokens_BT: Tensor) -> Tensor:
-        first_B = tokens_BT[:, 0]
+        first_B = tokens_BT[:, 0]  # the first token of a sample gives its label
         if kind == "regression":
             return F.mse_loss(logits_BC, first_B[:, None].expand_as(logits_BC).to(logits_BC.dtype))
         if kind == "multi_label_classification":
@@ -58,10 +58,12 @@ def losses(task: str, config: Any) -> Callable[[Any, Tensor], Tensor] | None:
         return F.cross_entropy(logits_BC, first_B % labels)
 
     def token_loss(logits_BTC: Tensor, tokens_BT: Tensor) -> Tensor:
+        # (B, T, C) → (B·T, C), and one label for each token.
         return F.cross_entropy(logits_BTC.reshape(-1, labels).float(), tokens_BT.reshape(-1) % labels)
 
     def answer_loss(ends: tuple[Tensor, Tensor], tokens_BT: Tensor) -> Tensor:
         starts_BT, stops_BT = ends
+        # The answer begins and ends at the same token.
         places_B = tokens_BT[:, 0] % starts_BT.shape[1]
         return (F.cross_entropy(starts_BT, places_B) + F.cross_entropy(stops_BT, places_B)) / 2
 
@@ -100,9 +102,10 @@ def batch_for(model_class: Any, config: Any, task: str, build: Callable[[], nn.M
         if batch and "return_loss" in names:
             length = text_length(getattr(config, "text_config", text))
         words = getattr(text, "vocab_size", 0) or 1
+        # Token ids in turn, below the size of the vocabulary: (B, T).
         tokens_BT = torch.arange(SAMPLES * length).reshape(SAMPLES, length) % words
         if task == "MULTIPLE_CHOICE":
-            tokens_BT = tokens_BT[:, None].repeat(1, CHOICES, 1)
+            tokens_BT = tokens_BT[:, None].repeat(1, CHOICES, 1)  # (B, choices, T)
         if "pixel_values" in batch and "return_loss" not in names:
             tokens_BT = _with_images(tokens_BT, model_class, config, batch["pixel_values"], build)
         batch["input_ids"] = tokens_BT
@@ -117,6 +120,7 @@ def batch_for(model_class: Any, config: Any, task: str, build: Callable[[], nn.M
         )
     if "bool_masked_pos" in names and "pixel_values" in batch and task == "MASKED_IMAGE_MODELING":
         side, patch = batch["pixel_values"].shape[-1], getattr(vision, "patch_size", 16)
+        # True masks a patch; here all are masked, (B, patches).
         batch["bool_masked_pos"] = torch.ones(SAMPLES, (side // patch) ** 2, dtype=torch.bool)
     if "labels" in names:
         batch |= _labels(config, task, batch)
@@ -129,7 +133,7 @@ def _pixels(vision: Any, frames: int = 0) -> Tensor:
     side = getattr(vision, "image_size", None) or 224
     height, width = (side[0], side[-1]) if isinstance(side, list | tuple) else (side, side)
     channels = getattr(vision, "num_channels", None) or 3
-    return torch.zeros(SAMPLES, *((frames,) if frames else ()), channels, height, width)
+    return torch.zeros(SAMPLES, *((frames,) if frames else ()), channels, height, width)  # (B, [frames,] C, H, W)
 
 
 def _sound(config: Any, names: set[str], modes: set[str], main: str) -> dict[str, Tensor]:
@@ -189,6 +193,7 @@ def _with_images(
             model: Any = build().to("meta").eval()
             features = model.get_image_features(pixel_values=torch.empty_like(pixels, device="meta"))
         features = getattr(features, "pooler_output", features)
+        # An entry for each image: (tokens, D), or (pieces, tokens, D).
         count = sum(one.shape[-2] if one.dim() == 2 else one.shape[0] * one.shape[1] for one in features)
     except Exception as error:
         raise InputsError(
@@ -201,8 +206,10 @@ def _with_images(
         ) from error
     per_sample = count // SAMPLES
     other = (token + 1) % config.get_text_config().vocab_size
+    # The image's tokens stand first in a row, and nowhere else.
     tokens_BT = tokens_BT[:, : max(tokens_BT.shape[1], per_sample + 1)].masked_fill(tokens_BT == token, other)
     if tokens_BT.shape[1] < per_sample + 1:
+        # Too short for the image: the row becomes twice as long as the image's tokens.
         tokens_BT = F.pad(tokens_BT, (0, 2 * per_sample - tokens_BT.shape[1]), value=other)
     tokens_BT[:, :per_sample] = token
     return tokens_BT

@@ -55,7 +55,7 @@ class LossOfTask(nn.Module):
     def forward(self, **batch: Tensor) -> Tensor:
         """Names of the model's arguments to tensors; returns the loss."""
         if "return_loss" in inspect.signature(self.model.forward).parameters:
-            batch = {**batch, "return_loss": cast(Any, True)}
+            batch = {**batch, "return_loss": cast(Any, True)}  # CLIP's kind computes a loss only if asked
         with without_values(_is_without_values(next(iter(batch.values())))):
             output = self.model(**batch, **_switches(self.model))
         loss = getattr(output, "loss", None)
@@ -86,6 +86,7 @@ class _KnownValues(TorchFunctionMode):
         if func in (Tensor.item, Tensor.__bool__) and _is_without_values(args[0]):
             line = _line_of(sys._getframe(1))
             if line.startswith("assert "):
+                # What is asserted is either a condition, which holds, or a number of which only the type is read.
                 return True if args[0].dtype == torch.bool else 0
             if any(words in line for words in _NEVER):
                 return False
@@ -111,6 +112,7 @@ def without_values(on_meta: bool) -> Iterator[None]:
     models = importlib.import_module("transformers.modeling_utils")
     with ExitStack() as stack:
         change = partial(patch.object, create=True)
+        # Packed sequences are told by the values of positions: here no row has several.
         stack.enter_context(change(masks, "find_packed_sequence_indices", lambda *_, **__: None))
         stack.enter_context(
             change(models.PreTrainedModel, "warn_if_padding_and_no_attention_mask", lambda *_, **__: None)
