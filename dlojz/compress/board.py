@@ -63,11 +63,11 @@ def check_fit(chosen: Method, options: Mapping[str, Any], teacher: str, task: Ta
     lacking = chosen.missing()
     if lacking is not None:
         raise LabError(lacking)
-    why = misfit(chosen, options, teacher, task)
+    reason = misfit(chosen, options, teacher, task)
     # Other methods are named only where the model is at fault, and not an option.
-    if why is not None:
+    if reason is not None:
         its_options = bool(options) and misfit(chosen, {}, teacher, task) is None
-        raise LabError(why if its_options else _refusal(chosen, teacher, task, why))
+        raise LabError(reason if its_options else _refusal(chosen, teacher, task, reason))
     if options and chosen.family != "distillation":
         _rehearse(chosen, options, teacher, task)
 
@@ -91,31 +91,37 @@ def misfit(chosen: Method, options: Mapping[str, Any], teacher: str, task: Task)
 def _rehearse(chosen: Method, options: Mapping[str, Any], teacher: str, task: Task) -> None:
     samples = MEASURED_SAMPLES if chosen.family == "quantization" else SAMPLES
     short = task.few(min(samples, len(task.labels_N)))
-    asked = dict(options)
+    trial = dict(options)
     if "epochs" in chosen.options and "rewind_epochs" not in chosen.options:
-        asked["epochs"] = min(int(asked.get("epochs", 1)), 1)  # 0 and less are refused as they will be
+        trial["epochs"] = min(int(trial.get("epochs", 1)), 1)  # 0 and less are refused as they will be
     if "samples" in chosen.options:
-        calibrating = int(asked.get("samples", chosen.options["samples"]))
+        calibrating = int(trial.get("samples", chosen.options["samples"]))
         if calibrating > 0:  # 0 stays, and is refused as such
             task.few(calibrating)  # refuses more than there are
-            asked["samples"] = len(short.labels_N)
-    if "sweeps" in asked:
-        asked["sweeps"] = min(int(asked["sweeps"]), 1)
+            trial["samples"] = len(short.labels_N)
+    if "sweeps" in trial:
+        trial["sweeps"] = min(int(trial["sweeps"]), 1)
     # The rehearsal draws no number from the board's generator.
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore", LargerStudentWarning)  # it is told when the student is really made
-        chosen(Start(new_model(teacher, task, seed=0).eval(), teacher, short, options=asked, timed_images=1))
+        chosen(Start(new_model(teacher, task, seed=0).eval(), teacher, short, options=trial, timed_images=1))
 
 
-def _refusal(chosen: Method, teacher: str, task: Task, why: str) -> str:
-    family = (one for one in METHODS.values() if one.family == chosen.family and one.missing() is None)
-    fitting = ", ".join(one.name for one in family if one.name != chosen.name and not misfit(one, {}, teacher, task))
+def _refusal(chosen: Method, teacher: str, task: Task, reason: str) -> str:
+    family = (
+        candidate for candidate in METHODS.values() if candidate.family == chosen.family and candidate.missing() is None
+    )
+    fitting = ", ".join(
+        candidate.name
+        for candidate in family
+        if candidate.name != chosen.name and not misfit(candidate, {}, teacher, task)
+    )
     english, french = f"use {fitting}", f"prenez {fitting}"
     if not fitting:
         english, french = "use another model", "prenez un autre modèle"
     return say(
-        en=f"the method {chosen.name} cannot be applied to {teacher} ({why.rstrip('.')}): {english}.",
-        fr=f"la méthode {chosen.name} ne s’applique pas à {teacher} ({why.rstrip('.')}) : {french}.",
+        en=f"the method {chosen.name} cannot be applied to {teacher} ({reason.rstrip('.')}): {english}.",
+        fr=f"la méthode {chosen.name} ne s’applique pas à {teacher} ({reason.rstrip('.')}) : {french}.",
     )
 
 
@@ -156,10 +162,10 @@ class BoardRequest:
     def __post_init__(self) -> None:
         for name in self.methods:
             method(name)
-        for name, given in self.options.items():
+        for name, method_options in self.options.items():
             if name not in self.methods:
                 raise LabError(one_of(say(en="method with options", fr="méthode à options"), name, self.methods))
-            method(name).check_options(given)
+            method(name).check_options(method_options)
         check_at_least(1, rounds=self.rounds, batch=self.batch)
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise refusal(
@@ -202,7 +208,7 @@ def make_board(request: BoardRequest, task: Task | None = None, watch: Watch | N
         environment=_environment(),
         made_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         # A method that was refused for one seed is left out for all.
-        trials=tuple(one for one in trials if one.method not in left_out),
+        trials=tuple(trial for trial in trials if trial.method not in left_out),
         left_out=left_out,
     )
 
@@ -212,7 +218,7 @@ def _of_seed(
 ) -> list[BoardTrial]:
     def telling(name: str) -> Callable[[int, int], None] | None:
         label = name if len(request.seeds) == 1 else say(en=f"{name}, seed {seed}", fr=f"{name}, graine {seed}")
-        return None if watch is None else lambda done, total: watch(label, done, total)
+        return None if watch is None else lambda steps, total: watch(label, steps, total)
 
     settings = replace(request.settings, seed=seed)
     start_s = time.perf_counter()
@@ -222,12 +228,12 @@ def _of_seed(
     stored = stored_weights(teacher)
     shrunk = Shrunk(teacher, stored, payload_bytes(stored), parameters(teacher), predicted_latency_ratio=1.0)
     # The teacher comes first: the ratios of latencies are to the first model.
-    made = [_Made(TEACHER, TEACHER, {}, shrunk, time.perf_counter() - start_s)]
+    entries = [_Made(TEACHER, TEACHER, {}, shrunk, time.perf_counter() - start_s)]
     for name in request.methods:
         if name in left_out:
             continue
-        chosen, given = method(name), request.options.get(name, {})
-        start = Start(teacher, request.teacher, task, seed, given, telling(name), request.batch)
+        chosen, method_options = method(name), request.options.get(name, {})
+        start = Start(teacher, request.teacher, task, seed, method_options, telling(name), request.batch)
         start_s = time.perf_counter()
         try:
             shrunk = chosen(start)
@@ -236,11 +242,11 @@ def _of_seed(
                 raise
             left_out[name] = str(refusal)
             continue
-        options = {**chosen.options, **given}
-        made.append(_Made(name, chosen.family, options, shrunk, time.perf_counter() - start_s))
+        options = {**chosen.options, **method_options}
+        entries.append(_Made(name, chosen.family, options, shrunk, time.perf_counter() - start_s))
     inputs = task.held_out_NCHW[: request.batch]
-    found = latencies([one.shrunk.model for one in made], inputs, rounds=request.rounds)
-    return [one.measured(task, seed, latency) for one, latency in zip(made, found, strict=True)]
+    model_latencies = latencies([entry.shrunk.model for entry in entries], inputs, rounds=request.rounds)
+    return [entry.measured(task, seed, latency) for entry, latency in zip(entries, model_latencies, strict=True)]
 
 
 class _Made(NamedTuple):
@@ -276,12 +282,12 @@ class _Made(NamedTuple):
             made_in_s=self.seconds,
             layer_errors=tuple(
                 LayerSnr(
-                    name=one.name,
-                    predicted_sqnr_db=_finite(one.predicted_sqnr_db),
-                    measured_sqnr_db=_finite(one.measured_sqnr_db),
-                    bits=one.bits,
+                    name=layer_error.name,
+                    predicted_sqnr_db=_finite(layer_error.predicted_sqnr_db),
+                    measured_sqnr_db=_finite(layer_error.measured_sqnr_db),
+                    bits=layer_error.bits,
                 )
-                for one in shrunk.layer_errors
+                for layer_error in shrunk.layer_errors
             ),
             notes=shrunk.notes,
         )
@@ -293,10 +299,10 @@ def _finite(value: float | None) -> float | None:
 
 
 def _environment() -> dict[str, str]:
-    found = {"python": platform.python_version(), "processor": processor_name()}
+    versions = {"python": platform.python_version(), "processor": processor_name()}
     for package in ("torch", "torchao"):
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions

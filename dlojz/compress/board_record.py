@@ -93,17 +93,17 @@ class BoardLine(Contract):
     made_in_s: float
     notes: tuple[str, ...] = ()
 
-    def beats(self, other: BoardLine) -> bool:
+    def beats(self, rival: BoardLine) -> bool:
         """Tell whether it is at least as good in accuracy, size and latency, and better in one of them.
 
         Two latencies differ only where the quartiles of their ratios do not overlap: what the machine's noise decides
         makes nothing better.
         """
-        slower = self.latency_ratio_low > other.latency_ratio_high
-        faster = self.latency_ratio_high < other.latency_ratio_low
-        if self.accuracy < other.accuracy or self.file_bytes > other.file_bytes or slower:
+        slower = self.latency_ratio_low > rival.latency_ratio_high
+        faster = self.latency_ratio_high < rival.latency_ratio_low
+        if self.accuracy < rival.accuracy or self.file_bytes > rival.file_bytes or slower:
             return False
-        return faster or self.accuracy > other.accuracy or self.file_bytes < other.file_bytes
+        return faster or self.accuracy > rival.accuracy or self.file_bytes < rival.file_bytes
 
 
 class Board(Contract):
@@ -126,8 +126,8 @@ class Board(Contract):
         """Say on what the board was made."""
         seeds = len(self.of(TEACHER))
         trained = say(en="1 seed", fr="1 graine") if seeds == 1 else say(en=f"{seeds} seeds", fr=f"{seeds} graines")
-        used = self.threads
-        threads = say(en="1 thread", fr="1 thread") if used == 1 else say(en=f"{used} threads", fr=f"{used} threads")
+        count = self.threads
+        threads = say(en="1 thread", fr="1 thread") if count == 1 else say(en=f"{count} threads", fr=f"{count} threads")
         return say(
             en=f"{self.teacher} on {self.task} at {self.image_size}×{self.image_size}, {trained}; answers of "
             f"{self.batch} images on {threads}",
@@ -147,7 +147,7 @@ class Board(Contract):
 
     def of(self, method: str) -> list[BoardTrial]:
         """List the trials of a method, by seed."""
-        return sorted((one for one in self.trials if one.method == method), key=lambda one: one.seed)
+        return sorted((trial for trial in self.trials if trial.method == method), key=lambda trial: trial.seed)
 
 
 def family_title(family: str) -> str:
@@ -163,7 +163,7 @@ def family_title(family: str) -> str:
 def pareto(lines: Iterable[BoardLine]) -> list[BoardLine]:
     """Find the lines that no other one beats, from the largest file to the smallest."""
     lines = list(lines)
-    front = [line for line in lines if not any(other.beats(line) for other in lines)]  # a line does not beat itself
+    front = [line for line in lines if not any(rival.beats(line) for rival in lines)]  # a line does not beat itself
     return sorted(front, key=lambda line: -line.file_bytes)
 
 
@@ -171,19 +171,19 @@ def _line(board: Board, name: str) -> BoardLine:
     trials = board.of(name)
     teachers = {trial.seed: trial for trial in board.of(TEACHER)}
 
-    foreseen = [one.predicted_latency_ratio for one in trials if one.predicted_latency_ratio is not None]
-    pairs = [(one, teachers[one.seed]) for one in trials if one.seed in teachers]
+    foreseen = [trial.predicted_latency_ratio for trial in trials if trial.predicted_latency_ratio is not None]
+    pairs = [(trial, teachers[trial.seed]) for trial in trials if trial.seed in teachers]
     return BoardLine(
         method=name,
         family=trials[0].family,
         seeds=len(trials),
-        accuracy_low=min(one.accuracy for one in trials),
-        accuracy_high=max(one.accuracy for one in trials),
+        accuracy_low=min(trial.accuracy for trial in trials),
+        accuracy_high=max(trial.accuracy for trial in trials),
         # Each trial over the teacher of its seed; 1e-9 for a teacher that is always wrong.
-        kept=statistics.median([one.accuracy / max(its.accuracy, 1e-9) for one, its in pairs] or [0.0]),
-        ratio=statistics.median([its.file_bytes / one.file_bytes for one, its in pairs] or [0.0]),
+        kept=statistics.median([trial.accuracy / max(teacher.accuracy, 1e-9) for trial, teacher in pairs] or [0.0]),
+        ratio=statistics.median([teacher.file_bytes / trial.file_bytes for trial, teacher in pairs] or [0.0]),
         predicted_latency_ratio=statistics.median(foreseen) if foreseen else None,
-        notes=tuple(dict.fromkeys(note for one in trials for note in one.notes)),
+        notes=tuple(dict.fromkeys(note for trial in trials for note in trial.notes)),
         **{field: statistics.median(getattr(trial, field) for trial in trials) for field in _MEDIANS},
     )
 

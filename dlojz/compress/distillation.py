@@ -114,10 +114,10 @@ def hidden_loss(student_BTD: Tensor, teacher_BTD: Tensor, kind: HiddenKind = "co
 
 def label_loss(student_BK: Tensor, labels_B: Tensor) -> Tensor:
     """Compute the cross-entropy with the known labels, averaged over these; 0 where none of the batch is."""
-    known = labels_B != UNKNOWN
-    if not bool(known.any()):
+    labelled_B = labels_B != UNKNOWN
+    if not bool(labelled_B.any()):
         return student_BK.sum() * 0.0  # 0, but with a graph, so that backward runs
-    return F.cross_entropy(student_BK[known], labels_B[known])
+    return F.cross_entropy(student_BK[labelled_B], labels_B[labelled_B])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,21 +257,21 @@ def copy_blocks(student: nn.Module, teacher: nn.Module) -> list[int]:
 
     Source: Sanh et al. 2019 (arXiv 1910.01108), DistilBERT: one layer out of two.
     """
-    own, others = middle_blocks(student), middle_blocks(teacher)
-    if len(own) > len(others):
+    blocks, sources = middle_blocks(student), middle_blocks(teacher)
+    if len(blocks) > len(sources):
         raise refusal(
-            en=f"the student cannot begin with its teacher's blocks: it has {len(own)} middle blocks, its teacher "
-            f"only {len(others)}: use initialise=random, or a student of no more blocks than its teacher.",
-            fr=f"l’étudiant ne peut pas partir des blocs de son professeur : il a {len(own)} blocs intermédiaires, "
-            f"son professeur seulement {len(others)} ; prenez initialise=random, ou un étudiant qui n’a pas plus "
+            en=f"the student cannot begin with its teacher's blocks: it has {len(blocks)} middle blocks, its teacher "
+            f"only {len(sources)}: use initialise=random, or a student of no more blocks than its teacher.",
+            fr=f"l’étudiant ne peut pas partir des blocs de son professeur : il a {len(blocks)} blocs intermédiaires, "
+            f"son professeur seulement {len(sources)} ; prenez initialise=random, ou un étudiant qui n’a pas plus "
             "de blocs que son professeur.",
         )
-    ends = [index * len(others) // len(own) for index in range(len(own))]
-    pairs = [(own[place], others[index]) for place, index in enumerate(ends)]
+    ends = [index * len(sources) // len(blocks) for index in range(len(blocks))]
+    pairs = [(blocks[position], sources[index]) for position, index in enumerate(ends)]
     if isinstance(student, BlockList) and isinstance(teacher, BlockList):
         pairs += [(student.blocks[end], teacher.blocks[end]) for end in (0, -1)]  # stem and head
     # All shapes are compared before a block is copied.
-    if any(_shapes(one) != _shapes(other) for one, other in pairs):
+    if any(_shapes(block) != _shapes(source) for block, source in pairs):
         raise refusal(
             en="the student cannot begin with its teacher's blocks, which are of other shapes than its own: use "
             "initialise=random, or a student of the same family and width, such as vit_mini for vit_tiny.",
@@ -279,8 +279,8 @@ def copy_blocks(student: nn.Module, teacher: nn.Module) -> list[int]:
             "siens : prenez initialise=random, ou un étudiant de la même famille et de même largeur, comme "
             "vit_mini pour vit_tiny.",
         )
-    for mine, other in pairs:
-        mine.load_state_dict(other.state_dict())
+    for block, source in pairs:
+        block.load_state_dict(source.state_dict())
     return ends
 
 
@@ -332,14 +332,14 @@ def distil(
     return Distilled(student, losses, notes)
 
 
-def larger_student(own: int, others: int) -> str | None:
+def larger_student(count: int, limit: int) -> str | None:
     """Warn of a student whose parameters are no fewer than its teacher's; None for a smaller one."""
-    if own < others:
+    if count < limit:
         return None
     return say(
-        en=f"the student has {integer(own)} parameters and its teacher {integer(others)}: it is not smaller, so "
+        en=f"the student has {integer(count)} parameters and its teacher {integer(limit)}: it is not smaller, so "
         "nothing is gained in size.",
-        fr=f"l’étudiant a {integer(own)} paramètres et son professeur {integer(others)} : il n’est pas plus "
+        fr=f"l’étudiant a {integer(count)} paramètres et son professeur {integer(limit)} : il n’est pas plus "
         "petit, donc rien n’est gagné en taille.",
     )
 
@@ -367,35 +367,48 @@ class _Matched(nn.Module):
 
     def __init__(self, student: nn.Module, teacher: nn.Module, task: Task, seed: int) -> None:
         super().__init__()
-        own, others = middle_blocks(student), middle_blocks(teacher)
-        pairs = list(zip(own, (others[index] for index in layer_map(len(own), len(others))), strict=True))
+        student_blocks, teacher_blocks = middle_blocks(student), middle_blocks(teacher)
+        pairs = list(
+            zip(
+                student_blocks,
+                (teacher_blocks[index] for index in layer_map(len(student_blocks), len(teacher_blocks))),
+                strict=True,
+            )
+        )
         self.student = student
         # nn.Module registers modules, but not those in a tuple: the teacher stays out of `parameters()`.
-        self._parts = (teacher, [mine for mine, _ in pairs], [other for _, other in pairs])
+        self._parts = (
+            teacher,
+            [student_block for student_block, _ in pairs],
+            [teacher_block for _, teacher_block in pairs],
+        )
         # One image tells the widths of all hidden states.
         with torch.no_grad(), _outputs(self._parts[1]) as mine_BTD, _outputs(self._parts[2]) as other_BTD:
             sample = task.inputs_NCHW[:1]
             student(sample), teacher(sample)
         torch.manual_seed(seed)  # for the weights of the projections
         self.projections = nn.ModuleList(
-            _projection(one, other) for one, other in zip(mine_BTD, other_BTD, strict=True)
+            _projection(student_state, teacher_state)
+            for student_state, teacher_state in zip(mine_BTD, other_BTD, strict=True)
         )
 
     def loss_of(self, mixture: Mixture) -> Loss:
         """The logits' part and the hidden states' together."""
-        teacher, mine, others = self._parts
+        teacher, student_blocks, teacher_blocks = self._parts
 
         def loss(model: nn.Module, inputs: Tensor, labels_B: Tensor) -> Tensor:
-            with torch.no_grad(), _outputs(others) as teacher_states:
+            with torch.no_grad(), _outputs(teacher_blocks) as teacher_states:
                 teacher_BK = teacher(inputs)
-            with _outputs(mine) as states:
+            with _outputs(student_blocks) as states:
                 student_BK = self.student(inputs)
             # One loss for each pair of blocks; both lists are in the order of the forward pass.
-            each = [
+            block_losses = [
                 hidden_loss(projection(own_BTD), other_BTD, mixture.hidden_kind)
                 for projection, own_BTD, other_BTD in zip(self.projections, states, teacher_states, strict=True)
             ]
-            return mixture.of_logits(student_BK, teacher_BK, labels_B) + mixture.hidden * torch.stack(each).mean()
+            return (
+                mixture.of_logits(student_BK, teacher_BK, labels_B) + mixture.hidden * torch.stack(block_losses).mean()
+            )
 
         return loss
 
@@ -411,17 +424,17 @@ def _projection(own_BTD: Tensor, other_BTD: Tensor) -> nn.Module:
             "prenez deux transformers qui découpent l’image en mêmes patchs, ou rapprochez les probabilités ou "
             "les logits.",
         )
-    same = own_BTD.shape[-1] == other_BTD.shape[-1]
-    return nn.Identity() if same else nn.Linear(own_BTD.shape[-1], other_BTD.shape[-1], device=own_BTD.device)
+    same_width = own_BTD.shape[-1] == other_BTD.shape[-1]
+    return nn.Identity() if same_width else nn.Linear(own_BTD.shape[-1], other_BTD.shape[-1], device=own_BTD.device)
 
 
 @contextmanager
 def _outputs(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
     """What blocks give while this is open, in the order in which they run."""
-    seen: list[Tensor] = []
-    hooks = [block.register_forward_hook(lambda _module, _inputs, output: seen.append(output)) for block in blocks]
+    outputs: list[Tensor] = []
+    hooks = [block.register_forward_hook(lambda _module, _inputs, output: outputs.append(output)) for block in blocks]
     try:
-        yield seen
+        yield outputs
     finally:
         for hook in hooks:
             hook.remove()
@@ -503,12 +516,12 @@ def _shrunk(
     predicted_bytes, ratio = foreseen(student, start.teacher_name, start.task)
     settings = Settings(epochs=epochs, learning_rate=learning_rate, seed=start.seed)
     model = new_student(student, start.teacher, start.task, start.seed + STUDENT_SEED, initialise)
-    done = distil(model, start.teacher, start.task, settings, mixture, progress=start.progress)
+    result = distil(model, start.teacher, start.task, settings, mixture, progress=start.progress)
     return Shrunk(
-        model=done.student,
-        stored=stored_weights(done.student),
+        model=result.student,
+        stored=stored_weights(result.student),
         predicted_bytes=predicted_bytes,
-        parameters=parameters(done.student),
-        notes=done.notes,
+        parameters=parameters(result.student),
+        notes=result.notes,
         predicted_latency_ratio=ratio,
     )

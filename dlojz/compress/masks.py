@@ -149,8 +149,8 @@ def fine_tune(
 
 def removed_and_all(model: nn.Module) -> tuple[int, int]:
     """Count the weights that are zero, and all weights, of the layers that are pruned."""
-    found = weights(model).values()
-    return sum(int((weight == 0).sum()) for weight in found), sum(weight.numel() for weight in found)
+    layer_weights = weights(model).values()
+    return sum(int((weight == 0).sum()) for weight in layer_weights), sum(weight.numel() for weight in layer_weights)
 
 
 @dataclass(frozen=True)
@@ -195,16 +195,16 @@ class CubicSchedule:
         return self.renewals * self.every
 
     @staticmethod
-    def over(steps: int, final: float, every: int = 10, pruned_share: float = 0.35) -> CubicSchedule:
+    def over(steps: int, final: float, interval_steps: int = 10, pruned_share: float = 0.35) -> CubicSchedule:
         """Make a schedule for a training of so many steps: pruned first, while the learning rate is high.
 
         Args:
-            every: steps between renewals; fewer where the training is too short for one.
+            interval_steps: steps between renewals; fewer where the training is too short for one.
             pruned_share: of the steps, until the last renewal.
         """
         room = max(int(pruned_share * steps), 1)  # steps until the last renewal
-        every = max(1, min(every, room))
-        return CubicSchedule(final=final, every=every, renewals=max(room // every, 1))
+        interval_steps = max(1, min(interval_steps, room))
+        return CubicSchedule(final=final, every=interval_steps, renewals=max(room // interval_steps, 1))
 
 
 @dataclass
@@ -228,7 +228,7 @@ class GradualPruning:
         if not self.schedule.renews(step):
             return
         # Of the masked weights: what is zero is the smallest there is, and stays.
-        sparsity, own = self.schedule.sparsity(step), weights(self.model)
-        renew(self.model, magnitude_masks(own, sparsity, per_layer=self.per_layer))
+        sparsity, masked_weights = self.schedule.sparsity(step), weights(self.model)
+        renew(self.model, magnitude_masks(masked_weights, sparsity, per_layer=self.per_layer))
         removed, total = removed_and_all(self.model)
         self.measured.append((step, removed / total))

@@ -123,13 +123,13 @@ class Method:
                 return missing_library(need, en=f"the method {self.name}", fr=f"la méthode {self.name}")
         return None
 
-    def check_options(self, given: Iterable[str]) -> None:
+    def check_options(self, names: Iterable[str]) -> None:
         """Refuse a name that is no option of this method.
 
         Raises:
             LabError: the sentence lists those that it has.
         """
-        for name in given:
+        for name in names:
             if not self.options:
                 raise refusal(
                     en=f"{self.name} has no options, but {name!r} was received: leave it out.",

@@ -37,7 +37,7 @@ from dlojz.models.blocks import TransformerBlock, VocabularyHead, tied_names
 
 _FOURS = list(combinations(range(2 * GROUP), GROUP))
 _ALONE = [four for four in _FOURS if 0 in four]  # the other four of the eight are the other group: 35 ways
-_OTHERS = [tuple(place for place in range(2 * GROUP) if place not in four) for four in _ALONE]
+_OTHERS = [tuple(column for column in range(2 * GROUP) if column not in four) for four in _ALONE]
 _CACHED = 8192
 """Pairs times rows that are worked on at once: few enough for what is computed of them to stay near the processor."""
 Array = NDArray[np.float64]
@@ -73,11 +73,11 @@ def best_permutation(columns_RC: Tensor, sweeps: int = 6) -> Tensor:
     order_G4 = np.arange(len(magnitude_CR)).reshape(-1, GROUP)
     chunk = max(1, _CACHED // magnitude_CR.shape[1])
     for _ in range(sweeps):
-        moved = False
+        has_gain = False
         for pairs_P2 in _meetings(len(order_G4)):
             for start in range(0, len(pairs_P2), chunk):
-                moved |= _share_out(magnitude_CR, order_G4, pairs_P2[start : start + chunk])
-        if not moved:
+                has_gain |= _share_out(magnitude_CR, order_G4, pairs_P2[start : start + chunk])
+        if not has_gain:
             break
     return torch.from_numpy(order_G4.reshape(-1))
 
@@ -102,9 +102,9 @@ def _share_out(magnitude_CR: Array, order_G4: NDArray[np.int64], pairs_P2: NDArr
     best_P, present_P = shares_PS.argmax(axis=1), shares_PS[:, _ALONE.index(tuple(range(GROUP)))]
     # Below this a gain is rounding, and two shares of the same worth could be exchanged for ever.
     changed = shares_PS.max(axis=1) > present_P * (1 + 1e-12)
-    for side, places in enumerate((_ALONE, _OTHERS)):
-        taken = np.take_along_axis(eight_P8[changed], np.array(places)[best_P[changed]], axis=1)
-        order_G4[pairs_P2[changed, side]] = taken
+    for side, choices in enumerate((_ALONE, _OTHERS)):
+        columns_P4 = np.take_along_axis(eight_P8[changed], np.array(choices)[best_P[changed]], axis=1)
+        order_G4[pairs_P2[changed, side]] = columns_P4
     return bool(changed.any())
 
 
@@ -112,20 +112,20 @@ def _kept_by_share(magnitude_8PR: Array) -> Array:
     """What each pair of groups keeps in each of the 35 ways of sharing its eight columns."""
     # Sum and maximum of the 28 pairs of columns, (P, R) each: the 70 fours are made of them.
     total, largest = {}, {}
-    for one, other in combinations(range(2 * GROUP), 2):
-        total[one, other] = magnitude_8PR[one] + magnitude_8PR[other]
-        largest[one, other] = np.maximum(magnitude_8PR[one], magnitude_8PR[other])
-    both, each = np.empty_like(magnitude_8PR[0]), np.empty_like(magnitude_8PR[0])
+    for column, partner in combinations(range(2 * GROUP), 2):
+        total[column, partner] = magnitude_8PR[column] + magnitude_8PR[partner]
+        largest[column, partner] = np.maximum(magnitude_8PR[column], magnitude_8PR[partner])
+    same_half_PR, split_PR = np.empty_like(magnitude_8PR[0]), np.empty_like(magnitude_8PR[0])
 
     def kept(four: tuple[int, ...]) -> Array:
         """The two largest of four are both of one half, or the largest of each."""
         low, high = (four[0], four[1]), (four[2], four[3])
-        np.maximum(total[low], total[high], out=both)
-        np.add(largest[low], largest[high], out=each)
-        found: Array = np.maximum(both, each, out=both).sum(axis=1)  # (P,)
-        return found
+        np.maximum(total[low], total[high], out=same_half_PR)
+        np.add(largest[low], largest[high], out=split_PR)
+        kept_P: Array = np.maximum(same_half_PR, split_PR, out=same_half_PR).sum(axis=1)  # (P,)
+        return kept_P
 
-    return np.stack([kept(four) + kept(others) for four, others in zip(_ALONE, _OTHERS, strict=True)], axis=1)
+    return np.stack([kept(four) + kept(complement) for four, complement in zip(_ALONE, _OTHERS, strict=True)], axis=1)
 
 
 Kind = Literal["stream", "hidden", "value_output"]
@@ -153,26 +153,26 @@ class KeptMagnitude:
     head: int | None = None
 
 
-def together(kept: Sequence[KeptMagnitude], block: str = "") -> KeptMagnitude:
+def together(groups: Sequence[KeptMagnitude], block: str = "") -> KeptMagnitude:
     """Average several groups of weights by their magnitude; the kind is that of the first."""
-    magnitude = sum(one.magnitude for one in kept)
-    before = sum(one.before * one.magnitude for one in kept) / magnitude
-    after = sum(one.after * one.magnitude for one in kept) / magnitude
-    return KeptMagnitude(block, kept[0].kind, before, after, magnitude)
+    magnitude = sum(group.magnitude for group in groups)
+    before = sum(group.before * group.magnitude for group in groups) / magnitude
+    after = sum(group.after * group.magnitude for group in groups) / magnitude
+    return KeptMagnitude(block, groups[0].kind, before, after, magnitude)
 
 
-def permute_dense_pair(first: nn.Linear, second: nn.Linear, order: Tensor) -> None:
+def permute_dense_pair(producer: nn.Linear, consumer: nn.Linear, order: Tensor) -> None:
     """Reorder the units between two consecutive dense layers in place: rows and biases of one, columns of the other.
 
     What stands between them treats each unit alone (GELU, ReLU), so the second layer adds the same terms.
 
     Args:
-        first: gives the units.
-        second: reads them.
+        producer: gives the units.
+        consumer: reads them.
         order: new unit u is old unit order[u].
     """
-    _take_rows(first, order)
-    _take_columns(second, order)
+    _take_rows(producer, order)
+    _take_columns(consumer, order)
 
 
 def permute_query_key(block: TransformerBlock, head: int, order: Tensor) -> None:
@@ -194,9 +194,9 @@ def permute_value_output(block: TransformerBlock, head: int, order: Tensor) -> N
         order: of the H dimensions of a head.
     """
     _permute_rows(block, head, _VALUE, order)
-    read = block.attention_project.weight.data[:, _columns(block, head)]
+    columns = block.attention_project.weight.data[:, _columns(block, head)]
     # An index by `order` copies, so that the columns can be overwritten.
-    block.attention_project.weight.data[:, _columns(block, head)] = read[:, order]
+    block.attention_project.weight.data[:, _columns(block, head)] = columns[:, order]
 
 
 def permute_stream(model: nn.Module, order: Tensor) -> None:
@@ -251,15 +251,17 @@ def permuted_for_2_of_4(model: nn.Module, sweeps: int = 6) -> tuple[nn.Module, t
     Raises:
         LabError: if the model is another.
     """
-    found = copy.deepcopy(model)
-    read = torch.cat([reader.weight.data for block in _stream_blocks(found) for reader in _readers(block)])
-    order = best_permutation(read, sweeps)
-    kept = [_kept("", "stream", read, order)]
-    permute_stream(found, order)
-    for name, block in found.named_modules():
+    permuted_model = copy.deepcopy(model)
+    reader_columns = torch.cat(
+        [reader.weight.data for block in _stream_blocks(permuted_model) for reader in _readers(block)]
+    )
+    order = best_permutation(reader_columns, sweeps)
+    magnitudes = [_kept("", "stream", reader_columns, order)]
+    permute_stream(permuted_model, order)
+    for name, block in permuted_model.named_modules():
         if isinstance(block, TransformerBlock):
-            kept += _improve(name, block, sweeps)
-    return found, tuple(kept)
+            magnitudes += _improve(name, block, sweeps)
+    return permuted_model, tuple(magnitudes)
 
 
 def _improve(name: str, block: TransformerBlock, sweeps: int) -> Iterator[KeptMagnitude]:
@@ -282,15 +284,17 @@ def _kept(block: str, kind: Kind, columns: Tensor, order: Tensor, head: int | No
 
 
 def _stream_blocks(model: nn.Module) -> list[nn.Module]:
-    known = (TransformerBlock, vit.PatchEmbedding, vit.ClassTokenHead, gpt.Embedding, VocabularyHead)
+    block_types = (TransformerBlock, vit.PatchEmbedding, vit.ClassTokenHead, gpt.Embedding, VocabularyHead)
     blocks = list(getattr(model, "blocks", ()))
-    others = [block for block in blocks if not isinstance(block, known) or getattr(block, "mixture", None) is not None]
-    if others or not blocks:
-        what = type(others[0] if others else model).__name__
+    unsupported = [
+        block for block in blocks if not isinstance(block, block_types) or getattr(block, "mixture", None) is not None
+    ]
+    if unsupported or not blocks:
+        type_name = type(unsupported[0] if unsupported else model).__name__
         raise refusal(
-            en=f"permutations are written for ViT and for GPT without experts, but {what} was received; "
+            en=f"permutations are written for ViT and for GPT without experts, but {type_name} was received; "
             "permute_dense_pair takes any two consecutive dense layers.",
-            fr=f"les permutations sont écrites pour ViT et pour GPT sans experts, mais {what} a été reçu ; "
+            fr=f"les permutations sont écrites pour ViT et pour GPT sans experts, mais {type_name} a été reçu ; "
             "permute_dense_pair prend deux couches denses consécutives quelconques.",
         )
     return blocks
@@ -307,8 +311,8 @@ def _readers(block: nn.Module) -> list[nn.Linear]:
 def _permute_rows(block: TransformerBlock, head: int, part: int, order: Tensor) -> None:
     start = (3 * head + part) * block.head_dim  # see `dlojz.models.blocks.split_heads`: (head, 3, H)
     for parameter in (block.qkv.weight, block.qkv.bias):
-        own = parameter.data[start : start + block.head_dim]
-        own.copy_(own[order])  # a view, overwritten by a copy of itself
+        head_rows = parameter.data[start : start + block.head_dim]
+        head_rows.copy_(head_rows[order])  # a view, overwritten by a copy of itself
 
 
 def _columns(block: TransformerBlock, head: int) -> slice:

@@ -38,10 +38,10 @@ def pack_bits(mask: Tensor) -> Tensor:
     return (bits << torch.arange(8, dtype=torch.uint8)).sum(dim=1, dtype=torch.uint8)
 
 
-def bitmask_tensors(model: nn.Module, kept: masks.Masks) -> dict[str, Tensor]:
+def bitmask_tensors(model: nn.Module, layer_masks: masks.Masks) -> dict[str, Tensor]:
     """List what a file keeps of a masked model: of each pruned weight a mask and the values that stay."""
     stored = stored_weights(model)
-    for layer, mask in kept.items():
+    for layer, mask in layer_masks.items():
         weight = stored.pop(f"{layer}.weight")
         stored[layer + BITS] = pack_bits(mask)
         stored[layer + VALUES] = weight[mask]
@@ -68,12 +68,12 @@ def bitmask_bytes(model: nn.Module, sparsity: float, *, per_layer: bool = False)
     Raises:
         LabError: unless 0 ≤ sparsity < 1.
     """
-    found = [module.weight for module in masks.prunable(model).values()]
-    elements, size = [weight.numel() for weight in found], found[0].element_size()
+    layer_weights = [module.weight for module in masks.prunable(model).values()]
+    elements, size = [weight.numel() for weight in layer_weights], layer_weights[0].element_size()
     # Rounded once for each group, as the masks are chosen.
     groups = elements if per_layer else [sum(elements)]
-    kept = sum(count - masks.pruned_count(count, sparsity) for count in groups)
-    return _dense_bytes(model) - sum(elements) * size + sum((count + 7) // 8 for count in elements) + kept * size
+    num_kept = sum(count - masks.pruned_count(count, sparsity) for count in groups)
+    return _dense_bytes(model) - sum(elements) * size + sum((count + 7) // 8 for count in elements) + num_kept * size
 
 
 def two_to_four_bytes(model: nn.Module) -> int:
@@ -82,9 +82,11 @@ def two_to_four_bytes(model: nn.Module) -> int:
     Raises:
         LabError: if the inputs of a dense layer are no multiple of 4.
     """
-    found = [layer.weight for layer in linear_layers(model).values()]
-    dense = sum(weight.numel() * weight.element_size() for weight in found)
-    return _dense_bytes(model) - dense + sum(packed_bytes(weight.shape, weight.element_size()) for weight in found)
+    layer_weights = [layer.weight for layer in linear_layers(model).values()]
+    dense = sum(weight.numel() * weight.element_size() for weight in layer_weights)
+    return (
+        _dense_bytes(model) - dense + sum(packed_bytes(weight.shape, weight.element_size()) for weight in layer_weights)
+    )
 
 
 def _dense_bytes(model: nn.Module) -> int:
@@ -112,12 +114,12 @@ class Race:
     per_layer: bool = False
 
     def __post_init__(self) -> None:
-        last = self.settings.steps(self.task) - 1  # what a mask leaves is trained for a step at least
-        if not 0 <= self.rewind_step <= last:
+        last_step = self.settings.steps(self.task) - 1  # what a mask leaves is trained for a step at least
+        if not 0 <= self.rewind_step <= last_step:
             raise refusal(
-                en=f"rewind_step must be from 0 to {last}, a step before the end of the training, but "
+                en=f"rewind_step must be from 0 to {last_step}, a step before the end of the training, but "
                 f"{self.rewind_step} was received.",
-                fr=f"rewind_step va de 0 à {last}, un pas avant la fin de l’entraînement, mais {self.rewind_step} "
+                fr=f"rewind_step va de 0 à {last_step}, un pas avant la fin de l’entraînement, mais {self.rewind_step} "
                 "a été reçu.",
             )
 
@@ -182,21 +184,21 @@ def winning_tickets(
         progress: told after each step of all trainings.
         dense: what the dense training has ended in, where that is known already.
     """
-    own = race.settings.steps(race.task)
-    done = 0 if dense is not None else own
+    training_steps = race.settings.steps(race.task)
+    dense_steps = 0 if dense is not None else training_steps
     # The dense training, unless it is done, and one for each level.
-    total = done + own * len(levels)
+    total = dense_steps + training_steps * len(levels)
     model = dense if dense is not None else train_ticket(race, None, progress=shifted(progress, 0, total))
     for turn, level in enumerate(levels):
         # Weights that are zero already are the smallest, and go again: masks only grow.
         ticket = masks.magnitude_masks(masks.weights(model), level, per_layer=race.per_layer)
-        model = train_ticket(race, ticket, progress=shifted(progress, done + turn * own, total))
+        model = train_ticket(race, ticket, progress=shifted(progress, dense_steps + turn * training_steps, total))
         yield ticket, model
 
 
 def shifted(progress: Progress | None, before: int, total: int) -> Progress | None:
     """Report the progress of one training among several."""
-    return None if progress is None else lambda done, _: progress(before + done, total)
+    return None if progress is None else lambda steps, _: progress(before + steps, total)
 
 
 ORIGINS = ("teacher", "scratch")
@@ -213,9 +215,9 @@ def magnitude(start: Start, *, sparsity: float, epochs: int, learning_rate: floa
     """
     predicted = bitmask_bytes(start.teacher, sparsity, per_layer=per_layer)
     model = copy.deepcopy(start.teacher)
-    kept = masks.magnitude_masks(masks.weights(model), sparsity, per_layer=per_layer)
-    masks.fine_tune(model, kept, start.task, Settings(epochs, learning_rate, seed=start.seed), start.progress)
-    return _unstructured(model, kept, predicted)
+    layer_masks = masks.magnitude_masks(masks.weights(model), sparsity, per_layer=per_layer)
+    masks.fine_tune(model, layer_masks, start.task, Settings(epochs, learning_rate, seed=start.seed), start.progress)
+    return _unstructured(model, layer_masks, predicted)
 
 
 def gradual(start: Start, *, sparsity: float, epochs: int, learning_rate: float, every: int, per_layer: bool) -> Shrunk:
@@ -239,10 +241,12 @@ def gradual(start: Start, *, sparsity: float, epochs: int, learning_rate: float,
         pruning(0)  # at step 0 the schedule removes nothing yet
         fit(pruning.model, start.task, settings, after_step=pruning, progress=start.progress)
         # Before `release` takes the masks away.
-        kept = {name: module.weight_mask.bool().clone() for name, module in masks.prunable(pruning.model).items()}
+        layer_masks = {
+            name: module.weight_mask.bool().clone() for name, module in masks.prunable(pruning.model).items()
+        }
     finally:
         masks.release(pruning.model)
-    return _unstructured(pruning.model, kept, predicted)
+    return _unstructured(pruning.model, layer_masks, predicted)
 
 
 def two_to_four(start: Start, *, epochs: int, learning_rate: float) -> Shrunk:
@@ -260,12 +264,12 @@ def two_to_four_permuted(start: Start, *, epochs: int, learning_rate: float, swe
     Raises:
         LabError: if the model is no ViT and no GPT, or the inputs of a dense layer are no multiple of 4.
     """
-    model, found = permuted_for_2_of_4(start.teacher, sweeps=sweeps)
-    whole = together(found)
+    model, kept_magnitudes = permuted_for_2_of_4(start.teacher, sweeps=sweeps)
+    mean = together(kept_magnitudes)
     note = say(
-        en=f"the order of the dimensions raises what 2:4 keeps of the magnitude from {percent(whole.before, 2)} to "
-        f"{percent(whole.after, 2)}.",
-        fr=f"l’ordre des dimensions fait passer de {percent(whole.before, 2)} à {percent(whole.after, 2)} la part de "
+        en=f"the order of the dimensions raises what 2:4 keeps of the magnitude from {percent(mean.before, 2)} to "
+        f"{percent(mean.after, 2)}.",
+        fr=f"l’ordre des dimensions fait passer de {percent(mean.before, 2)} à {percent(mean.after, 2)} la part de "
         "la magnitude que 2:4 garde.",
     )
     return _held_2_of_4(model, start, epochs, learning_rate, note)
@@ -310,45 +314,47 @@ def lottery_ticket(
     settings = Settings(epochs, learning_rate, seed=start.seed)
     rewound = rewind_epochs * start.task.batches_per_epoch(settings.batch_size)
     race = Race(start.teacher_name, start.task, settings, rewound, start.seed, per_layer)
-    kept, model = list(winning_tickets(race, levels, start.progress))[-1]  # of the last level
+    ticket, model = list(winning_tickets(race, levels, start.progress))[-1]  # of the last level
     note = say(
         en=f"{rounds + 1} trainings of {epochs} epochs found this ticket, which learns from weights rewound to step "
         f"{race.rewind_step}.",
         fr=f"{rounds + 1} entraînements de {epochs} époques ont trouvé ce ticket, qui apprend à partir des poids "
         f"ramenés au pas {race.rewind_step}.",
     )
-    return _unstructured(model, kept, predicted, note)
+    return _unstructured(model, ticket, predicted, note)
 
 
-def _unstructured(model: nn.Module, kept: masks.Masks, predicted: int, *notes: str) -> Shrunk:
-    removed = sum(int((~mask).sum()) for mask in kept.values())
+def _unstructured(model: nn.Module, layer_masks: masks.Masks, predicted: int, *notes: str) -> Shrunk:
+    removed = sum(int((~mask).sum()) for mask in layer_masks.values())
     dense = say(
         en="its zeros are multiplied like any other number: a dense layer is no faster for them.",
         fr="ses zéros sont multipliés comme tout autre nombre : une couche dense n’en est pas plus rapide.",
     )
-    return _shrunk(model, bitmask_tensors(model, kept), predicted, removed, (*notes, *_collapsed(kept), dense))
+    return _shrunk(
+        model, bitmask_tensors(model, layer_masks), predicted, removed, (*notes, *_collapsed(layer_masks), dense)
+    )
 
 
 def _shrunk(
     model: nn.Module, stored: dict[str, Tensor], predicted: int, removed: int, notes: tuple[str, ...]
 ) -> Shrunk:
-    left = parameters(model) - removed
-    return Shrunk(model.eval(), stored, predicted, left, notes=notes, predicted_latency_ratio=1.0)
+    nonzero_parameters = parameters(model) - removed
+    return Shrunk(model.eval(), stored, predicted, nonzero_parameters, notes=notes, predicted_latency_ratio=1.0)
 
 
-def _collapsed(kept: masks.Masks) -> tuple[str, ...]:
+def _collapsed(layer_masks: masks.Masks) -> tuple[str, ...]:
     """A warning of layers that hardly have a weight left: pruned together, those whose weights are small lose all."""
-    empty = [name for name, mask in kept.items() if int(mask.sum()) < COLLAPSED * mask.numel()]
+    empty = [name for name, mask in layer_masks.items() if int(mask.sum()) < COLLAPSED * mask.numel()]
     if not empty:
         return ()
-    worst = min(empty, key=lambda name: float(kept[name].float().mean()))
-    left, total = int(kept[worst].sum()), kept[worst].numel()
+    worst = min(empty, key=lambda name: float(layer_masks[name].float().mean()))
+    count, total = int(layer_masks[worst].sum()), layer_masks[worst].numel()
     return (
         say(
-            en=f"{len(empty)} layer(s) keep less than {percent(COLLAPSED, 0)} of their weights: {worst} keeps {left} "
+            en=f"{len(empty)} layer(s) keep less than {percent(COLLAPSED, 0)} of their weights: {worst} keeps {count} "
             f"of {total}.",
             fr=f"{len(empty)} couche(s) gardent moins de {percent(COLLAPSED, 0)} de leurs poids : {worst} en garde "
-            f"{left} sur {total}.",
+            f"{count} sur {total}.",
         ),
     )
 

@@ -101,10 +101,11 @@ class QuantizationAwareLinear(nn.Module):
         self.weight = nn.Parameter(linear.weight.detach().clone())
         self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().clone())
         values_CV = channels(linear.weight.detach(), scheme)
-        whole, chosen = value_range(values_CV, scheme), value_range(values_CV, scheme, choice)
+        full_range, chosen = value_range(values_CV, scheme), value_range(values_CV, scheme, choice)
         # An end at 0 has no fraction: 1 lets a channel that is nothing yet become something.
         fractions = [
-            torch.where(all_of_it == 0, 1.0, part / all_of_it) for part, all_of_it in zip(chosen, whole, strict=True)
+            torch.where(all_of_it == 0, 1.0, part / all_of_it)
+            for part, all_of_it in zip(chosen, full_range, strict=True)
         ]
         self.register_buffer("fractions_2C1", torch.stack(fractions), persistent=False)  # not in a file
 
@@ -218,19 +219,19 @@ def post_training(
     if samples == 0:
         refuse_no_data()
     # What enters each layer of the teacher, on training images.
-    seen = observe(start.teacher, start.task.few(samples).inputs_NCHW)
+    observations = observe(start.teacher, start.task.few(samples).inputs_NCHW)
     model = quantize_model(
         start.teacher,
         scheme,
         choice=weight_range,
         activations=activations,
         activation_choice=activation_range,
-        observed=seen,
+        observed=observations,
     )
     originals = linear_layers(start.teacher)
     # Each layer is fed by the teacher: the error of one does not reach the next.
     errors = (
-        layer_error(name, originals[name], layer, seen[name].inputs_MI, weight_range)
+        layer_error(name, originals[name], layer, observations[name].inputs_MI, weight_range)
         for name, layer in quantized_layers(model).items()
     )
     return _shrunk(start, model, scheme, tuple(errors), activations)
@@ -335,7 +336,7 @@ def torchao(start: Start, form: Form) -> Shrunk:
 @torch.inference_mode()
 def _measured_errors(start: Start, model: nn.Module, bits: Callable[[nn.Linear], float]) -> tuple[LayerError, ...]:
     """Each layer fed by the teacher; nothing foresees what a library rounds, nor what training moves away."""
-    seen = observe(start.teacher, start.task.inputs_NCHW[:_ERROR_SAMPLES])
+    observations = observe(start.teacher, start.task.inputs_NCHW[:_ERROR_SAMPLES])
     # A bfloat16 model is asked within its wrapper, and gets bfloat16 inputs.
     inner, dtype = (model.model, torch.bfloat16) if isinstance(model, Narrow) else (model, torch.float32)
     return tuple(
@@ -343,7 +344,8 @@ def _measured_errors(start: Start, model: nn.Module, bits: Callable[[nn.Linear],
             name=name,
             predicted_sqnr_db=None,
             measured_sqnr_db=sqnr_db(
-                linear(seen[name].inputs_MI), inner.get_submodule(name)(seen[name].inputs_MI.to(dtype)).float()
+                linear(observations[name].inputs_MI),
+                inner.get_submodule(name)(observations[name].inputs_MI.to(dtype)).float(),
             ),
             bits=bits(linear),
         )

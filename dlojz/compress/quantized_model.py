@@ -223,8 +223,8 @@ def replace_layers(model: nn.Module, layers: Mapping[str, nn.Module]) -> nn.Modu
     """
     changed = copy.deepcopy(model)
     for name, layer in layers.items():
-        parent, _, own = name.rpartition(".")
-        setattr(changed.get_submodule(parent), own, layer)
+        parent, _, attribute = name.rpartition(".")
+        setattr(changed.get_submodule(parent), attribute, layer)
     return changed.eval()
 
 
@@ -290,22 +290,22 @@ def stored_integers(model: nn.Module) -> dict[str, Tensor]:
     """List what a file keeps: packed integers, scales, zero points that are not 0, and the rest as it is."""
     layers = quantized_layers(model)
     # The tensors of quantized layers follow below, in the form of a file.
-    kept = {
+    tensors = {
         name: tensor.detach().contiguous()
         for name, tensor in model.state_dict().items()
         if name.rpartition(".")[0] not in layers
     }
     for name, layer in layers.items():
-        kept[f"{name}.weight"] = pack(layer.integers_OI, layer.scheme.bits)
-        kept[f"{name}.scale"] = layer.scale_O1.detach()
+        tensors[f"{name}.weight"] = pack(layer.integers_OI, layer.scheme.bits)
+        tensors[f"{name}.scale"] = layer.scale_O1.detach()
         if not layer.scheme.symmetric:
-            kept[f"{name}.zero_point"] = layer.zero_O1.to(torch.int8)
+            tensors[f"{name}.zero_point"] = layer.zero_O1.to(torch.int8)
         if layer.bias is not None:
-            kept[f"{name}.bias"] = layer.bias.detach()
+            tensors[f"{name}.bias"] = layer.bias.detach()
         if layer.activations == "static":
-            kept[f"{name}.input_scale"] = layer.input_scale
-            kept[f"{name}.input_zero_point"] = layer.input_zero.to(torch.int8)
-    return kept
+            tensors[f"{name}.input_scale"] = layer.input_scale
+            tensors[f"{name}.input_zero_point"] = layer.input_zero.to(torch.int8)
+    return tensors
 
 
 def predicted_quantized_bytes(model: nn.Module, scheme: Scheme, activations: Activations = "float") -> int:
@@ -377,7 +377,7 @@ def layer_shares(teacher: nn.Module, images_NCHW: Tensor, rounds: int = ROUNDS) 
         return hook
 
     teacher(images_NCHW)  # not timed: the first answer is slower
-    found: list[dict[str, float]] = []
+    round_shares: list[dict[str, float]] = []
     hooks = []
     for name, linear in linear_layers(teacher).items():
         hooks += [linear.register_forward_pre_hook(begin(name)), linear.register_forward_hook(end(name))]
@@ -387,20 +387,20 @@ def layer_shares(teacher: nn.Module, images_NCHW: Tensor, rounds: int = ROUNDS) 
             start_s = time.perf_counter()
             teacher(images_NCHW)
             whole_s = time.perf_counter() - start_s
-            found.append({name: own_s / whole_s for name, own_s in seconds.items()})
+            round_shares.append({name: own_s / whole_s for name, own_s in seconds.items()})
     finally:
         for hook in hooks:
             hook.remove()
-    return sorted(found, key=lambda shares: sum(shares.values()))[len(found) // 2], shapes
+    return sorted(round_shares, key=lambda shares: sum(shares.values()))[len(round_shares) // 2], shapes
 
 
 def known_shares(teacher: nn.Module, images_NCHW: Tensor, rounds: int = ROUNDS) -> Shares:
     """Cache `layer_shares` by teacher, shape of batch, threads and rounds; forgotten with the teacher."""
     key = (images_NCHW.shape, images_NCHW.dtype, torch.get_num_threads(), rounds)
-    kept = _KNOWN.setdefault(teacher, {})
-    if key not in kept:
-        kept[key] = layer_shares(teacher, images_NCHW, rounds)
-    return kept[key]
+    shares_by_key = _KNOWN.setdefault(teacher, {})
+    if key not in shares_by_key:
+        shares_by_key[key] = layer_shares(teacher, images_NCHW, rounds)
+    return shares_by_key[key]
 
 
 def speed_forecast(

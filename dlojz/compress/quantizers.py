@@ -55,8 +55,8 @@ class Scheme:
     per_channel: bool = True
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.bits, int) and not isinstance(self.bits, bool)
-        if not whole or not LOWEST_BITS <= self.bits <= HIGHEST_BITS:
+        is_integer = isinstance(self.bits, int) and not isinstance(self.bits, bool)
+        if not is_integer or not LOWEST_BITS <= self.bits <= HIGHEST_BITS:
             raise refusal(
                 en=f"bits must be a whole number from {LOWEST_BITS} to {HIGHEST_BITS}, but {self.bits!r} was "
                 "received: 8 is INT8, and 2 is the least that has a sign and a zero.",
@@ -173,15 +173,15 @@ def value_range(values_CV: Tensor, scheme: Scheme, choice: RangeChoice = "min_ma
     return low_C1 * fraction_C1, high_C1 * fraction_C1
 
 
-def _drawn(values_CV: Tensor, most: int) -> Tensor:
+def _drawn(values_CV: Tensor, max_values: int) -> Tensor:
     """So many values of each channel, drawn with a fixed seed: every n-th would see some inputs of a layer never
     and others always, where n and their number have a divisor in common.
     """
     count = values_CV.shape[1]
-    if count <= most:
+    if count <= max_values:
         return values_CV
-    places = torch.randint(count, (most,), generator=torch.Generator().manual_seed(_SAMPLE_SEED))
-    return values_CV[:, places.to(values_CV.device)]
+    indices = torch.randint(count, (max_values,), generator=torch.Generator().manual_seed(_SAMPLE_SEED))
+    return values_CV[:, indices.to(values_CV.device)]
 
 
 def weight_grid(weight_OI: Tensor, scheme: Scheme, choice: RangeChoice = "min_max") -> tuple[Tensor, Tensor]:
@@ -243,11 +243,11 @@ def observe(model: nn.Module, images_NCHW: Tensor | None, names: Iterable[str] |
     """
     if images_NCHW is None or len(images_NCHW) == 0:
         refuse_no_data()
-    seen: dict[str, list[Tensor]] = {}
+    input_rows: dict[str, list[Tensor]] = {}
 
     def watch(name: str, module: nn.Module) -> Any:
         def keep(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            seen.setdefault(name, []).append(inputs[0].detach().flatten(0, -2))  # (…, I) → (M, I)
+            input_rows.setdefault(name, []).append(inputs[0].detach().flatten(0, -2))  # (…, I) → (M, I)
 
         return module.register_forward_pre_hook(keep)
 
@@ -264,4 +264,4 @@ def observe(model: nn.Module, images_NCHW: Tensor | None, names: Iterable[str] |
             hook.remove()
         for module, training in modes:
             module.training = training
-    return {name: Observed(torch.cat(rows)) for name, rows in seen.items()}
+    return {name: Observed(torch.cat(rows)) for name, rows in input_rows.items()}

@@ -308,13 +308,13 @@ def latencies(models: Sequence[nn.Module], inputs: Tensor, rounds: int = 20, cal
                 models[index](inputs)
             _wait_for(inputs)
             seconds[index].append((time.perf_counter() - start_s) / calls)
-    found = []
-    for own in seconds:
+    results = []
+    for model_seconds in seconds:
         # Within a round: what slows the machine for a while slows both.
-        ratios = [one / base for one, base in zip(own, seconds[0], strict=True)]
+        ratios = [model_s / base for model_s, base in zip(model_seconds, seconds[0], strict=True)]
         low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if rounds > 1 else (ratios[0],) * 3
-        found.append(Latency(statistics.median(own), middle, low, high))
-    return found
+        results.append(Latency(statistics.median(model_seconds), middle, low, high))
+    return results
 
 
 def _wait_for(inputs: Tensor) -> None:
@@ -343,19 +343,19 @@ def trained_teacher(
         OSError: if the folder cannot be written.
     """
     model = new_model(name, task, settings.seed)
-    asked = _asked(name, task, settings)
-    kept = None if folder is None else folder / teacher_key(asked)
-    if kept is not None and _read_into(model, kept, asked):
+    recipe = _asked(name, task, settings)
+    teacher_folder = None if folder is None else folder / teacher_key(recipe)
+    if teacher_folder is not None and _read_into(model, teacher_folder, recipe):
         return model.eval()
     fit(model, task, settings, progress=progress)
-    if kept is not None:
-        _write(model, kept, asked, accuracy(model, task))
+    if teacher_folder is not None:
+        _write(model, teacher_folder, recipe, accuracy(model, task))
     return model
 
 
-def teacher_key(asked: Mapping[str, Any]) -> str:
+def teacher_key(recipe: Mapping[str, Any]) -> str:
     """Name a teacher's folder: a hash of all that its weights depend on."""
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _asked(name: str, task: Task, settings: Settings) -> dict[str, Any]:
@@ -376,17 +376,17 @@ def _checksum(tensor: Tensor) -> str:
     return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
 
 
-def _read_into(model: nn.Module, folder: Path, asked: Mapping[str, Any]) -> bool:
+def _read_into(model: nn.Module, folder: Path, recipe: Mapping[str, Any]) -> bool:
     """Whether what is kept could be used."""
     try:
-        told = parse_json((folder / "teacher.json").read_bytes())
+        record = parse_json((folder / "teacher.json").read_bytes())
         weights = folder / "weights.safetensors"
         # The limit keeps a file that somebody else has put there from filling the memory.
-        if not isinstance(told, dict) or told.get("asked") != asked or weights.stat().st_size > MAX_WEIGHTS_BYTES:
+        if not isinstance(record, dict) or record.get("asked") != recipe or weights.stat().st_size > MAX_WEIGHTS_BYTES:
             return False
         # Hashed and loaded are the same bytes, even if the file changes meanwhile.
         content = weights.read_bytes()
-        if hashlib.sha256(content).hexdigest() != told.get("sha256"):
+        if hashlib.sha256(content).hexdigest() != record.get("sha256"):
             return False
         model.load_state_dict(load(content))
     except (OSError, LabError, RuntimeError, ValueError):  # whatever is wrong with it, the teacher is trained again
@@ -394,7 +394,7 @@ def _read_into(model: nn.Module, folder: Path, asked: Mapping[str, Any]) -> bool
     return True
 
 
-def _write(model: nn.Module, folder: Path, asked: Mapping[str, Any], found: float) -> None:
+def _write(model: nn.Module, folder: Path, recipe: Mapping[str, Any], held_out_accuracy: float) -> None:
     """The weights first, then what vouches for them: a crash between the two leaves a teacher that is not used."""
     folder.mkdir(parents=True, exist_ok=True)
     content = save(stored_weights(model))
@@ -405,5 +405,5 @@ def _write(model: nn.Module, folder: Path, asked: Mapping[str, Any], found: floa
         os.replace(temporary, folder / "weights.safetensors")
     finally:
         temporary.unlink(missing_ok=True)
-    told = {"asked": asked, "accuracy": found, "sha256": hashlib.sha256(content).hexdigest()}
-    write_atomic(folder / "teacher.json", json.dumps(told, indent=1))
+    record = {"asked": recipe, "accuracy": held_out_accuracy, "sha256": hashlib.sha256(content).hexdigest()}
+    write_atomic(folder / "teacher.json", json.dumps(record, indent=1))

@@ -83,13 +83,13 @@ def torchao_module(name: str = "quantization") -> Any:
 def _other_version() -> LabError:
     """Say which version of torchao is here, and which one is needed."""
     try:
-        here = importlib.metadata.version("torchao")
+        version = importlib.metadata.version("torchao")
     except importlib.metadata.PackageNotFoundError:
-        here = say(en="without a version", fr="sans version")
-    needed = f"torchao=={TORCHAO_VERSION}"
+        version = say(en="without a version", fr="sans version")
+    requirement = f"torchao=={TORCHAO_VERSION}"
     return refusal(
-        en=f"torchao {here} is here, {TORCHAO_VERSION} is needed: pip install {needed} replaces it.",
-        fr=f"torchao {here} est ici, il faut {TORCHAO_VERSION} : pip install {needed} le remplace.",
+        en=f"torchao {version} is here, {TORCHAO_VERSION} is needed: pip install {requirement} replaces it.",
+        fr=f"torchao {version} est ici, il faut {TORCHAO_VERSION} : pip install {requirement} le remplace.",
     )
 
 
@@ -183,13 +183,13 @@ def predicted_torchao_bytes(model: nn.Module, form: Form) -> int:
     beside INT4.
     """
     layers = linear_layers(model)
-    other = 2 if form == "int4_weight_only" else 4
+    element_bytes = 2 if form == "int4_weight_only" else 4
     total = 0
     for name, tensor in model.state_dict().items():
-        path, _, own = name.rpartition(".")
-        if path not in layers or own != "weight":
+        path, _, leaf = name.rpartition(".")
+        if path not in layers or leaf != "weight":
             # INT4 makes every real number of the model bfloat16.
-            total += tensor.numel() * (other if tensor.is_floating_point() else tensor.element_size())
+            total += tensor.numel() * (element_bytes if tensor.is_floating_point() else tensor.element_size())
             continue
         outputs, inputs = tensor.shape
         if form == "int4_weight_only":
@@ -215,15 +215,15 @@ def torch_dynamic_model(model: nn.Module) -> nn.Module:
 
 def stored_torch_dynamic(model: nn.Module) -> dict[str, Tensor]:
     """List what a file keeps of a dynamic INT8 model: integers, a scale for each layer, biases, the rest."""
-    kept: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, module in model.named_modules():
         if isinstance(module, torch.ao.nn.quantized.dynamic.Linear):
             weight = module.weight()
-            kept[f"{name}.weight"] = weight.int_repr()
-            kept[f"{name}.scale"] = torch.tensor([weight.q_scale()], dtype=torch.float32)
+            tensors[f"{name}.weight"] = weight.int_repr()
+            tensors[f"{name}.scale"] = torch.tensor([weight.q_scale()], dtype=torch.float32)
             if module.bias() is not None:
-                kept[f"{name}.bias"] = module.bias().detach()
-    kept.update(
+                tensors[f"{name}.bias"] = module.bias().detach()
+    tensors.update(
         (name, tensor.detach().contiguous())
         for name, tensor in model.state_dict().items()
         # What the packed layers add to the state dictionary is stored above, in plain form.
@@ -232,4 +232,4 @@ def stored_torch_dynamic(model: nn.Module) -> dict[str, Tensor]:
         and "_packed_params" not in name
         and not name.endswith((".scale", ".zero_point"))
     )
-    return kept
+    return tensors

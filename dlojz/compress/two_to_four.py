@@ -40,12 +40,12 @@ def check_groups(shape: Sequence[int], name: str = "weight") -> None:
         LabError: if it has no two dimensions, or an input dimension that is not a multiple of 4.
     """
     if len(shape) != 2 or shape[1] % GROUP or not shape[1]:
-        listed = " × ".join(str(length) for length in shape)
+        dimensions = " × ".join(str(length) for length in shape)
         raise refusal(
             en=f"2:4 keeps two of every four weights along the input dimension, which must be a multiple of 4 in "
-            f"a matrix (outputs × inputs), but {name} is {listed}.",
+            f"a matrix (outputs × inputs), but {name} is {dimensions}.",
             fr=f"2:4 garde deux poids sur quatre le long de la dimension d’entrée, qui doit être un multiple de 4 "
-            f"dans une matrice (sorties × entrées), mais {name} mesure {listed}.",
+            f"dans une matrice (sorties × entrées), mais {name} mesure {dimensions}.",
         )
 
 
@@ -55,10 +55,10 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
     Raises:
         LabError: if the inputs of one of them are no multiple of 4.
     """
-    found = quantizers.linear_layers(model)
-    for name, module in found.items():
+    layers = quantizers.linear_layers(model)
+    for name, module in layers.items():
         check_groups((module.out_features, module.in_features), name)
-    return found
+    return layers
 
 
 def mask_2_of_4(weight_OI: Tensor) -> Tensor:
@@ -70,9 +70,9 @@ def mask_2_of_4(weight_OI: Tensor) -> Tensor:
     check_groups(weight_OI.shape)
     magnitude_OG4 = weight_OI.detach().abs().unflatten(1, (-1, GROUP))  # (O, G, 4)
     # (O, G, 4, 1) against (O, G, 1, 4): each weight with each of its group.
-    own, other = magnitude_OG4.unsqueeze(-1), magnitude_OG4.unsqueeze(-2)
+    row, column = magnitude_OG4.unsqueeze(-1), magnitude_OG4.unsqueeze(-2)
     earlier = torch.ones(GROUP, GROUP, dtype=torch.bool, device=weight_OI.device).tril(-1)
-    before = (other > own) | ((other == own) & earlier)  # [.., i, j]: j comes before i in the order of magnitudes
+    before = (column > row) | ((column == row) & earlier)  # [.., i, j]: j comes before i in the order of magnitudes
     return (before.sum(dim=-1) < KEPT).flatten(1)  # at most one comes before it
 
 
@@ -294,11 +294,11 @@ def semi_structured(weight_OI: Tensor) -> Tensor:
     try:
         packed: Tensor = to_sparse_semi_structured(weight_OI)
     except (RuntimeError, ValueError, NotImplementedError) as error:
-        shape, why = " × ".join(str(length) for length in weight_OI.shape), _first_line(error)
+        shape, reason = " × ".join(str(length) for length in weight_OI.shape), _first_line(error)
         raise refusal(
-            en=f"torch cannot pack this 2:4 weight, {shape} in {weight_OI.dtype}: {why}; use 16 bits and lengths "
+            en=f"torch cannot pack this 2:4 weight, {shape} in {weight_OI.dtype}: {reason}; use 16 bits and lengths "
             "that are multiples of 64.",
-            fr=f"torch ne peut pas compacter ce poids 2:4, {shape} en {weight_OI.dtype} : {why} ; prenez 16 bits "
+            fr=f"torch ne peut pas compacter ce poids 2:4, {shape} en {weight_OI.dtype} : {reason} ; prenez 16 bits "
             "et des dimensions multiples de 64.",
         ) from None
     return packed
@@ -334,13 +334,13 @@ def sparse_speed(
     dtype = torch.float16 if torch.device(device).type == "cuda" else torch.float32
     dense_OI = torch.randn(outputs, inputs, generator=generator)
     x_BI = torch.randn(batch, inputs, generator=generator).to(device, dtype)
-    masked = {one: (dense_OI * magnitude_mask(dense_OI, one)).to(device, dtype) for one in sparsities}
+    masked = {sparsity: (dense_OI * magnitude_mask(dense_OI, sparsity)).to(device, dtype) for sparsity in sparsities}
     dense = _Product(dense_OI.to(device, dtype))
     calls = GPU_CALLS if x_BI.is_cuda else 1
-    cases: list[tuple[Form, float]] = [(form, one) for one in masked for form in ("masked", "csr")]
+    cases: list[tuple[Form, float]] = [(form, sparsity) for sparsity in masked for form in ("masked", "csr")]
     if has_semi_structured(device):
         cases.append(("semi_structured", KEPT / GROUP))
-    found = []
+    speeds = []
     for form, sparsity in cases:
         try:
             if form == "semi_structured":
@@ -351,22 +351,31 @@ def sparse_speed(
                 weight = masked[sparsity] if form == "masked" else _csr(masked[sparsity])
                 size = _csr_bytes(weight) if form == "csr" else weight.numel() * dtype.itemsize
             # In pairs, one after the other: what slows the machine for a moment then slows both.
-            _, one = latencies([dense, _Product(weight)], x_BI, rounds, calls)
+            _, latency = latencies([dense, _Product(weight)], x_BI, rounds, calls)
         except (LabError, RuntimeError, NotImplementedError) as error:
             # A CPU runs both forms; a GPU may lack one.
             if not x_BI.is_cuda and form != "semi_structured":
                 raise
-            told = say(
+            message = say(
                 en=f"{form} with {percent(sparsity, 0)} of zeros was left out: {_first_line(error)}",
                 fr=f"{form} avec {percent(sparsity, 0)} de zéros a été laissé de côté : {_first_line(error)}",
             )
-            warnings.warn(told, stacklevel=2)
+            warnings.warn(message, stacklevel=2)
             continue
         share = size / (dense_OI.numel() * dtype.itemsize)
-        found.append(
-            SparseSpeed(form, sparsity, 1 - sparsity, share, one.ratio, one.ratio_low, one.ratio_high, one.seconds)
+        speeds.append(
+            SparseSpeed(
+                form,
+                sparsity,
+                1 - sparsity,
+                share,
+                latency.ratio,
+                latency.ratio_low,
+                latency.ratio_high,
+                latency.seconds,
+            )
         )
-    return found
+    return speeds
 
 
 def _check_device(device: str) -> None:
@@ -387,7 +396,7 @@ def crossing(speeds: Sequence[SparseSpeed], form: Form = "csr") -> float | None:
     Ratios are taken to change along a straight line from one sparsity to the next; what counts is the last time that
     the form was slower.
     """
-    line = sorted(((one.sparsity, one.ratio) for one in speeds if one.form == form), key=lambda point: point[0])
+    line = sorted(((speed.sparsity, speed.ratio) for speed in speeds if speed.form == form), key=lambda point: point[0])
     if not line or line[-1][1] > 1:  # slower even with the most zeros
         return None
     slower = [index for index, (_, ratio) in enumerate(line) if ratio > 1]

@@ -39,7 +39,7 @@ class OneSentence(argparse.ArgumentParser):
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse the options; an unknown word ends the program."""
-        given, unknown = self.parse_known_args(args, namespace)
+        arguments, unknown = self.parse_known_args(args, namespace)
         if unknown:
             # The last form of each option is the long one.
             options = " ".join(option for action in self._actions for option in action.option_strings[-1:])
@@ -49,7 +49,7 @@ class OneSentence(argparse.ArgumentParser):
                     fr=f"{' '.join(unknown)} a été reçu, ce que ce programme ne fait pas ; ses options sont {options}.",
                 )
             )
-        return given
+        return arguments
 
     def error(self, message: str) -> NoReturn:
         """End the program with this sentence."""
@@ -58,21 +58,21 @@ class OneSentence(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """Build the parser of every program; the short options are the course's, and a program adds its own."""
-    made = OneSentence(allow_abbrev=False)  # `--acc` is an error, not `--accumulation`
-    made.add_argument("--model", default="coatnet_tiny")
-    made.add_argument("--data", default=None)
-    made.add_argument("--data-root", default=None)
-    made.add_argument("--image-size", type=int, default=None)
-    made.add_argument("--sequence-length", type=int, default=None)
-    made.add_argument("-b", "--batch-size", type=int, default=16, help="samples per micro-batch and rank")
-    made.add_argument("--accumulation", type=int, default=1, help="micro-batches per step and rank")
-    made.add_argument("-s", "--steps", type=int, default=20)
-    made.add_argument("--lr", type=float, default=1e-3)
-    made.add_argument("--weight-decay", type=float, default=0.0)
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    made.set_defaults(zero=0, tp=1, pp=1)  # a program adds the options it has
-    return made
+    arguments = OneSentence(allow_abbrev=False)  # `--acc` is an error, not `--accumulation`
+    arguments.add_argument("--model", default="coatnet_tiny")
+    arguments.add_argument("--data", default=None)
+    arguments.add_argument("--data-root", default=None)
+    arguments.add_argument("--image-size", type=int, default=None)
+    arguments.add_argument("--sequence-length", type=int, default=None)
+    arguments.add_argument("-b", "--batch-size", type=int, default=16, help="samples per micro-batch and rank")
+    arguments.add_argument("--accumulation", type=int, default=1, help="micro-batches per step and rank")
+    arguments.add_argument("-s", "--steps", type=int, default=20)
+    arguments.add_argument("--lr", type=float, default=1e-3)
+    arguments.add_argument("--weight-decay", type=float, default=0.0)
+    arguments.add_argument("--seed", type=int, default=0)
+    arguments.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    arguments.set_defaults(zero=0, tp=1, pp=1)  # a program adds the options it has
+    return arguments
 
 
 def _config(args: argparse.Namespace) -> RunConfig:
@@ -91,9 +91,9 @@ def device(args: argparse.Namespace) -> torch.device:
     """Choose and set the device of this rank: the GPU of its number on this node, or the CPU."""
     if args.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    found = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    torch.cuda.set_device(found)  # otherwise plain "cuda", and NCCL's barrier, would be the first GPU
-    return found
+    gpu = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(gpu)  # otherwise plain "cuda", and NCCL's barrier, would be the first GPU
+    return gpu
 
 
 class WithLoss(nn.Module):
@@ -115,9 +115,9 @@ class WithLoss(nn.Module):
     @property
     def blocks(self) -> nn.ModuleList:
         """Blocks of the network, for FSDP's units."""
-        found = self.network.blocks
-        assert isinstance(found, nn.ModuleList)  # every model of the catalogue is a flat list of blocks
-        return found
+        blocks = self.network.blocks
+        assert isinstance(blocks, nn.ModuleList)  # every model of the catalogue is a flat list of blocks
+        return blocks
 
 
 @torch.no_grad()
@@ -189,21 +189,21 @@ def completed(args: argparse.Namespace) -> dict[str, Any]:
         "gradient_accumulation_steps": ("--accumulation", args.accumulation),
     }
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    both = {
+    expected_sizes = {
         **sizes,
         "train_batch_size": (f"-b × --accumulation × {ranks}", args.batch_size * args.accumulation * ranks),
     }
     # "auto", or no entry at all, leaves a size to the command line.
-    for key, (option, asked) in both.items():
-        if document.get(key, "auto") not in ("auto", asked):
-            _differ(args.deepspeed_config, key, document[key], option, asked)
+    for key, (option, size) in expected_sizes.items():
+        if document.get(key, "auto") not in ("auto", size):
+            _differ(args.deepspeed_config, key, document[key], option, size)
     zero = document.get("zero_optimization")
     stage = zero.get("stage", 0) if isinstance(zero, dict) else 0
     if args.zero and args.zero != stage:
         _differ(args.deepspeed_config, "stage", stage, "--zero", args.zero)
     # The sizes are filled in below; any other "auto" stays.
-    given = {key: value for key, value in document.items() if value != "auto" or key not in both}
-    return {**given, **{key: asked for key, (_, asked) in sizes.items()}}
+    settings = {key: value for key, value in document.items() if value != "auto" or key not in expected_sizes}
+    return {**settings, **{key: size for key, (_, size) in sizes.items()}}
 
 
 def _document(path: str | None) -> dict[str, Any]:
@@ -219,12 +219,12 @@ def _document(path: str | None) -> dict[str, Any]:
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
+        text = getattr(error, "strerror", None) or str(error)
         raise SystemExit(
             say(
-                en=f"--deepspeed_config {path} cannot be read ({why}): ds_config_zero2.json beside the program is one "
+                en=f"--deepspeed_config {path} cannot be read ({text}): ds_config_zero2.json beside the program is one "
                 "that can.",
-                fr=f"--deepspeed_config {path} ne peut pas être lu ({why}) : ds_config_zero2.json, à côté du "
+                fr=f"--deepspeed_config {path} ne peut pas être lu ({text}) : ds_config_zero2.json, à côté du "
                 "programme, peut l’être.",
             )
         ) from None
@@ -238,12 +238,12 @@ def _document(path: str | None) -> dict[str, Any]:
     return document
 
 
-def _differ(path: str, key: str, said: object, option: str, asked: object) -> NoReturn:
+def _differ(path: str, key: str, entry: object, option: str, value: object) -> NoReturn:
     raise SystemExit(
         say(
-            en=f"{path} says {key}: {said}, and the command line {option}: {asked}; change one of them, or leave it "
+            en=f"{path} says {key}: {entry}, and the command line {option}: {value}; change one of them, or leave it "
             "out of the file.",
-            fr=f"{path} dit {key} : {said}, et la ligne de commande {option} : {asked} ; changez l’un des deux, ou "
+            fr=f"{path} dit {key} : {entry}, et la ligne de commande {option} : {value} ; changez l’un des deux, ou "
             "retirez-le du fichier.",
         )
     )

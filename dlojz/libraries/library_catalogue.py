@@ -32,8 +32,8 @@ def code_lines(text: str) -> list[str]:
     silent: set[int] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Module | ast.FunctionDef | ast.ClassDef) and ast.get_docstring(node) is not None:
-            said = node.body[0]
-            silent.update(range(said.lineno, (said.end_lineno or said.lineno) + 1))
+            docstring = node.body[0]
+            silent.update(range(docstring.lineno, (docstring.end_lineno or docstring.lineno) + 1))
     comments = {
         token.start[0]: token.start[1]
         for token in tokenize.generate_tokens(io.StringIO(text).readline)
@@ -132,8 +132,8 @@ class Library:
             # A Python that is named but is not there is no reason to take the folder's.
             return Path(self.given) if Path(self.given).is_file() else None
         folder = CHECKOUT / self.environment
-        here = folder / "bin" / "python"
-        return here if here.is_file() and (folder / READY).is_file() else None
+        executable = folder / "bin" / "python"
+        return executable if executable.is_file() and (folder / READY).is_file() else None
 
     @property
     def installed(self) -> bool:
@@ -146,15 +146,17 @@ class Library:
     @property
     def version(self) -> str:
         """Its version, here or in its separate environment; empty where it is not installed."""
-        own = self.python
+        interpreter = self.python
         # Versions are read from the metadata in its folders: its Python is not started.
-        where = [str(path) for path in own.parents[1].glob("lib/python*/*-packages")] if own else sys.path
-        return next((one.version for one in distributions(name=self.package, path=where)), "")
+        folders = (
+            [str(path) for path in interpreter.parents[1].glob("lib/python*/*-packages")] if interpreter else sys.path
+        )
+        return next((distribution.version for distribution in distributions(name=self.package, path=folders)), "")
 
 
 LIBRARIES: dict[str, Library] = {
-    one.name: one
-    for one in (
+    entry.name: entry
+    for entry in (
         Library(
             name="torch",
             package="torch",
@@ -257,24 +259,27 @@ def library(name: str) -> Library:
 
 def absence(name: str) -> str | None:
     """Explain in one sentence why a library's program cannot run here and how to install it; None where it can."""
-    one = library(name)
-    if one.installed:
+    entry = library(name)
+    if entry.installed:
         return None
-    if not one.environment:
-        return missing_library(one.package, title=one.title)
-    there, first, la, puis = "", "", "", ""
-    if one.given:
-        there, first = f" where {one.environment_variable} says, {one.given}", "unset this variable, then "
-        la, puis = f" là où le dit {one.environment_variable}, {one.given}", "retirez cette variable, puis "
-    if one.command:
-        how = f"install it by {one.command}, in the folder of the lab"
-        comment = f"installez-le par {one.command}, dans le dossier du TP"
+    if not entry.environment:
+        return missing_library(entry.package, title=entry.title)
+    path_en, unset_en, path_fr, unset_fr = "", "", "", ""
+    if entry.given:
+        path_en, unset_en = f" where {entry.environment_variable} says, {entry.given}", "unset this variable, then "
+        path_fr, unset_fr = (
+            f" là où le dit {entry.environment_variable}, {entry.given}",
+            "retirez cette variable, puis ",
+        )
+    if entry.command:
+        how = f"install it by {entry.command}, in the folder of the lab"
+        comment = f"installez-le par {entry.command}, dans le dossier du TP"
     else:
-        how = f"install it in a separate environment, whose Python {one.environment_variable} names"
-        comment = f"installez-le dans un environnement séparé, dont {one.environment_variable} donne le Python"
+        how = f"install it in a separate environment, whose Python {entry.environment_variable} names"
+        comment = f"installez-le dans un environnement séparé, dont {entry.environment_variable} donne le Python"
     return say(
-        en=f"{one.title} is not installed{there} (Python package {one.package}): {first}{how}.",
-        fr=f"{one.title} n’est pas installé{la} (paquet Python {one.package}) : {puis}{comment}.",
+        en=f"{entry.title} is not installed{path_en} (Python package {entry.package}): {unset_en}{how}.",
+        fr=f"{entry.title} n’est pas installé{path_fr} (paquet Python {entry.package}) : {unset_fr}{comment}.",
     )
 
 
@@ -311,7 +316,7 @@ def own_python(config: RunConfig) -> Path | None:
 
 def lines_changed(name: str, reference: str = REFERENCE) -> LineChange:
     """Compare the code lines of a library's program with the reference's."""
-    before, after = (library(one).program.read_text(encoding="utf-8") for one in (reference, name))
+    before, after = (library(library_name).program.read_text(encoding="utf-8") for library_name in (reference, name))
     return change(before, after)
 
 
@@ -319,10 +324,12 @@ def bridge_lines(name: str) -> int:
     """Count the code lines of a library's adapter: the modules of `dlojz.libraries` that its program alone imports."""
     tree = ast.parse(library(name).program.read_text(encoding="utf-8"))
     modules = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    own = {module.removeprefix("dlojz.libraries.") for module in modules if module.startswith("dlojz.libraries.")}
+    adapter_modules = {
+        module.removeprefix("dlojz.libraries.") for module in modules if module.startswith("dlojz.libraries.")
+    }
     return sum(
         len(code_lines((PROGRAMS.parent / f"{module}.py").read_text(encoding="utf-8")))
-        for module in own
+        for module in adapter_modules
         if not module.startswith("course")  # what all programs share
     )
 
@@ -337,7 +344,7 @@ def words_of(config: RunConfig, deepspeed_file: Path = PLACEHOLDER) -> list[str]
         deepspeed_file: DeepSpeed's configuration, where the library reads one.
     """
     layout = config.layout
-    given: list[tuple[str, object, object]] = [
+    options: list[tuple[str, object, object]] = [
         ("--model", config.model, None),
         ("--data", config.data_name, None),
         ("--data-root", config.data_root, None),
@@ -354,7 +361,7 @@ def words_of(config: RunConfig, deepspeed_file: Path = PLACEHOLDER) -> list[str]
         ("--pp", layout.pp, 1),
         ("--device", config.device, "auto"),
     ]
-    words = [word for name, value, usual in given if value not in (None, usual) for word in (name, str(value))]
+    words = [word for name, value, usual in options if value not in (None, usual) for word in (name, str(value))]
     if config.library == "deepspeed":
         words.append("--deepspeed")
     if layout.engine == "deepspeed":
@@ -364,11 +371,11 @@ def words_of(config: RunConfig, deepspeed_file: Path = PLACEHOLDER) -> list[str]
 
 def command_alone(name: str) -> str:
     """Complete the command line of a library's program (the end of its docstring) with whole paths."""
-    one = library(name)
-    said = ast.get_docstring(ast.parse(one.program.read_text(encoding="utf-8"))) or ""
-    words = shlex.split(said.splitlines()[-1])  # the last line of a program's docstring
-    folder = one.program.parent
+    entry = library(name)
+    docstring = ast.get_docstring(ast.parse(entry.program.read_text(encoding="utf-8"))) or ""
+    words = shlex.split(docstring.splitlines()[-1])  # the last line of a program's docstring
+    folder = entry.program.parent
     words = [str(folder / word) if (folder / word).is_file() else word for word in words]
     # `torchrun` is that of the lab's environment; another one's is run as a module of its Python.
-    own = [str(one.python), "-m", "torch.distributed.run"] if one.python else [words[0]]
-    return shlex.join([*own, *words[1:]])
+    launcher = [str(entry.python), "-m", "torch.distributed.run"] if entry.python else [words[0]]
+    return shlex.join([*launcher, *words[1:]])

@@ -97,15 +97,15 @@ def own_name(name: str, *, depth: int, first_layer: int = 0) -> str:
         'blocks.4.mlp_expand.bias'
     """
     module, _, kind = name.rpartition(".")
-    if found := _LAYER.fullmatch(module):
+    if match := _LAYER.fullmatch(module):
         # Block 0 of the lab is the embedding, so that layer i of a stage is block first_layer + i + 1.
-        return f"blocks.{first_layer + int(found[1]) + 1}.{_IN_A_LAYER[found[2]]}.{kind}"
+        return f"blocks.{first_layer + int(match[1]) + 1}.{_IN_A_LAYER[match[2]]}.{kind}"
     return f"{_OUTSIDE[module].format(last=depth + 1)}.{kind}"
 
 
-def model_options(whole: nn.Module) -> dict[str, Any]:
+def model_options(lab_model: nn.Module) -> dict[str, Any]:
     """Options of `TransformerConfig` with which Megatron-core's GPT equals the lab's: no fused kernels, no dropout."""
-    blocks = cast(GPT, whole).blocks
+    blocks = cast(GPT, lab_model).blocks
     block = cast(TransformerBlock, blocks[1])
     return {
         "num_layers": len(blocks) - 2,  # without embedding and head
@@ -128,23 +128,23 @@ def model_options(whole: nn.Module) -> dict[str, Any]:
     }
 
 
-def table_options(whole: nn.Module) -> dict[str, Any]:
+def table_options(lab_model: nn.Module) -> dict[str, Any]:
     """Options of `GPTModel` for the tables of the lab's `GPT`: words, learnt positions, whether the head is tied."""
-    embedding = cast(Embedding, cast(GPT, whole).blocks[0])
+    embedding = cast(Embedding, cast(GPT, lab_model).blocks[0])
     return {
-        "share_embeddings_and_output_weights": bool(tied_names(whole)),
+        "share_embeddings_and_output_weights": bool(tied_names(lab_model)),
         "vocab_size": embedding.token.num_embeddings,
         "max_sequence_length": embedding.position.num_embeddings,
         "position_embedding_type": "learned_absolute",
     }
 
 
-def own_part(parameter: Tensor, whole: Tensor, *, tp: int, tp_rank: int) -> Tensor:
+def own_part(parameter: Tensor, full_tensor: Tensor, *, tp: int, tp_rank: int) -> Tensor:
     """Take the slice of a whole tensor for one of Megatron-core's parameters on this tensor-parallel rank."""
     if not getattr(parameter, "tensor_model_parallel", False):
-        return whole
+        return full_tensor
     dim: int = parameter.partition_dim  # type: ignore[attr-defined]
-    return whole.chunk(tp, dim=dim)[tp_rank]  # a view
+    return full_tensor.chunk(tp, dim=dim)[tp_rank]  # a view
 
 
 def own_parameters(model: nn.Module, depth: int) -> Iterator[tuple[str, nn.Parameter]]:
@@ -163,17 +163,17 @@ def own_parameters(model: nn.Module, depth: int) -> Iterator[tuple[str, nn.Param
 
 
 @torch.no_grad()
-def load_weights(model: nn.Module, whole: nn.Module) -> None:
+def load_weights(model: nn.Module, lab_model: nn.Module) -> None:
     """Copy the lab's weights into a rank's part of a `GPTModel`; nothing is sent.
 
     Args:
         model: this rank's part: its stage, its slices.
-        whole: the lab's `GPT`.
+        lab_model: the lab's `GPT`.
     """
     from megatron.core import parallel_state
 
     tp = parallel_state.get_tensor_model_parallel_world_size()
     tp_rank = parallel_state.get_tensor_model_parallel_rank()
-    weights = whole.state_dict()
-    for name, parameter in own_parameters(model, len(cast(GPT, whole).blocks) - 2):
+    weights = lab_model.state_dict()
+    for name, parameter in own_parameters(model, len(cast(GPT, lab_model).blocks) - 2):
         parameter.copy_(own_part(parameter, weights[name], tp=tp, tp_rank=tp_rank))

@@ -48,20 +48,24 @@ class SeenMegatron(SeenTorch):
         return int(parallel_state.get_data_parallel_world_size())
 
     def inventory(self) -> Inventory:
-        held = super().inventory()
+        tensors = super().inventory()
         # Not `parameter.grad`, which Megatron sets to None: one buffer, counted whole.
         gradients: list[Tensor] = [buffer.grad_data for buffer in self._wrapped.buffers]
-        return held | {"gradients": [*gradients, *held["gradients"]], "buffers": []}
+        return tensors | {"gradients": [*gradients, *tensors["gradients"]], "buffers": []}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield whole parameters by the lab's names, in the order of the lab's model; a collective call."""
         with torch.device("meta"):
-            whole = loop.build_model(self.config)
-        held = dict(own_parameters(self.module, len(list(whole.blocks)) - 2))  # type: ignore[arg-type]
+            lab_model = loop.build_model(self.config)
+        rank_parameters = dict(own_parameters(self.module, len(list(lab_model.blocks)) - 2))  # type: ignore[arg-type]
         stages, group = self.config.layout.pp, parallel_state.get_pipeline_model_parallel_group()
-        for name, parameter in whole.named_parameters():
-            owner = torch.tensor([parallel_state.get_pipeline_model_parallel_rank() if name in held else -1])
-            tensor = self._whole(held[name]) if name in held else torch.empty(parameter.shape, device=self.device)
+        for name, parameter in lab_model.named_parameters():
+            owner = torch.tensor([parallel_state.get_pipeline_model_parallel_rank() if name in rank_parameters else -1])
+            tensor = (
+                self._whole(rank_parameters[name])
+                if name in rank_parameters
+                else torch.empty(parameter.shape, device=self.device)
+            )
             if stages > 1:
                 # Who: the stages of a pipeline, at the end of the run. What: the owner of this parameter, then itself.
                 # How much: 8 bytes, and its own.
@@ -71,12 +75,12 @@ class SeenMegatron(SeenTorch):
 
     def _whole(self, parameter: Tensor) -> Tensor:
         """Gather a parameter from the ranks of the tensor axis."""
-        own = parameter.detach().contiguous()
+        part = parameter.detach().contiguous()
         if not getattr(parameter, "tensor_model_parallel", False) or self.config.layout.tp == 1:
-            return own.clone()
-        parts = [torch.empty_like(own) for _ in range(self.config.layout.tp)]
+            return part.clone()
+        parts = [torch.empty_like(part) for _ in range(self.config.layout.tp)]
         # Who: the ranks of the tensor axis, at the end of the run. What: their slices. How much: the parameter's bytes.
-        dist.all_gather(parts, own, group=parallel_state.get_tensor_model_parallel_group())
+        dist.all_gather(parts, part, group=parallel_state.get_tensor_model_parallel_group())
         return torch.cat(parts, dim=parameter.partition_dim)  # type: ignore[attr-defined]
 
     def close(self) -> None:

@@ -90,7 +90,7 @@ class SeenTorch(Engine):
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Optimizers that have made a step, in the order of their first step."""
-        return [one for one in (reference() for reference in self._optimizers) if one is not None]
+        return [optimizer for optimizer in (reference() for reference in self._optimizers) if optimizer is not None]
 
     @optimizers.setter
     def optimizers(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
@@ -114,7 +114,9 @@ class SeenTorch(Engine):
             # HSDP: the ranks of a shard group, times the groups that hold the same shards.
             between = getattr(module, "_inter_node_pg", None)
             return dist.get_world_size(module.process_group) * (between.size() if between is not None else 1)
-        mesh = next((one.device_mesh for one in module.parameters() if isinstance(one, DTensor)), None)
+        mesh = next(
+            (parameter.device_mesh for parameter in module.parameters() if isinstance(parameter, DTensor)), None
+        )
         if mesh is None:
             return None
         names = mesh.mesh_dim_names or ("dp",) * mesh.ndim
@@ -135,7 +137,9 @@ class SeenTorch(Engine):
         return locals_of(
             {
                 "weights": [*parameters],
-                "gradients": [one.grad for one in parameters if one.is_leaf and one.grad is not None],
+                "gradients": [
+                    parameter.grad for parameter in parameters if parameter.is_leaf and parameter.grad is not None
+                ],
                 "optimizer": [state for optimizer in self.optimizers for state in optimizer_states(optimizer)],
                 "buffers": [buffer for module in modules for buffer in module.buffers()],
             }
@@ -148,10 +152,17 @@ class SeenTorch(Engine):
         within = {id(tensor) for model in models for tensor in (*model.parameters(), *model.buffers())}
         stepping = {id(optimizer) for optimizer in optimizers}
         modules = (self.module, *self.others)
-        parameters = {id(one): one for module in modules for one in module.parameters() if id(one) not in within}
-        buffers = {id(one): one for module in modules for one in module.buffers() if id(one) not in within}
-        gradients = [one.grad for one in parameters.values() if one.is_leaf and one.grad is not None]
-        other_optimizers = [one for one in self.optimizers if id(one) not in stepping]
+        parameters = {
+            id(parameter): parameter
+            for module in modules
+            for parameter in module.parameters()
+            if id(parameter) not in within
+        }
+        buffers = {id(buffer): buffer for module in modules for buffer in module.buffers() if id(buffer) not in within}
+        gradients = [
+            parameter.grad for parameter in parameters.values() if parameter.is_leaf and parameter.grad is not None
+        ]
+        other_optimizers = [optimizer for optimizer in self.optimizers if id(optimizer) not in stepping]
         inventory = locals_of(
             {
                 "weights": [*parameters.values()],
@@ -164,9 +175,9 @@ class SeenTorch(Engine):
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self.module.named_parameters():
-            whole = parameter.detach()
+            tensor = parameter.detach()
             # Who: all ranks. What: one parameter, all-gathered whole where it is sharded; at the end of the run only.
-            yield plain_name(name), (whole.full_tensor() if isinstance(whole, DTensor) else whole).cpu()
+            yield plain_name(name), (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).cpu()
 
     def close(self) -> None:
         """Close nothing: the objects are the program's."""
@@ -256,14 +267,16 @@ def mesh_groups(module: nn.Module) -> dict[str, str]:
     """
     if not dist.is_initialized():
         return {}
-    whole = {
+    world_axes = {
         str(mesh.get_group().group_name): mesh.mesh_dim_names[0]
-        for mesh in (one.device_mesh for one in module.parameters() if isinstance(one, DTensor))
+        for mesh in (parameter.device_mesh for parameter in module.parameters() if isinstance(parameter, DTensor))
         if mesh.ndim == 1 and mesh.mesh_dim_names and mesh.mesh_dim_names[0] in _WITHIN_REPLICA
     }
     axes = {str(group.group_name): str(group.group_desc) for group in distributed_c10d._world.pg_map}
-    named = {name: axis.removeprefix("mesh_") for name, axis in axes.items() if axis.startswith("mesh_")}
-    return whole | {name: axis for name, axis in named.items() if axis and not axis.startswith(("dim_", "default"))}
+    mesh_axes = {name: axis.removeprefix("mesh_") for name, axis in axes.items() if axis.startswith("mesh_")}
+    return world_axes | {
+        name: axis for name, axis in mesh_axes.items() if axis and not axis.startswith(("dim_", "default"))
+    }
 
 
 def seen(config: RunConfig, module: nn.Module, device: torch.device) -> SeenTorch | SeenDeepSpeed:
@@ -386,7 +399,7 @@ class MessageTimes:
         """
         now_s = time.perf_counter()
         # One that is still under way, or whose arrival nobody saw, is counted until now.
-        intervals = tuple((one.left_s, one.arrived_s or now_s) for one in self._messages)
+        intervals = tuple((message.left_s, message.arrived_s or now_s) for message in self._messages)
         return Overlap(intervals, tuple(self._waits)) if self._sees_all or beside_reducer else None
 
     def clear(self) -> None:

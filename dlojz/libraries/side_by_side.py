@@ -79,7 +79,9 @@ class LibraryRow:
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
         pairs = ("states_bytes", "peak_bytes", "sent_bytes")
-        plain = [one.name for one in fields(self) if one.name not in ("name", "change", "config", "difference", *pairs)]
+        plain = [
+            field.name for field in fields(self) if field.name not in ("name", "change", "config", "difference", *pairs)
+        ]
         return {
             **{name: getattr(self, name) for name in plain},
             **{name: dict(zip(("predicted", "measured"), getattr(self, name), strict=True)) for name in pairs},
@@ -115,21 +117,21 @@ def rows(
     if not isinstance(records, Mapping):
         records = {record.config.library: [record] for record in records}
     base: Rounds = records.get(REFERENCE, ())
-    found = []
+    table = []
     for name in names or tuple(LIBRARIES):
-        told: Rounds = records.get(name, ())
-        why = (refused or {}).get(name) or _why(name, told)
-        found.append(_measured(name, told, base) if _last(told) is not None else _silent(name, why))
-    return found
+        rounds: Rounds = records.get(name, ())
+        reason = (refused or {}).get(name) or _why(name, rounds)
+        table.append(_measured(name, rounds, base) if _last(rounds) is not None else _silent(name, reason))
+    return table
 
 
-def _last(told: Rounds) -> RunRecord | None:
+def _last(rounds: Rounds) -> RunRecord | None:
     # The last round with losses gives losses, bytes and weights; seconds are of all rounds.
-    return next((one for one in reversed(told) if one is not None and one.losses), None)
+    return next((record for record in reversed(rounds) if record is not None and record.losses), None)
 
 
-def _why(name: str, told: Rounds) -> str:
-    return next((_ended(one) for one in told if one is not None), "") or absence(name) or ""
+def _why(name: str, rounds: Rounds) -> str:
+    return next((_ended(record) for record in rounds if record is not None), "") or absence(name) or ""
 
 
 def _ended(record: RunRecord) -> str:
@@ -149,37 +151,37 @@ def status_words(status: str) -> str:
     return say(en=status, fr=french.get(status, status))
 
 
-def _silent(name: str, why: str) -> LibraryRow:
-    one = LIBRARIES[name]
-    return LibraryRow(name, one.title, one.version, lines_changed(name), one.hides(), None, why)
+def _silent(name: str, reason: str) -> LibraryRow:
+    library = LIBRARIES[name]
+    return LibraryRow(name, library.title, library.version, lines_changed(name), library.hides(), None, reason)
 
 
-def _measured(name: str, told: Rounds, base: Rounds) -> LibraryRow:
-    one, last, plain = LIBRARIES[name], _last(told), _last(base)
-    assert last is not None  # whoever asks has seen its losses
-    measured, predicted = last.footprint(), _predicted(last.config)
-    step_s = [_step_s(record) for record in told]
+def _measured(name: str, rounds: Rounds, base: Rounds) -> LibraryRow:
+    library, run, plain = LIBRARIES[name], _last(rounds), _last(base)
+    assert run is not None  # whoever asks has seen its losses
+    measured, predicted = run.footprint(), _predicted(run.config)
+    step_s = [_step_s(record) for record in rounds]
     ratios = [
-        mine / other
-        for mine, record in zip(step_s, base, strict=False)  # round by round: one that failed leaves its place
-        if mine is not None and (other := _step_s(record)) is not None
+        seconds / base_seconds
+        for seconds, record in zip(step_s, base, strict=False)  # round by round: one that failed leaves its place
+        if seconds is not None and (base_seconds := _step_s(record)) is not None
     ]
     low, high = _quartiles(ratios)
-    known = [seconds for seconds in step_s if seconds is not None]
-    otherwise = fallback_note(last.config, last.environment.get("wrapped_in", ""))
-    version = last.environment.get("library", "").removeprefix(one.title).strip()
+    timed_s = [seconds for seconds in step_s if seconds is not None]
+    otherwise = fallback_note(run.config, run.environment.get("wrapped_in", ""))
+    version = run.environment.get("library", "").removeprefix(library.title).strip()
     # None where plain torch was not run, or a run has kept no weights.
-    hashes = last.weights_sha256, plain.weights_sha256 if plain else None
+    hashes = run.weights_sha256, plain.weights_sha256 if plain else None
     return LibraryRow(
         name=name,
-        title=one.title,
-        version=version or one.version,
+        title=library.title,
+        version=version or library.version,
         change=lines_changed(name),
-        hides=one.hides(),
-        config=last.config,
-        note=" ".join(sentence for sentence in (otherwise, _not_done(told)) if sentence),
-        losses=last.losses,
-        difference=largest_difference(last.losses, plain.losses) if plain else None,
+        hides=library.hides(),
+        config=run.config,
+        note=" ".join(sentence for sentence in (otherwise, _not_done(rounds)) if sentence),
+        losses=run.losses,
+        difference=largest_difference(run.losses, plain.losses) if plain else None,
         same_weights=hashes[0] == hashes[1] if all(hashes) else None,
         states_bytes=(_states(predicted), _states(measured)),
         peak_bytes=(
@@ -188,27 +190,29 @@ def _measured(name: str, told: Rounds, base: Rounds) -> LibraryRow:
         ),
         traffic_bytes=traffic_pairs(predicted, measured),
         sent_bytes=(sent(predicted), sent(measured)),
-        step_s=statistics.median(known) if known else None,
+        step_s=statistics.median(timed_s) if timed_s else None,
         step_ratio=statistics.median(ratios) if ratios else None,
         step_ratio_low=low,
         step_ratio_high=high,
-        rounds=len(ratios) if plain else len(known),
-        steps_timed=len(_timed(last)),
+        rounds=len(ratios) if plain else len(timed_s),
+        steps_timed=len(_timed(run)),
         otherwise=bool(otherwise),
     )
 
 
-def _not_done(told: Rounds) -> str:
+def _not_done(rounds: Rounds) -> str:
     """Report the incomplete rounds, and how the first of them ended; empty without."""
-    short = [one for one in told if one is None or one.status != "completed"]
+    short = [record for record in rounds if record is None or record.status != "completed"]
     if not short:
         return ""
-    ended = next((_ended(one) for one in short if one is not None), say(en="no record.", fr="aucun enregistrement."))
-    if len(told) == 1:
+    ended = next(
+        (_ended(record) for record in short if record is not None), say(en="no record.", fr="aucun enregistrement.")
+    )
+    if len(rounds) == 1:
         return ended
     return say(
-        en=f"{len(short)} of {len(told)} rounds: {ended}",
-        fr=f"{len(short)} tour{'s' * (len(short) > 1)} sur {len(told)} : {ended}",
+        en=f"{len(short)} of {len(rounds)} rounds: {ended}",
+        fr=f"{len(short)} tour{'s' * (len(short) > 1)} sur {len(rounds)} : {ended}",
     )
 
 
@@ -245,19 +249,21 @@ def _quartiles(ratios: Sequence[float]) -> tuple[float | None, float | None]:
     return cuts[0], cuts[2]
 
 
-def largest_difference(losses: Sequence[float], others: Sequence[float]) -> float | None:
+def largest_difference(losses: Sequence[float], reference_losses: Sequence[float]) -> float | None:
     """Compute the largest difference of two losses of the same step; None without a common step."""
-    return max((abs(one - other) for one, other in zip(losses, others, strict=False)), default=None)
+    return max((abs(loss - reference) for loss, reference in zip(losses, reference_losses, strict=False)), default=None)
 
 
-def leaves(one: Traffic) -> bool:
+def leaves(traffic: Traffic) -> bool:
     """Whether a rank sends this for the library: not the lab's own messages, nor those it receives."""
-    return one.group != CONTROL and one.collective != "recv"
+    return traffic.group != CONTROL and traffic.collective != "recv"
 
 
 def sent(footprint: Footprint | None) -> float | None:
     """Sum the bytes that leave a rank in one step, without the lab's own, as `Traffic.sent_bytes` counts them."""
-    return None if footprint is None else sum(one.sent_bytes for one in footprint.communication if leaves(one))
+    return (
+        None if footprint is None else sum(traffic.sent_bytes for traffic in footprint.communication if leaves(traffic))
+    )
 
 
 def traffic_pairs(
@@ -272,12 +278,14 @@ def traffic_pairs(
         if footprint is None:
             summed.append(None)
             continue
-        found: dict[str, int] = {}
-        for one in footprint.communication:
-            if one.group != CONTROL:
-                found[one.collective] = found.get(one.collective, 0) + one.message_bytes
-        summed.append(found)
+        bytes_by_collective: dict[str, int] = {}
+        for traffic in footprint.communication:
+            if traffic.group != CONTROL:
+                bytes_by_collective[traffic.collective] = (
+                    bytes_by_collective.get(traffic.collective, 0) + traffic.message_bytes
+                )
+        summed.append(bytes_by_collective)
     # Every collective that one of the two has, those predicted first.
-    names = list(dict.fromkeys(name for found in summed if found for name in found))
-    before, after = ([None if found is None else found.get(name, 0) for name in names] for found in summed)
+    names = list(dict.fromkeys(name for totals in summed if totals for name in totals))
+    before, after = ([None if totals is None else totals.get(name, 0) for name in names] for totals in summed)
     return tuple(zip_longest(names, before, after))

@@ -111,16 +111,16 @@ def makes_states() -> bool:
     return frame is not None
 
 
-def name_of(wanted: object) -> str:
+def name_of(target: object) -> str:
     """Find the name under which the script holds an object: a variable or an attribute of `self`; empty if none."""
     for frame in script_frames(2):
         for scope in (frame.f_locals, frame.f_globals):
             for name, value in list(scope.items()):
-                if value is wanted:
+                if value is target:
                     return str(name)
         owner = getattr(frame.f_locals.get("self"), "__dict__", {})
         for name, value in list(owner.items()):
-            if value is wanted:
+            if value is target:
                 return str(name)
     return ""
 
@@ -133,9 +133,9 @@ def samples_and_tokens(tensors: Sequence[Tensor], inputs: Any, sequences: tuple[
         inputs: positional arguments; a list of images (C, H, W) has as many samples as entries.
         sequences: length and samples of what a layer with `batch_first=False` was given in the call before.
     """
-    first = next(iter(inputs), None) if isinstance(inputs, tuple) else None
-    if isinstance(first, list) and first and all(map(_is_image, first)):
-        return len(first), 0
+    argument = next(iter(inputs), None) if isinstance(inputs, tuple) else None
+    if isinstance(argument, list) and argument and all(map(_is_image, argument)):
+        return len(argument), 0
     batch = next((tensor for tensor in tensors if tensor.ndim), None)
     if batch is None:
         return 0, 0
@@ -225,7 +225,7 @@ class GradientFeed:
         """Note the gradients before an outermost backward pass."""
         # A single optimizer is fed by every pass: there is nothing to tell apart.
         if len(self.optimizers) > 1:
-            self._before = [(weakref.ref(each), _signature(each)) for each in self.optimizers]
+            self._before = [(weakref.ref(optimizer), _signature(optimizer)) for optimizer in self.optimizers]
 
     def after_backward(self) -> list[torch.optim.Optimizer]:
         """Return the optimizers that the pass has fed, which are noted."""
@@ -233,7 +233,11 @@ class GradientFeed:
             reached = list(self.optimizers)
         else:
             pairs = [(reference(), signature) for reference, signature in self._before]
-            reached = [each for each, signature in pairs if each is not None and _is_fed(signature, _signature(each))]
+            reached = [
+                optimizer
+                for optimizer, signature in pairs
+                if optimizer is not None and _is_fed(signature, _signature(optimizer))
+            ]
         self._before = []
         self.fed.update(reached)
         for optimizer in reached:
@@ -258,7 +262,9 @@ class GradientFeed:
         Where they were gone at the end of the backward pass already, they lie elsewhere: FSDP2 adds them up in tensors
         of its own while it does not synchronise.
         """
-        released = [each for each in self.fed if each not in self._elsewhere and not _has_gradient(each)]
+        released = [
+            optimizer for optimizer in self.fed if optimizer not in self._elsewhere and not _has_gradient(optimizer)
+        ]
         for optimizer in released:
             self.used(optimizer)
         return bool(released)
@@ -339,9 +345,9 @@ class StepAccounts:
         groups: dict[str, list[Loss]] = defaultdict(list)
         for loss in self.losses:
             groups[loss.name].append(loss)
-        most = max((len(group) for group in groups.values()), default=0)
+        max_passes = max((len(group) for group in groups.values()), default=0)
         with without_modes():
-            return {name: _accumulated(group, max(most, usual_passes)) for name, group in groups.items()}
+            return {name: _accumulated(group, max(max_passes, usual_passes)) for name, group in groups.items()}
 
 
 def _accumulated(losses: Sequence[Loss], num_passes: int) -> float:
@@ -394,13 +400,13 @@ def script_variables(models: Iterable[nn.Module]) -> Iterator[tuple[str, Tensor]
     main = getattr(sys.modules.get("__main__"), "__dict__", {})
     scopes = [scope for frame in script_frames() for scope in (frame.f_locals, frame.f_globals)]
     trained = {id(part) for model in models for part in model.modules()}
-    seen: set[int] = set()
+    visited: set[int] = set()
     for scope in (*scopes, main):
         for name, value in list(scope.items()):
             if not name.startswith("__"):
-                yield from ((name, tensor) for tensor in _tensors_held(value, trained, seen, depth=3))
+                yield from ((name, tensor) for tensor in _tensors_held(value, trained, visited, depth=3))
     for name, value in _iterated():
-        yield from ((name, tensor) for tensor in _tensors_held(value, trained, seen, depth=3))
+        yield from ((name, tensor) for tensor in _tensors_held(value, trained, visited, depth=3))
 
 
 def _iterated() -> Iterator[tuple[str, Any]]:
@@ -417,15 +423,15 @@ def _iterated() -> Iterator[tuple[str, Any]]:
             yield from list(each.gi_frame.f_locals.items())
 
 
-def _tensors_held(value: Any, trained: set[int], seen: set[int], depth: int) -> Iterator[Tensor]:
+def _tensors_held(value: Any, trained: set[int], visited: set[int], depth: int) -> Iterator[Tensor]:
     # What was visited, and the limit, end circles and large structures.
-    if id(value) in trained or id(value) in seen or len(seen) > _MOST_VARIABLES:
+    if id(value) in trained or id(value) in visited or len(visited) > _MOST_VARIABLES:
         return
     if isinstance(value, type | ModuleType | FunctionType | str | bytes | int | float):
         return
     if hasattr(type(value), "param_groups") or isinstance(value, torch.optim.Optimizer):
         return  # DeepSpeed's has buckets of gradients, and is none of torch's
-    seen.add(id(value))
+    visited.add(id(value))
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, nn.Module):
@@ -433,14 +439,14 @@ def _tensors_held(value: Any, trained: set[int], seen: set[int], depth: int) -> 
             if id(part) not in trained:
                 yield from (*part.parameters(recurse=False), *part.buffers(recurse=False))
     elif isinstance(value, dict):
-        for held in list(value.values()):
-            yield from _tensors_held(held, trained, seen, depth)
+        for content in list(value.values()):
+            yield from _tensors_held(content, trained, visited, depth)
     elif isinstance(value, list | tuple | set | frozenset):
-        for held in list(value):
-            yield from _tensors_held(held, trained, seen, depth)
+        for content in list(value):
+            yield from _tensors_held(content, trained, visited, depth)
     elif depth and (attributes := getattr(value, "__dict__", None)):
-        for held in list(attributes.values()):
-            yield from _tensors_held(held, trained, seen, depth - 1)
+        for content in list(attributes.values()):
+            yield from _tensors_held(content, trained, visited, depth - 1)
 
 
 SETTLING = 2

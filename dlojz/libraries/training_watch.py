@@ -103,8 +103,8 @@ def keywords_of_call() -> dict[str, Any]:
     while frame.f_back is not None:
         frame = frame.f_back
         if frame.f_code.co_filename == nn.modules.module.__file__:
-            found = frame.f_locals.get("kwargs")
-            return found if isinstance(found, dict) else {}
+            keywords = frame.f_locals.get("kwargs")
+            return keywords if isinstance(keywords, dict) else {}
     return {}
 
 
@@ -226,12 +226,12 @@ class TrainingWatch:
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:  # to the innermost frame
             trace = trace.tb_next
-        where = f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace is not None else ""
+        line = f"{Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace is not None else ""
         detail = f"{type(error).__name__}: {str(error)[:200]}"
         self.fault = say(
-            en=f"the measurement failed after {self.step} steps and was ended ({where}, {detail}); the training went "
+            en=f"the measurement failed after {self.step} steps and was ended ({line}, {detail}); the training went "
             "on.",
-            fr=f"la mesure a échoué après {self.step} pas et a été arrêtée ({where}, {detail}) ; l’entraînement a "
+            fr=f"la mesure a échoué après {self.step} pas et a été arrêtée ({line}, {detail}) ; l’entraînement a "
             "continué.",
         )
         print(f"dlojz: {self.fault}", file=sys.stderr, flush=True)
@@ -300,9 +300,9 @@ class TrainingWatch:
         if get_worker_info() is not None or not self._is_here(module):
             return
         if kind == SEQUENCES:
-            first = next(iter(inputs), None) if self._call is not None else None
-            if isinstance(first, Tensor) and first.ndim == SEQUENCE_DIMS:
-                self._sequences = (first.size(0), first.size(1))
+            argument = next(iter(inputs), None) if self._call is not None else None
+            if isinstance(argument, Tensor) and argument.ndim == SEQUENCE_DIMS:
+                self._sequences = (argument.size(0), argument.size(1))
             return
         if not torch.is_grad_enabled():
             self.untrained_calls += kind is None
@@ -412,11 +412,11 @@ class TrainingWatch:
             engine.optimizers = before.optimizers
         self._probes.attach(engine)
         library = LIBRARIES.get(self.config.library)
-        told = {"library": f"{library.title} {library.version}".strip()} if library else {}
+        library_fields = {"library": f"{library.title} {library.version}".strip()} if library else {}
         device = describe_device(self._device)
         wrapped_in = type(uncompiled(models[0])).__name__
         threads = torch.get_num_threads()
-        self._events.write("device", device=device, wrapped_in=wrapped_in, threads=str(threads), **told)
+        self._events.write("device", device=device, wrapped_in=wrapped_in, threads=str(threads), **library_fields)
         self.parameters = num_parameters(models)
         if before is None:
             self._messages.clear()
@@ -471,11 +471,11 @@ class TrainingWatch:
         if is_outer and not self._feed.is_fed(optimizer) and not any(map(callable, tree_leaves(arguments))):
             return
         if self.engine is None:  # a model that is no module, or is called in its parts
-            listed = nn.ParameterList(list(updated_by(optimizer)))
-            self._lists[optimizer] = listed
-            self._train([listed])
+            parameter_list = nn.ParameterList(list(updated_by(optimizer)))
+            self._lists[optimizer] = parameter_list
+            self._train([parameter_list])
         assert self.engine is not None
-        if all(optimizer is not known for known in self.engine.optimizers):
+        if all(optimizer is not candidate for candidate in self.engine.optimizers):
             self.engine.optimizers = [*self.engine.optimizers, optimizer]
             self._name(optimizer)
         for recording in filter(None, (self.first, self._recordings.present)):
@@ -491,8 +491,8 @@ class TrainingWatch:
     def _name(self, optimizer: torch.optim.Optimizer) -> None:
         """Name an optimizer as the script does; the next one of the same name gets a number."""
         name = name_of(optimizer) or type(optimizer).__name__
-        taken = sum(known == name or known.startswith(f"{name} (") for known in self._tracing.names)
-        self._names[optimizer] = name = f"{name} ({taken + 1})" if taken else name
+        namesakes = sum(existing == name or existing.startswith(f"{name} (") for existing in self._tracing.names)
+        self._names[optimizer] = name = f"{name} ({namesakes + 1})" if namesakes else name
         self._tracing.names.append(name)
 
     @_guarded
@@ -519,14 +519,14 @@ class TrainingWatch:
 
     def _awaited(self, accounts: StepAccounts) -> list[torch.optim.Optimizer]:
         """List the optimizers that were fed a gradient which none has used yet."""
-        waiting = [one for one in self._feed.fed if one not in accounts.updated and one not in self._unused]
+        waiting = [owner for owner in self._feed.fed if owner not in accounts.updated and owner not in self._unused]
         if not waiting:
             return []
-        done = {id(parameter) for optimizer in accounts.updated for parameter in updated_by(optimizer)}
+        ids = {id(parameter) for optimizer in accounts.updated for parameter in updated_by(optimizer)}
         return [
             optimizer
             for optimizer in waiting
-            if any(id(parameter) not in done and parameter.grad is not None for parameter in updated_by(optimizer))
+            if any(id(parameter) not in ids and parameter.grad is not None for parameter in updated_by(optimizer))
         ]
 
     def _end_update(self) -> None:
@@ -670,10 +670,10 @@ class TrainingWatch:
         frame = next(script_frames(), None)
         if frame is None:
             return ""
-        place = (frame.f_code, frame.f_lasti)  # the instruction that called for backward
-        if place not in self._loss_names:
-            self._loss_names[place] = name_of(loss)
-        return self._loss_names[place]
+        call_site = (frame.f_code, frame.f_lasti)  # the instruction that called for backward
+        if call_site not in self._loss_names:
+            self._loss_names[call_site] = name_of(loss)
+        return self._loss_names[call_site]
 
     def _loss(self, accounts: StepAccounts) -> float | None:
         """The loss of the step; None where none was seen."""
@@ -715,11 +715,11 @@ class TrainingWatch:
                         mark.flops.update(call.flops)
         if self.first.schedule is None:  # a pipeline's waits are its bubble
             self.engine.overlap = self._messages.overlap(beside_reducer=isinstance(self.engine, SeenDDP))
-        named = accounts.named_losses(self._usual_passes)
+        named_losses = accounts.named_losses(self._usual_passes)
         loss = self._loss(accounts)
         was_traced = self._probes.is_tracing
         step_s = self._probes.end_step(mark)
-        self._write_step(accounts, named, loss, step_s, samples, replicas)
+        self._write_step(accounts, named_losses, loss, step_s, samples, replicas)
         if loss is not None and not math.isfinite(loss) and self.ended[0] != "diverged":
             self.ended = ("diverged", f"the loss became {loss} at step {self.step}; the script went on.")
         self._report(accounts, samples, was_traced)
@@ -742,26 +742,26 @@ class TrainingWatch:
     def _write_step(
         self,
         accounts: StepAccounts,
-        named: dict[str, float],
+        named_losses: dict[str, float],
         loss: float | None,
         step_s: float,
         samples: int,
         replicas: int | None,
     ) -> None:
         """Write down a step; a figure that is not known is left out."""
-        told: dict[str, Any] = {"resident_bytes": present_bytes(self._device)}
+        fields: dict[str, Any] = {"resident_bytes": present_bytes(self._device)}
         if replicas and accounts.tokens:
-            told["tokens"] = replicas * accounts.tokens
+            fields["tokens"] = replicas * accounts.tokens
         if samples:
-            told["samples"] = samples
+            fields["samples"] = samples
         if loss is not None and math.isfinite(loss):
-            told["loss"] = loss
-        if any(named) and all(map(math.isfinite, named.values())):
-            told["losses"] = named
+            fields["loss"] = loss
+        if any(named_losses) and all(map(math.isfinite, named_losses.values())):
+            fields["losses"] = named_losses
         names = [self._names.get(optimizer, "") for optimizer in accounts.updated]
         if 0 < len(names) <= _FEW_NAMES:
-            told["optimizers"] = sorted(names)
-        self._events.write("step", step=self.step, step_s=step_s, **told)
+            fields["optimizers"] = sorted(names)
+        self._events.write("step", step=self.step, step_s=step_s, **fields)
 
     def _report(self, accounts: StepAccounts, samples: int, was_traced: bool) -> None:
         """Write the measurements that are due, and trace the next step or not."""
@@ -784,7 +784,7 @@ class TrainingWatch:
             self._predict_again(larger[-1])
             self._events.write("variables", names=variables)
             if self._probes.rank == 0:
-                self._events.write("memory_timeline", samples=[each.to_dict() for each in self._probes.timeline])
+                self._events.write("memory_timeline", samples=[sample.to_dict() for sample in self._probes.timeline])
             write_footprint(self._events, self._probes, self.parameters)
         elif self.step % FOOTPRINT_EVERY == FOOTPRINT_EVERY - 1:
             write_footprint(self._events, self._probes, self.parameters)
@@ -813,19 +813,19 @@ class TrainingWatch:
             limit_bytes: 0 where memory has run out; by default that of a rank.
         """
         self.first.models.extend(filter(None, (reference() for reference in self._predicted)))
-        self._predict(self.first, [one for one in self._feed.optimizers if one not in self._unused], limit_bytes)
+        self._predict(self.first, [owner for owner in self._feed.optimizers if owner not in self._unused], limit_bytes)
 
     def _predict_again(self, step: int) -> None:
         """Predict the step that is measured, where it has another model or another batch than the one predicted."""
         if (taken := self._recordings.take(step)) is None:
             return
         assert self.engine is not None
-        again, optimizers = taken
+        recording, optimizers = taken
         models = [id(reference()) for reference in self._predicted]
-        is_other = again.given != self.first.given or [id(model) for model in again.models] != models
-        if again.calls and (is_other or self._others != self.engine.states_besides(again.models, optimizers)):
-            self.first = again
-            self._predict(again, optimizers, None)
+        is_other = recording.given != self.first.given or [id(model) for model in recording.models] != models
+        if recording.calls and (is_other or self._others != self.engine.states_besides(recording.models, optimizers)):
+            self.first = recording
+            self._predict(recording, optimizers, None)
 
     def _predict(self, step: FirstStep, optimizers: list[torch.optim.Optimizer], limit_bytes: int | None) -> None:
         if not step.models:
@@ -848,7 +848,7 @@ class TrainingWatch:
                 on_gpu=on_gpu,
                 groups=mesh_groups(step.models[0]),
                 limit_bytes=limit_bytes,
-                others=self._others,
+                other_bytes=self._others,
             )
             self._events.write("prediction", prediction=predicted.to_dict())
         step.models.clear()  # which the script may release
@@ -858,8 +858,8 @@ class TrainingWatch:
 
         def timed(method: Callable[..., Any], kind: str) -> Callable[..., Any]:
             def watched(micro_batch: int, *args: Any, **kwargs: Any) -> Any:
-                own = kind if kwargs.get("full_backward", True) else BACKWARD_INPUT
-                action = Action(own, stage.stage_index, micro_batch)
+                action_kind = kind if kwargs.get("full_backward", True) else BACKWARD_INPUT
+                action = Action(action_kind, stage.stage_index, micro_batch)
                 self._timed.close()
                 self._in_action = True
                 try:

@@ -65,9 +65,9 @@ _UNCOMPILED = eval_frame.__file__
 def without_own_frames(error: BaseException) -> BaseException:
     """Take the lab's frames out of an error's traceback, and out of those of its causes; returns the error."""
     link: BaseException | None = error
-    known: set[int] = set()
-    while link is not None and id(link) not in known:
-        known.add(id(link))
+    visited: set[int] = set()
+    while link is not None and id(link) not in visited:
+        visited.add(id(link))
         frames = []
         trace = link.__traceback__
         while trace is not None:
@@ -78,11 +78,11 @@ def without_own_frames(error: BaseException) -> BaseException:
             elif frames and frames[-1].tb_frame.f_code.co_filename == _UNCOMPILED:
                 frames.pop()
             trace = trace.tb_next
-        shown: TracebackType | None = None
+        traceback: TracebackType | None = None
         # From the innermost frame outward, as each traceback links to the next inner one.
         for frame in reversed(frames):
-            shown = TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
-        link.__traceback__ = shown
+            traceback = TracebackType(traceback, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+        link.__traceback__ = traceback
         link = link.__cause__ or link.__context__
     return error
 
@@ -99,11 +99,11 @@ def line_of(path: str) -> int | None:
 
 def no_step_in_time(name: str, first_step_s: float, saw: str, line: int | None) -> str:
     """Say that a script trains nothing, with what it was seen to do, and the line where it is."""
-    at = say(en=f" in its line {line}", fr=f" à sa ligne {line}") if line else ""
+    phrase = say(en=f" in its line {line}", fr=f" à sa ligne {line}") if line else ""
     return say(
-        en=f"{name} made no optimizer step within {first_step_s:g} s and was ended{at} ({saw}): if it only begins "
+        en=f"{name} made no optimizer step within {first_step_s:g} s and was ended{phrase} ({saw}): if it only begins "
         "slowly, give it more time with --first-step-s.",
-        fr=f"{name} n’a fait aucun pas d’optimiseur en {first_step_s:g} s et a été arrêté{at} ({saw}) : s’il est "
+        fr=f"{name} n’a fait aucun pas d’optimiseur en {first_step_s:g} s et a été arrêté{phrase} ({saw}) : s’il est "
         "seulement lent à démarrer, donnez-lui plus de temps par --first-step-s.",
     )
 
@@ -190,12 +190,12 @@ class ChildEvents:
         """Claim the file of this process's rank, or of the next that is free; a process started again takes its own."""
         joined = dist.is_available() and dist.is_initialized()
         rank = dist.get_rank() if joined else _rank_of_environment()
-        again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
+        is_restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
         for number in range(rank, rank + _MOST_PROCESSES):
             path = self._folder / f"child-{number}.jsonl"
             # O_EXCL makes the claim atomic; a process that was started again takes its file as it is.
             with contextlib.suppress(FileExistsError):
-                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | (0 if again else os.O_EXCL), 0o644))
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | (0 if is_restart else os.O_EXCL), 0o644))
                 break
         self._become(number, dist.get_world_size() if joined else 1)
         return path
@@ -247,11 +247,11 @@ class ScriptWatch(TrainingWatch):
 
     def saw(self) -> str:
         """Say what the script was seen to do, where no optimizer made a step."""
-        without, backward, made = self.untrained_calls, self.backward_calls, self._made
-        if backward and made:
+        without, backward, count = self.untrained_calls, self.backward_calls, self._made
+        if backward and count:
             return say(
-                en=f"backward was called {backward} times and optimizers made: {made}, but none was stepped",
-                fr=f"backward a été appelé {backward} fois et optimiseurs créés : {made}, mais aucun n’a fait de pas",
+                en=f"backward was called {backward} times and optimizers made: {count}, but none was stepped",
+                fr=f"backward a été appelé {backward} fois et optimiseurs créés : {count}, mais aucun n’a fait de pas",
             )
         if backward:
             return say(
@@ -374,8 +374,8 @@ class ScriptProcess:
                 bound = signature.bind(*args, **kwargs)
             except TypeError:
                 return start(*args, **kwargs)
-            given = bound.arguments.get("env")
-            environment = dict(os.environ if given is None else given)
+            env = bound.arguments.get("env")
+            environment = dict(os.environ if env is None else env)
             # An environment with bytes is left as it is, and its program is not watched.
             if all(isinstance(word, str) for item in environment.items() for word in item):
                 bound.arguments["env"] = self._child_identity.put_with_hook(environment)
@@ -533,13 +533,13 @@ class _ScriptLoader(SourceFileLoader):
 
 def _run(script: Script) -> None:
     """Run a script as Python does: a file by its path, a module by its name."""
-    first = str(Path.cwd()) if script.module else str(Path(script.path).parent)
+    import_path = str(Path.cwd()) if script.module else str(Path(script.path).parent)
     if Path(script.path).is_dir():
-        first = script.path
+        import_path = script.path
     if not sys.flags.safe_path and sys.path:
-        sys.path[0] = first  # which was that of `python -m dlojz.watch`
+        sys.path[0] = import_path  # which was that of `python -m dlojz.watch`
     else:
-        sys.path.insert(0, first)
+        sys.path.insert(0, import_path)
     sys.argv = [script.written or script.path, *script.arguments]
     if script.module:
         runpy.run_module(script.module, run_name="__main__", alter_sys=True)

@@ -74,8 +74,8 @@ class ProgramWatch(TrainingWatch):
 
     def _loss(self, accounts: StepAccounts) -> float:
         """The loss of the step on all ranks."""
-        own = super()._loss(accounts)
-        part = 0.0 if own is None else own * self.config.layout.pp  # of a pipeline, the last stage alone has it
+        local = super()._loss(accounts)
+        part = 0.0 if local is None else local * self.config.layout.pp  # of a pipeline, the last stage alone has it
         loss, self._stopping = loop.agree(torch.tensor(part), self._stop.wanted, self._control)
         if not math.isfinite(loss):
             self._end("diverged", loop.diverged(loss, self.step, self.config, updated=True))

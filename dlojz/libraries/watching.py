@@ -79,8 +79,8 @@ def watching(watch: TrainingWatch, probes: Probes) -> Iterator[Replacements]:
             if hasattr(owner, "init_process_group"):
                 joined = then(owner.init_process_group, watch.meet, with_self=False)
                 undo.put(owner, "init_process_group", joined)
-        made = then(torch.optim.Optimizer.__init__, watch.made, with_self=True)
-        undo.put(torch.optim.Optimizer, "__init__", made)
+        init = then(torch.optim.Optimizer.__init__, watch.made, with_self=True)
+        undo.put(torch.optim.Optimizer, "__init__", init)
         undo.put(BaseProcess, "start", then(BaseProcess.start, watch.began_process, with_self=False))
         undo.put(subprocess.Popen, "__init__", then(subprocess.Popen.__init__, watch.began_process, with_self=False))
         for kind in (torch.optim.Optimizer, nn.Module):
@@ -107,11 +107,11 @@ def watching(watch: TrainingWatch, probes: Probes) -> Iterator[Replacements]:
         yield undo
 
 
-def while_loading(probes: Probes, read: Callable[..., Any]) -> Callable[..., Any]:
+def while_loading(probes: Probes, reader: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function that reads samples, whose memory is none of the training's."""
 
     def reading(*args: Any, **kwargs: Any) -> Any:
         with probes.loading():
-            return read(*args, **kwargs)
+            return reader(*args, **kwargs)
 
     return reading

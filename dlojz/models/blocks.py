@@ -244,18 +244,27 @@ class VocabularyHead(nn.Module):
 
 def tied_names(model: nn.Module) -> dict[str, str]:
     """Map every further name of a shared parameter to its first name: that of a tied head to the embedding's."""
-    first: dict[nn.Parameter, str] = {}
+    first_names: dict[nn.Parameter, str] = {}
     # `_parameters`, since `named_parameters()` gives a shared parameter once only.
     owned = ((path, part._parameters.items()) for path, part in model.named_modules())
-    named = [(f"{path}.{leaf}".lstrip("."), one) for path, leaves in owned for leaf, one in leaves if one is not None]
+    parameters = [
+        (f"{path}.{leaf}".lstrip("."), parameter)
+        for path, leaves in owned
+        for leaf, parameter in leaves
+        if parameter is not None
+    ]
     # `setdefault` notes a parameter's first name and returns it: only the later names differ from it.
-    return {name: first[one] for name, one in named if first.setdefault(one, name) != name}
+    return {
+        name: first_names[parameter]
+        for name, parameter in parameters
+        if first_names.setdefault(parameter, name) != name
+    }
 
 
 def tie(model: nn.Module, names: Mapping[str, str]) -> None:
     """Share parameters (again): `names` as `tied_names` gives them."""
-    for name, first in names.items():
-        _set_parameter(model, name, model.get_parameter(first))
+    for name, source in names.items():
+        _set_parameter(model, name, model.get_parameter(source))
 
 
 def untie(model: nn.Module) -> dict[str, str]:

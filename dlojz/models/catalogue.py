@@ -208,13 +208,13 @@ def check_input(name: str, image_size: int | None = None, sequence_length: int |
         LabError: unknown model, a size of the other family, or a size that this model cannot read.
     """
     entry = spec(name)
-    reads, own = _READ[entry.family]
-    for what, size in (("image_size", image_size), ("sequence_length", sequence_length)):
-        if size is not None and what != own:
-            other = f"give {own}, or leave it out" if own else "leave it out"
-            raise LabError(f"{name} reads {reads}: {what} has no meaning for it, but {size!r} was received: {other}.")
+    reads, size_name = _READ[entry.family]
+    for field, size in (("image_size", image_size), ("sequence_length", sequence_length)):
+        if size is not None and field != size_name:
+            hint = f"give {size_name}, or leave it out" if size_name else "leave it out"
+            raise LabError(f"{name} reads {reads}: {field} has no meaning for it, but {size!r} was received: {hint}.")
         if size is not None:
-            _check_positive(entry, own, size)
+            _check_positive(entry, size_name, size)
             _check_image_size(entry, size)
 
 
@@ -283,9 +283,9 @@ def _routed(entry: ModelSpec, routing: Routing | None) -> dict[str, Routing]:
     )
 
 
-def _check_positive(entry: ModelSpec, what: str, value: object) -> None:
+def _check_positive(entry: ModelSpec, argument: str, value: object) -> None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise LabError(f"{what} of {entry.name} must be a whole number, at least 1, but {value!r} was received.")
+        raise LabError(f"{argument} of {entry.name} must be a whole number, at least 1, but {value!r} was received.")
 
 
 def _check_image_size(entry: ModelSpec, image_size: int) -> None:
@@ -293,8 +293,8 @@ def _check_image_size(entry: ModelSpec, image_size: int) -> None:
     if entry.family == "text" or (image_size >= smallest and image_size % multiple == 0):
         return
     below = image_size // multiple * multiple  # the two sizes around it that would do
-    near = [f"{size}" for size in (below, below + multiple) if size >= smallest] or [f"{smallest}"]
+    sides = [f"{size}" for size in (below, below + multiple) if size >= smallest] or [f"{smallest}"]
     rule = f"a multiple of {multiple}" if multiple > 1 else f"at least {smallest}"
     raise LabError(
-        f"image_size of {entry.name} must be {rule} (pixels), but {image_size} was received: use {' or '.join(near)}."
+        f"image_size of {entry.name} must be {rule} (pixels), but {image_size} was received: use {' or '.join(sides)}."
     )

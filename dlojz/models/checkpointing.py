@@ -88,8 +88,8 @@ def _is_kept(operator: Any) -> bool:
 
 
 @contextmanager
-def _both(first: AbstractContextManager[Any], second: AbstractContextManager[Any]) -> Iterator[None]:
-    with first, second:  # the statistics first: their copies are not among the tensors that the block has kept
+def _both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
+    with outer, inner:  # the statistics first: their copies are not among the tensors that the block has kept
         yield
 
 

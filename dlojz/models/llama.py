@@ -150,7 +150,7 @@ def rotate(x_BNTH: Tensor, theta: float, sequence: SequenceShare = WHOLE_SEQUENC
     frequency_H = theta ** (-torch.arange(half, device=x_BNTH.device, dtype=torch.float32) / half)
     angle_TH = position_T[:, None] * frequency_H  # (T, 1) × (H/2,) → (T, H/2)
     cos_TH, sin_TH = angle_TH.cos(), angle_TH.sin()
-    first, second = x_BNTH.float().split(half, dim=-1)
+    lower, upper = x_BNTH.float().split(half, dim=-1)
     # cos and sin, (T, H/2), serve every sample and head.
-    turned_BNTH = torch.cat((first * cos_TH - second * sin_TH, second * cos_TH + first * sin_TH), dim=-1)
+    turned_BNTH = torch.cat((lower * cos_TH - upper * sin_TH, upper * cos_TH + lower * sin_TH), dim=-1)
     return turned_BNTH.to(x_BNTH.dtype)

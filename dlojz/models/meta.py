@@ -92,18 +92,18 @@ def flops_by_block(model: BlockList, sample: Any) -> list[int]:
 
     if not model.is_chain:
         return _flops_of_nested(model, sample)
-    known: dict[tuple[str, torch.Size], tuple[int, Tensor]] = {}
+    counts_by_kind: dict[tuple[str, torch.Size], tuple[int, Tensor]] = {}
     flops_of, x = [], sample
     # The fused attention kernels are one opaque operator each, which the counter misses on some devices; the plain one
     # is made of two matrix products, which it knows.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         for block in model.blocks:
             kind = (repr(block), x.shape)
-            if kind not in known:
+            if kind not in counts_by_kind:
                 with FlopCounterMode(display=False) as counter:
                     output = block(x)
-                known[kind] = (int(counter.get_total_flops()), output)
-            flops, x = known[kind]
+                counts_by_kind[kind] = (int(counter.get_total_flops()), output)
+            flops, x = counts_by_kind[kind]
             flops_of.append(flops)
     return flops_of
 

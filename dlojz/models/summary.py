@@ -108,8 +108,8 @@ def describe(
 
 @lru_cache(maxsize=1)
 def _kept() -> dict[CountedSizes, ModelSummary]:
-    kept = {CountedSizes(*row["sizes"]): row["counted"] for row in json.loads(KEPT.read_text(encoding="utf-8"))}
-    return {sizes: _summary(sizes, *counted) for sizes, counted in kept.items()}
+    counts = {CountedSizes(*row["sizes"]): row["counted"] for row in json.loads(KEPT.read_text(encoding="utf-8"))}
+    return {sizes: _summary(sizes, *counted) for sizes, counted in counts.items()}
 
 
 def count(sizes: CountedSizes) -> ModelSummary:
@@ -154,7 +154,7 @@ def _active_parameters(model: BlockList) -> int:
     experts = set(expert_parameters(model))
     total = sum(parameter.numel() for name, parameter in model.named_parameters() if name not in experts)
     for _, layer in mixtures(model):
-        held = sum(parameter.numel() for parameter in layer.experts.parameters())
+        layer_parameters = sum(parameter.numel() for parameter in layer.experts.parameters())
         # Exact: all experts of a mixture have the same shapes.
-        total += held // layer.routing.experts * layer.routing.top_k
+        total += layer_parameters // layer.routing.experts * layer.routing.top_k
     return total

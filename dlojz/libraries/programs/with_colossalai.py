@@ -30,12 +30,12 @@ def main(words: Sequence[str] | None = None) -> nn.Module:
     data_loader = course_training.data_loader(args, dist.get_rank(), dist.get_world_size())
 
     for number, batch in enumerate(data_loader, start=1):
-        last = number % args.accumulation == 0
+        is_last_micro_batch = number % args.accumulation == 0
         # Within `no_sync` gradients are summed on the rank, and nothing is sent.
-        with nullcontext() if last else booster.no_sync(model, optimizer):
+        with nullcontext() if is_last_micro_batch else booster.no_sync(model, optimizer):
             loss = model([tensor.to(get_current_device()) for tensor in batch])
             booster.backward(loss / args.accumulation, optimizer)  # the gradients of a step add up to their mean
-        if last:
+        if is_last_micro_batch:
             optimizer.step()
             optimizer.zero_grad()
         course_training.report(loss)

@@ -44,12 +44,12 @@ def forward_step(batches: Iterator[Any], model: nn.Module, device: torch.device)
 
 def known_to_all(losses: Sequence[Tensor], number: int, device: torch.device) -> Tensor:
     """Broadcast the micro-batches' losses, which only the last stage has."""
-    known = torch.stack(list(losses)) if losses else torch.zeros(number, device=device)
+    step_losses = torch.stack(list(losses)) if losses else torch.zeros(number, device=device)
     if parallel_state.get_pipeline_model_parallel_world_size() > 1:
         # Who: the stages of a pipeline. What: the losses of a step. How much: 4 bytes per micro-batch.
         source = parallel_state.get_pipeline_model_parallel_last_rank()
-        dist.broadcast(known, source, group=parallel_state.get_pipeline_model_parallel_group())
-    return known
+        dist.broadcast(step_losses, source, group=parallel_state.get_pipeline_model_parallel_group())
+    return step_losses
 
 
 def main(words: Sequence[str] | None = None) -> nn.Module:
@@ -71,9 +71,9 @@ def train(args: Any, device: torch.device) -> nn.Module:
         tensor_parallel.model_parallel_cuda_manual_seed(args.seed)
     else:
         tensor_parallel.random.initialize_rng_tracker(inference_rng_tracker=True)  # there is no dropout to draw
-    whole = course_training.build_model(args).network
+    lab_model = course_training.build_model(args).network
     config = TransformerConfig(
-        **model_options(whole),
+        **model_options(lab_model),
         tensor_model_parallel_size=args.tp,
         pipeline_model_parallel_size=args.pp,
         finalize_model_grads_func=finalize_model_grads,
@@ -81,12 +81,12 @@ def train(args: Any, device: torch.device) -> nn.Module:
     model = GPTModel(
         config,
         get_gpt_layer_local_spec(normalization="LayerNorm"),
-        **table_options(whole),
+        **table_options(lab_model),
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
     )
-    load_weights(model, whole)
-    del whole  # of which this rank keeps its part
+    load_weights(model, lab_model)
+    del lab_model  # of which this rank keeps its part
     model = DistributedDataParallel(config, DistributedDataParallelConfig(), model.to(device))
     optimizer = get_megatron_optimizer(
         OptimizerConfig(lr=args.lr, weight_decay=args.weight_decay, clip_grad=0.0), [model]

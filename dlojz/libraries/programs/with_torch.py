@@ -34,12 +34,12 @@ def main(words: Sequence[str] | None = None) -> nn.Module:
     data_loader = course_training.data_loader(args, dist.get_rank(), dist.get_world_size())
 
     for number, batch in enumerate(data_loader, start=1):
-        last = number % args.accumulation == 0
+        is_last_micro_batch = number % args.accumulation == 0
         if isinstance(model, DistributedDataParallel):
-            model.require_backward_grad_sync = last  # else nothing is sent
+            model.require_backward_grad_sync = is_last_micro_batch  # else nothing is sent
         loss = model([tensor.to(device) for tensor in batch])
         (loss / args.accumulation).backward()  # the gradients of a step add up to their mean
-        if last:
+        if is_last_micro_batch:
             optimizer.step()
             optimizer.zero_grad()
         course_training.report(loss)

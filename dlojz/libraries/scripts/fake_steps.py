@@ -75,79 +75,83 @@ class FakeCopier:
             (dict, self._mapping),
             ((list, set, deque), self._elements),
             (tuple, self._tuple),
-            (partial, lambda one: partial(self(one.func), *self(one.args), **self(one.keywords))),
-            (types.MethodType, lambda one: types.MethodType(one.__func__, self(one.__self__))),
-            (weakref.ref, lambda one: one if one() is None else weakref.ref(self(one()))),
+            (partial, lambda call: partial(self(call.func), *self(call.args), **self(call.keywords))),
+            (types.MethodType, lambda method: types.MethodType(method.__func__, self(method.__self__))),
+            (weakref.ref, lambda reference: reference if reference() is None else weakref.ref(self(reference()))),
         )
 
     def __call__(self, value: Any) -> Any:
         """Copy a value; what was copied before is found again."""
         if id(value) in self._known:
             return self._known[id(value)]
-        for kinds, way in self._ways:
+        for kinds, copier in self._ways:
             if isinstance(value, kinds):
-                return way(value)
+                return copier(value)
         # Objects of the wrapper's classes are copied; any other object is shared with the script.
-        own = type(value).__module__.startswith(_COPIED) and not isinstance(value, Enum | Exception | type)
-        return self._object(value) if own else value
+        is_wrapper_object = type(value).__module__.startswith(_COPIED) and not isinstance(
+            value, Enum | Exception | type
+        )
+        return self._object(value) if is_wrapper_object else value
 
-    def _know(self, value: Any, made: Any) -> Any:
+    def _know(self, value: Any, copy: Any) -> Any:
         self._originals.append(value)
-        self._known[id(value)] = made
-        return made
+        self._known[id(value)] = copy
+        return copy
 
     def _tensor(self, tensor: Tensor) -> Tensor:
         """Make a fake tensor; of one within autograd's graph without it."""
         plain = tensor if isinstance(tensor, nn.Parameter) or not tensor.requires_grad else tensor.data
-        made: Tensor = self._know(tensor, self._mode.from_tensor(plain, static_shapes=True))
+        fake: Tensor = self._know(tensor, self._mode.from_tensor(plain, static_shapes=True))
         if plain is not tensor and _is_leaf(tensor):
-            made.requires_grad_()  # such as what a pipeline's stage receives into, before torch 2.13
-        self._see(local(made))
+            fake.requires_grad_()  # such as what a pipeline's stage receives into, before torch 2.13
+        self._see(local(fake))
         for name, value in vars(tensor).items():
-            setattr(made, name, self(value))  # of a flat parameter: its shard, its whole, and what it is made of
-        return made
+            setattr(fake, name, self(value))  # of a flat parameter: its shard, its whole, and what it is made of
+        return fake
 
     def _elements(self, value: Any) -> Any:
-        made = self._know(value, value.copy())
-        made.clear()
-        (made.update if isinstance(value, set) else made.extend)([self(one) for one in value])
-        return made
+        copy = self._know(value, value.copy())
+        copy.clear()
+        (copy.update if isinstance(value, set) else copy.extend)([self(element) for element in value])
+        return copy
 
     def _tuple(self, value: Any) -> Any:
         kind = type(value)
         if kind is not tuple and not hasattr(value, "_fields"):
             return value
-        parts = [self(one) for one in value]
+        parts = [self(element) for element in value]
         return self._know(value, kind(*parts) if kind is not tuple else tuple(parts))
 
     def _mapping(self, value: Any) -> Any:
-        made = self._know(value, value.copy())
-        made.clear()
-        for key, one in value.items():
-            made[self(key)] = self(one)
-        return made
+        copy = self._know(value, value.copy())
+        copy.clear()
+        for key, element in value.items():
+            copy[self(key)] = self(element)
+        return copy
 
     def _object(self, value: Any) -> Any:
-        made = self._know(value, object.__new__(type(value)))
+        copy = self._know(value, object.__new__(type(value)))
         slots = (name for base in type(value).__mro__ for name in getattr(base, "__slots__", ()))
         content = {name: getattr(value, name) for name in slots if hasattr(value, name) and name != "__weakref__"}
-        for name, one in (content | getattr(value, "__dict__", {})).items():
-            kept = one
-            if isinstance(value, nn.Module) and name.endswith("_hooks") and isinstance(one, dict):
-                kept = type(one)({key: hook for key, hook in one.items() if _owner_of(hook).startswith(_KEPT_HOOKS)})
-            object.__setattr__(made, name, self(kept))
-        return made
+        for name, attribute in (content | getattr(value, "__dict__", {})).items():
+            replacement = attribute
+            if isinstance(value, nn.Module) and name.endswith("_hooks") and isinstance(attribute, dict):
+                replacement = type(attribute)(
+                    {key: hook for key, hook in attribute.items() if _owner_of(hook).startswith(_KEPT_HOOKS)}
+                )
+            object.__setattr__(copy, name, self(replacement))
+        return copy
 
     def _optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Copy an optimizer without its states, which its first update makes anew."""
-        made: torch.optim.Optimizer = self._know(optimizer, object.__new__(type(optimizer)))
-        own = {name: value for name, value in vars(optimizer).items() if name not in ("step", "zero_grad")}
-        hooks = {name: type(value)() for name, value in own.items() if name.endswith("_hooks")}
-        made.__dict__.update(own | hooks | {"state": defaultdict(dict)})
-        made.param_groups = [
-            {**group, "params": [self(one) for one in group["params"]]} for group in optimizer.param_groups
+        copy: torch.optim.Optimizer = self._know(optimizer, object.__new__(type(optimizer)))
+        attributes = {name: value for name, value in vars(optimizer).items() if name not in ("step", "zero_grad")}
+        hooks = {name: type(value)() for name, value in attributes.items() if name.endswith("_hooks")}
+        copy.__dict__.update(attributes | hooks | {"state": defaultdict(dict)})
+        copy.param_groups = [
+            {**group, "params": [self(parameter) for parameter in group["params"]]} for group in optimizer.param_groups
         ]
-        return made
+        return copy
 
 
 def _owner_of(hook: Any) -> str:
@@ -209,13 +213,13 @@ def _storages_of_fakes() -> Replacements:
     """Let FSDP1 compare the storages of fake tensors, which have no addresses, by their own identity and size."""
     undo = Replacements()
     # `getattr`, since the second is not exported.
-    same, allocated = _flat_param._same_storage, getattr(_flat_param, "_data_ptr_allocated")  # noqa: B009
+    original, allocated = _flat_param._same_storage, getattr(_flat_param, "_data_ptr_allocated")  # noqa: B009
 
-    def same_storage(first: Tensor, second: Tensor) -> bool:
-        own = [local(one) for one in (first, second)]
-        if all(isinstance(one, FakeTensor) for one in own):
-            return own[0].untyped_storage()._cdata == own[1].untyped_storage()._cdata
-        return bool(same(first, second))
+    def same_storage(left: Tensor, right: Tensor) -> bool:
+        operands = [local(tensor) for tensor in (left, right)]
+        if all(isinstance(operand, FakeTensor) for operand in operands):
+            return operands[0].untyped_storage()._cdata == operands[1].untyped_storage()._cdata
+        return bool(original(left, right))
 
     def has_memory(tensor: Tensor) -> bool:
         return tensor.untyped_storage().size() > 0 if isinstance(tensor, FakeTensor) else allocated(tensor)
@@ -244,7 +248,7 @@ class _Driver:
         self._training, self._probes, self._device = training, probes, device
         step = training.step
         self.models: list[nn.Module] = [copy(model) for model in step.models]
-        self.optimizers: list[torch.optim.Optimizer] = [copy(one) for one in training.optimizers]
+        self.optimizers: list[torch.optim.Optimizer] = [copy(optimizer) for optimizer in training.optimizers]
         self._schedule = copy(step.schedule)
         self._replayed = ScriptModel(self.models[0], (), step, training.autocast, device.type)
         if training.checkpointed:
@@ -310,32 +314,32 @@ class _Driver:
         if not training.zeroed_late:
             self._zero_gradients()
         if self._schedule is not None:
-            call, given = training.step.calls[0], self._batch()
-            leaves = [given[leaf.number] if isinstance(leaf, GivenTensor) else leaf for leaf in call.leaves]
+            call, batch = training.step.calls[0], self._batch()
+            leaves = [batch[leaf.number] if isinstance(leaf, GivenTensor) else leaf for leaf in call.leaves]
             args, kwargs = tree_unflatten(leaves, call.structure)
             enabled = call.autocast is not None
             with torch.autocast(self._device.type, call.autocast or torch.bfloat16, enabled=enabled):
-                self._held = given, kwargs, self._schedule.step(*args, **kwargs)
+                self._held = batch, kwargs, self._schedule.step(*args, **kwargs)
             return
         # Passes within `no_sync` come first: the last ones send the gradients.
-        alone = training.step.backwards - training.step.synchronised
+        local_passes = training.step.backwards - training.step.synchronised
         for micro_batch in range(training.micro_batches):
             self._enter("data")
-            given = self._batch()
+            batch = self._batch()
             self._enter("forward")
             self._replayed.held = []
             model: Any = self.models[0]
-            apart = model.no_sync() if micro_batch < alone else contextlib.nullcontext()
-            with apart:
-                loss = self._replayed(*given)
-                self._held = given, loss, self._replayed.held
+            context = model.no_sync() if micro_batch < local_passes else contextlib.nullcontext()
+            with context:
+                loss = self._replayed(*batch)
+                self._held = batch, loss, self._replayed.held
                 if training.zeroed_late and not micro_batch:
                     self._zero_gradients()
                 self._enter("backward")
                 loss.backward()
 
     def _batch(self) -> list[Tensor]:
-        return [torch.empty(one.shape, dtype=one.dtype, device=self._device) for one in self._training.given]
+        return [torch.empty(spec.shape, dtype=spec.dtype, device=self._device) for spec in self._training.given]
 
     def _zero_gradients(self) -> None:
         for optimizer in self.optimizers:
@@ -391,8 +395,8 @@ def _as_predicted(measured: Footprint, trace: FakeTrace, gpu: Device | None) -> 
         processes = dist.get_world_size() if dist.is_initialized() else 1
         memory["reserved_bytes"] = reserved
         memory["device_bytes"] = reserved + gpu.memory_bytes - gpu.allocatable_bytes(processes)
-    known = {"source": "predicted", "phases": Phases(), "samples_per_s": None, "mfu": None}
-    return measured.model_copy(update=known | {"memory": measured.memory.model_copy(update=memory)})
+    changes = {"source": "predicted", "phases": Phases(), "samples_per_s": None, "mfu": None}
+    return measured.model_copy(update=changes | {"memory": measured.memory.model_copy(update=memory)})
 
 
 def _at_peak(probes: Probes, driver: _Driver, parts: Sequence[str]) -> dict[str, Counter[Category]]:
@@ -402,23 +406,23 @@ def _at_peak(probes: Probes, driver: _Driver, parts: Sequence[str]) -> dict[str,
     owner = dict(trace.module_of)
     for model in driver.models:
         for name, parameter in model.named_parameters():
-            kept = [one.state.get(parameter, {}) for one in driver.optimizers]
-            held = (parameter, parameter.grad, *(value for state in kept for value in state.values()))
-            numbers = (trace.see(local(one)) for one in held if isinstance(one, Tensor))
+            states = [optimizer.state.get(parameter, {}) for optimizer in driver.optimizers]
+            tensors = (parameter, parameter.grad, *(value for state in states for value in state.values()))
+            numbers = (trace.see(local(tensor)) for tensor in tensors if isinstance(tensor, Tensor))
             owner.update((number, name.rpartition(".")[0]) for number in numbers if number is not None)
     held_bytes: Counter[int] = Counter()
-    total = most = 0
+    total = peak_bytes = 0
     at_peak: Counter[int] = Counter()
     for event in trace.trace.storages:
         held_bytes[event.storage] += event.delta_bytes
         total += event.delta_bytes
-        if event.step == probes.steady_step and total > most:
-            most, at_peak = total, held_bytes.copy()
-    found: dict[str, Counter[Category]] = defaultdict(Counter)
+        if event.step == probes.steady_step and total > peak_bytes:
+            peak_bytes, at_peak = total, held_bytes.copy()
+    bytes_by_module: dict[str, Counter[Category]] = defaultdict(Counter)
     for number, num_bytes in at_peak.items():
         if num_bytes:
-            found[_part_of(owner.get(number, ""), parts)][probes.memory.category(number)] += num_bytes
-    return found
+            bytes_by_module[_part_of(owner.get(number, ""), parts)][probes.memory.category(number)] += num_bytes
+    return bytes_by_module
 
 
 def _part_of(path: str, parts: Sequence[str]) -> str:

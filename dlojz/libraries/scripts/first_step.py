@@ -35,8 +35,8 @@ class Replacements(contextlib.ExitStack):
 
     def put(self, owner: Any, name: str, value: Any) -> None:
         """Replace one attribute; that of a class is put back as it lay there: what `getattr` gives may bind nothing."""
-        own = vars(owner) if isinstance(owner, type) else {}
-        self.callback(setattr, owner, name, own.get(name, getattr(owner, name)))
+        class_attributes = vars(owner) if isinstance(owner, type) else {}
+        self.callback(setattr, owner, name, class_attributes.get(name, getattr(owner, name)))
         setattr(owner, name, value)
 
 
@@ -158,12 +158,12 @@ class FirstStep(TorchFunctionMode):
 
     def repeating(self) -> Replacements:
         """Answer for masks without numbers as was seen, in this thread, until the context ends."""
-        undo, thread, known = Replacements(), threading.get_ident(), cycle(self.causal_masks or [False])
+        undo, thread, answers = Replacements(), threading.get_ident(), cycle(self.causal_masks or [False])
         method = getattr(transformer, _CAUSAL)
 
         def compared(mask: Tensor | None, is_causal: bool | None = None, *args: Any, **kwargs: Any) -> bool:
             if threading.get_ident() == thread and is_causal is None and mask is not None:
-                return next(known)
+                return next(answers)
             result: bool = method(mask, is_causal, *args, **kwargs)
             return result
 
@@ -211,8 +211,8 @@ class FirstStep(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         call = None
-        used = () if self.over else tree_leaves((args, kwargs))
-        if any(isinstance(leaf, Tensor) and self._is_made(leaf) for leaf in used):
+        leaves = () if self.over else tree_leaves((args, kwargs))
+        if any(isinstance(leaf, Tensor) and self._is_made(leaf) for leaf in leaves):
             call = self._or_over(self._begin, func, args, kwargs)
         result = func(*args, **kwargs)
         if call is not None:
@@ -232,8 +232,8 @@ class FirstStep(TorchFunctionMode):
                 call.method = _redirected(unwrapped(module)[0])
             return call
         if self.schedule is None:
-            self.schedule, *given = scheduled
-            self._begin(None, *given)
+            self.schedule, *arguments = scheduled
+            self._begin(None, *arguments)
         return None
 
     def before_backward(self, root: Any) -> None:
@@ -243,11 +243,11 @@ class FirstStep(TorchFunctionMode):
             self._or_over(self._begin_backward, root)
 
     def _begin_backward(self, root: Any) -> None:
-        first = next((leaf for leaf in tree_leaves(root) if isinstance(leaf, Tensor)), None)
+        root_tensor = next((leaf for leaf in tree_leaves(root) if isinstance(leaf, Tensor)), None)
         if self.schedule is not None:
             self.loss = NO_LOSS
-        elif self.backwards == 0 and first is not None and self._is_made(first):
-            self.loss = self._known[id(first)][1].number
+        elif self.backwards == 0 and root_tensor is not None and self._is_made(root_tensor):
+            self.loss = self._known[id(root_tensor)][1].number
         self.backwards += 1
         self.synchronised += all(_synchronises(module) for module in self.models)
 
@@ -277,8 +277,8 @@ class FirstStep(TorchFunctionMode):
             return None
 
     def _note_held(self) -> None:
-        known = (one for one in self._known.values() if one[0]() is not None)
-        self.held = frozenset(place.number for _, place in known if isinstance(place, MadeTensor))
+        alive = (entry for entry in self._known.values() if entry[0]() is not None)
+        self.held = frozenset(origin.number for _, origin in alive if isinstance(origin, MadeTensor))
 
     def end(self) -> None:
         """End the recording, and leave out what does not lead to the loss, such as an evaluation."""
@@ -291,9 +291,11 @@ class FirstStep(TorchFunctionMode):
 
     def _leave_out(self) -> None:
         self.calls = _leading_to(self.calls, self.loss)
-        used = sorted({leaf.number for call in self.calls for leaf in call.leaves if isinstance(leaf, GivenTensor)})
-        number_of = {number: GivenTensor(position) for position, number in enumerate(used)}
-        self.given = [self.given[number] for number in used]
+        input_numbers = sorted(
+            {leaf.number for call in self.calls for leaf in call.leaves if isinstance(leaf, GivenTensor)}
+        )
+        number_of = {number: GivenTensor(position) for position, number in enumerate(input_numbers)}
+        self.given = [self.given[number] for number in input_numbers]
         for call in self.calls:
             call.leaves = [number_of[leaf.number] if isinstance(leaf, GivenTensor) else leaf for leaf in call.leaves]
 
@@ -303,18 +305,18 @@ class FirstStep(TorchFunctionMode):
             self.__exit__(None, None, None)
 
     def _is_made(self, tensor: Tensor) -> bool:
-        found = self._known.get(id(tensor))
+        entry = self._known.get(id(tensor))
         # An identity may be used again: the weak reference tells whether it is still this tensor.
-        return found is not None and found[0]() is tensor and isinstance(found[1], MadeTensor)
+        return entry is not None and entry[0]() is tensor and isinstance(entry[1], MadeTensor)
 
     def _place(self, tensor: Tensor) -> MadeTensor | GivenTensor:
-        found = self._known.get(id(tensor))
-        if found is not None and found[0]() is tensor:
-            return found[1]
-        place = GivenTensor(len(self.given))
+        entry = self._known.get(id(tensor))
+        if entry is not None and entry[0]() is tensor:
+            return entry[1]
+        origin = GivenTensor(len(self.given))
         self.given.append(TensorShape(tuple(tensor.shape), tensor.dtype))
-        self._known[id(tensor)] = (weakref.ref(tensor), place)
-        return place
+        self._known[id(tensor)] = (weakref.ref(tensor), origin)
+        return origin
 
     def _begin(self, function: Callable[..., Any] | None, args: Any, kwargs: Any) -> RecordedCall:
         flat, structure = tree_flatten((args, kwargs))
@@ -418,18 +420,22 @@ NO_LOSS = -1
 
 def running_schedule() -> tuple[Any, tuple[Any, ...], dict[str, Any]] | None:
     """Find the schedule of `torch.distributed.pipelining` whose step calls this, with what its step was given."""
-    known = sys.modules.get("torch.distributed.pipelining.schedules")
-    frame = sys._getframe() if known is not None else None
-    found = None
+    module = sys.modules.get("torch.distributed.pipelining.schedules")
+    frame = sys._getframe() if module is not None else None
+    frame_locals = None
     # The outermost `step` counts: one schedule's may call another's.
-    while frame is not None and known is not None:
-        if frame.f_code.co_name == "step" and frame.f_code.co_filename == known.__file__:
-            found = frame.f_locals
+    while frame is not None and module is not None:
+        if frame.f_code.co_name == "step" and frame.f_code.co_filename == module.__file__:
+            frame_locals = frame.f_locals
         frame = frame.f_back
-    if found is None:
+    if frame_locals is None:
         return None
-    named = {name: found[name] for name in ("target", "losses", "return_outputs", "loss_kwargs") if name in found}
-    return found["self"], found["args"], found["kwargs"] | named
+    options = {
+        name: frame_locals[name]
+        for name in ("target", "losses", "return_outputs", "loss_kwargs")
+        if name in frame_locals
+    }
+    return frame_locals["self"], frame_locals["args"], frame_locals["kwargs"] | options
 
 
 def schedule_stages(schedule: Any) -> list[Any]:
@@ -446,15 +452,23 @@ def replicas_of_pipeline(schedule: Any) -> int | None:
 def num_parameters(models: Iterable[nn.Module]) -> int:
     """Count the parameters of whole models, of which ZeRO-3 or FSDP1 may have left this rank shards, or none."""
     modules = [part for model in models for part in model.modules()]
-    handles = [one._handle for one in modules if isinstance(one, FullyShardedDataParallel) and one._handle is not None]
+    handles = [
+        module._handle
+        for module in modules
+        if isinstance(module, FullyShardedDataParallel) and module._handle is not None
+    ]
     # A flat parameter stands for many, which its own list counts.
     flat: list[Any] = [handle.flat_param for handle in handles]
-    within = {id(one) for whole in flat for one in (whole, *(whole._params or ()))}
-    numel_of = {
-        id(one): int(getattr(one, "ds_numel", one.numel())) for part in modules for one in part._parameters.values()
-        if one is not None and id(one) not in within
+    within = {
+        id(parameter) for flat_parameter in flat for parameter in (flat_parameter, *(flat_parameter._params or ()))
     }
-    return sum(numel_of.values()) + sum(sum(whole._numels) for whole in flat)
+    numel_of = {
+        id(parameter): int(getattr(parameter, "ds_numel", parameter.numel()))
+        for part in modules
+        for parameter in part._parameters.values()
+        if parameter is not None and id(parameter) not in within
+    }
+    return sum(numel_of.values()) + sum(sum(flat_parameter._numels) for flat_parameter in flat)
 
 
 def fsdp_units(module: nn.Module) -> list[tuple[str, FSDPModule]]:
@@ -493,55 +507,62 @@ _KEPT_HOOKS = "torch.nn."
 """Hooks from here belong to the model (weight normalisation); others are the script's or a wrapper's."""
 
 
-def plain_copy(module: nn.Module, known: dict[int, Any] | None = None) -> nn.Module:
+def plain_copy(module: nn.Module, copies: dict[int, Any] | None = None) -> nn.Module:
     """Copy a model without FSDP2's classes and hooks; parameters whole, on the meta device, shared ones shared.
 
     Lists, dictionaries and sets among the attributes are copied, so that the copy's forward changes none of them.
     """
-    known = {} if known is None else known
-    if id(module) in known:
-        found: nn.Module = known[id(module)]
-        return found
+    copies = {} if copies is None else copies
+    if id(module) in copies:
+        cached: nn.Module = copies[id(module)]
+        return cached
     kind = type(module)
     if issubclass(kind, FSDPModule):
         kind = next(base for base in kind.__mro__ if issubclass(base, nn.Module) and not issubclass(base, FSDPModule))
-    made: nn.Module = object.__new__(kind)
-    known[id(module)] = made
+    copy: nn.Module = object.__new__(kind)
+    copies[id(module)] = copy
     content = dict(vars(module))
     for name, value in content.items():
         if name.endswith("_hooks") and isinstance(value, dict):
-            kept = {key: hook for key, hook in value.items() if _owner_of(hook).startswith(_KEPT_HOOKS)}
-            content[name] = type(value)(kept)
+            hooks = {key: hook for key, hook in value.items() if _owner_of(hook).startswith(_KEPT_HOOKS)}
+            content[name] = type(value)(hooks)
         elif name in ("_parameters", "_buffers"):
-            content[name] = {key: one if one is None else _on_meta(one, known) for key, one in value.items()}
+            content[name] = {
+                key: tensor if tensor is None else _on_meta(tensor, copies) for key, tensor in value.items()
+            }
         elif name == "_modules":
-            content[name] = {key: one if one is None else plain_copy(one, known) for key, one in value.items()}
+            content[name] = {key: child if child is None else plain_copy(child, copies) for key, child in value.items()}
         elif type(value) in (list, tuple, set, dict):
-            content[name] = _container(value, known)
+            content[name] = _container(value, copies)
         elif isinstance(value, nn.Module):
-            content[name] = plain_copy(value, known)
-    made.__dict__.update(content)
-    return made
+            content[name] = plain_copy(value, copies)
+    copy.__dict__.update(content)
+    return copy
 
 
 def _owner_of(hook: Any) -> str:
     return str(getattr(hook, "__module__", "") or type(hook).__module__)
 
 
-def _container(value: Any, known: dict[int, Any]) -> Any:
+def _container(value: Any, copies: dict[int, Any]) -> Any:
     if isinstance(value, dict):
-        return {key: plain_copy(one, known) if isinstance(one, nn.Module) else one for key, one in value.items()}
-    return type(value)(plain_copy(one, known) if isinstance(one, nn.Module) else one for one in value)
+        return {
+            key: plain_copy(element, copies) if isinstance(element, nn.Module) else element
+            for key, element in value.items()
+        }
+    return type(value)(plain_copy(element, copies) if isinstance(element, nn.Module) else element for element in value)
 
 
-def _on_meta(tensor: Tensor, known: dict[int, Any]) -> Tensor:
-    if id(tensor) not in known:
+def _on_meta(tensor: Tensor, copies: dict[int, Any]) -> Tensor:
+    if id(tensor) not in copies:
         shape = getattr(tensor, "ds_shape", tensor.shape)  # of a parameter that DeepSpeed's stage 3 has partitioned
-        made = torch.empty(shape, dtype=tensor.dtype, device="meta")
+        meta_tensor = torch.empty(shape, dtype=tensor.dtype, device="meta")
         is_parameter = isinstance(tensor, nn.Parameter)
-        known[id(tensor)] = nn.Parameter(made, requires_grad=tensor.requires_grad) if is_parameter else made
-    found: Tensor = known[id(tensor)]
-    return found
+        copies[id(tensor)] = (
+            nn.Parameter(meta_tensor, requires_grad=tensor.requires_grad) if is_parameter else meta_tensor
+        )
+    copy: Tensor = copies[id(tensor)]
+    return copy
 
 
 class ScriptModel(NestedBlocks):
@@ -575,39 +596,43 @@ class ScriptModel(NestedBlocks):
         self.in_forward: frozenset[str] = frozenset()
         """Modules that forward calls."""
 
-    def forward(self, *given: Tensor) -> Tensor:
+    def forward(self, *inputs: Tensor) -> Tensor:
         """Return the loss, or where none was seen the sum of all that the model returns."""
         values: dict[int, Tensor] = {}
-        reading = ((at, leaf) for at, call in enumerate(self.calls) for leaf in call.leaves)
+        reading = ((index, leaf) for index, call in enumerate(self.calls) for leaf in call.leaves)
         # The last call that reads each result: behind it the result is freed.
-        last = {leaf.number: at for at, leaf in reading if isinstance(leaf, MadeTensor)}
+        last_use = {leaf.number: index for index, leaf in reading if isinstance(leaf, MadeTensor)}
         present: torch.dtype | None = None
         with contextlib.ExitStack() as stack:
-            for at, call in enumerate(self.calls):
-                wanted = self.autocast or call.autocast
-                if wanted is not present:
+            for index, call in enumerate(self.calls):
+                autocast_dtype = self.autocast or call.autocast
+                if autocast_dtype is not present:
                     stack.close()
-                    enabled, dtype = wanted is not None, wanted or torch.bfloat16
+                    enabled, dtype = autocast_dtype is not None, autocast_dtype or torch.bfloat16
                     stack.enter_context(torch.autocast(self.device_type, dtype, enabled=enabled))
-                    present = wanted
-                self._run(call, values, given)
-                done = [one for one in values if last.get(one, -1) <= at and self.loss_number not in (None, one)]
-                for number in done:
+                    present = autocast_dtype
+                self._run(call, values, inputs)
+                free_numbers = [
+                    number
+                    for number in values
+                    if last_use.get(number, -1) <= index and self.loss_number not in (None, number)
+                ]
+                for number in free_numbers:
                     value = values.pop(number)
                     if number in self.keeps:
                         self.held.append(value)
                     del value
         if self.loss_number is None:
-            return torch.stack([one.float().sum() for one in values.values() if one.requires_grad]).sum()
+            return torch.stack([tensor.float().sum() for tensor in values.values() if tensor.requires_grad]).sum()
         loss = values[self.loss_number]
         return loss if loss.numel() == 1 else loss.sum()
 
-    def _run(self, call: RecordedCall, values: dict[int, Tensor], given: Sequence[Tensor]) -> None:
+    def _run(self, call: RecordedCall, values: dict[int, Tensor], inputs: Sequence[Tensor]) -> None:
         def value_of(leaf: Any) -> Any:
             if isinstance(leaf, MadeTensor):
                 return values[leaf.number]
             if isinstance(leaf, GivenTensor):
-                return given[leaf.number]
+                return inputs[leaf.number]
             elsewhere = isinstance(leaf, torch.device) and leaf.type != self.device_type
             return torch.device(self.device_type) if elsewhere else leaf
 
@@ -632,17 +657,17 @@ def _redirect(module: nn.Module, method: str) -> None:
         vars(module).pop("forward", None)
         return getattr(module, method)(*args, **kwargs)
 
-    own = {name: lambda *_, **__: None for name in _TELLS if hasattr(type(module), name)}
-    vars(module).update(own | {"forward": redirected})
+    stubs = {name: lambda *_, **__: None for name in _TELLS if hasattr(type(module), name)}
+    vars(module).update(stubs | {"forward": redirected})
 
 
 def _leading_to(calls: list[RecordedCall], loss: int | None) -> list[RecordedCall]:
     """Leave out what does not lead to the loss, such as an accuracy; without a loss the model's calls remain."""
     if loss is None:
         return [call for call in calls if call.function is None]
-    wanted, found = {loss}, []
+    required_numbers, loss_calls = {loss}, []
     for call in reversed(calls):
-        if wanted & set(call.results):
-            wanted |= {leaf.number for leaf in call.leaves if isinstance(leaf, MadeTensor)}
-            found.append(call)
-    return found[::-1]
+        if required_numbers & set(call.results):
+            required_numbers |= {leaf.number for leaf in call.leaves if isinstance(leaf, MadeTensor)}
+            loss_calls.append(call)
+    return loss_calls[::-1]

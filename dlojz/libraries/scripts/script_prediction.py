@@ -132,7 +132,7 @@ def predict_training(
     on_gpu: bool = False,
     groups: dict[str, str] | None = None,
     limit_bytes: int | None = None,
-    others: Mapping[Category, int] | None = None,
+    other_bytes: Mapping[Category, int] | None = None,
 ) -> ScriptPrediction:
     """Predict a steady step of a script on rank 0; a note in the answer says what is not predicted, and why.
 
@@ -144,7 +144,7 @@ def predict_training(
         on_gpu: whether it trains on a GPU.
         groups: axis of each process group with a name.
         limit_bytes: memory of a rank; the levers are predicted where the peak comes near it. 0: in any case.
-        others: bytes that other trained models and optimizers of the script hold, by category.
+        other_bytes: bytes that other trained models and optimizers of the script hold, by category.
     """
     answer: list[ScriptPrediction] = []
     muted: set[int] = set()
@@ -155,7 +155,7 @@ def predict_training(
             if step.fault is not None:
                 raise step.fault
             with step.repeating():
-                settings = (device, on_gpu, groups or {}, limit_bytes, others or {})
+                settings = (device, on_gpu, groups or {}, limit_bytes, other_bytes or {})
                 answer.append(_predicted(config, step, optimizers, *settings))
         except ValuesNeededError as error:  # the advice to measure is for a model that does not run
             answer.append(_unpredicted(step, optimizers, f"{error.cause}."))
@@ -179,10 +179,10 @@ def predict_training(
 
 def _unpredicted(step: FirstStep, optimizers: Sequence[torch.optim.Optimizer], note: str) -> ScriptPrediction:
     try:
-        found = recognised_in(step, optimizers)
+        recognised = recognised_in(step, optimizers)
     except Exception:  # whatever the prediction has met already
-        found = {}
-    return ScriptPrediction(recognised=found, note=note)
+        recognised = {}
+    return ScriptPrediction(recognised=recognised, note=note)
 
 
 class _Muted:
@@ -215,7 +215,7 @@ def _undisturbed(models: Iterable[nn.Module], muted: set[int]) -> Iterator[None]
         return told
 
     state = random.getstate()
-    gradients = [(one, one.grad) for model in models for one in model.parameters()]
+    gradients = [(parameter, parameter.grad) for model in models for parameter in model.parameters()]
     with torch.random.fork_rng(devices=[]), Replacements() as undo:
         undo.put(sys, "stdout", _Muted(sys.stdout, muted))
         undo.put(sys, "stderr", _Muted(sys.stderr, muted))
@@ -236,10 +236,10 @@ def _predicted(
     on_gpu: bool,
     groups: dict[str, str],
     limit_bytes: int | None,
-    others: Mapping[Category, int],
+    other_bytes: Mapping[Category, int],
 ) -> ScriptPrediction:
     training = recognise(step, optimizers, device, on_gpu, groups, config.layout.world_size)
-    training = replace(training, others=others)
+    training = replace(training, others=other_bytes)
     footprint, at_peak = _footprint(config, training, groups)
     recognised = recognised_in(step, optimizers)
     is_recurrent = any(isinstance(module, nn.RNNBase) for module in training.model.modules())
@@ -332,7 +332,7 @@ def _footprint(
     forecast, model, flops, training = _forecast(config, training)
     footprint = Footprint(
         source="predicted",
-        parameters=sum(one.numel() for one in training.model.parameters()),
+        parameters=sum(parameter.numel() for parameter in training.model.parameters()),
         memory=forecast.memory,
         step_flops=training.micro_batches * flops + training.use.flops,
         communication=_summed(_traffic(training, model)),
@@ -341,18 +341,18 @@ def _footprint(
 
 
 def _with_others(
-    footprint: Footprint, at_peak: tuple[ModuleMemory, ...], others: Mapping[Category, int]
+    footprint: Footprint, at_peak: tuple[ModuleMemory, ...], other_bytes: Mapping[Category, int]
 ) -> tuple[Footprint, tuple[ModuleMemory, ...]]:
     """Add the states of models and optimizers that the step leaves as they are."""
-    if not others:
+    if not other_bytes:
         return footprint, at_peak
-    memory, held_bytes = footprint.memory, sum(others.values())
+    memory, held_bytes = footprint.memory, sum(other_bytes.values())
     sums: dict[str, Any] = {
-        f"{category}_bytes": (memory.category(category) or 0) + num_bytes for category, num_bytes in others.items()
+        f"{category}_bytes": (memory.category(category) or 0) + num_bytes for category, num_bytes in other_bytes.items()
     }
     sums["peak_bytes"] = (memory.peak_bytes or 0) + held_bytes
-    sums["at_peak_bytes"] = dict(Counter(memory.at_peak_bytes or {}) + Counter(others))
-    modules = (*at_peak, ModuleMemory(module=OTHERS, bytes_by_category=dict(others)))
+    sums["at_peak_bytes"] = dict(Counter(memory.at_peak_bytes or {}) + Counter(other_bytes))
+    modules = (*at_peak, ModuleMemory(module=OTHERS, bytes_by_category=dict(other_bytes)))
     return footprint.model_copy(update={"memory": memory.model_copy(update=sums)}), modules
 
 
@@ -360,8 +360,8 @@ def _summed(traffic: Iterable[Traffic]) -> tuple[Traffic, ...]:
     """One line for each collective and group."""
     of_key: dict[Any, Traffic] = {}
     for line in traffic:
-        known = of_key.get(line.key)
-        sums = {name: getattr(known, name, 0) + getattr(line, name) for name in ("count", "message_bytes")}
+        previous = of_key.get(line.key)
+        sums = {name: getattr(previous, name, 0) + getattr(line, name) for name in ("count", "message_bytes")}
         of_key[line.key] = line.model_copy(update=sums)
     return tuple(sorted(of_key.values(), key=lambda line: (line.collective, line.group)))
 
@@ -378,8 +378,13 @@ def _config_of(config: RunConfig, training: ScriptTraining) -> RunConfig:
             sub_group_size=zero.sub_group_elements,
         )
         precision = "fp32" if training.param_dtype == torch.float32 else "bf16"
-        known = {"layout": layout, "precision": precision, "script": None, "fp32_gradients": zero.keeps_fp32_gradients}
-        return config.model_copy(update=known)
+        changes = {
+            "layout": layout,
+            "precision": precision,
+            "script": None,
+            "fp32_gradients": zero.keeps_fp32_gradients,
+        }
+        return config.model_copy(update=changes)
     layout = Layout(
         dp=training.ranks,
         zero=3 if sharded and training.ranks > 1 else 0,
@@ -397,13 +402,13 @@ def _forecast(config: RunConfig, training: ScriptTraining) -> tuple[Forecast, Sc
         for part in model.blocks[:-1]:
             part.forward = partial(checkpoint, part.forward, use_reentrant=False)
     try:
-        given = [torch.empty(one.shape, dtype=one.dtype, device="meta") for one in training.given]
+        inputs = [torch.empty(spec.shape, dtype=spec.dtype, device="meta") for spec in training.given]
         traced = on_cpu = trace(
-            model, *given, compute=training.compute, loss=lambda value: value, on_gpu=training.on_gpu
+            model, *inputs, compute=training.compute, loss=lambda value: value, on_gpu=training.on_gpu
         )
         if training.on_gpu:  # a GPU's attention is traced by its allocations alone, without products to count
             model.held.clear()
-            on_cpu = trace(model, *given, compute=training.compute, loss=lambda value: value)
+            on_cpu = trace(model, *inputs, compute=training.compute, loss=lambda value: value)
     finally:
         model.held.clear()
         for part in model.blocks:
@@ -427,17 +432,17 @@ def _trained(shapes: ModelShapes, model: ScriptModel, training: ScriptTraining) 
     DeepSpeed fills the gradients of the latter with zeros.
     """
     ready = frozenset(model.ready)
-    own = tuple(
-        one
-        for one in shapes.parameters
-        if (model.get_parameter(one.name).requires_grad if training.zero else one.name in ready)
+    trained_parameters = tuple(
+        parameter
+        for parameter in shapes.parameters
+        if (model.get_parameter(parameter.name).requires_grad if training.zero else parameter.name in ready)
     )
-    return replace(shapes, parameters=own)
+    return replace(shapes, parameters=trained_parameters)
 
 
 def _bytes_of(shapes: Iterable[ParameterShape], model: nn.Module) -> int:
     """Bytes of parameters in their own types."""
-    return sum(one.numel * model.get_parameter(one.name).element_size() for one in shapes)
+    return sum(parameter.numel * model.get_parameter(parameter.name).element_size() for parameter in shapes)
 
 
 def _overlay(lab: RunConfig, training: ScriptTraining, shapes: ModelShapes, model: ScriptModel) -> _OfScript:
@@ -457,12 +462,12 @@ def _overlay(lab: RunConfig, training: ScriptTraining, shapes: ModelShapes, mode
         overlay = (_InDDP if training.wrapper == "ddp" else _OneProcess)(lab, trained)
         if isinstance(overlay, _InDDP):
             overlay.keeps_gradients = not training.bucket_view
-            overlay.bucket_bytes = sum(one.numel() * one.element_size() for one in _reduced(training))
+            overlay.bucket_bytes = sum(parameter.numel() * parameter.element_size() for parameter in _reduced(training))
     overlay.on_gpu, overlay.update_use = training.on_gpu, training.use
     if training.zeroed_late and overlay.keeps_gradients | (training.wrapper == "fsdp2"):
         overlay.former_bytes = _bytes_of(trained.parameters, model)
         if training.wrapper == "fsdp2":
-            padded = sum(one.padded_rows_numel(lab.layout.dp) for one in trained.parameters)
+            padded = sum(parameter.padded_rows_numel(lab.layout.dp) for parameter in trained.parameters)
             overlay.former_bytes = FP32_BYTES * padded
     return overlay
 
@@ -475,8 +480,10 @@ def _deepspeed_overlay(lab: RunConfig, zero: ZeroOptions, trained: ModelShapes, 
         sharded = _InDeepSpeed3(lab, trained, _of_modules(model))
     else:
         groups = _groups(zero, trained, model)
-        whole = replace(trained, parameters=tuple(one for group in groups for one in group.parameters))
-        sharded = _InDeepSpeed12(lab, whole)
+        grouped_shapes = replace(
+            trained, parameters=tuple(parameter for group in groups for parameter in group.parameters)
+        )
+        sharded = _InDeepSpeed12(lab, grouped_shapes)
         sharded.groups = groups
     sharded.bucket_elements = zero.bucket_elements
     return sharded
@@ -484,39 +491,42 @@ def _deepspeed_overlay(lab: RunConfig, zero: ZeroOptions, trained: ModelShapes, 
 
 def _of_modules(model: ScriptModel) -> list[ParameterShape]:
     """List the parameters of each module; those of several modules once for each."""
-    own = {id(model.get_parameter(one.name)): one for one in shapes_of(model).parameters}
+    shape_of = {id(model.get_parameter(shape.name)): shape for shape in shapes_of(model).parameters}
     pairs = ((path, part) for path, part in model.named_modules() if part._parameters)
     return [
-        replace(own[id(one)], name=f"{path}.{name}", module=path)
+        replace(shape_of[id(parameter)], name=f"{path}.{name}", module=path)
         for path, part in pairs
-        for name, one in part._parameters.items()
-        if one is not None
+        for name, parameter in part._parameters.items()
+        if parameter is not None
     ]
 
 
 def _groups(zero: ZeroOptions, trained: ModelShapes, model: ScriptModel) -> tuple[ModelShapes, ...]:
     """Shapes of each group of parameters that DeepSpeed flattens, in its order."""
-    own = {id(model.get_parameter(one.name)): one for one in trained.parameters}
-    return tuple(replace(trained, parameters=tuple(own[id(one)] for one in group)) for group in zero.groups)
+    shape_of = {id(model.get_parameter(shape.name)): shape for shape in trained.parameters}
+    return tuple(
+        replace(trained, parameters=tuple(shape_of[id(parameter)] for parameter in group)) for group in zero.groups
+    )
 
 
 def _states(
     lab: RunConfig, training: ScriptTraining, shapes: ModelShapes, overlay: _OfScript, model: ScriptModel
 ) -> Memory:
-    held = predict_states(lab, shapes)
+    states = predict_states(lab, shapes)
     if isinstance(overlay, _InDeepSpeed12) and not isinstance(overlay, _InDeepSpeed3):
-        each = [predict_states(lab, group) for group in overlay.groups]
+        group_states = [predict_states(lab, group) for group in overlay.groups]
         frozen = shapes.num_parameters - overlay.shapes.num_parameters
         of_frozen = {"weights": training.param_dtype.itemsize * frozen}
-        held = held.model_copy(
+        states = states.model_copy(
             update={
-                f"{category}_bytes": sum(one.category(category) or 0 for one in each) + of_frozen.get(category, 0)
+                f"{category}_bytes": sum(memory.category(category) or 0 for memory in group_states)
+                + of_frozen.get(category, 0)
                 for category in STATES
             }
         )
     if training.wrapper == "fsdp2":
         reduced = predict_states(lab, _trained(shapes, model, training))
-        held = held.model_copy(update={"gradients_bytes": reduced.gradients_bytes})
+        states = states.model_copy(update={"gradients_bytes": reduced.gradients_bytes})
     elif training.wrapper != "deepspeed":
         gradients = overlay.shapes.parameters
         view_bytes = overlay.bucket_bytes if isinstance(overlay, _InDDP) and training.bucket_view else 0
@@ -524,14 +534,14 @@ def _states(
             "weights_bytes": _bytes_of(shapes.parameters, model),
             "gradients_bytes": view_bytes or _bytes_of(gradients, model),
         }
-        held = held.model_copy(update=known_bytes)
-    buffers = {id(one): one.numel() * one.element_size() for one in training.model.buffers()}
-    known = {
-        "weights_bytes": (held.weights_bytes or 0) + overlay.gathered_bytes(),
+        states = states.model_copy(update=known_bytes)
+    buffers = {id(buffer): buffer.numel() * buffer.element_size() for buffer in training.model.buffers()}
+    changes = {
+        "weights_bytes": (states.weights_bytes or 0) + overlay.gathered_bytes(),
         "optimizer_bytes": training.use.states_bytes,
         "buffers_bytes": sum(buffers.values()),
     }
-    return held.model_copy(update=known)
+    return states.model_copy(update=changes)
 
 
 def _traffic(training: ScriptTraining, model: ScriptModel) -> Iterator[Traffic]:
@@ -546,21 +556,28 @@ def _traffic(training: ScriptTraining, model: ScriptModel) -> Iterator[Traffic]:
     if training.wrapper == "ddp":
         yield from _ddp_traffic(training, model, line)
         return
-    kept = {f"blocks.{number}" for number, path in enumerate((*training.parts, "")) if path in training.kept_units}
+    kept_units = {
+        f"blocks.{number}" for number, path in enumerate((*training.parts, "")) if path in training.kept_units
+    }
     gathers = gathered = reductions = reduced = 0
-    every = {f"blocks.{unit[-1].block}": unit for unit in shapes.units()}
-    units = {name: unit for name, unit in every.items() if name in model.in_forward}
-    trained_names = {one.name for one in _trained(shapes, model, training).parameters}
-    entered = [number for number, name in enumerate(units) if name in model.in_backward]
-    lowest = min(entered, default=0) - 1  # prefetched in backward, though backward ends above it
+    all_units = {f"blocks.{unit[-1].block}": unit for unit in shapes.units()}
+    units = {name: unit for name, unit in all_units.items() if name in model.in_forward}
+    trained_names = {parameter.name for parameter in _trained(shapes, model, training).parameters}
+    backward_units = [number for number, name in enumerate(units) if name in model.in_backward]
+    lowest = min(backward_units, default=0) - 1  # prefetched in backward, though backward ends above it
     for number, (name, unit) in enumerate(units.items()):
         # All shards together, with the padding that makes them equal.
-        numel = ranks * sum(one.padded_rows_numel(ranks) for one in unit)
+        numel = ranks * sum(parameter.padded_rows_numel(ranks) for parameter in unit)
         # Once for forward, and once for backward unless the unit stayed whole or backward does not reach it.
-        times = 2 if name not in kept and number in (*entered, lowest) else 1
+        times = 2 if name not in kept_units and number in (*backward_units, lowest) else 1
         gathers, gathered = gathers + times, gathered + times * numel * training.param_dtype.itemsize
-        own = ranks * sum(one.padded_rows_numel(ranks) for one in unit if one.name in trained_names)
-        reductions, reduced = reductions + bool(own), reduced + own * (training.reduce_bytes or FP32_BYTES)
+        trained_numel = ranks * sum(
+            parameter.padded_rows_numel(ranks) for parameter in unit if parameter.name in trained_names
+        )
+        reductions, reduced = (
+            reductions + bool(trained_numel),
+            reduced + trained_numel * (training.reduce_bytes or FP32_BYTES),
+        )
     times = training.micro_batches
     if ranks > 1:
         yield line(collective="all_gather", count=times * gathers, message_bytes=times * gathered)
@@ -577,8 +594,8 @@ def _traffic(training: ScriptTraining, model: ScriptModel) -> Iterator[Traffic]:
 
 def _reduced(training: ScriptTraining) -> list[nn.Parameter]:
     """Parameters of the copy in DDP's buckets, used or not, in the order in which they are registered."""
-    named = training.model.named_parameters()
-    return [one for name, one in named if one.requires_grad and name not in training.not_reduced]
+    parameters = training.model.named_parameters()
+    return [parameter for name, parameter in parameters if parameter.requires_grad and name not in training.not_reduced]
 
 
 def _ddp_traffic(training: ScriptTraining, model: ScriptModel, line: partial[Traffic]) -> Iterator[Traffic]:
@@ -593,18 +610,18 @@ def _ddp_traffic(training: ScriptTraining, model: ScriptModel, line: partial[Tra
     limits = training.bucket_bytes
     order = parameters
     if not training.finds_unused:
-        place = {id(model.get_parameter(name)): number for number, name in enumerate(model.ready)}
-        order = sorted(parameters, key=lambda one: place.get(id(one), len(place)))
+        ready_position = {id(model.get_parameter(name)): number for number, name in enumerate(model.ready)}
+        order = sorted(parameters, key=lambda parameter: ready_position.get(id(parameter), len(ready_position)))
     calls = _ddp_buckets(order, *limits)
-    num_bytes = sum(one.numel() * (training.reduce_bytes or one.element_size()) for one in parameters)
+    num_bytes = sum(parameter.numel() * (training.reduce_bytes or parameter.element_size()) for parameter in parameters)
     if training.finds_unused:
         calls, num_bytes = calls + 1, num_bytes + torch.int32.itemsize * len(parameters)
     if parameters:
         yield line(collective="all_reduce", count=times * calls, message_bytes=times * num_bytes)
-    buffers = {id(one): one for one in training.model.buffers()}.values()
+    buffers = {id(buffer): buffer for buffer in training.model.buffers()}.values()
     if training.broadcasts_buffers and buffers:
-        kinds = len({one.dtype for one in buffers})
-        num_bytes = sum(one.numel() * one.element_size() for one in buffers)
+        kinds = len({buffer.dtype for buffer in buffers})
+        num_bytes = sum(buffer.numel() * buffer.element_size() for buffer in buffers)
         yield line(collective="broadcast", count=times * kinds, message_bytes=times * num_bytes)
     for optimizer in training.optimizers:
         if isinstance(optimizer, ZeroRedundancyOptimizer):
@@ -618,11 +635,11 @@ def _ddp_buckets(parameters: Iterable[nn.Parameter], first_bytes: int, limit_byt
     """
     closed: Counter[torch.dtype] = Counter()
     filled: Counter[torch.dtype] = Counter()
-    for one in parameters:
-        filled[one.dtype] += one.numel() * one.element_size()
-        if filled[one.dtype] >= (limit_bytes if closed[one.dtype] else first_bytes):
-            closed[one.dtype] += 1
-            filled[one.dtype] = 0
+    for parameter in parameters:
+        filled[parameter.dtype] += parameter.numel() * parameter.element_size()
+        if filled[parameter.dtype] >= (limit_bytes if closed[parameter.dtype] else first_bytes):
+            closed[parameter.dtype] += 1
+            filled[parameter.dtype] = 0
     return closed.total() + sum(1 for num_bytes in filled.values() if num_bytes)
 
 
@@ -631,11 +648,11 @@ def _sharded_broadcasts(optimizer: ZeroRedundancyOptimizer) -> dict[str, int]:
 
     Source: torch 2.13, `distributed/optim/zero_redundancy_optimizer.py`, `_broadcast_params_from_rank`.
     """
-    updated = [one for group in optimizer.param_groups for one in group["params"]]
+    updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     calls = len(updated)
     if optimizer.parameters_as_bucket_view:
         calls = sum(len(buckets) for buckets in optimizer._buckets)
-    return {"count": calls, "message_bytes": sum(one.numel() * one.element_size() for one in updated)}
+    return {"count": calls, "message_bytes": sum(parameter.numel() * parameter.element_size() for parameter in updated)}
 
 
 def _deepspeed_traffic(
@@ -645,43 +662,47 @@ def _deepspeed_traffic(
 
     Source: as of `dlojz.prediction.communication`, whose rules these are with the script's own groups and buckets.
     """
-    ranks, each, times = training.ranks, training.param_dtype.itemsize, training.micro_batches
+    ranks, element_bytes, times = training.ranks, training.param_dtype.itemsize, training.micro_batches
     limit = zero.bucket_elements
     trained = _trained(shapes_of(model), model, training)
-    named = {one.name: one for one in trained.parameters}
-    ready = [named[name] for name in model.ready]
-    numel = sum(one.numel for one in ready)
+    parameters = {parameter.name: parameter for parameter in trained.parameters}
+    ready = [parameters[name] for name in model.ready]
+    numel = sum(parameter.numel for parameter in ready)
     checks, checks_bytes = len(zero.checks_bytes), sum(zero.checks_bytes)
     if zero.stage == 0:
         calls = -(-numel // DEEPSPEED_REDUCED_ELEMENTS)
-        yield line(collective="all_reduce", count=calls + checks, message_bytes=each * numel + checks_bytes)
+        yield line(collective="all_reduce", count=calls + checks, message_bytes=element_bytes * numel + checks_bytes)
     elif zero.stage == 3:
         padded_of: Counter[str] = Counter()
-        for one in _of_modules(model):
-            padded_of[one.module] += ranks * one.padded_numel(ranks)
+        for parameter in _of_modules(model):
+            padded_of[parameter.module] += ranks * parameter.padded_numel(ranks)
         # Each module is gathered for forward, and again for backward.
-        gathered = 2 * times * each * sum(padded_of.values())
-        padded = [ranks * one.padded_numel(ranks) for one in ready]
+        gathered = 2 * times * element_bytes * sum(padded_of.values())
+        padded = [ranks * parameter.padded_numel(ranks) for parameter in ready]
         buckets = len(deepspeed_buckets(padded, limit))
         yield line(collective="all_gather", count=2 * times * len(padded_of), message_bytes=gathered)
-        yield line(collective="reduce_scatter", count=times * buckets, message_bytes=times * each * sum(padded))
+        yield line(
+            collective="reduce_scatter", count=times * buckets, message_bytes=times * element_bytes * sum(padded)
+        )
         yield line(collective="all_reduce", count=checks, message_bytes=checks_bytes)
     else:
         # Stage 1 reduces once per step, in the parameters' order, stage 2 with every micro-batch, as gradients come.
         reductions = times if zero.stage == 2 else 1
         groups = _groups(zero, trained, model)
-        order = ready if zero.stage == 2 else [one for group in groups for one in group.parameters]
+        order = ready if zero.stage == 2 else [parameter for group in groups for parameter in group.parameters]
         waiting = iter(order)
-        filled = (list(islice(waiting, one)) for one in deepspeed_buckets((one.numel for one in order), limit))
-        messages = reductions * sum(len(deepspeed_messages(groups, ranks, one, limit)) for one in filled)
-        whole = [padded_parameters(group.num_parameters, ranks) for group in groups]
-        gathers = sum(max(1, one // zero.gather_elements) if zero.gather_elements else 1 for one in whole)
+        filled = (
+            list(islice(waiting, count)) for count in deepspeed_buckets((parameter.numel for parameter in order), limit)
+        )
+        messages = reductions * sum(len(deepspeed_messages(groups, ranks, bucket, limit)) for bucket in filled)
+        group_sizes = [padded_parameters(group.num_parameters, ranks) for group in groups]
+        gathers = sum(max(1, size // zero.gather_elements) if zero.gather_elements else 1 for size in group_sizes)
         yield line(
             collective="all_reduce",
             count=messages + checks,
-            message_bytes=reductions * each * numel + checks_bytes,
+            message_bytes=reductions * element_bytes * numel + checks_bytes,
         )
-        yield line(collective="all_gather", count=gathers, message_bytes=each * sum(whole))
+        yield line(collective="all_gather", count=gathers, message_bytes=element_bytes * sum(group_sizes))
 
 
 def _modules_at_peak(forecast: Forecast, training: ScriptTraining, model: ScriptModel) -> tuple[ModuleMemory, ...]:
@@ -691,21 +712,21 @@ def _modules_at_peak(forecast: Forecast, training: ScriptTraining, model: Script
     for parameter in shapes_of(model).parameters:
         elements[f"blocks.{parameter.block}"] += parameter.numel
     total = sum(elements.values())
-    held: dict[str, Counter[Category]] = defaultdict(Counter)
+    bytes_by_block: dict[str, Counter[Category]] = defaultdict(Counter)
     for block, by_category in forecast.at_peak_by_block:
         for category, num_bytes in by_category.items():
             if block or category not in STATES or category == "buffers":
-                held[block][category] += num_bytes
+                bytes_by_block[block][category] += num_bytes
                 continue
             for name, numel in elements.items():
                 # States go to the blocks by their numbers of parameters.
-                held[name][category] += round(num_bytes * numel / total)
-    return _largest_first({_path(block, paths): categories for block, categories in held.items()})
+                bytes_by_block[name][category] += round(num_bytes * numel / total)
+    return _largest_first({_path(block, paths): categories for block, categories in bytes_by_block.items()})
 
 
-def _largest_first(held: Mapping[str, Counter[Category]]) -> tuple[ModuleMemory, ...]:
-    named = sorted(held.items(), key=lambda pair: -sum(pair[1].values()))
-    return tuple(ModuleMemory(module=path, bytes_by_category=dict(categories)) for path, categories in named)
+def _largest_first(bytes_by_module: Mapping[str, Counter[Category]]) -> tuple[ModuleMemory, ...]:
+    ranking = sorted(bytes_by_module.items(), key=lambda pair: -sum(pair[1].values()))
+    return tuple(ModuleMemory(module=path, bytes_by_category=dict(categories)) for path, categories in ranking)
 
 
 def _path(block: str, paths: Sequence[str]) -> str:
@@ -715,29 +736,29 @@ def _path(block: str, paths: Sequence[str]) -> str:
 
 
 def _levers(
-    config: RunConfig, training: ScriptTraining, groups: dict[str, str], now: int
+    config: RunConfig, training: ScriptTraining, groups: dict[str, str], needed_bytes: int
 ) -> Iterator[ScriptLever]:
     """Predict what single changes of the script would save."""
-    found: set[str] = set()
+    lever_names: set[str] = set()
     for name, changed in _changes(training):
-        if name in found:
+        if name in lever_names:
             continue
         try:
-            taken = _footprint(config, changed, groups)[0].memory.needed_bytes or 0
+            taken_bytes = _footprint(config, changed, groups)[0].memory.needed_bytes or 0
         except Exception:  # a change that the script's shapes do not take is no lever
             continue
-        found.add(name)
-        yield ScriptLever(name=name, taken_bytes=taken, saved_bytes=now - taken)
+        lever_names.add(name)
+        yield ScriptLever(name=name, taken_bytes=taken_bytes, saved_bytes=needed_bytes - taken_bytes)
 
 
-def _halved(given: tuple[TensorShape, ...], samples: int, flat: bool) -> tuple[TensorShape, ...]:
+def _halved(specs: tuple[TensorShape, ...], samples: int, flat: bool) -> tuple[TensorShape, ...]:
     """Halve what has so many samples; with `flat` also targets whose samples and tokens are one dimension."""
 
-    def half(one: TensorShape) -> TensorShape:
-        has = bool(one.shape) and (one.shape[0] % samples == 0 if flat else one.shape[0] == samples)
-        return one._replace(shape=(one.shape[0] // 2, *one.shape[1:])) if has else one
+    def half(spec: TensorShape) -> TensorShape:
+        has = bool(spec.shape) and (spec.shape[0] % samples == 0 if flat else spec.shape[0] == samples)
+        return spec._replace(shape=(spec.shape[0] // 2, *spec.shape[1:])) if has else spec
 
-    return tuple(map(half, given))
+    return tuple(map(half, specs))
 
 
 def _changes(training: ScriptTraining) -> Iterator[tuple[str, ScriptTraining]]:
@@ -745,14 +766,14 @@ def _changes(training: ScriptTraining) -> Iterator[tuple[str, ScriptTraining]]:
         yield "zero-grad", replace(training, zeroed_late=False)
     if training.wrapper == "ddp" and not training.bucket_view:
         yield "bucket-view", replace(training, bucket_view=True)
-    first = next(call for call in training.step.calls if call.function is None)
-    read = (training.given[leaf.number].shape for leaf in first.leaves if isinstance(leaf, GivenTensor))
-    batches = {shape[0] for shape in read if shape}
+    model_call = next(call for call in training.step.calls if call.function is None)
+    shapes = (training.given[leaf.number].shape for leaf in model_call.leaves if isinstance(leaf, GivenTensor))
+    batches = {shape[0] for shape in shapes if shape}
     if len(batches) == 1 and (samples := batches.pop()) % 2 == 0:
         twice = 2 * training.micro_batches
         for flat in (False, True):
             yield "micro-batch", replace(training, given=_halved(training.given, samples, flat), micro_batches=twice)
-    of_fp32 = all(one.dtype == torch.float32 for one in training.model.parameters())
+    of_fp32 = all(parameter.dtype == torch.float32 for parameter in training.model.parameters())
     if training.compute == "fp32" and training.param_dtype == torch.float32 and of_fp32:
         yield "precision", replace(training, autocast=torch.bfloat16)
     if len(training.parts) > 1 and not training.checkpointed:

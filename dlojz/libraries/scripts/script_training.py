@@ -57,9 +57,9 @@ _NO_USE = OptimizerUse(0, 0)
 
 def acting(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
     """Leave out optimizers that a sharding one has made, and calls itself."""
-    every = list(optimizers)
-    within = {id(one.optim) for one in every if isinstance(one, ZeroRedundancyOptimizer)}
-    return [one for one in every if id(one) not in within]
+    all_optimizers = list(optimizers)
+    within = {id(optimizer.optim) for optimizer in all_optimizers if isinstance(optimizer, ZeroRedundancyOptimizer)}
+    return [optimizer for optimizer in all_optimizers if id(optimizer) not in within]
 
 
 def use_of(
@@ -87,13 +87,16 @@ def use_of(
             raise _refuse(f"{name} wraps another optimizer", f"{name} enveloppe un autre optimiseur")
         try:
             if in_turn:
-                each = [_fake_updates(optimizer, on_gpu, [[(_shard(one), True)]]) for one in in_turn]
-                states, taken, flops = zip(*each, strict=True)
-                use = OptimizerUse(sum(states), max(taken), sum(flops))
+                tensor_uses = [_fake_updates(optimizer, on_gpu, [[(_shard(tensor), True)]]) for tensor in in_turn]
+                states, update_bytes, flops = zip(*tensor_uses, strict=True)
+                use = OptimizerUse(sum(states), max(update_bytes), sum(flops))
             else:
                 shards = [
-                    [(_shard(one), one.requires_grad and id(one) not in without) for one in of["params"]]
-                    for of in optimizer.param_groups
+                    [
+                        (_shard(parameter), parameter.requires_grad and id(parameter) not in without)
+                        for parameter in group["params"]
+                    ]
+                    for group in optimizer.param_groups
                 ]
                 try:
                     use = _fake_updates(optimizer, on_gpu, shards)
@@ -108,9 +111,9 @@ def use_of(
                 "mémoire du script est donc mesurée, et pas prédite.",
             ) from error
     return OptimizerUse(
-        sum(one.states_bytes for one in uses),
-        max((one.update_bytes for one in uses), default=0),
-        sum(one.flops for one in uses),
+        sum(use.states_bytes for use in uses),
+        max((use.update_bytes for use in uses), default=0),
+        sum(use.flops for use in uses),
     )
 
 
@@ -129,10 +132,17 @@ class _UpdateFollower(Follower):
 
 def _states_of_frozen(optimizer: torch.optim.Optimizer, on_gpu: bool) -> int:
     """Bytes of states of parameters that are never updated: an optimizer like Adagrad makes them when it is built."""
-    frozen = [one for group in optimizer.param_groups for one in group["params"] if not one.requires_grad]
-    held = [each for one in frozen for each in optimizer.state.get(one, {}).values() if isinstance(each, Tensor)]
-    shards = [one.to_local() if isinstance(one, DTensor) else one for one in held]
-    return sum(one.numel() * one.element_size() for one in shards if one.ndim or not on_gpu)
+    frozen = [
+        parameter for group in optimizer.param_groups for parameter in group["params"] if not parameter.requires_grad
+    ]
+    states = [
+        state
+        for parameter in frozen
+        for state in optimizer.state.get(parameter, {}).values()
+        if isinstance(state, Tensor)
+    ]
+    shards = [state.to_local() if isinstance(state, DTensor) else state for state in states]
+    return sum(shard.numel() * shard.element_size() for shard in shards if shard.ndim or not on_gpu)
 
 
 def _fake_updates(
@@ -147,12 +157,16 @@ def _fake_updates(
         fake.state = defaultdict(dict)
         fake.param_groups = []
         states: list[Tensor] = []
-        for number, (group, own) in enumerate(zip(optimizer.param_groups, shards, strict=False)):
-            parameters = [_fake_parameter(*one) for one in own]
+        for number, (group, group_shards) in enumerate(zip(optimizer.param_groups, shards, strict=False)):
+            parameters = [_fake_parameter(*shard) for shard in group_shards]
             if built_with:
-                made = zip(parameters, built_with[number], strict=True)
-                fake.state.update((one, _fake_state(of)) for one, of in made if one.requires_grad)
-            states += [tensor for one in parameters for tensor in (one, one.grad) if tensor is not None]
+                pairs = zip(parameters, built_with[number], strict=True)
+                fake.state.update(
+                    (parameter, _fake_state(shapes)) for parameter, shapes in pairs if parameter.requires_grad
+                )
+            states += [
+                tensor for parameter in parameters for tensor in (parameter, parameter.grad) if tensor is not None
+            ]
             # On a GPU foreach is torch's default, which it would not take for fake tensors of the CPU.
             at_once = {"foreach": True} if on_gpu and group.get("foreach", 0) is None and not group.get("fused") else {}
             fake.param_groups.append({**group, **at_once, "params": parameters})
@@ -161,28 +175,32 @@ def _fake_updates(
         with follower:
             type(optimizer).step(fake)
             begun, flops = len(follower.events), follower.flops
-            kept = [one for state in fake.state.values() for one in state.values() if isinstance(one, Tensor)]
+            state_tensors = [
+                tensor for state in fake.state.values() for tensor in state.values() if isinstance(tensor, Tensor)
+            ]
             # On a GPU scalar states, such as a counter of steps, stay on the host.
-            states_bytes = sum(one.numel() * one.element_size() for one in kept if one.ndim or not on_gpu)
+            states_bytes = sum(
+                tensor.numel() * tensor.element_size() for tensor in state_tensors if tensor.ndim or not on_gpu
+            )
             # A second update: what it takes besides the states, which exist by now.
             type(optimizer).step(fake)
-    held = most = 0
+    held_bytes = peak_bytes = 0
     for event in follower.events[begun:]:
-        held += event.delta_bytes if isinstance(event, Allocation) else 0
-        most = max(most, held)
-    return OptimizerUse(states_bytes, most, follower.flops - flops)
+        held_bytes += event.delta_bytes if isinstance(event, Allocation) else 0
+        peak_bytes = max(peak_bytes, held_bytes)
+    return OptimizerUse(states_bytes, peak_bytes, follower.flops - flops)
 
 
 def _shard(parameter: Tensor) -> TensorShape:
-    own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-    return TensorShape(tuple(own.shape), own.dtype)
+    shard = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return TensorShape(tuple(shard.shape), shard.dtype)
 
 
-def _fake_parameter(own: TensorShape, requires_grad: bool) -> nn.Parameter:
-    made = nn.Parameter(torch.empty(own.shape, dtype=own.dtype), requires_grad=requires_grad)
+def _fake_parameter(spec: TensorShape, requires_grad: bool) -> nn.Parameter:
+    parameter = nn.Parameter(torch.empty(spec.shape, dtype=spec.dtype), requires_grad=requires_grad)
     if requires_grad:
-        made.grad = torch.empty(own.shape, dtype=own.dtype)
-    return made
+        parameter.grad = torch.empty(spec.shape, dtype=spec.dtype)
+    return parameter
 
 
 StateShapes = dict[str, TensorShape]
@@ -191,7 +209,7 @@ StateShapes = dict[str, TensorShape]
 def _state_shapes(optimizer: torch.optim.Optimizer) -> list[list[StateShapes]]:
     """List the states of each group's parameters, without their numbers."""
     return [
-        [{name: _shard(each) for name, each in optimizer.state[one].items()} for one in group["params"]]
+        [{name: _shard(state) for name, state in optimizer.state[parameter].items()} for parameter in group["params"]]
         for group in optimizer.param_groups
     ]
 
@@ -199,8 +217,8 @@ def _state_shapes(optimizer: torch.optim.Optimizer) -> list[list[StateShapes]]:
 def _fake_state(shapes: StateShapes) -> dict[str, Tensor]:
     # A counter of steps is read as a number, which a fake tensor has if it is made of one.
     return {
-        name: torch.empty(one.shape, dtype=one.dtype) if one.shape else torch.tensor(0, dtype=one.dtype)
-        for name, one in shapes.items()
+        name: torch.empty(spec.shape, dtype=spec.dtype) if spec.shape else torch.tensor(0, dtype=spec.dtype)
+        for name, spec in shapes.items()
     }
 
 
@@ -289,11 +307,13 @@ class ScriptTraining:
         Raises:
             LabError: if an update cannot be run without numbers.
         """
-        parameters = {number: one for number, one in self.copied.items() if isinstance(one, nn.Parameter)}
-        without = frozenset(number for number, one in parameters.items() if id(one) not in ready)
+        parameters = {
+            number: parameter for number, parameter in self.copied.items() if isinstance(parameter, nn.Parameter)
+        }
+        without = frozenset(number for number, parameter in parameters.items() if id(parameter) not in ready)
         use = use_of(self.optimizers, self.on_gpu, self.in_turn, frozenset() if self.zero else without)
         # Each rank has its part, rounded up.
-        return replace(self, use=OptimizerUse(*(-(-one // self.optimizer_ranks) for one in use)))
+        return replace(self, use=OptimizerUse(*(-(-amount // self.optimizer_ranks) for amount in use)))
 
     @property
     def compute(self) -> Compute:
@@ -309,44 +329,44 @@ class ScriptTraining:
 
 def recognised_in(step: FirstStep, optimizers: Iterable[torch.optim.Optimizer]) -> dict[str, str]:
     """Describe what was recognised, in a few words each."""
-    found = {"model": ", ".join(type(unwrapped(model)[0]).__name__ for model in step.models)}
+    descriptions = {"model": ", ".join(type(unwrapped(model)[0]).__name__ for model in step.models)}
     for model in step.models[:1]:
         inner, around = unwrapped(model)
         units = fsdp_units(inner)
         flat = [part for part in inner.modules() if isinstance(part, FullyShardedDataParallel)]
-        found["wrapper"] = "FSDP2" if units else "FSDP1" if flat else "none"
+        descriptions["wrapper"] = "FSDP2" if units else "FSDP1" if flat else "none"
         if isinstance(around, DistributedDataParallel):
-            found["wrapper"] = "DDP"
+            descriptions["wrapper"] = "DDP"
             if hook := hook_of(around):
-                found["communication hook"] = getattr(hook, "__name__", type(hook).__name__)
+                descriptions["communication hook"] = getattr(hook, "__name__", type(hook).__name__)
         elif around is not None:
-            found["wrapper"], found["ZeRO"] = "DeepSpeed", str(int(around._config.zero_config.stage))
+            descriptions["wrapper"], descriptions["ZeRO"] = "DeepSpeed", str(int(around._config.zero_config.stage))
         elif is_deepspeed_pipeline(inner):
-            found["wrapper"] = "DeepSpeed (pipeline)"
+            descriptions["wrapper"] = "DeepSpeed (pipeline)"
         if flat:
-            found["units"], found["sharding"] = str(len(flat)), flat[0].sharding_strategy.name
+            descriptions["units"], descriptions["sharding"] = str(len(flat)), flat[0].sharding_strategy.name
         if units:
-            found["units"] = ", ".join(name or "(root)" for name, _ in units)
+            descriptions["units"] = ", ".join(name or "(root)" for name, _ in units)
             if any(group.mesh_info.mesh.ndim > 1 for group in _param_groups(units)):
-                found["wrapper"] = "FSDP2 (HSDP)"
-            kept = [name or "(root)" for name, unit in units if not _reshards(unit)]
-            found["kept after forward"] = ", ".join(kept) or "none"
+                descriptions["wrapper"] = "FSDP2 (HSDP)"
+            kept_units = [name or "(root)" for name, unit in units if not _reshards(unit)]
+            descriptions["kept after forward"] = ", ".join(kept_units) or "none"
         if _is_tensor_parallel(inner):
-            found["wrapper"] = f"FSDP2, {TENSOR_PARALLEL}" if units else TENSOR_PARALLEL
-            found["mesh"] = _mesh_of(inner)
+            descriptions["wrapper"] = f"FSDP2, {TENSOR_PARALLEL}" if units else TENSOR_PARALLEL
+            descriptions["mesh"] = _mesh_of(inner)
     if step.schedule is not None:
         stages = schedule_stages(step.schedule)
-        found["wrapper"] = f"pipelining ({type(step.schedule).__name__})"
-        found["stages"] = f"{', '.join(str(one.stage_index) for one in stages)} / {stages[0].num_stages}"
-        found["micro-batches"] = str(step.schedule._n_microbatches)
-    found["optimizer"] = ", ".join(map(_optimizer_title, acting(optimizers)))
-    first = next((call for call in step.calls if call.function is None), None)
-    if first is not None:
-        read = [leaf for leaf in first.leaves if isinstance(leaf, GivenTensor)]
-        found["batch"] = ", ".join(str(step.given[leaf.number]) for leaf in read)
-        found["autocast"] = str(first.autocast or "none").removeprefix("torch.")
-    found["backward passes"] = str(step.backwards)
-    return found
+        descriptions["wrapper"] = f"pipelining ({type(step.schedule).__name__})"
+        descriptions["stages"] = f"{', '.join(str(stage.stage_index) for stage in stages)} / {stages[0].num_stages}"
+        descriptions["micro-batches"] = str(step.schedule._n_microbatches)
+    descriptions["optimizer"] = ", ".join(map(_optimizer_title, acting(optimizers)))
+    model_call = next((call for call in step.calls if call.function is None), None)
+    if model_call is not None:
+        inputs = [leaf for leaf in model_call.leaves if isinstance(leaf, GivenTensor)]
+        descriptions["batch"] = ", ".join(str(step.given[leaf.number]) for leaf in inputs)
+        descriptions["autocast"] = str(model_call.autocast or "none").removeprefix("torch.")
+    descriptions["backward passes"] = str(step.backwards)
+    return descriptions
 
 
 def _optimizer_title(optimizer: torch.optim.Optimizer) -> str:
@@ -370,8 +390,8 @@ def _is_tensor_parallel(module: nn.Module) -> bool:
     """Whether DTensors divide a model by other means than FSDP2."""
     units = fsdp_units(module)
     if not units:
-        return any(isinstance(one, DTensor) for one in module.parameters())
-    return any(one.is_dtensor for group in _param_groups(units) for one in group.fsdp_params)
+        return any(isinstance(parameter, DTensor) for parameter in module.parameters())
+    return any(parameter.is_dtensor for group in _param_groups(units) for parameter in group.fsdp_params)
 
 
 def _param_groups(units: Iterable[tuple[str, FSDPModule]]) -> list[Any]:
@@ -379,8 +399,8 @@ def _param_groups(units: Iterable[tuple[str, FSDPModule]]) -> list[Any]:
 
 
 def _mesh_of(module: nn.Module) -> str:
-    meshes = [one.device_mesh for one in module.parameters() if isinstance(one, DTensor)]
-    mesh = max(meshes, key=lambda one: one.ndim)
+    meshes = [parameter.device_mesh for parameter in module.parameters() if isinstance(parameter, DTensor)]
+    mesh = max(meshes, key=lambda candidate: candidate.ndim)
     names = mesh.mesh_dim_names or [str(number) for number in range(mesh.ndim)]
     return " × ".join(f"{name} {size}" for name, size in zip(names, mesh.shape, strict=True))
 
@@ -468,7 +488,7 @@ def _is_run_on_fakes(module: nn.Module) -> bool:
         return True
     units = fsdp_units(module)
     names = [name for name, _ in units if name]
-    nested = any(name.startswith(f"{other}.") for name in names for other in names)
+    nested = any(name.startswith(f"{ancestor}.") for name in names for ancestor in names)
     shared = any(len(param_groups(unit)) > 1 or unit._get_fsdp_state()._modules_to_run_forward for _, unit in units)
     meshes = {group.mesh_info.mesh for group in _param_groups(units)}
     return nested or shared or len(meshes) > 1 or _is_tensor_parallel(module)
@@ -477,8 +497,8 @@ def _is_run_on_fakes(module: nn.Module) -> bool:
 def _is_special(module: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> bool:
     """Whether units of FSDP2 hold other types than fp32, or an optimizer reads more of a parameter than a shard."""
     kinds = tuple(getattr(torch.optim, name) for name in ("Muon", "Adafactor") if hasattr(torch.optim, name))
-    types = {one.dtype for one in module.parameters()}
-    return types != {torch.float32} or any(isinstance(one, kinds) for one in optimizers)
+    types = {parameter.dtype for parameter in module.parameters()}
+    return types != {torch.float32} or any(isinstance(optimizer, kinds) for optimizer in optimizers)
 
 
 def _on_fakes(
@@ -525,28 +545,30 @@ def _in_units(training: ScriptTraining, units: list[tuple[str, FSDPModule]], gro
     """
     names = [name for name, _ in units if name]
     states = {name: unit._get_fsdp_state() for name, unit in units}
-    held = _param_groups(units)
-    if "" not in states and any(not name.startswith(tuple(f"{one}." for one in names)) for name in _owned(training)):
+    unit_groups = _param_groups(units)
+    if "" not in states and any(
+        not name.startswith(tuple(f"{unit_name}." for unit_name in names)) for name in _owned(training)
+    ):
         raise _refuse(
             "a part of its model is in no unit of FSDP2", "une partie du modèle n’est dans aucune unité FSDP2"
         )
     if training.step.synchronised < training.step.backwards:
         raise _refuse("FSDP2 accumulates whole gradients", "FSDP2 accumule des gradients entiers")
-    if any(type(group.offload_policy).__name__ != "OffloadPolicy" for group in held):
+    if any(type(group.offload_policy).__name__ != "OffloadPolicy" for group in unit_groups):
         raise _refuse("FSDP2 offloads to the host", "FSDP2 décharge vers l’hôte")
-    first = held[0]
-    dtype = first.mp_policy.param_dtype or torch.float32
-    reduced = first.mp_policy.reduce_dtype or dtype
-    kept = frozenset(name for name, unit in units if not _reshards(unit))
-    shard_group = getattr(first.mesh_info, "shard_process_group")  # noqa: B009 - of a mesh that shards
-    between = getattr(first.mesh_info, "replicate_process_group", None)
+    policy_group = unit_groups[0]
+    dtype = policy_group.mp_policy.param_dtype or torch.float32
+    reduced = policy_group.mp_policy.reduce_dtype or dtype
+    kept_units = frozenset(name for name, unit in units if not _reshards(unit))
+    shard_group = getattr(policy_group.mesh_info, "shard_process_group")  # noqa: B009 - of a mesh that shards
+    between = getattr(policy_group.mesh_info, "replicate_process_group", None)
     return replace(
         training,
         parts=tuple(names),
         wrapper="fsdp2",
         ranks=int(shard_group.size()),
         units=tuple(states),
-        kept_units=kept,
+        kept_units=kept_units,
         param_dtype=dtype,
         reduce_bytes=reduced.itemsize,
         group=groups.get(str(shard_group.group_name), "dp"),
@@ -586,23 +608,21 @@ def _in_deepspeed(training: ScriptTraining, engine: Any, copied: dict[int, Any])
     stage = int(zero.stage)
     _check_deepspeed(engine, zero, stage)
     parameters = list(training.model.parameters())
-    trained = [one for one in parameters if one.requires_grad]
-    types = {one.dtype for one in parameters}
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    types = {parameter.dtype for parameter in parameters}
     if len(types) > 1:
-        raise _refuse(
-            "DeepSpeed holds parameters of several types", "DeepSpeed a des paramètres de plusieurs types"
-        )
+        raise _refuse("DeepSpeed holds parameters of several types", "DeepSpeed a des paramètres de plusieurs types")
     if stage == 3 and len(trained) < len(parameters):
-        raise _refuse(
-            "DeepSpeed’s stage 3 holds frozen parameters", "le niveau 3 de DeepSpeed a des paramètres gelés"
-        )
+        raise _refuse("DeepSpeed’s stage 3 holds frozen parameters", "le niveau 3 de DeepSpeed a des paramètres gelés")
     dtype = types.pop()
     groups: tuple[tuple[nn.Parameter, ...], ...] = ()
     checks: tuple[int, ...] = (8,) if stage == 3 else ()
     if stage == 0 and dtype == torch.float32 and engine.gradient_clipping() > 0:
         checks = (FP32_BYTES,)
     if stage in (1, 2):
-        groups = tuple(tuple(copied[id(one)] for one in group) for group in optimizer.round_robin_bit16_groups)
+        groups = tuple(
+            tuple(copied[id(parameter)] for parameter in group) for group in optimizer.round_robin_bit16_groups
+        )
         norms = (FP32_BYTES,) * len(groups) if optimizer.compute_grad_norm else ()
         checks = (*norms, 1) if optimizer.check_grad_overflow else norms
     return replace(
@@ -640,23 +660,23 @@ def _check_deepspeed(engine: Any, zero: Any, stage: int) -> None:
             "DeepSpeed additionne ses gradients de 16 bits en fp32 au niveau 1",
         )
     for name in ("offload_optimizer", "offload_param"):
-        place = getattr(zero, name)
-        if place is not None and str(getattr(place.device, "value", place.device)) != "none":
+        offload = getattr(zero, name)
+        if offload is not None and str(getattr(offload.device, "value", offload.device)) != "none":
             raise _refuse(f"DeepSpeed offloads (`{name}`)", f"DeepSpeed décharge (`{name}`)")
     if stage:
-        for name, known in _NOT_ZERO:
-            found = getattr(zero, name, known)
-            if found != known:
-                raise _refuse(f"of DeepSpeed, `{name}` = {found}", f"DeepSpeed a `{name}` = {found}")
+        for name, predicted in _NOT_ZERO:
+            setting = getattr(zero, name, predicted)
+            if setting != predicted:
+                raise _refuse(f"of DeepSpeed, `{name}` = {setting}", f"DeepSpeed a `{name}` = {setting}")
     if stage in (1, 2) and zero.overlap_comm:
         raise _refuse("DeepSpeed’s `overlap_comm` is on", "`overlap_comm` de DeepSpeed est actif")
     if stage == 3:
         for name in _TEXTBOOK:
-            found = int(getattr(zero, name))
-            if found:
+            setting = int(getattr(zero, name))
+            if setting:
                 raise _refuse(
-                    f"DeepSpeed’s stage 3 keeps or prefetches weights as it finds time (`stage3_{name}` = {found}; "
+                    f"DeepSpeed’s stage 3 keeps or prefetches weights as it finds time (`stage3_{name}` = {setting}; "
                     "with 0 it is predicted)",
-                    f"le niveau 3 de DeepSpeed garde ou précharge des poids (`stage3_{name}` = {found} ; avec 0, "
+                    f"le niveau 3 de DeepSpeed garde ou précharge des poids (`stage3_{name}` = {setting} ; avec 0, "
                     "il est prédit)",
                 )

@@ -56,9 +56,9 @@ def dispatch(x_ECD: Tensor, ep: int, group: dist.ProcessGroup | None = None) -> 
     """
     if ep == 1:
         return x_ECD
-    ways = partial(_to_experts, ep=ep, group=group), partial(_to_tokens, ep=ep, group=group)
-    moved: Tensor = _Exchange.apply(x_ECD, *ways)
-    return moved
+    moves = partial(_to_experts, ep=ep, group=group), partial(_to_tokens, ep=ep, group=group)
+    rows_LMD: Tensor = _Exchange.apply(x_ECD, *moves)
+    return rows_LMD
 
 
 def combine(y_LMD: Tensor, ep: int, group: dist.ProcessGroup | None = None) -> Tensor:
@@ -71,9 +71,9 @@ def combine(y_LMD: Tensor, ep: int, group: dist.ProcessGroup | None = None) -> T
     """
     if ep == 1:
         return y_LMD
-    ways = partial(_to_tokens, ep=ep, group=group), partial(_to_experts, ep=ep, group=group)
-    moved: Tensor = _Exchange.apply(y_LMD, *ways)
-    return moved
+    moves = partial(_to_tokens, ep=ep, group=group), partial(_to_experts, ep=ep, group=group)
+    rows_ECD: Tensor = _Exchange.apply(y_LMD, *moves)
+    return rows_ECD
 
 
 def _to_experts(x_ECD: Tensor, ep: int, group: dist.ProcessGroup | None) -> Tensor:
@@ -88,11 +88,11 @@ def _to_tokens(y_LMD: Tensor, ep: int, group: dist.ProcessGroup | None) -> Tenso
     return _all_to_all(sent_RLCD.flatten(0, 1), group)
 
 
-def _all_to_all(sent: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    received = torch.empty_like(sent)
+def _all_to_all(rows: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    received = torch.empty_like(rows)
     # On the meta device and in a trace the shape is all that is asked: nothing is sent.
-    if has_values(sent):
+    if has_values(rows):
         # Who: every rank of the expert-parallel group to every other. What: E·C rows of D numbers, E/ep·C of them to
         # each rank. How much: E·C·D elements, of which 1/ep, for its own experts, stays.
-        dist.all_to_all_single(received, sent, group=group)
+        dist.all_to_all_single(received, rows, group=group)
     return received

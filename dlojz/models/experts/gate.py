@@ -206,5 +206,5 @@ def with_auxiliary_loss(x: Tensor, loss: Tensor, scale: float = 1.0) -> Tensor:
         loss: a scalar.
         scale: factor of the task's loss in the engine: 1 / micro_batches where it averages them.
     """
-    added: Tensor = _WithLoss.apply(x, loss, scale)
-    return added
+    output: Tensor = _WithLoss.apply(x, loss, scale)
+    return output

@@ -215,10 +215,10 @@ def shard_experts(model: nn.Module, ep_rank: int, ep: int, group: dist.ProcessGr
     for name, layer in layers.items():
         _check(name, layer, ep)
     for layer in layers.values():
-        held = layer.routing.experts // ep
+        rank_experts = layer.routing.experts // ep
         for key, parameter in list(layer.experts.named_parameters()):
             # A copy: a view would keep the storage of all experts alive.
-            share = parameter.detach()[ep_rank * held : (ep_rank + 1) * held].clone()
+            share = parameter.detach()[ep_rank * rank_experts : (ep_rank + 1) * rank_experts].clone()
             setattr(layer.experts, key, nn.Parameter(share, requires_grad=parameter.requires_grad))
         layer.ep, layer.group = ep, group
 
@@ -267,20 +267,20 @@ def watch_loads(model: nn.Module, step: int) -> list[StepLoad]:
     Raises:
         LabError: if the model has no mixture, or has not been run since it was built.
     """
-    found = [(name, layer.last) for name, layer in mixtures(model)]
+    layer_loads = [(name, layer.last) for name, layer in mixtures(model)]
     loads = [
         StepLoad(
             step=step,
             layer=name,
-            tokens=tuple(last.tokens_E.tolist()),
-            capacity=last.capacity,
-            dropped=float(last.dropped_share),
-            balance=float(last.balance),
+            tokens=tuple(load.tokens_E.tolist()),
+            capacity=load.capacity,
+            dropped=float(load.dropped_share),
+            balance=float(load.balance),
         )
-        for name, last in found
-        if last is not None
+        for name, load in layer_loads
+        if load is not None
     ]
-    if not loads or len(loads) < len(found):
+    if not loads or len(loads) < len(layer_loads):
         raise refusal(
             en="the model has no mixture of experts that has been run: watch a model such as moe_tiny, after its "
             "forward pass.",

@@ -51,22 +51,22 @@ def spec(name: str) -> ModelSpec:
 
 @lru_cache(maxsize=64)
 def _spec(name: str) -> ModelSpec:
-    found = origin_of(name.removeprefix(CHAIN))
-    image = found.family == "image"
+    origin = origin_of(name.removeprefix(CHAIN))
+    image = origin.family == "image"
     return ModelSpec(
         name=name,
-        family=found.family,
+        family=origin.family,
         summary=say(en="from elsewhere", fr="venu d’ailleurs"),
         source=name.partition(":")[0],
         size=None,
         build=partial(_build, name),
-        num_classes=found.classes,
-        image_size=found.size if image else None,
-        sequence_length=found.size if found.family == "text" else None,
+        num_classes=origin.classes,
+        image_size=origin.size if image else None,
+        sequence_length=origin.size if origin.family == "text" else None,
         in_channels=3 if image else None,
-        example=found.example,
-        class_title=found.title,
-        has_classes=found.has_classes,
+        example=origin.example,
+        class_title=origin.title,
+        has_classes=origin.has_classes,
     )
 
 
@@ -90,35 +90,35 @@ def _build(
             f"in_channels={in_channels}, checkpointing={checkpointing!r} a été reçu.",
         )
     name = name.removeprefix(CHAIN)
-    found = origin_of(name)
-    size, classes = image_size or sequence_length or found.size, num_classes or vocabulary_size or found.classes
+    origin = origin_of(name)
+    size, classes = image_size or sequence_length or origin.size, num_classes or vocabulary_size or origin.classes
     parts = _parts(name, size, classes)
-    if is_chain and found.loss:
+    if is_chain and origin.loss:
         raise refusal(
             en=f"{name} computes its loss itself, which neither the last stage of a pipeline nor a chain of recomputed "
             "blocks computes: use pp=1 and checkpointing='none'.",
             fr=f"{name} a une loss qui lui est propre, que ni le dernier étage d’un pipeline ni une chaîne de blocs "
             "recalculés ne calculent : prenez pp=1 et checkpointing='none'.",
         )
-    if is_chain and found.example and not isinstance(found.example.batch, Tensor):
+    if is_chain and origin.example and not isinstance(origin.example.batch, Tensor):
         raise not_a_chain(name, say(en="it reads more than one tensor", fr="il lit plus d’un tenseur"))
-    made = _made(name, size, classes)
+    module = _made(name, size, classes)
     if is_chain and any(
-        getattr(getattr(part, "config", None), "is_encoder_decoder", False) for part in made.children()
+        getattr(getattr(part, "config", None), "is_encoder_decoder", False) for part in module.children()
     ):
-        both = say(
+        reason = say(
             en="each block of its decoder reads the output of its encoder too: an encoder and a decoder",
             fr="chaque bloc de son décodeur lit aussi la sortie de son encodeur : un encodeur et un décodeur",
         )
-        raise not_a_chain(name, both)
+        raise not_a_chain(name, reason)
     if is_chain:
         # For transformers alone: where plain tracing fails, `chain_of` decides branches by shapes.
         made_on_meta = partial(_on_meta, name, size, classes) if name.startswith("hf:") else None
-        model = chain_of(name, made, parts, checkpointing, made_on_meta)
+        model = chain_of(name, module, parts, checkpointing, made_on_meta)
     else:
-        model = NestedBlocks(made, parts, found.loss)
+        model = NestedBlocks(module, parts, origin.loss)
     model.tensor_plan = partial(tensor_plan, name, size, classes)
-    model.parts = {path: made.get_submodule(path) for path in parts}
+    model.parts = {path: module.get_submodule(path) for path in parts}
     return model
 
 
@@ -129,20 +129,20 @@ def tensor_plan(name: str, size: int, classes: int, ranks: int, pattern: str = "
     Raises:
         LabError: see `dlojz.models.foreign.tensor_plan.find_plan`.
     """
-    found = origin_of(name)
+    origin = origin_of(name)
     with torch.random.fork_rng(devices=[]), on_meta():
         module = _made(name, size, classes).eval()
         # A configuration of transformers reads any length, and few tokens are enough; another model may have a fixed
         # one.
-        tokens = None if found.family != "text" else min(size, FEW_TOKENS) if name.startswith("hf:") else size
-        side = size if found.family == "image" else None
+        tokens = None if origin.family != "text" else min(size, FEW_TOKENS) if name.startswith("hf:") else size
+        side = size if origin.family == "image" else None
         inputs = sample_inputs(name, 1, image_size=side, sequence_length=tokens)
 
     def run() -> None:
         with torch.enable_grad(), on_meta():
             run_on(module, inputs)
 
-    return find_plan(name, module, _parts(name, size, classes), run, ranks, pattern, found.tp_plan)
+    return find_plan(name, module, _parts(name, size, classes), run, ranks, pattern, origin.tp_plan)
 
 
 def _made(name: str, size: int, classes: int) -> nn.Module:
@@ -175,12 +175,12 @@ def _parts(name: str, size: int, classes: int) -> tuple[str, ...]:
         inputs = sample_inputs(name, 2, image_size=side, sequence_length=tokens)
         with said_when_slow(name, tokens):
             output = tried_on_meta(name, module, inputs)
-        needed = (*targets_shape(name, 2, tokens), classes)
+        logits_shape = (*targets_shape(name, 2, tokens), classes)
         if loss is not None:
-            check_loss(name, loss, output, torch.zeros(needed[:-1], dtype=torch.long))
+            check_loss(name, loss, output, torch.zeros(logits_shape[:-1], dtype=torch.long))
         # More logits than classes are allowed, as of a padded vocabulary; fewer are not.
-        elif output.shape[:-1] != needed[:-1] or output.shape[-1] < classes:
-            raise not_logits(name, tuple(output.shape), needed)
+        elif output.shape[:-1] != logits_shape[:-1] or output.shape[-1] < classes:
+            raise not_logits(name, tuple(output.shape), logits_shape)
     times = Counter(order)
     return tuple(path for path in order if times[path] == 1)
 
@@ -201,18 +201,18 @@ def repeated_parts(module: nn.Module) -> list[str]:
 
 def _repeated_in(module: nn.Module, containers: tuple[type[nn.Module], ...]) -> list[str]:
     # Of each module, the children that can be blocks.
-    kinds = [(one, [part for part in one.children() if _can_be_block(part)]) for one in module.modules()]
-    siblings = [parts for one, parts in kinds if isinstance(one, containers)]
+    kinds = [(parent, [part for part in parent.children() if _can_be_block(part)]) for parent in module.modules()]
+    siblings = [parts for parent, parts in kinds if isinstance(parent, containers)]
     # (containers themselves?, of the same shapes?): the strictest first.
     for plain, shaped in ((False, True), (True, True), (False, False)):
-        seen: Counter[Any] = Counter()
+        repeats: Counter[Any] = Counter()
         for parts in siblings:
-            own = Counter((type(part), _shapes(part) if shaped else ()) for part in parts)
-            seen.update({kind: count for (kind, _), count in own.items() if count > 1})
-        classes = {kind for kind in seen if plain or not issubclass(kind, CONTAINERS)}
-        found = [path for path, part in _outermost(module, classes, containers) if _is_separate(module, path, part)]
-        if len(found) > 1:
-            return found
+            counts = Counter((type(part), _shapes(part) if shaped else ()) for part in parts)
+            repeats.update({kind: count for (kind, _), count in counts.items() if count > 1})
+        classes = {kind for kind in repeats if plain or not issubclass(kind, CONTAINERS)}
+        paths = [path for path, part in _outermost(module, classes, containers) if _is_separate(module, path, part)]
+        if len(paths) > 1:
+            return paths
     return []
 
 
@@ -228,15 +228,15 @@ def _outermost(
     module: nn.Module, classes: set[type], containers: tuple[type[nn.Module], ...], path: str = ""
 ) -> Iterator[tuple[str, nn.Module]]:
     for name, part in module.named_children():
-        where = f"{path}.{name}".lstrip(".")
+        full_path = f"{path}.{name}".lstrip(".")
         if isinstance(module, containers) and type(part) in classes and _can_be_block(part):
-            yield where, part
+            yield full_path, part
         else:
-            yield from _outermost(part, classes, containers, where)
+            yield from _outermost(part, classes, containers, full_path)
 
 
 def _is_separate(module: nn.Module, path: str, part: nn.Module) -> bool:
     """Whether all names of a part's parameters are within it."""
-    own = {id(parameter) for parameter in part.parameters()}
-    names = (name for name, one in module.named_parameters(remove_duplicate=False) if id(one) in own)
+    part_ids = {id(parameter) for parameter in part.parameters()}
+    names = (name for name, parameter in module.named_parameters(remove_duplicate=False) if id(parameter) in part_ids)
     return all(name.startswith(f"{path}.") for name in names)

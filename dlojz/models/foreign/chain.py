@@ -100,15 +100,15 @@ def chain_of(
 def _links(name: str, forward: tuple[list[Node], Node, Node], parts: Sequence[str]) -> list[_Link]:
     """Divide the traced forward pass at the parts."""
     nodes, source, result = forward
-    place = {node: number for number, node in enumerate(nodes)}
+    positions = {node: number for number, node in enumerate(nodes)}
     called = [node for node in nodes if node.op == "call_module" and node.target in parts]
     # The first cut is before the first part is called, each other one behind a part's result.
-    cuts = [place[called[0]], *(place[_end_of_part(node)] + 1 for node in called)]
+    cuts = [positions[called[0]], *(positions[_end_of_part(node)] + 1 for node in called)]
     titles = ["", *(str(node.target) for node in called), ""]
     links: list[_Link] = []
     start, enters = 0, source
     for cut, before, after in zip(cuts, titles, titles[1:], strict=False):
-        leaves = _passing(name, nodes, place, cut, (source, result), (before, after))
+        leaves = _passing(name, nodes, positions, cut, (source, result), (before, after))
         if cut > start:  # no stem, where the input goes straight into the first part
             links.append(_Link(nodes[start:cut], enters, leaves, before))
         start, enters = cut, leaves
@@ -126,7 +126,7 @@ def _around_parts(module: nn.Module, parts: Sequence[str]) -> Callable[[], Graph
     """Return what traces the forward pass of a module around its parts."""
     options = list(inspect.signature(module.forward).parameters.values())[1:]  # all arguments but the input
     # Arguments with a default are constants of the graph, as in a plain call.
-    plain = {one.name: one.default for one in options if one.default is not inspect.Parameter.empty}
+    plain = {option.name: option.default for option in options if option.default is not inspect.Parameter.empty}
 
     def traced() -> Graph:
         tracer = _AroundParts(parts)
@@ -146,11 +146,11 @@ def _traced(name: str, trace: Callable[[], Traced]) -> Traced:
     except LabError:
         raise
     except Exception as error:
-        why = error_with_line(error)
+        message = error_with_line(error)
         traceback.clear_frames(error.__traceback__)  # nor may an error whose frames name the module
         untraced = say(
-            en=f"its forward pass around its blocks cannot be traced: {why}",
-            fr=f"sa passe avant autour de ses blocs ne peut pas être suivie : {why}",
+            en=f"its forward pass around its blocks cannot be traced: {message}",
+            fr=f"sa passe avant autour de ses blocs ne peut pas être suivie : {message}",
         )
         raise not_a_chain(name, untraced) from error
 
@@ -174,7 +174,7 @@ def _forward(name: str, trace: Callable[[], Graph], by_shape: Set[Node] = frozen
 
 
 def _passing(
-    name: str, nodes: list[Node], place: dict[Node, int], cut: int, ends: tuple[Node, Node], titles: tuple[str, str]
+    name: str, nodes: list[Node], positions: dict[Node, int], cut: int, ends: tuple[Node, Node], titles: tuple[str, str]
 ) -> Node:
     """Find the one tensor that passes a cut.
 
@@ -188,17 +188,17 @@ def _passing(
     passing = [
         node
         for node in (source, *nodes[:cut])
-        if any(place.get(user, 0) >= cut for user in node.users) or (node is result and cut <= len(nodes))
+        if any(positions.get(user, 0) >= cut for user in node.users) or (node is result and cut <= len(nodes))
     ]
     if len(passing) == 1:
         return passing[0]
     before, after = (title or end for title, end in zip(titles, _ends(), strict=True))
-    shown = ", ".join(node.name for node in passing[:NAMES_SHOWN])
+    value_names = ", ".join(node.name for node in passing[:NAMES_SHOWN])
     raise not_a_chain(
         name,
         say(
-            en=f"between {before} and {after} {len(passing)} values pass ({shown})",
-            fr=f"entre {before} et {after} passent {len(passing)} valeurs ({shown})",
+            en=f"between {before} and {after} {len(passing)} values pass ({value_names})",
+            fr=f"entre {before} et {after} passent {len(passing)} valeurs ({value_names})",
         ),
     )
 
@@ -212,23 +212,23 @@ def _block(name: str, module: nn.Module, link: _Link, tracer: ShapeTracer | None
 
     What depends on shapes alone (masks, rotary embeddings) is computed from the shape of the block's own input.
     """
-    whole = link.nodes[-1]
-    is_part = len(link.nodes) == 1 and whole.target == link.part
-    if is_part and whole.args == (link.enters,) and not whole.kwargs:
+    end_node = link.nodes[-1]
+    is_part = len(link.nodes) == 1 and end_node.target == link.part
+    if is_part and end_node.args == (link.enters,) and not end_node.kwargs:
         return module.get_submodule(link.part)
     graph = Graph()
-    known = {link.enters: graph.placeholder("x")}
+    copies = {link.enters: graph.placeholder("x")}
 
     def copied(node: Node) -> Node:
-        if node in known:
-            return known[node]
+        if node in copies:
+            return copies[node]
         if tracer is not None and node in tracer.by_shape:
-            known[node] = copy_by_shape(node, graph, known, link.enters, tracer, copied)
+            copies[node] = copy_by_shape(node, graph, copies, link.enters, tracer, copied)
             if node.op == "call_module":
                 repeated.append(str(node.target))  # the block gets a copy of this module below
         else:  # a weight, or what is computed from weights alone
-            known[node] = graph.node_copy(node, copied)
-        return known[node]
+            copies[node] = graph.node_copy(node, copied)
+        return copies[node]
 
     repeated: list[str] = []
 
@@ -238,7 +238,7 @@ def _block(name: str, module: nn.Module, link: _Link, tracer: ShapeTracer | None
     except ValueError as error:
         shape = say(en=f"a block needs the shape of {error}", fr=f"un bloc a besoin de la forme de {error}")
         raise not_a_chain(name, shape) from error
-    graph.output(known[link.leaves])
+    graph.output(copies[link.leaves])
     block = GraphModule(module, graph, class_name="ChainBlock")
     block.graph.owning_module = None  # nor may a circle
     for path in repeated:
@@ -249,21 +249,21 @@ def _block(name: str, module: nn.Module, link: _Link, tracer: ShapeTracer | None
 
 def _copy_shared_buffers(blocks: Sequence[nn.Module]) -> None:
     """Give each block that reads a buffer a copy, as blocks may be on different ranks."""
-    seen: set[int] = set()
+    buffer_ids: set[int] = set()
     for block in blocks:
         for path, buffer in list(block.named_buffers()):
-            if id(buffer) in seen:
+            if id(buffer) in buffer_ids:
                 owner, _, leaf = path.rpartition(".")
                 setattr(block.get_submodule(owner), leaf, buffer.clone())
-        seen.update(id(buffer) for buffer in block.buffers())
+        buffer_ids.update(id(buffer) for buffer in block.buffers())
 
 
-def not_a_chain(name: str, why: str) -> LabError:
+def not_a_chain(name: str, reason: str) -> LabError:
     """Make the refusal of a module whose blocks do not follow one another, with the reason."""
     name = shown_name(name)
     return refusal(
-        en=f"{name} is no chain of blocks, which a pipeline and activation checkpointing need: {why}; use pp=1 and "
+        en=f"{name} is no chain of blocks, which a pipeline and activation checkpointing need: {reason}; use pp=1 and "
         "checkpointing='none'.",
         fr=f"{name} n’est pas une chaîne de blocs, qu’il faut pour un pipeline et pour le checkpointing d’activations "
-        f": {why} ; prenez pp=1 et checkpointing='none'.",
+        f": {reason} ; prenez pp=1 et checkpointing='none'.",
     )

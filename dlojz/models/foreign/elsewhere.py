@@ -56,13 +56,13 @@ def is_taken_as_told(name: str) -> bool:
 def file_of(name: str) -> Path | None:
     """Return the file that a name points into: one's own, or a configuration; None for a model of a package."""
     name = name.removeprefix(CHAIN)
-    package, _, rest = name.partition(":")
+    package, _, location = name.partition(":")
     if is_own_file(name):
         return Path(name.rpartition(":")[0]).expanduser().resolve()
     if package != "hf":
         return None
-    given = Path(rest).expanduser().resolve()
-    return given / "config.json" if given.is_dir() else given  # the folder of a model of the Hub
+    path = Path(location).expanduser().resolve()
+    return path / "config.json" if path.is_dir() else path  # the folder of a model of the Hub
 
 
 def absolute_name(name: str) -> str:

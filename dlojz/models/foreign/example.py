@@ -32,17 +32,19 @@ class Example(NamedTuple):
 
     def inputs(self, samples: int, device: str) -> Batch:
         """Make inputs of so many samples: shapes and types, no values."""
-        return tree_map(lambda one: torch.empty(samples, *one.shape[1:], dtype=one.dtype, device=device), self.batch)
+        return tree_map(
+            lambda tensor: torch.empty(samples, *tensor.shape[1:], dtype=tensor.dtype, device=device), self.batch
+        )
 
     def sample(self, index: int, generator: torch.Generator) -> Batch:
         """Make one sample: normal numbers, and of whole numbers and booleans the example's own, in turn."""
 
-        def made(one: Tensor) -> Tensor:
-            if one.is_floating_point():
-                return torch.randn(one.shape[1:], dtype=one.dtype, generator=generator)
-            if one.device.type == "meta":  # an example without values: class 0 for all
-                return torch.zeros(one.shape[1:], dtype=one.dtype)
-            return one[index % len(one)].cpu()
+        def made(tensor: Tensor) -> Tensor:
+            if tensor.is_floating_point():
+                return torch.randn(tensor.shape[1:], dtype=tensor.dtype, generator=generator)
+            if tensor.device.type == "meta":  # an example without values: class 0 for all
+                return torch.zeros(tensor.shape[1:], dtype=tensor.dtype)
+            return tensor[index % len(tensor)].cpu()
 
         return tree_map(made, self.batch)
 
@@ -57,8 +59,8 @@ def run_on(module: nn.Module, inputs: Batch) -> Any:
 def shapes_text(batch: Batch) -> str:
     """Write the shape of a tensor, or those of a tuple or dict of them."""
     if isinstance(batch, dict):
-        return ", ".join(f"{name} {tuple(one.shape)}" for name, one in batch.items())
-    return " and ".join(str(tuple(one.shape)) for one in tree_leaves(batch))
+        return ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in batch.items())
+    return " and ".join(str(tuple(tensor.shape)) for tensor in tree_leaves(batch))
 
 
 def check_batch(source: str, batch: object) -> int:
@@ -73,21 +75,21 @@ def check_batch(source: str, batch: object) -> int:
     """
     parts = list(batch.values()) if isinstance(batch, dict) else batch
     parts = parts if isinstance(parts, tuple | list) else [batch]
-    others = {type(one).__name__: None for one in parts if not isinstance(one, Tensor)}
-    if others or not parts or (isinstance(batch, dict) and not all(isinstance(name, str) for name in batch)):
-        raise _no_batch(source, ", ".join(others) or type(batch).__name__)
+    wrong_types = {type(part).__name__: None for part in parts if not isinstance(part, Tensor)}
+    if wrong_types or not parts or (isinstance(batch, dict) and not all(isinstance(name, str) for name in batch)):
+        raise _no_batch(source, ", ".join(wrong_types) or type(batch).__name__)
     # One number of samples, above 0; a scalar has none.
-    samples = {one.shape[0] if one.dim() else 0 for one in parts if isinstance(one, Tensor)}
+    samples = {part.shape[0] if part.dim() else 0 for part in parts if isinstance(part, Tensor)}
     if len(samples) > 1 or not min(samples):
         raise _no_batch(source, shapes_text(batch))
     return min(samples)
 
 
-def _no_batch(source: str, given: str) -> LabError:
+def _no_batch(source: str, text: str) -> LabError:
     return refusal(
-        en=f"{source} gives {given}: a tensor is needed, or a tuple or dict of tensors (the arguments or keywords of "
+        en=f"{source} gives {text}: a tensor is needed, or a tuple or dict of tensors (the arguments or keywords of "
         "forward), whose first dimension is the same number of samples.",
-        fr=f"{source} donne {given} : il faut un tenseur, ou un tuple ou dict de tenseurs (les arguments ou les "
+        fr=f"{source} donne {text} : il faut un tenseur, ou un tuple ou dict de tenseurs (les arguments ou les "
         "mots-clés de forward), dont la première dimension est le même nombre d’échantillons.",
     )
 

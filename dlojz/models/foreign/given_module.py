@@ -48,8 +48,10 @@ def _copied(module: nn.Module, name: str) -> nn.Module:
     """Copy a module onto the meta device, with its shared weights, whatever its own device."""
     # `deepcopy` takes these in the place of the tensors: no weight is copied.
     memo: dict[int, Any] = {}
-    for one in module.parameters():
-        memo[id(one)] = nn.Parameter(torch.empty_like(one, device="meta"), requires_grad=one.requires_grad)
+    for parameter in module.parameters():
+        memo[id(parameter)] = nn.Parameter(
+            torch.empty_like(parameter, device="meta"), requires_grad=parameter.requires_grad
+        )
     for buffer in module.buffers():
         memo[id(buffer)] = torch.empty_like(buffer, device="meta")
     return built(name, lambda: copy.deepcopy(module, memo)).train()

@@ -58,8 +58,12 @@ def _needs_values(error: Exception) -> bool:
 
 
 def _without_values(tensor: Tensor) -> Tensor:
-    made = torch.empty_like(tensor, device="meta")
-    return nn.Parameter(made, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+    meta_tensor = torch.empty_like(tensor, device="meta")
+    return (
+        nn.Parameter(meta_tensor, requires_grad=tensor.requires_grad)
+        if isinstance(tensor, nn.Parameter)
+        else meta_tensor
+    )
 
 
 _register = nn.Module.register_parameter  # before `built` patches it
@@ -72,15 +76,15 @@ def _register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | No
     )
 
 
-def moved_to_meta(made: Built) -> Built:
+def moved_to_meta(module: Built) -> Built:
     """Put the parameters and buffers of a module on the meta device, each once, so that shared ones stay shared."""
-    moved: dict[int, Tensor] = {}
-    for part in made.modules() if isinstance(made, nn.Module) else ():
+    meta_tensors: dict[int, Tensor] = {}
+    for part in module.modules() if isinstance(module, nn.Module) else ():
         for tensors in (part._parameters, part._buffers):
             for name, tensor in tensors.items():
                 if tensor is not None and tensor.device.type != "meta":
-                    tensors[name] = moved.setdefault(id(tensor), _without_values(tensor))  # type: ignore[assignment]
-    return made
+                    tensors[name] = meta_tensors.setdefault(id(tensor), _without_values(tensor))  # type: ignore[assignment]
+    return module
 
 
 def not_built(name: str, error: Exception) -> LabError:
@@ -173,13 +177,13 @@ def tried_on_meta(name: str, module: nn.Module, batch: Batch) -> Any:
     return output
 
 
-def not_logits(name: str, given: object, needed: tuple[int, ...] = ()) -> LabError:
+def not_logits(name: str, output: object, logits_shape: tuple[int, ...] = ()) -> LabError:
     """Make the refusal of an output that the loss cannot read."""
-    shape = f" {needed}" if needed else ""
+    shape = f" {logits_shape}" if logits_shape else ""
     return refusal(
-        en=f"{name} gives {given}, but the loss needs one tensor of logits{shape}: return the logits alone, one for "
+        en=f"{name} gives {output}, but the loss needs one tensor of logits{shape}: return the logits alone, one for "
         "each class of the data, or write loss(output, targets) beside FILE.py:build and example_inputs().",
-        fr=f"{name} donne {given}, mais la loss demande un seul tenseur de logits{shape} : renvoyez les logits seuls, "
+        fr=f"{name} donne {output}, mais la loss demande un seul tenseur de logits{shape} : renvoyez les logits seuls, "
         "un par classe des données, ou écrivez loss(output, targets) à côté de FICHIER.py:build et example_inputs().",
     )
 
@@ -203,10 +207,10 @@ def check_loss(name: str, loss: Callable[[Any, Tensor], Tensor], output: Any, ta
             f"{error_with_line(error)}",
         ) from error
     if not isinstance(value, Tensor) or value.dim():
-        given = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise refusal(
-            en=f"loss(output, targets) of {name} gives {given}: a tensor with one number, the mean, is needed.",
-            fr=f"loss(output, targets) de {name} donne {given} : il faut un tenseur d’un seul nombre, la moyenne.",
+            en=f"loss(output, targets) of {name} gives {shape}: a tensor with one number, the mean, is needed.",
+            fr=f"loss(output, targets) de {name} donne {shape} : il faut un tenseur d’un seul nombre, la moyenne.",
         )
 
 
@@ -217,8 +221,8 @@ def error_with_line(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return written
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(room) for room in _PACKAGES)]
-    if not own:
+    callers = [frame for frame in frames if not any(Path(frame.filename).is_relative_to(room) for room in _PACKAGES)]
+    if not callers:
         return written
-    where = f"{Path(own[-1].filename).name}, {say(en='line', fr='ligne')} {own[-1].lineno}: {own[-1].line}"
-    return f"{written} ({where})"
+    line = f"{Path(callers[-1].filename).name}, {say(en='line', fr='ligne')} {callers[-1].lineno}: {callers[-1].line}"
+    return f"{written} ({line})"

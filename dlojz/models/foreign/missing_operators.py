@@ -75,7 +75,7 @@ def _grouped_product_on_meta(
     # Of the same dimensions: one product for each group. Else (M, K) @ (G, K, N) → (M, N), rows by group.
     groups = a.shape[0] if offs is None else offs.shape[0]
     shape = (*((groups,) if a.dim() == b.dim() else ()), a.shape[-2], b.shape[-1])
-    whole = 16 // dtype.itemsize
-    row = -(-shape[-1] // whole) * whole  # in elements, a multiple of 16 bytes
+    row_multiple = 16 // dtype.itemsize
+    row = -(-shape[-1] // row_multiple) * row_multiple  # in elements, a multiple of 16 bytes
     strides = (shape[-2] * row, row, 1)[-len(shape) :]
     return torch.empty_strided(shape, strides, dtype=dtype, device="meta")

@@ -24,8 +24,8 @@ def shown_name(name: str) -> str:
 
     A `config.json` keeps its own folder, which is what it is known by.
     """
-    folder, _, last = name.rpartition("/")
-    return f"{folder.rpartition('/')[2]}/{last}" if last == "config.json" else last
+    folder, _, file_name = name.rpartition("/")
+    return f"{folder.rpartition('/')[2]}/{file_name}" if file_name == "config.json" else file_name
 
 
 def is_hub_name(name: object) -> TypeGuard[str]:

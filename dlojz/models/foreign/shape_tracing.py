@@ -76,9 +76,9 @@ class ShapeTracer(Tracer):
             return iter([parts[number] for number in range(len(value))])
         return super().iter(obj)
 
-    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **named: Any) -> Any:
+    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *extra_args: Any, **options: Any) -> Any:
         """Note a node and compute its value; what is a truth, a word, a dtype or nothing is returned as it is."""
-        proxy = super().create_proxy(kind, target, args, kwargs, *more, **named)
+        proxy = super().create_proxy(kind, target, args, kwargs, *extra_args, **options)
         node = proxy.node
         if kind != "output":
             value = self.values[node] = self._value(node)
@@ -91,8 +91,8 @@ class ShapeTracer(Tracer):
     def _value(self, node: Node) -> Any:
         if node.op == "placeholder":
             return self._sample
-        args: Any = map_arg(node.args, lambda one: self.values[one])
-        kwargs: Any = map_arg(node.kwargs, lambda one: self.values[one])
+        args: Any = map_arg(node.args, lambda argument: self.values[argument])
+        kwargs: Any = map_arg(node.kwargs, lambda argument: self.values[argument])
         self._computing = True
         try:
             with torch.enable_grad(), torch.device("meta"):
@@ -101,8 +101,8 @@ class ShapeTracer(Tracer):
                 if node.op == "call_function":
                     assert callable(node.target)
                     return node.target(*args, **kwargs)
-                found = operator.attrgetter(str(node.target))(self.root)
-                return found(*args, **kwargs) if node.op == "call_module" else found
+                attribute = operator.attrgetter(str(node.target))(self.root)
+                return attribute(*args, **kwargs) if node.op == "call_module" else attribute
         finally:
             self._computing = False
 
@@ -111,7 +111,7 @@ class ShapeTracer(Tracer):
         if node.op in ("placeholder", "get_attr") or node.target in self._parts:
             return False
         # Inputs that carry the data itself, neither shapes nor weights.
-        data = [one for one in node.all_input_nodes if one not in self.by_shape and one.op != "get_attr"]
+        data = [source for source in node.all_input_nodes if source not in self.by_shape and source.op != "get_attr"]
         if not data:
             return bool(node.all_input_nodes)
         if node.op == "call_method" or node.target is getattr:
@@ -119,9 +119,13 @@ class ShapeTracer(Tracer):
         if node.target in _LIKE:
             return True
         # Rotary embeddings and masks read hidden states for their shape: no gradient reaches what they give.
-        floats = all(isinstance(self.values[one], Tensor) and self.values[one].requires_grad for one in data)
+        floats = all(isinstance(self.values[source], Tensor) and self.values[source].requires_grad for source in data)
         leaf = node.op == "call_module" or getattr(node.target, "is_mask", False)
-        return leaf and floats and not any(one.requires_grad for one in tree_leaves(value) if isinstance(one, Tensor))
+        return (
+            leaf
+            and floats
+            and not any(tensor.requires_grad for tensor in tree_leaves(value) if isinstance(tensor, Tensor))
+        )
 
 
 def trace_shapes(module: nn.Module, parts: Sequence[str], sample: Tensor) -> tuple[Graph, ShapeTracer]:
@@ -157,7 +161,7 @@ def _made_as_call(maker: Callable[..., Any], tracer: ShapeTracer) -> Callable[..
     """Note a new tensor whose size is traced; torch refuses such sizes one by one."""
 
     def noted(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(one, Proxy) for one in tree_leaves((args, kwargs))):
+        if any(isinstance(leaf, Proxy) for leaf in tree_leaves((args, kwargs))):
             return tracer.create_proxy("call_function", maker, args, kwargs)
         return maker(*args, **kwargs)
 
@@ -167,29 +171,34 @@ def _made_as_call(maker: Callable[..., Any], tracer: ShapeTracer) -> Callable[..
 def _as_call(maker: Callable[..., Any], tracer: ShapeTracer) -> Callable[..., Any]:
     def noted(*args: Any, **kwargs: Any) -> Any:
         leaves, form = tree_flatten((args, kwargs))
-        places = [number for number, leaf in enumerate(leaves) if isinstance(leaf, Proxy)]
-        if not places:
+        proxy_positions = [number for number, leaf in enumerate(leaves) if isinstance(leaf, Proxy)]
+        if not proxy_positions:
             return maker(*args, **kwargs)
 
         def mask(*tensors: Any) -> Any:
             filled = list(leaves)
-            for place, tensor in zip(places, tensors, strict=True):
-                filled[place] = tensor
-            positional, named = tree_unflatten(filled, form)
-            with without_values(any(isinstance(one, Tensor) and one.is_meta for one in tensors)):
-                return maker(*positional, **named)
+            for position, tensor in zip(proxy_positions, tensors, strict=True):
+                filled[position] = tensor
+            positional, keywords = tree_unflatten(filled, form)
+            with without_values(any(isinstance(tensor, Tensor) and tensor.is_meta for tensor in tensors)):
+                return maker(*positional, **keywords)
 
         mask.is_mask = True  # type: ignore[attr-defined]
-        tensors = tuple(leaves[place] for place in places)
-        for place in places:
-            leaves[place] = None  # a block keeps no tracer
+        tensors = tuple(leaves[position] for position in proxy_positions)
+        for position in proxy_positions:
+            leaves[position] = None  # a block keeps no tracer
         return tracer.create_proxy("call_function", mask, tensors, {})
 
     return noted
 
 
 def copy_by_shape(
-    node: Node, graph: Graph, known: dict[Node, Node], enters: Node, tracer: ShapeTracer, copied: Callable[[Node], Node]
+    node: Node,
+    graph: Graph,
+    copies: dict[Node, Node],
+    enters: Node,
+    tracer: ShapeTracer,
+    copied: Callable[[Node], Node],
 ) -> Node:
     """Copy into a block what depends on shapes alone, computed from the shape of the block's own input.
 
@@ -198,26 +207,26 @@ def copy_by_shape(
     """
 
     def read(source: Node) -> Node:
-        if source in known or source in tracer.by_shape or source.op == "get_attr":
+        if source in copies or source in tracer.by_shape or source.op == "get_attr":
             return copied(source)
         value, entering = tracer.values[source], tracer.values[enters]
         if not (isinstance(value, Tensor) and isinstance(entering, Tensor)):
             raise ValueError(source.name)
         if value.shape == entering.shape or (node.target is getattr and node.args[1] == "device"):
-            return known[enters]
+            return copies[enters]
         is_shape = (node.target is getattr and node.args[1] == "shape") or node.target == "size"
         if value.shape != entering.shape[: value.dim()] or not is_shape:
             raise ValueError(source.name)
         # Tokens (B, T) give the first two sizes of hidden states (B, T, D).
-        whole = graph.call_function(getattr, (known[enters], "shape"))
-        shape_nodes.append(graph.call_function(operator.getitem, (whole, slice(value.dim()))))
+        shape_node = graph.call_function(getattr, (copies[enters], "shape"))
+        shape_nodes.append(graph.call_function(operator.getitem, (shape_node, slice(value.dim()))))
         if node.target == "size" and len(node.args) > 1:
             shape_nodes.append(graph.call_function(operator.getitem, (shape_nodes[0], node.args[1])))
-        return known[enters]
+        return copies[enters]
 
     shape_nodes: list[Node] = []
-    made = graph.node_copy(node, read)
+    node_copy = graph.node_copy(node, read)
     if shape_nodes:
-        graph.erase_node(made)
+        graph.erase_node(node_copy)
         return shape_nodes[-1]
-    return made
+    return node_copy

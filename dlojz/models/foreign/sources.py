@@ -41,15 +41,15 @@ def origin_of(name: str) -> Origin:
     Raises:
         LabError: no such model, its package is missing, or its inputs are not known.
     """
-    package, _, rest = name.partition(":")
+    package, _, model = name.partition(":")
     if is_own_file(name):
         return _of_file(name)
     if name in given_origins:
         return given_origins[name]
     if package == "timm":
-        return origin_of_timm(rest)
+        return origin_of_timm(model)
     if package == "torchvision":
-        return origin_of_torchvision(rest)
+        return origin_of_torchvision(model)
     if package == "hf" and (file := file_of(name)):
         return _of_configuration(file)
     raise refusal(
@@ -91,7 +91,9 @@ def _origin_of_file(name: str) -> Origin:
     except Exception as error:
         raise not_built(f"{written}:example_inputs", error) from error
     source = f"example_inputs() {say(en='of', fr='de')} {written}"
-    return origin_of_batch(name, source, build, batch, *(getattr(module, one, None) for one in ("loss", "tp_plan")))
+    return origin_of_batch(
+        name, source, build, batch, *(getattr(module, attribute, None) for attribute in ("loss", "tp_plan"))
+    )
 
 
 def origin_of_batch(
@@ -106,7 +108,7 @@ def origin_of_batch(
     check_batch(source, batch)
     family, plan = family_name(batch), check_styles(name, tp_plan)
     with torch.random.fork_rng(devices=[]), on_meta():
-        inputs = tree_map(lambda one: torch.empty_like(one, device="meta"), batch)
+        inputs = tree_map(lambda tensor: torch.empty_like(tensor, device="meta"), batch)
         module: Any = built(name, build)  # one's own function may return anything
         if not isinstance(module, nn.Module):
             given = type(module).__name__
@@ -121,9 +123,9 @@ def origin_of_batch(
         raise not_logits(name, type(output).__name__)
     if family != "tensors":
         return Origin(lambda size, classes: build(), family, batch.shape[-1], classes, loss, None, plan)
-    places = tuple(output.shape[1:-1]) if isinstance(output, Tensor) else ()
+    target_shape = tuple(output.shape[1:-1]) if isinstance(output, Tensor) else ()
     return Origin(
-        lambda size, classes: build(), family, 0, classes, loss, Example(batch, places), plan, "", tells_classes
+        lambda size, classes: build(), family, 0, classes, loss, Example(batch, target_shape), plan, "", tells_classes
     )
 
 

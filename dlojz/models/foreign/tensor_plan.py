@@ -28,7 +28,7 @@ def find_plan(
     run: Callable[[], Any],
     size: int,
     pattern: str = "",
-    given: Styles | None = None,
+    tp_plan: Styles | None = None,
 ) -> tuple[Region, ...]:
     """Find the regions of a module that so many ranks can share.
 
@@ -39,12 +39,12 @@ def find_plan(
         run: runs the module there.
         size: ranks of the tensor axis, at least 2.
         pattern: regular expression; only regions with a layer in whose path it is found are split.
-        given: the plan of the model's author, which is checked; by default all that can be split is.
+        tp_plan: the plan of the model's author, which is checked; by default all that can be split is.
 
     Raises:
         LabError: if nothing can be split, or not among so many ranks; or a given plan cannot be followed.
     """
-    found: list[Region] = []
+    regions: list[Region] = []
     probes: dict[object, Probe] = {}
     for path, block, args, kwargs in _called(module, blocks, run):
         # Blocks of one kind are tried once: twelve equal layers cost one probe.
@@ -52,62 +52,62 @@ def find_plan(
         if kind not in probes:
             probes[kind] = Probe(block, args, kwargs)
         probe = probes[kind]
-        found += [region._replace(block=path) for region in _regions(probe, name, path, size, pattern, given)]
+        regions += [region._replace(block=path) for region in _regions(probe, name, path, size, pattern, tp_plan)]
     # A pattern leaves layers out on purpose: the plan must be used up only without one.
-    if given is not None and not pattern:
-        _check_all_used(name, module, given, found)
-    if not found:
+    if tp_plan is not None and not pattern:
+        _check_all_used(name, module, tp_plan, regions)
+    if not regions:
         raise refusal(
             en=f"tp={size} was received with {name}, in whose repeated blocks no two linear layers "
             f"{_matching(pattern)}were found that tensor parallelism can split: use tp=1.",
             fr=f"tp={size} a été reçu avec {name}, dans les blocs répétés duquel aucune paire de couches linéaires "
             f"{_matching(pattern)}que le Tensor Parallelism sache découper n’a été trouvée : prenez tp=1.",
         )
-    return tuple(found)
+    return tuple(regions)
 
 
 def _matching(pattern: str) -> str:
     return pattern and say(en=f"that match {pattern!r} ", fr=f"qui correspondent à {pattern!r} ")
 
 
-def style_of(path: str, given: Styles) -> str:
+def style_of(path: str, tp_plan: Styles) -> str:
     """Look a layer up in a plan: the last pattern that matches its path speaks."""
-    return next((style for pattern, style in reversed(list(given.items())) if fnmatchcase(path, pattern)), "whole")
+    return next((style for pattern, style in reversed(list(tp_plan.items())) if fnmatchcase(path, pattern)), "whole")
 
 
-def check_styles(source: str, given: object) -> dict[str, str] | None:
+def check_styles(source: str, tp_plan: object) -> dict[str, str] | None:
     """Check the form of a written plan; None where there is none.
 
     Raises:
         LabError: if it is no mapping of patterns to `STYLES`.
     """
-    if given is None:
+    if tp_plan is None:
         return None
-    if not isinstance(given, Mapping) or not all(isinstance(one, str) for one in given):
-        found: object = given
+    if not isinstance(tp_plan, Mapping) or not all(isinstance(pattern, str) for pattern in tp_plan):
+        offender: object = tp_plan
     else:
-        found = next((style for style in given.values() if style not in STYLES), None)
-        if found is None:
-            return dict(given)
+        offender = next((style for style in tp_plan.values() if style not in STYLES), None)
+        if offender is None:
+            return dict(tp_plan)
     raise refusal(
-        en=f"tp_plan of {source} maps patterns of layers to {', '.join(STYLES)}, but {found!r} was received: write "
+        en=f"tp_plan of {source} maps patterns of layers to {', '.join(STYLES)}, but {offender!r} was received: write "
         'e.g. {"blocks.*.mlp.fc1": "colwise", "blocks.*.mlp.fc2": "rowwise"}.',
-        fr=f"tp_plan de {source} associe à des motifs de couches {', '.join(STYLES)}, mais {found!r} a été reçu : "
+        fr=f"tp_plan de {source} associe à des motifs de couches {', '.join(STYLES)}, mais {offender!r} a été reçu : "
         'écrivez par exemple {"blocks.*.mlp.fc1": "colwise", "blocks.*.mlp.fc2": "rowwise"}.',
     )
 
 
-def _check_all_used(name: str, module: nn.Module, given: Styles, found: Sequence[Region]) -> None:
-    split = {f"{region.block}.{layer.path}" for region in found for layer in region.layers}
-    for named, style in given.items():
-        layers = {path for path, one in module.named_modules() if fnmatchcase(path, named) and is_linear(one)}
-        unsplit = {path for path in layers - split if style_of(path, given) != "whole"}
+def _check_all_used(name: str, module: nn.Module, tp_plan: Styles, regions: Sequence[Region]) -> None:
+    split = {f"{region.block}.{layer.path}" for region in regions for layer in region.layers}
+    for glob, style in tp_plan.items():
+        layers = {path for path, layer in module.named_modules() if fnmatchcase(path, glob) and is_linear(layer)}
+        unsplit = {path for path in layers - split if style_of(path, tp_plan) != "whole"}
         if style != "whole" and (unsplit or not layers):
             raise refusal(
-                en=f"tp_plan of {name} says {style!r} of {min(unsplit, default=named)}, which is no linear layer of a "
+                en=f"tp_plan of {name} says {style!r} of {min(unsplit, default=glob)}, which is no linear layer of a "
                 "repeated block that begins or ends a region with the others: `dlojz partition --tp` without a plan "
                 "shows those that do.",
-                fr=f"tp_plan de {name} dit {style!r} de {min(unsplit, default=named)}, qui n’est pas une couche "
+                fr=f"tp_plan de {name} dit {style!r} de {min(unsplit, default=glob)}, qui n’est pas une couche "
                 "linéaire d’un bloc répété qui commence ou termine une région avec les autres : `dlojz partition --tp` "
                 "sans plan montre celles qui le font.",
             )
@@ -136,13 +136,17 @@ def _called(
 def _kind(block: nn.Module, call: Any) -> object:
     """Equal for blocks that compute alike; their numbers in the model are no matter."""
     parts = tuple(
-        (path, type(one), tuple((key, value) for key, value in sorted(vars(one).items()) if _is_setting(key, value)))
-        for path, one in block.named_modules()
+        (
+            path,
+            type(module),
+            tuple((key, value) for key, value in sorted(vars(module).items()) if _is_setting(key, value)),
+        )
+        for path, module in block.named_modules()
     )
-    shapes = tuple((path, one.shape) for path, one in block.named_parameters())
+    shapes = tuple((path, parameter.shape) for path, parameter in block.named_parameters())
     leaves = tree_leaves(call)
-    read = tuple((one.shape, one.requires_grad) if isinstance(one, Tensor) else str(one) for one in leaves)
-    return parts, shapes, read
+    inputs = tuple((leaf.shape, leaf.requires_grad) if isinstance(leaf, Tensor) else str(leaf) for leaf in leaves)
+    return parts, shapes, inputs
 
 
 def _is_setting(key: str, value: object) -> bool:
@@ -150,53 +154,53 @@ def _is_setting(key: str, value: object) -> bool:
     return isinstance(value, bool | int | float | str) and not re.search(r"idx|index|layer_id|^_", key)
 
 
-def _regions(probe: Probe, name: str, path: str, size: int, pattern: str, given: Styles | None) -> list[Region]:
+def _regions(probe: Probe, name: str, path: str, size: int, pattern: str, tp_plan: Styles | None) -> list[Region]:
     """List the regions that so many ranks can share, first those of the first layers; none has a layer twice."""
-    found: list[Region] = []
-    used: set[str] = set()
+    regions: list[Region] = []
+    used_layers: set[str] = set()
     changed: set[tuple[str, str]] = set()
     for candidate in probe.candidates:
         layers = {candidate.row, *candidate.columns}
         # A layer belongs to the first region that holds it.
-        if used & layers or not any(re.search(pattern, f"{path}.{layer}") for layer in layers):
+        if used_layers & layers or not any(re.search(pattern, f"{path}.{layer}") for layer in layers):
             continue
-        if given is not None and not _is_asked(candidate, path, given):
+        if tp_plan is not None and not _is_asked(candidate, path, tp_plan):
             continue
         region = probe.split(candidate, size)
         # Nor may two regions divide the same number of heads.
         if region is not None and not changed & {setting[:2] for setting in region.settings}:
-            found.append(region)
-            used |= layers
+            regions.append(region)
+            used_layers |= layers
             changed |= {setting[:2] for setting in region.settings}
         # Another number of ranks could share it: say which, rather than leave it whole.
         elif region is None and (works := probe.degrees(candidate)):
             raise _uneven(probe, name, path, candidate, size, works)
-        elif given is not None:
+        elif tp_plan is not None:
             raise _not_separate(name, path, candidate)
-    return found
+    return regions
 
 
 def _uneven(probe: Probe, name: str, path: str, candidate: Candidate, size: int, works: list[int]) -> LabError:
-    heads, where = probe.heads(candidate), f"{path}.{candidate.row}"
-    degrees = say(en=" or ", fr=" ou ").join(f"tp={one}" for one in works)
+    heads, row_path = probe.heads(candidate), f"{path}.{candidate.row}"
+    degrees = say(en=" or ", fr=" ou ").join(f"tp={degree}" for degree in works)
     features = widths(probe.layers[candidate.row])[0]
-    what = say(en=f"{features} features", fr=f"{features} neurones")
-    what = say(en=f"{heads} heads", fr=f"{heads} têtes") if heads else what
+    amount = say(en=f"{features} features", fr=f"{features} neurones")
+    amount = say(en=f"{heads} heads", fr=f"{heads} têtes") if heads else amount
     return refusal(
-        en=f"tp={size} does not divide the {what} before {where} of {name} equally, keys and values included: use "
+        en=f"tp={size} does not divide the {amount} before {row_path} of {name} equally, keys and values included: use "
         f"{degrees}, or leave this layer out by tensor_parts (e.g. mlp) or a tp_plan.",
-        fr=f"tp={size} ne divise pas également les {what} avant {where} de {name}, clés et valeurs comprises : "
+        fr=f"tp={size} ne divise pas également les {amount} avant {row_path} de {name}, clés et valeurs comprises : "
         f"prenez {degrees}, ou laissez cette couche de côté par tensor_parts (par exemple mlp) ou un tp_plan.",
     )
 
 
-def _is_asked(candidate: Candidate, path: str, given: Styles) -> bool:
-    asked = {layer: style_of(f"{path}.{layer}", given) for layer in (candidate.row, *candidate.columns)}
-    return asked.pop(candidate.row) == "rowwise" and set(asked.values()) == {"colwise"}
+def _is_asked(candidate: Candidate, path: str, tp_plan: Styles) -> bool:
+    styles = {layer: style_of(f"{path}.{layer}", tp_plan) for layer in (candidate.row, *candidate.columns)}
+    return styles.pop(candidate.row) == "rowwise" and set(styles.values()) == {"colwise"}
 
 
 def _not_separate(name: str, path: str, candidate: Candidate) -> LabError:
-    columns = ", ".join(f"{path}.{one}" for one in candidate.columns)
+    columns = ", ".join(f"{path}.{column}" for column in candidate.columns)
     return refusal(
         en=f"tp_plan of {name} splits {columns} by columns and {path}.{candidate.row} by rows, but what is computed "
         "between them mixes the parts: leave them whole.",

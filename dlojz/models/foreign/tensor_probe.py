@@ -69,8 +69,8 @@ class Probe:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.enable_grad():
             torch.manual_seed(SEED)
             self.block = copy.deepcopy(block).eval()
-            owners = Counter(id(one) for part in block.modules() for one in part._parameters.values())
-            self.layers = {path: one for path, one in self.block.named_modules() if is_linear(one)}
+            owners = Counter(id(parameter) for part in block.modules() for parameter in part._parameters.values())
+            self.layers = {path: layer for path, layer in self.block.named_modules() if is_linear(layer)}
             self._alone = {
                 path for path in self.layers if owners[id(block.get_submodule(path).weight)] == 1
             }  # a shared weight is not split
@@ -102,9 +102,9 @@ class Probe:
 
         return forward
 
-    def _run(self, given: Mapping[str, Tensor]) -> _Run | None:
+    def _run(self, outputs: Mapping[str, Tensor]) -> _Run | None:
         """Run the block with these outputs of its layers; None where it fails, or calls one of them twice."""
-        self._given, self._inputs = dict(given), {}
+        self._given, self._inputs = dict(outputs), {}
         self._calls.clear()
         args, kwargs = self.call
         try:
@@ -119,12 +119,12 @@ class Probe:
         readers: dict[str, set[str]] = {}
         for path in self.whole.inputs:
             changed = self._run({**self.given, path: self.given[path].flip(-1)})  # features in reverse order
-            read = {} if changed is None else changed.inputs
+            inputs = {} if changed is None else changed.inputs
             readers[path] = {
-                other for other, x in self.whole.inputs.items() if other in read and not _same(x, read[other])
+                reader for reader, x in self.whole.inputs.items() if reader in inputs and not _same(x, inputs[reader])
             }
         for row in self.whole.inputs:
-            columns = tuple(path for path, read in readers.items() if row in read)
+            columns = tuple(path for path, rows in readers.items() if row in rows)
             if columns and {row, *columns} <= self._alone and all(readers[path] == {row} for path in columns):
                 yield Candidate(columns, row)
 
@@ -147,20 +147,22 @@ class Probe:
         inputs = widths(self.layers[candidate.row])[0]
         if inner is None or inputs % size:
             return None
-        ways = [fused_ways(widths(self.layers[path])[1], inputs) for path in candidate.columns]
-        heads, others = self._attributes(candidate, {inputs, *(one for way in ways for parts in way for one in parts)})
+        cuts = [fused_ways(widths(self.layers[path])[1], inputs) for path in candidate.columns]
+        heads, sizes = self._attributes(candidate, {inputs, *(dim for cut in cuts for parts in cut for dim in parts)})
         in_config = [
             (path, f"config.{key}", value)
-            for path, one in self._around(candidate)
-            for key, value in head_counts(getattr(one, "config", None))
+            for path, module in self._around(candidate)
+            for key, value in head_counts(getattr(module, "config", None))
         ]
-        tried = [[], heads, [*heads, *others], *([[*heads, *in_config]] if in_config else [])]
+        tried = [[], heads, [*heads, *sizes], *([[*heads, *in_config]] if in_config else [])]
         # From the fewest changed settings on: none (an MLP), heads, widths too, heads of a configuration.
-        for parts, settings in product(product(*ways), tried):
-            if any(one % size for each in parts for one in each) or any(value % size for *_, value in settings):
+        for parts, settings in product(product(*cuts), tried):
+            if any(dim % size for part in parts for dim in part) or any(value % size for *_, value in settings):
                 continue
             if all(self._is_right(candidate, parts, settings, size, rank) for rank in (0, size - 1)):  # the two ends
-                columns = (SplitLayer(one, "colwise", each) for one, each in zip(candidate.columns, parts, strict=True))
+                columns = (
+                    SplitLayer(path, "colwise", part) for path, part in zip(candidate.columns, parts, strict=True)
+                )
                 return Region(
                     "",
                     tuple(columns),
@@ -174,52 +176,52 @@ class Probe:
     def _inner(self, candidate: Candidate) -> tuple[str, ...] | None:
         """Parameters that a region reads; None where it reads what others do too, or the block's trained input."""
         assert self.whole is not None
-        read = {path for path, one in self._trained() if _depends([self.whole.inputs[candidate.row]], one)}
-        rest = [one for path, one in self.whole.inputs.items() if path != candidate.row]
-        rest += [one for one in self.whole.outputs if isinstance(one, Tensor)]
-        shared = any(_depends(rest, one) for path, one in self._trained() if path in read)
-        arguments = [one for one in tree_leaves(self.call) if isinstance(one, Tensor) and one.requires_grad]
-        if shared or any(_depends([self.whole.inputs[candidate.row]], one) for one in arguments):
+        names = {path for path, weight in self._trained() if _depends([self.whole.inputs[candidate.row]], weight)}
+        outside_tensors = [tensor for path, tensor in self.whole.inputs.items() if path != candidate.row]
+        outside_tensors += [tensor for tensor in self.whole.outputs if isinstance(tensor, Tensor)]
+        shared = any(_depends(outside_tensors, weight) for path, weight in self._trained() if path in names)
+        arguments = [tensor for tensor in tree_leaves(self.call) if isinstance(tensor, Tensor) and tensor.requires_grad]
+        if shared or any(_depends([self.whole.inputs[candidate.row]], argument) for argument in arguments):
             return None
-        return tuple(sorted(read))
+        return tuple(sorted(names))
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
-        return [(path, one) for path, one in self.block.named_parameters() if one.device.type != "meta"]
+        return [(path, weight) for path, weight in self.block.named_parameters() if weight.device.type != "meta"]
 
     def _attributes(
         self, candidate: Candidate, sizes: set[int]
     ) -> tuple[list[tuple[str, str, int]], list[tuple[str, str, int]]]:
         """Numbers of heads, and widths, in the attributes of the modules around a region's layers."""
         around = self._around(candidate)
-        heads = [(path, key, value) for path, one in around for key, value in head_counts(one)]
-        others = [
+        heads = [(path, key, value) for path, module in around for key, value in head_counts(module)]
+        width_settings = [
             (path, key, value)
-            for path, one in around
-            for key, value in vars(one).items()
+            for path, module in around
+            for key, value in vars(module).items()
             if type(value) is int and value in sizes and (path, key, value) not in heads and not key.startswith("_")
         ]
-        return heads, others
+        return heads, width_settings
 
     def _around(self, candidate: Candidate) -> list[tuple[str, nn.Module]]:
         """Modules that hold a region's layers, from the innermost one with all of them inward."""
         names = [path.split(".")[:-1] for path in (candidate.row, *candidate.columns)]
-        owners = [{".".join(own[:depth]) for depth in range(len(own) + 1)} for own in names]
+        owners = [{".".join(segments[:depth]) for depth in range(len(segments) + 1)} for segments in names]
         common = max(set.intersection(*owners), key=len)  # innermost common module
-        paths = {path for own in owners for path in own if path.startswith(common)}
+        paths = {path for prefixes in owners for path in prefixes if path.startswith(common)}
         return [(path, self.block.get_submodule(path)) for path in sorted(paths)]
 
     def heads(self, candidate: Candidate) -> int:
         """Count the heads of a region whose features do not stand alone, where its modules tell; else 0."""
-        told = [value for *_, value in self._attributes(candidate, set())[0]]
+        head_numbers = [value for *_, value in self._attributes(candidate, set())[0]]
         sizes = [
             value
-            for _, one in self._around(candidate)
-            for key, value in vars(one).items()
+            for _, module in self._around(candidate)
+            for key, value in vars(module).items()
             if key in ("head_dim", "head_size", "attention_head_size") and type(value) is int
         ]
-        if not (told or sizes) or self._is_even(candidate):
+        if not (head_numbers or sizes) or self._is_even(candidate):
             return 0
-        return widths(self.layers[candidate.row])[0] // sizes[0] if sizes else max(told)
+        return widths(self.layers[candidate.row])[0] // sizes[0] if sizes else max(head_numbers)
 
     def _is_even(self, candidate: Candidate) -> bool:
         """Whether each feature stands alone, as in an MLP: with all but the first of them changed, it is the same."""
@@ -228,11 +230,11 @@ class Probe:
         changed = dict(self.given)
         for path in candidate.columns:
             parts = fused_ways(widths(self.layers[path])[1], inputs)[0]
-            kept = torch.cat([torch.arange(one) == 0 for one in parts])  # first feature of each part
-            changed[path] = torch.where(kept, self.given[path], self.given[path].flip(-1))
+            first_mask = torch.cat([torch.arange(width) == 0 for width in parts])  # first feature of each part
+            changed[path] = torch.where(first_mask, self.given[path], self.given[path].flip(-1))
         run = self._run(changed)
-        first, whole = run and run.inputs.get(candidate.row), self.whole.inputs[candidate.row]
-        return first is not None and _same(first[..., :1], whole[..., :1])
+        row_input, expected = run and run.inputs.get(candidate.row), self.whole.inputs[candidate.row]
+        return row_input is not None and _same(row_input[..., :1], expected[..., :1])
 
     def _is_right(
         self,
@@ -244,23 +246,23 @@ class Probe:
     ) -> bool:
         """Run a rank's part of a region, and compare."""
         assert self.whole is not None
-        given = dict(self.given)
-        for path, each in zip(candidate.columns, parts, strict=True):
-            given[path] = self.given[path].index_select(-1, own_columns(each, size, rank))
+        outputs = dict(self.given)
+        for path, layer_parts in zip(candidate.columns, parts, strict=True):
+            outputs[path] = self.given[path].index_select(-1, own_columns(layer_parts, size, rank))
         changed = tuple((owner, attribute, value // size) for owner, attribute, value in settings)
         with setting(self.block, changed):
-            found = self._run(given)
-        if found is None or found.inputs.keys() != self.whole.inputs.keys():
+            run = self._run(outputs)
+        if run is None or run.inputs.keys() != self.whole.inputs.keys():
             return False
         expected = dict(self.whole.inputs)
         row = expected[candidate.row]
         expected[candidate.row] = row.index_select(-1, own_columns(row.shape[-1:], size, rank))
-        same = all(_same(found.inputs[path], x) for path, x in expected.items())
-        pairs = zip(found.outputs, self.whole.outputs, strict=False)
+        same_inputs = all(_same(run.inputs[path], x) for path, x in expected.items())
+        pairs = zip(run.outputs, self.whole.outputs, strict=False)
         return (
-            same
-            and len(found.outputs) == len(self.whole.outputs)
-            and all(_same(one, other) if isinstance(one, Tensor) else True for one, other in pairs)
+            same_inputs
+            and len(run.outputs) == len(self.whole.outputs)
+            and all(_same(output, reference) if isinstance(output, Tensor) else True for output, reference in pairs)
         )
 
 
@@ -274,25 +276,25 @@ def _fill(part: nn.Module) -> None:
             part._buffers[name] = _made(buffer)
 
 
-def _made(one: Any) -> Any:
+def _made(tensor: Any) -> Any:
     """A tensor of the shape of another with random numbers; whole numbers are 0, and booleans True."""
-    if not isinstance(one, Tensor):
-        return one
-    if one.is_floating_point():
+    if not isinstance(tensor, Tensor):
+        return tensor
+    if tensor.is_floating_point():
         # From 0.1 to 1.1: no weight of a norm is 0.
-        return (torch.rand(one.shape, dtype=one.dtype) + 0.1).requires_grad_(one.requires_grad)
-    return torch.full(one.shape, one.dtype == torch.bool, dtype=one.dtype)
+        return (torch.rand(tensor.shape, dtype=tensor.dtype) + 0.1).requires_grad_(tensor.requires_grad)
+    return torch.full(tensor.shape, tensor.dtype == torch.bool, dtype=tensor.dtype)
 
 
-def _same(one: Tensor, other: object) -> bool:
-    return isinstance(other, Tensor) and one.shape == other.shape and torch.allclose(one, other, TOLERANCE, TOLERANCE)
+def _same(x: Tensor, y: object) -> bool:
+    return isinstance(y, Tensor) and x.shape == y.shape and torch.allclose(x, y, TOLERANCE, TOLERANCE)
 
 
 def _depends(results: Sequence[Tensor], on: Tensor) -> bool:
-    reached = [one for one in results if one.requires_grad]
+    reached = [result for result in results if result.requires_grad]
     if not reached or not on.requires_grad:
         return False
     (gradient,) = torch.autograd.grad(
-        reached, [on], [torch.rand_like(one) for one in reached], retain_graph=True, allow_unused=True
+        reached, [on], [torch.rand_like(result) for result in reached], retain_graph=True, allow_unused=True
     )
     return gradient is not None

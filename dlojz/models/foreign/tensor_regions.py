@@ -65,8 +65,8 @@ def widths(layer: nn.Module) -> tuple[int, int]:
     """Return the inputs and the outputs of a linear layer."""
     weight = layer.weight
     assert isinstance(weight, Tensor)
-    one, other = weight.shape
-    return (other, one) if isinstance(layer, nn.Linear) else (one, other)  # Conv1D's weight is (in, out)
+    rows, columns = weight.shape
+    return (columns, rows) if isinstance(layer, nn.Linear) else (rows, columns)  # Conv1D's weight is (in, out)
 
 
 def own_columns(parts: Sequence[int], size: int, rank: int, device: torch.device | str | None = None) -> Tensor:
@@ -76,33 +76,33 @@ def own_columns(parts: Sequence[int], size: int, rank: int, device: torch.device
         >>> own_columns((4, 4), 2, 1).tolist()
         [2, 3, 6, 7]
     """
-    found, start = [], 0
+    indices, start = [], 0
     for part in parts:
         share = part // size
-        found.append(torch.arange(start + rank * share, start + (rank + 1) * share, device=device))
+        indices.append(torch.arange(start + rank * share, start + (rank + 1) * share, device=device))
         start += part
-    return torch.cat(found)
+    return torch.cat(indices)
 
 
 def fused_ways(outputs: int, inputs: int) -> list[tuple[int, ...]]:
     """List the ways in which outputs may be fused before a row layer with so many inputs, the commonest first."""
     # Queries, keys and values, or gate and up, each as wide as the row layer's input.
-    ways = [(inputs,) * (outputs // inputs)] if outputs in (2 * inputs, 3 * inputs) else []
+    partitions = [(inputs,) * (outputs // inputs)] if outputs in (2 * inputs, 3 * inputs) else []
     if outputs > inputs and (outputs - inputs) % 2 == 0 and outputs != 3 * inputs:
-        ways.append((inputs, *[(outputs - inputs) // 2] * 2))  # fewer keys and values than queries
-    return [*ways, (outputs,)]
+        partitions.append((inputs, *[(outputs - inputs) // 2] * 2))  # fewer keys and values than queries
+    return [*partitions, (outputs,)]
 
 
 @contextmanager
 def setting(module: nn.Module, settings: Sequence[tuple[str, str, int]]) -> Iterator[None]:
     """Give modules a rank's numbers of heads, and widths, within this context."""
     # All attributes, since `put` replaces a configuration by a copy.
-    former = [(owner, dict(vars(owner))) for owner in {module.get_submodule(path) for path, *_ in settings}]
+    saved_attributes = [(owner, dict(vars(owner))) for owner in {module.get_submodule(path) for path, *_ in settings}]
     try:
         put(module, settings)
         yield
     finally:
-        for owner, attributes in former:
+        for owner, attributes in saved_attributes:
             vars(owner).update(attributes)
 
 
@@ -118,10 +118,10 @@ def put(module: nn.Module, settings: Sequence[tuple[str, str, int]]) -> None:
 
 def head_counts(owner: object) -> list[tuple[str, int]]:
     """List the attributes of a module, or of its configuration, that are numbers of heads, by their names."""
-    named = getattr(owner, "__dict__", {}).items()
+    attributes = getattr(owner, "__dict__", {}).items()
     return [
         (key, value)
-        for key, value in named
+        for key, value in attributes
         # `head_dim` and its like are widths of a head, and no numbers of heads.
         if type(value) is int and "head" in key and not re.search("dim|size|width|per", key)
     ]

@@ -88,14 +88,14 @@ def origin_of_timm(name: str) -> Origin:
     if not timm.is_model(name):
         raise _no_such_model("timm", name, timm.list_models())
     try:
-        known = timm.models.get_pretrained_cfg(name)
+        config = timm.models.get_pretrained_cfg(name)
     except RuntimeError as error:  # a tag that it does not have
         raise not_built(f"timm:{name}", error) from error
-    side, classes = (known.input_size[-1], known.num_classes or 1000) if known else (224, 1000)
+    side, classes = (config.input_size[-1], config.num_classes or 1000) if config else (224, 1000)
 
     def make(size: int, classes: int) -> nn.Module:
         # A model of a fixed input, such as a ViT with its table of positions, is built for the size.
-        fixed = {"img_size": size} if known and known.fixed_input_size and size != side else {}
+        fixed = {"img_size": size} if config and config.fixed_input_size and size != side else {}
         return cast(nn.Module, timm.create_model(name, pretrained=False, num_classes=classes, **fixed))
 
     return Origin(make, "image", side, classes)
@@ -119,14 +119,14 @@ def origin_of_torchvision(name: str) -> Origin:
     side = models.get_model_weights(name).DEFAULT.transforms.keywords["crop_size"]
 
     def make(size: int, classes: int) -> nn.Module:
-        more: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if name.startswith("vit_"):
-            more = {"image_size": size}
+            options = {"image_size": size}
         elif name.startswith("maxvit"):
-            more = {"input_size": (size, size)}
+            options = {"input_size": (size, size)}
         elif name in AUXILIARY:
-            more = {"aux_logits": True, "init_weights": False}
-        return cast(nn.Module, models.get_model(name, weights=None, num_classes=classes, **more))
+            options = {"aux_logits": True, "init_weights": False}
+        return cast(nn.Module, models.get_model(name, weights=None, num_classes=classes, **options))
 
     loss = partial(_with_auxiliary_logits, AUXILIARY[name]) if name in AUXILIARY else None
     return Origin(make, "image", side, 1000, loss)
@@ -145,8 +145,8 @@ def about(name: str) -> str:
             en="without the auxiliary head of the published weights, as get_model builds it",
             fr="sans la tête auxiliaire des poids publiés, comme le construit get_model",
         )
-    known = package_of("timm").models.get_pretrained_cfg(model) if package == "timm" else None
-    if known and not known.num_classes:
+    config = package_of("timm").models.get_pretrained_cfg(model) if package == "timm" else None
+    if config and not config.num_classes:
         return say(
             en="with a head for these classes, which timm’s configuration has not",
             fr="avec une tête pour ces classes, que la configuration de timm n’a pas",
@@ -199,33 +199,33 @@ def _video(models: Any, name: str) -> Origin:
 def _other_kind(models: Any, name: str) -> LabError | None:
     """Make the refusal of a model of torchvision that is not trained on classes; None for any other name."""
     if name in models.list_models(module=models.detection):
-        why = say(
+        reason = say(
             en="detects objects: it keeps the boxes with the highest scores, so that what it computes, and its memory, "
             "depend on the values of its data",
             fr="détecte des objets : il garde les boîtes de plus haut score, si bien que ce qu’il calcule, et sa "
             "mémoire, dépendent des valeurs de ses données",
         )
     elif name in models.list_models(module=models.optical_flow):
-        why = say(
+        reason = say(
             en="estimates optical flow: its targets are fields of vectors, and no class numbers",
             fr="estime un flot optique : ses cibles sont des champs de vecteurs, et non des numéros de classe",
         )
     elif name in models.list_models(module=models.quantization):
-        why = say(
+        reason = say(
             en="is quantized: it is made for inference, and has no gradients",
             fr="est quantifié : il est fait pour l’inférence, et n’a pas de gradients",
         )
     else:
         return None
     return refusal(
-        en=f"torchvision:{name} {why}, and is not predicted: {way_out()}.",
-        fr=f"torchvision:{name} {why} ; il ne se prédit pas : {way_out()}.",
+        en=f"torchvision:{name} {reason}, and is not predicted: {way_out()}.",
+        fr=f"torchvision:{name} {reason} ; il ne se prédit pas : {way_out()}.",
     )
 
 
 def _no_such_model(package: str, name: str, names: list[str]) -> LabError:
-    near = ", ".join(f"{package}:{one}" for one in difflib.get_close_matches(name, names, n=3))
+    suggestions = ", ".join(f"{package}:{candidate}" for candidate in difflib.get_close_matches(name, names, n=3))
     return refusal(
-        en=f"{package} has no model {name!r}" + (f": did you mean {near}?" if near else "."),
-        fr=f"{package} n’a pas de modèle {name!r}" + (f" : peut-être {near} ?" if near else "."),
+        en=f"{package} has no model {name!r}" + (f": did you mean {suggestions}?" if suggestions else "."),
+        fr=f"{package} n’a pas de modèle {name!r}" + (f" : peut-être {suggestions} ?" if suggestions else "."),
     )

@@ -74,9 +74,9 @@ def read_configuration(file: Path) -> Configuration:
     config = built(title, configured)
     task = _task_of(model_class)
     note = assumptions_note(content)
-    named = model_class.__name__
+    class_title = model_class.__name__
     if not content.get("architectures"):
-        named += say(en=" (config.json names no class)", fr=" (config.json ne nomme pas de classe)")
+        class_title += say(en=" (config.json names no class)", fr=" (config.json ne nomme pas de classe)")
 
     def build(size: int, classes: int) -> nn.Module:
         ensure_grouped_products_on_meta()
@@ -88,14 +88,14 @@ def read_configuration(file: Path) -> Configuration:
         side = _side(config)
         return Configuration(
             lambda size, classes: Logits(build(size, classes), "pixel_values"),
-            "image", side, config.num_labels, None, None, named + note,
+            "image", side, config.num_labels, None, None, class_title + note,
         )  # fmt: skip
     if task in (*_LOGITS, *_LABELLED) and not {"pixel_values", "input_features"} & set(_arguments(model_class)):
         text = config.get_text_config()
-        words = named
+        words = class_title
         if task in _LABELLED[:2]:
             labels = integer(config.num_labels)
-            words = say(en=f"{named}, {labels} classes", fr=f"{named}, {labels} classes")
+            words = say(en=f"{class_title}, {labels} classes", fr=f"{class_title}, {labels} classes")
         if "decoder_input_ids" in _arguments(model_class):
             words += say(en=", decoder as long as the encoder", fr=", décodeur aussi long que l’encodeur")
         return Configuration(
@@ -112,12 +112,12 @@ def read_configuration(file: Path) -> Configuration:
             inputs = {name: torch.empty_like(tensor, device="meta") for name, tensor in batch.items()}
             LossOfTask(moved_to_meta(build(0, 0))).eval()(**inputs)
     except Exception as error:
-        why = say(
+        message = say(
             en=f"it does not run on the inputs made here ({shapes_text(batch)}): {error_with_line(error)}",
             fr=f"il ne s’exécute pas sur les entrées fabriquées ici ({shapes_text(batch)}) : {error_with_line(error)}",
         )
-        raise no_forecast(file, model_class.__name__, why) from error
-    words = f"{named}, {shapes_text({name: one[:1] for name, one in batch.items()})}"
+        raise no_forecast(file, model_class.__name__, message) from error
+    words = f"{class_title}, {shapes_text({name: tensor[:1] for name, tensor in batch.items()})}"
     classifies = task.endswith("CLASSIFICATION")
     return Configuration(
         lambda size, classes: LossOfTask(build(0, 0)),
@@ -137,25 +137,29 @@ def _content(file: Path, transformers: Any) -> dict[str, Any]:
         content = json.loads(file.read_text(encoding="utf-8"))
         kind = content["model_type"]
     except OSError as error:
-        here, folder = Path.cwd(), file.parent if file.name == "config.json" else file
-        raise no_configuration(str(folder.relative_to(here) if folder.is_relative_to(here) else folder)) from error
+        cwd, folder = Path.cwd(), file.parent if file.name == "config.json" else file
+        raise no_configuration(str(folder.relative_to(cwd) if folder.is_relative_to(cwd) else folder)) from error
     except (ValueError, KeyError, TypeError) as error:
-        why = f"{type(error).__name__}: {error}"
+        message = f"{type(error).__name__}: {error}"
         raise refusal(
-            en=f"{file} is no configuration of transformers, a JSON file with a model_type: {why}.",
-            fr=f"{file} n’est pas une configuration de transformers, un fichier JSON avec un model_type : {why}.",
+            en=f"{file} is no configuration of transformers, a JSON file with a model_type: {message}.",
+            fr=f"{file} n’est pas une configuration de transformers, un fichier JSON avec un model_type : {message}.",
         ) from error
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
-        known = list(transformers.CONFIG_MAPPING)
-        near = ", ".join(difflib.get_close_matches(str(kind), known, n=3))
+        kinds = list(transformers.CONFIG_MAPPING)
+        hints = ", ".join(difflib.get_close_matches(str(kind), kinds, n=3))
         version = transformers.__version__
         raise refusal(
             en=f"transformers {version} does not know the architecture {kind!r} of {file}"
-            + (f": did you mean {near}?" if near else f" among its {len(known)}; code beside it is never executed: ")
-            + ("" if near else own_file()),
+            + (f": did you mean {hints}?" if hints else f" among its {len(kinds)}; code beside it is never executed: ")
+            + ("" if hints else own_file()),
             fr=f"transformers {version} ne connaît pas l’architecture {kind!r} de {file}"
-            + (f" : peut-être {near} ?" if near else f" parmi ses {len(known)} ; son propre code n’est pas exécuté : ")
-            + ("" if near else own_file()),
+            + (
+                f" : peut-être {hints} ?"
+                if hints
+                else f" parmi ses {len(kinds)} ; son propre code n’est pas exécuté : "
+            )
+            + ("" if hints else own_file()),
         )
     return cast(dict[str, Any], content)
 
@@ -196,29 +200,29 @@ def _model_class(
         autos = (getattr(transformers, f"AutoModelFor{task}") for task in _FALLBACKS)
         suited = next((auto for auto in autos if type(config) in auto._model_mapping), transformers.AutoModel)
         if type(config) not in suited._model_mapping:
-            why = say(en="transformers has no model for it", fr="transformers n’a pas de modèle pour elle")
-            raise no_forecast(file, content["model_type"], why)
-        found = suited._model_mapping[type(config)]
-        return (found[0] if isinstance(found, tuple) else found), configured
-    named: Any = getattr(transformers, str(names[0]), None)
-    if not (inspect.isclass(named) and issubclass(named, transformers.PreTrainedModel)):
+            reason = say(en="transformers has no model for it", fr="transformers n’a pas de modèle pour elle")
+            raise no_forecast(file, content["model_type"], reason)
+        entry = suited._model_mapping[type(config)]
+        return (entry[0] if isinstance(entry, tuple) else entry), configured
+    model_class: Any = getattr(transformers, str(names[0]), None)
+    if not (inspect.isclass(model_class) and issubclass(model_class, transformers.PreTrainedModel)):
         version = transformers.__version__
-        why = say(
+        reason = say(
             en=f"transformers {version} has no such class, and code beside the file is never executed",
             fr=f"transformers {version} n’a pas de classe de ce nom, et le code à côté du fichier n’est jamais exécuté",
         )
-        raise no_forecast(file, str(names[0]), why)
-    wanted = cast(Any, named).config_class
-    if wanted is None or isinstance(config, wanted):
-        return named, configured
+        raise no_forecast(file, str(names[0]), reason)
+    config_class = cast(Any, model_class).config_class
+    if config_class is None or isinstance(config, config_class):
+        return model_class, configured
     for key in getattr(config, "sub_configs", {}):
-        if isinstance(getattr(config, key, None), wanted):
-            return named, lambda key=key: getattr(configured(), key)
-    why = say(
-        en=f"this class needs a {wanted.__name__}, but its model_type is {content['model_type']!r}",
-        fr=f"cette classe demande un {wanted.__name__}, mais son model_type est {content['model_type']!r}",
+        if isinstance(getattr(config, key, None), config_class):
+            return model_class, lambda key=key: getattr(configured(), key)
+    reason = say(
+        en=f"this class needs a {config_class.__name__}, but its model_type is {content['model_type']!r}",
+        fr=f"cette classe demande un {config_class.__name__}, mais son model_type est {content['model_type']!r}",
     )
-    raise no_forecast(file, named.__name__, why)
+    raise no_forecast(file, model_class.__name__, reason)
 
 
 def _task_of(model_class: Any) -> str:
@@ -232,7 +236,7 @@ def _task_of(model_class: Any) -> str:
     # A class may serve several tasks: those whose loss is known first, pretraining last.
     order = sorted(tasks, key=lambda task: (task not in (*_LOGITS, *_LABELLED), task == "PRETRAINING"))
     for task in order:
-        if any(model_class.__name__ in (one if isinstance(one, tuple) else (one,)) for one in names[task]):
+        if any(model_class.__name__ in (entry if isinstance(entry, tuple) else (entry,)) for entry in names[task]):
             return task
     return ""
 
@@ -265,9 +269,9 @@ def _resize(config: Any, task: str, size: int, classes: int) -> None:
         text.pad_token_id = 0  # as every training of it must: the last token that is no padding is classified
 
 
-def no_forecast(file: Path, named: str, why: str) -> Exception:
+def no_forecast(file: Path, class_name: str, reason: str) -> Exception:
     """Make the refusal of a class that is not forecast, with the way out."""
     return refusal(
-        en=f"{named} of {file} is not forecast: {why}; {own_file()}",
-        fr=f"{named} de {file} n’est pas prédit : {why} ; {own_file()}",
+        en=f"{class_name} of {file} is not forecast: {reason}; {own_file()}",
+        fr=f"{class_name} de {file} n’est pas prédit : {reason} ; {own_file()}",
     )

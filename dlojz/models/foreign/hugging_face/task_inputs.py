@@ -35,7 +35,7 @@ def text_length(config: Any) -> int:
     RoBERTa's family counts positions from 2 (514 for 512 tokens); XLNet's limit of -1 is none.
     """
     limits = [getattr(config, name, None) for name in _LENGTHS]
-    limit = next((one for one in limits if isinstance(one, int) and one > 0), USUAL_TOKENS)
+    limit = next((length for length in limits if isinstance(length, int) and length > 0), USUAL_TOKENS)
     return min(limit - 2 if limit % 64 == 2 and limit > 2 else limit, MAX_DEFAULT_TOKENS)
 
 
@@ -194,7 +194,9 @@ def _with_images(
             features = model.get_image_features(pixel_values=torch.empty_like(pixels, device="meta"))
         features = getattr(features, "pooler_output", features)
         # An entry for each image: (tokens, D), or (pieces, tokens, D).
-        count = sum(one.shape[-2] if one.dim() == 2 else one.shape[0] * one.shape[1] for one in features)
+        count = sum(
+            feature.shape[-2] if feature.dim() == 2 else feature.shape[0] * feature.shape[1] for feature in features
+        )
     except Exception as error:
         raise InputsError(
             say(
@@ -205,11 +207,11 @@ def _with_images(
             )
         ) from error
     per_sample = count // SAMPLES
-    other = (token + 1) % config.get_text_config().vocab_size
+    text_token = (token + 1) % config.get_text_config().vocab_size
     # The image's tokens stand first in a row, and nowhere else.
-    tokens_BT = tokens_BT[:, : max(tokens_BT.shape[1], per_sample + 1)].masked_fill(tokens_BT == token, other)
+    tokens_BT = tokens_BT[:, : max(tokens_BT.shape[1], per_sample + 1)].masked_fill(tokens_BT == token, text_token)
     if tokens_BT.shape[1] < per_sample + 1:
         # Too short for the image: the row becomes twice as long as the image's tokens.
-        tokens_BT = F.pad(tokens_BT, (0, 2 * per_sample - tokens_BT.shape[1]), value=other)
+        tokens_BT = F.pad(tokens_BT, (0, 2 * per_sample - tokens_BT.shape[1]), value=text_token)
     tokens_BT[:, :per_sample] = token
     return tokens_BT

@@ -61,8 +61,8 @@ class LossOfTask(nn.Module):
         loss = getattr(output, "loss", None)
         if loss is not None:
             return cast(Tensor, loss).mean()
-        tensors = [one for one in output.values() if isinstance(one, Tensor) and one.is_floating_point()]
-        return torch.stack([one.float().mean() for one in tensors]).sum()
+        tensors = [tensor for tensor in output.values() if isinstance(tensor, Tensor) and tensor.is_floating_point()]
+        return torch.stack([tensor.float().mean() for tensor in tensors]).sum()
 
 
 def _is_without_values(tensor: Tensor) -> bool:
@@ -98,8 +98,8 @@ _NEVER = ("self.layerdrop", "padding_mask.any()")
 
 
 def _line_of(frame: Any) -> str:
-    lines, first = inspect.getsourcelines(frame.f_code)
-    return lines[max(frame.f_lineno - max(first, 1), 0)].strip()
+    lines, first_line = inspect.getsourcelines(frame.f_code)
+    return lines[max(frame.f_lineno - max(first_line, 1), 0)].strip()
 
 
 @contextmanager
