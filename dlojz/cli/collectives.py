@@ -59,6 +59,7 @@ def calibrate(given: Given, size: int, answer: Answer) -> None:
                 **calibration.to_dict(),
                 "bandwidth_bytes_per_s": calibration.bandwidth_bytes_per_s,
                 "residual": calibration.residual,
+                # In s, at the sizes of `points`: α + β · bytes.
                 "fitted_s": [calibration.fitted_s(point.message_bytes) for point in calibration.points],
             }
         )
@@ -84,6 +85,7 @@ def _measured(collective: str, size: int) -> AlphaBetaFit:
     from dlojz.processes.forks import first_failure, spmd
 
     def timed(rank: int, size: int) -> list[Any]:
+        # The ranks are forks that share this terminal, so one of them alone draws.
         if rank:
             return list(measure(collective))
         with progress_bar(say(en="sizes of message", fr="tailles de message"), len(SIZES_BYTES)) as update:
@@ -100,6 +102,7 @@ def _measured(collective: str, size: int) -> AlphaBetaFit:
             fr=f"le rang {rank} n’a pas pu être chronométré : {why} (`dlojz doctor` vérifie que les processus "
             "communiquent).",
         )
+    # measure returns the same points on every rank, so rank 0's are enough.
     return fit(answers[0].value)
 
 
@@ -176,6 +179,7 @@ def _check(given: Given) -> None:
     """
     name, calibrating = given["name"], given["calibrate"]
     if name is not None:
+        # Timing also takes torch's own collectives; only an algorithm of the catalogue has steps to draw.
         _ = algorithm_of(name) if calibrating else algorithm(name)
     check_needs(given, "figure", "name", "calibrate")
     check_needs(given, "output", "calibrate")
@@ -193,6 +197,7 @@ def _list(given: Given, size: int, answer: Answer) -> None:
         answer([{**_data(name, size, per_node), "chunks": collectives.num_chunks(name, size)} for name in costs])
         return
     rows = tuple(
+        # moved, added: shares of the message, by the busiest rank.
         (name, algorithm(name).title(), str(cost.rounds), _times(cost.moved), _times(cost.added))
         for name, cost in costs.items()
     )
@@ -208,6 +213,7 @@ def _list(given: Given, size: int, answer: Answer) -> None:
 def _data(name: str, size: int, per_node: int | None) -> dict[str, Any]:
     """Describe an algorithm as JSON data."""
     cost = collectives.terms(name, size, per_node=per_node)
+    # Fractions of a message, which JSON does not have.
     moved, added = float(cost.moved), float(cost.added)
     described = {"name": name, "collective": algorithm(name).collective, "ranks": size}
     return {**described, "rounds": cost.rounds, "moved": moved, "added": added}
@@ -236,6 +242,7 @@ def _show(given: Given, size: int, answer: Answer) -> None:
     lines = [say(en=f"{name}, {size} ranks", fr=f"{name}, {size} rangs")]
     for step in range(1, len(simulation.states)):
         lines.append(say(en=f"step {step}", fr=f"étape {step}"))
+        # Step s leads from states[s - 1] to states[s]; state 0 is what the ranks begin with.
         lines += [f"  {sentence}" for sentence in step_words(simulation, step)]
     if not simulation.transfers:
         lines.append(say(en="one rank alone sends nothing", fr="un rang seul n’envoie rien"))
@@ -305,6 +312,7 @@ def calibrate_command(given: Given, answer: Answer) -> None:
     answer(_document(measured, sites) if given["json"] else _table(sites))
     if not given["json"]:
         answer("\n".join(_summary(measured, sites)))
+    # With --show the file was read, not written: only a figure is named then.
     for written in (None if given["show"] else path, given["figure"]):
         tell_written(written, "written", "écrit")
     _warn(measured)
@@ -317,6 +325,7 @@ def _ranks(text: str) -> tuple[int, ...]:
         LabError: for anything else.
     """
     parts = [part.strip() for part in text.split(",")]
+    # At most three digits: int() fails with an error of its own on a very long number.
     numbers = [int(part) for part in parts if part.isdecimal() and len(part) < 4]
     if len(numbers) != len(parts) or numbers[:1] != [1] or numbers != sorted(set(numbers)) or numbers[-1] > MOST_RANKS:
         raise refusal(
@@ -370,6 +379,7 @@ def _summary(measured: Measured, sites: list[MeasuredSite]) -> Iterator[str]:
     yield f"{measured.processor}, {measured.date}"
     for one in sites:
         found, chip = one.calibration, one.cluster.gpu
+        # The site's peak times the fitted efficiency, in units of 1e9: GFLOP/s and GB/s.
         peak = max(chip.peak_flops.values()) * found.product_efficiency / 1e9
         memory = chip.memory_bytes_per_s * found.memory_efficiency / 1e9
         launch, tensor = format_latency(found.serial_s), format_latency(one.update.start)

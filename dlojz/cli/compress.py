@@ -63,6 +63,7 @@ def layers_of(board: Board) -> dict[str, list[LayerError]]:
     for line in board.lines():
         trials = [trial.layer_errors for trial in board.of(line.method) if trial.layer_errors]
         if trials:
+            # From rows by seed to columns by layer: `seeds` is one layer of all trials.
             found[line.method] = [_middle(one) for one in zip(*trials, strict=True)]
     return found
 
@@ -87,6 +88,7 @@ def draw_layers(board: Board, path: Path) -> None:
 
 
 def _middle(seeds: Sequence[LayerSnr]) -> LayerError:
+    # A layer without any noise has an infinite ratio, which its record holds as None.
     measured = [math.inf if one.measured_sqnr_db is None else one.measured_sqnr_db for one in seeds]
     foreseen = [one.predicted_sqnr_db for one in seeds if one.predicted_sqnr_db is not None]
     return LayerError(
@@ -136,6 +138,7 @@ def settings_of(texts: Sequence[str], methods: Sequence[str]) -> dict[str, dict[
 
 def _typed(place: str, text: str, default: Any) -> Any:
     """Parse a value to the type of its default."""
+    # bool comes before int: isinstance(True, int) holds.
     if isinstance(default, bool):
         if text.lower() not in TRUTHS:
             raise LabError(one_of(place, text, TRUTHS))
@@ -269,6 +272,7 @@ def options_of(given: Given, methods: Sequence[str], chosen: bool) -> dict[str, 
     Raises:
         LabError: for a value that is not legal, or one that no method asked for by name takes.
     """
+    # Only what the command line gives: a method keeps its own default for the rest.
     asked: dict[str, Any] = {"student": given["student"]} if "student" in given else {}
     asked |= {name: given[name] for name in ("temperature", "sparsity") if name in given}
     if "temperature" in asked:
@@ -279,6 +283,7 @@ def options_of(given: Given, methods: Sequence[str], chosen: bool) -> dict[str, 
         from dlojz.compress.masks import check_sparsity
 
         check_sparsity(asked["sparsity"])
+    # `--methods all` passes an option to those that have it; of methods named one by one, one must have it.
     for name in asked:
         takers = [one for one in METHODS.values() if name in one.options]
         if chosen and not any(one.name in methods for one in takers):
@@ -292,6 +297,7 @@ def options_of(given: Given, methods: Sequence[str], chosen: bool) -> dict[str, 
         for name in methods:
             if METHODS[name].family == STUDENTS:
                 found[name]["epochs"] = given["epochs"]
+    # --set comes last, so that it overrides the general options of the same name.
     for name, own in settings_of(given["set"], methods).items():
         found[name].update(own)
     return found
@@ -381,6 +387,7 @@ def _common_size(entries: Sequence[ModelSpec]) -> int:
 
     multiple = math.lcm(*(entry.image_multiple for entry in entries))
     least = max(IMAGE_SIZE, *(entry.smallest_image for entry in entries))
+    # Rounded up to a multiple that every model takes: the least common one of their image multiples.
     return -(-least // multiple) * multiple
 
 
@@ -449,6 +456,7 @@ def table(board: Board, width: int = 100) -> Table:
     lines, front = board.lines(), {line.method for line in board.front()}
     for dropped in ((), (WEIGHTS,), (WEIGHTS, SPREAD), (WEIGHTS, SPREAD, FORESEEN)):
         rows = [_titles(dropped), *(_cells(line, line.method in front, dropped) for line in lines)]
+        # Each column as wide as its widest cell, one blank between two.
         if sum(max(map(cell_len, column)) + 1 for column in zip(*rows, strict=True)) <= width:
             break
     return Table(rows[0], tuple(rows[1:]), board.title(), align="lr", whole=1)
@@ -502,6 +510,7 @@ def conclusion(board: Board) -> str:
             f"qui en garde {percent(best.kept)}.",
         )
     small = min(good, key=lambda line: line.file_bytes)
+    # In three quarters of the rounds it was faster than the teacher: more than noise around 1.
     faster = [line for line in good if line.latency_ratio_high < 1]
     smallest = say(
         en=f"Smallest that keeps {percent(KEPT, 0)} of the teacher's accuracy: {small.method}, a file "

@@ -93,6 +93,7 @@ def configure(given: Given, processes: int) -> tuple[RunConfig, tuple[str, ...]]
             fr=f"-p {stages} étages de pipeline ne divisent pas {processes} processus : lancez-en un multiple de "
             f"{stages}.",
         )
+    # Only fields that the words give: all else may come from the JSON file.
     asked: dict[str, Any] = {name: given[name] for name in _FIELDS if name in given}
     asked |= {"dp": processes // stages, "pp": stages}
     path = given["deepspeed_config"]
@@ -104,6 +105,7 @@ def configure(given: Given, processes: int) -> tuple[RunConfig, tuple[str, ...]]
             )
         return RunConfig.of(**asked), ()
     for name in _DEEPSPEEDS_OWN:
+        # These two do not contradict the file: it is DeepSpeed's, and it says nothing of `offload=activations`.
         if name in asked and asked[name] not in ("deepspeed", "activations"):
             raise refusal(
                 en=f"--{name} {asked[name]} was received beside --deepspeed_config, whose file says it: leave one of "
@@ -111,6 +113,7 @@ def configure(given: Given, processes: int) -> tuple[RunConfig, tuple[str, ...]]
                 fr=f"--{name} {asked[name]} a été reçu avec --deepspeed_config, dont le fichier le dit déjà : retirez "
                 "l’un des deux.",
             )
+    # A run of DeepSpeed first: the file's keys are read into its fields.
     base = RunConfig.of(**{**asked, "engine": "deepspeed"})
     config = read_deepspeed_json(path, base)
     _check_agreement(asked, base, config)

@@ -94,6 +94,7 @@ def examine(root: Path) -> list[Check]:
     device = say(en="no CUDA device: runs use the CPU", fr="pas de GPU CUDA : les exécutions utilisent le CPU")
     queue = say(en="no sbatch here: runs stay on this machine", fr="pas de sbatch ici : les exécutions restent ici")
     spoken = say(en=f"{language()} (DLOJZ_LANG=fr for French)", fr=f"{language()} (DLOJZ_LANG=en pour l’anglais)")
+    # All run in this order, each under `_safely`; a lambda, so that torch is imported within its check.
     checks: dict[str, Callable[[], Check]] = {
         "python": lambda: _warned("python", f"{platform.python_version()}, {sys.executable}"),
         "torch": lambda: _torch(device),
@@ -160,6 +161,7 @@ def has_kernels(built: Sequence[str], capability: tuple[int, int]) -> bool:
         number = re.match(r"\d+", digits)
         if number is None:
             continue
+        # sm_90 is 9.0 and sm_120 is 12.0: the last digit is the minor version; a letter after it was cut off above.
         major, minor = int(number[0][:-1]), int(number[0][-1])
         later = (major, minor) <= capability
         if later and (kind == "compute" or major == capability[0]):
@@ -192,6 +194,7 @@ OPTIONAL = ("transformers", "libraries", "optimum")
 def _libraries(group: str) -> Check:
     """Check that the libraries of one group are there, in the versions that pyproject.toml asks for."""
     name = f"[{group}]" if group else "core"
+    # The requirements come from the metadata of the installed package, which a bare checkout does not have.
     try:
         wanted = requirements_of(group)
     except PackageNotFoundError:
@@ -220,6 +223,7 @@ def _missing(distribution: str, bounds: str) -> str:
     except PackageNotFoundError:
         return say(en=f"{distribution} is missing", fr=f"{distribution} manque")
     for sign, bound in re.findall(r"(>=|==)([\d.]+)", bounds):
+        # Of a bound's signs `>=` and `==` are read; a newer version is wrong for `==` alone.
         is_less, is_more = _numbers(here) < _numbers(bound), _numbers(here) > _numbers(bound)
         if is_less or (sign == "==" and is_more):
             return f"{distribution} {here} ({sign}{bound})"
@@ -230,6 +234,7 @@ def _numbers(text: str) -> list[int]:
     """Numbers of a version, for a comparison; what follows them (`+cpu`, `rc1`) does not count."""
     release = re.match(r"[\d.]*\d", text)
     numbers = [int(number) for number in release[0].split(".")] if release else []
+    # 2.1.0 and 2.1 are one version.
     while numbers and not numbers[-1]:
         numbers.pop()
     return numbers
@@ -248,6 +253,7 @@ def _imported(name: str) -> Check:
     try:
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", code],
+            # Without it DeepSpeed looks for an accelerator while it is imported; a choice of the user's stands.
             env={"DS_ACCELERATOR": "cpu"} | dict(os.environ),
             timeout=IMPORT_LIMIT_S,
             capture_output=True,
@@ -263,6 +269,7 @@ def _imported(name: str) -> Check:
     # Its extension has not loaded: torch has none of its operators, or the linker none of torch's symbols.
     if name != "torchvision" or not re.search(r"operator torchvision::|undefined symbol", reason):
         return Check(name, "problem", found)
+    # The local part of torch's version (2.8.0+cpu) names the index that a matching torchvision comes from.
     (numbers, _, build), own_numbers = version("torch").partition("+"), version(name).partition("+")[0]
     index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
     pair = f"pip install --no-deps --force-reinstall torch=={numbers} torchvision=={own_numbers}{index}"
@@ -344,6 +351,7 @@ def _not_writable(folder: Path) -> str:
 def _gloo() -> Check:
     """Check an all-reduce of two real processes."""
     started_s, environment = time.monotonic(), {**os.environ}
+    # The two ranks meet in a file, and then talk over loopback: no port has to be free beforehand.
     meet_on_loopback(environment)
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
@@ -365,6 +373,7 @@ def _gloo() -> Check:
                 rank.kill()
                 rank.wait()
     codes = {rank.returncode for rank in ranks}
+    # Exit codes of GLOO_RANK: both 0; both ADDED, where only the mean is wrong; anything else is a problem.
     if codes in ({0}, {ADDED}):
         took = format_seconds(time.monotonic() - started_s)
         done = say(en=f"2 processes all-reduced in {took}", fr=f"2 processus ont fait un all-reduce en {took}")
@@ -377,6 +386,7 @@ def _gloo() -> Check:
             "set_force_sum_reduction_for_comms(True) ; c’est ce que fait le paquet. Torch 2.13 est juste.",
         )
         return _warned("gloo", done, added if codes == {ADDED} else "")
+    # The last line on stderr, which names the error of a traceback.
     last = next((lines[-1] for text in complaints if (lines := text.strip().splitlines())), "")
     advice = say(
         en="processes of this machine cannot talk to each other: try GLOO_SOCKET_IFNAME=lo",
@@ -539,6 +549,7 @@ def trace_command(given: Given, answer: Answer) -> None:
     read = []
     with progress_bar(say(en="traces read", fr="traces lues"), total=len(files)) as update:
         for number, file in enumerate(files):
+            # One file at a time: of each only its activities are kept.
             read.append(activities_of(file))
             update(number + 1)
     check_ranks(read, [file.name for file in files])
@@ -614,6 +625,7 @@ def _trace_document(
     from dlojz.pipeline.traced_pipeline import head_of_line, message_waits, slow_stage
     from dlojz.results.rank_activities import collectives_of
 
+    # In s: how far the clock of a rank was moved, and how well that is known.
     clocks = zip(together.ranks, together.shifts_s, together.uncertain_s, strict=True)
     return {
         "length_s": together.length_s,

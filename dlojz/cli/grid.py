@@ -44,6 +44,7 @@ def document(
         "spanning": {axis: [list(group) for group in grid.links(axis)] for axis in GRID_AXES},
         "advice": advice(grid),
         "traffic": [row._asdict() for row in own.rows] if own else None,
+        # Row: the node that sends, column: the node that receives; bytes per step.
         "node_table_bytes": [list(row) for row in own.node_table] if own else None,
         "between_bytes_by_order": {
             order: {axis: one.bytes_of(axis, between=True) for axis in GRID_AXES} for order, one in found.items()
@@ -109,6 +110,7 @@ def _ranks(grid: RankGrid) -> str:
     """List the ranks, one line per node, each with its position."""
     axes = ",".join(grid.named_axes)
     lines = [say(en=f"rank ({axes}) on each node:", fr=f"rang ({axes}) sur chaque nœud :")]
+    # Only ranks that are printed get a text.
     named = [f"{rank} ({grid.position_words(rank)})" for rank in range(min(grid.world_size, MOST_TOLD))]
     width = max(map(len, named))
     for node, ranks in enumerate(grid.nodes):
@@ -117,6 +119,7 @@ def _ranks(grid: RankGrid) -> str:
             break
         cells = named[ranks[0] : ranks[-1] + 1]
         name = say(en=f"node {node}", fr=f"nœud {node}")
+        # Eight ranks a line; the name of the node stands before the first of its lines only.
         for start in range(0, len(cells), 8):
             shown = "  ".join(cell.ljust(width) for cell in cells[start : start + 8]).rstrip()
             lines.append(f"  {name if not start else ' ' * len(name)}  {shown}")
@@ -223,6 +226,7 @@ def grid_command(given: Given, answer: Answer) -> None:
 def _grid(given: Given) -> RankGrid:
     degrees, cp = {axis: given[axis] for axis in ("dp", "pp", "tp")}, given["cp"] or 1
     if given["processes"] is None:
+        # Without a number of processes, a degree that is left out is 1; with one, `complete` works it out.
         degrees = {axis: degree or 1 for axis, degree in degrees.items()}
     else:
         degrees = dict(zip(degrees, complete(given["processes"], **degrees, cp=cp), strict=True))
@@ -236,6 +240,7 @@ def _links(given: Given) -> tuple[Link, Link] | None:
         return None
     speeds = _pair("--bandwidths", given["bandwidths"], "300,25", zero=False)
     waits = _pair("--latencies", given["latencies"], "2,10", zero=True)
+    # From µs and GB/s to s and bytes/s.
     inside, between = (Link(wait * 1e-6, 1e9 * speed) for wait, speed in zip(waits, speeds, strict=True))
     return inside, between
 

@@ -103,7 +103,7 @@ def write_book(given: Given, answer: Answer) -> None:
     answer(f"{book.pages} pages, {format_bytes(book.size_bytes)}{say(en=':', fr=' :')} {book.first}")
 
 
-def build_notebooks(given: Given, _: Answer) -> int:
+def build_notebooks(given: Given, _: Answer) -> int:  # `_`: build prints on stderr, and has no answer
     """Build the notebooks of the labs from their solutions."""
     from dlojz.labs.kit.build import build
 
@@ -157,6 +157,7 @@ def _start_of_jupyterlab(notebooks: Path) -> str:
     JupyterLab then asks nothing about news, and its terminals are no login shells, which would set PATH anew on many
     systems: they find `dlojz` and `torchrun`.
     """
+    # target/notebooks/LANGUAGE → target, the folder that JupyterLab is started in.
     root = notebooks.parents[1]
     settings = root / ".jupyterlab" / "overrides.json"
     settings.parent.mkdir(exist_ok=True)
@@ -192,6 +193,7 @@ def write_training_script(given: Given, answer: Answer) -> None:
     path = write_script(lab, folder, given["language"] or language(), solved=given["solution"])
     name = shlex.quote(str(path))
     processes, options = LAYOUTS.get(int(lab), (1, ()))
+    # LAYOUTS has only labs whose script runs on several processes.
     text = path.read_text(encoding="utf-8")
     distributed = processes > 1 or "init_process_group" in text
     start = f"dlojz run {name}" + (f" --nproc {processes}" if distributed else "")
@@ -215,6 +217,7 @@ def judge_training_script(given: Given, answer: Answer) -> int:
 
     lab, path = _lab_and_path(given, "judge", NAME)
     where = {name: given[name] for name in ("on", "machine", "device") if name in given}
+    # Titles of the runs go to stderr: stdout has the verdict alone.
     verdict = judge_script(lab, path, lambda title: print(f"… {title}", file=sys.stderr, flush=True), **where)
     answer({"state": verdict.state, "message": verdict.message} if given["json"] else str(verdict))
     return int(verdict.state != "right")
@@ -315,6 +318,7 @@ def labs_command(given: Given, answer: Answer) -> int | None:
     if name not in ACTIONS:
         raise LabError(one_of("action of `dlojz labs`", name, ACTIONS))
     action = ACTIONS[name]
+    # The verb takes the options of all its actions; one that this action has no use for is refused.
     for option in given:
         if option not in action.options:
             owners = ", ".join(f"`dlojz labs {other}`" for other, one in ACTIONS.items() if option in one.options)
@@ -326,6 +330,7 @@ def labs_command(given: Given, answer: Answer) -> int | None:
             en=f"`dlojz labs {name}` takes no further word, but {named[0]!r} was received.",
             fr=f"`dlojz labs {name}` ne prend pas d’autre mot, mais {named[0]!r} a été reçu.",
         )
+    # The action finds its own words, without its name.
     given[WORDS] = tuple(named)
     return action.call(given, answer)
 

@@ -111,6 +111,7 @@ def _check(given: Given) -> None:
     if given["show"]:
         library(given["show"])
     for name in _names(given) or ():
+        # None, without --only, stands for all libraries.
         library(name)
     for name in _RUNNING:
         check_needs(given, name, "run")
@@ -179,6 +180,7 @@ def _run(given: Given, answer: Answer) -> int:
     rounds, fields = given["rounds"], {name: given[name] for name in FIELDS}
     names = _names(given)
     check_writable(given, ("figure",))
+    # The length of the bar: only libraries that have this layout and are installed are run.
     runnable, _ = configurations(names, **fields)
     with progress_bar(total=rounds * len(runnable)) as update:
         begun = 0
@@ -188,6 +190,7 @@ def _run(given: Given, answer: Answer) -> int:
             update(begun, description=LIBRARIES[name].title)
             begun += 1
 
+        # With one round a run that was made before is shown; several rounds compare new runs only.
         found = run_libraries(names, rounds=rounds, again=rounds > 1, root=given["root"], on_run=on_run, **fields)
     if given["json"]:
         answer([row.to_dict() for row in found])
@@ -199,6 +202,7 @@ def _run(given: Given, answer: Answer) -> int:
         libraries_figure(found, given["figure"])
         if not given["json"]:
             answer(en=f"figure: {given['figure']}", fr=f"figure : {given['figure']}")
+    # A library that cannot run here is no failure; one that could and did not come to its end is.
     return main.DONE if all(row.ran for row in found if row.name in runnable) else main.FAILED
 
 

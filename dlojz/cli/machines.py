@@ -86,9 +86,11 @@ def machines_command(given: Given, answer: Answer) -> None:
 
 def _about(site: Machine, given: Given) -> Any:
     config, hours = config_of(given), given["hours"]
+    # An empty text leaves the choice to the machine.
     scheduler = {name: given.get(name, "") for name in ("account", "qos", "reservation")}
     request = JobRequest(**scheduler, time_limit_s=None if hours is None else hours * 3600)
     if given["script"]:
+        # RUN stands in the place of a run's name: nothing is sent, so there is none.
         folder = Path(runs_root()) / "RUN"
         asked = admit(site, config, request)
         text = job_script(site, config, asked, folder, worker_module=DEFAULT_WORKER, requeues=request.requeues)
@@ -161,6 +163,7 @@ def queue_command(given: Given, answer: Answer) -> None:
     queue = views()
     known = set(run_ids(runs_root(given["root"])))
     if given["json"]:
+        # One for each job; a job that belongs to no run of this root has no run_id.
         own = ({"run_id": job.name if job.name in known else None, "words": _why(job)} for job in queue.jobs)
         jobs = [{**vars(job), **more} for job, more in zip(queue.jobs, own, strict=True)]
         answer({"age_s": queue.age_s, "problem": queue.problem, "jobs": jobs})
@@ -218,6 +221,7 @@ def watch_command(given: Given, answer: Answer) -> None:
 def _watch(trackers: list[Tracker], every_s: float, *, once: bool) -> None:
     """Show the runs until all have ended: redrawn in a terminal, a line per change elsewhere."""
     last: dict[str, str] = {}
+    # By tracker: how many times in a row its run's files were refused.
     refused: Counter[str] = Counter()
     if once:
         _all(trackers, last, refused, out=True)
@@ -244,16 +248,19 @@ def _all(
     """
     texts, over = [], True
     for tracker in trackers:
+        # By identity: two trackers may follow the same run.
         name = str(id(tracker))
         try:
             view: RunView = tracker.look()
             text, final = run_text(view), is_final(view.state)
             refused.pop(name, None)
         except (LabError, OSError) as error:
+            # An OSError may pass, so it sets the count back to 0.
             refused[name] = refused[name] + 1 if isinstance(error, LabError) else 0
             text, final = visible(str(error)), refused[name] >= MOST_REFUSALS
         over = over and final
         texts.append(text)
+        # Printed only where the text has changed since the last look.
         if out and last.get(name) != text:
             show(Text(text))
         last[name] = text
@@ -267,6 +274,7 @@ def _left(job: JobView) -> str:
 
 def _queue_table(jobs: list[JobView], known: set[str]) -> Table:
     rows = []
+    # False sorts before True: jobs that have ended stand last, all others stay in the scheduler's order.
     for job in sorted(jobs, key=lambda one: one.standing == "ended"):
         name = job.name if job.name in known else f"({job.name})"  # not one of these runs
         rows.append((job.number, name, _state(job), _why(job), _left(job), job.nodes or DASH))

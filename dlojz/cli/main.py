@@ -264,6 +264,7 @@ def _dispatch(words: list[str]) -> int:
     if name not in SUBCOMMANDS:
         raise LabError(one_of("command", name, SUBCOMMANDS))
     module = importlib.import_module(f"dlojz.cli.{SUBCOMMANDS[name].module}")
+    # The verb NAME is `NAME_command` of its module.
     command: Callable[[list[str]], int] = getattr(module, f"{name}_command")
     return command(rest)
 

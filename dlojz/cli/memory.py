@@ -87,6 +87,7 @@ encore sont prédits aussi. Rien n’est alloué : un modèle de 400 milliards d
 def memory_command(given: Given, answer: Answer) -> None:
     """Forecast the memory of a configuration; a file that cannot be written is refused before anything is printed."""
     fit_device = device(given["fit"]) if "fit" in given else None
+    # --fit names a GPU too: the forecast is for that one unless --device names another.
     target = target_device(given) or (fit_device if "device" not in given else None)
     assumed = assumed_fields(given, target)
     config = config_of(given, **assumed)
@@ -95,6 +96,7 @@ def memory_command(given: Given, answer: Answer) -> None:
         return
     from dlojz.prediction.forecast import forecast, heaviest
 
+    # Without --rank, the rank that takes most memory: it decides whether the layout fits.
     told = heaviest(config, target) if given["rank"] is None else forecast(config, given["rank"], target)
     fit, levers = _advice(config, fit_device or target, is_asked=fit_device is not None)
     _write_files(told, fit_device, given)
@@ -121,6 +123,7 @@ def _budget(config: RunConfig, target: Device | None, assumed: dict[str, Any], g
     plan = plan_activations(config, budget_bytes, rank, target)
     _write_files(plan.forecast, None, given, plan)
     if given["json"]:
+        # What a step takes more than with everything kept: seconds, FLOPs of recomputation, bytes moved.
         seconds, flops, moved = plan.tables.costs(plan.choices)
         added = {"seconds": seconds, "flops": flops, "moved_bytes": moved}
         own = {"limit_bytes": budget_bytes, "kept_peak_bytes": plan.kept_peak_bytes, "added": added}
@@ -176,7 +179,9 @@ def _write_files(told: Forecast, fit_device: Device | None, given: Given, plan: 
     if "snapshot" in given:
         from dlojz.prediction.allocator import write_snapshot
 
+        # A label reads `what (phase)`; the snapshot takes the two apart.
         labels = [(what, phase.rstrip(")")) for what, _, phase in (m.label.rpartition(" (") for m in told.movements)]
+        # Bytes that torch's allocator may take of the GPU; None: the CPU sets no limit.
         limit = told.device.allocatable_bytes(told.config.layout.world_size) if told.device else None
         write_snapshot(given["snapshot"], told.events, labels, limit_bytes=limit, streams=told.streams)
         note = say(en=" (open it in a browser)", fr=" (à ouvrir dans un navigateur)")

@@ -139,6 +139,7 @@ def _flag(block: str) -> Flag:
     default: Any = {"switch": False, "words": (), "repeated": (), "rest": ()}.get(kind, found["default"])
     least, most = float(found["least"] or 0), float(found["most"] or math.inf)
     flag = Flag(name, en, fr or en, metavar, None, least, most, kind, spellings)
+    # A default is parsed like a word of the command line, so that it has the option's type.
     return replace(flag, default=flag.value(default) if isinstance(default, str) else default)
 
 
@@ -180,6 +181,7 @@ def config_flags(*names: str, **defaults: object) -> tuple[Flag, ...]:
         for name, field in subject.fields.model_fields.items()
         if not names or name in names
     ]
+    # A default of the command stands in the help, and for an option that is not given.
     return tuple(replace(flag, default=defaults.get(flag.name, flag.default)) for flag in found)
 
 
@@ -199,6 +201,7 @@ def _flag_of(name: str, field: FieldInfo, subject: ConfigSubject) -> Flag:
 
 def _kinds(field: FieldInfo) -> tuple[Any, ...]:
     """List the types that a field takes."""
+    # Of an optional field (`int | None`), every member of the union.
     union = typing.get_origin(field.annotation) in (typing.Union, UnionType)
     return typing.get_args(field.annotation) if union else (field.annotation,)
 
@@ -261,30 +264,37 @@ def parse(command: str, options: Sequence[Flag], words: Sequence[str]) -> Given:
             word too many.
     """
     rest: tuple[str, ...] | None = None
+    # argparse would take the words after `--` for its own: they are cut off first, where a script may get them.
     if "--" in words and any(flag.kind == "rest" for flag in options):
         words, rest = words[: words.index("--")], tuple(words[words.index("--") + 1 :])
+    # No abbreviations: a new option would make an old one ambiguous.
     parser = argparse.ArgumentParser(command, add_help=False, allow_abbrev=False, exit_on_error=False)
     for flag in options:
         if flag.kind == "rest":
             continue
         if flag.kind == "words":
+            # SUPPRESS: an option that is not given has no attribute, so that it can be told from its default.
             parser.add_argument(WORDS, nargs="*", default=argparse.SUPPRESS)
         elif flag.kind == "switch":
             parser.add_argument(*flag.spellings, dest=flag.name, action="store_true", default=argparse.SUPPRESS)
         else:
             action = "append" if flag.kind == "repeated" else "store"
             parser.add_argument(*flag.spellings, dest=flag.name, action=action, default=argparse.SUPPRESS)
+    # --micro_batch is --micro-batch; a value after `=` is left as it is.
     spelled = [re.sub(r"^--[\w-]+", lambda name: name[0].replace("_", "-"), word) for word in words]
     try:
         with contextlib.redirect_stderr(io.StringIO()):
+            # Intermixed: words that stand alone may come before, between and after options.
             found, unknown = parser.parse_known_intermixed_args(spelled)
     except argparse.ArgumentError as error:
         raise LabError(_no_value(command, options, str(error.argument_name))) from None
     if unknown:
+        # The sentence quotes the word as it was typed.
         first = dict(zip(spelled, words, strict=True)).get(unknown[0], unknown[0])
         _refuse_words_of_script(command, options, words, first)
         raise LabError(_unknown(command, options, first))
     words_of = ((flag, getattr(found, flag.name, None)) for flag in options)
+    # argparse gives [] where no word stands alone.
     values = {flag.name: _value(flag, word) for flag, word in words_of if word not in (None, [])}
     for flag in options:
         if flag.kind == "words":
@@ -374,6 +384,7 @@ def config_of(given: dict[str, Any], **otherwise: object) -> RunConfig:
             en=f"one model is expected, but {received} were received: name one.",
             fr=f"un seul modèle est attendu, mais {received} ont été reçus : n’en nommez qu’un.",
         )
+    # One model at most is left: named alone or by --model.
     given = {**given, "model": next(iter(named))} if named else given
     fields = {*RunConfig.model_fields, *Layout.model_fields} - set(HIDDEN)
     return RunConfig.of(**otherwise | {name: value for name, value in given.items() if name in fields})
@@ -410,6 +421,7 @@ def assumed_fields(given: Given, target: Device | None) -> dict[str, Any]:
         LabError: if there is no such model.
     """
     name = next(iter(given.get(WORDS, ())), given.get("model", RunConfig.model_fields["model"].default))
+    # `models.spec` comes last: it refuses an unknown model, which only a question about a GPU needs to know here.
     if target is None or is_own_file(str(name)) or (spec := models.spec(name)).family != "text":
         return {}
     usual: dict[str, Any] = {"micro_batch": 1, "sequence_length": spec.sequence_length}
@@ -461,6 +473,7 @@ def check_writable(given: Given, pictures: Sequence[str], files: Sequence[str] =
                 fr=f"--{name} attend un nom de fichier, mais {word!r} est un dossier : ajoutez-y un nom.",
             )
         path.parent.mkdir(parents=True, exist_ok=True)
+        # A picture is written in place; any other file is replaced, for which its folder must be writable.
         if not os.access(path if name in pictures and path.exists() else path.parent, os.W_OK):
             raise refusal(
                 en=f"--{name} cannot be written to {word!r}, which is read-only: give another path.",
@@ -502,6 +515,7 @@ class Verb:
 
     def __call__(self, words: Sequence[str]) -> int:
         """Run one command line; returns the exit code."""
+        # What follows `--` is the script's, its --help too.
         own = words[: words.index("--")] if "--" in words else words
         if {"-h", "--help"} & set(own):
             show_help(f"dlojz {self.name}", self.options, self.en, self.fr, self.examples)
@@ -532,6 +546,7 @@ def verb(
     name: str, *options: str | Iterable[Flag], en: str, fr: str, examples: str
 ) -> Callable[[Callable[[Given, Answer], int | None]], Verb]:
     """Make a function the command `dlojz NAME`; the parameters are those of `Verb`, options also as text."""
+    # A str is options as text, any other argument options that are made already.
     listed = tuple(flag for some in options for flag in (flags(some) if isinstance(some, str) else some))
     return lambda run: Verb(name, en, fr, examples, listed, run)
 
@@ -543,6 +558,7 @@ def show_help(program: str, options: Sequence[Flag], en: str, fr: str, examples:
     rest = next((f" [-- {flag.metavar}]" for flag in options if flag.kind == "rest"), "")
     show(f"{say(en='usage:', fr='usage :')} {program} {words}[options]{rest}\n")
     for paragraph in say(en=en, fr=fr).split("\n\n"):
+        # A line break within a paragraph is a blank, but before command lines and indented lines.
         for line in re.sub(r"\n(?!dlojz | {4})", " ", paragraph).splitlines():
             show(_wrapped(line, shown.width))
         show("")
@@ -554,6 +570,7 @@ def show_help(program: str, options: Sequence[Flag], en: str, fr: str, examples:
     show("")
     subjects = dict.fromkeys(flag.subject for flag in options if flag.subject)
     width = min(WIDEST_NAME, max(len(_written(flag)) for flag in (*options, *HELP)))
+    # None, the command's own options, comes last.
     for subject in (*subjects, None):
         columns = Table.grid(Column(width=width), Column(), padding=(0, 2, 0, 0))
         for flag in (*options, *HELP):
@@ -610,11 +627,13 @@ def answering(as_json: bool) -> Iterator[Answer]:
         yield show
         return
     sys.stdout.flush()
+    # File descriptor 1 leads to stderr from here on, for child processes too; `answer_to` is the true stdout.
     answer_to = os.dup(1)
     os.dup2(2, 1)
 
     def write(thing: Any = None, *, en: str = "", fr: str = "") -> None:
         text = json.dumps(thing, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+        # A copy of it: closing the file must leave `answer_to` open for the finally clause.
         with open(os.dup(answer_to), "w", encoding="utf-8") as stdout:
             stdout.write(text)
 

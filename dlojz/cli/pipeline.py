@@ -59,6 +59,7 @@ def size_of(given: Given) -> tuple[int, int]:
         LabError: if they are more than is simulated here.
     """
     ranks, micro_batches = given["stages"], given["micro_batches"]
+    # Chunks count too: a rank with two of them has twice the actions.
     if ranks * micro_batches * (given["chunks"] or 1) > MOST_UNITS:
         raise refusal(
             en=f"{ranks} stages with {micro_batches} micro-batches are more than is simulated here: give at most "
@@ -86,6 +87,7 @@ def schedule_of(given: Given) -> tuple[Schedule, Costs]:
         return schedule, costs
     name, chunks = given["schedule"], given["chunks"]
     entry(name)
+    # First with equal stages: only the schedule tells how many factors --stage-times needs.
     schedule = build(name, *size_of(given), chunks=chunks, memory_limit=limit, costs=times_of(given))
     costs = costs_of(given, schedule.stages)
     if "stage_times" in given:  # some schedules search for their order with these times
@@ -129,6 +131,7 @@ def costs_of(given: Given, stages: int) -> Costs:
             fr=f"--stage-times contient {len(factors)} nombres, mais l’ordonnancement a {stages} étages : donnez un "
             "nombre par étage.",
         )
+    # A tuple each for forward, backward of the input and of the weights: one duration per stage.
     return costs.with_(**{name: tuple(getattr(costs, name) * factor for factor in factors) for name in _TIMES})
 
 
@@ -219,6 +222,7 @@ def _check(given: Given) -> None:
     comparing, mode = given["compare"], ""
     excluded: tuple[str, ...] = ()
     if given["list"]:
+        # Beside --list every other option is useless.
         mode, excluded = "--list", tuple(name for name in given if name not in ("list", "json", "words"))
     elif comparing:
         mode, excluded = "--compare", ("schedule", "chunks", "trace", "csv", "from_csv", "color")
@@ -318,6 +322,7 @@ def words(timeline: Timeline, memory_limit: float | None, width: int) -> str:
     costs = timeline.costs or UNIT_COSTS
     bound = lower_bound(timeline.schedule, costs)
     lines = [*figure_lines(timeline, bound, known_optimum(timeline, memory_limit))]
+    # Shares below this are rounding, not idle time.
     idle = {cause: share for cause, share in _idle(timeline).items() if share > 1e-12}
     if idle:
         from dlojz.pipeline.analysis import title_of as cause_title
@@ -383,6 +388,7 @@ def compare_rows(names: Sequence[str], size: tuple[int, int], given: Given) -> t
     for name in names or SCHEDULES:
         try:
             rows.append(_row(name, size, given, limit))
+        # Of the whole catalogue, schedules that do not exist for a size are counted as excluded.
         except LabError:
             if names:
                 raise
@@ -401,6 +407,7 @@ def _row(name: str, size: tuple[int, int], given: Given, limit: float | None) ->
     costs = costs_of(given, schedule.stages)
     timeline = simulate(schedule, costs)
     peak = max(curve.peak for curve in memory_curves(timeline))
+    # 1e-9: a peak is a sum of fractions.
     return ScheduleRow(name, timeline, lower_bound(schedule, costs), limit is not None and peak > limit + 1e-9)
 
 
@@ -433,6 +440,7 @@ def draw_comparison(rows: Sequence[ScheduleRow], size: tuple[int, int], path: st
         return
     from dlojz.display.figures.partition_figures import bubble_figure
 
+    # Multiples of the number of ranks, which interleaved schedules ask for, and the number that was given.
     counts = sorted({size[0] * factor for factor in (1, 2, 3, 4, 6, 8)} | {size[1]})
     bubble_figure([row.name for row in rows], size[0], counts, path, costs)
 
@@ -532,6 +540,7 @@ def partition_command(given: Given, answer: Answer) -> None:
     check_stages(len(block_weights(config).kinds), stages)  # before blocks are timed for nothing
     weighed = _weighed(config, by, pattern)
     cuts = {"exact": exact(weighed.weights, stages)}
+    # PEERS cut the same weights: as DeepSpeed, as torchgpipe, and into equal numbers of blocks.
     cuts |= {name: cut(weighed.weights, stages) for name, cut in PEERS.items()}
     others = _in_other_units(config, weighed, stages) if given["compare"] else {}
     counts = [how_often(peer, CASES, SEED) for peer in PEERS] if given["compare"] else []
@@ -570,6 +579,7 @@ def _in_stages(config: RunConfig, stages: int) -> RunConfig:
     if stages == 1 or not is_elsewhere(config.model):
         return config
     try:
+        # The same run with as many pipeline stages, for the checks only.
         staged = RunConfig.of(**{**config.to_dict(), "layout": {**config.layout.to_dict(), "pp": stages}})
         check_stages_share_no_weight(staged, model_shapes(staged))
     except LabError as error:
@@ -587,6 +597,7 @@ def _answer_tensor_plan(config: RunConfig, given: Given, answer: Answer) -> None
 
     rows, tp = tensor_share_rows(config), config.layout.tp
     sums = pretended_sums(config)
+    # What a user's file would say as `tp_plan`: layers that are kept whole need no entry.
     plan = {row.layers: row.style for row in rows if row.style in ("colwise", "rowwise")}
     if given["json"]:
         document = {"model": config.model, "tp": tp, "tp_plan": plan, "rows": [row._asdict() for row in rows]}
@@ -600,6 +611,7 @@ def _answer_tensor_plan(config: RunConfig, given: Given, answer: Answer) -> None
         "inner": say(en="whole, within heads", fr="entier, dans les têtes"),
         "whole": say(en="whole", fr="entier"),
     }
+    # A layer split by columns sums the gradient of its input in backward, one by rows its output in forward.
     sent = {"colwise": backward, "rowwise": forward, "inner": backward, "whole": "-"}
     cells = tuple(
         (

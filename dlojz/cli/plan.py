@@ -102,6 +102,7 @@ def plan_command(given: Given, answer: Answer) -> int:
         )
     from dlojz.planner.ask import plan
 
+    # Before the search, which takes longer: a wrong word is refused at once.
     asked = _fields(given["why"]) if given["why"] else None
     hours, limit = _limit(given)
     made = plan(
@@ -236,6 +237,7 @@ def _script(best: Any, given: Given) -> str:
     from dlojz.running.store import runs_root
 
     account = given.get("account", "")
+    # An account may be billed by kind of GPU, by a suffix of its name; one that has the suffix is left alone.
     account += "" if not account or account.endswith(site.account_suffix) else site.account_suffix
     config = best.config()
     request = JobRequest(account=account, time_limit_s=hours * 3600)
@@ -286,6 +288,7 @@ def plan_here_answer(given: Given, answer: Answer) -> int:
         )
     top, processes = given["top"], _numbers(given["gpus"] or "2")[0]
     made = plan_here(given["model"] or "coatnet_tiny", processes, given["batch"] or 16)
+    # The first of the prediction are measured, so that its order is put to the test.
     kinds = made.kinds()[: min(top, MOST_MEASURED) if "top" in given else MEASURED]
     measured_s: list[float] = []
     if given["measure"]:
@@ -304,6 +307,7 @@ def plan_here_answer(given: Given, answer: Answer) -> int:
         tell_written(given["figure"], "written", "écrit")
     if given["json"]:
         told = made.as_dict(top)
+        # strict=False: the first rows only were measured, or none.
         for row, taken in zip(told["rows"], measured_s, strict=False):
             row["measured_s"] = taken
         answer(told)
@@ -335,6 +339,7 @@ def _verdict(layouts: list[str], measured_s: list[float]) -> str:
             fr="Seul le premier choix a été mesuré : il n’a pas de concurrent.",
         )
     best = measured_s.index(min(measured_s))
+    # How much longer the predicted best takes than the measured best, as a share.
     loss = spaced_percent(measured_s[0] / measured_s[best] - 1)
     if best == 0:
         return say(

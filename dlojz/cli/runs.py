@@ -187,6 +187,7 @@ def _script_of(given: Given) -> tuple[str, tuple[str, ...]] | None:
     # Unlike Path's methods these are False for a name that no file system takes.
     if name.endswith(".py") or os.path.isfile(os.path.join(name, "__main__.py")):  # noqa: PTH113, PTH118
         return name, rest
+    # A path: it has a separator, or there is such a file or folder.
     is_path = os.sep in name or os.path.exists(name)  # noqa: PTH110
     is_model = name in models.names() or is_elsewhere(name)
     if not is_model and not is_path and file_of_module(name):
@@ -254,6 +255,7 @@ def _run_script(name: str, arguments: tuple[str, ...], given: Given, answer: Ans
         **{name: given[name] for name in ("machine", "account", "qos", "reservation") if given.get(name)},
         **options,
     )
+    # One for each rank; rank 0's is followed, and that of a rank which the end blames is printed at the end.
     printed = [LogTail(run, rank) for rank in range(given["nproc"])]
     is_interrupted = False
     try:
@@ -281,6 +283,7 @@ def _exit_code_of(run: Run, otherwise: int) -> int:
     events = read_events(run.folder / EVENTS / LAUNCHER_EVENTS)
     codes = [event["code"] for event in events if event["event"] == "exit" and type(event.get("code")) is int]
     code = next(iter(codes), otherwise)
+    # Python gives -n for signal n; a shell shows 128 + n.
     return int(code if code >= 0 else 128 - code)
 
 
@@ -312,7 +315,9 @@ class LogTail:
         with file:
             file.seek(self._offset)
             while data := file.read(MAX_LOG_BYTES):
+                # Up to the last line end; a \r that is the last byte read does not count, as \n may follow it.
                 whole = data[: max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1)) + 1]
+                # No line end: all of it where nothing more comes or the piece is full, else nothing yet.
                 whole = whole or data[: len(data) if is_last else len(data) // MAX_LOG_BYTES * MAX_LOG_BYTES]
                 if not whole:
                     return
@@ -384,6 +389,7 @@ def demo_configs(steps: int = 30, processes: int = DEMO_PROCESSES) -> list[RunCo
     """
     parallel: dict[str, Any] = {"dp": processes, "micro_batch": MICRO_BATCH}
     layouts: list[dict[str, Any]] = [
+        # As many micro-batches as the parallel runs have replicas: the same global batch.
         {"engine": "single", "micro_batch": MICRO_BATCH, "micro_batches": processes},
         {"engine": "torch", **parallel},
         {"engine": "torch", "zero": 3, **parallel},
@@ -447,6 +453,7 @@ def _keep_records(picture: Path, runs: Iterable[Run]) -> None:
     records = [run.record.model_dump(mode="json") for run in runs if run.record is not None]
     with Image.open(picture) as drawn:
         drawn.load()
+    # PNG takes texts only when a picture is saved, so it is saved a second time.
     kept = PngInfo()
     kept.add_text("Title", str(drawn.info["Title"]))
     kept.add_text(PICTURE_RECORDS, json.dumps(records), zip=True)
@@ -669,6 +676,7 @@ def _together(newest_first: Sequence[Run]) -> list[Run]:
     chosen: dict[str, Run] = {}
     for run in newest_first:
         if reference is not None and _training(run) == _training(reference):
+            # Newest first: the newest run of a configuration stays, unless only an older one has a measurement.
             kept_so_far = chosen.setdefault(run.config.hash, run)
             if not _has_measured(kept_so_far) and _has_measured(run):
                 chosen[run.config.hash] = run

@@ -98,6 +98,7 @@ def bench_command(given: Given, answer: Answer) -> int:
     campaign = read_campaign(path)
     plan = expand(campaign, given["machine"])
     on = _backend(given, plan)
+    # None of these starts a run, so the backend need not fit.
     only_looks = any(given[name] for name in ("dry_run", "report", "cancel"))
     if not only_looks and (reason := unfit_backend(plan, on)):
         raise LabError(reason)
@@ -125,6 +126,7 @@ def bench_command(given: Given, answer: Answer) -> int:
     else:
         answer(foreseen(results) if given["dry_run"] else brief(results))
     _tell_more(plan, results, given["dry_run"])
+    # Written beside the runs, again at each call, so that it follows a campaign that is resumed.
     if not given["dry_run"]:
         tell_written(write_report(campaign, plan, results, report_folder(root, path.stem))[0], "report", "rapport")
     good = only_looks or all(result.state in ("completed", "oom") for result in results)
@@ -200,12 +202,14 @@ def _drive(
     shown = console()
     options: dict[str, Any] = {"on": on, "again": again, "time_limit_s": campaign.time_limit_s, "asked": asked}
     samples = say(en="samples/s", fr="échantillons/s")
+    # By point: its last state, and whether it was told what the point waits for.
     before: dict[int, tuple[str, bool]] = {}
 
     def lines(results: Sequence[Result]) -> None:
         for result in results:
             state, explained = before.get(result.point.number, ("waiting", False))
             if state != result.state or (result.waits_for and not explained):
+                # Told are a change of state and, once, what a point waits for.
                 figure = f", {format_count(result.samples_per_s)} {samples}" if result.samples_per_s else ""
                 tell(
                     f"{result.point.number}/{len(results)} {visible(result.point.label)}{colon()}"
@@ -232,6 +236,7 @@ def _drive(
 def _following(results: Sequence[Result], most: int = 30) -> Table:
     """Show the window of points around the first unfinished one."""
     pending = [i for i, result in enumerate(results) if result.state in ("waiting", "queued", "running")]
+    # Up to three points that are done stay above the first unfinished one.
     start = max(0, min(pending[0] if pending else 0, len(results) - most) - 3)
     return brief(results[start : start + most])
 

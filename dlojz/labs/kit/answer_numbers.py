@@ -36,6 +36,7 @@ def plain(given: Any) -> Any:
 
     Tuples and lists keep their type; all else is left as it is.
     """
+    # Not isinstance: a named tuple cannot be made of one iterable.
     if type(given) in (tuple, list):
         return type(given)(map(plain, given))
     return given.tolist() if hasattr(given, "tolist") else given
@@ -64,6 +65,7 @@ def plain_like(given: Any, right: Any) -> Any:
     if hasattr(given, "tolist"):
         given = given.tolist()
     if type(given) in (tuple, list) and len(given) == len(right):
+        # One value of the answer for each expected one; of another number, nothing is assumed.
         return type(given)(map(plain_like, given, right))
     return plain(given)
 
@@ -81,6 +83,7 @@ def _own_rounding(value: float) -> float:
         [nearest] = struct.unpack("f", struct.pack("f", value))
     except OverflowError:
         return 0.0
+    # Unchanged by the way through float32: it may have been computed there.
     return FLOAT32_ROUNDING if nearest == value else 0.0
 
 

@@ -97,14 +97,17 @@ def _drawn(tex: str, block: bool) -> tuple[str, float, float, float] | None:
         text = re.sub(r"\\frac(?![a-zA-Z])", r"\\dfrac", text)
     text = f"${' '.join(text.split())}$"
     font = FontProperties(size=EM_POINTS, math_fontfamily="dejavusans")
+    # Glyphs as paths need no font at the reader's; with a fixed salt, a formula gives the same bytes again.
     with rc_context({"svg.fonttype": "path", "svg.hashsalt": "dlojz"}):
         try:
+            # At 72 dpi a pixel is a point, and so is the unit of what is returned.
             width, height, depth, _, _ = MathTextParser("path").parse(text, dpi=72, prop=font)
         except (ValueError, RuntimeError):
             return None
         # A point of air all round, as glyphs may stand out of their boxes.
         width, height, depth = width + 2, height + 2, depth + 1
         figure = Figure(figsize=(width / 72, height / 72))
+        # In shares of the figure: one point from the left, on the line of writing.
         figure.text(1 / width, depth / height, text, fontproperties=font)
         picture = io.StringIO()
         figure.savefig(picture, format="svg", transparent=True, metadata={"Date": None})
@@ -194,6 +197,7 @@ class Shelf:
 
 def notebook_page(notebook: Any, file: str, title: str, shelf: Shelf) -> str:
     """One executed notebook as a page."""
+    # A copy: the tags are the page's, not the notebook's.
     marked = copy.deepcopy(notebook)
     for cell in marked.cells:
         if cell.cell_type == "code" and BEGIN in cell.source:
@@ -262,6 +266,7 @@ def front_page(languages: Collection[Language]) -> str:
     headings = "".join(f'<h1 lang="{safe(one)}">{safe(_TITLES[one])}</h1>' for one in languages)
     body = "".join((headings, '<p class="languages">', lines, "</p>"))
     whole = page(body, HOME, _TITLES["en"], shelf)
+    # This page belongs to no language, so it links to no contents.
     return re.sub(r"<nav\b.*?</nav>", "", whole, flags=re.DOTALL)
 
 
@@ -297,6 +302,7 @@ def _relink(shelf: Shelf, link: re.Match[str]) -> str:
         return "".join(('<a href="', found, '">', link["text"], "</a>"))
     if target.endswith(".ipynb"):  # a lab that this book does not hold
         return link["text"]
+    # A notebook lies two folders deep in the checkout: `../../dlojz/…` is named as `dlojz/…`.
     path = target.removeprefix("../../")
     return "".join((f'<span class="code-path" title="{safe(path)}">', link["text"], "</span>"))
 
@@ -422,6 +428,7 @@ def make_book(
             "du cours.",
         )
     documents = sorted((root / "docs").glob("*.md")) if "en" in chosen else []
+    # Each language has its labs, its contents and its glossary.
     total = len(chosen) * (len(there) + 2) + len(documents)
     size_bytes = 0
     # disable=None: a bar where somebody looks, nothing in a log.
@@ -455,6 +462,7 @@ def _pages(
         contents = f"{_contents(name)}\n## Documentation\n\n{listed}" if listed else _contents(name)
         yield out / name / HOME, markdown_page(contents, HOME, titles[0], shelf)
         for one in in_english:
+            # The pages of docs/ have no twin in French.
             text, file = one.read_text(encoding="utf-8"), f"{one.stem}.html"
             yield out / name / file, markdown_page(text, file, _heading(one), replace(shelf, both=False))
         yield out / name / WORDS, markdown_page(glossary, WORDS, titles[1], shelf)

@@ -89,10 +89,12 @@ def execute(notebook: Any, path: Path, *, runs_root: Path, allow_errors: bool = 
         resources={"metadata": {"path": str(path.parent)}},
     )
     try:
+        # As under JupyterLab, so that the notebook finds its own path, and with it its language.
         own = {"JPY_SESSION_NAME": str(path.resolve()), **own_folders(runs_root), QUIET: "off"}
         client.execute(env={**os.environ, **own})
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         raise LabError(f"{path.parent.name}/{path.name} does not run to its end:\n{error}") from None
+    # nbclient writes the version of the kernel's Python there, which differs between machines.
     done.metadata = copy.deepcopy(notebook.metadata)
     for cell in done.cells:
         if cell.cell_type == "code":
@@ -127,6 +129,7 @@ def with_stored_outputs(notebook: Any, stored: Any) -> Any | None:
     outputs = [(cell.outputs, cell.execution_count) for cell in stored.cells if cell.cell_type == "code"]
     kept = copy.deepcopy(notebook)
     cells = [cell for cell in kept.cells if cell.cell_type == "code"]
+    # A cell without a count was never executed: nothing of such a notebook is kept.
     if len(cells) != len(outputs) or any(count is None for _, count in outputs):
         return None
     for cell, (shown, count) in zip(cells, outputs, strict=True):
@@ -180,6 +183,7 @@ def _notebook(page: str, language: Language, cells: list[tuple[str, str | None]]
     )
     notebook.nbformat_minor = 5
     for name, text in cells:
+        # No text: the cell of the progress. Ids that are given: nbformat would draw new ones at each build.
         made = (
             nbformat.v4.new_code_cell(PROGRESS_CODE, id=f"{page}-{name}")
             if text is None
@@ -293,6 +297,7 @@ def listed(numbers: Sequence[str], language: Language) -> str:
     """Numbers of labs as one says them, e.g. `00, 02 and 03`; three and more that follow one another as `04 to 08`."""
     french = language == "fr"
     parts: list[list[str]] = []
+    # Runs of neighbouring numbers.
     for number in numbers:
         if parts and int(number) == int(parts[-1][-1]) + 1:
             parts[-1].append(number)
@@ -314,12 +319,14 @@ _BETWEEN = re.compile(rf"(?<={re.escape(BEGIN)}\n).*?(?={re.escape(END)})", re.D
 
 def with_table(text: str) -> str:
     """The instructor's page with the table as it must be now; as it is where it has no place for one."""
+    # A function: in a replacement text, backslashes would be escapes.
     return _BETWEEN.sub(lambda _: instructors_labs_table(), text)
 
 
 def instructors_labs_table() -> str:
     """The labs as a Markdown table for who teaches, how its figures were measured, what a hub needs, and choices."""
     times, rooms = read_durations(), read_rooms()
+    # A sum is given only where every lab was measured.
     disk = _mib(sum(one.runs_bytes for one in rooms.values())) if _is_whole(rooms) else "—"
     lines = [
         "| lab | class | exercises, predictions | after | ranks | solution executes in | memory | processes | disk "
@@ -380,6 +387,7 @@ def _how_long(times: Mapping[str, Duration]) -> str:
         "processes together, from an empty folder of runs (`python benchmarks/lab_durations.py`), with "
         f"{_libraries(times)}."
     )
+    # More than two processes wanted each core.
     if load > 2 * cores:
         told += f" The machine had other work to do, with a load of up to {load:.0f}: alone, the labs elapse faster."
     return told
@@ -397,6 +405,7 @@ def _how_much(rooms: Mapping[str, Room]) -> str:
 
 def _hub(rooms: Mapping[str, Room]) -> str:
     """What to count for a student on a shared machine."""
+    # These two need not be the same lab.
     largest = max(rooms, key=lambda number: rooms[number].memory_bytes)
     busiest = max(rooms, key=lambda number: rooms[number].processes)
     memory_bytes, processes = rooms[largest].memory_bytes, rooms[busiest].processes
@@ -467,6 +476,7 @@ def build(
         raise LabError(one_of("language", language, LANGUAGES))
     chosen = [name for name in LANGUAGES if language in (None, name)]
     targets = list(_targets(root, _sources(root, labs), chosen))
+    # Contents, glossary and the instructors' page belong to the whole set: a build of single labs leaves them.
     made = dict(_pages(root, targets, chosen)) if labs is None else {}
     if not check:
         # One folder of runs for all: what one notebook has trained, the same notebook in another language finds.
@@ -478,6 +488,7 @@ def build(
         return 0
     problems = [problem for target in targets if (problem := _difference(target))]
     problems += [problem for path, text in made.items() if (problem := _page_difference(path, text))]
+    # What no source gives can only be told where all sources were read.
     if labs is None:
         problems += _strays(root, targets, made)
     for problem in problems:
@@ -503,6 +514,7 @@ def _targets(root: Path, sources: Iterable[LabSource], languages: Iterable[Langu
     for source in sources:
         for language in languages:  # noqa: F402
             for folder in ("notebooks", "solutions"):
+                # Both folders have the same names; student notebooks are in notebooks/.
                 path = root / folder / language / source.notebook_name
                 yield Target(source, language, folder == "notebooks", path)
 
@@ -519,6 +531,7 @@ def _write(target: Target, runs_root: Path, *, force: bool) -> None:
 
 
 def _write_text(path: Path, text: str) -> None:
+    # A file that is right already keeps its date.
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text)
@@ -552,6 +565,7 @@ def _difference(target: Target) -> str | None:
     if target.student:
         same = target.path.read_text(encoding="utf-8") == _serialised(expected)
         return None if same else f"{name} differs from {target.source.path.name}."
+    # The outputs of a solution are not compared, but whether they belong to this code, below.
     if _serialised(without_outputs(stored)) != _serialised(expected):
         return f"{name} differs from {target.source.path.name}."
     if stored.metadata["dlojz"].get("executed_sha256") != code_sha256(expected):
@@ -584,6 +598,7 @@ def _stored(path: Path) -> Any | None:
 def _serialised(notebook: Any) -> str:
     import nbformat
 
+    # One newline at the end, whatever the version of nbformat writes.
     return str(nbformat.writes(notebook)).rstrip("\n") + "\n"
 
 
@@ -648,11 +663,13 @@ def repair(path: Path, handed_out: Path | None = None) -> Repaired:
     shipped = _read(handed_out or _handed_out(path, given))
     cells = given["cells"]
     ids = Counter(cell["id"] for cell in cells if isinstance(cell.get("id"), str))
+    # Reversed, so that the first of two cells with one id stays in the dict.
     by_id = {cell["id"]: cell for cell in reversed(cells) if isinstance(cell.get("id"), str)}
     wanted = {cell["id"] for cell in shipped["cells"]}
     restored: list[str] = []
     returned: list[str] = []
     own = _own_cells(cells, wanted)
+    # Cells that were added above the first one of the course.
     result: list[dict[str, Any]] = list(own[None])
     answers = 0
     for original in shipped["cells"]:
@@ -660,6 +677,7 @@ def repair(path: Path, handed_out: Path | None = None) -> Repaired:
         if found is None:
             returned.append(original["id"])
             result.append(original)
+        # An exercise: the student's cell stays whatever it holds, and counts as an answer where it was changed.
         elif _STUB.search(cell_text(original)) and found["cell_type"] == "code":
             answers += cell_text(found) != cell_text(original)
             result.append(found)
@@ -669,6 +687,7 @@ def repair(path: Path, handed_out: Path | None = None) -> Repaired:
             restored.append(original["id"])
             result.append(original)
         result += own.get(original["id"], [])
+    # Nothing to repair: all cells of the course in their order, no id twice, and the course's metadata.
     order = [cell["id"] for cell in cells if isinstance(cell.get("id"), str) and cell["id"] in wanted]
     sound = order == [cell["id"] for cell in shipped["cells"]] and max(ids.values(), default=1) == 1
     told = {name: shipped["metadata"][name] for name in ("dlojz", "kernelspec") if name in shipped["metadata"]}
@@ -676,6 +695,7 @@ def repair(path: Path, handed_out: Path | None = None) -> Repaired:
     added = sum(map(len, own.values()))
     if sound and not restored and not returned:
         return Repaired(path, (), (), answers, added, None)
+    # What was added stays behind the cell that it followed; metadata of other programs stay too.
     made = {**shipped, "metadata": {**given["metadata"], **told}, "cells": [_sound(cell) for cell in result]}
     return Repaired(path, tuple(restored), tuple(returned), answers, added, _replace(path, made))
 
@@ -690,6 +710,7 @@ def _own_cells(cells: list[dict[str, Any]], wanted: set[str]) -> dict[str | None
         if name in wanted and name not in seen:
             last = name
         else:
+            # An id that the format does not allow, or that is used already, gives way to a new one.
             good = isinstance(name, str) and _CELL_ID.fullmatch(name) and name not in seen | wanted
             fresh = str(name) if good else f"own-{number}"
             own.setdefault(last, []).append({**cell, "id": fresh})
@@ -753,6 +774,7 @@ def _handed_out(path: Path, given: dict[str, Any]) -> Path:
     folder = COURSE / "notebooks" / chosen
     known = {file.name: file for file in sorted(folder.glob("*.ipynb"))}
     source = told.get("source")
+    # By the source that the metadata name: the student may have renamed the file.
     if isinstance(source, str) and (named := source.removesuffix(".py") + ".ipynb") in known:
         return known[named]
     if path.name not in known:
@@ -767,6 +789,7 @@ def _replace(path: Path, made: dict[str, Any]) -> Path:
     notebook = nbformat.from_dict(made)
     nbformat.validate(notebook)
     number = 1
+    # The first number that is free: no earlier copy is overwritten.
     while (before := path.with_name(f"{path.stem}.before-repair-{number}.ipynb")).exists():
         number += 1
     try:

@@ -43,6 +43,7 @@ def common_gap(
     if not all(map(is_number, given)) or not all(isinstance(right, Real) for right in expected):
         return None
     own, right = [float(value) for value in given], [float(value) for value in expected]
+    # Of one expected value, any answer is some factor or difference away.
     if len(set(right)) < 2:
         return None
     return (
@@ -109,6 +110,7 @@ def _by_argument(
     if len(cases) != len(own) or len({wanted for wanted in right if wanted}) < 2:
         return None
     for place in range(min(map(len, cases))):
+        # An argument that is the same in all cases is no better than a constant.
         factors = [case[place] for case in cases]
         if not all(is_number(factor) and factor >= 0 for factor in factors) or len(set(factors)) < 2:
             continue
@@ -179,6 +181,7 @@ def _tensors(given: list[Any], right: list[Any]) -> Said | None:
 
 
 def _factor(own: Any, wanted: Any) -> float:
+    # Least squares: the factor f for which result − f · reference is smallest.
     square = float((wanted.double() ** 2).sum())
     return float((own.double() * wanted.double()).sum()) / square if square else 0.0
 
@@ -208,6 +211,7 @@ def _reversed(own: Any, wanted: Any) -> bool:
 
 def _other_order(own: Any, wanted: Any) -> bool:
     """The same rows, each once."""
+    # Row by row against all others: not for long tensors.
     if own.shape != wanted.shape or own.dim() != 2 or len(own) > 64 or _same(own, wanted):
         return False
     left = list(wanted)

@@ -66,6 +66,7 @@ class LabEntry:
 
     def heading(self, language: Language) -> str:
         """Number and title, e.g. `04 ZeRO: sharding the states`."""
+        # Said is (en, fr), so False takes the English text and True the French one.
         return f"{self.number} {self.title[language == 'fr']}"
 
 
@@ -77,6 +78,7 @@ def _read_labs(path: Path) -> tuple[LabEntry, ...]:
                 **one,
                 "title": Said(**one["title"]),
                 "teaches": Said(**one["teaches"]),
+                # The chapter is named by its key; its title stands once in the file.
                 "chapter": Said(**content["chapter"][one["chapter"]]),
                 "after": tuple(one["after"]),
                 "campaigns": tuple(one.get("campaigns", ())),
@@ -144,6 +146,7 @@ class Programme:
 
 
 def _up_to(number: str, but: tuple[str, ...] = ()) -> tuple[str, ...]:
+    # Two digits each, so that texts compare as numbers.
     return tuple(entry.number for entry in LABS if entry.number <= number and entry.number not in but)
 
 
@@ -251,6 +254,7 @@ def terms() -> tuple[Term, ...]:
             term=Said(one["en"], one["fr"]),
             meaning=Said(one["en_is"], one["fr_is"]),
             lab=entry_of(one["lab"]).number,
+            # What the prose of the lab says, where it differs from the bare term.
             seen=Said(**one["seen"]) if "seen" in one else Said(bare(one["en"]), bare(one["fr"])),
             also=tuple(one.get("also", ())),
         )
@@ -264,6 +268,7 @@ def in_order(language: Language) -> list[Term]:
 
     def place(one: Term) -> tuple[bool, str]:
         plain = plainly(one.term[french].strip("*"))
+        # False sorts before True: digits come after letters.
         return plain[:1].isdigit(), plain
 
     return sorted(terms(), key=place)
@@ -286,9 +291,11 @@ def look_up(words: str) -> list[Term]:
     ways: list[Callable[[str], bool]] = [lambda name: name == wanted, lambda name: begins.search(name) is not None]
     if len(wanted) >= WITHIN:
         ways.append(lambda name: wanted in name)
+    # All terms are tried in one way before the next way, so that a name in full wins over a part of one.
     for way in ways:
         if found := [one for one in terms() if any(way(plainly(name)) for name in one.names)]:
             return found
+    # Reversed: of two names that read alike, the earlier one of the term is shown.
     known = {plainly(name): name for one in terms() for name in reversed(one.names)}
     near = ", ".join(known[name] for name in get_close_matches(wanted, known, n=3))
     if near:
@@ -309,6 +316,7 @@ def bare(name: str) -> str:
 
 def plainly(text: str) -> str:
     """Text without accents and case, for comparing."""
+    # NFKD parts an accent from its letter, for the line below to drop it; it leaves œ alone.
     apart = unicodedata.normalize("NFKD", text.replace("’", "'").replace("œ", "oe")).casefold()
     return "".join(sign for sign in apart if not unicodedata.combining(sign))
 
@@ -324,6 +332,7 @@ def glossary_markdown(language: Language) -> list[str]:
         line = f"- {called} — {one.meaning[french]} [{'TP' if french else 'lab'} {entry.number}]({entry.notebook})"
         by_letter.setdefault("0–9" if initial.isdigit() else initial, []).append(line)
     texts = [f"### {letter}\n\n" + "\n".join(lines) for letter, lines in by_letter.items()]
+    # The introduction is the first cell, the letters follow in alphabetical order, digits last.
     texts.insert(0, _introduction(language, len(terms())))
     return [french_spaces(text) for text in texts] if french else texts
 
@@ -405,6 +414,7 @@ def read_rooms(path: Path = ROOMS) -> dict[str, Room]:
 def _read(path: Path) -> dict[str, Any]:
     try:
         content = parse_json(path.read_bytes())
+    # Not measured yet, or damaged: the page shows a dash.
     except (OSError, LabError):
         return {}
     return content if isinstance(content, dict) else {}

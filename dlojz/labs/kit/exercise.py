@@ -135,6 +135,7 @@ def or_to_do(make: Callable[_P, _T]) -> Callable[_P, _T | Verdict]:
             return Verdict("wrong", str(wrong))
         except Exception as error:
             told = f"{type(error).__name__}: {error}"[:PRINTED_CHARACTERS].partition("\n")[0]
+            # An error may come from a function that was found wrong before: that is said in the place of a traceback.
             sentence = refused([*args, *kwargs.values()], told)
             if not sentence:
                 raise
@@ -189,6 +190,7 @@ def made_with_refused(values: Iterable[object]) -> str:
 def _not_found_right(values: Iterable[object]) -> Iterator[str]:
     """Name the functions, given or used by a given one or by a class of the notebook, that were not found right."""
     left = list(values)
+    # Namespaces of the functions that were given: what they call there is looked into, what libraries define is not.
     scopes = [value.__globals__ for value in left if isinstance(value, FunctionType)]
     seen: set[int] = set()
     while left:
@@ -197,6 +199,7 @@ def _not_found_right(values: Iterable[object]) -> Iterator[str]:
             continue
         seen.add(id(value))
         name = getattr(value, "__name__", "")
+        # Also where a function was changed after it was found right: it is another object then.
         if isinstance(value, FunctionType | type) and name in _FOUND_RIGHT and _FOUND_RIGHT[name] is not value:
             yield str(name)
         if isinstance(value, FunctionType):
@@ -374,6 +377,7 @@ def _judged(exercise: Exercise, answer: Callable[..., Any]) -> list[Any]:
         return ["todo", str(error)]
     except BaseException as error:  # the student's code may raise anything, SystemExit and KeyboardInterrupt included
         missing = distribution_of(error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+        # A library of the course that is not installed is no fault of the answer's.
         if extra_of(missing):
             absent = missing_library(missing)
             return ["todo", say(en=f"Not judged: {absent}", fr=f"Non vérifié : {absent}")]
@@ -453,6 +457,7 @@ def unusable(what: str) -> str:
     """Say that the judge, not the student's code, met an error with an answer."""
     if sentence := _backward_returns(what):
         return sentence
+    # Python's words for a call with too many or too few arguments.
     if "positional argument" in what:
         return say(
             en=f"Your function does not take the arguments that the exercise gives it ({what}): keep the line `def …` "
@@ -471,12 +476,14 @@ def unusable(what: str) -> str:
 def _raised(error: BaseException, answer: object) -> str:
     """An exception in one sentence, with the student's line where there is one."""
     name, text = type(error).__name__, without_escapes(str(error)).strip().split("\n")[0]
+    # torch's allocator raises RuntimeError, not MemoryError.
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate memory" in text):
         return _too_much_memory()
     what = f"{name}: {text}" if text else name
     code = getattr(answer, "__code__", None)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if isinstance(code, CodeType) and frame.filename == code.co_filename]
+    # No line of the answer's cell: the error came from the judge, with what the answer returned.
     if not own:
         return unusable(what)
     number, line = own[-1].lineno, own[-1].line
@@ -557,6 +564,7 @@ class Prediction:
 
     def gap(self, predicted: float, value: float) -> float:
         """Distance of a prediction from the figure: in places, or relative; infinite where no quotient exists."""
+        # Before any quotient: two zeros are equal.
         if predicted == value:
             return 0.0
         if self.kind == "place":
@@ -596,6 +604,7 @@ class Prediction:
             )
         within = self.is_within(predicted, value)
         mine, theirs = self.format(predicted), self.format(value)
+        # Both read the same and are not: as many more digits as tell them apart.
         if mine == theirs and predicted != value and not within:
             mine, theirs = (f"{mine} ({digits})" for digits in told_apart(predicted, value, 6))
         both = say(en=f"Predicted: {mine}\nResult: {theirs}", fr=f"Prédit : {mine}\nObtenu : {theirs}")
@@ -637,12 +646,14 @@ class Prediction:
         """Unit in which a prediction would be right; none for what has one unit only."""
         sizes: dict[str, float] = {}
         if self.kind == "bytes":
+            # Bytes of each unit that the figure may have been given in: powers of 1024, and of 1000.
             sizes = {name: 1024.0**power for power, name in enumerate(byte_units()) if power}
             sizes |= {f"{prefix}{say(en='B', fr='o')}": 1000.0**power for power, prefix in enumerate("kMGT", start=1)}
         elif self.kind == "seconds":
             sizes = {"ms": 1e-3, "µs": 1e-6}
         near = {unit: self.gap(predicted * size, value) for unit, size in sizes.items()}
         near = {unit: gap for unit, gap in near.items() if self.is_within(predicted * sizes[unit], value)}
+        # Of several units that would fit, the one in which the figure is nearest.
         return min(near, key=near.__getitem__) if near else ""
 
     def _gap_text(self, predicted: float, value: float) -> str:

@@ -91,6 +91,7 @@ def plot_lines(axes: Axes, x: Sequence[Any], series: Mapping[str, Sequence[float
         series: label to values.
     """
     for (label, values), (color, line, marker) in zip(series.items(), LINE_STYLES, strict=False):
+        # Options of the caller win over the series' own look. A series beyond the last of LINE_STYLES is not drawn.
         axes.plot(x, values, **{"color": color, "linestyle": line, "marker": marker, "label": label, **look})
 
 
@@ -178,6 +179,7 @@ def memory_and_messages(
     figure = new_figure(10.0, 1.5 + 0.62 * len(runs), alt=opening + ", ".join(titles))
     memory, sent = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
     for place, both in enumerate(pairs):
+        # The axis is turned round below: −0.2 puts the prediction above the measurement.
         for footprint, shift, alpha in zip(both, (-0.2, 0.2), (PREDICTED_ALPHA, 1.0), strict=True):
             _stack(memory, _categories(footprint, at_peak), place + shift, alpha)
             _stack(sent, _messages(footprint, shown), place + shift, alpha)
@@ -213,6 +215,7 @@ def _stack(axes: Axes, parts: Sequence[Part], place: float, alpha: float) -> Non
     for num_bytes, style, label in parts:
         size = num_bytes / MEBIBYTE
         if size:
+            # The opaque bar alone has a name, so that the legend shows each part once.
             bar(axes, place, size, left, style, alpha, label if alpha == 1.0 else None)
         left += size
 
@@ -236,6 +239,7 @@ class Picture:
 
         full, small = Image.open(io.BytesIO(self.figure.png())).convert("RGB"), io.BytesIO()
         # Maximum coverage keeps colours that are rare, such as those of a small patch in a legend.
+        # No dithering: its scattered pixels compress badly.
         few = full.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
         few.save(small, "png", optimize=True)
         return described(small.getvalue(), self.figure.alt)
@@ -303,6 +307,7 @@ def illustrated(draw: Callable[_P, tuple[LabFigure, Table]]) -> Callable[_P, Ill
 
 def calibration_of(site: Cluster) -> Calibration:
     """The calibration of a cluster's GPUs, as the planner takes it."""
+    # `a100-80gb` and `a100-40gb` compute at the same rate: what stands before the dash names the profile.
     profile = PROFILE_OF_GPU.get(site.gpu.name.split("-")[0])
     return Calibration(site.gpu.name) if profile is None else calibration(profile)
 

@@ -197,6 +197,7 @@ class Judge:
         return bool((value.isfinite() == finite).all()) and self._same(value[finite], other[finite])
 
     def _outcome(self, way: Answer, case: Case) -> Any:
+        # A copy for each call: an answer that changes its arguments must not change the reference's.
         inputs = copy.deepcopy(case)
         return way(*inputs) if self.trial is None else self.trial(way, *inputs)
 
@@ -400,6 +401,7 @@ class Judge:
         for mistake in self.mistakes:
             shown = []
             for case, own in [*seen, *((case, None) for case in right)]:
+                # Each mistake runs on ranks once more, for seconds: without time to be sure, none is named.
                 if time.monotonic() > until_s:
                     return None
                 shown.append(self._made(mistake, case, own))

@@ -113,6 +113,7 @@ class LabProgress:
         noted, revealed = (self._part(name, strict=True).get(prediction.id) for name in ("noted", "predictions"))
         if noted is None and revealed is None:
             return None
+        # Once revealed, the figure of the first try counts, and what was noted later does not.
         figure = noted if revealed is None else revealed.get("predicted") if isinstance(revealed, dict) else None
         if not _is_finite(figure) or not prediction.admits(float(figure)):
             raise self._damaged()
@@ -137,6 +138,7 @@ class LabProgress:
         """
         known = self.predictions()
         if prediction_id not in known and math.isfinite(predicted) and math.isfinite(value):
+            # The first revelation counts; what waited to be revealed is removed.
             noted = {name: figure for name, figure in self._numbers("noted").items() if name != prediction_id}
             self._write(noted=noted, predictions={**known, prediction_id: Predicted(predicted, value)})
 
@@ -183,6 +185,7 @@ class LabProgress:
     ) -> str | None:
         """Replace the file, with these parts changed; a sentence if that could not be done."""
         content: dict[str, Any] = {"schema_version": 1, "done": self.read() if done is None else done}
+        # A part that is not given is carried over from the file.
         if scores := self.scores() if scores is None else scores:
             content["scores"] = scores
         if predictions := self.predictions() if predictions is None else predictions:
@@ -242,6 +245,7 @@ _TIMEOUT_S = 180
 def environment() -> list[str]:
     """Ask `dlojz doctor` what the machine offers: a line for each check, then what to do about what is missing."""
     command = [
+        # Through Python, not the command `dlojz`, which need not be on a kernel's PATH.
         sys.executable,
         "-c",
         "import sys; from dlojz.cli.main import main; sys.exit(main())",
@@ -255,6 +259,7 @@ def environment() -> list[str]:
             text=True,
             timeout=_TIMEOUT_S,
             check=False,
+            # The child has no notebook from which it could tell the language.
             env={**os.environ, "DLOJZ_LANG": language()},
         )
         checks = json.loads(answer.stdout)["checks"]
@@ -323,9 +328,11 @@ class Lab:
         exercise = self._exercise(exercise_id)
         if exercise is None:
             return
+        # Whatever the verdict will be: run.diff() belongs to the last exercise checked, right or not.
         self._checked.append((datetime.now(UTC), exercise_id))
         verdict = judge(exercise, answer)
         show(verdict)
+        # A challenge has a score, and is never done.
         if isinstance(exercise, Challenge):
             if verdict.score is not None:
                 self._progress.scored(exercise, verdict.score)
@@ -353,6 +360,7 @@ class Lab:
         prediction = self._prediction(prediction_id)
         if prediction is None:
             return
+        # 3,75 in code is two arguments.
         if more or (isinstance(value, str) and "," in value):
             _tell(
                 "wrong",
@@ -369,6 +377,7 @@ class Lab:
             return
         number = single(value)
         bounded = prediction.kind in ("share", "place")
+        # A share above 1, a place of 0 or of 1.5: the unit in the sentence says what is asked for.
         if not _is_finite(number) or (bounded and not prediction.admits(number)):
             _tell(
                 "wrong",
@@ -400,6 +409,7 @@ class Lab:
         prediction = self._prediction(prediction_id)
         if prediction is None:
             return
+        # The kernel's own memory first: what was written down in this session.
         predicted, damage = self._predicted.get(prediction_id), ""
         is_earlier = predicted is None
         if is_earlier:
@@ -418,6 +428,7 @@ class Lab:
         if isinstance(value, Verdict):
             show(value)
             return
+        # A run that failed reveals nothing: the prediction stays open.
         if value is not None:
             self._progress.predicted(prediction_id, predicted, float(value))
         verdict = prediction.compare(predicted, value)
@@ -440,6 +451,7 @@ class Lab:
             if isinstance(exercise, Challenge) and best is not None:
                 mark, told = "✓" if exercise.meets(best) else "·", f" — {exercise.told(best)}"
             print(f"  {mark} {exercise.id:<22} {exercise.title}{told}")
+        # Challenges do not count.
         finished = sum(exercise.id in done for exercise in asked)
         print(
             say(
@@ -458,6 +470,7 @@ class Lab:
             the exercise's id; None if none has been checked yet.
         """
         known = [*self._done_before(), *self._checked]
+        # All that were checked are candidates where none was before the moment.
         before = [entry for entry in known if moment is not None and entry[0] <= moment]
         return max(before or known, key=lambda entry: entry[0])[1] if known else None
 
@@ -522,9 +535,11 @@ class Difference:
     def pairs(self) -> list[DifferencePair]:
         """The lines of both sides, those that are the same beside one another."""
         found: list[DifferencePair] = []
+        # autojunk would treat lines that occur often as noise, and pair the others badly.
         matcher = difflib.SequenceMatcher(None, self.answer, self.solution, autojunk=False)
         for _, start, end, other, until in matcher.get_opcodes():
             left, right = self.answer[start:end], self.solution[other:until]
+            # Blocks of different length are filled up with None on the shorter side.
             for number in range(max(len(left), len(right))):
                 found.append(DifferencePair(_at(left, number), _at(right, number)))
         return found
@@ -545,6 +560,7 @@ class Difference:
         widths = [
             max([len(titles[0]), *(len(visible(line)) for line in side)]) for side in (self.answer, self.solution)
         ]
+        # Two columns where they fit beside one another, else one under the other.
         if sum(widths) > WIDE:
             return "\n".join([*lines, f"- {titles[0]}", f"+ {titles[1]}", "", *self._stacked()])
         width = widths[0]
@@ -636,6 +652,7 @@ def diff(exercise: str, notebook: str | Path | None = None, *, root: Path | None
     written = own.get("language") if isinstance(own, dict) else None
     shown = in_language(codes[exercise].text, written if written in LANGUAGES else language())
     answer, solution = split(text, shown)
+    # The two stubs that `source` leaves where something is to be written.
     todo = any("labs.NotDone(" in line or line.strip().startswith("...,") for line in answer)
     return Difference(exercise, path.name, _trimmed(answer), _trimmed(solution), todo)
 
@@ -731,6 +748,7 @@ class UnfinishedCells:
         self._shell = shell
         self._missing: dict[str, str] = {}  # a variable, and the sentence of the exercise that it waits for
         self._cell = self._stopped = ""
+        # Called by IPython for each exception of a cell, in the place of its traceback.
         shell.set_custom_exc((Exception,), lambda _, kind, error, trace, tb_offset=None: self._meet(kind, error, trace))
         shell.events.register("pre_run_cell", self._begin)
         shell.events.register("post_run_cell", self._end)
@@ -754,12 +772,14 @@ class UnfinishedCells:
         """Note which variables a cell defined, or would have defined; mark what it made with a refused answer."""
         if getattr(result, "success", False) and not self._stopped:
             self._mark()
+        # What would have been defined waits for the exercise; what is defined now waits no longer.
         for name in _names_of(self._code(), ast.Store):
             if self._stopped:
                 self._missing[name] = self._stopped
             else:
                 self._missing.pop(name, None)
         if self._stopped:
+            # Without an error in the result, `Run all` goes on.
             result.error_in_exec = None
             self._stopped = ""
 
@@ -786,9 +806,11 @@ class UnfinishedCells:
         names: Iterable[str] = ()
         if isinstance(error, NameError):
             names = [error.name or ""]
+        # The error of the ranks tells names that are unknown on any of them.
         elif isinstance(error, RanksError):
             names = sorted(unknown_names(error.answers))
         elif isinstance(error, RanksRefused):
+            # The name stands in quotes in the sentence.
             names = str(error).split("'")[1:2]
         known = [(name, self._missing[name]) for name in names if name in self._missing]
         if known or error.__cause__:
@@ -817,6 +839,7 @@ def _names_of(code: str, use: type[ast.expr_context], *, inside: bool = True) ->
         inner = isinstance(node, ast.FunctionDef | ast.ClassDef | (ast.Lambda if use is ast.Store else ast.FunctionDef))
         if use is ast.Store and isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
+        # Else the body of a function stays closed: it defines, and reads, nothing of the notebook before it is called.
         if (use is ast.Load and inside) or not inner:
             left += ast.iter_child_nodes(node)
     return names
@@ -833,6 +856,7 @@ def _prepare_notebook() -> None:
         return
     load_ipython_extension(shell)
     shell.user_ns["ranks"].advice = refused
+    # Once for a kernel: a second `start` would register its events twice.
     if not hasattr(shell, "dlojz_unfinished"):
         shell.dlojz_unfinished = UnfinishedCells(shell)
 

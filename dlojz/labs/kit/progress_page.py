@@ -104,6 +104,7 @@ class Overview:
         open_ones = [one for one in self.standings if one.exercises and not one.is_finished]
         begun = [one for one in open_ones if one.done]
         if begun:
+            # ISO 8601 in UTC: texts sort as the moments do.
             return max(begun, key=lambda one: max(one.done.values()))
         return open_ones[0] if open_ones else None
 
@@ -163,6 +164,7 @@ class Overview:
     def data(self) -> dict[str, Any]:
         """The overview as plain JSON data."""
         following = self.next_lab
+        # The first exercise that is to do in the lab to go on with.
         upcoming = None if following is None else {"lab": following.entry.number, "exercise": following.to_do[0][0]}
         return {"labs": [one.data() for one in self.standings], "next": upcoming}
 
@@ -200,6 +202,7 @@ def _standing(entry: LabEntry, root: Path) -> Standing:
     scores = progress.scores()
     tried = [one for one in content.EXERCISES if isinstance(one, Challenge) and one.id in scores]
     asked = {prediction.id: prediction for prediction in content.PREDICTIONS}
+    # Figures of predictions that the lab no longer has do not count, nor do exercises, below.
     made = {name: told for name, told in progress.predictions().items() if name in asked}
     return Standing(
         entry=entry,

@@ -251,6 +251,7 @@ def _infinite(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
 
 def _scaled(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
     size = evidence.size
+    # A factor of the number of ranks shows on every rank, or is another fault.
     if len(wrong) < size:
         return None
     if _all(evidence, lambda rank: size * evidence.expected[rank]):
@@ -408,6 +409,7 @@ def _other_chunks(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
 
 
 def _reordered(value: Any, right: Tensor, size: int, dim: int) -> bool:
+    # Only whole chunks can be compared, one for each rank.
     if value.shape != right.shape or right.shape[dim] < size or right.shape[dim] % size:
         return False
     mine, theirs = value.chunk(size, dim), list(right.chunk(size, dim))

@@ -93,10 +93,11 @@ def read_source(path: Path) -> LabSource:
 
 
 def _cells(cells: list[Any], file: str) -> Iterator[ProseCells | Code]:
-    half: tuple[str, str, str] | None = None
+    half: tuple[str, str, str] | None = None  # the prose cell that waits for its pair: language, text, where it stands
     names: set[str] = set()
     for number, cell in enumerate(cells, start=1):
         where = f"{file}, cell {number}"
+        # `lines_to_next_cell` is jupytext's own.
         metadata = {key: value for key, value in cell.metadata.items() if key != "lines_to_next_cell"}
         for key in metadata:
             if key not in _METADATA.get(cell.cell_type, ()):
@@ -118,6 +119,7 @@ def _cells(cells: list[Any], file: str) -> Iterator[ProseCells | Code]:
         elif half[0] == language:
             raise LabError(f"{half[2]}: this prose is in {language!r} only: write its pair right after it.")
         else:
+            # The pair may begin with either language.
             yield ProseCells({half[0]: half[1], language: text})  # type: ignore[dict-item]
             half = None
     if half:
@@ -136,6 +138,7 @@ def _code(text: str, metadata: dict[str, Any], where: str) -> Code:
     inside = False
     for line in text.split("\n"):
         if line.strip() in (BEGIN, END):
+            # A mark must change the state: BEGIN outside of a region, END inside.
             if inside == (line.strip() == BEGIN):
                 raise LabError(f"{where}: solution regions are opened and closed in turn; look at {line.strip()!r}.")
             inside = not inside
@@ -169,6 +172,7 @@ def compose(source: LabSource, language: Language, *, student: bool) -> Any:
         if isinstance(cell, Code) and cell.name:
             anchor, offset = cell.name, 0
         cell_id = _cell_id(source.path.stem, anchor, offset)
+        # Cells behind a named one are numbered from it, those at the beginning from `start`.
         offset += 1
         if isinstance(cell, ProseCells):
             text = french_spaces(cell.text["fr"]) if language == "fr" else cell.text[language]
@@ -218,6 +222,7 @@ def french_spaces(markdown: str) -> str:
     elsewhere.
     """
     parts = _VERBATIM.split(markdown)
+    # Split by a group: prose at even places, code and formulas between.
     for index in range(0, len(parts), 2):
         thin = re.sub(r"[ ](?=[;!?])", "\u202f", parts[index])
         thin = _UNIT.sub("\u202f", _THOUSANDS.sub(lambda number: number[0].replace(" ", "\u202f"), thin))
@@ -283,6 +288,7 @@ def _shared(expected: Sequence[str], found: Sequence[str]) -> int:
 
 def answer_cell(exercise: str, called: str, cells: Sequence[tuple[str, str]]) -> str | None:
     """The cell that asks for the answer to be judged; else the one whose id says so."""
+    # A cell may hold another exercise's text; what counts is the id in the call.
     judged = [text for _, text in cells if (call := CALLED.search(text)) and call[1] == called]
     named = [text for cell_id, text in cells if re.fullmatch(re.escape(exercise) + r"-[0-9a-f]{10}", cell_id)]
     return next(iter([*judged, *named]), None)
@@ -308,6 +314,7 @@ def open_notebook() -> Path:
             'labs.diff("attention", "01_big_models.ipynb").',
         )
     path = Path(session)
+    # The path may be relative to the server's folder; the kernel works in the notebook's.
     return path if path.is_file() else Path.cwd() / path.name
 
 

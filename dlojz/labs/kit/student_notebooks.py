@@ -35,11 +35,13 @@ def copy_notebooks(target: Path, chosen: Language) -> Copied:
         folder.mkdir(parents=True, exist_ok=True)
         for source in sorted((COURSE / "notebooks" / chosen).glob("*.ipynb")):
             try:
+                # x: fails where the file is there, so that no answer is overwritten.
                 with open(folder / source.name, "xb") as file:
                     file.write(source.read_bytes())
                 copied.append(source.name)
             except FileExistsError:
                 kept.append(source.name)
+        # Notebooks link to code and to tests as `../../dlojz` and `../../tests`; an installed package has no tests.
         for linked in (PACKAGE, COURSE / "tests"):
             if linked.is_dir():
                 with suppress(FileExistsError):

@@ -66,10 +66,12 @@ def parts_of_script() -> tuple[ScriptPart, ...]:
     for line in SOURCE.read_text(encoding="utf-8").splitlines():
         if mark := _MARK.fullmatch(line):
             first = int(mark["first"] or 0)
+            # `03` alone is 03 to 03; `03-`, and a mark without a number, go on to the last lab.
             last = int(mark["last"] or LAST) if mark["to"] or not mark["first"] else first
             task = f"# TODO: {mark['en']} // TODO : {mark['fr']}" if mark["en"] else ""
             found.append(ScriptPart(first, last, task, bool(mark["given"]), ()))
         else:
+            # The part that was begun last takes the line.
             part = found.pop()
             found.append(replace(part, lines=(*part.lines, line)))
     return tuple(found)
@@ -102,6 +104,7 @@ def _lines(lab: int, solved: bool) -> Iterator[str]:
     for part, after in zip(parts, (*parts[1:], None), strict=True):
         asked = [] if shown == lab or part.first != lab or not part.task else [_indented(part)]
         given = shown < lab and part.given and part.first == lab
+        # What ends with the lab before, in front of a part that this lab gives, gives way to it.
         replaced = shown < lab and part.last == shown and after is not None and after.given and after.first == lab
         here = given or (part.first <= shown <= part.last and not replaced)
         for line in [*asked, *(part.lines if here else ())]:

@@ -64,6 +64,7 @@ def check_learns(trial: Trial, factor: float) -> None:
 def check_printed(trial: Trial) -> None:
     """Refuse a script that prints a loss of each step which is not that of the step."""
     for printed in trial.printed:
+        # Only a script that prints one loss per step can be compared.
         if len(printed) != len(trial.record.losses):
             continue
         for step, (told, loss) in enumerate(zip(printed, trial.record.losses, strict=True), start=1):
@@ -81,6 +82,7 @@ def check_printed(trial: Trial) -> None:
 
 def differing_step(first: Sequence[float], second: Sequence[float], tolerance: float) -> int | None:
     """Find the first step whose losses differ; None where all are the same."""
+    # strict=False: of runs of different length, the steps that both have.
     pairs = zip(first, second, strict=False)
     return next((step for step, (a, b) in enumerate(pairs) if not math.isclose(a, b, rel_tol=tolerance)), None)
 
@@ -109,6 +111,7 @@ def check_group(trial: Trial) -> None:
 
 def check_samples(one: Trial, many: Trial, replicas: int) -> None:
     """Refuse replicas that read the same samples, too many of them, or each epoch in one order."""
+    # Ranks that share a replica read the same samples, so there is one set for each replica.
     shares = {frozenset(rank.epochs[0]) for rank in many.ranks if rank.epochs and rank.epochs[0]}
     if len(shares) > replicas:
         raise Wrong(
@@ -132,6 +135,7 @@ def check_samples(one: Trial, many: Trial, replicas: int) -> None:
     if steps[0] != steps[1]:
         en = f"Two epochs are {steps[0]} steps with {one.title}, and {steps[1]} with {many.title}: "
         fr = f"Deux époques font {steps[0]} pas avec {one.title}, et {steps[1]} avec {many.title} : "
+        # Samples of a step, if every replica reads as many as rank 0.
         read = replicas * sum(map(len, many.ranks[0].epochs)) / max(steps[1], 1)
         if math.isclose(read, BATCH, rel_tol=SHARED_SAMPLES) and steps[1] < steps[0]:
             raise Wrong(
@@ -190,6 +194,7 @@ def _same_order(report: RankReport) -> Said:
 
 def check_saves(trial: Trial) -> None:
     """Refuse ranks that write the same file."""
+    # Real paths: links and relative names of one file are the same here.
     for path in trial.ranks[0].saved:
         if any(path in other.saved for other in trial.ranks[1:]):
             raise Wrong(
@@ -204,10 +209,12 @@ def check_parity(one: Trial, many: Trial, replicas: int) -> None:
     """Refuse a layout that does not train as one process does, with the cause where it is seen."""
     check_group(many)
     check_samples(one, many, replicas)
+    # Each rank is a replica: then all of them must average with all.
     if replicas == len(many.ranks):
         check_averaged(many)
     first = [abs(loss) for trial in (one, many) for loss in trial.record.losses[:1]]
     times = max(first) / min(first) if first and min(first) > 0 else 1.0
+    # A whole factor: a loss that is summed over ranks or micro-batches, or divided once too often.
     whole = round(times) > 1 and math.isclose(times, round(times), rel_tol=SAME_LOSS)
     cause = DIVIDED if whole else _first_loss(one, many)
     check_losses(one, many, SAME_LOSS, steps=1, en=cause.en, fr=cause.fr)
@@ -235,6 +242,7 @@ def _first_loss(one: Trial, many: Trial) -> Said:
             "rien n’a encore été moyenné : ce sont les poids qui diffèrent, ou le calcul, ou les échantillons.",
         )
     alone = one.ranks[0].begun_with
+    # As many parameters on each rank as on one process: copies; else parts, joined in the order of the ranks.
     copies = all(len(own) == len(alone) for own in begun)
     held = begun[0] if copies else tuple(itertools.chain.from_iterable(begun))
     if _close(held, alone) and (not copies or all(_close(own, alone) for own in begun)):
@@ -267,6 +275,7 @@ def _close(own: Sequence[float], others: Sequence[float]) -> bool:
 
 def _same_samples(one: Trial, many: Trial, replicas: int) -> bool:
     """Whether the first step of both reads the same samples."""
+    # A tuple for each replica: the samples of its first step; ranks of one replica give the same tuple.
     shares = {rank.epochs[0][: BATCH // replicas] for rank in many.ranks if rank.epochs}
     return bool(one.ranks[0].epochs) and sorted(itertools.chain.from_iterable(shares)) == sorted(
         one.ranks[0].epochs[0][:BATCH]
@@ -281,6 +290,7 @@ def check_gradients(one: Trial, many: Trial, cause: Said = DIVIDED) -> None:
     if any(rank.mesh_axes > 1 for rank in many.ranks):
         return
     found, first = _gradients(many), _gradients(one)
+    # Squares add up over parameters and parts; the ratio of the norms is the root of theirs.
     ratio = math.sqrt(found / first) if first else 1.0
     if not math.isclose(ratio, 1.0, rel_tol=SAME_GRADIENTS):
         times = significant(ratio, 3)
@@ -297,8 +307,10 @@ def check_gradients(one: Trial, many: Trial, cause: Said = DIVIDED) -> None:
 def _gradients(trial: Trial) -> float:
     """Add up the squares of the gradients: once where all ranks hold the same, of each rank where they hold parts."""
     by_rank = [rank.gradients for rank in trial.ranks]
+    # Other parameters on each rank: stages, whose squares are added.
     if len({len(one) for one in by_rank}) > 1:
         return math.fsum(itertools.chain.from_iterable(by_rank))
+    # The same parameters: copies where the squares of all ranks agree, else parts.
     same = (math.isclose(min(squares), max(squares), rel_tol=SAME_ON_ONE) for squares in zip(*by_rank, strict=True))
     return math.fsum(
         squares[0] if alike else math.fsum(squares)

@@ -122,6 +122,7 @@ def _data_parallel(trials: ScriptTrials) -> None:
     check_averaged(two)
     accumulated = trials(2, "--accumulation", "2")
     check_samples(two, accumulated, replicas=2)
+    # As much as without accumulation under no_sync, twice as much without: 1.5 lies between.
     if accumulated.sent_bytes > 1.5 * two.sent_bytes:
         raise Wrong(
             en=f"With --accumulation 2 a step sends {format_bytes(accumulated.sent_bytes)}, without it "
@@ -198,6 +199,7 @@ def _pipeline(trials: ScriptTrials) -> None:
         en="keep only the blocks of this rank's stage, before the optimizer is made.",
         fr="ne gardez que les blocs de l’étage de ce rang, avant de créer l’optimiseur.",
     )
+    # More than 1: something outside of the blocks is held by both stages.
     if (together := sum(rank.held for rank in two.ranks) / one.ranks[0].held) > 1:
         raise Wrong(
             en=f"Together the ranks hold {percent(together)} of the parameters: only the first one needs the patches "
@@ -306,6 +308,7 @@ def _check_rate(trial: Trial) -> None:
             "en faut une pour chacune des deux époques.",
         )
     seconds = trial.record.step_s
+    # In s: the second half of the steps is the second epoch.
     rate = BATCH * (len(seconds) // 2) / math.fsum(seconds[len(seconds) // 2 :])
     times = first[1] / rate
     if not 1 / SAME_RATE < times < SAME_RATE:
@@ -323,6 +326,7 @@ def _compressed(trials: ScriptTrials) -> None:
     small, plain = trials.layout(9), trials(2)
     check_group(small)
     check_averaged(small)
+    # bf16 halves the bytes of the gradients; 0.6 leaves room for what else is sent.
     if small.sent_bytes > 0.6 * plain.sent_bytes:
         raise Wrong(
             en=f"With --compress a step sends {format_bytes(small.sent_bytes)}, without it "
@@ -543,6 +547,7 @@ def judge_script(
             return Verdict("wrong", str(wrong))
         except LibraryMissing as missing:
             return Verdict("note", str(missing))
+        # The most that a rank held in any run: all parameters, as some run of each lab shares none.
         whole = max(rank.held for trial in trials.done for rank in trial.ranks)
         rows = [_row(trial, whole) for trial in trials.done]
         return Verdict("right", "\n".join([_praise(lab), *rows, *trials.not_judged]))

@@ -75,6 +75,7 @@ class _Steps:
 
     def __call__(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         parameters = _parameters([optimizer])
+        # FakeTensors: the watch predicts a step with them, which is none of the script's.
         if any(isinstance(_local(one), FakeTensor) for one in parameters):
             return
         self._report["steps"] += 1
@@ -100,6 +101,7 @@ class _Steps:
 
         def arrives(_: Tensor) -> None:
             one = seen()
+            # The hook runs before the new gradient is added: .grad is still that of the step before.
             if self._first_of_step and one is not None and one.grad is not None:
                 with _disable_current_modes():
                     self._report["kept"] += int(bool(_local(one.grad).any()))
@@ -120,6 +122,7 @@ def observe(report: dict[str, Any]) -> list[torch.optim.Optimizer]:
         for batch in iterate(loader):
             tensor = _first_tensor(batch)
             if tensor is not None and tensor.dim() > 0 and len(samples) < MOST_SAMPLES:
+                # 48 bits tell so few samples apart.
                 samples += [hashlib.sha1(_bytes_of(sample)).hexdigest()[:12] for sample in tensor]
             yield batch
 
@@ -139,6 +142,7 @@ def observe(report: dict[str, Any]) -> list[torch.optim.Optimizer]:
                 float(_local(one.grad).double().square().sum()) if one.grad is not None else 0.0 for one in parameters
             ]
             report["begun_with"] = [float(_local(one).double().square().sum()) for one in parameters]
+            # Adam's own counter of steps has no dimension; its moments have those of the parameter.
             report["moments"] = int(any(_local(one).any() for one in states if one.dim() > 0))
         report["group_size"] = dist.get_world_size() if dist.is_initialized() else 0
         _look_at_modules(report, parameters)
@@ -159,6 +163,7 @@ def observe(report: dict[str, Any]) -> list[torch.optim.Optimizer]:
         if isinstance(module, DistributedDataParallel) and not isinstance(first, FakeTensor):
             report["ddp_calls"] += 1
             report["ddp_synced"] += module.require_backward_grad_sync
+        # Before the first step is counted.
         if not report["steps"] and module._parameters and not isinstance(first, FakeTensor):
             uses[id(module)] += 1
             report["uses"] = max(report["uses"], uses[id(module)])
@@ -192,6 +197,7 @@ def _count_late_shards(report: dict[str, Any]) -> None:
     @functools.wraps(shard)
     def counted(module: Any, *args: Any, **kwargs: Any) -> Any:
         sharded = [one for one in gc.get_objects() if issubclass(type(one), FSDPModule) and one is not module]
+        # `outer` holds the module, so it was sharded as a whole before its part.
         report["late_shards"] += any(inner is module for outer in sharded for inner in outer.modules())
         return shard(module, *args, **kwargs)
 
@@ -200,6 +206,7 @@ def _count_late_shards(report: dict[str, Any]) -> None:
 
 def _parameters(optimizers: list[torch.optim.Optimizer]) -> list[Tensor]:
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    # By identity: == of two tensors compares their elements.
     return list({id(one): one for group in groups for one in group["params"]}.values())
 
 
@@ -208,6 +215,7 @@ def _look_at_modules(report: dict[str, Any], parameters: list[Tensor]) -> None:
     blocks: Counter[object] = Counter()
     known: set[int] = set()
     for one in gc.get_objects():
+        # type, not isinstance, which asks an object for its __class__: a lazy module would load itself.
         kind = type(one)
         if issubclass(kind, _PipelineSchedule):
             report["schedule"], report["micro_batches"] = kind.__name__, one._n_microbatches
@@ -216,6 +224,7 @@ def _look_at_modules(report: dict[str, Any], parameters: list[Tensor]) -> None:
             report["ddp"] += issubclass(kind, DistributedDataParallel)
             report["fsdp_units"] += issubclass(kind, FSDPModule)
             shapes = tuple(tuple(parameter.shape) for parameter in one.parameters())
+            # A block of a transformer has at least four parameters; a norm or a linear layer has two.
             if len(shapes) >= 4:
                 blocks[kind.__name__, shapes] += 1
         if kind.__name__ in LIBRARIES:
@@ -239,6 +248,7 @@ def _look_at_weights(report: dict[str, Any], optimizers: list[torch.optim.Optimi
             if axes > 1:
                 report["mesh_row"] = (parameter.device_mesh.get_coordinate() or [0])[0]
             if own.dim() == 2:
+                # torch's weight is (out, in), the transpose of A in Y = X A: dim 0 are A's columns, dim 1 its rows.
                 report["by_columns"] += sum(one.is_shard(0) for one in parameter.placements)
                 report["by_rows"] += sum(one.is_shard(1) for one in parameter.placements)
         report["matrices"] += own.numel() if own.dim() == 2 else 0
@@ -257,6 +267,7 @@ def main() -> None:
     report |= dict.fromkeys(("matrices", "zeros", "uses", "unshuffled", "set_epochs", "ddp_calls", "ddp_synced"), 0)
     report |= dict.fromkeys(("mesh_row", "by_columns", "by_rows", "late_shards"), 0)
     optimizers = observe(report)
+    # As `python script.py arguments` would have it.
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).parent)
     try:

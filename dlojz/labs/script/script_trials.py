@@ -194,6 +194,7 @@ class ScriptTrials:
         reports = self._folder / f"reports-{self._number}"
         reports.mkdir()
         ended = run(
+            # The observer is the script that is run; the student's own is its second argument.
             OBSERVER,
             args=[str(reports), str(self._path), *SHORT, *words],
             processes=processes,
@@ -233,6 +234,7 @@ class ScriptTrials:
                 fr="L’optimiseur détient des paramètres que le modèle n’a plus : fully_shard et parallelize_module les "
                 "remplacent ; créez l’optimiseur après ces appels.",
             )
+        # A rank that left no report has not come to its end either.
         completed = record is not None and record.status == "completed" and len(ranks) == processes
         if not completed and any(one.late_shards for one in ranks):
             raise Wrong(
@@ -250,6 +252,7 @@ class ScriptTrials:
 
 
 def _refuse_missing_library(title: str, log: str) -> None:
+    # The last one: a script may try one import and go on with another.
     module = (_MISSING_MODULE.findall(log) or [""])[-1]
     if extra_of(distribution_of(module)):
         absent = missing_library(distribution_of(module))
@@ -269,6 +272,7 @@ def _how_it_ended(path: Path, title: str, log: str, record: RunRecord | None) ->
             fr=f"Votre script n’accepte pas les options de ce TP ({what}) : ajoutez-les à son ArgumentParser.",
         )
     reason = record.reason.replace(OBSERVER.name, path.name).strip() if record is not None else ""
+    # Lines of the script itself in the tracebacks, the innermost last.
     own = re.findall(rf'File "[^"]*{re.escape(path.name)}", line (\d+)', log)
     if own and f"line {own[-1]}" not in reason:
         reason += say(en=f" (line {own[-1]} of {path.name})", fr=f" (ligne {own[-1]} de {path.name})")
