@@ -30,30 +30,30 @@ RANKS_PER_CORE = 4
 WALL_S = 300.0
 
 
-def calibrate(given: Given, size: int, answer: Answer) -> None:
+def calibrate(args: Given, size: int, answer: Answer) -> None:
     """Time a collective on forked processes, fit α and β, answer.
 
     Raises:
         LabError: if there are too few ranks, more than the cores can run at once, or a file cannot be written.
     """
-    collective = given["name"] or "all_reduce"
-    most = RANKS_PER_CORE * cores_available()
-    if not 2 <= size <= most:
-        cores = most // RANKS_PER_CORE
+    collective = args["name"] or "all_reduce"
+    limit = RANKS_PER_CORE * cores_available()
+    if not 2 <= size <= limit:
+        cores = limit // RANKS_PER_CORE
         raise refusal(
-            en=f"--calibrate times 2 to {most} ranks on the {cores} core(s) of this machine (more would measure how "
+            en=f"--calibrate times 2 to {limit} ranks on the {cores} core(s) of this machine (more would measure how "
             f"they take turns), but {size} was received.",
-            fr=f"--calibrate chronomètre de 2 à {most} rangs sur les {cores} cœur(s) de cette machine (au-delà, on "
+            fr=f"--calibrate chronomètre de 2 à {limit} rangs sur les {cores} cœur(s) de cette machine (au-delà, on "
             f"mesurerait comment ils se relaient), mais {size} a été reçu.",
         )
     calibration = _measured(collective, size)
     from dlojz.display.figures.communication_figures import calibration_figure, dominance, summary
 
-    if given["output"]:
-        _keep(calibration, Path(given["output"]))
-    if given["figure"]:
-        calibration_figure(calibration, given["figure"])
-    if given["json"]:
+    if args["output"]:
+        _keep(calibration, Path(args["output"]))
+    if args["figure"]:
+        calibration_figure(calibration, args["figure"])
+    if args["json"]:
         answer(
             {
                 **calibration.to_dict(),
@@ -76,7 +76,7 @@ def calibrate(given: Given, size: int, answer: Answer) -> None:
     answer(Table(head, rows, align="r"))
     lines = [say(en=f"{collective}, {size} ranks: ", fr=f"{collective}, {size} rangs : ") + summary(calibration)]
     answer("\n".join([*lines, *filter(None, [dominance(calibration)])]))
-    for path in (given["output"], given["figure"]):
+    for path in (args["output"], args["figure"]):
         tell_written(path, "written", "écrit")
 
 
@@ -96,10 +96,10 @@ def _measured(collective: str, size: int) -> AlphaBetaFit:
     finally:
         console().show_cursor(True)  # the bar hides it, and an interrupted process does not bring it back
     if failed := first_failure(answers):
-        rank, why = failed
+        rank, reason = failed
         raise refusal(
-            en=f"rank {rank} could not be timed: {why} (`dlojz doctor` checks that processes can communicate).",
-            fr=f"le rang {rank} n’a pas pu être chronométré : {why} (`dlojz doctor` vérifie que les processus "
+            en=f"rank {rank} could not be timed: {reason} (`dlojz doctor` checks that processes can communicate).",
+            fr=f"le rang {rank} n’a pas pu être chronométré : {reason} (`dlojz doctor` vérifie que les processus "
             "communiquent).",
         )
     # measure returns the same points on every rank, so rank 0's are enough.
@@ -159,41 +159,41 @@ puis α et le débit 1/β sont ajustés ; --figure dessine les points, la droite
     dlojz collectives --calibrate --name tree_all_reduce --json
     """,
 )
-def collectives_command(given: Given, answer: Answer) -> None:
+def collectives_command(args: Given, answer: Answer) -> None:
     """List, show or time the algorithms."""
-    _check(given)
-    size = check_size(given["ranks"])
-    if given["calibrate"]:
-        calibrate(given, size, answer)
-    elif given["name"]:
-        _show(given, size, answer)
+    _check(args)
+    size = check_size(args["ranks"])
+    if args["calibrate"]:
+        calibrate(args, size, answer)
+    elif args["name"]:
+        _show(args, size, answer)
     else:
-        _list(given, size, answer)
+        _list(args, size, answer)
 
 
-def _check(given: Given) -> None:
+def _check(args: Given) -> None:
     """Refuse flags that would do nothing.
 
     Raises:
         LabError: naming what they need.
     """
-    name, calibrating = given["name"], given["calibrate"]
+    name, calibrating = args["name"], args["calibrate"]
     if name is not None:
         # Timing also takes torch's own collectives; only an algorithm of the catalogue has steps to draw.
         _ = algorithm_of(name) if calibrating else algorithm(name)
-    check_needs(given, "figure", "name", "calibrate")
-    check_needs(given, "output", "calibrate")
-    if given["per_node"] and (calibrating or (name and not algorithm(name).two_level)):
+    check_needs(args, "figure", "name", "calibrate")
+    check_needs(args, "output", "calibrate")
+    if args["per_node"] and (calibrating or (name and not algorithm(name).two_level)):
         raise refusal(
             en="--per-node is for --name hierarchical_all_reduce, without --calibrate: leave it out here.",
             fr="--per-node ne sert qu’avec --name hierarchical_all_reduce, sans --calibrate : retirez-le.",
         )
 
 
-def _list(given: Given, size: int, answer: Answer) -> None:
-    per_node = given["per_node"]
+def _list(args: Given, size: int, answer: Answer) -> None:
+    per_node = args["per_node"]
     costs = {name: collectives.terms(name, size, per_node=per_node) for name in collectives.names()}
-    if given["json"]:
+    if args["json"]:
         answer([{**_data(name, size, per_node), "chunks": collectives.num_chunks(name, size)} for name in costs])
         return
     rows = tuple(
@@ -214,23 +214,23 @@ def _data(name: str, size: int, per_node: int | None) -> dict[str, Any]:
     """Describe an algorithm as JSON data."""
     cost = collectives.terms(name, size, per_node=per_node)
     # Fractions of a message, which JSON does not have.
-    moved, added = float(cost.moved), float(cost.added)
+    moved_messages, added_messages = float(cost.moved), float(cost.added)
     described = {"name": name, "collective": algorithm(name).collective, "ranks": size}
-    return {**described, "rounds": cost.rounds, "moved": moved, "added": added}
+    return {**described, "rounds": cost.rounds, "moved": moved_messages, "added": added_messages}
 
 
 def _times(share: Fraction) -> str:
     return f"{decimal(float(share), 2)} ×"
 
 
-def _show(given: Given, size: int, answer: Answer) -> None:
-    name, per_node = given["name"], given["per_node"]
+def _show(args: Given, size: int, answer: Answer) -> None:
+    name, per_node = args["name"], args["per_node"]
     simulation = simulate(name, size, per_node=per_node)
-    if given["figure"]:
+    if args["figure"]:
         from dlojz.display.figures.communication_figures import collective_figure
 
-        collective_figure(name, size, path=given["figure"], per_node=per_node)
-    if given["json"]:
+        collective_figure(name, size, path=args["figure"], per_node=per_node)
+    if args["json"]:
         answer(
             {
                 **_data(name, size, per_node),
@@ -247,7 +247,7 @@ def _show(given: Given, size: int, answer: Answer) -> None:
     if not simulation.transfers:
         lines.append(say(en="one rank alone sends nothing", fr="un rang seul n’envoie rien"))
     answer("\n".join(lines))
-    tell_written(given["figure"], "written", "écrit")
+    tell_written(args["figure"], "written", "écrit")
 
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -290,30 +290,30 @@ gardée aussi, et signalée.""",
     dlojz calibrate --show # what was measured before; measures nothing // ce qui a déjà été mesuré ; ne mesure rien
     """,
 )
-def calibrate_command(given: Given, answer: Answer) -> None:
+def calibrate_command(args: Given, answer: Answer) -> None:
     """Measure this machine, keep the measurements, and show the fitted parameters."""
-    ranks, device = _ranks(given["ranks"]), given["device"]
+    ranks, device = _ranks(args["ranks"]), args["device"]
     if device not in DEVICES:
         raise LabError(one_of("device", device, DEVICES))
     from dlojz.cost_model.measured_machine import default_path, read_measured, site, write_measured
     from dlojz.running.measure import measure_machine
 
-    path = Path(given["output"]).expanduser() if given["output"] else default_path()
-    if given["show"]:
+    path = Path(args["output"]).expanduser() if args["output"] else default_path()
+    if args["show"]:
         measured = read_measured(path)
     else:
-        measured = measure_machine(ranks, quick=given["quick"], device=device, watch=_watch)
+        measured = measure_machine(ranks, quick=args["quick"], device=device, watch=_watch)
         write_measured(path, measured)
     sites = [site(measured, setup.ranks) for setup in measured.setups]
-    if given["figure"]:
+    if args["figure"]:
         from dlojz.display.figures.cost_model_figures import calibrate_figure
 
-        calibrate_figure(measured, sites, given["figure"])
-    answer(_document(measured, sites) if given["json"] else _table(sites))
-    if not given["json"]:
+        calibrate_figure(measured, sites, args["figure"])
+    answer(_document(measured, sites) if args["json"] else _table(sites))
+    if not args["json"]:
         answer("\n".join(_summary(measured, sites)))
     # With --show the file was read, not written: only a figure is named then.
-    for written in (None if given["show"] else path, given["figure"]):
+    for written in (None if args["show"] else path, args["figure"]):
         tell_written(written, "written", "écrit")
     _warn(measured)
 
@@ -348,16 +348,16 @@ def _document(measured: Measured, sites: list[MeasuredSite]) -> dict[str, Any]:
         **{name: value for name, value in measured.to_dict().items() if name != "setups"},
         "sites": [
             {
-                "ranks": one.ranks,
-                "parameters": one.calibration.values,
-                "peak_flops": dict(one.cluster.gpu.peak_flops),
-                "memory_bytes_per_s": one.cluster.gpu.memory_bytes_per_s,
-                "update": one.update._asdict(),
-                "sharded": one.sharded._asdict(),
-                "median_error": one.median_error,
-                "residuals": [{**row._asdict(), "error": row.error} for row in one.residuals],
+                "ranks": site.ranks,
+                "parameters": site.calibration.values,
+                "peak_flops": dict(site.cluster.gpu.peak_flops),
+                "memory_bytes_per_s": site.cluster.gpu.memory_bytes_per_s,
+                "update": site.update._asdict(),
+                "sharded": site.sharded._asdict(),
+                "median_error": site.median_error,
+                "residuals": [{**row._asdict(), "error": row.error} for row in site.residuals],
             }
-            for one in sites
+            for site in sites
         ],
     }
 
@@ -377,16 +377,16 @@ def _table(sites: list[MeasuredSite]) -> Table:
 
 def _summary(measured: Measured, sites: list[MeasuredSite]) -> Iterator[str]:
     yield f"{measured.processor}, {measured.date}"
-    for one in sites:
-        found, chip = one.calibration, one.cluster.gpu
+    for site in sites:
+        calibration, chip = site.calibration, site.cluster.gpu
         # The site's peak times the fitted efficiency, in units of 1e9: GFLOP/s and GB/s.
-        peak = max(chip.peak_flops.values()) * found.product_efficiency / 1e9
-        memory = chip.memory_bytes_per_s * found.memory_efficiency / 1e9
-        launch, tensor = format_latency(found.serial_s), format_latency(one.update.start)
+        peak = max(chip.peak_flops.values()) * calibration.product_efficiency / 1e9
+        memory = chip.memory_bytes_per_s * calibration.memory_efficiency / 1e9
+        launch, tensor = format_latency(calibration.serial_s), format_latency(site.update.start)
         yield say(
-            en=f"{one.ranks} rank(s): large product {peak:.0f} GFLOP/s, pass {decimal(memory)} GB/s, launch "
+            en=f"{site.ranks} rank(s): large product {peak:.0f} GFLOP/s, pass {decimal(memory)} GB/s, launch "
             f"{launch}, AdamW {tensor} per tensor",
-            fr=f"{one.ranks} rang(s) : grand produit {peak:.0f} GFLOP/s, passage {decimal(memory)} Go/s, lancement "
+            fr=f"{site.ranks} rang(s) : grand produit {peak:.0f} GFLOP/s, passage {decimal(memory)} Go/s, lancement "
             f"{launch}, AdamW {tensor} par tenseur",
         )
 

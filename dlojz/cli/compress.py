@@ -48,24 +48,24 @@ def check_layers(methods: Sequence[str]) -> None:
         LabError: without a method of quantization.
     """
     if not any(METHODS[name].family == "quantization" for name in methods):
-        listed = ", ".join(name for name, one in METHODS.items() if one.family == "quantization")
+        names = ", ".join(name for name, entry in METHODS.items() if entry.family == "quantization")
         raise refusal(
             en=f"--layers draws the error of quantized layers, but {', '.join(methods)} quantizes none: add one of "
-            f"{listed}.",
+            f"{names}.",
             fr=f"--layers dessine l’erreur des couches quantifiées, mais {', '.join(methods)} n’en quantifie aucune : "
-            f"ajoutez l’une de {listed}.",
+            f"ajoutez l’une de {names}.",
         )
 
 
 def layers_of(board: Board) -> dict[str, list[LayerError]]:
     """Collect the layer errors of each method that quantizes, as medians over the seeds, in the order of the model."""
-    found = {}
+    layer_errors = {}
     for line in board.lines():
         trials = [trial.layer_errors for trial in board.of(line.method) if trial.layer_errors]
         if trials:
             # From rows by seed to columns by layer: `seeds` is one layer of all trials.
-            found[line.method] = [_middle(one) for one in zip(*trials, strict=True)]
-    return found
+            layer_errors[line.method] = [_middle(seeds) for seeds in zip(*trials, strict=True)]
+    return layer_errors
 
 
 def draw_layers(board: Board, path: Path) -> None:
@@ -77,20 +77,20 @@ def draw_layers(board: Board, path: Path) -> None:
     from dlojz.display.figures.compress_figures import MOST_SETTINGS, sqnr_figure
 
     errors = layers_of(board)
-    shown = dict(list(errors.items())[:MOST_SETTINGS])
-    if len(shown) < len(errors):
-        names = ", ".join(name for name in errors if name not in shown)
+    drawn_errors = dict(list(errors.items())[:MOST_SETTINGS])
+    if len(drawn_errors) < len(errors):
+        names = ", ".join(name for name in errors if name not in drawn_errors)
         tell(
             en=f"--layers draws {MOST_SETTINGS} methods at most: without {names}.",
             fr=f"--layers dessine {MOST_SETTINGS} méthodes au plus : sans {names}.",
         )
-    sqnr_figure(shown, path)
+    sqnr_figure(drawn_errors, path)
 
 
 def _middle(seeds: Sequence[LayerSnr]) -> LayerError:
     # A layer without any noise has an infinite ratio, which its record holds as None.
-    measured = [math.inf if one.measured_sqnr_db is None else one.measured_sqnr_db for one in seeds]
-    foreseen = [one.predicted_sqnr_db for one in seeds if one.predicted_sqnr_db is not None]
+    measured = [math.inf if layer.measured_sqnr_db is None else layer.measured_sqnr_db for layer in seeds]
+    foreseen = [layer.predicted_sqnr_db for layer in seeds if layer.predicted_sqnr_db is not None]
     return LayerError(
         name=seeds[0].name,
         predicted_sqnr_db=statistics.median(foreseen) if foreseen else None,
@@ -109,10 +109,10 @@ def settings_of(texts: Sequence[str], methods: Sequence[str]) -> dict[str, dict[
         LabError: for anything else, for a method that is not on the board, an option that it does not have, a value of
             another type, or an option that is set twice.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for part in filter(None, (one.strip() for one in ",".join(texts).split(","))):
-        place, equals, value = (one.strip() for one in part.partition("="))
-        name, dot, option = place.partition(".")
+    settings: dict[str, dict[str, Any]] = {}
+    for part in filter(None, (word.strip() for word in ",".join(texts).split(","))):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        name, dot, option = key.partition(".")
         if not (equals and dot and name and option and value):
             raise refusal(
                 en=f"--set takes METHOD.OPTION=VALUE such as int8_static.samples=64, but {part!r} was received: see "
@@ -127,21 +127,21 @@ def settings_of(texts: Sequence[str], methods: Sequence[str]) -> dict[str, dict[
                 fr=f"--set {part} a été reçu, mais {name} n’est pas au tableau : ajoutez-la à --methods.",
             )
         chosen.check_options([option])
-        if option in found.setdefault(name, {}):
+        if option in settings.setdefault(name, {}):
             raise refusal(
-                en=f"--set gives {place} twice: keep one of them.",
-                fr=f"--set donne {place} deux fois : gardez-en une.",
+                en=f"--set gives {key} twice: keep one of them.",
+                fr=f"--set donne {key} deux fois : gardez-en une.",
             )
-        found[name][option] = _typed(place, value, METHODS[name].options[option])
-    return found
+        settings[name][option] = _typed(key, value, METHODS[name].options[option])
+    return settings
 
 
-def _typed(place: str, text: str, default: Any) -> Any:
+def _typed(key: str, text: str, default: Any) -> Any:
     """Parse a value to the type of its default."""
     # bool comes before int: isinstance(True, int) holds.
     if isinstance(default, bool):
         if text.lower() not in TRUTHS:
-            raise LabError(one_of(place, text, TRUTHS))
+            raise LabError(one_of(key, text, TRUTHS))
         return TRUTHS[text.lower()]
     if not isinstance(default, int | float):
         return text
@@ -153,9 +153,8 @@ def _typed(place: str, text: str, default: Any) -> Any:
     except ValueError:
         pass
     raise refusal(
-        en=f"{place} takes a {'whole' if kind is int else 'finite'} number such as {default}, but {text!r} was "
-        "received.",
-        fr=f"{place} attend un nombre {'entier' if kind is int else 'fini'} comme {default}, mais {text!r} a été reçu.",
+        en=f"{key} takes a {'whole' if kind is int else 'finite'} number such as {default}, but {text!r} was received.",
+        fr=f"{key} attend un nombre {'entier' if kind is int else 'fini'} comme {default}, mais {text!r} a été reçu.",
     )
 
 
@@ -226,23 +225,23 @@ multiplie quand même par eux.""",
     dlojz compress --model coatnet_tiny --methods student_alone,distill_logits --student vit_mini
     """,
 )
-def compress_command(given: Given, answer: Answer) -> None:
+def compress_command(args: Given, answer: Answer) -> None:
     """Make the board, show it, and conclude."""
-    if given["list"]:
-        answer(catalogue_document() if given["json"] else catalogue())
+    if args["list"]:
+        answer(catalogue_document() if args["json"] else catalogue())
         return
-    board = _board(given)
-    answer(document(board) if given["json"] else table(board, console(stderr=False).width))
-    if not given["json"]:
+    board = _board(args)
+    answer(document(board) if args["json"] else table(board, console(stderr=False).width))
+    if not args["json"]:
         answer(conclusion(board))
     for sentence in remarks(board):
         tell(sentence)
-    _keep(board, given)  # last: what cannot be written after all takes no answer away
+    _keep(board, args)  # last: what cannot be written after all takes no answer away
     for name in ("figure", "layers", "output"):
-        tell_written(given[name], "written", "écrit")
+        tell_written(args[name], "written", "écrit")
 
 
-def methods_of(given: Given) -> tuple[tuple[str, ...], bool]:
+def methods_of(args: Given) -> tuple[tuple[str, ...], bool]:
     """Parse `--methods`: the names, and whether they were asked for one by one.
 
     Raises:
@@ -250,7 +249,7 @@ def methods_of(given: Given) -> tuple[tuple[str, ...], bool]:
     """
     from dlojz.compress.board_record import DEFAULT_METHODS
 
-    text = given.get("methods")
+    text = args.get("methods")
     if text is None or text.strip() == "all":
         return (DEFAULT_METHODS if text is None else tuple(METHODS)), False
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
@@ -266,50 +265,50 @@ def methods_of(given: Given) -> tuple[tuple[str, ...], bool]:
     return names, True
 
 
-def options_of(given: Given, methods: Sequence[str], chosen: bool) -> dict[str, dict[str, Any]]:
+def options_of(args: Given, methods: Sequence[str], chosen: bool) -> dict[str, dict[str, Any]]:
     """Collect the options of each method that differ from its own defaults.
 
     Raises:
         LabError: for a value that is not legal, or one that no method asked for by name takes.
     """
     # Only what the command line gives: a method keeps its own default for the rest.
-    asked: dict[str, Any] = {"student": given["student"]} if "student" in given else {}
-    asked |= {name: given[name] for name in ("temperature", "sparsity") if name in given}
-    if "temperature" in asked:
+    choices: dict[str, Any] = {"student": args["student"]} if "student" in args else {}
+    choices |= {name: args[name] for name in ("temperature", "sparsity") if name in args}
+    if "temperature" in choices:
         from dlojz.compress.distillation import check_temperature
 
-        check_temperature(asked["temperature"])
-    if "sparsity" in asked:
+        check_temperature(choices["temperature"])
+    if "sparsity" in choices:
         from dlojz.compress.masks import check_sparsity
 
-        check_sparsity(asked["sparsity"])
+        check_sparsity(choices["sparsity"])
     # `--methods all` passes an option to those that have it; of methods named one by one, one must have it.
-    for name in asked:
-        takers = [one for one in METHODS.values() if name in one.options]
-        if chosen and not any(one.name in methods for one in takers):
-            listed = ", ".join(one.name for one in takers)
+    for name in choices:
+        takers = [entry for entry in METHODS.values() if name in entry.options]
+        if chosen and not any(taker.name in methods for taker in takers):
+            taker_names = ", ".join(taker.name for taker in takers)
             raise refusal(
-                en=f"--{name} was received, but none of {', '.join(methods)} has it: it is for {listed}.",
-                fr=f"--{name} a été reçu, mais aucune de {', '.join(methods)} n’en a : c’est pour {listed}.",
+                en=f"--{name} was received, but none of {', '.join(methods)} has it: it is for {taker_names}.",
+                fr=f"--{name} a été reçu, mais aucune de {', '.join(methods)} n’en a : c’est pour {taker_names}.",
             )
-    found = {name: {key: value for key, value in asked.items() if key in METHODS[name].options} for name in methods}
-    if "epochs" in given:
+    options = {name: {key: value for key, value in choices.items() if key in METHODS[name].options} for name in methods}
+    if "epochs" in args:
         for name in methods:
             if METHODS[name].family == STUDENTS:
-                found[name]["epochs"] = given["epochs"]
+                options[name]["epochs"] = args["epochs"]
     # --set comes last, so that it overrides the general options of the same name.
-    for name, own in settings_of(given["set"], methods).items():
-        found[name].update(own)
-    return found
+    for name, settings in settings_of(args["set"], methods).items():
+        options[name].update(settings)
+    return options
 
 
-def _board(given: Given) -> Board:
-    methods, chosen = methods_of(given)  # before torch is there: a typing error is answered at once
-    options = options_of(given, methods, chosen)
-    model = given["model"]
+def _board(args: Given) -> Board:
+    methods, chosen = methods_of(args)  # before torch is there: a typing error is answered at once
+    options = options_of(args, methods, chosen)
+    model = args["model"]
     size = image_size(model, *_students(methods, options))
-    check_writable(given, ("figure", "layers"), ("output",))
-    if given["layers"]:
+    check_writable(args, ("figure", "layers"), ("output",))
+    if args["layers"]:
         check_layers(methods)
 
     import torch
@@ -320,16 +319,16 @@ def _board(given: Given) -> Board:
     from dlojz.running.store import runs_root
 
     threads_before = torch.get_num_threads()
-    torch.set_num_threads(given["threads"])
+    torch.set_num_threads(args["threads"])
     task = digits(size)
     request = BoardRequest(
         teacher=model,
         methods=methods,
         options=options,
-        seeds=range(given["seeds"]),
-        settings=Settings(epochs=given["epochs"]),
-        rounds=given["rounds"],
-        folder=runs_root(given["root"]) / "teachers",
+        seeds=range(args["seeds"]),
+        settings=Settings(epochs=args["epochs"]),
+        rounds=args["rounds"],
+        folder=runs_root(args["root"]) / "teachers",
         strict=chosen,
     )
     _warn_of_students(request, task)
@@ -351,11 +350,11 @@ def image_size(*names: str) -> int:
 
     for name in names:
         if ":" in name:
-            own = name.rpartition("/")[2]
+            stem = name.rpartition("/")[2]
             raise refusal(
-                en=f"dlojz compress trains models of the catalogue, but {own} comes from elsewhere: use one of "
+                en=f"dlojz compress trains models of the catalogue, but {stem} comes from elsewhere: use one of "
                 f"{', '.join(_trainable())}.",
-                fr=f"dlojz compress entraîne des modèles du catalogue, mais {own} vient d’ailleurs : prenez l’un de "
+                fr=f"dlojz compress entraîne des modèles du catalogue, mais {stem} vient d’ailleurs : prenez l’un de "
                 f"{', '.join(_trainable())}.",
             )
         if name not in models.names():
@@ -370,12 +369,12 @@ def image_size(*names: str) -> int:
             )
     size = _common_size([models.spec(name) for name in names])
     for name in names:
-        found = models.describe(name, size, num_classes=10).parameters
-        if found > MOST_PARAMETERS:
+        count = models.describe(name, size, num_classes=10).parameters
+        if count > MOST_PARAMETERS:
             raise refusal(
-                en=f"{name} has {found / 1e6:.0f} M parameters, too many to train while you wait: use a model of at "
+                en=f"{name} has {count / 1e6:.0f} M parameters, too many to train while you wait: use a model of at "
                 f"most {MOST_PARAMETERS / 1e6:.0f} M, such as vit_tiny, coatnet_tiny or alexnet_tiny.",
-                fr=f"{name} a {found / 1e6:.0f} M de paramètres, trop pour l’entraîner pendant que vous attendez : "
+                fr=f"{name} a {count / 1e6:.0f} M de paramètres, trop pour l’entraîner pendant que vous attendez : "
                 f"prenez un modèle de {MOST_PARAMETERS / 1e6:.0f} M au plus, comme vit_tiny, coatnet_tiny ou "
                 "alexnet_tiny.",
             )
@@ -386,9 +385,9 @@ def _common_size(entries: Sequence[ModelSpec]) -> int:
     from dlojz.compress.board_record import IMAGE_SIZE
 
     multiple = math.lcm(*(entry.image_multiple for entry in entries))
-    least = max(IMAGE_SIZE, *(entry.smallest_image for entry in entries))
+    smallest = max(IMAGE_SIZE, *(entry.smallest_image for entry in entries))
     # Rounded up to a multiple that every model takes: the least common one of their image multiples.
-    return -(-least // multiple) * multiple
+    return -(-smallest // multiple) * multiple
 
 
 def _trainable() -> list[str]:
@@ -414,28 +413,28 @@ def _warn_of_students(request: BoardRequest, task: Task) -> None:
 
 def _students(methods: Sequence[str], options: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """List the students that the methods will build, each once."""
-    asked = [{**METHODS[name].options, **options.get(name, {})} for name in methods]
-    return list(dict.fromkeys(str(one["student"]) for one in asked if "student" in one))
+    method_options = [{**METHODS[name].options, **options.get(name, {})} for name in methods]
+    return list(dict.fromkeys(str(settings["student"]) for settings in method_options if "student" in settings))
 
 
 @contextlib.contextmanager
 def _bars() -> Iterator[Watch]:
     """Draw one progress bar for the current task; nothing where stderr is no terminal."""
     with progress_bar() as update:
-        yield lambda label, done, total: update(done, total, label)
+        yield lambda label, count, total: update(count, total, label)
 
 
-def _keep(board: Board, given: Given) -> None:
-    if given["output"]:
+def _keep(board: Board, args: Given) -> None:
+    if args["output"]:
         from dlojz.compress.board_record import write_board
 
-        write_board(Path(given["output"]).expanduser(), board)
-    if given["figure"]:
+        write_board(Path(args["output"]).expanduser(), board)
+    if args["figure"]:
         from dlojz.display.figures.compress_figures import compress_figure
 
-        compress_figure(board, Path(given["figure"]).expanduser())
-    if given["layers"]:
-        draw_layers(board, Path(given["layers"]).expanduser())
+        compress_figure(board, Path(args["figure"]).expanduser())
+    if args["layers"]:
+        draw_layers(board, Path(args["layers"]).expanduser())
 
 
 KEPT = 0.97
@@ -538,16 +537,16 @@ def conclusion(board: Board) -> str:
 
 def remarks(board: Board) -> list[str]:
     """List what was left out, and the notes on single methods."""
-    found = [
-        say(en=f"{name} was left out: {why}", fr=f"{name} a été laissée de côté : {why}")
-        for name, why in board.left_out.items()
+    sentences = [
+        say(en=f"{name} was left out: {reason}", fr=f"{name} a été laissée de côté : {reason}")
+        for name, reason in board.left_out.items()
     ]
     colon = say(en=":", fr=" :")
-    told: dict[str, list[str]] = {}
+    methods_by_note: dict[str, list[str]] = {}
     for line in board.lines():
         for note in line.notes:
-            told.setdefault(note, []).append(line.method)
-    return [*found, *(f"{', '.join(names)}{colon} {note}" for note, names in told.items())]
+            methods_by_note.setdefault(note, []).append(line.method)
+    return [*sentences, *(f"{', '.join(names)}{colon} {note}" for note, names in methods_by_note.items())]
 
 
 def document(board: Board) -> dict[str, Any]:
@@ -562,17 +561,17 @@ def document(board: Board) -> dict[str, Any]:
 def catalogue() -> Table:
     """List all methods with their options."""
     rows, before = [], ""
-    for one in METHODS.values():
-        options = ", ".join(f"{name}={value}" for name, value in one.options.items())
-        summary = Lines("\n  ".join(filter(None, (one.summary(), options))))
-        rows.append((family_title(one.family) if one.family != before else "", one.name, summary))
-        before = one.family
+    for entry in METHODS.values():
+        options = ", ".join(f"{name}={value}" for name, value in entry.options.items())
+        summary = Lines("\n  ".join(filter(None, (entry.summary(), options))))
+        rows.append((family_title(entry.family) if entry.family != before else "", entry.name, summary))
+        before = entry.family
     return Table(titles(en="family; method; ", fr="famille; méthode; "), tuple(rows), align="l", whole=2)
 
 
 def catalogue_document() -> list[dict[str, Any]]:
     """List all methods as JSON data."""
     return [
-        {"name": one.name, "family": one.family, "summary": one.summary(), "options": dict(one.options)}
-        for one in METHODS.values()
+        {"name": entry.name, "family": entry.family, "summary": entry.summary(), "options": dict(entry.options)}
+        for entry in METHODS.values()
     ]

@@ -77,7 +77,7 @@ OPTIONS: tuple[Flag, ...] = (
 _DEEPSPEEDS_OWN = ("zero", "engine", "offload")
 
 
-def configure(given: Given, processes: int) -> tuple[RunConfig, tuple[str, ...]]:
+def configure(args: Given, processes: int) -> tuple[RunConfig, tuple[str, ...]]:
     """Configure the run that the options ask for, on so many processes.
 
     Returns:
@@ -86,7 +86,7 @@ def configure(given: Given, processes: int) -> tuple[RunConfig, tuple[str, ...]]
     Raises:
         LabError: if options, JSON file and processes do not fit together.
     """
-    stages = given["pipeline_parallel_size"]
+    stages = args["pipeline_parallel_size"]
     if processes % stages:
         raise refusal(
             en=f"-p {stages} pipeline stages do not divide {processes} processes: start a multiple of {stages}.",
@@ -94,41 +94,41 @@ def configure(given: Given, processes: int) -> tuple[RunConfig, tuple[str, ...]]
             f"{stages}.",
         )
     # Only fields that the words give: all else may come from the JSON file.
-    asked: dict[str, Any] = {name: given[name] for name in _FIELDS if name in given}
-    asked |= {"dp": processes // stages, "pp": stages}
-    path = given["deepspeed_config"]
+    fields: dict[str, Any] = {name: args[name] for name in _FIELDS if name in args}
+    fields |= {"dp": processes // stages, "pp": stages}
+    path = args["deepspeed_config"]
     if path is None:
-        if given["deepspeed"]:
+        if args["deepspeed"]:
             raise refusal(
                 en="--deepspeed needs --deepspeed_config FILE, DeepSpeed's JSON file, but none was received.",
                 fr="--deepspeed demande --deepspeed_config FICHIER, le JSON de DeepSpeed, mais aucun n’a été reçu.",
             )
-        return RunConfig.of(**asked), ()
+        return RunConfig.of(**fields), ()
     for name in _DEEPSPEEDS_OWN:
         # These two do not contradict the file: it is DeepSpeed's, and it says nothing of `offload=activations`.
-        if name in asked and asked[name] not in ("deepspeed", "activations"):
+        if name in fields and fields[name] not in ("deepspeed", "activations"):
             raise refusal(
-                en=f"--{name} {asked[name]} was received beside --deepspeed_config, whose file says it: leave one of "
+                en=f"--{name} {fields[name]} was received beside --deepspeed_config, whose file says it: leave one of "
                 "them out.",
-                fr=f"--{name} {asked[name]} a été reçu avec --deepspeed_config, dont le fichier le dit déjà : retirez "
+                fr=f"--{name} {fields[name]} a été reçu avec --deepspeed_config, dont le fichier le dit déjà : retirez "
                 "l’un des deux.",
             )
     # A run of DeepSpeed first: the file's keys are read into its fields.
-    base = RunConfig.of(**{**asked, "engine": "deepspeed"})
+    base = RunConfig.of(**{**fields, "engine": "deepspeed"})
     config = read_deepspeed_json(path, base)
-    _check_agreement(asked, base, config)
+    _check_agreement(fields, base, config)
     return config, json_left_to_the_lab(path)
 
 
-def _check_agreement(asked: Iterable[str], base: RunConfig, config: RunConfig) -> None:
+def _check_agreement(names: Iterable[str], base: RunConfig, config: RunConfig) -> None:
     """Refuse a field that the command line and the JSON file set to different values."""
-    for name in asked:
-        value, read = (getattr(one.layout if name in Layout.model_fields else one, name) for one in (base, config))
-        if read != value:
+    for name in names:
+        value, json = (getattr(run.layout if name in Layout.model_fields else run, name) for run in (base, config))
+        if json != value:
             raise refusal(
-                en=f"{name} is {value} on the command line and {read} in DeepSpeed's JSON file: change one of them, or "
+                en=f"{name} is {value} on the command line and {json} in DeepSpeed's JSON file: change one of them, or "
                 "leave one out.",
-                fr=f"{name} vaut {value} sur la ligne de commande et {read} dans le JSON de DeepSpeed : changez l’un "
+                fr=f"{name} vaut {value} sur la ligne de commande et {json} dans le JSON de DeepSpeed : changez l’un "
                 "des deux, ou retirez-le.",
             )
 
@@ -146,21 +146,21 @@ class LaunchedRank(NamedTuple):
 
 def place_of_this_process() -> LaunchedRank:
     """Find rank and number of processes, as `idr_torch` reads them from the launcher's variables."""
-    there = os.environ
-    by_variables = "RANK" in there and "WORLD_SIZE" in there
-    if by_variables and ("TORCHELASTIC_RUN_ID" in there or "SLURM_STEP_ID" not in there):
+    environment = os.environ
+    by_variables = "RANK" in environment and "WORLD_SIZE" in environment
+    if by_variables and ("TORCHELASTIC_RUN_ID" in environment or "SLURM_STEP_ID" not in environment):
         # What torchrun or deepspeed has started within a SLURM step has its own ranks; and idr_torch knows the two
         # by a variable that only torchrun sets.
-        there.setdefault("TORCHELASTIC_RUN_ID", "deepspeed")
-        there.setdefault("LOCAL_WORLD_SIZE", there["WORLD_SIZE"])
-        there.pop("SLURM_STEP_ID", None)
+        environment.setdefault("TORCHELASTIC_RUN_ID", "deepspeed")
+        environment.setdefault("LOCAL_WORLD_SIZE", environment["WORLD_SIZE"])
+        environment.pop("SLURM_STEP_ID", None)
     warnings.filterwarnings("ignore", message="Calling idr_torch")  # alone is a legal number of processes
     import idr_torch
 
     return LaunchedRank(int(idr_torch.rank), int(idr_torch.size))
 
 
-def agree(place: LaunchedRank, make: Callable[[], Path]) -> Path:
+def agree(process: LaunchedRank, make: Callable[[], Path]) -> Path:
     """Agree on one run folder among all processes.
 
     Args:
@@ -169,10 +169,10 @@ def agree(place: LaunchedRank, make: Callable[[], Path]) -> Path:
     Raises:
         LabError: of `make`, on every process; or if the first process cannot be reached.
     """
-    if place.size == 1:
+    if process.size == 1:
         return make()
-    store = _store(place)
-    if place.rank > 0:
+    store = _store(process)
+    if process.rank > 0:
         # Who: the first process, to each other one. What: a path, or an empty text. How much: under 4 kB.
         answer = bytes(store.get(_KEY)).decode()
         store.add(_READ, 1)
@@ -186,29 +186,29 @@ def agree(place: LaunchedRank, make: Callable[[], Path]) -> Path:
     finally:
         store.set(_KEY, str(folder or ""))
         deadline_s = time.monotonic() + _MEETING.total_seconds()
-        while store.add(_READ, 0) < place.size - 1 and time.monotonic() < deadline_s:
+        while store.add(_READ, 0) < process.size - 1 and time.monotonic() < deadline_s:
             time.sleep(0.02)  # the store ends with this process's hold on it
 
 
-def _store(place: LaunchedRank) -> Any:
+def _store(process: LaunchedRank) -> Any:
     """Open the store of all processes: torchrun's own, or one of the first process at the launcher's port."""
     from torch._C._distributed_c10d import TCPStore  # which torch.distributed gives out under the same name
 
     try:
-        there = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        has_agent_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         return TCPStore(
             os.environ["MASTER_ADDR"],
             int(os.environ["MASTER_PORT"]),
-            world_size=place.size,
-            is_master=place.rank == 0 and not there,
+            world_size=process.size,
+            is_master=process.rank == 0 and not has_agent_store,
             timeout=_MEETING,
             wait_for_workers=False,
         )
     except (RuntimeError, KeyError) as error:
-        first = str(error).splitlines()[0][:200]
+        reason = str(error).splitlines()[0][:200]
         raise LabError(
-            f"process {place.rank} of {place.size} cannot reach the first one at "
-            f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}: {first}"
+            f"process {process.rank} of {process.size} cannot reach the first one at "
+            f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}: {reason}"
         ) from None
 
 
@@ -227,29 +227,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 completed or diverged, 1 ended otherwise, 2 refused.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    place = place_of_this_process()
+    process = place_of_this_process()
     if {"-h", "--help"} & set(words):
-        if place.rank == 0:
+        if process.rank == 0:
             show_help(PROGRAM, OPTIONS, EN, FR, EXAMPLES)
         return DONE
     try:
-        given = parse(PROGRAM, OPTIONS, words)
-        config, notes = configure(given, place.size)
+        args = parse(PROGRAM, OPTIONS, words)
+        config, notes = configure(args, process.size)
         check_runnable(config)
         check_available(config.data_name, config.data_root, global_batch=config.layout.global_batch)
-        folder = agree(place, lambda: claim(config, runs_root(given["root"]), force_new=True)[0])
+        folder = agree(process, lambda: claim(config, runs_root(args["root"]), force_new=True)[0])
     except LabError as error:
-        if place.rank == 0:
+        if process.rank == 0:
             tell(f"dlojz.train: {error}")
         return REFUSED
-    if place.rank == 0:
+    if process.rank == 0:
         _announce(config, notes)
     # The ranks meet again in the run folder, which all of them see: a port that was theirs may be taken by now.
     os.environ.pop("MASTER_ADDR", None)
     from dlojz.running.worker import main as work
 
     code = work(folder)
-    return _report(folder, place) if place.rank == 0 else code
+    return _report(folder, process) if process.rank == 0 else code
 
 
 def _announce(config: RunConfig, notes: Sequence[str]) -> None:
@@ -267,12 +267,12 @@ def _announce(config: RunConfig, notes: Sequence[str]) -> None:
         )
 
 
-def _report(folder: Path, place: LaunchedRank) -> int:
+def _report(folder: Path, process: LaunchedRank) -> int:
     """Write the record, and report it."""
     deadline_s = time.monotonic() + _OTHERS_S
     while time.monotonic() < deadline_s:
-        ended = [rank for rank, told in read_all_events(folder).items() if any(e["event"] == "end" for e in told)]
-        if len(ended) == place.size:
+        ended = [rank for rank, events in read_all_events(folder).items() if any(e["event"] == "end" for e in events)]
+        if len(ended) == process.size:
             break
         time.sleep(0.1)
     record = rebuild(folder)
@@ -290,25 +290,25 @@ def _report(folder: Path, place: LaunchedRank) -> int:
 def _lines(record: RunRecord) -> Iterator[str]:
     """Report losses, throughput and memory of the first rank, a line each."""
     losses = record.losses
-    every = max(1, len(losses) // _SHOWN_LOSSES)
+    interval = max(1, len(losses) // _SHOWN_LOSSES)
     step = say(en="step", fr="pas")
     for number, loss in enumerate(losses):
-        if number % every == 0 or number == len(losses) - 1:
+        if number % interval == 0 or number == len(losses) - 1:
             yield f"{step} {number}: {say(en='loss', fr='perte')} {decimal(loss, 4)}"
-    first = record.footprints[0] if record.footprints else None
-    if first is not None and first.samples_per_s:
-        step_s = first.phases.step_s or 0.0
+    footprint = record.footprints[0] if record.footprints else None
+    if footprint is not None and footprint.samples_per_s:
+        step_s = footprint.phases.step_s or 0.0
         yield say(
-            en=f"throughput: {decimal(first.samples_per_s)} samples/s ({decimal(step_s, 3)} s per step)",
-            fr=f"débit : {decimal(first.samples_per_s)} échantillons/s ({decimal(step_s, 3)} s par pas)",
+            en=f"throughput: {decimal(footprint.samples_per_s)} samples/s ({decimal(step_s, 3)} s per step)",
+            fr=f"débit : {decimal(footprint.samples_per_s)} échantillons/s ({decimal(step_s, 3)} s par pas)",
         )
     else:
         yield say(
             en="throughput: not measured, as the first 3 steps are traced for memory (take -s 5 or more)",
             fr="débit : non mesuré, car les 3 premiers pas servent à suivre la mémoire (prenez -s 5 ou plus)",
         )
-    if first is not None and first.memory.peak_bytes:
-        peak = format_bytes(first.memory.peak_bytes)
+    if footprint is not None and footprint.memory.peak_bytes:
+        peak = format_bytes(footprint.memory.peak_bytes)
         yield say(en=f"peak memory of rank 0: {peak}", fr=f"pic mémoire du rang 0 : {peak}")
 
 

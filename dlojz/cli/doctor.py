@@ -85,8 +85,8 @@ class Check:
     advice: str = ""
 
 
-def _warned(name: str, found: str, warning: str = "") -> Check:
-    return Check(name, "warning" if warning else "ok", found, warning)
+def _warned(name: str, finding: str, warning: str = "") -> Check:
+    return Check(name, "warning" if warning else "ok", finding, warning)
 
 
 def examine(root: Path) -> list[Check]:
@@ -124,7 +124,7 @@ def _torch(without_gpu: str) -> Check:
 
     devices = range(torch.cuda.device_count())
     names = [torch.cuda.get_device_name(index) for index in devices]
-    found = f"{version('torch')}, {', '.join(names) or without_gpu}"
+    finding = f"{version('torch')}, {', '.join(names) or without_gpu}"
     built = torch.cuda.get_arch_list()
     for index in devices:
         capability = torch.cuda.get_device_capability(index)
@@ -137,7 +137,7 @@ def _torch(without_gpu: str) -> Check:
                 f"opération sur {names[index]} échoue. Installez un torch construit pour un CUDA plus ancien (V100 : "
                 "CUDA 12.6).",
             )
-            return Check("torch", "problem", found, advice)
+            return Check("torch", "problem", finding, advice)
     if not names and shutil.which("nvidia-smi"):
         advice = say(
             en="nvidia-smi is here, but this torch sees no GPU: it is built for CPUs, or its CUDA is newer than the "
@@ -145,8 +145,8 @@ def _torch(without_gpu: str) -> Check:
             fr="nvidia-smi est là, mais ce torch ne voit pas de GPU : il est construit pour le CPU, ou son CUDA est "
             "plus récent que le pilote.",
         )
-        return _warned("torch", found, advice)
-    return _warned("torch", found)
+        return _warned("torch", finding, advice)
+    return _warned("torch", finding)
 
 
 def has_kernels(built: Sequence[str], capability: tuple[int, int]) -> bool:
@@ -196,37 +196,39 @@ def _libraries(group: str) -> Check:
     name = f"[{group}]" if group else "core"
     # The requirements come from the metadata of the installed package, which a bare checkout does not have.
     try:
-        wanted = requirements_of(group)
+        requirements = requirements_of(group)
     except PackageNotFoundError:
-        found = say(en="dlojz is on the path, but not installed", fr="dlojz est dans le chemin, mais pas installé")
+        finding = say(en="dlojz is on the path, but not installed", fr="dlojz est dans le chemin, mais pas installé")
         advice = say(en="what it needs is not known here: ", fr="ses besoins ne sont pas connus ici : ")
-        return _warned(name, found, advice + "pip install --no-deps -e .")
-    missing = {one: told for one in wanted if (told := _missing(*one))}
+        return _warned(name, finding, advice + "pip install --no-deps -e .")
+    missing = {requirement: sentence for requirement in requirements if (sentence := _missing(*requirement))}
     if not missing:
-        listed = ", ".join(distribution for distribution, _ in wanted)
-        return Check(name, "ok", listed)
+        names = ", ".join(distribution for distribution, _ in requirements)
+        return Check(name, "ok", names)
     state: State = "problem" if not group else "warning"
-    found = ", ".join(missing.values())
+    finding = ", ".join(missing.values())
     install = f"pip install {' '.join(shlex.quote(distribution + bounds) for distribution, bounds in missing)}"
     use = uses_of_groups()[group]
     if group in OPTIONAL:
-        found = say(en=f"optional, for {use}: {found}; {install}", fr=f"facultatif, pour {use} : {found} ; {install}")
-        return Check(name, "ok", found)
+        finding = say(
+            en=f"optional, for {use}: {finding}; {install}", fr=f"facultatif, pour {use} : {finding} ; {install}"
+        )
+        return Check(name, "ok", finding)
     advice = say(en=f"needed for {use}: {install}", fr=f"nécessaire pour {use} : {install}")
-    return Check(name, state, found, advice)
+    return Check(name, state, finding, advice)
 
 
 def _missing(distribution: str, bounds: str) -> str:
     """Say that a library is missing or has another version; empty where it is right."""
     try:
-        here = version(distribution)
+        installed_version = version(distribution)
     except PackageNotFoundError:
         return say(en=f"{distribution} is missing", fr=f"{distribution} manque")
     for sign, bound in re.findall(r"(>=|==)([\d.]+)", bounds):
         # Of a bound's signs `>=` and `==` are read; a newer version is wrong for `==` alone.
-        is_less, is_more = _numbers(here) < _numbers(bound), _numbers(here) > _numbers(bound)
+        is_less, is_more = _numbers(installed_version) < _numbers(bound), _numbers(installed_version) > _numbers(bound)
         if is_less or (sign == "==" and is_more):
-            return f"{distribution} {here} ({sign}{bound})"
+            return f"{distribution} {installed_version} ({sign}{bound})"
     return ""
 
 
@@ -251,7 +253,7 @@ def _imported(name: str) -> Check:
     """Check that a library that is installed can be imported too, in a clean process as a script of one's own has."""
     code = f"import {name}; print({name}.__version__)"
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", code],
             # Without it DeepSpeed looks for an accelerator while it is imported; a choice of the user's stands.
             env={"DS_ACCELERATOR": "cpu"} | dict(os.environ),
@@ -262,13 +264,13 @@ def _imported(name: str) -> Check:
         )
     except subprocess.TimeoutExpired:
         return Check(name, "problem", say(en=f"no answer in {IMPORT_LIMIT_S} s", fr=f"muet pendant {IMPORT_LIMIT_S} s"))
-    if not done.returncode:
-        return Check(name, "ok", done.stdout.split()[-1])
-    reason = next(iter(done.stderr.strip().splitlines()[::-1]), "")[:200]
-    found = say(en=f"{version(name)} does not import: {reason}", fr=f"{version(name)} ne s’importe pas : {reason}")
+    if not process.returncode:
+        return Check(name, "ok", process.stdout.split()[-1])
+    reason = next(iter(process.stderr.strip().splitlines()[::-1]), "")[:200]
+    finding = say(en=f"{version(name)} does not import: {reason}", fr=f"{version(name)} ne s’importe pas : {reason}")
     # Its extension has not loaded: torch has none of its operators, or the linker none of torch's symbols.
     if name != "torchvision" or not re.search(r"operator torchvision::|undefined symbol", reason):
-        return Check(name, "problem", found)
+        return Check(name, "problem", finding)
     # The local part of torch's version (2.8.0+cpu) names the index that a matching torchvision comes from.
     (numbers, _, build), own_numbers = version("torch").partition("+"), version(name).partition("+")[0]
     index = f" --index-url https://download.pytorch.org/whl/{build}" if build else ""
@@ -279,7 +281,7 @@ def _imported(name: str) -> Check:
         fr="il a été construit pour un autre torch. Les TP et `dlojz` se passent de ses opérateurs ; un script à vous "
         f"qui l’importe s’arrête. Venus du même endroit, les deux vont ensemble : {pair}",
     )
-    return _warned(name, found, advice)
+    return _warned(name, finding, advice)
 
 
 def _cores() -> Check:
@@ -292,36 +294,36 @@ def _cores() -> Check:
 
 def _memory() -> Check:
     free, limit = memory_free_bytes(), machine_limit()
-    found, wanted = format_bytes(free), format_bytes(MEMORY_BYTES_WANTED)
-    of = say(
+    free_text, needed_text = format_bytes(free), format_bytes(MEMORY_BYTES_WANTED)
+    limit_text = say(
         en=f"of {format_bytes(limit.num_bytes)}, the limit of {words_of_limit(limit.code)}",
         fr=f"sur {format_bytes(limit.num_bytes)}, la limite : {words_of_limit(limit.code)}",
     )
     if free < MEMORY_BYTES_WANTED:
         advice = say(
-            en=f"2 processes with DeepSpeed need about {wanted}: close other programs",
-            fr=f"DeepSpeed ×2 demande {wanted} : fermez d’autres programmes",
+            en=f"2 processes with DeepSpeed need about {needed_text}: close other programs",
+            fr=f"DeepSpeed ×2 demande {needed_text} : fermez d’autres programmes",
         )
-        return _warned("memory", f"{found} {of}", advice)
-    return _warned("memory", say(en=f"{found} free {of}", fr=f"{found} libres {of}"))
+        return _warned("memory", f"{free_text} {limit_text}", advice)
+    return _warned("memory", say(en=f"{free_text} free {limit_text}", fr=f"{free_text} libres {limit_text}"))
 
 
 def check_disk(root: Path) -> Check:
     """Check that the folder of the runs can be written and has space."""
-    there = next(folder for folder in (root, *root.parents) if folder.exists())
+    nearest_folder = next(folder for folder in (root, *root.parents) if folder.exists())
     if reason := _not_writable(root):
         advice = say(
             en="choose a folder you may write to: export DLOJZ_RUNS=FOLDER",
             fr="choisissez un dossier où vous pouvez écrire : export DLOJZ_RUNS=DOSSIER",
         )
         return Check("disk", "problem", f"{root}: {reason}", advice)
-    free_bytes = shutil.disk_usage(there).free
+    free_bytes = shutil.disk_usage(nearest_folder).free
     free = format_bytes(free_bytes)
-    found = say(en=f"{root}: writable, {free} free", fr=f"{root} : inscriptible, {free} libres")
+    finding = say(en=f"{root}: writable, {free} free", fr=f"{root} : inscriptible, {free} libres")
     full = say(
         en="less than 1 GiB is free: remove old runs", fr="moins de 1 Gio libre : supprimez d’anciennes exécutions"
     )
-    return _warned("disk", found, full if free_bytes < FREE_BYTES_WANTED else "")
+    return _warned("disk", finding, full if free_bytes < FREE_BYTES_WANTED else "")
 
 
 def _extensions() -> Check:
@@ -342,7 +344,9 @@ def _extensions() -> Check:
 def _not_writable(folder: Path) -> str:
     """Return why nothing can be made in a folder, or where it would be made; empty where it can."""
     try:
-        with tempfile.NamedTemporaryFile(dir=next(one for one in (folder, *folder.parents) if one.exists())):
+        with tempfile.NamedTemporaryFile(
+            dir=next(candidate for candidate in (folder, *folder.parents) if candidate.exists())
+        ):
             return ""
     except OSError as error:
         return error.strerror or type(error).__name__
@@ -376,8 +380,8 @@ def _gloo() -> Check:
     # Exit codes of GLOO_RANK: both 0; both ADDED, where only the mean is wrong; anything else is a problem.
     if codes in ({0}, {ADDED}):
         took = format_seconds(time.monotonic() - started_s)
-        done = say(en=f"2 processes all-reduced in {took}", fr=f"2 processus ont fait un all-reduce en {took}")
-        added = say(
+        finding = say(en=f"2 processes all-reduced in {took}", fr=f"2 processus ont fait un all-reduce en {took}")
+        sum_advice = say(
             en="this torch's reduce-scatter adds where FSDP2 asks for a mean: on CPUs, a script of your own gets "
             "gradients as many times too large as it has processes, unless each unit calls "
             "set_force_sum_reduction_for_comms(True); the lab's engines do. Torch 2.13 is right.",
@@ -385,14 +389,14 @@ def _gloo() -> Check:
             "script à vous sont trop grands, d’un facteur égal au nombre de processus, sauf si chaque unité appelle "
             "set_force_sum_reduction_for_comms(True) ; c’est ce que fait le paquet. Torch 2.13 est juste.",
         )
-        return _warned("gloo", done, added if codes == {ADDED} else "")
+        return _warned("gloo", finding, sum_advice if codes == {ADDED} else "")
     # The last line on stderr, which names the error of a traceback.
-    last = next((lines[-1] for text in complaints if (lines := text.strip().splitlines())), "")
+    last_line = next((lines[-1] for text in complaints if (lines := text.strip().splitlines())), "")
     advice = say(
         en="processes of this machine cannot talk to each other: try GLOO_SOCKET_IFNAME=lo",
         fr="les processus de cette machine ne se parlent pas : essayez GLOO_SOCKET_IFNAME=lo",
     )
-    return Check("gloo", "problem", last[:200], advice)
+    return Check("gloo", "problem", last_line[:200], advice)
 
 
 MARKS: dict[State, tuple[str, str]] = {"ok": ("✓", GREEN), "warning": ("!", ORANGE), "problem": ("✗", VERMILION)}
@@ -424,14 +428,14 @@ moins coûteux avec leur effet prédit et la commande à taper. Le début du nom
     dlojz doctor 20250101-120000
     """,
 )
-def doctor_command(given: Given, answer: Answer) -> int:
+def doctor_command(args: Given, answer: Answer) -> int:
     """Check the machine, or explain the memory of a run."""
-    if given[WORDS]:
-        _explain(given, answer)
+    if args[WORDS]:
+        _explain(args, answer)
         return main.DONE
-    checks = examine(runs_root(given["root"]))
+    checks = examine(runs_root(args["root"]))
     problems = sum(check.state == "problem" for check in checks)
-    if given["json"]:
+    if args["json"]:
         answer({"checks": [asdict(check) for check in checks], "problems": problems})
     else:
         answer(_table(checks))
@@ -439,13 +443,13 @@ def doctor_command(given: Given, answer: Answer) -> int:
     return main.FAILED if problems else main.DONE
 
 
-def _explain(given: Given, answer: Answer) -> None:
+def _explain(args: Given, answer: Answer) -> None:
     """Explain what filled the memory of one run."""
-    run = find(given[WORDS][0], given["root"])
+    run = find(args[WORDS][0], args["root"])
     from dlojz.running.out_of_memory import post_mortem
 
     diagnosis = post_mortem(run)
-    if given["json"]:
+    if args["json"]:
         answer(diagnosis.to_dict())
     else:
         for line in told(diagnosis):
@@ -533,33 +537,33 @@ chronologie des rangs.""",
     dlojz trace traces/ --json
     """,
 )
-def trace_command(given: Given, answer: Answer) -> None:
+def trace_command(args: Given, answer: Answer) -> None:
     """Say who waits for whom in the traces of a training."""
     from dlojz.pipeline.traced_pipeline import aligned_pipelines
     from dlojz.results.profiler_trace import trace_files
     from dlojz.results.rank_activities import activities_of, check_ranks, shares_of, stragglers_of
 
-    if not given[WORDS]:
+    if not args[WORDS]:
         raise refusal(
             en="`dlojz trace` takes the traces of all ranks, or their folder: dlojz trace traces/.",
             fr="`dlojz trace` prend les traces de tous les rangs, ou leur dossier : dlojz trace traces/.",
         )
-    check_writable(given, ("png",))
-    files = trace_files(given[WORDS])
-    read = []
+    check_writable(args, ("png",))
+    files = trace_files(args[WORDS])
+    activities = []
     with progress_bar(say(en="traces read", fr="traces lues"), total=len(files)) as update:
         for number, file in enumerate(files):
             # One file at a time: of each only its activities are kept.
-            read.append(activities_of(file))
+            activities.append(activities_of(file))
             update(number + 1)
-    check_ranks(read, [file.name for file in files])
-    read.sort(key=lambda one: one.rank)
-    together, pipelines = aligned_pipelines(read)
+    check_ranks(activities, [file.name for file in files])
+    activities.sort(key=lambda rank: rank.rank)
+    together, pipelines = aligned_pipelines(activities)
     shares, stragglers = shares_of(together), stragglers_of(together)
-    if given["png"]:
-        _draw_traces(together, pipelines, given["png"])
-        tell_written(given["png"])
-    if given["json"]:
+    if args["png"]:
+        _draw_traces(together, pipelines, args["png"])
+        tell_written(args["png"])
+    if args["json"]:
         answer(_trace_document(together, shares, stragglers, pipelines))
     else:
         _tell_traces(together, shares, stragglers, pipelines, answer)
@@ -570,18 +574,18 @@ def _draw_traces(together: AlignedRanks, pipelines: tuple[TracedPipeline, ...], 
     if pipelines:
         from dlojz.display.figures.partition_figures import overlay_figure
 
-        slowest = max(pipelines, key=lambda one: one.overlay.measured.makespan)
+        slowest = max(pipelines, key=lambda pipeline: pipeline.overlay.measured.makespan)
         overlay_figure(slowest.overlay.simulated, slowest.overlay.measured, path)
         return
     from dlojz.display.figures.run_figures import spans_figure
     from dlojz.results.rank_activities import spans_of
 
     title = say(en="traces of torch.profiler", fr="traces de torch.profiler")
-    told = say(
+    alt = say(
         en=f"Computing and communication of {len(together.ranks)} ranks over time",
         fr=f"Calcul et communication de {len(together.ranks)} rangs au cours du temps",
     )
-    spans_figure(spans_of(together), title, told, path, steps=False)
+    spans_figure(spans_of(together), title, alt, path, steps=False)
 
 
 def _tell_traces(
@@ -630,30 +634,30 @@ def _trace_document(
     return {
         "length_s": together.length_s,
         "clocks": [
-            {"rank": one.rank, "shift_s": shift, "uncertain_s": unsure if math.isfinite(unsure) else None}
-            for one, shift, unsure in clocks
+            {"rank": rank.rank, "shift_s": shift, "uncertain_s": unsure if math.isfinite(unsure) else None}
+            for rank, shift, unsure in clocks
         ],
-        "ranks": [one._asdict() for one in shares],
-        "communication": [one._asdict() for one in collectives_of(together)],
-        "stragglers": [one._asdict() for one in stragglers],
+        "ranks": [share._asdict() for share in shares],
+        "communication": [collective._asdict() for collective in collectives_of(together)],
+        "stragglers": [straggler._asdict() for straggler in stragglers],
         "pipelines": [
             {
-                "ranks": list(one.ranks),
-                "steps": one.steps,
-                "step": one.step,
-                "schedules": list(one.match.names),
-                "closest": one.match.closest,
-                "closest_share": one.match.share,
-                "first_difference": list(one.match.first_difference) if one.match.first_difference else None,
-                "measured_s": one.overlay.measured.makespan,
-                "simulated_s": one.overlay.simulated.makespan,
-                "bubble_fraction": one.overlay.measured.bubble_fraction,
-                "simulated_bubble_fraction": one.overlay.simulated.bubble_fraction,
-                "idle_s": list(one.overlay.measured.idle),
-                "slow_stage": slow_stage(one)._asdict(),
-                "waits": [wait._asdict() for wait in message_waits(one)],
-                "head_of_line": [blocked._asdict() for blocked in head_of_line(one)],
+                "ranks": list(pipeline.ranks),
+                "steps": pipeline.steps,
+                "step": pipeline.step,
+                "schedules": list(pipeline.match.names),
+                "closest": pipeline.match.closest,
+                "closest_share": pipeline.match.share,
+                "first_difference": list(pipeline.match.first_difference) if pipeline.match.first_difference else None,
+                "measured_s": pipeline.overlay.measured.makespan,
+                "simulated_s": pipeline.overlay.simulated.makespan,
+                "bubble_fraction": pipeline.overlay.measured.bubble_fraction,
+                "simulated_bubble_fraction": pipeline.overlay.simulated.bubble_fraction,
+                "idle_s": list(pipeline.overlay.measured.idle),
+                "slow_stage": slow_stage(pipeline)._asdict(),
+                "waits": [wait._asdict() for wait in message_waits(pipeline)],
+                "head_of_line": [blocked._asdict() for blocked in head_of_line(pipeline)],
             }
-            for one in pipelines
+            for pipeline in pipelines
         ],
     }

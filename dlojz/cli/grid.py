@@ -23,13 +23,13 @@ MOST_TOLD = 64
 
 
 def document(
-    grid: RankGrid, found: dict[str, Crossing], unknown: str, links: tuple[Link, Link] | None = None
+    grid: RankGrid, crossings: dict[str, Crossing], unknown: str, links: tuple[Link, Link] | None = None
 ) -> dict[str, Any]:
     """Write a grid as plain JSON data; bytes per step, sent by all ranks."""
     from dlojz.display.grid_drawing import advice
 
-    own = found.get(grid.order)
-    told: dict[str, Any] = {
+    crossing = crossings.get(grid.order)
+    fields: dict[str, Any] = {
         **{axis: grid.size(axis) for axis in ("dp", "pp", "tp", "cp")},
         "world_size": grid.world_size,
         "gpus_per_node": grid.gpus_per_node,
@@ -43,23 +43,24 @@ def document(
         "inside": {axis: grid.inside(axis) for axis in GRID_AXES},
         "spanning": {axis: [list(group) for group in grid.links(axis)] for axis in GRID_AXES},
         "advice": advice(grid),
-        "traffic": [row._asdict() for row in own.rows] if own else None,
+        "traffic": [row._asdict() for row in crossing.rows] if crossing else None,
         # Row: the node that sends, column: the node that receives; bytes per step.
-        "node_table_bytes": [list(row) for row in own.node_table] if own else None,
+        "node_table_bytes": [list(row) for row in crossing.node_table] if crossing else None,
         "between_bytes_by_order": {
-            order: {axis: one.bytes_of(axis, between=True) for axis in GRID_AXES} for order, one in found.items()
+            order: {axis: order_crossing.bytes_of(axis, between=True) for axis in GRID_AXES}
+            for order, order_crossing in crossings.items()
         }
         or None,
         "unknown": unknown or None,
     }
-    if links and own:
-        told["seconds_per_axis"] = own.seconds(*links)
-    return told
+    if links and crossing:
+        fields["seconds_per_axis"] = crossing.seconds(*links)
+    return fields
 
 
 def show_grid(
     grid: RankGrid,
-    found: dict[str, Crossing],
+    crossings: dict[str, Crossing],
     unknown: str,
     links: tuple[Link, Link] | None,
     answer: Answer,
@@ -68,7 +69,7 @@ def show_grid(
     """Print a grid: ranks, groups, advice, bytes by link.
 
     Args:
-        found: traffic by order, that of the grid among them; empty where it is not known.
+        crossings: traffic by order, that of the grid among them; empty where it is not known.
         unknown: why it is not known.
         links: inside a node and between nodes, for seconds.
         run: whose bytes they are, in words.
@@ -82,28 +83,28 @@ def show_grid(
         if axis in grid.named_axes:
             answer(_groups(grid, axis))
     answer("\n" + words.advice(grid) + "\n")
-    own = found.get(grid.order)
-    if own is None:
+    crossing = crossings.get(grid.order)
+    if crossing is None:
         answer(say(en="The bytes are not known: ", fr="Les octets ne sont pas connus : ") + unknown)
         return
     answer(
         en=f"Bytes per step, sent by all ranks, for {run}:",
         fr=f"Octets par pas, envoyés par tous les rangs, pour {run} :",
     )
-    answer(_table(words.crossing_titles(), words.crossing_rows(own), left=2))
+    answer(_table(words.crossing_titles(), words.crossing_rows(crossing), text_columns=2))
     if 1 < len(grid.nodes) <= 8:
         titles = [say(en=f"to node {node}", fr=f"vers nœud {node}") for node in range(len(grid.nodes))]
         rows = [
             (say(en=f"node {node}", fr=f"nœud {node}"), *map(format_bytes, row))
-            for node, row in enumerate(own.node_table)
+            for node, row in enumerate(crossing.node_table)
         ]
         answer("")
         answer(_table(("", *titles), rows))
-    if len(found) > 1:
+    if len(crossings) > 1:
         answer("\n" + say(en="Between nodes, by order of the axes:", fr="Entre nœuds, selon l’ordre des axes :"))
-        answer(_table(words.order_titles(grid), words.order_rows(found)))
+        answer(_table(words.order_titles(grid), words.order_rows(crossings)))
     if links:
-        answer("\n" + words.seconds_sentence(own.seconds(*links)))
+        answer("\n" + words.seconds_sentence(crossing.seconds(*links)))
 
 
 def _ranks(grid: RankGrid) -> str:
@@ -111,18 +112,18 @@ def _ranks(grid: RankGrid) -> str:
     axes = ",".join(grid.named_axes)
     lines = [say(en=f"rank ({axes}) on each node:", fr=f"rang ({axes}) sur chaque nœud :")]
     # Only ranks that are printed get a text.
-    named = [f"{rank} ({grid.position_words(rank)})" for rank in range(min(grid.world_size, MOST_TOLD))]
-    width = max(map(len, named))
+    labels = [f"{rank} ({grid.position_words(rank)})" for rank in range(min(grid.world_size, MOST_TOLD))]
+    width = max(map(len, labels))
     for node, ranks in enumerate(grid.nodes):
         if ranks[0] >= MOST_TOLD:
             lines.append(say(en="  … (--json lists all ranks)", fr="  … (--json énumère tous les rangs)"))
             break
-        cells = named[ranks[0] : ranks[-1] + 1]
+        cells = labels[ranks[0] : ranks[-1] + 1]
         name = say(en=f"node {node}", fr=f"nœud {node}")
         # Eight ranks a line; the name of the node stands before the first of its lines only.
         for start in range(0, len(cells), 8):
-            shown = "  ".join(cell.ljust(width) for cell in cells[start : start + 8]).rstrip()
-            lines.append(f"  {name if not start else ' ' * len(name)}  {shown}")
+            line = "  ".join(cell.ljust(width) for cell in cells[start : start + 8]).rstrip()
+            lines.append(f"  {name if not start else ' ' * len(name)}  {line}")
     return "\n".join(lines)
 
 
@@ -133,19 +134,19 @@ def _groups(grid: RankGrid, axis: str) -> str:
     title = title_of(grid, axis)
     if grid.size(axis) == 1:
         return title
-    spanning, told, shown = set(grid.links(axis)), [], 0
+    spanning, group_texts, rank_count = set(grid.links(axis)), [], 0
     for group in grid.groups(axis):
-        if shown + len(group) > MOST_TOLD:
-            told.append("…")
+        if rank_count + len(group) > MOST_TOLD:
+            group_texts.append("…")
             break
-        shown += len(group)
-        told.append("[" + " ".join(map(str, group)) + "]" + ("*" if group in spanning else ""))
-    mark = say(en="   (*: across nodes)", fr="   (* : à cheval sur des nœuds)") if "*" in "".join(told) else ""
-    return f"{title}{mark}\n  " + " ".join(told)
+        rank_count += len(group)
+        group_texts.append("[" + " ".join(map(str, group)) + "]" + ("*" if group in spanning else ""))
+    mark = say(en="   (*: across nodes)", fr="   (* : à cheval sur des nœuds)") if "*" in "".join(group_texts) else ""
+    return f"{title}{mark}\n  " + " ".join(group_texts)
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> Table:
-    return Table(tuple(titles), tuple(map(tuple, rows)), align="l" * left + "r", whole=left)
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> Table:
+    return Table(tuple(titles), tuple(map(tuple, rows)), align="l" * text_columns + "r", whole=text_columns)
 
 
 OF_THE_RUN = config_flags(
@@ -203,43 +204,43 @@ anneau parcourt son groupe dans l’ordre des rangs.""",
     dlojz grid --dp 4 --pp 2 --model gpt2_xl --micro-batches 8 --bandwidths 300,25 --png grid.png
     """,
 )
-def grid_command(given: Given, answer: Answer) -> None:
+def grid_command(args: Given, answer: Answer) -> None:
     """Print a grid of ranks, its groups, its nodes and its traffic."""
-    grid, links = _grid(given), _links(given)
-    check_needs(given, "axis", "png")
-    if "axis" in given:
-        grid.size(given["axis"])  # refuses what is no axis
-    found, unknown = _traffic(given, grid)
-    if "png" in given:
+    grid, links = _grid(args), _links(args)
+    check_needs(args, "axis", "png")
+    if "axis" in args:
+        grid.size(args["axis"])  # refuses what is no axis
+    crossings, unknown = _traffic(args, grid)
+    if "png" in args:
         from dlojz.display.grid_drawing import grid_figure
 
-        grid_figure(grid, found.get(grid.order), given["png"], axis=given["axis"])
-        tell_written(given["png"])
-    if given["json"]:
-        answer(document(grid, found, unknown, links))
+        grid_figure(grid, crossings.get(grid.order), args["png"], axis=args["axis"])
+        tell_written(args["png"])
+    if args["json"]:
+        answer(document(grid, crossings, unknown, links))
     else:
-        count, size = given["micro_batches"], given["micro_batch"]
+        count, size = args["micro_batches"], args["micro_batch"]
         batches = say(en=f"{count} micro-batches of {size}", fr=f"{count} micro-batches de {size}")
-        show_grid(grid, found, unknown, links, answer, f"{given['model']}, {batches}")
+        show_grid(grid, crossings, unknown, links, answer, f"{args['model']}, {batches}")
 
 
-def _grid(given: Given) -> RankGrid:
-    degrees, cp = {axis: given[axis] for axis in ("dp", "pp", "tp")}, given["cp"] or 1
-    if given["processes"] is None:
+def _grid(args: Given) -> RankGrid:
+    degrees, cp = {axis: args[axis] for axis in ("dp", "pp", "tp")}, args["cp"] or 1
+    if args["processes"] is None:
         # Without a number of processes, a degree that is left out is 1; with one, `complete` works it out.
         degrees = {axis: degree or 1 for axis, degree in degrees.items()}
     else:
-        degrees = dict(zip(degrees, complete(given["processes"], **degrees, cp=cp), strict=True))
-    return RankGrid(**degrees, cp=cp, gpus_per_node=given["gpus_per_node"], order=given["order"])
+        degrees = dict(zip(degrees, complete(args["processes"], **degrees, cp=cp), strict=True))
+    return RankGrid(**degrees, cp=cp, gpus_per_node=args["gpus_per_node"], order=args["order"])
 
 
-def _links(given: Given) -> tuple[Link, Link] | None:
+def _links(args: Given) -> tuple[Link, Link] | None:
     """Parse the links inside a node and between nodes; None where they are not given."""
-    check_needs(given, "latencies", "bandwidths")
-    if "bandwidths" not in given:
+    check_needs(args, "latencies", "bandwidths")
+    if "bandwidths" not in args:
         return None
-    speeds = _pair("--bandwidths", given["bandwidths"], "300,25", zero=False)
-    waits = _pair("--latencies", given["latencies"], "2,10", zero=True)
+    speeds = _pair("--bandwidths", args["bandwidths"], "300,25", zero=False)
+    waits = _pair("--latencies", args["latencies"], "2,10", zero=True)
     # From µs and GB/s to s and bytes/s.
     inside, between = (Link(wait * 1e-6, 1e9 * speed) for wait, speed in zip(waits, speeds, strict=True))
     return inside, between
@@ -260,15 +261,15 @@ def _pair(option: str, text: str, example: str, *, zero: bool) -> tuple[float, f
     return values[0], values[1]
 
 
-def _traffic(given: Given, grid: RankGrid) -> tuple[dict[str, Crossing], str]:
+def _traffic(args: Given, grid: RankGrid) -> tuple[dict[str, Crossing], str]:
     """Predict the traffic in every order that makes a difference, the grid's first; or why it is not known."""
     names = [flag.name for flag in OF_THE_RUN]
-    fields: dict[str, Any] = {name: given[name] for name in ("model", "micro_batches")}
-    fields |= {name: given[name] for name in names if name in given}
+    fields: dict[str, Any] = {name: args[name] for name in ("model", "micro_batches")}
+    fields |= {name: args[name] for name in names if name in args}
     try:
         config = config_of({**fields, **{axis: grid.size(axis) for axis in GRID_AXES}})
         return (placements(config, grid) if len(grid.nodes) > 1 else {grid.order: link_traffic(config, grid)}), ""
     except LabError as error:
-        if any(name in given for name in names):  # what was asked for is refused; the default model is only an example
+        if any(name in args for name in names):  # what was asked for is refused; the default model is only an example
             raise
         return {}, str(error)

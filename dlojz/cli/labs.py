@@ -23,11 +23,11 @@ from dlojz.cli.options import JSON, ROOT, WORDS, Answer, Given, fields_of, tell,
 COLUMNS = 120
 
 
-def show_list(given: Given, answer: Answer) -> None:
+def show_list(args: Given, answer: Answer) -> None:
     """List the labs in their order."""
     from dlojz.labs.kit.contents import LABS, duration, total_minutes
 
-    if given["json"]:
+    if args["json"]:
         answer(
             [
                 {
@@ -53,47 +53,47 @@ def show_list(given: Given, answer: Answer) -> None:
     answer(Table(head, tuple(rows), align="lllr"))
 
 
-def show_progress(given: Given, answer: Answer) -> None:
+def show_progress(args: Given, answer: Answer) -> None:
     """Show a student's progress in all labs."""
     from dlojz.labs.kit.progress_page import read_overview
     from dlojz.running.store import runs_root
 
-    overview = read_overview(runs_root(given["root"]))
-    if "html" in given:
-        path = Path(given["html"]).expanduser()
+    overview = read_overview(runs_root(args["root"]))
+    if "html" in args:
+        path = Path(args["html"]).expanduser()
         write_atomic(path, overview.page())
         tell_written(path, "page", "page")
-    answer(overview.data() if given["json"] else str(overview))
+    answer(overview.data() if args["json"] else str(overview))
 
 
-def show_glossary(given: Given, answer: Answer) -> None:
+def show_glossary(args: Given, answer: Answer) -> None:
     """Look up one word of the glossary, or list all."""
     from dlojz.labs.kit.contents import in_order, look_up
 
-    found = look_up(" ".join(given[WORDS])) if given[WORDS] else in_order(language())
-    if given["json"]:
-        answer([one.data() for one in found])
+    entries = look_up(" ".join(args[WORDS])) if args[WORDS] else in_order(language())
+    if args["json"]:
+        answer([entry.data() for entry in entries])
     else:
         width = min(COLUMNS, shutil.get_terminal_size((COLUMNS, 24)).columns)
-        answer("\n".join(_told(one, width) for one in found))
+        answer("\n".join(_told(entry, width) for entry in entries))
 
 
-def _told(one: Any, width: int) -> str:
+def _told(entry: Any, width: int) -> str:
     from dlojz.labs.kit.source import french_spaces
 
-    name, other = (one.term.fr, one.term.en) if language() == "fr" else (one.term.en, one.term.fr)
-    called = name if name == other else f"{name} ({other})"
-    lab = say(en=f"lab {one.lab}", fr=f"TP {one.lab}")
-    text = f"{called} — {one.meaning} [{lab}]".replace("*", "")
+    name, translation = (entry.term.fr, entry.term.en) if language() == "fr" else (entry.term.en, entry.term.fr)
+    called = name if name == translation else f"{name} ({translation})"
+    lab = say(en=f"lab {entry.lab}", fr=f"TP {entry.lab}")
+    text = f"{called} — {entry.meaning} [{lab}]".replace("*", "")
     text = french_spaces(text) if language() == "fr" else text
     return textwrap.fill(text, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
-def write_book(given: Given, answer: Answer) -> None:
+def write_book(args: Given, answer: Answer) -> None:
     """Write the book of all solutions."""
     from dlojz.labs.kit.book import make_book
 
-    book = make_book(Path(given["out"]).expanduser(), list(given[WORDS]) or None, given["language"])
+    book = make_book(Path(args["out"]).expanduser(), list(args[WORDS]) or None, args["language"])
     for entry in book.missing:
         title = entry.heading(language())
         tell(
@@ -103,48 +103,48 @@ def write_book(given: Given, answer: Answer) -> None:
     answer(f"{book.pages} pages, {format_bytes(book.size_bytes)}{say(en=':', fr=' :')} {book.first}")
 
 
-def build_notebooks(given: Given, _: Answer) -> int:  # `_`: build prints on stderr, and has no answer
+def build_notebooks(args: Given, _: Answer) -> int:  # `_`: build prints on stderr, and has no answer
     """Build the notebooks of the labs from their solutions."""
     from dlojz.labs.kit.build import build
 
-    check, force = given["check"], given["force"]
-    return build(check=check, labs=list(given[WORDS]) or None, language=given["language"], force=force)
+    check, force = args["check"], args["force"]
+    return build(check=check, labs=list(args[WORDS]) or None, language=args["language"], force=force)
 
 
-def repair_notebook(given: Given, answer: Answer) -> None:
+def repair_notebook(args: Given, answer: Answer) -> None:
     """Repair one notebook; its answers are kept."""
-    named = given[WORDS]
-    if len(named) != 1:
+    notebooks = args[WORDS]
+    if len(notebooks) != 1:
         raise refusal(
-            en=f"`dlojz labs repair` repairs one notebook, but {len(named)} were named: name one.",
-            fr=f"`dlojz labs repair` répare un notebook, mais {len(named)} ont été nommés : nommez-en un.",
+            en=f"`dlojz labs repair` repairs one notebook, but {len(notebooks)} were named: name one.",
+            fr=f"`dlojz labs repair` répare un notebook, mais {len(notebooks)} ont été nommés : nommez-en un.",
         )
     from dlojz.labs.kit.build import repair
 
-    answer(str(repair(Path(named[0]))))
+    answer(str(repair(Path(notebooks[0]))))
 
 
-def copy_to(given: Given, answer: Answer) -> None:
+def copy_to(args: Given, answer: Answer) -> None:
     """Copy the student notebooks of a language into a folder."""
     from dlojz.labs.kit.student_notebooks import copy_notebooks
 
-    folders = given[WORDS] or ("dlojz-labs",)
+    folders = args[WORDS] or ("dlojz-labs",)
     if len(folders) > 1:
         raise refusal(
             en=f"`dlojz labs copy` copies into one folder, but {len(folders)} were named: name one.",
             fr=f"`dlojz labs copy` copie dans un seul dossier, mais {len(folders)} ont été nommés : nommez-en un.",
         )
-    copied = copy_notebooks(Path(folders[0]).expanduser(), given["language"] or language())
-    if given["json"]:
+    copied = copy_notebooks(Path(folders[0]).expanduser(), args["language"] or language())
+    if args["json"]:
         answer({"folder": str(copied.folder), "copied": list(copied.copied), "kept": list(copied.kept)})
         return
-    kept = len(copied.kept)
+    kept_count = len(copied.kept)
     answer(
         say(
             en=f"{copied.folder}: {len(copied.copied)} notebooks copied"
-            + (f", {kept} left as they were ({', '.join(copied.kept)})." if kept else "."),
+            + (f", {kept_count} left as they were ({', '.join(copied.kept)})." if kept_count else "."),
             fr=f"{copied.folder} : {len(copied.copied)} notebooks copiés"
-            + (f", {kept} laissés tels quels ({', '.join(copied.kept)})." if kept else "."),
+            + (f", {kept_count} laissés tels quels ({', '.join(copied.kept)})." if kept_count else "."),
         )
     )
     start = _start_of_jupyterlab(copied.folder)
@@ -170,9 +170,9 @@ def _start_of_jupyterlab(notebooks: Path) -> str:
     )
 
 
-def _lab_and_path(given: Given, action: str, name: str = "") -> tuple[str, Path]:
+def _lab_and_path(args: Given, action: str, name: str = "") -> tuple[str, Path]:
     """Read the words of an action on the training script: a lab, and a path, by default `training_LAB`."""
-    words = given[WORDS]
+    words = args[WORDS]
     if not 1 <= len(words) <= 2:
         example = f"dlojz labs {action} 03 {Path('training_03') / name}"
         raise refusal(
@@ -185,12 +185,12 @@ def _lab_and_path(given: Given, action: str, name: str = "") -> tuple[str, Path]
     return lab, Path(path[0] if path else f"training_{lab}/{name}").expanduser()
 
 
-def write_training_script(given: Given, answer: Answer) -> None:
+def write_training_script(args: Given, answer: Answer) -> None:
     """Write the training script of a lab into a folder."""
     from dlojz.labs.script.growing_script import LAYOUTS, write_script
 
-    lab, folder = _lab_and_path(given, "script")
-    path = write_script(lab, folder, given["language"] or language(), solved=given["solution"])
+    lab, folder = _lab_and_path(args, "script")
+    path = write_script(lab, folder, args["language"] or language(), solved=args["solution"])
     name = shlex.quote(str(path))
     processes, options = LAYOUTS.get(int(lab), (1, ()))
     # LAYOUTS has only labs whose script runs on several processes.
@@ -200,8 +200,8 @@ def write_training_script(given: Given, answer: Answer) -> None:
     start += f" -- {' '.join(options)}" if options else ""
     todo = text.count("# TODO")
     judge = f"dlojz labs judge {lab} {name}"
-    places = say(en=f"{todo} places marked TODO", fr=f"endroits marqués TODO : {todo}")
-    edit = say(en=f"edit it ({places}), then ", fr=f"éditez-le ({places}), puis ")
+    todo_text = say(en=f"{todo} places marked TODO", fr=f"endroits marqués TODO : {todo}")
+    edit = say(en=f"edit it ({todo_text}), then ", fr=f"éditez-le ({todo_text}), puis ")
     answer(
         say(
             en=f"{path}\nNext: {edit if todo else ''}{start}\nDone? {judge}",
@@ -210,16 +210,16 @@ def write_training_script(given: Given, answer: Answer) -> None:
     )
 
 
-def judge_training_script(given: Given, answer: Answer) -> int:
+def judge_training_script(args: Given, answer: Answer) -> int:
     """Run the training script of a lab as the lab asks for, and judge what it does."""
     from dlojz.labs.script.growing_script import NAME
     from dlojz.labs.script.script_judge import judge_script
 
-    lab, path = _lab_and_path(given, "judge", NAME)
-    where = {name: given[name] for name in ("on", "machine", "device") if name in given}
+    lab, path = _lab_and_path(args, "judge", NAME)
+    placement = {name: args[name] for name in ("on", "machine", "device") if name in args}
     # Titles of the runs go to stderr: stdout has the verdict alone.
-    verdict = judge_script(lab, path, lambda title: print(f"… {title}", file=sys.stderr, flush=True), **where)
-    answer({"state": verdict.state, "message": verdict.message} if given["json"] else str(verdict))
+    verdict = judge_script(lab, path, lambda title: print(f"… {title}", file=sys.stderr, flush=True), **placement)
+    answer({"state": verdict.state, "message": verdict.message} if args["json"] else str(verdict))
     return int(verdict.state != "right")
 
 
@@ -312,27 +312,29 @@ solution, en français et en anglais. Les solutions dont le code a changé sont 
     dlojz labs build --check # exit code 1 if a notebook differs // code de sortie 1 si un notebook diffère
     """,
 )
-def labs_command(given: Given, answer: Answer) -> int | None:
+def labs_command(args: Given, answer: Answer) -> int | None:
     """Show the labs, a student's progress, the glossary; copy, build, check or repair notebooks; make the book."""
-    name, *named = given.pop(WORDS, ("list",))
+    name, *words = args.pop(WORDS, ("list",))
     if name not in ACTIONS:
         raise LabError(one_of("action of `dlojz labs`", name, ACTIONS))
     action = ACTIONS[name]
     # The verb takes the options of all its actions; one that this action has no use for is refused.
-    for option in given:
+    for option in args:
         if option not in action.options:
-            owners = ", ".join(f"`dlojz labs {other}`" for other, one in ACTIONS.items() if option in one.options)
+            owners = ", ".join(
+                f"`dlojz labs {action_name}`" for action_name, entry in ACTIONS.items() if option in entry.options
+            )
             raise refusal(
                 en=f"--{option} belongs to {owners}: leave it out.", fr=f"--{option} va avec {owners} : retirez-le."
             )
-    if named and not action.takes_words:
+    if words and not action.takes_words:
         raise refusal(
-            en=f"`dlojz labs {name}` takes no further word, but {named[0]!r} was received.",
-            fr=f"`dlojz labs {name}` ne prend pas d’autre mot, mais {named[0]!r} a été reçu.",
+            en=f"`dlojz labs {name}` takes no further word, but {words[0]!r} was received.",
+            fr=f"`dlojz labs {name}` ne prend pas d’autre mot, mais {words[0]!r} a été reçu.",
         )
     # The action finds its own words, without its name.
-    given[WORDS] = tuple(named)
-    return action.call(given, answer)
+    args[WORDS] = tuple(words)
+    return action.call(args, answer)
 
 
 @verb(
@@ -352,10 +354,10 @@ labs.diff("attention"), ou run.diff() pour l’exercice auquel se rattache une e
     dlojz diff notebooks/en/01_big_models.ipynb attention --json
     """,
 )
-def diff_command(given: Given, answer: Answer) -> None:
+def diff_command(args: Given, answer: Answer) -> None:
     """Show an answer beside the solution."""
     from dlojz.labs.kit.lab import diff
 
-    notebook, exercise = given[WORDS]
-    found = diff(exercise, Path(notebook))
-    answer(found.to_dict() if given["json"] else repr(found))
+    notebook, exercise = args[WORDS]
+    difference = diff(exercise, Path(notebook))
+    answer(difference.to_dict() if args["json"] else repr(difference))

@@ -92,38 +92,38 @@ exécutions : dlojz run --library accelerate --model gpt_tiny --dp 2.""",
     dlojz libraries --run --only torch,deepspeed,accelerate --zero 3 --json
     """,
 )
-def libraries_command(given: Given, answer: Answer) -> int:
+def libraries_command(args: Given, answer: Answer) -> int:
     """List the libraries, show a program, or run them side by side."""
-    _check(given)
-    if given["show"]:
-        answer(library(given["show"]).program.read_text(encoding="utf-8").rstrip())
-        tell(say(en="\nIt runs alone, by:\n", fr="\nIl s’exécute seul, par :\n") + command_alone(given["show"]))
+    _check(args)
+    if args["show"]:
+        answer(library(args["show"]).program.read_text(encoding="utf-8").rstrip())
+        tell(say(en="\nIt runs alone, by:\n", fr="\nIl s’exécute seul, par :\n") + command_alone(args["show"]))
         return main.DONE
-    return _run(given, answer) if given["run"] else _list(given, answer)
+    return _run(args, answer) if args["run"] else _list(args, answer)
 
 
-def _check(given: Given) -> None:
+def _check(args: Given) -> None:
     """Refuse flags that would do nothing, and names that are none.
 
     Raises:
         LabError: naming what they need.
     """
-    if given["show"]:
-        library(given["show"])
-    for name in _names(given) or ():
+    if args["show"]:
+        library(args["show"])
+    for name in _names(args) or ():
         # None, without --only, stands for all libraries.
         library(name)
     for name in _RUNNING:
-        check_needs(given, name, "run")
-    if given["show"] and (given["run"] or given["json"]):
+        check_needs(args, name, "run")
+    if args["show"] and (args["run"] or args["json"]):
         raise refusal(
             en="--show prints a program alone: leave --run and --json out.",
             fr="--show affiche un programme, seul : retirez --run et --json.",
         )
 
 
-def _names(given: Given) -> list[str] | None:
-    text = given["only"]
+def _names(args: Given) -> list[str] | None:
+    text = args["only"]
     if text is None:
         return None
     names = [name.strip() for name in text.split(",") if name.strip()]
@@ -135,10 +135,10 @@ def _names(given: Given) -> list[str] | None:
     return names
 
 
-def _list(given: Given, answer: Answer) -> int:
+def _list(args: Given, answer: Answer) -> int:
     from dlojz.display.figures.library_figures import catalogue_sentences, catalogue_table
 
-    if given["json"]:
+    if args["json"]:
         answer([_entry(name) for name in LIBRARIES])
         return main.DONE
     wide = console(stderr=False).width >= WIDE
@@ -160,13 +160,13 @@ def _list(given: Given, answer: Answer) -> int:
 
 
 def _entry(name: str) -> dict[str, Any]:
-    one, change = LIBRARIES[name], lines_changed(name)
+    entry, change = LIBRARIES[name], lines_changed(name)
     return {
         "library": name,
-        **fields_of(one, "title", "package", "installed", "version", "command"),
-        "program": str(one.program),
-        "runs": one.runs(),
-        "hides": one.hides(),
+        **fields_of(entry, "title", "package", "installed", "version", "command"),
+        "program": str(entry.program),
+        "runs": entry.runs(),
+        "hides": entry.hides(),
         "lines": change.lines,
         "lines_added": change.added,
         "lines_removed": change.removed,
@@ -174,12 +174,12 @@ def _entry(name: str) -> dict[str, Any]:
     }
 
 
-def _run(given: Given, answer: Answer) -> int:
+def _run(args: Given, answer: Answer) -> int:
     from dlojz.running.measure import configurations, run_libraries
 
-    rounds, fields = given["rounds"], {name: given[name] for name in FIELDS}
-    names = _names(given)
-    check_writable(given, ("figure",))
+    rounds, fields = args["rounds"], {name: args[name] for name in FIELDS}
+    names = _names(args)
+    check_writable(args, ("figure",))
     # The length of the bar: only libraries that have this layout and are installed are run.
     runnable, _ = configurations(names, **fields)
     with progress_bar(total=rounds * len(runnable)) as update:
@@ -191,37 +191,37 @@ def _run(given: Given, answer: Answer) -> int:
             begun += 1
 
         # With one round a run that was made before is shown; several rounds compare new runs only.
-        found = run_libraries(names, rounds=rounds, again=rounds > 1, root=given["root"], on_run=on_run, **fields)
-    if given["json"]:
-        answer([row.to_dict() for row in found])
+        rows = run_libraries(names, rounds=rounds, again=rounds > 1, root=args["root"], on_run=on_run, **fields)
+    if args["json"]:
+        answer([row.to_dict() for row in rows])
     else:
-        _print(found, answer)
-    if given["figure"] and any(row.ran for row in found):
+        _print(rows, answer)
+    if args["figure"] and any(row.ran for row in rows):
         from dlojz.display.figures.library_figures import libraries_figure
 
-        libraries_figure(found, given["figure"])
-        if not given["json"]:
-            answer(en=f"figure: {given['figure']}", fr=f"figure : {given['figure']}")
+        libraries_figure(rows, args["figure"])
+        if not args["json"]:
+            answer(en=f"figure: {args['figure']}", fr=f"figure : {args['figure']}")
     # A library that cannot run here is no failure; one that could and did not come to its end is.
-    return main.DONE if all(row.ran for row in found if row.name in runnable) else main.FAILED
+    return main.DONE if all(row.ran for row in rows if row.name in runnable) else main.FAILED
 
 
-def _print(found: list[LibraryRow], answer: Answer) -> None:
+def _print(rows: list[LibraryRow], answer: Answer) -> None:
     from dlojz.display.figures import library_figures as tables
 
-    first = next((row for row in found if row.config is not None), None)
-    if first is None or first.config is None:
-        for sentence in tables.notes(found):
+    row = next((row for row in rows if row.config is not None), None)
+    if row is None or row.config is None:
+        for sentence in tables.notes(rows):
             answer(sentence)
         return
-    layout = first.config.layout
+    layout = row.config.layout
     answer(
-        en=f"{first.config.model_name}, {first.config.steps} steps, {layout.world_size} processes, global batch "
+        en=f"{row.config.model_name}, {row.config.steps} steps, {layout.world_size} processes, global batch "
         f"{layout.global_batch}; rank 0; bytes: predicted | measured",
-        fr=f"{first.config.model_name}, {first.config.steps} pas, {layout.world_size} processus, batch global "
+        fr=f"{row.config.model_name}, {row.config.steps} pas, {layout.world_size} processus, batch global "
         f"{layout.global_batch} ; rang 0 ; octets : prédits | mesurés",
     )
-    answer(tables.measured_table(found))
+    answer(tables.measured_table(rows))
     answer("")
-    for sentence in (*tables.hides_sentences(found), *tables.notes(found)):
+    for sentence in (*tables.hides_sentences(rows), *tables.notes(rows)):
         answer(sentence)

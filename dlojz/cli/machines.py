@@ -68,37 +68,37 @@ l’exécution y demanderait, son coût maximal, et pourquoi elle serait refusé
     dlojz machines local --dp 4 --script
     """,
 )
-def machines_command(given: Given, answer: Answer) -> None:
+def machines_command(args: Given, answer: Answer) -> None:
     """List the machines, or preview a run on one."""
-    names = given.pop(WORDS, ())
+    names = args.pop(WORDS, ())
     if names:
-        answer(_about(machine(names[0]), given))
+        answer(_about(machine(names[0]), args))
         return
-    if others := sorted(set(given) - {"json"}):
-        option = "--" + others[0].replace("_", "-")
+    if options := sorted(set(args) - {"json"}):
+        option = "--" + options[0].replace("_", "-")
         raise refusal(
             en=f"{option} says something of a run on one machine: name it, as in `dlojz machines local --dp 4`.",
             fr=f"{option} concerne une exécution sur une machine, à nommer : `dlojz machines local --dp 4`.",
         )
-    found = _readable()
-    answer([_summary(one) for one in found] if given["json"] else _machines_table(found))
+    sites = _readable()
+    answer([_summary(site) for site in sites] if args["json"] else _machines_table(sites))
 
 
-def _about(site: Machine, given: Given) -> Any:
-    config, hours = config_of(given), given["hours"]
+def _about(site: Machine, args: Given) -> Any:
+    config, hours = config_of(args), args["hours"]
     # An empty text leaves the choice to the machine.
-    scheduler = {name: given.get(name, "") for name in ("account", "qos", "reservation")}
+    scheduler = {name: args.get(name, "") for name in ("account", "qos", "reservation")}
     request = JobRequest(**scheduler, time_limit_s=None if hours is None else hours * 3600)
-    if given["script"]:
+    if args["script"]:
         # RUN stands in the place of a run's name: nothing is sent, so there is none.
         folder = Path(runs_root()) / "RUN"
-        asked = admit(site, config, request)
-        text = job_script(site, config, asked, folder, worker_module=DEFAULT_WORKER, requeues=request.requeues)
-        return {"script": text} if given["json"] else text.rstrip("\n")
-    shown = preview_of(site, config, request)
-    if given["json"]:
-        return shown.to_dict()
-    return shown.table(
+        allocation = admit(site, config, request)
+        text = job_script(site, config, allocation, folder, worker_module=DEFAULT_WORKER, requeues=request.requeues)
+        return {"script": text} if args["json"] else text.rstrip("\n")
+    preview = preview_of(site, config, request)
+    if args["json"]:
+        return preview.to_dict()
+    return preview.table(
         (say(en="partition", fr="partition"), site.partition or "-"),
         (say(en="interconnect", fr="réseau"), site.interconnect),
         (say(en="source", fr="source"), f"{site.source} ({site.date})"),
@@ -107,31 +107,31 @@ def _about(site: Machine, given: Given) -> Any:
 
 def _readable() -> list[Machine]:
     """Read the machine files; those that cannot be read are named on stderr."""
-    found = []
+    sites = []
     for name in machine_files():
         try:
-            found.append(machine(name))
+            sites.append(machine(name))
         except LabError as error:
             tell(visible(error))
-    return found
+    return sites
 
 
 def _summary(site: Machine) -> dict[str, Any]:
     return {
         **fields_of(site, "name", "title", "device", "gpus_per_node", "max_nodes", "max_hours", "account_suffix"),
-        "qos": [one.to_dict() for one in site.qos],
+        "qos": [service.to_dict() for service in site.qos],
         "here": site.name in here(),
         **fields_of(site, "source", "date"),
     }
 
 
-def _machines_table(found: list[Machine]) -> Table:
-    own, rows = here(), []
-    for site in found:
-        mark = say(en=" (here)", fr=" (ici)") if site.name in own else ""
-        places = "GPU" if site.device != "cpu" else say(en="ranks", fr="rangs")
-        most = say(en=f"{site.max_nodes} nodes, ", fr=f"{site.max_nodes} nœuds, ") + f"{shortest(site.max_hours)} h"
-        rows.append((site.name + mark, site.title, site.device, f"{site.gpus_per_node} {places}", most))
+def _machines_table(sites: list[Machine]) -> Table:
+    local_names, rows = here(), []
+    for site in sites:
+        mark = say(en=" (here)", fr=" (ici)") if site.name in local_names else ""
+        unit = "GPU" if site.device != "cpu" else say(en="ranks", fr="rangs")
+        limits = say(en=f"{site.max_nodes} nodes, ", fr=f"{site.max_nodes} nœuds, ") + f"{shortest(site.max_hours)} h"
+        rows.append((site.name + mark, site.title, site.device, f"{site.gpus_per_node} {unit}", limits))
     head = titles(en="machine; what it is; device; node; at most", fr="machine; description; appareil; nœud; au plus")
     return Table(head, tuple(rows), align="l", whole=1)
 
@@ -158,18 +158,18 @@ pas, son dernier état connu est montré avec son âge. Les travaux finis depuis
     dlojz queue --json
     """,
 )
-def queue_command(given: Given, answer: Answer) -> None:
+def queue_command(args: Given, answer: Answer) -> None:
     """List the jobs of the scheduler."""
     queue = views()
-    known = set(run_ids(runs_root(given["root"])))
-    if given["json"]:
+    ids = set(run_ids(runs_root(args["root"])))
+    if args["json"]:
         # One for each job; a job that belongs to no run of this root has no run_id.
-        own = ({"run_id": job.name if job.name in known else None, "words": _why(job)} for job in queue.jobs)
-        jobs = [{**vars(job), **more} for job, more in zip(queue.jobs, own, strict=True)]
+        extras = ({"run_id": job.name if job.name in ids else None, "words": _why(job)} for job in queue.jobs)
+        jobs = [{**vars(job), **extra} for job, extra in zip(queue.jobs, extras, strict=True)]
         answer({"age_s": queue.age_s, "problem": queue.problem, "jobs": jobs})
         return
     if queue.jobs:
-        answer(_queue_table(queue.jobs, known))
+        answer(_queue_table(queue.jobs, ids))
     elif queue.age_s is not None:
         answer(
             en="you have no job in the queue: send one with `dlojz run --on slurm`.",
@@ -199,10 +199,10 @@ les exécutions.""",
     dlojz watch 20250101-120000 --once
     """,
 )
-def watch_command(given: Given, answer: Answer) -> None:
+def watch_command(args: Given, answer: Answer) -> None:
     """Follow runs."""
-    named = [find(name, given["root"]) for name in given[WORDS]]
-    chosen = named or [run for run in runs(given["root"]) if not is_final(run.state)]
+    named_runs = [find(name, args["root"]) for name in args[WORDS]]
+    chosen = named_runs or [run for run in runs(args["root"]) if not is_final(run.state)]
     if not chosen:
         answer(
             en="no run waits or runs: `dlojz runs` lists those that have ended.",
@@ -210,7 +210,7 @@ def watch_command(given: Given, answer: Answer) -> None:
         )
         return
     try:
-        _watch([Tracker(run) for run in chosen], given["every_s"], once=given["once"])
+        _watch([Tracker(run) for run in chosen], args["every_s"], once=args["once"])
     except KeyboardInterrupt:
         tell(
             en="no longer watching; the runs go on (`dlojz cancel RUN` stops one).",
@@ -220,28 +220,28 @@ def watch_command(given: Given, answer: Answer) -> None:
 
 def _watch(trackers: list[Tracker], every_s: float, *, once: bool) -> None:
     """Show the runs until all have ended: redrawn in a terminal, a line per change elsewhere."""
-    last: dict[str, str] = {}
+    last_texts: dict[str, str] = {}
     # By tracker: how many times in a row its run's files were refused.
     refused: Counter[str] = Counter()
     if once:
-        _all(trackers, last, refused, out=True)
+        _all(trackers, last_texts, refused, echo=True)
     elif sys.stdout.isatty():
         with Live(console=console(stderr=False), auto_refresh=False, transient=False) as live:
             while True:
-                texts, over = _all(trackers, last, refused)
+                texts, over = _all(trackers, last_texts, refused)
                 live.update(Text("\n\n".join(texts)), refresh=True)
                 if over:
                     return
                 time.sleep(every_s)
     else:
-        while not _all(trackers, last, refused, out=True)[1]:
+        while not _all(trackers, last_texts, refused, echo=True)[1]:
             time.sleep(every_s)
 
 
 def _all(
-    trackers: list[Tracker], last: dict[str, str], refused: Counter[str], *, out: bool = False
+    trackers: list[Tracker], last_texts: dict[str, str], refused: Counter[str], *, echo: bool = False
 ) -> tuple[list[str], bool]:
-    """Describe every run, and whether all have ended; with `out`, what has changed is printed.
+    """Describe every run, and whether all have ended; with `echo`, what has changed is printed.
 
     A file system may be away for a moment, so an `OSError` is waited out; a record that is refused (of a newer version,
     say) stays refused, and counts.
@@ -261,9 +261,9 @@ def _all(
         over = over and final
         texts.append(text)
         # Printed only where the text has changed since the last look.
-        if out and last.get(name) != text:
+        if echo and last_texts.get(name) != text:
             show(Text(text))
-        last[name] = text
+        last_texts[name] = text
     return texts, over
 
 
@@ -272,11 +272,11 @@ def _left(job: JobView) -> str:
     return DASH if job.standing == "ended" else time_words(job.left) or DASH
 
 
-def _queue_table(jobs: list[JobView], known: set[str]) -> Table:
+def _queue_table(jobs: list[JobView], ids: set[str]) -> Table:
     rows = []
     # False sorts before True: jobs that have ended stand last, all others stay in the scheduler's order.
-    for job in sorted(jobs, key=lambda one: one.standing == "ended"):
-        name = job.name if job.name in known else f"({job.name})"  # not one of these runs
+    for job in sorted(jobs, key=lambda job: job.standing == "ended"):
+        name = job.name if job.name in ids else f"({job.name})"  # not one of these runs
         rows.append((job.number, name, _state(job), _why(job), _left(job), job.nodes or DASH))
     head = titles(
         en="job; run; state; why; time left; nodes", fr="travail; exécution; état; raison; temps restant; nœuds"
@@ -310,10 +310,10 @@ def _age(queue: QueueView) -> str:
             fr="il n’y a pas d’ordonnanceur ici (pas de `squeue`) : `dlojz runs` liste les exécutions locales.",
         )
     ago = format_seconds(queue.age_s)
-    known = say(en=f"last known, {ago} ago", fr=f"connu il y a {ago}")
+    age_text = say(en=f"last known, {ago} ago", fr=f"connu il y a {ago}")
     if queue.age_s is None:
-        known = say(en="nothing is known yet", fr="rien n’est encore connu")
+        age_text = say(en="nothing is known yet", fr="rien n’est encore connu")
     return say(
-        en=f"The scheduler does not answer ({visible(queue.problem)}); {known}. Jobs that run go on running.",
-        fr=f"L’ordonnanceur ne répond pas ({visible(queue.problem)}) ; {known}. Les travaux en cours continuent.",
+        en=f"The scheduler does not answer ({visible(queue.problem)}); {age_text}. Jobs that run go on running.",
+        fr=f"L’ordonnanceur ne répond pas ({visible(queue.problem)}) ; {age_text}. Les travaux en cours continuent.",
     )

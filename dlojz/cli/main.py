@@ -41,12 +41,12 @@ class Subcommand(NamedTuple):
 
 def _subcommands(text: str) -> dict[str, Subcommand]:
     """Read subcommands from lines `NAME  MODULE  English // French`; an indented line continues the one before."""
-    found = {}
+    subcommands = {}
     for line in re.sub(r"\n\s+", " ", textwrap.dedent(text).strip()).splitlines():
-        name, module, told = line.split(maxsplit=2)
-        en, _, fr = told.partition(" // ")
-        found[name] = Subcommand(module, en, fr)
-    return found
+        name, module, summary = line.split(maxsplit=2)
+        en, _, fr = summary.partition(" // ")
+        subcommands[name] = Subcommand(module, en, fr)
+    return subcommands
 
 
 SUBCOMMANDS = _subcommands(
@@ -165,12 +165,12 @@ def _tell_system(error: BaseException, words: Sequence[str]) -> int:
     """
     blind = sys.platform.startswith("linux") and not os.path.exists("/proc/self/stat")  # noqa: PTH110 - light
     if blind or _is_starved(error):
-        said = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
-        said = say(en="/proc is not mounted", fr="/proc n’est pas monté") if blind else said
+        reason = " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+        reason = say(en="/proc is not mounted", fr="/proc n’est pas monté") if blind else reason
         _complain(
-            en=f"dlojz: this system does not give `dlojz {words[0]}` what it needs ({said}): see its limits "
+            en=f"dlojz: this system does not give `dlojz {words[0]}` what it needs ({reason}): see its limits "
             "(ulimit -a) of memory, threads and processes.",
-            fr=f"dlojz : ce système ne donne pas à `dlojz {words[0]}` ce qu’il lui faut ({said}) : voyez ses limites "
+            fr=f"dlojz : ce système ne donne pas à `dlojz {words[0]}` ce qu’il lui faut ({reason}) : voyez ses limites "
             "(ulimit -a) de mémoire, de threads et de processus.",
         )
         return FAILED
@@ -178,10 +178,10 @@ def _tell_system(error: BaseException, words: Sequence[str]) -> int:
         raise error
     from dlojz.base.table import visible
 
-    place = f" ({visible(error.filename)})" if error.filename else ""
+    file_text = f" ({visible(error.filename)})" if error.filename else ""
     _complain(
-        en=f"dlojz: the system refused: {error.strerror or error}{place}.",
-        fr=f"dlojz : le système a refusé : {error.strerror or error}{place}.",
+        en=f"dlojz: the system refused: {error.strerror or error}{file_text}.",
+        fr=f"dlojz : le système a refusé : {error.strerror or error}{file_text}.",
     )
     return REFUSED if error.errno in _WRONG_NAMES else FAILED
 
@@ -260,19 +260,21 @@ def _dispatch(words: list[str]) -> int:
         from dlojz.base.machine import refuse_windows
 
         refuse_windows()
-    name, rest = words[0], words[1:]
+    name, arguments = words[0], words[1:]
     if name not in SUBCOMMANDS:
         raise LabError(one_of("command", name, SUBCOMMANDS))
     module = importlib.import_module(f"dlojz.cli.{SUBCOMMANDS[name].module}")
     # The verb NAME is `NAME_command` of its module.
     command: Callable[[list[str]], int] = getattr(module, f"{name}_command")
-    return command(rest)
+    return command(arguments)
 
 
 def overview() -> str:
     """Write the help of `dlojz` itself."""
     width = max(map(len, SUBCOMMANDS))
-    lines = "\n".join(f"  {name:<{width}}  {say(en=one.en, fr=one.fr)}" for name, one in SUBCOMMANDS.items())
+    lines = "\n".join(
+        f"  {name:<{width}}  {say(en=subcommand.en, fr=subcommand.fr)}" for name, subcommand in SUBCOMMANDS.items()
+    )
     return say(
         en=f"""dlojz: big models taken apart. Predict, run, compare, explain.
 

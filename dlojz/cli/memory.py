@@ -84,50 +84,50 @@ encore sont prédits aussi. Rien n’est alloué : un modèle de 400 milliards d
     dlojz memory vit_b_16 --device a100-40 --snapshot vit.html # open it in a browser // à ouvrir dans un navigateur
     """,
 )
-def memory_command(given: Given, answer: Answer) -> None:
+def memory_command(args: Given, answer: Answer) -> None:
     """Forecast the memory of a configuration; a file that cannot be written is refused before anything is printed."""
-    fit_device = device(given["fit"]) if "fit" in given else None
+    fit_device = device(args["fit"]) if "fit" in args else None
     # --fit names a GPU too: the forecast is for that one unless --device names another.
-    target = target_device(given) or (fit_device if "device" not in given else None)
-    assumed = assumed_fields(given, target)
-    config = config_of(given, **assumed)
-    if "budget" in given:
-        _budget(config, target, assumed, given, answer)
+    target = target_device(args) or (fit_device if "device" not in args else None)
+    assumed = assumed_fields(args, target)
+    config = config_of(args, **assumed)
+    if "budget" in args:
+        _budget(config, target, assumed, args, answer)
         return
     from dlojz.prediction.forecast import forecast, heaviest
 
     # Without --rank, the rank that takes most memory: it decides whether the layout fits.
-    told = heaviest(config, target) if given["rank"] is None else forecast(config, given["rank"], target)
+    estimate = heaviest(config, target) if args["rank"] is None else forecast(config, args["rank"], target)
     fit, levers = _advice(config, fit_device or target, is_asked=fit_device is not None)
-    _write_files(told, fit_device, given)
-    if given["json"]:
-        answer(_document(told, fit, levers, assumed))
+    _write_files(estimate, fit_device, args)
+    if args["json"]:
+        answer(_document(estimate, fit, levers, assumed))
     else:
-        _print(answer, told, fit, levers, assumed)
+        _print(answer, estimate, fit, levers, assumed)
 
 
-def _budget(config: RunConfig, target: Device | None, assumed: dict[str, Any], given: Given, answer: Answer) -> None:
+def _budget(config: RunConfig, target: Device | None, assumed: dict[str, Any], args: Given, answer: Answer) -> None:
     """Choose what becomes of each block's activations, and print or write the choice."""
-    if "fit" in given:
+    if "fit" in args:
         raise refusal(
             en="--budget plans for one batch and --fit looks for the largest one: give one of the two.",
             fr="--budget fait un plan pour un batch et --fit cherche le plus grand : donnez l’un des deux.",
         )
-    budget_bytes = _bytes_of(given["budget"])
+    budget_bytes = _bytes_of(args["budget"])
     from dlojz.display import memory_tables as sheet
     from dlojz.planner.activation_budget import plan_activations
     from dlojz.prediction.forecast import check_rank
 
-    rank = given["rank"] or 0
+    rank = args["rank"] or 0
     check_rank(config, rank)
     plan = plan_activations(config, budget_bytes, rank, target)
-    _write_files(plan.forecast, None, given, plan)
-    if given["json"]:
+    _write_files(plan.forecast, None, args, plan)
+    if args["json"]:
         # What a step takes more than with everything kept: seconds, FLOPs of recomputation, bytes moved.
-        seconds, flops, moved = plan.tables.costs(plan.choices)
-        added = {"seconds": seconds, "flops": flops, "moved_bytes": moved}
-        own = {"limit_bytes": budget_bytes, "kept_peak_bytes": plan.kept_peak_bytes, "added": added}
-        answer({**_document(plan.forecast, None, None, assumed), "budget": own})
+        seconds, flops, moved_bytes = plan.tables.costs(plan.choices)
+        costs = {"seconds": seconds, "flops": flops, "moved_bytes": moved_bytes}
+        budget = {"limit_bytes": budget_bytes, "kept_peak_bytes": plan.kept_peak_bytes, "added": costs}
+        answer({**_document(plan.forecast, None, None, assumed), "budget": budget})
         return
     if assumed:
         answer(sheet.assumed_sentence(plan.config, assumed))
@@ -167,49 +167,51 @@ def _advice(config: RunConfig, limit: Device | None, *, is_asked: bool) -> tuple
     return fit, levers(config, limit) if is_asked or not fit.micro_batch else None
 
 
-def _write_files(told: Forecast, fit_device: Device | None, given: Given, plan: BudgetPlan | None = None) -> None:
-    if "png" in given:
+def _write_files(estimate: Forecast, fit_device: Device | None, args: Given, plan: BudgetPlan | None = None) -> None:
+    if "png" in args:
         from dlojz.display.figures.run_figures import activation_curve_figure, footprint_figure
 
         if plan is not None:
-            activation_curve_figure(plan, given["png"])
+            activation_curve_figure(plan, args["png"])
         else:
-            footprint_figure(told, given["png"], limit_bytes=fit_device.memory_bytes if fit_device else None)
-        tell_written(given["png"])
-    if "snapshot" in given:
+            footprint_figure(estimate, args["png"], limit_bytes=fit_device.memory_bytes if fit_device else None)
+        tell_written(args["png"])
+    if "snapshot" in args:
         from dlojz.prediction.allocator import write_snapshot
 
         # A label reads `what (phase)`; the snapshot takes the two apart.
-        labels = [(what, phase.rstrip(")")) for what, _, phase in (m.label.rpartition(" (") for m in told.movements)]
+        labels = [
+            (label, phase.rstrip(")")) for label, _, phase in (m.label.rpartition(" (") for m in estimate.movements)
+        ]
         # Bytes that torch's allocator may take of the GPU; None: the CPU sets no limit.
-        limit = told.device.allocatable_bytes(told.config.layout.world_size) if told.device else None
-        write_snapshot(given["snapshot"], told.events, labels, limit_bytes=limit, streams=told.streams)
+        limit = estimate.device.allocatable_bytes(estimate.config.layout.world_size) if estimate.device else None
+        write_snapshot(args["snapshot"], estimate.events, labels, limit_bytes=limit, streams=estimate.streams)
         note = say(en=" (open it in a browser)", fr=" (à ouvrir dans un navigateur)")
-        tell_written(given["snapshot"], "snapshot", "instantané", note)
+        tell_written(args["snapshot"], "snapshot", "instantané", note)
 
 
 def _print(
-    answer: Answer, told: Forecast, fit: Fit | None, levers: tuple[Lever, ...] | None, assumed: dict[str, Any]
+    answer: Answer, estimate: Forecast, fit: Fit | None, levers: tuple[Lever, ...] | None, assumed: dict[str, Any]
 ) -> None:
     from dlojz.display import memory_tables as sheet
     from dlojz.planner.levers import taken_bytes
     from dlojz.prediction.forecast import forms_beside, heaviest, rules_beside, states_per_parameter
     from dlojz.prediction.shapes import model_shapes
 
-    parameters = model_shapes(told.config).num_parameters
-    parts = [*sheet.forecast_parts(told)]
-    parts.append(sheet.rules_part(rules_beside(told), states_per_parameter(told), parameters))
-    if forms := forms_beside(told):
+    parameters = model_shapes(estimate.config).num_parameters
+    parts = [*sheet.forecast_parts(estimate)]
+    parts.append(sheet.rules_part(rules_beside(estimate), states_per_parameter(estimate), parameters))
+    if forms := forms_beside(estimate):
         parts.append(sheet.forms_part(forms))
     if fit and levers is not None:
-        now = taken_bytes(heaviest(told.config, fit.forecast.device))
-        parts.append(sheet.levers_part(levers, now, fit.limit_bytes))
+        current_bytes = taken_bytes(heaviest(estimate.config, fit.forecast.device))
+        parts.append(sheet.levers_part(levers, current_bytes, fit.limit_bytes))
     if assumed:
-        answer(sheet.assumed_sentence(told.config, assumed))
-    answer(sheet.headline(told))
-    answer(sheet.peak_sentence(told) + "\n")
-    for place, part in enumerate(parts):
-        if place:
+        answer(sheet.assumed_sentence(estimate.config, assumed))
+    answer(sheet.headline(estimate))
+    answer(sheet.peak_sentence(estimate) + "\n")
+    for index, part in enumerate(parts):
+        if index:
             answer("")
         answer(part)
     if fit and fit.forecast.device:
@@ -217,30 +219,32 @@ def _print(
 
 
 def _document(
-    told: Forecast, fit: Fit | None, levers: tuple[Lever, ...] | None, assumed: dict[str, Any]
+    estimate: Forecast, fit: Fit | None, levers: tuple[Lever, ...] | None, assumed: dict[str, Any]
 ) -> dict[str, Any]:
     """Write the forecast as plain JSON data."""
     from dlojz.planner.levers import taken_bytes
     from dlojz.prediction.forecast import forms_beside, rules_beside, states_per_parameter
 
     document: dict[str, Any] = {
-        "config": told.config.to_dict(),
+        "config": estimate.config.to_dict(),
         "assumed": assumed,
-        "rank": told.rank,
-        "device": told.device.name if told.device else "cpu",
-        "memory": told.memory.to_dict(),
-        "expandable_reserved_bytes": told.expandable_reserved_bytes,
-        "moment": told.moment,
-        "notes": list(told.notes),
-        "micro_batches_in_flight": told.in_flight,
-        "taken_bytes": taken_bytes(told),
-        "limit_bytes": told.device.memory_bytes if told.device else None,
-        "fits": taken_bytes(told) <= told.device.memory_bytes if told.device else None,
-        "at_peak_by_block": [{"block": name, "bytes": held} for name, held in told.at_peak_by_block],
-        "activations_by_module": dict(told.activations_by_module),
-        "states_bytes_per_parameter": states_per_parameter(told),
-        "rules": [{**asdict(each), "difference": each.difference} for each in rules_beside(told)],
-        "closed_forms_of_one_layer": [{**asdict(each), "difference": each.difference} for each in forms_beside(told)],
+        "rank": estimate.rank,
+        "device": estimate.device.name if estimate.device else "cpu",
+        "memory": estimate.memory.to_dict(),
+        "expandable_reserved_bytes": estimate.expandable_reserved_bytes,
+        "moment": estimate.moment,
+        "notes": list(estimate.notes),
+        "micro_batches_in_flight": estimate.in_flight,
+        "taken_bytes": taken_bytes(estimate),
+        "limit_bytes": estimate.device.memory_bytes if estimate.device else None,
+        "fits": taken_bytes(estimate) <= estimate.device.memory_bytes if estimate.device else None,
+        "at_peak_by_block": [{"block": name, "bytes": num_bytes} for name, num_bytes in estimate.at_peak_by_block],
+        "activations_by_module": dict(estimate.activations_by_module),
+        "states_bytes_per_parameter": states_per_parameter(estimate),
+        "rules": [{**asdict(rule), "difference": rule.difference} for rule in rules_beside(estimate)],
+        "closed_forms_of_one_layer": [
+            {**asdict(form), "difference": form.difference} for form in forms_beside(estimate)
+        ],
     }
     if fit and fit.forecast.device:
         document["fit"] = {
@@ -278,10 +282,10 @@ tokens), classes (ou mots du vocabulaire), blocs. Tout est compté, rien n’est
     dlojz models timm:convnext_base torchvision:resnet50 my_file.py:build
     """,
 )
-def models_command(given: Given, answer: Answer) -> None:
+def models_command(args: Given, answer: Answer) -> None:
     """List the models."""
-    described = [models.describe(name) for name in given[WORDS] or models.names()]
-    if given["json"]:
+    described = [models.describe(name) for name in args[WORDS] or models.names()]
+    if args["json"]:
         answer([asdict(model) for model in described])
         return
     head = titles(
@@ -309,4 +313,4 @@ def models_command(given: Given, answer: Answer) -> None:
         fr="Le vôtre : dlojz models timm:NOM, torchvision:NOM ou FICHIER.py:FONCTION.",
     )
     abouts = [f"{visible(model.name)}: {about}." for model in described if (about := models.about(model.name))]
-    answer(Table(head, tuple(rows), whole=1, notes=tuple(abouts) if given[WORDS] else (note,)))
+    answer(Table(head, tuple(rows), whole=1, notes=tuple(abouts) if args[WORDS] else (note,)))

@@ -123,11 +123,11 @@ def flags(text: str) -> tuple[Flag, ...]:
 
 
 def _flag(block: str) -> Flag:
-    head, _, told = block.partition("  ")
-    en, _, fr = told.partition(" // ")
-    found = _FLAG.fullmatch(head)
-    assert found is not None, block
-    metavar, spellings = found["metavar"], tuple((found["spellings"] or "").split())
+    head, _, help_text = block.partition("  ")
+    en, _, fr = help_text.partition(" // ")
+    match = _FLAG.fullmatch(head)
+    assert match is not None, block
+    metavar, spellings = match["metavar"], tuple((match["spellings"] or "").split())
     kind: Literal["value", "switch", "words", "repeated", "rest"] = "value" if metavar else "switch"
     if not spellings:
         kind = "words"
@@ -136,9 +136,9 @@ def _flag(block: str) -> Flag:
     elif metavar.endswith("..."):
         kind, metavar = "repeated", metavar.removesuffix("...")
     name = spellings[-1].removeprefix("--").replace("-", "_") if spellings else REST if kind == "rest" else WORDS
-    default: Any = {"switch": False, "words": (), "repeated": (), "rest": ()}.get(kind, found["default"])
-    least, most = float(found["least"] or 0), float(found["most"] or math.inf)
-    flag = Flag(name, en, fr or en, metavar, None, least, most, kind, spellings)
+    default: Any = {"switch": False, "words": (), "repeated": (), "rest": ()}.get(kind, match["default"])
+    minimum, maximum = float(match["least"] or 0), float(match["most"] or math.inf)
+    flag = Flag(name, en, fr or en, metavar, None, minimum, maximum, kind, spellings)
     # A default is parsed like a word of the command line, so that it has the option's type.
     return replace(flag, default=flag.value(default) if isinstance(default, str) else default)
 
@@ -175,14 +175,14 @@ def config_flags(*names: str, **defaults: object) -> tuple[Flag, ...]:
         names: fields; all of them by default.
         defaults: defaults that the command has instead of the configuration's.
     """
-    found = [
+    options = [
         _flag_of(name, field, subject)
         for subject in SUBJECTS
         for name, field in subject.fields.model_fields.items()
         if not names or name in names
     ]
     # A default of the command stands in the help, and for an option that is not given.
-    return tuple(replace(flag, default=defaults.get(flag.name, flag.default)) for flag in found)
+    return tuple(replace(flag, default=defaults.get(flag.name, flag.default)) for flag in options)
 
 
 def predicting_flags() -> tuple[Flag, ...]:
@@ -263,10 +263,10 @@ def parse(command: str, options: Sequence[Flag], words: Sequence[str]) -> Given:
         LabError: for an unknown option, one without its value, a value that is no number where one is needed, or a
             word too many.
     """
-    rest: tuple[str, ...] | None = None
+    script_words: tuple[str, ...] | None = None
     # argparse would take the words after `--` for its own: they are cut off first, where a script may get them.
     if "--" in words and any(flag.kind == "rest" for flag in options):
-        words, rest = words[: words.index("--")], tuple(words[words.index("--") + 1 :])
+        words, script_words = words[: words.index("--")], tuple(words[words.index("--") + 1 :])
     # No abbreviations: a new option would make an old one ambiguous.
     parser = argparse.ArgumentParser(command, add_help=False, allow_abbrev=False, exit_on_error=False)
     for flag in options:
@@ -285,49 +285,51 @@ def parse(command: str, options: Sequence[Flag], words: Sequence[str]) -> Given:
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             # Intermixed: words that stand alone may come before, between and after options.
-            found, unknown = parser.parse_known_intermixed_args(spelled)
+            namespace, unknown = parser.parse_known_intermixed_args(spelled)
     except argparse.ArgumentError as error:
         raise LabError(_no_value(command, options, str(error.argument_name))) from None
     if unknown:
         # The sentence quotes the word as it was typed.
-        first = dict(zip(spelled, words, strict=True)).get(unknown[0], unknown[0])
-        _refuse_words_of_script(command, options, words, first)
-        raise LabError(_unknown(command, options, first))
-    words_of = ((flag, getattr(found, flag.name, None)) for flag in options)
+        stray = dict(zip(spelled, words, strict=True)).get(unknown[0], unknown[0])
+        _refuse_words_of_script(command, options, words, stray)
+        raise LabError(_unknown(command, options, stray))
+    words_of = ((flag, getattr(namespace, flag.name, None)) for flag in options)
     # argparse gives [] where no word stands alone.
     values = {flag.name: _value(flag, word) for flag, word in words_of if word not in (None, [])}
     for flag in options:
         if flag.kind == "words":
-            given = values.get(WORDS, ())
-            _refuse_words_of_script(command, options, words, given[1] if len(given) > 1 else None)
-            _check_words(command, flag, given)
-    if rest is not None:
-        values[REST] = rest
+            positionals = values.get(WORDS, ())
+            _refuse_words_of_script(command, options, words, positionals[1] if len(positionals) > 1 else None)
+            _check_words(command, flag, positionals)
+    if script_words is not None:
+        values[REST] = script_words
     return Given(values, {flag.name: flag.default for flag in options})
 
 
-def _refuse_words_of_script(
-    command: str, options: Sequence[Flag], words: Sequence[str], unknown: str | None
-) -> None:
+def _refuse_words_of_script(command: str, options: Sequence[Flag], words: Sequence[str], unknown: str | None) -> None:
     """Refuse a word that is meant for a script, with the command line that gives it to the script."""
-    place = next((number for number, word in enumerate(words) if word.endswith(".py") or word == "-m"), None)
-    if unknown is None or place is None or all(flag.kind != "rest" for flag in options):
+    script_index = next((number for number, word in enumerate(words) if word.endswith(".py") or word == "-m"), None)
+    if unknown is None or script_index is None or all(flag.kind != "rest" for flag in options):
         return
-    start = words.index(unknown, place) if unknown in words[place:] else place
-    before = [word for number, word in enumerate(words) if number < start or number < place + (words[place] == "-m")]
-    told = shlex.join(["dlojz", command.removeprefix("dlojz "), *before, "--", *words[start:]])
+    start = words.index(unknown, script_index) if unknown in words[script_index:] else script_index
+    before = [
+        word
+        for number, word in enumerate(words)
+        if number < start or number < script_index + (words[script_index] == "-m")
+    ]
+    command_line = shlex.join(["dlojz", command.removeprefix("dlojz "), *before, "--", *words[start:]])
     raise refusal(
-        en=f"{unknown} is no option of `{command}`: words for the script stand after --, as in `{told}`.",
+        en=f"{unknown} is no option of `{command}`: words for the script stand after --, as in `{command_line}`.",
         fr=f"{unknown} n’est pas une option de `{command}` : les mots pour le script se placent après --, comme dans "
-        f"`{told}`.",
+        f"`{command_line}`.",
     )
 
 
 def _check_words(command: str, flag: Flag, words: Sequence[str]) -> None:
     """Refuse other words than the metavar names: `A B` is two, `[A]` may be left out, `[A…]` are any number."""
-    most = 10**6 if "…" in flag.metavar else len(flag.metavar.split())
-    least = 0 if flag.metavar.startswith("[") else most
-    if not least <= len(words) <= most:
+    maximum = 10**6 if "…" in flag.metavar else len(flag.metavar.split())
+    minimum = 0 if flag.metavar.startswith("[") else maximum
+    if not minimum <= len(words) <= maximum:
         written = repr(" ".join(words))
         en, fr = (written, f"{written} ") if words else ("nothing", "rien n’")
         raise refusal(
@@ -367,30 +369,30 @@ def _no_value(command: str, options: Sequence[Flag], spellings: str) -> str:
     )
 
 
-def config_of(given: dict[str, Any], **otherwise: object) -> RunConfig:
+def config_of(args: dict[str, Any], **otherwise: object) -> RunConfig:
     """Configure the run that was asked for; a verb that takes `MODEL` may name the model without `--model`.
 
     Args:
-        given: options, those of a configuration among them.
+        args: options, those of a configuration among them.
         otherwise: fields where they are not given.
 
     Raises:
         LabError: if it is not legal, or two models are named.
     """
-    named = dict.fromkeys((*given.get(WORDS, ()), *((given["model"],) if "model" in given else ())))
-    if len(named) > 1:
-        received = ", ".join(map(repr, named))
+    model_names = dict.fromkeys((*args.get(WORDS, ()), *((args["model"],) if "model" in args else ())))
+    if len(model_names) > 1:
+        received = ", ".join(map(repr, model_names))
         raise refusal(
             en=f"one model is expected, but {received} were received: name one.",
             fr=f"un seul modèle est attendu, mais {received} ont été reçus : n’en nommez qu’un.",
         )
     # One model at most is left: named alone or by --model.
-    given = {**given, "model": next(iter(named))} if named else given
+    args = {**args, "model": next(iter(model_names))} if model_names else args
     fields = {*RunConfig.model_fields, *Layout.model_fields} - set(HIDDEN)
-    return RunConfig.of(**otherwise | {name: value for name, value in given.items() if name in fields})
+    return RunConfig.of(**otherwise | {name: value for name, value in args.items() if name in fields})
 
 
-def target_device(given: Given) -> Device | None:
+def target_device(args: Given) -> Device | None:
     """Take the GPU that `--device` names out of the options; None for the CPU or where none is named.
 
     What a run calls its device (auto, cpu, cuda) stays where it is.
@@ -398,19 +400,19 @@ def target_device(given: Given) -> Device | None:
     Raises:
         LabError: for a name that is no device's; the sentence lists those there are.
     """
-    if given.get("device") in (None, *typing.get_args(RunConfig.model_fields["device"].annotation)):
+    if args.get("device") in (None, *typing.get_args(RunConfig.model_fields["device"].annotation)):
         return None
-    return device(given.pop("device"))
+    return device(args.pop("device"))
 
 
-def assumed_fields(given: Given, target: Device | None) -> dict[str, Any]:
+def assumed_fields(args: Given, target: Device | None) -> dict[str, Any]:
     """Choose what a question about a text model on a GPU leaves open: 16-bit precision, one sample of usual length.
 
     A program of a library keeps its one precision. On the CPU, where the lab runs, and for a model in one's own file,
     a configuration's defaults hold.
 
     Args:
-        given: options.
+        args: options.
         target: the GPU; None for the CPU.
 
     Returns:
@@ -420,25 +422,25 @@ def assumed_fields(given: Given, target: Device | None) -> dict[str, Any]:
     Raises:
         LabError: if there is no such model.
     """
-    name = next(iter(given.get(WORDS, ())), given.get("model", RunConfig.model_fields["model"].default))
+    name = next(iter(args.get(WORDS, ())), args.get("model", RunConfig.model_fields["model"].default))
     # `models.spec` comes last: it refuses an unknown model, which only a question about a GPU needs to know here.
     if target is None or is_own_file(str(name)) or (spec := models.spec(name)).family != "text":
         return {}
     usual: dict[str, Any] = {"micro_batch": 1, "sequence_length": spec.sequence_length}
-    if given.get("library", "none") == "none":
+    if args.get("library", "none") == "none":
         usual["precision"] = "fp16" if target.peak_flops and "bf16" not in target.peak_flops else "bf16"
-    return {field: value for field, value in usual.items() if field not in given}
+    return {field: value for field, value in usual.items() if field not in args}
 
 
-def check_needs(given: Given, name: str, *needed: str) -> None:
+def check_needs(args: Given, name: str, *requirements: str) -> None:
     """Refuse an option that has no effect without one of some others.
 
     Raises:
         LabError: naming what it needs.
     """
-    if name in given and not any(given[other] for other in needed):
-        option, others = _option(name), [_option(other) for other in needed]
-        en, fr = " or ".join(others), " ou ".join(others)
+    if name in args and not any(args[requirement] for requirement in requirements):
+        option, option_names = _option(name), [_option(requirement) for requirement in requirements]
+        en, fr = " or ".join(option_names), " ou ".join(option_names)
         raise refusal(
             en=f"{option} does nothing without {en}: add {en}, or leave {option} out.",
             fr=f"{option} ne sert à rien sans {fr} : ajoutez {fr}, ou retirez {option}.",
@@ -449,7 +451,7 @@ def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def check_writable(given: Given, pictures: Sequence[str], files: Sequence[str] = ()) -> None:
+def check_writable(args: Given, pictures: Sequence[str], files: Sequence[str] = ()) -> None:
     """Refuse a picture or a file that could not be written, before minutes are spent on it.
 
     Args:
@@ -460,8 +462,8 @@ def check_writable(given: Given, pictures: Sequence[str], files: Sequence[str] =
         LabError: for an ending that is no picture's, a folder, or a place that may not be written to.
         OSError: for a folder that cannot be made.
     """
-    for name in (name for name in (*pictures, *files) if given[name]):
-        word, path = given[name], Path(given[name]).expanduser().absolute()
+    for name in (name for name in (*pictures, *files) if args[name]):
+        word, path = args[name], Path(args[name]).expanduser().absolute()
         if name in pictures and path.suffix.lower() not in (".png", ".svg", ".pdf"):
             raise refusal(
                 en=f"--{name} needs a name that ends in .png, .svg or .pdf, but {word!r} was received.",
@@ -481,15 +483,15 @@ def check_writable(given: Given, pictures: Sequence[str], files: Sequence[str] =
             )
 
 
-def fields_of(thing: object, *names: str) -> dict[str, Any]:
+def fields_of(source: object, *names: str) -> dict[str, Any]:
     """Read some fields of an object, for a JSON document."""
-    return {name: getattr(thing, name) for name in names}
+    return {name: getattr(source, name) for name in names}
 
 
 class Answer(Protocol):
     """Show something: a JSON document, what rich prints, or the sentence in the reader's language."""
 
-    def __call__(self, thing: Any = None, *, en: str = "", fr: str = "") -> None: ...
+    def __call__(self, content: Any = None, *, en: str = "", fr: str = "") -> None: ...
 
 
 @dataclass(frozen=True)
@@ -516,27 +518,26 @@ class Verb:
     def __call__(self, words: Sequence[str]) -> int:
         """Run one command line; returns the exit code."""
         # What follows `--` is the script's, its --help too.
-        own = words[: words.index("--")] if "--" in words else words
-        if {"-h", "--help"} & set(own):
+        own_words = words[: words.index("--")] if "--" in words else words
+        if {"-h", "--help"} & set(own_words):
             show_help(f"dlojz {self.name}", self.options, self.en, self.fr, self.examples)
             return 0
-        given = parse(f"dlojz {self.name}", self.options, words)
-        self._check_places(given)
-        with answering(given.get("json", False)) as answer:
-            return self.run(given, answer) or 0
+        args = parse(f"dlojz {self.name}", self.options, words)
+        self._check_places(args)
+        with answering(args.get("json", False)) as answer:
+            return self.run(args, answer) or 0
 
-
-    def _check_places(self, given: Given) -> None:
+    def _check_places(self, args: Given) -> None:
         """Refuse an empty name of a file, and a picture that could not be written, before anything is computed."""
         for flag in self.options:
-            value = given.get(flag.name)
+            value = args.get(flag.name)
             if (flag.metavar in _PLACES and value == "") or (flag.kind == "words" and value and "" in value):
-                named = flag.metavar if flag.kind == "words" else flag.option
+                label = flag.metavar if flag.kind == "words" else flag.option
                 raise refusal(
-                    en=f"{named}: an empty word names nothing; give a name, or leave it out.",
-                    fr=f"{named} : un mot vide ne nomme rien ; donnez un nom, ou retirez-le.",
+                    en=f"{label}: an empty word names nothing; give a name, or leave it out.",
+                    fr=f"{label} : un mot vide ne nomme rien ; donnez un nom, ou retirez-le.",
                 )
-        check_writable(given, [flag.name for flag in self.options if flag.name in _PICTURES and given.get(flag.name)])
+        check_writable(args, [flag.name for flag in self.options if flag.name in _PICTURES and args.get(flag.name)])
 
 
 _PLACES, _PICTURES = ("FILE", "FOLDER"), ("figure", "png", "svg", "overlay")
@@ -547,20 +548,24 @@ def verb(
 ) -> Callable[[Callable[[Given, Answer], int | None]], Verb]:
     """Make a function the command `dlojz NAME`; the parameters are those of `Verb`, options also as text."""
     # A str is options as text, any other argument options that are made already.
-    listed = tuple(flag for some in options for flag in (flags(some) if isinstance(some, str) else some))
-    return lambda run: Verb(name, en, fr, examples, listed, run)
+    all_flags = tuple(
+        flag
+        for declaration in options
+        for flag in (flags(declaration) if isinstance(declaration, str) else declaration)
+    )
+    return lambda run: Verb(name, en, fr, examples, all_flags, run)
 
 
 def show_help(program: str, options: Sequence[Flag], en: str, fr: str, examples: str) -> None:
     """Print the help of a command: usage, description, examples, and its options by subject."""
-    shown = console(stderr=False)
+    terminal = console(stderr=False)
     words = next((f"{flag.metavar} " for flag in options if flag.kind == "words"), "")
-    rest = next((f" [-- {flag.metavar}]" for flag in options if flag.kind == "rest"), "")
-    show(f"{say(en='usage:', fr='usage :')} {program} {words}[options]{rest}\n")
+    script_part = next((f" [-- {flag.metavar}]" for flag in options if flag.kind == "rest"), "")
+    show(f"{say(en='usage:', fr='usage :')} {program} {words}[options]{script_part}\n")
     for paragraph in say(en=en, fr=fr).split("\n\n"):
         # A line break within a paragraph is a blank, but before command lines and indented lines.
         for line in re.sub(r"\n(?!dlojz | {4})", " ", paragraph).splitlines():
-            show(_wrapped(line, shown.width))
+            show(_wrapped(line, terminal.width))
         show("")
     show(say(en="Examples:", fr="Exemples :"))
     for line in textwrap.dedent(examples).strip().splitlines():
@@ -575,10 +580,10 @@ def show_help(program: str, options: Sequence[Flag], en: str, fr: str, examples:
         columns = Table.grid(Column(width=width), Column(), padding=(0, 2, 0, 0))
         for flag in (*options, *HELP):
             if flag.subject == subject:
-                told = _wrapped(_help(flag), shown.width - width - FRAME)
-                columns.add_row(Text(_written(flag), style="bold"), Text(told))
+                help_text = _wrapped(_help(flag), terminal.width - width - FRAME)
+                columns.add_row(Text(_written(flag), style="bold"), Text(help_text))
         title = subject.title if subject else "options"
-        shown.print(Panel(columns, title=title, title_align="left", border_style="dim"))
+        terminal.print(Panel(columns, title=title, title_align="left", border_style="dim"))
 
 
 def _choices(flag: Flag) -> list[str]:
@@ -600,14 +605,14 @@ def _written(flag: Flag) -> str:
 
 def _help(flag: Flag) -> str:
     """Write the help of an option, with its choices where they do not fit beside its name, and its default."""
-    told = [say(en=flag.en, fr=flag.fr)]
+    sentences = [say(en=flag.en, fr=flag.fr)]
     choices = _choices(flag)
-    if flag.metavar not in _written(flag) and not all(choice in told[0] for choice in choices):
-        told.append(f"({say(en='one of', fr='parmi')} {', '.join(choices)})")
+    if flag.metavar not in _written(flag) and not all(choice in sentences[0] for choice in choices):
+        sentences.append(f"({say(en='one of', fr='parmi')} {', '.join(choices)})")
     if flag.default not in (None, "", ()) and flag.kind != "switch":
         plain = f"{flag.default:g}" if isinstance(flag.default, float) else flag.default
-        told.append(say(en=f"(default: {plain})", fr=f"(par défaut : {plain})"))
-    return " ".join(told)
+        sentences.append(say(en=f"(default: {plain})", fr=f"(par défaut : {plain})"))
+    return " ".join(sentences)
 
 
 def _wrapped(text: str, width: int) -> str:
@@ -631,8 +636,8 @@ def answering(as_json: bool) -> Iterator[Answer]:
     answer_to = os.dup(1)
     os.dup2(2, 1)
 
-    def write(thing: Any = None, *, en: str = "", fr: str = "") -> None:
-        text = json.dumps(thing, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    def write(content: Any = None, *, en: str = "", fr: str = "") -> None:
+        text = json.dumps(content, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
         # A copy of it: closing the file must leave `answer_to` open for the finally clause.
         with open(os.dup(answer_to), "w", encoding="utf-8") as stdout:
             stdout.write(text)
@@ -646,10 +651,10 @@ def answering(as_json: bool) -> Iterator[Answer]:
         os.close(answer_to)
 
 
-def show(thing: RenderableType | None = None, *, en: str = "", fr: str = "") -> None:
+def show(content: RenderableType | None = None, *, en: str = "", fr: str = "") -> None:
     """Print something, or a sentence, on stdout, as wide as the terminal (100 columns where there is none)."""
-    shown = say(en=en, fr=fr) if thing is None else thing
-    console(stderr=False).print(shown, markup=False, highlight=False, soft_wrap=isinstance(shown, str))
+    output = say(en=en, fr=fr) if content is None else content
+    console(stderr=False).print(output, markup=False, highlight=False, soft_wrap=isinstance(output, str))
 
 
 def tell(sentence: str = "", *, en: str = "", fr: str = "") -> None:
@@ -670,9 +675,9 @@ WIDTH, NARROWEST, _DIGITS = 100, 40, 6
 def console(stderr: bool = True) -> Console:
     """Open a console on one of the two streams: as wide as $COLUMNS, else as the terminal, and never below 40."""
     stream = sys.stderr if stderr else sys.stdout
-    told = os.environ.get("COLUMNS", "")
-    known = int(told) if told.isdecimal() and len(told) < _DIGITS else 0  # some environments set it to 0
-    opened = Console(file=stream, width=known or (None if stream.isatty() else WIDTH), highlight=False)
+    setting = os.environ.get("COLUMNS", "")
+    columns = int(setting) if setting.isdecimal() and len(setting) < _DIGITS else 0  # some environments set it to 0
+    opened = Console(file=stream, width=columns or (None if stream.isatty() else WIDTH), highlight=False)
     return opened if opened.width >= NARROWEST else Console(file=stream, width=NARROWEST, highlight=False)
 
 
@@ -683,15 +688,15 @@ def progress_bar(label: str = "", total: float | None = None) -> Iterator[Callab
     Yields:
         what changes it: `update(done, total)`, with another `description` where one is given.
     """
-    shown = console()
+    terminal = console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
-        with Progress(*columns, console=shown, disable=not shown.is_terminal, transient=True) as progress:
+        with Progress(*columns, console=terminal, disable=not terminal.is_terminal, transient=True) as progress:
             task = progress.add_task(label, total=total)
 
-            def update(done: float, of: float | None = None, description: str | None = None) -> None:
-                progress.update(task, completed=done, total=of, description=description)
+            def update(count: float, total: float | None = None, description: str | None = None) -> None:
+                progress.update(task, completed=count, total=total, description=description)
 
             yield update
     finally:
-        shown.show_cursor(True)  # the bar hides it, and an interrupted process does not bring it back
+        terminal.show_cursor(True)  # the bar hides it, and an interrupted process does not bring it back

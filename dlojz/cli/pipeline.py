@@ -52,15 +52,15 @@ MOST_UNITS = 200_000
 _TIMES = ("forward", "backward_input", "backward_weight")
 
 
-def size_of(given: Given) -> tuple[int, int]:
+def size_of(args: Given) -> tuple[int, int]:
     """Number of ranks and of micro-batches.
 
     Raises:
         LabError: if they are more than is simulated here.
     """
-    ranks, micro_batches = given["stages"], given["micro_batches"]
+    ranks, micro_batches = args["stages"], args["micro_batches"]
     # Chunks count too: a rank with two of them has twice the actions.
-    if ranks * micro_batches * (given["chunks"] or 1) > MOST_UNITS:
+    if ranks * micro_batches * (args["chunks"] or 1) > MOST_UNITS:
         raise refusal(
             en=f"{ranks} stages with {micro_batches} micro-batches are more than is simulated here: give at most "
             f"{MOST_UNITS} stages times micro-batches, such as 64 and 512.",
@@ -70,38 +70,38 @@ def size_of(given: Given) -> tuple[int, int]:
     return ranks, micro_batches
 
 
-def schedule_of(given: Given) -> tuple[Schedule, Costs]:
+def schedule_of(args: Given) -> tuple[Schedule, Costs]:
     """Build the schedule that was asked for, with its costs.
 
     Raises:
         LabError: if there is no such schedule, or the costs do not fit it.
     """
-    limit = given["memory_limit"]
-    if "from_csv" in given:
+    limit = args["memory_limit"]
+    if "from_csv" in args:
         from dlojz.pipeline.exchange_formats import load_csv
         from dlojz.pipeline.validity import check
 
-        schedule = load_csv(given["from_csv"])
-        costs = costs_of(given, schedule.stages)
+        schedule = load_csv(args["from_csv"])
+        costs = costs_of(args, schedule.stages)
         check(schedule, limit, costs)
         return schedule, costs
-    name, chunks = given["schedule"], given["chunks"]
+    name, chunks = args["schedule"], args["chunks"]
     entry(name)
     # First with equal stages: only the schedule tells how many factors --stage-times needs.
-    schedule = build(name, *size_of(given), chunks=chunks, memory_limit=limit, costs=times_of(given))
-    costs = costs_of(given, schedule.stages)
-    if "stage_times" in given:  # some schedules search for their order with these times
-        schedule = build(name, *size_of(given), chunks=chunks, memory_limit=limit, costs=costs)
+    schedule = build(name, *size_of(args), chunks=chunks, memory_limit=limit, costs=times_of(args))
+    costs = costs_of(args, schedule.stages)
+    if "stage_times" in args:  # some schedules search for their order with these times
+        schedule = build(name, *size_of(args), chunks=chunks, memory_limit=limit, costs=costs)
     return schedule, costs
 
 
-def times_of(given: Given) -> Costs:
+def times_of(args: Given) -> Costs:
     """Parse `--times`, `--latency` and `--sends`, the same for every stage.
 
     Raises:
         LabError: for anything but two or three numbers that are 0 or more, or another way to send.
     """
-    values = numbers("--times", given["times"]) or [1.0, 1.0, 1.0]
+    values = numbers("--times", args["times"]) or [1.0, 1.0, 1.0]
     if len(values) not in (2, 3):
         raise refusal(
             en=f"--times takes F,I,W or F,B, but the number of values received is {len(values)}: write --times 1,1,1 "
@@ -112,16 +112,16 @@ def times_of(given: Given) -> Costs:
     if len(values) == 2:  # a whole backward, of which a split one would take half each
         values = [values[0], values[1] / 2, values[1] / 2]
     forward, for_input, for_weight = values
-    return Costs(forward, for_input, for_weight, latency=given["latency"], sends=given["sends"])
+    return Costs(forward, for_input, for_weight, latency=args["latency"], sends=args["sends"])
 
 
-def costs_of(given: Given, stages: int) -> Costs:
+def costs_of(args: Given, stages: int) -> Costs:
     """Parse the costs with the factors of `--stage-times` for each of the stages.
 
     Raises:
         LabError: as `times_of`, and if there are not as many factors as stages.
     """
-    costs, factors = times_of(given), numbers("--stage-times", given.get("stage_times", ""))
+    costs, factors = times_of(args), numbers("--stage-times", args.get("stage_times", ""))
     if not factors:
         return costs
     if len(factors) != stages:
@@ -202,49 +202,49 @@ le surcoût est l’inactivité sur le travail, (p−1)/m.
     dlojz pipeline --list
     """,
 )
-def pipeline_command(given: Given, answer: Answer) -> None:
+def pipeline_command(args: Given, answer: Answer) -> None:
     """Draw, compare or export schedules."""
-    _check(given)
-    if given["list"]:
-        answer(listing(given["json"]))
-    elif given["compare"]:
-        _compare(given, answer)
+    _check(args)
+    if args["list"]:
+        answer(listing(args["json"]))
+    elif args["compare"]:
+        _compare(args, answer)
     else:
-        _show(given, answer)
+        _show(args, answer)
 
 
-def _check(given: Given) -> None:
+def _check(args: Given) -> None:
     """Refuse options that would do nothing.
 
     Raises:
         LabError: naming what they need.
     """
-    comparing, mode = given["compare"], ""
+    comparing, mode = args["compare"], ""
     excluded: tuple[str, ...] = ()
-    if given["list"]:
+    if args["list"]:
         # Beside --list every other option is useless.
-        mode, excluded = "--list", tuple(name for name in given if name not in ("list", "json", "words"))
+        mode, excluded = "--list", tuple(name for name in args if name not in ("list", "json", "words"))
     elif comparing:
         mode, excluded = "--compare", ("schedule", "chunks", "trace", "csv", "from_csv", "color")
-    elif "from_csv" in given:
+    elif "from_csv" in args:
         mode, excluded = "--from-csv", ("schedule", "stages", "micro_batches", "chunks")
-    useless = [name for name in excluded if name in given]
+    useless = [name for name in excluded if name in args]
     if useless:
         option = "--" + useless[0].replace("_", "-")
         raise refusal(
             en=f"{option} does nothing beside {mode}: leave one of them out.",
             fr=f"{option} ne sert à rien à côté de {mode} : retirez l’un des deux.",
         )
-    check_needs(given, "color", "png", "svg")
-    if "svg" in given and not given["svg"].lower().endswith(".svg"):
+    check_needs(args, "color", "png", "svg")
+    if "svg" in args and not args["svg"].lower().endswith(".svg"):
         raise refusal(
-            en=f"--svg writes a file that ends in .svg, but {given['svg']!r} was received: change the ending, or use "
+            en=f"--svg writes a file that ends in .svg, but {args['svg']!r} was received: change the ending, or use "
             "--png.",
-            fr=f"--svg écrit un fichier en .svg, mais {given['svg']!r} a été reçu : changez l’extension, ou utilisez "
+            fr=f"--svg écrit un fichier en .svg, mais {args['svg']!r} a été reçu : changez l’extension, ou utilisez "
             "--png.",
         )
-    if given[WORDS] and not comparing:
-        name = given[WORDS][0]
+    if args[WORDS] and not comparing:
+        name = args[WORDS][0]
         raise refusal(
             en=f"the word {name!r} stands alone: write --schedule {name} to draw one schedule, or --compare to compare "
             "several.",
@@ -253,45 +253,45 @@ def _check(given: Given) -> None:
         )
 
 
-def _show(given: Given, answer: Answer) -> None:
-    schedule, costs = schedule_of(given)
+def _show(args: Given, answer: Answer) -> None:
+    schedule, costs = schedule_of(args)
     timeline = simulate(schedule, costs)
-    limit = given["memory_limit"]
+    limit = args["memory_limit"]
     for option in ("png", "svg"):
-        if option in given:
+        if option in args:
             from dlojz.display.pipeline_drawing import schedule_figure
 
-            schedule_figure(timeline, given[option], color_by=given["color"], memory_limit=limit)
-            tell_written(given[option])
-    if "trace" in given:
+            schedule_figure(timeline, args[option], color_by=args["color"], memory_limit=limit)
+            tell_written(args[option])
+    if "trace" in args:
         from dlojz.pipeline.exchange_formats import write_chrome_trace
 
-        write_chrome_trace(timeline, given["trace"])
+        write_chrome_trace(timeline, args["trace"])
         note = say(en=", for https://ui.perfetto.dev", fr=", pour https://ui.perfetto.dev")
-        tell_written(given["trace"], "trace", "trace", note)
-    if "csv" in given:
+        tell_written(args["trace"], "trace", "trace", note)
+    if "csv" in args:
         from dlojz.pipeline.exchange_formats import write_csv
 
-        write_csv(schedule, given["csv"])
-        tell_written(given["csv"], "order", "ordre")
-        if found := torch_refusal(schedule):
-            tell(en=f"note: {found}", fr=f"remarque : {found}")
-    if given["json"]:
+        write_csv(schedule, args["csv"])
+        tell_written(args["csv"], "order", "ordre")
+        if reason := torch_refusal(schedule):
+            tell(en=f"note: {reason}", fr=f"remarque : {reason}")
+    if args["json"]:
         answer(document(timeline, limit))
     else:
         width = shutil.get_terminal_size((TEXT_WIDTH, 24)).columns if sys.stdout.isatty() else TEXT_WIDTH
         answer(words(timeline, limit, max(width, 40)))
 
 
-def _compare(given: Given, answer: Answer) -> None:
-    size = size_of(given)
-    names = [entry(name).name for word in given[WORDS] for name in word.split(",") if name]
-    rows, excluded = compare_rows(names, size, given)
+def _compare(args: Given, answer: Answer) -> None:
+    size = size_of(args)
+    names = [entry(name).name for word in args[WORDS] for name in word.split(",") if name]
+    rows, excluded = compare_rows(names, size, args)
     for option in ("png", "svg"):
-        if option in given:
-            draw_comparison(rows, size, given[option], times_of(given))
-            tell_written(given[option])
-    if given["json"]:
+        if option in args:
+            draw_comparison(rows, size, args[option], times_of(args))
+            tell_written(args[option])
+    if args["json"]:
         answer([row_document(row) for row in rows])
         return
     answer(
@@ -327,8 +327,8 @@ def words(timeline: Timeline, memory_limit: float | None, width: int) -> str:
     if idle:
         from dlojz.pipeline.analysis import title_of as cause_title
 
-        told = ", ".join(f"{cause_title(cause)} {amount(share)}" for cause, share in idle.items())
-        lines.append((say(en="idle time", fr="inactivité"), told + say(en=" (all ranks)", fr=" (tous les rangs)")))
+        idle_text = ", ".join(f"{cause_title(cause)} {amount(share)}" for cause, share in idle.items())
+        lines.append((say(en="idle time", fr="inactivité"), idle_text + say(en=" (all ranks)", fr=" (tous les rangs)")))
     executes = say(en="executes it (--csv)", fr="sait l’exécuter (--csv)")
     lines.append(("torch", torch_refusal(timeline.schedule) or executes))
     return f"{title_of(timeline.schedule)}\n\n{text_table(timeline, width)}\n\n{facts(*lines)}"
@@ -370,12 +370,12 @@ def _idle(timeline: Timeline) -> dict[str, float]:
     return {cause: sum(causes[cause] for causes in of_rank) for cause in CAUSES}
 
 
-def compare_rows(names: Sequence[str], size: tuple[int, int], given: Given) -> tuple[list[ScheduleRow], list[str]]:
+def compare_rows(names: Sequence[str], size: tuple[int, int], args: Given) -> tuple[list[ScheduleRow], list[str]]:
     """Simulate schedules at one size, in the order named.
 
     Args:
         names: schedules; none for all of the catalogue, the smallest bubble first, but those that the size excludes.
-        given: options that tell the costs.
+        args: options that tell the costs.
 
     Returns:
         The rows, and the names left out.
@@ -383,11 +383,11 @@ def compare_rows(names: Sequence[str], size: tuple[int, int], given: Given) -> t
     Raises:
         LabError: if a schedule that was named does not exist for this size.
     """
-    limit = given["memory_limit"]
+    limit = args["memory_limit"]
     rows, excluded = [], []
     for name in names or SCHEDULES:
         try:
-            rows.append(_row(name, size, given, limit))
+            rows.append(_row(name, size, args, limit))
         # Of the whole catalogue, schedules that do not exist for a size are counted as excluded.
         except LabError:
             if names:
@@ -402,9 +402,9 @@ def compare_rows(names: Sequence[str], size: tuple[int, int], given: Given) -> t
     return rows if names else sorted(rows, key=lambda row: row.timeline.bubble_fraction), excluded
 
 
-def _row(name: str, size: tuple[int, int], given: Given, limit: float | None) -> ScheduleRow:
-    schedule = build(name, *size, costs=times_of(given))
-    costs = costs_of(given, schedule.stages)
+def _row(name: str, size: tuple[int, int], args: Given, limit: float | None) -> ScheduleRow:
+    schedule = build(name, *size, costs=times_of(args))
+    costs = costs_of(args, schedule.stages)
     timeline = simulate(schedule, costs)
     peak = max(curve.peak for curve in memory_curves(timeline))
     # 1e-9: a peak is a sum of fractions.
@@ -418,9 +418,11 @@ def compare_table(rows: Sequence[ScheduleRow]) -> Table:
     cells = []
     for name, timeline, bound, over in rows:
         schedule = timeline.schedule
-        held = max(schedule.stages / schedule.ranks, 1.0)  # a micro-batch of a rank is that many stage-micro-batches
-        peak = max(curve.peak for curve in memory_curves(timeline)) / held
-        times = (amount(one) for one in (timeline.makespan, timeline.span, bound))
+        stages_per_rank = max(
+            schedule.stages / schedule.ranks, 1.0
+        )  # a micro-batch of a rank is that many stage-micro-batches
+        peak = max(curve.peak for curve in memory_curves(timeline)) / stages_per_rank
+        times = (amount(duration) for duration in (timeline.makespan, timeline.span, bound))
         shares = map(spaced_percent, (timeline.bubble_fraction, timeline.bubble_overhead))
         torch = "—" if torch_refusal(schedule) else say(en="yes", fr="oui")
         cells.append((name, str(schedule.chunks), *times, *shares, amount(peak) + (" !" if over else ""), torch))
@@ -451,16 +453,16 @@ def listing(as_json: bool) -> Any:
         return [
             {
                 "name": name,
-                "title": one.title(),
-                "family": one.family,
-                "chunks": one.chunks,
-                "limits": one.limits(),
-                "torch": one.torch_class,
-                "source": one.source,
+                "title": spec.title(),
+                "family": spec.family,
+                "chunks": spec.chunks,
+                "limits": spec.limits(),
+                "torch": spec.torch_class,
+                "source": spec.source,
             }
-            for name, one in SCHEDULES.items()
+            for name, spec in SCHEDULES.items()
         ]
-    rows = tuple((name, one.title(), one.limits(), one.source) for name, one in SCHEDULES.items())
+    rows = tuple((name, spec.title(), spec.limits(), spec.source) for name, spec in SCHEDULES.items())
     head = titles(en="name; ; what limits it; source", fr="nom; ; ce qui le limite; source")
     return Table(head, rows, align="l", whole=1)
 
@@ -526,32 +528,32 @@ ce qui est envoyé. Votre fichier peut en décider autrement : tp_plan = {"block
     dlojz partition timm:vit_small_patch16_224 --tp 2
     """,
 )
-def partition_command(given: Given, answer: Answer) -> None:
+def partition_command(args: Given, answer: Answer) -> None:
     """Cut a model into stages, and show how even they are."""
     from dlojz.prediction.shapes import model_shapes
 
-    stages, pattern = given["stages"], given["pattern"]
-    config = config_of(given, micro_batches=given["micro_batches"])
+    stages, pattern = args["stages"], args["pattern"]
+    config = config_of(args, micro_batches=args["micro_batches"])
     if config.layout.tp > 1:
-        _answer_tensor_plan(config, given, answer)
+        _answer_tensor_plan(config, args, answer)
         return
     config = _in_stages(config, stages)
-    by = given["by"] or ("regex" if pattern else "parameters")
+    measure = args["by"] or ("regex" if pattern else "parameters")
     check_stages(len(block_weights(config).kinds), stages)  # before blocks are timed for nothing
-    weighed = _weighed(config, by, pattern)
+    weighed = _weighed(config, measure, pattern)
     cuts = {"exact": exact(weighed.weights, stages)}
     # PEERS cut the same weights: as DeepSpeed, as torchgpipe, and into equal numbers of blocks.
     cuts |= {name: cut(weighed.weights, stages) for name, cut in PEERS.items()}
-    others = _in_other_units(config, weighed, stages) if given["compare"] else {}
-    counts = [how_often(peer, CASES, SEED) for peer in PEERS] if given["compare"] else []
-    if "png" in given:
+    imbalances = _in_other_units(config, weighed, stages) if args["compare"] else {}
+    counts = [how_often(peer, CASES, SEED) for peer in PEERS] if args["compare"] else []
+    if "png" in args:
         from dlojz.display.figures.partition_figures import partition_figure
 
-        named = {sheet.title(name): cut for name, cut in cuts.items()}
-        partition_figure(named, weighed, model=config.model_name, path=given["png"])
-        tell_written(given["png"])
-    if given["json"]:
-        answer(_document(config, weighed, cuts, others, counts) | ({"pattern": pattern} if pattern else {}))
+        titled_cuts = {sheet.title(name): cut for name, cut in cuts.items()}
+        partition_figure(titled_cuts, weighed, model=config.model_name, path=args["png"])
+        tell_written(args["png"])
+    if args["json"]:
+        answer(_document(config, weighed, cuts, imbalances, counts) | ({"pattern": pattern} if pattern else {}))
         return
     answer(sheet.headline(config.model_name, weighed, stages) + "\n")
     answer(sheet.stages_table(cuts["exact"], weighed))
@@ -563,7 +565,7 @@ def partition_command(given: Given, answer: Answer) -> None:
             en=f"{weighed.kinds[-1]}: what is outside of the repeated blocks, such as stem and head, counted last",
             fr=f"{weighed.kinds[-1]} : ce qui est hors des blocs répétés, p. ex. la tige et la tête, compté en dernier",
         )
-    for table in (sheet.units_table(others), sheet.counts_table(counts)) if given["compare"] else ():
+    for table in (sheet.units_table(imbalances), sheet.counts_table(counts)) if args["compare"] else ():
         answer("")
         answer(table)
 
@@ -590,7 +592,7 @@ def _in_stages(config: RunConfig, stages: int) -> RunConfig:
     return staged
 
 
-def _answer_tensor_plan(config: RunConfig, given: Given, answer: Answer) -> None:
+def _answer_tensor_plan(config: RunConfig, args: Given, answer: Answer) -> None:
     """Show how the ranks of the tensor axis share a model from elsewhere."""
     from dlojz.prediction.model_trace import pretended_sums
     from dlojz.prediction.shapes import tensor_share_rows
@@ -599,7 +601,7 @@ def _answer_tensor_plan(config: RunConfig, given: Given, answer: Answer) -> None
     sums = pretended_sums(config)
     # What a user's file would say as `tp_plan`: layers that are kept whole need no entry.
     plan = {row.layers: row.style for row in rows if row.style in ("colwise", "rowwise")}
-    if given["json"]:
+    if args["json"]:
         document = {"model": config.model, "tp": tp, "tp_plan": plan, "rows": [row._asdict() for row in rows]}
         answer(document | {"all_reduces": len(sums), "all_reduce_bytes": sum(sums)})
         return
@@ -612,7 +614,7 @@ def _answer_tensor_plan(config: RunConfig, given: Given, answer: Answer) -> None
         "whole": say(en="whole", fr="entier"),
     }
     # A layer split by columns sums the gradient of its input in backward, one by rows its output in forward.
-    sent = {"colwise": backward, "rowwise": forward, "inner": backward, "whole": "-"}
+    collectives = {"colwise": backward, "rowwise": forward, "inner": backward, "whole": "-"}
     cells = tuple(
         (
             row.layers or say(en="all else", fr="tout le reste"),
@@ -621,7 +623,7 @@ def _answer_tensor_plan(config: RunConfig, given: Given, answer: Answer) -> None
             + (say(en=f", {len(row.parts)} fused", fr=f", {len(row.parts)} fusionnées") if len(row.parts) > 1 else ""),
             f"{row.heads} / {tp}" if row.heads else "-",
             format_bytes(row.rank_bytes),
-            sent[row.style],
+            collectives[row.style],
         )
         for row in rows
     )
@@ -637,9 +639,9 @@ def _answer_tensor_plan(config: RunConfig, given: Given, answer: Answer) -> None
     answer(f"tp_plan = {json.dumps(plan, indent=4)}")
 
 
-def _weighed(config: RunConfig, by: str, pattern: str | None) -> BlockWeights:
-    if by != "time":
-        return block_weights(config, by, pattern)  # type: ignore[arg-type]  # another word is refused there
+def _weighed(config: RunConfig, measure: str, pattern: str | None) -> BlockWeights:
+    if measure != "time":
+        return block_weights(config, measure, pattern)  # type: ignore[arg-type]  # another word is refused there
     with progress_bar(say(en="blocks timed", fr="blocs chronométrés")) as update:
         return block_weights(config, "time", pattern, tell=update)
 
@@ -653,14 +655,17 @@ def _in_other_units(config: RunConfig, weighed: BlockWeights, stages: int) -> di
     cuts["uniform"] = uniform(len(weighed.kinds), stages)
     if weighed.by == "regex":
         cuts["regex"] = exact(weighed.weights, stages)
-    return {by: {unit: cut.weighed(cost.weights).imbalance for unit, cost in costs.items()} for by, cut in cuts.items()}
+    return {
+        measure: {unit: cut.weighed(cost.weights).imbalance for unit, cost in costs.items()}
+        for measure, cut in cuts.items()
+    }
 
 
 def _document(
     config: RunConfig,
     weighed: BlockWeights,
     cuts: Mapping[str, Partition],
-    others: Mapping[str, Mapping[str, float]],
+    imbalances: Mapping[str, Mapping[str, float]],
     counts: list[HowOften],
 ) -> dict[str, Any]:
     """Everything as plain JSON data."""
@@ -686,14 +691,14 @@ def _document(
             for name, cut in cuts.items()
         },
     }
-    if others:
-        document["imbalance_of_cut_by"] = others
+    if imbalances:
+        document["imbalance_of_cut_by"] = imbalances
         document["random_cases"] = {
-            each.peer: {
-                **fields_of(each, "cases", "seed", "worst_ratio", "worst_stages"),
-                "not_optimal": each.missed,
-                "worst_weights": list(each.worst_weights),
+            count.peer: {
+                **fields_of(count, "cases", "seed", "worst_ratio", "worst_stages"),
+                "not_optimal": count.missed,
+                "worst_weights": list(count.worst_weights),
             }
-            for each in counts
+            for count in counts
         }
     return document

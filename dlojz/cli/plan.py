@@ -91,11 +91,11 @@ llama-3-405b, …), ou des tailles : --layers, --hidden, --heads, --vocabulary, 
     dlojz plan --model my_file.py:build --cluster here --measure
     """,
 )
-def plan_command(given: Given, answer: Answer) -> int:
+def plan_command(args: Given, answer: Answer) -> int:
     """Plan, and show the plan; exits with 1 if the layout asked for with `--why` is refused."""
-    if given["cluster"] == HERE:
-        return plan_here_answer(given, answer)
-    if given["measure"]:
+    if args["cluster"] == HERE:
+        return plan_here_answer(args, answer)
+    if args["measure"]:
         raise refusal(
             en="--measure runs layouts on this machine: it goes with --cluster here.",
             fr="--measure exécute des configurations sur cette machine : il va avec --cluster here.",
@@ -103,35 +103,35 @@ def plan_command(given: Given, answer: Answer) -> int:
     from dlojz.planner.ask import plan
 
     # Before the search, which takes longer: a wrong word is refused at once.
-    asked = _fields(given["why"]) if given["why"] else None
-    hours, limit = _limit(given)
-    made = plan(
-        _model(given),
-        given["cluster"],
-        gpus=_numbers(given["gpus"] or "8"),
-        batch=given["batch"] or 64,
-        **{name: given[name] for name in ("image_size", "sequence_length", "precision", "steps")},
-        engines=given["engine"],
+    layout_fields = _fields(args["why"]) if args["why"] else None
+    hours, limit = _limit(args)
+    result = plan(
+        _model(args),
+        args["cluster"],
+        gpus=_numbers(args["gpus"] or "8"),
+        batch=args["batch"] or 64,
+        **{name: args[name] for name in ("image_size", "sequence_length", "precision", "steps")},
+        engines=args["engine"],
         hours=hours,
         limit=limit,
     )
-    if given["figure"]:
-        made.figure(given["figure"])
-    if asked is not None:
-        verdict = made.why(**asked)
-        answer(verdict.as_dict() if given["json"] else str(verdict))
+    if args["figure"]:
+        result.figure(args["figure"])
+    if layout_fields is not None:
+        verdict = result.why(**layout_fields)
+        answer(verdict.as_dict() if args["json"] else str(verdict))
         return main.DONE if verdict.admitted else main.FAILED
-    if given["write"]:
-        _write(made.best, Path(given["write"]), given)
-    if given["script"]:
-        text = _script(made.best, given)
-        answer({"script": text} if given["json"] else text.rstrip("\n"))
+    if args["write"]:
+        _write(result.best, Path(args["write"]), args)
+    if args["script"]:
+        text = _script(result.best, args)
+        answer({"script": text} if args["json"] else text.rstrip("\n"))
     else:
-        answer(made.as_dict(given["top"]) if given["json"] else made.table(given["top"]))
+        answer(result.as_dict(args["top"]) if args["json"] else result.table(args["top"]))
     return main.DONE
 
 
-def _limit(given: Given) -> tuple[float | None, str]:
+def _limit(args: Given) -> tuple[float | None, str]:
     """Find the hours within which the training must end, and which option sets them.
 
     Without --steps, --hours is the time limit of the job alone.
@@ -139,42 +139,42 @@ def _limit(given: Given) -> tuple[float | None, str]:
     Raises:
         LabError: for a quality of service that the cluster's machine does not have, or without --steps.
     """
-    if "qos" not in given:
-        return (given["hours"] if "steps" in given else None), "--hours"
+    if "qos" not in args:
+        return (args["hours"] if "steps" in args else None), "--hours"
     from dlojz.hardware import cluster
     from dlojz.hardware.clusters import machine
 
-    if "steps" not in given:
+    if "steps" not in args:
         raise refusal(
             en="--qos limits the hours of a training: say with --steps how long it is.",
             fr="--qos limite la durée d’un entraînement : donnez sa longueur avec --steps.",
         )
-    name = cluster(given["cluster"]).machine
-    known = {one.name: one for one in machine(name).qos} if name else {}
-    if given["qos"] not in known:
-        raise LabError(one_of("QoS", given["qos"], known))
-    return known[given["qos"]].max_hours, given["qos"]
+    name = cluster(args["cluster"]).machine
+    services = {service.name: service for service in machine(name).qos} if name else {}
+    if args["qos"] not in services:
+        raise LabError(one_of("QoS", args["qos"], services))
+    return services[args["qos"]].max_hours, args["qos"]
 
 
-def _model(given: Given) -> str | DecoderSize:
+def _model(args: Given) -> str | DecoderSize:
     """Parse the model: a name, or sizes, not both.
 
     Raises:
         LabError: if neither or both are given, or a size is missing.
     """
-    sizes = {name: given[name] for name in SIZES if name in given}
+    sizes = {name: args[name] for name in SIZES if name in args}
     if not sizes:
-        return str(given["model"] or "coatnet_7")
-    missing = [name for name in (*SIZES, "sequence_length") if name not in given]
-    if missing or "model" in given:
-        listed = ", ".join("--" + name.replace("_", "-") for name in missing) or "--model"
+        return str(args["model"] or "coatnet_7")
+    missing = [name for name in (*SIZES, "sequence_length") if name not in args]
+    if missing or "model" in args:
+        options = ", ".join("--" + name.replace("_", "-") for name in missing) or "--model"
         raise refusal(
             en="a decoder is given by --layers, --hidden, --heads, --vocabulary and --sequence-length together, "
-            f"without --model; {'missing' if missing else 'too many'}: {listed}.",
+            f"without --model; {'missing' if missing else 'too many'}: {options}.",
             fr="un décodeur se donne par --layers, --hidden, --heads, --vocabulary et --sequence-length ensemble, sans "
-            f"--model ; {'il manque' if missing else 'de trop'} : {listed}.",
+            f"--model ; {'il manque' if missing else 'de trop'} : {options}.",
         )
-    return DecoderSize(**sizes, sequence_length=given["sequence_length"])
+    return DecoderSize(**sizes, sequence_length=args["sequence_length"])
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -212,7 +212,7 @@ def _fields(text: str) -> dict[str, Any]:
     return fields
 
 
-def _script(best: Any, given: Given) -> str:
+def _script(best: Any, args: Given) -> str:
     """Write the job script of a layout for the machine of its cluster.
 
     Raises:
@@ -228,15 +228,15 @@ def _script(best: Any, given: Given) -> str:
             fr=f"le calculateur {best.question.cluster.name} ne désigne pas de fichier de machine : il n’y a donc pas "
             "de script pour lui.",
         )
-    site, hours = machine(name), given["hours"] or 1.0
+    site, hours = machine(name), args["hours"] or 1.0
     if not best.is_run:
-        return batch_script(best, site, hours=hours, account=given.get("account", ""))
+        return batch_script(best, site, hours=hours, account=args.get("account", ""))
     from dlojz.running.folder import DEFAULT_WORKER
     from dlojz.running.limits import JobRequest, allocate
     from dlojz.running.slurm.slurm_job import job_script
     from dlojz.running.store import runs_root
 
-    account = given.get("account", "")
+    account = args.get("account", "")
     # An account may be billed by kind of GPU, by a suffix of its name; one that has the suffix is left alone.
     account += "" if not account or account.endswith(site.account_suffix) else site.account_suffix
     config = best.config()
@@ -248,13 +248,13 @@ def _script(best: Any, given: Given) -> str:
     return job_script(site, config, allocation, folder, worker_module=DEFAULT_WORKER, requeues=request.requeues)
 
 
-def _write(best: Any, folder: Path, given: Given) -> None:
+def _write(best: Any, folder: Path, args: Given) -> None:
     """Write the files of a layout, each atomically."""
     from dlojz.base.files import write_atomic
 
     files = dict(best.documents())
     try:
-        files["job.sh"] = _script(best, given)
+        files["job.sh"] = _script(best, args)
     except LabError as error:  # the other files are useful without it
         tell(en=f"no job.sh: {error}", fr=f"pas de job.sh : {error}")
     folder.mkdir(parents=True, exist_ok=True)
@@ -269,7 +269,7 @@ MEASURED: Final = 3
 MOST_MEASURED: Final = 8
 
 
-def plan_here_answer(given: Given, answer: Answer) -> int:
+def plan_here_answer(args: Given, answer: Answer) -> int:
     """Plan for this machine, and show the plan.
 
     Raises:
@@ -277,7 +277,7 @@ def plan_here_answer(given: Given, answer: Answer) -> int:
     """
     from dlojz.planner.this_machine import plan_here
 
-    foreign = [name for name in given if name not in TAKEN]
+    foreign = [name for name in args if name not in TAKEN]
     if foreign:
         flag = "--" + foreign[0].replace("_", "-")
         raise refusal(
@@ -286,12 +286,12 @@ def plan_here_answer(given: Given, answer: Answer) -> int:
             fr=f"{flag} ne va pas avec --cluster here, qui prend --model, --gpus (processus), --batch, --measure, "
             "--figure, --top et --json.",
         )
-    top, processes = given["top"], _numbers(given["gpus"] or "2")[0]
-    made = plan_here(given["model"] or "coatnet_tiny", processes, given["batch"] or 16)
+    top, processes = args["top"], _numbers(args["gpus"] or "2")[0]
+    result = plan_here(args["model"] or "coatnet_tiny", processes, args["batch"] or 16)
     # The first of the prediction are measured, so that its order is put to the test.
-    kinds = made.kinds()[: min(top, MOST_MEASURED) if "top" in given else MEASURED]
+    kinds = result.kinds()[: min(top, MOST_MEASURED) if "top" in args else MEASURED]
     measured_s: list[float] = []
-    if given["measure"]:
+    if args["measure"]:
         from dlojz.running.measure import measure_steps
 
         if len(kinds) == 1:
@@ -301,34 +301,34 @@ def plan_here_answer(given: Given, answer: Answer) -> int:
                 en=f"Running {len(kinds)} layouts in turns, {ROUNDS} steps each…",
                 fr=f"Exécution de {len(kinds)} configurations à tour de rôle, {ROUNDS} itérations chacune…",
             )
-        measured_s = measure_steps([one.config for one in kinds], ROUNDS)
-    if given["figure"]:
-        made.figure(measured_s or None, given["figure"])
-        tell_written(given["figure"], "written", "écrit")
-    if given["json"]:
-        told = made.as_dict(top)
+        measured_s = measure_steps([kind.config for kind in kinds], ROUNDS)
+    if args["figure"]:
+        result.figure(measured_s or None, args["figure"])
+        tell_written(args["figure"], "written", "écrit")
+    if args["json"]:
+        document = result.as_dict(top)
         # strict=False: the first rows only were measured, or none.
-        for row, taken in zip(told["rows"], measured_s, strict=False):
-            row["measured_s"] = taken
-        answer(told)
+        for row, step_s in zip(document["rows"], measured_s, strict=False):
+            row["measured_s"] = step_s
+        answer(document)
         return main.DONE
-    answer(facts(*made.lines()))
-    answer(_table(made, top, measured_s))
+    answer(facts(*result.lines()))
+    answer(_table(result, top, measured_s))
     if measured_s:
-        answer(_verdict([one.title for one in kinds], measured_s))
+        answer(_verdict([kind.title for kind in kinds], measured_s))
     return main.DONE
 
 
-def _table(made: Any, top: int, measured_s: list[float]) -> Table:
+def _table(result: Any, top: int, measured_s: list[float]) -> Table:
     from dlojz.planner.answer import seconds
 
     head = titles(
         en="layout; predicted step; to the best; measured", fr="configuration; itération prédite; au meilleur; mesurée"
     )
     rows = []
-    for place, row in enumerate(made.table(top)):
-        taken = seconds(measured_s[place]) if place < len(measured_s) else ""
-        rows.append((*row, taken) if measured_s else row)
+    for index, row in enumerate(result.table(top)):
+        measured_text = seconds(measured_s[index]) if index < len(measured_s) else ""
+        rows.append((*row, measured_text) if measured_s else row)
     return Table(head if measured_s else head[:-1], tuple(rows))
 
 
@@ -389,48 +389,50 @@ gardé.""",
     dlojz validate --figure validation.png
     """,
 )
-def validate_command(given: Given, answer: Answer) -> int:
+def validate_command(args: Given, answer: Answer) -> int:
     """Show goals and errors of the cost model, or write their page; exits with 1 if a goal is missed."""
     from dlojz.cost_model.validation import first_choices, goals, table_goals, validate, validate_memory, validated
     from dlojz.display import validation_tables as tables
 
-    names = given[WORDS]
+    names = args[WORDS]
     if len(names) != len(set(names)):
         raise refusal(
             en=f"a table was named twice: {', '.join(names)}; name each once.",
             fr=f"un tableau est nommé deux fois : {', '.join(names)} ; nommez chacun une fois.",
         )
-    if names and given["page"]:
+    if names and args["page"]:
         raise refusal(
             en=f"the page has all tables: leave out {' '.join(names)}, or --page.",
             fr=f"la page contient tous les tableaux : ôtez {' '.join(names)}, ou --page.",
         )
-    check_writable(given, ("figure",))
-    if given["page"]:
-        tables.present_page(Path(given["page"]))  # refused now, not after the half minute that the errors take
+    check_writable(args, ("figure",))
+    if args["page"]:
+        tables.present_page(Path(args["page"]))  # refused now, not after the half minute that the errors take
     results = [validate(name) for name in names or validated()]
     memory = None if names else validate_memory()
-    found = [goal for one in results for goal in table_goals(one)] if memory is None else goals(results, memory)
-    if given["figure"]:
+    verdicts = (
+        [goal for result in results for goal in table_goals(result)] if memory is None else goals(results, memory)
+    )
+    if args["figure"]:
         from dlojz.display.figures.cost_model_figures import validation_figure
 
-        validation_figure(results, given["figure"])
-        tell_written(given["figure"])
-    if given["page"] and memory is not None:
-        beside = tables.write_page(Path(given["page"]), results, memory)
-        tell_written(given["page"], en="page", fr="page")
-        tell_written(beside, en="its rows", fr="ses lignes")
-    if given["json"]:
-        answer(tables.validation_document(results, found, memory, rows=bool(names)))
+        validation_figure(results, args["figure"])
+        tell_written(args["figure"])
+    if args["page"] and memory is not None:
+        rows_path = tables.write_page(Path(args["page"]), results, memory)
+        tell_written(args["page"], en="page", fr="page")
+        tell_written(rows_path, en="its rows", fr="ses lignes")
+    if args["json"]:
+        answer(tables.validation_document(results, verdicts, memory, rows=bool(names)))
     else:
-        for one in results if names else ():
-            answer(tables.rows_table(one))
-        if found:
-            answer(tables.goals_table(found))
+        for result in results if names else ():
+            answer(tables.rows_table(result))
+        if verdicts:
+            answer(tables.goals_table(verdicts))
         answer(tables.validation_table(results))
         if any(map(first_choices, results)):
             answer(tables.regret_table(results))
         if memory is not None:
             answer(tables.interval_table(results))
             answer(tables.memory_table(memory))
-    return int(not all(one.reached for one in found))
+    return int(not all(goal.reached for goal in verdicts))

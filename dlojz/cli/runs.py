@@ -138,19 +138,19 @@ code de sortie est alors celui du script.""",
     dlojz run --model coatnet_7 --dp 8 --zero 3 --device cuda --on slurm --machine local
     """,
 )
-def run_command(given: Given, answer: Answer) -> int:
+def run_command(args: Given, answer: Answer) -> int:
     """Train, then show the measurement beside the prediction."""
-    if (script := _script_of(given)) is not None:
-        return _run_script(*script, given, answer)
+    if (script := _script_of(args)) is not None:
+        return _run_script(*script, args, answer)
     for flag in OF_SCRIPTS:
-        if flag.name in given:
+        if flag.name in args:
             option = "--" if flag.name == REST else flag.option
             raise refusal(
                 en=f"{option} is for a script, but none was named: write `dlojz run train.py`, or leave it out.",
                 fr=f"{option} concerne un script, mais aucun n’est nommé : écrivez `dlojz run train.py`, ou "
                 "retirez-le.",
             )
-    config = _config(given)
+    config = _config(args)
     from dlojz.running.launch import run as launch
 
     if config.optimizer in COMPRESSED and config.layout.dp == 1:
@@ -159,34 +159,34 @@ def run_command(given: Given, answer: Answer) -> int:
         tell(note)
     run = launch(
         config,
-        on=given["on"],
-        machine=given["machine"],
-        **{name: given.get(name, "") for name in ("account", "qos", "reservation")},
-        checkpoint_every=given["checkpoint_every"],
-        again=given["again"],
+        on=args["on"],
+        machine=args["machine"],
+        **{name: args.get(name, "") for name in ("account", "qos", "reservation")},
+        checkpoint_every=args["checkpoint_every"],
+        again=args["again"],
         wait=False,
-        time_limit_s=given["time_limit_s"],
-        root=given["root"],
+        time_limit_s=args["time_limit_s"],
+        root=args["root"],
     )
     if run.record is not None:
         tell(
             en=f"{run.run_id}: this request was run before; its record is shown (--again runs it again).",
             fr=f"{run.run_id} : cette demande a déjà été exécutée ; voici ses mesures (--again recommence).",
         )
-    return _show_run(run.follow(), given, answer)
+    return _show_run(run.follow(), args, answer)
 
 
-def _script_of(given: Given) -> tuple[str, tuple[str, ...]] | None:
+def _script_of(args: Given) -> tuple[str, tuple[str, ...]] | None:
     """Find the script that was asked for, or the launcher's command, and its arguments; None for a model."""
-    words, rest = given[WORDS], tuple(given[REST])
-    if "run_module" in given:
-        return f"-m {given['run_module']}", rest
+    words, script_words = args[WORDS], tuple(args[REST])
+    if "run_module" in args:
+        return f"-m {args['run_module']}", script_words
     if not words:
-        return (rest[0], rest[1:]) if rest else None
+        return (script_words[0], script_words[1:]) if script_words else None
     name = str(words[0])
     # Unlike Path's methods these are False for a name that no file system takes.
     if name.endswith(".py") or os.path.isfile(os.path.join(name, "__main__.py")):  # noqa: PTH113, PTH118
-        return name, rest
+        return name, script_words
     # A path: it has a separator, or there is such a file or folder.
     is_path = os.sep in name or os.path.exists(name)  # noqa: PTH110
     is_model = name in models.names() or is_elsewhere(name)
@@ -200,7 +200,7 @@ def _script_of(given: Given) -> tuple[str, tuple[str, ...]] | None:
     raise no_script(name)
 
 
-def _show_run(run: Run, given: Given, answer: Answer) -> int:
+def _show_run(run: Run, args: Given, answer: Answer) -> int:
     """Show the measurements of a run that has ended; returns the exit code."""
     from dlojz.compare import compare
 
@@ -211,7 +211,7 @@ def _show_run(run: Run, given: Given, answer: Answer) -> int:
             fr=f"{run.run_id} s’est terminée sans mesures : voir `dlojz logs {run.run_id}`.",
         )
         return main.FAILED
-    if given["json"]:
+    if args["json"]:
         answer(record.to_dict())
     else:
         answer(compare(record))
@@ -222,11 +222,11 @@ def _show_run(run: Run, given: Given, answer: Answer) -> int:
     return main.FAILED
 
 
-def _run_script(name: str, arguments: tuple[str, ...], given: Given, answer: Answer) -> int:
+def _run_script(name: str, arguments: tuple[str, ...], args: Given, answer: Answer) -> int:
     """Run a script of the user's, print what it prints, then what was measured; returns its exit code."""
     from dlojz.running.launch import run as launch
 
-    for option_name in given:
+    for option_name in args:
         if option_name not in BESIDE_A_SCRIPT:
             option = "--" + option_name.replace("_", "-")
             raise refusal(
@@ -235,28 +235,28 @@ def _run_script(name: str, arguments: tuple[str, ...], given: Given, answer: Ans
                 fr=f"{option} règle un entraînement du TP, mais un script règle le sien : écrivez-le après --, comme "
                 f"un mot pour le script, ou retirez-le.",
             )
-    if "nproc" in given and not given[WORDS] and "run_module" not in given:
+    if "nproc" in args and not args[WORDS] and "run_module" not in args:
         raise refusal(
             en="--nproc is for a script; a launcher's command is run as it stands: give it the launcher's own option, "
             "after --.",
             fr="--nproc concerne un script ; la commande d’un lanceur est exécutée telle quelle : donnez-lui l’option "
             "du lanceur, après --.",
         )
-    options = {name: given[name] for name in ("device", "first_step_s") if name in given}
-    is_launched = "nproc" in given
+    options = {name: args[name] for name in ("device", "first_step_s") if name in args}
+    is_launched = "nproc" in args
     run = launch(
         name,
         args=arguments,
-        on=given["on"],
+        on=args["on"],
         wait=False,
-        processes=given["nproc"] if is_launched else None,
-        time_limit_s=given["time_limit_s"],
-        root=given["root"],
-        **{name: given[name] for name in ("machine", "account", "qos", "reservation") if given.get(name)},
+        processes=args["nproc"] if is_launched else None,
+        time_limit_s=args["time_limit_s"],
+        root=args["root"],
+        **{name: args[name] for name in ("machine", "account", "qos", "reservation") if args.get(name)},
         **options,
     )
     # One for each rank; rank 0's is followed, and that of a rank which the end blames is printed at the end.
-    printed = [LogTail(run, rank) for rank in range(given["nproc"])]
+    printed = [LogTail(run, rank) for rank in range(args["nproc"])]
     is_interrupted = False
     try:
         run.until_end(lambda _: printed[0].print_new())
@@ -266,13 +266,13 @@ def _run_script(name: str, arguments: tuple[str, ...], given: Given, answer: Ans
     ended = run.record.reason if run.record else ""
     if blamed := re.search(r"\brank (\d+)", ended):
         printed[int(blamed[1])].print_new(is_last=True)
-    untrained, shown = _untrained(run)
+    untrained, has_message = _untrained(run)
     if untrained and not is_interrupted:
-        if run.record is not None and not shown:  # by the process itself
+        if run.record is not None and not has_message:  # by the process itself
             tell(f"dlojz: {run.record.reason.partition(': ')[2]}")
         tell(en=f"dlojz: what it printed is kept in {run.folder}", fr=f"dlojz : ses sorties sont dans {run.folder}")
         return main.REFUSED
-    code = _show_run(run, given, answer)
+    code = _show_run(run, args, answer)
     if is_interrupted:
         return _exit_code_of(run, main.DONE) if is_final(run.state) else main.INTERRUPTED
     return _exit_code_of(run, main.FAILED) if code == main.FAILED else code
@@ -289,7 +289,7 @@ def _exit_code_of(run: Run, otherwise: int) -> int:
 
 def _untrained(run: Run) -> tuple[bool, bool]:
     """Return whether a script has ended without training anything, and whether one of its processes has said so."""
-    events = [event for told in read_all_events(run.folder).values() for event in told]
+    events = [event for rank_events in read_all_events(run.folder).values() for event in rank_events]
     untrained = [event for event in events if event["event"] == UNTRAINED]
     return bool(untrained) and not run.losses, any(event.get("shown") for event in untrained)
 
@@ -316,14 +316,14 @@ class LogTail:
             file.seek(self._offset)
             while data := file.read(MAX_LOG_BYTES):
                 # Up to the last line end; a \r that is the last byte read does not count, as \n may follow it.
-                whole = data[: max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1)) + 1]
+                chunk = data[: max(data.rfind(b"\n"), data.rfind(b"\r", 0, -1)) + 1]
                 # No line end: all of it where nothing more comes or the piece is full, else nothing yet.
-                whole = whole or data[: len(data) if is_last else len(data) // MAX_LOG_BYTES * MAX_LOG_BYTES]
-                if not whole:
+                chunk = chunk or data[: len(data) if is_last else len(data) // MAX_LOG_BYTES * MAX_LOG_BYTES]
+                if not chunk:
                     return
-                self._offset += len(whole)
+                self._offset += len(chunk)
                 file.seek(self._offset)
-                *lines, over = whole.decode("utf-8", errors="replace").split("\n")
+                *lines, over = chunk.decode("utf-8", errors="replace").split("\n")
                 for line in lines:
                     tell(visible(line.rstrip("\r").rpartition("\r")[2]))
                 if over:
@@ -351,27 +351,27 @@ mémoire, si elle suffit, ce qui en économiserait.""",
     dlojz predict coatnet_7 --dp 8 --zero 3 --device a100-80 --json
     """,
 )
-def predict_command(given: Given, answer: Answer) -> None:
+def predict_command(args: Given, answer: Answer) -> None:
     """Show the predicted footprint."""
-    target = target_device(given)
-    assumed = assumed_fields(given, target)
-    config = _config(given, **assumed)
+    target = target_device(args)
+    assumed = assumed_fields(args, target)
+    config = _config(args, **assumed)
     from dlojz.display.memory_tables import assumed_sentence
     from dlojz.display.tables import footprint_table
     from dlojz.prediction import predict
 
-    footprint = predict(config, rank=given["rank"], device=target)
+    footprint = predict(config, rank=args["rank"], device=target)
     if assumed:
         sentence = assumed_sentence(config, assumed)
-        tell(sentence) if given["json"] else answer(sentence)
-    answer(footprint.to_dict() if given["json"] else footprint_table(config, footprint))
+        tell(sentence) if args["json"] else answer(sentence)
+    answer(footprint.to_dict() if args["json"] else footprint_table(config, footprint))
 
 
-def _config(given: Given, **otherwise: object) -> RunConfig:
+def _config(args: Given, **otherwise: object) -> RunConfig:
     """Configure the run; its degrees are checked against `--processes` where it is given."""
-    config = config_of(given, **otherwise)
-    if given["processes"] is not None:
-        config.layout.check_processes(given["processes"])
+    config = config_of(args, **otherwise)
+    if args["processes"] is not None:
+        config.layout.check_processes(args["processes"])
     return config
 
 
@@ -419,18 +419,18 @@ sont retrouvées.""",
     dlojz demo --steps 10 --again
     """,
 )
-def demo_command(given: Given, answer: Answer) -> int:
+def demo_command(args: Given, answer: Answer) -> int:
     """Run, compare, explain."""
-    configs = demo_configs(given["steps"])
+    configs = demo_configs(args["steps"])
     from dlojz.compare import compare
 
     started_s = time.monotonic()
-    runs = _run_all(configs, again=given["again"], root=given["root"])
+    runs = _run_all(configs, again=args["again"], root=args["root"])
     comparison = compare(runs)
-    figure = runs_root(given["root"]) / "demo.png"
+    figure = runs_root(args["root"]) / "demo.png"
     comparison.figure(figure)
     _keep_records(figure, runs)
-    if given["json"]:
+    if args["json"]:
         answer(comparison.to_dict())
     else:
         answer(comparison)
@@ -454,11 +454,11 @@ def _keep_records(picture: Path, runs: Iterable[Run]) -> None:
     with Image.open(picture) as drawn:
         drawn.load()
     # PNG takes texts only when a picture is saved, so it is saved a second time.
-    kept = PngInfo()
-    kept.add_text("Title", str(drawn.info["Title"]))
-    kept.add_text(PICTURE_RECORDS, json.dumps(records), zip=True)
+    metadata = PngInfo()
+    metadata.add_text("Title", str(drawn.info["Title"]))
+    metadata.add_text(PICTURE_RECORDS, json.dumps(records), zip=True)
     written = io.BytesIO()
-    drawn.save(written, "png", dpi=drawn.info["dpi"], pnginfo=kept)
+    drawn.save(written, "png", dpi=drawn.info["dpi"], pnginfo=metadata)
     write_atomic(picture, written.getvalue())
 
 
@@ -469,14 +469,14 @@ def _run_all(configs: list[RunConfig], again: bool, root: str | Path | None) -> 
     runs = []
     with progress_bar() as update:
         for number, config in enumerate(configs, 1):
-            started_s, place = time.monotonic(), f"{number}/{len(configs)}"
+            started_s, counter = time.monotonic(), f"{number}/{len(configs)}"
             run = launch(config, on="local", again=again, wait=False, root=root)
             reused = run.state in STATUSES
-            run.until_end(partial(_draw, update, run, f"{place} {config.layout.title}"))
+            run.until_end(partial(_draw, update, run, f"{counter} {config.layout.title}"))
             how = say(en="found again", fr="retrouvée") if reused else format_seconds(time.monotonic() - started_s)
             reason = run.record.reason if run.record else ""
-            done = f"{status_label(run.state)}, {len(run.losses)}/{config.steps} ({how}) {reason}".rstrip()
-            tell(f"{place} {config.title}: {done}")
+            summary = f"{status_label(run.state)}, {len(run.losses)}/{config.steps} ({how}) {reason}".rstrip()
+            tell(f"{counter} {config.title}: {summary}")
             runs.append(run)
     return runs
 
@@ -498,18 +498,18 @@ def _draw(update: Callable[..., None], run: Run, label: str, _: str) -> None:
     dlojz runs --json
     """,
 )
-def runs_command(given: Given, answer: Answer) -> None:
+def runs_command(args: Given, answer: Answer) -> None:
     """List the runs."""
-    found = [_summary(run) for run in listing(given["root"])]
-    if given["json"]:
-        answer(found)
-    elif not found:
+    summaries = [_summary(run) for run in listing(args["root"])]
+    if args["json"]:
+        answer(summaries)
+    elif not summaries:
         answer(
             en="there is no run yet: start one with `dlojz run --dp 2`.",
             fr="il n’y a pas encore d’exécution : commencez par `dlojz run --dp 2`.",
         )
     else:
-        answer(_table(found))
+        answer(_table(summaries))
 
 
 @verb(
@@ -530,11 +530,11 @@ Le début du nom suffit, si une seule exécution commence ainsi.""",
     dlojz logs 20250101-120000 --rank 1
     """,
 )
-def logs_command(given: Given, answer: Answer) -> None:
+def logs_command(args: Given, answer: Answer) -> None:
     """Print the logs of a run."""
-    run = find(given[WORDS][0], given["root"])
-    printed = run.logs(given["rank"])
-    if given["rank"] is None and run.state not in ("completed", "running", "queued"):
+    run = find(args[WORDS][0], args["root"])
+    printed = run.logs(args["rank"])
+    if args["rank"] is None and run.state not in ("completed", "running", "queued"):
         answer(repr(run.diagnosis()))
         answer("")
     answer(printed)
@@ -551,16 +551,16 @@ def logs_command(given: Given, answer: Answer) -> None:
     dlojz cancel 20250101-120000-0123456789ab-cdef
     """,
 )
-def cancel_command(given: Given, answer: Answer) -> None:
+def cancel_command(args: Given, answer: Answer) -> None:
     """Ask a run to stop."""
-    name = given[WORDS][0]
+    name = args[WORDS][0]
     try:
-        run = find(name, given["root"])
+        run = find(name, args["root"])
     except LabError:
-        told = cancel_lost(name)
-        if told is None:
+        message = cancel_lost(name)
+        if message is None:
             raise
-        answer(told)
+        answer(message)
         return
     answer(run.cancel())
 
@@ -585,12 +585,14 @@ def _age_s(run_id: str) -> float | None:
     return max(0.0, round((datetime.now(UTC) - born).total_seconds(), 1)) if born else None
 
 
-def _table(found: Iterable[dict[str, Any]]) -> Table:
+def _table(summaries: Iterable[dict[str, Any]]) -> Table:
     rows = []
-    for run in found:
+    for run in summaries:
         loss = DASH if run["last_loss"] is None else decimal(run["last_loss"], 4)
-        done = f"{run['steps']}" + (f"/{run['asked_steps']}" if run["asked_steps"] else "")
-        rows.append((run["run_id"], _with_arguments(run), status_label(run["state"]), done, loss, _age(run["age_s"])))
+        progress = f"{run['steps']}" + (f"/{run['asked_steps']}" if run["asked_steps"] else "")
+        rows.append(
+            (run["run_id"], _with_arguments(run), status_label(run["state"]), progress, loss, _age(run["age_s"]))
+        )
     head = titles(en="run; title; state; steps; last loss; age", fr="exécution; titre; état; pas; perte; âge")
     return Table(head, tuple(rows), align="l", whole=1)  # a name is copied whole
 
@@ -639,21 +641,21 @@ seul processus parmi elles (--engine single) donne les pertes et le débit auxqu
     dlojz compare 20250101-1200 20250101-1201 --figure compare.png
     """,
 )
-def compare_command(given: Given, answer: Answer) -> None:
+def compare_command(args: Given, answer: Answer) -> None:
     """Show measurements beside predictions."""
     from dlojz.compare import compare
 
-    named = [find(name, given["root"]) for name in given[WORDS]]
-    chosen = named or _together(listing(given["root"]))
+    named_runs = [find(name, args["root"]) for name in args[WORDS]]
+    chosen = named_runs or _together(listing(args["root"]))
     comparison = compare(chosen)
-    if "figure" in given:  # before the table: a path that cannot be written is refused at once
-        comparison.figure(given["figure"])
-    if "overlay" in given:
-        _draw_overlay(chosen, given["overlay"])
-    answer(comparison.to_dict() if given["json"] else comparison)
-    if not given["json"]:
+    if "figure" in args:  # before the table: a path that cannot be written is refused at once
+        comparison.figure(args["figure"])
+    if "overlay" in args:
+        _draw_overlay(chosen, args["overlay"])
+    answer(comparison.to_dict() if args["json"] else comparison)
+    if not args["json"]:
         answer("\n".join(comparison.findings()))
-    tell_written(given["figure"])
+    tell_written(args["figure"])
 
 
 def _draw_overlay(chosen: Sequence[Run], path: str) -> None:
@@ -680,15 +682,15 @@ def _together(newest_first: Sequence[Run]) -> list[Run]:
             kept_so_far = chosen.setdefault(run.config.hash, run)
             if not _has_measured(kept_so_far) and _has_measured(run):
                 chosen[run.config.hash] = run
-    kept = list(chosen.values())[:MOST_COMPARED]
-    if len(kept) < len(newest_first):
+    runs = list(chosen.values())[:MOST_COMPARED]
+    if len(runs) < len(newest_first):
         tell(
-            en=f"{len(kept)} of {len(newest_first)} runs are compared: the newest of each layout, same training, at "
+            en=f"{len(runs)} of {len(newest_first)} runs are compared: the newest of each layout, same training, at "
             f"most {MOST_COMPARED}; name others to compare them.",
-            fr=f"Exécutions comparées : {len(kept)} sur {len(newest_first)}, la plus récente de chaque découpage, même "
+            fr=f"Exécutions comparées : {len(runs)} sur {len(newest_first)}, la plus récente de chaque découpage, même "
             f"entraînement, au plus {MOST_COMPARED} ; nommez-en d’autres pour les comparer.",
         )
-    return kept[::-1]
+    return runs[::-1]
 
 
 def _has_measured(run: Run) -> bool:

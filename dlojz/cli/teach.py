@@ -88,67 +88,67 @@ est un résultat. Rien n’est soumis si un seul point est impossible : tous son
     dlojz bench data_parallelism --report # only the report // le rapport seul
     """,
 )
-def bench_command(given: Given, answer: Answer) -> int:
+def bench_command(args: Given, answer: Answer) -> int:
     """Run a campaign, or predict its cost."""
-    names = given[WORDS]
+    names = args[WORDS]
     if not names:
-        _list(given, answer)
+        _list(args, answer)
         return main.DONE
     path = find_campaign(names[0])
     campaign = read_campaign(path)
-    plan = expand(campaign, given["machine"])
-    on = _backend(given, plan)
+    plan = expand(campaign, args["machine"])
+    on = _backend(args, plan)
     # None of these starts a run, so the backend need not fit.
-    only_looks = any(given[name] for name in ("dry_run", "report", "cancel"))
+    only_looks = any(args[name] for name in ("dry_run", "report", "cancel"))
     if not only_looks and (reason := unfit_backend(plan, on)):
         raise LabError(reason)
-    root = runs_root(given["root"])
-    together = [f"--{name.replace('_', '-')}" for name in ("cancel", "report", "dry_run", "again") if given.get(name)]
+    root = runs_root(args["root"])
+    together = [f"--{name.replace('_', '-')}" for name in ("cancel", "report", "dry_run", "again") if args.get(name)]
     if len(together) > 1:
-        listed = " ".join(together)
+        options = " ".join(together)
         raise refusal(
-            en=f"{listed} were received together: give one of them.",
-            fr=f"{listed} ont été reçus ensemble : n’en donnez qu’un.",
+            en=f"{options} were received together: give one of them.",
+            fr=f"{options} ont été reçus ensemble : n’en donnez qu’un.",
         )
-    if given["cancel"]:
-        return _cancel(plan, root, answer if given["json"] else None)
-    asked = {name: given[name] for name in ("account", "qos", "reservation") if given[name]}
-    outlooks = _predict(plan, campaign, asked)
+    if args["cancel"]:
+        return _cancel(plan, root, answer if args["json"] else None)
+    scheduler_options = {name: args[name] for name in ("account", "qos", "reservation") if args[name]}
+    outlooks = _predict(plan, campaign, scheduler_options)
     if only_looks:
         results = [result_of(p, o, find_run(p, root)) for p, o in zip(plan.points, outlooks, strict=True)]
     else:
         _refuse_what_machines_refuse(plan, outlooks)
-        results = _drive(campaign, plan, outlooks, root, on, given["again"], asked)
-    if not given["dry_run"]:
+        results = _drive(campaign, plan, outlooks, root, on, args["again"], scheduler_options)
+    if not args["dry_run"]:
         results = judged(results)
-    if given["json"]:
+    if args["json"]:
         answer([row_of(result) for result in results])
     else:
-        answer(foreseen(results) if given["dry_run"] else brief(results))
-    _tell_more(plan, results, given["dry_run"])
+        answer(foreseen(results) if args["dry_run"] else brief(results))
+    _tell_more(plan, results, args["dry_run"])
     # Written beside the runs, again at each call, so that it follows a campaign that is resumed.
-    if not given["dry_run"]:
+    if not args["dry_run"]:
         tell_written(write_report(campaign, plan, results, report_folder(root, path.stem))[0], "report", "rapport")
     good = only_looks or all(result.state in ("completed", "oom") for result in results)
     return main.DONE if good else main.FAILED
 
 
-def _list(given: Given, answer: Answer) -> None:
+def _list(args: Given, answer: Answer) -> None:
     """List the campaigns of the course."""
-    found = []
+    campaigns = []
     for file in sorted(campaigns_folder().glob("*.toml")):
         try:
-            found.append((file.stem, read_campaign(file).title))
+            campaigns.append((file.stem, read_campaign(file).title))
         except LabError as error:
             tell(str(error))
-    if given["json"]:
-        answer([{"name": name, "title": title} for name, title in found])
+    if args["json"]:
+        answer([{"name": name, "title": title} for name, title in campaigns])
     else:
-        answer(Table(titles(en="campaign; title", fr="campagne; titre"), tuple(found), align="l", whole=1))
+        answer(Table(titles(en="campaign; title", fr="campagne; titre"), tuple(campaigns), align="l", whole=1))
 
 
-def _backend(given: Given, plan: CampaignPlan) -> Backend:
-    on = given["on"] or ("slurm" if any(point.machine for point in plan.points) else "local")
+def _backend(args: Given, plan: CampaignPlan) -> Backend:
+    on = args["on"] or ("slurm" if any(point.machine for point in plan.points) else "local")
     if on not in BACKENDS:
         raise LabError(one_of("--on", on, BACKENDS))
     return cast(Backend, on)
@@ -168,17 +168,17 @@ def _cancel(plan: CampaignPlan, root: Path, answer: Answer | None) -> int:
     return main.DONE
 
 
-def _predict(plan: CampaignPlan, campaign: Campaign, asked: Asked) -> list[Outlook]:
+def _predict(plan: CampaignPlan, campaign: Campaign, scheduler_options: Asked) -> list[Outlook]:
     """Predict every point, with a counter: a large model takes seconds."""
-    shown = console()
-    with shown.status("") as status:
-        found = []
+    terminal = console()
+    with terminal.status("") as status:
+        outlooks = []
         for point in plan.points:
             status.update(say(en="predicting ", fr="prédiction ") + f"{point.number}/{len(plan.points)}")
-            found.append(outlook(point, campaign.time_limit_s, asked))
-            if len(found) == 1:
+            outlooks.append(outlook(point, campaign.time_limit_s, scheduler_options))
+            if len(outlooks) == 1:
                 gc.freeze()  # else every collection goes through all of torch again: a third of the time
-    return found
+    return outlooks
 
 
 def _refuse_what_machines_refuse(plan: CampaignPlan, outlooks: Sequence[Outlook]) -> None:
@@ -188,19 +188,30 @@ def _refuse_what_machines_refuse(plan: CampaignPlan, outlooks: Sequence[Outlook]
         if predicted.refusals
     ]
     if refused:
-        listed = "\n".join(refused)
+        lines = "\n".join(refused)
         raise refusal(
-            en=f"nothing was submitted: the machine would refuse {len(refused)} of the points:\n{listed}",
-            fr=f"rien n’a été soumis : la machine refuserait {len(refused)} des points :\n{listed}",
+            en=f"nothing was submitted: the machine would refuse {len(refused)} of the points:\n{lines}",
+            fr=f"rien n’a été soumis : la machine refuserait {len(refused)} des points :\n{lines}",
         )
 
 
 def _drive(
-    campaign: Campaign, plan: CampaignPlan, outlooks: list[Outlook], root: Path, on: Backend, again: bool, asked: Asked
+    campaign: Campaign,
+    plan: CampaignPlan,
+    outlooks: list[Outlook],
+    root: Path,
+    on: Backend,
+    again: bool,
+    scheduler_options: Asked,
 ) -> list[Result]:
     """Run a campaign under a live table, or with a line for each change where stderr is no terminal."""
-    shown = console()
-    options: dict[str, Any] = {"on": on, "again": again, "time_limit_s": campaign.time_limit_s, "asked": asked}
+    terminal = console()
+    options: dict[str, Any] = {
+        "on": on,
+        "again": again,
+        "time_limit_s": campaign.time_limit_s,
+        "asked": scheduler_options,
+    }
     samples = say(en="samples/s", fr="échantillons/s")
     # By point: its last state, and whether it was told what the point waits for.
     before: dict[int, tuple[str, bool]] = {}
@@ -219,9 +230,9 @@ def _drive(
             before[result.point.number] = (result.state, bool(result.waits_for))
 
     try:
-        if not shown.is_terminal:
+        if not terminal.is_terminal:
             return drive(plan, outlooks, root, on_change=lines, **options)
-        with Live(console=shown, refresh_per_second=4) as live:
+        with Live(console=terminal, refresh_per_second=4) as live:
             return drive(plan, outlooks, root, on_change=lambda results: live.update(_following(results)), **options)
     except KeyboardInterrupt:
         if on == "slurm":
@@ -233,12 +244,12 @@ def _drive(
         raise
 
 
-def _following(results: Sequence[Result], most: int = 30) -> Table:
+def _following(results: Sequence[Result], row_limit: int = 30) -> Table:
     """Show the window of points around the first unfinished one."""
     pending = [i for i, result in enumerate(results) if result.state in ("waiting", "queued", "running")]
     # Up to three points that are done stay above the first unfinished one.
-    start = max(0, min(pending[0] if pending else 0, len(results) - most) - 3)
-    return brief(results[start : start + most])
+    start = max(0, min(pending[0] if pending else 0, len(results) - row_limit) - 3)
+    return brief(results[start : start + row_limit])
 
 
 MOST_NAMED = 3
@@ -247,28 +258,32 @@ MOST_NAMED = 3
 
 def _tell_more(plan: CampaignPlan, results: Sequence[Result], dry: bool) -> None:
     """Report exclusions, refusals, notes and totals, which the table does not show."""
-    for named, reason in plan.excluded:
-        tell(say(en="left out: ", fr="écarté : ") + visible(f"{named} — {reason}"))
+    for label, reason in plan.excluded:
+        tell(say(en="left out: ", fr="écarté : ") + visible(f"{label} — {reason}"))
     points: dict[str, list[str]] = {}
     for result in results:
         for sentence in (*result.outlook.refusals, result.outlook.note, "" if dry else result.reason):
             if sentence:
                 points.setdefault(sentence, []).append(f"{result.point.number} ({result.point.label})")
     for sentence, sharing in points.items():
-        left = len(sharing) - MOST_NAMED
-        more = say(en=f" and {left} more points", fr=f" et {left} autres points") if left > 0 else ""
-        tell(visible(f"{', '.join(sharing[:MOST_NAMED])}{more}{colon()}{sentence}"))
+        remaining_points = len(sharing) - MOST_NAMED
+        suffix = (
+            say(en=f" and {remaining_points} more points", fr=f" et {remaining_points} autres points")
+            if remaining_points > 0
+            else ""
+        )
+        tell(visible(f"{', '.join(sharing[:MOST_NAMED])}{suffix}{colon()}{sentence}"))
     if dry:
-        known = [result.outlook.most_hours for result in results if result.outlook.most_hours is not None]
+        costs = [result.outlook.most_hours for result in results if result.outlook.most_hours is not None]
         normalised = [r.outlook.normalised_hours for r in results if r.outlook.normalised_hours is not None]
         no = sum(result.outlook.fits is False for result in results)
         site = say(
             en=f", {hours(sum(normalised))} normalised hours", fr=f", {hours(sum(normalised))} heures normalisées"
         )
         tell(
-            en=f"{len(results)} points; {no} are predicted not to fit; at most {hours(sum(known))} "
+            en=f"{len(results)} points; {no} are predicted not to fit; at most {hours(sum(costs))} "
             f"GPU-hours{site if normalised else ''}. Nothing was started.",
-            fr=f"{len(results)} points ; {no} ne tiendraient pas, d’après la prédiction ; au plus {hours(sum(known))} "
+            fr=f"{len(results)} points ; {no} ne tiendraient pas, d’après la prédiction ; au plus {hours(sum(costs))} "
             f"heures GPU{site if normalised else ''}. Rien n’a été lancé.",
         )
 
@@ -307,18 +322,18 @@ que lu. Les exécutions rejouées ne comptent pas. Ce qui est illisible est sign
     dlojz board /srv/class --pseudonyms --html board.html
     """,
 )
-def board_command(given: Given, answer: Answer) -> None:
+def board_command(args: Given, answer: Answer) -> None:
     """Show the class."""
-    check_needs(given, "key", "pseudonyms")
-    key = Path(given["key"]).expanduser() if "key" in given else None
-    call = pseudonyms(key) if given["pseudonyms"] else str
-    students = read_class(Path(given[WORDS][0]).expanduser(), call)
+    check_needs(args, "key", "pseudonyms")
+    key = Path(args["key"]).expanduser() if "key" in args else None
+    call = pseudonyms(key) if args["pseudonyms"] else str
+    students = read_class(Path(args[WORDS][0]).expanduser(), call)
     board = board_table(students)
-    if "html" in given:
-        path = Path(given["html"]).expanduser()
+    if "html" in args:
+        path = Path(args["html"]).expanduser()
         write_atomic(path, board_html(board))
         tell_written(path, "page", "page")
-    answer([_data(student) for student in students] if given["json"] else board)
+    answer([_data(student) for student in students] if args["json"] else board)
 
 
 def board_table(students: Sequence[Student]) -> Table:
@@ -339,10 +354,10 @@ def board_table(students: Sequence[Student]) -> Table:
 def _row(student: Student) -> tuple[str, ...]:
     replays = say(en=f" (+ {student.replays} replayed)", fr=f" (+ {student.replays} rejouées)")
     best = (
-        f"{one.title}, batch {one.global_batch}{colon()}"
-        + format_count(one.samples_per_s)
+        f"{run.title}, batch {run.global_batch}{colon()}"
+        + format_count(run.samples_per_s)
         + say(en=" samples/s", fr=" échantillons/s")
-        for one in student.best[:3]
+        for run in student.best[:3]
     )
     return (
         student.name,
@@ -360,9 +375,9 @@ def _row(student: Student) -> tuple[str, ...]:
 
 def _told_score(lab: str, challenge: str, score: float) -> str:
     """Say a score with its unit, where the lab has such a challenge."""
-    known = content_of(lab).EXERCISES if lab in NUMBERS else ()
-    found = next((one for one in known if isinstance(one, Challenge) and one.id == challenge), None)
-    return shortest(score) if found is None else found.told(score)
+    exercises = content_of(lab).EXERCISES if lab in NUMBERS else ()
+    exercise = next((entry for entry in exercises if isinstance(entry, Challenge) and entry.id == challenge), None)
+    return shortest(score) if exercise is None else exercise.told(score)
 
 
 def board_html(board: Table) -> str:
@@ -386,7 +401,7 @@ def _data(student: Student) -> dict[str, Any]:
         "done_by_lab": dict(sorted(student.done.items())),
         "scores_by_lab": {lab: score for lab, (_, score) in sorted(student.scores.items())},
         "scripts": sorted(student.scripts),
-        "best": [vars(one) for one in student.best],
+        "best": [vars(run) for run in student.best],
         **fields_of(student, "runs", "replays"),
         "gpu_hours": None if student.runs == student.untimed > 0 else student.rank_hours,
         "last_utc": student.last_utc.isoformat(timespec="seconds") if student.last_utc else None,

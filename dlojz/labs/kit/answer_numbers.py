@@ -31,48 +31,48 @@ def is_tensor(value: object) -> bool:
     return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "shape")
 
 
-def plain(given: Any) -> Any:
+def plain(value: Any) -> Any:
     """Turn numbers, arrays and tensors of NumPy and torch into Python's numbers and lists.
 
     Tuples and lists keep their type; all else is left as it is.
     """
     # Not isinstance: a named tuple cannot be made of one iterable.
-    if type(given) in (tuple, list):
-        return type(given)(map(plain, given))
-    return given.tolist() if hasattr(given, "tolist") else given
+    if type(value) in (tuple, list):
+        return type(value)(map(plain, value))
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
-def single(given: Any) -> Any:
+def single(value: Any) -> Any:
     """Turn a number of NumPy or torch, or an array or tensor with one element, into Python's number.
 
     All else is left as it is.
     """
-    alone = hasattr(given, "tolist") and math.prod(getattr(given, "shape", ())) == 1
-    return given.item() if alone else given
+    is_single = hasattr(value, "tolist") and math.prod(getattr(value, "shape", ())) == 1
+    return value.item() if is_single else value
 
 
-def plain_like(given: Any, right: Any) -> Any:
+def plain_like(value: Any, right: Any) -> Any:
     """Turn what an answer gave into Python's numbers and lists wherever the right answer has some.
 
     Args:
-        given: what an answer returned.
-        right: what is expected; where it is a tensor, or holds one, `given` is left as it is.
+        value: what an answer returned.
+        right: what is expected; where it is a tensor, or holds one, `value` is left as it is.
     """
     if isinstance(right, Real):
-        return single(given)
+        return single(value)
     if not isinstance(right, tuple | list) or any(map(is_tensor, right)):
-        return given
-    if hasattr(given, "tolist"):
-        given = given.tolist()
-    if type(given) in (tuple, list) and len(given) == len(right):
+        return value
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if type(value) in (tuple, list) and len(value) == len(right):
         # One value of the answer for each expected one; of another number, nothing is assumed.
-        return type(given)(map(plain_like, given, right))
-    return plain(given)
+        return type(value)(map(plain_like, value, right))
+    return plain(value)
 
 
-def same_number(given: float, right: float, tolerance: float = 1e-6) -> bool:
+def same_number(number: float, right: float, tolerance: float = 1e-6) -> bool:
     """Whether a number is the expected one, up to a relative distance and up to its own rounding."""
-    return math.isclose(given, right, rel_tol=max(tolerance, _own_rounding(float(given))), abs_tol=1e-12)
+    return math.isclose(number, right, rel_tol=max(tolerance, _own_rounding(float(number))), abs_tol=1e-12)
 
 
 def _own_rounding(value: float) -> float:
@@ -87,13 +87,13 @@ def _own_rounding(value: float) -> float:
     return FLOAT32_ROUNDING if nearest == value else 0.0
 
 
-def told_apart(one: float, other: float, digits: int) -> tuple[str, str]:
+def told_apart(left: float, right: float, digits: int) -> tuple[str, str]:
     """Write two numbers with so many significant digits, and with as many more as it takes to see a difference.
 
     Whole parts are written in full, so that a student can compare them with those that his code prints.
     """
     for many in range(digits, MOST_DIGITS):
-        written = in_full(float(one), many), in_full(float(other), many)
+        written = in_full(float(left), many), in_full(float(right), many)
         if written[0] != written[1]:
             return written
-    return in_full(float(one), MOST_DIGITS), in_full(float(other), MOST_DIGITS)
+    return in_full(float(left), MOST_DIGITS), in_full(float(right), MOST_DIGITS)

@@ -71,15 +71,15 @@ def formula_html(tex: str, *, block: bool) -> str:
     label = safe(" ".join(tex.split()))
     drawn = _drawn(tex.strip(), block)
     if drawn is None:
-        shown = f'<code class="tex">{label}</code>'
+        html = f'<code class="tex">{label}</code>'
     else:
         picture, width_em, height_em, depth_em = drawn
         opening = (
             f'<span class="math" role="img" aria-label="{label}" style="width:{width_em:.3f}em;'
             f'height:{height_em:.3f}em;vertical-align:{-depth_em:.3f}em">'
         )
-        shown = "".join((opening, picture, "</span>"))
-    return "".join(('<div class="formula">', shown, "</div>")) if block else shown
+        html = "".join((opening, picture, "</span>"))
+    return "".join(('<div class="formula">', html, "</div>")) if block else html
 
 
 @cache
@@ -111,10 +111,10 @@ def _drawn(tex: str, block: bool) -> tuple[str, float, float, float] | None:
         figure.text(1 / width, depth / height, text, fontproperties=font)
         picture = io.StringIO()
         figure.savefig(picture, format="svg", transparent=True, metadata={"Date": None})
-    found = _SVG.search(picture.getvalue())
-    if found is None:
+    match = _SVG.search(picture.getvalue())
+    if match is None:
         return None
-    svg = re.sub(r"<metadata>.*?</metadata>|<style\b.*?</style>|<!--.*?-->|\n\s*", " ", found[0], flags=re.DOTALL)
+    svg = re.sub(r"<metadata>.*?</metadata>|<style\b.*?</style>|<!--.*?-->|\n\s*", " ", match[0], flags=re.DOTALL)
     return _own_names(svg, text + str(block)), width / EM_POINTS, height / EM_POINTS, depth / EM_POINTS
 
 
@@ -238,10 +238,10 @@ def page(body: str, file: str, title: str, shelf: Shelf) -> str:
         file: Name of the page, the same in both languages.
     """
     words = _WORDS[shelf.language]
-    other = OTHER[shelf.language]
+    other_language = OTHER[shelf.language]
     links = [(HOME, words["contents"], ""), (WORDS, words["glossary"], "")]
     if shelf.both:
-        links.append((f"../{other}/{file}", NAMES[other], other))
+        links.append((f"../{other_language}/{file}", NAMES[other_language], other_language))
     return _template().substitute(
         language=shelf.language,
         title=safe(title),
@@ -261,13 +261,13 @@ def front_page(languages: Collection[Language]) -> str:
     """The first page: which language to read in."""
     shelf = Shelf("en", (), both=False)
     lines = "".join(
-        f'<a lang="{safe(one)}" href="{safe(one)}/{safe(HOME)}">{safe(NAMES[one])}</a>' for one in languages
+        f'<a lang="{safe(code)}" href="{safe(code)}/{safe(HOME)}">{safe(NAMES[code])}</a>' for code in languages
     )
-    headings = "".join(f'<h1 lang="{safe(one)}">{safe(_TITLES[one])}</h1>' for one in languages)
+    headings = "".join(f'<h1 lang="{safe(code)}">{safe(_TITLES[code])}</h1>' for code in languages)
     body = "".join((headings, '<p class="languages">', lines, "</p>"))
-    whole = page(body, HOME, _TITLES["en"], shelf)
+    html = page(body, HOME, _TITLES["en"], shelf)
     # This page belongs to no language, so it links to no contents.
-    return re.sub(r"<nav\b.*?</nav>", "", whole, flags=re.DOTALL)
+    return re.sub(r"<nav\b.*?</nav>", "", html, flags=re.DOTALL)
 
 
 def _nav_link(target: str, text: str, spoken: str) -> str:
@@ -278,13 +278,13 @@ def _nav_link(target: str, text: str, spoken: str) -> str:
 
 def _outline(body: str, name: str) -> str:
     """The headings of a page, beside it; empty where there are hardly any."""
-    found = list(_HEADING.finditer(body))
-    if len(found) < 3:
+    headings = list(_HEADING.finditer(body))
+    if len(headings) < 3:
         return ""
     parts = [f'<nav class="outline" aria-label="{safe(name)}"><ol>']
-    for one in found:
-        kind = ' class="sub"' if one["level"] == "3" else ""
-        parts += ["<li", kind, '><a href="#', one["id"], '">', re.sub(r"<[^>]+>", "", one["text"]), "</a></li>"]
+    for heading in headings:
+        kind = ' class="sub"' if heading["level"] == "3" else ""
+        parts += ["<li", kind, '><a href="#', heading["id"], '">', re.sub(r"<[^>]+>", "", heading["text"]), "</a></li>"]
     return "".join([*parts, "</ol></nav>"])
 
 
@@ -297,9 +297,9 @@ def _relink(shelf: Shelf, link: re.Match[str]) -> str:
     target = link["target"]
     if target.startswith(_WEB):
         return link[0]
-    found = shelf.page_of(target)
-    if found is not None:
-        return "".join(('<a href="', found, '">', link["text"], "</a>"))
+    page_name = shelf.page_of(target)
+    if page_name is not None:
+        return "".join(('<a href="', page_name, '">', link["text"], "</a>"))
     if target.endswith(".ipynb"):  # a lab that this book does not hold
         return link["text"]
     # A notebook lies two folders deep in the checkout: `../../dlojz/…` is named as `dlojz/…`.
@@ -395,33 +395,33 @@ class Book:
 
 
 def make_book(
-    out: Path, labs: Iterable[str] | None = None, language: str | None = None, *, root: Path | None = None
+    folder: Path, labs: Iterable[str] | None = None, language: str | None = None, *, root: Path | None = None
 ) -> Book:
     """Write the book.
 
     Args:
-        out: Folder to write into; pages of an earlier book are replaced, nothing else is touched.
+        folder: Folder to write into; pages of an earlier book are replaced, nothing else is touched.
         labs: Numbers of the labs that get a page; by default all.
         language: `en` or `fr`; by default both.
         root: The checkout; by default the one this package lies in.
 
     Raises:
-        LabError: if a lab or language is unknown, no solution is there, or `out` is no folder.
+        LabError: if a lab or language is unknown, no solution is there, or `folder` is no folder.
     """
     from tqdm.auto import tqdm
 
     root = root or CHECKOUT
     if language is not None and language not in LANGUAGES:
         raise LabError(one_of("language", language, LANGUAGES))
-    if out.exists() and not out.is_dir():
+    if folder.exists() and not folder.is_dir():
         raise refusal(
-            en=f"{out} is no folder: name one for the book with --out.",
-            fr=f"{out} n’est pas un dossier : nommez-en un pour le livre avec --out.",
+            en=f"{folder} is no folder: name one for the book with --out.",
+            fr=f"{folder} n’est pas un dossier : nommez-en un pour le livre avec --out.",
         )
     chosen = [name for name in LANGUAGES if language in (None, name)]
-    wanted = LABS if labs is None else tuple(entry_of(number) for number in labs)
-    there = [one for one in wanted if all(_solution(root, one, name).is_file() for name in chosen)]
-    if not there:
+    entries = LABS if labs is None else tuple(entry_of(number) for number in labs)
+    available = [entry for entry in entries if all(_solution(root, entry, name).is_file() for name in chosen)]
+    if not available:
         raise refusal(
             en=f"{root / 'solutions'} holds no executed solution: the book is made from a checkout of the course.",
             fr=f"{root / 'solutions'} ne contient aucune solution exécutée : le livre se fait à partir d’une copie "
@@ -429,18 +429,23 @@ def make_book(
         )
     documents = sorted((root / "docs").glob("*.md")) if "en" in chosen else []
     # Each language has its labs, its contents and its glossary.
-    total = len(chosen) * (len(there) + 2) + len(documents)
+    total = len(chosen) * (len(available) + 2) + len(documents)
     size_bytes = 0
     # disable=None: a bar where somebody looks, nothing in a log.
     with tqdm(total=total, unit="page", file=sys.stderr, disable=None, dynamic_ncols=True) as bar:
-        for path, text in _pages(root, out, chosen, there, documents):
+        for path, text in _pages(root, folder, chosen, available, documents):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, text)
             size_bytes += len(text.encode())
             bar.update()
-    first = front_page(chosen)
-    write_atomic(out / HOME, first)
-    return Book(out, total + 1, size_bytes + len(first.encode()), tuple(one for one in wanted if one not in there))
+    front_html = front_page(chosen)
+    write_atomic(folder / HOME, front_html)
+    return Book(
+        folder,
+        total + 1,
+        size_bytes + len(front_html.encode()),
+        tuple(entry for entry in entries if entry not in available),
+    )
 
 
 def _heading(document: Path) -> str:
@@ -448,28 +453,31 @@ def _heading(document: Path) -> str:
 
 
 def _pages(
-    root: Path, out: Path, languages: list[Language], there: list[LabEntry], documents: list[Path]
+    root: Path, folder: Path, languages: list[Language], available: list[LabEntry], documents: list[Path]
 ) -> Iterator[tuple[Path, str]]:
     for name in languages:
         in_english = documents if name == "en" else []
-        notebooks, pages = frozenset(one.notebook for one in there), frozenset(one.name for one in in_english)
+        notebooks, pages = (
+            frozenset(entry.notebook for entry in available),
+            frozenset(document.name for document in in_english),
+        )
         shelf = Shelf(name, notebooks, both=len(languages) > 1, documents=pages)
         glossary = "\n\n".join(glossary_markdown(name))
         titles = ("Sommaire", "Glossaire") if name == "fr" else ("Contents", "Glossary")
-        listed = "".join(f"- [{_heading(one)}]({one.name})\n" for one in in_english)
-        if name == "en" and (out / API / HOME).is_file():
-            listed += f"- [The modules of the package, from their docstrings]({API})\n"
-        contents = f"{_contents(name)}\n## Documentation\n\n{listed}" if listed else _contents(name)
-        yield out / name / HOME, markdown_page(contents, HOME, titles[0], shelf)
-        for one in in_english:
+        links = "".join(f"- [{_heading(document)}]({document.name})\n" for document in in_english)
+        if name == "en" and (folder / API / HOME).is_file():
+            links += f"- [The modules of the package, from their docstrings]({API})\n"
+        contents = f"{_contents(name)}\n## Documentation\n\n{links}" if links else _contents(name)
+        yield folder / name / HOME, markdown_page(contents, HOME, titles[0], shelf)
+        for document in in_english:
             # The pages of docs/ have no twin in French.
-            text, file = one.read_text(encoding="utf-8"), f"{one.stem}.html"
-            yield out / name / file, markdown_page(text, file, _heading(one), replace(shelf, both=False))
-        yield out / name / WORDS, markdown_page(glossary, WORDS, titles[1], shelf)
-        for entry in there:
+            text, file = document.read_text(encoding="utf-8"), f"{document.stem}.html"
+            yield folder / name / file, markdown_page(text, file, _heading(document), replace(shelf, both=False))
+        yield folder / name / WORDS, markdown_page(glossary, WORDS, titles[1], shelf)
+        for entry in available:
             file = f"{entry.file}.html"
             notebook = _read(_solution(root, entry, name))
-            yield out / name / file, notebook_page(notebook, file, entry.heading(name), shelf)
+            yield folder / name / file, notebook_page(notebook, file, entry.heading(name), shelf)
 
 
 def _solution(root: Path, entry: LabEntry, language: Language) -> Path:

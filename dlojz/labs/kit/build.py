@@ -76,10 +76,10 @@ def execute(notebook: Any, path: Path, *, runs_root: Path, allow_errors: bool = 
     from nbclient import NotebookClient
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
-    done = copy.deepcopy(notebook)
+    result = copy.deepcopy(notebook)
     path.parent.mkdir(parents=True, exist_ok=True)
     client = NotebookClient(
-        done,
+        result,
         timeout=CELL_TIMEOUT_S,
         startup_timeout=KERNEL_START_S,
         kernel_name="python3",
@@ -90,17 +90,17 @@ def execute(notebook: Any, path: Path, *, runs_root: Path, allow_errors: bool = 
     )
     try:
         # As under JupyterLab, so that the notebook finds its own path, and with it its language.
-        own = {"JPY_SESSION_NAME": str(path.resolve()), **own_folders(runs_root), QUIET: "off"}
-        client.execute(env={**os.environ, **own})
+        variables = {"JPY_SESSION_NAME": str(path.resolve()), **own_folders(runs_root), QUIET: "off"}
+        client.execute(env={**os.environ, **variables})
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         raise LabError(f"{path.parent.name}/{path.name} does not run to its end:\n{error}") from None
     # nbclient writes the version of the kernel's Python there, which differs between machines.
-    done.metadata = copy.deepcopy(notebook.metadata)
-    for cell in done.cells:
+    result.metadata = copy.deepcopy(notebook.metadata)
+    for cell in result.cells:
         if cell.cell_type == "code":
-            cell.outputs = [kept for output in cell.outputs if (kept := _still(output))]
-    done.metadata["dlojz"]["executed_sha256"] = code_sha256(notebook)
-    return done
+            cell.outputs = [static_output for output in cell.outputs if (static_output := _still(output))]
+    result.metadata["dlojz"]["executed_sha256"] = code_sha256(notebook)
+    return result
 
 
 def own_folders(runs_root: Path) -> dict[str, str]:
@@ -127,15 +127,15 @@ def with_stored_outputs(notebook: Any, stored: Any) -> Any | None:
     if stored.metadata.get("dlojz", {}).get("executed_sha256") != code_sha256(notebook):
         return None
     outputs = [(cell.outputs, cell.execution_count) for cell in stored.cells if cell.cell_type == "code"]
-    kept = copy.deepcopy(notebook)
-    cells = [cell for cell in kept.cells if cell.cell_type == "code"]
+    result = copy.deepcopy(notebook)
+    cells = [cell for cell in result.cells if cell.cell_type == "code"]
     # A cell without a count was never executed: nothing of such a notebook is kept.
     if len(cells) != len(outputs) or any(count is None for _, count in outputs):
         return None
-    for cell, (shown, count) in zip(cells, outputs, strict=True):
-        cell.outputs, cell.execution_count = copy.deepcopy(shown), count
-    kept.metadata["dlojz"]["executed_sha256"] = code_sha256(notebook)
-    return kept
+    for cell, (cell_outputs, count) in zip(cells, outputs, strict=True):
+        cell.outputs, cell.execution_count = copy.deepcopy(cell_outputs), count
+    result.metadata["dlojz"]["executed_sha256"] = code_sha256(notebook)
+    return result
 
 
 def without_outputs(notebook: Any) -> Any:
@@ -184,12 +184,12 @@ def _notebook(page: str, language: Language, cells: list[tuple[str, str | None]]
     notebook.nbformat_minor = 5
     for name, text in cells:
         # No text: the cell of the progress. Ids that are given: nbformat would draw new ones at each build.
-        made = (
+        cell = (
             nbformat.v4.new_code_cell(PROGRESS_CODE, id=f"{page}-{name}")
             if text is None
             else nbformat.v4.new_markdown_cell(text, id=f"{page}-{name}")
         )
-        notebook.cells.append(made)
+        notebook.cells.append(cell)
     return notebook
 
 
@@ -223,8 +223,8 @@ def pages_labs_table(language: Language) -> str:
 
 
 def _english() -> tuple[str, str]:
-    first, half, two = LABS[0], *PROGRAMMES[:2]
-    added, rest = _added()
+    start_lab, half, two = LABS[0], *PROGRAMMES[:2]
+    extra, later = _added()
     before = f"""# Contents
 
 {len(LABS)} labs on model parallelism, about {duration(total_minutes())} in all. Each has four beats: you **predict** \
@@ -235,8 +235,8 @@ needs a GPU.
 
 *After* names the labs that a lab builds on; *processes* is the most ranks that one of its cells or checks needs.
 
-New here? Begin with [{first.heading("en")}]({first.notebook}). With {half.days.en}, take \
-{listed(half.numbers, "en")}; with {two.days.en}, add {listed(added, "en")}; {listed(rest, "en")} can be taken in any \
+New here? Begin with [{start_lab.heading("en")}]({start_lab.notebook}). With {half.days.en}, take \
+{listed(half.numbers, "en")}; with {two.days.en}, add {listed(extra, "en")}; {listed(later, "en")} can be taken in any \
 order. If attention is new to you, take 01 first: the other labs use it without explaining it again.
 
 ## Where you stand
@@ -254,8 +254,8 @@ keeps your answers.
 
 
 def _french() -> tuple[str, str]:
-    first, half, two = LABS[0], *PROGRAMMES[:2]
-    added, rest = _added()
+    start_lab, half, two = LABS[0], *PROGRAMMES[:2]
+    extra, later = _added()
     before = f"""# Sommaire
 
 {len(LABS)} TP sur les parallélismes de modèle, environ {duration(total_minutes())} en tout. Chacun suit quatre \
@@ -267,8 +267,8 @@ temps : vous **prédisez** un chiffre, vous **exécutez** pour de vrai, le plus 
 La colonne *après* donne les TP sur lesquels un autre s’appuie ; la colonne *processus*, le plus grand nombre de rangs \
 dont une cellule ou une vérification a besoin.
 
-Vous commencez ? Ouvrez [{first.heading("fr")}]({first.notebook}). En {half.days.fr}, faites \
-{listed(half.numbers, "fr")} ; en {two.days.fr}, ajoutez {listed(added, "fr")} ; les TP {listed(rest, "fr")} se \
+Vous commencez ? Ouvrez [{start_lab.heading("fr")}]({start_lab.notebook}). En {half.days.fr}, faites \
+{listed(half.numbers, "fr")} ; en {two.days.fr}, ajoutez {listed(extra, "fr")} ; les TP {listed(later, "fr")} se \
 font dans tout ordre que permet cette colonne. Si l’attention vous est inconnue, faites d’abord le 01 : les autres TP \
 s’en servent \
 sans la réexpliquer.
@@ -290,7 +290,7 @@ vos réponses.
 def _added() -> tuple[list[str], list[str]]:
     """What two days add to half a day, and what comes after them."""
     half, two = (programme.numbers for programme in PROGRAMMES[:2])
-    return [number for number in two if number not in half], [one.number for one in LABS if one.number > max(two)]
+    return [number for number in two if number not in half], [entry.number for entry in LABS if entry.number > max(two)]
 
 
 def listed(numbers: Sequence[str], language: Language) -> str:
@@ -303,11 +303,11 @@ def listed(numbers: Sequence[str], language: Language) -> str:
             parts[-1].append(number)
         else:
             parts.append([number])
-    said: list[str] = []
+    words: list[str] = []
     for part in parts:
-        said += [f"{part[0]} {'à' if french else 'to'} {part[-1]}"] if len(part) > 2 else part
-    *first, last = said
-    return f"{', '.join(first)} {'et' if french else 'and'} {last}" if first else last
+        words += [f"{part[0]} {'à' if french else 'to'} {part[-1]}"] if len(part) > 2 else part
+    *head, tail = words
+    return f"{', '.join(head)} {'et' if french else 'and'} {tail}" if head else tail
 
 
 STUDENTS = 10
@@ -327,7 +327,7 @@ def instructors_labs_table() -> str:
     """The labs as a Markdown table for who teaches, how its figures were measured, what a hub needs, and choices."""
     times, rooms = read_durations(), read_rooms()
     # A sum is given only where every lab was measured.
-    disk = _mib(sum(one.runs_bytes for one in rooms.values())) if _is_whole(rooms) else "—"
+    disk = _mib(sum(room.runs_bytes for room in rooms.values())) if _is_whole(rooms) else "—"
     lines = [
         "| lab | class | exercises, predictions | after | ranks | solution executes in | memory | processes | disk "
         "| campaign |",
@@ -373,24 +373,24 @@ def _is_whole(measured: Mapping[str, object]) -> bool:
 def _sum(times: Mapping[str, Duration]) -> str:
     if not _is_whole(times):
         return "—"
-    elapsed_s = sum(one.elapsed_s for one in times.values())
-    return f"{elapsed_s / 60:.0f} min ({sum(one.processor_s for one in times.values()) / 60:.0f} min)"
+    elapsed_s = sum(time.elapsed_s for time in times.values())
+    return f"{elapsed_s / 60:.0f} min ({sum(time.processor_s for time in times.values()) / 60:.0f} min)"
 
 
 def _how_long(times: Mapping[str, Duration]) -> str:
     if not times:
         return "The solutions have not been timed yet: `python benchmarks/lab_durations.py`."
-    cores = max(one.cores for one in times.values())
-    load = max(one.load for one in times.values())
-    told = (
+    cores = max(time.cores for time in times.values())
+    load = max(time.load for time in times.values())
+    text = (
         f"*solution executes in*: elapsed seconds on {cores} cores, and in parentheses processor seconds of all its "
         "processes together, from an empty folder of runs (`python benchmarks/lab_durations.py`), with "
         f"{_libraries(times)}."
     )
     # More than two processes wanted each core.
     if load > 2 * cores:
-        told += f" The machine had other work to do, with a load of up to {load:.0f}: alone, the labs elapse faster."
-    return told
+        text += f" The machine had other work to do, with a load of up to {load:.0f}: alone, the labs elapse faster."
+    return text
 
 
 def _how_much(rooms: Mapping[str, Room]) -> str:
@@ -419,20 +419,28 @@ def _hub(rooms: Mapping[str, Room]) -> str:
 
 def _libraries(measured: Mapping[str, Duration] | Mapping[str, Room]) -> str:
     """Which of the optional libraries were there for every lab."""
-    named = [one.title for one in LIBRARIES.values() if all(one.title in each.libraries for each in measured.values())]
-    if not named:
+    titles = [
+        library.title
+        for library in LIBRARIES.values()
+        if all(library.title in record.libraries for record in measured.values())
+    ]
+    if not titles:
         return "none of the optional libraries installed"
-    *first, last = named
-    return f"the optional {', '.join(first)} and {last} installed" if first else f"the optional {last} installed"
+    *head, tail = titles
+    return f"the optional {', '.join(head)} and {tail} installed" if head else f"the optional {tail} installed"
 
 
 def _programmes() -> str:
     """Labs for some days, with what they take together."""
     lines = []
-    for one in PROGRAMMES:
-        labs = "all of them" if len(one.numbers) == len(LABS) else listed(one.numbers, "en")
-        without = f"; {listed(one.without, 'en')} first for those who do not know attention" if one.without else ""
-        lines.append(f"- **{one.days.en.capitalize()}** ({duration(one.minutes)} of lab): {labs}{without}.")
+    for programme in PROGRAMMES:
+        labs = "all of them" if len(programme.numbers) == len(LABS) else listed(programme.numbers, "en")
+        without = (
+            f"; {listed(programme.without, 'en')} first for those who do not know attention"
+            if programme.without
+            else ""
+        )
+        lines.append(f"- **{programme.days.en.capitalize()}** ({duration(programme.minutes)} of lab): {labs}{without}.")
     return "\n".join(lines)
 
 
@@ -477,20 +485,20 @@ def build(
     chosen = [name for name in LANGUAGES if language in (None, name)]
     targets = list(_targets(root, _sources(root, labs), chosen))
     # Contents, glossary and the instructors' page belong to the whole set: a build of single labs leaves them.
-    made = dict(_pages(root, targets, chosen)) if labs is None else {}
+    page_texts = dict(_pages(root, targets, chosen)) if labs is None else {}
     if not check:
         # One folder of runs for all: what one notebook has trained, the same notebook in another language finds.
         with tempfile.TemporaryDirectory(prefix="dlojz-labs-") as runs_root:
             for target in targets:
                 _write(target, Path(runs_root), force=force)
-        for path, text in made.items():
+        for path, text in page_texts.items():
             _write_text(path, text)
         return 0
     problems = [problem for target in targets if (problem := _difference(target))]
-    problems += [problem for path, text in made.items() if (problem := _page_difference(path, text))]
+    problems += [problem for path, text in page_texts.items() if (problem := _page_difference(path, text))]
     # What no source gives can only be told where all sources were read.
     if labs is None:
-        problems += _strays(root, targets, made)
+        problems += _strays(root, targets, page_texts)
     for problem in problems:
         print(problem, file=sys.stderr)
     if problems:
@@ -523,10 +531,10 @@ def _write(target: Target, runs_root: Path, *, force: bool) -> None:
     notebook = target.composed()
     if not target.student:
         stored = None if force else _stored(target.path)
-        kept = with_stored_outputs(notebook, stored) if stored is not None else None
-        if kept is None:
+        stored_copy = with_stored_outputs(notebook, stored) if stored is not None else None
+        if stored_copy is None:
             print(f"executing {_short(target.path)}", file=sys.stderr)
-        notebook = kept if kept is not None else execute(notebook, target.path, runs_root=runs_root)
+        notebook = stored_copy if stored_copy is not None else execute(notebook, target.path, runs_root=runs_root)
     _write_text(target.path, _serialised(notebook))
 
 
@@ -551,8 +559,8 @@ def _pages(root: Path, targets: list[Target], languages: Iterable[Language]) -> 
 
 
 def _page_difference(path: Path, text: str) -> str | None:
-    same = path.is_file() and path.read_text(encoding="utf-8") == text
-    return None if same else f"{_short(path)} differs from what the labs and the glossary give."
+    is_same = path.is_file() and path.read_text(encoding="utf-8") == text
+    return None if is_same else f"{_short(path)} differs from what the labs and the glossary give."
 
 
 def _difference(target: Target) -> str | None:
@@ -563,8 +571,8 @@ def _difference(target: Target) -> str | None:
         return f"{name} is missing or is no notebook."
     expected = target.composed()
     if target.student:
-        same = target.path.read_text(encoding="utf-8") == _serialised(expected)
-        return None if same else f"{name} differs from {target.source.path.name}."
+        is_same = target.path.read_text(encoding="utf-8") == _serialised(expected)
+        return None if is_same else f"{name} differs from {target.source.path.name}."
     # The outputs of a solution are not compared, but whether they belong to this code, below.
     if _serialised(without_outputs(stored)) != _serialised(expected):
         return f"{name} differs from {target.source.path.name}."
@@ -575,13 +583,13 @@ def _difference(target: Target) -> str | None:
     return None
 
 
-def _strays(root: Path, targets: list[Target], made: Iterable[Path]) -> list[str]:
-    expected = {*(target.path for target in targets), *made}
-    found = {path for folder in ("notebooks", "solutions") for path in (root / folder).glob("*/*.ipynb")}
+def _strays(root: Path, targets: list[Target], page_paths: Iterable[Path]) -> list[str]:
+    expected = {*(target.path for target in targets), *page_paths}
+    notebook_paths = {path for folder in ("notebooks", "solutions") for path in (root / folder).glob("*/*.ipynb")}
     languages = {target.language for target in targets}
     return [
         f"{_short(path)} has no source: remove it."
-        for path in sorted(found - expected)
+        for path in sorted(notebook_paths - expected)
         if path.parent.name in languages
     ]
 
@@ -659,64 +667,70 @@ def repair(path: Path, handed_out: Path | None = None) -> Repaired:
         LabError: if there is no such notebook, or it cannot be read or written. A notebook that is no longer JSON has
             no cells one could tell apart: the sentence says how to begin anew.
     """
-    given = _read(path)
-    shipped = _read(handed_out or _handed_out(path, given))
-    cells = given["cells"]
+    student_notebook = _read(path)
+    shipped = _read(handed_out or _handed_out(path, student_notebook))
+    cells = student_notebook["cells"]
     ids = Counter(cell["id"] for cell in cells if isinstance(cell.get("id"), str))
     # Reversed, so that the first of two cells with one id stays in the dict.
     by_id = {cell["id"]: cell for cell in reversed(cells) if isinstance(cell.get("id"), str)}
-    wanted = {cell["id"] for cell in shipped["cells"]}
+    shipped_ids = {cell["id"] for cell in shipped["cells"]}
     restored: list[str] = []
     returned: list[str] = []
-    own = _own_cells(cells, wanted)
+    added_cells = _own_cells(cells, shipped_ids)
     # Cells that were added above the first one of the course.
-    result: list[dict[str, Any]] = list(own[None])
+    result: list[dict[str, Any]] = list(added_cells[None])
     answers = 0
     for original in shipped["cells"]:
-        found = by_id.get(original["id"])
-        if found is None:
+        student_cell = by_id.get(original["id"])
+        if student_cell is None:
             returned.append(original["id"])
             result.append(original)
         # An exercise: the student's cell stays whatever it holds, and counts as an answer where it was changed.
-        elif _STUB.search(cell_text(original)) and found["cell_type"] == "code":
-            answers += cell_text(found) != cell_text(original)
-            result.append(found)
-        elif (cell_text(found), found["cell_type"]) == (cell_text(original), original["cell_type"]):
-            result.append(found)
+        elif _STUB.search(cell_text(original)) and student_cell["cell_type"] == "code":
+            answers += cell_text(student_cell) != cell_text(original)
+            result.append(student_cell)
+        elif (cell_text(student_cell), student_cell["cell_type"]) == (cell_text(original), original["cell_type"]):
+            result.append(student_cell)
         else:
             restored.append(original["id"])
             result.append(original)
-        result += own.get(original["id"], [])
+        result += added_cells.get(original["id"], [])
     # Nothing to repair: all cells of the course in their order, no id twice, and the course's metadata.
-    order = [cell["id"] for cell in cells if isinstance(cell.get("id"), str) and cell["id"] in wanted]
+    order = [cell["id"] for cell in cells if isinstance(cell.get("id"), str) and cell["id"] in shipped_ids]
     sound = order == [cell["id"] for cell in shipped["cells"]] and max(ids.values(), default=1) == 1
-    told = {name: shipped["metadata"][name] for name in ("dlojz", "kernelspec") if name in shipped["metadata"]}
-    sound = sound and {**given["metadata"], **told} == given["metadata"]
-    added = sum(map(len, own.values()))
+    course_metadata = {
+        name: shipped["metadata"][name] for name in ("dlojz", "kernelspec") if name in shipped["metadata"]
+    }
+    sound = sound and {**student_notebook["metadata"], **course_metadata} == student_notebook["metadata"]
+    added_count = sum(map(len, added_cells.values()))
     if sound and not restored and not returned:
-        return Repaired(path, (), (), answers, added, None)
+        return Repaired(path, (), (), answers, added_count, None)
     # What was added stays behind the cell that it followed; metadata of other programs stay too.
-    made = {**shipped, "metadata": {**given["metadata"], **told}, "cells": [_sound(cell) for cell in result]}
-    return Repaired(path, tuple(restored), tuple(returned), answers, added, _replace(path, made))
+    content = {
+        **shipped,
+        "metadata": {**student_notebook["metadata"], **course_metadata},
+        "cells": [_sound(cell) for cell in result],
+    }
+    return Repaired(path, tuple(restored), tuple(returned), answers, added_count, _replace(path, content))
 
 
-def _own_cells(cells: list[dict[str, Any]], wanted: set[str]) -> dict[str | None, list[dict[str, Any]]]:
+def _own_cells(cells: list[dict[str, Any]], shipped_ids: set[str]) -> dict[str | None, list[dict[str, Any]]]:
     """Cells that the student has added (a second cell of one id is one too), by the cell they follow."""
-    own: dict[str | None, list[dict[str, Any]]] = {None: []}
-    last: str | None = None
-    seen: set[str] = set()
+    added_cells: dict[str | None, list[dict[str, Any]]] = {None: []}
+    anchor: str | None = None
+    seen_ids: set[str] = set()
     for number, cell in enumerate(cells):
         name = cell.get("id") if isinstance(cell.get("id"), str) else None
-        if name in wanted and name not in seen:
-            last = name
+        if name in shipped_ids and name not in seen_ids:
+            anchor = name
         else:
             # An id that the format does not allow, or that is used already, gives way to a new one.
-            good = isinstance(name, str) and _CELL_ID.fullmatch(name) and name not in seen | wanted
+            good = isinstance(name, str) and _CELL_ID.fullmatch(name) and name not in seen_ids | shipped_ids
             fresh = str(name) if good else f"own-{number}"
-            own.setdefault(last, []).append({**cell, "id": fresh})
+            added_cells.setdefault(anchor, []).append({**cell, "id": fresh})
             name = fresh
-        seen.add(str(name))
-    return own
+        seen_ids.add(str(name))
+    return added_cells
 
 
 def _sound(cell: dict[str, Any]) -> dict[str, Any]:
@@ -752,8 +766,8 @@ def _read(path: Path) -> dict[str, Any]:
             fr=f"{path.name} n’est plus un notebook : renommez-le, puis recopiez celui qui a été distribué. Ce "
             "qui s’y lit encore, recopiez-le à la main.",
         )
-    found: dict[str, Any] = content
-    return found
+    notebook: dict[str, Any] = content
+    return notebook
 
 
 def _is_notebook(content: Any) -> bool:
@@ -765,28 +779,28 @@ def _is_notebook(content: Any) -> bool:
     return all(isinstance(cell, dict) and cell.get("cell_type") in ("code", "markdown", "raw") for cell in cells)
 
 
-def _handed_out(path: Path, given: dict[str, Any]) -> Path:
+def _handed_out(path: Path, notebook: dict[str, Any]) -> Path:
     """The notebook of the course that the student's was copied from."""
-    told = given["metadata"].get("dlojz")
-    told = told if isinstance(told, dict) else {}
-    clues = (told.get("language"), path.absolute().parent.name, language())
-    chosen: Language = next(known for clue in clues for known in LANGUAGES if clue == known)
+    metadata = notebook["metadata"].get("dlojz")
+    metadata = metadata if isinstance(metadata, dict) else {}
+    clues = (metadata.get("language"), path.absolute().parent.name, language())
+    chosen: Language = next(code for clue in clues for code in LANGUAGES if clue == code)
     folder = COURSE / "notebooks" / chosen
-    known = {file.name: file for file in sorted(folder.glob("*.ipynb"))}
-    source = told.get("source")
+    files = {file.name: file for file in sorted(folder.glob("*.ipynb"))}
+    source = metadata.get("source")
     # By the source that the metadata name: the student may have renamed the file.
-    if isinstance(source, str) and (named := source.removesuffix(".py") + ".ipynb") in known:
-        return known[named]
-    if path.name not in known:
-        raise LabError(one_of("notebook", path.name, known))
-    return known[path.name]
+    if isinstance(source, str) and (file_name := source.removesuffix(".py") + ".ipynb") in files:
+        return files[file_name]
+    if path.name not in files:
+        raise LabError(one_of("notebook", path.name, files))
+    return files[path.name]
 
 
-def _replace(path: Path, made: dict[str, Any]) -> Path:
+def _replace(path: Path, content: dict[str, Any]) -> Path:
     """Write the notebook, after keeping the one that was there; returns where that is."""
     import nbformat
 
-    notebook = nbformat.from_dict(made)
+    notebook = nbformat.from_dict(content)
     nbformat.validate(notebook)
     number = 1
     # The first number that is free: no earlier copy is overwritten.

@@ -25,12 +25,12 @@ _ROUNDED_BY: tuple[Callable[[float], int], ...] = (math.floor, round, math.ceil)
 
 
 def common_gap(
-    given: Sequence[Any], expected: Sequence[Any], cases: Sequence[Sequence[Any]] = (), answer: object = None
+    results: Sequence[Any], expected: Sequence[Any], cases: Sequence[Sequence[Any]] = (), answer: object = None
 ) -> Said | None:
     """Say what holds between the given and the right results in every case.
 
     Args:
-        given: by case, what the answer returned: numbers or tensors.
+        results: by case, what the answer returned: numbers or tensors.
         expected: by case, what is right.
         cases: the arguments of each case, among which a factor is looked for.
         answer: the function, for the names of its arguments.
@@ -38,27 +38,27 @@ def common_gap(
     Returns:
         A sentence; None where nothing holds in all cases, or other things than numbers and tensors are compared.
     """
-    if all(map(is_tensor, given)) and all(map(is_tensor, expected)):
-        return _tensors(list(given), list(expected))
-    if not all(map(is_number, given)) or not all(isinstance(right, Real) for right in expected):
+    if all(map(is_tensor, results)) and all(map(is_tensor, expected)):
+        return _tensors(list(results), list(expected))
+    if not all(map(is_number, results)) or not all(isinstance(right, Real) for right in expected):
         return None
-    own, right = [float(value) for value in given], [float(value) for value in expected]
+    values, right = [float(value) for value in results], [float(value) for value in expected]
     # Of one expected value, any answer is some factor or difference away.
     if len(set(right)) < 2:
         return None
     return (
-        _constant(own)
-        or _rounded(own, right)
-        or _shifted(own, right)
-        or _scaled(own, right)
-        or _by_argument(own, right, cases, answer)
+        _constant(values)
+        or _rounded(values, right)
+        or _shifted(values, right)
+        or _scaled(values, right)
+        or _by_argument(values, right, cases, answer)
     )
 
 
-def _constant(own: list[float]) -> Said | None:
-    if len(set(own)) > 1:
+def _constant(values: list[float]) -> Said | None:
+    if len(set(values)) > 1:
         return None
-    en, fr = _written(own[0])
+    en, fr = _written(values[0])
     return Said(
         f"Your function returns {en} in every case of this check, though the right results differ: it must depend on "
         "its arguments.",
@@ -67,10 +67,13 @@ def _constant(own: list[float]) -> Said | None:
     )
 
 
-def _rounded(own: list[float], right: list[float]) -> Said | None:
-    if not all(map(math.isfinite, own + right)) or sum(not wanted.is_integer() for wanted in right) < 2:
+def _rounded(values: list[float], right: list[float]) -> Said | None:
+    if not all(map(math.isfinite, values + right)) or sum(not reference.is_integer() for reference in right) < 2:
         return None
-    if not any(all(value == way(wanted) for value, wanted in zip(own, right, strict=True)) for way in _ROUNDED_BY):
+    if not any(
+        all(value == rounding(reference) for value, reference in zip(values, right, strict=True))
+        for rounding in _ROUNDED_BY
+    ):
         return None
     return Said(
         "In every case your result is the right one, rounded to a whole number (//, int or round): do not round.",
@@ -78,13 +81,15 @@ def _rounded(own: list[float], right: list[float]) -> Said | None:
     )
 
 
-def _shifted(own: list[float], right: list[float]) -> Said | None:
-    by = own[0] - right[0]
-    same = all(same_number(value - by, wanted, 1e-12) for value, wanted in zip(own, right, strict=True))
-    if not same or not by.is_integer() or not 0 < abs(by) <= SMALL:
+def _shifted(values: list[float], right: list[float]) -> Said | None:
+    shift = values[0] - right[0]
+    is_shifted = all(
+        same_number(value - shift, reference, 1e-12) for value, reference in zip(values, right, strict=True)
+    )
+    if not is_shifted or not shift.is_integer() or not 0 < abs(shift) <= SMALL:
         return None
-    en, fr = _written(abs(by))
-    large = by > 0
+    en, fr = _written(abs(shift))
+    large = shift > 0
     return Said(
         f"In every case your result is too {'large' if large else 'small'} by {en}: look at where the counting begins "
         "and ends.",
@@ -93,31 +98,31 @@ def _shifted(own: list[float], right: list[float]) -> Said | None:
     )
 
 
-def _scaled(own: list[float], right: list[float]) -> Said | None:
-    pairs = [(value, wanted) for value, wanted in zip(own, right, strict=True) if wanted or value]
-    if len({wanted for _, wanted in pairs}) < 2 or not all(wanted for _, wanted in pairs):
+def _scaled(values: list[float], right: list[float]) -> Said | None:
+    pairs = [(value, reference) for value, reference in zip(values, right, strict=True) if reference or value]
+    if len({reference for _, reference in pairs}) < 2 or not all(reference for _, reference in pairs):
         return None
     factor = pairs[0][0] / pairs[0][1]
-    if factor in (0, 1) or not all(same_number(value, factor * wanted, 1e-9) for value, wanted in pairs):
+    if factor in (0, 1) or not all(same_number(value, factor * reference, 1e-9) for value, reference in pairs):
         return None
     return _times(factor)
 
 
 def _by_argument(
-    own: list[float], right: list[float], cases: Sequence[Sequence[Any]], answer: object
+    values: list[float], right: list[float], cases: Sequence[Sequence[Any]], answer: object
 ) -> Said | None:
     """The factor is one of the arguments."""
-    if len(cases) != len(own) or len({wanted for wanted in right if wanted}) < 2:
+    if len(cases) != len(values) or len({reference for reference in right if reference}) < 2:
         return None
-    for place in range(min(map(len, cases))):
+    for index in range(min(map(len, cases))):
         # An argument that is the same in all cases is no better than a constant.
-        factors = [case[place] for case in cases]
+        factors = [case[index] for case in cases]
         if not all(is_number(factor) and factor >= 0 for factor in factors) or len(set(factors)) < 2:
             continue
         for large in (True, False):
-            one, other = (own, right) if large else (right, own)
-            if all(same_number(a, by * b, 1e-9) for a, by, b in zip(one, factors, other, strict=True)):
-                name = _name(answer, place)
+            larger, smaller = (values, right) if large else (right, values)
+            if all(same_number(a, factor * b, 1e-9) for a, factor, b in zip(larger, factors, smaller, strict=True)):
+                name = _name(answer, index)
                 return Said(
                     f"In every case your result is `{name}` times too {'large' if large else 'small'}: {name} is "
                     f"{'multiplied by' if large else 'divided by'} once too often, or not "
@@ -129,11 +134,11 @@ def _by_argument(
     return None
 
 
-def _name(answer: object, place: int) -> str:
+def _name(answer: object, index: int) -> str:
     try:
-        return list(inspect.signature(answer).parameters)[place] if callable(answer) else str(place + 1)
+        return list(inspect.signature(answer).parameters)[index] if callable(answer) else str(index + 1)
     except (ValueError, TypeError, IndexError):
-        return str(place + 1)
+        return str(index + 1)
 
 
 def _times(factor: float) -> Said:
@@ -163,68 +168,81 @@ def _written(value: float) -> tuple[str, str]:
     return in_full(value, 3, into="en"), in_full(value, 3, into="fr")
 
 
-def _tensors(given: list[Any], right: list[Any]) -> Said | None:
+def _tensors(results: list[Any], right: list[Any]) -> Said | None:
     """What holds between tensors; each sentence is tried on all of them."""
-    for holds, said in _BETWEEN:
-        if all(holds(own, wanted) for own, wanted in zip(given, right, strict=True)):
-            return said
-    if any(own.shape != wanted.shape or not wanted.numel() for own, wanted in zip(given, right, strict=True)):
+    for holds, sentence in _BETWEEN:
+        if all(holds(result, reference) for result, reference in zip(results, right, strict=True)):
+            return sentence
+    if any(
+        result.shape != reference.shape or not reference.numel()
+        for result, reference in zip(results, right, strict=True)
+    ):
         return None
-    factors = {round(_factor(own, wanted), 4) for own, wanted in zip(given, right, strict=True)}
+    factors = {round(_factor(result, reference), 4) for result, reference in zip(results, right, strict=True)}
     if len(factors) != 1 or factors & {0.0, 1.0}:
         return None
     factor = factors.pop()
-    whole = round(1 / factor) if abs(factor) < 1 else factor
-    factor = 1 / whole if abs(factor) < 1 and abs(1 / factor - whole) < 1e-2 else factor
-    scaled = all(_same(own, _factor(own, wanted) * wanted) for own, wanted in zip(given, right, strict=True))
+    divisor = round(1 / factor) if abs(factor) < 1 else factor
+    factor = 1 / divisor if abs(factor) < 1 and abs(1 / factor - divisor) < 1e-2 else factor
+    scaled = all(
+        _same(result, _factor(result, reference) * reference) for result, reference in zip(results, right, strict=True)
+    )
     return _times(factor) if scaled else None
 
 
-def _factor(own: Any, wanted: Any) -> float:
+def _factor(result: Any, reference: Any) -> float:
     # Least squares: the factor f for which result − f · reference is smallest.
-    square = float((wanted.double() ** 2).sum())
-    return float((own.double() * wanted.double()).sum()) / square if square else 0.0
+    square = float((reference.double() ** 2).sum())
+    return float((result.double() * reference.double()).sum()) / square if square else 0.0
 
 
-def _same(own: Any, wanted: Any) -> bool:
-    if own.shape != wanted.shape:
+def _same(result: Any, reference: Any) -> bool:
+    if result.shape != reference.shape:
         return False
-    scale = max(float(wanted.abs().max()), 1e-12) if wanted.numel() else 1.0
-    return bool(((own.double() - wanted.double()).abs() <= NEAR * scale).all())
+    scale = max(float(reference.abs().max()), 1e-12) if reference.numel() else 1.0
+    return bool(((result.double() - reference.double()).abs() <= NEAR * scale).all())
 
 
-def _all_zero(own: Any, wanted: Any) -> bool:
-    return own.numel() > 0 and not bool(own.any()) and bool(wanted.any())
+def _all_zero(result: Any, reference: Any) -> bool:
+    return result.numel() > 0 and not bool(result.any()) and bool(reference.any())
 
 
-def _transposed(own: Any, wanted: Any) -> bool:
-    return own.dim() == 2 == wanted.dim() and not _same(own, wanted) and _same(own.T, wanted)
+def _transposed(result: Any, reference: Any) -> bool:
+    return result.dim() == 2 == reference.dim() and not _same(result, reference) and _same(result.T, reference)
 
 
-def _other_shape(own: Any, wanted: Any) -> bool:
-    return own.shape != wanted.shape and own.numel() == wanted.numel() and _same(own.reshape(wanted.shape), wanted)
+def _other_shape(result: Any, reference: Any) -> bool:
+    return (
+        result.shape != reference.shape
+        and result.numel() == reference.numel()
+        and _same(result.reshape(reference.shape), reference)
+    )
 
 
-def _reversed(own: Any, wanted: Any) -> bool:
-    return wanted.dim() > 0 and not _same(own, wanted) and _same(own.flip(0), wanted)
+def _reversed(result: Any, reference: Any) -> bool:
+    return reference.dim() > 0 and not _same(result, reference) and _same(result.flip(0), reference)
 
 
-def _other_order(own: Any, wanted: Any) -> bool:
+def _other_order(result: Any, reference: Any) -> bool:
     """The same rows, each once."""
     # Row by row against all others: not for long tensors.
-    if own.shape != wanted.shape or own.dim() != 2 or len(own) > 64 or _same(own, wanted):
+    if result.shape != reference.shape or result.dim() != 2 or len(result) > 64 or _same(result, reference):
         return False
-    left = list(wanted)
-    for row in own:
-        found = next((place for place, other in enumerate(left) if _same(row, other)), None)
-        if found is None:
+    unmatched = list(reference)
+    for row in result:
+        index = next((position for position, candidate in enumerate(unmatched) if _same(row, candidate)), None)
+        if index is None:
             return False
-        del left[found]
+        del unmatched[index]
     return True
 
 
-def _rows_missing(own: Any, wanted: Any) -> bool:
-    return own.dim() == wanted.dim() > 0 and 0 < len(own) < len(wanted) and _same(own, wanted[: len(own)])
+def _rows_missing(result: Any, reference: Any) -> bool:
+    return (
+        result.dim() == reference.dim() > 0
+        and 0 < len(result) < len(reference)
+        and _same(result, reference[: len(result)])
+    )
 
 
 _BETWEEN: tuple[tuple[Callable[[Any, Any], bool], Said], ...] = (

@@ -75,16 +75,16 @@ def _read_labs(path: Path) -> tuple[LabEntry, ...]:
     return tuple(
         LabEntry(
             **{
-                **one,
-                "title": Said(**one["title"]),
-                "teaches": Said(**one["teaches"]),
+                **row,
+                "title": Said(**row["title"]),
+                "teaches": Said(**row["teaches"]),
                 # The chapter is named by its key; its title stands once in the file.
-                "chapter": Said(**content["chapter"][one["chapter"]]),
-                "after": tuple(one["after"]),
-                "campaigns": tuple(one.get("campaigns", ())),
+                "chapter": Said(**content["chapter"][row["chapter"]]),
+                "after": tuple(row["after"]),
+                "campaigns": tuple(row.get("campaigns", ())),
             }
         )
-        for one in content["lab"]
+        for row in content["lab"]
     )
 
 
@@ -105,16 +105,16 @@ def entry_of(number: str) -> LabEntry:
 
 def neighbours(number: str) -> tuple[LabEntry | None, LabEntry | None]:
     """The labs before and after one; None at the ends."""
-    place = LABS.index(entry_of(number))
-    return (LABS[place - 1] if place else None), (LABS[place + 1] if place + 1 < len(LABS) else None)
+    index = LABS.index(entry_of(number))
+    return (LABS[index - 1] if index else None), (LABS[index + 1] if index + 1 < len(LABS) else None)
 
 
 def duration(minutes: int) -> str:
     """Minutes as one says them: `45 min`, `1 h`, `1 h 30`."""
-    hours, rest = divmod(minutes, 60)
+    hours, remaining_minutes = divmod(minutes, 60)
     if not hours:
-        return f"{rest}\u00a0min"
-    return f"{hours}\u00a0h" + (f"\u00a0{rest:02d}" if rest else "")
+        return f"{remaining_minutes}\u00a0min"
+    return f"{hours}\u00a0h" + (f"\u00a0{remaining_minutes:02d}" if remaining_minutes else "")
 
 
 def total_minutes(numbers: Iterable[str] | None = None) -> int:
@@ -251,14 +251,14 @@ def terms() -> tuple[Term, ...]:
     content = tomllib.loads(SOURCE.read_text(encoding="utf-8"))
     return tuple(
         Term(
-            term=Said(one["en"], one["fr"]),
-            meaning=Said(one["en_is"], one["fr_is"]),
-            lab=entry_of(one["lab"]).number,
+            term=Said(row["en"], row["fr"]),
+            meaning=Said(row["en_is"], row["fr_is"]),
+            lab=entry_of(row["lab"]).number,
             # What the prose of the lab says, where it differs from the bare term.
-            seen=Said(**one["seen"]) if "seen" in one else Said(bare(one["en"]), bare(one["fr"])),
-            also=tuple(one.get("also", ())),
+            seen=Said(**row["seen"]) if "seen" in row else Said(bare(row["en"]), bare(row["fr"])),
+            also=tuple(row.get("also", ())),
         )
-        for one in content["term"]
+        for row in content["term"]
     )
 
 
@@ -266,8 +266,8 @@ def in_order(language: Language) -> list[Term]:
     """All terms by their name in one language, accents and case aside, numbers last."""
     french = language == "fr"
 
-    def place(one: Term) -> tuple[bool, str]:
-        plain = plainly(one.term[french].strip("*"))
+    def place(term: Term) -> tuple[bool, str]:
+        plain = plainly(term.term[french].strip("*"))
         # False sorts before True: digits come after letters.
         return plain[:1].isdigit(), plain
 
@@ -281,27 +281,27 @@ def look_up(words: str) -> list[Term]:
     Raises:
         LabError: if there is none; the sentence tells those that are called nearly so, where there are.
     """
-    wanted = plainly(words.strip())
-    if not wanted:
+    query = plainly(words.strip())
+    if not query:
         raise refusal(
             en="no word was given: write one as in `dlojz labs glossary bubble`.",
             fr="aucun mot n’a été donné : écrivez-en un, comme dans `dlojz labs glossary bulle`.",
         )
-    begins = re.compile(rf"\b{re.escape(wanted)}")
-    ways: list[Callable[[str], bool]] = [lambda name: name == wanted, lambda name: begins.search(name) is not None]
-    if len(wanted) >= WITHIN:
-        ways.append(lambda name: wanted in name)
+    begins = re.compile(rf"\b{re.escape(query)}")
+    matchers: list[Callable[[str], bool]] = [lambda name: name == query, lambda name: begins.search(name) is not None]
+    if len(query) >= WITHIN:
+        matchers.append(lambda name: query in name)
     # All terms are tried in one way before the next way, so that a name in full wins over a part of one.
-    for way in ways:
-        if found := [one for one in terms() if any(way(plainly(name)) for name in one.names)]:
-            return found
+    for matcher in matchers:
+        if matches := [term for term in terms() if any(matcher(plainly(name)) for name in term.names)]:
+            return matches
     # Reversed: of two names that read alike, the earlier one of the term is shown.
-    known = {plainly(name): name for one in terms() for name in reversed(one.names)}
-    near = ", ".join(known[name] for name in get_close_matches(wanted, known, n=3))
-    if near:
+    display_names = {plainly(name): name for term in terms() for name in reversed(term.names)}
+    suggestions = ", ".join(display_names[name] for name in get_close_matches(query, display_names, n=3))
+    if suggestions:
         raise refusal(
-            en=f"the glossary has no word {words!r}; near it: {near}.",
-            fr=f"le glossaire n’a pas de mot {words!r} ; voyez plutôt : {near}.",
+            en=f"the glossary has no word {words!r}; near it: {suggestions}.",
+            fr=f"le glossaire n’a pas de mot {words!r} ; voyez plutôt : {suggestions}.",
         )
     raise refusal(
         en=f"the glossary has no word {words!r}, nor one near it: `dlojz labs glossary` shows all of them.",
@@ -317,19 +317,19 @@ def bare(name: str) -> str:
 def plainly(text: str) -> str:
     """Text without accents and case, for comparing."""
     # NFKD parts an accent from its letter, for the line below to drop it; it leaves œ alone.
-    apart = unicodedata.normalize("NFKD", text.replace("’", "'").replace("œ", "oe")).casefold()
-    return "".join(sign for sign in apart if not unicodedata.combining(sign))
+    letters = unicodedata.normalize("NFKD", text.replace("’", "'").replace("œ", "oe")).casefold()
+    return "".join(sign for sign in letters if not unicodedata.combining(sign))
 
 
 def glossary_markdown(language: Language) -> list[str]:
     """The glossary as Markdown, one text per initial letter."""
     french = language == "fr"
     by_letter: dict[str, list[str]] = {}
-    for one in in_order(language):
-        initial = plainly(one.term[french].strip("*"))[0].upper()
-        name, other, entry = one.term[french], one.term[not french], entry_of(one.lab)
-        called = f"**{name}**" if name == other else f"**{name}** (*{other}*)"
-        line = f"- {called} — {one.meaning[french]} [{'TP' if french else 'lab'} {entry.number}]({entry.notebook})"
+    for term in in_order(language):
+        initial = plainly(term.term[french].strip("*"))[0].upper()
+        name, translation, entry = term.term[french], term.term[not french], entry_of(term.lab)
+        called = f"**{name}**" if name == translation else f"**{name}** (*{translation}*)"
+        line = f"- {called} — {term.meaning[french]} [{'TP' if french else 'lab'} {entry.number}]({entry.notebook})"
         by_letter.setdefault("0–9" if initial.isdigit() else initial, []).append(line)
     texts = [f"### {letter}\n\n" + "\n".join(lines) for letter, lines in by_letter.items()]
     # The introduction is the first cell, the letters follow in alphabetical order, digits last.
@@ -398,17 +398,17 @@ class Room:
 
 def optional_libraries() -> list[str]:
     """The optional libraries that are installed here, as they are called."""
-    return [one.title for one in LIBRARIES.values() if one.optional and one.installed]
+    return [library.title for library in LIBRARIES.values() if library.optional and library.installed]
 
 
 def read_durations(path: Path = MEASURED) -> dict[str, Duration]:
     """Lab → the time of its execution; empty where nothing has been measured."""
-    return {number: Duration(**told) for number, told in _read(path).items()}
+    return {number: Duration(**row) for number, row in _read(path).items()}
 
 
 def read_rooms(path: Path = ROOMS) -> dict[str, Room]:
     """Lab → the room of its execution; empty where nothing has been measured."""
-    return {number: Room(**told) for number, told in _read(path).items()}
+    return {number: Room(**row) for number, row in _read(path).items()}
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -420,6 +420,10 @@ def _read(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def write_measured(found: Mapping[str, Any], path: Path) -> None:
+def write_measured(measurements: Mapping[str, Any], path: Path) -> None:
     """Keep what was measured of each lab: a `Duration` in `MEASURED`, a `Room` in `ROOMS`."""
-    write_atomic(path, json.dumps({number: asdict(one) for number, one in sorted(found.items())}, indent=1) + "\n")
+    write_atomic(
+        path,
+        json.dumps({number: asdict(measurement) for number, measurement in sorted(measurements.items())}, indent=1)
+        + "\n",
+    )

@@ -124,7 +124,7 @@ def or_to_do(make: Callable[_P, _T]) -> Callable[_P, _T | Verdict]:
 
     @wraps(make)
     def made(*args: _P.args, **kwargs: _P.kwargs) -> _T | Verdict:
-        to_do = next((one for one in args if isinstance(one, Verdict)), None)
+        to_do = next((argument for argument in args if isinstance(argument, Verdict)), None)
         if to_do is not None:
             return to_do
         try:
@@ -134,9 +134,9 @@ def or_to_do(make: Callable[_P, _T]) -> Callable[_P, _T | Verdict]:
         except Wrong as wrong:
             return Verdict("wrong", str(wrong))
         except Exception as error:
-            told = f"{type(error).__name__}: {error}"[:PRINTED_CHARACTERS].partition("\n")[0]
+            message = f"{type(error).__name__}: {error}"[:PRINTED_CHARACTERS].partition("\n")[0]
             # An error may come from a function that was found wrong before: that is said in the place of a traceback.
-            sentence = refused([*args, *kwargs.values()], told)
+            sentence = refused([*args, *kwargs.values()], message)
             if not sentence:
                 raise
             return Verdict("wrong", sentence)
@@ -148,27 +148,27 @@ _FOUND_RIGHT: dict[str, object] = {}
 """Functions that were judged, by name: the one that was found right last, else None."""
 
 
-def refused(values: Iterable[object], told: str = "") -> str:
+def refused(values: Iterable[object], message: str = "") -> str:
     """Say which functions, given or used by given ones, were judged and not found right; nothing where none was.
 
     Args:
-        told: the error that a cell meets with them.
+        message: the error that a cell meets with them.
     """
     names = list(dict.fromkeys(_not_found_right(values)))
     if not names:
         return ""
-    listed = ", ".join(names)
-    en = f", and this cell cannot go on with {'them' if names[1:] else 'it'} ({told})" if told else ""
-    fr = f", et cette cellule ne peut pas s’en servir ({told})" if told else ""
+    text = ", ".join(names)
+    en = f", and this cell cannot go on with {'them' if names[1:] else 'it'} ({message})" if message else ""
+    fr = f", et cette cellule ne peut pas s’en servir ({message})" if message else ""
     if names[1:]:
         return say(
-            en=f"lab.check has not found your functions {listed} right{en}: correct them, then run this cell again.",
-            fr=f"Vos fonctions {listed} n’ont pas été jugées justes par lab.check{fr} : corrigez-les, puis relancez "
+            en=f"lab.check has not found your functions {text} right{en}: correct them, then run this cell again.",
+            fr=f"Vos fonctions {text} n’ont pas été jugées justes par lab.check{fr} : corrigez-les, puis relancez "
             "cette cellule.",
         )
     return say(
-        en=f"lab.check has not found your function {listed} right{en}: correct it, then run this cell again.",
-        fr=f"Votre fonction {listed} n’a pas été jugée juste par lab.check{fr} : corrigez-la, puis relancez cette "
+        en=f"lab.check has not found your function {text} right{en}: correct it, then run this cell again.",
+        fr=f"Votre fonction {text} n’a pas été jugée juste par lab.check{fr} : corrigez-la, puis relancez cette "
         "cellule.",
     )
 
@@ -178,37 +178,37 @@ def made_with_refused(values: Iterable[object]) -> str:
     names = [name for name in dict.fromkeys(_not_found_right(values)) if _FOUND_RIGHT[name] is None]
     if not names:
         return ""
-    listed = ", ".join(names)
+    text = ", ".join(names)
     return say(
-        en=f"What this cell shows is computed by {listed}, which lab.check has not found right: read it as the result "
+        en=f"What this cell shows is computed by {text}, which lab.check has not found right: read it as the result "
         "of your answer, not of a right one.",
-        fr=f"Ce que montre cette cellule est calculé par {listed}, que lab.check n’a pas jugé juste : lisez-le comme "
+        fr=f"Ce que montre cette cellule est calculé par {text}, que lab.check n’a pas jugé juste : lisez-le comme "
         "le résultat de votre réponse, non d’une réponse juste.",
     )
 
 
 def _not_found_right(values: Iterable[object]) -> Iterator[str]:
     """Name the functions, given or used by a given one or by a class of the notebook, that were not found right."""
-    left = list(values)
+    pending = list(values)
     # Namespaces of the functions that were given: what they call there is looked into, what libraries define is not.
-    scopes = [value.__globals__ for value in left if isinstance(value, FunctionType)]
-    seen: set[int] = set()
-    while left:
-        value = left.pop(0)
-        if id(value) in seen:
+    scopes = [value.__globals__ for value in pending if isinstance(value, FunctionType)]
+    seen_ids: set[int] = set()
+    while pending:
+        value = pending.pop(0)
+        if id(value) in seen_ids:
             continue
-        seen.add(id(value))
+        seen_ids.add(id(value))
         name = getattr(value, "__name__", "")
         # Also where a function was changed after it was found right: it is another object then.
         if isinstance(value, FunctionType | type) and name in _FOUND_RIGHT and _FOUND_RIGHT[name] is not value:
             yield str(name)
         if isinstance(value, FunctionType):
             if value.__module__ == "__main__" or any(value.__globals__ is scope for scope in scopes):
-                left += [value.__globals__.get(one) for one in _names(value.__code__)]
+                pending += [value.__globals__.get(global_name) for global_name in _names(value.__code__)]
         else:
-            made = value if isinstance(value, type) else type(value)
-            if made.__module__ == "__main__":
-                left += [one for one in vars(made).values() if isinstance(one, FunctionType)]
+            value_type = value if isinstance(value, type) else type(value)
+            if value_type.__module__ == "__main__":
+                pending += [member for member in vars(value_type).values() if isinstance(member, FunctionType)]
 
 
 def _names(code: CodeType) -> Iterator[str]:
@@ -328,19 +328,23 @@ class Challenge(Exercise):
 
     def told(self, score: float) -> str:
         """A score with its unit, and the target where it is missed."""
-        own, target = minus(shortest(score)), minus(shortest(self.target))
+        text, target = minus(shortest(score)), minus(shortest(self.target))
         gap = "" if self.unit_en.startswith("%") else " "
         if self.meets(score):
-            return say(en=f"{own}{gap}{self.unit_en}", fr=f"{own} {self.unit_fr}")
-        return say(en=f"{own}{gap}{self.unit_en} (target: {target})", fr=f"{own} {self.unit_fr} (objectif : {target})")
+            return say(en=f"{text}{gap}{self.unit_en}", fr=f"{text} {self.unit_fr}")
+        return say(
+            en=f"{text}{gap}{self.unit_en} (target: {target})", fr=f"{text} {self.unit_fr} (objectif : {target})"
+        )
 
     def verdict(self, score: float) -> Verdict:
         """What is said of a valid answer."""
-        told = self.told(score)
+        score_text = self.told(score)
         if self.meets(score):
-            reached = say(en=f"Target reached: {told}.", fr=f"Objectif atteint : {told}.")
+            reached = say(en=f"Target reached: {score_text}.", fr=f"Objectif atteint : {score_text}.")
             return Verdict("right", f"{reached} {self.praise}", score=score)
-        return Verdict("note", say(en=f"A valid answer: {told}.", fr=f"Réponse valide : {told}."), score=score)
+        return Verdict(
+            "note", say(en=f"A valid answer: {score_text}.", fr=f"Réponse valide : {score_text}."), score=score
+        )
 
 
 def judge(exercise: Exercise, answer: object) -> Verdict:
@@ -431,44 +435,44 @@ _OTHER_SHAPE = re.compile(
 )
 
 
-def _backward_returns(what: str) -> str:
+def _backward_returns(text: str) -> str:
     """Say what autograd refuses of the results of a student's own `backward`; nothing for any other error."""
-    if number := _TOO_FEW_GRADIENTS.search(what):
+    if number := _TOO_FEW_GRADIENTS.search(text):
         return say(
             en=f"backward of your autograd.Function must return one gradient (or None) for each argument of forward, "
             f"{number[1]} in all, but it returns {number[2]}.",
             fr=f"Le backward de votre autograd.Function doit renvoyer un gradient (ou None) par argument de forward, "
             f"{number[1]} en tout, mais il en renvoie {number[2]}.",
         )
-    if shapes := _OTHER_SHAPE.search(what):
-        place = int(shapes[1]) + 1
+    if shapes := _OTHER_SHAPE.search(text):
+        index = int(shapes[1]) + 1
         return say(
-            en=f"backward of your autograd.Function returns, as result {place}, a tensor of shape {shapes[2]}, but "
-            f"argument {place} of forward has the shape {shapes[3]}: return the gradients in the order of forward’s "
+            en=f"backward of your autograd.Function returns, as result {index}, a tensor of shape {shapes[2]}, but "
+            f"argument {index} of forward has the shape {shapes[3]}: return the gradients in the order of forward’s "
             "arguments, each with the shape of its argument.",
-            fr=f"Le backward de votre autograd.Function renvoie, comme résultat {place}, un tenseur de forme "
-            f"{shapes[2]}, mais l’argument {place} de forward est de forme {shapes[3]} : renvoyez les gradients dans "
+            fr=f"Le backward de votre autograd.Function renvoie, comme résultat {index}, un tenseur de forme "
+            f"{shapes[2]}, mais l’argument {index} de forward est de forme {shapes[3]} : renvoyez les gradients dans "
             "l’ordre des arguments de forward, chacun de la forme de son argument.",
         )
     return ""
 
 
-def unusable(what: str) -> str:
+def unusable(text: str) -> str:
     """Say that the judge, not the student's code, met an error with an answer."""
-    if sentence := _backward_returns(what):
+    if sentence := _backward_returns(text):
         return sentence
     # Python's words for a call with too many or too few arguments.
-    if "positional argument" in what:
+    if "positional argument" in text:
         return say(
-            en=f"Your function does not take the arguments that the exercise gives it ({what}): keep the line `def …` "
+            en=f"Your function does not take the arguments that the exercise gives it ({text}): keep the line `def …` "
             "of the cell as it was.",
-            fr=f"Votre fonction ne prend pas les arguments que l’exercice lui donne ({what}) : gardez la ligne `def …` "
+            fr=f"Votre fonction ne prend pas les arguments que l’exercice lui donne ({text}) : gardez la ligne `def …` "
             "de la cellule telle qu’elle était.",
         )
     return say(
-        en=f"The check could not use what your function is or returned ({what}): look at the arguments it takes and "
+        en=f"The check could not use what your function is or returned ({text}): look at the arguments it takes and "
         "the type it returns.",
-        fr=f"La vérification n’a pas pu utiliser votre fonction ou son résultat ({what}) : regardez les arguments "
+        fr=f"La vérification n’a pas pu utiliser votre fonction ou son résultat ({text}) : regardez les arguments "
         "qu’elle prend et le type qu’elle renvoie.",
     )
 
@@ -479,17 +483,17 @@ def _raised(error: BaseException, answer: object) -> str:
     # torch's allocator raises RuntimeError, not MemoryError.
     if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate memory" in text):
         return _too_much_memory()
-    what = f"{name}: {text}" if text else name
+    message = f"{name}: {text}" if text else name
     code = getattr(answer, "__code__", None)
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if isinstance(code, CodeType) and frame.filename == code.co_filename]
+    student_frames = [frame for frame in frames if isinstance(code, CodeType) and frame.filename == code.co_filename]
     # No line of the answer's cell: the error came from the judge, with what the answer returned.
-    if not own:
-        return unusable(what)
-    number, line = own[-1].lineno, own[-1].line
+    if not student_frames:
+        return unusable(message)
+    number, line = student_frames[-1].lineno, student_frames[-1].line
     return say(
-        en=f"Your function raised {what}\nat line {number} of its cell: {line}",
-        fr=f"Votre fonction a levé {what}\nà la ligne {number} de sa cellule : {line}",
+        en=f"Your function raised {message}\nat line {number} of its cell: {line}",
+        fr=f"Votre fonction a levé {message}\nà la ligne {number} de sa cellule : {line}",
     )
 
 
@@ -603,22 +607,25 @@ class Prediction:
                 ),
             )
         within = self.is_within(predicted, value)
-        mine, theirs = self.format(predicted), self.format(value)
+        predicted_text, theirs = self.format(predicted), self.format(value)
         # Both read the same and are not: as many more digits as tell them apart.
-        if mine == theirs and predicted != value and not within:
-            mine, theirs = (f"{mine} ({digits})" for digits in told_apart(predicted, value, 6))
-        both = say(en=f"Predicted: {mine}\nResult: {theirs}", fr=f"Prédit : {mine}\nObtenu : {theirs}")
+        if predicted_text == theirs and predicted != value and not within:
+            predicted_text, theirs = (f"{predicted_text} ({digits})" for digits in told_apart(predicted, value, 6))
+        figures_text = say(
+            en=f"Predicted: {predicted_text}\nResult: {theirs}", fr=f"Prédit : {predicted_text}\nObtenu : {theirs}"
+        )
         if predicted == value:
-            return Verdict("right", both + say(en="\nExactly right.", fr="\nC’est exact."))
+            return Verdict("right", figures_text + say(en="\nExactly right.", fr="\nC’est exact."))
         gap, margin = self._gap_text(predicted, value), self._margin_text(predicted, value)
         if within and self.kind != "place" and self.gap(predicted, value) <= WELL:
-            return Verdict("right", both + say(en=f"\n{gap}: well predicted.", fr=f"\n{gap} : bien prédit."))
+            return Verdict("right", figures_text + say(en=f"\n{gap}: well predicted.", fr=f"\n{gap} : bien prédit."))
         if within:
             return Verdict(
                 "right",
-                both + say(en=f"\n{gap}: within the margin ({margin}).", fr=f"\n{gap} : dans la marge ({margin})."),
+                figures_text
+                + say(en=f"\n{gap}: within the margin ({margin}).", fr=f"\n{gap} : dans la marge ({margin})."),
             )
-        return Verdict("note", both + self._beyond_margin(predicted, value, gap, margin))
+        return Verdict("note", figures_text + self._beyond_margin(predicted, value, gap, margin))
 
     def _beyond_margin(self, predicted: float, value: float, gap: str, margin: str) -> str:
         """Say how a prediction outside its margin misses the figure."""
@@ -651,17 +658,17 @@ class Prediction:
             sizes |= {f"{prefix}{say(en='B', fr='o')}": 1000.0**power for power, prefix in enumerate("kMGT", start=1)}
         elif self.kind == "seconds":
             sizes = {"ms": 1e-3, "µs": 1e-6}
-        near = {unit: self.gap(predicted * size, value) for unit, size in sizes.items()}
-        near = {unit: gap for unit, gap in near.items() if self.is_within(predicted * sizes[unit], value)}
+        candidates = {unit: self.gap(predicted * size, value) for unit, size in sizes.items()}
+        candidates = {unit: gap for unit, gap in candidates.items() if self.is_within(predicted * sizes[unit], value)}
         # Of several units that would fit, the one in which the figure is nearest.
-        return min(near, key=near.__getitem__) if near else ""
+        return min(candidates, key=candidates.__getitem__) if candidates else ""
 
     def _gap_text(self, predicted: float, value: float) -> str:
         if self.kind == "place":
-            places = int(self.gap(predicted, value))
-            if places == 1:
+            place_count = int(self.gap(predicted, value))
+            if place_count == 1:
                 return say(en="One place apart", fr="Une place d’écart")
-            return say(en=f"{places} places apart", fr=f"{places} places d’écart")
+            return say(en=f"{place_count} places apart", fr=f"{place_count} places d’écart")
         off, factor = self.gap(predicted, value), _factor(predicted, value)
         if off < 1e-3:
             return say(en="Less than 0.1% apart", fr="Moins de 0,1 % d’écart")
@@ -681,8 +688,8 @@ class Prediction:
         return percent(self.tolerance, None)
 
 
-def _factor(one: float, other: float) -> float:
+def _factor(left: float, right: float) -> float:
     """The larger of two numbers over the smaller; infinite where they differ in sign, or one is zero."""
-    if not one or not other or (one < 0) != (other < 0):
+    if not left or not right or (left < 0) != (right < 0):
         return float("inf")
-    return max(one / other, other / one)
+    return max(left / right, right / left)

@@ -83,7 +83,7 @@ def labelled(axes: Axes, x: str, y: str, **legend: Any) -> LabFigure:
     return done(axes)
 
 
-def plot_lines(axes: Axes, x: Sequence[Any], series: Mapping[str, Sequence[float]], **look: Any) -> None:
+def plot_lines(axes: Axes, x: Sequence[Any], series: Mapping[str, Sequence[float]], **style: Any) -> None:
     """Draw one line per series, each with another colour, dashes and marker.
 
     Args:
@@ -92,7 +92,7 @@ def plot_lines(axes: Axes, x: Sequence[Any], series: Mapping[str, Sequence[float
     """
     for (label, values), (color, line, marker) in zip(series.items(), LINE_STYLES, strict=False):
         # Options of the caller win over the series' own look. A series beyond the last of LINE_STYLES is not drawn.
-        axes.plot(x, values, **{"color": color, "linestyle": line, "marker": marker, "label": label, **look})
+        axes.plot(x, values, **{"color": color, "linestyle": line, "marker": marker, "label": label, **style})
 
 
 def unmeasured(run: Run) -> LabError:
@@ -116,12 +116,12 @@ def measured_footprint(run: Run, rank: int = 0) -> Footprint:
     return footprint
 
 
-def bar(axes: Axes, place: float, size: float, left: float, style: Style, alpha: float, label: str | None) -> None:
+def bar(axes: Axes, position: float, size: float, offset: float, style: Style, alpha: float, label: str | None) -> None:
     """One piece of a horizontal bar."""
     axes.barh(
-        place,
+        position,
         size,
-        left=left,
+        left=offset,
         height=0.36,
         color=style.color,
         hatch=style.hatch,
@@ -140,13 +140,13 @@ def legend_above(axes: Axes, *, ncols: int, height: float = 1.0, loc: Corner = "
         height: its lower edge, in heights of the axes.
         loc: its corner that is put there.
     """
-    found: dict[str, Any] = {}
+    handles: dict[str, Any] = {}
     for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-        found.setdefault(label, handle)
+        handles.setdefault(label, handle)
     middle = 0.5 if loc == "lower center" else 0.0
     axes.legend(
-        found.values(),
-        found.keys(),
+        handles.values(),
+        handles.keys(),
         frameon=False,
         loc=loc,
         bbox_to_anchor=(middle, height),
@@ -160,7 +160,7 @@ def memory_and_messages(
     titles: Sequence[str],
     *,
     opening: str,
-    shown: Callable[[Traffic], bool],
+    is_drawn: Callable[[Traffic], bool],
     ncols: int,
     at_peak: bool = False,
 ) -> LabFigure:
@@ -168,7 +168,7 @@ def memory_and_messages(
 
     Args:
         opening: how the figure told in words begins.
-        shown: which traffic is drawn.
+        is_drawn: which traffic is drawn.
         at_peak: what each category holds at the moment of the peak, so that a bar is as long as the peak is high;
             by default the largest that each one takes, which need not be at one moment.
 
@@ -177,20 +177,20 @@ def memory_and_messages(
     """
     pairs = [(predict(run.config), measured_footprint(run)) for run in runs]
     figure = new_figure(10.0, 1.5 + 0.62 * len(runs), alt=opening + ", ".join(titles))
-    memory, sent = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
-    for place, both in enumerate(pairs):
+    memory, traffic_axes = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    for row, footprints in enumerate(pairs):
         # The axis is turned round below: −0.2 puts the prediction above the measurement.
-        for footprint, shift, alpha in zip(both, (-0.2, 0.2), (PREDICTED_ALPHA, 1.0), strict=True):
-            _stack(memory, _categories(footprint, at_peak), place + shift, alpha)
-            _stack(sent, _messages(footprint, shown), place + shift, alpha)
+        for footprint, shift, alpha in zip(footprints, (-0.2, 0.2), (PREDICTED_ALPHA, 1.0), strict=True):
+            _stack(memory, _categories(footprint, at_peak), row + shift, alpha)
+            _stack(traffic_axes, _messages(footprint, is_drawn), row + shift, alpha)
     memory.set_yticks(range(len(runs)), [title.replace(" (", "\n(") for title in titles])
     memory.invert_yaxis()
     if at_peak:
         memory.set_xlabel(say(en="rank 0, at its peak (MiB)", fr="rang 0, au moment du pic (Mio)"))
     else:
         memory.set_xlabel(say(en="rank 0 (MiB)", fr="rang 0 (Mio)"))
-    sent.set_xlabel(say(en="sent per step (MiB)", fr="envoyé par pas (Mio)"))
-    for axes in (memory, sent):
+    traffic_axes.set_xlabel(say(en="sent per step (MiB)", fr="envoyé par pas (Mio)"))
+    for axes in (memory, traffic_axes):
         plain(axes)
         legend_above(axes, ncols=ncols)
     return finish(figure)
@@ -198,26 +198,28 @@ def memory_and_messages(
 
 def _categories(footprint: Footprint, at_peak: bool) -> list[Part]:
     memory = footprint.memory
-    held = (memory.at_peak_bytes or {}) if at_peak else {name: memory.category(name) or 0 for name in CATEGORIES}
-    return [(held.get(name, 0), CATEGORY_STYLES[name], category_label(name)) for name in CATEGORIES]
+    category_bytes = (
+        (memory.at_peak_bytes or {}) if at_peak else {name: memory.category(name) or 0 for name in CATEGORIES}
+    )
+    return [(category_bytes.get(name, 0), CATEGORY_STYLES[name], category_label(name)) for name in CATEGORIES]
 
 
-def _messages(footprint: Footprint, shown: Callable[[Traffic], bool]) -> list[Part]:
+def _messages(footprint: Footprint, is_drawn: Callable[[Traffic], bool]) -> list[Part]:
     return [
-        (one.sent_bytes, COLLECTIVE_STYLES.get(one.collective, OTHER), one.collective.replace("_", "-"))
-        for one in footprint.communication
-        if shown(one)
+        (traffic.sent_bytes, COLLECTIVE_STYLES.get(traffic.collective, OTHER), traffic.collective.replace("_", "-"))
+        for traffic in footprint.communication
+        if is_drawn(traffic)
     ]
 
 
-def _stack(axes: Axes, parts: Sequence[Part], place: float, alpha: float) -> None:
-    left = 0.0
+def _stack(axes: Axes, parts: Sequence[Part], position: float, alpha: float) -> None:
+    offset = 0.0
     for num_bytes, style, label in parts:
         size = num_bytes / MEBIBYTE
         if size:
             # The opaque bar alone has a name, so that the legend shows each part once.
-            bar(axes, place, size, left, style, alpha, label if alpha == 1.0 else None)
-        left += size
+            bar(axes, position, size, offset, style, alpha, label if alpha == 1.0 else None)
+        offset += size
 
 
 COLOURS = 255
@@ -258,7 +260,9 @@ def pictured(draw: Callable[_P, LabFigure]) -> Callable[_P, Picture | Verdict]:
 def answered(questions: Iterable[tuple[str, bool | str]]) -> Table:
     """Tabulate questions with yes, no, or what is written."""
     yes, no = say(en="yes", fr="oui"), say(en="no", fr="non")
-    rows = tuple((asked, found if isinstance(found, str) else (yes if found else no)) for asked, found in questions)
+    rows = tuple(
+        (question, reply if isinstance(reply, str) else (yes if reply else no)) for question, reply in questions
+    )
     return Table((say(en="question", fr="question"), say(en="answer", fr="réponse")), rows)
 
 

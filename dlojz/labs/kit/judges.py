@@ -135,31 +135,31 @@ class Judge:
             return
         expected = [self._outcome(self.reference, case) for case in cases]
         try:
-            given = self._given(answer, cases, expected)
+            results = self._given(answer, cases, expected)
         except (Wrong, NotDone, MemoryError):
             raise
         except Exception:
             self._name(self.repairs, lambda repair: self._is_right(repair.way(answer), cases, expected))
             raise
-        if self._same(given, expected):
+        if self._same(results, expected):
             if self.counts:
-                _refuse_floats(given)
+                _refuse_floats(results)
             for case in cases if self.leaves else ():
                 self._check_gradients(answer, case)
             return
-        whole = [mistake for mistake in self.mistakes if mistake.part is None]
-        self._name(whole, lambda mistake: self._explains(mistake, given, expected, cases))
+        mistakes = [mistake for mistake in self.mistakes if mistake.part is None]
+        self._name(mistakes, lambda mistake: self._explains(mistake, results, expected, cases))
         if self.parts:
-            self._refuse_part(cases, given, expected, answer)
+            self._refuse_part(cases, results, expected, answer)
         if isinstance(expected[0], Mapping):
-            self._refuse_result(given, expected)
-        common = common_gap(given, expected, cases, answer)
+            self._refuse_result(results, expected)
+        common = common_gap(results, expected, cases, answer)
         if common is not None:
             raise Wrong(*common)
-        worst = next(index for index in range(len(cases)) if not self._same(given[index], expected[index]))
+        worst = next(index for index in range(len(cases)) if not self._same(results[index], expected[index]))
         if self.differs is not None:
-            raise Wrong(*self.differs(cases[worst], given[worst], expected[worst]))
-        raise Wrong(self._difference(cases[worst], given[worst], expected[worst]))
+            raise Wrong(*self.differs(cases[worst], results[worst], expected[worst]))
+        raise Wrong(self._difference(cases[worst], results[worst], expected[worst]))
 
     def _given(self, answer: Answer, cases: list[Case], expected: list[Any]) -> list[Any]:
         return [self._read(self._outcome(answer, case), right) for case, right in zip(cases, expected, strict=True)]
@@ -173,45 +173,45 @@ class Judge:
     @staticmethod
     def _name(mistakes: Sequence[Mistake], explains: Callable[[Mistake], bool]) -> None:
         """Name the mistake that explains an answer; none where several do, which the cases do not part."""
-        found = {mistake.en: mistake for mistake in mistakes if explains(mistake)}
-        if len(found) == 1:
-            mistake = next(iter(found.values()))
+        candidates = {mistake.en: mistake for mistake in mistakes if explains(mistake)}
+        if len(candidates) == 1:
+            mistake = next(iter(candidates.values()))
             raise Wrong(mistake.en, mistake.fr)
 
-    def _explains(self, mistake: Mistake, given: list[Any], expected: list[Any], cases: list[Case]) -> bool:
+    def _explains(self, mistake: Mistake, results: list[Any], expected: list[Any], cases: list[Case]) -> bool:
         """Whether a mistake gives what the answer gave, in every case; infinite values and NaN prove nothing."""
         try:
             would = [self._outcome(mistake.way, case) for case in cases]
-            return all(map(self._same_where_finite, given, would)) and not all(
+            return all(map(self._same_where_finite, results, would)) and not all(
                 map(self._same_where_finite, would, expected)
             )
         except (ArithmeticError, IndexError, RuntimeError, Wrong):
             return False  # a way that cannot be gone to the end on these inputs has given nothing
 
-    def _same_where_finite(self, value: Any, other: Any) -> bool:
-        if isinstance(other, Mapping):
-            return all(self._same_where_finite(value[name], part) for name, part in other.items())
-        if not is_tensor(other) or value.shape != other.shape or not other.is_floating_point():
-            return self._same(value, other)
-        finite = other.isfinite()
-        return bool((value.isfinite() == finite).all()) and self._same(value[finite], other[finite])
+    def _same_where_finite(self, value: Any, reference: Any) -> bool:
+        if isinstance(reference, Mapping):
+            return all(self._same_where_finite(value[name], part) for name, part in reference.items())
+        if not is_tensor(reference) or value.shape != reference.shape or not reference.is_floating_point():
+            return self._same(value, reference)
+        finite = reference.isfinite()
+        return bool((value.isfinite() == finite).all()) and self._same(value[finite], reference[finite])
 
-    def _outcome(self, way: Answer, case: Case) -> Any:
+    def _outcome(self, function: Answer, case: Case) -> Any:
         # A copy for each call: an answer that changes its arguments must not change the reference's.
         inputs = copy.deepcopy(case)
-        return way(*inputs) if self.trial is None else self.trial(way, *inputs)
+        return function(*inputs) if self.trial is None else self.trial(function, *inputs)
 
     def _check_gradients(self, answer: Answer, case: Case) -> None:
         """Refuse an answer that gives its arguments other gradients than the reference does."""
         assert self.reference is not None
         expected = self._gradients(self.reference, case)
         largest = max((float(right.abs().max()) for right in expected if right is not None), default=0.0)
-        for name, given, right in zip(self.leaves.values(), self._gradients(answer, case), expected, strict=True):
+        for name, actual, right in zip(self.leaves.values(), self._gradients(answer, case), expected, strict=True):
             if right is None or float(right.abs().max()) <= LOST * largest:
                 continue
-            if given is not None and bool((given - right).abs().max() <= NEAR * right.abs().max()):
+            if actual is not None and bool((actual - right).abs().max() <= NEAR * right.abs().max()):
                 continue
-            if given is None or not bool(given.any()):
+            if actual is None or not bool(actual.any()):
                 raise Wrong(
                     en=f"The values are right, but no gradient reaches {name.en}: .detach(), .data, .item(), "
                     "torch.tensor(…) or no_grad cuts the way back, and what comes before would never learn.",
@@ -226,15 +226,15 @@ class Judge:
                 "coupée (un .detach() ou un no_grad autour de ce qui en dépend).",
             )
 
-    def _gradients(self, way: Answer, case: Case) -> list[Tensor | None]:
+    def _gradients(self, function: Answer, case: Case) -> list[Tensor | None]:
         """The gradients of the leaves, for a sum of what becomes of the answer with weights that are all different."""
         import torch
 
-        leaves = {place: case[place].detach().clone().requires_grad_() for place in self.leaves}
+        leaves = {index: case[index].detach().clone().requires_grad_() for index in self.leaves}
         # Clones: an answer may work in place, which a leaf does not allow.
-        inputs = [leaves[place].clone() if place in leaves else copy.deepcopy(own) for place, own in enumerate(case)]
+        inputs = [leaves[i].clone() if i in leaves else copy.deepcopy(value) for i, value in enumerate(case)]
         try:
-            value = way(*inputs) if self.trial is None else self.trial(way, *inputs)
+            value = function(*inputs) if self.trial is None else self.trial(function, *inputs)
         except RuntimeError as error:
             if "numpy()" not in str(error):
                 raise
@@ -255,7 +255,7 @@ class Judge:
 
     def _same(self, value: Any, right: Any) -> bool:
         if isinstance(right, Mapping):
-            return all(self._same(value[name], wanted) for name, wanted in right.items())
+            return all(self._same(value[name], reference) for name, reference in right.items())
         if is_tensor(right):
             return value.shape == right.shape and bool(((value - right).abs() <= TOLERANCE * (1 + right.abs())).all())
         if isinstance(right, Real):
@@ -264,50 +264,52 @@ class Judge:
             return len(value) == len(right) and all(map(self._same, value, right))
         return bool(value == right)
 
-    def _refuse_part(self, cases: list[Case], given: list[Numbers], expected: list[Numbers], answer: Answer) -> None:
+    def _refuse_part(self, cases: list[Case], values: list[Numbers], expected: list[Numbers], answer: Answer) -> None:
         """Say which of several numbers is wrong, and why if a mistake explains it."""
-        if self._same([sorted(own) for own in given], [sorted(right) for right in expected]):
+        if self._same([sorted(numbers) for numbers in values], [sorted(right) for right in expected]):
             order_en, order_fr = _listed(self.parts)
             raise Wrong(
                 en=f"The numbers are right, but in another order: return {order_en}.",
                 fr=f"Les nombres sont justes, mais dans un autre ordre : renvoyez {order_fr}.",
             )
-        part = next(part for part in range(len(self.parts)) if not self._same(_nth(given, part), _nth(expected, part)))
-        own = _nth(given, part)
+        part = next(part for part in range(len(self.parts)) if not self._same(_nth(values, part), _nth(expected, part)))
+        numbers = _nth(values, part)
         self._name(
             [mistake for mistake in self.mistakes if mistake.part == part],
-            lambda mistake: all(self._same(value, mistake.way(*case)) for value, case in zip(own, cases, strict=True)),
+            lambda mistake: all(
+                self._same(value, mistake.way(*case)) for value, case in zip(numbers, cases, strict=True)
+            ),
         )
         name = self.parts[part]
-        common = common_gap(_nth(given, part), _nth(expected, part), cases, answer)
+        common = common_gap(_nth(values, part), _nth(expected, part), cases, answer)
         if common is not None:
             raise Wrong(f"{_begun(name.en)}: {_going_on(common.en)}", f"{_begun(name.fr)} : {_going_on(common.fr)}")
-        index = next(index for index in range(len(cases)) if not self._same(given[index][part], expected[index][part]))
-        where = self._told(cases[index])
-        right, value = told_apart(expected[index][part], given[index][part], 5)
+        index = next(index for index in range(len(cases)) if not self._same(values[index][part], expected[index][part]))
+        case_text = self._told(cases[index])
+        right, value = told_apart(expected[index][part], values[index][part], 5)
         raise Wrong(
-            en=f"{where}: {name.en} should be {right}, but your function gives {value}.",
-            fr=f"{where} : pour {name.fr}, on attend {right}, mais votre fonction donne {value}.",
+            en=f"{case_text}: {name.en} should be {right}, but your function gives {value}.",
+            fr=f"{case_text} : pour {name.fr}, on attend {right}, mais votre fonction donne {value}.",
         )
 
-    def _refuse_result(self, given: list[Any], expected: list[Any]) -> None:
+    def _refuse_result(self, results: list[Any], expected: list[Any]) -> None:
         """Say which of several results, by name, is the first that is not right, and what those before are."""
         wrong = next(
             name
             for name in expected[0]
-            if not all(self._same(own[name], right[name]) for own, right in zip(given, expected, strict=True))
+            if not all(self._same(result[name], right[name]) for result, right in zip(results, expected, strict=True))
         )
         label = self.labels[wrong]
-        own, right = [one[wrong] for one in given], [one[wrong] for one in expected]
+        values, right = [result[wrong] for result in results], [reference[wrong] for reference in expected]
         before = [self.labels[name] for name in expected[0]][: list(expected[0]).index(wrong)]
-        en = f"{_begun(' and '.join(one.en for one in before))} are right, but not {label.en}. " if before else ""
-        fr = f"Ceci est juste : {', '.join(one.fr for one in before)} ; mais pas ceci : {label.fr}. " if before else ""
-        common = common_gap(own, right)
+        en = f"{_begun(' and '.join(tag.en for tag in before))} are right, but not {label.en}. " if before else ""
+        fr = f"Ceci est juste : {', '.join(tag.fr for tag in before)} ; mais pas ceci : {label.fr}. " if before else ""
+        common = common_gap(values, right)
         if common is not None:
             name_en, name_fr = ("", "") if before else (f"{_begun(label.en)}: ", f"{_begun(label.fr)} : ")
             raise Wrong(f"{en}{name_en}{common.en}", f"{fr}{name_fr}{common.fr}")
-        worst = next(place for place in range(len(own)) if not self._same(own[place], right[place]))
-        gaps = (own[worst] - right[worst]).abs()
+        worst = next(i for i in range(len(values)) if not self._same(values[i], right[i]))
+        gaps = (values[worst] - right[worst]).abs()
         share, gap = float((gaps > TOLERANCE * (1 + right[worst].abs())).double().mean()), gaps.max().item()
         raise Wrong(
             f"{en}{_begun(label.en)}: {percent(share, 0)} of the numbers differ from the reference, by up to "
@@ -318,7 +320,7 @@ class Judge:
 
     def _told(self, case: Case) -> str:
         if isinstance(self.told, Said):
-            return str(self.told).format(*(shortest(one) if isinstance(one, float) else one for one in case))
+            return str(self.told).format(*(shortest(part) if isinstance(part, float) else part for part in case))
         if self.told is not None:
             return self.told(case)
         arguments = ", ".join(map(repr, case))
@@ -326,11 +328,11 @@ class Judge:
 
     def _difference(self, case: Case, value: Any, right: Any) -> str:
         if not is_tensor(right):
-            own, wanted = told_apart(float(value), float(right), 6) if isinstance(right, Real) else (value, right)
-            where = self._told(case)
+            text, target = told_apart(float(value), float(right), 6) if isinstance(right, Real) else (value, right)
+            case_text = self._told(case)
             return say(
-                en=f"{where}, {wanted} is expected, but your function returns {own}.",
-                fr=f"{where}, on attend {wanted}, mais votre fonction renvoie {own}.",
+                en=f"{case_text}, {target} is expected, but your function returns {text}.",
+                fr=f"{case_text}, on attend {target}, mais votre fonction renvoie {text}.",
             )
         if value.shape != right.shape:
             return say(
@@ -347,95 +349,101 @@ class Judge:
         gaps = (value - right).abs()
         gap, share = gaps.max().item(), percent(float((gaps > TOLERANCE * (1 + right.abs())).double().mean()), 0)
         return say(
-            en=f"The shape is right, but {share} of the values differ from the reference, by up to "
-            f"{in_full(gap, 2)}.",
+            en=f"The shape is right, but {share} of the values differ from the reference, by up to {in_full(gap, 2)}.",
             fr=f"La forme est juste, mais {share} des valeurs diffèrent de la référence, jusqu’à "
             f"{in_full(gap, 2)} d’écart.",
         )
 
     def _judge_on_ranks(self, answer: Answer, cases: list[Case]) -> None:
-        for place, (size, seed) in enumerate(cases):
+        for index, (size, seed) in enumerate(cases):
             answers = self._run(answer, size, seed)
             refuse_errors(answers)
-            trouble = self._diagnosis([one.tensors for one in answers], size, seed)
+            trouble = self._diagnosis([rank.tensors for rank in answers], size, seed)
             if trouble is not None:
-                self._refuse_on_ranks(answer, answers, trouble, place, cases)
+                self._refuse_on_ranks(answer, answers, trouble, index, cases)
             if self.inspect is not None:
                 self.inspect(answers, size)
 
     def _refuse_on_ranks(
-        self, answer: Answer, answers: list[RankAnswer], trouble: Trouble, place: int, cases: list[Case]
+        self, answer: Answer, answers: list[RankAnswer], trouble: Trouble, index: int, cases: list[Case]
     ) -> None:
         """Name a mistake that explains the answer on all numbers of ranks, else say what all of them have in common.
 
         Args:
             answers: of the first case that is not right.
             trouble: that case's.
-            place: where it stands among the cases; those before are right.
+            index: where it stands among the cases; those before are right.
         """
         until_s = time.monotonic() + NAMING_S * patience()
-        ran = [(case, self._run(answer, *case)) for case in cases[place + 1 :]]
-        seen = [(cases[place], answers), *((case, own) for case, own in ran if not any(one.error for one in own))]
-        mistake = self._mistake_on_ranks(seen, cases[:place], until_s)
+        ran = [(case, self._run(answer, *case)) for case in cases[index + 1 :]]
+        evidence = [
+            (cases[index], answers),
+            *((case, ranks) for case, ranks in ran if not any(rank.error for rank in ranks)),
+        ]
+        mistake = self._mistake_on_ranks(evidence, cases[:index], until_s)
         if mistake is not None:
             raise Wrong(mistake.en, mistake.fr)
-        others = [self._diagnosis([one.tensors for one in own], *case) for case, own in seen[1:]]
+        troubles = [self._diagnosis([rank.tensors for rank in ranks], *case) for case, ranks in evidence[1:]]
         # The most general of the sentences holds in every case: what is told of one number of ranks may be chance.
-        raise Wrong(*max([trouble, *(other for other in others if other is not None)], key=lambda one: one.rank).said)
+        raise Wrong(
+            *max(
+                [trouble, *(symptom for symptom in troubles if symptom is not None)], key=lambda trouble: trouble.rank
+            ).said
+        )
 
     def _mistake_on_ranks(
-        self, seen: list[tuple[Case, list[RankAnswer]]], right: list[Case], until_s: float
+        self, evidence: list[tuple[Case, list[RankAnswer]]], right: list[Case], until_s: float
     ) -> Mistake | None:
         """The mistake that explains an answer in all cases; None where there is none, or no time to be sure.
 
         Args:
-            seen: cases with what the answer gave there, the first not as it should be.
+            evidence: cases with what the answer gave there, the first not as it should be.
             right: cases in which it is right.
             until_s: when to look no further.
         """
         for fault in self.faults:
-            shown = [self._shown(fault, case, own) for case, own in seen]
-            shown += [self._shown(fault, case, None) for case in right]
-            if True in shown and False not in shown:
+            verdicts = [self._shown(fault, case, ranks) for case, ranks in evidence]
+            verdicts += [self._shown(fault, case, None) for case in right]
+            if True in verdicts and False not in verdicts:
                 return fault
         for mistake in self.mistakes:
-            shown = []
-            for case, own in [*seen, *((case, None) for case in right)]:
+            verdicts = []
+            for case, ranks in [*evidence, *((case, None) for case in right)]:
                 # Each mistake runs on ranks once more, for seconds: without time to be sure, none is named.
                 if time.monotonic() > until_s:
                     return None
-                shown.append(self._made(mistake, case, own))
-                if shown[-1] is False:
+                verdicts.append(self._made(mistake, case, ranks))
+                if verdicts[-1] is False:
                     break
-            if True in shown and False not in shown:
+            if True in verdicts and False not in verdicts:
                 return mistake
         return None
 
-    def _shown(self, fault: Mistake, case: Case, own: list[RankAnswer] | None) -> bool | None:
+    def _shown(self, fault: Mistake, case: Case, ranks: list[RankAnswer] | None) -> bool | None:
         """Whether ranks hold what they would under a fault; None where the case proves nothing.
 
         Args:
-            own: what the answer gave; None where it is right.
+            ranks: what the answer gave; None where it is right.
         """
         would = [fault.way(rank, *case) for rank in range(case[0])]
         right = self._right(case)
-        given = right if own is None else [one.tensors for one in own]
+        tensors = right if ranks is None else [rank.tensors for rank in ranks]
         if any(values is None for values in would):  # it changes nothing here: what is wrong has another cause
-            return None if explains(right, given) else False
-        if not explains(would, given):
+            return None if explains(right, tensors) else False
+        if not explains(would, tensors):
             return False
-        return None if own is None or explains(right, given) else tells_apart(would, right)
+        return None if ranks is None or explains(right, tensors) else tells_apart(would, right)
 
-    def _made(self, mistake: Mistake, case: Case, own: list[RankAnswer] | None) -> bool | None:
+    def _made(self, mistake: Mistake, case: Case, ranks: list[RankAnswer] | None) -> bool | None:
         """Whether a mistake gives on ranks what the answer gave; None where the case proves nothing."""
-        if own is not None and mistake.seen is not None and not mistake.seen([one.value for one in own]):
+        if ranks is not None and mistake.seen is not None and not mistake.seen([rank.value for rank in ranks]):
             return False
-        ways = self._run(mistake.way, *case)
-        if any(one.error for one in ways):
+        runs = self._run(mistake.way, *case)
+        if any(rank.error for rank in runs):
             return False
-        right, would = self._right(case), [one.tensors for one in ways]
-        given = right if own is None else [one.tensors for one in own]
-        if not explains(would, given, True):
+        right, would = self._right(case), [rank.tensors for rank in runs]
+        tensors = right if ranks is None else [rank.tensors for rank in ranks]
+        if not explains(would, tensors, True):
             return False
         return True if tells_apart(would, right) else None
 
@@ -443,9 +451,9 @@ class Judge:
         assert self.reference is not None
         return [self.reference(rank, *case) for rank in range(case[0])]
 
-    def _diagnosis(self, given: list[dict[str, Tensor]], size: int, seed: int) -> Trouble | None:
+    def _diagnosis(self, tensors: list[dict[str, Tensor]], size: int, seed: int) -> Trouble | None:
         return diagnosis(
-            given,
+            tensors,
             self._right((size, seed)),
             local=[self.local(rank, size, seed) for rank in range(size)] if self.local else None,
             whole=self.whole(size, seed) if self.whole else None,
@@ -453,16 +461,16 @@ class Judge:
             labels=self.labels,
         )
 
-    def _run(self, way: Answer, size: int, seed: int) -> list[RankAnswer]:
+    def _run(self, function: Answer, size: int, seed: int) -> list[RankAnswer]:
         assert self.trial is not None
-        return run_on_ranks(self.trial, way, size, seed)
+        return run_on_ranks(self.trial, function, size, seed)
 
 
 def part_by_part(mistakes: Iterable[Mistake], count: int) -> list[Mistake]:
     """Mistakes in several numbers, once for each number, where an answer makes them in that one alone."""
     return [
-        Mistake(lambda *case, way=one.way, part=part: way(*case)[part], one.en, one.fr, part)
-        for one in mistakes
+        Mistake(lambda *case, function=mistake.way, part=part: function(*case)[part], mistake.en, mistake.fr, part)
+        for mistake in mistakes
         for part in range(count)
     ]
 
@@ -497,8 +505,8 @@ def _check_type(value: object, right: object) -> None:
         )
 
 
-def _refuse_floats(given: Iterable[Any]) -> None:
-    for value in given:
+def _refuse_floats(values: Iterable[Any]) -> None:
+    for value in values:
         if isinstance(value, list | tuple):
             _refuse_floats(value)
         elif isinstance(value, float):
@@ -510,17 +518,17 @@ def _refuse_floats(given: Iterable[Any]) -> None:
             )
 
 
-def refuse_nothing(given: object, names: str = "") -> None:
+def refuse_nothing(result: object, names: str = "") -> None:
     """Refuse None, which is what a function without return gives.
 
     Args:
-        given: what the answer returned.
+        result: what the answer returned.
         names: what it is to return, as the sentence quotes it, e.g. `pack, unpack`.
 
     Raises:
         Wrong: for None.
     """
-    if given is None:
+    if result is None:
         returned = f"return {names}" if names else "return"
         raise Wrong(
             en=f"Your function returns nothing: end it with {returned}.",
@@ -540,9 +548,9 @@ def reader(convert: Callable[[Any], Any], en: str, fr: str, names: str = "") -> 
         A function that raises `Wrong` for nothing, and for what `convert` refuses.
     """
 
-    def read(given: Any) -> Any:
-        refuse_nothing(given, names)
-        if isinstance(given, Generator):
+    def read(result: Any) -> Any:
+        refuse_nothing(result, names)
+        if isinstance(result, Generator):
             raise Wrong(
                 en=f"{en}; your function has a yield, so it gives a generator: collect what it gives in a list, and "
                 "return the list.",
@@ -550,10 +558,10 @@ def reader(convert: Callable[[Any], Any], en: str, fr: str, names: str = "") -> 
                 "dans une liste, et renvoyez-la.",
             )
         try:
-            return convert(plain(given))
+            return convert(plain(result))
         except (TypeError, ValueError):
             raise Wrong(
-                en=f"{en}; your function returns {shown(given)}.", fr=f"{fr} ; votre fonction renvoie {shown(given)}."
+                en=f"{en}; your function returns {shown(result)}.", fr=f"{fr} ; votre fonction renvoie {shown(result)}."
             ) from None
 
     return read
@@ -570,17 +578,17 @@ def expect_several(returned: object, names: str, count: int) -> tuple[Any, ...]:
     """
     refuse_nothing(returned)
     returned = plain(returned) if getattr(returned, "ndim", 0) == 1 else returned
-    listed = isinstance(returned, tuple | list)
-    things = tuple(returned) if isinstance(returned, tuple | list) else ()
-    if len(things) != count:
-        kind, held = type(returned).__name__, len(things)
+    is_sequence = isinstance(returned, tuple | list)
+    results = tuple(returned) if isinstance(returned, tuple | list) else ()
+    if len(results) != count:
+        kind, length = type(returned).__name__, len(results)
         raise Wrong(
             en=f"{count} results are expected, {names}, but your function returns {a_or_an(kind)}"
-            + (f" of {held}." if listed else "."),
+            + (f" of {length}." if is_sequence else "."),
             fr=f"{count} résultats sont attendus, {names}, mais votre fonction renvoie un objet de type {kind}"
-            + (f" à {held} éléments." if listed else "."),
+            + (f" à {length} éléments." if is_sequence else "."),
         )
-    return things
+    return results
 
 
 def expect_tensor(value: object, name: str, shape: Sequence[int]) -> Tensor:
@@ -648,21 +656,23 @@ def expect_mask(value: object, name: str, shape: Sequence[int]) -> Tensor:
     return tensor
 
 
-def expect_numbers(given: Any, names: Sequence[Said]) -> Numbers:
+def expect_numbers(result: Any, names: Sequence[Said]) -> Numbers:
     """Read as many numbers as there are names, whatever holds them: a tuple, a list, an array, a tensor.
 
     Raises:
         Wrong: for nothing, for another number of them, for something that is no finite number.
     """
-    refuse_nothing(given)
+    refuse_nothing(result)
     # What lstsq gives for a column is a column: (2, 1).
-    parts = given if isinstance(given, tuple | list) else plain(given.ravel() if hasattr(given, "ravel") else given)
+    parts = (
+        result if isinstance(result, tuple | list) else plain(result.ravel() if hasattr(result, "ravel") else result)
+    )
     parts = [plain(single(part)) for part in parts] if isinstance(parts, tuple | list) else [parts]
     if len(parts) != len(names) or not all(map(is_number, parts)):
         (listed_en, listed_fr), s = _listed(names), "s" if len(names) > 1 else ""
         raise Wrong(
-            en=f"Your function should return {len(names)} number{s}, {listed_en}, but it returns {shown(given)}.",
-            fr=f"Votre fonction doit renvoyer {len(names)} nombre{s}, {listed_fr}, mais elle renvoie {shown(given)}.",
+            en=f"Your function should return {len(names)} number{s}, {listed_en}, but it returns {shown(result)}.",
+            fr=f"Votre fonction doit renvoyer {len(names)} nombre{s}, {listed_fr}, mais elle renvoie {shown(result)}.",
         )
     values = tuple(float(part) for part in parts)
     for value, name in zip(values, names, strict=True):
@@ -713,12 +723,12 @@ _SETTINGS = {
 }
 
 
-def read_settings(document: Mapping[str, Any], asked: Said, **base: Any) -> RunConfig:
+def read_settings(document: Mapping[str, Any], request: Said, **base: Any) -> RunConfig:
     """Read DeepSpeed's settings as DeepSpeed would.
 
     Args:
         document: the settings, JSON data.
-        asked: the run in words.
+        request: the run in words.
         base: what the run has besides: model and degrees.
 
     Raises:
@@ -731,8 +741,8 @@ def read_settings(document: Mapping[str, Any], asked: Said, **base: Any) -> RunC
         return read_deepspeed_json(json.dumps(document), RunConfig.of(engine="deepspeed", micro_batch=UNSAID, **base))
     except LabError as error:
         raise Wrong(
-            en=f"Asked for: {asked.en}. With your settings, DeepSpeed or the lab refuses: {error}",
-            fr=f"Demandé : {asked.fr}. Avec vos réglages, DeepSpeed ou le TP refuse : {error}",
+            en=f"Asked for: {request.en}. With your settings, DeepSpeed or the lab refuses: {error}",
+            fr=f"Demandé : {request.fr}. Avec vos réglages, DeepSpeed ou le TP refuse : {error}",
         ) from None
 
 
@@ -743,32 +753,32 @@ def asked_run(config: RunConfig, *names: str) -> Said:
     return Said(run, run)
 
 
-def check_settings(document: Mapping[str, Any], wanted: RunConfig, asked: Said) -> None:
+def check_settings(document: Mapping[str, Any], reference: RunConfig, request: Said) -> None:
     """Refuse settings that DeepSpeed would read as another run.
 
     Args:
         document: the settings, JSON data.
-        asked: the run in words.
+        request: the run in words.
 
     Raises:
         Wrong: as `read_settings`, or with the first field that differs, and the key to look at.
     """
-    layout = wanted.layout
-    given = read_settings(document, asked, model=wanted.model, dp=layout.dp, pp=layout.pp)
+    layout = reference.layout
+    config = read_settings(document, request, model=reference.model, dp=layout.dp, pp=layout.pp)
     for name, key in _SETTINGS.items():
-        read, right = (getattr(one if name == "precision" else one.layout, name) for one in (given, wanted))
-        if read != right:
+        left, right = (getattr(run if name == "precision" else run.layout, name) for run in (config, reference))
+        if left != right:
             raise Wrong(
-                en=f"Asked for: {asked.en}. DeepSpeed would run your settings with {name}={read!r}, not {right!r}: "
+                en=f"Asked for: {request.en}. DeepSpeed would run your settings with {name}={left!r}, not {right!r}: "
                 f"look at {key}.",
-                fr=f"Demandé : {asked.fr}. Avec vos réglages, DeepSpeed prendrait {name}={read!r} et non {right!r} : "
+                fr=f"Demandé : {request.fr}. Avec vos réglages, DeepSpeed prendrait {name}={left!r} et non {right!r} : "
                 f"regardez {key}.",
             )
 
 
-def shown(given: Any) -> str:
+def shown(value: Any) -> str:
     """What was returned, cut to a readable length."""
-    text = repr(given)
+    text = repr(value)
     return text if len(text) <= 80 else text[:79] + "…"
 
 
@@ -790,7 +800,7 @@ MAX_GROUPS = 4096
 """A list that grows beyond this is a loop gone wrong."""
 
 
-def expect_triple(given: Any, names: str) -> tuple[int, int, int]:
+def expect_triple(result: Any, names: str) -> tuple[int, int, int]:
     """Read three whole numbers.
 
     Args:
@@ -799,32 +809,32 @@ def expect_triple(given: Any, names: str) -> tuple[int, int, int]:
     Raises:
         Wrong: for nothing, something that is no triple, or a number that is not whole.
     """
-    refuse_nothing(given)
-    numbers = plain(given)
+    refuse_nothing(result)
+    numbers = plain(result)
     three = tuple(numbers) if isinstance(numbers, tuple | list) else ()
     if len(three) != 3:
         raise Wrong(
-            en=f"Three numbers are expected, {names}, but {shown(given)} was returned.",
-            fr=f"On attend trois nombres, {names}, mais {shown(given)} a été renvoyé.",
+            en=f"Three numbers are expected, {names}, but {shown(result)} was returned.",
+            fr=f"On attend trois nombres, {names}, mais {shown(result)} a été renvoyé.",
         )
     first, second, third = (_whole(number, names) for number in three)
     return first, second, third
 
 
-def expect_groups(given: Any, ranks: int) -> list[tuple[int, ...]]:
+def expect_groups(result: Any, ranks: int) -> list[tuple[int, ...]]:
     """Read groups of ranks, each sorted, in the order of their first ranks.
 
     Raises:
         Wrong: for nothing, for something that is no list of lists of ranks, for a rank that does not exist, is in two
             groups or in none.
     """
-    refuse_nothing(given)
+    refuse_nothing(result)
     groups: list[tuple[int, ...]] = []
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise Wrong(_no_groups(given))
-    for group in given:
+    if isinstance(result, str) or not isinstance(result, Iterable):
+        raise Wrong(_no_groups(result))
+    for group in result:
         if isinstance(group, str) or not isinstance(group, Iterable):
-            raise Wrong(_no_groups(given))
+            raise Wrong(_no_groups(result))
         groups.append(tuple(sorted(_whole(rank, say(en="ranks", fr="des rangs")) for rank in group)))
         if len(groups) > MAX_GROUPS:
             raise Wrong(
@@ -837,33 +847,33 @@ def expect_groups(given: Any, ranks: int) -> list[tuple[int, ...]]:
 
 def _refuse_other_ranks(groups: list[tuple[int, ...]], ranks: int) -> None:
     """Each rank once."""
-    listed = [rank for group in groups for rank in group]
-    for rank in listed:
+    members = [rank for group in groups for rank in group]
+    for rank in members:
         if not 0 <= rank < ranks:
             raise Wrong(
                 en=f"There is no rank {rank} among {ranks}: they go from 0 to {ranks - 1}.",
                 fr=f"Il n’y a pas de rang {rank} parmi {ranks} : ils vont de 0 à {ranks - 1}.",
             )
-        if listed.count(rank) > 1:
+        if members.count(rank) > 1:
             raise Wrong(
                 en=f"Rank {rank} stands in two groups of one axis (of {ranks} ranks); each rank has exactly one.",
                 fr=f"Le rang {rank} figure dans deux groupes d’un même axe (sur {ranks} rangs) ; chaque rang en a "
                 "un seul.",
             )
-    missing = sorted(set(range(ranks)) - set(listed))
+    missing = sorted(set(range(ranks)) - set(members))
     if missing:
         raise Wrong(
-            en=f"Rank {missing[0]} stands in no group (of {ranks} ranks, {len(listed)} are listed): each rank "
+            en=f"Rank {missing[0]} stands in no group (of {ranks} ranks, {len(members)} are listed): each rank "
             "stands in one of them.",
-            fr=f"Le rang {missing[0]} ne figure dans aucun groupe ({len(listed)} rangs sur {ranks} sont cités) : "
+            fr=f"Le rang {missing[0]} ne figure dans aucun groupe ({len(members)} rangs sur {ranks} sont cités) : "
             "chaque rang figure dans l’un d’eux.",
         )
 
 
-def _no_groups(given: Any) -> str:
+def _no_groups(result: Any) -> str:
     return say(
-        en=f"A list of groups such as [[0, 1], [2, 3]] is expected, but {shown(given)} was returned.",
-        fr=f"On attend une liste de groupes comme [[0, 1], [2, 3]], mais {shown(given)} a été renvoyé.",
+        en=f"A list of groups such as [[0, 1], [2, 3]] is expected, but {shown(result)} was returned.",
+        fr=f"On attend une liste de groupes comme [[0, 1], [2, 3]], mais {shown(result)} a été renvoyé.",
     )
 
 

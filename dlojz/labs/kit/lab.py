@@ -96,13 +96,13 @@ class LabProgress:
 
     def predictions(self) -> dict[str, Predicted]:
         """Prediction → the figure written down and what it was; what cannot be read is left out."""
-        found = {}
-        for prediction, told in self._part("predictions").items():
-            pair = (told.get("predicted"), told.get("value")) if isinstance(told, dict) else (None, None)
-            numbers = [float(one) for one in pair if _is_finite(one)]
+        results = {}
+        for prediction, entry in self._part("predictions").items():
+            pair = (entry.get("predicted"), entry.get("value")) if isinstance(entry, dict) else (None, None)
+            numbers = [float(number) for number in pair if _is_finite(number)]
             if len(numbers) == 2:
-                found[str(prediction)] = Predicted(*numbers)
-        return found
+                results[str(prediction)] = Predicted(*numbers)
+        return results
 
     def kept(self, prediction: Prediction) -> float | None:
         """Return what was written down for a prediction, first revealed or not revealed yet; None: nothing.
@@ -121,10 +121,10 @@ class LabProgress:
 
     def done(self, exercise_id: str, moment: datetime) -> str | None:
         """Remember that an exercise is done; a sentence if that could not be written."""
-        done = self.read()
-        if exercise_id in done:
+        moments = self.read()
+        if exercise_id in moments:
             return None
-        return self._write(done={**done, exercise_id: moment.isoformat(timespec="seconds")})
+        return self._write(exercises={**moments, exercise_id: moment.isoformat(timespec="seconds")})
 
     def noted(self, prediction_id: str, predicted: float) -> None:
         """Remember a prediction that is not revealed yet, for a kernel to come; what cannot be written is not told."""
@@ -136,11 +136,11 @@ class LabProgress:
 
         What cannot be written is not told: the two figures have been shown, and nothing else was at stake.
         """
-        known = self.predictions()
-        if prediction_id not in known and math.isfinite(predicted) and math.isfinite(value):
+        figures = self.predictions()
+        if prediction_id not in figures and math.isfinite(predicted) and math.isfinite(value):
             # The first revelation counts; what waited to be revealed is removed.
             noted = {name: figure for name, figure in self._numbers("noted").items() if name != prediction_id}
-            self._write(noted=noted, predictions={**known, prediction_id: Predicted(predicted, value)})
+            self._write(noted=noted, predictions={**figures, prediction_id: Predicted(predicted, value)})
 
     def scores(self) -> dict[str, float]:
         """Challenge → the best score so far; what cannot be read is left out."""
@@ -148,9 +148,9 @@ class LabProgress:
 
     def scored(self, challenge: Challenge, score: float) -> None:
         """Remember a score if it is the best so far; what cannot be written is not told, as of predictions."""
-        known = self.scores()
-        if challenge.id not in known or challenge.is_better(score, known[challenge.id]):
-            self._write(scores={**known, challenge.id: score})
+        scores = self.scores()
+        if challenge.id not in scores or challenge.is_better(score, scores[challenge.id]):
+            self._write(scores={**scores, challenge.id: score})
 
     def _numbers(self, part: str) -> dict[str, float]:
         return {str(name): float(number) for name, number in self._part(part).items() if _is_finite(number)}
@@ -178,18 +178,18 @@ class LabProgress:
     def _write(
         self,
         *,
-        done: dict[str, str] | None = None,
+        exercises: dict[str, str] | None = None,
         scores: dict[str, float] | None = None,
         predictions: dict[str, Predicted] | None = None,
         noted: dict[str, float] | None = None,
     ) -> str | None:
         """Replace the file, with these parts changed; a sentence if that could not be done."""
-        content: dict[str, Any] = {"schema_version": 1, "done": self.read() if done is None else done}
+        content: dict[str, Any] = {"schema_version": 1, "done": self.read() if exercises is None else exercises}
         # A part that is not given is carried over from the file.
         if scores := self.scores() if scores is None else scores:
             content["scores"] = scores
         if predictions := self.predictions() if predictions is None else predictions:
-            content["predictions"] = {name: vars(one) for name, one in predictions.items()}
+            content["predictions"] = {name: vars(figure) for name, figure in predictions.items()}
         if noted := self._numbers("noted") if noted is None else noted:
             content["noted"] = noted
         try:
@@ -225,7 +225,7 @@ def _clues() -> Iterator[Language]:
         path = Path(session)
         names += [_metadata_language(path), path.parent.name]
     for name in [*names, Path.cwd().name]:
-        yield from (known for known in LANGUAGES if name == known)
+        yield from (code for code in LANGUAGES if name == code)
 
 
 def _metadata_language(path: Path) -> str | None:
@@ -273,8 +273,8 @@ def environment() -> list[str]:
     lines = [f"✓ {'python':<10} {sys.version.split()[0]}"]
     for check in checks:
         if check["name"] in _SHOWN or check["state"] != "ok":
-            found = check["found"].replace(sys.executable, "python").replace(str(Path.home()), "~")
-            lines.append(f"{_MARKS[check['state']]} {_label(check['name']):<10} {found}")
+            finding = check["found"].replace(sys.executable, "python").replace(str(Path.home()), "~")
+            lines.append(f"{_MARKS[check['state']]} {_label(check['name']):<10} {finding}")
             if check["advice"]:
                 lines.append(f"  → {check['advice']}")
     return lines
@@ -355,13 +355,13 @@ class Lab:
         label = say(en="Hint", fr="Indice")
         show(Verdict("note", f"{label} {index + 1}/{len(exercise.hints)} — {exercise.hints[index]}"))
 
-    def predict(self, prediction_id: str, value: object, *more: object) -> None:
+    def predict(self, prediction_id: str, value: object, *extra: object) -> None:
         """Write a figure down before it is computed or measured."""
         prediction = self._prediction(prediction_id)
         if prediction is None:
             return
         # 3,75 in code is two arguments.
-        if more or (isinstance(value, str) and "," in value):
+        if extra or (isinstance(value, str) and "," in value):
             _tell(
                 "wrong",
                 en="A prediction is one number, with a decimal point and without quotes: 3.75, not 3,75.",
@@ -442,21 +442,21 @@ class Lab:
 
     def progress(self) -> None:
         """Show which exercises of this lab are done."""
-        done, scores = self._progress.read(), self._progress.scores()
+        moments, scores = self._progress.read(), self._progress.scores()
         print(say(en=f"Lab {self.number} — {self.title}", fr=f"TP {self.number} — {self.title}"))
-        asked = [one for one in self.exercises.values() if not isinstance(one, Challenge)]
+        exercises = [exercise for exercise in self.exercises.values() if not isinstance(exercise, Challenge)]
         for exercise in self.exercises.values():
             best = scores.get(exercise.id) if isinstance(exercise, Challenge) else None
-            mark, told = "✓" if exercise.id in done else "·", ""
+            mark, score_text = "✓" if exercise.id in moments else "·", ""
             if isinstance(exercise, Challenge) and best is not None:
-                mark, told = "✓" if exercise.meets(best) else "·", f" — {exercise.told(best)}"
-            print(f"  {mark} {exercise.id:<22} {exercise.title}{told}")
+                mark, score_text = "✓" if exercise.meets(best) else "·", f" — {exercise.told(best)}"
+            print(f"  {mark} {exercise.id:<22} {exercise.title}{score_text}")
         # Challenges do not count.
-        finished = sum(exercise.id in done for exercise in asked)
+        finished = sum(exercise.id in moments for exercise in exercises)
         print(
             say(
-                en=f"{finished} of {len(asked)} exercises done.",
-                fr=f"Exercices réussis : {finished} sur {len(asked)}.",
+                en=f"{finished} of {len(exercises)} exercises done.",
+                fr=f"Exercices réussis : {finished} sur {len(exercises)}.",
             )
         )
 
@@ -469,15 +469,15 @@ class Lab:
         Returns:
             the exercise's id; None if none has been checked yet.
         """
-        known = [*self._done_before(), *self._checked]
+        entries = [*self._done_before(), *self._checked]
         # All that were checked are candidates where none was before the moment.
-        before = [entry for entry in known if moment is not None and entry[0] <= moment]
-        return max(before or known, key=lambda entry: entry[0])[1] if known else None
+        before = [entry for entry in entries if moment is not None and entry[0] <= moment]
+        return max(before or entries, key=lambda entry: entry[0])[1] if entries else None
 
     def _done_before(self) -> Iterator[tuple[datetime, str]]:
-        for exercise_id, told in self._progress.read().items():
+        for exercise_id, moment_text in self._progress.read().items():
             with suppress(ValueError):
-                when = datetime.fromisoformat(told)
+                when = datetime.fromisoformat(moment_text)
                 if exercise_id in self.exercises and when.tzinfo is not None:
                     yield when, exercise_id
 
@@ -534,15 +534,15 @@ class Difference:
     @property
     def pairs(self) -> list[DifferencePair]:
         """The lines of both sides, those that are the same beside one another."""
-        found: list[DifferencePair] = []
+        rows: list[DifferencePair] = []
         # autojunk would treat lines that occur often as noise, and pair the others badly.
         matcher = difflib.SequenceMatcher(None, self.answer, self.solution, autojunk=False)
-        for _, start, end, other, until in matcher.get_opcodes():
-            left, right = self.answer[start:end], self.solution[other:until]
+        for _, start, end, solution_start, until in matcher.get_opcodes():
+            answer_lines, right = self.answer[start:end], self.solution[solution_start:until]
             # Blocks of different length are filled up with None on the shorter side.
-            for number in range(max(len(left), len(right))):
-                found.append(DifferencePair(_at(left, number), _at(right, number)))
-        return found
+            for number in range(max(len(answer_lines), len(right))):
+                rows.append(DifferencePair(_at(answer_lines, number), _at(right, number)))
+        return rows
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON data."""
@@ -566,9 +566,9 @@ class Difference:
         width = widths[0]
         lines.append(f"  {titles[0]:<{width}} │ {titles[1]}")
         for pair in self.pairs:
-            left, right = (visible(line) if line is not None else "" for line in (pair.left, pair.right))
+            answer_text, right = (visible(line) if line is not None else "" for line in (pair.left, pair.right))
             signs = " " if pair.same else "≠"
-            lines.append(f"{signs} {left:<{width}} │ {right}".rstrip())
+            lines.append(f"{signs} {answer_text:<{width}} │ {right}".rstrip())
         return "\n".join(lines)
 
     def _stacked(self) -> list[str]:
@@ -636,9 +636,9 @@ def diff(exercise: str, notebook: str | Path | None = None, *, root: Path | None
     if exercise not in codes:
         raise LabError(one_of(say(en="exercise", fr="exercice"), exercise, codes))
     cells = [cell for cell in content["cells"] if isinstance(cell, dict) and cell.get("cell_type") == "code"]
-    told = CALLED.search(codes[exercise].text)
+    call = CALLED.search(codes[exercise].text)
     text = answer_cell(
-        exercise, told[1] if told else exercise, [(str(cell.get("id") or ""), cell_text(cell)) for cell in cells]
+        exercise, call[1] if call else exercise, [(str(cell.get("id") or ""), cell_text(cell)) for cell in cells]
     )
     if text is None:
         raise refusal(
@@ -648,10 +648,10 @@ def diff(exercise: str, notebook: str | Path | None = None, *, root: Path | None
             "reprenez une copie neuve du notebook et recollez-y vos réponses.",
         )
     metadata = content.get("metadata")
-    own = metadata.get("dlojz") if isinstance(metadata, dict) else None
-    written = own.get("language") if isinstance(own, dict) else None
-    shown = in_language(codes[exercise].text, written if written in LANGUAGES else language())
-    answer, solution = split(text, shown)
+    lab_metadata = metadata.get("dlojz") if isinstance(metadata, dict) else None
+    written = lab_metadata.get("language") if isinstance(lab_metadata, dict) else None
+    solution_text = in_language(codes[exercise].text, written if written in LANGUAGES else language())
+    answer, solution = split(text, solution_text)
     # The two stubs that `source` leaves where something is to be written.
     todo = any("labs.NotDone(" in line or line.strip().startswith("...,") for line in answer)
     return Difference(exercise, path.name, _trimmed(answer), _trimmed(solution), todo)
@@ -668,21 +668,21 @@ def diff_of_run(lab: Lab, run: Run, exercise: str | None = None) -> Difference:
     Raises:
         LabError: if none is named and none has been checked yet, or `diff` refuses it.
     """
-    wanted = exercise or lab.checked_before(launched_utc(run.run_id))
-    if wanted is None:
+    exercise_id = exercise or lab.checked_before(launched_utc(run.run_id))
+    if exercise_id is None:
         raise refusal(
             en="no exercise of this lab has been checked yet: run the cell of one, or name it, as in "
             f'run.diff("{next(iter(lab.exercises))}"); there are {", ".join(lab.exercises)}.',
             fr="aucun exercice de ce TP n’a encore été vérifié : exécutez la cellule de l’un d’eux, ou nommez-le, "
             f'par exemple run.diff("{next(iter(lab.exercises))}") ; il y a {", ".join(lab.exercises)}.',
         )
-    return diff(wanted)
+    return diff(exercise_id)
 
 
 def _trimmed(lines: Sequence[str]) -> tuple[str, ...]:
     text = textwrap.dedent("\n".join(lines)).strip("\n")
-    kept = text.split("\n") if text else []
-    return tuple(line.rstrip() for line in kept[:MOST_LINES])
+    rows = text.split("\n") if text else []
+    return tuple(line.rstrip() for line in rows[:MOST_LINES])
 
 
 def _at(lines: Sequence[str], number: int) -> str | None:
@@ -760,8 +760,8 @@ class UnfinishedCells:
         """Show what a cell raised."""
         missing, self._stopped = self._waits_for(error)
         if self._stopped:
-            there = say(en=f"{missing} is not there yet. ", fr=f"{missing} n’existe pas encore. ") if missing else ""
-            show(Verdict("todo", there + self._stopped))
+            prefix = say(en=f"{missing} is not there yet. ", fr=f"{missing} n’existe pas encore. ") if missing else ""
+            show(Verdict("todo", prefix + self._stopped))
             return
         self._shell.showtraceback((kind, error, trace))
         sentence = refused(self._shell.user_ns.get(name) for name in _names_of(self._code(), ast.Load))
@@ -789,8 +789,8 @@ class UnfinishedCells:
         if re.search(r"\blab\.(?:check|hint)\(", code):
             return
         # Functions that the cell defines are looked into where it calls them; those of the ranks are not here.
-        used = _names_of(code, ast.Load, inside=self._cell.startswith("%%ranks"))
-        sentence = made_with_refused(self._shell.user_ns.get(name) for name in sorted(used))
+        read_names = _names_of(code, ast.Load, inside=self._cell.startswith("%%ranks"))
+        sentence = made_with_refused(self._shell.user_ns.get(name) for name in sorted(read_names))
         if sentence:
             show(Verdict("note", sentence))
 
@@ -812,28 +812,28 @@ class UnfinishedCells:
         elif isinstance(error, RanksRefused):
             # The name stands in quotes in the sentence.
             names = str(error).split("'")[1:2]
-        known = [(name, self._missing[name]) for name in names if name in self._missing]
-        if known or error.__cause__:
-            return known[0] if known else self._waits_for(error.__cause__)
+        waiting = [(name, self._missing[name]) for name in names if name in self._missing]
+        if waiting or error.__cause__:
+            return waiting[0] if waiting else self._waits_for(error.__cause__)
         # What a cell that stopped has begun to fill: an empty list of seconds, say.
-        used = _names_of(self._code(), ast.Load) | set(re.findall(r"""ranks\[["'](\w+)""", self._code()))
-        return "", next((self._missing[name] for name in sorted(used) if name in self._missing), "")
+        read_names = _names_of(self._code(), ast.Load) | set(re.findall(r"""ranks\[["'](\w+)""", self._code()))
+        return "", next((self._missing[name] for name in sorted(read_names) if name in self._missing), "")
 
     def _code(self) -> str:
         """The cell as Python reads it, or the body of one for the ranks."""
-        first, _, body = self._cell.partition("\n")
-        return body if first.startswith("%%ranks") else str(self._shell.transform_cell(self._cell))
+        first_line, _, body = self._cell.partition("\n")
+        return body if first_line.startswith("%%ranks") else str(self._shell.transform_cell(self._cell))
 
 
 def _names_of(code: str, use: type[ast.expr_context], *, inside: bool = True) -> set[str]:
     """Names that a cell reads (`ast.Load`; `inside` of functions, too), or defines outside of them (`ast.Store`)."""
     try:
-        left: list[ast.AST] = [ast.parse(code)]
+        pending: list[ast.AST] = [ast.parse(code)]
     except SyntaxError:
         return set()
     names = set()
-    while left:
-        node = left.pop()
+    while pending:
+        node = pending.pop()
         if isinstance(node, ast.Name) and isinstance(node.ctx, use):
             names.add(node.id)
         inner = isinstance(node, ast.FunctionDef | ast.ClassDef | (ast.Lambda if use is ast.Store else ast.FunctionDef))
@@ -841,7 +841,7 @@ def _names_of(code: str, use: type[ast.expr_context], *, inside: bool = True) ->
             names.add(node.name)
         # Else the body of a function stays closed: it defines, and reads, nothing of the notebook before it is called.
         if (use is ast.Load and inside) or not inner:
-            left += ast.iter_child_nodes(node)
+            pending += ast.iter_child_nodes(node)
     return names
 
 

@@ -58,8 +58,8 @@ class Standing:
     @property
     def told(self) -> tuple[str, ...]:
         """Lab, exercises, predictions, challenge and script in words: a row of the table."""
-        done, mark = len(self.exercises) - len(self.to_do), "✓" if self.is_finished else "·"
-        exercises = f"{done} / {len(self.exercises)}" if self.exercises else say(en="not installed", fr="non installé")
+        count, mark = len(self.exercises) - len(self.to_do), "✓" if self.is_finished else "·"
+        exercises = f"{count} / {len(self.exercises)}" if self.exercises else say(en="not installed", fr="non installé")
         predictions = say(
             en=f"{self.made} of {self.predictions} made, {self.good or 'none'} good",
             fr=f"{self.made} sur {self.predictions} faites, "
@@ -101,11 +101,11 @@ class Overview:
     @property
     def next_lab(self) -> Standing | None:
         """The lab to go on with: the one worked on last if something is left in it, else the first that is not done."""
-        open_ones = [one for one in self.standings if one.exercises and not one.is_finished]
-        begun = [one for one in open_ones if one.done]
+        open_ones = [standing for standing in self.standings if standing.exercises and not standing.is_finished]
+        begun = [standing for standing in open_ones if standing.done]
         if begun:
             # ISO 8601 in UTC: texts sort as the moments do.
-            return max(begun, key=lambda one: max(one.done.values()))
+            return max(begun, key=lambda standing: max(standing.done.values()))
         return open_ones[0] if open_ones else None
 
     def table(self, *, linked: bool = True) -> Table:
@@ -114,11 +114,17 @@ class Overview:
         Args:
             linked: whether the labs lead to their notebooks, which are in the folder of the one that shows the table.
         """
-        done, asked = sum(len(one.done) for one in self.standings), sum(len(one.exercises) for one in self.standings)
-        made, good = sum(one.made for one in self.standings), sum(one.good for one in self.standings)
+        right, count = (
+            sum(len(standing.done) for standing in self.standings),
+            sum(len(standing.exercises) for standing in self.standings),
+        )
+        tries, good = (
+            sum(standing.made for standing in self.standings),
+            sum(standing.good for standing in self.standings),
+        )
         total = say(
-            en=f"Exercises done: {done} of {asked}; predictions made: {made}, good at the first try: {good}.",
-            fr=f"Exercices réussis : {done} sur {asked} ; prédictions faites : {made}, dont bonnes du premier coup : "
+            en=f"Exercises done: {right} of {count}; predictions made: {tries}, good at the first try: {good}.",
+            fr=f"Exercices réussis : {right} sur {count} ; prédictions faites : {tries}, dont bonnes du premier coup : "
             f"{good}.",
         )
         return Table(
@@ -126,22 +132,25 @@ class Overview:
                 en="lab; exercises; predictions; challenge; own script",
                 fr="TP; exercices; prédictions; défi; script personnel",
             ),
-            tuple(one.told for one in self.standings),
+            tuple(standing.told for standing in self.standings),
             align="l",
-            shares=tuple(1 - len(one.to_do) / len(one.exercises) if one.exercises else 0.0 for one in self.standings),
-            colors=tuple(BLUE if one.is_finished else SKY for one in self.standings),
+            shares=tuple(
+                1 - len(standing.to_do) / len(standing.exercises) if standing.exercises else 0.0
+                for standing in self.standings
+            ),
+            colors=tuple(BLUE if standing.is_finished else SKY for standing in self.standings),
             notes=(total,),
-            links=tuple(one.entry.notebook for one in self.standings) if linked else (),
+            links=tuple(standing.entry.notebook for standing in self.standings) if linked else (),
         )
 
     def _advice(self) -> tuple[str, str, str]:
         """What stands before the name of the lab to go on with, that name, and what stands after."""
         following = self.next_lab
         if following is None:
-            done = say(en="Every exercise of every lab is done.", fr="Tous les exercices de tous les TP sont réussis.")
-            return done, "", ""
-        named = f"{following.entry.number}, {following.entry.title}"
-        return say(en="Next: ", fr="La suite : "), say(en="lab ", fr="TP ") + named, f" — {following.to_do[0][1]}."
+            text = say(en="Every exercise of every lab is done.", fr="Tous les exercices de tous les TP sont réussis.")
+            return text, "", ""
+        lab_text = f"{following.entry.number}, {following.entry.title}"
+        return say(en="Next: ", fr="La suite : "), say(en="lab ", fr="TP ") + lab_text, f" — {following.to_do[0][1]}."
 
     def _html(self, linked: bool) -> str:
         advice = self._advice()
@@ -166,7 +175,7 @@ class Overview:
         following = self.next_lab
         # The first exercise that is to do in the lab to go on with.
         upcoming = None if following is None else {"lab": following.entry.number, "exercise": following.to_do[0][0]}
-        return {"labs": [one.data() for one in self.standings], "next": upcoming}
+        return {"labs": [standing.data() for standing in self.standings], "next": upcoming}
 
     def __str__(self) -> str:
         return f"{self.table()}\n{visible(''.join(self._advice()))}"
@@ -198,25 +207,28 @@ def _standing(entry: LabEntry, root: Path) -> Standing:
     content = content_of(entry.number)
     progress = LabProgress(root / f"progress-{entry.number}.json")
     exercises = [exercise for exercise in content.EXERCISES if not isinstance(exercise, Challenge)]
-    known = [exercise.id for exercise in exercises]
+    exercise_ids = [exercise.id for exercise in exercises]
     scores = progress.scores()
-    tried = [one for one in content.EXERCISES if isinstance(one, Challenge) and one.id in scores]
-    asked = {prediction.id: prediction for prediction in content.PREDICTIONS}
+    tried = [exercise for exercise in content.EXERCISES if isinstance(exercise, Challenge) and exercise.id in scores]
+    predictions = {prediction.id: prediction for prediction in content.PREDICTIONS}
     # Figures of predictions that the lab no longer has do not count, nor do exercises, below.
-    made = {name: told for name, told in progress.predictions().items() if name in asked}
+    figures = {name: figure for name, figure in progress.predictions().items() if name in predictions}
     return Standing(
         entry=entry,
         exercises=tuple((exercise.id, str(exercise.title)) for exercise in exercises),
-        done={name: moment for name, moment in progress.read().items() if name in known},
-        predictions=len(asked),
-        made=len(made),
-        good=sum(is_good(asked[name], told) for name, told in made.items()),
-        challenge=", ".join(f"{'✓ ' if one.meets(scores[one.id]) else ''}{one.told(scores[one.id])}" for one in tried),
+        done={name: moment for name, moment in progress.read().items() if name in exercise_ids},
+        predictions=len(predictions),
+        made=len(figures),
+        good=sum(is_good(predictions[name], figure) for name, figure in figures.items()),
+        challenge=", ".join(
+            f"{'✓ ' if challenge.meets(scores[challenge.id]) else ''}{challenge.told(scores[challenge.id])}"
+            for challenge in tried
+        ),
         score=scores[tried[0].id] if tried else None,
         script=SCRIPT in progress.read(),
     )
 
 
-def is_good(prediction: Prediction, told: Predicted) -> bool:
+def is_good(prediction: Prediction, figure: Predicted) -> bool:
     """Whether a figure was predicted within the prediction's tolerance; one of nothing only exactly."""
-    return prediction.is_within(told.predicted, told.value)
+    return prediction.is_within(figure.predicted, figure.value)

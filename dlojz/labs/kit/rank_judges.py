@@ -77,24 +77,24 @@ def same(value: Any, right: Tensor) -> bool:
 
 
 def evidence_of(
-    given: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Tensor]], **more: Any
+    results: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Tensor]], **context: Any
 ) -> list[RankEvidence]:
     """Evidence for each result, in the order of the first rank's expected ones.
 
     Args:
-        given: by rank, what it gave by name.
+        results: by rank, what it gave by name.
         expected: by rank, what it should hold by name.
-        more: `local` (by rank, by name), `whole`, `bias` and `labels` (by name), as far as there are any.
+        context: `local` (by rank, by name), `whole`, `bias` and `labels` (by name), as far as there are any.
     """
     return [
         RankEvidence(
             name=name,
-            label=(more.get("labels") or {}).get(name) or _label(name),
-            given=[rank.get(name) for rank in given],
+            label=(context.get("labels") or {}).get(name) or _label(name),
+            given=[rank.get(name) for rank in results],
             expected=[rank[name] for rank in expected],
-            local=[rank[name] for rank in more.get("local") or () if name in rank],
-            whole=(more.get("whole") or {}).get(name),
-            bias=(more.get("bias") or {}).get(name),
+            local=[rank[name] for rank in context.get("local") or () if name in rank],
+            whole=(context.get("whole") or {}).get(name),
+            bias=(context.get("bias") or {}).get(name),
         )
         for name in expected[0]
     ]
@@ -114,43 +114,43 @@ class Trouble(NamedTuple):
 
 
 def diagnosis(
-    given: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Tensor]], **more: Any
+    results: Sequence[Mapping[str, Any]], expected: Sequence[Mapping[str, Tensor]], **context: Any
 ) -> Trouble | None:
     """The fault that explains the first result that is wrong; None where all are right.
 
     Args:
         given, expected, more: as in `evidence_of`.
     """
-    found = map(diagnose, evidence_of(given, expected, **more))
-    return next((trouble for trouble in found if trouble is not None), None)
+    troubles = map(diagnose, evidence_of(results, expected, **context))
+    return next((trouble for trouble in troubles if trouble is not None), None)
 
 
 def explains(
-    would: Sequence[Mapping[str, Tensor] | None], given: Sequence[Mapping[str, Tensor]], all_names: bool = False
+    would: Sequence[Mapping[str, Tensor] | None], results: Sequence[Mapping[str, Tensor]], all_names: bool = False
 ) -> bool:
     """Whether ranks hold what they would under a fault.
 
     Args:
         would: by rank, results by name; None where the fault cannot be made.
-        given: by rank, what it gave by name.
+        results: by rank, what it gave by name.
         all_names: whether both must have the same names; else those of `would` count.
     """
     return all(
         values is not None
-        and (not all_names or set(values) == set(mine))
-        and all(same(mine.get(name), value) for name, value in values.items())
-        for mine, values in zip(given, would, strict=True)
+        and (not all_names or set(values) == set(rank_results))
+        and all(same(rank_results.get(name), value) for name, value in values.items())
+        for rank_results, values in zip(results, would, strict=True)
     )
 
 
 def tells_apart(would: Sequence[Mapping[str, Tensor]], right: Sequence[Mapping[str, Tensor]]) -> bool:
     """Whether a finite number among what ranks would hold is not the right one; infinity and NaN have many causes."""
-    for values, wanted in zip(would, right, strict=True):
+    for values, reference in zip(would, right, strict=True):
         for name, value in values.items():
             finite = value.isfinite()
-            if name not in wanted or value.shape != wanted[name].shape:
+            if name not in reference or value.shape != reference[name].shape:
                 return True
-            if bool(finite.any()) and not same(value[finite], wanted[name][finite]):
+            if bool(finite.any()) and not same(value[finite], reference[name][finite]):
                 return True
     return False
 
@@ -161,15 +161,15 @@ def diagnose(evidence: RankEvidence) -> Trouble | None:
     if not wrong:
         return None
     for symptom in (_infinite, _nothing, _shape):
-        said = symptom(evidence, wrong)
-        if said is not None:
-            return Trouble(said, SYMPTOM)
-    for place, explained in enumerate(
+        sentence = symptom(evidence, wrong)
+        if sentence is not None:
+            return Trouble(sentence, SYMPTOM)
+    for order, explained in enumerate(
         (_scaled, _alone, _copied, _biased, _other_rank, _other_axis, _other_chunks, _disagree, _common)
     ):
-        said = explained(evidence, wrong)
-        if said is not None:
-            return Trouble(said, place)
+        sentence = explained(evidence, wrong)
+        if sentence is not None:
+            return Trouble(sentence, order)
     return Trouble(_difference(evidence, wrong), SYMPTOM)
 
 
@@ -217,17 +217,17 @@ def _shape(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
     if not odd or (evidence.whole is not None and _axis_of(evidence, odd) is not None):
         return None
     rank = odd[0]
-    given, expected = tuple(evidence.given[rank].shape), tuple(evidence.expected[rank].shape)
+    shape, expected = tuple(evidence.given[rank].shape), tuple(evidence.expected[rank].shape)
     if all(_other_shape(evidence.given[r], evidence.expected[r]) for r in odd):
         return Said(
             f"The values of {evidence.label.en} are right and in the right order, but on rank {rank} their shape is "
-            f"{given}, and {expected} is expected: reshape them.",
+            f"{shape}, and {expected} is expected: reshape them.",
             f"Les valeurs sont justes et dans le bon ordre ({evidence.label.fr}), mais sur le rang {rank} leur forme "
-            f"est {given}, et on attend {expected} : changez-la avec reshape.",
+            f"est {shape}, et on attend {expected} : changez-la avec reshape.",
         )
     return Said(
-        f"On rank {rank} {evidence.label.en} has the shape {given}, but {expected} is expected.",
-        f"Sur le rang {rank}, {evidence.label.fr} a la forme {given}, mais {expected} est attendue.",
+        f"On rank {rank} {evidence.label.en} has the shape {shape}, but {expected} is expected.",
+        f"Sur le rang {rank}, {evidence.label.fr} a la forme {shape}, mais {expected} est attendue.",
     )
 
 
@@ -287,11 +287,11 @@ def _alone(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
     if all(same(evidence.given[rank], evidence.local[rank]) for rank in wrong):
         if len(wrong) < size:
             have = [rank for rank in range(size) if rank not in wrong]
-            several, alone = len(wrong) > 1, len(have) == 1
+            several, is_single = len(wrong) > 1, len(have) == 1
             return Said(
                 f"Only {_en(have)} got the result; {_en(wrong)} still {'hold their' if several else 'holds its'} own "
                 "part: every rank needs the result (all-reduce, not reduce).",
-                f"{_capital(_fr(have))} {'est seul' if alone else 'sont seuls'} à avoir le résultat ; {_fr(wrong)} "
+                f"{_capital(_fr(have))} {'est seul' if is_single else 'sont seuls'} à avoir le résultat ; {_fr(wrong)} "
                 f"{'gardent leur' if several else 'garde sa'} propre part : chaque rang a besoin du résultat "
                 "(all-reduce, et non reduce).",
             )
@@ -347,10 +347,10 @@ def _other_rank(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
         return None
     holds: dict[int, int] = {}
     for rank in range(size):
-        found = [other for other in range(size) if same(evidence.given[rank], expected[other])]
-        if not found:
+        holders = [candidate for candidate in range(size) if same(evidence.given[rank], expected[candidate])]
+        if not holders:
             return None
-        holds[rank] = rank if rank in found else found[0]
+        holds[rank] = rank if rank in holders else holders[0]
     rank = wrong[0]
     return Said(
         f"The order of the ranks is another one: rank {rank} holds what rank {holds[rank]} should. Who is left, who is "
@@ -362,11 +362,11 @@ def _other_rank(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
 
 def _axis_of(evidence: RankEvidence, ranks: Sequence[int]) -> int | None:
     """The dimension along which the whole was cut, if that explains what the ranks gave."""
-    whole = evidence.whole
-    if whole is None:
+    tensor = evidence.whole
+    if tensor is None:
         return None
-    for dim in range(whole.dim()):
-        shards = whole.tensor_split(evidence.size, dim)
+    for dim in range(tensor.dim()):
+        shards = tensor.tensor_split(evidence.size, dim)
         if all(same(evidence.given[rank], shards[rank]) for rank in ranks):
             return dim
     return None
@@ -412,41 +412,41 @@ def _reordered(value: Any, right: Tensor, size: int, dim: int) -> bool:
     # Only whole chunks can be compared, one for each rank.
     if value.shape != right.shape or right.shape[dim] < size or right.shape[dim] % size:
         return False
-    mine, theirs = value.chunk(size, dim), list(right.chunk(size, dim))
-    for chunk in mine:
-        found = next((index for index, other in enumerate(theirs) if same(chunk, other)), None)
-        if found is None:
+    chunks, theirs = value.chunk(size, dim), list(right.chunk(size, dim))
+    for chunk in chunks:
+        position = next((index for index, candidate in enumerate(theirs) if same(chunk, candidate)), None)
+        if position is None:
             return False
-        del theirs[found]
+        del theirs[position]
     return True
 
 
 def _disagree(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
     """Ranks that should hold the same and do not, each with other values."""
-    size, expected, given = evidence.size, evidence.expected, evidence.given
+    size, expected, results = evidence.size, evidence.expected, evidence.given
     if size < 2 or not all(same(expected[rank], expected[0]) for rank in range(size)):
         return None
-    alike = [rank for rank in range(size) if same(given[rank], given[0])]
-    if len(alike) == size:
+    same_ranks = [rank for rank in range(size) if same(results[rank], results[0])]
+    if len(same_ranks) == size:
         return None
-    others = [rank for rank in range(size) if rank not in alike]
+    odd = [rank for rank in range(size) if rank not in same_ranks]
     return Said(
-        f"{_capital(evidence.label.en)} should be the same on all ranks, but it differs between {_en(alike)} and "
-        f"{_en(others)}: look for a different random state, data that differ where they should not, or an exchange "
+        f"{_capital(evidence.label.en)} should be the same on all ranks, but it differs between {_en(same_ranks)} and "
+        f"{_en(odd)}: look for a different random state, data that differ where they should not, or an exchange "
         "that leaves out some ranks, or some parts.",
-        f"Tous les rangs devraient détenir la même chose ({evidence.label.fr}), mais {_fr(alike)} et "
-        f"{_fr(others)} diffèrent : cherchez un état aléatoire différent, des données qui diffèrent à tort, ou un "
+        f"Tous les rangs devraient détenir la même chose ({evidence.label.fr}), mais {_fr(same_ranks)} et "
+        f"{_fr(odd)} diffèrent : cherchez un état aléatoire différent, des données qui diffèrent à tort, ou un "
         "échange qui oublie des rangs, ou des morceaux.",
     )
 
 
 def _common(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
-    said = common_gap([evidence.given[rank] for rank in wrong], [evidence.expected[rank] for rank in wrong])
-    if said is None:
+    sentence = common_gap([evidence.given[rank] for rank in wrong], [evidence.expected[rank] for rank in wrong])
+    if sentence is None:
         return None
     return Said(
-        f"Wrong values on {_en(wrong)}, {evidence.label.en}. {said.en}",
-        f"Valeurs fausses sur {_fr(wrong)}, {evidence.label.fr}. {said.fr}",
+        f"Wrong values on {_en(wrong)}, {evidence.label.en}. {sentence.en}",
+        f"Valeurs fausses sur {_fr(wrong)}, {evidence.label.fr}. {sentence.fr}",
     )
 
 
@@ -462,8 +462,8 @@ def _difference(evidence: RankEvidence, wrong: Sequence[int]) -> Said:
     )
 
 
-def _all(evidence: RankEvidence, way: Callable[[int], Tensor]) -> bool:
-    return all(same(evidence.given[rank], way(rank)) for rank in range(evidence.size))
+def _all(evidence: RankEvidence, reference: Callable[[int], Tensor]) -> bool:
+    return all(same(evidence.given[rank], reference(rank)) for rank in range(evidence.size))
 
 
 def _capital(words: str) -> str:
@@ -518,16 +518,16 @@ def refuse_errors(answers: list[RankAnswer]) -> None:
         Wrong: if one gave none.
         Undone: if the answer is still a stub.
     """
-    failed = {one.rank: one.error for one in answers if one.error is not None}
+    failed = {answer.rank: answer.error for answer in answers if answer.error is not None}
     if not failed:
         return
     # Ranks that waited for one that failed tell of it too; the one that failed tells why.
-    own = {rank: error for rank, error in failed.items() if not error.kind}
+    raised_errors = {rank: error for rank, error in failed.items() if not error.kind}
     ended = {rank: error for rank, error in failed.items() if error.kind in ("lost", "time") and not error.name}
     between = {rank: error for rank, error in failed.items() if error.kind and error.name}
-    if own:
-        refused = {rank: error for rank, error in own.items() if error.name == Wrong.__name__}
-        rank, error = min((refused or own).items())
+    if raised_errors:
+        refused = {rank: error for rank, error in raised_errors.items() if error.name == Wrong.__name__}
+        rank, error = min((refused or raised_errors).items())
         if error.name == NotDone.__name__:
             raise Undone(error.message)
         if error.name == Wrong.__name__:
@@ -537,10 +537,10 @@ def refuse_errors(answers: list[RankAnswer]) -> None:
                 en=f"Your function returns {a_or_an(error.message)}, but a torch tensor is expected.",
                 fr=f"Votre fonction renvoie un objet de type {error.message}, mais un tenseur torch est attendu.",
             )
-        raise Wrong(_raised(sorted(own), rank, error, len(answers)))
+        raise Wrong(_raised(sorted(raised_errors), rank, error, len(answers)))
     if between and not any(error.kind == "lost" for error in ended.values()):
-        first = between[min(between)]
-        raise Wrong(first.message + _at(first))
+        first_error = between[min(between)]
+        raise Wrong(first_error.message + _at(first_error))
     ranks = sorted(rank for rank, error in ended.items() if error.kind == "lost") or sorted(ended)
     raise Wrong(_ended(ranks, ended[ranks[0]]))
 
@@ -597,22 +597,22 @@ _GLOO = (
 
 def _meaning(message: str) -> str:
     """A line about an error of gloo; empty where there is nothing to add."""
-    found = ((pattern.search(message), said) for pattern, said in _GLOO)
-    return next((f"\n{str(said).format(*match.groups())}" for match, said in found if match), "")
+    matches = ((pattern.search(message), sentence) for pattern, sentence in _GLOO)
+    return next((f"\n{str(sentence).format(*match.groups())}" for match, sentence in matches if match), "")
 
 
 def _raised(ranks: list[int], rank: int, error: ForkedError, size: int) -> str:
-    first = without_stamp(error.message.strip().split("\n")[0])
-    what = f"{error.name}: {first}" if first else error.name
+    first_line = without_stamp(error.message.strip().split("\n")[0])
+    message = f"{error.name}: {first_line}" if first_line else error.name
     everywhere = len(ranks) == size
     if not error.line:
-        return unusable(what)
+        return unusable(message)
     where_en = "every rank" if everywhere else listed(ranks, french=False)
     where_fr = "chaque rang" if everywhere else with_article(listed(ranks, french=True))
     return say(
-        en=f"Your function raised {what}\non {where_en}, at line {error.line} of its cell: {error.text}",
-        fr=f"Votre fonction a levé {what}\nsur {where_fr}, à la ligne {error.line} de sa cellule : {error.text}",
-    ) + _meaning(first)
+        en=f"Your function raised {message}\non {where_en}, at line {error.line} of its cell: {error.text}",
+        fr=f"Votre fonction a levé {message}\nsur {where_fr}, à la ligne {error.line} de sa cellule : {error.text}",
+    ) + _meaning(first_line)
 
 
 def _ended(ranks: list[int], error: ForkedError) -> str:
@@ -686,8 +686,8 @@ def only(
     sources = dict(names) if isinstance(names, Mapping) else {name: name for name in names}
 
     def taken(rank: int, size: int, seed: int) -> Mapping[str, Tensor]:
-        found = values(rank, size, seed, *options)
-        return {name: found[source] for name, source in sources.items()}
+        results = values(rank, size, seed, *options)
+        return {name: results[source] for name, source in sources.items()}
 
     return taken
 
@@ -696,8 +696,8 @@ def times_ranks(values: Callable[..., Mapping[str, Tensor]], name: str) -> Value
     """The output as it is, and one gradient as many times too large as there are ranks."""
 
     def counted(rank: int, size: int, seed: int) -> Mapping[str, Tensor]:
-        found = values(rank, size, seed)
-        return {OUTPUT: found[OUTPUT], name: size * found[name]}
+        results = values(rank, size, seed)
+        return {OUTPUT: results[OUTPUT], name: size * results[name]}
 
     return counted
 

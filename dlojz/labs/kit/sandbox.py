@@ -184,12 +184,12 @@ def _separate_streams(print_fd: int) -> None:
 
 def _threads_of_user() -> int:
     """Count the threads of all processes of this user, which the system's limit counts too."""
-    own, found = os.getuid(), 0
+    user_id, thread_count = os.getuid(), 0
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if folder.stat().st_uid == own:
-                found += sum(1 for _ in (folder / "task").iterdir())
-    return found
+            if folder.stat().st_uid == user_id:
+                thread_count += sum(1 for _ in (folder / "task").iterdir())
+    return thread_count
 
 
 def _limit(cpu_s: int) -> None:
@@ -239,14 +239,14 @@ def silenced() -> Iterator[None]:
     """Discard what this process, and those it starts, write to the two standard streams."""
     sys.stdout.flush()
     sys.stderr.flush()
-    kept = [os.dup(number) for number in (1, 2)]
+    saved_streams = [os.dup(number) for number in (1, 2)]
     nothing = os.open(os.devnull, os.O_WRONLY)
     try:
         for number in (1, 2):
             os.dup2(nothing, number)
         yield
     finally:
-        for number, before in zip((1, 2), kept, strict=True):
+        for number, before in zip((1, 2), saved_streams, strict=True):
             os.dup2(before, number)
             os.close(before)
         os.close(nothing)
@@ -255,8 +255,8 @@ def silenced() -> Iterator[None]:
 @contextmanager
 def hashes_of_another_process() -> Iterator[None]:
     """Let `hash` give, for what a text or bytes are in, what a process with another PYTHONHASHSEED might."""
-    own, builtins.hash = builtins.hash, hash_of_process("another")
+    builtin_hash, builtins.hash = builtins.hash, hash_of_process("another")
     try:
         yield
     finally:
-        builtins.hash = own
+        builtins.hash = builtin_hash

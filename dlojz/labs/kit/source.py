@@ -96,26 +96,26 @@ def _cells(cells: list[Any], file: str) -> Iterator[ProseCells | Code]:
     half: tuple[str, str, str] | None = None  # the prose cell that waits for its pair: language, text, where it stands
     names: set[str] = set()
     for number, cell in enumerate(cells, start=1):
-        where = f"{file}, cell {number}"
+        location = f"{file}, cell {number}"
         # `lines_to_next_cell` is jupytext's own.
         metadata = {key: value for key, value in cell.metadata.items() if key != "lines_to_next_cell"}
         for key in metadata:
             if key not in _METADATA.get(cell.cell_type, ()):
-                raise LabError(f"{where}: {one_of('cell metadata', key, _METADATA.get(cell.cell_type, ()))}")
+                raise LabError(f"{location}: {one_of('cell metadata', key, _METADATA.get(cell.cell_type, ()))}")
         if cell.cell_type == "code":
             if half:
                 raise LabError(f"{half[2]}: this prose is in {half[0]!r} only: write its pair right after it.")
-            code = _code(cell.source.rstrip(), metadata, where)
+            code = _code(cell.source.rstrip(), metadata, location)
             if code.name in names:
-                raise LabError(f"{where}: the name {code.name!r} is taken by an earlier cell: choose another.")
+                raise LabError(f"{location}: the name {code.name!r} is taken by an earlier cell: choose another.")
             names |= {code.name} if code.name else set()
             yield code
             continue
         language, text = metadata.get("lang"), cell.source.rstrip()
         if language not in LANGUAGES:
-            raise LabError(f"{where}: {one_of('lang of a prose cell', language, LANGUAGES)}")
+            raise LabError(f"{location}: {one_of('lang of a prose cell', language, LANGUAGES)}")
         if half is None:
-            half = (language, text, where)
+            half = (language, text, location)
         elif half[0] == language:
             raise LabError(f"{half[2]}: this prose is in {language!r} only: write its pair right after it.")
         else:
@@ -126,28 +126,28 @@ def _cells(cells: list[Any], file: str) -> Iterator[ProseCells | Code]:
         raise LabError(f"{half[2]}: this prose is in {half[0]!r} only: write its pair right after it.")
 
 
-def _code(text: str, metadata: dict[str, Any], where: str) -> Code:
+def _code(text: str, metadata: dict[str, Any], location: str) -> Code:
     name, stub, tags = metadata.get("name"), metadata.get("stub", "code"), tuple(metadata.get("tags", ()))
     if name is not None and not _CELL_NAME.fullmatch(name):
-        raise LabError(f"{where}: a cell is named in lower case with dashes, but {name!r} was received.")
+        raise LabError(f"{location}: a cell is named in lower case with dashes, but {name!r} was received.")
     if stub not in _STUBS:
-        raise LabError(f"{where}: {one_of('stub', stub, _STUBS)}")
+        raise LabError(f"{location}: {one_of('stub', stub, _STUBS)}")
     for tag in tags:
         if tag not in _TAGS:
-            raise LabError(f"{where}: {one_of('tag', tag, _TAGS)}")
+            raise LabError(f"{location}: {one_of('tag', tag, _TAGS)}")
     inside = False
     for line in text.split("\n"):
         if line.strip() in (BEGIN, END):
             # A mark must change the state: BEGIN outside of a region, END inside.
             if inside == (line.strip() == BEGIN):
-                raise LabError(f"{where}: solution regions are opened and closed in turn; look at {line.strip()!r}.")
+                raise LabError(f"{location}: solution regions are opened and closed in turn; look at {line.strip()!r}.")
             inside = not inside
         elif "BEGIN SOLUTION" in line or "END SOLUTION" in line:
-            raise LabError(f"{where}: a solution marker stands alone on its line, as {BEGIN!r} or {END!r}.")
+            raise LabError(f"{location}: a solution marker stands alone on its line, as {BEGIN!r} or {END!r}.")
     if inside:
-        raise LabError(f"{where}: a solution region is not closed: add {END!r}.")
+        raise LabError(f"{location}: a solution region is not closed: add {END!r}.")
     if BEGIN in text and name is None:
-        raise LabError(f'{where}: a cell with a solution region needs name="…", the id of its exercise.')
+        raise LabError(f'{location}: a cell with a solution region needs name="…", the id of its exercise.')
     return Code(text, name, tags, stub)
 
 
@@ -179,10 +179,10 @@ def compose(source: LabSource, language: Language, *, student: bool) -> Any:
             notebook.cells.append(nbformat.v4.new_markdown_cell(text, id=cell_id))
         else:
             text = in_language(_cleared(cell) if student and cell.has_solution else cell.text, language)
-            made = nbformat.v4.new_code_cell(text, id=cell_id)
+            code_cell = nbformat.v4.new_code_cell(text, id=cell_id)
             if cell.tags:
-                made.metadata["tags"] = list(cell.tags)
-            notebook.cells.append(made)
+                code_cell.metadata["tags"] = list(cell.tags)
+            notebook.cells.append(code_cell)
     return notebook
 
 
@@ -195,10 +195,10 @@ def in_language(code: str, language: Language) -> str:
 def _text_in_language(prefix: str, text: str, language: Language) -> str:
     """One language of a literal; a ` // ` inside the braces of an f-string divides numbers."""
     depth = 0
-    for place, sign in enumerate(text):
+    for index, sign in enumerate(text):
         depth += {"{": 1, "}": -1}.get(sign, 0) if prefix in ("f", "F") else 0
-        if depth == 0 and text.startswith(" // ", place):
-            chosen = text[:place] if language == "en" else text[place + 4 :]
+        if depth == 0 and text.startswith(" // ", index):
+            chosen = text[:index] if language == "en" else text[index + 4 :]
             # Spaces at the ends of the literal are of both languages.
             margins = text[: len(text) - len(text.lstrip(" "))], text[len(text.rstrip(" ")) :]
             text = chosen.strip(" ").join(margins)
@@ -269,19 +269,19 @@ def split(answer: str, solution: str) -> tuple[list[str], list[str]]:
     lines = solution.split("\n")
     marks = [number for number, line in enumerate(lines) if line.strip() in (BEGIN, END)]
     before, after = lines[: marks[0]], lines[marks[-1] + 1 :]
-    own = [line for line in answer.rstrip().split("\n") if line.strip() not in (BEGIN, END)]
-    start = _shared(before, own)
-    end = len(own) - _shared(after[::-1], own[start:][::-1])
+    answer_lines = [line for line in answer.rstrip().split("\n") if line.strip() not in (BEGIN, END)]
+    start = _shared(before, answer_lines)
+    end = len(answer_lines) - _shared(after[::-1], answer_lines[start:][::-1])
     inside = [line for line in lines[marks[0] : marks[-1] + 1] if line.strip() not in (BEGIN, END)]
-    return own[start:end], inside
+    return answer_lines[start:end], inside
 
 
-def _shared(expected: Sequence[str], found: Sequence[str]) -> int:
+def _shared(expected: Sequence[str], lines: Sequence[str]) -> int:
     """How many lines at the beginning are the notebook's own; 0 if the student has changed one of them."""
     return (
         len(expected)
-        if len(found) >= len(expected)
-        and all(one.rstrip() == other.rstrip() for one, other in zip(expected, found, strict=False))
+        if len(lines) >= len(expected)
+        and all(expected_line.rstrip() == line.rstrip() for expected_line, line in zip(expected, lines, strict=False))
         else 0
     )
 
@@ -290,8 +290,8 @@ def answer_cell(exercise: str, called: str, cells: Sequence[tuple[str, str]]) ->
     """The cell that asks for the answer to be judged; else the one whose id says so."""
     # A cell may hold another exercise's text; what counts is the id in the call.
     judged = [text for _, text in cells if (call := CALLED.search(text)) and call[1] == called]
-    named = [text for cell_id, text in cells if re.fullmatch(re.escape(exercise) + r"-[0-9a-f]{10}", cell_id)]
-    return next(iter([*judged, *named]), None)
+    by_id = [text for cell_id, text in cells if re.fullmatch(re.escape(exercise) + r"-[0-9a-f]{10}", cell_id)]
+    return next(iter([*judged, *by_id]), None)
 
 
 def cell_text(cell: dict[str, Any]) -> str:
@@ -350,10 +350,10 @@ def source_of(path: Path, content: dict[str, Any], root: Path) -> LabSource:
         LabError: if the checkout has no such lab.
     """
     metadata = content.get("metadata")
-    own = metadata.get("dlojz") if isinstance(metadata, dict) else None
-    number = own.get("lab") if isinstance(own, dict) else None
-    named = _LAB.fullmatch(path.name)
-    number = number if isinstance(number, str) else named[1] if named else ""
+    lab_metadata = metadata.get("dlojz") if isinstance(metadata, dict) else None
+    number = lab_metadata.get("lab") if isinstance(lab_metadata, dict) else None
+    match = _LAB.fullmatch(path.name)
+    number = number if isinstance(number, str) else match[1] if match else ""
     sources = {file.name[:2]: file for file in sorted((root / "solutions").glob("[0-9][0-9]_*.py"))}
     if not sources:
         raise refusal(

@@ -30,7 +30,7 @@ def copy_notebooks(target: Path, chosen: Language) -> Copied:
         LabError: if the folder cannot be written.
     """
     folder = target / "notebooks" / chosen
-    copied, kept = [], []
+    copied, existing = [], []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for source in sorted((COURSE / "notebooks" / chosen).glob("*.ipynb")):
@@ -40,7 +40,7 @@ def copy_notebooks(target: Path, chosen: Language) -> Copied:
                     file.write(source.read_bytes())
                 copied.append(source.name)
             except FileExistsError:
-                kept.append(source.name)
+                existing.append(source.name)
         # Notebooks link to code and to tests as `../../dlojz` and `../../tests`; an installed package has no tests.
         for linked in (PACKAGE, COURSE / "tests"):
             if linked.is_dir():
@@ -53,4 +53,4 @@ def copy_notebooks(target: Path, chosen: Language) -> Copied:
             fr=f"les notebooks ne peuvent pas être copiés dans {target} : {error.strerror} ; nommez un autre "
             "dossier : dlojz labs copy DOSSIER.",
         ) from None
-    return Copied(folder, tuple(copied), tuple(kept))
+    return Copied(folder, tuple(copied), tuple(existing))

@@ -284,7 +284,7 @@ def side_by_side(runs: Sequence[Run]) -> LabFigure:
         fr="Mémoire par catégorie et octets échangés sur l’axe tensor, prédits et mesurés, pour : ",
     )
     titles = [_title(run) for run in runs]
-    return memory_and_messages(runs, titles, opening=opening, shown=lambda one: one.group == "tp", ncols=5)
+    return memory_and_messages(runs, titles, opening=opening, is_drawn=lambda one: one.group == "tp", ncols=5)
 
 
 def counted(runs: Sequence[Run], group: str = "tp") -> Table:

@@ -306,7 +306,7 @@ def side_by_side(runs: Sequence[Run]) -> LabFigure:
         fr="Mémoire par catégorie et octets envoyés par communication, prédits et mesurés, pour : ",
     )
     titles = [_title(run) for run in runs]
-    return memory_and_messages(runs, titles, opening=opening, shown=lambda one: one.group != "control", ncols=4)
+    return memory_and_messages(runs, titles, opening=opening, is_drawn=lambda one: one.group != "control", ncols=4)
 
 
 def expert_seconds() -> float:

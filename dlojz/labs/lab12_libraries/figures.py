@@ -197,7 +197,7 @@ def side_by_side(*runs: Run | None) -> LabFigure:
         fr="Mémoire par catégorie au moment du pic, et octets envoyés par communication, prédits et mesurés, pour : ",
     )
     titles = [title(run) for run in there]
-    return memory_and_messages(there, titles, opening=opening, shown=_can_be_seen, ncols=4, at_peak=True)
+    return memory_and_messages(there, titles, opening=opening, is_drawn=_can_be_seen, ncols=4, at_peak=True)
 
 
 def _can_be_seen(one: Traffic) -> bool:

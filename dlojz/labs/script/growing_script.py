@@ -62,19 +62,19 @@ class ScriptPart:
 @cache
 def parts_of_script() -> tuple[ScriptPart, ...]:
     """Read the source's parts, in their order."""
-    found: list[ScriptPart] = []
+    parts: list[ScriptPart] = []
     for line in SOURCE.read_text(encoding="utf-8").splitlines():
         if mark := _MARK.fullmatch(line):
-            first = int(mark["first"] or 0)
+            first_lab = int(mark["first"] or 0)
             # `03` alone is 03 to 03; `03-`, and a mark without a number, go on to the last lab.
-            last = int(mark["last"] or LAST) if mark["to"] or not mark["first"] else first
+            last_lab = int(mark["last"] or LAST) if mark["to"] or not mark["first"] else first_lab
             task = f"# TODO: {mark['en']} // TODO : {mark['fr']}" if mark["en"] else ""
-            found.append(ScriptPart(first, last, task, bool(mark["given"]), ()))
+            parts.append(ScriptPart(first_lab, last_lab, task, bool(mark["given"]), ()))
         else:
             # The part that was begun last takes the line.
-            part = found.pop()
-            found.append(replace(part, lines=(*part.lines, line)))
-    return tuple(found)
+            part = parts.pop()
+            parts.append(replace(part, lines=(*part.lines, line)))
+    return tuple(parts)
 
 
 def script_of(lab: int, language: Language, *, solved: bool = True) -> str:
@@ -98,16 +98,16 @@ def _wrapped(comment: str) -> str:
 
 def _lines(lab: int, solved: bool) -> Iterator[str]:
     """The script's lines, with at most two empty ones after each other."""
-    shown = lab if solved or lab == 0 else lab - 1
+    base_lab = lab if solved or lab == 0 else lab - 1
     empty = 0
     parts = parts_of_script()
     for part, after in zip(parts, (*parts[1:], None), strict=True):
-        asked = [] if shown == lab or part.first != lab or not part.task else [_indented(part)]
-        given = shown < lab and part.given and part.first == lab
+        task_lines = [] if base_lab == lab or part.first != lab or not part.task else [_indented(part)]
+        is_provided = base_lab < lab and part.given and part.first == lab
         # What ends with the lab before, in front of a part that this lab gives, gives way to it.
-        replaced = shown < lab and part.last == shown and after is not None and after.given and after.first == lab
-        here = given or (part.first <= shown <= part.last and not replaced)
-        for line in [*asked, *(part.lines if here else ())]:
+        replaced = base_lab < lab and part.last == base_lab and after is not None and after.given and after.first == lab
+        is_included = is_provided or (part.first <= base_lab <= part.last and not replaced)
+        for line in [*task_lines, *(part.lines if is_included else ())]:
             empty = 0 if line else empty + 1
             if empty <= 2:
                 yield line

@@ -67,9 +67,9 @@ def check_printed(trial: Trial) -> None:
         # Only a script that prints one loss per step can be compared.
         if len(printed) != len(trial.record.losses):
             continue
-        for step, (told, loss) in enumerate(zip(printed, trial.record.losses, strict=True), start=1):
-            if not loss / SAME_PRINTED < told < loss * SAME_PRINTED:
-                pair = significant(told, 4), significant(loss, 4)
+        for step, (printed_loss, loss) in enumerate(zip(printed, trial.record.losses, strict=True), start=1):
+            if not loss / SAME_PRINTED < printed_loss < loss * SAME_PRINTED:
+                pair = significant(printed_loss, 4), significant(loss, 4)
                 raise Wrong(
                     en=f"With {trial.title}, your script prints the loss {pair[0]} at step {step}, and {pair[1]} was "
                     "measured: add up the losses of a step's micro-batches, each divided by their number, and begin at "
@@ -80,27 +80,27 @@ def check_printed(trial: Trial) -> None:
                 )
 
 
-def differing_step(first: Sequence[float], second: Sequence[float], tolerance: float) -> int | None:
+def differing_step(reference: Sequence[float], second: Sequence[float], tolerance: float) -> int | None:
     """Find the first step whose losses differ; None where all are the same."""
     # strict=False: of runs of different length, the steps that both have.
-    pairs = zip(first, second, strict=False)
+    pairs = zip(reference, second, strict=False)
     return next((step for step, (a, b) in enumerate(pairs) if not math.isclose(a, b, rel_tol=tolerance)), None)
 
 
-def check_losses(one: Trial, other: Trial, tolerance: float, *, en: str, fr: str, steps: int | None = None) -> None:
+def check_losses(base: Trial, peer: Trial, tolerance: float, *, en: str, fr: str, steps: int | None = None) -> None:
     """Refuse a run whose losses are not those of another one; the sentence ends with a likely cause."""
-    step = differing_step(one.record.losses[:steps], other.record.losses[:steps], tolerance)
+    step = differing_step(base.record.losses[:steps], peer.record.losses[:steps], tolerance)
     if step is not None:
-        pair = [significant(trial.record.losses[step], 5) for trial in (one, other)]
+        pair = [significant(trial.record.losses[step], 5) for trial in (base, peer)]
         raise Wrong(
-            en=f"The loss of step {step + 1} is {pair[0]} with {one.title} and {pair[1]} with {other.title}: {en}",
-            fr=f"La perte du pas {step + 1} vaut {pair[0]} avec {one.title} et {pair[1]} avec {other.title} : {fr}",
+            en=f"The loss of step {step + 1} is {pair[0]} with {base.title} and {pair[1]} with {peer.title}: {en}",
+            fr=f"La perte du pas {step + 1} vaut {pair[0]} avec {base.title} et {pair[1]} avec {peer.title} : {fr}",
         )
 
 
 def check_group(trial: Trial) -> None:
     """Refuse processes of which each trains alone."""
-    if any(one.group_size != len(trial.ranks) for one in trial.ranks):
+    if any(rank.group_size != len(trial.ranks) for rank in trial.ranks):
         raise Wrong(
             en=f"On {trial.title}, each process trains a model without the others: no process group is there at the "
             "first step. Call init_process_group before the model is wrapped.",
@@ -109,7 +109,7 @@ def check_group(trial: Trial) -> None:
         )
 
 
-def check_samples(one: Trial, many: Trial, replicas: int) -> None:
+def check_samples(base: Trial, many: Trial, replicas: int) -> None:
     """Refuse replicas that read the same samples, too many of them, or each epoch in one order."""
     # Ranks that share a replica read the same samples, so there is one set for each replica.
     shares = {frozenset(rank.epochs[0]) for rank in many.ranks if rank.epochs and rank.epochs[0]}
@@ -131,20 +131,22 @@ def check_samples(one: Trial, many: Trial, replicas: int) -> None:
             fr=f"Avec {many.title}, plusieurs répliques lisent les mêmes échantillons : donnez au DataLoader un "
             "DistributedSampler, avec le nombre de répliques et l’indice de celle-ci.",
         )
-    steps = [len(trial.record.losses) for trial in (one, many)]
+    steps = [len(trial.record.losses) for trial in (base, many)]
     if steps[0] != steps[1]:
-        en = f"Two epochs are {steps[0]} steps with {one.title}, and {steps[1]} with {many.title}: "
-        fr = f"Deux époques font {steps[0]} pas avec {one.title}, et {steps[1]} avec {many.title} : "
+        en = f"Two epochs are {steps[0]} steps with {base.title}, and {steps[1]} with {many.title}: "
+        fr = f"Deux époques font {steps[0]} pas avec {base.title}, et {steps[1]} avec {many.title} : "
         # Samples of a step, if every replica reads as many as rank 0.
-        read = replicas * sum(map(len, many.ranks[0].epochs)) / max(steps[1], 1)
-        if math.isclose(read, BATCH, rel_tol=SHARED_SAMPLES) and steps[1] < steps[0]:
+        samples_per_step = replicas * sum(map(len, many.ranks[0].epochs)) / max(steps[1], 1)
+        if math.isclose(samples_per_step, BATCH, rel_tol=SHARED_SAMPLES) and steps[1] < steps[0]:
             raise Wrong(
                 en=f"{en}each reads --batch samples, so samples are left out: only those that fill no whole step are.",
                 fr=f"{fr}chacun lit bien --batch échantillons, c’est donc que des échantillons sont laissés de côté : "
                 "seuls le sont ceux qui ne remplissent pas un pas.",
             )
-        on_average = Said(f", and reads {integer(read)} on average", f", et en lit {integer(read)} en moyenne")
-        reads = on_average if read else Said("", "")  # a script may read without a DataLoader
+        on_average = Said(
+            f", and reads {integer(samples_per_step)} on average", f", et en lit {integer(samples_per_step)} en moyenne"
+        )
+        reads = on_average if samples_per_step else Said("", "")  # a script may read without a DataLoader
         raise Wrong(
             en=f"{en}a step is to read --batch samples, {BATCH} here, of all replicas and micro-batches "
             f"together{reads.en}; those left over are dropped, by the sampler and by the DataLoader "
@@ -153,7 +155,7 @@ def check_samples(one: Trial, many: Trial, replicas: int) -> None:
             f"réunis{reads.fr} ; ceux qui restent sont écartés, par l’échantillonneur et "
             "par le DataLoader (drop_last=True).",
         )
-    for trial in (one, many):
+    for trial in (base, many):
         for rank, report in enumerate(trial.ranks):
             if len(report.epochs) > 1 and report.epochs[0] and report.epochs[0] == report.epochs[1]:
                 cause = _same_order(report)
@@ -196,7 +198,7 @@ def check_saves(trial: Trial) -> None:
     """Refuse ranks that write the same file."""
     # Real paths: links and relative names of one file are the same here.
     for path in trial.ranks[0].saved:
-        if any(path in other.saved for other in trial.ranks[1:]):
+        if any(path in rank.saved for rank in trial.ranks[1:]):
             raise Wrong(
                 en=f"Several ranks write {Path(path).name} with torch.save: let rank 0 write it alone, or use "
                 "torch.distributed.checkpoint.",
@@ -205,35 +207,38 @@ def check_saves(trial: Trial) -> None:
             )
 
 
-def check_parity(one: Trial, many: Trial, replicas: int) -> None:
+def check_parity(base: Trial, many: Trial, replicas: int) -> None:
     """Refuse a layout that does not train as one process does, with the cause where it is seen."""
     check_group(many)
-    check_samples(one, many, replicas)
+    check_samples(base, many, replicas)
     # Each rank is a replica: then all of them must average with all.
     if replicas == len(many.ranks):
         check_averaged(many)
-    first = [abs(loss) for trial in (one, many) for loss in trial.record.losses[:1]]
-    times = max(first) / min(first) if first and min(first) > 0 else 1.0
+    first_losses = [abs(loss) for trial in (base, many) for loss in trial.record.losses[:1]]
+    times = max(first_losses) / min(first_losses) if first_losses and min(first_losses) > 0 else 1.0
     # A whole factor: a loss that is summed over ranks or micro-batches, or divided once too often.
-    whole = round(times) > 1 and math.isclose(times, round(times), rel_tol=SAME_LOSS)
-    cause = DIVIDED if whole else _first_loss(one, many)
-    check_losses(one, many, SAME_LOSS, steps=1, en=cause.en, fr=cause.fr)
-    check_gradients(one, many)
-    together = _same_samples(one, many, replicas)
+    is_whole = round(times) > 1 and math.isclose(times, round(times), rel_tol=SAME_LOSS)
+    cause = DIVIDED if is_whole else _first_loss(base, many)
+    check_losses(base, many, SAME_LOSS, steps=1, en=cause.en, fr=cause.fr)
+    check_gradients(base, many)
+    together = _same_samples(base, many, replicas)
     check_losses(
-        one,
+        base,
         many,
         SAME_LOSS,
         en=("both read the same samples in the first step, so look at how gradients are averaged." if together else "")
         or "look at the samples that each rank reads, and at how gradients are averaged.",
-        fr=("les deux lisent les mêmes échantillons au premier pas : regardez comment les gradients sont moyennés."
-            if together else "")
+        fr=(
+            "les deux lisent les mêmes échantillons au premier pas : regardez comment les gradients sont moyennés."
+            if together
+            else ""
+        )
         or "regardez quels échantillons lit chaque rang, et comment les gradients sont moyennés.",
     )
     check_saves(many)
 
 
-def _first_loss(one: Trial, many: Trial) -> Said:
+def _first_loss(base: Trial, many: Trial) -> Said:
     """Why the first loss differs, as far as the weights before the first step tell."""
     begun = [rank.begun_with for rank in many.ranks]
     if any(rank.plain < rank.held for rank in many.ranks):  # shards: their squares say nothing of whole parameters
@@ -241,18 +246,20 @@ def _first_loss(one: Trial, many: Trial) -> Said:
             "nothing has been averaged yet, so the weights differ, or what is computed with them, or the samples.",
             "rien n’a encore été moyenné : ce sont les poids qui diffèrent, ou le calcul, ou les échantillons.",
         )
-    alone = one.ranks[0].begun_with
+    baseline_squares = base.ranks[0].begun_with
     # As many parameters on each rank as on one process: copies; else parts, joined in the order of the ranks.
-    copies = all(len(own) == len(alone) for own in begun)
-    held = begun[0] if copies else tuple(itertools.chain.from_iterable(begun))
-    if _close(held, alone) and (not copies or all(_close(own, alone) for own in begun)):
+    copies = all(len(squares) == len(baseline_squares) for squares in begun)
+    rank_squares = begun[0] if copies else tuple(itertools.chain.from_iterable(begun))
+    if _close(rank_squares, baseline_squares) and (
+        not copies or all(_close(squares, baseline_squares) for squares in begun)
+    ):
         return Said(
             "nothing has been averaged yet, and the weights are the same, so the forward pass computes something else, "
             "or with other samples.",
             "rien n’a encore été moyenné, et les poids sont les mêmes : c’est donc la passe avant qui calcule autre "
             "chose, ou avec d’autres échantillons.",
         )
-    if not copies and _close(sorted(held), sorted(alone)):
+    if not copies and _close(sorted(rank_squares), sorted(baseline_squares)):
         return Said(
             "the weights are those of one process, but the ranks hold them in another order: the first stage takes the "
             "first blocks, the last stage the last ones.",
@@ -267,40 +274,40 @@ def _first_loss(one: Trial, many: Trial) -> Said:
     )
 
 
-def _close(own: Sequence[float], others: Sequence[float]) -> bool:
-    return len(own) == len(others) and all(
-        math.isclose(a, b, rel_tol=SAME_ON_ONE, abs_tol=1e-12) for a, b in zip(own, others, strict=True)
+def _close(values: Sequence[float], references: Sequence[float]) -> bool:
+    return len(values) == len(references) and all(
+        math.isclose(a, b, rel_tol=SAME_ON_ONE, abs_tol=1e-12) for a, b in zip(values, references, strict=True)
     )
 
 
-def _same_samples(one: Trial, many: Trial, replicas: int) -> bool:
+def _same_samples(base: Trial, many: Trial, replicas: int) -> bool:
     """Whether the first step of both reads the same samples."""
     # A tuple for each replica: the samples of its first step; ranks of one replica give the same tuple.
     shares = {rank.epochs[0][: BATCH // replicas] for rank in many.ranks if rank.epochs}
-    return bool(one.ranks[0].epochs) and sorted(itertools.chain.from_iterable(shares)) == sorted(
-        one.ranks[0].epochs[0][:BATCH]
+    return bool(base.ranks[0].epochs) and sorted(itertools.chain.from_iterable(shares)) == sorted(
+        base.ranks[0].epochs[0][:BATCH]
     )
 
 
-def check_gradients(one: Trial, many: Trial, cause: Said = DIVIDED) -> None:
+def check_gradients(base: Trial, many: Trial, cause: Said = DIVIDED) -> None:
     """Refuse gradients of the first step that are not as large; Adam would hide it.
 
     On a mesh of two axes, some ranks hold the same parts and others do not: they are not compared.
     """
     if any(rank.mesh_axes > 1 for rank in many.ranks):
         return
-    found, first = _gradients(many), _gradients(one)
+    squares, baseline_squares = _gradients(many), _gradients(base)
     # Squares add up over parameters and parts; the ratio of the norms is the root of theirs.
-    ratio = math.sqrt(found / first) if first else 1.0
+    ratio = math.sqrt(squares / baseline_squares) if baseline_squares else 1.0
     if not math.isclose(ratio, 1.0, rel_tol=SAME_GRADIENTS):
         times = significant(ratio, 3)
-        by = max(ratio, 1 / ratio) if ratio else 0.0
-        if cause is DIVIDED and not math.isclose(by, round(by), rel_tol=SAME_GRADIENTS):
+        factor = max(ratio, 1 / ratio) if ratio else 0.0
+        if cause is DIVIDED and not math.isclose(factor, round(factor), rel_tol=SAME_GRADIENTS):
             cause = NOT_DIVIDED
         raise Wrong(
-            en=f"The gradients of the first step are {times} times as large with {many.title} as with {one.title}: "
+            en=f"The gradients of the first step are {times} times as large with {many.title} as with {base.title}: "
             f"{cause.en}",
-            fr=f"Les gradients du premier pas sont {times} fois ceux de {one.title} avec {many.title} : {cause.fr}",
+            fr=f"Les gradients du premier pas sont {times} fois ceux de {base.title} avec {many.title} : {cause.fr}",
         )
 
 
@@ -308,36 +315,38 @@ def _gradients(trial: Trial) -> float:
     """Add up the squares of the gradients: once where all ranks hold the same, of each rank where they hold parts."""
     by_rank = [rank.gradients for rank in trial.ranks]
     # Other parameters on each rank: stages, whose squares are added.
-    if len({len(one) for one in by_rank}) > 1:
+    if len({len(rank_squares) for rank_squares in by_rank}) > 1:
         return math.fsum(itertools.chain.from_iterable(by_rank))
     # The same parameters: copies where the squares of all ranks agree, else parts.
-    same = (math.isclose(min(squares), max(squares), rel_tol=SAME_ON_ONE) for squares in zip(*by_rank, strict=True))
+    agreement = (
+        math.isclose(min(squares), max(squares), rel_tol=SAME_ON_ONE) for squares in zip(*by_rank, strict=True)
+    )
     return math.fsum(
-        squares[0] if alike else math.fsum(squares)
-        for alike, squares in zip(same, zip(*by_rank, strict=True), strict=True)
+        squares[0] if agrees else math.fsum(squares)
+        for agrees, squares in zip(agreement, zip(*by_rank, strict=True), strict=True)
     )
 
 
 def check_averaged(many: Trial) -> None:
     """Refuse replicas that average no gradients."""
     with_en, with_fr = f"With {many.title}, ", f"Avec {many.title}, "
-    seen = many.ranks[0]
+    report = many.ranks[0]
     if not many.sent_bytes:
-        if seen.ddp and not seen.ddp_calls:
+        if report.ddp and not report.ddp_calls:
             raise Wrong(
                 en=f"{with_en}no gradient is sent: DistributedDataParallel wraps the model, but the model inside is "
                 "called; call the wrapped one.",
                 fr=f"{with_fr}aucun gradient n’est envoyé : DistributedDataParallel enveloppe le modèle, mais c’est "
                 "celui de l’intérieur qui est appelé ; appelez le modèle enveloppé.",
             )
-        if seen.ddp and not seen.ddp_synced:
+        if report.ddp and not report.ddp_synced:
             raise Wrong(
                 en=f"{with_en}no gradient is sent: every forward pass runs under no_sync(). The last micro-batch of a "
                 "step must be outside.",
                 fr=f"{with_fr}aucun gradient n’est envoyé : chaque passe avant s’exécute sous no_sync(). Le dernier "
                 "micro-batch d’un pas doit rester en dehors.",
             )
-        if seen.ddp:
+        if report.ddp:
             raise Wrong(
                 en=f"{with_en}no gradient is sent, although DistributedDataParallel is called: does backward go "
                 "through its output?",
@@ -350,7 +359,7 @@ def check_averaged(many: Trial) -> None:
             fr=f"{with_fr}aucun rang n’envoie de gradient, chacun s’entraîne donc seul : enveloppez le modèle dans "
             "DistributedDataParallel, et appelez le modèle enveloppé.",
         )
-    if seen.ddp and len({rank.weights for rank in many.ranks}) > 1:
+    if report.ddp and len({rank.weights for rank in many.ranks}) > 1:
         raise Wrong(
             en=f"{with_en}the ranks do not end with the same weights, although gradients are sent: each micro-batch "
             "that is the last of a step must be outside of no_sync(), and no rank may change weights by itself.",
@@ -360,19 +369,19 @@ def check_averaged(many: Trial) -> None:
         )
 
 
-def check_shards(one: Trial, many: Trial, most: float, en: str, fr: str) -> None:
+def check_shards(base: Trial, many: Trial, max_share: float, en: str, fr: str) -> None:
     """Refuse ranks that hold more than a share of the parameters, or that have lost some of them."""
-    whole = one.ranks[0].held
-    held = [rank.held for rank in many.ranks]
-    if max(held) > most * whole:
+    total = base.ranks[0].held
+    sizes = [rank.held for rank in many.ranks]
+    if max(sizes) > max_share * total:
         raise Wrong(
-            en=f"With {many.title}, a rank holds {percent(max(held) / whole)} of the parameters: {en}",
-            fr=f"Avec {many.title}, un rang détient {percent(max(held) / whole)} des paramètres : {fr}",
+            en=f"With {many.title}, a rank holds {percent(max(sizes) / total)} of the parameters: {en}",
+            fr=f"Avec {many.title}, un rang détient {percent(max(sizes) / total)} des paramètres : {fr}",
         )
-    if sum(held) < whole:
+    if sum(sizes) < total:
         raise Wrong(
-            en=f"With {many.title}, the ranks hold {percent(sum(held) / whole)} of the parameters together: a part of "
+            en=f"With {many.title}, the ranks hold {percent(sum(sizes) / total)} of the parameters together: a part of "
             "the model is lost.",
-            fr=f"Avec {many.title}, les rangs détiennent ensemble {percent(sum(held) / whole)} des paramètres : une "
+            fr=f"Avec {many.title}, les rangs détiennent ensemble {percent(sum(sizes) / total)} des paramètres : une "
             "partie du modèle est perdue.",
         )

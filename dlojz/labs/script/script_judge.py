@@ -80,12 +80,12 @@ def _memory(trials: ScriptTrials) -> None:
         en="checkpointing computes the same again, so no loss may change.",
         fr="le checkpointing recalcule la même chose : aucune perte ne doit changer.",
     )
-    kept = [trial.activations_bytes for trial in (plain, checkpointed)]
-    if kept[1] > 0.9 * kept[0]:
+    sizes = [trial.activations_bytes for trial in (plain, checkpointed)]
+    if sizes[1] > 0.9 * sizes[0]:
         raise Wrong(
-            en=f"--checkpointing keeps {format_bytes(kept[1])} of activations, {format_bytes(kept[0])} without it: "
+            en=f"--checkpointing keeps {format_bytes(sizes[1])} of activations, {format_bytes(sizes[0])} without it: "
             "wrap the call of each block in torch.utils.checkpoint.checkpoint, and use what it returns.",
-            fr=f"--checkpointing garde {format_bytes(kept[1])} d’activations, contre {format_bytes(kept[0])} sans : "
+            fr=f"--checkpointing garde {format_bytes(sizes[1])} d’activations, contre {format_bytes(sizes[0])} sans : "
             "enveloppez l’appel de chaque bloc dans torch.utils.checkpoint.checkpoint, et utilisez ce qu’il renvoie.",
         )
     _check_rounded(plain, trials(1, "--bf16"))
@@ -133,17 +133,17 @@ def _data_parallel(trials: ScriptTrials) -> None:
             "arrière de tous les micro-batches sauf le dernier.",
         )
     check_gradients(two, accumulated)
-    one = trials(1)
+    base = trials(1)
     for many in (two, accumulated):
-        check_parity(one, many, replicas=2)
+        check_parity(base, many, replicas=2)
 
 
 def _sharded(trials: ScriptTrials) -> None:
     folder = trials.checkpoint
-    two, one = trials.layout(4, "--accumulation", "2", "--save", folder), trials(1)
+    two, base = trials.layout(4, "--accumulation", "2", "--save", folder), trials(1)
     check_group(two)
     check_shards(
-        one,
+        base,
         two,
         0.6,
         en="call fully_shard on each block and on the model, before the optimizer is made.",
@@ -158,31 +158,31 @@ def _sharded(trials: ScriptTrials) -> None:
         )
     if two.ranks[0].plain:
         raise Wrong(
-            en=f"{percent(two.ranks[0].plain / one.ranks[0].held)} of the parameters are on every rank: call "
+            en=f"{percent(two.ranks[0].plain / base.ranks[0].held)} of the parameters are on every rank: call "
             "fully_shard on the whole model too, after its blocks.",
-            fr=f"{percent(two.ranks[0].plain / one.ranks[0].held)} des paramètres sont sur chaque rang : appelez "
+            fr=f"{percent(two.ranks[0].plain / base.ranks[0].held)} des paramètres sont sur chaque rang : appelez "
             "aussi fully_shard sur le modèle entier, après ses blocs.",
         )
-    check_parity(one, two, replicas=2)
-    again = trials.layout(4, "--load", folder)
-    if differing_step(two.record.losses[:1], again.record.losses[:1], SAME_ON_ONE) is None:
+    check_parity(base, two, replicas=2)
+    resumed_run = trials.layout(4, "--load", folder)
+    if differing_step(two.record.losses[:1], resumed_run.record.losses[:1], SAME_ON_ONE) is None:
         raise Wrong(
             en="--load changes nothing: the first loss is that of a model that was never trained. Load before the "
             "first step, and put what was loaded into model and optimizer.",
             fr="--load ne change rien : la première perte est celle d’un modèle jamais entraîné. Chargez avant le "
             "premier pas, et remettez ce qui a été lu dans le modèle et l’optimiseur.",
         )
-    if not again.ranks[0].moments:
+    if not resumed_run.ranks[0].moments:
         raise Wrong(
             en="With --load, weights are read and the optimizer’s moments are not: they are zero before the first "
             "step.",
             fr="Avec --load, les poids sont lus, mais pas les moments de l’optimiseur : ils sont nuls avant le premier "
             "pas.",
         )
-    alone = trials(1, "--load", folder)
+    single_run = trials(1, "--load", folder)
     check_losses(
-        alone,
-        again,
+        single_run,
+        resumed_run,
         SAME_LOSS,
         en="one process must read all that two ranks wrote.",
         fr="un processus doit lire tout ce que deux rangs ont écrit.",
@@ -190,29 +190,29 @@ def _sharded(trials: ScriptTrials) -> None:
 
 
 def _pipeline(trials: ScriptTrials) -> None:
-    two, one = trials.layout(5), trials(1)
+    two, base = trials.layout(5), trials(1)
     check_group(two)
     check_shards(
-        one,
+        base,
         two,
         0.7,
         en="keep only the blocks of this rank's stage, before the optimizer is made.",
         fr="ne gardez que les blocs de l’étage de ce rang, avant de créer l’optimiseur.",
     )
     # More than 1: something outside of the blocks is held by both stages.
-    if (together := sum(rank.held for rank in two.ranks) / one.ranks[0].held) > 1:
+    if (together := sum(rank.held for rank in two.ranks) / base.ranks[0].held) > 1:
         raise Wrong(
             en=f"Together the ranks hold {percent(together)} of the parameters: only the first one needs the patches "
             "and the position, and only the last one the norm and the head.",
             fr=f"Ensemble, les rangs détiennent {percent(together)} des paramètres : seul le premier a besoin des "
             "patches et de la position, et seul le dernier de la norme et de la tête.",
         )
-    check_parity(one, two, replicas=1)
+    check_parity(base, two, replicas=1)
     if two.ranks[0].schedule != "Schedule1F1B":
-        found = two.ranks[0].schedule
+        name = two.ranks[0].schedule
         raise Wrong(
-            en=f"The schedule is {found or 'none of torch.distributed.pipelining'}: Schedule1F1B is asked for.",
-            fr=f"L’ordonnancement est {found or 'étranger à torch.distributed.pipelining'} : Schedule1F1B est demandé.",
+            en=f"The schedule is {name or 'none of torch.distributed.pipelining'}: Schedule1F1B is asked for.",
+            fr=f"L’ordonnancement est {name or 'étranger à torch.distributed.pipelining'} : Schedule1F1B est demandé.",
         )
     if (cut := two.ranks[0].micro_batches) != 4:
         raise Wrong(
@@ -225,9 +225,9 @@ def _pipeline(trials: ScriptTrials) -> None:
 
 
 def _tensor_parallel(trials: ScriptTrials) -> None:
-    two, one = trials.layout(6), trials(1)
+    two, base = trials.layout(6), trials(1)
     check_group(two)
-    if two.ranks[0].plain == one.ranks[0].held:
+    if two.ranks[0].plain == base.ranks[0].held:
         raise Wrong(
             en=f"With {two.title}, no parameter is divided: call parallelize_module, with a plan whose names are those "
             "of both layers of each MLP.",
@@ -235,27 +235,27 @@ def _tensor_parallel(trials: ScriptTrials) -> None:
             "noms sont ceux des deux couches de chaque MLP.",
         )
     check_shards(
-        one,
+        base,
         two,
         0.8,
         en="give parallelize_module a plan whose names are those of both layers of each MLP.",
         fr="donnez à parallelize_module un plan dont les noms sont ceux des deux couches de chaque MLP.",
     )
-    seen = two.ranks[0]
-    if seen.plain < seen.held and not seen.by_rows:
+    rank0 = two.ranks[0]
+    if rank0.plain < rank0.held and not rank0.by_rows:
         raise Wrong(
-            en=f"With {two.title}, {seen.by_columns} matrices are split by columns, and none by rows: then the hidden "
+            en=f"With {two.title}, {rank0.by_columns} matrices are split by columns, and none by rows: then the hidden "
             "features are brought together between the two layers of an MLP. The second one goes by rows "
             "(RowwiseParallel), and takes those of its rank as they are.",
-            fr=f"Avec {two.title}, {seen.by_columns} matrices sont découpées par colonne, et aucune par ligne : les "
+            fr=f"Avec {two.title}, {rank0.by_columns} matrices sont découpées par colonne, et aucune par ligne : les "
             "neurones cachés sont alors rassemblés entre les deux couches d’un MLP. La seconde se découpe par ligne "
             "(RowwiseParallel), et prend ceux de son rang tels quels.",
         )
-    check_parity(one, two, replicas=1)
+    check_parity(base, two, replicas=1)
 
 
 def _two_axes(trials: ScriptTrials) -> None:
-    four, one = trials.layout(7), trials(1)
+    four, base = trials.layout(7), trials(1)
     check_group(four)
     if four.ranks[0].mesh_axes < 2:
         raise Wrong(
@@ -265,15 +265,15 @@ def _two_axes(trials: ScriptTrials) -> None:
             "l’axe tp du maillage, puis fully_shard avec son axe dp.",
         )
     check_shards(
-        one,
+        base,
         four,
         0.45,
         en="the MLPs are to be split along tp, and all parameters along dp.",
         fr="les MLP doivent être découpés selon tp, et tous les paramètres selon dp.",
     )
     for row in {rank.mesh_row for rank in four.ranks}:
-        read = {rank.epochs for rank in four.ranks if rank.mesh_row == row}
-        if len(read) > 1:
+        samples = {rank.epochs for rank in four.ranks if rank.mesh_row == row}
+        if len(samples) > 1:
             raise Wrong(
                 en=f"With {four.title}, ranks that hold parts of one model (along tp) read different samples: the "
                 "index of the replica is the rank's place along dp, mesh['dp'].get_local_rank().",
@@ -281,8 +281,8 @@ def _two_axes(trials: ScriptTrials) -> None:
                 "échantillons différents : l’indice de la réplique est la place du rang selon dp, "
                 "mesh['dp'].get_local_rank().",
             )
-    check_parity(one, four, replicas=2)
-    check_parity(one, trials.layout(6), replicas=1)  # on a mesh of two axes, tp takes its own
+    check_parity(base, four, replicas=2)
+    check_parity(base, trials.layout(6), replicas=1)  # on a mesh of two axes, tp takes its own
 
 
 def _measured(trials: ScriptTrials) -> None:
@@ -293,30 +293,30 @@ def _measured(trials: ScriptTrials) -> None:
 
 def _check_rate(trial: Trial) -> None:
     """Refuse a script that prints no throughput of its epochs, or another one than was measured from outside."""
-    first, *others = trial.rates
-    if any(others):
+    rates, *other_rates = trial.rates
+    if any(other_rates):
         raise Wrong(
             en=f"With {trial.title}, several ranks print `samples/s`: let rank 0 print it, for all replicas.",
             fr=f"Avec {trial.title}, plusieurs rangs affichent `samples/s` : laissez le rang 0 l’afficher, pour toutes "
             "les répliques.",
         )
-    if len(first) != 2:
+    if len(rates) != 2:
         raise Wrong(
-            en=f"With {trial.title}, rank 0 prints {len(first)} lines `samples/s NUMBER`, and one for each of the two "
+            en=f"With {trial.title}, rank 0 prints {len(rates)} lines `samples/s NUMBER`, and one for each of the two "
             "epochs is asked for.",
-            fr=f"Avec {trial.title}, le rang 0 affiche un nombre de lignes `samples/s NOMBRE` égal à {len(first)} : il "
+            fr=f"Avec {trial.title}, le rang 0 affiche un nombre de lignes `samples/s NOMBRE` égal à {len(rates)} : il "
             "en faut une pour chacune des deux époques.",
         )
     seconds = trial.record.step_s
     # In s: the second half of the steps is the second epoch.
     rate = BATCH * (len(seconds) // 2) / math.fsum(seconds[len(seconds) // 2 :])
-    times = first[1] / rate
+    times = rates[1] / rate
     if not 1 / SAME_RATE < times < SAME_RATE:
-        told = f"{significant(first[1], 3)} samples/s", f"{significant(rate, 3)}"
+        texts = f"{significant(rates[1], 3)} samples/s", f"{significant(rate, 3)}"
         raise Wrong(
-            en=f"With {trial.title}, the second epoch has {told[0]} by your script, and {told[1]} as measured from "
+            en=f"With {trial.title}, the second epoch has {texts[0]} by your script, and {texts[1]} as measured from "
             "outside: count --batch samples for each step of the optimizer, and the seconds of this epoch alone.",
-            fr=f"Avec {trial.title}, la deuxième époque a {told[0]} selon votre script, et {told[1]} mesurés de "
+            fr=f"Avec {trial.title}, la deuxième époque a {texts[0]} selon votre script, et {texts[1]} mesurés de "
             "l’extérieur : comptez --batch échantillons par pas de l’optimiseur, et les secondes de cette seule "
             "époque.",
         )
@@ -356,7 +356,7 @@ def _compressed(trials: ScriptTrials) -> None:
 
 
 def _experts(trials: ScriptTrials) -> None:
-    two, one = trials.layout(10), trials(1, "--experts", "4")
+    two, base = trials.layout(10), trials(1, "--experts", "4")
     check_group(two)
     footprint = two.record.footprint()
     if footprint is None or all(traffic.collective != "all_to_all" for traffic in footprint.communication):
@@ -366,15 +366,15 @@ def _experts(trials: ScriptTrials) -> None:
             "expert.",
         )
     check_shards(
-        one,
+        base,
         two,
         0.7,
         en="each rank keeps its share of the experts alone.",
         fr="chaque rang ne garde que sa part des experts.",
     )
-    check_samples(one, two, replicas=2)
+    check_samples(base, two, replicas=2)
     check_losses(
-        one,
+        base,
         two,
         SAME_LOSS,
         steps=1,
@@ -389,9 +389,9 @@ def _experts(trials: ScriptTrials) -> None:
         "ceux d’un expert viennent des tokens de tous les rangs : divisez-les par le nombre de rangs ; DDP moyenne les "
         "autres.",
     )
-    check_gradients(one, two, mean)
+    check_gradients(base, two, mean)
     check_losses(
-        one,
+        base,
         two,
         SAME_LOSS,
         en="tokens must come back in the order in which they left, and so must gradients, in the backward pass of the "
@@ -403,23 +403,23 @@ def _experts(trials: ScriptTrials) -> None:
 
 def _compressed_model(trials: ScriptTrials) -> None:
     (_, *words), two = LAYOUTS[11][1], trials.layout(11)
-    one = trials(1, "--quantize", *words)
-    if (most := max(one.ranks[0].levels, default=0)) > 255:
+    base = trials(1, "--quantize", *words)
+    if (levels := max(base.ranks[0].levels, default=0)) > 255:
         raise Wrong(
-            en=f"With --quantize, a matrix has {most} different values in a product: round all weights of nn.Linear "
+            en=f"With --quantize, a matrix has {levels} different values in a product: round all weights of nn.Linear "
             "to whole numbers from −127 to 127, times one scale.",
-            fr=f"Avec --quantize, une matrice a {most} valeurs différentes dans un produit : arrondissez tous les "
+            fr=f"Avec --quantize, une matrice a {levels} valeurs différentes dans un produit : arrondissez tous les "
             "poids des nn.Linear à des entiers de −127 à 127, fois une échelle.",
         )
-    if (still := one.ranks[0].gradients.count(0.0)) > STILL:
+    if (still := base.ranks[0].gradients.count(0.0)) > STILL:
         raise Wrong(
             en=f"With --quantize, the gradients of {still} parameters are zero: a rounding has no slope, so let the "
             "gradient go through it unchanged, as a straight-through estimator does.",
             fr=f"Avec --quantize, les gradients de {still} paramètres sont nuls : un arrondi n’a pas de pente ; "
             "laissez le gradient le traverser inchangé, comme le fait un straight-through estimator.",
         )
-    check_learns(one, 1.0)
-    for trial in (one, two):
+    check_learns(base, 1.0)
+    for trial in (base, two):
         share = trial.ranks[0].zeros / trial.ranks[0].matrices
         if not 0.45 < share < 0.55:
             raise Wrong(
@@ -430,38 +430,38 @@ def _compressed_model(trials: ScriptTrials) -> None:
                 "50 % : masquez les plus petits de chaque matrice après la première époque, et à nouveau après chaque "
                 "pas, qui les déplace.",
             )
-    check_parity(one, two, replicas=2)
+    check_parity(base, two, replicas=2)
 
 
 def _libraries(trials: ScriptTrials) -> None:
-    one: Trial | None = None
-    for way, name in (("deepspeed", "DeepSpeedEngine"), ("accelerate", "Accelerator")):
+    base: Trial | None = None
+    for library, name in (("deepspeed", "DeepSpeedEngine"), ("accelerate", "Accelerator")):
         try:
-            two = trials(2, "--parallel", way, "--accumulation", "2")
+            two = trials(2, "--parallel", library, "--accumulation", "2")
         except LibraryMissing as missing:
-            if way != "accelerate":
+            if library != "accelerate":
                 raise
             trials.not_judged.append(str(missing))  # Accelerate is optional
             continue
-        one = one or trials(1)
-        if (found := two.ranks[0].library) != name:
+        base = base or trials(1)
+        if (engine := two.ranks[0].library) != name:
             raise Wrong(
-                en=f"With {two.title}, {found or 'PyTorch alone'} trains the model: {name} is asked for.",
-                fr=f"Avec {two.title}, l’entraînement passe par {found or 'PyTorch seul'} : {name} est demandé.",
+                en=f"With {two.title}, {engine or 'PyTorch alone'} trains the model: {name} is asked for.",
+                fr=f"Avec {two.title}, l’entraînement passe par {engine or 'PyTorch seul'} : {name} est demandé.",
             )
         if name == "DeepSpeedEngine":
             check_shards(
-                one,
+                base,
                 two,
                 0.6,
                 en="give DeepSpeed’s configuration zero_optimization, with stage 1 or more.",
                 fr="donnez zero_optimization à la configuration de DeepSpeed, avec un niveau (stage) d’au moins 1.",
             )
             check_group(two)
-            check_samples(one, two, replicas=2)
-            check_gradients(one, two)
+            check_samples(base, two, replicas=2)
+            check_gradients(base, two)
             check_losses(
-                one,
+                base,
                 two,
                 ROUNDED_LOSS,
                 steps=3,
@@ -469,7 +469,7 @@ def _libraries(trials: ScriptTrials) -> None:
                 fr="DeepSpeed divise lui-même la perte par les micro-batches, et doit en connaître le nombre.",
             )
             check_losses(
-                one,
+                base,
                 two,
                 SAME_LOSS,
                 en="DeepSpeed clips the norm of the gradients at 1.0 unless its configuration says "
@@ -485,7 +485,7 @@ def _libraries(trials: ScriptTrials) -> None:
                     fr=f"Avec {two.title}, aucun rang n’envoie de gradient : chacun s’entraîne seul. Sans GPU, "
                     "Accelerator a besoin de cpu=True ; et appelez le modèle que prepare renvoie.",
                 )
-            check_parity(one, two, replicas=2)
+            check_parity(base, two, replicas=2)
 
 
 CHECKS: tuple[Callable[[ScriptTrials], None], ...] = (
@@ -536,9 +536,9 @@ def judge_script(
     shared = runs_root() if on == "slurm" else None
     if shared is not None:
         shared.mkdir(parents=True, exist_ok=True)
-    where = {"on": on, "machine": machine, "device": device}
+    placement = {"on": on, "machine": machine, "device": device}
     with tempfile.TemporaryDirectory(prefix=".dlojz-script-", dir=shared) as folder:
-        trials = ScriptTrials(path.absolute(), Path(folder), begin, where)
+        trials = ScriptTrials(path.absolute(), Path(folder), begin, placement)
         try:
             check(trials)
             for trial in trials.done:
@@ -548,12 +548,12 @@ def judge_script(
         except LibraryMissing as missing:
             return Verdict("note", str(missing))
         # The most that a rank held in any run: all parameters, as some run of each lab shares none.
-        whole = max(rank.held for trial in trials.done for rank in trial.ranks)
-        rows = [_row(trial, whole) for trial in trials.done]
+        total_elements = max(rank.held for trial in trials.done for rank in trial.ranks)
+        rows = [_row(trial, total_elements) for trial in trials.done]
         return Verdict("right", "\n".join([_praise(lab), *rows, *trials.not_judged]))
 
 
-def judge_in_notebook(lab: Lab, script: str | Path, **where: Any) -> None:
+def judge_in_notebook(lab: Lab, script: str | Path, **placement: Any) -> None:
     """Judge a student's script as the open lab asks for, show the verdict, and remember a right one.
 
     A script never costs the notebook its kernel: it runs in separate processes.
@@ -561,10 +561,13 @@ def judge_in_notebook(lab: Lab, script: str | Path, **where: Any) -> None:
     Args:
         lab: the one that is open.
         script: path of the script, from the notebook's folder or from one above it, where a terminal starts.
-        where: `on`, `machine` and `device`, as for `dlojz.run`.
+        placement: `on`, `machine` and `device`, as for `dlojz.run`.
     """
-    given, here = Path(script).expanduser(), Path.cwd()
-    path = next((one for folder in (here, *here.parents[:LEVELS]) if (one := folder / given).exists()), given)
+    script_path, cwd = Path(script).expanduser(), Path.cwd()
+    path = next(
+        (candidate for folder in (cwd, *cwd.parents[:LEVELS]) if (candidate := folder / script_path).exists()),
+        script_path,
+    )
     if not path.exists():
         folder = shlex.quote(str(path.parent))
         show(
@@ -583,7 +586,7 @@ def judge_in_notebook(lab: Lab, script: str | Path, **where: Any) -> None:
         return
     try:
         print(path.resolve(), flush=True)
-        verdict = judge_script(lab.number, path, lambda title: print(f"… {title}", flush=True), **where)
+        verdict = judge_script(lab.number, path, lambda title: print(f"… {title}", flush=True), **placement)
     except LabError as error:
         verdict = Verdict("wrong", str(error))
     show(verdict)
@@ -615,17 +618,17 @@ def _beside_prediction(trial: Trial) -> Said | str:
     return Said(f" ({told} predicted for such a model)", f" (prédit pour un tel modèle : {told})")
 
 
-def _row(trial: Trial, whole: int) -> str:
+def _row(trial: Trial, total_elements: int) -> str:
     """One run in a line: its losses, what a rank holds and sends, and whether that was predicted."""
     losses, rank = trial.record.losses, trial.ranks[0]
     predicted = _beside_prediction(trial)
-    sent = say(
+    sent_text = say(
         en=f"; {format_bytes(trial.sent_bytes)} sent per step{predicted}",
         fr=f" ; {format_bytes(trial.sent_bytes)} envoyés par pas{predicted}",
     )
     return say(
         en=f"{trial.title}: loss {significant(losses[0], 4)} → {significant(losses[-1], 4)} in {len(losses)} steps; "
-        f"{percent(rank.held / whole)} of the parameters on rank 0{sent if trial.sent_bytes else ''}",
+        f"{percent(rank.held / total_elements)} of the parameters on rank 0{sent_text if trial.sent_bytes else ''}",
         fr=f"{trial.title} : perte {significant(losses[0], 4)} → {significant(losses[-1], 4)} en {len(losses)} pas ; "
-        f"{percent(rank.held / whole)} des paramètres sur le rang 0{sent if trial.sent_bytes else ''}",
+        f"{percent(rank.held / total_elements)} des paramètres sur le rang 0{sent_text if trial.sent_bytes else ''}",
     )

@@ -47,7 +47,7 @@ def _first_tensor(batch: object) -> Tensor | None:
     if isinstance(batch, Tensor):
         return batch
     inner = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else ()
-    return next((found for one in inner if (found := _first_tensor(one)) is not None), None)
+    return next((tensor for element in inner if (tensor := _first_tensor(element)) is not None), None)
 
 
 def _local(parameter: Tensor) -> Tensor:
@@ -76,18 +76,20 @@ class _Steps:
     def __call__(self, optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         parameters = _parameters([optimizer])
         # FakeTensors: the watch predicts a step with them, which is none of the script's.
-        if any(isinstance(_local(one), FakeTensor) for one in parameters):
+        if any(isinstance(_local(parameter), FakeTensor) for parameter in parameters):
             return
         self._report["steps"] += 1
-        if all(one is not optimizer for one in self.optimizers):
+        if all(candidate is not optimizer for candidate in self.optimizers):
             self.optimizers.append(optimizer)
-            self._watch(next((one for one in parameters if one.grad is not None), None))
+            self._watch(next((parameter for parameter in parameters if parameter.grad is not None), None))
         self._first_of_step = True
-        gradient = next((one.grad for one in parameters if one.grad is not None), None)
+        gradient = next((parameter.grad for parameter in parameters if parameter.grad is not None), None)
         if gradient is not None:
             version = _local(gradient)._version  # FSDP2 adds to what a DTensor holds, unseen by its own version
-            used, before = self._used.get(id(optimizer), (None, 0))
-            self._report["repeated"] += int(used is not None and used() is gradient and version == before)
+            used_gradient, before = self._used.get(id(optimizer), (None, 0))
+            self._report["repeated"] += int(
+                used_gradient is not None and used_gradient() is gradient and version == before
+            )
             self._used[id(optimizer)] = weakref.ref(gradient), version
 
     def _watch(self, parameter: Tensor | None) -> None:
@@ -97,14 +99,14 @@ class _Steps:
         """
         if parameter is None or not parameter.requires_grad:
             return
-        seen = weakref.ref(parameter)
+        reference = weakref.ref(parameter)
 
         def arrives(_: Tensor) -> None:
-            one = seen()
+            target = reference()
             # The hook runs before the new gradient is added: .grad is still that of the step before.
-            if self._first_of_step and one is not None and one.grad is not None:
+            if self._first_of_step and target is not None and target.grad is not None:
                 with _disable_current_modes():
-                    self._report["kept"] += int(bool(_local(one.grad).any()))
+                    self._report["kept"] += int(bool(_local(target.grad).any()))
             self._first_of_step = False
 
         parameter.register_hook(arrives)
@@ -134,37 +136,40 @@ def observe(report: dict[str, Any]) -> list[torch.optim.Optimizer]:
     def begun(optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         """Look at everything once, before the first step that has gradients: DCP makes one without, to get states."""
         parameters = _parameters([optimizer])
-        if any(report["gradients"]) or any(isinstance(_local(one), FakeTensor) for one in parameters):
+        if any(report["gradients"]) or any(isinstance(_local(parameter), FakeTensor) for parameter in parameters):
             return  # those of fakes are the watch's, which predicts the step
-        states = [one for state in optimizer.state.values() for one in state.values() if isinstance(one, Tensor)]
+        states = [
+            moment for state in optimizer.state.values() for moment in state.values() if isinstance(moment, Tensor)
+        ]
         with _disable_current_modes():
             report["gradients"] = [
-                float(_local(one.grad).double().square().sum()) if one.grad is not None else 0.0 for one in parameters
+                float(_local(parameter.grad).double().square().sum()) if parameter.grad is not None else 0.0
+                for parameter in parameters
             ]
-            report["begun_with"] = [float(_local(one).double().square().sum()) for one in parameters]
+            report["begun_with"] = [float(_local(parameter).double().square().sum()) for parameter in parameters]
             # Adam's own counter of steps has no dimension; its moments have those of the parameter.
-            report["moments"] = int(any(_local(one).any() for one in states if one.dim() > 0))
+            report["moments"] = int(any(_local(moment).any() for moment in states if moment.dim() > 0))
         report["group_size"] = dist.get_world_size() if dist.is_initialized() else 0
         _look_at_modules(report, parameters)
 
     def multiplied(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Count the values of the matrices that a few products use."""
-        own = _local(weight)
-        if len(report["levels"]) < MOST_PRODUCTS and not isinstance(own, FakeTensor):
+        local_weight = _local(weight)
+        if len(report["levels"]) < MOST_PRODUCTS and not isinstance(local_weight, FakeTensor):
             with _disable_current_modes():
-                report["levels"].append(int(own.unique().numel()))
+                report["levels"].append(int(local_weight.unique().numel()))
         return linear(rows, weight, bias)
 
     uses: Counter[int] = Counter()
 
-    def called(module: nn.Module, given: tuple[Any, ...]) -> None:
+    def called(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Count how often the first step calls each module that has parameters of its own."""
-        first = _first_tensor(list(given))
-        if isinstance(module, DistributedDataParallel) and not isinstance(first, FakeTensor):
+        tensor = _first_tensor(list(inputs))
+        if isinstance(module, DistributedDataParallel) and not isinstance(tensor, FakeTensor):
             report["ddp_calls"] += 1
             report["ddp_synced"] += module.require_backward_grad_sync
         # Before the first step is counted.
-        if not report["steps"] and module._parameters and not isinstance(first, FakeTensor):
+        if not report["steps"] and module._parameters and not isinstance(tensor, FakeTensor):
             uses[id(module)] += 1
             report["uses"] = max(report["uses"], uses[id(module)])
 
@@ -196,7 +201,11 @@ def _count_late_shards(report: dict[str, Any]) -> None:
 
     @functools.wraps(shard)
     def counted(module: Any, *args: Any, **kwargs: Any) -> Any:
-        sharded = [one for one in gc.get_objects() if issubclass(type(one), FSDPModule) and one is not module]
+        sharded = [
+            candidate
+            for candidate in gc.get_objects()
+            if issubclass(type(candidate), FSDPModule) and candidate is not module
+        ]
         # `outer` holds the module, so it was sharded as a whole before its part.
         report["late_shards"] += any(inner is module for outer in sharded for inner in outer.modules())
         return shard(module, *args, **kwargs)
@@ -207,23 +216,23 @@ def _count_late_shards(report: dict[str, Any]) -> None:
 def _parameters(optimizers: list[torch.optim.Optimizer]) -> list[Tensor]:
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     # By identity: == of two tensors compares their elements.
-    return list({id(one): one for group in groups for one in group["params"]}.values())
+    return list({id(parameter): parameter for group in groups for parameter in group["params"]}.values())
 
 
 def _look_at_modules(report: dict[str, Any], parameters: list[Tensor]) -> None:
     """Note what wraps the model, the blocks that repeat in it, its pipeline schedule, and what no module has."""
     blocks: Counter[object] = Counter()
-    known: set[int] = set()
-    for one in gc.get_objects():
+    owned_ids: set[int] = set()
+    for candidate in gc.get_objects():
         # type, not isinstance, which asks an object for its __class__: a lazy module would load itself.
-        kind = type(one)
+        kind = type(candidate)
         if issubclass(kind, _PipelineSchedule):
-            report["schedule"], report["micro_batches"] = kind.__name__, one._n_microbatches
+            report["schedule"], report["micro_batches"] = kind.__name__, candidate._n_microbatches
         elif issubclass(kind, nn.Module):
-            known.update(map(id, one._parameters.values()))
+            owned_ids.update(map(id, candidate._parameters.values()))
             report["ddp"] += issubclass(kind, DistributedDataParallel)
             report["fsdp_units"] += issubclass(kind, FSDPModule)
-            shapes = tuple(tuple(parameter.shape) for parameter in one.parameters())
+            shapes = tuple(tuple(parameter.shape) for parameter in candidate.parameters())
             # A block of a transformer has at least four parameters; a norm or a linear layer has two.
             if len(shapes) >= 4:
                 blocks[kind.__name__, shapes] += 1
@@ -231,29 +240,29 @@ def _look_at_modules(report: dict[str, Any], parameters: list[Tensor]) -> None:
             report["library"] = kind.__name__
     report["blocks"] = max(blocks.values(), default=0)
     if report["library"] != "DeepSpeedEngine":  # which steps parts that it has flattened
-        report["stale"] = sum(id(one) not in known for one in parameters)
+        report["stale"] = sum(id(parameter) not in owned_ids for parameter in parameters)
 
 
 def _look_at_weights(report: dict[str, Any], optimizers: list[torch.optim.Optimizer]) -> None:
     """Note how much of the parameters this rank holds at the end, and their digest."""
     digest = hashlib.sha256()
-    report["fused"] = int(any(group.get("fused") for one in optimizers for group in one.param_groups))
+    report["fused"] = int(any(group.get("fused") for optimizer in optimizers for group in optimizer.param_groups))
     for parameter in _parameters(optimizers):
-        own = _local(parameter)
-        report["held"] += own.numel()
-        report["plain"] += 0 if isinstance(parameter, DTensor) else own.numel()
+        local = _local(parameter)
+        report["held"] += local.numel()
+        report["plain"] += 0 if isinstance(parameter, DTensor) else local.numel()
         axes = parameter.device_mesh.ndim if isinstance(parameter, DTensor) else 0
         report["mesh_axes"] = max(report["mesh_axes"], axes)
         if isinstance(parameter, DTensor):
             if axes > 1:
                 report["mesh_row"] = (parameter.device_mesh.get_coordinate() or [0])[0]
-            if own.dim() == 2:
+            if local.dim() == 2:
                 # torch's weight is (out, in), the transpose of A in Y = X A: dim 0 are A's columns, dim 1 its rows.
-                report["by_columns"] += sum(one.is_shard(0) for one in parameter.placements)
-                report["by_rows"] += sum(one.is_shard(1) for one in parameter.placements)
-        report["matrices"] += own.numel() if own.dim() == 2 else 0
-        report["zeros"] += int((own == 0).sum()) if own.dim() == 2 else 0
-        digest.update(_bytes_of(own))
+                report["by_columns"] += sum(placement.is_shard(0) for placement in parameter.placements)
+                report["by_rows"] += sum(placement.is_shard(1) for placement in parameter.placements)
+        report["matrices"] += local.numel() if local.dim() == 2 else 0
+        report["zeros"] += int((local == 0).sum()) if local.dim() == 2 else 0
+        digest.update(_bytes_of(local))
     report["weights"] = digest.hexdigest()
 
 

@@ -120,7 +120,7 @@ class Trial:
     def sent_bytes(self) -> int:
         """Bytes of the messages of a step, of all collectives of rank 0."""
         footprint = self.record.footprint()
-        return sum(one.message_bytes for one in footprint.communication) if footprint is not None else 0
+        return sum(traffic.message_bytes for traffic in footprint.communication) if footprint is not None else 0
 
     @property
     def activations_bytes(self) -> int:
@@ -135,8 +135,8 @@ class LibraryMissing(Exception):  # noqa: N818 - it is a verdict, not an error o
 
 def title_of(processes: int, words: Sequence[str]) -> str:
     """Name a run by its processes and options."""
-    shown = [Path(word).name if Path(word).is_absolute() else word for word in words]
-    options = f", {' '.join(shown)}" if words else ""
+    short_words = [Path(word).name if Path(word).is_absolute() else word for word in words]
+    options = f", {' '.join(short_words)}" if words else ""
     return say(
         en=f"{processes} process{'es' if processes > 1 else ''}{options}",
         fr=f"{processes} processus{options}",
@@ -145,15 +145,15 @@ def title_of(processes: int, words: Sequence[str]) -> str:
 
 def _rank_reports(folder: Path, processes: int) -> tuple[RankReport, ...]:
     """Read what the ranks wrote; what has not got so far is left out."""
-    found = []
+    reports = []
     for rank in range(processes):
         path = folder / f"rank-{rank}.json"
         if path.is_file():
-            told = json.loads(path.read_text(encoding="utf-8"))
-            told = {field.name: told[field.name] for field in fields(RankReport)}
-            lists = {name: tuple(told[name]) for name in ("saved", "gradients", "levels", "begun_with")}
-            found.append(RankReport(**told | lists | {"epochs": tuple(map(tuple, told["epochs"]))}))
-    return tuple(found)
+            content = json.loads(path.read_text(encoding="utf-8"))
+            content = {field.name: content[field.name] for field in fields(RankReport)}
+            lists = {name: tuple(content[name]) for name in ("saved", "gradients", "levels", "begun_with")}
+            reports.append(RankReport(**content | lists | {"epochs": tuple(map(tuple, content["epochs"]))}))
+    return tuple(reports)
 
 
 class ScriptTrials:
@@ -166,8 +166,8 @@ class ScriptTrials:
         where: arguments of `dlojz.run`: on which processes.
     """
 
-    def __init__(self, path: Path, folder: Path, begin: Callable[[str], object], where: Mapping[str, Any]) -> None:
-        self._path, self._folder, self._begin, self._where = path, folder, begin, where
+    def __init__(self, path: Path, folder: Path, begin: Callable[[str], object], placement: Mapping[str, Any]) -> None:
+        self._path, self._folder, self._begin, self._where = path, folder, begin, placement
         self._number = 0
         self.done: list[Trial] = []
         self.not_judged: list[str] = []
@@ -205,7 +205,7 @@ class ScriptTrials:
         record, ranks = ended.record, _rank_reports(reports, processes)
         if record is None or record.status != "completed":
             _refuse_missing_library(title_of(processes, words), ended.logs())
-        idle = [rank for rank, one in enumerate(ranks) if one.steps == 0]
+        idle = [rank for rank, report in enumerate(ranks) if report.steps == 0]
         if idle and len(idle) < len(ranks):
             raise Wrong(
                 en=f"On {title_of(processes, words)}, rank {idle[0]} makes no optimizer step and others do: every rank "
@@ -213,21 +213,21 @@ class ScriptTrials:
                 fr=f"Sur {title_of(processes, words)}, le rang {idle[0]} ne fait aucun pas d’optimiseur alors que "
                 "d’autres en font : chaque rang doit entraîner, sur ses propres échantillons.",
             )
-        if any(one.repeated for one in ranks):
+        if any(report.repeated for report in ranks):
             raise Wrong(
                 en=f"On {title_of(processes, words)}, optimizer.step is called again with the same gradients: once "
                 "after the backward passes of a step.",
                 fr=f"Sur {title_of(processes, words)}, optimizer.step est appelé de nouveau avec les mêmes gradients : "
                 "une seule fois, après les passes arrière d’un pas.",
             )
-        if any(one.kept for one in ranks):
+        if any(report.kept for report in ranks):
             raise Wrong(
                 en=f"On {title_of(processes, words)}, the gradients of a step are added to those of the step before: "
                 "call optimizer.zero_grad() once in each step, before its first backward.",
                 fr=f"Sur {title_of(processes, words)}, les gradients d’un pas s’ajoutent à ceux du pas d’avant : "
                 "appelez optimizer.zero_grad() une fois par pas, avant sa première passe arrière.",
             )
-        if any(one.stale for one in ranks):
+        if any(report.stale for report in ranks):
             raise Wrong(
                 en="The optimizer holds parameters that the model has no more: fully_shard and parallelize_module "
                 "replace them, so make the optimizer after these calls.",
@@ -236,7 +236,7 @@ class ScriptTrials:
             )
         # A rank that left no report has not come to its end either.
         completed = record is not None and record.status == "completed" and len(ranks) == processes
-        if not completed and any(one.late_shards for one in ranks):
+        if not completed and any(report.late_shards for report in ranks):
             raise Wrong(
                 en=f"On {title_of(processes, words)}, your script does not come to its end, and fully_shard is called "
                 "on a block of a model that is sharded as a whole already: shard each block first, the model last.",
@@ -264,20 +264,20 @@ def _how_it_ended(path: Path, title: str, log: str, record: RunRecord | None) ->
     unknown = next((line for line in log.splitlines() if "error: unrecognized arguments:" in line), None)
     invalid = next((line for line in log.splitlines() if ": error: argument " in line), None)
     if unknown or invalid:
-        what = (unknown or invalid or "").partition("error: ")[2].strip()
+        complaint = (unknown or invalid or "").partition("error: ")[2].strip()
         if unknown:  # by their names: a value may be a path that the judge has made
-            what = ", ".join(re.findall(r"--[a-z0-9-]+", what)) or what
+            complaint = ", ".join(re.findall(r"--[a-z0-9-]+", complaint)) or complaint
         return say(
-            en=f"Your script does not take the options of this lab ({what}): add them to its ArgumentParser.",
-            fr=f"Votre script n’accepte pas les options de ce TP ({what}) : ajoutez-les à son ArgumentParser.",
+            en=f"Your script does not take the options of this lab ({complaint}): add them to its ArgumentParser.",
+            fr=f"Votre script n’accepte pas les options de ce TP ({complaint}) : ajoutez-les à son ArgumentParser.",
         )
     reason = record.reason.replace(OBSERVER.name, path.name).strip() if record is not None else ""
     # Lines of the script itself in the tracebacks, the innermost last.
-    own = re.findall(rf'File "[^"]*{re.escape(path.name)}", line (\d+)', log)
-    if own and f"line {own[-1]}" not in reason:
-        reason += say(en=f" (line {own[-1]} of {path.name})", fr=f" (ligne {own[-1]} de {path.name})")
-    if left := path.read_text(encoding="utf-8").count("TODO"):
-        reason += say(en=f". Places still marked TODO: {left}", fr=f". Endroits encore marqués TODO : {left}")
+    line_numbers = re.findall(rf'File "[^"]*{re.escape(path.name)}", line (\d+)', log)
+    if line_numbers and f"line {line_numbers[-1]}" not in reason:
+        reason += say(en=f" (line {line_numbers[-1]} of {path.name})", fr=f" (ligne {line_numbers[-1]} de {path.name})")
+    if todos := path.read_text(encoding="utf-8").count("TODO"):
+        reason += say(en=f". Places still marked TODO: {todos}", fr=f". Endroits encore marqués TODO : {todos}")
     if "Connection closed by peer" in reason:
         reason += say(
             en=". A rank waits for others that have gone: get_state_dict, dcp.save and every collective must be "
