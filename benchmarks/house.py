@@ -50,7 +50,7 @@ TASKS = {
     "add a field to a run": Task("dlojz/config/fields.py", "class RunFields"),
     "add a pipeline schedule": Task("dlojz/pipeline/schedule_catalogue.py", "ScheduleEntry("),
     "add an optimizer": Task("dlojz/config/optimizers.py", "OptimizerSpec("),
-    "change the message of a failing exercise of lab 06": Task("dlojz/labs/lab06_tensor"),
+    "change the message of a failing exercise of lab 06": Task("dlojz/labs/lab06_tensor/exercises_layers.md", "## "),
     "add a GPU": Task("dlojz/hardware/data/gpus"),
     "fix the memory forecast of FSDP2": Task("dlojz/prediction/engine_memory_sharded.py", "class FSDP2"),
     "add a line to dlojz compare": Task("dlojz/display/tables.py", "def _communication_lines("),
@@ -58,7 +58,7 @@ TASKS = {
     "change the palette": Task("dlojz/display/style.py", "#"),
     "a SLURM option for a new cluster": Task("dlojz/running/slurm/slurm_job.py", "#SBATCH"),
     "the modules that a site loads": Task("slurm/machines", ""),
-    "the French of a hint": Task("dlojz/labs/lab06_tensor/exercises_layers.py", "hint_fr="),
+    "the French of a hint": Task("dlojz/labs/lab06_tensor/exercises_layers.md", "## hint"),
 }
 """Twelve things that somebody comes to do, and where (CONTRIBUTING.md says more of each)."""
 

@@ -415,8 +415,8 @@ class Forecast:
             return ""
         if layout.engine == "deepspeed":
             return say(
-                en="DeepSpeed's pipeline keeps buffers of its own for its messages, which are not predicted: the peak "
-                "is an estimate, and may be larger.",
+                en="DeepSpeed's pipeline keeps further buffers for its messages, which are not predicted: the peak is "
+                "an estimate, and may be larger.",
                 fr="Le pipeline de DeepSpeed garde des tampons à lui pour ses messages, qui ne sont pas prédits : le "
                 "pic est une estimation, et peut être plus grand.",
             )

@@ -22,13 +22,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dlojz.base.language import a_or_an, format_bytes, format_seconds, integer, say, shortest
 from dlojz.base.table import Table, titles
 from dlojz.config.fields import BLOCK_CHOICES
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong, or_to_do
-from dlojz.labs.kit.judges import Judge, reader, refuse_nothing
+from dlojz.labs.kit.exercise import Said, Wrong, or_to_do
+from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.judges import reader, refuse_nothing
 from dlojz.planner.activation_budget import BlockTables, BudgetPlan, planned
 from dlojz.prediction.forecast import forecast
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+TEXTS = Texts(__file__)
 
 
 _CHECKPOINT_SAMPLES, _CHECKPOINT_WIDTH = 4, 6
@@ -204,20 +207,10 @@ def _judge_runs(given: _Trial, right: _Trial, count: int, per_segment: int) -> N
         )
 
 
-CHECKPOINT = Exercise(
-    id="checkpoint",
-    title=Said("checkpointing by segments", "les points de contrôle par segments"),
-    judge=Judge(cases=_CASES, trial=_check_checkpointed),
-    praise_en="Right: the same gradients, and after forward only one tensor per segment is left in memory.",
-    praise_fr="Exact : les mêmes gradients, et après la passe avant il ne reste en mémoire qu’un tenseur par segment.",
-    hint_en="checkpoint(f, x, use_reentrant=False) returns f(x) and keeps x only. What must f be here, and how many "
-    "times is checkpoint called?",
-    hint_fr="checkpoint(f, x, use_reentrant=False) renvoie f(x) et ne garde que x. Que doit être f ici, et combien de "
-    "fois appelle-t-on checkpoint ?",
-    nearer_en="for start in range(0, len(blocks), per_segment): a segment is nn.Sequential(*blocks[start : start + "
-    "per_segment]), which is a function of x.",
-    nearer_fr="for start in range(0, len(blocks), per_segment) : un segment est nn.Sequential(*blocks[start : start + "
-    "per_segment]), qui est une fonction de x.",
+CHECKPOINT = TEXTS.exercise(
+    "checkpoint",
+    cases=_CASES,
+    trial=_check_checkpointed,
 )
 
 
@@ -421,20 +414,10 @@ def _judge_hooks(answer: Callable[..., Any]) -> None:
         )
 
 
-OFFLOAD = Exercise(
-    id="offload",
-    title=Said("offloading activations", "le déchargement des activations"),
-    judge=Judge(cases=((),), trial=_judge_hooks),
-    praise_en="Right: autograd keeps numbers, the host keeps the activations, and the gradients have not noticed.",
-    praise_fr="Exact : autograd garde des numéros, l’hôte garde les activations, et les gradients n’en savent rien.",
-    hint_en="pack returns whatever unpack will need: host.store(tensor), or the tensor itself where it is a weight. "
-    "How does unpack tell the two apart?",
-    hint_fr="pack renvoie ce dont unpack aura besoin : host.store(tensor), ou le tenseur lui-même s’il s’agit d’un "
-    "poids. Comment unpack distingue-t-il les deux ?",
-    nearer_en="weights = {p.untyped_storage().data_ptr() for p in model.parameters()}; pack looks there; unpack asks "
-    "isinstance(packed, torch.Tensor).",
-    nearer_fr="weights = {p.untyped_storage().data_ptr() for p in model.parameters()} ; pack y regarde ; unpack teste "
-    "isinstance(packed, torch.Tensor).",
+OFFLOAD = TEXTS.exercise(
+    "offload",
+    cases=((),),
+    trial=_judge_hooks,
 )
 
 
@@ -450,94 +433,38 @@ def exposed_seconds(moved_bytes: float, link_bytes_per_s: float, forward_s: floa
     return max(0.0, one_way_s - forward_s) + max(0.0, one_way_s - 2 * forward_s)
 
 
-EXPOSED_SECONDS = Exercise(
-    id="exposed-seconds",
-    title=Said("what offloading costs", "ce que coûte le déchargement"),
-    judge=Judge(
-        exposed_seconds,
-        cases=((25e9, 25e9, 0.4), (25e9, 25e9, 0.7), (5e9, 25e9, 0.5), (64e9, 16e9, 0.1), (12e9, 50e9, 0.2)),
-        mistakes=(
-            Mistake(
-                lambda moved, link, forward: 2 * moved / link,
-                "That is all the time the bytes travel; they travel while the GPU computes, and only what is "
-                "longer than the computation is waited for.",
-                "C’est tout le temps de transport ; or les octets voyagent pendant que le GPU calcule, et l’on "
-                "n’attend que ce qui dépasse le calcul.",
-            ),
-            Mistake(
-                lambda moved, link, forward: moved / link,
-                "That is the time of one way; it is hidden behind the computation, and only what is longer is "
-                "waited for.",
-                "C’est la durée d’un trajet ; le calcul le recouvre, et l’on n’attend que ce qui dépasse.",
-            ),
-            Mistake(
-                lambda moved, link, forward: max(0.0, moved * link - forward) + max(0.0, moved * link - 2 * forward),
-                "You multiply bytes by bytes per second; a time is bytes divided by bytes per second.",
-                "Vous multipliez des octets par des octets par seconde ; un temps, ce sont des octets divisés par "
-                "des octets par seconde.",
-            ),
-            Mistake(
-                lambda moved, link, forward: max(0.0, moved / link - 2 * forward),
-                "That is the way back; the bytes must leave first, during the forward pass.",
-                "C’est le retour ; les octets doivent d’abord partir, pendant la passe avant.",
-            ),
-            Mistake(
-                lambda moved, link, forward: max(0.0, moved / link - forward) + max(0.0, moved / link - forward / 2),
-                "Backward takes twice as long as forward, not half as long.",
-                "La passe arrière dure deux fois plus que la passe avant, et non deux fois moins.",
-            ),
-            Mistake(
-                lambda moved, link, forward: exposed_seconds(moved / 2, link, forward),
-                "You send half of the bytes each way; all of them leave, and all of them come back.",
-                "Vous envoyez la moitié des octets à chaque trajet ; tous partent, et tous reviennent.",
-            ),
-            Mistake(
-                lambda moved, link, forward: max(moved / link, forward) + max(moved / link, 2 * forward),
-                "That is the time of both passes with their transfers; what offloading adds to it is asked for: "
-                "take off the computation.",
-                "C’est la durée des deux passes avec leurs transferts ; on demande ce que le déchargement y "
-                "ajoute : retranchez le calcul.",
-            ),
-            Mistake(
-                lambda moved, link, forward: abs(moved / link - forward) + abs(moved / link - 2 * forward),
-                "Where the transfer is shorter than the computation, your absolute value counts the difference as "
-                "waiting; it costs nothing: max(0, …).",
-                "Quand le transfert est plus court que le calcul, votre valeur absolue compte l’écart comme une "
-                "attente ; il ne coûte rien : max(0, …).",
-            ),
-            Mistake(
-                lambda moved, link, forward: max(0.0, moved / link - forward),
-                "That is the way out; the bytes must come back, during the backward pass.",
-                "C’est l’aller ; les octets doivent aussi revenir, pendant la passe arrière.",
-            ),
-            Mistake(
-                lambda moved, link, forward: max(0.0, 2 * moved / link - 3 * forward),
-                "You hide both ways behind the whole step, but what is left over in forward cannot wait for "
-                "backward's spare time: compare each way with its own pass.",
-                "Vous recouvrez les deux trajets par le pas entier ; or ce qui dépasse de la passe avant ne peut "
-                "pas profiter du temps libre de la passe arrière : comparez chaque trajet à sa propre passe.",
-            ),
-            Mistake(
-                lambda moved, link, forward: 2 * max(0.0, moved / link - forward),
-                "Backward takes twice as long as forward: more is hidden on the way back.",
-                "La passe arrière dure deux fois plus que la passe avant : le retour est mieux recouvert.",
-            ),
-            Mistake(
-                lambda moved, link, forward: moved / link - forward + moved / link - 2 * forward,
-                "Where the transfer is shorter than the computation your function wins time; it costs nothing, "
-                "but gives nothing back: max(0, …) for each way.",
-                "Quand le transfert est plus court que le calcul, votre fonction gagne du temps ; il ne coûte "
-                "rien, mais ne rend rien non plus : max(0, …) pour chaque trajet.",
-            ),
+EXPOSED_SECONDS = TEXTS.exercise(
+    "exposed-seconds",
+    exposed_seconds,
+    cases=((25e9, 25e9, 0.4), (25e9, 25e9, 0.7), (5e9, 25e9, 0.5), (64e9, 16e9, 0.1), (12e9, 50e9, 0.2)),
+    mistakes={
+        "that is all the time the bytes travel": lambda moved, link, forward: 2 * moved / link,
+        "that is the time of one way": lambda moved, link, forward: moved / link,
+        "you multiply bytes by bytes per second": lambda moved, link, forward: (
+            max(0.0, moved * link - forward) + max(0.0, moved * link - 2 * forward)
         ),
-    ),
-    praise_en="Right: as long as the link keeps up with the computation, memory costs no time at all.",
-    praise_fr="Exact : tant que le lien suit le calcul, la mémoire gagnée ne coûte aucun temps.",
-    hint_en="How long does one way take? It has forward_s to hide on the way out; and how much on the way back?",
-    hint_fr="Combien de temps dure un trajet ? À l’aller, le calcul le recouvre pendant forward_s ; et au retour ?",
-    nearer_en="max(0, way − forward_s) + max(0, way − 2 · forward_s), where way = moved_bytes / link_bytes_per_s.",
-    nearer_fr="max(0, trajet − forward_s) + max(0, trajet − 2 · forward_s), où trajet = moved_bytes / "
-    "link_bytes_per_s.",
+        "that is the way back": lambda moved, link, forward: max(0.0, moved / link - 2 * forward),
+        "backward takes twice as long as forward": lambda moved, link, forward: (
+            max(0.0, moved / link - forward) + max(0.0, moved / link - forward / 2)
+        ),
+        "you send half of the bytes each way": lambda moved, link, forward: exposed_seconds(moved / 2, link, forward),
+        "that is the time of both passes with their": lambda moved, link, forward: (
+            max(moved / link, forward) + max(moved / link, 2 * forward)
+        ),
+        "where the transfer is shorter than the computation": lambda moved, link, forward: (
+            abs(moved / link - forward) + abs(moved / link - 2 * forward)
+        ),
+        "that is the way out": lambda moved, link, forward: max(0.0, moved / link - forward),
+        "you hide both ways behind the whole step": lambda moved, link, forward: max(
+            0.0, 2 * moved / link - 3 * forward
+        ),
+        "backward takes twice as long as forward more": lambda moved, link, forward: (
+            2 * max(0.0, moved / link - forward)
+        ),
+        "where the transfer is shorter than the computation your": lambda moved, link, forward: (
+            moved / link - forward + moved / link - 2 * forward
+        ),
+    },
 )
 
 
@@ -722,122 +649,29 @@ def _amiss(case: Any, given: tuple[float, float], right: tuple[float, float]) ->
     )
 
 
-ACTIVATION_PLAN = Exercise(
-    id="activation-plan",
-    title=Said("keep, recompute or offload under a budget", "garder, recalculer ou décharger, sous un budget"),
-    judge=Judge(
-        cheapest_plan,
-        cases=_budgets,
-        trial=_weighed,
-        tolerance=0.01,
-        differs=_amiss,
-        mistakes=(
-            Mistake(
-                lambda blocks, budget: cheapest_plan(blocks, budget - 1),
-                "A plan whose peak is exactly budget_bytes fits: ≤, not <.",
-                "Un plan dont le pic est exactement budget_bytes tient : ≤, et non <.",
-            ),
-            Mistake(
-                _cheapest(least=lambda blocks, plan: -_seconds(blocks, plan)),
-                "Of the plans that fit you take the one that adds most seconds; the fewest are asked for.",
-                "Parmi les plans qui tiennent, vous prenez celui qui ajoute le plus de secondes ; on veut le "
-                "moins.",
-            ),
-            Mistake(
-                _cheapest(least=lambda blocks, plan: 0),
-                "You take the first plan that fits; others that fit add fewer seconds: compare them all.",
-                "Vous prenez le premier plan qui tient ; d’autres, qui tiennent aussi, ajoutent moins de "
-                "secondes : comparez-les tous.",
-            ),
-            Mistake(
-                _cheapest(_fullest_alone),
-                "You hold each backward pass by itself against the budget; what the blocks before it hold is in "
-                "memory too.",
-                "Vous comparez au budget chaque passe arrière prise à part ; ce que gardent les blocs précédents "
-                "est aussi en mémoire.",
-            ),
-            Mistake(
-                _turned_round,
-                "Your plan is in reverse order: return the choices from the first block to the last.",
-                "Votre plan est à l’envers : renvoyez les choix du premier bloc au dernier.",
-            ),
-            Mistake(
-                _cheapest(_held),
-                "You hold the sum of what the blocks keep against the budget. The peak comes during a backward pass: "
-                "the block that runs it takes its backward_bytes besides.",
-                "Vous comparez au budget la somme de ce que gardent les blocs. Or le pic a lieu pendant une passe "
-                "arrière : le bloc qui l’exécute prend en plus ses backward_bytes.",
-            ),
-            Mistake(
-                _cheapest(_all_and_fullest),
-                "You add the fullest backward pass to what all blocks hold, but these are not in memory at one moment: "
-                "when a block's backward runs, the blocks after it have given theirs back.",
-                "Vous ajoutez la passe arrière la plus gourmande à ce que gardent tous les blocs, or tout cela n’est "
-                "pas en mémoire au même instant : pendant la passe arrière d’un bloc, les suivants ont tout rendu.",
-            ),
-            Mistake(
-                _cheapest(_with_itself),
-                "You count a block twice: its backward_bytes contain what it holds. Add only what the blocks before "
-                "it hold.",
-                "Vous comptez deux fois le même bloc : ses backward_bytes contiennent ce qu’il garde. N’ajoutez que ce "
-                "que gardent les blocs qui le précèdent.",
-            ),
-            Mistake(
-                _cheapest(_backwards),
-                "You add what the blocks after it hold, but backward begins with the last block: what is still held "
-                "belongs to the blocks before.",
-                "Vous ajoutez ce que gardent les blocs suivants, or la passe arrière commence par le dernier bloc : ce "
-                "qui est encore gardé appartient aux blocs précédents.",
-            ),
-            Mistake(
-                _cheapest(least=plan_peak_bytes),
-                "Your plan has the smallest peak of all, and pays for it in time. It only has to fit: of the plans "
-                "that do, take the one of least seconds.",
-                "Votre plan a le plus petit pic de tous, et le paie en temps. Il lui suffit de tenir : parmi les plans "
-                "qui tiennent, prenez celui qui ajoute le moins de secondes.",
-            ),
-            Mistake(
-                _cheapest(alike=True),
-                "You give all blocks the same choice: that is what checkpointing and offload do. Each block may have "
-                "its own.",
-                "Vous donnez à tous les blocs le même choix : c’est ce que font checkpointing et offload. Chaque bloc "
-                "peut avoir le sien.",
-            ),
-            Mistake(
-                _cheapest(choices=("keep", "recompute")),
-                "You never offload; where a block is expensive to compute again, moving its activations may cost less.",
-                "Vous ne déchargez jamais ; quand un bloc est coûteux à recalculer, déplacer ses activations peut "
-                "revenir moins cher.",
-            ),
-            Mistake(
-                _cheapest(choices=("keep", "offload")),
-                "You never recompute; where a block is cheap to compute again, that may cost less than moving its "
-                "activations.",
-                "Vous ne recalculez jamais ; quand un bloc se recalcule vite, cela peut revenir moins cher que de "
-                "déplacer ses activations.",
-            ),
-            Mistake(
-                _greedy,
-                "You change what frees most bytes per second until the plan fits. That fits, but is not the cheapest: "
-                "the last change may free more than is needed, and a block near the end hardly lowers the peak. With "
-                "so few blocks, try all plans.",
-                "Vous changez ce qui libère le plus d’octets par seconde, jusqu’à ce que le plan tienne. Il tient, "
-                "mais ce n’est pas le moins cher : le dernier changement libère parfois plus qu’il ne faut, et un bloc "
-                "proche de la fin n’abaisse guère le pic. Avec si peu de blocs, essayez tous les plans.",
-            ),
-        ),
-    ),
-    praise_en="Right: within the budget, and no plan that fits costs less. Here too the peak is the largest of sums.",
-    praise_fr="Exact : le budget est tenu, et aucun plan qui le tient ne coûte moins. Ici encore, le pic est le "
-    "maximum des sommes.",
-    hint_en="Walk a plan from the first block to the last, adding up what is held. What does each block need at its "
-    "backward, and which of these moments is the fullest?",
-    hint_fr="Parcourez un plan du premier bloc au dernier, en cumulant ce qui est gardé. De quoi chaque bloc a-t-il "
-    "besoin pendant sa passe arrière, et lequel de ces instants est le plus plein ?",
-    nearer_en="For each block in turn: peak = max(peak, held + block.backward_bytes[choice]), then held += "
-    "block.held_bytes[choice]. Keep the plans whose peak fits; min(…, key=seconds, default=None).",
-    nearer_fr="Pour chaque bloc, dans l’ordre : peak = max(peak, held + block.backward_bytes[choice]), puis held += "
-    "block.held_bytes[choice]. Gardez les plans dont le pic tient ; min(…, key=secondes, default=None).",
+ACTIVATION_PLAN = TEXTS.exercise(
+    "activation-plan",
+    cheapest_plan,
+    cases=_budgets,
+    trial=_weighed,
+    tolerance=0.01,
+    differs=_amiss,
+    mistakes={
+        "A plan whose peak is exactly budget_bytes fits": lambda blocks, budget: cheapest_plan(blocks, budget - 1),
+        "of the plans that fit you take the one": _cheapest(least=lambda blocks, plan: -_seconds(blocks, plan)),
+        "you take the first plan that fits": _cheapest(least=lambda blocks, plan: 0),
+        "you hold each backward pass by itself against the": _cheapest(_fullest_alone),
+        "your plan is in reverse order": _turned_round,
+        "you hold the sum of what the blocks keep": _cheapest(_held),
+        "you add the fullest backward pass to what all": _cheapest(_all_and_fullest),
+        "you count a block twice": _cheapest(_with_itself),
+        "you add what the blocks after it hold": _cheapest(_backwards),
+        "your plan has the smallest peak of all": _cheapest(least=plan_peak_bytes),
+        "you give all blocks the same choice": _cheapest(alike=True),
+        "you never offload": _cheapest(choices=("keep", "recompute")),
+        "you never recompute": _cheapest(choices=("keep", "offload")),
+        "you change what frees most bytes per second until": _greedy,
+    },
 )
 
 

@@ -13,12 +13,15 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import a_or_an, shortest
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
-from dlojz.labs.kit.judges import Judge, reader
+from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.judges import reader
 from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+
+TEXTS = Texts(__file__)
 
 SAMPLES, WIDTH, CLASSES = 4, 6, 3
 MICRO_BATCHES = 3
@@ -141,51 +144,22 @@ def _mean_gradients(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     }
 
 
-AVERAGE_GRADIENTS = Exercise(
-    id="average-gradients",
-    title=Said("averaging the gradients", "la moyenne des gradients"),
-    judge=Judge(
-        _mean_gradients,
-        on_ranks=True,
-        trial=_backward_trial,
-        local=lambda rank, size, seed: true_gradients(seed, [batch_of(rank, seed)]),
-        inspect=_refuse_other_tensors,
-        labels={_WEIGHTS: Said("the weights of a rank", "les poids d’un rang")},
-        mistakes=(
-            Mistake(
-                _average_weights,
-                "You average the weights; it is the gradients, parameter.grad, that differ between replicas after "
-                "backward.",
-                "Vous moyennez les poids ; or ce sont les gradients, parameter.grad, qui diffèrent entre répliques "
-                "après la passe arrière.",
-            ),
-            Mistake(
-                _largest,
-                "You take the largest of the ranks' gradients, not their sum (op=dist.ReduceOp.MAX).",
-                "Vous prenez le plus grand des gradients des rangs, et non leur somme (op=dist.ReduceOp.MAX).",
-            ),
-            Mistake(
-                lambda model: average_gradients(model, lambda index, parameter: index == 0),
-                "Only the first parameter is averaged: look at where your loop ends (a return inside it?).",
-                "Seul le premier paramètre est moyenné : regardez où finit votre boucle (un return à l’intérieur ?).",
-            ),
-            Mistake(
-                lambda model: average_gradients(model, lambda index, parameter: parameter.dim() > 1),
-                "The biases are left out: they are parameters like the others, and have a gradient.",
-                "Les biais sont oubliés : ce sont des paramètres comme les autres, et ils ont un gradient.",
-            ),
+AVERAGE_GRADIENTS = TEXTS.exercise(
+    "average-gradients",
+    _mean_gradients,
+    on_ranks=True,
+    trial=_backward_trial,
+    local=lambda rank, size, seed: true_gradients(seed, [batch_of(rank, seed)]),
+    inspect=_refuse_other_tensors,
+    labels={_WEIGHTS: Said("the weights of a rank", "les poids d’un rang")},
+    mistakes={
+        "you average the weights": _average_weights,
+        "you take the largest of the ranks' gradients": _largest,
+        "only the first parameter is averaged": lambda model: average_gradients(
+            model, lambda index, parameter: index == 0
         ),
-    ),
-    praise_en="Right: the same gradients on every rank, those of one process that had read all the batches.",
-    praise_fr="Exact : sur chaque rang, les mêmes gradients, ceux d’un processus qui aurait lu tous les batches.",
-    hint_en="What does all-reduce leave in a tensor, and what is missing for a mean? Do so for every "
-    "model.parameters().",
-    hint_fr="Que laisse l’all-reduce dans un tenseur, et que manque-t-il pour une moyenne ? Faites-le pour chacun des "
-    "model.parameters().",
-    nearer_en="dist.all_reduce(parameter.grad) works in place; then divide parameter.grad, in place too, by "
-    "dist.get_world_size().",
-    nearer_fr="dist.all_reduce(parameter.grad) travaille en place ; divisez ensuite parameter.grad, en place aussi, "
-    "par dist.get_world_size().",
+        "the biases are left out": lambda model: average_gradients(model, lambda index, parameter: parameter.dim() > 1),
+    },
 )
 
 
@@ -264,74 +238,31 @@ def _inspect_traffic(answers: list[RankAnswer]) -> None:
             )
 
 
-ACCUMULATION = Exercise(
-    id="accumulation",
-    title=Said("accumulating gradients", "l’accumulation de gradients"),
-    judge=Judge(
-        lambda rank, size, seed: _of_all(seed, range(size)),
-        on_ranks=True,
-        trial=_accumulation_trial,
-        local=lambda rank, size, seed: _of_all(seed, [rank]),
-        mistakes=(
-            Mistake(
-                lambda model, batches: _accumulate(model, batches, share=1.0),
-                "The gradients are as many times too large as there are micro-batches: backward adds up, so divide "
-                "each loss by len(micro_batches).",
-                "Les gradients sont trop grands d’un facteur égal au nombre de micro-batches : la passe arrière "
-                "cumule ; divisez donc chaque perte par len(micro_batches).",
-            ),
-            Mistake(
-                lambda model, batches: _accumulate(model, batches[-1:], share=1.0),
-                "Only the last micro-batch counts: zero_grad inside the loop wipes out those before.",
-                "Seul le dernier micro-batch compte : un zero_grad dans la boucle efface les précédents.",
-            ),
-            Mistake(
-                lambda model, batches: _accumulate(model, batches[-1:], share=1 / len(batches)),
-                "Only the last micro-batch counts, divided by their number: zero_grad inside the loop wipes out "
-                "those before.",
-                "Seul compte le dernier micro-batch, divisé par leur nombre : un zero_grad dans la boucle efface "
-                "les précédents.",
-            ),
-            Mistake(
-                lambda model, batches: _accumulate(model, batches[:1], share=1.0),
-                "Only the first micro-batch counts: look at where your loop ends.",
-                "Seul le premier micro-batch compte : regardez où finit votre boucle.",
-            ),
-            Mistake(
-                lambda model, batches: _accumulate(model, batches[:-1], share=1 / len(batches)),
-                "The last micro-batch is missing: look at where your loop ends.",
-                "Il manque le dernier micro-batch : regardez où finit votre boucle.",
-            ),
-            Mistake(
-                lambda model, batches: _accumulate(model, batches, share=1 / SAMPLES),
-                "You divide each loss by the number of samples of a micro-batch; cross_entropy has done so "
-                "already. Divide by the number of micro-batches.",
-                "Vous divisez chaque perte par le nombre d’échantillons d’un micro-batch ; cross_entropy l’a déjà "
-                "fait. Divisez par le nombre de micro-batches.",
-            ),
-            Mistake(
-                lambda model, batches: _accumulate(model, batches, share=0.5),
-                "You divide by 2 whatever the number of micro-batches; divide by len(micro_batches).",
-                "Vous divisez par 2 quel que soit le nombre de micro-batches ; divisez par len(micro_batches).",
-            ),
-            Mistake(
-                lambda model, batches: _accumulate(model, batches, share=1.0, average=False),
-                "Two things are missing: the loss of each micro-batch is to be divided by their number, and the "
-                "gradients are never averaged over the ranks.",
-                "Il manque deux choses : diviser la perte de chaque micro-batch par leur nombre, et faire la "
-                "moyenne des gradients entre les rangs.",
-            ),
+ACCUMULATION = TEXTS.exercise(
+    "accumulation",
+    lambda rank, size, seed: _of_all(seed, range(size)),
+    on_ranks=True,
+    trial=_accumulation_trial,
+    local=lambda rank, size, seed: _of_all(seed, [rank]),
+    mistakes={
+        "the gradients are as many times too large as": lambda model, batches: _accumulate(model, batches, share=1.0),
+        "only the last micro-batch counts": lambda model, batches: _accumulate(model, batches[-1:], share=1.0),
+        "only the last micro-batch counts divided": lambda model, batches: _accumulate(
+            model, batches[-1:], share=1 / len(batches)
         ),
-        inspect=_inspect_accumulation,
-    ),
-    praise_en="Right: the gradients of a batch as many times larger, for the communication of a single one.",
-    praise_fr="Exact : les gradients d’un batch d’autant plus grand, pour le prix d’une seule communication.",
-    hint_en="loss.backward() adds to parameter.grad what is there already. What becomes of a mean of means?",
-    hint_fr="loss.backward() ajoute à ce que parameter.grad contient déjà. Que devient une moyenne de moyennes ?",
-    nearer_en="In the loop: the loss divided by len(micro_batches), then backward. After the loop, once: "
-    "average_gradients(model).",
-    nearer_fr="Dans la boucle : la perte divisée par len(micro_batches), puis backward. Après la boucle, une fois : "
-    "average_gradients(model).",
+        "only the first micro-batch counts": lambda model, batches: _accumulate(model, batches[:1], share=1.0),
+        "the last micro-batch is missing": lambda model, batches: _accumulate(
+            model, batches[:-1], share=1 / len(batches)
+        ),
+        "you divide each loss by the number of samples": lambda model, batches: _accumulate(
+            model, batches, share=1 / SAMPLES
+        ),
+        "you divide by 2 whatever the number of micro-batches": lambda model, batches: _accumulate(
+            model, batches, share=0.5
+        ),
+        "two things are missing": lambda model, batches: _accumulate(model, batches, share=1.0, average=False),
+    },
+    inspect=_inspect_accumulation,
 )
 
 
@@ -511,28 +442,14 @@ def _refuse_empty_bucket(answer: Callable[..., Any]) -> None:
         )
 
 
-BUCKETS = Exercise(
-    id="buckets",
-    title=Said("filling the buckets", "le remplissage des buckets"),
-    judge=Judge(
-        fill_buckets,
-        cases=_models,
-        mistakes=_BUCKET_MISTAKES,
-        read=_read_buckets,
-        told=Said(
-            "For gradients of {0} bytes and a limit of {1}", "Pour des gradients de {0} octets et une limite de {1}"
-        ),
-        then=_refuse_empty_bucket,
-    ),
-    praise_en="Right: the last layers travel first, while backward goes on with the first ones.",
-    praise_fr="Exact : les dernières couches voyagent d’abord, pendant que la passe arrière remonte vers les "
-    "premières.",
-    hint_en="Which gradients does backward finish first: those of the first or of the last parameters?",
-    hint_fr="Quels gradients la passe arrière termine-t-elle d’abord : ceux des premiers ou des derniers paramètres ?",
-    nearer_en="Go through reversed(range(len(gradient_bytes))); append, add up, and close the bucket once its sum is "
-    "≥ limit_bytes. Mind the last one.",
-    nearer_fr="Parcourez reversed(range(len(gradient_bytes))) ; ajoutez, cumulez, et fermez le bucket dès que sa somme "
-    "est ≥ limit_bytes. Pensez au dernier.",
+BUCKETS = TEXTS.exercise(
+    "buckets",
+    fill_buckets,
+    cases=_models,
+    mistakes=_BUCKET_MISTAKES,
+    read=_read_buckets,
+    told=Said("For gradients of {0} bytes and a limit of {1}", "Pour des gradients de {0} octets et une limite de {1}"),
+    then=_refuse_empty_bucket,
 )
 
 
@@ -636,9 +553,7 @@ def _mean(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     return true_gradients(seed, [batch_of(other, seed, STEPS - 1) for other in range(size)])
 
 
-def overlap(
-    model: nn.Module, *, divide: str = "before", wait: bool = True, clear: bool = True
-) -> Synchronize:
+def overlap(model: nn.Module, *, divide: str = "before", wait: bool = True, clear: bool = True) -> Synchronize:
     """Send each gradient as soon as backward has finished with it; the function returned waits for all of them.
 
     Source: Li et al. 2020 (arXiv 2006.15704), §3.2.3.
@@ -749,25 +664,12 @@ _OVERLAP_MISTAKES = (
     ),
 )
 
-OVERLAP = Exercise(
-    id="overlap",
-    title=Said("communicating during backward", "communiquer pendant la passe arrière"),
-    judge=Judge(
-        _mean,
-        on_ranks=True,
-        trial=_trial,
-        local=lambda rank, size, seed: true_gradients(seed, [batch_of(rank, seed, STEPS - 1)]),
-        mistakes=_OVERLAP_MISTAKES,
-        inspect=_inspect,
-    ),
-    praise_en="Right: the first gradients arrive while the others are still being computed.",
-    praise_fr="Exact : les premiers gradients arrivent pendant que les autres se calculent encore.",
-    hint_en="parameter.register_post_accumulate_grad_hook(f) calls f(parameter) as soon as parameter.grad is final. "
-    "What can f do without waiting?",
-    hint_fr="parameter.register_post_accumulate_grad_hook(f) appelle f(parameter) dès que parameter.grad est "
-    "définitif. Que peut faire f sans attendre ?",
-    nearer_en="In the hook: divide parameter.grad by the number of ranks, then keep what "
-    "dist.all_reduce(parameter.grad, async_op=True) returns. In synchronize(): wait() for each, then empty the list.",
-    nearer_fr="Dans le hook : divisez parameter.grad par le nombre de rangs, puis gardez ce que renvoie "
-    "dist.all_reduce(parameter.grad, async_op=True). Dans synchronize() : wait() pour chacun, puis videz la liste.",
+OVERLAP = TEXTS.exercise(
+    "overlap",
+    _mean,
+    on_ranks=True,
+    trial=_trial,
+    local=lambda rank, size, seed: true_gradients(seed, [batch_of(rank, seed, STEPS - 1)]),
+    mistakes=_OVERLAP_MISTAKES,
+    inspect=_inspect,
 )

@@ -15,14 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import say
 from dlojz.hardware.links import weighted_line
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
-from dlojz.labs.kit.judges import Judge, reader
+from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.judges import reader
 from dlojz.labs.kit.rank_judges import same
 from dlojz.labs.kit.sandbox import hashes_of_another_process
 from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+TEXTS = Texts(__file__)
 
 Pair = tuple[float, float]
 CHUNK = 3
@@ -126,71 +129,22 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
             )
 
 
-RING_ALL_REDUCE = Exercise(
-    id="ring-all-reduce",
-    title=Said("all-reduce as a ring", "l’all-reduce en anneau"),
-    judge=Judge(
-        _sum,
-        on_ranks=True,
-        trial=_trial,
-        local=lambda rank, size, seed: {_NAME: _input(rank, size, seed)},
-        labels={_NAME: Said("the sum", "la somme")},
-        mistakes=(
-            Mistake(
-                lambda x: ring(x, gather=False),
-                "That is the reduce-scatter: each rank holds one chunk fully summed, and partial sums elsewhere. "
-                "The all-gather is missing: size − 1 more steps, in which a chunk received replaces one's own.",
-                "C’est le reduce-scatter : chaque rang détient un morceau entièrement sommé, et des sommes "
-                "partielles ailleurs. Il manque l’all-gather : size − 1 étapes de plus, où chaque morceau reçu "
-                "remplace celui que le rang détenait.",
-            ),
-            Mistake(
-                lambda x: ring(x, add_again=True),
-                "In the all-gather you still add what arrives; it is a finished sum there, and replaces the chunk.",
-                "Dans l’all-gather, vous ajoutez encore ce qui arrive ; c’est alors une somme achevée, qui "
-                "remplace le morceau.",
-            ),
-            Mistake(
-                lambda x: ring(x, turn=False),
-                "You send the same chunk in every step; a ring passes on what it has just received: the number of "
-                "the chunk goes down by one per step.",
-                "Vous envoyez le même morceau à chaque étape ; dans un anneau, on transmet ce que l’on vient de "
-                "recevoir : le numéro du morceau baisse d’un à chaque étape.",
-            ),
-            Mistake(
-                lambda x: ring(x, first=0),
-                "The all-gather starts with the wrong chunk: after the reduce-scatter, rank r holds the whole sum "
-                "of chunk r + 1, not of chunk r.",
-                "L’all-gather part du mauvais morceau : après le reduce-scatter, le rang r détient la somme "
-                "complète du morceau r + 1, et non du morceau r.",
-            ),
-            Mistake(
-                lambda x: ring(x, upwards=True),
-                "In the all-gather the number of the chunk goes up with each step; a ring passes on what it has just "
-                "received, so it goes down: rank r sends chunk r + 1 − s in step s.",
-                "Dans l’all-gather, le numéro du morceau monte à chaque étape ; un anneau transmet ce qu’il vient de "
-                "recevoir, il baisse donc : à l’étape s, le rang r envoie le morceau r + 1 − s.",
-            ),
-            Mistake(
-                lambda x: ring(x) / (len(x) // CHUNK),
-                "That is the mean; all-reduce gives the sum, and whoever wants a mean divides.",
-                "C’est la moyenne ; l’all-reduce donne la somme, et qui veut une moyenne divise.",
-            ),
-        ),
-        inspect=_inspect,
-    ),
-    praise_en="Right, on 2, 3 and 4 ranks: every chunk has gone round the ring twice, once to be summed, once to be "
-    "shared.",
-    praise_fr="Exact, sur 2, 3 et 4 rangs : chaque morceau a fait deux tours, un pour être sommé, un pour être "
-    "diffusé.",
-    hint_en="In step s of the reduce-scatter, rank r sends chunk r − s (modulo size) and receives chunk r − s − 1, "
-    "which it adds to its own. Which does it send in the all-gather?",
-    hint_fr="À l’étape s du reduce-scatter, le rang r envoie le morceau r − s (modulo size) et reçoit le morceau "
-    "r − s − 1, qu’il ajoute au sien. Lequel envoie-t-il dans l’all-gather ?",
-    nearer_en="sending = dist.isend(chunk, right), then dist.recv(received, left), then sending.wait(); in step s of "
-    "the all-gather, rank r sends chunk r + 1 − s and receives chunk r − s in its place.",
-    nearer_fr="sending = dist.isend(morceau, right), puis dist.recv(received, left), puis sending.wait() ; à l’étape s "
-    "de l’all-gather, le rang r envoie le morceau r + 1 − s et reçoit le morceau r − s à la place du sien.",
+RING_ALL_REDUCE = TEXTS.exercise(
+    "ring-all-reduce",
+    _sum,
+    on_ranks=True,
+    trial=_trial,
+    local=lambda rank, size, seed: {_NAME: _input(rank, size, seed)},
+    labels={_NAME: Said("the sum", "la somme")},
+    mistakes={
+        "that is the reduce-scatter": lambda x: ring(x, gather=False),
+        "in the all-gather you still add what arrives": lambda x: ring(x, add_again=True),
+        "you send the same chunk in every step": lambda x: ring(x, turn=False),
+        "the all-gather starts with the wrong chunk": lambda x: ring(x, first=0),
+        "in the all-gather the number of the chunk goes": lambda x: ring(x, upwards=True),
+        "that is the mean": lambda x: ring(x) / (len(x) // CHUNK),
+    },
+    inspect=_inspect,
 )
 
 
@@ -211,93 +165,24 @@ def _networks() -> Iterator[tuple[int, int, float, float]]:
     yield 4_096, 1, 1e-3, 1e-8
 
 
-RING_TIME = Exercise(
-    id="ring-time",
-    title=Said("the time of a ring all-reduce", "la durée d’un all-reduce en anneau"),
-    judge=Judge(
-        ring_seconds,
-        cases=_networks,
-        mistakes=(
-            Mistake(
-                lambda n, p, a, b: 2 * (p - 1) * a + 2 * n * b,
-                "The latencies are right, but the bytes are those of two whole messages: each half carries p − 1 "
-                "chunks of n / p, so 2 (p − 1) / p · n.",
-                "Les latences sont justes, mais les octets sont ceux de deux messages entiers : chaque moitié "
-                "transporte p − 1 morceaux de n / p, donc 2 (p − 1) / p · n.",
-            ),
-            Mistake(
-                lambda n, p, a, b: (p - 1) * (a + n / p * b),
-                "That is half of it: the reduce-scatter takes p − 1 steps, and the all-gather as many again.",
-                "C’est la moitié : le reduce-scatter prend p − 1 étapes, et l’all-gather autant.",
-            ),
-            Mistake(
-                lambda n, p, a, b: 2 * (p - 1) * (a + n * b),
-                "Each step carries the whole message here; in a ring it carries one chunk, message_bytes / size.",
-                "Chaque étape transporte ici tout le message ; dans un anneau, elle n’en transporte qu’un "
-                "morceau, message_bytes / size.",
-            ),
-            Mistake(
-                lambda n, p, a, b: 2 * (p - 1) / p * n * b,
-                "The latency is missing: α is paid once per step, however small the chunk.",
-                "La latence manque : α est payée une fois par étape, si petit que soit le morceau.",
-            ),
-            Mistake(
-                lambda n, p, a, b: a + 2 * (p - 1) / p * n * b,
-                "α is paid once only; yet every one of the 2 (p − 1) steps begins with a latency.",
-                "α n’est payée qu’une fois ; or chacune des 2 (p − 1) étapes commence par une latence.",
-            ),
-            Mistake(
-                lambda n, p, a, b: 2 * a + 2 * (p - 1) / p * n * b,
-                "α is paid once per half; yet every one of the 2 (p − 1) steps begins with a latency.",
-                "α n’est payée qu’une fois par moitié ; or chacune des 2 (p − 1) étapes commence par une latence.",
-            ),
-            Mistake(
-                lambda n, p, a, b: 2 * p * (a + n / p * b),
-                "One step too many in each half: a chunk that goes round a ring of p ranks is passed on p − 1 "
-                "times; try size = 1, where nothing is sent.",
-                "Une étape de trop dans chaque moitié : un morceau qui fait le tour d’un anneau de p rangs est "
-                "transmis p − 1 fois ; essayez size = 1, où rien n’est envoyé.",
-            ),
-            Mistake(
-                lambda n, p, a, b: 2 * (p - 1) * a + n / p * b,
-                "The latency is paid in every step, but the bytes once only; each of the 2 (p − 1) steps carries "
-                "a chunk.",
-                "La latence est payée à chaque étape, mais les octets une seule fois ; chacune des 2 (p − 1) "
-                "étapes transporte un morceau.",
-            ),
-            Mistake(
-                lambda n, p, a, b: 2 * (p - 1) * (a + n / p / b),
-                "You divide by β; it is in seconds per byte, the inverse of a bandwidth: multiply.",
-                "Vous divisez par β ; c’est un nombre de secondes par octet, l’inverse d’un débit : multipliez.",
-            ),
-            Mistake(
-                lambda n, p, a, b: 2 * (p - 1) * (a + 4 * n / p * b),
-                "You multiply by 4 bytes per number, but message_bytes is in bytes already.",
-                "Vous multipliez par 4 octets par nombre, mais message_bytes est déjà en octets.",
-            ),
-            Mistake(
-                lambda n, p, a, b: a + n * b,
-                "That is the time of one message from one rank to another; the ring takes 2 (p − 1) steps of one "
-                "chunk each.",
-                "C’est la durée d’un seul message d’un rang à un autre ; l’anneau fait 2 (p − 1) étapes, d’un "
-                "morceau chacune.",
-            ),
-            Mistake(
-                lambda n, p, a, b: 2 * math.log2(p) * (a + n * b),
-                "That is a tree: few steps, each with the whole message. The ring takes 2 (p − 1) steps, each "
-                "with one chunk.",
-                "C’est un arbre : peu d’étapes, chacune avec tout le message. L’anneau fait 2 (p − 1) étapes, "
-                "chacune avec un seul morceau.",
-            ),
-        ),
-    ),
-    praise_en="Right: latency grows with the number of ranks, 2 (p − 1) α; the bytes hardly do, 2 (p − 1) / p · n.",
-    praise_fr="Exact : la latence croît avec le nombre de rangs, 2 (p − 1) α ; les octets, presque pas : 2 (p − 1) / p "
-    "· n.",
-    hint_en="How many steps has the ring, and how many bytes does each step carry?",
-    hint_fr="Combien d’étapes compte l’anneau, et combien d’octets chaque étape transporte-t-elle ?",
-    nearer_en="2 (size − 1) steps; one step takes alpha_s plus beta_s_per_byte times message_bytes / size.",
-    nearer_fr="2 (size − 1) étapes ; une étape dure alpha_s plus beta_s_per_byte fois message_bytes / size.",
+RING_TIME = TEXTS.exercise(
+    "ring-time",
+    ring_seconds,
+    cases=_networks,
+    mistakes={
+        "the latencies are right": lambda n, p, a, b: 2 * (p - 1) * a + 2 * n * b,
+        "that is half of it": lambda n, p, a, b: (p - 1) * (a + n / p * b),
+        "each step carries the whole message here": lambda n, p, a, b: 2 * (p - 1) * (a + n * b),
+        "the latency is missing": lambda n, p, a, b: 2 * (p - 1) / p * n * b,
+        "α is paid once only": lambda n, p, a, b: a + 2 * (p - 1) / p * n * b,
+        "α is paid once per half": lambda n, p, a, b: 2 * a + 2 * (p - 1) / p * n * b,
+        "one step too many in each half": lambda n, p, a, b: 2 * p * (a + n / p * b),
+        "the latency is paid in every step": lambda n, p, a, b: 2 * (p - 1) * a + n / p * b,
+        "you divide by β": lambda n, p, a, b: 2 * (p - 1) * (a + n / p / b),
+        "you multiply by 4 bytes per number": lambda n, p, a, b: 2 * (p - 1) * (a + 4 * n / p * b),
+        "that is the time of one message from one": lambda n, p, a, b: a + n * b,
+        "that is a tree": lambda n, p, a, b: 2 * math.log2(p) * (a + n * b),
+    },
 )
 
 
@@ -412,28 +297,14 @@ FIT_TOLERANCE = 0.01
 """Relative: float32 arithmetic passes, none of the mistakes above comes so close."""
 
 
-ALPHA_BETA = Exercise(
-    id="alpha-beta",
-    title=Said("α and β from measurements", "α et β d’après des mesures"),
-    judge=Judge(
-        fit_alpha_beta,
-        cases=_measurements,
-        mistakes=_FIT_MISTAKES,
-        parts=(Said("α (s)", "α (s)"), Said("β (s per byte)", "β (s par octet)")),
-        told=Said("For the times of {2} ranks", "Pour les durées de {2} rangs"),
-        tolerance=FIT_TOLERANCE,
-    ),
-    praise_en="Right: two numbers now stand for the network, and predict the times you have not measured.",
-    praise_fr="Exact : deux nombres résument désormais le réseau, et prédisent les durées que vous n’avez pas "
-    "mesurées.",
-    hint_en="The unknowns are a and b. Each measurement is one row: a + b n = t; divided by t it reads "
-    "a / t + b n / t = 1.",
-    hint_fr="Les inconnues sont a et b. Chaque mesure est une ligne : a + b n = t ; divisée par t, elle s’écrit "
-    "a / t + b n / t = 1.",
-    nearer_en="np.linalg.lstsq solves for (a, b) with the columns 1 / t and n / t and ones on the right; then "
-    "α = a / (2 (p − 1)) and β = b p / (2 (p − 1)).",
-    nearer_fr="np.linalg.lstsq donne (a, b), avec pour colonnes 1 / t et n / t et des 1 à droite ; puis "
-    "α = a / (2 (p − 1)) et β = b p / (2 (p − 1)).",
+ALPHA_BETA = TEXTS.exercise(
+    "alpha-beta",
+    fit_alpha_beta,
+    cases=_measurements,
+    mistakes=_FIT_MISTAKES,
+    parts=(Said("α (s)", "α (s)"), Said("β (s per byte)", "β (s par octet)")),
+    told=Said("For the times of {2} ranks", "Pour les durées de {2} rangs"),
+    tolerance=FIT_TOLERANCE,
 )
 
 
@@ -630,19 +501,11 @@ _HASHED = Said(
     "quoi : Python sale hash() d’un texte à neuf dans chaque processus. Faites la graine de nombres seuls.",
 )
 
-SAMPLER = Exercise(
-    id="sampler",
-    title=Said("which rank reads which samples", "quel rang lit quels échantillons"),
-    judge=Judge(cases=CASES, trial=_check_sampler, then=_check_seed),
-    praise_en="Right: disjoint, equal, reshuffled with every epoch, without a single communication.",
-    praise_fr="Exact : des parts disjointes, égales, remélangées à chaque époque, sans la moindre communication.",
-    hint_en="All ranks can compute the same permutation of the whole data set; what is then left to do for one rank?",
-    hint_fr="Tous les rangs peuvent calculer la même permutation du jeu de données entier ; que reste-t-il alors à "
-    "faire pour un rang ?",
-    nearer_en="torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed + epoch)), then every size-th "
-    "index from rank on, and only the first num_samples // size of these.",
-    nearer_fr="torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed + epoch)), puis un indice "
-    "tous les size à partir de rank, et seulement les num_samples // size premiers.",
+SAMPLER = TEXTS.exercise(
+    "sampler",
+    cases=CASES,
+    trial=_check_sampler,
+    then=_check_seed,
 )
 
 
@@ -661,94 +524,33 @@ def _steps() -> Iterator[tuple[int, float, float, int]]:
             yield step, base_rate, scale, warmup_steps
 
 
-LEARNING_RATE = Exercise(
-    id="learning-rate",
-    title=Said("the learning rate of a large batch", "le taux d’apprentissage d’un grand batch"),
-    judge=Judge(
-        scaled_rate,
-        cases=_steps,
-        mistakes=(
-            Mistake(
-                lambda step, base, scale, warm: base * scale,
-                "The target is right from the first step on, without warm-up: start at base_rate and rise to "
-                "scale · base_rate over warmup_steps.",
-                "C’est le taux visé dès le premier pas, sans warm-up : partez de base_rate et montez jusqu’à "
-                "scale · base_rate en warmup_steps pas.",
-            ),
-            Mistake(
-                lambda step, base, scale, warm: base * scale * min(1, step / warm),
-                "You start from zero: the first step would train nothing. Gradual warm-up starts from base_rate, "
-                "which a small batch bears.",
-                "Vous partez de zéro : le premier pas n’apprendrait rien. Le warm-up part de base_rate, "
-                "qu’un petit batch supporte.",
-            ),
-            Mistake(
-                lambda step, base, scale, warm: base * scale * min(1, (step + 1) / warm),
-                "You start from nearly zero; gradual warm-up starts from base_rate at step 0, and reaches scale · "
-                "base_rate at step warmup_steps.",
-                "Vous partez de presque zéro ; le warm-up part de base_rate au pas 0, et atteint scale · base_rate "
-                "au pas warmup_steps.",
-            ),
-            Mistake(
-                lambda step, base, scale, warm: base * (1 + (scale - 1) * step / warm),
-                "The rate goes on rising after the warm-up; hold it at scale · base_rate from warmup_steps on.",
-                "Le taux continue de monter après le warm-up ; maintenez-le à scale · base_rate dès warmup_steps.",
-            ),
-            Mistake(
-                lambda step, base, scale, warm: base * (1 + (math.sqrt(scale) - 1) * min(1, step / warm)),
-                "You scale by the square root, a rule often used with Adam; for SGD, Goyal et al. scale by the "
-                "factor itself.",
-                "Vous augmentez selon la racine carrée, règle souvent suivie avec Adam ; pour SGD, Goyal et al. "
-                "augmentent du facteur lui-même.",
-            ),
-            Mistake(
-                lambda step, base, scale, warm: base * (1 + scale * min(1, step / warm)),
-                "You rise by scale times the base rate, and arrive at (scale + 1) times; the rise is scale − 1.",
-                "Vous montez de scale fois le taux de base, et arrivez à (scale + 1) fois ; la montée vaut scale − 1.",
-            ),
-            Mistake(
-                lambda step, base, scale, warm: base if step < warm else base * scale,
-                "That is a jump at the end of the warm-up; gradual means a straight line, step after step.",
-                "C’est un saut à la fin du warm-up ; « graduel » veut dire en ligne droite, pas après pas.",
-            ),
-            Mistake(
-                lambda step, base, scale, warm: base * min(1 + step / warm, scale),
-                "You rise by base_rate during the warm-up, and go on until scale · base_rate; the rise to scale · "
-                "base_rate takes exactly warmup_steps.",
-                "Vous montez de base_rate pendant le warm-up, et continuez jusqu’à scale · base_rate ; la montée "
-                "jusqu’à scale · base_rate prend exactement warmup_steps.",
-            ),
-            Mistake(
-                lambda step, base, scale, warm: scaled_rate(step + 1, base, scale, warm),
-                "You are one step ahead: at step 0 the rate is base_rate.",
-                "Vous avez un pas d’avance : au pas 0, le taux est base_rate.",
-            ),
-            Mistake(
-                lambda step, base, scale, warm: scaled_rate(step, base, scale, warm - 1),
-                "You arrive one step too early: scale · base_rate is reached at step warmup_steps.",
-                "Vous arrivez un pas trop tôt : scale · base_rate est atteint au pas warmup_steps.",
-            ),
-            Mistake(
-                lambda step, base, scale, warm: base * scale ** min(1, step / warm),
-                "The rate is multiplied by the same factor in each step; in a straight line, the same amount is added.",
-                "Le taux est multiplié par le même facteur à chaque pas ; en ligne droite, on ajoute la même quantité.",
-            ),
-            Mistake(
-                lambda step, base, scale, warm: scaled_rate(step, base, scale, warm) if step <= warm else base,
-                "After the warm-up your rate falls back to base_rate; hold it at scale · base_rate.",
-                "Après le warm-up, votre taux retombe à base_rate ; maintenez-le à scale · base_rate.",
-            ),
-            Mistake(
-                lambda step, base, scale, warm: base,
-                "The rate never changes: with scale times fewer steps, the model would not go as far.",
-                "Le taux ne change jamais : avec scale fois moins de pas, le modèle n’irait pas aussi loin.",
-            ),
+LEARNING_RATE = TEXTS.exercise(
+    "learning-rate",
+    scaled_rate,
+    cases=_steps,
+    mistakes={
+        "the target is right from the first step on": lambda step, base, scale, warm: base * scale,
+        "you start from zero": lambda step, base, scale, warm: base * scale * min(1, step / warm),
+        "you start from nearly zero": lambda step, base, scale, warm: base * scale * min(1, (step + 1) / warm),
+        "the rate goes on rising after the warm-up": lambda step, base, scale, warm: (
+            base * (1 + (scale - 1) * step / warm)
         ),
-    ),
-    praise_en="Right: as many samples, fewer steps, each step that much longer, once training has found its way.",
-    praise_fr="Exact : autant d’échantillons, moins de pas, d’autant plus longs, une fois l’entraînement bien engagé.",
-    hint_en="What is the rate at step 0, and what from step warmup_steps on? In between it is a straight line.",
-    hint_fr="Que vaut le taux au pas 0, et à partir du pas warmup_steps ? Entre les deux, c’est une droite.",
-    nearer_en="With share = min(1, step / warmup_steps), the rate is base_rate · (1 + (scale − 1) · share).",
-    nearer_fr="Avec share = min(1, step / warmup_steps), le taux vaut base_rate · (1 + (scale − 1) · share).",
+        "you scale by the square root": lambda step, base, scale, warm: (
+            base * (1 + (math.sqrt(scale) - 1) * min(1, step / warm))
+        ),
+        "you rise by scale times the base rate": lambda step, base, scale, warm: (
+            base * (1 + scale * min(1, step / warm))
+        ),
+        "that is a jump at the end of the": lambda step, base, scale, warm: base if step < warm else base * scale,
+        "you rise by base_rate during the warm-up": lambda step, base, scale, warm: base * min(1 + step / warm, scale),
+        "you are one step ahead": lambda step, base, scale, warm: scaled_rate(step + 1, base, scale, warm),
+        "you arrive one step too early": lambda step, base, scale, warm: scaled_rate(step, base, scale, warm - 1),
+        "the rate is multiplied by the same factor in": lambda step, base, scale, warm: (
+            base * scale ** min(1, step / warm)
+        ),
+        "after the warm-up your rate falls back to base_rate": lambda step, base, scale, warm: (
+            scaled_rate(step, base, scale, warm) if step <= warm else base
+        ),
+        "the rate never changes": lambda step, base, scale, warm: base,
+    },
 )

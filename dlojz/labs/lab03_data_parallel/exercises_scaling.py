@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, Said, Wrong
+from dlojz.labs.kit.exercise import Said, Wrong
+from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import Judge, expect_numbers
 from dlojz.labs.kit.rank_judges import run_on_ranks
 from dlojz.labs.lab03_data_parallel.exercises_ring import ring_seconds
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dlojz.processes.forks import RankAnswer
+
+TEXTS = Texts(__file__)
 
 _EFFICIENCIES = (
     Said("the efficiency of strong scaling", "l’efficacité en scalabilité forte"),
@@ -67,82 +70,23 @@ def _overlapped(
     return alone_s / size / max(alone_s / size, seconds), alone_s / max(alone_s, seconds)
 
 
-EFFICIENCY = Exercise(
-    id="efficiency",
-    title=Said("strong and weak scaling", "scalabilité forte et faible"),
-    judge=Judge(
-        efficiencies,
-        cases=_steps,
-        read=lambda given: expect_numbers(given, _EFFICIENCIES),
-        parts=_EFFICIENCIES,
-        mistakes=(
-            Mistake(
-                _overlapped,
-                "You take the longer of computation and communication, as if they overlapped: here one follows the "
-                "other, so add them.",
-                "Vous prenez la plus longue du calcul et de la communication, comme s’ils se recouvraient : ici, "
-                "l’une suit l’autre ; additionnez-les.",
-            ),
-            Mistake(
-                lambda *case: efficiencies(*case)[::-1],
-                "The two are swapped: strong scaling, whose batch is divided, comes first.",
-                "Les deux sont échangées : la scalabilité forte, où le batch est partagé, vient en premier.",
-            ),
-            Mistake(
-                _speed_ups,
-                "Those are speed-ups; efficiency is the speed-up divided by the number of processes, 1 at best.",
-                "Ce sont des accélérations ; l’efficacité est l’accélération divisée par le nombre de processus, 1 au "
-                "mieux.",
-            ),
-            Mistake(
-                lambda *case: (efficiencies(*case)[0],) * 2,
-                "Both are the efficiency of strong scaling; in weak scaling every process reads `batch` images.",
-                "Toutes deux sont l’efficacité en scalabilité forte ; en scalabilité faible, chaque processus lit "
-                "`batch` images.",
-            ),
-            Mistake(
-                lambda *case: (efficiencies(*case)[1],) * 2,
-                "Both are the efficiency of weak scaling; in strong scaling a process reads batch / size images.",
-                "Toutes deux sont l’efficacité en scalabilité faible ; en scalabilité forte, un processus lit "
-                "batch / size images.",
-            ),
-            Mistake(
-                _one_message,
-                "You send all gradients as one message; here each parameter has its own all-reduce, with its own "
-                "latencies.",
-                "Vous envoyez tous les gradients en un message ; ici chaque paramètre a son all-reduce, et ses "
-                "latences.",
-            ),
-            Mistake(
-                _shared,
-                "You divide the communication by `size`, but it goes on at the same time on all ranks: its seconds "
-                "are not divided.",
-                "Vous divisez la communication par `size`, or elle a lieu en même temps sur tous les rangs : ses "
-                "secondes ne se partagent pas.",
-            ),
-            Mistake(
-                lambda *case: (1.0, 1.0),
-                "The communication is missing: without it, both would be 1.",
-                "La communication manque : sans elle, les deux vaudraient 1.",
-            ),
-            Mistake(
-                lambda *case: tuple(1 / each for each in efficiencies(*case)),
-                "Turned over: an efficiency is 1 at best.",
-                "C’est l’inverse : une efficacité vaut 1 au mieux.",
-            ),
-        ),
-    ),
-    praise_en="Right: the seconds of communication stay the same, so they weigh more where each process computes less.",
-    praise_fr="Exact : les secondes de communication ne changent pas, et pèsent plus lourd quand chaque processus "
-    "calcule moins.",
-    hint_en="Write down the seconds of one step: on one process, then on `size` of them in each of the two cases. "
-    "Which part of a step changes with the number of images?",
-    hint_fr="Écrivez les secondes d’un pas : sur un processus, puis sur `size` dans chacun des deux cas. Quelle partie "
-    "du pas change avec le nombre d’images ?",
-    nearer_en="The communication is the sum of ring_seconds over gradient_bytes in both cases. Strong: the speed-up is "
-    "the old time over the new one, to be divided by size. Weak: the old time over the new one.",
-    nearer_fr="La communication est la somme de ring_seconds sur gradient_bytes dans les deux cas. Forte : "
-    "l’accélération est l’ancien temps sur le nouveau, à diviser par size. Faible : l’ancien temps sur le nouveau.",
+EFFICIENCY = TEXTS.exercise(
+    "efficiency",
+    efficiencies,
+    cases=_steps,
+    read=lambda given: expect_numbers(given, _EFFICIENCIES),
+    parts=_EFFICIENCIES,
+    mistakes={
+        "you take the longer of computation and communication": _overlapped,
+        "the two are swapped": lambda *case: efficiencies(*case)[::-1],
+        "those are speed-ups": _speed_ups,
+        "both are the efficiency of strong scaling": lambda *case: (efficiencies(*case)[0],) * 2,
+        "both are the efficiency of weak scaling": lambda *case: (efficiencies(*case)[1],) * 2,
+        "you send all gradients as one message": _one_message,
+        "you divide the communication by size": _shared,
+        "the communication is missing": lambda *case: (1.0, 1.0),
+        "turned over an efficiency is 1": lambda *case: tuple(1 / each for each in efficiencies(*case)),
+    },
 )
 
 
@@ -160,69 +104,26 @@ def _utilizations() -> Iterator[tuple[float, float, int, float]]:
     yield 90.0, 1e9, 1, 4e12
 
 
-MFU = Exercise(
-    id="mfu",
-    title=Said("the share of the peak", "la part de la puissance crête"),
-    judge=Judge(
-        mfu,
-        cases=_utilizations,
-        mistakes=(
-            Mistake(
-                lambda rate, flops, processes, peak: processes * processes * mfu(rate, flops, processes, peak),
-                "You multiply by the number of processes: images_per_s is the rate of all of them together, and the "
-                "peak is that of one, so divide.",
-                "Vous multipliez par le nombre de processus : images_per_s est leur débit à tous, et la crête celle "
-                "d’un seul ; divisez donc.",
-            ),
-            Mistake(
-                partial(mfu, passes=1),
-                "Only the forward pass counts here; the backward pass computes two gradients for each product, twice "
-                "the forward's operations.",
-                "Seule la passe avant compte ici ; la passe arrière calcule deux gradients par produit, soit deux fois "
-                "les opérations de la passe avant.",
-            ),
-            Mistake(
-                partial(mfu, passes=2),
-                "Backward counts as much as forward here; it computes the gradients of weights and of inputs: twice.",
-                "La passe arrière compte ici autant que la passe avant ; elle calcule les gradients des poids et ceux "
-                "des entrées : le double.",
-            ),
-            Mistake(
-                partial(mfu, passes=4),
-                "Four times the forward counts a forward that is recomputed; MFU leaves it out.",
-                "Quatre fois la passe avant compte une passe avant recalculée ; la MFU ne la compte pas.",
-            ),
-            Mistake(
-                lambda rate, flops, processes, peak: mfu(rate, flops, 1, peak),
-                "images_per_s is the rate of all processes together, and all of them could run at the peak: divide by "
-                "their number.",
-                "images_per_s est le débit de tous les processus réunis, qui pourraient tous atteindre la crête : "
-                "divisez par leur nombre.",
-            ),
-            Mistake(
-                lambda rate, flops, processes, peak: 100 * mfu(rate, flops, processes, peak),
-                "That is in percent; a share between 0 and 1 is expected.",
-                "C’est en pour cent ; on attend une part entre 0 et 1.",
-            ),
-            Mistake(
-                lambda rate, flops, processes, peak: 1 / mfu(rate, flops, processes, peak),
-                "Turned over: the operations done per second stand above the peak.",
-                "C’est l’inverse : les opérations faites par seconde se divisent par la crête.",
-            ),
-            Mistake(
-                lambda rate, flops, processes, peak: 3 * flops * rate / processes,
-                "Those are the FLOP/s of one process; divide them by the peak.",
-                "Ce sont les FLOP/s d’un processus ; divisez-les par la crête.",
-            ),
+MFU = TEXTS.exercise(
+    "mfu",
+    mfu,
+    cases=_utilizations,
+    mistakes={
+        "you multiply by the number of processes": lambda rate, flops, processes, peak: (
+            processes * processes * mfu(rate, flops, processes, peak)
         ),
-    ),
-    praise_en="Right: what the model needs, over what the machine could do.",
-    praise_fr="Exact : ce dont le modèle a besoin, sur ce que la machine pourrait faire.",
-    hint_en="How many operations does one image need in a training step, as a multiple of its forward pass?",
-    hint_fr="Combien d’opérations une image demande-t-elle dans un pas d’entraînement, en multiple de sa passe avant ?",
-    nearer_en="Backward takes twice the operations of forward. Operations per second, over processes times peak_flops.",
-    nearer_fr="La passe arrière demande deux fois les opérations de la passe avant. Opérations par seconde, sur "
-    "processes fois peak_flops.",
+        "only the forward pass counts here": partial(mfu, passes=1),
+        "backward counts as much as forward here": partial(mfu, passes=2),
+        "four times the forward counts a forward that is": partial(mfu, passes=4),
+        "images_per_s is the rate of all processes together": lambda rate, flops, processes, peak: mfu(
+            rate, flops, 1, peak
+        ),
+        "that is in percent": lambda rate, flops, processes, peak: 100 * mfu(rate, flops, processes, peak),
+        "turned over the operations done per": lambda rate, flops, processes, peak: (
+            1 / mfu(rate, flops, processes, peak)
+        ),
+        "those are the FLOP/s of one process": lambda rate, flops, processes, peak: 3 * flops * rate / processes,
+    },
 )
 
 RANKS, ELEMENTS = 4, 24
@@ -290,21 +191,4 @@ class _FewMessages:
         return float(max(sum(call["op"] == "send" for call in one.calls) for one in answers))
 
 
-FEW_MESSAGES = Challenge(
-    id="few-messages",
-    title=Said("challenge: an all-reduce in few messages", "défi : un all-reduce en peu de messages"),
-    judge=_FewMessages(),
-    praise_en="As few bytes as the ring, and fewer latencies.",
-    praise_fr="Aussi peu d’octets que l’anneau, et moins de latences.",
-    hint_en="The ring speaks to one neighbour only. Whom else could a rank exchange with, and how much would both then "
-    "still have to sum?",
-    hint_fr="L’anneau ne parle qu’à un voisin. Avec qui d’autre un rang pourrait-il échanger, et que resterait-il "
-    "alors à sommer pour les deux ?",
-    nearer_en="Let two ranks exchange halves: each then answers for the sum of one half only. Go on with half of that, "
-    "then walk the same way back.",
-    nearer_fr="Que deux rangs échangent des moitiés : chacun ne répond alors plus que de la somme d’une moitié. "
-    "Continuez avec la moitié de celle-ci, puis refaites le chemin à rebours.",
-    target=4,
-    unit_en="messages sent by a rank",
-    unit_fr="messages envoyés par un rang",
-)
+FEW_MESSAGES = TEXTS.challenge("few-messages", _FewMessages(), target=4)

@@ -10,8 +10,11 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from dlojz.labs.kit.exercise import Challenge, Said, Wrong
+from dlojz.labs.kit.exercise import Wrong
+from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import refuse_nothing, shown
+
+TEXTS = Texts(__file__)
 
 SIZES_MIB = (6, 2, 3, 5)
 """Whole weights of each layer; its gradients take as much."""
@@ -177,23 +180,4 @@ def _numbers(given: Any) -> tuple[int, ...]:
         return tuple(operator.index(one) for one in given)
 
 
-FEWEST_MESSAGES = Challenge(
-    id="fewest-messages",
-    title=Said("challenge: as few messages as possible", "défi : le moins de messages possible"),
-    judge=judge_plan,
-    target=TARGET,
-    unit_en="messages",
-    unit_fr="messages",
-    praise_en="No plan needs fewer: you have found what FSDP2 leaves to you, which layers to wrap together and which "
-    "ones to free after forward.",
-    praise_fr="Aucun plan n’en demande moins : vous avez trouvé ce que FSDP2 vous laisse choisir, quelles couches "
-    "grouper et lesquelles libérer après la passe avant.",
-    hint_en="One message may carry several layers. In forward no gradient takes room yet: how many layers fit at once? "
-    "And the last layer goes backward just after it went forward.",
-    hint_fr="Un message peut porter plusieurs couches. En passe avant, aucun gradient ne prend encore de place : "
-    "combien de couches tiennent à la fois ? Et la dernière couche fait sa passe arrière juste après sa passe avant.",
-    nearer_en="Gather layers 0 to 2 at once, and keep layer 3 from forward to backward. On the way back gradients may "
-    "wait for each other too: reduce those of layers 1 to 3 in one message.",
-    nearer_fr="Rassemblez d’un coup les couches 0 à 2, et gardez la couche 3 de la passe avant à la passe arrière. Au "
-    "retour, les gradients peuvent aussi s’attendre : réduisez ceux des couches 1 à 3 en un seul message.",
-)
+FEWEST_MESSAGES = TEXTS.challenge("fewest-messages", judge_plan, target=TARGET)

@@ -12,8 +12,11 @@ from typing import Any
 
 from dlojz.base.language import MEBIBYTE, shortest
 from dlojz.config.run_config import RunConfig
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
-from dlojz.labs.kit.judges import Judge, asked_run, check_settings, expect_json
+from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.judges import asked_run, check_settings, expect_json
+
+TEXTS = Texts(__file__)
 
 
 def sent_bytes(weight_bytes: float, ranks: int, stage: int, micro_batches: int) -> float:
@@ -43,126 +46,37 @@ def _times(count: tuple[int, ...], w: float, n: int, stage: int) -> float:
     return count[stage] * (n - 1) / n * w
 
 
-ZERO_VOLUME = Exercise(
-    id="zero-volume",
-    title=Said("bytes sent, by stage", "octets envoyés selon le niveau"),
-    judge=Judge(
-        sent_bytes,
-        cases=_steps,
-        mistakes=(
-            Mistake(
-                lambda w, n, stage, m: _times((2 * m, 2, m + 1, 3 * m), w, n, stage),
-                "In stage 0 you all-reduce with every micro-batch: gradients are accumulated whole on each rank, and "
-                "reduced once per step (no_sync in DDP).",
-                "Au niveau 0, vous faites un all-reduce à chaque micro-batch : chaque rang cumule des gradients "
-                "entiers, réduits une fois par pas (no_sync avec DDP).",
-            ),
-            Mistake(
-                lambda w, n, stage, m: _times((2, 2, 2, 3 * m), w, n, stage),
-                "In stage 2 you reduce once per step: no rank keeps a whole gradient to add to, so it reduces with "
-                "every micro-batch.",
-                "Au niveau 2, vous réduisez une fois par pas : aucun rang ne garde de gradient entier auquel ajouter "
-                "le suivant, on réduit donc à chaque micro-batch.",
-            ),
-            Mistake(
-                lambda w, n, stage, m: passes(stage, m) * w,
-                "The number of passes is right, but a rank never sends the part that is its own: (N − 1) / N of "
-                "the bytes each time; try ranks = 1, where nothing is sent.",
-                "Le nombre de passages est juste, mais un rang n’envoie jamais la part qui est la sienne : "
-                "(N − 1) / N des octets à chaque fois ; essayez ranks = 1, où rien n’est envoyé.",
-            ),
-            Mistake(
-                lambda w, n, stage, m: _times((2, 2, 2, 3), w, n, stage),
-                "That is right for one micro-batch. Stages 2 and 3 keep no whole gradient to add to: they reduce "
-                "with every micro-batch, and stage 3 gathers the weights for each.",
-                "C’est juste pour un seul micro-batch. Les niveaux 2 et 3 ne gardent pas de gradient entier auquel "
-                "ajouter le suivant : ils réduisent à chaque micro-batch, et le niveau 3 rassemble les poids pour "
-                "chacun.",
-            ),
-            Mistake(
-                lambda w, n, stage, m: _times((2 * m, 2 * m, 2 * m, 3 * m), w, n, stage),
-                "Not everything is repeated with every micro-batch: stages 0 and 1 accumulate whole gradients and "
-                "reduce once; and up to stage 2 the weights are gathered once, after the update.",
-                "Tout ne se répète pas à chaque micro-batch : les niveaux 0 et 1 cumulent des gradients entiers et "
-                "réduisent une seule fois ; et jusqu’au niveau 2, les poids sont rassemblés une seule fois, après "
-                "la mise à jour.",
-            ),
-            Mistake(
-                lambda w, n, stage, m: _times((2, 2, 2 * m, 3 * m), w, n, stage),
-                "Almost: in stage 2 only the reduce-scatter is repeated with every micro-batch; the weights are "
-                "gathered once, after the update.",
-                "Presque : au niveau 2, seul le reduce-scatter se répète à chaque micro-batch ; les poids sont "
-                "rassemblés une seule fois, après la mise à jour.",
-            ),
-            Mistake(
-                lambda w, n, stage, m: _times((2, 2, m + 1, 2 * m), w, n, stage),
-                "In stage 3 the weights are freed after the forward pass: each micro-batch gathers them twice, for "
-                "forward and for backward, and reduces its gradients besides.",
-                "Au niveau 3, les poids sont libérés après la passe avant : chaque micro-batch les rassemble deux "
-                "fois, pour la passe avant et pour la passe arrière, et réduit en plus ses gradients.",
-            ),
-            Mistake(
-                lambda w, n, stage, m: _times((2, 2, m, 3 * m), w, n, stage),
-                "In stage 2 the all-gather of the updated weights is missing, once per step.",
-                "Au niveau 2, il manque l’all-gather des poids mis à jour, une fois par pas.",
-            ),
-            Mistake(
-                lambda w, n, stage, m: _times((1, 1, m + 1, 3 * m), w, n, stage),
-                "In stages 0 and 1 one pass is missing: an all-reduce is a reduce-scatter and an all-gather, and "
-                "stage 1 brings the updated weights together.",
-                "Aux niveaux 0 et 1, il manque un passage : un all-reduce est un reduce-scatter et un all-gather, "
-                "et le niveau 1 rassemble les poids mis à jour.",
-            ),
-            Mistake(
-                lambda w, n, stage, m: _times((2, m + 1, m + 1, 3 * m), w, n, stage),
-                "In stage 1 the gradients are accumulated whole, and reduced once per step; stage 2 reduces with "
-                "every micro-batch.",
-                "Au niveau 1, les gradients sont cumulés entiers, et réduits une fois par pas ; c’est le niveau 2 "
-                "qui réduit à chaque micro-batch.",
-            ),
-            Mistake(
-                lambda w, n, stage, m: _times((2, 2, m + 1, m), w, n, stage),
-                "In stage 3 you count one pass per micro-batch; there are three: the weights for forward, again "
-                "for backward, and the gradients.",
-                "Au niveau 3, vous comptez un passage par micro-batch ; il y en a trois : les poids pour la passe "
-                "avant, de nouveau pour la passe arrière, et les gradients.",
-            ),
-            Mistake(
-                lambda w, n, stage, m: _times((4, 2, m + 1, 3 * m), w, n, stage),
-                "In stage 0 there is one all-reduce, two passes; the weights are not communicated.",
-                "Au niveau 0, il y a un all-reduce, soit deux passages ; les poids ne sont pas communiqués.",
-            ),
-            Mistake(
-                lambda w, n, stage, m: _times((2, 2, m + 1, 2 * m + 1), w, n, stage),
-                "In stage 3 the gradients too are reduced with every micro-batch, since no rank keeps whole ones.",
-                "Au niveau 3, les gradients aussi sont réduits à chaque micro-batch, puisqu’aucun rang n’en garde "
-                "d’entiers.",
-            ),
-            Mistake(
-                lambda w, n, stage, m: _times((2, 3, m + 2, 3 * m), w, n, stage),
-                "For stages 1 and 2 that is an all-reduce of the gradients plus an all-gather of the weights. "
-                "A rank needs its own share of the sum alone: a reduce-scatter is enough, half an all-reduce.",
-                "Aux niveaux 1 et 2, c’est là un all-reduce des gradients plus un all-gather des poids. Or un rang "
-                "n’a besoin que de sa part de la somme : un reduce-scatter suffit, soit la moitié d’un all-reduce.",
-            ),
-            Mistake(
-                lambda w, n, stage, m: _times((1, 2, m + 1, 3 * m), w, n, stage),
-                "An all-reduce counts twice: it is a reduce-scatter, then an all-gather.",
-                "Un all-reduce compte deux fois : c’est un reduce-scatter, suivi d’un all-gather.",
-            ),
+ZERO_VOLUME = TEXTS.exercise(
+    "zero-volume",
+    sent_bytes,
+    cases=_steps,
+    mistakes={
+        "in stage 0 you all-reduce with every micro-batch": lambda w, n, stage, m: _times(
+            (2 * m, 2, m + 1, 3 * m), w, n, stage
         ),
-    ),
-    praise_en="Right: with one micro-batch 2Ψ, 2Ψ, 2Ψ and 3Ψ. Stage 3 costs 50% more; accumulation widens the gap.",
-    praise_fr="Exact : avec un seul micro-batch, 2Ψ, 2Ψ, 2Ψ et 3Ψ. Le niveau 3 coûte 50 % de plus ; l’accumulation "
-    "creuse l’écart.",
-    hint_en="Count, for each stage, how often the whole model goes through a reduce-scatter or an all-gather in one "
-    "step. An all-reduce is one of each.",
-    hint_fr="Comptez, pour chaque niveau, combien de fois le modèle entier passe par un reduce-scatter ou un "
-    "all-gather au cours d’un pas. Un all-reduce, c’est l’un puis l’autre.",
-    nearer_en="Stages 0 and 1: 2 passes. Stage 2: micro_batches + 1. Stage 3: 3 · micro_batches. Each pass sends "
-    "weight_bytes · (ranks − 1) / ranks.",
-    nearer_fr="Niveaux 0 et 1 : 2 passages. Niveau 2 : micro_batches + 1. Niveau 3 : 3 · micro_batches. Chaque passage "
-    "envoie weight_bytes · (ranks − 1) / ranks.",
+        "in stage 2 you reduce once per step": lambda w, n, stage, m: _times((2, 2, 2, 3 * m), w, n, stage),
+        "the number of passes is right": lambda w, n, stage, m: passes(stage, m) * w,
+        "that is right for one micro-batch": lambda w, n, stage, m: _times((2, 2, 2, 3), w, n, stage),
+        "not everything is repeated with every micro-batch": lambda w, n, stage, m: _times(
+            (2 * m, 2 * m, 2 * m, 3 * m), w, n, stage
+        ),
+        "almost in stage 2 only the": lambda w, n, stage, m: _times((2, 2, 2 * m, 3 * m), w, n, stage),
+        "in stage 3 the weights are freed after the": lambda w, n, stage, m: _times((2, 2, m + 1, 2 * m), w, n, stage),
+        "in stage 2 the all-gather of the updated weights": lambda w, n, stage, m: _times(
+            (2, 2, m, 3 * m), w, n, stage
+        ),
+        "in stages 0 and 1 one pass is missing": lambda w, n, stage, m: _times((1, 1, m + 1, 3 * m), w, n, stage),
+        "in stage 1 the gradients are accumulated whole": lambda w, n, stage, m: _times(
+            (2, m + 1, m + 1, 3 * m), w, n, stage
+        ),
+        "in stage 3 you count one pass per micro-batch": lambda w, n, stage, m: _times((2, 2, m + 1, m), w, n, stage),
+        "in stage 0 there is one all-reduce": lambda w, n, stage, m: _times((4, 2, m + 1, 3 * m), w, n, stage),
+        "in stage 3 the gradients too are reduced with": lambda w, n, stage, m: _times(
+            (2, 2, m + 1, 2 * m + 1), w, n, stage
+        ),
+        "for stages 1 and 2 that is an all-reduce": lambda w, n, stage, m: _times((2, 3, m + 2, 3 * m), w, n, stage),
+        "an all-reduce counts twice": lambda w, n, stage, m: _times((1, 2, m + 1, 3 * m), w, n, stage),
+    },
 )
 
 
@@ -245,89 +159,29 @@ def _by_layer(passes: int) -> Mistake:
     )
 
 
-ZERO_TIME = Exercise(
-    id="zero-time",
-    title=Said("when ZeRO-3 loses", "quand ZeRO-3 fait perdre du temps"),
-    judge=Judge(
-        zero_3_seconds,
-        cases=_networks,
-        mistakes=(
-            _by_layer(1),
-            _by_layer(2),
-            Mistake(
-                lambda sizes, p, a, b: all_at_once_seconds(sizes, p, a, b, passes=PASSES),
-                "The bytes are right, but you send all layers in one message. ZeRO-3 gathers layer by layer: the "
-                "latency is paid for each.",
-                "Les octets sont justes, mais vous envoyez toutes les couches en un seul message. ZeRO-3 "
-                "rassemble couche par couche : la latence se paie pour chacune.",
-            ),
-            Mistake(
-                lambda sizes, p, a, b: sum(PASSES * p * (a + b * size / p) for size in sizes),
-                "One step too many: a ring all-gather, or reduce-scatter, takes p − 1; try ranks = 1, where "
-                "nothing is sent.",
-                "Une étape de trop : un all-gather ou un reduce-scatter en anneau en compte p − 1 ; essayez ranks "
-                "= 1, où rien n’est envoyé.",
-            ),
-            Mistake(
-                lambda sizes, p, a, b: sum(PASSES * (a + b * size / p) for size in sizes),
-                "You count one step per collective; in a ring there are p − 1.",
-                "Vous comptez une étape par communication collective ; dans un anneau, il y en a p − 1.",
-            ),
-            Mistake(
-                lambda sizes, p, a, b: max(_ring(PASSES, size, p, a, b) for size in sizes),
-                "That is the slowest layer; the layers come one after the other, so their times add up.",
-                "C’est la couche la plus lente ; les couches se suivent, leurs durées s’ajoutent donc.",
-            ),
-            Mistake(
-                lambda sizes, p, a, b: zero_3_seconds(sizes[:-1], p, a, b),
-                "The last layer is missing: look at where your loop ends.",
-                "Il manque la dernière couche : regardez où finit votre boucle.",
-            ),
-            Mistake(
-                lambda sizes, p, a, b: _ring(PASSES, sum(sizes) / len(sizes), p, a, b),
-                "That is one layer of average size; each layer has its own three collectives.",
-                "C’est une seule couche de taille moyenne ; chaque couche a ses trois communications collectives.",
-            ),
-            Mistake(
-                lambda sizes, p, a, b: PASSES * (p - 1) * a * len(sizes),
-                "The bytes are missing: each step carries n / p of them, which takes β · n / p.",
-                "Il manque les octets : chaque étape en transporte n / p, ce qui prend β · n / p.",
-            ),
-            Mistake(
-                lambda sizes, p, a, b: sum(PASSES * (a + b * (p - 1) / p * size) for size in sizes),
-                "α is paid once per collective here; yet a ring all-gather, like a reduce-scatter, takes p − 1 "
-                "steps, and each begins with a latency.",
-                "α n’est payée ici qu’une fois par communication collective ; or un all-gather en anneau, comme un "
-                "reduce-scatter, fait p − 1 étapes, et chacune commence par une latence.",
-            ),
-            Mistake(
-                lambda sizes, p, a, b: sum(_ring(2 * PASSES, size, p, a, b) for size in sizes),
-                "You count three all-reduces. An all-gather, or a reduce-scatter, is half of one: p − 1 steps.",
-                "Vous comptez trois all-reduce. Un all-gather, ou un reduce-scatter, n’en est que la moitié : "
-                "p − 1 étapes.",
-            ),
-            Mistake(
-                lambda sizes, p, a, b: sum(PASSES * (p - 1) * (a + b * size) for size in sizes),
-                "Each step carries the whole layer here; in a ring it carries one share of it, n / p.",
-                "Chaque étape transporte ici toute la couche ; dans un anneau, elle n’en transporte qu’une part, "
-                "n / p.",
-            ),
-            Mistake(
-                lambda sizes, p, a, b: sum(PASSES * (p - 1) * b * size / p for size in sizes),
-                "The latency is missing: it is what hurts with many small layers.",
-                "La latence manque : c’est elle qui fait mal quand les couches sont petites et nombreuses.",
-            ),
+ZERO_TIME = TEXTS.exercise(
+    "zero-time",
+    zero_3_seconds,
+    cases=_networks,
+    mistakes={
+        "by layer 1": _by_layer(1),
+        "by layer 2": _by_layer(2),
+        "the bytes are right": lambda sizes, p, a, b: all_at_once_seconds(sizes, p, a, b, passes=PASSES),
+        "one step too many": lambda sizes, p, a, b: sum(PASSES * p * (a + b * size / p) for size in sizes),
+        "you count one step per collective": lambda sizes, p, a, b: sum(PASSES * (a + b * size / p) for size in sizes),
+        "that is the slowest layer": lambda sizes, p, a, b: max(_ring(PASSES, size, p, a, b) for size in sizes),
+        "the last layer is missing": lambda sizes, p, a, b: zero_3_seconds(sizes[:-1], p, a, b),
+        "that is one layer of average size": lambda sizes, p, a, b: _ring(PASSES, sum(sizes) / len(sizes), p, a, b),
+        "the bytes are missing": lambda sizes, p, a, b: PASSES * (p - 1) * a * len(sizes),
+        "α is paid once per collective here": lambda sizes, p, a, b: sum(
+            PASSES * (a + b * (p - 1) / p * size) for size in sizes
         ),
-    ),
-    praise_en="Right: 3 (p − 1) latencies per layer, whatever its size. Small layers on many ranks pay little else.",
-    praise_fr="Exact : 3 (p − 1) latences par couche, quelle que soit sa taille. De petites couches sur beaucoup de "
-    "rangs ne paient presque que cela.",
-    hint_en="How many collectives does one layer need in a forward and a backward pass, and how many steps has each of "
-    "them in a ring?",
-    hint_fr="De combien de communications collectives une couche a-t-elle besoin en une passe avant et une passe "
-    "arrière, et combien d’étapes chacune compte-t-elle dans un anneau ?",
-    nearer_en="The sum over the layers of 3 (ranks − 1) · (alpha_s + beta_s_per_byte · n / ranks).",
-    nearer_fr="La somme sur les couches de 3 (ranks − 1) · (alpha_s + beta_s_per_byte · n / ranks).",
+        "you count three all-reduces": lambda sizes, p, a, b: sum(_ring(2 * PASSES, size, p, a, b) for size in sizes),
+        "each step carries the whole layer here": lambda sizes, p, a, b: sum(
+            PASSES * (p - 1) * (a + b * size) for size in sizes
+        ),
+        "the latency is missing": lambda sizes, p, a, b: sum(PASSES * (p - 1) * b * size / p for size in sizes),
+    },
 )
 
 
@@ -420,29 +274,15 @@ def _parts(p: float, n: int, offload: str, each: dict[str, tuple[int, int]]) -> 
     return device * p / n, host * p / n
 
 
-OFFLOAD_BYTES = Exercise(
-    id="offload-bytes",
-    title=Said("what lies where", "ce qui se trouve où"),
-    judge=Judge(
-        offload_bytes,
-        cases=_offload_cases,
-        mistakes=_BYTES_MISTAKES,
-        parts=(
-            Said("the bytes on the device", "les octets sur le GPU"),
-            Said("the bytes in host memory", "les octets dans la mémoire de l’hôte"),
-        ),
+OFFLOAD_BYTES = TEXTS.exercise(
+    "offload-bytes",
+    offload_bytes,
+    cases=_offload_cases,
+    mistakes=_BYTES_MISTAKES,
+    parts=(
+        Said("the bytes on the device", "les octets sur le GPU"),
+        Said("the bytes in host memory", "les octets dans la mémoire de l’hôte"),
     ),
-    praise_en="Right. The host gives more than the device saves: 16 bytes for 14, as gradients are in fp32 there.",
-    praise_fr="Exact. L’hôte fournit plus que le GPU n’économise : 16 octets pour 14, car les gradients y sont en "
-    "fp32.",
-    hint_en="List what the update on the host works with, in fp32: four numbers per parameter. What does the device "
-    "still compute with?",
-    hint_fr="Faites la liste de ce dont la mise à jour a besoin chez l’hôte, en fp32 : quatre nombres par paramètre. "
-    "Et avec quoi le GPU calcule-t-il encore ?",
-    nearer_en="Per parameter, over the number of ranks: none 16 and 0, optimizer 2 and 4 + 4 + 8, parameters 0 and "
-    "that plus 2.",
-    nearer_fr="Par paramètre, à diviser par le nombre de rangs : none, 16 et 0 ; optimizer, 2 et 4 + 4 + 8 ; "
-    "parameters, 0 et la même chose plus 2.",
 )
 
 
@@ -469,75 +309,21 @@ def _machines() -> Iterator[tuple[int, float, float, float]]:
     yield 8, 5000.0, 6e8, 3e3
 
 
-OFFLOAD_TIME = Exercise(
-    id="offload-time",
-    title=Said("when offloading pays", "quand le déchargement est rentable"),
-    judge=Judge(
-        transfer_over_compute,
-        cases=_machines,
-        mistakes=(
-            Mistake(
-                lambda n, tokens, flops, pcie: 1 / _ratio(4, n, tokens, flops, pcie),
-                "It is the other way round: the seconds of the transfers over those of the computation.",
-                "C’est l’inverse : les secondes de transfert, divisées par celles du calcul.",
-            ),
-            Mistake(
-                lambda n, tokens, flops, pcie: _ratio(2, n, tokens, flops, pcie),
-                "That is one direction: gradients go down, and updated weights come back up.",
-                "Cela ne compte qu’un sens : les gradients descendent, et les poids mis à jour remontent.",
-            ),
-            Mistake(
-                lambda n, tokens, flops, pcie: _ratio(4, 1, tokens, flops, pcie),
-                "Each rank transfers its own share only, one N-th: every GPU has its link to the host.",
-                "Chaque rang ne transfère que sa part, un N-ième : chaque GPU a son propre lien vers l’hôte.",
-            ),
-            Mistake(
-                lambda n, tokens, flops, pcie: _ratio(4, 1 / n, tokens, flops, pcie),
-                "You multiply by the number of ranks; each transfers its own share, one N-th: divide.",
-                "Vous multipliez par le nombre de rangs ; chacun ne transfère que sa part, un N-ième : divisez.",
-            ),
-            Mistake(
-                lambda n, tokens, flops, pcie: 4 / n / pcie + 6 * tokens / flops,
-                "You add both times; the question is how many times one holds the other: divide.",
-                "Vous additionnez les deux durées ; on demande combien de fois l’une contient l’autre : divisez.",
-            ),
-            Mistake(
-                lambda n, tokens, flops, pcie: _ratio(4, n, tokens, flops, pcie, 4),
-                "You count the backward pass alone, 4 operations per parameter and token: with forward there are 6.",
-                "Vous ne comptez que la passe arrière, 4 opérations par paramètre et par token : avec la passe "
-                "avant, il y en a 6.",
-            ),
-            Mistake(
-                lambda n, tokens, flops, pcie: _ratio(8, n, tokens, flops, pcie),
-                "The transfers are in 16 bit, 2 bytes each way: the conversion to fp32 is done on the host.",
-                "Les transferts se font sur 16 bits, 2 octets dans chaque sens : la conversion en fp32 a lieu chez "
-                "l’hôte.",
-            ),
-            Mistake(
-                lambda n, tokens, flops, pcie: _ratio(16, n, tokens, flops, pcie),
-                "Moments and master copy never travel: they are updated where they lie. Only gradients go down, "
-                "and weights up.",
-                "Les moments et la copie maître ne voyagent jamais : ils sont mis à jour là où ils se trouvent. "
-                "Seuls les gradients descendent, et les poids remontent.",
-            ),
-            Mistake(
-                lambda n, tokens, flops, pcie: _ratio(4, n, tokens, flops, pcie, 2),
-                "You count the forward pass alone, 2 operations per parameter and token: with backward there are 6.",
-                "Vous ne comptez que la passe avant, 2 opérations par paramètre et par token : avec la passe "
-                "arrière, il y en a 6.",
-            ),
-        ),
-    ),
-    praise_en="Right, and the size of the model has gone: what counts is how much each GPU computes between two "
-    "updates.",
-    praise_fr="Exact, et la taille du modèle a disparu : ce qui compte, c’est le calcul de chaque GPU entre deux mises "
-    "à jour.",
-    hint_en="For Ψ parameters: how many bytes does a rank send and receive, and how many operations does it compute? "
-    "Ψ cancels.",
-    hint_fr="Pour Ψ paramètres : combien d’octets un rang envoie-t-il et reçoit-il, et combien d’opérations "
-    "calcule-t-il ? Ψ s’élimine.",
-    nearer_en="Transfers: (2 + 2) / ranks / pcie_bytes_per_s. Computation: 6 · tokens / flops_per_s.",
-    nearer_fr="Transferts : (2 + 2) / ranks / pcie_bytes_per_s. Calcul : 6 · tokens / flops_per_s.",
+OFFLOAD_TIME = TEXTS.exercise(
+    "offload-time",
+    transfer_over_compute,
+    cases=_machines,
+    mistakes={
+        "it is the other way round": lambda n, tokens, flops, pcie: 1 / _ratio(4, n, tokens, flops, pcie),
+        "that is one direction": lambda n, tokens, flops, pcie: _ratio(2, n, tokens, flops, pcie),
+        "each rank transfers its own share only": lambda n, tokens, flops, pcie: _ratio(4, 1, tokens, flops, pcie),
+        "you multiply by the number of ranks": lambda n, tokens, flops, pcie: _ratio(4, 1 / n, tokens, flops, pcie),
+        "you add both times": lambda n, tokens, flops, pcie: 4 / n / pcie + 6 * tokens / flops,
+        "you count the backward pass alone": lambda n, tokens, flops, pcie: _ratio(4, n, tokens, flops, pcie, 4),
+        "the transfers are in 16 bit": lambda n, tokens, flops, pcie: _ratio(8, n, tokens, flops, pcie),
+        "moments and master copy never travel": lambda n, tokens, flops, pcie: _ratio(16, n, tokens, flops, pcie),
+        "you count the forward pass alone": lambda n, tokens, flops, pcie: _ratio(4, n, tokens, flops, pcie, 2),
+    },
 )
 
 
@@ -617,18 +403,8 @@ def _check_bucket(given: Any, config: RunConfig, bucket_mib: float) -> None:
     raise Wrong(en=en, fr=fr)
 
 
-DEEPSPEED_JSON = Exercise(
-    id="deepspeed-json",
-    title=Said("DeepSpeed's JSON", "le JSON de DeepSpeed"),
-    judge=Judge(cases=_json_cases, trial=_check_json),
-    praise_en="Right: five runs, and DeepSpeed would do each of them as asked.",
-    praise_fr="Exact : cinq exécutions, et DeepSpeed ferait chacune comme demandé.",
-    hint_en="The top level has the sizes of batches, bf16 and zero_optimization; what is ZeRO's own (stage, bucket, "
-    "offloading) goes into the latter.",
-    hint_fr="Au premier niveau : les tailles de batch, bf16 et zero_optimization ; tout ce qui est propre à ZeRO "
-    "(stage, bucket, déchargement) va dans cette dernière section.",
-    nearer_en='zero_optimization: "stage", "reduce_bucket_size" (bucket_mib * 2**20 // 2 in bf16, // 4 in fp32) and, '
-    'for offload "optimizer", "offload_optimizer": {"device": "cpu"}; for "parameters", "offload_param" as well.',
-    nearer_fr='zero_optimization : "stage", "reduce_bucket_size" (bucket_mib * 2**20 // 2 en bf16, // 4 en fp32) et, '
-    'pour offload "optimizer", "offload_optimizer": {"device": "cpu"} ; pour "parameters", "offload_param" en plus.',
+DEEPSPEED_JSON = TEXTS.exercise(
+    "deepspeed-json",
+    cases=_json_cases,
+    trial=_check_json,
 )

@@ -11,13 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import a_or_an
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
-from dlojz.labs.kit.judges import Judge, normal, refuse_nothing
+from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.judges import normal, refuse_nothing
 from dlojz.labs.kit.rank_judges import gathers
 from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+TEXTS = Texts(__file__)
 
 WEIGHTS_BYTES, GRADIENTS_BYTES, OPTIMIZER_BYTES = 2, 2, 12
 """Per parameter, in mixed precision with Adam: the last one is a master copy and two moments, in fp32."""
@@ -63,100 +66,33 @@ def _in_whole_parameters(parameters: float, ranks: int, stage: int, whole: Calla
     return (16 - sharded) * parameters + sharded * share
 
 
-ZERO_STATES = Exercise(
-    id="zero-states",
-    title=Said("bytes per rank, by stage", "octets par rang selon le niveau"),
-    judge=Judge(
-        state_bytes,
-        cases=_models,
-        mistakes=(
-            Mistake(
-                lambda p, n, stage: (16 - sum((2, 12, 2)[:stage]) * (1 - 1 / n)) * p,
-                "You shard the gradients before the optimizer's states: the optimizer's 12 bytes come first, then "
-                "the gradients, then the weights.",
-                "Vous répartissez les gradients avant les états de l’optimiseur : d’abord ses 12 octets, puis les "
-                "gradients, puis les poids.",
-            ),
-            Mistake(
-                _only_its_own,
-                "Each stage shards one more part, but you stop sharding those of the stages before: stage 2 "
-                "shards the optimizer and the gradients, stage 3 all three.",
-                "Chaque niveau répartit une part de plus, mais vous cessez de répartir celles des niveaux "
-                "précédents : le niveau 2 répartit l’optimiseur et les gradients, le niveau 3 les trois.",
-            ),
-            *(
-                Mistake(
-                    lambda p, n, stage, whole=whole: _in_whole_parameters(p, n, stage, whole),
-                    "The share of a rank is rounded to a whole number of parameters: divide with /, and do not round.",
-                    "La part d’un rang est arrondie à un nombre entier de paramètres : divisez par /, sans arrondir.",
-                )
-                for whole in (math.floor, round, math.ceil)
-            ),
-            Mistake(
-                lambda p, n, stage: _shared(p, n, stage, (1, 2, 3)),
-                "The order is the other way round: what is largest and needed least often is sharded first, the "
-                "optimizer's 12 bytes, then the gradients, then the weights.",
-                "L’ordre est inversé : on répartit d’abord le plus gros et le moins souvent utile, les 12 octets "
-                "de l’optimiseur, puis les gradients, puis les poids.",
-            ),
-            Mistake(
-                lambda p, n, stage: _shared(p, n, stage, (3, 2, 1), (2, 2, 8)),
-                "The fp32 master copy is missing: Adam updates it, so it belongs to the optimizer, 4 + 4 + 4 = 12 "
-                "bytes per parameter.",
-                "La copie maître en fp32 manque : c’est elle qu’Adam met à jour ; elle compte donc avec "
-                "l’optimiseur, 4 + 4 + 4 = 12 octets par paramètre.",
-            ),
-            Mistake(
-                lambda p, n, stage: _shared(p, n, stage, (3, 2, 1), (4, 4, 8)),
-                "That is fp32 throughout. In mixed precision weights and gradients take 2 bytes, and the optimizer "
-                "12, with its master copy: 16 as well, but sharded otherwise.",
-                "C’est du fp32 partout. En précision mixte, poids et gradients prennent 2 octets, et l’optimiseur "
-                "12, copie maître comprise : 16 aussi, mais répartis autrement.",
-            ),
-            Mistake(
-                lambda p, n, stage: _shared(p, n, stage, (4, 2, 1)),
-                "Stage 3 is like stage 2 in your function: there the weights too are sharded.",
-                "Dans votre fonction, le niveau 3 est comme le niveau 2 : les poids y sont répartis eux aussi.",
-            ),
-            Mistake(
-                lambda p, n, stage: _shared(p, n, stage, (2, 1, 0)),
-                "You are one stage ahead: stage 0 shards nothing, stage 1 the optimizer, stage 2 the gradients "
-                "too, stage 3 the weights too.",
-                "Vous avez un niveau d’avance : le niveau 0 ne répartit rien, le 1 l’optimiseur, le 2 aussi les "
-                "gradients, le 3 aussi les poids.",
-            ),
-            Mistake(
-                lambda p, n, stage: _shared(p, n, stage, (3, 3, 1)),
-                "The gradients are sharded from stage 2 on, not from stage 3.",
-                "Les gradients sont répartis dès le niveau 2, et non dès le niveau 3.",
-            ),
-            Mistake(
-                lambda p, n, stage: _shared(p, n, stage, (3, 2, 1), (2, 2, 16)),
-                "You count 16 bytes for the optimizer; 16 is the sum of all three parts: master copy and two "
-                "moments take 12.",
-                "Vous comptez 16 octets pour l’optimiseur ; 16 est la somme des trois parts : copie maître et "
-                "moments en prennent 12.",
-            ),
-            Mistake(
-                lambda p, n, stage: 16 * p / (n if stage else 1),
-                "You shard everything from stage 1 on; only stage 3 does that.",
-                "Vous répartissez tout dès le niveau 1 ; seul le niveau 3 le fait.",
-            ),
-            Mistake(
-                lambda p, n, stage: 16 * p / n,
-                "You shard everything in every stage, even without ZeRO (stage 0), where each rank keeps all.",
-                "Vous répartissez tout à tous les niveaux, même sans ZeRO (niveau 0), où chaque rang garde tout.",
-            ),
+ZERO_STATES = TEXTS.exercise(
+    "zero-states",
+    state_bytes,
+    cases=_models,
+    mistakes={
+        "you shard the gradients before the optimizer's states": lambda p, n, stage: (
+            (16 - sum((2, 12, 2)[:stage]) * (1 - 1 / n)) * p
         ),
-    ),
-    praise_en="Right. Stages 1 and 2 end at a floor, 4Ψ and 2Ψ; only stage 3 falls as 1/N.",
-    praise_fr="Exact. Les niveaux 1 et 2 butent sur un plancher, 4Ψ et 2Ψ ; seul le niveau 3 décroît en 1/N.",
-    hint_en="Write the three parts apart, 2Ψ, 2Ψ and 12Ψ. From which stage on is each divided by the number of ranks?",
-    hint_fr="Écrivez les trois parts séparément : 2Ψ, 2Ψ et 12Ψ. À partir de quel niveau chacune est-elle divisée par "
-    "le nombre de rangs ?",
-    nearer_en="Optimizer: divided if stage >= 1; gradients: if stage >= 2; weights: if stage >= 3. Then add the three.",
-    nearer_fr="Optimiseur : divisé si stage >= 1 ; gradients : si stage >= 2 ; poids : si stage >= 3. Additionnez "
-    "ensuite les trois.",
+        "each stage shards one more part": _only_its_own,
+        "mistake lambda p n stage whole whole": tuple(
+            Mistake(
+                lambda p, n, stage, whole=whole: _in_whole_parameters(p, n, stage, whole),
+                "The share of a rank is rounded to a whole number of parameters: divide with /, and do not round.",
+                "La part d’un rang est arrondie à un nombre entier de paramètres : divisez par /, sans arrondir.",
+            )
+            for whole in (math.floor, round, math.ceil)
+        ),
+        "the order is the other way round": lambda p, n, stage: _shared(p, n, stage, (1, 2, 3)),
+        "the fp32 master copy is missing": lambda p, n, stage: _shared(p, n, stage, (3, 2, 1), (2, 2, 8)),
+        "that is fp32 throughout": lambda p, n, stage: _shared(p, n, stage, (3, 2, 1), (4, 4, 8)),
+        "stage 3 is like stage 2 in your function": lambda p, n, stage: _shared(p, n, stage, (4, 2, 1)),
+        "you are one stage ahead": lambda p, n, stage: _shared(p, n, stage, (2, 1, 0)),
+        "the gradients are sharded from stage 2 on": lambda p, n, stage: _shared(p, n, stage, (3, 3, 1)),
+        "you count 16 bytes for the optimizer": lambda p, n, stage: _shared(p, n, stage, (3, 2, 1), (2, 2, 16)),
+        "you shard everything from stage 1 on": lambda p, n, stage: 16 * p / (n if stage else 1),
+        "you shard everything in every stage": lambda p, n, stage: 16 * p / n,
+    },
 )
 
 
@@ -262,84 +198,32 @@ def _inspect_states(answers: list[RankAnswer], size: int) -> None:
         )
 
 
-SHARD_OPTIMIZER = Exercise(
-    id="shard-optimizer",
-    title=Said("sharding the optimizer (stage 1)", "répartir l’optimiseur (niveau 1)"),
-    judge=Judge(
-        _weights_after,
-        on_ranks=True,
-        trial=_shard_optimizer_trial,
-        local=_own_share_updated,
-        labels={_WEIGHTS: Said("the weights", "les poids")},
-        faults=(
-            Mistake(
-                _own_share_updated,
-                "Each rank has updated its own share, but never gets those of the others: the all-gather is missing, "
-                "or its result is thrown away.",
-                "Chaque rang a mis à jour sa propre part, mais ne reçoit jamais celles des autres : il manque "
-                "l’all-gather, ou son résultat est perdu.",
-            ),
-            Mistake(
-                lambda rank, size, seed: {_WEIGHTS: normal(seed, WEIGHTS)},
-                "The weights have not changed on any rank: you update a copy of them (clone), or the optimizer finds "
-                "no gradient: give it in share.grad.",
-                "Les poids n’ont changé sur aucun rang : vous en mettez à jour une copie (clone), ou l’optimiseur ne "
-                "trouve pas de gradient : donnez-le dans share.grad.",
-            ),
+SHARD_OPTIMIZER = TEXTS.exercise(
+    "shard-optimizer",
+    _weights_after,
+    on_ranks=True,
+    trial=_shard_optimizer_trial,
+    local=_own_share_updated,
+    labels={_WEIGHTS: Said("the weights", "les poids")},
+    faults={
+        "each rank has updated its own share": _own_share_updated,
+        "the weights have not changed on any rank": lambda rank, size, seed: {_WEIGHTS: normal(seed, WEIGHTS)},
+    },
+    mistakes={
+        "you divide the gradient by the number of ranks": lambda weights, make: shard_optimizer(
+            weights, make, way="divides"
         ),
-        mistakes=(
-            Mistake(
-                lambda weights, make: shard_optimizer(weights, make, way="divides"),
-                "You divide the gradient by the number of ranks; it is this rank's share of the mean already.",
-                "Vous divisez le gradient par le nombre de rangs ; c’est déjà la part de ce rang dans la moyenne.",
-            ),
-            Mistake(
-                lambda weights, make: shard_optimizer(weights, make, way="adds gradients"),
-                "You add up the gradients that the ranks are given, but these are shares of different places: rank r "
-                "needs its own alone.",
-                "Vous additionnez les gradients que reçoivent les rangs, or ce sont des parts à des places "
-                "différentes : le rang r n’a besoin que de la sienne.",
-            ),
-            Mistake(
-                lambda weights, make: shard_optimizer(weights, make, way="anew"),
-                "The optimizer is made anew in every step, and its moments start from zero each time: make it "
-                "once, outside step.",
-                "L’optimiseur est recréé à chaque pas, et ses moments repartent de zéro : créez-le une seule fois, "
-                "hors de step.",
-            ),
-            Mistake(
-                lambda weights, make: shard_optimizer(weights, make, way="first"),
-                "Every rank updates the first share: rank r owns the r-th one, weights.chunk(size)[rank].",
-                "Tous les rangs mettent à jour la première part : le rang r possède la r-ième, "
-                "weights.chunk(size)[rank].",
-            ),
-            Mistake(
-                lambda weights, make: shard_optimizer(weights, make, way="adds"),
-                "All-reduce adds up the weights of all ranks; here nothing is to be added, each rank's updated "
-                "share is to be brought to the others: an all-gather.",
-                "L’all-reduce additionne les poids de tous les rangs ; or il n’y a rien à additionner : la part "
-                "mise à jour de chaque rang doit parvenir aux autres, c’est un all-gather.",
-            ),
-            Mistake(
-                lambda weights, make: shard_optimizer(weights, make, way="gathers before"),
-                "The shares are gathered before the update: the last step of the others never arrives. First "
-                "optimizer.step(), then the all-gather.",
-                "Les parts sont rassemblées avant la mise à jour : le dernier pas des autres n’arrive jamais. "
-                "D’abord optimizer.step(), ensuite l’all-gather.",
-            ),
+        "you add up the gradients that the ranks are": lambda weights, make: shard_optimizer(
+            weights, make, way="adds gradients"
         ),
-        inspect=_inspect_states,
-    ),
-    praise_en="Right: one N-th of the moments on each rank, and the same weights as one process.",
-    praise_fr="Exact : un N-ième des moments sur chaque rang, et les mêmes poids qu’un seul processus.",
-    hint_en="weights.chunk(size)[rank] is a view: what the optimizer writes there is written in weights. What do the "
-    "other ranks still lack then?",
-    hint_fr="weights.chunk(size)[rank] est une vue : ce que l’optimiseur y écrit s’écrit dans weights. Que manque-t-il "
-    "encore aux autres rangs ?",
-    nearer_en="Once: share = weights.chunk(size)[rank], and the optimizer made of [share]. In each step: share.grad = "
-    "gradient, optimizer.step(), then dist.all_gather_into_tensor(weights, share).",
-    nearer_fr="Une fois : share = weights.chunk(size)[rank], et l’optimiseur créé avec [share]. À chaque pas : "
-    "share.grad = gradient, optimizer.step(), puis dist.all_gather_into_tensor(weights, share).",
+        "the optimizer is made anew in every step": lambda weights, make: shard_optimizer(weights, make, way="anew"),
+        "every rank updates the first share": lambda weights, make: shard_optimizer(weights, make, way="first"),
+        "all-reduce adds up the weights of all ranks": lambda weights, make: shard_optimizer(weights, make, way="adds"),
+        "the shares are gathered before the update": lambda weights, make: shard_optimizer(
+            weights, make, way="gathers before"
+        ),
+    },
+    inspect=_inspect_states,
 )
 
 
@@ -415,71 +299,25 @@ def _inspect_volume(answers: list[RankAnswer], size: int) -> None:
         )
 
 
-SHARD_GRADIENTS = Exercise(
-    id="shard-gradients",
-    title=Said("sharding the gradients (stage 2)", "répartir les gradients (niveau 2)"),
-    judge=Judge(
-        lambda rank, size, seed: _share_of(range(size), rank, size, seed),
-        on_ranks=True,
-        trial=_reduce_trial,
-        local=lambda rank, size, seed: _share_of([rank], rank, size, seed),
-        labels={_SHARE: Said("the share of the gradient", "le gradient (la part du rang)")},
-        mistakes=(
-            Mistake(
-                lambda gradients: reduce_gradients(gradients, way="each apart"),
-                "You pad each gradient by itself: the shares get longer than they need to be, and no longer match "
-                "those of the weights. Lay all end to end first, then pad once, at the end.",
-                "Vous complétez chaque gradient séparément : les parts sont plus longues que nécessaire, et ne "
-                "correspondent plus à celles des poids. Mettez-les d’abord bout à bout, puis complétez une seule "
-                "fois, à la fin.",
-            ),
-            Mistake(
-                lambda gradients: reduce_gradients(gradients[::-1]),
-                "You lay the gradients end to end from the last to the first; keep the order of the list.",
-                "Vous mettez les gradients bout à bout du dernier au premier ; gardez l’ordre de la liste.",
-            ),
-            Mistake(
-                lambda gradients: reduce_gradients(gradients[:-1]),
-                "The last gradient is missing: look at where your loop ends.",
-                "Il manque le dernier gradient : regardez où finit votre boucle.",
-            ),
-            Mistake(
-                lambda gradients: reduce_gradients([one.T if one.dim() == 2 else one for one in gradients]),
-                "Your matrices are laid out column by column; flatten() goes row by row, as the weights do.",
-                "Vos matrices sont mises à plat colonne par colonne ; flatten() va ligne par ligne, comme les "
-                "poids.",
-            ),
-            Mistake(
-                lambda gradients: reduce_gradients(gradients, way="one more"),
-                "Where nothing is missing you still add zeros, one for each rank: -flat.numel() % size is 0 "
-                "there.",
-                "Quand il ne manque rien, vous ajoutez quand même des zéros, un par rang : -flat.numel() % size "
-                "vaut alors 0.",
-            ),
-            Mistake(
-                lambda gradients: reduce_gradients(gradients, way="in front"),
-                "The zeros stand in front, which shifts every gradient: they belong at the end.",
-                "Les zéros sont au début, ce qui décale tous les gradients : mettez-les à la fin.",
-            ),
-            Mistake(
-                lambda gradients: reduce_gradients(gradients, way="every other"),
-                "Each rank gets every N-th number; a share is one piece: rank r owns the r-th of N equal ones.",
-                "Chaque rang reçoit un nombre sur N ; or une part est d’un seul tenant : le rang r possède le "
-                "r-ième de N morceaux égaux.",
-            ),
+SHARD_GRADIENTS = TEXTS.exercise(
+    "shard-gradients",
+    lambda rank, size, seed: _share_of(range(size), rank, size, seed),
+    on_ranks=True,
+    trial=_reduce_trial,
+    local=lambda rank, size, seed: _share_of([rank], rank, size, seed),
+    labels={_SHARE: Said("the share of the gradient", "le gradient (la part du rang)")},
+    mistakes={
+        "you pad each gradient by itself": lambda gradients: reduce_gradients(gradients, way="each apart"),
+        "you lay the gradients end to end from the": lambda gradients: reduce_gradients(gradients[::-1]),
+        "the last gradient is missing": lambda gradients: reduce_gradients(gradients[:-1]),
+        "your matrices are laid out column by column": lambda gradients: reduce_gradients(
+            [one.T if one.dim() == 2 else one for one in gradients]
         ),
-        inspect=_inspect_volume,
-    ),
-    praise_en="Right: half an all-reduce, and no rank keeps more of the mean gradient than its share.",
-    praise_fr="Exact : un demi-all-reduce, et aucun rang ne garde du gradient moyen plus que sa part.",
-    hint_en="Lay the gradients end to end (flatten, torch.cat), and add zeros at the end until their number is a "
-    "multiple of the number of ranks (F.pad).",
-    hint_fr="Mettez les gradients bout à bout (flatten, torch.cat), et ajoutez des zéros à la fin jusqu’à un multiple "
-    "du nombre de rangs (F.pad).",
-    nearer_en="-flat.numel() % size zeros are missing. Then dist.reduce_scatter_tensor(share, flat), where share has "
-    "flat.numel() // size elements, and divide by size.",
-    nearer_fr="Il manque -flat.numel() % size zéros. Ensuite, dist.reduce_scatter_tensor(share, flat), où share compte "
-    "flat.numel() // size éléments, puis divisez par size.",
+        "where nothing is missing you still add zeros": lambda gradients: reduce_gradients(gradients, way="one more"),
+        "the zeros stand in front": lambda gradients: reduce_gradients(gradients, way="in front"),
+        "each rank gets every N-th number": lambda gradients: reduce_gradients(gradients, way="every other"),
+    },
+    inspect=_inspect_volume,
 )
 
 
@@ -622,53 +460,20 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
         )
 
 
-SHARD_WEIGHTS = Exercise(
-    id="shard-weights",
-    title=Said("sharding the weights (stage 3)", "répartir les poids (niveau 3)"),
-    judge=Judge(
-        lambda rank, size, seed: _gradients(range(size), rank, size, seed),
-        on_ranks=True,
-        trial=_trial,
-        local=_local,
-        labels=LABELS,
-        mistakes=(
-            Mistake(
-                lambda x, share: sharded_linear(x, share) / _ranks(),
-                "The output is divided by the number of ranks; nothing is summed in forward, each rank has its own x.",
-                "La sortie est divisée par le nombre de rangs ; rien n’est additionné dans forward, chaque rang a son "
-                "propre x.",
-            ),
-            Mistake(
-                lambda x, share: x @ share.repeat(_ranks(), 1).T,
-                "You repeat this rank's rows in place of those of the other ranks: gather(share) brings these.",
-                "Vous répétez les lignes de ce rang à la place de celles des autres : gather(share) apporte ces "
-                "dernières.",
-            ),
-            Mistake(
-                lambda x, share: sharded_linear(x, share, way="averages x"),
-                "You average the gradient of x over the ranks; each rank has read other data, so that "
-                "gradient is its own too: only the gradient of the weights is averaged.",
-                "Vous moyennez le gradient de x entre les rangs ; or chaque rang a lu ses propres données, et ce "
-                "gradient n’appartient qu’à lui : seul celui des poids est moyenné.",
-            ),
-            Mistake(
-                lambda x, share: sharded_linear(x, share, way="first rows"),
-                "In backward you compute with this rank's rows alone: gather the weights again.",
-                "Dans backward, vous calculez avec les seules lignes de ce rang : rassemblez de nouveau les poids.",
-            ),
+SHARD_WEIGHTS = TEXTS.exercise(
+    "shard-weights",
+    lambda rank, size, seed: _gradients(range(size), rank, size, seed),
+    on_ranks=True,
+    trial=_trial,
+    local=_local,
+    labels=LABELS,
+    mistakes={
+        "the output is divided by the number of ranks": lambda x, share: sharded_linear(x, share) / _ranks(),
+        "you repeat this rank's rows in place of those": lambda x, share: x @ share.repeat(_ranks(), 1).T,
+        "you average the gradient of x over the ranks": lambda x, share: sharded_linear(x, share, way="averages x"),
+        "in backward you compute with this rank's rows alone": lambda x, share: sharded_linear(
+            x, share, way="first rows"
         ),
-        inspect=_inspect,
-    ),
-    praise_en="Right: between two layers no rank holds more than its share, of weights and of gradients.",
-    praise_fr="Exact : entre deux couches, aucun rang ne détient plus que sa part, ni des poids ni des gradients.",
-    hint_en="forward keeps x and share, not the whole weight. What must backward do first, then? With y = x Wᵀ, the "
-    "gradient of W is gradientᵀ x, and that of x is gradient W.",
-    hint_fr="forward garde x et share, pas le poids entier. Par quoi backward doit-elle alors commencer ? Avec "
-    "y = x Wᵀ, le gradient de W est gradientᵀ x, et celui de x est gradient W.",
-    nearer_en="forward: context.save_for_backward(x, share), then x @ gather(share).T. backward: "
-    "dist.reduce_scatter_tensor(share_gradient, gradient.T @ x), divided by the number of ranks, and "
-    "gradient @ gather(share).",
-    nearer_fr="forward : context.save_for_backward(x, share), puis x @ gather(share).T. backward : "
-    "dist.reduce_scatter_tensor(share_gradient, gradient.T @ x), divisé par le nombre de rangs, et "
-    "gradient @ gather(share).",
+    },
+    inspect=_inspect,
 )

@@ -14,8 +14,9 @@ from typing import Any
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import a_or_an, say, shortest
-from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, Said, Wrong
-from dlojz.labs.kit.judges import Judge, refuse_nothing
+from dlojz.labs.kit.exercise import Said, Wrong
+from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
+from dlojz.labs.kit.judges import refuse_nothing
 from dlojz.pipeline.closed_forms import fraction, overhead, total_time
 from dlojz.pipeline.optimum.shortest_schedule import optimum
 from dlojz.pipeline.orders.zero_bubble import list_schedule
@@ -23,6 +24,8 @@ from dlojz.pipeline.schedule import Action, Costs, Schedule, parse_action
 from dlojz.pipeline.schedule_catalogue import build
 from dlojz.pipeline.simulator import peak_activations, simulate
 from dlojz.pipeline.validity import problems
+
+TEXTS = Texts(__file__)
 
 MAX_ACTIONS = 10_000
 """A list that grows beyond this is a loop gone wrong."""
@@ -161,107 +164,24 @@ def _pipelines() -> Iterator[tuple[int, int, int, int]]:
             yield ranks, micro_batches, forward, backward
 
 
-PIPELINE_BUBBLE = Exercise(
-    id="pipeline-bubble",
-    title=Said("the bubble by hand", "la bulle à la main"),
-    judge=Judge(
-        pipeline_step,
-        cases=_pipelines,
-        parts=(Said("the length", "la durée"), Said("the fraction", "la fraction"), Said("the overhead", "le surcoût")),
-        mistakes=(
-            Mistake(
-                lambda p, m, f, b: (m + 2 * (p - 1)) * (f + b),
-                "Your length counts the bubble twice: p − 1 forwards fill the pipeline, p − 1 backwards empty it, so "
-                "it is (p − 1) (t_f + t_b) in all.",
-                "Votre durée compte la bulle deux fois : p − 1 passes avant remplissent le pipeline, p − 1 passes "
-                "arrière le vident, soit (p − 1) (t_f + t_b) en tout.",
-                part=0,
-            ),
-            Mistake(
-                lambda p, m, f, b: m * p * (f + b),
-                "That length is the naive way's, one stage at a time: m·p·(t_f + t_b). In a pipeline the stages work "
-                "at the same time, on different micro-batches.",
-                "Cette durée est celle de la manière naïve, un étage à la fois : m·p·(t_f + t_b). Dans un pipeline, "
-                "les étages travaillent en même temps, sur des micro-batches différents.",
-                part=0,
-            ),
-            Mistake(
-                lambda p, m, f, b: m * (f + b),
-                "That length is the work of one stage, the ideal time. The last stage cannot begin before the first "
-                "micro-batch has crossed the others: add the bubble.",
-                "Cette durée est le travail d’un étage, la durée idéale. Le dernier étage ne peut pas commencer avant "
-                "que le premier micro-batch ait traversé les autres : ajoutez la bulle.",
-                part=0,
-            ),
-            Mistake(
-                lambda p, m, f, b: (m + p) * (f + b),
-                "The length is one too many: the first micro-batch crosses p stages, and m − 1 others follow it.",
-                "La durée compte un tour de trop : le premier micro-batch traverse p étages, puis m − 1 autres le "
-                "suivent.",
-                part=0,
-            ),
-            Mistake(
-                lambda p, m, f, b: (m + p - 1) * f + m * b,
-                "Your length counts the filling, but not the draining: the gradient of the last micro-batch goes back "
-                "through all stages too.",
-                "Votre durée compte le remplissage, mais pas la vidange : le gradient du dernier micro-batch retraverse"
-                " lui aussi tous les étages.",
-                part=0,
-            ),
-            Mistake(
-                lambda p, m, f, b: (m + p - 1) * f,
-                "The backward pass is missing: each stage also spends t_b on every micro-batch.",
-                "Il manque la passe arrière : chaque étage passe aussi t_b sur chaque micro-batch.",
-                part=0,
-            ),
-            Mistake(
-                lambda p, m, f, b: overhead(p, m),
-                "Your fraction is the overhead, idle time over work; the fraction compares with all the time there is: "
-                "for 4 stages and 8 micro-batches, 3/11 and not 3/8.",
-                "Votre fraction est le surcoût, l’attente rapportée au travail ; la fraction se rapporte à tout le "
-                "temps disponible : pour 4 étages et 8 micro-batches, 3/11 et non 3/8.",
-                part=1,
-            ),
-            Mistake(
-                lambda p, m, f, b: 1 - fraction(p, m),
-                "Your fraction is the share of time in which the ranks compute; the bubble is the rest.",
-                "Votre fraction est la part du temps où les rangs calculent ; la bulle est le reste.",
-                part=1,
-            ),
-            Mistake(
-                lambda p, m, f, b: (p - 1) * (f + b),
-                "Your fraction is a time, that of the bubble: divide it by the length of the step.",
-                "Votre fraction est un temps, celui de la bulle : divisez-le par la durée du pas.",
-                part=1,
-            ),
-            Mistake(
-                lambda p, m, f, b: fraction(p, m),
-                "Your overhead is the fraction once more; the overhead is idle time over work, not over all time: it "
-                "may well exceed 1.",
-                "Votre surcoût est encore la fraction ; le surcoût, c’est l’attente rapportée au travail, et non au "
-                "temps total : il peut dépasser 1.",
-                part=2,
-            ),
-            Mistake(
-                lambda p, m, f, b: 1 + overhead(p, m),
-                "Your overhead is all time over work; it is what exceeds 1: only the idle time counts.",
-                "Votre surcoût est le temps total sur le travail ; c’est ce qui dépasse 1 : seule compte l’attente.",
-                part=2,
-            ),
-        ),
-    ),
-    praise_en="Right: m micro-batches of work, p − 1 of bubble, whatever t_f and t_b. Whenever a bubble is quoted, "
-    "ask: over what?",
-    praise_fr="Exact : m micro-batches de travail, p − 1 de bulle, quels que soient t_f et t_b. Devant une bulle "
-    "annoncée, demandez toujours : rapportée à quoi ?",
-    hint_en="Follow the forward pass on the last stage: when does it get the first micro-batch, and how many has it "
-    "then to pass? The backward is the mirror image. What exceeds the work is the bubble.",
-    hint_fr="Suivez la passe avant sur le dernier étage : quand reçoit-il le premier micro-batch, et combien en a-t-il "
-    "ensuite à traiter ? La passe arrière en est l’image dans un miroir. Ce qui dépasse le travail est la bulle.",
-    nearer_en="Length: (p − 1)·t_f until the last stage begins, then m·t_f; the same with t_b. The bubble is (p − 1)("
-    "t_f + t_b): divide it by the length, then by the work, m(t_f + t_b).",
-    nearer_fr="Durée : (p − 1)·t_f avant que le dernier étage commence, puis m·t_f ; de même avec t_b. La bulle est "
-    "(p − 1)(t_f + t_b) : divisez-la par la durée, puis par le travail, m(t_f + t_b).",
+PIPELINE_BUBBLE = TEXTS.exercise(
+    "pipeline-bubble",
+    pipeline_step,
+    cases=_pipelines,
+    parts=(Said("the length", "la durée"), Said("the fraction", "la fraction"), Said("the overhead", "le surcoût")),
+    mistakes={
+        "your length counts the bubble twice": MistakeWay(lambda p, m, f, b: (m + 2 * (p - 1)) * (f + b), part=0),
+        "that length is the naive way's": MistakeWay(lambda p, m, f, b: m * p * (f + b), part=0),
+        "that length is the work of one stage": MistakeWay(lambda p, m, f, b: m * (f + b), part=0),
+        "the length is one too many": MistakeWay(lambda p, m, f, b: (m + p) * (f + b), part=0),
+        "your length counts the filling": MistakeWay(lambda p, m, f, b: (m + p - 1) * f + m * b, part=0),
+        "the backward pass is missing": MistakeWay(lambda p, m, f, b: (m + p - 1) * f, part=0),
+        "your fraction is the overhead": MistakeWay(lambda p, m, f, b: overhead(p, m), part=1),
+        "your fraction is the share of time in which": MistakeWay(lambda p, m, f, b: 1 - fraction(p, m), part=1),
+        "your fraction is a time": MistakeWay(lambda p, m, f, b: (p - 1) * (f + b), part=1),
+        "your overhead is the fraction once more": MistakeWay(lambda p, m, f, b: fraction(p, m), part=2),
+        "your overhead is all time over work": MistakeWay(lambda p, m, f, b: 1 + overhead(p, m), part=2),
+    },
 )
 
 
@@ -362,21 +282,10 @@ def _longer(schedule: Schedule, reference: Schedule, length: float, best: float)
     )
 
 
-ONE_F_ONE_B = Exercise(
-    id="one-f-one-b",
-    title=Said("1F1B's order", "l’ordre de 1F1B"),
-    judge=Judge(cases=_ORDER_SIZES, trial=_check_order),
-    praise_en="Right, for 1 to 8 ranks, with fewer micro-batches than ranks too: as long as GPipe, and far less kept.",
-    praise_fr="Exact, de 1 à 8 rangs, et même avec moins de micro-batches que de rangs : aussi long que GPipe, pour "
-    "bien moins de mémoire.",
-    hint_en="Rank r first runs p − r forwards (m at most): so many go in before the first gradient comes back to it. "
-    "Then each backward makes room for one more forward.",
-    hint_fr="Le rang r exécute d’abord p − r passes avant (m au plus) : autant entrent avant que le premier gradient "
-    "lui revienne. Ensuite, chaque passe arrière fait place à une passe avant de plus.",
-    nearer_en="order = the forwards 0 … w − 1 with w = min(ranks - rank, micro_batches); then, for each micro-batch k: "
-    'add f"B{k}", and f"F{k + w}" if k + w < micro_batches.',
-    nearer_fr="order = les passes avant 0 … w − 1, avec w = min(ranks - rank, micro_batches) ; puis, pour chaque "
-    'micro-batch k : ajoutez f"B{k}", et f"F{k + w}" si k + w < micro_batches.',
+ONE_F_ONE_B = TEXTS.exercise(
+    "one-f-one-b",
+    cases=_ORDER_SIZES,
+    trial=_check_order,
 )
 
 
@@ -395,90 +304,33 @@ def _places() -> Iterator[tuple[str, int, int, int]]:
                 yield schedule, rank, ranks, micro_batches
 
 
-ORDER_KEPT = Exercise(
-    id="kept-micro-batches",
-    title=Said("what GPipe and 1F1B keep", "ce que gardent GPipe et 1F1B"),
-    judge=Judge(
-        kept,
-        cases=_places,
-        mistakes=(
-            Mistake(
-                lambda schedule, r, p, m: m if schedule == "gpipe" else min(p, m),
-                "For 1F1B you give what rank 0 keeps; each further rank gets its first gradient sooner and keeps "
-                "one fewer.",
-                "Pour 1F1B, vous donnez ce que garde le rang 0 ; chaque rang suivant reçoit son premier gradient "
-                "plus tôt et en garde un de moins.",
-            ),
-            Mistake(
-                lambda schedule, r, p, m: m if schedule == "gpipe" else p - r,
-                "Right as long as there are enough micro-batches; but a rank cannot keep more than there are, m.",
-                "C’est juste tant qu’il y a assez de micro-batches ; mais un rang ne peut en garder plus qu’il n’y "
-                "en a, m.",
-            ),
-            Mistake(
-                lambda schedule, r, p, m: m if schedule == "gpipe" else min(r + 1, m),
-                "For 1F1B the ranks are the wrong way round: the last one, next to the loss, keeps 1.",
-                "Pour 1F1B, les rangs sont inversés : c’est le dernier, où se calcule la perte, qui en garde 1.",
-            ),
-            Mistake(
-                lambda schedule, r, p, m: m,
-                "For 1F1B you give all micro-batches, as for GPipe: a backward gives back activations before the "
-                "last forward. (The names are “gpipe” and “1f1b”.)",
-                "Pour 1F1B, vous donnez tous les micro-batches, comme pour GPipe : or une passe arrière rend des "
-                "activations avant la dernière passe avant. (Les noms sont « gpipe » et « 1f1b ».)",
-            ),
-            Mistake(
-                lambda schedule, r, p, m: min(p - r, m) if schedule == "gpipe" else m,
-                "GPipe and 1F1B are swapped: it is GPipe that keeps all micro-batches.",
-                "GPipe et 1F1B sont échangés : c’est GPipe qui garde tous les micro-batches.",
-            ),
-            Mistake(
-                lambda schedule, r, p, m: m if schedule == "gpipe" else 1,
-                "For 1F1B you keep one micro-batch on every rank; rank r runs p − r forwards before its first "
-                "gradient comes.",
-                "Pour 1F1B, vous gardez un micro-batch sur chaque rang ; le rang r exécute p − r passes avant "
-                "avant que son premier gradient n’arrive.",
-            ),
-            Mistake(
-                lambda schedule, r, p, m: m if schedule == "gpipe" else min(p - r + 1, m),
-                "For 1F1B you count one micro-batch too many: the last rank keeps 1.",
-                "Pour 1F1B, vous comptez un micro-batch de trop : le dernier rang en garde 1.",
-            ),
-            Mistake(
-                lambda schedule, r, p, m: p if schedule == "gpipe" else min(p - r, m),
-                "GPipe runs all forwards first, so it keeps as many as there are micro-batches, not as there are "
-                "ranks.",
-                "GPipe exécute d’abord toutes les passes avant : il garde autant de micro-batches qu’il y en a, "
-                "et non autant que de rangs.",
-            ),
-            Mistake(
-                lambda schedule, r, p, m: m if schedule == "gpipe" else max(p - r, m),
-                "For 1F1B take the smaller of the two numbers: no more than p − r are ever ahead.",
-                "Pour 1F1B, prenez le plus petit des deux nombres : jamais plus de p − r ne sont en avance.",
-            ),
-            Mistake(
-                lambda schedule, r, p, m: min(p - r, m),
-                "GPipe keeps more: its first backward comes after the last forward.",
-                "GPipe garde davantage : sa première passe arrière vient après la dernière passe avant.",
-            ),
-            Mistake(
-                lambda schedule, r, p, m: m if schedule == "gpipe" else min(p - r - 1, m),
-                "For 1F1B the micro-batch that is in its own backward is missing: even the last rank keeps 1.",
-                "Pour 1F1B, il manque le micro-batch dont la passe arrière est en cours : même le dernier rang en "
-                "garde 1.",
-            ),
+ORDER_KEPT = TEXTS.exercise(
+    "kept-micro-batches",
+    kept,
+    cases=_places,
+    mistakes={
+        "for 1F1B you give what rank 0 keeps": lambda schedule, r, p, m: m if schedule == "gpipe" else min(p, m),
+        "right as long as there are enough micro-batches": lambda schedule, r, p, m: (
+            m if schedule == "gpipe" else p - r
         ),
-    ),
-    praise_en="Right. GPipe's memory grows with the micro-batches, 1F1B's with the ranks: that is all 1F1B gains, and "
-    "it is much.",
-    praise_fr="Exact. La mémoire de GPipe croît avec les micro-batches, celle de 1F1B avec les rangs : c’est tout ce "
-    "que gagne 1F1B, et c’est beaucoup.",
-    hint_en="A forward takes one, its backward gives it back. How many forwards does each rank run before its first "
-    "backward?",
-    hint_fr="Une passe avant en prend un, sa passe arrière le rend. Combien de passes avant chaque rang exécute-t-il "
-    "avant sa première passe arrière ?",
-    nearer_en="GPipe: micro_batches, on every rank. 1F1B: min(ranks - rank, micro_batches).",
-    nearer_fr="GPipe : micro_batches, sur chaque rang. 1F1B : min(ranks - rank, micro_batches).",
+        "for 1F1B the ranks are the wrong way round": lambda schedule, r, p, m: (
+            m if schedule == "gpipe" else min(r + 1, m)
+        ),
+        "for 1F1B you give all micro-batches": lambda schedule, r, p, m: m,
+        "GPipe and 1F1B are swapped": lambda schedule, r, p, m: min(p - r, m) if schedule == "gpipe" else m,
+        "for 1F1B you keep one micro-batch on every rank": lambda schedule, r, p, m: m if schedule == "gpipe" else 1,
+        "for 1F1B you count one micro-batch too many": lambda schedule, r, p, m: (
+            m if schedule == "gpipe" else min(p - r + 1, m)
+        ),
+        "GPipe runs all forwards first": lambda schedule, r, p, m: p if schedule == "gpipe" else min(p - r, m),
+        "for 1F1B take the smaller of the two numbers": lambda schedule, r, p, m: (
+            m if schedule == "gpipe" else max(p - r, m)
+        ),
+        "GPipe keeps more": lambda schedule, r, p, m: min(p - r, m),
+        "for 1F1B the micro-batch that is in its own": lambda schedule, r, p, m: (
+            m if schedule == "gpipe" else min(p - r - 1, m)
+        ),
+    },
 )
 
 
@@ -540,18 +392,10 @@ def _too_long(length: float, best: float, peak: float, limit: int, forwards_firs
     )
 
 
-MEMORY_CAP = Exercise(
-    id="memory-cap",
-    title=Said("a schedule under a memory limit", "un ordonnancement sous contrainte de mémoire"),
-    judge=Judge(cases=CASES, trial=_check_cap),
-    praise_en="Right: in every case your schedule is as short as the proven optimum.",
-    praise_fr="Exact : dans tous les cas, votre ordonnancement est aussi court que l’optimum prouvé.",
-    hint_en="list_schedule makes the orders; you only choose what goes first, and how many micro-batches a rank may "
-    "keep. GPipe is forward-first without a cap. What gives memory back?",
-    hint_fr="list_schedule écrit les ordres ; vous choisissez seulement ce qui passe d’abord, et combien de "
-    "micro-batches un rang peut garder. GPipe, c’est forward-first sans cap. Qu’est-ce qui rend la mémoire ?",
-    nearer_en='Two arguments: priority="backward-first", and cap=limit.',
-    nearer_fr='Deux arguments : priority="backward-first" et cap=limit.',
+MEMORY_CAP = TEXTS.exercise(
+    "memory-cap",
+    cases=CASES,
+    trial=_check_cap,
 )
 
 
@@ -594,22 +438,10 @@ def _first_sentence(text: str) -> str:
     return text[0].upper() + text[1:].split(". ", 1)[0] + "."
 
 
-UNBLOCK = Exercise(
-    id="unblock",
-    title=Said("repair a deadlock", "réparer un interblocage"),
-    judge=Judge(cases=((),), trial=_check_unblocked),
-    praise_en="Right: whenever one rank sends, the other receives. The price is time or memory, which posting both at "
-    "once does not ask for.",
-    praise_fr="Exact : quand un rang envoie, l’autre reçoit. Le prix se paie en temps ou en mémoire ; poster les deux "
-    "à la fois ne coûte rien de cela.",
-    hint_en="Both ranks send at the same time: rank 0 the output of F1, rank 1 the gradient of B0. What if rank 1 "
-    "first took that output, by running F1 before B0?",
-    hint_fr="Les deux rangs envoient au même moment : le rang 0 la sortie de F1, le rang 1 le gradient de B0. Et si le "
-    "rang 1 prenait d’abord cette sortie, en exécutant F1 avant B0 ?",
-    nearer_en="Give both ranks the same order, with two or three forwards at its head, then backwards and forwards in "
-    "turn.",
-    nearer_fr="Donnez aux deux rangs le même ordre, avec deux ou trois passes avant en tête, puis une passe arrière et "
-    "une passe avant en alternance.",
+UNBLOCK = TEXTS.exercise(
+    "unblock",
+    cases=((),),
+    trial=_check_unblocked,
 )
 
 
@@ -650,20 +482,10 @@ def _who_waits(schedule: Schedule) -> str:
     )
 
 
-ZERO_BUBBLE = Exercise(
-    id="zero-bubble",
-    title=Said("your own schedule, with the backward split", "votre ordonnancement, passe arrière découpée"),
-    judge=Judge(cases=((),), trial=_check_split),
-    praise_en="Right: 13 time units in place of 15, with no more memory. No schedule is shorter.",
-    praise_fr="Exact : 13 unités de temps au lieu de 15, sans mémoire de plus. Aucun ordonnancement n’est plus court.",
-    hint_en="Start from 1F1B and write each B as I, then W. Where does rank 0 wait for a gradient? Rank 1 could send "
-    "it sooner if its W came later; but W also gives the memory back.",
-    hint_fr="Partez de 1F1B et écrivez chaque B comme I, puis W. Où le rang 0 attend-il un gradient ? Le rang 1 "
-    "pourrait l’envoyer plus tôt en retardant ses W ; mais c’est aussi W qui rend la mémoire.",
-    nearer_en="Rank 0 stays F0 F1 I0 W0 F2 I1 W1 F3 … Rank 1 always keeps one W back: F0 I0 F1 I1 W0 F2 I2 W1 … and "
-    "its last W at the end.",
-    nearer_fr="Le rang 0 reste F0 F1 I0 W0 F2 I1 W1 F3 … Le rang 1 garde toujours un W en réserve : F0 I0 F1 I1 W0 F2 "
-    "I2 W1 … et son dernier W à la fin.",
+ZERO_BUBBLE = TEXTS.exercise(
+    "zero-bubble",
+    cases=((),),
+    trial=_check_split,
 )
 
 
@@ -689,21 +511,4 @@ def _sum_of_peaks(answer: Callable[..., Any]) -> float:
     return float(sum(peak_activations(schedule)))
 
 
-FRUGAL = Challenge(
-    id="frugal",
-    title=Said("challenge: 1F1B's time, less memory", "défi : le temps de 1F1B, moins de mémoire"),
-    judge=_sum_of_peaks,
-    target=FEWEST,
-    unit_en="micro-batches kept",
-    unit_fr="micro-batches gardés",
-    praise_en="No schedule within that time keeps fewer: the bubble has been traded for memory.",
-    praise_fr="Aucun ordonnancement de cette durée n’en garde moins : la bulle est échangée contre de la mémoire.",
-    hint_en="With whole backwards, one slot fewer on rank 0 took 39 units. What does the rank before wait for: I or W? "
-    "And which of the two gives memory back?",
-    hint_fr="Avec des passes arrière entières, une place de moins au rang 0 menait à 39 unités. Qu’attend le rang "
-    "précédent : I ou W ? Et lequel des deux rend la mémoire ?",
-    nearer_en="list_schedule also takes split=True, a priority that is a function (action, state) whose smallest value "
-    "runs first, and one cap per rank. Try caps that sum to 9.",
-    nearer_fr="list_schedule accepte aussi split=True, une priorité sous forme de fonction (action, état) dont la plus "
-    "petite valeur passe d’abord, et un cap par rang. Essayez des caps dont la somme est 9.",
-)
+FRUGAL = TEXTS.challenge("frugal", _sum_of_peaks, target=FEWEST)

@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import shortest
 from dlojz.config.run_config import RunConfig
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
-from dlojz.labs.kit.judges import Judge, asked_run, check_settings, expect_json, reader, refuse_nothing
+from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
+from dlojz.labs.kit.judges import asked_run, check_settings, expect_json, reader, refuse_nothing
 from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+TEXTS = Texts(__file__)
 
 CASES = ((2, 11), (2, 12), (3, 13))
 """Two ranks first; with three, the middle one receives and sends in both directions."""
@@ -224,67 +227,33 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
                 )
 
 
-STAGE_BOUNDARY = Exercise(
-    id="stage-boundary",
-    title=Said("send and receive between two stages", "envoyer et recevoir entre deux étages"),
-    judge=Judge(
-        _expected,
-        on_ranks=True,
-        trial=_trial,
-        cases=CASES,
-        labels=_LABELS,
-        mistakes=(
-            Mistake(
-                lambda *given: run_stage(*given, way="no gradient"),
-                "The gradient that has been received is not used: backward must start from it, y.backward("
-                "gradient), not from a loss of this rank's own.",
-                "Le gradient reçu ne sert pas : c’est de lui que doit partir la passe arrière, y.backward("
-                "gradient), et non d’une perte propre à ce rang.",
-                seen=lambda ranks: not any(rank["ones"] for rank in ranks),
-            ),
-            Mistake(
-                lambda *given: run_stage(*given, way="twice"),
-                "backward runs twice from the received gradient, and gradients add up: call it once.",
-                "La passe arrière part deux fois du gradient reçu, et les gradients s’additionnent : appelez-la "
-                "une seule fois.",
-            ),
-            Mistake(
-                lambda *given: run_stage(*given, way="zeros"),
-                "What you send back is zero everywhere: send x.grad, which backward has filled.",
-                "Ce que vous renvoyez est nul partout : envoyez x.grad, que la passe arrière a rempli.",
-            ),
-            Mistake(
-                lambda *given: run_stage(*given, way="activation back"),
-                "You send back the activation that was received; the rank before needs its gradient, x.grad.",
-                "Vous renvoyez l’activation reçue ; le rang précédent a besoin de son gradient, x.grad.",
-            ),
-            *(
-                Mistake(
-                    lambda *given, way=way: run_stage(*given, way=way),
-                    "You hand the gradient of your output on as it came; the rank before needs that of your input, "
-                    "x.grad, which backward has filled.",
-                    "Vous transmettez tel quel le gradient de votre sortie ; le rang précédent a besoin de celui de "
-                    "votre entrée, x.grad, que la passe arrière a rempli.",
-                )
-                for way in ("gradient passed on, ones", "gradient passed on, zeros")
-            ),
+STAGE_BOUNDARY = TEXTS.exercise(
+    "stage-boundary",
+    _expected,
+    on_ranks=True,
+    trial=_trial,
+    cases=CASES,
+    labels=_LABELS,
+    mistakes={
+        "the gradient that has been received is not used": MistakeWay(
+            lambda *given: run_stage(*given, way="no gradient"),
+            seen=lambda ranks: not any(rank["ones"] for rank in ranks),
         ),
-        inspect=_inspect,
-    ),
-    praise_en="Right, with 2 and 3 ranks: the same gradients as one process, with two messages per boundary.",
-    praise_fr="Exact, sur 2 et 3 rangs : les mêmes gradients qu’un seul processus, avec deux messages par frontière.",
-    hint_en="Forward: receive (unless you are rank 0), run the stage, send (unless you are the last). Backward: the "
-    "same the other way round. What makes autograd compute a gradient for what was received?",
-    hint_fr="Passe avant : recevoir (sauf le rang 0), exécuter l’étage, envoyer (sauf le dernier). Passe arrière : de "
-    "même, en sens inverse. Qu’est-ce qui fait calculer à autograd un gradient pour ce qui a été reçu ?",
-    nearer_en="x = torch.empty(shape, dtype=dtype), dist.recv(x, rank - 1), x.requires_grad_(). After y = stage(x): "
-    "all but the last send y.detach(), and the first half ends. Second half: the last rank does "
-    "loss_of(y).backward(), the others receive gradient, y.backward(gradient). At the end, unless rank 0: "
-    "send(x.grad, rank - 1).",
-    nearer_fr="x = torch.empty(shape, dtype=dtype), dist.recv(x, rank - 1), x.requires_grad_(). Après y = stage(x) : "
-    "tous sauf le dernier envoient y.detach(), et la première moitié s’arrête là. Seconde moitié : le dernier rang "
-    "fait loss_of(y).backward(), les autres reçoivent gradient et font y.backward(gradient). À la fin, sauf au rang 0 "
-    ": send(x.grad, rank - 1).",
+        "backward runs twice from the received gradient": lambda *given: run_stage(*given, way="twice"),
+        "what you send back is zero everywhere": lambda *given: run_stage(*given, way="zeros"),
+        "you send back the activation that was received": lambda *given: run_stage(*given, way="activation back"),
+        "mistake lambda given way way run stage": tuple(
+            Mistake(
+                lambda *given, way=way: run_stage(*given, way=way),
+                "You hand the gradient of your output on as it came; the rank before needs that of your input, "
+                "x.grad, which backward has filled.",
+                "Vous transmettez tel quel le gradient de votre sortie ; le rang précédent a besoin de celui de "
+                "votre entrée, x.grad, que la passe arrière a rempli.",
+            )
+            for way in ("gradient passed on, ones", "gradient passed on, zeros")
+        ),
+    },
+    inspect=_inspect,
 )
 
 
@@ -374,22 +343,11 @@ _read_bounds = reader(
 )
 
 
-FIRST_FIT = Exercise(
-    id="first-fit",
-    title=Said("cut the model into stages", "découper le modèle en étages"),
-    judge=Judge(first_fit, cases=_partition_cases, trial=_check_cut),
-    praise_en="Right: the fewest stages, so whether k stages suffice for a limit is answered in one pass over the "
-    "blocks.",
-    praise_fr="Exact : le moins d’étages possible ; on sait donc en un seul parcours des blocs si k étages suffisent "
-    "pour une limite.",
-    hint_en="Keep the load of the current stage. Before you add a block, ask whether it still fits; if not, note its "
-    "number as a bound and begin a new stage with it.",
-    hint_fr="Tenez à jour la charge de l’étage en cours. Avant d’ajouter un bloc, demandez s’il tient encore ; sinon, "
-    "notez son numéro comme borne et commencez avec lui un nouvel étage.",
-    nearer_en="bounds, load = [0], 0; for each block: if load + weight > limit, then bounds.append(block) and load = "
-    "0; then load += weight. At the end, add len(weights).",
-    nearer_fr="bounds, load = [0], 0 ; pour chaque bloc : si load + weight > limit, alors bounds.append(block) et "
-    "load = 0 ; ensuite load += weight. À la fin, ajoutez len(weights).",
+FIRST_FIT = TEXTS.exercise(
+    "first-fit",
+    first_fit,
+    cases=_partition_cases,
+    trial=_check_cut,
 )
 
 
@@ -465,76 +423,28 @@ def _last(answer: Callable[..., Any], step: float, delay: int, updates: int) -> 
     return float(weights[-1])
 
 
-STALE_SGD = Exercise(
-    id="stale-sgd",
-    title=Said("SGD with a stale gradient", "SGD avec un gradient en retard"),
-    judge=Judge(
-        stale_sgd,
-        cases=_stale_cases,
-        trial=_last,
-        mistakes=(
-            Mistake(
-                lambda step, delay, updates: _iterate(step, 0, updates),
-                "Your gradient is fresh: it must be that of the weights `delay` updates ago, w(t − delay).",
-                "Votre gradient est frais : il doit être celui des poids d’il y a `delay` mises à jour, w(t − delay).",
-            ),
-            Mistake(
-                lambda step, delay, updates: _iterate(step, delay + 1, updates),
-                "Your gradient is one update too old: the last entry of the list is w(t), so w(t − delay) is the one "
-                "`delay` places before it.",
-                "Votre gradient a une mise à jour de trop : le dernier élément de la liste est w(t), donc w(t − delay) "
-                "se trouve `delay` places avant.",
-            ),
-            Mistake(
-                lambda step, delay, updates: _iterate(step, delay, updates, "from the old weights"),
-                "The gradient is old, but it is applied to the newest weights: w(t) − step · w(t − delay).",
-                "Le gradient est ancien, mais il s’applique aux poids les plus récents : w(t) − pas · w(t − delay).",
-            ),
-            Mistake(
-                lambda step, delay, updates: _iterate(step, delay, updates, "fresh at first"),
-                "As long as there have not been `delay` updates, your gradient is fresh: it is that of the first "
-                "weights, w(0).",
-                "Tant qu’il n’y a pas eu `delay` mises à jour, votre gradient est frais : c’est celui des premiers "
-                "poids, w(0).",
-            ),
-            Mistake(
-                lambda step, delay, updates: _iterate(step, max(delay - 1, 0), updates),
-                "Your gradient is one update too fresh: it is that of w(t − delay).",
-                "Votre gradient est trop récent d’une mise à jour : c’est celui de w(t − delay).",
-            ),
-            Mistake(
-                lambda step, delay, updates: _iterate(-step, delay, updates),
-                "You add the gradient; a descent subtracts it.",
-                "Vous ajoutez le gradient ; une descente le retranche.",
-            ),
-            Mistake(
-                lambda step, delay, updates: _iterate(2 * step, delay, updates),
-                "The gradient of w²/2 is w, not 2w.",
-                "Le gradient de w²/2 est w, et non 2w.",
-            ),
-            Mistake(
-                lambda step, delay, updates: [1.0 - step * number for number in range(updates + 1)],
-                "Your gradient is always that of w = 1; it is that of w(t − delay), which changes.",
-                "Votre gradient est toujours celui de w = 1 ; c’est celui de w(t − delay), qui change.",
-            ),
-            Mistake(
-                lambda step, delay, updates: _iterate(step, delay, updates, "short"),
-                "Before there are `delay` updates, the gradient is that of the first weights, w = 1, and not zero.",
-                "Tant qu’il n’y a pas eu `delay` mises à jour, le gradient est celui des premiers poids, w = 1, et non "
-                "zéro.",
-            ),
+STALE_SGD = TEXTS.exercise(
+    "stale-sgd",
+    stale_sgd,
+    cases=_stale_cases,
+    trial=_last,
+    mistakes={
+        "your gradient is fresh": lambda step, delay, updates: _iterate(step, 0, updates),
+        "your gradient is one update too old": lambda step, delay, updates: _iterate(step, delay + 1, updates),
+        "the gradient is old": lambda step, delay, updates: _iterate(step, delay, updates, "from the old weights"),
+        "as long as there have not been delay updates": lambda step, delay, updates: _iterate(
+            step, delay, updates, "fresh at first"
         ),
-    ),
-    praise_en="Right. The same parabola, the same step: with a delay, the weights begin to swing.",
-    praise_fr="Exact. La même parabole, le même pas : avec un retard, les poids se mettent à osciller.",
-    hint_en="The gradient of w²/2 is w. Keep all weights in a list; each update reads two of them, the newest and the "
-    "one `delay` places before it.",
-    hint_fr="Le gradient de w²/2 est w. Gardez tous les poids dans une liste ; chaque mise à jour en lit deux, le plus "
-    "récent et celui qui se trouve `delay` places avant.",
-    nearer_en="weights = [1.0]; for t in range(updates): old = weights[max(t - delay, 0)]; then append weights[t] - "
-    "step * old.",
-    nearer_fr="weights = [1.0] ; for t in range(updates) : old = weights[max(t - delay, 0)] ; puis ajoutez weights[t] "
-    "- step * old.",
+        "your gradient is one update too fresh": lambda step, delay, updates: _iterate(
+            step, max(delay - 1, 0), updates
+        ),
+        "you add the gradient": lambda step, delay, updates: _iterate(-step, delay, updates),
+        "the gradient of w²/2 is w": lambda step, delay, updates: _iterate(2 * step, delay, updates),
+        "your gradient is always that of w = 1": lambda step, delay, updates: [
+            1.0 - step * number for number in range(updates + 1)
+        ],
+        "before there are delay updates": lambda step, delay, updates: _iterate(step, delay, updates, "short"),
+    },
 )
 
 
@@ -613,16 +523,8 @@ def _check_batch(document: Mapping[str, Any], config: RunConfig) -> None:
         )
 
 
-PIPELINE_JSON = Exercise(
-    id="pipeline-json",
-    title=Said("DeepSpeed's pipeline", "le pipeline de DeepSpeed"),
-    judge=Judge(cases=_json_cases, trial=_check_json),
-    praise_en="Right: four runs, the course's among them, and DeepSpeed would do each of them as asked.",
-    praise_fr="Exact : quatre exécutions, dont celle du cours, et DeepSpeed ferait chacune comme demandé.",
-    hint_en="A replica is a whole pipeline. Which of the three sizes of batches know of the stages at all?",
-    hint_fr="Une réplique est un pipeline entier. Lesquelles des trois tailles de batch dépendent-elles des étages ?",
-    nearer_en="layout.pp * layout.dp processes; -p layout.pp; gradient_accumulation_steps is layout.micro_batches, and "
-    "train_batch_size is layout.global_batch; ZeRO's stage goes into zero_optimization.",
-    nearer_fr="layout.pp * layout.dp processus ; -p layout.pp ; gradient_accumulation_steps vaut layout.micro_batches, "
-    "et train_batch_size vaut layout.global_batch ; le niveau de ZeRO va dans zero_optimization.",
+PIPELINE_JSON = TEXTS.exercise(
+    "pipeline-json",
+    cases=_json_cases,
+    trial=_check_json,
 )

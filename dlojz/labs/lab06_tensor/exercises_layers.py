@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
-from dlojz.labs.kit.judges import Judge, expect_several
+from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.judges import expect_several
 from dlojz.labs.kit.rank_judges import (
     BIAS_EVERYWHERE,
     COUNTED_AGAIN,
@@ -36,6 +37,8 @@ from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+TEXTS = Texts(__file__)
 
 LINEAR_SAMPLES, NARROW, WIDE = 5, 12, 24
 OF_WEIGHT, OF_BIAS_ROW = "gradient of the weight", "gradient of the bias"
@@ -133,124 +136,56 @@ def _inspect_column(answers: list[RankAnswer], size: int) -> None:
         )
 
 
-COLUMN_LINEAR = Exercise(
-    id="column-linear",
-    title=Said("a linear layer by columns", "une couche linéaire par colonne"),
-    judge=Judge(
-        _column,
-        on_ranks=True,
-        cases=TENSOR_CASES,
-        trial=_column_trial,
-        inspect=_inspect_column,
-        faults=(
-            Mistake(
-                _by_rows,
-                "The wrong dimension is split: you split the inputs (dim=1 of the weight), which is the split "
-                "by rows. By columns, a rank computes some of the outputs: rows of torch's weight, dim=0.",
-                "Ce n’est pas la bonne dimension : vous partagez les entrées (dim=1 du poids), c’est le découpage par "
-                "ligne. Par colonne, un rang calcule une partie des sorties : des lignes du poids de torch, dim=0.",
-            ),
-            Mistake(
-                _added_columns,
-                "You add up the outputs of the ranks; but these are different features, which stand side by side. "
-                "By columns, the forward pass needs no sum at all.",
-                "Vous additionnez les sorties des rangs ; or ce sont des neurones différents, qui se juxtaposent. "
-                "Par colonne, la passe avant ne demande aucune somme.",
-            ),
-            Mistake(
-                lambda rank, size, seed: {
-                    OUTPUT: _column_inputs(seed)[0] @ _column_inputs(seed)[1].T + _column_inputs(seed)[2]
-                },
-                "Every rank holds the whole output: return this rank's features only, nothing has to be gathered.",
-                "Chaque rang détient la sortie entière : renvoyez seulement les neurones de ce rang, il n’y a rien "
-                "à rassembler.",
-            ),
-            Mistake(
-                _every_nth,
-                "You take every N-th feature; a rank's part is one piece: weight.chunk(size)[rank].",
-                "Vous prenez un neurone sur N ; or la part d’un rang est d’un seul tenant : weight.chunk(size)[rank].",
-            ),
-            Mistake(
-                lambda rank, size, seed: {
-                    OUTPUT: _column(rank, size, seed)[OUTPUT] - _column_inputs(seed)[2].chunk(size)[rank]
-                },
-                *NO_BIAS,
-            ),
-            Mistake(
-                lambda rank, size, seed: {
-                    OUTPUT: _column(rank, size, seed)[OUTPUT],
-                    OF_X: _own_of_x(rank, size, seed),
-                },
-                *NO_BACKWARD_SUM,
-            ),
-            Mistake(
-                _side_by_side,
-                "You lay the ranks' gradients of x side by side; but each is a contribution to the whole gradient "
-                "of the same x: add them up (all-reduce, not all-gather).",
-                "Vous juxtaposez les gradients de x des rangs ; or chacun contribue au gradient entier du même x : "
-                "additionnez-les (all-reduce, et non all-gather).",
-            ),
-            Mistake(
-                lambda rank, size, seed: {
-                    OUTPUT: _column(rank, size, seed)[OUTPUT]
-                    + _column_inputs(seed)[2].chunk(size)[0]
-                    - _column_inputs(seed)[2].chunk(size)[rank]
-                },
-                "Every rank adds rank 0's part of the bias: cut it as the weight, bias.chunk(size)[rank].",
-                "Chaque rang ajoute la part de biais du rang 0 : découpez-le comme le poids, bias.chunk(size)[rank].",
-            ),
-            Mistake(
-                lambda rank, size, seed: {OUTPUT: _column(0, size, seed)[OUTPUT]},
-                "Every rank computes rank 0's outputs: take this rank's rows, weight.chunk(size)[rank].",
-                "Chaque rang calcule les sorties du rang 0 : prenez les lignes de ce rang, weight.chunk(size)[rank].",
-            ),
-            Mistake(
-                lambda rank, size, seed: {OUTPUT: _column(size - 1 - rank, size, seed)[OUTPUT]},
-                "The order of the ranks is reversed: rank 0 has the first rows of the weight.",
-                "L’ordre des rangs est inversé : le rang 0 a les premières lignes du poids.",
-            ),
-            Mistake(
-                lambda rank, size, seed: {
-                    OUTPUT: _column(rank, size, seed)[OF_X],
-                    OF_X: _column(rank, size, seed)[OUTPUT],
-                },
-                "The two results are swapped: first the outputs, then the gradient of x.",
-                "Les deux résultats sont inversés : d’abord les sorties, puis le gradient de x.",
-            ),
-            Mistake(
-                lambda rank, size, seed: {
-                    OUTPUT: _column(rank, size, seed)[OUTPUT],
-                    OF_X: _largest([_own_of_x(other, size, seed) for other in range(size)]),
-                },
-                "You take the largest contribution to the gradient of x (MAX): they add up (SUM, the default).",
-                "Vous prenez la plus grande contribution au gradient de x (MAX) : elles s’additionnent (SUM, par "
-                "défaut).",
-            ),
-            Mistake(
-                lambda rank, size, seed: {
-                    OUTPUT: _column(rank, size, seed)[OUTPUT],
-                    OF_X: added(_column_inputs(seed)[3].chunk(size, dim=1)) @ _column_inputs(seed)[1].chunk(size)[rank],
-                },
-                "You add up y_gradient over the ranks, but these are gradients of different outputs: multiply by this "
-                "rank's rows "
-                "first, then add up.",
-                "Vous additionnez y_gradient sur les rangs, or ce sont des gradients de sorties différentes : "
-                "multipliez d’abord par "
-                "les lignes de ce rang, puis additionnez.",
-            ),
+COLUMN_LINEAR = TEXTS.exercise(
+    "column-linear",
+    _column,
+    on_ranks=True,
+    cases=TENSOR_CASES,
+    trial=_column_trial,
+    inspect=_inspect_column,
+    faults={
+        "the wrong dimension is split": _by_rows,
+        "you add up the outputs of the ranks": _added_columns,
+        "every rank holds the whole output": lambda rank, size, seed: {
+            OUTPUT: _column_inputs(seed)[0] @ _column_inputs(seed)[1].T + _column_inputs(seed)[2]
+        },
+        "you take every N-th feature": _every_nth,
+        "mistake lambda rank size seed OUTPUT _column rank size": Mistake(
+            lambda rank, size, seed: {
+                OUTPUT: _column(rank, size, seed)[OUTPUT] - _column_inputs(seed)[2].chunk(size)[rank]
+            },
+            *NO_BIAS,
         ),
-    ),
-    praise_en="Right: nothing is sent in the forward pass, and one all-reduce of the gradient of x in the backward "
-    "pass.",
-    praise_fr="Exact : rien n’est envoyé en passe avant, et un all-reduce du gradient de x en passe arrière.",
-    hint_en="torch keeps the weight as (outputs, inputs): the columns of W are rows of this tensor. Which rank has "
-    "used x? What is the gradient of a tensor that several have used?",
-    hint_fr="torch range le poids sous la forme (sorties, entrées) : les colonnes de W sont des lignes de ce tenseur. "
-    "Quels rangs ont utilisé x ? Que vaut le gradient d’un tenseur que plusieurs ont utilisé ?",
-    nearer_en="own = weight.chunk(size)[rank], and the same for the bias; y = x @ own.T + own_bias. Then y_gradient @ "
-    "own is this rank's contribution, which dist.all_reduce adds to the others', in place.",
-    nearer_fr="own = weight.chunk(size)[rank], et de même pour le biais ; y = x @ own.T + own_bias. Ensuite, "
-    "y_gradient @ own est la contribution de ce rang, que dist.all_reduce ajoute aux autres, en place.",
+        "mistake lambda rank size seed OUTPUT _column rank size seed": Mistake(
+            lambda rank, size, seed: {
+                OUTPUT: _column(rank, size, seed)[OUTPUT],
+                OF_X: _own_of_x(rank, size, seed),
+            },
+            *NO_BACKWARD_SUM,
+        ),
+        "you lay the ranks' gradients of x side by": _side_by_side,
+        "every rank adds rank 0's part of the bias": lambda rank, size, seed: {
+            OUTPUT: _column(rank, size, seed)[OUTPUT]
+            + _column_inputs(seed)[2].chunk(size)[0]
+            - _column_inputs(seed)[2].chunk(size)[rank]
+        },
+        "every rank computes rank 0's outputs": lambda rank, size, seed: {OUTPUT: _column(0, size, seed)[OUTPUT]},
+        "the order of the ranks is reversed": lambda rank, size, seed: {
+            OUTPUT: _column(size - 1 - rank, size, seed)[OUTPUT]
+        },
+        "the two results are swapped": lambda rank, size, seed: {
+            OUTPUT: _column(rank, size, seed)[OF_X],
+            OF_X: _column(rank, size, seed)[OUTPUT],
+        },
+        "you take the largest contribution to the gradient of": lambda rank, size, seed: {
+            OUTPUT: _column(rank, size, seed)[OUTPUT],
+            OF_X: _largest([_own_of_x(other, size, seed) for other in range(size)]),
+        },
+        "you add up y_gradient over the ranks": lambda rank, size, seed: {
+            OUTPUT: _column(rank, size, seed)[OUTPUT],
+            OF_X: added(_column_inputs(seed)[3].chunk(size, dim=1)) @ _column_inputs(seed)[1].chunk(size)[rank],
+        },
+    },
 )
 
 
@@ -296,108 +231,74 @@ def _partial(rank: int, size: int, seed: int) -> Tensor:
     return part
 
 
-ROW_LINEAR = Exercise(
-    id="row-linear",
-    title=Said("a linear layer by rows", "une couche linéaire par ligne"),
-    judge=Judge(
-        _row,
-        on_ranks=True,
-        cases=TENSOR_CASES,
-        trial=_row_trial,
-        labels=LINEAR_LABELS,
-        faults=(
-            Mistake(
-                lambda rank, size, seed: {OUTPUT: _partial(rank, size, seed) + _row_inputs(seed)[2]},
-                *NO_FORWARD_SUM,
-            ),
-            Mistake(lambda rank, size, seed: {OUTPUT: _partial(rank, size, seed)}, *NO_FORWARD_SUM),
-            Mistake(
-                lambda rank, size, seed: {OUTPUT: _row(rank, size, seed)[OUTPUT] + (size - 1) * _row_inputs(seed)[2]},
-                *BIAS_EVERYWHERE,
-            ),
-            Mistake(lambda rank, size, seed: {OUTPUT: _row(rank, size, seed)[OUTPUT] - _row_inputs(seed)[2]}, *NO_BIAS),
-            Mistake(
-                lambda rank, size, seed: {OUTPUT: _joined([_partial(other, size, seed) for other in range(size)])},
-                "You lay the partial products side by side; but each rank has computed a part of the sum for all "
-                "outputs: add them up (all-reduce, not all-gather).",
-                "Vous juxtaposez les produits partiels ; or chaque rang a calculé, pour toutes les sorties, une "
-                "partie de la somme : additionnez-les (all-reduce, et non all-gather).",
-            ),
-            Mistake(
-                lambda rank, size, seed: {
-                    OUTPUT: (_row(rank, size, seed)[OUTPUT] - _row_inputs(seed)[2]) / size + _row_inputs(seed)[2]
-                },
-                "You average the partial products; they are parts of one sum, not estimates of the same thing: do "
-                "not divide.",
-                "Vous faites la moyenne des produits partiels ; ce sont les morceaux d’une même somme, non des "
-                "estimations de la même chose : ne divisez pas.",
-            ),
-            Mistake(times_ranks(_row, OF_X), *COUNTED_AGAIN),
-            Mistake(
-                lambda rank, size, seed: {OUTPUT: _mismatched(size, seed, lambda w, one: w[:, one::size])},
-                "You take every N-th input of the weight: this rank's inputs are one piece, weight.chunk(size, "
-                "dim=1)[rank].",
-                "Vous prenez une entrée du poids sur N : celles de ce rang sont d’un seul tenant, weight.chunk(size, "
-                "dim=1)[rank].",
-            ),
-            Mistake(
-                lambda rank, size, seed: {
-                    OUTPUT: _mismatched(size, seed, lambda w, one: w.chunk(size, dim=1)[size - 1 - one])
-                },
-                "The order of the ranks is reversed: rank 0 has the first inputs.",
-                "L’ordre des rangs est inversé : le rang 0 a les premières entrées.",
-            ),
-            Mistake(
-                lambda rank, size, seed: {OUTPUT: _mismatched(size, seed, lambda w, one: w.chunk(size, dim=1)[0])},
-                "Every rank multiplies by the weights of rank 0's inputs: take this rank's, weight.chunk(size, "
-                "dim=1)[rank].",
-                "Chaque rang multiplie par les poids des entrées du rang 0 : prenez ceux de ce rang, "
-                "weight.chunk(size, dim=1)[rank].",
-            ),
-            Mistake(
-                lambda rank, size, seed: {
-                    OUTPUT: _largest([_partial(other, size, seed) for other in range(size)]) + _row_inputs(seed)[2]
-                },
-                "You take the largest partial product (MAX): they add up (SUM, the default).",
-                "Vous prenez le plus grand produit partiel (MAX) : ils s’additionnent (SUM, par défaut).",
-            ),
-            *(
-                Mistake(
-                    lambda rank, size, seed, share=share: {
-                        OUTPUT: _row(rank, size, seed)[OUTPUT],
-                        OF_BIAS_ROW: share(rank, size) * _row(rank, size, seed)[OF_BIAS_ROW],
-                    },
-                    "The output is right, but not the gradient of the bias: it takes part in the sum, on one rank "
-                    "only or as 1/N on "
-                    "each, so that its copies learn something else. Add it whole on every rank, after the all-reduce.",
-                    "La sortie est juste, mais pas le gradient du biais : il entre dans la somme, sur un seul rang ou "
-                    "pour 1/N sur "
-                    "chacun, et ses copies apprennent autre chose. Ajoutez-le entier sur chaque rang, après "
-                    "l’all-reduce.",
-                )
-                for share in (
-                    lambda rank, size: float(rank == 0),
-                    lambda rank, size: 1 / size,
-                    lambda rank, size: float(rank == size - 1),
-                )
-            ),
+ROW_LINEAR = TEXTS.exercise(
+    "row-linear",
+    _row,
+    on_ranks=True,
+    cases=TENSOR_CASES,
+    trial=_row_trial,
+    labels=LINEAR_LABELS,
+    faults={
+        "mistake lambda rank size seed OUTPUT _partial rank size": Mistake(
+            lambda rank, size, seed: {OUTPUT: _partial(rank, size, seed) + _row_inputs(seed)[2]},
+            *NO_FORWARD_SUM,
         ),
-        inspect=refuse_gathers(
-            "The output is right, but the ranks bring tensors together side by side, as many as there are ranks; one "
-            "all-reduce of the partial products is enough.",
-            "La sortie est juste, mais les rangs rassemblent des tenseurs, autant qu’il y a de rangs ; un seul "
-            "all-reduce des produits partiels suffit.",
+        "mistake lambda rank size seed OUTPUT _partial rank size seed": Mistake(
+            lambda rank, size, seed: {OUTPUT: _partial(rank, size, seed)}, *NO_FORWARD_SUM
         ),
+        "mistake lambda rank size seed OUTPUT _row rank size": Mistake(
+            lambda rank, size, seed: {OUTPUT: _row(rank, size, seed)[OUTPUT] + (size - 1) * _row_inputs(seed)[2]},
+            *BIAS_EVERYWHERE,
+        ),
+        "mistake lambda rank size seed OUTPUT _row rank size seed": Mistake(
+            lambda rank, size, seed: {OUTPUT: _row(rank, size, seed)[OUTPUT] - _row_inputs(seed)[2]}, *NO_BIAS
+        ),
+        "you lay the partial products side by side": lambda rank, size, seed: {
+            OUTPUT: _joined([_partial(other, size, seed) for other in range(size)])
+        },
+        "you average the partial products": lambda rank, size, seed: {
+            OUTPUT: (_row(rank, size, seed)[OUTPUT] - _row_inputs(seed)[2]) / size + _row_inputs(seed)[2]
+        },
+        "mistake times_ranks _row OF_X COUNTED_AGAIN": Mistake(times_ranks(_row, OF_X), *COUNTED_AGAIN),
+        "you take every N-th input of the weight": lambda rank, size, seed: {
+            OUTPUT: _mismatched(size, seed, lambda w, one: w[:, one::size])
+        },
+        "the order of the ranks is reversed": lambda rank, size, seed: {
+            OUTPUT: _mismatched(size, seed, lambda w, one: w.chunk(size, dim=1)[size - 1 - one])
+        },
+        "every rank multiplies by the weights of rank 0's": lambda rank, size, seed: {
+            OUTPUT: _mismatched(size, seed, lambda w, one: w.chunk(size, dim=1)[0])
+        },
+        "you take the largest partial product": lambda rank, size, seed: {
+            OUTPUT: _largest([_partial(other, size, seed) for other in range(size)]) + _row_inputs(seed)[2]
+        },
+        "mistake lambda rank size seed share share": tuple(
+            Mistake(
+                lambda rank, size, seed, share=share: {
+                    OUTPUT: _row(rank, size, seed)[OUTPUT],
+                    OF_BIAS_ROW: share(rank, size) * _row(rank, size, seed)[OF_BIAS_ROW],
+                },
+                "The output is right, but not the gradient of the bias: it takes part in the sum, on one rank "
+                "only or as 1/N on "
+                "each, so that its copies learn something else. Add it whole on every rank, after the all-reduce.",
+                "La sortie est juste, mais pas le gradient du biais : il entre dans la somme, sur un seul rang ou "
+                "pour 1/N sur "
+                "chacun, et ses copies apprennent autre chose. Ajoutez-le entier sur chaque rang, après "
+                "l’all-reduce.",
+            )
+            for share in (
+                lambda rank, size: float(rank == 0),
+                lambda rank, size: 1 / size,
+                lambda rank, size: float(rank == size - 1),
+            )
+        ),
+    },
+    inspect=refuse_gathers(
+        "The output is right, but the ranks bring tensors together side by side, as many as there are ranks; one "
+        "all-reduce of the partial products is enough.",
+        "La sortie est juste, mais les rangs rassemblent des tenseurs, autant qu’il y a de rangs ; un seul "
+        "all-reduce des produits partiels suffit.",
     ),
-    praise_en="Right: one all-reduce in the forward pass, nothing in the backward pass, and the bias once.",
-    praise_fr="Exact : un all-reduce en passe avant, rien en passe arrière, et le biais une seule fois.",
-    hint_en="This rank has some of the inputs: it needs the weights that multiply these, for all outputs. What does "
-    "each rank's product lack?",
-    hint_fr="Ce rang détient une partie des entrées : il lui faut les poids qui les multiplient, pour toutes les "
-    "sorties. Que manque-t-il au produit de chaque rang ?",
-    nearer_en="y = x_own @ weight.chunk(size, dim=1)[rank].T, then dist.all_reduce(y) in place, and only then + bias.",
-    nearer_fr="y = x_own @ weight.chunk(size, dim=1)[rank].T, puis dist.all_reduce(y) en place, et seulement ensuite + "
-    "bias.",
 )
 
 
@@ -519,93 +420,48 @@ def _mlp_inspect(answers: list[RankAnswer], size: int) -> None:
         )
 
 
-ONE_ALL_REDUCE = Exercise(
-    id="one-all-reduce",
-    title=Said("the MLP with one all-reduce", "le MLP avec un seul all-reduce"),
-    judge=Judge(
-        _mlp_expected,
-        on_ranks=True,
-        cases=TENSOR_CASES,
-        trial=_mlp_trial,
-        faults=(
-            Mistake(only(_mlp_shares, (OUTPUT, OF_X)), *NO_BACKWARD_SUM),
-            Mistake(_unsummed, *NO_FORWARD_SUM),
-            Mistake(only(_mlp_shares, {OUTPUT: "partial"}), *NO_FORWARD_SUM),
-            Mistake(_with_bias(lambda size: size), *BIAS_EVERYWHERE),
-            Mistake(_with_bias(lambda size: 0), *NO_BIAS),
-            Mistake(times_ranks(_mlp_shares, OF_PROJECT), *COUNTED_AGAIN),
-            Mistake(
-                lambda rank, size, seed: {
-                    OUTPUT: _mlp_expected(rank, size, seed)[OUTPUT],
-                    OF_X: _mlp_expected(rank, size, seed)[OF_X] / size,
-                },
-                "In backward you average the contributions to the gradient of x: they are parts of one sum. That "
-                "mean belongs to data parallelism, where ranks have read different data.",
-                "En passe arrière, vous faites la moyenne des contributions au gradient de x : ce sont les "
-                "morceaux d’une même somme. Cette moyenne-là est celle de Data Parallelism, où les rangs ont lu "
-                "des données différentes.",
-            ),
-            *(
-                Mistake(
-                    _mlp_like(act=act),
-                    "The activation is another one: F.gelu, in its exact form, between the two layers.",
-                    "L’activation n’est pas la bonne : F.gelu, sous sa forme exacte, entre les deux couches.",
-                )
-                for act in ("relu", "tanh gelu", "silu", "none")
-            ),
-            Mistake(
-                _mlp_like(act="last"),
-                "GELU comes after the second layer: it belongs between the two, on the hidden features.",
-                "GELU vient après la seconde couche : sa place est entre les deux, sur les neurones cachés.",
-            ),
-            Mistake(
-                _mlp_like(hidden_summed=True),
-                "You add the hidden features up over the ranks: they are different features, and nothing is sent "
-                "between the layers.",
-                "Vous additionnez les neurones cachés sur les rangs : ce sont des neurones différents, et rien n’est "
-                "envoyé entre les "
-                "couches.",
-            ),
-            Mistake(
-                _mlp_like(bias=False),
-                "expand_bias is left out of the first layer.",
-                "expand_bias manque à la première couche.",
-            ),
-            Mistake(
-                _mlp_like(entered=True),
-                "Your f adds x up in forward: x is whole on every rank already; f works in backward only.",
-                "Votre f additionne x en passe avant : x est déjà entier sur chaque rang ; f n’agit qu’en passe "
-                "arrière.",
-            ),
-            Mistake(
-                _mlp_like(twice=True),
-                "The partial products are added up twice: one all-reduce is enough.",
-                "Les produits partiels sont additionnés deux fois : un seul all-reduce suffit.",
-            ),
-            Mistake(
-                lambda rank, size, seed: {
-                    OUTPUT: _mlp_expected(rank, size, seed)[OUTPUT],
-                    OF_X: _largest([_mlp_shares(one, size, seed)[OF_X] for one in range(size)]),
-                },
-                "In backward you take the largest contribution (MAX): they add up (SUM, the default).",
-                "En passe arrière, vous prenez la plus grande contribution (MAX) : elles s’additionnent (SUM, par "
-                "défaut).",
-            ),
+ONE_ALL_REDUCE = TEXTS.exercise(
+    "one-all-reduce",
+    _mlp_expected,
+    on_ranks=True,
+    cases=TENSOR_CASES,
+    trial=_mlp_trial,
+    faults={
+        "mistake only _mlp_shares OUTPUT OF_X NO_BACKWARD_SUM": Mistake(
+            only(_mlp_shares, (OUTPUT, OF_X)), *NO_BACKWARD_SUM
         ),
-        inspect=_mlp_inspect,
-    ),
-    praise_en="Right: two layers, one all-reduce in each direction, and the gradients of one process.",
-    praise_fr="Exact : deux couches, un all-reduce dans chaque sens, et les gradients d’un seul processus.",
-    hint_en="The first layer by columns, the second by rows: what one gives is what the other takes. Where is a sum "
-    "missing in forward, and where in backward?",
-    hint_fr="La première couche par colonne, la seconde par ligne : ce que donne l’une est ce que prend l’autre. Où "
-    "manque-t-il une somme en passe avant, et où en passe arrière ?",
-    nearer_en="In backward of EnterRegion: gradient = gradient.clone(), dist.all_reduce(gradient), return it. Then: x "
-    "= EnterRegion.apply(x); hidden = F.gelu(x @ expand.T + expand_bias); y = hidden @ project.T; all-reduce y; + "
-    "project_bias.",
-    nearer_fr="Dans le backward d’EnterRegion : gradient = gradient.clone(), dist.all_reduce(gradient), puis renvoyez-"
-    "le. Ensuite : x = EnterRegion.apply(x) ; hidden = F.gelu(x @ expand.T + expand_bias) ; y = hidden @ "
-    "project.T ; all-reduce de y ; + project_bias.",
+        "mistake _unsummed NO_FORWARD_SUM": Mistake(_unsummed, *NO_FORWARD_SUM),
+        "mistake only _mlp_shares OUTPUT partial NO_FORWARD_SUM": Mistake(
+            only(_mlp_shares, {OUTPUT: "partial"}), *NO_FORWARD_SUM
+        ),
+        "mistake _with_bias lambda size size BIAS_EVERYWHERE": Mistake(_with_bias(lambda size: size), *BIAS_EVERYWHERE),
+        "mistake _with_bias lambda size 0 NO_BIAS": Mistake(_with_bias(lambda size: 0), *NO_BIAS),
+        "mistake times_ranks _mlp_shares OF_PROJECT COUNTED_AGAIN": Mistake(
+            times_ranks(_mlp_shares, OF_PROJECT), *COUNTED_AGAIN
+        ),
+        "in backward you average the contributions to the gradient": lambda rank, size, seed: {
+            OUTPUT: _mlp_expected(rank, size, seed)[OUTPUT],
+            OF_X: _mlp_expected(rank, size, seed)[OF_X] / size,
+        },
+        "mistake mlp like act act the activation": tuple(
+            Mistake(
+                _mlp_like(act=act),
+                "The activation is another one: F.gelu, in its exact form, between the two layers.",
+                "L’activation n’est pas la bonne : F.gelu, sous sa forme exacte, entre les deux couches.",
+            )
+            for act in ("relu", "tanh gelu", "silu", "none")
+        ),
+        "GELU comes after the second layer": _mlp_like(act="last"),
+        "you add the hidden features up over the ranks": _mlp_like(hidden_summed=True),
+        "expand_bias is left out of the first layer": _mlp_like(bias=False),
+        "your f adds x up in forward": _mlp_like(entered=True),
+        "the partial products are added up twice": _mlp_like(twice=True),
+        "in backward you take the largest contribution": lambda rank, size, seed: {
+            OUTPUT: _mlp_expected(rank, size, seed)[OUTPUT],
+            OF_X: _largest([_mlp_shares(one, size, seed)[OF_X] for one in range(size)]),
+        },
+    },
+    inspect=_mlp_inspect,
 )
 
 
@@ -728,111 +584,62 @@ def _attention_inspect(answers: list[RankAnswer], size: int) -> None:
         )
 
 
-ATTENTION_HEADS = Exercise(
-    id="attention-heads",
-    title=Said("attention by heads", "l’attention par têtes"),
-    judge=Judge(
-        only(_attention_shares, (OUTPUT, OF_X, OF_QKV)),
-        on_ranks=True,
-        cases=TENSOR_CASES,
-        trial=_attention_trial,
-        faults=(
-            Mistake(
-                _output("naive slice"),
-                "Queries, keys and values are mixed up: the rows of qkv hold all queries, then all keys, then all "
-                "values, and a plain slice of them gives some ranks queries only. View it as (3, heads, H, D), "
-                "and split the dimension of the heads.",
-                "Requêtes, clés et valeurs sont mélangées : les lignes de qkv contiennent toutes les requêtes, "
-                "puis toutes les clés, puis toutes les valeurs ; une simple tranche ne donne à certains rangs que "
-                "des requêtes. Voyez-la comme (3, têtes, H, D), et partagez la dimension des têtes.",
-            ),
-            Mistake(
-                _output("head by head"),
-                "You read qkv head by head, as (heads, 3, H); here its rows are laid out (3, heads, H): queries, "
-                "keys and values are mixed up.",
-                "Vous lisez qkv tête par tête, comme (têtes, 3, H) ; or ses lignes sont ici rangées (3, têtes, "
-                "H) : requêtes, clés et valeurs sont mélangées.",
-            ),
-            Mistake(
-                _output("interleaved"),
-                "The order of the heads is another one: you take every N-th head, but consecutive columns of "
-                "project. Both must speak of the same heads: rank r has the r-th of N equal pieces.",
-                "L’ordre des têtes n’est pas le même : vous prenez une tête sur N, mais des colonnes consécutives de "
-                "project. Les deux doivent désigner les mêmes têtes : le rang r a le r-ième de N morceaux égaux.",
-            ),
-            Mistake(
-                _output("unmerged"),
-                "The heads are laid side by side in the wrong order: transpose (B, heads, T, H) to (B, T, heads, "
-                "H) before flattening the last two dimensions.",
-                "Les têtes sont mises bout à bout dans le mauvais ordre : transposez (B, têtes, T, H) en (B, T, "
-                "têtes, H) avant d’aplatir les deux dernières dimensions.",
-            ),
-            Mistake(
-                _output("project by outputs"),
-                "The wrong dimension of project is split: this rank's heads are some of its inputs, dim=1 of "
-                "torch's weight, so that it is the layer by rows.",
-                "Ce n’est pas la bonne dimension de project : les têtes de ce rang sont une partie de ses entrées, "
-                "dim=1 du poids de torch ; c’est lui, la couche par ligne.",
-            ),
-            Mistake(only(_attention_shares, {OUTPUT: "partial"}), *NO_FORWARD_SUM),
-            Mistake(only(_attention_shares, {OUTPUT: OUTPUT, OF_X: "own x"}), *NO_BACKWARD_SUM),
-            *(
-                Mistake(
-                    _attention_like(scale=scale),
-                    "The scores are not divided by √H, H being the width of one head: scaled_dot_product_attention "
-                    "does it.",
-                    "Les scores ne sont pas divisés par √H, où H est la largeur d’une tête : "
-                    "scaled_dot_product_attention le fait.",
-                )
-                for scale in (1.0, ATTENTION_WIDTH**-0.5, 1 / HEAD)
-            ),
-            Mistake(
-                _attention_like(causal=True),
-                "Your attention is causal: here each token sees all others.",
-                "Votre attention est causale : ici, chaque token voit tous les autres.",
-            ),
-            *(
-                Mistake(
-                    _attention_like(order=order),
-                    "Queries, keys and values are exchanged: the rows of qkv hold all queries, then all keys, then "
-                    "all values.",
-                    "Requêtes, clés et valeurs sont échangées : les lignes de qkv contiennent toutes les requêtes, "
-                    "puis toutes les "
-                    "clés, puis toutes les valeurs.",
-                )
-                for order in ((1, 0, 2), (2, 1, 0), (0, 2, 1), (1, 2, 0), (2, 0, 1))
-            ),
-            Mistake(
-                _attention_like(heads_of=lambda rank, size: 0, columns_of=lambda rank, size: 0),
-                "Every rank computes the heads of rank 0: take this rank's, chunk(axis.size, …)[axis.rank].",
-                "Chaque rang calcule les têtes du rang 0 : prenez celles de ce rang, chunk(axis.size, …)[axis.rank].",
-            ),
-            *(
-                Mistake(
-                    _attention_like(heads_of=heads_of, columns_of=columns_of),
-                    "Heads and columns of project do not go together: rank r has the r-th of N equal pieces of both.",
-                    "Les têtes et les colonnes de project ne vont pas ensemble : le rang r a le r-ième de N morceaux "
-                    "égaux des deux.",
-                )
-                for heads_of, columns_of in (
-                    (lambda rank, size: rank, lambda rank, size: 0),
-                    (lambda rank, size: size - 1 - rank, lambda rank, size: rank),
-                    (lambda rank, size: 0, lambda rank, size: rank),
-                )
-            ),
+ATTENTION_HEADS = TEXTS.exercise(
+    "attention-heads",
+    only(_attention_shares, (OUTPUT, OF_X, OF_QKV)),
+    on_ranks=True,
+    cases=TENSOR_CASES,
+    trial=_attention_trial,
+    faults={
+        "queries keys and values are mixed": _output("naive slice"),
+        "you read qkv head by head": _output("head by head"),
+        "the order of the heads is another one": _output("interleaved"),
+        "the heads are laid side by side in the": _output("unmerged"),
+        "the wrong dimension of project is split": _output("project by outputs"),
+        "mistake only _attention_shares OUTPUT partial NO_FORWARD_SUM": Mistake(
+            only(_attention_shares, {OUTPUT: "partial"}), *NO_FORWARD_SUM
         ),
-        inspect=_attention_inspect,
-    ),
-    praise_en="Right: each rank attends with its own heads, whole; one all-reduce in each direction.",
-    praise_fr="Exact : chaque rang calcule l’attention de ses têtes, entières ; un all-reduce dans chaque sens.",
-    hint_en="A head is the smallest piece that can be computed alone. Make the heads a separate dimension "
-    "in the shape of qkv, then split it. project multiplies the heads side by side.",
-    hint_fr="La tête est le plus petit morceau qui se calcule seul. Donnez à la dimension des têtes sa propre place "
-    "dans la forme de qkv, puis partagez-la. project multiplie les têtes mises bout à bout.",
-    nearer_en="x = copy(x, axis). own = qkv.view(3, heads, -1, width).chunk(axis.size, dim=1)[axis.rank]; q, k, v = "
-    'torch.einsum("btd,pnhd->pbnth", x, own). After the attention: .transpose(1, 2).flatten(2), times '
-    "project.chunk(axis.size, dim=1)[axis.rank].T, then add_up(…, axis).",
-    nearer_fr="x = copy(x, axis). own = qkv.view(3, heads, -1, width).chunk(axis.size, dim=1)[axis.rank] ; q, k, v = "
-    'torch.einsum("btd,pnhd->pbnth", x, own). Après l’attention : .transpose(1, 2).flatten(2), fois '
-    "project.chunk(axis.size, dim=1)[axis.rank].T, puis add_up(…, axis).",
+        "mistake only _attention_shares OUTPUT OUTPUT OF_X own x NO_B": Mistake(
+            only(_attention_shares, {OUTPUT: OUTPUT, OF_X: "own x"}), *NO_BACKWARD_SUM
+        ),
+        "mistake attention like scale scale the scores": tuple(
+            Mistake(
+                _attention_like(scale=scale),
+                "The scores are not divided by √H, H being the width of one head: scaled_dot_product_attention "
+                "does it.",
+                "Les scores ne sont pas divisés par √H, où H est la largeur d’une tête : "
+                "scaled_dot_product_attention le fait.",
+            )
+            for scale in (1.0, ATTENTION_WIDTH**-0.5, 1 / HEAD)
+        ),
+        "your attention is causal": _attention_like(causal=True),
+        "mistake attention like order order queries keys": tuple(
+            Mistake(
+                _attention_like(order=order),
+                "Queries, keys and values are exchanged: the rows of qkv hold all queries, then all keys, then "
+                "all values.",
+                "Requêtes, clés et valeurs sont échangées : les lignes de qkv contiennent toutes les requêtes, "
+                "puis toutes les "
+                "clés, puis toutes les valeurs.",
+            )
+            for order in ((1, 0, 2), (2, 1, 0), (0, 2, 1), (1, 2, 0), (2, 0, 1))
+        ),
+        "every rank computes the heads of rank 0": _attention_like(
+            heads_of=lambda rank, size: 0, columns_of=lambda rank, size: 0
+        ),
+        "mistake attention like heads of heads of": tuple(
+            Mistake(
+                _attention_like(heads_of=heads_of, columns_of=columns_of),
+                "Heads and columns of project do not go together: rank r has the r-th of N equal pieces of both.",
+                "Les têtes et les colonnes de project ne vont pas ensemble : le rang r a le r-ième de N morceaux "
+                "égaux des deux.",
+            )
+            for heads_of, columns_of in (
+                (lambda rank, size: rank, lambda rank, size: 0),
+                (lambda rank, size: size - 1 - rank, lambda rank, size: rank),
+                (lambda rank, size: 0, lambda rank, size: rank),
+            )
+        ),
+    },
+    inspect=_attention_inspect,
 )

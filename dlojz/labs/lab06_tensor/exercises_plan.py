@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from dlojz.base.language import a_or_an, say
 from dlojz.by_hand.collectives.cost import cost_s
 from dlojz.hardware.links import Link
-from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, Said, Wrong
+from dlojz.labs.kit.exercise import Mistake, Wrong
+from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import Judge
 from dlojz.labs.kit.rank_judges import (
     COUNTED_AGAIN,
@@ -38,6 +39,8 @@ from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+TEXTS = Texts(__file__)
 
 CONVOLUTION_BATCH, CHANNELS, HIDDEN, SQUEEZED, SIDE = 2, 4, 12, 3, 5
 NAMES = ("expand", "depthwise", "squeeze", "squeeze_bias", "excite", "excite_bias", "project")
@@ -151,145 +154,105 @@ def _whole(
     return {OUTPUT: shortcut * x + F.conv2d(h, own.project)}
 
 
-MBCONV_CHANNELS = Exercise(
-    id="mbconv-channels",
-    title=Said("MBConv by channels", "MBConv par canaux"),
-    judge=Judge(
-        only(_shares, _NAMES),
-        on_ranks=True,
-        cases=TENSOR_CASES,
-        trial=_convolution_trial,
-        faults=(
-            Mistake(
-                only(_shares, [OUTPUT], "gate alone"),
-                "The gate of squeeze-excite sees this rank's channels only: squeeze is a layer by rows, its "
-                "partial products are to be added up.",
-                "La porte de squeeze-excite ne voit que les canaux de ce rang : squeeze est une couche par ligne, "
-                "ses produits partiels sont à additionner.",
-            ),
-            Mistake(
-                only(_shares, [OUTPUT], "bias everywhere"),
-                "The bias of squeeze is added on every rank before the sum, so it counts as many times as there "
-                "are ranks: add it once, after.",
-                "Le biais de squeeze est ajouté sur chaque rang avant la somme, il compte donc autant de fois "
-                "qu’il y a de rangs : ajoutez-le une fois, après.",
-            ),
-            Mistake(only(_shares, {OUTPUT: "partial"}), *NO_FORWARD_SUM),
-            Mistake(
-                only(_shares, (OUTPUT, "gradient of squeeze"), "gate not entered"),
-                "The forward pass is right, but the gradient that reaches squeeze comes from this rank's gates "
-                "only: excite is a layer by columns, with its own beginning (copy), whose backward adds up.",
-                "La passe avant est juste, mais le gradient qui parvient à squeeze ne vient que des portes de ce rang "
-                ": excite est une couche par colonne, avec sa propre entrée (copy), dont la passe arrière additionne.",
-            ),
-            Mistake(only(_shares, {OUTPUT: OUTPUT, OF_X: "own x"}), *NO_BACKWARD_SUM),
-            Mistake(times_ranks(_shares, "gradient of project"), *COUNTED_AGAIN),
-            Mistake(
-                lambda *case: {
-                    OUTPUT: _shares(*case)[OUTPUT],
-                    OF_X: _shares(*case)[OF_X] + (case[1] - 1) * _inputs(case[2])[1],
-                },
-                "The residual connection goes through the region's entry: backward adds its gradient up over the "
-                "ranks, though it is whole on each. Add the x that has not passed copy.",
-                "La connexion résiduelle passe par l’entrée de la région : la passe arrière additionne son gradient "
-                "sur les rangs, alors qu’il est entier sur chacun. Ajoutez le x qui n’est pas passé par copy.",
-            ),
-            *(
-                Mistake(lambda rank, size, seed, change=change: _whole(seed, **change), en, fr)
-                for change, en, fr in (
-                    (
-                        {"act": "relu"},
-                        "The activation of the convolutions is another one: F.gelu.",
-                        "L’activation des convolutions n’est pas la bonne : F.gelu.",
-                    ),
-                    (
-                        {"inner": "relu"},
-                        "The activation of squeeze is another one: F.silu.",
-                        "L’activation de squeeze n’est pas la bonne : F.silu.",
-                    ),
-                    (
-                        {"inner": "none"},
-                        "The activation of squeeze is missing: F.silu.",
-                        "Il manque l’activation de squeeze : F.silu.",
-                    ),
-                    (
-                        {"gate": "none"},
-                        "The gate is not between 0 and 1: torch.sigmoid.",
-                        "La porte n’est pas entre 0 et 1 : torch.sigmoid.",
-                    ),
-                    (
-                        {"pool": "sum"},
-                        "You add the pixels up: squeeze takes the mean over height and width.",
-                        "Vous additionnez les pixels : squeeze prend la moyenne sur hauteur et largeur.",
-                    ),
-                    (
-                        {"pool": "largest"},
-                        "You take the largest pixel: squeeze takes the mean over height and width.",
-                        "Vous prenez le plus grand pixel : squeeze prend la moyenne sur hauteur et largeur.",
-                    ),
-                    (
-                        {"shortcut": 0.0},
-                        "The residual connection is missing: x + …",
-                        "Il manque la connexion résiduelle : x + …",
-                    ),
-                    (
-                        {"gated": "not"},
-                        "The gate is not used: multiply the channels by it.",
-                        "La porte ne sert pas : multipliez-en les canaux.",
-                    ),
-                    (
-                        {"gated": "added"},
-                        "The gate is added: multiply the channels by it.",
-                        "La porte est ajoutée : multipliez-en les canaux.",
-                    ),
-                )
-            ),
-            Mistake(
-                lambda rank, size, seed: {OUTPUT: _shares(rank, size, seed)[OUTPUT] + (size - 1) * _inputs(seed)[0]},
-                "x is added on every rank before the sum, so it counts as many times as there are ranks: add it after "
-                "add_up.",
-                "x est ajouté sur chaque rang avant la somme, il compte donc autant de fois qu’il y a de rangs : "
-                "ajoutez-le après "
-                "add_up.",
-            ),
-            *(
-                Mistake(
-                    only(_shares, [OUTPUT], way),
-                    "The sum over the ranks comes at the wrong place: add up what squeeze has made of this rank's "
-                    "channels, before its "
-                    "bias and its activation.",
-                    "La somme sur les rangs n’est pas au bon endroit : additionnez ce que squeeze a fait des canaux "
-                    "de ce rang, avant "
-                    "son biais et son activation.",
-                )
-                for way in ("summed late", "summed early")
-            ),
-            Mistake(
-                lambda rank, size, seed: {OUTPUT: _shares(rank, size, seed)[OUTPUT], OF_X: _inputs(seed)[1]},
-                "The output is right, but no gradient comes through the convolutions: a detach(), or no_grad, cuts "
-                "the way back.",
-                "La sortie est juste, mais aucun gradient ne traverse les convolutions : un detach(), ou no_grad, "
-                "coupe le retour.",
-            ),
+MBCONV_CHANNELS = TEXTS.exercise(
+    "mbconv-channels",
+    only(_shares, _NAMES),
+    on_ranks=True,
+    cases=TENSOR_CASES,
+    trial=_convolution_trial,
+    faults={
+        "the gate of squeeze-excite sees this rank's channels only": only(_shares, [OUTPUT], "gate alone"),
+        "the bias of squeeze is added on every rank": only(_shares, [OUTPUT], "bias everywhere"),
+        "mistake only _shares OUTPUT partial NO_FORWARD_SUM": Mistake(
+            only(_shares, {OUTPUT: "partial"}), *NO_FORWARD_SUM
         ),
-        inspect=refuse_gathers(
-            "All is right, but channels are gathered on the way: only the few squeezed numbers depend on all "
-            "channels, and these are a sum.",
-            "Tout est juste, mais des canaux sont rassemblés en chemin : seuls les quelques nombres comprimés "
-            "dépendent de tous les canaux, et ce sont des sommes.",
+        "the forward pass is right": only(_shares, (OUTPUT, "gradient of squeeze"), "gate not entered"),
+        "mistake only _shares OUTPUT OUTPUT OF_X own x NO_BACKWARD_SU": Mistake(
+            only(_shares, {OUTPUT: OUTPUT, OF_X: "own x"}), *NO_BACKWARD_SUM
         ),
+        "mistake times_ranks _shares gradient of project COUNTED_AGAI": Mistake(
+            times_ranks(_shares, "gradient of project"), *COUNTED_AGAIN
+        ),
+        "the residual connection goes through the region's entry": lambda *case: {
+            OUTPUT: _shares(*case)[OUTPUT],
+            OF_X: _shares(*case)[OF_X] + (case[1] - 1) * _inputs(case[2])[1],
+        },
+        "mistake lambda rank size seed change change": tuple(
+            Mistake(lambda rank, size, seed, change=change: _whole(seed, **change), en, fr)
+            for change, en, fr in (
+                (
+                    {"act": "relu"},
+                    "The activation of the convolutions is another one: F.gelu.",
+                    "L’activation des convolutions n’est pas la bonne : F.gelu.",
+                ),
+                (
+                    {"inner": "relu"},
+                    "The activation of squeeze is another one: F.silu.",
+                    "L’activation de squeeze n’est pas la bonne : F.silu.",
+                ),
+                (
+                    {"inner": "none"},
+                    "The activation of squeeze is missing: F.silu.",
+                    "Il manque l’activation de squeeze : F.silu.",
+                ),
+                (
+                    {"gate": "none"},
+                    "The gate is not between 0 and 1: torch.sigmoid.",
+                    "La porte n’est pas entre 0 et 1 : torch.sigmoid.",
+                ),
+                (
+                    {"pool": "sum"},
+                    "You add the pixels up: squeeze takes the mean over height and width.",
+                    "Vous additionnez les pixels : squeeze prend la moyenne sur hauteur et largeur.",
+                ),
+                (
+                    {"pool": "largest"},
+                    "You take the largest pixel: squeeze takes the mean over height and width.",
+                    "Vous prenez le plus grand pixel : squeeze prend la moyenne sur hauteur et largeur.",
+                ),
+                (
+                    {"shortcut": 0.0},
+                    "The residual connection is missing: x + …",
+                    "Il manque la connexion résiduelle : x + …",
+                ),
+                (
+                    {"gated": "not"},
+                    "The gate is not used: multiply the channels by it.",
+                    "La porte ne sert pas : multipliez-en les canaux.",
+                ),
+                (
+                    {"gated": "added"},
+                    "The gate is added: multiply the channels by it.",
+                    "La porte est ajoutée : multipliez-en les canaux.",
+                ),
+            )
+        ),
+        "x is added on every rank before the sum": lambda rank, size, seed: {
+            OUTPUT: _shares(rank, size, seed)[OUTPUT] + (size - 1) * _inputs(seed)[0]
+        },
+        "mistake only shares output way the sum": tuple(
+            Mistake(
+                only(_shares, [OUTPUT], way),
+                "The sum over the ranks comes at the wrong place: add up what squeeze has made of this rank's "
+                "channels, before its "
+                "bias and its activation.",
+                "La somme sur les rangs n’est pas au bon endroit : additionnez ce que squeeze a fait des canaux "
+                "de ce rang, avant "
+                "son biais et son activation.",
+            )
+            for way in ("summed late", "summed early")
+        ),
+        "the output is right": lambda rank, size, seed: {
+            OUTPUT: _shares(rank, size, seed)[OUTPUT],
+            OF_X: _inputs(seed)[1],
+        },
+    },
+    inspect=refuse_gathers(
+        "All is right, but channels are gathered on the way: only the few squeezed numbers depend on all "
+        "channels, and these are a sum.",
+        "Tout est juste, mais des canaux sont rassemblés en chemin : seuls les quelques nombres comprimés "
+        "dépendent de tous les canaux, et ce sont des sommes.",
     ),
-    praise_en="Right: the depthwise convolution asks nobody, the gate asks for a few numbers, the end for one "
-    "all-reduce.",
-    praise_fr="Exact : la convolution depthwise ne demande rien, la porte quelques nombres, la fin un all-reduce.",
-    hint_en="A 1×1 convolution is a linear layer over the channels: expand by columns, project by rows. Which of the "
-    "two is squeeze, and which is excite?",
-    hint_fr="Une convolution 1×1 est une couche linéaire sur les canaux : expand par colonne, project par ligne. Que "
-    "sont alors squeeze et excite ?",
-    nearer_en="Four operators: copy(x, axis) before expand; add_up(pooled @ squeeze.T, axis) before its bias; "
-    "copy(…, axis) before excite; add_up of the output of project. The residual connection adds x itself.",
-    nearer_fr="Quatre opérateurs : copy(x, axis) avant expand ; add_up(pooled @ squeeze.T, axis) avant son biais ; "
-    "copy(…, axis) avant excite ; add_up de la sortie de project. La connexion résiduelle ajoute x lui-même.",
 )
 
 
@@ -443,19 +406,9 @@ class _PlanJudge(Judge):
             raise
 
 
-PARALLELIZE_PLAN = Exercise(
-    id="parallelize-plan",
-    title=Said("torch's parallelize_module", "parallelize_module de torch"),
-    judge=_PlanJudge(_plan_expected, on_ranks=True, trial=_plan_trial, cases=((2, 11),), inspect=_plan_inspect),
-    praise_en="Right: seven layers, two styles, and two all-reduces in the forward pass.",
-    praise_fr="Exact : sept couches, deux styles, et deux all-reduces en passe avant.",
-    hint_en="For each layer: is what it reads whole on every rank, or sharded? Whole: by columns. Sharded: by rows.",
-    hint_fr="Pour chaque couche : ce qu’elle lit est-il entier sur chaque rang, ou réparti ? Entier : par colonne. "
-    "Réparti : par ligne.",
-    nearer_en="query, key, value, mlp_gate and mlp_expand read x: ColwiseParallel(). attention_project and mlp_project "
-    "read heads and hidden features: RowwiseParallel().",
-    nearer_fr="query, key, value, mlp_gate et mlp_expand lisent x : ColwiseParallel(). attention_project et "
-    "mlp_project lisent des têtes et des neurones cachés : RowwiseParallel().",
+PARALLELIZE_PLAN = TEXTS.judged(
+    "parallelize-plan",
+    _PlanJudge(_plan_expected, on_ranks=True, trial=_plan_trial, cases=((2, 11),), inspect=_plan_inspect),
 )
 
 
@@ -476,25 +429,7 @@ class _SendingJudge:
         return max(sent)
 
 
-FEWEST_BYTES = Challenge(
-    id="fewest-bytes",
-    title=Said("challenge: a plan with the fewest bytes", "défi : un plan qui envoie le moins d’octets"),
-    judge=_SendingJudge(),
-    target=4.0,
-    unit_en="× the bytes of x",
-    unit_fr="× les octets de x",
-    praise_en="As few as by hand: each region is entered once, whatever the number of layers that read x.",
-    praise_fr="Aussi peu qu’à la main : on n’entre qu’une fois dans chaque région, quel que soit le nombre de couches "
-    "qui lisent x.",
-    hint_en="In backward each column-parallel layer turns its own x into a DTensor, and sums its own gradient. "
-    "What do query, key and value have in common, just before them?",
-    hint_fr="En passe arrière, chaque couche par colonne fait de son x un DTensor à elle, et additionne donc un "
-    "gradient à elle. Qu’ont en commun query, key et value, juste avant elles ?",
-    nearer_en="The norms may stand in the plan too: what a norm gives out can be one DTensor, Replicate(), that all "
-    "layers after it share. PrepareModuleOutput says so; see what its use_local_output does.",
-    nearer_fr="Les normalisations peuvent figurer dans le plan : leur sortie peut être un seul DTensor, Replicate(), "
-    "que partagent toutes les couches qui suivent. PrepareModuleOutput le dit ; voyez ce que fait use_local_output.",
-)
+FEWEST_BYTES = TEXTS.challenge("fewest-bytes", _SendingJudge(), target=4.0)
 
 
 LayerBytes = Callable[[int, int, int, int, int], float]
@@ -545,103 +480,24 @@ def _spoilt(factor: Callable[[int], float]) -> LayerBytes:
     return lambda b, t, d, n, size: layer_bytes(b, t, d, n, size) * factor(n)
 
 
-LAYER_BYTES = Exercise(
-    id="layer-bytes",
-    title=Said("the bytes of a layer", "les octets d’une couche"),
-    judge=Judge(
-        layer_bytes,
-        cases=lambda: CASES,
-        mistakes=(
-            Mistake(
-                _spoilt(lambda n: 1 / 2),
-                "Half is missing: the layer has two regions, attention and MLP, each with one all-reduce in forward "
-                "and one in backward, four in all; and an all-reduce is a reduce-scatter and an all-gather.",
-                "Il en manque la moitié : la couche a deux régions, attention et MLP, chacune avec un all-reduce "
-                "en passe avant et un en passe arrière, soit quatre ; et un all-reduce est un reduce-scatter suivi "
-                "d’un all-gather.",
-            ),
-            Mistake(
-                _spoilt(lambda n: n / (2 * (n - 1))),
-                "That is the size of the messages; on a ring each rank sends 2(N − 1)/N of each (lab 03).",
-                "C’est la taille des messages ; sur un anneau, chaque rang en envoie 2(N − 1)/N (TP 03).",
-            ),
-            Mistake(
-                _spoilt(lambda n: n / (n - 1)),
-                "You count each message twice; on a ring each rank sends 2(N − 1)/N of it, a little less.",
-                "Vous comptez chaque message deux fois ; sur un anneau, chaque rang en envoie 2(N − 1)/N, un peu "
-                "moins.",
-            ),
-            Mistake(
-                _spoilt(lambda n: 1 / n),
-                "You divide by the number of ranks once more; but what is added up, (B, T, D), is whole on every "
-                "rank: tensor parallelism shards weights, not this tensor.",
-                "Vous divisez une fois de trop par le nombre de rangs ; or ce que l’on additionne, (B, T, D), est "
-                "entier sur chaque rang : le parallélisme de tenseur répartit les poids, pas ce tenseur.",
-            ),
-            Mistake(
-                lambda b, t, d, n, size: layer_bytes(b, t, d, n, 1),
-                "That is a number of elements: times number_bytes.",
-                "C’est un nombre d’éléments : multipliez par number_bytes.",
-            ),
-            Mistake(
-                lambda b, t, d, n, size: layer_bytes(b, 1, d, n, size) * d,
-                "You send the weights (D × D); tensor parallelism leaves them where they are, and sends "
-                "activations: B × T × D.",
-                "Vous envoyez les poids (D × D) ; le parallélisme de tenseur les laisse où ils sont, et envoie des "
-                "activations : B × T × D.",
-            ),
-            Mistake(
-                _spoilt(lambda n: 1 / 4),
-                "You count a quarter: the layer makes four all-reduces (attention and MLP, forward and backward), and "
-                "each rank sends "
-                "2 (n − 1)/n of a message.",
-                "Vous comptez un quart : la couche fait quatre all-reduces (attention et MLP, passe avant et passe "
-                "arrière), et chaque "
-                "rang envoie 2 (n − 1)/n d’un message.",
-            ),
-            Mistake(
-                _spoilt(lambda n: 3 / 4),
-                "You count three all-reduces: two regions, two directions, so four.",
-                "Vous comptez trois all-reduces : deux régions, deux sens, donc quatre.",
-            ),
-            Mistake(
-                _spoilt(float),
-                "You multiply by n: in a ring each of the 2 (n − 1) steps carries one n-th of the message.",
-                "Vous multipliez par n : dans un anneau, chacune des 2 (n − 1) étapes porte un n-ième du message.",
-            ),
-            Mistake(
-                _spoilt(lambda n: 1 / (n - 1)),
-                "You count one chunk in each direction of the ring: a rank sends 2 (n − 1) of them.",
-                "Vous comptez un morceau par tour d’anneau : un rang en envoie 2 (n − 1).",
-            ),
-            Mistake(
-                lambda b, t, d, n, size: layer_bytes(b, t, 1, n, size),
-                "The width is left out: a token's activation has width numbers.",
-                "La largeur est oubliée : l’activation d’un token a width nombres.",
-            ),
-            Mistake(
-                lambda b, t, d, n, size: layer_bytes(1, t, d, n, size),
-                "The samples are left out: the message holds the tokens of all of them.",
-                "Les échantillons sont oubliés : le message contient les tokens de tous.",
-            ),
-            Mistake(
-                lambda b, t, d, n, size: layer_bytes(b, 1, d, n, size),
-                "The tokens are left out: the message holds those of the whole sequence.",
-                "Les tokens sont oubliés : le message contient ceux de toute la séquence.",
-            ),
-            Mistake(
-                _spoilt(lambda n: 8.0),
-                "That is in bits: number_bytes is in bytes already.",
-                "C’est en bits : number_bytes est déjà en octets.",
-            ),
-        ),
-    ),
-    praise_en="Right: four all-reduces of (B, T, D) for each layer and each micro-batch.",
-    praise_fr="Exact : quatre all-reduces de (B, T, D) par couche et par micro-batch.",
-    hint_en="How many regions has a transformer layer, and how many all-reduces each, forward and backward? What is "
-    "the shape of what is added up?",
-    hint_fr="Combien de régions une couche de transformer a-t-elle, et combien d’all-reduces chacune, en passes avant "
-    "et arrière ? Quelle est la forme de ce qui est additionné ?",
-    nearer_en="4 messages of samples · tokens · width · number_bytes, of which a ring sends 2 (ranks − 1) / ranks.",
-    nearer_fr="4 messages de samples · tokens · width · number_bytes, dont un anneau envoie 2 (ranks − 1) / ranks.",
+LAYER_BYTES = TEXTS.exercise(
+    "layer-bytes",
+    layer_bytes,
+    cases=lambda: CASES,
+    mistakes={
+        "half is missing": _spoilt(lambda n: 1 / 2),
+        "that is the size of the messages": _spoilt(lambda n: n / (2 * (n - 1))),
+        "you count each message twice": _spoilt(lambda n: n / (n - 1)),
+        "you divide by the number of ranks once more": _spoilt(lambda n: 1 / n),
+        "that is a number of elements": lambda b, t, d, n, size: layer_bytes(b, t, d, n, 1),
+        "you send the weights": lambda b, t, d, n, size: layer_bytes(b, 1, d, n, size) * d,
+        "you count a quarter": _spoilt(lambda n: 1 / 4),
+        "you count three all-reduces": _spoilt(lambda n: 3 / 4),
+        "you multiply by n": _spoilt(float),
+        "you count one chunk in each direction of the": _spoilt(lambda n: 1 / (n - 1)),
+        "the width is left out": lambda b, t, d, n, size: layer_bytes(b, t, 1, n, size),
+        "the samples are left out": lambda b, t, d, n, size: layer_bytes(1, t, d, n, size),
+        "the tokens are left out": lambda b, t, d, n, size: layer_bytes(b, 1, d, n, size),
+        "that is in bits": _spoilt(lambda n: 8.0),
+    },
 )

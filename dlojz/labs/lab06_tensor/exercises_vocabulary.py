@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
-from dlojz.labs.kit.judges import Judge
+from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.rank_judges import (
     NO_BACKWARD_SUM,
     NO_FORWARD_SUM,
@@ -34,6 +34,8 @@ from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+TEXTS = Texts(__file__)
 
 VOCABULARY_BATCH, VOCABULARY_TOKENS, WORDS, VOCABULARY_WIDTH = 2, 6, 12, 4
 OF_TABLE = "gradient of table"
@@ -124,78 +126,38 @@ def _added(way: str) -> Callable[[int, int, int], dict[str, Tensor]]:
     return lambda rank, size, seed: {OUTPUT: added(_found(other, size, seed, way) for other in range(size))}
 
 
-VOCABULARY_EMBEDDING = Exercise(
-    id="vocabulary-embedding",
-    title=Said("the vocab-parallel embedding", "l’embedding, vocabulaire réparti"),
-    judge=Judge(
-        _looked_up,
-        on_ranks=True,
-        cases=TENSOR_CASES,
-        trial=_embedding_trial,
-        labels=VOCABULARY_LABELS,
-        faults=(
-            Mistake(_added("no offset"), *NO_OFFSET),
-            Mistake(_added("first row"), *_NO_MASK),
-            Mistake(_added("clamped"), *_NO_MASK),
-            Mistake(
-                lambda rank, size, seed: {OUTPUT: _found(rank, size, seed, "right")},
-                "Every rank keeps what it has found itself, zeros for the words of the others: the all-reduce of "
-                "the forward pass is missing.",
-                "Chaque rang garde ce qu’il a trouvé lui-même, des zéros pour les mots des autres : l’all-reduce "
-                "de la passe avant manque.",
-            ),
-            Mistake(
-                times_ranks(_looked_up, OF_TABLE),
-                "The output is right, but the gradient of the table is as many times too large as there are "
-                "ranks: after a sum in forward, nothing is to be sent in backward.",
-                "La sortie est juste, mais le gradient de la table est trop grand d’un facteur égal au nombre de "
-                "rangs : après une somme en passe avant, il n’y a rien à envoyer en passe arrière.",
-            ),
-            *(Mistake(_added(way), *_OFF_BY_ONE) for way in ("one more", "one less")),
-            Mistake(
-                _added("from start on"),
-                "Words that come after this rank's are looked up too: tokens < start + len(table) is missing.",
-                "Des mots qui viennent après ceux de ce rang sont cherchés aussi : il manque tokens < start + "
-                "len(table).",
-            ),
-            Mistake(
-                _added("up to its end"),
-                "Words that come before this rank's are looked up too: their index is negative, and counts from the "
-                "end of the table; tokens >= start is missing.",
-                "Des mots qui viennent avant ceux de ce rang sont cherchés aussi : leur indice est négatif, et compte "
-                "depuis la fin de la table ; il manque tokens >= start.",
-            ),
-            Mistake(
-                _added("reversed"),
-                "The order of the ranks is reversed: rank 0 has the first words.",
-                "L’ordre des rangs est inversé : le rang 0 a les premiers mots.",
-            ),
-            Mistake(
-                lambda rank, size, seed: {OUTPUT: _looked_up(rank, size, seed)[OUTPUT].clamp(min=0.0)},
-                "You take the largest over the ranks: against the zeros of the others a negative number loses. Add "
-                "them up.",
-                "Vous prenez le plus grand sur les rangs : face aux zéros des autres, un nombre négatif perd. "
-                "Additionnez.",
-            ),
+VOCABULARY_EMBEDDING = TEXTS.exercise(
+    "vocabulary-embedding",
+    _looked_up,
+    on_ranks=True,
+    cases=TENSOR_CASES,
+    trial=_embedding_trial,
+    labels=VOCABULARY_LABELS,
+    faults={
+        "mistake _added no offset NO_OFFSET": Mistake(_added("no offset"), *NO_OFFSET),
+        "mistake _added first row _NO_MASK": Mistake(_added("first row"), *_NO_MASK),
+        "mistake _added clamped _NO_MASK": Mistake(_added("clamped"), *_NO_MASK),
+        "every rank keeps what it has found itself": lambda rank, size, seed: {
+            OUTPUT: _found(rank, size, seed, "right")
+        },
+        "the output is right": times_ranks(_looked_up, OF_TABLE),
+        "mistake added way off by one for": tuple(
+            Mistake(_added(way), *_OFF_BY_ONE) for way in ("one more", "one less")
         ),
-        inspect=refuse_gathers(
-            "The output is right, but the ranks' tables or results are gathered: that brings what was divided to "
-            "every rank again. Each looks up its own words, and the zeros of the others leave the sum as it is.",
-            "La sortie est juste, mais les tables ou les résultats des rangs sont rassemblés : ce qui était "
-            "réparti revient sur chaque rang. Chacun cherche ses propres mots, et les zéros des autres ne changent "
-            "pas la somme.",
-        ),
+        "words that come after this rank's are looked up": _added("from start on"),
+        "words that come before this rank's are looked up": _added("up to its end"),
+        "the order of the ranks is reversed": _added("reversed"),
+        "you take the largest over the ranks": lambda rank, size, seed: {
+            OUTPUT: _looked_up(rank, size, seed)[OUTPUT].clamp(min=0.0)
+        },
+    },
+    inspect=refuse_gathers(
+        "The output is right, but the ranks' tables or results are gathered: that brings what was divided to "
+        "every rank again. Each looks up its own words, and the zeros of the others leave the sum as it is.",
+        "La sortie est juste, mais les tables ou les résultats des rangs sont rassemblés : ce qui était "
+        "réparti revient sur chaque rang. Chacun cherche ses propres mots, et les zéros des autres ne changent "
+        "pas la somme.",
     ),
-    praise_en="Right: one rank alone knows each word, the others add zeros; one all-reduce of (B, T, D).",
-    praise_fr="Exact : un seul rang connaît chaque mot, les autres ajoutent des zéros ; un all-reduce de (B, T, D).",
-    hint_en="start = axis.rank * len(table). Which tokens are this rank's? Look those up, and see to it that the "
-    "others give 0.",
-    hint_fr="start = axis.rank * len(table). Quels tokens appartiennent à ce rang ? Cherchez ceux-là, et faites en "
-    "sorte que les autres donnent 0.",
-    nearer_en="elsewhere = (tokens < start) | (tokens >= start + len(table)); found = table[(tokens - "
-    "start).masked_fill(elsewhere, 0)]; found.masked_fill(elsewhere.unsqueeze(-1), 0), then add_up(…, axis).",
-    nearer_fr="elsewhere = (tokens < start) | (tokens >= start + len(table)) ; found = table[(tokens - "
-    "start).masked_fill(elsewhere, 0)] ; found.masked_fill(elsewhere.unsqueeze(-1), 0), puis add_up(…, axis).",
 )
 
 
@@ -293,113 +255,56 @@ def _inspect_logits(answers: list[RankAnswer], size: int) -> None:
         )
 
 
-VOCABULARY_LOSS = Exercise(
-    id="vocabulary-loss",
-    title=Said("the vocab-parallel loss", "la perte, vocabulaire réparti"),
-    judge=Judge(
-        _loss,
-        on_ranks=True,
-        cases=TENSOR_CASES,
-        trial=_loss_trial,
-        labels=VOCABULARY_LABELS,
-        faults=(
-            Mistake(
-                _spoilt_loss("own largest"),
-                "Each rank subtracts its own largest logit: the exponentials of different ranks are then measured "
-                "in different units, and cannot be added. Agree on the largest of all first.",
-                "Chaque rang retranche son propre plus grand logit : les exponentielles des rangs sont alors dans des "
-                "unités différentes, et ne s’additionnent pas. Mettez-vous d’abord d’accord sur le plus grand de tous.",
-            ),
-            Mistake(_spoilt_loss("no offset"), *NO_OFFSET),
-            Mistake(_spoilt_loss("no mask"), *_NO_MASK),
-            Mistake(
-                _spoilt_loss("logarithm first"),
-                "The logarithms of the ranks' sums are added up: add the sums of exponentials up first, then take the "
-                "logarithm of the total.",
-                "Les logarithmes des sommes des rangs sont additionnés : additionnez d’abord les sommes "
-                "d’exponentielles, puis prenez le logarithme du total.",
-            ),
-            Mistake(
-                _spoilt_loss("sum alone"),
-                "The denominator holds this rank's words only: the sum of exponentials is to be added up over the "
-                "ranks, before the logarithm.",
-                "Le dénominateur ne contient que les mots de ce rang : la somme des exponentielles est à "
-                "additionner sur les rangs, avant le logarithme.",
-            ),
-            Mistake(
-                _spoilt_loss("target alone"),
-                "The target's logit is known to one rank only; the others count 0 for it: add it up as well.",
-                "Le logit de la cible n’est connu que d’un rang ; les autres comptent 0 : additionnez-le aussi.",
-            ),
-            Mistake(
-                _spoilt_loss("not averaged"),
-                "The loss is a sum over the tokens: return their mean.",
-                "La perte est une somme sur les tokens : renvoyez leur moyenne.",
-            ),
-            *(
-                Mistake(_spoilt_loss(way), en, fr)
-                for way, en, fr in (
-                    (
-                        "target unshifted",
-                        "m is taken away from the logits under the sum, but not from the target's: from both.",
-                        "m est retranché des logits de la somme, mais pas de celui de la cible : des deux.",
-                    ),
-                    (
-                        "sign",
-                        "The sign is the other way round: log Σ exp, less the target's logit.",
-                        "Le signe est inversé : log Σ exp, moins le logit de la cible.",
-                    ),
-                    (
-                        "no logarithm",
-                        "The logarithm is missing: log of the sum of exponentials.",
-                        "Il manque le logarithme : celui de la somme des exponentielles.",
-                    ),
-                    (
-                        "by sample",
-                        "You add the tokens of a sample up, then take the mean over samples: the mean over all tokens "
-                        "is asked for.",
-                        "Vous additionnez les tokens d’un échantillon, puis moyennez sur les échantillons : on "
-                        "demande la moyenne sur "
-                        "tous les tokens.",
-                    ),
-                    ("one less", *_OFF_BY_ONE),
-                    ("one more", *_OFF_BY_ONE),
-                )
-            ),
-            Mistake(
-                _mean_inside,
-                "You take the mean of the sums before the logarithm: the logarithm of each token's sum, then the mean.",
-                "Vous prenez la moyenne des sommes avant le logarithme : d’abord le logarithme pour chaque token, "
-                "puis la moyenne.",
-            ),
-            Mistake(
-                _spoilt_loss("each token"),
-                "One loss per token is left: return their mean.",
-                "Il reste une perte par token : renvoyez leur moyenne.",
-            ),
-            Mistake(
-                _local_loss,
-                "Each rank takes the cross-entropy of its words alone: add the sum and the target's logit up over the "
-                "ranks.",
-                "Chaque rang prend l’entropie croisée de ses seuls mots : la somme et le logit de la cible "
-                "s’additionnent sur les "
-                "rangs.",
-            ),
+VOCABULARY_LOSS = TEXTS.exercise(
+    "vocabulary-loss",
+    _loss,
+    on_ranks=True,
+    cases=TENSOR_CASES,
+    trial=_loss_trial,
+    labels=VOCABULARY_LABELS,
+    faults={
+        "each rank subtracts its own largest logit": _spoilt_loss("own largest"),
+        "mistake _spoilt_loss no offset NO_OFFSET": Mistake(_spoilt_loss("no offset"), *NO_OFFSET),
+        "mistake _spoilt_loss no mask _NO_MASK": Mistake(_spoilt_loss("no mask"), *_NO_MASK),
+        "the logarithms of the ranks' sums are added up": _spoilt_loss("logarithm first"),
+        "the denominator holds this rank's words only": _spoilt_loss("sum alone"),
+        "the target's logit is known to one rank only": _spoilt_loss("target alone"),
+        "the loss is a sum over the tokens": _spoilt_loss("not averaged"),
+        "mistake spoilt loss way en fr for": tuple(
+            Mistake(_spoilt_loss(way), en, fr)
+            for way, en, fr in (
+                (
+                    "target unshifted",
+                    "m is taken away from the logits under the sum, but not from the target's: from both.",
+                    "m est retranché des logits de la somme, mais pas de celui de la cible : des deux.",
+                ),
+                (
+                    "sign",
+                    "The sign is the other way round: log Σ exp, less the target's logit.",
+                    "Le signe est inversé : log Σ exp, moins le logit de la cible.",
+                ),
+                (
+                    "no logarithm",
+                    "The logarithm is missing: log of the sum of exponentials.",
+                    "Il manque le logarithme : celui de la somme des exponentielles.",
+                ),
+                (
+                    "by sample",
+                    "You add the tokens of a sample up, then take the mean over samples: the mean over all tokens "
+                    "is asked for.",
+                    "Vous additionnez les tokens d’un échantillon, puis moyennez sur les échantillons : on "
+                    "demande la moyenne sur "
+                    "tous les tokens.",
+                ),
+                ("one less", *_OFF_BY_ONE),
+                ("one more", *_OFF_BY_ONE),
+            )
         ),
-        inspect=_inspect_logits,
-    ),
-    praise_en="Right: three numbers per token cross the ranks, whatever the vocabulary.",
-    praise_fr="Exact : trois nombres par token passent entre les rangs, quel que soit le vocabulaire.",
-    hint_en="loss = log Σ exp(logit − m) − (logit of the target − m). m: the largest over the ranks (it needs no "
-    "gradient). The sum and the target's logit: added up over the ranks, as in the embedding.",
-    hint_fr="perte = log Σ exp(logit − m) − (logit de la cible − m). m : le plus grand sur les rangs (sans gradient). "
-    "La somme et le logit de la cible : additionnés sur les rangs, comme dans l’embedding.",
-    nearer_en="m = axis.all_reduce(logits.detach().amax(-1), largest=True). total = add_up((logits - m.unsqueeze(-1))."
-    "exp().sum(-1), axis). The target: gather along -1 with (targets - start).masked_fill(elsewhere, 0), zero "
-    "elsewhere, add_up. Then (total.log() - target).mean().",
-    nearer_fr="m = axis.all_reduce(logits.detach().amax(-1), largest=True). total = add_up((logits - m.unsqueeze(-1))."
-    "exp().sum(-1), axis). La cible : gather selon -1 avec (targets - start).masked_fill(elsewhere, 0), zéro "
-    "ailleurs, add_up. Enfin (total.log() - target).mean().",
+        "you take the mean of the sums before the": _mean_inside,
+        "one loss per token is left": _spoilt_loss("each token"),
+        "each rank takes the cross-entropy of its words alone": _local_loss,
+    },
+    inspect=_inspect_logits,
 )
 
 
@@ -589,143 +494,73 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
         )
 
 
-SEQUENCE_PARALLEL = Exercise(
-    id="sequence-parallel",
-    title=Said("sequence parallelism", "Sequence Parallelism"),
-    judge=Judge(
-        only(_shares, (OUTPUT, OF_X, OF_WEIGHT, OF_BIAS)),
-        on_ranks=True,
-        trial=_trial,
-        cases=CASES,
-        labels=SEQUENCE_LABELS,
-        faults=(
-            Mistake(
-                _if(True, only(_shares, [OUTPUT], "replicated")),
-                "With sequence parallelism all ranks draw the same dropout mask, but they hold different tokens: "
-                "the same places are dropped in each rank's tokens. Draw from the stream that differs (split).",
-                "Avec Sequence Parallelism, tous les rangs tirent le même masque de dropout, alors qu’ils "
-                "détiennent des tokens différents : les mêmes places s’annulent chez chacun. Tirez dans le flux "
-                "qui diffère (split).",
-            ),
-            Mistake(
-                _if(False, only(_shares, [OUTPUT], "split")),
-                "Without sequence parallelism every rank holds the same tokens, but each draws its own "
-                "dropout mask: what should be one stream becomes another on each rank. Draw from the stream that is "
-                "the same (replicated).",
-                "Sans Sequence Parallelism, tous les rangs détiennent les mêmes tokens, mais chacun tire son "
-                "propre masque de dropout : ce qui devrait être un seul flux d’activations diffère d’un rang à "
-                "l’autre. Tirez dans le flux commun (replicated).",
-            ),
-            Mistake(
-                _if(True, only(_shares, [OUTPUT], "no sum")),
-                "Each rank takes its tokens from its own partial product: a part is taken where a sum is due. The "
-                "region ends with a reduce-scatter (scatter_tokens).",
-                "Chaque rang prend ses tokens dans son propre produit partiel : vous découpez là où il faut une "
-                "somme. La région se termine par un reduce-scatter (scatter_tokens).",
-            ),
-            Mistake(_if(False, only(_shares, [OUTPUT], "no sum")), *NO_FORWARD_SUM),
-            Mistake(
-                _if(True, only(_shares, {OUTPUT: OUTPUT, OF_X: OF_X, OF_WEIGHT: "own weight"})),
-                "The output is right, but the gradient of the norm's weights holds this rank's tokens only: these "
-                "weights are whole on every rank, and each sees a part of the sequence. Add their gradients up "
-                "(copy), or they drift apart.",
-                "La sortie est juste, mais le gradient des poids de la normalisation ne compte que les tokens de ce "
-                "rang : ces poids sont entiers sur chaque rang, qui ne voit qu’une partie de la séquence. Additionnez "
-                "leurs gradients (copy), sinon ils s’écartent.",
-            ),
-            Mistake(
-                _if(False, lambda *case: {**only(_shares, [OF_X])(*case), **times_ranks(_shares, OF_WEIGHT)(*case)}),
-                "Without sequence parallelism the gradient of the norm's weights is as many times too large as there "
-                "are ranks: copy adds it up over the ranks, but each of them sees all tokens, so it is whole on each "
-                "already. Only with sequence parallelism are the norm's weights to go through copy.",
-                "Sans Sequence Parallelism, le gradient des poids de la normalisation est trop grand d’un facteur égal "
-                "au nombre de rangs : copy l’additionne sur les rangs, or chacun voit tous les tokens, et l’a donc "
-                "déjà entier. Les poids de la normalisation ne passent par copy qu’avec Sequence Parallelism.",
-            ),
-            Mistake(
-                _if(False, times_ranks(_shares, OF_WEIGHT)),
-                "Without sequence parallelism the gradient that reaches the norm is as many times too large as there "
-                "are ranks: it is added up over them twice. Does h go through copy twice, or does the sum at the end "
-                "of the region send in backward, too?",
-                "Sans Sequence Parallelism, le gradient qui arrive à la normalisation est trop grand d’un facteur égal "
-                "au nombre de rangs : il est additionné deux fois sur les rangs. h passe-t-il deux fois par copy, ou "
-                "la somme à la fin de la région communique-t-elle aussi en passe arrière ?",
-            ),
-            Mistake(
-                _if(True, _summed_again),
-                "With sequence parallelism the gradient that reaches the norm is as many times too large as there are "
-                "ranks: it is added up over them twice. gather_tokens adds it up in backward already: is there a copy, "
-                "or another sum, behind it?",
-                "Avec Sequence Parallelism, le gradient qui arrive à la normalisation est trop grand d’un facteur égal "
-                "au nombre de rangs : il est additionné deux fois sur les rangs. gather_tokens l’additionne déjà en "
-                "passe arrière : y a-t-il derrière elle un copy, ou une autre somme ?",
-            ),
-            Mistake(
-                _if(False, only(_shares, {OUTPUT: OUTPUT, OF_X: "own x", OF_WEIGHT: "own weight"})), *NO_BACKWARD_SUM
-            ),
-            *(
-                Mistake(lambda rank, size, seed, way=way: _like(rank, size, seed, way), en, fr)
-                for way, en, fr in (
-                    (
-                        "no shortcut",
-                        "The residual connection is missing: x + …",
-                        "Il manque la connexion résiduelle : x + …",
-                    ),
-                    (
-                        "dropout of all",
-                        "The dropout falls on x as well: it is for what the region gives, before x is added.",
-                        "Le dropout porte aussi sur x : il est pour ce que donne la région, avant que l’on y ajoute x.",
-                    ),
-                    (
-                        "other share",
-                        "The dropout has another probability: it is 0.5.",
-                        "Le dropout a une autre probabilité : elle vaut 0,5.",
-                    ),
-                    (
-                        "unbiased",
-                        "Your variance is divided by D − 1: layer_norm divides by D (unbiased=False).",
-                        "Votre variance est divisée par D − 1 : layer_norm divise par D (unbiased=False).",
-                    ),
-                    (
-                        "no parameters",
-                        "The norm's weight and bias are left out: F.layer_norm(x, x.shape[-1:], weight, bias).",
-                        "Il manque le poids et le biais : F.layer_norm(x, x.shape[-1:], weight, bias).",
-                    ),
-                    (
-                        "no norm",
-                        "The norm is missing before the region: F.layer_norm(x, x.shape[-1:], weight, bias).",
-                        "Il manque la normalisation avant la région : F.layer_norm(x, x.shape[-1:], weight, bias).",
-                    ),
-                    (
-                        "norm last",
-                        "The norm comes at the end: here it comes first, before the region.",
-                        "La normalisation vient à la fin : ici, elle vient d’abord, avant la région.",
-                    ),
-                )
-            ),
-            Mistake(
-                lambda rank, size, seed: {
-                    OUTPUT: _shares(rank, size, seed)[OUTPUT],
-                    OF_X: _shares(rank, size, seed)[OF_X] - _own(_inputs(seed)[-1], rank, size, seed),
-                },
-                "The output is right, but no gradient takes the residual connection: x, not x.detach().",
-                "La sortie est juste, mais aucun gradient ne prend la connexion résiduelle : x, et non x.detach().",
-            ),
+SEQUENCE_PARALLEL = TEXTS.exercise(
+    "sequence-parallel",
+    only(_shares, (OUTPUT, OF_X, OF_WEIGHT, OF_BIAS)),
+    on_ranks=True,
+    trial=_trial,
+    cases=CASES,
+    labels=SEQUENCE_LABELS,
+    faults={
+        "with sequence parallelism all ranks draw the same dropout": _if(True, only(_shares, [OUTPUT], "replicated")),
+        "without sequence parallelism every rank holds the same tokens": _if(False, only(_shares, [OUTPUT], "split")),
+        "each rank takes its tokens from its own partial": _if(True, only(_shares, [OUTPUT], "no sum")),
+        "mistake _if False only _shares OUTPUT no sum NO_FORWARD_SUM": Mistake(
+            _if(False, only(_shares, [OUTPUT], "no sum")), *NO_FORWARD_SUM
         ),
-        inspect=_inspect,
-    ),
-    praise_en="Right, with and without: the all-reduce in two halves, the norm's gradients added up, each mask where "
-    "it belongs.",
-    praise_fr="Exact, avec et sans : l’all-reduce en deux moitiés, les gradients de la normalisation additionnés, "
-    "chaque masque à sa place.",
-    hint_en="The region wants all tokens, and its end is a sum of which each rank keeps its own. Who sees all tokens "
-    "when the norm is computed, and what follows for its weights? Are the tokens that are dropped the same on "
-    "all ranks?",
-    hint_fr="La région veut tous les tokens, et se termine par une somme dont chaque rang garde sa part. Qui voit tous "
-    "les tokens quand la normalisation se calcule, et qu’en résulte-t-il pour ses poids ? Les tokens soumis au "
-    "dropout sont-ils les mêmes sur tous les rangs ?",
-    nearer_en="With: weight and bias through copy(…, axis), norm, gather_tokens, region, scatter_tokens, dropout "
-    '"split". Without: norm, copy, region, add_up, dropout "replicated". Then + x.',
-    nearer_fr="Avec : weight et bias à travers copy(…, axis), normalisation, gather_tokens, region, scatter_tokens, "
-    'dropout "split". Sans : normalisation, copy, region, add_up, dropout "replicated". Enfin + x.',
+        "the output is right": _if(True, only(_shares, {OUTPUT: OUTPUT, OF_X: OF_X, OF_WEIGHT: "own weight"})),
+        "without sequence parallelism the gradient of the norm's weights": _if(
+            False, lambda *case: {**only(_shares, [OF_X])(*case), **times_ranks(_shares, OF_WEIGHT)(*case)}
+        ),
+        "without sequence parallelism the gradient that reaches the norm": _if(False, times_ranks(_shares, OF_WEIGHT)),
+        "with sequence parallelism the gradient that reaches the norm": _if(True, _summed_again),
+        "mistake _if False only _shares OUTPUT OUTPUT OF_X own": Mistake(
+            _if(False, only(_shares, {OUTPUT: OUTPUT, OF_X: "own x", OF_WEIGHT: "own weight"})), *NO_BACKWARD_SUM
+        ),
+        "mistake lambda rank size seed way way": tuple(
+            Mistake(lambda rank, size, seed, way=way: _like(rank, size, seed, way), en, fr)
+            for way, en, fr in (
+                (
+                    "no shortcut",
+                    "The residual connection is missing: x + …",
+                    "Il manque la connexion résiduelle : x + …",
+                ),
+                (
+                    "dropout of all",
+                    "The dropout falls on x as well: it is for what the region gives, before x is added.",
+                    "Le dropout porte aussi sur x : il est pour ce que donne la région, avant que l’on y ajoute x.",
+                ),
+                (
+                    "other share",
+                    "The dropout has another probability: it is 0.5.",
+                    "Le dropout a une autre probabilité : elle vaut 0,5.",
+                ),
+                (
+                    "unbiased",
+                    "Your variance is divided by D − 1: layer_norm divides by D (unbiased=False).",
+                    "Votre variance est divisée par D − 1 : layer_norm divise par D (unbiased=False).",
+                ),
+                (
+                    "no parameters",
+                    "The norm's weight and bias are left out: F.layer_norm(x, x.shape[-1:], weight, bias).",
+                    "Il manque le poids et le biais : F.layer_norm(x, x.shape[-1:], weight, bias).",
+                ),
+                (
+                    "no norm",
+                    "The norm is missing before the region: F.layer_norm(x, x.shape[-1:], weight, bias).",
+                    "Il manque la normalisation avant la région : F.layer_norm(x, x.shape[-1:], weight, bias).",
+                ),
+                (
+                    "norm last",
+                    "The norm comes at the end: here it comes first, before the region.",
+                    "La normalisation vient à la fin : ici, elle vient d’abord, avant la région.",
+                ),
+            )
+        ),
+        "the output is right but": lambda rank, size, seed: {
+            OUTPUT: _shares(rank, size, seed)[OUTPUT],
+            OF_X: _shares(rank, size, seed)[OF_X] - _own(_inputs(seed)[-1], rank, size, seed),
+        },
+    },
+    inspect=_inspect,
 )

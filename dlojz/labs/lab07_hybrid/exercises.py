@@ -18,11 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlojz.config.layout import AXES, Layout, RankGrid, complete
 from dlojz.config.run_config import RunConfig
-from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, NotDone, Said, Wrong
-from dlojz.labs.kit.judges import Case, Judge, expect_groups, expect_triple, refuse_nothing
+from dlojz.labs.kit.exercise import Mistake, NotDone, Said, Wrong
+from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.judges import Case, expect_groups, expect_triple, refuse_nothing
 
 if TYPE_CHECKING:
     pass
+
+TEXTS = Texts(__file__)
 
 SIZES = ((2, 4, 2), (2, 2, 2), (3, 2, 4), (2, 3, 1), (5, 1, 3))
 """(dp, pp, tp): the course's picture, this lab's, and degrees that all differ."""
@@ -100,26 +103,13 @@ def _other_place(case: Case, place: tuple[int, int, int], right: tuple[int, int,
     )
 
 
-PLACE = Exercise(
-    id="grid-place",
-    title=Said("the place of a rank", "la place d’un rang"),
-    judge=Judge(
-        place_of,
-        cases=lambda: ((rank, dp, pp, tp) for dp, pp, tp in SIZES for rank in range(dp * pp * tp)),
-        read=lambda given: expect_triple(given, "(pp_rank, dp_rank, tp_rank)"),
-        mistakes=_PLACE_WAYS,
-        differs=_other_place,
-    ),
-    praise_en="Right for every rank of five grids: the number of a rank gives its stage, its replica and its slice.",
-    praise_fr="Exact pour chaque rang de cinq grilles : le numéro d’un rang donne son étage, sa réplique et sa "
-    "tranche.",
-    hint_en="The formula is a number written in three digits, like hours, minutes and seconds. Which remainder gives "
-    "the last digit, and what is left then?",
-    hint_fr="La formule est un nombre à trois chiffres, comme des heures, minutes et secondes. Quel reste donne le "
-    "dernier chiffre, et que reste-t-il ensuite ?",
-    nearer_en="tp_rank is rank % tp; rank // tp is pp_rank · dp + dp_rank, which you take apart in the same way with "
-    "dp.",
-    nearer_fr="tp_rank vaut rank % tp ; rank // tp vaut pp_rank · dp + dp_rank, que vous décomposez de même avec dp.",
+PLACE = TEXTS.exercise(
+    "grid-place",
+    place_of,
+    cases=lambda: ((rank, dp, pp, tp) for dp, pp, tp in SIZES for rank in range(dp * pp * tp)),
+    read=lambda given: expect_triple(given, "(pp_rank, dp_rank, tp_rank)"),
+    mistakes=_PLACE_WAYS,
+    differs=_other_place,
 )
 
 _DEGREES = ((16, None, 4, 2), (8, None, 2, 1), (24, 3, None, 4), (64, 2, 4, None), (8, 2, 2, 2), (4, 4, 1, None))
@@ -226,29 +216,14 @@ def _must_refuse(answer: Callable[..., Any]) -> None:
         )
 
 
-DEGREES = Exercise(
-    id="grid-degrees",
-    title=Said("the missing degree", "le degré manquant"),
-    judge=Judge(
-        missing_degree,
-        cases=_DEGREES,
-        read=lambda given: expect_triple(given, "(dp, pp, tp)"),
-        mistakes=_DEGREES_MISTAKES,
-        differs=_other_degrees,
-        then=_must_refuse,
-    ),
-    praise_en="Right: the product of the degrees is the number of processes; where no whole degree fits, you raise an "
-    "error.",
-    praise_fr="Exact : le produit des degrés est le nombre de processus ; si aucun degré entier ne convient, vous "
-    "levez une erreur.",
-    hint_en="processes = dp × pp × tp. What must hold of the product of the degrees that are given, so that the third "
-    "is whole?",
-    hint_fr="processus = dp × pp × tp. Que doit vérifier le produit des degrés donnés pour que le troisième soit "
-    "entier ?",
-    nearer_en="known = (dp or 1) * (pp or 1) * (tp or 1); if processes % known, raise ValueError; the missing one is "
-    "processes // known. And where none is missing, known must be processes.",
-    nearer_fr="known = (dp or 1) * (pp or 1) * (tp or 1) ; si processes % known, levez ValueError ; le degré manquant "
-    "vaut processes // known. Et s’il n’en manque aucun, known doit valoir processes.",
+DEGREES = TEXTS.exercise(
+    "grid-degrees",
+    missing_degree,
+    cases=_DEGREES,
+    read=lambda given: expect_triple(given, "(dp, pp, tp)"),
+    mistakes=_DEGREES_MISTAKES,
+    differs=_other_degrees,
+    then=_must_refuse,
 )
 
 
@@ -347,27 +322,13 @@ def _other_groups(case: Case, given: list[tuple[int, ...]], right: list[tuple[in
     )
 
 
-GROUPS = Exercise(
-    id="grid-groups",
-    title=Said("the groups along each axis", "les groupes selon chaque axe"),
-    judge=Judge(
-        groups_of,
-        cases=[(axis, *size) for size in SIZES for axis in ("tp", "dp", "pp")],
-        trial=lambda answer, axis, dp, pp, tp: expect_groups(answer(axis, dp, pp, tp), dp * pp * tp),
-        mistakes=_GROUP_WAYS,
-        differs=_other_groups,
-    ),
-    praise_en="Right: along each axis, every rank belongs to exactly one group.",
-    praise_fr="Exact : selon chaque axe, tout rang appartient à exactement un groupe.",
-    hint_en="Hold two of the three places, let the third run: that is one group. Do so for each choice of the two "
-    "held.",
-    hint_fr="Fixez deux des trois places, faites varier la troisième : voilà un groupe. Recommencez pour chaque choix "
-    "des deux places fixées.",
-    nearer_en="From rank to rank along tp it is 1, along dp tp, along pp dp * tp: call that step. A group begins at "
-    "each rank whose place along the axis is 0 (place_of tells it), and is [first + i * step for i in range(degree)].",
-    nearer_fr="D’un rang au suivant, l’écart est de 1 selon tp, de tp selon dp, de dp * tp selon pp : appelez-le step. "
-    "Un groupe commence à chaque rang dont la place selon l’axe est 0 (place_of la donne) ; c’est [first + i * step "
-    "for i in range(degree)].",
+GROUPS = TEXTS.exercise(
+    "grid-groups",
+    groups_of,
+    cases=[(axis, *size) for size in SIZES for axis in ("tp", "dp", "pp")],
+    trial=lambda answer, axis, dp, pp, tp: expect_groups(answer(axis, dp, pp, tp), dp * pp * tp),
+    mistakes=_GROUP_WAYS,
+    differs=_other_groups,
 )
 
 
@@ -493,22 +454,12 @@ def _why_batch(asked: Asked, layout: Written, right: Written) -> Said:
     )
 
 
-LAYOUT_3D = Exercise(
-    id="layout-3d",
-    title=Said("a 3D run from its specification", "une exécution 3D à partir de son cahier des charges"),
-    judge=Judge(layout_3d, cases=CASES, trial=_written, differs=_other_layout),
-    praise_en="Right for four specifications: the degrees use every process, and a step reads the batch that was asked "
-    "for.",
-    praise_fr="Exact pour quatre cahiers des charges : les degrés emploient chaque processus, et un pas lit le batch "
-    "demandé.",
-    hint_en="Which of the three degrees is not given, and what do the processes make of it? Then: how many samples "
-    "does one micro-batch of all replicas read?",
-    hint_fr="Lequel des trois degrés n’est pas donné, et que vaut-il d’après les processus ? Ensuite : combien "
-    "d’échantillons lit un micro-batch, sur toutes les répliques ?",
-    nearer_en="dp = processes // (stages * slices); micro_batches = global_batch // (micro_batch * dp); "
-    'dlojz.Layout(dp=…, pp=stages, tp=slices, micro_batch=…, micro_batches=…, engine="by_hand").',
-    nearer_fr="dp = processes // (stages * slices) ; micro_batches = global_batch // (micro_batch * dp) ; "
-    'dlojz.Layout(dp=…, pp=stages, tp=slices, micro_batch=…, micro_batches=…, engine="by_hand").',
+LAYOUT_3D = TEXTS.exercise(
+    "layout-3d",
+    layout_3d,
+    cases=CASES,
+    trial=_written,
+    differs=_other_layout,
 )
 
 
@@ -567,176 +518,73 @@ def _cases() -> Iterator[tuple[str, int, tuple[int, ...], int]]:
             yield collective, 840 * dice.randrange(1, 5000), group, gpus_per_node
 
 
-BETWEEN_NODES = Exercise(
-    id="between-nodes",
-    title=Said("what leaves the node", "ce qui sort du nœud"),
-    judge=Judge(
-        between_nodes,
-        cases=_cases,
-        mistakes=(
-            Mistake(
-                lambda collective, m, group, per: _sent(collective, m, len(group)) * _open(group, per),
-                "Your chain does not close: in a ring the last rank sends to the first, and that message too may leave "
-                "the node.",
-                "Votre chaîne ne se referme pas : dans un anneau, le dernier rang envoie au premier, et ce message "
-                "aussi peut sortir du nœud.",
-            ),
-            Mistake(
-                lambda collective, m, group, per: (
-                    _sent(collective, m, len(group)) * (len({rank // per for rank in group}) - 1)
-                ),
-                "You count the nodes less one; the ring leaves a node as often as the next rank is on another one, and "
-                "comes back at the end.",
-                "Vous comptez les nœuds moins un ; l’anneau sort d’un nœud chaque fois que le rang suivant est sur un "
-                "autre, et il revient à la fin.",
-            ),
-            Mistake(
-                lambda collective, m, group, per: ROUNDS[collective] * m * _crossings(group, per),
-                "You count the whole message: with n ranks each sends n − 1 chunks of 1/n of it per round.",
-                "Vous comptez le message entier : avec n rangs, chacun envoie par tour n − 1 morceaux d’un n-ième.",
-            ),
-            Mistake(
-                lambda collective, m, group, per: m * _crossings(group, per),
-                "You count one whole message per boundary: each rank sends (n − 1)/n of it per round, and an "
-                "all-reduce goes round twice.",
-                "Vous comptez un message entier par frontière : chaque rang en envoie (n − 1)/n par tour, et un "
-                "all-reduce fait deux tours.",
-            ),
-            Mistake(
-                lambda collective, m, group, per: (len(group) - 1) / len(group) * m * _crossings(group, per),
-                "An all-reduce goes round twice, a reduce-scatter and then an all-gather; you count one round for "
-                'each. Its name is "all_reduce", with an underscore.',
-                "Un all-reduce fait deux tours, un reduce-scatter puis un all-gather ; vous n’en comptez qu’un. Son "
-                'nom est "all_reduce", avec un tiret bas.',
-            ),
-            Mistake(
-                lambda collective, m, group, per: 2 * (len(group) - 1) / len(group) * m * _crossings(group, per),
-                "You count two rounds for every collective; a reduce-scatter and an all-gather are each one half of an "
-                "all-reduce.",
-                "Vous comptez deux tours pour chaque collective ; un reduce-scatter et un all-gather sont chacun une "
-                "moitié d’all-reduce.",
-            ),
-            Mistake(
-                lambda collective, m, group, per: (
-                    _sent(collective, m, len(group)) * len(group) * (_crossings(group, per) > 0)
-                ),
-                "You count all that the group sends as soon as it touches two nodes; only the ranks whose neighbour in "
-                "the ring is on another node send out of theirs.",
-                "Dès que le groupe touche deux nœuds, vous comptez tout ce qu’il envoie ; seuls les rangs dont le "
-                "voisin dans l’anneau est sur un autre nœud envoient hors du leur.",
-            ),
-            Mistake(
-                lambda collective, m, group, per: _sent(collective, m, len(group)) * (_crossings(group, per) > 0),
-                "You count one rank only: every rank whose neighbour is on another node sends as much; on two nodes, "
-                "there are two at least.",
-                "Vous ne comptez qu’un rang : chaque rang dont le voisin est sur un autre nœud envoie autant ; entre "
-                "deux nœuds, il y en a au moins deux.",
-            ),
-            Mistake(
-                lambda collective, m, group, per: _sent(collective, m, len(group)) * len(group),
-                "You count everything that the group sends; messages between two ranks of one node stay inside it.",
-                "Vous comptez tout ce qu’envoie le groupe ; les messages entre deux rangs d’un même nœud y restent.",
-            ),
-            Mistake(
-                lambda collective, m, group, per: (
-                    _sent(collective, m, len(group))
-                    * sum(one % per != other % per for one, other in zip(group, [*group[1:], group[0]], strict=True))
-                ),
-                "You take rank % gpus_per_node, the number of a GPU within its node; the node is rank // "
-                "gpus_per_node.",
-                "Vous prenez rank % gpus_per_node, le numéro du GPU dans son nœud ; le nœud, c’est rank // "
-                "gpus_per_node.",
-            ),
-            Mistake(
-                lambda collective, m, group, per: _sent(collective, m, len(group)) * _nodes(group, per),
-                "You count the nodes that the group touches, or sort it; a ring goes on in the order given, and may "
-                "leave a node several "
-                "times. Count the neighbours on different nodes.",
-                "Vous comptez les nœuds que touche le groupe, ou le triez ; or l’anneau suit l’ordre donné, et peut "
-                "sortir plusieurs fois d’un "
-                "nœud. Comptez les voisins qui sont sur des nœuds différents.",
-            ),
-            Mistake(
-                lambda collective, m, group, per: (
-                    _sent(collective, m, len(group))
-                    * sum(one // per != other // per for one, other in itertools.combinations(group, 2))
-                ),
-                "You count every pair of ranks on different nodes: in a ring each rank sends to its neighbour alone.",
-                "Vous comptez toutes les paires de rangs sur des nœuds différents : dans un anneau, chacun n’envoie "
-                "qu’à son "
-                "voisin.",
-            ),
-            Mistake(
-                lambda collective, m, group, per: (
-                    _sent(collective, m, len(group))
-                    * sum(abs(one - other) >= per for one, other in zip(group, [*group[1:], group[0]], strict=True))
-                ),
-                "You compare the distance of two ranks with the size of a node: neighbouring numbers can lie on two "
-                "nodes. "
-                "The node is rank // gpus_per_node.",
-                "Vous comparez l’écart de deux rangs à la taille d’un nœud : deux numéros voisins peuvent être sur "
-                "deux nœuds. Le "
-                "nœud, c’est rank // gpus_per_node.",
-            ),
-            *(
-                Mistake(
-                    lambda collective, m, group, per, size=size: (
-                        _sent(collective, m, len(group)) * _crossings(group, size)
-                    ),
-                    f"You take nodes of {size} GPUs whatever gpus_per_node is.",
-                    f"Vous prenez des nœuds de {size} GPU quel que soit gpus_per_node.",
-                )
-                for size in (8, 4)
-            ),
-            Mistake(
-                lambda collective, m, group, per: (
-                    _sent(collective, m, len(group)) * (len(group) - _crossings(group, per))
-                ),
-                "You count the messages that stay inside a node: those that leave it are asked for.",
-                "Vous comptez les messages qui restent dans un nœud : on demande ceux qui en sortent.",
-            ),
-            Mistake(
-                lambda collective, m, group, per: 2 * between_nodes(collective, m, group, per),
-                "Twice too much: in a ring each rank sends to the next one only, not in both directions.",
-                "Deux fois trop : dans un anneau, chaque rang n’envoie qu’au suivant, pas dans les deux sens.",
-            ),
-            Mistake(
-                lambda collective, m, group, per: ROUNDS[collective] * m / len(group) * _crossings(group, per),
-                "You count one chunk of 1/n per round: each rank sends n − 1 of them.",
-                "Vous comptez un morceau d’un n-ième par tour : chaque rang en envoie n − 1.",
-            ),
-            Mistake(
-                lambda collective, m, group, per: (
-                    _sent(collective, m, len(group)) / len(group) * _crossings(group, per)
-                ),
-                "You divide by n twice: (n − 1)/n of the message per round is what one rank sends.",
-                "Vous divisez deux fois par n : ce qu’envoie un rang par tour, c’est (n − 1)/n du message.",
-            ),
-            Mistake(
-                lambda collective, m, group, per: (
-                    (_sent(collective, m, len(group)) if collective == "all_reduce" else m) * _crossings(group, per)
-                ),
-                "The all-reduce is right; of a reduce-scatter or an all-gather each rank sends (n − 1)/n of the "
-                "message, not all "
-                "of it.",
-                "L’all-reduce est juste ; d’un reduce-scatter ou d’un all-gather, chaque rang envoie (n − 1)/n du "
-                "message, et non le "
-                "message entier.",
-            ),
+BETWEEN_NODES = TEXTS.exercise(
+    "between-nodes",
+    between_nodes,
+    cases=_cases,
+    mistakes={
+        "your chain does not close": lambda collective, m, group, per: (
+            _sent(collective, m, len(group)) * _open(group, per)
         ),
-    ),
-    praise_en="Right: a ring whose ranks are in order leaves each node once, however many of its ranks are there; in "
-    "another order it leaves a node as often as it comes back.",
-    praise_fr="Exact : un anneau dont les rangs sont dans l’ordre sort une fois de chaque nœud, quel que soit le "
-    "nombre de rangs qu’il y a ; dans un autre ordre, il en sort autant de fois qu’il y revient.",
-    hint_en="Two factors: what one rank sends to its neighbour (lab 03), and how many ranks have their neighbour on "
-    "another node. Who is the neighbour of the last?",
-    hint_fr="Deux facteurs : ce qu’un rang envoie à son voisin (TP 03), et combien de rangs ont leur voisin sur un "
-    "autre nœud. Qui est le voisin du dernier ?",
-    nearer_en="2 (n − 1)/n · message_bytes for an all-reduce, half of it for the others; times the number of i for "
-    "which group[i] // gpus_per_node differs from group[(i + 1) % n] // gpus_per_node.",
-    nearer_fr="2 (n − 1)/n · message_bytes pour un all-reduce, la moitié pour les autres ; multiplié par le nombre de "
-    "i pour lesquels group[i] // gpus_per_node diffère de group[(i + 1) % n] // gpus_per_node.",
+        "you count the nodes less one": lambda collective, m, group, per: (
+            _sent(collective, m, len(group)) * (len({rank // per for rank in group}) - 1)
+        ),
+        "you count the whole message": lambda collective, m, group, per: (
+            ROUNDS[collective] * m * _crossings(group, per)
+        ),
+        "you count one whole message per boundary": lambda collective, m, group, per: m * _crossings(group, per),
+        "an all-reduce goes round twice": lambda collective, m, group, per: (
+            (len(group) - 1) / len(group) * m * _crossings(group, per)
+        ),
+        "you count two rounds for every collective": lambda collective, m, group, per: (
+            2 * (len(group) - 1) / len(group) * m * _crossings(group, per)
+        ),
+        "you count all that the group sends as soon": lambda collective, m, group, per: (
+            _sent(collective, m, len(group)) * len(group) * (_crossings(group, per) > 0)
+        ),
+        "you count one rank only": lambda collective, m, group, per: (
+            _sent(collective, m, len(group)) * (_crossings(group, per) > 0)
+        ),
+        "you count everything that the group sends": lambda collective, m, group, per: (
+            _sent(collective, m, len(group)) * len(group)
+        ),
+        "you take rank % gpus_per_node": lambda collective, m, group, per: (
+            _sent(collective, m, len(group))
+            * sum(one % per != other % per for one, other in zip(group, [*group[1:], group[0]], strict=True))
+        ),
+        "you count the nodes that the group touches": lambda collective, m, group, per: (
+            _sent(collective, m, len(group)) * _nodes(group, per)
+        ),
+        "you count every pair of ranks on different nodes": lambda collective, m, group, per: (
+            _sent(collective, m, len(group))
+            * sum(one // per != other // per for one, other in itertools.combinations(group, 2))
+        ),
+        "you compare the distance of two ranks with the": lambda collective, m, group, per: (
+            _sent(collective, m, len(group))
+            * sum(abs(one - other) >= per for one, other in zip(group, [*group[1:], group[0]], strict=True))
+        ),
+        "mistake lambda collective m group per size": tuple(
+            Mistake(
+                lambda collective, m, group, per, size=size: _sent(collective, m, len(group)) * _crossings(group, size),
+                f"You take nodes of {size} GPUs whatever gpus_per_node is.",
+                f"Vous prenez des nœuds de {size} GPU quel que soit gpus_per_node.",
+            )
+            for size in (8, 4)
+        ),
+        "you count the messages that stay inside a node": lambda collective, m, group, per: (
+            _sent(collective, m, len(group)) * (len(group) - _crossings(group, per))
+        ),
+        "twice too much": lambda collective, m, group, per: 2 * between_nodes(collective, m, group, per),
+        "you count one chunk of 1/n per round": lambda collective, m, group, per: (
+            ROUNDS[collective] * m / len(group) * _crossings(group, per)
+        ),
+        "you divide by n twice": lambda collective, m, group, per: (
+            _sent(collective, m, len(group)) / len(group) * _crossings(group, per)
+        ),
+        "the all-reduce is right": lambda collective, m, group, per: (
+            (_sent(collective, m, len(group)) if collective == "all_reduce" else m) * _crossings(group, per)
+        ),
+    },
 )
 
 
@@ -801,21 +649,4 @@ def _judge_placement(answer: Callable[..., Any]) -> float:
     return round(sum(shares) / len(shares), 1)
 
 
-PLACEMENT = Challenge(
-    id="rank-placement",
-    title=Said("challenge: ranks on nodes", "défi : des rangs sur des nœuds"),
-    judge=_judge_placement,
-    target=7.2,
-    unit_en="% of the bytes between nodes",
-    unit_fr="% des octets entre nœuds",
-    praise_en="What sends most stays inside; no other placement of these grids sends less between the nodes.",
-    praise_fr="Ce qui envoie le plus reste dedans ; aucun autre placement de ces grilles n’envoie moins entre les "
-    "nœuds.",
-    hint_en="Which two ranks must not be parted? Begin with them, and ask the same of the groups that you then have.",
-    hint_fr="Quels sont les deux rangs qu’il ne faut surtout pas séparer ? Commencez par eux, puis posez la même "
-    "question aux groupes obtenus.",
-    nearer_en="Begin with one group per rank; unite, again and again, the two groups that exchange most and fit into a "
-    "node together, until as many groups are left as there are nodes.",
-    nearer_fr="Partez d’un groupe par rang ; unissez, tant qu’il en reste trop, les deux groupes qui échangent le plus "
-    "et tiennent ensemble dans un nœud.",
-)
+PLACEMENT = TEXTS.challenge("rank-placement", _judge_placement, target=7.2)

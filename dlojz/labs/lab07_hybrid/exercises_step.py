@@ -13,13 +13,16 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dlojz.config.layout import RankGrid
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
-from dlojz.labs.kit.judges import RANK_CASES, Judge
+from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.judges import RANK_CASES
 from dlojz.labs.kit.rank_judges import OUTPUT, asked_for, gathers, normals
 from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+TEXTS = Texts(__file__)
 
 HIDDEN, WIDTH, SAMPLES = 3, 4, 5
 """Hidden features of one rank, width of the stream, samples of one replica."""
@@ -261,20 +264,14 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
     return None, grads
 
 
-STEP_2D = Exercise(
-    id="hybrid-step",
-    title=Said("one step in two dimensions", "un pas en deux dimensions"),
-    judge=Judge(_held(RIGHT), on_ranks=True, trial=_trial, cases=STEP_CASES, labels=_LABELS, faults=_FAULTS),
-    praise_en="Right on 2 × 2 and on 3 × 1 ranks: the gradients equal those of one process that reads the whole batch.",
-    praise_fr="Exact sur 2 × 2 rangs et sur 3 × 1 : les gradients sont ceux d’un seul processus qui lit tout le batch.",
-    hint_en="For each tensor, ask: which ranks hold a part of the same sum? Terms of one output are on tp; gradients "
-    "of one slice, from other samples, on dp.",
-    hint_fr="Demandez-vous, pour chaque tenseur : quels rangs détiennent une part de la même somme ? Les termes d’une "
-    "même sortie sont sur tp ; les gradients d’une même tranche, issus d’autres échantillons, sur dp.",
-    nearer_en="copy(x * scale, tp) before w1; add_up(h @ w2.T, tp), and only then + bias. After backward, for every "
-    "parameter: dp.all_reduce(parameter.grad), then divide by dp.size.",
-    nearer_fr="copy(x * scale, tp) avant w1 ; add_up(h @ w2.T, tp), et seulement ensuite + bias. Après backward, pour "
-    "chaque paramètre : dp.all_reduce(parameter.grad), puis division par dp.size.",
+STEP_2D = TEXTS.exercise(
+    "hybrid-step",
+    _held(RIGHT),
+    on_ranks=True,
+    trial=_trial,
+    cases=STEP_CASES,
+    labels=_LABELS,
+    faults=_FAULTS,
 )
 
 
@@ -338,58 +335,18 @@ def _inspect_ring(answers: list[RankAnswer], size: int) -> None:
         )
 
 
-RING_ATTENTION = Exercise(
-    id="ring-attention",
-    title=Said("attention round a ring", "l’attention en anneau"),
-    judge=Judge(
-        _attended(),
-        on_ranks=True,
-        trial=_ring_trial,
-        cases=RANK_CASES,
-        inspect=_inspect_ring,
-        faults=(
-            Mistake(
-                _attended("own"),
-                "Each rank's queries meet the keys of this rank's tokens alone: pass keys and values on, and go on "
-                "with those that arrive.",
-                "Les requêtes de chaque rang ne voient que les clés de ses propres tokens : faites passer clés et "
-                "valeurs, et continuez avec celles qui arrivent.",
-            ),
-            Mistake(
-                _attended("mean"),
-                "You take the mean of the blocks' outputs; but a block whose exponentials are larger weighs more. Add "
-                "up exp(scores) @ v and the sums of exp(scores) apart, and divide at the end.",
-                "Vous prenez la moyenne des sorties des blocs ; or un bloc dont les exponentielles sont plus grandes "
-                "pèse davantage. Additionnez à part exp(scores) @ v et les sommes de exp(scores), et divisez à la fin.",
-            ),
-            Mistake(
-                _attended("sum"),
-                "You add up the outputs of the blocks, each divided by its own sum: divide once, at the end, by the "
-                "sum over all blocks.",
-                "Vous additionnez les sorties des blocs, chacune divisée par sa propre somme : divisez une fois, à la "
-                "fin, par la somme sur tous les blocs.",
-            ),
-            Mistake(
-                _attended("not divided"),
-                "The outputs are not divided by the sum of the exponentials over all blocks.",
-                "Les sorties ne sont pas divisées par la somme des exponentielles sur tous les blocs.",
-            ),
-            Mistake(
-                _attended("no root"),
-                "The scores are not divided by the root of H, the width of a head.",
-                "Les scores ne sont pas divisés par la racine de H, la largeur d’une tête.",
-            ),
-        ),
-    ),
-    praise_en="Right on 2, 3 and 4 ranks: no rank has held more than one other rank's keys and values at a time.",
-    praise_fr="Exact sur 2, 3 et 4 rangs : aucun rang n’a détenu à la fois plus de clés et de valeurs que celles d’un "
-    "autre.",
-    hint_en="Softmax is a quotient. Which two sums over the keys does it need, and can each be built up block by "
-    "block?",
-    hint_fr="Le softmax est un quotient. De quelles deux sommes sur les clés a-t-il besoin, et chacune peut-elle se "
-    "construire bloc par bloc ?",
-    nearer_en="In each round: exp(q kᵀ / √H); add its product with v to one sum, and its sum over the keys to another. "
-    "Pass k and v on, except in the last round. Divide at the end.",
-    nearer_fr="À chaque tour : exp(q kᵀ / √H) ; ajoutez son produit avec v à une somme, et sa somme sur les clés à une "
-    "autre. Faites passer k et v, sauf au dernier tour. Divisez à la fin.",
+RING_ATTENTION = TEXTS.exercise(
+    "ring-attention",
+    _attended(),
+    on_ranks=True,
+    trial=_ring_trial,
+    cases=RANK_CASES,
+    inspect=_inspect_ring,
+    faults={
+        "each rank's queries meet the keys of this rank's": _attended("own"),
+        "you take the mean of the blocks' outputs": _attended("mean"),
+        "you add up the outputs of the blocks": _attended("sum"),
+        "the outputs are not divided by the sum of": _attended("not divided"),
+        "the scores are not divided by the root of": _attended("no root"),
+    },
 )

@@ -17,11 +17,14 @@ from typing import Any
 import numpy as np
 
 from dlojz.base.language import say, shortest, significant
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
-from dlojz.labs.kit.judges import Case, Judge, refuse_nothing, shown
+from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.judges import Case, refuse_nothing, shown
 from dlojz.planner.alpa.graph import ELEMENT_BYTES
 from dlojz.planner.alpa.inter_operator import PipelinePlan, StageOption, pipeline
 from dlojz.planner.alpa.mesh import DeviceMesh, ShardingSpec, resharding_cost
+
+TEXTS = Texts(__file__)
 
 TimeOf = Callable[[int, int, int], float]
 """Seconds of a stage for one micro-batch: first layer, last layer (included), GPUs."""
@@ -294,31 +297,14 @@ _STAGE_WAYS = (
     ),
 )
 
-STAGES = Exercise(
-    id="pipeline-stages",
-    title=Said("stages by dynamic programming", "des étages par programmation dynamique"),
-    judge=Judge(
-        shortest_step,
-        cases=_cases,
-        parts=(Said("the step", "la durée du pas"),),
-        told=_told,
-        mistakes=_STAGE_WAYS,
-        tolerance=1e-6,
-    ),
-    praise_en="Right in the six known cases and in four others: this is Alpa's outer level, in a dozen lines.",
-    praise_fr="Exact dans les six cas connus et dans quatre autres : c’est le niveau externe d’Alpa, en une douzaine "
-    "de lignes.",
-    hint_en="First fix t_max. What is the least sum of stages, none slower than t_max, for the layers from `first` on "
-    "with `left` GPUs? It is made of a first stage and of the same question, smaller.",
-    hint_fr="Fixez d’abord t_max. Quelle est la plus petite somme d’étages, aucun n’étant plus lent que t_max, pour "
-    "les couches à partir de `first`, avec `left` GPU ? Elle se compose d’un premier étage et de la même question, en "
-    "plus petit.",
-    nearer_en="least(first, left) = min over last ≥ first and n in 1, 2, 4, … ≤ left of time_of(first, last, n) + "
-    "least(last + 1, left − n), for the times ≤ t_max; least(layers, 0) = 0, else infinite. Then the least of least(0, "
-    "gpus) + (micro_batches − 1) · t_max over all t_max that time_of can give. lru_cache helps.",
-    nearer_fr="least(first, left) = min, pour last ≥ first et n parmi 1, 2, 4, … ≤ left, de time_of(first, last, n) + "
-    "least(last + 1, left − n), pour les durées ≤ t_max ; least(layers, 0) = 0, sinon infini. Puis le minimum de "
-    "least(0, gpus) + (micro_batches − 1) · t_max sur tous les t_max que time_of peut donner. lru_cache est utile.",
+STAGES = TEXTS.exercise(
+    "pipeline-stages",
+    shortest_step,
+    cases=_cases,
+    parts=(Said("the step", "la durée du pas"),),
+    told=_told,
+    mistakes=_STAGE_WAYS,
+    tolerance=1e-6,
 )
 
 
@@ -621,20 +607,8 @@ def _untied(v: int, layer: int, k: int, total: str, chosen: str) -> Said:
     )
 
 
-PROGRAMME = Exercise(
-    id="sharding-programme",
-    title=Said("the choice of strategies as a linear programme", "le choix des stratégies en programme linéaire"),
-    judge=Judge(cases=_chains, trial=_check_programme),
-    praise_en="Right: every choice is allowed, at its true cost, and no solution is cheaper. This is Alpa's inner "
-    "level.",
-    praise_fr="Exact : chaque choix est permis, à son vrai coût, et aucune solution n’est moins chère. C’est le niveau "
-    "interne d’Alpa.",
-    hint_en="Three kinds of equations. Each layer takes one strategy; and for each strategy k of layer v, the pairs "
-    "e[v, k, …] are as many as s[v, k]. What is the third?",
-    hint_fr="Trois sortes d’équations. Chaque couche prend une stratégie ; et pour chaque stratégie k de la couche v, "
-    "il y a autant de paires e[v, k, …] que vaut s[v, k]. Quelle est la troisième ?",
-    nearer_en="Σ_k s[v, k] = 1; Σ_j e[v, k, j] − s[v, k] = 0 for each k; Σ_k e[v, k, j] − s[v + 1, j] = 0 for each j. "
-    "The objective has costs[v][k] for s[v, k], resharding[v][k][j] for e[v, k, j].",
-    nearer_fr="Σ_k s[v, k] = 1 ; Σ_j e[v, k, j] − s[v, k] = 0 pour chaque k ; Σ_k e[v, k, j] − s[v + 1, j] = 0 pour "
-    "chaque j. L’objectif donne costs[v][k] à s[v, k] et resharding[v][k][j] à e[v, k, j].",
+PROGRAMME = TEXTS.exercise(
+    "sharding-programme",
+    cases=_chains,
+    trial=_check_programme,
 )

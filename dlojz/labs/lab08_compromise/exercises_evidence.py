@@ -11,8 +11,11 @@ from typing import Any, Final
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, say, shortest, significant
 from dlojz.cost_model.step import SECONDS_PER_DAY
-from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, Said, Wrong
-from dlojz.labs.kit.judges import Case, Judge, Numbers
+from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
+from dlojz.labs.kit.judges import Case, Numbers
+
+TEXTS = Texts(__file__)
 
 MODEL_OPERATIONS: Final = 6
 """Per parameter and token: 2 in forward, 4 in backward."""
@@ -63,88 +66,70 @@ def _training_told(case: Case) -> str:
     )
 
 
-SHARES = Exercise(
-    id="shares-of-peak",
-    title=Said("the share of the peak", "la part de la crête"),
-    judge=Judge(
-        shares_of_peak,
-        cases=_trainings,
-        parts=(Said("the MFU", "la MFU"), Said("the HFU", "la HFU")),
-        told=_training_told,
-        mistakes=(
-            _share(
-                0,
-                lambda recompute: RECOMPUTED if recompute else MODEL_OPERATIONS,
-                "Your MFU counts recomputation: the model asks for 6 operations per parameter and token, however they "
-                "are computed.",
-                "Votre MFU compte le recalcul : le modèle demande 6 opérations par paramètre et par token, quelle que "
-                "soit la façon de les calculer.",
-            ),
-            _share(
-                0,
-                lambda recompute: RECOMPUTED,
-                "Your MFU takes 8 operations per parameter and token: recomputation is no work that the model asks "
-                "for; take 6.",
-                "Votre MFU prend 8 opérations par paramètre et par token : le recalcul n’est pas un travail que "
-                "demande le modèle ; prenez 6.",
-            ),
-            _share(
-                0,
-                lambda recompute: 2,
-                "You count the forward alone, 2 operations: the backward takes 4 more.",
-                "Vous ne comptez que la passe avant, 2 opérations : la passe arrière en prend 4 de plus.",
-            ),
-            _share(
-                0,
-                lambda recompute: 4,
-                "You count the backward alone, 4 operations: the forward takes 2 more.",
-                "Vous ne comptez que la passe arrière, 4 opérations : la passe avant en prend 2 de plus.",
-            ),
-            Mistake(
-                lambda parameters, tokens_per_s, gpus, peak, recompute: 6 * parameters * tokens_per_s / peak,
-                "You divide by the peak of one GPU: tokens_per_s is the rate of all of them, so divide by the sum of "
-                "their peaks.",
-                "Vous divisez par la crête d’un seul GPU : tokens_per_s est le débit de tous ; divisez par la somme "
-                "de leurs crêtes.",
-                part=0,
-            ),
-            _share(
-                0,
-                lambda recompute: 600,
-                "Your MFU is in per cent: return a share between 0 and 1.",
-                "Votre MFU est en pour cent : renvoyez une part entre 0 et 1.",
-            ),
-            _share(
-                1,
-                lambda recompute: MODEL_OPERATIONS,
-                "Your HFU leaves recomputation out: the second forward is computed too, 8 operations.",
-                "Votre HFU oublie le recalcul : la seconde passe avant est calculée aussi, soit 8 opérations.",
-            ),
-            _share(
-                1,
-                lambda recompute: RECOMPUTED,
-                "Your HFU always takes 8 operations: without recomputation there are 6.",
-                "Votre HFU prend toujours 8 opérations : sans recalcul, il y en a 6.",
-            ),
-            _share(
-                1,
-                lambda recompute: 12 if recompute else 6,
-                "Recomputation repeats the forward only, 2 operations more: 8, not 12.",
-                "Le recalcul ne refait que la passe avant, 2 opérations de plus : 8, et non 12.",
-            ),
+SHARES = TEXTS.exercise(
+    "shares-of-peak",
+    shares_of_peak,
+    cases=_trainings,
+    parts=(Said("the MFU", "la MFU"), Said("the HFU", "la HFU")),
+    told=_training_told,
+    mistakes={
+        "share 0 lambda recompute recomputed if recompute": _share(
+            0,
+            lambda recompute: RECOMPUTED if recompute else MODEL_OPERATIONS,
+            "Your MFU counts recomputation: the model asks for 6 operations per parameter and token, however they "
+            "are computed.",
+            "Votre MFU compte le recalcul : le modèle demande 6 opérations par paramètre et par token, quelle que "
+            "soit la façon de les calculer.",
         ),
-        tolerance=1e-6,
-    ),
-    praise_en="Right: the same rate, once as the model sees it, once as the hardware does.",
-    praise_fr="Exact : le même débit, vu par le modèle puis par le matériel.",
-    hint_en="Operations per second over the peak of all GPUs. Which operations does the model ask for, and which does "
-    "recomputation add?",
-    hint_fr="Des opérations par seconde, rapportées à la crête de tous les GPU. Lesquelles le modèle demande-t-il, et "
-    "lesquelles le recalcul ajoute-t-il ?",
-    nearer_en="Parameters · tokens_per_s · 6 over gpus · peak_flops is the MFU; the HFU has 8 in place of 6 where the "
-    "forward is computed twice.",
-    nearer_fr="Paramètres · tokens_per_s · 6 sur gpus · peak_flops, c’est la MFU ; la HFU a 8 au lieu de 6 si la passe "
-    "avant est calculée deux fois.",
+        "share 0 lambda recompute recomputed your mfu": _share(
+            0,
+            lambda recompute: RECOMPUTED,
+            "Your MFU takes 8 operations per parameter and token: recomputation is no work that the model asks "
+            "for; take 6.",
+            "Votre MFU prend 8 opérations par paramètre et par token : le recalcul n’est pas un travail que "
+            "demande le modèle ; prenez 6.",
+        ),
+        "share 0 lambda recompute 2 you count": _share(
+            0,
+            lambda recompute: 2,
+            "You count the forward alone, 2 operations: the backward takes 4 more.",
+            "Vous ne comptez que la passe avant, 2 opérations : la passe arrière en prend 4 de plus.",
+        ),
+        "share 0 lambda recompute 4 you count": _share(
+            0,
+            lambda recompute: 4,
+            "You count the backward alone, 4 operations: the forward takes 2 more.",
+            "Vous ne comptez que la passe arrière, 4 opérations : la passe avant en prend 2 de plus.",
+        ),
+        "you divide by the peak of one GPU": MistakeWay(
+            lambda parameters, tokens_per_s, gpus, peak, recompute: 6 * parameters * tokens_per_s / peak, part=0
+        ),
+        "share 0 lambda recompute 600 your mfu": _share(
+            0,
+            lambda recompute: 600,
+            "Your MFU is in per cent: return a share between 0 and 1.",
+            "Votre MFU est en pour cent : renvoyez une part entre 0 et 1.",
+        ),
+        "share 1 lambda recompute model operations your": _share(
+            1,
+            lambda recompute: MODEL_OPERATIONS,
+            "Your HFU leaves recomputation out: the second forward is computed too, 8 operations.",
+            "Votre HFU oublie le recalcul : la seconde passe avant est calculée aussi, soit 8 opérations.",
+        ),
+        "share 1 lambda recompute recomputed your hfu": _share(
+            1,
+            lambda recompute: RECOMPUTED,
+            "Your HFU always takes 8 operations: without recomputation there are 6.",
+            "Votre HFU prend toujours 8 opérations : sans recalcul, il y en a 6.",
+        ),
+        "share 1 lambda recompute 12 if recompute": _share(
+            1,
+            lambda recompute: 12 if recompute else 6,
+            "Recomputation repeats the forward only, 2 operations more: 8, not 12.",
+            "Le recalcul ne refait que la passe avant, 2 opérations de plus : 8, et non 12.",
+        ),
+    },
+    tolerance=1e-6,
 )
 
 
@@ -208,153 +193,99 @@ _UNPAIRED = (
     "tour : prenez d’abord le rapport dans chaque tour, puis la médiane.",
 )
 
-PAIRED = Exercise(
-    id="paired-rounds",
-    title=Said("is the first really faster?", "la première est-elle vraiment plus rapide ?"),
-    judge=Judge(
-        compare_rounds,
-        cases=_rounds,
-        parts=(Said("the ratio", "le rapport"), Said("p", "p")),
-        told=_told_rounds,
-        mistakes=(
-            Mistake(
-                lambda first, second: statistics.median([a / b for a, b in zip(first, second, strict=True)]),
-                "Your ratio is the other way round: second over first, above 1 where the first is faster.",
-                "Votre rapport est à l’envers : seconde sur première, plus grand que 1 si la première est la plus "
-                "rapide.",
-                part=0,
-            ),
-            _ratio(
-                statistics.median, f"Your ratio of medians {_UNPAIRED[0]}", f"Votre rapport de médianes {_UNPAIRED[1]}"
-            ),
-            _ratio(
-                statistics.fmean, f"Your ratio of means {_UNPAIRED[0]}", f"Votre rapport de moyennes {_UNPAIRED[1]}"
-            ),
-            _ratio(min, f"Your ratio of the best times {_UNPAIRED[0]}", f"Votre rapport des minima {_UNPAIRED[1]}"),
-            Mistake(
-                lambda first, second: statistics.fmean([b / a for a, b in zip(first, second, strict=True)]),
-                "You take the mean of the ratios: one disturbed round moves it as far as it will; take the median.",
-                "Vous prenez la moyenne des rapports : un seul tour perturbé la déplace à son gré ; prenez la médiane.",
-                part=0,
-            ),
-            Mistake(
-                lambda first, second: _tail(*_wins(first, second)),
-                "Your p is one-sided: you did not know beforehand which would win, so count both sides (and at most "
-                "1).",
-                "Votre p est unilatéral : vous ne saviez pas d’avance laquelle gagnerait ; comptez les deux côtés (et "
-                "1 au plus).",
-                part=1,
-            ),
-            Mistake(
-                lambda first, second: 2 * _tail(*_wins(first, second)),
-                "A probability is at most 1: where both win equally often, the two sides overlap.",
-                "Une probabilité vaut 1 au plus : quand les deux gagnent aussi souvent, les deux côtés se recouvrent.",
-                part=1,
-            ),
-            Mistake(
-                lambda first, second: min(1.0, 2 * _tail(_wins(first, second)[0], len(first))),
-                "You count ties among the rounds: a tie speaks for neither, leave it out.",
-                "Vous comptez les ex æquo parmi les tours : un ex æquo ne parle pour aucune, laissez-le de côté.",
-                part=1,
-            ),
-            Mistake(
-                lambda first, second: min(
-                    1.0, 2 * math.comb(*reversed(_wins(first, second))) / 2 ** _wins(first, second)[1]
-                ),
-                "You take the probability of exactly so many wins; the question is about so many or more.",
-                "Vous prenez la probabilité d’exactement autant de victoires ; il s’agit d’autant ou plus.",
-                part=1,
-            ),
-            Mistake(
-                lambda first, second: 1 - min(1.0, 2 * _tail(*_wins(first, second))),
-                "You return 1 − p: p is small where chance alone would rarely win so often.",
-                "Vous renvoyez 1 − p : p est petit quand le hasard seul gagnerait rarement aussi souvent.",
-                part=1,
-            ),
-            *(
-                Mistake(lambda first, second, p=p: p(*_wins(first, second)), en, fr, part=1)
-                for p, en, fr in (
-                    (
-                        lambda most, n: most / n,
-                        "You give the share of the rounds won: p is how likely a coin makes one at least as large.",
-                        "Vous donnez la part des tours gagnés : p dit à quelle fréquence une pièce en fait une au "
-                        "moins aussi grande.",
-                    ),
-                    (
-                        lambda most, n: 0.5**most,
-                        "That is how likely as many tosses in a row come down alike: count all results at least as "
-                        "one-sided.",
-                        "C’est la probabilité d’autant de lancers identiques à la suite : comptez tous les résultats "
-                        "au moins aussi "
-                        "déséquilibrés.",
-                    ),
-                    (
-                        lambda most, n: 2 * 0.5**n,
-                        "That is how likely one wins every round: count all results at least as one-sided as yours.",
-                        "C’est la probabilité que l’un gagne tous les tours : comptez tous les résultats au moins "
-                        "aussi déséquilibrés "
-                        "que le vôtre.",
-                    ),
-                    (
-                        lambda most, n: min(1.0, 2 * _tail(most + 1, n)),
-                        "You count only results that are more one-sided: at least as one-sided, so from as many wins "
-                        "on.",
-                        "Vous ne comptez que les résultats plus déséquilibrés : au moins aussi déséquilibrés, donc à "
-                        "partir d’autant "
-                        "de victoires.",
-                    ),
-                )
-            ),
-            *(
-                Mistake(
-                    lambda first, second, sign=sign: _one_way(first, second, sign),
-                    "Your p is one-sided: a result as one-sided the other way counts as well.",
-                    "Votre p ne regarde qu’un côté : un résultat aussi déséquilibré dans l’autre sens compte aussi.",
-                    part=1,
-                )
-                for sign in (1, -1)
-            ),
-            Mistake(
-                lambda first, second: statistics.median([b - a for a, b in zip(first, second, strict=True)]),
-                "You take differences in seconds: divide round by round, second / first.",
-                "Vous prenez des différences en secondes : divisez tour par tour, second / first.",
-                part=0,
-            ),
-            Mistake(
-                lambda first, second: statistics.geometric_mean([b / a for a, b in zip(first, second, strict=True)]),
-                "You take the geometric mean of the ratios: their median is asked for, which one bad round does not "
-                "move.",
-                "Vous prenez la moyenne géométrique des rapports : on demande leur médiane, qu’un mauvais tour ne "
-                "déplace pas.",
-                part=0,
-            ),
-            Mistake(
-                lambda first, second: sorted(b / a for a, b in zip(first, second, strict=True))[len(first) // 2],
-                "With an even number of rounds the median is the mean of the two in the middle: statistics.median.",
-                "Avec un nombre pair de tours, la médiane est la moyenne des deux du milieu : statistics.median.",
-                part=0,
-            ),
-            Mistake(
-                lambda first, second: statistics.median(
-                    [b / a for a, b in zip(sorted(first), sorted(second), strict=True)]
-                ),
-                "You sort each list: the n-th of each come from the same round, and must stay together.",
-                "Vous triez chaque liste : les n-ièmes des deux viennent du même tour, et doivent rester ensemble.",
-                part=0,
-            ),
+PAIRED = TEXTS.exercise(
+    "paired-rounds",
+    compare_rounds,
+    cases=_rounds,
+    parts=(Said("the ratio", "le rapport"), Said("p", "p")),
+    told=_told_rounds,
+    mistakes={
+        "your ratio is the other way round": MistakeWay(
+            lambda first, second: statistics.median([a / b for a, b in zip(first, second, strict=True)]), part=0
         ),
-        tolerance=1e-6,
-    ),
-    praise_en="Right: the ratio does not depend on the load of the machine, and p says how far to trust its sign.",
-    praise_fr="Exact : le rapport ne dépend pas de la charge de la machine, et p dit à quel point se fier à son signe.",
-    hint_en="Go round by round: in each, one of the two wins. How often would a coin, tossed once per round, come down "
-    "at least as one-sided?",
-    hint_fr="Allez tour par tour : à chacun, l’une des deux gagne. À quelle fréquence une pièce, lancée une fois par "
-    "tour, tomberait-elle au moins aussi souvent du même côté ?",
-    nearer_en="n = rounds that are no tie, w = the larger number of wins: p = min(1, 2 · Σ_{k ≥ w} math.comb(n, k) / "
-    "2ⁿ). The ratio is statistics.median of second / first.",
-    nearer_fr="n = tours sans ex æquo, w = le plus grand nombre de victoires : p = min(1, 2 · Σ_{k ≥ w} math.comb(n, "
-    "k) / 2ⁿ). Le rapport est statistics.median de seconde / première.",
+        "ratio statistics median f your ratio of": _ratio(
+            statistics.median, f"Your ratio of medians {_UNPAIRED[0]}", f"Votre rapport de médianes {_UNPAIRED[1]}"
+        ),
+        "ratio statistics fmean f your ratio of": _ratio(
+            statistics.fmean, f"Your ratio of means {_UNPAIRED[0]}", f"Votre rapport de moyennes {_UNPAIRED[1]}"
+        ),
+        "ratio min f your ratio of the": _ratio(
+            min, f"Your ratio of the best times {_UNPAIRED[0]}", f"Votre rapport des minima {_UNPAIRED[1]}"
+        ),
+        "you take the mean of the ratios": MistakeWay(
+            lambda first, second: statistics.fmean([b / a for a, b in zip(first, second, strict=True)]), part=0
+        ),
+        "your p is one-sided": MistakeWay(lambda first, second: _tail(*_wins(first, second)), part=1),
+        "A probability is at most 1": MistakeWay(lambda first, second: 2 * _tail(*_wins(first, second)), part=1),
+        "you count ties among the rounds": MistakeWay(
+            lambda first, second: min(1.0, 2 * _tail(_wins(first, second)[0], len(first))), part=1
+        ),
+        "you take the probability of exactly so many wins": MistakeWay(
+            lambda first, second: min(
+                1.0, 2 * math.comb(*reversed(_wins(first, second))) / 2 ** _wins(first, second)[1]
+            ),
+            part=1,
+        ),
+        "you return 1 − p": MistakeWay(lambda first, second: 1 - min(1.0, 2 * _tail(*_wins(first, second))), part=1),
+        "mistake lambda first second p p p": tuple(
+            Mistake(lambda first, second, p=p: p(*_wins(first, second)), en, fr, part=1)
+            for p, en, fr in (
+                (
+                    lambda most, n: most / n,
+                    "You give the share of the rounds won: p is how likely a coin makes one at least as large.",
+                    "Vous donnez la part des tours gagnés : p dit à quelle fréquence une pièce en fait une au "
+                    "moins aussi grande.",
+                ),
+                (
+                    lambda most, n: 0.5**most,
+                    "That is how likely as many tosses in a row come down alike: count all results at least as "
+                    "one-sided.",
+                    "C’est la probabilité d’autant de lancers identiques à la suite : comptez tous les résultats "
+                    "au moins aussi "
+                    "déséquilibrés.",
+                ),
+                (
+                    lambda most, n: 2 * 0.5**n,
+                    "That is how likely one wins every round: count all results at least as one-sided as yours.",
+                    "C’est la probabilité que l’un gagne tous les tours : comptez tous les résultats au moins "
+                    "aussi déséquilibrés "
+                    "que le vôtre.",
+                ),
+                (
+                    lambda most, n: min(1.0, 2 * _tail(most + 1, n)),
+                    "You count only results that are more one-sided: at least as one-sided, so from as many wins on.",
+                    "Vous ne comptez que les résultats plus déséquilibrés : au moins aussi déséquilibrés, donc à "
+                    "partir d’autant "
+                    "de victoires.",
+                ),
+            )
+        ),
+        "mistake lambda first second sign sign one": tuple(
+            Mistake(
+                lambda first, second, sign=sign: _one_way(first, second, sign),
+                "Your p is one-sided: a result as one-sided the other way counts as well.",
+                "Votre p ne regarde qu’un côté : un résultat aussi déséquilibré dans l’autre sens compte aussi.",
+                part=1,
+            )
+            for sign in (1, -1)
+        ),
+        "you take differences in seconds": MistakeWay(
+            lambda first, second: statistics.median([b - a for a, b in zip(first, second, strict=True)]), part=0
+        ),
+        "you take the geometric mean of the ratios": MistakeWay(
+            lambda first, second: statistics.geometric_mean([b / a for a, b in zip(first, second, strict=True)]), part=0
+        ),
+        "with an even number of rounds the median is": MistakeWay(
+            lambda first, second: sorted(b / a for a, b in zip(first, second, strict=True))[len(first) // 2], part=0
+        ),
+        "you sort each list": MistakeWay(
+            lambda first, second: statistics.median(
+                [b / a for a, b in zip(sorted(first), sorted(second), strict=True)]
+            ),
+            part=0,
+        ),
+    },
+    tolerance=1e-6,
 )
 
 
@@ -408,20 +339,4 @@ def _fewest(answer: Callable[..., Any]) -> float:
     return float(total)
 
 
-FEWEST_GPUS = Challenge(
-    id="fewest-gpus",
-    title=Said("challenge: the fewest GPUs", "défi : le moins de GPU"),
-    judge=_fewest,
-    target=80,
-    unit_en="GPUs for the three deadlines",
-    unit_fr="GPU pour les trois échéances",
-    praise_en="No layout of the planner keeps all three deadlines with fewer.",
-    praise_fr="Aucune configuration du planificateur ne tient les trois échéances avec moins.",
-    hint_en="A number of GPUs need not be a power of two. And which layout is the fastest for each number?",
-    hint_fr="Un nombre de GPU n’est pas forcément une puissance de deux. Et quelle est la configuration la plus rapide "
-    "pour chaque nombre ?",
-    nearer_en="The formula of section 1 tells from which number on it can be in time at all. From there on, node by "
-    "node: choose() of a plan, without arguments, gives its fastest layout.",
-    nearer_fr="La formule de la section 1 dit à partir de quel nombre le délai est possible. Ensuite, nœud par nœud : "
-    "choose() d’un plan, sans argument, donne sa configuration la plus rapide.",
-)
+FEWEST_GPUS = TEXTS.challenge("fewest-gpus", _fewest, target=80)

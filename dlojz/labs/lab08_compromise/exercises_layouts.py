@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlojz.base.language import say, significant
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
-from dlojz.labs.kit.judges import Case, Judge, Numbers, part_by_part, refuse_nothing, shown
+from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.judges import Case, Numbers, part_by_part, refuse_nothing, shown
 from dlojz.planner.space import PlannedLayout
+
+TEXTS = Texts(__file__)
 
 WEIGHT_BYTES, MEMORY_GRADIENT_BYTES, OPTIMIZER_BYTES = 2, 4, 12
 """Per parameter: bf16; fp32, in which gradients are accumulated; fp32 master copy and Adam's two moments."""
@@ -158,98 +161,82 @@ def _flight(count: Any, english: str, french: str) -> Mistake:
     return Mistake(lambda layout, stage, parameters, kept: kept * count(layout, stage), english, french, part=3)
 
 
-RANK_BYTES = Exercise(
-    id="rank-bytes",
-    title=Said("the bytes of a rank", "les octets d’un rang"),
-    judge=Judge(
-        rank_bytes,
-        cases=_cases,
-        parts=(
-            Said("weights", "les poids"),
-            Said("gradients", "les gradients"),
-            Said("optimizer", "l’optimiseur"),
-            Said("activations", "les activations"),
-        ),
-        told=_memory_told,
-        mistakes=(
-            *(mistake for part in range(3) for mistake in _states(part)),
-            _flight(
-                lambda layout, stage: layout.micro_batches,
-                "You keep all micro-batches of a step, as GPipe does; with 1F1B a stage gives them back one by one, "
-                "and keeps as many as there are stages from itself to the end.",
-                "Vous gardez tous les micro-batches du pas, comme GPipe ; avec 1F1B, un étage les rend un à un et n’en "
-                "garde jamais plus qu’il ne reste d’étages jusqu’à la fin, lui compris.",
-            ),
-            _flight(
-                lambda layout, stage: min(layout.pp, layout.micro_batches),
-                "You let every stage keep as much as the first: the nearer to the end, the sooner the gradient comes "
-                "back.",
-                "Vous faites garder à chaque étage autant qu’au premier : plus on est près de la fin, plus vite "
-                "revient le gradient.",
-            ),
-            _flight(
-                lambda layout, stage: min(stage + 1, layout.micro_batches),
-                "You count from the wrong end: the first stage waits longest for its gradients, and keeps most.",
-                "Vous comptez depuis le mauvais bout : c’est le premier étage qui attend le plus longtemps ses "
-                "gradients, et qui garde le plus.",
-            ),
-            _flight(
-                lambda layout, stage: min(layout.pp - stage - 1, layout.micro_batches),
-                "One micro-batch too few: the last stage, too, keeps the one that it is computing.",
-                "Il manque un micro-batch : même le dernier étage garde celui qu’il est en train de calculer.",
-            ),
-            _flight(
-                lambda layout, stage: layout.pp - stage,
-                "Right as long as there are enough micro-batches; a step that has fewer than pp − stage cannot keep "
-                "more than it has.",
-                "C’est juste tant qu’il y a assez de micro-batches ; un pas qui en a moins de pp − stage ne peut pas "
-                "en garder plus qu’il n’en a.",
-            ),
-            _flight(
-                lambda layout, stage: 1,
-                "You keep a single micro-batch; under 1F1B several are under way at once.",
-                "Vous ne gardez qu’un micro-batch ; avec 1F1B, plusieurs sont en cours à la fois.",
-            ),
-            _flight(
-                lambda layout, stage: min(layout.pp - stage, layout.micro_batches) / layout.tp,
-                "micro_batch_bytes is already what one rank keeps: do not divide it by tp again.",
-                "micro_batch_bytes est déjà ce que garde un seul rang : ne le divisez pas encore par tp.",
-            ),
-            _flight(
-                lambda layout, stage: max(layout.pp - stage, layout.micro_batches),
-                "You take the larger of the two numbers: a stage cannot keep more micro-batches than either allows, "
-                "so min.",
-                "Vous prenez le plus grand des deux nombres : un étage ne peut garder plus de micro-batches que ne le "
-                "permet chacun, "
-                "donc min.",
-            ),
-            _flight(
-                lambda layout, stage: min(layout.pp - stage + 1, layout.micro_batches),
-                "One micro-batch too many: the last stage keeps one, the first pp.",
-                "Un micro-batch de trop : le dernier étage en garde un, le premier pp.",
-            ),
-            _flight(
-                lambda layout, stage: layout.micro_batches / layout.dp,
-                "You divide the micro-batches by dp: they are those of one replica already, and 1F1B keeps pp − stage "
-                "at most.",
-                "Vous divisez les micro-batches par dp : ce sont déjà ceux d’une réplique, et 1F1B en garde pp − "
-                "stage au plus.",
-            ),
-        ),
-        tolerance=1e-6,
+RANK_BYTES = TEXTS.exercise(
+    "rank-bytes",
+    rank_bytes,
+    cases=_cases,
+    parts=(
+        Said("weights", "les poids"),
+        Said("gradients", "les gradients"),
+        Said("optimizer", "l’optimiseur"),
+        Said("activations", "les activations"),
     ),
-    praise_en="Right: the states depend on the ZeRO stage, the activations on the place in the pipeline. The first "
-    "stage decides whether a layout fits.",
-    praise_fr="Exact : les états dépendent du niveau de ZeRO, les activations de la place dans le pipeline. C’est le "
-    "premier étage qui décide si une configuration tient.",
-    hint_en="Four products. Which of 2, 4 and 12 bytes per parameter does each ZeRO stage divide by dp? And how many "
-    "micro-batches has stage `stage` begun when its first gradient comes back?",
-    hint_fr="Quatre produits. Lesquels des 2, 4 et 12 octets par paramètre chaque niveau de ZeRO divise-t-il par dp ? "
-    "Et combien de micro-batches l’étage `stage` a-t-il commencés quand lui revient son premier gradient ?",
-    nearer_en="With own = parameters / layout.tp: 2·own (÷ dp if zero ≥ 3), 4·own (÷ dp if zero ≥ 2), 12·own (÷ dp if "
-    "zero ≥ 1), and micro_batch_bytes · min(pp − stage, micro_batches).",
-    nearer_fr="Avec own = parameters / layout.tp : 2·own (÷ dp si zero ≥ 3), 4·own (÷ dp si zero ≥ 2), 12·own (÷ dp si "
-    "zero ≥ 1), et micro_batch_bytes · min(pp − stage, micro_batches).",
+    told=_memory_told,
+    mistakes={
+        "mistake for part in range 3 for": tuple(mistake for part in range(3) for mistake in _states(part)),
+        "flight lambda layout stage layout micro batches": _flight(
+            lambda layout, stage: layout.micro_batches,
+            "You keep all micro-batches of a step, as GPipe does; with 1F1B a stage gives them back one by one, "
+            "and keeps as many as there are stages from itself to the end.",
+            "Vous gardez tous les micro-batches du pas, comme GPipe ; avec 1F1B, un étage les rend un à un et n’en "
+            "garde jamais plus qu’il ne reste d’étages jusqu’à la fin, lui compris.",
+        ),
+        "flight lambda layout stage min layout pp": _flight(
+            lambda layout, stage: min(layout.pp, layout.micro_batches),
+            "You let every stage keep as much as the first: the nearer to the end, the sooner the gradient comes back.",
+            "Vous faites garder à chaque étage autant qu’au premier : plus on est près de la fin, plus vite "
+            "revient le gradient.",
+        ),
+        "flight lambda layout stage min stage 1": _flight(
+            lambda layout, stage: min(stage + 1, layout.micro_batches),
+            "You count from the wrong end: the first stage waits longest for its gradients, and keeps most.",
+            "Vous comptez depuis le mauvais bout : c’est le premier étage qui attend le plus longtemps ses "
+            "gradients, et qui garde le plus.",
+        ),
+        "flight lambda layout stage min layout pp 2": _flight(
+            lambda layout, stage: min(layout.pp - stage - 1, layout.micro_batches),
+            "One micro-batch too few: the last stage, too, keeps the one that it is computing.",
+            "Il manque un micro-batch : même le dernier étage garde celui qu’il est en train de calculer.",
+        ),
+        "flight lambda layout stage layout pp stage": _flight(
+            lambda layout, stage: layout.pp - stage,
+            "Right as long as there are enough micro-batches; a step that has fewer than pp − stage cannot keep "
+            "more than it has.",
+            "C’est juste tant qu’il y a assez de micro-batches ; un pas qui en a moins de pp − stage ne peut pas "
+            "en garder plus qu’il n’en a.",
+        ),
+        "flight lambda layout stage 1 you keep": _flight(
+            lambda layout, stage: 1,
+            "You keep a single micro-batch; under 1F1B several are under way at once.",
+            "Vous ne gardez qu’un micro-batch ; avec 1F1B, plusieurs sont en cours à la fois.",
+        ),
+        "flight lambda layout stage min layout pp 3": _flight(
+            lambda layout, stage: min(layout.pp - stage, layout.micro_batches) / layout.tp,
+            "micro_batch_bytes is already what one rank keeps: do not divide it by tp again.",
+            "micro_batch_bytes est déjà ce que garde un seul rang : ne le divisez pas encore par tp.",
+        ),
+        "flight lambda layout stage max layout pp": _flight(
+            lambda layout, stage: max(layout.pp - stage, layout.micro_batches),
+            "You take the larger of the two numbers: a stage cannot keep more micro-batches than either allows, "
+            "so min.",
+            "Vous prenez le plus grand des deux nombres : un étage ne peut garder plus de micro-batches que ne le "
+            "permet chacun, "
+            "donc min.",
+        ),
+        "flight lambda layout stage min layout pp 4": _flight(
+            lambda layout, stage: min(layout.pp - stage + 1, layout.micro_batches),
+            "One micro-batch too many: the last stage keeps one, the first pp.",
+            "Un micro-batch de trop : le dernier étage en garde un, le premier pp.",
+        ),
+        "flight lambda layout stage layout micro batches 2": _flight(
+            lambda layout, stage: layout.micro_batches / layout.dp,
+            "You divide the micro-batches by dp: they are those of one replica already, and 1F1B keeps pp − stage "
+            "at most.",
+            "Vous divisez les micro-batches par dp : ce sont déjà ceux d’une réplique, et 1F1B en garde pp − "
+            "stage au plus.",
+        ),
+    },
+    tolerance=1e-6,
 )
 
 
@@ -507,34 +494,23 @@ _SHARE = Mistake(
     part=1,
 )
 
-BEST_SPLIT = Exercise(
-    id="best-split",
-    title=Said("bubble or all-reduce?", "la bulle ou l’all-reduce ?"),
-    judge=Judge(
-        best_split,
-        cases=_clusters,
-        parts=(
-            Said("pp", "pp"),
-            Said("the bubble in seconds", "la bulle en secondes"),
-            Said("the all-reduce in seconds", "l’all-reduce en secondes"),
-        ),
-        told=_told_cluster,
-        mistakes=(*_SPLIT_WAYS, *_SPLIT_CHOICES, *part_by_part((*_SPLIT_WAYS, *_SPLIT_CHOICES), 3), _SHARE),
-        tolerance=1e-6,
+BEST_SPLIT = TEXTS.exercise(
+    "best-split",
+    best_split,
+    cases=_clusters,
+    parts=(
+        Said("pp", "pp"),
+        Said("the bubble in seconds", "la bulle en secondes"),
+        Said("the all-reduce in seconds", "l’all-reduce en secondes"),
     ),
-    praise_en="Right for thirty clusters: stages cost bubble, replicas cost all-reduce, and the link decides which is "
-    "cheaper.",
-    praise_fr="Exact pour trente clusters : les étages coûtent en bulle, les répliques en all-reduce, et le lien "
-    "décide du moins cher.",
-    hint_en="For each pp that divides gpus and fits: dp = gpus // pp. How long does a stage take for one micro-batch, "
-    "and how many such times does the last stage wait? How many bytes of gradients does a rank have?",
-    hint_fr="Pour chaque pp qui divise gpus et qui tient : dp = gpus // pp. Combien dure un micro-batch sur un étage, "
-    "et combien de ces durées le dernier étage attend-il ? Combien d’octets de gradients a un rang ?",
-    nearer_en="bubble = (pp − 1) · work_s / pp; all_reduce = 2 (dp − 1)(α + β · 2 · parameters / (pp · dp)); keep the "
-    "pp with the least sum, of those for which dp divides micro_batches and 16 · parameters / pp fits.",
-    nearer_fr="bubble = (pp − 1) · work_s / pp ; all_reduce = 2 (dp − 1)(α + β · 2 · parameters / (pp · dp)) ; gardez "
-    "le pp dont la somme est la plus petite, parmi ceux pour lesquels dp divise micro_batches et 16 · parameters / pp "
-    "tient.",
+    told=_told_cluster,
+    mistakes={
+        "split ways": tuple(_SPLIT_WAYS),
+        "split choices": tuple(_SPLIT_CHOICES),
+        "part by part split ways split choices": tuple(part_by_part((*_SPLIT_WAYS, *_SPLIT_CHOICES), 3)),
+        "share": _SHARE,
+    },
+    tolerance=1e-6,
 )
 
 
@@ -694,20 +670,11 @@ def _other_choice(case: Case, row: LayoutRow, right: LayoutRow) -> Said:
     return Said(f"You choose {row.title}: {said.en}", f"Vous choisissez {row.title} : {said.fr}")
 
 
-CHOOSE = Exercise(
-    id="choose-layout",
-    title=Said("the fastest that can run", "la plus rapide qui puisse tourner"),
-    judge=Judge(choose, cases=_questions, trial=_row_of, mistakes=_CHOICE_WAYS, differs=_other_choice),
-    praise_en="Right on four clusters: you keep the layouts that can run, then compare samples per second.",
-    praise_fr="Exact sur quatre clusters : vous gardez les configurations qui peuvent tourner, puis comparez les "
-    "échantillons par seconde.",
-    hint_en="Filter, then choose. Three things rule a layout out: its ranks are not the GPUs, its tp does not divide "
-    "the heads, its memory is not there. And what is fast: a short step, or many samples per second?",
-    hint_fr="Filtrez, puis choisissez. Trois choses écartent une configuration : ses rangs ne sont pas les GPU, son tp "
-    "ne divise pas les têtes, sa mémoire manque. Et qu’est-ce qui est rapide : un pas court, ou beaucoup "
-    "d’échantillons par seconde ?",
-    nearer_en="able = [one for one in layouts if one.dp * one.tp * one.pp == gpus and heads % one.tp == 0 and "
-    "one.memory_bytes <= capacity_bytes]; then max(able, key=…) with dp · micro_batch · micro_batches ÷ step_s.",
-    nearer_fr="able = [one for one in layouts if one.dp * one.tp * one.pp == gpus and heads % one.tp == 0 and "
-    "one.memory_bytes <= capacity_bytes] ; puis max(able, key=…) avec dp · micro_batch · micro_batches ÷ step_s.",
+CHOOSE = TEXTS.exercise(
+    "choose-layout",
+    choose,
+    cases=_questions,
+    trial=_row_of,
+    mistakes=_CHOICE_WAYS,
+    differs=_other_choice,
 )

@@ -15,13 +15,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from dlojz.base.language import refusal
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
-from dlojz.labs.kit.judges import Judge, normal
+from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.judges import normal
 from dlojz.labs.kit.rank_judges import TENSOR_CASES
 from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+TEXTS = Texts(__file__)
 
 Scale = Callable[["Tensor"], "Tensor"]
 Compressed = Literal["chunk by chunk", "with one scale", "not at all"]
@@ -89,105 +92,40 @@ _CHANGED = Said(
     "Your function writes into `values`, which others read again: leave it as it is, and return a new tensor.",
     "Votre fonction écrit dans `values`, que d’autres relisent : laissez-le tel quel, et renvoyez un nouveau tenseur.",
 )
-COMPRESS_SIGNS = Exercise(
-    id="compress-signs",
-    title=Said("one bit per number", "un bit par nombre"),
-    judge=Judge(
-        compress,
-        trial=_unchanged,
-        cases=_vectors,
-        mistakes=(
+COMPRESS_SIGNS = TEXTS.exercise(
+    "compress-signs",
+    compress,
+    trial=_unchanged,
+    cases=_vectors,
+    mistakes={
+        "where the number is zero you give zero": lambda values: values.sign() * values.abs().mean(),
+        "all is right but for zero": lambda values: -_signs(-values) * values.abs().mean(),
+        "the signs are right": _signs,
+        "the scale is the mean of the numbers": _scaled(lambda values: values.mean()),
+        "your scale is the root mean square": _scaled(lambda values: values.square().mean().sqrt()),
+        "the scale is the largest magnitude": _scaled(lambda values: values.abs().max()),
+        "the scale is the sum of the magnitudes": _scaled(lambda values: values.abs().sum()),
+        "mistake scaled scale your scale is not": tuple(
             Mistake(
-                lambda values: values.sign() * values.abs().mean(),
-                "Where the number is zero you give zero: torch.sign has three results, and one bit has room for two. "
-                "Let zero count as positive: torch.where(values >= 0, 1.0, -1.0).",
-                "Là où le nombre est nul, vous renvoyez zéro : torch.sign a trois résultats, or un bit n’en distingue "
-                "que deux. Comptez zéro comme positif : torch.where(values >= 0, 1.0, -1.0).",
-            ),
-            Mistake(
-                lambda values: -_signs(-values) * values.abs().mean(),
-                "All is right but for zero, which counts as positive here: >= rather than >.",
-                "Tout est juste, sauf pour zéro, qui compte ici comme positif : >= plutôt que >.",
-            ),
-            Mistake(
-                _signs,
-                "The signs are right, but the scale is missing: without it a gradient of 10⁻⁶ and one of 10⁶ say the "
-                "same. Multiply by the mean magnitude.",
-                "Les signes sont justes, mais l’échelle manque : sans elle, un gradient de 10⁻⁶ et un autre de 10⁶ "
-                "disent la même chose. Multipliez par la moyenne des valeurs absolues.",
-            ),
-            Mistake(
-                _scaled(lambda values: values.mean()),
-                "The scale is the mean of the numbers, in which positive and negative ones cancel out: take the mean "
-                "of their magnitudes, values.abs().mean().",
-                "L’échelle est ici la moyenne des nombres, où positifs et négatifs se compensent : prenez celle de "
-                "leurs valeurs absolues, values.abs().mean().",
-            ),
-            Mistake(
-                _scaled(lambda values: values.square().mean().sqrt()),
-                "Your scale is the root mean square: it keeps the norm, as in the paper on 1-bit Adam, but is not the "
-                "nearest to the numbers. Of all c, the one that makes ‖x − c sign(x)‖ smallest is the mean magnitude.",
-                "Votre échelle est la moyenne quadratique : elle conserve la norme, comme dans l’article de 1-bit "
-                "Adam, mais n’est pas la plus proche des nombres. Parmi tous les c, celui qui minimise ‖x − c sign(x)‖ "
-                "est la moyenne des valeurs absolues.",
-            ),
-            Mistake(
-                _scaled(lambda values: values.abs().max()),
-                "The scale is the largest magnitude: almost every number comes out too large. Take the mean one.",
-                "L’échelle est la plus grande valeur absolue : presque tous les nombres en ressortent trop grands. "
-                "Prenez la moyenne.",
-            ),
-            Mistake(
-                _scaled(lambda values: values.abs().sum()),
-                "The scale is the sum of the magnitudes: divide it by how many there are.",
-                "L’échelle est la somme des valeurs absolues : divisez-la par leur nombre.",
-            ),
-            *(
-                Mistake(
-                    _scaled(scale),
-                    "Your scale is not the mean magnitude, values.abs().mean(): of all scales that one makes the "
-                    "error smallest.",
-                    "Votre échelle n’est pas la moyenne des valeurs absolues, values.abs().mean() : de toutes les "
-                    "échelles, c’est "
-                    "elle qui rend l’erreur la plus petite.",
-                )
-                for scale in (
-                    lambda values: values.abs().median(),
-                    lambda values: values.square().mean(),
-                    lambda values: values.std(),
-                    lambda values: values.norm(),
-                )
-            ),
-            Mistake(
-                lambda values: (values >= 0) * values.abs().mean(),
-                "Negative numbers become 0: a bit tells + from −, so torch.where(values >= 0, 1.0, -1.0).",
-                "Les nombres négatifs deviennent 0 : un bit distingue + de −, donc torch.where(values >= 0, 1.0, "
-                "-1.0).",
-            ),
-            Mistake(
-                lambda values: -_signs(values) * values.abs().mean(),
-                "The signs are the other way round.",
-                "Les signes sont inversés.",
-            ),
-            Mistake(
-                lambda values: _signs(values) / values.abs().mean(),
-                "You divide by the scale: multiply.",
-                "Vous divisez par l’échelle : multipliez.",
-            ),
-            Mistake(
-                lambda values: _signs(values) * values.abs(),
-                "Each number keeps its own magnitude, so nothing is compressed: one scale serves the whole vector.",
-                "Chaque nombre garde sa valeur absolue, rien n’est donc compressé : une seule échelle sert tout le "
-                "vecteur.",
-            ),
+                _scaled(scale),
+                "Your scale is not the mean magnitude, values.abs().mean(): of all scales that one makes the "
+                "error smallest.",
+                "Votre échelle n’est pas la moyenne des valeurs absolues, values.abs().mean() : de toutes les "
+                "échelles, c’est "
+                "elle qui rend l’erreur la plus petite.",
+            )
+            for scale in (
+                lambda values: values.abs().median(),
+                lambda values: values.square().mean(),
+                lambda values: values.std(),
+                lambda values: values.norm(),
+            )
         ),
-    ),
-    praise_en="Right: one bit per number in place of 32, and one scale for all.",
-    praise_fr="Exact : un bit par nombre au lieu de 32, et une échelle pour tous.",
-    hint_en="Two parts: a tensor of +1 and −1, and one single number by which it is multiplied.",
-    hint_fr="Deux morceaux : un tenseur de +1 et de −1, et un seul nombre qui le multiplie.",
-    nearer_en="torch.where(condition, 1.0, -1.0) gives the signs, values.abs().mean() the scale.",
-    nearer_fr="torch.where(condition, 1.0, -1.0) donne les signes, values.abs().mean() l’échelle.",
+        "negative numbers become 0": lambda values: (values >= 0) * values.abs().mean(),
+        "the signs are the other way round": lambda values: -_signs(values) * values.abs().mean(),
+        "you divide by the scale": lambda values: _signs(values) / values.abs().mean(),
+        "each number keeps its own magnitude": lambda values: _signs(values) * values.abs(),
+    },
 )
 
 
@@ -196,109 +134,28 @@ def _told(draws: Tensor) -> Tensor:
     return _signs(draws) * draws.abs().mean(1, keepdim=True)
 
 
-SIGN_BIAS = Exercise(
-    id="sign-bias",
-    title=Said("the bias of the signs", "le biais des signes"),
-    judge=Judge(
-        bias,
-        cases=_gradients,
-        mistakes=(
-            Mistake(
-                lambda draws: -bias(draws),
-                "The difference is the other way round: what arrives, less what should have arrived.",
-                "La différence est prise à l’envers : ce qui arrive, moins ce qui aurait dû arriver.",
-            ),
-            Mistake(
-                lambda draws: compress(draws.mean(0)) - draws.mean(0),
-                "You compress the mean. In a training each gradient is compressed as it comes, and the mean is made of "
-                "what arrives: compress row by row, then average.",
-                "Vous compressez la moyenne. Dans un entraînement, chaque gradient est compressé à mesure, et c’est ce "
-                "qui arrive que l’on moyenne : compressez ligne par ligne, puis moyennez.",
-            ),
-            Mistake(
-                lambda draws: compress(draws).mean(0) - draws.mean(0),
-                "You compress all rows together, with one scale: each row is a gradient, and has its own scale.",
-                "Vous compressez toutes les lignes d’un coup, avec une même échelle : chaque ligne est un gradient, et "
-                "a sa propre échelle.",
-            ),
-            Mistake(
-                lambda draws: bias(draws).abs(),
-                "You give the magnitude of the bias; its sign tells which way the weights are pushed: keep it.",
-                "Vous donnez la valeur absolue du biais ; or son signe dit dans quel sens les poids sont poussés : "
-                "gardez-le.",
-            ),
-            Mistake(
-                lambda draws: bias(draws) + draws.mean(0),
-                "That is the mean of what arrives; the bias is what it differs by: take draws.mean(0) away.",
-                "C’est la moyenne de ce qui arrive ; le biais est l’écart avec ce qui devait arriver : retranchez "
-                "draws.mean(0).",
-            ),
-            Mistake(
-                lambda draws: bias(draws).mean(),
-                "One number is left, averaged over the weights too, where biases cancel out: average over the draws "
-                "alone, mean(0).",
-                "Il ne reste qu’un nombre, moyenné aussi sur les poids, où les biais se compensent : ne moyennez que "
-                "sur les tirages, mean(0).",
-            ),
-            Mistake(
-                lambda draws: (_told(draws) - draws).sum(0),
-                "You add the draws up: take their mean.",
-                "Vous additionnez les tirages : prenez leur moyenne.",
-            ),
-            Mistake(
-                lambda draws: _told(draws).median(0).values - draws.median(0).values,
-                "You take medians: the bias is a difference of means.",
-                "Vous prenez des médianes : le biais est une différence de moyennes.",
-            ),
-            Mistake(
-                lambda draws: _told(draws).mean(0) + draws.mean(0),
-                "You add what should have arrived: take it away.",
-                "Vous ajoutez ce qui aurait dû arriver : retranchez-le.",
-            ),
-            Mistake(
-                lambda draws: bias(draws) / draws.mean(0),
-                "You divide by the mean: the difference itself is asked for.",
-                "Vous divisez par la moyenne : on demande la différence elle-même.",
-            ),
-            Mistake(
-                lambda draws: bias(draws).square(),
-                "You square the difference: its sign tells which way the weights are pushed.",
-                "Vous élevez la différence au carré : son signe dit de quel côté les poids sont poussés.",
-            ),
-            Mistake(
-                lambda draws: draws.sign().mean(0) - draws.mean(0),
-                "The scale is missing: each row is compressed by `compress`, signs times its mean magnitude.",
-                "L’échelle manque : chaque ligne est compressée par `compress`, signes fois moyenne de ses valeurs "
-                "absolues.",
-            ),
-            Mistake(
-                lambda draws: (draws.sign() * draws.abs().mean(0)).mean(0) - draws.mean(0),
-                "You take one scale per weight: a gradient, a row, has its own scale, over its weights.",
-                "Vous prenez une échelle par poids : chaque gradient, une ligne, a la sienne, sur tous ses poids.",
-            ),
-            Mistake(
-                lambda draws: 0 * draws.mean(0),
-                "Your bias is 0: nothing has been compressed.",
-                "Votre biais vaut 0 : rien n’a été compressé.",
-            ),
-            Mistake(
-                lambda draws: compress(draws[0]) - draws[0],
-                "You look at the first gradient alone: the mean over all rows is asked for.",
-                "Vous ne regardez que le premier gradient : on demande la moyenne sur toutes les lignes.",
-            ),
-            Mistake(
-                lambda draws: (_told(draws) - draws).mean(1),
-                "You take the mean over the weights: each weight has its own bias, over the draws (dim 0).",
-                "Vous prenez la moyenne sur les poids : chaque poids a son biais, sur les tirages (dim 0).",
-            ),
-        ),
-    ),
-    praise_en="Right: compression is biased, and averaging over more steps does not remove this bias.",
-    praise_fr="Exact : la compression est biaisée, et moyenner sur davantage de pas ne supprime pas ce biais.",
-    hint_en="Compress each row by itself, and look at two means over the rows.",
-    hint_fr="Compressez chaque ligne séparément, et comparez deux moyennes sur les lignes.",
-    nearer_en="torch.stack([compress(row) for row in draws]) has the shape of draws; its mean(0), less draws.mean(0).",
-    nearer_fr="torch.stack([compress(row) for row in draws]) a la forme de draws ; son mean(0), moins draws.mean(0).",
+SIGN_BIAS = TEXTS.exercise(
+    "sign-bias",
+    bias,
+    cases=_gradients,
+    mistakes={
+        "the difference is the other way round": lambda draws: -bias(draws),
+        "you compress the mean": lambda draws: compress(draws.mean(0)) - draws.mean(0),
+        "you compress all rows together": lambda draws: compress(draws).mean(0) - draws.mean(0),
+        "you give the magnitude of the bias": lambda draws: bias(draws).abs(),
+        "that is the mean of what arrives": lambda draws: bias(draws) + draws.mean(0),
+        "one number is left": lambda draws: bias(draws).mean(),
+        "you add the draws up": lambda draws: (_told(draws) - draws).sum(0),
+        "you take medians": lambda draws: _told(draws).median(0).values - draws.median(0).values,
+        "you add what should have arrived": lambda draws: _told(draws).mean(0) + draws.mean(0),
+        "you divide by the mean": lambda draws: bias(draws) / draws.mean(0),
+        "you square the difference": lambda draws: bias(draws).square(),
+        "the scale is missing": lambda draws: draws.sign().mean(0) - draws.mean(0),
+        "you take one scale per weight": lambda draws: (draws.sign() * draws.abs().mean(0)).mean(0) - draws.mean(0),
+        "your bias is 0": lambda draws: 0 * draws.mean(0),
+        "you look at the first gradient alone": lambda draws: compress(draws[0]) - draws[0],
+        "you take the mean over the weights": lambda draws: (_told(draws) - draws).mean(1),
+    },
 )
 
 
@@ -330,121 +187,54 @@ def _ways(message: Callable[[int, int], float], collectives: int = 2) -> Callabl
     return lambda parameters, ranks: collectives * (ranks - 1) * message(parameters, ranks)
 
 
-COMPRESSED_BYTES = Exercise(
-    id="compressed-bytes",
-    title=Said("the bytes of a compressed all-reduce", "les octets d’un all-reduce compressé"),
-    judge=Judge(
-        compressed_bytes,
-        cases=((1_000_003, 4), (12_345, 3), (99_999, 8), (2_049, 2), (48_767, 3), (3_199, 4)),
-        mistakes=(
-            Mistake(
-                _ways(lambda parameters, ranks: _chunk(parameters, ranks) / 8),
-                "The scales are missing: 4 bytes for every 2048 numbers begun.",
-                "Il manque les échelles : 4 octets pour 2048 nombres, tout bloc commencé comptant.",
-            ),
-            Mistake(
-                _ways(lambda parameters, ranks: _chunk(parameters, ranks) / 8 + 4),
-                "You count one scale per message; there is one for every 2048 numbers begun.",
-                "Vous comptez une échelle par message ; il y en a une pour 2048 nombres, tout bloc commencé comptant.",
-            ),
-            Mistake(
-                _ways(lambda parameters, ranks: _message(_chunk(parameters, ranks)), collectives=1),
-                "That is one of the two exchanges: chunks go to the servers (all-to-all), then their means come back "
-                "(all-gather).",
-                "C’est un seul des deux échanges : les morceaux vont aux serveurs (all-to-all), puis leurs moyennes "
-                "reviennent (all-gather).",
-            ),
-            Mistake(
-                lambda parameters, ranks: 2 * ranks * _message(_chunk(parameters, ranks)),
-                "A rank does not send the message that is for itself: of its messages N − 1 leave.",
-                "Un rang ne s’envoie rien à lui-même : sur ses N messages, N − 1 partent.",
-            ),
-            Mistake(
-                _ways(lambda parameters, ranks: _message(8 * math.ceil(parameters / 8))),
-                "You send the whole vector to every server; each gets its chunk only, one N-th of the numbers.",
-                "Vous envoyez le vecteur entier à chaque serveur ; chacun ne reçoit que son morceau, un N-ième des "
-                "nombres.",
-            ),
-            Mistake(
-                _ways(lambda parameters, ranks: _chunk(parameters, ranks) + 32 * math.ceil(parameters / ranks / BLOCK)),
-                "That is in bits: eight signs make a byte.",
-                "C’est en bits : huit signes font un octet.",
-            ),
-            Mistake(
-                _ways(lambda parameters, ranks: parameters / ranks / 8 + 4 * parameters / ranks / BLOCK),
-                "Bytes and scales come whole: round the chunk up to a multiple of 8 numbers (math.ceil), and the "
-                "number of scales too.",
-                "Octets et échelles sont entiers : arrondissez le morceau au multiple de 8 supérieur (math.ceil), et "
-                "de même le nombre d’échelles.",
-            ),
-            Mistake(
-                _ways(lambda parameters, ranks: 4 * _chunk(parameters, ranks)),
-                "That is the all-reduce in fp32: 4 bytes per number. Here a number takes one bit.",
-                "C’est l’all-reduce en fp32 : 4 octets par nombre. Ici, un nombre prend un bit.",
-            ),
-            Mistake(
-                _ways(lambda parameters, ranks: _message(parameters // ranks // 8 * 8)),
-                "You round the chunk down: all numbers must have a server, so up, to a multiple of 8.",
-                "Vous arrondissez le morceau vers le bas : tout nombre doit avoir un serveur, donc vers le haut, à un "
-                "multiple de "
-                "8.",
-            ),
-            *(
-                Mistake(
-                    _ways(lambda parameters, ranks, cut=cut: cut(math.ceil(parameters / ranks))),  # type: ignore[misc]
-                    "The chunk is not filled up to a multiple of 8 numbers: its last byte is whole.",
-                    "Le morceau n’est pas complété à un multiple de 8 nombres : son dernier octet est entier.",
-                )
-                for cut in (lambda chunk: chunk // 8 + 4 * math.ceil(chunk / BLOCK), _message)
-            ),
-            Mistake(
-                _ways(
-                    lambda parameters, ranks: _chunk(parameters, ranks) / 8 + 4 * (_chunk(parameters, ranks) // BLOCK)
-                ),
-                "A block of 2048 numbers that is only begun has a scale too: round their number up.",
-                "Un bloc de 2048 nombres seulement commencé a aussi son échelle : arrondissez leur nombre vers le "
-                "haut.",
-            ),
-            Mistake(
-                _ways(
-                    lambda parameters, ranks: (
-                        _chunk(parameters, ranks) / 8 + math.ceil(_chunk(parameters, ranks) / BLOCK)
-                    )
-                ),
-                "A scale has 4 bytes: you count one.",
-                "Une échelle a 4 octets : vous en comptez un.",
-            ),
-            Mistake(
-                _ways(
-                    lambda parameters, ranks: (
-                        _chunk(parameters, ranks) + 4 * math.ceil(_chunk(parameters, ranks) / BLOCK)
-                    )
-                ),
-                "You count a byte per number: eight signs make a byte.",
-                "Vous comptez un octet par nombre : huit signes font un octet.",
-            ),
-            Mistake(
-                lambda parameters, ranks: compressed_bytes(parameters, ranks) / ranks,
-                "You divide by the number of ranks once more: a message is that of one chunk already.",
-                "Vous divisez une fois de plus par le nombre de rangs : un message est déjà celui d’un morceau.",
-            ),
-            Mistake(
-                lambda parameters, ranks: compressed_bytes(parameters, ranks) / (ranks - 1),
-                "You count one message per exchange: a rank sends one to each of the N − 1 others.",
-                "Vous comptez un message par échange : un rang en envoie un à chacun des N − 1 autres.",
-            ),
+COMPRESSED_BYTES = TEXTS.exercise(
+    "compressed-bytes",
+    compressed_bytes,
+    cases=((1_000_003, 4), (12_345, 3), (99_999, 8), (2_049, 2), (48_767, 3), (3_199, 4)),
+    mistakes={
+        "the scales are missing": _ways(lambda parameters, ranks: _chunk(parameters, ranks) / 8),
+        "you count one scale per message": _ways(lambda parameters, ranks: _chunk(parameters, ranks) / 8 + 4),
+        "that is one of the two exchanges": _ways(
+            lambda parameters, ranks: _message(_chunk(parameters, ranks)), collectives=1
         ),
-    ),
-    praise_en="Right: Ψ/8 bytes take the place of 4Ψ, and the scales add one part in 64.",
-    praise_fr="Exact : Ψ/8 octets remplacent 4Ψ, et les échelles y ajoutent un soixante-quatrième.",
-    hint_en="How many numbers does a server serve, how many bytes is its message, how many messages leave a rank, and "
-    "how many times?",
-    hint_fr="Combien de nombres un serveur sert-il, combien d’octets fait son message, combien de messages quittent un "
-    "rang, et combien de fois ?",
-    nearer_en="chunk = 8 · ⌈⌈parameters / ranks⌉ / 8⌉; message = chunk / 8 + 4 · ⌈chunk / 2048⌉; ranks − 1 messages, "
-    "twice.",
-    nearer_fr="chunk = 8 · ⌈⌈parameters / ranks⌉ / 8⌉ ; message = chunk / 8 + 4 · ⌈chunk / 2048⌉ ; ranks − 1 messages, "
-    "deux fois.",
+        "A rank does not send the message that is": lambda parameters, ranks: (
+            2 * ranks * _message(_chunk(parameters, ranks))
+        ),
+        "you send the whole vector to every server": _ways(
+            lambda parameters, ranks: _message(8 * math.ceil(parameters / 8))
+        ),
+        "that is in bits": _ways(
+            lambda parameters, ranks: _chunk(parameters, ranks) + 32 * math.ceil(parameters / ranks / BLOCK)
+        ),
+        "bytes and scales come whole": _ways(
+            lambda parameters, ranks: parameters / ranks / 8 + 4 * parameters / ranks / BLOCK
+        ),
+        "that is the all-reduce in fp32": _ways(lambda parameters, ranks: 4 * _chunk(parameters, ranks)),
+        "you round the chunk down": _ways(lambda parameters, ranks: _message(parameters // ranks // 8 * 8)),
+        "mistake ways lambda parameters ranks cut cut": tuple(
+            Mistake(
+                _ways(lambda parameters, ranks, cut=cut: cut(math.ceil(parameters / ranks))),  # type: ignore[misc]
+                "The chunk is not filled up to a multiple of 8 numbers: its last byte is whole.",
+                "Le morceau n’est pas complété à un multiple de 8 nombres : son dernier octet est entier.",
+            )
+            for cut in (lambda chunk: chunk // 8 + 4 * math.ceil(chunk / BLOCK), _message)
+        ),
+        "A block of 2048 numbers that is only begun": _ways(
+            lambda parameters, ranks: _chunk(parameters, ranks) / 8 + 4 * (_chunk(parameters, ranks) // BLOCK)
+        ),
+        "A scale has 4 bytes": _ways(
+            lambda parameters, ranks: _chunk(parameters, ranks) / 8 + math.ceil(_chunk(parameters, ranks) / BLOCK)
+        ),
+        "you count a byte per number": _ways(
+            lambda parameters, ranks: _chunk(parameters, ranks) + 4 * math.ceil(_chunk(parameters, ranks) / BLOCK)
+        ),
+        "you divide by the number of ranks once more": lambda parameters, ranks: (
+            compressed_bytes(parameters, ranks) / ranks
+        ),
+        "you count one message per exchange": lambda parameters, ranks: (
+            compressed_bytes(parameters, ranks) / (ranks - 1)
+        ),
+    },
 )
 
 
@@ -674,141 +464,43 @@ LABELS = {
     _SERVER: Said("the server's error", "l’erreur du serveur (server_error)"),
 }
 
-COMPRESSED_ALL_REDUCE = Exercise(
-    id="compressed-all-reduce",
-    title=Said("the compressed all-reduce", "l’all-reduce compressé"),
-    judge=Judge(
-        _values(),
-        on_ranks=True,
-        trial=_trial,
-        labels=LABELS,
-        inspect=_inspect,
-        cases=TENSOR_CASES,
-        faults=(
+COMPRESSED_ALL_REDUCE = TEXTS.exercise(
+    "compressed-all-reduce",
+    _values(),
+    on_ranks=True,
+    trial=_trial,
+    labels=LABELS,
+    inspect=_inspect,
+    cases=TENSOR_CASES,
+    faults={
+        "every rank gets back what it has said itself": _means(alone=True),
+        "the first call is right": _values(forgets=(_WORKER, _SERVER)),
+        "the servers forget what they leave unsaid": _values(forgets=(_SERVER,)),
+        "the workers forget what they leave unsaid": _values(forgets=(_WORKER,)),
+        "worker_error loses what had been left unsaid before": _values(last_only=True),
+        "the servers add the messages up": _values(share=1.0),
+        "A worker's messages all have the scale of its": _values(messages="with one scale"),
+        "the servers' means are compressed together": _values(means="with one scale"),
+        "one scale serves all chunks": _values(messages="with one scale", means="with one scale"),
+        "the servers' means come back uncompressed": _means(means="not at all"),
+        "the mean is exact": _uncompressed,
+        "each rank compresses its whole vector once": _signs_added,
+        "mistake first call worker taken what the": tuple(
             Mistake(
-                _means(alone=True),
-                "Every rank gets back what it has said itself: the messages are not exchanged, or their result is "
-                "thrown away.",
-                "Chaque rang retrouve ce qu’il a dit lui-même : les messages ne sont pas échangés, ou leur résultat "
-                "est perdu.",
-            ),
-            Mistake(
-                _values(forgets=(_WORKER, _SERVER)),
-                "The first call is right, the next ones are not: neither error is kept. Write into the tensors you are "
-                "given (worker_error += …, server_error -= …): a new tensor of the same name is lost when your "
-                "function returns.",
-                "Le premier appel est juste, pas les suivants : aucune des deux erreurs n’est gardée. Écrivez dans les "
-                "tenseurs reçus (worker_error += …, server_error -= …) : un nouveau tenseur du même nom disparaît à la "
-                "fin de votre fonction.",
-            ),
-            Mistake(
-                _values(forgets=(_SERVER,)),
-                "The servers forget what they leave unsaid: their mean is compressed too, so it has its own "
-                "error, to be added next time (server_error).",
-                "Les serveurs oublient ce qu’ils ne disent pas : leur moyenne est compressée elle aussi, elle a donc "
-                "sa propre erreur, à ajouter la fois suivante (server_error).",
-            ),
-            Mistake(
-                _values(forgets=(_WORKER,)),
-                "The workers forget what they leave unsaid: write the values plus worker_error, and keep what the "
-                "messages do not say in worker_error.",
-                "Les travailleurs oublient ce qu’ils ne disent pas : envoyez les valeurs plus worker_error, et gardez "
-                "dans worker_error ce que les messages ne disent pas.",
-            ),
-            Mistake(
-                _values(last_only=True),
-                "worker_error loses what had been left unsaid before: the error is (values + worker_error) less the "
-                "message, not values less the message.",
-                "worker_error perd ce qui restait à dire auparavant : l’erreur vaut (values + worker_error) moins le "
-                "message, et non values moins le message.",
-            ),
-            Mistake(
-                _values(share=1.0),
-                "The servers add the messages up; their mean is wanted: divide by the number of ranks.",
-                "Les serveurs additionnent les messages ; c’est leur moyenne qu’il faut : divisez par le nombre de "
-                "rangs.",
-            ),
-            Mistake(
-                _values(messages="with one scale"),
-                "A worker's messages all have the scale of its whole vector: each chunk is a separate message, scaled "
-                "by the mean magnitude of the numbers in it. write(chunk) gives it.",
-                "Les messages d’un travailleur ont tous l’échelle de son vecteur entier : chaque morceau est un "
-                "message à part, avec la moyenne des valeurs absolues de ses propres nombres. C’est ce que donne "
-                "write(morceau).",
-            ),
-            Mistake(
-                _values(means="with one scale"),
-                "The servers' means are compressed together, with one scale: each server writes its mean, with the "
-                "scale of the numbers in it, before the all-gather.",
-                "Les moyennes des serveurs sont compressées ensemble, avec une seule échelle : chaque serveur écrit sa "
-                "propre moyenne, avec l’échelle de ses propres nombres, avant l’all-gather.",
-            ),
-            Mistake(
-                _values(messages="with one scale", means="with one scale"),
-                "One scale serves all chunks, there and back: each message has that of its chunk, write(chunk).",
-                "Une même échelle sert tous les morceaux, à l’aller comme au retour : chaque message a celle de son "
-                "propre morceau, write(morceau).",
-            ),
-            Mistake(
-                _means(means="not at all"),
-                "The servers' means come back uncompressed, at 32 bits per number: write them too, and read the "
-                "messages after the all-gather.",
-                "Les moyennes des serveurs reviennent sans compression, en 32 bits par nombre : passez-les elles aussi "
-                "par write, et lisez les messages après l’all-gather.",
-            ),
-            Mistake(
-                _uncompressed,
-                "The mean is exact: nothing is compressed, and numbers of 32 bits travel. Write messages, and add the "
-                "errors.",
-                "La moyenne est exacte : rien n’est compressé, et des nombres de 32 bits voyagent. Écrivez des "
-                "messages, et ajoutez "
-                "les erreurs.",
-            ),
-            Mistake(
-                _signs_added,
-                "Each rank compresses its whole vector once, and the numbers are added up: cut it into chunks, one "
-                "message per "
-                "server, and let servers compress their mean in turn.",
-                "Chaque rang compresse une fois son vecteur entier, et les nombres sont additionnés : coupez-le en "
-                "morceaux, un "
-                "message par serveur, et faites compresser à son tour la moyenne par les serveurs.",
-            ),
-            *(
-                Mistake(
-                    _first_call(worker=taken),
-                    "What the worker has told is not taken away from worker_error: worker_error -= told.",
-                    "Ce qu’a dit le travailleur n’est pas retranché de worker_error : worker_error -= ce qui est dit.",
-                )
-                for taken in (0.0, -1.0)
-            ),
-            *(
-                Mistake(
-                    _first_call(server=taken),
-                    "What the server answers is not taken away from server_error: server_error -= read(answer).",
-                    "Ce que répond le serveur n’est pas retranché de server_error : server_error -= read(réponse).",
-                )
-                for taken in (0.0, -1.0)
-            ),
-            Mistake(
-                _own_chunks,
-                "The messages stay where they are: each server averages its own rank's. "
-                "dist.all_to_all_single(received, told) sends row j to rank j.",
-                "Les messages restent où ils sont : chaque serveur moyenne ceux de son propre rang. "
-                "dist.all_to_all_single(reçus, dits) envoie la ligne j au rang j.",
-            ),
+                _first_call(worker=taken),
+                "What the worker has told is not taken away from worker_error: worker_error -= told.",
+                "Ce qu’a dit le travailleur n’est pas retranché de worker_error : worker_error -= ce qui est dit.",
+            )
+            for taken in (0.0, -1.0)
         ),
-    ),
-    praise_en="Right: only bytes are sent, all ranks hold the same mean, and both errors are kept.",
-    praise_fr="Exact : seuls des octets sont envoyés, tous les rangs ont la même moyenne, et les deux erreurs sont "
-    "gardées.",
-    hint_en="Four moments: add the error and write one message per chunk; exchange them; average what has come, with "
-    "the server's error, and write one message; gather the servers' messages. At each writing, take what was said away "
-    "from the error.",
-    hint_fr="Quatre moments : ajouter l’erreur et écrire un message par morceau ; les échanger ; moyenner ce qui est "
-    "arrivé, avec l’erreur du serveur, et écrire un message ; rassembler ceux des serveurs. À chaque écriture, "
-    "retranchez de l’erreur ce qui a été dit.",
-    nearer_en="told = torch.stack([write(chunk) for chunk in worker_error.view(size, -1)]) after worker_error += "
-    "values; dist.all_to_all_single(received, told) puts into row i what rank i has told you.",
-    nearer_fr="told = torch.stack([write(chunk) for chunk in worker_error.view(size, -1)]), après worker_error += "
-    "values ; dist.all_to_all_single(received, told) met dans la ligne i ce que le rang i vous a dit.",
+        "mistake first call server taken what the": tuple(
+            Mistake(
+                _first_call(server=taken),
+                "What the server answers is not taken away from server_error: server_error -= read(answer).",
+                "Ce que répond le serveur n’est pas retranché de server_error : server_error -= read(réponse).",
+            )
+            for taken in (0.0, -1.0)
+        ),
+        "the messages stay where they are": _own_chunks,
+    },
 )

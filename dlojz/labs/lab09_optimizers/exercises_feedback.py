@@ -7,14 +7,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import significant
-from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, Said, Wrong
-from dlojz.labs.kit.judges import Judge, expect_several, normal
+from dlojz.labs.kit.exercise import Mistake, Wrong
+from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.judges import expect_several, normal
 from dlojz.labs.kit.rank_judges import OUTPUT, refuse_errors, run_on_ranks
 from dlojz.labs.lab09_optimizers.exercises_compression import compress
 from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+TEXTS = Texts(__file__)
 
 Compress = Callable[["Tensor"], "Tensor"]
 STEPS = 6
@@ -74,130 +77,91 @@ def _afterwards(values: Tensor, error: Tensor, compress: Compress) -> tuple[Tens
     return told + error, values - told
 
 
-ERROR_FEEDBACK = Exercise(
-    id="error-feedback",
-    title=Said("error feedback", "la compensation de l’erreur"),
-    judge=Judge(
-        feed_back,
-        trial=_use,
-        cases=((1, 7, compress), (2, 40, compress), (3, 9, largest)),
-        mistakes=(
-            Mistake(
-                _fed(lambda values, error: values, lambda values, error, told: values - told),
-                "The error is computed but never said: compress values + error, not values alone.",
-                "L’erreur est calculée, mais jamais dite : compressez values + error, et non values seul.",
-            ),
-            Mistake(
-                _fed(lambda values, error: values, lambda values, error, told: error + values - told),
-                "The errors pile up and are never said: compress values + error, not values alone.",
-                "Les erreurs s’accumulent sans jamais être dites : compressez values + error, et non values seul.",
-            ),
-            Mistake(
-                _fed(lambda values, error: values + error, lambda values, error, told: values - told),
-                "Of what was left unsaid before, what is not said this time either gets lost: the new error is (values "
-                "+ error) − told, not values − told.",
-                "Ce qui restait à dire, et qui ne l’est pas cette fois non plus, se perd : la nouvelle erreur est "
-                "(values + error) − told, et non values − told.",
-            ),
-            Mistake(
-                _fed(lambda values, error: values + error, lambda values, error, told: told - values - error),
-                "The error has the wrong sign: it is what was meant, values + error, less what was said.",
-                "L’erreur a le mauvais signe : ce qui reste à dire, c’est ce que l’on voulait dire, moins ce que l’on "
-                "a dit.",
-            ),
-            Mistake(
-                _fed(lambda values, error: values - error, lambda values, error, told: values - error - told),
-                "You take the error away: what was left unsaid is to be said in addition, values + error.",
-                "Vous retranchez l’erreur : ce qui n’a pas été dit doit l’être en plus, values + error.",
-            ),
-            Mistake(
-                _fed(lambda values, error: values + error, lambda values, error, told: values + 2 * error - told),
-                "The old error counts twice: it is in values + error already, so the new one replaces it.",
-                "L’ancienne erreur compte deux fois : elle est déjà dans values + error, la nouvelle la remplace.",
-            ),
-            Mistake(
-                _afterwards,
-                "The error is added after compression: what is sent then takes 32 bits per number again. Add it "
-                "before.",
-                "L’erreur est ajoutée après la compression : ce qui est envoyé reprend alors 32 bits par nombre. "
-                "Ajoutez-la avant.",
-            ),
-            Mistake(
-                lambda values, error, compress: feed_back(values, error, compress)[::-1],
-                "The two results are swapped: first what is sent, then the error.",
-                "Les deux résultats sont inversés : d’abord ce qui est envoyé, puis l’erreur.",
-            ),
-            Mistake(
-                lambda values, error, compress: (values + error, 0 * values),
-                "Nothing is compressed: values + error is sent as it is.",
-                "Rien n’est compressé : values + error est envoyé tel quel.",
-            ),
-            *(
-                Mistake(way, en, fr)
-                for way, en, fr in (
-                    (
-                        lambda values, error, compress: (compress(values + error), values - compress(values)),
-                        "What is left is taken from values alone: what was meant, values + error, less what was sent.",
-                        "Le reste est pris sur values seul : c’est ce qu’on voulait envoyer, values + error, moins "
-                        "ce qui est envoyé.",
-                    ),
-                    (
-                        lambda values, error, compress: (
-                            compress(values) + compress(error),
-                            values + error - compress(values) - compress(error),
-                        ),
-                        "You compress twice: what is sent is one message, compress(values + error).",
-                        "Vous compressez deux fois : on n’envoie qu’un message, compress(values + error).",
-                    ),
-                    (
-                        _fed(operator.add, lambda values, error, told: error - told),
-                        "What is left forgets the new values: values + error − told.",
-                        "Le reste oublie les nouvelles valeurs : values + error − told.",
-                    ),
-                    (
-                        _fed(operator.add, lambda values, error, told: values + error),
-                        "What was sent is not subtracted from what is left: values + error − told.",
-                        "Ce qui est envoyé n’est pas retranché du reste : values + error − told.",
-                    ),
-                    (
-                        lambda values, error, compress: (values + error - compress(values + error),) * 2,
-                        "You send what is left: what is sent is compress(values + error).",
-                        "Vous envoyez le reste : ce qui est envoyé, c’est compress(values + error).",
-                    ),
-                    (
-                        _fed(operator.add, lambda values, error, told: (values + error - told).abs()),
-                        "What is left lost its sign: no abs().",
-                        "Le reste a perdu son signe : pas de abs().",
-                    ),
-                    (
-                        lambda values, error, _: feed_back(values, error, compress),
-                        "You call your own compression: use the one that you are given, `compress`.",
-                        "Vous appelez votre propre compression : utilisez celle que l’on vous donne, `compress`.",
-                    ),
-                    (
-                        _fed(operator.add, lambda values, error, told: 0 * error),
-                        "Nothing is left to say: the error of this compression gets lost, values + error − told.",
-                        "Il ne reste rien à dire : l’erreur de cette compression se perd, values + error − told.",
-                    ),
-                    (
-                        _fed(
-                            lambda values, error: (values + error) / 2,
-                            lambda values, error, told: values + error - told,
-                        ),
-                        "You average values and error: they add up.",
-                        "Vous faites la moyenne de values et error : on les additionne.",
-                    ),
-                )
-            ),
+ERROR_FEEDBACK = TEXTS.exercise(
+    "error-feedback",
+    feed_back,
+    trial=_use,
+    cases=((1, 7, compress), (2, 40, compress), (3, 9, largest)),
+    mistakes={
+        "the error is computed but never said": _fed(
+            lambda values, error: values, lambda values, error, told: values - told
         ),
-    ),
-    praise_en="Right: nothing is lost. Summed over all steps, the messages plus the last error equal the values.",
-    praise_fr="Exact : rien n’est perdu. Sommés sur tous les pas, les messages plus la dernière erreur égalent les "
-    "valeurs.",
-    hint_en="What do you mean to say this time? The new numbers, and what is left from before. Compress that.",
-    hint_fr="Que voulez-vous dire cette fois ? Les nouveaux nombres, et ce qui restait. C’est cela que l’on compresse.",
-    nearer_en="With meant = values + error: told = compress(meant), and the new error is meant - told.",
-    nearer_fr="Avec meant = values + error : told = compress(meant), et la nouvelle erreur vaut meant - told.",
+        "the errors pile up and are never said": _fed(
+            lambda values, error: values, lambda values, error, told: error + values - told
+        ),
+        "of what was left unsaid before": _fed(
+            lambda values, error: values + error, lambda values, error, told: values - told
+        ),
+        "the error has the wrong sign": _fed(
+            lambda values, error: values + error, lambda values, error, told: told - values - error
+        ),
+        "you take the error away": _fed(
+            lambda values, error: values - error, lambda values, error, told: values - error - told
+        ),
+        "the old error counts twice": _fed(
+            lambda values, error: values + error, lambda values, error, told: values + 2 * error - told
+        ),
+        "the error is added after compression": _afterwards,
+        "the two results are swapped": lambda values, error, compress: feed_back(values, error, compress)[::-1],
+        "nothing is compressed": lambda values, error, compress: (values + error, 0 * values),
+        "mistake way en fr for way en": tuple(
+            Mistake(way, en, fr)
+            for way, en, fr in (
+                (
+                    lambda values, error, compress: (compress(values + error), values - compress(values)),
+                    "What is left is taken from values alone: what was meant, values + error, less what was sent.",
+                    "Le reste est pris sur values seul : c’est ce qu’on voulait envoyer, values + error, moins "
+                    "ce qui est envoyé.",
+                ),
+                (
+                    lambda values, error, compress: (
+                        compress(values) + compress(error),
+                        values + error - compress(values) - compress(error),
+                    ),
+                    "You compress twice: what is sent is one message, compress(values + error).",
+                    "Vous compressez deux fois : on n’envoie qu’un message, compress(values + error).",
+                ),
+                (
+                    _fed(operator.add, lambda values, error, told: error - told),
+                    "What is left forgets the new values: values + error − told.",
+                    "Le reste oublie les nouvelles valeurs : values + error − told.",
+                ),
+                (
+                    _fed(operator.add, lambda values, error, told: values + error),
+                    "What was sent is not subtracted from what is left: values + error − told.",
+                    "Ce qui est envoyé n’est pas retranché du reste : values + error − told.",
+                ),
+                (
+                    lambda values, error, compress: (values + error - compress(values + error),) * 2,
+                    "You send what is left: what is sent is compress(values + error).",
+                    "Vous envoyez le reste : ce qui est envoyé, c’est compress(values + error).",
+                ),
+                (
+                    _fed(operator.add, lambda values, error, told: (values + error - told).abs()),
+                    "What is left lost its sign: no abs().",
+                    "Le reste a perdu son signe : pas de abs().",
+                ),
+                (
+                    lambda values, error, _: feed_back(values, error, compress),
+                    "You call your own compression: use the one that you are given, `compress`.",
+                    "Vous appelez votre propre compression : utilisez celle que l’on vous donne, `compress`.",
+                ),
+                (
+                    _fed(operator.add, lambda values, error, told: 0 * error),
+                    "Nothing is left to say: the error of this compression gets lost, values + error − told.",
+                    "Il ne reste rien à dire : l’erreur de cette compression se perd, values + error − told.",
+                ),
+                (
+                    _fed(
+                        lambda values, error: (values + error) / 2,
+                        lambda values, error, told: values + error - told,
+                    ),
+                    "You average values and error: they add up.",
+                    "Vous faites la moyenne de values et error : on les additionne.",
+                ),
+            )
+        ),
+    },
 )
 
 
@@ -305,21 +269,4 @@ def _sent_bytes(one: RankAnswer) -> float:
     return float(one.value["exchanged"] + sum(bytes_of))
 
 
-FEWER_BYTES = Challenge(
-    id="fewer-bytes",
-    title=Said("challenge: fewer bytes, the same loss", "défi : moins d’octets à perte égale"),
-    judge=_SendingJudge(),
-    target=10,
-    unit_en="% of DDP's bytes",
-    unit_fr="% des octets de DDP",
-    praise_en="Same loss, a tenth of the bytes: whether it is also faster depends on the link.",
-    praise_fr="Même perte, dix fois moins d’octets : que ce soit plus rapide dépend du lien.",
-    hint_en="Half-precision numbers give 50%, bytes 25%. To send less, a message cannot hold all: what becomes of the "
-    "rest?",
-    hint_fr="Des nombres en demi-précision donnent 50 %, des octets 25 %. Pour envoyer moins, un message ne peut pas "
-    "tout contenir : que devient le reste ?",
-    nearer_en="Exercises 3 and 4 have what is needed: one bit per number, with both errors kept in memory. The length "
-    "must be filled up. The largest few numbers with their places are another way.",
-    nearer_fr="Les exercices 3 et 4 ont ce qu’il faut : un bit par nombre, les deux erreurs gardées dans memory. La "
-    "longueur est à compléter. Les quelques plus grands nombres, avec leurs places, sont une autre voie.",
-)
+FEWER_BYTES = TEXTS.challenge("fewer-bytes", _SendingJudge(), target=10)

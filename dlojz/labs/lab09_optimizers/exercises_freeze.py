@@ -7,8 +7,10 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 
 from dlojz.base.language import say, significant
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said
-from dlojz.labs.kit.judges import Judge
+from dlojz.labs.kit.exercise import Mistake, Said
+from dlojz.labs.kit.exercise_texts import Texts
+
+TEXTS = Texts(__file__)
 
 Norms = Sequence[float]
 Rests = Callable[[float, float], bool]
@@ -109,144 +111,83 @@ def _freeze_told(case: tuple[list[float], float, float]) -> str:
     )
 
 
-FREEZE_STEP = Exercise(
-    id="freeze-step",
-    title=Said("when the variance may be frozen", "quand geler la variance"),
-    judge=Judge(
-        freeze_step,
-        cases=_freeze_cases,
-        told=_freeze_told,
-        mistakes=(
-            *(
-                Mistake(way, *_NEIGHBOURS)
-                for way in (
-                    _first(_smaller, lambda beta2: 1),
-                    lambda norms, beta2, threshold: _beside(norms, threshold, _delta(beta2)),
-                    lambda norms, beta2, threshold: _beside(norms, threshold, 0),
-                )
-            ),
-            Mistake(
-                _first(lambda before, now: before / now),
-                "Where the norm falls, before / now is larger than 1 and your test passes at once: divide the smaller "
-                "of the two by the larger.",
-                "Quand la norme décroît, avant / maintenant dépasse 1 et votre test passe aussitôt : divisez la plus "
-                "petite des deux par la plus grande.",
-            ),
-            Mistake(
-                _first(lambda before, now: now / before),
-                "Where the norm rises, now / before is larger than 1 and your test passes at once: divide the smaller "
-                "of the two by the larger.",
-                "Quand la norme croît, maintenant / avant dépasse 1 et votre test passe aussitôt : divisez la plus "
-                "petite des deux par la plus grande.",
-            ),
-            Mistake(
-                _first(_smaller, rests=operator.le),
-                "You stop where the norm still moves: the ratio must be at least the threshold, not at most.",
-                "Vous vous arrêtez là où la norme bouge encore : le rapport doit être au moins égal au seuil, et non "
-                "au plus.",
-            ),
-            *(
-                Mistake(
-                    way,
-                    "That is the step you look back to; at that time nothing is known yet: return the later one.",
-                    "C’est le pas jusqu’où l’on remonte ; à ce moment-là, on ne sait encore rien : renvoyez le plus "
-                    "tardif des deux.",
-                )
-                for way in (
-                    _looked_back_to,
-                    lambda norms, beta2, threshold: freeze_step(norms, beta2, threshold) - _delta(beta2),
-                )
-            ),
-            Mistake(
-                _first(_smaller, lambda beta2: 0),
-                "That is the first step of all: a norm is compared with itself. Look Δ = 1/(1 − beta2) steps back.",
-                "C’est le tout premier pas : une norme y est comparée à elle-même. Remontez de Δ = 1/(1 − beta2) pas.",
-            ),
-            Mistake(
-                _first(_smaller, rests=operator.gt),
-                "A ratio that equals the threshold is enough: at least, >=.",
-                "Un rapport égal au seuil suffit : au moins, >=.",
-            ),
-            Mistake(
-                lambda norms, beta2, threshold: _from(norms, beta2, threshold, _delta(beta2) + 1),
-                "You begin one step late: step Δ can be compared with step 0 already, range(Δ, len(norms)).",
-                "Vous commencez un pas trop tard : le pas Δ se compare déjà au pas 0, range(Δ, len(norms)).",
-            ),
-            *(
-                Mistake(
-                    lambda norms, beta2, threshold, start=start: _from(norms, beta2, threshold, start),
-                    "You begin before step Δ: norms[t − Δ] with a negative index counts from the end of the list.",
-                    "Vous commencez avant le pas Δ : norms[t − Δ], avec un indice négatif, compte depuis la fin de la "
-                    "liste.",
-                )
-                for start in (1, 0)
-            ),
-            *(
-                Mistake(
-                    _first(_smaller, cut),
-                    "Δ is not rounded to the nearest: 1 / (1 − 0.95) is 19.99… for the computer; int() makes 19 of "
-                    "it, and ceil() "
-                    "can give one too many. round().",
-                    "Δ n’est pas arrondi au plus proche : 1 / (1 − 0,95) vaut 19,99… pour l’ordinateur ; int() en "
-                    "fait 19, et ceil() "
-                    "peut en donner un de trop. round().",
-                )
-                for cut in (lambda beta2: int(1 / (1 - beta2)), lambda beta2: math.ceil(1 / (1 - beta2)))
-            ),
-            *(
-                Mistake(
-                    lambda norms, beta2, threshold, more=more: (
-                        found + more if (found := freeze_step(norms, beta2, threshold)) < len(norms) else found
-                    ),
-                    "That is a step beside the one that is found: return t itself.",
-                    "C’est un pas à côté de celui qui est trouvé : renvoyez t lui-même.",
-                )
-                for more in (1, -1)
-            ),
-            *(
-                Mistake(
-                    lambda norms, beta2, threshold, never=never: (
-                        never(norms)
-                        if freeze_step(norms, beta2, threshold) == len(norms)
-                        else freeze_step(norms, beta2, threshold)
-                    ),
-                    "Right wherever there is such a step; where there is none, len(norms) is due.",
-                    "Juste partout où un tel pas existe ; quand il n’y en a pas, il faut len(norms).",
-                )
-                for never in (lambda norms: -1, lambda norms: len(norms) - 1, lambda norms: 0)
-            ),
-            Mistake(
-                _first(lambda before, now: 1 - abs(before - now)),
-                "You compare the difference of the norms: it is their ratio, the smaller over the larger, that does "
-                "not depend on "
-                "their size.",
-                "Vous comparez la différence des normes : c’est leur rapport, la plus petite sur la plus grande, qui "
-                "ne dépend pas "
-                "de leur taille.",
-            ),
-            Mistake(
-                _first(lambda before, now: max(before, now) / min(before, now)),
-                "You divide the larger by the smaller: that is never below 1, so your test passes at once.",
-                "Vous divisez la plus grande par la plus petite : c’est toujours au moins 1, et votre test passe "
-                "aussitôt.",
-            ),
-            Mistake(
-                _last,
-                "You return the last such step: the first is asked for.",
-                "Vous renvoyez le dernier pas qui convient : on demande le premier.",
-            ),
+FREEZE_STEP = TEXTS.exercise(
+    "freeze-step",
+    freeze_step,
+    cases=_freeze_cases,
+    told=_freeze_told,
+    mistakes={
+        "mistake way neighbours for way in first": tuple(
+            Mistake(way, *_NEIGHBOURS)
+            for way in (
+                _first(_smaller, lambda beta2: 1),
+                lambda norms, beta2, threshold: _beside(norms, threshold, _delta(beta2)),
+                lambda norms, beta2, threshold: _beside(norms, threshold, 0),
+            )
         ),
-    ),
-    praise_en="Right: the variance is frozen once its norm has been stable over the whole memory of the moving "
-    "average.",
-    praise_fr="Exact : la variance est gelée quand sa norme est restée stable sur toute la mémoire de la moyenne "
-    "glissante.",
-    hint_en="How far back does a moving average with decay β2 remember? Compare the norm now with the one then, the "
-    "smaller over the larger.",
-    hint_fr="Jusqu’où remonte la mémoire d’une moyenne glissante de facteur β2 ? Comparez la norme d’alors et celle de "
-    "maintenant, la plus petite sur la plus grande.",
-    nearer_en="delta = round(1 / (1 - beta2)); the first step from delta on where min(a, b) / max(a, b) >= threshold, "
-    "with a = norms[step - delta] and b = norms[step]; else len(norms).",
-    nearer_fr="delta = round(1 / (1 - beta2)) ; le premier pas, à partir de delta, où min(a, b) / max(a, b) >= "
-    "threshold, avec a = norms[step - delta] et b = norms[step] ; sinon len(norms).",
+        "where the norm falls": _first(lambda before, now: before / now),
+        "where the norm rises": _first(lambda before, now: now / before),
+        "you stop where the norm still moves": _first(_smaller, rests=operator.le),
+        "mistake way that is the step you": tuple(
+            Mistake(
+                way,
+                "That is the step you look back to; at that time nothing is known yet: return the later one.",
+                "C’est le pas jusqu’où l’on remonte ; à ce moment-là, on ne sait encore rien : renvoyez le plus "
+                "tardif des deux.",
+            )
+            for way in (
+                _looked_back_to,
+                lambda norms, beta2, threshold: freeze_step(norms, beta2, threshold) - _delta(beta2),
+            )
+        ),
+        "that is the first step of all": _first(_smaller, lambda beta2: 0),
+        "A ratio that equals the threshold is enough": _first(_smaller, rests=operator.gt),
+        "you begin one step late": lambda norms, beta2, threshold: _from(norms, beta2, threshold, _delta(beta2) + 1),
+        "mistake lambda norms beta2 threshold start start": tuple(
+            Mistake(
+                lambda norms, beta2, threshold, start=start: _from(norms, beta2, threshold, start),
+                "You begin before step Δ: norms[t − Δ] with a negative index counts from the end of the list.",
+                "Vous commencez avant le pas Δ : norms[t − Δ], avec un indice négatif, compte depuis la fin de la "
+                "liste.",
+            )
+            for start in (1, 0)
+        ),
+        "mistake first smaller cut δ is not": tuple(
+            Mistake(
+                _first(_smaller, cut),
+                "Δ is not rounded to the nearest: 1 / (1 − 0.95) is 19.99… for the computer; int() makes 19 of "
+                "it, and ceil() "
+                "can give one too many. round().",
+                "Δ n’est pas arrondi au plus proche : 1 / (1 − 0,95) vaut 19,99… pour l’ordinateur ; int() en "
+                "fait 19, et ceil() "
+                "peut en donner un de trop. round().",
+            )
+            for cut in (lambda beta2: int(1 / (1 - beta2)), lambda beta2: math.ceil(1 / (1 - beta2)))
+        ),
+        "mistake lambda norms beta2 threshold more more": tuple(
+            Mistake(
+                lambda norms, beta2, threshold, more=more: (
+                    found + more if (found := freeze_step(norms, beta2, threshold)) < len(norms) else found
+                ),
+                "That is a step beside the one that is found: return t itself.",
+                "C’est un pas à côté de celui qui est trouvé : renvoyez t lui-même.",
+            )
+            for more in (1, -1)
+        ),
+        "mistake lambda norms beta2 threshold never never": tuple(
+            Mistake(
+                lambda norms, beta2, threshold, never=never: (
+                    never(norms)
+                    if freeze_step(norms, beta2, threshold) == len(norms)
+                    else freeze_step(norms, beta2, threshold)
+                ),
+                "Right wherever there is such a step; where there is none, len(norms) is due.",
+                "Juste partout où un tel pas existe ; quand il n’y en a pas, il faut len(norms).",
+            )
+            for never in (lambda norms: -1, lambda norms: len(norms) - 1, lambda norms: 0)
+        ),
+        "you compare the difference of the norms": _first(lambda before, now: 1 - abs(before - now)),
+        "you divide the larger by the smaller": _first(lambda before, now: max(before, now) / min(before, now)),
+        "you return the last such step": _last,
+    },
 )

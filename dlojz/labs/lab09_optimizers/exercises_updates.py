@@ -16,10 +16,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
-from dlojz.labs.kit.judges import Judge, normal, part_by_part
+from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.judges import normal, part_by_part
 from dlojz.labs.kit.rank_judges import TENSOR_CASES, asked_for, gathers
 from dlojz.processes.forks import RankAnswer
+
+TEXTS = Texts(__file__)
 
 Operation = tuple[Sequence[str], Sequence[str]]
 """Names of the tensors that it reads, and of those that it writes."""
@@ -93,152 +96,137 @@ def _by_part(swapped: Mistake, *mistakes: Mistake) -> tuple[Mistake, ...]:
     return (swapped, *mistakes, *part_by_part(mistakes, 2))
 
 
-FUSED_TRAFFIC = Exercise(
-    id="fused-traffic",
-    title=Said("an update in one kernel", "une mise à jour en un seul noyau"),
-    judge=Judge(
-        update_traffic,
-        cases=_kernel_cases,
-        told=_kernel_told,
-        parts=(
-            Said("one kernel per operation", "un noyau par opération"),
-            Said("one kernel for all", "un seul noyau pour toutes"),
+FUSED_TRAFFIC = TEXTS.exercise(
+    "fused-traffic",
+    update_traffic,
+    cases=_kernel_cases,
+    told=_kernel_told,
+    parts=(
+        Said("one kernel per operation", "un noyau par opération"),
+        Said("one kernel for all", "un seul noyau pour toutes"),
+    ),
+    mistakes=_by_part(
+        Mistake(
+            lambda operations, states: update_traffic(operations, states)[::-1],
+            "The two results are swapped: first one kernel per operation, then one for all.",
+            "Les deux résultats sont inversés : d’abord un noyau par opération, puis un seul pour toutes.",
         ),
-        mistakes=_by_part(
-            Mistake(
-                lambda operations, states: update_traffic(operations, states)[::-1],
-                "The two results are swapped: first one kernel per operation, then one for all.",
-                "Les deux résultats sont inversés : d’abord un noyau par opération, puis un seul pour toutes.",
+        Mistake(
+            lambda operations, states: [count // BYTES for count in update_traffic(operations, states)],
+            "You count tensors: each moves 4 bytes per parameter.",
+            "Vous comptez des tenseurs : chacun déplace 4 octets par paramètre.",
+        ),
+        Mistake(
+            lambda operations, states: (
+                BYTES * sum(len(reads) + len(writes) for reads, writes in operations),
+                update_traffic(operations, states)[1],
             ),
-            Mistake(
-                lambda operations, states: [count // BYTES for count in update_traffic(operations, states)],
-                "You count tensors: each moves 4 bytes per parameter.",
-                "Vous comptez des tenseurs : chacun déplace 4 octets par paramètre.",
+            "An operation that names a tensor twice (g · g) reads it once.",
+            "Une opération qui nomme deux fois le même tenseur (g · g) ne le lit qu’une fois.",
+        ),
+        Mistake(
+            lambda operations, states: (_apart(operations, states), _all_names(operations, states)),
+            "Fused, a temporary tensor is never in memory: its numbers stay in the registers. Count the states alone.",
+            "Une fois l’opération fusionnée, un tenseur temporaire n’est jamais en mémoire : ses nombres restent "
+            "dans les registres. Ne comptez que les états.",
+        ),
+        Mistake(
+            lambda operations, states: (
+                _apart(operations, states),
+                _names(operations, states, 0) + _names(operations, states, 1),
             ),
+            "A state that is written before it is first read does not come from memory: the kernel has just "
+            "computed it.",
+            "Un état écrit avant d’être lu pour la première fois ne vient pas de la mémoire : le noyau vient de le "
+            "calculer.",
+        ),
+        Mistake(
+            lambda operations, states: (_apart(operations, states), BYTES * len(states)),
+            "You count each state once; one that is read and then changed goes both ways.",
+            "Vous comptez chaque état une fois ; or un état lu puis modifié fait l’aller et le retour.",
+        ),
+        Mistake(
+            lambda operations, states: (_apart(operations, states), 2 * BYTES * len(states)),
+            "You count each state twice; one that is only read (the gradient) does not go back.",
+            "Vous comptez chaque état deux fois ; or un état seulement lu (le gradient) n’est pas réécrit.",
+        ),
+        *(
             Mistake(
-                lambda operations, states: (
-                    BYTES * sum(len(reads) + len(writes) for reads, writes in operations),
+                lambda operations, states, size=size: [
+                    count * size // BYTES for count in update_traffic(operations, states)
+                ],
+                f"You count {size} bytes per number: fp32 has 4.",
+                f"Vous comptez {size} octets par nombre : fp32 en a 4.",
+            )
+            for size in (2, 8)
+        ),
+        *(
+            Mistake(
+                lambda operations, states, one=one: (
+                    BYTES * sum(one(set(reads), set(writes)) for reads, writes in operations),
                     update_traffic(operations, states)[1],
                 ),
-                "An operation that names a tensor twice (g · g) reads it once.",
-                "Une opération qui nomme deux fois le même tenseur (g · g) ne le lit qu’une fois.",
-            ),
-            Mistake(
-                lambda operations, states: (_apart(operations, states), _all_names(operations, states)),
-                "Fused, a temporary tensor is never in memory: its numbers stay in the registers. Count the states "
-                "alone.",
-                "Une fois l’opération fusionnée, un tenseur temporaire n’est jamais en mémoire : ses nombres restent "
-                "dans les registres. Ne comptez que les états.",
-            ),
-            Mistake(
-                lambda operations, states: (
-                    _apart(operations, states),
-                    _names(operations, states, 0) + _names(operations, states, 1),
+                en,
+                fr,
+            )
+            for one, en, fr in (
+                (
+                    lambda reads, writes: len(reads | writes),
+                    "A tensor that an operation reads and writes goes both ways: count it twice.",
+                    "Un tenseur qu’une opération lit et écrit fait l’aller et le retour : comptez-le deux fois.",
                 ),
-                "A state that is written before it is first read does not come from memory: the kernel has just "
-                "computed it.",
-                "Un état écrit avant d’être lu pour la première fois ne vient pas de la mémoire : le noyau vient de le "
-                "calculer.",
-            ),
-            Mistake(
-                lambda operations, states: (_apart(operations, states), BYTES * len(states)),
-                "You count each state once; one that is read and then changed goes both ways.",
-                "Vous comptez chaque état une fois ; or un état lu puis modifié fait l’aller et le retour.",
-            ),
-            Mistake(
-                lambda operations, states: (_apart(operations, states), 2 * BYTES * len(states)),
-                "You count each state twice; one that is only read (the gradient) does not go back.",
-                "Vous comptez chaque état deux fois ; or un état seulement lu (le gradient) n’est pas réécrit.",
-            ),
-            *(
-                Mistake(
-                    lambda operations, states, size=size: [
-                        count * size // BYTES for count in update_traffic(operations, states)
-                    ],
-                    f"You count {size} bytes per number: fp32 has 4.",
-                    f"Vous comptez {size} octets par nombre : fp32 en a 4.",
-                )
-                for size in (2, 8)
-            ),
-            *(
-                Mistake(
-                    lambda operations, states, one=one: (
-                        BYTES * sum(one(set(reads), set(writes)) for reads, writes in operations),
-                        update_traffic(operations, states)[1],
-                    ),
-                    en,
-                    fr,
-                )
-                for one, en, fr in (
-                    (
-                        lambda reads, writes: len(reads | writes),
-                        "A tensor that an operation reads and writes goes both ways: count it twice.",
-                        "Un tenseur qu’une opération lit et écrit fait l’aller et le retour : comptez-le deux fois.",
-                    ),
-                    (
-                        lambda reads, writes: len(reads),
-                        "You count what is read only: what is written goes to memory too.",
-                        "Vous ne comptez que les lectures : ce qui est écrit va aussi en mémoire.",
-                    ),
-                    (
-                        lambda reads, writes: len(writes),
-                        "You count what is written only: what is read comes from memory.",
-                        "Vous ne comptez que les écritures : ce qui est lu vient de la mémoire.",
-                    ),
-                    (
-                        lambda reads, writes: 2,
-                        "You count two tensors for every operation: count the names in its two lists.",
-                        "Vous comptez deux tenseurs par opération : comptez les noms de ses deux listes.",
-                    ),
-                )
-            ),
-            Mistake(
-                lambda operations, states: (
-                    _apart(operations, states),
-                    BYTES * len({name for reads, writes in operations for name in (*reads, *writes)}),
+                (
+                    lambda reads, writes: len(reads),
+                    "You count what is read only: what is written goes to memory too.",
+                    "Vous ne comptez que les lectures : ce qui est écrit va aussi en mémoire.",
                 ),
-                "You count each name once, temporaries included: in one kernel states alone are in memory, read and "
-                "written "
-                "separately.",
-                "Vous comptez chaque nom une fois, temporaires compris : dans un seul noyau, seuls les états sont en "
-                "mémoire, "
-                "lectures et écritures à part.",
+                (
+                    lambda reads, writes: len(writes),
+                    "You count what is written only: what is read comes from memory.",
+                    "Vous ne comptez que les écritures : ce qui est lu vient de la mémoire.",
+                ),
+                (
+                    lambda reads, writes: 2,
+                    "You count two tensors for every operation: count the names in its two lists.",
+                    "Vous comptez deux tenseurs par opération : comptez les noms de ses deux listes.",
+                ),
+            )
+        ),
+        Mistake(
+            lambda operations, states: (
+                _apart(operations, states),
+                BYTES * len({name for reads, writes in operations for name in (*reads, *writes)}),
             ),
-            *(
-                Mistake(
-                    lambda operations, states, which=which: (
-                        _apart(operations, states),
-                        _names(operations, states, which),
-                    ),
-                    "In one kernel you count one way only: states that are read, and states that are written.",
-                    "Dans un seul noyau, vous ne comptez qu’un sens : il y a les états lus, et les états écrits.",
-                )
-                for which in (0, 1)
-            ),
+            "You count each name once, temporaries included: in one kernel states alone are in memory, read and "
+            "written "
+            "separately.",
+            "Vous comptez chaque nom une fois, temporaires compris : dans un seul noyau, seuls les états sont en "
+            "mémoire, "
+            "lectures et écritures à part.",
+        ),
+        *(
             Mistake(
-                lambda operations, states: (_apart(operations, states),) * 2,
-                "Both results are those of one kernel per operation: in one kernel, each state is read and written "
-                "once.",
-                "Les deux résultats sont ceux d’un noyau par opération : dans un seul, chaque état est lu et écrit "
-                "une fois.",
-            ),
-            Mistake(
-                lambda operations, states: update_traffic(ADAM, ADAM_STATES),
-                "That is Adam's traffic whatever the operations are: count those that you are given.",
-                "C’est le trafic d’Adam quelles que soient les opérations : comptez celles que l’on vous donne.",
-            ),
+                lambda operations, states, which=which: (
+                    _apart(operations, states),
+                    _names(operations, states, which),
+                ),
+                "In one kernel you count one way only: states that are read, and states that are written.",
+                "Dans un seul noyau, vous ne comptez qu’un sens : il y a les états lus, et les états écrits.",
+            )
+            for which in (0, 1)
+        ),
+        Mistake(
+            lambda operations, states: (_apart(operations, states),) * 2,
+            "Both results are those of one kernel per operation: in one kernel, each state is read and written once.",
+            "Les deux résultats sont ceux d’un noyau par opération : dans un seul, chaque état est lu et écrit "
+            "une fois.",
+        ),
+        Mistake(
+            lambda operations, states: update_traffic(ADAM, ADAM_STATES),
+            "That is Adam's traffic whatever the operations are: count those that you are given.",
+            "C’est le trafic d’Adam quelles que soient les opérations : comptez celles que l’on vous donne.",
         ),
     ),
-    praise_en="Right: fusion does not change the operations, only the bytes that are moved.",
-    praise_fr="Exact : la fusion ne change pas les opérations, seulement les octets déplacés.",
-    hint_en="One kernel per operation: everything named, once each (set), read or written. One for all: which states "
-    "must come from memory, and which must go back?",
-    hint_fr="Un noyau par opération : tout ce qui est nommé, une fois chacun (set), lu ou écrit. Un seul pour toutes : "
-    "quels états doivent venir de la mémoire, et lesquels doivent y retourner ?",
-    nearer_en="Go through the operations with two sets: to `read` add the states read that are not in `written` yet, "
-    "then to `written` the states written. Fused: 4 · (len(read) + len(written)).",
-    nearer_fr="Parcourez les opérations avec deux ensembles : ajoutez à `read` les états lus qui ne sont pas encore "
-    "dans `written`, puis à `written` les états écrits. Fusionné : 4 · (len(read) + len(written)).",
 )
 
 
@@ -444,30 +432,19 @@ _MISTAKES = (
     ),
 )
 
-UPDATE_IN_BACKWARD = Exercise(
-    id="update-in-backward",
-    title=Said("the optimizer in the backward pass", "l’optimiseur dans la passe arrière"),
-    judge=Judge(
-        update_in_backward,
-        cases=[(seed,) for seed in SEEDS],
-        trial=lambda answer, seed: _weights(_trained(answer, seed)[0]),
-        mistakes=_MISTAKES,
-        differs=lambda *_: Said(
-            "The weights differ from those of a plain training (zero_grad, backward, step): each parameter must be "
-            "updated once per backward pass, by its own gradient, with moments that are kept.",
-            "Les poids diffèrent de ceux d’un entraînement ordinaire (zero_grad, backward, step) : chaque paramètre "
-            "doit être mis à jour une fois par passe arrière, par son propre gradient, avec des moments conservés.",
-        ),
-        then=_frugal,
+UPDATE_IN_BACKWARD = TEXTS.exercise(
+    "update-in-backward",
+    update_in_backward,
+    cases=[(seed,) for seed in SEEDS],
+    trial=lambda answer, seed: _weights(_trained(answer, seed)[0]),
+    mistakes=_MISTAKES,
+    differs=lambda *_: Said(
+        "The weights differ from those of a plain training (zero_grad, backward, step): each parameter must be "
+        "updated once per backward pass, by its own gradient, with moments that are kept.",
+        "Les poids diffèrent de ceux d’un entraînement ordinaire (zero_grad, backward, step) : chaque paramètre "
+        "doit être mis à jour une fois par passe arrière, par son propre gradient, avec des moments conservés.",
     ),
-    praise_en="Right: the same weights, and never more gradients than one layer has.",
-    praise_fr="Exact : les mêmes poids, et jamais plus de gradients que n’en a une couche.",
-    hint_en="One optimizer per parameter, made once. In the hook: its step, then the gradient freed.",
-    hint_fr="Un optimiseur par paramètre, créé une fois. Dans le hook : son step, puis le gradient libéré.",
-    nearer_en="def update(parameter, optimizer=optimizer): optimizer.step(); parameter.grad = None — registered by "
-    "parameter.register_post_accumulate_grad_hook(update), in the loop.",
-    nearer_fr="def update(parameter, optimizer=optimizer): optimizer.step(); parameter.grad = None — enregistré par "
-    "parameter.register_post_accumulate_grad_hook(update), dans la boucle.",
+    then=_frugal,
 )
 
 
@@ -578,157 +555,76 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
         )
 
 
-OUTER_STEP = Exercise(
-    id="outer-step",
-    title=Said("the outer step of DiLoCo", "le pas extérieur de DiLoCo"),
-    judge=Judge(
-        _values(),
-        on_ranks=True,
-        cases=TENSOR_CASES,
-        trial=_trial,
-        labels={
-            **{
-                f"weights of round {number}": Said(f"weights (round {number + 1})", f"weights (tour {number + 1})")
-                for number in range(ROUNDS)
-            },
-            _ANCHOR: Said("anchor", "anchor"),
-            _MOMENTUM: Said("momentum", "momentum"),
+OUTER_STEP = TEXTS.exercise(
+    "outer-step",
+    _values(),
+    on_ranks=True,
+    cases=TENSOR_CASES,
+    trial=_trial,
+    labels={
+        **{
+            f"weights of round {number}": Said(f"weights (round {number + 1})", f"weights (tour {number + 1})")
+            for number in range(ROUNDS)
         },
-        inspect=_inspect,
-        faults=(
-            Mistake(
-                _values(alone=True),
-                "Every rank uses its own difference, so the ranks drift apart. The mean over the ranks is missing "
-                "(all-reduce, divided by their number).",
-                "Chaque rang utilise sa propre différence, et les rangs s’éloignent. Il manque la moyenne sur les "
-                "rangs (all-reduce, divisé par leur nombre).",
-            ),
-            Mistake(
-                _values(sign=-1.0),
-                "You walk back: the outer gradient is anchor less the mean of the weights, for an optimizer steps "
-                "against the gradient.",
-                "Vous marchez à reculons : le gradient extérieur est anchor moins la moyenne des poids, car un "
-                "optimiseur avance à l’opposé du gradient.",
-            ),
-            Mistake(
-                _values(add=True),
-                "The differences are added up over the ranks: the step is as many times too long as there are ranks. "
-                "Divide by their number.",
-                "Les différences sont additionnées sur les rangs : le pas est trop long d’un facteur égal au nombre de "
-                "rangs. Divisez par ce nombre.",
-            ),
-            Mistake(
-                _values(nesterov=False),
-                "That is plain momentum; Nesterov's looks one step ahead: anchor −= rate · (gradient + decay · "
-                "momentum), with the momentum just renewed.",
-                "C’est le momentum ordinaire ; celui de Nesterov regarde un pas plus loin : anchor −= rate · (gradient "
-                "+ decay · momentum), avec le momentum que l’on vient de renouveler.",
-            ),
-            Mistake(
-                _values(keep=False),
-                "The first round is right, the next ones are not: momentum is not kept. Write into the tensor you are "
-                "given (mul_, add_): a new tensor of the same name is lost.",
-                "Le premier tour est juste, pas les suivants : momentum n’est pas gardé. Écrivez dans le tenseur reçu "
-                "(mul_, add_) : un nouveau tenseur du même nom est perdu.",
-            ),
-            Mistake(
-                _values(keep=False, move_anchor=False),
-                "weights move, but anchor and momentum stay as they were: `anchor = …` gives a name to a new tensor, "
-                "which is lost. Write in place: copy_, -=, mul_, add_.",
-                "weights avance, mais anchor et momentum restent comme avant : `anchor = …` donne un nom à un nouveau "
-                "tenseur, qui est perdu. Écrivez en place : copy_, -=, mul_, add_.",
-            ),
-            Mistake(
-                _values(bring_mean=True),
-                "weights hold the mean of the ranks' weights, not the new anchor: after the outer step all begin the "
-                "next round from the anchor, weights.copy_(anchor).",
-                "weights contient la moyenne des poids des rangs, et non la nouvelle ancre : après le pas extérieur, "
-                "tous commencent le tour suivant à partir de l’ancre, weights.copy_(anchor).",
-            ),
-            Mistake(
-                _values(bring=False),
-                "anchor moves, but weights stay where each rank has left them: all begin the next round from the "
-                "anchor, weights.copy_(anchor).",
-                "anchor avance, mais weights reste là où chaque rang l’a laissé : tous commencent le tour suivant à "
-                "partir de l’ancre, weights.copy_(anchor).",
-            ),
-            Mistake(
-                _values(move_anchor=False),
-                "weights move, but anchor stays at the start: write the new weights there too, in place.",
-                "weights avance, mais anchor reste au départ : écrivez-y aussi les nouveaux poids, en place.",
-            ),
-            Mistake(
-                _values(average=True),
-                "That is Local SGD: the weights are averaged, and that is all. DiLoCo takes the mean "
-                "displacement for a gradient, and makes a step with momentum of it.",
-                "C’est Local SGD : les poids sont moyennés, rien de plus. DiLoCo prend le déplacement moyen pour "
-                "un gradient, et en fait un pas avec momentum.",
-            ),
-            Mistake(
-                _values(of_sum=True),
-                "You take the sum of the weights away from the anchor: divide it by the number of ranks.",
-                "Vous retranchez de l’ancre la somme des poids : divisez-la par le nombre de rangs.",
-            ),
-            Mistake(
-                _values(bring=False, move_anchor=False, keep=False),
-                "Nothing has changed: `anchor = …` gives a name to a new tensor. Write in place: copy_, -=, mul_, "
-                "add_.",
-                "Rien n’a changé : `anchor = …` donne un nom à un nouveau tenseur. Écrivez en place : copy_, -=, "
-                "mul_, add_.",
-            ),
-            *(
-                Mistake(_values(rule=rule), en, fr)
-                for rule, en, fr in (
-                    (
-                        lambda gradient, u: (u + gradient, gradient + MOMENTUM * (u + gradient)),
-                        "The momentum does not decay: u ← μ u + Δ.",
-                        "Le moment ne s’amortit pas : u ← μ u + Δ.",
+        _ANCHOR: Said("anchor", "anchor"),
+        _MOMENTUM: Said("momentum", "momentum"),
+    },
+    inspect=_inspect,
+    faults={
+        "every rank uses its own difference": _values(alone=True),
+        "you walk back": _values(sign=-1.0),
+        "the differences are added up over the ranks": _values(add=True),
+        "that is plain momentum": _values(nesterov=False),
+        "the first round is right": _values(keep=False),
+        "weights move but anchor and momentum": _values(keep=False, move_anchor=False),
+        "weights hold the mean of the ranks' weights": _values(bring_mean=True),
+        "anchor moves but weights stay where": _values(bring=False),
+        "weights move but anchor stays at": _values(move_anchor=False),
+        "that is Local SGD": _values(average=True),
+        "you take the sum of the weights away from": _values(of_sum=True),
+        "nothing has changed": _values(bring=False, move_anchor=False, keep=False),
+        "mistake values rule rule en fr for": tuple(
+            Mistake(_values(rule=rule), en, fr)
+            for rule, en, fr in (
+                (
+                    lambda gradient, u: (u + gradient, gradient + MOMENTUM * (u + gradient)),
+                    "The momentum does not decay: u ← μ u + Δ.",
+                    "Le moment ne s’amortit pas : u ← μ u + Δ.",
+                ),
+                (
+                    lambda gradient, u: (
+                        MOMENTUM * u + (1 - MOMENTUM) * gradient,
+                        gradient + MOMENTUM * (MOMENTUM * u + (1 - MOMENTUM) * gradient),
                     ),
-                    (
-                        lambda gradient, u: (
-                            MOMENTUM * u + (1 - MOMENTUM) * gradient,
-                            gradient + MOMENTUM * (MOMENTUM * u + (1 - MOMENTUM) * gradient),
-                        ),
-                        "You weigh the gradient by 1 − μ, as Adam does: here u ← μ u + Δ.",
-                        "Vous pondérez le gradient par 1 − μ, comme Adam : ici, u ← μ u + Δ.",
+                    "You weigh the gradient by 1 − μ, as Adam does: here u ← μ u + Δ.",
+                    "Vous pondérez le gradient par 1 − μ, comme Adam : ici, u ← μ u + Δ.",
+                ),
+                (
+                    lambda gradient, u: (MOMENTUM * u + gradient, gradient),
+                    "The momentum does not move the anchor: the step is Δ + μ u.",
+                    "Le moment ne déplace pas l’ancre : le pas est Δ + μ u.",
+                ),
+                (
+                    lambda gradient, u: (
+                        MOMENTUM * u + gradient,
+                        (gradient + MOMENTUM * (MOMENTUM * u + gradient)) / RATE,
                     ),
-                    (
-                        lambda gradient, u: (MOMENTUM * u + gradient, gradient),
-                        "The momentum does not move the anchor: the step is Δ + μ u.",
-                        "Le moment ne déplace pas l’ancre : le pas est Δ + μ u.",
-                    ),
-                    (
-                        lambda gradient, u: (
-                            MOMENTUM * u + gradient,
-                            (gradient + MOMENTUM * (MOMENTUM * u + gradient)) / RATE,
-                        ),
-                        "The rate is left out: θ ← θ − η (Δ + μ u).",
-                        "Le taux est oublié : θ ← θ − η (Δ + μ u).",
-                    ),
-                    (
-                        lambda gradient, u: (MOMENTUM * u + gradient, gradient + MOMENTUM * u + gradient),
-                        "The momentum counts in full in the step: it is Δ + μ u.",
-                        "Le moment compte en entier dans le pas : c’est Δ + μ u.",
-                    ),
-                    (
-                        lambda gradient, u: (MOMENTUM * u + gradient, gradient + MOMENTUM * u),
-                        "The step takes the momentum from before its update: first u ← μ u + Δ, then Δ + μ u.",
-                        "Le pas prend le moment d’avant sa mise à jour : d’abord u ← μ u + Δ, puis Δ + μ u.",
-                    ),
-                )
-            ),
+                    "The rate is left out: θ ← θ − η (Δ + μ u).",
+                    "Le taux est oublié : θ ← θ − η (Δ + μ u).",
+                ),
+                (
+                    lambda gradient, u: (MOMENTUM * u + gradient, gradient + MOMENTUM * u + gradient),
+                    "The momentum counts in full in the step: it is Δ + μ u.",
+                    "Le moment compte en entier dans le pas : c’est Δ + μ u.",
+                ),
+                (
+                    lambda gradient, u: (MOMENTUM * u + gradient, gradient + MOMENTUM * u),
+                    "The step takes the momentum from before its update: first u ← μ u + Δ, then Δ + μ u.",
+                    "Le pas prend le moment d’avant sa mise à jour : d’abord u ← μ u + Δ, puis Δ + μ u.",
+                ),
+            )
         ),
-    ),
-    praise_en="Right: one all-reduce for a whole round of local steps.",
-    praise_fr="Exact : un all-reduce pour tout un tour de pas locaux.",
-    hint_en="The mean displacement of the ranks, with its sign changed, is the gradient: anchor − mean(weights). Then "
-    "a step of SGD with Nesterov momentum, from the anchor.",
-    hint_fr="Le déplacement moyen des rangs, changé de signe, tient lieu de gradient : anchor − moyenne(weights). "
-    "Puis un pas de SGD avec momentum de Nesterov, à partir de l’ancre.",
-    nearer_en="gradient = anchor − weights, all-reduced and divided by size; momentum.mul_(decay).add_(gradient); "
-    "anchor −= rate · (gradient + decay · momentum); weights.copy_(anchor).",
-    nearer_fr="gradient = anchor − weights, après all-reduce et division par size ; "
-    "momentum.mul_(decay).add_(gradient) ; anchor −= rate · (gradient + decay · momentum) ; weights.copy_(anchor).",
+    },
 )
 
 

@@ -12,13 +12,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
-from dlojz.labs.kit.judges import Judge
+from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.rank_judges import OUTPUT, added, asked_for, normals
 from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+TEXTS = Texts(__file__)
 
 EXCHANGE_CASES = ((2, 31), (3, 32))
 LOCAL_EXPERTS, ROOM, WIDTH = 2, 5, 4
@@ -319,25 +321,12 @@ def _inspect_calls(answers: list[RankAnswer], size: int) -> None:
         )
 
 
-EXCHANGE = Exercise(
-    id="exchange",
-    title=Said("the all-to-all by hand", "l’all-to-all à la main"),
-    judge=Judge(
-        _whole,
-        on_ranks=True,
-        trial=_exchange_trial,
-        cases=EXCHANGE_CASES,
-        faults=_EXCHANGE_FAULTS,
-        inspect=_inspect_calls,
-    ),
-    praise_en="Right on 2 and on 3 ranks: there and back, each token goes to one rank only.",
-    praise_fr="Exact sur 2 et sur 3 rangs : à l’aller comme au retour, chaque token ne va qu’à un rang.",
-    hint_en="The rows of buffer are already in the order of the ranks that hold the experts. After the all-to-all, "
-    "piece i comes from rank i: of which shape is it, and where must the dimension of experts stand?",
-    hint_fr="Les lignes de buffer sont déjà dans l’ordre des rangs qui détiennent les experts. Après l’all-to-all, le "
-    "morceau i vient du rang i : quelle est sa forme, et où doit se trouver la dimension des experts ?",
-    nearer_en="arrived.view(size, own, C, D).transpose(0, 1).reshape(own, size * C, D) for own_experts; then "
-    ".view(own, size, C, D).transpose(0, 1).contiguous(), and the second all-to-all into a tensor like buffer.",
-    nearer_fr="arrived.view(size, own, C, D).transpose(0, 1).reshape(own, size * C, D) pour own_experts ; puis "
-    ".view(own, size, C, D).transpose(0, 1).contiguous(), et le second all-to-all vers un tenseur comme buffer.",
+EXCHANGE = TEXTS.exercise(
+    "exchange",
+    _whole,
+    on_ranks=True,
+    trial=_exchange_trial,
+    cases=EXCHANGE_CASES,
+    faults=_EXCHANGE_FAULTS,
+    inspect=_inspect_calls,
 )

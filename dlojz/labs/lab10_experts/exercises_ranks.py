@@ -17,13 +17,15 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from dlojz.labs.kit.answer_numbers import plain
-from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, Said, Wrong
-from dlojz.labs.kit.judges import Judge
+from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.rank_judges import added, normals, same
 from dlojz.labs.lab10_experts.exercises_routing import capacity, crowded, places
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+TEXTS = Texts(__file__)
 
 Experts = Callable[["Tensor"], "Tensor"]
 
@@ -155,121 +157,49 @@ def _given(change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tens
     return lambda x, weights, chosen, kept, experts, shape: mixture(x, *change(weights, chosen, kept), experts, shape)
 
 
-MIXTURE = Exercise(
-    id="mixture",
-    title=Said("the mixture", "le mélange"),
-    judge=Judge(
-        mixture,
-        cases=_mixtures,
-        leaves={0: Said("x", "x"), 1: Said("the weights", "les poids")},
-        mistakes=(
-            Mistake(
-                lambda x, weights, *rest: mixture(x, weights.new_ones(weights.shape), *rest),
-                "The experts' outputs are added up without their weights: multiply each by that of its choice.",
-                "Les sorties des experts sont additionnées sans leurs poids : multipliez chacune par celui de son "
-                "choix.",
-            ),
-            Mistake(
-                _weighted_before,
-                "The weight multiplies what enters the expert: multiply what comes out. An expert is not linear.",
-                "Le poids multiplie ce qui entre dans l’expert : multipliez ce qui en sort. Un expert n’est pas "
-                "linéaire.",
-            ),
-            Mistake(
-                _with_itself,
-                "A token without a place comes out as it went in. Here it gives zero: the residual connection around "
-                "the layer adds the token itself, and would do so twice.",
-                "Un token sans place ressort tel quel. Ici il donne zéro : c’est la connexion résiduelle autour de la "
-                "couche qui ajoute le token lui-même ; elle le ferait une seconde fois.",
-            ),
-            Mistake(
-                _read_anyway,
-                "Tokens without a place read the last place of their expert, since index -1 is the last one in Python: "
-                "leave these choices out.",
-                "Les tokens sans place lisent la dernière place de leur expert, car l’indice -1 désigne la dernière en "
-                "Python : écartez ces choix.",
-            ),
-            *(
-                Mistake(
-                    _written(read, by_token),
-                    "Tokens without a place are written over the last place of their expert, since index -1 is the "
-                    f"last one in Python: leave these choices out{en}.",
-                    "Les tokens sans place s’écrivent sur la dernière place de leur expert, car l’indice -1 désigne "
-                    f"la dernière en Python : écartez ces choix{fr}.",
-                )
-                for read, en, fr in (
-                    (lambda kept: kept**0, ", both ways", ", à l’aller comme au retour"),
-                    (lambda kept: kept >= 0, " there, too", " là aussi"),
-                )
-                for by_token in (False, True)
-            ),
-            Mistake(
-                _last_choice,
-                "Each choice overwrites the one before: the outputs of a token's experts are added up.",
-                "Chaque choix écrase le précédent : les sorties des experts d’un même token s’additionnent.",
-            ),
-            Mistake(
-                _then(lambda mixed, x, kept: mixed + x),
-                "You add x: the residual connection is around the layer, not in it.",
-                "Vous ajoutez x : la connexion résiduelle est autour de la couche, et non dedans.",
-            ),
-            Mistake(
-                _then(lambda mixed, x, kept: mixed / kept.shape[1]),
-                "You divide by k: the weights say already how much each expert counts.",
-                "Vous divisez par k : les poids disent déjà combien compte chaque expert.",
-            ),
-            Mistake(
-                _then(lambda mixed, x, kept: mixed * (kept >= 0).all(1, keepdim=True)),
-                "A token that one of its experts refuses gets nothing: it keeps what the others have made of it.",
-                "Un token refusé par un de ses experts ne reçoit rien : il garde ce que les autres en ont fait.",
-            ),
-            Mistake(
-                _given(lambda weights, chosen, kept: (weights, chosen, kept.where(kept != 0, -1))),
-                "You leave out place 0 (> 0): places begin at 0, and -1 alone means dropped.",
-                "Vous écartez la place 0 (> 0) : les places commencent à 0, et seul -1 veut dire refusé.",
-            ),
-            Mistake(
-                lambda x, weights, chosen, kept, experts, shape: mixture(
-                    x, weights, chosen, kept, lambda buffer: buffer, shape
-                ),
-                "The experts are not called: experts(buffer) computes what you read.",
-                "Les experts ne sont pas appelés : experts(buffer) calcule ce que vous lisez.",
-            ),
-            Mistake(
-                lambda x, weights, chosen, kept, experts, shape: mixture(
-                    x, weights, chosen, kept, lambda buffer: experts(buffer.flip(0)), shape
-                ),
-                "Tokens meet the wrong experts: row e of the tensor is for expert e.",
-                "Des tokens rencontrent les mauvais experts : la ligne e du tenseur est pour l’expert e.",
-            ),
-            Mistake(
-                _given(lambda weights, chosen, kept: (weights**2, chosen, kept)),
-                "The weights count twice: multiply what enters the expert or what comes out, and the text says the "
-                "latter, once.",
-                "Les poids comptent deux fois : multipliez une seule fois, ce qui sort de l’expert.",
-            ),
-            Mistake(
-                _given(lambda weights, chosen, kept: (weights.flip(1), chosen, kept)),
-                "The weights are exchanged: column c of the weights goes with column c of the choices.",
-                "Les poids sont échangés : la colonne c des poids va avec la colonne c des choix.",
-            ),
-            Mistake(
-                _given(lambda weights, chosen, kept: (weights[:, :1], chosen[:, :1], kept[:, :1])),
-                "Only first choices count: go through all k columns.",
-                "Seuls les premiers choix comptent : parcourez les k colonnes.",
-            ),
+MIXTURE = TEXTS.exercise(
+    "mixture",
+    mixture,
+    cases=_mixtures,
+    leaves={0: Said("x", "x"), 1: Said("the weights", "les poids")},
+    mistakes={
+        "the experts' outputs are added up without their weights": lambda x, weights, *rest: mixture(
+            x, weights.new_ones(weights.shape), *rest
         ),
-    ),
-    praise_en="Right: dispatch, compute, combine. The experts receive one dense tensor.",
-    praise_fr="Exact : répartir, calculer, recombiner. Les experts reçoivent un seul tenseur dense.",
-    hint_en="Three times: fill a tensor (E, C, D) of zeros with the tokens that have a place; give it to experts, "
-    "once; bring back each result, times its weight, to the token it came from.",
-    hint_fr="Trois temps : remplir un tenseur (E, C, D) de zéros avec les tokens qui ont une place ; le donner à "
-    "experts, une fois ; ramener chaque résultat, fois son poids, au token dont il vient.",
-    nearer_en="token, choice = (places >= 0).nonzero(as_tuple=True); where = chosen[token, choice], places[token, "
-    "choice]; buffer[where] = x[token]; y.index_add(0, token, weight × experts(buffer)[where]).",
-    nearer_fr="token, choice = (places >= 0).nonzero(as_tuple=True) ; where = chosen[token, choice], places[token, "
-    "choice] ; buffer[where] = x[token] ; y.index_add(0, token, poids × experts(buffer)[where]).",
+        "the weight multiplies what enters the expert": _weighted_before,
+        "A token without a place comes out as it": _with_itself,
+        "tokens without a place read the last place of": _read_anyway,
+        "mistake written read by token tokens without": tuple(
+            Mistake(
+                _written(read, by_token),
+                "Tokens without a place are written over the last place of their expert, since index -1 is the "
+                f"last one in Python: leave these choices out{en}.",
+                "Les tokens sans place s’écrivent sur la dernière place de leur expert, car l’indice -1 désigne "
+                f"la dernière en Python : écartez ces choix{fr}.",
+            )
+            for read, en, fr in (
+                (lambda kept: kept**0, ", both ways", ", à l’aller comme au retour"),
+                (lambda kept: kept >= 0, " there, too", " là aussi"),
+            )
+            for by_token in (False, True)
+        ),
+        "each choice overwrites the one before": _last_choice,
+        "you add x": _then(lambda mixed, x, kept: mixed + x),
+        "you divide by k": _then(lambda mixed, x, kept: mixed / kept.shape[1]),
+        "A token that one of its experts refuses gets": _then(
+            lambda mixed, x, kept: mixed * (kept >= 0).all(1, keepdim=True)
+        ),
+        "you leave out place 0": _given(lambda weights, chosen, kept: (weights, chosen, kept.where(kept != 0, -1))),
+        "the experts are not called": lambda x, weights, chosen, kept, experts, shape: mixture(
+            x, weights, chosen, kept, lambda buffer: buffer, shape
+        ),
+        "tokens meet the wrong experts": lambda x, weights, chosen, kept, experts, shape: mixture(
+            x, weights, chosen, kept, lambda buffer: experts(buffer.flip(0)), shape
+        ),
+        "the weights count twice": _given(lambda weights, chosen, kept: (weights**2, chosen, kept)),
+        "the weights are exchanged": _given(lambda weights, chosen, kept: (weights.flip(1), chosen, kept)),
+        "only first choices count": _given(lambda weights, chosen, kept: (weights[:, :1], chosen[:, :1], kept[:, :1])),
+    },
 )
 
 
@@ -464,23 +394,14 @@ _PARITY_FAULTS = (
     ),
 )
 
-PARITY = Exercise(
-    id="expert-gradients",
-    title=Said("the gradients of the experts", "les gradients des experts"),
-    judge=Judge(
-        expected, on_ranks=True, trial=_parity_trial, cases=PARITY_CASES, labels=PARITY_LABELS, faults=_PARITY_FAULTS
-    ),
-    praise_en="Right with two copies of each expert and with one: the gradients equal those of data parallelism.",
-    praise_fr="Exact avec deux copies de chaque expert et avec une seule : les gradients égalent ceux du Data "
-    "Parallelism.",
-    hint_en="For each gradient, ask: which ranks hold the same parameter? These add up. Then: over how many losses is "
-    "the mean taken? Divide by that number, for experts too.",
-    hint_fr="Pour chaque gradient, demandez-vous : quels rangs détiennent le même paramètre ? Ceux-là additionnent. "
-    "Puis : de combien de pertes prend-on la moyenne ? C’est par ce nombre que l’on divise, pour les experts aussi.",
-    nearer_en="shared: dist.all_reduce(gradient); own: dist.all_reduce(gradient, group=replicas); both divided by "
-    "dist.get_world_size(), in place (/=).",
-    nearer_fr="shared : dist.all_reduce(gradient) ; own : dist.all_reduce(gradient, group=replicas) ; les deux divisés "
-    "par dist.get_world_size(), en place (/=).",
+PARITY = TEXTS.exercise(
+    "expert-gradients",
+    expected,
+    on_ranks=True,
+    trial=_parity_trial,
+    cases=PARITY_CASES,
+    labels=PARITY_LABELS,
+    faults=_PARITY_FAULTS,
 )
 
 
@@ -508,127 +429,37 @@ def _times(factor: Callable[[int], float]) -> Callable[..., float]:
     return lambda *case: exchange_bytes(*case) * factor(case[5])
 
 
-EXCHANGE_BYTES = Exercise(
-    id="exchange-bytes",
-    title=Said("the bytes of the all-to-all", "les octets de l’all-to-all"),
-    judge=Judge(
-        exchange_bytes,
-        cases=lambda: VOLUME_CASES,
-        mistakes=(
-            Mistake(
-                _times(lambda n: 1 / 2),
-                "Half is missing: there and back in forward, and again in backward, four all-to-all.",
-                "Il en manque la moitié : aller et retour en passe avant, puis de nouveau en passe arrière, soit "
-                "quatre all-to-all.",
-            ),
-            Mistake(
-                _times(lambda n: 1 / 4),
-                "That is one all-to-all: there and back, in forward and in backward, make four.",
-                "C’est un seul all-to-all : aller et retour, en passe avant et en passe arrière, en font quatre.",
-            ),
-            Mistake(
-                _times(lambda n: n / (n - 1)),
-                "That is the size of the tensors; the rows of a rank's own experts, 1/ranks of them, do not leave.",
-                "C’est la taille des tenseurs ; les lignes destinées aux experts du rang, soit 1/ranks, ne partent "
-                "pas.",
-            ),
-            Mistake(
-                _times(float),
-                "That is an all-gather, which sends everything to everyone: an all-to-all sends each row to one rank "
-                "only.",
-                "C’est un all-gather, qui envoie tout à tous : un all-to-all n’envoie chaque ligne qu’à un rang.",
-            ),
-            Mistake(
-                lambda tokens, width, experts, k, factor, ranks, number_bytes: (
-                    4 * factor * k * tokens * width * number_bytes * (ranks - 1) / ranks
-                ),
-                "Nearly: the capacity of an expert is rounded up to a whole number of places (math.ceil), and empty "
-                "places travel too.",
-                "Presque : la capacité d’un expert est arrondie vers le haut à un nombre entier de places (math.ceil), "
-                "et les places vides voyagent aussi.",
-            ),
-            Mistake(
-                lambda t, d, e, k, f, n, size: exchange_bytes(t, d, e, k, 1.0, n, size),
-                "The capacity factor is left out: what travels are places, filled or not, and there are factor times "
-                "as many as choices.",
-                "Le facteur de capacité est oublié : ce sont des places qui voyagent, remplies ou non, et il y en a "
-                "factor fois plus que de choix.",
-            ),
-            Mistake(
-                lambda t, d, e, k, f, n, size: exchange_bytes(t, d, e, 1, f, n, size),
-                "k is left out: a token goes to k experts, so it travels k times.",
-                "k est oublié : un token va chez k experts, il voyage donc k fois.",
-            ),
-            Mistake(
-                lambda t, d, e, k, f, n, size: exchange_bytes(t, d, e, k, f, n, 1),
-                "That is a number of elements: times number_bytes.",
-                "C’est un nombre d’éléments : multipliez par number_bytes.",
-            ),
-            Mistake(
-                lambda t, d, e, k, f, n, size: exchange_bytes(t, d, e, k, f, n, size) / n,
-                "You divide by the number of ranks once more; but a rank has places for all E experts, wherever they "
-                "are.",
-                "Vous divisez une fois de trop par le nombre de rangs ; or un rang a des places pour les E experts, où "
-                "qu’ils soient.",
-            ),
-            Mistake(
-                _times(lambda n: 3 / 4),
-                "You count three all-to-all: there and back, in forward and in backward, make four.",
-                "Vous comptez trois all-to-all : aller et retour, en passe avant et en passe arrière, en font quatre.",
-            ),
-            Mistake(
-                _times(lambda n: 2.0),
-                "You count each all-to-all twice: what a rank sends is asked for, not what it receives as well.",
-                "Vous comptez deux fois chaque all-to-all : on demande ce qu’un rang envoie, sans ce qu’il reçoit.",
-            ),
-            Mistake(
-                _times(lambda n: 1 / (n - 1)),
-                "You count the share that stays or goes to one rank, 1/ranks: (ranks − 1)/ranks of the rows leave.",
-                "Vous comptez la part qui reste ou va à un seul rang, 1/ranks : (ranks − 1)/ranks des lignes partent.",
-            ),
-            Mistake(
-                lambda t, d, e, k, f, n, size: 4 * e * math.floor(f * k * t / e) * d * size * (n - 1) / n,
-                "The capacity is rounded down: it is rounded up, math.ceil.",
-                "La capacité est arrondie vers le bas : on l’arrondit vers le haut, math.ceil.",
-            ),
-            Mistake(
-                lambda t, d, e, k, f, n, size: 4 * e * math.ceil(f * k * t) * d * size * (n - 1) / n,
-                "Each expert gets places for all choices: its capacity is a share of them, divided by the number of "
-                "experts.",
-                "Chaque expert reçoit des places pour tous les choix : sa capacité en est une part, divisée par le "
-                "nombre d’experts.",
-            ),
-            Mistake(
-                lambda t, d, e, k, f, n, size: exchange_bytes(t, d, e, k, f, n, size) / e,
-                "You count one expert's places: a rank has places for all E experts.",
-                "Vous comptez les places d’un seul expert : un rang a des places pour les E experts.",
-            ),
-            Mistake(
-                lambda t, d, e, k, f, n, size: exchange_bytes(t, 1, e, k, f, n, size),
-                "The width is left out: a place holds a whole token, width numbers.",
-                "La largeur est oubliée : une place contient un token entier, soit width nombres.",
-            ),
-            Mistake(
-                lambda t, d, e, k, f, n, size: 4 * t * d * size * (n - 1) / n,
-                "You count the tokens once: what travels are places, factor × k times as many, rounded up for each "
-                "expert.",
-                "Vous comptez chaque token une fois : ce sont des places qui voyagent, factor × k fois plus, "
-                "arrondies par expert.",
-            ),
+EXCHANGE_BYTES = TEXTS.exercise(
+    "exchange-bytes",
+    exchange_bytes,
+    cases=lambda: VOLUME_CASES,
+    mistakes={
+        "half is missing": _times(lambda n: 1 / 2),
+        "that is one all-to-all": _times(lambda n: 1 / 4),
+        "that is the size of the tensors": _times(lambda n: n / (n - 1)),
+        "that is an all-gather": _times(float),
+        "nearly the capacity of an expert": lambda tokens, width, experts, k, factor, ranks, number_bytes: (
+            4 * factor * k * tokens * width * number_bytes * (ranks - 1) / ranks
         ),
-    ),
-    praise_en="Right: the volume depends on k, the capacity factor, the tokens and their width; the number of experts "
-    "counts by the rounding only.",
-    praise_fr="Exact : le volume dépend de k, du facteur de capacité, des tokens et de leur largeur ; le nombre "
-    "d’experts ne compte que par l’arrondi.",
-    hint_en="How large is the tensor (E, C, D) of a rank? How many times does it travel, forward and backward? Which "
-    "share of it stays?",
-    hint_fr="Quelle est la taille du tenseur (E, C, D) d’un rang ? Combien de fois voyage-t-il, en passes avant et "
-    "arrière ? Quelle part en reste sur place ?",
-    nearer_en="room = math.ceil(factor * k * tokens / experts); 4 * experts * room * width * number_bytes * (ranks - "
-    "1) / ranks.",
-    nearer_fr="room = math.ceil(factor * k * tokens / experts) ; 4 * experts * room * width * number_bytes * (ranks - "
-    "1) / ranks.",
+        "the capacity factor is left out": lambda t, d, e, k, f, n, size: exchange_bytes(t, d, e, k, 1.0, n, size),
+        "k is left out": lambda t, d, e, k, f, n, size: exchange_bytes(t, d, e, 1, f, n, size),
+        "that is a number of elements": lambda t, d, e, k, f, n, size: exchange_bytes(t, d, e, k, f, n, 1),
+        "you divide by the number of ranks once more": lambda t, d, e, k, f, n, size: (
+            exchange_bytes(t, d, e, k, f, n, size) / n
+        ),
+        "you count three all-to-all": _times(lambda n: 3 / 4),
+        "you count each all-to-all twice": _times(lambda n: 2.0),
+        "you count the share that stays or goes to": _times(lambda n: 1 / (n - 1)),
+        "the capacity is rounded down": lambda t, d, e, k, f, n, size: (
+            4 * e * math.floor(f * k * t / e) * d * size * (n - 1) / n
+        ),
+        "each expert gets places for all choices": lambda t, d, e, k, f, n, size: (
+            4 * e * math.ceil(f * k * t) * d * size * (n - 1) / n
+        ),
+        "you count one expert's places": lambda t, d, e, k, f, n, size: exchange_bytes(t, d, e, k, f, n, size) / e,
+        "the width is left out": lambda t, d, e, k, f, n, size: exchange_bytes(t, 1, e, k, f, n, size),
+        "you count the tokens once": lambda t, d, e, k, f, n, size: 4 * t * d * size * (n - 1) / n,
+    },
 )
 
 
@@ -699,22 +530,4 @@ def _placement_score(answer: Callable[..., Any]) -> float:
     return round(sum(found) / len(found), 1)
 
 
-PLACEMENT = Challenge(
-    id="expert-placement",
-    title=Said("challenge: experts placed by load", "défi : les experts placés selon leur charge"),
-    judge=_placement_score,
-    target=103,
-    unit_en="% of the mean load on the busiest rank",
-    unit_fr="% de la charge moyenne sur le rang le plus chargé",
-    praise_en="DeepSeek-V3 places copies of its busiest experts in this way, and does so again every few minutes.",
-    praise_fr="DeepSeek-V3 place ainsi des copies de ses experts les plus chargés, et recommence au bout de quelques "
-    "minutes.",
-    hint_en="Two decisions: which experts get the spare places, and which rank takes which copy. What does a copy of "
-    "the busiest expert leave to each of the two?",
-    hint_fr="Deux décisions : à quels experts donner les places libres, et quel rang prend quelle copie. Que laisse "
-    "une copie de l’expert le plus chargé à chacune des deux ?",
-    nearer_en="A first arrangement can be improved: look for two experts, one of the busiest rank and one elsewhere, "
-    "whose exchange lowers the larger of the two loads; begin again until there is none.",
-    nearer_fr="Une première répartition s’améliore : cherchez deux experts, l’un sur le rang le plus chargé, l’autre "
-    "ailleurs, dont l’échange abaisse la plus grande des deux charges ; recommencez tant qu’il y en a.",
-)
+PLACEMENT = TEXTS.challenge("expert-placement", _placement_score, target=103)

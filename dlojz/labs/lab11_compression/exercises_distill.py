@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
-from dlojz.labs.kit.judges import Judge, gradient_of, normal, refuse_nothing
+from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.judges import gradient_of, normal, refuse_nothing
 from dlojz.labs.kit.rank_judges import same
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+TEXTS = Texts(__file__)
 
 
 Way = Callable[..., Any]
@@ -78,131 +81,41 @@ def _check_gradients(answer: Way) -> None:
             )
 
 
-SOFT_LOSS = Exercise(
-    id="soft-loss",
-    title=Said("the teacher's soft answers", "les réponses nuancées du professeur"),
-    judge=Judge(
-        soft_loss,
-        cases=_soft_cases,
-        mistakes=(
-            Mistake(
-                _scaled(0),
-                "The factor T² is missing: softened logits give gradients of about 1/T², so without it a change of "
-                "temperature would also change how much this loss weighs beside another.",
-                "Il manque le facteur T² : des logits adoucis donnent des gradients d’environ 1/T² ; sans lui, changer "
-                "la température changerait aussi le poids de cette perte face à une autre.",
-            ),
-            Mistake(
-                _scaled(1),
-                "The factor is T², not T: T divides once in the softmax of the student and once more in the difference "
-                "of the two probabilities.",
-                "Le facteur est T², et non T : T divise une fois dans le softmax de l’étudiant, et une fois encore "
-                "dans l’écart des deux probabilités.",
-            ),
-            Mistake(
-                lambda student, teacher, t: soft_loss(student, teacher, t) / student.shape[1],
-                "You average over classes too, as F.kl_div does by default: sum over the classes, then take the mean "
-                'over the samples (reduction="batchmean").',
-                "Vous moyennez aussi sur les classes, comme F.kl_div le fait par défaut : sommez sur les classes, puis "
-                'moyennez sur les échantillons (reduction="batchmean").',
-            ),
-            Mistake(
-                lambda student, teacher, t: soft_loss(student, teacher, t) * len(student),
-                "You add the samples up: take their mean, so that the size of the batch does not change the learning "
-                "rate.",
-                "Vous additionnez les échantillons : prenez leur moyenne, pour que la taille du batch ne change pas le "
-                "taux d’apprentissage.",
-            ),
-            Mistake(
-                lambda student, teacher, t: t**2 * _kl((student / t).softmax(-1), (teacher / t).softmax(-1)).mean(),
-                "The divergence is the other way round, KL(student ‖ teacher): it is the teacher's probabilities that "
-                "weigh the differences. Mind the order of F.kl_div(student's logarithms, teacher's probabilities).",
-                "La divergence est prise à l’envers, KL(étudiant ‖ professeur) : ce sont les probabilités du "
-                "professeur qui pondèrent les écarts. Attention à l’ordre de F.kl_div(logarithmes de l’étudiant, "
-                "probabilités du professeur).",
-            ),
-            Mistake(
-                _at(1, 0),
-                "The teacher is not softened: divide its logits by T, too.",
-                "Le professeur n’est pas adouci : divisez aussi ses logits par T.",
-            ),
-            Mistake(
-                _at(0, 1),
-                "The student is not softened: divide its logits by T, too.",
-                "L’étudiant n’est pas adouci : divisez aussi ses logits par T.",
-            ),
-            Mistake(
-                _at(-1, -1),
-                "You multiply the logits by T, which makes the probabilities harder: divide.",
-                "Vous multipliez les logits par T, ce qui durcit les probabilités : divisez.",
-            ),
-            Mistake(
-                lambda student, teacher, t: (
-                    -(t**2) * ((teacher / t).softmax(-1) * (student / t).log_softmax(-1)).sum(-1).mean()
-                ),
-                "That is the cross-entropy with the teacher's probabilities: its gradient is right, but it is not 0 "
-                "when the student answers like the teacher. Add the teacher's Σ p log p, or use F.kl_div.",
-                "C’est l’entropie croisée avec les probabilités du professeur : son gradient est juste, mais elle ne "
-                "vaut pas 0 quand l’étudiant répond comme le professeur. Ajoutez Σ p log p du professeur, ou prenez "
-                "F.kl_div.",
-            ),
-            Mistake(
-                _scaled(-2),
-                "You divide by T²: the factor T² makes up for gradients that softening has made smaller, so multiply.",
-                "Vous divisez par T² : ce facteur compense des gradients que l’adoucissement a réduits ; multipliez "
-                "donc.",
-            ),
-            Mistake(
-                lambda student, teacher, t: 2 * t * soft_loss(student, teacher, t) / t**2,
-                "You multiply by 2T; the factor is T², temperature**2.",
-                "Vous multipliez par 2T ; le facteur est T², soit temperature**2.",
-            ),
-            Mistake(
-                lambda student, teacher, t: t**2 * _kl((teacher / t).softmax(0), (student / t).softmax(0)).mean(),
-                "Your softmax runs over the samples (dim 0): the probabilities of one sample must add up to 1, so "
-                "dim=-1.",
-                "Votre softmax court sur les échantillons (dim 0) : les probabilités d’un échantillon doivent avoir "
-                "pour somme "
-                "1, donc dim=-1.",
-            ),
-            Mistake(
-                lambda student, teacher, t: (
-                    t**2 * ((teacher / t).softmax(-1) - (student / t).softmax(-1)).square().sum(-1).mean()
-                ),
-                "That is the square difference of the probabilities; the divergence is Σ p (log p − log q).",
-                "C’est l’écart quadratique des probabilités ; la divergence est Σ p (log p − log q).",
-            ),
-            Mistake(
-                lambda student, teacher, t: -soft_loss(student, teacher, t),
-                "The sign is the other way round: a divergence is never negative, Σ p (log p − log q).",
-                "Le signe est inversé : une divergence n’est jamais négative, Σ p (log p − log q).",
-            ),
-            Mistake(
-                lambda student, teacher, t: t**2 * _no_logarithm(student / t, (teacher / t).softmax(-1)),
-                "F.kl_div takes the student's logarithms: log_softmax for the student, softmax for the teacher.",
-                "F.kl_div attend des logarithmes pour l’étudiant : log_softmax pour l’étudiant, softmax pour le "
-                "professeur.",
-            ),
-            Mistake(
-                lambda student, teacher, t: t**2 * _kl((teacher / t).softmax(-1), (student / t).softmax(-1)),
-                "One loss per sample is left: take their mean.",
-                "Il reste une perte par échantillon : prenez leur moyenne.",
-            ),
+SOFT_LOSS = TEXTS.exercise(
+    "soft-loss",
+    soft_loss,
+    cases=_soft_cases,
+    mistakes={
+        "the factor T² is missing": _scaled(0),
+        "the factor is T²": _scaled(1),
+        "you average over classes too": lambda student, teacher, t: soft_loss(student, teacher, t) / student.shape[1],
+        "you add the samples up": lambda student, teacher, t: soft_loss(student, teacher, t) * len(student),
+        "the divergence is the other way round": lambda student, teacher, t: (
+            t**2 * _kl((student / t).softmax(-1), (teacher / t).softmax(-1)).mean()
         ),
-        then=_check_gradients,
-    ),
-    praise_en="Right: the loss is zero when the student answers like the teacher, and its gradients keep their size at "
-    "any temperature.",
-    praise_fr="Exact : la perte est nulle quand l’étudiant répond comme le professeur, et ses gradients gardent leur "
-    "ampleur à toute température.",
-    hint_en="Two softmaxes of logits divided by T: probabilities p for the teacher, whose gradient you cut; logarithms "
-    "log q for the student. Then Σ p (log p − log q).",
-    hint_fr="Deux softmax de logits divisés par T : des probabilités p pour le professeur, dont vous coupez le "
-    "gradient ; des logarithmes log q pour l’étudiant. Puis Σ p (log p − log q).",
-    nearer_en='T**2 * F.kl_div(log_q, p, reduction="batchmean"), where log_q = (student / T).log_softmax(-1) and '
-    "p = (teacher.detach() / T).softmax(-1).",
-    nearer_fr='T**2 * F.kl_div(log_q, p, reduction="batchmean"), où log_q = (student / T).log_softmax(-1) et '
-    "p = (teacher.detach() / T).softmax(-1).",
+        "the teacher is not softened": _at(1, 0),
+        "the student is not softened": _at(0, 1),
+        "you multiply the logits by T": _at(-1, -1),
+        "that is the cross-entropy with the teacher's probabilities": lambda student, teacher, t: (
+            -(t**2) * ((teacher / t).softmax(-1) * (student / t).log_softmax(-1)).sum(-1).mean()
+        ),
+        "you divide by T²": _scaled(-2),
+        "you multiply by 2T": lambda student, teacher, t: 2 * t * soft_loss(student, teacher, t) / t**2,
+        "your softmax runs over the samples": lambda student, teacher, t: (
+            t**2 * _kl((teacher / t).softmax(0), (student / t).softmax(0)).mean()
+        ),
+        "that is the square difference of the probabilities": lambda student, teacher, t: (
+            t**2 * ((teacher / t).softmax(-1) - (student / t).softmax(-1)).square().sum(-1).mean()
+        ),
+        "the sign is the other way round": lambda student, teacher, t: -soft_loss(student, teacher, t),
+        "F.kl_div takes the student's logarithms": lambda student, teacher, t: (
+            t**2 * _no_logarithm(student / t, (teacher / t).softmax(-1))
+        ),
+        "one loss per sample is left": lambda student, teacher, t: (
+            t**2 * _kl((teacher / t).softmax(-1), (student / t).softmax(-1))
+        ),
+    },
+    then=_check_gradients,
 )
 
 
@@ -309,127 +222,50 @@ def _check_labels(answer: Way) -> None:
         )
 
 
-MIXED_LOSS = Exercise(
-    id="mixed-loss",
-    title=Said("with and without true labels", "avec et sans vraies étiquettes"),
-    judge=Judge(
-        mixed_loss,
-        cases=_mixed_cases,
-        leaves={0: Said("the student's logits", "les logits de l’étudiant")},
-        mistakes=(
-            Mistake(
-                lambda s, t, y, temperature, alpha: (
-                    alpha * soft_loss(s[y == UNKNOWN], t[y == UNKNOWN], temperature) + (1 - alpha) * _hard(s, y)
-                ),
-                "The teacher is asked about samples without a label only: its soft loss counts for all samples.",
-                "Le professeur n’est interrogé que sur les échantillons sans étiquette : sa perte compte pour tous.",
-            ),
-            Mistake(
-                lambda s, t, y, temperature, alpha: mixed_loss(s, t, y, temperature, 1 - alpha),
-                "Alpha weighs the soft loss, 1 − alpha the true labels: you have swapped them.",
-                "Alpha pondère la perte de distillation, 1 − alpha les vraies étiquettes : vous les avez échangés.",
-            ),
-            Mistake(
-                lambda s, t, y, temperature, alpha: (
-                    alpha * soft_loss(s, t, temperature) + (1 - alpha) * _hard(s, y, t=temperature)
-                ),
-                "The true labels are compared at temperature T: they are not softened, so neither is the student.",
-                "Les vraies étiquettes sont comparées à la température T : elles ne sont pas adoucies, l’étudiant n’a "
-                "donc pas à l’être.",
-            ),
-            Mistake(
-                lambda s, t, y, temperature, alpha: (
-                    alpha * soft_loss(s, t, temperature) + (1 - alpha) * _hard(s, y, divided=True)
-                ),
-                "The cross-entropy is divided by the number of all samples: divide by that of those with a label.",
-                "L’entropie croisée est divisée par le nombre de tous les échantillons : divisez par celui des "
-                "échantillons étiquetés.",
-            ),
-            Mistake(
-                _soft_of_known,
-                "The teacher is asked about samples with a label only: it is for the others that it is most useful.",
-                "Le professeur n’est interrogé que sur les échantillons étiquetés : c’est pour les autres qu’il est le "
-                "plus utile.",
-            ),
-            Mistake(
-                lambda s, t, y, temperature, alpha: soft_loss(s, t, temperature) + (1 - alpha) * _hard(s, y),
-                "The soft loss is not weighed: multiply it by alpha.",
-                "La perte de distillation n’est pas pondérée : multipliez-la par alpha.",
-            ),
-            Mistake(
-                lambda s, t, y, temperature, alpha: alpha * soft_loss(s, t, temperature) + _hard(s, y),
-                "The cross-entropy is not weighed: multiply it by 1 − alpha.",
-                "L’entropie croisée n’est pas pondérée : multipliez-la par 1 − alpha.",
-            ),
-            Mistake(_as_a_class(-1), *_INDEXED),
-            Mistake(_as_a_class(0), *_INDEXED),
-            Mistake(
-                lambda s, t, y, temperature, alpha: soft_loss(s, t, temperature) + _hard(s, y),
-                "Neither loss is weighed: alpha times the soft loss, 1 − alpha times the cross-entropy.",
-                "Aucune des deux pertes n’est pondérée : alpha fois la perte de distillation, 1 − alpha fois "
-                "l’entropie croisée.",
-            ),
-            Mistake(
-                lambda s, t, y, temperature, alpha: (soft_loss(s, t, temperature) + _hard(s, y)) / 2,
-                "You take the plain mean of the two losses: their weights are alpha and 1 − alpha.",
-                "Vous prenez la simple moyenne des deux pertes : leurs poids sont alpha et 1 − alpha.",
-            ),
-            Mistake(
-                lambda s, t, y, temperature, alpha: alpha * soft_loss(s, t, temperature),
-                "The true labels do not count: add (1 − alpha) × the cross-entropy of the samples that have one.",
-                "Les vraies étiquettes ne comptent pas : ajoutez (1 − alpha) × l’entropie croisée des échantillons "
-                "étiquetés.",
-            ),
-            Mistake(
-                lambda s, t, y, temperature, alpha: (1 - alpha) * _hard(s, y),
-                "The teacher does not count: add alpha × the soft loss of all samples.",
-                "Le professeur ne compte pas : ajoutez alpha × la perte de distillation de tous les échantillons.",
-            ),
-            Mistake(
-                lambda s, t, y, temperature, alpha: mixed_loss(s, t, y.where(y != 0, UNKNOWN), temperature, alpha),
-                "Samples of class 0 are left out: a label is unknown if it is -1, and 0 is a class.",
-                "Les échantillons de la classe 0 sont écartés : une étiquette est inconnue si elle vaut -1, et 0 est "
-                "une classe.",
-            ),
-            Mistake(
-                lambda s, t, y, temperature, alpha: (
-                    alpha * soft_loss(s, t, temperature) + (1 - alpha) * _hard(s, y, divided=True) * len(y)
-                ),
-                "The cross-entropy is a sum over the samples: take its mean over those that have a label.",
-                "L’entropie croisée est une somme sur les échantillons : prenez sa moyenne sur ceux qui sont "
-                "étiquetés.",
-            ),
-            Mistake(
-                lambda s, t, y, temperature, alpha: mixed_loss(s, t, y, 1.0, alpha),
-                "The soft loss takes no temperature here: hand it the one that your function receives.",
-                "La perte de distillation est prise ici sans température : donnez-lui celle que reçoit votre fonction.",
-            ),
-            Mistake(
-                lambda s, t, y, temperature, alpha: (
-                    alpha * soft_loss(s, t, temperature) / temperature**2 + (1 - alpha) * _hard(s, y)
-                ),
-                "The soft loss lacks its factor T²: it is that of exercise 1.",
-                "Il manque à la perte de distillation son facteur T² : c’est celle de l’exercice 1.",
-            ),
-            Mistake(
-                lambda s, t, y, temperature, alpha: (
-                    alpha * soft_loss(s, t, temperature) - (1 - alpha) * _of_target(s, y)
-                ),
-                "F.nll_loss takes log-probabilities: call log_softmax first, or F.cross_entropy, which does both.",
-                "F.nll_loss attend des log-probabilités : appelez d’abord log_softmax, ou F.cross_entropy, qui fait "
-                "les deux.",
-            ),
+MIXED_LOSS = TEXTS.exercise(
+    "mixed-loss",
+    mixed_loss,
+    cases=_mixed_cases,
+    leaves={0: Said("the student's logits", "les logits de l’étudiant")},
+    mistakes={
+        "the teacher is asked about samples without a label": lambda s, t, y, temperature, alpha: (
+            alpha * soft_loss(s[y == UNKNOWN], t[y == UNKNOWN], temperature) + (1 - alpha) * _hard(s, y)
         ),
-        then=_check_labels,
-    ),
-    praise_en="Right: one loss for images with a label and for images without.",
-    praise_fr="Exact : une seule perte pour les images étiquetées et pour les autres.",
-    hint_en="known = labels != -1 tells which samples have a label; student[known] and labels[known] are theirs. What "
-    "if there is none?",
-    hint_fr="known = labels != -1 dit quels échantillons ont une étiquette ; student[known] et labels[known] sont les "
-    "leurs. Et s’il n’y en a aucun ?",
-    nearer_en="alpha * soft_loss(…) for all samples; then, if known.any(), add (1 - alpha) * "
-    "F.cross_entropy(student[known], labels[known]).",
-    nearer_fr="alpha * soft_loss(…) pour tous les échantillons ; puis, si known.any(), ajoutez (1 - alpha) * "
-    "F.cross_entropy(student[known], labels[known]).",
+        "alpha weighs the soft loss": lambda s, t, y, temperature, alpha: mixed_loss(s, t, y, temperature, 1 - alpha),
+        "the true labels are compared at temperature T": lambda s, t, y, temperature, alpha: (
+            alpha * soft_loss(s, t, temperature) + (1 - alpha) * _hard(s, y, t=temperature)
+        ),
+        "the cross-entropy is divided by the number of all": lambda s, t, y, temperature, alpha: (
+            alpha * soft_loss(s, t, temperature) + (1 - alpha) * _hard(s, y, divided=True)
+        ),
+        "the teacher is asked about samples with a label": _soft_of_known,
+        "the soft loss is not weighed": lambda s, t, y, temperature, alpha: (
+            soft_loss(s, t, temperature) + (1 - alpha) * _hard(s, y)
+        ),
+        "the cross-entropy is not weighed": lambda s, t, y, temperature, alpha: (
+            alpha * soft_loss(s, t, temperature) + _hard(s, y)
+        ),
+        "mistake _as_a_class 1 _INDEXED": Mistake(_as_a_class(-1), *_INDEXED),
+        "mistake _as_a_class 0 _INDEXED": Mistake(_as_a_class(0), *_INDEXED),
+        "neither loss is weighed": lambda s, t, y, temperature, alpha: soft_loss(s, t, temperature) + _hard(s, y),
+        "you take the plain mean of the two losses": lambda s, t, y, temperature, alpha: (
+            (soft_loss(s, t, temperature) + _hard(s, y)) / 2
+        ),
+        "the true labels do not count": lambda s, t, y, temperature, alpha: alpha * soft_loss(s, t, temperature),
+        "the teacher does not count": lambda s, t, y, temperature, alpha: (1 - alpha) * _hard(s, y),
+        "samples of class 0 are left out": lambda s, t, y, temperature, alpha: mixed_loss(
+            s, t, y.where(y != 0, UNKNOWN), temperature, alpha
+        ),
+        "the cross-entropy is a sum over the samples": lambda s, t, y, temperature, alpha: (
+            alpha * soft_loss(s, t, temperature) + (1 - alpha) * _hard(s, y, divided=True) * len(y)
+        ),
+        "the soft loss takes no temperature here": lambda s, t, y, temperature, alpha: mixed_loss(s, t, y, 1.0, alpha),
+        "the soft loss lacks its factor T²": lambda s, t, y, temperature, alpha: (
+            alpha * soft_loss(s, t, temperature) / temperature**2 + (1 - alpha) * _hard(s, y)
+        ),
+        "F.nll_loss takes log-probabilities": lambda s, t, y, temperature, alpha: (
+            alpha * soft_loss(s, t, temperature) - (1 - alpha) * _of_target(s, y)
+        ),
+    },
+    then=_check_labels,
 )

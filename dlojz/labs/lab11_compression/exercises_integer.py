@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
-from dlojz.labs.kit.judges import Answer, Judge, expect_tensor, normal
+from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.judges import Answer, expect_tensor, normal
 from dlojz.labs.lab11_compression.exercises_quantize import quantize_affine, quantize_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+TEXTS = Texts(__file__)
 
 Undo = Callable[[str, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
 
@@ -175,132 +178,34 @@ def _check_products(answer: Callable[..., Any]) -> None:
             )
 
 
-INTEGER_LINEAR = Exercise(
-    id="integer-linear",
-    title=Said("a layer in whole numbers", "une couche en entiers"),
-    judge=Judge(
-        integer_linear,
-        trial=_integer_trial,
-        cases=_integer_cases,
-        mistakes=(
-            Mistake(
-                _corrected(lambda x_q, z, w_q: 0),
-                "The zero-point is left out: x is worth x_scale × (x_q − x_zero), and Σ (x_q − x_zero) w_q has a "
-                "second part, −x_zero Σ w_q.",
-                "Le point zéro est oublié : x vaut x_scale × (x_q − x_zero), et Σ (x_q − x_zero) w_q a une seconde "
-                "partie, −x_zero Σ w_q.",
-            ),
-            Mistake(_narrow(True), *_NARROW),
-            Mistake(_narrow(False), *_NARROW),
-            Mistake(
-                _corrected(lambda x_q, z, w_q: z),
-                "You take the zero-point away once; it counts once per input, times the weight: x_zero × the sum of "
-                "the row of w_q.",
-                "Vous retranchez le point zéro une seule fois ; il compte une fois par entrée, multiplié par le poids "
-                ": x_zero × la somme de la ligne de w_q.",
-            ),
-            Mistake(
-                _corrected(lambda x_q, z, w_q: -z * w_q.int().sum(1)),
-                "The correction is to be taken away, not added.",
-                "La correction se retranche, elle ne s’ajoute pas.",
-            ),
-            Mistake(
-                _corrected(lambda x_q, z, w_q: z * x_q.int().sum(1, keepdim=True)),
-                "The correction adds up the inputs; it is the weights that the zero-point is multiplied by: "
-                "w_q.sum(1).",
-                "La correction additionne les entrées ; or ce sont les poids que le point zéro multiplie : w_q.sum(1).",
-            ),
-            Mistake(
-                _without_scales(True),
-                "The scales of the weights are left out: one per output, w_scale.T.",
-                "Les échelles des poids manquent : une par sortie, w_scale.T.",
-            ),
-            Mistake(_without_scales(False), "The scale of x is left out.", "L’échelle de x manque."),
-            Mistake(
-                lambda x_q, s, z, w_q, w_s: (x_q.int() @ w_q.int().T - z * w_q.int().sum(1)).float(),
-                "The sums are right, but no scale is applied: multiply by x_scale and by w_scale.T.",
-                "Les sommes sont justes, mais sans échelle : multipliez par x_scale et par w_scale.T.",
-            ),
-            Mistake(
-                lambda x_q, s, z, w_q, w_s: integer_linear(x_q, s, z, w_q, 1 / w_s),
-                "You divide by w_scale: a weight is worth w_scale × w_q, so multiply.",
-                "Vous divisez par w_scale : un poids vaut w_scale × w_q ; multipliez donc.",
-            ),
-            Mistake(
-                _corrected(lambda x_q, z, w_q: z * w_q.sum(1).to(x_q.dtype)),
-                "The sum of the weights runs over, kept in int8: add up in int32, w_q.int().sum(1).",
-                "La somme des poids déborde, gardée en int8 : sommez en int32, w_q.int().sum(1).",
-            ),
-            Mistake(
-                _corrected(lambda x_q, z, w_q: z * w_q.shape[1]),
-                "The correction counts the inputs; each counts with its weight: x_zero × the sum of the row of w_q.",
-                "La correction compte les entrées ; or chacune compte avec son poids : x_zero × la somme de la ligne "
-                "de w_q.",
-            ),
-            Mistake(
-                _corrected(lambda x_q, z, w_q: z * w_q.int().sum()),
-                "The correction adds up all weights of the layer: each output has its own, w_q.int().sum(1).",
-                "La correction additionne tous les poids de la couche : chaque sortie a la sienne, w_q.int().sum(1).",
-            ),
-            Mistake(
-                lambda x_q, s, z, w_q, w_s: integer_linear(x_q, s, z, w_q, w_s).round(),
-                "You round the output: it is a number in floats; only the factors of the product are whole.",
-                "Vous arrondissez la sortie : c’est un nombre flottant ; seuls les facteurs du produit sont entiers.",
-            ),
-            Mistake(
-                lambda x_q, s, z, w_q, w_s: s * w_s.T * ((x_q - z).int() @ w_q.int().T),
-                "x_q − x_zero runs over in int8: multiply x_q as it is, and take x_zero × the sum of the weights away "
-                "afterwards.",
-                "x_q − x_zero déborde en int8 : multipliez x_q tel quel, et retranchez ensuite x_zero × la somme des "
-                "poids.",
-            ),
-        ),
-        repairs=(
-            Mistake(
-                lambda answer: lambda x_q, s, z, w_q, w_s: answer(x_q, s, z, w_q, w_s.T),
-                "w_scale is a column, one scale per row of w_q, but in y the outputs are columns: with w_scale.T your "
-                "function is right.",
-                "w_scale est une colonne, une échelle par ligne de w_q, mais dans y les sorties sont en colonnes : "
-                "avec w_scale.T, votre fonction est juste.",
-            ),
-            Mistake(
-                lambda answer: lambda x_q, s, z, w_q, w_s: answer(x_q, s, z, w_q.T, w_s),
-                "w_q is (outputs, inputs), and the product needs the inputs first: with w_q.T your function is right.",
-                "w_q est de forme (sorties, entrées), et le produit demande les entrées d’abord : avec w_q.T, votre "
-                "fonction est juste.",
-            ),
-            Mistake(
-                _undone(_product_transposed),
-                "w_q is (outputs, inputs), and the product alone needs the inputs first: with x_q.int() @ w_q.int().T "
-                "your function is right; its correction stays as it is.",
-                "w_q est de forme (sorties, entrées), et seul le produit demande les entrées d’abord : avec "
-                "x_q.int() @ w_q.int().T, votre fonction est juste ; sa correction reste telle quelle.",
-            ),
-            Mistake(
-                _undone(_sum_along(0, keepdim=False)),
-                "The correction needs one sum for each output, and the outputs are the rows of w_q: with "
-                "w_q.int().sum(1) in place of sum(0), your function is right.",
-                "La correction demande une somme par sortie, et les sorties sont les lignes de w_q : avec "
-                "w_q.int().sum(1) au lieu de sum(0), votre fonction est juste.",
-            ),
-            Mistake(
-                _undone(_sum_along(1, keepdim=True)),
-                "The sums of the rows of w_q are a column, but in y the outputs are columns: with w_q.int().sum(1), "
-                "without keepdim, your function is right.",
-                "Les sommes des lignes de w_q sont en colonne, mais dans y les sorties sont en colonnes : avec "
-                "w_q.int().sum(1), sans keepdim, votre fonction est juste.",
-            ),
-        ),
-        then=_check_products,
-    ),
-    praise_en="Right: the product is exact; the correction depends on the weights alone, so it is computed once and "
-    "for all.",
-    praise_fr="Exact : le produit ne perd rien ; la correction ne dépend que des poids, on la calcule une fois pour "
-    "toutes.",
-    hint_en="Expand Σ x_scale (x_q − x_zero) × w_scale w_q: what can be taken out of the sum, and which two sums "
-    "remain?",
-    hint_fr="Développez Σ x_scale (x_q − x_zero) × w_scale w_q : que peut-on sortir de la somme, et quelles sont les "
-    "deux sommes qui restent ?",
-    nearer_en="sums = x_q.int() @ w_q.int().T − x_zero * w_q.int().sum(1); then x_scale * w_scale.T * sums.",
-    nearer_fr="sums = x_q.int() @ w_q.int().T − x_zero * w_q.int().sum(1) ; puis x_scale * w_scale.T * sums.",
+INTEGER_LINEAR = TEXTS.exercise(
+    "integer-linear",
+    integer_linear,
+    trial=_integer_trial,
+    cases=_integer_cases,
+    mistakes={
+        "the zero-point is left out": _corrected(lambda x_q, z, w_q: 0),
+        "mistake _narrow True _NARROW": Mistake(_narrow(True), *_NARROW),
+        "mistake _narrow False _NARROW": Mistake(_narrow(False), *_NARROW),
+        "you take the zero-point away once": _corrected(lambda x_q, z, w_q: z),
+        "the correction is to be taken away": _corrected(lambda x_q, z, w_q: -z * w_q.int().sum(1)),
+        "the correction adds up the inputs": _corrected(lambda x_q, z, w_q: z * x_q.int().sum(1, keepdim=True)),
+        "the scales of the weights are left out": _without_scales(True),
+        "the scale of x is left out": _without_scales(False),
+        "the sums are right": lambda x_q, s, z, w_q, w_s: (x_q.int() @ w_q.int().T - z * w_q.int().sum(1)).float(),
+        "you divide by w_scale": lambda x_q, s, z, w_q, w_s: integer_linear(x_q, s, z, w_q, 1 / w_s),
+        "the sum of the weights runs over": _corrected(lambda x_q, z, w_q: z * w_q.sum(1).to(x_q.dtype)),
+        "the correction counts the inputs": _corrected(lambda x_q, z, w_q: z * w_q.shape[1]),
+        "the correction adds up all weights of the layer": _corrected(lambda x_q, z, w_q: z * w_q.int().sum()),
+        "you round the output": lambda x_q, s, z, w_q, w_s: integer_linear(x_q, s, z, w_q, w_s).round(),
+        "x_q − x_zero runs over in int8": lambda x_q, s, z, w_q, w_s: s * w_s.T * ((x_q - z).int() @ w_q.int().T),
+    },
+    repairs={
+        "w_scale is a column": lambda answer: lambda x_q, s, z, w_q, w_s: answer(x_q, s, z, w_q, w_s.T),
+        "w_q is outputs inputs and the": lambda answer: lambda x_q, s, z, w_q, w_s: answer(x_q, s, z, w_q.T, w_s),
+        "w_q is outputs inputs and the product": _undone(_product_transposed),
+        "the correction needs one sum for each output": _undone(_sum_along(0, keepdim=False)),
+        "the sums of the rows of w_q are a": _undone(_sum_along(1, keepdim=True)),
+    },
+    then=_check_products,
 )

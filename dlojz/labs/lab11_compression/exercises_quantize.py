@@ -13,11 +13,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
-from dlojz.labs.kit.judges import Judge, expect_int8, expect_several, expect_tensor, gradient_of, normal
+from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.judges import expect_int8, expect_several, expect_tensor, gradient_of, normal
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+TEXTS = Texts(__file__)
 
 Affine = tuple["Tensor", float, int]
 """Whole numbers in int8, of the shape of x; scale; zero-point."""
@@ -244,22 +247,12 @@ _AFFINE_MISTAKES = (
     ),
 )
 
-AFFINE = Exercise(
-    id="affine",
-    title=Said("a range that is not centred", "un intervalle qui n’est pas centré"),
-    judge=Judge(quantize_affine, trial=_affine_trial, cases=_affine_cases, mistakes=_AFFINE_MISTAKES),
-    praise_en="Right: every whole number is used, zero stays exactly zero, and values outside of the range are "
-    "clamped.",
-    praise_fr="Exact : tous les entiers servent, zéro reste exactement zéro, et les valeurs hors de l’intervalle sont "
-    "écrêtées.",
-    hint_en="low must become −2^(bits − 1), high 2^(bits − 1) − 1: that gives the scale, then the zero-point, which is "
-    "the whole number that stands for 0.",
-    hint_fr="low doit devenir −2^(bits − 1), et high 2^(bits − 1) − 1 : cela donne l’échelle, puis le point zéro, qui "
-    "est l’entier qui représente 0.",
-    nearer_en="scale = (high − low) / (2**bits − 1); zero_point = −2**(bits − 1) − round(low / scale); q = (x / "
-    "scale).round() + zero_point, clamped, in torch.int8.",
-    nearer_fr="scale = (high − low) / (2**bits − 1) ; zero_point = −2**(bits − 1) − round(low / scale) ; q = (x / "
-    "scale).round() + zero_point, écrêté, en torch.int8.",
+AFFINE = TEXTS.exercise(
+    "affine",
+    quantize_affine,
+    trial=_affine_trial,
+    cases=_affine_cases,
+    mistakes=_AFFINE_MISTAKES,
 )
 
 
@@ -430,18 +423,12 @@ _ROWS_MISTAKES = (
     ),
 )
 
-ROWS = Exercise(
-    id="rows",
-    title=Said("weights in whole numbers", "des poids entiers"),
-    judge=Judge(quantize_rows, trial=_rows_trial, cases=_rows_cases, mistakes=_ROWS_MISTAKES),
-    praise_en="Right: a byte per weight, and a row of small weights is as precise as a row of large ones.",
-    praise_fr="Exact : un octet par poids, et une ligne de petits poids est aussi précise qu’une ligne de grands.",
-    hint_en="With 8 bits the largest magnitude of a row becomes 127: what is then one unit worth?",
-    hint_fr="Avec 8 bits, la plus grande valeur absolue d’une ligne devient 127 : que vaut alors une unité ?",
-    nearer_en="scale = weight.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1); q = (weight / scale).round(), in "
-    "torch.int8.",
-    nearer_fr="scale = weight.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1) ; q = (weight / scale).round(), en "
-    "torch.int8.",
+ROWS = TEXTS.exercise(
+    "rows",
+    quantize_rows,
+    trial=_rows_trial,
+    cases=_rows_cases,
+    mistakes=_ROWS_MISTAKES,
 )
 
 
@@ -545,122 +532,45 @@ _OTHER_ENDS = Said(
     "bits.",
 )
 
-STRAIGHT_THROUGH = Exercise(
-    id="straight-through",
-    title=Said("a gradient through a rounding", "un gradient à travers un arrondi"),
-    judge=Judge(
-        fake_quantize,
-        trial=_straight_trial,
-        cases=_straight_cases,
-        labels={
-            _VALUES: Said("the values", "les valeurs"),
-            _GRADIENT: Said("the gradient of the weights", "le gradient des poids"),
-        },
-        mistakes=(
-            Mistake(
-                _plain,
-                "The values are right, but no gradient passes: round() is flat almost everywhere, so its derivative is "
-                "0. Nothing would be learnt. backward must return the gradient as it came.",
-                "Les valeurs sont justes, mais aucun gradient ne passe : round() est plat presque partout, sa dérivée "
-                "est nulle. Rien ne serait appris. backward doit rendre le gradient tel qu’il est arrivé.",
-            ),
-            Mistake(
-                lambda weight, scale, bits: weight + (_plain(weight, scale, bits) - weight).detach(),
-                "The values are right, but weights that are clamped get a gradient too: moving them changes nothing, "
-                "and they could run away for ever. Only the rounding is to be passed through, the clamp is not.",
-                "Les valeurs sont justes, mais les poids écrêtés reçoivent aussi un gradient : les déplacer ne change "
-                "rien, et ils pourraient s’éloigner sans fin. On ne traverse que l’arrondi, pas le clamp.",
-            ),
-            Mistake(
-                lambda weight, scale, bits: weight + ((weight / scale).round() * scale - weight).detach(),
-                "Nothing is clamped: with 4 bits the whole numbers go from −7 to 7.",
-                "Rien n’est écrêté : avec 4 bits, les entiers vont de −7 à 7.",
-            ),
-            Mistake(
-                lambda weight, scale, bits: fake_quantize(weight, scale, bits) / scale,
-                "You return the whole numbers: multiply them by the scale, so that they can take the place of the "
-                "weights.",
-                "Vous renvoyez les entiers : multipliez-les par l’échelle, pour qu’ils puissent remplacer les poids.",
-            ),
-            Mistake(
-                _scaled_gradient,
-                "The values are right, but the gradient is divided by the scale: the scale divides, then multiplies, "
-                "so it must cancel out.",
-                "Les valeurs sont justes, mais le gradient est divisé par l’échelle : elle divise, puis multiplie, et "
-                "doit donc se simplifier.",
-            ),
-            Mistake(
-                lambda weight, scale, bits: _clamped(weight / scale, bits) * scale,
-                "Nothing is rounded: the gradient is right, but the values are those of the weights.",
-                "Rien n’est arrondi : le gradient est juste, mais les valeurs sont celles des poids.",
-            ),
-            Mistake(
-                lambda weight, scale, bits: _times_gradient(weight, scale, bits, 2.0),
-                "The values are right, but the gradient is not the one that arrived: backward must return it "
-                "unchanged.",
-                "Les valeurs sont justes, mais le gradient n’est pas celui qui est arrivé : backward doit le rendre "
-                "tel quel.",
-            ),
-            Mistake(
-                _rounded_gradient,
-                "The values are right, but backward rounds the gradient as well: it must return it unchanged.",
-                "Les valeurs sont justes, mais backward arrondit aussi le gradient : il doit le rendre tel quel.",
-            ),
-            Mistake(
-                lambda weight, scale, bits: _clamped((weight / scale).floor(), bits) * scale,
-                "You round down, and without Round.apply: no gradient passes, and every weight gets smaller.",
-                "Vous arrondissez vers le bas, et sans Round.apply : aucun gradient ne passe, et tous les poids "
-                "diminuent.",
-            ),
-            Mistake(
-                _times_rounded,
-                "The values are right, but backward multiplies the gradient by the rounded value: that would be the "
-                "derivative of a square. It must return the gradient as it came.",
-                "Les valeurs sont justes, mais backward multiplie le gradient par la valeur arrondie : ce serait la "
-                "dérivée d’un carré. Il doit rendre le gradient tel qu’il est arrivé.",
-            ),
-            Mistake(
-                _open_at_the_ends,
-                "The values are right, and almost all of the gradient; but a weight that is rounded to the largest "
-                "whole number itself gets none (hardtanh, or a mask with < and not <=): it is not clamped, so its "
-                "gradient passes.",
-                "Les valeurs sont justes, et presque tout le gradient ; mais un poids arrondi au plus grand entier "
-                "lui-même n’en reçoit pas (hardtanh, ou un masque avec < au lieu de <=) : il n’est pas écrêté, son "
-                "gradient passe donc.",
-            ),
-            *(
-                Mistake(
-                    lambda weight, scale, bits, ends=ends: _between(weight, scale, *ends(2 ** (bits - 1) - 1)),
-                    *_OTHER_ENDS,
-                )
-                for ends in (
-                    lambda high: (-high - 1, high),
-                    lambda high: (0, high),
-                    lambda high: (-2 * high - 1, 2 * high + 1),
-                    lambda high: (-high - 1, high + 1),
-                    lambda high: (-high, high + 1),
-                )
-            ),
-            Mistake(
-                lambda weight, scale, bits: fake_quantize(weight, scale, bits) / scale**2,
-                "You divide by the scale at the end: it has divided already, so multiply, to come back to weights.",
-                "Vous divisez par l’échelle à la fin : elle a déjà divisé ; multipliez, pour revenir à des poids.",
-            ),
-            Mistake(
-                lambda weight, scale, bits: fake_quantize(weight, scale * 0 + 1, bits) * scale,
-                "You round the weights themselves: divide by the scale first.",
-                "Vous arrondissez les poids eux-mêmes : divisez d’abord par l’échelle.",
-            ),
+STRAIGHT_THROUGH = TEXTS.exercise(
+    "straight-through",
+    fake_quantize,
+    trial=_straight_trial,
+    cases=_straight_cases,
+    labels={
+        _VALUES: Said("the values", "les valeurs"),
+        _GRADIENT: Said("the gradient of the weights", "le gradient des poids"),
+    },
+    mistakes={
+        "the values are right": _plain,
+        "the values are right but": lambda weight, scale, bits: (
+            weight + (_plain(weight, scale, bits) - weight).detach()
         ),
-    ),
-    praise_en="Right: forward computes with rounded weights, and the gradient passes through the rounding.",
-    praise_fr="Exact : la passe avant calcule avec des poids arrondis, et le gradient traverse l’arrondi.",
-    hint_en="backward receives the gradient of what forward has returned, and returns that of what forward has "
-    "received: as if forward had done nothing. The clamp is left to autograd.",
-    hint_fr="backward reçoit le gradient de ce que forward a renvoyé, et renvoie celui de ce que forward a reçu : "
-    "comme si forward n’avait rien fait. Le clamp reste l’affaire d’autograd.",
-    nearer_en="return gradient in backward; then high = 2 ** (bits - 1) - 1 and Round.apply(weight / "
-    "scale).clamp(-high, high) * scale.",
-    nearer_fr="return gradient dans backward ; puis high = 2 ** (bits - 1) - 1 et Round.apply(weight / "
-    "scale).clamp(-high, high) * scale.",
+        "nothing is clamped": lambda weight, scale, bits: weight + ((weight / scale).round() * scale - weight).detach(),
+        "you return the whole numbers": lambda weight, scale, bits: fake_quantize(weight, scale, bits) / scale,
+        "the values are right but the": _scaled_gradient,
+        "nothing is rounded": lambda weight, scale, bits: _clamped(weight / scale, bits) * scale,
+        "the values are right but the gradient": lambda weight, scale, bits: _times_gradient(weight, scale, bits, 2.0),
+        "the values are right but backward": _rounded_gradient,
+        "you round down": lambda weight, scale, bits: _clamped((weight / scale).floor(), bits) * scale,
+        "the values are right but backward multiplies": _times_rounded,
+        "the values are right and": _open_at_the_ends,
+        "mistake lambda weight scale bits ends ends": tuple(
+            Mistake(
+                lambda weight, scale, bits, ends=ends: _between(weight, scale, *ends(2 ** (bits - 1) - 1)),
+                *_OTHER_ENDS,
+            )
+            for ends in (
+                lambda high: (-high - 1, high),
+                lambda high: (0, high),
+                lambda high: (-2 * high - 1, 2 * high + 1),
+                lambda high: (-high - 1, high + 1),
+                lambda high: (-high, high + 1),
+            )
+        ),
+        "you divide by the scale at the end": lambda weight, scale, bits: fake_quantize(weight, scale, bits) / scale**2,
+        "you round the weights themselves": lambda weight, scale, bits: (
+            fake_quantize(weight, scale * 0 + 1, bits) * scale
+        ),
+    },
 )

@@ -13,11 +13,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import significant
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
-from dlojz.labs.kit.judges import Judge, expect_several, expect_tensor, normal
+from dlojz.labs.kit.exercise import Mistake, Wrong
+from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.judges import expect_several, expect_tensor, normal
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+TEXTS = Texts(__file__)
 
 Cache = tuple["Tensor", "Tensor"]
 Way = Callable[..., Any]
@@ -137,106 +140,42 @@ def _with_all_heads(answer: Way) -> Way:
     return way
 
 
-KV_CACHE = Exercise(
-    id="kv-cache",
-    title=Said("attention with a cache", "l’attention avec un cache"),
-    judge=Judge(
-        cached_attention,
-        trial=_decoded,
-        cases=_pieces_cases,
-        mistakes=(
+KV_CACHE = TEXTS.exercise(
+    "kv-cache",
+    cached_attention,
+    trial=_decoded,
+    cases=_pieces_cases,
+    mistakes={
+        "the mask begins in the top left corner": _seen(mask="top left"),
+        "with a single new token you are right": _seen(mask="none"),
+        "the new tokens attend to each other only": _seen(stored="none"),
+        "your cache holds the keys and values of the": _seen(stored="last"),
+        "the new keys stand before those of the cache": _seen(order="newest first"),
+        "mistake seen mask mask a token does": tuple(
             Mistake(
-                _seen(mask="top left"),
-                "The mask begins in the top left corner, as that of is_causal=True: a new token then sees the first "
-                "tokens of the sequence only. Its row must reach to its own place: shift the diagonal by the tokens "
-                "in the cache.",
-                "Le masque part du coin supérieur gauche, comme celui de is_causal=True : un nouveau token ne voit "
-                "alors que les premiers tokens de la séquence. Sa ligne doit aller jusqu’à sa propre place : décalez "
-                "la diagonale du nombre de tokens en cache.",
-            ),
-            Mistake(
-                _seen(mask="none"),
-                "With a single new token you are right, but several new tokens see those after them: mask what comes "
-                "later.",
-                "Avec un seul nouveau token, c’est juste ; mais plusieurs nouveaux tokens voient ceux qui les suivent "
-                ": masquez ce qui vient après.",
-            ),
-            Mistake(
-                _seen(stored="none"),
-                "The new tokens attend to each other only: put the keys and values of the cache before theirs.",
-                "Les nouveaux tokens ne regardent qu’eux-mêmes : placez les clés et valeurs du cache avant les leurs.",
-            ),
-            Mistake(
-                _seen(stored="last"),
-                "Your cache holds the keys and values of the last call only: return all of them, old and new.",
-                "Votre cache ne contient que les clés et valeurs du dernier appel : renvoyez-les toutes, anciennes et "
-                "nouvelles.",
-            ),
-            Mistake(
-                _seen(order="newest first"),
-                "The new keys stand before those of the cache: the order is that of the sequence, old ones first.",
-                "Les nouvelles clés sont placées avant celles du cache : l’ordre est celui de la séquence, les "
-                "anciennes d’abord.",
-            ),
-            *(
-                Mistake(
-                    _seen(mask=mask),
-                    "A token does not see itself: the diagonal is one place too far to the left.",
-                    "Un token ne se voit pas lui-même : la diagonale est décalée d’une place de trop vers la gauche.",
-                )
-                for mask in ("too early", "not itself")
-            ),
-            *(
-                Mistake(
-                    _seen(mask=mask),
-                    "The mask is the other way round: in scaled_dot_product_attention True says that a token may look "
-                    "there, and it may look at itself and at those before.",
-                    "Le masque est inversé : dans scaled_dot_product_attention, True dit qu’un token a le droit de "
-                    "regarder là, et il a le droit de regarder lui-même et ceux d’avant.",
-                )
-                for mask in ("inverted", "inverted with itself")
-            ),
-            Mistake(
-                _seen(order="repeated"),
-                "Each head attends to the keys of another head: in grouped attention, neighbouring heads share keys "
-                "and values (repeat_interleave, or enable_gqa=True); repeat deals them out in turn.",
-                "Chaque tête regarde les clés d’une autre : dans l’attention groupée, des têtes voisines partagent "
-                "clés et valeurs (repeat_interleave, ou enable_gqa=True) ; repeat les distribue à tour de rôle.",
-            ),
-            Mistake(
-                _seen(mask="of numbers"),
-                "Your mask is of numbers, which are added to the scores: 0 hides nothing. Make it of booleans, True "
-                "where a token may look.",
-                "Votre masque est fait de nombres, qui s’ajoutent aux scores : 0 ne cache rien. Prenez des booléens, "
-                "True là où l’on regarde.",
-            ),
-            Mistake(
-                _seen(scale=1.0),
-                "The scores are not divided by the square root of the width of a head.",
-                "Les scores ne sont pas divisés par la racine carrée de la largeur d’une tête.",
-            ),
+                _seen(mask=mask),
+                "A token does not see itself: the diagonal is one place too far to the left.",
+                "Un token ne se voit pas lui-même : la diagonale est décalée d’une place de trop vers la gauche.",
+            )
+            for mask in ("too early", "not itself")
         ),
-        repairs=(
+        "mistake seen mask mask the mask is": tuple(
             Mistake(
-                _with_all_heads,
-                "Your function is right where k and v have as many heads as q, and fails where they have fewer: with "
-                "enable_gqa=True, scaled_dot_product_attention shares them out among the heads.",
-                "Votre fonction est juste quand k et v ont autant de têtes que q, et échoue quand elles en ont moins : "
-                "avec enable_gqa=True, scaled_dot_product_attention les partage entre les têtes.",
-            ),
+                _seen(mask=mask),
+                "The mask is the other way round: in scaled_dot_product_attention True says that a token may look "
+                "there, and it may look at itself and at those before.",
+                "Le masque est inversé : dans scaled_dot_product_attention, True dit qu’un token a le droit de "
+                "regarder là, et il a le droit de regarder lui-même et ceux d’avant.",
+            )
+            for mask in ("inverted", "inverted with itself")
         ),
-    ),
-    praise_en="Right: a new token costs one row of attention, and keys and values are computed once.",
-    praise_fr="Exact : un nouveau token coûte une ligne d’attention, et chaque clé et valeur n’est calculée qu’une "
-    "fois.",
-    hint_en="Old keys and values first, then the new ones, along the dimension of tokens. Then: which places may the "
-    "first of the new tokens see?",
-    hint_fr="Les anciennes clés et valeurs d’abord, puis les nouvelles, selon la dimension des tokens. Puis : quelles "
-    "places le premier des nouveaux tokens a-t-il le droit de voir ?",
-    nearer_en="A mask of booleans, (new tokens, all tokens), true up to the diagonal; .tril(n) moves that diagonal n "
-    "places to the right, and n is the number of tokens in the cache.",
-    nearer_fr="Un masque de booléens, (nouveaux tokens, tous les tokens), vrai jusqu’à la diagonale ; .tril(n) décale "
-    "cette diagonale de n places vers la droite, et n est le nombre de tokens en cache.",
+        "each head attends to the keys of another head": _seen(order="repeated"),
+        "your mask is of numbers": _seen(mask="of numbers"),
+        "the scores are not divided by the square root": _seen(scale=1.0),
+    },
+    repairs={
+        "your function is right where k and v have": _with_all_heads,
+    },
 )
 
 
@@ -313,9 +252,7 @@ def _refuse_other_spread(down: Tensor) -> None:
         (1 / WIDE_INPUTS, "1/inputs: the square root is missing", "1/entrées : il manque la racine carrée"),
     ):
         if math.isclose(spread, other, rel_tol=SPREAD_TOLERANCE):
-            raise Wrong(
-                en=f"A is drawn with a standard deviation of {en}.", fr=f"A est tirée avec l’écart type {fr}."
-            )
+            raise Wrong(en=f"A is drawn with a standard deviation of {en}.", fr=f"A est tirée avec l’écart type {fr}.")
     raise Wrong(
         en=f"For {WIDE_INPUTS} inputs A is drawn with a standard deviation of {significant(spread)}, but 1/√inputs = "
         f"{significant(wanted)} is asked for.",
@@ -440,20 +377,8 @@ def _twin(layer: Any, x: Tensor) -> Tensor:
     return x @ weight + bias
 
 
-LORA = Exercise(
-    id="lora",
-    title=Said("a LoRA layer", "une couche LoRA"),
-    judge=Judge(cases=(), then=_refuse_other_lora),
-    praise_en="Right: the layer begins as it was, and only two small matrices learn.",
-    praise_fr="Exact : la couche commence telle qu’elle était, et seules deux petites matrices apprennent.",
-    hint_en="Three things in __init__: freeze the linear layer; one nn.Parameter of shape (rank, inputs), drawn at "
-    "random; one of shape (outputs, rank), zero.",
-    hint_fr="Trois choses dans __init__ : geler la couche linéaire ; un nn.Parameter de forme (rank, entrées), tiré au "
-    "hasard ; un autre de forme (sorties, rank), nul.",
-    nearer_en="linear.requires_grad_(False) freezes weight and bias; linear.in_features and linear.out_features give "
-    "the shapes. Forward: the output of the linear layer plus alpha / rank times x, multiplied by one matrix after "
-    "the other (transposed).",
-    nearer_fr="linear.requires_grad_(False) gèle le poids et le biais ; linear.in_features et linear.out_features "
-    "donnent les formes. Passe avant : la sortie de la couche linéaire, plus alpha / rank fois x multiplié par une "
-    "matrice puis par l’autre (transposées).",
+LORA = TEXTS.exercise(
+    "lora",
+    cases=(),
+    then=_refuse_other_lora,
 )

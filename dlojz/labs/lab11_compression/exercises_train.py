@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said
-from dlojz.labs.kit.judges import Judge, normal
+from dlojz.labs.kit.exercise import Mistake, Said
+from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.judges import normal
 from dlojz.labs.lab11_compression.exercises_quantize import fake_quantize
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
+
+TEXTS = Texts(__file__)
 
 Batches = Sequence[tuple["Tensor", "Tensor"]]
 Loop = Callable[..., Any]
@@ -161,95 +164,31 @@ _NOT_TRAINED = Said(
 )
 
 
-AWARE_TRAINING = Exercise(
-    id="aware-training",
-    title=Said("the loop of quantization-aware training", "la boucle de quantization-aware training"),
-    judge=Judge(
-        train_aware,
-        trial=_aware_trial,
-        cases=_aware_cases,
-        mistakes=(
-            Mistake(
-                lambda model, names, batches, optimizer, bits: _trained(model, batches, optimizer, dict),
-                "Your loop trains without any rounding: hand the rounded matrices to torch.func.functional_call.",
-                "Votre boucle entraîne sans aucun arrondi : donnez les matrices arrondies à "
-                "torch.func.functional_call.",
-            ),
-            Mistake(
-                lambda model, names, batches, optimizer, bits: _trained(
-                    model, batches, optimizer, lambda: _rounded(model, names, bits), cleared=False
-                ),
-                *_NOT_CLEARED,
-            ),
-            Mistake(lambda *_: None, *_NOT_TRAINED),
-            Mistake(
-                _overwritten,
-                "You write the rounded weights over the floating-point ones: an update smaller than half a step is "
-                "then lost each time. Keep the floating-point weights, and round a copy in each forward pass.",
-                "Vous écrivez les poids arrondis par-dessus les poids flottants : une mise à jour inférieure à un "
-                "demi-pas est alors perdue à chaque fois. Gardez les poids flottants, et arrondissez une copie à "
-                "chaque passe avant.",
-            ),
-            Mistake(
-                _rounded_once,
-                "You round once, before the loop, and then train without rounding: the forward pass of every step "
-                "must see rounded matrices.",
-                "Vous arrondissez une seule fois, avant la boucle, puis entraînez sans arrondi : la passe avant de "
-                "chaque pas doit voir des matrices arrondies.",
-            ),
-            Mistake(
-                _rounded_at_the_end,
-                "The training is right, but you write the rounding into the weights at the end: leave the "
-                "floating-point weights, so that one can go on training.",
-                "L’entraînement est juste, mais vous écrivez l’arrondi dans les poids à la fin : laissez les poids "
-                "flottants, pour que l’on puisse continuer l’entraînement.",
-            ),
-            Mistake(
-                _blocked,
-                "No gradient reaches the matrices, only the biases learn: round by your fake_quantize, whose gradient "
-                "passes through the rounding, and do not detach its result.",
-                "Aucun gradient n’arrive aux matrices, seuls les biais apprennent : arrondissez par votre "
-                "fake_quantize, que le gradient traverse, et ne détachez pas son résultat.",
-            ),
-            Mistake(
-                _aware(rows=False),
-                "You take one scale for the whole matrix: each row has its own, from its largest magnitude "
-                "(amax(1, keepdim=True)).",
-                "Vous prenez une seule échelle pour toute la matrice : chaque ligne a la sienne, d’après sa plus "
-                "grande valeur absolue (amax(1, keepdim=True)).",
-            ),
-            Mistake(
-                _aware(constant=False),
-                "The gradient also flows through the scale, which moves the largest weight of each row: the scale is "
-                "a constant here, weight.detach().abs().",
-                "Le gradient passe aussi par l’échelle, ce qui déplace le plus grand poids de chaque ligne : "
-                "l’échelle est ici une constante, weight.detach().abs().",
-            ),
-            Mistake(
-                _old_scales,
-                "You compute the scales once, before the loop: the weights move, and with them the largest of each "
-                "row; compute the scales anew in every step.",
-                "Vous calculez les échelles une seule fois, avant la boucle : les poids bougent, et avec eux le plus "
-                "grand de chaque ligne ; recalculez les échelles à chaque pas.",
-            ),
-            Mistake(
-                _first_batch,
-                "Only the first batch is learnt from: is there a return, or a break, inside your loop?",
-                "Seul le premier batch sert : y a-t-il un return, ou un break, dans votre boucle ?",
-            ),
+AWARE_TRAINING = TEXTS.exercise(
+    "aware-training",
+    train_aware,
+    trial=_aware_trial,
+    cases=_aware_cases,
+    mistakes={
+        "your loop trains without any rounding": lambda model, names, batches, optimizer, bits: _trained(
+            model, batches, optimizer, dict
         ),
-    ),
-    praise_en="Right: the forward pass sees few bits, and small updates add up in the floating-point weights.",
-    praise_fr="Exact : la passe avant voit peu de bits, et les petites mises à jour s’accumulent dans les poids "
-    "flottants.",
-    hint_en="The usual loop of five lines, with one difference: before the loss, make a dictionary {name: rounded "
-    "matrix}, and compute with it.",
-    hint_fr="La boucle habituelle en cinq lignes, à une différence près : avant la perte, faites un dictionnaire "
-    "{nom: matrice arrondie}, et calculez avec lui.",
-    nearer_en="model.get_parameter(name) is the matrix; the scale of its rows is the largest magnitude, detached, over "
-    "2**(bits-1) - 1; torch.func.functional_call(model, rounded, (images,)) gives the logits.",
-    nearer_fr="model.get_parameter(name) est la matrice ; l’échelle de ses lignes est la plus grande valeur absolue, "
-    "détachée, divisée par 2**(bits-1) - 1 ; torch.func.functional_call(model, rounded, (images,)) donne les logits.",
+        "mistake lambda model names batches optimizer bits _trained m": Mistake(
+            lambda model, names, batches, optimizer, bits: _trained(
+                model, batches, optimizer, lambda: _rounded(model, names, bits), cleared=False
+            ),
+            *_NOT_CLEARED,
+        ),
+        "mistake lambda _ None _NOT_TRAINED": Mistake(lambda *_: None, *_NOT_TRAINED),
+        "you write the rounded weights over the floating-point ones": _overwritten,
+        "you round once": _rounded_once,
+        "the training is right": _rounded_at_the_end,
+        "no gradient reaches the matrices": _blocked,
+        "you take one scale for the whole matrix": _aware(rows=False),
+        "the gradient also flows through the scale": _aware(constant=False),
+        "you compute the scales once": _old_scales,
+        "only the first batch is learnt from": _first_batch,
+    },
 )
 
 
@@ -331,76 +270,25 @@ def _gathered(model: nn.Module, masks: Any, batches: Batches, optimizer: Any) ->
     _trained(model, batches, optimizer, dict, lambda: _masked(model, masks), cleared=False)
 
 
-PRUNED_TRAINING = Exercise(
-    id="pruned-training",
-    title=Said("the loop that keeps pruned weights at zero", "la boucle qui garde nuls les poids enlevés"),
-    judge=Judge(
-        train_pruned,
-        trial=_pruned_trial,
-        cases=_pruned_cases,
-        mistakes=(
-            Mistake(
-                _masked_before,
-                "Pruned weights grow back: the gradient of a weight that is zero is not zero. Put them to zero again "
-                "after each update.",
-                "Les poids enlevés repoussent : le gradient d’un poids nul n’est pas nul. Remettez-les à zéro après "
-                "chaque mise à jour.",
-            ),
-            Mistake(
-                _masked_before_each,
-                "You mask before each forward pass only: what the last update has put into the pruned weights stays. "
-                "Mask after the update, too.",
-                "Vous masquez seulement avant chaque passe avant : ce que la dernière mise à jour a mis dans les poids "
-                "enlevés y reste. Masquez aussi après la mise à jour.",
-            ),
-            Mistake(
-                _masked_gradients,
-                "You mask the gradients, but the optimizer still holds a momentum of the dense training, which moves "
-                "the pruned weights: mask the weights after each update.",
-                "Vous masquez les gradients, mais l’optimiseur garde un momentum de l’entraînement dense, qui déplace "
-                "les poids enlevés : masquez les poids après chaque mise à jour.",
-            ),
-            Mistake(
-                _masked_at_the_end,
-                "You train the dense model and prune it at the end: then the weights that stay have not learnt to do "
-                "without the others.",
-                "Vous entraînez le modèle dense et l’élaguez à la fin : les poids restants n’ont alors pas appris à "
-                "se passer des autres.",
-            ),
-            Mistake(
-                lambda model, masks, batches, optimizer: _trained(
-                    model, batches, optimizer, dict, lambda: _masked(model, masks)
-                ),
-                "The first forward pass still sees the dense weights: mask once before the loop, too.",
-                "La première passe avant voit encore les poids denses : masquez une fois avant la boucle aussi.",
-            ),
-            Mistake(
-                lambda model, masks, batches, optimizer: _trained(model, batches, optimizer, dict),
-                "Your loop trains the dense model: the masks are not used.",
-                "Votre boucle entraîne le modèle dense : les masques ne servent pas.",
-            ),
-            Mistake(
-                _inverted,
-                "You keep what should go: a mask is 1 where a weight stays.",
-                "Vous gardez ce qui doit partir : un masque vaut 1 là où un poids reste.",
-            ),
-            Mistake(_gathered, *_NOT_CLEARED),
-            Mistake(lambda *_: None, *_NOT_TRAINED),
-            Mistake(
-                lambda model, masks, batches, optimizer: _masked(model, masks),
-                "The weights are pruned, but the rest is not trained: go through the batches, and mask after each "
-                "update.",
-                "Les poids sont élagués, mais le reste n’est pas entraîné : parcourez les batches, et masquez après "
-                "chaque mise à jour.",
-            ),
+PRUNED_TRAINING = TEXTS.exercise(
+    "pruned-training",
+    train_pruned,
+    trial=_pruned_trial,
+    cases=_pruned_cases,
+    mistakes={
+        "pruned weights grow back": _masked_before,
+        "you mask before each forward pass only": _masked_before_each,
+        "you mask the gradients": _masked_gradients,
+        "you train the dense model and prune it at": _masked_at_the_end,
+        "the first forward pass still sees the dense weights": lambda model, masks, batches, optimizer: _trained(
+            model, batches, optimizer, dict, lambda: _masked(model, masks)
         ),
-    ),
-    praise_en="Right: whatever the optimizer does, the pruned weights are zero in every forward pass.",
-    praise_fr="Exact : quoi que fasse l’optimiseur, les poids enlevés sont nuls dans chaque passe avant.",
-    hint_en="The usual loop; the weights are multiplied by their masks at two places, without gradient.",
-    hint_fr="La boucle habituelle ; les poids sont multipliés par leurs masques à deux endroits, sans gradient.",
-    nearer_en="Before the loop and after each optimizer.step(): for each name, "
-    "model.get_parameter(name).data is multiplied in place by its mask.",
-    nearer_fr="Avant la boucle et après chaque optimizer.step() : pour chaque nom, "
-    "model.get_parameter(name).data est multiplié en place par son masque.",
+        "your loop trains the dense model": lambda model, masks, batches, optimizer: _trained(
+            model, batches, optimizer, dict
+        ),
+        "you keep what should go": _inverted,
+        "mistake _gathered _NOT_CLEARED": Mistake(_gathered, *_NOT_CLEARED),
+        "mistake lambda _ None _NOT_TRAINED": Mistake(lambda *_: None, *_NOT_TRAINED),
+        "the weights are pruned": lambda model, masks, batches, optimizer: _masked(model, masks),
+    },
 )

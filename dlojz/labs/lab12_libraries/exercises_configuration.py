@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Any
 from dlojz.base.language import significant
 from dlojz.config.run_config import RunConfig
 from dlojz.labs.kit.answer_numbers import plain
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
-from dlojz.labs.kit.judges import Case, Judge, expect_json, read_settings, refuse_nothing
+from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.judges import Case, expect_json, read_settings, refuse_nothing
 from dlojz.results.footprint import Footprint
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+TEXTS = Texts(__file__)
 
 Numbers = tuple[int, int, int, int]
 
@@ -202,26 +205,13 @@ def _numbers(given: Any) -> Numbers:
     return tp, pp, dp, micro_batches
 
 
-MEGATRON_ARGUMENTS = Exercise(
-    id="megatron-arguments",
-    title=Said("the layout that a command line tells", "la répartition qu’indique une ligne de commande"),
-    judge=Judge(
-        megatron_layout,
-        cases=[(shlex.split(line), gpus) for line, gpus in ARGUMENTS_CASES],
-        read=_numbers,
-        mistakes=_ARGUMENTS_MISTAKES,
-        differs=_other_arguments,
-    ),
-    praise_en="Right: the command line does not give dp; it follows from the number of GPUs.",
-    praise_fr="Exact : la ligne de commande ne donne pas dp ; il découle du nombre de GPU.",
-    hint_en="Which options are there always? Degrees that are left out are 1. dp is left over: gpus over what one "
-    "replica takes.",
-    hint_fr="Quelles options sont toujours là ? Un degré absent vaut 1. dp est ce qui reste : gpus divisé par ce "
-    "qu’occupe une réplique.",
-    nearer_en="dict(zip(words, words[1:])) gives each option its value; .get(option, default). The default global "
-    "batch is micro × dp, so that there is one micro-batch.",
-    nearer_fr="dict(zip(words, words[1:])) associe à chaque option sa valeur ; .get(option, défaut). Le batch global "
-    "par défaut est micro × dp, soit un seul micro-batch.",
+MEGATRON_ARGUMENTS = TEXTS.exercise(
+    "megatron-arguments",
+    megatron_layout,
+    cases=[(shlex.split(line), gpus) for line, gpus in ARGUMENTS_CASES],
+    read=_numbers,
+    mistakes=_ARGUMENTS_MISTAKES,
+    differs=_other_arguments,
 )
 
 
@@ -344,20 +334,10 @@ def _check_sizes(document: Mapping[str, Any], right: Mapping[str, Any], asked: S
         )
 
 
-COURSE_JSON = Exercise(
-    id="course-json",
-    title=Said("the course's JSON, completed", "le JSON du cours, complété"),
-    judge=Judge(cases=COURSE_JSON_CASES, trial=_check_course_json),
-    praise_en="Right for five clusters: DeepSpeed would run each with the batch that was asked for.",
-    praise_fr="Exact pour cinq configurations : DeepSpeed exécuterait chacune avec le batch demandé.",
-    hint_en="Each GPU has global_batch / ranks samples per step. Into how many equal parts, at least, must they be cut "
-    "for each part to fit?",
-    hint_fr="Chaque GPU a global_batch / ranks échantillons par pas. En combien de parts égales, au moins, faut-il les "
-    "couper pour que chacune tienne ?",
-    nearer_en="The micro-batch is the largest divisor of global_batch // ranks that is at most fits; "
-    "gradient_accumulation_steps is how many of them make up the samples of a GPU.",
-    nearer_fr="Le micro-batch est le plus grand diviseur de global_batch // ranks qui ne dépasse pas fits ; "
-    "gradient_accumulation_steps est leur nombre dans les échantillons d’un GPU.",
+COURSE_JSON = TEXTS.exercise(
+    "course-json",
+    cases=COURSE_JSON_CASES,
+    trial=_check_course_json,
 )
 
 
@@ -407,116 +387,44 @@ def _by_row(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
     return by_row.reshape(3 * width, width).chunk(tp)[rank]
 
 
-MEGATRON_QKV = Exercise(
-    id="megatron-qkv",
-    title=Said("from torch to Megatron: Q, K and V", "de torch à Megatron : Q, K et V"),
-    judge=Judge(
-        megatron_qkv,
-        cases=_cases,
-        mistakes=(
-            Mistake(
-                lambda weight, heads, tp, rank: weight.chunk(tp)[rank],
-                "You cut torch's rows as they lie: all of Q comes first, so the first rank gets queries, and the last "
-                "one values. Each rank needs the q, k and v of its heads.",
-                "Vous coupez les lignes de torch telles quelles : Q tout entier vient d’abord, le premier rang reçoit "
-                "donc des requêtes, et le dernier des valeurs. Chaque rang a besoin des q, k et v de ses propres "
-                "têtes.",
-            ),
-            Mistake(
-                _three_parts,
-                "The heads are the right ones, but not their order: you put all of the rank's q first, then all its k. "
-                "Megatron reads q, k, v of a head, then those of the next: no shape would tell.",
-                "Ce sont les bonnes têtes, mais pas le bon ordre : vous mettez d’abord tous les q du rang, puis tous "
-                "ses k. Megatron lit q, k, v d’une tête, puis ceux de la suivante : aucune forme ne le signalerait.",
-            ),
-            Mistake(
-                _strided,
-                "You deal the heads out in turn; a rank has consecutive ones: the first heads / tp to rank 0.",
-                "Vous distribuez les têtes à tour de rôle ; un rang en a de consécutives : les heads / tp premières au "
-                "rang 0.",
-            ),
-            Mistake(
-                _by_row,
-                "You interleave row by row: within a head, all rows of q come first, then those of k, then of v.",
-                "Vous entrelacez ligne par ligne : dans une tête, viennent d’abord toutes les lignes de q, puis celles "
-                "de k, puis de v.",
-            ),
-            Mistake(
-                lambda weight, heads, tp, rank: megatron_qkv(weight, heads, 1, 0).chunk(tp, dim=1)[rank],
-                "You cut along the inputs (dim 1). Heads are outputs, and torch's weight is (outputs, inputs): "
-                "Megatron's column-parallel layer cuts dim 0 of it.",
-                "Vous coupez selon les entrées (dim 1). Les têtes sont des sorties, et le poids de torch est (sorties, "
-                "entrées) : la couche « par colonnes » de Megatron en coupe la dimension 0.",
-            ),
-            Mistake(
-                lambda weight, heads, tp, rank: megatron_qkv(weight, heads, 1, 0),
-                "The order is right, but that is the whole layer: keep the rank's part.",
-                "L’ordre est juste, mais c’est la couche entière : ne gardez que la part du rang.",
-            ),
-            Mistake(
-                lambda weight, heads, tp, rank: megatron_qkv(weight, heads, tp, 0),
-                "Every rank gets the part of rank 0: take that of rank.",
-                "Chaque rang reçoit la part du rang 0 : prenez celle de rank.",
-            ),
-            Mistake(
-                lambda weight, heads, tp, rank: (
-                    weight.view(heads, 3, -1, weight.shape[1]).transpose(0, 1).reshape(weight.shape).chunk(tp)[rank]
-                ),
-                "You read the rows as (heads, 3, …), Megatron's order: torch's are laid out (3, heads, …), all of Q "
-                "first.",
-                "Vous lisez les lignes comme (têtes, 3, …), l’ordre de Megatron : celles de torch sont rangées (3, "
-                "têtes, …), Q tout "
-                "entier d’abord.",
-            ),
-            Mistake(
-                lambda weight, heads, tp, rank: (
-                    weight.view(3, heads, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape).chunk(tp)[rank]
-                ),
-                "You exchange heads and the rows of a head: it is Q, K, V and heads that change places, transpose(0, "
-                "1).",
-                "Vous échangez les têtes et les lignes d’une tête : ce sont Q, K, V et les têtes qui changent de "
-                "place, "
-                "transpose(0, 1).",
-            ),
-            Mistake(
-                lambda weight, heads, tp, rank: megatron_qkv(weight, heads, tp, tp - 1 - rank),
-                "The order of the ranks is reversed: rank 0 has the first heads.",
-                "L’ordre des rangs est inversé : le rang 0 a les premières têtes.",
-            ),
-            Mistake(
-                lambda weight, heads, tp, rank: megatron_qkv(weight, heads, 1, 0)[rank::tp],
-                "You take every N-th row: a rank's part is one piece, whole heads, chunk(tp)[rank].",
-                "Vous prenez une ligne sur N : la part d’un rang est d’un seul tenant, des têtes entières, "
-                "chunk(tp)[rank].",
-            ),
-            *(
-                Mistake(
-                    lambda weight, heads, tp, rank, order=order: megatron_qkv(
-                        weight.view(3, -1, weight.shape[1])[list(order)].reshape(weight.shape), heads, tp, rank
-                    ),
-                    "Within a head, the order is another one: q first, then k, then v.",
-                    "Dans une tête, l’ordre n’est pas le bon : d’abord q, puis k, puis v.",
-                )
-                for order in ((2, 1, 0), (1, 0, 2), (0, 2, 1))
-            ),
-            Mistake(
-                lambda weight, heads, tp, rank: megatron_qkv(weight.T.reshape(weight.shape), heads, tp, rank),
-                "You transpose the weight: torch's is (outputs, inputs) already, and Megatron's too.",
-                "Vous transposez le poids : celui de torch est déjà (sorties, entrées), comme celui de Megatron.",
-            ),
+MEGATRON_QKV = TEXTS.exercise(
+    "megatron-qkv",
+    megatron_qkv,
+    cases=_cases,
+    mistakes={
+        "you cut torch's rows as they lie": lambda weight, heads, tp, rank: weight.chunk(tp)[rank],
+        "the heads are the right ones": _three_parts,
+        "you deal the heads out in turn": _strided,
+        "you interleave row by row": _by_row,
+        "you cut along the inputs": lambda weight, heads, tp, rank: megatron_qkv(weight, heads, 1, 0).chunk(tp, dim=1)[
+            rank
+        ],
+        "the order is right": lambda weight, heads, tp, rank: megatron_qkv(weight, heads, 1, 0),
+        "every rank gets the part of rank 0": lambda weight, heads, tp, rank: megatron_qkv(weight, heads, tp, 0),
+        "you read the rows as": lambda weight, heads, tp, rank: (
+            weight.view(heads, 3, -1, weight.shape[1]).transpose(0, 1).reshape(weight.shape).chunk(tp)[rank]
         ),
-    ),
-    praise_en="Right: whole heads on each rank, each with its q, k and v. A checkpoint is converted in this way.",
-    praise_fr="Exact : des têtes entières sur chaque rang, chacune avec ses q, k et v. C’est ainsi qu’on convertit un "
-    "checkpoint.",
-    hint_en="Give the rows their true dimensions with view: which of Q, K, V; which head; which row of the head. Which "
-    "two of them must change places?",
-    hint_fr="Rendez aux lignes leurs vraies dimensions avec view : lequel de Q, K, V ; quelle tête ; quelle ligne de "
-    "la tête. Lesquelles doivent changer de place ?",
-    nearer_en="weight.view(3, heads, -1, width).transpose(0, 1), back to (3 · width, width) with reshape, then "
-    "chunk(tp)[rank].",
-    nearer_fr="weight.view(3, heads, -1, width).transpose(0, 1), retour à (3 · width, width) par reshape, puis "
-    "chunk(tp)[rank].",
+        "you exchange heads and the rows of a head": lambda weight, heads, tp, rank: (
+            weight.view(3, heads, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape).chunk(tp)[rank]
+        ),
+        "the order of the ranks is reversed": lambda weight, heads, tp, rank: megatron_qkv(
+            weight, heads, tp, tp - 1 - rank
+        ),
+        "you take every N-th row": lambda weight, heads, tp, rank: megatron_qkv(weight, heads, 1, 0)[rank::tp],
+        "mistake lambda weight heads tp rank order": tuple(
+            Mistake(
+                lambda weight, heads, tp, rank, order=order: megatron_qkv(
+                    weight.view(3, -1, weight.shape[1])[list(order)].reshape(weight.shape), heads, tp, rank
+                ),
+                "Within a head, the order is another one: q first, then k, then v.",
+                "Dans une tête, l’ordre n’est pas le bon : d’abord q, puis k, puis v.",
+            )
+            for order in ((2, 1, 0), (1, 0, 2), (0, 2, 1))
+        ),
+        "you transpose the weight": lambda weight, heads, tp, rank: megatron_qkv(
+            weight.T.reshape(weight.shape), heads, tp, rank
+        ),
+    },
 )
 
 
@@ -647,22 +555,10 @@ def _why(given: int, right: int, messages: Messages) -> Said:
     )
 
 
-READ_TRAFFIC = Exercise(
-    id="read-traffic",
-    title=Said("read the messages of a step", "lire les messages d’un pas"),
-    judge=Judge(
-        stage,
-        cases=_step_cases,
-        read=_stage_number,
-        differs=_other_stage,
-    ),
-    praise_en="Right: you recognise eight layouts of four programs by their messages alone.",
-    praise_fr="Exact : vous reconnaissez huit répartitions de quatre programmes à leurs seuls messages.",
-    hint_en="Gradients have to be reduced in any case. What tells the stages apart is how often the weights travel.",
-    hint_fr="Les gradients doivent être réduits dans tous les cas. Ce qui distingue les niveaux, c’est combien de fois "
-    "les poids voyagent.",
-    nearer_en="gathered = messages.get('all_gather', 0) / weight_bytes: about 0, about 1, or 2 and more. Leave room "
-    "for padding and for small messages.",
-    nearer_fr="gathered = messages.get('all_gather', 0) / weight_bytes : environ 0, environ 1, ou bien 2 et plus. "
-    "Laissez de la marge pour le remplissage et les petits messages.",
+READ_TRAFFIC = TEXTS.exercise(
+    "read-traffic",
+    stage,
+    cases=_step_cases,
+    read=_stage_number,
+    differs=_other_stage,
 )

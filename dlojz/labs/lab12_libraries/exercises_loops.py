@@ -15,8 +15,8 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import say
 from dlojz.base.machine import patience
 from dlojz.base.table import Table, titles
-from dlojz.labs.kit.exercise import Exercise, Mistake, NotDone, Said, Verdict, Wrong, or_to_do, show
-from dlojz.labs.kit.judges import Judge
+from dlojz.labs.kit.exercise import NotDone, Said, Verdict, Wrong, or_to_do, show
+from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.rank_judges import Undone, same
 from dlojz.labs.kit.sandbox import load_deepspeed
 from dlojz.labs.lab12_libraries.stand_ins import (
@@ -33,6 +33,8 @@ from dlojz.processes.forks import ForkedError, spmd
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+TEXTS = Texts(__file__)
 
 ENGINE_CASES = ((1, 3, 61), (4, 8, 62), (2, 5, 63))
 """Accumulation, micro-batches and seed; the last leaves one micro-batch for the next step."""
@@ -158,21 +160,10 @@ def _engine_other(accumulation: int, number: int) -> Said:
     )
 
 
-DEEPSPEED_LOOP = Exercise(
-    id="deepspeed-loop",
-    title=Said("the loop for DeepSpeed", "la boucle pour DeepSpeed"),
-    judge=Judge(cases=ENGINE_CASES, trial=_check_engine_loop),
-    praise_en="Right: the weights equal those of the plain loop. The engine divides, counts and zeroes, as its JSON "
-    "says.",
-    praise_fr="Exact : les poids sont ceux de la boucle simple. Le moteur divise, compte et remet à zéro, selon son "
-    "JSON.",
-    hint_en="Which lines of the plain loop need to know the accumulation? The engine knows it from the JSON: these "
-    "lines are its own.",
-    hint_fr="Quelles lignes de la boucle simple ont besoin de l’accumulation ? Le moteur la connaît par le JSON : ces "
-    "lignes-là lui reviennent.",
-    nearer_en="Three lines in the loop, without any if: loss = engine(batch), engine.backward(loss), engine.step().",
-    nearer_fr="Trois lignes dans la boucle, sans aucun if : loss = engine(batch), engine.backward(loss), "
-    "engine.step().",
+DEEPSPEED_LOOP = TEXTS.exercise(
+    "deepspeed-loop",
+    cases=ENGINE_CASES,
+    trial=_check_engine_loop,
 )
 
 
@@ -333,22 +324,10 @@ def _accelerator_other(accumulation: int, number: int) -> Said:
     )
 
 
-ACCELERATE_LOOP = Exercise(
-    id="accelerate-loop",
-    title=Said("the loop for Accelerate", "la boucle pour Accelerate"),
-    judge=Judge(cases=ACCELERATOR_CASES, trial=_check_accelerator_loop),
-    praise_en="Right: the loop is yours, and the accelerator decides when the optimizer updates, also at the end of "
-    "the loader.",
-    praise_fr="Exact : la boucle est la vôtre, et l’accélérateur décide quand l’optimiseur met à jour, à la fin du "
-    "chargeur aussi.",
-    hint_en="prepare takes the three and gives them back, wrapped, in the same order; everything after it uses what it "
-    "gave. What, in the plain loop, depends on the accumulation? It goes.",
-    hint_fr="prepare prend les trois et les rend, enveloppés, dans le même ordre ; tout ce qui suit se sert de ce "
-    "qu’il a rendu. Qu’est-ce qui, dans la boucle simple, dépend de l’accumulation ? Cela disparaît.",
-    nearer_en="for batch in loader: with accelerator.accumulate(model): accelerator.backward(model(batch)), then "
-    "optimizer.step() and optimizer.zero_grad(), each time.",
-    nearer_fr="for batch in loader : with accelerator.accumulate(model) : accelerator.backward(model(batch)), puis "
-    "optimizer.step() et optimizer.zero_grad(), à chaque fois.",
+ACCELERATE_LOOP = TEXTS.exercise(
+    "accelerate-loop",
+    cases=ACCELERATOR_CASES,
+    trial=_check_accelerator_loop,
 )
 
 
@@ -440,85 +419,24 @@ def _stacked(values: Tensor, real: int) -> Tensor:
     return torch.stack(_all(values))
 
 
-GATHER_METRICS = Exercise(
-    id="gather-metrics",
-    title=Said("a metric over all ranks", "une mesure sur tous les rangs"),
-    judge=Judge(
-        lambda rank, size, seed: {WHOLE: _data(size, seed), LAST: _filled(size, seed)[: _real(size)]},
-        on_ranks=True,
-        trial=_trial,
-        labels=LABELS,
-        mistakes=(
-            Mistake(
-                _uncut,
-                "The samples that only fill the last batch are kept: they count twice in the metric. Cut what is "
-                "gathered down to real rows.",
-                "Les échantillons qui ne font que compléter le dernier batch sont gardés : ils comptent deux fois dans "
-                "la mesure. Ne gardez que real lignes de ce qui est rassemblé.",
-            ),
-            Mistake(
-                _cut_by_rank,
-                "You cut every rank's part; but only the last ranks have repetitions, at the end: gather first, then "
-                "cut once.",
-                "Vous coupez la part de chaque rang ; or seuls les derniers rangs ont des répétitions, à la fin : "
-                "rassemblez d’abord, puis coupez une fois.",
-            ),
-            Mistake(
-                _interleaved,
-                "You take one sample of each rank in turn; here each rank has a batch of consecutive samples: one rank "
-                "after the other (torch.cat).",
-                "Vous prenez tour à tour un échantillon de chaque rang ; ici chaque rang a un batch d’échantillons "
-                "consécutifs : un rang après l’autre (torch.cat).",
-            ),
-            Mistake(
-                _last_ones,
-                "You keep the last rows: the repetitions are at the end, so keep the first ones.",
-                "Vous gardez les dernières lignes : les répétitions sont à la fin, gardez donc les premières.",
-            ),
-            Mistake(
-                _summed,
-                "You average over the ranks: a metric needs the values of all samples, one by one (all-gather).",
-                "Vous faites la moyenne sur les rangs : une mesure a besoin des valeurs de tous les échantillons, une "
-                "par une (all-gather).",
-            ),
-            Mistake(
-                _stacked,
-                "The ranks have become a further dimension: put their rows end to end (torch.cat), then cut.",
-                "Les rangs forment une dimension à part : mettez leurs lignes bout à bout (torch.cat), puis coupez.",
-            ),
-            Mistake(
-                lambda values, real: _uncut(values, real)[: real - 1],
-                "The last sample is missing: keep `real` of them, [:real].",
-                "Il manque le dernier échantillon : gardez-en `real`, [:real].",
-            ),
-            Mistake(
-                lambda values, real: _uncut(values, real).mean(),
-                "You return the metric itself: return the values, the mean is taken of them afterwards.",
-                "Vous renvoyez la métrique elle-même : renvoyez les valeurs, on en prend ensuite la moyenne.",
-            ),
-            Mistake(
-                lambda values, real: values[:real],
-                "Every rank returns its own values: gather those of all ranks.",
-                "Chaque rang renvoie ses propres valeurs : rassemblez celles de tous les rangs.",
-            ),
-            Mistake(
-                _to_rank_0,
-                "Rank 0 alone has all the values: each rank needs them, all_gather.",
-                "Le rang 0 est seul à avoir toutes les valeurs : chaque rang en a besoin, all_gather.",
-            ),
-        ),
-    ),
-    praise_en="Right: every sample once, in order, on every rank, as Accelerate's gather_for_metrics gives.",
-    praise_fr="Exact : chaque échantillon une fois, dans l’ordre, sur chaque rang, comme le donne gather_for_metrics "
-    "d’Accelerate.",
-    hint_en="Which collective gives every rank the tensors of all, unchanged? And where are the repetitions, once all "
-    "is laid end to end?",
-    hint_fr="Quelle communication donne à chaque rang les tenseurs de tous, inchangés ? Et où sont les répétitions, "
-    "une fois le tout mis bout à bout ?",
-    nearer_en="parts = [torch.empty_like(values) for _ in range(dist.get_world_size())], dist.all_gather(parts, "
-    "values), torch.cat(parts), then the first real rows.",
-    nearer_fr="parts = [torch.empty_like(values) for _ in range(dist.get_world_size())], dist.all_gather(parts, "
-    "values), torch.cat(parts), puis les real premières lignes.",
+GATHER_METRICS = TEXTS.exercise(
+    "gather-metrics",
+    lambda rank, size, seed: {WHOLE: _data(size, seed), LAST: _filled(size, seed)[: _real(size)]},
+    on_ranks=True,
+    trial=_trial,
+    labels=LABELS,
+    mistakes={
+        "the samples that only fill the last batch are": _uncut,
+        "you cut every rank's part": _cut_by_rank,
+        "you take one sample of each rank in turn": _interleaved,
+        "you keep the last rows": _last_ones,
+        "you average over the ranks": _summed,
+        "the ranks have become a further dimension": _stacked,
+        "the last sample is missing": lambda values, real: _uncut(values, real)[: real - 1],
+        "you return the metric itself": lambda values, real: _uncut(values, real).mean(),
+        "every rank returns its own values": lambda values, real: values[:real],
+        "rank 0 alone has all the values": _to_rank_0,
+    },
 )
 
 

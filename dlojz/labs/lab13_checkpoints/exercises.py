@@ -18,8 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said, Wrong
-from dlojz.labs.kit.judges import Judge, shown
+from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
+from dlojz.labs.kit.judges import shown
+
+TEXTS = Texts(__file__)
 
 SAMPLES, BATCH = 40, 8
 
@@ -159,20 +162,11 @@ def _stop(answer: Callable[..., Any], steps: int, seed: int) -> None:
         )
 
 
-RESUME_EXACTLY = Exercise(
-    id="resume-exactly",
-    title=Said("a state from which one resumes exactly", "un état dont on repart à l’identique"),
-    judge=Judge(None, trial=_stop, cases=((7, 11), (5, 12), (12, 13))),
-    praise_en="Right: after the resumption, every loss is the one of the uninterrupted training, to the last bit.",
-    praise_fr="Exact : après la reprise, chaque perte est celle de l’entraînement ininterrompu, au bit près.",
-    hint_en="What does the next step read? The weights, but also everything that has changed since the first step: go "
-    "through the lines of run, and through __init__.",
-    hint_fr="Que lit le pas suivant ? Les poids, mais aussi tout ce qui a changé depuis le premier pas : relisez la "
-    "boucle ligne par ligne, puis __init__.",
-    nearer_en="Five things: three state_dict() (model, optimizer, schedule), the state of torch’s random generator, "
-    "and the two numbers of the sampler. Restore the random state last.",
-    nearer_fr="Cinq choses : trois state_dict() (modèle, optimiseur, calendrier), l’état du générateur aléatoire de "
-    "torch, et les deux nombres de l’échantillonneur. Restaurez l’état aléatoire en dernier.",
+RESUME_EXACTLY = TEXTS.exercise(
+    "resume-exactly",
+    None,
+    trial=_stop,
+    cases=((7, 11), (5, 12), (12, 13)),
 )
 
 
@@ -282,20 +276,11 @@ def _wait(handle: Any) -> None:
         ) from None
 
 
-SAVE_IN_BACKGROUND = Exercise(
-    id="save-in-background",
-    title=Said("saving while the training goes on", "enregistrer pendant que l’entraînement continue"),
-    judge=Judge(None, trial=_save, cases=((1,), (2,))),
-    praise_en="Right: the training waits for the copy alone, and the thread writes the state of that moment.",
-    praise_fr="Exact : l’entraînement n’attend que la copie, et le thread écrit l’état du moment de l’appel.",
-    hint_en="Two things must be over before the function returns, or the file would mix two steps; a third must not. "
-    "Which?",
-    hint_fr="Deux choses doivent être faites avant que la fonction rende la main, sinon le fichier mêlerait deux pas ; "
-    "une troisième ne doit pas l’être. Lesquelles ?",
-    nearer_en="Copy each tensor into its buffer; make a threading.Thread whose target is write and whose args are "
-    "(buffers,); start it; return it.",
-    nearer_fr="Copiez chaque tenseur dans son tampon ; créez un threading.Thread dont la cible (target) est write et "
-    "dont les arguments (args) sont (buffers,) ; lancez-le ; renvoyez-le.",
+SAVE_IN_BACKGROUND = TEXTS.exercise(
+    "save-in-background",
+    None,
+    trial=_save,
+    cases=((1,), (2,)),
 )
 
 
@@ -327,63 +312,50 @@ def _interval(way: Callable[[float, float], float], en: str, fr: str) -> Iterato
     yield Mistake(way, en, fr, part=0)
 
 
-CHECKPOINT_INTERVAL = Exercise(
-    id="checkpoint-interval",
-    title=Said("how often to save", "à quelle fréquence enregistrer"),
-    judge=Judge(
-        best_interval,
-        cases=((60.0, 11_000.0), (5.0, 86_400.0), (300.0, 40_000.0), (0.5, 3_600.0)),
-        parts=(Said("the interval", "l’intervalle"), Said("the share lost", "la part perdue")),
-        told=Said(
-            "For a save of {0} s and a failure every {1} s",
-            "Pour un enregistrement de {0} s et une panne toutes les {1} s",
-        ),
-        mistakes=(
-            *_interval(
+CHECKPOINT_INTERVAL = TEXTS.exercise(
+    "checkpoint-interval",
+    best_interval,
+    cases=((60.0, 11_000.0), (5.0, 86_400.0), (300.0, 40_000.0), (0.5, 3_600.0)),
+    parts=(Said("the interval", "l’intervalle"), Said("the share lost", "la part perdue")),
+    told=Said(
+        "For a save of {0} s and a failure every {1} s",
+        "Pour un enregistrement de {0} s et une panne toutes les {1} s",
+    ),
+    mistakes={
+        "interval lambda c m math sqrt c": tuple(
+            _interval(
                 lambda c, m: math.sqrt(c * m),
                 "A factor √2 is missing in the interval: a failure costs half an interval, T / 2, not a whole one.",
                 "Il manque un facteur √2 à l’intervalle : une panne coûte un demi-intervalle, T / 2, et non un entier.",
-            ),
-            *_interval(
+            )
+        ),
+        "interval lambda c m 2 c m": tuple(
+            _interval(
                 lambda c, m: 2 * c * m,
                 "The square root is missing: C / T + T / (2M) has the slope −C / T² + 1 / (2M); solve for T, not T².",
                 "Il manque la racine carrée : C / T + T / (2M) a pour pente −C / T² + 1 / (2M) ; résolvez en T, et non "
                 "en T².",
-            ),
-            *_interval(
+            )
+        ),
+        "interval lambda c m math sqrt c 2": tuple(
+            _interval(
                 lambda c, m: math.sqrt(c * m / 2),
                 "The 2 stands on the wrong side of the fraction: C / T² = 1 / (2M) gives T² = 2 C M.",
                 "Le 2 est du mauvais côté de la fraction : C / T² = 1 / (2M) donne T² = 2 C M.",
-            ),
-            *_interval(
+            )
+        ),
+        "interval lambda c m m 2 that": tuple(
+            _interval(
                 lambda c, m: m / 2,
                 "That is half the time between failures, whatever a save costs: half of the work would be lost.",
                 "C’est la moitié du temps entre deux pannes, quel que soit le coût d’un enregistrement : une grande "
                 "part du travail serait perdue.",
-            ),
-            Mistake(
-                lambda c, m: c / math.sqrt(2 * c * m),  # the same as T / (2M) alone
-                "In the share, one of the two terms is missing: the saves, C / T, and the work done again, T / (2M).",
-                "Dans la part perdue, il manque un des deux termes : les enregistrements, C / T, et le travail refait, "
-                "T / (2M).",
-                part=1,
-            ),
-            Mistake(
-                lambda c, m: c / math.sqrt(2 * c * m) + math.sqrt(2 * c * m) / m,
-                "In the share, a failure costs a whole interval in your answer; on average it comes in the middle.",
-                "Dans la part perdue, une panne coûte chez vous tout un intervalle ; en moyenne, elle survient au "
-                "milieu.",
-                part=1,
-            ),
+            )
         ),
-    ),
-    praise_en="Right. At the best interval the saves and the lost work cost the same: √(C / 2M) each.",
-    praise_fr="Exact. Au meilleur intervalle, les enregistrements et le travail refait coûtent autant : √(C / 2M) "
-    "chacun.",
-    hint_en="The share lost is C / T + T / (2M). For which T is its derivative zero?",
-    hint_fr="La part perdue est C / T + T / (2M). Pour quel T sa dérivée est-elle nulle ?",
-    nearer_en="−C / T² + 1 / (2M) = 0 gives T; then put this T into the sum.",
-    nearer_fr="−C / T² + 1 / (2M) = 0 donne T ; mettez ensuite ce T dans la somme.",
+        # the same as T / (2M) alone
+        "in the share": MistakeWay(lambda c, m: c / math.sqrt(2 * c * m), part=1),
+        "in the share a": MistakeWay(lambda c, m: c / math.sqrt(2 * c * m) + math.sqrt(2 * c * m) / m, part=1),
+    },
 )
 
 
@@ -534,20 +506,9 @@ def _said(answer: Callable[..., Any], harm: Callable[[Path], object]) -> bool:
     return bool(given)
 
 
-SEALED_FOLDER = Exercise(
-    id="sealed-folder",
-    title=Said("a damaged checkpoint is noticed", "un checkpoint endommagé se remarque"),
-    judge=Judge(None, trial=_sealed, cases=((),)),
-    praise_en="Right: where a bit, a file or the end is missing, you will know, and go on from the checkpoint before.",
-    praise_fr="Exact : qu’il manque un bit, un fichier ou la fin de l’écriture, vous repartirez du checkpoint "
-    "précédent.",
-    hint_en="The seal is a file that says which files there are, and a hash of the contents of each. When must it be "
-    "written, so that a folder without it is one that was not finished?",
-    hint_fr="Le sceau est un fichier qui dit quels fichiers il y a, et l’empreinte du contenu de chacun. Quand faut-il "
-    "l’écrire, pour qu’un dossier sans sceau soit un dossier inachevé ?",
-    nearer_en="hashlib.sha256(path.read_bytes()).hexdigest() for each path.is_file() of folder.rglob('*'), by "
-    "str(path.relative_to(folder)), the seal aside; json.dumps writes the dictionary. is_intact makes the same "
-    "dictionary again, and compares.",
-    nearer_fr="hashlib.sha256(path.read_bytes()).hexdigest() pour chaque path.is_file() de folder.rglob('*'), selon "
-    "str(path.relative_to(folder)), sauf le sceau ; json.dumps écrit ce dictionnaire. is_intact le refait, et compare.",
+SEALED_FOLDER = TEXTS.exercise(
+    "sealed-folder",
+    None,
+    trial=_sealed,
+    cases=((),),
 )

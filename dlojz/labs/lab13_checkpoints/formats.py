@@ -26,8 +26,11 @@ import torch
 from dlojz.base.errors import LabError
 from dlojz.base.language import integer, say
 from dlojz.base.table import Lines, Table, titles
-from dlojz.labs.kit.exercise import Exercise, Mistake, Said
-from dlojz.labs.kit.judges import Judge, reader
+from dlojz.labs.kit.exercise import Mistake, Said
+from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.judges import reader
+
+TEXTS = Texts(__file__)
 
 Pieces = list[tuple[int, int, int]]
 CASES = ((12, 2, 3), (12, 3, 2), (10, 4, 3), (10, 3, 4), (7, 2, 2), (9, 1, 2), (9, 4, 1), (23, 5, 4), (5, 2, 4))
@@ -209,31 +212,17 @@ def _differs(case: Any, given: Pieces, right: Pieces) -> Said:
     )
 
 
-SHARES_TO_READ = Exercise(
-    id="shares-to-read",
-    title=Said("reading with another number of ranks", "relire avec un autre nombre de rangs"),
-    judge=Judge(
-        shares_to_read,
-        cases=[(*case, rank) for case in CASES for rank in range(case[2])],
-        mistakes=MISTAKES,
-        differs=_differs,
-        read=reader(
-            _pieces,
-            "Return a list of triples of whole numbers, (old rank, first place, last place excluded)",
-            "Renvoyez une liste de triplets d’entiers, (ancien rang, première position, dernière position exclue)",
-        ),
+SHARES_TO_READ = TEXTS.exercise(
+    "shares-to-read",
+    shares_to_read,
+    cases=[(*case, rank) for case in CASES for rank in range(case[2])],
+    mistakes=MISTAKES,
+    differs=_differs,
+    read=reader(
+        _pieces,
+        "Return a list of triples of whole numbers, (old rank, first place, last place excluded)",
+        "Renvoyez une liste de triplets d’entiers, (ancien rang, première position, dernière position exclue)",
     ),
-    praise_en="Right. That is what DCP does for each tensor, and what DeepSpeed leaves to its universal checkpoint.",
-    praise_fr="Exact. C’est ce que DCP fait pour chaque tenseur, et ce que DeepSpeed laisse à son universal "
-    "checkpoint.",
-    hint_en="The new share goes from rank · new to (rank + 1) · new in the vector, where new = ceil(elements / "
-    "new_ranks); the share of the old rank r from r · old to (r + 1) · old. Where do the two overlap?",
-    hint_fr="Dans le vecteur, la nouvelle part va de rank · new à (rank + 1) · new, où new = ceil(elements / "
-    "new_ranks) ; celle de l’ancien rang r, de r · old à (r + 1) · old. Où se recouvrent-elles ?",
-    nearer_en="For each r: start = max(rank · new, r · old); stop = min((rank + 1) · new, (r + 1) · old, elements). If "
-    "start < stop, the piece is (r, start − r · old, stop − r · old).",
-    nearer_fr="Pour chaque r : start = max(rank · new, r · old) ; stop = min((rank + 1) · new, (r + 1) · old, "
-    "elements). Si start < stop, le morceau est (r, start − r · old, stop − r · old).",
 )
 
 

@@ -1,0 +1,155 @@
+"""Read the sentences of a lab's exercises from the Markdown file beside their code.
+
+An exercise is `# its-id`, then one pair of `- English` and `- French` for its title, and further pairs under headings:
+`## praise`, `## hint`, `## nearer` (the second hint), `## unit` of a challenge, and one for each mistake, under the key
+that its way has in the code. Sentences that hold a computed number stay in the code, as f-strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, Said
+from dlojz.labs.kit.judges import Judge
+
+
+@dataclass(frozen=True)
+class MistakeWay:
+    """Compute what a mistake gives, where a `Mistake` has more than a way: fields as there."""
+
+    way: Callable[..., Any]
+    part: int | None = None
+    seen: Callable[[list[Any]], bool] | None = None
+
+
+Mistaken = Callable[..., Any] | MistakeWay | Mistake | Sequence[Mistake]
+"""A way whose sentences stand under its key, or mistakes with sentences of their own."""
+
+
+class Texts:
+    """Sentences of the exercises of one module, by exercise and key.
+
+    Args:
+        module: `__file__` of the module; its sentences stand in the file of the same name that ends in `.md`.
+
+    Attributes:
+        requested: pairs of exercise and key that the module has looked up, so that a test finds a sentence without
+            its key, or a key without its sentence.
+    """
+
+    def __init__(self, module: str) -> None:
+        self.path = Path(module).with_suffix(".md")
+        self.sentences = read_sentences(self.path.read_text(encoding="utf-8"))
+        self.requested: set[tuple[str, str]] = set()
+
+    def sentence(self, exercise: str, key: str) -> Said:
+        """Look up the sentence of a key in both languages; the key itself where there is none."""
+        self.requested.add((exercise, key))
+        return self.sentences.get(exercise, {}).get(key, Said(key, key))
+
+    def exercise(
+        self,
+        exercise: str,
+        reference: Callable[..., Any] | None = None,
+        *,
+        mistakes: Mapping[str, Mistaken] | Sequence[Mistake] = (),
+        faults: Mapping[str, Mistaken] | Sequence[Mistake] = (),
+        repairs: Mapping[str, Mistaken] | Sequence[Mistake] = (),
+        **judge: Any,
+    ) -> Exercise:
+        """Make an exercise that a `Judge` judges, whose mistakes are named by their keys.
+
+        Args:
+            exercise: its id.
+            reference, mistakes, faults, repairs: as in `Judge`; a mapping has the sentence's key before each way.
+            judge: further fields of `Judge`.
+        """
+        return self.judged(
+            exercise,
+            Judge(
+                reference,
+                mistakes=self._mistakes(exercise, mistakes),
+                faults=self._mistakes(exercise, faults),
+                repairs=self._mistakes(exercise, repairs),
+                **judge,
+            ),
+        )
+
+    def judged(self, exercise: str, judge: Callable[[Callable[..., Any]], float | None]) -> Exercise:
+        """Make an exercise that another judge judges."""
+        return Exercise(id=exercise, title=self.sentence(exercise, "title"), judge=judge, **self._hints(exercise))
+
+    def challenge(
+        self, exercise: str, judge: Callable[[Callable[..., Any]], float | None], *, target: float, more: bool = False
+    ) -> Challenge:
+        """Make a challenge; its unit stands under `## unit`."""
+        unit = self.sentence(exercise, "unit")
+        return Challenge(
+            id=exercise,
+            title=self.sentence(exercise, "title"),
+            judge=judge,
+            target=target,
+            more=more,
+            unit_en=unit.en,
+            unit_fr=unit.fr,
+            **self._hints(exercise),
+        )
+
+    def _hints(self, exercise: str) -> dict[str, str]:
+        sentences = {key: self.sentence(exercise, key) for key in ("praise", "hint", "nearer")}
+        return {
+            f"{key}_{language}": getattr(sentence, language)
+            for key, sentence in sentences.items()
+            for language in ("en", "fr")
+        }
+
+    def _mistakes(self, exercise: str, ways: Mapping[str, Mistaken] | Sequence[Mistake]) -> tuple[Mistake, ...]:
+        if not isinstance(ways, Mapping):
+            return tuple(ways)
+        mistakes: list[Mistake] = []
+        for key, mistaken in ways.items():
+            if isinstance(mistaken, Mistake):
+                mistakes.append(mistaken)
+            elif isinstance(mistaken, Sequence):
+                mistakes.extend(mistaken)
+            else:
+                way = mistaken if isinstance(mistaken, MistakeWay) else MistakeWay(mistaken)
+                sentence = self.sentence(exercise, key)
+                mistakes.append(Mistake(way.way, sentence.en, sentence.fr, way.part, way.seen))
+        return tuple(mistakes)
+
+
+def read_sentences(markdown: str) -> dict[str, dict[str, Said]]:
+    """Read a file of sentences: by exercise and key, English before French.
+
+    Raises:
+        ValueError: if a key has not one sentence in each language, or stands twice.
+    """
+    pairs: dict[str, dict[str, list[str]]] = {}
+    exercise, key = "", "title"
+    for line in markdown.splitlines():
+        mark, _, text = line.partition(" ")
+        if mark == "#":
+            exercise, key = text, "title"
+            if exercise in pairs:
+                raise ValueError(f"{exercise} stands twice")
+            pairs[exercise] = {}
+        elif mark == "##":
+            key = text
+            if key in pairs[exercise]:
+                raise ValueError(f"{exercise}: {key!r} stands twice")
+        elif mark == "-":
+            pairs[exercise].setdefault(key, []).append(text)
+        elif line.strip():
+            raise ValueError(f"{exercise}, {key!r}: a sentence stands on one line, after '- ', but {line!r} does not")
+    for name, sentences in pairs.items():
+        for key, languages in sentences.items():
+            if len(languages) != 2:
+                raise ValueError(f"{name}, {key!r}: {len(languages)} sentences instead of one in each language")
+    return {
+        name: {key: Said(english, french) for key, (english, french) in sentences.items()}
+        for name, sentences in pairs.items()
+    }

@@ -1,0 +1,86 @@
+"""Sentences of exercises, in Markdown beside their code: each key has its sentences, each sentence its key."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from dlojz.labs.kit.exercise import Mistake, Said
+from dlojz.labs.kit.exercise_texts import MistakeWay, Texts, read_sentences
+
+LABS = Path(__file__).resolve().parents[2] / "dlojz" / "labs"
+FILES = sorted(LABS.glob("lab*/*.md"))
+TEXT = """# doubled
+
+- twice the number
+- le double du nombre
+
+## praise
+
+- Right.
+- Exact.
+
+## hint
+
+- Add.
+- Additionnez.
+
+## nearer
+
+- n + n.
+- n + n.
+
+## leaves the factor out
+
+- The factor 2 is missing.
+- Il manque le facteur 2.
+"""
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_texts_have_a_sentence_for_each_key_and_a_key_for_each_sentence(path: Path) -> None:
+    module = importlib.import_module(f"dlojz.labs.{path.parent.name}.{path.stem}")
+    texts = module.TEXTS
+    keys = {(exercise, key) for exercise, sentences in texts.sentences.items() for key in sentences}
+    assert texts.requested - keys == set(), "keys without their sentence"
+    assert keys - texts.requested == set(), "sentences whose key no exercise has"
+
+
+def test_every_lab_has_its_file_of_sentences() -> None:
+    assert len({path.parent for path in FILES}) == 14
+
+
+def test_texts_exercise_makes_the_mistakes_of_its_keys(tmp_path: Path) -> None:
+    (tmp_path / "numbers.md").write_text(TEXT, encoding="utf-8")
+    texts = Texts(str(tmp_path / "numbers.py"))
+    third = Mistake(lambda n: 3 * n, "three times", "trois fois")
+    exercise = texts.exercise(
+        "doubled",
+        lambda n: 2 * n,
+        cases=((1,), (5,)),
+        mistakes={"leaves the factor out": MistakeWay(lambda n: n, part=None), "more": (third,), "third": third},
+    )
+    assert (exercise.title, exercise.praise, exercise.hints[1]) == (
+        Said("twice the number", "le double du nombre"),
+        Said("Right.", "Exact."),
+        Said("n + n.", "n + n."),
+    )
+    mistakes = exercise.judge.mistakes  # type: ignore[attr-defined]
+    assert [mistake.fr for mistake in mistakes] == ["Il manque le facteur 2.", "trois fois", "trois fois"]
+    assert texts.requested == {("doubled", key) for key in texts.sentences["doubled"]}
+    assert texts.sentence("doubled", "no such key") == Said("no such key", "no such key")  # a student sees no traceback
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (("- Il manque le facteur 2.\n", ""), "1 sentences instead of one in each language"),
+        (("- Add.", "Add."), "a sentence stands on one line, after '- '"),
+        (("## nearer", "## hint"), "'hint' stands twice"),
+    ],
+)
+def test_read_sentences_refuses_what_is_no_pair(change: tuple[str, str], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        read_sentences(TEXT.replace(*change))
