@@ -52,7 +52,7 @@ class Student:
         done: lab → number of exercises done.
         scripts: labs whose own script was found right.
         scores: lab → challenge and its best score.
-        lab: of the exercise that was done last; empty where none is.
+        lab, exercise, exercise_utc: exercise that was done last, and when; empty and None where none is.
         best: one per model, the highest throughput first.
         runs: finished runs that were measured, not replayed.
         replays: runs that were replayed.
@@ -68,6 +68,7 @@ class Student:
     scores: dict[str, tuple[str, float]] = field(default_factory=dict)
     lab: str = ""
     exercise: str = ""
+    exercise_utc: datetime | None = None
     best: list[Best] = field(default_factory=list)
     runs: int = 0
     replays: int = 0
@@ -139,7 +140,6 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _read_progress(root: Path, student: Student) -> None:
-    latest = ""
     for entry in _entries(root):
         lab = _PROGRESS.fullmatch(entry.name)
         if lab is None or not _plain(Path(entry.path), MAX_PROGRESS_BYTES, student):
@@ -153,19 +153,35 @@ def _read_progress(root: Path, student: Student) -> None:
         # SCRIPT stands for the lab's own script, which is no exercise.
         student.scripts |= {lab[1]} if SCRIPT in completion_times else set()
         scores = [(name, score) for name, score in progress.scores().items() if _EXERCISE.fullmatch(name)]
-        student.scores |= {lab[1]: scores[0]} if scores else {}
+        for challenge, score in scores[:1]:
+            if lab[1] not in student.scores or _is_better(lab[1], challenge, score, student.scores[lab[1]][1]):
+                student.scores[lab[1]] = (challenge, score)
         for exercise, completion_time in completion_times.items():
-            # Texts in ISO 8601, all written in UTC in one format, sort as their times do.
-            if completion_time > latest:
-                latest, student.lab, student.exercise = completion_time, lab[1], exercise
-        for completion_time in completion_times.values():
-            _active(student, _moment(completion_time))
+            moment = _moment(completion_time)
+            _active(student, moment)
+            # Over all roots: the exercise done last may stand in another one.
+            if moment is not None and (student.exercise_utc is None or moment > student.exercise_utc):
+                student.exercise_utc, student.lab, student.exercise = moment, lab[1], exercise
+
+
+def _is_better(lab: str, challenge: str, score: float, than: float) -> bool:
+    """Return whether a challenge's score is better than an earlier one; False for one that the lab no longer has."""
+    from dlojz.labs.kit.exercise import Challenge
+    from dlojz.labs.kit.lab import NUMBERS, content_of
+
+    exercises = content_of(lab).EXERCISES if lab in NUMBERS else ()
+    return any(
+        exercise.id == challenge and isinstance(exercise, Challenge) and exercise.is_better(score, than)
+        for exercise in exercises
+    )
 
 
 def _read_runs(root: Path, student: Student) -> None:
     folders = [entry for entry in _entries(root) if entry.is_dir(follow_symlinks=False) and entry.name[:1] != "."]
     # A run's name begins with its time: the newest come first, so the limits below leave out the oldest.
     folders.sort(key=lambda entry: entry.name, reverse=True)
+    if len(folders) > MAX_RECORDS:
+        student.problems.append(_problem("many"))
     read_bytes = 0
     for entry in folders[:MAX_RECORDS]:
         path = Path(entry.path, "record.json")

@@ -196,7 +196,9 @@ class Footprint(Contract):
     phases: Phases = Phases()
     step_flops: float | None = Field(None, ge=0, description="floating-point operations of this rank in one step")
     samples_per_s: float | None = Field(None, ge=0, description="throughput of the whole run")
-    mfu: float | None = Field(None, ge=0, description="model FLOPs utilisation: achieved over peak FLOP/s")
+    mfu: float | None = Field(
+        None, ge=0, description="model FLOPs utilisation: FLOP/s of the model, recomputation left out, over the peak's"
+    )
 
     def traffic(self, collective: Collective, group: str = "dp") -> int:
         """Sum the message bytes per step of one collective in one group; 0 where it is not called."""

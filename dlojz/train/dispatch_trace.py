@@ -70,6 +70,8 @@ class RecordedTrace:
     flops_of_step: dict[int, int] = field(default_factory=dict)
     flops_of_type: dict[tuple[int, torch.dtype], int] = field(default_factory=dict)
     """The same by step and type of the numbers."""
+    recomputed_of_type: dict[tuple[int, torch.dtype], int] = field(default_factory=dict)
+    """Of these, operations of a forward pass that a backward pass computes again."""
 
     def count_flops(self, step: int, kind: torch.dtype, flops: int) -> None:
         """Add operations to a step."""
@@ -310,6 +312,10 @@ class StorageTrace(StorageTracker):
         if flops is not None:
             self.takes_scratch = self.takes_scratch or func.overloadpacket in _WITH_SCRATCH
             kind = next(leaf.dtype for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
+            # Within a backward pass autograd records nothing but what checkpointing computes again.
+            if torch._C._current_graph_task_id() != -1 and torch.is_grad_enabled():
+                recomputed = self.trace.recomputed_of_type
+                recomputed[self.step, kind] = recomputed.get((self.step, kind), 0) + flops
             if self.flops_target is None:
                 self.trace.count_flops(self.step, kind, flops)
             else:

@@ -419,7 +419,11 @@ class Probes:
         trace = self.trace.trace
         flops = {kind: count for (step, kind), count in trace.flops_of_type.items() if step == self.steady_step}
         gpu = device_of_driver(torch.cuda.get_device_name(self._device)) if self._device.type == "cuda" else None
-        self._peak_s = seconds_at_peak(flops, gpu)
+        # Model FLOPs: what checkpointing computes again is work of the GPU and none of the model (PaLM, appendix B).
+        of_model = {
+            kind: count - trace.recomputed_of_type.get((self.steady_step, kind), 0) for kind, count in flops.items()
+        }
+        self._peak_s = seconds_at_peak(of_model, gpu)
         self.timeline = timeline
         self._measured = Footprint(
             source="measured",
@@ -441,7 +445,7 @@ class Probes:
             return None
         phases: Phases = self.clock.phases(self.first_timed, without=self._traced_steps)
         samples_per_s = self.global_batch / phases.step_s if self.global_batch and phases.step_s else None
-        # Seconds at the peak rate over the measured ones; what is recomputed counts too, unlike in PaLM's definition.
+        # Seconds of the model's FLOPs at the peak rate over the measured ones.
         mfu = self._peak_s / phases.step_s if self._peak_s and phases.step_s else None
         return self._measured.model_copy(
             update={"parameters": parameters, "phases": phases, "samples_per_s": samples_per_s, "mfu": mfu}

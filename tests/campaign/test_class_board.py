@@ -59,6 +59,19 @@ def test_exercises_best_runs_hours_and_activity(keep_record: Keep, tmp_path: Pat
     assert board["bob"].done == {"02": 1} and set(board) == {"ada", "bob"}
 
 
+def test_read_class_joins_the_progress_of_several_roots(tmp_path: Path) -> None:
+    """The exercise done last and the better score count, wherever they stand; a text that is no time does not."""
+    first, second = (tmp_path / "ada" / name for name in ("runs", "copy/runs"))
+    _progress(first, "01", memory="2030-01-01T12:00:00+00:00")
+    _progress(second, "00", start="2030-01-01T10:00:00+00:00", ring_all="zzz")
+    for root, score in ((first, 3.0), (second, 9.0)):
+        content = {"schema_version": 1, "done": {}, "scores": {"fewest-messages": score}}
+        (root / "progress-04.json").write_text(json.dumps(content))
+    ada = _by_name(tmp_path)["ada"]
+    assert (ada.lab, ada.exercise) == ("01", "memory")
+    assert ada.scores == {"04": ("fewest-messages", 3.0)}, "fewer messages are better"
+
+
 def test_the_last_activity_is_what_the_files_say_and_not_when_they_were_copied(
     keep_record: Keep, tmp_path: Path
 ) -> None:

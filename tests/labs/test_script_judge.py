@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +12,10 @@ import pytest
 from dlojz.base.errors import LabError
 from dlojz.base.language import Language, use_language
 from dlojz.cli.main import main
-from dlojz.labs.kit.exercise import Verdict
+from dlojz.labs.kit.exercise import Verdict, Wrong
 from dlojz.labs.script import script_judge
 from dlojz.labs.script.growing_script import LAST, script_of
+from dlojz.labs.script.script_checks import check_saves
 from dlojz.labs.script.script_judge import judge_script
 
 PREDICTED = {3: 2, 4: 2, 5: 2, 6: 1, 7: 2, 8: 1, 9: 1, 12: 2}
@@ -37,6 +39,16 @@ def test_the_script_of_each_lab_is_right(lab: int, tmp_path: Path) -> None:
     assert verdict.state == "right", verdict
     assert verdict.message.count(", as predicted") == PREDICTED.get(lab, 0), verdict
     assert "predicted for such a model" not in verdict.message, verdict
+
+
+@pytest.mark.parametrize(
+    ("saved", "is_refused"), [(("a", "b", "c"), False), (("a", "b", "b"), True), (("a", "a", ""), True)]
+)
+def test_check_saves_refuses_two_ranks_that_write_one_file(saved: tuple[str, ...], is_refused: bool) -> None:
+    """Also where rank 0 is none of the two."""
+    trial: Any = SimpleNamespace(ranks=[SimpleNamespace(saved=(path,) if path else ()) for path in saved])
+    with pytest.raises(Wrong, match="Several ranks write") if is_refused else nullcontext():
+        check_saves(trial)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import time
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware.gpus import device_of_driver
@@ -115,6 +116,24 @@ def test_flops_of_a_grouped_convolution_and_of_attention() -> None:
     # Forward: scores and values. Backward: gradients of scores' two factors, of probabilities and of values, and the
     # fused kernel computes the scores again.
     assert trace.trace.flops_of_step[1] in (2 * product + 4 * product, 2 * product + 5 * product)
+
+
+def test_storage_trace_parts_what_checkpointing_computes_again_from_the_models_flops() -> None:
+    """By hand: 6 × 4 numbers through 4 × 4 weights are 2·6·4·4 FLOP a layer, and twice as many backward.
+
+    torch's newer checkpointing stops early: the last layer's product is not needed for its own gradients.
+    """
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False))
+    x_BC = torch.zeros(6, 4, requires_grad=True)
+    product = 2 * 6 * 4 * 4
+    for reentrant, recomputed in ((False, product), (True, 2 * product)):
+        with StorageTrace({}) as trace:
+            trace.step = 0
+            checkpoint(layers, x_BC, use_reentrant=reentrant).sum().backward()
+            trace.step = 1
+            layers(x_BC).sum().backward()
+        assert trace.trace.flops_of_step == {0: 6 * product + recomputed, 1: 6 * product}
+        assert trace.trace.recomputed_of_type == {(0, torch.float32): recomputed}
 
 
 def test_calls_are_added_up_by_collective_and_group() -> None:

@@ -6,6 +6,7 @@ Dots are measurements, lines and crosses are the model; no measurement and no ro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +95,7 @@ def description(measured: Measured, sites: Sequence[MeasuredSite]) -> str:
 
 
 def _speeds(axes: Axes, sites: Sequence[MeasuredSite], kinds: Sequence[str]) -> None:
-    for (color, marker), site in zip(LOOKS, sites, strict=False):
+    for (color, marker), site in zip(cycle(LOOKS), sites, strict=False):
         rows = sorted((row for row in site.residuals if row.what in kinds), key=lambda row: row.size)
         sizes = [row.size for row in rows]
         # size is operations or bytes: divided by seconds and 1e9, GFLOP/s or GB/s.
@@ -109,7 +110,7 @@ def _speeds(axes: Axes, sites: Sequence[MeasuredSite], kinds: Sequence[str]) -> 
 def _messages(axes: Axes, sites: Sequence[MeasuredSite]) -> None:
     for site in sites:
         names = list(dict.fromkeys(row.what for row in site.residuals if row.what not in (*COMPUTED, "pass", "update")))
-        for (color, marker), name in zip(LOOKS, names, strict=False):
+        for (color, marker), name in zip(cycle(LOOKS), names, strict=False):
             rows = sorted((row for row in site.residuals if row.what == name), key=lambda row: row.size)
             sizes = [row.size for row in rows]
             measured, fitted = [1e3 * row.measured_s for row in rows], [1e3 * row.fitted_s for row in rows]
@@ -130,7 +131,7 @@ def _messages(axes: Axes, sites: Sequence[MeasuredSite]) -> None:
 
 def _errors(axes: Axes, sites: Sequence[MeasuredSite]) -> None:
     kinds = list(dict.fromkeys(row.what for site in sites for row in site.residuals))
-    for number, ((color, marker), site) in enumerate(zip(LOOKS, sites, strict=False)):
+    for number, ((color, marker), site) in enumerate(zip(cycle(LOOKS), sites, strict=False)):
         for kind_index, kind in enumerate(kinds):
             errors = [100 * row.error for row in site.residuals if row.what == kind]
             # Sites of a kind lie side by side, 0.2 apart, around the kind's place.

@@ -6,6 +6,7 @@ Only what a plan holds is drawn; a hatch, a marker or a number says whatever a c
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -155,7 +156,7 @@ def _front(axes: Axes, plan: Plan, heights: NDArray[np.float64], height_of: Call
             )
     title = say(en="Pareto front", fr="front de Pareto")
     # One marker for each number of GPUs in the question.
-    for number, marker in zip(plan.question.gpus, ("x", "o", "v", "+", "<", ">"), strict=False):
+    for number, marker in zip(plan.question.gpus, cycle(("x", "o", "v", "+", "<", ">")), strict=False):
         front = [choice for choice in plan.pareto if choice.candidate.gpus == number]
         label = title + (f", {number} GPU" if len(plan.question.gpus) > 1 else "")
         points = [choice.estimated_s for choice in front], [height_of(choice) for choice in front]

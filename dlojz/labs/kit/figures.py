@@ -7,6 +7,7 @@ to do is answered by its sentence, not by an error.
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -90,8 +91,8 @@ def plot_lines(axes: Axes, x: Sequence[Any], series: Mapping[str, Sequence[float
         x: of all points.
         series: label to values.
     """
-    for (label, values), (color, line, marker) in zip(series.items(), LINE_STYLES, strict=False):
-        # Options of the caller win over the series' own look. A series beyond the last of LINE_STYLES is not drawn.
+    for (label, values), (color, line, marker) in zip(series.items(), itertools.cycle(LINE_STYLES), strict=False):
+        # Options of the caller win over the series' own look.
         axes.plot(x, values, **{"color": color, "linestyle": line, "marker": marker, "label": label, **style})
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -197,8 +198,9 @@ def _same_order(report: RankReport) -> Said:
 def check_saves(trial: Trial) -> None:
     """Refuse ranks that write the same file."""
     # Real paths: links and relative names of one file are the same here.
-    for path in trial.ranks[0].saved:
-        if any(path in rank.saved for rank in trial.ranks[1:]):
+    writers = Counter(path for report in trial.ranks for path in set(report.saved))
+    for path, count in writers.items():
+        if count > 1:
             raise Wrong(
                 en=f"Several ranks write {Path(path).name} with torch.save: let rank 0 write it alone, or use "
                 "torch.distributed.checkpoint.",

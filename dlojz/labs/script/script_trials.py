@@ -33,6 +33,7 @@ class RankReport:
     """What one rank did.
 
     Attributes:
+        rank: which one.
         steps, repeated: of its optimizers, and those with gradients that a step had used already.
         kept: steps whose gradients were still there when those of the next one came.
         group_size: ranks of the process group at the first step; 0 where there is none.
@@ -60,6 +61,7 @@ class RankReport:
         library: class of the library that trains, empty where there is none.
     """
 
+    rank: int
     steps: int
     repeated: int
     kept: int
@@ -150,9 +152,9 @@ def _rank_reports(folder: Path, processes: int) -> tuple[RankReport, ...]:
         path = folder / f"rank-{rank}.json"
         if path.is_file():
             content = json.loads(path.read_text(encoding="utf-8"))
-            content = {field.name: content[field.name] for field in fields(RankReport)}
+            content = {field.name: content[field.name] for field in fields(RankReport) if field.name != "rank"}
             lists = {name: tuple(content[name]) for name in ("saved", "gradients", "levels", "begun_with")}
-            reports.append(RankReport(**content | lists | {"epochs": tuple(map(tuple, content["epochs"]))}))
+            reports.append(RankReport(rank=rank, **content | lists | {"epochs": tuple(map(tuple, content["epochs"]))}))
     return tuple(reports)
 
 
@@ -205,7 +207,7 @@ class ScriptTrials:
         record, ranks = ended.record, _rank_reports(reports, processes)
         if record is None or record.status != "completed":
             _refuse_missing_library(title_of(processes, words), ended.logs())
-        idle = [rank for rank, report in enumerate(ranks) if report.steps == 0]
+        idle = [report.rank for report in ranks if report.steps == 0]
         if idle and len(idle) < len(ranks):
             raise Wrong(
                 en=f"On {title_of(processes, words)}, rank {idle[0]} makes no optimizer step and others do: every rank "
