@@ -348,14 +348,14 @@ def _peaks(curve: _Activations, engine: _Engine, samples: Reals, flight_bytes: R
 
 
 def _fullest_slots(engine: _Engine) -> dict[tuple[str, Slot], int]:
-    """The fullest of the slots of a block's backward, by the block alone."""
-    found: dict[tuple[str, Slot], int] = {}
-    for (where, (phase, block)), place in engine.slots.items():
-        whole = (where, (phase, ".".join(block.split(".")[:2])))
-        former = found.setdefault(whole, place)
-        if engine.bytes_by_category[place].sum() > engine.bytes_by_category[former].sum():
-            found[whole] = place
-    return found
+    """The fullest of the slots of a block's backward, by the block alone (`6` for `6.@0`, `6.@1` …)."""
+    fullest: dict[tuple[str, Slot], int] = {}
+    slot_bytes = engine.bytes_by_category.sum(axis=1)
+    for (batch_place, (phase, block)), row in engine.slots.items():
+        whole = (batch_place, (phase, block.partition(".@")[0]))
+        if whole not in fullest or slot_bytes[row] > slot_bytes[fullest[whole]]:
+            fullest[whole] = row
+    return fullest
 
 
 @lru_cache(maxsize=4096)
@@ -634,7 +634,10 @@ class _StageOfCurve:
         if turn:
             own &= ~self._passed
         # A sum of gradients in the memory of one that another rank has made is a tensor more.
+        # Once for each storage: later sums go into the tensor that the first one has made.
         taken = of_pass & self._here & ~self._made & (curve.delta == 0)
+        summed = np.flatnonzero(taken)
+        taken[np.delete(summed, np.unique(curve.storage[summed], return_index=True)[1])] = False
         places = np.flatnonzero(own | taken)
         if not places.size:
             return []
@@ -656,8 +659,13 @@ def _data_bytes(trace: MemoryTrace) -> float:
     return float(sum(trace.bytes_of[storage] for storage in data))
 
 
-def in_slots(trace: MemoryTrace) -> MemoryTrace:
-    """The trace with the slots of the last block's backward as its modules, each begun by an allocation of nothing."""
+def in_slots(trace: MemoryTrace, *, by_gradient: bool = True) -> MemoryTrace:
+    """The trace with the slots of the last block's backward as its modules, each begun by an allocation of nothing.
+
+    Args:
+        by_gradient: whether each gradient that is ready begins a slot; else the block is one, as in the first half of a
+            backward, in which no gradient is ready.
+    """
     last_block = f"blocks.{max(_number(block_of(module)) for module in trace.module_of.values())}"
     events: list[Allocation | TraceMark] = []
     ready, phase, block = 0, "", ""
@@ -667,11 +675,12 @@ def in_slots(trace: MemoryTrace) -> MemoryTrace:
             # In no module: of the last block too, once its backward has begun (the gradient of its head, recomputed).
             block = block_of(event.module) or (block if phase == "backward" else "")
             is_in_last_block = phase == "backward" and block == last_block
-            events.append(replace(event, module=f"{last_block}.@{ready}") if is_in_last_block else event)
+            slot = f"{last_block}.@{ready}" if by_gradient else last_block
+            events.append(replace(event, module=slot) if is_in_last_block else event)
             continue
         if phase == "backward" and block_of(event.name) == last_block:
             ready, block = ready + (event.what == "ready"), last_block
-            events.append(Allocation(-2, 0, "backward", f"{last_block}.@{ready}"))
+            events.append(Allocation(-2, 0, "backward", f"{last_block}.@{ready}" if by_gradient else last_block))
         events.append(event)
     return replace(trace, events=tuple(events))
 
@@ -691,7 +700,7 @@ def _curve_of(config: RunConfig, *, in_halves: bool) -> _Curve:
     key = key_of(config, 0, on_gpu=True)._replace(in_halves=in_halves)
     if key not in _CURVES:
         trace = trace_of(config, 0, on_gpu=True, in_halves=in_halves)
-        _CURVES[key] = _Curve(trace if in_halves else in_slots(trace))
+        _CURVES[key] = _Curve(in_slots(trace, by_gradient=not in_halves))
     return _CURVES[key]
 
 
