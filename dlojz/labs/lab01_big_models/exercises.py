@@ -77,8 +77,8 @@ ATTENTION = TEXTS.exercise(
         "the scores are multiplied by √D": _scores(lambda width: 1 / math.sqrt(width)),
         "the softmax runs over the queries": _scores(math.sqrt, dim=0),
         "the softmax is missing": _scores(math.sqrt, dim=None),
-        "these are the attention weights": lambda q, k, v: (q @ k.T / math.sqrt(q.shape[-1])).softmax(-1),
-        "mistake by root of tokens of you": tuple(
+        "attention weights without the values": lambda q, k, v: (q @ k.T / math.sqrt(q.shape[-1])).softmax(-1),
+        "scores divided by √ of the number of tokens": tuple(
             Mistake(
                 _by_root_of_tokens(of),
                 "You divide by the square root of the number of tokens; it is the width D, the number of terms of "
@@ -89,7 +89,7 @@ ATTENTION = TEXTS.exercise(
             for of in (0, 1)
         ),
         "each query takes the value of its best key": lambda q, k, v: v[(q @ k.T).argmax(-1)],
-        "mistake way your scores are masked by": tuple(
+        "scores masked by position": tuple(
             Mistake(
                 way,
                 "Your scores are masked by position (tril): here each query sees all keys.",
@@ -101,7 +101,7 @@ ATTENTION = TEXTS.exercise(
         "one softmax runs over all scores together": lambda q, k, v: (
             (q @ k.T / math.sqrt(q.shape[-1])).flatten().softmax(0).view(len(q), -1) @ v
         ),
-        "A sigmoid treats each score by itself": lambda q, k, v: (q @ k.T / math.sqrt(q.shape[-1])).sigmoid() @ v,
+        "sigmoid in place of the softmax": lambda q, k, v: (q @ k.T / math.sqrt(q.shape[-1])).sigmoid() @ v,
         "you take the mean of the keys": lambda q, k, v: attention(q, k, k),
     },
 )
@@ -175,7 +175,7 @@ MULTI_HEAD = TEXTS.exercise(
         "this is one head of width D": lambda x, qkv, out, n: multi_head(x, qkv, out, 1),
         "the reshape mixes tokens and heads": _reshaped_only,
         "you cut the columns head by head": _cut("nph", 0, 1, 2),
-        "mistake way a head takes every n": tuple(
+        "a head takes every N-th column": tuple(
             Mistake(
                 way,
                 "A head takes every N-th column; head n has the neighbouring columns n·H to (n + 1)·H − 1.",
@@ -187,7 +187,7 @@ MULTI_HEAD = TEXTS.exercise(
         "you cut into two heads whatever num_heads is": lambda x, qkv, out, n: multi_head(x, qkv, out, 2),
         "queries and keys are swapped": _cut("pnh", 1, 0, 2),
         "the scores are not divided by √H": _scaled_by(lambda x, heads: 1.0),
-        "you divide by the square root of the number": _scaled_by(lambda x, heads: heads),
+        "scores divided by √ of the number of heads": _scaled_by(lambda x, heads: heads),
         "the output projection is transposed": lambda x, qkv, out, n: _concatenate(_heads(x, qkv, n)) @ out.T,
         "the scores are divided by √D": _scaled_by(lambda x, heads: x.shape[-1]),
         "the heads are joined without transposing back": lambda x_TD, qkv_DE, out_DD, heads: (
@@ -218,17 +218,17 @@ BLOCK_PARAMETERS = TEXTS.exercise(
     block_parameters,
     cases=((64,), (192,), (768,)),
     mistakes={
-        "that is the part that matters for large models": lambda d: 12 * d * d,
-        "2 D² are missing": lambda d: 10 * d * d,
-        "4 D are missing": lambda d: 12 * d * d + 9 * d,
+        "12 D² alone, without biases and norms": lambda d: 12 * d * d,
+        "10 D² alone, 2 D² and all vectors missing": lambda d: 10 * d * d,
+        "4 D are missing, of norms or attention biases": lambda d: 12 * d * d + 9 * d,
         "the biases are missing": lambda d: 12 * d * d + 4 * d,
         "one layer norm is missing": lambda d: 12 * d * d + 11 * d,
-        "the output projection of the attention": lambda d: 11 * d * d + 12 * d,
-        "that is the MLP alone": lambda d: 8 * d * d + 5 * d,
-        "the bias of queries": lambda d: 12 * d * d + 10 * d,
+        "the output projection of the attention is missing": lambda d: 11 * d * d + 12 * d,
+        "the MLP alone": lambda d: 8 * d * d + 5 * d,
+        "the bias of queries, keys and values is missing": lambda d: 12 * d * d + 10 * d,
         "one layer norm too many": lambda d: 12 * d * d + 15 * d,
         "one bias of D numbers is missing": lambda d: 12 * d * d + 12 * d,
-        "that is the attention alone": lambda d: 4 * d * d + 4 * d,
+        "the attention alone": lambda d: 4 * d * d + 4 * d,
     },
 )
 
@@ -246,15 +246,15 @@ ATTENTION_COST = TEXTS.exercise(
     attention_multiply_adds,
     cases=((197, 768), (3136, 96), (49, 768), (12544, 64)),
     mistakes={
-        "that is q kᵀ and the mean of the": lambda t, d: 2 * t * t * d,
-        "those are the projections": lambda t, d: 4 * t * d * d,
-        "there are two products with T² D multiply-adds": lambda t, d: 4 * t * d * d + t * t * d,
+        "the four projections are missing": lambda t, d: 2 * t * t * d,
+        "the projections alone": lambda t, d: 4 * t * d * d,
+        "one of the two T² D products only": lambda t, d: 4 * t * d * d + t * t * d,
         "you count one projection": lambda t, d: t * d * d + 2 * t * t * d,
         "T and D are swapped": lambda t, d: 4 * d * t * t + 2 * d * d * t,
-        "scores and mean grow with T²": lambda t, d: 4 * t * d * d + 2 * t * d,
-        "A score is a dot product of D terms": lambda t, d: 4 * t * d * d + 2 * t * t,
-        "the output projection": lambda t, d: 3 * t * d * d + 2 * t * t * d,
-        "those are FLOPs": lambda t, d: 2 * (4 * t * d * d + 2 * t * t * d),
+        "scores and mean counted as T D": lambda t, d: 4 * t * d * d + 2 * t * d,
+        "one multiply-add per score": lambda t, d: 4 * t * d * d + 2 * t * t,
+        "the output projection is missing": lambda t, d: 3 * t * d * d + 2 * t * t * d,
+        "FLOPs in place of multiply-adds": lambda t, d: 2 * (4 * t * d * d + 2 * t * t * d),
         "you count the MLP too": lambda t, d: 12 * t * d * d + 2 * t * t * d,
     },
 )
@@ -307,14 +307,14 @@ RELATIVE_BIAS = TEXTS.exercise(
     mistakes={
         "the sign is reversed": _bias_by(-1, -1),
         "rows and columns are swapped": _bias_by(1, 1, swap=True),
-        "you take the distance": lambda table, side: _at(table, side, abs),
+        "you take the distance, without its sign": lambda table, side: _at(table, side, abs),
         "the indices are one too small": lambda table, side: _at(table, side, lambda offset: offset + side - 2),
         "you add the positions of query and key": lambda table, side: relative_bias(table, side).flip(1),
         "you return the table": lambda table, side: table,
-        "only the difference of rows counts in your answer": lambda table, side: relative_bias(
+        "only the difference of rows counts": lambda table, side: relative_bias(
             table[:, side - 1 :][:, :1].expand(table.shape), side
         ),
-        "the differences go from −(side − 1) to side": _without_offset,
+        "side − 1 is not added to the differences": _without_offset,
         "every query gets the same row": lambda table, side: (
             table[:side, :side].reshape(-1)[None].expand(side * side, -1)
         ),
@@ -355,7 +355,7 @@ PATCHES = TEXTS.exercise(
     cut_in_patches,
     cases=_images,
     mistakes={
-        "A reshape alone cuts the image into runs of": lambda image, patch: image.reshape(
+        "a reshape alone, runs of pixels in place of squares": lambda image, patch: image.reshape(
             -1, image.shape[0] * patch**2
         ),
         "the patches come column by column": lambda image, patch: (
@@ -428,7 +428,7 @@ TOKENS = TEXTS.exercise(
     mistakes={
         "the class token stands at the end": _class_last,
         "the class token has got no position": _class_without_position,
-        "the positions are shifted by one": _shifted_positions,
+        "patches take positions 0 to P − 1": _shifted_positions,
         "you take the positions away": lambda patches, projection, token, position: embed(
             patches, projection, token, -position
         ),
@@ -436,13 +436,13 @@ TOKENS = TEXTS.exercise(
         "every token gets the first position": lambda patches, projection, token, position: embed(
             patches, projection, token, position[:1]
         ),
-        "the positions are shifted by one and": lambda patches, projection, token, position: embed(
+        "positions rolled by one, the last comes first": lambda patches, projection, token, position: embed(
             patches, projection, token, position.roll(1, 0)
         ),
         "you multiply by the positions": lambda patches, projection, token, position: (
             embed(patches, projection, token, position * 0) * position
         ),
-        "the place of the class token is kept": lambda patches, projection, token, position: embed(
+        "zeros in place of the class token": lambda patches, projection, token, position: embed(
             patches, projection, token * 0, position
         ),
         "you add the class token to every patch": lambda patches, projection, token, position: (

@@ -55,12 +55,10 @@ BYTES_PER_PARAMETER = TEXTS.exercise(
             bytes_per_parameter(precision, optimizer) - _RIGHT[precision][2] * (optimizer == "sgd")
         ),
         "the master copy is missing": _variant({name: (w, g, 0) for name, (w, g, _) in _RIGHT.items()}, _fp32_moments),
-        "you keep the moments in the precision of the": _variant(
+        "moments in the precision of the weights": _variant(
             _RIGHT, lambda precision, optimizer: _RIGHT[precision][0] * _MOMENTS[optimizer]
         ),
-        "adamW keeps two moments per parameter": _variant(
-            _RIGHT, lambda precision, optimizer: 4 * min(1, _MOMENTS[optimizer])
-        ),
+        "one moment only for AdamW": _variant(_RIGHT, lambda precision, optimizer: 4 * min(1, _MOMENTS[optimizer])),
         "you count AdamW's two moments for every optimizer": _variant(_RIGHT, lambda precision, optimizer: 8),
         "the gradients are missing": _variant({name: (w, 0, m) for name, (w, _, m) in _RIGHT.items()}, _fp32_moments),
         "for bf16_fp32_gradients you count the gradient twice": _variant(
@@ -71,11 +69,11 @@ BYTES_PER_PARAMETER = TEXTS.exercise(
             {**_RIGHT, "bf16": (2, 2, 2), "bf16_fp32_gradients": (2, 4, 2)}, _fp32_moments
         ),
         "you count a master copy under autocast": _variant({**_RIGHT, "autocast": (4, 4, 4)}, _fp32_moments),
-        "one moment too many for SGD and for SGD": _variant(
+        "one moment too many without and with momentum": _variant(
             _RIGHT, lambda precision, optimizer: {"sgd": 4, "momentum": 8, "adamw": 8}[optimizer]
         ),
-        "you count a bf16 copy of the weights under": _variant({**_RIGHT, "autocast": (6, 4, 0)}, _fp32_moments),
-        "neither autocast nor mixed precision does without fp32": _variant(
+        "you count a bf16 copy under autocast": _variant({**_RIGHT, "autocast": (6, 4, 0)}, _fp32_moments),
+        "2-byte states alone under autocast and bf16": _variant(
             dict.fromkeys(_RIGHT, (2, 2, 0)) | {"fp32": (4, 4, 0)}, _fp32_moments
         ),
     },
@@ -110,26 +108,28 @@ DATA_PARALLEL_BYTES = TEXTS.exercise(
         "you divide the buckets by dp": lambda parameters, sample, batch, dp: (
             16 * parameters + (4 * parameters / dp if dp > 1 else 0) + sample * batch // dp
         ),
-        "you divide the states by dp": lambda psi, sample, batch, dp: (
+        "you divide states and buckets by dp": lambda psi, sample, batch, dp: (
             (20 if dp > 1 else 16) * psi // dp + sample * batch // dp
         ),
-        "you divide the states by dp that": lambda psi, sample, batch, dp: 16 * psi // dp + sample * batch // dp,
+        "you divide the states by dp, no buckets": lambda psi, sample, batch, dp: 16 * psi // dp + sample * batch // dp,
         "DDP's buckets are missing": lambda psi, sample, batch, dp: 16 * psi + sample * batch // dp,
         "you count one copy of the gradients per replica": lambda psi, sample, batch, dp: (
             (16 + 4 * dp) * psi + sample * batch // dp
         ),
-        "the buckets are there from dp = 2 on": lambda psi, sample, batch, dp: (
-            (16 + 4 * (dp > 2)) * psi + sample * batch // dp
+        "buckets from dp = 3 on only": lambda psi, sample, batch, dp: (16 + 4 * (dp > 2)) * psi + sample * batch // dp,
+        "buckets of 2 bytes per parameter": lambda psi, sample, batch, dp: (
+            (16 + 2 * (dp > 1)) * psi + sample * batch // dp
         ),
-        "the buckets are in fp32": lambda psi, sample, batch, dp: (16 + 2 * (dp > 1)) * psi + sample * batch // dp,
-        "A state is missing": lambda psi, sample, batch, dp: (12 + 4 * (dp > 1)) * psi + sample * batch // dp,
+        "one state is missing, 12 bytes": lambda psi, sample, batch, dp: (
+            (12 + 4 * (dp > 1)) * psi + sample * batch // dp
+        ),
         "you count the weights alone": lambda psi, sample, batch, dp: (4 + 4 * (dp > 1)) * psi + sample * batch // dp,
         "the activations are missing": lambda psi, sample, batch, dp: (16 + 4 * (dp > 1)) * psi,
         "you count buckets on a single GPU too": lambda psi, sample, batch, dp: 20 * psi + sample * batch // dp,
         "you give the whole global batch to each replica": lambda psi, sample, batch, dp: (
             (20 if dp > 1 else 16) * psi + sample * batch
         ),
-        "you divide the states by dp data": lambda psi, sample, batch, dp: (
+        "you divide the states by dp, whole buckets": lambda psi, sample, batch, dp: (
             16 * psi / dp + (4 * psi if dp > 1 else 0) + sample * batch / dp
         ),
         "you count the activations of one single image": lambda psi, sample, batch, dp: (
@@ -169,21 +169,19 @@ PEAK = TEXTS.exercise(
     cases=_steps,
     mistakes={
         "you add the largest value of each category": _maxima_added,
-        "that is the largest single category": lambda samples: max(max(sample.values()) for sample in samples),
-        "that is the end of the step": lambda samples: sum(samples[-1].values()),
-        "that is the beginning of the step": lambda samples: sum(samples[0].values()),
+        "the largest single category": lambda samples: max(max(sample.values()) for sample in samples),
+        "the end of the step": lambda samples: sum(samples[-1].values()),
+        "the beginning of the step": lambda samples: sum(samples[0].values()),
         "you add the categories of the first moment only": lambda samples: max(
             sum(sample.get(name, 0) for name in samples[0]) for sample in samples
         ),
         "you leave out the last moment": lambda samples: max(sum(sample.values()) for sample in samples[:-1]),
         "you leave out the first moment": lambda samples: max(sum(sample.values()) for sample in samples[1:]),
-        "that is the moment of the peak": lambda samples: max(
+        "the moment of the peak, not its bytes": lambda samples: max(
             range(len(samples)), key=lambda place: sum(samples[place].values())
         ),
         "you add the moments up": lambda samples: sum(sum(sample.values()) for sample in samples),
-        "that is the mean over the step": lambda samples: (
-            sum(sum(sample.values()) for sample in samples) / len(samples)
-        ),
+        "the mean over the step": lambda samples: sum(sum(sample.values()) for sample in samples) / len(samples),
     },
 )
 
@@ -205,25 +203,25 @@ BLOCK_ACTIVATIONS = TEXTS.exercise(
     transformer_layer_bytes,
     cases=((128, 2, 64, 4), (1024, 1, 768, 12), (2048, 4, 12288, 96), (197, 8, 192, 3)),
     mistakes={
-        "you count the input of the projections to queries": _sbh(38),
-        "of the scores you keep the input of the": _sbh(34, 7),
-        "of the scores one tensor of 2 bytes is": _sbh(34, 3),
+        "input of q, k, v counted three times": _sbh(38),
+        "input of the softmax kept as well": _sbh(34, 7),
+        "one 2-byte tensor of the scores is missing": _sbh(34, 3),
         "the scores are missing": _sbh(34, 0),
-        "of the scores you count the result of the": _sbh(34, 2),
-        "A dropout mask takes 1 byte per element": _sbh(36, 6),
+        "result of the softmax alone for the scores": _sbh(34, 2),
+        "dropout masks of 2 bytes per element": _sbh(36, 6),
         "the dropout masks are missing": _sbh(32, 4),
         "the layer norms are missing": _sbh(30),
-        "the MLP keeps two tensors of width 4 h": _sbh(26),
+        "one of the two tensors of width 4 h": _sbh(26),
         "the terms of width h are missing": _sbh(0),
-        "one of the two dropout masks of width h": _sbh(33),
-        "A tensor of width h is missing": _sbh(32),
-        "the mask of the dropout on the scores is": _sbh(34, 4),
-        "the scores are a square": lambda s, b, h, a: 34 * s * b * h + 5 * a * s * b,
-        "the scores do not have width h": lambda s, b, h, a: 34 * s * b * h + 5 * s * s * b * h,
-        "that is the attention alone": _sbh(11),
+        "one dropout mask of width h is missing": _sbh(33),
+        "a tensor of width h is missing": _sbh(32),
+        "dropout mask of the scores is missing": _sbh(34, 4),
+        "scores of s in place of s²": lambda s, b, h, a: 34 * s * b * h + 5 * a * s * b,
+        "scores of width h per pair of tokens": lambda s, b, h, a: 34 * s * b * h + 5 * s * s * b * h,
+        "the attention alone": _sbh(11),
         "the MLP is missing": _sbh(15),
-        "you count elements": _sbh(17, 2.5),
-        "each head has its own scores": lambda s, b, h, a: 34 * s * b * h + 5 * s * s * b,
+        "you count elements, not bytes": _sbh(17, 2.5),
+        "one head's scores for all heads": lambda s, b, h, a: 34 * s * b * h + 5 * s * s * b,
     },
 )
 

@@ -438,30 +438,28 @@ EXPOSED_SECONDS = TEXTS.exercise(
     exposed_seconds,
     cases=((25e9, 25e9, 0.4), (25e9, 25e9, 0.7), (5e9, 25e9, 0.5), (64e9, 16e9, 0.1), (12e9, 50e9, 0.2)),
     mistakes={
-        "that is all the time the bytes travel": lambda moved, link, forward: 2 * moved / link,
-        "that is the time of one way": lambda moved, link, forward: moved / link,
+        "all the time that the bytes travel": lambda moved, link, forward: 2 * moved / link,
+        "the whole time of one way": lambda moved, link, forward: moved / link,
         "you multiply bytes by bytes per second": lambda moved, link, forward: (
             max(0.0, moved * link - forward) + max(0.0, moved * link - 2 * forward)
         ),
-        "that is the way back": lambda moved, link, forward: max(0.0, moved / link - 2 * forward),
-        "backward takes twice as long as forward": lambda moved, link, forward: (
+        "the way back only": lambda moved, link, forward: max(0.0, moved / link - 2 * forward),
+        "backward half as long as forward": lambda moved, link, forward: (
             max(0.0, moved / link - forward) + max(0.0, moved / link - forward / 2)
         ),
         "you send half of the bytes each way": lambda moved, link, forward: exposed_seconds(moved / 2, link, forward),
-        "that is the time of both passes with their": lambda moved, link, forward: (
+        "both passes with their transfers, not what is added": lambda moved, link, forward: (
             max(moved / link, forward) + max(moved / link, 2 * forward)
         ),
-        "where the transfer is shorter than the computation": lambda moved, link, forward: (
+        "absolute values count spare time as waiting": lambda moved, link, forward: (
             abs(moved / link - forward) + abs(moved / link - 2 * forward)
         ),
-        "that is the way out": lambda moved, link, forward: max(0.0, moved / link - forward),
+        "the way out only": lambda moved, link, forward: max(0.0, moved / link - forward),
         "you hide both ways behind the whole step": lambda moved, link, forward: max(
             0.0, 2 * moved / link - 3 * forward
         ),
-        "backward takes twice as long as forward more": lambda moved, link, forward: (
-            2 * max(0.0, moved / link - forward)
-        ),
-        "where the transfer is shorter than the computation your": lambda moved, link, forward: (
+        "backward as long as forward": lambda moved, link, forward: 2 * max(0.0, moved / link - forward),
+        "spare time is won back, no max(0, …)": lambda moved, link, forward: (
             moved / link - forward + moved / link - 2 * forward
         ),
     },
@@ -657,20 +655,20 @@ ACTIVATION_PLAN = TEXTS.exercise(
     tolerance=0.01,
     differs=_amiss,
     mistakes={
-        "A plan whose peak is exactly budget_bytes fits": lambda blocks, budget: cheapest_plan(blocks, budget - 1),
-        "of the plans that fit you take the one": _cheapest(least=lambda blocks, plan: -_seconds(blocks, plan)),
+        "a peak of exactly the budget is refused": lambda blocks, budget: cheapest_plan(blocks, budget - 1),
+        "the plan that adds most seconds": _cheapest(least=lambda blocks, plan: -_seconds(blocks, plan)),
         "you take the first plan that fits": _cheapest(least=lambda blocks, plan: 0),
-        "you hold each backward pass by itself against the": _cheapest(_fullest_alone),
+        "each backward pass by itself against the budget": _cheapest(_fullest_alone),
         "your plan is in reverse order": _turned_round,
-        "you hold the sum of what the blocks keep": _cheapest(_held),
-        "you add the fullest backward pass to what all": _cheapest(_all_and_fullest),
-        "you count a block twice": _cheapest(_with_itself),
+        "sum of what blocks hold, without backward": _cheapest(_held),
+        "fullest backward pass on top of all blocks": _cheapest(_all_and_fullest),
+        "a block counted before and in its backward": _cheapest(_with_itself),
         "you add what the blocks after it hold": _cheapest(_backwards),
-        "your plan has the smallest peak of all": _cheapest(least=plan_peak_bytes),
+        "smallest peak in place of fewest seconds": _cheapest(least=plan_peak_bytes),
         "you give all blocks the same choice": _cheapest(alike=True),
         "you never offload": _cheapest(choices=("keep", "recompute")),
         "you never recompute": _cheapest(choices=("keep", "offload")),
-        "you change what frees most bytes per second until": _greedy,
+        "greedy choice of most bytes per second": _greedy,
     },
 )
 

@@ -242,7 +242,7 @@ STAGE_BOUNDARY = TEXTS.exercise(
         "backward runs twice from the received gradient": lambda *given: run_stage(*given, way="twice"),
         "what you send back is zero everywhere": lambda *given: run_stage(*given, way="zeros"),
         "you send back the activation that was received": lambda *given: run_stage(*given, way="activation back"),
-        "mistake lambda given way way run stage": tuple(
+        "output's gradient handed on as it came": tuple(
             Mistake(
                 lambda *given, way=way: run_stage(*given, way=way),
                 "You hand the gradient of your output on as it came; the rank before needs that of your input, "
@@ -431,19 +431,21 @@ STALE_SGD = TEXTS.exercise(
     mistakes={
         "your gradient is fresh": lambda step, delay, updates: _iterate(step, 0, updates),
         "your gradient is one update too old": lambda step, delay, updates: _iterate(step, delay + 1, updates),
-        "the gradient is old": lambda step, delay, updates: _iterate(step, delay, updates, "from the old weights"),
-        "as long as there have not been delay updates": lambda step, delay, updates: _iterate(
+        "step taken from the old weights": lambda step, delay, updates: _iterate(
+            step, delay, updates, "from the old weights"
+        ),
+        "fresh gradient in the first updates": lambda step, delay, updates: _iterate(
             step, delay, updates, "fresh at first"
         ),
         "your gradient is one update too fresh": lambda step, delay, updates: _iterate(
             step, max(delay - 1, 0), updates
         ),
         "you add the gradient": lambda step, delay, updates: _iterate(-step, delay, updates),
-        "the gradient of w²/2 is w": lambda step, delay, updates: _iterate(2 * step, delay, updates),
+        "gradient 2w of w²/2": lambda step, delay, updates: _iterate(2 * step, delay, updates),
         "your gradient is always that of w = 1": lambda step, delay, updates: [
             1.0 - step * number for number in range(updates + 1)
         ],
-        "before there are delay updates": lambda step, delay, updates: _iterate(step, delay, updates, "short"),
+        "zero gradient in the first updates": lambda step, delay, updates: _iterate(step, delay, updates, "short"),
     },
 )
 

@@ -150,20 +150,20 @@ COLUMN_LINEAR = TEXTS.exercise(
             OUTPUT: _column_inputs(seed)[0] @ _column_inputs(seed)[1].T + _column_inputs(seed)[2]
         },
         "you take every N-th feature": _every_nth,
-        "mistake lambda rank size seed OUTPUT _column rank size": Mistake(
+        "the bias is left out": Mistake(
             lambda rank, size, seed: {
                 OUTPUT: _column(rank, size, seed)[OUTPUT] - _column_inputs(seed)[2].chunk(size)[rank]
             },
             *NO_BIAS,
         ),
-        "mistake lambda rank size seed OUTPUT _column rank size seed": Mistake(
+        "no sum of x's gradient in backward": Mistake(
             lambda rank, size, seed: {
                 OUTPUT: _column(rank, size, seed)[OUTPUT],
                 OF_X: _own_of_x(rank, size, seed),
             },
             *NO_BACKWARD_SUM,
         ),
-        "you lay the ranks' gradients of x side by": _side_by_side,
+        "gradients of x laid side by side": _side_by_side,
         "every rank adds rank 0's part of the bias": lambda rank, size, seed: {
             OUTPUT: _column(rank, size, seed)[OUTPUT]
             + _column_inputs(seed)[2].chunk(size)[0]
@@ -177,7 +177,7 @@ COLUMN_LINEAR = TEXTS.exercise(
             OUTPUT: _column(rank, size, seed)[OF_X],
             OF_X: _column(rank, size, seed)[OUTPUT],
         },
-        "you take the largest contribution to the gradient of": lambda rank, size, seed: {
+        "largest contribution to the gradient of x": lambda rank, size, seed: {
             OUTPUT: _column(rank, size, seed)[OUTPUT],
             OF_X: _largest([_own_of_x(other, size, seed) for other in range(size)]),
         },
@@ -239,18 +239,18 @@ ROW_LINEAR = TEXTS.exercise(
     trial=_row_trial,
     labels=LINEAR_LABELS,
     faults={
-        "mistake lambda rank size seed OUTPUT _partial rank size": Mistake(
+        "no sum in forward, bias added": Mistake(
             lambda rank, size, seed: {OUTPUT: _partial(rank, size, seed) + _row_inputs(seed)[2]},
             *NO_FORWARD_SUM,
         ),
-        "mistake lambda rank size seed OUTPUT _partial rank size seed": Mistake(
+        "no sum in forward, no bias": Mistake(
             lambda rank, size, seed: {OUTPUT: _partial(rank, size, seed)}, *NO_FORWARD_SUM
         ),
-        "mistake lambda rank size seed OUTPUT _row rank size": Mistake(
+        "bias added on every rank before the sum": Mistake(
             lambda rank, size, seed: {OUTPUT: _row(rank, size, seed)[OUTPUT] + (size - 1) * _row_inputs(seed)[2]},
             *BIAS_EVERYWHERE,
         ),
-        "mistake lambda rank size seed OUTPUT _row rank size seed": Mistake(
+        "the bias is left out": Mistake(
             lambda rank, size, seed: {OUTPUT: _row(rank, size, seed)[OUTPUT] - _row_inputs(seed)[2]}, *NO_BIAS
         ),
         "you lay the partial products side by side": lambda rank, size, seed: {
@@ -259,20 +259,20 @@ ROW_LINEAR = TEXTS.exercise(
         "you average the partial products": lambda rank, size, seed: {
             OUTPUT: (_row(rank, size, seed)[OUTPUT] - _row_inputs(seed)[2]) / size + _row_inputs(seed)[2]
         },
-        "mistake times_ranks _row OF_X COUNTED_AGAIN": Mistake(times_ranks(_row, OF_X), *COUNTED_AGAIN),
+        "gradient of x times the ranks": Mistake(times_ranks(_row, OF_X), *COUNTED_AGAIN),
         "you take every N-th input of the weight": lambda rank, size, seed: {
             OUTPUT: _mismatched(size, seed, lambda w, one: w[:, one::size])
         },
         "the order of the ranks is reversed": lambda rank, size, seed: {
             OUTPUT: _mismatched(size, seed, lambda w, one: w.chunk(size, dim=1)[size - 1 - one])
         },
-        "every rank multiplies by the weights of rank 0's": lambda rank, size, seed: {
+        "every rank takes rank 0's columns": lambda rank, size, seed: {
             OUTPUT: _mismatched(size, seed, lambda w, one: w.chunk(size, dim=1)[0])
         },
         "you take the largest partial product": lambda rank, size, seed: {
             OUTPUT: _largest([_partial(other, size, seed) for other in range(size)]) + _row_inputs(seed)[2]
         },
-        "mistake lambda rank size seed share share": tuple(
+        "bias divided among the ranks": tuple(
             Mistake(
                 lambda rank, size, seed, share=share: {
                     OUTPUT: _row(rank, size, seed)[OUTPUT],
@@ -427,23 +427,17 @@ ONE_ALL_REDUCE = TEXTS.exercise(
     cases=TENSOR_CASES,
     trial=_mlp_trial,
     faults={
-        "mistake only _mlp_shares OUTPUT OF_X NO_BACKWARD_SUM": Mistake(
-            only(_mlp_shares, (OUTPUT, OF_X)), *NO_BACKWARD_SUM
-        ),
-        "mistake _unsummed NO_FORWARD_SUM": Mistake(_unsummed, *NO_FORWARD_SUM),
-        "mistake only _mlp_shares OUTPUT partial NO_FORWARD_SUM": Mistake(
-            only(_mlp_shares, {OUTPUT: "partial"}), *NO_FORWARD_SUM
-        ),
-        "mistake _with_bias lambda size size BIAS_EVERYWHERE": Mistake(_with_bias(lambda size: size), *BIAS_EVERYWHERE),
-        "mistake _with_bias lambda size 0 NO_BIAS": Mistake(_with_bias(lambda size: 0), *NO_BIAS),
-        "mistake times_ranks _mlp_shares OF_PROJECT COUNTED_AGAIN": Mistake(
-            times_ranks(_mlp_shares, OF_PROJECT), *COUNTED_AGAIN
-        ),
-        "in backward you average the contributions to the gradient": lambda rank, size, seed: {
+        "no sum of x's gradient in backward": Mistake(only(_mlp_shares, (OUTPUT, OF_X)), *NO_BACKWARD_SUM),
+        "no sum in forward, bias added": Mistake(_unsummed, *NO_FORWARD_SUM),
+        "no sum in forward, no bias": Mistake(only(_mlp_shares, {OUTPUT: "partial"}), *NO_FORWARD_SUM),
+        "bias added on every rank before the sum": Mistake(_with_bias(lambda size: size), *BIAS_EVERYWHERE),
+        "the bias is left out": Mistake(_with_bias(lambda size: 0), *NO_BIAS),
+        "gradient of project times the ranks": Mistake(times_ranks(_mlp_shares, OF_PROJECT), *COUNTED_AGAIN),
+        "gradient of x averaged in backward": lambda rank, size, seed: {
             OUTPUT: _mlp_expected(rank, size, seed)[OUTPUT],
             OF_X: _mlp_expected(rank, size, seed)[OF_X] / size,
         },
-        "mistake mlp like act act the activation": tuple(
+        "another activation than exact GELU": tuple(
             Mistake(
                 _mlp_like(act=act),
                 "The activation is another one: F.gelu, in its exact form, between the two layers.",
@@ -456,7 +450,7 @@ ONE_ALL_REDUCE = TEXTS.exercise(
         "expand_bias is left out of the first layer": _mlp_like(bias=False),
         "your f adds x up in forward": _mlp_like(entered=True),
         "the partial products are added up twice": _mlp_like(twice=True),
-        "in backward you take the largest contribution": lambda rank, size, seed: {
+        "largest contribution to the gradient of x": lambda rank, size, seed: {
             OUTPUT: _mlp_expected(rank, size, seed)[OUTPUT],
             OF_X: _largest([_mlp_shares(one, size, seed)[OF_X] for one in range(size)]),
         },
@@ -594,15 +588,13 @@ ATTENTION_HEADS = TEXTS.exercise(
         "queries keys and values are mixed": _output("naive slice"),
         "you read qkv head by head": _output("head by head"),
         "the order of the heads is another one": _output("interleaved"),
-        "the heads are laid side by side in the": _output("unmerged"),
+        "heads joined without transposing back": _output("unmerged"),
         "the wrong dimension of project is split": _output("project by outputs"),
-        "mistake only _attention_shares OUTPUT partial NO_FORWARD_SUM": Mistake(
-            only(_attention_shares, {OUTPUT: "partial"}), *NO_FORWARD_SUM
-        ),
-        "mistake only _attention_shares OUTPUT OUTPUT OF_X own x NO_B": Mistake(
+        "no sum in forward": Mistake(only(_attention_shares, {OUTPUT: "partial"}), *NO_FORWARD_SUM),
+        "no sum of x's gradient in backward": Mistake(
             only(_attention_shares, {OUTPUT: OUTPUT, OF_X: "own x"}), *NO_BACKWARD_SUM
         ),
-        "mistake attention like scale scale the scores": tuple(
+        "scores scaled by another number": tuple(
             Mistake(
                 _attention_like(scale=scale),
                 "The scores are not divided by √H, H being the width of one head: scaled_dot_product_attention "
@@ -613,7 +605,7 @@ ATTENTION_HEADS = TEXTS.exercise(
             for scale in (1.0, ATTENTION_WIDTH**-0.5, 1 / HEAD)
         ),
         "your attention is causal": _attention_like(causal=True),
-        "mistake attention like order order queries keys": tuple(
+        "queries, keys and values swapped": tuple(
             Mistake(
                 _attention_like(order=order),
                 "Queries, keys and values are exchanged: the rows of qkv hold all queries, then all keys, then "
@@ -627,7 +619,7 @@ ATTENTION_HEADS = TEXTS.exercise(
         "every rank computes the heads of rank 0": _attention_like(
             heads_of=lambda rank, size: 0, columns_of=lambda rank, size: 0
         ),
-        "mistake attention like heads of heads of": tuple(
+        "heads and columns of project do not match": tuple(
             Mistake(
                 _attention_like(heads_of=heads_of, columns_of=columns_of),
                 "Heads and columns of project do not go together: rank r has the r-th of N equal pieces of both.",

@@ -533,13 +533,13 @@ BETWEEN_NODES = TEXTS.exercise(
             ROUNDS[collective] * m * _crossings(group, per)
         ),
         "you count one whole message per boundary": lambda collective, m, group, per: m * _crossings(group, per),
-        "an all-reduce goes round twice": lambda collective, m, group, per: (
+        "one round for the all-reduce": lambda collective, m, group, per: (
             (len(group) - 1) / len(group) * m * _crossings(group, per)
         ),
         "you count two rounds for every collective": lambda collective, m, group, per: (
             2 * (len(group) - 1) / len(group) * m * _crossings(group, per)
         ),
-        "you count all that the group sends as soon": lambda collective, m, group, per: (
+        "all that the group sends, if it crosses nodes": lambda collective, m, group, per: (
             _sent(collective, m, len(group)) * len(group) * (_crossings(group, per) > 0)
         ),
         "you count one rank only": lambda collective, m, group, per: (
@@ -559,11 +559,11 @@ BETWEEN_NODES = TEXTS.exercise(
             _sent(collective, m, len(group))
             * sum(one // per != other // per for one, other in itertools.combinations(group, 2))
         ),
-        "you compare the distance of two ranks with the": lambda collective, m, group, per: (
+        "distance of ranks against the size of nodes": lambda collective, m, group, per: (
             _sent(collective, m, len(group))
             * sum(abs(one - other) >= per for one, other in zip(group, [*group[1:], group[0]], strict=True))
         ),
-        "mistake lambda collective m group per size": tuple(
+        "nodes of a fixed size": tuple(
             Mistake(
                 lambda collective, m, group, per, size=size: _sent(collective, m, len(group)) * _crossings(group, size),
                 f"You take nodes of {size} GPUs whatever gpus_per_node is.",
@@ -574,14 +574,14 @@ BETWEEN_NODES = TEXTS.exercise(
         "you count the messages that stay inside a node": lambda collective, m, group, per: (
             _sent(collective, m, len(group)) * (len(group) - _crossings(group, per))
         ),
-        "twice too much": lambda collective, m, group, per: 2 * between_nodes(collective, m, group, per),
+        "both directions of the ring": lambda collective, m, group, per: 2 * between_nodes(collective, m, group, per),
         "you count one chunk of 1/n per round": lambda collective, m, group, per: (
             ROUNDS[collective] * m / len(group) * _crossings(group, per)
         ),
         "you divide by n twice": lambda collective, m, group, per: (
             _sent(collective, m, len(group)) / len(group) * _crossings(group, per)
         ),
-        "the all-reduce is right": lambda collective, m, group, per: (
+        "whole message for the halves of an all-reduce": lambda collective, m, group, per: (
             (_sent(collective, m, len(group)) if collective == "all_reduce" else m) * _crossings(group, per)
         ),
     },

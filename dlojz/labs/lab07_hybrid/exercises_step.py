@@ -343,10 +343,10 @@ RING_ATTENTION = TEXTS.exercise(
     cases=RANK_CASES,
     inspect=_inspect_ring,
     faults={
-        "each rank's queries meet the keys of this rank's": _attended("own"),
+        "keys of the rank's own tokens alone": _attended("own"),
         "you take the mean of the blocks' outputs": _attended("mean"),
         "you add up the outputs of the blocks": _attended("sum"),
-        "the outputs are not divided by the sum of": _attended("not divided"),
-        "the scores are not divided by the root of": _attended("no root"),
+        "outputs not divided by the sum of exponentials": _attended("not divided"),
+        "scores not divided by √H": _attended("no root"),
     },
 )
