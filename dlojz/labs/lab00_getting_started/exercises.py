@@ -79,6 +79,7 @@ def _largest_gap(losses: Sequence[float], reference: Sequence[float]) -> float:
 
 def _over(losses: Sequence[float], reference: Sequence[float], divisors: Sequence[float]) -> float:
     steps = zip(losses, reference, divisors, strict=True)
+    # The largest over the steps, not the mean: one step that differs is another training.
     return max(abs(loss - right) / abs(divisor) for loss, right, divisor in steps)
 
 

@@ -45,6 +45,7 @@ def _queries() -> Iterator[tuple[Any, ...]]:
 
 def _scores(scale: Callable[[int], float], dim: int | None = -1) -> Callable[..., Any]:
     def way(q_TD: Any, k_TD: Any, v_TD: Any) -> Any:
+        # (T queries, D) @ (D, T keys): one row per query.
         scores_TT = q_TD @ k_TD.T / scale(q_TD.shape[-1])
         return (scores_TT if dim is None else scores_TT.softmax(dim)) @ v_TD
 
@@ -62,6 +63,7 @@ def _lower_scores(q_TD: Any, k_TD: Any, v_TD: Any) -> Any:
 
 
 def _causal(q_TD: Any, k_TD: Any, v_TD: Any) -> Any:
+    # (T, D) @ (D, T); keys after the query get -inf, which the softmax turns into 0.
     scores_TT = q_TD @ k_TD.T / math.sqrt(q_TD.shape[-1])
     return scores_TT.masked_fill(scores_TT.new_ones(scores_TT.shape).tril() == 0, -math.inf).softmax(-1) @ v_TD
 
@@ -116,6 +118,7 @@ def multi_head(x_TD: Any, qkv_DE: Any, out_DD: Any, num_heads: int) -> Any:
 
 
 def _heads(x_TD: Any, qkv_DE: Any, num_heads: int) -> Any:
+    # x (T, D) @ qkv (D, 3D) gives queries, keys and values side by side; each is cut into N heads of width H = D / N.
     q_NTH, k_NTH, v_NTH = (part.unflatten(-1, (num_heads, -1)).transpose(0, 1) for part in (x_TD @ qkv_DE).chunk(3, -1))
     return _weights(q_NTH, k_NTH, q_NTH.shape[-1]) @ v_NTH
 
@@ -152,6 +155,7 @@ def _cut(spelled: str, *order: int) -> Callable[..., Any]:
 
     def way(x_TD: Any, qkv_DE: Any, out_DD: Any, num_heads: int) -> Any:
         sizes = {"p": 3, "n": num_heads, "h": x_TD.shape[-1] // num_heads}
+        # (T, 3D) as four dimensions, T first; the letters say which of the other three is parts, heads or columns.
         grid = (x_TD @ qkv_DE).unflatten(-1, [sizes[letter] for letter in spelled])
         parts = grid.permute(*(1 + spelled.index(letter) for letter in "pn"), 0, 1 + spelled.index("h"))
         q, k, v = (parts[place] for place in order)
@@ -208,6 +212,7 @@ def block_parameters(width: int) -> int:
 
     from dlojz.models.blocks import TransformerBlock
 
+    # No memory is taken: on the meta device parameters have a shape only.
     with torch.device("meta"):
         block = TransformerBlock(width, 1, 4 * width, causal=False, norm_eps=1e-6)
     return sum(parameter.numel() for parameter in block.parameters())
@@ -238,6 +243,7 @@ def attention_multiply_adds(num_tokens: int, width: int) -> int:
 
     Source: counted on the products of Vaswani et al. 2017 (arXiv 1706.03762), section 3.2.
     """
+    # Four projections (T, D) @ (D, D); then q kᵀ and weights @ v, each T·T·D.
     return 4 * num_tokens * width**2 + 2 * num_tokens**2 * width
 
 
@@ -268,6 +274,7 @@ def _bias_by(row_sign: int, column_sign: int, swap: bool = False) -> Callable[[A
         row, column = index // side, index % side
         rows = row_sign * (row[:, None] - row[None, :]) + side - 1
         columns = column_sign * (column[:, None] - column[None, :]) + side - 1
+        # The sum with side - 1 brings the differences, -(side - 1) to side - 1, to indices from 0.
         return table[columns, rows] if swap else table[rows, columns]
 
     return way
@@ -329,6 +336,7 @@ def cut_in_patches(image_CHW: Any, patch: int) -> Any:
     """
     import torch.nn.functional as F
 
+    # unfold gives (1, C·patch², P), channels outermost; one patch per row is wanted.
     return F.unfold(image_CHW[None], patch, stride=patch)[0].T
 
 
@@ -384,6 +392,7 @@ def embed(patches_PE: Any, projection_ED: Any, class_token_D: Any, position_TD: 
     """
     import torch
 
+    # (1, D) above (P, E) @ (E, D), then one position per row: (P + 1, D).
     return torch.cat((class_token_D[None], patches_PE @ projection_ED)) + position_TD
 
 

@@ -38,6 +38,7 @@ def _variant(weights: dict[str, tuple[int, int, int]], moments: Callable[[str, s
     return lambda precision, optimizer: sum(weights[precision]) + moments(precision, optimizer)
 
 
+# Bytes of weight, gradient and master copy; the moments are always in fp32.
 _RIGHT = {"fp32": (4, 4, 0), "autocast": (4, 4, 0), "bf16": (2, 2, 4), "bf16_fp32_gradients": (2, 4, 4)}
 _MOMENTS = {"sgd": 0, "momentum": 1, "adamw": 2}
 
@@ -88,6 +89,7 @@ def data_parallel_bytes(parameters: int, sample_bytes: int, global_batch: int, d
     Source: ZeRO (arXiv 1910.02054), §3: data parallelism replicates all states; torch's DDP keeps buckets as large as
     the gradients (Li et al. 2020, arXiv 2006.15704, §4.2).
     """
+    # DDP's buckets hold a second copy of the fp32 gradients; one replica communicates nothing and has none.
     buckets_bytes = 4 * parameters if dp > 1 else 0
     return 16 * parameters + buckets_bytes + sample_bytes * global_batch // dp
 
@@ -232,6 +234,7 @@ _NEAR, _FAR = 8, 16
 
 def largest_batch(taken_bytes: Callable[[int], int], limit_bytes: int) -> int:
     """Largest batch that fits where memory is a line in the batch: two points give it."""
+    # Both points lie beyond the batches whose peak is in the optimizer's update, where the line is another one.
     slope_bytes = (taken_bytes(_FAR) - taken_bytes(_NEAR)) // (_FAR - _NEAR)
     fixed_bytes = taken_bytes(_NEAR) - _NEAR * slope_bytes
     return max(0, (limit_bytes - fixed_bytes) // slope_bytes)
@@ -357,6 +360,7 @@ _BATCH_MISTAKES = (
 
 def _refuse_many_calls(answer: Callable[..., Any]) -> None:
     """A right batch; how often was the memory asked for?"""
+    # The lines of `_devices` are made anew, so the calls that the judge made before are not counted.
     lines = [line for line, limit_bytes in _devices() if answer(line, limit_bytes) is not None]
     most = max(len(line.asked) for line in lines)
     if most > _CALLS:
@@ -438,9 +442,11 @@ def fewest_gflop(layers: Sequence[LayerCost], limit_mib: int) -> int:
     for layer in layers:
         grown: dict[int, int] = {}
         for held, gflop in least.items():
+            # During its backward pass a layer needs all its activations, whichever way it is chosen.
             if held + layer.kept_mib > limit_mib:
                 continue
             for more_mib, more in ((layer.kept_mib, 0), (layer.input_mib, layer.gflop)):
+                # Of all plans that hold as much after this layer, the one of fewest operations is enough.
                 grown[held + more_mib] = min(grown.get(held + more_mib, gflop + more), gflop + more)
         least = grown
     return min(least.values())
@@ -473,6 +479,7 @@ def _fewest_operations(answer: Callable[..., Any]) -> float:
                 fr=f"Le plan ne tient pas : son pic est de {peak} Mio, la limite de {limit_mib} Mio. Pendant la passe "
                 "arrière d’une couche, toutes ses activations sont là, et ce que gardent les couches précédentes.",
             )
+        # Summed over all seeds before the division, so that a large case weighs more.
         done += sum(layers[index].gflop for index in chosen)
         best += fewest_gflop(layers, limit_mib)
     return round(100 * done / best, 1)

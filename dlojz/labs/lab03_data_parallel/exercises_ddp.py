@@ -115,6 +115,7 @@ def _backward_trial(answer: Callable[..., Any], rank: int, size: int, seed: int)
             parameter.add_(rank)  # replicas have equal weights; here they differ, to see that nobody averages them
     held = [parameter.grad for parameter in model.parameters()]
     answer(model)
+    # Identity, not equality: a bucket, or the optimizer, holds the tensor itself.
     in_place = all(parameter.grad is own for parameter, own in zip(model.parameters(), held, strict=True))
     return {"in place": in_place}, {**gradients(model), _WEIGHTS: parameters_to_vector(model.parameters()).detach()}
 

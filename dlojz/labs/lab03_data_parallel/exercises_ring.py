@@ -46,6 +46,7 @@ def _input(rank: int, size: int, seed: int) -> Tensor:
 def _sum(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     import torch
 
+    # (N, CHUNK · N) summed over the ranks: what one process has that knows all inputs.
     return {_NAME: torch.stack([_input(other, size, seed) for other in range(size)]).sum(0)}
 
 
@@ -89,9 +90,11 @@ def ring(
         chunks[kept % size].copy_(chunks[kept % size] + received if add else received)
 
     for step in range(size - 1 - steps_less):
+        # In step s rank r sends chunk r - s and adds what it receives to chunk r - s - 1, which it sends next.
         back = step if turn else 0
         pass_on(rank - back, rank - back - 1, True)
     for step in range(size - 1 - steps_less if gather else 0):
+        # After the reduce-scatter rank r holds the whole sum of chunk r + 1: from there on chunks replace those held.
         back = (-step if upwards else step) if turn else 0
         pass_on(rank + first - back, rank + first - back - 1, add_again)
     return x
@@ -109,6 +112,7 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
                 fr=f"La somme est juste, mais c’est {(library or ['all_reduce'])[0]}, de torch, qui l’a faite : "
                 "n’utilisez que dist.isend et dist.recv.",
             )
+        # Elements that a ring sends: one chunk in each of its 2 (p - 1) steps.
         most = 2 * (size - 1) * CHUNK
         if sent > most:
             raise Wrong(
@@ -193,6 +197,7 @@ def fit_alpha_beta(message_bytes: Sequence[float], seconds: Sequence[float], siz
 
 def _per_step(line: Pair, size: int) -> Pair:
     steps = 2 * (size - 1)
+    # t = a + b·n is the whole ring: a holds 2 (p - 1) latencies, b the time of 2 (p - 1) chunks of n / p bytes.
     return line[0] / steps, line[1] * size / steps
 
 

@@ -37,6 +37,7 @@ def efficiencies(
     """
     alone_s = batch * image_s
     communication_s = sum(ring_seconds(each, size, alpha_s, beta_s_per_byte) for each in gradient_bytes)
+    # Strong: one batch over all ranks; weak: one batch on each. The gradients, and so the ring's time, are the same.
     return alone_s / size / (alone_s / size + communication_s), alone_s / (alone_s + communication_s)
 
 
@@ -143,6 +144,7 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
 
 def _inspect(answers: list[RankAnswer], size: int) -> None:
     """Sums are right; hold what was sent to the rules."""
+    # Elements that a ring sends per rank: the challenge is to need fewer messages, not more bytes.
     limit = 2 * (size - 1) * ELEMENTS // size
     for one in answers:
         library = [call["op"] for call in one.calls if call["op"] not in ("send", "recv")]
@@ -184,6 +186,7 @@ class _FewMessages:
         _JUDGED(answer)
         ((ranks, seed),) = self.cases
         answers = run_on_ranks(_trial, answer, ranks, seed=seed)
+        # The slowest rank decides, so the score is the rank that sends most messages.
         return float(max(sum(call["op"] == "send" for call in one.calls) for one in answers))
 
 

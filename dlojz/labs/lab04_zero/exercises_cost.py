@@ -43,6 +43,7 @@ def _steps() -> Iterator[tuple[int, int, int, int]]:
 
 
 def _times(count: tuple[int, ...], w: float, n: int, stage: int) -> float:
+    # In each pass a rank sends N - 1 of N shares of the model's bytes.
     return count[stage] * (n - 1) / n * w
 
 
@@ -194,6 +195,7 @@ def offload_bytes(parameters: float, ranks: int, offload: str) -> Pair:
     Source: Rajbhandari et al. 2021, "ZeRO-Infinity" (arXiv 2104.07857), §5.1; DeepSpeed 0.19 `runtime/zero/stage3.py`,
     which keeps the gradient on the host in fp32.
     """
+    # Bytes per parameter. Device: 16-bit weights (2), gradients (2) and 12 of the optimizer, as far as they stay there.
     device, host = {"none": (16, 0), "optimizer": (2, 16), "parameters": (0, 18)}[offload]
     return device * parameters / ranks, host * parameters / ranks
 
@@ -296,6 +298,7 @@ def transfer_over_compute(ranks: int, tokens: float, flops_per_s: float, pcie_by
 def _ratio(
     each: float, n: float, tokens: float, flops: float, pcie: float, per_token: float = FLOPS_PER_TOKEN
 ) -> float:
+    # Per parameter: each GPU has its own link and moves its N-th, but computes with all parameters.
     return (each / n / pcie) / (per_token * tokens / flops)
 
 

@@ -57,6 +57,7 @@ def _models() -> Iterator[tuple[int, int, int]]:
 def _only_its_own(parameters: float, ranks: int, stage: int) -> float:
     """Stage 2 shards gradients alone, stage 3 weights alone."""
     parts = {0: (), 1: (OPTIMIZER_BYTES,), 2: (GRADIENTS_BYTES,), 3: (WEIGHTS_BYTES,)}[stage]
+    # 16 bytes per parameter in all; a sharded part keeps 1/N of its bytes.
     return (16 - sum(parts) * (1 - 1 / ranks)) * parameters
 
 
@@ -248,6 +249,7 @@ def reduce_gradients(gradients: Sequence[Tensor], *, way: str = "right") -> Tens
     flat = torch.cat(pieces)
     missing = size - flat.numel() % size if way == "one more" else -flat.numel() % size
     flat = F.pad(flat, (missing, 0) if way == "in front" else (0, missing))
+    # The r-th chunk then holds the numbers r, r + N, r + 2N … of the flat gradient.
     if way == "every other":
         flat = flat.view(-1, size).T.flatten()
     share = flat.new_empty(flat.numel() // size)
@@ -370,6 +372,7 @@ def sharded_linear(x: Tensor, share: Tensor, *, way: str = "right") -> Tensor:
         def backward(context: Any, gradient: Tensor) -> Any:
             x, share = context.saved_tensors
             size = dist.get_world_size()
+            # (rows, samples) @ (samples, columns): the shape of the whole weight.
             share_gradient = torch.empty_like(share)
             whole = gradient.T @ x
             # Who: all ranks. What: the gradient of the whole matrix, summed; rank r gets its rows. How much: its bytes.
@@ -408,6 +411,7 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
     whole, kept = WIDE * NARROW, []
 
     def pack(tensor: Tensor) -> Tensor:
+        # By storage: a saved view, as the transposed weight, holds the whole matrix too.
         kept.append(tensor.untyped_storage().nbytes() // tensor.element_size() >= whole)
         return tensor
 
@@ -423,6 +427,7 @@ def _gradients(ranks: Iterable[int], rank: int, size: int, seed: int) -> dict[st
     import torch
 
     of_rank, sums = {}, []
+    # Always with this rank, whose output is compared, though the mean may be over others.
     for other in {rank, *ranks}:
         x, coefficients, *weights = _inputs(other, seed)
         x, first, second = (tensor.requires_grad_() for tensor in (x, *weights))

@@ -204,6 +204,7 @@ def _check_order(answer: Callable[..., Any], ranks: int, micro_batches: int) -> 
 def _known(schedule: Schedule) -> str:
     """The usual slips, by their order."""
     size = (schedule.ranks, schedule.micro_batches)
+    # Per rank: forwards before the first action of another kind, which is its warm-up.
     forwards = [next((n for n, action in enumerate(order) if action.kind != "F"), 0) for order in schedule.orders]
     if schedule.orders == build("gpipe", *size).orders:
         return say(
@@ -403,6 +404,7 @@ def _check_unblocked(answer: Callable[..., Any]) -> None:
     schedule = read_schedule(answer(), RANKS, MICRO_BATCHES)
     refuse_invalid(schedule)
     try:
+        # With rendezvous a sender waits until the receiver has the message; a cycle of such waits raises LabError.
         length = simulate(schedule, BLOCKING).makespan
     except LabError as error:
         same = schedule.orders == build("1f1b", RANKS, MICRO_BATCHES).orders
@@ -453,6 +455,7 @@ def _check_split(answer: Callable[..., Any]) -> None:
             fr="Vos passes arrière sont entières : écrivez I et W au lieu de B. Seul I fait avancer le rang "
             "précédent, W peut attendre un creux.",
         )
+    # A second time, now with the limit: a schedule that cannot run is told so before one that keeps too much.
     refuse_invalid(schedule, DEADLOCK_KEPT)
     length = simulate(schedule).makespan
     if length > BEST:

@@ -72,11 +72,13 @@ def _column_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -
 
 def _column(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     x, weight, bias, gradient = _column_inputs(seed)
+    # (samples, NARROW) @ (NARROW, WIDE): a rank has WIDE / N columns. The gradient of x needs all of them.
     return {OUTPUT: (x @ weight.T + bias).chunk(size, dim=1)[rank], OF_X: gradient @ weight}
 
 
 def _own_of_x(rank: int, size: int, seed: int) -> Tensor:
     _, weight, _, gradient = _column_inputs(seed)
+    # (samples, WIDE / N) @ (WIDE / N, NARROW): this rank's contribution to the gradient of x.
     part: Tensor = gradient.chunk(size, dim=1)[rank] @ weight.chunk(size)[rank]
     return part
 
@@ -208,6 +210,7 @@ def _row(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     import torch
 
     x, weight, bias, coefficients = _row_inputs(seed)
+    # The answer is given the whole weight; the gradient reaches this rank's columns only, the others get zeros.
     of_weight = torch.zeros_like(weight)
     own = slice(rank * WIDE // size, (rank + 1) * WIDE // size)
     of_weight[:, own] = coefficients.T @ x[:, own]
@@ -340,6 +343,7 @@ def _mlp_shares(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     import torch.nn.functional as F
 
     shares = [_own(other, size, seed) for other in range(size)]
+    # (samples, HIDDEN / N) @ (HIDDEN / N, width): partial products of the shape of y, summed by one all-reduce.
     partials = [F.gelu(x @ expand.T + bias) @ project.T for x, expand, bias, project, _ in shares]
     x, expand, _, project, project_bias = shares[rank]
     y = added(partials) + project_bias
@@ -400,6 +404,7 @@ def _unsummed(rank: int, size: int, seed: int) -> dict[str, Tensor]:
 def _mlp_inspect(answers: list[RankAnswer], size: int) -> None:
     """The values are right; were there two sums, one each way, however made, and nothing else?"""
     whole = MLP_SAMPLES * MLP_WIDTH
+    # A sum made of a reduce-scatter and an all-gather has messages of all numbers of y, or of one N-th.
     brought = [*gathers(answers[0]), *asked_for(answers[0], "reduce_scatter_tensor", "reduce_scatter")]
     if any(numel not in (whole, whole // size) for numel in brought):
         raise Wrong(
@@ -521,8 +526,10 @@ def _attention_shares(rank: int, size: int, seed: int, way: str = "right") -> di
         if way == "project by outputs":
             columns = project.chunk(size)[other].T
         partials.append(_attend(copy, _own_rows(qkv, other, size, way), columns, merge=way != "unmerged"))
+    # Backward from this rank's partial product alone: what it would have without an all-reduce of x's gradient.
     (partials[rank] * coefficients).sum().backward(retain_graph=True)
     of_qkv, own_x = qkv.grad.clone(), copies[rank].grad.clone()
+    # The second backward, from the sum over all ranks, must not add to the gradients of the first.
     for copy in copies:
         copy.grad = None
     (sum(partials) * coefficients).sum().backward()
@@ -544,6 +551,7 @@ def _attention_like(
         import torch.nn.functional as F
 
         x, qkv, project, _ = _attention_inputs(seed)
+        # One product for queries, keys and values: (B, T, D) with (3, N, H, D) gives (3, B, N, T, H).
         whole = torch.einsum("btd,pnhd->pbnth", x, qkv.view(3, HEADS, HEAD, ATTENTION_WIDTH))
         q, k, v = whole[list(order)]
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)

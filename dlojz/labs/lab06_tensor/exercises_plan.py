@@ -102,6 +102,7 @@ def _shares(rank: int, size: int, seed: int, way: str = "right") -> dict[str, Te
     for x_BCHW, own in zip(xs, owns, strict=True):
         expanded = F.gelu(F.conv2d(x_BCHW, own.expand))
         hidden.append(F.gelu(F.conv2d(expanded, own.depthwise, padding=1, groups=len(own.depthwise))))
+    # Means over the pixels, (B, HIDDEN / N) @ (HIDDEN / N, SQUEEZED): a layer by rows, so its products are summed.
     squeezed = [h.mean((2, 3)) @ own.squeeze.T for h, own in zip(hidden, owns, strict=True)]
     partials = []
     for one, own in enumerate(owns):
@@ -119,6 +120,7 @@ def _shares(rank: int, size: int, seed: int, way: str = "right") -> dict[str, Te
         partials.append(F.conv2d(hidden[one] * gate[:, :, None, None], own.project))
     y = x + added(partials)
     (y * coefficients).sum().backward()
+    # The residual connection brings the gradient of y once; the region's part is summed over the ranks.
     of_x = coefficients + added(gradient(one) for one in xs)
     values = {OUTPUT: y, OF_X: of_x, **_gradients(owns[rank])}
     if way != "gate not entered":  # the bias is whole on every rank, and so is its gradient
@@ -290,6 +292,7 @@ def _plan_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> 
             y = block(x)
             forward = counted.get_total_counts()
         y.sum().backward()
+    # Counted from the collectives that were dispatched, also those that DTensor adds between two layouts.
     sent = sum(one.sent_bytes for one in traffic_of(trace.trace.calls, trace.step)) / x.nbytes
     whole = [name for name in (*COLUMNS, *ROWS) if not isinstance(getattr(block, name).weight, DTensor)]
     return {"forward": forward, "whole": whole, "sent": sent}, {OUTPUT: y, OF_X: x.grad}

@@ -101,6 +101,7 @@ def _looked_up(rank: int, size: int, seed: int) -> dict[str, Tensor]:
 
 def _found(rank: int, size: int, seed: int, way: str) -> Tensor:
     """What one rank finds before the sum."""
+    # Rank r has the words from r · share to (r + 1) · share - 1, one row of the table each.
     share = WORDS // size
     start = 0 if way == "no offset" else rank * share
     tokens, table = _tokens(seed), _table(seed)[0].chunk(size)[rank]
@@ -202,6 +203,7 @@ def _spoilt_loss(way: str) -> Callable[[int, int, int], dict[str, Tensor]]:
             targets.append(target if way == "no mask" else target.masked_fill(elsewhere, 0.0))
             sums.append(shifted.exp().sum(-1))
         target = targets[rank] if way == "target alone" else torch.stack(targets).sum(0)
+        # Three numbers per token travel: the largest logit, this sum of exponentials, the target's logit.
         total = sums[rank] if way == "sum alone" else torch.stack(sums).sum(0)
         total = torch.stack(sums).prod(0) if way == "logarithm first" else total
         losses = total.log() - target
@@ -401,6 +403,7 @@ def _shares(rank: int, size: int, seed: int, way: str = "right") -> dict[str, Te
     xs = [_own(x, one, size, seed).clone().requires_grad_() for one in ranks]
     norms = [[leaf.clone().requires_grad_() for leaf in (weight, bias)] for _ in ranks]
     normed = [F.layer_norm(xs[one], (SEQUENCE_WIDTH,), *norms[one]) for one in ranks]
+    # With sequence parallelism the ranks' tokens are gathered, (B, T / N, D) to (B, T, D), before the region.
     entered = [torch.cat(normed, dim=1)] * size if split else normed
     partials = [_region(one, size, seed)(entered[one]) for one in ranks]
     if way == "no sum":

@@ -36,6 +36,7 @@ def place_of(rank: int, dp: int, pp: int, tp: int) -> tuple[int, int, int]:
 
     Source: Narayanan et al. 2021 (arXiv 2104.04473), §2.2; Megatron-LM, `initialize_model_parallel`.
     """
+    # tp is innermost: neighbouring ranks share each layer, and so can sit on one node.
     return rank // tp // dp, rank // tp % dp, rank % tp
 
 
@@ -84,6 +85,7 @@ _PLACE_WAYS = (
 
 def _other_place(case: Case, place: tuple[int, int, int], right: tuple[int, int, int]) -> Said:
     rank, dp, pp, tp = case
+    # The formula applied to the answer: shows which rank really lies there.
     back = (place[0] * dp + place[1]) * tp + place[2]
     axes = zip(("pp", "dp", "tp"), place, (pp, dp, tp), strict=True)
     outside = next(((name, own, size) for name, own, size in axes if not 0 <= own < size), None)
@@ -485,6 +487,7 @@ def _sent(collective: str, message_bytes: int, size: int) -> float:
 def _crossings(group: Sequence[int], gpus_per_node: int) -> int:
     """Ranks of the ring whose next one is on another node."""
     nodes = [rank // gpus_per_node for rank in group]
+    # The list turned by one, as the last rank of a ring sends to the first.
     return sum(here != there for here, there in zip(nodes, [*nodes[1:], nodes[0]], strict=True))
 
 
@@ -606,6 +609,7 @@ def messages_of(dp: int, pp: int, tp: int, seed: int) -> dict[tuple[int, int], i
     for axis, mib in _MIB_OF_AXIS.items():
         for group in grid.groups(axis):
             pairs = [*itertools.pairwise(group)]
+            # Along pp a message goes each way between neighbours; a ring of one rank sends nothing.
             pairs += [(b, a) for a, b in pairs] if axis == "pp" else [(group[-1], group[0])] * (len(group) > 1)
             for one, other in pairs:
                 sent = number[one], number[other]
@@ -624,6 +628,7 @@ def placed(messages: Messages, nodes: int, per_node: int) -> list[list[int]]:
     """Put ranks on nodes: the two groups that send each other most become one, as long as it fits into a node."""
     groups = [[rank] for rank in range(nodes * per_node)]
     while len(groups) > nodes:
+        # Greedy, not optimal: a pair that does not fit into one node is not joined.
         pairs = [pair for pair in itertools.combinations(groups, 2) if len(pair[0]) + len(pair[1]) <= per_node]
         one, other = max(
             pairs,
