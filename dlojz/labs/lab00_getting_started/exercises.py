@@ -23,12 +23,12 @@ GLOBAL_BATCH = TEXTS.exercise(
     cases=((16, 1, 2), (8, 4, 3), (5, 3, 7), (1, 1, 1)),
     mistakes={
         "you leave micro_batches out": lambda micro, count, dp: micro * dp,
-        "that is what one replica reads": lambda micro, count, dp: micro * count,
-        "that is one micro-batch of one replica": lambda micro, count, dp: micro,
+        "counts one replica only": lambda micro, count, dp: micro * count,
+        "counts one micro-batch of one replica": lambda micro, count, dp: micro,
         "you add where the numbers multiply": lambda micro, count, dp: micro + count + dp,
         "you add micro_batch and micro_batches": lambda micro, count, dp: (micro + count) * dp,
         "you divide by dp": lambda micro, count, dp: micro * count // dp,
-        "you divide by dp with": lambda micro, count, dp: micro * count / dp,
+        "you divide by dp without rounding": lambda micro, count, dp: micro * count / dp,
     },
 )
 
@@ -38,15 +38,15 @@ STEPS_PER_EPOCH = TEXTS.exercise(
     lambda num_samples, global_batch: num_samples // global_batch,
     cases=((1797, 32), (1000, 250), (100, 36), (64, 64), (20, 32), (7, 48)),
     mistakes={
-        "you count the last": lambda samples, batch: -(-samples // batch),
-        "A number of steps is whole": lambda samples, batch: samples / batch,
+        "you count the last, incomplete batch": lambda samples, batch: -(-samples // batch),
+        "fractions of a step": lambda samples, batch: samples / batch,
         "you round to the nearest": lambda samples, batch: round(samples / batch),
         "you always add one step": lambda samples, batch: samples // batch + 1,
-        "where the samples do not fill a single batch": lambda samples, batch: max(1, samples // batch),
-        "where the samples fill the batches exactly": lambda samples, batch: (samples - 1) // batch,
-        "that is the number of samples that are read": lambda samples, batch: samples // batch * batch,
+        "one step where no batch is full": lambda samples, batch: max(1, samples // batch),
+        "loses the last batch where all are full": lambda samples, batch: (samples - 1) // batch,
+        "number of samples read, not of steps": lambda samples, batch: samples // batch * batch,
         "you divide the batch by the samples": lambda samples, batch: batch // samples,
-        "% gives what is left over": lambda samples, batch: samples % batch,
+        "remainder in place of the quotient": lambda samples, batch: samples % batch,
     },
 )
 
@@ -61,14 +61,14 @@ RING_BYTES = TEXTS.exercise(
     _ring_sent_bytes,
     cases=((1_000_000, 2), (6_000, 3), (4_096, 8), (640, 64), (2_000, 1)),
     mistakes={
-        "that is half of it": lambda message, dp: message * (dp - 1) / dp,
-        "nearly for many ranks but a": lambda message, dp: 2 * message,
-        "you send the whole message at every stage of": lambda message, dp: 2 * message * (dp - 1),
-        "that is the naive way": lambda message, dp: message * (dp - 1),
-        "that is one share": lambda message, dp: message / dp,
+        "one half of the all-reduce only": lambda message, dp: message * (dp - 1) / dp,
+        "all dp shares in each half": lambda message, dp: 2 * message,
+        "you send the whole message at every stage": lambda message, dp: 2 * message * (dp - 1),
+        "everything to everyone": lambda message, dp: message * (dp - 1),
+        "one share only": lambda message, dp: message / dp,
         "you count one stage in each half": lambda message, dp: 2 * message / dp,
         "one stage too many": lambda message, dp: (2 * dp - 1) * message / dp,
-        "that is the message itself": lambda message, dp: message,
+        "the message itself": lambda message, dp: message,
     },
 )
 
@@ -79,6 +79,7 @@ def _largest_gap(losses: Sequence[float], reference: Sequence[float]) -> float:
 
 def _over(losses: Sequence[float], reference: Sequence[float], divisors: Sequence[float]) -> float:
     steps = zip(losses, reference, divisors, strict=True)
+    # The largest over the steps, not the mean: one step that differs is another training.
     return max(abs(loss - right) / abs(divisor) for loss, right, divisor in steps)
 
 
@@ -119,7 +120,7 @@ SAME_TRAINING = TEXTS.exercise(
         "you look at the last step only": lambda losses, reference: (
             abs(losses[-1] - reference[-1]) / abs(reference[-1])
         ),
-        "that is the absolute gap": lambda losses, reference: max(
+        "absolute gap in place of the relative one": lambda losses, reference: max(
             abs(a - b) for a, b in zip(losses, reference, strict=True)
         ),
         "without an absolute value": lambda losses, reference: max(
@@ -131,7 +132,7 @@ SAME_TRAINING = TEXTS.exercise(
         "you take the smallest gap": lambda losses, reference: min(
             abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True)
         ),
-        "you divide the largest absolute gap by the largest": lambda losses, reference: _over(
+        "largest absolute gap over the largest loss": lambda losses, reference: _over(
             losses, reference, [max(reference)] * len(reference)
         ),
         "you divide every gap by the first loss": lambda losses, reference: _over(
@@ -141,7 +142,7 @@ SAME_TRAINING = TEXTS.exercise(
             abs(round(a / b - 1, 3)) for a, b in zip(losses, reference, strict=True)
         ),
         "you divide by your own loss": lambda losses, reference: _largest_gap(reference, losses),
-        "you average one bad step among": lambda losses, reference: (
+        "you average the gaps of all steps": lambda losses, reference: (
             sum(abs(a - b) / abs(b) for a, b in zip(losses, reference, strict=True)) / len(losses)
         ),
     },

@@ -16,6 +16,7 @@ def compared(comparison: Comparison) -> Table:
         [
             (say(en="the bytes communicated are exactly those predicted",
                  fr="les octets communiqués sont exactement ceux qui étaient prédits"),
+             # Bytes are compared exactly: both counts are whole numbers of the same messages.
              bool(comparison.exact)),
             (say(en="the losses of the parallel runs are those of one process, within one per mille",
                  fr="les pertes des exécutions parallèles sont celles d’un processus seul, à un pour mille près"),

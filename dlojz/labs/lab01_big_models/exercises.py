@@ -45,6 +45,7 @@ def _queries() -> Iterator[tuple[Any, ...]]:
 
 def _scores(scale: Callable[[int], float], dim: int | None = -1) -> Callable[..., Any]:
     def way(q_TD: Any, k_TD: Any, v_TD: Any) -> Any:
+        # (T queries, D) @ (D, T keys): one row per query.
         scores_TT = q_TD @ k_TD.T / scale(q_TD.shape[-1])
         return (scores_TT if dim is None else scores_TT.softmax(dim)) @ v_TD
 
@@ -62,6 +63,7 @@ def _lower_scores(q_TD: Any, k_TD: Any, v_TD: Any) -> Any:
 
 
 def _causal(q_TD: Any, k_TD: Any, v_TD: Any) -> Any:
+    # (T, D) @ (D, T); keys after the query get -inf, which the softmax turns into 0.
     scores_TT = q_TD @ k_TD.T / math.sqrt(q_TD.shape[-1])
     return scores_TT.masked_fill(scores_TT.new_ones(scores_TT.shape).tril() == 0, -math.inf).softmax(-1) @ v_TD
 
@@ -77,8 +79,8 @@ ATTENTION = TEXTS.exercise(
         "the scores are multiplied by √D": _scores(lambda width: 1 / math.sqrt(width)),
         "the softmax runs over the queries": _scores(math.sqrt, dim=0),
         "the softmax is missing": _scores(math.sqrt, dim=None),
-        "these are the attention weights": lambda q, k, v: (q @ k.T / math.sqrt(q.shape[-1])).softmax(-1),
-        "mistake by root of tokens of you": tuple(
+        "attention weights without the values": lambda q, k, v: (q @ k.T / math.sqrt(q.shape[-1])).softmax(-1),
+        "scores divided by √ of the number of tokens": tuple(
             Mistake(
                 _by_root_of_tokens(of),
                 "You divide by the square root of the number of tokens; it is the width D, the number of terms of "
@@ -89,7 +91,7 @@ ATTENTION = TEXTS.exercise(
             for of in (0, 1)
         ),
         "each query takes the value of its best key": lambda q, k, v: v[(q @ k.T).argmax(-1)],
-        "mistake way your scores are masked by": tuple(
+        "scores masked by position": tuple(
             Mistake(
                 way,
                 "Your scores are masked by position (tril): here each query sees all keys.",
@@ -101,7 +103,7 @@ ATTENTION = TEXTS.exercise(
         "one softmax runs over all scores together": lambda q, k, v: (
             (q @ k.T / math.sqrt(q.shape[-1])).flatten().softmax(0).view(len(q), -1) @ v
         ),
-        "A sigmoid treats each score by itself": lambda q, k, v: (q @ k.T / math.sqrt(q.shape[-1])).sigmoid() @ v,
+        "sigmoid in place of the softmax": lambda q, k, v: (q @ k.T / math.sqrt(q.shape[-1])).sigmoid() @ v,
         "you take the mean of the keys": lambda q, k, v: attention(q, k, k),
     },
 )
@@ -116,6 +118,7 @@ def multi_head(x_TD: Any, qkv_DE: Any, out_DD: Any, num_heads: int) -> Any:
 
 
 def _heads(x_TD: Any, qkv_DE: Any, num_heads: int) -> Any:
+    # x (T, D) @ qkv (D, 3D) gives queries, keys and values side by side; each is cut into N heads of width H = D / N.
     q_NTH, k_NTH, v_NTH = (part.unflatten(-1, (num_heads, -1)).transpose(0, 1) for part in (x_TD @ qkv_DE).chunk(3, -1))
     return _weights(q_NTH, k_NTH, q_NTH.shape[-1]) @ v_NTH
 
@@ -152,6 +155,7 @@ def _cut(spelled: str, *order: int) -> Callable[..., Any]:
 
     def way(x_TD: Any, qkv_DE: Any, out_DD: Any, num_heads: int) -> Any:
         sizes = {"p": 3, "n": num_heads, "h": x_TD.shape[-1] // num_heads}
+        # (T, 3D) as four dimensions, T first; the letters say which of the other three is parts, heads or columns.
         grid = (x_TD @ qkv_DE).unflatten(-1, [sizes[letter] for letter in spelled])
         parts = grid.permute(*(1 + spelled.index(letter) for letter in "pn"), 0, 1 + spelled.index("h"))
         q, k, v = (parts[place] for place in order)
@@ -175,7 +179,7 @@ MULTI_HEAD = TEXTS.exercise(
         "this is one head of width D": lambda x, qkv, out, n: multi_head(x, qkv, out, 1),
         "the reshape mixes tokens and heads": _reshaped_only,
         "you cut the columns head by head": _cut("nph", 0, 1, 2),
-        "mistake way a head takes every n": tuple(
+        "a head takes every N-th column": tuple(
             Mistake(
                 way,
                 "A head takes every N-th column; head n has the neighbouring columns n·H to (n + 1)·H − 1.",
@@ -187,7 +191,7 @@ MULTI_HEAD = TEXTS.exercise(
         "you cut into two heads whatever num_heads is": lambda x, qkv, out, n: multi_head(x, qkv, out, 2),
         "queries and keys are swapped": _cut("pnh", 1, 0, 2),
         "the scores are not divided by √H": _scaled_by(lambda x, heads: 1.0),
-        "you divide by the square root of the number": _scaled_by(lambda x, heads: heads),
+        "scores divided by √ of the number of heads": _scaled_by(lambda x, heads: heads),
         "the output projection is transposed": lambda x, qkv, out, n: _concatenate(_heads(x, qkv, n)) @ out.T,
         "the scores are divided by √D": _scaled_by(lambda x, heads: x.shape[-1]),
         "the heads are joined without transposing back": lambda x_TD, qkv_DE, out_DD, heads: (
@@ -208,6 +212,7 @@ def block_parameters(width: int) -> int:
 
     from dlojz.models.blocks import TransformerBlock
 
+    # No memory is taken: on the meta device parameters have a shape only.
     with torch.device("meta"):
         block = TransformerBlock(width, 1, 4 * width, causal=False, norm_eps=1e-6)
     return sum(parameter.numel() for parameter in block.parameters())
@@ -218,17 +223,17 @@ BLOCK_PARAMETERS = TEXTS.exercise(
     block_parameters,
     cases=((64,), (192,), (768,)),
     mistakes={
-        "that is the part that matters for large models": lambda d: 12 * d * d,
-        "2 D² are missing": lambda d: 10 * d * d,
-        "4 D are missing": lambda d: 12 * d * d + 9 * d,
+        "12 D² alone, without biases and norms": lambda d: 12 * d * d,
+        "10 D² alone, 2 D² and all vectors missing": lambda d: 10 * d * d,
+        "4 D are missing, of norms or attention biases": lambda d: 12 * d * d + 9 * d,
         "the biases are missing": lambda d: 12 * d * d + 4 * d,
         "one layer norm is missing": lambda d: 12 * d * d + 11 * d,
-        "the output projection of the attention": lambda d: 11 * d * d + 12 * d,
-        "that is the MLP alone": lambda d: 8 * d * d + 5 * d,
-        "the bias of queries": lambda d: 12 * d * d + 10 * d,
+        "the output projection of the attention is missing": lambda d: 11 * d * d + 12 * d,
+        "the MLP alone": lambda d: 8 * d * d + 5 * d,
+        "the bias of queries, keys and values is missing": lambda d: 12 * d * d + 10 * d,
         "one layer norm too many": lambda d: 12 * d * d + 15 * d,
         "one bias of D numbers is missing": lambda d: 12 * d * d + 12 * d,
-        "that is the attention alone": lambda d: 4 * d * d + 4 * d,
+        "the attention alone": lambda d: 4 * d * d + 4 * d,
     },
 )
 
@@ -238,6 +243,7 @@ def attention_multiply_adds(num_tokens: int, width: int) -> int:
 
     Source: counted on the products of Vaswani et al. 2017 (arXiv 1706.03762), section 3.2.
     """
+    # Four projections (T, D) @ (D, D); then q kᵀ and weights @ v, each T·T·D.
     return 4 * num_tokens * width**2 + 2 * num_tokens**2 * width
 
 
@@ -246,15 +252,15 @@ ATTENTION_COST = TEXTS.exercise(
     attention_multiply_adds,
     cases=((197, 768), (3136, 96), (49, 768), (12544, 64)),
     mistakes={
-        "that is q kᵀ and the mean of the": lambda t, d: 2 * t * t * d,
-        "those are the projections": lambda t, d: 4 * t * d * d,
-        "there are two products with T² D multiply-adds": lambda t, d: 4 * t * d * d + t * t * d,
+        "the four projections are missing": lambda t, d: 2 * t * t * d,
+        "the projections alone": lambda t, d: 4 * t * d * d,
+        "one of the two T² D products only": lambda t, d: 4 * t * d * d + t * t * d,
         "you count one projection": lambda t, d: t * d * d + 2 * t * t * d,
         "T and D are swapped": lambda t, d: 4 * d * t * t + 2 * d * d * t,
-        "scores and mean grow with T²": lambda t, d: 4 * t * d * d + 2 * t * d,
-        "A score is a dot product of D terms": lambda t, d: 4 * t * d * d + 2 * t * t,
-        "the output projection": lambda t, d: 3 * t * d * d + 2 * t * t * d,
-        "those are FLOPs": lambda t, d: 2 * (4 * t * d * d + 2 * t * t * d),
+        "scores and mean counted as T D": lambda t, d: 4 * t * d * d + 2 * t * d,
+        "one multiply-add per score": lambda t, d: 4 * t * d * d + 2 * t * t,
+        "the output projection is missing": lambda t, d: 3 * t * d * d + 2 * t * t * d,
+        "FLOPs in place of multiply-adds": lambda t, d: 2 * (4 * t * d * d + 2 * t * t * d),
         "you count the MLP too": lambda t, d: 12 * t * d * d + 2 * t * t * d,
     },
 )
@@ -268,6 +274,7 @@ def _bias_by(row_sign: int, column_sign: int, swap: bool = False) -> Callable[[A
         row, column = index // side, index % side
         rows = row_sign * (row[:, None] - row[None, :]) + side - 1
         columns = column_sign * (column[:, None] - column[None, :]) + side - 1
+        # The sum with side - 1 brings the differences, -(side - 1) to side - 1, to indices from 0.
         return table[columns, rows] if swap else table[rows, columns]
 
     return way
@@ -307,14 +314,14 @@ RELATIVE_BIAS = TEXTS.exercise(
     mistakes={
         "the sign is reversed": _bias_by(-1, -1),
         "rows and columns are swapped": _bias_by(1, 1, swap=True),
-        "you take the distance": lambda table, side: _at(table, side, abs),
+        "you take the distance, without its sign": lambda table, side: _at(table, side, abs),
         "the indices are one too small": lambda table, side: _at(table, side, lambda offset: offset + side - 2),
         "you add the positions of query and key": lambda table, side: relative_bias(table, side).flip(1),
         "you return the table": lambda table, side: table,
-        "only the difference of rows counts in your answer": lambda table, side: relative_bias(
+        "only the difference of rows counts": lambda table, side: relative_bias(
             table[:, side - 1 :][:, :1].expand(table.shape), side
         ),
-        "the differences go from −(side − 1) to side": _without_offset,
+        "side − 1 is not added to the differences": _without_offset,
         "every query gets the same row": lambda table, side: (
             table[:side, :side].reshape(-1)[None].expand(side * side, -1)
         ),
@@ -329,6 +336,7 @@ def cut_in_patches(image_CHW: Any, patch: int) -> Any:
     """
     import torch.nn.functional as F
 
+    # unfold gives (1, C·patch², P), channels outermost; one patch per row is wanted.
     return F.unfold(image_CHW[None], patch, stride=patch)[0].T
 
 
@@ -355,7 +363,7 @@ PATCHES = TEXTS.exercise(
     cut_in_patches,
     cases=_images,
     mistakes={
-        "A reshape alone cuts the image into runs of": lambda image, patch: image.reshape(
+        "a reshape alone, runs of pixels in place of squares": lambda image, patch: image.reshape(
             -1, image.shape[0] * patch**2
         ),
         "the patches come column by column": lambda image, patch: (
@@ -384,6 +392,7 @@ def embed(patches_PE: Any, projection_ED: Any, class_token_D: Any, position_TD: 
     """
     import torch
 
+    # (1, D) above (P, E) @ (E, D), then one position per row: (P + 1, D).
     return torch.cat((class_token_D[None], patches_PE @ projection_ED)) + position_TD
 
 
@@ -428,7 +437,7 @@ TOKENS = TEXTS.exercise(
     mistakes={
         "the class token stands at the end": _class_last,
         "the class token has got no position": _class_without_position,
-        "the positions are shifted by one": _shifted_positions,
+        "patches take positions 0 to P − 1": _shifted_positions,
         "you take the positions away": lambda patches, projection, token, position: embed(
             patches, projection, token, -position
         ),
@@ -436,13 +445,13 @@ TOKENS = TEXTS.exercise(
         "every token gets the first position": lambda patches, projection, token, position: embed(
             patches, projection, token, position[:1]
         ),
-        "the positions are shifted by one and": lambda patches, projection, token, position: embed(
+        "positions rolled by one, the last comes first": lambda patches, projection, token, position: embed(
             patches, projection, token, position.roll(1, 0)
         ),
         "you multiply by the positions": lambda patches, projection, token, position: (
             embed(patches, projection, token, position * 0) * position
         ),
-        "the place of the class token is kept": lambda patches, projection, token, position: embed(
+        "zeros in place of the class token": lambda patches, projection, token, position: embed(
             patches, projection, token * 0, position
         ),
         "you add the class token to every patch": lambda patches, projection, token, position: (

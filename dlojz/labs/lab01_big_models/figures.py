@@ -218,6 +218,7 @@ def attention_by_stage(width: int = 96, sides: Sequence[int] = (7, 14, 28, 56, 1
         "comme son carré.",
     )
     attention = [attention_multiply_adds(side**2, width) / 1e9 for side in sides]
+    # Per pixel: 3 × 3 = 9 products per channel in depth, then a D × D product between channels.
     convolution = [side**2 * (9 * width + width**2) / 1e9 for side in sides]
     axes.loglog(sides, attention, color=VERMILION, marker="o", label=say(en="self-attention", fr="auto-attention"))
     axes.loglog(
@@ -429,6 +430,7 @@ def bias_seen_by(bias: Callable[[Any, int], Any], table: Any, side: int) -> LabF
         ),
     )
     for axes, query in zip(figure.subplots(1, len(queries)), queries, strict=True):
+        # One row of (side², side²): the bias of every key for this query, as a map.
         seen = bias_TT[query].reshape(side, side)
         axes.imshow(seen, cmap="cividis", vmin=float(table.min()), vmax=float(table.max()))
         axes.plot(query % side, query // side, color="white", marker="*", markersize=12, markeredgecolor="black")

@@ -38,6 +38,7 @@ def _variant(weights: dict[str, tuple[int, int, int]], moments: Callable[[str, s
     return lambda precision, optimizer: sum(weights[precision]) + moments(precision, optimizer)
 
 
+# Bytes of weight, gradient and master copy; the moments are always in fp32.
 _RIGHT = {"fp32": (4, 4, 0), "autocast": (4, 4, 0), "bf16": (2, 2, 4), "bf16_fp32_gradients": (2, 4, 4)}
 _MOMENTS = {"sgd": 0, "momentum": 1, "adamw": 2}
 
@@ -55,12 +56,10 @@ BYTES_PER_PARAMETER = TEXTS.exercise(
             bytes_per_parameter(precision, optimizer) - _RIGHT[precision][2] * (optimizer == "sgd")
         ),
         "the master copy is missing": _variant({name: (w, g, 0) for name, (w, g, _) in _RIGHT.items()}, _fp32_moments),
-        "you keep the moments in the precision of the": _variant(
+        "moments in the precision of the weights": _variant(
             _RIGHT, lambda precision, optimizer: _RIGHT[precision][0] * _MOMENTS[optimizer]
         ),
-        "adamW keeps two moments per parameter": _variant(
-            _RIGHT, lambda precision, optimizer: 4 * min(1, _MOMENTS[optimizer])
-        ),
+        "one moment only for AdamW": _variant(_RIGHT, lambda precision, optimizer: 4 * min(1, _MOMENTS[optimizer])),
         "you count AdamW's two moments for every optimizer": _variant(_RIGHT, lambda precision, optimizer: 8),
         "the gradients are missing": _variant({name: (w, 0, m) for name, (w, _, m) in _RIGHT.items()}, _fp32_moments),
         "for bf16_fp32_gradients you count the gradient twice": _variant(
@@ -71,11 +70,11 @@ BYTES_PER_PARAMETER = TEXTS.exercise(
             {**_RIGHT, "bf16": (2, 2, 2), "bf16_fp32_gradients": (2, 4, 2)}, _fp32_moments
         ),
         "you count a master copy under autocast": _variant({**_RIGHT, "autocast": (4, 4, 4)}, _fp32_moments),
-        "one moment too many for SGD and for SGD": _variant(
+        "one moment too many without and with momentum": _variant(
             _RIGHT, lambda precision, optimizer: {"sgd": 4, "momentum": 8, "adamw": 8}[optimizer]
         ),
-        "you count a bf16 copy of the weights under": _variant({**_RIGHT, "autocast": (6, 4, 0)}, _fp32_moments),
-        "neither autocast nor mixed precision does without fp32": _variant(
+        "you count a bf16 copy under autocast": _variant({**_RIGHT, "autocast": (6, 4, 0)}, _fp32_moments),
+        "2-byte states alone under autocast and bf16": _variant(
             dict.fromkeys(_RIGHT, (2, 2, 0)) | {"fp32": (4, 4, 0)}, _fp32_moments
         ),
     },
@@ -90,6 +89,7 @@ def data_parallel_bytes(parameters: int, sample_bytes: int, global_batch: int, d
     Source: ZeRO (arXiv 1910.02054), §3: data parallelism replicates all states; torch's DDP keeps buckets as large as
     the gradients (Li et al. 2020, arXiv 2006.15704, §4.2).
     """
+    # DDP's buckets hold a second copy of the fp32 gradients; one replica communicates nothing and has none.
     buckets_bytes = 4 * parameters if dp > 1 else 0
     return 16 * parameters + buckets_bytes + sample_bytes * global_batch // dp
 
@@ -110,26 +110,28 @@ DATA_PARALLEL_BYTES = TEXTS.exercise(
         "you divide the buckets by dp": lambda parameters, sample, batch, dp: (
             16 * parameters + (4 * parameters / dp if dp > 1 else 0) + sample * batch // dp
         ),
-        "you divide the states by dp": lambda psi, sample, batch, dp: (
+        "you divide states and buckets by dp": lambda psi, sample, batch, dp: (
             (20 if dp > 1 else 16) * psi // dp + sample * batch // dp
         ),
-        "you divide the states by dp that": lambda psi, sample, batch, dp: 16 * psi // dp + sample * batch // dp,
+        "you divide the states by dp, no buckets": lambda psi, sample, batch, dp: 16 * psi // dp + sample * batch // dp,
         "DDP's buckets are missing": lambda psi, sample, batch, dp: 16 * psi + sample * batch // dp,
         "you count one copy of the gradients per replica": lambda psi, sample, batch, dp: (
             (16 + 4 * dp) * psi + sample * batch // dp
         ),
-        "the buckets are there from dp = 2 on": lambda psi, sample, batch, dp: (
-            (16 + 4 * (dp > 2)) * psi + sample * batch // dp
+        "buckets from dp = 3 on only": lambda psi, sample, batch, dp: (16 + 4 * (dp > 2)) * psi + sample * batch // dp,
+        "buckets of 2 bytes per parameter": lambda psi, sample, batch, dp: (
+            (16 + 2 * (dp > 1)) * psi + sample * batch // dp
         ),
-        "the buckets are in fp32": lambda psi, sample, batch, dp: (16 + 2 * (dp > 1)) * psi + sample * batch // dp,
-        "A state is missing": lambda psi, sample, batch, dp: (12 + 4 * (dp > 1)) * psi + sample * batch // dp,
+        "one state is missing, 12 bytes": lambda psi, sample, batch, dp: (
+            (12 + 4 * (dp > 1)) * psi + sample * batch // dp
+        ),
         "you count the weights alone": lambda psi, sample, batch, dp: (4 + 4 * (dp > 1)) * psi + sample * batch // dp,
         "the activations are missing": lambda psi, sample, batch, dp: (16 + 4 * (dp > 1)) * psi,
         "you count buckets on a single GPU too": lambda psi, sample, batch, dp: 20 * psi + sample * batch // dp,
         "you give the whole global batch to each replica": lambda psi, sample, batch, dp: (
             (20 if dp > 1 else 16) * psi + sample * batch
         ),
-        "you divide the states by dp data": lambda psi, sample, batch, dp: (
+        "you divide the states by dp, whole buckets": lambda psi, sample, batch, dp: (
             16 * psi / dp + (4 * psi if dp > 1 else 0) + sample * batch / dp
         ),
         "you count the activations of one single image": lambda psi, sample, batch, dp: (
@@ -169,21 +171,19 @@ PEAK = TEXTS.exercise(
     cases=_steps,
     mistakes={
         "you add the largest value of each category": _maxima_added,
-        "that is the largest single category": lambda samples: max(max(sample.values()) for sample in samples),
-        "that is the end of the step": lambda samples: sum(samples[-1].values()),
-        "that is the beginning of the step": lambda samples: sum(samples[0].values()),
+        "the largest single category": lambda samples: max(max(sample.values()) for sample in samples),
+        "the end of the step": lambda samples: sum(samples[-1].values()),
+        "the beginning of the step": lambda samples: sum(samples[0].values()),
         "you add the categories of the first moment only": lambda samples: max(
             sum(sample.get(name, 0) for name in samples[0]) for sample in samples
         ),
         "you leave out the last moment": lambda samples: max(sum(sample.values()) for sample in samples[:-1]),
         "you leave out the first moment": lambda samples: max(sum(sample.values()) for sample in samples[1:]),
-        "that is the moment of the peak": lambda samples: max(
+        "the moment of the peak, not its bytes": lambda samples: max(
             range(len(samples)), key=lambda place: sum(samples[place].values())
         ),
         "you add the moments up": lambda samples: sum(sum(sample.values()) for sample in samples),
-        "that is the mean over the step": lambda samples: (
-            sum(sum(sample.values()) for sample in samples) / len(samples)
-        ),
+        "the mean over the step": lambda samples: sum(sum(sample.values()) for sample in samples) / len(samples),
     },
 )
 
@@ -205,25 +205,25 @@ BLOCK_ACTIVATIONS = TEXTS.exercise(
     transformer_layer_bytes,
     cases=((128, 2, 64, 4), (1024, 1, 768, 12), (2048, 4, 12288, 96), (197, 8, 192, 3)),
     mistakes={
-        "you count the input of the projections to queries": _sbh(38),
-        "of the scores you keep the input of the": _sbh(34, 7),
-        "of the scores one tensor of 2 bytes is": _sbh(34, 3),
+        "input of q, k, v counted three times": _sbh(38),
+        "input of the softmax kept as well": _sbh(34, 7),
+        "one 2-byte tensor of the scores is missing": _sbh(34, 3),
         "the scores are missing": _sbh(34, 0),
-        "of the scores you count the result of the": _sbh(34, 2),
-        "A dropout mask takes 1 byte per element": _sbh(36, 6),
+        "result of the softmax alone for the scores": _sbh(34, 2),
+        "dropout masks of 2 bytes per element": _sbh(36, 6),
         "the dropout masks are missing": _sbh(32, 4),
         "the layer norms are missing": _sbh(30),
-        "the MLP keeps two tensors of width 4 h": _sbh(26),
+        "one of the two tensors of width 4 h": _sbh(26),
         "the terms of width h are missing": _sbh(0),
-        "one of the two dropout masks of width h": _sbh(33),
-        "A tensor of width h is missing": _sbh(32),
-        "the mask of the dropout on the scores is": _sbh(34, 4),
-        "the scores are a square": lambda s, b, h, a: 34 * s * b * h + 5 * a * s * b,
-        "the scores do not have width h": lambda s, b, h, a: 34 * s * b * h + 5 * s * s * b * h,
-        "that is the attention alone": _sbh(11),
+        "one dropout mask of width h is missing": _sbh(33),
+        "a tensor of width h is missing": _sbh(32),
+        "dropout mask of the scores is missing": _sbh(34, 4),
+        "scores of s in place of s²": lambda s, b, h, a: 34 * s * b * h + 5 * a * s * b,
+        "scores of width h per pair of tokens": lambda s, b, h, a: 34 * s * b * h + 5 * s * s * b * h,
+        "the attention alone": _sbh(11),
         "the MLP is missing": _sbh(15),
-        "you count elements": _sbh(17, 2.5),
-        "each head has its own scores": lambda s, b, h, a: 34 * s * b * h + 5 * s * s * b,
+        "you count elements, not bytes": _sbh(17, 2.5),
+        "one head's scores for all heads": lambda s, b, h, a: 34 * s * b * h + 5 * s * s * b,
     },
 )
 
@@ -234,6 +234,7 @@ _NEAR, _FAR = 8, 16
 
 def largest_batch(taken_bytes: Callable[[int], int], limit_bytes: int) -> int:
     """Largest batch that fits where memory is a line in the batch: two points give it."""
+    # Both points lie beyond the batches whose peak is in the optimizer's update, where the line is another one.
     slope_bytes = (taken_bytes(_FAR) - taken_bytes(_NEAR)) // (_FAR - _NEAR)
     fixed_bytes = taken_bytes(_NEAR) - _NEAR * slope_bytes
     return max(0, (limit_bytes - fixed_bytes) // slope_bytes)
@@ -359,6 +360,7 @@ _BATCH_MISTAKES = (
 
 def _refuse_many_calls(answer: Callable[..., Any]) -> None:
     """A right batch; how often was the memory asked for?"""
+    # The lines of `_devices` are made anew, so the calls that the judge made before are not counted.
     lines = [line for line, limit_bytes in _devices() if answer(line, limit_bytes) is not None]
     most = max(len(line.asked) for line in lines)
     if most > _CALLS:
@@ -440,9 +442,11 @@ def fewest_gflop(layers: Sequence[LayerCost], limit_mib: int) -> int:
     for layer in layers:
         grown: dict[int, int] = {}
         for held, gflop in least.items():
+            # During its backward pass a layer needs all its activations, whichever way it is chosen.
             if held + layer.kept_mib > limit_mib:
                 continue
             for more_mib, more in ((layer.kept_mib, 0), (layer.input_mib, layer.gflop)):
+                # Of all plans that hold as much after this layer, the one of fewest operations is enough.
                 grown[held + more_mib] = min(grown.get(held + more_mib, gflop + more), gflop + more)
         least = grown
     return min(least.values())
@@ -475,6 +479,7 @@ def _fewest_operations(answer: Callable[..., Any]) -> float:
                 fr=f"Le plan ne tient pas : son pic est de {peak} Mio, la limite de {limit_mib} Mio. Pendant la passe "
                 "arrière d’une couche, toutes ses activations sont là, et ce que gardent les couches précédentes.",
             )
+        # Summed over all seeds before the division, so that a large case weighs more.
         done += sum(layers[index].gflop for index in chosen)
         best += fewest_gflop(layers, limit_mib)
     return round(100 * done / best, 1)

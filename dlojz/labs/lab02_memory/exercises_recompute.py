@@ -75,6 +75,7 @@ def _probed_blocks(count: int, seed: int) -> tuple[list[nn.Module], list[Any], l
             runs[self.number] += 1
             inner = torch.tanh(self.expand(x))
             output: Tensor = x + self.dropout(self.shrink(inner))
+            # A weak reference does not keep the storage; it tells later whether autograd does.
             hidden.append(weakref.ref(inner.untyped_storage()))
             outputs.append(weakref.ref(output.untyped_storage()))
             return output
@@ -98,6 +99,7 @@ def _tried(answer: Callable[..., Any], count: int, per_segment: int) -> _Trial:
             fr=f"Votre fonction renvoie un objet de type {type(output).__name__}, mais on attend le tenseur qui "
             "sort du dernier bloc.",
         )
+    # Counted between the two passes: only what autograd keeps for backward is alive here.
     hidden_alive = sum(each() is not None for each in hidden)
     outputs_alive = sum(each() is not None for each in outputs)
     result = output.detach().clone()
@@ -169,6 +171,7 @@ def _judge_gradients(given: _Trial, right: _Trial, count: int, per_segment: int)
 
 
 def _judge_memory(given: _Trial, right: _Trial, count: int, per_segment: int) -> None:
+    # Rounded up: the last segment may be shorter. Of each, the input alone is kept.
     segments = -(-count // per_segment)
     if given.hidden_alive:
         raise Wrong(
@@ -263,6 +266,7 @@ def offload_hooks(model: nn.Module, host: Host) -> Hooks:
     """
     from torch import Tensor
 
+    # By storage, not by tensor: autograd also saves views of a weight, which begin at the storage's address or later.
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
     def pack(tensor: Tensor) -> Any:
@@ -429,6 +433,7 @@ def exposed_seconds(moved_bytes: float, link_bytes_per_s: float, forward_s: floa
     Source: ZeRO-Infinity (arXiv 2104.07857), §5.1.2, for the overlap; Korthikanti et al. 2022 (arXiv 2205.05198),
     appendix A, for the factor 2.
     """
+    # The same bytes go out behind forward and back behind backward; each pass hides its own transfer only.
     one_way_s = moved_bytes / link_bytes_per_s
     return max(0.0, one_way_s - forward_s) + max(0.0, one_way_s - 2 * forward_s)
 
@@ -438,30 +443,28 @@ EXPOSED_SECONDS = TEXTS.exercise(
     exposed_seconds,
     cases=((25e9, 25e9, 0.4), (25e9, 25e9, 0.7), (5e9, 25e9, 0.5), (64e9, 16e9, 0.1), (12e9, 50e9, 0.2)),
     mistakes={
-        "that is all the time the bytes travel": lambda moved, link, forward: 2 * moved / link,
-        "that is the time of one way": lambda moved, link, forward: moved / link,
+        "all the time that the bytes travel": lambda moved, link, forward: 2 * moved / link,
+        "the whole time of one way": lambda moved, link, forward: moved / link,
         "you multiply bytes by bytes per second": lambda moved, link, forward: (
             max(0.0, moved * link - forward) + max(0.0, moved * link - 2 * forward)
         ),
-        "that is the way back": lambda moved, link, forward: max(0.0, moved / link - 2 * forward),
-        "backward takes twice as long as forward": lambda moved, link, forward: (
+        "the way back only": lambda moved, link, forward: max(0.0, moved / link - 2 * forward),
+        "backward half as long as forward": lambda moved, link, forward: (
             max(0.0, moved / link - forward) + max(0.0, moved / link - forward / 2)
         ),
         "you send half of the bytes each way": lambda moved, link, forward: exposed_seconds(moved / 2, link, forward),
-        "that is the time of both passes with their": lambda moved, link, forward: (
+        "both passes with their transfers, not what is added": lambda moved, link, forward: (
             max(moved / link, forward) + max(moved / link, 2 * forward)
         ),
-        "where the transfer is shorter than the computation": lambda moved, link, forward: (
+        "absolute values count spare time as waiting": lambda moved, link, forward: (
             abs(moved / link - forward) + abs(moved / link - 2 * forward)
         ),
-        "that is the way out": lambda moved, link, forward: max(0.0, moved / link - forward),
+        "the way out only": lambda moved, link, forward: max(0.0, moved / link - forward),
         "you hide both ways behind the whole step": lambda moved, link, forward: max(
             0.0, 2 * moved / link - 3 * forward
         ),
-        "backward takes twice as long as forward more": lambda moved, link, forward: (
-            2 * max(0.0, moved / link - forward)
-        ),
-        "where the transfer is shorter than the computation your": lambda moved, link, forward: (
+        "backward as long as forward": lambda moved, link, forward: 2 * max(0.0, moved / link - forward),
+        "spare time is won back, no max(0, …)": lambda moved, link, forward: (
             moved / link - forward + moved / link - 2 * forward
         ),
     },
@@ -497,6 +500,7 @@ def plan_peak_bytes(blocks: Sequence[BlockCosts], plan: Choices) -> float:
 
     Source: Jain et al. 2020, "Checkmate" (arXiv 1910.02653), §4.3, with one moment per block.
     """
+    # before[i]: bytes that blocks 0 … i - 1 hold when block i runs its backward pass; the last sum is left out below.
     before = accumulate((block.held_bytes[one] for block, one in zip(blocks, plan, strict=True)), initial=0.0)
     return max(held + block.backward_bytes[one] for held, block, one in zip(before, blocks, plan, strict=False))
 
@@ -518,6 +522,7 @@ def _cheapest(
     """The way that tries all plans of some choices (or one choice for all blocks), and takes the least that fits."""
 
     def way(blocks: Sequence[BlockCosts], budget_bytes: float) -> Choices | None:
+        # 3^n plans: the cases have 6 blocks at most, so that trying all takes no time.
         plans = ([one] * len(blocks) for one in choices) if alike else product(choices, repeat=len(blocks))
         able = [plan for plan in plans if peak(blocks, plan) <= budget_bytes]
         return min(able, key=lambda plan: least(blocks, plan), default=None)
@@ -556,6 +561,7 @@ def _greedy(blocks: Sequence[BlockCosts], budget_bytes: float) -> Choices | None
     plan = [BLOCK_CHOICES[0]] * len(blocks)
     while plan_peak_bytes(blocks, plan) > budget_bytes:
         offers = [
+            # Bytes freed per second added, at the block's own choice; where the peak lies is left out.
             ((block.held_bytes["keep"] - block.held_bytes[choice]) / block.seconds[choice], place, choice)
             for place, block in enumerate(blocks)
             for choice in BLOCK_CHOICES[1:]
@@ -603,6 +609,7 @@ def _made(seed: int, count: int) -> list[BlockCosts]:
     for _ in range(count):
         kept, extra = draw.randint(10, 60), draw.randint(5, 25)
         own = draw.randint(1, max(1, kept // 6))
+        # Bytes held between the passes, bytes during backward, seconds added: each for keep, recompute, offload.
         figures = (
             (kept, own, 0),
             (kept + extra, kept + extra, max(own, (kept + extra) * 2 // 3)),
@@ -657,20 +664,20 @@ ACTIVATION_PLAN = TEXTS.exercise(
     tolerance=0.01,
     differs=_amiss,
     mistakes={
-        "A plan whose peak is exactly budget_bytes fits": lambda blocks, budget: cheapest_plan(blocks, budget - 1),
-        "of the plans that fit you take the one": _cheapest(least=lambda blocks, plan: -_seconds(blocks, plan)),
+        "a peak of exactly the budget is refused": lambda blocks, budget: cheapest_plan(blocks, budget - 1),
+        "the plan that adds most seconds": _cheapest(least=lambda blocks, plan: -_seconds(blocks, plan)),
         "you take the first plan that fits": _cheapest(least=lambda blocks, plan: 0),
-        "you hold each backward pass by itself against the": _cheapest(_fullest_alone),
+        "each backward pass by itself against the budget": _cheapest(_fullest_alone),
         "your plan is in reverse order": _turned_round,
-        "you hold the sum of what the blocks keep": _cheapest(_held),
-        "you add the fullest backward pass to what all": _cheapest(_all_and_fullest),
-        "you count a block twice": _cheapest(_with_itself),
+        "sum of what blocks hold, without backward": _cheapest(_held),
+        "fullest backward pass on top of all blocks": _cheapest(_all_and_fullest),
+        "a block counted before and in its backward": _cheapest(_with_itself),
         "you add what the blocks after it hold": _cheapest(_backwards),
-        "your plan has the smallest peak of all": _cheapest(least=plan_peak_bytes),
+        "smallest peak in place of fewest seconds": _cheapest(least=plan_peak_bytes),
         "you give all blocks the same choice": _cheapest(alike=True),
         "you never offload": _cheapest(choices=("keep", "recompute")),
         "you never recompute": _cheapest(choices=("keep", "offload")),
-        "you change what frees most bytes per second until": _greedy,
+        "greedy choice of most bytes per second": _greedy,
     },
 )
 

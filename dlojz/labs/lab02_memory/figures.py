@@ -142,6 +142,7 @@ def along_the_model(config: RunConfig, device: str | None = None) -> LabFigure:
 
     with torch.device("meta"):
         built = models.build(config.model, image_size=config.image_size, num_classes=config.num_classes)
+    # 16 bytes per parameter: fp32 weight, gradient and two moments of AdamW.
     states = [16 * sum(weight.numel() for weight in block.parameters()) / GIB for block in built.blocks]
     kept = [0.0] * len(states)
     for module, num_bytes in forecast(config, device=device).activations_by_module.items():
@@ -232,6 +233,7 @@ def limit_of_data_parallelism(
 ) -> LabFigure:
     """What a replica takes by the number of GPUs, by the student's function: states and buckets, then activations."""
     degrees = [2**power for power in range(global_batch.bit_length())]
+    # With samples of 0 bytes the student's function gives states and buckets alone.
     fixed = [replica_bytes(parameters, 0, global_batch, dp) / GIB for dp in degrees]
     total = [replica_bytes(parameters, sample_bytes, global_batch, dp) / GIB for dp in degrees]
     axes = panel(
@@ -363,6 +365,7 @@ def operations_for_memory(runs: Mapping[str, _Measured]) -> LabFigure:
         footprint = run.record.footprint() if run.record else None
         if footprint is None or not footprint.step_flops or footprint.memory.peak_bytes is None:
             continue
+        # The first run that was measured is the unit, whichever it is.
         first_flops = first_flops or footprint.step_flops
         most = max(most, footprint.step_flops / first_flops)
         moved_bytes = footprint.memory.host_bytes
@@ -409,6 +412,7 @@ def peak_and_maxima(samples: Sequence[Mapping[str, int]]) -> LabFigure:
         left = 0.0
         for name, style in CATEGORY_STYLES.items():
             mib = sample.get(name, 0) / MIB
+            # Only categories that appear at some moment get a place in the legend.
             if not largest[name]:
                 continue
             axes.barh(

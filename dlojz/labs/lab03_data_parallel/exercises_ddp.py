@@ -115,6 +115,7 @@ def _backward_trial(answer: Callable[..., Any], rank: int, size: int, seed: int)
             parameter.add_(rank)  # replicas have equal weights; here they differ, to see that nobody averages them
     held = [parameter.grad for parameter in model.parameters()]
     answer(model)
+    # Identity, not equality: a bucket, or the optimizer, holds the tensor itself.
     in_place = all(parameter.grad is own for parameter, own in zip(model.parameters(), held, strict=True))
     return {"in place": in_place}, {**gradients(model), _WEIGHTS: parameters_to_vector(model.parameters()).detach()}
 
@@ -245,9 +246,9 @@ ACCUMULATION = TEXTS.exercise(
     trial=_accumulation_trial,
     local=lambda rank, size, seed: _of_all(seed, [rank]),
     mistakes={
-        "the gradients are as many times too large as": lambda model, batches: _accumulate(model, batches, share=1.0),
+        "losses not divided by the micro-batches": lambda model, batches: _accumulate(model, batches, share=1.0),
         "only the last micro-batch counts": lambda model, batches: _accumulate(model, batches[-1:], share=1.0),
-        "only the last micro-batch counts divided": lambda model, batches: _accumulate(
+        "only the last micro-batch counts, divided": lambda model, batches: _accumulate(
             model, batches[-1:], share=1 / len(batches)
         ),
         "only the first micro-batch counts": lambda model, batches: _accumulate(model, batches[:1], share=1.0),
@@ -260,7 +261,9 @@ ACCUMULATION = TEXTS.exercise(
         "you divide by 2 whatever the number of micro-batches": lambda model, batches: _accumulate(
             model, batches, share=0.5
         ),
-        "two things are missing": lambda model, batches: _accumulate(model, batches, share=1.0, average=False),
+        "neither divided nor averaged over the ranks": lambda model, batches: _accumulate(
+            model, batches, share=1.0, average=False
+        ),
     },
     inspect=_inspect_accumulation,
 )

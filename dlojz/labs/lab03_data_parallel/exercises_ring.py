@@ -46,6 +46,7 @@ def _input(rank: int, size: int, seed: int) -> Tensor:
 def _sum(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     import torch
 
+    # (N, CHUNK · N) summed over the ranks: what one process has that knows all inputs.
     return {_NAME: torch.stack([_input(other, size, seed) for other in range(size)]).sum(0)}
 
 
@@ -89,9 +90,11 @@ def ring(
         chunks[kept % size].copy_(chunks[kept % size] + received if add else received)
 
     for step in range(size - 1 - steps_less):
+        # In step s rank r sends chunk r - s and adds what it receives to chunk r - s - 1, which it sends next.
         back = step if turn else 0
         pass_on(rank - back, rank - back - 1, True)
     for step in range(size - 1 - steps_less if gather else 0):
+        # After the reduce-scatter rank r holds the whole sum of chunk r + 1: from there on chunks replace those held.
         back = (-step if upwards else step) if turn else 0
         pass_on(rank + first - back, rank + first - back - 1, add_again)
     return x
@@ -109,6 +112,7 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
                 fr=f"La somme est juste, mais c’est {(library or ['all_reduce'])[0]}, de torch, qui l’a faite : "
                 "n’utilisez que dist.isend et dist.recv.",
             )
+        # Elements that a ring sends: one chunk in each of its 2 (p - 1) steps.
         most = 2 * (size - 1) * CHUNK
         if sent > most:
             raise Wrong(
@@ -137,12 +141,12 @@ RING_ALL_REDUCE = TEXTS.exercise(
     local=lambda rank, size, seed: {_NAME: _input(rank, size, seed)},
     labels={_NAME: Said("the sum", "la somme")},
     mistakes={
-        "that is the reduce-scatter": lambda x: ring(x, gather=False),
-        "in the all-gather you still add what arrives": lambda x: ring(x, add_again=True),
+        "the reduce-scatter alone": lambda x: ring(x, gather=False),
+        "the all-gather still adds what arrives": lambda x: ring(x, add_again=True),
         "you send the same chunk in every step": lambda x: ring(x, turn=False),
         "the all-gather starts with the wrong chunk": lambda x: ring(x, first=0),
-        "in the all-gather the number of the chunk goes": lambda x: ring(x, upwards=True),
-        "that is the mean": lambda x: ring(x) / (len(x) // CHUNK),
+        "the all-gather goes up in the chunks": lambda x: ring(x, upwards=True),
+        "the mean in place of the sum": lambda x: ring(x) / (len(x) // CHUNK),
     },
     inspect=_inspect,
 )
@@ -170,18 +174,18 @@ RING_TIME = TEXTS.exercise(
     ring_seconds,
     cases=_networks,
     mistakes={
-        "the latencies are right": lambda n, p, a, b: 2 * (p - 1) * a + 2 * n * b,
-        "that is half of it": lambda n, p, a, b: (p - 1) * (a + n / p * b),
+        "bytes of two whole messages": lambda n, p, a, b: 2 * (p - 1) * a + 2 * n * b,
+        "one half of the all-reduce only": lambda n, p, a, b: (p - 1) * (a + n / p * b),
         "each step carries the whole message here": lambda n, p, a, b: 2 * (p - 1) * (a + n * b),
         "the latency is missing": lambda n, p, a, b: 2 * (p - 1) / p * n * b,
         "α is paid once only": lambda n, p, a, b: a + 2 * (p - 1) / p * n * b,
         "α is paid once per half": lambda n, p, a, b: 2 * a + 2 * (p - 1) / p * n * b,
         "one step too many in each half": lambda n, p, a, b: 2 * p * (a + n / p * b),
-        "the latency is paid in every step": lambda n, p, a, b: 2 * (p - 1) * a + n / p * b,
+        "the bytes are paid once only": lambda n, p, a, b: 2 * (p - 1) * a + n / p * b,
         "you divide by β": lambda n, p, a, b: 2 * (p - 1) * (a + n / p / b),
         "you multiply by 4 bytes per number": lambda n, p, a, b: 2 * (p - 1) * (a + 4 * n / p * b),
-        "that is the time of one message from one": lambda n, p, a, b: a + n * b,
-        "that is a tree": lambda n, p, a, b: 2 * math.log2(p) * (a + n * b),
+        "one message from one rank to another": lambda n, p, a, b: a + n * b,
+        "the time of a tree": lambda n, p, a, b: 2 * math.log2(p) * (a + n * b),
     },
 )
 
@@ -193,6 +197,7 @@ def fit_alpha_beta(message_bytes: Sequence[float], seconds: Sequence[float], siz
 
 def _per_step(line: Pair, size: int) -> Pair:
     steps = 2 * (size - 1)
+    # t = a + b·n is the whole ring: a holds 2 (p - 1) latencies, b the time of 2 (p - 1) chunks of n / p bytes.
     return line[0] / steps, line[1] * size / steps
 
 
@@ -529,7 +534,7 @@ LEARNING_RATE = TEXTS.exercise(
     scaled_rate,
     cases=_steps,
     mistakes={
-        "the target is right from the first step on": lambda step, base, scale, warm: base * scale,
+        "no warm-up": lambda step, base, scale, warm: base * scale,
         "you start from zero": lambda step, base, scale, warm: base * scale * min(1, step / warm),
         "you start from nearly zero": lambda step, base, scale, warm: base * scale * min(1, (step + 1) / warm),
         "the rate goes on rising after the warm-up": lambda step, base, scale, warm: (
@@ -541,14 +546,12 @@ LEARNING_RATE = TEXTS.exercise(
         "you rise by scale times the base rate": lambda step, base, scale, warm: (
             base * (1 + scale * min(1, step / warm))
         ),
-        "that is a jump at the end of the": lambda step, base, scale, warm: base if step < warm else base * scale,
+        "a jump at the end of the warm-up": lambda step, base, scale, warm: base if step < warm else base * scale,
         "you rise by base_rate during the warm-up": lambda step, base, scale, warm: base * min(1 + step / warm, scale),
         "you are one step ahead": lambda step, base, scale, warm: scaled_rate(step + 1, base, scale, warm),
         "you arrive one step too early": lambda step, base, scale, warm: scaled_rate(step, base, scale, warm - 1),
-        "the rate is multiplied by the same factor in": lambda step, base, scale, warm: (
-            base * scale ** min(1, step / warm)
-        ),
-        "after the warm-up your rate falls back to base_rate": lambda step, base, scale, warm: (
+        "geometric in place of linear rise": lambda step, base, scale, warm: base * scale ** min(1, step / warm),
+        "the rate falls back after the warm-up": lambda step, base, scale, warm: (
             scaled_rate(step, base, scale, warm) if step <= warm else base
         ),
         "the rate never changes": lambda step, base, scale, warm: base,

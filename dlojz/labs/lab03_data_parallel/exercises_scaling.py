@@ -37,6 +37,7 @@ def efficiencies(
     """
     alone_s = batch * image_s
     communication_s = sum(ring_seconds(each, size, alpha_s, beta_s_per_byte) for each in gradient_bytes)
+    # Strong: one batch over all ranks; weak: one batch on each. The gradients, and so the ring's time, are the same.
     return alone_s / size / (alone_s / size + communication_s), alone_s / (alone_s + communication_s)
 
 
@@ -77,15 +78,15 @@ EFFICIENCY = TEXTS.exercise(
     read=lambda given: expect_numbers(given, _EFFICIENCIES),
     parts=_EFFICIENCIES,
     mistakes={
-        "you take the longer of computation and communication": _overlapped,
+        "communication overlaps the computation": _overlapped,
         "the two are swapped": lambda *case: efficiencies(*case)[::-1],
-        "those are speed-ups": _speed_ups,
+        "speed-ups in place of efficiencies": _speed_ups,
         "both are the efficiency of strong scaling": lambda *case: (efficiencies(*case)[0],) * 2,
         "both are the efficiency of weak scaling": lambda *case: (efficiencies(*case)[1],) * 2,
         "you send all gradients as one message": _one_message,
         "you divide the communication by size": _shared,
         "the communication is missing": lambda *case: (1.0, 1.0),
-        "turned over an efficiency is 1": lambda *case: tuple(1 / each for each in efficiencies(*case)),
+        "both turned over": lambda *case: tuple(1 / each for each in efficiencies(*case)),
     },
 )
 
@@ -112,17 +113,13 @@ MFU = TEXTS.exercise(
         "you multiply by the number of processes": lambda rate, flops, processes, peak: (
             processes * processes * mfu(rate, flops, processes, peak)
         ),
-        "only the forward pass counts here": partial(mfu, passes=1),
-        "backward counts as much as forward here": partial(mfu, passes=2),
-        "four times the forward counts a forward that is": partial(mfu, passes=4),
-        "images_per_s is the rate of all processes together": lambda rate, flops, processes, peak: mfu(
-            rate, flops, 1, peak
-        ),
-        "that is in percent": lambda rate, flops, processes, peak: 100 * mfu(rate, flops, processes, peak),
-        "turned over the operations done per": lambda rate, flops, processes, peak: (
-            1 / mfu(rate, flops, processes, peak)
-        ),
-        "those are the FLOP/s of one process": lambda rate, flops, processes, peak: 3 * flops * rate / processes,
+        "only the forward pass counts": partial(mfu, passes=1),
+        "backward counts as much as forward": partial(mfu, passes=2),
+        "recomputed forward counted too": partial(mfu, passes=4),
+        "the peak of one process only": lambda rate, flops, processes, peak: mfu(rate, flops, 1, peak),
+        "in percent": lambda rate, flops, processes, peak: 100 * mfu(rate, flops, processes, peak),
+        "turned over": lambda rate, flops, processes, peak: 1 / mfu(rate, flops, processes, peak),
+        "FLOP/s not divided by the peak": lambda rate, flops, processes, peak: 3 * flops * rate / processes,
     },
 )
 
@@ -147,21 +144,22 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
 
 def _inspect(answers: list[RankAnswer], size: int) -> None:
     """Sums are right; hold what was sent to the rules."""
+    # Elements that a ring sends per rank: the challenge is to need fewer messages, not more bytes.
     limit = 2 * (size - 1) * ELEMENTS // size
     for one in answers:
         library = [call["op"] for call in one.calls if call["op"] not in ("send", "recv")]
         sent = sum(call["numel"] for call in one.calls if call["op"] == "send")
         if library or not sent:
             raise Wrong(
-                en=f"The sum is right, but the rules allow messages between two ranks only, and rank {one.rank} calls "
-                f"{(library or ['all_reduce'])[0]}.",
+                en=f"The sum is right, but the rules allow messages between two ranks only, and rank {one.rank} "
+                f"calls {(library or ['all_reduce'])[0]}.",
                 fr=f"La somme est juste, mais les règles n’admettent que des messages entre deux rangs, et le rang "
                 f"{one.rank} appelle {(library or ['all_reduce'])[0]}.",
             )
         if sent > limit:
             raise Wrong(
-                en=f"The sum is right, but rank {one.rank} sends {sent} elements of a vector of {ELEMENTS}; the rules "
-                f"allow as many as a ring sends, {limit}.",
+                en=f"The sum is right, but rank {one.rank} sends {sent} elements of a vector of {ELEMENTS}; the "
+                f"rules allow as many as a ring sends, {limit}.",
                 fr=f"La somme est juste, mais le rang {one.rank} envoie {sent} éléments pour un vecteur de "
                 f"{ELEMENTS} ; les règles en admettent autant que dans un anneau, soit {limit}.",
             )
@@ -188,6 +186,7 @@ class _FewMessages:
         _JUDGED(answer)
         ((ranks, seed),) = self.cases
         answers = run_on_ranks(_trial, answer, ranks, seed=seed)
+        # The slowest rank decides, so the score is the rank that sends most messages.
         return float(max(sum(call["op"] == "send" for call in one.calls) for one in answers))
 
 

@@ -67,6 +67,7 @@ def shares(
         for rank in range(size):
             indices = [int(index) for index in shard(num_samples, rank, size, epoch, seed)]
             color, marker = RANKS[rank % len(RANKS)]
+            # Ranks stand one beside the other, with a gap of one place between them.
             places = [place + rank * (len(indices) + 1) for place in range(len(indices))]
             axes.scatter(places, indices, color=color, marker=marker, s=36, label=f"{rank}")
         axes.set_ylabel(say(en=f"epoch {epoch}\nsample", fr=f"époque {epoch}\néchantillon"))

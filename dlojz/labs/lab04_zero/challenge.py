@@ -85,6 +85,7 @@ class _Ranks:
 
     def _move(self, name: str, layers: set[int], where_en: str, where_fr: str) -> None:
         held = self.gradients if name == "reduce" else self.weights
+        # Gathering what is whole, and freeing or reducing what is not, would count a message or memory wrongly.
         odd = sorted(layers & held if name == "gather" else layers - held)
         if odd:
             raise Wrong(
@@ -109,6 +110,7 @@ class _Ranks:
             held |= layers
         else:
             held -= layers
+        # Each operation is one collective for all its layers, and so one message; freeing is local.
         self.messages += name != "free"
         self.reduced |= layers if name == "reduce" else set()
 

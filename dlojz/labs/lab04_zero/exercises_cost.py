@@ -43,6 +43,7 @@ def _steps() -> Iterator[tuple[int, int, int, int]]:
 
 
 def _times(count: tuple[int, ...], w: float, n: int, stage: int) -> float:
+    # In each pass a rank sends N - 1 of N shares of the model's bytes.
     return count[stage] * (n - 1) / n * w
 
 
@@ -55,27 +56,23 @@ ZERO_VOLUME = TEXTS.exercise(
             (2 * m, 2, m + 1, 3 * m), w, n, stage
         ),
         "in stage 2 you reduce once per step": lambda w, n, stage, m: _times((2, 2, 2, 3 * m), w, n, stage),
-        "the number of passes is right": lambda w, n, stage, m: passes(stage, m) * w,
-        "that is right for one micro-batch": lambda w, n, stage, m: _times((2, 2, 2, 3), w, n, stage),
-        "not everything is repeated with every micro-batch": lambda w, n, stage, m: _times(
+        "without the factor (N − 1) / N": lambda w, n, stage, m: passes(stage, m) * w,
+        "nothing repeated with every micro-batch": lambda w, n, stage, m: _times((2, 2, 2, 3), w, n, stage),
+        "everything repeated with every micro-batch": lambda w, n, stage, m: _times(
             (2 * m, 2 * m, 2 * m, 3 * m), w, n, stage
         ),
-        "almost in stage 2 only the": lambda w, n, stage, m: _times((2, 2, 2 * m, 3 * m), w, n, stage),
-        "in stage 3 the weights are freed after the": lambda w, n, stage, m: _times((2, 2, m + 1, 2 * m), w, n, stage),
-        "in stage 2 the all-gather of the updated weights": lambda w, n, stage, m: _times(
-            (2, 2, m, 3 * m), w, n, stage
+        "stage 2 gathers the weights with every micro-batch": lambda w, n, stage, m: _times(
+            (2, 2, 2 * m, 3 * m), w, n, stage
         ),
-        "in stages 0 and 1 one pass is missing": lambda w, n, stage, m: _times((1, 1, m + 1, 3 * m), w, n, stage),
-        "in stage 1 the gradients are accumulated whole": lambda w, n, stage, m: _times(
-            (2, m + 1, m + 1, 3 * m), w, n, stage
-        ),
-        "in stage 3 you count one pass per micro-batch": lambda w, n, stage, m: _times((2, 2, m + 1, m), w, n, stage),
-        "in stage 0 there is one all-reduce": lambda w, n, stage, m: _times((4, 2, m + 1, 3 * m), w, n, stage),
-        "in stage 3 the gradients too are reduced with": lambda w, n, stage, m: _times(
-            (2, 2, m + 1, 2 * m + 1), w, n, stage
-        ),
-        "for stages 1 and 2 that is an all-reduce": lambda w, n, stage, m: _times((2, 3, m + 2, 3 * m), w, n, stage),
-        "an all-reduce counts twice": lambda w, n, stage, m: _times((1, 2, m + 1, 3 * m), w, n, stage),
+        "stage 3 gathers the weights too seldom": lambda w, n, stage, m: _times((2, 2, m + 1, 2 * m), w, n, stage),
+        "no all-gather in stage 2": lambda w, n, stage, m: _times((2, 2, m, 3 * m), w, n, stage),
+        "one pass is missing in stages 0 and 1": lambda w, n, stage, m: _times((1, 1, m + 1, 3 * m), w, n, stage),
+        "stage 1 reduces with every micro-batch": lambda w, n, stage, m: _times((2, m + 1, m + 1, 3 * m), w, n, stage),
+        "one pass per micro-batch in stage 3": lambda w, n, stage, m: _times((2, 2, m + 1, m), w, n, stage),
+        "weights communicated in stage 0": lambda w, n, stage, m: _times((4, 2, m + 1, 3 * m), w, n, stage),
+        "stage 3 reduces once per step": lambda w, n, stage, m: _times((2, 2, m + 1, 2 * m + 1), w, n, stage),
+        "an all-reduce in stages 1 and 2": lambda w, n, stage, m: _times((2, 3, m + 2, 3 * m), w, n, stage),
+        "the all-reduce counted once": lambda w, n, stage, m: _times((1, 2, m + 1, 3 * m), w, n, stage),
     },
 )
 
@@ -164,20 +161,20 @@ ZERO_TIME = TEXTS.exercise(
     zero_3_seconds,
     cases=_networks,
     mistakes={
-        "by layer 1": _by_layer(1),
-        "by layer 2": _by_layer(2),
-        "the bytes are right": lambda sizes, p, a, b: all_at_once_seconds(sizes, p, a, b, passes=PASSES),
+        "one collective per layer": _by_layer(1),
+        "two collectives per layer": _by_layer(2),
+        "all layers in one message": lambda sizes, p, a, b: all_at_once_seconds(sizes, p, a, b, passes=PASSES),
         "one step too many": lambda sizes, p, a, b: sum(PASSES * p * (a + b * size / p) for size in sizes),
         "you count one step per collective": lambda sizes, p, a, b: sum(PASSES * (a + b * size / p) for size in sizes),
-        "that is the slowest layer": lambda sizes, p, a, b: max(_ring(PASSES, size, p, a, b) for size in sizes),
+        "the slowest layer alone": lambda sizes, p, a, b: max(_ring(PASSES, size, p, a, b) for size in sizes),
         "the last layer is missing": lambda sizes, p, a, b: zero_3_seconds(sizes[:-1], p, a, b),
-        "that is one layer of average size": lambda sizes, p, a, b: _ring(PASSES, sum(sizes) / len(sizes), p, a, b),
+        "one layer of average size": lambda sizes, p, a, b: _ring(PASSES, sum(sizes) / len(sizes), p, a, b),
         "the bytes are missing": lambda sizes, p, a, b: PASSES * (p - 1) * a * len(sizes),
-        "α is paid once per collective here": lambda sizes, p, a, b: sum(
+        "α is paid once per collective": lambda sizes, p, a, b: sum(
             PASSES * (a + b * (p - 1) / p * size) for size in sizes
         ),
         "you count three all-reduces": lambda sizes, p, a, b: sum(_ring(2 * PASSES, size, p, a, b) for size in sizes),
-        "each step carries the whole layer here": lambda sizes, p, a, b: sum(
+        "each step carries the whole layer": lambda sizes, p, a, b: sum(
             PASSES * (p - 1) * (a + b * size) for size in sizes
         ),
         "the latency is missing": lambda sizes, p, a, b: sum(PASSES * (p - 1) * b * size / p for size in sizes),
@@ -198,6 +195,7 @@ def offload_bytes(parameters: float, ranks: int, offload: str) -> Pair:
     Source: Rajbhandari et al. 2021, "ZeRO-Infinity" (arXiv 2104.07857), §5.1; DeepSpeed 0.19 `runtime/zero/stage3.py`,
     which keeps the gradient on the host in fp32.
     """
+    # Bytes per parameter. Device: 16-bit weights (2), gradients (2) and 12 of the optimizer, as far as they stay there.
     device, host = {"none": (16, 0), "optimizer": (2, 16), "parameters": (0, 18)}[offload]
     return device * parameters / ranks, host * parameters / ranks
 
@@ -300,6 +298,7 @@ def transfer_over_compute(ranks: int, tokens: float, flops_per_s: float, pcie_by
 def _ratio(
     each: float, n: float, tokens: float, flops: float, pcie: float, per_token: float = FLOPS_PER_TOKEN
 ) -> float:
+    # Per parameter: each GPU has its own link and moves its N-th, but computes with all parameters.
     return (each / n / pcie) / (per_token * tokens / flops)
 
 
@@ -314,14 +313,14 @@ OFFLOAD_TIME = TEXTS.exercise(
     transfer_over_compute,
     cases=_machines,
     mistakes={
-        "it is the other way round": lambda n, tokens, flops, pcie: 1 / _ratio(4, n, tokens, flops, pcie),
-        "that is one direction": lambda n, tokens, flops, pcie: _ratio(2, n, tokens, flops, pcie),
-        "each rank transfers its own share only": lambda n, tokens, flops, pcie: _ratio(4, 1, tokens, flops, pcie),
+        "computation over transfers": lambda n, tokens, flops, pcie: 1 / _ratio(4, n, tokens, flops, pcie),
+        "one direction only": lambda n, tokens, flops, pcie: _ratio(2, n, tokens, flops, pcie),
+        "each rank transfers everything": lambda n, tokens, flops, pcie: _ratio(4, 1, tokens, flops, pcie),
         "you multiply by the number of ranks": lambda n, tokens, flops, pcie: _ratio(4, 1 / n, tokens, flops, pcie),
         "you add both times": lambda n, tokens, flops, pcie: 4 / n / pcie + 6 * tokens / flops,
         "you count the backward pass alone": lambda n, tokens, flops, pcie: _ratio(4, n, tokens, flops, pcie, 4),
-        "the transfers are in 16 bit": lambda n, tokens, flops, pcie: _ratio(8, n, tokens, flops, pcie),
-        "moments and master copy never travel": lambda n, tokens, flops, pcie: _ratio(16, n, tokens, flops, pcie),
+        "transfers in fp32": lambda n, tokens, flops, pcie: _ratio(8, n, tokens, flops, pcie),
+        "all states travel": lambda n, tokens, flops, pcie: _ratio(16, n, tokens, flops, pcie),
         "you count the forward pass alone": lambda n, tokens, flops, pcie: _ratio(4, n, tokens, flops, pcie, 2),
     },
 )

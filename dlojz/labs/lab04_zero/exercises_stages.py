@@ -57,6 +57,7 @@ def _models() -> Iterator[tuple[int, int, int]]:
 def _only_its_own(parameters: float, ranks: int, stage: int) -> float:
     """Stage 2 shards gradients alone, stage 3 weights alone."""
     parts = {0: (), 1: (OPTIMIZER_BYTES,), 2: (GRADIENTS_BYTES,), 3: (WEIGHTS_BYTES,)}[stage]
+    # 16 bytes per parameter in all; a sharded part keeps 1/N of its bytes.
     return (16 - sum(parts) * (1 - 1 / ranks)) * parameters
 
 
@@ -71,11 +72,11 @@ ZERO_STATES = TEXTS.exercise(
     state_bytes,
     cases=_models,
     mistakes={
-        "you shard the gradients before the optimizer's states": lambda p, n, stage: (
+        "gradients sharded before the optimizer's states": lambda p, n, stage: (
             (16 - sum((2, 12, 2)[:stage]) * (1 - 1 / n)) * p
         ),
-        "each stage shards one more part": _only_its_own,
-        "mistake lambda p n stage whole whole": tuple(
+        "each stage shards its own part only": _only_its_own,
+        "share rounded to whole parameters": tuple(
             Mistake(
                 lambda p, n, stage, whole=whole: _in_whole_parameters(p, n, stage, whole),
                 "The share of a rank is rounded to a whole number of parameters: divide with /, and do not round.",
@@ -83,12 +84,12 @@ ZERO_STATES = TEXTS.exercise(
             )
             for whole in (math.floor, round, math.ceil)
         ),
-        "the order is the other way round": lambda p, n, stage: _shared(p, n, stage, (1, 2, 3)),
+        "weights sharded first, optimizer last": lambda p, n, stage: _shared(p, n, stage, (1, 2, 3)),
         "the fp32 master copy is missing": lambda p, n, stage: _shared(p, n, stage, (3, 2, 1), (2, 2, 8)),
-        "that is fp32 throughout": lambda p, n, stage: _shared(p, n, stage, (3, 2, 1), (4, 4, 8)),
-        "stage 3 is like stage 2 in your function": lambda p, n, stage: _shared(p, n, stage, (4, 2, 1)),
+        "fp32 throughout": lambda p, n, stage: _shared(p, n, stage, (3, 2, 1), (4, 4, 8)),
+        "stage 3 is like stage 2": lambda p, n, stage: _shared(p, n, stage, (4, 2, 1)),
         "you are one stage ahead": lambda p, n, stage: _shared(p, n, stage, (2, 1, 0)),
-        "the gradients are sharded from stage 2 on": lambda p, n, stage: _shared(p, n, stage, (3, 3, 1)),
+        "gradients sharded from stage 3 on": lambda p, n, stage: _shared(p, n, stage, (3, 3, 1)),
         "you count 16 bytes for the optimizer": lambda p, n, stage: _shared(p, n, stage, (3, 2, 1), (2, 2, 16)),
         "you shard everything from stage 1 on": lambda p, n, stage: 16 * p / (n if stage else 1),
         "you shard everything in every stage": lambda p, n, stage: 16 * p / n,
@@ -206,19 +207,19 @@ SHARD_OPTIMIZER = TEXTS.exercise(
     local=_own_share_updated,
     labels={_WEIGHTS: Said("the weights", "les poids")},
     faults={
-        "each rank has updated its own share": _own_share_updated,
+        "no all-gather of the updated shares": _own_share_updated,
         "the weights have not changed on any rank": lambda rank, size, seed: {_WEIGHTS: normal(seed, WEIGHTS)},
     },
     mistakes={
         "you divide the gradient by the number of ranks": lambda weights, make: shard_optimizer(
             weights, make, way="divides"
         ),
-        "you add up the gradients that the ranks are": lambda weights, make: shard_optimizer(
+        "gradients of different shares added up": lambda weights, make: shard_optimizer(
             weights, make, way="adds gradients"
         ),
         "the optimizer is made anew in every step": lambda weights, make: shard_optimizer(weights, make, way="anew"),
         "every rank updates the first share": lambda weights, make: shard_optimizer(weights, make, way="first"),
-        "all-reduce adds up the weights of all ranks": lambda weights, make: shard_optimizer(weights, make, way="adds"),
+        "weights added up in place of gathered": lambda weights, make: shard_optimizer(weights, make, way="adds"),
         "the shares are gathered before the update": lambda weights, make: shard_optimizer(
             weights, make, way="gathers before"
         ),
@@ -248,6 +249,7 @@ def reduce_gradients(gradients: Sequence[Tensor], *, way: str = "right") -> Tens
     flat = torch.cat(pieces)
     missing = size - flat.numel() % size if way == "one more" else -flat.numel() % size
     flat = F.pad(flat, (missing, 0) if way == "in front" else (0, missing))
+    # The r-th chunk then holds the numbers r, r + N, r + 2N … of the flat gradient.
     if way == "every other":
         flat = flat.view(-1, size).T.flatten()
     share = flat.new_empty(flat.numel() // size)
@@ -308,12 +310,12 @@ SHARD_GRADIENTS = TEXTS.exercise(
     labels={_SHARE: Said("the share of the gradient", "le gradient (la part du rang)")},
     mistakes={
         "you pad each gradient by itself": lambda gradients: reduce_gradients(gradients, way="each apart"),
-        "you lay the gradients end to end from the": lambda gradients: reduce_gradients(gradients[::-1]),
+        "gradients laid from the last to the first": lambda gradients: reduce_gradients(gradients[::-1]),
         "the last gradient is missing": lambda gradients: reduce_gradients(gradients[:-1]),
         "your matrices are laid out column by column": lambda gradients: reduce_gradients(
             [one.T if one.dim() == 2 else one for one in gradients]
         ),
-        "where nothing is missing you still add zeros": lambda gradients: reduce_gradients(gradients, way="one more"),
+        "zeros added where none are missing": lambda gradients: reduce_gradients(gradients, way="one more"),
         "the zeros stand in front": lambda gradients: reduce_gradients(gradients, way="in front"),
         "each rank gets every N-th number": lambda gradients: reduce_gradients(gradients, way="every other"),
     },
@@ -370,6 +372,7 @@ def sharded_linear(x: Tensor, share: Tensor, *, way: str = "right") -> Tensor:
         def backward(context: Any, gradient: Tensor) -> Any:
             x, share = context.saved_tensors
             size = dist.get_world_size()
+            # (rows, samples) @ (samples, columns): the shape of the whole weight.
             share_gradient = torch.empty_like(share)
             whole = gradient.T @ x
             # Who: all ranks. What: the gradient of the whole matrix, summed; rank r gets its rows. How much: its bytes.
@@ -408,6 +411,7 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
     whole, kept = WIDE * NARROW, []
 
     def pack(tensor: Tensor) -> Tensor:
+        # By storage: a saved view, as the transposed weight, holds the whole matrix too.
         kept.append(tensor.untyped_storage().nbytes() // tensor.element_size() >= whole)
         return tensor
 
@@ -423,6 +427,7 @@ def _gradients(ranks: Iterable[int], rank: int, size: int, seed: int) -> dict[st
     import torch
 
     of_rank, sums = {}, []
+    # Always with this rank, whose output is compared, though the mean may be over others.
     for other in {rank, *ranks}:
         x, coefficients, *weights = _inputs(other, seed)
         x, first, second = (tensor.requires_grad_() for tensor in (x, *weights))
@@ -469,11 +474,9 @@ SHARD_WEIGHTS = TEXTS.exercise(
     labels=LABELS,
     mistakes={
         "the output is divided by the number of ranks": lambda x, share: sharded_linear(x, share) / _ranks(),
-        "you repeat this rank's rows in place of those": lambda x, share: x @ share.repeat(_ranks(), 1).T,
+        "this rank's rows repeated for all ranks": lambda x, share: x @ share.repeat(_ranks(), 1).T,
         "you average the gradient of x over the ranks": lambda x, share: sharded_linear(x, share, way="averages x"),
-        "in backward you compute with this rank's rows alone": lambda x, share: sharded_linear(
-            x, share, way="first rows"
-        ),
+        "backward with this rank's rows alone": lambda x, share: sharded_linear(x, share, way="first rows"),
     },
     inspect=_inspect,
 )

@@ -193,6 +193,7 @@ def _stack_traffic(axes: Axes, footprint: Footprint, place: float, alpha: float)
     for traffic in footprint.communication:
         if traffic.group != "dp":
             continue
+        # A pass sends (N - 1) / N of the model's fp32 bytes; so the unit is one pass of the whole model.
         share = (traffic.group_size - 1) / traffic.group_size
         size = traffic.sent_bytes / (whole_bytes * share)
         style = COLLECTIVE_STYLES[traffic.collective]

@@ -174,10 +174,10 @@ PIPELINE_BUBBLE = TEXTS.exercise(
         "that length is the naive way's": MistakeWay(lambda p, m, f, b: m * p * (f + b), part=0),
         "that length is the work of one stage": MistakeWay(lambda p, m, f, b: m * (f + b), part=0),
         "the length is one too many": MistakeWay(lambda p, m, f, b: (m + p) * (f + b), part=0),
-        "your length counts the filling": MistakeWay(lambda p, m, f, b: (m + p - 1) * f + m * b, part=0),
+        "the length leaves out the draining": MistakeWay(lambda p, m, f, b: (m + p - 1) * f + m * b, part=0),
         "the backward pass is missing": MistakeWay(lambda p, m, f, b: (m + p - 1) * f, part=0),
         "your fraction is the overhead": MistakeWay(lambda p, m, f, b: overhead(p, m), part=1),
-        "your fraction is the share of time in which": MistakeWay(lambda p, m, f, b: 1 - fraction(p, m), part=1),
+        "your fraction is the share of computing": MistakeWay(lambda p, m, f, b: 1 - fraction(p, m), part=1),
         "your fraction is a time": MistakeWay(lambda p, m, f, b: (p - 1) * (f + b), part=1),
         "your overhead is the fraction once more": MistakeWay(lambda p, m, f, b: fraction(p, m), part=2),
         "your overhead is all time over work": MistakeWay(lambda p, m, f, b: 1 + overhead(p, m), part=2),
@@ -204,6 +204,7 @@ def _check_order(answer: Callable[..., Any], ranks: int, micro_batches: int) -> 
 def _known(schedule: Schedule) -> str:
     """The usual slips, by their order."""
     size = (schedule.ranks, schedule.micro_batches)
+    # Per rank: forwards before the first action of another kind, which is its warm-up.
     forwards = [next((n for n, action in enumerate(order) if action.kind != "F"), 0) for order in schedule.orders]
     if schedule.orders == build("gpipe", *size).orders:
         return say(
@@ -310,24 +311,18 @@ ORDER_KEPT = TEXTS.exercise(
     cases=_places,
     mistakes={
         "for 1F1B you give what rank 0 keeps": lambda schedule, r, p, m: m if schedule == "gpipe" else min(p, m),
-        "right as long as there are enough micro-batches": lambda schedule, r, p, m: (
-            m if schedule == "gpipe" else p - r
-        ),
-        "for 1F1B the ranks are the wrong way round": lambda schedule, r, p, m: (
-            m if schedule == "gpipe" else min(r + 1, m)
-        ),
+        "1F1B not limited by the micro-batches": lambda schedule, r, p, m: m if schedule == "gpipe" else p - r,
+        "1F1B ranks the wrong way round": lambda schedule, r, p, m: m if schedule == "gpipe" else min(r + 1, m),
         "for 1F1B you give all micro-batches": lambda schedule, r, p, m: m,
         "GPipe and 1F1B are swapped": lambda schedule, r, p, m: min(p - r, m) if schedule == "gpipe" else m,
         "for 1F1B you keep one micro-batch on every rank": lambda schedule, r, p, m: m if schedule == "gpipe" else 1,
         "for 1F1B you count one micro-batch too many": lambda schedule, r, p, m: (
             m if schedule == "gpipe" else min(p - r + 1, m)
         ),
-        "GPipe runs all forwards first": lambda schedule, r, p, m: p if schedule == "gpipe" else min(p - r, m),
-        "for 1F1B take the smaller of the two numbers": lambda schedule, r, p, m: (
-            m if schedule == "gpipe" else max(p - r, m)
-        ),
-        "GPipe keeps more": lambda schedule, r, p, m: min(p - r, m),
-        "for 1F1B the micro-batch that is in its own": lambda schedule, r, p, m: (
+        "GPipe limited by the number of ranks": lambda schedule, r, p, m: p if schedule == "gpipe" else min(p - r, m),
+        "larger of the two numbers for 1F1B": lambda schedule, r, p, m: m if schedule == "gpipe" else max(p - r, m),
+        "GPipe keeps as little as 1F1B": lambda schedule, r, p, m: min(p - r, m),
+        "1F1B leaves out the micro-batch in backward": lambda schedule, r, p, m: (
             m if schedule == "gpipe" else min(p - r - 1, m)
         ),
     },
@@ -409,6 +404,7 @@ def _check_unblocked(answer: Callable[..., Any]) -> None:
     schedule = read_schedule(answer(), RANKS, MICRO_BATCHES)
     refuse_invalid(schedule)
     try:
+        # With rendezvous a sender waits until the receiver has the message; a cycle of such waits raises LabError.
         length = simulate(schedule, BLOCKING).makespan
     except LabError as error:
         same = schedule.orders == build("1f1b", RANKS, MICRO_BATCHES).orders
@@ -459,6 +455,7 @@ def _check_split(answer: Callable[..., Any]) -> None:
             fr="Vos passes arrière sont entières : écrivez I et W au lieu de B. Seul I fait avancer le rang "
             "précédent, W peut attendre un creux.",
         )
+    # A second time, now with the limit: a schedule that cannot run is told so before one that keeps too much.
     refuse_invalid(schedule, DEADLOCK_KEPT)
     length = simulate(schedule).makespan
     if length > BEST:

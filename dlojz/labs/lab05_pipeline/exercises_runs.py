@@ -77,6 +77,7 @@ def run_stage(
         loss_of(y).backward()
     else:
         send(y.detach(), rank + 1)
+        # The gradient of y has the shape and dtype of y.
         gradient = torch.empty_like(y)
         # Who: the rank behind. What: the gradient of the output sent to it. How much: the same.
         dist.recv(gradient, rank + 1)
@@ -91,6 +92,7 @@ def run_stage(
         if way == "zeros":
             handed = torch.zeros_like(x)
         if way.startswith("gradient passed on"):
+            # A gradient handed on as it came: on the last rank, where none came, one of ones or zeros.
             handed = torch.full_like(x, float(way.endswith("ones"))) if rank == last else gradient
         send(handed, rank - 1)
 
@@ -145,6 +147,7 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
     ones: list[bool] = []
 
     def send(tensor: Tensor, *to: Any, **options: Any) -> None:
+        # Only sends to the rank before: there goes the gradient.
         ones.append((*to, options.get("dst"))[0] == rank - 1 and bool((tensor == 1).all()))
         blocking(tensor, *to, **options)
 
@@ -174,15 +177,18 @@ def _run(
             stage.zero_grad()
             continue
         next(halves, None)
+        # The last rank has nobody to send its output to.
         _refuse_first_half(stage, bool(sent) or last)
         begun.append(halves)
         sent.clear()
+    # Second halves run only now: all forwards come before the first backward, as in GPipe.
     for halves in begun:
         for _ in halves:
             pass
     for parameter, name in zip(stage.parameters(), (_WEIGHT, _BIAS), strict=True):
         own = [found[name] for found in whole if name in found]
         if own:
+            # Answers in one piece: their gradients were zeroed between micro-batches, and a step needs their sum.
             parameter.grad = sum(own[1:], own[0])
 
 
@@ -242,7 +248,7 @@ STAGE_BOUNDARY = TEXTS.exercise(
         "backward runs twice from the received gradient": lambda *given: run_stage(*given, way="twice"),
         "what you send back is zero everywhere": lambda *given: run_stage(*given, way="zeros"),
         "you send back the activation that was received": lambda *given: run_stage(*given, way="activation back"),
-        "mistake lambda given way way run stage": tuple(
+        "output's gradient handed on as it came": tuple(
             Mistake(
                 lambda *given, way=way: run_stage(*given, way=way),
                 "You hand the gradient of your output on as it came; the rank before needs that of your input, "
@@ -380,6 +386,7 @@ def _iterate(step: float, delay: int, updates: int, way: str = "right") -> list[
 
 def largest_step(stale_sgd: StaleSgd, delay: int) -> float:
     """The largest stable step of an iteration, by bisection: stable is what ends smaller than it was halfway."""
+    # At the threshold, 2 sin(π / (4τ + 2)), the iterates turn once in so many updates.
     period = 4 * delay + 2
     stable, unstable = 0.0, 2.5
     while unstable - stable > 1e-3 * unstable:
@@ -431,19 +438,21 @@ STALE_SGD = TEXTS.exercise(
     mistakes={
         "your gradient is fresh": lambda step, delay, updates: _iterate(step, 0, updates),
         "your gradient is one update too old": lambda step, delay, updates: _iterate(step, delay + 1, updates),
-        "the gradient is old": lambda step, delay, updates: _iterate(step, delay, updates, "from the old weights"),
-        "as long as there have not been delay updates": lambda step, delay, updates: _iterate(
+        "step taken from the old weights": lambda step, delay, updates: _iterate(
+            step, delay, updates, "from the old weights"
+        ),
+        "fresh gradient in the first updates": lambda step, delay, updates: _iterate(
             step, delay, updates, "fresh at first"
         ),
         "your gradient is one update too fresh": lambda step, delay, updates: _iterate(
             step, max(delay - 1, 0), updates
         ),
         "you add the gradient": lambda step, delay, updates: _iterate(-step, delay, updates),
-        "the gradient of w²/2 is w": lambda step, delay, updates: _iterate(2 * step, delay, updates),
+        "gradient 2w of w²/2": lambda step, delay, updates: _iterate(2 * step, delay, updates),
         "your gradient is always that of w = 1": lambda step, delay, updates: [
             1.0 - step * number for number in range(updates + 1)
         ],
-        "before there are delay updates": lambda step, delay, updates: _iterate(step, delay, updates, "short"),
+        "zero gradient in the first updates": lambda step, delay, updates: _iterate(step, delay, updates, "short"),
     },
 )
 

@@ -38,6 +38,7 @@ from dlojz.running.run import Run
 
 def chunk_costs(schedule: Schedule, **changes: Any) -> Costs:
     """Costs with which a whole rank takes F = I = W = 1 for a micro-batch, over how many chunks its layers may be."""
+    # One where each rank holds one stage; with more chunks per rank each is as much smaller.
     share = schedule.ranks * schedule.pipes / sum(len(pipe) for pipe in schedule.placement)
     times = {"forward": share, "backward_input": share, "backward_weight": share, "kept_for_input": share,
              "kept_for_weight": share}  # fmt: skip
@@ -149,6 +150,7 @@ def all_schedules(names: Sequence[str], ranks: int, micro_batches: int, **option
         costs = chunk_costs(schedule)
         timeline = simulate(schedule, costs)
         graph = schedule.graph
+        # Messages: actions whose input comes from an action of another rank.
         hops = sum(n < graph.actions and graph.rank[n] != graph.rank[i] for i, n in enumerate(graph.needs))
         hops += sum(bool(graph.rank[n] != graph.rank[i]) for i, n in graph.also)
         peaks = peak_activations(schedule, costs)

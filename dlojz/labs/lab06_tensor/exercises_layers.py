@@ -72,11 +72,13 @@ def _column_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -
 
 def _column(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     x, weight, bias, gradient = _column_inputs(seed)
+    # (samples, NARROW) @ (NARROW, WIDE): a rank has WIDE / N columns. The gradient of x needs all of them.
     return {OUTPUT: (x @ weight.T + bias).chunk(size, dim=1)[rank], OF_X: gradient @ weight}
 
 
 def _own_of_x(rank: int, size: int, seed: int) -> Tensor:
     _, weight, _, gradient = _column_inputs(seed)
+    # (samples, WIDE / N) @ (WIDE / N, NARROW): this rank's contribution to the gradient of x.
     part: Tensor = gradient.chunk(size, dim=1)[rank] @ weight.chunk(size)[rank]
     return part
 
@@ -150,20 +152,20 @@ COLUMN_LINEAR = TEXTS.exercise(
             OUTPUT: _column_inputs(seed)[0] @ _column_inputs(seed)[1].T + _column_inputs(seed)[2]
         },
         "you take every N-th feature": _every_nth,
-        "mistake lambda rank size seed OUTPUT _column rank size": Mistake(
+        "the bias is left out": Mistake(
             lambda rank, size, seed: {
                 OUTPUT: _column(rank, size, seed)[OUTPUT] - _column_inputs(seed)[2].chunk(size)[rank]
             },
             *NO_BIAS,
         ),
-        "mistake lambda rank size seed OUTPUT _column rank size seed": Mistake(
+        "no sum of x's gradient in backward": Mistake(
             lambda rank, size, seed: {
                 OUTPUT: _column(rank, size, seed)[OUTPUT],
                 OF_X: _own_of_x(rank, size, seed),
             },
             *NO_BACKWARD_SUM,
         ),
-        "you lay the ranks' gradients of x side by": _side_by_side,
+        "gradients of x laid side by side": _side_by_side,
         "every rank adds rank 0's part of the bias": lambda rank, size, seed: {
             OUTPUT: _column(rank, size, seed)[OUTPUT]
             + _column_inputs(seed)[2].chunk(size)[0]
@@ -177,7 +179,7 @@ COLUMN_LINEAR = TEXTS.exercise(
             OUTPUT: _column(rank, size, seed)[OF_X],
             OF_X: _column(rank, size, seed)[OUTPUT],
         },
-        "you take the largest contribution to the gradient of": lambda rank, size, seed: {
+        "largest contribution to the gradient of x": lambda rank, size, seed: {
             OUTPUT: _column(rank, size, seed)[OUTPUT],
             OF_X: _largest([_own_of_x(other, size, seed) for other in range(size)]),
         },
@@ -208,6 +210,7 @@ def _row(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     import torch
 
     x, weight, bias, coefficients = _row_inputs(seed)
+    # The answer is given the whole weight; the gradient reaches this rank's columns only, the others get zeros.
     of_weight = torch.zeros_like(weight)
     own = slice(rank * WIDE // size, (rank + 1) * WIDE // size)
     of_weight[:, own] = coefficients.T @ x[:, own]
@@ -239,18 +242,18 @@ ROW_LINEAR = TEXTS.exercise(
     trial=_row_trial,
     labels=LINEAR_LABELS,
     faults={
-        "mistake lambda rank size seed OUTPUT _partial rank size": Mistake(
+        "no sum in forward, bias added": Mistake(
             lambda rank, size, seed: {OUTPUT: _partial(rank, size, seed) + _row_inputs(seed)[2]},
             *NO_FORWARD_SUM,
         ),
-        "mistake lambda rank size seed OUTPUT _partial rank size seed": Mistake(
+        "no sum in forward, no bias": Mistake(
             lambda rank, size, seed: {OUTPUT: _partial(rank, size, seed)}, *NO_FORWARD_SUM
         ),
-        "mistake lambda rank size seed OUTPUT _row rank size": Mistake(
+        "bias added on every rank before the sum": Mistake(
             lambda rank, size, seed: {OUTPUT: _row(rank, size, seed)[OUTPUT] + (size - 1) * _row_inputs(seed)[2]},
             *BIAS_EVERYWHERE,
         ),
-        "mistake lambda rank size seed OUTPUT _row rank size seed": Mistake(
+        "the bias is left out": Mistake(
             lambda rank, size, seed: {OUTPUT: _row(rank, size, seed)[OUTPUT] - _row_inputs(seed)[2]}, *NO_BIAS
         ),
         "you lay the partial products side by side": lambda rank, size, seed: {
@@ -259,20 +262,20 @@ ROW_LINEAR = TEXTS.exercise(
         "you average the partial products": lambda rank, size, seed: {
             OUTPUT: (_row(rank, size, seed)[OUTPUT] - _row_inputs(seed)[2]) / size + _row_inputs(seed)[2]
         },
-        "mistake times_ranks _row OF_X COUNTED_AGAIN": Mistake(times_ranks(_row, OF_X), *COUNTED_AGAIN),
+        "gradient of x times the ranks": Mistake(times_ranks(_row, OF_X), *COUNTED_AGAIN),
         "you take every N-th input of the weight": lambda rank, size, seed: {
             OUTPUT: _mismatched(size, seed, lambda w, one: w[:, one::size])
         },
         "the order of the ranks is reversed": lambda rank, size, seed: {
             OUTPUT: _mismatched(size, seed, lambda w, one: w.chunk(size, dim=1)[size - 1 - one])
         },
-        "every rank multiplies by the weights of rank 0's": lambda rank, size, seed: {
+        "every rank takes rank 0's columns": lambda rank, size, seed: {
             OUTPUT: _mismatched(size, seed, lambda w, one: w.chunk(size, dim=1)[0])
         },
         "you take the largest partial product": lambda rank, size, seed: {
             OUTPUT: _largest([_partial(other, size, seed) for other in range(size)]) + _row_inputs(seed)[2]
         },
-        "mistake lambda rank size seed share share": tuple(
+        "bias divided among the ranks": tuple(
             Mistake(
                 lambda rank, size, seed, share=share: {
                     OUTPUT: _row(rank, size, seed)[OUTPUT],
@@ -340,6 +343,7 @@ def _mlp_shares(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     import torch.nn.functional as F
 
     shares = [_own(other, size, seed) for other in range(size)]
+    # (samples, HIDDEN / N) @ (HIDDEN / N, width): partial products of the shape of y, summed by one all-reduce.
     partials = [F.gelu(x @ expand.T + bias) @ project.T for x, expand, bias, project, _ in shares]
     x, expand, _, project, project_bias = shares[rank]
     y = added(partials) + project_bias
@@ -400,6 +404,7 @@ def _unsummed(rank: int, size: int, seed: int) -> dict[str, Tensor]:
 def _mlp_inspect(answers: list[RankAnswer], size: int) -> None:
     """The values are right; were there two sums, one each way, however made, and nothing else?"""
     whole = MLP_SAMPLES * MLP_WIDTH
+    # A sum made of a reduce-scatter and an all-gather has messages of all numbers of y, or of one N-th.
     brought = [*gathers(answers[0]), *asked_for(answers[0], "reduce_scatter_tensor", "reduce_scatter")]
     if any(numel not in (whole, whole // size) for numel in brought):
         raise Wrong(
@@ -427,23 +432,17 @@ ONE_ALL_REDUCE = TEXTS.exercise(
     cases=TENSOR_CASES,
     trial=_mlp_trial,
     faults={
-        "mistake only _mlp_shares OUTPUT OF_X NO_BACKWARD_SUM": Mistake(
-            only(_mlp_shares, (OUTPUT, OF_X)), *NO_BACKWARD_SUM
-        ),
-        "mistake _unsummed NO_FORWARD_SUM": Mistake(_unsummed, *NO_FORWARD_SUM),
-        "mistake only _mlp_shares OUTPUT partial NO_FORWARD_SUM": Mistake(
-            only(_mlp_shares, {OUTPUT: "partial"}), *NO_FORWARD_SUM
-        ),
-        "mistake _with_bias lambda size size BIAS_EVERYWHERE": Mistake(_with_bias(lambda size: size), *BIAS_EVERYWHERE),
-        "mistake _with_bias lambda size 0 NO_BIAS": Mistake(_with_bias(lambda size: 0), *NO_BIAS),
-        "mistake times_ranks _mlp_shares OF_PROJECT COUNTED_AGAIN": Mistake(
-            times_ranks(_mlp_shares, OF_PROJECT), *COUNTED_AGAIN
-        ),
-        "in backward you average the contributions to the gradient": lambda rank, size, seed: {
+        "no sum of x's gradient in backward": Mistake(only(_mlp_shares, (OUTPUT, OF_X)), *NO_BACKWARD_SUM),
+        "no sum in forward, bias added": Mistake(_unsummed, *NO_FORWARD_SUM),
+        "no sum in forward, no bias": Mistake(only(_mlp_shares, {OUTPUT: "partial"}), *NO_FORWARD_SUM),
+        "bias added on every rank before the sum": Mistake(_with_bias(lambda size: size), *BIAS_EVERYWHERE),
+        "the bias is left out": Mistake(_with_bias(lambda size: 0), *NO_BIAS),
+        "gradient of project times the ranks": Mistake(times_ranks(_mlp_shares, OF_PROJECT), *COUNTED_AGAIN),
+        "gradient of x averaged in backward": lambda rank, size, seed: {
             OUTPUT: _mlp_expected(rank, size, seed)[OUTPUT],
             OF_X: _mlp_expected(rank, size, seed)[OF_X] / size,
         },
-        "mistake mlp like act act the activation": tuple(
+        "another activation than exact GELU": tuple(
             Mistake(
                 _mlp_like(act=act),
                 "The activation is another one: F.gelu, in its exact form, between the two layers.",
@@ -456,7 +455,7 @@ ONE_ALL_REDUCE = TEXTS.exercise(
         "expand_bias is left out of the first layer": _mlp_like(bias=False),
         "your f adds x up in forward": _mlp_like(entered=True),
         "the partial products are added up twice": _mlp_like(twice=True),
-        "in backward you take the largest contribution": lambda rank, size, seed: {
+        "largest contribution to the gradient of x": lambda rank, size, seed: {
             OUTPUT: _mlp_expected(rank, size, seed)[OUTPUT],
             OF_X: _largest([_mlp_shares(one, size, seed)[OF_X] for one in range(size)]),
         },
@@ -527,8 +526,10 @@ def _attention_shares(rank: int, size: int, seed: int, way: str = "right") -> di
         if way == "project by outputs":
             columns = project.chunk(size)[other].T
         partials.append(_attend(copy, _own_rows(qkv, other, size, way), columns, merge=way != "unmerged"))
+    # Backward from this rank's partial product alone: what it would have without an all-reduce of x's gradient.
     (partials[rank] * coefficients).sum().backward(retain_graph=True)
     of_qkv, own_x = qkv.grad.clone(), copies[rank].grad.clone()
+    # The second backward, from the sum over all ranks, must not add to the gradients of the first.
     for copy in copies:
         copy.grad = None
     (sum(partials) * coefficients).sum().backward()
@@ -550,6 +551,7 @@ def _attention_like(
         import torch.nn.functional as F
 
         x, qkv, project, _ = _attention_inputs(seed)
+        # One product for queries, keys and values: (B, T, D) with (3, N, H, D) gives (3, B, N, T, H).
         whole = torch.einsum("btd,pnhd->pbnth", x, qkv.view(3, HEADS, HEAD, ATTENTION_WIDTH))
         q, k, v = whole[list(order)]
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
@@ -594,15 +596,13 @@ ATTENTION_HEADS = TEXTS.exercise(
         "queries keys and values are mixed": _output("naive slice"),
         "you read qkv head by head": _output("head by head"),
         "the order of the heads is another one": _output("interleaved"),
-        "the heads are laid side by side in the": _output("unmerged"),
+        "heads joined without transposing back": _output("unmerged"),
         "the wrong dimension of project is split": _output("project by outputs"),
-        "mistake only _attention_shares OUTPUT partial NO_FORWARD_SUM": Mistake(
-            only(_attention_shares, {OUTPUT: "partial"}), *NO_FORWARD_SUM
-        ),
-        "mistake only _attention_shares OUTPUT OUTPUT OF_X own x NO_B": Mistake(
+        "no sum in forward": Mistake(only(_attention_shares, {OUTPUT: "partial"}), *NO_FORWARD_SUM),
+        "no sum of x's gradient in backward": Mistake(
             only(_attention_shares, {OUTPUT: OUTPUT, OF_X: "own x"}), *NO_BACKWARD_SUM
         ),
-        "mistake attention like scale scale the scores": tuple(
+        "scores scaled by another number": tuple(
             Mistake(
                 _attention_like(scale=scale),
                 "The scores are not divided by √H, H being the width of one head: scaled_dot_product_attention "
@@ -613,7 +613,7 @@ ATTENTION_HEADS = TEXTS.exercise(
             for scale in (1.0, ATTENTION_WIDTH**-0.5, 1 / HEAD)
         ),
         "your attention is causal": _attention_like(causal=True),
-        "mistake attention like order order queries keys": tuple(
+        "queries, keys and values swapped": tuple(
             Mistake(
                 _attention_like(order=order),
                 "Queries, keys and values are exchanged: the rows of qkv hold all queries, then all keys, then "
@@ -627,7 +627,7 @@ ATTENTION_HEADS = TEXTS.exercise(
         "every rank computes the heads of rank 0": _attention_like(
             heads_of=lambda rank, size: 0, columns_of=lambda rank, size: 0
         ),
-        "mistake attention like heads of heads of": tuple(
+        "heads and columns of project do not match": tuple(
             Mistake(
                 _attention_like(heads_of=heads_of, columns_of=columns_of),
                 "Heads and columns of project do not go together: rank r has the r-th of N equal pieces of both.",

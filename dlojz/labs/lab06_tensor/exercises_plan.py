@@ -102,6 +102,7 @@ def _shares(rank: int, size: int, seed: int, way: str = "right") -> dict[str, Te
     for x_BCHW, own in zip(xs, owns, strict=True):
         expanded = F.gelu(F.conv2d(x_BCHW, own.expand))
         hidden.append(F.gelu(F.conv2d(expanded, own.depthwise, padding=1, groups=len(own.depthwise))))
+    # Means over the pixels, (B, HIDDEN / N) @ (HIDDEN / N, SQUEEZED): a layer by rows, so its products are summed.
     squeezed = [h.mean((2, 3)) @ own.squeeze.T for h, own in zip(hidden, owns, strict=True)]
     partials = []
     for one, own in enumerate(owns):
@@ -119,6 +120,7 @@ def _shares(rank: int, size: int, seed: int, way: str = "right") -> dict[str, Te
         partials.append(F.conv2d(hidden[one] * gate[:, :, None, None], own.project))
     y = x + added(partials)
     (y * coefficients).sum().backward()
+    # The residual connection brings the gradient of y once; the region's part is summed over the ranks.
     of_x = coefficients + added(gradient(one) for one in xs)
     values = {OUTPUT: y, OF_X: of_x, **_gradients(owns[rank])}
     if way != "gate not entered":  # the bias is whole on every rank, and so is its gradient
@@ -161,23 +163,17 @@ MBCONV_CHANNELS = TEXTS.exercise(
     cases=TENSOR_CASES,
     trial=_convolution_trial,
     faults={
-        "the gate of squeeze-excite sees this rank's channels only": only(_shares, [OUTPUT], "gate alone"),
+        "the gate sees this rank's channels only": only(_shares, [OUTPUT], "gate alone"),
         "the bias of squeeze is added on every rank": only(_shares, [OUTPUT], "bias everywhere"),
-        "mistake only _shares OUTPUT partial NO_FORWARD_SUM": Mistake(
-            only(_shares, {OUTPUT: "partial"}), *NO_FORWARD_SUM
-        ),
-        "the forward pass is right": only(_shares, (OUTPUT, "gradient of squeeze"), "gate not entered"),
-        "mistake only _shares OUTPUT OUTPUT OF_X own x NO_BACKWARD_SU": Mistake(
-            only(_shares, {OUTPUT: OUTPUT, OF_X: "own x"}), *NO_BACKWARD_SUM
-        ),
-        "mistake times_ranks _shares gradient of project COUNTED_AGAI": Mistake(
-            times_ranks(_shares, "gradient of project"), *COUNTED_AGAIN
-        ),
+        "no sum in forward": Mistake(only(_shares, {OUTPUT: "partial"}), *NO_FORWARD_SUM),
+        "gradient of squeeze from own gates only": only(_shares, (OUTPUT, "gradient of squeeze"), "gate not entered"),
+        "no sum of x's gradient in backward": Mistake(only(_shares, {OUTPUT: OUTPUT, OF_X: "own x"}), *NO_BACKWARD_SUM),
+        "gradient of project times the ranks": Mistake(times_ranks(_shares, "gradient of project"), *COUNTED_AGAIN),
         "the residual connection goes through the region's entry": lambda *case: {
             OUTPUT: _shares(*case)[OUTPUT],
             OF_X: _shares(*case)[OF_X] + (case[1] - 1) * _inputs(case[2])[1],
         },
-        "mistake lambda rank size seed change change": tuple(
+        "another activation, gate, pooling or shortcut": tuple(
             Mistake(lambda rank, size, seed, change=change: _whole(seed, **change), en, fr)
             for change, en, fr in (
                 (
@@ -230,7 +226,7 @@ MBCONV_CHANNELS = TEXTS.exercise(
         "x is added on every rank before the sum": lambda rank, size, seed: {
             OUTPUT: _shares(rank, size, seed)[OUTPUT] + (size - 1) * _inputs(seed)[0]
         },
-        "mistake only shares output way the sum": tuple(
+        "sum of squeeze at the wrong place": tuple(
             Mistake(
                 only(_shares, [OUTPUT], way),
                 "The sum over the ranks comes at the wrong place: add up what squeeze has made of this rank's "
@@ -242,7 +238,7 @@ MBCONV_CHANNELS = TEXTS.exercise(
             )
             for way in ("summed late", "summed early")
         ),
-        "the output is right": lambda rank, size, seed: {
+        "no gradient through the convolutions": lambda rank, size, seed: {
             OUTPUT: _shares(rank, size, seed)[OUTPUT],
             OF_X: _inputs(seed)[1],
         },
@@ -296,6 +292,7 @@ def _plan_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> 
             y = block(x)
             forward = counted.get_total_counts()
         y.sum().backward()
+    # Counted from the collectives that were dispatched, also those that DTensor adds between two layouts.
     sent = sum(one.sent_bytes for one in traffic_of(trace.trace.calls, trace.step)) / x.nbytes
     whole = [name for name in (*COLUMNS, *ROWS) if not isinstance(getattr(block, name).weight, DTensor)]
     return {"forward": forward, "whole": whole, "sent": sent}, {OUTPUT: y, OF_X: x.grad}
@@ -485,19 +482,19 @@ LAYER_BYTES = TEXTS.exercise(
     layer_bytes,
     cases=lambda: CASES,
     mistakes={
-        "half is missing": _spoilt(lambda n: 1 / 2),
-        "that is the size of the messages": _spoilt(lambda n: n / (2 * (n - 1))),
+        "half of the bytes is missing": _spoilt(lambda n: 1 / 2),
+        "size of the messages, not bytes sent": _spoilt(lambda n: n / (2 * (n - 1))),
         "you count each message twice": _spoilt(lambda n: n / (n - 1)),
         "you divide by the number of ranks once more": _spoilt(lambda n: 1 / n),
-        "that is a number of elements": lambda b, t, d, n, size: layer_bytes(b, t, d, n, 1),
+        "elements in place of bytes": lambda b, t, d, n, size: layer_bytes(b, t, d, n, 1),
         "you send the weights": lambda b, t, d, n, size: layer_bytes(b, 1, d, n, size) * d,
-        "you count a quarter": _spoilt(lambda n: 1 / 4),
+        "one all-reduce of four": _spoilt(lambda n: 1 / 4),
         "you count three all-reduces": _spoilt(lambda n: 3 / 4),
-        "you multiply by n": _spoilt(float),
-        "you count one chunk in each direction of the": _spoilt(lambda n: 1 / (n - 1)),
+        "you multiply by the number of ranks": _spoilt(float),
+        "one chunk in each direction": _spoilt(lambda n: 1 / (n - 1)),
         "the width is left out": lambda b, t, d, n, size: layer_bytes(b, t, 1, n, size),
         "the samples are left out": lambda b, t, d, n, size: layer_bytes(1, t, d, n, size),
         "the tokens are left out": lambda b, t, d, n, size: layer_bytes(b, 1, d, n, size),
-        "that is in bits": _spoilt(lambda n: 8.0),
+        "bits in place of bytes": _spoilt(lambda n: 8.0),
     },
 )

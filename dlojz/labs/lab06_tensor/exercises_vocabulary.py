@@ -101,6 +101,7 @@ def _looked_up(rank: int, size: int, seed: int) -> dict[str, Tensor]:
 
 def _found(rank: int, size: int, seed: int, way: str) -> Tensor:
     """What one rank finds before the sum."""
+    # Rank r has the words from r · share to (r + 1) · share - 1, one row of the table each.
     share = WORDS // size
     start = 0 if way == "no offset" else rank * share
     tokens, table = _tokens(seed), _table(seed)[0].chunk(size)[rank]
@@ -134,18 +135,16 @@ VOCABULARY_EMBEDDING = TEXTS.exercise(
     trial=_embedding_trial,
     labels=VOCABULARY_LABELS,
     faults={
-        "mistake _added no offset NO_OFFSET": Mistake(_added("no offset"), *NO_OFFSET),
-        "mistake _added first row _NO_MASK": Mistake(_added("first row"), *_NO_MASK),
-        "mistake _added clamped _NO_MASK": Mistake(_added("clamped"), *_NO_MASK),
+        "offset of the rank's words is missing": Mistake(_added("no offset"), *NO_OFFSET),
+        "first row for words of other ranks": Mistake(_added("first row"), *_NO_MASK),
+        "nearest row for words of other ranks": Mistake(_added("clamped"), *_NO_MASK),
         "every rank keeps what it has found itself": lambda rank, size, seed: {
             OUTPUT: _found(rank, size, seed, "right")
         },
-        "the output is right": times_ranks(_looked_up, OF_TABLE),
-        "mistake added way off by one for": tuple(
-            Mistake(_added(way), *_OFF_BY_ONE) for way in ("one more", "one less")
-        ),
-        "words that come after this rank's are looked up": _added("from start on"),
-        "words that come before this rank's are looked up": _added("up to its end"),
+        "gradient of the table times the ranks": times_ranks(_looked_up, OF_TABLE),
+        "range of words off by one": tuple(Mistake(_added(way), *_OFF_BY_ONE) for way in ("one more", "one less")),
+        "later words are looked up too": _added("from start on"),
+        "earlier words are looked up too": _added("up to its end"),
         "the order of the ranks is reversed": _added("reversed"),
         "you take the largest over the ranks": lambda rank, size, seed: {
             OUTPUT: _looked_up(rank, size, seed)[OUTPUT].clamp(min=0.0)
@@ -204,6 +203,7 @@ def _spoilt_loss(way: str) -> Callable[[int, int, int], dict[str, Tensor]]:
             targets.append(target if way == "no mask" else target.masked_fill(elsewhere, 0.0))
             sums.append(shifted.exp().sum(-1))
         target = targets[rank] if way == "target alone" else torch.stack(targets).sum(0)
+        # Three numbers per token travel: the largest logit, this sum of exponentials, the target's logit.
         total = sums[rank] if way == "sum alone" else torch.stack(sums).sum(0)
         total = torch.stack(sums).prod(0) if way == "logarithm first" else total
         losses = total.log() - target
@@ -240,8 +240,8 @@ def _inspect_logits(answers: list[RankAnswer], size: int) -> None:
     sent = [*asked_for(answers[0], "all_reduce"), *gathers(answers[0])]
     if sum(sent) > 4 * tokens and max(sent) <= tokens:
         raise Wrong(
-            en=f"The loss is right, but {sum(sent)} numbers are sent for {tokens} tokens: three per token are enough, "
-            "the largest logit, the sum of exponentials, the target's logit.",
+            en=f"The loss is right, but {sum(sent)} numbers are sent for {tokens} tokens: three per token are "
+            "enough, the largest logit, the sum of exponentials, the target's logit.",
             fr=f"La perte est juste, mais {sum(sent)} nombres sont envoyés pour {tokens} tokens : trois par token "
             "suffisent, le plus grand logit, la somme des exponentielles, le logit de la cible.",
         )
@@ -264,13 +264,13 @@ VOCABULARY_LOSS = TEXTS.exercise(
     labels=VOCABULARY_LABELS,
     faults={
         "each rank subtracts its own largest logit": _spoilt_loss("own largest"),
-        "mistake _spoilt_loss no offset NO_OFFSET": Mistake(_spoilt_loss("no offset"), *NO_OFFSET),
-        "mistake _spoilt_loss no mask _NO_MASK": Mistake(_spoilt_loss("no mask"), *_NO_MASK),
+        "offset of the rank's words is missing": Mistake(_spoilt_loss("no offset"), *NO_OFFSET),
+        "logits not masked for words of other ranks": Mistake(_spoilt_loss("no mask"), *_NO_MASK),
         "the logarithms of the ranks' sums are added up": _spoilt_loss("logarithm first"),
         "the denominator holds this rank's words only": _spoilt_loss("sum alone"),
         "the target's logit is known to one rank only": _spoilt_loss("target alone"),
         "the loss is a sum over the tokens": _spoilt_loss("not averaged"),
-        "mistake spoilt loss way en fr for": tuple(
+        "another formula of the loss": tuple(
             Mistake(_spoilt_loss(way), en, fr)
             for way, en, fr in (
                 (
@@ -300,8 +300,8 @@ VOCABULARY_LOSS = TEXTS.exercise(
                 ("one more", *_OFF_BY_ONE),
             )
         ),
-        "you take the mean of the sums before the": _mean_inside,
-        "one loss per token is left": _spoilt_loss("each token"),
+        "mean before the logarithm": _mean_inside,
+        "one loss per token": _spoilt_loss("each token"),
         "each rank takes the cross-entropy of its words alone": _local_loss,
     },
     inspect=_inspect_logits,
@@ -403,6 +403,7 @@ def _shares(rank: int, size: int, seed: int, way: str = "right") -> dict[str, Te
     xs = [_own(x, one, size, seed).clone().requires_grad_() for one in ranks]
     norms = [[leaf.clone().requires_grad_() for leaf in (weight, bias)] for _ in ranks]
     normed = [F.layer_norm(xs[one], (SEQUENCE_WIDTH,), *norms[one]) for one in ranks]
+    # With sequence parallelism the ranks' tokens are gathered, (B, T / N, D) to (B, T, D), before the region.
     entered = [torch.cat(normed, dim=1)] * size if split else normed
     partials = [_region(one, size, seed)(entered[one]) for one in ranks]
     if way == "no sum":
@@ -502,22 +503,24 @@ SEQUENCE_PARALLEL = TEXTS.exercise(
     cases=CASES,
     labels=SEQUENCE_LABELS,
     faults={
-        "with sequence parallelism all ranks draw the same dropout": _if(True, only(_shares, [OUTPUT], "replicated")),
-        "without sequence parallelism every rank holds the same tokens": _if(False, only(_shares, [OUTPUT], "split")),
-        "each rank takes its tokens from its own partial": _if(True, only(_shares, [OUTPUT], "no sum")),
-        "mistake _if False only _shares OUTPUT no sum NO_FORWARD_SUM": Mistake(
+        "one dropout mask where tokens differ": _if(True, only(_shares, [OUTPUT], "replicated")),
+        "own dropout masks where tokens are the same": _if(False, only(_shares, [OUTPUT], "split")),
+        "tokens taken from the own partial product": _if(True, only(_shares, [OUTPUT], "no sum")),
+        "no sum in forward without sequence parallelism": Mistake(
             _if(False, only(_shares, [OUTPUT], "no sum")), *NO_FORWARD_SUM
         ),
-        "the output is right": _if(True, only(_shares, {OUTPUT: OUTPUT, OF_X: OF_X, OF_WEIGHT: "own weight"})),
-        "without sequence parallelism the gradient of the norm's weights": _if(
+        "gradient of the norm's weights not summed": _if(
+            True, only(_shares, {OUTPUT: OUTPUT, OF_X: OF_X, OF_WEIGHT: "own weight"})
+        ),
+        "gradient of the norm's weights summed needlessly": _if(
             False, lambda *case: {**only(_shares, [OF_X])(*case), **times_ranks(_shares, OF_WEIGHT)(*case)}
         ),
-        "without sequence parallelism the gradient that reaches the norm": _if(False, times_ranks(_shares, OF_WEIGHT)),
-        "with sequence parallelism the gradient that reaches the norm": _if(True, _summed_again),
-        "mistake _if False only _shares OUTPUT OUTPUT OF_X own": Mistake(
+        "norm's gradient summed twice without sequence parallelism": _if(False, times_ranks(_shares, OF_WEIGHT)),
+        "norm's gradient summed twice with sequence parallelism": _if(True, _summed_again),
+        "no sum of x's gradient in backward": Mistake(
             _if(False, only(_shares, {OUTPUT: OUTPUT, OF_X: "own x", OF_WEIGHT: "own weight"})), *NO_BACKWARD_SUM
         ),
-        "mistake lambda rank size seed way way": tuple(
+        "another norm, dropout or shortcut": tuple(
             Mistake(lambda rank, size, seed, way=way: _like(rank, size, seed, way), en, fr)
             for way, en, fr in (
                 (
@@ -557,7 +560,7 @@ SEQUENCE_PARALLEL = TEXTS.exercise(
                 ),
             )
         ),
-        "the output is right but": lambda rank, size, seed: {
+        "no gradient through the residual connection": lambda rank, size, seed: {
             OUTPUT: _shares(rank, size, seed)[OUTPUT],
             OF_X: _shares(rank, size, seed)[OF_X] - _own(_inputs(seed)[-1], rank, size, seed),
         },

@@ -178,6 +178,7 @@ def block_ends(sequence_parallel: bool = False, ranks: int = 2) -> LabFigure:
 def over_links(layer_bytes: LayerBytes, *, tokens: int, width: int, flops_per_s: float) -> LabFigure:
     """Time of one layer's products and of what it sends over two links, by number of ranks, by the student's bytes."""
     sizes = (2, 4, 8, 16, 32)
+    # One sample of 2-byte numbers: bytes and operations grow alike with the samples.
     sent = [layer_bytes(1, tokens, width, ranks, 2) for ranks in sizes]
     series_ms = {
         say(en="computation", fr="calcul"): [1e3 * compute_seconds(1, tokens, width, n, flops_per_s) for n in sizes],

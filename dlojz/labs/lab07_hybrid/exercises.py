@@ -36,6 +36,7 @@ def place_of(rank: int, dp: int, pp: int, tp: int) -> tuple[int, int, int]:
 
     Source: Narayanan et al. 2021 (arXiv 2104.04473), §2.2; Megatron-LM, `initialize_model_parallel`.
     """
+    # tp is innermost: neighbouring ranks share each layer, and so can sit on one node.
     return rank // tp // dp, rank // tp % dp, rank % tp
 
 
@@ -84,6 +85,7 @@ _PLACE_WAYS = (
 
 def _other_place(case: Case, place: tuple[int, int, int], right: tuple[int, int, int]) -> Said:
     rank, dp, pp, tp = case
+    # The formula applied to the answer: shows which rank really lies there.
     back = (place[0] * dp + place[1]) * tp + place[2]
     axes = zip(("pp", "dp", "tp"), place, (pp, dp, tp), strict=True)
     outside = next(((name, own, size) for name, own, size in axes if not 0 <= own < size), None)
@@ -485,6 +487,7 @@ def _sent(collective: str, message_bytes: int, size: int) -> float:
 def _crossings(group: Sequence[int], gpus_per_node: int) -> int:
     """Ranks of the ring whose next one is on another node."""
     nodes = [rank // gpus_per_node for rank in group]
+    # The list turned by one, as the last rank of a ring sends to the first.
     return sum(here != there for here, there in zip(nodes, [*nodes[1:], nodes[0]], strict=True))
 
 
@@ -533,13 +536,13 @@ BETWEEN_NODES = TEXTS.exercise(
             ROUNDS[collective] * m * _crossings(group, per)
         ),
         "you count one whole message per boundary": lambda collective, m, group, per: m * _crossings(group, per),
-        "an all-reduce goes round twice": lambda collective, m, group, per: (
+        "one round for the all-reduce": lambda collective, m, group, per: (
             (len(group) - 1) / len(group) * m * _crossings(group, per)
         ),
         "you count two rounds for every collective": lambda collective, m, group, per: (
             2 * (len(group) - 1) / len(group) * m * _crossings(group, per)
         ),
-        "you count all that the group sends as soon": lambda collective, m, group, per: (
+        "all that the group sends, if it crosses nodes": lambda collective, m, group, per: (
             _sent(collective, m, len(group)) * len(group) * (_crossings(group, per) > 0)
         ),
         "you count one rank only": lambda collective, m, group, per: (
@@ -559,11 +562,11 @@ BETWEEN_NODES = TEXTS.exercise(
             _sent(collective, m, len(group))
             * sum(one // per != other // per for one, other in itertools.combinations(group, 2))
         ),
-        "you compare the distance of two ranks with the": lambda collective, m, group, per: (
+        "distance of ranks against the size of nodes": lambda collective, m, group, per: (
             _sent(collective, m, len(group))
             * sum(abs(one - other) >= per for one, other in zip(group, [*group[1:], group[0]], strict=True))
         ),
-        "mistake lambda collective m group per size": tuple(
+        "nodes of a fixed size": tuple(
             Mistake(
                 lambda collective, m, group, per, size=size: _sent(collective, m, len(group)) * _crossings(group, size),
                 f"You take nodes of {size} GPUs whatever gpus_per_node is.",
@@ -574,14 +577,14 @@ BETWEEN_NODES = TEXTS.exercise(
         "you count the messages that stay inside a node": lambda collective, m, group, per: (
             _sent(collective, m, len(group)) * (len(group) - _crossings(group, per))
         ),
-        "twice too much": lambda collective, m, group, per: 2 * between_nodes(collective, m, group, per),
+        "both directions of the ring": lambda collective, m, group, per: 2 * between_nodes(collective, m, group, per),
         "you count one chunk of 1/n per round": lambda collective, m, group, per: (
             ROUNDS[collective] * m / len(group) * _crossings(group, per)
         ),
         "you divide by n twice": lambda collective, m, group, per: (
             _sent(collective, m, len(group)) / len(group) * _crossings(group, per)
         ),
-        "the all-reduce is right": lambda collective, m, group, per: (
+        "whole message for the halves of an all-reduce": lambda collective, m, group, per: (
             (_sent(collective, m, len(group)) if collective == "all_reduce" else m) * _crossings(group, per)
         ),
     },
@@ -606,6 +609,7 @@ def messages_of(dp: int, pp: int, tp: int, seed: int) -> dict[tuple[int, int], i
     for axis, mib in _MIB_OF_AXIS.items():
         for group in grid.groups(axis):
             pairs = [*itertools.pairwise(group)]
+            # Along pp a message goes each way between neighbours; a ring of one rank sends nothing.
             pairs += [(b, a) for a, b in pairs] if axis == "pp" else [(group[-1], group[0])] * (len(group) > 1)
             for one, other in pairs:
                 sent = number[one], number[other]
@@ -624,6 +628,7 @@ def placed(messages: Messages, nodes: int, per_node: int) -> list[list[int]]:
     """Put ranks on nodes: the two groups that send each other most become one, as long as it fits into a node."""
     groups = [[rank] for rank in range(nodes * per_node)]
     while len(groups) > nodes:
+        # Greedy, not optimal: a pair that does not fit into one node is not joined.
         pairs = [pair for pair in itertools.combinations(groups, 2) if len(pair[0]) + len(pair[1]) <= per_node]
         one, other = max(
             pairs,

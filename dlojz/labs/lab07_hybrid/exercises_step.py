@@ -86,11 +86,13 @@ def gradients(dp: int, tp: int, seed: int, way: StepVariant) -> list[Part]:
         for entering, (part, _, _) in zip(inputs, parts, strict=True)
     ]
     for rank, (part, _, targets) in enumerate(parts):
+        # Detached: an all-reduce adds the others' values, and backward reaches this rank's term alone.
         others = [terms[other].detach() for other in _group(grid, rank, way.added) if other != rank]
         y = sum(others, terms[rank]) + (not way.bias_each) * part["bias"]
         ((y - targets) ** 2).mean().backward()
     found: list[Part] = []
     for rank, (part, x, _) in enumerate(parts):
+        # (samples, WIDTH): the gradient of x · scale, of which every slice of tp has a contribution.
         entered = _sum([_gradient(inputs[other]) for other in _group(grid, rank, way.copied)])
         own = {name: _gradient(part[name]) for name in ("w1", "w2", "bias")}
         found.append({"scale": (entered * x).sum(0), **own})
@@ -104,6 +106,7 @@ def _gradient(tensor: Tensor) -> Tensor:
 
 def _averaged(found: list[Part], rank: int, grid: RankGrid, way: StepVariant) -> Part:
     group, by = _group(grid, rank, way.reduced), len(_group(grid, rank, way.divided))
+    # `divided` may be another axis than `reduced`: in the right variant both are dp.
     averaged = {name: _sum([found[other][name] for other in group]) / by for name in NAMES}
     if way.only_slices:
         averaged |= {name: found[rank][name] for name in ("scale", "bias")}
@@ -306,6 +309,7 @@ def _attended(way: str = "whole") -> Callable[[int, int, int], dict[str, Tensor]
             return {OUTPUT: torch.stack(outputs).mean(0)}
         if way == "sum":
             return {OUTPUT: torch.stack(outputs).sum(0)}
+        # exp of all scores, (…, S, N · S), over their sum: the softmax over the keys of all ranks.
         weights = torch.cat([block for block, _ in blocks], dim=-1).exp()
         values = torch.cat([values for _, values in blocks], dim=2)
         return {OUTPUT: weights @ values / (1 if way == "not divided" else weights.sum(-1, keepdim=True))}
@@ -343,10 +347,10 @@ RING_ATTENTION = TEXTS.exercise(
     cases=RANK_CASES,
     inspect=_inspect_ring,
     faults={
-        "each rank's queries meet the keys of this rank's": _attended("own"),
+        "keys of the rank's own tokens alone": _attended("own"),
         "you take the mean of the blocks' outputs": _attended("mean"),
         "you add up the outputs of the blocks": _attended("sum"),
-        "the outputs are not divided by the sum of": _attended("not divided"),
-        "the scores are not divided by the root of": _attended("no root"),
+        "outputs not divided by the sum of exponentials": _attended("not divided"),
+        "scores not divided by √H": _attended("no root"),
     },
 )

@@ -179,6 +179,7 @@ def losses(runs: Sequence[Run]) -> LabFigure:
         width = 7.5 - 1.5 * number
         left.plot(steps, run.losses, color=colour, linestyle="-", linewidth=width, label=title_of(run))
         if run is not runs[-1]:
+            # The logarithmic axis has no zero: equal losses are drawn at its foot.
             gaps = [max(abs(one - other), 1e-9) for one, other in zip(run.losses, alone, strict=True)]
             right.plot(steps, gaps, color=colour, linestyle=line, marker=marker, markersize=5, label=title_of(run))
     for axes in (left, right):
