@@ -173,49 +173,49 @@ RANK_BYTES = TEXTS.exercise(
     ),
     told=_memory_told,
     mistakes={
-        "mistake for part in range 3 for": tuple(mistake for part in range(3) for mistake in _states(part)),
-        "flight lambda layout stage layout micro batches": _flight(
+        "states sharded or counted wrongly": tuple(mistake for part in range(3) for mistake in _states(part)),
+        "keeps all micro-batches, as GPipe does": _flight(
             lambda layout, stage: layout.micro_batches,
             "You keep all micro-batches of a step, as GPipe does; with 1F1B a stage gives them back one by one, "
             "and keeps as many as there are stages from itself to the end.",
             "Vous gardez tous les micro-batches du pas, comme GPipe ; avec 1F1B, un étage les rend un à un et n’en "
             "garde jamais plus qu’il ne reste d’étages jusqu’à la fin, lui compris.",
         ),
-        "flight lambda layout stage min layout pp": _flight(
+        "every stage keeps as many as the first": _flight(
             lambda layout, stage: min(layout.pp, layout.micro_batches),
             "You let every stage keep as much as the first: the nearer to the end, the sooner the gradient comes back.",
             "Vous faites garder à chaque étage autant qu’au premier : plus on est près de la fin, plus vite "
             "revient le gradient.",
         ),
-        "flight lambda layout stage min stage 1": _flight(
+        "counts stages from the wrong end": _flight(
             lambda layout, stage: min(stage + 1, layout.micro_batches),
             "You count from the wrong end: the first stage waits longest for its gradients, and keeps most.",
             "Vous comptez depuis le mauvais bout : c’est le premier étage qui attend le plus longtemps ses "
             "gradients, et qui garde le plus.",
         ),
-        "flight lambda layout stage min layout pp 2": _flight(
+        "one micro-batch in flight too few": _flight(
             lambda layout, stage: min(layout.pp - stage - 1, layout.micro_batches),
             "One micro-batch too few: the last stage, too, keeps the one that it is computing.",
             "Il manque un micro-batch : même le dernier étage garde celui qu’il est en train de calculer.",
         ),
-        "flight lambda layout stage layout pp stage": _flight(
+        "more in flight than a step has": _flight(
             lambda layout, stage: layout.pp - stage,
             "Right as long as there are enough micro-batches; a step that has fewer than pp − stage cannot keep "
             "more than it has.",
             "C’est juste tant qu’il y a assez de micro-batches ; un pas qui en a moins de pp − stage ne peut pas "
             "en garder plus qu’il n’en a.",
         ),
-        "flight lambda layout stage 1 you keep": _flight(
+        "keeps a single micro-batch": _flight(
             lambda layout, stage: 1,
             "You keep a single micro-batch; under 1F1B several are under way at once.",
             "Vous ne gardez qu’un micro-batch ; avec 1F1B, plusieurs sont en cours à la fois.",
         ),
-        "flight lambda layout stage min layout pp 3": _flight(
+        "divides the activations by tp again": _flight(
             lambda layout, stage: min(layout.pp - stage, layout.micro_batches) / layout.tp,
             "micro_batch_bytes is already what one rank keeps: do not divide it by tp again.",
             "micro_batch_bytes est déjà ce que garde un seul rang : ne le divisez pas encore par tp.",
         ),
-        "flight lambda layout stage max layout pp": _flight(
+        "larger of the two numbers": _flight(
             lambda layout, stage: max(layout.pp - stage, layout.micro_batches),
             "You take the larger of the two numbers: a stage cannot keep more micro-batches than either allows, "
             "so min.",
@@ -223,12 +223,12 @@ RANK_BYTES = TEXTS.exercise(
             "permet chacun, "
             "donc min.",
         ),
-        "flight lambda layout stage min layout pp 4": _flight(
+        "one micro-batch in flight too many": _flight(
             lambda layout, stage: min(layout.pp - stage + 1, layout.micro_batches),
             "One micro-batch too many: the last stage keeps one, the first pp.",
             "Un micro-batch de trop : le dernier étage en garde un, le premier pp.",
         ),
-        "flight lambda layout stage layout micro batches 2": _flight(
+        "divides the micro-batches by dp": _flight(
             lambda layout, stage: layout.micro_batches / layout.dp,
             "You divide the micro-batches by dp: they are those of one replica already, and 1F1B keeps pp − stage "
             "at most.",
@@ -505,10 +505,10 @@ BEST_SPLIT = TEXTS.exercise(
     ),
     told=_told_cluster,
     mistakes={
-        "split ways": tuple(_SPLIT_WAYS),
-        "split choices": tuple(_SPLIT_CHOICES),
-        "part by part split ways split choices": tuple(part_by_part((*_SPLIT_WAYS, *_SPLIT_CHOICES), 3)),
-        "share": _SHARE,
+        "a cost or the memory misjudged": tuple(_SPLIT_WAYS),
+        "another rule of choice, or a factor wrong": tuple(_SPLIT_CHOICES),
+        "one of the three numbers wrong": tuple(part_by_part((*_SPLIT_WAYS, *_SPLIT_CHOICES), 3)),
+        "the bubble as a share of the work": _SHARE,
     },
     tolerance=1e-6,
 )

@@ -89,9 +89,7 @@ ERROR_FEEDBACK = TEXTS.exercise(
         "the errors pile up and are never said": _fed(
             lambda values, error: values, lambda values, error, told: error + values - told
         ),
-        "of what was left unsaid before": _fed(
-            lambda values, error: values + error, lambda values, error, told: values - told
-        ),
+        "the old error is lost": _fed(lambda values, error: values + error, lambda values, error, told: values - told),
         "the error has the wrong sign": _fed(
             lambda values, error: values + error, lambda values, error, told: told - values - error
         ),
@@ -104,7 +102,7 @@ ERROR_FEEDBACK = TEXTS.exercise(
         "the error is added after compression": _afterwards,
         "the two results are swapped": lambda values, error, compress: feed_back(values, error, compress)[::-1],
         "nothing is compressed": lambda values, error, compress: (values + error, 0 * values),
-        "mistake way en fr for way en": tuple(
+        "wrong message, or wrong remainder": tuple(
             Mistake(way, en, fr)
             for way, en, fr in (
                 (

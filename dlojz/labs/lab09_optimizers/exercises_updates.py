@@ -574,16 +574,16 @@ OUTER_STEP = TEXTS.exercise(
         "every rank uses its own difference": _values(alone=True),
         "you walk back": _values(sign=-1.0),
         "the differences are added up over the ranks": _values(add=True),
-        "that is plain momentum": _values(nesterov=False),
-        "the first round is right": _values(keep=False),
-        "weights move but anchor and momentum": _values(keep=False, move_anchor=False),
+        "plain momentum in place of Nesterov's": _values(nesterov=False),
+        "the momentum is not kept": _values(keep=False),
+        "anchor and momentum stay as they were": _values(keep=False, move_anchor=False),
         "weights hold the mean of the ranks' weights": _values(bring_mean=True),
-        "anchor moves but weights stay where": _values(bring=False),
-        "weights move but anchor stays at": _values(move_anchor=False),
-        "that is Local SGD": _values(average=True),
-        "you take the sum of the weights away from": _values(of_sum=True),
-        "nothing has changed": _values(bring=False, move_anchor=False, keep=False),
-        "mistake values rule rule en fr for": tuple(
+        "the weights do not move to the anchor": _values(bring=False),
+        "the anchor stays at the start": _values(move_anchor=False),
+        "averages the weights, as Local SGD does": _values(average=True),
+        "sum of the weights in place of their mean": _values(of_sum=True),
+        "nothing is written in place": _values(bring=False, move_anchor=False, keep=False),
+        "another rule of momentum or step": tuple(
             Mistake(_values(rule=rule), en, fr)
             for rule, en, fr in (
                 (

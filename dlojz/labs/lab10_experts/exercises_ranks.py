@@ -167,9 +167,9 @@ MIXTURE = TEXTS.exercise(
             x, weights.new_ones(weights.shape), *rest
         ),
         "the weight multiplies what enters the expert": _weighted_before,
-        "A token without a place comes out as it": _with_itself,
-        "tokens without a place read the last place of": _read_anyway,
-        "mistake written read by token tokens without": tuple(
+        "a dropped token comes out unchanged": _with_itself,
+        "dropped tokens read the last place": _read_anyway,
+        "dropped tokens are written over the last place": tuple(
             Mistake(
                 _written(read, by_token),
                 "Tokens without a place are written over the last place of their expert, since index -1 is the "
@@ -186,9 +186,7 @@ MIXTURE = TEXTS.exercise(
         "each choice overwrites the one before": _last_choice,
         "you add x": _then(lambda mixed, x, kept: mixed + x),
         "you divide by k": _then(lambda mixed, x, kept: mixed / kept.shape[1]),
-        "A token that one of its experts refuses gets": _then(
-            lambda mixed, x, kept: mixed * (kept >= 0).all(1, keepdim=True)
-        ),
+        "a token refused once gets nothing": _then(lambda mixed, x, kept: mixed * (kept >= 0).all(1, keepdim=True)),
         "you leave out place 0": _given(lambda weights, chosen, kept: (weights, chosen, kept.where(kept != 0, -1))),
         "the experts are not called": lambda x, weights, chosen, kept, experts, shape: mixture(
             x, weights, chosen, kept, lambda buffer: buffer, shape
@@ -434,22 +432,22 @@ EXCHANGE_BYTES = TEXTS.exercise(
     exchange_bytes,
     cases=lambda: VOLUME_CASES,
     mistakes={
-        "half is missing": _times(lambda n: 1 / 2),
-        "that is one all-to-all": _times(lambda n: 1 / 4),
-        "that is the size of the tensors": _times(lambda n: n / (n - 1)),
-        "that is an all-gather": _times(float),
-        "nearly the capacity of an expert": lambda tokens, width, experts, k, factor, ranks, number_bytes: (
+        "counts the forward or the way there alone": _times(lambda n: 1 / 2),
+        "counts one all-to-all": _times(lambda n: 1 / 4),
+        "counts the rows that stay": _times(lambda n: n / (n - 1)),
+        "the bytes of an all-gather": _times(float),
+        "the capacity is not rounded": lambda tokens, width, experts, k, factor, ranks, number_bytes: (
             4 * factor * k * tokens * width * number_bytes * (ranks - 1) / ranks
         ),
         "the capacity factor is left out": lambda t, d, e, k, f, n, size: exchange_bytes(t, d, e, k, 1.0, n, size),
         "k is left out": lambda t, d, e, k, f, n, size: exchange_bytes(t, d, e, 1, f, n, size),
-        "that is a number of elements": lambda t, d, e, k, f, n, size: exchange_bytes(t, d, e, k, f, n, 1),
+        "counts elements, not bytes": lambda t, d, e, k, f, n, size: exchange_bytes(t, d, e, k, f, n, 1),
         "you divide by the number of ranks once more": lambda t, d, e, k, f, n, size: (
             exchange_bytes(t, d, e, k, f, n, size) / n
         ),
         "you count three all-to-all": _times(lambda n: 3 / 4),
         "you count each all-to-all twice": _times(lambda n: 2.0),
-        "you count the share that stays or goes to": _times(lambda n: 1 / (n - 1)),
+        "counts the share of one rank": _times(lambda n: 1 / (n - 1)),
         "the capacity is rounded down": lambda t, d, e, k, f, n, size: (
             4 * e * math.floor(f * k * t / e) * d * size * (n - 1) / n
         ),
