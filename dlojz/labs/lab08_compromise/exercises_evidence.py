@@ -34,6 +34,7 @@ def shares_of_peak(parameters: float, tokens_per_s: float, gpus: int, peak_flops
 
     Source: Chowdhery et al. 2022 (PaLM, arXiv 2204.02311), appendix B.
     """
+    # share of the peak for each operation per parameter and token
     rate = parameters * tokens_per_s / (gpus * peak_flops)
     return MODEL_OPERATIONS * rate, (RECOMPUTED if recompute else MODEL_OPERATIONS) * rate
 
@@ -141,6 +142,7 @@ def compare_rounds(first_s: Sequence[float], second_s: Sequence[float]) -> Numbe
 
     Source: Conover 1999, "Practical Nonparametric Statistics", §3.4.
     """
+    # within a round both meet the same disturbances, which the ratio cancels
     ratios = [second / first for first, second in zip(first_s, second_s, strict=True)]
     return statistics.median(ratios), min(1.0, 2 * _tail(*_wins(first_s, second_s)))
 
@@ -154,6 +156,7 @@ def _wins(first_s: Sequence[float], second_s: Sequence[float]) -> tuple[int, int
 
 def _tail(wins: int, rounds: int) -> float:
     """Probability of at least so many heads."""
+    # a fair coin: each of the 2^rounds results is as likely
     return sum(math.comb(rounds, k) for k in range(wins, rounds + 1)) / 2**rounds
 
 
@@ -300,6 +303,7 @@ FIELDS: Final = ("dp", "tp", "pp", "zero", "micro_batch", "checkpointing")
 
 def days_of(estimated_s: float) -> float:
     """Compute the days of the challenge's training from the seconds of a step."""
+    # steps = tokens / (samples × tokens of a sample)
     return estimated_s * CHALLENGE_TOKENS / (CHALLENGE_BATCH * SEQUENCE) / SECONDS_PER_DAY
 
 
@@ -325,6 +329,7 @@ def _fewest(answer: Callable[..., Any]) -> float:
                 f"Votre configuration a {gpus} GPU : des nœuds entiers de 8, et {CHALLENGE_GPUS[-1]} GPU au plus.",
             )
         try:
+            # simulate=1: the fastest layout alone; the chosen one is judged by its own estimate
             asked = plan(CHALLENGE_MODEL, CHALLENGE_SITE, gpus, CHALLENGE_BATCH, engines=ENGINE, simulate=1)
             took = days_of(asked.choose(**layout).estimated_s)
         except LabError as error:

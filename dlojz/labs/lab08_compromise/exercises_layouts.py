@@ -40,6 +40,7 @@ def rank_bytes(layout: Any, stage: int, parameters: float, micro_batch_bytes: fl
         own * size / (layout.dp if layout.zero >= least else 1)
         for size, least in ((WEIGHT_BYTES, 3), (MEMORY_GRADIENT_BYTES, 2), (OPTIMIZER_BYTES, 1))
     )
+    # 1F1B: pp − stage forwards before the first backward, then one is freed for each that comes
     return weights, gradients, optimizer, micro_batch_bytes * min(layout.pp - stage, layout.micro_batches)
 
 
@@ -102,10 +103,10 @@ def _states(part: int) -> list[Mistake]:
                 lambda layout, stage, parameters, kept, other=other: (
                     parameters / layout.tp * size / shared(layout, other)
                 ),
-                f"You shard the {name_en} from ZeRO-{other} on; it is from ZeRO-{least} on (1: optimizer, 2: gradients "
-                "too, 3: weights too).",
-                f"Vous répartissez les {name_fr} à partir de ZeRO-{other} ; c’est à partir de ZeRO-{least} (1 : "
-                "l’optimiseur, 2 : les gradients aussi, 3 : les poids aussi).",
+                f"You shard the {name_en} from ZeRO-{other} on; it is from ZeRO-{least} on (1: optimizer, 2: "
+                "gradients too, 3: weights too).",
+                f"Vous répartissez les {name_fr} à partir de ZeRO-{other} ; c’est à partir de ZeRO-{least} "
+                "(1 : l’optimiseur, 2 : les gradients aussi, 3 : les poids aussi).",
                 part=part,
             )
             for other in (1, 2, 3)
@@ -303,6 +304,7 @@ def _clusters() -> Iterator[Case]:
     for gpus in (16, 24, 64, 96, 128):
         for least in (1, 2, 3, 4, 5, 8):
             capacity = 8e10
+            # the states of one stage fit from about so many stages on
             parameters = capacity / STATE_BYTES * least * dice.uniform(0.8, 0.98)
             work_s = 10 ** dice.uniform(-1.0, 1.0)
             # Around the balance of bubble and all-reduce, so that now the one and now the other wins.
@@ -577,6 +579,7 @@ def _questions() -> Iterator[Question]:
         for dp, tp, pp in splits:
             micro_batch = dice.choice((1, 2, 4))
             micro_batches = max(1, gpus * dice.choice((3, 4, 8)) // (dp * micro_batch))
+            # faster where tp does not divide the heads: chosen by who does not look at that
             rate = dice.uniform(5.0, 20.0) * (1.5 if heads % tp else 1.0)
             samples = dp * micro_batch * micro_batches
             rows.append(LayoutRow(dp, tp, pp, micro_batch, micro_batches, samples / rate, dice.uniform(2e10, 1.1e11)))
@@ -646,6 +649,7 @@ def _row_of(answer: Callable[..., Any], rows: list[LayoutRow], *rest: float) -> 
 
 def _other_choice(case: Case, row: LayoutRow, right: LayoutRow) -> Said:
     _, gpus, heads, capacity = case
+    # samples per second; then GB
     own, best = significant(row.samples_per_s, 5), significant(right.samples_per_s, 5)
     needed, there = significant(row.memory_bytes / 1e9, 5), significant(capacity / 1e9, 5)
     said = {
@@ -659,8 +663,8 @@ def _other_choice(case: Case, row: LayoutRow, right: LayoutRow) -> Said:
         ),
         "memory": Said(
             f"it needs {needed} GB of a GPU that has {there}. Drop what does not fit before you compare speeds.",
-            f"elle demande {needed} Go à un GPU qui en a {there}. Écartez ce qui ne tient pas avant de comparer les "
-            "vitesses.",
+            f"elle demande {needed} Go à un GPU qui en a {there}. Écartez ce qui ne tient pas avant de "
+            "comparer les vitesses.",
         ),
         "": Said(
             f"on {gpus} GPUs, {own} samples per second; {right.title} can run too, with {best}.",

@@ -172,14 +172,17 @@ def compressed_bytes(parameters: int, ranks: int) -> float:
 
     Source: Tang et al. 2021, "1-bit Adam" (arXiv 2102.02888); the count is ours.
     """
+    # two collectives; in each, one message to every other rank
     return 2 * (ranks - 1) * _message(_chunk(parameters, ranks))
 
 
 def _chunk(parameters: int, ranks: int) -> int:
+    # whole bytes of 8 signs
     return 8 * math.ceil(math.ceil(parameters / ranks) / 8)
 
 
 def _message(chunk: float) -> float:
+    # one bit per number, 4 bytes of scale for every block begun
     return chunk / 8 + 4 * math.ceil(chunk / BLOCK)
 
 
@@ -278,8 +281,10 @@ def read(message: Tensor) -> Tensor:
     from dlojz.by_hand.optimizers.one_bit import decompress
     from dlojz.by_hand.optimizers.sent_bytes import BLOCK_ELEMENTS, SCALE_BYTES, SIGNS_PER_BYTE
 
+    # a full block takes BLOCK/8 bytes of signs and 4 of scale; the last block may have fewer signs
     blocks = -(-message.numel() // (BLOCK_ELEMENTS // SIGNS_PER_BYTE + SCALE_BYTES))
     signs = message.numel() - SCALE_BYTES * blocks
+    # clone: a view as fp32 must begin at a multiple of 4 bytes
     return decompress(message[:signs], message[signs:].clone().view(torch.float32), SIGNS_PER_BYTE * signs)
 
 
@@ -298,6 +303,7 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
 
     exchange, types = dist.all_to_all_single, []
 
+    # the record of calls has no type of what an all-to-all exchanges
     def noted(output: Tensor, given: Tensor, *args: Any, **kwargs: Any) -> Any:
         types.append(str(given.dtype))
         return exchange(output, given, *args, **kwargs)
@@ -320,6 +326,7 @@ def _read(chunks: Sequence[Tensor], how: Compressed) -> list[Tensor]:
 
     if how == "not at all":
         return list(chunks)
+    # one scale over all chunks first; in each chunk `write` then finds the same mean magnitude
     written = chunks if how == "chunk by chunk" else compress(torch.cat(list(chunks))).chunk(len(chunks))
     return [read(write(chunk)) for chunk in written]
 
@@ -355,10 +362,12 @@ def simulated(
         for rank in range(size):
             values = values_of(rank, size, seed, call)
             meant = values + workers[rank]
+            # chunk j is the message to server j
             told.append(_read(meant.chunk(size), messages))
             if _WORKER not in forgets:
                 workers[rank] = (values if last_only else meant) - torch.cat(told[rank])
         share = 1 / size if share is None else share
+        # server: mean of the messages that it reads, and what its last means have left over
         sums = [sum(one[server] for one in told) * share + servers[server] for server in range(size)]
         chunks = _read(sums, means)
         if _SERVER not in forgets:

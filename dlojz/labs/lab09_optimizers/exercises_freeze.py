@@ -34,6 +34,7 @@ def freeze_step(norms: Norms, beta2: float, threshold: float) -> int:
 
 
 def _delta(beta2: float) -> int:
+    # round, not int: 1 / (1 − 0.95) is 19.99… in floating point
     return round(1 / (1 - beta2))
 
 
@@ -48,6 +49,7 @@ def _first(
     """A criterion: which ratio of norms, how many steps apart, and how it compares with the threshold."""
 
     def step(norms: Norms, beta2: float, threshold: float) -> int:
+        # from step Δ on: before it there is no norm to compare with
         delta = back(beta2)
         found = (now for now in range(delta, len(norms)) if rests(ratio(norms[now - delta], norms[now]), threshold))
         return next(found, len(norms))

@@ -47,11 +47,14 @@ def mixture(
     """
     import torch
 
+    # N: choices that have a place
     token_N, choice_N = (places_TK >= 0).nonzero(as_tuple=True)
     where = chosen_TK[token_N, choice_N], places_TK[token_N, choice_N]
     buffer_ECD = x_TD.new_zeros(*shape, x_TD.shape[1])
+    # no two choices have the same place, so nothing is overwritten
     buffer_ECD[where] = x_TD[token_N]
     weighted_ND = weights_TK[token_N, choice_N].unsqueeze(1) * experts(buffer_ECD)[where]
+    # the rows of one token add up: index_add, where y[token_N] += … would keep one of them
     return torch.zeros_like(x_TD).index_add(0, token_N, weighted_ND)
 
 
@@ -251,10 +254,12 @@ def _group(rank: int, size: int) -> range:
 def _after_backward(rank: int, size: int, seed: int) -> tuple[Tensor, Tensor]:
     shared, experts = _found(size, seed)
     place = rank % EP[size]
+    # the two experts of this rank; backward adds up what the tokens of its group give
     return shared[rank], added(experts[other][2 * place : 2 * place + 2] for other in _group(rank, size))
 
 
 def _members(rank: int, size: int, whom: str) -> range:
+    # replicas: one rank in every group, ep ranks apart
     groups = {WORLD: range(size), REPLICAS: range(rank % EP[size], size, EP[size]), PEERS: _group(rank, size)}
     return groups.get(whom, range(rank, rank + 1))
 
@@ -275,6 +280,7 @@ def expected(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     shared, experts = _found(size, seed)
     place = rank % EP[size]
     mine = [one[2 * place : 2 * place + 2] for one in experts]
+    # / size for both: each rank divides its loss by its own tokens
     return {SHARED: added(shared) / size, OWN: added(mine) / size}
 
 
@@ -418,6 +424,7 @@ def exchange_bytes(
 
     Source: Lepikhin et al. 2020 (arXiv 2006.16668), dispatch and combine, each the other's backward pass.
     """
+    # empty places travel too
     room = math.ceil(factor * k * tokens / experts)
     return 4 * experts * room * width * number_bytes * (ranks - 1) / ranks
 

@@ -71,6 +71,7 @@ def _spread(choice: Any, experts: int, k: int, tokens: int) -> Tensor:
             en=f"The second tensor must hold the numbers of experts, whole numbers from 0 to {experts - 1}.",
             fr=f"Le second tenseur doit contenir des numéros d’experts, des entiers de 0 à {experts - 1}.",
         )
+    # an expert that stands twice in a row gets both weights
     return torch.zeros(tokens, experts).scatter_add(1, chosen_TK, weights_TK.float())
 
 
@@ -197,7 +198,9 @@ def places(chosen_TK: Tensor, experts: int, factor: float) -> Tensor:
     import torch.nn.functional as F
 
     tokens, k = chosen_TK.shape
+    # (K T, E): all first choices, then all second ones
     taken_NE = F.one_hot(chosen_TK.T.flatten(), experts)
+    # cumsum: how many have chosen the expert so far; × taken: of the chosen expert alone
     place_N = (taken_NE.cumsum(0) * taken_NE).sum(1) - 1
     place_N = torch.where(place_N < capacity(tokens, experts, k, factor), place_N, -1)
     return place_N.view(k, tokens).T
@@ -233,7 +236,7 @@ def _spoilt(way: str) -> Callable[..., Tensor]:
 
 
 def _refused(what: Callable[[Tensor, int], Tensor], count: Callable[[float], int] = math.ceil) -> Callable[..., Tensor]:
-    """Places where those that find no room are told by `what(places, room)`, and the room is counted by `count`."""
+    """Places where those that find no room are told by `mark_refused(places, room)`; the room is counted by `count`."""
 
     def way(chosen_TK: Tensor, experts: int, factor: float) -> Tensor:
         tokens, k = chosen_TK.shape
@@ -313,6 +316,7 @@ def balance_loss(logits_TE: Tensor, chosen_TK: Tensor) -> Tensor:
     import torch.nn.functional as F
 
     experts = logits_TE.shape[1]
+    # counts have no gradient: it comes through the probabilities
     share_E = F.one_hot(chosen_TK, experts).float().mean((0, 1))
     return experts * (share_E * logits_TE.softmax(-1).mean(0)).sum()
 
@@ -380,6 +384,7 @@ def _check_gradient(answer: Callable[..., Any]) -> None:
 
 
 def _gradient(way: Callable[..., Any], logits_TE: Tensor, chosen_TK: Tensor) -> Tensor | None:
+    # a leaf for each of the two functions: gradients would add up
     leaf_TE = logits_TE.clone().requires_grad_()
     loss = way(leaf_TE, chosen_TK)
     if not loss.requires_grad:
@@ -426,9 +431,11 @@ def two_level_gate(group_logits_TG: Tensor, expert_logits_TE: Tensor, k: int) ->
     """
     groups = group_logits_TG.shape[1]
     group_T = group_logits_TG.argmax(-1)
+    # (T, G, J): the J experts of a group follow one another
     inside_TGJ = expert_logits_TE.unflatten(1, (groups, -1))
     weights_TK, chosen_TK = gate(inside_TGJ[range(len(group_T)), group_T], k)
     group_weight_T1 = group_logits_TG.softmax(-1).amax(-1, keepdim=True)
+    # number within the group + number of the first expert of the group
     return group_weight_T1 * weights_TK, chosen_TK + group_T.unsqueeze(-1) * inside_TGJ.shape[2]
 
 
