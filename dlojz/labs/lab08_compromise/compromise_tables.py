@@ -36,7 +36,9 @@ def ranks(rank_bytes: Answer, choice: Choice, stages: Iterable[int]) -> Table:
     rows = []
     for stage in stages:
         rank = choice.ranks[stage]
+        # 2 bytes per weight in bf16; a rank has one of the tp slices of its stage
         parameters = rank.parts["weights"] / 2 * choice.candidate.tp
+        # activations / in_flight: those of one micro-batch
         own = rank_bytes(choice.candidate, stage, parameters, rank.parts["activations"] / rank.in_flight)
         pairs = zip(own, (rank.parts[name] for name in STATES), strict=True)
         rows.append((str(stage), *(f"{gigabytes(one)} | {gigabytes(other)}" for one, other in pairs)))
@@ -72,7 +74,9 @@ def splits(best_split: Answer, model: str, gpus: int, tp: int, batch: int, site:
     """Tabulate the splits that the student's function chooses for several links between groups of tp GPUs."""
     size, place = subject(model).size, cluster(site)
     assert size is not None
+    # seconds of one sequence, forward and backward, through the whole model on one group of tp GPUs
     work_s = flops_per_sequence(size, "model") / (tp * MATMUL_SHARE * place.gpu.peak_flops["bf16"])
+    # each link with the number of GPUs that share its bandwidth
     connections: tuple[tuple[Interconnect, int], ...] = (
         (place.intra, 1),
         (cluster("selene").inter, cluster("selene").gpus_per_node),
@@ -80,6 +84,7 @@ def splits(best_split: Answer, model: str, gpus: int, tp: int, batch: int, site:
     )
     rows = []
     for link, sharing in connections:
+        # a ring of 2 ranks makes 2 steps, so one step takes half the latency; β in s per byte
         alpha, beta = float(link.alpha_s("all_reduce", 2)) / 2, sharing / float(link.bytes_per_s("all_reduce", 8))
         own = best_split(gpus // tp, batch, work_s, size.num_parameters / tp, place.gpu.memory_bytes, alpha, beta)
         pp, bubble_s, reduce_s = own

@@ -95,11 +95,13 @@ def _least_sums(time_of: TimeOf, layers: int, gpus: int, *, spare: bool) -> Iter
         for last in range(first, layers)
         for size in sizes
     }
+    # inf comes last: without a limit, the least sum of all plans
     for t_max in sorted({*times.values(), math.inf}):
 
         @cache
         def least(first: int, left: int, t_max: float = t_max) -> float:
             if first == layers:
+                # all layers are placed: a plan must use every GPU, unless `spare`
                 return 0.0 if spare or not left else math.inf
             options = (
                 times[first, last, size] + least(last + 1, left - size)
@@ -185,6 +187,7 @@ def _plans(
                 for last in range(first, layers)
                 for size in sizes(left)
                 if size <= left
+                # binds t: the time is computed once for all plans of the rest
                 for t in (time_of(first, last, size),)
                 for added, slowest in plans(last + 1, left - size)
             }
@@ -326,6 +329,7 @@ class Solution:
     def strategies(self) -> list[int]:
         """Strategy of each layer; the first of several, -1 for none."""
         layers = 1 + max((name[1] for name in self.values if name[0] == "s"), default=-1)
+        # > 0.5: the solver gives whole numbers up to a tolerance
         taken = [[k for k in range(len(self.values)) if self.values.get(("s", v, k), 0.0) > 0.5] for v in range(layers)]
         return [some[0] if some else -1 for some in taken]
 
@@ -355,6 +359,7 @@ def solve(objective: Mapping[Name, float], equations: Sequence[tuple[Mapping[Nam
     answer = milp(
         cost / largest,
         constraints=[LinearConstraint(matrix, values, values)] if len(equations) else [],
+        # only the s must be whole: where they are, the equations leave the e no fraction
         integrality=np.array([float(name[0] == "s") for name in names]),
         bounds=Bounds(0, 1),
         options={"mip_rel_gap": 0.0},
@@ -554,10 +559,10 @@ def _check_objective(objective: Mapping[Name, float], costs: Costs, resharding: 
     )
     right = significant(chain_cost(costs, resharding, points[at][0]), 5)
     raise Wrong(
-        en=f"If the layers take the strategies {list(points[at][0])}, they cost {right}, but your objective says "
-        f"{significant(found[at], 5)}.",
-        fr=f"Si les couches prennent les stratégies {list(points[at][0])}, elles coûtent {right}, mais votre objectif "
-        f"donne {significant(found[at], 5)}.",
+        en=f"If the layers take the strategies {list(points[at][0])}, they cost {right}, but your "
+        f"objective says {significant(found[at], 5)}.",
+        fr=f"Si les couches prennent les stratégies {list(points[at][0])}, elles coûtent {right}, mais "
+        f"votre objectif donne {significant(found[at], 5)}.",
     )
 
 
@@ -569,6 +574,7 @@ def _check_optimum(made: Programme, costs: Costs, resharding: Matrices) -> None:
         raise AssertionError("every choice satisfies every equation")
     if found.cost > right - 1e-6 * abs(right):
         return
+    # a variable that the programme does not name is 0 in its solution
     why = _slack({name: found.values.get(name, 0.0) for name in _names(costs)}, costs)
     cheaper, least = significant(found.cost, 5), significant(right, 5)
     raise Wrong(
@@ -589,6 +595,7 @@ def _slack(values: Mapping[Name, float], costs: Costs) -> Said:
     for v, (here, there) in enumerate(itertools.pairwise(costs)):
         for layer, own, others in ((v, here, there), (v + 1, there, here)):
             for k in range(len(own)):
+                # strategy k of layer v is row k of e[v]; of layer v + 1 it is column k
                 pairs = [("e", v, k, j) if layer == v else ("e", v, j, k) for j in range(len(others))]
                 total = math.fsum(values[pair] for pair in pairs)
                 if not _same(total, values["s", layer, k], 1e-4):

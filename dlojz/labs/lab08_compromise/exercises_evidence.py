@@ -34,6 +34,7 @@ def shares_of_peak(parameters: float, tokens_per_s: float, gpus: int, peak_flops
 
     Source: Chowdhery et al. 2022 (PaLM, arXiv 2204.02311), appendix B.
     """
+    # share of the peak for each operation per parameter and token
     rate = parameters * tokens_per_s / (gpus * peak_flops)
     return MODEL_OPERATIONS * rate, (RECOMPUTED if recompute else MODEL_OPERATIONS) * rate
 
@@ -73,7 +74,7 @@ SHARES = TEXTS.exercise(
     parts=(Said("the MFU", "la MFU"), Said("the HFU", "la HFU")),
     told=_training_told,
     mistakes={
-        "share 0 lambda recompute recomputed if recompute": _share(
+        "the MFU counts recomputation": _share(
             0,
             lambda recompute: RECOMPUTED if recompute else MODEL_OPERATIONS,
             "Your MFU counts recomputation: the model asks for 6 operations per parameter and token, however they "
@@ -81,7 +82,7 @@ SHARES = TEXTS.exercise(
             "Votre MFU compte le recalcul : le modèle demande 6 opérations par paramètre et par token, quelle que "
             "soit la façon de les calculer.",
         ),
-        "share 0 lambda recompute recomputed your mfu": _share(
+        "the MFU always takes 8 operations": _share(
             0,
             lambda recompute: RECOMPUTED,
             "Your MFU takes 8 operations per parameter and token: recomputation is no work that the model asks "
@@ -89,13 +90,13 @@ SHARES = TEXTS.exercise(
             "Votre MFU prend 8 opérations par paramètre et par token : le recalcul n’est pas un travail que "
             "demande le modèle ; prenez 6.",
         ),
-        "share 0 lambda recompute 2 you count": _share(
+        "the MFU counts the forward alone": _share(
             0,
             lambda recompute: 2,
             "You count the forward alone, 2 operations: the backward takes 4 more.",
             "Vous ne comptez que la passe avant, 2 opérations : la passe arrière en prend 4 de plus.",
         ),
-        "share 0 lambda recompute 4 you count": _share(
+        "the MFU counts the backward alone": _share(
             0,
             lambda recompute: 4,
             "You count the backward alone, 4 operations: the forward takes 2 more.",
@@ -104,25 +105,25 @@ SHARES = TEXTS.exercise(
         "you divide by the peak of one GPU": MistakeWay(
             lambda parameters, tokens_per_s, gpus, peak, recompute: 6 * parameters * tokens_per_s / peak, part=0
         ),
-        "share 0 lambda recompute 600 your mfu": _share(
+        "the MFU is in per cent": _share(
             0,
             lambda recompute: 600,
             "Your MFU is in per cent: return a share between 0 and 1.",
             "Votre MFU est en pour cent : renvoyez une part entre 0 et 1.",
         ),
-        "share 1 lambda recompute model operations your": _share(
+        "the HFU leaves recomputation out": _share(
             1,
             lambda recompute: MODEL_OPERATIONS,
             "Your HFU leaves recomputation out: the second forward is computed too, 8 operations.",
             "Votre HFU oublie le recalcul : la seconde passe avant est calculée aussi, soit 8 opérations.",
         ),
-        "share 1 lambda recompute recomputed your hfu": _share(
+        "the HFU always takes 8 operations": _share(
             1,
             lambda recompute: RECOMPUTED,
             "Your HFU always takes 8 operations: without recomputation there are 6.",
             "Votre HFU prend toujours 8 opérations : sans recalcul, il y en a 6.",
         ),
-        "share 1 lambda recompute 12 if recompute": _share(
+        "the HFU repeats the backward too": _share(
             1,
             lambda recompute: 12 if recompute else 6,
             "Recomputation repeats the forward only, 2 operations more: 8, not 12.",
@@ -141,6 +142,7 @@ def compare_rounds(first_s: Sequence[float], second_s: Sequence[float]) -> Numbe
 
     Source: Conover 1999, "Practical Nonparametric Statistics", §3.4.
     """
+    # within a round both meet the same disturbances, which the ratio cancels
     ratios = [second / first for first, second in zip(first_s, second_s, strict=True)]
     return statistics.median(ratios), min(1.0, 2 * _tail(*_wins(first_s, second_s)))
 
@@ -154,6 +156,7 @@ def _wins(first_s: Sequence[float], second_s: Sequence[float]) -> tuple[int, int
 
 def _tail(wins: int, rounds: int) -> float:
     """Probability of at least so many heads."""
+    # a fair coin: each of the 2^rounds results is as likely
     return sum(math.comb(rounds, k) for k in range(wins, rounds + 1)) / 2**rounds
 
 
@@ -203,20 +206,20 @@ PAIRED = TEXTS.exercise(
         "your ratio is the other way round": MistakeWay(
             lambda first, second: statistics.median([a / b for a, b in zip(first, second, strict=True)]), part=0
         ),
-        "ratio statistics median f your ratio of": _ratio(
+        "ratio of unpaired medians": _ratio(
             statistics.median, f"Your ratio of medians {_UNPAIRED[0]}", f"Votre rapport de médianes {_UNPAIRED[1]}"
         ),
-        "ratio statistics fmean f your ratio of": _ratio(
+        "ratio of unpaired means": _ratio(
             statistics.fmean, f"Your ratio of means {_UNPAIRED[0]}", f"Votre rapport de moyennes {_UNPAIRED[1]}"
         ),
-        "ratio min f your ratio of the": _ratio(
+        "ratio of the best times": _ratio(
             min, f"Your ratio of the best times {_UNPAIRED[0]}", f"Votre rapport des minima {_UNPAIRED[1]}"
         ),
         "you take the mean of the ratios": MistakeWay(
             lambda first, second: statistics.fmean([b / a for a, b in zip(first, second, strict=True)]), part=0
         ),
         "your p is one-sided": MistakeWay(lambda first, second: _tail(*_wins(first, second)), part=1),
-        "A probability is at most 1": MistakeWay(lambda first, second: 2 * _tail(*_wins(first, second)), part=1),
+        "p above 1": MistakeWay(lambda first, second: 2 * _tail(*_wins(first, second)), part=1),
         "you count ties among the rounds": MistakeWay(
             lambda first, second: min(1.0, 2 * _tail(_wins(first, second)[0], len(first))), part=1
         ),
@@ -227,7 +230,7 @@ PAIRED = TEXTS.exercise(
             part=1,
         ),
         "you return 1 − p": MistakeWay(lambda first, second: 1 - min(1.0, 2 * _tail(*_wins(first, second))), part=1),
-        "mistake lambda first second p p p": tuple(
+        "p of other results, or a share of wins": tuple(
             Mistake(lambda first, second, p=p: p(*_wins(first, second)), en, fr, part=1)
             for p, en, fr in (
                 (
@@ -260,7 +263,7 @@ PAIRED = TEXTS.exercise(
                 ),
             )
         ),
-        "mistake lambda first second sign sign one": tuple(
+        "p of one direction fixed beforehand": tuple(
             Mistake(
                 lambda first, second, sign=sign: _one_way(first, second, sign),
                 "Your p is one-sided: a result as one-sided the other way counts as well.",
@@ -275,10 +278,10 @@ PAIRED = TEXTS.exercise(
         "you take the geometric mean of the ratios": MistakeWay(
             lambda first, second: statistics.geometric_mean([b / a for a, b in zip(first, second, strict=True)]), part=0
         ),
-        "with an even number of rounds the median is": MistakeWay(
+        "upper middle in place of the median": MistakeWay(
             lambda first, second: sorted(b / a for a, b in zip(first, second, strict=True))[len(first) // 2], part=0
         ),
-        "you sort each list": MistakeWay(
+        "each list sorted by itself": MistakeWay(
             lambda first, second: statistics.median(
                 [b / a for a, b in zip(sorted(first), sorted(second), strict=True)]
             ),
@@ -300,6 +303,7 @@ FIELDS: Final = ("dp", "tp", "pp", "zero", "micro_batch", "checkpointing")
 
 def days_of(estimated_s: float) -> float:
     """Compute the days of the challenge's training from the seconds of a step."""
+    # steps = tokens / (samples × tokens of a sample)
     return estimated_s * CHALLENGE_TOKENS / (CHALLENGE_BATCH * SEQUENCE) / SECONDS_PER_DAY
 
 
@@ -325,6 +329,7 @@ def _fewest(answer: Callable[..., Any]) -> float:
                 f"Votre configuration a {gpus} GPU : des nœuds entiers de 8, et {CHALLENGE_GPUS[-1]} GPU au plus.",
             )
         try:
+            # simulate=1: the fastest layout alone; the chosen one is judged by its own estimate
             asked = plan(CHALLENGE_MODEL, CHALLENGE_SITE, gpus, CHALLENGE_BATCH, engines=ENGINE, simulate=1)
             took = days_of(asked.choose(**layout).estimated_s)
         except LabError as error:

@@ -40,6 +40,7 @@ def rank_bytes(layout: Any, stage: int, parameters: float, micro_batch_bytes: fl
         own * size / (layout.dp if layout.zero >= least else 1)
         for size, least in ((WEIGHT_BYTES, 3), (MEMORY_GRADIENT_BYTES, 2), (OPTIMIZER_BYTES, 1))
     )
+    # 1F1B: pp − stage forwards before the first backward, then one is freed for each that comes
     return weights, gradients, optimizer, micro_batch_bytes * min(layout.pp - stage, layout.micro_batches)
 
 
@@ -102,10 +103,10 @@ def _states(part: int) -> list[Mistake]:
                 lambda layout, stage, parameters, kept, other=other: (
                     parameters / layout.tp * size / shared(layout, other)
                 ),
-                f"You shard the {name_en} from ZeRO-{other} on; it is from ZeRO-{least} on (1: optimizer, 2: gradients "
-                "too, 3: weights too).",
-                f"Vous répartissez les {name_fr} à partir de ZeRO-{other} ; c’est à partir de ZeRO-{least} (1 : "
-                "l’optimiseur, 2 : les gradients aussi, 3 : les poids aussi).",
+                f"You shard the {name_en} from ZeRO-{other} on; it is from ZeRO-{least} on (1: optimizer, 2: "
+                "gradients too, 3: weights too).",
+                f"Vous répartissez les {name_fr} à partir de ZeRO-{other} ; c’est à partir de ZeRO-{least} "
+                "(1 : l’optimiseur, 2 : les gradients aussi, 3 : les poids aussi).",
                 part=part,
             )
             for other in (1, 2, 3)
@@ -173,49 +174,49 @@ RANK_BYTES = TEXTS.exercise(
     ),
     told=_memory_told,
     mistakes={
-        "mistake for part in range 3 for": tuple(mistake for part in range(3) for mistake in _states(part)),
-        "flight lambda layout stage layout micro batches": _flight(
+        "states sharded or counted wrongly": tuple(mistake for part in range(3) for mistake in _states(part)),
+        "keeps all micro-batches, as GPipe does": _flight(
             lambda layout, stage: layout.micro_batches,
             "You keep all micro-batches of a step, as GPipe does; with 1F1B a stage gives them back one by one, "
             "and keeps as many as there are stages from itself to the end.",
             "Vous gardez tous les micro-batches du pas, comme GPipe ; avec 1F1B, un étage les rend un à un et n’en "
             "garde jamais plus qu’il ne reste d’étages jusqu’à la fin, lui compris.",
         ),
-        "flight lambda layout stage min layout pp": _flight(
+        "every stage keeps as many as the first": _flight(
             lambda layout, stage: min(layout.pp, layout.micro_batches),
             "You let every stage keep as much as the first: the nearer to the end, the sooner the gradient comes back.",
             "Vous faites garder à chaque étage autant qu’au premier : plus on est près de la fin, plus vite "
             "revient le gradient.",
         ),
-        "flight lambda layout stage min stage 1": _flight(
+        "counts stages from the wrong end": _flight(
             lambda layout, stage: min(stage + 1, layout.micro_batches),
             "You count from the wrong end: the first stage waits longest for its gradients, and keeps most.",
             "Vous comptez depuis le mauvais bout : c’est le premier étage qui attend le plus longtemps ses "
             "gradients, et qui garde le plus.",
         ),
-        "flight lambda layout stage min layout pp 2": _flight(
+        "one micro-batch in flight too few": _flight(
             lambda layout, stage: min(layout.pp - stage - 1, layout.micro_batches),
             "One micro-batch too few: the last stage, too, keeps the one that it is computing.",
             "Il manque un micro-batch : même le dernier étage garde celui qu’il est en train de calculer.",
         ),
-        "flight lambda layout stage layout pp stage": _flight(
+        "more in flight than a step has": _flight(
             lambda layout, stage: layout.pp - stage,
             "Right as long as there are enough micro-batches; a step that has fewer than pp − stage cannot keep "
             "more than it has.",
             "C’est juste tant qu’il y a assez de micro-batches ; un pas qui en a moins de pp − stage ne peut pas "
             "en garder plus qu’il n’en a.",
         ),
-        "flight lambda layout stage 1 you keep": _flight(
+        "keeps a single micro-batch": _flight(
             lambda layout, stage: 1,
             "You keep a single micro-batch; under 1F1B several are under way at once.",
             "Vous ne gardez qu’un micro-batch ; avec 1F1B, plusieurs sont en cours à la fois.",
         ),
-        "flight lambda layout stage min layout pp 3": _flight(
+        "divides the activations by tp again": _flight(
             lambda layout, stage: min(layout.pp - stage, layout.micro_batches) / layout.tp,
             "micro_batch_bytes is already what one rank keeps: do not divide it by tp again.",
             "micro_batch_bytes est déjà ce que garde un seul rang : ne le divisez pas encore par tp.",
         ),
-        "flight lambda layout stage max layout pp": _flight(
+        "larger of the two numbers": _flight(
             lambda layout, stage: max(layout.pp - stage, layout.micro_batches),
             "You take the larger of the two numbers: a stage cannot keep more micro-batches than either allows, "
             "so min.",
@@ -223,12 +224,12 @@ RANK_BYTES = TEXTS.exercise(
             "permet chacun, "
             "donc min.",
         ),
-        "flight lambda layout stage min layout pp 4": _flight(
+        "one micro-batch in flight too many": _flight(
             lambda layout, stage: min(layout.pp - stage + 1, layout.micro_batches),
             "One micro-batch too many: the last stage keeps one, the first pp.",
             "Un micro-batch de trop : le dernier étage en garde un, le premier pp.",
         ),
-        "flight lambda layout stage layout micro batches 2": _flight(
+        "divides the micro-batches by dp": _flight(
             lambda layout, stage: layout.micro_batches / layout.dp,
             "You divide the micro-batches by dp: they are those of one replica already, and 1F1B keeps pp − stage "
             "at most.",
@@ -303,6 +304,7 @@ def _clusters() -> Iterator[Case]:
     for gpus in (16, 24, 64, 96, 128):
         for least in (1, 2, 3, 4, 5, 8):
             capacity = 8e10
+            # the states of one stage fit from about so many stages on
             parameters = capacity / STATE_BYTES * least * dice.uniform(0.8, 0.98)
             work_s = 10 ** dice.uniform(-1.0, 1.0)
             # Around the balance of bubble and all-reduce, so that now the one and now the other wins.
@@ -505,10 +507,10 @@ BEST_SPLIT = TEXTS.exercise(
     ),
     told=_told_cluster,
     mistakes={
-        "split ways": tuple(_SPLIT_WAYS),
-        "split choices": tuple(_SPLIT_CHOICES),
-        "part by part split ways split choices": tuple(part_by_part((*_SPLIT_WAYS, *_SPLIT_CHOICES), 3)),
-        "share": _SHARE,
+        "a cost or the memory misjudged": tuple(_SPLIT_WAYS),
+        "another rule of choice, or a factor wrong": tuple(_SPLIT_CHOICES),
+        "one of the three numbers wrong": tuple(part_by_part((*_SPLIT_WAYS, *_SPLIT_CHOICES), 3)),
+        "the bubble as a share of the work": _SHARE,
     },
     tolerance=1e-6,
 )
@@ -577,6 +579,7 @@ def _questions() -> Iterator[Question]:
         for dp, tp, pp in splits:
             micro_batch = dice.choice((1, 2, 4))
             micro_batches = max(1, gpus * dice.choice((3, 4, 8)) // (dp * micro_batch))
+            # faster where tp does not divide the heads: chosen by who does not look at that
             rate = dice.uniform(5.0, 20.0) * (1.5 if heads % tp else 1.0)
             samples = dp * micro_batch * micro_batches
             rows.append(LayoutRow(dp, tp, pp, micro_batch, micro_batches, samples / rate, dice.uniform(2e10, 1.1e11)))
@@ -646,6 +649,7 @@ def _row_of(answer: Callable[..., Any], rows: list[LayoutRow], *rest: float) -> 
 
 def _other_choice(case: Case, row: LayoutRow, right: LayoutRow) -> Said:
     _, gpus, heads, capacity = case
+    # samples per second; then GB
     own, best = significant(row.samples_per_s, 5), significant(right.samples_per_s, 5)
     needed, there = significant(row.memory_bytes / 1e9, 5), significant(capacity / 1e9, 5)
     said = {
@@ -659,8 +663,8 @@ def _other_choice(case: Case, row: LayoutRow, right: LayoutRow) -> Said:
         ),
         "memory": Said(
             f"it needs {needed} GB of a GPU that has {there}. Drop what does not fit before you compare speeds.",
-            f"elle demande {needed} Go à un GPU qui en a {there}. Écartez ce qui ne tient pas avant de comparer les "
-            "vitesses.",
+            f"elle demande {needed} Go à un GPU qui en a {there}. Écartez ce qui ne tient pas avant de "
+            "comparer les vitesses.",
         ),
         "": Said(
             f"on {gpus} GPUs, {own} samples per second; {right.title} can run too, with {best}.",

@@ -45,7 +45,7 @@ def mlp_sharding(costs: Chain, solution: Any = None, **others: Any) -> LabFigure
         costs: names of the strategies, cost of each in every layer, and the matrices between layers.
         solution: number of the strategy of each layer, or what has it (`.strategies()`), or a function without
             arguments that gives either; none by default.
-        **others: further solutions by name, to compare.
+        **more_solutions: further solutions by name, to compare.
 
     Raises:
         LabError: for a solution that does not name a strategy for each layer.
@@ -78,15 +78,17 @@ def mlp_sharding(costs: Chain, solution: Any = None, **others: Any) -> LabFigure
         look: dict[str, Any] = {"linestyle": dashes, "linewidth": 2}
         for layer, k in enumerate(path):
             frame = Rectangle((layer - half, k - half), 2 * half, 2 * half, fill=False, edgecolor=color, **look)
+            # one entry in the legend for each path
             frame.set_label(label if layer == 0 else "")
             left.add_patch(frame)
         for layer, (here, there) in enumerate(pairwise(path)):
             left.plot([layer + half, layer + 1 - half], [here, there], color=color, **look)
             paid = costs.resharding[layer][here][there]
+            # of the first path only: prices of several would cover one another
             if paid and not place:
                 left.text(
-                    layer + 0.5, (here + there) // 2 + 0.5, f"+{rounded(paid, 4)}", fontsize=SMALL, color=color,
-                    ha="center", va="center",
+                    layer + 0.5, (here + there) // 2 + 0.5, f"+{rounded(paid, 4)}", fontsize=SMALL,
+                    color=color, ha="center", va="center",
                     bbox={"facecolor": "white", "edgecolor": color, "linewidth": 0.5, "pad": 1.2},
                 )  # fmt: skip
     if costs.resharding:
@@ -140,6 +142,7 @@ def _heat(axes: Axes, table: np.ndarray[Any, Any], across: str, down: Sequence[s
     """A table in colours with its numbers; the deeper the blue, the more it costs."""
     finite = table[np.isfinite(table)]
     top = float(finite.max(initial=0)) or 1.0
+    # 1.9 × the largest number: the darkest blue stays light enough for black digits
     axes.imshow(np.where(np.isfinite(table), table, np.nan), cmap=HEAT, vmin=0, vmax=1.9 * top, aspect="auto")
     for row, line in enumerate(table):
         for column, value in enumerate(line):
@@ -194,11 +197,13 @@ def _bars(axes: Axes, pairs: Sequence[tuple[LocalChoice, float]]) -> None:
         axes.bar_label(bars, [short(value) for value in values], padding=3, fontsize=SMALL, bbox=PLATE)
     fastest = int(np.argmin(measured))
     reach = 1.12 * max(*predicted, *measured)
+    # x as a share of the axes, above 1 to the right of them; y in rows
     beside: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "clip_on": False, "markeredgecolor": BLACK}
     first, best = say(en="first choice", fr="premier choix"), say(en="fastest measured", fr="la plus rapide mesurée")
     axes.plot([1.015], [0], marker="*", markersize=13, color=YELLOW, label=first, linestyle="none", **beside)
     axes.plot([1.04], [fastest], marker="P", markersize=9, color=BLUE, label=best, linestyle="none", **beside)
     axes.set_xlim(0, reach)
+    # upside down: the first choice is on top
     axes.set_ylim(len(pairs) - 0.4, -0.6)
     axes.set_yticks(places, [visible(row.title) for row, _ in pairs], fontsize=SMALL)
     axes.set_xlabel(say(en="milliseconds of a step", fr="millisecondes d’un pas"))

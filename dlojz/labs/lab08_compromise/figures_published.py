@@ -110,7 +110,9 @@ def neighbours_of_bloom() -> tuple[Neighbour, ...]:
     low, high = (known.low, known.high) if known else (1.0, 1.0)
     found = []
     for place, (layout, some) in enumerate(rows.items()):
+        # the batch of a run may differ from BATCH: all in seconds of BATCH sequences, in proportion
         scale = BATCH / some[0].global_batch
+        # the estimate has one row for each layout, in the order of `rows`
         predicted_s = float(made.step_s[place]) * scale
         found.append(
             Neighbour(
@@ -157,6 +159,7 @@ def _times(axes: Axes, found: tuple[Neighbour, ...]) -> None:
     predicted = [one.predicted_s for one in found]
     axes.errorbar(
         predicted, places,
+        # matplotlib takes distances from the point: below, then above
         xerr=[[abs(one.interval_s[side] - one.predicted_s) for one in found] for side in (0, 1)],
         linestyle="none", marker="D", markersize=4.5, markerfacecolor="white", color=BLUE, capsize=3, elinewidth=1,
         label=say(en="cost model", fr="modèle de coût"),
@@ -283,7 +286,9 @@ def course_table() -> tuple[Training, ...]:
         for nodes in NODES:
             gpus = nodes * site.gpus_per_node
             parameters, degrees, step_s, known = _planned(model, gpus, batch)
+            # 8TP/(nX): 6 operations per parameter and token, and 2 of recomputation
             formula_s = training_s(8 * parameters, TOKENS, gpus, RATE)
+            # tokens of a step: batch × 2048
             whole_s = None if step_s is None else step_s * TOKENS / (batch * 2048)
             account = bill(site, gpus, whole_s or formula_s)
             made.append(Training(parameters, gpus, degrees, formula_s, whole_s, known, None, account))
@@ -311,8 +316,8 @@ def published_table() -> tuple[Training, ...]:
         account = bill(cluster(row.cluster), row.gpus, steps * one.predicted_s)
         made.append(
             Training(
-                row.size.num_parameters, row.gpus, (row.dp, row.tp, row.pp, row.cp), formula_s, steps * one.predicted_s,
-                known, steps * one.measured_s, account,
+                row.size.num_parameters, row.gpus, (row.dp, row.tp, row.pp, row.cp), formula_s,
+                steps * one.predicted_s, known, steps * one.measured_s, account,
             )
         )  # fmt: skip
     return tuple(made)
@@ -386,14 +391,15 @@ def _drawn(axes: Axes, trainings: tuple[Training, ...], title: str) -> None:
     out = [place for place, one in zip(places, trainings, strict=True) if one.model_s is None]
     if out:
         axes.plot(
-            out, [days[place] for place in out], linestyle="none", marker="x", markersize=11, color=VERMILION,
-            label=say(en="fits in no layout", fr="ne tient dans aucune configuration"),
+            out, [days[place] for place in out], linestyle="none", marker="x",
+            markersize=11, color=VERMILION, label=say(en="fits in no layout", fr="ne tient dans aucune configuration"),
         )  # fmt: skip
     told = [(place, one.published_s) for place, one in zip(places, trainings, strict=True) if one.published_s]
     if told:
         axes.plot(
-            [place for place, _ in told], [value / SECONDS_PER_DAY for _, value in told], linestyle="none", marker="+",
-            markersize=11, color=BLACK, label=say(en="published FLOP/s", fr="FLOP/s publiés"),
+            [place for place, _ in told],
+            [value / SECONDS_PER_DAY for _, value in told], linestyle="none", marker="+", markersize=11,
+            color=BLACK, label=say(en="published FLOP/s", fr="FLOP/s publiés"),
         )  # fmt: skip
     axes.set_yscale("log")
     spread = max(days) / min(days)
@@ -507,12 +513,14 @@ def splits(
     degrees = [
         (pp, gpus // tp // pp)
         for pp in range(1, gpus // tp + 1)
+        # each replica must get whole micro-batches
         if (gpus // tp) % pp == 0 and batch % (gpus // tp // pp * micro_batch) == 0 and _fills(asked, pp)
     ]
     if not degrees:
         raise LabError(_no_split(gpus, batch, tp))
     pp, dp = (np.array(column) for column in zip(*degrees, strict=True))
     layouts = Layouts.of(
+        # one replica has nothing to shard: ZeRO from two on
         precision=check_precision(site, None), dp=dp, tp=tp, pp=pp, zero=np.where(dp > 1, zero, 0),
         micro_batch=micro_batch, micro_batches=batch // (dp * micro_batch), checkpointing=checkpointing,
         fused_attention=int(site.gpu.name.split("-")[0] in FLASH_FROM), gradient_bytes=4,
@@ -541,6 +549,7 @@ def _tensor_ranks(asked: Subject, per_node: int, gpus: int) -> int:
 def _fills(asked: Subject, pp: int) -> bool:
     """Whether every stage gets a layer."""
     layers = asked.num_layers
+    # blocks of ceil(layers / pp) layers: a stage is empty where fewer than pp of them are filled
     return pp <= layers and (asked.is_image or -(-layers // -(-layers // pp)) == pp)
 
 
@@ -584,6 +593,7 @@ def bubble_or_all_reduce(
         places, rest - rest.min(), bottom=bottoms, color=style.color, edgecolor=EDGE, linewidth=0.6,
         width=0.72, label=say(en="excess work of the busiest stage", fr="excès de l’étage le plus chargé"),
     )  # fmt: skip
+    # the top of each bar: its step less what all splits compute
     bottoms += rest - rest.min()
     top = float(bottoms.max(initial=0)) or 1.0
     for place, one in enumerate(found):

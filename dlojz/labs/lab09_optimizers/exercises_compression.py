@@ -98,14 +98,14 @@ COMPRESS_SIGNS = TEXTS.exercise(
     trial=_unchanged,
     cases=_vectors,
     mistakes={
-        "where the number is zero you give zero": lambda values: values.sign() * values.abs().mean(),
-        "all is right but for zero": lambda values: -_signs(-values) * values.abs().mean(),
-        "the signs are right": _signs,
+        "zero stays zero": lambda values: values.sign() * values.abs().mean(),
+        "zero counts as negative": lambda values: -_signs(-values) * values.abs().mean(),
+        "the scale is missing": _signs,
         "the scale is the mean of the numbers": _scaled(lambda values: values.mean()),
         "your scale is the root mean square": _scaled(lambda values: values.square().mean().sqrt()),
         "the scale is the largest magnitude": _scaled(lambda values: values.abs().max()),
         "the scale is the sum of the magnitudes": _scaled(lambda values: values.abs().sum()),
-        "mistake scaled scale your scale is not": tuple(
+        "another scale than the mean magnitude": tuple(
             Mistake(
                 _scaled(scale),
                 "Your scale is not the mean magnitude, values.abs().mean(): of all scales that one makes the "
@@ -143,8 +143,8 @@ SIGN_BIAS = TEXTS.exercise(
         "you compress the mean": lambda draws: compress(draws.mean(0)) - draws.mean(0),
         "you compress all rows together": lambda draws: compress(draws).mean(0) - draws.mean(0),
         "you give the magnitude of the bias": lambda draws: bias(draws).abs(),
-        "that is the mean of what arrives": lambda draws: bias(draws) + draws.mean(0),
-        "one number is left": lambda draws: bias(draws).mean(),
+        "the mean of what arrives, no difference": lambda draws: bias(draws) + draws.mean(0),
+        "averages over the weights too": lambda draws: bias(draws).mean(),
         "you add the draws up": lambda draws: (_told(draws) - draws).sum(0),
         "you take medians": lambda draws: _told(draws).median(0).values - draws.median(0).values,
         "you add what should have arrived": lambda draws: _told(draws).mean(0) + draws.mean(0),
@@ -172,14 +172,17 @@ def compressed_bytes(parameters: int, ranks: int) -> float:
 
     Source: Tang et al. 2021, "1-bit Adam" (arXiv 2102.02888); the count is ours.
     """
+    # two collectives; in each, one message to every other rank
     return 2 * (ranks - 1) * _message(_chunk(parameters, ranks))
 
 
 def _chunk(parameters: int, ranks: int) -> int:
+    # whole bytes of 8 signs
     return 8 * math.ceil(math.ceil(parameters / ranks) / 8)
 
 
 def _message(chunk: float) -> float:
+    # one bit per number, 4 bytes of scale for every block begun
     return chunk / 8 + 4 * math.ceil(chunk / BLOCK)
 
 
@@ -194,24 +197,22 @@ COMPRESSED_BYTES = TEXTS.exercise(
     mistakes={
         "the scales are missing": _ways(lambda parameters, ranks: _chunk(parameters, ranks) / 8),
         "you count one scale per message": _ways(lambda parameters, ranks: _chunk(parameters, ranks) / 8 + 4),
-        "that is one of the two exchanges": _ways(
+        "counts one of the two exchanges": _ways(
             lambda parameters, ranks: _message(_chunk(parameters, ranks)), collectives=1
         ),
-        "A rank does not send the message that is": lambda parameters, ranks: (
-            2 * ranks * _message(_chunk(parameters, ranks))
-        ),
+        "counts a rank's message to itself": lambda parameters, ranks: 2 * ranks * _message(_chunk(parameters, ranks)),
         "you send the whole vector to every server": _ways(
             lambda parameters, ranks: _message(8 * math.ceil(parameters / 8))
         ),
-        "that is in bits": _ways(
+        "counts bits": _ways(
             lambda parameters, ranks: _chunk(parameters, ranks) + 32 * math.ceil(parameters / ranks / BLOCK)
         ),
-        "bytes and scales come whole": _ways(
+        "fractions of bytes and scales": _ways(
             lambda parameters, ranks: parameters / ranks / 8 + 4 * parameters / ranks / BLOCK
         ),
-        "that is the all-reduce in fp32": _ways(lambda parameters, ranks: 4 * _chunk(parameters, ranks)),
+        "the bytes of an all-reduce in fp32": _ways(lambda parameters, ranks: 4 * _chunk(parameters, ranks)),
         "you round the chunk down": _ways(lambda parameters, ranks: _message(parameters // ranks // 8 * 8)),
-        "mistake ways lambda parameters ranks cut cut": tuple(
+        "chunk not filled up to whole bytes": tuple(
             Mistake(
                 _ways(lambda parameters, ranks, cut=cut: cut(math.ceil(parameters / ranks))),  # type: ignore[misc]
                 "The chunk is not filled up to a multiple of 8 numbers: its last byte is whole.",
@@ -219,10 +220,10 @@ COMPRESSED_BYTES = TEXTS.exercise(
             )
             for cut in (lambda chunk: chunk // 8 + 4 * math.ceil(chunk / BLOCK), _message)
         ),
-        "A block of 2048 numbers that is only begun": _ways(
+        "no scale for a block only begun": _ways(
             lambda parameters, ranks: _chunk(parameters, ranks) / 8 + 4 * (_chunk(parameters, ranks) // BLOCK)
         ),
-        "A scale has 4 bytes": _ways(
+        "counts one byte per scale": _ways(
             lambda parameters, ranks: _chunk(parameters, ranks) / 8 + math.ceil(_chunk(parameters, ranks) / BLOCK)
         ),
         "you count a byte per number": _ways(
@@ -280,8 +281,10 @@ def read(message: Tensor) -> Tensor:
     from dlojz.by_hand.optimizers.one_bit import decompress
     from dlojz.by_hand.optimizers.sent_bytes import BLOCK_ELEMENTS, SCALE_BYTES, SIGNS_PER_BYTE
 
+    # a full block takes BLOCK/8 bytes of signs and 4 of scale; the last block may have fewer signs
     blocks = -(-message.numel() // (BLOCK_ELEMENTS // SIGNS_PER_BYTE + SCALE_BYTES))
     signs = message.numel() - SCALE_BYTES * blocks
+    # clone: a view as fp32 must begin at a multiple of 4 bytes
     return decompress(message[:signs], message[signs:].clone().view(torch.float32), SIGNS_PER_BYTE * signs)
 
 
@@ -300,6 +303,7 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
 
     exchange, types = dist.all_to_all_single, []
 
+    # the record of calls has no type of what an all-to-all exchanges
     def noted(output: Tensor, given: Tensor, *args: Any, **kwargs: Any) -> Any:
         types.append(str(given.dtype))
         return exchange(output, given, *args, **kwargs)
@@ -322,6 +326,7 @@ def _read(chunks: Sequence[Tensor], how: Compressed) -> list[Tensor]:
 
     if how == "not at all":
         return list(chunks)
+    # one scale over all chunks first; in each chunk `write` then finds the same mean magnitude
     written = chunks if how == "chunk by chunk" else compress(torch.cat(list(chunks))).chunk(len(chunks))
     return [read(write(chunk)) for chunk in written]
 
@@ -357,10 +362,12 @@ def simulated(
         for rank in range(size):
             values = values_of(rank, size, seed, call)
             meant = values + workers[rank]
+            # chunk j is the message to server j
             told.append(_read(meant.chunk(size), messages))
             if _WORKER not in forgets:
                 workers[rank] = (values if last_only else meant) - torch.cat(told[rank])
         share = 1 / size if share is None else share
+        # server: mean of the messages that it reads, and what its last means have left over
         sums = [sum(one[server] for one in told) * share + servers[server] for server in range(size)]
         chunks = _read(sums, means)
         if _SERVER not in forgets:
@@ -474,18 +481,18 @@ COMPRESSED_ALL_REDUCE = TEXTS.exercise(
     cases=TENSOR_CASES,
     faults={
         "every rank gets back what it has said itself": _means(alone=True),
-        "the first call is right": _values(forgets=(_WORKER, _SERVER)),
+        "neither error is kept": _values(forgets=(_WORKER, _SERVER)),
         "the servers forget what they leave unsaid": _values(forgets=(_SERVER,)),
         "the workers forget what they leave unsaid": _values(forgets=(_WORKER,)),
-        "worker_error loses what had been left unsaid before": _values(last_only=True),
+        "the worker's old error is lost": _values(last_only=True),
         "the servers add the messages up": _values(share=1.0),
-        "A worker's messages all have the scale of its": _values(messages="with one scale"),
+        "one scale for a worker's whole vector": _values(messages="with one scale"),
         "the servers' means are compressed together": _values(means="with one scale"),
         "one scale serves all chunks": _values(messages="with one scale", means="with one scale"),
         "the servers' means come back uncompressed": _means(means="not at all"),
-        "the mean is exact": _uncompressed,
+        "nothing is compressed": _uncompressed,
         "each rank compresses its whole vector once": _signs_added,
-        "mistake first call worker taken what the": tuple(
+        "worker_error keeps what was sent": tuple(
             Mistake(
                 _first_call(worker=taken),
                 "What the worker has told is not taken away from worker_error: worker_error -= told.",
@@ -493,7 +500,7 @@ COMPRESSED_ALL_REDUCE = TEXTS.exercise(
             )
             for taken in (0.0, -1.0)
         ),
-        "mistake first call server taken what the": tuple(
+        "server_error keeps what was sent": tuple(
             Mistake(
                 _first_call(server=taken),
                 "What the server answers is not taken away from server_error: server_error -= read(answer).",
@@ -501,6 +508,6 @@ COMPRESSED_ALL_REDUCE = TEXTS.exercise(
             )
             for taken in (0.0, -1.0)
         ),
-        "the messages stay where they are": _own_chunks,
+        "the messages are not exchanged": _own_chunks,
     },
 )

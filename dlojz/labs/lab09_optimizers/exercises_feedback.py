@@ -89,9 +89,7 @@ ERROR_FEEDBACK = TEXTS.exercise(
         "the errors pile up and are never said": _fed(
             lambda values, error: values, lambda values, error, told: error + values - told
         ),
-        "of what was left unsaid before": _fed(
-            lambda values, error: values + error, lambda values, error, told: values - told
-        ),
+        "the old error is lost": _fed(lambda values, error: values + error, lambda values, error, told: values - told),
         "the error has the wrong sign": _fed(
             lambda values, error: values + error, lambda values, error, told: told - values - error
         ),
@@ -104,7 +102,7 @@ ERROR_FEEDBACK = TEXTS.exercise(
         "the error is added after compression": _afterwards,
         "the two results are swapped": lambda values, error, compress: feed_back(values, error, compress)[::-1],
         "nothing is compressed": lambda values, error, compress: (values + error, 0 * values),
-        "mistake way en fr for way en": tuple(
+        "wrong message, or wrong remainder": tuple(
             Mistake(way, en, fr)
             for way, en, fr in (
                 (
@@ -192,6 +190,7 @@ def _sending_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) 
     exchange, exchanged = dist.all_to_all_single, [0.0]
 
     def noted(output: Tensor, given: Tensor, *args: Any, **kwargs: Any) -> Any:
+        # the row for this rank itself does not leave it
         exchanged[0] += given.nbytes * (size - 1) / size
         return exchange(output, given, *args, **kwargs)
 
@@ -205,6 +204,7 @@ def _sending_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) 
     order = torch.Generator().manual_seed(seed)
     mean = torch.zeros(0)
     for _ in range(SENDING_STEPS):
+        # all ranks draw the same 128 samples; each takes every size-th
         batch = torch.randint(len(inputs), (128,), generator=order)[rank::size]
         optimizer.zero_grad()
         F.cross_entropy(model(inputs[batch]), labels[batch]).backward()
@@ -250,6 +250,7 @@ class _SendingJudge:
                 "Les deux rangs finissent avec des poids différents : renvoyez la même moyenne sur tous, au bit près.",
             )
         loss, least = told[0]["loss"], plain[0].value["loss"]
+        # not <=: a loss of NaN is refused too
         if not loss <= MARGIN * least:
             raise Wrong(
                 f"The training ends at a loss of {significant(loss)}, more than 3% above that of DDP, "
@@ -257,6 +258,7 @@ class _SendingJudge:
                 f"L’entraînement finit à une perte de {significant(loss)}, plus de 3 % au-dessus de celle de DDP, "
                 f"{significant(least)} : ce qui n’est jamais envoyé manque.",
             )
+        # the busiest rank counts
         return round(100 * max(map(_sent_bytes, found)) / max(map(_sent_bytes, plain)), 1)
 
 

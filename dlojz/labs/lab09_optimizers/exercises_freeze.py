@@ -34,6 +34,7 @@ def freeze_step(norms: Norms, beta2: float, threshold: float) -> int:
 
 
 def _delta(beta2: float) -> int:
+    # round, not int: 1 / (1 − 0.95) is 19.99… in floating point
     return round(1 / (1 - beta2))
 
 
@@ -48,6 +49,7 @@ def _first(
     """A criterion: which ratio of norms, how many steps apart, and how it compares with the threshold."""
 
     def step(norms: Norms, beta2: float, threshold: float) -> int:
+        # from step Δ on: before it there is no norm to compare with
         delta = back(beta2)
         found = (now for now in range(delta, len(norms)) if rests(ratio(norms[now - delta], norms[now]), threshold))
         return next(found, len(norms))
@@ -117,7 +119,7 @@ FREEZE_STEP = TEXTS.exercise(
     cases=_freeze_cases,
     told=_freeze_told,
     mistakes={
-        "mistake way neighbours for way in first": tuple(
+        "neighbouring steps compared": tuple(
             Mistake(way, *_NEIGHBOURS)
             for way in (
                 _first(_smaller, lambda beta2: 1),
@@ -125,10 +127,10 @@ FREEZE_STEP = TEXTS.exercise(
                 lambda norms, beta2, threshold: _beside(norms, threshold, 0),
             )
         ),
-        "where the norm falls": _first(lambda before, now: before / now),
-        "where the norm rises": _first(lambda before, now: now / before),
+        "ratio before / now, above 1 where the norm falls": _first(lambda before, now: before / now),
+        "ratio now / before, above 1 where the norm rises": _first(lambda before, now: now / before),
         "you stop where the norm still moves": _first(_smaller, rests=operator.le),
-        "mistake way that is the step you": tuple(
+        "returns the step looked back to": tuple(
             Mistake(
                 way,
                 "That is the step you look back to; at that time nothing is known yet: return the later one.",
@@ -140,10 +142,10 @@ FREEZE_STEP = TEXTS.exercise(
                 lambda norms, beta2, threshold: freeze_step(norms, beta2, threshold) - _delta(beta2),
             )
         ),
-        "that is the first step of all": _first(_smaller, lambda beta2: 0),
-        "A ratio that equals the threshold is enough": _first(_smaller, rests=operator.gt),
+        "a norm compared with itself": _first(_smaller, lambda beta2: 0),
+        "ratio must exceed the threshold": _first(_smaller, rests=operator.gt),
         "you begin one step late": lambda norms, beta2, threshold: _from(norms, beta2, threshold, _delta(beta2) + 1),
-        "mistake lambda norms beta2 threshold start start": tuple(
+        "begins before step Δ": tuple(
             Mistake(
                 lambda norms, beta2, threshold, start=start: _from(norms, beta2, threshold, start),
                 "You begin before step Δ: norms[t − Δ] with a negative index counts from the end of the list.",
@@ -152,7 +154,7 @@ FREEZE_STEP = TEXTS.exercise(
             )
             for start in (1, 0)
         ),
-        "mistake first smaller cut δ is not": tuple(
+        "Δ not rounded to the nearest": tuple(
             Mistake(
                 _first(_smaller, cut),
                 "Δ is not rounded to the nearest: 1 / (1 − 0.95) is 19.99… for the computer; int() makes 19 of "
@@ -164,7 +166,7 @@ FREEZE_STEP = TEXTS.exercise(
             )
             for cut in (lambda beta2: int(1 / (1 - beta2)), lambda beta2: math.ceil(1 / (1 - beta2)))
         ),
-        "mistake lambda norms beta2 threshold more more": tuple(
+        "one step beside the right one": tuple(
             Mistake(
                 lambda norms, beta2, threshold, more=more: (
                     found + more if (found := freeze_step(norms, beta2, threshold)) < len(norms) else found
@@ -174,7 +176,7 @@ FREEZE_STEP = TEXTS.exercise(
             )
             for more in (1, -1)
         ),
-        "mistake lambda norms beta2 threshold never never": tuple(
+        "wrong result where the norm never rests": tuple(
             Mistake(
                 lambda norms, beta2, threshold, never=never: (
                     never(norms)

@@ -59,6 +59,7 @@ def update_traffic(operations: Sequence[Operation], states: Collection[str]) -> 
     read: set[str] = set()
     written: set[str] = set()
     for reads, writes in operations:
+        # written before in the same kernel: the number is still in a register
         read |= {name for name in reads if name in states} - written
         written |= {name for name in writes if name in states}
     return BYTES * apart, BYTES * (len(read) + len(written))
@@ -242,6 +243,7 @@ def update_in_backward(model: nn.Module, make_optimizer: MakeOptimizer) -> None:
     for parameter in model.parameters():
         optimizer = make_optimizer([parameter])
 
+        # the default binds the optimizer of this pass of the loop
         def update(parameter: Tensor, optimizer: Any = optimizer) -> None:
             optimizer.step()
             parameter.grad = None
@@ -253,6 +255,7 @@ def _model(seed: int) -> nn.Module:
     import torch
     from torch import nn
 
+    # the random numbers of the notebook go on as if nothing had been drawn
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 5), nn.Tanh(), nn.Linear(5, 3))
@@ -296,6 +299,7 @@ def _trained(answer: Callable[..., Any], seed: int) -> tuple[nn.Module, int]:
     answer(model, make_optimizer)
     for step in range(STEPS):
         _loss(model, seed, step).backward()
+    # `is`: == would compare the numbers of two tensors
     without = sum(all(parameter is not one for one in owned) for parameter in parameters)
     if without and not bool((_weights(model) == before).all()):
         raise Wrong(
@@ -318,14 +322,15 @@ def _frugal(answer: Callable[..., Any]) -> None:
             "prennent autant de place que d’autres nombres : parameter.grad = None les libère.",
         )
     model, most = max(trained, key=lambda pair: pair[1])
+    # weight and bias of one layer may be there together
     room = max(sum(one.numel() for one in layer.parameters()) for layer in model.children())
     if most > room:
         total = sum(one.numel() for one in model.parameters())
         raise Wrong(
-            en=f"The weights are right, but {most} of {total} numbers of gradients are there at once, more than the "
-            f"largest layer has ({room}): free each gradient as soon as its parameter is updated.",
-            fr=f"Les poids sont justes, mais {most} nombres de gradient sur {total} sont présents en même temps, plus "
-            f"que n’en a la plus grande couche ({room}) : libérez chaque gradient dès que son paramètre est mis à "
+            en=f"The weights are right, but {most} of {total} numbers of gradients are there at once, more than "
+            f"the largest layer has ({room}): free each gradient as soon as its parameter is updated.",
+            fr=f"Les poids sont justes, mais {most} nombres de gradient sur {total} sont présents en même temps, "
+            f"plus que n’en a la plus grande couche ({room}) : libérez chaque gradient dès que son paramètre est mis à "
             "jour.",
         )
 
@@ -511,12 +516,14 @@ def simulated(  # noqa: PLR0913 - each is one way to go wrong
     for number in range(ROUNDS):
         for rank in range(size):
             weights[rank] = weights[rank] + local_steps(rank, seed, number)
+        # (size, NUMEL): outer gradients, against the way that each rank has gone
         gaps = torch.stack([anchor - own for anchor, own in zip(anchors, weights, strict=True)])
         anchors_before = list(anchors)
         mean = gaps.sum(0) if add else gaps.mean(0)
         mean = anchors[0] - torch.stack(weights).sum(0) if of_sum else mean
         for rank in range(size):
             gradient = sign * (gaps[rank] if alone else mean)
+            # Nesterov as in torch: u ← μ u + Δ, step Δ + μ u
             momentum = MOMENTUM * momenta[rank] + gradient
             step = gradient + MOMENTUM * momentum if nesterov else momentum
             momentum, step = rule(gradient, momenta[rank]) if rule else (momentum, step)
@@ -574,16 +581,16 @@ OUTER_STEP = TEXTS.exercise(
         "every rank uses its own difference": _values(alone=True),
         "you walk back": _values(sign=-1.0),
         "the differences are added up over the ranks": _values(add=True),
-        "that is plain momentum": _values(nesterov=False),
-        "the first round is right": _values(keep=False),
-        "weights move but anchor and momentum": _values(keep=False, move_anchor=False),
+        "plain momentum in place of Nesterov's": _values(nesterov=False),
+        "the momentum is not kept": _values(keep=False),
+        "anchor and momentum stay as they were": _values(keep=False, move_anchor=False),
         "weights hold the mean of the ranks' weights": _values(bring_mean=True),
-        "anchor moves but weights stay where": _values(bring=False),
-        "weights move but anchor stays at": _values(move_anchor=False),
-        "that is Local SGD": _values(average=True),
-        "you take the sum of the weights away from": _values(of_sum=True),
-        "nothing has changed": _values(bring=False, move_anchor=False, keep=False),
-        "mistake values rule rule en fr for": tuple(
+        "the weights do not move to the anchor": _values(bring=False),
+        "the anchor stays at the start": _values(move_anchor=False),
+        "averages the weights, as Local SGD does": _values(average=True),
+        "sum of the weights in place of their mean": _values(of_sum=True),
+        "nothing is written in place": _values(bring=False, move_anchor=False, keep=False),
+        "another rule of momentum or step": tuple(
             Mistake(_values(rule=rule), en, fr)
             for rule, en, fr in (
                 (

@@ -94,6 +94,7 @@ def _traffic(axes: Axes, footprint: Footprint, place: float, alpha: float) -> No
         if traffic.group != "dp":
             continue
         size = traffic.sent_bytes / MEBIBYTE
+        # the predicted bar has the same colours: one entry in the legend for both
         label = traffic.collective.replace("_", "-") if footprint.source == "measured" else None
         bar(axes, place, size, left, _MESSAGES.get(traffic.collective, OTHER), alpha, label)
         left += size
@@ -161,6 +162,7 @@ def _ends(axes: Axes, ends: Mapping[int, Sequence[float]]) -> None:
     names = [say(en="never", fr="jamais") if step == never else str(step) for step in ends]
     for place, losses in enumerate(ends.values()):
         fine = [loss for loss in losses if math.isfinite(loss)]
+        # one cross for all seeds that diverged, with their number
         lost = len(losses) - len(fine)
         axes.plot([place] * len(fine), fine, "o", color=BLUE, markersize=6, alpha=0.7)
         axes.plot([place] * min(lost, 1), [top] * min(lost, 1), "X", color=VERMILION, markersize=9)
@@ -215,6 +217,7 @@ def way_of(run: Run) -> Reduction:
     """Convert a run for the board: bytes predicted for the mean step, loss and step measured."""
     compression = run.config.layout.gradient_compression
     name = optimizer_label(run.config.optimizer) + ("" if compression == "none" else f", {compression}")
+    # mean over the last 1/LAST_SHARE of the steps, at least one
     last = run.losses[-max(1, len(run.losses) // LAST_SHARE) :]
     return replace(
         predicted_way(name, run.config), losses=(statistics.fmean(last),), step_s=measured_footprint(run).phases.step_s

@@ -44,6 +44,7 @@ def _buffers(seed: int, size: int) -> list[Tensor]:
 
 def _computed(x_ECD: Tensor, experts: slice, seed: int, size: int) -> Tensor:
     matrices_EDD, biases_ED = _experts(seed, size)
+    # (E, C, D) @ (E, D, D): one matrix for each expert
     return (x_ECD @ matrices_EDD[experts] + biases_ED[experts].unsqueeze(1)).tanh()
 
 
@@ -63,8 +64,8 @@ def _exchange_trial(answer: Callable[..., Any], rank: int, size: int, seed: int)
             raise WrongShape(
                 say(
                     en=f"own_experts takes (own experts, ranks × capacity, width), here {wanted}, but received {given}",
-                    fr=f"own_experts attend (experts du rang, rangs × capacité, largeur), ici {wanted}, mais a reçu "
-                    f"{given}",
+                    fr=f"own_experts attend (experts du rang, rangs × capacité, largeur), ici {wanted}, mais "
+                    f"a reçu {given}",
                 )
             )
         return _computed(x_LND, _own(rank), seed, size)
@@ -80,6 +81,7 @@ def _whole(rank: int, size: int, seed: int) -> dict[str, Tensor]:
 
 def _arrange(way: str, arrived: Tensor, size: int) -> Tensor:
     """Lay what has arrived, (E, C, D) with the source ranks first, out for own_experts: (L, n C, D)."""
+    # (n, L, C, D): an all-to-all gives the pieces in the order of their ranks
     by_source = arrived.view(size, LOCAL_EXPERTS, ROOM, WIDTH)
     laid = {
         "experts first": by_source.transpose(0, 1),
@@ -93,6 +95,7 @@ def _arrange(way: str, arrived: Tensor, size: int) -> Tensor:
 
 def _restore(way: str, made: Tensor, size: int) -> Tensor:
     """Lay out what experts have made, (L, n C, D), for the way back: n pieces."""
+    # (L, n, C, D)
     by_expert = made.view(LOCAL_EXPERTS, size, ROOM, WIDTH)
     laid = {
         "ranks first": by_expert.transpose(0, 1),
@@ -126,6 +129,7 @@ def _journey(
         import torch
 
         buffers = [one.view(size, LOCAL_EXPERTS, ROOM, WIDTH) for one in _buffers(seed, size)]
+        # first all-to-all: piece `rank` of every buffer
         arrived = torch.stack([buffers[source][rank] for source in range(size)]) if sent else buffers[rank]
         rows = _arrange(there, arrived.reshape(LOCAL_EXPERTS * size, ROOM, WIDTH), size)
         return _restore(back, _computed(rows, _own(rank), seed, size), size)
@@ -135,6 +139,7 @@ def _journey(
 
         pieces = leaving(rank, size, seed)
         if returned:
+            # second all-to-all: piece `rank` of what every rank sends back
             pieces = torch.stack([leaving(source, size, seed)[rank] for source in range(size)])
         return {OUTPUT: after(pieces, size).reshape(LOCAL_EXPERTS * size, ROOM, WIDTH)}
 
@@ -162,6 +167,7 @@ def _sent_again(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     """The second all-to-all brings buffers, which no expert has seen."""
     import torch
 
+    # piece `rank` of each buffer: as it has come by the first all-to-all
     pieces = [one.view(size, LOCAL_EXPERTS, ROOM, WIDTH)[rank] for one in _buffers(seed, size)]
     return {OUTPUT: torch.cat(pieces)}
 

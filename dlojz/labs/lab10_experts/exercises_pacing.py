@@ -57,11 +57,11 @@ PACING = TEXTS.exercise(
     cases=_curriculum_pacing_cases,
     counts=True,
     mistakes={
-        "after steps steps the sequences go on growing": lambda t, start, end, steps, degree, multiple: _down(
+        "the growth goes on after the last step": lambda t, start, end, steps, degree, multiple: _down(
             start + (end - start) * (t / steps) ** (1 / degree), multiple
         ),
-        "the growth is right": _way(_right, rounded=lambda length, multiple: math.floor(length)),
-        "the growth is right but": _way(_right, rounded=lambda length, multiple: length),
+        "not rounded to a multiple": _way(_right, rounded=lambda length, multiple: math.floor(length)),
+        "not rounded at all": _way(_right, rounded=lambda length, multiple: length),
         "you round up": _way(_right, rounded=lambda length, multiple: math.ceil(length / multiple) * multiple),
         "you round to the nearest multiple": _way(
             _right, rounded=lambda length, multiple: round(length / multiple) * multiple
@@ -82,10 +82,10 @@ PACING = TEXTS.exercise(
             lambda t, start, end, steps, degree: _right(t // steps * steps, start, end, steps, degree)
         ),
         "you are one step ahead": _way(lambda t, start, end, steps, degree: _right(t + 1, start, end, steps, degree)),
-        "you take the larger of t / steps and": lambda t, start, end, steps, degree, multiple: _down(
+        "max in place of min": lambda t, start, end, steps, degree, multiple: _down(
             start + (end - start) * max(t / steps, 1) ** (1 / degree), multiple
         ),
-        "1 // degree is 0 from degree 2 on": _way(
+        "the root's exponent is a whole number": _way(
             lambda t, start, end, steps, degree: start + (end - start) * min(t / steps, 1) ** (1 // degree)
         ),
         "your sequences become shorter": _way(

@@ -47,11 +47,14 @@ def mixture(
     """
     import torch
 
+    # N: choices that have a place
     token_N, choice_N = (places_TK >= 0).nonzero(as_tuple=True)
     where = chosen_TK[token_N, choice_N], places_TK[token_N, choice_N]
     buffer_ECD = x_TD.new_zeros(*shape, x_TD.shape[1])
+    # no two choices have the same place, so nothing is overwritten
     buffer_ECD[where] = x_TD[token_N]
     weighted_ND = weights_TK[token_N, choice_N].unsqueeze(1) * experts(buffer_ECD)[where]
+    # the rows of one token add up: index_add, where y[token_N] += … would keep one of them
     return torch.zeros_like(x_TD).index_add(0, token_N, weighted_ND)
 
 
@@ -167,9 +170,9 @@ MIXTURE = TEXTS.exercise(
             x, weights.new_ones(weights.shape), *rest
         ),
         "the weight multiplies what enters the expert": _weighted_before,
-        "A token without a place comes out as it": _with_itself,
-        "tokens without a place read the last place of": _read_anyway,
-        "mistake written read by token tokens without": tuple(
+        "a dropped token comes out unchanged": _with_itself,
+        "dropped tokens read the last place": _read_anyway,
+        "dropped tokens are written over the last place": tuple(
             Mistake(
                 _written(read, by_token),
                 "Tokens without a place are written over the last place of their expert, since index -1 is the "
@@ -186,9 +189,7 @@ MIXTURE = TEXTS.exercise(
         "each choice overwrites the one before": _last_choice,
         "you add x": _then(lambda mixed, x, kept: mixed + x),
         "you divide by k": _then(lambda mixed, x, kept: mixed / kept.shape[1]),
-        "A token that one of its experts refuses gets": _then(
-            lambda mixed, x, kept: mixed * (kept >= 0).all(1, keepdim=True)
-        ),
+        "a token refused once gets nothing": _then(lambda mixed, x, kept: mixed * (kept >= 0).all(1, keepdim=True)),
         "you leave out place 0": _given(lambda weights, chosen, kept: (weights, chosen, kept.where(kept != 0, -1))),
         "the experts are not called": lambda x, weights, chosen, kept, experts, shape: mixture(
             x, weights, chosen, kept, lambda buffer: buffer, shape
@@ -253,10 +254,12 @@ def _group(rank: int, size: int) -> range:
 def _after_backward(rank: int, size: int, seed: int) -> tuple[Tensor, Tensor]:
     shared, experts = _found(size, seed)
     place = rank % EP[size]
+    # the two experts of this rank; backward adds up what the tokens of its group give
     return shared[rank], added(experts[other][2 * place : 2 * place + 2] for other in _group(rank, size))
 
 
 def _members(rank: int, size: int, whom: str) -> range:
+    # replicas: one rank in every group, ep ranks apart
     groups = {WORLD: range(size), REPLICAS: range(rank % EP[size], size, EP[size]), PEERS: _group(rank, size)}
     return groups.get(whom, range(rank, rank + 1))
 
@@ -277,6 +280,7 @@ def expected(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     shared, experts = _found(size, seed)
     place = rank % EP[size]
     mine = [one[2 * place : 2 * place + 2] for one in experts]
+    # / size for both: each rank divides its loss by its own tokens
     return {SHARED: added(shared) / size, OWN: added(mine) / size}
 
 
@@ -420,6 +424,7 @@ def exchange_bytes(
 
     Source: Lepikhin et al. 2020 (arXiv 2006.16668), dispatch and combine, each the other's backward pass.
     """
+    # empty places travel too
     room = math.ceil(factor * k * tokens / experts)
     return 4 * experts * room * width * number_bytes * (ranks - 1) / ranks
 
@@ -434,22 +439,22 @@ EXCHANGE_BYTES = TEXTS.exercise(
     exchange_bytes,
     cases=lambda: VOLUME_CASES,
     mistakes={
-        "half is missing": _times(lambda n: 1 / 2),
-        "that is one all-to-all": _times(lambda n: 1 / 4),
-        "that is the size of the tensors": _times(lambda n: n / (n - 1)),
-        "that is an all-gather": _times(float),
-        "nearly the capacity of an expert": lambda tokens, width, experts, k, factor, ranks, number_bytes: (
+        "counts the forward or the way there alone": _times(lambda n: 1 / 2),
+        "counts one all-to-all": _times(lambda n: 1 / 4),
+        "counts the rows that stay": _times(lambda n: n / (n - 1)),
+        "the bytes of an all-gather": _times(float),
+        "the capacity is not rounded": lambda tokens, width, experts, k, factor, ranks, number_bytes: (
             4 * factor * k * tokens * width * number_bytes * (ranks - 1) / ranks
         ),
         "the capacity factor is left out": lambda t, d, e, k, f, n, size: exchange_bytes(t, d, e, k, 1.0, n, size),
         "k is left out": lambda t, d, e, k, f, n, size: exchange_bytes(t, d, e, 1, f, n, size),
-        "that is a number of elements": lambda t, d, e, k, f, n, size: exchange_bytes(t, d, e, k, f, n, 1),
+        "counts elements, not bytes": lambda t, d, e, k, f, n, size: exchange_bytes(t, d, e, k, f, n, 1),
         "you divide by the number of ranks once more": lambda t, d, e, k, f, n, size: (
             exchange_bytes(t, d, e, k, f, n, size) / n
         ),
         "you count three all-to-all": _times(lambda n: 3 / 4),
         "you count each all-to-all twice": _times(lambda n: 2.0),
-        "you count the share that stays or goes to": _times(lambda n: 1 / (n - 1)),
+        "counts the share of one rank": _times(lambda n: 1 / (n - 1)),
         "the capacity is rounded down": lambda t, d, e, k, f, n, size: (
             4 * e * math.floor(f * k * t / e) * d * size * (n - 1) / n
         ),

@@ -71,6 +71,7 @@ def _spread(choice: Any, experts: int, k: int, tokens: int) -> Tensor:
             en=f"The second tensor must hold the numbers of experts, whole numbers from 0 to {experts - 1}.",
             fr=f"Le second tenseur doit contenir des numéros d’experts, des entiers de 0 à {experts - 1}.",
         )
+    # an expert that stands twice in a row gets both weights
     return torch.zeros(tokens, experts).scatter_add(1, chosen_TK, weights_TK.float())
 
 
@@ -125,10 +126,10 @@ GATE = TEXTS.exercise(
     leaves={0: Said("the router's logits", "les logits du routeur")},
     then=_refuse_other_choices,
     mistakes={
-        "the experts are the right ones": _always_divided,
-        "the experts are the right ones and": lambda logits_TE, k: logits_TE.softmax(-1).topk(k),
+        "weight 1 with k = 1": _always_divided,
+        "weights not divided by their sum": lambda logits_TE, k: logits_TE.softmax(-1).topk(k),
         "the softmax runs over the tokens": lambda logits_TE, k: _normalized(logits_TE.softmax(0).topk(k)),
-        "mistake way the weights are logits pass": tuple(
+        "logits as weights": tuple(
             Mistake(
                 way,
                 "The weights are logits: pass them through softmax first, over all experts.",
@@ -139,7 +140,7 @@ GATE = TEXTS.exercise(
         "you choose the experts of lowest probability": lambda logits_TE, k: _normalized(
             logits_TE.softmax(-1).topk(k, largest=False)
         ),
-        "mistake lambda logits te k of of": tuple(
+        "no softmax over the experts": tuple(
             Mistake(
                 lambda logits_TE, k, of=of: _normalized(of(logits_TE).topk(k)),
                 "The weights do not come from a softmax over the experts, whose probabilities add up to 1 for "
@@ -153,7 +154,7 @@ GATE = TEXTS.exercise(
                 lambda logits_TE: logits_TE.exp(),
             )
         ),
-        "mistake lambda logits te k by by": tuple(
+        "weights divided by another number": tuple(
             Mistake(
                 lambda logits_TE, k, by=by: _shared_by(logits_TE, k, by),
                 "With k ≥ 2 the weights of a token must add up to 1: divide by their sum over its own experts, "
@@ -172,7 +173,7 @@ GATE = TEXTS.exercise(
         "the weights are divided from k = 3 on": lambda logits_TE, k: (gate if k > 2 else _undivided_gate)(
             logits_TE, k
         ),
-        "every expert of a token has the weight of": lambda logits_TE, k: (
+        "every expert has the weight of the first": lambda logits_TE, k: (
             gate(logits_TE, 1)[0].expand(-1, k),
             gate(logits_TE, k)[1],
         ),
@@ -197,7 +198,9 @@ def places(chosen_TK: Tensor, experts: int, factor: float) -> Tensor:
     import torch.nn.functional as F
 
     tokens, k = chosen_TK.shape
+    # (K T, E): all first choices, then all second ones
     taken_NE = F.one_hot(chosen_TK.T.flatten(), experts)
+    # cumsum: how many have chosen the expert so far; × taken: of the chosen expert alone
     place_N = (taken_NE.cumsum(0) * taken_NE).sum(1) - 1
     place_N = torch.where(place_N < capacity(tokens, experts, k, factor), place_N, -1)
     return place_N.view(k, tokens).T
@@ -233,7 +236,7 @@ def _spoilt(way: str) -> Callable[..., Tensor]:
 
 
 def _refused(what: Callable[[Tensor, int], Tensor], count: Callable[[float], int] = math.ceil) -> Callable[..., Tensor]:
-    """Places where those that find no room are told by `what(places, room)`, and the room is counted by `count`."""
+    """Places where those that find no room are told by `mark_refused(places, room)`; the room is counted by `count`."""
 
     def way(chosen_TK: Tensor, experts: int, factor: float) -> Tensor:
         tokens, k = chosen_TK.shape
@@ -267,31 +270,31 @@ PLACES = TEXTS.exercise(
     places,
     cases=crowded,
     mistakes={
-        "the capacity is right": _spoilt("by tokens"),
+        "places given token by token": _spoilt("by tokens"),
         "second choices are counted from 0 again": _spoilt("each apart"),
         "the capacity is rounded down": _spoilt("floor"),
         "the capacity forgets k": _spoilt("without k"),
         "the capacity factor is left out": _spoilt("without factor"),
-        "the places are right": _spoilt("unlimited"),
-        "the tokens that are too many all stand at": _spoilt("last place"),
+        "no choice is refused": _spoilt("unlimited"),
+        "refused tokens stand at the last place": _spoilt("last place"),
         "the places begin at 1": _spoilt("from 1"),
         "one place too many": _refused(lambda place, room: place.masked_fill(place > room, -1)),
-        "A choice that is dropped gets place 0": _refused(lambda place, room: place.masked_fill(place >= room, 0)),
-        "you begin again at place 0 when an expert": _refused(lambda place, room: place % room),
+        "a dropped choice gets place 0": _refused(lambda place, room: place.masked_fill(place >= room, 0)),
+        "places begin again when an expert is full": _refused(lambda place, room: place % room),
         "the capacity is rounded to the nearest": _refused(_minus_one, round),
-        "the capacity factor is left out and": lambda chosen_TK, experts, factor: _refused(_minus_one, math.floor)(
+        "no capacity factor, and rounded down": lambda chosen_TK, experts, factor: _refused(_minus_one, math.floor)(
             chosen_TK, experts, 1.0
         ),
-        "the places are right but": lambda chosen_TK, experts, factor: places(chosen_TK, experts, factor).T.reshape(
-            chosen_TK.shape
-        ),
+        "places laid out by token, not choice": lambda chosen_TK, experts, factor: places(
+            chosen_TK, experts, factor
+        ).T.reshape(chosen_TK.shape),
         "you serve in reverse order": lambda chosen_TK, experts, factor: places(
             chosen_TK.flip(0, 1), experts, factor
         ).flip(0, 1),
-        "all choices of a token get the place of": lambda chosen_TK, experts, factor: places(
+        "all choices get the first's place": lambda chosen_TK, experts, factor: places(
             chosen_TK[:, :1], experts, factor * chosen_TK.shape[1]
         ).expand(-1, chosen_TK.shape[1]),
-        "all choices of a token get the place of its": lambda chosen_TK, experts, factor: places(
+        "all choices get the first's place, capacity without k": lambda chosen_TK, experts, factor: places(
             chosen_TK[:, :1], experts, factor
         ).expand(chosen_TK.shape),
         "you tell whether a choice has a place": lambda chosen_TK, experts, factor: (
@@ -313,6 +316,7 @@ def balance_loss(logits_TE: Tensor, chosen_TK: Tensor) -> Tensor:
     import torch.nn.functional as F
 
     experts = logits_TE.shape[1]
+    # counts have no gradient: it comes through the probabilities
     share_E = F.one_hot(chosen_TK, experts).float().mean((0, 1))
     return experts * (share_E * logits_TE.softmax(-1).mean(0)).sum()
 
@@ -380,6 +384,7 @@ def _check_gradient(answer: Callable[..., Any]) -> None:
 
 
 def _gradient(way: Callable[..., Any], logits_TE: Tensor, chosen_TK: Tensor) -> Tensor | None:
+    # a leaf for each of the two functions: gradients would add up
     leaf_TE = logits_TE.clone().requires_grad_()
     loss = way(leaf_TE, chosen_TK)
     if not loss.requires_grad:
@@ -406,7 +411,7 @@ BALANCE = TEXTS.exercise(
         "you count first choices only": lambda logits_TE, chosen_TK: balance_loss(logits_TE, chosen_TK[:, :1]),
         "P is a mean of logits": _of_logits,
         "you multiply by E twice": _ended(lambda share, mean, experts: experts**2 * (share * mean).sum()),
-        "that is the distance of f and P": _ended(lambda share, mean, experts: experts * ((share - mean) ** 2).sum()),
+        "squared distance of f and P": _ended(lambda share, mean, experts: experts * ((share - mean) ** 2).sum()),
         "your softmax runs over the tokens": _with_mean(lambda logits_TE: logits_TE.softmax(0).mean(0)),
         "P is a sum over the tokens": _with_mean(lambda logits_TE: logits_TE.softmax(-1).sum(0)),
         "P is the largest probability of the tokens": _with_mean(lambda logits_TE: logits_TE.softmax(-1).amax(0)),
@@ -426,9 +431,11 @@ def two_level_gate(group_logits_TG: Tensor, expert_logits_TE: Tensor, k: int) ->
     """
     groups = group_logits_TG.shape[1]
     group_T = group_logits_TG.argmax(-1)
+    # (T, G, J): the J experts of a group follow one another
     inside_TGJ = expert_logits_TE.unflatten(1, (groups, -1))
     weights_TK, chosen_TK = gate(inside_TGJ[range(len(group_T)), group_T], k)
     group_weight_T1 = group_logits_TG.softmax(-1).amax(-1, keepdim=True)
+    # number within the group + number of the first expert of the group
     return group_weight_T1 * weights_TK, chosen_TK + group_T.unsqueeze(-1) * inside_TGJ.shape[2]
 
 
@@ -522,19 +529,19 @@ TWO_LEVEL = TEXTS.exercise(
     trial=_weights,
     mistakes={
         "the groups are left out": lambda group_logits_TG, expert_logits_TE, k: gate(expert_logits_TE, k),
-        "the experts are the right ones": _without_group,
-        "the experts are the right ones but": _without_expert,
+        "the group's probability is missing": _without_group,
+        "the expert's probability is missing": _without_expert,
         "the second softmax runs over all experts": _over_all,
-        "the experts are the right ones but with": _undivided,
+        "weights within the group not divided": _undivided,
         "you take the largest products over all experts": _best_product,
-        "the numbers of the experts are counted within their": _local_numbers,
-        "you add the probability of the group to the": _in_group(lambda group_T1, weights_TK: group_T1 + weights_TK),
+        "experts numbered within their group": _local_numbers,
+        "probabilities of group and expert added": _in_group(lambda group_T1, weights_TK: group_T1 + weights_TK),
         "you multiply by the logit of the group": _in_group(probability=lambda logits: logits.amax(-1, keepdim=True)),
         "the softmax of the groups runs over the tokens": _in_group(
             probability=lambda logits: logits.softmax(0).amax(-1, keepdim=True),
             group=lambda logits: logits.softmax(0).argmax(-1),
         ),
-        "mistake in group group lambda logits logits": tuple(
+        "the least probable group is taken": tuple(
             Mistake(
                 _in_group(group=lambda logits: logits.argmin(-1), probability=probability),
                 "You take the least probable group: take the most probable one.",
@@ -542,11 +549,11 @@ TWO_LEVEL = TEXTS.exercise(
             )
             for probability in (_best_group, lambda logits: logits.softmax(-1).amin(-1, keepdim=True))
         ),
-        "the experts of a group are not those that": _in_group(strided=True),
-        "with k = 1 the weight within the group": _in_group(always=True),
+        "groups of experts that are far apart": _in_group(strided=True),
+        "weight within the group 1 with k = 1": _in_group(always=True),
         "the products are divided by their sum": _in_group(
             lambda group_T1, weights_TK: weights_TK / weights_TK.sum(-1, keepdim=True)
         ),
-        "you add the number of the group to that": _renumbered(lambda group, inside, each: group + inside),
+        "group's number added to the expert's": _renumbered(lambda group, inside, each: group + inside),
     },
 )

@@ -92,6 +92,7 @@ def seats(
         for token in range(tokens):
             expert, at = int(chosen_TK[token, choice]), int(places_TK[token, choice])
             if at < 0:
+                # dropped: behind the places and a gap, in the order in which they come
                 at = room + 1 + dropped[expert]
                 dropped[expert] += 1
             edge = VERMILION if at >= room else EDGE
@@ -240,7 +241,9 @@ def beside_package(choose: Choose, place: Place, mix: Mix) -> Table:
             places_TK = place(chosen_TK, experts, factor)
             shape = experts, capacity(tokens, experts, k, factor)
             y_TD = mix(x_TD, weights_TK, chosen_TK, places_TK, layer.experts, shape)
+            # every expert on every token, (E, T, D)
             everywhere_ETD = layer.experts(x_TD.expand(experts, -1, -1))
+            # of them the chosen ones, by choice and token
             picked_KTD = everywhere_ETD[chosen_TK.T, torch.arange(tokens)]
             dense_TD = (weights_TK.T.unsqueeze(-1) * picked_KTD).sum(0)
             gaps = [float((y_TD - other).abs().max()) for other in (layer(x_TD.unsqueeze(0))[0], dense_TD)]
@@ -283,6 +286,7 @@ def loads(trainings: Mapping[float, Sequence[Tensor]], factor: float = 1.25) -> 
 
 
 def _load(step: int, counts: list[int], factor: float) -> StepLoad:
+    # the counts are of choices, k per token: hence k = 1
     room = capacity(sum(counts), len(counts), 1, factor)
     dropped = sum(max(0, count - room) for count in counts) / sum(counts)
     layer = say(en="the last mixture", fr="dernier mélange")
