@@ -69,10 +69,10 @@ def _expect_equal_magnitudes(answer: Callable[..., Any]) -> None:
     gone = int((_mask_trial(answer, weights, sparsity) == 0).sum())
     if gone != asked:
         raise Wrong(
-            en=f"Where many weights have the same magnitude, {gone} go, and not {asked}: a threshold takes all that "
-            "have its magnitude, or none. Take the first of sizes.argsort().",
-            fr=f"Quand beaucoup de poids ont la même valeur absolue, il en part {gone}, et non {asked} : un seuil "
-            "prend tous ceux qui ont sa valeur, ou aucun. Prenez les premiers de sizes.argsort().",
+            en=f"Where many weights have the same magnitude, {gone} go, and not {asked}: "
+            "a threshold takes all that have its magnitude, or none. Take the first of sizes.argsort().",
+            fr=f"Quand beaucoup de poids ont la même valeur absolue, il en part {gone}, et non {asked} : "
+            "un seuil prend tous ceux qui ont sa valeur, ou aucun. Prenez les premiers de sizes.argsort().",
         )
 
 
@@ -128,13 +128,13 @@ GLOBAL_MASKS = TEXTS.exercise(
             global_masks([weight], sparsity)[0] for weight in weights
         ],
         "you remove the most negative weights": _mask_signed,
-        "the sparsity is the share that goes": lambda weights, sparsity: global_masks(weights, 1 - sparsity),
+        "the sparsity is the share that stays": lambda weights, sparsity: global_masks(weights, 1 - sparsity),
         "your mask is 1 where a weight goes": lambda weights, sparsity: [
             1 - mask for mask in global_masks(weights, sparsity)
         ],
         "the largest weights go": lambda weights, sparsity: [1 - mask for mask in global_masks(weights, 1 - sparsity)],
         "your threshold is a share of the largest magnitude": _scaled,
-        "mistake counted count count for count in": tuple(
+        "another number of weights goes": tuple(
             Mistake(_counted(count), *_COUNT)
             for count in (int, math.ceil, lambda share: round(share) + 1, lambda share: round(share) - 1)
         ),
@@ -142,7 +142,7 @@ GLOBAL_MASKS = TEXTS.exercise(
         "you remove the most positive weights": lambda weights, sparsity: _mask_signed(
             [-weight for weight in weights], sparsity
         ),
-        "mistake _by_quantile _COUNT": Mistake(_by_quantile, *_COUNT),
+        "a threshold by interpolation": Mistake(_by_quantile, *_COUNT),
     },
     then=_expect_equal_magnitudes,
 )
@@ -272,14 +272,14 @@ TWO_OF_FOUR = TEXTS.exercise(
         "the four weights of a group are not consecutive": _strided,
         "you compare the weights with their signs": lambda weight: two_of_four(weight - weight.min() + 1.0),
         "the two smallest are kept": lambda weight: 1 - two_of_four(weight),
-        "mistake _threshold _TIES": Mistake(_threshold, *_TIES),
-        "mistake _strict _TIES": Mistake(_strict, *_TIES),
-        "mistake lambda weight count count best of": tuple(
+        "a threshold keeps all equal weights": Mistake(_threshold, *_TIES),
+        "a strict threshold drops equal weights": Mistake(_strict, *_TIES),
+        "one or three of each group": tuple(
             Mistake(lambda weight, count=count: _best_of_four(weight, count), *_TWO_EXACTLY) for count in (1, 3)
         ),
         "your groups follow the transposed matrix": lambda weight: _rows_of(weight.T.reshape(-1, 4), weight),
         "you compare all weights with one threshold": lambda weight: (weight.abs() >= weight.abs().median()).float(),
-        "mistake lambda weight places places always weight": tuple(
+        "the same two places of every group": tuple(
             Mistake(lambda weight, places=places: _always(weight, places), *_ALWAYS)
             for places in itertools.combinations(range(4), 2)
         ),
@@ -298,16 +298,14 @@ SR_STE = TEXTS.exercise(
     sr_ste,
     cases=_steps,
     mistakes={
-        "you mask the gradient": lambda weight, mask, gradient, decay: gradient * mask,
-        "you mask the gradient pruned": lambda weight, mask, gradient, decay: sr_ste(
-            weight, mask, gradient * mask, decay
-        ),
+        "the gradient is masked, without decay": lambda weight, mask, gradient, decay: gradient * mask,
+        "the gradient is masked": lambda weight, mask, gradient, decay: sr_ste(weight, mask, gradient * mask, decay),
         "the decay pulls on the weights that are kept": lambda weight, mask, gradient, decay: (
             gradient + decay * mask * weight
         ),
-        "that is ordinary weight decay": lambda weight, mask, gradient, decay: gradient + decay * weight,
+        "ordinary weight decay": lambda weight, mask, gradient, decay: gradient + decay * weight,
         "the sign is wrong": lambda weight, mask, gradient, decay: gradient - decay * (1 - mask) * weight,
-        "that is the straight-through estimator alone": lambda weight, mask, gradient, decay: gradient,
+        "the straight-through estimator alone": lambda weight, mask, gradient, decay: gradient,
         "the decay is left out": lambda weight, mask, gradient, decay: gradient + (1 - mask) * weight,
         "what is added does not depend on the weight": lambda weight, mask, gradient, decay: (
             gradient + decay * (1 - mask)
@@ -318,7 +316,7 @@ SR_STE = TEXTS.exercise(
         "you add decay times the gradient": lambda weight, mask, gradient, decay: (
             gradient + decay * (1 - mask) * gradient
         ),
-        "mistake lambda weight mask gradient decay of": tuple(
+        "a pull not proportional to the weight": tuple(
             Mistake(
                 lambda weight, mask, gradient, decay, of=of: gradient + decay * (1 - mask) * of(weight),
                 "The pull is not towards zero, or not proportional to the weight: decay times the weight with its "
@@ -395,7 +393,7 @@ PERMUTATION = TEXTS.exercise(
     cases=_permutation_cases,
     mistakes={
         "the bias stays where it was": lambda expand, bias, project, order: (expand[order], bias, project[:, order]),
-        "the second layer still reads the units in their": lambda expand, bias, project, order: (
+        "the second layer keeps the old order": lambda expand, bias, project, order: (
             expand[order],
             bias[order],
             project,
@@ -406,14 +404,16 @@ PERMUTATION = TEXTS.exercise(
             bias[order],
             project[:, order.argsort()],
         ),
-        "the output is the same": lambda expand, bias, project, order: reorder(expand, bias, project, order.argsort()),
+        "all is moved by the inverse order": lambda expand, bias, project, order: reorder(
+            expand, bias, project, order.argsort()
+        ),
         "nothing is moved": lambda expand, bias, project, order: (expand, bias, project),
-        "the first layer is not moved by its hidden": lambda expand, bias, project, order: (
+        "the inputs of the first layer are moved": lambda expand, bias, project, order: (
             expand[:, order] if expand.shape[0] == expand.shape[1] else expand,
             bias[order],
             project[:, order],
         ),
-        "the rows of the first layer stay where they": lambda expand, bias, project, order: (
+        "the rows of the first layer stay": lambda expand, bias, project, order: (
             expand,
             bias[order],
             project[:, order],
@@ -545,9 +545,9 @@ TICKET = TEXTS.exercise(
     trial=_ticket_trial,
     cases=_ticket_cases,
     mistakes={
-        "so many weights go as should": _with_mask(_of_remaining_anywhere),
-        "the weights go on from where they were trained": _not_rewound,
-        "the weights are rewound": lambda start, trained, mask, rate: (
+        "the right number, but of all weights": _with_mask(_of_remaining_anywhere),
+        "the weights are not rewound": _not_rewound,
+        "the rewound weights are not masked": lambda start, trained, mask, rate: (
             next_ticket(start, trained, mask, rate)[0],
             start,
         ),
@@ -560,7 +560,7 @@ TICKET = TEXTS.exercise(
         "the largest weights go": _with_mask(
             lambda start, trained, mask, rate: next_ticket(start, 1 / trained, mask, rate)[0]
         ),
-        "the choice is right": _with_mask(_truncated),
+        "the number is truncated": _with_mask(_truncated),
         "you keep rate of what remains": _with_mask(
             lambda start, trained, mask, rate: next_ticket(start, trained, mask, 1 - rate)[0]
         ),

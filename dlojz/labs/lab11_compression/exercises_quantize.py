@@ -72,7 +72,7 @@ def _affine(
     ends: Callable[[int], tuple[int, int]] | None = lambda bits: (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1),
     first: int = 1,
 ) -> Callable[..., tuple[Tensor, float, float]]:
-    """A wrong way: its zero-point, its whole numbers, the ends they are clamped to, and steps = 2^bits − first."""
+    """A wrong way: its zero-point, its whole numbers, the ends they are clamped to, and steps = 2^bits − step_offset."""
 
     def way(x: Tensor, low: float, high: float, bits: int) -> tuple[Tensor, float, float]:
         import torch
@@ -98,7 +98,7 @@ def _symmetric(x: Tensor, low: float, high: float, bits: int) -> Affine:
 
 
 def _with_range(span: Callable[[float, float], float], more: int = 0) -> Callable[..., Affine]:
-    """Another length of the range; `more`: divided by 2^bits − 1 − more."""
+    """Another length of the range; `more`: divided by 2^bits − 1 − fewer_steps."""
 
     def way(x: Tensor, low: float, high: float, bits: int) -> Affine:
         import torch
@@ -542,20 +542,20 @@ STRAIGHT_THROUGH = TEXTS.exercise(
         _GRADIENT: Said("the gradient of the weights", "le gradient des poids"),
     },
     mistakes={
-        "the values are right": _plain,
-        "the values are right but": lambda weight, scale, bits: (
+        "no gradient passes the rounding": _plain,
+        "clamped weights get a gradient": lambda weight, scale, bits: (
             weight + (_plain(weight, scale, bits) - weight).detach()
         ),
         "nothing is clamped": lambda weight, scale, bits: weight + ((weight / scale).round() * scale - weight).detach(),
         "you return the whole numbers": lambda weight, scale, bits: fake_quantize(weight, scale, bits) / scale,
-        "the values are right but the": _scaled_gradient,
+        "the gradient is divided by the scale": _scaled_gradient,
         "nothing is rounded": lambda weight, scale, bits: _clamped(weight / scale, bits) * scale,
-        "the values are right but the gradient": lambda weight, scale, bits: _times_gradient(weight, scale, bits, 2.0),
-        "the values are right but backward": _rounded_gradient,
+        "backward doubles the gradient": lambda weight, scale, bits: _times_gradient(weight, scale, bits, 2.0),
+        "backward rounds the gradient": _rounded_gradient,
         "you round down": lambda weight, scale, bits: _clamped((weight / scale).floor(), bits) * scale,
-        "the values are right but backward multiplies": _times_rounded,
-        "the values are right and": _open_at_the_ends,
-        "mistake lambda weight scale bits ends ends": tuple(
+        "backward multiplies by the rounded value": _times_rounded,
+        "no gradient at the largest number": _open_at_the_ends,
+        "clamped at other ends": tuple(
             Mistake(
                 lambda weight, scale, bits, ends=ends: _between(weight, scale, *ends(2 ** (bits - 1) - 1)),
                 *_OTHER_ENDS,

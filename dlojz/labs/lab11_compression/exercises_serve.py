@@ -147,11 +147,11 @@ KV_CACHE = TEXTS.exercise(
     cases=_pieces_cases,
     mistakes={
         "the mask begins in the top left corner": _seen(mask="top left"),
-        "with a single new token you are right": _seen(mask="none"),
+        "new tokens see those after them": _seen(mask="none"),
         "the new tokens attend to each other only": _seen(stored="none"),
-        "your cache holds the keys and values of the": _seen(stored="last"),
+        "the cache holds the last call only": _seen(stored="last"),
         "the new keys stand before those of the cache": _seen(order="newest first"),
-        "mistake seen mask mask a token does": tuple(
+        "a token does not see itself": tuple(
             Mistake(
                 _seen(mask=mask),
                 "A token does not see itself: the diagonal is one place too far to the left.",
@@ -159,7 +159,7 @@ KV_CACHE = TEXTS.exercise(
             )
             for mask in ("too early", "not itself")
         ),
-        "mistake seen mask mask the mask is": tuple(
+        "the mask is inverted": tuple(
             Mistake(
                 _seen(mask=mask),
                 "The mask is the other way round: in scaled_dot_product_attention True says that a token may look "
@@ -170,11 +170,11 @@ KV_CACHE = TEXTS.exercise(
             for mask in ("inverted", "inverted with itself")
         ),
         "each head attends to the keys of another head": _seen(order="repeated"),
-        "your mask is of numbers": _seen(mask="of numbers"),
-        "the scores are not divided by the square root": _seen(scale=1.0),
+        "a mask of numbers, not booleans": _seen(mask="of numbers"),
+        "the scores are not scaled": _seen(scale=1.0),
     },
     repairs={
-        "your function is right where k and v have": _with_all_heads,
+        "fewer key-value heads are not shared": _with_all_heads,
     },
 )
 

@@ -173,20 +173,20 @@ AWARE_TRAINING = TEXTS.exercise(
         "your loop trains without any rounding": lambda model, names, batches, optimizer, bits: _trained(
             model, batches, optimizer, dict
         ),
-        "mistake lambda model names batches optimizer bits _trained m": Mistake(
+        "the gradients are never zeroed": Mistake(
             lambda model, names, batches, optimizer, bits: _trained(
                 model, batches, optimizer, lambda: _rounded(model, names, bits), cleared=False
             ),
             *_NOT_CLEARED,
         ),
-        "mistake lambda _ None _NOT_TRAINED": Mistake(lambda *_: None, *_NOT_TRAINED),
+        "nothing is trained": Mistake(lambda *_: None, *_NOT_TRAINED),
         "you write the rounded weights over the floating-point ones": _overwritten,
-        "you round once": _rounded_once,
-        "the training is right": _rounded_at_the_end,
+        "rounded once, before the loop": _rounded_once,
+        "rounded weights written at the end": _rounded_at_the_end,
         "no gradient reaches the matrices": _blocked,
         "you take one scale for the whole matrix": _aware(rows=False),
         "the gradient also flows through the scale": _aware(constant=False),
-        "you compute the scales once": _old_scales,
+        "the scales are computed once": _old_scales,
         "only the first batch is learnt from": _first_batch,
     },
 )
@@ -279,7 +279,7 @@ PRUNED_TRAINING = TEXTS.exercise(
         "pruned weights grow back": _masked_before,
         "you mask before each forward pass only": _masked_before_each,
         "you mask the gradients": _masked_gradients,
-        "you train the dense model and prune it at": _masked_at_the_end,
+        "pruned only after the training": _masked_at_the_end,
         "the first forward pass still sees the dense weights": lambda model, masks, batches, optimizer: _trained(
             model, batches, optimizer, dict, lambda: _masked(model, masks)
         ),
@@ -287,8 +287,8 @@ PRUNED_TRAINING = TEXTS.exercise(
             model, batches, optimizer, dict
         ),
         "you keep what should go": _inverted,
-        "mistake _gathered _NOT_CLEARED": Mistake(_gathered, *_NOT_CLEARED),
-        "mistake lambda _ None _NOT_TRAINED": Mistake(lambda *_: None, *_NOT_TRAINED),
-        "the weights are pruned": lambda model, masks, batches, optimizer: _masked(model, masks),
+        "the gradients are never zeroed": Mistake(_gathered, *_NOT_CLEARED),
+        "nothing is trained": Mistake(lambda *_: None, *_NOT_TRAINED),
+        "pruned, but not trained": lambda model, masks, batches, optimizer: _masked(model, masks),
     },
 )

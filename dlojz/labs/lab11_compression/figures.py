@@ -36,10 +36,10 @@ def softened(teacher: nn.Module, task: Task, temperatures: Sequence[float]) -> L
     figure = new_figure(
         2.0 + 2.6 * len(temperatures), 2.6,
         alt=say(
-            en=f"A handwritten {label}, and the teacher's probabilities for it at {told}: the higher T, the flatter. "
-            "The dark bar is the true class.",
-            fr=f"Un {label} manuscrit, et les probabilités du professeur à {told} : plus T est haut, plus elles "
-            "s’aplatissent. La barre foncée est la vraie classe.",
+            en=f"A handwritten {label}, and the teacher's probabilities for it at {told}: "
+            "the higher T, the flatter. The dark bar is the true class.",
+            fr=f"Un {label} manuscrit, et les probabilités du professeur à {told} : "
+            "plus T est haut, plus elles s’aplatissent. La barre foncée est la vraie classe.",
         ),
     )  # fmt: skip
     first, *others = figure.subplots(1, 1 + len(temperatures), width_ratios=[0.7, *[1] * len(temperatures)])

@@ -393,15 +393,15 @@ MEGATRON_QKV = TEXTS.exercise(
     cases=_cases,
     mistakes={
         "you cut torch's rows as they lie": lambda weight, heads, tp, rank: weight.chunk(tp)[rank],
-        "the heads are the right ones": _three_parts,
+        "all q of the rank, then all k": _three_parts,
         "you deal the heads out in turn": _strided,
         "you interleave row by row": _by_row,
         "you cut along the inputs": lambda weight, heads, tp, rank: megatron_qkv(weight, heads, 1, 0).chunk(tp, dim=1)[
             rank
         ],
-        "the order is right": lambda weight, heads, tp, rank: megatron_qkv(weight, heads, 1, 0),
+        "the whole layer on every rank": lambda weight, heads, tp, rank: megatron_qkv(weight, heads, 1, 0),
         "every rank gets the part of rank 0": lambda weight, heads, tp, rank: megatron_qkv(weight, heads, tp, 0),
-        "you read the rows as": lambda weight, heads, tp, rank: (
+        "the rows read in Megatron's order": lambda weight, heads, tp, rank: (
             weight.view(heads, 3, -1, weight.shape[1]).transpose(0, 1).reshape(weight.shape).chunk(tp)[rank]
         ),
         "you exchange heads and the rows of a head": lambda weight, heads, tp, rank: (
@@ -411,7 +411,7 @@ MEGATRON_QKV = TEXTS.exercise(
             weight, heads, tp, tp - 1 - rank
         ),
         "you take every N-th row": lambda weight, heads, tp, rank: megatron_qkv(weight, heads, 1, 0)[rank::tp],
-        "mistake lambda weight heads tp rank order": tuple(
+        "another order of q, k and v": tuple(
             Mistake(
                 lambda weight, heads, tp, rank, order=order: megatron_qkv(
                     weight.view(3, -1, weight.shape[1])[list(order)].reshape(weight.shape), heads, tp, rank

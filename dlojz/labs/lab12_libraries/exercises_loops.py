@@ -426,7 +426,7 @@ GATHER_METRICS = TEXTS.exercise(
     trial=_trial,
     labels=LABELS,
     mistakes={
-        "the samples that only fill the last batch are": _uncut,
+        "the filled-up samples are kept": _uncut,
         "you cut every rank's part": _cut_by_rank,
         "you take one sample of each rank in turn": _interleaved,
         "you keep the last rows": _last_ones,

@@ -211,7 +211,7 @@ def losses(*runs: Run | None) -> LabFigure:
     there = _there(runs)
     first = there[0].losses
     figure = new_figure(7.5, 4.6, alt=say(en="Loss by step, and gaps to the first: ",
-                        fr="Perte par pas, et écarts à la première : ") + ", ".join(map(title, there)))  # fmt: skip
+        fr="Perte par pas, et écarts à la première : ") + ", ".join(map(title, there)))  # fmt: skip
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     for place, (run, (color, line, marker)) in enumerate(zip(there, LINE_STYLES, strict=False)):
         look = {"color": color, "linestyle": line, "marker": marker, "markersize": 12 - 1.5 * place,

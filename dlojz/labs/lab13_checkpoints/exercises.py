@@ -322,14 +322,14 @@ CHECKPOINT_INTERVAL = TEXTS.exercise(
         "Pour un enregistrement de {0} s et une panne toutes les {1} s",
     ),
     mistakes={
-        "interval lambda c m math sqrt c": tuple(
+        "an interval without the factor √2": tuple(
             _interval(
                 lambda c, m: math.sqrt(c * m),
                 "A factor √2 is missing in the interval: a failure costs half an interval, T / 2, not a whole one.",
                 "Il manque un facteur √2 à l’intervalle : une panne coûte un demi-intervalle, T / 2, et non un entier.",
             )
         ),
-        "interval lambda c m 2 c m": tuple(
+        "an interval without the square root": tuple(
             _interval(
                 lambda c, m: 2 * c * m,
                 "The square root is missing: C / T + T / (2M) has the slope −C / T² + 1 / (2M); solve for T, not T².",
@@ -337,14 +337,14 @@ CHECKPOINT_INTERVAL = TEXTS.exercise(
                 "en T².",
             )
         ),
-        "interval lambda c m math sqrt c 2": tuple(
+        "an interval with the 2 below the line": tuple(
             _interval(
                 lambda c, m: math.sqrt(c * m / 2),
                 "The 2 stands on the wrong side of the fraction: C / T² = 1 / (2M) gives T² = 2 C M.",
                 "Le 2 est du mauvais côté de la fraction : C / T² = 1 / (2M) donne T² = 2 C M.",
             )
         ),
-        "interval lambda c m m 2 that": tuple(
+        "half the time between failures": tuple(
             _interval(
                 lambda c, m: m / 2,
                 "That is half the time between failures, whatever a save costs: half of the work would be lost.",
@@ -353,8 +353,10 @@ CHECKPOINT_INTERVAL = TEXTS.exercise(
             )
         ),
         # the same as T / (2M) alone
-        "in the share": MistakeWay(lambda c, m: c / math.sqrt(2 * c * m), part=1),
-        "in the share a": MistakeWay(lambda c, m: c / math.sqrt(2 * c * m) + math.sqrt(2 * c * m) / m, part=1),
+        "a share of one term only": MistakeWay(lambda c, m: c / math.sqrt(2 * c * m), part=1),
+        "a failure costs a whole interval": MistakeWay(
+            lambda c, m: c / math.sqrt(2 * c * m) + math.sqrt(2 * c * m) / m, part=1
+        ),
     },
 )
 
