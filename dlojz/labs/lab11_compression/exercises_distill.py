@@ -31,6 +31,7 @@ def soft_loss(student_BK: Tensor, teacher_BK: Tensor, temperature: float) -> Ten
     """
     p_BK = (teacher_BK.detach() / temperature).softmax(-1)
     log_q_BK = (student_BK / temperature).log_softmax(-1)
+    # Σ p log p has no gradient for the student: it only makes the loss 0 where both answer alike.
     return temperature**2 * (p_BK * (p_BK.log() - log_q_BK)).sum(-1).mean()
 
 
@@ -63,6 +64,7 @@ def _check_gradients(answer: Way) -> None:
     for student_BK, teacher_BK, temperature in _soft_cases():
         student_BK.requires_grad_()
         teacher_BK.requires_grad_()
+        # A value says nothing of its graph: whose gradient is cut shows in autograd alone.
         found = gradient_of(answer(student_BK, teacher_BK, temperature), student_BK)
         wanted = gradient_of(soft_loss(student_BK, teacher_BK, temperature), student_BK)
         if found is None or wanted is None or not same(found, wanted):
@@ -155,6 +157,7 @@ def _hard(student: Tensor, labels: Tensor, divided: bool = False, t: float = 1.0
 
     known = labels != UNKNOWN
     total = F.cross_entropy(student[known] / t, labels[known], reduction="sum")
+    # divided: a mean over all samples, as if unlabelled ones had a loss of 0.
     return total / (len(labels) if divided else known.sum())
 
 
@@ -173,6 +176,7 @@ def _as_a_class(which: int) -> Way:
     """What becomes of -1 if it is an index, or cut off at 0."""
 
     def way(student: Tensor, teacher: Tensor, labels: Tensor, t: float, alpha: float) -> Tensor:
+        # -1 % K = K − 1: as an index, -1 is the last class.
         return mixed_loss(student, teacher, labels.where(labels != UNKNOWN, which % student.shape[1]), t, alpha)
 
     return way
@@ -188,6 +192,7 @@ def _check_labels(answer: Way) -> None:
     import torch
 
     student_BK, teacher_BK = normal(7, 6, 5), normal(8, 6, 5)
+    # No label at all, then all of them: each case before has both kinds of samples.
     for labels_B in (torch.full((6,), UNKNOWN), torch.arange(6) % 5):
         found, wanted = (way(student_BK, teacher_BK, labels_B, 2.0, 0.5) for way in (answer, mixed_loss))
         if found is None:

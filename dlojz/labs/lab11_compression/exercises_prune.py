@@ -41,6 +41,7 @@ def global_masks(weights: Sequence[Tensor], sparsity: float) -> Masks:
 
     sizes = torch.cat([weight.detach().abs().flatten() for weight in weights])
     keep = torch.ones_like(sizes)
+    # By rank and not by threshold: exactly so many go, even where magnitudes are equal.
     keep[sizes.argsort()[: round(sparsity * len(sizes))]] = 0.0
     parts = keep.split([weight.numel() for weight in weights])
     return [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
@@ -55,6 +56,7 @@ def _mask_cases() -> Iterator[tuple[Any, ...]]:
 def _mask_trial(answer: Callable[..., Any], weights: list[Tensor], sparsity: float) -> Tensor:
     import torch
 
+    # Copies: an answer may multiply the weights in place.
     given = [weight.clone() for weight in weights]
     masks = expect_several(answer(given, sparsity), f"[{', '.join(['mask'] * len(weights))}]", len(weights))
     names = [f"mask {number}" for number in range(len(weights))]
@@ -77,6 +79,7 @@ def _expect_equal_magnitudes(answer: Callable[..., Any]) -> None:
 
 
 def _mask_signed(weights: Sequence[Tensor], sparsity: float) -> Masks:
+    # Shifted so that none is negative, magnitudes are in the order of the signed weights.
     smallest = min(float(weight.min()) for weight in weights)
     return global_masks([weight - smallest for weight in weights], sparsity)
 
@@ -86,6 +89,7 @@ def _counted(count: Callable[[float], int]) -> Callable[[Sequence[Tensor], float
 
     def way(weights: Sequence[Tensor], sparsity: float) -> Masks:
         total = sum(weight.numel() for weight in weights)
+        # The share of which round(share × total) is that count again.
         return global_masks(weights, min(max(count(sparsity * total) / total, 0.0), 1.0))
 
     return way
@@ -158,6 +162,7 @@ def two_of_four(weight_OI: Tensor) -> Tensor:
     """
     import torch
 
+    # (O, I) as (O, I / 4, 4)
     groups = weight_OI.detach().abs().unflatten(1, (-1, 4))
     return torch.zeros_like(groups).scatter(2, groups.topk(2, dim=2).indices, 1.0).flatten(1)
 
@@ -176,6 +181,7 @@ def _weights() -> Iterator[tuple[Any, ...]]:
 
     for seed, outputs, inputs in ((1, 4, 8), (2, 8, 12)):
         yield (normal(seed, outputs, inputs) - 0.3,)
+    # Two groups of four: in the first three are equal, in the second all; signs differ, and sizes from row to row.
     tied_I = torch.tensor([1.0, 1.0, 1.0, 0.5, 2.0, 2.0, 2.0, 2.0])
     tied_OI = normal(3, 4, 8).sign() * tied_I * torch.arange(1.0, 5.0).unsqueeze(1)
     yield (tied_OI,)
@@ -215,11 +221,13 @@ def _strided(weight: Tensor) -> Tensor:
 
 def _threshold(weight: Tensor) -> Tensor:
     groups = weight.abs().unflatten(1, (-1, 4))
+    # At least the second largest of its group, (O, I / 4, 1).
     return (groups >= groups.topk(2, dim=2).values[..., -1:]).float().flatten(1)
 
 
 def _strict(weight: Tensor) -> Tensor:
     groups = weight.abs().unflatten(1, (-1, 4))
+    # Above the third largest: two weights, unless it is equal to them.
     return (groups > groups.topk(3, dim=2).values[..., -1:]).float().flatten(1)
 
 
@@ -380,6 +388,7 @@ def _transposing(answer: Callable[..., Any], *, expand: bool, project: bool) -> 
     """The answer with the other dimension of one matrix, or of both, where it moves one."""
 
     def way(expand_HI: Tensor, bias_H: Tensor, project_OH: Tensor, order_H: Tensor) -> Layers:
+        # Transposed before and after, a move of columns becomes one of rows.
         layers = answer(expand_HI.T if expand else expand_HI, bias_H, project_OH.T if project else project_OH, order_H)
         return layers[0].T if expand else layers[0], layers[1], layers[2].T if project else layers[2]
 
@@ -465,6 +474,7 @@ def next_ticket(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Ti
     import torch
 
     remaining = int(mask.sum())
+    # inf sorts last: what went in earlier rounds is not counted among the smallest once more.
     sizes = torch.where(mask > 0, trained.abs(), torch.inf).flatten()
     new_mask = mask.clone().flatten()
     new_mask[sizes.argsort()[: round(rate * remaining)]] = 0.0
@@ -503,6 +513,7 @@ def _with_mask(choose: Callable[..., Tensor]) -> Callable[..., Ticket]:
 
 def _of_all(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Tensor:
     """The rate of all weights: those removed before are lost from sight."""
+    # This share of the remaining ones is as many as the rate of all.
     return next_ticket(start, trained, mask, min(rate * mask.numel() / float(mask.sum()), 1.0))[0]
 
 

@@ -47,6 +47,7 @@ def _rounded(model: nn.Module, names: Sequence[str], bits: int, *, rows: bool = 
     high, found = 2 ** (bits - 1) - 1, {}
     for name in names:
         weight = model.get_parameter(name)
+        # constant: no gradient reaches the weights by way of their scale.
         sizes = (weight.detach() if constant else weight).abs()
         found[name] = fake_quantize(weight, (sizes.amax(1, keepdim=True) if rows else sizes.max()) / high, bits)
     return found
@@ -66,6 +67,8 @@ def _trained(
     import torch.nn.functional as F
 
     for images, labels in batches:
+        # Names without an entry keep the model's own parameters: `dict`, which makes an empty one, is the plain loop.
+        # Rounded matrices are functions of the parameters, so backward fills the `.grad` of these.
         loss = F.cross_entropy(torch.func.functional_call(model, dict(weights()), (images,)), labels)
         if cleared:
             optimizer.zero_grad()
@@ -122,6 +125,7 @@ def _old_scales(model: nn.Module, names: Sequence[str], batches: Batches, optimi
 
 def _write_rounded(model: nn.Module, names: Sequence[str], bits: int) -> None:
     for name, weight in _rounded(model, names, bits).items():
+        # By `.data` the optimizer's parameter stays the same object.
         model.get_parameter(name).data = weight.detach()
 
 
@@ -211,6 +215,7 @@ def train_pruned(
 
 def _masked(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
     for name, mask in masks.items():
+        # In place and outside of autograd: the parameter, which the optimizer holds, stays the same object.
         model.get_parameter(name).data.mul_(mask)
 
 
@@ -221,6 +226,7 @@ def _pruned_trial(answer: Loop, seed: int, decay: float) -> Tensor:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.8, weight_decay=decay)
     _trained(model, batches[:1], optimizer, dict)  # so that there is a momentum
     shapes = {name: model.get_parameter(name).shape for name in NAMES}
+    # P(|z| > 0.6) = 0.55: somewhat more than half of the weights stay.
     masks = {name: (normal(seed + 5, *shape).abs() > 0.6).float() for name, shape in shapes.items()}
     answer(model, masks, batches, optimizer)
     return _flat(model)
