@@ -41,7 +41,7 @@ def quantize_affine(x: Tensor, low: float, high: float, bits: int) -> Affine:
 
     lowest, highest = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     scale = (high - low) / (2**bits - 1)
-    # low becomes the lowest number; rounded, since x = 0 must be exact. Clamped before int8, which has no room for more.
+    # low becomes the lowest number; rounded, since x = 0 must be exact.
     zero_point = lowest - round(low / scale)
     return ((x / scale).round() + zero_point).clamp(lowest, highest).to(torch.int8), scale, zero_point
 
