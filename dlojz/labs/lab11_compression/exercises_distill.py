@@ -31,6 +31,7 @@ def soft_loss(student_BK: Tensor, teacher_BK: Tensor, temperature: float) -> Ten
     """
     p_BK = (teacher_BK.detach() / temperature).softmax(-1)
     log_q_BK = (student_BK / temperature).log_softmax(-1)
+    # Σ p log p has no gradient for the student: it only makes the loss 0 where both answer alike.
     return temperature**2 * (p_BK * (p_BK.log() - log_q_BK)).sum(-1).mean()
 
 
@@ -63,6 +64,7 @@ def _check_gradients(answer: Way) -> None:
     for student_BK, teacher_BK, temperature in _soft_cases():
         student_BK.requires_grad_()
         teacher_BK.requires_grad_()
+        # A value says nothing of its graph: whose gradient is cut shows in autograd alone.
         found = gradient_of(answer(student_BK, teacher_BK, temperature), student_BK)
         wanted = gradient_of(soft_loss(student_BK, teacher_BK, temperature), student_BK)
         if found is None or wanted is None or not same(found, wanted):
@@ -87,7 +89,7 @@ SOFT_LOSS = TEXTS.exercise(
     cases=_soft_cases,
     mistakes={
         "the factor T² is missing": _scaled(0),
-        "the factor is T²": _scaled(1),
+        "the factor is T, not T²": _scaled(1),
         "you average over classes too": lambda student, teacher, t: soft_loss(student, teacher, t) / student.shape[1],
         "you add the samples up": lambda student, teacher, t: soft_loss(student, teacher, t) * len(student),
         "the divergence is the other way round": lambda student, teacher, t: (
@@ -96,7 +98,7 @@ SOFT_LOSS = TEXTS.exercise(
         "the teacher is not softened": _at(1, 0),
         "the student is not softened": _at(0, 1),
         "you multiply the logits by T": _at(-1, -1),
-        "that is the cross-entropy with the teacher's probabilities": lambda student, teacher, t: (
+        "the cross-entropy with the teacher's probabilities": lambda student, teacher, t: (
             -(t**2) * ((teacher / t).softmax(-1) * (student / t).log_softmax(-1)).sum(-1).mean()
         ),
         "you divide by T²": _scaled(-2),
@@ -104,11 +106,11 @@ SOFT_LOSS = TEXTS.exercise(
         "your softmax runs over the samples": lambda student, teacher, t: (
             t**2 * _kl((teacher / t).softmax(0), (student / t).softmax(0)).mean()
         ),
-        "that is the square difference of the probabilities": lambda student, teacher, t: (
+        "the square difference of the probabilities": lambda student, teacher, t: (
             t**2 * ((teacher / t).softmax(-1) - (student / t).softmax(-1)).square().sum(-1).mean()
         ),
         "the sign is the other way round": lambda student, teacher, t: -soft_loss(student, teacher, t),
-        "F.kl_div takes the student's logarithms": lambda student, teacher, t: (
+        "F.kl_div of the student's probabilities": lambda student, teacher, t: (
             t**2 * _no_logarithm(student / t, (teacher / t).softmax(-1))
         ),
         "one loss per sample is left": lambda student, teacher, t: (
@@ -155,6 +157,7 @@ def _hard(student: Tensor, labels: Tensor, divided: bool = False, t: float = 1.0
 
     known = labels != UNKNOWN
     total = F.cross_entropy(student[known] / t, labels[known], reduction="sum")
+    # divided: a mean over all samples, as if unlabelled ones had a loss of 0.
     return total / (len(labels) if divided else known.sum())
 
 
@@ -173,6 +176,7 @@ def _as_a_class(which: int) -> Way:
     """What becomes of -1 if it is an index, or cut off at 0."""
 
     def way(student: Tensor, teacher: Tensor, labels: Tensor, t: float, alpha: float) -> Tensor:
+        # -1 % K = K − 1: as an index, -1 is the last class.
         return mixed_loss(student, teacher, labels.where(labels != UNKNOWN, which % student.shape[1]), t, alpha)
 
     return way
@@ -188,6 +192,7 @@ def _check_labels(answer: Way) -> None:
     import torch
 
     student_BK, teacher_BK = normal(7, 6, 5), normal(8, 6, 5)
+    # No label at all, then all of them: each case before has both kinds of samples.
     for labels_B in (torch.full((6,), UNKNOWN), torch.arange(6) % 5):
         found, wanted = (way(student_BK, teacher_BK, labels_B, 2.0, 0.5) for way in (answer, mixed_loss))
         if found is None:
@@ -228,25 +233,25 @@ MIXED_LOSS = TEXTS.exercise(
     cases=_mixed_cases,
     leaves={0: Said("the student's logits", "les logits de l’étudiant")},
     mistakes={
-        "the teacher is asked about samples without a label": lambda s, t, y, temperature, alpha: (
+        "the soft loss of unlabelled samples only": lambda s, t, y, temperature, alpha: (
             alpha * soft_loss(s[y == UNKNOWN], t[y == UNKNOWN], temperature) + (1 - alpha) * _hard(s, y)
         ),
-        "alpha weighs the soft loss": lambda s, t, y, temperature, alpha: mixed_loss(s, t, y, temperature, 1 - alpha),
+        "alpha and 1 − alpha swapped": lambda s, t, y, temperature, alpha: mixed_loss(s, t, y, temperature, 1 - alpha),
         "the true labels are compared at temperature T": lambda s, t, y, temperature, alpha: (
             alpha * soft_loss(s, t, temperature) + (1 - alpha) * _hard(s, y, t=temperature)
         ),
-        "the cross-entropy is divided by the number of all": lambda s, t, y, temperature, alpha: (
+        "the cross-entropy divided by all samples": lambda s, t, y, temperature, alpha: (
             alpha * soft_loss(s, t, temperature) + (1 - alpha) * _hard(s, y, divided=True)
         ),
-        "the teacher is asked about samples with a label": _soft_of_known,
+        "the soft loss of labelled samples only": _soft_of_known,
         "the soft loss is not weighed": lambda s, t, y, temperature, alpha: (
             soft_loss(s, t, temperature) + (1 - alpha) * _hard(s, y)
         ),
         "the cross-entropy is not weighed": lambda s, t, y, temperature, alpha: (
             alpha * soft_loss(s, t, temperature) + _hard(s, y)
         ),
-        "mistake _as_a_class 1 _INDEXED": Mistake(_as_a_class(-1), *_INDEXED),
-        "mistake _as_a_class 0 _INDEXED": Mistake(_as_a_class(0), *_INDEXED),
+        "unlabelled samples count as the last class": Mistake(_as_a_class(-1), *_INDEXED),
+        "unlabelled samples count as class 0": Mistake(_as_a_class(0), *_INDEXED),
         "neither loss is weighed": lambda s, t, y, temperature, alpha: soft_loss(s, t, temperature) + _hard(s, y),
         "you take the plain mean of the two losses": lambda s, t, y, temperature, alpha: (
             (soft_loss(s, t, temperature) + _hard(s, y)) / 2
@@ -259,11 +264,11 @@ MIXED_LOSS = TEXTS.exercise(
         "the cross-entropy is a sum over the samples": lambda s, t, y, temperature, alpha: (
             alpha * soft_loss(s, t, temperature) + (1 - alpha) * _hard(s, y, divided=True) * len(y)
         ),
-        "the soft loss takes no temperature here": lambda s, t, y, temperature, alpha: mixed_loss(s, t, y, 1.0, alpha),
+        "the soft loss without its temperature": lambda s, t, y, temperature, alpha: mixed_loss(s, t, y, 1.0, alpha),
         "the soft loss lacks its factor T²": lambda s, t, y, temperature, alpha: (
             alpha * soft_loss(s, t, temperature) / temperature**2 + (1 - alpha) * _hard(s, y)
         ),
-        "F.nll_loss takes log-probabilities": lambda s, t, y, temperature, alpha: (
+        "F.nll_loss of plain logits": lambda s, t, y, temperature, alpha: (
             alpha * soft_loss(s, t, temperature) - (1 - alpha) * _of_target(s, y)
         ),
     },

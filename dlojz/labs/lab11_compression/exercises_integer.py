@@ -47,6 +47,8 @@ def integer_linear(x_q_BI: Tensor, x_scale: float, x_zero: int, w_q_OI: Tensor, 
 
 def _integer_cases() -> Iterator[tuple[Any, ...]]:
     for seed, rows, outputs, inputs in ((1, 3, 5, 40), (2, 6, 4, 64)):
+        # A range off centre has a zero-point that is not 0, and weights of mean 0.2 give Σ q_w far from 0:
+        # so a correction that is missing or wrong shows.
         x_q, x_scale, x_zero = quantize_affine(normal(seed, rows, inputs) + 1.0, -1.2, 4.0, 8)
         yield x_q, x_scale, x_zero, *quantize_rows(normal(seed + 10, outputs, inputs) + 0.2, 8)
 
@@ -58,12 +60,15 @@ def _watching() -> tuple[Any, list[str]]:
 
     found: list[str] = []
 
+    # Below autograd every spelling (@, matmul, F.linear) comes by as one of the PRODUCTS.
     class Products(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func.overloadpacket.__name__ in PRODUCTS:
+                # The last two: addmm has the summand before its factors.
                 factors = [one for one in args if torch.is_tensor(one)][-2:]
                 if any(one.is_floating_point() for one in factors):
                     found.append("float")
+                # int32 is fine as a type, as long as what it holds would fit in 8 bits.
                 elif any(int(one.min()) < -128 or int(one.max()) > 127 for one in factors):
                     found.append("wide")
             return func(*args, **(kwargs or {}))
@@ -75,6 +80,7 @@ def _integer_trial(answer: Callable[..., Any], *case: Any) -> Tensor:
     """The outputs, each divided by the scale of its column."""
     x_q_BI, x_scale, _, w_q_OI, w_scale_O1 = case
     value = expect_tensor(answer(*case), "y", (len(x_q_BI), len(w_q_OI)))
+    # In units of the scales these are the whole sums: a column of small scale counts as much as another.
     return value.double() / (x_scale * w_scale_O1.T)
 
 
@@ -138,6 +144,7 @@ def _product_transposed(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     if name not in ("matmul", "__matmul__", "mm") or len(args) != 2:
         return None
     first, second = args
+    # Fits as it is, or fits neither way: hands off.
     if second.dim() != 2 or first.shape[-1] == second.shape[0] or first.shape[-1] != second.shape[1]:
         return None
     return (first, second.T), kwargs
@@ -150,6 +157,7 @@ def _sum_along(dim: int, keepdim: bool) -> Callable[..., Any]:
         if name != "sum" or not args or args[0].dim() != 2:
             return None
         given = dict(zip(("dim", "keepdim"), args[1:], strict=False)) | kwargs
+        # dim − 2 is the same dimension of a matrix, counted from the end.
         if given.get("dim") not in (dim, dim - 2) or bool(given.get("keepdim", False)) != keepdim:
             return None
         return args[:1], {**given, "dim": 1, "keepdim": False}
@@ -185,27 +193,27 @@ INTEGER_LINEAR = TEXTS.exercise(
     cases=_integer_cases,
     mistakes={
         "the zero-point is left out": _corrected(lambda x_q, z, w_q: 0),
-        "mistake _narrow True _NARROW": Mistake(_narrow(True), *_NARROW),
-        "mistake _narrow False _NARROW": Mistake(_narrow(False), *_NARROW),
+        "the product runs over in int8": Mistake(_narrow(True), *_NARROW),
+        "the product runs over, without a correction": Mistake(_narrow(False), *_NARROW),
         "you take the zero-point away once": _corrected(lambda x_q, z, w_q: z),
-        "the correction is to be taken away": _corrected(lambda x_q, z, w_q: -z * w_q.int().sum(1)),
+        "the correction is added": _corrected(lambda x_q, z, w_q: -z * w_q.int().sum(1)),
         "the correction adds up the inputs": _corrected(lambda x_q, z, w_q: z * x_q.int().sum(1, keepdim=True)),
         "the scales of the weights are left out": _without_scales(True),
         "the scale of x is left out": _without_scales(False),
-        "the sums are right": lambda x_q, s, z, w_q, w_s: (x_q.int() @ w_q.int().T - z * w_q.int().sum(1)).float(),
+        "no scale is applied": lambda x_q, s, z, w_q, w_s: (x_q.int() @ w_q.int().T - z * w_q.int().sum(1)).float(),
         "you divide by w_scale": lambda x_q, s, z, w_q, w_s: integer_linear(x_q, s, z, w_q, 1 / w_s),
-        "the sum of the weights runs over": _corrected(lambda x_q, z, w_q: z * w_q.sum(1).to(x_q.dtype)),
+        "the sum of the weights runs over in int8": _corrected(lambda x_q, z, w_q: z * w_q.sum(1).to(x_q.dtype)),
         "the correction counts the inputs": _corrected(lambda x_q, z, w_q: z * w_q.shape[1]),
         "the correction adds up all weights of the layer": _corrected(lambda x_q, z, w_q: z * w_q.int().sum()),
         "you round the output": lambda x_q, s, z, w_q, w_s: integer_linear(x_q, s, z, w_q, w_s).round(),
         "x_q − x_zero runs over in int8": lambda x_q, s, z, w_q, w_s: s * w_s.T * ((x_q - z).int() @ w_q.int().T),
     },
     repairs={
-        "w_scale is a column": lambda answer: lambda x_q, s, z, w_q, w_s: answer(x_q, s, z, w_q, w_s.T),
-        "w_q is outputs inputs and the": lambda answer: lambda x_q, s, z, w_q, w_s: answer(x_q, s, z, w_q.T, w_s),
-        "w_q is outputs inputs and the product": _undone(_product_transposed),
-        "the correction needs one sum for each output": _undone(_sum_along(0, keepdim=False)),
-        "the sums of the rows of w_q are a": _undone(_sum_along(1, keepdim=True)),
+        "w_scale is not transposed": lambda answer: lambda x_q, s, z, w_q, w_s: answer(x_q, s, z, w_q, w_s.T),
+        "w_q is not transposed": lambda answer: lambda x_q, s, z, w_q, w_s: answer(x_q, s, z, w_q.T, w_s),
+        "w_q is not transposed in the product": _undone(_product_transposed),
+        "the correction sums over the outputs": _undone(_sum_along(0, keepdim=False)),
+        "the sums of the rows stay a column": _undone(_sum_along(1, keepdim=True)),
     },
     then=_check_products,
 )

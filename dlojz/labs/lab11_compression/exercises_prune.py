@@ -41,6 +41,7 @@ def global_masks(weights: Sequence[Tensor], sparsity: float) -> Masks:
 
     sizes = torch.cat([weight.detach().abs().flatten() for weight in weights])
     keep = torch.ones_like(sizes)
+    # By rank and not by threshold: exactly so many go, even where magnitudes are equal.
     keep[sizes.argsort()[: round(sparsity * len(sizes))]] = 0.0
     parts = keep.split([weight.numel() for weight in weights])
     return [part.view_as(weight) for part, weight in zip(parts, weights, strict=True)]
@@ -55,6 +56,7 @@ def _mask_cases() -> Iterator[tuple[Any, ...]]:
 def _mask_trial(answer: Callable[..., Any], weights: list[Tensor], sparsity: float) -> Tensor:
     import torch
 
+    # Copies: an answer may multiply the weights in place.
     given = [weight.clone() for weight in weights]
     masks = expect_several(answer(given, sparsity), f"[{', '.join(['mask'] * len(weights))}]", len(weights))
     names = [f"mask {number}" for number in range(len(weights))]
@@ -69,14 +71,15 @@ def _expect_equal_magnitudes(answer: Callable[..., Any]) -> None:
     gone = int((_mask_trial(answer, weights, sparsity) == 0).sum())
     if gone != asked:
         raise Wrong(
-            en=f"Where many weights have the same magnitude, {gone} go, and not {asked}: a threshold takes all that "
-            "have its magnitude, or none. Take the first of sizes.argsort().",
-            fr=f"Quand beaucoup de poids ont la même valeur absolue, il en part {gone}, et non {asked} : un seuil "
-            "prend tous ceux qui ont sa valeur, ou aucun. Prenez les premiers de sizes.argsort().",
+            en=f"Where many weights have the same magnitude, {gone} go, and not {asked}: "
+            "a threshold takes all that have its magnitude, or none. Take the first of sizes.argsort().",
+            fr=f"Quand beaucoup de poids ont la même valeur absolue, il en part {gone}, et non {asked} : "
+            "un seuil prend tous ceux qui ont sa valeur, ou aucun. Prenez les premiers de sizes.argsort().",
         )
 
 
 def _mask_signed(weights: Sequence[Tensor], sparsity: float) -> Masks:
+    # Shifted so that none is negative, magnitudes are in the order of the signed weights.
     smallest = min(float(weight.min()) for weight in weights)
     return global_masks([weight - smallest for weight in weights], sparsity)
 
@@ -86,6 +89,7 @@ def _counted(count: Callable[[float], int]) -> Callable[[Sequence[Tensor], float
 
     def way(weights: Sequence[Tensor], sparsity: float) -> Masks:
         total = sum(weight.numel() for weight in weights)
+        # The share of which round(share × total) is that count again.
         return global_masks(weights, min(max(count(sparsity * total) / total, 0.0), 1.0))
 
     return way
@@ -128,13 +132,13 @@ GLOBAL_MASKS = TEXTS.exercise(
             global_masks([weight], sparsity)[0] for weight in weights
         ],
         "you remove the most negative weights": _mask_signed,
-        "the sparsity is the share that goes": lambda weights, sparsity: global_masks(weights, 1 - sparsity),
+        "the sparsity is the share that stays": lambda weights, sparsity: global_masks(weights, 1 - sparsity),
         "your mask is 1 where a weight goes": lambda weights, sparsity: [
             1 - mask for mask in global_masks(weights, sparsity)
         ],
         "the largest weights go": lambda weights, sparsity: [1 - mask for mask in global_masks(weights, 1 - sparsity)],
         "your threshold is a share of the largest magnitude": _scaled,
-        "mistake counted count count for count in": tuple(
+        "another number of weights goes": tuple(
             Mistake(_counted(count), *_COUNT)
             for count in (int, math.ceil, lambda share: round(share) + 1, lambda share: round(share) - 1)
         ),
@@ -142,7 +146,7 @@ GLOBAL_MASKS = TEXTS.exercise(
         "you remove the most positive weights": lambda weights, sparsity: _mask_signed(
             [-weight for weight in weights], sparsity
         ),
-        "mistake _by_quantile _COUNT": Mistake(_by_quantile, *_COUNT),
+        "a threshold by interpolation": Mistake(_by_quantile, *_COUNT),
     },
     then=_expect_equal_magnitudes,
 )
@@ -158,6 +162,7 @@ def two_of_four(weight_OI: Tensor) -> Tensor:
     """
     import torch
 
+    # (O, I) as (O, I / 4, 4)
     groups = weight_OI.detach().abs().unflatten(1, (-1, 4))
     return torch.zeros_like(groups).scatter(2, groups.topk(2, dim=2).indices, 1.0).flatten(1)
 
@@ -176,6 +181,7 @@ def _weights() -> Iterator[tuple[Any, ...]]:
 
     for seed, outputs, inputs in ((1, 4, 8), (2, 8, 12)):
         yield (normal(seed, outputs, inputs) - 0.3,)
+    # Two groups of four: in the first three are equal, in the second all; signs differ, and sizes from row to row.
     tied_I = torch.tensor([1.0, 1.0, 1.0, 0.5, 2.0, 2.0, 2.0, 2.0])
     tied_OI = normal(3, 4, 8).sign() * tied_I * torch.arange(1.0, 5.0).unsqueeze(1)
     yield (tied_OI,)
@@ -215,11 +221,13 @@ def _strided(weight: Tensor) -> Tensor:
 
 def _threshold(weight: Tensor) -> Tensor:
     groups = weight.abs().unflatten(1, (-1, 4))
+    # At least the second largest of its group, (O, I / 4, 1).
     return (groups >= groups.topk(2, dim=2).values[..., -1:]).float().flatten(1)
 
 
 def _strict(weight: Tensor) -> Tensor:
     groups = weight.abs().unflatten(1, (-1, 4))
+    # Above the third largest: two weights, unless it is equal to them.
     return (groups > groups.topk(3, dim=2).values[..., -1:]).float().flatten(1)
 
 
@@ -272,14 +280,14 @@ TWO_OF_FOUR = TEXTS.exercise(
         "the four weights of a group are not consecutive": _strided,
         "you compare the weights with their signs": lambda weight: two_of_four(weight - weight.min() + 1.0),
         "the two smallest are kept": lambda weight: 1 - two_of_four(weight),
-        "mistake _threshold _TIES": Mistake(_threshold, *_TIES),
-        "mistake _strict _TIES": Mistake(_strict, *_TIES),
-        "mistake lambda weight count count best of": tuple(
+        "a threshold keeps all equal weights": Mistake(_threshold, *_TIES),
+        "a strict threshold drops equal weights": Mistake(_strict, *_TIES),
+        "one or three of each group": tuple(
             Mistake(lambda weight, count=count: _best_of_four(weight, count), *_TWO_EXACTLY) for count in (1, 3)
         ),
         "your groups follow the transposed matrix": lambda weight: _rows_of(weight.T.reshape(-1, 4), weight),
         "you compare all weights with one threshold": lambda weight: (weight.abs() >= weight.abs().median()).float(),
-        "mistake lambda weight places places always weight": tuple(
+        "the same two places of every group": tuple(
             Mistake(lambda weight, places=places: _always(weight, places), *_ALWAYS)
             for places in itertools.combinations(range(4), 2)
         ),
@@ -298,16 +306,14 @@ SR_STE = TEXTS.exercise(
     sr_ste,
     cases=_steps,
     mistakes={
-        "you mask the gradient": lambda weight, mask, gradient, decay: gradient * mask,
-        "you mask the gradient pruned": lambda weight, mask, gradient, decay: sr_ste(
-            weight, mask, gradient * mask, decay
-        ),
+        "the gradient is masked, without decay": lambda weight, mask, gradient, decay: gradient * mask,
+        "the gradient is masked": lambda weight, mask, gradient, decay: sr_ste(weight, mask, gradient * mask, decay),
         "the decay pulls on the weights that are kept": lambda weight, mask, gradient, decay: (
             gradient + decay * mask * weight
         ),
-        "that is ordinary weight decay": lambda weight, mask, gradient, decay: gradient + decay * weight,
+        "ordinary weight decay": lambda weight, mask, gradient, decay: gradient + decay * weight,
         "the sign is wrong": lambda weight, mask, gradient, decay: gradient - decay * (1 - mask) * weight,
-        "that is the straight-through estimator alone": lambda weight, mask, gradient, decay: gradient,
+        "the straight-through estimator alone": lambda weight, mask, gradient, decay: gradient,
         "the decay is left out": lambda weight, mask, gradient, decay: gradient + (1 - mask) * weight,
         "what is added does not depend on the weight": lambda weight, mask, gradient, decay: (
             gradient + decay * (1 - mask)
@@ -318,7 +324,7 @@ SR_STE = TEXTS.exercise(
         "you add decay times the gradient": lambda weight, mask, gradient, decay: (
             gradient + decay * (1 - mask) * gradient
         ),
-        "mistake lambda weight mask gradient decay of": tuple(
+        "a pull not proportional to the weight": tuple(
             Mistake(
                 lambda weight, mask, gradient, decay, of=of: gradient + decay * (1 - mask) * of(weight),
                 "The pull is not towards zero, or not proportional to the weight: decay times the weight with its "
@@ -382,6 +388,7 @@ def _transposing(answer: Callable[..., Any], *, expand: bool, project: bool) -> 
     """The answer with the other dimension of one matrix, or of both, where it moves one."""
 
     def way(expand_HI: Tensor, bias_H: Tensor, project_OH: Tensor, order_H: Tensor) -> Layers:
+        # Transposed before and after, a move of columns becomes one of rows.
         layers = answer(expand_HI.T if expand else expand_HI, bias_H, project_OH.T if project else project_OH, order_H)
         return layers[0].T if expand else layers[0], layers[1], layers[2].T if project else layers[2]
 
@@ -395,7 +402,7 @@ PERMUTATION = TEXTS.exercise(
     cases=_permutation_cases,
     mistakes={
         "the bias stays where it was": lambda expand, bias, project, order: (expand[order], bias, project[:, order]),
-        "the second layer still reads the units in their": lambda expand, bias, project, order: (
+        "the second layer keeps the old order": lambda expand, bias, project, order: (
             expand[order],
             bias[order],
             project,
@@ -406,14 +413,16 @@ PERMUTATION = TEXTS.exercise(
             bias[order],
             project[:, order.argsort()],
         ),
-        "the output is the same": lambda expand, bias, project, order: reorder(expand, bias, project, order.argsort()),
+        "all is moved by the inverse order": lambda expand, bias, project, order: reorder(
+            expand, bias, project, order.argsort()
+        ),
         "nothing is moved": lambda expand, bias, project, order: (expand, bias, project),
-        "the first layer is not moved by its hidden": lambda expand, bias, project, order: (
+        "the inputs of the first layer are moved": lambda expand, bias, project, order: (
             expand[:, order] if expand.shape[0] == expand.shape[1] else expand,
             bias[order],
             project[:, order],
         ),
-        "the rows of the first layer stay where they": lambda expand, bias, project, order: (
+        "the rows of the first layer stay": lambda expand, bias, project, order: (
             expand,
             bias[order],
             project[:, order],
@@ -465,6 +474,7 @@ def next_ticket(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Ti
     import torch
 
     remaining = int(mask.sum())
+    # inf sorts last: what went in earlier rounds is not counted among the smallest once more.
     sizes = torch.where(mask > 0, trained.abs(), torch.inf).flatten()
     new_mask = mask.clone().flatten()
     new_mask[sizes.argsort()[: round(rate * remaining)]] = 0.0
@@ -503,6 +513,7 @@ def _with_mask(choose: Callable[..., Tensor]) -> Callable[..., Ticket]:
 
 def _of_all(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Tensor:
     """The rate of all weights: those removed before are lost from sight."""
+    # This share of the remaining ones is as many as the rate of all.
     return next_ticket(start, trained, mask, min(rate * mask.numel() / float(mask.sum()), 1.0))[0]
 
 
@@ -545,9 +556,9 @@ TICKET = TEXTS.exercise(
     trial=_ticket_trial,
     cases=_ticket_cases,
     mistakes={
-        "so many weights go as should": _with_mask(_of_remaining_anywhere),
-        "the weights go on from where they were trained": _not_rewound,
-        "the weights are rewound": lambda start, trained, mask, rate: (
+        "the right number, but of all weights": _with_mask(_of_remaining_anywhere),
+        "the weights are not rewound": _not_rewound,
+        "the rewound weights are not masked": lambda start, trained, mask, rate: (
             next_ticket(start, trained, mask, rate)[0],
             start,
         ),
@@ -560,7 +571,7 @@ TICKET = TEXTS.exercise(
         "the largest weights go": _with_mask(
             lambda start, trained, mask, rate: next_ticket(start, 1 / trained, mask, rate)[0]
         ),
-        "the choice is right": _with_mask(_truncated),
+        "the number is truncated": _with_mask(_truncated),
         "you keep rate of what remains": _with_mask(
             lambda start, trained, mask, rate: next_ticket(start, trained, mask, 1 - rate)[0]
         ),

@@ -41,12 +41,14 @@ def quantize_affine(x: Tensor, low: float, high: float, bits: int) -> Affine:
 
     lowest, highest = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     scale = (high - low) / (2**bits - 1)
+    # low becomes the lowest number; rounded, since x = 0 must be exact.
     zero_point = lowest - round(low / scale)
     return ((x / scale).round() + zero_point).clamp(lowest, highest).to(torch.int8), scale, zero_point
 
 
 def _affine_cases() -> Iterator[tuple[Any, ...]]:
     for seed, low, high, bits in ((1, -0.37, 2.9, 8), (2, -1.9, 0.61, 4), (3, -0.2, 4.3, 5)):
+        # A standard deviation of 0.6 ranges about its middle: on both sides some values lie outside.
         yield (high - low) * 0.6 * normal(seed, 6, 7) + (high + low) / 2, low, high, bits
 
 
@@ -72,7 +74,7 @@ def _affine(
     ends: Callable[[int], tuple[int, int]] | None = lambda bits: (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1),
     first: int = 1,
 ) -> Callable[..., tuple[Tensor, float, float]]:
-    """A wrong way: its zero-point, its whole numbers, the ends they are clamped to, and steps = 2^bits − first."""
+    """A wrong way: zero-point, whole numbers, the ends they are clamped to, and steps = 2^bits − step_offset."""
 
     def way(x: Tensor, low: float, high: float, bits: int) -> tuple[Tensor, float, float]:
         import torch
@@ -80,6 +82,7 @@ def _affine(
         scale = (high - low) / (2**bits - first)
         zero_point = zero(-(2 ** (bits - 1)), low / scale)
         q = whole(x / scale, zero_point)
+        # By way of int64, which wraps around in int8; a float beyond int8 would give no defined number.
         return (q if ends is None else q.clamp(*ends(bits))).to(torch.int64).to(torch.int8), scale, zero_point
 
     return way
@@ -98,7 +101,7 @@ def _symmetric(x: Tensor, low: float, high: float, bits: int) -> Affine:
 
 
 def _with_range(span: Callable[[float, float], float], more: int = 0) -> Callable[..., Affine]:
-    """Another length of the range; `more`: divided by 2^bits − 1 − more."""
+    """Another length of the range; `more`: divided by 2^bits − 1 − fewer_steps."""
 
     def way(x: Tensor, low: float, high: float, bits: int) -> Affine:
         import torch
@@ -272,6 +275,7 @@ def quantize_rows(weight_OI: Tensor, bits: int) -> Quantized:
     import torch
 
     scale_O1 = weight_OI.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1)
+    # No clamp: by this scale no magnitude exceeds 2^(bits − 1) − 1.
     return (weight_OI / scale_O1).round().to(torch.int8), scale_O1
 
 
@@ -280,6 +284,7 @@ def _rows_cases() -> Iterator[tuple[Any, ...]]:
     import torch
 
     for seed, outputs, inputs, bits in ((1, 4, 9, 8), (2, 7, 5, 4), (3, 5, 12, 3)):
+        # From 0.01 to 10: with one scale for all, the smallest rows would be rounded to 0.
         sizes_O1 = 10 ** torch.linspace(-2, 1, outputs).unsqueeze(1)
         yield sizes_O1 * (normal(seed, outputs, inputs) - 0.4), bits
 
@@ -438,6 +443,7 @@ def fake_quantize(weight_OI: Tensor, scale_O1: Tensor, bits: int) -> Tensor:
     Source: Bengio et al. 2013 (arXiv 1308.3432) for the estimator; Jacob et al. 2018 (arXiv 1712.05877) for training.
     """
     steps_OI = weight_OI / scale_O1
+    # Forward this is steps_OI.round(); backward the difference is a constant, and the derivative 1.
     straight_OI = steps_OI + (steps_OI.round() - steps_OI).detach()
     return _clamped(straight_OI, bits) * scale_O1
 
@@ -457,6 +463,7 @@ def _straight_cases() -> Iterator[tuple[Any, ...]]:
         scale_O1 = 0.1 + 0.5 * torch.rand(outputs, 1, generator=torch.Generator().manual_seed(seed))
         high = 2 ** (bits - 1) - 1
         steps_OI = high * 0.8 * normal(seed + 10, outputs, inputs)
+        # These go one step outwards: so near the end, clamping before or after the rounding gives other gradients.
         between_OI = (steps_OI.abs() > high) & (steps_OI.abs() < high + 0.6)
         yield (steps_OI + steps_OI.sign() * between_OI) * scale_O1, scale_O1, bits, normal(seed + 20, outputs, inputs)
 
@@ -476,6 +483,7 @@ def _straight_trial(
             fr="Le résultat n’est pas lié aux poids, et aucun gradient ne passe : ni detach ni no_grad autour de "
             "l’ensemble ; seul l’arrondi est traversé.",
         )
+    # Weighted at random: by a gradient of ones, a wrong function of it may go unseen.
     gradient = gradient_of((value * weighting_OI).sum(), leaf_OI)
     gradient = torch.zeros_like(leaf_OI) if gradient is None else gradient
     return {_VALUES: (value.detach() / scale_O1).double(), _GRADIENT: gradient.double()}
@@ -487,6 +495,7 @@ def _plain(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
 
 def _scaled_gradient(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
     straight = fake_quantize(weight, scale, bits)
+    # The value of straight, the gradient of straight / scale.
     return (straight / scale) + (straight - straight / scale).detach()
 
 
@@ -518,6 +527,7 @@ def _open_at_the_ends(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
 
     high = float(_high(bits))
     steps = weight / scale
+    # hardtanh has derivative 0 at the ends themselves, where clamp still has 1.
     return F.hardtanh(steps + (steps.round() - steps).detach(), -high, high) * scale
 
 
@@ -542,20 +552,20 @@ STRAIGHT_THROUGH = TEXTS.exercise(
         _GRADIENT: Said("the gradient of the weights", "le gradient des poids"),
     },
     mistakes={
-        "the values are right": _plain,
-        "the values are right but": lambda weight, scale, bits: (
+        "no gradient passes the rounding": _plain,
+        "clamped weights get a gradient": lambda weight, scale, bits: (
             weight + (_plain(weight, scale, bits) - weight).detach()
         ),
         "nothing is clamped": lambda weight, scale, bits: weight + ((weight / scale).round() * scale - weight).detach(),
         "you return the whole numbers": lambda weight, scale, bits: fake_quantize(weight, scale, bits) / scale,
-        "the values are right but the": _scaled_gradient,
+        "the gradient is divided by the scale": _scaled_gradient,
         "nothing is rounded": lambda weight, scale, bits: _clamped(weight / scale, bits) * scale,
-        "the values are right but the gradient": lambda weight, scale, bits: _times_gradient(weight, scale, bits, 2.0),
-        "the values are right but backward": _rounded_gradient,
+        "backward doubles the gradient": lambda weight, scale, bits: _times_gradient(weight, scale, bits, 2.0),
+        "backward rounds the gradient": _rounded_gradient,
         "you round down": lambda weight, scale, bits: _clamped((weight / scale).floor(), bits) * scale,
-        "the values are right but backward multiplies": _times_rounded,
-        "the values are right and": _open_at_the_ends,
-        "mistake lambda weight scale bits ends ends": tuple(
+        "backward multiplies by the rounded value": _times_rounded,
+        "no gradient at the largest number": _open_at_the_ends,
+        "clamped at other ends": tuple(
             Mistake(
                 lambda weight, scale, bits, ends=ends: _between(weight, scale, *ends(2 ** (bits - 1) - 1)),
                 *_OTHER_ENDS,

@@ -64,6 +64,7 @@ def _attended(
         k_BGTH, v_BGTH = (torch.cat(pair, 2) for pair in pairs)
     tokens, seen = q_BNTH.shape[2], k_BGTH.shape[2]
     ones = torch.ones(tokens, seen, dtype=torch.bool)
+    # tril(d): query i sees keys 0 to i + d, and d is the number of cached tokens where the mask is right.
     allowed = {
         "right": ones.tril(seen - tokens),
         "inverted": ones.triu(seen - tokens + 1),
@@ -72,8 +73,10 @@ def _attended(
         "top left": ones.tril(),
         "none": ones,
         "too early": ones.tril(max(seen - tokens - 1, 0)),
+        # Numbers are added to the scores: 0 hides nothing, 1 only favours.
         "of numbers": ones.tril(seen - tokens).float(),
     }[mask]
+    # repeat: query head i reads key head i % G; right is i // (N / G), as enable_gqa does.
     groups = q_BNTH.shape[1] // k_BGTH.shape[1] if order == "repeated" else 1
     keys, values = (one.repeat(1, groups, 1, 1) for one in (k_BGTH, v_BGTH))
     output = F.scaled_dot_product_attention(
@@ -135,6 +138,7 @@ def _with_all_heads(answer: Way) -> Way:
         if cache is not None:
             cache = (cache[0].repeat_interleave(groups, 1), cache[1].repeat_interleave(groups, 1))
         output, kept = answer(q_BNTH, k_BNTH, v_BNTH, cache)
+        # One of each group of equal heads: (B, N, T, H) back to (B, G, T, H).
         return output, (kept[0][:, ::groups], kept[1][:, ::groups])
 
     return way
@@ -147,11 +151,11 @@ KV_CACHE = TEXTS.exercise(
     cases=_pieces_cases,
     mistakes={
         "the mask begins in the top left corner": _seen(mask="top left"),
-        "with a single new token you are right": _seen(mask="none"),
+        "new tokens see those after them": _seen(mask="none"),
         "the new tokens attend to each other only": _seen(stored="none"),
-        "your cache holds the keys and values of the": _seen(stored="last"),
+        "the cache holds the last call only": _seen(stored="last"),
         "the new keys stand before those of the cache": _seen(order="newest first"),
-        "mistake seen mask mask a token does": tuple(
+        "a token does not see itself": tuple(
             Mistake(
                 _seen(mask=mask),
                 "A token does not see itself: the diagonal is one place too far to the left.",
@@ -159,7 +163,7 @@ KV_CACHE = TEXTS.exercise(
             )
             for mask in ("too early", "not itself")
         ),
-        "mistake seen mask mask the mask is": tuple(
+        "the mask is inverted": tuple(
             Mistake(
                 _seen(mask=mask),
                 "The mask is the other way round: in scaled_dot_product_attention True says that a token may look "
@@ -170,11 +174,11 @@ KV_CACHE = TEXTS.exercise(
             for mask in ("inverted", "inverted with itself")
         ),
         "each head attends to the keys of another head": _seen(order="repeated"),
-        "your mask is of numbers": _seen(mask="of numbers"),
-        "the scores are not divided by the square root": _seen(scale=1.0),
+        "a mask of numbers, not booleans": _seen(mask="of numbers"),
+        "the scores are not scaled": _seen(scale=1.0),
     },
     repairs={
-        "your function is right where k and v have": _with_all_heads,
+        "fewer key-value heads are not shared": _with_all_heads,
     },
 )
 
@@ -195,7 +199,9 @@ def _refuse_other_lora(answer: Way) -> None:
 
     for seed, rank, alpha in ((1, 2, 5.0), (2, 3, 1.5)):
         torch.manual_seed(seed)
+        # x is a leaf, too: the gradient must pass through the frozen layer to those below.
         linear, x = nn.Linear(INPUTS, OUTPUTS), normal(seed, 6, INPUTS).requires_grad_()
+        # Before the answer gets the layer, which it may change.
         wanted = linear(x).detach()
         layer = answer(linear, rank, alpha)
         if not isinstance(layer, nn.Module):
@@ -214,6 +220,7 @@ def _refuse_other_lora(answer: Way) -> None:
                 "des deux matrices commence à zéro, et la couche gelée se calcule telle quelle.",
             )
         _refuse_other_beginning(trained, rank)
+        # With B = 0 no factor would show: both matrices get numbers, as after a training.
         down, up = _filled(trained, rank, seed)
         _refuse_other_output(layer(x).detach() - wanted, x.detach() @ down.T @ up.T, rank, alpha)
         _refuse_cut_gradients(layer, x, trained)
@@ -301,6 +308,7 @@ def _filled(trained: list[Any], rank: int, seed: int) -> tuple[Tensor, Tensor]:
     """Fill both matrices, whichever way they lie; return them as (rank, inputs) and (outputs, rank)."""
     down, up = normal(seed + 20, rank, INPUTS), normal(seed + 30, OUTPUTS, rank)
     for one in trained:
+        # The counts tell A from B: rank × 7 and 5 × rank.
         wanted = down if one.numel() == down.numel() else up
         one.data.copy_(wanted if one.shape == wanted.shape else wanted.T)
     return down, up
@@ -373,6 +381,7 @@ def _twin(layer: Any, x: Tensor) -> Tensor:
 
     with torch.no_grad():
         bias = layer(torch.zeros(1, INPUTS))
+        # Row i of the output is the layer's answer to unit vector i: the whole of it is (inputs, outputs).
         weight = layer(torch.eye(INPUTS)) - bias
     return x @ weight + bias
 

@@ -47,6 +47,7 @@ def _rounded(model: nn.Module, names: Sequence[str], bits: int, *, rows: bool = 
     high, found = 2 ** (bits - 1) - 1, {}
     for name in names:
         weight = model.get_parameter(name)
+        # constant: no gradient reaches the weights by way of their scale.
         sizes = (weight.detach() if constant else weight).abs()
         found[name] = fake_quantize(weight, (sizes.amax(1, keepdim=True) if rows else sizes.max()) / high, bits)
     return found
@@ -66,6 +67,8 @@ def _trained(
     import torch.nn.functional as F
 
     for images, labels in batches:
+        # Names without an entry keep the model's own parameters: `dict`, which makes an empty one, is the plain loop.
+        # Rounded matrices are functions of the parameters, so backward fills the `.grad` of these.
         loss = F.cross_entropy(torch.func.functional_call(model, dict(weights()), (images,)), labels)
         if cleared:
             optimizer.zero_grad()
@@ -122,6 +125,7 @@ def _old_scales(model: nn.Module, names: Sequence[str], batches: Batches, optimi
 
 def _write_rounded(model: nn.Module, names: Sequence[str], bits: int) -> None:
     for name, weight in _rounded(model, names, bits).items():
+        # By `.data` the optimizer's parameter stays the same object.
         model.get_parameter(name).data = weight.detach()
 
 
@@ -173,20 +177,20 @@ AWARE_TRAINING = TEXTS.exercise(
         "your loop trains without any rounding": lambda model, names, batches, optimizer, bits: _trained(
             model, batches, optimizer, dict
         ),
-        "mistake lambda model names batches optimizer bits _trained m": Mistake(
+        "the gradients are never zeroed": Mistake(
             lambda model, names, batches, optimizer, bits: _trained(
                 model, batches, optimizer, lambda: _rounded(model, names, bits), cleared=False
             ),
             *_NOT_CLEARED,
         ),
-        "mistake lambda _ None _NOT_TRAINED": Mistake(lambda *_: None, *_NOT_TRAINED),
+        "nothing is trained": Mistake(lambda *_: None, *_NOT_TRAINED),
         "you write the rounded weights over the floating-point ones": _overwritten,
-        "you round once": _rounded_once,
-        "the training is right": _rounded_at_the_end,
+        "rounded once, before the loop": _rounded_once,
+        "rounded weights written at the end": _rounded_at_the_end,
         "no gradient reaches the matrices": _blocked,
         "you take one scale for the whole matrix": _aware(rows=False),
         "the gradient also flows through the scale": _aware(constant=False),
-        "you compute the scales once": _old_scales,
+        "the scales are computed once": _old_scales,
         "only the first batch is learnt from": _first_batch,
     },
 )
@@ -211,6 +215,7 @@ def train_pruned(
 
 def _masked(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
     for name, mask in masks.items():
+        # In place and outside of autograd: the parameter, which the optimizer holds, stays the same object.
         model.get_parameter(name).data.mul_(mask)
 
 
@@ -221,6 +226,7 @@ def _pruned_trial(answer: Loop, seed: int, decay: float) -> Tensor:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.8, weight_decay=decay)
     _trained(model, batches[:1], optimizer, dict)  # so that there is a momentum
     shapes = {name: model.get_parameter(name).shape for name in NAMES}
+    # P(|z| > 0.6) = 0.55: somewhat more than half of the weights stay.
     masks = {name: (normal(seed + 5, *shape).abs() > 0.6).float() for name, shape in shapes.items()}
     answer(model, masks, batches, optimizer)
     return _flat(model)
@@ -279,7 +285,7 @@ PRUNED_TRAINING = TEXTS.exercise(
         "pruned weights grow back": _masked_before,
         "you mask before each forward pass only": _masked_before_each,
         "you mask the gradients": _masked_gradients,
-        "you train the dense model and prune it at": _masked_at_the_end,
+        "pruned only after the training": _masked_at_the_end,
         "the first forward pass still sees the dense weights": lambda model, masks, batches, optimizer: _trained(
             model, batches, optimizer, dict, lambda: _masked(model, masks)
         ),
@@ -287,8 +293,8 @@ PRUNED_TRAINING = TEXTS.exercise(
             model, batches, optimizer, dict
         ),
         "you keep what should go": _inverted,
-        "mistake _gathered _NOT_CLEARED": Mistake(_gathered, *_NOT_CLEARED),
-        "mistake lambda _ None _NOT_TRAINED": Mistake(lambda *_: None, *_NOT_TRAINED),
-        "the weights are pruned": lambda model, masks, batches, optimizer: _masked(model, masks),
+        "the gradients are never zeroed": Mistake(_gathered, *_NOT_CLEARED),
+        "nothing is trained": Mistake(lambda *_: None, *_NOT_TRAINED),
+        "pruned, but not trained": lambda model, masks, batches, optimizer: _masked(model, masks),
     },
 )

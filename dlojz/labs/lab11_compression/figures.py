@@ -28,6 +28,7 @@ def softened(teacher: nn.Module, task: Task, temperatures: Sequence[float]) -> L
     from dlojz.compress.task import logits
 
     answers_NK = logits(teacher, task.held_out_NCHW)
+    # Where the teacher is right and hesitates most: the largest second probability.
     second_N = answers_NK.softmax(1).topk(2).values[:, 1]
     right_N = answers_NK.argmax(1) == task.held_out_labels_N
     chosen = int((second_N * right_N).argmax())
@@ -36,10 +37,10 @@ def softened(teacher: nn.Module, task: Task, temperatures: Sequence[float]) -> L
     figure = new_figure(
         2.0 + 2.6 * len(temperatures), 2.6,
         alt=say(
-            en=f"A handwritten {label}, and the teacher's probabilities for it at {told}: the higher T, the flatter. "
-            "The dark bar is the true class.",
-            fr=f"Un {label} manuscrit, et les probabilités du professeur à {told} : plus T est haut, plus elles "
-            "s’aplatissent. La barre foncée est la vraie classe.",
+            en=f"A handwritten {label}, and the teacher's probabilities for it at {told}: "
+            "the higher T, the flatter. The dark bar is the true class.",
+            fr=f"Un {label} manuscrit, et les probabilités du professeur à {told} : "
+            "plus T est haut, plus elles s’aplatissent. La barre foncée est la vraie classe.",
         ),
     )  # fmt: skip
     first, *others = figure.subplots(1, 1 + len(temperatures), width_ratios=[0.7, *[1] * len(temperatures)])
@@ -66,6 +67,7 @@ def _snr_db(rows: Rows, weight_OI: Tensor, bits: int) -> tuple[float, float]:
     q_OI, scale_O1 = rows(weight_OI, bits)
     power = float(weight_OI.double().square().mean())
     noise = float((scale_O1 * q_OI - weight_OI).double().square().mean())
+    # An error that is uniform over a step Δ has the mean square Δ² / 12.
     return decibels(power, float(scale_O1.double().square().mean()) / 12), decibels(power, noise)
 
 
@@ -73,6 +75,7 @@ def _snr_db(rows: Rows, weight_OI: Tensor, bits: int) -> tuple[float, float]:
 def noise(rows: Rows, weight_OI: Tensor, bits: Sequence[int] = BITS) -> LabFigure:
     """Draw signal to noise by bits, one scale per row and one for the whole matrix, predicted and measured."""
     weight_OI = weight_OI.detach()
+    # All weights as one row: `rows` then gives them one scale.
     whole = weight_OI.reshape(1, -1)
     found = {
         say(en="one scale per output", fr="une échelle par sortie"): [_snr_db(rows, weight_OI, one) for one in bits],

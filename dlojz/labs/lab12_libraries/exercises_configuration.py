@@ -57,6 +57,7 @@ def megatron_layout(words: Sequence[str], gpus: int) -> Numbers:
     Source: Narayanan et al. 2021 (arXiv 2104.04473): p · t · d = n, and m = B / (b · d); defaults as Megatron-LM's
     `arguments.py` sets them: degrees of 1, a global batch of one micro-batch per replica.
     """
+    # Each word with the next one: pairs that begin with a value, or with a flag like --fp16, are never looked up.
     given = dict(pairwise(words))
     tp = int(given.get("--tensor-model-parallel-size", 1))
     pp = int(given.get("--pipeline-model-parallel-size", 1))
@@ -249,6 +250,7 @@ def complete(course: Mapping[str, Any], global_batch: int, ranks: int, fits: int
 def _check_course_json(answer: Callable[..., Any], global_batch: int, ranks: int, fits: int) -> None:
     # In one case the file says something else too, which must not get lost.
     given = {**COURSE, **({"wall_clock_breakdown": False} if global_batch == COURSE_JSON_CASES[-1][0] else {})}
+    # Deep: an answer may add to the inner dictionary, too.
     course = copy.deepcopy(given)
     document = expect_json(answer(course, global_batch, ranks, fits))
     asked = _course_json_asked(global_batch, ranks, fits)
@@ -304,6 +306,7 @@ def _check_sizes(document: Mapping[str, Any], right: Mapping[str, Any], asked: S
             fr="DeepSpeed refuse ce fichier : il ne donne aucune taille de batch, ni train_batch_size, ni "
             "train_micro_batch_size_per_gpu. C’est ce que la diapositive ne disait pas.",
         )
+    # As DeepSpeed reads it: of the three sizes, one that is left out follows from the others.
     layout = read_settings(document, asked, model="gpt_tiny", dp=ranks).layout
     wanted = right["train_batch_size"]
     if layout.global_batch != wanted:
@@ -357,6 +360,7 @@ def megatron_qkv(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
     Source: megatron-core 0.16, `transformer/attention.py`, `SelfAttention.get_query_key_value_tensors`.
     """
     width = weight.shape[1]
+    # (3D, D) as (3, H, E, D), then (H, 3, E, D): q, k and v of a head stand together.
     by_head_HE = weight.view(3, heads, width // heads, width).transpose(0, 1)
     return by_head_HE.reshape(3 * width, width).chunk(tp)[rank]
 
@@ -378,11 +382,13 @@ def _three_parts(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
 def _strided(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
     width = weight.shape[1]
     by_head = weight.view(3, heads, width // heads, width).transpose(0, 1)
+    # Heads rank, rank + tp, …, where Megatron takes H / tp consecutive ones.
     return by_head[rank::tp].reshape(3 * width // tp, width)
 
 
 def _by_row(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
     width = weight.shape[1]
+    # (H, E, 3, D): row 0 of q, of k, of v, then row 1.
     by_row = weight.view(3, heads, width // heads, width).permute(1, 2, 0, 3)
     return by_row.reshape(3 * width, width).chunk(tp)[rank]
 
@@ -393,15 +399,15 @@ MEGATRON_QKV = TEXTS.exercise(
     cases=_cases,
     mistakes={
         "you cut torch's rows as they lie": lambda weight, heads, tp, rank: weight.chunk(tp)[rank],
-        "the heads are the right ones": _three_parts,
+        "all q of the rank, then all k": _three_parts,
         "you deal the heads out in turn": _strided,
         "you interleave row by row": _by_row,
         "you cut along the inputs": lambda weight, heads, tp, rank: megatron_qkv(weight, heads, 1, 0).chunk(tp, dim=1)[
             rank
         ],
-        "the order is right": lambda weight, heads, tp, rank: megatron_qkv(weight, heads, 1, 0),
+        "the whole layer on every rank": lambda weight, heads, tp, rank: megatron_qkv(weight, heads, 1, 0),
         "every rank gets the part of rank 0": lambda weight, heads, tp, rank: megatron_qkv(weight, heads, tp, 0),
-        "you read the rows as": lambda weight, heads, tp, rank: (
+        "the rows read in Megatron's order": lambda weight, heads, tp, rank: (
             weight.view(heads, 3, -1, weight.shape[1]).transpose(0, 1).reshape(weight.shape).chunk(tp)[rank]
         ),
         "you exchange heads and the rows of a head": lambda weight, heads, tp, rank: (
@@ -411,7 +417,7 @@ MEGATRON_QKV = TEXTS.exercise(
             weight, heads, tp, tp - 1 - rank
         ),
         "you take every N-th row": lambda weight, heads, tp, rank: megatron_qkv(weight, heads, 1, 0)[rank::tp],
-        "mistake lambda weight heads tp rank order": tuple(
+        "another order of q, k and v": tuple(
             Mistake(
                 lambda weight, heads, tp, rank, order=order: megatron_qkv(
                     weight.view(3, -1, weight.shape[1])[list(order)].reshape(weight.shape), heads, tp, rank
@@ -464,6 +470,7 @@ def stage(messages: Messages, weight_bytes: int) -> int:
     gathers them for forward and again for backward.
     """
     gathered = messages.get("all_gather", 0) / weight_bytes
+    # 0, 1, or 2 and more times Ψ: halfway between, padding and small messages have room.
     if gathered < 0.5:
         return 0
     return 2 if gathered < 1.5 else 3
@@ -474,6 +481,7 @@ def cases() -> list[tuple[str, dict[str, int], int, int]]:
     from dlojz import models
     from dlojz.prediction import predict
 
+    # fp32: 4 bytes each
     weight_bytes = 4 * models.describe("gpt_tiny").parameters
     return [
         (name, messages_of(predict(RunConfig.of(**{"model": "gpt_tiny", "dp": 2, **layout}))), weight_bytes, right)

@@ -86,6 +86,7 @@ def _check_engine_loop(answer: Callable[..., Any], accumulation: int, number: in
     plain_loop(truth, make_optimizer(truth), batches, accumulation)
     engine = EngineStandIn(make_model(seed), accumulation)
     answer(engine, batches)
+    # The weights decide; the counts name the reason, and below what a single process does not show.
     if not same(weights_of(engine.module), weights_of(truth)):
         said = _counts(engine, number) or _sizes(engine, accumulation, number)
         raise Wrong(str(said or _engine_other(accumulation, number)))
@@ -126,6 +127,7 @@ def _sizes(engine: EngineStandIn, accumulation: int, number: int) -> Said | None
             "engine.step is never called: no weight changes.",
             "engine.step n’est jamais appelé : aucun poids ne change.",
         )
+    # != number: with an accumulation of 1, once per step is once per micro-batch.
     if engine.steps == number // accumulation != number:
         return Said(
             f"engine.step is called every {accumulation} micro-batches only. But it counts them itself, and believes "
@@ -190,11 +192,13 @@ def updates(micro_batches: int, accumulation: int) -> int:
 
     Source: Accelerate 1.15, `Accelerator._do_sync`: gradients are whole at the end of the loader too.
     """
+    # rounded up
     return -(-micro_batches // accumulation)
 
 
 def _check_accelerator_loop(answer: Callable[..., Any], accumulation: int, number: int, seed: int) -> None:
     batches, truth = make_batches(number, seed), make_model(seed)
+    # Not the plain loop: Accelerate also updates with what is left at the end of the loader.
     accelerate_loop(AcceleratorStandIn(accumulation), truth, make_optimizer(truth), batches)
     accelerator, model = AcceleratorStandIn(accumulation), make_model(seed)
     answer(accelerator, model, make_optimizer(model), batches)
@@ -389,6 +393,7 @@ def _cut_by_rank(values: Tensor, real: int) -> Tensor:
 def _interleaved(values: Tensor, real: int) -> Tensor:
     import torch
 
+    # (4, ranks, 3): sample 0 of each rank, then sample 1.
     return torch.stack(_all(values), dim=1).flatten(0, 1)[:real]
 
 
@@ -426,7 +431,7 @@ GATHER_METRICS = TEXTS.exercise(
     trial=_trial,
     labels=LABELS,
     mistakes={
-        "the samples that only fill the last batch are": _uncut,
+        "the filled-up samples are kept": _uncut,
         "you cut every rank's part": _cut_by_rank,
         "you take one sample of each rank in turn": _interleaved,
         "you keep the last rows": _last_ones,
@@ -446,6 +451,7 @@ WALL_S = 90.0
 
 
 def _loops_counted(optimizer: Any) -> list[int]:
+    # In a list, where the hook can count; a hook after the optimizer's step sees real updates only.
     made = [0]
 
     def count(*_: Any) -> None:
@@ -482,6 +488,7 @@ def deepspeed_updates(loop: Loop, micro_batches: int, accumulation: int) -> int:
         model = make_model(1)
         optimizer = make_optimizer(model)
         made = _loops_counted(optimizer)
+        # spmd has made the process group already: DeepSpeed must not make another.
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, dist_init_required=False)
         loop(engine, make_batches(micro_batches, seed=1))
         return made[0]
@@ -500,6 +507,7 @@ def accelerate_updates(loop: Loop, micro_batches: int, accumulation: int) -> int
         from accelerate import Accelerator
         from torch.utils.data import DataLoader
 
+        # Sample by sample: the DataLoader puts them together to the same micro-batches.
         samples: Any = [pair for batch in make_batches(micro_batches, seed=1) for pair in zip(*batch, strict=True)]
         model = make_model(1)
         optimizer = make_optimizer(model)
@@ -520,6 +528,7 @@ def accelerate_updates(loop: Loop, micro_batches: int, accumulation: int) -> int
 def _apart(title: str, count: Callable[[], int]) -> int:
     """What is counted in a forked process, which is the only one of its group."""
     factor = patience()
+    # In a fork: process group and global state of a library end with it.
     (answer,) = spmd(lambda rank, size: count(), 1, wall_s=WALL_S * factor, limit_s=10.0 * factor)
     if answer.error is None:
         return int(answer.value)
@@ -586,6 +595,7 @@ def loops(
         )
     except LabError as error:
         return Verdict("wrong", str(error))
+    # Not below 0: an update of Accelerate's at the end takes fewer than `accumulation` micro-batches.
     counts = tuple((name, str(updates), str(max(0, micro_batches - updates * accumulation))) for name, updates in made)
     head = titles(en="loop; updates; micro-batches that wait", fr="boucle; mises à jour; micro-batches en attente")
     return Table(head, counts)

@@ -89,7 +89,9 @@ def _coloured(lines: Sequence[str]) -> list[str]:
     looks = {Keyword: BLUE, Operator.Word: BLUE, String: VERMILION, Comment: REMARK}
     shown = [""]
     for kind, text in lex("\n".join(lines), PythonLexer(stripnl=False, ensurenl=False)):
+        # Kinds of pygments form a tree: `kind in family` holds for every kind below.
         colour = next((colour for family, colour in looks.items() if kind in family), None)
+        # A docstring is one token of several lines; a span may not reach over two of them.
         for number, piece in enumerate(text.split("\n")):
             if number:
                 shown.append("")
@@ -102,6 +104,7 @@ def _coloured(lines: Sequence[str]) -> list[str]:
 def new_lines(text: str, reference: str) -> frozenset[int]:
     """Number, from 0, the lines of code of a program that another does not have, as `diff` matches them."""
     mine, theirs = code_lines(text), code_lines(reference)
+    # autojunk would pass over lines that occur often, from 200 lines on.
     matcher = difflib.SequenceMatcher(None, theirs, mine, autojunk=False)
     kept = {place for block in matcher.get_matching_blocks() for place in range(block.b, block.b + block.size)}
     new, number, lines = set(), 0, text.splitlines()
@@ -211,15 +214,17 @@ def losses(*runs: Run | None) -> LabFigure:
     there = _there(runs)
     first = there[0].losses
     figure = new_figure(7.5, 4.6, alt=say(en="Loss by step, and gaps to the first: ",
-                        fr="Perte par pas, et écarts à la première : ") + ", ".join(map(title, there)))  # fmt: skip
+        fr="Perte par pas, et écarts à la première : ") + ", ".join(map(title, there)))  # fmt: skip
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     for place, (run, (color, line, marker)) in enumerate(zip(there, LINE_STYLES, strict=False)):
+        # Hollow, and smaller from run to run: equal losses lie on each other, and all are to be seen.
         look = {"color": color, "linestyle": line, "marker": marker, "markersize": 12 - 1.5 * place,
                 "markerfacecolor": "none"}  # fmt: skip
         above.plot(run.losses, label=title(run), **look)
         if place:
             below.plot([abs(a - b) for a, b in zip(run.losses, first, strict=True)], **look)
     below.axhline(SAME_LOSS, color="black", linestyle=":", linewidth=1)
+    # symlog has a place for a gap of exactly 0.
     below.set_yscale("symlog", linthresh=1e-7)
     below.set_ylim(-2e-8, 1e-4)
     below.set_yticks([0, 1e-7, 1e-6, 1e-5, 1e-4], ["0", "10⁻⁷", "10⁻⁶", "10⁻⁵", "10⁻⁴"])
@@ -383,6 +388,7 @@ def course_command(
 
 
 def _printed(command: list[str], folder: str) -> str:
+    # One thread for each of the two processes, which share the cores.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(

@@ -85,6 +85,7 @@ class PreparedModel:
     def __call__(self, batch: Any) -> Tensor:
         self.forwards += 1
         loss: Tensor = self.module(batch)
+        # The hook sees what arrives at the loss: 1 after loss.backward(), 1 / accumulation after the library's own.
         loss.register_hook(self._on_backward)
         return loss
 
@@ -120,6 +121,7 @@ class EngineStandIn(PreparedModel):
         """What each backward brought to its loss: 1 / accumulation, unless the loop divided once more."""
 
     def _on_own_backward(self, gradient: Tensor) -> None:
+        # Not within `backward` below: the loop has called loss.backward().
         if not self._inside:
             raise Wrong(*BACKWARD_OF_THE_LOSS)
         self.arrived.append(float(gradient))
@@ -191,6 +193,7 @@ class PreparedLoader:
         self.passes += 1
         self._accelerator.at_the_end = False
         for number, batch in enumerate(self._batches, start=1):
+            # Set before the loop gets the micro-batch, for which it then enters `accumulate`.
             self._accelerator.at_the_end = number == len(self._batches)
             yield batch
 
@@ -250,6 +253,7 @@ class AcceleratorStandIn:
         else:
             self._step += 1
             self.sync_gradients = self._step % self.gradient_accumulation_steps == 0
+        # What the counter gains until the block ends are forward passes within it.
         model, before = self.model, self.model.forwards if self.model else 0
         yield
         self.within += model.forwards - before if model else 0

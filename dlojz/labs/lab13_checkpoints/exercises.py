@@ -46,6 +46,7 @@ class Resumable:
         x = torch.randn(SAMPLES, 5, generator=torch.Generator().manual_seed(3))
         losses = []
         for _ in range(steps):
+            # The order depends on the epoch alone; dropout draws from the global generator, which is part of the state.
             order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(self.epoch))
             batch = x[order[self.place : self.place + BATCH]]
             loss = F.mse_loss(self.model(batch), batch.sum(1, keepdim=True))
@@ -136,12 +137,15 @@ def _stop(answer: Callable[..., Any], steps: int, seed: int) -> None:
     old = Resumable(seed)
     old.run(steps)
     fresh = Resumable(seed + 1)
+    # Resumable() seeds the global generator: the state to be saved is one that no constructor leaves.
     torch.manual_seed(seed + 2)
+    # A copy: state_dict() hands out the tensors themselves, which an answer may change.
     wanted = copy.deepcopy(_parts(old))
     with tempfile.TemporaryDirectory() as folder:
         answer(old, fresh, Path(folder) / "state.pt")
     found = _parts(fresh)
     kept = _parts(old)
+    # There is one generator for both trainings: that `resume` sets it is no change of the old one.
     if any(not _same(wanted[name], kept[name]) for name in wanted if name != "random"):
         raise Wrong(
             "The training that is saved has changed: state_of must only read it, and resume write into the new one.",
@@ -152,6 +156,7 @@ def _stop(answer: Callable[..., Any], steps: int, seed: int) -> None:
         if not _same(wanted[name], found[name]):
             raise Wrong(*said)
     expected = old.run(steps)
+    # Both run on from the same state of the generator, one after the other.
     torch.set_rng_state(wanted["random"])
     if fresh.run(steps) != expected:
         raise Wrong(
@@ -191,6 +196,7 @@ class _SlowWriter:
     def __call__(self, tensors: dict[str, Tensor]) -> None:
         self.begun = True
         self.calls += 1
+        # An answer that calls `write` itself, or joins its thread, waits here: `returned` is set after it.
         self.early = not self.returned.wait(WAIT_S)
         self.written = {name: tensor.detach().clone() for name, tensor in dict(tensors).items()}
 
@@ -322,14 +328,14 @@ CHECKPOINT_INTERVAL = TEXTS.exercise(
         "Pour un enregistrement de {0} s et une panne toutes les {1} s",
     ),
     mistakes={
-        "interval lambda c m math sqrt c": tuple(
+        "an interval without the factor √2": tuple(
             _interval(
                 lambda c, m: math.sqrt(c * m),
                 "A factor √2 is missing in the interval: a failure costs half an interval, T / 2, not a whole one.",
                 "Il manque un facteur √2 à l’intervalle : une panne coûte un demi-intervalle, T / 2, et non un entier.",
             )
         ),
-        "interval lambda c m 2 c m": tuple(
+        "an interval without the square root": tuple(
             _interval(
                 lambda c, m: 2 * c * m,
                 "The square root is missing: C / T + T / (2M) has the slope −C / T² + 1 / (2M); solve for T, not T².",
@@ -337,14 +343,14 @@ CHECKPOINT_INTERVAL = TEXTS.exercise(
                 "en T².",
             )
         ),
-        "interval lambda c m math sqrt c 2": tuple(
+        "an interval with the 2 below the line": tuple(
             _interval(
                 lambda c, m: math.sqrt(c * m / 2),
                 "The 2 stands on the wrong side of the fraction: C / T² = 1 / (2M) gives T² = 2 C M.",
                 "Le 2 est du mauvais côté de la fraction : C / T² = 1 / (2M) donne T² = 2 C M.",
             )
         ),
-        "interval lambda c m m 2 that": tuple(
+        "half the time between failures": tuple(
             _interval(
                 lambda c, m: m / 2,
                 "That is half the time between failures, whatever a save costs: half of the work would be lost.",
@@ -353,8 +359,10 @@ CHECKPOINT_INTERVAL = TEXTS.exercise(
             )
         ),
         # the same as T / (2M) alone
-        "in the share": MistakeWay(lambda c, m: c / math.sqrt(2 * c * m), part=1),
-        "in the share a": MistakeWay(lambda c, m: c / math.sqrt(2 * c * m) + math.sqrt(2 * c * m) / m, part=1),
+        "a share of one term only": MistakeWay(lambda c, m: c / math.sqrt(2 * c * m), part=1),
+        "a failure costs a whole interval": MistakeWay(
+            lambda c, m: c / math.sqrt(2 * c * m) + math.sqrt(2 * c * m) / m, part=1
+        ),
     },
 )
 
@@ -372,11 +380,13 @@ def _folder(folder: Path) -> None:
     """A checkpoint of two ranks, in two levels of folders, with one name in both."""
     (folder / "ranks").mkdir()
     for number, (name, size) in enumerate(_FILES.items()):
+        # Files of the same size differ in their contents, else no exchange could be noticed.
         (folder / name).write_bytes(bytes((7 * place + size + number) % 251 for place in range(size)))
 
 
 def _flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
+    # one bit of the middle byte; the size stays
     content[len(content) // 2] ^= 0b0100_0000
     path.write_bytes(content)
 
@@ -391,6 +401,7 @@ def _cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
+# In this order: the sentence of a harm supposes that those before it were noticed.
 _HARMS: tuple[tuple[Callable[..., object], Said], ...] = (
     (
         lambda folder: _cut(folder / "vocabulary.json"),

@@ -54,6 +54,7 @@ def shares_to_read(elements: int, old_ranks: int, new_ranks: int, rank: int) -> 
     Source: what DCP computes for each dimension of a tensor: torch 2.13,
     `distributed/checkpoint/resharding.py`, `_shards_get_overlap_region_wrt_saved_tensor`.
     """
+    # Shares of ceil(elements / N) places; the vector's end cuts the last ones.
     old, new = -(-elements // old_ranks), -(-elements // new_ranks)
     return _overlaps(elements, old, old_ranks, rank * new, min((rank + 1) * new, elements))
 
@@ -61,6 +62,7 @@ def shares_to_read(elements: int, old_ranks: int, new_ranks: int, rank: int) -> 
 def _overlaps(elements: int, old: int, old_ranks: int, first: int, last: int) -> Pieces:
     found: Pieces = []
     for other in range(old_ranks):
+        # In the vector; the file of an old rank counts from the beginning of its share.
         start, stop = max(first, other * old), min(last, (other + 1) * old, elements)
         if start < stop:
             found.append((other, start - other * old, stop - other * old))
@@ -236,6 +238,7 @@ _KEEPS = frozenset({"BINPUT", "LONG_BINPUT", "PUT"})
 def entries(content: bytes) -> list[int]:
     """Where the entries of the zip archives begin that a file strings up; none where it is no archive."""
     found = [content.find(_ENTRY)] if content.startswith(_ENTRY) else []
+    # find gives -1 after the last one, which goes below, as does a mark without room for a header.
     while found and found[-1] >= 0:
         found.append(content.find(_ENTRY, found[-1] + len(_ENTRY)))
     return [place for place in found if 0 <= place <= len(content) - _ENTRY_HEADER.size]
@@ -250,6 +253,7 @@ def starts(content: bytes) -> list[int]:
         *_, name_bytes, extra_bytes = _ENTRY_HEADER.unpack_from(content, place)
         name = place + _ENTRY_HEADER.size
         if content[name : name + name_bytes].endswith(b"/data.pkl"):
+            # Name and extra field stand between header and contents.
             found.append(name + name_bytes + extra_bytes)
     return found
 
@@ -319,10 +323,12 @@ def _globals(content: bytes, start: int) -> Iterator[str]:
             yield ".".join(texts[-2:]) if len(texts) > 1 else "?"
             last = ""
         elif name == "MEMOIZE":
+            # MEMOIZE has no operand: it takes the next free number of the memo.
             kept[len(kept)] = last
         elif name in _KEEPS and isinstance(operand, int):
             kept[operand] = last
         else:
+            # A fetch puts a text of the memo on the stack again; names that recur are written only once.
             last = kept.get(operand, "") if name in _FETCHES and isinstance(operand, int) else ""
             last = operand if isinstance(operand, str) else last
             if last:
