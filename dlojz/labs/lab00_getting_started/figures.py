@@ -27,12 +27,12 @@ def compared(comparison: Comparison) -> Table:
 
 def replay_seen(run: Run, replayed: Run) -> Table:
     """Answer whether a replayed run moved and held the same bytes."""
-    here, there = measured_footprint(run), measured_footprint(replayed)
+    run_footprint, replay_footprint = measured_footprint(run), measured_footprint(replayed)
     return answered(
         [
             (say(en="the same bytes communicated", fr="mêmes octets communiqués"),
-             here.communication == there.communication),
+             run_footprint.communication == replay_footprint.communication),
             (say(en="the same bytes of weights", fr="mêmes octets de poids"),
-             here.memory.weights_bytes == there.memory.weights_bytes),
+             run_footprint.memory.weights_bytes == replay_footprint.memory.weights_bytes),
         ]
     )  # fmt: skip

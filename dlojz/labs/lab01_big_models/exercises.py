@@ -52,9 +52,9 @@ def _scores(scale: Callable[[int], float], dim: int | None = -1) -> Callable[...
     return way
 
 
-def _by_root_of_tokens(of: int) -> Callable[..., Any]:
+def _by_root_of_tokens(operand_index: int) -> Callable[..., Any]:
     """Scores divided by the root of the number of queries (0) or of keys (1)."""
-    return lambda q, k, v: (q @ k.T / math.sqrt(len((q, k)[of]))).softmax(-1) @ v
+    return lambda q, k, v: (q @ k.T / math.sqrt(len((q, k)[operand_index]))).softmax(-1) @ v
 
 
 def _lower_scores(q_TD: Any, k_TD: Any, v_TD: Any) -> Any:
@@ -72,7 +72,7 @@ ATTENTION = TEXTS.exercise(
     "attention",
     attention,
     cases=_queries,
-    leaves={place: Said(name, name) for place, name in enumerate(("q", "k", "v"))},
+    leaves={index: Said(name, name) for index, name in enumerate(("q", "k", "v"))},
     mistakes={
         "the scores are not divided by √D": _scores(lambda width: 1.0),
         "the scores are divided by D": _scores(float),
@@ -82,22 +82,22 @@ ATTENTION = TEXTS.exercise(
         "attention weights without the values": lambda q, k, v: (q @ k.T / math.sqrt(q.shape[-1])).softmax(-1),
         "scores divided by √ of the number of tokens": tuple(
             Mistake(
-                _by_root_of_tokens(of),
+                _by_root_of_tokens(operand_index),
                 "You divide by the square root of the number of tokens; it is the width D, the number of terms of "
                 "a dot product, that counts.",
                 "Vous divisez par la racine du nombre de tokens ; c’est la largeur D, le nombre de termes d’un "
                 "produit scalaire, qui compte.",
             )
-            for of in (0, 1)
+            for operand_index in (0, 1)
         ),
         "each query takes the value of its best key": lambda q, k, v: v[(q @ k.T).argmax(-1)],
         "scores masked by position": tuple(
             Mistake(
-                way,
+                masked_attention,
                 "Your scores are masked by position (tril): here each query sees all keys.",
                 "Vos scores sont masqués selon la position (tril) : ici, chaque requête voit toutes les clés.",
             )
-            for way in (_lower_scores, _causal)
+            for masked_attention in (_lower_scores, _causal)
         ),
         "you divide after the softmax": lambda q, k, v: (q @ k.T).softmax(-1) @ v / math.sqrt(q.shape[-1]),
         "one softmax runs over all scores together": lambda q, k, v: (
@@ -158,7 +158,7 @@ def _cut(spelled: str, *order: int) -> Callable[..., Any]:
         # (T, 3D) as four dimensions, T first; the letters say which of the other three is parts, heads or columns.
         grid = (x_TD @ qkv_DE).unflatten(-1, [sizes[letter] for letter in spelled])
         parts = grid.permute(*(1 + spelled.index(letter) for letter in "pn"), 0, 1 + spelled.index("h"))
-        q, k, v = (parts[place] for place in order)
+        q, k, v = (parts[part_index] for part_index in order)
         return _concatenate(_weights(q, k, q.shape[-1]) @ v) @ out_DD
 
     return way
@@ -174,31 +174,31 @@ MULTI_HEAD = TEXTS.exercise(
     "multi-head",
     multi_head,
     cases=_projections,
-    leaves={place: Said(name, name) for place, name in enumerate(("x", "qkv", "out"))},
+    leaves={index: Said(name, name) for index, name in enumerate(("x", "qkv", "out"))},
     mistakes={
-        "this is one head of width D": lambda x, qkv, out, n: multi_head(x, qkv, out, 1),
+        "this is one head of width D": lambda x, qkv, out_DD, n: multi_head(x, qkv, out_DD, 1),
         "the reshape mixes tokens and heads": _reshaped_only,
         "you cut the columns head by head": _cut("nph", 0, 1, 2),
         "a head takes every N-th column": tuple(
             Mistake(
-                way,
+                strided_heads,
                 "A head takes every N-th column; head n has the neighbouring columns n·H to (n + 1)·H − 1.",
                 "Une tête prend une colonne sur N ; or la tête n a les colonnes voisines n·H à (n + 1)·H − 1.",
             )
-            for way in (_cut("phn", 0, 1, 2), _strided)
+            for strided_heads in (_cut("phn", 0, 1, 2), _strided)
         ),
-        "you average the heads": lambda x, qkv, out, n: _heads(x, qkv, n).mean(0).repeat(1, n) @ out,
-        "you cut into two heads whatever num_heads is": lambda x, qkv, out, n: multi_head(x, qkv, out, 2),
+        "you average the heads": lambda x, qkv, out_DD, n: _heads(x, qkv, n).mean(0).repeat(1, n) @ out_DD,
+        "you cut into two heads whatever num_heads is": lambda x, qkv, out_DD, n: multi_head(x, qkv, out_DD, 2),
         "queries and keys are swapped": _cut("pnh", 1, 0, 2),
         "the scores are not divided by √H": _scaled_by(lambda x, heads: 1.0),
         "scores divided by √ of the number of heads": _scaled_by(lambda x, heads: heads),
-        "the output projection is transposed": lambda x, qkv, out, n: _concatenate(_heads(x, qkv, n)) @ out.T,
+        "the output projection is transposed": lambda x, qkv, out_DD, n: _concatenate(_heads(x, qkv, n)) @ out_DD.T,
         "the scores are divided by √D": _scaled_by(lambda x, heads: x.shape[-1]),
         "the heads are joined without transposing back": lambda x_TD, qkv_DE, out_DD, heads: (
             _heads(x_TD, qkv_DE, heads).reshape(x_TD.shape) @ out_DD
         ),
-        "the output projection is missing": lambda x, qkv, out, n: _concatenate(_heads(x, qkv, n)),
-        "you add the heads": lambda x, qkv, out, n: (_heads(x, qkv, n).sum(0).repeat(1, n)) @ out,
+        "the output projection is missing": lambda x, qkv, out_DD, n: _concatenate(_heads(x, qkv, n)),
+        "you add the heads": lambda x, qkv, out_DD, n: (_heads(x, qkv, n).sum(0).repeat(1, n)) @ out_DD,
     },
 )
 
@@ -293,13 +293,13 @@ def _tables() -> Iterator[tuple[Any, int]]:
         yield random_tensors((2 * side - 1, 2 * side - 1), seed=seed)[0], side
 
 
-def _at(table: Any, side: int, place: Callable[[Any], Any]) -> Any:
+def _at(table: Any, side: int, index_of: Callable[[Any], Any]) -> Any:
     """The table read at places made from the offsets of rows and of columns."""
     import torch
 
     index = torch.arange(side * side)
     row, column = index // side, index % side
-    return table[place(row[:, None] - row[None, :]), place(column[:, None] - column[None, :])]
+    return table[index_of(row[:, None] - row[None, :]), index_of(column[:, None] - column[None, :])]
 
 
 def _without_offset(table: Any, side: int) -> Any:

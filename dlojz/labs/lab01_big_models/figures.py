@@ -77,8 +77,8 @@ class Accuracy:
     @property
     def parameters_m(self) -> float:
         """Published parameters of the model, in millions."""
-        known = COATNET.get(self.model.lower().replace("-", "_"))
-        return known.parameters / 1e6 if known else VIT_PARAMETERS_M[self.model]
+        published = COATNET.get(self.model.lower().replace("-", "_"))
+        return published.parameters / 1e6 if published else VIT_PARAMETERS_M[self.model]
 
 
 # CoAtNet: Dai et al. 2021 (arXiv 2106.04803v2), tables 4, 5 and 12, the best image size of each model. ViT: Dosovitskiy
@@ -193,11 +193,11 @@ def patches(cut: Callable[[Any, int], Any], image_CHW: Any, patch: int) -> LabFi
         ),
     )
     halves = figure.add_gridspec(1, 2)
-    whole, cuts = figure.add_subfigure(halves[0]), figure.add_subfigure(halves[1])
-    axes = whole.subplots()
+    image_half, cuts = figure.add_subfigure(halves[0]), figure.add_subfigure(halves[1])
+    axes = image_half.subplots()
     axes.imshow(image_CHW[0], cmap="gray")
     axes.set_axis_off()
-    whole.suptitle(say(en="the image", fr="l’image"))
+    image_half.suptitle(say(en="the image", fr="l’image"))
     limits = {"vmin": float(image_CHW.min()), "vmax": float(image_CHW.max())}
     for index, axes in enumerate(cuts.subplots(rows, columns).flat):
         if index < len(patches_PE):
@@ -256,19 +256,19 @@ def scaling(table: CoatnetTable) -> LabFigure:
             "des losanges publiés.",
         ),
     )
-    left, right = figure.subplots(1, 2)
+    size_axes, cost_axes = figure.subplots(1, 2)
     names = [line.name.removeprefix("coatnet_") for line in table.lines]
     counted = say(en="counted here", fr="compté ici")
     published = say(en="published", fr="publié")
     for axes, ours, theirs, label in (
         (
-            left,
+            size_axes,
             [line.counted.parameters / 1e6 for line in table.lines],
             [line.published.parameters / 1e6 for line in table.lines],
             say(en="parameters (M)", fr="paramètres (M)"),
         ),
         (
-            right,
+            cost_axes,
             [line.counted.multiply_adds / 1e9 for line in table.lines],
             [line.published.multiply_adds / 1e9 for line in table.lines],
             say(en="multiply-adds per image (G)", fr="multiplications-additions par image (G)"),
@@ -336,8 +336,10 @@ def families(tokens: int = 5) -> LabFigure:
     """Which token sees which in an encoder, a decoder and both together: a row per query, a column per key."""
     everything = np.ones((tokens, tokens))
     past = np.tril(everything)
-    both = np.block([[everything, 0 * everything], [everything, past]])  # rows and columns: the source, then the target
-    shown = (
+    joint_mask = np.block(
+        [[everything, 0 * everything], [everything, past]]
+    )  # rows and columns: the source, then the target
+    masks = (
         (say(en="encoder: BERT, ViT\n(what is it?)", fr="encodeur : BERT, ViT\n(qu’est-ce ?)"), everything),
         (say(en="decoder: GPT, LLaMA\n(what comes next?)", fr="décodeur : GPT, LLaMA\n(quelle suite ?)"), past),
         (
@@ -345,7 +347,7 @@ def families(tokens: int = 5) -> LabFigure:
                 en="encoder and decoder: T5\n(how is it put there?)",
                 fr="encodeur et décodeur : T5\n(comment le dire ?)",
             ),
-            both,
+            joint_mask,
         ),
     )
     figure = new_figure(
@@ -358,7 +360,7 @@ def families(tokens: int = 5) -> LabFigure:
             "décodeur ; avec les deux, la cible voit toute la source et son propre passé.",
         ),
     )
-    for axes, (title, mask) in zip(figure.subplots(1, 3), shown, strict=True):
+    for axes, (title, mask) in zip(figure.subplots(1, 3), masks, strict=True):
         axes.imshow(mask, cmap="Greys", vmin=0, vmax=1.3)
         axes.set_title(title, fontsize=NORMAL)
         axes.set_xticks([])
@@ -431,8 +433,8 @@ def bias_seen_by(bias: Callable[[Any, int], Any], table: Any, side: int) -> LabF
     )
     for axes, query in zip(figure.subplots(1, len(queries)), queries, strict=True):
         # One row of (side², side²): the bias of every key for this query, as a map.
-        seen = bias_TT[query].reshape(side, side)
-        axes.imshow(seen, cmap="cividis", vmin=float(table.min()), vmax=float(table.max()))
+        bias_map = bias_TT[query].reshape(side, side)
+        axes.imshow(bias_map, cmap="cividis", vmin=float(table.min()), vmax=float(table.max()))
         axes.plot(query % side, query // side, color="white", marker="*", markersize=12, markeredgecolor="black")
         axes.set_title(say(en=f"query {query}", fr=f"requête {query}"), fontsize=NORMAL)
         axes.set_xlabel(say(en="column of the key", fr="colonne de la clé"))

@@ -180,7 +180,7 @@ PEAK = TEXTS.exercise(
         "you leave out the last moment": lambda samples: max(sum(sample.values()) for sample in samples[:-1]),
         "you leave out the first moment": lambda samples: max(sum(sample.values()) for sample in samples[1:]),
         "the moment of the peak, not its bytes": lambda samples: max(
-            range(len(samples)), key=lambda place: sum(samples[place].values())
+            range(len(samples)), key=lambda moment: sum(samples[moment].values())
         ),
         "you add the moments up": lambda samples: sum(sum(sample.values()) for sample in samples),
         "the mean over the step": lambda samples: sum(sum(sample.values()) for sample in samples) / len(samples),
@@ -270,86 +270,88 @@ def _devices() -> Iterator[tuple[_Line, int]]:
     yield _Line(2_000, 300, least_bytes=3_350), 20_123
 
 
-def _line_of(taken: Callable[[int], int]) -> tuple[int, float]:
+def _line_of(bytes_at: Callable[[int], int]) -> tuple[int, float]:
     """The fixed part, and what each sample adds."""
-    slope_bytes = (taken(_FAR) - taken(_NEAR)) / (_FAR - _NEAR)
-    return int(taken(_NEAR) - _NEAR * slope_bytes), slope_bytes
+    slope_bytes = (bytes_at(_FAR) - bytes_at(_NEAR)) / (_FAR - _NEAR)
+    return int(bytes_at(_NEAR) - _NEAR * slope_bytes), slope_bytes
 
 
-def _quotient(taken: Callable[[int], int], limit_bytes: int) -> float:
-    fixed_bytes, slope_bytes = _line_of(taken)
+def _quotient(bytes_at: Callable[[int], int], limit_bytes: int) -> float:
+    fixed_bytes, slope_bytes = _line_of(bytes_at)
     return (limit_bytes - fixed_bytes) / slope_bytes
 
 
 _BATCH_MISTAKES = (
     Mistake(
-        lambda taken, limit: limit // (taken(_FAR) / _FAR),
+        lambda bytes_at, limit: limit // (bytes_at(_FAR) / _FAR),
         "You take the line through the origin: a part of the bytes is there whatever the batch, so the slope is a "
         "difference of two points, and the fixed part is paid first.",
         "Vous faites passer la droite par l’origine : une partie des octets est là quel que soit le batch ; la pente "
         "est donc une différence entre deux points, et la part fixe se paie d’abord.",
     ),
     Mistake(
-        lambda taken, limit: max(0, (limit - taken(_NEAR)) // _line_of(taken)[1]),
+        lambda bytes_at, limit: max(0, (limit - bytes_at(_NEAR)) // _line_of(bytes_at)[1]),
         "What is left once the nearer point is paid holds so many more samples: add those of that point.",
         "Ce qui reste une fois le premier point payé contient autant d’échantillons de plus : ajoutez ceux de ce "
         "point.",
     ),
     Mistake(
-        lambda taken, limit: max(0, _quotient(taken, limit)),
+        lambda bytes_at, limit: max(0, _quotient(bytes_at, limit)),
         "A batch is a whole number of samples: round down.",
         "Un batch est un nombre entier d’échantillons : arrondissez au-dessous.",
     ),
     Mistake(
-        lambda taken, limit: round(max(0, _quotient(taken, limit))),
+        lambda bytes_at, limit: round(max(0, _quotient(bytes_at, limit))),
         "You round to the nearest: half of the time the last sample would no longer fit. Round down.",
         "Vous arrondissez au plus proche : une fois sur deux, le dernier échantillon ne tiendrait plus. "
         "Arrondissez au-dessous.",
     ),
     Mistake(
-        lambda taken, limit: max(1, _quotient(taken, limit) // 1),
+        lambda bytes_at, limit: max(1, _quotient(bytes_at, limit) // 1),
         "Where not even one sample fits, your function still gives 1: return 0.",
         "Là où pas même un échantillon ne tient, votre fonction donne encore 1 : renvoyez 0.",
     ),
     Mistake(
-        lambda taken, limit: largest_batch(taken, limit - 1),
+        lambda bytes_at, limit: largest_batch(bytes_at, limit - 1),
         "Where a batch takes exactly limit_bytes, it fits (≤, not <): your batch is one sample short.",
         "Quand un batch prend exactement limit_bytes, il tient (≤, et non <) : il manque un échantillon à votre batch.",
     ),
     Mistake(
-        lambda taken, limit: (limit - taken(8)) / _line_of(taken)[1],
+        lambda bytes_at, limit: (limit - bytes_at(8)) / _line_of(bytes_at)[1],
         "taken_bytes(8) is not the fixed part: the 8 samples are in it. Take off 8 times the slope.",
         "taken_bytes(8) n’est pas la part fixe : 8 échantillons y sont compris. Retranchez 8 fois la pente.",
     ),
     Mistake(
-        lambda taken, limit: largest_batch(taken, limit) - (largest_batch(taken, limit) > 0),
+        lambda bytes_at, limit: largest_batch(bytes_at, limit) - (largest_batch(bytes_at, limit) > 0),
         "Your batch is one sample short: the largest one that fits is asked for.",
         "Il manque un échantillon à votre batch : on demande le plus grand qui tienne.",
     ),
     Mistake(
-        lambda taken, limit: limit // taken(1),
+        lambda bytes_at, limit: limit // bytes_at(1),
         "You divide the limit by what one sample takes with all states: these are there once, whatever the batch. "
         "Separate the fixed part from what each sample adds.",
         "Vous divisez la limite par ce que prend un seul échantillon, états compris : or ceux-ci sont là une seule "
         "fois, quel que soit le batch. Séparez la part fixe de ce qu’ajoute chaque échantillon.",
     ),
     Mistake(
-        lambda taken, limit: limit // ((taken(16) - taken(8)) / 8) // 1,
+        lambda bytes_at, limit: limit // ((bytes_at(16) - bytes_at(8)) / 8) // 1,
         "You forget the fixed part (states, context): it must be taken off the limit before you divide.",
         "Vous oubliez la part fixe (états, contexte) : retirez-la de la limite avant de diviser.",
     ),
     Mistake(
-        lambda taken, limit: max(0, -(-(limit - 2 * taken(8) + taken(16)) // ((taken(16) - taken(8)) // 8))),
+        lambda bytes_at, limit: max(
+            0, -(-(limit - 2 * bytes_at(8) + bytes_at(16)) // ((bytes_at(16) - bytes_at(8)) // 8))
+        ),
         "You round up: the last sample would no longer fit. Round down.",
         "Vous arrondissez au-dessus : le dernier échantillon ne tiendrait plus. Arrondissez au-dessous.",
     ),
     Mistake(
-        lambda taken, limit: (limit - 2 * taken(8) + taken(16)) // ((taken(16) - taken(8)) // 8),
+        lambda bytes_at, limit: (limit - 2 * bytes_at(8) + bytes_at(16)) // ((bytes_at(16) - bytes_at(8)) // 8),
         "Where not even one sample fits, your function gives a negative batch: return 0.",
         "Là où pas même un échantillon ne tient, votre fonction donne un batch négatif : renvoyez 0.",
     ),
     Mistake(
-        lambda taken, limit: max(0, (limit - 2 * taken(1) + taken(2)) // (taken(2) - taken(1))),
+        lambda bytes_at, limit: max(0, (limit - 2 * bytes_at(1) + bytes_at(2)) // (bytes_at(2) - bytes_at(1))),
         "Your two points are too small: there the peak is in the optimizer's update, which hardly depends on the "
         "batch, and the line looks too flat. Ask for 8 and 16.",
         "Vos deux points sont trop petits : le pic y est dans la mise à jour de l’optimiseur, qui ne dépend guère "
@@ -362,12 +364,12 @@ def _refuse_many_calls(answer: Callable[..., Any]) -> None:
     """A right batch; how often was the memory asked for?"""
     # The lines of `_devices` are made anew, so the calls that the judge made before are not counted.
     lines = [line for line, limit_bytes in _devices() if answer(line, limit_bytes) is not None]
-    most = max(len(line.asked) for line in lines)
-    if most > _CALLS:
+    calls = max(len(line.asked) for line in lines)
+    if calls > _CALLS:
         raise Wrong(
-            en=f"The batch is right, but you asked {most} times how much is taken: each call traces a whole model. "
+            en=f"The batch is right, but you asked {calls} times how much is taken: each call traces a whole model. "
             "Two points are enough to know a line.",
-            fr=f"Le batch est juste, mais vous avez demandé {most} fois la mémoire prise : chaque appel trace un "
+            fr=f"Le batch est juste, mais vous avez demandé {calls} fois la mémoire prise : chaque appel trace un "
             "modèle entier. Deux points suffisent à connaître une droite.",
         )
 
@@ -426,11 +428,11 @@ def challenge_case(seed: int) -> tuple[list[LayerCost], int]:
 
 def challenge_peak_mib(layers: Sequence[LayerCost], chosen: Collection[int]) -> int:
     """Most activations at one moment: a layer's own, during its backward pass, with what the layers before it keep."""
-    most = held = 0
-    for place, layer in enumerate(layers):
-        most = max(most, held + layer.kept_mib)
-        held += layer.input_mib if place in chosen else layer.kept_mib
-    return most
+    peak_mib = stored_mib = 0
+    for index, layer in enumerate(layers):
+        peak_mib = max(peak_mib, stored_mib + layer.kept_mib)
+        stored_mib += layer.input_mib if index in chosen else layer.kept_mib
+    return peak_mib
 
 
 def fewest_gflop(layers: Sequence[LayerCost], limit_mib: int) -> int:
@@ -438,32 +440,34 @@ def fewest_gflop(layers: Sequence[LayerCost], limit_mib: int) -> int:
 
     Source: Bellman 1957; Beaumont et al. 2019 (arXiv 1911.13214) for chains of layers.
     """
-    least = {0: 0}
+    gflop_by_mib = {0: 0}
     for layer in layers:
         grown: dict[int, int] = {}
-        for held, gflop in least.items():
+        for stored_mib, gflop in gflop_by_mib.items():
             # During its backward pass a layer needs all its activations, whichever way it is chosen.
-            if held + layer.kept_mib > limit_mib:
+            if stored_mib + layer.kept_mib > limit_mib:
                 continue
-            for more_mib, more in ((layer.kept_mib, 0), (layer.input_mib, layer.gflop)):
+            for more_mib, extra_gflop in ((layer.kept_mib, 0), (layer.input_mib, layer.gflop)):
                 # Of all plans that hold as much after this layer, the one of fewest operations is enough.
-                grown[held + more_mib] = min(grown.get(held + more_mib, gflop + more), gflop + more)
-        least = grown
-    return min(least.values())
+                grown[stored_mib + more_mib] = min(
+                    grown.get(stored_mib + more_mib, gflop + extra_gflop), gflop + extra_gflop
+                )
+        gflop_by_mib = grown
+    return min(gflop_by_mib.values())
 
 
 def _fewest_operations(answer: Callable[..., Any]) -> float:
     """Hold plans to the rules; give their operations as a share of the fewest possible."""
-    done = best = 0
+    plan_gflop = best = 0
     for seed in SEEDS:
         layers, limit_mib = challenge_case(seed)
-        given = answer(list(layers), limit_mib)
+        plan = answer(list(layers), limit_mib)
         try:
-            chosen = [operator.index(index) for index in plain(given)]
+            chosen = [operator.index(index) for index in plain(plan)]
         except (TypeError, ValueError):
             raise Wrong(
-                en=f"The numbers of the layers to checkpoint are expected, but your function returns {shown(given)}.",
-                fr=f"On attend les numéros des couches à recalculer, mais votre fonction renvoie {shown(given)}.",
+                en=f"The numbers of the layers to checkpoint are expected, but your function returns {shown(plan)}.",
+                fr=f"On attend les numéros des couches à recalculer, mais votre fonction renvoie {shown(plan)}.",
             ) from None
         if sorted(set(chosen)) != sorted(chosen) or not set(chosen) <= set(range(LAYERS)):
             raise Wrong(
@@ -480,9 +484,9 @@ def _fewest_operations(answer: Callable[..., Any]) -> float:
                 "arrière d’une couche, toutes ses activations sont là, et ce que gardent les couches précédentes.",
             )
         # Summed over all seeds before the division, so that a large case weighs more.
-        done += sum(layers[index].gflop for index in chosen)
+        plan_gflop += sum(layers[index].gflop for index in chosen)
         best += fewest_gflop(layers, limit_mib)
-    return round(100 * done / best, 1)
+    return round(100 * plan_gflop / best, 1)
 
 
 FEWEST_OPERATIONS = TEXTS.challenge("fewest-operations", _fewest_operations, target=100)

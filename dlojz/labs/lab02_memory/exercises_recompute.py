@@ -100,8 +100,8 @@ def _tried(answer: Callable[..., Any], count: int, per_segment: int) -> _Trial:
             "sort du dernier bloc.",
         )
     # Counted between the two passes: only what autograd keeps for backward is alive here.
-    hidden_alive = sum(each() is not None for each in hidden)
-    outputs_alive = sum(each() is not None for each in outputs)
+    hidden_alive = sum(reference() is not None for reference in hidden)
+    outputs_alive = sum(reference() is not None for reference in outputs)
     result = output.detach().clone()
     if output.requires_grad:
         output.square().sum().backward()
@@ -116,14 +116,14 @@ def _plain(blocks: Sequence[nn.Module], x: Tensor, per_segment: int) -> Tensor:
 
 
 def _check_checkpointed(answer: Callable[..., Any], count: int, per_segment: int) -> None:
-    given, right = _tried(answer, count, per_segment), _tried(_plain, count, per_segment)
+    trial, right = _tried(answer, count, per_segment), _tried(_plain, count, per_segment)
     for refuse in (_judge_output, _judge_gradients, _judge_memory, _judge_runs):
-        refuse(given, right, count, per_segment)
+        refuse(trial, right, count, per_segment)
 
 
-def _judge_output(given: _Trial, right: _Trial, count: int, per_segment: int) -> None:
-    if given.output.shape != right.output.shape or not given.output.allclose(right.output, atol=_TOLERANCE):
-        unrun = [str(number) for number, runs in enumerate(given.runs) if not runs]
+def _judge_output(trial: _Trial, right: _Trial, count: int, per_segment: int) -> None:
+    if trial.output.shape != right.output.shape or not trial.output.allclose(right.output, atol=_TOLERANCE):
+        unrun = [str(number) for number, runs in enumerate(trial.runs) if not runs]
         if unrun:
             raise Wrong(
                 en=f"With {count} blocks, {per_segment} per segment, these never run: {', '.join(unrun)}. The last "
@@ -139,8 +139,8 @@ def _judge_output(given: _Trial, right: _Trial, count: int, per_segment: int) ->
         )
 
 
-def _judge_gradients(given: _Trial, right: _Trial, count: int, per_segment: int) -> None:
-    missing = [gradient is None for gradient in given.gradients]
+def _judge_gradients(trial: _Trial, right: _Trial, count: int, per_segment: int) -> None:
+    missing = [gradient is None for gradient in trial.gradients]
     if all(missing):
         raise Wrong(
             en="The output is right, but no parameter gets a gradient: there is none under no_grad, and none with "
@@ -157,9 +157,9 @@ def _judge_gradients(given: _Trial, right: _Trial, count: int, per_segment: int)
             fr="Certains paramètres ne reçoivent pas de gradient : un detach coupe tout ce qui le précède. "
             "checkpoint() fait de lui-même tout le nécessaire.",
         )
-    for mine, its in zip(given.gradients, right.gradients, strict=True):
-        assert mine is not None and its is not None
-        if not mine.allclose(its, atol=_TOLERANCE):
+    for gradient, right_gradient in zip(trial.gradients, right.gradients, strict=True):
+        assert gradient is not None and right_gradient is not None
+        if not gradient.allclose(right_gradient, atol=_TOLERANCE):
             raise Wrong(
                 en="The output is right but not the gradients: what backward runs again is not what forward ran. "
                 "A function made in a loop sees the last value of the loop's variables, and dropout must draw the "
@@ -170,42 +170,42 @@ def _judge_gradients(given: _Trial, right: _Trial, count: int, per_segment: int)
             )
 
 
-def _judge_memory(given: _Trial, right: _Trial, count: int, per_segment: int) -> None:
+def _judge_memory(trial: _Trial, right: _Trial, count: int, per_segment: int) -> None:
     # Rounded up: the last segment may be shorter. Of each, the input alone is kept.
     segments = -(-count // per_segment)
-    if given.hidden_alive:
+    if trial.hidden_alive:
         raise Wrong(
-            en=f"After forward, {given.hidden_alive} of the {count} hidden activations are still in memory, none "
+            en=f"After forward, {trial.hidden_alive} of the {count} hidden activations are still in memory, none "
             "is expected: run every segment through checkpoint(…), the last one too.",
-            fr=f"Après la passe avant, {given.hidden_alive} des {count} activations internes sont encore en "
+            fr=f"Après la passe avant, {trial.hidden_alive} des {count} activations internes sont encore en "
             "mémoire, aucune n’est attendue : faites passer chaque segment par checkpoint(…), le dernier compris.",
         )
-    if given.outputs_alive > segments:
+    if trial.outputs_alive > segments:
         raise Wrong(
-            en=f"After forward, the outputs of {given.outputs_alive} blocks are in memory; with {count} blocks and "
+            en=f"After forward, the outputs of {trial.outputs_alive} blocks are in memory; with {count} blocks and "
             f"{per_segment} per segment, {segments} are expected: one checkpoint for each segment, not for each "
             "block, and no list of outputs.",
-            fr=f"Après la passe avant, les sorties de {given.outputs_alive} blocs sont en mémoire ; pour {count} "
+            fr=f"Après la passe avant, les sorties de {trial.outputs_alive} blocs sont en mémoire ; pour {count} "
             f"blocs, à raison de {per_segment} par segment, on en attend {segments} : un checkpoint par segment, "
             "non par bloc, et pas de liste de sorties.",
         )
-    if given.outputs_alive < segments:
+    if trial.outputs_alive < segments:
         raise Wrong(
-            en=f"After forward, the outputs of {given.outputs_alive} blocks are in memory, {segments} are expected: "
+            en=f"After forward, the outputs of {trial.outputs_alive} blocks are in memory, {segments} are expected: "
             "your segments are too long, and backward will have to hold all the activations of one at once.",
-            fr=f"Après la passe avant, les sorties de {given.outputs_alive} blocs sont en mémoire, on en attend "
+            fr=f"Après la passe avant, les sorties de {trial.outputs_alive} blocs sont en mémoire, on en attend "
             f"{segments} : vos segments sont trop longs, et la passe arrière devra garder d’un coup toutes les "
             "activations de l’un d’eux.",
         )
 
 
-def _judge_runs(given: _Trial, right: _Trial, count: int, per_segment: int) -> None:
-    most = max(given.runs)
-    if most > 2:
+def _judge_runs(trial: _Trial, right: _Trial, count: int, per_segment: int) -> None:
+    max_runs = max(trial.runs)
+    if max_runs > 2:
         raise Wrong(
-            en=f"A block runs {most} times in one step; twice is enough: forward, and once more in backward. Do "
+            en=f"A block runs {max_runs} times in one step; twice is enough: forward, and once more in backward. Do "
             "not put one checkpoint inside another.",
-            fr=f"Un bloc s’exécute {most} fois en un pas ; deux suffisent : la passe avant, puis une fois dans la "
+            fr=f"Un bloc s’exécute {max_runs} fois en un pas ; deux suffisent : la passe avant, puis une fois dans la "
             "passe arrière. N’imbriquez pas les checkpoints.",
         )
 
@@ -322,17 +322,17 @@ def _step(hooks_of: Callable[..., Any] | None) -> tuple[WatchedHost, list[Tensor
     return host, [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 
-def _unpacked(given: Any) -> Tensor:
+def _unpacked(tensor: Any) -> Tensor:
     import torch
 
-    if not isinstance(given, torch.Tensor):
+    if not isinstance(tensor, torch.Tensor):
         raise Wrong(
-            en=f"unpack gives back an object of type {type(given).__name__}, but a tensor is expected: "
+            en=f"unpack gives back an object of type {type(tensor).__name__}, but a tensor is expected: "
             "host.fetch(number) returns the one that is stored (or are pack and unpack swapped?).",
-            fr=f"unpack rend un objet de type {type(given).__name__}, mais on attend un tenseur : host.fetch(numéro) "
+            fr=f"unpack rend un objet de type {type(tensor).__name__}, mais on attend un tenseur : host.fetch(numéro) "
             "renvoie celui qui est stocké (ou pack et unpack sont-ils échangés ?).",
         )
-    return given
+    return tensor
 
 
 def _pair(value: Any) -> Hooks:
@@ -443,29 +443,29 @@ EXPOSED_SECONDS = TEXTS.exercise(
     exposed_seconds,
     cases=((25e9, 25e9, 0.4), (25e9, 25e9, 0.7), (5e9, 25e9, 0.5), (64e9, 16e9, 0.1), (12e9, 50e9, 0.2)),
     mistakes={
-        "all the time that the bytes travel": lambda moved, link, forward: 2 * moved / link,
-        "the whole time of one way": lambda moved, link, forward: moved / link,
-        "you multiply bytes by bytes per second": lambda moved, link, forward: (
-            max(0.0, moved * link - forward) + max(0.0, moved * link - 2 * forward)
+        "all the time that the bytes travel": lambda volume, link, forward: 2 * volume / link,
+        "the whole time of one way": lambda volume, link, forward: volume / link,
+        "you multiply bytes by bytes per second": lambda volume, link, forward: (
+            max(0.0, volume * link - forward) + max(0.0, volume * link - 2 * forward)
         ),
-        "the way back only": lambda moved, link, forward: max(0.0, moved / link - 2 * forward),
-        "backward half as long as forward": lambda moved, link, forward: (
-            max(0.0, moved / link - forward) + max(0.0, moved / link - forward / 2)
+        "the way back only": lambda volume, link, forward: max(0.0, volume / link - 2 * forward),
+        "backward half as long as forward": lambda volume, link, forward: (
+            max(0.0, volume / link - forward) + max(0.0, volume / link - forward / 2)
         ),
-        "you send half of the bytes each way": lambda moved, link, forward: exposed_seconds(moved / 2, link, forward),
-        "both passes with their transfers, not what is added": lambda moved, link, forward: (
-            max(moved / link, forward) + max(moved / link, 2 * forward)
+        "you send half of the bytes each way": lambda volume, link, forward: exposed_seconds(volume / 2, link, forward),
+        "both passes with their transfers, not what is added": lambda volume, link, forward: (
+            max(volume / link, forward) + max(volume / link, 2 * forward)
         ),
-        "absolute values count spare time as waiting": lambda moved, link, forward: (
-            abs(moved / link - forward) + abs(moved / link - 2 * forward)
+        "absolute values count spare time as waiting": lambda volume, link, forward: (
+            abs(volume / link - forward) + abs(volume / link - 2 * forward)
         ),
-        "the way out only": lambda moved, link, forward: max(0.0, moved / link - forward),
-        "you hide both ways behind the whole step": lambda moved, link, forward: max(
-            0.0, 2 * moved / link - 3 * forward
+        "the way out only": lambda volume, link, forward: max(0.0, volume / link - forward),
+        "you hide both ways behind the whole step": lambda volume, link, forward: max(
+            0.0, 2 * volume / link - 3 * forward
         ),
-        "backward as long as forward": lambda moved, link, forward: 2 * max(0.0, moved / link - forward),
-        "spare time is won back, no max(0, …)": lambda moved, link, forward: (
-            moved / link - forward + moved / link - 2 * forward
+        "backward as long as forward": lambda volume, link, forward: 2 * max(0.0, volume / link - forward),
+        "spare time is won back, no max(0, …)": lambda volume, link, forward: (
+            volume / link - forward + volume / link - 2 * forward
         ),
     },
 )
@@ -492,7 +492,9 @@ Reckon = Callable[[Sequence[BlockCosts], Choices], float]
 def block_costs(tables: BlockTables) -> list[BlockCosts]:
     """Bytes of the backward pass, and seconds, of every choice for every block of a run."""
     columns = zip(tables.held[1], tables.own[1], tables.seconds, strict=False)  # own: the loss too, after the blocks
-    return [BlockCosts(*(dict(zip(BLOCK_CHOICES, one.tolist(), strict=True)) for one in block)) for block in columns]
+    return [
+        BlockCosts(*(dict(zip(BLOCK_CHOICES, costs.tolist(), strict=True)) for costs in block)) for block in columns
+    ]
 
 
 def plan_peak_bytes(blocks: Sequence[BlockCosts], plan: Choices) -> float:
@@ -501,31 +503,34 @@ def plan_peak_bytes(blocks: Sequence[BlockCosts], plan: Choices) -> float:
     Source: Jain et al. 2020, "Checkmate" (arXiv 1910.02653), §4.3, with one moment per block.
     """
     # before[i]: bytes that blocks 0 … i - 1 hold when block i runs its backward pass; the last sum is left out below.
-    before = accumulate((block.held_bytes[one] for block, one in zip(blocks, plan, strict=True)), initial=0.0)
-    return max(held + block.backward_bytes[one] for held, block, one in zip(before, blocks, plan, strict=False))
+    before = accumulate((block.held_bytes[choice] for block, choice in zip(blocks, plan, strict=True)), initial=0.0)
+    return max(
+        before_bytes + block.backward_bytes[choice]
+        for before_bytes, block, choice in zip(before, blocks, plan, strict=False)
+    )
 
 
 def _seconds(blocks: Sequence[BlockCosts], plan: Choices) -> float:
-    return sum(block.seconds[one] for block, one in zip(blocks, plan, strict=True))
+    return sum(block.seconds[choice] for block, choice in zip(blocks, plan, strict=True))
 
 
 def _held(blocks: Sequence[BlockCosts], plan: Choices) -> float:
-    return sum(block.held_bytes[one] for block, one in zip(blocks, plan, strict=True))
+    return sum(block.held_bytes[choice] for block, choice in zip(blocks, plan, strict=True))
 
 
 def _cheapest(
     peak: Reckon = plan_peak_bytes,
     choices: Sequence[str] = BLOCK_CHOICES,
-    least: Reckon = _seconds,
-    alike: bool = False,
+    cost: Reckon = _seconds,
+    uniform: bool = False,
 ) -> Callable[[Sequence[BlockCosts], float], Choices | None]:
     """The way that tries all plans of some choices (or one choice for all blocks), and takes the least that fits."""
 
     def way(blocks: Sequence[BlockCosts], budget_bytes: float) -> Choices | None:
         # 3^n plans: the cases have 6 blocks at most, so that trying all takes no time.
-        plans = ([one] * len(blocks) for one in choices) if alike else product(choices, repeat=len(blocks))
+        plans = ([choice] * len(blocks) for choice in choices) if uniform else product(choices, repeat=len(blocks))
         able = [plan for plan in plans if peak(blocks, plan) <= budget_bytes]
-        return min(able, key=lambda plan: least(blocks, plan), default=None)
+        return min(able, key=lambda plan: cost(blocks, plan), default=None)
 
     return way
 
@@ -538,17 +543,20 @@ def _backwards(blocks: Sequence[BlockCosts], plan: Choices) -> float:
 
 
 def _all_and_fullest(blocks: Sequence[BlockCosts], plan: Choices) -> float:
-    fullest = max(block.backward_bytes[one] for block, one in zip(blocks, plan, strict=True))
+    fullest = max(block.backward_bytes[choice] for block, choice in zip(blocks, plan, strict=True))
     return _held(blocks, plan) + fullest
 
 
 def _with_itself(blocks: Sequence[BlockCosts], plan: Choices) -> float:
-    held = accumulate(block.held_bytes[one] for block, one in zip(blocks, plan, strict=True))
-    return max(own + block.backward_bytes[one] for own, block, one in zip(held, blocks, plan, strict=True))
+    cumulative_bytes = accumulate(block.held_bytes[choice] for block, choice in zip(blocks, plan, strict=True))
+    return max(
+        total_bytes + block.backward_bytes[choice]
+        for total_bytes, block, choice in zip(cumulative_bytes, blocks, plan, strict=True)
+    )
 
 
 def _fullest_alone(blocks: Sequence[BlockCosts], plan: Choices) -> float:
-    return max(block.backward_bytes[one] for block, one in zip(blocks, plan, strict=True))
+    return max(block.backward_bytes[choice] for block, choice in zip(blocks, plan, strict=True))
 
 
 def _turned_round(blocks: Sequence[BlockCosts], budget_bytes: float) -> Choices | None:
@@ -562,21 +570,21 @@ def _greedy(blocks: Sequence[BlockCosts], budget_bytes: float) -> Choices | None
     while plan_peak_bytes(blocks, plan) > budget_bytes:
         offers = [
             # Bytes freed per second added, at the block's own choice; where the peak lies is left out.
-            ((block.held_bytes["keep"] - block.held_bytes[choice]) / block.seconds[choice], place, choice)
-            for place, block in enumerate(blocks)
+            ((block.held_bytes["keep"] - block.held_bytes[choice]) / block.seconds[choice], index, choice)
+            for index, block in enumerate(blocks)
             for choice in BLOCK_CHOICES[1:]
-            if plan[place] == "keep"
+            if plan[index] == "keep"
         ]
         if not offers:
             return None
-        _, place, choice = max(offers)
-        plan[place] = choice
+        _, index, choice = max(offers)
+        plan[index] = choice
     return plan
 
 
-def _words(given: Any) -> list[str]:
-    words = list(given)
-    if isinstance(given, str) or not all(isinstance(word, str) and word in BLOCK_CHOICES for word in words):
+def _words(answer: Any) -> list[str]:
+    words = list(answer)
+    if isinstance(answer, str) or not all(isinstance(word, str) and word in BLOCK_CHOICES for word in words):
         raise TypeError
     return words
 
@@ -590,10 +598,10 @@ _as_plan = reader(
 
 def _weighed(answer: Callable[..., Any], blocks: Sequence[BlockCosts], budget_bytes: float) -> tuple[float, float]:
     """Bytes above the budget, and seconds: what a plan is judged by. No plan takes for ever."""
-    given = answer(blocks, budget_bytes)
-    if given is None:
+    choices = answer(blocks, budget_bytes)
+    if choices is None:
         return 0.0, inf
-    plan = _as_plan(given)
+    plan = _as_plan(choices)
     if len(plan) != len(blocks):
         raise Wrong(
             en=f"There are {len(blocks)} blocks, but your plan has {len(plan)} choices.",
@@ -605,18 +613,18 @@ def _weighed(answer: Callable[..., Any], blocks: Sequence[BlockCosts], budget_by
 def _made(seed: int, count: int) -> list[BlockCosts]:
     """Blocks in which recomputation keeps the input and the offloaded activations come back one by one."""
     draw = Random(seed)
-    made = []
+    blocks = []
     for _ in range(count):
-        kept, extra = draw.randint(10, 60), draw.randint(5, 25)
-        own = draw.randint(1, max(1, kept // 6))
+        activation_bytes, extra = draw.randint(10, 60), draw.randint(5, 25)
+        input_bytes = draw.randint(1, max(1, activation_bytes // 6))
         # Bytes held between the passes, bytes during backward, seconds added: each for keep, recompute, offload.
         figures = (
-            (kept, own, 0),
-            (kept + extra, kept + extra, max(own, (kept + extra) * 2 // 3)),
+            (activation_bytes, input_bytes, 0),
+            (activation_bytes + extra, activation_bytes + extra, max(input_bytes, (activation_bytes + extra) * 2 // 3)),
             (0, draw.randint(3, 20), draw.randint(3, 20)),
         )
-        made.append(BlockCosts(*(dict(zip(BLOCK_CHOICES, one, strict=True)) for one in figures)))
-    return made
+        blocks.append(BlockCosts(*(dict(zip(BLOCK_CHOICES, costs, strict=True)) for costs in figures)))
+    return blocks
 
 
 def _budgets() -> Iterator[tuple[list[BlockCosts], float]]:
@@ -629,18 +637,18 @@ def _budgets() -> Iterator[tuple[list[BlockCosts], float]]:
         yield blocks, budget  # full to the last byte
 
 
-def _amiss(case: Any, given: tuple[float, float], right: tuple[float, float]) -> Said:
+def _amiss(case: Any, outcome: tuple[float, float], right: tuple[float, float]) -> Said:
     blocks, budget = case
-    (excess, seconds), (_, least) = given, right
+    (excess, seconds), (_, best) = outcome, right
     where_en = f"With {len(blocks)} blocks and a budget of {budget} bytes"
     where_fr = f"Pour {len(blocks)} blocs et un budget de {budget} octets"
     if seconds == inf:
         return Said(
-            f"{where_en}, your function returns None, but there is a plan that fits and adds {shortest(least)} s.",
-            f"{where_fr}, votre fonction renvoie None, mais il existe un plan qui tient et ajoute {shortest(least)} s.",
+            f"{where_en}, your function returns None, but there is a plan that fits and adds {shortest(best)} s.",
+            f"{where_fr}, votre fonction renvoie None, mais il existe un plan qui tient et ajoute {shortest(best)} s.",
         )
     if excess:
-        if least == inf:
+        if best == inf:
             return Said(f"{where_en}, no plan fits: return None.", f"{where_fr}, aucun plan ne tient : renvoyez None.")
         return Said(
             f"{where_en}, your plan does not fit: its peak is {integer(budget + excess)} bytes. At the backward of "
@@ -650,9 +658,9 @@ def _amiss(case: Any, given: tuple[float, float], right: tuple[float, float]) ->
         )
     return Said(
         f"{where_en}, your plan fits, but adds {shortest(seconds)} s to a step; another that fits adds "
-        f"{shortest(least)} s.",
+        f"{shortest(best)} s.",
         f"{where_fr}, votre plan tient, mais ajoute {shortest(seconds)} s à un pas ; un autre, qui tient aussi, en "
-        f"ajoute {shortest(least)}.",
+        f"ajoute {shortest(best)}.",
     )
 
 
@@ -665,16 +673,16 @@ ACTIVATION_PLAN = TEXTS.exercise(
     differs=_amiss,
     mistakes={
         "a peak of exactly the budget is refused": lambda blocks, budget: cheapest_plan(blocks, budget - 1),
-        "the plan that adds most seconds": _cheapest(least=lambda blocks, plan: -_seconds(blocks, plan)),
-        "you take the first plan that fits": _cheapest(least=lambda blocks, plan: 0),
+        "the plan that adds most seconds": _cheapest(cost=lambda blocks, plan: -_seconds(blocks, plan)),
+        "you take the first plan that fits": _cheapest(cost=lambda blocks, plan: 0),
         "each backward pass by itself against the budget": _cheapest(_fullest_alone),
         "your plan is in reverse order": _turned_round,
         "sum of what blocks hold, without backward": _cheapest(_held),
         "fullest backward pass on top of all blocks": _cheapest(_all_and_fullest),
         "a block counted before and in its backward": _cheapest(_with_itself),
         "you add what the blocks after it hold": _cheapest(_backwards),
-        "smallest peak in place of fewest seconds": _cheapest(least=plan_peak_bytes),
-        "you give all blocks the same choice": _cheapest(alike=True),
+        "smallest peak in place of fewest seconds": _cheapest(cost=plan_peak_bytes),
+        "you give all blocks the same choice": _cheapest(uniform=True),
         "you never offload": _cheapest(choices=("keep", "recompute")),
         "you never recompute": _cheapest(choices=("keep", "offload")),
         "greedy choice of most bytes per second": _greedy,
@@ -685,10 +693,13 @@ ACTIVATION_PLAN = TEXTS.exercise(
 @or_to_do
 def plans_table(choose: Callable[..., Any], plan: BudgetPlan) -> Table:
     """Tabulate the plan that the student's function chooses under a budget, and the package's, with their forecasts."""
-    given = choose(block_costs(plan.tables), plan.budget_bytes)
+    chosen_plan = choose(block_costs(plan.tables), plan.budget_bytes)
     rows = []
     for name, choices in (
-        (say(en="yours", fr="vous"), None if given is None else [BLOCK_CHOICES.index(one) for one in given]),
+        (
+            say(en="yours", fr="vous"),
+            None if chosen_plan is None else [BLOCK_CHOICES.index(choice) for choice in chosen_plan],
+        ),
         (say(en="the package", fr="le paquet"), plan.choices),
     ):
         if choices is None:

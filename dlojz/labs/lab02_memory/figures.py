@@ -59,23 +59,23 @@ def rules_of_thumb() -> LabFigure:
         fr="Octets par paramètre selon la règle : "
         + ", ".join(f"{rule.name} ({rule.bytes_per_parameter})" for rule in RULES.values()),
     )
-    seen: set[str] = set()
+    labelled_categories: set[str] = set()
     for row, rule in enumerate(reversed(RULES.values())):
-        left = 0
+        start_bytes = 0
         for part in rule.parts:
             style = CATEGORY_STYLES[part.category]
             axes.barh(
                 row,
                 part.bytes_per_parameter,
-                left=left,
+                left=start_bytes,
                 color=style.color,
                 hatch=style.hatch,
                 edgecolor="white",
-                label=category_label(part.category) if part.category not in seen else None,
+                label=category_label(part.category) if part.category not in labelled_categories else None,
             )
-            seen.add(part.category)
-            left += part.bytes_per_parameter
-        axes.annotate(f"{left}", (left, row), xytext=(5, 0), textcoords="offset points", va="center")
+            labelled_categories.add(part.category)
+            start_bytes += part.bytes_per_parameter
+        axes.annotate(f"{start_bytes}", (start_bytes, row), xytext=(5, 0), textcoords="offset points", va="center")
     axes.set_yticks(range(len(RULES)), [fill(rule.about(), 44) for rule in reversed(RULES.values())], fontsize=SMALL)
     axes.set_xlabel(say(en="bytes per parameter", fr="octets par paramètre"))
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
@@ -104,24 +104,29 @@ def layer_parts(shape: Shape, plain_trace: MemoryTrace, fused_trace: MemoryTrace
     )
     axes = figure.subplots()
     for row, parts in enumerate(reversed(bars.values())):
-        left = 0.0
-        for part, kept in parts.items():
-            mib = kept / 2**20
+        start_mib = 0.0
+        for part, part_bytes in parts.items():
+            mib = part_bytes / 2**20
             is_scores = part in SCORES or "s²" in part
             axes.barh(
                 row,
                 mib,
-                left=left,
+                left=start_mib,
                 color=ORANGE if is_scores else SKY,
                 hatch="//" if is_scores else "..",
                 edgecolor="white",
             )
             if mib > 11:
                 box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
-                axes.annotate(part, (left + mib / 2, row), ha="center", va="center", fontsize=SMALL, bbox=box)
-            left += mib
+                axes.annotate(part, (start_mib + mib / 2, row), ha="center", va="center", fontsize=SMALL, bbox=box)
+            start_mib += mib
         axes.annotate(
-            f"{left:.0f}", (left, row), xytext=(4, 0), textcoords="offset points", va="center", fontsize=NORMAL
+            f"{start_mib:.0f}",
+            (start_mib, row),
+            xytext=(4, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=NORMAL,
         )
     axes.set_yticks(range(len(bars)), list(reversed(bars)))
     axes.set_xlabel(say(en="kept for backward (MiB)", fr="gardé pour la passe arrière (Mio)"))
@@ -132,8 +137,8 @@ def layer_parts(shape: Shape, plain_trace: MemoryTrace, fused_trace: MemoryTrace
 
 def _by_part(traced: MemoryTrace) -> dict[str, float]:
     """Kept bytes by module, scores first; what no submodule made under the name of the method that did."""
-    named = {module or "forward": float(kept) for module, kept in traced.by_module.items()}
-    return dict(sorted(named.items(), key=lambda item: (item[0] not in SCORES, -item[1])))
+    bytes_by_module = {module or "forward": float(module_bytes) for module, module_bytes in traced.by_module.items()}
+    return dict(sorted(bytes_by_module.items(), key=lambda item: (item[0] not in SCORES, -item[1])))
 
 
 def along_the_model(config: RunConfig, device: str | None = None) -> LabFigure:
@@ -144,10 +149,10 @@ def along_the_model(config: RunConfig, device: str | None = None) -> LabFigure:
         built = models.build(config.model, image_size=config.image_size, num_classes=config.num_classes)
     # 16 bytes per parameter: fp32 weight, gradient and two moments of AdamW.
     states = [16 * sum(weight.numel() for weight in block.parameters()) / GIB for block in built.blocks]
-    kept = [0.0] * len(states)
+    activations_gib = [0.0] * len(states)
     for module, num_bytes in forecast(config, device=device).activations_by_module.items():
         if module.startswith("blocks."):
-            kept[int(module.split(".")[1])] += num_bytes / GIB
+            activations_gib[int(module.split(".")[1])] += num_bytes / GIB
     figure = new_figure(
         9.5,
         4.2,
@@ -160,7 +165,14 @@ def along_the_model(config: RunConfig, device: str | None = None) -> LabFigure:
     optimizer, activations = CATEGORY_STYLES["optimizer"], CATEGORY_STYLES["activations"]
     above.bar(range(len(states)), states, color=optimizer.color, width=1.0, edgecolor="white", linewidth=0.3)
     above.set_ylabel(say(en="states", fr="états") + f" ({_gib()})")
-    below.bar(range(len(kept)), kept, color=activations.color, width=1.0, edgecolor="white", linewidth=0.3)
+    below.bar(
+        range(len(activations_gib)),
+        activations_gib,
+        color=activations.color,
+        width=1.0,
+        edgecolor="white",
+        linewidth=0.3,
+    )
     below.set_ylabel("activations" + f" ({_gib()})")
     below.set_xlabel(say(en="block, from the image to the classes", fr="bloc, de l’image aux classes"))
     for axes in (above, below):
@@ -205,11 +217,11 @@ def memory_by_batch(
         + ", ".join(configs),
     )
     axes = figure.subplots()
-    taken = {
+    lines_gib = {
         name: [taken_bytes(forecast(with_micro_batch(config, batch), device=on)) / GIB for batch in batches]
         for name, config in configs.items()
     }
-    plot_lines(axes, batches, taken)
+    plot_lines(axes, batches, lines_gib)
     for device in (on, *others):
         _device_line(axes, device)
     axes.set_xlim(left=0)
@@ -256,7 +268,7 @@ def limit_of_data_parallelism(
     )
     axes.bar(
         labels,
-        [whole - part for whole, part in zip(total, fixed, strict=True)],
+        [replica_gib - part for replica_gib, part in zip(total, fixed, strict=True)],
         bottom=fixed,
         color=activations.color,
         hatch=activations.hatch,
@@ -267,11 +279,11 @@ def limit_of_data_parallelism(
         _device_line(axes, device)
     top = max(device.memory_bytes for device in devices) / GIB * 1.25
     axes.set_ylim(0, top)
-    for place, whole in enumerate(total):
-        if whole > top:
+    for index, replica_gib in enumerate(total):
+        if replica_gib > top:
             box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
             axes.annotate(
-                f"↑ {whole:.0f} {_gib()}", (place, 0.98 * top), ha="center", va="top", fontsize=SMALL, bbox=box
+                f"↑ {replica_gib:.0f} {_gib()}", (index, 0.98 * top), ha="center", va="top", fontsize=SMALL, bbox=box
             )
     axes.set_xlabel(
         say(en=f"GPUs, for a global batch of {global_batch}", fr=f"GPU, pour un batch global de {global_batch}")
@@ -320,8 +332,8 @@ def segments(
 
     checkpointed(blocks, x, len(blocks))
     traces = [trace(Whole(length), x) for length in lengths]
-    kept = [one.saved_bytes / MIB for one in traces]
-    peaks = [one.peak_bytes / MIB for one in traces]
+    saved_mib = [memory_trace.saved_bytes / MIB for memory_trace in traces]
+    peaks = [memory_trace.peak_bytes / MIB for memory_trace in traces]
     best = lengths[peaks.index(min(peaks))]
     axes = panel(
         8.0,
@@ -335,7 +347,7 @@ def segments(
     )
     axes.plot(
         lengths,
-        kept,
+        saved_mib,
         color=BLUE,
         marker="o",
         linestyle="--",
@@ -360,16 +372,16 @@ def operations_for_memory(runs: Mapping[str, _Measured]) -> LabFigure:
     )
     axes = figure.subplots()
     first_flops: float | None = None
-    most = 1.0
+    max_ratio = 1.0
     for (name, run), (colour, _, marker) in zip(runs.items(), LINE_STYLES, strict=False):
         footprint = run.record.footprint() if run.record else None
         if footprint is None or not footprint.step_flops or footprint.memory.peak_bytes is None:
             continue
         # The first run that was measured is the unit, whichever it is.
         first_flops = first_flops or footprint.step_flops
-        most = max(most, footprint.step_flops / first_flops)
+        max_ratio = max(max_ratio, footprint.step_flops / first_flops)
         moved_bytes = footprint.memory.host_bytes
-        moved = (
+        host_label = (
             say(en=f" ({format_bytes(moved_bytes)} out and back)", fr=f" ({format_bytes(moved_bytes)} aller et retour)")
             if moved_bytes
             else ""
@@ -381,10 +393,10 @@ def operations_for_memory(runs: Mapping[str, _Measured]) -> LabFigure:
             marker=marker,
             markersize=10,
             linestyle="none",
-            label=name + moved,
+            label=name + host_label,
         )
     axes.set_xlim(left=0)
-    axes.set_ylim(0, 1.15 * most)
+    axes.set_ylim(0, 1.15 * max_ratio)
     return labelled(
         axes,
         say(en="measured peak", fr="pic mesuré") + f" ({_mib()})",
@@ -409,7 +421,7 @@ def peak_and_maxima(samples: Sequence[Mapping[str, int]]) -> LabFigure:
         say(en="largest of each", fr="maximum de chacune"): largest,
     }
     for row, (title, sample) in enumerate(reversed(rows.items())):
-        left = 0.0
+        start_mib = 0.0
         for name, style in CATEGORY_STYLES.items():
             mib = sample.get(name, 0) / MIB
             # Only categories that appear at some moment get a place in the legend.
@@ -418,13 +430,13 @@ def peak_and_maxima(samples: Sequence[Mapping[str, int]]) -> LabFigure:
             axes.barh(
                 row,
                 mib,
-                left=left,
+                left=start_mib,
                 color=style.color,
                 hatch=style.hatch,
                 edgecolor="white",
                 label=category_label(name) if title == next(iter(rows)) else None,
             )
-            left += mib
+            start_mib += mib
     axes.set_yticks(range(len(rows)), list(reversed(rows)))
     axes.set_xlabel(_mib())
     axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.05))

@@ -113,10 +113,12 @@ def _backward_trial(answer: Callable[..., Any], rank: int, size: int, seed: int)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(rank)  # replicas have equal weights; here they differ, to see that nobody averages them
-    held = [parameter.grad for parameter in model.parameters()]
+    original_gradients = [parameter.grad for parameter in model.parameters()]
     answer(model)
     # Identity, not equality: a bucket, or the optimizer, holds the tensor itself.
-    in_place = all(parameter.grad is own for parameter, own in zip(model.parameters(), held, strict=True))
+    in_place = all(
+        parameter.grad is original for parameter, original in zip(model.parameters(), original_gradients, strict=True)
+    )
     return {"in place": in_place}, {**gradients(model), _WEIGHTS: parameters_to_vector(model.parameters()).detach()}
 
 
@@ -140,7 +142,7 @@ def _weights_of(rank: int, seed: int) -> Tensor:
 
 def _mean_gradients(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     return {
-        **true_gradients(seed, [batch_of(other, seed) for other in range(size)]),
+        **true_gradients(seed, [batch_of(peer, seed) for peer in range(size)]),
         _WEIGHTS: _weights_of(rank, seed),
     }
 
@@ -210,7 +212,7 @@ def _inspect_accumulation(answers: list[RankAnswer], size: int) -> None:
             f"micro-batch en compte {SAMPLES} : il y faut la mémoire du batch entier, ce que l’accumulation doit "
             "éviter. Une passe avant et une passe arrière par micro-batch.",
         )
-    if any(one and other for one, other in pairwise(passes)):
+    if any(samples and next_samples for samples, next_samples in pairwise(passes)):
         raise Wrong(
             en="The gradients are right, but a forward pass begins before the backward pass of the micro-batch before "
             "it: the activations of several are kept at once, the memory of the whole batch. Call backward in the "
@@ -224,17 +226,17 @@ def _inspect_accumulation(answers: list[RankAnswer], size: int) -> None:
 
 def _inspect_traffic(answers: list[RankAnswer]) -> None:
     """Refuse gradients that are communicated more than once."""
-    whole = sum(parameter.numel() for parameter in make_model(0).parameters())
+    total = sum(parameter.numel() for parameter in make_model(0).parameters())
     for answer in answers:
-        sent = sum(call["numel"] for call in answer.calls if call["op"] == "all_reduce")
-        if sent > whole:
-            times = sent / whole
+        numel = sum(call["numel"] for call in answer.calls if call["op"] == "all_reduce")
+        if numel > total:
+            times = numel / total
             raise Wrong(
-                en=f"The gradients are right, but they are communicated {shortest(times)} times: {sent} numbers go "
-                f"through all-reduce for a model of {whole}. Add up the gradients of all micro-batches on the "
+                en=f"The gradients are right, but they are communicated {shortest(times)} times: {numel} numbers go "
+                f"through all-reduce for a model of {total}. Add up the gradients of all micro-batches on the "
                 "rank, then average once, after the loop.",
-                fr=f"Les gradients sont justes, mais ils sont communiqués {shortest(times)} fois : {sent} nombres "
-                f"passent par l’all-reduce pour un modèle qui en compte {whole}. Cumulez sur le rang les gradients de "
+                fr=f"Les gradients sont justes, mais ils sont communiqués {shortest(times)} fois : {numel} nombres "
+                f"passent par l’all-reduce pour un modèle qui en compte {total}. Cumulez sur le rang les gradients de "
                 "tous les micro-batches, puis faites une seule moyenne, après la boucle.",
             )
 
@@ -282,7 +284,7 @@ def fill_buckets(gradient_bytes: Sequence[int], limit_bytes: int) -> Buckets:
     filling: list[int] = []
     for index in reversed(range(len(gradient_bytes))):
         filling.append(index)
-        if sum(gradient_bytes[each] for each in filling) >= limit_bytes:
+        if sum(gradient_bytes[member] for member in filling) >= limit_bytes:
             buckets.append(filling)
             filling = []
     return [*buckets, filling] if filling else buckets
@@ -293,7 +295,7 @@ def _filled(indices: Sequence[int], sizes: Sequence[int], closes: Callable[[int]
     filling: list[int] = []
     for index in indices:
         filling.append(index)
-        if closes(sum(sizes[each] for each in filling)):
+        if closes(sum(sizes[member] for member in filling)):
             buckets.append(filling)
             filling = []
     return [*buckets, filling] if filling and keep_rest else buckets
@@ -304,7 +306,7 @@ def _never_beyond(sizes: Sequence[int], limit: int) -> Buckets:
     buckets: Buckets = []
     filling: list[int] = []
     for index in reversed(range(len(sizes))):
-        if filling and sum(sizes[each] for each in filling) + sizes[index] > limit:
+        if filling and sum(sizes[member] for member in filling) + sizes[index] > limit:
             buckets.append(filling)
             filling = []
         filling.append(index)
@@ -323,11 +325,11 @@ def _never_reset(sizes: Sequence[int], limit: int) -> Buckets:
     """Adds up all gradients, also those that have left."""
     buckets: Buckets = []
     filling: list[int] = []
-    held = 0
+    total_bytes = 0
     for index in _backwards(sizes):
         filling.append(index)
-        held += sizes[index]
-        if held >= limit:
+        total_bytes += sizes[index]
+        if total_bytes >= limit:
             buckets.append(filling)
             filling = []
     return [*buckets, filling] if filling else buckets
@@ -342,14 +344,18 @@ _BUCKET_MISTAKES = (
         "Remettez-la à 0 à chaque nouveau bucket.",
     ),
     Mistake(
-        lambda sizes, limit: _filled(range(len(sizes)), sizes, lambda held: held >= limit, keep_rest=True),
+        lambda sizes, limit: _filled(
+            range(len(sizes)), sizes, lambda bucket_bytes: bucket_bytes >= limit, keep_rest=True
+        ),
         "You begin with the first parameters, but backward reaches them last: no bucket could leave before its "
         "end. Go through the parameters in reverse.",
         "Vous commencez par les premiers paramètres, or la passe arrière ne les atteint qu’à la fin : aucun "
         "bucket ne pourrait partir avant. Parcourez les paramètres à rebours.",
     ),
     Mistake(
-        lambda sizes, limit: _filled(range(len(sizes)), sizes, lambda held: held >= limit, keep_rest=True)[::-1],
+        lambda sizes, limit: _filled(
+            range(len(sizes)), sizes, lambda bucket_bytes: bucket_bytes >= limit, keep_rest=True
+        )[::-1],
         "You fill forwards and reverse the list of buckets: that is not the same cut; the last bucket, which may "
         "be incomplete, would leave first. Fill in reverse order.",
         "Vous remplissez dans l’ordre, puis renversez la liste des buckets : ce n’est pas le même découpage ; le "
@@ -361,7 +367,9 @@ _BUCKET_MISTAKES = (
         "Les buckets sont justes, mais dans un bucket aussi les gradients sont prêts à rebours : gardez cet ordre.",
     ),
     Mistake(
-        lambda sizes, limit: _filled(_backwards(sizes), sizes, lambda held: held >= limit, keep_rest=False),
+        lambda sizes, limit: _filled(
+            _backwards(sizes), sizes, lambda bucket_bytes: bucket_bytes >= limit, keep_rest=False
+        ),
         "The last bucket, not quite full, never leaves: its gradients would stay those of one rank.",
         "Le dernier bucket, incomplet, ne part jamais : ses gradients resteraient ceux d’un seul rang.",
     ),
@@ -373,7 +381,9 @@ _BUCKET_MISTAKES = (
         "gradient, puis fermer le bucket s’il contient limit_bytes ou davantage.",
     ),
     Mistake(
-        lambda sizes, limit: _filled(_backwards(sizes), sizes, lambda held: held > limit, keep_rest=True),
+        lambda sizes, limit: _filled(
+            _backwards(sizes), sizes, lambda bucket_bytes: bucket_bytes > limit, keep_rest=True
+        ),
         "A bucket that holds exactly limit_bytes is full: ≥, not >.",
         "Un bucket qui contient exactement limit_bytes est plein : ≥, et non >.",
     ),
@@ -435,12 +445,12 @@ _read_buckets = reader(
 
 
 def _refuse_empty_bucket(answer: Callable[..., Any]) -> None:
-    given = _read_buckets(answer([10, 10], 10))
-    if given != [[1], [0]]:
+    buckets = _read_buckets(answer([10, 10], 10))
+    if buckets != [[1], [0]]:
         raise Wrong(
-            en=f"For two gradients that fill a bucket each, your function returns {given}: an empty bucket is no "
+            en=f"For two gradients that fill a bucket each, your function returns {buckets}: an empty bucket is no "
             "bucket.",
-            fr=f"Pour deux gradients qui remplissent chacun un bucket, votre fonction renvoie {given} : un bucket "
+            fr=f"Pour deux gradients qui remplissent chacun un bucket, votre fonction renvoie {buckets} : un bucket "
             "vide n’est pas un bucket.",
         )
 
@@ -523,8 +533,8 @@ def _watch(events: list[str]) -> None:
         return _Travelling(tensor, sum_of_all, original(sum_of_all, op=op, group=group, async_op=True), events)
 
     def noted(collective: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*given: Any, **options: Any) -> Any:
-            work = collective(*given, **options)
+        def call(*arguments: Any, **options: Any) -> Any:
+            work = collective(*arguments, **options)
             events.append(SENT_AND_WAITED if work is None else SENT)
             return work and _Noted(work, events)
 
@@ -553,7 +563,7 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
 
 
 def _mean(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    return true_gradients(seed, [batch_of(other, seed, STEPS - 1) for other in range(size)])
+    return true_gradients(seed, [batch_of(peer, seed, STEPS - 1) for peer in range(size)])
 
 
 def overlap(model: nn.Module, *, divide: str = "before", wait: bool = True, clear: bool = True) -> Synchronize:

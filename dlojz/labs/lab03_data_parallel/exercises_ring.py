@@ -47,7 +47,7 @@ def _sum(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     import torch
 
     # (N, CHUNK · N) summed over the ranks: what one process has that knows all inputs.
-    return {_NAME: torch.stack([_input(other, size, seed) for other in range(size)]).sum(0)}
+    return {_NAME: torch.stack([_input(peer, size, seed) for peer in range(size)]).sum(0)}
 
 
 def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
@@ -69,7 +69,7 @@ def ring(
     add_again: bool = False,
     turn: bool = True,
     steps_less: int = 0,
-    first: int = 1,
+    first_offset: int = 1,
     upwards: bool = False,
 ) -> Tensor:
     """The ring all-reduce of a vector, in place; the options spoil it in the usual ways.
@@ -82,12 +82,12 @@ def ring(
     rank, size = dist.get_rank(), dist.get_world_size()
     chunks, received = x.chunk(size), torch.empty(CHUNK)
 
-    def pass_on(sent: int, kept: int, add: bool) -> None:
+    def pass_on(sent_index: int, received_index: int, add: bool) -> None:
         # Who: rank to its right neighbour. What: one chunk, (CHUNK,). How much: 4 · CHUNK bytes.
-        sending = dist.isend(chunks[sent % size].clone(), (rank + 1) % size)
+        sending = dist.isend(chunks[sent_index % size].clone(), (rank + 1) % size)
         dist.recv(received, (rank - 1) % size)
         sending.wait()  # type: ignore[union-attr]
-        chunks[kept % size].copy_(chunks[kept % size] + received if add else received)
+        chunks[received_index % size].copy_(chunks[received_index % size] + received if add else received)
 
     for step in range(size - 1 - steps_less):
         # In step s rank r sends chunk r - s and adds what it receives to chunk r - s - 1, which it sends next.
@@ -96,7 +96,7 @@ def ring(
     for step in range(size - 1 - steps_less if gather else 0):
         # After the reduce-scatter rank r holds the whole sum of chunk r + 1: from there on chunks replace those held.
         back = (-step if upwards else step) if turn else 0
-        pass_on(rank + first - back, rank + first - back - 1, add_again)
+        pass_on(rank + first_offset - back, rank + first_offset - back - 1, add_again)
     return x
 
 
@@ -104,8 +104,8 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
     """The sum is right everywhere; was it a ring?"""
     for answer in answers:
         library = [call["op"] for call in answer.calls if call["op"] not in ("send", "recv")]
-        sent = sum(call["numel"] for call in answer.calls if call["op"] == "send")
-        if library or not sent:
+        numel = sum(call["numel"] for call in answer.calls if call["op"] == "send")
+        if library or not numel:
             raise Wrong(
                 en=f"The sum is right, but it is torch's own {(library or ['all_reduce'])[0]} that made it: use "
                 "dist.isend and dist.recv only.",
@@ -113,14 +113,14 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
                 "n’utilisez que dist.isend et dist.recv.",
             )
         # Elements that a ring sends: one chunk in each of its 2 (p - 1) steps.
-        most = 2 * (size - 1) * CHUNK
-        if sent > most:
+        limit = 2 * (size - 1) * CHUNK
+        if numel > limit:
             raise Wrong(
-                en=f"The sum is right, but with {size} ranks, rank {answer.rank} sends {sent} elements for a "
-                f"tensor of {CHUNK * size}; a ring sends 2 (size − 1) chunks, that is {most}. Send one chunk per "
+                en=f"The sum is right, but with {size} ranks, rank {answer.rank} sends {numel} elements for a "
+                f"tensor of {CHUNK * size}; a ring sends 2 (size − 1) chunks, that is {limit}. Send one chunk per "
                 "step, not the whole tensor.",
-                fr=f"La somme est juste, mais avec {size} rangs, le rang {answer.rank} envoie {sent} éléments pour "
-                f"un tenseur de {CHUNK * size} ; un anneau envoie 2 (size − 1) morceaux, soit {most}. Envoyez un "
+                fr=f"La somme est juste, mais avec {size} rangs, le rang {answer.rank} envoie {numel} éléments pour "
+                f"un tenseur de {CHUNK * size} ; un anneau envoie 2 (size − 1) morceaux, soit {limit}. Envoyez un "
                 "morceau par étape, et non tout le tenseur.",
             )
         if not answer.value["in place"]:
@@ -144,7 +144,7 @@ RING_ALL_REDUCE = TEXTS.exercise(
         "the reduce-scatter alone": lambda x: ring(x, gather=False),
         "the all-gather still adds what arrives": lambda x: ring(x, add_again=True),
         "you send the same chunk in every step": lambda x: ring(x, turn=False),
-        "the all-gather starts with the wrong chunk": lambda x: ring(x, first=0),
+        "the all-gather starts with the wrong chunk": lambda x: ring(x, first_offset=0),
         "the all-gather goes up in the chunks": lambda x: ring(x, upwards=True),
         "the mean in place of the sum": lambda x: ring(x) / (len(x) // CHUNK),
     },
@@ -228,7 +228,7 @@ def _measurements() -> Iterator[tuple[list[float], list[float], int]]:
 _FIT_MISTAKES = (
     *(
         Mistake(
-            lambda n, t, p, power=power: _per_step(weighted_line(n, t, [1 / one**power for one in t]), p),
+            lambda n, t, p, power=power: _per_step(weighted_line(n, t, [1 / seconds**power for seconds in t]), p),
             "The line is fitted with other weights than 1 / t: np.polyfit multiplies each gap by its weight before it "
             "squares it, so relative gaps take w = 1 / t, neither 1 / t² nor 1 / √t.",
             "La droite est ajustée avec d’autres poids que 1 / t : np.polyfit multiplie chaque écart par son poids "
@@ -343,25 +343,25 @@ def _check_sampler(answer: Callable[..., Any], num_samples: int, size: int) -> N
 
 def _check_seed(answer: Callable[..., Any]) -> None:
     num_samples, size = CASES[1]
-    alike = [
+    unused = [
         _shards(answer, num_samples, size, epoch, SEED + 100) == _shards(answer, num_samples, size, epoch)
         for epoch in range(EPOCHS)
     ]
-    if all(alike):
+    if all(unused):
         raise Wrong(*_SEED_UNUSED)
-    if alike[0]:
+    if unused[0]:
         raise Wrong(*_SEED_UNUSED_AT_FIRST)
-    if any(alike):
+    if any(unused):
         raise Wrong(
-            en=f"In epoch {alike.index(True)} the seed changes nothing: two trainings with different seeds would read "
+            en=f"In epoch {unused.index(True)} the seed changes nothing: two trainings with different seeds would read "
             "the same batches there.",
-            fr=f"À l’époque {alike.index(True)}, la graine ne change rien : deux entraînements de graines différentes "
+            fr=f"À l’époque {unused.index(True)}, la graine ne change rien : deux entraînements de graines différentes "
             "y liraient les mêmes batches.",
         )
-    here = _shards(answer, num_samples, size, 1)
+    shards = _shards(answer, num_samples, size, 1)
     with hashes_of_another_process():
         elsewhere = _shards(answer, num_samples, size, 1)
-    if here != elsewhere:
+    if shards != elsewhere:
         raise Wrong(*_HASHED)
 
 
@@ -429,15 +429,15 @@ def _judge_epoch(shards: Shards, num_samples: int, size: int) -> None:
 
 def _judge_epochs(epochs: Sequence[Shards], num_samples: int, size: int) -> None:
     """From epoch to epoch: shuffled, each time anew, over the whole data set."""
-    first = epochs[0]
+    first_epoch = epochs[0]
     dealt = [list(range(rank, num_samples, size))[: num_samples // size] for rank in range(size)]
     share = num_samples // size
     blocks = [list(range(rank * share, (rank + 1) * share)) for rank in range(size)]
     if any(shards in (dealt, blocks) for shards in epochs):
         raise Wrong(*_NOT_SHUFFLED)
-    if any(one == other for one, other in combinations(epochs, 2)):
+    if any(earlier == following for earlier, following in combinations(epochs, 2)):
         raise Wrong(*_SAME_EVERY_EPOCH)
-    if all(sorted(shard) == sorted(first[rank]) for shards in epochs for rank, shard in enumerate(shards)):
+    if all(sorted(shard) == sorted(first_epoch[rank]) for shards in epochs for rank, shard in enumerate(shards)):
         raise Wrong(*_OWN_PART_ONLY)
     before, *later = ({pair for shard in shards for pair in pairwise(shard)} for shards in epochs)
     if any(len(pairs & before) > len(before) / 2 for pairs in later):

@@ -36,7 +36,9 @@ def efficiencies(
     Source: Amdahl 1967 (fixed work), Gustafson 1988 (work that grows with the processes); the ring's time as above.
     """
     alone_s = batch * image_s
-    communication_s = sum(ring_seconds(each, size, alpha_s, beta_s_per_byte) for each in gradient_bytes)
+    communication_s = sum(
+        ring_seconds(message_bytes, size, alpha_s, beta_s_per_byte) for message_bytes in gradient_bytes
+    )
     # Strong: one batch over all ranks; weak: one batch on each. The gradients, and so the ring's time, are the same.
     return alone_s / size / (alone_s / size + communication_s), alone_s / (alone_s + communication_s)
 
@@ -48,17 +50,17 @@ def _steps() -> Iterator[tuple[int, int, float, list[int], float, float]]:
     yield 32, 1, 1e-3, [1_000], 1e-3, 1e-9
 
 
-def _speed_ups(batch: int, size: int, *rest: Any) -> tuple[float, float]:
-    strong, weak = efficiencies(batch, size, *rest)
+def _speed_ups(batch: int, size: int, *step_costs: Any) -> tuple[float, float]:
+    strong, weak = efficiencies(batch, size, *step_costs)
     return size * strong, size * weak
 
 
-def _one_message(batch: int, size: int, image_s: float, gradient_bytes: Sequence[int], *rest: float) -> Any:
-    return efficiencies(batch, size, image_s, [sum(gradient_bytes)], *rest)
+def _one_message(batch: int, size: int, image_s: float, gradient_bytes: Sequence[int], *alpha_beta: float) -> Any:
+    return efficiencies(batch, size, image_s, [sum(gradient_bytes)], *alpha_beta)
 
 
 def _shared(batch: int, size: int, image_s: float, gradient_bytes: Sequence[int], alpha_s: float, beta: float) -> Any:
-    seconds = sum(ring_seconds(each, size, alpha_s, beta) for each in gradient_bytes) / size
+    seconds = sum(ring_seconds(message_bytes, size, alpha_s, beta) for message_bytes in gradient_bytes) / size
     alone_s = batch * image_s
     return alone_s / size / (alone_s / size + seconds), alone_s / (alone_s + seconds)
 
@@ -66,7 +68,7 @@ def _shared(batch: int, size: int, image_s: float, gradient_bytes: Sequence[int]
 def _overlapped(
     batch: int, size: int, image_s: float, gradient_bytes: Sequence[int], alpha_s: float, beta: float
 ) -> Any:
-    seconds = sum(ring_seconds(each, size, alpha_s, beta) for each in gradient_bytes)
+    seconds = sum(ring_seconds(message_bytes, size, alpha_s, beta) for message_bytes in gradient_bytes)
     alone_s = batch * image_s
     return alone_s / size / max(alone_s / size, seconds), alone_s / max(alone_s, seconds)
 
@@ -75,7 +77,7 @@ EFFICIENCY = TEXTS.exercise(
     "efficiency",
     efficiencies,
     cases=_steps,
-    read=lambda given: expect_numbers(given, _EFFICIENCIES),
+    read=lambda answer: expect_numbers(answer, _EFFICIENCIES),
     parts=_EFFICIENCIES,
     mistakes={
         "communication overlaps the computation": _overlapped,
@@ -86,7 +88,7 @@ EFFICIENCY = TEXTS.exercise(
         "you send all gradients as one message": _one_message,
         "you divide the communication by size": _shared,
         "the communication is missing": lambda *case: (1.0, 1.0),
-        "both turned over": lambda *case: tuple(1 / each for each in efficiencies(*case)),
+        "both turned over": lambda *case: tuple(1 / efficiency for efficiency in efficiencies(*case)),
     },
 )
 
@@ -133,7 +135,7 @@ def _part(rank: int, seed: int) -> Tensor:
 
 
 def _all(seed: int) -> Tensor:
-    return sum((_part(other, seed) for other in range(1, RANKS)), _part(0, seed))
+    return sum((_part(rank, seed) for rank in range(1, RANKS)), _part(0, seed))
 
 
 def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Tensor]]:
@@ -146,21 +148,21 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
     """Sums are right; hold what was sent to the rules."""
     # Elements that a ring sends per rank: the challenge is to need fewer messages, not more bytes.
     limit = 2 * (size - 1) * ELEMENTS // size
-    for one in answers:
-        library = [call["op"] for call in one.calls if call["op"] not in ("send", "recv")]
-        sent = sum(call["numel"] for call in one.calls if call["op"] == "send")
-        if library or not sent:
+    for answer in answers:
+        library = [call["op"] for call in answer.calls if call["op"] not in ("send", "recv")]
+        numel = sum(call["numel"] for call in answer.calls if call["op"] == "send")
+        if library or not numel:
             raise Wrong(
-                en=f"The sum is right, but the rules allow messages between two ranks only, and rank {one.rank} "
+                en=f"The sum is right, but the rules allow messages between two ranks only, and rank {answer.rank} "
                 f"calls {(library or ['all_reduce'])[0]}.",
                 fr=f"La somme est juste, mais les règles n’admettent que des messages entre deux rangs, et le rang "
-                f"{one.rank} appelle {(library or ['all_reduce'])[0]}.",
+                f"{answer.rank} appelle {(library or ['all_reduce'])[0]}.",
             )
-        if sent > limit:
+        if numel > limit:
             raise Wrong(
-                en=f"The sum is right, but rank {one.rank} sends {sent} elements of a vector of {ELEMENTS}; the "
+                en=f"The sum is right, but rank {answer.rank} sends {numel} elements of a vector of {ELEMENTS}; the "
                 f"rules allow as many as a ring sends, {limit}.",
-                fr=f"La somme est juste, mais le rang {one.rank} envoie {sent} éléments pour un vecteur de "
+                fr=f"La somme est juste, mais le rang {answer.rank} envoie {numel} éléments pour un vecteur de "
                 f"{ELEMENTS} ; les règles en admettent autant que dans un anneau, soit {limit}.",
             )
 
@@ -187,7 +189,7 @@ class _FewMessages:
         ((ranks, seed),) = self.cases
         answers = run_on_ranks(_trial, answer, ranks, seed=seed)
         # The slowest rank decides, so the score is the rank that sends most messages.
-        return float(max(sum(call["op"] == "send" for call in one.calls) for one in answers))
+        return float(max(sum(call["op"] == "send" for call in rank_answer.calls) for rank_answer in answers))
 
 
 FEW_MESSAGES = TEXTS.challenge("few-messages", _FewMessages(), target=4)

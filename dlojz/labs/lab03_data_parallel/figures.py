@@ -40,8 +40,8 @@ def buckets(
             height = size / 2**10
             axes.bar(number, height, bottom=bottom, color=BLUE, edgecolor="white", linewidth=0.6)
             bottom += height
-        held = f"{len(sizes)} gradient" + ("s" if len(sizes) > 1 else "")
-        axes.annotate(held, (number, bottom), ha="center", va="bottom", fontsize=SMALL)
+        count_label = f"{len(sizes)} gradient" + ("s" if len(sizes) > 1 else "")
+        axes.annotate(count_label, (number, bottom), ha="center", va="bottom", fontsize=SMALL)
     axes.axhline(limit_bytes / 2**10, color=GREY, linestyle="--", linewidth=1)
     axes.set_xticks(range(1, len(cut) + 1))
     axes.set_xlabel(say(en="bucket, in the order of departure", fr="bucket, dans l’ordre de départ"))
@@ -68,8 +68,8 @@ def shares(
             indices = [int(index) for index in shard(num_samples, rank, size, epoch, seed)]
             color, marker = RANKS[rank % len(RANKS)]
             # Ranks stand one beside the other, with a gap of one place between them.
-            places = [place + rank * (len(indices) + 1) for place in range(len(indices))]
-            axes.scatter(places, indices, color=color, marker=marker, s=36, label=f"{rank}")
+            positions = [position + rank * (len(indices) + 1) for position in range(len(indices))]
+            axes.scatter(positions, indices, color=color, marker=marker, s=36, label=f"{rank}")
         axes.set_ylabel(say(en=f"epoch {epoch}\nsample", fr=f"époque {epoch}\néchantillon"))
         axes.set_xticks([])
         plain(axes)
@@ -147,9 +147,16 @@ def large_batches(curves: Curves) -> LabFigure:
     for (name, (batch, losses)), (color, line, marker) in zip(curves.items(), LINE_STYLES, strict=False):
         values = smoothed(losses)
         samples = [batch * (step + 1) for step in range(len(values))]
-        every = max(1, len(values) // 12)
+        marker_stride = max(1, len(values) // 12)
         axes.plot(
-            samples, values, color=color, linestyle=line, marker=marker, markevery=every, markersize=4, label=name
+            samples,
+            values,
+            color=color,
+            linestyle=line,
+            marker=marker,
+            markevery=marker_stride,
+            markersize=4,
+            label=name,
         )
     axes.set_yscale("log")
     axes.set_xlabel(say(en="samples read", fr="échantillons lus"))

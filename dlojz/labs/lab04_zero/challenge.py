@@ -66,8 +66,8 @@ class _Ranks:
             )
 
     def _compute(self, name: str, layer: int, where_en: str, where_fr: str) -> None:
-        last = len(SIZES_MIB)
-        expected = ("forward", self.done) if self.done < last else ("backward", 2 * last - 1 - self.done)
+        num_layers = len(SIZES_MIB)
+        expected = ("forward", self.done) if self.done < num_layers else ("backward", 2 * num_layers - 1 - self.done)
         if (name, layer) != expected:
             then = f"{expected[0]} {expected[1]}" if expected[1] >= 0 else ""
             raise Wrong(
@@ -84,9 +84,9 @@ class _Ranks:
             self.gradients.add(layer)
 
     def _move(self, name: str, layers: set[int], where_en: str, where_fr: str) -> None:
-        held = self.gradients if name == "reduce" else self.weights
+        whole_layers = self.gradients if name == "reduce" else self.weights
         # Gathering what is whole, and freeing or reducing what is not, would count a message or memory wrongly.
-        odd = sorted(layers & held if name == "gather" else layers - held)
+        odd = sorted(layers & whole_layers if name == "gather" else layers - whole_layers)
         if odd:
             raise Wrong(
                 *{
@@ -107,9 +107,9 @@ class _Ranks:
                 }[name]
             )
         if name == "gather":
-            held |= layers
+            whole_layers |= layers
         else:
-            held -= layers
+            whole_layers -= layers
         # Each operation is one collective for all its layers, and so one message; freeing is local.
         self.messages += name != "free"
         self.reduced |= layers if name == "reduce" else set()
@@ -121,20 +121,20 @@ def judge_plan(answer: Callable[[], Any]) -> float:
     Raises:
         Wrong: for a plan that breaks a rule, or that cannot be read.
     """
-    given = answer()
-    refuse_nothing(given)
-    if not isinstance(given, list | tuple):
+    operations = answer()
+    refuse_nothing(operations)
+    if not isinstance(operations, list | tuple):
         raise Wrong(
-            f"Return a list of operations; {shown(given)} was returned.",
-            f"Renvoyez une liste d’opérations ; {shown(given)} a été renvoyé.",
+            f"Return a list of operations; {shown(operations)} was returned.",
+            f"Renvoyez une liste d’opérations ; {shown(operations)} a été renvoyé.",
         )
-    if len(given) > MOST_STEPS:
+    if len(operations) > MOST_STEPS:
         raise Wrong(
-            f"Your plan has {len(given)} operations; look for a loop that adds too many.",
-            f"Votre plan a {len(given)} opérations ; cherchez une boucle qui en ajoute trop.",
+            f"Your plan has {len(operations)} operations; look for a loop that adds too many.",
+            f"Votre plan a {len(operations)} opérations ; cherchez une boucle qui en ajoute trop.",
         )
     ranks = _Ranks()
-    for number, operation in enumerate(given, start=1):
+    for number, operation in enumerate(operations, start=1):
         ranks.follow(number, *_read(operation))
     if ranks.done < 2 * len(SIZES_MIB):
         raise Wrong(
@@ -159,12 +159,12 @@ def _read(operation: Any) -> tuple[str, tuple[int, ...]]:
     """Name and layers of an operation."""
     name, layers = "", tuple[int, ...]()
     try:
-        name, given = operation
-        layers = _numbers(given)
+        name, layer_numbers = operation
+        layers = _numbers(layer_numbers)
     except (TypeError, ValueError):
         pass
-    known = name in NAMES and layers and all(0 <= one < len(SIZES_MIB) for one in layers)
-    if not known or len(set(layers)) < len(layers):
+    valid = name in NAMES and layers and all(0 <= layer < len(SIZES_MIB) for layer in layers)
+    if not valid or len(set(layers)) < len(layers):
         raise Wrong(
             f"An operation is a name ({', '.join(NAMES)}) and one or more different layers from 0 to "
             f"{len(SIZES_MIB) - 1}, as in ('gather', [0, 1]); {shown(operation)} is none.",
@@ -174,12 +174,12 @@ def _read(operation: Any) -> tuple[str, tuple[int, ...]]:
     return name, layers
 
 
-def _numbers(given: Any) -> tuple[int, ...]:
+def _numbers(layers: Any) -> tuple[int, ...]:
     """One whole number, or several."""
     try:
-        return (operator.index(given),)
+        return (operator.index(layers),)
     except TypeError:
-        return tuple(operator.index(one) for one in given)
+        return tuple(operator.index(layer) for layer in layers)
 
 
 FEWEST_MESSAGES = TEXTS.challenge("fewest-messages", judge_plan, target=TARGET)

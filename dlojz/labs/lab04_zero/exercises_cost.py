@@ -138,13 +138,13 @@ def _networks() -> Iterator[tuple[list[int], int, float, float]]:
 
 
 def _by_layer(passes: int) -> Mistake:
-    first = Said(
+    one_collective = Said(
         "That is the gradients alone, or the weights alone: count the two all-gathers of the weights and the "
         "reduce-scatter of the gradients, three collectives per layer.",
         "C’est là une seule communication par couche : comptez les deux all-gather des poids et le reduce-scatter des "
         "gradients, soit trois communications collectives par couche.",
     )
-    second = Said(
+    two_collectives = Said(
         "That makes two collectives per layer. The weights are gathered twice, as they are freed after the forward "
         "pass, and the gradients reduced: three.",
         "Cela fait deux communications collectives par couche. Les poids sont rassemblés deux fois, puisqu’ils sont "
@@ -152,7 +152,7 @@ def _by_layer(passes: int) -> Mistake:
     )
     return Mistake(
         lambda sizes, p, a, b: sum(_ring(passes, size, p, a, b) for size in sizes),
-        *(first if passes == 1 else second),
+        *(one_collective if passes == 1 else two_collectives),
     )
 
 
@@ -214,13 +214,13 @@ _BYTES_MISTAKES = (
     ),
     *(
         Mistake(
-            lambda p, n, offload, last=last: _parts(
-                p, n, offload, {"none": (16, 0), "optimizer": (4, 16), "parameters": last}
+            lambda p, n, offload, pair=pair: _parts(
+                p, n, offload, {"none": (16, 0), "optimizer": (4, 16), "parameters": pair}
             ),
             "On the device you still count the 16-bit gradients; each leaves for the host as soon as it is reduced.",
             "Sur le GPU, vous comptez encore les gradients sur 16 bits ; chacun part vers l’hôte dès qu’il est réduit.",
         )
-        for last in ((2, 18), (0, 18))
+        for pair in ((2, 18), (0, 18))
     ),
     Mistake(
         lambda p, n, offload: _parts(p, n, offload, {"none": (16, 0), "optimizer": (2, 16), "parameters": (0, 20)}),
@@ -267,8 +267,8 @@ _BYTES_MISTAKES = (
 )
 
 
-def _parts(p: float, n: int, offload: str, each: dict[str, tuple[int, int]]) -> Pair:
-    device, host = each[offload]
+def _parts(p: float, n: int, offload: str, bytes_by_offload: dict[str, tuple[int, int]]) -> Pair:
+    device, host = bytes_by_offload[offload]
     return device * p / n, host * p / n
 
 
@@ -296,10 +296,10 @@ def transfer_over_compute(ranks: int, tokens: float, flops_per_s: float, pcie_by
 
 
 def _ratio(
-    each: float, n: float, tokens: float, flops: float, pcie: float, per_token: float = FLOPS_PER_TOKEN
+    bytes_per_parameter: float, n: float, tokens: float, flops: float, pcie: float, per_token: float = FLOPS_PER_TOKEN
 ) -> float:
     # Per parameter: each GPU has its own link and moves its N-th, but computes with all parameters.
-    return (each / n / pcie) / (per_token * tokens / flops)
+    return (bytes_per_parameter / n / pcie) / (per_token * tokens / flops)
 
 
 def _machines() -> Iterator[tuple[int, float, float, float]]:
@@ -345,8 +345,8 @@ def _json_cases() -> list[tuple[RunConfig, float]]:
 def _check_json(answer: Callable[..., Any], config: RunConfig, bucket_mib: float) -> None:
     document = expect_json(answer(config, bucket_mib))
     _check_batch(document, config)
-    asked = asked_run(config, "dp", "zero", "micro_batch", "micro_batches", "precision", "offload")
-    check_settings(document, config, asked)
+    request = asked_run(config, "dp", "zero", "micro_batch", "micro_batches", "precision", "offload")
+    check_settings(document, config, request)
     _check_bucket(document["zero_optimization"].get("reduce_bucket_size"), config, bucket_mib)
 
 
@@ -376,27 +376,27 @@ def _check_batch(document: Mapping[str, Any], config: RunConfig) -> None:
         )
 
 
-def _check_bucket(given: Any, config: RunConfig, bucket_mib: float) -> None:
-    right, each = bucket_elements(config, bucket_mib), 2 if config.precision == "bf16" else 4
-    if given == right:
+def _check_bucket(numel: Any, config: RunConfig, bucket_mib: float) -> None:
+    right, size = bucket_elements(config, bucket_mib), 2 if config.precision == "bf16" else 4
+    if numel == right:
         return
-    if given is None:
+    if numel is None:
         en, fr = (
             "reduce_bucket_size is missing; left out it is 500,000,000 elements, 1 GB in bf16.",
             "reduce_bucket_size manque ; par défaut, ce sont 500 000 000 éléments, soit 1 Go en bf16.",
         )
-    elif given in (right * each, bucket_mib):
+    elif numel in (right * size, bucket_mib):
         en, fr = (
-            f"reduce_bucket_size={given} is a number of bytes or MiB, but DeepSpeed counts elements, of {each} bytes "
+            f"reduce_bucket_size={numel} is a number of bytes or MiB, but DeepSpeed counts elements, of {size} bytes "
             f"each in {config.precision}: {right}.",
-            f"reduce_bucket_size={given} est un nombre d’octets ou de Mio, mais DeepSpeed compte des éléments, de "
-            f"{each} octets chacun en {config.precision} : {right}.",
+            f"reduce_bucket_size={numel} est un nombre d’octets ou de Mio, mais DeepSpeed compte des éléments, de "
+            f"{size} octets chacun en {config.precision} : {right}.",
         )
     else:
         en, fr = (
-            f"reduce_bucket_size={given}, but {shortest(bucket_mib)} MiB hold {right} gradients of {each} bytes "
+            f"reduce_bucket_size={numel}, but {shortest(bucket_mib)} MiB hold {right} gradients of {size} bytes "
             f"({config.precision}).",
-            f"reduce_bucket_size={given}, or {shortest(bucket_mib)} Mio contiennent {right} gradients de {each} octets "
+            f"reduce_bucket_size={numel}, or {shortest(bucket_mib)} Mio contiennent {right} gradients de {size} octets "
             f"({config.precision}).",
         )
     raise Wrong(en=en, fr=fr)

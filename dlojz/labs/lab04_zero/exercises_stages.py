@@ -45,7 +45,7 @@ def _shared(
 ) -> float:
     """Weights, gradients, optimizer, each sharded from its first stage on."""
     pairs = zip(parts, first_stages, strict=True)
-    return sum(part * parameters / (ranks if stage >= first else 1) for part, first in pairs)
+    return sum(part * parameters / (ranks if stage >= first_stage else 1) for part, first_stage in pairs)
 
 
 def _models() -> Iterator[tuple[int, int, int]]:
@@ -61,8 +61,8 @@ def _only_its_own(parameters: float, ranks: int, stage: int) -> float:
     return (16 - sum(parts) * (1 - 1 / ranks)) * parameters
 
 
-def _in_whole_parameters(parameters: float, ranks: int, stage: int, whole: Callable[[float], int]) -> float:
-    share = whole(parameters / ranks)
+def _in_whole_parameters(parameters: float, ranks: int, stage: int, rounding: Callable[[float], int]) -> float:
+    share = rounding(parameters / ranks)
     sharded = sum((12, 2, 2)[:stage])
     return (16 - sharded) * parameters + sharded * share
 
@@ -78,11 +78,11 @@ ZERO_STATES = TEXTS.exercise(
         "each stage shards its own part only": _only_its_own,
         "share rounded to whole parameters": tuple(
             Mistake(
-                lambda p, n, stage, whole=whole: _in_whole_parameters(p, n, stage, whole),
+                lambda p, n, stage, rounding=rounding: _in_whole_parameters(p, n, stage, rounding),
                 "The share of a rank is rounded to a whole number of parameters: divide with /, and do not round.",
                 "La part d’un rang est arrondie à un nombre entier de paramètres : divisez par /, sans arrondir.",
             )
-            for whole in (math.floor, round, math.ceil)
+            for rounding in (math.floor, round, math.ceil)
         ),
         "weights sharded first, optimizer last": lambda p, n, stage: _shared(p, n, stage, (1, 2, 3)),
         "the fp32 master copy is missing": lambda p, n, stage: _shared(p, n, stage, (3, 2, 1), (2, 2, 8)),
@@ -109,30 +109,32 @@ def _adam(tensors: Sequence[Any]) -> Any:
     return torch.optim.Adam(tensors, lr=0.1, eps=0.5)
 
 
-def shard_optimizer(weights: Tensor, make_optimizer: MakeOptimizer, *, way: str = "right") -> Callable[[Tensor], None]:
-    """An optimizer for this rank's share of the weights; the function returned makes a step. `way` spoils it.
+def shard_optimizer(
+    weights: Tensor, make_optimizer: MakeOptimizer, *, variant: str = "right"
+) -> Callable[[Tensor], None]:
+    """An optimizer for this rank's share of the weights; the function returned makes a step. `variant` spoils it.
 
     Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §5.1.
     """
     import torch.distributed as dist
 
     rank, size = dist.get_rank(), dist.get_world_size()
-    share = weights.chunk(size)[0 if way == "first" else rank]
+    share = weights.chunk(size)[0 if variant == "first" else rank]
     optimizer = make_optimizer([share])
 
     def step(gradient: Tensor) -> None:
         nonlocal optimizer
-        if way == "anew":
+        if variant == "anew":
             optimizer = make_optimizer([share])
-        if way == "adds gradients":
+        if variant == "adds gradients":
             dist.all_reduce(gradient)
-        share.grad = gradient / size if way == "divides" else gradient
-        if way == "gathers before":
+        share.grad = gradient / size if variant == "divides" else gradient
+        if variant == "gathers before":
             dist.all_gather_into_tensor(weights, share)
         optimizer.step()
-        if way == "adds":
+        if variant == "adds":
             dist.all_reduce(weights)
-        elif way != "gathers before":
+        elif variant != "gathers before":
             # Who: all ranks. What: each gives its updated share, and has all of them. How much: the weights' bytes.
             dist.all_gather_into_tensor(weights, share)
 
@@ -141,11 +143,11 @@ def shard_optimizer(weights: Tensor, make_optimizer: MakeOptimizer, *, way: str 
 
 def _shard_optimizer_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
     """Several steps, so that moments count."""
-    made: list[int] = []
+    optimizer_elements: list[int] = []
 
     def make_optimizer(tensors: Any) -> Any:
         optimizer = _adam(tensors)
-        made.append(sum(tensor.numel() for group in optimizer.param_groups for tensor in group["params"]))
+        optimizer_elements.append(sum(tensor.numel() for group in optimizer.param_groups for tensor in group["params"]))
         return optimizer
 
     weights = normal(seed, WEIGHTS)
@@ -154,7 +156,7 @@ def _shard_optimizer_trial(answer: Callable[..., Any], rank: int, size: int, see
         return {"returned": type(step).__name__}, _weights_after(rank, size, seed)  # for `_inspect_states` to refuse
     for number in range(STEPS):
         step(normal(seed + 1 + number, WEIGHTS).chunk(size)[rank].clone())
-    return {"elements": made}, {_WEIGHTS: weights}
+    return {"elements": optimizer_elements}, {_WEIGHTS: weights}
 
 
 def _weights_after(rank: int, size: int, seed: int) -> dict[str, Tensor]:
@@ -182,12 +184,12 @@ def _inspect_states(answers: list[RankAnswer], size: int) -> None:
             f"{returned}.",
         )
     share = WEIGHTS // size
-    kept = max(answers[0].value["elements"], default=share)
-    if kept > share:
+    numel = max(answers[0].value["elements"], default=share)
+    if numel > share:
         raise Wrong(
-            en=f"The weights are right, but rank 0's optimizer has been given {kept} numbers of {WEIGHTS}, so it "
+            en=f"The weights are right, but rank 0's optimizer has been given {numel} numbers of {WEIGHTS}, so it "
             f"keeps moments for all of these; its share is {share}: give make_optimizer the share alone.",
-            fr=f"Les poids sont justes, mais l’optimiseur du rang 0 a reçu {kept} nombres sur {WEIGHTS} : il garde "
+            fr=f"Les poids sont justes, mais l’optimiseur du rang 0 a reçu {numel} nombres sur {WEIGHTS} : il garde "
             f"donc des moments pour chacun d’eux. Sa part en compte {share} : ne donnez que celle-ci à make_optimizer.",
         )
     if any(call["op"] == "all_reduce" and call["numel"] >= WEIGHTS for call in answers[0].calls):
@@ -212,16 +214,18 @@ SHARD_OPTIMIZER = TEXTS.exercise(
     },
     mistakes={
         "you divide the gradient by the number of ranks": lambda weights, make: shard_optimizer(
-            weights, make, way="divides"
+            weights, make, variant="divides"
         ),
         "gradients of different shares added up": lambda weights, make: shard_optimizer(
-            weights, make, way="adds gradients"
+            weights, make, variant="adds gradients"
         ),
-        "the optimizer is made anew in every step": lambda weights, make: shard_optimizer(weights, make, way="anew"),
-        "every rank updates the first share": lambda weights, make: shard_optimizer(weights, make, way="first"),
-        "weights added up in place of gathered": lambda weights, make: shard_optimizer(weights, make, way="adds"),
+        "the optimizer is made anew in every step": lambda weights, make: shard_optimizer(
+            weights, make, variant="anew"
+        ),
+        "every rank updates the first share": lambda weights, make: shard_optimizer(weights, make, variant="first"),
+        "weights added up in place of gathered": lambda weights, make: shard_optimizer(weights, make, variant="adds"),
         "the shares are gathered before the update": lambda weights, make: shard_optimizer(
-            weights, make, way="gathers before"
+            weights, make, variant="gathers before"
         ),
     },
     inspect=_inspect_states,
@@ -233,8 +237,8 @@ SHAPES = ((3, 5), (4,), (2, 3))
 _SHARE = "gradient share"
 
 
-def reduce_gradients(gradients: Sequence[Tensor], *, way: str = "right") -> Tensor:
-    """This rank's share of the mean gradient, flat; zeros fill the last share up. `way` spoils it.
+def reduce_gradients(gradients: Sequence[Tensor], *, variant: str = "right") -> Tensor:
+    """This rank's share of the mean gradient, flat; zeros fill the last share up. `variant` spoils it.
 
     Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §5.2; the padding is that of `dlojz.by_hand.zero`.
     """
@@ -244,13 +248,13 @@ def reduce_gradients(gradients: Sequence[Tensor], *, way: str = "right") -> Tens
 
     size = dist.get_world_size()
     pieces = [gradient.flatten() for gradient in gradients]
-    if way == "each apart":
+    if variant == "each apart":
         pieces = [F.pad(piece, (0, -piece.numel() % size)) for piece in pieces]
     flat = torch.cat(pieces)
-    missing = size - flat.numel() % size if way == "one more" else -flat.numel() % size
-    flat = F.pad(flat, (missing, 0) if way == "in front" else (0, missing))
+    missing = size - flat.numel() % size if variant == "one more" else -flat.numel() % size
+    flat = F.pad(flat, (missing, 0) if variant == "in front" else (0, missing))
     # The r-th chunk then holds the numbers r, r + N, r + 2N … of the flat gradient.
-    if way == "every other":
+    if variant == "every other":
         flat = flat.view(-1, size).T.flatten()
     share = flat.new_empty(flat.numel() // size)
     # Who: all ranks. What: all gradients, flat and padded, summed; rank r gets the r-th part. How much: their bytes.
@@ -259,8 +263,8 @@ def reduce_gradients(gradients: Sequence[Tensor], *, way: str = "right") -> Tens
 
 
 def _gradients_of(rank: int, size: int, seed: int) -> list[Tensor]:
-    made = [normal(1000 * seed + 10 * rank + number, *shape) for number, shape in enumerate(SHAPES)]
-    return [one[:3] if one.shape == (4,) and size == 3 else one for one in made]
+    gradients = [normal(1000 * seed + 10 * rank + number, *shape) for number, shape in enumerate(SHAPES)]
+    return [gradient[:3] if gradient.shape == (4,) and size == 3 else gradient for gradient in gradients]
 
 
 def _reduce_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
@@ -274,7 +278,7 @@ def _share_of(ranks: Sequence[int], rank: int, size: int, seed: int) -> dict[str
     import torch
     import torch.nn.functional as F
 
-    flats = [torch.cat([gradient.flatten() for gradient in _gradients_of(other, size, seed)]) for other in ranks]
+    flats = [torch.cat([gradient.flatten() for gradient in _gradients_of(peer, size, seed)]) for peer in ranks]
     mean = torch.stack(flats).mean(0)
     return {_SHARE: F.pad(mean, (0, -mean.numel() % size)).chunk(size)[rank]}
 
@@ -283,8 +287,8 @@ def _inspect_volume(answers: list[RankAnswer], size: int) -> None:
     """The share is right; was anything sent that only other ranks need?"""
     if answers[0].value.get("nothing"):
         refuse_nothing(None)
-    whole = sum(gradient.numel() for gradient in _gradients_of(0, size, 0))
-    if sum(call["numel"] for call in answers[0].calls if call["op"] == "all_reduce") >= whole:
+    total_numel = sum(gradient.numel() for gradient in _gradients_of(0, size, 0))
+    if sum(call["numel"] for call in answers[0].calls if call["op"] == "all_reduce") >= total_numel:
         raise Wrong(
             en="The share is right, but the all-reduce brings the whole sum to every rank, and all but a share of "
             "it is thrown away: dist.reduce_scatter_tensor sends half as much, and no rank holds the whole sum.",
@@ -309,15 +313,15 @@ SHARD_GRADIENTS = TEXTS.exercise(
     local=lambda rank, size, seed: _share_of([rank], rank, size, seed),
     labels={_SHARE: Said("the share of the gradient", "le gradient (la part du rang)")},
     mistakes={
-        "you pad each gradient by itself": lambda gradients: reduce_gradients(gradients, way="each apart"),
+        "you pad each gradient by itself": lambda gradients: reduce_gradients(gradients, variant="each apart"),
         "gradients laid from the last to the first": lambda gradients: reduce_gradients(gradients[::-1]),
         "the last gradient is missing": lambda gradients: reduce_gradients(gradients[:-1]),
         "your matrices are laid out column by column": lambda gradients: reduce_gradients(
-            [one.T if one.dim() == 2 else one for one in gradients]
+            [gradient.T if gradient.dim() == 2 else gradient for gradient in gradients]
         ),
-        "zeros added where none are missing": lambda gradients: reduce_gradients(gradients, way="one more"),
-        "the zeros stand in front": lambda gradients: reduce_gradients(gradients, way="in front"),
-        "each rank gets every N-th number": lambda gradients: reduce_gradients(gradients, way="every other"),
+        "zeros added where none are missing": lambda gradients: reduce_gradients(gradients, variant="one more"),
+        "the zeros stand in front": lambda gradients: reduce_gradients(gradients, variant="in front"),
+        "each rank gets every N-th number": lambda gradients: reduce_gradients(gradients, variant="every other"),
     },
     inspect=_inspect_volume,
 )
@@ -342,10 +346,10 @@ def gather(share: Tensor) -> Tensor:
     """
     import torch.distributed as dist
 
-    whole = share.new_empty(dist.get_world_size() * share.shape[0], share.shape[1])
+    matrix = share.new_empty(dist.get_world_size() * share.shape[0], share.shape[1])
     # Who: all ranks. What: each gives its rows and has all of them. How much: the matrix's bytes.
-    dist.all_gather_into_tensor(whole, share.detach().contiguous())
-    return whole
+    dist.all_gather_into_tensor(matrix, share.detach().contiguous())
+    return matrix
 
 
 def _ranks() -> int:
@@ -354,8 +358,8 @@ def _ranks() -> int:
     return dist.get_world_size()
 
 
-def sharded_linear(x: Tensor, share: Tensor, *, way: str = "right") -> Tensor:
-    """x Wᵀ, where each rank holds some rows of W: gathered for forward, and again for backward. `way` spoils it.
+def sharded_linear(x: Tensor, share: Tensor, *, variant: str = "right") -> Tensor:
+    """x Wᵀ, where each rank holds some rows of W: gathered for forward, and again for backward. `variant` spoils it.
 
     Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §5.3.
     """
@@ -374,14 +378,14 @@ def sharded_linear(x: Tensor, share: Tensor, *, way: str = "right") -> Tensor:
             size = dist.get_world_size()
             # (rows, samples) @ (samples, columns): the shape of the whole weight.
             share_gradient = torch.empty_like(share)
-            whole = gradient.T @ x
+            weight_gradient = gradient.T @ x
             # Who: all ranks. What: the gradient of the whole matrix, summed; rank r gets its rows. How much: its bytes.
-            dist.reduce_scatter_tensor(share_gradient, whole.contiguous())
+            dist.reduce_scatter_tensor(share_gradient, weight_gradient.contiguous())
             weight = gather(share)
-            if way == "first rows":
+            if variant == "first rows":
                 weight = share.repeat(size, 1)
             input_gradient = gradient @ weight
-            if way == "averages x":
+            if variant == "averages x":
                 dist.all_reduce(input_gradient)
                 input_gradient /= size
             return input_gradient, share_gradient / size
@@ -394,12 +398,12 @@ def _inputs(rank: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """This rank's x and the coefficients of its loss; the same weights on all ranks."""
     import torch
 
-    own = torch.Generator().manual_seed(100 * seed + rank)
+    rank_generator = torch.Generator().manual_seed(100 * seed + rank)
     common = torch.Generator().manual_seed(seed)
-    x = torch.randn(SAMPLES, NARROW, generator=own)
-    coefficients = torch.randn(SAMPLES, NARROW, generator=own)
-    first = torch.randn(WIDE, NARROW, generator=common) / NARROW**0.5
-    return x, coefficients, first, torch.randn(NARROW, WIDE, generator=common) / WIDE**0.5
+    x = torch.randn(SAMPLES, NARROW, generator=rank_generator)
+    coefficients = torch.randn(SAMPLES, NARROW, generator=rank_generator)
+    first_weight = torch.randn(WIDE, NARROW, generator=common) / NARROW**0.5
+    return x, coefficients, first_weight, torch.randn(NARROW, WIDE, generator=common) / WIDE**0.5
 
 
 def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
@@ -407,19 +411,19 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
 
     x, coefficients, *weights = _inputs(rank, seed)
     x.requires_grad_()
-    first, second = (weight.chunk(size)[rank].clone().requires_grad_() for weight in weights)
-    whole, kept = WIDE * NARROW, []
+    first_share, second_share = (weight.chunk(size)[rank].clone().requires_grad_() for weight in weights)
+    weight_numel, saved_whole = WIDE * NARROW, []
 
     def pack(tensor: Tensor) -> Tensor:
         # By storage: a saved view, as the transposed weight, holds the whole matrix too.
-        kept.append(tensor.untyped_storage().nbytes() // tensor.element_size() >= whole)
+        saved_whole.append(tensor.untyped_storage().nbytes() // tensor.element_size() >= weight_numel)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = answer(torch.tanh(answer(x, first)), second)
+        output = answer(torch.tanh(answer(x, first_share)), second_share)
     (output * coefficients).sum().backward()
-    values = {_OUTPUT: output, _INPUT: x.grad, _FIRST: first.grad, _SECOND: second.grad}
-    return {"kept": any(kept)}, values
+    values = {_OUTPUT: output, _INPUT: x.grad, _FIRST: first_share.grad, _SECOND: second_share.grad}
+    return {"kept": any(saved_whole)}, values
 
 
 def _gradients(ranks: Iterable[int], rank: int, size: int, seed: int) -> dict[str, Tensor]:
@@ -428,22 +432,22 @@ def _gradients(ranks: Iterable[int], rank: int, size: int, seed: int) -> dict[st
 
     of_rank, sums = {}, []
     # Always with this rank, whose output is compared, though the mean may be over others.
-    for other in {rank, *ranks}:
-        x, coefficients, *weights = _inputs(other, seed)
-        x, first, second = (tensor.requires_grad_() for tensor in (x, *weights))
-        output = torch.tanh(x @ first.T) @ second.T
+    for peer in {rank, *ranks}:
+        x, coefficients, *weights = _inputs(peer, seed)
+        x, first_weight, second_weight = (tensor.requires_grad_() for tensor in (x, *weights))
+        output = torch.tanh(x @ first_weight.T) @ second_weight.T
         (output * coefficients).sum().backward()
-        if other in ranks:
-            sums.append((first.grad, second.grad))
-        if other == rank:
+        if peer in ranks:
+            sums.append((first_weight.grad, second_weight.grad))
+        if peer == rank:
             of_rank = {_OUTPUT: output.detach(), _INPUT: x.grad}
     means = [torch.stack([pair[number] for pair in sums]).mean(0).chunk(size)[rank] for number in (0, 1)]  # type: ignore[misc]
     return {**of_rank, _FIRST: means[0], _SECOND: means[1]}  # type: ignore[dict-item]
 
 
 def _local(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    alone = _gradients([rank], rank, size, seed)
-    return {name: alone[name] for name in (_FIRST, _SECOND)}
+    rank_gradients = _gradients([rank], rank, size, seed)
+    return {name: rank_gradients[name] for name in (_FIRST, _SECOND)}
 
 
 def _inspect(answers: list[RankAnswer], size: int) -> None:
@@ -475,8 +479,8 @@ SHARD_WEIGHTS = TEXTS.exercise(
     mistakes={
         "the output is divided by the number of ranks": lambda x, share: sharded_linear(x, share) / _ranks(),
         "this rank's rows repeated for all ranks": lambda x, share: x @ share.repeat(_ranks(), 1).T,
-        "you average the gradient of x over the ranks": lambda x, share: sharded_linear(x, share, way="averages x"),
-        "backward with this rank's rows alone": lambda x, share: sharded_linear(x, share, way="first rows"),
+        "you average the gradient of x over the ranks": lambda x, share: sharded_linear(x, share, variant="averages x"),
+        "backward with this rank's rows alone": lambda x, share: sharded_linear(x, share, variant="first rows"),
     },
     inspect=_inspect,
 )

@@ -151,45 +151,45 @@ def stages(runs: Sequence[Run]) -> LabFigure:
         )
         + ", ".join(run.config.layout.title for run in runs),
     )
-    memory, sent = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
-    for place, (_, predicted, measured) in enumerate(pairs):
+    memory, traffic_axes = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    for row, (_, predicted, measured) in enumerate(pairs):
         for footprint, shift, alpha in ((predicted, -0.2, PREDICTED_ALPHA), (measured, 0.2, 1.0)):
-            _stack_states(memory, footprint, place + shift, alpha)
-            _stack_traffic(sent, footprint, place + shift, alpha)
+            _stack_states(memory, footprint, row + shift, alpha)
+            _stack_traffic(traffic_axes, footprint, row + shift, alpha)
     memory.set_yticks(range(len(pairs)), [run.config.layout.title for run, *_ in pairs])
     memory.invert_yaxis()
     memory.set_xlabel(say(en="rank 0 (MiB)", fr="rang 0 (Mio)"))
-    sent.set_xlabel(say(en="sent per step (passes)", fr="envoyé par pas (passages)"))
-    for axes in (memory, sent):
+    traffic_axes.set_xlabel(say(en="sent per step (passes)", fr="envoyé par pas (passages)"))
+    for axes in (memory, traffic_axes):
         plain(axes)
     memory.set_title(
         say(en="states; peak ◇; pale: predicted", fr="états ; pic ◇ ; en clair : prédit"), loc="left", fontsize=HEADING
     )
-    sent.set_title(say(en="communication", fr="communication"), loc="left", fontsize=HEADING)
+    traffic_axes.set_title(say(en="communication", fr="communication"), loc="left", fontsize=HEADING)
     legend_above(memory, ncols=4, height=1.06)
-    legend_above(sent, ncols=4, height=1.06)
+    legend_above(traffic_axes, ncols=4, height=1.06)
     return finish(figure)
 
 
-def _stack_states(axes: Axes, footprint: Footprint, place: float, alpha: float) -> None:
-    left = 0.0
+def _stack_states(axes: Axes, footprint: Footprint, row: float, alpha: float) -> None:
+    start_mib = 0.0
     measured = footprint.source == "measured"
     for category in (name for name in CATEGORIES if name in SHOWN):
         size = (footprint.memory.category(category) or 0) / MEBIBYTE
         style = CATEGORY_STYLES[category]
         label = category_label(category) if measured else None
         if size:
-            bar(axes, place, size, left, style, alpha, label)
-        left += size
+            bar(axes, row, size, start_mib, style, alpha, label)
+        start_mib += size
     if footprint.memory.peak_bytes is not None:
         fill = "white" if measured else "none"
         peak = footprint.memory.peak_bytes / MEBIBYTE
-        axes.plot(peak, place, "D", color=BLACK, markerfacecolor=fill, markersize=5, alpha=alpha)
+        axes.plot(peak, row, "D", color=BLACK, markerfacecolor=fill, markersize=5, alpha=alpha)
 
 
-def _stack_traffic(axes: Axes, footprint: Footprint, place: float, alpha: float) -> None:
+def _stack_traffic(axes: Axes, footprint: Footprint, row: float, alpha: float) -> None:
     whole_bytes = 4 * (footprint.parameters or 0)
-    left = 0.0
+    start_passes = 0.0
     for traffic in footprint.communication:
         if traffic.group != "dp":
             continue
@@ -198,8 +198,8 @@ def _stack_traffic(axes: Axes, footprint: Footprint, place: float, alpha: float)
         size = traffic.sent_bytes / (whole_bytes * share)
         style = COLLECTIVE_STYLES[traffic.collective]
         label = traffic.collective.replace("_", "-") if footprint.source == "measured" and size > 1e-3 else None
-        bar(axes, place, size, left, style, alpha, label)
-        left += size
+        bar(axes, row, size, start_passes, style, alpha, label)
+        start_passes += size
 
 
 @or_to_do
@@ -238,7 +238,7 @@ def lost_time(
 ) -> LabFigure:
     """Communication over computation of stages 2 and 3 for models and numbers of ranks, by the student's function."""
     ratios = [compare_with_compute(model, ranks, zero_3) for model, ranks in cases]
-    places = [f"{model}\n{ranks} GPU" for model, ranks in cases]
+    labels = [f"{model}\n{ranks} GPU" for model, ranks in cases]
     figure = new_figure(
         7.0,
         3.4,
@@ -247,7 +247,7 @@ def lost_time(
     )
     axes = figure.subplots()
     series = {name: [ratio[name] for ratio in ratios] for name in ("ZeRO-2", "ZeRO-3")}
-    plot_lines(axes, places, series, markersize=5)
+    plot_lines(axes, labels, series, markersize=5)
     _against_one(axes)
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
     axes.yaxis.set_minor_formatter(NullFormatter())

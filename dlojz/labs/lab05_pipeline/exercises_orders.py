@@ -32,25 +32,25 @@ MAX_ACTIONS = 10_000
 _SHORT = re.compile(r"[FBIW]\d{1,9}")
 
 
-def read_order(given: Any, stage: int) -> list[Action]:
+def read_order(texts: Any, stage: int) -> list[Action]:
     """One rank's order, from texts such as `F0` (or `2F0`, with the stage) or from actions.
 
     Args:
-        given: what the student's function returned.
+        texts: what the student's function returned.
         stage: the stage that `F0` means where no stage is written.
 
     Raises:
         Wrong: for nothing, for something that is no list, or for an entry that is no action.
     """
-    refuse_nothing(given)
-    if isinstance(given, str | Action) or not isinstance(given, Iterable):
+    refuse_nothing(texts)
+    if isinstance(texts, str | Action) or not isinstance(texts, Iterable):
         raise Wrong(
-            en=f'A list of actions such as ["F0", "B0"] is expected, but {a_or_an(type(given).__name__)} was returned.',
+            en=f'A list of actions such as ["F0", "B0"] is expected, but {a_or_an(type(texts).__name__)} was returned.',
             fr='On attend une liste d’actions comme ["F0", "B0"], mais un objet de type '
-            f"{type(given).__name__} a été renvoyé.",
+            f"{type(texts).__name__} a été renvoyé.",
         )
     order = []
-    for entry in given:
+    for entry in texts:
         order.append(_action(entry, stage))
         if len(order) > MAX_ACTIONS:
             raise Wrong(
@@ -81,29 +81,29 @@ def _action(entry: Any, stage: int) -> Action:
     )
 
 
-def read_schedule(given: Any, ranks: int, micro_batches: int) -> Schedule:
+def read_schedule(answer: Any, ranks: int, micro_batches: int) -> Schedule:
     """A whole schedule of one stage per rank: a `Schedule`, or one list of actions per rank.
 
     Raises:
         Wrong: as `read_order`, and for another number of ranks, stages or micro-batches than asked for.
     """
-    if isinstance(given, Schedule):
-        size, wanted = (given.ranks, given.stages, given.micro_batches), (ranks, ranks, micro_batches)
-        if size != wanted:
+    if isinstance(answer, Schedule):
+        size, expected_size = (answer.ranks, answer.stages, answer.micro_batches), (ranks, ranks, micro_batches)
+        if size != expected_size:
             raise Wrong(
                 en=f"{ranks} ranks with one stage each and {micro_batches} micro-batches are asked for, but your "
                 f"schedule has {size[0]} ranks, {size[1]} stages and {size[2]} micro-batches.",
                 fr=f"On demande {ranks} rangs d’un étage chacun et {micro_batches} micro-batches, mais votre "
                 f"ordonnancement a {size[0]} rangs, {size[1]} étages et {size[2]} micro-batches.",
             )
-        return given
-    refuse_nothing(given)
-    if isinstance(given, str) or not isinstance(given, Iterable):
+        return answer
+    refuse_nothing(answer)
+    if isinstance(answer, str) or not isinstance(answer, Iterable):
         raise Wrong(
-            en=f"One list of actions per rank is expected, but {a_or_an(type(given).__name__)} was returned.",
-            fr=f"On attend une liste d’actions par rang, mais un objet de type {type(given).__name__} a été renvoyé.",
+            en=f"One list of actions per rank is expected, but {a_or_an(type(answer).__name__)} was returned.",
+            fr=f"On attend une liste d’actions par rang, mais un objet de type {type(answer).__name__} a été renvoyé.",
         )
-    rows = list(given)
+    rows = list(answer)
     if len(rows) != ranks:
         raise Wrong(
             en=f"{ranks} lists are expected, one per rank, but {len(rows)} were returned.",
@@ -123,9 +123,9 @@ def refuse_invalid(schedule: Schedule, memory_limit: float | None = None) -> Non
     Raises:
         Wrong: with the size of the case and the first problem.
     """
-    found = problems(schedule, memory_limit)
-    if found:
-        raise Wrong(f"{case_of(schedule)}{capital(found[0])}")
+    violations = problems(schedule, memory_limit)
+    if violations:
+        raise Wrong(f"{case_of(schedule)}{capital(violations[0])}")
 
 
 def case_of(schedule: Schedule) -> str:
@@ -190,13 +190,13 @@ _ORDER_SIZES = ((4, 8), (2, 4), (3, 7), (1, 3), (4, 2), (8, 16), (5, 5))
 
 
 def _check_order(answer: Callable[..., Any], ranks: int, micro_batches: int) -> None:
-    given = [read_order(answer(rank, ranks, micro_batches), rank) for rank in range(ranks)]
-    schedule = schedule_from(given, micro_batches)
+    orders = [read_order(answer(rank, ranks, micro_batches), rank) for rank in range(ranks)]
+    schedule = schedule_from(orders, micro_batches)
     reference = build("1f1b", ranks, micro_batches)
     if schedule.orders != reference.orders:
-        said = _known(schedule)
-        if said:
-            raise Wrong(case_of(schedule) + said)
+        slip = _known(schedule)
+        if slip:
+            raise Wrong(case_of(schedule) + slip)
         refuse_invalid(schedule)
         _compare(schedule, reference)
 
@@ -235,16 +235,16 @@ def _known(schedule: Schedule) -> str:
 def _compare(schedule: Schedule, reference: Schedule) -> None:
     """Valid; but is it as short, and does it keep as little?"""
     peaks, right = peak_activations(schedule), peak_activations(reference)
-    for rank, (kept, wanted) in enumerate(zip(peaks, right, strict=True)):
-        if kept > wanted:
+    for rank, (peak, limit) in enumerate(zip(peaks, right, strict=True)):
+        if peak > limit:
             raise Wrong(
                 case_of(schedule)
                 + say(
-                    en=f"rank {rank} keeps up to {shortest(kept)} micro-batches, but 1F1B keeps {shortest(wanted)} "
-                    f"there: it runs {shortest(wanted)} forward{'s' if wanted > 1 else ''}, then a backward before "
+                    en=f"rank {rank} keeps up to {shortest(peak)} micro-batches, but 1F1B keeps {shortest(limit)} "
+                    f"there: it runs {shortest(limit)} forward{'s' if limit > 1 else ''}, then a backward before "
                     "each further one.",
-                    fr=f"le rang {rank} garde jusqu’à {shortest(kept)} micro-batches, alors que 1F1B n’en garde que "
-                    f"{shortest(wanted)} : {shortest(wanted)} passe{'s' if wanted > 1 else ''} avant, puis une passe "
+                    fr=f"le rang {rank} garde jusqu’à {shortest(peak)} micro-batches, alors que 1F1B n’en garde que "
+                    f"{shortest(limit)} : {shortest(limit)} passe{'s' if limit > 1 else ''} avant, puis une passe "
                     "arrière avant chacune des suivantes.",
                 )
             )
@@ -267,15 +267,15 @@ def _longer(schedule: Schedule, reference: Schedule, length: float, best: float)
                 fr=f"{fr} : le rang {rank} exécute B{later} avant B{sooner}. C’est le gradient du premier "
                 "micro-batch passé qui revient le premier : les passes arrière vont par numéros croissants.",
             )
-        forwards, wanted = (
+        forwards, expected = (
             next(n for n, action in enumerate(actions) if action.kind == "B") for actions in (order, right)
         )
-        if forwards < wanted:
+        if forwards < expected:
             return say(
                 en=f"{en}: rank {rank} turns back after {forwards} forward{'s' if forwards > 1 else ''}, and "
-                f"{wanted} fit before the first gradient comes back to it.",
+                f"{expected} fit before the first gradient comes back to it.",
                 fr=f"{fr} : le rang {rank} repart en arrière après {forwards} passe{'s' if forwards > 1 else ''} "
-                f"avant, alors que {wanted} tiennent avant que le premier gradient lui revienne.",
+                f"avant, alors que {expected} tiennent avant que le premier gradient lui revienne.",
             )
     return say(
         en=f"{en}: somewhere a rank waits, although it could work.",
@@ -407,9 +407,9 @@ def _check_unblocked(answer: Callable[..., Any]) -> None:
         # With rendezvous a sender waits until the receiver has the message; a cycle of such waits raises LabError.
         length = simulate(schedule, BLOCKING).makespan
     except LabError as error:
-        same = schedule.orders == build("1f1b", RANKS, MICRO_BATCHES).orders
+        is_1f1b = schedule.orders == build("1f1b", RANKS, MICRO_BATCHES).orders
         raise Wrong(
-            (say(en="That is 1F1B still. ", fr="C’est encore 1F1B. ") if same else "") + _first_sentence(str(error))
+            (say(en="That is 1F1B still. ", fr="C’est encore 1F1B. ") if is_1f1b else "") + _first_sentence(str(error))
         ) from None
     peak = max(peak_activations(schedule))
     if peak > LIMIT:
@@ -470,7 +470,7 @@ def _check_split(answer: Callable[..., Any]) -> None:
 def _who_waits(schedule: Schedule) -> str:
     """The first gap that a pending weight gradient could have filled, or else the idlest rank."""
     timeline = simulate(schedule)
-    rank = max(range(schedule.ranks), key=lambda one: timeline.idle[one])
+    rank = max(range(schedule.ranks), key=lambda candidate: timeline.idle[candidate])
     return say(
         en=f"Rank {rank} waits for {shortest(timeline.idle[rank])} of them: which W could it run meanwhile, or which I "
         "should come sooner?",

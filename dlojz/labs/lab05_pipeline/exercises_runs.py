@@ -48,7 +48,7 @@ def run_stage(
     dtype: torch.dtype,
     send: Callable[[Tensor, int], object] | None = None,
     *,
-    way: str = "right",
+    variant: str = "right",
 ) -> None:
     """This rank's part of one micro-batch: its stage forward, then backward; gradients are left in the parameters.
 
@@ -58,7 +58,7 @@ def run_stage(
         loss_of: loss of the last stage's output.
         shape, dtype: of what passes between two stages.
         send: sends a tensor to a rank; `dist.send` by default.
-        way: spoils it.
+        variant: spoils it.
 
     Source: Huang et al. 2019 (arXiv 1811.06965), §2.2, for one micro-batch.
     """
@@ -66,14 +66,14 @@ def run_stage(
     import torch.distributed as dist
 
     send = send or dist.send
-    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    rank, last_rank = dist.get_rank(), dist.get_world_size() - 1
     if x is None:
         x = torch.empty(shape, dtype=dtype)
         # Who: the rank before. What: its output. How much: one boundary, elements of `shape` × bytes of `dtype`.
         dist.recv(x, rank - 1)
         x.requires_grad_()
     y = stage(x)
-    if rank == last:
+    if rank == last_rank:
         loss_of(y).backward()
     else:
         send(y.detach(), rank + 1)
@@ -81,19 +81,19 @@ def run_stage(
         gradient = torch.empty_like(y)
         # Who: the rank behind. What: the gradient of the output sent to it. How much: the same.
         dist.recv(gradient, rank + 1)
-        if way == "no gradient":
+        if variant == "no gradient":
             y.sum().backward()
         else:
-            y.backward(gradient, retain_graph=way == "twice")
-        if way == "twice":
+            y.backward(gradient, retain_graph=variant == "twice")
+        if variant == "twice":
             y.backward(gradient)
     if rank > 0 and x.grad is not None:
-        handed = x.detach() if way == "activation back" else x.grad
-        if way == "zeros":
+        handed = x.detach() if variant == "activation back" else x.grad
+        if variant == "zeros":
             handed = torch.zeros_like(x)
-        if way.startswith("gradient passed on"):
+        if variant.startswith("gradient passed on"):
             # A gradient handed on as it came: on the last rank, where none came, one of ones or zeros.
-            handed = torch.full_like(x, float(way.endswith("ones"))) if rank == last else gradient
+            handed = torch.full_like(x, float(variant.endswith("ones"))) if rank == last_rank else gradient
         send(handed, rank - 1)
 
 
@@ -142,7 +142,7 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
     stage, (x, *_) = stages[rank], inputs
     if rank > 0:
         stage.register_forward_pre_hook(_asks_for_a_gradient)
-    own = [one if rank == 0 else None for one in inputs]
+    rank_inputs = [micro_batch if rank == 0 else None for micro_batch in inputs]
     blocking: Callable[..., None] = dist.send
     ones: list[bool] = []
 
@@ -152,44 +152,51 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
         blocking(tensor, *to, **options)
 
     setattr(dist, "send", send)  # noqa: B010 - the process ends with the trial
-    _run(answer, stage, own, (_loss(targets), tuple(x.shape), x.dtype), last=rank == size - 1)
+    _run(answer, stage, rank_inputs, (_loss(targets), tuple(x.shape), x.dtype), is_last=rank == size - 1)
     return {"ones": any(ones)}, _gradients(stage)
 
 
 def _run(
-    answer: Callable[..., Any], stage: nn.Sequential, inputs: list[Tensor | None], given: tuple[Any, ...], *, last: bool
+    answer: Callable[..., Any],
+    stage: nn.Sequential,
+    inputs: list[Tensor | None],
+    boundary: tuple[Any, ...],
+    *,
+    is_last: bool,
 ) -> None:
     """Run an answer on all micro-batches; one with a `yield` in halves, all first ones before the first second one."""
     import torch.distributed as dist
 
-    sent: list[int] = []
+    destinations: list[int] = []
 
     def send(tensor: Tensor, to: int) -> None:
-        sent.append(to)
+        destinations.append(to)
         dist.send(tensor, to)
 
     begun: list[Any] = []
-    whole: list[dict[str, Tensor]] = []
+    gradient_sets: list[dict[str, Tensor]] = []
     for x in inputs:
-        halves = answer(stage, x, *given, send)
+        halves = answer(stage, x, *boundary, send)
         if not isinstance(halves, GeneratorType):  # written in one piece: each micro-batch is judged for itself
-            whole.append({name: one.clone() for name, one in _gradients(stage).items() if one is not None})
+            gradient_sets.append(
+                {name: gradient.clone() for name, gradient in _gradients(stage).items() if gradient is not None}
+            )
             stage.zero_grad()
             continue
         next(halves, None)
         # The last rank has nobody to send its output to.
-        _refuse_first_half(stage, bool(sent) or last)
+        _refuse_first_half(stage, bool(destinations) or is_last)
         begun.append(halves)
-        sent.clear()
+        destinations.clear()
     # Second halves run only now: all forwards come before the first backward, as in GPipe.
     for halves in begun:
         for _ in halves:
             pass
     for parameter, name in zip(stage.parameters(), (_WEIGHT, _BIAS), strict=True):
-        own = [found[name] for found in whole if name in found]
-        if own:
+        contributions = [gradient_set[name] for gradient_set in gradient_sets if name in gradient_set]
+        if contributions:
             # Answers in one piece: their gradients were zeroed between micro-batches, and a step needs their sum.
-            parameter.grad = sum(own[1:], own[0])
+            parameter.grad = sum(contributions[1:], contributions[0])
 
 
 def _refuse_first_half(stage: nn.Sequential, handed_on: bool) -> None:
@@ -242,21 +249,23 @@ STAGE_BOUNDARY = TEXTS.exercise(
     labels=_LABELS,
     mistakes={
         "the gradient that has been received is not used": MistakeWay(
-            lambda *given: run_stage(*given, way="no gradient"),
+            lambda *arguments: run_stage(*arguments, variant="no gradient"),
             seen=lambda ranks: not any(rank["ones"] for rank in ranks),
         ),
-        "backward runs twice from the received gradient": lambda *given: run_stage(*given, way="twice"),
-        "what you send back is zero everywhere": lambda *given: run_stage(*given, way="zeros"),
-        "you send back the activation that was received": lambda *given: run_stage(*given, way="activation back"),
+        "backward runs twice from the received gradient": lambda *arguments: run_stage(*arguments, variant="twice"),
+        "what you send back is zero everywhere": lambda *arguments: run_stage(*arguments, variant="zeros"),
+        "you send back the activation that was received": lambda *arguments: run_stage(
+            *arguments, variant="activation back"
+        ),
         "output's gradient handed on as it came": tuple(
             Mistake(
-                lambda *given, way=way: run_stage(*given, way=way),
+                lambda *arguments, variant=variant: run_stage(*arguments, variant=variant),
                 "You hand the gradient of your output on as it came; the rank before needs that of your input, "
                 "x.grad, which backward has filled.",
                 "Vous transmettez tel quel le gradient de votre sortie ; le rang précédent a besoin de celui de "
                 "votre entrée, x.grad, que la passe arrière a rempli.",
             )
-            for way in ("gradient passed on, ones", "gradient passed on, zeros")
+            for variant in ("gradient passed on, ones", "gradient passed on, zeros")
         ),
     },
     inspect=_inspect,
@@ -343,7 +352,7 @@ def _check_cut(answer: Callable[..., Any], weights: list[int], limit: int) -> in
 
 
 _read_bounds = reader(
-    lambda given: [operator.index(bound) for bound in given],
+    lambda bounds: [operator.index(bound) for bound in bounds],
     "A list of whole numbers is expected, such as [0, 2, 4]",
     "On attend une liste d’entiers, comme [0, 2, 4]",
 )
@@ -370,16 +379,16 @@ def stale_sgd(step: float, delay: int, updates: int) -> list[float]:
     return _iterate(step, delay, updates)
 
 
-def _iterate(step: float, delay: int, updates: int, way: str = "right") -> list[float]:
+def _iterate(step: float, delay: int, updates: int, variant: str = "right") -> list[float]:
     weights = [1.0]
     for number in range(updates):
-        if way == "short":  # stale only where there is a past
+        if variant == "short":  # stale only where there is a past
             old = weights[number - delay] if number >= delay else 0.0
-        elif way == "fresh at first":
+        elif variant == "fresh at first":
             old = weights[number - delay if number >= delay else number]
         else:
             old = weights[max(number - delay, 0)]
-        base = old if way == "from the old weights" else weights[number]
+        base = old if variant == "from the old weights" else weights[number]
         weights.append(base - step * old)
     return weights
 
@@ -407,7 +416,7 @@ def _stale_cases() -> Iterator[tuple[float, int, int]]:
 
 
 _read_weights = reader(
-    lambda given: [float(weight) for weight in given],
+    lambda weights: [float(weight) for weight in weights],
     "A list of weights, w(0) to w(updates), is expected",
     "On attend une liste de poids, de w(0) à w(updates)",
 )
@@ -474,15 +483,15 @@ def _json_cases() -> list[tuple[RunConfig]]:
 
 def _check_json(answer: Callable[..., Any], config: RunConfig) -> None:
     processes, stages, document = _three(answer(config))
-    asked = asked_run(config, "pp", "dp", "micro_batch", "micro_batches", "zero")
-    _check_numbers(processes, stages, config, asked)
+    request = asked_run(config, "pp", "dp", "micro_batch", "micro_batches", "zero")
+    _check_numbers(processes, stages, config, request)
     _check_batch(expect_json(document), config)
-    check_settings(document, config, asked)
+    check_settings(document, config, request)
 
 
-def _three(given: Any) -> tuple[Any, Any, Mapping[str, Any]]:
-    refuse_nothing(given)
-    three = tuple(given) if isinstance(given, tuple | list) else ()
+def _three(answer: Any) -> tuple[Any, Any, Mapping[str, Any]]:
+    refuse_nothing(answer)
+    three = tuple(answer) if isinstance(answer, tuple | list) else ()
     if len(three) != 3 or not isinstance(three[2], Mapping):
         raise Wrong(
             en="Three things are expected: the number of processes, the number after -p, and the dictionary.",
@@ -491,23 +500,23 @@ def _three(given: Any) -> tuple[Any, Any, Mapping[str, Any]]:
     return three
 
 
-def _check_numbers(processes: Any, stages: Any, config: RunConfig, asked: Said) -> None:
+def _check_numbers(processes: Any, stages: Any, config: RunConfig, request: Said) -> None:
     layout = config.layout
     if stages != layout.pp:
         replicas = stages == layout.dp
         raise Wrong(
-            en=f"Asked for: {asked.en}. You give -p {stages}"
+            en=f"Asked for: {request.en}. You give -p {stages}"
             + (", the replicas" if replicas else "")
             + f"; -p is the number of stages of one pipeline: {layout.pp}.",
-            fr=f"Demandé : {asked.fr}. Vous donnez -p {stages}"
+            fr=f"Demandé : {request.fr}. Vous donnez -p {stages}"
             + (", les répliques" if replicas else "")
             + f" ; -p est le nombre d’étages d’un pipeline : {layout.pp}.",
         )
     if processes != layout.world_size:
         raise Wrong(
-            en=f"Asked for: {asked.en}. {processes} processes are not enough or too many: each of the "
+            en=f"Asked for: {request.en}. {processes} processes are not enough or too many: each of the "
             f"{layout.dp} replicas is a whole pipeline of {layout.pp} ranks, {layout.world_size} in all.",
-            fr=f"Demandé : {asked.fr}. {processes} processus, ce n’est pas le bon compte : chacune des "
+            fr=f"Demandé : {request.fr}. {processes} processus, ce n’est pas le bon compte : chacune des "
             f"{layout.dp} répliques est un pipeline entier de {layout.pp} rangs, soit {layout.world_size} en tout.",
         )
 

@@ -54,10 +54,10 @@ def bubbles(
     for name in names:
         for ranks, micro_batches in sizes:
             timeline = simulate(build(name, ranks, micro_batches))
-            found = timeline.makespan, timeline.bubble_fraction, timeline.bubble_overhead
-            length, *shares = zip(step(ranks, micro_batches, 1, 2), found, strict=True)
+            simulated = timeline.makespan, timeline.bubble_fraction, timeline.bubble_overhead
+            length, *shares = zip(step(ranks, micro_batches, 1, 2), simulated, strict=True)
             cells = (
-                " | ".join(significant(one, 4) for one in length),
+                " | ".join(significant(time_units, 4) for time_units in length),
                 *(" | ".join(map(percent, pair)) for pair in shares),
             )
             rows.append((name, str(ranks), str(micro_batches), *cells))
@@ -71,8 +71,8 @@ def bubbles(
 @pictured
 def beside_gpipe(order: Callable[[int, int, int], Any], ranks: int, micro_batches: int) -> LabFigure:
     """GPipe above the student's order: the same length, another memory."""
-    mine = _yours([order(rank, ranks, micro_batches) for rank in range(ranks)], ranks, micro_batches)
-    return compare_figure(simulate(build("gpipe", ranks, micro_batches)), simulate(mine))
+    schedule = _yours([order(rank, ranks, micro_batches) for rank in range(ranks)], ranks, micro_batches)
+    return compare_figure(simulate(build("gpipe", ranks, micro_batches)), simulate(schedule))
 
 
 def deadlock_of(orders: Sequence[Sequence[str]], micro_batches: int, sends: str = "buffered") -> str:
@@ -98,9 +98,9 @@ def deadlock_of(orders: Sequence[Sequence[str]], micro_batches: int, sends: str 
 @pictured
 def repaired(unblocked: Callable[[], Any], ranks: int, micro_batches: int) -> LabFigure:
     """The student's repair with blocking sends, under 1F1B whose sends and receives are posted together."""
-    mine = _yours(unblocked(), ranks, micro_batches)
+    schedule = _yours(unblocked(), ranks, micro_batches)
     try:
-        blocking = simulate(mine, Costs(sends="rendezvous"))
+        blocking = simulate(schedule, Costs(sends="rendezvous"))
     except LabError as error:
         raise Wrong(str(error)) from None
     return compare_figure(simulate(build("1f1b", ranks, micro_batches), Costs(sends="paired")), blocking)
@@ -111,17 +111,17 @@ def capped(
     under_cap: Callable[[int, int, int], Any], ranks: int, micro_batches: int, limits: Sequence[int]
 ) -> LabFigure:
     """Length of the step by memory limit: the student's schedule, 1F1B cut short, GPipe's priority, the optimum."""
-    mine = [simulate(_yours(under_cap(ranks, micro_batches, n), ranks, micro_batches)).makespan for n in limits]
+    makespans = [simulate(_yours(under_cap(ranks, micro_batches, n), ranks, micro_batches)).makespan for n in limits]
     best = [optimum(ranks, micro_batches, memory_limit=n).value for n in limits]
-    told = ", ".join(f"{n}: {significant(length, 4)}" for n, length in zip(limits, mine, strict=True))
+    summary = ", ".join(f"{n}: {significant(length, 4)}" for n, length in zip(limits, makespans, strict=True))
     axes = panel(
         7.0,
         3.4,
-        en=f"Length of the step by the micro-batches that a rank may keep: {told}.",
-        fr=f"Durée du pas selon le nombre de micro-batches qu’un rang peut garder : {told}.",
+        en=f"Length of the step by the micro-batches that a rank may keep: {summary}.",
+        fr=f"Durée du pas selon le nombre de micro-batches qu’un rang peut garder : {summary}.",
     )
     series = {
-        say(en="your schedule", fr="votre ordonnancement"): mine,
+        say(en="your schedule", fr="votre ordonnancement"): makespans,
         say(en="proven optimum", fr="optimum prouvé"): best,
     }
     plot_lines(axes, limits, series, markersize=6)
@@ -176,33 +176,33 @@ def all_schedules(names: Sequence[str], ranks: int, micro_batches: int, **option
 
 def csv_of(orders: Callable[[], Any], ranks: int, micro_batches: int) -> str:
     """The student's schedule as torch's CSV; 1F1B's as long as the exercise is to do, or its order cannot run."""
-    made = or_to_do(_yours_of)(orders, ranks, micro_batches)
-    return to_csv(build("1f1b", ranks, micro_batches) if isinstance(made, Verdict) else made)
+    outcome = or_to_do(_yours_of)(orders, ranks, micro_batches)
+    return to_csv(build("1f1b", ranks, micro_batches) if isinstance(outcome, Verdict) else outcome)
 
 
 @pictured
 def own(orders: Callable[[], Any], ranks: int, micro_batches: int) -> LabFigure:
     """1F1B above the student's schedule."""
-    mine = _yours(orders(), ranks, micro_batches)
-    return compare_figure(simulate(build("1f1b", ranks, micro_batches)), simulate(mine))
+    schedule = _yours(orders(), ranks, micro_batches)
+    return compare_figure(simulate(build("1f1b", ranks, micro_batches)), simulate(schedule))
 
 
 def _yours_of(orders: Callable[[], Any], ranks: int, micro_batches: int) -> Schedule:
     return _yours(orders(), ranks, micro_batches)
 
 
-def _yours(given: Any, ranks: int, micro_batches: int) -> Schedule:
+def _yours(orders: Any, ranks: int, micro_batches: int) -> Schedule:
     """The student's schedule; one that is not whole or cannot run is refused, not drawn."""
-    schedule = read_schedule(given, ranks, micro_batches)
+    schedule = read_schedule(orders, ranks, micro_batches)
     refuse_invalid(schedule)
     return replace(schedule, name=say(en="your schedule", fr="votre ordonnancement"))
 
 
 @pictured
-def drawn(name: str, ranks: int, micro_batches: int, **look: Any) -> LabFigure:
+def drawn(name: str, ranks: int, micro_batches: int, **options: Any) -> LabFigure:
     """One schedule of the catalogue, a rank taking F = I = W = 1 for a micro-batch."""
     schedule = build(name, ranks, micro_batches)
-    return schedule_figure(simulate(schedule, chunk_costs(schedule)), **look)
+    return schedule_figure(simulate(schedule, chunk_costs(schedule)), **options)
 
 
 @pictured
@@ -235,8 +235,8 @@ def overlay_of(run: Run) -> MeasuredOverlay:
 @pictured
 def laid_over(run: Run) -> LabFigure:
     """The measured step under its simulation."""
-    both = overlay_of(run)
-    return overlay_figure(both.simulated, both.measured)
+    timelines = overlay_of(run)
+    return overlay_figure(timelines.simulated, timelines.measured)
 
 
 def activation_bytes(run: Run, rank: int) -> int:
@@ -255,13 +255,13 @@ def _unmeasured(run: Run, rank: int) -> str:
 
 
 @or_to_do
-def memory(kept: Callable[[str, int, int, int], int], runs: Sequence[Run]) -> Table:
+def memory(count_of: Callable[[str, int, int, int], int], runs: Sequence[Run]) -> Table:
     """Activations of each rank, measured, and per micro-batch that the student's function says it keeps."""
     rows = []
     for run in runs:
         layout = run.config.layout
         for rank in range(layout.pp):
-            count = kept(str(layout.schedule), rank, layout.pp, layout.micro_batches)
+            count = count_of(str(layout.schedule), rank, layout.pp, layout.micro_batches)
             measured = activation_bytes(run, rank)
             rows.append(
                 (str(layout.schedule), str(rank), str(count), format_bytes(measured), format_bytes(measured / count))
@@ -283,9 +283,9 @@ def traffic(run: Run) -> Table:
         if footprint is None:
             raise LabError(_unmeasured(run, rank))
         sums = {
-            (one.group, one.collective): f"{one.count} × {format_bytes(one.message_bytes / one.count)}"
-            for one in footprint.communication
-            if one.count
+            (flow.group, flow.collective): f"{flow.count} × {format_bytes(flow.message_bytes / flow.count)}"
+            for flow in footprint.communication
+            if flow.count
         }
         rows.append(
             (
@@ -376,8 +376,8 @@ def losses(runs: Mapping[str, Sequence[float]]) -> LabFigure:
         en=f"Loss by update: {', '.join(runs)}.",
         fr=f"Perte selon la mise à jour : {', '.join(runs)}.",
     )
-    for (label, found), (color, line, _) in zip(runs.items(), LINE_STYLES, strict=False):
-        smooth = [sum(found[max(n - 9, 0) : n + 1]) / min(n + 1, 10) for n in range(len(found))]
+    for (label, run_losses), (color, line, _) in zip(runs.items(), LINE_STYLES, strict=False):
+        smooth = [sum(run_losses[max(n - 9, 0) : n + 1]) / min(n + 1, 10) for n in range(len(run_losses))]
         axes.plot(smooth, color=color, linestyle=line, linewidth=1.6, label=label)
     axes.set_yscale("log")
     axes.set_ylim(1e-3, 10)

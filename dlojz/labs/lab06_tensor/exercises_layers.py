@@ -101,7 +101,7 @@ def _every_nth(rank: int, size: int, seed: int) -> dict[str, Tensor]:
 def _side_by_side(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     import torch
 
-    return {OF_X: torch.cat([_own_of_x(other, size, seed) for other in range(size)], dim=1)}
+    return {OF_X: torch.cat([_own_of_x(peer, size, seed) for peer in range(size)], dim=1)}
 
 
 def _largest(tensors: list[Tensor]) -> Tensor:
@@ -112,9 +112,9 @@ def _largest(tensors: list[Tensor]) -> Tensor:
 
 def _inspect_column(answers: list[RankAnswer], size: int) -> None:
     """The values are right; was only the gradient of x sent, and only this rank's part computed?"""
-    needed = LINEAR_SAMPLES * NARROW
-    summed, others = asked_for(answers[0], "all_reduce"), gathers(answers[0])
-    if others:
+    x_numel = LINEAR_SAMPLES * NARROW
+    summed, gathered_numels = asked_for(answers[0], "all_reduce"), gathers(answers[0])
+    if gathered_numels:
         raise Wrong(
             en="The values are right, but the ranks bring tensors together side by side: then each does the work of "
             "all. By columns, an all-reduce of this rank's contribution to the gradient of x is all that is sent.",
@@ -129,12 +129,12 @@ def _inspect_column(answers: list[RankAnswer], size: int) -> None:
             fr="Les valeurs sont justes, mais chaque rang calcule plus que sa part : découpez d’abord le poids, puis "
             "multipliez par les seules lignes de ce rang.",
         )
-    if sum(summed) > needed:
+    if sum(summed) > x_numel:
         raise Wrong(
             en=f"The values are right, but {sum(summed)} numbers go through all-reduce, and the gradient of x has "
-            f"{needed}: it is all that needs to be added up, once, in the backward pass.",
+            f"{x_numel}: it is all that needs to be added up, once, in the backward pass.",
             fr=f"Les valeurs sont justes, mais {sum(summed)} nombres passent par l’all-reduce, et le gradient de x en "
-            f"compte {needed} : lui seul est à additionner, une fois, en passe arrière.",
+            f"compte {x_numel} : lui seul est à additionner, une fois, en passe arrière.",
         )
 
 
@@ -181,7 +181,7 @@ COLUMN_LINEAR = TEXTS.exercise(
         },
         "largest contribution to the gradient of x": lambda rank, size, seed: {
             OUTPUT: _column(rank, size, seed)[OUTPUT],
-            OF_X: _largest([_own_of_x(other, size, seed) for other in range(size)]),
+            OF_X: _largest([_own_of_x(peer, size, seed) for peer in range(size)]),
         },
         "you add up y_gradient over the ranks": lambda rank, size, seed: {
             OUTPUT: _column(rank, size, seed)[OUTPUT],
@@ -212,11 +212,11 @@ def _row(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     x, weight, bias, coefficients = _row_inputs(seed)
     # The answer is given the whole weight; the gradient reaches this rank's columns only, the others get zeros.
     of_weight = torch.zeros_like(weight)
-    own = slice(rank * WIDE // size, (rank + 1) * WIDE // size)
-    of_weight[:, own] = coefficients.T @ x[:, own]
+    columns = slice(rank * WIDE // size, (rank + 1) * WIDE // size)
+    of_weight[:, columns] = coefficients.T @ x[:, columns]
     return {
         OUTPUT: x @ weight.T + bias,
-        OF_X: (coefficients @ weight)[:, own],
+        OF_X: (coefficients @ weight)[:, columns],
         OF_WEIGHT: of_weight,
         OF_BIAS_ROW: coefficients.sum(0),
     }
@@ -225,7 +225,7 @@ def _row(rank: int, size: int, seed: int) -> dict[str, Tensor]:
 def _mismatched(size: int, seed: int, take: Callable[[Tensor, int], Tensor]) -> Tensor:
     """The output, where ranks multiply their inputs by other columns of the weight."""
     x, weight, bias, _ = _row_inputs(seed)
-    return added(part @ take(weight, one).T for one, part in enumerate(x.chunk(size, dim=1))) + bias
+    return added(part @ take(weight, rank).T for rank, part in enumerate(x.chunk(size, dim=1))) + bias
 
 
 def _partial(rank: int, size: int, seed: int) -> Tensor:
@@ -257,23 +257,23 @@ ROW_LINEAR = TEXTS.exercise(
             lambda rank, size, seed: {OUTPUT: _row(rank, size, seed)[OUTPUT] - _row_inputs(seed)[2]}, *NO_BIAS
         ),
         "you lay the partial products side by side": lambda rank, size, seed: {
-            OUTPUT: _joined([_partial(other, size, seed) for other in range(size)])
+            OUTPUT: _joined([_partial(peer, size, seed) for peer in range(size)])
         },
         "you average the partial products": lambda rank, size, seed: {
             OUTPUT: (_row(rank, size, seed)[OUTPUT] - _row_inputs(seed)[2]) / size + _row_inputs(seed)[2]
         },
         "gradient of x times the ranks": Mistake(times_ranks(_row, OF_X), *COUNTED_AGAIN),
         "you take every N-th input of the weight": lambda rank, size, seed: {
-            OUTPUT: _mismatched(size, seed, lambda w, one: w[:, one::size])
+            OUTPUT: _mismatched(size, seed, lambda w, shard: w[:, shard::size])
         },
         "the order of the ranks is reversed": lambda rank, size, seed: {
-            OUTPUT: _mismatched(size, seed, lambda w, one: w.chunk(size, dim=1)[size - 1 - one])
+            OUTPUT: _mismatched(size, seed, lambda w, shard: w.chunk(size, dim=1)[size - 1 - shard])
         },
         "every rank takes rank 0's columns": lambda rank, size, seed: {
-            OUTPUT: _mismatched(size, seed, lambda w, one: w.chunk(size, dim=1)[0])
+            OUTPUT: _mismatched(size, seed, lambda w, shard: w.chunk(size, dim=1)[0])
         },
         "you take the largest partial product": lambda rank, size, seed: {
-            OUTPUT: _largest([_partial(other, size, seed) for other in range(size)]) + _row_inputs(seed)[2]
+            OUTPUT: _largest([_partial(peer, size, seed) for peer in range(size)]) + _row_inputs(seed)[2]
         },
         "bias divided among the ranks": tuple(
             Mistake(
@@ -329,11 +329,11 @@ def _own(rank: int, size: int, seed: int) -> tuple[Tensor, ...]:
 
 
 def _mlp_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
-    given = _own(rank, size, seed)
-    y = answer(*given)
+    inputs = _own(rank, size, seed)
+    y = answer(*inputs)
     if y is not None and y.requires_grad:
         (y * _mlp_inputs(seed)[-1]).sum().backward()
-    x, expand, _, project, project_bias = given
+    x, expand, _, project, project_bias = inputs
     of_weights = {OF_EXPAND: expand.grad, OF_PROJECT: project.grad, OF_BIAS: project_bias.grad}
     return {OUTPUT: y, OF_X: x.grad, **of_weights}
 
@@ -342,7 +342,7 @@ def _mlp_shares(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     """The gradient of x is this rank's contribution; all else is right."""
     import torch.nn.functional as F
 
-    shares = [_own(other, size, seed) for other in range(size)]
+    shares = [_own(peer, size, seed) for peer in range(size)]
     # (samples, HIDDEN / N) @ (HIDDEN / N, width): partial products of the shape of y, summed by one all-reduce.
     partials = [F.gelu(x @ expand.T + bias) @ project.T for x, expand, bias, project, _ in shares]
     x, expand, _, project, project_bias = shares[rank]
@@ -365,30 +365,32 @@ def _with_bias(times: Callable[[int], int]) -> Callable[[int, int, int], dict[st
     """The bias counted another number of times."""
 
     def values(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-        found = _mlp_shares(rank, size, seed)
-        return {OUTPUT: found[OUTPUT] + (times(size) - 1) * found["bias"]}
+        shares = _mlp_shares(rank, size, seed)
+        return {OUTPUT: shares[OUTPUT] + (times(size) - 1) * shares["bias"]}
 
     return values
 
 
 def _mlp_like(
-    act: str = "gelu", bias: bool = True, hidden_summed: bool = False, entered: bool = False, twice: bool = False
+    act: str = "gelu", bias: bool = True, hidden_summed: bool = False, input_summed: bool = False, twice: bool = False
 ) -> Values:
     """The output of another MLP, computed in one process."""
 
     def values(rank: int, size: int, seed: int) -> dict[str, Tensor]:
         import torch.nn.functional as F
 
-        ways: dict[str, Callable[[Tensor], Tensor]] = {
+        activations: dict[str, Callable[[Tensor], Tensor]] = {
             "gelu": F.gelu, "relu": F.relu, "silu": F.silu, "none": lambda h: h,
             "tanh gelu": lambda h: F.gelu(h, approximate="tanh"),
         }  # fmt: skip
         x, expand, expand_bias, project, project_bias, _ = _mlp_inputs(seed)
-        h = (size * x if entered else x) @ expand.T + bias * expand_bias
+        h = (size * x if input_summed else x) @ expand.T + bias * expand_bias
         if hidden_summed:
-            y = added(ways[act](added(h.chunk(size, dim=1))) @ own.T for own in project.chunk(size, dim=1))
+            y = added(
+                activations[act](added(h.chunk(size, dim=1))) @ columns.T for columns in project.chunk(size, dim=1)
+            )
         else:
-            y = ways.get(act, ways["none"])(h) @ project.T
+            y = activations.get(act, activations["none"])(h) @ project.T
         if act == "last":
             y = F.gelu(y)
         return {OUTPUT: (size * y if twice else y) + project_bias}
@@ -397,16 +399,16 @@ def _mlp_like(
 
 
 def _unsummed(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    found = _mlp_shares(rank, size, seed)
-    return {OUTPUT: found["partial"] + found["bias"]}
+    shares = _mlp_shares(rank, size, seed)
+    return {OUTPUT: shares["partial"] + shares["bias"]}
 
 
 def _mlp_inspect(answers: list[RankAnswer], size: int) -> None:
     """The values are right; were there two sums, one each way, however made, and nothing else?"""
-    whole = MLP_SAMPLES * MLP_WIDTH
+    output_numel = MLP_SAMPLES * MLP_WIDTH
     # A sum made of a reduce-scatter and an all-gather has messages of all numbers of y, or of one N-th.
     brought = [*gathers(answers[0]), *asked_for(answers[0], "reduce_scatter_tensor", "reduce_scatter")]
-    if any(numel not in (whole, whole // size) for numel in brought):
+    if any(numel not in (output_numel, output_numel // size) for numel in brought):
         raise Wrong(
             en="Output and gradients are right, but the hidden features are brought together between the two "
             "layers: that is not needed. GELU treats each feature alone, and the second layer takes exactly the "
@@ -453,11 +455,11 @@ ONE_ALL_REDUCE = TEXTS.exercise(
         "GELU comes after the second layer": _mlp_like(act="last"),
         "you add the hidden features up over the ranks": _mlp_like(hidden_summed=True),
         "expand_bias is left out of the first layer": _mlp_like(bias=False),
-        "your f adds x up in forward": _mlp_like(entered=True),
+        "your f adds x up in forward": _mlp_like(input_summed=True),
         "the partial products are added up twice": _mlp_like(twice=True),
         "largest contribution to the gradient of x": lambda rank, size, seed: {
             OUTPUT: _mlp_expected(rank, size, seed)[OUTPUT],
-            OF_X: _largest([_mlp_shares(one, size, seed)[OF_X] for one in range(size)]),
+            OF_X: _largest([_mlp_shares(peer, size, seed)[OF_X] for peer in range(size)]),
         },
     },
     inspect=_mlp_inspect,
@@ -503,29 +505,29 @@ def _attend(x_BTD: Tensor, rows_3NHD: Tensor, project_DE: Tensor, *, merge: bool
     return merged.reshape(BATCH, TOKENS, -1) @ project_DE.T
 
 
-def _own_rows(qkv: Tensor, rank: int, size: int, way: str) -> Tensor:
+def _own_rows(qkv: Tensor, rank: int, size: int, variant: str) -> Tensor:
     """The projection's rows that a rank takes, as (3, heads, H, D)."""
-    whole = qkv.view(3, HEADS, HEAD, ATTENTION_WIDTH)
-    if way == "naive slice":
+    rows_3NHD = qkv.view(3, HEADS, HEAD, ATTENTION_WIDTH)
+    if variant == "naive slice":
         return qkv.chunk(size)[rank].view(3, -1, HEAD, ATTENTION_WIDTH)
-    if way == "head by head":
+    if variant == "head by head":
         return qkv.chunk(size)[rank].view(-1, 3, HEAD, ATTENTION_WIDTH).transpose(0, 1)
-    if way == "interleaved":
-        return whole[:, rank::size]
-    return whole.chunk(size, dim=1)[rank]
+    if variant == "interleaved":
+        return rows_3NHD[:, rank::size]
+    return rows_3NHD.chunk(size, dim=1)[rank]
 
 
-def _attention_shares(rank: int, size: int, seed: int, way: str = "right") -> dict[str, Tensor]:
+def _attention_shares(rank: int, size: int, seed: int, variant: str = "right") -> dict[str, Tensor]:
     """What ranks hold; `own x` is this rank's contribution to the gradient of x."""
     x, qkv, project, coefficients = _attention_inputs(seed)
     qkv.requires_grad_()
     copies = [x.clone().requires_grad_() for _ in range(size)]
     partials = []
-    for other, copy in enumerate(copies):
-        columns = project.chunk(size, dim=1)[other]
-        if way == "project by outputs":
-            columns = project.chunk(size)[other].T
-        partials.append(_attend(copy, _own_rows(qkv, other, size, way), columns, merge=way != "unmerged"))
+    for peer, copy in enumerate(copies):
+        columns = project.chunk(size, dim=1)[peer]
+        if variant == "project by outputs":
+            columns = project.chunk(size)[peer].T
+        partials.append(_attend(copy, _own_rows(qkv, peer, size, variant), columns, merge=variant != "unmerged"))
     # Backward from this rank's partial product alone: what it would have without an all-reduce of x's gradient.
     (partials[rank] * coefficients).sum().backward(retain_graph=True)
     of_qkv, own_x = qkv.grad.clone(), copies[rank].grad.clone()
@@ -552,8 +554,8 @@ def _attention_like(
 
         x, qkv, project, _ = _attention_inputs(seed)
         # One product for queries, keys and values: (B, T, D) with (3, N, H, D) gives (3, B, N, T, H).
-        whole = torch.einsum("btd,pnhd->pbnth", x, qkv.view(3, HEADS, HEAD, ATTENTION_WIDTH))
-        q, k, v = whole[list(order)]
+        qkv_3BNTH = torch.einsum("btd,pnhd->pbnth", x, qkv.view(3, HEADS, HEAD, ATTENTION_WIDTH))
+        q, k, v = qkv_3BNTH[list(order)]
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
         heads = [part.transpose(1, 2).flatten(2) for part in attended.chunk(size, dim=1)]
         columns = project.chunk(size, dim=1)
@@ -562,8 +564,8 @@ def _attention_like(
     return values
 
 
-def _output(way: str) -> Values:
-    return only(_attention_shares, [OUTPUT], way)
+def _output(variant: str) -> Values:
+    return only(_attention_shares, [OUTPUT], variant)
 
 
 def _attention_inspect(answers: list[RankAnswer], size: int) -> None:

@@ -62,13 +62,13 @@ def _inputs(seed: int) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
 
 
 def _own(rank: int, size: int, seed: int) -> SimpleNamespace:
-    whole = _inputs(seed)[2]
-    parts = {name: whole[name] if dim is None else whole[name].chunk(size, dim)[rank] for name, dim in _CUT.items()}
+    weights = _inputs(seed)[2]
+    parts = {name: weights[name] if dim is None else weights[name].chunk(size, dim)[rank] for name, dim in _CUT.items()}
     return SimpleNamespace(**{name: part.clone().requires_grad_() for name, part in parts.items()})  # fmt: skip
 
 
-def _gradients(own: SimpleNamespace) -> dict[str, Any]:
-    return {f"gradient of {name}": getattr(own, name).grad for name in _JUDGED}
+def _gradients(shard: SimpleNamespace) -> dict[str, Any]:
+    return {f"gradient of {name}": getattr(shard, name).grad for name in _JUDGED}
 
 
 def _convolution_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
@@ -78,53 +78,53 @@ def _convolution_trial(answer: Callable[..., Any], rank: int, size: int, seed: i
 
     x, coefficients, _ = _inputs(seed)
     x.requires_grad_()
-    own = _own(rank, size, seed)
-    y = answer(x, own, TensorAxis(dist.group.WORLD))
+    shard = _own(rank, size, seed)
+    y = answer(x, shard, TensorAxis(dist.group.WORLD))
     if y is not None and y.shape == x.shape and y.requires_grad:
         (y * coefficients).sum().backward()
-    return {OUTPUT: y, OF_X: x.grad, **_gradients(own)}
+    return {OUTPUT: y, OF_X: x.grad, **_gradients(shard)}
 
 
 def _only(parts: list[Tensor], rank: int) -> Tensor:
     """The sum of all ranks' parts, through which the gradient reaches this rank's part only."""
-    return added(part if one == rank else part.detach() for one, part in enumerate(parts))
+    return added(part if peer == rank else part.detach() for peer, part in enumerate(parts))
 
 
-def _shares(rank: int, size: int, seed: int, way: str = "right") -> dict[str, Tensor]:
-    """What each rank holds, its contribution to the gradient of x by itself; `way` spoils the gate."""
+def _shares(rank: int, size: int, seed: int, variant: str = "right") -> dict[str, Tensor]:
+    """What each rank holds, its contribution to the gradient of x by itself; `variant` spoils the gate."""
     import torch
     import torch.nn.functional as F
 
     x, coefficients, _ = _inputs(seed)
-    ranks, owns = range(size), [_own(one, size, seed) for one in range(size)]
+    ranks, shards = range(size), [_own(peer, size, seed) for peer in range(size)]
     xs = [x.clone().requires_grad_() for _ in ranks]
     hidden = []
-    for x_BCHW, own in zip(xs, owns, strict=True):
-        expanded = F.gelu(F.conv2d(x_BCHW, own.expand))
-        hidden.append(F.gelu(F.conv2d(expanded, own.depthwise, padding=1, groups=len(own.depthwise))))
+    for x_BCHW, shard in zip(xs, shards, strict=True):
+        expanded = F.gelu(F.conv2d(x_BCHW, shard.expand))
+        hidden.append(F.gelu(F.conv2d(expanded, shard.depthwise, padding=1, groups=len(shard.depthwise))))
     # Means over the pixels, (B, HIDDEN / N) @ (HIDDEN / N, SQUEEZED): a layer by rows, so its products are summed.
-    squeezed = [h.mean((2, 3)) @ own.squeeze.T for h, own in zip(hidden, owns, strict=True)]
+    squeezed = [h.mean((2, 3)) @ shard.squeeze.T for h, shard in zip(hidden, shards, strict=True)]
     partials = []
-    for one, own in enumerate(owns):
-        if way == "gate alone":
-            summed = squeezed[one]
+    for peer, shard in enumerate(shards):
+        if variant == "gate alone":
+            summed = squeezed[peer]
         else:
-            summed = _only(squeezed, one) if way == "gate not entered" else added(squeezed)
-        times = size if way == "bias everywhere" else 1
-        inner = F.silu(summed + times * own.squeeze_bias)
-        if way == "summed late":
-            inner = added(F.silu(part + own.squeeze_bias) for part in squeezed)
-        if way == "summed early":
-            inner = F.silu(added(h.mean((2, 3)) for h in hidden) @ own.squeeze.T + own.squeeze_bias)
-        gate = torch.sigmoid(inner @ own.excite.T + own.excite_bias)
-        partials.append(F.conv2d(hidden[one] * gate[:, :, None, None], own.project))
+            summed = _only(squeezed, peer) if variant == "gate not entered" else added(squeezed)
+        times = size if variant == "bias everywhere" else 1
+        inner = F.silu(summed + times * shard.squeeze_bias)
+        if variant == "summed late":
+            inner = added(F.silu(part + shard.squeeze_bias) for part in squeezed)
+        if variant == "summed early":
+            inner = F.silu(added(h.mean((2, 3)) for h in hidden) @ shard.squeeze.T + shard.squeeze_bias)
+        gate = torch.sigmoid(inner @ shard.excite.T + shard.excite_bias)
+        partials.append(F.conv2d(hidden[peer] * gate[:, :, None, None], shard.project))
     y = x + added(partials)
     (y * coefficients).sum().backward()
     # The residual connection brings the gradient of y once; the region's part is summed over the ranks.
-    of_x = coefficients + added(gradient(one) for one in xs)
-    values = {OUTPUT: y, OF_X: of_x, **_gradients(owns[rank])}
-    if way != "gate not entered":  # the bias is whole on every rank, and so is its gradient
-        values["gradient of squeeze_bias"] = added(gradient(one.squeeze_bias) for one in owns)
+    of_x = coefficients + added(gradient(leaf) for leaf in xs)
+    values = {OUTPUT: y, OF_X: of_x, **_gradients(shards[rank])}
+    if variant != "gate not entered":  # the bias is whole on every rank, and so is its gradient
+        values["gradient of squeeze_bias"] = added(gradient(shard.squeeze_bias) for shard in shards)
     values |= {"own x": coefficients + gradient(xs[rank]), "partial": x + partials[rank]}
     return {name: value.detach() for name, value in values.items()}
 
@@ -142,18 +142,18 @@ def _whole(
     import torch
     import torch.nn.functional as F
 
-    ways: dict[str, Callable[[Tensor], Tensor]] = {
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
         "gelu": F.gelu, "relu": F.relu, "silu": F.silu, "sigmoid": torch.sigmoid, "none": lambda h: h,
         "mean": lambda h: h.mean((2, 3)), "sum": lambda h: h.sum((2, 3)), "largest": lambda h: h.amax((2, 3)),
     }  # fmt: skip
     x, _, weights = _inputs(seed)
-    own = SimpleNamespace(**weights)
-    h = ways[act](F.conv2d(x, own.expand))
-    h = ways[act](F.conv2d(h, own.depthwise, padding=1, groups=len(own.depthwise)))
-    squeezed = ways[inner](ways[pool](h) @ own.squeeze.T + own.squeeze_bias)
-    opened = ways[gate](squeezed @ own.excite.T + own.excite_bias)[:, :, None, None]
+    parameters = SimpleNamespace(**weights)
+    h = functions[act](F.conv2d(x, parameters.expand))
+    h = functions[act](F.conv2d(h, parameters.depthwise, padding=1, groups=len(parameters.depthwise)))
+    squeezed = functions[inner](functions[pool](h) @ parameters.squeeze.T + parameters.squeeze_bias)
+    opened = functions[gate](squeezed @ parameters.excite.T + parameters.excite_bias)[:, :, None, None]
     h = {"multiplied": h * opened, "added": h + opened, "not": h}[gated]
-    return {OUTPUT: shortcut * x + F.conv2d(h, own.project)}
+    return {OUTPUT: shortcut * x + F.conv2d(h, parameters.project)}
 
 
 MBCONV_CHANNELS = TEXTS.exercise(
@@ -228,7 +228,7 @@ MBCONV_CHANNELS = TEXTS.exercise(
         },
         "sum of squeeze at the wrong place": tuple(
             Mistake(
-                only(_shares, [OUTPUT], way),
+                only(_shares, [OUTPUT], variant),
                 "The sum over the ranks comes at the wrong place: add up what squeeze has made of this rank's "
                 "channels, before its "
                 "bias and its activation.",
@@ -236,7 +236,7 @@ MBCONV_CHANNELS = TEXTS.exercise(
                 "de ce rang, avant "
                 "son biais et son activation.",
             )
-            for way in ("summed late", "summed early")
+            for variant in ("summed late", "summed early")
         ),
         "no gradient through the convolutions": lambda rank, size, seed: {
             OUTPUT: _shares(rank, size, seed)[OUTPUT],
@@ -293,9 +293,9 @@ def _plan_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> 
             forward = counted.get_total_counts()
         y.sum().backward()
     # Counted from the collectives that were dispatched, also those that DTensor adds between two layouts.
-    sent = sum(one.sent_bytes for one in traffic_of(trace.trace.calls, trace.step)) / x.nbytes
-    whole = [name for name in (*COLUMNS, *ROWS) if not isinstance(getattr(block, name).weight, DTensor)]
-    return {"forward": forward, "whole": whole, "sent": sent}, {OUTPUT: y, OF_X: x.grad}
+    sent_ratio = sum(traffic.sent_bytes for traffic in traffic_of(trace.trace.calls, trace.step)) / x.nbytes
+    unsharded = [name for name in (*COLUMNS, *ROWS) if not isinstance(getattr(block, name).weight, DTensor)]
+    return {"forward": forward, "whole": unsharded, "sent": sent_ratio}, {OUTPUT: y, OF_X: x.grad}
 
 
 def _plan_expected(rank: int, size: int, seed: int) -> dict[str, Tensor]:
@@ -315,9 +315,9 @@ def _refuse_no_plan(plan: object) -> Mapping[str, Any]:
             fr="On attend un dictionnaire, du nom d’une couche vers son style, mais votre fonction renvoie un "
             f"objet de type {type(plan).__name__}.",
         )
-    known = (*COLUMNS, *ROWS, *NORMS)
+    layer_names = (*COLUMNS, *ROWS, *NORMS)
     for name, style in plan.items():
-        if not any(fnmatch(one, str(name)) for one in known):
+        if not any(fnmatch(layer, str(name)) for layer in layer_names):
             raise Wrong(
                 en=f"The block has no layer {name!r}; torch passes over such a name and splits nothing. Its layers "
                 f"are {', '.join((*COLUMNS, *ROWS))}.",
@@ -337,7 +337,7 @@ def _named(plan: Mapping[str, Any]) -> str | None:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
     def style(name: str) -> Any:
-        return next((one for pattern, one in plan.items() if fnmatch(name, pattern)), None)
+        return next((parallel_style for pattern, parallel_style in plan.items() if fnmatch(name, pattern)), None)
 
     for name in COLUMNS:
         if isinstance(style(name), RowwiseParallel):
@@ -398,8 +398,8 @@ class _PlanJudge(Judge):
         try:
             super().__call__(answer)
         except Wrong:
-            if (said := _named(plan)) is not None:
-                raise Wrong(said) from None
+            if (explanation := _named(plan)) is not None:
+                raise Wrong(explanation) from None
             raise
 
 
@@ -416,14 +416,14 @@ class _SendingJudge:
     cases = ((2, 12),)
 
     def __call__(self, answer: Callable[..., Any]) -> float:
-        sent: list[float] = []
+        ratios: list[float] = []
 
         def inspect(answers: list[RankAnswer], size: int) -> None:
             _refuse_whole_layers(answers, size)
-            sent.append(max(one.value["sent"] for one in answers))
+            ratios.append(max(rank_answer.value["sent"] for rank_answer in answers))
 
         _PlanJudge(_plan_expected, on_ranks=True, trial=_plan_trial, cases=self.cases, inspect=inspect)(answer)
-        return max(sent)
+        return max(ratios)
 
 
 FEWEST_BYTES = TEXTS.challenge("fewest-bytes", _SendingJudge(), target=4.0)

@@ -84,11 +84,11 @@ def _table(seed: int) -> Any:
 
 def _embedding_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
     table, coefficients = _table(seed)
-    own = table.chunk(size)[rank].clone().requires_grad_()
-    y = answer(_tokens(seed), own, _axis())
+    shard = table.chunk(size)[rank].clone().requires_grad_()
+    y = answer(_tokens(seed), shard, _axis())
     if y is not None and y.shape == coefficients.shape and y.requires_grad:
         (y * coefficients).sum().backward()
-    return {OUTPUT: y, OF_TABLE: own.grad}
+    return {OUTPUT: y, OF_TABLE: shard.grad}
 
 
 def _looked_up(rank: int, size: int, seed: int) -> dict[str, Tensor]:
@@ -99,32 +99,34 @@ def _looked_up(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     return {OUTPUT: y.detach(), OF_TABLE: gradient(table).chunk(size)[rank]}
 
 
-def _found(rank: int, size: int, seed: int, way: str) -> Tensor:
+def _found(rank: int, size: int, seed: int, variant: str) -> Tensor:
     """What one rank finds before the sum."""
     # Rank r has the words from r · share to (r + 1) · share - 1, one row of the table each.
     share = WORDS // size
-    start = 0 if way == "no offset" else rank * share
+    start = 0 if variant == "no offset" else rank * share
     tokens, table = _tokens(seed), _table(seed)[0].chunk(size)[rank]
-    if way == "reversed":
+    if variant == "reversed":
         start = (size - 1 - rank) * share
     elsewhere = (tokens < start) | (tokens >= start + share)
-    if way in ("one more", "one less", "from start on"):
-        last = tokens >= WORDS if way == "from start on" else tokens > start + share
-        elsewhere = (tokens <= start) | (tokens >= start + share) if way == "one less" else (tokens < start) | last
-        kept: Tensor = table[tokens % share] * ~elsewhere.unsqueeze(-1)
-        return kept
-    if way == "up to its end":  # those before are negative, and counted from the end
+    if variant in ("one more", "one less", "from start on"):
+        past_end = tokens >= WORDS if variant == "from start on" else tokens > start + share
+        elsewhere = (
+            (tokens <= start) | (tokens >= start + share) if variant == "one less" else (tokens < start) | past_end
+        )
+        masked_rows: Tensor = table[tokens % share] * ~elsewhere.unsqueeze(-1)
+        return masked_rows
+    if variant == "up to its end":  # those before are negative, and counted from the end
         wrapped: Tensor = table[tokens % share] * (tokens < start + share).unsqueeze(-1)
         return wrapped
-    if way == "clamped":
+    if variant == "clamped":
         clamped: Tensor = table[(tokens - start).clamp(0, share - 1)]
         return clamped
-    found: Tensor = table[(tokens - start).masked_fill(elsewhere, 0)]
-    return found if way == "first row" else found.masked_fill(elsewhere.unsqueeze(-1), 0.0)
+    rows: Tensor = table[(tokens - start).masked_fill(elsewhere, 0)]
+    return rows if variant == "first row" else rows.masked_fill(elsewhere.unsqueeze(-1), 0.0)
 
 
-def _added(way: str) -> Callable[[int, int, int], dict[str, Tensor]]:
-    return lambda rank, size, seed: {OUTPUT: added(_found(other, size, seed, way) for other in range(size))}
+def _added(variant: str) -> Callable[[int, int, int], dict[str, Tensor]]:
+    return lambda rank, size, seed: {OUTPUT: added(_found(peer, size, seed, variant) for peer in range(size))}
 
 
 VOCABULARY_EMBEDDING = TEXTS.exercise(
@@ -142,7 +144,9 @@ VOCABULARY_EMBEDDING = TEXTS.exercise(
             OUTPUT: _found(rank, size, seed, "right")
         },
         "gradient of the table times the ranks": times_ranks(_looked_up, OF_TABLE),
-        "range of words off by one": tuple(Mistake(_added(way), *_OFF_BY_ONE) for way in ("one more", "one less")),
+        "range of words off by one": tuple(
+            Mistake(_added(variant), *_OFF_BY_ONE) for variant in ("one more", "one less")
+        ),
         "later words are looked up too": _added("from start on"),
         "earlier words are looked up too": _added("up to its end"),
         "the order of the ranks is reversed": _added("reversed"),
@@ -170,11 +174,11 @@ def _logits(seed: int) -> Tensor:
 
 
 def _loss_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
-    own = _logits(seed).chunk(size, dim=-1)[rank].clone().requires_grad_()
-    loss = answer(own, _tokens(seed), _axis())
+    logits = _logits(seed).chunk(size, dim=-1)[rank].clone().requires_grad_()
+    loss = answer(logits, _tokens(seed), _axis())
     if loss is not None and loss.numel() == 1 and loss.requires_grad:
         loss.backward()
-    return {LOSS: loss, OF_LOGITS: own.grad}
+    return {LOSS: loss, OF_LOGITS: logits.grad}
 
 
 def _loss(rank: int, size: int, seed: int) -> dict[str, Tensor]:
@@ -186,33 +190,33 @@ def _loss(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     return {LOSS: loss.detach(), OF_LOGITS: gradient(logits).chunk(size, dim=-1)[rank]}
 
 
-def _spoilt_loss(way: str) -> Callable[[int, int, int], dict[str, Tensor]]:
+def _spoilt_loss(variant: str) -> Callable[[int, int, int], dict[str, Tensor]]:
     def values(rank: int, size: int, seed: int) -> dict[str, Tensor]:
         import torch
 
         share, logits, tokens = WORDS // size, _logits(seed), _tokens(seed)
         sums, targets = [], []
-        for other, own in enumerate(logits.chunk(size, dim=-1)):
-            largest = (own if way == "own largest" else logits).amax(-1)
-            shifted = own - largest.unsqueeze(-1)
-            start = 0 if way == "no offset" else other * share
-            elsewhere = (tokens < start + (way == "one less")) | (tokens >= start + share + (way == "one more"))
-            read = own if way == "target unshifted" else shifted
-            there = (tokens - start).masked_fill(elsewhere, 0) % share
-            target = read.gather(-1, there.unsqueeze(-1)).squeeze(-1)
-            targets.append(target if way == "no mask" else target.masked_fill(elsewhere, 0.0))
+        for peer, peer_logits in enumerate(logits.chunk(size, dim=-1)):
+            largest = (peer_logits if variant == "own largest" else logits).amax(-1)
+            shifted = peer_logits - largest.unsqueeze(-1)
+            start = 0 if variant == "no offset" else peer * share
+            elsewhere = (tokens < start + (variant == "one less")) | (tokens >= start + share + (variant == "one more"))
+            source = peer_logits if variant == "target unshifted" else shifted
+            local_index = (tokens - start).masked_fill(elsewhere, 0) % share
+            target = source.gather(-1, local_index.unsqueeze(-1)).squeeze(-1)
+            targets.append(target if variant == "no mask" else target.masked_fill(elsewhere, 0.0))
             sums.append(shifted.exp().sum(-1))
-        target = targets[rank] if way == "target alone" else torch.stack(targets).sum(0)
+        target = targets[rank] if variant == "target alone" else torch.stack(targets).sum(0)
         # Three numbers per token travel: the largest logit, this sum of exponentials, the target's logit.
-        total = sums[rank] if way == "sum alone" else torch.stack(sums).sum(0)
-        total = torch.stack(sums).prod(0) if way == "logarithm first" else total
+        total = sums[rank] if variant == "sum alone" else torch.stack(sums).sum(0)
+        total = torch.stack(sums).prod(0) if variant == "logarithm first" else total
         losses = total.log() - target
         ends = {
             "each token": losses,
             "not averaged": losses.sum(), "sign": -losses.mean(), "no logarithm": (total - target).mean(),
              "by sample": losses.sum(1).mean(),
         }  # fmt: skip
-        return {LOSS: ends.get(way, losses.mean())}
+        return {LOSS: ends.get(variant, losses.mean())}
 
     return values
 
@@ -221,8 +225,8 @@ def _local_loss(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     """Over this rank's words, with the target's number brought among them."""
     import torch.nn.functional as F
 
-    own = _logits(seed).chunk(size, dim=-1)[rank]
-    return {LOSS: F.cross_entropy(own.flatten(0, 1), _tokens(seed).flatten() % own.shape[-1])}
+    logits = _logits(seed).chunk(size, dim=-1)[rank]
+    return {LOSS: F.cross_entropy(logits.flatten(0, 1), _tokens(seed).flatten() % logits.shape[-1])}
 
 
 def _mean_inside(rank: int, size: int, seed: int) -> dict[str, Tensor]:
@@ -237,15 +241,15 @@ def _mean_inside(rank: int, size: int, seed: int) -> dict[str, Tensor]:
 
 def _inspect_logits(answers: list[RankAnswer], size: int) -> None:
     tokens = VOCABULARY_BATCH * VOCABULARY_TOKENS
-    sent = [*asked_for(answers[0], "all_reduce"), *gathers(answers[0])]
-    if sum(sent) > 4 * tokens and max(sent) <= tokens:
+    numels = [*asked_for(answers[0], "all_reduce"), *gathers(answers[0])]
+    if sum(numels) > 4 * tokens and max(numels) <= tokens:
         raise Wrong(
-            en=f"The loss is right, but {sum(sent)} numbers are sent for {tokens} tokens: three per token are "
+            en=f"The loss is right, but {sum(numels)} numbers are sent for {tokens} tokens: three per token are "
             "enough, the largest logit, the sum of exponentials, the target's logit.",
-            fr=f"La perte est juste, mais {sum(sent)} nombres sont envoyés pour {tokens} tokens : trois par token "
+            fr=f"La perte est juste, mais {sum(numels)} nombres sont envoyés pour {tokens} tokens : trois par token "
             "suffisent, le plus grand logit, la somme des exponentielles, le logit de la cible.",
         )
-    if max(sent, default=0) > tokens and sum(sent) > 4 * tokens:
+    if max(numels, default=0) > tokens and sum(numels) > 4 * tokens:
         raise Wrong(
             en="The loss is right, but logits are gathered: of all tensors of the model that is often the largest. "
             "Three numbers per token are enough: the largest logit, the sum of exponentials, the target's logit.",
@@ -271,8 +275,8 @@ VOCABULARY_LOSS = TEXTS.exercise(
         "the target's logit is known to one rank only": _spoilt_loss("target alone"),
         "the loss is a sum over the tokens": _spoilt_loss("not averaged"),
         "another formula of the loss": tuple(
-            Mistake(_spoilt_loss(way), en, fr)
-            for way, en, fr in (
+            Mistake(_spoilt_loss(variant), en, fr)
+            for variant, en, fr in (
                 (
                     "target unshifted",
                     "m is taken away from the logits under the sum, but not from the target's: from both.",
@@ -339,8 +343,8 @@ def _region(rank: int, size: int, seed: int) -> Callable[[Tensor], Tensor]:
     return lambda x_BTD: torch.tanh(x_BTD @ expand.chunk(size)[rank].T) @ project.chunk(size, dim=1)[rank].T
 
 
-def _own(whole: Tensor, rank: int, size: int, seed: int) -> Tensor:
-    return whole.chunk(size, dim=1)[rank] if shares_tokens(seed) else whole
+def _own(tensor: Tensor, rank: int, size: int, seed: int) -> Tensor:
+    return tensor.chunk(size, dim=1)[rank] if shares_tokens(seed) else tensor
 
 
 def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
@@ -358,9 +362,9 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
     y = answer(*leaves, _region(rank, size, seed), RandomStates(seed, rank), axis)
     own_x = leaves[0].detach().flatten().sort().values  # in whatever order its dimensions are sent
     early = any(part.numel() == len(own_x) and torch.equal(part.flatten().sort().values, own_x) for part in gathered)
-    own = _own(coefficients, rank, size, seed)
-    if y is not None and y.shape == own.shape and y.requires_grad:
-        (y * own).sum().backward()
+    rank_coefficients = _own(coefficients, rank, size, seed)
+    if y is not None and y.shape == rank_coefficients.shape and y.requires_grad:
+        (y * rank_coefficients).sum().backward()
     gradients = dict(zip((OF_X, OF_WEIGHT, OF_BIAS), (leaf.grad for leaf in leaves), strict=True))
     return {"shares tokens": shares_tokens(seed), "gathers x": early}, {OUTPUT: y, **gradients}
 
@@ -372,9 +376,9 @@ def _noted_gathers() -> list[Tensor]:
     handed: list[Tensor] = []
 
     def noted(collective: Callable[..., Any]) -> Callable[..., Any]:
-        def call(received: Any, sent: Tensor, *more: Any, **options: Any) -> Any:
-            handed.append(sent.detach().clone())
-            return collective(received, sent, *more, **options)
+        def call(received: Any, tensor: Tensor, *arguments: Any, **options: Any) -> Any:
+            handed.append(tensor.detach().clone())
+            return collective(received, tensor, *arguments, **options)
 
         return call
 
@@ -391,46 +395,46 @@ def _mask(rank: int, seed: int, stream: str, like: Tensor) -> Tensor:
     return RandomStates(seed, rank).dropout(torch.ones_like(like), DROP, stream)  # type: ignore[arg-type]
 
 
-def _shares(rank: int, size: int, seed: int, way: str = "right") -> dict[str, Tensor]:
+def _shares(rank: int, size: int, seed: int, variant: str = "right") -> dict[str, Tensor]:
     """What each rank holds: the ranks' copies of x and of the norm are leaves of one graph, with one loss."""
     import torch
     import torch.nn.functional as F
 
     x, weight, bias, _, _, coefficients = _inputs(seed)
     split = shares_tokens(seed)
-    stream = {"replicated": "replicated", "split": "split"}.get(way, "split" if split else "replicated")
+    stream = {"replicated": "replicated", "split": "split"}.get(variant, "split" if split else "replicated")
     ranks = range(size)
-    xs = [_own(x, one, size, seed).clone().requires_grad_() for one in ranks]
+    xs = [_own(x, peer, size, seed).clone().requires_grad_() for peer in ranks]
     norms = [[leaf.clone().requires_grad_() for leaf in (weight, bias)] for _ in ranks]
-    normed = [F.layer_norm(xs[one], (SEQUENCE_WIDTH,), *norms[one]) for one in ranks]
+    normed = [F.layer_norm(xs[peer], (SEQUENCE_WIDTH,), *norms[peer]) for peer in ranks]
     # With sequence parallelism the ranks' tokens are gathered, (B, T / N, D) to (B, T, D), before the region.
-    entered = [torch.cat(normed, dim=1)] * size if split else normed
-    partials = [_region(one, size, seed)(entered[one]) for one in ranks]
-    if way == "no sum":
-        sums = [_own(partials[one], one, size, seed) for one in ranks]
+    region_inputs = [torch.cat(normed, dim=1)] * size if split else normed
+    partials = [_region(peer, size, seed)(region_inputs[peer]) for peer in ranks]
+    if variant == "no sum":
+        sums = [_own(partials[peer], peer, size, seed) for peer in ranks]
     else:
-        sums = [_own(added(partials), one, size, seed) for one in ranks]
-    outputs = [xs[one] + sums[one] * _mask(one, seed, stream, sums[one]) for one in ranks]
+        sums = [_own(added(partials), peer, size, seed) for peer in ranks]
+    outputs = [xs[peer] + sums[peer] * _mask(peer, seed, stream, sums[peer]) for peer in ranks]
     if split:
-        losses = [(outputs[one] * _own(coefficients, one, size, seed)).sum() for one in ranks]
+        losses = [(outputs[peer] * _own(coefficients, peer, size, seed)).sum() for peer in ranks]
         added(losses).backward()
     else:  # one stream, which all ranks have: the shortcut is each rank's own, the region a sum of all ranks' parts
         (outputs[rank] * coefficients).sum().backward()
-    leaves = [(xs[one], *norms[one]) for one in ranks]
-    parts = [[gradient(leaf) for leaf in own] for own in leaves]
-    own = parts[rank]
-    whole = [added(part[number] for part in parts) for number in range(3)]
+    leaves = [(xs[peer], *norms[peer]) for peer in ranks]
+    parts = [[gradient(leaf) for leaf in rank_leaves] for rank_leaves in leaves]
+    rank_gradients = parts[rank]
+    totals = [added(part[number] for part in parts) for number in range(3)]
     values = {
         OUTPUT: outputs[rank],
-        OF_X: own[0] if split else whole[0],
-        OF_WEIGHT: whole[1],
-        OF_BIAS: whole[2],
+        OF_X: rank_gradients[0] if split else totals[0],
+        OF_WEIGHT: totals[1],
+        OF_BIAS: totals[2],
     }
-    values |= {"own x": own[0], "own weight": own[1], "own bias": own[2]}
+    values |= {"own x": rank_gradients[0], "own weight": rank_gradients[1], "own bias": rank_gradients[2]}
     return {name: value.detach() for name, value in values.items()}
 
 
-def _like(rank: int, size: int, seed: int, way: str) -> dict[str, Tensor]:
+def _like(rank: int, size: int, seed: int, variant: str) -> dict[str, Tensor]:
     """The output of another half block."""
     import torch.nn.functional as F
 
@@ -439,20 +443,20 @@ def _like(rank: int, size: int, seed: int, way: str) -> dict[str, Tensor]:
 
     def normed(h: Tensor) -> Tensor:
         unit = F.layer_norm(h, (SEQUENCE_WIDTH,))
-        if way == "no parameters":
+        if variant == "no parameters":
             return unit
-        return (unit * (1 - 1 / SEQUENCE_WIDTH) ** 0.5 if way == "unbiased" else unit) * weight + bias
+        return (unit * (1 - 1 / SEQUENCE_WIDTH) ** 0.5 if variant == "unbiased" else unit) * weight + bias
 
-    entered = x if way in ("no norm", "norm last") else normed(x)
-    summed = _own(added(_region(one, size, seed)(entered) for one in range(size)), rank, size, seed)
-    if way == "other share":
+    region_input = x if variant in ("no norm", "norm last") else normed(x)
+    summed = _own(added(_region(peer, size, seed)(region_input) for peer in range(size)), rank, size, seed)
+    if variant == "other share":
         return _with_share(rank, size, seed, summed)
     y = summed * _mask(rank, seed, stream, summed)
-    own = _own(x, rank, size, seed)
-    if way == "dropout of all":
-        return {OUTPUT: (own + summed) * _mask(rank, seed, stream, summed)}
-    y = y if way == "no shortcut" else own + y
-    return {OUTPUT: normed(y) if way == "norm last" else y}
+    shortcut = _own(x, rank, size, seed)
+    if variant == "dropout of all":
+        return {OUTPUT: (shortcut + summed) * _mask(rank, seed, stream, summed)}
+    y = y if variant == "no shortcut" else shortcut + y
+    return {OUTPUT: normed(y) if variant == "norm last" else y}
 
 
 def _with_share(rank: int, size: int, seed: int, summed: Tensor) -> dict[str, Tensor]:
@@ -521,8 +525,8 @@ SEQUENCE_PARALLEL = TEXTS.exercise(
             _if(False, only(_shares, {OUTPUT: OUTPUT, OF_X: "own x", OF_WEIGHT: "own weight"})), *NO_BACKWARD_SUM
         ),
         "another norm, dropout or shortcut": tuple(
-            Mistake(lambda rank, size, seed, way=way: _like(rank, size, seed, way), en, fr)
-            for way, en, fr in (
+            Mistake(lambda rank, size, seed, variant=variant: _like(rank, size, seed, variant), en, fr)
+            for variant, en, fr in (
                 (
                     "no shortcut",
                     "The residual connection is missing: x + …",

@@ -43,33 +43,33 @@ def _rank(number: int) -> str:
     return say(en=f"rank {number}", fr=f"rang {number}")
 
 
-def _box(axes: Axes, at: tuple[float, float], size: tuple[float, float], style: Style, text: str = "") -> None:
-    axes.add_patch(Rectangle(at, *size, facecolor=style.color, hatch=style.hatch, edgecolor=EDGE, linewidth=0.8))
+def _box(axes: Axes, corner: tuple[float, float], size: tuple[float, float], style: Style, text: str = "") -> None:
+    axes.add_patch(Rectangle(corner, *size, facecolor=style.color, hatch=style.hatch, edgecolor=EDGE, linewidth=0.8))
     if text:
         axes.text(
-            at[0] + size[0] / 2, at[1] + size[1] / 2, text, ha="center", va="center", fontsize=SMALL,
+            corner[0] + size[0] / 2, corner[1] + size[1] / 2, text, ha="center", va="center", fontsize=SMALL,
             bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85},
         )  # fmt: skip
 
 
-def _matrix(axes: Axes, left: float, shape: tuple[int, int], cut: str, ranks: int, name: str) -> float:
+def _matrix(axes: Axes, x: float, shape: tuple[int, int], cut: str, ranks: int, name: str) -> float:
     """A matrix of rows × columns, in the colours of who holds what; the x where the next thing may stand."""
     rows, columns = shape
     bottom = -rows / 2
     if cut == "whole":
-        _box(axes, (left, bottom), (columns, rows), WHOLE)
+        _box(axes, (x, bottom), (columns, rows), WHOLE)
     for rank in range(ranks) if cut != "whole" else ():
         start, end = share_bounds(columns if cut == "columns" else rows, ranks, rank)
         if cut == "columns":
-            _box(axes, (left + start, bottom), (end - start, rows), SHEET_RANKS[rank])
+            _box(axes, (x + start, bottom), (end - start, rows), SHEET_RANKS[rank])
         else:
-            _box(axes, (left, bottom + rows - end), (columns, end - start), SHEET_RANKS[rank])
-    axes.text(left + columns / 2, bottom + rows + 0.4, name, ha="center", va="bottom", fontsize=HEADING)
-    return left + columns + 1.6
+            _box(axes, (x, bottom + rows - end), (columns, end - start), SHEET_RANKS[rank])
+    axes.text(x + columns / 2, bottom + rows + 0.4, name, ha="center", va="bottom", fontsize=HEADING)
+    return x + columns + 1.6
 
 
-def _sign(axes: Axes, at: float, sign: str) -> None:
-    axes.text(at - 0.8, 0, sign, ha="center", va="center", fontsize=TITLE)
+def _sign(axes: Axes, x: float, sign: str) -> None:
+    axes.text(x - 0.8, 0, sign, ha="center", va="center", fontsize=TITLE)
 
 
 @pictured
@@ -117,8 +117,8 @@ def split_layer(ranks: int = 2) -> LabFigure:
         axes.set_aspect("equal")
         axes.set_axis_off()
     handles = [Rectangle((0, 0), 1, 1, facecolor=WHOLE.color, edgecolor=EDGE)]
-    handles += [Rectangle((0, 0), 1, 1, facecolor=one.color, hatch=one.hatch, edgecolor=EDGE)
-                for one in SHEET_RANKS[:ranks]]  # fmt: skip
+    handles += [Rectangle((0, 0), 1, 1, facecolor=style.color, hatch=style.hatch, edgecolor=EDGE)
+                for style in SHEET_RANKS[:ranks]]  # fmt: skip
     names = [say(en="every rank", fr="chaque rang"), *(_rank(rank) for rank in range(ranks))]
     figure.legend(handles, names, frameon=False, loc="outside lower center", ncols=ranks + 1)
     return finish(figure)
@@ -141,12 +141,12 @@ def block_ends(sequence_parallel: bool = False, ranks: int = 2) -> LabFigure:
         (0.0, say(en="norm", fr="normalisation")),
         (10.4, say(en="dropout, + x", fr="dropout, + x")),
     )
-    for left, name in outside:
+    for x, name in outside:
         if not sequence_parallel:
-            _box(axes, (left, 0), (2.2, 2.0), WHOLE, name)
+            _box(axes, (x, 0), (2.2, 2.0), WHOLE, name)
         for rank in range(ranks) if sequence_parallel else ():
             tokens = say(en=f"{name}\ntokens of rank {rank}", fr=f"{name}\ntokens du rang {rank}")
-            _box(axes, (left, 2.0 - (rank + 1) * height), (2.2, height), SHEET_RANKS[rank], tokens)
+            _box(axes, (x, 2.0 - (rank + 1) * height), (2.2, height), SHEET_RANKS[rank], tokens)
     inside = (
         say(en="by columns", fr="par colonne"),
         say(en="attention\nor GELU", fr="attention\nou GELU"),
@@ -154,8 +154,8 @@ def block_ends(sequence_parallel: bool = False, ranks: int = 2) -> LabFigure:
     )
     for number, name in enumerate(inside):
         for rank in range(ranks):
-            at = (3.7 + 1.8 * number, 2.0 - (rank + 1) * height)
-            _box(axes, at, (1.6, height - 0.08), SHEET_RANKS[rank], f"{name}\n{_rank(rank)}")
+            corner = (3.7 + 1.8 * number, 2.0 - (rank + 1) * height)
+            _box(axes, corner, (1.6, height - 0.08), SHEET_RANKS[rank], f"{name}\n{_rank(rank)}")
     ends = (
         (2.95, "f" if not sequence_parallel else "g", *(("–", "all-reduce") if not sequence_parallel
                                                         else ("all-gather", "reduce-scatter"))),
@@ -165,8 +165,8 @@ def block_ends(sequence_parallel: bool = False, ranks: int = 2) -> LabFigure:
     for bar, name, forward, backward in ends:
         axes.plot([bar, bar], [-0.15, 2.15], color=BLACK, linewidth=3)
         axes.text(bar, 2.25, name, ha="center", va="bottom", fontsize=TITLE, style="italic")
-        said = say(en=f"forward: {forward}\nbackward: {backward}", fr=f"avant : {forward}\narrière : {backward}")
-        axes.text(bar, -0.3, said, ha="center", va="top", fontsize=SMALL)
+        directions = say(en=f"forward: {forward}\nbackward: {backward}", fr=f"avant : {forward}\narrière : {backward}")
+        axes.text(bar, -0.3, directions, ha="center", va="top", fontsize=SMALL)
     axes.text(6.3, 2.25, region, ha="center", va="bottom", fontsize=SMALL)
     axes.set_xlim(-0.1, 12.8)
     axes.set_ylim(-1.1, 2.8)
@@ -179,11 +179,15 @@ def over_links(layer_bytes: LayerBytes, *, tokens: int, width: int, flops_per_s:
     """Time of one layer's products and of what it sends over two links, by number of ranks, by the student's bytes."""
     sizes = (2, 4, 8, 16, 32)
     # One sample of 2-byte numbers: bytes and operations grow alike with the samples.
-    sent = [layer_bytes(1, tokens, width, ranks, 2) for ranks in sizes]
+    sent_bytes = [layer_bytes(1, tokens, width, ranks, 2) for ranks in sizes]
     series_ms = {
         say(en="computation", fr="calcul"): [1e3 * compute_seconds(1, tokens, width, n, flops_per_s) for n in sizes],
-        say(en="all-reduces, NVLink", fr="all-reduces, NVLink"): [1e3 * one / NVLINK.bytes_per_s for one in sent],
-        say(en="all-reduces, network", fr="all-reduces, réseau"): [1e3 * one / NETWORK.bytes_per_s for one in sent],
+        say(en="all-reduces, NVLink", fr="all-reduces, NVLink"): [
+            1e3 * num_bytes / NVLINK.bytes_per_s for num_bytes in sent_bytes
+        ],
+        say(en="all-reduces, network", fr="all-reduces, réseau"): [
+            1e3 * num_bytes / NETWORK.bytes_per_s for num_bytes in sent_bytes
+        ],
     }
     figure = new_figure(7.0, 3.4, alt=say(
         en="Milliseconds per layer by number of ranks: computation, all-reduces over NVLink and over the network.",
@@ -192,8 +196,8 @@ def over_links(layer_bytes: LayerBytes, *, tokens: int, width: int, flops_per_s:
     axes = figure.subplots()
     plot_lines(axes, sizes, series_ms)
     axes.axvline(8.5, color=GREY, linestyle="--", linewidth=1)
-    more = say(en="more than one node", fr="plus d’un nœud")
-    axes.text(8.8, 0.03, more, va="bottom", fontsize=SMALL, transform=axes.get_xaxis_transform())
+    node_label = say(en="more than one node", fr="plus d’un nœud")
+    axes.text(8.8, 0.03, node_label, va="bottom", fontsize=SMALL, transform=axes.get_xaxis_transform())
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(sizes, [str(size) for size in sizes])
@@ -221,7 +225,7 @@ def share_of_time(sent_bytes: LayerBytes, widths: Sequence[int], *, flops_per_s:
     for width in widths:
         computing = compute_seconds(sizes["samples"], sizes["tokens"], width, sizes["ranks"], flops_per_s)
         sending = [layer_seconds(width=width, **sizes, link=link, sent_bytes=sent_bytes) for link in (NVLINK, NETWORK)]
-        rows.append((integer(width), *(percent(one / (one + computing), 0) for one in sending)))
+        rows.append((integer(width), *(percent(sending_s / (sending_s + computing), 0) for sending_s in sending)))
     head = titles(
         en="width; communication, NVLink; communication, network",
         fr="largeur; communication, NVLink; communication, réseau",
@@ -229,12 +233,14 @@ def share_of_time(sent_bytes: LayerBytes, widths: Sequence[int], *, flops_per_s:
     return Table(head, tuple(rows))
 
 
-def sequence_seen(alone: Run, two: Run, sequence: Run) -> Table:
+def sequence_seen(single: Run, two: Run, sequence: Run) -> Table:
     """Answer what tensor parallelism divides, without and with sequence parallelism."""
 
     def divided(run: Run, category: Category) -> str:
-        one, shared = (measured_footprint(each).memory.category(category) or 0 for each in (alone, run))
-        return f"÷ {significant(one / shared, 2)}"
+        single_bytes, shared = (
+            measured_footprint(candidate).memory.category(category) or 0 for candidate in (single, run)
+        )
+        return f"÷ {significant(single_bytes / shared, 2)}"
 
     return answered(
         [
@@ -245,7 +251,7 @@ def sequence_seen(alone: Run, two: Run, sequence: Run) -> Table:
              divided(two, "activations")),
             (say(en="activations, with sequence parallelism", fr="activations, avec Sequence Parallelism"),
              divided(sequence, "activations")),
-            (str(_SAME_LOSSES), _same_losses(alone, sequence)),
+            (str(_SAME_LOSSES), _same_losses(single, sequence)),
         ]
     )  # fmt: skip
 
@@ -255,12 +261,12 @@ _SAME_LOSSES = Said(
 )
 
 
-def torch_seen(alone: Run, by_torch: Run, by_hand: Run) -> Table:
+def torch_seen(single: Run, by_torch: Run, by_hand: Run) -> Table:
     """Answer whether torch's engine trains and weighs the same."""
     weights = [measured_footprint(run).memory.weights_bytes for run in (by_torch, by_hand)]
     return answered(
         [
-            (str(_SAME_LOSSES), _same_losses(alone, by_torch)),
+            (str(_SAME_LOSSES), _same_losses(single, by_torch)),
             (say(en="a rank keeps as many bytes of weights as by hand",
                  fr="un rang garde autant d’octets de poids qu’à la main"),
              weights[0] == weights[1]),
@@ -268,8 +274,8 @@ def torch_seen(alone: Run, by_torch: Run, by_hand: Run) -> Table:
     )  # fmt: skip
 
 
-def _same_losses(one: Run, other: Run) -> bool:
-    return all(abs(a - b) < 1e-4 for a, b in zip(one.losses, other.losses, strict=True))
+def _same_losses(run: Run, reference: Run) -> bool:
+    return all(abs(a - b) < 1e-4 for a, b in zip(run.losses, reference.losses, strict=True))
 
 
 def _title(run: Run) -> str:
@@ -285,7 +291,7 @@ def side_by_side(runs: Sequence[Run]) -> LabFigure:
         fr="Mémoire par catégorie et octets échangés sur l’axe tensor, prédits et mesurés, pour : ",
     )
     titles = [_title(run) for run in runs]
-    return memory_and_messages(runs, titles, opening=opening, is_drawn=lambda one: one.group == "tp", ncols=5)
+    return memory_and_messages(runs, titles, opening=opening, is_drawn=lambda traffic: traffic.group == "tp", ncols=5)
 
 
 def counted(runs: Sequence[Run], group: str = "tp") -> Table:
@@ -295,14 +301,18 @@ def counted(runs: Sequence[Run], group: str = "tp") -> Table:
     """
     rows: list[tuple[str, ...]] = []
     for run in runs:
-        forecast = {one.collective: one for one in predict(run.config).communication if one.group == group}
-        found = {one.collective: one for one in measured_footprint(run).communication if one.group == group}
-        for name in sorted({*forecast, *found}):
-            both = (forecast.get(name), found.get(name))
-            calls = [str(one.count) if one else "0" for one in both]
-            messages = [format_bytes(one.message_bytes) if one else "0" for one in both]
-            sent = format_bytes(found[name].sent_bytes) if name in found else "0"
-            rows.append((_title(run), name.replace("_", "-"), *calls, *messages, sent))
+        forecast = {
+            traffic.collective: traffic for traffic in predict(run.config).communication if traffic.group == group
+        }
+        measured = {
+            traffic.collective: traffic for traffic in measured_footprint(run).communication if traffic.group == group
+        }
+        for name in sorted({*forecast, *measured}):
+            pair = (forecast.get(name), measured.get(name))
+            calls = [str(traffic.count) if traffic else "0" for traffic in pair]
+            messages = [format_bytes(traffic.message_bytes) if traffic else "0" for traffic in pair]
+            ring_bytes = format_bytes(measured[name].sent_bytes) if name in measured else "0"
+            rows.append((_title(run), name.replace("_", "-"), *calls, *messages, ring_bytes))
     head = titles(
         en="run; collective; calls, predicted; counted; messages, predicted; counted; sent",
         fr="exécution; communication; appels prédits; comptés; messages prédits; comptés; envoyé",

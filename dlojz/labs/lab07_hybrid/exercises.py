@@ -83,25 +83,25 @@ _PLACE_WAYS = (
 )
 
 
-def _other_place(case: Case, place: tuple[int, int, int], right: tuple[int, int, int]) -> Said:
+def _other_place(case: Case, coordinates: tuple[int, int, int], right: tuple[int, int, int]) -> Said:
     rank, dp, pp, tp = case
     # The formula applied to the answer: shows which rank really lies there.
-    back = (place[0] * dp + place[1]) * tp + place[2]
-    axes = zip(("pp", "dp", "tp"), place, (pp, dp, tp), strict=True)
-    outside = next(((name, own, size) for name, own, size in axes if not 0 <= own < size), None)
-    told = Said(
-        f"With dp={dp}, pp={pp}, tp={tp} you put rank {rank} at (pp, dp, tp) = {place}, but ",
-        f"Avec dp={dp}, pp={pp}, tp={tp}, vous mettez le rang {rank} en (pp, dp, tp) = {place}, mais ",
+    back = (coordinates[0] * dp + coordinates[1]) * tp + coordinates[2]
+    axes = zip(("pp", "dp", "tp"), coordinates, (pp, dp, tp), strict=True)
+    outside = next(((name, coordinate, size) for name, coordinate, size in axes if not 0 <= coordinate < size), None)
+    intro = Said(
+        f"With dp={dp}, pp={pp}, tp={tp} you put rank {rank} at (pp, dp, tp) = {coordinates}, but ",
+        f"Avec dp={dp}, pp={pp}, tp={tp}, vous mettez le rang {rank} en (pp, dp, tp) = {coordinates}, mais ",
     )
     if outside is not None:
-        name, own, size = outside
+        name, coordinate, size = outside
         return Said(
-            f"{told.en}{name}_rank goes from 0 to {size - 1} and yours is {own}; {rank} is at {right}.",
-            f"{told.fr}{name}_rank va de 0 à {size - 1} et le vôtre vaut {own} ; {rank} est en {right}.",
+            f"{intro.en}{name}_rank goes from 0 to {size - 1} and yours is {coordinate}; {rank} is at {right}.",
+            f"{intro.fr}{name}_rank va de 0 à {size - 1} et le vôtre vaut {coordinate} ; {rank} est en {right}.",
         )
     return Said(
-        f"{told.en}there the formula gives rank {back}; {rank} is at {right}.",
-        f"{told.fr}là, la formule donne le rang {back} ; {rank} est en {right}.",
+        f"{intro.en}there the formula gives rank {back}; {rank} is at {right}.",
+        f"{intro.fr}là, la formule donne le rang {back} ; {rank} est en {right}.",
     )
 
 
@@ -109,7 +109,7 @@ PLACE = TEXTS.exercise(
     "grid-place",
     place_of,
     cases=lambda: ((rank, dp, pp, tp) for dp, pp, tp in SIZES for rank in range(dp * pp * tp)),
-    read=lambda given: expect_triple(given, "(pp_rank, dp_rank, tp_rank)"),
+    read=lambda answer: expect_triple(answer, "(pp_rank, dp_rank, tp_rank)"),
     mistakes=_PLACE_WAYS,
     differs=_other_place,
 )
@@ -137,20 +137,20 @@ def _grid_told(case: Case) -> str:
     return f"processes={processes}, dp={dp}, pp={pp}, tp={tp}"
 
 
-def _other_degrees(case: Case, given: tuple[int, int, int], right: tuple[int, int, int]) -> Said:
+def _other_degrees(case: Case, answer: tuple[int, int, int], right: tuple[int, int, int]) -> Said:
     processes, *degrees = case
-    told, product = _grid_told(case), math.prod(given)
-    if sorted(given) == sorted(right):
+    grid, product = _grid_told(case), math.prod(answer)
+    if sorted(answer) == sorted(right):
         return Said(
-            f"For {told} the three numbers are right, but in another order: (dp, pp, tp), not {given}.",
-            f"Pour {told}, les trois nombres sont justes, mais dans un autre ordre : (dp, pp, tp), et non {given}.",
+            f"For {grid} the three numbers are right, but in another order: (dp, pp, tp), not {answer}.",
+            f"Pour {grid}, les trois nombres sont justes, mais dans un autre ordre : (dp, pp, tp), et non {answer}.",
         )
-    known = {name: degree for name, degree in zip(("dp", "pp", "tp"), degrees, strict=True) if degree is not None}
-    forgotten = [f"{name}={degree}" for name, degree in known.items() if product == processes * degree]
+    fixed = {name: degree for name, degree in zip(("dp", "pp", "tp"), degrees, strict=True) if degree is not None}
+    forgotten = [f"{name}={degree}" for name, degree in fixed.items() if product == processes * degree]
     return Said(
-        f"For {told} you return (dp, pp, tp) = {given}, which makes {product} processes"
+        f"For {grid} you return (dp, pp, tp) = {answer}, which makes {product} processes"
         + (f": divide by {forgotten[0]} too." if forgotten and None in degrees else f", not {processes}."),
-        f"Pour {told}, vous renvoyez (dp, pp, tp) = {given}, ce qui fait {product} processus"
+        f"Pour {grid}, vous renvoyez (dp, pp, tp) = {answer}, ce qui fait {product} processus"
         + (f" : divisez aussi par {forgotten[0]}." if forgotten and None in degrees else f", et non {processes}."),
     )
 
@@ -159,32 +159,32 @@ def _derived(missing: Callable[[int, list[int]], int]) -> Callable[..., tuple[in
     """A wrong way to the missing degree, from the processes and the degrees that are given."""
 
     def way(processes: int, *degrees: int | None) -> tuple[int, ...]:
-        known = [degree for degree in degrees if degree is not None]
-        return tuple(missing(processes, known) if degree is None else degree for degree in degrees)
+        fixed = [degree for degree in degrees if degree is not None]
+        return tuple(missing(processes, fixed) if degree is None else degree for degree in degrees)
 
     return way
 
 
 _DEGREES_MISTAKES = (
     Mistake(
-        _derived(lambda processes, known: processes - sum(known)),
+        _derived(lambda processes, fixed: processes - sum(fixed)),
         "You subtract: degrees multiply. Each replica is a whole pipeline, and each of its stages a whole tensor "
         "group.",
         "Vous soustrayez : les degrés se multiplient. Chaque réplique est un pipeline entier, et chacun de ses étages "
         "un groupe de tenseur entier.",
     ),
     Mistake(
-        _derived(lambda processes, known: processes // known[0]),
+        _derived(lambda processes, fixed: processes // fixed[0]),
         "You divide by the first of the two given degrees alone: divide by the other one too.",
         "Vous divisez par le premier des deux degrés donnés seulement : divisez aussi par l’autre.",
     ),
     Mistake(
-        _derived(lambda processes, known: processes // known[-1]),
+        _derived(lambda processes, fixed: processes // fixed[-1]),
         "You divide by the second of the two given degrees alone: divide by the other one too.",
         "Vous divisez par le second des deux degrés donnés seulement : divisez aussi par l’autre.",
     ),
     Mistake(
-        _derived(lambda processes, known: processes // sum(known)),
+        _derived(lambda processes, fixed: processes // sum(fixed)),
         "You divide by the sum of the given degrees: by their product.",
         "Vous divisez par la somme des degrés donnés : divisez par leur produit.",
     ),
@@ -194,27 +194,27 @@ _DEGREES_MISTAKES = (
 def _must_refuse(answer: Callable[..., Any]) -> None:
     for case in _REFUSED:
         try:
-            given = answer(*case)
+            outcome = answer(*case)
         except NotDone:
             raise
         except ValueError:
             continue
         except (ArithmeticError, AssertionError) as error:
-            given = type(error).__name__
+            outcome = type(error).__name__
         processes, *degrees = case
         all_given = [degree for degree in degrees if degree is not None]
-        why = Said("no whole degree makes this product", "aucun degré entier ne donne ce produit")
+        reason = Said("no whole degree makes this product", "aucun degré entier ne donne ce produit")
         if len(all_given) == len(degrees):
             product = math.prod(all_given)
-            why = Said(
+            reason = Said(
                 f"the three degrees multiply to {product}, not {processes}",
                 f"le produit des trois degrés vaut {product}, et non {processes}",
             )
         raise Wrong(
-            en=f"{_grid_told(case)} cannot be: {why.en}. Raise a ValueError; your function "
-            f"gives {given}. Rounded degrees would leave processes without work.",
-            fr=f"{_grid_told(case)} est impossible : {why.fr}. Levez une ValueError ; "
-            f"votre fonction donne {given}. Des degrés arrondis laisseraient des processus sans travail.",
+            en=f"{_grid_told(case)} cannot be: {reason.en}. Raise a ValueError; your function "
+            f"gives {outcome}. Rounded degrees would leave processes without work.",
+            fr=f"{_grid_told(case)} est impossible : {reason.fr}. Levez une ValueError ; "
+            f"votre fonction donne {outcome}. Des degrés arrondis laisseraient des processus sans travail.",
         )
 
 
@@ -222,7 +222,7 @@ DEGREES = TEXTS.exercise(
     "grid-degrees",
     missing_degree,
     cases=_DEGREES,
-    read=lambda given: expect_triple(given, "(dp, pp, tp)"),
+    read=lambda answer: expect_triple(answer, "(dp, pp, tp)"),
     mistakes=_DEGREES_MISTAKES,
     differs=_other_degrees,
     then=_must_refuse,
@@ -242,7 +242,7 @@ def groups_of(axis: str, dp: int, pp: int, tp: int) -> tuple[tuple[int, ...], ..
 
 def _consecutive(axis: str, dp: int, pp: int, tp: int) -> Groups:
     size = {"dp": dp, "pp": pp, "tp": tp}[axis]
-    return [tuple(range(first, first + size)) for first in range(0, dp * pp * tp, size)]
+    return [tuple(range(start, start + size)) for start in range(0, dp * pp * tp, size)]
 
 
 def _ordered(order: str) -> Callable[..., Groups]:
@@ -251,16 +251,16 @@ def _ordered(order: str) -> Callable[..., Groups]:
 
 def _same_place(axis: str, dp: int, pp: int, tp: int) -> Groups:
     """Ranks with the same place along the axis, where those of a group differ."""
-    found: dict[int, list[int]] = {}
+    ranks_by_place: dict[int, list[int]] = {}
     for rank in range(dp * pp * tp):
-        found.setdefault(getattr(RankGrid(dp=dp, pp=pp, tp=tp).coordinates(rank), axis), []).append(rank)
-    return list(found.values())
+        ranks_by_place.setdefault(getattr(RankGrid(dp=dp, pp=pp, tp=tp).coordinates(rank), axis), []).append(rank)
+    return list(ranks_by_place.values())
 
 
 def _as_many_as_groups(axis: str, dp: int, pp: int, tp: int) -> Groups:
     """As Megatron writes the pipeline's groups, for every axis: `range(i, world, world // degree)`."""
     step = dp * pp * tp // {"dp": dp, "pp": pp, "tp": tp}[axis]
-    return [tuple(range(first, dp * pp * tp, step)) for first in range(step)]
+    return [tuple(range(start, dp * pp * tp, step)) for start in range(step)]
 
 
 _GROUP_WAYS = (
@@ -303,23 +303,23 @@ _GROUP_WAYS = (
 )
 
 
-def _other_groups(case: Case, given: list[tuple[int, ...]], right: list[tuple[int, ...]]) -> Said:
+def _other_groups(case: Case, groups: list[tuple[int, ...]], right: list[tuple[int, ...]]) -> Said:
     axis, dp, pp, tp = case
     grid = RankGrid(dp=dp, pp=pp, tp=tp)
     size = grid.size(axis)
-    if {len(group) for group in given} != {size}:
+    if {len(group) for group in groups} != {size}:
         return Said(
             f"With {grid.degrees} the groups along {axis} have {size} rank(s) each, {len(right)} groups in all, but "
-            f"you return {len(given)} groups, the first of {len(given[0])}.",
+            f"you return {len(groups)} groups, the first of {len(groups[0])}.",
             f"Avec {grid.degrees}, les groupes selon {axis} sont de {size} rang(s), {len(right)} groupes en tout, mais "
-            f"vous en renvoyez {len(given)}, le premier de {len(given[0])}.",
+            f"vous en renvoyez {len(groups)}, le premier de {len(groups[0])}.",
         )
-    one, other = next(group for group in given if group not in right)[:2]
-    differ = [name for name in AXES if getattr(grid.coordinates(one), name) != getattr(grid.coordinates(other), name)]
+    rank, peer = next(group for group in groups if group not in right)[:2]
+    differ = [name for name in AXES if getattr(grid.coordinates(rank), name) != getattr(grid.coordinates(peer), name)]
     return Said(
-        f"With {grid.degrees} you put ranks {one} and {other} into one group along {axis}, but they differ along "
+        f"With {grid.degrees} you put ranks {rank} and {peer} into one group along {axis}, but they differ along "
         f"{' and '.join(differ)}: ranks of a group along {axis} differ along {axis} alone.",
-        f"Avec {grid.degrees}, vous mettez les rangs {one} et {other} dans un même groupe selon {axis}, mais ils "
+        f"Avec {grid.degrees}, vous mettez les rangs {rank} et {peer} dans un même groupe selon {axis}, mais ils "
         f"diffèrent selon {' et '.join(differ)} : les rangs d’un groupe selon {axis} ne diffèrent que selon {axis}.",
     )
 
@@ -379,26 +379,26 @@ class Written(NamedTuple):
         return self.dp * self.micro_batch * self.micro_batches
 
 
-def _written(answer: Callable[..., Any], *asked: int) -> Written:
-    given = answer(*asked)
-    refuse_nothing(given)
-    layout = given.layout if isinstance(given, RunConfig) else given
+def _written(answer: Callable[..., Any], *spec: int) -> Written:
+    result = answer(*spec)
+    refuse_nothing(result)
+    layout = result.layout if isinstance(result, RunConfig) else result
     if not isinstance(layout, Layout):
         raise Wrong(
-            en=f"A dlojz.Layout is expected, but an object of type {type(given).__name__} was returned.",
-            fr=f"On attend un dlojz.Layout, mais un objet de type {type(given).__name__} a été renvoyé.",
+            en=f"A dlojz.Layout is expected, but an object of type {type(result).__name__} was returned.",
+            fr=f"On attend un dlojz.Layout, mais un objet de type {type(result).__name__} a été renvoyé.",
         )
     return Written(*(getattr(layout, name) for name in Written._fields))
 
 
-def _other_layout(asked: Asked, layout: Written, right: Written) -> Said:
+def _other_layout(spec: Asked, layout: Written, right: Written) -> Said:
     degrees_differ = layout[:3] != right[:3]
-    why = _why_degrees(layout, right) if degrees_differ else _why_batch(asked, layout, right)
+    reason = _why_degrees(layout, right) if degrees_differ else _why_batch(spec, layout, right)
     return Said(
-        f"Asked for: {asked.processes} processes, {asked.stages} stages, {asked.slices} slices, micro-batches of "
-        f"{asked.micro_batch}, {asked.global_batch} samples per step. {why.en}",
-        f"Demandé : {asked.processes} processus, {asked.stages} étages, {asked.slices} tranches, micro-batches de "
-        f"{asked.micro_batch}, {asked.global_batch} échantillons par pas. {why.fr}",
+        f"Asked for: {spec.processes} processes, {spec.stages} stages, {spec.slices} slices, micro-batches of "
+        f"{spec.micro_batch}, {spec.global_batch} samples per step. {reason.en}",
+        f"Demandé : {spec.processes} processus, {spec.stages} étages, {spec.slices} tranches, micro-batches de "
+        f"{spec.micro_batch}, {spec.global_batch} échantillons par pas. {reason.fr}",
     )
 
 
@@ -424,13 +424,13 @@ def _why_degrees(layout: Written, right: Written) -> Said:
     )
 
 
-def _why_batch(asked: Asked, layout: Written, right: Written) -> Said:
-    if layout.micro_batch != asked.micro_batch:
+def _why_batch(spec: Asked, layout: Written, right: Written) -> Said:
+    if layout.micro_batch != spec.micro_batch:
         return Said(
-            f"micro_batch={layout.micro_batch}, but one forward reads {asked.micro_batch} samples.",
-            f"micro_batch={layout.micro_batch}, mais une passe avant lit {asked.micro_batch} échantillons.",
+            f"micro_batch={layout.micro_batch}, but one forward reads {spec.micro_batch} samples.",
+            f"micro_batch={layout.micro_batch}, mais une passe avant lit {spec.micro_batch} échantillons.",
         )
-    if layout.micro_batches == asked.global_batch // asked.micro_batch != right.micro_batches:
+    if layout.micro_batches == spec.global_batch // spec.micro_batch != right.micro_batches:
         return Said(
             f"With micro_batches={layout.micro_batches} a step reads {layout.global_batch} samples: each of the "
             f"{right.dp} replicas reads its own micro-batches, so divide by dp too.",
@@ -442,7 +442,7 @@ def _why_batch(asked: Asked, layout: Written, right: Written) -> Said:
             f"The degrees are right, but the engine is {layout.engine!r}: engine='by_hand' is asked for.",
             f"Les degrés sont justes, mais le moteur est {layout.engine!r} : on demande engine='by_hand'.",
         )
-    if layout.micro_batches == max(asked.global_batch // (asked.micro_batch * asked.processes), 1):
+    if layout.micro_batches == max(spec.global_batch // (spec.micro_batch * spec.processes), 1):
         return Said(
             f"With micro_batches={layout.micro_batches} a step reads only {layout.global_batch} samples: you divide by "
             "all processes, but the ranks of a replica pass the same samples on (pp) or read them together (tp).",
@@ -488,7 +488,7 @@ def _crossings(group: Sequence[int], gpus_per_node: int) -> int:
     """Ranks of the ring whose next one is on another node."""
     nodes = [rank // gpus_per_node for rank in group]
     # The list turned by one, as the last rank of a ring sends to the first.
-    return sum(here != there for here, there in zip(nodes, [*nodes[1:], nodes[0]], strict=True))
+    return sum(node != next_node for node, next_node in zip(nodes, [*nodes[1:], nodes[0]], strict=True))
 
 
 def _nodes(group: Sequence[int], gpus_per_node: int) -> int:
@@ -553,18 +553,18 @@ BETWEEN_NODES = TEXTS.exercise(
         ),
         "you take rank % gpus_per_node": lambda collective, m, group, per: (
             _sent(collective, m, len(group))
-            * sum(one % per != other % per for one, other in zip(group, [*group[1:], group[0]], strict=True))
+            * sum(rank % per != next_rank % per for rank, next_rank in zip(group, [*group[1:], group[0]], strict=True))
         ),
         "you count the nodes that the group touches": lambda collective, m, group, per: (
             _sent(collective, m, len(group)) * _nodes(group, per)
         ),
         "you count every pair of ranks on different nodes": lambda collective, m, group, per: (
             _sent(collective, m, len(group))
-            * sum(one // per != other // per for one, other in itertools.combinations(group, 2))
+            * sum(rank // per != peer // per for rank, peer in itertools.combinations(group, 2))
         ),
         "distance of ranks against the size of nodes": lambda collective, m, group, per: (
             _sent(collective, m, len(group))
-            * sum(abs(one - other) >= per for one, other in zip(group, [*group[1:], group[0]], strict=True))
+            * sum(abs(rank - next_rank) >= per for rank, next_rank in zip(group, [*group[1:], group[0]], strict=True))
         ),
         "nodes of a fixed size": tuple(
             Mistake(
@@ -605,22 +605,22 @@ def messages_of(dp: int, pp: int, tp: int, seed: int) -> dict[tuple[int, int], i
     """
     number = random.Random(seed).sample(range(dp * pp * tp), dp * pp * tp)
     grid = RankGrid(dp=dp, pp=pp, tp=tp)
-    found: dict[tuple[int, int], int] = {}
+    mib_by_pair: dict[tuple[int, int], int] = {}
     for axis, mib in _MIB_OF_AXIS.items():
         for group in grid.groups(axis):
             pairs = [*itertools.pairwise(group)]
             # Along pp a message goes each way between neighbours; a ring of one rank sends nothing.
             pairs += [(b, a) for a, b in pairs] if axis == "pp" else [(group[-1], group[0])] * (len(group) > 1)
-            for one, other in pairs:
-                sent = number[one], number[other]
-                found[sent] = found.get(sent, 0) + mib
-    return found
+            for rank, peer in pairs:
+                link = number[rank], number[peer]
+                mib_by_pair[link] = mib_by_pair.get(link, 0) + mib
+    return mib_by_pair
 
 
 def between_share(messages: Messages, nodes: Iterable[Iterable[int]]) -> float:
     """Percentage of the bytes that goes from one node to another."""
-    node = {rank: place for place, ranks in enumerate(nodes) for rank in ranks}
-    crossing = sum(mib for (one, other), mib in messages.items() if node[one] != node[other])
+    node = {rank: number for number, ranks in enumerate(nodes) for rank in ranks}
+    crossing = sum(mib for (sender, receiver), mib in messages.items() if node[sender] != node[receiver])
     return 100 * crossing / sum(messages.values())
 
 
@@ -630,11 +630,11 @@ def placed(messages: Messages, nodes: int, per_node: int) -> list[list[int]]:
     while len(groups) > nodes:
         # Greedy, not optimal: a pair that does not fit into one node is not joined.
         pairs = [pair for pair in itertools.combinations(groups, 2) if len(pair[0]) + len(pair[1]) <= per_node]
-        one, other = max(
+        group_a, group_b = max(
             pairs,
             key=lambda pair: sum(messages.get((a, b), 0) + messages.get((b, a), 0) for a in pair[0] for b in pair[1]),
         )
-        groups = [group for group in groups if group is not one and group is not other] + [one + other]
+        groups = [group for group in groups if group is not group_a and group is not group_b] + [group_a + group_b]
     return groups
 
 

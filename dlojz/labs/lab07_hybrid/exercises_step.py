@@ -32,11 +32,15 @@ Part = dict[str, "Tensor"]
 
 def make_part(rank: int, dp: int, tp: int, seed: int) -> tuple[Part, Tensor, Tensor]:
     """Make a rank's parameters, samples and targets from the seed."""
-    place = RankGrid(dp=dp, tp=tp).coordinates(rank)
-    whole = _whole(dp, tp, seed)
-    part = {name: value.clone().requires_grad_() for name, value in _sliced(whole, place.tp).items() if name in NAMES}
-    rows = slice(place.dp * SAMPLES, (place.dp + 1) * SAMPLES)
-    return part, whole["x"][rows], whole["targets"][rows]
+    coordinates = RankGrid(dp=dp, tp=tp).coordinates(rank)
+    tensors = _whole(dp, tp, seed)
+    part = {
+        name: value.clone().requires_grad_()
+        for name, value in _sliced(tensors, coordinates.tp).items()
+        if name in NAMES
+    }
+    rows = slice(coordinates.dp * SAMPLES, (coordinates.dp + 1) * SAMPLES)
+    return part, tensors["x"][rows], tensors["targets"][rows]
 
 
 def _whole(dp: int, tp: int, seed: int) -> Part:
@@ -48,9 +52,9 @@ def _whole(dp: int, tp: int, seed: int) -> Part:
     return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
-def _sliced(whole: Mapping[str, Tensor], number: int) -> Part:
+def _sliced(tensors: Mapping[str, Tensor], number: int) -> Part:
     columns = slice(number * HIDDEN, (number + 1) * HIDDEN)
-    return {**whole, "w1": whole["w1"][columns], "w2": whole["w2"][:, columns]}
+    return {**tensors, "w1": tensors["w1"][columns], "w2": tensors["w2"][:, columns]}
 
 
 @dataclass(frozen=True)
@@ -75,28 +79,28 @@ class StepVariant:
 
 
 @cache
-def gradients(dp: int, tp: int, seed: int, way: StepVariant) -> list[Part]:
+def gradients(dp: int, tp: int, seed: int, variant: StepVariant) -> list[Part]:
     """Compute in one process what each rank would hold after this variant of the step."""
     grid = RankGrid(dp=dp, tp=tp)
     parts = [make_part(rank, dp, tp, seed) for rank in range(grid.world_size)]
     # What enters the layer stands alone, so that its gradient can be added up as `copy` does.
     inputs = [(x * part["scale"]).detach().requires_grad_() for part, x, _ in parts]
     terms = [
-        (entering @ part["w1"].T).relu() @ part["w2"].T + way.bias_each * part["bias"]
+        (entering @ part["w1"].T).relu() @ part["w2"].T + variant.bias_each * part["bias"]
         for entering, (part, _, _) in zip(inputs, parts, strict=True)
     ]
     for rank, (part, _, targets) in enumerate(parts):
         # Detached: an all-reduce adds the others' values, and backward reaches this rank's term alone.
-        others = [terms[other].detach() for other in _group(grid, rank, way.added) if other != rank]
-        y = sum(others, terms[rank]) + (not way.bias_each) * part["bias"]
+        peer_terms = [terms[peer].detach() for peer in _group(grid, rank, variant.added) if peer != rank]
+        y = sum(peer_terms, terms[rank]) + (not variant.bias_each) * part["bias"]
         ((y - targets) ** 2).mean().backward()
-    found: list[Part] = []
+    rank_gradients: list[Part] = []
     for rank, (part, x, _) in enumerate(parts):
         # (samples, WIDTH): the gradient of x · scale, of which every slice of tp has a contribution.
-        entered = _sum([_gradient(inputs[other]) for other in _group(grid, rank, way.copied)])
-        own = {name: _gradient(part[name]) for name in ("w1", "w2", "bias")}
-        found.append({"scale": (entered * x).sum(0), **own})
-    return [_averaged(found, rank, grid, way) for rank in range(grid.world_size)]
+        input_gradient = _sum([_gradient(inputs[peer]) for peer in _group(grid, rank, variant.copied)])
+        weight_gradients = {name: _gradient(part[name]) for name in ("w1", "w2", "bias")}
+        rank_gradients.append({"scale": (input_gradient * x).sum(0), **weight_gradients})
+    return [_averaged(rank_gradients, rank, grid, variant) for rank in range(grid.world_size)]
 
 
 def _gradient(tensor: Tensor) -> Tensor:
@@ -104,12 +108,12 @@ def _gradient(tensor: Tensor) -> Tensor:
     return tensor.grad
 
 
-def _averaged(found: list[Part], rank: int, grid: RankGrid, way: StepVariant) -> Part:
-    group, by = _group(grid, rank, way.reduced), len(_group(grid, rank, way.divided))
+def _averaged(rank_gradients: list[Part], rank: int, grid: RankGrid, variant: StepVariant) -> Part:
+    group, divisor = _group(grid, rank, variant.reduced), len(_group(grid, rank, variant.divided))
     # `divided` may be another axis than `reduced`: in the right variant both are dp.
-    averaged = {name: _sum([found[other][name] for other in group]) / by for name in NAMES}
-    if way.only_slices:
-        averaged |= {name: found[rank][name] for name in ("scale", "bias")}
+    averaged = {name: _sum([rank_gradients[peer][name] for peer in group]) / divisor for name in NAMES}
+    if variant.only_slices:
+        averaged |= {name: rank_gradients[rank][name] for name in ("scale", "bias")}
     return {f"gradient of {name}": value for name, value in averaged.items()}
 
 
@@ -134,8 +138,8 @@ _LABELS = {f"gradient of {name}": Said(f"the gradient of {name}", f"le gradient 
 RIGHT = StepVariant()
 
 
-def _held(way: StepVariant) -> Callable[[int, int, int], Part]:
-    return lambda rank, size, seed: gradients(*STEP_DEGREES[size], seed, way)[rank]
+def _held(variant: StepVariant) -> Callable[[int, int, int], Part]:
+    return lambda rank, size, seed: gradients(*STEP_DEGREES[size], seed, variant)[rank]
 
 
 _FAULTS = (
@@ -256,9 +260,9 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
     grid, axes = RankGrid(dp=dp, tp=tp), {}
     for axis in ("dp", "tp"):
         for group in grid.groups(axis):
-            made = dist.new_group(list(group))  # every rank makes every group, and keeps its own
+            process_group = dist.new_group(list(group))  # every rank makes every group, and keeps its own
             if rank in group:
-                axes[axis] = TensorAxis(made)
+                axes[axis] = TensorAxis(process_group)
     part, x, targets = make_part(rank, dp, tp, seed)
     answer(part, x, targets, axes["dp"], axes["tp"])
     grads = {f"gradient of {name}": part[name].grad for name in NAMES}
@@ -288,11 +292,11 @@ def _queries_keys_values(size: int, seed: int) -> list[Tensor]:
 
 
 def _ring_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
-    own = (whole.chunk(size, dim=2)[rank].contiguous() for whole in _queries_keys_values(size, seed))
-    return {OUTPUT: answer(*own)}
+    shards = (tensor.chunk(size, dim=2)[rank].contiguous() for tensor in _queries_keys_values(size, seed))
+    return {OUTPUT: answer(*shards)}
 
 
-def _attended(way: str = "whole") -> Callable[[int, int, int], dict[str, Tensor]]:
+def _attended(variant: str = "whole") -> Callable[[int, int, int], dict[str, Tensor]]:
     """What a rank has for its queries: the right way over the whole sequence, or a wrong one."""
 
     def attended(rank: int, size: int, seed: int) -> dict[str, Tensor]:
@@ -300,40 +304,40 @@ def _attended(way: str = "whole") -> Callable[[int, int, int], dict[str, Tensor]
 
         q_all, k, v = _queries_keys_values(size, seed)
         q = q_all.chunk(size, dim=2)[rank]
-        scores = q @ k.mT if way == "no root" else q @ k.mT / HEAD**0.5
+        scores = q @ k.mT if variant == "no root" else q @ k.mT / HEAD**0.5
         blocks = list(zip(scores.chunk(size, dim=-1), v.chunk(size, dim=2), strict=True))
-        if way == "own":
+        if variant == "own":
             blocks = [blocks[rank]]
         outputs = [block.softmax(-1) @ values for block, values in blocks]
-        if way == "mean":
+        if variant == "mean":
             return {OUTPUT: torch.stack(outputs).mean(0)}
-        if way == "sum":
+        if variant == "sum":
             return {OUTPUT: torch.stack(outputs).sum(0)}
         # exp of all scores, (…, S, N · S), over their sum: the softmax over the keys of all ranks.
         weights = torch.cat([block for block, _ in blocks], dim=-1).exp()
         values = torch.cat([values for _, values in blocks], dim=2)
-        return {OUTPUT: weights @ values / (1 if way == "not divided" else weights.sum(-1, keepdim=True))}
+        return {OUTPUT: weights @ values / (1 if variant == "not divided" else weights.sum(-1, keepdim=True))}
 
     return attended
 
 
 def _inspect_ring(answers: list[RankAnswer], size: int) -> None:
     """The values are right; have keys and values gone round once, and from neighbour to neighbour?"""
-    if any(gathers(one) or asked_for(one, "all_reduce") for one in answers):
+    if any(gathers(answer) or asked_for(answer, "all_reduce") for answer in answers):
         raise Wrong(
             en="The values are right, but a collective brings the ranks' tensors together: each then holds the keys of "
             "the whole sequence. Let them pass from rank to rank.",
             fr="Les valeurs sont justes, mais une communication collective rassemble les tenseurs des rangs : chacun "
             "détient alors les clés de toute la séquence. Faites-les passer de rang en rang.",
         )
-    sent = sum(asked_for(answers[0], "send", "isend"))
-    needed = 2 * (size - 1) * BATCH * HEADS * TOKENS * HEAD
-    if sent > needed:
+    numel = sum(asked_for(answers[0], "send", "isend"))
+    limit = 2 * (size - 1) * BATCH * HEADS * TOKENS * HEAD
+    if numel > limit:
         passes = Said(f"{size - 1} pass{'es' if size > 2 else ''}", f"{size - 1} passage{'s' if size > 2 else ''}")
         raise Wrong(
-            en=f"The values are right, but with {size} ranks each sends {sent} numbers where {needed} are enough: "
+            en=f"The values are right, but with {size} ranks each sends {numel} numbers where {limit} are enough: "
             f"after {passes.en} every rank has met all keys; the last one brings its own back.",
-            fr=f"Les valeurs sont justes, mais avec {size} rangs, chacun envoie {sent} nombres là où {needed} "
+            fr=f"Les valeurs sont justes, mais avec {size} rangs, chacun envoie {numel} nombres là où {limit} "
             f"suffisent : après {passes.fr}, chaque rang a vu toutes les clés ; le dernier lui rapporte les "
             "siennes.",
         )

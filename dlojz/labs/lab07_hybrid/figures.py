@@ -61,9 +61,9 @@ def groups(groups_of: Callable[[str, int, int, int], Any], dp: int, pp: int, tp:
     """Tabulate the groups that the student's function gives along each axis."""
     rows = []
     for axis in AXES:
-        found = expect_groups(groups_of(axis, dp, pp, tp), dp * pp * tp)
-        told = "  ".join("[" + " ".join(map(str, group)) + "]" for group in found)
-        rows.append((axis, str(len(found)), told))
+        rank_groups = expect_groups(groups_of(axis, dp, pp, tp), dp * pp * tp)
+        group_text = "  ".join("[" + " ".join(map(str, group)) + "]" for group in rank_groups)
+        rows.append((axis, str(len(rank_groups)), group_text))
     return Table((say(en="axis", fr="axe"), say(en="groups", fr="groupes"), say(en="ranks", fr="rangs")), tuple(rows))
 
 
@@ -76,8 +76,10 @@ def crossings(between_nodes: BetweenNodes, config: RunConfig, gpus_per_node: int
         crossing = link_traffic(config, grid)
         for axis in AXES:
             theirs = crossing.bytes_of(axis, between=True)
-            own = "" if axis == "pp" else format_bytes(_own(between_nodes, config, grid, axis))
-            rows.append((order, axis, own, format_bytes(theirs), format_bytes(crossing.bytes_of(axis, between=False))))
+            student_bytes = "" if axis == "pp" else format_bytes(_own(between_nodes, config, grid, axis))
+            rows.append(
+                (order, axis, student_bytes, format_bytes(theirs), format_bytes(crossing.bytes_of(axis, between=False)))
+            )
     head = titles(
         en="order (innermost first); axis; between nodes: yours; the package; inside nodes",
         fr="ordre (du plus intérieur); axe; entre nœuds : chez vous; le paquet; dans les nœuds",
@@ -99,19 +101,19 @@ def _grid(config: RunConfig, gpus_per_node: int, order: str) -> RankGrid:
 def _own(between_nodes: BetweenNodes, config: RunConfig, grid: RankGrid, axis: str) -> float:
     """The student's sum over the groups of an axis: ranks of a group hand the same messages to its collectives."""
     return sum(
-        between_nodes(told.collective, told.message_bytes, group, grid.gpus_per_node)
+        between_nodes(traffic.collective, traffic.message_bytes, group, grid.gpus_per_node)
         for group in grid.groups(axis)
-        for told in _told(config, grid, group[0])
-        if told.group == axis and told.collective in ROUNDS and grid.size(axis) > 1
+        for traffic in _told(config, grid, group[0])
+        if traffic.group == axis and traffic.collective in ROUNDS and grid.size(axis) > 1
     )
 
 
 @lru_cache(maxsize=64)
 def _told(config: RunConfig, grid: RankGrid, rank: int) -> tuple[Traffic, ...]:
     """Predicted traffic of a rank, wherever the order of the axes has put it."""
-    place, layout = grid.coordinates(rank), config.layout
-    own = RankGrid(dp=layout.dp, pp=layout.pp, tp=layout.tp).rank_of(pp=place.pp, tp=place.tp)
-    return tuple(predict_communication(config, model_shapes(config), own))
+    coordinates, layout = grid.coordinates(rank), config.layout
+    default_rank = RankGrid(dp=layout.dp, pp=layout.pp, tp=layout.tp).rank_of(pp=coordinates.pp, tp=coordinates.tp)
+    return tuple(predict_communication(config, model_shapes(config), default_rank))
 
 
 def degrees(
@@ -171,38 +173,43 @@ def losses(runs: Sequence[Run]) -> LabFigure:
         + ", ".join(map(title_of, runs))
         + say(en="; beside it the distance to one process.", fr=" ; à côté, l’écart avec un processus."),
     )
-    left, right = figure.subplots(1, 2)
-    alone = runs[-1].losses
+    loss_axes, gap_axes = figure.subplots(1, 2)
+    reference = runs[-1].losses
     for number, (run, (colour, line, marker)) in enumerate(zip(runs, LINE_STYLES, strict=False)):
         steps = range(1, len(run.losses) + 1)
         # From the widest line to the narrowest, so that lines on one another are all seen.
         width = 7.5 - 1.5 * number
-        left.plot(steps, run.losses, color=colour, linestyle="-", linewidth=width, label=title_of(run))
+        loss_axes.plot(steps, run.losses, color=colour, linestyle="-", linewidth=width, label=title_of(run))
         if run is not runs[-1]:
             # The logarithmic axis has no zero: equal losses are drawn at its foot.
-            gaps = [max(abs(one - other), 1e-9) for one, other in zip(run.losses, alone, strict=True)]
-            right.plot(steps, gaps, color=colour, linestyle=line, marker=marker, markersize=5, label=title_of(run))
-    for axes in (left, right):
+            gaps = [
+                max(abs(loss - reference_loss), 1e-9)
+                for loss, reference_loss in zip(run.losses, reference, strict=True)
+            ]
+            gap_axes.plot(steps, gaps, color=colour, linestyle=line, marker=marker, markersize=5, label=title_of(run))
+    for axes in (loss_axes, gap_axes):
         axes.set_xlabel(say(en="step", fr="pas"))
-        axes.set_xticks(range(1, len(alone) + 1))
-    left.set_ylabel(say(en="loss (nats)", fr="perte (nats)"))
-    left.legend(frameon=False, fontsize=NORMAL)
-    right.set_yscale("log")
-    right.set_ylim(1e-9, 1e-3)
-    right.axhline(1e-5, color=BLACK, linewidth=0.8)
-    right.set_ylabel(
+        axes.set_xticks(range(1, len(reference) + 1))
+    loss_axes.set_ylabel(say(en="loss (nats)", fr="perte (nats)"))
+    loss_axes.legend(frameon=False, fontsize=NORMAL)
+    gap_axes.set_yscale("log")
+    gap_axes.set_ylim(1e-9, 1e-3)
+    gap_axes.axhline(1e-5, color=BLACK, linewidth=0.8)
+    gap_axes.set_ylabel(
         say(en="distance to one process\n(none: at the foot)", fr="écart avec un processus\n(nul : tout en bas)")
     )
-    right.yaxis.set_major_formatter(lambda value, position: gap_text(value))
-    for axes in (left, right):
+    gap_axes.yaxis.set_major_formatter(lambda value, position: gap_text(value))
+    for axes in (loss_axes, gap_axes):
         plain(axes)
     return finish(figure)
 
 
 def furthest(runs: Sequence[Run]) -> float:
     """Return the largest difference of a loss from that of the last run, one process."""
-    alone = runs[-1].losses
-    return max(abs(one - other) for run in runs for one, other in zip(run.losses, alone, strict=True))
+    reference = runs[-1].losses
+    return max(
+        abs(loss - reference_loss) for run in runs for loss, reference_loss in zip(run.losses, reference, strict=True)
+    )
 
 
 def volumes(runs: Sequence[Run]) -> Table:
@@ -213,7 +220,10 @@ def volumes(runs: Sequence[Run]) -> Table:
         counted = [_bytes(measured_footprint(run, rank).communication) for rank in range(run.config.layout.world_size)]
         for key in sorted(predicted[0] | counted[0], key=lambda key: (AXES.index(key[0]), key[1])):
             ours, theirs = predicted[0].get(key, (0, 0)), counted[0].get(key, (0, 0))
-            equal = all(one.get(key) == other.get(key) for one, other in zip(predicted, counted, strict=True))
+            equal = all(
+                prediction.get(key) == measurement.get(key)
+                for prediction, measurement in zip(predicted, counted, strict=True)
+            )
             rows.append(
                 (
                     title_of(run),
@@ -235,7 +245,9 @@ def volumes(runs: Sequence[Run]) -> Table:
 def _bytes(traffic: Iterable[Traffic]) -> dict[tuple[str, str], tuple[int, int]]:
     """Calls and bytes by axis and collective; without the lab's own bookkeeping."""
     return {
-        (each.group, each.collective): (each.count or 0, each.message_bytes) for each in traffic if each.group in AXES
+        (record.group, record.collective): (record.count or 0, record.message_bytes)
+        for record in traffic
+        if record.group in AXES
     }
 
 
@@ -246,42 +258,42 @@ def _of_rank(config: RunConfig, rank: int) -> tuple[Traffic, ...]:
 
 def dp_bytes(run: Run) -> int:
     """Sum the bytes that rank 0 of a run handed to the collectives of dp in one step."""
-    return sum(each.message_bytes for each in measured_footprint(run).communication if each.group == "dp")
+    return sum(record.message_bytes for record in measured_footprint(run).communication if record.group == "dp")
 
 
-def weights_ratio(run: Run, alone: Run) -> float:
+def weights_ratio(run: Run, single: Run) -> float:
     """Divide one process's bytes of weights by those of the fullest rank of a run."""
     ranks = range(run.config.layout.world_size)
-    return (measured_footprint(alone).memory.weights_bytes or 0) / max(
+    return (measured_footprint(single).memory.weights_bytes or 0) / max(
         measured_footprint(run, r).memory.weights_bytes or 0 for r in ranks
     )
 
 
 @pictured
-def memory(run: Run, alone: Run) -> LabFigure:
+def memory(run: Run, single: Run) -> LabFigure:
     """Draw each rank's memory at its peak by category, beside one process; a diamond is the predicted peak."""
     from dlojz.prediction import predict
 
     layout = run.config.layout
     ranks = range(layout.world_size)
-    bars = [measured_footprint(alone), *(measured_footprint(run, rank) for rank in ranks)]
+    bars = [measured_footprint(single), *(measured_footprint(run, rank) for rank in ranks)]
     # Replicas hold the same: one of them is predicted.
     grid = RankGrid(dp=layout.dp, pp=layout.pp, tp=layout.tp)
     firsts = {(grid.coordinates(rank).pp, grid.coordinates(rank).tp): rank for rank in reversed(ranks)}
-    peaks = {place: predict(run.config, rank).memory.peak_bytes for place, rank in firsts.items()}
-    expected = [predict(alone.config).memory.peak_bytes]
+    peaks = {coordinates: predict(run.config, rank).memory.peak_bytes for coordinates, rank in firsts.items()}
+    expected = [predict(single.config).memory.peak_bytes]
     expected += [peaks[grid.coordinates(rank).pp, grid.coordinates(rank).tp] for rank in ranks]
     names = [say(en="one\nprocess", fr="un\nprocessus")]
     names += [f"{rank}\n({','.join(map(str, grid.coordinates(rank)))})" for rank in ranks]
     unit, scale = byte_units()[2], 1024**2
-    told = format_bytes(bars[0].memory.peak_bytes), format_bytes(max(bar.memory.peak_bytes or 0 for bar in bars[1:]))
+    texts = format_bytes(bars[0].memory.peak_bytes), format_bytes(max(bar.memory.peak_bytes or 0 for bar in bars[1:]))
     axes = panel(
         9.5,
         3.6,
-        f"Memory of each rank at its peak by category: one process {told[0]}, no rank of {title_of(run)} above "
-        f"{told[1]}.",
-        f"Mémoire de chaque rang à son pic, par catégorie : un processus {told[0]}, aucun rang de {title_of(run)} "
-        f"au-delà de {told[1]}.",
+        f"Memory of each rank at its peak by category: one process {texts[0]}, no rank of {title_of(run)} above "
+        f"{texts[1]}.",
+        f"Mémoire de chaque rang à son pic, par catégorie : un processus {texts[0]}, aucun rang de {title_of(run)} "
+        f"au-delà de {texts[1]}.",
     )
     bottoms = [0.0] * len(bars)
     for name in SHOWN:

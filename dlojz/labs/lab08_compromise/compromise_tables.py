@@ -39,9 +39,14 @@ def ranks(rank_bytes: Answer, choice: Choice, stages: Iterable[int]) -> Table:
         # 2 bytes per weight in bf16; a rank has one of the tp slices of its stage
         parameters = rank.parts["weights"] / 2 * choice.candidate.tp
         # activations / in_flight: those of one micro-batch
-        own = rank_bytes(choice.candidate, stage, parameters, rank.parts["activations"] / rank.in_flight)
-        pairs = zip(own, (rank.parts[name] for name in STATES), strict=True)
-        rows.append((str(stage), *(f"{gigabytes(one)} | {gigabytes(other)}" for one, other in pairs)))
+        student_bytes = rank_bytes(choice.candidate, stage, parameters, rank.parts["activations"] / rank.in_flight)
+        pairs = zip(student_bytes, (rank.parts[name] for name in STATES), strict=True)
+        rows.append(
+            (
+                str(stage),
+                *(f"{gigabytes(answer_bytes)} | {gigabytes(planned_bytes)}" for answer_bytes, planned_bytes in pairs),
+            )
+        )
     head = (say(en="stage, yours | planner", fr="étage, vous | planificateur"), *map(part_words, STATES))
     return Table(head, tuple(rows))
 
@@ -50,16 +55,16 @@ def ranks(rank_bytes: Answer, choice: Choice, stages: Iterable[int]) -> Table:
 def peak_shares(shares_of_peak: Answer) -> Table:
     """Tabulate MFU and HFU of Narayanan's Table 1 by the student's function, beside the paper's share of the peak."""
     rows = []
-    for one in validate("sc21-1").rows:
-        row, peak = one.row, cluster(one.row.cluster).gpu.peak_flops["bf16"]
-        tokens_per_s = row.global_batch * row.size.sequence_length / one.measured_s
+    for comparison in validate("sc21-1").rows:
+        row, peak = comparison.row, cluster(comparison.row.cluster).gpu.peak_flops["bf16"]
+        tokens_per_s = row.global_batch * row.size.sequence_length / comparison.measured_s
         shares = shares_of_peak(row.size.num_parameters, tokens_per_s, row.gpus, peak, row.checkpointing == "full")
-        told = "—" if row.tflops_per_gpu is None else percent(1e12 * row.tflops_per_gpu / peak, 0)
+        published_share = "—" if row.tflops_per_gpu is None else percent(1e12 * row.tflops_per_gpu / peak, 0)
         rows.append(
             (
                 f"{decimal(row.size.num_parameters / 1e9, 1)}", str(row.gpus),
                 "—" if row.tflops_per_gpu is None else decimal(row.tflops_per_gpu, 0),
-                told, *(percent(share, 0) for share in shares),
+                published_share, *(percent(share, 0) for share in shares),
             )
         )  # fmt: skip
     head = titles(
@@ -72,22 +77,22 @@ def peak_shares(shares_of_peak: Answer) -> Table:
 @or_to_do
 def splits(best_split: Answer, model: str, gpus: int, tp: int, batch: int, site: str) -> Table:
     """Tabulate the splits that the student's function chooses for several links between groups of tp GPUs."""
-    size, place = subject(model).size, cluster(site)
+    size, machine = subject(model).size, cluster(site)
     assert size is not None
     # seconds of one sequence, forward and backward, through the whole model on one group of tp GPUs
-    work_s = flops_per_sequence(size, "model") / (tp * MATMUL_SHARE * place.gpu.peak_flops["bf16"])
+    work_s = flops_per_sequence(size, "model") / (tp * MATMUL_SHARE * machine.gpu.peak_flops["bf16"])
     # each link with the number of GPUs that share its bandwidth
     connections: tuple[tuple[Interconnect, int], ...] = (
-        (place.intra, 1),
+        (machine.intra, 1),
         (cluster("selene").inter, cluster("selene").gpus_per_node),
-        (place.inter, place.gpus_per_node),
+        (machine.inter, machine.gpus_per_node),
     )
     rows = []
     for link, sharing in connections:
         # a ring of 2 ranks makes 2 steps, so one step takes half the latency; β in s per byte
         alpha, beta = float(link.alpha_s("all_reduce", 2)) / 2, sharing / float(link.bytes_per_s("all_reduce", 8))
-        own = best_split(gpus // tp, batch, work_s, size.num_parameters / tp, place.gpu.memory_bytes, alpha, beta)
-        pp, bubble_s, reduce_s = own
+        split = best_split(gpus // tp, batch, work_s, size.num_parameters / tp, machine.gpu.memory_bytes, alpha, beta)
+        pp, bubble_s, reduce_s = split
         rows.append(
             (
                 link.name, f"{decimal(1 / beta / 1e9, 1)}", str(int(pp)), str(gpus // tp // int(pp)),
@@ -107,36 +112,39 @@ def bloom_layouts() -> list[LayoutRow]:
     Seconds are the median of its readings, bytes the largest one. Where no memory was read bytes are the cost model's;
     for those that ran out of it, seconds are too.
     """
-    planned = {one.layout: one for one in neighbours_of_bloom()}
-    found: dict[tuple[int, int, int, int], list[Measurement]] = {}
+    planned = {neighbour.layout: neighbour for neighbour in neighbours_of_bloom()}
+    measurements: dict[tuple[int, int, int, int], list[Measurement]] = {}
     for row in sweep():
-        found.setdefault((row.dp, row.tp, row.pp, row.micro_batch or 1), []).append(row)
-    made = []
-    for (dp, tp, pp, size), some in found.items():
-        own = planned[dp, tp, pp, size]
-        batch = some[0].global_batch
-        took = [row.seconds for row in some if row.seconds is not None]
-        held = [row.memory_bytes for row in some if row.memory_bytes is not None]
-        step_s = statistics.median(took) if took else own.predicted_s * batch / BATCH
-        memory_bytes = max(held, default=sum(own.parts.values()))
-        made.append(LayoutRow(dp, tp, pp, size, batch // (dp * size), round(step_s, 2), round(memory_bytes, -8)))
-    return made
+        measurements.setdefault((row.dp, row.tp, row.pp, row.micro_batch or 1), []).append(row)
+    layouts = []
+    for (dp, tp, pp, size), readings in measurements.items():
+        neighbour = planned[dp, tp, pp, size]
+        batch = readings[0].global_batch
+        took = [row.seconds for row in readings if row.seconds is not None]
+        memory_readings = [row.memory_bytes for row in readings if row.memory_bytes is not None]
+        step_s = statistics.median(took) if took else neighbour.predicted_s * batch / BATCH
+        memory_bytes = max(memory_readings, default=sum(neighbour.parts.values()))
+        layouts.append(LayoutRow(dp, tp, pp, size, batch // (dp * size), round(step_s, 2), round(memory_bytes, -8)))
+    return layouts
 
 
 @or_to_do
 def chosen(choose: Answer, layouts: Sequence[LayoutRow], gpus: int, heads: int, capacity_bytes: float) -> Table:
     """Tabulate the layout that the student's function chooses, and the nearest others."""
-    own = choose(list(layouts), gpus, heads, capacity_bytes)
-    able = sorted((one for one in layouts if one.memory_bytes <= capacity_bytes), key=lambda one: -one.samples_per_s)
+    choice = choose(list(layouts), gpus, heads, capacity_bytes)
+    able = sorted(
+        (layout for layout in layouts if layout.memory_bytes <= capacity_bytes),
+        key=lambda layout: -layout.samples_per_s,
+    )
     rows = [
         (
-            ("★ " if one == own else "") + one.title,
-            str(one.dp * one.micro_batch * one.micro_batches),
-            seconds(one.step_s),
-            decimal(one.samples_per_s, 2),
-            gigabytes(one.memory_bytes),
+            ("★ " if layout == choice else "") + layout.title,
+            str(layout.dp * layout.micro_batch * layout.micro_batches),
+            seconds(layout.step_s),
+            decimal(layout.samples_per_s, 2),
+            gigabytes(layout.memory_bytes),
         )
-        for one in dict.fromkeys((own, *able[:7]))
+        for layout in dict.fromkeys((choice, *able[:7]))
     ]
     head = titles(
         en="layout; sequences per step; step; sequences per s; fullest GPU",
@@ -156,8 +164,8 @@ def trees(questions: Iterable[tuple[str, int, int]], site: str = "jean_zay_a100"
     """Tabulate the ends of the decision tree for questions (model, GPUs, batch), and what the search finds."""
     rows = []
     for model, gpus, batch in questions:
-        asked = plan(model, site, gpus=gpus, batch=batch, simulate=1)
-        tree = asked.tree
+        question_plan = plan(model, site, gpus=gpus, batch=batch, simulate=1)
+        tree = question_plan.tree
         slower = tree.families[tree.leaf].step_s / tree.families[tree.found].step_s - 1
         rows.append(
             (model, str(gpus), str(batch), family_words(tree.leaf), family_words(tree.found), f"+{percent(slower)}")
@@ -178,13 +186,13 @@ def known_steps(shortest_step: Answer) -> Table:
     """Tabulate the six known cases: the student's shortest step, the package's, and the stages of its plan."""
     rows = []
     for name, (times, gpus, micro_batches) in KNOWN.items():
-        own = shortest_step(times, times.layers, gpus, micro_batches)
+        student_step_s = shortest_step(times, times.layers, gpus, micro_batches)
         plan = plan_of(times, times.layers, gpus, micro_batches)
-        cut = ", ".join(f"{one.first}–{one.last} × {one.submesh.num_devices}" for one in plan.stages)
+        cut = ", ".join(f"{stage.first}–{stage.last} × {stage.submesh.num_devices}" for stage in plan.stages)
         work = "; ".join(map(shortest, times.work))
-        efficiency = " ".join(decimal(one, 2) for one in times.efficiency)
-        both = f"{significant(own, 5)} | {significant(plan.step_s, 5)}"
-        rows.append((name, f"[{work}]", efficiency, str(gpus), str(micro_batches), both, cut))
+        efficiency = " ".join(decimal(share, 2) for share in times.efficiency)
+        steps_text = f"{significant(student_step_s, 5)} | {significant(plan.step_s, 5)}"
+        rows.append((name, f"[{work}]", efficiency, str(gpus), str(micro_batches), steps_text, cut))
     head = titles(
         en="case; work; efficiency of 1, 2, 4… GPUs; GPU; B; yours | the package; stages: layers × GPUs",
         fr="cas; travail; efficacité de 1, 2, 4… GPU; GPU; B; vous | le paquet; étages : couches × GPU",
@@ -201,8 +209,8 @@ def case(name: str) -> tuple[StageTimes, int, int]:
 def duels(compare_rounds: Answer, rows: Sequence[LocalChoice], rounds: Sequence[Sequence[float]]) -> Table:
     """Compare the first layout with each other one, by the student's comparison of their rounds."""
     lines = []
-    for row, own in list(zip(rows, rounds, strict=True))[1:]:
-        ratio, p = compare_rounds(rounds[0], own)
+    for row, row_rounds in list(zip(rows, rounds, strict=True))[1:]:
+        ratio, p = compare_rounds(rounds[0], row_rounds)
         if p > LIKELY:
             verdict = say(en="undecided", fr="rien ne permet de le dire")
         elif ratio > 1:

@@ -47,9 +47,9 @@ class StageTimes:
         """Number of layers."""
         return len(self.work)
 
-    def __call__(self, first: int, last: int, gpus: int) -> float:
+    def __call__(self, first_layer: int, last_layer: int, gpus: int) -> float:
         """Time of a stage for one micro-batch."""
-        return sum(self.work[first : last + 1]) / (gpus * self.efficiency[gpus.bit_length() - 1])
+        return sum(self.work[first_layer : last_layer + 1]) / (gpus * self.efficiency[gpus.bit_length() - 1])
 
     def __repr__(self) -> str:
         return self.title or f"Stages({self.work}, {self.efficiency})"
@@ -70,7 +70,7 @@ KNOWN: dict[str, tuple[StageTimes, int, int]] = {
 def plan_of(time_of: TimeOf, layers: int, gpus: int, micro_batches: int) -> PipelinePlan:
     """Make the package's plan."""
     return pipeline(
-        lambda first, last, shape: (StageOption(time_of(first, last, shape.num_devices)),),
+        lambda first_layer, last_layer, shape: (StageOption(time_of(first_layer, last_layer, shape.num_devices)),),
         layers,
         micro_batches,
         1,
@@ -90,25 +90,25 @@ def _least_sums(time_of: TimeOf, layers: int, gpus: int, *, spare: bool) -> Iter
     """(t_max, least sum of stages none slower) for every t_max that a stage could have."""
     sizes = [2**power for power in range(gpus.bit_length())]
     times = {
-        (first, last, size): time_of(first, last, size)
-        for first in range(layers)
-        for last in range(first, layers)
+        (first_layer, last_layer, size): time_of(first_layer, last_layer, size)
+        for first_layer in range(layers)
+        for last_layer in range(first_layer, layers)
         for size in sizes
     }
     # inf comes last: without a limit, the least sum of all plans
     for t_max in sorted({*times.values(), math.inf}):
 
         @cache
-        def least(first: int, left: int, t_max: float = t_max) -> float:
-            if first == layers:
+        def least(first_layer: int, remaining_gpus: int, t_max: float = t_max) -> float:
+            if first_layer == layers:
                 # all layers are placed: a plan must use every GPU, unless `spare`
-                return 0.0 if spare or not left else math.inf
+                return 0.0 if spare or not remaining_gpus else math.inf
             options = (
-                times[first, last, size] + least(last + 1, left - size)
+                times[first_layer, last_layer, size] + least(last_layer + 1, remaining_gpus - size)
                 for size in sizes
-                if size <= left
-                for last in range(first, layers)
-                if times[first, last, size] <= t_max
+                if size <= remaining_gpus
+                for last_layer in range(first_layer, layers)
+                if times[first_layer, last_layer, size] <= t_max
             )
             return min(options, default=math.inf)
 
@@ -124,7 +124,7 @@ def _way(total: Callable[[float, float, int], float], *, spare: bool = False) ->
             for pair in _least_sums(time_of, layers, gpus, spare=spare)
             if math.isfinite(pair[0]) and math.isfinite(pair[1])
         ]
-        return min((total(added, t_max, micro_batches) for t_max, added in pairs), default=math.nan)
+        return min((total(t_sum, t_max, micro_batches) for t_max, t_sum in pairs), default=math.nan)
 
     return found
 
@@ -137,13 +137,16 @@ def _unlimited(time_of: TimeOf, layers: int, gpus: int, micro_batches: int) -> f
 
 def _greedy(time_of: TimeOf, layers: int, gpus: int, micro_batches: int) -> float:
     """The best number of equal stages: so many layers, so many GPUs each."""
-    found = []
+    step_times = []
     for count in range(1, min(layers, gpus) + 1):
         if layers % count == 0 and gpus % count == 0 and (gpus // count).bit_count() == 1:
-            each = layers // count
-            times = [time_of(at, at + each - 1, gpus // count) for at in range(0, layers, each)]
-            found.append(sum(times) + (micro_batches - 1) * max(times))
-    return min(found)
+            stage_layers = layers // count
+            times = [
+                time_of(first_layer, first_layer + stage_layers - 1, gpus // count)
+                for first_layer in range(0, layers, stage_layers)
+            ]
+            step_times.append(sum(times) + (micro_batches - 1) * max(times))
+    return min(step_times)
 
 
 def _cases() -> Iterator[Case]:
@@ -179,30 +182,32 @@ def _plans(
 
     def found(time_of: TimeOf, layers: int, gpus: int, micro_batches: int) -> float:
         @cache
-        def plans(first: int, left: int) -> frozenset[tuple[float, float]]:
-            if first == layers:
-                return frozenset(() if left else ((0.0, 0.0),))
-            made = {
-                (t + added, max(t, slowest))
-                for last in range(first, layers)
-                for size in sizes(left)
-                if size <= left
+        def plans(first_layer: int, remaining_gpus: int) -> frozenset[tuple[float, float]]:
+            if first_layer == layers:
+                return frozenset(() if remaining_gpus else ((0.0, 0.0),))
+            candidates = {
+                (t + t_sum, max(t, slowest))
+                for last_layer in range(first_layer, layers)
+                for size in sizes(remaining_gpus)
+                if size <= remaining_gpus
                 # binds t: the time is computed once for all plans of the rest
-                for t in (time_of(first, last, size),)
-                for added, slowest in plans(last + 1, left - size)
+                for t in (time_of(first_layer, last_layer, size),)
+                for t_sum, slowest in plans(last_layer + 1, remaining_gpus - size)
             }
             return frozenset(
-                one for one in made if not any(o != one and o[0] <= one[0] and o[1] <= one[1] for o in made)
+                pair
+                for pair in candidates
+                if not any(o != pair and o[0] <= pair[0] and o[1] <= pair[1] for o in candidates)
             )
 
-        return min(total(added, slowest, micro_batches) for added, slowest in plans(0, gpus))
+        return min(total(t_sum, slowest, micro_batches) for t_sum, slowest in plans(0, gpus))
 
     return found
 
 
 _STAGE_WAYS = (
     Mistake(
-        _way(lambda added, t_max, b: added),
+        _way(lambda t_sum, t_max, b: t_sum),
         "You minimise the sum of the stages alone: the slowest one sets the pace of the micro-batches that follow, (B "
         "− 1) · max t.",
         "Vous ne minimisez que la somme des étages : le plus lent donne la cadence des micro-batches suivants, (B − 1) "
@@ -210,7 +215,7 @@ _STAGE_WAYS = (
         part=0,
     ),
     Mistake(
-        _way(lambda added, t_max, b: b * t_max),
+        _way(lambda t_sum, t_max, b: b * t_max),
         "You count B · max t: the first micro-batch goes through every stage, Σ t, before B − 1 others follow at the "
         "pace of the slowest.",
         "Vous comptez B · max t : le premier micro-batch traverse tous les étages, Σ t, avant que B − 1 autres suivent "
@@ -218,7 +223,7 @@ _STAGE_WAYS = (
         part=0,
     ),
     Mistake(
-        _way(lambda added, t_max, b: added + b * t_max),
+        _way(lambda t_sum, t_max, b: t_sum + b * t_max),
         "One micro-batch too many: the first is in Σ t already, so the slowest stage counts B − 1 times more.",
         "Un micro-batch de trop : le premier est déjà dans Σ t, l’étage le plus lent compte donc B − 1 fois de plus.",
         part=0,
@@ -231,7 +236,7 @@ _STAGE_WAYS = (
         part=0,
     ),
     Mistake(
-        _way(lambda added, t_max, b: added + (b - 1) * t_max, spare=True),
+        _way(lambda t_sum, t_max, b: t_sum + (b - 1) * t_max, spare=True),
         "Your plans leave GPUs without work: at the end of the recursion, no layer and no GPU may be left.",
         "Vos plans laissent des GPU sans travail : à la fin de la récursion, il ne doit rester ni couche ni GPU.",
         part=0,
@@ -259,7 +264,7 @@ _STAGE_WAYS = (
         )
         for total, sizes, en, fr in (
             (
-                lambda added, slowest, b: b * added,
+                lambda t_sum, slowest, b: b * t_sum,
                 _powers,
                 "You make the micro-batches wait for one another: once the pipeline is filled, one leaves per max t. "
                 "Σ t + (B − 1) · max t.",
@@ -268,19 +273,19 @@ _STAGE_WAYS = (
                 "par max t. Σ t + (B − 1) · max t.",
             ),
             (
-                lambda added, slowest, b: added + slowest,
+                lambda t_sum, slowest, b: t_sum + slowest,
                 _powers,
                 "The micro-batches are left out: the slowest stage is passed B − 1 more times.",
                 "Les micro-batches sont oubliés : on repasse B − 1 fois par l’étage le plus lent.",
             ),
             (
-                lambda added, slowest, b: slowest,
+                lambda t_sum, slowest, b: slowest,
                 _powers,
                 "That is the slowest stage alone: the step is Σ t + (B − 1) · max t.",
                 "C’est seulement l’étage le plus lent : le pas dure Σ t + (B − 1) · max t.",
             ),
             (
-                lambda added, slowest, b: added + (b - 1) * slowest,
+                lambda t_sum, slowest, b: t_sum + (b - 1) * slowest,
                 lambda gpus: range(1, gpus + 1),
                 "You give stages groups of 3 GPUs and the like: groups have 1, 2, 4… of them.",
                 "Vous donnez à des étages des groupes de 3 GPU : les groupes en ont 1, 2, 4…",
@@ -330,8 +335,8 @@ class Solution:
         """Strategy of each layer; the first of several, -1 for none."""
         layers = 1 + max((name[1] for name in self.values if name[0] == "s"), default=-1)
         # > 0.5: the solver gives whole numbers up to a tolerance
-        taken = [[k for k in range(len(self.values)) if self.values.get(("s", v, k), 0.0) > 0.5] for v in range(layers)]
-        return [some[0] if some else -1 for some in taken]
+        picks = [[k for k in range(len(self.values)) if self.values.get(("s", v, k), 0.0) > 0.5] for v in range(layers)]
+        return [layer_picks[0] if layer_picks else -1 for layer_picks in picks]
 
 
 def solve(objective: Mapping[Name, float], equations: Sequence[tuple[Mapping[Name, float], float]]) -> Solution | None:
@@ -346,13 +351,13 @@ def solve(objective: Mapping[Name, float], equations: Sequence[tuple[Mapping[Nam
     from scipy.optimize import Bounds, LinearConstraint, milp
 
     names = sorted({*objective, *(name for row, _ in equations for name in row)}, key=str)
-    place = {name: number for number, name in enumerate(names)}
+    columns = {name: number for number, name in enumerate(names)}
     if not names:
         return Solution(0.0, {})
     matrix = np.zeros((len(equations), len(names)))
     for number, (row, _) in enumerate(equations):
         for name, factor in row.items():
-            matrix[number, place[name]] = factor
+            matrix[number, columns[name]] = factor
     cost = np.array([objective.get(name, 0.0) for name in names])
     largest = float(np.abs(cost).max()) or 1.0  # the solver's tolerances are absolute
     values = np.array([value for _, value in equations])
@@ -372,10 +377,10 @@ def solve(objective: Mapping[Name, float], equations: Sequence[tuple[Mapping[Nam
 def told(row: Mapping[Name, float]) -> str:
     """Write the left side of an equation."""
     parts = []
-    for (kind, *rest), factor in row.items():
+    for (kind, *indices), factor in row.items():
         sign = "− " if factor < 0 else "+ "
         times = "" if abs(factor) == 1 else f"{shortest(abs(factor))}·"
-        parts.append(f"{sign}{times}{kind}[{','.join(map(str, rest))}]")
+        parts.append(f"{sign}{times}{kind}[{','.join(map(str, indices))}]")
     return " ".join(parts).removeprefix("+ ") or "0"
 
 
@@ -409,18 +414,18 @@ def perceptron(batch: int, width: int, layers: int, mesh: DeviceMesh) -> Chain:
     Source: Zheng et al. 2022 (Alpa, OSDI 22), §4.1; Shoeybi et al. 2019 (arXiv 1909.08053), §3, for the two splits.
     """
     message, matrix = batch * width * ELEMENT_BYTES, width * width * ELEMENT_BYTES
-    reads = [ShardingSpec.named(one) for one in ("RR", "RS1", "S1R")]
-    makes = [ShardingSpec.named(one) for one in ("RS1", "RR", "S1R")]
+    reads = [ShardingSpec.named(name) for name in ("RR", "RS1", "S1R")]
+    makes = [ShardingSpec.named(name) for name in ("RS1", "RR", "S1R")]
     activation, weights = mesh.all_reduce(message, (1,)), mesh.all_reduce(matrix, (1,))
     bias = mesh.all_reduce(width * ELEMENT_BYTES, (1,))
     costs = [[activation if layer else 0.0, activation, weights + bias] for layer in range(layers)]
     # Forward from what one makes to what the next reads; backward the gradient, the other way.
     between = [
         [
-            resharding_cost(made, wanted, message, mesh) + resharding_cost(wanted, made, message, mesh)
-            for wanted in reads
+            resharding_cost(source, target, message, mesh) + resharding_cost(target, source, message, mesh)
+            for target in reads
         ]
-        for made in makes
+        for source in makes
     ]
     return Chain(("column", "row", "batch"), costs, [between for _ in range(layers - 1)])
 
@@ -429,8 +434,8 @@ Costs = list[list[float]]
 Matrices = list[list[list[float]]]
 
 
-def _same(one: float, other: float, tolerance: float = 1e-6) -> bool:
-    return math.isclose(one, other, rel_tol=tolerance, abs_tol=1e-12)
+def _same(number: float, reference: float, tolerance: float = 1e-6) -> bool:
+    return math.isclose(number, reference, rel_tol=tolerance, abs_tol=1e-12)
 
 
 def chain_cost(costs: Costs, resharding: Matrices, picked: Sequence[int]) -> float:
@@ -446,40 +451,43 @@ def _chains() -> Iterator[tuple[Costs, Matrices]]:
     for sizes in ((2, 2), (2, 3, 2), (3, 2, 3, 3), (2, 4, 3)):
         costs = [[float(dice.randrange(1, 20)) for _ in range(size)] for size in sizes]
         resharding = [
-            [[float(dice.randrange(5, 60)) for _ in range(there)] for _ in range(here)]
-            for here, there in itertools.pairwise(sizes)
+            [[float(dice.randrange(5, 60)) for _ in range(next_size)] for _ in range(size)]
+            for size, next_size in itertools.pairwise(sizes)
         ]
         yield costs, resharding
 
 
 def _check_programme(answer: Callable[..., Any], costs: Costs, resharding: Matrices) -> None:
-    made = _read(answer([list(one) for one in costs], [[list(row) for row in one] for one in resharding]), costs)
-    _check_rows(made[1], costs)
-    _check_objective(made[0], costs, resharding)
-    _check_optimum(made, costs, resharding)
+    programme = _read(
+        answer([list(layer_costs) for layer_costs in costs], [[list(row) for row in matrix] for matrix in resharding]),
+        costs,
+    )
+    _check_rows(programme[1], costs)
+    _check_objective(programme[0], costs, resharding)
+    _check_optimum(programme, costs, resharding)
 
 
 def _names(costs: Costs) -> set[Name]:
-    own = {("s", v, k) for v, some in enumerate(costs) for k in range(len(some))}
-    return own | {
+    strategy_names = {("s", v, k) for v, layer_costs in enumerate(costs) for k in range(len(layer_costs))}
+    return strategy_names | {
         ("e", v, k, j)
-        for v, (here, there) in enumerate(itertools.pairwise(costs))
-        for k in range(len(here))
-        for j in range(len(there))
+        for v, (layer_costs, next_costs) in enumerate(itertools.pairwise(costs))
+        for k in range(len(layer_costs))
+        for j in range(len(next_costs))
     }  # fmt: skip
 
 
-def _read(given: Any, costs: Costs) -> Programme:
+def _read(answer: Any, costs: Costs) -> Programme:
     """The student's programme, or a sentence about its form."""
-    refuse_nothing(given)
-    if not (isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[0], Mapping)):
+    refuse_nothing(answer)
+    if not (isinstance(answer, tuple | list) and len(answer) == 2 and isinstance(answer[0], Mapping)):
         raise Wrong(
-            en=f"Return the objective, a dictionary, and the list of equations; your function returns {shown(given)}.",
+            en=f"Return the objective, a dictionary, and the list of equations; your function returns {shown(answer)}.",
             fr="Renvoyez l’objectif, un dictionnaire, et la liste des équations ; votre fonction renvoie "
-            f"{shown(given)}.",
+            f"{shown(answer)}.",
         )
     legal, equations = _names(costs), []
-    for row in given[1]:
+    for row in answer[1]:
         if not (isinstance(row, tuple | list) and len(row) == 2 and isinstance(row[0], Mapping)):
             raise Wrong(
                 en=f"An equation is a pair: a dictionary of coefficients, and their sum, such as ({{('s', 0, 0): 1, "
@@ -488,17 +496,17 @@ def _read(given: Any, costs: Costs) -> Programme:
                 f"({{('s', 0, 0): 1, ('s', 0, 1): 1}}, 1) ; {shown(row)} s’y trouve.",
             )
         equations.append(({name: float(value) for name, value in row[0].items()}, float(row[1])))
-    for name in itertools.chain(given[0], *(row[0] for row in equations)):
+    for name in itertools.chain(answer[0], *(row[0] for row in equations)):
         if name not in legal:
             raise Wrong(
                 en=f"There is no variable {shown(name)} in a chain of {len(costs)} layers with "
-                f"{[len(some) for some in costs]} strategies: ('s', layer, strategy), and ('e', layer, strategy, "
+                f"{[len(layer) for layer in costs]} strategies: ('s', layer, strategy), and ('e', layer, strategy, "
                 "strategy of the next layer), all from 0.",
                 fr=f"Il n’y a pas de variable {shown(name)} dans une chaîne de {len(costs)} couches à "
-                f"{[len(some) for some in costs]} stratégies : ('s', couche, stratégie) et ('e', couche, stratégie, "
+                f"{[len(layer) for layer in costs]} stratégies : ('s', couche, stratégie) et ('e', couche, stratégie, "
                 "stratégie de la couche suivante), tous à partir de 0.",
             )
-    return {name: float(value) for name, value in given[0].items()}, equations
+    return {name: float(value) for name, value in answer[0].items()}, equations
 
 
 def _point(costs: Costs, picked: Sequence[int]) -> dict[Name, float]:
@@ -509,7 +517,7 @@ def _point(costs: Costs, picked: Sequence[int]) -> dict[Name, float]:
 
 
 def _choices(costs: Costs) -> Iterator[tuple[int, ...]]:
-    return itertools.product(*(range(len(some)) for some in costs))
+    return itertools.product(*(range(len(layer_costs)) for layer_costs in costs))
 
 
 def _check_rows(equations: Sequence[Row], costs: Costs) -> None:
@@ -517,27 +525,28 @@ def _check_rows(equations: Sequence[Row], costs: Costs) -> None:
     for picked in _choices(costs):
         point = _point(costs, picked)
         for row, value in equations:
-            found = math.fsum(factor * point[name] for name, factor in row.items())
-            if not _same(found, value):
+            total = math.fsum(factor * point[name] for name, factor in row.items())
+            if not _same(total, value):
                 raise Wrong(
                     en=f"An equation forbids a legal choice: if the layers take the strategies {list(picked)}, "
-                    f"{told(row)} is {significant(found, 5)}, but you demand {significant(value, 5)}.",
+                    f"{told(row)} is {significant(total, 5)}, but you demand {significant(value, 5)}.",
                     fr="Une équation interdit un choix permis : si les couches prennent les stratégies "
-                    f"{list(picked)}, {told(row)} vaut {significant(found, 5)}, mais vous exigez "
+                    f"{list(picked)}, {told(row)} vaut {significant(total, 5)}, mais vous exigez "
                     f"{significant(value, 5)}.",
                 )
 
 
 def _check_objective(objective: Mapping[Name, float], costs: Costs, resharding: Matrices) -> None:
     """Every choice must cost what it costs."""
-    nothing: Costs = [[0.0] * len(some) for some in costs]
+    nothing: Costs = [[0.0] * len(layer_costs) for layer_costs in costs]
     free: Matrices = [[[0.0] * len(row) for row in matrix] for matrix in resharding]
     points = [(picked, _point(costs, picked)) for picked in _choices(costs)]
-    found = [math.fsum(objective.get(name, 0.0) * value for name, value in point.items()) for _, point in points]
+    totals = [math.fsum(objective.get(name, 0.0) * value for name, value in point.items()) for _, point in points]
 
-    def is_cost_of(own: Costs, between: Matrices) -> bool:
+    def is_cost_of(layer_costs: Costs, between: Matrices) -> bool:
         return all(
-            _same(cost, chain_cost(own, between, picked)) for cost, (picked, _) in zip(found, points, strict=True)
+            _same(cost, chain_cost(layer_costs, between, picked))
+            for cost, (picked, _) in zip(totals, points, strict=True)
         )
 
     if is_cost_of(costs, resharding):
@@ -552,51 +561,51 @@ def _check_objective(objective: Mapping[Name, float], costs: Costs, resharding: 
             en="Your objective counts resharding alone: the s, too, have a cost, costs[v][k].",
             fr="Votre objectif ne compte que le changement de découpe : les s ont aussi un coût, costs[v][k].",
         )
-    at = next(
+    wrong_index = next(
         index
-        for index, (cost, (picked, _)) in enumerate(zip(found, points, strict=True))
+        for index, (cost, (picked, _)) in enumerate(zip(totals, points, strict=True))
         if not _same(cost, chain_cost(costs, resharding, picked))
     )
-    right = significant(chain_cost(costs, resharding, points[at][0]), 5)
+    right = significant(chain_cost(costs, resharding, points[wrong_index][0]), 5)
     raise Wrong(
-        en=f"If the layers take the strategies {list(points[at][0])}, they cost {right}, but your "
-        f"objective says {significant(found[at], 5)}.",
-        fr=f"Si les couches prennent les stratégies {list(points[at][0])}, elles coûtent {right}, mais "
-        f"votre objectif donne {significant(found[at], 5)}.",
+        en=f"If the layers take the strategies {list(points[wrong_index][0])}, they cost {right}, but your "
+        f"objective says {significant(totals[wrong_index], 5)}.",
+        fr=f"Si les couches prennent les stratégies {list(points[wrong_index][0])}, elles coûtent {right}, mais "
+        f"votre objectif donne {significant(totals[wrong_index], 5)}.",
     )
 
 
-def _check_optimum(made: Programme, costs: Costs, resharding: Matrices) -> None:
+def _check_optimum(programme: Programme, costs: Costs, resharding: Matrices) -> None:
     """Nothing may be cheaper than the cheapest choice."""
     right = min(chain_cost(costs, resharding, picked) for picked in _choices(costs))
-    found = solve(*made)
-    if found is None:
+    optimum = solve(*programme)
+    if optimum is None:
         raise AssertionError("every choice satisfies every equation")
-    if found.cost > right - 1e-6 * abs(right):
+    if optimum.cost > right - 1e-6 * abs(right):
         return
     # a variable that the programme does not name is 0 in its solution
-    why = _slack({name: found.values.get(name, 0.0) for name in _names(costs)}, costs)
-    cheaper, least = significant(found.cost, 5), significant(right, 5)
+    explanation = _slack({name: optimum.values.get(name, 0.0) for name in _names(costs)}, costs)
+    cheaper, cheapest = significant(optimum.cost, 5), significant(right, 5)
     raise Wrong(
-        en=f"Your programme finds {cheaper}, less than any choice costs ({least}){why.en}.",
-        fr=f"Votre programme trouve {cheaper}, moins que ne coûte aucun choix ({least}){why.fr}.",
+        en=f"Your programme finds {cheaper}, less than any choice costs ({cheapest}){explanation.en}.",
+        fr=f"Votre programme trouve {cheaper}, moins que ne coûte aucun choix ({cheapest}){explanation.fr}.",
     )
 
 
 def _slack(values: Mapping[Name, float], costs: Costs) -> Said:
     """Which equation is missing, from a solution that is no choice."""
-    for v, some in enumerate(costs):
-        taken = sum(values["s", v, k] > 0.5 for k in range(len(some)))
-        if taken != 1:
+    for v, layer_costs in enumerate(costs):
+        strategy_count = sum(values["s", v, k] > 0.5 for k in range(len(layer_costs)))
+        if strategy_count != 1:
             return Said(
-                f": layer {v} takes {taken} strategies. Demand that its s add up to 1",
-                f" : la couche {v} prend {taken} stratégie(s). Exigez que la somme de ses s soit 1",
+                f": layer {v} takes {strategy_count} strategies. Demand that its s add up to 1",
+                f" : la couche {v} prend {strategy_count} stratégie(s). Exigez que la somme de ses s soit 1",
             )
-    for v, (here, there) in enumerate(itertools.pairwise(costs)):
-        for layer, own, others in ((v, here, there), (v + 1, there, here)):
-            for k in range(len(own)):
+    for v, (front_costs, back_costs) in enumerate(itertools.pairwise(costs)):
+        for layer, strategy_costs, partner_costs in ((v, front_costs, back_costs), (v + 1, back_costs, front_costs)):
+            for k in range(len(strategy_costs)):
                 # strategy k of layer v is row k of e[v]; of layer v + 1 it is column k
-                pairs = [("e", v, k, j) if layer == v else ("e", v, j, k) for j in range(len(others))]
+                pairs = [("e", v, k, j) if layer == v else ("e", v, j, k) for j in range(len(partner_costs))]
                 total = math.fsum(values[pair] for pair in pairs)
                 if not _same(total, values["s", layer, k], 1e-4):
                     return _untied(v, layer, k, significant(total, 5), significant(values["s", layer, k], 5))

@@ -143,15 +143,15 @@ def compare_rounds(first_s: Sequence[float], second_s: Sequence[float]) -> Numbe
     Source: Conover 1999, "Practical Nonparametric Statistics", §3.4.
     """
     # within a round both meet the same disturbances, which the ratio cancels
-    ratios = [second / first for first, second in zip(first_s, second_s, strict=True)]
+    ratios = [second_round / first_round for first_round, second_round in zip(first_s, second_s, strict=True)]
     return statistics.median(ratios), min(1.0, 2 * _tail(*_wins(first_s, second_s)))
 
 
 def _wins(first_s: Sequence[float], second_s: Sequence[float]) -> tuple[int, int]:
     """Rounds won by the one that won more, and rounds that are no ties."""
     pairs = list(zip(first_s, second_s, strict=True))
-    ahead, behind = sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)
-    return max(ahead, behind), ahead + behind
+    first_wins, second_wins = sum(a < b for a, b in pairs), sum(a > b for a, b in pairs)
+    return max(first_wins, second_wins), first_wins + second_wins
 
 
 def _tail(wins: int, rounds: int) -> float:
@@ -163,30 +163,30 @@ def _tail(wins: int, rounds: int) -> float:
 def _one_way(first_s: Sequence[float], second_s: Sequence[float], sign: int) -> float:
     """How likely the first of the two, or the second, wins as many rounds or more."""
     pairs = list(zip(first_s, second_s, strict=True))
-    own, other = sum(sign * (b - a) > 0 for a, b in pairs), sum(sign * (b - a) < 0 for a, b in pairs)
-    return _tail(own, own + other)
+    wins, losses = sum(sign * (b - a) > 0 for a, b in pairs), sum(sign * (b - a) < 0 for a, b in pairs)
+    return _tail(wins, wins + losses)
 
 
 def _rounds() -> Iterator[Case]:
     """Noise that hits both of a round alike, and is larger than what sets them apart."""
     dice = random.Random(4)
     for count, edge in ((8, 1.05), (12, 1.02), (9, 1.0), (15, 0.97), (7, 1.3), (10, 1.01)):
-        first, second = [], []
+        first_s, second_s = [], []
         for _ in range(count):
             weather = dice.choice((1.0, 1.1, 1.6, 2.3))
-            first.append(round(0.02 * weather * dice.uniform(0.98, 1.02), 5))
-            second.append(round(0.02 * edge * weather * dice.uniform(0.98, 1.02), 5))
-        second[0] = first[0]  # a tie
-        yield first, second
+            first_s.append(round(0.02 * weather * dice.uniform(0.98, 1.02), 5))
+            second_s.append(round(0.02 * edge * weather * dice.uniform(0.98, 1.02), 5))
+        second_s[0] = first_s[0]  # a tie
+        yield first_s, second_s
 
 
 def _told_rounds(case: Case) -> str:
-    first, second = case
-    return say(en=f"For the rounds {first} and {second}", fr=f"Pour les tours {first} et {second}")
+    first_s, second_s = case
+    return say(en=f"For the rounds {first_s} and {second_s}", fr=f"Pour les tours {first_s} et {second_s}")
 
 
-def _ratio(way: Callable[[Sequence[float]], float], english: str, french: str) -> Mistake:
-    return Mistake(lambda first, second: way(second) / way(first), english, french, part=0)
+def _ratio(statistic: Callable[[Sequence[float]], float], english: str, french: str) -> Mistake:
+    return Mistake(lambda first_s, second_s: statistic(second_s) / statistic(first_s), english, french, part=0)
 
 
 _UNPAIRED = (
@@ -204,7 +204,7 @@ PAIRED = TEXTS.exercise(
     told=_told_rounds,
     mistakes={
         "your ratio is the other way round": MistakeWay(
-            lambda first, second: statistics.median([a / b for a, b in zip(first, second, strict=True)]), part=0
+            lambda first_s, second_s: statistics.median([a / b for a, b in zip(first_s, second_s, strict=True)]), part=0
         ),
         "ratio of unpaired medians": _ratio(
             statistics.median, f"Your ratio of medians {_UNPAIRED[0]}", f"Votre rapport de médianes {_UNPAIRED[1]}"
@@ -216,31 +216,33 @@ PAIRED = TEXTS.exercise(
             min, f"Your ratio of the best times {_UNPAIRED[0]}", f"Votre rapport des minima {_UNPAIRED[1]}"
         ),
         "you take the mean of the ratios": MistakeWay(
-            lambda first, second: statistics.fmean([b / a for a, b in zip(first, second, strict=True)]), part=0
+            lambda first_s, second_s: statistics.fmean([b / a for a, b in zip(first_s, second_s, strict=True)]), part=0
         ),
-        "your p is one-sided": MistakeWay(lambda first, second: _tail(*_wins(first, second)), part=1),
-        "p above 1": MistakeWay(lambda first, second: 2 * _tail(*_wins(first, second)), part=1),
+        "your p is one-sided": MistakeWay(lambda first_s, second_s: _tail(*_wins(first_s, second_s)), part=1),
+        "p above 1": MistakeWay(lambda first_s, second_s: 2 * _tail(*_wins(first_s, second_s)), part=1),
         "you count ties among the rounds": MistakeWay(
-            lambda first, second: min(1.0, 2 * _tail(_wins(first, second)[0], len(first))), part=1
+            lambda first_s, second_s: min(1.0, 2 * _tail(_wins(first_s, second_s)[0], len(first_s))), part=1
         ),
         "you take the probability of exactly so many wins": MistakeWay(
-            lambda first, second: min(
-                1.0, 2 * math.comb(*reversed(_wins(first, second))) / 2 ** _wins(first, second)[1]
+            lambda first_s, second_s: min(
+                1.0, 2 * math.comb(*reversed(_wins(first_s, second_s))) / 2 ** _wins(first_s, second_s)[1]
             ),
             part=1,
         ),
-        "you return 1 − p": MistakeWay(lambda first, second: 1 - min(1.0, 2 * _tail(*_wins(first, second))), part=1),
+        "you return 1 − p": MistakeWay(
+            lambda first_s, second_s: 1 - min(1.0, 2 * _tail(*_wins(first_s, second_s))), part=1
+        ),
         "p of other results, or a share of wins": tuple(
-            Mistake(lambda first, second, p=p: p(*_wins(first, second)), en, fr, part=1)
+            Mistake(lambda first_s, second_s, p=p: p(*_wins(first_s, second_s)), en, fr, part=1)
             for p, en, fr in (
                 (
-                    lambda most, n: most / n,
+                    lambda wins, n: wins / n,
                     "You give the share of the rounds won: p is how likely a coin makes one at least as large.",
                     "Vous donnez la part des tours gagnés : p dit à quelle fréquence une pièce en fait une au "
                     "moins aussi grande.",
                 ),
                 (
-                    lambda most, n: 0.5**most,
+                    lambda wins, n: 0.5**wins,
                     "That is how likely as many tosses in a row come down alike: count all results at least as "
                     "one-sided.",
                     "C’est la probabilité d’autant de lancers identiques à la suite : comptez tous les résultats "
@@ -248,14 +250,14 @@ PAIRED = TEXTS.exercise(
                     "déséquilibrés.",
                 ),
                 (
-                    lambda most, n: 2 * 0.5**n,
+                    lambda wins, n: 2 * 0.5**n,
                     "That is how likely one wins every round: count all results at least as one-sided as yours.",
                     "C’est la probabilité que l’un gagne tous les tours : comptez tous les résultats au moins "
                     "aussi déséquilibrés "
                     "que le vôtre.",
                 ),
                 (
-                    lambda most, n: min(1.0, 2 * _tail(most + 1, n)),
+                    lambda wins, n: min(1.0, 2 * _tail(wins + 1, n)),
                     "You count only results that are more one-sided: at least as one-sided, so from as many wins on.",
                     "Vous ne comptez que les résultats plus déséquilibrés : au moins aussi déséquilibrés, donc à "
                     "partir d’autant "
@@ -265,7 +267,7 @@ PAIRED = TEXTS.exercise(
         ),
         "p of one direction fixed beforehand": tuple(
             Mistake(
-                lambda first, second, sign=sign: _one_way(first, second, sign),
+                lambda first_s, second_s, sign=sign: _one_way(first_s, second_s, sign),
                 "Your p is one-sided: a result as one-sided the other way counts as well.",
                 "Votre p ne regarde qu’un côté : un résultat aussi déséquilibré dans l’autre sens compte aussi.",
                 part=1,
@@ -273,17 +275,21 @@ PAIRED = TEXTS.exercise(
             for sign in (1, -1)
         ),
         "you take differences in seconds": MistakeWay(
-            lambda first, second: statistics.median([b - a for a, b in zip(first, second, strict=True)]), part=0
+            lambda first_s, second_s: statistics.median([b - a for a, b in zip(first_s, second_s, strict=True)]), part=0
         ),
         "you take the geometric mean of the ratios": MistakeWay(
-            lambda first, second: statistics.geometric_mean([b / a for a, b in zip(first, second, strict=True)]), part=0
+            lambda first_s, second_s: statistics.geometric_mean(
+                [b / a for a, b in zip(first_s, second_s, strict=True)]
+            ),
+            part=0,
         ),
         "upper middle in place of the median": MistakeWay(
-            lambda first, second: sorted(b / a for a, b in zip(first, second, strict=True))[len(first) // 2], part=0
+            lambda first_s, second_s: sorted(b / a for a, b in zip(first_s, second_s, strict=True))[len(first_s) // 2],
+            part=0,
         ),
         "each list sorted by itself": MistakeWay(
-            lambda first, second: statistics.median(
-                [b / a for a, b in zip(sorted(first), sorted(second), strict=True)]
+            lambda first_s, second_s: statistics.median(
+                [b / a for a, b in zip(sorted(first_s), sorted(second_s), strict=True)]
             ),
             part=0,
         ),
@@ -330,8 +336,8 @@ def _fewest(answer: Callable[..., Any]) -> float:
             )
         try:
             # simulate=1: the fastest layout alone; the chosen one is judged by its own estimate
-            asked = plan(CHALLENGE_MODEL, CHALLENGE_SITE, gpus, CHALLENGE_BATCH, engines=ENGINE, simulate=1)
-            took = days_of(asked.choose(**layout).estimated_s)
+            challenge_plan = plan(CHALLENGE_MODEL, CHALLENGE_SITE, gpus, CHALLENGE_BATCH, engines=ENGINE, simulate=1)
+            took = days_of(challenge_plan.choose(**layout).estimated_s)
         except LabError as error:
             raise Wrong(str(error), str(error)) from None
         if took > days:

@@ -35,10 +35,10 @@ def rank_bytes(layout: Any, stage: int, parameters: float, micro_batch_bytes: fl
     Sources: Rajbhandari et al. 2020 (arXiv 1910.02054), §5, for what each ZeRO stage shards; Narayanan et al. 2021
     (arXiv 2104.04473), §2.2, for the micro-batches in flight.
     """
-    own = parameters / layout.tp
+    slice_parameters = parameters / layout.tp
     weights, gradients, optimizer = (
-        own * size / (layout.dp if layout.zero >= least else 1)
-        for size, least in ((WEIGHT_BYTES, 3), (MEMORY_GRADIENT_BYTES, 2), (OPTIMIZER_BYTES, 1))
+        slice_parameters * size / (layout.dp if layout.zero >= zero_stage else 1)
+        for size, zero_stage in ((WEIGHT_BYTES, 3), (MEMORY_GRADIENT_BYTES, 2), (OPTIMIZER_BYTES, 1))
     )
     # 1F1B: pp − stage forwards before the first backward, then one is freed for each that comes
     return weights, gradients, optimizer, micro_batch_bytes * min(layout.pp - stage, layout.micro_batches)
@@ -51,25 +51,25 @@ def _cases() -> Iterator[Case]:
         (5, 8, 7, 1, 3),
     ):  # fmt: skip
         for stage in {0, 1, pp // 2, pp - 1}:
-            own = dice.randrange(10**8, 10**10)
+            parameters = dice.randrange(10**8, 10**10)
             layout = PlannedLayout(dp=dp, tp=tp, pp=pp, zero=zero, micro_batches=micro_batches)
-            yield layout, stage, own, dice.randrange(10**8, 10**9)
+            yield layout, stage, parameters, dice.randrange(10**8, 10**9)
 
 
 def _memory_told(case: Case) -> str:
-    layout, stage, parameters, kept = case
+    layout, stage, parameters, micro_batch_bytes = case
     degrees = (
         f"dp={layout.dp}, tp={layout.tp}, pp={layout.pp}, zero={layout.zero}, micro_batches={layout.micro_batches}"
     )
     return say(
-        en=f"{degrees}, stage {stage}, {parameters} parameters, {kept} bytes per micro-batch",
-        fr=f"{degrees}, étage {stage}, {parameters} paramètres, {kept} octets par micro-batch",
+        en=f"{degrees}, stage {stage}, {parameters} parameters, {micro_batch_bytes} bytes per micro-batch",
+        fr=f"{degrees}, étage {stage}, {parameters} paramètres, {micro_batch_bytes} octets par micro-batch",
     )
 
 
 def _states(part: int) -> list[Mistake]:
     """The usual mistakes about one kind of state."""
-    size, least = ((WEIGHT_BYTES, 3), (MEMORY_GRADIENT_BYTES, 2), (OPTIMIZER_BYTES, 1))[part]
+    size, min_stage = ((WEIGHT_BYTES, 3), (MEMORY_GRADIENT_BYTES, 2), (OPTIMIZER_BYTES, 1))[part]
     name_en = ("weights", "gradients", "optimizer")[part]
     name_fr = ("poids", "gradients", "états de l’optimiseur")[part]
 
@@ -78,44 +78,44 @@ def _states(part: int) -> list[Mistake]:
 
     return [
         Mistake(
-            lambda layout, stage, parameters, kept: parameters * size / shared(layout, least),
+            lambda layout, stage, parameters, micro_batch_bytes: parameters * size / shared(layout, min_stage),
             f"Your {name_en} are those of a whole stage: each of its tp ranks holds one slice of it.",
             f"Vos {name_fr} sont ceux d’un étage entier : chacun de ses tp rangs n’en détient qu’une tranche.",
             part=part,
         ),
         Mistake(
-            lambda layout, stage, parameters, kept: parameters / layout.tp * size,
-            f"You never shard the {name_en} over the replicas: from ZeRO-{least} on each holds 1/dp of them.",
-            f"Vous ne répartissez jamais les {name_fr} entre les répliques : à partir de ZeRO-{least}, chacune en "
+            lambda layout, stage, parameters, micro_batch_bytes: parameters / layout.tp * size,
+            f"You never shard the {name_en} over the replicas: from ZeRO-{min_stage} on each holds 1/dp of them.",
+            f"Vous ne répartissez jamais les {name_fr} entre les répliques : à partir de ZeRO-{min_stage}, chacune en "
             "détient 1/dp.",
             part=part,
         ),
         Mistake(
-            lambda layout, stage, parameters, kept: parameters / layout.tp * size / layout.dp,
+            lambda layout, stage, parameters, micro_batch_bytes: parameters / layout.tp * size / layout.dp,
             f"You shard the {name_en} over the replicas in every case; without ZeRO each replica holds all of them, "
-            f"and ZeRO does so from stage {least} on.",
+            f"and ZeRO does so from stage {min_stage} on.",
             f"Vous répartissez toujours les {name_fr} entre les répliques ; sans ZeRO, chacune les détient en entier, "
-            f"et ZeRO ne le fait qu’à partir du niveau {least}.",
+            f"et ZeRO ne le fait qu’à partir du niveau {min_stage}.",
             part=part,
         ),
         *(
             Mistake(
-                lambda layout, stage, parameters, kept, other=other: (
-                    parameters / layout.tp * size / shared(layout, other)
+                lambda layout, stage, parameters, micro_batch_bytes, from_stage=from_stage: (
+                    parameters / layout.tp * size / shared(layout, from_stage)
                 ),
-                f"You shard the {name_en} from ZeRO-{other} on; it is from ZeRO-{least} on (1: optimizer, 2: "
+                f"You shard the {name_en} from ZeRO-{from_stage} on; it is from ZeRO-{min_stage} on (1: optimizer, 2: "
                 "gradients too, 3: weights too).",
-                f"Vous répartissez les {name_fr} à partir de ZeRO-{other} ; c’est à partir de ZeRO-{least} "
+                f"Vous répartissez les {name_fr} à partir de ZeRO-{from_stage} ; c’est à partir de ZeRO-{min_stage} "
                 "(1 : l’optimiseur, 2 : les gradients aussi, 3 : les poids aussi).",
                 part=part,
             )
-            for other in (1, 2, 3)
-            if other != least
+            for from_stage in (1, 2, 3)
+            if from_stage != min_stage
         ),
         *(
             Mistake(
-                lambda layout, stage, parameters, kept, bytes_each=bytes_each: (
-                    parameters / layout.tp * bytes_each / shared(layout, least)
+                lambda layout, stage, parameters, micro_batch_bytes, bytes_each=bytes_each: (
+                    parameters / layout.tp * bytes_each / shared(layout, min_stage)
                 ),
                 f"You count {bytes_each} bytes per parameter for the {name_en}, where there are {size}: weights in "
                 "bf16 (2), gradients accumulated in fp32 (4), and in fp32 Adam's two moments and the master copy (12).",
@@ -128,38 +128,47 @@ def _states(part: int) -> list[Mistake]:
             if bytes_each != size
         ),
         Mistake(
-            lambda layout, stage, parameters, kept: parameters / layout.tp / layout.pp * size / shared(layout, least),
+            lambda layout, stage, parameters, micro_batch_bytes: (
+                parameters / layout.tp / layout.pp * size / shared(layout, min_stage)
+            ),
             f"You divide the {name_en} by pp: `parameters` are those of one stage already.",
             f"Vous divisez les {name_fr} par pp : `parameters` est déjà celui d’un étage.",
             part=part,
         ),
         Mistake(
-            lambda layout, stage, parameters, kept: parameters * layout.tp * size / shared(layout, least),
+            lambda layout, stage, parameters, micro_batch_bytes: (
+                parameters * layout.tp * size / shared(layout, min_stage)
+            ),
             f"You multiply the {name_en} by tp: each of the tp ranks holds one slice, so divide.",
             f"Vous multipliez les {name_fr} par tp : chacun des tp rangs détient une tranche, divisez donc.",
             part=part,
         ),
         Mistake(
-            lambda layout, stage, parameters, kept: (
-                parameters / layout.tp * size / (layout.tp if layout.zero >= least else 1)
+            lambda layout, stage, parameters, micro_batch_bytes: (
+                parameters / layout.tp * size / (layout.tp if layout.zero >= min_stage else 1)
             ),
             f"ZeRO divides the {name_en} by dp, the number of replicas; you divide by tp once more.",
             f"ZeRO divise les {name_fr} par dp, le nombre de répliques ; vous divisez encore par tp.",
             part=part,
         ),
         Mistake(
-            lambda layout, stage, parameters, kept: (
-                parameters / layout.tp * size / (layout.dp if layout.zero == least else 1)
+            lambda layout, stage, parameters, micro_batch_bytes: (
+                parameters / layout.tp * size / (layout.dp if layout.zero == min_stage else 1)
             ),
-            f"You shard the {name_en} in ZeRO-{least} only (==): a higher stage does so too, >=.",
-            f"Vous ne répartissez les {name_fr} qu’avec ZeRO-{least} (==) : un niveau supérieur le fait aussi, >=.",
+            f"You shard the {name_en} in ZeRO-{min_stage} only (==): a higher stage does so too, >=.",
+            f"Vous ne répartissez les {name_fr} qu’avec ZeRO-{min_stage} (==) : un niveau supérieur le fait aussi, >=.",
             part=part,
         ),
     ]
 
 
 def _flight(count: Any, english: str, french: str) -> Mistake:
-    return Mistake(lambda layout, stage, parameters, kept: kept * count(layout, stage), english, french, part=3)
+    return Mistake(
+        lambda layout, stage, parameters, micro_batch_bytes: micro_batch_bytes * count(layout, stage),
+        english,
+        french,
+        part=3,
+    )
 
 
 RANK_BYTES = TEXTS.exercise(
@@ -294,7 +303,7 @@ def _least(
             for pp, dp in ((pp, gpus // pp) for pp in range(1, gpus + 1) if gpus % pp == 0)
             if m % dp == 0 and state_bytes * parameters / pp <= capacity
         ]
-        return min(priced, key=lambda one: one[1] + one[2])
+        return min(priced, key=lambda split: split[1] + split[2])
 
     return found
 
@@ -302,10 +311,10 @@ def _least(
 def _clusters() -> Iterator[Case]:
     dice = random.Random(3)
     for gpus in (16, 24, 64, 96, 128):
-        for least in (1, 2, 3, 4, 5, 8):
+        for min_stages in (1, 2, 3, 4, 5, 8):
             capacity = 8e10
             # the states of one stage fit from about so many stages on
-            parameters = capacity / STATE_BYTES * least * dice.uniform(0.8, 0.98)
+            parameters = capacity / STATE_BYTES * min_stages * dice.uniform(0.8, 0.98)
             work_s = 10 ** dice.uniform(-1.0, 1.0)
             # Around the balance of bubble and all-reduce, so that now the one and now the other wins.
             beta = work_s / parameters * 10 ** dice.uniform(-1.0, 0.0)
@@ -383,7 +392,7 @@ _SPLIT_WAYS = (
         "Votre all-reduce ne fait qu’un tour ; c’est un reduce-scatter, puis un all-gather : 2 (dp − 1) étapes.",
     ),
     Mistake(
-        lambda gpus, *rest: (gpus / best_split(gpus, *rest)[0], *best_split(gpus, *rest)[1:]),
+        lambda gpus, *arguments: (gpus / best_split(gpus, *arguments)[0], *best_split(gpus, *arguments)[1:]),
         "You return dp, the number of replicas; pp is asked for, the number of stages.",
         "Vous renvoyez dp, le nombre de répliques ; on demande pp, le nombre d’étages.",
     ),
@@ -391,7 +400,7 @@ _SPLIT_WAYS = (
 
 
 def _least_of(
-    key: Callable[[Numbers], float] = lambda one: one[1] + one[2],
+    key: Callable[[Numbers], float] = lambda split: split[1] + split[2],
     *,
     worst: bool = False,
     shared: bool = True,
@@ -434,7 +443,7 @@ _SPLIT_CHOICES = (
         "Vous laissez passer le double de ce que contient un GPU : 16 octets d’états par paramètre, sur pp étages.",
     ),
     Mistake(
-        _least_of(lambda one: max(one[1], one[2])),
+        _least_of(lambda split: max(split[1], split[2])),
         "You compare the longer of the two waits: a step waits for both, so compare their sum.",
         "Vous comparez la plus longue des deux attentes : un pas attend les deux, comparez donc leur somme.",
     ),
@@ -490,7 +499,7 @@ _SPLIT_CHOICES = (
     ),
 )
 _SHARE = Mistake(
-    lambda gpus, m, work_s, *rest: best_split(gpus, m, work_s, *rest)[1] / (m / gpus * work_s),
+    lambda gpus, m, work_s, *arguments: best_split(gpus, m, work_s, *arguments)[1] / (m / gpus * work_s),
     "The split is right; your second number is the bubble as a share of the work, but seconds are asked for.",
     "Le choix est juste ; votre second nombre est la bulle en part du travail, mais on demande des secondes.",
     part=1,
@@ -586,8 +595,8 @@ def _questions() -> Iterator[Question]:
         # The fastest of all would need more memory, or other GPUs; the shortest step reads the fewest samples.
         sure = next(split for split in splits if heads % split[1] == 0)
         rows.append(LayoutRow(*sure, 1, 64, sure[0] * 64 / 40.0, 1.2 * capacity))
-        for other, rate in ((sure[0] + 1, 50.0), (sure[0] - 1, 45.0)):  # a GPU too many, a GPU that does nothing
-            rows.append(LayoutRow(other, *sure[1:], 1, 64, other * 64 / rate, 3e10))
+        for wrong_dp, rate in ((sure[0] + 1, 50.0), (sure[0] - 1, 45.0)):  # a GPU too many, a GPU that does nothing
+            rows.append(LayoutRow(wrong_dp, *sure[1:], 1, 64, wrong_dp * 64 / rate, 3e10))
         rows.append(LayoutRow(*sure, 1, 2, sure[0] * 2 / 6.0, 3e10))
         dice.shuffle(rows)
         yield rows, gpus, heads, capacity
@@ -636,23 +645,23 @@ _CHOICE_WAYS = (
 )
 
 
-def _row_of(answer: Callable[..., Any], rows: list[LayoutRow], *rest: float) -> LayoutRow:
-    given = answer(list(rows), *rest)
-    refuse_nothing(given)
-    if isinstance(given, LayoutRow) and given in rows:
-        return given
+def _row_of(answer: Callable[..., Any], rows: list[LayoutRow], *limits: float) -> LayoutRow:
+    choice = answer(list(rows), *limits)
+    refuse_nothing(choice)
+    if isinstance(choice, LayoutRow) and choice in rows:
+        return choice
     raise Wrong(
-        en=f"Return one of the layouts that you were given, as it is; your function returns {shown(given)}.",
-        fr=f"Renvoyez telle quelle une des configurations reçues ; votre fonction renvoie {shown(given)}.",
+        en=f"Return one of the layouts that you were given, as it is; your function returns {shown(choice)}.",
+        fr=f"Renvoyez telle quelle une des configurations reçues ; votre fonction renvoie {shown(choice)}.",
     )
 
 
 def _other_choice(case: Case, row: LayoutRow, right: LayoutRow) -> Said:
     _, gpus, heads, capacity = case
     # samples per second; then GB
-    own, best = significant(row.samples_per_s, 5), significant(right.samples_per_s, 5)
-    needed, there = significant(row.memory_bytes / 1e9, 5), significant(capacity / 1e9, 5)
-    said = {
+    rate, best = significant(row.samples_per_s, 5), significant(right.samples_per_s, 5)
+    memory_gb, gpu_gb = significant(row.memory_bytes / 1e9, 5), significant(capacity / 1e9, 5)
+    explanation = {
         "gpus": Said(
             f"that makes {row.dp * row.tp * row.pp} ranks, but there are {gpus} GPUs. dp · tp · pp must use them all.",
             f"cela fait {row.dp * row.tp * row.pp} rangs, mais il y a {gpus} GPU. dp · tp · pp doit les employer tous.",
@@ -662,16 +671,16 @@ def _other_choice(case: Case, row: LayoutRow, right: LayoutRow) -> Said:
             f"tp={row.tp} ne divise pas les {heads} têtes d’attention ; aucun rang n’en aurait un nombre entier.",
         ),
         "memory": Said(
-            f"it needs {needed} GB of a GPU that has {there}. Drop what does not fit before you compare speeds.",
-            f"elle demande {needed} Go à un GPU qui en a {there}. Écartez ce qui ne tient pas avant de "
+            f"it needs {memory_gb} GB of a GPU that has {gpu_gb}. Drop what does not fit before you compare speeds.",
+            f"elle demande {memory_gb} Go à un GPU qui en a {gpu_gb}. Écartez ce qui ne tient pas avant de "
             "comparer les vitesses.",
         ),
         "": Said(
-            f"on {gpus} GPUs, {own} samples per second; {right.title} can run too, with {best}.",
-            f"sur {gpus} GPU, {own} échantillons par seconde ; {right.title} peut tourner aussi, avec {best}.",
+            f"on {gpus} GPUs, {rate} samples per second; {right.title} can run too, with {best}.",
+            f"sur {gpus} GPU, {rate} échantillons par seconde ; {right.title} peut tourner aussi, avec {best}.",
         ),
     }[reason(row, gpus, heads, capacity)]
-    return Said(f"You choose {row.title}: {said.en}", f"Vous choisissez {row.title} : {said.fr}")
+    return Said(f"You choose {row.title}: {explanation.en}", f"Vous choisissez {row.title} : {explanation.fr}")
 
 
 CHOOSE = TEXTS.exercise(

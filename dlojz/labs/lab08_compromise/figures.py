@@ -35,7 +35,7 @@ Path = Sequence[int]
 
 
 @pictured
-def mlp_sharding(costs: Chain, solution: Any = None, **others: Any) -> LabFigure:
+def mlp_sharding(costs: Chain, solution: Any = None, **more_solutions: Any) -> LabFigure:
     """Draw the strategies of every layer with their cost, and the path of a solution through them.
 
     Frames show the path; between two layers stands what resharding costs; the legend has the sum. At the right, what
@@ -50,53 +50,53 @@ def mlp_sharding(costs: Chain, solution: Any = None, **others: Any) -> LabFigure
     Raises:
         LabError: for a solution that does not name a strategy for each layer.
     """
-    solutions = others if solution is None else {"yours": solution, **others}
+    solutions = more_solutions if solution is None else {"yours": solution, **more_solutions}
     paths = {
         _usual(
             name, yours=say(en="chosen", fr="choisi"), batch=say(en="data parallelism", fr="Data Parallelism")
-        ): _path(given(one), costs)
-        for name, one in solutions.items()
+        ): _path(given(answer), costs)
+        for name, answer in solutions.items()
     }
     totals = {name: chain_cost(costs.costs, costs.resharding, path) for name, path in paths.items()}
     layers, rows = len(costs.costs), len(costs.strategies)
-    told = [f"{name} {rounded(total, 4)}" for name, total in totals.items()]
+    labels = [f"{name} {rounded(total, 4)}" for name, total in totals.items()]
     alt = say(
-        en=f"Costs of {rows} strategies in {layers} layers. Totals: {', '.join(told) or 'none'}.",
-        fr=f"Coûts de {rows} stratégies dans {layers} couches. Totaux : {', '.join(told) or 'aucun'}.",
+        en=f"Costs of {rows} strategies in {layers} layers. Totals: {', '.join(labels) or 'none'}.",
+        fr=f"Coûts de {rows} stratégies dans {layers} couches. Totaux : {', '.join(labels) or 'aucun'}.",
     )
     figure = new_figure(min(5.2 + 0.95 * layers, 11.0), 0.6 * rows + 1.7, alt=alt)
-    left, right = figure.subplots(1, 2, width_ratios=(max(layers, 3), rows + 0.8))
-    names = [_usual(one) for one in costs.strategies]
-    table = np.array([[_cell(some, k) for some in costs.costs] for k in range(rows)])
-    _heat(left, table, f"{say(en='layer', fr='couche')} {{}}", names)
-    left.set_title(
+    cost_axes, resharding_axes = figure.subplots(1, 2, width_ratios=(max(layers, 3), rows + 0.8))
+    names = [_usual(strategy) for strategy in costs.strategies]
+    table = np.array([[_cell(layer_costs, k) for layer_costs in costs.costs] for k in range(rows)])
+    _heat(cost_axes, table, f"{say(en='layer', fr='couche')} {{}}", names)
+    cost_axes.set_title(
         say(en="cost of each strategy, in each layer", fr="coût de chaque stratégie, par couche"), fontsize=NORMAL
     )
-    for place, ((name, path), (color, dashes, _)) in enumerate(zip(paths.items(), LINE_STYLES[4:], strict=False)):
-        half = 0.45 - 0.05 * place  # of the frame around a cell's number, so that several solutions are told apart
+    for number, ((name, path), (color, dashes, _)) in enumerate(zip(paths.items(), LINE_STYLES[4:], strict=False)):
+        half = 0.45 - 0.05 * number  # of the frame around a cell's number, so that several solutions are told apart
         label = say(en=f"{name}: {rounded(totals[name], 4)}", fr=f"{name} : {rounded(totals[name], 4)}")
-        look: dict[str, Any] = {"linestyle": dashes, "linewidth": 2}
+        line_style: dict[str, Any] = {"linestyle": dashes, "linewidth": 2}
         for layer, k in enumerate(path):
-            frame = Rectangle((layer - half, k - half), 2 * half, 2 * half, fill=False, edgecolor=color, **look)
+            frame = Rectangle((layer - half, k - half), 2 * half, 2 * half, fill=False, edgecolor=color, **line_style)
             # one entry in the legend for each path
             frame.set_label(label if layer == 0 else "")
-            left.add_patch(frame)
-        for layer, (here, there) in enumerate(pairwise(path)):
-            left.plot([layer + half, layer + 1 - half], [here, there], color=color, **look)
-            paid = costs.resharding[layer][here][there]
+            cost_axes.add_patch(frame)
+        for layer, (strategy, next_strategy) in enumerate(pairwise(path)):
+            cost_axes.plot([layer + half, layer + 1 - half], [strategy, next_strategy], color=color, **line_style)
+            paid = costs.resharding[layer][strategy][next_strategy]
             # of the first path only: prices of several would cover one another
-            if paid and not place:
-                left.text(
-                    layer + 0.5, (here + there) // 2 + 0.5, f"+{rounded(paid, 4)}", fontsize=SMALL,
+            if paid and not number:
+                cost_axes.text(
+                    layer + 0.5, (strategy + next_strategy) // 2 + 0.5, f"+{rounded(paid, 4)}", fontsize=SMALL,
                     color=color, ha="center", va="center",
                     bbox={"facecolor": "white", "edgecolor": color, "linewidth": 0.5, "pad": 1.2},
                 )  # fmt: skip
     if costs.resharding:
-        _heat(right, np.array(costs.resharding[0]), "{}", names, names)
-        right.set_xlabel(say(en="next layer", fr="couche suivante"))
-        right.set_title(say(en="resharding, layers 1 → 2", fr="redécoupage, couches 1 → 2"), fontsize=NORMAL)
+        _heat(resharding_axes, np.array(costs.resharding[0]), "{}", names, names)
+        resharding_axes.set_xlabel(say(en="next layer", fr="couche suivante"))
+        resharding_axes.set_title(say(en="resharding, layers 1 → 2", fr="redécoupage, couches 1 → 2"), fontsize=NORMAL)
     else:
-        right.set_axis_off()
+        resharding_axes.set_axis_off()
     if paths:
         figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=NORMAL)
     return finish(figure)
@@ -113,29 +113,30 @@ _NAMES = {
 }
 
 
-def _usual(name: str, **others: str) -> str:
+def _usual(name: str, **overrides: str) -> str:
     """A usual name in the reader's language; another one as it is."""
-    return others.get(name) or str(_NAMES.get(name, visible(name).replace("_", " ")))
+    return overrides.get(name) or str(_NAMES.get(name, visible(name).replace("_", " ")))
 
 
 def _path(solution: Any, costs: Chain) -> list[int]:
-    taken = solution.strategies() if hasattr(solution, "strategies") else solution
-    path = list(taken) if isinstance(taken, Sequence | np.ndarray) else []
+    strategies = solution.strategies() if hasattr(solution, "strategies") else solution
+    path = list(strategies) if isinstance(strategies, Sequence | np.ndarray) else []
     legal = len(path) == len(costs.costs) and all(
-        isinstance(k, int | np.integer) and 0 <= k < len(some) for k, some in zip(path, costs.costs, strict=False)
+        isinstance(k, int | np.integer) and 0 <= k < len(layer_costs)
+        for k, layer_costs in zip(path, costs.costs, strict=False)
     )
     if not legal:
         raise refusal(
             en=f"a solution names one strategy, from 0, for each of the {len(costs.costs)} layers, but "
-            f"{visible(repr(taken)[:80])} was received.",
+            f"{visible(repr(strategies)[:80])} was received.",
             fr=f"une solution nomme une stratégie, à partir de 0, pour chacune des {len(costs.costs)} couches ; "
-            f"reçu : {visible(repr(taken)[:80])}.",
+            f"reçu : {visible(repr(strategies)[:80])}.",
         )
     return [int(k) for k in path]
 
 
-def _cell(some: Sequence[float], place: int) -> float:
-    return float(some[place]) if place < len(some) else math.nan
+def _cell(layer_costs: Sequence[float], strategy: int) -> float:
+    return float(layer_costs[strategy]) if strategy < len(layer_costs) else math.nan
 
 
 def _heat(axes: Axes, table: np.ndarray[Any, Any], across: str, down: Sequence[str], names: Sequence[str] = ()) -> None:
@@ -149,8 +150,8 @@ def _heat(axes: Axes, table: np.ndarray[Any, Any], across: str, down: Sequence[s
             if math.isfinite(value):
                 axes.text(column, row, rounded(value, 4), ha="center", va="center", fontsize=SMALL)
     columns = names or [across.format(column + 1) for column in range(table.shape[1])]
-    axes.set_xticks(range(table.shape[1]), [visible(one) for one in columns], fontsize=SMALL)
-    axes.set_yticks(range(len(down)), [visible(one) for one in down], fontsize=SMALL)
+    axes.set_xticks(range(table.shape[1]), [visible(label) for label in columns], fontsize=SMALL)
+    axes.set_yticks(range(len(down)), [visible(label) for label in down], fontsize=SMALL)
     axes.set_xticks(np.arange(table.shape[1] + 1) - 0.5, minor=True)
     axes.set_yticks(np.arange(len(down) + 1) - 0.5, minor=True)
     axes.grid(which="minor", color="white", linewidth=2)
@@ -185,27 +186,34 @@ def neighbours(rows: Sequence[LocalChoice], measured_s: Sequence[float]) -> tupl
 
 
 def _bars(axes: Axes, pairs: Sequence[tuple[LocalChoice, float]]) -> None:
-    places = np.arange(len(pairs))
+    positions = np.arange(len(pairs))
     predicted, measured = [1e3 * row.step_s for row, _ in pairs], [1e3 * value for _, value in pairs]
     for shift, values, color, hatch, label in (
         (-0.19, predicted, ORANGE, "//", say(en="predicted", fr="prédit")),
         (0.19, measured, BLUE, "", say(en="measured (median)", fr="mesuré (médiane)")),
     ):
         bars = axes.barh(
-            places + shift, values, 0.36, color=color, hatch=hatch, edgecolor=EDGE, linewidth=0.6, label=label
+            positions + shift, values, 0.36, color=color, hatch=hatch, edgecolor=EDGE, linewidth=0.6, label=label
         )
         axes.bar_label(bars, [short(value) for value in values], padding=3, fontsize=SMALL, bbox=PLATE)
     fastest = int(np.argmin(measured))
     reach = 1.12 * max(*predicted, *measured)
     # x as a share of the axes, above 1 to the right of them; y in rows
-    beside: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "clip_on": False, "markeredgecolor": BLACK}
-    first, best = say(en="first choice", fr="premier choix"), say(en="fastest measured", fr="la plus rapide mesurée")
-    axes.plot([1.015], [0], marker="*", markersize=13, color=YELLOW, label=first, linestyle="none", **beside)
-    axes.plot([1.04], [fastest], marker="P", markersize=9, color=BLUE, label=best, linestyle="none", **beside)
+    marker_style: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "clip_on": False, "markeredgecolor": BLACK}
+    first_label, best_label = (
+        say(en="first choice", fr="premier choix"),
+        say(en="fastest measured", fr="la plus rapide mesurée"),
+    )
+    axes.plot(
+        [1.015], [0], marker="*", markersize=13, color=YELLOW, label=first_label, linestyle="none", **marker_style
+    )
+    axes.plot(
+        [1.04], [fastest], marker="P", markersize=9, color=BLUE, label=best_label, linestyle="none", **marker_style
+    )
     axes.set_xlim(0, reach)
     # upside down: the first choice is on top
     axes.set_ylim(len(pairs) - 0.4, -0.6)
-    axes.set_yticks(places, [visible(row.title) for row, _ in pairs], fontsize=SMALL)
+    axes.set_yticks(positions, [visible(row.title) for row, _ in pairs], fontsize=SMALL)
     axes.set_xlabel(say(en="milliseconds of a step", fr="millisecondes d’un pas"))
     axes.xaxis.set_major_formatter(lambda value, _: short(value))
     plain(axes)
@@ -232,19 +240,20 @@ def _neighbours_sheet(pairs: Sequence[tuple[LocalChoice, float]]) -> Table:
     )
     rows = [
         (
-            ("★ " if place == 0 else "") + row.title,
+            ("★ " if position == 0 else "") + row.title,
             seconds(row.step_s),
             seconds(value),
             brief_percent(row.step_s / value - 1, signed=True),
             f"× {decimal(value / fastest, 2)}",
         )
-        for place, (row, value) in enumerate(pairs)
+        for position, (row, value) in enumerate(pairs)
     ]
     return Table(head, tuple(rows))
 
 
 def _neighbours_alt(pairs: Sequence[tuple[LocalChoice, float]], loss: float) -> str:
-    each = ", ".join(f"{visible(row.title)}: {seconds(row.step_s)} / {seconds(value)}" for row, value in pairs)
+    steps_text = ", ".join(f"{visible(row.title)}: {seconds(row.step_s)} / {seconds(value)}" for row, value in pairs)
     return f"{_loss_words(pairs, loss)}. " + say(
-        en=f"Predicted / measured seconds of a step: {each}.", fr=f"Durée d’un pas, prédite / mesurée : {each}."
+        en=f"Predicted / measured seconds of a step: {steps_text}.",
+        fr=f"Durée d’un pas, prédite / mesurée : {steps_text}.",
     )

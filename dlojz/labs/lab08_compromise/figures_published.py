@@ -103,32 +103,34 @@ def neighbours_of_bloom() -> tuple[Neighbour, ...]:
     rows: dict[tuple[int, int, int, int], list[Measurement]] = {}
     for row in sweep():
         rows.setdefault((row.dp, row.tp, row.pp, row.micro_batch or 1), []).append(row)
-    first = [some[0] for some in rows.values()]
+    measurements = [readings[0] for readings in rows.values()]
     site, profile = cluster(BLOOM_TABLE.replace("-", "_")), PROFILE_OF[BLOOM_TABLE]
-    made = estimate(decoder_workload(first[0].size), site, Layouts.from_measurements(first), calibration(profile))
-    known = held_out(profile)
-    low, high = (known.low, known.high) if known else (1.0, 1.0)
-    found = []
-    for place, (layout, some) in enumerate(rows.items()):
+    prediction = estimate(
+        decoder_workload(measurements[0].size), site, Layouts.from_measurements(measurements), calibration(profile)
+    )
+    errors = held_out(profile)
+    low, high = (errors.low, errors.high) if errors else (1.0, 1.0)
+    neighbours = []
+    for index, (layout, readings) in enumerate(rows.items()):
         # the batch of a run may differ from BATCH: all in seconds of BATCH sequences, in proportion
-        scale = BATCH / some[0].global_batch
+        scale = BATCH / readings[0].global_batch
         # the estimate has one row for each layout, in the order of `rows`
-        predicted_s = float(made.step_s[place]) * scale
-        found.append(
+        predicted_s = float(prediction.step_s[index]) * scale
+        neighbours.append(
             Neighbour(
                 layout,
-                tuple(row.seconds * scale for row in some if row.seconds),
+                tuple(row.seconds * scale for row in readings if row.seconds),
                 predicted_s,
                 (predicted_s * low, predicted_s * high),
-                tuple(row.memory_bytes for row in some if row.memory_bytes),
-                {name: float(getattr(made.memory, name)[place]) for name in PARTS},
+                tuple(row.memory_bytes for row in readings if row.memory_bytes),
+                {name: float(getattr(prediction.memory, name)[index]) for name in PARTS},
             )
         )
-    return tuple(sorted(found, key=lambda one: (not one.measured_s, _took(one))))
+    return tuple(sorted(neighbours, key=lambda neighbour: (not neighbour.measured_s, _took(neighbour))))
 
 
-def _took(one: Neighbour) -> float:
-    return statistics.median(one.measured_s) if one.measured_s else one.predicted_s
+def _took(neighbour: Neighbour) -> float:
+    return statistics.median(neighbour.measured_s) if neighbour.measured_s else neighbour.predicted_s
 
 
 @illustrated
@@ -138,45 +140,51 @@ def bloom() -> tuple[LabFigure, Table]:
     Left: readings as dots, the prediction with its interval. Right: the fullest GPU stacked by category, the reading of
     `nvidia-smi` as a dot, the GPU's memory as a line; "OOM" where the run ended so.
     """
-    found = neighbours_of_bloom()
-    figure = new_figure(11.0, 0.27 * len(found) + 2.0, alt=_bloom_alt(found))
-    left, right = figure.subplots(1, 2, sharey=True, width_ratios=(1.0, 1.15))
-    _times(left, found)
-    _memories(right, found)
-    left.set_yticks(range(len(found)), [one.title for one in found], fontsize=SMALL)
-    for label, one in zip(left.get_yticklabels(), found, strict=True):
-        label.set_fontweight("bold" if one.is_chosen else "normal")
-    left.set_ylim(len(found) - 0.4, -0.6)
-    for axes in (left, right):
+    neighbours = neighbours_of_bloom()
+    figure = new_figure(11.0, 0.27 * len(neighbours) + 2.0, alt=_bloom_alt(neighbours))
+    time_axes, memory_axes = figure.subplots(1, 2, sharey=True, width_ratios=(1.0, 1.15))
+    _times(time_axes, neighbours)
+    _memories(memory_axes, neighbours)
+    time_axes.set_yticks(range(len(neighbours)), [neighbour.title for neighbour in neighbours], fontsize=SMALL)
+    for label, neighbour in zip(time_axes.get_yticklabels(), neighbours, strict=True):
+        label.set_fontweight("bold" if neighbour.is_chosen else "normal")
+    time_axes.set_ylim(len(neighbours) - 0.4, -0.6)
+    for axes in (time_axes, memory_axes):
         plain(axes)
         thousands(axes.xaxis)
     figure.legend(loc="outside lower center", ncols=6, frameon=False, fontsize=SMALL)
-    return finish(figure), _bloom_sheet(found)
+    return finish(figure), _bloom_sheet(neighbours)
 
 
-def _times(axes: Axes, found: tuple[Neighbour, ...]) -> None:
-    places = range(len(found))
-    predicted = [one.predicted_s for one in found]
+def _times(axes: Axes, neighbours: tuple[Neighbour, ...]) -> None:
+    positions = range(len(neighbours))
+    predicted = [neighbour.predicted_s for neighbour in neighbours]
     axes.errorbar(
-        predicted, places,
+        predicted, positions,
         # matplotlib takes distances from the point: below, then above
-        xerr=[[abs(one.interval_s[side] - one.predicted_s) for one in found] for side in (0, 1)],
+        xerr=[[abs(neighbour.interval_s[side] - neighbour.predicted_s) for neighbour in neighbours] for side in (0, 1)],
         linestyle="none", marker="D", markersize=4.5, markerfacecolor="white", color=BLUE, capsize=3, elinewidth=1,
         label=say(en="cost model", fr="modèle de coût"),
     )  # fmt: skip
-    dots = [(value, place) for place, one in enumerate(found) for value in one.measured_s]
+    dots = [(value, position) for position, neighbour in enumerate(neighbours) for value in neighbour.measured_s]
     axes.plot(
         *zip(*dots, strict=True), linestyle="none", marker="o", markersize=5, color=BLACK,
         label=say(en="measured", fr="mesuré"),
     )  # fmt: skip
-    for place, one in enumerate(found):
-        if not one.measured_s:
+    for position, neighbour in enumerate(neighbours):
+        if not neighbour.measured_s:
             axes.text(
-                one.interval_s[1] + 2, place, "OOM", color=VERMILION, fontsize=SMALL, va="center", fontweight="bold"
+                neighbour.interval_s[1] + 2,
+                position,
+                "OOM",
+                color=VERMILION,
+                fontsize=SMALL,
+                va="center",
+                fontweight="bold",
             )
-        if one.is_chosen:
-            axes.axhspan(place - 0.45, place + 0.45, color=YELLOW, alpha=0.35, zorder=0)
-    axes.set_xlim(right=1.06 * max(one.interval_s[1] for one in found))
+        if neighbour.is_chosen:
+            axes.axhspan(position - 0.45, position + 0.45, color=YELLOW, alpha=0.35, zorder=0)
+    axes.set_xlim(right=1.06 * max(neighbour.interval_s[1] for neighbour in neighbours))
     axes.set_xlabel(say(en="seconds of a step of 2048 sequences", fr="secondes d’un pas de 2048 séquences"))
     axes.set_title(
         say(
@@ -187,18 +195,20 @@ def _times(axes: Axes, found: tuple[Neighbour, ...]) -> None:
     )
 
 
-def _memories(axes: Axes, found: tuple[Neighbour, ...]) -> None:
-    places, lefts = np.arange(len(found)), np.zeros(len(found))
+def _memories(axes: Axes, neighbours: tuple[Neighbour, ...]) -> None:
+    positions, lefts = np.arange(len(neighbours)), np.zeros(len(neighbours))
     for name, style in MEMORY_STYLES.items():
-        widths = np.array([one.parts[name] for one in found]) / 1e9
+        widths = np.array([neighbour.parts[name] for neighbour in neighbours]) / 1e9
         if widths.max(initial=0) <= 0:
             continue
         axes.barh(
-            places, widths, left=lefts, color=style.color, hatch=style.hatch, edgecolor=EDGE, linewidth=0.4,
+            positions, widths, left=lefts, color=style.color, hatch=style.hatch, edgecolor=EDGE, linewidth=0.4,
             height=0.72, label=part_words(name),
         )  # fmt: skip
         lefts += widths
-    dots = [(value / 1e9, place) for place, one in enumerate(found) for value in one.measured_bytes]
+    dots = [
+        (value / 1e9, position) for position, neighbour in enumerate(neighbours) for value in neighbour.measured_bytes
+    ]
     axes.plot(
         *zip(*dots, strict=True), linestyle="none", marker="o", markersize=6, color=BLACK, markeredgecolor="white",
         label=say(en="read by nvidia-smi", fr="lu par nvidia-smi"),
@@ -206,9 +216,11 @@ def _memories(axes: Axes, found: tuple[Neighbour, ...]) -> None:
     gpu = cluster(BLOOM_TABLE.replace("-", "_")).gpu
     limit = gpu.memory_bytes / 1e9
     axes.axvline(limit, color=VERMILION, linestyle="--", linewidth=1.4, label=gpu.title)
-    for place, one in enumerate(found):
-        if not one.measured_s:
-            axes.text(lefts[place] + 1.5, place, "OOM", color=VERMILION, fontsize=SMALL, va="center", fontweight="bold")
+    for position, neighbour in enumerate(neighbours):
+        if not neighbour.measured_s:
+            axes.text(
+                lefts[position] + 1.5, position, "OOM", color=VERMILION, fontsize=SMALL, va="center", fontweight="bold"
+            )
     axes.set_xlim(0, 1.1 * float(lefts.max()))
     axes.set_xlabel(say(en="memory of the fullest GPU (GB)", fr="mémoire du GPU le plus rempli (Go)"))
     axes.set_title(
@@ -217,32 +229,33 @@ def _memories(axes: Axes, found: tuple[Neighbour, ...]) -> None:
     axes.tick_params(labelleft=False)
 
 
-def _bloom_sheet(found: tuple[Neighbour, ...]) -> Table:
+def _bloom_sheet(neighbours: tuple[Neighbour, ...]) -> Table:
     head = titles(
         en="layout; measured; predicted; interval; memory read; memory predicted",
         fr="configuration; mesuré; prédit; intervalle; mémoire lue; mémoire prédite",
     )
     rows = [
         (
-            ("★ " if one.is_chosen else "") + one.title,
-            " / ".join(decimal(value) for value in one.measured_s) + " s" if one.measured_s else "OOM",
-            seconds(one.predicted_s),
-            f"{seconds(one.interval_s[0])} – {seconds(one.interval_s[1])}",
-            " / ".join(gigabytes(value) for value in one.measured_bytes) or "—",
-            gigabytes(sum(one.parts.values())),
+            ("★ " if neighbour.is_chosen else "") + neighbour.title,
+            " / ".join(decimal(value) for value in neighbour.measured_s) + " s" if neighbour.measured_s else "OOM",
+            seconds(neighbour.predicted_s),
+            f"{seconds(neighbour.interval_s[0])} – {seconds(neighbour.interval_s[1])}",
+            " / ".join(gigabytes(value) for value in neighbour.measured_bytes) or "—",
+            gigabytes(sum(neighbour.parts.values())),
         )
-        for one in found
+        for neighbour in neighbours
     ]
     return Table(head, tuple(rows))
 
 
-def _bloom_alt(found: tuple[Neighbour, ...]) -> str:
-    each = ", ".join(
-        f"{one.title}: {seconds(_took(one)) if one.measured_s else 'OOM'} / {seconds(one.predicted_s)}" for one in found
+def _bloom_alt(neighbours: tuple[Neighbour, ...]) -> str:
+    layouts_text = ", ".join(
+        f"{row.title}: {seconds(_took(row)) if row.measured_s else 'OOM'} / {seconds(row.predicted_s)}"
+        for row in neighbours
     )
     return say(
-        en=f"Layouts measured for BLOOM on 384 A100, measured / predicted: {each}.",
-        fr=f"Configurations mesurées pour BLOOM sur 384 A100, mesuré / prédit : {each}.",
+        en=f"Layouts measured for BLOOM on 384 A100, measured / predicted: {layouts_text}.",
+        fr=f"Configurations mesurées pour BLOOM sur 384 A100, mesuré / prédit : {layouts_text}.",
     )
 
 
@@ -281,18 +294,18 @@ class Training(NamedTuple):
 @cache
 def course_table() -> tuple[Training, ...]:
     """Compute the course's models on 1 and 4 DGX A100: by the formula, and with the planner's best layout."""
-    site, made = cluster(SITE), []
+    site, trainings = cluster(SITE), []
     for model, batch in COURSE:
         for nodes in NODES:
             gpus = nodes * site.gpus_per_node
-            parameters, degrees, step_s, known = _planned(model, gpus, batch)
+            parameters, degrees, step_s, errors = _planned(model, gpus, batch)
             # 8TP/(nX): 6 operations per parameter and token, and 2 of recomputation
             formula_s = training_s(8 * parameters, TOKENS, gpus, RATE)
             # tokens of a step: batch × 2048
             whole_s = None if step_s is None else step_s * TOKENS / (batch * 2048)
             account = bill(site, gpus, whole_s or formula_s)
-            made.append(Training(parameters, gpus, degrees, formula_s, whole_s, known, None, account))
-    return tuple(made)
+            trainings.append(Training(parameters, gpus, degrees, formula_s, whole_s, errors, None, account))
+    return tuple(trainings)
 
 
 def _planned(model: str, gpus: int, batch: int) -> tuple[int, tuple[int, ...], float | None, HeldOutErrors | None]:
@@ -301,26 +314,31 @@ def _planned(model: str, gpus: int, batch: int) -> tuple[int, tuple[int, ...], f
         best = plan(model, SITE, gpus, batch, sequence_length=2048).best
     except LabError:
         return subject(model).num_parameters, (), None, None
-    one = best.candidate
-    return best.question.subject.num_parameters, (one.dp, one.tp, one.pp, one.cp), best.step_s, best.held_out
+    candidate = best.candidate
+    return (
+        best.question.subject.num_parameters,
+        (candidate.dp, candidate.tp, candidate.pp, candidate.cp),
+        best.step_s,
+        best.held_out,
+    )
 
 
 @cache
 def published_table() -> tuple[Training, ...]:
     """Compute Narayanan's Table 1: by the formula, at the published rates, and by the cost model."""
-    known, made = held_out(PROFILE_OF[GIANTS_TABLE]), []
-    for one in validate(GIANTS_TABLE).rows:
-        row = one.row
+    errors, trainings = held_out(PROFILE_OF[GIANTS_TABLE]), []
+    for comparison in validate(GIANTS_TABLE).rows:
+        row = comparison.row
         steps = TOKENS / (row.global_batch * row.size.sequence_length)
         formula_s = training_s(8 * row.size.num_parameters, TOKENS, row.gpus, RATE)
-        account = bill(cluster(row.cluster), row.gpus, steps * one.predicted_s)
-        made.append(
+        account = bill(cluster(row.cluster), row.gpus, steps * comparison.predicted_s)
+        trainings.append(
             Training(
                 row.size.num_parameters, row.gpus, (row.dp, row.tp, row.pp, row.cp), formula_s,
-                steps * one.predicted_s, known, steps * one.measured_s, account,
+                steps * comparison.predicted_s, errors, steps * comparison.measured_s, account,
             )
         )  # fmt: skip
-    return tuple(made)
+    return tuple(trainings)
 
 
 def duration(seconds: float) -> str:
@@ -343,9 +361,9 @@ def giants() -> tuple[LabFigure, Table]:
     """
     course, published = course_table(), published_table()
     figure = new_figure(11.0, 5.2, alt=_giants_alt(course, published))
-    left, right = figure.subplots(1, 2, width_ratios=(1.0, 1.25))
+    course_axes, published_axes = figure.subplots(1, 2, width_ratios=(1.0, 1.25))
     _drawn(
-        left,
+        course_axes,
         course,
         say(
             en="course’s table: 1 and 4 DGX A100\nplanner’s best layout with today’s libraries",
@@ -353,59 +371,67 @@ def giants() -> tuple[LabFigure, Table]:
         ),
     )
     _drawn(
-        right,
+        published_axes,
         published,
         say(
             en="Narayanan et al. 2021, Table 1\ntheir layouts, all with recomputation",
             fr="Narayanan et al. 2021, tableau 1\nleurs configurations, toutes avec recalcul",
         ),
     )
-    handles, labels = right.get_legend_handles_labels()
-    crosses, words = left.get_legend_handles_labels()
-    extra = [(one, word) for one, word in zip(crosses, words, strict=True) if word not in labels]
+    handles, labels = published_axes.get_legend_handles_labels()
+    crosses, words = course_axes.get_legend_handles_labels()
+    extra = [(handle, word) for handle, word in zip(crosses, words, strict=True) if word not in labels]
     figure.legend(
-        [*handles, *(one for one, _ in extra)], [*labels, *(word for _, word in extra)],
+        [*handles, *(handle for handle, _ in extra)], [*labels, *(word for _, word in extra)],
         loc="outside lower center", ncols=4, frameon=False,
     )  # fmt: skip
     return finish(figure), _giants_sheet((*course, *published))
 
 
 def _drawn(axes: Axes, trainings: tuple[Training, ...], title: str) -> None:
-    places = list(range(len(trainings)))
-    days = [one.formula_s / SECONDS_PER_DAY for one in trainings]
+    positions = list(range(len(trainings)))
+    days = [training.formula_s / SECONDS_PER_DAY for training in trainings]
     axes.plot(
-        places, days, linestyle="none", marker="D", markersize=7, markerfacecolor="none", color=ORANGE,
+        positions, days, linestyle="none", marker="D", markersize=7, markerfacecolor="none", color=ORANGE,
         label="8TP/(nX), X = 140 TFLOP/s",
     )  # fmt: skip
     fits = [
-        (place, one.model_s / SECONDS_PER_DAY, (one.interval.low, one.interval.high))
-        for place, one in zip(places, trainings, strict=True)
-        if one.model_s is not None and one.interval is not None
+        (position, training.model_s / SECONDS_PER_DAY, (training.interval.low, training.interval.high))
+        for position, training in zip(positions, trainings, strict=True)
+        if training.model_s is not None and training.interval is not None
     ]
     axes.errorbar(
-        [place for place, _, _ in fits], [value for _, value, _ in fits],
+        [position for position, _, _ in fits], [value for _, value, _ in fits],
         yerr=[[value * abs(factors[side] - 1) for _, value, factors in fits] for side in (0, 1)],
         linestyle="none", marker="o", markersize=5, color=BLUE, capsize=4,
         label=say(en="cost model", fr="modèle de coût"),
     )  # fmt: skip
-    out = [place for place, one in zip(places, trainings, strict=True) if one.model_s is None]
-    if out:
+    unfit_positions = [
+        position for position, training in zip(positions, trainings, strict=True) if training.model_s is None
+    ]
+    if unfit_positions:
         axes.plot(
-            out, [days[place] for place in out], linestyle="none", marker="x",
+            unfit_positions, [days[position] for position in unfit_positions], linestyle="none", marker="x",
             markersize=11, color=VERMILION, label=say(en="fits in no layout", fr="ne tient dans aucune configuration"),
         )  # fmt: skip
-    told = [(place, one.published_s) for place, one in zip(places, trainings, strict=True) if one.published_s]
-    if told:
+    published_times = [
+        (position, training.published_s)
+        for position, training in zip(positions, trainings, strict=True)
+        if training.published_s
+    ]
+    if published_times:
         axes.plot(
-            [place for place, _ in told],
-            [value / SECONDS_PER_DAY for _, value in told], linestyle="none", marker="+", markersize=11,
+            [position for position, _ in published_times],
+            [value / SECONDS_PER_DAY for _, value in published_times], linestyle="none", marker="+", markersize=11,
             color=BLACK, label=say(en="published FLOP/s", fr="FLOP/s publiés"),
         )  # fmt: skip
     axes.set_yscale("log")
     spread = max(days) / min(days)
     logarithmic(axes.yaxis, (1.0, 3.0) if spread > 100 else (1.0, 2.0, 3.0, 5.0, 7.0))
     axes.margins(x=0.06, y=0.12)
-    axes.set_xticks(places, [f"{_amount(one.parameters)}\n{one.gpus}" for one in trainings], fontsize=SMALL)
+    axes.set_xticks(
+        positions, [f"{_amount(training.parameters)}\n{training.gpus}" for training in trainings], fontsize=SMALL
+    )
     axes.set_xlabel(say(en="billions of parameters; GPUs", fr="milliards de paramètres ; GPU"))
     axes.set_ylabel(say(en="days for 300 billion tokens (log.)", fr="jours pour 300 milliards de tokens (log.)"))
     axes.set_title(title, fontsize=HEADING)
@@ -416,16 +442,17 @@ def _giants_sheet(trainings: tuple[Training, ...]) -> Table:
     none = say(en="fits nowhere", fr="ne tient pas")
     rows = [
         (
-            _billions(one.parameters),
-            str(one.gpus),
-            " · ".join(map(str, one.degrees[:3])) + (f" · cp {one.degrees[3]}" if one.degrees[3:] > (1,) else ""),
-            duration(one.formula_s),
-            none if one.model_s is None else duration(one.model_s),
-            "" if one.published_s is None else duration(one.published_s),
-            "" if one.model_s is None else decimal(one.account.gpu_hours / 1e3, 0),
-            "" if one.model_s is None else decimal(one.account.energy_kwh / 1e3, 0),
+            _billions(training.parameters),
+            str(training.gpus),
+            " · ".join(map(str, training.degrees[:3]))
+            + (f" · cp {training.degrees[3]}" if training.degrees[3:] > (1,) else ""),
+            duration(training.formula_s),
+            none if training.model_s is None else duration(training.model_s),
+            "" if training.published_s is None else duration(training.published_s),
+            "" if training.model_s is None else decimal(training.account.gpu_hours / 1e3, 0),
+            "" if training.model_s is None else decimal(training.account.energy_kwh / 1e3, 0),
         )
-        for one in trainings
+        for training in trainings
     ]
     head = titles(
         en="parameters; GPU; dp · tp · pp; 8TP/(nX); cost model; published FLOP/s; thousand GPU-hours; MWh of the GPUs",
@@ -436,14 +463,14 @@ def _giants_sheet(trainings: tuple[Training, ...]) -> Table:
 
 
 def _giants_alt(course: tuple[Training, ...], published: tuple[Training, ...]) -> str:
-    each = ", ".join(
-        f"{_billions(one.parameters)} / {one.gpus} GPU {duration(one.formula_s)} – "
-        + (say(en="fits nowhere", fr="ne tient pas") if one.model_s is None else duration(one.model_s))
-        for one in (*course, *published)
+    trainings_text = ", ".join(
+        f"{_billions(training.parameters)} / {training.gpus} GPU {duration(training.formula_s)} – "
+        + (say(en="fits nowhere", fr="ne tient pas") if training.model_s is None else duration(training.model_s))
+        for training in (*course, *published)
     )
     return say(
-        en=f"Training on 300 billion tokens, by the formula – by the cost model: {each}.",
-        fr=f"Entraînement sur 300 milliards de tokens, par la formule – par le modèle de coût : {each}.",
+        en=f"Training on 300 billion tokens, by the formula – by the cost model: {trainings_text}.",
+        fr=f"Entraînement sur 300 milliards de tokens, par la formule – par le modèle de coût : {trainings_text}.",
     )
 
 
@@ -505,16 +532,18 @@ def splits(
     Raises:
         LabError: for an illegal question, or if no split divides the batch.
     """
-    site, asked = cluster_named(cluster), subject(model)
+    site, network = cluster_named(cluster), subject(model)
     gpus = check_gpus(site, gpus)
-    tp = _tensor_ranks(asked, site.gpus_per_node, gpus) if tp is None else tp
-    if tp < 1 or gpus % tp or asked.split_conflict(tp):
-        raise LabError(asked.split_conflict(tp) if tp > 0 and asked.split_conflict(tp) else _no_split(gpus, batch, tp))
+    tp = _tensor_ranks(network, site.gpus_per_node, gpus) if tp is None else tp
+    if tp < 1 or gpus % tp or network.split_conflict(tp):
+        raise LabError(
+            network.split_conflict(tp) if tp > 0 and network.split_conflict(tp) else _no_split(gpus, batch, tp)
+        )
     degrees = [
         (pp, gpus // tp // pp)
         for pp in range(1, gpus // tp + 1)
         # each replica must get whole micro-batches
-        if (gpus // tp) % pp == 0 and batch % (gpus // tp // pp * micro_batch) == 0 and _fills(asked, pp)
+        if (gpus // tp) % pp == 0 and batch % (gpus // tp // pp * micro_batch) == 0 and _fills(network, pp)
     ]
     if not degrees:
         raise LabError(_no_split(gpus, batch, tp))
@@ -525,32 +554,32 @@ def splits(
         micro_batch=micro_batch, micro_batches=batch // (dp * micro_batch), checkpointing=checkpointing,
         fused_attention=int(site.gpu.name.split("-")[0] in FLASH_FROM), gradient_bytes=4,
     )  # fmt: skip
-    made = estimate(asked.workload, site, layouts, calibration_of(site))
+    prediction = estimate(network.workload, site, layouts, calibration_of(site))
     columns = (
         pp,
         dp,
-        made.parts.bubble,
-        made.parts.pipeline,
-        made.parts.data,
-        made.step_s,
-        made.memory_bytes,
-        made.fits,
+        prediction.parts.bubble,
+        prediction.parts.pipeline,
+        prediction.parts.data,
+        prediction.step_s,
+        prediction.memory_bytes,
+        prediction.fits,
     )
-    return tuple(GpuSplit(*(one.item() for one in row)) for row in zip(*columns, strict=True))
+    return tuple(GpuSplit(*(number.item() for number in row)) for row in zip(*columns, strict=True))
 
 
-def _tensor_ranks(asked: Subject, per_node: int, gpus: int) -> int:
+def _tensor_ranks(network: Subject, per_node: int, gpus: int) -> int:
     """The most that a node has and the model allows; 1 for an image model, whose blocks are few."""
-    if asked.is_image:
+    if network.is_image:
         return 1
-    return max(tp for tp in range(1, per_node + 1) if gpus % tp == 0 and not asked.split_conflict(tp))
+    return max(tp for tp in range(1, per_node + 1) if gpus % tp == 0 and not network.split_conflict(tp))
 
 
-def _fills(asked: Subject, pp: int) -> bool:
+def _fills(network: Subject, pp: int) -> bool:
     """Whether every stage gets a layer."""
-    layers = asked.num_layers
+    layers = network.num_layers
     # blocks of ceil(layers / pp) layers: a stage is empty where fewer than pp of them are filled
-    return pp <= layers and (asked.is_image or -(-layers // -(-layers // pp)) == pp)
+    return pp <= layers and (network.is_image or -(-layers // -(-layers // pp)) == pp)
 
 
 def _no_split(gpus: int, batch: int, tp: int) -> str:
@@ -572,45 +601,47 @@ def bubble_or_all_reduce(
         model, cluster, gpus, batch: as `splits` takes them.
         **fixed: tp, micro_batch, zero, checkpointing, as `splits` takes them.
     """
-    found = splits(model, cluster, gpus, batch, **fixed)
+    gpu_splits = splits(model, cluster, gpus, batch, **fixed)
     site, limit = cluster_named(cluster), cluster_named(cluster).gpu.memory_bytes
-    tp = gpus // (found[0].pp * found[0].dp)
-    figure = new_figure(9.6, 4.6, alt=_split_alt(model, found))
+    tp = gpus // (gpu_splits[0].pp * gpu_splits[0].dp)
+    figure = new_figure(9.6, 4.6, alt=_split_alt(model, gpu_splits))
     axes = figure.subplots()
-    places, bottoms = np.arange(len(found)), np.zeros(len(found))
+    positions, bottoms = np.arange(len(gpu_splits)), np.zeros(len(gpu_splits))
     for name in WAITS:
-        heights = np.array([getattr(one, f"{name}_s") for one in found])
+        heights = np.array([getattr(split, f"{name}_s") for split in gpu_splits])
         style = TIME_STYLES[name]
         axes.bar(
-            places, heights, bottom=bottoms, color=style.color, hatch=style.hatch, edgecolor=EDGE, linewidth=0.6,
+            positions, heights, bottom=bottoms, color=style.color, hatch=style.hatch, edgecolor=EDGE, linewidth=0.6,
             width=0.72, label=part_words(name),
         )  # fmt: skip
         bottoms += heights
     # What no split can avoid is left out; what some compute beyond it is drawn, so that the lowest bar is the best step
-    rest = np.array([one.step_s for one in found]) - bottoms
+    work_s = np.array([split.step_s for split in gpu_splits]) - bottoms
     style = TIME_STYLES["forward"]
     axes.bar(
-        places, rest - rest.min(), bottom=bottoms, color=style.color, edgecolor=EDGE, linewidth=0.6,
+        positions, work_s - work_s.min(), bottom=bottoms, color=style.color, edgecolor=EDGE, linewidth=0.6,
         width=0.72, label=say(en="excess work of the busiest stage", fr="excès de l’étage le plus chargé"),
     )  # fmt: skip
     # the top of each bar: its step less what all splits compute
-    bottoms += rest - rest.min()
+    bottoms += work_s - work_s.min()
     top = float(bottoms.max(initial=0)) or 1.0
-    for place, one in enumerate(found):
-        told = gigabytes(one.memory_bytes) if one.fits else f"{gigabytes(one.memory_bytes)}\n> {gigabytes(limit)}"
+    for position, split in enumerate(gpu_splits):
+        memory_text = (
+            gigabytes(split.memory_bytes) if split.fits else f"{gigabytes(split.memory_bytes)}\n> {gigabytes(limit)}"
+        )
         axes.text(
-            place, bottoms[place] + 0.02 * top, told, ha="center", va="bottom", fontsize=SMALL,
-            color=BLACK if one.fits else VERMILION, bbox=PLATE,
+            position, bottoms[position] + 0.02 * top, memory_text, ha="center", va="bottom", fontsize=SMALL,
+            color=BLACK if split.fits else VERMILION, bbox=PLATE,
         )  # fmt: skip
-    fitting = [place for place, one in enumerate(found) if one.fits]
+    fitting = [position for position, split in enumerate(gpu_splits) if split.fits]
     if fitting:
-        best = min(fitting, key=lambda place: found[place].step_s)
+        best = min(fitting, key=lambda position: gpu_splits[position].step_s)
         axes.plot(
             [best], [-0.045 * top], marker="*", markersize=13, color=YELLOW, markeredgecolor=BLACK, linestyle="none",
             label=say(en="shortest step that fits", fr="le pas le plus court qui tient"), clip_on=False,
         )  # fmt: skip
     axes.set_ylim(-0.1 * top, 1.22 * top)
-    axes.set_xticks(places, [f"pp {one.pp}\ndp {one.dp}" for one in found], fontsize=SMALL)
+    axes.set_xticks(positions, [f"pp {split.pp}\ndp {split.dp}" for split in gpu_splits], fontsize=SMALL)
     thousands(axes.yaxis)
     axes.set_ylabel(say(en="seconds of a step", fr="secondes d’un pas"))
     axes.set_title(
@@ -624,10 +655,10 @@ def bubble_or_all_reduce(
     )
     axes.legend(fontsize=SMALL, frameon=False, loc="best")
     plain(axes)
-    return finish(figure), _split_sheet(found)
+    return finish(figure), _split_sheet(gpu_splits)
 
 
-def _split_sheet(found: tuple[GpuSplit, ...]) -> Table:
+def _split_sheet(gpu_splits: tuple[GpuSplit, ...]) -> Table:
     head = (
         "pp",
         "dp",
@@ -643,17 +674,19 @@ def _split_sheet(found: tuple[GpuSplit, ...]) -> Table:
         head,
         tuple(
             (
-                str(one.pp), str(one.dp), seconds(one.bubble_s), seconds(one.pipeline_s), seconds(one.data_s),
-                seconds(one.step_s), gigabytes(one.memory_bytes), yes if one.fits else no,
+                str(split.pp), str(split.dp), seconds(split.bubble_s), seconds(split.pipeline_s), seconds(split.data_s),
+                seconds(split.step_s), gigabytes(split.memory_bytes), yes if split.fits else no,
             )
-            for one in found
+            for split in gpu_splits
         ),
     )  # fmt: skip
 
 
-def _split_alt(model: str, found: tuple[GpuSplit, ...]) -> str:
-    each = ", ".join(f"pp {one.pp} dp {one.dp}: {seconds(one.bubble_s)} + {seconds(one.data_s)}" for one in found)
+def _split_alt(model: str, gpu_splits: tuple[GpuSplit, ...]) -> str:
+    splits_text = ", ".join(
+        f"pp {split.pp} dp {split.dp}: {seconds(split.bubble_s)} + {seconds(split.data_s)}" for split in gpu_splits
+    )
     return say(
-        en=f"Bubble and data-parallel messages of a step of {model} by stages and replicas: {each}.",
-        fr=f"Bulle et messages du Data Parallelism d’un pas de {model}, par étages et répliques : {each}.",
+        en=f"Bubble and data-parallel messages of a step of {model} by stages and replicas: {splits_text}.",
+        fr=f"Bulle et messages du Data Parallelism d’un pas de {model}, par étages et répliques : {splits_text}.",
     )

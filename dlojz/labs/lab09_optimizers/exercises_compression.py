@@ -82,10 +82,10 @@ def _gradients() -> Iterator[tuple[Tensor]]:
 def _unchanged(answer: Callable[..., Any], values: Tensor) -> Any:
     """What an answer returns; it may not write into what it is given, which the next exercises read again."""
     before = values.clone()
-    told = answer(values)
+    message = answer(values)
     if not bool((values == before).all()):
         raise Wrong(*_CHANGED)
-    return told
+    return message
 
 
 _CHANGED = Said(
@@ -304,20 +304,21 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
     exchange, types = dist.all_to_all_single, []
 
     # the record of calls has no type of what an all-to-all exchanges
-    def noted(output: Tensor, given: Tensor, *args: Any, **kwargs: Any) -> Any:
-        types.append(str(given.dtype))
-        return exchange(output, given, *args, **kwargs)
+    def noted(output: Tensor, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        # torch's names: an answer may call it by them.
+        types.append(str(input.dtype))
+        return exchange(output, input, *args, **kwargs)
 
     worker_error, server_error = torch.zeros(size * CHUNK), torch.zeros(CHUNK)
-    given: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
     changed = False
     dist.all_to_all_single = noted  # type: ignore[assignment] # on this rank, which ends with the trial
     for call in range(CALLS):
         values = values_of(rank, size, seed, call)
         result = answer(values, worker_error, server_error)
         changed |= not bool((values == values_of(rank, size, seed, call)).all())
-        given[f"mean of call {call}"] = result.clone() if isinstance(result, torch.Tensor) else result
-    return {"exchanged": types, "changed": changed}, given | {_WORKER: worker_error, _SERVER: server_error}
+        outputs[f"mean of call {call}"] = result.clone() if isinstance(result, torch.Tensor) else result
+    return {"exchanged": types, "changed": changed}, outputs | {_WORKER: worker_error, _SERVER: server_error}
 
 
 def _read(chunks: Sequence[Tensor], how: Compressed) -> list[Tensor]:
@@ -356,45 +357,51 @@ def simulated(
 
     workers = [torch.zeros(size * CHUNK) for _ in range(size)]
     servers = [torch.zeros(CHUNK) for _ in range(size)]
-    held: list[dict[str, Tensor]] = [{} for _ in range(size)]
+    rank_tensors: list[dict[str, Tensor]] = [{} for _ in range(size)]
     for call in range(CALLS):
-        told = []
+        read_chunks = []
         for rank in range(size):
             values = values_of(rank, size, seed, call)
             meant = values + workers[rank]
             # chunk j is the message to server j
-            told.append(_read(meant.chunk(size), messages))
+            read_chunks.append(_read(meant.chunk(size), messages))
             if _WORKER not in forgets:
-                workers[rank] = (values if last_only else meant) - torch.cat(told[rank])
+                workers[rank] = (values if last_only else meant) - torch.cat(read_chunks[rank])
         share = 1 / size if share is None else share
         # server: mean of the messages that it reads, and what its last means have left over
-        sums = [sum(one[server] for one in told) * share + servers[server] for server in range(size)]
+        sums = [
+            sum(rank_chunks[server] for rank_chunks in read_chunks) * share + servers[server] for server in range(size)
+        ]
         chunks = _read(sums, means)
         if _SERVER not in forgets:
             servers = [mean - chunk for mean, chunk in zip(sums, chunks, strict=True)]
         for rank in range(size):
-            held[rank][f"mean of call {call}"] = torch.cat(told[rank] if alone else chunks)
+            rank_tensors[rank][f"mean of call {call}"] = torch.cat(read_chunks[rank] if alone else chunks)
     for rank in range(size):
-        held[rank] |= {_WORKER: workers[rank], _SERVER: servers[rank]}
-    return held
+        rank_tensors[rank] |= {_WORKER: workers[rank], _SERVER: servers[rank]}
+    return rank_tensors
 
 
-def _values(**ways: Any) -> Callable[[int, int, int], dict[str, Tensor]]:
-    return lambda rank, size, seed: simulated(size, seed, **ways)[rank]
+def _values(**options: Any) -> Callable[[int, int, int], dict[str, Tensor]]:
+    return lambda rank, size, seed: simulated(size, seed, **options)[rank]
 
 
-def _means(**ways: Any) -> Callable[[int, int, int], dict[str, Tensor]]:
+def _means(**options: Any) -> Callable[[int, int, int], dict[str, Tensor]]:
     """The results alone, for a fault that can leave anything in the errors."""
 
     def values(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-        return {name: value for name, value in simulated(size, seed, **ways)[rank].items() if name.startswith("mean")}
+        return {
+            name: value for name, value in simulated(size, seed, **options)[rank].items() if name.startswith("mean")
+        }
 
     return values
 
 
 def _uncompressed(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     """The mean as an ordinary all-reduce gives it."""
-    means = [sum(values_of(one, size, seed, call) for one in range(size)) / size for call in range(CALLS)]
+    means = [
+        sum(values_of(source_rank, size, seed, call) for source_rank in range(size)) / size for call in range(CALLS)
+    ]
     return {f"mean of call {call}": mean for call, mean in enumerate(means)}  # type: ignore[misc]
 
 
@@ -403,15 +410,18 @@ def _own_chunks(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     import torch
 
     means = []
-    for one in range(size):
-        told = [read(write(chunk)) for chunk in values_of(one, size, seed, 0).chunk(size)]
-        means.append(read(write(torch.stack(told).mean(0))))
+    for source_rank in range(size):
+        chunks = [read(write(chunk)) for chunk in values_of(source_rank, size, seed, 0).chunk(size)]
+        means.append(read(write(torch.stack(chunks).mean(0))))
     return {"mean of call 0": torch.cat(means)}
 
 
 def _signs_added(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     """Each rank's whole vector, compressed, and then an all-reduce of numbers: of the first call."""
-    return {"mean of call 0": sum(read(write(values_of(one, size, seed, 0))) for one in range(size)) / size}  # type: ignore[dict-item]
+    import torch
+
+    total = torch.stack([read(write(values_of(source_rank, size, seed, 0))) for source_rank in range(size)]).sum(0)
+    return {"mean of call 0": total / size}
 
 
 def _first_call(worker: float = 1.0, server: float = 1.0) -> Callable[[int, int, int], dict[str, Tensor]]:
@@ -420,21 +430,26 @@ def _first_call(worker: float = 1.0, server: float = 1.0) -> Callable[[int, int,
     def values(rank: int, size: int, seed: int) -> dict[str, Tensor]:
         import torch
 
-        errors, left = [torch.zeros(size * CHUNK) for _ in range(size)], [torch.zeros(CHUNK) for _ in range(size)]
-        found = {}
+        worker_errors, server_errors = (
+            [torch.zeros(size * CHUNK) for _ in range(size)],
+            [torch.zeros(CHUNK) for _ in range(size)],
+        )
+        means_by_call = {}
         for call in range(2):
-            told = []
-            for one in range(size):
-                errors[one] = errors[one] + values_of(one, size, seed, call)
-                told.append([read(write(chunk)) for chunk in errors[one].chunk(size)])
-                errors[one] = errors[one] - worker * torch.cat(told[one])
+            chunks = []
+            for source_rank in range(size):
+                worker_errors[source_rank] = worker_errors[source_rank] + values_of(source_rank, size, seed, call)
+                chunks.append([read(write(chunk)) for chunk in worker_errors[source_rank].chunk(size)])
+                worker_errors[source_rank] = worker_errors[source_rank] - worker * torch.cat(chunks[source_rank])
             means = []
-            for one in range(size):
-                left[one] = left[one] + torch.stack([of[one] for of in told]).mean(0)
-                means.append(read(write(left[one])))
-                left[one] = left[one] - server * means[one]
-            found[f"mean of call {call}"] = torch.cat(means)
-        return found
+            for server_rank in range(size):
+                server_errors[server_rank] = server_errors[server_rank] + torch.stack(
+                    [rank_chunks[server_rank] for rank_chunks in chunks]
+                ).mean(0)
+                means.append(read(write(server_errors[server_rank])))
+                server_errors[server_rank] = server_errors[server_rank] - server * means[server_rank]
+            means_by_call[f"mean of call {call}"] = torch.cat(means)
+        return means_by_call
 
     return values
 
@@ -494,19 +509,19 @@ COMPRESSED_ALL_REDUCE = TEXTS.exercise(
         "each rank compresses its whole vector once": _signs_added,
         "worker_error keeps what was sent": tuple(
             Mistake(
-                _first_call(worker=taken),
+                _first_call(worker=factor),
                 "What the worker has told is not taken away from worker_error: worker_error -= told.",
                 "Ce qu’a dit le travailleur n’est pas retranché de worker_error : worker_error -= ce qui est dit.",
             )
-            for taken in (0.0, -1.0)
+            for factor in (0.0, -1.0)
         ),
         "server_error keeps what was sent": tuple(
             Mistake(
-                _first_call(server=taken),
+                _first_call(server=factor),
                 "What the server answers is not taken away from server_error: server_error -= read(answer).",
                 "Ce que répond le serveur n’est pas retranché de server_error : server_error -= read(réponse).",
             )
-            for taken in (0.0, -1.0)
+            for factor in (0.0, -1.0)
         ),
         "the messages are not exchanged": _own_chunks,
     },

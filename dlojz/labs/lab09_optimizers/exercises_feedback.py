@@ -28,53 +28,53 @@ def feed_back(values: Tensor, error: Tensor, compress: Compress) -> tuple[Tensor
 
     Source: Karimireddy et al. 2019, "Error Feedback Fixes SignSGD" (arXiv 1901.09847), algorithm EF-SGD.
     """
-    told = compress(values + error)
-    return told, values + error - told
+    message = compress(values + error)
+    return message, values + error - message
 
 
 def largest(values: Tensor) -> Tensor:
     """Keep the number of largest magnitude and set all others to zero."""
     import torch
 
-    kept = torch.zeros_like(values)
-    place = int(values.abs().argmax())
-    kept[place] = values[place]
-    return kept
+    sparse = torch.zeros_like(values)
+    index = int(values.abs().argmax())
+    sparse[index] = values[index]
+    return sparse
 
 
 def _use(answer: Callable[..., Any], seed: int, numel: int, compress: Compress) -> Tensor:
     """Everything told in some steps, and everything kept, end to end."""
     import torch
 
-    error, seen = torch.zeros(numel), []
+    error, history = torch.zeros(numel), []
     for step in range(STEPS):
-        given = answer(normal(100 * seed + step, numel) + 0.5, error.clone(), compress)
-        told, error = expect_several(given, "(told, error)", 2)
-        for one in (told, error):
-            if not isinstance(one, torch.Tensor) or one.shape != (numel,):
+        result = answer(normal(100 * seed + step, numel) + 0.5, error.clone(), compress)
+        message, error = expect_several(result, "(told, error)", 2)
+        for tensor in (message, error):
+            if not isinstance(tensor, torch.Tensor) or tensor.shape != (numel,):
                 raise Wrong(
                     en=f"Both results have the shape of values, ({numel},), but one of yours is "
-                    f"{tuple(one.shape) if isinstance(one, torch.Tensor) else type(one).__name__}.",
+                    f"{tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__}.",
                     fr=f"Les deux résultats ont la forme de values, ({numel},), mais l’un des vôtres est "
-                    f"{tuple(one.shape) if isinstance(one, torch.Tensor) else type(one).__name__}.",
+                    f"{tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else type(tensor).__name__}.",
                 )
-        seen += [told, error]
-    return torch.cat(seen)
+        history += [message, error]
+    return torch.cat(history)
 
 
-def _fed(meant: Callable[..., Tensor], left: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
+def _fed(meant: Callable[..., Tensor], remainder: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, Tensor]]:
     """A wrong way: what it compresses, and what it keeps as the error."""
 
     def way(values: Tensor, error: Tensor, compress: Compress) -> tuple[Tensor, Tensor]:
-        told = compress(meant(values, error))
-        return told, left(values, error, told)
+        message = compress(meant(values, error))
+        return message, remainder(values, error, message)
 
     return way
 
 
 def _afterwards(values: Tensor, error: Tensor, compress: Compress) -> tuple[Tensor, Tensor]:
-    told = compress(values)
-    return told + error, values - told
+    message = compress(values)
+    return message + error, values - message
 
 
 ERROR_FEEDBACK = TEXTS.exercise(
@@ -84,27 +84,29 @@ ERROR_FEEDBACK = TEXTS.exercise(
     cases=((1, 7, compress), (2, 40, compress), (3, 9, largest)),
     mistakes={
         "the error is computed but never said": _fed(
-            lambda values, error: values, lambda values, error, told: values - told
+            lambda values, error: values, lambda values, error, message: values - message
         ),
         "the errors pile up and are never said": _fed(
-            lambda values, error: values, lambda values, error, told: error + values - told
+            lambda values, error: values, lambda values, error, message: error + values - message
         ),
-        "the old error is lost": _fed(lambda values, error: values + error, lambda values, error, told: values - told),
+        "the old error is lost": _fed(
+            lambda values, error: values + error, lambda values, error, message: values - message
+        ),
         "the error has the wrong sign": _fed(
-            lambda values, error: values + error, lambda values, error, told: told - values - error
+            lambda values, error: values + error, lambda values, error, message: message - values - error
         ),
         "you take the error away": _fed(
-            lambda values, error: values - error, lambda values, error, told: values - error - told
+            lambda values, error: values - error, lambda values, error, message: values - error - message
         ),
         "the old error counts twice": _fed(
-            lambda values, error: values + error, lambda values, error, told: values + 2 * error - told
+            lambda values, error: values + error, lambda values, error, message: values + 2 * error - message
         ),
         "the error is added after compression": _afterwards,
         "the two results are swapped": lambda values, error, compress: feed_back(values, error, compress)[::-1],
         "nothing is compressed": lambda values, error, compress: (values + error, 0 * values),
         "wrong message, or wrong remainder": tuple(
-            Mistake(way, en, fr)
-            for way, en, fr in (
+            Mistake(wrong_answer, en, fr)
+            for wrong_answer, en, fr in (
                 (
                     lambda values, error, compress: (compress(values + error), values - compress(values)),
                     "What is left is taken from values alone: what was meant, values + error, less what was sent.",
@@ -120,12 +122,12 @@ ERROR_FEEDBACK = TEXTS.exercise(
                     "Vous compressez deux fois : on n’envoie qu’un message, compress(values + error).",
                 ),
                 (
-                    _fed(operator.add, lambda values, error, told: error - told),
+                    _fed(operator.add, lambda values, error, message: error - message),
                     "What is left forgets the new values: values + error − told.",
                     "Le reste oublie les nouvelles valeurs : values + error − told.",
                 ),
                 (
-                    _fed(operator.add, lambda values, error, told: values + error),
+                    _fed(operator.add, lambda values, error, message: values + error),
                     "What was sent is not subtracted from what is left: values + error − told.",
                     "Ce qui est envoyé n’est pas retranché du reste : values + error − told.",
                 ),
@@ -135,7 +137,7 @@ ERROR_FEEDBACK = TEXTS.exercise(
                     "Vous envoyez le reste : ce qui est envoyé, c’est compress(values + error).",
                 ),
                 (
-                    _fed(operator.add, lambda values, error, told: (values + error - told).abs()),
+                    _fed(operator.add, lambda values, error, message: (values + error - message).abs()),
                     "What is left lost its sign: no abs().",
                     "Le reste a perdu son signe : pas de abs().",
                 ),
@@ -145,14 +147,14 @@ ERROR_FEEDBACK = TEXTS.exercise(
                     "Vous appelez votre propre compression : utilisez celle que l’on vous donne, `compress`.",
                 ),
                 (
-                    _fed(operator.add, lambda values, error, told: 0 * error),
+                    _fed(operator.add, lambda values, error, message: 0 * error),
                     "Nothing is left to say: the error of this compression gets lost, values + error − told.",
                     "Il ne reste rien à dire : l’erreur de cette compression se perd, values + error − told.",
                 ),
                 (
                     _fed(
                         lambda values, error: (values + error) / 2,
-                        lambda values, error, told: values + error - told,
+                        lambda values, error, message: values + error - message,
                     ),
                     "You average values and error: they add up.",
                     "Vous faites la moyenne de values et error : on les additionne.",
@@ -189,10 +191,11 @@ def _sending_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) 
 
     exchange, exchanged = dist.all_to_all_single, [0.0]
 
-    def noted(output: Tensor, given: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def noted(output: Tensor, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+        # torch's names: an answer may call it by them.
         # the row for this rank itself does not leave it
-        exchanged[0] += given.nbytes * (size - 1) / size
-        return exchange(output, given, *args, **kwargs)
+        exchanged[0] += input.nbytes * (size - 1) / size
+        return exchange(output, input, *args, **kwargs)
 
     dist.all_to_all_single = noted  # type: ignore[assignment] # on this rank, which ends with the trial
     inputs, labels = _noisy_classes()
@@ -212,13 +215,15 @@ def _sending_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) 
         mean = answer(gradient.clone(), memory)
         if not isinstance(mean, torch.Tensor) or mean.shape != gradient.shape:
             return {"shape": list(getattr(mean, "shape", [])), "numel": len(gradient)}, {OUTPUT: mean}
-        for parameter, share in zip(parameters, mean.split([one.numel() for one in parameters]), strict=True):
+        for parameter, share in zip(
+            parameters, mean.split([parameter.numel() for parameter in parameters]), strict=True
+        ):
             parameter.grad = share.view_as(parameter).clone()
         optimizer.step()
     with torch.no_grad():
         loss = float(F.cross_entropy(model(inputs), labels))
-    told = {"loss": loss, "numel": len(mean), "exchanged": exchanged[0]}
-    return told, {OUTPUT: torch.cat([one.detach().flatten() for one in parameters])}
+    record = {"loss": loss, "numel": len(mean), "exchanged": exchanged[0]}
+    return record, {OUTPUT: torch.cat([parameter.detach().flatten() for parameter in parameters])}
 
 
 def _mean(gradient: Tensor, memory: dict[str, Any]) -> Tensor:
@@ -236,39 +241,39 @@ class _SendingJudge:
     cases = ((2, SENDING_SEED),)
 
     def __call__(self, answer: Callable[..., Any]) -> float:
-        plain, found = (run_on_ranks(_sending_trial, way, *self.cases[0]) for way in (_mean, answer))
-        refuse_errors(found)
-        told, numel = [one.value for one in found], plain[0].value["numel"]
-        if (shape := next((one["shape"] for one in told if "shape" in one), None)) is not None:
+        plain, answers = (run_on_ranks(_sending_trial, average, *self.cases[0]) for average in (_mean, answer))
+        refuse_errors(answers)
+        records, numel = [rank_answer.value for rank_answer in answers], plain[0].value["numel"]
+        if (shape := next((record["shape"] for record in records if "shape" in record), None)) is not None:
             raise Wrong(
                 f"A vector of {numel} numbers is expected, as long as gradient, but its shape is {tuple(shape)}.",
                 f"On attend un vecteur de {numel} nombres, comme gradient, mais sa forme est {tuple(shape)}.",
             )
-        if not bool((found[0].tensors[OUTPUT] == found[1].tensors[OUTPUT]).all()):
+        if not bool((answers[0].tensors[OUTPUT] == answers[1].tensors[OUTPUT]).all()):
             raise Wrong(
                 "The two ranks end with different weights: return the same mean on all ranks, to the bit.",
                 "Les deux rangs finissent avec des poids différents : renvoyez la même moyenne sur tous, au bit près.",
             )
-        loss, least = told[0]["loss"], plain[0].value["loss"]
+        loss, ddp_loss = records[0]["loss"], plain[0].value["loss"]
         # not <=: a loss of NaN is refused too
-        if not loss <= MARGIN * least:
+        if not loss <= MARGIN * ddp_loss:
             raise Wrong(
                 f"The training ends at a loss of {significant(loss)}, more than 3% above that of DDP, "
-                f"{significant(least)}: what is never sent is missing.",
+                f"{significant(ddp_loss)}: what is never sent is missing.",
                 f"L’entraînement finit à une perte de {significant(loss)}, plus de 3 % au-dessus de celle de DDP, "
-                f"{significant(least)} : ce qui n’est jamais envoyé manque.",
+                f"{significant(ddp_loss)} : ce qui n’est jamais envoyé manque.",
             )
         # the busiest rank counts
-        return round(100 * max(map(_sent_bytes, found)) / max(map(_sent_bytes, plain)), 1)
+        return round(100 * max(map(_sent_bytes, answers)) / max(map(_sent_bytes, plain)), 1)
 
 
-def _sent_bytes(one: RankAnswer) -> float:
+def _sent_bytes(rank_answer: RankAnswer) -> float:
     """What a rank has sent: what its calls tell, and its all-to-all, whose tensors they do not tell."""
     import torch
 
-    told = [call for call in one.calls if call["dtype"]]
-    bytes_of = (_SENT.get(call["op"], 1.0) * call["numel"] * getattr(torch, call["dtype"]).itemsize for call in told)
-    return float(one.value["exchanged"] + sum(bytes_of))
+    calls = [call for call in rank_answer.calls if call["dtype"]]
+    bytes_of = (_SENT.get(call["op"], 1.0) * call["numel"] * getattr(torch, call["dtype"]).itemsize for call in calls)
+    return float(rank_answer.value["exchanged"] + sum(bytes_of))
 
 
 FEWER_BYTES = TEXTS.challenge("fewer-bytes", _SendingJudge(), target=10)

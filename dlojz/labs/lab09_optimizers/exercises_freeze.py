@@ -38,9 +38,9 @@ def _delta(beta2: float) -> int:
     return round(1 / (1 - beta2))
 
 
-def _smaller(before: float, now: float) -> float:
+def _smaller(before: float, after: float) -> float:
     """The smaller of two norms over the larger."""
-    return min(before, now) / max(before, now)
+    return min(before, after) / max(before, after)
 
 
 def _first(
@@ -51,22 +51,22 @@ def _first(
     def step(norms: Norms, beta2: float, threshold: float) -> int:
         # from step Δ on: before it there is no norm to compare with
         delta = back(beta2)
-        found = (now for now in range(delta, len(norms)) if rests(ratio(norms[now - delta], norms[now]), threshold))
-        return next(found, len(norms))
+        steps = (t for t in range(delta, len(norms)) if rests(ratio(norms[t - delta], norms[t]), threshold))
+        return next(steps, len(norms))
 
     return step
 
 
 def _from(norms: Norms, beta2: float, threshold: float, start: int) -> int:
     delta = _delta(beta2)
-    found = (now for now in range(start, len(norms)) if _smaller(norms[now - delta], norms[now]) >= threshold)
-    return next(found, len(norms))
+    steps = (t for t in range(start, len(norms)) if _smaller(norms[t - delta], norms[t]) >= threshold)
+    return next(steps, len(norms))
 
 
 def _beside(norms: Norms, threshold: float, start: int) -> int:
     """The first step from `start` on whose norm is near that of the step before."""
-    found = (now for now in range(start, len(norms)) if _smaller(norms[now - 1], norms[now]) >= threshold)
-    return next(found, len(norms))
+    steps = (t for t in range(start, len(norms)) if _smaller(norms[t - 1], norms[t]) >= threshold)
+    return next(steps, len(norms))
 
 
 _NEIGHBOURS = Said(
@@ -79,13 +79,13 @@ _NEIGHBOURS = Said(
 
 def _last(norms: Norms, beta2: float, threshold: float) -> int:
     delta = _delta(beta2)
-    found = [now for now in range(delta, len(norms)) if _smaller(norms[now - delta], norms[now]) >= threshold]
-    return found[-1] if found else len(norms)
+    steps = [t for t in range(delta, len(norms)) if _smaller(norms[t - delta], norms[t]) >= threshold]
+    return steps[-1] if steps else len(norms)
 
 
 def _looked_back_to(norms: Norms, beta2: float, threshold: float) -> int:
-    found = freeze_step(norms, beta2, threshold)
-    return found - _delta(beta2) if found < len(norms) else found
+    step = freeze_step(norms, beta2, threshold)
+    return step - _delta(beta2) if step < len(norms) else step
 
 
 def _freeze_cases() -> Iterator[tuple[list[float], float, float]]:
@@ -120,24 +120,24 @@ FREEZE_STEP = TEXTS.exercise(
     told=_freeze_told,
     mistakes={
         "neighbouring steps compared": tuple(
-            Mistake(way, *_NEIGHBOURS)
-            for way in (
+            Mistake(wrong_answer, *_NEIGHBOURS)
+            for wrong_answer in (
                 _first(_smaller, lambda beta2: 1),
                 lambda norms, beta2, threshold: _beside(norms, threshold, _delta(beta2)),
                 lambda norms, beta2, threshold: _beside(norms, threshold, 0),
             )
         ),
-        "ratio before / now, above 1 where the norm falls": _first(lambda before, now: before / now),
-        "ratio now / before, above 1 where the norm rises": _first(lambda before, now: now / before),
+        "ratio before / now, above 1 where the norm falls": _first(lambda before, after: before / after),
+        "ratio now / before, above 1 where the norm rises": _first(lambda before, after: after / before),
         "you stop where the norm still moves": _first(_smaller, rests=operator.le),
         "returns the step looked back to": tuple(
             Mistake(
-                way,
+                wrong_answer,
                 "That is the step you look back to; at that time nothing is known yet: return the later one.",
                 "C’est le pas jusqu’où l’on remonte ; à ce moment-là, on ne sait encore rien : renvoyez le plus "
                 "tardif des deux.",
             )
-            for way in (
+            for wrong_answer in (
                 _looked_back_to,
                 lambda norms, beta2, threshold: freeze_step(norms, beta2, threshold) - _delta(beta2),
             )
@@ -168,13 +168,13 @@ FREEZE_STEP = TEXTS.exercise(
         ),
         "one step beside the right one": tuple(
             Mistake(
-                lambda norms, beta2, threshold, more=more: (
-                    found + more if (found := freeze_step(norms, beta2, threshold)) < len(norms) else found
+                lambda norms, beta2, threshold, shift=shift: (
+                    step + shift if (step := freeze_step(norms, beta2, threshold)) < len(norms) else step
                 ),
                 "That is a step beside the one that is found: return t itself.",
                 "C’est un pas à côté de celui qui est trouvé : renvoyez t lui-même.",
             )
-            for more in (1, -1)
+            for shift in (1, -1)
         ),
         "wrong result where the norm never rests": tuple(
             Mistake(
@@ -188,8 +188,8 @@ FREEZE_STEP = TEXTS.exercise(
             )
             for never in (lambda norms: -1, lambda norms: len(norms) - 1, lambda norms: 0)
         ),
-        "you compare the difference of the norms": _first(lambda before, now: 1 - abs(before - now)),
-        "you divide the larger by the smaller": _first(lambda before, now: max(before, now) / min(before, now)),
+        "you compare the difference of the norms": _first(lambda before, after: 1 - abs(before - after)),
+        "you divide the larger by the smaller": _first(lambda before, after: max(before, after) / min(before, after)),
         "you return the last such step": _last,
     },
 )

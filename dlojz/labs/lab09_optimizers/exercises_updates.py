@@ -55,14 +55,14 @@ def update_traffic(operations: Sequence[Operation], states: Collection[str]) -> 
     Source: Jiang et al. 2021, "Optimizer Fusion" (arXiv 2104.00237), for locality as what fusion gains; the count is
     ours.
     """
-    apart = sum(len(set(reads)) + len(set(writes)) for reads, writes in operations)
-    read: set[str] = set()
-    written: set[str] = set()
+    tensor_moves = sum(len(set(reads)) + len(set(writes)) for reads, writes in operations)
+    read_states: set[str] = set()
+    written_states: set[str] = set()
     for reads, writes in operations:
         # written before in the same kernel: the number is still in a register
-        read |= {name for name in reads if name in states} - written
-        written |= {name for name in writes if name in states}
-    return BYTES * apart, BYTES * (len(read) + len(written))
+        read_states |= {name for name in reads if name in states} - written_states
+        written_states |= {name for name in writes if name in states}
+    return BYTES * tensor_moves, BYTES * (len(read_states) + len(written_states))
 
 
 def _kernel_cases() -> Iterator[tuple[Sequence[Operation], Collection[str]]]:
@@ -75,8 +75,8 @@ def _kernel_cases() -> Iterator[tuple[Sequence[Operation], Collection[str]]]:
 
 
 def _kernel_told(case: tuple[Sequence[Operation], Collection[str]]) -> str:
-    listed = "; ".join(f"{' '.join(reads)} → {' '.join(writes)}" for reads, writes in case[0])
-    return say(en=f"For the operations {listed}", fr=f"Pour les opérations {listed}")
+    operations_text = "; ".join(f"{' '.join(reads)} → {' '.join(writes)}" for reads, writes in case[0])
+    return say(en=f"For the operations {operations_text}", fr=f"Pour les opérations {operations_text}")
 
 
 def _apart(operations: Sequence[Operation], states: Collection[str]) -> int:
@@ -88,8 +88,8 @@ def _all_names(operations: Sequence[Operation], states: Collection[str]) -> int:
     return update_traffic(operations, everything)[1]
 
 
-def _names(operations: Sequence[Operation], states: Collection[str], which: int) -> int:
-    return BYTES * len({name for operation in operations for name in operation[which] if name in states})
+def _names(operations: Sequence[Operation], states: Collection[str], side: int) -> int:
+    return BYTES * len({name for operation in operations for name in operation[side] if name in states})
 
 
 def _by_part(swapped: Mistake, *mistakes: Mistake) -> tuple[Mistake, ...]:
@@ -163,14 +163,14 @@ FUSED_TRAFFIC = TEXTS.exercise(
         ),
         *(
             Mistake(
-                lambda operations, states, one=one: (
-                    BYTES * sum(one(set(reads), set(writes)) for reads, writes in operations),
+                lambda operations, states, count=count: (
+                    BYTES * sum(count(set(reads), set(writes)) for reads, writes in operations),
                     update_traffic(operations, states)[1],
                 ),
                 en,
                 fr,
             )
-            for one, en, fr in (
+            for count, en, fr in (
                 (
                     lambda reads, writes: len(reads | writes),
                     "A tensor that an operation reads and writes goes both ways: count it twice.",
@@ -207,14 +207,14 @@ FUSED_TRAFFIC = TEXTS.exercise(
         ),
         *(
             Mistake(
-                lambda operations, states, which=which: (
+                lambda operations, states, side=side: (
                     _apart(operations, states),
-                    _names(operations, states, which),
+                    _names(operations, states, side),
                 ),
                 "In one kernel you count one way only: states that are read, and states that are written.",
                 "Dans un seul noyau, vous ne comptez qu’un sens : il y a les états lus, et les états écrits.",
             )
-            for which in (0, 1)
+            for side in (0, 1)
         ),
         Mistake(
             lambda operations, states: (_apart(operations, states),) * 2,
@@ -280,11 +280,11 @@ def _weights(model: nn.Module) -> Tensor:
 def _trained(answer: Callable[..., Any], seed: int) -> tuple[nn.Module, int]:
     """A model trained with an answer in its backward passes, and the most numbers of gradients held at once."""
     model = _model(seed)
-    parameters, most = list(model.parameters()), 0
+    parameters, peak_numel = list(model.parameters()), 0
 
     def look(_: Tensor) -> None:
-        nonlocal most
-        most = max(most, sum(one.numel() for one in parameters if one.grad is not None))
+        nonlocal peak_numel
+        peak_numel = max(peak_numel, sum(parameter.numel() for parameter in parameters if parameter.grad is not None))
 
     for parameter in parameters:  # before the answer's own: hooks are called in the order in which they came
         parameter.register_post_accumulate_grad_hook(look)
@@ -300,7 +300,7 @@ def _trained(answer: Callable[..., Any], seed: int) -> tuple[nn.Module, int]:
     for step in range(STEPS):
         _loss(model, seed, step).backward()
     # `is`: == would compare the numbers of two tensors
-    without = sum(all(parameter is not one for one in owned) for parameter in parameters)
+    without = sum(all(parameter is not tensor for tensor in owned) for parameter in parameters)
     if without and not bool((_weights(model) == before).all()):
         raise Wrong(
             en=f"{without} of {len(parameters)} parameters have no optimizer (weights and biases count alike): "
@@ -308,28 +308,28 @@ def _trained(answer: Callable[..., Any], seed: int) -> tuple[nn.Module, int]:
             fr=f"{without} paramètres sur {len(parameters)} n’ont pas d’optimiseur (poids et biais comptent de même) : "
             "make_optimizer([parameter]) en fait un pour chacun, quelle que soit sa règle.",
         )
-    return model, most
+    return model, peak_numel
 
 
 def _frugal(answer: Callable[..., Any]) -> None:
     """The weights are right: are gradients freed, and early enough?"""
     trained = [_trained(answer, seed) for seed in SEEDS]
-    if any(one.grad is not None for model, _ in trained for one in model.parameters()):
+    if any(parameter.grad is not None for model, _ in trained for parameter in model.parameters()):
         raise Wrong(
             en="The weights are right, but gradients are still there after the backward pass, and zeros take as much "
             "room as any numbers: parameter.grad = None frees them.",
             fr="Les poids sont justes, mais les gradients sont toujours là après la passe arrière, et des zéros "
             "prennent autant de place que d’autres nombres : parameter.grad = None les libère.",
         )
-    model, most = max(trained, key=lambda pair: pair[1])
+    model, peak_numel = max(trained, key=lambda pair: pair[1])
     # weight and bias of one layer may be there together
-    room = max(sum(one.numel() for one in layer.parameters()) for layer in model.children())
-    if most > room:
-        total = sum(one.numel() for one in model.parameters())
+    room = max(sum(parameter.numel() for parameter in layer.parameters()) for layer in model.children())
+    if peak_numel > room:
+        total = sum(parameter.numel() for parameter in model.parameters())
         raise Wrong(
-            en=f"The weights are right, but {most} of {total} numbers of gradients are there at once, more than "
+            en=f"The weights are right, but {peak_numel} of {total} numbers of gradients are there at once, more than "
             f"the largest layer has ({room}): free each gradient as soon as its parameter is updated.",
-            fr=f"Les poids sont justes, mais {most} nombres de gradient sur {total} sont présents en même temps, "
+            fr=f"Les poids sont justes, mais {peak_numel} nombres de gradient sur {total} sont présents en même temps, "
             f"plus que n’en a la plus grande couche ({room}) : libérez chaque gradient dès que son paramètre est mis à "
             "jour.",
         )
@@ -351,10 +351,10 @@ def _anew(model: nn.Module, make_optimizer: MakeOptimizer) -> None:
 
 
 def _last_only(model: nn.Module, make_optimizer: MakeOptimizer) -> None:
-    last = [make_optimizer([parameter]) for parameter in model.parameters()][-1]
+    last_optimizer = [make_optimizer([parameter]) for parameter in model.parameters()][-1]
 
     def update(parameter: Tensor) -> None:
-        last.step()
+        last_optimizer.step()
         parameter.grad = None
 
     for parameter in model.parameters():
@@ -379,8 +379,8 @@ def _twice(model: nn.Module, make_optimizer: MakeOptimizer) -> None:
         parameter.grad = None
 
     for parameter in model.parameters():
-        own = make_optimizer([parameter])
-        parameter.register_post_accumulate_grad_hook(partial(update, optimizer=own))
+        optimizer = make_optimizer([parameter])
+        parameter.register_post_accumulate_grad_hook(partial(update, optimizer=optimizer))
 
 
 def _all_each_time(model: nn.Module, make_optimizer: MakeOptimizer) -> None:
@@ -468,12 +468,12 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
 
     anchor = normal(seed, NUMEL)
     weights, momentum = anchor.clone(), torch.zeros(NUMEL)
-    given: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
     for number in range(ROUNDS):
         weights += local_steps(rank, seed, number)
         answer(weights, anchor, momentum, RATE, MOMENTUM)
-        given[f"weights of round {number}"] = weights.clone()
-    return {}, given | {_ANCHOR: anchor, _MOMENTUM: momentum}
+        outputs[f"weights of round {number}"] = weights.clone()
+    return {}, outputs | {_ANCHOR: anchor, _MOMENTUM: momentum}
 
 
 def simulated(  # noqa: PLR0913 - each is one way to go wrong
@@ -512,12 +512,12 @@ def simulated(  # noqa: PLR0913 - each is one way to go wrong
     anchors = [normal(seed, NUMEL) for _ in range(size)]
     weights = [anchor.clone() for anchor in anchors]
     momenta = [torch.zeros(NUMEL) for _ in range(size)]
-    held: list[dict[str, Tensor]] = [{} for _ in range(size)]
+    rank_tensors: list[dict[str, Tensor]] = [{} for _ in range(size)]
     for number in range(ROUNDS):
         for rank in range(size):
             weights[rank] = weights[rank] + local_steps(rank, seed, number)
         # (size, NUMEL): outer gradients, against the way that each rank has gone
-        gaps = torch.stack([anchor - own for anchor, own in zip(anchors, weights, strict=True)])
+        gaps = torch.stack([anchor - rank_weights for anchor, rank_weights in zip(anchors, weights, strict=True)])
         anchors_before = list(anchors)
         mean = gaps.sum(0) if add else gaps.mean(0)
         mean = anchors[0] - torch.stack(weights).sum(0) if of_sum else mean
@@ -534,14 +534,14 @@ def simulated(  # noqa: PLR0913 - each is one way to go wrong
                 anchors[rank] = new
             if bring:
                 weights[rank] = anchors_before[rank] - mean if bring_mean else new.clone()
-            held[rank][f"weights of round {number}"] = weights[rank]
+            rank_tensors[rank][f"weights of round {number}"] = weights[rank]
     for rank in range(size):
-        held[rank] |= {_ANCHOR: anchors[rank], _MOMENTUM: momenta[rank]}
-    return held
+        rank_tensors[rank] |= {_ANCHOR: anchors[rank], _MOMENTUM: momenta[rank]}
+    return rank_tensors
 
 
-def _values(**ways: Any) -> Callable[[int, int, int], dict[str, Tensor]]:
-    return lambda rank, size, seed: simulated(size, seed, **ways)[rank]
+def _values(**options: Any) -> Callable[[int, int, int], dict[str, Tensor]]:
+    return lambda rank, size, seed: simulated(size, seed, **options)[rank]
 
 
 def _inspect(answers: list[RankAnswer], size: int) -> None:
@@ -652,10 +652,10 @@ def watch_gradients(
         one number for each parameter, in the order in which backward gives their gradients, and one for the end.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    held: list[int] = []
+    gradient_bytes: list[int] = []
 
     def look(_: Tensor) -> None:
-        held.append(sum(one.grad.nbytes for one in parameters if one.grad is not None))
+        gradient_bytes.append(sum(parameter.grad.nbytes for parameter in parameters if parameter.grad is not None))
 
     for parameter in parameters:  # before `attach`: hooks are called in the order in which they came
         parameter.register_post_accumulate_grad_hook(look)
@@ -663,4 +663,4 @@ def watch_gradients(
         attach(model)
     loss_of(model).backward()
     look(parameters[0])
-    return held
+    return gradient_bytes

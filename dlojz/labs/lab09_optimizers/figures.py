@@ -43,14 +43,14 @@ _MESSAGES = COLLECTIVE_STYLES | {"all_to_all": Style(GREEN, "xx")}
 @pictured
 def walk(exact: Sequence[float], signs: Sequence[float], fed_back: Sequence[float]) -> LabFigure:
     """Draw the first weight, step by step, under gradients sent whole, as signs, and with error feedback."""
-    ways = {
+    paths = {
         say(en="32 bits", fr="32 bits"): list(exact),
         say(en="1 bit", fr="1 bit"): list(signs),
         say(en="1 bit, error feedback", fr="1 bit, erreur compensée"): list(fed_back),
     }
-    ends = ", ".join(f"{name} → {minus(decimal(path[-1], 1))}" for name, path in ways.items())
+    ends = ", ".join(f"{name} → {minus(decimal(path[-1], 1))}" for name, path in paths.items())
     axes = panel(7.5, 3.4, f"The first weight by step: {ends}", f"Le premier poids, à chaque pas : {ends}")
-    plot_lines(axes, range(len(exact)), ways, marker="", linewidth=2)
+    plot_lines(axes, range(len(exact)), paths, marker="", linewidth=2)
     x, y = say(en="step", fr="pas"), say(en="first weight", fr="premier poids")
     return labelled(axes, x, y, loc="upper left")
 
@@ -67,51 +67,56 @@ def sent_and_kept(runs: Sequence[Run]) -> LabFigure:
         )
         + ", ".join(optimizer_label(run.config.optimizer) for run in runs),
     )
-    sent, kept = figure.subplots(1, 2, sharey=True)
-    for place, run in enumerate(runs):
+    traffic_axes, state_axes = figure.subplots(1, 2, sharey=True)
+    for position, run in enumerate(runs):
         for footprint, shift, alpha in (
             (predict(run.config), -0.2, PREDICTED_ALPHA),
             (measured_footprint(run), 0.2, 1.0),
         ):
-            _traffic(sent, footprint, place + shift, alpha)
-            _states(kept, footprint, place + shift, alpha)
-    sent.set_yticks(range(len(runs)), [optimizer_label(run.config.optimizer) for run in runs])
-    sent.invert_yaxis()
-    sent.set_xlabel(
+            _traffic(traffic_axes, footprint, position + shift, alpha)
+            _states(state_axes, footprint, position + shift, alpha)
+    traffic_axes.set_yticks(range(len(runs)), [optimizer_label(run.config.optimizer) for run in runs])
+    traffic_axes.invert_yaxis()
+    traffic_axes.set_xlabel(
         say(en="sent by rank 0 in a step that sends (MiB)", fr="envoyé par le rang 0, lors d’un envoi (Mio)")
     )
-    kept.set_xlabel(say(en="states kept by rank 0 (MiB)", fr="états gardés par le rang 0 (Mio)"))
-    for axes in (sent, kept):
+    state_axes.set_xlabel(say(en="states kept by rank 0 (MiB)", fr="états gardés par le rang 0 (Mio)"))
+    for axes in (traffic_axes, state_axes):
         axes.set_title(say(en="pale: predicted", fr="en clair : prédit"), loc="right", fontsize=NORMAL, color=EDGE)
         plain(axes)
         legend_above(axes, ncols=5, loc="lower left")
     return finish(figure)
 
 
-def _traffic(axes: Axes, footprint: Footprint, place: float, alpha: float) -> None:
-    left = 0.0
+def _traffic(axes: Axes, footprint: Footprint, position: float, alpha: float) -> None:
+    offset_mib = 0.0
     for traffic in footprint.communication:
         if traffic.group != "dp":
             continue
         size = traffic.sent_bytes / MEBIBYTE
         # the predicted bar has the same colours: one entry in the legend for both
         label = traffic.collective.replace("_", "-") if footprint.source == "measured" else None
-        bar(axes, place, size, left, _MESSAGES.get(traffic.collective, OTHER), alpha, label)
-        left += size
+        bar(axes, position, size, offset_mib, _MESSAGES.get(traffic.collective, OTHER), alpha, label)
+        offset_mib += size
     if footprint.source == "measured":
         axes.annotate(
-            decimal(left, 2), (left, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=SMALL
+            decimal(offset_mib, 2),
+            (offset_mib, position),
+            xytext=(3, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=SMALL,
         )
 
 
-def _states(axes: Axes, footprint: Footprint, place: float, alpha: float) -> None:
-    left = 0.0
+def _states(axes: Axes, footprint: Footprint, position: float, alpha: float) -> None:
+    offset_mib = 0.0
     for category in STATES:
         size = (footprint.memory.category(category) or 0) / MEBIBYTE
         if size:
             label = category_label(category) if footprint.source == "measured" else None
-            bar(axes, place, size, left, CATEGORY_STYLES[category], alpha, label)
-        left += size
+            bar(axes, position, size, offset_mib, CATEGORY_STYLES[category], alpha, label)
+        offset_mib += size
 
 
 @pictured
@@ -140,17 +145,17 @@ def freezing(
             fr=f"Norme de la variance à chaque pas, au repos aux pas {chosen} ; pertes finales selon le pas du gel.",
         ),
     )
-    left, right = figure.subplots(1, 2)
+    norm_axes, loss_axes = figure.subplots(1, 2)
     for row, step in zip(norms, chosen, strict=True):
-        left.plot(range(len(row)), row, color=GREY, linewidth=1)
+        norm_axes.plot(range(len(row)), row, color=GREY, linewidth=1)
         if step < len(row):
-            left.plot(step, row[step], "o", color=VERMILION, markersize=6, zorder=3)
-    left.plot([], [], "o", color=VERMILION, label=say(en="your criterion", fr="votre critère"))
-    left.set_xlabel(say(en="step", fr="pas"))
-    left.set_ylabel(say(en="norm of the variance, ‖v‖₁", fr="norme de la variance, ‖v‖₁"))
-    left.legend(frameon=False)
-    _ends(right, ends)
-    for axes in (left, right):
+            norm_axes.plot(step, row[step], "o", color=VERMILION, markersize=6, zorder=3)
+    norm_axes.plot([], [], "o", color=VERMILION, label=say(en="your criterion", fr="votre critère"))
+    norm_axes.set_xlabel(say(en="step", fr="pas"))
+    norm_axes.set_ylabel(say(en="norm of the variance, ‖v‖₁", fr="norme de la variance, ‖v‖₁"))
+    norm_axes.legend(frameon=False)
+    _ends(loss_axes, ends)
+    for axes in (norm_axes, loss_axes):
         plain(axes)
     return finish(figure)
 
@@ -160,15 +165,15 @@ def _ends(axes: Axes, ends: Mapping[int, Sequence[float]]) -> None:
     finite = [loss for losses in ends.values() for loss in losses if math.isfinite(loss)]
     top = 1.15 * max(finite)
     names = [say(en="never", fr="jamais") if step == never else str(step) for step in ends]
-    for place, losses in enumerate(ends.values()):
+    for position, losses in enumerate(ends.values()):
         fine = [loss for loss in losses if math.isfinite(loss)]
         # one cross for all seeds that diverged, with their number
         lost = len(losses) - len(fine)
-        axes.plot([place] * len(fine), fine, "o", color=BLUE, markersize=6, alpha=0.7)
-        axes.plot([place] * min(lost, 1), [top] * min(lost, 1), "X", color=VERMILION, markersize=9)
+        axes.plot([position] * len(fine), fine, "o", color=BLUE, markersize=6, alpha=0.7)
+        axes.plot([position] * min(lost, 1), [top] * min(lost, 1), "X", color=VERMILION, markersize=9)
         if lost:
             axes.annotate(
-                f"× {lost}", (place, top), xytext=(8, 0), textcoords="offset points", va="center", fontsize=NORMAL
+                f"× {lost}", (position, top), xytext=(8, 0), textcoords="offset points", va="center", fontsize=NORMAL
             )
     axes.plot([], [], "o", color=BLUE, label=say(en="one seed", fr="une graine"))
     axes.plot([], [], "X", color=VERMILION, label=say(en="diverged", fr="a divergé"))
@@ -206,8 +211,8 @@ def gradients_at_once(plainly: Sequence[int], in_backward: Callable[[], Sequence
         (say(en="update after backward", fr="mise à jour après la passe arrière"), plainly),
         (say(en="update in backward", fr="mise à jour dans la passe arrière"), within),
     )
-    for (name, held), (color, line, _) in zip(rows, LINE_STYLES, strict=False):
-        sizes = [size / MEBIBYTE for size in held]
+    for (name, gradient_bytes), (color, line, _) in zip(rows, LINE_STYLES, strict=False):
+        sizes = [size / MEBIBYTE for size in gradient_bytes]
         axes.step(range(1, len(sizes) + 1), sizes, where="mid", color=color, linestyle=line, linewidth=2, label=name)
     x = say(en="gradients that have come", fr="gradients arrivés")
     return labelled(axes, x, say(en="gradients held (MiB)", fr="gradients détenus (Mio)"), loc="upper left")
@@ -218,9 +223,11 @@ def way_of(run: Run) -> Reduction:
     compression = run.config.layout.gradient_compression
     name = optimizer_label(run.config.optimizer) + ("" if compression == "none" else f", {compression}")
     # mean over the last 1/LAST_SHARE of the steps, at least one
-    last = run.losses[-max(1, len(run.losses) // LAST_SHARE) :]
+    last_losses = run.losses[-max(1, len(run.losses) // LAST_SHARE) :]
     return replace(
-        predicted_way(name, run.config), losses=(statistics.fmean(last),), step_s=measured_footprint(run).phases.step_s
+        predicted_way(name, run.config),
+        losses=(statistics.fmean(last_losses),),
+        step_s=measured_footprint(run).phases.step_s,
     )
 
 

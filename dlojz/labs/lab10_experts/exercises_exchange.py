@@ -53,25 +53,25 @@ def _own(rank: int) -> slice:
 
 
 def _exchange_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
-    wanted = (LOCAL_EXPERTS, size * ROOM, WIDTH)
-    asked = 0
+    target = (LOCAL_EXPERTS, size * ROOM, WIDTH)
+    calls = 0
 
     def own_experts(x_LND: Tensor) -> Tensor:
-        nonlocal asked
-        asked += 1
-        given = tuple(getattr(x_LND, "shape", ()))
-        if given != wanted:
+        nonlocal calls
+        calls += 1
+        shape = tuple(getattr(x_LND, "shape", ()))
+        if shape != target:
             raise WrongShape(
                 say(
-                    en=f"own_experts takes (own experts, ranks × capacity, width), here {wanted}, but received {given}",
-                    fr=f"own_experts attend (experts du rang, rangs × capacité, largeur), ici {wanted}, mais "
-                    f"a reçu {given}",
+                    en=f"own_experts takes (own experts, ranks × capacity, width), here {target}, but received {shape}",
+                    fr=f"own_experts attend (experts du rang, rangs × capacité, largeur), ici {target}, mais "
+                    f"a reçu {shape}",
                 )
             )
         return _computed(x_LND, _own(rank), seed, size)
 
     y = answer(_buffers(seed, size)[rank].clone(), own_experts)
-    return {"asked": asked}, {OUTPUT: y}
+    return {"asked": calls}, {OUTPUT: y}
 
 
 def _whole(rank: int, size: int, seed: int) -> dict[str, Tensor]:
@@ -79,7 +79,7 @@ def _whole(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     return {OUTPUT: _computed(_buffers(seed, size)[rank], slice(None), seed, size)}
 
 
-def _arrange(way: str, arrived: Tensor, size: int) -> Tensor:
+def _arrange(layout: str, arrived: Tensor, size: int) -> Tensor:
     """Lay what has arrived, (E, C, D) with the source ranks first, out for own_experts: (L, n C, D)."""
     # (n, L, C, D): an all-to-all gives the pieces in the order of their ranks
     by_source = arrived.view(size, LOCAL_EXPERTS, ROOM, WIDTH)
@@ -89,56 +89,56 @@ def _arrange(way: str, arrived: Tensor, size: int) -> Tensor:
         "experts read first": arrived.view(LOCAL_EXPERTS, size, ROOM, WIDTH),
         "read so, and swapped": arrived.view(LOCAL_EXPERTS, size, ROOM, WIDTH).transpose(0, 1),
         "places first": by_source.permute(1, 2, 0, 3),
-    }[way]
+    }[layout]
     return laid.reshape(LOCAL_EXPERTS, size * ROOM, WIDTH)
 
 
-def _restore(way: str, made: Tensor, size: int) -> Tensor:
+def _restore(layout: str, outputs: Tensor, size: int) -> Tensor:
     """Lay out what experts have made, (L, n C, D), for the way back: n pieces."""
     # (L, n, C, D)
-    by_expert = made.view(LOCAL_EXPERTS, size, ROOM, WIDTH)
+    by_expert = outputs.view(LOCAL_EXPERTS, size, ROOM, WIDTH)
     laid = {
         "ranks first": by_expert.transpose(0, 1),
         "as it is": by_expert,
-        "read so, and swapped": made.view(size, LOCAL_EXPERTS, ROOM, WIDTH).transpose(0, 1),
+        "read so, and swapped": outputs.view(size, LOCAL_EXPERTS, ROOM, WIDTH).transpose(0, 1),
         "places before ranks": by_expert.transpose(1, 2),
-        "places split first": made.view(LOCAL_EXPERTS, ROOM, size, WIDTH).permute(2, 0, 1, 3),
-    }[way]
+        "places split first": outputs.view(LOCAL_EXPERTS, ROOM, size, WIDTH).permute(2, 0, 1, 3),
+    }[layout]
     return laid.reshape(size, LOCAL_EXPERTS, ROOM, WIDTH)
 
 
 def _journey(
-    there: str = "experts first",
+    arrival: str = "experts first",
     back: str = "ranks first",
     *,
-    sent: bool = True,
-    returned: bool = True,
-    after: Callable[[Tensor, int], Tensor] = lambda found, size: found,
+    dispatch: bool = True,
+    combine: bool = True,
+    after: Callable[[Tensor, int], Tensor] = lambda pieces, size: pieces,
 ) -> Callable[[int, int, int], dict[str, Tensor]]:
     """Compute what a rank would hold in the end.
 
     Args:
-        there: how what has arrived is laid out for the experts (`_arrange`).
+        arrival: how what has arrived is laid out for the experts (`_arrange`).
         back: how what they have made is laid out for the way back (`_restore`).
-        sent: whether the first all-to-all is made.
-        returned: whether the second one is.
+        dispatch: whether the first all-to-all is made.
+        combine: whether the second one is.
         after: what happens to the pieces that have come back, (n, L, C, D), with the number of ranks.
     """
 
     def leaving(rank: int, size: int, seed: int) -> Tensor:
         import torch
 
-        buffers = [one.view(size, LOCAL_EXPERTS, ROOM, WIDTH) for one in _buffers(seed, size)]
+        buffers = [buffer.view(size, LOCAL_EXPERTS, ROOM, WIDTH) for buffer in _buffers(seed, size)]
         # first all-to-all: piece `rank` of every buffer
-        arrived = torch.stack([buffers[source][rank] for source in range(size)]) if sent else buffers[rank]
-        rows = _arrange(there, arrived.reshape(LOCAL_EXPERTS * size, ROOM, WIDTH), size)
+        arrived = torch.stack([buffers[source][rank] for source in range(size)]) if dispatch else buffers[rank]
+        rows = _arrange(arrival, arrived.reshape(LOCAL_EXPERTS * size, ROOM, WIDTH), size)
         return _restore(back, _computed(rows, _own(rank), seed, size), size)
 
     def held(rank: int, size: int, seed: int) -> dict[str, Tensor]:
         import torch
 
         pieces = leaving(rank, size, seed)
-        if returned:
+        if combine:
             # second all-to-all: piece `rank` of what every rank sends back
             pieces = torch.stack([leaving(source, size, seed)[rank] for source in range(size)])
         return {OUTPUT: after(pieces, size).reshape(LOCAL_EXPERTS * size, ROOM, WIDTH)}
@@ -159,8 +159,8 @@ def _alone(rank: int, size: int, seed: int) -> Tensor:
     """A rank's own experts on all rows of its buffer, as if each had come from another rank."""
     buffer = _buffers(seed, size)[rank]
     rows = buffer.view(size, LOCAL_EXPERTS, ROOM, WIDTH).transpose(0, 1).reshape(LOCAL_EXPERTS, size * ROOM, WIDTH)
-    made = _computed(rows, _own(rank), seed, size).view(LOCAL_EXPERTS, size, ROOM, WIDTH)
-    return made.transpose(0, 1).reshape(buffer.shape)
+    outputs = _computed(rows, _own(rank), seed, size).view(LOCAL_EXPERTS, size, ROOM, WIDTH)
+    return outputs.transpose(0, 1).reshape(buffer.shape)
 
 
 def _sent_again(rank: int, size: int, seed: int) -> dict[str, Tensor]:
@@ -168,14 +168,14 @@ def _sent_again(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     import torch
 
     # piece `rank` of each buffer: as it has come by the first all-to-all
-    pieces = [one.view(size, LOCAL_EXPERTS, ROOM, WIDTH)[rank] for one in _buffers(seed, size)]
+    pieces = [buffer.view(size, LOCAL_EXPERTS, ROOM, WIDTH)[rank] for buffer in _buffers(seed, size)]
     return {OUTPUT: torch.cat(pieces)}
 
 
 def _not_even_restored(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     """What own_experts gives, in its own shape."""
-    made = _journey(back="as it is", returned=False)(rank, size, seed)[OUTPUT]
-    return {OUTPUT: made.reshape(LOCAL_EXPERTS, size * ROOM, WIDTH)}
+    outputs = _journey(back="as it is", combine=False)(rank, size, seed)[OUTPUT]
+    return {OUTPUT: outputs.reshape(LOCAL_EXPERTS, size * ROOM, WIDTH)}
 
 
 def _with_itself(rank: int, size: int, seed: int) -> dict[str, Tensor]:
@@ -184,8 +184,8 @@ def _with_itself(rank: int, size: int, seed: int) -> dict[str, Tensor]:
 
 def _added_up(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     """An all-reduce in place of the way back."""
-    held = _journey(returned=False)
-    return {OUTPUT: added(held(one, size, seed)[OUTPUT] for one in range(size))}
+    outputs_of = _journey(combine=False)
+    return {OUTPUT: added(outputs_of(source_rank, size, seed)[OUTPUT] for source_rank in range(size))}
 
 
 _BACK_LATE = Said(
@@ -268,11 +268,11 @@ _EXCHANGE_FAULTS = (
         )
         for after in (_swapped_again, _swapped_late)
     ),
-    *(Mistake(_journey(back=back, returned=False), *_NOT_RETURNED) for back in ("ranks first", "as it is")),
-    Mistake(_journey("as it came", "as it is", returned=False), *_NOT_RETURNED),
+    *(Mistake(_journey(back=back, combine=False), *_NOT_RETURNED) for back in ("ranks first", "as it is")),
+    Mistake(_journey("as it came", "as it is", combine=False), *_NOT_RETURNED),
     Mistake(_not_even_restored, *_NOT_RETURNED),
     Mistake(
-        _journey(sent=False),
+        _journey(dispatch=False),
         "The first all-to-all is missing, or own_experts does not get its result: this rank's experts compute the "
         "rows of this rank's buffer, and the second one sends these away.",
         "Le premier all-to-all manque, ou own_experts ne reçoit pas son résultat : les experts de ce rang calculent "
@@ -310,19 +310,19 @@ _EXCHANGE_FAULTS = (
 
 
 def _inspect_calls(answers: list[RankAnswer], size: int) -> None:
-    first = answers[0]
-    if asked_for(first, "all_gather", "all_gather_into_tensor", "gather", "broadcast", "all_reduce"):
+    answer = answers[0]
+    if asked_for(answer, "all_gather", "all_gather_into_tensor", "gather", "broadcast", "all_reduce"):
         raise Wrong(
             en=f"The output is right, but every token goes to every rank, {size} times what is needed: an all-to-all "
             "sends each only to the rank of its expert.",
             fr=f"La sortie est juste, mais chaque token va à chaque rang, {size} fois ce qu’il faut : un all-to-all "
             "n’envoie chacun qu’au rang de son expert.",
         )
-    if first.value["asked"] != 1:
+    if answer.value["asked"] != 1:
         raise Wrong(
-            en=f"The output is right, but own_experts is called {first.value['asked']} times: give it all that has "
+            en=f"The output is right, but own_experts is called {answer.value['asked']} times: give it all that has "
             "arrived at once, so that its products are large.",
-            fr=f"La sortie est juste, mais own_experts est appelé {first.value['asked']} fois : donnez-lui d’un seul "
+            fr=f"La sortie est juste, mais own_experts est appelé {answer.value['asked']} fois : donnez-lui d’un seul "
             "coup tout ce qui est arrivé, pour que ses produits soient grands.",
         )
 

@@ -49,11 +49,11 @@ def mixture(
 
     # N: choices that have a place
     token_N, choice_N = (places_TK >= 0).nonzero(as_tuple=True)
-    where = chosen_TK[token_N, choice_N], places_TK[token_N, choice_N]
+    slots = chosen_TK[token_N, choice_N], places_TK[token_N, choice_N]
     buffer_ECD = x_TD.new_zeros(*shape, x_TD.shape[1])
     # no two choices have the same place, so nothing is overwritten
-    buffer_ECD[where] = x_TD[token_N]
-    weighted_ND = weights_TK[token_N, choice_N].unsqueeze(1) * experts(buffer_ECD)[where]
+    buffer_ECD[slots] = x_TD[token_N]
+    weighted_ND = weights_TK[token_N, choice_N].unsqueeze(1) * experts(buffer_ECD)[slots]
     # the rows of one token add up: index_add, where y[token_N] += … would keep one of them
     return torch.zeros_like(x_TD).index_add(0, token_N, weighted_ND)
 
@@ -70,12 +70,12 @@ class _Asked:
         self.biases_ED = torch.randn(num_experts, width, generator=generator)
 
     def __call__(self, buffer_ECD: Tensor) -> Tensor:
-        given = tuple(getattr(buffer_ECD, "shape", ()))
-        if given != self.shape:
+        shape = tuple(getattr(buffer_ECD, "shape", ()))
+        if shape != self.shape:
             raise Wrong(
-                en=f"experts received a tensor of shape {given}, but takes (experts, capacity, width), here "
+                en=f"experts received a tensor of shape {shape}, but takes (experts, capacity, width), here "
                 f"{self.shape}: row e is for expert e.",
-                fr=f"experts a reçu un tenseur de forme {given}, mais attend (experts, capacité, largeur), ici "
+                fr=f"experts a reçu un tenseur de forme {shape}, mais attend (experts, capacité, largeur), ici "
                 f"{self.shape} : la ligne e est pour l’expert e.",
             )
         return (buffer_ECD @ self.matrices_EDD + self.biases_ED.unsqueeze(1)).tanh()
@@ -93,71 +93,75 @@ def _mixtures() -> Iterator[tuple[Any, ...]]:
         x_TD = torch.randn(tokens, 5, generator=generator)
         weights_TK = torch.rand(tokens, k, generator=generator)
         room = capacity(tokens, experts, k, factor)
-        asked = _Asked(experts, room, 5, seed=30 + number)
-        yield x_TD, weights_TK, chosen_TK, places(chosen_TK, experts, factor), asked, (experts, room)
+        expert_network = _Asked(experts, room, 5, seed=30 + number)
+        yield x_TD, weights_TK, chosen_TK, places(chosen_TK, experts, factor), expert_network, (experts, room)
 
 
-def _with_itself(x: Tensor, weights: Tensor, chosen: Tensor, kept: Tensor, experts: Experts, shape: Any) -> Tensor:
+def _with_itself(x: Tensor, weights: Tensor, chosen: Tensor, places_TK: Tensor, experts: Experts, shape: Any) -> Tensor:
     """A token that no expert has seen comes out as it went in."""
-    lost_T = (kept < 0).all(1, keepdim=True)
-    return mixture(x, weights, chosen, kept, experts, shape) + lost_T * x
+    lost_T = (places_TK < 0).all(1, keepdim=True)
+    return mixture(x, weights, chosen, places_TK, experts, shape) + lost_T * x
 
 
-def _read_anyway(x: Tensor, weights: Tensor, chosen: Tensor, kept: Tensor, experts: Experts, shape: Any) -> Tensor:
+def _read_anyway(x: Tensor, weights: Tensor, chosen: Tensor, places_TK: Tensor, experts: Experts, shape: Any) -> Tensor:
     """Dropped tokens read the last place of their expert, which Python's -1 is."""
-    seen = _outputs(x, weights, chosen, kept, experts, shape)
-    return (weights.unsqueeze(-1) * seen[chosen, kept]).sum(1)
+    outputs = _outputs(x, weights, chosen, places_TK, experts, shape)
+    return (weights.unsqueeze(-1) * outputs[chosen, places_TK]).sum(1)
 
 
-def _written(read: Callable[[Tensor], Tensor], by_token: bool = False) -> Callable[..., Tensor]:
-    """Dropped tokens are written over the last place; `read`: the share of what is then read of each choice."""
+def _written(share_of: Callable[[Tensor], Tensor], by_token: bool = False) -> Callable[..., Tensor]:
+    """Dropped tokens are written over the last place; `share_of`: the share of what is then read of each choice."""
 
-    def way(x: Tensor, weights: Tensor, chosen: Tensor, kept: Tensor, experts: Experts, shape: Any) -> Tensor:
+    def way(x: Tensor, weights: Tensor, chosen: Tensor, places_TK: Tensor, experts: Experts, shape: Any) -> Tensor:
         buffer, (tokens, choices) = x.new_zeros(*shape, x.shape[1]), chosen.shape
         written = [(token, choice) for choice in range(choices) for token in range(tokens)]
         for token, choice in sorted(written) if by_token else written:
-            buffer[chosen[token, choice], kept[token, choice]] = x[token]
-        return ((weights * read(kept)).unsqueeze(-1) * experts(buffer)[chosen, kept]).sum(1)
+            buffer[chosen[token, choice], places_TK[token, choice]] = x[token]
+        return ((weights * share_of(places_TK)).unsqueeze(-1) * experts(buffer)[chosen, places_TK]).sum(1)
 
     return way
 
 
-def _outputs(x: Tensor, weights: Tensor, chosen: Tensor, kept: Tensor, experts: Experts, shape: Any) -> Tensor:
-    token, choice = (kept >= 0).nonzero(as_tuple=True)
+def _outputs(x: Tensor, weights: Tensor, chosen: Tensor, places_TK: Tensor, experts: Experts, shape: Any) -> Tensor:
+    token, choice = (places_TK >= 0).nonzero(as_tuple=True)
     buffer = x.new_zeros(*shape, x.shape[1])
-    buffer[chosen[token, choice], kept[token, choice]] = x[token]
+    buffer[chosen[token, choice], places_TK[token, choice]] = x[token]
     return experts(buffer)
 
 
-def _last_choice(x: Tensor, weights: Tensor, chosen: Tensor, kept: Tensor, experts: Experts, shape: Any) -> Tensor:
+def _last_choice(x: Tensor, weights: Tensor, chosen: Tensor, places_TK: Tensor, experts: Experts, shape: Any) -> Tensor:
     """Each choice overwrites the one before."""
-    seen, y = _outputs(x, weights, chosen, kept, experts, shape), x.new_zeros(x.shape)
+    outputs, y = _outputs(x, weights, chosen, places_TK, experts, shape), x.new_zeros(x.shape)
     for choice in range(chosen.shape[1]):
-        token = (kept[:, choice] >= 0).nonzero().squeeze(1)
-        where = chosen[token, choice], kept[token, choice]
-        y[token] = weights[token, choice].unsqueeze(1) * seen[where]
+        token = (places_TK[:, choice] >= 0).nonzero().squeeze(1)
+        slots = chosen[token, choice], places_TK[token, choice]
+        y[token] = weights[token, choice].unsqueeze(1) * outputs[slots]
     return y
 
 
-def _weighted_before(x: Tensor, weights: Tensor, chosen: Tensor, kept: Tensor, experts: Experts, shape: Any) -> Tensor:
+def _weighted_before(
+    x: Tensor, weights: Tensor, chosen: Tensor, places_TK: Tensor, experts: Experts, shape: Any
+) -> Tensor:
     """The weight is applied to what enters the expert."""
-    token, choice = (kept >= 0).nonzero(as_tuple=True)
-    where = chosen[token, choice], kept[token, choice]
+    token, choice = (places_TK >= 0).nonzero(as_tuple=True)
+    slots = chosen[token, choice], places_TK[token, choice]
     buffer = x.new_zeros(*shape, x.shape[1])
-    buffer[where] = weights[token, choice].unsqueeze(1) * x[token]
-    return x.new_zeros(x.shape).index_add(0, token, experts(buffer)[where])
+    buffer[slots] = weights[token, choice].unsqueeze(1) * x[token]
+    return x.new_zeros(x.shape).index_add(0, token, experts(buffer)[slots])
 
 
 def _then(change: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
     """The mixture, changed afterwards: `change(mixed, x, places)`."""
-    return lambda x, weights, chosen, kept, experts, shape: change(
-        mixture(x, weights, chosen, kept, experts, shape), x, kept
+    return lambda x, weights, chosen, places_TK, experts, shape: change(
+        mixture(x, weights, chosen, places_TK, experts, shape), x, places_TK
     )
 
 
 def _given(change: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]) -> Callable[..., Tensor]:
     """The mixture of other weights, choices and places."""
-    return lambda x, weights, chosen, kept, experts, shape: mixture(x, *change(weights, chosen, kept), experts, shape)
+    return lambda x, weights, chosen, places_TK, experts, shape: mixture(
+        x, *change(weights, chosen, places_TK), experts, shape
+    )
 
 
 MIXTURE = TEXTS.exercise(
@@ -166,40 +170,46 @@ MIXTURE = TEXTS.exercise(
     cases=_mixtures,
     leaves={0: Said("x", "x"), 1: Said("the weights", "les poids")},
     mistakes={
-        "the experts' outputs are added up without their weights": lambda x, weights, *rest: mixture(
-            x, weights.new_ones(weights.shape), *rest
+        "the experts' outputs are added up without their weights": lambda x, weights, *arguments: mixture(
+            x, weights.new_ones(weights.shape), *arguments
         ),
         "the weight multiplies what enters the expert": _weighted_before,
         "a dropped token comes out unchanged": _with_itself,
         "dropped tokens read the last place": _read_anyway,
         "dropped tokens are written over the last place": tuple(
             Mistake(
-                _written(read, by_token),
+                _written(share_of, by_token),
                 "Tokens without a place are written over the last place of their expert, since index -1 is the "
                 f"last one in Python: leave these choices out{en}.",
                 "Les tokens sans place s’écrivent sur la dernière place de leur expert, car l’indice -1 désigne "
                 f"la dernière en Python : écartez ces choix{fr}.",
             )
-            for read, en, fr in (
-                (lambda kept: kept**0, ", both ways", ", à l’aller comme au retour"),
-                (lambda kept: kept >= 0, " there, too", " là aussi"),
+            for share_of, en, fr in (
+                (lambda places_TK: places_TK**0, ", both ways", ", à l’aller comme au retour"),
+                (lambda places_TK: places_TK >= 0, " there, too", " là aussi"),
             )
             for by_token in (False, True)
         ),
         "each choice overwrites the one before": _last_choice,
-        "you add x": _then(lambda mixed, x, kept: mixed + x),
-        "you divide by k": _then(lambda mixed, x, kept: mixed / kept.shape[1]),
-        "a token refused once gets nothing": _then(lambda mixed, x, kept: mixed * (kept >= 0).all(1, keepdim=True)),
-        "you leave out place 0": _given(lambda weights, chosen, kept: (weights, chosen, kept.where(kept != 0, -1))),
-        "the experts are not called": lambda x, weights, chosen, kept, experts, shape: mixture(
-            x, weights, chosen, kept, lambda buffer: buffer, shape
+        "you add x": _then(lambda mixed, x, places_TK: mixed + x),
+        "you divide by k": _then(lambda mixed, x, places_TK: mixed / places_TK.shape[1]),
+        "a token refused once gets nothing": _then(
+            lambda mixed, x, places_TK: mixed * (places_TK >= 0).all(1, keepdim=True)
         ),
-        "tokens meet the wrong experts": lambda x, weights, chosen, kept, experts, shape: mixture(
-            x, weights, chosen, kept, lambda buffer: experts(buffer.flip(0)), shape
+        "you leave out place 0": _given(
+            lambda weights, chosen, places_TK: (weights, chosen, places_TK.where(places_TK != 0, -1))
         ),
-        "the weights count twice": _given(lambda weights, chosen, kept: (weights**2, chosen, kept)),
-        "the weights are exchanged": _given(lambda weights, chosen, kept: (weights.flip(1), chosen, kept)),
-        "only first choices count": _given(lambda weights, chosen, kept: (weights[:, :1], chosen[:, :1], kept[:, :1])),
+        "the experts are not called": lambda x, weights, chosen, places_TK, experts, shape: mixture(
+            x, weights, chosen, places_TK, lambda buffer: buffer, shape
+        ),
+        "tokens meet the wrong experts": lambda x, weights, chosen, places_TK, experts, shape: mixture(
+            x, weights, chosen, places_TK, lambda buffer: experts(buffer.flip(0)), shape
+        ),
+        "the weights count twice": _given(lambda weights, chosen, places_TK: (weights**2, chosen, places_TK)),
+        "the weights are exchanged": _given(lambda weights, chosen, places_TK: (weights.flip(1), chosen, places_TK)),
+        "only first choices count": _given(
+            lambda weights, chosen, places_TK: (weights[:, :1], chosen[:, :1], places_TK[:, :1])
+        ),
     },
 )
 
@@ -247,15 +257,15 @@ def _found(size: int, seed: int) -> tuple[list[Tensor], list[Tensor]]:
 
 def _group(rank: int, size: int) -> range:
     """The expert-parallel group of a rank: its neighbours."""
-    first = rank - rank % EP[size]
-    return range(first, first + EP[size])
+    start = rank - rank % EP[size]
+    return range(start, start + EP[size])
 
 
 def _after_backward(rank: int, size: int, seed: int) -> tuple[Tensor, Tensor]:
     shared, experts = _found(size, seed)
-    place = rank % EP[size]
+    group_rank = rank % EP[size]
     # the two experts of this rank; backward adds up what the tokens of its group give
-    return shared[rank], added(experts[other][2 * place : 2 * place + 2] for other in _group(rank, size))
+    return shared[rank], added(experts[peer][2 * group_rank : 2 * group_rank + 2] for peer in _group(rank, size))
 
 
 def _members(rank: int, size: int, whom: str) -> range:
@@ -264,12 +274,12 @@ def _members(rank: int, size: int, whom: str) -> range:
     return groups.get(whom, range(rank, rank + 1))
 
 
-def _reduced(name: str, whom: str, by: str) -> Callable[[int, int, int], dict[str, Tensor] | None]:
+def _reduced(name: str, whom: str, divisor: str) -> Callable[[int, int, int], dict[str, Tensor] | None]:
     """What a rank would hold under this name if it were added up over some ranks, and divided by the number of some."""
 
     def held(rank: int, size: int, seed: int) -> dict[str, Tensor] | None:
-        terms = [_after_backward(other, size, seed)[name == OWN] for other in _members(rank, size, whom)]
-        value = added(terms) / len(_members(rank, size, by))
+        terms = [_after_backward(peer, size, seed)[name == OWN] for peer in _members(rank, size, whom)]
+        value = added(terms) / len(_members(rank, size, divisor))
         return None if same(value, expected(rank, size, seed)[name]) else {name: value}
 
     return held
@@ -278,24 +288,24 @@ def _reduced(name: str, whom: str, by: str) -> Callable[[int, int, int], dict[st
 def expected(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     """Average over the replicas the gradients that a rank holds."""
     shared, experts = _found(size, seed)
-    place = rank % EP[size]
-    mine = [one[2 * place : 2 * place + 2] for one in experts]
+    group_rank = rank % EP[size]
+    expert_gradients = [gradients[2 * group_rank : 2 * group_rank + 2] for gradients in experts]
     # / size for both: each rank divides its loss by its own tokens
-    return {SHARED: added(shared) / size, OWN: added(mine) / size}
+    return {SHARED: added(shared) / size, OWN: added(expert_gradients) / size}
 
 
 def _parity_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
     import torch.distributed as dist
 
     replicas = None
-    for place in range(EP[size]):
-        ranks = list(range(place, size, EP[size]))
-        made = dist.new_group(ranks)  # every rank makes every group, and keeps its own
+    for group_rank in range(EP[size]):
+        ranks = list(range(group_rank, size, EP[size]))
+        group = dist.new_group(ranks)  # every rank makes every group, and keeps its own
         if rank in ranks:
-            replicas = made
-    shared, own = (one.clone() for one in _after_backward(rank, size, seed))
-    answer([shared], [own], replicas)
-    return None, {SHARED: shared, OWN: own}
+            replicas = group
+    shared, expert_gradient = (gradient.clone() for gradient in _after_backward(rank, size, seed))
+    answer([shared], [expert_gradient], replicas)
+    return None, {SHARED: shared, OWN: expert_gradient}
 
 
 def _highest(tensors: list[Tensor]) -> Tensor:
@@ -380,7 +390,7 @@ _PARITY_FAULTS = (
     Mistake(
         lambda rank, size, seed: (
             {
-                OWN: added(_after_backward(one, size, seed)[1] for one in _members(rank, size, REPLICAS))
+                OWN: added(_after_backward(peer, size, seed)[1] for peer in _members(rank, size, REPLICAS))
                 / (size * len(_members(rank, size, REPLICAS)))
             }
             if len(_members(rank, size, REPLICAS)) > 1
@@ -479,60 +489,60 @@ def _loads(experts: int, seed: int) -> list[int]:
     return [max(1, round(200 * draws.random() ** 3)) for _ in range(experts)]
 
 
-def busiest_rank(loads: Loads, held: Sequence[Sequence[int]]) -> float:
+def busiest_rank(loads: Loads, placement: Sequence[Sequence[int]]) -> float:
     """Compute the tokens of the busiest rank, where the copies of an expert share its tokens equally.
 
     Args:
         loads: tokens of each expert.
-        held: numbers of the experts on each rank.
+        placement: numbers of the experts on each rank.
     """
-    copies = Counter(expert for one in held for expert in one)
-    return max(sum(loads[expert] / copies[expert] for expert in one) for one in held)
+    copies = Counter(expert for rank_experts in placement for expert in rank_experts)
+    return max(sum(loads[expert] / copies[expert] for expert in rank_experts) for rank_experts in placement)
 
 
-def _placed(given: Any, loads: Loads, ranks: int, room: int) -> list[list[int]]:
+def _placed(answer: Any, loads: Loads, ranks: int, room: int) -> list[list[int]]:
     """Read the experts of each rank, or refuse them."""
     try:
-        held = [[operator.index(expert) for expert in one] for one in plain(given)]
+        layout = [[operator.index(expert) for expert in rank_experts] for rank_experts in plain(answer)]
     except (TypeError, ValueError):
         raise Wrong(
-            f"A list of {ranks} lists of experts' numbers is expected, one per rank, but {type(given).__name__} "
+            f"A list of {ranks} lists of experts' numbers is expected, one per rank, but {type(answer).__name__} "
             "was returned, which does not read as one.",
             f"On attend une liste de {ranks} listes de numéros d’experts, une par rang, mais la valeur renvoyée, de "
-            f"type {type(given).__name__}, ne se lit pas ainsi.",
+            f"type {type(answer).__name__}, ne se lit pas ainsi.",
         ) from None
-    if len(held) != ranks:
+    if len(layout) != ranks:
         raise Wrong(
-            f"There are {ranks} ranks, but {len(held)} lists were returned: one per rank, also where it is empty.",
-            f"Il y a {ranks} rangs, mais {len(held)} listes ont été renvoyées : il en faut une par rang, même vide.",
+            f"There are {ranks} ranks, but {len(layout)} lists were returned: one per rank, also where it is empty.",
+            f"Il y a {ranks} rangs, mais {len(layout)} listes ont été renvoyées : il en faut une par rang, même vide.",
         )
-    if (most := max(map(len, held))) > room:
+    if (max_experts := max(map(len, layout))) > room:
         raise Wrong(
-            f"A rank has room for {room} experts, but one of yours holds {most}.",
-            f"Un rang a de la place pour {room} experts, mais l’un des vôtres en détient {most}.",
+            f"A rank has room for {room} experts, but one of yours holds {max_experts}.",
+            f"Un rang a de la place pour {room} experts, mais l’un des vôtres en détient {max_experts}.",
         )
-    known = set(range(len(loads)))
-    if strange := {expert for one in held for expert in one} - known:
+    expert_numbers = set(range(len(loads)))
+    if strange := {expert for rank_experts in layout for expert in rank_experts} - expert_numbers:
         raise Wrong(
             f"Expert {min(strange)} does not exist: they are numbered from 0 to {len(loads) - 1}.",
             f"L’expert {min(strange)} n’existe pas : ils sont numérotés de 0 à {len(loads) - 1}.",
         )
-    if missing := known - {expert for one in held for expert in one}:
+    if missing := expert_numbers - {expert for rank_experts in layout for expert in rank_experts}:
         raise Wrong(
             f"Expert {min(missing)} is on no rank: its tokens would be lost. Every expert stands somewhere.",
             f"L’expert {min(missing)} n’est sur aucun rang : ses tokens seraient perdus. Chaque expert a sa place.",
         )
-    return held
+    return layout
 
 
 def _placement_score(answer: Callable[..., Any]) -> float:
     """Load of the busiest rank over the mean, in per cent, mean over the cases."""
-    found = []
+    scores = []
     for number, (experts, ranks, room) in enumerate(PLACEMENT_CASES):
         loads = _loads(experts, 100 + number)
-        held = _placed(answer(list(loads), ranks, room), loads, ranks, room)
-        found.append(100 * busiest_rank(loads, held) * ranks / sum(loads))
-    return round(sum(found) / len(found), 1)
+        layout = _placed(answer(list(loads), ranks, room), loads, ranks, room)
+        scores.append(100 * busiest_rank(loads, layout) * ranks / sum(loads))
+    return round(sum(scores) / len(scores), 1)
 
 
 PLACEMENT = TEXTS.challenge("expert-placement", _placement_score, target=103)

@@ -98,10 +98,10 @@ def _undivided_gate(logits_TE: Tensor, k: int) -> Chosen:
     return logits_TE.softmax(-1).topk(k)
 
 
-def _shared_by(logits_TE: Tensor, k: int, by: Callable[[Tensor], Any]) -> Chosen:
+def _shared_by(logits_TE: Tensor, k: int, divisor: Callable[[Tensor], Any]) -> Chosen:
     """With k ≥ 2, weights divided by something else than their sum."""
     weights_TK, chosen_TK = _undivided_gate(logits_TE, k)
-    return (weights_TK if k == 1 else weights_TK / by(weights_TK)), chosen_TK
+    return (weights_TK if k == 1 else weights_TK / divisor(weights_TK)), chosen_TK
 
 
 def _refuse_other_choices(answer: Callable[..., Any]) -> None:
@@ -131,24 +131,27 @@ GATE = TEXTS.exercise(
         "the softmax runs over the tokens": lambda logits_TE, k: _normalized(logits_TE.softmax(0).topk(k)),
         "logits as weights": tuple(
             Mistake(
-                way,
+                wrong_gate,
                 "The weights are logits: pass them through softmax first, over all experts.",
                 "Les poids sont des logits : passez-les d’abord par softmax, sur tous les experts.",
             )
-            for way in (lambda logits_TE, k: logits_TE.topk(k), lambda logits_TE, k: _normalized(logits_TE.topk(k)))
+            for wrong_gate in (
+                lambda logits_TE, k: logits_TE.topk(k),
+                lambda logits_TE, k: _normalized(logits_TE.topk(k)),
+            )
         ),
         "you choose the experts of lowest probability": lambda logits_TE, k: _normalized(
             logits_TE.softmax(-1).topk(k, largest=False)
         ),
         "no softmax over the experts": tuple(
             Mistake(
-                lambda logits_TE, k, of=of: _normalized(of(logits_TE).topk(k)),
+                lambda logits_TE, k, probability_of=probability_of: _normalized(probability_of(logits_TE).topk(k)),
                 "The weights do not come from a softmax over the experts, whose probabilities add up to 1 for "
                 "each token.",
                 "Les poids ne viennent pas d’un softmax sur les experts, dont les probabilités ont pour somme 1 "
                 "par token.",
             )
-            for of in (
+            for probability_of in (
                 lambda logits_TE: logits_TE.sigmoid(),
                 lambda logits_TE: logits_TE.log_softmax(-1),
                 lambda logits_TE: logits_TE.exp(),
@@ -156,14 +159,14 @@ GATE = TEXTS.exercise(
         ),
         "weights divided by another number": tuple(
             Mistake(
-                lambda logits_TE, k, by=by: _shared_by(logits_TE, k, by),
+                lambda logits_TE, k, divisor=divisor: _shared_by(logits_TE, k, divisor),
                 "With k ≥ 2 the weights of a token must add up to 1: divide by their sum over its own experts, "
                 "weights.sum(-1, keepdim=True), and by nothing else.",
                 "Avec k ≥ 2, les poids d’un token doivent avoir pour somme 1 : divisez par leur somme sur ses "
                 "experts, "
                 "weights.sum(-1, keepdim=True), et par rien d’autre.",
             )
-            for by in (
+            for divisor in (
                 lambda weights_TK: weights_TK.sum(0),
                 lambda weights_TK: weights_TK.shape[1],
                 lambda weights_TK: weights_TK.amax(-1, keepdim=True),
@@ -206,7 +209,7 @@ def places(chosen_TK: Tensor, experts: int, factor: float) -> Tensor:
     return place_N.view(k, tokens).T
 
 
-def _spoilt(way: str) -> Callable[..., Tensor]:
+def _spoilt(fault: str) -> Callable[..., Tensor]:
     """Places under a fault."""
 
     def spoilt(chosen_TK: Tensor, experts: int, factor: float) -> Tensor:
@@ -220,27 +223,31 @@ def _spoilt(way: str) -> Callable[..., Tensor]:
             "without k": math.ceil(share / k),
             "without factor": math.ceil(share / factor),
             "unlimited": k * tokens,
-        }.get(way, math.ceil(share))
-        if way == "each apart":
+        }.get(fault, math.ceil(share))
+        if fault == "each apart":
             columns = [_spoilt("right")(column.unsqueeze(1), experts, factor * k) for column in chosen_TK.T]
             return torch.cat(columns, 1)
-        order_N = chosen_TK.flatten() if way == "by tokens" else chosen_TK.T.flatten()
+        order_N = chosen_TK.flatten() if fault == "by tokens" else chosen_TK.T.flatten()
         taken_NE = F.one_hot(order_N, experts)
-        place_N = (taken_NE.cumsum(0) * taken_NE).sum(1) - int(way != "from 1")
-        limit = room + int(way == "from 1")
-        refused = room - 1 if way == "last place" else -1
+        place_N = (taken_NE.cumsum(0) * taken_NE).sum(1) - int(fault != "from 1")
+        limit = room + int(fault == "from 1")
+        refused = room - 1 if fault == "last place" else -1
         place_N = torch.where(place_N < limit, place_N, refused)
-        return place_N.view(tokens, k) if way == "by tokens" else place_N.view(k, tokens).T
+        return place_N.view(tokens, k) if fault == "by tokens" else place_N.view(k, tokens).T
 
     return spoilt
 
 
-def _refused(what: Callable[[Tensor, int], Tensor], count: Callable[[float], int] = math.ceil) -> Callable[..., Tensor]:
+def _refused(
+    mark_refused: Callable[[Tensor, int], Tensor], count: Callable[[float], int] = math.ceil
+) -> Callable[..., Tensor]:
     """Places where those that find no room are told by `mark_refused(places, room)`; the room is counted by `count`."""
 
     def way(chosen_TK: Tensor, experts: int, factor: float) -> Tensor:
         tokens, k = chosen_TK.shape
-        return what(_spoilt("unlimited")(chosen_TK, experts, float(experts)), count(factor * k * tokens / experts))
+        return mark_refused(
+            _spoilt("unlimited")(chosen_TK, experts, float(experts)), count(factor * k * tokens / experts)
+        )
 
     return way
 
@@ -278,9 +285,9 @@ PLACES = TEXTS.exercise(
         "no choice is refused": _spoilt("unlimited"),
         "refused tokens stand at the last place": _spoilt("last place"),
         "the places begin at 1": _spoilt("from 1"),
-        "one place too many": _refused(lambda place, room: place.masked_fill(place > room, -1)),
-        "a dropped choice gets place 0": _refused(lambda place, room: place.masked_fill(place >= room, 0)),
-        "places begin again when an expert is full": _refused(lambda place, room: place % room),
+        "one place too many": _refused(lambda place_TK, room: place_TK.masked_fill(place_TK > room, -1)),
+        "a dropped choice gets place 0": _refused(lambda place_TK, room: place_TK.masked_fill(place_TK >= room, 0)),
+        "places begin again when an expert is full": _refused(lambda place_TK, room: place_TK % room),
         "the capacity is rounded to the nearest": _refused(_minus_one, round),
         "no capacity factor, and rounded down": lambda chosen_TK, experts, factor: _refused(_minus_one, math.floor)(
             chosen_TK, experts, 1.0
@@ -337,10 +344,10 @@ def _parts(logits_TE: Tensor, chosen_TK: Tensor) -> tuple[Tensor, Tensor, int]:
     return F.one_hot(chosen_TK, experts).float().mean((0, 1)), logits_TE.softmax(-1).mean(0), experts
 
 
-def _squared(which: int) -> Callable[..., Tensor]:
+def _squared(factor: int) -> Callable[..., Tensor]:
     def way(logits_TE: Tensor, chosen_TK: Tensor) -> Tensor:
         share_E, mean_E, experts = _parts(logits_TE, chosen_TK)
-        return experts * ((share_E, mean_E)[which] ** 2).sum()
+        return experts * ((share_E, mean_E)[factor] ** 2).sum()
 
     return way
 
@@ -350,31 +357,33 @@ def _of_logits(logits_TE: Tensor, chosen_TK: Tensor) -> Tensor:
     return experts * (share_E * logits_TE.mean(0)).sum()
 
 
-def _with_mean(of: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+def _with_mean(mean_of: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     """The mean probabilities taken in another way."""
 
     def way(logits_TE: Tensor, chosen_TK: Tensor) -> Tensor:
         share_E, _, experts = _parts(logits_TE, chosen_TK)
-        return experts * (share_E * of(logits_TE)).sum()
+        return experts * (share_E * mean_of(logits_TE)).sum()
 
     return way
 
 
-def _ended(of: Callable[[Tensor, Tensor, int], Tensor]) -> Callable[..., Tensor]:
-    return lambda logits_TE, chosen_TK: of(*_parts(logits_TE, chosen_TK))
+def _ended(loss_of: Callable[[Tensor, Tensor, int], Tensor]) -> Callable[..., Tensor]:
+    return lambda logits_TE, chosen_TK: loss_of(*_parts(logits_TE, chosen_TK))
 
 
 def _check_gradient(answer: Callable[..., Any]) -> None:
     for logits_TE, chosen_TK in _expert_balance_cases():
-        found, wanted = (_gradient(way, logits_TE, chosen_TK) for way in (answer, balance_loss))
-        if found is None or not bool(found.any()):
+        gradient, expected_gradient = (
+            _gradient(loss_function, logits_TE, chosen_TK) for loss_function in (answer, balance_loss)
+        )
+        if gradient is None or not bool(gradient.any()):
             raise Wrong(
                 en="The value is right, but it gives the router's logits no gradient: the probabilities must stay "
                 "linked to them (no detach, no item, no no_grad).",
                 fr="La valeur est juste, mais elle ne donne aucun gradient aux logits du routeur : les probabilités "
                 "doivent leur rester liées (ni detach, ni item, ni no_grad).",
             )
-        if wanted is None or not same(found, wanted):
+        if expected_gradient is None or not same(gradient, expected_gradient):
             raise Wrong(
                 en="The value is right, but not its gradient: it comes through the mean probabilities, and through "
                 "nothing else.",
@@ -383,10 +392,10 @@ def _check_gradient(answer: Callable[..., Any]) -> None:
             )
 
 
-def _gradient(way: Callable[..., Any], logits_TE: Tensor, chosen_TK: Tensor) -> Tensor | None:
+def _gradient(loss_function: Callable[..., Any], logits_TE: Tensor, chosen_TK: Tensor) -> Tensor | None:
     # a leaf for each of the two functions: gradients would add up
     leaf_TE = logits_TE.clone().requires_grad_()
-    loss = way(leaf_TE, chosen_TK)
+    loss = loss_function(leaf_TE, chosen_TK)
     if not loss.requires_grad:
         return None
     loss.backward()
@@ -512,8 +521,8 @@ def _in_group(
 def _renumbered(number: Callable[[Tensor, Tensor, int], Tensor]) -> Callable[..., Chosen]:
     def way(group_logits_TG: Tensor, expert_logits_TE: Tensor, k: int) -> Chosen:
         weights_TK, chosen_TK = two_level_gate(group_logits_TG, expert_logits_TE, k)
-        each = expert_logits_TE.shape[1] // group_logits_TG.shape[1]
-        return weights_TK, number(chosen_TK // each, chosen_TK % each, each)
+        group_experts = expert_logits_TE.shape[1] // group_logits_TG.shape[1]
+        return weights_TK, number(chosen_TK // group_experts, chosen_TK % group_experts, group_experts)
 
     return way
 
@@ -554,6 +563,6 @@ TWO_LEVEL = TEXTS.exercise(
         "the products are divided by their sum": _in_group(
             lambda group_T1, weights_TK: weights_TK / weights_TK.sum(-1, keepdim=True)
         ),
-        "group's number added to the expert's": _renumbered(lambda group, inside, each: group + inside),
+        "group's number added to the expert's": _renumbered(lambda group, inside, group_experts: group + inside),
     },
 )

@@ -58,21 +58,23 @@ def crowd(tokens: int, experts: int, crowding: float = 1.0, seed: int = 3) -> Te
     return torch.randn(tokens, experts, generator=generator) + crowding * torch.linspace(1, -1, experts)
 
 
-def _cell(axes: Axes, at: tuple[float, float], style: Style, text: str, edge: str = EDGE) -> None:
+def _cell(axes: Axes, corner: tuple[float, float], style: Style, text: str, edge: str = EDGE) -> None:
     width = 2.0 if edge == VERMILION else 0.8
-    axes.add_patch(Rectangle(at, 0.9, 0.8, facecolor=style.color, hatch=style.hatch, edgecolor=edge, linewidth=width))
+    axes.add_patch(
+        Rectangle(corner, 0.9, 0.8, facecolor=style.color, hatch=style.hatch, edgecolor=edge, linewidth=width)
+    )
     if text:
-        axes.text(at[0] + 0.45, at[1] + 0.4, text, ha="center", va="center", fontsize=SMALL,
+        axes.text(corner[0] + 0.45, corner[1] + 0.4, text, ha="center", va="center", fontsize=SMALL,
                   bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85})  # fmt: skip
 
 
 @pictured
 def seats(
-    choose: Choose, place: Place, *, tokens: int = 12, experts: int = 4, k: int = 1, factor: float = 1.0
+    choose: Choose, place_choices: Place, *, tokens: int = 12, experts: int = 4, k: int = 1, factor: float = 1.0
 ) -> LabFigure:
     """Draw which token has which place of which expert, and which has none, by the student's two functions."""
     _, chosen_TK = choose(crowd(tokens, experts), k)
-    places_TK = place(chosen_TK, experts, factor)
+    places_TK = place_choices(chosen_TK, experts, factor)
     room = capacity(tokens, experts, k, factor)
     lost = [(token, choice) for choice in range(k) for token in range(tokens) if int(places_TK[token, choice]) < 0]
     figure = new_figure(
@@ -90,25 +92,29 @@ def seats(
             _cell(axes, (empty, -expert), Style(WHITE, ""), "")
     for choice in range(k):
         for token in range(tokens):
-            expert, at = int(chosen_TK[token, choice]), int(places_TK[token, choice])
-            if at < 0:
+            expert, column = int(chosen_TK[token, choice]), int(places_TK[token, choice])
+            if column < 0:
                 # dropped: behind the places and a gap, in the order in which they come
-                at = room + 1 + dropped[expert]
+                column = room + 1 + dropped[expert]
                 dropped[expert] += 1
-            edge = VERMILION if at >= room else EDGE
-            _cell(axes, (at, -expert), ORDERS[min(choice, 1)], str(token), edge)
+            edge = VERMILION if column >= room else EDGE
+            _cell(axes, (column, -expert), ORDERS[min(choice, 1)], str(token), edge)
     axes.set_yticks([0.4 - expert for expert in range(experts)],
                     [say(en=f"expert {expert}", fr=f"expert {expert}") for expert in range(experts)])  # fmt: skip
     axes.set_xticks([])
     axes.set_xlim(-0.1, max(room + 1 + max(dropped), room + 4))
     axes.set_ylim(-experts + 0.8, 1.0)
-    told = shortest(factor)
-    title = say(en=f"k = {k}, factor {told}: capacity {room}", fr=f"k = {k}, facteur {told} : capacité {room}")
+    factor_text = shortest(factor)
+    title = say(
+        en=f"k = {k}, factor {factor_text}: capacity {room}", fr=f"k = {k}, facteur {factor_text} : capacité {room}"
+    )
     axes.set_title(title, loc="left", fontsize=HEADING)
     for side in axes.spines.values():
         side.set_visible(False)
     axes.tick_params(length=0)
-    handles = [Rectangle((0, 0), 1, 1, facecolor=one.color, hatch=one.hatch, edgecolor=EDGE) for one in ORDERS[:k]]
+    handles = [
+        Rectangle((0, 0), 1, 1, facecolor=style.color, hatch=style.hatch, edgecolor=EDGE) for style in ORDERS[:k]
+    ]
     handles += [Rectangle((0, 0), 1, 1, facecolor="white", edgecolor=EDGE),
                 Rectangle((0, 0), 1, 1, facecolor="white", edgecolor=VERMILION, linewidth=2)]  # fmt: skip
     names = [say(en="first choice", fr="premier choix"), say(en="second choice", fr="second choix")][:k]
@@ -118,16 +124,23 @@ def seats(
 
 
 def shares(
-    choose: Choose, place: Place, factor: float, crowding: float, *, tokens: int = 256, experts: int = 8, k: int = 1
+    choose: Choose,
+    place_choices: Place,
+    factor: float,
+    crowding: float,
+    *,
+    tokens: int = 256,
+    experts: int = 8,
+    k: int = 1,
 ) -> tuple[float, float]:
     """Return the share of dropped choices, and the share of empty places, from 0 to 1."""
     _, chosen_TK = choose(crowd(tokens, experts, crowding), k)
-    kept = int((place(chosen_TK, experts, factor) >= 0).sum())
-    return 1 - kept / (k * tokens), 1 - kept / (experts * capacity(tokens, experts, k, factor))
+    placed_count = int((place_choices(chosen_TK, experts, factor) >= 0).sum())
+    return 1 - placed_count / (k * tokens), 1 - placed_count / (experts * capacity(tokens, experts, k, factor))
 
 
 @pictured
-def dropped_or_empty(choose: Choose, place: Place) -> LabFigure:
+def dropped_or_empty(choose: Choose, place_choices: Place) -> LabFigure:
     """Draw dropped tokens and empty places by capacity factor, for a fair and for an unfair router."""
     figure = new_figure(9.0, 3.2, alt=say(
         en="Per cent of tokens dropped, and of places that stay empty, by capacity factor from 0.5 to 4: for a fair "
@@ -141,20 +154,20 @@ def dropped_or_empty(choose: Choose, place: Place) -> LabFigure:
         (say(en="collapsed router", fr="routeur effondré"), 100.0),
     )
     factors = [0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0]
-    both = figure.subplots(1, 2, sharey=True)
+    panels = figure.subplots(1, 2, sharey=True)
     for (label, crowding), (color, line, marker) in zip(routers, LINE_STYLES, strict=False):
-        points = [shares(choose, place, factor, crowding) for factor in factors]
-        for number, axes in enumerate(both):
-            axes.plot(factors, [100 * one[number] for one in points], color=color, linestyle=line, marker=marker,
+        points = [shares(choose, place_choices, factor, crowding) for factor in factors]
+        for number, axes in enumerate(panels):
+            axes.plot(factors, [100 * point[number] for point in points], color=color, linestyle=line, marker=marker,
                       markersize=5, label=label)  # fmt: skip
     titles = (say(en="tokens dropped", fr="tokens abandonnés"), say(en="empty places", fr="places vides"))
-    for axes, title in zip(both, titles, strict=True):
+    for axes, title in zip(panels, titles, strict=True):
         axes.set_title(title, loc="left", fontsize=HEADING)
         axes.set_xlabel(say(en="capacity factor", fr="facteur de capacité"))
         axes.axvline(1.25, color=GREY, linestyle="--", linewidth=1)
         plain(axes)
-    both[0].set_ylabel("%")
-    handles, names = both[0].get_legend_handles_labels()
+    panels[0].set_ylabel("%")
+    handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, frameon=False, loc="outside lower center", ncols=3)
     return finish(figure)
 
@@ -177,20 +190,22 @@ def journey(ranks: int = 2, local_experts: int = 2, room: int = 2) -> LabFigure:
     axes = figure.subplots()
     width = room + 2.2
     for rank in range(ranks):
-        left = rank * width
+        offset = rank * width
         for expert in range(experts):
-            for place in range(room):
-                _cell(axes, (left + place, -expert), SHEET_RANKS[rank], "")
-        axes.text(left + room / 2, 1.1, say(en=f"rank {rank}", fr=f"rang {rank}"), ha="center", fontsize=NORMAL)
+            for slot in range(room):
+                _cell(axes, (offset + slot, -expert), SHEET_RANKS[rank], "")
+        axes.text(offset + room / 2, 1.1, say(en=f"rank {rank}", fr=f"rang {rank}"), ha="center", fontsize=NORMAL)
     start = ranks * width + 2.6
     for rank in range(ranks):
-        left = start + rank * (ranks * room + 1.4)
+        offset = start + rank * (ranks * room + 1.4)
         for local in range(local_experts):
             expert = rank * local_experts + local
             for source in range(ranks):
-                for place in range(room):
-                    _cell(axes, (left + source * room + place, -expert), SHEET_RANKS[source], "")
-        axes.text(left + ranks * room / 2, 1.1, say(en=f"rank {rank}", fr=f"rang {rank}"), ha="center", fontsize=NORMAL)
+                for slot in range(room):
+                    _cell(axes, (offset + source * room + slot, -expert), SHEET_RANKS[source], "")
+        axes.text(
+            offset + ranks * room / 2, 1.1, say(en=f"rank {rank}", fr=f"rang {rank}"), ha="center", fontsize=NORMAL
+        )
     middle = ranks * width + 0.2
     for height, text, ends in (
         (0.2, say(en="all-to-all", fr="all-to-all"), (middle - 1.0, middle + 1.8)),
@@ -206,7 +221,8 @@ def journey(ranks: int = 2, local_experts: int = 2, room: int = 2) -> LabFigure:
     for side in axes.spines.values():
         side.set_visible(False)
     handles = [
-        Rectangle((0, 0), 1, 1, facecolor=one.color, hatch=one.hatch, edgecolor=EDGE) for one in SHEET_RANKS[:ranks]
+        Rectangle((0, 0), 1, 1, facecolor=style.color, hatch=style.hatch, edgecolor=EDGE)
+        for style in SHEET_RANKS[:ranks]
     ]
     names = [say(en=f"tokens of rank {rank}", fr=f"tokens du rang {rank}") for rank in range(ranks)]
     figure.legend(handles, names, frameon=False, loc="outside lower center", ncols=ranks)
@@ -217,7 +233,7 @@ Mix = Callable[["Tensor", "Tensor", "Tensor", "Tensor", Callable[["Tensor"], "Te
 
 
 @or_to_do
-def beside_package(choose: Choose, place: Place, mix: Mix) -> Table:
+def beside_package(choose: Choose, place_choices: Place, mix: Mix) -> Table:
     """Compare the student's three functions with the package's layer and with the dense mixture.
 
     Factors go up to experts / k, with which no choice is dropped.
@@ -238,7 +254,7 @@ def beside_package(choose: Choose, place: Place, mix: Mix) -> Table:
             x_TD = torch.randn(tokens, width)
             logits_TE = x_TD @ layer.gate.weight.T
             weights_TK, chosen_TK = choose(logits_TE, k)
-            places_TK = place(chosen_TK, experts, factor)
+            places_TK = place_choices(chosen_TK, experts, factor)
             shape = experts, capacity(tokens, experts, k, factor)
             y_TD = mix(x_TD, weights_TK, chosen_TK, places_TK, layer.experts, shape)
             # every expert on every token, (E, T, D)
@@ -246,7 +262,9 @@ def beside_package(choose: Choose, place: Place, mix: Mix) -> Table:
             # of them the chosen ones, by choice and token
             picked_KTD = everywhere_ETD[chosen_TK.T, torch.arange(tokens)]
             dense_TD = (weights_TK.T.unsqueeze(-1) * picked_KTD).sum(0)
-            gaps = [float((y_TD - other).abs().max()) for other in (layer(x_TD.unsqueeze(0))[0], dense_TD)]
+            gaps = [
+                float((y_TD - reference_TD).abs().max()) for reference_TD in (layer(x_TD.unsqueeze(0))[0], dense_TD)
+            ]
             dropped = float((places_TK < 0).float().mean())
             rows.append((significant(factor, 4), percent(dropped), *(_rounded(gap) for gap in gaps)))
     head = titles(
@@ -277,8 +295,8 @@ def loads(trainings: Mapping[float, Sequence[Tensor]], factor: float = 1.25) -> 
     """
     drawn = {}
     for weight, counts in trainings.items():
-        told = significant(weight, 4)
-        name = say(en=f"balance loss, weight {told}", fr=f"perte d’équilibrage, poids {told}")
+        weight_text = significant(weight, 4)
+        name = say(en=f"balance loss, weight {weight_text}", fr=f"perte d’équilibrage, poids {weight_text}")
         if not weight:
             name = say(en="without balance loss", fr="sans perte d’équilibrage")
         drawn[name] = [_load(step, counts_E.tolist(), factor) for step, counts_E in enumerate(counts)]
@@ -310,7 +328,9 @@ def side_by_side(runs: Sequence[Run]) -> LabFigure:
         fr="Mémoire par catégorie et octets envoyés par communication, prédits et mesurés, pour : ",
     )
     titles = [_title(run) for run in runs]
-    return memory_and_messages(runs, titles, opening=opening, is_drawn=lambda one: one.group != "control", ncols=4)
+    return memory_and_messages(
+        runs, titles, opening=opening, is_drawn=lambda traffic: traffic.group != "control", ncols=4
+    )
 
 
 def expert_seconds() -> float:
@@ -324,11 +344,11 @@ def expert_seconds() -> float:
 @or_to_do
 def over_links(exchange_bytes: ExchangeBytes) -> Table:
     """Compare, for a layer of Mixtral on 8 GPUs, the experts' time with that of the student's bytes."""
-    sent = exchange_bytes(TOKENS, WIDTH, RANKS, TOP_K, FACTOR, RANKS, NUMBER_BYTES)
+    sent_bytes = exchange_bytes(TOKENS, WIDTH, RANKS, TOP_K, FACTOR, RANKS, NUMBER_BYTES)
     computing = expert_seconds()
     rows = []
     for name, link in (("NVLink", NVLINK), (say(en="network", fr="réseau"), NETWORK)):
-        seconds = sent / link.bytes_per_s
+        seconds = sent_bytes / link.bytes_per_s
         rate = significant(link.bytes_per_s / 1e9, 4)
         rows.append(
             (
@@ -346,17 +366,17 @@ def over_links(exchange_bytes: ExchangeBytes) -> Table:
     return Table(head, tuple(rows))
 
 
-def whole_length(given: object, most: int) -> int:
+def whole_length(length: object, max_length: int) -> int:
     """Return the length that a pacing function gives, or refuse one that would train nothing, or for ever.
 
     Raises:
-        LabError: unless it is a whole number from 1 to `most`.
+        LabError: unless it is a whole number from 1 to `max_length`.
     """
-    if isinstance(given, int | float) and 1 <= given <= most and float(given).is_integer():
-        return int(given)
+    if isinstance(length, int | float) and 1 <= length <= max_length and float(length).is_integer():
+        return int(length)
     raise refusal(
-        en=f"the pacing function gives a length of {given!r} tokens: a whole number from 1 to {most} is needed.",
-        fr=f"la fonction de cadence donne une longueur de {given!r} tokens : il faut un entier de 1 à {most}.",
+        en=f"the pacing function gives a length of {length!r} tokens: a whole number from 1 to {max_length} is needed.",
+        fr=f"la fonction de cadence donne une longueur de {length!r} tokens : il faut un entier de 1 à {max_length}.",
     )
 
 
@@ -389,12 +409,16 @@ def curriculum(trainings: Mapping[str, Sequence[CurriculumStep]]) -> LabFigure:
     ) + ", ".join(trainings) + ".")  # fmt: skip
     lengths, roots, by_tokens, by_seconds = figure.subplots(2, 2).flat
     for (name, steps), (color, dashes, marker) in zip(trainings.items(), LINE_STYLES, strict=False):
-        look = {"color": color, "linestyle": dashes}
-        lengths.plot([one.length for one in steps], **look, label=name)
-        roots.semilogy([one.root for one in steps], **look)
-        held = [one for one in steps if one.held_out is not None]
-        by_tokens.plot([one.tokens for one in held], [one.held_out for one in held], marker=marker, **look)
-        by_seconds.plot([one.seconds for one in held], [one.held_out for one in held], marker=marker, **look)
+        line_style = {"color": color, "linestyle": dashes}
+        lengths.plot([step.length for step in steps], **line_style, label=name)
+        roots.semilogy([step.root for step in steps], **line_style)
+        evaluations = [step for step in steps if step.held_out is not None]
+        by_tokens.plot(
+            [step.tokens for step in evaluations], [step.held_out for step in evaluations], marker=marker, **line_style
+        )
+        by_seconds.plot(
+            [step.seconds for step in evaluations], [step.held_out for step in evaluations], marker=marker, **line_style
+        )
     step, loss = say(en="step", fr="pas"), say(en="loss on other text", fr="perte sur un autre texte")
     caption(lengths, x=step, y=say(en="tokens per sample", fr="tokens par échantillon"))
     caption(roots, x=step, y=say(en="largest √v", fr="plus grand √v"))

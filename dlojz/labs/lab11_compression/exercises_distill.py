@@ -65,9 +65,9 @@ def _check_gradients(answer: Way) -> None:
         student_BK.requires_grad_()
         teacher_BK.requires_grad_()
         # A value says nothing of its graph: whose gradient is cut shows in autograd alone.
-        found = gradient_of(answer(student_BK, teacher_BK, temperature), student_BK)
-        wanted = gradient_of(soft_loss(student_BK, teacher_BK, temperature), student_BK)
-        if found is None or wanted is None or not same(found, wanted):
+        student_gradient = gradient_of(answer(student_BK, teacher_BK, temperature), student_BK)
+        reference_gradient = gradient_of(soft_loss(student_BK, teacher_BK, temperature), student_BK)
+        if student_gradient is None or reference_gradient is None or not same(student_gradient, reference_gradient):
             raise Wrong(
                 en="The value is right, but the student gets no gradient, or a wrong one: leave its logits linked to "
                 "the loss (no detach, no no_grad, no item).",
@@ -155,29 +155,29 @@ def _mixed_cases() -> Iterator[tuple[Any, ...]]:
 def _hard(student: Tensor, labels: Tensor, divided: bool = False, t: float = 1.0) -> Tensor:
     import torch.nn.functional as F
 
-    known = labels != UNKNOWN
-    total = F.cross_entropy(student[known] / t, labels[known], reduction="sum")
+    labelled = labels != UNKNOWN
+    total = F.cross_entropy(student[labelled] / t, labels[labelled], reduction="sum")
     # divided: a mean over all samples, as if unlabelled ones had a loss of 0.
-    return total / (len(labels) if divided else known.sum())
+    return total / (len(labels) if divided else labelled.sum())
 
 
 def _of_target(student: Tensor, labels: Tensor) -> Tensor:
     """The mean logit of the true class."""
-    known = labels != UNKNOWN
-    return student[known].gather(1, labels[known].unsqueeze(1)).mean()
+    labelled = labels != UNKNOWN
+    return student[labelled].gather(1, labels[labelled].unsqueeze(1)).mean()
 
 
 def _soft_of_known(student: Tensor, teacher: Tensor, labels: Tensor, t: float, alpha: float) -> Tensor:
-    known = labels != UNKNOWN
-    return alpha * soft_loss(student[known], teacher[known], t) + (1 - alpha) * _hard(student, labels)
+    labelled = labels != UNKNOWN
+    return alpha * soft_loss(student[labelled], teacher[labelled], t) + (1 - alpha) * _hard(student, labels)
 
 
-def _as_a_class(which: int) -> Way:
+def _as_a_class(class_index: int) -> Way:
     """What becomes of -1 if it is an index, or cut off at 0."""
 
     def way(student: Tensor, teacher: Tensor, labels: Tensor, t: float, alpha: float) -> Tensor:
         # -1 % K = K − 1: as an index, -1 is the last class.
-        return mixed_loss(student, teacher, labels.where(labels != UNKNOWN, which % student.shape[1]), t, alpha)
+        return mixed_loss(student, teacher, labels.where(labels != UNKNOWN, class_index % student.shape[1]), t, alpha)
 
     return way
 
@@ -194,25 +194,25 @@ def _check_labels(answer: Way) -> None:
     student_BK, teacher_BK = normal(7, 6, 5), normal(8, 6, 5)
     # No label at all, then all of them: each case before has both kinds of samples.
     for labels_B in (torch.full((6,), UNKNOWN), torch.arange(6) % 5):
-        found, wanted = (way(student_BK, teacher_BK, labels_B, 2.0, 0.5) for way in (answer, mixed_loss))
-        if found is None:
+        loss, reference_loss = (loss_of(student_BK, teacher_BK, labels_B, 2.0, 0.5) for loss_of in (answer, mixed_loss))
+        if loss is None:
             refuse_nothing(None)
-        found = torch.as_tensor(found)
-        if same(found, wanted):
+        loss = torch.as_tensor(loss)
+        if same(loss, reference_loss):
             continue
         if not bool((labels_B == UNKNOWN).all()):
             raise Wrong(
                 en="With some labels unknown you are right, but not where all are known.",
                 fr="Avec quelques étiquettes inconnues, c’est juste, mais pas quand toutes sont connues.",
             )
-        if bool(found.isnan().any()):
+        if bool(loss.isnan().any()):
             raise Wrong(
                 en="With some labels unknown you are right; without any label, the mean over no sample is NaN: the "
                 "second term is 0 then.",
                 fr="Avec quelques étiquettes inconnues, c’est juste ; mais sans aucune étiquette, la moyenne de rien "
                 "est NaN : le second terme vaut alors 0.",
             )
-        if same(found, soft_loss(student_BK, teacher_BK, 2.0)):
+        if same(loss, soft_loss(student_BK, teacher_BK, 2.0)):
             raise Wrong(
                 en="With some labels unknown you are right; without any label, the soft loss still weighs alpha: only "
                 "the second term is 0.",

@@ -58,22 +58,22 @@ def _watching() -> tuple[Any, list[str]]:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    found: list[str] = []
+    problems: list[str] = []
 
     # Below autograd every spelling (@, matmul, F.linear) comes by as one of the PRODUCTS.
     class Products(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func.overloadpacket.__name__ in PRODUCTS:
                 # The last two: addmm has the summand before its factors.
-                factors = [one for one in args if torch.is_tensor(one)][-2:]
-                if any(one.is_floating_point() for one in factors):
-                    found.append("float")
+                factors = [argument for argument in args if torch.is_tensor(argument)][-2:]
+                if any(factor.is_floating_point() for factor in factors):
+                    problems.append("float")
                 # int32 is fine as a type, as long as what it holds would fit in 8 bits.
-                elif any(int(one.min()) < -128 or int(one.max()) > 127 for one in factors):
-                    found.append("wide")
+                elif any(int(factor.min()) < -128 or int(factor.max()) > 127 for factor in factors):
+                    problems.append("wide")
             return func(*args, **(kwargs or {}))
 
-    return Products(), found
+    return Products(), problems
 
 
 def _integer_trial(answer: Callable[..., Any], *case: Any) -> Tensor:
@@ -143,11 +143,11 @@ def _product_transposed(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     """The second factor of a product, where only its transpose fits."""
     if name not in ("matmul", "__matmul__", "mm") or len(args) != 2:
         return None
-    first, second = args
+    left, right = args
     # Fits as it is, or fits neither way: hands off.
-    if second.dim() != 2 or first.shape[-1] == second.shape[0] or first.shape[-1] != second.shape[1]:
+    if right.dim() != 2 or left.shape[-1] == right.shape[0] or left.shape[-1] != right.shape[1]:
         return None
-    return (first, second.T), kwargs
+    return (left, right.T), kwargs
 
 
 def _sum_along(dim: int, keepdim: bool) -> Callable[..., Any]:
@@ -156,28 +156,28 @@ def _sum_along(dim: int, keepdim: bool) -> Callable[..., Any]:
     def undo(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name != "sum" or not args or args[0].dim() != 2:
             return None
-        given = dict(zip(("dim", "keepdim"), args[1:], strict=False)) | kwargs
+        options = dict(zip(("dim", "keepdim"), args[1:], strict=False)) | kwargs
         # dim − 2 is the same dimension of a matrix, counted from the end.
-        if given.get("dim") not in (dim, dim - 2) or bool(given.get("keepdim", False)) != keepdim:
+        if options.get("dim") not in (dim, dim - 2) or bool(options.get("keepdim", False)) != keepdim:
             return None
-        return args[:1], {**given, "dim": 1, "keepdim": False}
+        return args[:1], {**options, "dim": 1, "keepdim": False}
 
     return undo
 
 
 def _check_products(answer: Callable[..., Any]) -> None:
     for case in _integer_cases():
-        mode, found = _watching()
+        mode, problems = _watching()
         with mode:
             answer(*case)
-        if "float" in found:
+        if "float" in problems:
             raise Wrong(
                 en="The output is right, but the product is one of floats: multiply the whole numbers (.int()), and "
                 "the scales at the end.",
                 fr="La sortie est juste, mais le produit est fait en flottants : multipliez les entiers (.int()), et "
                 "les échelles à la fin.",
             )
-        if "wide" in found:
+        if "wide" in problems:
             raise Wrong(
                 en="The output is right, but x_q − x_zero needs 9 bits: a processor that multiplies int8 could not do "
                 "it. Multiply x_q as it is, and correct afterwards.",

@@ -57,23 +57,23 @@ def _mask_trial(answer: Callable[..., Any], weights: list[Tensor], sparsity: flo
     import torch
 
     # Copies: an answer may multiply the weights in place.
-    given = [weight.clone() for weight in weights]
-    masks = expect_several(answer(given, sparsity), f"[{', '.join(['mask'] * len(weights))}]", len(weights))
+    weight_copies = [weight.clone() for weight in weights]
+    masks = expect_several(answer(weight_copies, sparsity), f"[{', '.join(['mask'] * len(weights))}]", len(weights))
     names = [f"mask {number}" for number in range(len(weights))]
-    read = [expect_mask(mask, name, w.shape) for mask, name, w in zip(masks, names, weights, strict=True)]
-    return torch.cat([mask.flatten() for mask in read])
+    checked_masks = [expect_mask(mask, name, w.shape) for mask, name, w in zip(masks, names, weights, strict=True)]
+    return torch.cat([mask.flatten() for mask in checked_masks])
 
 
 def _expect_equal_magnitudes(answer: Callable[..., Any]) -> None:
     """Refuse a threshold where it removes other than as many weights as are asked for: many have its magnitude."""
     weights, sparsity = [normal(5, 5, 6).round(), normal(15, 20).round()], 0.5
-    asked = round(sparsity * sum(weight.numel() for weight in weights))
-    gone = int((_mask_trial(answer, weights, sparsity) == 0).sum())
-    if gone != asked:
+    quota = round(sparsity * sum(weight.numel() for weight in weights))
+    pruned_count = int((_mask_trial(answer, weights, sparsity) == 0).sum())
+    if pruned_count != quota:
         raise Wrong(
-            en=f"Where many weights have the same magnitude, {gone} go, and not {asked}: "
+            en=f"Where many weights have the same magnitude, {pruned_count} go, and not {quota}: "
             "a threshold takes all that have its magnitude, or none. Take the first of sizes.argsort().",
-            fr=f"Quand beaucoup de poids ont la même valeur absolue, il en part {gone}, et non {asked} : "
+            fr=f"Quand beaucoup de poids ont la même valeur absolue, il en part {pruned_count}, et non {quota} : "
             "un seuil prend tous ceux qui ont sa valeur, ou aucun. Prenez les premiers de sizes.argsort().",
         )
 
@@ -193,7 +193,7 @@ def _kept(answer: Callable[..., Any], weight_OI: Tensor) -> Tensor:
 
     mask_OI = expect_mask(answer(weight_OI.clone()), say(en="The mask", fr="Le masque"), weight_OI.shape)
     sizes_OI = mask_OI * weight_OI.abs().double()
-    counts, magnitudes = (one.unflatten(1, (-1, 4)).sum(2).flatten() for one in (mask_OI, sizes_OI))
+    counts, magnitudes = (matrix.unflatten(1, (-1, 4)).sum(2).flatten() for matrix in (mask_OI, sizes_OI))
     return torch.cat([counts, magnitudes])
 
 
@@ -244,12 +244,12 @@ def _best_of_four(weight: Tensor, count: int) -> Tensor:
     return torch.zeros_like(groups).scatter(2, groups.topk(count).indices, 1.0).flatten(1)
 
 
-def _always(weight: Tensor, places: Sequence[int]) -> Tensor:
+def _always(weight: Tensor, positions: Sequence[int]) -> Tensor:
     """The same two places of every group."""
     import torch
 
     groups = torch.zeros_like(weight).unflatten(1, (-1, 4))
-    groups[..., list(places)] = 1.0
+    groups[..., list(positions)] = 1.0
     return groups.flatten(1)
 
 
@@ -288,8 +288,8 @@ TWO_OF_FOUR = TEXTS.exercise(
         "your groups follow the transposed matrix": lambda weight: _rows_of(weight.T.reshape(-1, 4), weight),
         "you compare all weights with one threshold": lambda weight: (weight.abs() >= weight.abs().median()).float(),
         "the same two places of every group": tuple(
-            Mistake(lambda weight, places=places: _always(weight, places), *_ALWAYS)
-            for places in itertools.combinations(range(4), 2)
+            Mistake(lambda weight, positions=position_pair: _always(weight, positions), *_ALWAYS)
+            for position_pair in itertools.combinations(range(4), 2)
         ),
     },
 )
@@ -326,13 +326,17 @@ SR_STE = TEXTS.exercise(
         ),
         "a pull not proportional to the weight": tuple(
             Mistake(
-                lambda weight, mask, gradient, decay, of=of: gradient + decay * (1 - mask) * of(weight),
+                lambda weight, mask, gradient, decay, pull=wrong_pull: gradient + decay * (1 - mask) * pull(weight),
                 "The pull is not towards zero, or not proportional to the weight: decay times the weight with its "
                 "sign.",
                 "Le rappel ne va pas vers zéro, ou n’est pas proportionnel au poids : decay fois le poids, avec "
                 "son signe.",
             )
-            for of in (lambda weight: weight.abs(), lambda weight: weight.sign(), lambda weight: weight.square())
+            for wrong_pull in (
+                lambda weight: weight.abs(),
+                lambda weight: weight.sign(),
+                lambda weight: weight.square(),
+            )
         ),
         "you make the step yourself": lambda weight, mask, gradient, decay: (
             weight - sr_ste(weight, mask, gradient, decay)
@@ -373,15 +377,15 @@ def _permutation_trial(
 ) -> Tensor:
     import torch
 
-    given = answer(expand.clone(), bias.clone(), project.clone(), order.clone())
+    layers = answer(expand.clone(), bias.clone(), project.clone(), order.clone())
     names = "(expand, bias, project)"
-    read = [
-        expect_tensor(one, name, wanted.shape)
-        for one, name, wanted in zip(
-            expect_several(given, names, 3), ("expand", "bias", "project"), (expand, bias, project), strict=True
+    checked_layers = [
+        expect_tensor(layer, name, reference.shape)
+        for layer, name, reference in zip(
+            expect_several(layers, names, 3), ("expand", "bias", "project"), (expand, bias, project), strict=True
         )
     ]
-    return torch.cat([one.double().flatten() for one in read])
+    return torch.cat([layer.double().flatten() for layer in checked_layers])
 
 
 def _transposing(answer: Callable[..., Any], *, expand: bool, project: bool) -> Callable[..., Layers]:
@@ -496,11 +500,11 @@ def _ticket_cases() -> Iterator[tuple[Any, ...]]:
 def _ticket_trial(answer: Callable[..., Any], start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Tensor:
     import torch
 
-    found, weights = expect_several(answer(start.clone(), trained.clone(), mask.clone(), rate), "(mask, weights)", 2)
+    new_mask, weights = expect_several(answer(start.clone(), trained.clone(), mask.clone(), rate), "(mask, weights)", 2)
     # A name that is singular in both languages: it is the subject of the sentences that refuse a shape.
     names = say(en="The mask", fr="Le masque"), say(en="The tensor of weights", fr="Le tenseur des poids")
-    read = expect_mask(found, names[0], mask.shape), expect_tensor(weights, names[1], mask.shape).double()
-    return torch.cat([one.flatten() for one in read])
+    checked_pair = expect_mask(new_mask, names[0], mask.shape), expect_tensor(weights, names[1], mask.shape).double()
+    return torch.cat([tensor.flatten() for tensor in checked_pair])
 
 
 def _with_mask(choose: Callable[..., Tensor]) -> Callable[..., Ticket]:
@@ -522,9 +526,9 @@ def _masked_sizes(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> 
     import torch
 
     sizes = (trained * mask).abs().flatten()
-    found = torch.ones_like(sizes)
-    found[sizes.argsort()[: round(rate * len(sizes))]] = 0.0
-    return found.view_as(mask) * mask
+    new_mask = torch.ones_like(sizes)
+    new_mask[sizes.argsort()[: round(rate * len(sizes))]] = 0.0
+    return new_mask.view_as(mask) * mask
 
 
 def _forgets(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Tensor:

@@ -70,18 +70,18 @@ def _affine_trial(answer: Callable[..., Any], x: Tensor, low: float, high: float
 
 def _affine(
     zero: Callable[[int, float], float] = lambda lowest, shift: lowest - round(shift),
-    whole: Callable[[Tensor, float], Tensor] = lambda steps, zero_point: steps.round() + zero_point,
+    rounding: Callable[[Tensor, float], Tensor] = lambda steps, zero_point: steps.round() + zero_point,
     ends: Callable[[int], tuple[int, int]] | None = lambda bits: (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1),
-    first: int = 1,
+    step_offset: int = 1,
 ) -> Callable[..., tuple[Tensor, float, float]]:
     """A wrong way: zero-point, whole numbers, the ends they are clamped to, and steps = 2^bits − step_offset."""
 
     def way(x: Tensor, low: float, high: float, bits: int) -> tuple[Tensor, float, float]:
         import torch
 
-        scale = (high - low) / (2**bits - first)
+        scale = (high - low) / (2**bits - step_offset)
         zero_point = zero(-(2 ** (bits - 1)), low / scale)
-        q = whole(x / scale, zero_point)
+        q = rounding(x / scale, zero_point)
         # By way of int64, which wraps around in int8; a float beyond int8 would give no defined number.
         return (q if ends is None else q.clamp(*ends(bits))).to(torch.int64).to(torch.int8), scale, zero_point
 
@@ -100,14 +100,14 @@ def _symmetric(x: Tensor, low: float, high: float, bits: int) -> Affine:
     return (x / scale).round().clamp(lowest, highest).to(torch.int8), scale, 0
 
 
-def _with_range(span: Callable[[float, float], float], more: int = 0) -> Callable[..., Affine]:
-    """Another length of the range; `more`: divided by 2^bits − 1 − fewer_steps."""
+def _with_range(span: Callable[[float, float], float], fewer_steps: int = 0) -> Callable[..., Affine]:
+    """Another length of the range; `fewer_steps`: divided by 2^bits − 1 − fewer_steps."""
 
     def way(x: Tensor, low: float, high: float, bits: int) -> Affine:
         import torch
 
         lowest, highest = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
-        scale = span(low, high) / (2**bits - 1 - more)
+        scale = span(low, high) / (2**bits - 1 - fewer_steps)
         zero_point = lowest - round(low / scale)
         return ((x / scale).round() + zero_point).clamp(lowest, highest).to(torch.int8), scale, zero_point
 
@@ -157,12 +157,12 @@ _AFFINE_MISTAKES = (
         "round(low / scale).",
     ),
     Mistake(
-        _affine(whole=lambda steps, zero_point: steps.round() - zero_point),
+        _affine(rounding=lambda steps, zero_point: steps.round() - zero_point),
         "You subtract the zero-point from x / scale: q − zero_point is what is worth x / scale, so add it.",
         "Vous retranchez le point zéro de x / scale : c’est q − zero_point qui vaut x / scale, donc ajoutez-le.",
     ),
     Mistake(
-        _affine(first=0),
+        _affine(step_offset=0),
         "You divide the range by 2^bits: between 2^bits values there are 2^bits − 1 steps.",
         "Vous divisez l’intervalle par 2^bits : entre 2^bits valeurs, il y a 2^bits − 1 pas.",
     ),
@@ -186,7 +186,7 @@ _AFFINE_MISTAKES = (
         "erreur. Arrondissez-le.",
     ),
     Mistake(
-        _affine(whole=lambda steps, zero_point: steps + zero_point),
+        _affine(rounding=lambda steps, zero_point: steps + zero_point),
         "The whole numbers are truncated: call round() before .to(torch.int8).",
         "Les entiers sont tronqués : appelez round() avant .to(torch.int8).",
     ),
@@ -213,7 +213,7 @@ _AFFINE_MISTAKES = (
         "Vous retranchez le point zéro de x : c’est un entier, à ajouter à x / scale une fois celui-ci arrondi.",
     ),
     Mistake(
-        _affine(whole=lambda steps, zero_point: steps.round()),
+        _affine(rounding=lambda steps, zero_point: steps.round()),
         "The zero-point is never added to the whole numbers: q = round(x / scale) + zero_point.",
         "Le point zéro n’est jamais ajouté aux entiers : q = round(x / scale) + zero_point.",
     ),
@@ -237,7 +237,7 @@ _AFFINE_MISTAKES = (
         for span in (lambda low, high: high, lambda low, high: max(-low, high), lambda low, high: -low)
     ),
     Mistake(
-        _with_range(lambda low, high: (high - low) * 2, more=1),
+        _with_range(lambda low, high: (high - low) * 2, fewer_steps=1),
         "You divide the range by 2^(bits − 1) − 1, half of the whole numbers: it has 2^bits − 1 steps, negative ones "
         "included.",
         "Vous divisez l’intervalle par 2^(bits − 1) − 1, la moitié des entiers : il compte 2^bits − 1 pas, négatifs "
@@ -310,7 +310,7 @@ def _largest(weight: Tensor, bits: int) -> Tensor:
 
 def _rows(
     scale: Callable[[Tensor, int], Tensor] = _largest,
-    whole: Callable[[Tensor], Tensor] = lambda steps: steps.round(),
+    rounding: Callable[[Tensor], Tensor] = lambda steps: steps.round(),
     *,
     clamped: bool = False,
 ) -> Callable[[Tensor, int], Quantized]:
@@ -320,7 +320,7 @@ def _rows(
         import torch
 
         scale_O1 = scale(weight_OI, bits)
-        q_OI = whole(weight_OI / scale_O1)
+        q_OI = rounding(weight_OI / scale_O1)
         q_OI = q_OI.clamp(-(2 ** (bits - 1)), _high(bits)) if clamped else q_OI
         return q_OI.to(torch.int64).to(torch.int8), scale_O1
 
@@ -379,12 +379,12 @@ _ROWS_MISTAKES = (
         "Vous divisez par 127 quel que soit bits : avec 4 bits, le plus grand entier est 7.",
     ),
     Mistake(
-        _rows(whole=lambda steps: steps),
+        _rows(rounding=lambda steps: steps),
         "You truncate towards zero, so every weight gets smaller: call round() before .to(torch.int8).",
         "Vous tronquez vers zéro, si bien que tous les poids diminuent : appelez round() avant .to(torch.int8).",
     ),
     Mistake(
-        _rows(whole=lambda steps: steps.floor()),
+        _rows(rounding=lambda steps: steps.floor()),
         "You round down, which shifts all weights the same way: round to the nearest.",
         "Vous arrondissez vers le bas, ce qui décale tous les poids du même côté : arrondissez au plus proche.",
     ),
@@ -405,7 +405,7 @@ _ROWS_MISTAKES = (
         for clamped in (False, True)
     ),
     Mistake(
-        _rows(whole=lambda steps: steps.ceil()),
+        _rows(rounding=lambda steps: steps.ceil()),
         "You round up, which shifts all weights the same way: round to the nearest.",
         "Vous arrondissez vers le haut, ce qui décale tous les poids du même côté : arrondissez au plus proche.",
     ),
@@ -517,8 +517,8 @@ def _rounded_gradient(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
 def _times_rounded(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
     steps = weight / scale
     if steps.requires_grad:
-        whole = steps.detach().round()
-        steps = steps * whole + (whole - steps * whole).detach()
+        rounded_steps = steps.detach().round()
+        steps = steps * rounded_steps + (rounded_steps - steps * rounded_steps).detach()
     return _clamped(steps, bits) * scale
 
 

@@ -60,25 +60,28 @@ def _attended(
 
     new = (k_BGTH, v_BGTH)
     if cache is not None and stored != "none":
-        pairs = [(now, old) if order == "newest first" else (old, now) for old, now in zip(cache, new, strict=True)]
+        pairs = [
+            (new_tensor, old) if order == "newest first" else (old, new_tensor)
+            for old, new_tensor in zip(cache, new, strict=True)
+        ]
         k_BGTH, v_BGTH = (torch.cat(pair, 2) for pair in pairs)
-    tokens, seen = q_BNTH.shape[2], k_BGTH.shape[2]
-    ones = torch.ones(tokens, seen, dtype=torch.bool)
+    tokens, key_tokens = q_BNTH.shape[2], k_BGTH.shape[2]
+    ones = torch.ones(tokens, key_tokens, dtype=torch.bool)
     # tril(d): query i sees keys 0 to i + d, and d is the number of cached tokens where the mask is right.
     allowed = {
-        "right": ones.tril(seen - tokens),
-        "inverted": ones.triu(seen - tokens + 1),
-        "inverted with itself": ones.triu(seen - tokens),
-        "not itself": ones.tril(seen - tokens - 1),
+        "right": ones.tril(key_tokens - tokens),
+        "inverted": ones.triu(key_tokens - tokens + 1),
+        "inverted with itself": ones.triu(key_tokens - tokens),
+        "not itself": ones.tril(key_tokens - tokens - 1),
         "top left": ones.tril(),
         "none": ones,
-        "too early": ones.tril(max(seen - tokens - 1, 0)),
+        "too early": ones.tril(max(key_tokens - tokens - 1, 0)),
         # Numbers are added to the scores: 0 hides nothing, 1 only favours.
-        "of numbers": ones.tril(seen - tokens).float(),
+        "of numbers": ones.tril(key_tokens - tokens).float(),
     }[mask]
     # repeat: query head i reads key head i % G; right is i // (N / G), as enable_gqa does.
     groups = q_BNTH.shape[1] // k_BGTH.shape[1] if order == "repeated" else 1
-    keys, values = (one.repeat(1, groups, 1, 1) for one in (k_BGTH, v_BGTH))
+    keys, values = (tensor.repeat(1, groups, 1, 1) for tensor in (k_BGTH, v_BGTH))
     output = F.scaled_dot_product_attention(
         q_BNTH, keys, values, attn_mask=allowed, scale=scale, enable_gqa=q_BNTH.shape[1] > keys.shape[1]
     )
@@ -95,11 +98,16 @@ def _decoded(answer: Way, seed: int, heads: int, kv_heads: int, pieces: tuple[in
     import torch
 
     width, total = 4, sum(pieces)
-    q, k, v = (normal(10 * seed + place, 2, n, total, width) for place, n in enumerate((heads, kv_heads, kv_heads)))
+    q, k, v = (
+        normal(10 * seed + tensor_index, 2, n, total, width)
+        for tensor_index, n in enumerate((heads, kv_heads, kv_heads))
+    )
     cache, outputs, start = None, [], 0
     for tokens in pieces:
-        now = slice(start, start + tokens)
-        output, cache = expect_several(answer(q[:, :, now], k[:, :, now], v[:, :, now], cache), "(output, cache)", 2)
+        piece = slice(start, start + tokens)
+        output, cache = expect_several(
+            answer(q[:, :, piece], k[:, :, piece], v[:, :, piece], cache), "(output, cache)", 2
+        )
         outputs.append(expect_tensor(output, "output", (2, heads, tokens, width)))
         _refuse_other_cache(cache, heads, kv_heads)
         start += tokens
@@ -109,14 +117,14 @@ def _decoded(answer: Way, seed: int, heads: int, kv_heads: int, pieces: tuple[in
 def _refuse_other_cache(cache: Any, heads: int, kv_heads: int) -> None:
     import torch
 
-    kept = cache if isinstance(cache, tuple | list) else ()
-    if len(kept) != 2 or not all(torch.is_tensor(one) and one.dim() == 4 for one in kept):
+    tensors = cache if isinstance(cache, tuple | list) else ()
+    if len(tensors) != 2 or not all(torch.is_tensor(tensor) and tensor.dim() == 4 for tensor in tensors):
         raise Wrong(
             en="The second result is the cache, a pair (k, v) of tensors of four dimensions: that of the next call.",
             fr="Le second résultat est le cache, une paire (k, v) de tenseurs à quatre dimensions : celui de l’appel "
             "suivant.",
         )
-    if heads > kv_heads and any(one.shape[1] == heads for one in kept):
+    if heads > kv_heads and any(tensor.shape[1] == heads for tensor in tensors):
         raise Wrong(
             en=f"Your cache holds keys and values repeated for all {heads} heads, where {kv_heads} are enough: keep "
             "them as they come, and let enable_gqa=True share them.",
@@ -125,8 +133,8 @@ def _refuse_other_cache(cache: Any, heads: int, kv_heads: int) -> None:
         )
 
 
-def _seen(**way: Any) -> Way:
-    return lambda q, k, v, cache: _attended(q, k, v, cache, **way)
+def _seen(**options: Any) -> Way:
+    return lambda q, k, v, cache: _attended(q, k, v, cache, **options)
 
 
 def _with_all_heads(answer: Way) -> Way:
@@ -134,12 +142,12 @@ def _with_all_heads(answer: Way) -> Way:
 
     def way(q_BNTH: Tensor, k_BGTH: Tensor, v_BGTH: Tensor, cache: Cache | None) -> tuple[Tensor, Cache]:
         groups = q_BNTH.shape[1] // k_BGTH.shape[1]
-        k_BNTH, v_BNTH = (one.repeat_interleave(groups, 1) for one in (k_BGTH, v_BGTH))
+        k_BNTH, v_BNTH = (tensor.repeat_interleave(groups, 1) for tensor in (k_BGTH, v_BGTH))
         if cache is not None:
             cache = (cache[0].repeat_interleave(groups, 1), cache[1].repeat_interleave(groups, 1))
-        output, kept = answer(q_BNTH, k_BNTH, v_BNTH, cache)
+        output, new_cache = answer(q_BNTH, k_BNTH, v_BNTH, cache)
         # One of each group of equal heads: (B, N, T, H) back to (B, G, T, H).
-        return output, (kept[0][:, ::groups], kept[1][:, ::groups])
+        return output, (new_cache[0][:, ::groups], new_cache[1][:, ::groups])
 
     return way
 
@@ -202,7 +210,7 @@ def _refuse_other_lora(answer: Way) -> None:
         # x is a leaf, too: the gradient must pass through the frozen layer to those below.
         linear, x = nn.Linear(INPUTS, OUTPUTS), normal(seed, 6, INPUTS).requires_grad_()
         # Before the answer gets the layer, which it may change.
-        wanted = linear(x).detach()
+        linear_output = linear(x).detach()
         layer = answer(linear, rank, alpha)
         if not isinstance(layer, nn.Module):
             raise Wrong(
@@ -210,9 +218,9 @@ def _refuse_other_lora(answer: Way) -> None:
                 fr="On attend une classe qui construit un nn.Module : class LoRA(nn.Module), avec d’abord "
                 "super().__init__().",
             )
-        trained = [one for one in layer.parameters() if one.requires_grad]
+        trained = [parameter for parameter in layer.parameters() if parameter.requires_grad]
         _refuse_other_parameters(trained, rank)
-        if not torch.allclose(layer(x), wanted, atol=1e-5):
+        if not torch.allclose(layer(x), linear_output, atol=1e-5):
             raise Wrong(
                 en="Before any training the layer must answer as the linear layer, bias included: one of the two "
                 "matrices begins at zero, and the frozen layer is computed as it is.",
@@ -222,16 +230,18 @@ def _refuse_other_lora(answer: Way) -> None:
         _refuse_other_beginning(trained, rank)
         # With B = 0 no factor would show: both matrices get numbers, as after a training.
         down, up = _filled(trained, rank, seed)
-        _refuse_other_output(layer(x).detach() - wanted, x.detach() @ down.T @ up.T, rank, alpha)
+        _refuse_other_output(layer(x).detach() - linear_output, x.detach() @ down.T @ up.T, rank, alpha)
         _refuse_cut_gradients(layer, x, trained)
     torch.manual_seed(3)
     layer = answer(nn.Linear(WIDE_INPUTS, OUTPUTS), WIDE_RANK, 4.0)
-    _refuse_other_spread(next(one for one in layer.parameters() if one.numel() == WIDE_RANK * WIDE_INPUTS))
+    _refuse_other_spread(
+        next(parameter for parameter in layer.parameters() if parameter.numel() == WIDE_RANK * WIDE_INPUTS)
+    )
 
 
 def _refuse_other_beginning(trained: list[Any], rank: int) -> None:
     """Refuse another matrix that begins at zero than B."""
-    up = next(one for one in trained if one.numel() == rank * OUTPUTS)
+    up = next(parameter for parameter in trained if parameter.numel() == rank * OUTPUTS)
     if bool(up.any()):
         raise Wrong(
             en="A begins at zero and B at random: here it is the other way round, B is zero, A is drawn.",
@@ -241,10 +251,10 @@ def _refuse_other_beginning(trained: list[Any], rank: int) -> None:
 
 def _refuse_other_spread(down: Tensor) -> None:
     """Refuse an A whose standard deviation is not 1/√inputs."""
-    spread, wanted = float(down.detach().std()), WIDE_INPUTS**-0.5
-    if math.isclose(spread, wanted, rel_tol=SPREAD_TOLERANCE):
+    spread, reference_spread = float(down.detach().std()), WIDE_INPUTS**-0.5
+    if math.isclose(spread, reference_spread, rel_tol=SPREAD_TOLERANCE):
         return
-    for other, en, fr in (
+    for wrong_spread, en, fr in (
         (1.0, "1, as torch.randn does: divide by √inputs", "1, comme le fait torch.randn : divisez par √entrées"),
         (
             WIDE_RANK**-0.5,
@@ -258,20 +268,20 @@ def _refuse_other_spread(down: Tensor) -> None:
         ),
         (1 / WIDE_INPUTS, "1/inputs: the square root is missing", "1/entrées : il manque la racine carrée"),
     ):
-        if math.isclose(spread, other, rel_tol=SPREAD_TOLERANCE):
+        if math.isclose(spread, wrong_spread, rel_tol=SPREAD_TOLERANCE):
             raise Wrong(en=f"A is drawn with a standard deviation of {en}.", fr=f"A est tirée avec l’écart type {fr}.")
     raise Wrong(
         en=f"For {WIDE_INPUTS} inputs A is drawn with a standard deviation of {significant(spread)}, but 1/√inputs = "
-        f"{significant(wanted)} is asked for.",
+        f"{significant(reference_spread)} is asked for.",
         fr=f"Pour {WIDE_INPUTS} entrées, A est tirée avec l’écart type {significant(spread)}, mais on demande "
-        f"1/√entrées = {significant(wanted)}.",
+        f"1/√entrées = {significant(reference_spread)}.",
     )
 
 
 def _refuse_other_parameters(trained: list[Any], rank: int) -> None:
-    sizes = sorted(one.numel() for one in trained)
+    sizes = sorted(parameter.numel() for parameter in trained)
     if sizes == sorted((rank * INPUTS, rank * OUTPUTS)):
-        if not any(bool(one.any()) for one in trained):
+        if not any(bool(parameter.any()) for parameter in trained):
             raise Wrong(
                 en="Both matrices begin at zero: then the gradient of each is a product with the other, zero for "
                 "ever. Draw one of them at random.",
@@ -307,17 +317,17 @@ def _refuse_other_parameters(trained: list[Any], rank: int) -> None:
 def _filled(trained: list[Any], rank: int, seed: int) -> tuple[Tensor, Tensor]:
     """Fill both matrices, whichever way they lie; return them as (rank, inputs) and (outputs, rank)."""
     down, up = normal(seed + 20, rank, INPUTS), normal(seed + 30, OUTPUTS, rank)
-    for one in trained:
+    for parameter in trained:
         # The counts tell A from B: rank × 7 and 5 × rank.
-        wanted = down if one.numel() == down.numel() else up
-        one.data.copy_(wanted if one.shape == wanted.shape else wanted.T)
+        matrix = down if parameter.numel() == down.numel() else up
+        parameter.data.copy_(matrix if parameter.shape == matrix.shape else matrix.T)
     return down, up
 
 
-def _refuse_other_output(added: Tensor, product: Tensor, rank: int, alpha: float) -> None:
+def _refuse_other_output(update: Tensor, product: Tensor, rank: int, alpha: float) -> None:
     import torch
 
-    if torch.allclose(added, alpha / rank * product, rtol=1e-3, atol=1e-4):
+    if torch.allclose(update, alpha / rank * product, rtol=1e-3, atol=1e-4):
         return
     for factor, en, fr in (
         (
@@ -344,7 +354,7 @@ def _refuse_other_output(added: Tensor, product: Tensor, rank: int, alpha: float
             "Les deux matrices ne changent rien à la sortie : ajoutez leur produit à celle de la couche gelée.",
         ),
     ):
-        if torch.allclose(added, factor * product, rtol=1e-3, atol=1e-4):
+        if torch.allclose(update, factor * product, rtol=1e-3, atol=1e-4):
             raise Wrong(en=en, fr=fr)
     raise Wrong(
         en="What the two matrices add is not alpha / rank times x Aᵀ Bᵀ: first down to the rank, then up to the "
@@ -358,15 +368,15 @@ def _refuse_cut_gradients(layer: Any, x: Tensor, trained: list[Any]) -> None:
     import torch
 
     output = layer(x).square().sum()
-    found = torch.autograd.grad(output, [x, *trained], allow_unused=True) if output.requires_grad else [None] * 3
-    if any(one is None for one in found[1:]):
+    gradients = torch.autograd.grad(output, [x, *trained], allow_unused=True) if output.requires_grad else [None] * 3
+    if any(gradient is None for gradient in gradients[1:]):
         raise Wrong(
             en="The values are right, but no gradient reaches the two matrices: no .detach(), .data or no_grad there.",
             fr="Les valeurs sont justes, mais aucun gradient n’arrive aux deux matrices : ni .detach(), ni .data, ni "
             "no_grad à cet endroit.",
         )
     (right,) = torch.autograd.grad(_twin(layer, x).square().sum(), x)
-    if found[0] is None or not torch.allclose(found[0], right, rtol=1e-3, atol=1e-3):
+    if gradients[0] is None or not torch.allclose(gradients[0], right, rtol=1e-3, atol=1e-3):
         raise Wrong(
             en="The gradient that passes on to the layers below is not right: the frozen layer learns nothing, but it "
             "hands the gradient on (no no_grad, no detach around it).",

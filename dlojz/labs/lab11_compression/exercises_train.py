@@ -44,13 +44,15 @@ def train_aware(
 
 
 def _rounded(model: nn.Module, names: Sequence[str], bits: int, *, rows: bool = True, constant: bool = True) -> Any:
-    high, found = 2 ** (bits - 1) - 1, {}
+    high, rounded_weights = 2 ** (bits - 1) - 1, {}
     for name in names:
         weight = model.get_parameter(name)
         # constant: no gradient reaches the weights by way of their scale.
         sizes = (weight.detach() if constant else weight).abs()
-        found[name] = fake_quantize(weight, (sizes.amax(1, keepdim=True) if rows else sizes.max()) / high, bits)
-    return found
+        rounded_weights[name] = fake_quantize(
+            weight, (sizes.amax(1, keepdim=True) if rows else sizes.max()) / high, bits
+        )
+    return rounded_weights
 
 
 def _trained(
@@ -83,7 +85,7 @@ def _small_model(seed: int) -> tuple[nn.Module, Batches]:
 
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
-    batches = [(normal(10 * seed + one, 12, INPUTS), torch.arange(12) % CLASSES) for one in range(BATCHES)]
+    batches = [(normal(10 * seed + index, 12, INPUTS), torch.arange(12) % CLASSES) for index in range(BATCHES)]
     return model, batches
 
 
@@ -105,9 +107,9 @@ def _aware_cases() -> Iterator[tuple[Any, ...]]:
     yield from ((1, 2), (2, 3), (3, 4))
 
 
-def _aware(**way: bool) -> Loop:
+def _aware(**options: bool) -> Loop:
     def loop(model: nn.Module, names: Any, batches: Batches, optimizer: Any, bits: int) -> None:
-        _trained(model, batches, optimizer, lambda: _rounded(model, names, bits, **way))
+        _trained(model, batches, optimizer, lambda: _rounded(model, names, bits, **options))
 
     return loop
 

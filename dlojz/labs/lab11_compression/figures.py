@@ -33,30 +33,32 @@ def softened(teacher: nn.Module, task: Task, temperatures: Sequence[float]) -> L
     right_N = answers_NK.argmax(1) == task.held_out_labels_N
     chosen = int((second_N * right_N).argmax())
     label = int(task.held_out_labels_N[chosen])
-    told = ", ".join(f"T = {significant(one, 4)}" for one in temperatures)
+    temperature_text = ", ".join(f"T = {significant(temperature, 4)}" for temperature in temperatures)
     figure = new_figure(
         2.0 + 2.6 * len(temperatures), 2.6,
         alt=say(
-            en=f"A handwritten {label}, and the teacher's probabilities for it at {told}: "
+            en=f"A handwritten {label}, and the teacher's probabilities for it at {temperature_text}: "
             "the higher T, the flatter. The dark bar is the true class.",
-            fr=f"Un {label} manuscrit, et les probabilités du professeur à {told} : "
+            fr=f"Un {label} manuscrit, et les probabilités du professeur à {temperature_text} : "
             "plus T est haut, plus elles s’aplatissent. La barre foncée est la vraie classe.",
         ),
     )  # fmt: skip
-    first, *others = figure.subplots(1, 1 + len(temperatures), width_ratios=[0.7, *[1] * len(temperatures)])
-    first.imshow(task.held_out_NCHW[chosen].mean(0).tolist(), cmap="gray_r")
-    first.set_axis_off()
-    first.set_title(say(en=f"a {label}", fr=f"un {label}"))
-    for axes, temperature in zip(others, temperatures, strict=True):
+    image_axes, *bar_axes = figure.subplots(1, 1 + len(temperatures), width_ratios=[0.7, *[1] * len(temperatures)])
+    image_axes.imshow(task.held_out_NCHW[chosen].mean(0).tolist(), cmap="gray_r")
+    image_axes.set_axis_off()
+    image_axes.set_title(say(en=f"a {label}", fr=f"un {label}"))
+    for axes, temperature in zip(bar_axes, temperatures, strict=True):
         shares_K = (answers_NK[chosen] / temperature).softmax(0)
-        places = range(len(shares_K))
-        axes.bar(places, (100 * shares_K).tolist(), color=[BLUE if place == label else SKY for place in places])
+        classes = range(len(shares_K))
+        axes.bar(
+            classes, (100 * shares_K).tolist(), color=[BLUE if class_index == label else SKY for class_index in classes]
+        )
         axes.set_title(f"T = {significant(temperature, 4)}")
         axes.set_ylim(0, 100)
-        axes.set_xticks(list(places))
+        axes.set_xticks(list(classes))
         axes.set_xlabel(say(en="class (dark: the true one)", fr="classe (foncé : la vraie)"))
         plain(axes)
-    others[0].set_ylabel(say(en="probability (%)", fr="probabilité (%)"))
+    bar_axes[0].set_ylabel(say(en="probability (%)", fr="probabilité (%)"))
     return finish(figure)
 
 
@@ -76,18 +78,24 @@ def noise(rows: Rows, weight_OI: Tensor, bits: Sequence[int] = BITS) -> LabFigur
     """Draw signal to noise by bits, one scale per row and one for the whole matrix, predicted and measured."""
     weight_OI = weight_OI.detach()
     # All weights as one row: `rows` then gives them one scale.
-    whole = weight_OI.reshape(1, -1)
-    found = {
-        say(en="one scale per output", fr="une échelle par sortie"): [_snr_db(rows, weight_OI, one) for one in bits],
-        say(en="one scale in all", fr="une seule échelle"): [_snr_db(rows, whole, one) for one in bits],
+    single_row = weight_OI.reshape(1, -1)
+    snr_by_name = {
+        say(en="one scale per output", fr="une échelle par sortie"): [
+            _snr_db(rows, weight_OI, bit_width) for bit_width in bits
+        ],
+        say(en="one scale in all", fr="une seule échelle"): [
+            _snr_db(rows, single_row, bit_width) for bit_width in bits
+        ],
     }
-    told = " ; ".join(
+    summary = " ; ".join(
         say(en=f"{name}: ", fr=f"{name} : ")
-        + ", ".join(f"{one} bits {significant(pair[1])} dB" for one, pair in zip(bits, pairs, strict=True))
-        for name, pairs in found.items()
+        + ", ".join(f"{bit_width} bits {significant(pair[1])} dB" for bit_width, pair in zip(bits, pairs, strict=True))
+        for name, pairs in snr_by_name.items()
     )
-    axes = panel(8.0, 3.8, f"Signal to noise by bits. {told}.", f"Rapport signal sur bruit selon les bits. {told}.")
-    for (name, pairs), color, marker in zip(found.items(), (BLUE, ORANGE), ("o", "s"), strict=True):
+    axes = panel(
+        8.0, 3.8, f"Signal to noise by bits. {summary}.", f"Rapport signal sur bruit selon les bits. {summary}."
+    )
+    for (name, pairs), color, marker in zip(snr_by_name.items(), (BLUE, ORANGE), ("o", "s"), strict=True):
         predicted, measured = zip(*pairs, strict=True)
         label = say(en=f"{name}, predicted (Δ²/12)", fr=f"{name}, prédit (Δ²/12)")
         axes.plot(bits, predicted, color=color, linewidth=5, alpha=PREDICTED_ALPHA, label=label)

@@ -58,20 +58,20 @@ def megatron_layout(words: Sequence[str], gpus: int) -> Numbers:
     `arguments.py` sets them: degrees of 1, a global batch of one micro-batch per replica.
     """
     # Each word with the next one: pairs that begin with a value, or with a flag like --fp16, are never looked up.
-    given = dict(pairwise(words))
-    tp = int(given.get("--tensor-model-parallel-size", 1))
-    pp = int(given.get("--pipeline-model-parallel-size", 1))
+    options = dict(pairwise(words))
+    tp = int(options.get("--tensor-model-parallel-size", 1))
+    pp = int(options.get("--pipeline-model-parallel-size", 1))
     dp = gpus // (tp * pp)
-    micro = int(given["--micro-batch-size"])
-    return tp, pp, dp, int(given.get("--global-batch-size", micro * dp)) // (micro * dp)
+    micro = int(options["--micro-batch-size"])
+    return tp, pp, dp, int(options.get("--global-batch-size", micro * dp)) // (micro * dp)
 
 
 def _parsed(words: Sequence[str], gpus: int) -> tuple[int, int, int, int | None]:
     """Tensor and pipeline degrees, micro-batch, global batch."""
-    given = dict(pairwise(words))
-    batch = given.get("--global-batch-size")
+    options = dict(pairwise(words))
+    batch = options.get("--global-batch-size")
     tp, pp, _, _ = megatron_layout(words, gpus)
-    return tp, pp, int(given["--micro-batch-size"]), None if batch is None else int(batch)
+    return tp, pp, int(options["--micro-batch-size"]), None if batch is None else int(batch)
 
 
 def _with_replicas(replicas: Callable[[int, int, int], int]) -> Callable[[Sequence[str], int], Numbers]:
@@ -170,39 +170,39 @@ _ARGUMENTS_MISTAKES = (
 )
 
 
-def _other_arguments(case: Case, given: Numbers, right: Numbers) -> Said:
+def _other_arguments(case: Case, answer: Numbers, right: Numbers) -> Said:
     """The first number that is wrong."""
     words, gpus = case
-    part = next(part for part in range(4) if given[part] != right[part])
+    part = next(part for part in range(4) if answer[part] != right[part])
     name, line = ("tp", "pp", "dp", "micro-batches")[part], " ".join(words)
     return Said(
         f"On {gpus} GPUs, with {line}: Megatron would take {name}={right[part]}, but your function returns "
-        f"{given[part]}.",
+        f"{answer[part]}.",
         f"Sur {gpus} GPU, avec {line} : Megatron prendrait {name}={right[part]}, mais votre fonction renvoie "
-        f"{given[part]}.",
+        f"{answer[part]}.",
     )
 
 
-def _numbers(given: Any) -> Numbers:
-    refuse_nothing(given)
-    given = plain(given)
-    if not isinstance(given, tuple | list) or len(given) != 4:
+def _numbers(answer: Any) -> Numbers:
+    refuse_nothing(answer)
+    answer = plain(answer)
+    if not isinstance(answer, tuple | list) or len(answer) != 4:
         raise Wrong(
             en="Four numbers are expected: tp, pp, dp and the micro-batches of a replica.",
             fr="On attend quatre nombres : tp, pp, dp et le nombre de micro-batches d’une réplique.",
         )
-    if any(isinstance(one, str) for one in given):
+    if any(isinstance(number, str) for number in answer):
         raise Wrong(
             en="Some of the four are texts: what a command line gives must be turned into numbers, int(…).",
             fr="Certains des quatre sont des textes : ce que donne une ligne de commande doit devenir un nombre, "
             "int(…).",
         )
-    if any(isinstance(one, float) for one in given):
+    if any(isinstance(number, float) for number in answer):
         raise Wrong(
-            en=f"{tuple(given)}: degrees and counts are whole numbers, so divide with // and not with /.",
-            fr=f"{tuple(given)} : degrés et comptes sont des nombres entiers ; divisez par //, et non par /.",
+            en=f"{tuple(answer)}: degrees and counts are whole numbers, so divide with // and not with /.",
+            fr=f"{tuple(answer)} : degrés et comptes sont des nombres entiers ; divisez par //, et non par /.",
         )
-    tp, pp, dp, micro_batches = (int(one) for one in given)
+    tp, pp, dp, micro_batches = (int(number) for number in answer)
     return tp, pp, dp, micro_batches
 
 
@@ -249,12 +249,12 @@ def complete(course: Mapping[str, Any], global_batch: int, ranks: int, fits: int
 
 def _check_course_json(answer: Callable[..., Any], global_batch: int, ranks: int, fits: int) -> None:
     # In one case the file says something else too, which must not get lost.
-    given = {**COURSE, **({"wall_clock_breakdown": False} if global_batch == COURSE_JSON_CASES[-1][0] else {})}
+    original = {**COURSE, **({"wall_clock_breakdown": False} if global_batch == COURSE_JSON_CASES[-1][0] else {})}
     # Deep: an answer may add to the inner dictionary, too.
-    course = copy.deepcopy(given)
+    course = copy.deepcopy(original)
     document = expect_json(answer(course, global_batch, ranks, fits))
-    asked = _course_json_asked(global_batch, ranks, fits)
-    if course != given:
+    request = _course_json_asked(global_batch, ranks, fits)
+    if course != original:
         raise Wrong(
             en="Your function changes the dictionary that it is given: the next file would begin with what this "
             "one says. Work on a copy, e.g. {**course, …}.",
@@ -268,14 +268,14 @@ def _check_course_json(answer: Callable[..., Any], global_batch: int, ranks: int
             fr="Ce que le fichier du cours dit de ZeRO a disparu ou changé : gardez course, et complétez-le, au "
             "premier niveau.",
         )
-    lost = [name for name, value in given.items() if document.get(name) != value]
+    lost = [name for name, value in original.items() if document.get(name) != value]
     if lost:
         raise Wrong(
             en=f"The file that you are given says {lost[0]!r} too, which yours has lost: keep all of course.",
             fr=f"Le fichier reçu dit aussi {lost[0]!r}, que le vôtre a perdu : gardez tout ce que contient course.",
         )
     _check_whole(document)
-    _check_sizes(document, complete(COURSE, global_batch, ranks, fits), asked, ranks, fits)
+    _check_sizes(document, complete(COURSE, global_batch, ranks, fits), request, ranks, fits)
 
 
 def _check_whole(document: Mapping[str, Any]) -> None:
@@ -297,7 +297,7 @@ def _course_json_asked(global_batch: int, ranks: int, fits: int) -> Said:
     )
 
 
-def _check_sizes(document: Mapping[str, Any], right: Mapping[str, Any], asked: Said, ranks: int, fits: int) -> None:
+def _check_sizes(document: Mapping[str, Any], right: Mapping[str, Any], request: Said, ranks: int, fits: int) -> None:
     total, micro = document.get("train_batch_size"), document.get("train_micro_batch_size_per_gpu")
     if total is None and micro is None:
         raise Wrong(
@@ -307,31 +307,31 @@ def _check_sizes(document: Mapping[str, Any], right: Mapping[str, Any], asked: S
             "train_micro_batch_size_per_gpu. C’est ce que la diapositive ne disait pas.",
         )
     # As DeepSpeed reads it: of the three sizes, one that is left out follows from the others.
-    layout = read_settings(document, asked, model="gpt_tiny", dp=ranks).layout
-    wanted = right["train_batch_size"]
-    if layout.global_batch != wanted:
-        times = layout.global_batch / wanted
+    layout = read_settings(document, request, model="gpt_tiny", dp=ranks).layout
+    right_batch = right["train_batch_size"]
+    if layout.global_batch != right_batch:
+        times = layout.global_batch / right_batch
         raise Wrong(
-            en=f"Asked for: {asked.en}. DeepSpeed would take {layout.global_batch} samples per step "
+            en=f"Asked for: {request.en}. DeepSpeed would take {layout.global_batch} samples per step "
             f"({layout.micro_batch} × {layout.micro_batches} × {ranks}), {significant(times)} times as many: "
             "train_batch_size counts all GPUs, the micro-batch is that of one.",
-            fr=f"Demandé : {asked.fr}. DeepSpeed prendrait {layout.global_batch} échantillons par pas "
+            fr=f"Demandé : {request.fr}. DeepSpeed prendrait {layout.global_batch} échantillons par pas "
             f"({layout.micro_batch} × {layout.micro_batches} × {ranks}), soit {significant(times)} fois le compte : "
             "train_batch_size compte tous les GPU, le micro-batch est celui d’un seul.",
         )
     if layout.micro_batch > fits:
         raise Wrong(
-            en=f"Asked for: {asked.en}. The micro-batch of your file, {layout.micro_batch}, does not fit: accumulate "
+            en=f"Asked for: {request.en}. The micro-batch of your file, {layout.micro_batch}, does not fit: accumulate "
             "over more, smaller ones.",
-            fr=f"Demandé : {asked.fr}. Le micro-batch de votre fichier, {layout.micro_batch}, ne tient pas : "
+            fr=f"Demandé : {request.fr}. Le micro-batch de votre fichier, {layout.micro_batch}, ne tient pas : "
             "cumulez-en davantage, plus petits.",
         )
     best = right["train_micro_batch_size_per_gpu"]
     if layout.micro_batch < best:
         raise Wrong(
-            en=f"Asked for: {asked.en}. Your file takes micro-batches of {layout.micro_batch}, and accumulates "
+            en=f"Asked for: {request.en}. Your file takes micro-batches of {layout.micro_batch}, and accumulates "
             f"{layout.micro_batches}; {best} fit and divide a GPU's samples too, with fewer passes.",
-            fr=f"Demandé : {asked.fr}. Votre fichier prend des micro-batches de {layout.micro_batch}, et en cumule "
+            fr=f"Demandé : {request.fr}. Votre fichier prend des micro-batches de {layout.micro_batch}, et en cumule "
             f"{layout.micro_batches} ; {best} tiennent et divisent aussi les échantillons d’un GPU, en moins de "
             "passes.",
         )
@@ -368,9 +368,9 @@ def megatron_qkv(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
 def _cases() -> Iterator[tuple[Tensor, int, int, int]]:
     import torch
 
-    for number, (heads, each, tp, rank) in enumerate(PROJECTION_CASES):
+    for number, (heads, head_width, tp, rank) in enumerate(PROJECTION_CASES):
         generator = torch.Generator().manual_seed(80 + number)
-        yield torch.randn(3 * heads * each, heads * each, generator=generator), heads, tp, rank
+        yield torch.randn(3 * heads * head_width, heads * head_width, generator=generator), heads, tp, rank
 
 
 def _three_parts(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
@@ -453,10 +453,10 @@ TRAFFIC_CASES: tuple[tuple[str, dict[str, Any], int], ...] = (
 
 def messages_of(footprint: Footprint) -> dict[str, int]:
     """Sum the bytes of the messages of one step by collective, over all groups."""
-    found: dict[str, int] = defaultdict(int)
-    for one in footprint.communication:
-        found[one.collective] += one.message_bytes
-    return dict(found)
+    bytes_by_collective: dict[str, int] = defaultdict(int)
+    for traffic in footprint.communication:
+        bytes_by_collective[traffic.collective] += traffic.message_bytes
+    return dict(bytes_by_collective)
 
 
 def stage(messages: Messages, weight_bytes: int) -> int:
@@ -491,37 +491,37 @@ def cases() -> list[tuple[str, dict[str, int], int, int]]:
 
 def _step_cases() -> list[tuple[dict[str, int], int]]:
     """Messages of the layouts, and of DDP with a metric that is gathered."""
-    found = [(messages, weight_bytes) for _, messages, weight_bytes, _ in cases()]
-    messages, weight_bytes = found[0]
-    return [*found, ({**messages, "all_gather": METRIC_BYTES}, weight_bytes)]
+    layout_cases = [(messages, weight_bytes) for _, messages, weight_bytes, _ in cases()]
+    messages, weight_bytes = layout_cases[0]
+    return [*layout_cases, ({**messages, "all_gather": METRIC_BYTES}, weight_bytes)]
 
 
-def _stage_number(given: Any) -> int:
-    if given is None:
+def _stage_number(answer: Any) -> int:
+    if answer is None:
         raise Wrong(
             en="Your function returns nothing for some of the steps: every way through it ends with return.",
             fr="Votre fonction ne renvoie rien pour certains pas : chacun de ses chemins finit par return.",
         )
-    given = plain(given)
-    if isinstance(given, bool) or given not in (0, 2, 3):
+    answer = plain(answer)
+    if isinstance(answer, bool) or answer not in (0, 2, 3):
         raise Wrong(
-            en=f"Your function returns {given!r}; 0, 2 (for stages 1 and 2) or 3 is expected.",
-            fr=f"Votre fonction renvoie {given!r} ; on attend 0, 2 (pour les niveaux 1 et 2) ou 3.",
+            en=f"Your function returns {answer!r}; 0, 2 (for stages 1 and 2) or 3 is expected.",
+            fr=f"Votre fonction renvoie {answer!r} ; on attend 0, 2 (pour les niveaux 1 et 2) ou 3.",
         )
-    return int(given)
+    return int(answer)
 
 
-def _other_stage(case: Case, given: int, right: int) -> Said:
+def _other_stage(case: Case, answer: int, right: int) -> Said:
     messages, weight_bytes = case
     parts = ", ".join(f"{name} {significant(size / weight_bytes)} Ψ" for name, size in messages.items())
-    why = _why(given, right, messages)
+    reason = _why(answer, right, messages)
     return Said(
-        f"In a step with {parts} (Ψ: the bytes of the weights): {why.en}",
-        f"Pour un pas avec {parts} (Ψ : les octets des poids) : {why.fr}",
+        f"In a step with {parts} (Ψ: the bytes of the weights): {reason.en}",
+        f"Pour un pas avec {parts} (Ψ : les octets des poids) : {reason.fr}",
     )
 
 
-def _why(given: int, right: int, messages: Messages) -> Said:
+def _why(answer: int, right: int, messages: Messages) -> Said:
     if right == 0 and "all_gather" in messages:
         return Said(
             "what is gathered is far less than the weights, a metric or the like: the weights never travel, so nothing "
@@ -536,7 +536,7 @@ def _why(given: int, right: int, messages: Messages) -> Said:
             "les poids ne voyagent jamais, car chaque rang les a tous : rien n’est réparti, quel que soit le nombre "
             "d’octets de l’all-reduce.",
         )
-    if right == 2 and given == 3:
+    if right == 2 and answer == 3:
         return Said(
             "the weights are gathered once, after the update: between the steps every rank keeps them whole. Stage 3 "
             "gathers them for forward, and again for backward.",

@@ -88,8 +88,8 @@ def _check_engine_loop(answer: Callable[..., Any], accumulation: int, number: in
     answer(engine, batches)
     # The weights decide; the counts name the reason, and below what a single process does not show.
     if not same(weights_of(engine.module), weights_of(truth)):
-        said = _counts(engine, number) or _sizes(engine, accumulation, number)
-        raise Wrong(str(said or _engine_other(accumulation, number)))
+        refusal = _counts(engine, number) or _sizes(engine, accumulation, number)
+        raise Wrong(str(refusal or _engine_other(accumulation, number)))
     if engine.backwards < number:
         raise Wrong(*NOT_REDUCED)
     if engine.forwards == 0:
@@ -202,17 +202,17 @@ def _check_accelerator_loop(answer: Callable[..., Any], accumulation: int, numbe
     accelerate_loop(AcceleratorStandIn(accumulation), truth, make_optimizer(truth), batches)
     accelerator, model = AcceleratorStandIn(accumulation), make_model(seed)
     answer(accelerator, model, make_optimizer(model), batches)
-    moved = not same(weights_of(model), weights_of(make_model(seed)))
-    said = _unprepared(accelerator, moved, number)
-    if said is None and not same(weights_of(model), weights_of(truth)):
-        said = _calls(accelerator, accumulation, number) or _accelerator_other(accumulation, number)
-    if said is None and accumulation > 1 and accelerator.model and accelerator.model.forwards > accelerator.within:
-        said = FORWARD_BESIDE
-    if said is not None:
-        raise Wrong(*said)
+    weights_changed = not same(weights_of(model), weights_of(make_model(seed)))
+    refusal = _unprepared(accelerator, weights_changed, number)
+    if refusal is None and not same(weights_of(model), weights_of(truth)):
+        refusal = _calls(accelerator, accumulation, number) or _accelerator_other(accumulation, number)
+    if refusal is None and accumulation > 1 and accelerator.model and accelerator.model.forwards > accelerator.within:
+        refusal = FORWARD_BESIDE
+    if refusal is not None:
+        raise Wrong(*refusal)
 
 
-def _unprepared(accelerator: AcceleratorStandIn, moved: bool, number: int) -> Said | None:
+def _unprepared(accelerator: AcceleratorStandIn, weights_changed: bool, number: int) -> Said | None:
     model, optimizer, loader = accelerator.model, accelerator.optimizer, accelerator.loader
     if model is None and optimizer is None and loader is None:
         return Said(
@@ -234,7 +234,7 @@ def _unprepared(accelerator: AcceleratorStandIn, moved: bool, number: int) -> Sa
             "La passe avant utilise le modèle de départ, et non celui que rend prepare : sur plusieurs GPU, ses "
             "gradients ne seraient jamais moyennés.",
         )
-    if not moved and (optimizer is None or not optimizer.steps):
+    if not weights_changed and (optimizer is None or not optimizer.steps):
         return Said(
             f"With {number} micro-batches no optimizer makes an update. Call optimizer.step() each time, without any "
             "if: it knows when to act.",
@@ -364,8 +364,8 @@ def _filled(size: int, seed: int) -> Tensor:
 
 
 def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
-    mine = slice(rank * EACH, (rank + 1) * EACH)
-    return {WHOLE: answer(_data(size, seed)[mine], size * EACH), LAST: answer(_filled(size, seed)[mine], _real(size))}
+    rows = slice(rank * EACH, (rank + 1) * EACH)
+    return {WHOLE: answer(_data(size, seed)[rows], size * EACH), LAST: answer(_filled(size, seed)[rows], _real(size))}
 
 
 def _all(values: Tensor) -> list[Tensor]:
@@ -452,22 +452,22 @@ WALL_S = 90.0
 
 def _loops_counted(optimizer: Any) -> list[int]:
     # In a list, where the hook can count; a hook after the optimizer's step sees real updates only.
-    made = [0]
+    counter = [0]
 
     def count(*_: Any) -> None:
-        made[0] += 1
+        counter[0] += 1
 
     optimizer.register_step_post_hook(count)
-    return made
+    return counter
 
 
 def plain_updates(loop: Loop, micro_batches: int, accumulation: int) -> int:
     """Count the updates of the plain loop."""
     model = make_model(1)
     optimizer = make_optimizer(model)
-    made = _loops_counted(optimizer)
+    counter = _loops_counted(optimizer)
     loop(model, optimizer, make_batches(micro_batches, seed=1), accumulation)
-    return made[0]
+    return counter[0]
 
 
 def deepspeed_updates(loop: Loop, micro_batches: int, accumulation: int) -> int:
@@ -487,11 +487,11 @@ def deepspeed_updates(loop: Loop, micro_batches: int, accumulation: int) -> int:
         }
         model = make_model(1)
         optimizer = make_optimizer(model)
-        made = _loops_counted(optimizer)
+        counter = _loops_counted(optimizer)
         # spmd has made the process group already: DeepSpeed must not make another.
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, dist_init_required=False)
         loop(engine, make_batches(micro_batches, seed=1))
-        return made[0]
+        return counter[0]
 
     return _apart("DeepSpeed", count)
 
@@ -511,18 +511,18 @@ def accelerate_updates(loop: Loop, micro_batches: int, accumulation: int) -> int
         samples: Any = [pair for batch in make_batches(micro_batches, seed=1) for pair in zip(*batch, strict=True)]
         model = make_model(1)
         optimizer = make_optimizer(model)
-        made = _loops_counted(optimizer)
+        counter = _loops_counted(optimizer)
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=accumulation)
         loop(accelerator, model, optimizer, DataLoader(samples, batch_size=SAMPLES))
-        return made[0]
+        return counter[0]
 
     if absence("accelerate") is None:
         return _apart("Accelerate", count)
     model = make_model(1)
     optimizer = make_optimizer(model)
-    made = _loops_counted(optimizer)
+    counter = _loops_counted(optimizer)
     loop(AcceleratorStandIn(accumulation), model, optimizer, make_batches(micro_batches, seed=1))
-    return made[0]
+    return counter[0]
 
 
 def _apart(title: str, count: Callable[[], int]) -> int:
@@ -545,10 +545,10 @@ def _unfinished(title: str, error: ForkedError) -> str:
             fr=f"la boucle pour {title} a été arrêtée au bout de {error.message} s : relancez la cellule quand la "
             "machine sera moins chargée.",
         )
-    why = ": ".join(part for part in (error.name, error.message) if part)
+    reason = ": ".join(part for part in (error.name, error.message) if part)
     return say(
-        en=f"the loop for {title} did not come to its end: {why}.",
-        fr=f"la boucle pour {title} n’est pas allée jusqu’au bout : {why}.",
+        en=f"the loop for {title} did not come to its end: {reason}.",
+        fr=f"la boucle pour {title} n’est pas allée jusqu’au bout : {reason}.",
     )
 
 
@@ -588,7 +588,7 @@ def loops(
     if stand_in_note() is not None:
         accelerate += say(en=" (stand-in)", fr=" (maquette)")
     try:
-        made = (
+        updates_by_loop = (
             (say(en="plain", fr="simple"), plain_updates(plain_loop, micro_batches, accumulation)),
             (LIBRARIES["deepspeed"].title, deepspeed_updates(deepspeed_loop, micro_batches, accumulation)),
             (accelerate, accelerate_updates(accelerate_loop, micro_batches, accumulation)),
@@ -596,6 +596,8 @@ def loops(
     except LabError as error:
         return Verdict("wrong", str(error))
     # Not below 0: an update of Accelerate's at the end takes fewer than `accumulation` micro-batches.
-    counts = tuple((name, str(updates), str(max(0, micro_batches - updates * accumulation))) for name, updates in made)
+    counts = tuple(
+        (name, str(updates), str(max(0, micro_batches - updates * accumulation))) for name, updates in updates_by_loop
+    )
     head = titles(en="loop; updates; micro-batches that wait", fr="boucle; mises à jour; micro-batches en attente")
     return Table(head, counts)

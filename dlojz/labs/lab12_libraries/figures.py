@@ -87,32 +87,32 @@ def _coloured(lines: Sequence[str]) -> list[str]:
     from pygments.token import Comment, Keyword, Operator, String
 
     looks = {Keyword: BLUE, Operator.Word: BLUE, String: VERMILION, Comment: REMARK}
-    shown = [""]
+    html_lines = [""]
     for kind, text in lex("\n".join(lines), PythonLexer(stripnl=False, ensurenl=False)):
         # Kinds of pygments form a tree: `kind in family` holds for every kind below.
         colour = next((colour for family, colour in looks.items() if kind in family), None)
         # A docstring is one token of several lines; a span may not reach over two of them.
         for number, piece in enumerate(text.split("\n")):
             if number:
-                shown.append("")
-            shown[-1] += (
+                html_lines.append("")
+            html_lines[-1] += (
                 f'<span style="color: {safe(colour)}">{safe(piece)}</span>' if piece and colour else safe(piece)
             )
-    return shown
+    return html_lines
 
 
 def new_lines(text: str, reference: str) -> frozenset[int]:
     """Number, from 0, the lines of code of a program that another does not have, as `diff` matches them."""
-    mine, theirs = code_lines(text), code_lines(reference)
+    program_code, reference_code = code_lines(text), code_lines(reference)
     # autojunk would pass over lines that occur often, from 200 lines on.
-    matcher = difflib.SequenceMatcher(None, theirs, mine, autojunk=False)
-    kept = {place for block in matcher.get_matching_blocks() for place in range(block.b, block.b + block.size)}
+    matcher = difflib.SequenceMatcher(None, reference_code, program_code, autojunk=False)
+    common_lines = {index for block in matcher.get_matching_blocks() for index in range(block.b, block.b + block.size)}
     new, number, lines = set(), 0, text.splitlines()
-    for place, line in enumerate(mine):
+    for index, line in enumerate(program_code):
         # A line of code is a line of the file without its remark: the next one that begins with it.
         while not lines[number].strip().startswith(line):
             number += 1
-        if place not in kept:
+        if index not in common_lines:
             new.add(number)
         number += 1
     return frozenset(new)
@@ -138,15 +138,17 @@ HAIRLINE_BYTES = 2**14
 
 def catalogue() -> Table:
     """Tabulate the libraries: what is installed here, and what each hides."""
-    listed = []
-    for name, one in LIBRARIES.items():
-        here = one.version or say(en="yes", fr="oui") if one.installed else one.command or say(en="no", fr="non")
-        listed.append((one.title, here, all_lines_words(name), one.runs(), one.hides()))
+    table_rows = []
+    for name, entry in LIBRARIES.items():
+        availability = (
+            entry.version or say(en="yes", fr="oui") if entry.installed else entry.command or say(en="no", fr="non")
+        )
+        table_rows.append((entry.title, availability, all_lines_words(name), entry.runs(), entry.hides()))
     head = titles(
         en="library; installed, or how to install; lines of code; its program runs; it hides",
         fr="bibliothèque; installée, ou comment l’installer; lignes de code; son programme exécute; elle cache",
     )
-    return Table(head, tuple(listed))
+    return Table(head, tuple(table_rows))
 
 
 def train(config: RunConfig, library: str, **changes: Any) -> Run | None:
@@ -172,7 +174,7 @@ def train(config: RunConfig, library: str, **changes: Any) -> Run | None:
 def train_each(config: RunConfig, library: str, *changes: Mapping[str, Any]) -> list[Run | None]:
     """Train several layouts by a library's program; a missing library is reported once."""
     if absence(library) is None:
-        return [train(config, library, **each) for each in changes]
+        return [train(config, library, **change) for change in changes]
     return [train(config, library), *[None] * (len(changes) - 1)]
 
 
@@ -194,41 +196,41 @@ def _there(runs: Sequence[Run | None]) -> list[Run]:
 @pictured
 def side_by_side(*runs: Run | None) -> LabFigure:
     """Draw rank 0 of the completed runs: memory by category, and bytes sent; predicted in pale above."""
-    there = _there(runs)
+    completed_runs = _there(runs)
     opening = say(
         en="Memory by category at the moment of the peak, and bytes sent by collective, predicted and measured, of: ",
         fr="Mémoire par catégorie au moment du pic, et octets envoyés par communication, prédits et mesurés, pour : ",
     )
-    titles = [title(run) for run in there]
-    return memory_and_messages(there, titles, opening=opening, is_drawn=_can_be_seen, ncols=4, at_peak=True)
+    titles = [title(run) for run in completed_runs]
+    return memory_and_messages(completed_runs, titles, opening=opening, is_drawn=_can_be_seen, ncols=4, at_peak=True)
 
 
-def _can_be_seen(one: Traffic) -> bool:
+def _can_be_seen(traffic: Traffic) -> bool:
     """Whether a rank sends this for the library, and enough of it for a bar: else a legend would name none."""
-    return leaves(one) and one.sent_bytes >= HAIRLINE_BYTES
+    return leaves(traffic) and traffic.sent_bytes >= HAIRLINE_BYTES
 
 
 @pictured
 def losses(*runs: Run | None) -> LabFigure:
     """Draw the losses of the completed runs, and below how far each is from the first."""
-    there = _there(runs)
-    first = there[0].losses
+    completed_runs = _there(runs)
+    reference_losses = completed_runs[0].losses
     figure = new_figure(7.5, 4.6, alt=say(en="Loss by step, and gaps to the first: ",
-        fr="Perte par pas, et écarts à la première : ") + ", ".join(map(title, there)))  # fmt: skip
+        fr="Perte par pas, et écarts à la première : ") + ", ".join(map(title, completed_runs)))  # fmt: skip
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    for place, (run, (color, line, marker)) in enumerate(zip(there, LINE_STYLES, strict=False)):
+    for index, (run, (color, line, marker)) in enumerate(zip(completed_runs, LINE_STYLES, strict=False)):
         # Hollow, and smaller from run to run: equal losses lie on each other, and all are to be seen.
-        look = {"color": color, "linestyle": line, "marker": marker, "markersize": 12 - 1.5 * place,
+        style = {"color": color, "linestyle": line, "marker": marker, "markersize": 12 - 1.5 * index,
                 "markerfacecolor": "none"}  # fmt: skip
-        above.plot(run.losses, label=title(run), **look)
-        if place:
-            below.plot([abs(a - b) for a, b in zip(run.losses, first, strict=True)], **look)
+        above.plot(run.losses, label=title(run), **style)
+        if index:
+            below.plot([abs(a - b) for a, b in zip(run.losses, reference_losses, strict=True)], **style)
     below.axhline(SAME_LOSS, color="black", linestyle=":", linewidth=1)
     # symlog has a place for a gap of exactly 0.
     below.set_yscale("symlog", linthresh=1e-7)
     below.set_ylim(-2e-8, 1e-4)
     below.set_yticks([0, 1e-7, 1e-6, 1e-5, 1e-4], ["0", "10⁻⁷", "10⁻⁶", "10⁻⁵", "10⁻⁴"])
-    below.set_xticks(range(len(first)), [str(step) for step in range(1, len(first) + 1)])
+    below.set_xticks(range(len(reference_losses)), [str(step) for step in range(1, len(reference_losses) + 1)])
     below.set_xlabel(say(en="step", fr="pas"))
     above.set_ylabel(say(en="loss", fr="perte"))
     below.set_ylabel(say(en="gap to PyTorch", fr="écart à PyTorch"))
@@ -238,9 +240,9 @@ def losses(*runs: Run | None) -> LabFigure:
     return finish(figure)
 
 
-def gap(run: Run, other: Run) -> float:
+def gap(run: Run, reference: Run) -> float:
     """Return the largest difference between two runs' losses."""
-    return max(abs(a - b) for a, b in zip(run.losses, other.losses, strict=True))
+    return max(abs(a - b) for a, b in zip(run.losses, reference.losses, strict=True))
 
 
 def table(*runs: Run | None) -> Table:
@@ -249,13 +251,13 @@ def table(*runs: Run | None) -> Table:
     The time of a step is that of this machine, over plain torch's: it says what a library costs besides, not which is
     faster on GPUs.
     """
-    there = _there(runs)
-    first = next(run.record for run in there if run.config.library == REFERENCE)
-    done = []
-    for run in there:
+    completed_runs = _there(runs)
+    reference_record = next(run.record for run in completed_runs if run.config.library == REFERENCE)
+    run_rows = []
+    for run in completed_runs:
         name = run.config.library
-        (row,) = rows({REFERENCE: _records(first), name: _records(run.record)}, names=[name])
-        done.append(
+        (row,) = rows({REFERENCE: _records(reference_record), name: _records(run.record)}, names=[name])
+        run_rows.append(
             (
                 title(run),
                 all_lines_words(name),
@@ -266,7 +268,7 @@ def table(*runs: Run | None) -> Table:
                 DASH if row.step_ratio is None else f"×{decimal(row.step_ratio, 2)}",
             )
         )
-    silent = [name for name in LIBRARIES if name not in {run.config.library for run in there}]
+    silent = [name for name in LIBRARIES if name not in {run.config.library for run in completed_runs}]
     not_run = [(LIBRARIES[name].title, all_lines_words(name), absence(name) or DASH, *[DASH] * 4) for name in silent]
     head = titles(
         en="program; lines of code; largest gap of a loss; states, predicted | measured; peak, predicted | measured; "
@@ -274,25 +276,25 @@ def table(*runs: Run | None) -> Table:
         fr="programme; lignes de code; plus grand écart de perte; états, prédit | mesuré; pic, prédit | mesuré; envoyé "
         "par pas, prédit | compté; pas, rapporté à torch (une seule exécution)",
     )
-    return Table(head, (*done, *not_run))
+    return Table(head, (*run_rows, *not_run))
 
 
 def _records(record: RunRecord | None) -> list[RunRecord]:
     return [] if record is None else [record]
 
 
-def two_choices(run: Run, other: Run) -> Table:
+def two_choices(run: Run, variant: Run) -> Table:
     """Compare the states that two runs of one training hold and what they send, measured on rank 0.
 
     The first is the reference. No peak: on a busy machine a thread of gloo may add the message that it still holds.
     """
-    same = say(en="yes", fr="oui") if gap(other, run) < SAME_LOSS else say(en="no", fr="non")
+    same_losses = say(en="yes", fr="oui") if gap(variant, run) < SAME_LOSS else say(en="no", fr="non")
     measured = []
-    for one, answer in ((run, DASH), (other, same)):
-        footprint = measured_footprint(one)
+    for choice, answer in ((run, DASH), (variant, same_losses)):
+        footprint = measured_footprint(choice)
         memory = footprint.memory
-        held = memory.optimizer_bytes, memory.states_bytes, sent(footprint)
-        measured.append((title(one), answer, *map(format_bytes, held)))
+        byte_counts = memory.optimizer_bytes, memory.states_bytes, sent(footprint)
+        measured.append((title(choice), answer, *map(format_bytes, byte_counts)))
     head = titles(
         en="program; the same losses, to 10⁻⁵; optimizer states; all states; sent per step",
         fr="programme; mêmes pertes, à 10⁻⁵ près; états d’optimiseur; tous les états; envoyé par pas",
@@ -309,7 +311,7 @@ def told(stage: Callable[[Mapping[str, int], int], int], *runs: Run | None) -> T
     """Tabulate each run's messages of one step, in units of the weights, and what the student's function reads."""
     from dlojz import models
 
-    kept = {
+    meanings = {
         0: say(en="everything is whole everywhere", fr="tout est entier partout"),
         2: say(en="the optimizer is sharded", fr="l’optimiseur est réparti"),
         3: say(en="the weights are sharded too", fr="les poids aussi sont répartis"),
@@ -322,12 +324,12 @@ def told(stage: Callable[[Mapping[str, int], int], int], *runs: Run | None) -> T
     for run in _there(runs):
         weight_bytes = 4 * models.describe(run.config.model).parameters
         messages = messages_of(measured_footprint(run))
-        read = stage(dict(messages), weight_bytes)
+        stage_number = stage(dict(messages), weight_bytes)
         read_off.append(
             (
                 title(run),
                 *(f"{significant(round(messages.get(name, 0) / weight_bytes, 2), 4)} Ψ" for name in names),
-                kept.get(read, str(read)),
+                meanings.get(stage_number, str(stage_number)),
             )
         )
     head = (say(en="program", fr="programme"), *(name.replace("_", "-") for name in names),
@@ -381,17 +383,17 @@ def course_command(
         *("--nproc-per-node", "2", str(program), "-b", str(micro), "-s", str(steps), "--accumulation"),
         *(str(accumulation), "--model", "gpt_tiny", "--deepspeed", "--deepspeed_config", FILE),
     ]
-    shown = " ".join(["torchrun", *(program.name if word == str(program) else word for word in words)])
+    command_text = " ".join(["torchrun", *(program.name if word == str(program) else word for word in words)])
     with tempfile.TemporaryDirectory(prefix="course-") as folder:
         Path(folder, FILE).write_text(text, encoding="utf-8")
-        return Ran(shown, text, _printed([sys.executable, "-m", "torch.distributed.run", *words], folder))
+        return Ran(command_text, text, _printed([sys.executable, "-m", "torch.distributed.run", *words], folder))
 
 
 def _printed(command: list[str], folder: str) -> str:
     # One thread for each of the two processes, which share the cores.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command,
             cwd=folder,
             env=environment,
@@ -407,10 +409,10 @@ def _printed(command: list[str], folder: str) -> str:
             fr=f"La commande a été arrêtée au bout de {error.timeout:.0f} s : relancez la cellule quand la machine "
             "sera moins chargée.",
         )
-    told = [line for line in done.stdout.splitlines() if line.startswith("loss")]
-    if done.returncode == 0 and told:
-        return "\n".join(told)
-    return _refused(done.stderr.splitlines())
+    loss_lines = [line for line in process.stdout.splitlines() if line.startswith("loss")]
+    if process.returncode == 0 and loss_lines:
+        return "\n".join(loss_lines)
+    return _refused(process.stderr.splitlines())
 
 
 _ERROR = re.compile(r"(\[rank\d+\]: )?[\w.]+(?:Error|Exception)\b")
@@ -418,13 +420,15 @@ _ERROR = re.compile(r"(\[rank\d+\]: )?[\w.]+(?:Error|Exception)\b")
 
 def _refused(lines: Sequence[str]) -> str:
     """What the first process that ended says of why, without the account of torchrun that follows."""
-    own = list(takewhile(lambda line: "torch/distributed/elastic" not in line, lines))
-    number, found = next(
-        ((number, match) for number, line in enumerate(own) if (match := _ERROR.match(line))), (0, None)
+    process_lines = list(takewhile(lambda line: "torch/distributed/elastic" not in line, lines))
+    number, error_match = next(
+        ((number, match) for number, line in enumerate(process_lines) if (match := _ERROR.match(line))), (0, None)
     )
-    if found is None:  # the program has refused something in its own words
-        return "\n".join([line for line in own if line.strip()][-1:] or lines[-LINES:])
-    rank = found[1] or ""
-    rest = takewhile(lambda line: not _ERROR.match(line) and "Traceback" not in line, own[number + 1 :])
-    told = [own[number], *(line for line in rest if line.startswith(rank))]
-    return "\n".join(line.removeprefix(rank) for line in told[:LINES])
+    if error_match is None:  # the program has refused something in its own words
+        return "\n".join([line for line in process_lines if line.strip()][-1:] or lines[-LINES:])
+    rank = error_match[1] or ""
+    following_lines = takewhile(
+        lambda line: not _ERROR.match(line) and "Traceback" not in line, process_lines[number + 1 :]
+    )
+    message_lines = [process_lines[number], *(line for line in following_lines if line.startswith(rank))]
+    return "\n".join(line.removeprefix(rank) for line in message_lines[:LINES])

@@ -219,9 +219,9 @@ class AcceleratorStandIn:
         self.optimizer: PreparedOptimizer | None = None
         self.loader: PreparedLoader | None = None
 
-    def prepare(self, *things: Any) -> Any:
+    def prepare(self, *components: Any) -> Any:
         """Wrap each thing, in the order given."""
-        prepared = tuple(self._prepared(thing) for thing in things)
+        prepared = tuple(self._prepared(component) for component in components)
         return prepared[0] if len(prepared) == 1 else prepared
 
     def prepare_model(self, model: Any) -> Any:
@@ -230,14 +230,14 @@ class AcceleratorStandIn:
 
     prepare_optimizer = prepare_data_loader = prepare_model
 
-    def _prepared(self, thing: Any) -> Any:
-        if hasattr(thing, "param_groups"):
-            self.optimizer = PreparedOptimizer(thing, self)
+    def _prepared(self, component: Any) -> Any:
+        if hasattr(component, "param_groups"):
+            self.optimizer = PreparedOptimizer(component, self)
             return self.optimizer
-        if isinstance(thing, list):
-            self.loader = PreparedLoader(thing, self)
+        if isinstance(component, list):
+            self.loader = PreparedLoader(component, self)
             return self.loader
-        self.model = PreparedModel(thing, self._on_backward)
+        self.model = PreparedModel(component, self._on_backward)
         return self.model
 
     def _on_backward(self, gradient: Tensor) -> None:

@@ -74,14 +74,14 @@ def _same(left: Any, right: Any) -> bool:
 
 def _parts(training: Any) -> dict[str, Any]:
     """List what is compared, in the order of the messages."""
-    whole = training.model.state_dict()
+    model_state = training.model.state_dict()
     parameters = {name for name, _ in training.model.named_parameters()}
-    adam, beside = training.optimizer.state_dict(), training.schedule.state_dict()
+    adam, schedule_state = training.optimizer.state_dict(), training.schedule.state_dict()
     return {
-        "weights": {name: whole[name] for name in whole if name in parameters},
-        "buffers": {name: whole[name] for name in whole if name not in parameters},
+        "weights": {name: model_state[name] for name in model_state if name in parameters},
+        "buffers": {name: model_state[name] for name in model_state if name not in parameters},
         "moments": adam["state"],
-        "schedule": [beside["last_epoch"], [group["lr"] for group in adam["param_groups"]]],
+        "schedule": [schedule_state["last_epoch"], [group["lr"] for group in adam["param_groups"]]],
         "epoch": training.epoch,
         "place": training.place,
         "random": torch.get_rng_state(),
@@ -140,24 +140,24 @@ def _stop(answer: Callable[..., Any], steps: int, seed: int) -> None:
     # Resumable() seeds the global generator: the state to be saved is one that no constructor leaves.
     torch.manual_seed(seed + 2)
     # A copy: state_dict() hands out the tensors themselves, which an answer may change.
-    wanted = copy.deepcopy(_parts(old))
+    saved_parts = copy.deepcopy(_parts(old))
     with tempfile.TemporaryDirectory() as folder:
         answer(old, fresh, Path(folder) / "state.pt")
-    found = _parts(fresh)
-    kept = _parts(old)
+    resumed_parts = _parts(fresh)
+    parts_after = _parts(old)
     # There is one generator for both trainings: that `resume` sets it is no change of the old one.
-    if any(not _same(wanted[name], kept[name]) for name in wanted if name != "random"):
+    if any(not _same(saved_parts[name], parts_after[name]) for name in saved_parts if name != "random"):
         raise Wrong(
             "The training that is saved has changed: state_of must only read it, and resume write into the new one.",
             "L’entraînement que l’on enregistre a changé : state_of ne doit que le lire, et resume écrire dans le "
             "nouveau.",
         )
-    for name, said in _FORGOTTEN.items():
-        if not _same(wanted[name], found[name]):
-            raise Wrong(*said)
+    for name, refusal in _FORGOTTEN.items():
+        if not _same(saved_parts[name], resumed_parts[name]):
+            raise Wrong(*refusal)
     expected = old.run(steps)
     # Both run on from the same state of the generator, one after the other.
-    torch.set_rng_state(wanted["random"])
+    torch.set_rng_state(saved_parts["random"])
     if fresh.run(steps) != expected:
         raise Wrong(
             "Every part is there, but the two trainings go on otherwise: do they share tensors? The new one must hold "
@@ -210,7 +210,7 @@ def _save(answer: Callable[..., Any], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     state = {name: torch.randn(3, size, generator=generator) for size, name in enumerate(("a", "b.weight", "c"), 2)}
     buffers = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
-    wanted = copy.deepcopy(state)
+    original_state = copy.deepcopy(state)
     slow = _SlowWriter()
     handle = answer(state, buffers, slow)
     if slow.early:
@@ -229,17 +229,17 @@ def _save(answer: Callable[..., Any], seed: int) -> None:
             f"write was called {slow.calls} times; once is asked for, with all tensors.",
             f"write a été appelée {slow.calls} fois ; il faut un seul appel, avec tous les tenseurs.",
         )
-    if any(not torch.equal(state[name], wanted[name] + 1.0) for name in state):
+    if any(not torch.equal(state[name], original_state[name] + 1.0) for name in state):
         raise Wrong(
             "The state of the training has changed: it may only be read.",
             "L’état de l’entraînement a changé : on ne peut que le lire.",
         )
-    if slow.written.keys() != wanted.keys():
+    if slow.written.keys() != original_state.keys():
         raise Wrong(
-            f"write received the names {shown(sorted(slow.written))}, but {sorted(wanted)} are expected.",
-            f"write a reçu les noms {shown(sorted(slow.written))}, alors qu’on attend {sorted(wanted)}.",
+            f"write received the names {shown(sorted(slow.written))}, but {sorted(original_state)} are expected.",
+            f"write a reçu les noms {shown(sorted(slow.written))}, alors qu’on attend {sorted(original_state)}.",
         )
-    if _same(slow.written, {name: tensor + 1.0 for name, tensor in wanted.items()}):
+    if _same(slow.written, {name: tensor + 1.0 for name, tensor in original_state.items()}):
         raise Wrong(
             "What was written is the state of the next step: the training goes on while the thread writes. Copy the "
             "tensors before you return, element by element: a new dictionary holds the same tensors.",
@@ -252,7 +252,7 @@ def _save(answer: Callable[..., Any], seed: int) -> None:
             "Zeros were written: the buffers are still empty. Copy the state into them first (copy_).",
             "Ce sont des zéros qui ont été écrits : les tampons sont encore vides. Copiez-y d’abord l’état (copy_).",
         )
-    if not _same(slow.written, wanted):
+    if not _same(slow.written, original_state):
         raise Wrong(
             "What was written is not the state at the moment of the call: which tensors were copied, and when?",
             "Ce qui a été écrit n’est pas l’état au moment de l’appel : quels tenseurs ont été copiés, et quand ?",
@@ -312,10 +312,10 @@ def _with(interval_s: Callable[[float, float], float]) -> Callable[[float, float
     return share
 
 
-def _interval(way: Callable[[float, float], float], en: str, fr: str) -> Iterator[Mistake]:
+def _interval(interval_s: Callable[[float, float], float], en: str, fr: str) -> Iterator[Mistake]:
     """A mistake about the interval: alone, or with the share that goes with it."""
-    yield Mistake(lambda c, m: (way(c, m), _with(way)(c, m)), en, fr)
-    yield Mistake(way, en, fr, part=0)
+    yield Mistake(lambda c, m: (interval_s(c, m), _with(interval_s)(c, m)), en, fr)
+    yield Mistake(interval_s, en, fr, part=0)
 
 
 CHECKPOINT_INTERVAL = TEXTS.exercise(
@@ -381,7 +381,7 @@ def _folder(folder: Path) -> None:
     (folder / "ranks").mkdir()
     for number, (name, size) in enumerate(_FILES.items()):
         # Files of the same size differ in their contents, else no exchange could be noticed.
-        (folder / name).write_bytes(bytes((7 * place + size + number) % 251 for place in range(size)))
+        (folder / name).write_bytes(bytes((7 * offset + size + number) % 251 for offset in range(size)))
 
 
 def _flip(path: Path) -> None:
@@ -391,10 +391,10 @@ def _flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-def _swap(one: Path, other: Path) -> None:
-    first, second = one.read_bytes(), other.read_bytes()
-    one.write_bytes(second)
-    other.write_bytes(first)
+def _swap(first_path: Path, second_path: Path) -> None:
+    first_bytes, second_bytes = first_path.read_bytes(), second_path.read_bytes()
+    first_path.write_bytes(second_bytes)
+    second_path.write_bytes(first_bytes)
 
 
 def _cut(path: Path) -> None:
@@ -478,9 +478,9 @@ def _sealed(answer: Callable[..., Any]) -> None:
             "Un dossier auquel personne n’a touché est dit endommagé : le sceau figure-t-il lui-même parmi les "
             "fichiers comparés ?",
         )
-    for harm, said in _HARMS:
+    for harm, refusal in _HARMS:
         if _said(answer, harm):
-            raise Wrong(*said)
+            raise Wrong(*refusal)
     try:
         finished = _said(answer, _without_seal)
     except FileNotFoundError:
@@ -508,13 +508,13 @@ def _said(answer: Callable[..., Any], harm: Callable[[Path], object]) -> bool:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         _folder(folder)
-        given = answer(folder, harm)
-    if given is None or not isinstance(given, int):
+        verdict = answer(folder, harm)
+    if verdict is None or not isinstance(verdict, int):
         raise Wrong(
-            f"is_intact must return True or False; {shown(given)} was returned.",
-            f"is_intact doit renvoyer True ou False ; {shown(given)} a été renvoyé.",
+            f"is_intact must return True or False; {shown(verdict)} was returned.",
+            f"is_intact doit renvoyer True ou False ; {shown(verdict)} a été renvoyé.",
         )
-    return bool(given)
+    return bool(verdict)
 
 
 SEALED_FOLDER = TEXTS.exercise(

@@ -59,21 +59,21 @@ def shares_to_read(elements: int, old_ranks: int, new_ranks: int, rank: int) -> 
     return _overlaps(elements, old, old_ranks, rank * new, min((rank + 1) * new, elements))
 
 
-def _overlaps(elements: int, old: int, old_ranks: int, first: int, last: int) -> Pieces:
-    found: Pieces = []
-    for other in range(old_ranks):
+def _overlaps(elements: int, old: int, old_ranks: int, new_start: int, new_stop: int) -> Pieces:
+    pieces: Pieces = []
+    for old_rank in range(old_ranks):
         # In the vector; the file of an old rank counts from the beginning of its share.
-        start, stop = max(first, other * old), min(last, (other + 1) * old, elements)
+        start, stop = max(new_start, old_rank * old), min(new_stop, (old_rank + 1) * old, elements)
         if start < stop:
-            found.append((other, start - other * old, stop - other * old))
-    return found
+            pieces.append((old_rank, start - old_rank * old, stop - old_rank * old))
+    return pieces
 
 
 def _in_the_vector(elements: int, old_ranks: int, new_ranks: int, rank: int) -> Pieces:
     """Places in the whole vector rather than in the share."""
     old = -(-elements // old_ranks)
     pieces = shares_to_read(elements, old_ranks, new_ranks, rank)
-    return [(other, start + other * old, stop + other * old) for other, start, stop in pieces]
+    return [(old_rank, start + old_rank * old, stop + old_rank * old) for old_rank, start, stop in pieces]
 
 
 def _rounded_down(elements: int, old_ranks: int, new_ranks: int, rank: int) -> Pieces:
@@ -90,15 +90,15 @@ def _with_padding(elements: int, old_ranks: int, new_ranks: int, rank: int) -> P
 
 def _with_empty(elements: int, old_ranks: int, new_ranks: int, rank: int) -> Pieces:
     """A piece of every old rank, of no length where the two do not meet."""
-    found = {piece[0]: piece for piece in shares_to_read(elements, old_ranks, new_ranks, rank)}
-    return [found.get(other, (other, 0, 0)) for other in range(old_ranks)]
+    piece_by_rank = {piece[0]: piece for piece in shares_to_read(elements, old_ranks, new_ranks, rank)}
+    return [piece_by_rank.get(old_rank, (old_rank, 0, 0)) for old_rank in range(old_ranks)]
 
 
 def _without_end(elements: int, old_ranks: int, new_ranks: int, rank: int) -> Pieces:
     """A piece of every old rank, which ends before it begins where the two do not meet."""
     old, new = -(-elements // old_ranks), -(-elements // new_ranks)
-    first, last = min(rank * new, elements), min((rank + 1) * new, elements)
-    return [(r, max(first, r * old) - r * old, min(last, (r + 1) * old) - r * old) for r in range(old_ranks)]
+    new_start, new_stop = min(rank * new, elements), min((rank + 1) * new, elements)
+    return [(r, max(new_start, r * old) - r * old, min(new_stop, (r + 1) * old) - r * old) for r in range(old_ranks)]
 
 
 def _new_rounded_down(elements: int, old_ranks: int, new_ranks: int, rank: int) -> Pieces:
@@ -111,8 +111,8 @@ def _whole_shares(elements: int, old_ranks: int, new_ranks: int, rank: int) -> P
     """The whole of every share that is touched."""
     old = -(-elements // old_ranks)
     return [
-        (other, 0, min(old, elements - other * old))
-        for other, _, _ in shares_to_read(elements, old_ranks, new_ranks, rank)
+        (old_rank, 0, min(old, elements - old_rank * old))
+        for old_rank, _, _ in shares_to_read(elements, old_ranks, new_ranks, rank)
     ]
 
 
@@ -122,17 +122,17 @@ def _spoilt(change: Callable[[Pieces], Pieces]) -> Callable[[int, int, int, int]
 
 MISTAKES = (
     Mistake(
-        _spoilt(lambda pieces: [(other, start, stop - 1) for other, start, stop in pieces]),
+        _spoilt(lambda pieces: [(old_rank, start, stop - 1) for old_rank, start, stop in pieces]),
         "Your last place is one too small: `stop` is excluded, as in a slice.",
         "Votre dernière position est trop petite de 1 : `stop` est exclu, comme dans une tranche.",
     ),
     Mistake(
-        _spoilt(lambda pieces: [(other, start, stop - start) for other, start, stop in pieces]),
+        _spoilt(lambda pieces: [(old_rank, start, stop - start) for old_rank, start, stop in pieces]),
         "The third number is a length; the place where the piece ends, excluded, is asked for.",
         "Le troisième nombre est une longueur ; on demande la position où finit le morceau, exclue.",
     ),
     Mistake(
-        _spoilt(lambda pieces: [(other + 1, start, stop) for other, start, stop in pieces]),
+        _spoilt(lambda pieces: [(old_rank + 1, start, stop) for old_rank, start, stop in pieces]),
         "You number the old ranks from 1; they go from 0.",
         "Vous numérotez les anciens rangs à partir de 1 ; ils commencent à 0.",
     ),
@@ -167,12 +167,12 @@ MISTAKES = (
     ),
     *(
         Mistake(
-            way,
+            shares_function,
             "Almost: leave out the ranks of which there is nothing to read; there may be hundreds of files.",
             "Presque : laissez de côté les rangs où il n’y a rien à lire ; les fichiers peuvent se compter par "
             "centaines.",
         )
-        for way in (_with_empty, _without_end)
+        for shares_function in (_with_empty, _without_end)
     ),
     Mistake(
         lambda elements, old_ranks, new_ranks, rank: shares_to_read(elements, new_ranks, old_ranks, rank),
@@ -195,22 +195,22 @@ MISTAKES = (
 
 
 def _pieces(value: Any) -> Pieces:
-    pieces = [(old_rank, first, last) for old_rank, first, last in value]
+    pieces = [(old_rank, start, stop) for old_rank, start, stop in value]
     if not all(type(number) is int for piece in pieces for number in piece):
         raise TypeError
     return pieces
 
 
-def _differs(case: Any, given: Pieces, right: Pieces) -> Said:
-    if sorted(given) == right:
+def _differs(case: Any, answer: Pieces, right: Pieces) -> Said:
+    if sorted(answer) == right:
         return Said(
             "The right pieces, but in another order: laid end to end they must give the new share.",
             "Ce sont les bons morceaux, mais dans un autre ordre : mis bout à bout, ils doivent donner la nouvelle "
             "part.",
         )
     return Said(
-        f"For the arguments {case}, {right} is expected, but your function returns {given}.",
-        f"Pour les arguments {case}, on attend {right}, mais votre fonction renvoie {given}.",
+        f"For the arguments {case}, {right} is expected, but your function returns {answer}.",
+        f"Pour les arguments {case}, on attend {right}, mais votre fonction renvoie {answer}.",
     )
 
 
@@ -237,25 +237,25 @@ _KEEPS = frozenset({"BINPUT", "LONG_BINPUT", "PUT"})
 
 def entries(content: bytes) -> list[int]:
     """Where the entries of the zip archives begin that a file strings up; none where it is no archive."""
-    found = [content.find(_ENTRY)] if content.startswith(_ENTRY) else []
+    offsets = [content.find(_ENTRY)] if content.startswith(_ENTRY) else []
     # find gives -1 after the last one, which goes below, as does a mark without room for a header.
-    while found and found[-1] >= 0:
-        found.append(content.find(_ENTRY, found[-1] + len(_ENTRY)))
-    return [place for place in found if 0 <= place <= len(content) - _ENTRY_HEADER.size]
+    while offsets and offsets[-1] >= 0:
+        offsets.append(content.find(_ENTRY, offsets[-1] + len(_ENTRY)))
+    return [offset for offset in offsets if 0 <= offset <= len(content) - _ENTRY_HEADER.size]
 
 
 def starts(content: bytes) -> list[int]:
     """Where the pickles of a file begin: at its start, or at each entry `data.pkl` of its archives."""
-    if not (places := entries(content)):
+    if not (entry_offsets := entries(content)):
         return [0]
-    found: list[int] = []
-    for place in places:
-        *_, name_bytes, extra_bytes = _ENTRY_HEADER.unpack_from(content, place)
-        name = place + _ENTRY_HEADER.size
+    pickle_offsets: list[int] = []
+    for entry_offset in entry_offsets:
+        *_, name_bytes, extra_bytes = _ENTRY_HEADER.unpack_from(content, entry_offset)
+        name = entry_offset + _ENTRY_HEADER.size
         if content[name : name + name_bytes].endswith(b"/data.pkl"):
             # Name and extra field stand between header and contents.
-            found.append(name + name_bytes + extra_bytes)
-    return found
+            pickle_offsets.append(name + name_bytes + extra_bytes)
+    return pickle_offsets
 
 
 def instructions(content: bytes, start: int = 0) -> Iterator[tuple[str, object]]:
@@ -304,35 +304,35 @@ def refused_by_weights_only(path: Path) -> str:
             warnings.simplefilter("ignore")
             torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # its own kind is pickle's, and any file may break a reader in any way
-        told = re.search(r"Unsupported (?:global: GLOBAL [\w.]+|operand \d+|class [\w.]+)", str(error))
-        why = told[0] if told else type(error).__name__
-        return say(en=f"refused: “{why}”", fr=f"refusé : « {why} »")
+        refusal = re.search(r"Unsupported (?:global: GLOBAL [\w.]+|operand \d+|class [\w.]+)", str(error))
+        reason = refusal[0] if refusal else type(error).__name__
+        return say(en=f"refused: “{reason}”", fr=f"refusé : « {reason} »")
     return say(en="read", fr="lu")
 
 
 def _globals(content: bytes, start: int) -> Iterator[str]:
     """The names that one pickle imports; where they come from the stack, from the two texts last put there."""
-    kept: dict[int, str] = {}
+    memo: dict[int, str] = {}
     texts: list[str] = []
-    last = ""
+    latest_text = ""
     for name, operand in instructions(content, start):
         if name == "GLOBAL":
             yield str(operand).replace(" ", ".")
-            last = ""
+            latest_text = ""
         elif name == "STACK_GLOBAL":
             yield ".".join(texts[-2:]) if len(texts) > 1 else "?"
-            last = ""
+            latest_text = ""
         elif name == "MEMOIZE":
             # MEMOIZE has no operand: it takes the next free number of the memo.
-            kept[len(kept)] = last
+            memo[len(memo)] = latest_text
         elif name in _KEEPS and isinstance(operand, int):
-            kept[operand] = last
+            memo[operand] = latest_text
         else:
             # A fetch puts a text of the memo on the stack again; names that recur are written only once.
-            last = kept.get(operand, "") if name in _FETCHES and isinstance(operand, int) else ""
-            last = operand if isinstance(operand, str) else last
-            if last:
-                texts.append(last)
+            latest_text = memo.get(operand, "") if name in _FETCHES and isinstance(operand, int) else ""
+            latest_text = operand if isinstance(operand, str) else latest_text
+            if latest_text:
+                texts.append(latest_text)
 
 
 WIDTH = 80
@@ -347,13 +347,13 @@ def pickle_table(folders: Mapping[str, Path]) -> Table:
     """
     rows: list[tuple[str, ...]] = []
     for kind, folder in folders.items():
-        own = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.name.endswith(PICKLED)}
-        rows.append((kind if own else kind + say(en=": no pickle", fr=" : aucun pickle"),))
+        contents = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.name.endswith(PICKLED)}
+        rows.append((kind if contents else kind + say(en=": no pickle", fr=" : aucun pickle"),))
         rows += [
             (f"    {path.name}", integer(calls(content)), refused_by_weights_only(path))
-            for path, content in own.items()
+            for path, content in contents.items()
         ]
-        names = {name for content in own.values() for name in imported(content)}
+        names = {name for content in contents.values() for name in imported(content)}
         rows += [(line, "", "") for line in _by_module(names)]
     return Table(titles(en="file; calls; weights_only", fr="fichier; appels; weights_only"), tuple(rows), align="lrl")
 
@@ -362,7 +362,7 @@ def _by_module(names: set[str]) -> list[Lines]:
     """Names as the lines of Python that would import them, those of one module side by side."""
     split = sorted(name.rpartition(".")[::2] for name in names)
     lines = []
-    for module, own in groupby(split, key=lambda pair: pair[0]):
-        told = f"from {module} import {', '.join(name for _, name in own)}"
-        lines.append(Lines("\n".join(wrap(told, WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8))))
+    for module, module_names in groupby(split, key=lambda pair: pair[0]):
+        statement = f"from {module} import {', '.join(name for _, name in module_names)}"
+        lines.append(Lines("\n".join(wrap(statement, WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8))))
     return lines
