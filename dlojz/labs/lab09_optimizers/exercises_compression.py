@@ -304,7 +304,7 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
     exchange, types = dist.all_to_all_single, []
 
     # the record of calls has no type of what an all-to-all exchanges
-    def noted(output: Tensor, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def noted(output: Tensor, input: Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
         # torch's names: an answer may call it by them.
         types.append(str(input.dtype))
         return exchange(output, input, *args, **kwargs)
@@ -312,7 +312,7 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
     worker_error, server_error = torch.zeros(size * CHUNK), torch.zeros(CHUNK)
     outputs: dict[str, Any] = {}
     changed = False
-    dist.all_to_all_single = noted  # type: ignore[assignment] # on this rank, which ends with the trial
+    dist.all_to_all_single = noted  # on this rank, which ends with the trial
     for call in range(CALLS):
         values = values_of(rank, size, seed, call)
         result = answer(values, worker_error, server_error)

@@ -191,13 +191,13 @@ def _sending_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) 
 
     exchange, exchanged = dist.all_to_all_single, [0.0]
 
-    def noted(output: Tensor, input: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def noted(output: Tensor, input: Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
         # torch's names: an answer may call it by them.
         # the row for this rank itself does not leave it
         exchanged[0] += input.nbytes * (size - 1) / size
         return exchange(output, input, *args, **kwargs)
 
-    dist.all_to_all_single = noted  # type: ignore[assignment] # on this rank, which ends with the trial
+    dist.all_to_all_single = noted  # on this rank, which ends with the trial
     inputs, labels = _noisy_classes()
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
