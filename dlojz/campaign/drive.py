@@ -89,20 +89,20 @@ def to_do(results: Sequence[Result]) -> list[int]:
 
 
 def _one_after_the_other(
-    results: list[Result], root: Path, again: bool, time_limit_s: float | None, on_change: Told
+    results: list[Result], root: Path, force_new: bool, time_limit_s: float | None, on_change: Told
 ) -> None:
     """Never two at once: they would slow one another."""
     from dlojz.running.launch import run as launch
 
     for index, result in enumerate(results):
         # A queued or running one goes through `launch` too, which returns that same run; it is then waited for.
-        if result.state in ("completed", "diverged", "oom") and not again:
+        if result.state in ("completed", "diverged", "oom") and not force_new:
             continue
         try:
             run = launch(
                 result.point.config,
                 on="local",
-                again=again,
+                again=force_new,
                 wait=False,
                 time_limit_s=time_limit_s,
                 root=root_of(root, result.point.machine),
@@ -117,7 +117,7 @@ def _one_after_the_other(
 def _as_arrays(
     results: list[Result],
     root: Path,
-    again: bool,
+    force_new: bool,
     time_limit_s: float | None,
     scheduler_options: Asked,
     on_change: Told,
@@ -134,7 +134,7 @@ def _as_arrays(
             [results[index].point.config for index in chosen],
             on="slurm",
             machine=machine,
-            again=again,
+            again=force_new,
             time_limit_s=time_limit_s,
             root=root_of(root, machine),
             account=account_of(machine, scheduler_options),

@@ -131,25 +131,25 @@ def _make_literal(figure: LabFigure) -> None:
         text.set_parse_math(False)
 
 
-def text_pt(where: Axes | Figure, size: float = SMALL) -> float:
+def text_pt(artist: Axes | Figure, size: float = SMALL) -> float:
     """Size of text in points on this figure: as wished, or the smallest that a notebook shows legibly."""
-    figure = where if isinstance(where, Figure) else where.get_figure(root=True)
+    figure = artist if isinstance(artist, Figure) else artist.get_figure(root=True)
     assert figure is not None
     return legible(size, 72 * figure.get_figwidth())
 
 
 def _make_legible(figure: LabFigure) -> None:
     """Raise each text that a notebook would make too small; ticks by their axis, which makes them anew when drawn."""
-    least = text_pt(figure, 0.0)
-    both: tuple[Literal["major", "minor"], ...] = ("major", "minor")
+    smallest_pt = text_pt(figure, 0.0)
+    tick_kinds: tuple[Literal["major", "minor"], ...] = ("major", "minor")
     for axes in figure.axes:
-        for axis, which in product((axes.xaxis, axes.yaxis), both):
-            wished = axis.get_tick_params(which).get("labelsize", mpl.rcParams["xtick.labelsize"])
-            if FontProperties(size=wished).get_size_in_points() < least:
-                axis.set_tick_params(which, labelsize=least)
+        for axis, tick_kind in product((axes.xaxis, axes.yaxis), tick_kinds):
+            wished = axis.get_tick_params(tick_kind).get("labelsize", mpl.rcParams["xtick.labelsize"])
+            if FontProperties(size=wished).get_size_in_points() < smallest_pt:
+                axis.set_tick_params(tick_kind, labelsize=smallest_pt)
     for text in figure.findobj(Text):
-        if text.get_fontproperties().get_size_in_points() < least:
-            text.set_fontsize(least)
+        if text.get_fontproperties().get_size_in_points() < smallest_pt:
+            text.set_fontsize(smallest_pt)
 
 
 def painted(drawing: Drawing) -> LabFigure:
@@ -346,7 +346,12 @@ def place_labels(axes: Axes, spots: Sequence[Spot], obstacles: Sequence[tuple[fl
         # Cost in points: 1000 for lying on a label or outside, 300 for covering a marker; a distance is 51 at most.
         return 1000 * hidden + (0 if inside else 1000) + 300 * covered + distance
 
-    look: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "va": "center", "fontsize": text_pt(axes)}
+    label_style: dict[str, Any] = {
+        "textcoords": "offset points",
+        "ha": "center",
+        "va": "center",
+        "fontsize": text_pt(axes),
+    }
     leader = {"arrowstyle": "-", "color": NEUTRAL, "linewidth": 0.6, "shrinkA": 5, "shrinkB": 3}
     for spot, (x, y) in zip(spots, marks, strict=False):
         shift = min(offsets, key=lambda offset: cost(x + offset[0], y + offset[1], math.hypot(*offset)))
@@ -355,5 +360,5 @@ def place_labels(axes: Axes, spots: Sequence[Spot], obstacles: Sequence[tuple[fl
         far = math.hypot(*shift) > RADII[0] + 1
         # The line back to the spot is drawn first, so that its text lies over it.
         for text, arrow in (("", leader), (spot.text, None)) if far else ((spot.text, None),):
-            label = axes.annotate(text, (spot.x, spot.y), shift, arrowprops=arrow, **look)
+            label = axes.annotate(text, (spot.x, spot.y), shift, arrowprops=arrow, **label_style)
             label.set_in_layout(False)

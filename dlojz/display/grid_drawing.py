@@ -239,8 +239,13 @@ def _words_of(scene: GridScene, cell_pt: float) -> list[list[Words]]:
     The lines of the groups go through the lowest third. A pointer over a cell is told all of it.
     """
     few = len(scene.cells) <= FEW
-    number, beside, below, place = (0.07, 0.22, 0.28), (0.56, 0.22, 0.21), (0.07, 0.58, 0.19), (0.07, 0.52, 0.26)
-    for spots in ((number, beside, place), (number, below)) if few else ((number, below),):
+    number, spot_beside, below, position_spot = (
+        (0.07, 0.22, 0.28),
+        (0.56, 0.22, 0.21),
+        (0.07, 0.58, 0.19),
+        (0.07, 0.52, 0.26),
+    )
+    for spots in ((number, spot_beside, position_spot), (number, below)) if few else ((number, below),):
         written = []
         for cell in scene.cells:
             texts = (str(cell.rank), f"g{cell.group}", cell.words)
@@ -423,20 +428,21 @@ def cell_words(grid: RankGrid, axis: str | None = None) -> str:
     whose = say(en="a group", fr="un groupe") if every_group else say(en="some groups", fr="quelques groupes")
     scenes = _scenes(grid, axis)
     cell_pt = _abreast(scenes)[1]
-    told = all(len(words) == 3 for scene in scenes for words in _words_of(scene, cell_pt))
-    place = f" position ({axes})," if told else ""
+    has_positions = all(len(words) == 3 for scene in scenes for words in _words_of(scene, cell_pt))
+    position_phrase = f" position ({axes})," if has_positions else ""
     return say(
-        en=f"in each cell: rank,{place} group; lines: neighbours in {whose}, dashed from node to node",
-        fr=f"dans chaque case : rang,{place} groupe ; traits : voisins dans {whose}, en tirets d’un nœud à l’autre",
+        en=f"in each cell: rank,{position_phrase} group; lines: neighbours in {whose}, dashed from node to node",
+        fr=f"dans chaque case : rang,{position_phrase} groupe ; traits : voisins dans {whose}, en tirets d’un nœud "
+        "à l’autre",
     )
 
 
 def _axes(grid: RankGrid, axis: str | None) -> list[str]:
-    return [axis] if axis is not None else [one for one in AXIS_ORDER if grid.size(one) > 1] or ["dp"]
+    return [axis] if axis is not None else [axis_name for axis_name in AXIS_ORDER if grid.size(axis_name) > 1] or ["dp"]
 
 
 def _scenes(grid: RankGrid, axis: str | None) -> list[GridScene]:
-    return [scene_of(grid, one) for one in _axes(grid, axis)]
+    return [scene_of(grid, axis_name) for axis_name in _axes(grid, axis)]
 
 
 def crossing_rows(crossing: Crossing) -> list[tuple[str, str, str, str]]:

@@ -414,13 +414,13 @@ def _iterated() -> Iterator[tuple[str, Any]]:
 
     `for batch in DataLoader(...)` leaves both to the loop alone: the garbage collector knows them.
     """
-    for each in gc.get_objects():
-        kind = type(each)  # `isinstance` may ask a lazy object for its class, which loads it
+    for candidate in gc.get_objects():
+        kind = type(candidate)  # `isinstance` may ask a lazy object for its class, which loads it
         if issubclass(kind, DataLoader | _BaseDataLoaderIter):
-            dataset = vars(each).get("dataset", vars(each).get("_dataset"))
+            dataset = vars(candidate).get("dataset", vars(candidate).get("_dataset"))
             yield type(dataset).__name__, dataset
-        elif kind is GeneratorType and each.gi_frame is not None and _is_of_script(each.gi_code):
-            yield from list(each.gi_frame.f_locals.items())
+        elif kind is GeneratorType and candidate.gi_frame is not None and _is_of_script(candidate.gi_code):
+            yield from list(candidate.gi_frame.f_locals.items())
 
 
 def _tensors_held(value: Any, trained: set[int], visited: set[int], depth: int) -> Iterator[Tensor]:

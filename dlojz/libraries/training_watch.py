@@ -817,10 +817,10 @@ class TrainingWatch:
 
     def _predict_again(self, step: int) -> None:
         """Predict the step that is measured, where it has another model or another batch than the one predicted."""
-        if (taken := self._recordings.take(step)) is None:
+        if (recorded_step := self._recordings.take(step)) is None:
             return
         assert self.engine is not None
-        recording, optimizers = taken
+        recording, optimizers = recorded_step
         models = [id(reference()) for reference in self._predicted]
         is_other = recording.given != self.first.given or [id(model) for model in recording.models] != models
         if recording.calls and (is_other or self._others != self.engine.states_besides(recording.models, optimizers)):

@@ -61,13 +61,13 @@ def message_after(action: Action) -> StageMessage:
 
 def messages_of(schedule: Schedule, rank: int) -> list[tuple[int, StageMessage]]:
     """List all that a rank sends in a step, in order: (receiver, message)."""
-    sent = []
+    messages = []
     for action in schedule.orders[rank]:
         for element in action.elements:
             message = message_after(element)
             if element.kind in SENDING and 0 <= message.stage < schedule.stages:
-                sent.append((schedule.placement[element.pipe][message.stage], message))
-    return sent
+                messages.append((schedule.placement[element.pipe][message.stage], message))
+    return messages
 
 
 def places_of_messages(
@@ -82,11 +82,11 @@ def places_of_messages(
     sent_at: dict[StageMessage, int] = {}
     taken_at: dict[StageMessage, int] = {}
     for rank in range(schedule.ranks) if ranks is None else ranks:
-        elements = (element for each in schedule.orders[rank] for element in each.elements)
-        for place, action in enumerate(elements):
+        elements = (element for action in schedule.orders[rank] for element in action.elements)
+        for position, action in enumerate(elements):
             if action.kind in SENDING:
-                sent_at[message_after(action)] = place
-                taken_at[message_for(action)] = place
+                sent_at[message_after(action)] = position
+                taken_at[message_for(action)] = position
     return sent_at, taken_at
 
 
@@ -179,8 +179,12 @@ class RankOrder:
     ) -> None:
         self.schedule, self.rank, self.runner, self.retaining = schedule, rank, runner, retaining
         self.last = schedule.stages - 1
-        self.elements = [one for each in schedule.orders[rank] for one in each.elements if one.kind in COMPUTED]
-        self.in_halves = {_unit(one) for one in self.elements if halves and one.kind == BACKWARD_INPUT and one.stage}
+        self.elements = [
+            element for action in schedule.orders[rank] for element in action.elements if element.kind in COMPUTED
+        ]
+        self.in_halves = {
+            _unit(element) for element in self.elements if halves and element.kind == BACKWARD_INPUT and element.stage
+        }
         self._kept = _Holders()
         self._mail: set[StageMessage] = set()
         self._under_way: list[tuple[int, StageMessage]] = []
@@ -188,28 +192,28 @@ class RankOrder:
         self._ahead = min(schedule.micro_batches, schedule.stages - rank)
         """Forwards before the first backward, in 1F1B."""
         if runner == "by_hand":
-            near = {
-                holders[other]
+            neighbours = {
+                holders[neighbour_stage]
                 for holders in schedule.placement
                 for stage, holder in enumerate(holders)
-                for other in (stage - 1, stage + 1)
-                if holder == rank and 0 <= other <= self.last
+                for neighbour_stage in (stage - 1, stage + 1)
+                if holder == rank and 0 <= neighbour_stage <= self.last
             }
-            self._sent_at, self._taken_at = places_of_messages(schedule, near)
+            self._sent_at, self._taken_at = places_of_messages(schedule, neighbours)
             self._expected = {
                 sender: deque(message for receiver, message in messages_of(schedule, sender) if receiver == rank)
-                for sender in near - {rank}
+                for sender in neighbours - {rank}
             }
 
     def moments(self) -> Iterator[Moment]:
         """Yield each action of the step with what is kept then."""
         for action in self.elements:
             self._receive(action)
-            own = self._own(action)
-            others = {item: count for item, count in self._kept.counts.items() if count}
-            if own is not None:
-                others[own] -= 1
-            yield Moment(action, others, own)
+            batch_item = self._own(action)
+            item_counts = {item: count for item, count in self._kept.counts.items() if count}
+            if batch_item is not None:
+                item_counts[batch_item] -= 1
+            yield Moment(action, item_counts, batch_item)
             if action.kind == FORWARD:
                 self._forwarded(action)
             else:
@@ -294,7 +298,7 @@ class RankOrder:
 
     def _backwarded(self, action: Action) -> None:
         unit, stage = _unit(action), action.stage
-        entered = ("output", action.pipe, stage - 1, *_of_batch(action))
+        stage_input = ("output", action.pipe, stage - 1, *_of_batch(action))
         received = ("gradient", action.pipe, stage + 1, *_of_batch(action))
         own_gradient = ("gradient", *unit)
         if action.kind == BACKWARD_INPUT:
@@ -312,7 +316,14 @@ class RankOrder:
                 self._kept.release(received, "backward")
             self._send(action)
             return
-        for tensor in (("kept", unit), ("between", unit), ("logits", unit), ("output", *unit), entered, own_gradient):
+        for tensor in (
+            ("kept", unit),
+            ("between", unit),
+            ("logits", unit),
+            ("output", *unit),
+            stage_input,
+            own_gradient,
+        ):
             self._kept.release(tensor, "stage")
         self._kept.release(received, "backward")
         if action.kind == BACKWARD:

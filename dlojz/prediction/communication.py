@@ -250,15 +250,15 @@ def _zero_1_or_2(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     # all-reduce the bucket where the paper's scheme would reduce-scatter it, then each rank keeps its share.
     reductions = layout.micro_batches if layout.zero == 2 else 1
     # Stage 1 fills its buckets after backward, in the parameters' order.
-    reached = [one for one in _reached(config, shapes).parameters if one.is_trained]
+    reached = [parameter for parameter in _reached(config, shapes).parameters if parameter.is_trained]
     order = reached if layout.zero == 1 else reached[::-1]
     waiting = iter(order)
-    filled = (list(islice(waiting, count)) for count in deepspeed_buckets(one.numel for one in order))
+    filled = (list(islice(waiting, count)) for count in deepspeed_buckets(parameter.numel for parameter in order))
     messages = sum(len(deepspeed_messages((shapes,), layout.dp, bucket)) for bucket in filled)
     # With every update: the gradient's norm (4 bytes) and, in bf16 and fp16, a flag for overflow (1 byte).
     checks = 1 if config.precision == "fp32" else 2
     check_bytes = 4 if config.precision == "fp32" else 5
-    reduced = sum(one.numel for one in reached)
+    reduced = sum(parameter.numel for parameter in reached)
     calls, call_bytes = reductions * messages + checks, reductions * element_bytes * reduced + check_bytes
     return [
         _dp(config, "all_reduce", calls, call_bytes),

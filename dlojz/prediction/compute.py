@@ -95,10 +95,10 @@ def _traced_flops(config: RunConfig, rank: int) -> float | None:
     if layout.pp == 1:
         return float(sum(flops_of.values()) * layout.micro_batches)
     bounds, stages = bounds_of(config, model_shapes(config)), rank_stages(config, rank)
-    own = [f"blocks.{block}" for stage in stages for block in range(*bounds[stage : stage + 2])]
+    rank_blocks = [f"blocks.{block}" for stage in stages for block in range(*bounds[stage : stage + 2])]
     loss = flops_of.get("", 0) * stages.count(len(bounds) - 2)
     # A bidirectional pipeline sends half of the micro-batches each way.
-    own_flops = loss + sum(flops_of.get(block, 0) for block in own)
+    own_flops = loss + sum(flops_of.get(block, 0) for block in rank_blocks)
     return float(own_flops * layout.micro_batches) / schedule_of(layout).pipes
 
 

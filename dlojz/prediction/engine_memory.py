@@ -623,24 +623,24 @@ class StepReplay:
 
     def _micro_batches(self) -> None:
         """Replay forward and backward of the micro-batches."""
-        former, count = -1, self.config.layout.micro_batches
+        previous_batch, count = -1, self.config.layout.micro_batches
         for number in range(count):
             if number < REPLAYED_MICRO_BATCHES - 1 or number == count - 1:
                 self.micro_batch = number
-                self._pass(former)
-                former = number
+                self._pass(previous_batch)
+                previous_batch = number
         self._forget_batch(self.micro_batch)
 
     def _hold_states(self) -> None:
         for category in STATES:
             if category == "gradients" and not self.overlay.gradients_stay:
                 continue
-            own = self.states.category(category) or 0
+            category_bytes = self.states.category(category) or 0
             if category == "weights":
-                own -= self.overlay.gathered_bytes()
+                category_bytes -= self.overlay.gathered_bytes()
             if category == "optimizer":
-                own -= self.overlay.renewed_bytes()
-            for number, piece in enumerate(self.overlay.pieces(category, own)):
+                category_bytes -= self.overlay.renewed_bytes()
+            for number, piece in enumerate(self.overlay.pieces(category, category_bytes)):
                 self.ledger.hold(("state", category, number), category, piece)
         for name, (category, num_bytes) in self.overlay.standing().items():
             self.ledger.hold(("standing", name), category, num_bytes)
@@ -656,16 +656,16 @@ class StepReplay:
         for storage in self.trace.kept:
             self.ledger.drop(("storage", number, storage))
 
-    def _pass(self, former: int) -> None:
-        """Forward and backward of a micro-batch; the `former` one's samples go once this one's are there."""
+    def _pass(self, previous_batch: int) -> None:
+        """Forward and backward of a micro-batch; the samples of `previous_batch` go once this one's are there."""
         number = self.micro_batch
         for event in self.trace.events:
             if isinstance(event, TraceMark):
                 self._mark(event)
                 continue
-            if event.phase == "forward" and former >= 0:
-                self._forget_batch(former)
-                former = -1
+            if event.phase == "forward" and previous_batch >= 0:
+                self._forget_batch(previous_batch)
+                previous_batch = -1
             self._at(event.phase, event.module)
             self._allocate(event, number)
         self.end_backward()
@@ -673,15 +673,19 @@ class StepReplay:
     def end_backward(self) -> None:
         """End the backward pass of a micro-batch."""
         self.overlay.end_backward(self)
-        kept = [name for name in self.overlay.by_name if self.ledger.holds(("gradient", name))]
-        self.gradient_bytes = max(self.gradient_bytes, sum(self.ledger.bytes_of(("gradient", name)) for name in kept))
+        gradient_names = [name for name in self.overlay.by_name if self.ledger.holds(("gradient", name))]
+        self.gradient_bytes = max(
+            self.gradient_bytes, sum(self.ledger.bytes_of(("gradient", name)) for name in gradient_names)
+        )
 
     def _allocate(self, event: Allocation, number: int) -> None:
         name, block = self._is_gradient.get(event.storage), block_of(event.module)
         if name is not None:
             if event.delta_bytes > 0:
-                added = name in self._accumulated or not self.overlay.keeps_gradients
-                category: Category = "gradients" if self.overlay.gradients_are_states and not added else "workspace"
+                is_accumulated = name in self._accumulated or not self.overlay.keeps_gradients
+                category: Category = (
+                    "gradients" if self.overlay.gradients_are_states and not is_accumulated else "workspace"
+                )
                 self.ledger.hold(("gradient", name, "new"), category, event.delta_bytes, block)
             return
         key = ("storage", number, event.storage)
@@ -701,11 +705,11 @@ class StepReplay:
         if event.what != "ready":
             getattr(self.overlay, event.what)(self, event.name)
             return
-        new, kept = ("gradient", event.name, "new"), ("gradient", event.name)
+        new, gradient_key = ("gradient", event.name, "new"), ("gradient", event.name)
         if event.name in self._accumulated and self.overlay.keeps_gradients:
             self.ledger.drop(new)  # added into the gradient that is there
         else:
-            self.ledger.rename(new, kept)
+            self.ledger.rename(new, gradient_key)
             self._accumulated.add(event.name)
         parameter = self.overlay.by_name.get(event.name)
         if parameter is not None:

@@ -316,7 +316,9 @@ class DeepSpeed12(DeepSpeed):
         step.ledger.drop("bucket")
         for parameter in self.shapes.parameters:
             step.free_gradient(parameter.name)
-        zeros_bytes = self.each * sum(one.numel for one in self.unreached() if one.name in self.touching)
+        zeros_bytes = self.each * sum(
+            parameter.numel for parameter in self.unreached() if parameter.name in self.touching
+        )
         if step.ledger.holds("share") or step.ledger.holds("zeros"):
             step.ledger.hold_briefly("new zeros", "workspace", zeros_bytes)
             step.ledger.drop("copy")  # added to the first

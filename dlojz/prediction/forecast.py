@@ -173,17 +173,17 @@ class PipelineReplay(StepReplay):
         """The actions to replay, in order, each with whether it ends the last backward of its stage."""
         begun: set[tuple[int, int]] = set()
         final = {
-            (one.action.pipe, one.action.stage): number
-            for number, one in enumerate(self._moments)
-            if one.action.kind in ENDS_BACKWARD
+            (moment.action.pipe, moment.action.stage): number
+            for number, moment in enumerate(self._moments)
+            if moment.action.kind in ENDS_BACKWARD
         }
         groups: dict[Hashable, list[int]] = defaultdict(list)
-        for number, (action, _, own) in enumerate(self._moments):
-            place = (action.pipe, action.stage)
-            is_last = final.get(place) == number
-            groups[action.kind, place, own, len(begun), place in begun, is_last].append(number)
+        for number, (action, _, item) in enumerate(self._moments):
+            stage_key = (action.pipe, action.stage)
+            is_last = final.get(stage_key) == number
+            groups[action.kind, stage_key, item, len(begun), stage_key in begun, is_last].append(number)
             if action.kind in ENDS_BACKWARD:
-                begun.add(place)
+                begun.add(stage_key)
         chosen: dict[int, bool] = {}
         for group, numbers in groups.items():
             is_last = bool(group[-1])  # type: ignore[index]
@@ -191,8 +191,8 @@ class PipelineReplay(StepReplay):
             chosen |= dict.fromkeys((numbers[0], fullest, numbers[-1]), is_last)
         return [(self._moments[number], chosen[number]) for number in sorted(chosen)]
 
-    def _kept_bytes(self, others: Mapping[Item, int]) -> int:
-        return sum(count * self._passes.item_bytes[item] for item, count in others.items())
+    def _kept_bytes(self, item_counts: Mapping[Item, int]) -> int:
+        return sum(count * self._passes.item_bytes[item] for item, count in item_counts.items())
 
     def _micro_batches(self) -> None:
         of_rank = self.trace, self._is_gradient
@@ -203,34 +203,34 @@ class PipelineReplay(StepReplay):
         self._keep({})
         self.trace, self._is_gradient = of_rank
 
-    def _keep(self, others: Mapping[Item, int]) -> None:
+    def _keep(self, item_counts: Mapping[Item, int]) -> None:
         """Hold what is kept of other micro-batches, piece by piece; of what was held before, the rest is dropped."""
-        for item in {*self._counts, *others}:
-            before, now = self._counts.get(item, 0), others.get(item, 0)
-            for number in range(now, before):
+        for item in {*self._counts, *item_counts}:
+            before, new_count = self._counts.get(item, 0), item_counts.get(item, 0)
+            for number in range(new_count, before):
                 self.ledger.drop(("in flight", item, number))
-            for number in range(before, now):
+            for number in range(before, new_count):
                 self.ledger.hold(("in flight", item, number), "activations", self._passes.item_bytes[item])
-        self._counts = dict(others)
+        self._counts = dict(item_counts)
 
     def _act(self, moment: Moment) -> None:
-        action, others, own = moment
+        action, item_counts, batch_item = moment
         self._at("forward" if action.kind == FORWARD else "backward")
-        self._keep(others)
-        in_halves = own is not None and own.kind != "activations"
+        self._keep(item_counts)
+        in_halves = batch_item is not None and batch_item.kind != "activations"
         if action.kind == BACKWARD_INPUT and not in_halves:
             return  # a first stage leaves all to the second half
-        if own is None:
+        if batch_item is None:
             passes = self._passes.whole[action.stage]
-            kept: tuple[int, ...] = ()
+            kept_storages: tuple[int, ...] = ()
             part = "forward"
         else:
-            passes, kept = self._passes.of(own)
+            passes, kept_storages = self._passes.of(batch_item)
             part = "weights" if action.kind == BACKWARD_WEIGHT and in_halves else "backward"
         self.trace = passes.trace
         self._is_gradient = _gradients_of(passes)
         number = self.micro_batch
-        for storage in kept:
+        for storage in kept_storages:
             self._hold_kept(storage)
         self._in_turn = [] if part == "weights" else None
         for event in passes.events[part]:
@@ -250,14 +250,14 @@ class PipelineReplay(StepReplay):
             self.end_backward()
 
     def _mark(self, event: TraceMark) -> None:
-        added = event.what == "ready" and event.name in self._accumulated and self.overlay.keeps_gradients
-        if added and self._in_turn is not None:
+        is_accumulated = event.what == "ready" and event.name in self._accumulated and self.overlay.keeps_gradients
+        if is_accumulated and self._in_turn is not None:
             for key in self._former:
                 self.ledger.drop(key)
             self._former = []
-            former = ("gradient", event.name, "former")
-            self.ledger.rename(("gradient", event.name, "new"), former)
-            self._in_turn.append(former)
+            gradient_key = ("gradient", event.name, "former")
+            self.ledger.rename(("gradient", event.name, "new"), gradient_key)
+            self._in_turn.append(gradient_key)
         super()._mark(event)
 
     def _hold_kept(self, storage: int) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import chain
 from math import ceil
 from typing import Any, Final, NamedTuple
 
@@ -186,10 +187,8 @@ def kept_summaries(config: RunConfig) -> Iterator[None]:
     summary_count = len(_SUMMARIES)
     yield
     if len(_SUMMARIES) > summary_count:
-        model_summaries = {
-            key: summary.to_data() for key, summary in _SUMMARIES.items() if key.startswith(_prefix(config))
-        }
-        write(("summaries", model), model_summaries)
+        prefix = _prefix(config)
+        write(("summaries", model), {k: row.to_data() for k, row in _SUMMARIES.items() if k.startswith(prefix)})
 
 
 def _parsed(data: dict[str, Any]) -> dict[str, _Activations | _Engine]:
@@ -239,21 +238,23 @@ class _Activations:
         """What `to_data` has written."""
         return cls(
             tuple((str(phase), str(block)) for phase, block in data["slots"]),
-            tuple((str(kind), int(place)) for kind, place in data["acts"]),
+            tuple((str(kind), int(position)) for kind, position in data["acts"]),
             np.array(data["kept"], float),
             np.array(data["other"], float),
-            {Item(kind, int(stage)): (float(one), float(other)) for kind, stage, one, other in data["items"]},
-            tuple(int(place) for place in data["retaining"]),
+            {Item(kind, int(stage)): (float(constant), float(slope)) for kind, stage, constant, slope in data["items"]},
+            tuple(int(position) for position in data["retaining"]),
         )
 
     def held_bytes(self, flights: list[_Flight], samples: Reals) -> Reals:
         """Bytes that a rank keeps besides: places of the micro-batch × slots × samples; below 0 where no action is."""
-        found = np.full((len(PLACES), len(self.slots), samples.size), -1.0)
+        slot_bytes = np.full((len(PLACES), len(self.slots), samples.size), -1.0)
         for column, (flight, size) in enumerate(zip(flights, samples.tolist(), strict=True)):
-            for where in range(len(PLACES)):
-                of_act = {act: self._bytes_of(held, size) for act, held in flight.others[where].items()}
-                found[where, :, column] = [of_act.get(act, -1.0) for act in self.acts]
-        return found
+            for place_index in range(len(PLACES)):
+                of_act = {
+                    act: self._bytes_of(item_counts, size) for act, item_counts in flight.others[place_index].items()
+                }
+                slot_bytes[place_index, :, column] = [of_act.get(act, -1.0) for act in self.acts]
+        return slot_bytes
 
     @property
     def weights(self) -> tuple[tuple[Item, int], ...]:
@@ -261,14 +262,14 @@ class _Activations:
 
         So coarse that runs alike share what is counted from the schedule; of one stage its activations are the largest.
         """
-        sizes = {item: one + slope * SAMPLED[-1] for item, (one, slope) in self.items.items()}
+        sizes = {item: constant + slope * SAMPLED[-1] for item, (constant, slope) in self.items.items()}
         if sum(item.kind == "activations" for item in sizes) == 1:
             return tuple((item, 1 if item.kind in ("boundary", "logits") else FINENESS) for item in sizes)
         largest = max(*sizes.values(), 1.0)
         return tuple((item, round(FINENESS * size / largest)) for item, size in sizes.items())
 
-    def _bytes_of(self, held: Held, samples: float) -> float:
-        return sum(count * (self.items[item][0] + self.items[item][1] * samples) for item, count in held)
+    def _bytes_of(self, item_counts: Held, samples: float) -> float:
+        return sum(count * (self.items[item][0] + self.items[item][1] * samples) for item, count in item_counts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,9 +353,9 @@ def _fullest_slots(engine: _Engine) -> dict[tuple[str, Slot], int]:
     fullest: dict[tuple[str, Slot], int] = {}
     slot_bytes = engine.bytes_by_category.sum(axis=1)
     for (batch_place, (phase, block)), row in engine.slots.items():
-        whole = (batch_place, (phase, block.partition(".@")[0]))
-        if whole not in fullest or slot_bytes[row] > slot_bytes[fullest[whole]]:
-            fullest[whole] = row
+        block_slot = (batch_place, (phase, block.partition(".@")[0]))
+        if block_slot not in fullest or slot_bytes[row] > slot_bytes[fullest[block_slot]]:
+            fullest[block_slot] = row
     return fullest
 
 
@@ -413,10 +414,7 @@ class _Part(NamedTuple):
     @property
     def places(self) -> dict[int, int]:
         """Place of each block among the rank's."""
-        return {
-            block: position
-            for position, block in enumerate(block for stage_blocks in self.own for block in stage_blocks)
-        }
+        return {block: position for position, block in enumerate(chain.from_iterable(self.own))}
 
 
 def _part(config: RunConfig, rank: int) -> _Part:
@@ -424,12 +422,8 @@ def _part(config: RunConfig, rank: int) -> _Part:
     kinds = _kinds(config)
     if layout.pp == 1:
         return _Part((), (), len(kinds))
-    return _part_of_stage(
-        _with(config, 1, min(layout.micro_batches, _few(layout.pp))),
-        axes_of(config, rank)[2],
-        kinds,
-        layout.dp * layout.tp,
-    )
+    few = _with(config, 1, min(layout.micro_batches, _few(layout.pp)))
+    return _part_of_stage(few, axes_of(config, rank)[2], kinds, layout.dp * layout.tp)
 
 
 @lru_cache(maxsize=4096)
@@ -437,10 +431,8 @@ def _part_of_stage(config: RunConfig, stage: int, kinds: tuple[Hashable, ...], s
     bounds = _bounds(config)
     stages = rank_stages(config, stage * stride)
     stage_blocks = tuple(tuple(range(bounds[stage_number], bounds[stage_number + 1])) for stage_number in stages)
-    stage_kinds = tuple(
-        (kinds[blocks[0] - 1] if blocks[0] else None, tuple(kinds[block] for block in blocks))
-        for blocks in stage_blocks
-    )
+    before = (kinds[blocks[0] - 1] if blocks[0] else None for blocks in stage_blocks)
+    stage_kinds = tuple(zip(before, (tuple(kinds[block] for block in blocks) for blocks in stage_blocks), strict=True))
     return _Part(stage_blocks, stage_kinds, sum(len(blocks) for blocks in stage_blocks))
 
 
@@ -503,10 +495,15 @@ def _line_of(config: RunConfig, part: _Part) -> _Activations:
         slope = (high - low) / span
         return np.stack([low - slope * SAMPLED[0], slope], axis=1)
 
-    items = line(np.array([low.items[row] for row in low.items]), np.array([high.items[one] for one in low.items]))
-    lines = {item: (one[0], one[1]) for item, one in zip(low.items, items.tolist(), strict=True)}
-    kept, other = line(np.array(low.kept), np.array(high.kept)), line(np.array(low.other), np.array(high.other))
-    return _Activations(tuple(low.slots), tuple(low.acts), kept, other, lines, tuple(low.retaining))
+    items = line(np.array([low.items[row] for row in low.items]), np.array([high.items[item] for item in low.items]))
+    lines = {
+        item: (coefficients[0], coefficients[1]) for item, coefficients in zip(low.items, items.tolist(), strict=True)
+    }
+    kept_line, temporary_line = (
+        line(np.array(low.kept), np.array(high.kept)),
+        line(np.array(low.other), np.array(high.other)),
+    )
+    return _Activations(tuple(low.slots), tuple(low.acts), kept_line, temporary_line, lines, tuple(low.retaining))
 
 
 @dataclass
@@ -520,40 +517,40 @@ class _Rows:
     items: dict[Item, float] = field(default_factory=dict)
     retaining: list[int] = field(default_factory=list)
 
-    def add(self, act: Act, part: _Part, found: list[tuple[Slot, float, float]]) -> None:
+    def add(self, act: Act, part: _Part, slot_peaks: list[tuple[Slot, float, float]]) -> None:
         """Add the slots of one action."""
-        for (phase, block), kept, other in found:
-            seen = "backward" if phase == "weights" else phase
-            self.slots.append(part.slot_of((seen, block)))
+        for (phase, block), kept_bytes, temporary_bytes in slot_peaks:
+            slot_phase = "backward" if phase == "weights" else phase
+            self.slots.append(part.slot_of((slot_phase, block)))
             self.acts.append(act)
-            self.kept.append(kept)
-            self.other.append(other)
+            self.kept.append(kept_bytes)
+            self.other.append(temporary_bytes)
 
 
 def _of_rank(config: RunConfig, part: _Part) -> _Rows:
     """Slots and items of a rank, for one size of the micro-batch."""
-    whole, rows = _curve_of(config, in_halves=False), _Rows()
-    stages = part.own or (tuple(range(whole.num_blocks)),)
+    curve, rows = _curve_of(config, in_halves=False), _Rows()
+    stages = part.own or (tuple(range(curve.num_blocks)),)
     at_block = boundary_bytes(config) if part.own else ()
     halves = _curve_of(config, in_halves=True) if splits_backward(config) else None
-    for place, blocks in enumerate(stages):
-        own = _StageOfCurve(whole, blocks)
-        rows.add((FORWARD, place), part, own.peaks("forward", 0.0))
-        rows.add((BACKWARD, place), part, own.peaks("backward", own.kept_bytes))
-        rows.items[Item("activations", place)] = own.kept_bytes
-        rows.items[Item("logits", place)] = own.logits_bytes
+    for position, blocks in enumerate(stages):
+        stage_curve = _StageOfCurve(curve, blocks)
+        rows.add((FORWARD, position), part, stage_curve.peaks("forward", 0.0))
+        rows.add((BACKWARD, position), part, stage_curve.peaks("backward", stage_curve.kept_bytes))
+        rows.items[Item("activations", position)] = stage_curve.kept_bytes
+        rows.items[Item("logits", position)] = stage_curve.logits_bytes
         if part.own:
-            rows.items[Item("boundary", place)] = float(at_block[blocks[0]])
-            rows.items[Item("boundary", place + len(stages))] = float(at_block[blocks[-1] + 1])
+            rows.items[Item("boundary", position)] = float(at_block[blocks[0]])
+            rows.items[Item("boundary", position + len(stages))] = float(at_block[blocks[-1] + 1])
         if halves is not None and blocks[0]:
             split = _StageOfCurve(halves, blocks)
-            rows.items[Item("for halves", place)] = split.kept_bytes
-            rows.items[Item("between halves", place)] = split.between_bytes
-            rows.add((BACKWARD_INPUT, place), part, split.peaks("backward", split.kept_bytes))
-            rows.add((BACKWARD_WEIGHT, place), part, split.peaks("weights", split.between_bytes))
-            rows.retaining += [place] * split.retains
+            rows.items[Item("for halves", position)] = split.kept_bytes
+            rows.items[Item("between halves", position)] = split.between_bytes
+            rows.add((BACKWARD_INPUT, position), part, split.peaks("backward", split.kept_bytes))
+            rows.add((BACKWARD_WEIGHT, position), part, split.peaks("weights", split.between_bytes))
+            rows.retaining += [position] * split.retains
         elif part.own:  # all is done in the second half
-            rows.add((BACKWARD_WEIGHT, place), part, own.peaks("backward", own.kept_bytes))
+            rows.add((BACKWARD_WEIGHT, position), part, stage_curve.peaks("backward", stage_curve.kept_bytes))
     return rows
 
 
@@ -577,11 +574,11 @@ class _Curve:
         self.is_kept = np.isin(self.storage, list(trace.kept))
         self.turn = np.array([TURN_OF.get(move.phase, 0) for move in moves])
         self.num_blocks = 1 + max(_number(block) for _, block in self.slots)
-        self.at = self._numbered(one.module for one in moves)
+        self.at = self._numbered(move.module for move in moves)
         """Block that computes; the loss stands after the last."""
         self.block = self._numbered(trace.module_of[move.storage] for move in moves)
         """Block that has made the storage."""
-        data = [one.storage for one in trace.events if isinstance(one, Allocation) and one.phase == "data"]
+        data = [event.storage for event in trace.events if isinstance(event, Allocation) and event.phase == "data"]
         self.is_data = np.isin(self.storage, data)
         size = 1 + int(self.storage.max())
         self.between = np.bincount(self.storage, np.where(self.turn < 2, self.delta, 0.0), minlength=size)
@@ -597,29 +594,29 @@ class _StageOfCurve:
 
     def __init__(self, curve: _Curve, blocks: tuple[int, ...]) -> None:
         self._curve = curve
-        first, last = blocks[0], blocks[-1]
-        self._reaches = curve.num_blocks if last == curve.num_blocks - 1 else last
+        first_block, last_block = blocks[0], blocks[-1]
+        self._reaches = curve.num_blocks if last_block == curve.num_blocks - 1 else last_block
         trace = curve.trace
-        given = trace.output_of.get(f"blocks.{last}", -1)
-        is_whole = first == 0 and self._reaches == curve.num_blocks
-        of_stage = (curve.block >= first) & (curve.block <= self._reaches) & ~curve.is_data
-        self._here = (curve.at >= first) & (curve.at <= self._reaches)
+        output_storage = trace.output_of.get(f"blocks.{last_block}", -1)
+        is_whole = first_block == 0 and self._reaches == curve.num_blocks
+        of_stage = (curve.block >= first_block) & (curve.block <= self._reaches) & ~curve.is_data
+        self._here = (curve.at >= first_block) & (curve.at <= self._reaches)
         self._made = curve.is_data | of_stage if is_whole else of_stage
-        self._passed = (curve.storage == given) & (self._reaches == last)
-        entered = -1 if is_whole else trace.gradient_of.get(f"blocks.{first - 1}", -1)
-        self._entered = (curve.storage == entered) & (curve.turn > 0)
+        self._passed = (curve.storage == output_storage) & (self._reaches == last_block)
+        input_gradient = -1 if is_whole else trace.gradient_of.get(f"blocks.{first_block - 1}", -1)
+        self._entered = (curve.storage == input_gradient) & (curve.turn > 0)
         born = self._made & ~self._passed & (curve.delta > 0)
         self.kept_bytes = float(curve.delta[born & curve.is_kept & (curve.turn == 0)].sum())
         """Kept for backward, but for what the stage gives."""
         if is_whole:
             self.kept_bytes += _data_bytes(trace)
-        storages = np.unique(curve.storage[self._made & ~self._passed & (curve.storage != entered)])
+        storages = np.unique(curve.storage[self._made & ~self._passed & (curve.storage != input_gradient)])
         self.between_bytes = float(curve.between[storages].sum())
         self.logits_bytes = 0.0
-        if self._reaches > last and given >= 0 and given not in trace.kept:
-            self.logits_bytes = float(trace.bytes_of[given])
-        received = trace.gradient_of.get(f"blocks.{last}", -1)
-        self.retains = self._reaches == last and received >= 0 and bool(curve.between[received] > 0)
+        if self._reaches > last_block and output_storage >= 0 and output_storage not in trace.kept:
+            self.logits_bytes = float(trace.bytes_of[output_storage])
+        received = trace.gradient_of.get(f"blocks.{last_block}", -1)
+        self.retains = self._reaches == last_block and received >= 0 and bool(curve.between[received] > 0)
 
     def peaks(self, phase: str, before: float) -> list[tuple[Slot, float, float]]:
         """Largest bytes in each slot of a pass: what is kept for backward, and the rest.
@@ -630,32 +627,39 @@ class _StageOfCurve:
         """
         curve, turn = self._curve, TURN_OF.get(phase, 0)
         of_pass = curve.turn == turn
-        own = self._made & of_pass
+        stage_mask = self._made & of_pass
         if turn:
-            own &= ~self._passed
+            stage_mask &= ~self._passed
         # A sum of gradients in the memory of one that another rank has made is a tensor more.
         # Once for each storage: later sums go into the tensor that the first one has made.
-        taken = of_pass & self._here & ~self._made & (curve.delta == 0)
-        summed = np.flatnonzero(taken)
-        taken[np.delete(summed, np.unique(curve.storage[summed], return_index=True)[1])] = False
-        places = np.flatnonzero(own | taken)
-        if not places.size:
+        foreign_sums = of_pass & self._here & ~self._made & (curve.delta == 0)
+        summed = np.flatnonzero(foreign_sums)
+        foreign_sums[np.delete(summed, np.unique(curve.storage[summed], return_index=True)[1])] = False
+        positions = np.flatnonzero(stage_mask | foreign_sums)
+        if not positions.size:
             return []
         sizes = curve.trace.bytes_of
-        delta = np.where(taken, [float(sizes.get(one, 0)) for one in curve.storage], curve.delta)[places]
+        delta = np.where(foreign_sums, [float(sizes.get(storage, 0)) for storage in curve.storage], curve.delta)[
+            positions
+        ]
         total = before + np.cumsum(delta)
-        kept = (before if turn else 0.0) + np.cumsum(np.where(curve.is_kept[places], delta, 0.0))
-        found: dict[int, tuple[float, float]] = {}
-        for slot, here, one, held in zip(curve.slot[places], self._here[places], total, kept, strict=True):
-            if here and one > found.get(int(slot), (-1.0, 0.0))[0]:
-                found[int(slot)] = (float(one), float(held))
+        kept_bytes = (before if turn else 0.0) + np.cumsum(np.where(curve.is_kept[positions], delta, 0.0))
+        peak_of_slot: dict[int, tuple[float, float]] = {}
+        for slot, in_stage, running_bytes, running_kept_bytes in zip(
+            curve.slot[positions], self._here[positions], total, kept_bytes, strict=True
+        ):
+            if in_stage and running_bytes > peak_of_slot.get(int(slot), (-1.0, 0.0))[0]:
+                peak_of_slot[int(slot)] = (float(running_bytes), float(running_kept_bytes))
         names = list(curve.slots)
-        return [(names[slot], held, one - held) for slot, (one, held) in found.items()]
+        return [
+            (names[slot], peak_kept_bytes, peak_bytes - peak_kept_bytes)
+            for slot, (peak_bytes, peak_kept_bytes) in peak_of_slot.items()
+        ]
 
 
 def _data_bytes(trace: MemoryTrace) -> float:
     """Bytes of a micro-batch's samples."""
-    data = {one.storage for one in trace.events if isinstance(one, Allocation) and one.phase == "data"}
+    data = {event.storage for event in trace.events if isinstance(event, Allocation) and event.phase == "data"}
     return float(sum(trace.bytes_of[storage] for storage in data))
 
 
@@ -804,26 +808,37 @@ def _in_flight(config: RunConfig, stage: int, micro_batches: int, curve: _Activa
     """What a rank keeps besides; beyond `STEADY` micro-batches per rank each further one adds as much."""
     layout = config.layout
     if layout.pp == 1:
-        alone: dict[Act, Held] = {(FORWARD, 0): (), (BACKWARD, 0): ()}
-        return _Flight((alone, alone, alone), 1)
+        empty_counts: dict[Act, Held] = {(FORWARD, 0): (), (BACKWARD, 0): ()}
+        return _Flight((empty_counts, empty_counts, empty_counts), 1)
     runner = runner_of(_with(config, 1, micro_batches))
     steady = STEADY * layout.pp
-    asked = (layout.schedule or "1f1b", layout.pp, layout.chunks, stage, runner, curve.retaining, curve.weights)
+    flight_arguments = (
+        layout.schedule or "1f1b",
+        layout.pp,
+        layout.chunks,
+        stage,
+        runner,
+        curve.retaining,
+        curve.weights,
+    )
     if micro_batches <= steady:
-        return _flight(micro_batches, *asked)
+        return _flight(micro_batches, *flight_arguments)
     few = steady + micro_batches % layout.pp
-    base, more = _flight(few, *asked), _flight(few + layout.pp, *asked)
+    base, next_flight = _flight(few, *flight_arguments), _flight(few + layout.pp, *flight_arguments)
     periods = (micro_batches - few) / layout.pp
-    others = []
-    for one, other in zip(base.others, more.others, strict=True):
-        grown = {act: _grown(held, other.get(act, held), periods) for act, held in one.items()}
-        others.append(grown)
-    return _Flight(tuple(others), base.most + round(periods * (more.most - base.most)))
+    counts_by_place = []
+    for base_counts, next_counts in zip(base.others, next_flight.others, strict=True):
+        grown = {
+            act: _grown(item_counts, next_counts.get(act, item_counts), periods)
+            for act, item_counts in base_counts.items()
+        }
+        counts_by_place.append(grown)
+    return _Flight(tuple(counts_by_place), base.most + round(periods * (next_flight.most - base.most)))
 
 
-def _grown(held: Held, later: Held, periods: float) -> Held:
+def _grown(item_counts: Held, later: Held, periods: float) -> Held:
     """Counts that grow with the micro-batches as they do from one period of the schedule to the next."""
-    before, after = dict(held), dict(later)
+    before, after = dict(item_counts), dict(later)
     items = dict.fromkeys((*before, *after))
     return tuple(
         (item, max(0.0, before.get(item, 0.0) + periods * (after.get(item, 0.0) - before.get(item, 0.0))))
@@ -845,29 +860,32 @@ def _flight(
     """What a pipeline rank keeps at the fullest action of each kind, from the schedule's own order."""
     bytes_of = dict(weights)
     schedule = _schedule(name, pp, micro_batches, chunks)
-    own = sorted(stage for ranks in schedule.placement for stage, holder in enumerate(ranks) if holder == rank)
+    stages = sorted(stage for ranks in schedule.placement for stage, holder in enumerate(ranks) if holder == rank)
     halves = any(item.kind == "for halves" for item in bytes_of)
-    order = RankOrder(schedule, rank, runner, frozenset(own[place] for place in retaining), halves=halves)
-    found: tuple[dict[Act, tuple[int, Held]], ...] = tuple({} for _ in PLACES)
-    most = 0
+    order = RankOrder(schedule, rank, runner, frozenset(stages[position] for position in retaining), halves=halves)
+    fullest_by_place: tuple[dict[Act, tuple[int, Held]], ...] = tuple({} for _ in PLACES)
+    max_activations = 0
     begun: set[int] = set()
-    for action, others, _ in order.moments():
+    for action, item_counts, _ in order.moments():
         if action.kind == BACKWARD_INPUT and (action.stage == 0 or not halves):
             continue  # all is left to the second half
-        act = (action.kind, own.index(action.stage))
+        act = (action.kind, stages.index(action.stage))
         number = action.micro_batch
         # Without a gradient of its stage (of any, in forward) an action is one of a first micro-batch.
         is_first = micro_batches > 1 and not (begun if action.kind == FORWARD else act[1] in begun)
-        where = PLACES.index("first" if is_first else "last" if number == micro_batches - 1 else "between")
+        place_index = PLACES.index("first" if is_first else "last" if number == micro_batches - 1 else "between")
         if action.kind in ENDS_BACKWARD:
             begun.add(act[1])
-        whole = sum(count for item, count in others.items() if item.kind not in ("boundary", "logits"))
-        most = max(most, whole)
-        held = tuple((_placed(item, own), float(count)) for item, count in others.items() if count)
-        weight = sum(int(count) * bytes_of[item] for item, count in held)
-        if weight > found[where].get(act, (-1, ()))[0]:
-            found[where][act] = (weight, held)
-    return _Flight(tuple({act: held for act, (_, held) in one.items()} for one in found), 1 + ceil(most / len(own)))
+        activation_count = sum(count for item, count in item_counts.items() if item.kind not in ("boundary", "logits"))
+        max_activations = max(max_activations, activation_count)
+        placed_counts = tuple((_placed(item, stages), float(count)) for item, count in item_counts.items() if count)
+        weight = sum(int(count) * bytes_of[item] for item, count in placed_counts)
+        if weight > fullest_by_place[place_index].get(act, (-1, ()))[0]:
+            fullest_by_place[place_index][act] = (weight, placed_counts)
+    return _Flight(
+        tuple({act: counts for act, (_, counts) in fullest_of_act.items()} for fullest_of_act in fullest_by_place),
+        1 + ceil(max_activations / len(stages)),
+    )
 
 
 @lru_cache(maxsize=256)
@@ -875,8 +893,8 @@ def _schedule(name: str, pp: int, micro_batches: int, chunks: int | None) -> Sch
     return build(name, pp, micro_batches, chunks=chunks)
 
 
-def _placed(item: Item, own: list[int]) -> Item:
+def _placed(item: Item, stages: list[int]) -> Item:
     """An item by its stage's place; a boundary by the stage that it enters, or behind those by the one it leaves."""
-    if item.stage in own:
-        return item._replace(stage=own.index(item.stage))
-    return item._replace(stage=own.index(item.stage - 1) + len(own))
+    if item.stage in stages:
+        return item._replace(stage=stages.index(item.stage))
+    return item._replace(stage=stages.index(item.stage - 1) + len(stages))

@@ -205,9 +205,9 @@ class _Expansion:
         turn, block, last_block = 0, -1, len(self.stands_for) - 1
         births: Counter[tuple[int, int]] = Counter()
         for event in self.short.events:
-            entered = TURN_OF.get(event.phase if isinstance(event, Allocation) else event.what, 0)
-            if entered > turn:
-                turn, block = entered, last_block if TURNS[entered] < 0 else 0
+            event_turn = TURN_OF.get(event.phase if isinstance(event, Allocation) else event.what, 0)
+            if event_turn > turn:
+                turn, block = event_turn, last_block if TURNS[event_turn] < 0 else 0
             if isinstance(event, TraceMark) and event.what in ("forward", *TURN_OF):
                 event_block = block_number(event.name)
                 if event_block is not None and event_block != block:
@@ -282,7 +282,7 @@ class _Expansion:
                 on_host |= {number} if event.storage in short.on_host else set()
         output_of, gradient_of = self._by_name(short.output_of), self._by_name(short.gradient_of)
         blocks = enumerate(self.model_of[: self.count])
-        flops_of = {f"blocks.{at}": short.flops_of.get(f"blocks.{model}", 0) for at, model in blocks}
+        flops_of = {f"blocks.{position}": short.flops_of.get(f"blocks.{model}", 0) for position, model in blocks}
         flops_of[""] = short.flops_of.get("", 0)
         return MemoryTrace(
             tuple(events),
@@ -297,13 +297,13 @@ class _Expansion:
 
     def _by_name(self, short: dict[str, int]) -> dict[str, int]:
         """A storage of each module of the whole model, from those of the shortened one."""
-        found: dict[str, int] = {}
-        named = {name: block_number(name) for name in short}
-        for at, model in enumerate(self.model_of):
+        storage_of: dict[str, int] = {}
+        block_of_name = {name: block_number(name) for name in short}
+        for position, model in enumerate(self.model_of):
             for name, storage in short.items():
-                if named[name] == model or (named[name] is None and at == self.count):
-                    found[self._name(name, model, at)] = self._number(storage, model, at)
-        return found
+                if block_of_name[name] == model or (block_of_name[name] is None and position == self.count):
+                    storage_of[self._name(name, model, position)] = self._number(storage, model, position)
+        return storage_of
 
     def _in_order(self) -> Iterator[tuple[Allocation | TraceMark, _View, _View]]:
         """Each event of the whole model, with the views of its module and of its storage."""
@@ -596,17 +596,17 @@ class StagePasses:
 
     def bytes_of(self, storages: Iterable[int]) -> int:
         """Bytes of storages on the device."""
-        return sum(self.trace.bytes_of[one] for one in storages if one not in self.trace.on_host)
+        return sum(self.trace.bytes_of[storage] for storage in storages if storage not in self.trace.on_host)
 
 
 def cut_passes(trace: MemoryTrace, bounds: tuple[int, ...], stages: Iterable[int]) -> dict[int, StagePasses]:
     """Cut a trace of all blocks into the passes of some stages."""
-    last = len(bounds) - 2
-    found = {stage: StagePasses(trace) for stage in stages}
+    last_stage = len(bounds) - 2
+    passes_of_stage = {stage: StagePasses(trace) for stage in stages}
 
     def stage_at(module: str) -> int:
         number = block_number(module)
-        return last if number is None else bisect_right(bounds, number) - 1
+        return last_stage if number is None else bisect_right(bounds, number) - 1
 
     owner: dict[int, int] = {}
     after_first_half: dict[int, int] = {}
@@ -615,8 +615,8 @@ def cut_passes(trace: MemoryTrace, bounds: tuple[int, ...], stages: Iterable[int
         if isinstance(event, TraceMark):
             if event.what in ("backward", "weights"):
                 number_of_pass = event.what
-            for stage in found if event.name == "" else {stage_at(event.name)} & found.keys():
-                found[stage].events[number_of_pass].append(event)
+            for stage in passes_of_stage if event.name == "" else {stage_at(event.name)} & passes_of_stage.keys():
+                passes_of_stage[stage].events[number_of_pass].append(event)
             continue
         if event.phase == "data":
             continue
@@ -625,24 +625,36 @@ def cut_passes(trace: MemoryTrace, bounds: tuple[int, ...], stages: Iterable[int
         made_by = owner.setdefault(event.storage, stage)
         if event.phase != "weights":
             after_first_half[event.storage] = after_first_half.get(event.storage, 0) + event.delta_bytes
-        told = event
+        stage_event = event
         if not event.delta_bytes and made_by != stage:
             # A sum of gradients in the memory of one that another rank has made: here it is a tensor more.
-            told = replace(event, delta_bytes=trace.bytes_of[event.storage])
+            stage_event = replace(event, delta_bytes=trace.bytes_of[event.storage])
         elif event.delta_bytes < 0:
             stage = made_by  # a release belongs to whose allocation it ends
-        if stage in found:
-            found[stage].events[event.phase].append(told)
-    for stage, passes in found.items():
-        given = trace.output_of.get(f"blocks.{bounds[stage + 1] - 1}", -1)
-        own = [one for one in trace.bytes_of if owner.get(one, -1) == stage]
-        passes.kept = tuple(one for one in own if one in trace.kept and (one != given or stage == last))
-        passes.logits = given if stage == last and given in own and given not in trace.kept else -1
-        entered = trace.gradient_of.get(f"blocks.{bounds[stage] - 1}", -1)
-        passes.between = tuple(one for one in own if after_first_half.get(one) and one not in (given, entered))
+        if stage in passes_of_stage:
+            passes_of_stage[stage].events[event.phase].append(stage_event)
+    for stage, passes in passes_of_stage.items():
+        output_storage = trace.output_of.get(f"blocks.{bounds[stage + 1] - 1}", -1)
+        stage_storages = [storage for storage in trace.bytes_of if owner.get(storage, -1) == stage]
+        passes.kept = tuple(
+            storage
+            for storage in stage_storages
+            if storage in trace.kept and (storage != output_storage or stage == last_stage)
+        )
+        passes.logits = (
+            output_storage
+            if stage == last_stage and output_storage in stage_storages and output_storage not in trace.kept
+            else -1
+        )
+        input_gradient = trace.gradient_of.get(f"blocks.{bounds[stage] - 1}", -1)
+        passes.between = tuple(
+            storage
+            for storage in stage_storages
+            if after_first_half.get(storage) and storage not in (output_storage, input_gradient)
+        )
         received = trace.gradient_of.get(f"blocks.{bounds[stage + 1] - 1}", -1)
-        passes.retains = stage < last and bool(after_first_half.get(received))
-    return found
+        passes.retains = stage < last_stage and bool(after_first_half.get(received))
+    return passes_of_stage
 
 
 @dataclass(frozen=True)
@@ -659,12 +671,12 @@ class RankPasses:
     halves: dict[int, StagePasses]
     item_bytes: Mapping[Item, int]
 
-    def of(self, own: Item) -> tuple[StagePasses, tuple[int, ...]]:
+    def of(self, item: Item) -> tuple[StagePasses, tuple[int, ...]]:
         """Passes of a stage that keeps this of a micro-batch, and the storages that it keeps."""
-        if own.kind == "activations":
-            return self.whole[own.stage], self.whole[own.stage].kept
-        passes = self.halves[own.stage]
-        return passes, passes.kept if own.kind == "for halves" else passes.between
+        if item.kind == "activations":
+            return self.whole[item.stage], self.whole[item.stage].kept
+        passes = self.halves[item.stage]
+        return passes, passes.kept if item.kind == "for halves" else passes.between
 
     @property
     def retaining(self) -> frozenset[int]:
@@ -673,7 +685,7 @@ class RankPasses:
 
 
 def passes_of(
-    whole: MemoryTrace,
+    whole_trace: MemoryTrace,
     halves: MemoryTrace | None,
     bounds: tuple[int, ...],
     stages: Iterable[int],
@@ -682,20 +694,20 @@ def passes_of(
     """Cut the traces of all blocks into the passes of a rank's stages.
 
     Args:
-        whole, halves: with a whole backward, and with one in two halves where the schedule has such.
+        whole_trace, halves: with a whole backward, and with one in two halves where the schedule has such.
         bounds: first block of each stage, and the number of blocks.
         stages: of the rank.
         at_block: bytes of what enters each block.
     """
-    own = sorted(set(stages))
-    of_whole = cut_passes(whole, bounds, own)
-    of_halves = {} if halves is None else cut_passes(halves, bounds, [stage for stage in own if stage])
+    stage_numbers = sorted(set(stages))
+    of_whole = cut_passes(whole_trace, bounds, stage_numbers)
+    of_halves = {} if halves is None else cut_passes(halves, bounds, [stage for stage in stage_numbers if stage])
     sizes: dict[Item, int] = {}
-    for stage in own:
+    for stage in stage_numbers:
         sizes[Item("activations", stage)] = of_whole[stage].bytes_of(of_whole[stage].kept)
         logits = of_whole[stage].logits
         sizes[Item("logits", stage)] = of_whole[stage].bytes_of([logits]) if logits >= 0 else 0
-        sizes |= {Item("boundary", one): at_block[bounds[one]] for one in (stage, stage + 1)}
+        sizes |= {Item("boundary", boundary): at_block[bounds[boundary]] for boundary in (stage, stage + 1)}
         if stage in of_halves:
             sizes[Item("for halves", stage)] = of_halves[stage].bytes_of(of_halves[stage].kept)
             sizes[Item("between halves", stage)] = of_halves[stage].bytes_of(of_halves[stage].between)

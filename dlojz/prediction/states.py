@@ -138,7 +138,9 @@ def zeros_elements(shapes: ModelShapes, dp: int, rank: int) -> int:
     Source: DeepSpeed 0.19 `runtime/zero/stage_1_and_2.py`, `get_all_grad_tensors`.
     """
     names = touching_names(shapes, dp, rank)
-    return sum(one.numel for one in shapes.parameters if not one.is_trained and one.name in names)
+    return sum(
+        parameter.numel for parameter in shapes.parameters if not parameter.is_trained and parameter.name in names
+    )
 
 
 def touching_elements(shapes: ModelShapes, dp: int, rank: int) -> int:

@@ -573,11 +573,11 @@ class _Halves:
         for group in groups:
             # A group is a set, whose order differs from run to run.
             parameters = dict(sorted((self._name_of[id(node.variable)], node.variable) for node in group["params"]))
-            first = next(iter(parameters))
-            number = int(first.split(".")[1])
-            for entered in range(block + 1, number + 1) or [number] * (number != block):
-                follower.events.append(TraceMark("weights", f"blocks.{entered}"))
-            block, follower.in_backward_of = number, first.rpartition(".")[0]
+            first_name = next(iter(parameters))
+            number = int(first_name.split(".")[1])
+            for entered_block in range(block + 1, number + 1) or [number] * (number != block):
+                follower.events.append(TraceMark("weights", f"blocks.{entered_block}"))
+            block, follower.in_backward_of = number, first_name.rpartition(".")[0]
             yield group
             for name, parameter in parameters.items():
                 if parameter.grad is not None:

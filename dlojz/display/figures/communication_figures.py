@@ -158,7 +158,7 @@ def check_drawable(size: int) -> None:
 
 def panel_inches(simulation: Simulation) -> tuple[float, float]:
     """Compute width and height of one panel in inches."""
-    letters = max(len(number_words(held.value)) for state in simulation.states for row in state for held in row)
+    letters = max(len(number_words(chunk.value)) for state in simulation.states for row in state for chunk in row)
     needed_in = letters * LETTER_EM * legible(SMALL, 72 * WIDTH_IN) / 72 / CELL_WIDTH
     pitch_in = max(0.64 if simulation.size <= 4 else 0.45, needed_in)
     columns = len(simulation.states[0][0])

@@ -377,7 +377,7 @@ class StepRecordings:
 
     def keep_only(self, steps: Container[int]) -> None:
         """Drop the recordings of all other steps."""
-        self._kept = {step: kept for step, kept in self._kept.items() if step in steps}
+        self._kept = {step: entry for step, entry in self._kept.items() if step in steps}
 
     def take(self, step: int) -> tuple[FirstStep, list[torch.optim.Optimizer]] | None:
         """Return the recording of a step and its optimizers; None where it has none, or a model of it is gone."""
