@@ -29,6 +29,7 @@ from benchmarks import gpu_units  # noqa: E402
 from benchmarks.gpu_units import NoGpuError, Place, Unit  # noqa: E402
 from dlojz.base.contract import parse_json  # noqa: E402
 from dlojz.base.errors import LabError  # noqa: E402
+from dlojz.base.files import write_atomic  # noqa: E402
 from dlojz.base.language import (  # noqa: E402
     format_bytes,
     format_count,
@@ -43,7 +44,6 @@ from dlojz.cli.options import console, progress_bar  # noqa: E402
 from dlojz.cost_model.measured_machine import Measured, local_step_s  # noqa: E402
 from dlojz.prediction.trace_store import code_version  # noqa: E402
 from dlojz.processes.forks import RankAnswer, first_failure, spmd  # noqa: E402
-from dlojz.results.record import write_atomic  # noqa: E402
 
 RECORDS: Final = ROOT / "benchmarks" / "records"
 PLACE, PREDICTED = "place.json", "predicted"
