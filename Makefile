@@ -66,7 +66,8 @@ $(SYSTEM): Makefile
 	    "What needs them is skipped; so are, without root, the tests of a real SLURM and of a hub with several users."; \
 	else \
 	  echo "Set-up: installing$$missing for the tests (log: $(VENV)/system.log)"; \
-	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$missing; } \
+	  { apt-get update -qq && \
+	    DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=600 install -y -qq $$missing; } \
 	    > $(VENV)/system.log 2>&1 || { tail -n 20 $(VENV)/system.log; exit 1; }; \
 	fi
 	@touch $(SYSTEM)
