@@ -20,7 +20,6 @@ from dlojz.config.run_config import RunConfig
 from dlojz.display.widgets.calculator import still_calculator
 from dlojz.display.widgets.grid_panel import still_grid
 from dlojz.display.widgets.pipeline_panel import still_panel
-from dlojz.display.widgets.planner_panel import still_planner
 from dlojz.labs.kit.exercise import Verdict
 from dlojz.prediction import predict
 from dlojz.ranks.show import CellAnswer, CellOutput, RankStatus
@@ -96,7 +95,6 @@ def pieces(attack: str) -> dict[str, str]:
         "grid refused": still_grid(axis=attack)._repr_html_() + still_grid(model=attack).html(),
         "pipeline refused": still_panel(csv=attack).html() + still_panel(stage_times=attack)._repr_html_(),
         "calculator refused": still_calculator(model=attack)._repr_html_(),
-        "planner refused": still_planner(model=attack)._repr_html_() + still_planner(cluster=attack).html(),
         "text": f"<p>{safe(attack)}</p>",
     }
 

@@ -34,9 +34,7 @@ from dlojz.display.style import (
     BLUE,
     GREEN,
     GREY,
-    HEADING,
     MEMORY_STYLES,
-    NORMAL,
     ORANGE,
     PURPLE,
     SMALL,
@@ -51,7 +49,6 @@ from dlojz.planner.space import gigabytes, part_words, reason_words
 
 if TYPE_CHECKING:
     from dlojz.planner.answer import Choice, Plan
-    from dlojz.planner.explain import LayoutVerdict
     from dlojz.planner.this_machine import Here
 
 ENGINE_LOOKS = {
@@ -88,30 +85,6 @@ def plan_figure(plan: Plan, path: str | Path | None = None) -> LabFigure:
     _refusals(figure.add_subplot(cells[1, 1]), plan)
     figure.suptitle(f"{model}, {plan.question.cluster.title} — {best.candidate.title}", fontsize=TITLE)
     return finish(figure, path)
-
-
-def front_figure(plan: Plan) -> LabFigure:
-    """Draw all layouts that fit: step time against the memory that stays free, and against the energy of 1000 steps."""
-    model, title = plan.question.subject.name, plan.best.candidate.title
-    fit, number = decimal(plan.found.admitted.size, 0), len(plan.pareto)
-    alt = say(
-        en=f"{fit} layouts of {model} that fit: step time against free memory and energy; {number} are on the Pareto "
-        f"front; best: {title}.",
-        fr=f"{fit} configurations de {model} qui tiennent : durée, mémoire libre et énergie ; {number} sont sur le "
-        f"front de Pareto ; la meilleure : {title}.",
-    )
-    figure = new_figure(11.0, 4.4, alt)
-    left, right = figure.subplots(1, 2)
-    _front(left, plan, _free_gb(plan), lambda choice: choice.margin_bytes / 1e9)
-    caption(left, y=_free_label())
-    # J to kWh: / 3.6e6 for a step, × 1000 steps.
-    _front(right, plan, plan.found.energy_j / 3.6e3, lambda choice: choice.energy_j / 3.6e3)
-    caption(right, y=say(en="kWh of 1000 steps", fr="kWh de 1000 itérations"))
-    figure.suptitle(f"{model}, {plan.question.cluster.title}", fontsize=HEADING)
-    figure.legend(
-        *left.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize=NORMAL
-    )
-    return finish(figure)
 
 
 def _free_gb(plan: Plan) -> NDArray[np.float64]:
@@ -268,44 +241,6 @@ def _refusals(axes: Axes, plan: Plan) -> None:
         title=say(en=f"{number} layouts: why they are out", fr=f"{number} configurations : raisons des refus"),
     )
     plain(axes, "x")
-
-
-def beside_figure(
-    plan: Plan, verdict: LayoutVerdict, times: Mapping[str, float], category_bytes: Mapping[str, float]
-) -> LabFigure:
-    """Draw a layout asked about over the best one: seconds of a step by part, bytes of the fullest GPU by category.
-
-    Args:
-        verdict: on the layout asked about.
-        times: its seconds, by part.
-        category_bytes: its bytes, by category.
-    """
-    best = plan.best
-    names = (say(en="this one", fr="celle-ci"), say(en="the best", fr="la meilleure"))
-    layout_text = f"{seconds(verdict.step_s)}, {gigabytes(verdict.memory_bytes)}"
-    best_text = f"{seconds(best.estimated_s)}, {gigabytes(best.memory_bytes)}"
-    alt = say(
-        en=f"{verdict.candidate.title}: {layout_text}, beside the best, {best.candidate.title}: {best_text}.",
-        fr=f"{verdict.candidate.title} : {layout_text}, à côté de la meilleure, {best.candidate.title} : {best_text}.",
-    )
-    figure = new_figure(10.0, 4.6, alt)
-    upper, lower = figure.subplots(2, 1)
-    _, phases = _bars(upper, [times, best.parts], TIME_STYLES, 1.0, width=0.6)
-    caption(upper, x=say(en="seconds of a step (closed form)", fr="secondes d’une itération (forme close)"))
-    ends, categories = _bars(lower, [category_bytes, best.memory], MEMORY_STYLES, 1e9, width=0.6)
-    # GB (1e9 bytes), as all of this panel.
-    limit = plan.question.device_bytes / 1e9
-    limit_style: dict[str, Any] = {"color": VERMILION, "linestyle": "--", "linewidth": 1.4}
-    lower.axvline(limit, **limit_style)
-    lower.set_xlim(0, 1.05 * max(limit, *ends))
-    caption(lower, x=say(en="memory of the fullest GPU (GB)", fr="mémoire du GPU le plus rempli (Go)"))
-    gpu = key(plan.question.cluster.gpu.title, **limit_style)
-    for axes, handles in ((upper, phases), (lower, [*categories, gpu])):
-        axes.set_yticks(range(2), names)
-        axes.set_ylim(1.5, -0.5)
-        axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize=SMALL)
-        plain(axes)
-    return finish(figure)
 
 
 def here_figure(layouts: Here, measured_s: Mapping[str, float], path: str | Path | None = None) -> LabFigure:
