@@ -51,8 +51,8 @@ WITHOUT_USER: dict[str, str] = {}
 # ---- figures that may only fall, or only rise: `benchmarks/house.py` prints today's
 
 CEILINGS = {
-    "modules": 417,
-    "lines of the package": 132_000,
+    "modules": 418,
+    "lines of the package": 131_500,
     "lines of the tests": 74_500,
     "names of optimizers spelled outside their registry": 67,
     "names of engines spelled outside their registry": 70,
@@ -64,7 +64,7 @@ IN_A_ROOM = 3.0
 COMMENTS_PER_100 = {"all": 8.5, "by_hand": 15.0}
 """Fewest comments per 100 lines of logic; in every room, `FEWEST_IN_A_ROOM`."""
 FEWEST_IN_A_ROOM = 5.0
-TESTS_THAT_NAME_PERCENT = 49
+TESTS_THAT_NAME_PERCENT = 85
 """Fewest tests whose name has a word of what they test, in percent."""
 SLACK = 0.05
 """A ceiling that stands so much above its figure, as a share of it, has to follow it down."""

@@ -1,7 +1,7 @@
 """List what cannot be combined in a layout and in a run: the rules of scope "legal", in the order of precedence.
 
 Of all the rules that a subject breaks, the first one of its list speaks. Rules ask for fields and for sizes of the
-catalogue's models. What exists but no engine runs, or no library's program, is listed in `compatibility_run`.
+catalogue's models. What exists but no engine runs, or no library's program, is listed in `run_compatibility`.
 
 Source: Shoeybi et al. 2019 (arXiv 1909.08053), §3, for heads; Korthikanti et al. 2022 (arXiv 2205.05198), §4.2.2, for
 the sequence; Fedus et al. 2021 (arXiv 2101.03961), §2, and Lepikhin et al. 2020 (arXiv 2006.16668), §3, for experts;

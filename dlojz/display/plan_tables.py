@@ -6,7 +6,7 @@ Only shares and differences are computed here, and the cost model of the one lay
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from dlojz.planner.answer import Choice, Plan
     from dlojz.planner.explain import LayoutVerdict
     from dlojz.planner.this_machine import Here
-
-
-MOST_ROWS: Final = 8
-MOST_FRONT: Final = 16
 
 
 def layouts_table(title: str, layouts: Iterable[Choice], notes: tuple[str, ...] = ()) -> Table:

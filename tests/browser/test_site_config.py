@@ -148,8 +148,7 @@ def test_the_link_to_the_code_in_a_home_finds_the_whole_course(tmp_path: Path) -
     """A kernel that is started in the home folder imports the package through the link that lies there."""
     (tmp_path / "dlojz").symlink_to(CONFIG.parents[2] / "dlojz")
     code = (
-        "import sys; sys.path.insert(0, ''); from dlojz.hardware.clusters import machine; "
-        "print(machine('local').name)"
+        "import sys; sys.path.insert(0, ''); from dlojz.hardware.clusters import machine; print(machine('local').name)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.stdout == "local\n", done.stderr

@@ -37,7 +37,7 @@ def trained(minimum_bytes: int | None, rows: int = ROWS) -> tuple[list[Tensor], 
     ("minimum_bytes", "moved"),
     [(0, 2 * BYTES), (1, 2 * BYTES), (BYTES, 2 * BYTES), (BYTES + 1, 0)],
 )
-def test_a_storage_crosses_once_each_way_where_it_is_large_enough(minimum_bytes: int, moved: int) -> None:
+def test_activation_offload_moves_a_large_storage_once_each_way(minimum_bytes: int, moved: int) -> None:
     gradients, counted = trained(minimum_bytes)
     assert counted == (moved, 0, 2 * moved)
     for own, plain in zip(gradients, trained(None)[0], strict=True):
@@ -45,12 +45,12 @@ def test_a_storage_crosses_once_each_way_where_it_is_large_enough(minimum_bytes:
 
 
 @pytest.mark.parametrize(("elements", "moved"), [(255, 0), (256, 1024)])
-def test_a_kibibyte_moves_by_default_and_no_less(elements: int, moved: int) -> None:
+def test_activation_offload_moves_a_kibibyte_by_default_and_no_less(elements: int, moved: int) -> None:
     model = nn.Tanh()
     with ActivationOffload(model) as offload:
         output = model(torch.ones(elements, requires_grad=True))
     assert (output.numel(), offload.offloaded_bytes) == (elements, moved)
 
 
-def test_what_is_empty_never_moves() -> None:
+def test_activation_offload_never_moves_what_is_empty() -> None:
     assert trained(0, rows=0)[1] == (0, 0, 0)

@@ -97,7 +97,7 @@ def test_every_rank_gets_the_mean_whatever_it_has_used(size: int, overlap: bool,
             assert torch.equal(answer.tensors[name], answers[0].tensors[name]), "the same bits on every rank"
 
 
-def test_accumulation_communicates_once_and_gives_the_sum() -> None:
+def test_data_parallel_accumulation_communicates_once_and_gives_the_sum() -> None:
     def ranks(rank: int, size: int) -> tuple[Any, dict[str, Tensor]]:
         model = Branches()
         parallel = DataParallel(model, bucket_bytes=300)
@@ -140,7 +140,7 @@ def _counted(act: Callable[[], object]) -> int:
     return len(calls)
 
 
-def test_what_was_accumulated_only_is_sent_late() -> None:
+def test_synchronize_sends_late_what_was_accumulated_only() -> None:
     """A synchronize() after a backward pass under no_sync(): all the same a mean, without overlap."""
 
     def ranks(rank: int, size: int) -> Tensor:
@@ -242,7 +242,7 @@ def test_buckets_hold_everything_once_in_order(sizes: list[int], bucket_bytes: i
             assert sum(one.nbytes for one in bucket) >= bucket_bytes
 
 
-def test_bf16_gradients_and_mixed_types_are_averaged() -> None:
+def test_data_parallel_averages_bf16_gradients_and_mixed_types() -> None:
     def ranks(rank: int, size: int) -> tuple[Any, dict[str, Tensor]]:
         model = nn.ModuleList([nn.Linear(2, 1, bias=False).bfloat16(), nn.Linear(2, 1, bias=False)])
         parallel = DataParallel(model)
@@ -273,7 +273,7 @@ def test_a_group_averages_among_its_own_ranks() -> None:
         assert torch.equal(answer.tensors["grad"], torch.full((1, 2), first + 0.5))
 
 
-def test_one_process_communicates_nothing_and_trains_as_without() -> None:
+def test_data_parallel_of_one_process_communicates_nothing_and_trains_as_without() -> None:
     plain = Branches()
     parallel = DataParallel(copy.deepcopy(plain))
     for model in (plain, parallel):
@@ -286,7 +286,7 @@ def test_one_process_communicates_nothing_and_trains_as_without() -> None:
     assert (parallel.timing.hidden_s, parallel.timing.exposed_s) == (0, 0)
 
 
-def test_misuse_is_told_in_one_sentence() -> None:
+def test_data_parallel_misuse_is_told_in_one_sentence() -> None:
     layer = nn.Linear(2, 1)
     with pytest.raises(LabError, match="no parameter of Linear needs a gradient"):
         DataParallel(copy.deepcopy(layer).requires_grad_(False))
@@ -310,7 +310,7 @@ def test_misuse_is_told_in_one_sentence() -> None:
         parallel.synchronize()
 
 
-def test_a_module_that_is_wrapped_again_obeys_the_last_wrapper() -> None:
+def test_data_parallel_around_a_wrapped_module_obeys_the_last_wrapper() -> None:
     layer = nn.Linear(2, 1)
     retired, parallel = DataParallel(layer), DataParallel(layer)
     parallel(torch.ones(1, 2)).sum().backward()
@@ -319,7 +319,7 @@ def test_a_module_that_is_wrapped_again_obeys_the_last_wrapper() -> None:
         retired.synchronize()
 
 
-def test_a_rank_that_is_lost_is_told_and_the_wrapper_can_go_on() -> None:
+def test_data_parallel_tells_a_lost_rank_and_can_go_on() -> None:
     """What the collective raises is not swallowed, and no half-finished step stays behind."""
 
     def ranks(rank: int, size: int) -> str:

@@ -86,40 +86,40 @@ def test_run_answers_with_its_record(record: RunRecord) -> None:
     assert record.config == RunConfig.of(dp=2, zero=2, engine="deepspeed", micro_batch=4, steps=3)
 
 
-def test_the_same_request_finds_the_same_run(dlojz: Dlojz, root: Path, record: RunRecord) -> None:
+def test_main_run_finds_the_same_run_id_for_the_same_request(dlojz: Dlojz, root: Path, record: RunRecord) -> None:
     done = dlojz(root, *RUN, "--json")
     assert _json(done)["run_id"] == record.run_id
     assert "was run before" in done.stderr
 
 
-def test_run_prints_the_table_and_the_place(dlojz: Dlojz, root: Path, record: RunRecord) -> None:
+def test_main_run_prints_the_table_and_the_place(dlojz: Dlojz, root: Path, record: RunRecord) -> None:
     done = dlojz(root, *RUN)
     assert done.returncode == 0
     assert "weights, " in done.stdout and str(root / record.run_id) in done.stdout
 
 
-def test_runs_lists_it(dlojz: Dlojz, root: Path, record: RunRecord) -> None:
+def test_main_runs_lists_the_record(dlojz: Dlojz, root: Path, record: RunRecord) -> None:
     assert [
         (run["run_id"], run["state"], run["steps"], run["last_loss"]) for run in _json(dlojz(root, "runs", "--json"))
     ] == [(record.run_id, "completed", 3, record.losses[-1])]
     assert record.run_id in dlojz(root, "runs").stdout
 
 
-def test_logs_by_the_beginning_of_a_name(dlojz: Dlojz, root: Path, record: RunRecord) -> None:
+def test_main_logs_finds_a_run_by_the_beginning_of_its_name(dlojz: Dlojz, root: Path, record: RunRecord) -> None:
     done = dlojz(root, "logs", record.run_id[:15])
     assert done.returncode == 0
     refused = dlojz(root, "logs", record.run_id, "--rank", "7")
     assert refused.returncode == 2 and "rank 7" in refused.stderr
 
 
-def test_compare_answers_and_draws(dlojz: Dlojz, root: Path, record: RunRecord, tmp_path: Path) -> None:
+def test_main_compare_answers_and_draws(dlojz: Dlojz, root: Path, record: RunRecord, tmp_path: Path) -> None:
     picture = tmp_path / "figure.png"
     data = _json(dlojz(root, "compare", record.run_id, "--json", "--figure", str(picture)))
     assert data["rows"][0]["run_id"] == record.run_id and data["exact"] is True
     assert picture.stat().st_size > 10_000
 
 
-def test_a_newest_run_without_measurements_hides_no_other(
+def test_main_compare_takes_the_newest_run_that_measured_something(
     dlojz: Dlojz, root: Path, record: RunRecord, tmp_path: Path
 ) -> None:
     """Its training is another one: the comparison is of the newest run that measured something."""
@@ -130,12 +130,12 @@ def test_a_newest_run_without_measurements_hides_no_other(
     assert [row["run_id"] for row in data["rows"]] == [record.run_id]
 
 
-def test_cancelling_a_finished_run_changes_nothing(dlojz: Dlojz, root: Path, record: RunRecord) -> None:
+def test_main_cancel_of_a_finished_run_changes_nothing(dlojz: Dlojz, root: Path, record: RunRecord) -> None:
     done = dlojz(root, "cancel", record.run_id)
     assert done.returncode == 0 and "ended already" in done.stdout
 
 
-def test_a_damaged_run_hides_no_other(dlojz: Dlojz, root: Path, record: RunRecord) -> None:
+def test_main_runs_names_a_damaged_run_and_hides_no_other(dlojz: Dlojz, root: Path, record: RunRecord) -> None:
     damaged = root / "20200101-000000-000000000000-0000"
     damaged.mkdir()
     (damaged / "config.json").write_text('{"model": "coat')
@@ -146,7 +146,7 @@ def test_a_damaged_run_hides_no_other(dlojz: Dlojz, root: Path, record: RunRecor
     assert damaged.name in done.stderr
 
 
-def test_a_run_stopped_by_its_time_limit_fails_with_its_reason(dlojz: Dlojz, tmp_path: Path) -> None:
+def test_main_run_stopped_by_its_time_limit_fails_with_its_reason(dlojz: Dlojz, tmp_path: Path) -> None:
     done = dlojz(tmp_path, "run", "--engine", "single", "--steps", "100000", "--time-limit-s", "4", "--json")
     assert done.returncode == 1, done.stderr
     data = json.loads(done.stdout)
@@ -162,7 +162,7 @@ runpy.run_module("dlojz", run_name="__main__")
 
 
 @pytest.mark.timeout(600)
-def test_ctrl_c_cancels_keeps_and_says_so(dlojz: Dlojz, tmp_path: Path) -> None:
+def test_main_run_at_ctrl_c_cancels_keeps_and_says_so(dlojz: Dlojz, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", LISTENING, "run", "--engine", "single", "--steps", "100000"],
         stdout=subprocess.PIPE,
@@ -211,7 +211,7 @@ def test_doctor_finds_this_machine_fit(tmp_path: Path) -> None:
     assert answer["problems"] == 0 and states["gloo"] == "ok" and states["torch"] == "ok"
 
 
-def test_doctor_names_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+def test_check_disk_of_doctor_names_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     check = check_disk(tmp_path / "file" / "runs")
     assert check.state == "problem" and "DLOJZ_RUNS" in check.advice

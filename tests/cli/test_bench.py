@@ -69,7 +69,7 @@ def test_refused_in_a_sentence(
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_impossible_point_stops_the_whole_campaign_before_it_starts(
+def test_main_bench_with_an_impossible_point_starts_nothing_of_the_campaign(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "impossible.toml"
@@ -123,19 +123,19 @@ def test_interrupted_resumed_and_reported(
     assert (folder / "points.csv").read_text() == before and len(launched) == 4
 
 
-def test_the_campaigns_are_listed(capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_bench_lists_the_campaigns(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--json"]) == DONE
     assert {"tiny_local", "data_parallelism"} <= {each["name"] for each in json.loads(capfd.readouterr().out)}
 
 
-def test_cancel_answers_in_json_and_alone(tiny: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_bench_cancel_answers_in_json_and_alone(tiny: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", tiny, "--cancel", "--json"]) == DONE
     assert json.loads(capfd.readouterr().out) == {"asked_to_stop": [], "points": 2}
     assert main(["bench", tiny, "--cancel", "--report", "--dry-run"]) == REFUSED
     assert "--cancel --report --dry-run were received together" in capfd.readouterr().err
 
 
-def test_a_remark_that_many_points_share_is_told_once(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_bench_tells_a_remark_that_many_points_share_once(tiny: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", tiny, "--dry-run", "--machine", "jean_zay_a100"]) == DONE
     said = capsys.readouterr().err
     (line,) = [line for line in said.splitlines() if "account" in line]

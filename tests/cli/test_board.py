@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "class"
 
 
-def test_a_table_and_a_page(
+def test_main_board_prints_a_table_and_writes_a_page(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -33,7 +33,9 @@ def test_a_table_and_a_page(
     assert "<script" not in page and "eve; rm -rf &lt;script&gt;" in page
 
 
-def test_pseudonyms_leave_no_name(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_board_with_pseudonyms_leaves_no_name(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     page, key = tmp_path / "board.html", tmp_path / "board.key"
     assert main(["board", str(folder), "--pseudonyms", "--key", str(key), "--html", str(page), "--json"]) == DONE
     told = capfd.readouterr()
@@ -58,6 +60,8 @@ def test_refused_in_a_sentence(words: list[str], sentence: str, capfd: pytest.Ca
     assert sentence in capfd.readouterr().err
 
 
-def test_a_page_that_cannot_be_written(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_board_fails_with_a_page_that_cannot_be_written(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main(["board", str(folder), "--html", str(tmp_path / "none" / "board.html")]) == FAILED
     assert "refused" in capfd.readouterr().err

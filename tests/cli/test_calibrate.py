@@ -32,12 +32,12 @@ def test_two_ranks_are_measured_kept_and_shown(tmp_path: Path, capfd: pytest.Cap
 
 
 @pytest.mark.parametrize("ranks", ["2,4", "1,4,2", "one", "1,1", "1,99", ""])
-def test_illegal_numbers_of_ranks_are_refused(ranks: str) -> None:
+def test_calibrate_command_refuses_illegal_numbers_of_ranks(ranks: str) -> None:
     with pytest.raises(LabError, match="--ranks takes numbers that grow from 1"):
         calibrate_command(["--ranks", ranks])
 
 
-def test_an_unknown_device_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+def test_calibrate_command_refuses_an_unknown_device_and_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(LabError, match="unknown device 'tpu'"):
         calibrate_command(["--device", "tpu"])
     with pytest.raises(LabError, match="run `dlojz calibrate` first"):
@@ -56,5 +56,5 @@ def test_an_unknown_device_and_a_missing_file_are_refused(tmp_path: Path) -> Non
         ("Tesla V100 of a size that is not known", 24, "cpu"),
     ],
 )
-def test_a_gpu_is_known_by_its_drivers_title(title: str, gigabytes: int, name: str) -> None:
+def test_gpu_name_is_known_by_the_title_of_its_driver(title: str, gigabytes: int, name: str) -> None:
     assert gpu_name(title, gigabytes * 10**9) == name

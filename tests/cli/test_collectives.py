@@ -29,7 +29,7 @@ def _dlojz(*words: str, language: str = "en") -> subprocess.CompletedProcess[str
     )
 
 
-def test_the_table_counts_what_the_programs_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_collectives_counts_in_its_table_what_the_programs_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["collectives", "--ranks", "8"]) == 0
     printed = capsys.readouterr().out
     line = next(line for line in printed.splitlines() if line.startswith("ring_all_reduce"))
@@ -37,7 +37,7 @@ def test_the_table_counts_what_the_programs_do(capsys: pytest.CaptureFixture[str
     assert all(name in printed for name in collectives.names()) and "nodes of 4" in printed
 
 
-def test_the_list_as_json(capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_collectives_lists_as_json(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["collectives", "--ranks", "6", "--per-node", "2", "--json"]) == 0
     listed = json.loads(capfd.readouterr().out)
     assert [entry["name"] for entry in listed] == collectives.names()
@@ -45,7 +45,9 @@ def test_the_list_as_json(capfd: pytest.CaptureFixture[str]) -> None:
     assert (two_level["rounds"], two_level["moved"]) == (6, pytest.approx(10 / 6))
 
 
-def test_one_algorithm_in_words_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_collectives_tells_one_algorithm_in_words_and_draws_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     picture = tmp_path / "ring.png"
     assert main(["collectives", "--name", "ring_all_reduce", "--ranks", "3", "--figure", str(picture)]) == 0
     told = capsys.readouterr()
@@ -55,7 +57,7 @@ def test_one_algorithm_in_words_and_drawn(tmp_path: Path, capsys: pytest.Capture
     assert "one rank alone sends nothing" in capsys.readouterr().out
 
 
-def test_one_algorithm_as_json(capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_collectives_tells_one_algorithm_as_json(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["collectives", "--name", "tree_broadcast", "--ranks", "2", "--json"]) == 0
     assert json.loads(capfd.readouterr().out) == {
         "name": "tree_broadcast",
@@ -79,7 +81,7 @@ def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_sizes")
-def test_a_calibration_on_real_processes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_collectives_calibrates_on_real_processes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     kept, picture = tmp_path / "new" / "calibration.json", tmp_path / "calibration.png"
     words = ["--calibrate", "--ranks", "2", "--output", str(kept), "--figure", str(picture), "--json"]
     assert main(["collectives", *words]) == 0
@@ -91,7 +93,7 @@ def test_a_calibration_on_real_processes(tmp_path: Path, capfd: pytest.CaptureFi
 
 
 @pytest.mark.usefixtures("few_sizes")
-def test_a_calibration_of_our_own_program_as_a_table(capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_collectives_calibrates_our_own_program_as_a_table(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["collectives", "--calibrate", "--ranks", "2", "--name", "tree_all_reduce"]) == 0
     printed = capfd.readouterr().out
     assert "tree_all_reduce, 2 ranks: α = " in printed and "residual" in printed and "64.0 KiB" in printed
@@ -116,7 +118,9 @@ def test_a_calibration_of_our_own_program_as_a_table(capfd: pytest.CaptureFixtur
         ("ring", ["the word 'ring'"]),
     ],
 )
-def test_refusals(line: str, expected: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_collectives_refuses_in_one_sentence(
+    line: str, expected: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["collectives", *line.split()]) == 2
     told = capsys.readouterr()
     assert told.out == "" and told.err.startswith("dlojz: ") and told.err.count("\n") == 1
@@ -124,7 +128,9 @@ def test_refusals(line: str, expected: list[str], capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.usefixtures("few_sizes")
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_collectives_names_a_place_that_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").write_text("not a folder")
     words = ["--calibrate", "--ranks", "2", "--output", str(tmp_path / "file" / "calibration.json")]
     assert main(["collectives", *words]) == 2

@@ -92,7 +92,7 @@ REFUSED_FR = {
     [("en", words, expected) for words, expected in REFUSED_EN.items()]
     + [("fr", words, expected) for words, expected in REFUSED_FR.items()],
 )
-def test_what_is_refused_is_refused_before_anything_is_trained(
+def test_main_compress_refuses_before_anything_is_trained(
     language: str, words: str, expected: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     use_language(language)
@@ -107,14 +107,14 @@ def test_what_is_refused_is_refused_before_anything_is_trained(
     assert not runs.exists()
 
 
-def test_an_unknown_model_is_answered_with_those_that_can_be_trained(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_compress_answers_an_unknown_model_with_those_it_can_train(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compress", "--model", "vit_tny"]) == 2
     told = capsys.readouterr().err
     assert "vit_mini, vit_tiny" in told and "alexnet_tiny" in told
     assert not any(name in told for name in ("gpt_tiny", "llama_tiny", "vit_l_16"))
 
 
-def test_a_place_that_may_not_be_written_to_is_refused_first(
+def test_main_compress_refuses_first_a_place_that_may_not_be_written_to(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
@@ -154,7 +154,7 @@ def a_board(*lines: tuple[str, float, float, float]) -> Board:
 
 @pytest.mark.parametrize("language", ["en", "fr"])
 @pytest.mark.parametrize("width", [80, 100])
-def test_a_narrow_terminal_cuts_nothing_and_keeps_every_star(language: str, width: int) -> None:
+def test_board_table_in_a_narrow_terminal_cuts_nothing_and_keeps_every_star(language: str, width: int) -> None:
     use_language(language)
     board = a_board(*((name, 1.0, 1.0, 1.0) for name in METHODS))
     assert len(board.front()) == 1 + len(METHODS)
@@ -168,7 +168,7 @@ def test_a_narrow_terminal_cuts_nothing_and_keeps_every_star(language: str, widt
     assert ({"en": "[half]", "fr": "[moitié]"}[language] in text) == (width == 100)
 
 
-def test_a_method_that_is_steadily_faster_is_not_hidden_by_one_that_is_faster_at_times() -> None:
+def test_conclusion_of_a_board_hides_no_method_that_is_steadily_faster() -> None:
     steady, unsteady, slow = ("gradual", 1.0, 0.6, 0.7), ("two_to_four", 1.0, 0.5, 1.2), ("lottery", 1.0, 1.1, 1.2)
     assert "Fastest of these: gradual, in 0.60 times" in conclusion(a_board(steady, unsteady))
     assert "None of these is clearly faster" in conclusion(a_board(unsteady, slow))
@@ -198,7 +198,7 @@ def test_every_option_of_the_list_can_be_set_to_its_default() -> None:
     }
 
 
-def test_a_library_that_is_missing_is_told_with_its_command(
+def test_main_compress_tells_a_missing_library_with_its_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import importlib.util
@@ -234,7 +234,7 @@ def test_a_small_board_is_shown_concluded_drawn_and_kept(tmp_path: Path, capfd: 
     assert len(list((tmp_path / "runs" / "teachers").iterdir())) == 1
 
 
-def test_json_is_one_document_and_a_larger_student_is_warned_of(
+def test_main_compress_gives_one_json_document_and_warns_of_a_larger_student(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     words = [*QUICK, "--model", "vit_mini", "--student", "vit_tiny", "--json", "--root", str(tmp_path)]
@@ -250,7 +250,7 @@ def test_json_is_one_document_and_a_larger_student_is_warned_of(
     assert capfd.readouterr().err.startswith("attention : l’étudiant a 820\u202f106 paramètres")
 
 
-def test_what_does_not_fit_the_teacher_is_left_out_of_a_default_board_and_refused_by_name(
+def test_main_compress_leaves_out_what_does_not_fit_the_teacher_unless_named(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An AlexNet's blocks cannot begin a ViT."""
@@ -273,7 +273,7 @@ def test_images_are_as_small_as_teacher_and_student_both_read(names: list[str], 
     assert image_size(*names) == size
 
 
-def test_a_student_that_nobody_named_counts_for_the_size_of_the_images(
+def test_main_compress_counts_a_student_nobody_named_for_the_size_of_images(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """AlexNet reads 63 pixels, and vit_mini, the default student, whole patches of 8 only."""
@@ -295,7 +295,7 @@ def test_the_list_tells_every_method_and_trains_nothing(capsys: pytest.CaptureFi
     assert all(name in printed for name in METHODS) and "temperature=4.0" in printed
 
 
-def test_the_list_is_json_too(capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_compress_lists_every_method_as_json_too(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["compress", "--list", "--json"]) == 0
     listed = json.loads(capfd.readouterr().out)
     assert [one["name"] for one in listed] == list(METHODS)
@@ -311,7 +311,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_an_interrupted_training_says_so_and_gives_the_cursor_back(tmp_path: Path) -> None:
+def test_compress_when_interrupted_says_so_and_gives_the_cursor_back(tmp_path: Path) -> None:
     terminal, theirs = pty.openpty()
     words = ["compress", "--methods", "student_alone", "--epochs", "900", "--root", str(tmp_path)]
     environment = {**os.environ, "TERM": "xterm", "DLOJZ_LANG": "en", "COLUMNS": "100"}

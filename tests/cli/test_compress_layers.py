@@ -49,7 +49,7 @@ def test_layers_are_medians_over_the_seeds_of_what_has_layers() -> None:
     assert (second.name, second.predicted_sqnr_db, second.measured_sqnr_db) == ("b", None, math.inf)
 
 
-def test_more_methods_than_markers_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_draw_layers_tells_of_more_methods_than_markers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     use_language("en")
     draw_layers(
         board(*(trial(f"m{n}", 0, layer("a", 30.0, 30.0)) for n in range(MOST_SETTINGS + 2))), tmp_path / "a.png"
@@ -60,7 +60,7 @@ def test_more_methods_than_markers_are_told(tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("language", "words"), [("en", "quantizes none: add one of int8_weight_only"), ("fr", "n’en quantifie aucune")]
 )
-def test_nothing_to_draw_is_refused_before_anything_is_trained(
+def test_main_compress_layers_with_nothing_to_draw_is_refused_before_training(
     language: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use_language(language)

@@ -75,7 +75,7 @@ def test_each_group_of_the_metadata_is_looked_at() -> None:
 
 @pytest.mark.parametrize("language", ["en", "fr"])
 @pytest.mark.parametrize("group", list(uses_of_groups()))
-def test_each_missing_library_is_named_with_what_installs_it(
+def test_doctor_names_each_missing_library_with_what_installs_it(
     group: str, language: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_language(language)
@@ -95,13 +95,13 @@ def test_each_missing_library_is_named_with_what_installs_it(
 
 
 @pytest.mark.parametrize(("here", "told"), [("2.7.1", "torch 2.7.1 (>=2.8)"), ("2.8.0+cpu", ""), ("2.13.0", "")])
-def test_a_library_that_is_too_old_is_named(here: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_names_a_library_that_is_too_old(here: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "version", lambda name: here)
     assert doctor._missing("torch", ">=2.8") == told
 
 
 @pytest.mark.parametrize("distribution", [name for name, _ in requirements_of("")])
-def test_without_a_library_of_the_core_there_is_one_sentence_and_no_traceback(distribution: str) -> None:
+def test_requirements_of_the_core_that_are_missing_are_told_without_a_traceback(distribution: str) -> None:
     module = MODULES.get(distribution, distribution.replace("-", "_"))
     done = subprocess.run(
         [sys.executable, "-c", HIDDEN, distribution, module], capture_output=True, text=True, check=False, timeout=240
@@ -115,7 +115,7 @@ def test_without_a_library_of_the_core_there_is_one_sentence_and_no_traceback(di
     ("name", "state", "advice"),
     [("torchvision", "warning", "pip install --no-deps --force-reinstall torch=="), ("deepspeed", "problem", "")],
 )
-def test_a_library_that_is_there_and_does_not_import_is_named(
+def test_doctor_names_a_library_that_is_there_and_does_not_import(
     name: str, state: str, advice: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """In a process that has not mended it: what a script of one's own would meet."""
@@ -159,7 +159,7 @@ def test_a_lock_that_a_killed_build_left_is_named_with_what_removes_it(
         assert doctor._extensions().state == "ok"
 
 
-def test_a_home_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_names_a_home_where_extensions_cannot_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", "/proc")  # where nobody can make a file, root neither

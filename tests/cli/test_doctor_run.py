@@ -60,7 +60,9 @@ def test_a_real_lack_of_memory_is_explained(failed: Run, root: Path, capfd: pyte
         assert (forecast(config).memory.peak_bytes or 0) < (expected.peak_bytes or 0)
 
 
-def test_the_same_as_json_and_in_french(failed: Run, root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_doctor_of_a_run_answers_as_json_and_in_french(
+    failed: Run, root: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main(["doctor", failed.run_id[:15], "--root", str(root), "--json"]) == DONE
     told = json.loads(capfd.readouterr().out)
     assert told["out_of_memory"] is True and told["source"] == "predicted" and len(told["levers"]) == 3
@@ -117,7 +119,7 @@ def test_a_limit_far_above_the_peak_explains_nothing(tmp_path: Path) -> None:
         (f"you tried to allocate {2**50} bytes.", 2**50, "It then asked for 1.00 PiB at once, more than the limit"),
     ],
 )
-def test_one_tensor_that_is_too_large_is_the_cause(asked: str, num_bytes: int, cause: str, tmp_path: Path) -> None:
+def test_post_mortem_finds_one_tensor_that_is_too_large(asked: str, num_bytes: int, cause: str, tmp_path: Path) -> None:
     record = _oom(2**40, measured=True).model_copy(update={"reason": f"rank 0: RuntimeError: {asked}"})
     found = post_mortem(_kept(tmp_path, record))
     assert found.asked_bytes == num_bytes
@@ -148,7 +150,9 @@ def test_a_run_that_completed_did_not_lack_memory(tmp_path: Path, capfd: pytest.
 
 
 @pytest.mark.parametrize("words, expected", [(["19990101"], "no run is named"), (["a", "b"], "takes [RUN] (name of a")])
-def test_refusals(words: list[str], expected: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_doctor_of_a_run_refuses_in_one_sentence(
+    words: list[str], expected: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert main(["doctor", *words, "--root", str(tmp_path)]) == REFUSED
     told = capfd.readouterr()
     assert expected in told.err and told.out == "" and told.err.count("\n") == 1

@@ -18,7 +18,7 @@ def given(*words: str) -> Given:
     return parse("dlojz run", config_flags(), words)
 
 
-def test_numbers_are_parsed_at_the_command_line_s_edge() -> None:
+def test_parse_reads_numbers_at_the_edge_of_the_command_line() -> None:
     words = "--steps 12 --learning-rate 1e-2 --chunks=2 --bucket-mib 4 --schedule 1f1b --model 7 --keep_weights"
     assert given(*words.split()) == {
         **{"steps": 12, "learning_rate": 0.01, "chunks": 2, "bucket_mib": 4.0},
@@ -35,7 +35,7 @@ def test_every_field_belongs_to_one_subject() -> None:
     assert all(flag.en and flag.fr for flag in config_flags())
 
 
-def test_words_after_two_hyphens_are_left_as_they_are() -> None:
+def test_parse_leaves_words_after_two_hyphens_as_they_are() -> None:
     options = flags("""
     --nproc INT = 1  processes // processus
     [SCRIPT]  script // script
@@ -48,7 +48,7 @@ def test_words_after_two_hyphens_are_left_as_they_are() -> None:
     assert parse("dlojz run", options, ["train.py"])["rest"] == ()
 
 
-def test_options_are_declared_as_text() -> None:
+def test_flags_are_declared_as_text() -> None:
     number, several, switch, words = flags("""
     -n --number-of INT>=2 = 4  how many // combien
     --set NAME=VALUE...  several // plusieurs
@@ -77,7 +77,7 @@ def test_options_are_declared_as_text() -> None:
         (["word"], "does not know what to do with the word 'word'"),
     ],
 )
-def test_what_cannot_be_parsed_is_refused(words: list[str], sentence: str) -> None:
+def test_parse_refuses_what_it_cannot_read(words: list[str], sentence: str) -> None:
     with pytest.raises(LabError, match=re.escape(sentence)):
         parse("dlojz x", flags("-n --number-of INT>=2  how many\n--quiet  no noise"), words)
 
@@ -90,11 +90,11 @@ def test_what_cannot_be_parsed_is_refused(words: list[str], sentence: str) -> No
         {"model": "gpt_tiny", "curriculum": "linear", "curriculum_multiple": 16, "sequence_length": 64, "steps": 30},
     ],
 )
-def test_what_is_filled_in_is_the_same_for_words_and_for_numbers(fields: dict[str, str | int]) -> None:
+def test_config_of_words_is_filled_in_as_one_of_numbers(fields: dict[str, str | int]) -> None:
     words = (word for name, value in fields.items() for word in (f"--{name}", str(value)))
     assert config_of(given(*words)) == RunConfig.of(**fields)
 
 
-def test_what_is_no_number_is_refused_by_its_field() -> None:
+def test_config_of_words_refuses_what_is_no_number_by_its_field() -> None:
     with pytest.raises(LabError, match="dp.*integer.*'two' was received"):
         config_of(given("--dp", "two"))

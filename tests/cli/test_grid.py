@@ -20,7 +20,7 @@ def _json(capfd: pytest.CaptureFixture[str], *words: str) -> Any:
     return json.loads(capfd.readouterr().out)
 
 
-def test_the_picture_of_the_course_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_grid_tells_the_picture_of_the_course_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["grid", "--processes", "16", *PICTURE]) == 0
     printed = capsys.readouterr().out
     assert "16 ranks = dp 2 × pp 4 × tp 2, on 2 nodes of 8 GPUs, order tp-dp-pp" in printed
@@ -29,7 +29,7 @@ def test_the_picture_of_the_course_in_words(capsys: pytest.CaptureFixture[str]) 
     assert "tp stays inside the nodes; pp crosses nodes" in printed and "node 1  8 (2,0,0)" in printed
 
 
-def test_the_bad_order_is_told_with_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_grid_tells_the_bad_order_with_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["grid", "--dp", "2", *PICTURE, "--order", "pp-dp-tp"]) == 0
     assert "tp crosses nodes" in (printed := capsys.readouterr().out) and "innermost, order tp-dp-pp" in printed
     assert main(["grid", "--tp", "8"]) == 0
@@ -38,7 +38,7 @@ def test_the_bad_order_is_told_with_the_remedy(capsys: pytest.CaptureFixture[str
     assert "3 does not divide the 4 GPUs of a node, so use tp=2" in capsys.readouterr().out
 
 
-def test_the_document_lays_the_predicted_bytes_on_links(capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_grid_as_json_lays_the_predicted_bytes_on_links(capfd: pytest.CaptureFixture[str]) -> None:
     words = ["--dp", "2", "--pp", "2", "--gpus-per-node", "2", "--model", "vit_tiny", "--bandwidths", "300,25"]
     told = _json(capfd, *words)
     assert (told["world_size"], told["nodes"], told["groups"]["pp"]) == (4, [[0, 1], [2, 3]], [[0, 2], [1, 3]])
@@ -53,7 +53,7 @@ def test_the_document_lays_the_predicted_bytes_on_links(capfd: pytest.CaptureFix
     assert list(by_order) == ["tp-dp-pp", "pp-dp-tp"] and by_order["pp-dp-tp"]["pp"] == 0 < by_order["pp-dp-tp"]["dp"]
 
 
-def test_context_parallelism_is_told_and_sends_round_its_ring(capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_grid_tells_context_parallelism_that_sends_round_its_ring(capfd: pytest.CaptureFixture[str]) -> None:
     words = ["--processes", "4", "--cp", "2", "--pp", "1", "--tp", "1", "--gpus-per-node", "2", "--model", "llama_tiny"]
     told = _json(capfd, *words)
     assert (told["dp"], told["cp"], told["groups"]["cp"]) == (2, 2, [[0, 1], [2, 3]])
@@ -77,14 +77,14 @@ def test_bytes_in_text_and_figures(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (tmp_path / "a.png").read_bytes().startswith(PNG)
 
 
-def test_where_bytes_are_not_known_the_grid_is_told_all_the_same(capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_grid_is_told_also_where_bytes_are_not_known(capfd: pytest.CaptureFixture[str]) -> None:
     told = _json(capfd, "--tp", "3", "--dp", "4")  # 3 does not divide the heads of the default model
     assert told["traffic"] is None and "tp=3" in told["unknown"] and len(told["groups"]["tp"]) == 4
     assert main(["grid", "--tp", "3", "--model", "llama_tiny"]) == 2
     assert "tp=3" in capfd.readouterr().err
 
 
-def test_many_ranks_are_told_in_short(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_grid_tells_many_ranks_in_short(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["grid", "--dp", "16", "--pp", "8", "--tp", "8", "--gpus-per-node", "8"]) == 0
     printed = capsys.readouterr().out
     assert "1024 ranks" in printed and "…" in printed and len(printed.splitlines()) < 60
@@ -109,7 +109,7 @@ def test_many_ranks_are_told_in_short(capsys: pytest.CaptureFixture[str]) -> Non
         ("--model nope", "unknown model 'nope'"),
     ],
 )
-def test_refusals(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_grid_refuses_in_one_sentence(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["grid", *words.split()]) == 2
     printed = capsys.readouterr()
     assert told in printed.err and printed.out == "" and len(printed.err.strip().splitlines()) == 1
@@ -119,7 +119,7 @@ def test_refusals(words: str, told: str, capsys: pytest.CaptureFixture[str]) -> 
     assert french != printed.err or words == "--model nope"
 
 
-def test_french(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_grid_speaks_french(capsys: pytest.CaptureFixture[str]) -> None:
     use_language("fr")
     assert main(["grid", "--dp", "2", "--pp", "2", "--gpus-per-node", "2", "--model", "vit_tiny"]) == 0
     printed = capsys.readouterr().out

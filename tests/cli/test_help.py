@@ -30,7 +30,7 @@ def help_of(capsys: pytest.CaptureFixture[str]) -> Help:
     return ask
 
 
-def test_the_overview_comes_from_the_command_itself() -> None:
+def test_subcommands_are_all_told_by_the_command_without_words() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "dlojz"],
         capture_output=True,
@@ -44,13 +44,13 @@ def test_the_overview_comes_from_the_command_itself() -> None:
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
-def test_the_overview_names_every_command(words: list[str], help_of: Help) -> None:
+def test_subcommands_are_all_named_in_the_overview(words: list[str], help_of: Help) -> None:
     printed = help_of(*words)
     assert all(f"\n  {name} " in printed for name in SUBCOMMANDS)
 
 
 @pytest.mark.parametrize("name", SUBCOMMANDS)
-def test_every_help_has_two_examples(name: str, help_of: Help) -> None:
+def test_subcommands_have_two_examples_each_in_their_help(name: str, help_of: Help) -> None:
     printed = help_of(name, "--help")
     assert "Examples:" in printed and printed.count(f"\n  dlojz {name}") >= 2
     assert "Exemples :" in help_of(name, "--help", language="fr")

@@ -30,7 +30,7 @@ def test_the_catalogue_tells_each_library_and_what_installs_it(
     assert "make colossalai" in told
 
 
-def test_the_catalogue_as_json(capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_libraries_gives_the_catalogue_as_json(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["libraries", "--json"]) == DONE
     told = {one["library"]: one for one in json.loads(capfd.readouterr().out)}
     assert list(told) == list(LIBRARIES) and told["torch"]["installed"]
@@ -45,7 +45,7 @@ def test_a_program_is_shown_as_it_is(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(("columns", "beside"), [("80", False), ("160", True)])
-def test_the_catalogue_breaks_no_word(
+def test_main_libraries_breaks_no_word_of_the_catalogue(
     columns: str, beside: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a narrow terminal, what is hidden stands below the table."""
@@ -57,7 +57,7 @@ def test_the_catalogue_breaks_no_word(
     assert {word for one in LIBRARIES.values() for word in one.runs().split()} <= words
 
 
-def test_where_nothing_could_be_run_the_reason_is_told(
+def test_main_libraries_tells_the_reason_where_nothing_could_be_run(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """An environment of its own that holds the library, and whose Python does not start."""
@@ -89,7 +89,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, Path]:
     return json.loads(done.stdout), figure, folder / "runs"
 
 
-def test_runs_side_by_side_are_runs_as_any_other(told: tuple[Any, Path, Path]) -> None:
+def test_libraries_side_by_side_make_runs_as_any_other(told: tuple[Any, Path, Path]) -> None:
     rows, figure, root = told
     torch, deepspeed, absent = rows
     assert [row["ran"] for row in rows] == [True, True, False]

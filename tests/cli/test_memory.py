@@ -28,7 +28,7 @@ def _json(capfd: pytest.CaptureFixture[str], *words: str) -> Any:
     return json.loads(capfd.readouterr().out)
 
 
-def test_the_json_is_the_forecast_of_the_fullest_rank(capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_memory_gives_as_json_the_forecast_of_the_fullest_rank(capfd: pytest.CaptureFixture[str]) -> None:
     told = _json(capfd, *ZERO_2)
     expected = heaviest(RunConfig.of(model="gpt_tiny", dp=2, zero=2, engine="deepspeed", micro_batch=4))
     assert told["memory"] == expected.memory.to_dict() and told["device"] == "cpu" and told["fits"] is None
@@ -39,7 +39,7 @@ def test_the_json_is_the_forecast_of_the_fullest_rank(capfd: pytest.CaptureFixtu
     assert {form["name"] for form in told["closed_forms_of_one_layer"]} >= {"Korthikanti", "ZeRO-Infinity"}
 
 
-def test_fit_tells_the_largest_batch_and_the_levers(capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_memory_fit_tells_the_largest_batch_and_the_levers(capfd: pytest.CaptureFixture[str]) -> None:
     """The batch that is named fits, one sample more does not; each lever saves what its own forecast says."""
     told = _json(capfd, "gpt_tiny", "--dp", "2", "--precision", "fp32", "--fit", "v100-16")
     gpu = hardware.device("v100-16")
@@ -61,7 +61,9 @@ def test_fit_tells_the_largest_batch_and_the_levers(capfd: pytest.CaptureFixture
         ("fr", ["Par catégorie", "Ce qui remplit le pic", "16 Ψ", "32·sbh", "maximum dans le pas", "alloué"]),
     ],
 )
-def test_what_is_printed(capfd: pytest.CaptureFixture[str], language: str, words: list[str]) -> None:
+def test_main_memory_prints_the_peak_and_its_moment(
+    capfd: pytest.CaptureFixture[str], language: str, words: list[str]
+) -> None:
     use_language(language)
     assert main(["memory", *ZERO_2, "--precision", "bf16"]) == DONE
     printed = capfd.readouterr().out
@@ -72,7 +74,7 @@ def test_what_is_printed(capfd: pytest.CaptureFixture[str], language: str, words
     assert all(len(line) <= 100 for line in printed.splitlines()[3:]) and "…" not in printed.replace(" … ", "")
 
 
-def test_on_a_gpu_three_sizes_are_told_apart(capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_memory_on_a_gpu_tells_three_sizes_apart(capfd: pytest.CaptureFixture[str]) -> None:
     words = ["--precision", "fp32", "--micro-batch", "16", "--device", "v100-32"]
     assert main(["memory", "gpt_tiny", "--dp", "2", *words]) == DONE
     printed = capfd.readouterr().out
@@ -86,12 +88,12 @@ def test_on_a_gpu_three_sizes_are_told_apart(capfd: pytest.CaptureFixture[str]) 
     assert "Fits into V100 32 GB" in printed
 
 
-def test_a_model_too_large_is_told_so(capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_memory_tells_a_model_that_it_is_too_large(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["memory", "gpt2", "--micro-batch", "64", "--device", "v100-16"]) == DONE
     assert "Does NOT fit into V100 16 GB" in capfd.readouterr().out
 
 
-def test_files_are_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_memory_writes_its_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     picture, snapshot = tmp_path / "memory.png", tmp_path / "memory.html"
     assert main(["memory", *ZERO_2, "--png", str(picture), "--snapshot", str(snapshot)]) == DONE
     assert picture.read_bytes().startswith(PNG)
@@ -100,7 +102,9 @@ def test_files_are_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize("language", ["en", "fr"])
-def test_a_budget_is_met_block_by_block(language: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_memory_meets_a_budget_block_by_block(
+    language: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """What is printed, the document and the command to type are of one plan."""
     use_language(language)
     picture, words = tmp_path / "curve.png", ["gpt_tiny", "--micro-batch", "8", "--budget", "45MiB"]
@@ -139,7 +143,7 @@ def test_a_budget_is_met_block_by_block(language: str, tmp_path: Path, capfd: py
         ("gpt_tiny --device 24", ["unknown device '24'", "or a size such as 24GiB"]),
     ],
 )
-def test_refusals(line: str, expected: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_memory_refuses_in_one_sentence(line: str, expected: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["memory", *line.split()]) == REFUSED
     told = capfd.readouterr()
     assert told.out == "" and told.err.startswith("dlojz: ") and told.err.count("\n") == 1
@@ -166,7 +170,7 @@ def test_a_budget_below_the_states_is_refused_and_the_smallest_one_works(
 
 
 @pytest.mark.parametrize("language", ["en", "fr"])
-def test_a_nearly_full_gpu_is_named_as_a_risk(language: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_memory_names_a_nearly_full_gpu_as_a_risk(language: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Above nine tenths the verdict says what that has cost; below it says nothing."""
     use_language(language)
     risk = {"en": "free what it caches", "fr": "rendre ce qu’il garde"}[language]
@@ -197,7 +201,9 @@ def test_the_command_to_type_asks_for_the_same_configuration(fields: dict[str, A
 
 
 @pytest.mark.parametrize("language", ["en", "fr"])
-def test_a_model_from_elsewhere_is_told_in_its_own_names(capfd: pytest.CaptureFixture[str], language: str) -> None:
+def test_main_memory_tells_a_model_from_elsewhere_in_its_own_names(
+    capfd: pytest.CaptureFixture[str], language: str
+) -> None:
     """No numbers of blocks that the module does not have, no folder of this machine, and what `--fit` promises."""
     use_language(language)
     own = f"{Path(own_models.__file__)}:build"
@@ -227,7 +233,7 @@ def test_what_a_model_from_elsewhere_cannot_do_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize("language", ["en", "fr"])
-def test_a_text_model_on_a_gpu_is_asked_about_in_16_bit_with_one_sample(
+def test_main_memory_takes_a_text_model_on_a_gpu_in_16_bit_with_one_sample(
     capfd: pytest.CaptureFixture[str], language: str
 ) -> None:
     """The first line says what was assumed; the figures are those of the configuration that says so."""
@@ -235,12 +241,15 @@ def test_a_text_model_on_a_gpu_is_asked_about_in_16_bit_with_one_sample(
     words = ["llama_3_8b", "--dp", "8", "--zero", "3", "--device", "a100-80"]
     assert main(["memory", *words]) == DONE
     printed = capfd.readouterr().out.splitlines()
-    assert printed[0] == {
-        "en": "Assumed: bf16 (mixed precision), 1 sample of 8,192 tokens per GPU; other values by --precision, "
-        "--micro-batch, --sequence-length.",
-        "fr": "Supposé : bf16 (précision mixte), 1 exemple de 8\u202f192 tokens par GPU ; autres valeurs par "
-        "--precision, --micro-batch, --sequence-length.",
-    }[language]
+    assert (
+        printed[0]
+        == {
+            "en": "Assumed: bf16 (mixed precision), 1 sample of 8,192 tokens per GPU; other values by --precision, "
+            "--micro-batch, --sequence-length.",
+            "fr": "Supposé : bf16 (précision mixte), 1 exemple de 8\u202f192 tokens par GPU ; autres valeurs par "
+            "--precision, --micro-batch, --sequence-length.",
+        }[language]
+    )
     config = RunConfig.of(model="llama_3_8b", dp=8, zero=3, precision="bf16", micro_batch=1)
     expected = heaviest(config, "a100-80")
     told = _json(capfd, *words)
@@ -263,7 +272,7 @@ def test_a_text_model_on_a_gpu_is_asked_about_in_16_bit_with_one_sample(
         ("vit_tiny --device h100", {}),
     ],
 )
-def test_only_what_was_left_open_is_assumed(
+def test_main_memory_assumes_only_what_was_left_open(
     capfd: pytest.CaptureFixture[str], line: str, assumed: dict[str, object]
 ) -> None:
     told = _json(capfd, *line.split())
@@ -273,14 +282,14 @@ def test_only_what_was_left_open_is_assumed(
     assert {name: flat[name] for name in assumed} == assumed
 
 
-def test_where_not_one_sample_fits_the_levers_are_listed(capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_memory_lists_the_levers_where_not_one_sample_fits(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["memory", "llama_3_8b", "--dp", "8", "--zero", "3", "--device", "a100-40"]) == DONE
     printed = capfd.readouterr().out
     assert "Not even one sample fits into A100 40 GB" in printed and "checkpoint every block" in printed
 
 
 @pytest.mark.parametrize("language", ["en", "fr"])
-def test_a_gpu_may_be_given_by_its_size(capfd: pytest.CaptureFixture[str], language: str) -> None:
+def test_main_memory_takes_a_gpu_by_its_size(capfd: pytest.CaptureFixture[str], language: str) -> None:
     """Of 80 GiB, CUDA's context and NCCL take what they take of the largest known one; the verdict is of the size."""
     use_language(language)
     size = hardware.device("24GiB")

@@ -91,7 +91,7 @@ STARVED = [
 
 @pytest.mark.parametrize("error", STARVED)
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_starved_system_is_one_sentence(
+def test_command_main_tells_a_starved_system_in_one_sentence(
     error: Exception, nested: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def starve(words: list[str]) -> int:
@@ -110,7 +110,7 @@ def test_a_starved_system_is_one_sentence(
     assert command.main(["runs"]) == 1 and capsys.readouterr().err != told
 
 
-def test_an_error_of_the_program_is_not_taken_for_a_starved_system(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_main_takes_no_error_of_the_program_for_a_starved_system(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(words: list[str]) -> int:
         raise RuntimeError("a mistake")
 
@@ -150,7 +150,7 @@ def test_a_name_beyond_what_a_file_can_have_is_refused(words: str, tmp_path: Pat
 
 @pytest.mark.parametrize("words", ["plan", "calibrate --quick --ranks 1", "collectives --name ring_all_reduce", "grid"])
 @pytest.mark.parametrize("name", ["garbage.bin", ".", "[bold]x[/bold]", "x"])
-def test_a_picture_that_could_not_be_written_is_refused_before_the_work(
+def test_command_main_refuses_an_unwritable_picture_before_the_work(
     words: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -162,7 +162,7 @@ def test_a_picture_that_could_not_be_written_is_refused_before_the_work(
 
 
 @pytest.mark.parametrize("words", [["trace", ""], ["run", "--root", ""], ["plan", "--figure", ""], ["compare", ""]])
-def test_an_empty_word_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_main_refuses_an_empty_word(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(words) == 2
     assert "an empty word names nothing" in capsys.readouterr().err
 

@@ -30,7 +30,7 @@ def _json(capfd: pytest.CaptureFixture[str], *words: str) -> Any:
     return json.loads(capfd.readouterr().out)
 
 
-def test_the_json_holds_every_cut(capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_partition_holds_every_cut_as_json(capfd: pytest.CaptureFixture[str]) -> None:
     told = _json(capfd, *COATNET, "--compare", "--micro-batches", "16")
     weighed = block_weights(RunConfig.of(model="coatnet_7"))
     best = exact(weighed.weights, 8)
@@ -54,7 +54,9 @@ def test_the_json_holds_every_cut(capfd: pytest.CaptureFixture[str]) -> None:
         ("fr", ["60 blocs", "goulot", "déséquilibre", "4 × AttentionBlock, PoolingHead", "pire cas", "1,09"]),
     ],
 )
-def test_what_is_printed(capfd: pytest.CaptureFixture[str], language: str, words: list[str]) -> None:
+def test_main_partition_prints_the_cuts_in_both_languages(
+    capfd: pytest.CaptureFixture[str], language: str, words: list[str]
+) -> None:
     use_language(language)
     assert main(["partition", *COATNET, "--compare"]) == DONE
     printed = capfd.readouterr().out
@@ -63,7 +65,7 @@ def test_what_is_printed(capfd: pytest.CaptureFixture[str], language: str, words
     assert all(len(line) <= 100 for line in printed.splitlines())
 
 
-def test_measured_time_and_patterns(capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_partition_takes_measured_time_and_patterns(capfd: pytest.CaptureFixture[str]) -> None:
     timed = _json(
         capfd, "--model", "gpt_tiny", "--stages", "2", "--by", "time", "--micro-batch", "1", "--device", "cpu"
     )
@@ -73,7 +75,7 @@ def test_measured_time_and_patterns(capfd: pytest.CaptureFixture[str]) -> None:
     assert {block["weight"] for block in matched["blocks"]} == {0, 1}
 
 
-def test_the_picture_is_written(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_main_partition_writes_the_picture(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     target = tmp_path / "cut.png"
     assert main(["partition", "--model", "alexnet", "--by", "flops", "--png", str(target)]) == DONE
     assert target.read_bytes().startswith(b"\x89PNG\r\n\x1a\n") and str(target) in capfd.readouterr().err
@@ -96,7 +98,7 @@ def test_the_picture_is_written(capfd: pytest.CaptureFixture[str], tmp_path: Pat
         ("--png cut.txt", [".png"]),
     ],
 )
-def test_refusals(capfd: pytest.CaptureFixture[str], line: str, words: list[str]) -> None:
+def test_main_partition_refuses_in_one_sentence(capfd: pytest.CaptureFixture[str], line: str, words: list[str]) -> None:
     assert main(["partition", *line.split()]) == REFUSED
     told = capfd.readouterr()
     assert told.out == "" and told.err.startswith("dlojz: ") and told.err.count("\n") == 1
@@ -108,7 +110,9 @@ def test_refusals(capfd: pytest.CaptureFixture[str], line: str, words: list[str]
     ("model", "why"),
     [("torchvision:googlenet", "computes its loss itself"), (f"{own_models.__file__}:build", "in two blocks")],
 )
-def test_a_model_that_no_pipeline_runs_gets_no_cut(capfd: pytest.CaptureFixture[str], model: str, why: str) -> None:
+def test_main_partition_gives_no_cut_of_a_model_that_no_pipeline_runs(
+    capfd: pytest.CaptureFixture[str], model: str, why: str
+) -> None:
     assert main(["partition", model, "--stages", "2"]) == REFUSED
     told = capfd.readouterr()
     assert told.out == "" and told.err.count("\n") == 1

@@ -21,7 +21,7 @@ def _json(capfd: pytest.CaptureFixture[str], *words: str) -> Any:
     return json.loads(capfd.readouterr().out)
 
 
-def test_a_schedule_is_drawn_with_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_pipeline_draws_a_schedule_with_its_figures(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pipeline", "--schedule", "1f1b", "--stages", "4", "--micro-batches", "8"]) == 0
     printed = capsys.readouterr().out
     assert "rank 3 .  .  .  F0 B0--- F1 B1---" in printed
@@ -41,7 +41,7 @@ def test_a_schedule_is_drawn_with_its_figures(capsys: pytest.CaptureFixture[str]
         ("--schedule gpipe --times 2,2,2 --stage-times 1,2,1,1", 114, 114, 1 - 60 / 114, [8, 8, 8, 8]),
     ],
 )
-def test_the_document(
+def test_main_pipeline_gives_its_document_as_json(
     words: str, makespan: float, span: float, fraction: float, peaks: list[float], capfd: pytest.CaptureFixture[str]
 ) -> None:
     told = _json(capfd, *words.split(), "--stages", "4", "--micro-batches", "8")
@@ -64,7 +64,9 @@ def test_files_are_written_and_read_back(tmp_path: Path, capfd: pytest.CaptureFi
     assert (read["schedule"], read["model_stages"]) == ("zbv", 8)
 
 
-def test_what_torch_cannot_execute_is_written_with_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_pipeline_writes_what_torch_cannot_execute_with_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["pipeline", "--schedule", "chimera", "--csv", str(tmp_path / "chimera.csv")]) == 0
     assert "each stage on one rank" in capsys.readouterr().err
     assert main(["pipeline", "--from-csv", str(tmp_path / "chimera.csv")]) == 0
@@ -89,14 +91,14 @@ def test_all_schedules_side_by_side(capfd: pytest.CaptureFixture[str]) -> None:
         (["gpipe", "1f1b", "zb-h1"], ["gpipe", "1f1b", "zb-h1"]),
     ],
 )
-def test_a_comparison_is_drawn(names: list[str], titles: list[str], tmp_path: Path) -> None:
+def test_main_pipeline_draws_a_comparison(names: list[str], titles: list[str], tmp_path: Path) -> None:
     path = tmp_path / "compared.svg"
     assert main(["pipeline", "--compare", *names, "--svg", str(path)]) == 0
     drawn = path.read_text()  # the words of each text stand beside its outlines
     assert [title for title in titles if f"<!-- {title} -->" not in drawn] == []
 
 
-def test_the_list_names_them_all(capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_pipeline_lists_all_schedules(capfd: pytest.CaptureFixture[str]) -> None:
     assert [entry["name"] for entry in _json(capfd, "--list")] == list(SCHEDULES)
     assert main(["pipeline", "--list"]) == 0
     assert "looped-bfs" in capfd.readouterr().out
@@ -135,7 +137,9 @@ def test_the_list_names_them_all(capfd: pytest.CaptureFixture[str]) -> None:
         ("--shedule 1f1b", ["--schedule"]),
     ],
 )
-def test_refusals(line: str, expected: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_pipeline_refuses_in_one_sentence(
+    line: str, expected: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["pipeline", *line.split()]) == 2
     told = capsys.readouterr()
     assert told.out == "" and told.err.startswith("dlojz: ") and told.err.count("\n") == 1
@@ -151,7 +155,7 @@ def test_refusals(line: str, expected: list[str], capsys: pytest.CaptureFixture[
         ("", ["holds no action"]),
     ],
 )
-def test_a_bad_csv_is_refused(
+def test_main_pipeline_refuses_a_bad_csv(
     text: str, expected: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "order.csv").write_text(text)
@@ -160,7 +164,7 @@ def test_a_bad_csv_is_refused(
     assert told.count("\n") == 1 and all(words in told for words in expected)
 
 
-def test_it_speaks_french(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_pipeline_speaks_french(capsys: pytest.CaptureFixture[str]) -> None:
     use_language("fr")
     try:
         assert main(["pipeline"]) == 0

@@ -34,14 +34,14 @@ def test_the_json_is_the_functions_answer(capfd: pytest.CaptureFixture[str]) -> 
     assert config == made.best.config()
 
 
-def test_sizes_stand_for_a_model(capfd: pytest.CaptureFixture[str]) -> None:
+def test_plan_command_takes_sizes_for_a_model(capfd: pytest.CaptureFixture[str]) -> None:
     told = _json(capfd, *OWN, "--gpus", "2,4", "--batch", "32", "--engine", "megatron-core")
     assert told["gpus"] == [2, 4] and told["parameters"] == pytest.approx(124e6, rel=0.02)
     assert {one["layout"]["engine"] for one in told["top"]} == {"megatron-core"}
     assert "--tensor-model-parallel-size" in told["best"]["documents"]["arguments.txt"]
 
 
-def test_the_terminal_shows_the_best_the_front_the_refusals_and_the_tree(capfd: pytest.CaptureFixture[str]) -> None:
+def test_plan_command_shows_the_best_the_front_the_refusals_and_the_tree(capfd: pytest.CaptureFixture[str]) -> None:
     assert plan_command([*GPT2, "--top", "2"]) == DONE
     text = capfd.readouterr().out
     for part in ("simulated", "Fastest layouts", "Pareto front", "Refused", "Which strategy when", "closest evidence"):
@@ -51,7 +51,7 @@ def test_the_terminal_shows_the_best_the_front_the_refusals_and_the_tree(capfd: 
     assert "Front de Pareto" in capfd.readouterr().out
 
 
-def test_why_tells_the_reason_and_fails_if_it_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
+def test_plan_command_why_tells_the_reason_and_fails_if_it_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     assert plan_command([*GPT2, "--why", "tp=4, micro_batch=3"]) == FAILED
     assert "a batch of 32 is no multiple of dp × micro-batch" in capfd.readouterr().out
     told = _json(capfd, *GPT2, "--why", "engine=torch zero=3 pp=2", code=FAILED)
@@ -60,7 +60,9 @@ def test_why_tells_the_reason_and_fails_if_it_is_refused(capfd: pytest.CaptureFi
     assert "fit" in capfd.readouterr().out
 
 
-def test_the_files_of_the_best_are_written_and_its_figure(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_plan_command_writes_the_files_of_the_best_and_its_figure(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     folder, figure = tmp_path / "planned", tmp_path / "plan.png"
     words = ["--write", str(folder), "--figure", str(figure), "--account", "abc", "--hours", "2"]
     assert plan_command([*GPT2, *words]) == DONE
@@ -74,13 +76,13 @@ def test_the_files_of_the_best_are_written_and_its_figure(tmp_path: Path, capfd:
     assert str(folder / "job.sh") in capfd.readouterr().err
 
 
-def test_the_script_of_a_decoder_starts_its_program(capfd: pytest.CaptureFixture[str]) -> None:
+def test_plan_command_writes_for_a_decoder_a_script_that_starts_its_program(capfd: pytest.CaptureFixture[str]) -> None:
     words = [*OWN, "--gpus", "8", "--batch", "32", "--engine", "megatron-core", "--script", "--account", "abc"]
     told = _json(capfd, *words)
     assert "pretrain_gpt.py" in told["script"] and "#SBATCH --account=abc@a100" in told["script"]
 
 
-def test_a_queue_limits_the_training(capfd: pytest.CaptureFixture[str]) -> None:
+def test_plan_command_has_a_queue_limit_the_training(capfd: pytest.CaptureFixture[str]) -> None:
     told = _json(capfd, *GPT2, "--qos", "qos_gpu_a100-dev", "--steps", "100")
     assert "hours" not in told["refused"]
     with pytest.raises(LabError, match=r"within 2 h \(qos_gpu_a100-dev\)"):
@@ -102,7 +104,7 @@ def test_a_queue_limits_the_training(capfd: pytest.CaptureFixture[str]) -> None:
         (["--tp", "2"], "unknown flag"),
     ],
 )
-def test_bad_words_are_refused(words: list[str], sentence: str) -> None:
+def test_plan_command_refuses_bad_words(words: list[str], sentence: str) -> None:
     base = (
         ["--gpus", "2", "--batch", "8"]
         if "--model" in words or "--layers" in words
@@ -112,7 +114,7 @@ def test_bad_words_are_refused(words: list[str], sentence: str) -> None:
         plan_command([*base, *words] if words[0] not in base else words)
 
 
-def test_the_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_command_teaches_in_its_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan_command(["--help"]) == DONE
     text = " ".join(capsys.readouterr().out.split())
     for word in ("Nothing is run", "smallest change", "dlojz validate", "--why", "megatron-1t"):

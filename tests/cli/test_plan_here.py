@@ -21,7 +21,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_predicted_then_measured(
+def test_plan_command_here_predicts_then_measures(
     home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home))
@@ -58,7 +58,7 @@ def test_a_model_of_one_s_own_file_is_planned_then_run_and_the_verdict_names_the
         ("--cluster here --gpus 3 --model coatnet_tiny", "dlojz calibrate --ranks 3"),
     ],
 )
-def test_what_does_not_go_together_is_refused(
+def test_plan_command_here_refuses_what_does_not_go_together(
     home: Path, monkeypatch: pytest.MonkeyPatch, words: str, said: str
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home))

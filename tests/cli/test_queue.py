@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_the_queue(fake: Any, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_queue_lists_the_jobs_and_their_runs(fake: Any, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     fake.plays(
         says.squeue(
             says.line("12", "PENDING", "PartitionTimeLimit", name=folder.name),
@@ -95,7 +95,7 @@ def end(folder: Path) -> None:
     write_record(folder / "record.json", assemble(folder.name, CONFIG, events, Ending("completed"), 1.0))
 
 
-def test_watch_ends_with_the_run(
+def test_main_watch_ends_with_the_run(
     fake: Any, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.plays(says.squeue(says.line("12", "PENDING", "Priority", name=folder.name)))
@@ -110,7 +110,7 @@ def test_watch_ends_with_the_run(
     assert "no run waits or runs" in capfd.readouterr().out
 
 
-def test_ctrl_c_leaves_the_runs_alone(
+def test_main_watch_at_ctrl_c_leaves_the_runs_alone(
     fake: Any, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake.plays(says.squeue(says.line("12", "RUNNING")))
@@ -125,7 +125,7 @@ def test_ctrl_c_leaves_the_runs_alone(
     assert not (folder / "cancel").exists()
 
 
-def test_watch_does_not_wait_for_a_record_that_it_cannot_read(
+def test_main_watch_does_not_wait_for_a_record_that_it_cannot_read(
     fake: Any, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "record.json").write_text('{"schema_version": 7}')

@@ -51,7 +51,7 @@ OF_SCRIPTS = {
 
 
 @pytest.mark.parametrize("line", OF_SCRIPTS)
-def test_a_request_for_a_script_is_refused_in_one_sentence(
+def test_main_refuses_a_request_for_a_script_in_one_sentence(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "package").mkdir()
@@ -110,7 +110,7 @@ def test_a_process_refuses_with_its_exit_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", REFUSED)
-def test_run_refuses(line: str, refuse: Refuse, tmp_path: Path) -> None:
+def test_main_run_refuses_in_one_sentence_and_makes_no_folder(line: str, refuse: Refuse, tmp_path: Path) -> None:
     refuse(f"run {line}", REFUSED[line])
     assert not (tmp_path / "runs").exists()
 
@@ -135,11 +135,11 @@ def test_run_refuses(line: str, refuse: Refuse, tmp_path: Path) -> None:
         ("models --jsno", ["did you mean '--json'?"]),
     ],
 )
-def test_other_commands_refuse(line: str, expected: list[str], refuse: Refuse) -> None:
+def test_main_refuses_in_one_sentence_with_the_other_commands(line: str, expected: list[str], refuse: Refuse) -> None:
     refuse(line, expected)
 
 
-def test_refusals_also_hold_in_json_mode(refuse: Refuse) -> None:
+def test_main_refuses_in_json_mode_too(refuse: Refuse) -> None:
     refuse("predict --model nothing --json", ["unknown model 'nothing'"])
 
 
@@ -158,7 +158,7 @@ def test_an_unwritable_place_for_runs_is_one_sentence(tmp_path: Path) -> None:
         "plan --model vit_tiny --gpus 2 --image-size 1000000000",
     ],
 )
-def test_tensors_beyond_what_torch_addresses_are_refused(line: str, refuse: Refuse) -> None:
+def test_main_refuses_tensors_beyond_what_torch_addresses(line: str, refuse: Refuse) -> None:
     refuse(line, ["more bytes than a 64-bit number counts"])
 
 
@@ -173,15 +173,15 @@ def test_tensors_beyond_what_torch_addresses_are_refused(line: str, refuse: Refu
         "machines local",
     ],
 )
-def test_images_of_a_thousand_million_pixels_a_side_are_refused(verb: str, refuse: Refuse) -> None:
+def test_main_refuses_images_of_a_thousand_million_pixels_a_side(verb: str, refuse: Refuse) -> None:
     refuse(f"{verb} --image-size 1000000000", ["image_size must be at most 65536", "1000000000"])
 
 
-def test_sequences_of_two_thousand_million_tokens_are_refused(refuse: Refuse) -> None:
+def test_main_refuses_sequences_of_two_thousand_million_tokens(refuse: Refuse) -> None:
     refuse("predict --model gpt_tiny --sequence-length 2147483648", ["sequence_length must be at most 268435456"])
 
 
-def test_more_stages_than_blocks_are_refused_before_their_schedule_is_built(
+def test_main_refuses_more_stages_than_blocks_before_it_builds_their_schedule(
     refuse: Refuse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*_: object, **__: object) -> None:

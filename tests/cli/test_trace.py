@@ -38,7 +38,7 @@ def _json(capfd: pytest.CaptureFixture[str], *words: str) -> Any:
     return json.loads(capfd.readouterr().out)
 
 
-def test_a_pipeline_is_told_drawn_and_documented(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_trace_tells_draws_and_documents_a_pipeline(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = timeline_traces(tmp_path / "traces", simulate(build("1f1b", 4, 8), COSTS), shifts_s=(0, 9, 0, -4))
     assert main(["trace", str(folder), "--png", str(tmp_path / "step.png")]) == 0
     printed = capfd.readouterr().out
@@ -58,7 +58,9 @@ def test_a_pipeline_is_told_drawn_and_documented(tmp_path: Path, capfd: pytest.C
     assert [clock["shift_s"] for clock in told["clocks"]] == pytest.approx([0, -9, 0, 4], abs=1e-3)
 
 
-def test_head_of_line_blocking_is_told_with_what_to_do(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_trace_tells_head_of_line_blocking_with_what_to_do(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     orders = with_messages(build("interleaved", 4, 8))
     times = stream_times(orders, {"F": 2e-3, "B": 4e-3}, 0.1e-3)
     folder = stream_traces(tmp_path, times)
@@ -70,7 +72,7 @@ def test_head_of_line_blocking_is_told_with_what_to_do(tmp_path: Path, capfd: py
     assert "rank 1 idles" in printed and ": post this receive just before the action that needs it" in printed
 
 
-def test_a_late_replica_is_told_and_drawn(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_trace_tells_and_draws_a_late_replica(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = replicas(tmp_path)
     assert main(["trace", str(folder), "--png", str(tmp_path / "a.png")]) == 0
     printed = " ".join(capfd.readouterr().out.split())
@@ -84,7 +86,9 @@ def test_a_late_replica_is_told_and_drawn(tmp_path: Path, capfd: pytest.CaptureF
     assert told["stragglers"][0]["rank"] == 1 and told["pipelines"] == []
 
 
-def test_ranks_that_come_late_by_turns_are_no_stragglers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_trace_finds_no_straggler_in_ranks_that_come_late_by_turns(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     folder = replicas(tmp_path, (0, 1, 1, 0))
     for language, told in (("en", "No straggler: the ranks come late to the 4"), ("fr", "tour à tour aux 4")):
         use_language(language)
@@ -92,7 +96,7 @@ def test_ranks_that_come_late_by_turns_are_no_stragglers(tmp_path: Path, capfd: 
         assert told in " ".join(capfd.readouterr().out.split())
 
 
-def test_the_help_shows_the_lines_that_write_traces(capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_trace_help_shows_the_lines_that_write_traces(capfd: pytest.CaptureFixture[str]) -> None:
     for language in ("en", "fr"):
         use_language(language)
         assert main(["trace", "--help"]) == 0
@@ -112,7 +116,7 @@ def test_the_help_shows_the_lines_that_write_traces(capfd: pytest.CaptureFixture
     ],
 )
 @pytest.mark.parametrize("which", [0, -1])
-def test_an_impossible_time_is_named(
+def test_main_trace_names_an_impossible_time(
     key: str, value: Any, which: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One event of twenty, hours away from the others: its times would be those of the whole profile."""
@@ -143,7 +147,7 @@ def test_an_impossible_time_is_named(
         ("rank0.json rank1.json --png x.txt", "--png needs a name that ends in"),
     ],
 )
-def test_refusals(
+def test_main_trace_refuses_in_one_sentence(
     words: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(replicas(tmp_path))

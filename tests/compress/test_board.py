@@ -55,7 +55,7 @@ def test_the_front_is_what_nothing_beats() -> None:
     assert [line.method for line in made.front()] == ["fast", "smaller_and_better"]
 
 
-def test_noise_makes_nothing_better() -> None:
+def test_board_front_takes_noise_for_nothing_better() -> None:
     """2% of the time, within the quartiles, keep no line on the front; nor do they push one off."""
     noisy = board(trial("a", 0.98, 100, 1.00), trial("b", 0.97, 100, 0.98), trial("c", 0.98, 100, 1.02))
     assert [line.method for line in noisy.front()] == ["a", "c"]
@@ -63,7 +63,7 @@ def test_noise_makes_nothing_better() -> None:
     assert [line.method for line in clear.front()] == ["a", "b"]
 
 
-def test_a_front_is_never_empty() -> None:
+def test_pareto_is_never_empty() -> None:
     same = [trial(name, 0.9, 100, 1.0) for name in "abc"]
     assert len(pareto(board(*same).lines())) == 3
     assert pareto([]) == []
@@ -208,7 +208,7 @@ def test_what_no_board_is_made_of_is_refused_before_anything_is_trained() -> Non
             BoardRequest(**asked)  # type: ignore[arg-type]
 
 
-def test_what_does_not_fit_the_model_is_refused_before_anything_is_trained(
+def test_make_board_refuses_what_does_not_fit_the_model_before_training(
     task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def trained(*_: object, **__: object) -> object:
@@ -243,7 +243,7 @@ def test_a_rehearsal_refuses_no_method_that_works(task: Task) -> None:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_the_file_is_heavier_than_its_numbers_by_its_header() -> None:
+def test_saved_bytes_are_payload_bytes_and_a_header() -> None:
     tensors = {"a": torch.zeros(100), "b": torch.zeros(3, dtype=torch.int8)}
     assert payload_bytes(tensors) == 403
     header = saved_bytes(tensors) - 403

@@ -33,7 +33,7 @@ def test_every_linear_layer_is_seen_with_all_its_rows(model: nn.Module) -> None:
         assert seen[name].inputs_MI.shape == (rows, linear.in_features)
 
 
-def test_what_is_seen_is_what_enters(model: nn.Module) -> None:
+def test_observe_sees_what_enters_a_layer(model: nn.Module) -> None:
     last = list(linear_layers(model))[-1]
     seen = observe(model, images(8), [last])
     assert list(seen) == [last]

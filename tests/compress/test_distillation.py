@@ -104,7 +104,7 @@ def test_without_weight_labels_are_not_used(task: Task, teacher: nn.Module, mixt
     assert not same(*trusting)
 
 
-def test_alone_the_teacher_is_not_asked(task: Task) -> None:
+def test_distil_by_labels_alone_does_not_ask_the_teacher(task: Task) -> None:
     class Silent(nn.Module):
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             raise AssertionError("the teacher was asked")
@@ -151,7 +151,7 @@ def test_all_blocks_copied_give_the_teacher_itself(task: Task, teacher: nn.Modul
 
 
 @pytest.mark.parametrize(("own", "others", "expected"), [(2, 4, [1, 3]), (3, 12, [3, 7, 11]), (4, 4, [0, 1, 2, 3])])
-def test_blocks_answer_to_blocks_evenly_spread(own: int, others: int, expected: list[int]) -> None:
+def test_layer_map_spreads_blocks_evenly(own: int, others: int, expected: list[int]) -> None:
     assert layer_map(own, others) == expected
 
 
@@ -166,7 +166,7 @@ def test_a_narrower_student_is_projected_and_the_projection_learns(task: Task, t
     assert done.losses[-1] < 0.6 * done.losses[0]
 
 
-def test_projections_are_where_the_streams_are(task: Task) -> None:
+def test_matched_has_projections_where_the_streams_are(task: Task) -> None:
     """On the meta device a product with a tensor of the CPU is refused."""
     sizes = [ViTSize(patch=8, width=width, depth=2, num_heads=2, mlp_width=128) for width in (64, 128)]
     own, other = (ViT(size, image_size=16, num_classes=10).to("meta") for size in sizes)
@@ -180,7 +180,7 @@ def test_projections_are_where_the_streams_are(task: Task) -> None:
 
 @pytest.mark.parametrize("name", ["distill_soft", "distill_logits", "distill_hidden"])
 @pytest.mark.parametrize("labels", [1.5, -0.5, float("nan")])
-def test_a_share_of_labels_that_is_none_is_refused_by_its_own_name(
+def test_distillation_method_refuses_a_share_of_labels_that_is_none(
     task: Task, teacher: nn.Module, name: str, labels: float
 ) -> None:
     for language, words in (("en", "from 0 to 1 .* but {} was"), ("fr", "de 0 à 1 .* mais {} a été reçu")):
@@ -189,7 +189,7 @@ def test_a_share_of_labels_that_is_none_is_refused_by_its_own_name(
             method(name)(Start(teacher, "vit_tiny", task, options={"labels": labels, "epochs": 1}))
 
 
-def test_hidden_states_of_other_shapes_are_refused(task: Task, teacher: nn.Module) -> None:
+def test_distil_refuses_hidden_states_of_other_shapes(task: Task, teacher: nn.Module) -> None:
     deeper = new_model("vit_tiny", task, seed=1)
     mini = new_model("vit_mini", task, seed=1)
     hidden = Mixture(hidden=1.0)
@@ -276,7 +276,7 @@ def test_half_of_the_parameters_keep_97_percent_beside_the_student_alone(trials:
     assert alone.kept == alone.accuracy / alone.teacher_accuracy and {one.steps for one in (*own, alone)} == {88}
 
 
-def test_a_student_of_few_labels_gains_by_its_teacher(trials: list[StudentTrial]) -> None:
+def test_distil_gains_by_the_teacher_where_labels_are_few(trials: list[StudentTrial]) -> None:
     """100 labels: beside the same student alone, with the teacher's soft labels of all images and as many steps.
 
     The gain measured over 5 seeds is about 10 points of accuracy; 2 are asked for.

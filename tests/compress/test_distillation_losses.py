@@ -40,7 +40,7 @@ def test_soft_loss_has_the_gradient_of_the_cross_entropy_with_soft_targets() -> 
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-15)
 
 
-def test_at_high_temperature_the_gradient_is_that_of_centred_logits() -> None:
+def test_soft_loss_at_high_temperature_has_the_gradient_of_centred_logits() -> None:
     """Hinton et al. 2015, section 2.1: (z − v) / (N T²) per sample, for logits whose mean is 0, times our T²."""
     student, teacher = logits(0).requires_grad_(), logits(1)
     soft_loss(student, teacher, 1000.0).backward()
@@ -71,7 +71,7 @@ def test_the_cosine_is_that_of_torchs_embedding_loss() -> None:
     assert hidden_loss(student[None], teacher[None]).item() == pytest.approx(expected.item(), rel=1e-12)
 
 
-def test_no_gradient_reaches_the_teacher() -> None:
+def test_soft_loss_logit_loss_and_hidden_loss_give_the_teacher_no_gradient() -> None:
     student, teacher = logits(0).requires_grad_(), logits(1).requires_grad_()
     total = soft_loss(student, teacher, 2.0) + logit_loss(student, teacher)
     (total + hidden_loss(student[None], teacher[None])).backward()
@@ -102,7 +102,7 @@ def test_a_mixture_is_the_weighted_sum() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf, 1e-9])
-def test_a_temperature_that_is_not_positive_is_refused(temperature: float) -> None:
+def test_soft_loss_and_mixture_refuse_a_temperature_that_is_not_positive(temperature: float) -> None:
     with pytest.raises(
         LabError, match=r"temperature must be greater than 0 \(from 0.01 to 1000\), but .* was received"
     ):
@@ -111,7 +111,7 @@ def test_a_temperature_that_is_not_positive_is_refused(temperature: float) -> No
         Mixture(temperature=temperature)
 
 
-def test_it_is_refused_in_french_too() -> None:
+def test_mixture_refuses_a_temperature_in_french_too() -> None:
     use_language("fr")
     try:
         with pytest.raises(LabError, match="temperature doit être strictement positive .*, mais 0 a été reçu"):
@@ -129,6 +129,6 @@ def test_it_is_refused_in_french_too() -> None:
         ({"hidden_kind": "cosinus"}, "unknown kind of hidden loss 'cosinus': did you mean 'cosine'?"),
     ],
 )
-def test_weights_that_mean_nothing_are_refused(weights: dict[str, float], sentence: str) -> None:
+def test_mixture_refuses_weights_that_mean_nothing(weights: dict[str, float], sentence: str) -> None:
     with pytest.raises(LabError, match=sentence):
         Mixture(**weights)  # type: ignore[arg-type]

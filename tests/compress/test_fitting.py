@@ -14,7 +14,7 @@ from dlojz.base.language import use_language
 from dlojz.compress.task import Settings, accuracy, digits, fit, latencies, logits, new_model
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
+def test_fit_gives_the_same_weights_for_the_same_seed_and_others_for_another() -> None:
     task = digits().few(96)
     found = []
     for seed in (0, 0, 1):
@@ -24,7 +24,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
     assert torch.equal(found[0], found[1]) and not torch.equal(found[0], found[2])
 
 
-def test_it_learns_and_tells() -> None:
+def test_fit_learns_and_tells() -> None:
     task, model = digits(), None
     model = new_model("vit_mini", task, 0)
     told: list[tuple[int, int]] = []
@@ -36,7 +36,7 @@ def test_it_learns_and_tells() -> None:
     assert not model.training and accuracy(model, task) > 0.8 and losses[-1] < losses[0] / 2
 
 
-def test_what_does_not_learn_stays() -> None:
+def test_fit_leaves_what_does_not_learn() -> None:
     task, model = digits().few(64), new_model("vit_mini", digits(), 0)
     frozen = model.blocks[0]
     assert isinstance(frozen, nn.Module)

@@ -15,7 +15,7 @@ from dlojz.compress.masks import CubicSchedule, GradualPruning
 from dlojz.compress.task import Settings, digits, fit, new_model
 
 
-def test_it_is_the_papers_equation() -> None:
+def test_cubic_schedule_is_the_papers_equation() -> None:
     """In fractions, with the terms multiplied out rather than as a power."""
     every, renewals = 4, 9
     schedule = CubicSchedule(final=0.9, every=every, renewals=renewals)
@@ -25,7 +25,7 @@ def test_it_is_the_papers_equation() -> None:
         assert schedule.sparsity(turn * every) == pytest.approx(float(expected), abs=1e-12)
 
 
-def test_it_rises_ever_more_slowly_and_is_constant_after() -> None:
+def test_cubic_schedule_rises_ever_more_slowly_and_is_constant_after() -> None:
     schedule = CubicSchedule(final=0.8, every=5, renewals=6)
     values = [schedule.sparsity(step) for step in range(60)]
     assert values[0] == 0.0 and values[30:] == [0.8] * 30

@@ -33,7 +33,7 @@ def everything(model: torch.nn.Module) -> Tensor:
     return torch.cat([named[name].detach().flatten() for name in sorted(named)])
 
 
-def test_every_round_removes_the_same_share_of_what_is_left() -> None:
+def test_sparsities_remove_the_same_share_of_what_is_left_every_round() -> None:
     levels = pruning.sparsities(0.9, 4)
     left = [1.0, *(1 - level for level in levels)]
     shares = [after / before for before, after in pairwise(left)]
@@ -77,7 +77,7 @@ def test_winning_tickets_are_pruned_by_what_the_round_before_ended_in(task: Task
     assert told == [(step, 12) for step in range(1, 13)]
 
 
-def test_a_random_mask_has_as_many_in_each_layer_but_elsewhere() -> None:
+def test_random_mask_like_has_as_many_in_each_layer_but_elsewhere() -> None:
     ticket = {"a": torch.arange(1000).reshape(10, 100) < 300, "b": torch.zeros(50, dtype=torch.bool)}
     found, again, other = (random_mask_like(ticket, seed) for seed in (1, 1, 2))
     assert [int(mask.sum()) for mask in found.values()] == [300, 0] and found["a"].shape == (10, 100)
@@ -98,7 +98,7 @@ def test_a_race_runs_every_ticket_at_every_sparsity(task: Task) -> None:
     assert told == [(step, total) for step in range(1, total + 1)]
 
 
-def test_what_cannot_be_is_refused(task: Task) -> None:
+def test_sparsities_and_race_refuse_what_cannot_be(task: Task) -> None:
     for language, rounds, rewind in (
         ("en", "rounds must be at least 1, but 0", "from 0 to 5, .* but 6 was"),
         ("fr", "rounds doit être au moins égal à 1", "va de 0 à 5, .* mais 6 a été"),

@@ -25,7 +25,9 @@ def task() -> Task:
 
 @pytest.mark.parametrize("sparsity", [-0.1, 1, 1.0, 2, math.nan, -math.inf])
 @pytest.mark.parametrize(("language", "words"), [("en", "from 0 to below 1, but"), ("fr", "de 0 compris à 1 exclu")])
-def test_a_sparsity_outside_its_range_is_refused_in_one_sentence(sparsity: float, language: str, words: str) -> None:
+def test_magnitude_masks_refuse_a_sparsity_outside_its_range_in_one_sentence(
+    sparsity: float, language: str, words: str
+) -> None:
     use_language(language)
     for ask in (
         lambda: masks.pruned_count(10, sparsity),
@@ -38,7 +40,7 @@ def test_a_sparsity_outside_its_range_is_refused_in_one_sentence(sparsity: float
 
 
 @given(st.integers(1, 300), st.floats(0, 1, exclude_max=True), st.integers(0, 3))
-def test_exactly_as_many_go_as_are_asked_for_whatever_the_weights(elements: int, sparsity: float, levels: int) -> None:
+def test_magnitude_mask_removes_exactly_as_many_as_are_asked_for(elements: int, sparsity: float, levels: int) -> None:
     """With few different magnitudes nearly all are equal: a threshold would take too many."""
     weight = torch.arange(elements).remainder(levels + 1).float() - 1
     mask = masks.magnitude_mask(weight, sparsity)
@@ -98,7 +100,7 @@ def test_what_is_masked_gets_no_gradient_and_the_rest_the_gradient_of_the_masked
         assert torch.equal(gradient[mask], plain.get_submodule(name).weight.grad[mask])
 
 
-def test_the_layers_are_plain_again_even_where_the_training_is_stopped(task: Task) -> None:
+def test_fine_tune_leaves_plain_layers_even_where_it_is_stopped(task: Task) -> None:
     model = new_model("vit_mini", task, 0)
 
     def stop(done: int, total: int) -> None:

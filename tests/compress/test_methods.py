@@ -15,7 +15,7 @@ from dlojz.compress.board_record import DEFAULT_METHODS
 from dlojz.compress.method import METHODS, Method, Shrunk, Start, method
 
 
-def test_the_catalogue_loads_no_torch() -> None:
+def test_compress_methods_load_no_torch() -> None:
     code = "import sys; from dlojz.compress.method import METHODS; sys.exit('torch' in sys.modules or not METHODS)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
 
@@ -41,7 +41,7 @@ def test_an_unknown_method_is_refused_and_the_nearest_named() -> None:
         method("distil_soft")
 
 
-def test_an_unknown_option_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compress_method_refuses_an_unknown_option(monkeypatch: pytest.MonkeyPatch) -> None:
     start = Start(None, "vit_tiny", None, options={"temprature": 2})  # type: ignore[arg-type]
     with pytest.raises(LabError, match="unknown option of distill_soft 'temprature': did you mean 'temperature'?"):
         method("distill_soft")(start)
@@ -56,7 +56,7 @@ def test_a_method_whose_package_is_missing_says_the_command() -> None:
     assert Method("light", "pruning", "m:f", lambda: "", needs=("json",)).missing() is None
 
 
-def test_what_is_given_is_laid_over_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compress_method_lays_what_is_given_over_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     from dlojz.compress import distillation
 
     seen = {}

@@ -36,7 +36,7 @@ def most_kept(weight: Tensor) -> float:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_eight_columns_are_ordered_as_well_as_can_be(seed: int) -> None:
+def test_best_permutation_orders_eight_columns_as_well_as_can_be(seed: int) -> None:
     weight = columns(1 + seed, 8, seed)
     found = kept_magnitude(weight[:, best_permutation(weight)])
     assert found == pytest.approx(most_kept(weight), rel=1e-12)
@@ -66,20 +66,20 @@ def test_an_order_is_a_permutation_never_worse_and_no_pair_of_groups_can_share_b
             assert best <= kept_magnitude(eight) * (1 + 1e-9)
 
 
-def test_large_columns_that_stand_together_are_shared_out() -> None:
+def test_best_permutation_shares_out_large_columns_that_stand_together() -> None:
     """Eight large ones in two groups of four lose half of their magnitude; two in each of four groups lose none."""
     weight = torch.cat((torch.full((3, 8), 10.0), torch.full((3, 8), 1.0)), dim=1)
     assert kept_magnitude(weight) == 3 * (40 + 4)
     assert kept_magnitude(weight[:, best_permutation(weight)]) == 3 * 80
 
 
-def test_a_search_that_may_do_nothing_does_nothing() -> None:
+def test_best_permutation_that_may_do_nothing_does_nothing() -> None:
     weight = columns(5, 16, 0)
     assert best_permutation(weight, sweeps=0).tolist() == list(range(16))
 
 
 @pytest.mark.parametrize("groups", [1, 2, 5, 8])
-def test_every_two_groups_meet_once_and_no_group_meets_two_at_a_time(groups: int) -> None:
+def test_meetings_have_every_two_groups_once_and_no_group_twice_at_a_time(groups: int) -> None:
     met = []
     for pairs in permutations._meetings(groups):
         playing = pairs.flatten().tolist()
@@ -88,7 +88,7 @@ def test_every_two_groups_meet_once_and_no_group_meets_two_at_a_time(groups: int
     assert len(met) == len(set(met)) == groups * (groups - 1) // 2
 
 
-def test_columns_that_do_not_divide_are_refused() -> None:
+def test_best_permutation_and_kept_magnitude_refuse_columns_that_do_not_divide() -> None:
     for language, divide in (("en", "multiple of 4"), ("fr", "multiple de 4")):
         use_language(language)
         for search in (best_permutation, kept_magnitude):

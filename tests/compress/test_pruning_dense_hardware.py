@@ -35,7 +35,7 @@ def test_both_forms_compute_the_masked_product() -> None:
         torch.testing.assert_close(Product(form)(x), expected)
 
 
-def test_rows_take_a_value_and_an_index_for_each_weight_that_stays() -> None:
+def test_csr_bytes_count_a_value_and_an_index_for_each_weight_that_stays() -> None:
     rows = csr(torch.tensor([[0.0, 1.0, 0.0], [2.0, 0.0, 3.0]]))
     assert csr_bytes(rows) == 3 * (4 + 8) + 3 * 8
 
@@ -68,7 +68,7 @@ def test_the_crossing_is_the_last_time_that_rows_were_slower(ratios: dict[float,
     assert crossing(speeds) == (None if where is None else pytest.approx(where))
 
 
-def test_the_processor_has_no_units_for_2_of_4_and_it_is_said() -> None:
+def test_semi_structured_says_that_the_processor_has_no_units_for_2_of_4() -> None:
     assert not has_semi_structured("cpu")
     for language, words in (("en", "on NVIDIA GPUs since Ampere only"), ("fr", "que sur les GPU NVIDIA depuis Ampere")):
         use_language(language)
@@ -77,7 +77,7 @@ def test_the_processor_has_no_units_for_2_of_4_and_it_is_said() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_a_gpu_that_is_not_there_is_told_in_one_sentence() -> None:
+def test_sparse_speed_tells_in_one_sentence_that_there_is_no_gpu() -> None:
     assert not has_semi_structured("cuda")
     for language, words in (("en", "needs an NVIDIA GPU that torch can use"), ("fr", "demande un GPU NVIDIA")):
         use_language(language)
@@ -116,6 +116,6 @@ def test_on_a_gpu_that_has_them_the_product_is_that_of_the_masked_weight() -> No
     assert {one.form for one in found} == {"masked", "csr", "semi_structured"}
 
 
-def test_a_sparsity_of_1_is_refused() -> None:
+def test_sparse_speed_refuses_a_sparsity_of_1() -> None:
     with pytest.raises(LabError, match="sparsity"):
         sparse_speed(4, 4, 1, (1.0,), rounds=1)

@@ -46,7 +46,7 @@ def shrink(teacher: nn.Module, task: Task, name: str, **options: Any) -> Shrunk:
     return method(name)(Start(teacher, "vit_mini", task, 0, {"epochs": 1, **options}))
 
 
-def test_all_are_tried_here() -> None:
+def test_pruning_methods_are_all_tried_here() -> None:
     assert set(SHORT) == {one.name for one in PRUNING_METHODS}
 
 
@@ -70,7 +70,7 @@ def test_a_method_gives_a_model_of_the_bytes_predicted_that_a_file_gives_back(
     assert accuracy(shrunk.model, task) > (0.5 if name == "lottery" else 0.85)
 
 
-def test_from_scratch_the_teachers_weights_do_not_count(teacher: nn.Module, task: Task) -> None:
+def test_sr_ste_from_scratch_does_not_count_the_teachers_weights(teacher: nn.Module, task: Task) -> None:
     few, untrained = task.few(64), new_model("vit_mini", task, 5)
     first = shrink(teacher, few, "two_to_four_sr_ste", origin="scratch")
     second = shrink(untrained, few, "two_to_four_sr_ste", origin="scratch")
@@ -83,7 +83,9 @@ def test_from_scratch_the_teachers_weights_do_not_count(teacher: nn.Module, task
     ("language", "words"),
     [("en", "keep less than 2% of their weights: blocks.3.classifier"), ("fr", "gardent moins de 2 % de leurs poids")],
 )
-def test_layers_that_are_left_with_nothing_are_told(language: str, words: str, teacher: nn.Module, task: Task) -> None:
+def test_magnitude_global_tells_layers_that_are_left_with_nothing(
+    language: str, words: str, teacher: nn.Module, task: Task
+) -> None:
     use_language(language)
     few = task.few(64)
     assert words in " ".join(shrink(teacher, few, "magnitude_global", sparsity=0.9).notes)
@@ -98,7 +100,9 @@ def test_the_permuted_method_says_what_it_gained(teacher: nn.Module, task: Task)
 
 @pytest.mark.parametrize("name", ["magnitude_global", "magnitude_layer", "gradual", "lottery"])
 @pytest.mark.parametrize("sparsity", [-0.1, 1.0])
-def test_a_sparsity_outside_its_range_is_refused(name: str, sparsity: float, teacher: nn.Module, task: Task) -> None:
+def test_pruning_methods_refuse_a_sparsity_outside_its_range(
+    name: str, sparsity: float, teacher: nn.Module, task: Task
+) -> None:
     for language, words in (("en", "the share of the weights that are removed"), ("fr", "la part des poids retirés")):
         use_language(language)
         with pytest.raises(LabError, match=words):
@@ -116,7 +120,7 @@ def test_a_sparsity_outside_its_range_is_refused(name: str, sparsity: float, tea
         ("two_to_four", {"sparsity": 0.5}, "unknown option of two_to_four 'sparsity'"),
     ],
 )
-def test_options_that_cannot_be_are_refused(
+def test_pruning_methods_refuse_options_that_cannot_be(
     name: str, options: dict[str, Any], words: str, teacher: nn.Module, task: Task
 ) -> None:
     with pytest.raises(LabError, match=words):

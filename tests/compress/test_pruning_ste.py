@@ -44,7 +44,7 @@ def differences(function: object, at: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("decay", [0.0, 2e-4, 0.3])
-def test_the_gradient_is_that_of_the_loss_at_the_masked_weight_and_of_the_pull_on_the_hidden(decay: float) -> None:
+def test_sparse_refined_gradient_is_of_the_masked_weight_and_the_hidden_pull(decay: float) -> None:
     """g(W̃) + λ (1 − E) ⊙ W, where both terms are differentiated numerically: the second is that of λ/2 ‖(1 − E) W‖²."""
     weight = torch.randn(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).requires_grad_()
     curved(SparseRefined.apply(weight, decay)).backward()
@@ -91,7 +91,7 @@ def test_hidden_weights_come_back_and_the_pull_makes_the_mask_settle() -> None:
     assert sum(pulled[50:]) < 0.2 * sum(free[50:])
 
 
-def test_a_baked_layer_is_plain_half_zero_and_answers_the_same() -> None:
+def test_bake_gives_a_plain_layer_half_zero_that_answers_the_same() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 8), nn.GELU(), nn.Linear(8, 4))
     two_to_four.attach(model)
@@ -105,14 +105,14 @@ def test_a_baked_layer_is_plain_half_zero_and_answers_the_same() -> None:
 
 
 @pytest.mark.parametrize("decay", [-1e-9, math.nan, math.inf])
-def test_a_negative_pull_is_refused(decay: float) -> None:
+def test_attach_refuses_a_negative_pull(decay: float) -> None:
     for language, words in (("en", "must be at least 0"), ("fr", "doit être positif ou nul")):
         use_language(language)
         with pytest.raises(LabError, match=words):
             two_to_four.attach(nn.Sequential(nn.Linear(4, 4)), decay)
 
 
-def test_a_layer_that_does_not_divide_is_refused_before_anything_is_changed() -> None:
+def test_attach_refuses_a_layer_that_does_not_divide_before_any_change() -> None:
     model = nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 3))
     with pytest.raises(LabError, match="but 1 is 3 × 6"):
         two_to_four.attach(model)

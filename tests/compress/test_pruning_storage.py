@@ -30,7 +30,7 @@ def test_bits_come_back_and_take_an_eighth(bits: list[bool]) -> None:
     assert unpack_bits(packed, len(bits)).tolist() == bits
 
 
-def test_the_first_place_is_the_lowest_bit() -> None:
+def test_pack_bits_puts_the_first_place_in_the_lowest_bit() -> None:
     assert pack_bits(torch.tensor([True, False, True] + [False] * 6 + [True])).tolist() == [0b101, 0b10]
 
 
@@ -79,7 +79,7 @@ def test_at_half_the_weights_a_bitmask_and_2_of_4_take_the_same() -> None:
     assert bitmask_bytes(model, 0.5) == two_to_four_bytes(model)
 
 
-def test_impossible_sparsities_and_dimensions_are_refused() -> None:
+def test_bitmask_bytes_and_two_to_four_bytes_refuse_the_impossible() -> None:
     with pytest.raises(LabError, match="sparsity"):
         bitmask_bytes(small_model(), 1.0)
     with pytest.raises(LabError, match="2 is 12 × 7"):

@@ -14,7 +14,7 @@ from dlojz.compress.quantizers import RangeChoice, Scheme, dequantize, fake_quan
 
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_value_and_gradient_are_torchs_to_the_last_bit(bits: int, symmetric: bool) -> None:
+def test_straight_through_value_and_gradient_are_torchs_to_the_last_bit(bits: int, symmetric: bool) -> None:
     scheme = Scheme(bits, symmetric, per_channel=True)
     generator = torch.Generator().manual_seed(bits)
     ours = torch.randn(16, 24, generator=generator).requires_grad_()
@@ -32,7 +32,7 @@ def test_value_and_gradient_are_torchs_to_the_last_bit(bits: int, symmetric: boo
     assert 0 < int((ours.grad == 0).sum()) < ours.numel()
 
 
-def test_rounding_alone_would_teach_nothing() -> None:
+def test_straight_through_teaches_where_rounding_alone_would_not() -> None:
     weight = torch.linspace(-1, 1, 9).requires_grad_()
     scheme = Scheme(4, True, per_channel=False)
     scale, zero = parameters_from_range(torch.tensor(-0.9), torch.tensor(0.9), scheme)
@@ -101,7 +101,7 @@ def test_a_channel_of_zeros_learns(choice: RangeChoice, symmetric: bool) -> None
     assert bool((ended < 0.1 * began).all())
 
 
-def test_what_is_prepared_moves_to_another_device_whole_and_keeps_nothing_more() -> None:
+def test_prepare_gives_a_model_that_moves_whole_and_keeps_nothing_more() -> None:
     torch.manual_seed(0)
     model = models.build("vit_tiny", image_size=16, num_classes=10)
     learning = prepare(model, Scheme(2), "mse")

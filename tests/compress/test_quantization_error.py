@@ -39,7 +39,7 @@ def test_decibels() -> None:
 @pytest.mark.parametrize("bits", [3, 4, 6, 8])
 @pytest.mark.parametrize("per_channel", [True, False])
 @pytest.mark.parametrize("activations", ["float", "dynamic", "static"])
-def test_the_noise_is_what_a_twelfth_of_a_squared_step_says(
+def test_layer_error_noise_is_a_twelfth_of_a_squared_step(
     bits: int, per_channel: bool, activations: Activations
 ) -> None:
     linear, x = layer(), inputs()
@@ -53,14 +53,14 @@ def test_the_noise_is_what_a_twelfth_of_a_squared_step_says(
     assert found.measured_sqnr_db == pytest.approx(found.predicted_sqnr_db, abs=0.4)
 
 
-def test_a_bit_is_worth_six_decibels() -> None:
+def test_predicted_sqnr_db_gains_six_decibels_by_a_bit() -> None:
     linear, x = layer(), inputs()
     found = [predicted_sqnr_db(linear, x, Scheme(bits)) for bits in (4, 5, 6, 7)]
     # Steps are (2^bits − 1)-ths of the range: a bit divides them by a little more than 2.
     assert all(6.0 < later - earlier < 6.6 for earlier, later in itertools.pairwise(found))
 
 
-def test_what_is_clamped_is_not_foreseen() -> None:
+def test_layer_error_does_not_foresee_what_is_clamped() -> None:
     linear, x = layer(), inputs()
     linear.weight.data[0, :8] *= 40  # outliers, fewer than one weight in a thousand
     scheme = Scheme(8, True, per_channel=False)

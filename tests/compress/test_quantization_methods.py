@@ -89,7 +89,7 @@ def test_layers_have_the_noise_that_was_foreseen(teacher: nn.Module, task: Task)
             assert one.predicted_sqnr_db == pytest.approx(one.measured_sqnr_db, abs=within)
 
 
-def test_options_are_those_of_the_catalogue(teacher: nn.Module, task: Task) -> None:
+def test_quantization_options_are_those_of_the_catalogue(teacher: nn.Module, task: Task) -> None:
     use_language("en")
     with pytest.raises(LabError, match="unknown option of int8_static 'bit': did you mean 'bits'"):
         applied(teacher, task, "int8_static", bit=4)
@@ -100,13 +100,15 @@ def test_options_are_those_of_the_catalogue(teacher: nn.Module, task: Task) -> N
 
 
 @pytest.mark.parametrize(("language", "words"), [("en", "given 0 images"), ("fr", "reçu 0 image")])
-def test_calibration_without_data_is_refused(teacher: nn.Module, task: Task, language: str, words: str) -> None:
+def test_int8_static_refuses_calibration_without_data(
+    teacher: nn.Module, task: Task, language: str, words: str
+) -> None:
     use_language(language)
     with pytest.raises(LabError, match=words):
         applied(teacher, task, "int8_static", samples=0)
 
 
-def test_the_same_seed_gives_the_same_integers(teacher: nn.Module, task: Task) -> None:
+def test_qat_2bit_gives_the_same_integers_by_the_same_seed(teacher: nn.Module, task: Task) -> None:
     few = task.few(128)
     first, second = (applied(teacher, few, "qat_2bit", epochs=1) for _ in range(2))
     assert all(torch.equal(tensor, second.stored[name]) for name, tensor in first.stored.items())
@@ -120,7 +122,7 @@ def test_every_summary_is_written_in_both_languages() -> None:
         assert english and method.summary() and english != method.summary()
 
 
-def test_what_is_said_of_the_products_is_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantization_note_says_of_the_products_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     for language, kernel, without in (
         ("en", "the product is torch's integer kernel", "taken in float64, exact and slower"),
         ("fr", "le produit est le noyau entier de torch", "en float64, exacts mais plus lents"),

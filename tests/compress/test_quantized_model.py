@@ -163,7 +163,9 @@ def test_int8_takes_a_quarter_of_the_weights_and_the_teacher_is_left_alone() -> 
 
 
 @pytest.mark.parametrize(("bits", "symmetric"), [(8, True), (5, False), (2, True)])
-def test_a_file_gives_back_the_same_answers_to_the_last_bit(bits: int, symmetric: bool, tmp_path: object) -> None:
+def test_load_integers_gives_back_the_same_answers_to_the_last_bit(
+    bits: int, symmetric: bool, tmp_path: object
+) -> None:
     model, scheme = built(), Scheme(bits, symmetric)
     seen = observe(model, images(4))
     quantized = quantize_model(model, scheme, activations="static", observed=seen)
@@ -176,7 +178,7 @@ def test_a_file_gives_back_the_same_answers_to_the_last_bit(bits: int, symmetric
         assert torch.equal(again(images(5)), quantized(images(5)))
 
 
-def test_static_inputs_without_calibration_are_refused() -> None:
+def test_quantize_model_refuses_static_inputs_without_calibration() -> None:
     use_language("en")
     for observed in (None, {}):
         with pytest.raises(LabError, match="calibration was given 0 images"):

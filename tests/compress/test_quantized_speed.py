@@ -73,7 +73,7 @@ def test_what_is_made_of_one_teacher_is_foreseen_from_the_same_shares(monkeypatc
     assert len(asked) == 3
 
 
-def test_a_round_that_was_interrupted_decides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layer_shares_are_not_decided_by_an_interrupted_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two layers, a hundred times as long as an answer; and within one, in another round."""
     clock = [0.0]
     monkeypatch.setattr(quantized_model.time, "perf_counter", lambda: clock[0])

@@ -94,7 +94,7 @@ def test_exactly_between_two_integers_torchs_two_ways_differ_and_ours_is_that_of
 
 @pytest.mark.parametrize("bits", range(2, 9))
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_values_that_only_pass_by_the_integers_are_torchs_to_the_last_bit(bits: int, symmetric: bool) -> None:
+def test_fake_quantize_gives_torchs_values_to_the_last_bit(bits: int, symmetric: bool) -> None:
     scheme = Scheme(bits, symmetric, per_channel=True)
     weight = weights((48, 40), seed=bits)
     scale, zero = weight_grid(weight, scheme)
@@ -157,7 +157,7 @@ def test_percentiles_of_very_many_values_know_all_inputs(where: int, monkeypatch
     assert torch.equal(torch.cat([low, high]), torch.cat(again))
 
 
-def test_the_least_error_is_near_what_torchs_histogram_finds() -> None:
+def test_value_range_of_least_error_is_near_torchs_histogram() -> None:
     """Only near: torch narrows each end on its own, over 2,048 bins of a histogram; we narrow both by one fraction.
 
     So ours may lose a few per cent (0.2 dB) where one extreme lies further out than the other.

@@ -9,7 +9,7 @@ from dlojz.base.errors import LabError
 from dlojz.compress.task import HELD_OUT, UNKNOWN, digits
 
 
-def test_nobody_learns_from_what_judges() -> None:
+def test_digits_hold_out_what_judges_from_learning() -> None:
     task = digits()
     assert (len(task.labels_N), len(task.held_out_labels_N)) == (1797 - HELD_OUT, HELD_OUT)
     assert task.inputs_NCHW.shape[1:] == (3, 16, 16) and task.num_classes == 10
@@ -40,7 +40,7 @@ def test_of_a_partly_labelled_task_the_images_stay() -> None:
 
 
 @pytest.mark.parametrize("samples", [0, -1, 1438])
-def test_samples_that_are_not_there_are_refused(samples: int) -> None:
+def test_few_and_partly_labelled_refuse_samples_that_are_not_there(samples: int) -> None:
     for ask in (digits().few, digits().partly_labelled):
         with pytest.raises(LabError, match=f"samples must be from 1 to 1437, .* but {samples} was received"):
             ask(samples)

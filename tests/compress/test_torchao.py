@@ -170,7 +170,7 @@ def test_fp8_is_a_scale_per_output_and_torchs_own_rounding() -> None:
     assert torch.equal(weight.qdata.view(torch.int8), integers.view(torch.int8))
 
 
-def test_int4_runs_on_this_processor_and_leaves_what_its_kernel_does_not_take() -> None:
+def test_torchao_model_in_int4_runs_here_and_leaves_what_its_kernel_refuses() -> None:
     model = torchao_model(vit(), "int4_weight_only")
     names = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     kinds = {name: type(model.get_submodule(name).weight).__name__ for name in names}
@@ -215,7 +215,7 @@ def test_the_bytes_of_torchs_dynamic_model_are_those_that_were_foreseen() -> Non
     assert payload_bytes(kept) == predicted_quantized_bytes(model, Scheme(8, True, per_channel=False))
 
 
-def test_an_unknown_form_is_refused() -> None:
+def test_torchao_model_refuses_an_unknown_form() -> None:
     use_language("en")
     with pytest.raises(LabError, match="did you mean 'int4_weight_only'"):
         torchao_model(vit(), "int4_weights_only")  # type: ignore[arg-type]
@@ -255,7 +255,7 @@ def test_what_torchao_itself_cannot_find_is_not_hidden(monkeypatch: pytest.Monke
         torchao_module()
 
 
-def test_importing_torchao_prints_nothing_and_silences_nothing_else() -> None:
+def test_torchao_module_prints_nothing_and_silences_nothing_else() -> None:
     code = (
         "import logging; from dlojz.compress.torchao import torchao_module; torchao_module();"
         "logging.getLogger('torchao').warning('something else');"

@@ -74,7 +74,7 @@ def test_it_takes_17_of_32_bytes_in_float32_and_9_of_16_in_half_precision() -> N
 
 
 @pytest.mark.parametrize("shape", [(3, 6), (8,), (4, 3, 8), (2, 0), (10, 130)])
-def test_a_dimension_that_is_no_multiple_of_4_is_refused_in_one_sentence(shape: tuple[int, ...]) -> None:
+def test_check_groups_refuses_a_dimension_that_is_no_multiple_of_4(shape: tuple[int, ...]) -> None:
     said = " × ".join(str(length) for length in shape)
     for language, words in (
         ("en", f"a multiple of 4 in a matrix .* but weight is {said}"),
@@ -93,7 +93,7 @@ def test_a_model_is_refused_by_the_name_of_its_layer() -> None:
     assert set(linear_layers(nn.Sequential(nn.Conv1d(3, 3, 3), nn.Linear(8, 3)))) == {"1"}
 
 
-def test_more_than_two_of_four_cannot_be_packed() -> None:
+def test_pack_refuses_more_than_two_of_four() -> None:
     for language, words in (("en", "but 2 groups have more"), ("fr", "mais 2 groupes en ont plus")):
         use_language(language)
         with pytest.raises(LabError, match=words):

@@ -120,9 +120,7 @@ def test_by_hand_stage_3_alone_gathers_weights_in_the_precision_that_it_computes
 @pytest.mark.parametrize(("language", "titles"), [("en", "by hand"), ("fr", "à la main")])
 def test_the_title_of_an_engine_is_in_the_reader_s_language(language: Any, titles: str) -> None:
     use_language(language)
-    assert all(
-        ENGINES[name].title(ENGINES[name].zero[-1]).endswith(titles) for name in STRATEGIES if "by_hand" in name
-    )
+    assert all(ENGINES[name].title(ENGINES[name].zero[-1]).endswith(titles) for name in STRATEGIES if "by_hand" in name)
     assert ENGINES["fsdp2"].title(2) == "FSDP2 (ZeRO-2)"
 
 

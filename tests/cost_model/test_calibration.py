@@ -18,7 +18,7 @@ from dlojz.hardware import gpu
 from dlojz.hardware.evidence import TABLES, table
 
 
-def test_there_are_at_most_a_dozen_parameters() -> None:
+def test_calibration_has_at_most_a_dozen_parameters() -> None:
     assert len(BOUNDS) <= 12
     assert tuple(Calibration("x").values) == tuple(BOUNDS)
 
@@ -46,7 +46,7 @@ def test_the_half_of_a_row_follows_from_its_name() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("product_efficiency", 2.9), ("launch_s", 0.0), ("overlap", float("nan"))])
-def test_a_parameter_out_of_its_bounds_is_refused(name: str, value: float) -> None:
+def test_calibration_refuses_a_parameter_out_of_its_bounds(name: str, value: float) -> None:
     with pytest.raises(LabError, match=name):
         replace(Calibration("x"), **{name: value})  # type: ignore[arg-type]
 
@@ -67,19 +67,19 @@ def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
         ('{"name": "x", "parameters": {"launch_s": "fast"}}', "^broken.json is no calibration .ValueError"),
     ],
 )
-def test_a_file_that_is_no_profile_is_refused(content: str, words: str, tmp_path: Path) -> None:
+def test_calibration_refuses_a_file_that_is_no_profile(content: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "broken.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(LabError, match=words):
         calibration(str(path))
 
 
-def test_an_unknown_profile_lists_those_there_are() -> None:
+def test_calibration_of_an_unknown_profile_lists_those_there_are() -> None:
     with pytest.raises(LabError, match="a100, h100, v100"):
         calibration("b300")
 
 
-def test_a_fit_finds_the_parameters_that_made_its_rows() -> None:
+def test_fitted_finds_the_parameters_that_made_its_rows() -> None:
     """Rows whose times are predictions of a known calibration: the fit must come back to it."""
     truth = Calibration("truth", product_efficiency=0.7, overlap=0.5)
     rows = usable(table("sc21-1"))[:4]

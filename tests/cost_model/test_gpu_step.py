@@ -42,20 +42,20 @@ def test_a_kernel_takes_what_was_measured_or_what_its_work_comes_to() -> None:
     assert known.kernel_s(Operator("linear", (128, 64, 64), "bf16")) == pytest.approx(10.0, rel=1e-3)
 
 
-def test_the_later_of_host_and_gpu_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_s_of_kernels_is_decided_by_the_later_of_host_and_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Launched in 2.5 each, kernels of 5: the GPU waits once. Launched in 25 each, the host is the later one."""
     update_s = 3.0
     assert kernels(1.0, monkeypatch).step_s(config()) == pytest.approx(2.5 + 2 * 5.0 + update_s, rel=0.01)
     assert kernels(10.0, monkeypatch).step_s(config()) == pytest.approx(2 * 25.0 + 5.0 + update_s, rel=0.01)
 
 
-def test_what_was_not_measured_is_left_to_the_other_prediction() -> None:
+def test_kernels_leave_what_was_not_measured_to_the_other_prediction() -> None:
     known = Kernels(TIMINGS)
     assert known.knows(config()) and not known.knows(config(update="fused"))
     assert not known.knows(config(dp=2)) and not Kernels(()).knows(config())
 
 
-def test_recomputation_launches_forward_again_in_bf16_with_its_casts() -> None:
+def test_operators_of_level_full_launch_forward_again_in_bf16_with_its_casts() -> None:
     plain, again = (
         Counter(one.label for one in operators_of_level(1, level, "bf16").calls) for level in ("none", "full")
     )

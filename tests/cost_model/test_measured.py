@@ -80,7 +80,7 @@ def setup_of(ranks: int, slower: float = 1.0) -> Setup:
     return Setup(ranks=ranks, timings=tuple(timings), points=tuple(points))
 
 
-def test_a_gpu_is_timed_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_window_on_gpu_s_times_a_gpu_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its events count milliseconds: here 2 for each call, and at least half a window of 100 is wanted."""
     calls: list[None] = []
 
@@ -100,7 +100,7 @@ def test_a_gpu_is_timed_by_its_own_clock(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(calls) == 8 + 32
 
 
-def test_a_message_between_gpus_has_arrived_when_the_clock_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neighbours_stop_the_clock_when_a_message_between_gpus_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sends between GPUs return at once; the host of this test is rank 0 of two, and its tensors are on the CPU."""
     done: list[str] = []
 
@@ -133,7 +133,7 @@ def test_the_slowest_rank_says_how_long_a_call_takes(monkeypatch: pytest.MonkeyP
     assert len(calls) == 2 + 10
 
 
-def test_ranks_meet_for_four_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measure_engines_lets_ranks_meet_for_four_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """4 · 3 windows of 0.05 s, of 5 ms for each message; at least 41 of them; 11 after longer work; who waited."""
     sent: list[int] = []
     computed: list[None] = []
@@ -155,7 +155,7 @@ def test_ranks_meet_for_four_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sent == [2**14] * 41 + [2 * 41] + [2**14] * 11 + [2 * 11]
 
 
-def test_a_computation_takes_the_mean_of_the_ranks_and_the_median_of_three_windows(
+def test_by_turns_takes_the_mean_of_the_ranks_and_the_median_of_three_windows(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two calls take turns; the other rank is three times as slow, and the second window falls to somebody else."""
@@ -212,7 +212,7 @@ def machine() -> Measured:
     )
 
 
-def test_known_answers_are_found_again(machine: Measured) -> None:
+def test_measured_machine_finds_known_answers_again(machine: Measured) -> None:
     """Exact but for rounding: the inner size at half speed is among those tried, the rest are medians of equals."""
     for ranks, slower in ((1, 1.0), (2, 1.0), (4, 2.0)):
         found = site(machine, ranks, image=False)
@@ -265,7 +265,7 @@ def test_a_file_is_read_again_and_a_damaged_one_refused(machine: Measured, tmp_p
         read_measured(path)
 
 
-def test_a_users_file_has_its_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_default_path_is_the_place_of_a_users_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     assert default_path() == tmp_path / "dlojz" / "calibration.json"
 
@@ -280,7 +280,7 @@ def test_a_users_file_has_its_place(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         ({"points": []}, "lack messages"),
     ],
 )
-def test_illegal_measurements_are_refused(change: dict[str, Any], said: str) -> None:
+def test_setup_refuses_illegal_measurements(change: dict[str, Any], said: str) -> None:
     legal = json.loads(setup_of(2).to_json())
     with pytest.raises(LabError, match=said):
         Setup.from_dict({**legal, **change})
@@ -305,7 +305,7 @@ def test_a_step_is_the_sum_of_what_was_measured(machine: Measured) -> None:
     assert local_step_s(machine, sharded) > local_step_s(machine, config)
 
 
-def test_four_ranks_on_two_cores_are_each_at_half_speed(machine: Measured) -> None:
+def test_local_parts_of_four_ranks_on_two_cores_are_each_at_half_speed(machine: Measured) -> None:
     config = RunConfig.of(model="gpt_tiny", dp=2, micro_batch=4)
     wide = RunConfig.of(model="gpt_tiny", dp=4, micro_batch=4)
     two = local_parts(machine, config)
@@ -314,7 +314,7 @@ def test_four_ranks_on_two_cores_are_each_at_half_speed(machine: Measured) -> No
     assert float(four.optimizer[0]) == pytest.approx(2 * float(two.optimizer[0]))
 
 
-def test_what_the_cost_model_has_not_is_refused(machine: Measured) -> None:
+def test_local_parts_refuses_what_the_cost_model_has_not(machine: Measured) -> None:
     config = RunConfig.of(model="gpt_tiny", pp=2, micro_batches=4, schedule="zb-v", engine="by_hand")
     with pytest.raises(LabError, match="schedules 1f1b"):
         local_parts(machine, config)
@@ -366,7 +366,7 @@ def test_an_engines_own_code_is_added_as_it_was_measured(
     assert local_step_s(rich, config) - local_step_s(machine, config) == pytest.approx(extra_s)
 
 
-def test_stages_that_wait_leave_their_core_to_others(machine: Measured) -> None:
+def test_local_parts_lets_stages_that_wait_leave_their_core_to_others(machine: Measured) -> None:
     """Four ranks of which 4·2/(2 + 1) compute at a time, between two ranks at full and four at half speed."""
     wide = RunConfig.of(model="gpt_tiny", dp=2, pp=2, micro_batch=2, micro_batches=2)
     alone = RunConfig.of(model="gpt_tiny", pp=2, micro_batch=2, micro_batches=2)
@@ -391,7 +391,7 @@ def test_what_a_chain_takes_beyond_its_parts_is_taken_by_all_that_computes(machi
     assert float(longer.data[0]) == pytest.approx(float(bare.data[0]))
 
 
-def test_ranks_under_ddp_come_apart_during_their_computation_and_those_of_fsdp2_meet_on_the_way(
+def test_local_parts_let_ranks_come_apart_under_ddp_and_meet_under_fsdp2(
     machine: Measured,
 ) -> None:
     """A meeting takes 3 ms after 16 ms of work and 27 ms after 16 times that: 0.1 s per second."""

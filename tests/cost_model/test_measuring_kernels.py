@@ -45,7 +45,7 @@ def test_a_case_that_this_torch_lacks_is_left_out(monkeypatch: pytest.MonkeyPatc
     assert measure_kernels(CPU, rounds=1) == []
 
 
-def test_the_gpu_sleeps_while_its_host_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_s_lets_the_gpu_sleep_while_its_host_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its clock counts from after the sleep: here 3 ms; the launches themselves take next to nothing."""
     done: list[str] = []
 

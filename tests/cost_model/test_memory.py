@@ -72,7 +72,7 @@ def test_states_are_those_of_the_zero_papers(zero: int, offload: Offload) -> Non
     assert host == pytest.approx(float(exact.host), rel=1e-12)
 
 
-def test_more_of_anything_needs_more_memory_and_sharding_less() -> None:
+def test_memories_grow_with_more_of_anything_and_shrink_with_sharding() -> None:
     model = workload(SIZE)
 
     def total(**columns: object) -> float:
@@ -85,7 +85,7 @@ def test_more_of_anything_needs_more_memory_and_sharding_less() -> None:
     assert total(gradient_bytes=4) > total()
 
 
-def test_context_parallelism_shares_out_what_grows_with_the_sequence_and_nothing_else() -> None:
+def test_memories_under_cp_share_out_only_what_grows_with_the_sequence() -> None:
     one, two = (memories(workload(SIZE), Layouts.of(tp=8, cp=cp, checkpointing="selective")) for cp in (1, 2))
     for name in ("activations", "edges", "live"):
         assert getattr(two, name)[0] == pytest.approx(getattr(one, name)[0] / 2, rel=1e-12)
@@ -103,7 +103,7 @@ def test_no_layouts_need_no_memory_and_no_time(model: DecoderSize | str) -> None
 
 
 @pytest.mark.parametrize("model", ["coatnet_tiny", "coatnet_0", "vit_tiny"])
-def test_an_image_models_selective_checkpointing_lies_between_none_and_full(model: str) -> None:
+def test_memories_of_an_image_model_selective_lie_between_none_and_full(model: str) -> None:
     """Within a third of the exact forecast: depthwise convolutions are counted as passes here, and kept there."""
     kept, peak = {}, {}
     for kind in ("none", "selective", "full"):
@@ -116,19 +116,19 @@ def test_an_image_models_selective_checkpointing_lies_between_none_and_full(mode
     assert kept["selective"] == pytest.approx(exact, rel=1 / 3)
 
 
-def test_what_does_not_fit_is_said() -> None:
+def test_estimate_says_what_does_not_fit() -> None:
     made = estimate(
         workload(SIZE), cluster("selene"), Layouts.of(tp=[1, 8], dp=8, checkpointing="full"), calibration("a100")
     )
     assert made.fits.tolist() == [False, True]
 
 
-def test_no_category_is_negative() -> None:
+def test_memories_have_no_negative_category() -> None:
     made = memories(workload(SIZE), Layouts.of(tp=[1, 2, 8], pp=[1, 4, 8], micro_batches=16))
     assert min(getattr(made, field.name).min() for field in fields(made)) >= 0
 
 
-def test_fp32_doubles_what_is_not_a_gradient_and_needs_no_master_copy() -> None:
+def test_memories_in_fp32_double_all_but_gradients_and_need_no_master_copy() -> None:
     half = memories(workload(SIZE), Layouts.of("fp16", tp=8, gradient_bytes=4))
     full = memories(workload(SIZE), Layouts.of("fp32", tp=8, gradient_bytes=4))
     assert full.weights[0] == 2 * half.weights[0]
@@ -136,16 +136,15 @@ def test_fp32_doubles_what_is_not_a_gradient_and_needs_no_master_copy() -> None:
     assert full.optimizer[0] == pytest.approx(half.optimizer[0] * 8 / 12)
 
 
-def test_a_process_without_a_gpu_has_no_context() -> None:
+def test_estimate_of_a_process_without_a_gpu_has_no_context() -> None:
     """The reserve of a small model is its optimizer's temporaries alone."""
     layout = Layouts.of("fp32")
     made = estimate(workload("gpt_tiny"), cluster("local"), layout, calibration("a100"))
     assert made.memory.reserve[0] == pytest.approx(2 * workload("gpt_tiny").num_parameters, rel=0.01)
 
 
-def test_every_second_product_is_recomputed() -> None:
-    """Llama 3 8B, per token and layer: input, queries, values, attention, its statistics, gate; not compiled also down.
-    """
+def test_layer_activation_bytes_where_every_second_product_is_recomputed() -> None:
+    """Llama 3 8B, per token and layer: input, queries, values, attention, its statistics, gate; not compiled, down."""
     llama = DecoderSize(
         32, 4096, 32, 128256, 8192, mlp_width=14336, kv_heads=8, gated=True, tied=False, biased=False, positions="none"
     )
@@ -170,7 +169,7 @@ def test_fsdp_in_a_pipeline_keeps_weights_gathered_and_gradients_whole() -> None
         assert adam[0] == pytest.approx(held[0, 0])
 
 
-def test_torch_s_ddp_has_buckets_as_large_as_its_gradients() -> None:
+def test_memories_of_torch_s_ddp_have_buckets_as_large_as_its_gradients() -> None:
     """4 bytes per weight at every moment of the step; Megatron's gradients lie in their buffers."""
     parameters = workload(SIZE).num_parameters
     for engine, more in (("torchtitan", 4), ("megatron-core", 0)):
@@ -180,7 +179,7 @@ def test_torch_s_ddp_has_buckets_as_large_as_its_gradients() -> None:
         assert two.live[0] - one.live[0] == more * parameters
 
 
-def test_torch_keeps_the_gathered_input_of_the_logits_and_a_split_loss_takes_more() -> None:
+def test_memories_in_torch_keep_the_gathered_input_of_the_logits() -> None:
     """Per token, 8 ranks with sequence parallelism: Megatron keeps an eighth of the normed input."""
     size, ranks = DecoderSize(4, 1024, 16, 51200, 2048, biased=False), 8
     plain = {"precision": "bf16", "tp": ranks, "sequence_parallel": 1, "fused_attention": 1, "dropout": 0}
@@ -193,7 +192,7 @@ def test_torch_keeps_the_gathered_input_of_the_logits_and_a_split_loss_takes_mor
     assert edges["torchtitan"] == 18 * 51200 / ranks + 2 * 1024 * (1 + 1 / ranks)
 
 
-def test_the_loss_and_a_layer_are_not_held_together() -> None:
+def test_memories_do_not_hold_the_loss_and_a_layer_together() -> None:
     full, longer = (
         memories(workload(SIZE), Layouts.of(tp=8, checkpointing="full", micro_batch=1, fused_loss=fused))
         for fused in (1, 0)
@@ -210,6 +209,6 @@ def test_a_decoder_with_wider_heads_has_its_parameters(model: str) -> None:
     assert workload(model).num_parameters + width == models.describe(model).parameters  # the last norm
 
 
-def test_the_time_of_latent_attention_is_not_told() -> None:
+def test_workload_does_not_tell_the_time_of_latent_attention() -> None:
     with pytest.raises(LabError, match="the time of deepseek_v3 is not predicted: its latent attention is in no cost"):
         workload("deepseek_v3")

@@ -46,7 +46,7 @@ def test_one_tile_more_needs_a_wave_more() -> None:
     assert product_s(more, A100, PLAIN, "fp16") > 1.05 * product_s(one, A100, PLAIN, "fp16")
 
 
-def test_a_head_of_108_is_slower_than_one_of_144_by_more_than_its_work() -> None:
+def test_product_s_of_a_head_of_108_is_slower_than_144_by_more_than_its_work() -> None:
     """13824 / 128 and 13824 / 96, the lesson of Jean Zay's rows 833 and 832."""
     slow, fast = (Product(2048, 2048, size, 32, attention=True) for size in (108, 144))
     assert product_s(slow, A100, PLAIN, "fp16") > 3 * product_s(fast, A100, PLAIN, "fp16")
@@ -76,7 +76,7 @@ def test_the_bytes_of_all_passes_add_up() -> None:
     assert operators_s(passes, A100, PLAIN, "fp16") == pytest.approx((4e9 / memory, 8e9 / memory), rel=1e-12)
 
 
-def test_where_tp_does_not_divide_the_heads_the_slowest_rank_counts() -> None:
+def test_layer_operators_count_the_slowest_rank_where_tp_does_not_divide_heads() -> None:
     """6 heads of 32 and 2 of keys and values on 4 ranks: the fullest has 2 and 1."""
     size = DecoderSize(1, 192, 6, 512, 64, kv_heads=2)
     products = {one.name: one.forward for one in layer_operators(size, Cut(1, tp=4))}
@@ -84,7 +84,7 @@ def test_where_tp_does_not_divide_the_heads_the_slowest_rank_counts() -> None:
     assert products["projection"] == (Product(64, 192, 2 * 32),)
 
 
-def test_waiting_for_each_launch_adds_to_every_kernel() -> None:
+def test_operators_s_adds_to_every_kernel_by_waiting_for_each_launch() -> None:
     operators = (LayerOperator("pass", forward_bytes=1e9, backward_bytes=1e9, kernels=5),)
     free, waiting = (operators_s(operators, A100, PLAIN, "fp16", blocking=one) for one in (False, True))
     assert waiting[0] - free[0] == pytest.approx(5 * PLAIN.serial_s, rel=1e-9)
@@ -117,7 +117,7 @@ def test_a_layer_of_the_22_billion_model_takes_its_published_time(name: str) -> 
     assert backward + message_back + again == pytest.approx(row.backward_s, rel=0.12)
 
 
-def test_keys_and_values_go_round_once_forward_and_twice_backward() -> None:
+def test_ring_times_of_keys_and_values_are_one_forward_and_two_backward() -> None:
     """Ring attention over 4 ranks of a node: 2 tensors of s·h elements of 2 bytes for each of 2 samples."""
     size, found, selene = DecoderSize(2, 64, 4, 512, 32), calibration("a100"), cluster("selene")
     ring = selene.intra.time_s("all_gather", 4, 2 * (32 * 64) * 2 * 2) / found.intra_efficiency
@@ -178,7 +178,7 @@ def test_messages_run_while_the_gpu_waits_for_the_host() -> None:
     assert tensor.tensor_forward[1].tolist() == tensor.tensor_backward[1].tolist() == [0.0, 0.0]
 
 
-def test_fused_attention_skips_the_scores_in_memory() -> None:
+def test_kind_times_with_fused_attention_skip_the_scores_in_memory() -> None:
     size = table("korthikanti-5")[0].size
     kind, found, selene = workload(size).kinds[1], calibration("a100"), cluster("selene")
     plain, fused = (kind_times(kind, Cut(4, 8, fused_attention=one), selene, found, "fp16") for one in (False, True))
@@ -203,7 +203,7 @@ def test_fused_attention_takes_its_published_rate_and_its_bytes() -> None:
     assert whole == pytest.approx(2 * causal)
 
 
-def test_heads_between_published_sizes_and_gpus_without_a_rate() -> None:
+def test_fused_attention_s_between_published_heads_and_on_gpus_without_a_rate() -> None:
     heads = [FusedAttention(4096, 4096, size, 32, 32) for size in (64, 96, 128, 256)]
     sizes = [fused_attention_s(one, A100, PLAIN, "bf16") / one.width for one in heads]
     assert sizes[0] > sizes[1] > sizes[2] == pytest.approx(sizes[3])

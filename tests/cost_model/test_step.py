@@ -52,7 +52,7 @@ def test_the_parts_add_up_to_the_step_and_none_is_negative() -> None:
 
 
 @pytest.mark.parametrize(("schedule", "pp", "chunks"), [("1f1b", 4, 1), ("gpipe", 4, 1), ("interleaved", 4, 3)])
-def test_the_closed_form_is_the_simulated_pipeline(schedule: str, pp: int, chunks: int) -> None:
+def test_estimate_in_closed_form_is_simulate_of_the_pipeline(schedule: str, pp: int, chunks: int) -> None:
     """Equal stages but for embedding and logits; those move an interleaved pipeline by less than 1 %."""
     layout = Layouts.of(pp=pp, chunks=chunks, schedule=schedule, micro_batches=16, tp=2, checkpointing="full")
     played = simulate(workload(SIZE), SELENE, layout, FOUND)
@@ -60,7 +60,7 @@ def test_the_closed_form_is_the_simulated_pipeline(schedule: str, pp: int, chunk
     assert estimate(workload(SIZE), SELENE, layout, FOUND).step_s[0] == pytest.approx(played.step_s, rel=tolerance)
 
 
-def test_zero_bubble_fills_most_of_the_bubble_in_both() -> None:
+def test_estimate_and_simulate_fill_most_of_the_bubble_by_zero_bubble() -> None:
     both = [Layouts.of(pp=4, micro_batches=12, schedule=one) for one in ("1f1b", "zb-h1")]
     closed = [estimate(workload(SIZE), SELENE, one, FOUND).step_s[0] for one in both]
     played = [simulate(workload(SIZE), SELENE, one, FOUND).step_s for one in both]
@@ -86,7 +86,7 @@ def test_embedding_and_logits_may_count_as_layers() -> None:
     assert stages.counts[stages.order][:, 1].tolist() == [5.0] + [6.0] * 10 + [5.0]
 
 
-def test_experts_are_reduced_among_the_ranks_that_hold_the_same() -> None:
+def test_estimate_reduces_experts_among_the_ranks_that_hold_the_same() -> None:
     """69,120 weights that all four ranks hold, 264,704 of experts, which ep ranks divide; gradients of 2 bytes."""
     model = workload(DecoderSize(2, 64, 4, 512, 32, experts=4))
     alone, divided = (
@@ -99,7 +99,7 @@ def test_experts_are_reduced_among_the_ranks_that_hold_the_same() -> None:
 
 
 @pytest.mark.parametrize(("tp", "dp", "pp"), [(1, 32, 1), (8, 4, 1), (4, 4, 2)])
-def test_gradients_take_the_time_of_a_ring_over_the_nodes_cards(tp: int, dp: int, pp: int) -> None:
+def test_collective_s_of_gradients_is_a_ring_over_the_nodes_cards(tp: int, dp: int, pp: int) -> None:
     """Every node's cards carry 8/L rings of 2(n − 1)/n·M bytes; L = 8/tp members of a group are in one node."""
     message, inside = 4e9, 8 // tp
     seconds = float(collective_s("all_reduce", SELENE, FOUND, message, dp, tp))
@@ -110,7 +110,7 @@ def test_gradients_take_the_time_of_a_ring_over_the_nodes_cards(tp: int, dp: int
     assert pp >= 1
 
 
-def test_the_next_stage_is_in_the_node_as_long_as_two_fit_into_it() -> None:
+def test_neighbour_s_is_in_the_node_as_long_as_two_stages_fit_into_it() -> None:
     """Selene has 8 GPUs per node: 4 apart, a link of the node; 5 apart, all 8 share the node's interfaces."""
     message, far = 1e7, SELENE.inter
     inside = SELENE.intra.time_s("p2p", 2, message) / FOUND.intra_efficiency
@@ -124,13 +124,13 @@ def test_the_next_stage_is_in_the_node_as_long_as_two_fit_into_it() -> None:
     assert float(neighbour_s(SELENE, FOUND, message, 2, 8, 1, 4)) == pytest.approx(quarter + gathered, rel=1e-12)
 
 
-def test_a_group_in_one_node_never_touches_the_network() -> None:
+def test_collective_s_of_a_group_in_one_node_never_touches_the_network() -> None:
     one = float(collective_s("all_reduce", SELENE, FOUND, 1e8, 8))
     assert one == pytest.approx(SELENE.intra.time_s("all_reduce", 8, 1e8) / FOUND.intra_efficiency)
     assert float(collective_s("all_reduce", SELENE, FOUND, 1e8, 1)) == 0
 
 
-def test_overlap_lies_between_the_sum_and_the_longer() -> None:
+def test_exposed_s_by_overlap_lies_between_the_sum_and_the_longer() -> None:
     message, compute = np.array([1.0, 2.0, 5.0]), np.array([2.0, 2.0, 1.0])
     none, half, full = (exposed_s(message, compute, np.full(3, one), 0.2) for one in (0.0, 0.5, 1.0))
     assert none.tolist() == message.tolist()
@@ -138,7 +138,7 @@ def test_overlap_lies_between_the_sum_and_the_longer() -> None:
     assert full == pytest.approx([0.2, 0.4, 1.0 + 3.0])
 
 
-def test_a_gather_around_a_ring_takes_longer_with_every_rank() -> None:
+def test_collective_s_of_a_gather_around_a_ring_grows_with_every_rank() -> None:
     """NCCL's LL128: 1.9 µs a step in a node, 4 µs between nodes; nothing else of an empty message grows with ranks."""
     for ranks in (128, 512):
         nodes = ranks // 8
@@ -146,7 +146,7 @@ def test_a_gather_around_a_ring_takes_longer_with_every_rank() -> None:
         assert float(collective_s("all_gather", SELENE, FOUND, 0.0, ranks)) == pytest.approx(expected)
 
 
-def test_fsdp_pays_the_latency_of_every_unit_and_reduces_in_its_own_type() -> None:
+def test_gathered_s_of_fsdp_pays_every_unit_and_reduces_in_its_own_type() -> None:
     some = Layouts.of("bf16", dp=64, zero=3, engine="composer", overlap=1, gradient_bytes=[2, 4])
     narrow, wide = _beside(gathered_s(np.full(2, 1e9), SELENE, some, FOUND, 26.0, 0.1))
     of = [float(collective_s("reduce_scatter", SELENE, FOUND, size, 64)) for size in (2e9, 4e9)]
@@ -178,7 +178,7 @@ def test_fsdp_in_a_pipeline_reduces_after_the_last_backward() -> None:
     assert sent.last[0] == 0, "without a pipeline every micro-batch reduces"
 
 
-def test_torchs_checkpoint_does_not_compute_the_last_product_again() -> None:
+def test_estimate_of_torchs_checkpoint_does_not_compute_the_last_product_again() -> None:
     """So it computes less again than Megatron's, by the last product and the residual connection after it."""
     torch, megatron = (
         estimate(workload(SIZE), SELENE, Layouts.of("bf16", engine=one, checkpointing="full"), FOUND).parts
@@ -207,7 +207,7 @@ def test_offloaded_weights_cross_the_hosts_link_twice_per_micro_batch() -> None:
     assert made.step_s[1] >= hidden.step_s[1] >= hidden.step_s[0]
 
 
-def test_without_a_pipeline_megatron_deepspeed_shards_as_deepspeed_does() -> None:
+def test_estimate_of_megatron_deepspeed_without_a_pipeline_shards_as_deepspeed() -> None:
     made = estimate(
         workload(SIZE), SELENE, Layouts.of(dp=32, zero=[2, 2, 3, 3], micro_batches=4, gradient_bytes=2,
                                            engine=["deepspeed", "megatron-deepspeed"] * 2), FOUND,
@@ -215,7 +215,7 @@ def test_without_a_pipeline_megatron_deepspeed_shards_as_deepspeed_does() -> Non
     assert made.parts.data[0] == made.parts.data[1] and made.parts.data[2] == made.parts.data[3]
 
 
-def test_an_image_models_selective_checkpointing_computes_again_what_is_no_product() -> None:
+def test_estimate_of_an_image_model_selective_recomputes_what_is_no_product() -> None:
     none, selective, full = (
         estimate(
             workload("coatnet_tiny"),
@@ -229,7 +229,7 @@ def test_an_image_models_selective_checkpointing_computes_again_what_is_no_produ
     assert full.recompute[0] > 0.8 * full.forward[0]  # each block's last product is not computed again
 
 
-def test_zero_3_collapses_as_published() -> None:
+def test_estimate_of_zero_3_collapses_as_published() -> None:
     """144 → 88 → 44 TFLOP/s per GPU (Narayanan et al. 2021, table 2), each within 15 %."""
     rows = [row for row in table("sc21-2") if row.row.split("/")[1].startswith("zero-174.6")]
     made = estimate(workload(rows[0].size), SELENE, Layouts.from_measurements(rows), FOUND)
@@ -251,7 +251,7 @@ def test_bad_layouts_are_refused_in_one_sentence(columns: dict[str, object], wor
 @pytest.mark.parametrize(
     ("language", "words"), [("en", "unknown attention_kernel 'flash9'"), ("fr", "attention_kernel 'flash9'")]
 )
-def test_an_unknown_attention_kernel_is_answered_by_those_that_are_known(language: str, words: str) -> None:
+def test_layouts_answer_an_unknown_attention_kernel_by_the_known_ones(language: str, words: str) -> None:
     use_language(language)
     with pytest.raises(LabError) as refused:
         Layouts.of(attention_kernel="flash9")

@@ -51,7 +51,7 @@ def test_blooms_energy_and_carbon() -> None:
     )
 
 
-def test_bad_numbers_are_refused() -> None:
+def test_training_s_and_bill_refuse_bad_numbers() -> None:
     with pytest.raises(LabError, match="tokens"):
         training_s(1e9, 0, 8, 1e12)
     with pytest.raises(LabError, match="load"):
@@ -75,7 +75,7 @@ def test_an_image_model_has_the_parameters_and_operations_that_are_counted(name:
     assert found.flops() == pytest.approx(counter.get_total_flops(), rel=0.05)
 
 
-def test_an_image_model_is_estimated_like_any_other() -> None:
+def test_estimate_takes_an_image_model_like_any_other() -> None:
     layouts = Layouts.of(
         dp=[4, 1, 2], pp=[1, 4, 2], micro_batch=8, micro_batches=[1, 8, 4], checkpointing=["none", "full", "none"]
     )
@@ -84,7 +84,7 @@ def test_an_image_model_is_estimated_like_any_other() -> None:
     assert made.memory.activations[1] < made.memory.activations[2]
 
 
-def test_text_models_of_the_catalogue_are_decoders() -> None:
+def test_workload_takes_text_models_of_the_catalogue_for_decoders() -> None:
     assert workload("llama_3_8b").num_parameters == pytest.approx(8.03e9, rel=1e-3)
     assert workload("gpt2", sequence_length=512).size is not None
     with pytest.raises(LabError):

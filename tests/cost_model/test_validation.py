@@ -52,7 +52,7 @@ LAST = {
 
 
 @pytest.mark.parametrize("name", validated())
-def test_no_table_gets_worse_by_more_than_half_a_point(name: str) -> None:
+def test_validate_gets_worse_on_no_table_by_more_than_half_a_point(name: str) -> None:
     assert validate(name).mean <= LAST[name] + 0.005
 
 
@@ -63,11 +63,11 @@ def test_each_goal_is_reached_and_the_trivial_model_beaten(name: str) -> None:
     assert result.mean < result.trivial
 
 
-def test_jean_zays_layouts_are_ranked_as_measured() -> None:
+def test_validate_ranks_jean_zays_layouts_as_measured() -> None:
     assert validate("jean-zay-a100").rank_correlation >= 0.85
 
 
-def test_software_never_seen_is_predicted_decently() -> None:
+def test_validate_predicts_software_never_seen_decently() -> None:
     """Fits that saw no row of a table; MPT's FSDP runs were never fitted on, and a constant rate had half of them."""
     for name in ("korthikanti-5", "sc21-1", "jean-zay-a100", "vtrain-multi", "megatron-h100"):
         assert validate(name).left_out_mean <= 0.08
@@ -95,7 +95,7 @@ def test_memory_meets_its_goals() -> None:
     assert result.activation_mean <= 0.01
 
 
-def test_the_page_of_commands_counts_the_step_times_that_the_model_is_held_against() -> None:
+def test_validate_counts_the_step_times_that_the_page_of_commands_does() -> None:
     """Not those of tables that only tell memory or single layers, nor those that are excluded."""
     text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     said = re.findall(r"(\d+) (?:published|measured) (?:measurements|step times|steps)", text)
@@ -144,7 +144,7 @@ def test_the_pages_are_what_the_command_writes(results: list[TableResult], memor
     assert differences(rows.read_text(encoding="utf-8"), rows_page(results, memory, page.name)) == [], again
 
 
-def test_a_page_that_differs_is_seen() -> None:
+def test_validation_page_that_differs_is_seen() -> None:
     assert differences("error 3.4 % of 12", "error 3.5 % of 12") == []
     assert differences("error 3.4 % of 12", "error 3.6 % of 12") == ["- error 3.4 % of 12\n+ error 3.6 % of 12"]
     assert differences("a 1\n", "a 1\nb") and differences("+1.2 %", "−1.2 %") and differences("-0.1", "0.1")
@@ -220,7 +220,9 @@ def validated_once(results: list[TableResult], memory: MemoryResult, monkeypatch
 
 
 @pytest.mark.usefixtures("validated_once")
-def test_a_page_keeps_what_was_written_by_hand(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_validate_command_keeps_what_was_written_by_hand_in_a_page(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     page = tmp_path / "deep" / "truth.md"
     validate_command(["--page", str(page)])
     said = capfd.readouterr()
@@ -237,7 +239,7 @@ def test_a_page_keeps_what_was_written_by_hand(tmp_path: Path, capfd: pytest.Cap
     assert page.read_text(encoding="utf-8") == f"by hand\n{first}by hand too\n"
 
 
-def test_a_page_without_marks_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_validate_command_leaves_a_page_without_marks_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Refused before anything is computed.
     monkeypatch.setattr("dlojz.cost_model.validation.validate", pytest.fail)
     notes = tmp_path / "notes.md"
@@ -265,7 +267,7 @@ def test_the_figure_shows_regret_beside_errors(tmp_path: Path, chosen: str, resu
     assert (tmp_path / "all.png").stat().st_size > 20_000
 
 
-def test_rank_correlation() -> None:
+def test_spearman_is_the_rank_correlation() -> None:
     assert spearman([1, 2, 3], [10, 20, 30]) == pytest.approx(1)
     assert spearman([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
     assert spearman([1, 1, 2], [1, 2, 3]) == pytest.approx(math.sqrt(3) / 2)
@@ -293,7 +295,7 @@ def test_the_command_shows_every_row(capfd: pytest.CaptureFixture[str], monkeypa
     assert "8192-gpus" in shown and "fitted" in shown
 
 
-def test_a_table_that_does_not_exist_is_refused() -> None:
+def test_validate_refuses_a_table_that_does_not_exist() -> None:
     with pytest.raises(LabError, match="korthikanti-5"):
         validate("korthikanti-6")
     with pytest.raises(LabError, match="'korthikanti-4' prints no step times of whole models"):

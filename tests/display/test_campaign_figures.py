@@ -71,7 +71,7 @@ def _words(figure: LabFigure) -> str:
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_every_series_is_named_and_described(name: str, tmp_path: Path) -> None:
+def test_campaign_figures_name_and_describe_every_series(name: str, tmp_path: Path) -> None:
     figure = FIGURES[name](_marks(), tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     told = "DDP, batch 4" if name == "scaling" else "DDP, 4 ranks"
@@ -134,12 +134,12 @@ def test_the_limit_is_a_line_with_its_name_and_what_does_not_fit_is_crossed_out(
     assert "A100 40 GB, 40.0 GiB" in _words(batch_figure(_marks(), "micro-batch"))
 
 
-def test_a_far_limit_is_said_in_words() -> None:
+def test_batch_figure_says_a_far_limit_in_words() -> None:
     marks = [replace(mark, limit_bytes=4000 * GIB) for mark in _marks()]
     assert "limit: 3.91 TiB" in _words(batch_figure(marks, "micro-batch"))
 
 
-def test_what_was_not_run_but_is_predicted_not_to_fit_is_crossed_out_too() -> None:
+def test_does_not_fit_holds_for_what_is_only_predicted_not_to_fit() -> None:
     [first, *_] = [mark for mark in _marks() if mark.state == "oom"]
     assert does_not_fit(replace(first, state="waiting"))
     assert not does_not_fit(replace(first, state="completed", measured_bytes=39 * GIB))
@@ -156,20 +156,20 @@ def test_the_pareto_front_holds_what_nothing_beats_in_both() -> None:
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_nothing_measured_and_names_that_are_no_mathematics(name: str) -> None:
+def test_campaign_figures_with_nothing_measured_and_names_that_are_no_mathematics(name: str) -> None:
     bare = CampaignMark(series="$\\foo$ <b>", family="_hidden", batch=1, ranks=2, state="waiting")
     words = _words(FIGURES[name]([bare]))
     assert "nothing measured yet" in words
     assert ("_hidden" if name == "scaling" else "$\\foo$ <b>") in words
 
 
-def test_no_two_of_the_first_series_look_alike_and_more_are_counted() -> None:
+def test_style_of_the_first_series_differs_and_pareto_figure_counts_more() -> None:
     assert len({style_of(number) for number in range(24)}) == 24
     many = [replace(_marks()[0], series=f"series {number}") for number in range(30)]
     assert "and 6 more series" in _words(pareto_figure(many))
 
 
-def test_french_and_refusals(tmp_path: Path) -> None:
+def test_campaign_figures_in_french_and_refusals(tmp_path: Path) -> None:
     with pytest.raises(LabError, match="ending"):
         scaling_figure(_marks(), tmp_path / "figure.xyz")
     use_language("fr")

@@ -15,7 +15,7 @@ from dlojz.labs.kit.figures import Picture
 
 
 @pytest.mark.parametrize(("language", "half"), [("en", "0.5"), ("fr", "0,5")])
-def test_axes_write_numbers_as_the_reader_does(language: str, half: str) -> None:
+def test_finish_writes_numbers_of_axes_as_the_reader_does(language: str, half: str) -> None:
     """Along both directions, in linear and logarithmic panels; labels that a figure has set stay."""
     use_language(language)
     figure = new_figure(8, 4, "alt")

@@ -50,13 +50,13 @@ def calibration() -> AlphaBetaFit:
 
 @pytest.mark.parametrize("name", collectives.names())
 @pytest.mark.usefixtures("in_language")
-def test_every_algorithm_is_drawn_legibly_for_four_ranks(name: str) -> None:
+def test_collective_figure_draws_every_algorithm_legibly_for_four_ranks(name: str) -> None:
     figure = collective_figure(name, 4)
     assert overlapping(figure) == []
     assert figure.get_figwidth() <= 12
 
 
-def test_eight_ranks_are_still_legible() -> None:
+def test_collective_figure_of_eight_ranks_is_still_legible() -> None:
     figure = collective_figure("halving_doubling_all_reduce", 8)
     assert overlapping(figure) == [] and figure.get_figwidth() <= 12
     last = [axes for axes in figure.axes if axes.texts][-1]
@@ -65,7 +65,7 @@ def test_eight_ranks_are_still_legible() -> None:
     assert number.width < cell.width and number.height < cell.height
 
 
-def test_the_cells_are_those_of_the_simulation() -> None:
+def test_collective_figure_has_the_cells_of_simulate() -> None:
     simulation = simulate("ring_all_reduce", 3)
     panels = [axes for axes in collective_figure("ring_all_reduce", 3).axes if axes.texts]
     assert len(panels) == 5
@@ -90,7 +90,7 @@ def test_what_a_colour_says_a_hatch_or_a_line_says_too() -> None:
     assert len(looks) == len({style.color for style in STYLES.values()}) == len(STYLES)
 
 
-def test_given_values_are_drawn_and_said(tmp_path: Path) -> None:
+def test_collective_figure_draws_and_says_given_values(tmp_path: Path) -> None:
     path = tmp_path / "ring.png"
     figure = collective_figure("ring_all_reduce", values=[[1, 2], [-3.5, 4]], path=path)
     assert path.read_bytes().startswith(PNG)
@@ -109,7 +109,7 @@ def test_given_values_are_drawn_and_said(tmp_path: Path) -> None:
         (lambda: stepper("nothing"), "unknown algorithm"),
     ],
 )
-def test_refusals(call: Callable[[], object], sentence: str) -> None:
+def test_collective_figure_and_stepper_refusals(call: Callable[[], object], sentence: str) -> None:
     with pytest.raises(LabError, match=sentence):
         call()
 
@@ -125,7 +125,7 @@ def test_a_calibration_is_drawn_with_its_points_and_its_words(calibration: Alpha
     assert len(right.lines) == 6 and summary(calibration) in figure.alt
 
 
-def test_the_words_of_a_calibration(calibration: AlphaBetaFit) -> None:
+def test_summary_dominance_and_crossing_of_a_calibration(calibration: AlphaBetaFit) -> None:
     assert summary(calibration) == "α = 50.0 µs per message, bandwidth 1/β = 1.00 GB/s, residual 0%"
     assert dominance(calibration) == "below 195 KiB, latency takes more than half of the time"
     assert crossing(calibration, 2) == "" and crossing(calibration, 512).startswith(
@@ -152,7 +152,7 @@ def test_the_stepper_goes_back_and_forth_and_says_what_it_shows() -> None:
     widget.forth.click()
     assert widget.step.value == 1
     assert "<li>rank 0 sends chunk 0 to rank 1, which adds it</li>" in widget.sentences.value
-    assert '>rank 1</th>' in widget.sentences.value and 'role="status"' in widget.sentences.value
+    assert ">rank 1</th>" in widget.sentences.value and 'role="status"' in widget.sentences.value
     assert 'alt="All-reduce on a ring, 3 ranks' in widget.picture.value
     widget.step.value = 4
     assert widget.forth.disabled and "final" in widget.sentences.value
@@ -171,7 +171,7 @@ def test_another_algorithm_or_number_of_ranks_begins_again() -> None:
     assert not widget.step.disabled and widget.step.max == 3
 
 
-def test_the_box_holds_controls_that_the_keyboard_reaches() -> None:
+def test_stepper_holds_controls_that_the_keyboard_reaches() -> None:
     box = stepper("tree_reduce", 2)
     names = [type(child).__name__ for row in box.children[:2] for child in row.children]
     assert names == ["Dropdown", "BoundedIntText", "Button", "IntSlider", "Button"]

@@ -32,7 +32,7 @@ def test_every_way_has_a_point_and_a_line(tmp_path: Path, language: str) -> None
     assert "1-bit $Adam$" in figure.alt
 
 
-def test_without_times_there_is_one_panel() -> None:
+def test_communication_figure_without_times_has_one_panel() -> None:
     figure = communication_figure([Reduction("AdamW", "AdamW", 4e6, 4e6, 4.0, losses=(2.0,))])
     assert len(figure.axes) == 1
 
@@ -44,6 +44,6 @@ def test_without_times_there_is_one_panel() -> None:
         ([ONE_BIT], "is held against AdamW"),
     ],
 )
-def test_what_is_missing_is_said(ways: list[Reduction], said: str) -> None:
+def test_communication_figure_says_what_is_missing(ways: list[Reduction], said: str) -> None:
     with pytest.raises(LabError, match=said):
         communication_figure(ways)

@@ -65,7 +65,7 @@ def test_no_text_of_a_board_lies_on_another(language: str, seeds: int, tmp_path:
     assert figure.get_suptitle() == board(seeds).title()
 
 
-def test_what_is_measured_is_full_and_what_is_predicted_hollow() -> None:
+def test_compress_figure_marks_measured_full_and_predicted_hollow() -> None:
     size, time, _ = compress_figure(board()).axes
     for panel, measured, predicted in ((size, 325, 1000 * 325 / 1024), (time, 1.1, 0.88)):
         marks = {
@@ -80,7 +80,7 @@ def test_a_panel_joins_what_nothing_beats_in_both() -> None:
     assert panel_front([(3, 0.1), (1, 0.5), (2, 0.5), (2, 0.2), (4, 0.1)]) == [(1, 0.5), (2, 0.2), (3, 0.1)]
 
 
-def test_no_method_is_read_as_mathematics_and_none_hides_characters() -> None:
+def test_compress_figure_reads_no_method_as_mathematics_and_hides_no_character() -> None:
     odd = board().trials[-1].model_copy(update={"method": "$x$\u202e"})
     figure = compress_figure(board().model_copy(update={"trials": (*board().trials, odd)}))
     assert any(text.get_text() == "$x$\\u202e" for text in figure.axes[2].texts)
@@ -113,7 +113,7 @@ def trials() -> list[StudentTrial]:
         ("fr", ["vit_mini : 51,6 % des paramètres du professeur", "recette de DistilBERT : 95,2 %"]),
     ],
 )
-def test_the_students_are_told_by_arm(language: str, words: list[str], tmp_path: Path) -> None:
+def test_distillation_figure_tells_the_students_by_arm(language: str, words: list[str], tmp_path: Path) -> None:
     use_language(language)
     figure = distillation_figure(trials(), tmp_path / "students.png")
     said = figure.alt + figure.axes[0].get_title(loc="left")
@@ -121,7 +121,7 @@ def test_the_students_are_told_by_arm(language: str, words: list[str], tmp_path:
     assert overlapping(figure) == []
 
 
-def test_seeds_that_kept_the_same_are_all_drawn() -> None:
+def test_distillation_figure_draws_all_seeds_that_kept_the_same() -> None:
     (axes,) = distillation_figure(trials()[:5]).axes
     dots = {(line.get_xdata()[0], line.get_ydata()[0]) for line in axes.lines if line.get_marker() == "o"}
     assert len(dots) == 5

@@ -46,7 +46,7 @@ def test_the_gap_is_between_the_medians_of_the_last_tenth() -> None:
     assert theirs.smoothed()[0][:2] == [3.0, pytest.approx((3.0 + 1 + 2 * math.exp(-1 / 3)) / 2)]
 
 
-def test_what_diverged_counts_as_infinite() -> None:
+def test_curves_that_diverged_count_as_infinite() -> None:
     lost = Curves("one_bit_adam", ((1.0, math.nan), (1.0, 1.0), (1.0, 1.0)))
     assert lost.final() == [math.inf, 1.0, 1.0] and lost.median() == 1.0
     assert gap(lost, Curves("adamw", ((1.0, 1.0),) * 3)).seeds == (math.inf, 0.0, 0.0)
@@ -59,7 +59,7 @@ def test_what_diverged_counts_as_infinite() -> None:
         ("fr", ["1-bit Adam face à AdamW : +3,0 %", "variance gelée\n dès le pas 10", "bande : ± 2 %"]),
     ],
 )
-def test_a_row_for_each_task_with_every_seed_and_the_gap_in_words(
+def test_convergence_figure_has_a_row_per_task_with_every_seed_and_the_gap(
     language: str, said: list[str], tmp_path: Path
 ) -> None:
     use_language(language)
@@ -74,7 +74,7 @@ def test_a_row_for_each_task_with_every_seed_and_the_gap_in_words(
     assert said[0].rpartition(" beside ")[2].rpartition(": ")[2].rpartition(" : ")[2] in figure.alt
 
 
-def test_a_seed_that_diverged_hides_nothing() -> None:
+def test_convergence_figure_hides_nothing_by_a_seed_that_diverged() -> None:
     lost = Curves("one_bit_adam", ((*curves("adamw").losses[0][:-5], *[math.nan] * 5), *curves("adamw").losses[1:]), 10)
     figure = convergence_figure({"text": [curves("adamw"), lost]})
     # Medians of 1.0, 1.1, 1.2 and of ∞, 1.1, 1.2: 9.1 % more, and the picture reaches 1.3 times as far.
@@ -99,7 +99,7 @@ def test_records_are_taken_as_they_are(make_record: Callable[..., RunRecord]) ->
 
 
 @pytest.mark.parametrize("language", ["en", "fr"])
-def test_what_cannot_be_drawn_is_refused_in_one_sentence(language: str) -> None:
+def test_convergence_figure_refuses_what_cannot_be_drawn_in_one_sentence(language: str) -> None:
     use_language(language)
     attempts = (
         lambda: convergence_figure({}),

@@ -31,8 +31,9 @@ def trajectory(shift: float = 0.0, *, watched: bool = True, **fields: Any) -> Tr
     if watched:
         told["variance_max"] = tuple(0.01 * (step + 1) for step in range(STEPS))
         told["variance_norm"] = tuple(float(step + 1) for step in range(STEPS))
-        told["held_out"] = tuple(HeldOutLoss(step=s, tokens=100 * s, seconds=0.5 * s, loss=4 - 0.1 * s)
-            for s in (0, 5, 10))
+        told["held_out"] = tuple(
+            HeldOutLoss(step=s, tokens=100 * s, seconds=0.5 * s, loss=4 - 0.1 * s) for s in (0, 5, 10)
+        )
     return Trajectory(
         config=config,
         lengths=lengths,
@@ -51,7 +52,7 @@ def trials(*, watched: bool = True) -> dict[str, list[Trajectory]]:
     }
 
 
-def test_four_panels_hold_the_series() -> None:
+def test_curriculum_figure_holds_the_series_in_four_panels() -> None:
     shown = trials()
     figure = curriculum_figure(shown, predicted={8: 0.1, 64: 1.0})
     tokens, time, variance, cost = figure.axes
@@ -77,7 +78,7 @@ def test_the_thick_line_is_the_median_of_the_seeds() -> None:
     assert len(figure.axes) == 2
 
 
-def test_predicted_costs_without_root_mean_squares_leave_no_empty_panel() -> None:
+def test_curriculum_figure_without_root_mean_squares_has_no_empty_panel() -> None:
     figure = curriculum_figure(trials(watched=False), predicted={8: 0.1, 64: 1.0})
     assert [axes.get_visible() for axes in figure.axes] == [True, True, True, False]
 
@@ -103,7 +104,7 @@ def test_the_reader_s_language_and_literal_names(language: str, words: list[str]
     assert (tmp_path / "c.png").stat().st_size > 10_000
 
 
-def test_nothing_to_draw_is_refused() -> None:
+def test_curriculum_figure_of_nothing_is_refused() -> None:
     empty: dict[str, list[Trajectory]] = {"none": []}
     for nothing in ({}, empty):
         with pytest.raises(LabError, match="train first"):

@@ -36,7 +36,7 @@ def test_all_steps_of_all_experts_are_drawn_in_fair_shares() -> None:
     assert set(lines["capacity"]) == {1.25}
 
 
-def test_words_say_what_the_picture_shows() -> None:
+def test_expert_load_figure_says_in_words_what_it_shows() -> None:
     figure = expert_load_figure({"with": BALANCED, "without": COLLAPSED})
     assert figure.alt == (
         "Load of the experts over the last steps. with: the busiest of 4 experts takes 25% of the choices, 0 are all "
@@ -47,7 +47,7 @@ def test_words_say_what_the_picture_shows() -> None:
     assert "avec : le plus chargé des 4 experts prend 25 % des choix" in expert_load_figure({"avec": BALANCED}).alt
 
 
-def test_a_layer_is_chosen_and_a_name_is_drawn_letter_by_letter(tmp_path: Path) -> None:
+def test_expert_load_figure_takes_a_layer_and_draws_a_name_letter_by_letter(tmp_path: Path) -> None:
     both = [*BALANCED, *loads((64, 0, 0, 0), 0.7, "blocks.4.mixture")]
     assert "takes 100%" in expert_load_figure({"$x$": both}, tmp_path / "loads.png").alt
     assert (tmp_path / "loads.png").stat().st_size > 0
@@ -62,7 +62,7 @@ def test_loads_of_a_record_are_drawn_alike() -> None:
     assert expert_load_figure({"run": kept}).alt == expert_load_figure({"run": COLLAPSED}).alt
 
 
-def test_refusals() -> None:
+def test_expert_load_figure_refusals() -> None:
     with pytest.raises(LabError, match="give the loads of at least one training"):
         expert_load_figure({})
     with pytest.raises(LabError, match="dense has no load of experts: train a model with a mixture"):

@@ -38,7 +38,7 @@ def records(make_record: MakeRecord) -> list[RunRecord]:
 
 
 @pytest.mark.parametrize("language", ["en", "fr"])
-def test_no_text_lies_on_another(records: list[RunRecord], language: str) -> None:
+def test_compare_figure_and_timeline_figure_lay_no_text_on_another(records: list[RunRecord], language: str) -> None:
     use_language(language)
     try:
         for figure in (
@@ -66,7 +66,7 @@ def test_a_pipeline_s_measured_step_lies_under_its_simulation(records: list[RunR
     assert compare([records[0]]).figure().axes[-1].get_ylabel() == "loss"  # and no such panel without a pipeline
 
 
-def test_bars_are_as_long_as_their_bytes(make_record: MakeRecord) -> None:
+def test_compare_figure_has_bars_as_long_as_their_bytes(make_record: MakeRecord) -> None:
     record = make_record(**DDP)
     figure = compare_figure(compare(record))
     communication = figure.axes[1]
@@ -74,7 +74,7 @@ def test_bars_are_as_long_as_their_bytes(make_record: MakeRecord) -> None:
     assert [bar.get_width() for bar in communication.patches] == pytest.approx([expected, expected])  # type: ignore[attr-defined]
 
 
-def test_failed_single_and_unmeasured_runs_are_drawn(make_record: MakeRecord, tmp_path: Path) -> None:
+def test_compare_figure_draws_failed_single_and_unmeasured_runs(make_record: MakeRecord, tmp_path: Path) -> None:
     failed = make_record("failed", "killed", measured=False, **DDP)
     for number, runs in enumerate(([failed], [make_record(engine="single")], [make_record(**DDP), failed])):
         path = tmp_path / f"{number}.png"
@@ -89,7 +89,7 @@ def test_a_figure_shows_itself_and_says_what_it_shows(records: list[RunRecord]) 
 
 
 @pytest.mark.parametrize("name", ["$\\foo$", "_hidden", "a^b_c", "%s {x}", "\x00\u202e"])
-def test_hostile_names_are_drawn(records: list[RunRecord], name: str) -> None:
+def test_compare_figure_draws_hostile_names(records: list[RunRecord], name: str) -> None:
     comparison = compare(records[:2])
     rows = tuple(row.model_copy(update={"title": name, "model": name}) for row in comparison.rows)
     figure = compare_figure(comparison.model_copy(update={"rows": rows}))
@@ -98,18 +98,20 @@ def test_hostile_names_are_drawn(records: list[RunRecord], name: str) -> None:
 
 
 @pytest.mark.parametrize("name, sentence", [("figure", "needs an ending"), ("figure.exe", "needs an ending")])
-def test_an_unknown_format_is_refused(records: list[RunRecord], tmp_path: Path, name: str, sentence: str) -> None:
+def test_compare_figure_refuses_an_unknown_format(
+    records: list[RunRecord], tmp_path: Path, name: str, sentence: str
+) -> None:
     with pytest.raises(LabError, match=sentence):
         compare_figure(compare(records[0]), tmp_path / name)
 
 
-def test_an_unwritable_folder_is_refused(records: list[RunRecord], tmp_path: Path) -> None:
+def test_compare_figure_refuses_an_unwritable_folder(records: list[RunRecord], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(LabError, match="cannot be written"):
         compare_figure(compare(records[0]), tmp_path / "file" / "figure.png")
 
 
-def test_a_run_that_traced_nothing_is_refused(make_record: MakeRecord) -> None:
+def test_timeline_figure_refuses_a_run_that_traced_nothing(make_record: MakeRecord) -> None:
     with pytest.raises(LabError, match="timeline"):
         timeline_figure(make_record("failed", "killed", measured=False, **DDP))
 
@@ -138,7 +140,7 @@ def communicating(make_record: MakeRecord) -> RunRecord:
     )
 
 
-def test_communication_has_a_lane_of_its_own_below_the_compute(communicating: RunRecord) -> None:
+def test_timeline_figure_gives_communication_a_lane_below_the_compute(communicating: RunRecord) -> None:
     figure = timeline_figure(communicating)
     assert "100 ms exposed, 200 ms hidden" in figure.axes[0].get_title(loc="left")
     legend = figure.axes[0].get_legend()
@@ -169,7 +171,7 @@ def _by_phase(figure: Figure, labels: list[str]) -> dict[str, list[Any]]:
     return {label: bars[number * each : (number + 1) * each] for number, label in enumerate(labels)}
 
 
-def test_a_run_without_communication_keeps_its_full_bars(make_record: MakeRecord) -> None:
+def test_timeline_figure_keeps_full_bars_without_communication(make_record: MakeRecord) -> None:
     heights = {
         round(path.get_extents().height, 6)
         for bars in timeline_figure(make_record(**DDP)).axes[0].collections

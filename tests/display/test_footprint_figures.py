@@ -81,7 +81,7 @@ def test_a_near_limit_is_drawn_and_a_far_one_is_told(on_cpu: Forecast) -> None:
 
 
 @pytest.mark.parametrize("language", ["en", "fr"])
-def test_no_text_lies_on_another(
+def test_footprint_figure_lays_no_text_on_another(
     on_cpu: Forecast, on_gpu: Forecast, make_record: MakeRecord, language: str, tmp_path: Path
 ) -> None:
     use_language(language)
@@ -128,7 +128,7 @@ def test_a_gpu_is_known_by_its_name(make_record: MakeRecord) -> None:
     assert gpu_of(make_record(**DDP).model_copy(update={"environment": {"device": "CPU"}})) is None
 
 
-def test_the_sheet_adds_up(on_cpu: Forecast, on_gpu: Forecast) -> None:
+def test_category_part_block_part_and_module_part_add_up_to_the_peak(on_cpu: Forecast, on_gpu: Forecast) -> None:
     for one in (on_cpu, on_gpu):
         peak = one.memory.peak_bytes
         assert category_part(one).rows[-1][1] == format_bytes(peak)
@@ -158,14 +158,14 @@ def test_the_twin_shows_the_figures_of_the_forecast() -> None:
         ({"pp": 1024}, "pp=1024"),
     ],
 )
-def test_an_impossible_choice_is_a_sentence(fields: dict[str, Any], sentence: str) -> None:
+def test_still_calculator_answers_an_impossible_choice_by_a_sentence(fields: dict[str, Any], sentence: str) -> None:
     answer = still_calculator(**fields)
     assert answer.forecast is None and answer.figure is None and answer.parts == ()
     shown = answer._repr_html_()
     assert sentence in shown and "<b><b>" not in shown and "Traceback" not in shown
 
 
-def test_the_widget_computes_what_its_twin_does() -> None:
+def test_calculator_computes_what_still_calculator_does() -> None:
     widget = Calculator(model="gpt_tiny", dp=2, micro_batch=4, weight_decay=0.5)
     for name, value in {"micro_batch": 8, "dp": 4, "engine": "DeepSpeed ZeRO-2", "device": "a100-40"}.items():
         widget.controls[name].value = value
@@ -179,7 +179,7 @@ def test_the_widget_computes_what_its_twin_does() -> None:
     assert widget.shown.value == expected._repr_html_()
 
 
-def test_another_model_brings_its_own_input_and_a_large_one_waits() -> None:
+def test_calculator_takes_the_input_of_another_model_and_a_large_one_waits() -> None:
     widget = Calculator(model="gpt_tiny", micro_batch=4)
     before = widget.answer
     widget.controls["model"].value = "vit_tiny"
@@ -190,7 +190,7 @@ def test_another_model_brings_its_own_input_and_a_large_one_waits() -> None:
     assert widget.answer == before and "press" in widget.shown.value
 
 
-def test_what_the_widget_cannot_begin_with_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calculator_refuses_what_it_cannot_begin_with(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LabError, match="unknown model"):
         calculator(model="gpt_tny")
     real = builtins.__import__

@@ -35,7 +35,7 @@ def _words(figure: LabFigure) -> list[str]:
     return [text.get_text() for text in figure.findobj(Text)]
 
 
-def test_a_panel_per_axis_and_bars_with_the_bytes() -> None:
+def test_grid_figure_has_a_panel_per_axis_and_bars_with_the_bytes() -> None:
     figure = grid_figure(PICTURE, _crossing(PICTURE))
     words = _words(figure)
     assert words.count("13") == 3 and words.count("node 1") == 3 and words.count("3,0,1") == 3 and "g3" in words
@@ -53,7 +53,7 @@ def test_one_axis_large_grids_and_no_bytes(tmp_path: Path) -> None:
     assert "dp = 1: each rank is alone" in _words(grid_figure(RankGrid()))
 
 
-def test_bars_are_as_long_as_their_bytes_and_nothing_crosses_their_labels() -> None:
+def test_grid_drawing_has_bars_as_long_as_their_bytes_and_clear_labels() -> None:
     drawing = grid_drawing(PICTURE, _crossing(PICTURE))
     bars = [shape for shape in drawing.shapes if isinstance(shape, Box) and shape.color in (SKY, VERMILION)][-6:]
     assert [bar.width / bars[2].width for bar in bars] == pytest.approx([0, 0, 1, 0, 1 / 2, 1 / 6])
@@ -62,7 +62,7 @@ def test_bars_are_as_long_as_their_bytes_and_nothing_crosses_their_labels() -> N
     assert not any(isinstance(one, Line) and max(y for _, y in one.points) > bars[0].y for one in drawing.shapes)
 
 
-def test_refusals_and_french(tmp_path: Path) -> None:
+def test_grid_figure_refusals_and_french(tmp_path: Path) -> None:
     with pytest.raises(LabError, match="at most 512 ranks"):
         grid_figure(RankGrid(dp=1024))
     with pytest.raises(LabError, match="unknown axis"):

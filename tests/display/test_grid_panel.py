@@ -108,7 +108,7 @@ def test_what_is_no_grid_is_one_sentence(fields: dict[str, Any], told: str) -> N
         grid_panel(**fields)
 
 
-def test_where_only_the_bytes_are_unknown_the_picture_stands() -> None:
+def test_still_grid_shows_the_picture_where_only_the_bytes_are_unknown() -> None:
     answer = still_grid(tp=3, model="llama_tiny")
     assert answer.crossing is None and "The bytes are not known: tp=3" in answer.html() and "<svg" in answer.html()
     unknown = still_grid(model="<img src=x>")

@@ -28,7 +28,7 @@ THIRTEEN_INCHES_PT = 9 / (110 / 72 * 950 / 1430)
 """A figure of 13 inches has 1430 pixels, and a notebook 950."""
 
 
-def test_sizes_are_those_of_a_shrunk_picture() -> None:
+def test_legible_gives_the_sizes_of_a_shrunk_picture() -> None:
     assert pytest.approx(8.867, abs=1e-3) == THIRTEEN_INCHES_PT
     assert legible(7.0, 13 * 72) == pytest.approx(THIRTEEN_INCHES_PT)
     assert legible(9.0, 13 * 72) == 9.0
@@ -79,7 +79,9 @@ def test_no_figure_asks_for_a_size_in_figures() -> None:
 
 
 @pytest.mark.parametrize("name, micro_batches, written", [("1f1b", 8, True), ("1f1b", 96, False)])
-def test_a_narrow_bar_tells_its_micro_batch_to_the_pointer_alone(name: str, micro_batches: int, written: bool) -> None:
+def test_scene_drawing_tells_a_narrow_micro_batch_to_the_pointer_alone(
+    name: str, micro_batches: int, written: bool
+) -> None:
     timeline = simulate(build(name, 4, micro_batches))
     scene = scene_of(timeline, **facts_of(timeline, critical=False, bounds=False))
     drawing = scene_drawing(scene)

@@ -40,7 +40,7 @@ ROWS = [
 ]  # fmt: skip
 
 
-def test_each_panel_has_what_was_measured_and_nothing_of_what_was_not() -> None:
+def test_libraries_figure_has_in_each_panel_only_what_was_measured() -> None:
     lines, peak, sent, times = libraries_figure(ROWS).axes
     own = [one.change for one in ROWS]
     assert [bar.get_width() for bar in lines.patches] == [
@@ -66,7 +66,9 @@ def test_each_panel_has_what_was_measured_and_nothing_of_what_was_not() -> None:
         ),
     ],
 )
-def test_it_is_told_in_words_and_no_text_lies_on_another(language: str, words: list[str], tmp_path: Path) -> None:
+def test_libraries_figure_is_told_in_words_and_no_text_lies_on_another(
+    language: str, words: list[str], tmp_path: Path
+) -> None:
     use_language(language)
     try:
         figure = libraries_figure(ROWS, tmp_path / "libraries.png")
@@ -78,7 +80,7 @@ def test_it_is_told_in_words_and_no_text_lies_on_another(language: str, words: l
     assert (tmp_path / "libraries.png").stat().st_size > 10_000
 
 
-def test_a_name_is_drawn_letter_by_letter() -> None:
+def test_libraries_figure_draws_a_name_letter_by_letter() -> None:
     figure = libraries_figure([row("torch", version="$x$\x1b[31m")])
     label = figure.axes[0].get_yticklabels()[0].get_text()
     assert "$x$" in label and "\x1b" not in label

@@ -45,7 +45,7 @@ def test_the_reader_s_language_and_literal_names(language: str, words: list[str]
     assert figure.axes[0].get_ylabel() == "ms"
 
 
-def test_many_stages_stand_two_panels_to_a_row_and_counts_are_whole() -> None:
+def test_partition_figure_of_many_stages_has_two_panels_a_row_and_whole_counts() -> None:
     ones = BlockWeights("uniform", ("Block",) * 40, (1,) * 40, "blocks")
     cuts = {name: exact(ones.weights, 20) for name in "abc"}
     figure = partition_figure(cuts, ones, model="m")
@@ -60,6 +60,6 @@ def test_the_extra_of_a_stage_stands_on_its_blocks() -> None:
     assert max(bar.get_y() + bar.get_height() for bar in figure.axes[0].patches) == 1.5  # type: ignore[attr-defined]
 
 
-def test_nothing_to_draw_is_refused() -> None:
+def test_partition_figure_of_nothing_is_refused() -> None:
     with pytest.raises(LabError, match="at least one cut"):
         partition_figure({}, WEIGHED, model="m")

@@ -65,7 +65,7 @@ def measured(name: str = "1f1b", ranks: int = 4) -> tuple[Timeline, Timeline]:
     )
 
 
-def test_every_bar_lies_where_and_when_it_runs() -> None:
+def test_schedule_figure_lays_every_bar_where_and_when_it_runs() -> None:
     timeline = simulate(build("zb-h1", 3, 6), Costs(latency=0.5))
     drawing = scene_drawing(scene_of(timeline, memory=False))
     bars = [shape for shape in drawing.shapes if isinstance(shape, Box) and shape.tip]
@@ -111,14 +111,14 @@ def test_texts_stand_only_where_they_can_be_read() -> None:
     assert both and all(bar.short.count("+") == 1 for bar in both)  # forward + backward, where no more can be read
 
 
-def test_letters_are_not_struck_through_by_hatches() -> None:
+def test_schedule_figure_hatches_strike_through_no_letter() -> None:
     timeline = simulate(build("1f1b", 2, 2))
     texts = {text.get_text(): text for text in schedule_figure(timeline).axes[0].texts}
     assert texts["B0"].get_path_effects() and not texts["F0"].get_path_effects()
     assert scene_drawing(scene_of(timeline)).svg().count('paint-order="stroke"') == 4  # the backwards
 
 
-def test_one_of_each_is_singular() -> None:
+def test_scene_of_one_rank_and_one_micro_batch_is_singular() -> None:
     assert scene_of(simulate(build("naive", 1, 1))).title == "naive: 1 rank, 1 micro-batch"
 
 
@@ -185,7 +185,7 @@ def test_bounds_and_the_stored_optimum_are_scene_drawing() -> None:
     assert "lower_bound" not in facts_of(measured()[1])
 
 
-def test_two_schedules_share_one_time_axis(tmp_path: Path) -> None:
+def test_compare_figure_of_two_schedules_has_one_time_axis(tmp_path: Path) -> None:
     gpipe, zb_h1 = simulate(build("gpipe", 4, 8)), simulate(build("zb-h1", 4, 8))
     figure = compare_figure(gpipe, zb_h1, tmp_path / "ab.svg")
     assert "zb-h1 takes 6 time units less than gpipe (−18.2 %)" in figure.alt
@@ -226,7 +226,7 @@ def test_the_bubble_panels_have_formula_and_simulation() -> None:
         bubble_figure(["chimera"], 3, [4])
 
 
-def test_a_strange_name_is_drawn_letter_by_letter_and_escaped() -> None:
+def test_scene_drawing_and_schedule_figure_escape_a_strange_name() -> None:
     timeline = simulate(replace(build("gpipe", 2, 2), name="$x_1$<script>\u202e"))
     scene = scene_of(timeline)
     svg = scene_drawing(scene).svg()
@@ -245,6 +245,6 @@ def test_a_strange_name_is_drawn_letter_by_letter_and_escaped() -> None:
         (lambda: bubble_figure(["gpip"]), "did you mean 'gpipe'"),
     ],
 )
-def test_refusals(call: Callable[[], object], sentence: str) -> None:
+def test_schedule_figure_and_bubble_figure_refusals(call: Callable[[], object], sentence: str) -> None:
     with pytest.raises(LabError, match=sentence):
         call()

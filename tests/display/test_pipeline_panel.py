@@ -34,7 +34,7 @@ def test_every_schedule_can_be_chosen(name: str) -> None:
     assert answer.timeline is not None and answer.problems == () and "<svg" in answer.html()
 
 
-def test_what_does_not_fit_is_one_sentence_in_place_of_the_drawing() -> None:
+def test_pipeline_panel_says_what_does_not_fit_in_place_of_the_drawing() -> None:
     panel = PipelinePanel(schedule="chimera")
     panel.controls["ranks"].value = 3
     assert "even number of ranks" in panel.shown.value and "<svg" not in panel.shown.value
@@ -49,7 +49,7 @@ def test_what_does_not_fit_is_one_sentence_in_place_of_the_drawing() -> None:
     assert "<svg" in panel.shown.value
 
 
-def test_a_broken_memory_limit_is_told_and_drawn() -> None:
+def test_pipeline_panel_tells_and_draws_a_broken_memory_limit() -> None:
     panel = PipelinePanel(memory_limit=3)
     assert "rank 0 keeps 4 stage-micro-batches at 0F3" in panel.shown.value and "<svg" in panel.shown.value
     broken = still_panel(schedule="zb-h1", memory_limit=3).html()  # 27 time units, where 31 are the least with 3
@@ -98,7 +98,7 @@ def test_both_languages() -> None:
         use_language("en")
 
 
-def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pipeline_panel_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     fields: dict[str, Any] = {"rank": 4}
     with pytest.raises(LabError, match="did you mean 'ranks'"):
         pipeline_panel(**fields)

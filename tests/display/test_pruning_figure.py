@@ -74,7 +74,9 @@ def test_a_schedule_is_drawn_with_what_was_measured(language: str, words: list[s
         ("fr", ["3 graine(s)", "ticket gagnant", "poids restants", "masque au hasard", "6,25 % : "]),
     ],
 )
-def test_tickets_are_drawn_seed_by_seed_with_their_medians(language: str, words: list[str], tmp_path: Path) -> None:
+def test_lottery_figure_draws_tickets_seed_by_seed_with_their_medians(
+    language: str, words: list[str], tmp_path: Path
+) -> None:
     use_language(language)
     figure = lottery_figure(TICKETS, tmp_path / "tickets.png")
     assert all(word in said(figure) for word in words), said(figure)

@@ -37,7 +37,7 @@ def words(figure: LabFigure) -> str:
         ("fr", ["prédit (dB)", "creux : prédit, Δ²/12", "comme prédit"], "INT8 : 44,0 dB (blocks.0.qkv), prédit"),
     ],
 )
-def test_it_says_what_it_shows(language: str, said: list[str], told: str) -> None:
+def test_sqnr_figure_says_what_it_shows(language: str, said: list[str], told: str) -> None:
     use_language(language)
     figure = sqnr_figure({"INT8": layers(44), "INT4": layers(20)})
     for text in [*said, "INT8", "INT4", "0.qkv", "3.qkv"]:
@@ -45,7 +45,7 @@ def test_it_says_what_it_shows(language: str, said: list[str], told: str) -> Non
     assert told in figure.alt
 
 
-def test_measured_and_foreseen_are_drawn_where_they_are() -> None:
+def test_sqnr_figure_draws_measured_and_foreseen_where_they_are() -> None:
     figure = sqnr_figure({"INT8": layers(44), "INT4": layers(20, 2.0)})
     by_layer, against = figure.axes
     drawn = [list(line.get_ydata()) for line in by_layer.get_lines()]
@@ -54,7 +54,7 @@ def test_measured_and_foreseen_are_drawn_where_they_are() -> None:
     assert points[1] == ([22, 23, 24, 25], [20, 21, 22, 23])
 
 
-def test_what_was_not_foreseen_or_has_no_noise_is_left_out() -> None:
+def test_sqnr_figure_leaves_out_what_was_not_foreseen_or_has_no_noise() -> None:
     exact = LayerError("blocks.9.qkv", math.inf, math.inf, 8)
     figure = sqnr_figure({"FP8": layers(30, None), "exact": [*layers(44), exact]})
     assert "predicted within 0.1 dB" in figure.alt and "FP8: 30.0 dB (blocks.0.qkv);" in figure.alt
@@ -74,7 +74,7 @@ def test_many_layers_are_not_all_named_and_a_name_is_no_formula(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("language", ["en", "fr"])
-def test_nothing_to_draw_is_refused(language: str) -> None:
+def test_sqnr_figure_of_nothing_is_refused(language: str) -> None:
     use_language(language)
     for nothing in ({}, {"INT8": []}, {str(index): layers(10) for index in range(9)}):
         with pytest.raises(LabError, match="from 1 to 8|de 1 à 8"):

@@ -92,14 +92,14 @@ def test_as_html_says_the_same() -> None:
     assert curve["aria-label"] == "Loss from 2.0000 at step 0 to 1.0000 at step 3"
 
 
-def test_the_curve_lies_where_its_losses_are() -> None:
+def test_run_html_curve_lies_where_its_losses_are() -> None:
     points = next(attributes["points"] for tag, attributes in Tags(run_html(VIEW)).found if tag == "polyline")
     places = [tuple(map(float, point.split(","))) for point in (points or "").split()]
     assert [y for _, y in places] == [18.0, 65.0, 88.5, 112.0]  # from the top of the frame to its bottom
     assert [round(x - 46, 1) for x, _ in places] == [round(364 * step / 3, 1) for step in range(4)]  # of the steps done
 
 
-def test_nothing_known_yet() -> None:
+def test_run_html_and_run_text_with_nothing_known_yet() -> None:
     view = RunView("r", "t", "queued", 20, waiting="it waits for others (Priority)", starts="2030-01-01 00:10")
     page, text = run_html(view), run_text(view)
     assert "<svg" not in page and "peak" not in page and "estimated" not in text
@@ -121,7 +121,7 @@ def test_a_hostile_text_is_shown_and_not_obeyed(name: str) -> None:
 
 
 @pytest.mark.parametrize("losses", [(), (1.0,), (1.0, 1.0), tuple(float(n) for n in range(5000))])
-def test_any_number_of_losses(losses: tuple[float, ...]) -> None:
+def test_run_html_and_run_text_show_any_number_of_losses(losses: tuple[float, ...]) -> None:
     view = replace(VIEW, losses=losses, steps=4000)
     points = re.findall(r"\d+\.\d,\d+\.\d", run_html(view))
     assert len(points) <= CURVE_POINTS + 1
@@ -136,7 +136,7 @@ def test_many_ranks() -> None:
     assert run_text(view).count("rank 5") == RANKS_SHOWN
 
 
-def test_in_french() -> None:
+def test_run_text_in_french() -> None:
     use_language("fr")
     told = run_text(replace(VIEW, state="queued", waiting="il attend", remaining_s=None))
     assert "en attente" in told and "attente  il attend" in told and "travail  12 on local" in told

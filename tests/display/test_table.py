@@ -18,7 +18,7 @@ def printed(table: Table, width: int) -> str:
     return console.file.getvalue()
 
 
-def test_as_text_words_stand_left_and_numbers_right() -> None:
+def test_table_as_text_has_words_left_and_numbers_right() -> None:
     assert str(TABLE) == "name  bytes\n<i>|      1\nx       100"
     assert str(Table(("a",), (("b",),), "What it is")) == "What it is\n\na\nb"
 
@@ -44,19 +44,19 @@ def test_in_html_words_stand_left_beside_numbers_with_their_titles() -> None:
     assert "<td>1</td><td>2</td>" in Table(("run", "bytes"), (("a", "1", "2"),))._repr_html_()  # longer than its titles
 
 
-def test_a_terminal_folds_words_but_neither_numbers_nor_whole_columns() -> None:
+def test_table_in_a_terminal_folds_words_but_neither_numbers_nor_whole_columns() -> None:
     table = Table(("run", "why", "bytes"), (("20261122-run", "many words that do not fit", "1234567"),), "", "llr", 1)
     shown = printed(table, 36)
     assert "20261122-run" in shown and "1234567" in shown
     assert len(shown.splitlines()) > 2
 
 
-def test_a_terminal_shows_no_markup_and_no_hidden_character() -> None:
+def test_table_in_a_terminal_shows_no_markup_and_no_hidden_character() -> None:
     shown = printed(Table(("a",), (("[red]\u202eb[/red]",),)), 60)
     assert r"[red]\u202eb[/red]" in shown
 
 
-def test_names_and_values_have_no_titles() -> None:
+def test_table_of_names_and_values_has_no_titles() -> None:
     table = Table(("", ""), (("machine", "<here>"),), align="l")
     assert printed(table, 40).strip() == str(table) == "machine  <here>"
     html = table._repr_html_()
@@ -64,7 +64,7 @@ def test_names_and_values_have_no_titles() -> None:
     assert "<thead>" not in html
 
 
-def test_every_part_is_escaped_and_bars_stand_behind_the_names() -> None:
+def test_table_escapes_every_part_and_bars_stand_behind_the_names() -> None:
     attack = "<script>alert(1)</script>\u202e"
     table = Table(
         ("", attack), ((attack, attack), (attack, "1")), attack, shares=(0.5, 0.0), colors=(attack, ""), notes=(attack,)
@@ -75,7 +75,7 @@ def test_every_part_is_escaped_and_bars_stand_behind_the_names() -> None:
     assert "█" in printed(table, 200) and "\u202e" not in printed(table, 200) and "<script" not in table.markdown()
 
 
-def test_a_row_of_one_cell_is_a_heading() -> None:
+def test_table_row_of_one_cell_is_a_heading() -> None:
     table = Table(("", "a", "b"), (("memory",), ("weights", "1", "2")), notes=("measured here",))
     assert '<th colspan="3" style="text-align:left">memory</th>' in table._repr_html_()
     assert table.markdown().splitlines()[2:] == ["| **memory** | | |", "| weights | 1 | 2 |", "", "- measured here"]
@@ -91,7 +91,7 @@ def test_a_cell_has_several_lines_only_where_it_says_so() -> None:
     assert [line.split() for line in printed(table, 60).splitlines()][1:3] == [["a", "one"], ["<two>"]]
 
 
-def test_a_narrow_terminal_folds_the_titles_of_numbers_first() -> None:
+def test_table_in_a_narrow_terminal_folds_the_titles_of_numbers_first() -> None:
     table = Table(("point", "memory per rank"), (("some words", "1.0 MiB"),))
     assert printed(table, 40).splitlines()[0].split() == ["point", "memory", "per", "rank"]
     assert [line.split() for line in printed(table, 24).splitlines()] == [
@@ -108,5 +108,5 @@ def test_facts_leave_out_what_has_no_value() -> None:
 
 
 def test_markdown_safe_escapes_what_is_markup_and_nothing_else() -> None:
-    assert markdown_safe("Operator's \"eight\" micro_batch_2") == "Operator's \"eight\" micro_batch_2"
+    assert markdown_safe('Operator\'s "eight" micro_batch_2') == 'Operator\'s "eight" micro_batch_2'
     assert markdown_safe("_all_ *x* <b> a|b") == "\\_all\\_ \\*x\\* &lt;b&gt; a\\|b"

@@ -37,7 +37,7 @@ def _printed(comparison: Comparison, width: int) -> str:
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
-def test_no_figure_is_cut_at_any_width(comparison: Comparison, width: int) -> None:
+def test_comparison_grid_cuts_no_figure_at_any_width(comparison: Comparison, width: int) -> None:
     printed = _printed(comparison, width)
     assert all(len(line) <= width for line in printed.splitlines())
     assert "…" not in printed
@@ -46,13 +46,13 @@ def test_no_figure_is_cut_at_any_width(comparison: Comparison, width: int) -> No
             assert cell.predicted in printed and cell.measured in printed
 
 
-def test_seven_runs_stand_side_by_side_in_100_columns(comparison: Comparison) -> None:
+def test_comparison_of_seven_runs_stands_side_by_side_in_100_columns(comparison: Comparison) -> None:
     lines = _printed(comparison, 100).splitlines()
     assert next(line for line in lines if line.startswith("status")).count("completed") == 7
     assert sum(line.startswith("weights") for line in lines) == 1
 
 
-def test_unequal_bytes_are_marked_by_a_sign(make_record: MakeRecord) -> None:
+def test_compare_marks_unequal_bytes_by_a_sign(make_record: MakeRecord) -> None:
     assert "≠" not in _printed(compare(make_record(**DDP)), 100)
     assert "≠" in _printed(compare(make_record(extra_bytes=4096, **DDP)), 100)
 
@@ -67,7 +67,7 @@ def test_units_and_figures_of_a_line(make_record: MakeRecord) -> None:
     assert lines["activations, MiB"].cells[0].predicted == f"{predicted / 2**20:.1f}"
 
 
-def test_french(comparison: Comparison) -> None:
+def test_comparison_in_french(comparison: Comparison) -> None:
     use_language("fr")
     try:
         printed = _printed(comparison, 140)

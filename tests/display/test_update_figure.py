@@ -43,7 +43,7 @@ MEASURES = [
         ("fr", ["pas 0,34 fois celui de la première forme, pic 325,6 Mo", "(la mise à jour seule ×0,12)"]),
     ],
 )
-def test_it_says_what_is_saved_in_time_and_bytes(language: str, words: list[str], tmp_path: Path) -> None:
+def test_update_figure_says_what_is_saved_in_time_and_bytes(language: str, words: list[str], tmp_path: Path) -> None:
     use_language(language)
     try:
         figure = update_figure(MEASURES, tmp_path / "forms.png")
@@ -55,7 +55,7 @@ def test_it_says_what_is_saved_in_time_and_bytes(language: str, words: list[str]
     assert (tmp_path / "forms.png").stat().st_size > 10_000
 
 
-def test_a_form_is_predicted_above_what_is_measured_where_it_is_predicted() -> None:
+def test_update_figure_draws_a_predicted_form_above_what_is_measured() -> None:
     """Two bars per form, light and full, but for what has no prediction."""
     times, peaks = update_figure(MEASURES).axes
     assert [bar.get_width() for bar in peaks.patches] == pytest.approx([460, 460, 460, 325.6, 460])
@@ -63,6 +63,6 @@ def test_a_form_is_predicted_above_what_is_measured_where_it_is_predicted() -> N
     assert [label.get_text() for label in times.get_yticklabels()] == ["for_loop", "fused", "in_backward"]
 
 
-def test_no_name_is_read_as_mathematics() -> None:
+def test_update_figure_reads_no_name_as_mathematics() -> None:
     figure = update_figure([measure("for_loop", model="$x$")])
     assert "$x$" in figure.axes[0].get_title(loc="left")

@@ -182,9 +182,7 @@ class BankTests:
             rows = [(name, answer, words) for name, answers in self.wrong.items() for answer, words in answers]
             daily = {id(row[0]) for answers in self.wrong.values() for row in answers[:DAILY]}
             marked = [
-                pytest.param(
-                    *row, id=f"{row[0]}-{row[2]}", marks=[] if id(row[1]) in daily else pytest.mark.nightly
-                )
+                pytest.param(*row, id=f"{row[0]}-{row[2]}", marks=[] if id(row[1]) in daily else pytest.mark.nightly)
                 for row in rows
             ]
             metafunc.parametrize(("exercise_id", "answer", "words"), marked)

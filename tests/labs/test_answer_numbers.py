@@ -34,12 +34,12 @@ def lab(tmp_path: Path) -> labs.Lab:
         (None, None),
     ],
 )
-def test_numbers_are_read_out_of_what_holds_them(given: Any, read: Any) -> None:
+def test_plain_reads_numbers_out_of_what_holds_them(given: Any, read: Any) -> None:
     assert plain(given) == read
     assert type(plain(given)) is type(read)
 
 
-def test_one_element_is_a_number_where_one_is_expected() -> None:
+def test_single_takes_one_element_for_a_number_where_one_is_expected() -> None:
     assert single(torch.tensor([[2.5]])) == 2.5
     assert single(np.array([4])) == 4
     assert single([4]) == [4]
@@ -68,7 +68,7 @@ def test_a_number_is_compared_in_its_own_precision(given: float, right: float, s
     assert same_number(given, right, 1e-9) is same
 
 
-def test_two_numbers_that_print_alike_get_the_digits_that_differ() -> None:
+def test_told_apart_gives_two_numbers_that_print_alike_the_digits_that_differ() -> None:
     assert told_apart(1.0, 2.0, 5) == ("1", "2")
     assert told_apart(1.0000001, 1.0, 5) == ("1.0000001", "1")
     judge = Judge(lambda: 123456.7, cases=[()])
@@ -87,7 +87,7 @@ def test_a_prediction_and_a_result_that_print_alike_get_the_digits_that_differ()
 
 
 @pytest.mark.parametrize("value", [np.float32(2.5), np.int64(3), torch.tensor(2.5), np.array([4]), 7])
-def test_a_prediction_may_be_any_number(value: Any, lab: labs.Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_takes_any_number(value: Any, lab: labs.Lab, capsys: pytest.CaptureFixture[str]) -> None:
     lab.predict("gradient-bytes", value)
     assert "Noted: " in capsys.readouterr().out
     lab.reveal("gradient-bytes", single(value))
@@ -95,6 +95,6 @@ def test_a_prediction_may_be_any_number(value: Any, lab: labs.Lab, capsys: pytes
 
 
 @pytest.mark.parametrize("value", [np.bool_(True), torch.ones(2), np.float32("nan"), np.array("3")])
-def test_what_is_no_number_is_no_prediction(value: Any, lab: labs.Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_refuses_what_is_no_number(value: Any, lab: labs.Lab, capsys: pytest.CaptureFixture[str]) -> None:
     lab.predict("gradient-bytes", value)
     assert "A prediction is one number" in capsys.readouterr().out

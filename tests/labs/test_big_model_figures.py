@@ -14,7 +14,7 @@ def rows(model: str, pre_training: str) -> list[figures.Accuracy]:
     return [row for row in ACCURACIES if row.model.startswith(model) and row.pre_training == pre_training]
 
 
-def test_operations_are_those_of_the_table_of_sizes() -> None:
+def test_accuracies_have_the_multiply_adds_of_the_table_of_sizes() -> None:
     for name in ("CoAtNet-5", "CoAtNet-6", "CoAtNet-7"):  # at the same image size there
         (row,) = [row for row in ACCURACIES if row.model == name]
         published = COATNET[name.lower().replace("-", "_")]
@@ -22,7 +22,7 @@ def test_operations_are_those_of_the_table_of_sizes() -> None:
         assert row.parameters_m * 1e6 == published.parameters
 
 
-def test_what_the_text_says_of_them() -> None:
+def test_accuracies_are_what_the_text_says_of_them() -> None:
     base, large = rows("ViT", "ImageNet-1K")
     assert base.top_1 - large.top_1 == pytest.approx(1.4, abs=0.05)
     assert large.parameters_m / base.parameters_m == pytest.approx(3.5, abs=0.05)
@@ -42,7 +42,7 @@ def test_what_the_text_says_of_them() -> None:
 
 
 @pytest.mark.parametrize("language", ["en", "fr"])
-def test_every_curve_is_drawn_and_named(language: str) -> None:
+def test_accuracy_draws_and_names_every_curve(language: str) -> None:
     use_language(language)
     for axes in figures.accuracy().axes:
         assert len(axes.lines) == 8

@@ -76,7 +76,7 @@ def test_the_pages_are_those_of_both_languages(book: Path) -> None:
     assert set(pages(book)) == {"index.html", *both, *(f"en/{name}.html" for name in DOCUMENTS)}
 
 
-def test_nothing_runs_and_nothing_comes_from_elsewhere(book: Path) -> None:
+def test_make_book_writes_pages_that_run_and_load_nothing(book: Path) -> None:
     for name, page in pages(book).items():
         assert page.scripts == 0, name
         assert page.open == [], name
@@ -137,7 +137,7 @@ def test_a_page_has_text_code_output_and_figure_in_its_language(book: Path) -> N
         (None, "Figure drawn by the cell above"),
     ],
 )
-def test_a_figure_without_words_has_those_of_all(plain: str | None, alt: str) -> None:
+def test_notebook_page_gives_a_figure_without_words_those_of_all(plain: str | None, alt: str) -> None:
     data = {"image/png": "iVBORw0KGgo="} | ({} if plain is None else {"text/plain": plain})
     cell = nbformat.v4.new_code_cell("show()", outputs=[nbformat.v4.new_output("display_data", data=data)])
     page = notebook_page(nbformat.v4.new_notebook(cells=[cell]), "x.html", "x", BOTH)
@@ -145,14 +145,14 @@ def test_a_figure_without_words_has_those_of_all(plain: str | None, alt: str) ->
     assert "metadata" not in data and cell.outputs[0].metadata == {}
 
 
-def test_paper_hides_nothing(book: Path) -> None:
+def test_make_book_hides_nothing_on_paper(book: Path) -> None:
     """What is shown in a window that scrolls is whole on paper, where the inline style would cut it."""
     printed = (book / "en" / "01_big_models.html").read_text(encoding="utf-8").partition("@media print {")[2]
     for rule in ("max-height: none !important", "overflow: visible !important", "white-space: pre-wrap !important"):
         assert rule in printed
 
 
-def test_the_title_of_a_column_breaks_within_a_setting() -> None:
+def test_notebook_page_breaks_the_title_of_a_column_within_a_setting() -> None:
     table = '<table><tr><th scope="col">DDP (a_view=False) ×2</th><td>a_b=c</td></tr></table>'
     output = nbformat.v4.new_output("display_data", data={"text/html": table})
     cell = nbformat.v4.new_code_cell("show()", outputs=[output])
@@ -182,11 +182,11 @@ def test_a_lab_without_a_page_is_named_without_a_link(book: Path) -> None:
         ),
     ],
 )
-def test_links_are_those_of_the_book(link: str, expected: str) -> None:
+def test_relinked_prose_has_the_links_of_the_book(link: str, expected: str) -> None:
     assert relinked(link, BOTH) == expected
 
 
-def test_formulas_are_drawn_with_their_tex_as_text() -> None:
+def test_markdown_html_draws_formulas_with_their_tex_as_text() -> None:
     shown = markdown_html(r"Before $\sqrt{D}$ and `a$b$`" + "\n\n" + r"$$t = \alpha + \frac{a}{b}\, n$$")
     assert shown.count("<svg") == 2
     assert r'aria-label="\sqrt{D}"' in shown
@@ -213,7 +213,7 @@ def test_a_formula_that_cannot_be_drawn_is_shown_as_its_tex() -> None:
     assert shown == r'<div class="formula"><code class="tex">\begin{cases} a &lt; b \end{cases}</code></div>'
 
 
-def test_a_formula_in_a_sentence_stays_in_its_line() -> None:
+def test_markdown_html_keeps_a_formula_in_a_sentence_in_its_line() -> None:
     assert 'class="math"' in markdown_html("so $x$ is") and 'class="formula"' not in markdown_html("so $x$ is")
     assert 'class="formula"' in markdown_html("$$x$$")
 
@@ -222,7 +222,7 @@ def test_a_formula_in_a_sentence_stays_in_its_line() -> None:
     ("first", "second"),
     [(r"\sum_{\text{samples}}", r"\sum_{\text{classes}}"), (r"\prod_{abcdef}^{b}", r"\sum_{ghijkl}")],
 )
-def test_the_limits_of_two_sums_do_not_run_together(first: str, second: str) -> None:
+def test_formula_html_keeps_the_limits_of_two_sums_apart(first: str, second: str) -> None:
     """mathtext alone sets an operator edge to edge with the one before it."""
     air_em = 2 / EM_POINTS  # round each picture
     edge_to_edge_em = width_em(first) + width_em(second) - air_em
@@ -246,7 +246,7 @@ def test_a_book_of_one_language_has_no_link_to_the_other(tmp_path: Path) -> None
     assert "English" not in (tmp_path / "livre" / "fr" / "index.html").read_text(encoding="utf-8")
 
 
-def test_what_cannot_be_made_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_make_book_refuses_in_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LabError, match="is no folder"):
         make_book(tmp_path / "file", ["00"])
@@ -269,7 +269,7 @@ def test_what_cannot_be_made_is_one_sentence(tmp_path: Path, capsys: pytest.Capt
     "words",
     [["07", "--out", "b"], ["--out", "b", "07"], ["--out=b", "07"], ["--language", "en", "--out", "b", "07"]],
 )
-def test_the_options_stand_before_or_after_the_labs(
+def test_main_labs_book_takes_options_before_or_after_the_labs(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[Path, list[str]]] = []
@@ -283,7 +283,7 @@ def test_the_options_stand_before_or_after_the_labs(
     assert asked == [(Path("b"), ["07"])]
 
 
-def test_the_command_says_where_the_book_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_labs_book_says_where_the_book_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["labs", "book", "07", "--out", str(tmp_path / "b"), "--language", "en"]) == DONE
     told = capsys.readouterr()
     assert told.out.startswith(f"{4 + len(DOCUMENTS)} pages, ")

@@ -61,7 +61,7 @@ def test_four_notebooks_each_in_its_language_and_solutions_with_outputs(built: P
     assert all(path.read_bytes().endswith(b"}\n") for path in paths.values())
 
 
-def test_a_figure_is_stored_once_with_its_description(tmp_path: Path) -> None:
+def test_execute_stores_a_figure_once_with_its_description(tmp_path: Path) -> None:
     """JupyterLab is given it twice, as a PNG and as HTML; a stored notebook would take twice the room."""
     cell = nbformat.v4.new_code_cell("from dlojz.display.canvas import new_figure\n\nnew_figure(2, 1, 'the peak')")
     notebook = nbformat.v4.new_notebook(cells=[cell], metadata={"dlojz": {"language": "en"}})
@@ -111,7 +111,7 @@ def add_output(content: Any) -> None:
         ("solutions/fr", lambda content: content.clear(), "is missing or is no notebook"),
     ],
 )
-def test_a_file_that_differs_is_named(
+def test_build_check_names_a_file_that_differs(
     built: Path, capsys: pytest.CaptureFixture[str], name: str, change: Any, words: str
 ) -> None:
     path = notebooks(built)[name]
@@ -128,7 +128,7 @@ def test_a_file_that_differs_is_named(
     assert told.endswith("run `dlojz labs build`\n")
 
 
-def test_a_notebook_without_source_is_named(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_build_check_names_a_notebook_without_source(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stray = built / "notebooks" / "fr" / "99_old.ipynb"
     stray.write_bytes(notebooks(built)["notebooks/fr"].read_bytes())
     try:
@@ -159,7 +159,7 @@ def test_new_prose_keeps_the_outputs_and_new_code_runs(
     assert build(check=True, root=root, language="en") == 1
 
 
-def test_a_solution_that_fails_is_not_written(tmp_path: Path) -> None:
+def test_build_writes_no_solution_that_fails(tmp_path: Path) -> None:
     (tmp_path / "solutions").mkdir()
     (tmp_path / "solutions" / "07_sum.py").write_text(SOURCE.replace("20 + 22", "1 / 0"), encoding="utf-8")
     with pytest.raises(LabError, match="ZeroDivisionError"):
@@ -174,17 +174,17 @@ def test_a_solution_that_fails_is_not_written(tmp_path: Path) -> None:
         ({"language": "de"}, "unknown language 'de'"),
     ],
 )
-def test_an_unknown_lab_or_language_is_refused(built: Path, request_: dict[str, Any], words: str) -> None:
+def test_build_refuses_an_unknown_lab_or_language(built: Path, request_: dict[str, Any], words: str) -> None:
     with pytest.raises(LabError, match=words):
         build(root=built, **request_)
 
 
-def test_a_folder_without_sources_is_refused(tmp_path: Path) -> None:
+def test_build_refuses_a_folder_without_sources(tmp_path: Path) -> None:
     with pytest.raises(LabError, match="holds no lab"):
         build(root=tmp_path)
 
 
 @pytest.mark.parametrize(("load", "busy"), [(4.0, False), (4.1, True)])
-def test_times_of_a_machine_with_more_than_two_programs_per_core_say_so(load: float, busy: bool) -> None:
+def test_how_long_says_that_a_machine_had_more_than_two_programs_per_core(load: float, busy: bool) -> None:
     told = _how_long({"01": Duration(elapsed_s=9, processor_s=8, cores=2, load=load, libraries=(), date="2026-11-23")})
     assert "on 2 cores" in told and ("other work" in told) == busy

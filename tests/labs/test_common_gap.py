@@ -55,7 +55,7 @@ def test_what_numbers_have_in_common_is_said(given: list[Any], words: str) -> No
         ([[1, 2]], [[2, 1]]),
     ],
 )
-def test_nothing_is_said_that_does_not_hold_everywhere(given: list[Any], right: list[Any]) -> None:
+def test_common_gap_says_nothing_that_does_not_hold_everywhere(given: list[Any], right: list[Any]) -> None:
     assert common_gap(given, right, CASES, product) is None
 
 
@@ -84,7 +84,7 @@ def test_what_tensors_have_in_common_is_said(change: Callable[..., Any], words: 
     assert common_gap([change(SQUARE), WIDE], [SQUARE, WIDE]) is None
 
 
-def test_rows_in_another_order_are_recognised() -> None:
+def test_common_gap_knows_rows_in_another_order() -> None:
     said = common_gap([SQUARE[[1, 0, 2]]], [SQUARE])
     assert said is not None
     assert "in another order" in said.en
@@ -97,14 +97,14 @@ def exercise_of(checked: Judge) -> Exercise:
     return Exercise(id="gap", title=Said("gap", "écart"), judge=checked, **said)
 
 
-def test_the_verdict_names_the_number_and_what_it_lacks() -> None:
+def test_judge_names_the_number_and_what_it_lacks() -> None:
     two = Judge(lambda a, b: (a + b, a * b), cases=CASES, parts=(Said("the sum", "la somme"), Said("x", "x")))
     assert judge(exercise_of(two), lambda a, b: (2 * (a + b), a * b)).message.startswith("The sum: in every case")
     one = Judge(product, cases=CASES)
     assert "`second` times too small" in judge(exercise_of(one), lambda first, second: first).message
 
 
-def test_a_gradient_that_is_only_rounding_is_not_held_to_the_reference() -> None:
+def test_judge_holds_no_gradient_that_is_only_rounding_to_the_reference() -> None:
     """A softmax that keeps one token has no gradient but rounding; another way to write it rounds otherwise."""
 
     def attend(scores: Any, values: Any) -> Any:
@@ -123,7 +123,7 @@ def test_a_gradient_that_is_only_rounding_is_not_held_to_the_reference() -> None
 
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e4])
 @pytest.mark.parametrize(("off", "state"), [(0.0, "right"), (5e-4, "right"), (2e-3, "wrong"), (1.0, "wrong")])
-def test_gradients_are_compared_in_shares_of_the_largest(scale: float, off: float, state: str) -> None:
+def test_judge_compares_gradients_in_shares_of_the_largest(scale: float, off: float, state: str) -> None:
     """The gradient of scale·x is scale; an answer of the same value whose gradient is (1 + off)·scale."""
 
     def reference(x: Any) -> Any:

@@ -23,7 +23,7 @@ def drawn(picture: Any) -> Any:
     return picture.figure
 
 
-def test_what_is_to_do_is_said() -> None:
+def test_figures_of_compress_say_what_is_to_do() -> None:
     def undone(*_: Any) -> Any:
         raise NotDone("rows")
 
@@ -64,7 +64,7 @@ def _trial(method: str, accuracy: float, payload_bytes: int, latency: float) -> 
     ("least", "ticks"),
     [(0.964, ["96%", "96.5%", "97%", "97.5%", "98%", "98.5%"]), (0.4, ["50%", "80%", "90%", "95%", "97%", "98%"])],
 )
-def test_accuracies_that_are_close_get_finer_ticks(least: float, ticks: list[str]) -> None:
+def test_compress_figure_gives_close_accuracies_finer_ticks(least: float, ticks: list[str]) -> None:
     board = Board(
         task="digits", image_size=16, teacher="vit_tiny", epochs=1, batch=1, rounds=1, threads=1,
         trials=(_trial(TEACHER, 0.986, 1000, 1.0), _trial("worse", least, 1000, 1.5)),

@@ -68,7 +68,7 @@ def drawn(shown: Any) -> Any:
     return shown.figure
 
 
-def test_what_is_to_do_is_said() -> None:
+def test_mlp_sharding_says_what_is_to_do() -> None:
     for said in (figures.mlp_sharding(CHAIN, undone),):
         assert isinstance(said, Verdict)
         assert said.state == "todo"
@@ -189,12 +189,12 @@ def test_a_chain_of_strategies_is_drawn_with_its_totals(language: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", [[0, 1], [0, 1, 3], [0, -1, 0], "row", 5, [0.5, 1, 0]])
-def test_a_solution_names_a_strategy_for_each_layer(wrong: Any) -> None:
+def test_mlp_sharding_refuses_a_solution_without_a_strategy_for_each_layer(wrong: Any) -> None:
     with pytest.raises(LabError, match="one strategy"):
         figures.mlp_sharding(CHAIN, wrong)
 
 
-def test_layouts_of_this_machine_stand_beside_their_measurements(language: str) -> None:
+def test_neighbours_stand_beside_their_measurements(language: str) -> None:
     rows = [SimpleNamespace(title=name, step_s=step_s) for name, step_s in (("c", 0.3), ("a", 0.1), ("<b>$x$", 0.2))]
     shown: Any = figures.neighbours(rows, [0.33, 0.22, 0.2])  # type: ignore[arg-type]
     axes = drawn(shown).axes[0]
@@ -207,7 +207,7 @@ def test_layouts_of_this_machine_stand_beside_their_measurements(language: str) 
 
 
 @pytest.mark.parametrize("measured", [[], [0.1], [0.1, 0.2, 0.0]])
-def test_each_layout_has_its_measurement(measured: list[float]) -> None:
+def test_neighbours_refuse_a_layout_without_its_measurement(measured: list[float]) -> None:
     rows: Any = [SimpleNamespace(title="a", step_s=0.1)] * 3
     with pytest.raises(LabError):
         figures.neighbours(rows, measured)

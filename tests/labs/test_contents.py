@@ -50,7 +50,7 @@ def prose(entry: LabEntry, language: str) -> str:
     return " ".join(re.sub(r"^# ?", "", cell, flags=re.MULTILINE) for cell in cells)
 
 
-def test_the_catalogue_has_every_source_and_every_module() -> None:
+def test_labs_have_every_source_and_every_module() -> None:
     assert [entry.number for entry in LABS] == [f"{number:02d}" for number in range(14)]
     assert {path.stem for path in (ROOT / "solutions").glob("*.py")} <= {entry.file for entry in LABS}
     assert set(NUMBERS) <= set(BY_NUMBER)
@@ -62,7 +62,7 @@ def test_a_lab_has_its_folder_of_exercises(number: str) -> None:
 
 
 @pytest.mark.parametrize("entry", WRITTEN, ids=lambda entry: entry.number)
-def test_the_introduction_says_the_same_duration(entry: LabEntry) -> None:
+def test_minutes_of_a_lab_entry_are_those_of_its_introduction(entry: LabEntry) -> None:
     english, french = SAID[entry.minutes]
     first_english, first_french = (" ".join(prose(entry, language).split())[:4000] for language in LANGUAGES)
     assert re.search(rf"Allow (?:{english})\.", first_english)
@@ -89,7 +89,7 @@ def test_durations_are_said_as_one_says_them() -> None:
     assert total_minutes() == sum(entry.minutes for entry in LABS)
 
 
-def test_an_unknown_lab_is_refused() -> None:
+def test_entry_of_refuses_an_unknown_lab() -> None:
     with pytest.raises(LabError, match="unknown lab '14'"):
         entry_of("14")
 
@@ -141,7 +141,7 @@ def test_the_page_of_contents_leads_to_every_lab_and_shows_progress(language: st
 
 
 @pytest.mark.parametrize("entry", WRITTEN, ids=lambda entry: entry.number)
-def test_the_page_of_labs_names_the_lab_as_it_is_called(entry: LabEntry) -> None:
+def test_heading_of_a_lab_entry_is_its_name_on_the_page_of_labs(entry: LabEntry) -> None:
     text = (ROOT / "docs" / "labs.md").read_text(encoding="utf-8")
     assert f"[{entry.heading('en')}](../notebooks/en/{entry.notebook})" in text
     assert f"[{entry.title.fr}](../notebooks/fr/{entry.notebook})" in text

@@ -42,7 +42,7 @@ def drawn(answer: Callable[..., Any] | None) -> list[LabFigure | Verdict]:
     ]
 
 
-def test_what_is_still_to_do_is_said_not_raised(language: str) -> None:
+def test_figures_of_data_parallelism_say_what_is_still_to_do(language: str) -> None:
     for said in drawn(undone):
         assert isinstance(said, Verdict)
         assert said.state == "todo"
@@ -67,7 +67,7 @@ def test_a_figure_draws_what_the_function_gives_and_says_so(language: str) -> No
     assert max(rates.axes[0].lines[1].get_ydata()) == pytest.approx(0.4)
 
 
-def test_losses_are_laid_over_the_samples_read(language: str) -> None:
+def test_large_batches_lay_losses_over_the_samples_read(language: str) -> None:
     figure = figures.large_batches({"small": (16, [2.0] * 40), "large": (64, [2.0, 1.0] * 5)})
     assert isinstance(figure, LabFigure)
     ends = [line.get_xdata()[-1] for line in figure.axes[0].lines]
@@ -86,5 +86,5 @@ def test_what_larger_batches_do_is_tabled(language: str) -> None:
     ("losses", "expected"),
     [([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]), ([4.0] * 10 + [0.0] * 10, [4.0] * 10 + [2.0] + [0.0] * 9), ([], [])],
 )
-def test_smoothing_averages_the_last_tenth(losses: list[float], expected: list[float]) -> None:
+def test_smoothed_losses_average_the_last_tenth(losses: list[float], expected: list[float]) -> None:
     assert figures.smoothed(losses) == expected

@@ -43,7 +43,7 @@ def answered(folder: Path, text: str, *, name: str = "01_big_models.ipynb", **ch
     return path
 
 
-def test_an_exercise_that_is_still_to_do() -> None:
+def test_diff_of_an_exercise_that_is_still_to_do() -> None:
     found = diff("attention", STUDENT)
     assert found.todo and found.answer[-1] == 'raise labs.NotDone("attention")'
     assert found.solution == (
@@ -67,17 +67,17 @@ def test_an_answer_of_ones_own(tmp_path: Path) -> None:
     assert not found.todo
 
 
-def test_an_exercise_that_is_a_value(tmp_path: Path) -> None:
+def test_diff_of_an_exercise_that_is_a_value(tmp_path: Path) -> None:
     found = diff("predict-vit-tokens", STUDENT)
     assert found.todo and len(found.solution) == 1
 
 
-def test_a_cell_whose_id_an_editor_has_changed(tmp_path: Path) -> None:
+def test_diff_finds_a_cell_whose_id_an_editor_has_changed(tmp_path: Path) -> None:
     path = answered(tmp_path, "    return 1", cell_id="another")
     assert diff("attention", path).answer == ("return 1",)
 
 
-def test_a_notebook_of_another_name_is_known_by_its_metadata(tmp_path: Path) -> None:
+def test_diff_knows_a_notebook_of_another_name_by_its_metadata(tmp_path: Path) -> None:
     assert diff("attention", answered(tmp_path, "    return 1", name="mine.ipynb")).answer == ("return 1",)
     with pytest.raises(LabError, match="unknown lab"):
         diff("attention", answered(tmp_path, "    return 1", name="mine.ipynb", content={"metadata": {}}))
@@ -98,7 +98,7 @@ def test_hostile_answers_are_text(tmp_path: Path) -> None:
     assert "<script" not in title
 
 
-def test_lines_too_wide_for_two_columns_stand_below_one_another() -> None:
+def test_difference_puts_lines_too_wide_for_two_columns_below_one_another() -> None:
     mine, theirs = "x" * 60, "z" * 60
     shown = repr(Difference("attention", "n.ipynb", ("y", mine, "y"), ("y", theirs, "y")))
     assert shown.splitlines()[-4:] == ["  y", f"- {mine}", f"+ {theirs}", "  y"]
@@ -120,7 +120,7 @@ def test_an_endless_answer_is_cut(tmp_path: Path) -> None:
         ('{"cells": [], "metadata": {"dlojz": {"lab": "99"}}}', "unknown lab '99'"),
     ],
 )
-def test_what_is_no_notebook(text: str | None, words: str, tmp_path: Path) -> None:
+def test_diff_refuses_what_is_no_notebook(text: str | None, words: str, tmp_path: Path) -> None:
     path = tmp_path / "n.ipynb"
     if text is not None:
         path.write_text(text)
@@ -128,7 +128,7 @@ def test_what_is_no_notebook(text: str | None, words: str, tmp_path: Path) -> No
         diff("attention", path)
 
 
-def test_an_unknown_exercise_lists_those_there_are() -> None:
+def test_diff_refuses_an_unknown_exercise_and_lists_those_there_are() -> None:
     with pytest.raises(LabError, match="did you mean 'attention'"):
         diff("atention", STUDENT)
 
@@ -183,7 +183,7 @@ def test_the_exercise_is_the_last_one_checked_before_the_run(a_run: Run, tmp_pat
     assert lab.checked_before(launched - timedelta(days=1)) == lab.checked_before(None) == "tokens"
 
 
-def test_at_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_labs_diff_answers_at_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", str(SOLUTION), "patches"]) == DONE
     assert "+ the solution" in capfd.readouterr().out
     assert main(["diff", str(STUDENT), "attention", "--json"]) == DONE

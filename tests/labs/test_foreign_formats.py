@@ -55,7 +55,7 @@ def folders(tmp_path: Path) -> dict[str, Path]:
     return {"deepspeed": tmp_path / "deepspeed", "dcp": tmp_path / "dcp", "dlojz": tmp_path / "dlojz"}
 
 
-def test_a_planted_pickle_is_spelt_out_and_not_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_imported_spells_out_a_planted_pickle_and_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert imported(PLANTED) == ["builtins.print"]
     assert calls(PLANTED) == 1
     assert capsys.readouterr().out == ""
@@ -78,14 +78,14 @@ def test_what_a_pickle_imports_is_named_in_every_protocol(protocol: int) -> None
     }
 
 
-def test_a_name_is_built_from_texts_that_were_kept_before() -> None:
+def test_imported_builds_a_name_from_texts_that_were_kept_before() -> None:
     """Module and function from the memo, the other way round than they were put there."""
     content = b"\x80\x04\x8c\x06system\x94\x8c\x02os\x940" + b"h\x01h\x00\x93\x8c\x04true\x85R."
     assert imported(content) == ["os.system"]
     assert calls(content) == 1
 
 
-def test_archives_in_a_row_are_each_read() -> None:
+def test_entries_of_archives_in_a_row_are_each_read() -> None:
     one, other = archive({"a": torch.ones(3)}), archive(OrderedDict(b=torch.ones(3, dtype=torch.int64)))
     assert starts(PLANTED) == [0]
     assert len(starts(one + other)) == 2
@@ -96,7 +96,7 @@ def test_archives_in_a_row_are_each_read() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"no pickle", PLANTED[:-1], b"\x80\x04\x8c\xff"])
-def test_what_is_no_pickle_is_refused_in_a_sentence(content: bytes) -> None:
+def test_imported_refuses_what_is_no_pickle_in_a_sentence(content: bytes) -> None:
     with pytest.raises(LabError, match="is no pickle"):
         imported(content)
 

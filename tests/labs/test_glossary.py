@@ -42,7 +42,7 @@ def whole(words: str) -> re.Pattern[str]:
     return re.compile(r"(?<!\w)" + r"\s".join(rf"{re.escape(word)}(?:s|es|x)?" for word in each) + r"(?!\w)")
 
 
-def test_whole_words_are_not_found_inside_others() -> None:
+def test_plainly_whole_words_are_not_found_inside_others() -> None:
     assert whole("row").search("two rows") and not whole("row").search("it grows or is rowed")
     assert whole("état de l’optimiseur").search(plainly("les états de l’optimiseur"))
 
@@ -84,14 +84,14 @@ def test_the_order_is_that_of_each_language() -> None:
     assert plainly("Élagage œuvre’s") == "elagage oeuvre's"
 
 
-def test_a_word_is_found_in_either_language_and_by_its_beginning() -> None:
+def test_look_up_finds_a_word_in_either_language_and_by_its_beginning() -> None:
     assert [one.term.en for one in look_up("bulle")] == ["bubble"]
     assert [one.term.fr for one in look_up(" BUBBLE ")] == ["bulle"]
     assert {one.term.en for one in look_up("all")} == {"all-reduce", "all-gather", "all-to-all"}
     assert [one.term.en for one in look_up("étage")] == ["stage (of a pipeline)"]
 
 
-def test_a_word_of_two_senses_gives_both() -> None:
+def test_look_up_gives_both_senses_of_a_word() -> None:
     assert {one.term.en for one in look_up("débit")} == {"throughput", "bandwidth"}
     assert {one.term.en for one in look_up("stage")} == {"stage (of ZeRO)", "stage (of a pipeline)"}
     assert {one.term.fr for one in look_up("biais")} == {"biais (d’une couche)", "biais (d’une estimation)"}
@@ -100,39 +100,39 @@ def test_a_word_of_two_senses_gives_both() -> None:
 @pytest.mark.parametrize(
     "words", ["dp", "tp", "pp", "ep", "MFU", "MLP", "INT8", "FP8", "FP16", "inférence", "sparsity"]
 )
-def test_a_short_word_is_not_found_inside_others(words: str) -> None:
+def test_look_up_finds_no_short_word_inside_others(words: str) -> None:
     assert [plainly(words) in map(plainly, one.term) for one in look_up(words)] == [True]
 
 
 @pytest.mark.parametrize(
     ("words", "term"), [("router", "gate (or router)"), ("bande passante", "bandwidth"), ("lottery", "winning ticket")]
 )
-def test_another_name_is_found_too(words: str, term: str) -> None:
+def test_look_up_finds_another_name_too(words: str, term: str) -> None:
     assert [one.term.en for one in look_up(words)] == [term]
 
 
 @pytest.mark.parametrize("words", ["bubbel", "<script>", "x" * 500])
-def test_an_unknown_word_is_one_sentence(words: str) -> None:
+def test_look_up_refuses_an_unknown_word_in_one_sentence(words: str) -> None:
     with pytest.raises(LabError, match="the glossary has no word") as caught:
         look_up(words)
     assert "\n" not in str(caught.value)
 
 
-def test_near_words_are_told_as_they_are_written() -> None:
+def test_look_up_tells_near_words_as_they_are_written() -> None:
     with pytest.raises(LabError, match=r"near it: perte d’équilibrage\.$"):
         look_up("perte d'equilibre")
     with pytest.raises(LabError, match=r"near it: bubble\.$"):
         look_up("bubbel")
 
 
-def test_few_letters_are_not_looked_for_inside_words() -> None:
+def test_look_up_does_not_seek_few_letters_inside_words() -> None:
     assert [one.term.en for one in look_up("ubbl")] == ["bubble"]
     with pytest.raises(LabError, match=r"near it: bulle\.$"):
         look_up("ull")
 
 
 @pytest.mark.parametrize("words", ["xyz", "qqqq"])
-def test_where_nothing_is_near_no_word_is_named(words: str) -> None:
+def test_look_up_names_no_word_where_nothing_is_near(words: str) -> None:
     with pytest.raises(LabError) as caught:
         look_up(words)
     assert str(caught.value) == (
@@ -140,7 +140,7 @@ def test_where_nothing_is_near_no_word_is_named(words: str) -> None:
     )
 
 
-def test_no_word_at_all_is_told() -> None:
+def test_look_up_tells_that_no_word_was_given() -> None:
     with pytest.raises(LabError, match="no word was given"):
         look_up("  ")
 
@@ -154,7 +154,7 @@ def test_the_page_has_every_term_once_with_a_link(language: Language) -> None:
     assert len(re.findall(r"\[(?:lab|TP) \d\d\]\(\d\d_\w+\.ipynb\)", text)) == len(terms())
 
 
-def test_the_command_says_one_word_or_all(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_labs_glossary_says_one_word_or_all(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["labs", "glossary", "bubble"]) == DONE
     assert capsys.readouterr().out.startswith("bubble (bulle) — The time in which ranks of a pipeline wait")
     use_language("fr")

@@ -42,7 +42,7 @@ def test_every_script_can_be_read_and_leaves_to_do_what_its_lab_adds(lab: int, l
     assert begun.count("# TODO") == len(asked) > 0 and "TODO" not in solved
 
 
-def test_the_transformer_of_the_labs_learns_in_the_epochs_that_a_student_sees(tmp_path: Path) -> None:
+def test_write_script_gives_a_transformer_that_learns_in_a_student_s_epochs(tmp_path: Path) -> None:
     """From guessing, ln 10 or a little more, to less than half; with positions that begin at zero it stayed there."""
     script = write_script("01", tmp_path, "en", solved=True)
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
@@ -77,7 +77,9 @@ def test_a_lab_shows_the_lines_of_its_script(lab: int) -> None:
         pytest.param(3, "--parallel ddp", "--batch must be a multiple of replicas", marks=pytest.mark.nightly),
     ],
 )
-def test_what_does_not_come_out_even_is_refused(processes: int, words: str, said: str, tmp_path: Path) -> None:
+def test_write_script_gives_a_script_that_refuses_what_does_not_come_out_even(
+    processes: int, words: str, said: str, tmp_path: Path
+) -> None:
     path = write_script("07", tmp_path / "mine", "en", solved=True)
     run = dlojz.run(path, processes=processes, args=words.split(), device="cpu", root=tmp_path / "runs", progress=False)
     assert run.record is not None and run.record.status == "failed" and said in run.record.reason, run.logs()

@@ -48,7 +48,7 @@ def test_the_page_holds_the_table_and_nothing_else_is_touched() -> None:
         assert re.search(rf"^\| {re.escape(entry.heading('en'))} \| {duration(entry.minutes)} \|", text, re.MULTILINE)
 
 
-def test_every_lab_was_measured() -> None:
+def test_read_rooms_and_durations_have_every_lab() -> None:
     numbers = {entry.number for entry in LABS}
     assert set(read_durations()) == set(read_rooms()) == numbers
     optional = {one.title for one in LIBRARIES.values() if one.command != "make lab"}
@@ -68,7 +68,7 @@ def test_measurements_are_read_as_they_were_written(tmp_path: Path) -> None:
     assert read_rooms(tmp_path / "nowhere.json") == {}
 
 
-def test_a_row_shows_what_was_measured_and_the_hub_takes_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instructors_labs_table_shows_what_was_measured_and_sizes_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Room(memory_bytes=2**30, processes=3, runs_bytes=2**20, libraries=["Accelerate"], date="2030-01-01")
     rooms = {entry.number: plain for entry in LABS}
     rooms["05"] = replace(plain, memory_bytes=3 * 2**30)
@@ -83,7 +83,7 @@ def test_a_row_shows_what_was_measured_and_the_hub_takes_the_largest(monkeypatch
     assert "with the optional Accelerate installed" in text
 
 
-def test_a_machine_that_had_other_work_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instructors_labs_table_tells_that_a_machine_had_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """The load is laid over the cores of the largest machine: 2 or 4 of them here."""
     plain = replace(read_durations()["00"], cores=2, load=8.0)
     for last, told in ((4, False), (3, True)):
@@ -93,7 +93,7 @@ def test_a_machine_that_had_other_work_is_told(monkeypatch: pytest.MonkeyPatch) 
         assert f"elapsed seconds on {last} cores" in text and ("a load of up to 8" in text) == told
 
 
-def test_what_was_not_measured_is_a_dash(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instructors_labs_table_has_a_dash_for_what_was_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "read_rooms", dict)
     monkeypatch.setattr(build, "read_durations", dict)
     assert row("05")[5:9] == ["—"] * 4
@@ -110,7 +110,7 @@ def test_a_choice_of_labs_holds_what_they_build_on_and_fits_its_days(programme: 
     assert f"({duration(programme.minutes)} of lab)" in instructors_labs_table()
 
 
-def test_the_last_choice_is_the_whole_set() -> None:
+def test_total_minutes_are_those_of_the_last_of_the_programmes() -> None:
     assert PROGRAMMES[-1].minutes == total_minutes()
     with pytest.raises(LabError, match="unknown lab '99'"):
         total_minutes(["99"])
@@ -131,7 +131,7 @@ def code(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_every_command_of_the_page_exists(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_has_every_command_of_the_page(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each `dlojz …` is accepted by the command line as far as its flags go."""
     lines = [line.partition("#")[0] for line in code(path)]
     commands = [found for line in lines if (found := re.match(r"(?:\S*/)?dlojz (\w+)(.*)", line))]

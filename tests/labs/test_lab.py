@@ -46,7 +46,7 @@ def per_step(micro_batch: int, micro_batches: int, dp: int) -> Any:
     return None
 
 
-def test_an_answer_that_was_refused_gives_a_sentence_where_a_later_cell_fails_of_it(lab: labs.Lab) -> None:
+def test_or_to_do_gives_a_message_where_a_cell_fails_of_a_refused_answer(lab: labs.Lab) -> None:
     @or_to_do
     def figure(values: Callable[..., Any]) -> Any:
         return values(1, 2, 3) + 1
@@ -99,7 +99,7 @@ def test_a_damaged_notebook_falls_back_to_the_folder(
     assert notebook_language() == "fr"
 
 
-def test_an_unknown_lab_is_refused_with_the_list() -> None:
+def test_start_refuses_an_unknown_lab_with_the_list() -> None:
     with pytest.raises(LabError, match="unknown lab '99'.*00"):
         labs.start("99")
 
@@ -209,7 +209,9 @@ def test_check_calls_no_answer_wrong_for_a_library_of_the_course_that_is_missing
     assert "✗ Your function raised ModuleNotFoundError" in capsys.readouterr().out
 
 
-def test_an_unwritable_folder_is_told_and_the_answer_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_tells_of_an_unwritable_folder_and_the_answer_stands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "runs").write_text("a file where the folder should be")
     labs.start("00", root=tmp_path / "runs").check("global-batch", right)
     told = capsys.readouterr().out
@@ -226,7 +228,7 @@ def test_an_unwritable_folder_is_told_and_the_answer_stands(tmp_path: Path, caps
         lambda lab: lab.reveal("gradient_bytes", 3),
     ],
 )
-def test_an_unknown_name_is_answered_with_the_closest(
+def test_check_hint_and_predict_answer_an_unknown_name_with_the_closest(
     lab: labs.Lab, call: Callable[[labs.Lab], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     call(lab)
@@ -234,14 +236,14 @@ def test_an_unknown_name_is_answered_with_the_closest(
 
 
 @pytest.mark.parametrize("typed", [(3, 75), ("3,75",)])
-def test_a_decimal_comma_is_answered_in_one_sentence(
+def test_predict_answers_a_decimal_comma_in_one_sentence(
     lab: labs.Lab, typed: tuple[object, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     lab.predict("gradient-bytes", *typed)
     assert "3.75, not 3,75" in capsys.readouterr().out
 
 
-def test_nothing_is_revealed_before_a_prediction(lab: labs.Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reveal_shows_nothing_before_a_prediction(lab: labs.Lab, capsys: pytest.CaptureFixture[str]) -> None:
     lab.reveal("gradient-bytes", 4096)
     assert "4096" not in capsys.readouterr().out.replace(",", "")
     lab.predict("gradient-bytes", ...)
@@ -307,7 +309,7 @@ def test_reveal_tells_of_a_damaged_progress_file(
 
 
 @pytest.mark.parametrize("value", ["3", None, True, float("nan"), float("inf"), [3], 3j])
-def test_a_prediction_that_is_no_number_is_refused(
+def test_predict_refuses_a_prediction_that_is_no_number(
     lab: labs.Lab, value: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lab.predict("gradient-bytes", value)
@@ -315,14 +317,14 @@ def test_a_prediction_that_is_no_number_is_refused(
 
 
 @pytest.mark.parametrize(("value", "words"), [(97, "(a share between 0 and 1), but 97"), (0.97, "Noted: 0.97")])
-def test_a_share_is_between_0_and_1(
+def test_predict_takes_a_share_between_0_and_1(
     tmp_path: Path, value: float, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     labs.start("09", root=tmp_path / "runs").predict("share-saved", value)
     assert words in capsys.readouterr().out
 
 
-def test_an_unknown_name_is_answered_in_french(lab: labs.Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_and_predict_answer_an_unknown_name_in_french(lab: labs.Lab, capsys: pytest.CaptureFixture[str]) -> None:
     use_language("fr")
     lab.check("nimporte", right)
     lab.predict("nimporte", 3)
@@ -330,12 +332,12 @@ def test_an_unknown_name_is_answered_in_french(lab: labs.Lab, capsys: pytest.Cap
     assert "exercice 'nimporte'" in said and "prédiction 'nimporte'" in said
 
 
-def test_a_prediction_that_is_negative_is_refused(lab: labs.Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_refuses_a_prediction_that_is_negative(lab: labs.Lab, capsys: pytest.CaptureFixture[str]) -> None:
     lab.predict("gradient-bytes", -3)
     assert "never negative" in capsys.readouterr().out
 
 
-def test_a_prediction_is_known_after_a_restart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reveal_knows_a_prediction_after_a_restart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = labs.start("00", root=tmp_path / "runs")
     before.predict("gradient-bytes", 1000)
     before.reveal("gradient-bytes", 1100.0)
@@ -347,7 +349,7 @@ def test_a_prediction_is_known_after_a_restart(tmp_path: Path, capsys: pytest.Ca
     assert "Predict first" in capsys.readouterr().out
 
 
-def test_a_run_that_measured_nothing_gives_no_figure() -> None:
+def test_compare_gives_no_figure_of_a_run_that_measured_nothing() -> None:
     prediction = Prediction(id="x", en="?", fr="?", kind="bytes")
     assert prediction.compare(1000, None).state == "wrong"
 
@@ -359,7 +361,7 @@ def test_bytes_are_written_as_each_language_does() -> None:
     assert prediction.format(2 * 2**20) == "2,00 Mio (2\u202f097\u202f152 octets)"
 
 
-def test_a_large_count_is_written_short_and_in_full() -> None:
+def test_format_of_a_prediction_writes_a_large_count_short_and_in_full() -> None:
     prediction = Prediction(id="x", en="?", fr="?", kind="count")
     assert [prediction.format(value) for value in (9_999, 10_000, -25_000)] == [
         "9999",
@@ -368,7 +370,7 @@ def test_a_large_count_is_written_short_and_in_full() -> None:
     ]
 
 
-def test_a_notebook_is_given_its_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_start_gives_a_notebook_its_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ranks, given = SimpleNamespace(), []
     shell = SimpleNamespace(user_ns={"ranks": ranks}, dlojz_unfinished=object())
     monkeypatch.setattr("dlojz.ranks.load_ipython_extension", given.append)
@@ -400,7 +402,7 @@ def test_a_tensor_that_differs_is_told_how_far(language: Language, words: str) -
     assert words in str(refused.value).replace("\u202f", " ").replace("\xa0", " ")
 
 
-def test_what_is_shown_is_escaped() -> None:
+def test_verdict_is_escaped_where_it_is_shown() -> None:
     verdict = Verdict("wrong", "<img src=x onerror=alert(1)>", "<script>")
     shown = verdict._repr_html_()
     assert "<img" not in shown

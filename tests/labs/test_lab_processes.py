@@ -94,7 +94,7 @@ def test_the_contents_say_how_many_ranks_a_lab_takes(number: str) -> None:
     assert entry_of(number).processes == max(sizes)
 
 
-def test_runs_are_read_as_they_are_written() -> None:
+def test_sizes_of_runs_are_read_as_they_are_written() -> None:
     runs = Runs()
     runs.visit(
         ast.parse(

@@ -56,7 +56,7 @@ def drawn(picture: Any) -> Any:
     return picture.figure
 
 
-def test_what_is_to_do_is_said() -> None:
+def test_figures_of_libraries_say_what_is_to_do() -> None:
     plain = Ran("torch")
     for made in (
         figures.told(undone, plain),  # type: ignore[arg-type]
@@ -82,7 +82,7 @@ def test_a_program_is_shown_whole_with_its_new_lines_marked(name: str) -> None:
     assert [line[2:] for line in plain.split("\n")] == text.splitlines()
 
 
-def test_a_program_that_holds_markup_is_shown_letter_by_letter() -> None:
+def test_listing_shows_a_program_that_holds_markup_letter_by_letter() -> None:
     listing = Listing("x<y>.py", ('s = "<script>"  # <b>', '"""a', "<i>", '"""'), frozenset({0}))
     shown = listing._repr_html_()
     assert "<script>" not in shown and "<b># " not in shown and "<i>" not in shown
@@ -105,7 +105,7 @@ def test_the_catalogue_says_what_installs_what_is_missing(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(("language", "words"), [("en", "It was not run here."), ("fr", "Il n’a pas été exécuté ici.")])
-def test_a_library_that_is_missing_stops_nothing(
+def test_train_each_is_not_stopped_by_a_library_that_is_missing(
     language: Any, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use_language(language)
@@ -129,7 +129,7 @@ def test_each_layout_of_a_library_that_is_there_is_run(monkeypatch: pytest.Monke
     assert len(made) == 2 and asked == [{"library": "torch"}, {"library": "torch", "zero": 3}]
 
 
-def test_a_run_that_failed_is_told_and_left_out(
+def test_losses_tell_a_run_that_failed_and_leave_it_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failed = Ran("accelerate", (3.0,), status="failed")
@@ -201,7 +201,7 @@ def test_two_choices_are_told_by_their_measured_bytes() -> None:
     assert far.rows[1][1] == "no"
 
 
-def test_what_the_lab_says_of_zero_2_is_what_is_measured() -> None:
+def test_predict_agrees_with_what_the_lab_says_of_zero_2() -> None:
     """Fewer states; larger buffers and a higher peak with the tiny model, a lower peak with a large one."""
     peaks = {}
     for model, samples in (("gpt_tiny", 4), ("gpt2_xl", 1)):

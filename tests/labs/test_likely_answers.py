@@ -332,13 +332,13 @@ RIGHT: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("exercise_id", "answer", "words"), WRONG, ids=[f"{one[0]}-{one[2]}" for one in WRONG])
-def test_a_likely_wrong_answer_is_refused_for_what_it_does(exercise_id: str, answer: Any, words: str) -> None:
+def test_judge_refuses_a_likely_wrong_answer_for_what_it_does(exercise_id: str, answer: Any, words: str) -> None:
     verdict = judge(EXERCISES[exercise_id], answer)
     assert verdict.state == "wrong"
     assert words in verdict.message
 
 
 @pytest.mark.parametrize(("exercise_id", "answer"), RIGHT, ids=[one[0] for one in RIGHT])
-def test_an_unusual_right_answer_is_accepted(exercise_id: str, answer: Any) -> None:
+def test_judge_accepts_an_unusual_right_answer(exercise_id: str, answer: Any) -> None:
     verdict = judge(EXERCISES[exercise_id], answer)
     assert verdict.state == "right", verdict.message

@@ -47,7 +47,7 @@ def blocks_on_meta() -> tuple[list[nn.Module], torch.Tensor]:
         return [nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(9)], torch.empty(64, 8)
 
 
-def test_what_is_still_to_do_is_said_not_raised(language: str) -> None:
+def test_figures_of_memory_say_what_is_still_to_do(language: str) -> None:
     blocks, x = blocks_on_meta()
     for said in (
         asked(undone),
@@ -76,7 +76,7 @@ def test_the_rules_are_drawn_with_all_their_parts(language: str) -> None:
     assert widths == sum(rule.bytes_per_parameter for rule in RULES.values())
 
 
-def test_a_replica_is_drawn_as_the_function_gives_it(language: str) -> None:
+def test_limit_of_data_parallelism_draws_a_replica_as_the_function_gives_it(language: str) -> None:
     parameters, sample_bytes, global_batch = 2**30, 2**30, 8
     figure = figures.limit_of_data_parallelism(data_parallel_bytes, parameters, sample_bytes, global_batch, DEVICE_LIST)
     assert isinstance(figure, LabFigure)

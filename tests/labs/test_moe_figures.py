@@ -33,7 +33,7 @@ def drawn(picture: Any) -> Any:
     return picture.figure
 
 
-def test_what_is_to_do_is_said() -> None:
+def test_figures_of_moe_say_what_is_to_do() -> None:
     for said in (
         figures.seats(undone, undone),
         figures.seats(gate, undone),
@@ -73,7 +73,7 @@ def test_what_is_dropped_and_what_is_empty_add_up() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_as_many_rows_arrive_as_leave(ranks: int) -> None:
+def test_journey_has_as_many_rows_arrive_as_leave(ranks: int) -> None:
     (axes,) = drawn(figures.journey(ranks)).axes
     leaving = [patch for patch in axes.patches if patch.get_x() < ranks * 4.2]
     assert 2 * len(leaving) == len(axes.patches) == 2 * ranks * (2 * ranks) * 2
@@ -117,7 +117,7 @@ def _run(config: RunConfig, footprint: Footprint | None) -> Any:
     return SimpleNamespace(config=config, record=record, losses=[2.0, 1.5])
 
 
-def test_runs_stand_beside_their_predictions() -> None:
+def test_side_by_side_puts_runs_beside_their_predictions() -> None:
     config = RunConfig.of(model="moe_tiny", engine="by_hand", dp=2, ep=2, micro_batch=4)
     forecast = predict(config)
     memory, sent = drawn(figures.side_by_side([_run(config, forecast)])).axes

@@ -44,7 +44,7 @@ def run(optimizer: str, losses: tuple[float, ...] = (2.0, 1.0), **fields: Any) -
     return SimpleNamespace(config=config, losses=losses, record=SimpleNamespace(footprint=lambda rank=0: told))
 
 
-def test_what_is_still_to_do_is_said() -> None:
+def test_figures_of_optimizers_say_what_is_still_to_do() -> None:
     for made in (
         figures.freezing(NORMS, ENDS, undone, 0.9, 0.9),
         figures.gradients_at_once([1, 2], undone),

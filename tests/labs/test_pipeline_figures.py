@@ -46,7 +46,7 @@ def undone(*_: Any) -> Any:
     raise NotDone("pipeline-bubble")
 
 
-def test_what_is_to_do_is_said() -> None:
+def test_figures_of_pipelines_say_what_is_to_do() -> None:
     for said in (
         figures.bubbles(undone, ("gpipe",), ((2, 4),)),
         figures.beside_gpipe(undone, 2, 4),
@@ -106,7 +106,7 @@ def test_a_sheet_is_escaped_and_aligned() -> None:
     assert "&lt;i&gt;" in sheet._repr_html_()
 
 
-def test_an_order_is_told_to_run_or_where_it_blocks() -> None:
+def test_deadlock_of_an_order_tells_that_it_runs_or_where_it_blocks() -> None:
     crossed = [["F0", "B0", "F1", "B1"], ["F0", "F1", "B0", "B1"]]
     assert "rank 0 at 0B0 waits for 1B0 of rank 1" in figures.deadlock_of(crossed, 2)
     order = [one_f_one_b(rank, 2, 4) for rank in range(2)]
@@ -216,7 +216,7 @@ def test_memory_and_messages_are_those_of_the_record() -> None:
     assert [row[4] for row in measures.traffic(_run("1f1b")).rows] == ["4 × 1.00 KiB"] * 2
 
 
-def test_a_run_without_a_record_is_refused() -> None:
+def test_measures_and_overlay_of_a_run_without_a_record_are_refused() -> None:
     run: Any = SimpleNamespace(config=_run("1f1b").config, record=None)
     for read in (
         measures.overlay_of,

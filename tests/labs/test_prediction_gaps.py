@@ -40,11 +40,12 @@ def test_a_prediction_is_laid_over_the_figure(predicted: float, state: str, word
     assert words in verdict.message
 
 
-def test_a_gap_that_is_written_like_its_margin_is_just_over_it() -> None:
+def test_compare_calls_a_gap_written_like_its_margin_just_over_it() -> None:
     prediction = Prediction(id="x", en="?", fr="?", kind="ratio", tolerance=0.6)
-    assert "A factor of 1.6 apart: just over what can be reached (a factor of 1.6)." in prediction.compare(
-        2.237, 1.39668
-    ).message
+    assert (
+        "A factor of 1.6 apart: just over what can be reached (a factor of 1.6)."
+        in prediction.compare(2.237, 1.39668).message
+    )
     assert "just over" not in prediction.compare(1.63, 1.0).message
 
 
@@ -66,7 +67,7 @@ def test_a_gap_that_is_written_like_its_margin_is_just_over_it() -> None:
         (1.0, 0.0, 0.5, "note", "Far apart"),
     ],
 )
-def test_a_quotient_is_as_far_off_when_halved_as_when_doubled(
+def test_compare_finds_a_quotient_as_far_off_when_halved_as_when_doubled(
     kind: Kind, predicted: float, value: float, tolerance: float, state: str, words: str
 ) -> None:
     verdict = Prediction(id="x", en="?", fr="?", kind=kind, tolerance=tolerance).compare(predicted, value)
@@ -83,7 +84,7 @@ def test_a_quotient_is_as_far_off_when_halved_as_when_doubled(
         (6, 4, "note", "2 places apart, where a prediction within one place", "2 places d’écart, alors qu’on peut"),
     ],
 )
-def test_a_place_is_judged_by_places(predicted: float, value: float, state: str, en: str, fr: str) -> None:
+def test_compare_judges_a_place_by_places(predicted: float, value: float, state: str, en: str, fr: str) -> None:
     prediction = Prediction(id="x", en="?", fr="?", kind="place")
     for language, words in (("en", en), ("fr", fr)):
         use_language(language)
@@ -94,12 +95,12 @@ def test_a_place_is_judged_by_places(predicted: float, value: float, state: str,
     assert not prediction.admits(0)
 
 
-def test_ddp_is_predicted_by_its_place() -> None:
+def test_kind_of_the_prediction_of_ddp_is_its_place() -> None:
     [place] = [one for one in content_of("08").PREDICTIONS if one.id == "ddp-place"]
     assert place.kind == "place"
 
 
-def test_what_is_counted_exactly_has_no_margin_in_words() -> None:
+def test_compare_names_no_margin_of_what_is_counted_exactly() -> None:
     prediction = Prediction(id="x", en="?", fr="?", kind="count", tolerance=0.0)
     assert "A factor of 2 apart, where the exact number can be predicted" in prediction.compare(4, 2).message
     use_language("fr")

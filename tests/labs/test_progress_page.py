@@ -35,7 +35,7 @@ def standing(overview: Overview, number: str) -> dict[str, object]:
     return next(one.data() for one in overview.standings if one.entry.number == number)
 
 
-def test_nothing_done_begins_at_the_first_lab(tmp_path: Path) -> None:
+def test_read_overview_of_nothing_done_begins_at_the_first_lab(tmp_path: Path) -> None:
     overview = read_overview(tmp_path / "nowhere")
     assert [one.entry for one in overview.standings] == list(LABS)
     assert overview.data()["next"] == {"lab": "00", "exercise": "global-batch"}
@@ -43,7 +43,7 @@ def test_nothing_done_begins_at_the_first_lab(tmp_path: Path) -> None:
     assert "Next: lab 00, Getting started" in str(overview)
 
 
-def test_one_goes_on_where_one_has_worked_last(tmp_path: Path) -> None:
+def test_read_overview_goes_on_where_one_has_worked_last(tmp_path: Path) -> None:
     finish(tmp_path, "00")
     assert read_overview(tmp_path).data()["next"]["lab"] == "01"
     finish(tmp_path, "03", day=2, leave=1)
@@ -82,7 +82,7 @@ def test_a_prediction_is_kept_when_first_revealed(tmp_path: Path) -> None:
     }
 
 
-def test_exercises_and_predictions_keep_one_another(tmp_path: Path) -> None:
+def test_check_and_reveal_keep_what_the_other_has_written(tmp_path: Path) -> None:
     lab = labs.start("00", root=tmp_path)
     lab.check("global-batch", right)
     lab.predict("ddp-optimizer", 1)
@@ -106,7 +106,7 @@ def test_exercises_and_predictions_keep_one_another(tmp_path: Path) -> None:
         '{"predictions": {"ddp-optimizer": {"predicted": true, "value": [1]}}}',
     ],
 )
-def test_a_damaged_file_counts_as_empty(tmp_path: Path, content: str) -> None:
+def test_read_overview_counts_a_damaged_file_as_empty(tmp_path: Path, content: str) -> None:
     (tmp_path / "progress-00.json").write_text(content)
     found = standing(read_overview(tmp_path), "00")
     assert (found["done"], found["predictions_made"]) == ({}, 0)
@@ -122,7 +122,7 @@ def test_a_prediction_of_nothing_is_good_only_if_exact() -> None:
     assert not is_good(prediction, Predicted(111.0, 100.0))
 
 
-def test_what_is_shown_is_escaped() -> None:
+def test_overview_is_escaped_where_it_is_shown() -> None:
     entry = replace(LABS[0], number=HOSTILE, title=Said(HOSTILE, HOSTILE), file=f'"{HOSTILE}')
     overview = Overview((Standing(entry=entry, exercises=(("x", HOSTILE),), done={}, predictions=2, made=1, good=1),))
     for shown in (overview._repr_html_(), overview.page()):
@@ -132,7 +132,7 @@ def test_what_is_shown_is_escaped() -> None:
     assert "\u202e" not in str(overview)
 
 
-def test_a_row_carries_its_numbers_and_a_full_bar_is_told_by_a_mark(tmp_path: Path) -> None:
+def test_table_of_the_overview_has_numbers_and_a_mark_for_a_full_bar(tmp_path: Path) -> None:
     finish(tmp_path, "00")
     finish(tmp_path, "01", leave=2)
     overview = read_overview(tmp_path)

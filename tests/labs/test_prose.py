@@ -31,7 +31,7 @@ def test_every_exercise_has_its_hint_cell(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("language", ["en", "fr"])
-def test_a_question_does_not_carry_its_answer_and_has_one(path: Path, language: str) -> None:
+def test_prose_cells_have_no_answer_in_a_question_and_one_below(path: Path, language: str) -> None:
     """The answer opens on a click, or follows the cells that compute it."""
     cells = read_source(path).cells
     for number, cell in enumerate(cells):

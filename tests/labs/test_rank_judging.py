@@ -416,7 +416,7 @@ def test_a_mistake_is_named_only_where_every_rank_holds_its_values() -> None:
     assert "differs between rank 0 and rank 1" in judge(named, reduced_to_one).message  # alone, rank 1 kept its own
 
 
-def test_a_function_imported_by_its_name_is_watched_too() -> None:
+def test_calls_of_a_rank_answer_hold_functions_imported_by_name_too() -> None:
     namespace: dict[str, Any] = {}
     exec("from torch.distributed import all_reduce\ndef answer(x):\n    all_reduce(x)\n    return x", namespace)
     counted: list[int] = []
@@ -436,19 +436,19 @@ def test_a_function_imported_by_its_name_is_watched_too() -> None:
 
 
 @pytest.mark.parametrize(("exercise", "answer"), [(MEAN, mean), (COLUMN, column), (ROW, row), (GATHER, gather)])
-def test_a_right_answer_is_accepted(exercise: Exercise, answer: Callable[..., Any]) -> None:
+def test_judge_on_ranks_accepts_a_right_answer(exercise: Exercise, answer: Callable[..., Any]) -> None:
     verdict = judge(exercise, answer)
     assert (verdict.state, verdict.message) == ("right", "Right.")
 
 
-def test_a_stub_is_still_to_do_and_not_wrong() -> None:
+def test_judge_on_ranks_calls_a_stub_still_to_do_and_not_wrong() -> None:
     def stub(x: Tensor) -> Tensor:
         raise NotDone("ranks")
 
     assert judge(MEAN, stub).state == "todo"
 
 
-def test_faults_are_told_in_french_too() -> None:
+def test_judge_on_ranks_tells_faults_in_french_too() -> None:
     use_language("fr")
     assert "2 fois trop grand" in judge(MEAN, summed).message
     assert "Interblocage entre les rangs 0 et 1" in judge(MEAN, all_receive_first).message

@@ -53,7 +53,7 @@ def expected() -> dict[str, str]:
     return {**shipped, cell(json.loads(SHIPPED.read_bytes()), "global-batch")["id"]: ANSWER}
 
 
-def test_a_sound_notebook_stays_as_it_is(notebook: Path) -> None:
+def test_repair_leaves_a_sound_notebook_as_it_is(notebook: Path) -> None:
     before = notebook.read_bytes()
     done = repair(notebook)
     assert (done.restored, done.returned, done.answers, done.added, done.before) == ((), (), 1, 0, None)
@@ -108,7 +108,7 @@ def test_cells_of_ones_own_stay_behind_the_cell_they_followed(notebook: Path) ->
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", '{"cells": 3}', '{"nbformat": 4, "metadata": {}, "cells": [1]}']
 )
-def test_what_is_no_notebook_is_refused_and_left_alone(tmp_path: Path, text: str) -> None:
+def test_repair_refuses_what_is_no_notebook_and_leaves_it_alone(tmp_path: Path, text: str) -> None:
     path = tmp_path / "00_getting_started.ipynb"
     path.write_text(text)
     with pytest.raises(LabError, match="is no notebook any more"):
@@ -153,7 +153,7 @@ def test_any_cells_lost_changed_or_moved_come_back(
     assert list(sources(path).items()) == list(expected().items())
 
 
-def test_the_command_says_what_it_did(notebook: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_labs_repair_says_what_it_did(notebook: Path, capsys: pytest.CaptureFixture[str]) -> None:
     damage(notebook, DAMAGES["deleted"])
     assert main(["labs", "repair", str(notebook)]) == 0
     said = capsys.readouterr().out

@@ -41,7 +41,7 @@ def leave_a_child() -> None:
 
 
 @pytest.mark.parametrize("job", [loop_for_ever, ignore_the_end, leave_a_child])
-def test_a_job_without_end_is_stopped_with_all_it_started(job: Any) -> None:
+def test_run_limited_stops_a_job_without_end_with_all_it_started(job: Any) -> None:
     assert run_limited(job, wall_s=1.0).end == "too_long"
     assert not [process for process in psutil.process_iter(["cmdline"]) if process.info["cmdline"] == ["sleep", "61.5"]]
     assert run_limited(lambda: 1).answer == 1
@@ -69,7 +69,7 @@ def fork_a_bomb() -> int:
     return started
 
 
-def test_what_leaves_the_session_is_stopped_too() -> None:
+def test_run_limited_stops_what_leaves_the_session_too() -> None:
     assert run_limited(leave_an_orphan_in_its_own_session, wall_s=2.0).end == "too_long"
     assert not [one for one in psutil.process_iter(["cmdline"]) if one.info["cmdline"] == ["sleep", "61.75"]]
 
@@ -89,7 +89,7 @@ def test_the_number_of_processes_is_limited() -> None:
     assert MORE_PROCESSES // 2 <= started <= MORE_PROCESSES
 
 
-def test_a_job_that_is_not_yet_alone_in_its_session_is_stopped_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_limited_stops_a_job_that_is_not_yet_alone_in_its_session(monkeypatch: pytest.MonkeyPatch) -> None:
     """The child is forked with this `setsid`: it has no group of its own, as in its first moment."""
     monkeypatch.setattr(os, "setsid", lambda: None)
     begun_s = time.monotonic()
@@ -97,13 +97,13 @@ def test_a_job_that_is_not_yet_alone_in_its_session_is_stopped_too(monkeypatch: 
     assert time.monotonic() - begun_s < 45
 
 
-def test_a_check_gives_two_gibibytes() -> None:
+def test_run_limited_gives_a_check_two_gibibytes() -> None:
     """As the sentence says that refuses more; what is never written takes addresses and no memory."""
     assert run_limited(lambda: len(bytearray(2_060_000_000))).answer == 2_060_000_000
     assert run_limited(lambda: len(bytearray(2_400_000_000))).end == "died"
 
 
-def test_a_file_of_a_check_has_64_mebibytes_at_most(tmp_path: Path) -> None:
+def test_run_limited_gives_a_file_64_mebibytes_at_most(tmp_path: Path) -> None:
     def grow(num_bytes: int) -> None:
         with open(tmp_path / "file", "wb") as file:
             file.truncate(num_bytes)
@@ -112,7 +112,7 @@ def test_a_file_of_a_check_has_64_mebibytes_at_most(tmp_path: Path) -> None:
     assert run_limited(lambda: grow(64 * 2**20 + 1)).end == "died"
 
 
-def test_a_flood_is_cut() -> None:
+def test_run_limited_cuts_a_flood() -> None:
     def flood() -> None:
         while True:
             print("x" * 1000)
@@ -122,7 +122,9 @@ def test_a_flood_is_cut() -> None:
     assert len(outcome.printed) == OUTPUT_BYTES
 
 
-def test_what_deepspeed_and_its_children_print_is_not_shown_and_all_else_is(capfd: pytest.CaptureFixture[str]) -> None:
+def test_silenced_hides_what_deepspeed_and_its_children_print_and_nothing_else(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     def write() -> None:
         subprocess.run(["sh", "-c", "echo out; echo err >&2"], check=True)
 
@@ -138,7 +140,7 @@ def test_a_sudden_exit_is_told() -> None:
     assert (outcome.end, outcome.exit_code) == ("died", 7)
 
 
-def test_a_crash_is_told() -> None:
+def test_run_limited_tells_a_crash() -> None:
     outcome = run_limited(lambda: os.kill(os.getpid(), signal.SIGSEGV))
     assert (outcome.end, outcome.exit_code) == ("died", -signal.SIGSEGV)
 
@@ -155,7 +157,7 @@ def test_what_is_printed_comes_back_and_nothing_else_changes() -> None:
     assert (outcome.end, outcome.answer, outcome.printed, numbers) == ("answered", 2, "é\n", [1])
 
 
-def test_torch_computes_in_the_child_after_its_threads_ran_in_the_parent() -> None:
+def test_run_limited_has_torch_compute_in_the_child_after_threads_in_the_parent() -> None:
     large = torch.ones(600, 600)
     (large @ large).sum()
     assert run_limited(lambda: float((large @ large).sum())).answer == 600.0**3
@@ -173,7 +175,7 @@ def test_torch_computes_in_the_child_after_its_threads_ran_in_the_parent() -> No
         ("raise KeyboardInterrupt", "KeyboardInterrupt"),
     ],
 )
-def test_what_goes_wrong_is_said_in_a_sentence(code: str, words: str) -> None:
+def test_judge_says_what_goes_wrong_in_a_sentence(code: str, words: str) -> None:
     space: dict[str, Any] = {"os": os, "sys": sys, "torch": torch}
     exec(compile(f"def answer(*arguments):\n    {code}\n", "cell.py", "exec"), space)
     verdict = judge(GLOBAL_BATCH, space["answer"])
@@ -181,7 +183,7 @@ def test_what_goes_wrong_is_said_in_a_sentence(code: str, words: str) -> None:
     assert words in verdict.message
 
 
-def test_an_exception_is_told_with_its_line() -> None:
+def test_judge_tells_an_exception_with_its_line() -> None:
     def answer(micro_batch: int, micro_batches: int, dp: int) -> int:
         missing: dict[str, int] = {}
         return missing["dp"]
@@ -192,19 +194,19 @@ def test_an_exception_is_told_with_its_line() -> None:
 
 
 @pytest.mark.parametrize("answer", [3, "answer", None, [1, 2]])
-def test_an_answer_of_the_wrong_type_is_refused(answer: object) -> None:
+def test_judge_refuses_an_answer_of_the_wrong_type(answer: object) -> None:
     verdict = judge(GLOBAL_BATCH, answer)
     assert verdict.state == "wrong"
     assert type(answer).__name__ in verdict.message
 
 
-def test_a_function_with_other_arguments_is_refused() -> None:
+def test_judge_refuses_a_function_with_other_arguments() -> None:
     verdict = judge(GLOBAL_BATCH, lambda: 3)
     assert verdict.state == "wrong"
     assert "the arguments that the exercise gives it" in verdict.message
 
 
-def test_what_is_not_written_yet_is_to_do() -> None:
+def test_judge_calls_what_is_not_written_yet_to_do() -> None:
     def stub(*arguments: int) -> int:
         raise NotDone("global-batch")
 

@@ -242,7 +242,7 @@ QUICK = [
 @pytest.mark.parametrize(
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.nightly) for name in WRONG]
 )
-def test_a_mistake_is_named(name: str, tmp_path: Path) -> None:
+def test_judge_script_names_a_mistake(name: str, tmp_path: Path) -> None:
     lab, changes, said = WRONG[name]
     text = script_of(lab, "en")
     for old, new in changes:
@@ -387,7 +387,7 @@ RIGHT: dict[str, tuple[int, list[tuple[str, str]]]] = {
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", RIGHT)
-def test_another_way_is_right(name: str, tmp_path: Path) -> None:
+def test_judge_script_accepts_another_way(name: str, tmp_path: Path) -> None:
     lab, changes = RIGHT[name]
     text = script_of(lab, "en")
     for old, new in changes:

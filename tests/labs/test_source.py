@@ -44,7 +44,7 @@ def write(folder: Path, text: str, name: str = "05_test.py") -> Path:
     return path
 
 
-def test_each_language_gets_its_prose_and_the_same_code(tmp_path: Path) -> None:
+def test_compose_gives_each_language_its_prose_and_the_same_code(tmp_path: Path) -> None:
     source = read_source(write(tmp_path, GOOD))
     english, french = (compose(source, language, student=False) for language in ("en", "fr"))
     assert [cell.source for cell in english.cells if cell.cell_type == "markdown"] == ["# Title", "After"]
@@ -56,7 +56,7 @@ def test_each_language_gets_its_prose_and_the_same_code(tmp_path: Path) -> None:
     assert code[0] == code[1]
 
 
-def test_the_student_gets_a_stub_and_all_else_as_it_is(tmp_path: Path) -> None:
+def test_compose_gives_the_student_a_stub_and_all_else_as_it_is(tmp_path: Path) -> None:
     source = read_source(write(tmp_path, GOOD))
     solution, student = (compose(source, "en", student=student) for student in (False, True))
     assert [cell.id for cell in solution.cells] == [cell.id for cell in student.cells]
@@ -67,7 +67,7 @@ def test_the_student_gets_a_stub_and_all_else_as_it_is(tmp_path: Path) -> None:
     assert student.cells[1].metadata == {"tags": ["nbval-ignore-output"]}
 
 
-def test_what_leads_to_a_figure_has_no_figure_to_fill_in(tmp_path: Path) -> None:
+def test_compose_leaves_no_figure_to_fill_in_where_the_text_leads_to_one(tmp_path: Path) -> None:
     """One figure is asked for, so there is one place for it."""
     before = "### BEGIN SOLUTION\nhalf_s = 21\n### END SOLUTION\nprint(\n    ### BEGIN SOLUTION\n    42,"
     text = GOOD.replace("print(\n    ### BEGIN SOLUTION\n    42,", before)
@@ -78,7 +78,7 @@ def test_what_leads_to_a_figure_has_no_figure_to_fill_in(tmp_path: Path) -> None
     )
 
 
-def test_building_twice_gives_the_same_bytes_and_ids_survive_an_insertion(tmp_path: Path) -> None:
+def test_compose_gives_the_same_bytes_twice_and_ids_survive_an_insertion(tmp_path: Path) -> None:
     source = read_source(write(tmp_path, GOOD))
     first, second = (compose(source, "fr", student=True) for _ in range(2))
     assert json.dumps(first) == json.dumps(second)
@@ -87,7 +87,7 @@ def test_building_twice_gives_the_same_bytes_and_ids_survive_an_insertion(tmp_pa
     assert {cell.id for cell in first.cells} <= kept
 
 
-def test_ids_are_unique_and_legal(tmp_path: Path) -> None:
+def test_compose_gives_ids_that_are_unique_and_legal(tmp_path: Path) -> None:
     import nbformat
 
     notebook = compose(read_source(write(tmp_path, GOOD)), "en", student=True)
@@ -123,7 +123,7 @@ def test_a_faulty_source_is_refused_in_one_sentence(tmp_path: Path, change: tupl
     assert "05_test.py" in str(refusal.value)
 
 
-def test_a_file_with_another_name_is_refused(tmp_path: Path) -> None:
+def test_read_source_refuses_a_file_with_another_name(tmp_path: Path) -> None:
     with pytest.raises(LabError, match="named like"):
         read_source(write(tmp_path, GOOD, "Test.py"))
 
@@ -168,7 +168,7 @@ def test_a_text_that_a_cell_shows_is_in_the_reader_s_language(code: str, english
     assert in_language(code, "fr") == (french or english)
 
 
-def test_a_comment_in_code_is_in_the_reader_s_language(tmp_path: Path) -> None:
+def test_compose_writes_a_comment_in_code_in_the_reader_s_language(tmp_path: Path) -> None:
     text = GOOD.replace("def half(number):", "rest = 7 // 2  # seven halves // sept demis\ndef half(number):  # (N, D)")
     source = read_source(write(tmp_path, text))
     english, french = (compose(source, language, student=True).cells for language in ("en", "fr"))

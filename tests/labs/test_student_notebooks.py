@@ -32,7 +32,7 @@ def test_all_notebooks_are_copied_and_their_links_lead_somewhere(tmp_path: Path,
     assert not [link for link in links if not (copied.folder / link).exists()]
 
 
-def test_work_that_is_there_stays(tmp_path: Path) -> None:
+def test_copy_notebooks_leaves_work_that_is_there(tmp_path: Path) -> None:
     folder = tmp_path / "notebooks" / "en"
     folder.mkdir(parents=True)
     (folder / "05_pipeline.ipynb").write_text("my answers", encoding="utf-8")
@@ -42,13 +42,13 @@ def test_work_that_is_there_stays(tmp_path: Path) -> None:
     assert not copy_notebooks(tmp_path, "en").copied
 
 
-def test_a_folder_that_cannot_be_written_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_copy_notebooks_refuses_a_folder_that_cannot_be_written_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(LabError, match="cannot be copied to .*: Not a directory; name another folder"):
         copy_notebooks(tmp_path / "file", "en")
 
 
-def test_the_command_that_opens_the_copy_finds_dlojz_and_asks_nothing(
+def test_main_labs_copy_gives_a_command_that_finds_dlojz_and_asks_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its terminals have the folder of this Python first; the answer on news is that of the folder's settings."""

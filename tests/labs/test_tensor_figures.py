@@ -38,7 +38,7 @@ def texts(picture: Any) -> list[str]:
     return [text.get_text() for axes in picture.figure.axes for text in axes.texts]
 
 
-def test_what_is_to_do_is_said() -> None:
+def test_figures_of_tensor_parallelism_say_what_is_to_do() -> None:
     for said in (
         figures.over_links(undone, flops_per_s=1e12, **GPT3),
         figures.share_of_time(undone, (1,), flops_per_s=1.0, samples=1, tokens=1, ranks=8, number_bytes=2),
@@ -89,7 +89,7 @@ def test_time_over_links_is_that_of_the_students_bytes() -> None:
     assert list(lines[1].get_ydata())[2] == pytest.approx(1e3 * sent / 300e9)  # type: ignore[arg-type]
 
 
-def test_runs_stand_beside_their_predictions() -> None:
+def test_side_by_side_puts_runs_beside_their_predictions() -> None:
     run = _run(CONFIG, predict(CONFIG))
     sheet = measures.counted([run])
     assert [row[1:4] for row in sheet.rows] == [("all-reduce", "20", "20")]
@@ -104,7 +104,7 @@ def test_runs_stand_beside_their_predictions() -> None:
     assert len(sent.patches) == 2
 
 
-def test_a_run_without_a_record_is_refused() -> None:
+def test_side_by_side_refuses_a_run_without_a_record() -> None:
     for read in (measures.counted, measures.side_by_side):
         with pytest.raises(LabError, match="run it again"):
             read([_run(CONFIG, None)])

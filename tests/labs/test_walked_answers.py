@@ -701,18 +701,18 @@ RIGHT: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("exercise_id", "answer", "words"), WRONG, ids=[f"{one[0]}-{one[2]}" for one in WRONG])
-def test_a_walked_answer_is_refused_for_what_it_does(exercise_id: str, answer: Any, words: str) -> None:
+def test_judge_refuses_a_walked_answer_for_what_it_does(exercise_id: str, answer: Any, words: str) -> None:
     verdict = judge(EXERCISES[exercise_id], answer)
     assert verdict.state == "wrong"
     assert words in verdict.message
 
 
 @pytest.mark.parametrize(("exercise_id", "answer"), RIGHT, ids=[one[0] for one in RIGHT])
-def test_a_walked_right_answer_is_accepted(exercise_id: str, answer: Any) -> None:
+def test_judge_accepts_a_walked_right_answer(exercise_id: str, answer: Any) -> None:
     assert judge(EXERCISES[exercise_id], answer).state == "right"
 
 
-def test_an_answer_that_no_repair_makes_right_keeps_its_error() -> None:
+def test_judge_keeps_the_error_of_an_answer_that_no_repair_makes_right() -> None:
     def without_correction(x_q: Any, x_scale: float, x_zero: int, w_q: Any, w_scale: Any) -> Any:
         return x_scale * w_scale * (x_q.int() @ w_q.int().T)
 

@@ -787,7 +787,7 @@ class TestBank(BankTests):
     least, least_right = 6, 8
 
 
-def test_the_references_are_what_the_models_do() -> None:
+def test_multi_head_and_relative_bias_are_what_the_models_do() -> None:
     from dlojz.models.coatnet import RelativeAttention
 
     side, table = 3, torch.randn(5, 5)

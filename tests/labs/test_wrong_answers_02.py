@@ -961,7 +961,7 @@ class TestBank(BankTests):
     least, least_right = 6, 8
 
 
-def test_the_exercise_finds_what_the_integer_programme_finds() -> None:
+def test_cheapest_plan_finds_what_the_integer_programme_finds() -> None:
     tables = block_tables(RunConfig.of(model="coatnet_tiny", micro_batch=8))
     blocks = block_costs(tables)
     kept, least = (tables.peak_bytes([choice] * len(blocks))[0] for choice in (0, 2))

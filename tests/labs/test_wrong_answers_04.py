@@ -1101,7 +1101,7 @@ class TestBank(BankTests):
 
 
 @pytest.mark.parametrize(("first", "messages"), [(layer_by_layer, 12), (with_the_last_kept, 11)])
-def test_a_first_plan_is_valid_and_misses_the_target(first: Answer, messages: int) -> None:
+def test_judge_finds_a_first_plan_valid_and_short_of_the_target(first: Answer, messages: int) -> None:
     verdict = judge(EXERCISES["fewest-messages"], first)
     assert (verdict.state, verdict.score) == ("note", messages)
     assert "target: 7" in verdict.message
@@ -1111,7 +1111,7 @@ def test_no_plan_has_fewer_messages_than_the_target() -> None:
     assert fewest_by_search(SIZES_MIB, LIMIT_MIB) == FEWEST_MESSAGES.target == 7
 
 
-def test_the_references_are_what_the_package_computes() -> None:
+def test_state_bytes_and_zero_3_seconds_are_what_the_package_computes() -> None:
     from dlojz.by_hand import collectives
     from dlojz.prediction.rules_of_thumb import bytes_per_parameter
 
@@ -1136,7 +1136,7 @@ def test_the_references_are_what_the_package_computes() -> None:
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_the_volumes_are_those_of_the_labs_own_zero(stage: int, micro_batches: int) -> None:
+def test_sent_bytes_are_those_of_the_labs_own_zero(stage: int, micro_batches: int) -> None:
     from dlojz.prediction.communication import predict_communication
     from dlojz.prediction.shapes import model_shapes
 

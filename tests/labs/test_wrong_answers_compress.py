@@ -464,7 +464,7 @@ class TestBank(BankTests):
 
 
 @pytest.mark.parametrize("exercise_id", list(EXERCISES))
-def test_a_wrong_answer_is_told_in_french_too(exercise_id: str) -> None:
+def test_judge_tells_a_wrong_answer_in_french_too(exercise_id: str) -> None:
     from dlojz.base.language import use_language
     from dlojz.labs.kit.exercise import judge
 
@@ -511,7 +511,7 @@ def test_the_soft_loss_is_torchs() -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_the_quantizers_are_torchs(bits: int) -> None:
+def test_quantize_rows_and_quantize_affine_are_torchs(bits: int) -> None:
     high = 2 ** (bits - 1) - 1
     weight_OI = normal(3, 6, 7)
     q_OI, scale_O1 = quantize_rows(weight_OI, bits)
@@ -529,7 +529,7 @@ def test_the_quantizers_are_torchs(bits: int) -> None:
     )
 
 
-def test_the_gradient_of_the_estimator_is_torchs() -> None:
+def test_fake_quantize_has_the_gradient_of_torchs_estimator() -> None:
     weight_OI, scale_O1 = 3 * normal(5, 6, 7), torch.full((6, 1), 0.3)
     ours, theirs = (weight_OI.clone().requires_grad_() for _ in range(2))
     zeros = torch.zeros(6, dtype=torch.int32)
@@ -561,7 +561,7 @@ def test_two_of_four_is_the_best_of_all_choices() -> None:
     torch.testing.assert_close((two_of_four(weight_OI) * weight_OI.abs()).reshape(-1, 4).sum(1), best)
 
 
-def test_reordered_layers_compute_the_same() -> None:
+def test_reorder_gives_layers_that_compute_the_same() -> None:
     expand, bias, project = normal(7, 8, 5), normal(8, 8), normal(9, 3, 8)
     order = torch.randperm(8, generator=torch.Generator().manual_seed(0))
     x = normal(10, 4, 5)

@@ -448,7 +448,7 @@ def test_a_placement_that_parts_what_sends_much_is_valid_and_misses_the_target(a
     assert verdict.score > EXERCISES["rank-placement"].target
 
 
-def test_the_target_is_what_a_search_finds_from_many_beginnings() -> None:
+def test_between_share_of_the_target_is_what_a_search_from_many_beginnings_finds() -> None:
     for grid in PLACED:
         messages = messages_of(*grid)
         greedy, searched = (between_share(messages, place(messages, 4, PER_NODE)) for place in (placed, by_swaps))
@@ -476,7 +476,7 @@ def test_what_leaves_a_node_is_what_the_links_carry() -> None:
                 assert between == sum(between_nodes(collective, 960, group, 4) for group in grid.groups(axis))
 
 
-def test_the_step_in_two_dimensions_is_that_of_one_process() -> None:
+def test_gradients_in_two_dimensions_are_those_of_one_process() -> None:
     """What the judge holds answers to, against autograd on the whole layer and the whole batch."""
     dp, tp, seed = 2, 3, 5
     parts = [make_part(rank, dp, tp, seed) for rank in range(dp * tp)]

@@ -491,7 +491,7 @@ def test_leftover_micro_batches_wait_in_the_plain_loop_alone() -> None:
 
 
 @pytest.mark.parametrize(("heads", "tp"), [(4, 2), (6, 3)])
-def test_converted_heads_attend_as_torchs(heads: int, tp: int) -> None:
+def test_megatron_qkv_gives_heads_that_attend_as_torchs(heads: int, tp: int) -> None:
     """The ranks' heads, computed from their own rows, are torch's attention before its output projection."""
     import torch.nn.functional as F
 
@@ -510,5 +510,5 @@ def test_converted_heads_attend_as_torchs(heads: int, tp: int) -> None:
     torch.testing.assert_close(torch.cat(parts, dim=2), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_gpt_3_of_the_example() -> None:
+def test_megatron_layout_reads_gpt_3_of_the_example() -> None:
     assert megatron_layout(GPT3.split(), GPT3_GPUS) == (8, 16, 8, 192)

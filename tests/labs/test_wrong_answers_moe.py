@@ -423,13 +423,13 @@ def best_of_many_orders(loads: Any, ranks: int, places: int) -> Held:
 @pytest.mark.parametrize(
     ("answer", "score"), [(in_order, 183.5), (heaviest_first, 123.0), (copies_heaviest_first, 107.5)]
 )
-def test_first_ideas_for_the_challenge_are_valid_and_miss_its_target(answer: Answer, score: float) -> None:
+def test_judge_of_placement_finds_first_ideas_valid_and_short_of_the_target(answer: Answer, score: float) -> None:
     verdict = judge(PLACEMENT, answer)
     assert (verdict.state, verdict.score) == ("note", score)
     assert "(target: 103)" in verdict.message
 
 
-def test_the_target_of_the_challenge_is_reached_by_another_way_than_the_solution() -> None:
+def test_judge_of_placement_sees_its_target_reached_by_another_way() -> None:
     verdict = judge(PLACEMENT, best_of_many_orders)
     assert verdict.state == "right", verdict.message
 
@@ -445,7 +445,7 @@ def test_the_target_of_the_challenge_is_reached_by_another_way_than_the_solution
         (lambda loads, ranks, places: list(range(ranks)), "one per rank, but list"),
     ],
 )
-def test_what_breaks_the_rules_of_the_challenge_is_refused(answer: Answer, words: str) -> None:
+def test_judge_of_placement_refuses_what_breaks_the_rules(answer: Answer, words: str) -> None:
     verdict = judge(PLACEMENT, answer)
     assert verdict.state == "wrong"
     assert words in verdict.message
@@ -483,7 +483,7 @@ def test_the_gate_of_the_exercises_is_that_of_the_package(k: int, groups: int) -
 
 
 @pytest.mark.parametrize(("k", "factor"), [(1, 1.0), (2, 1.25), (2, 0.5)])
-def test_the_layer_of_the_exercises_is_that_of_the_package(k: int, factor: float) -> None:
+def test_mixture_of_experts_is_the_layer_of_the_exercises(k: int, factor: float) -> None:
     from dlojz.models.experts import Routing
     from dlojz.models.experts.layer import MixtureOfExperts
 

@@ -519,13 +519,13 @@ def seldom(gradient: Any, memory: dict[str, Any]) -> Any:
 
 
 @pytest.mark.parametrize(("answer", "score"), [(whole, 100.0), (halved, 50.0)])
-def test_first_ideas_for_the_challenge_are_valid_and_miss_its_target(answer: Answer, score: float) -> None:
+def test_judge_of_fewer_bytes_finds_first_ideas_valid_and_short_of_the_target(answer: Answer, score: float) -> None:
     verdict = judge(FEWER_BYTES, answer)
     assert (verdict.state, verdict.score) == ("note", score), verdict.message
 
 
 @pytest.mark.parametrize(("answer", "most"), [(largest_few, 6.0), (one_bit, 4.0)])
-def test_the_target_of_the_challenge_is_reached_by_more_than_one_way(answer: Answer, most: float) -> None:
+def test_judge_of_fewer_bytes_sees_its_target_reached_by_more_than_one_way(answer: Answer, most: float) -> None:
     verdict = judge(FEWER_BYTES, answer)
     assert verdict.state == "right", verdict.message
     assert verdict.score is not None and verdict.score < most
@@ -542,7 +542,7 @@ def test_the_target_of_the_challenge_is_reached_by_more_than_one_way(answer: Ans
         (lambda gradient, memory: 3.0, "returns a float"),
     ],
 )
-def test_what_breaks_the_rules_of_the_challenge_is_refused(answer: Answer, words: str) -> None:
+def test_judge_of_fewer_bytes_refuses_what_breaks_the_rules(answer: Answer, words: str) -> None:
     verdict = judge(FEWER_BYTES, answer)
     assert verdict.state == "wrong"
     assert words in verdict.message
@@ -556,7 +556,7 @@ class TestBank(BankTests):
 
 
 @pytest.mark.parametrize("numel", [8, 24, 2048, 2056, 4096, 10_000])
-def test_a_message_is_that_of_the_package(numel: int) -> None:
+def test_write_and_read_of_a_message_are_those_of_the_package(numel: int) -> None:
     """What is read is one sign and one scale of 2048 numbers at most, in as many bytes as are counted."""
     from dlojz.by_hand.optimizers.sent_bytes import chunk_bytes
 
@@ -569,7 +569,7 @@ def test_a_message_is_that_of_the_package(numel: int) -> None:
     assert all(torch.allclose(compress(block), back, rtol=1e-6) for block, back in blocks)
 
 
-def test_a_vector_that_does_not_fill_its_bytes_is_refused() -> None:
+def test_write_refuses_a_vector_that_does_not_fill_its_bytes() -> None:
     with pytest.raises(LabError, match=r"multiple of 8, but the shape \(12,\) was received"):
         write(torch.zeros(12))
 
@@ -582,7 +582,7 @@ def test_the_bytes_are_those_that_the_package_predicts(parameters: int, ranks: i
     assert compressed_bytes(parameters, ranks) == pytest.approx(on_the_wire, rel=1e-12)
 
 
-def test_the_exchange_is_that_of_the_package() -> None:
+def test_simulated_exchange_is_the_compressed_all_reduce_of_the_package() -> None:
     from dlojz.by_hand.optimizers.one_bit import CompressedAllReduce
     from dlojz.labs.lab09_optimizers.exercises_compression import CALLS, simulated, values_of
     from dlojz.processes.forks import spmd

@@ -809,13 +809,13 @@ FRUGAL_REFUSED = (
 
 
 @pytest.mark.parametrize(("answer", "state", "score"), FRUGAL_ANSWERS)
-def test_the_challenge_counts_what_is_kept(answer: Answer, state: str, score: float) -> None:
+def test_judge_of_frugal_counts_what_is_kept(answer: Answer, state: str, score: float) -> None:
     verdict = judge(lab.FRUGAL, answer)
     assert (verdict.state, verdict.score) == (state, score)
 
 
 @pytest.mark.parametrize(("answer", "words"), FRUGAL_REFUSED)
-def test_the_challenge_refuses_what_breaks_its_rules(answer: Answer, words: str) -> None:
+def test_judge_of_frugal_refuses_what_breaks_its_rules(answer: Answer, words: str) -> None:
     verdict = judge(lab.FRUGAL, answer)
     assert verdict.state == "wrong"
     assert words in verdict.message
@@ -846,7 +846,7 @@ def stage_in_halves(*, early: bool = True, blocking: bool = False) -> Answer:
     return answer
 
 
-def test_the_two_halves_of_a_stage_are_told_apart() -> None:
+def test_judge_tells_the_two_halves_of_a_stage_apart() -> None:
     assert judge(EXERCISES["stage-boundary"], stage_in_halves()).state == "right"
     for answer in (stage_in_halves(early=False), stage_in_halves(blocking=True)):
         verdict = judge(EXERCISES["stage-boundary"], answer)
@@ -854,7 +854,7 @@ def test_the_two_halves_of_a_stage_are_told_apart() -> None:
         assert "Before yield nothing has been sent" in verdict.message
 
 
-def test_the_closed_forms_are_what_the_simulator_finds() -> None:
+def test_pipeline_step_and_kept_are_what_simulate_finds() -> None:
     for p, m, f, b in ((4, 9, 1, 2), (8, 16, 2, 3), (3, 2, 5, 1)):
         costs = Costs(forward=f, backward=b)
         for name in ("gpipe", "1f1b"):
@@ -865,7 +865,7 @@ def test_the_closed_forms_are_what_the_simulator_finds() -> None:
             assert peak_activations(schedule) == tuple(kept(name, rank, p, m) for rank in range(p))
 
 
-def test_what_is_asked_for_can_be_reached_and_no_better() -> None:
+def test_optimum_is_what_is_asked_for_and_no_better() -> None:
     def read(orders: list[list[str]]) -> Schedule:
         spelled = [[parse_action(f"{rank}{a}" if a[0] in "FB" else a) for a in row] for rank, row in enumerate(orders)]
         return Schedule.of("custom", spelled, [0, 1], 4)

@@ -434,7 +434,7 @@ class TestBank(BankTests):
 @pytest.mark.parametrize(
     ("answer", "score"), [(plan(), 7), (entered("norm1"), 5), (entered("norm2"), 6), (entered(local=True), 7)]
 )
-def test_a_plan_that_enters_a_region_several_times_is_valid_and_misses_the_target(answer: Answer, score: float) -> None:
+def test_judge_finds_a_plan_that_enters_a_region_often_valid_and_short(answer: Answer, score: float) -> None:
     verdict = judge(EXERCISES["fewest-bytes"], answer)
     assert (verdict.state, verdict.score) == ("note", score)
 

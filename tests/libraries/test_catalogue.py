@@ -74,7 +74,7 @@ def test_absence_names_no_makefile_where_there_is_none(tmp_path: Path, monkeypat
     )
 
 
-def test_what_is_not_asked_for_is_never_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_runnable_never_looks_for_a_library_that_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library_catalogue, "found", lambda module: pytest.fail("looked for"))
     check_runnable(RunConfig.of(model="gpt_tiny", dp=2))
 
@@ -96,7 +96,7 @@ def test_an_unknown_library_is_refused_with_the_nearest() -> None:
         library("accelerated")
 
 
-def test_an_environment_of_its_own_is_found_where_the_variable_says(
+def test_library_has_a_python_of_its_own_where_the_variable_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = tmp_path / "python"
@@ -109,7 +109,9 @@ def test_an_environment_of_its_own_is_found_where_the_variable_says(
 
 
 @pytest.mark.parametrize("named", ["/bin/false", "/bin/no_such_python"])
-def test_a_python_without_the_library_is_no_environment_of_it(named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absence_names_a_python_without_the_library_as_no_environment(
+    named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And the sentence names the variable: installing alone would change nothing."""
     monkeypatch.setenv("DLOJZ_COLOSSALAI", named)
     for language, words in (("en", "unset this variable, then"), ("fr", "retirez cette variable, puis")):
@@ -141,7 +143,7 @@ def test_an_environment_that_was_given_up_half_way_is_none(tmp_path: Path, monke
     assert absence("colossalai"), "the Makefile takes it away where nothing could be made of it"
 
 
-def test_the_makefile_marks_what_is_looked_for() -> None:
+def test_library_catalogue_looks_for_what_the_makefile_marks() -> None:
     text = (Path(library_catalogue.__file__).parents[2] / "Makefile").read_text(encoding="utf-8")
     assert f"COLOSSALAI := {LIBRARIES['colossalai'].environment}\n" in text
     assert f"$(COLOSSALAI)/{library_catalogue.READY}: " in text
@@ -181,7 +183,7 @@ def test_a_programs_words_are_those_a_user_would_type() -> None:
     assert "--zero" not in plain and "--deepspeed" not in plain and "--tp" not in plain
 
 
-def test_deepspeeds_program_is_run_by_deepspeed() -> None:
+def test_run_config_has_deepspeeds_program_run_by_its_engine() -> None:
     assert RunConfig.of(model="gpt_tiny", dp=2, library="deepspeed").layout.engine == "deepspeed"
     assert RunConfig(library="deepspeed").layout.engine == "deepspeed"
     assert RunConfig.of(model="gpt_tiny", dp=2, library="torch").layout.engine == "torch"
@@ -205,7 +207,7 @@ TEXT = {"model": "gpt_tiny", "dp": 2}
     ({"library": "torch", "engine": "by_hand"}, "has no such layout", "n’a pas cette répartition"),
     ({"library": "torch", "checkpointing": "full"}, "use checkpointing='none'", "prenez checkpointing='none'"),
 ])  # fmt: skip
-def test_what_a_program_does_not_do_is_refused_in_one_sentence(
+def test_run_config_refuses_in_one_sentence_what_a_program_does_not_do(
     fields: dict[str, object], english: str, french: str
 ) -> None:
     check_refused({**TEXT, **fields}, english, french)
@@ -219,7 +221,7 @@ def test_checkpoints_of_a_program_are_refused() -> None:
     check_checkpoints(RunConfig.of(**TEXT), 5)
 
 
-def test_a_sharding_that_was_left_aside_is_said() -> None:
+def test_fallback_note_says_that_a_sharding_was_left_aside() -> None:
     config = RunConfig.of(**TEXT, library="accelerate", zero=3)
     assert "trained with DDP" in fallback_note(config, "DistributedDataParallel")
     assert fallback_note(config, "FSDPWithLoss") == ""

@@ -26,7 +26,7 @@ needs_environment = pytest.mark.skipif(
 
 
 @needs_environment
-def test_it_trains_as_plain_torch_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_dlojz_run_with_colossalai_trains_as_plain_torch_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Started from this environment, run in its own: the same losses, states and bytes, and a record that says so."""
     monkeypatch.setenv("DLOJZ_RUNS", str(tmp_path))
     records = {}
@@ -55,7 +55,7 @@ def test_it_trains_as_plain_torch_does(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 @pytest.mark.parametrize("std", [0.02, 1.0, 3.0])
-def test_the_older_torch_is_given_the_draws_of_this_one(std: float) -> None:
+def test_trunc_normal_gives_the_older_torch_the_draws_of_this_one(std: float) -> None:
     """To the bit, whether some numbers are drawn again or none is; and the generator is left at the same place."""
     found = []
     for function in (nn.init.trunc_normal_, trunc_normal_):
@@ -77,7 +77,9 @@ def test_models_are_built_with_them_and_torch_is_left_as_it_was(monkeypatch: pyt
     assert nn.init.trunc_normal_ is older
 
 
-def test_its_environment_is_found_by_its_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_libraries_have_colossalai_in_the_environment_of_its_variable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """And its version asked there, without starting its Python; a variable that leads nowhere is no environment."""
     python = tmp_path / "bin" / "python"
     packages = tmp_path / "lib" / "python3.11" / "site-packages" / "colossalai-9.8.7.dist-info"
@@ -96,7 +98,7 @@ def test_its_environment_is_found_by_its_variable(monkeypatch: pytest.MonkeyPatc
         assert words in (absence("colossalai") or "")
 
 
-def test_a_model_with_batch_norm_is_refused() -> None:
+def test_run_config_refuses_colossalai_a_model_with_batch_norm() -> None:
     for language, words in (("en", "use a vit, gpt or llama model"), ("fr", "prenez un modèle vit, gpt ou llama")):
         use_language(language)
         with pytest.raises(LabError, match=words):

@@ -157,13 +157,13 @@ def spawned(*, fails: bool = False) -> str:
     return f"PORT, FAILS = '{free_port()}', {fails}\n" + textwrap.dedent(SPAWNED)
 
 
-def test_processes_of_mp_spawn_are_watched(tmp_path: Path) -> None:
+def test_dlojz_run_watches_processes_of_mp_spawn(tmp_path: Path) -> None:
     run = dlojz.run(written(tmp_path, spawned()), device="cpu", root=tmp_path / "runs", progress=False)
     check_ddp_of_two(record_of(tmp_path), 6)
     assert run.title == "written.py ×2"
 
 
-def test_the_cause_of_a_child_that_fails_is_named(tmp_path: Path) -> None:
+def test_record_names_the_cause_of_a_child_that_fails(tmp_path: Path) -> None:
     dlojz.run(written(tmp_path, spawned(fails=True)), device="cpu", root=tmp_path / "runs", progress=False)
     record = record_of(tmp_path)
     assert (record.status, record.reason) == ("failed", "rank 1: ValueError: rank 1 has had enough")
@@ -171,9 +171,11 @@ def test_the_cause_of_a_child_that_fails_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_processes_without_a_group_are_watched(tmp_path: Path, method: str) -> None:
+def test_dlojz_run_watches_processes_without_a_group(tmp_path: Path, method: str) -> None:
     """As Hogwild: a model in shared memory, each process trains it; a process that only evaluates is none of them."""
-    written(tmp_path, f"""
+    written(
+        tmp_path,
+        f"""
         import torch.multiprocessing as mp
 
         class Trainer(mp.get_context("{method}").Process):
@@ -198,7 +200,8 @@ def test_processes_without_a_group_are_watched(tmp_path: Path, method: str) -> N
                 process.join()
             with torch.no_grad():
                 model(torch.randn(4, 8))
-    """)
+    """,
+    )
     dlojz.run(tmp_path / "written.py", device="cpu", root=tmp_path / "runs", progress=False)
     record = record_of(tmp_path)
     assert record.status == "completed" and record.config.layout.world_size == 2
@@ -251,7 +254,7 @@ UNDER_TORCHRUN = """
     ],
     ids=["torchrun", "module", "accelerate", "deepspeed"],
 )
-def test_a_launcher_is_taken_as_it_stands(tmp_path: Path, launcher: list[str], code: int) -> None:
+def test_record_shows_that_a_launcher_is_taken_as_it_stands(tmp_path: Path, launcher: list[str], code: int) -> None:
     if launcher[0] in ("accelerate", "deepspeed") and importlib.util.find_spec(launcher[0]) is None:
         pytest.skip(f"{launcher[0]} is not installed")
     for name in ("written.py", "pkg/written.py"):
@@ -270,7 +273,7 @@ def test_a_launcher_is_taken_as_it_stands(tmp_path: Path, launcher: list[str], c
 
 
 @pytest.mark.parametrize("launched", [False, True])
-def test_the_exit_code_is_the_scripts(tmp_path: Path, launched: bool) -> None:
+def test_watch_and_record_have_the_exit_code_of_the_script(tmp_path: Path, launched: bool) -> None:
     written(tmp_path, "train(nn.Linear(8, 4), 5)\nsys.exit(3)\n")
     words = ["dlojz.watch"] if launched else ["dlojz", "run"]
     done = command(tmp_path, *words, "written.py")
@@ -279,7 +282,7 @@ def test_the_exit_code_is_the_scripts(tmp_path: Path, launched: bool) -> None:
     assert record.status == "failed" and record.reason == "rank 0: written.py left with exit code 3 after step 5."
 
 
-def test_os_exit_after_training_is_no_failure(tmp_path: Path) -> None:
+def test_record_takes_os_exit_after_training_for_no_failure(tmp_path: Path) -> None:
     script = written(tmp_path, "train(nn.Linear(8, 4), 8)\nos._exit(0)\n")
     dlojz.run(script, device="cpu", root=tmp_path / "runs", progress=False)
     record = record_of(tmp_path)
@@ -287,7 +290,7 @@ def test_os_exit_after_training_is_no_failure(tmp_path: Path) -> None:
     assert record.footprints[0].phases.step_s is not None and record.spans
 
 
-def test_a_process_that_becomes_another_keeps_what_was_measured(tmp_path: Path) -> None:
+def test_footprints_of_a_process_that_becomes_another_are_kept(tmp_path: Path) -> None:
     script = written(tmp_path, "train(nn.Linear(8, 4), 8)\nos.execvp('sh', ['sh', '-c', 'exit 0'])\n")
     dlojz.run(script, device="cpu", root=tmp_path / "runs", progress=False)
     record = record_of(tmp_path)
@@ -315,7 +318,7 @@ INTERRUPTED = """
 
 
 @pytest.mark.parametrize(("how", "said"), [("handles", "saving"), ("handler", "caught 2"), ("raises", "saving")])
-def test_ctrl_c_reaches_the_script_and_the_run_is_cancelled(tmp_path: Path, how: str, said: str) -> None:
+def test_dlojz_run_lets_ctrl_c_reach_the_script_and_is_cancelled(tmp_path: Path, how: str, said: str) -> None:
     written(tmp_path, INTERRUPTED)
     process = subprocess.Popen(
         [sys.executable, "-m", "dlojz", "run", "written.py", "--", how],
@@ -341,7 +344,7 @@ def test_ctrl_c_reaches_the_script_and_the_run_is_cancelled(tmp_path: Path, how:
     assert run.record.footprints
 
 
-def test_an_interrupted_watch_is_cancelled_although_the_script_ends_in_good_order(tmp_path: Path) -> None:
+def test_record_of_an_interrupted_watch_is_cancelled_although_the_script_ends_well(tmp_path: Path) -> None:
     written(tmp_path, INTERRUPTED)
     process = subprocess.Popen(
         [sys.executable, "-m", "dlojz.watch", "written.py", "handles"],

@@ -65,7 +65,7 @@ def sent(footprint: Footprint) -> tuple[Counter[tuple[str, str]], Counter[tuple[
 @pytest.mark.nightly
 @needs_megatron
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_it_gives_the_losses_of_the_labs_own_engine(runs: Runs, name: str) -> None:
+def test_megatron_gives_the_losses_of_the_labs_own_engine(runs: Runs, name: str) -> None:
     """However the model is split: those of one process on the same samples, or of two replicas."""
     like = ("tied-" if "tied" in name else "") + ("two" if "dp" in name else "alone")
     own = runs.told(f"whole/{like}", "step", "loss")
@@ -142,7 +142,7 @@ def test_the_peak_is_the_one_that_was_predicted(runs: Runs, name: str) -> None:
 
 @pytest.mark.nightly
 @needs_megatron
-def test_its_slices_and_stages_are_the_labs_model_again(runs: Runs) -> None:
+def test_megatron_slices_and_stages_are_the_labs_model_again(runs: Runs) -> None:
     """Every parameter is found again under its own name, in its own place, to the bit."""
     weights = [runs.told(f"whole/{name}", "weights", "sha256") for name in ("unmoved", "unmoved-tp-pp")]
     assert weights[0] == weights[1] and len(weights[0]) == 1
@@ -150,7 +150,7 @@ def test_its_slices_and_stages_are_the_labs_model_again(runs: Runs) -> None:
 
 @pytest.mark.nightly
 @needs_megatron
-def test_a_stage_without_the_loss_knows_that_it_is_no_number(runs: Runs) -> None:
+def test_megatron_stage_without_the_loss_knows_that_it_is_no_number(runs: Runs) -> None:
     for rank in range(2):
         assert len(runs.told("whole/diverging", "step", "loss", rank)) == 1
         assert runs.told("whole/diverging", "end", "reason", rank)[0].startswith("the loss became nan at step 1")
@@ -168,7 +168,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("fields", "english", "french"), REFUSED)
-def test_what_it_cannot_do_is_refused_in_one_sentence(fields: Fields, english: str, french: str) -> None:
+def test_run_config_refuses_in_one_sentence_what_megatron_cannot_do(fields: Fields, english: str, french: str) -> None:
     for language, words in (("en", english), ("fr", french)):
         use_language(language)
         with pytest.raises(LabError) as refused:

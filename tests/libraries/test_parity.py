@@ -74,7 +74,7 @@ def _needs(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*WRITTEN, *(name for name in ACCELERATED if name not in WRITTEN)])
-def test_a_program_gives_the_losses_of_the_labs_own_engine(runs: Runs, name: str) -> None:
+def test_programs_give_the_losses_of_the_labs_own_engine(runs: Runs, name: str) -> None:
     _needs(name)
     own, written = (runs.told(f"whole/{one}", "step", "loss") for one in (WRITTEN[name][0], name))
     assert len(written) == 4 and written == pytest.approx(own, abs=TOLERANCE)
@@ -89,7 +89,7 @@ def test_programs_end_with_the_same_weights(runs: Runs, first: str, name: str) -
     assert len(own) == 1 and written == own
 
 
-def test_a_step_of_a_program_is_an_update_after_all_its_micro_batches(runs: Runs) -> None:
+def test_programs_make_a_step_one_update_after_all_its_micro_batches(runs: Runs) -> None:
     """And one that is asked to stop ends after the step that it is in, on every rank."""
     config = RunConfig.of(**FIELDS["torch-accumulated"])
     tokens = config.layout.global_batch * (config.sequence_length or 0)
@@ -123,7 +123,7 @@ def _near(config: RunConfig) -> float:
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_a_program_sends_and_holds_what_was_predicted(runs: Runs, name: str) -> None:
+def test_predict_tells_what_a_program_sends_and_holds(runs: Runs, name: str) -> None:
     config = RunConfig.of(**FIELDS[name])
     for rank in range(config.layout.world_size):
         counted, predicted = footprint(runs, name, rank), predict(config, rank)
@@ -182,7 +182,7 @@ def test_accelerate_leaves_its_sharding_aside_on_a_cpu_and_the_bytes_tell(runs: 
     assert counted.memory.weights_bytes != footprint(runs, "torch-fsdp2").memory.weights_bytes
 
 
-def test_a_rank_tells_the_library_its_version_and_what_the_model_was_put_in(runs: Runs) -> None:
+def test_events_of_a_rank_tell_library_version_and_what_the_model_was_put_in(runs: Runs) -> None:
     expected = {"torch": "DistributedDataParallel", "torch-fsdp2": "FSDPWithLoss", "deepspeed": "DeepSpeedEngine"}
     for name, wrapped_in in expected.items():
         told = _device(runs, name)

@@ -132,7 +132,9 @@ def asked(*words: str) -> argparse.Namespace:
     return made.parse_args(words)
 
 
-def test_what_the_file_leaves_out_is_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_completed_takes_from_the_command_line_what_the_file_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     file = tmp_path / "given.json"
     for sizes in ({}, {"train_batch_size": "auto"}, {"train_micro_batch_size_per_gpu": 8, "train_batch_size": 48}):
@@ -186,15 +188,17 @@ def test_a_word_that_a_program_does_not_follow_ends_it_with_one_sentence(
     assert ended.value.code == 2 and part in told and told.count("\n") == 1
 
 
-def test_a_rank_takes_the_gpu_of_its_number_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_course_training_device_is_the_gpu_of_the_ranks_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL, and whatever asks for "cuda" alone, would else meet on the first."""
     taken: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert [course_training.device(course_training.parser().parse_args([]))] == taken == [torch.device("cuda", 3)]
-    assert course_training.device(course_training.parser().parse_args(["--device",
-        "cpu"])) == torch.device("cpu") and len(taken) == 1
+    assert (
+        course_training.device(course_training.parser().parse_args(["--device", "cpu"])) == torch.device("cpu")
+        and len(taken) == 1
+    )
 
 
 @pytest.mark.parametrize("name", LIBRARIES)

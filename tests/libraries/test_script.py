@@ -75,7 +75,7 @@ def test_the_losses_are_the_mean_of_those_that_the_ranks_printed(ddp: Run) -> No
     assert measured(ddp).losses == pytest.approx([sum(both) / 2 for both in zip(*printed, strict=True)], abs=1e-6)
 
 
-def test_the_script_trains_the_same_without_its_watch(ddp: Run) -> None:
+def test_watched_script_trains_the_same_without_its_watch(ddp: Run) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     alone = subprocess.run([*command, str(SCRIPT)], check=False, capture_output=True, text=True, timeout=120)
     assert alone.returncode == 0, alone.stderr
@@ -113,7 +113,9 @@ ONE_MODEL = """
 
 def test_two_optimizers_in_turn_make_a_step_each(tmp_path: Path) -> None:
     """Gradients of the other one are set to zero before it steps: each step is one optimizer's."""
-    run = run_text(tmp_path, """
+    run = run_text(
+        tmp_path,
+        """
         import torch
         from torch import nn
         made, judged = nn.Linear(2, 8), nn.Linear(8, 1)
@@ -125,7 +127,8 @@ def test_two_optimizers_in_turn_make_a_step_each(tmp_path: Path) -> None:
                 judged(made(torch.randn(4, 2))).square().mean().backward()
                 optimizer.step()
                 first.zero_grad(), second.zero_grad()
-    """)
+    """,
+    )
     record = measured(run)
     assert len(record.losses) == 10
     assert record.steps_of == {"first": 5, "second": 5}
@@ -134,7 +137,9 @@ def test_two_optimizers_in_turn_make_a_step_each(tmp_path: Path) -> None:
 
 
 def test_a_scaler_that_leaves_an_update_out_still_ends_the_step(tmp_path: Path) -> None:
-    run = run_text(tmp_path, """
+    run = run_text(
+        tmp_path,
+        """
         import torch
         model = torch.nn.Linear(4, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -146,7 +151,8 @@ def test_a_scaler_that_leaves_an_update_out_still_ends_the_step(tmp_path: Path) 
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-    """)
+    """,
+    )
     record = run.record
     assert record is not None and record.status == "diverged"
     assert len(record.step_s) == 6
@@ -154,9 +160,11 @@ def test_a_scaler_that_leaves_an_update_out_still_ends_the_step(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("value", ["inf", "-inf", "nan"])
-def test_a_loss_that_is_no_finite_number_is_named(value: str, tmp_path: Path) -> None:
+def test_record_names_a_loss_that_is_no_finite_number(value: str, tmp_path: Path) -> None:
     """Infinite at the third step, step 2, of five: the script went on, and the watch says so."""
-    run = run_text(tmp_path, f"""
+    run = run_text(
+        tmp_path,
+        f"""
     import torch
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -165,18 +173,23 @@ def test_a_loss_that_is_no_finite_number_is_named(value: str, tmp_path: Path) ->
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    """)
+    """,
+    )
     record = run.record
     assert record is not None and record.status == "diverged" and f"became {value} at step 2" in record.reason
 
 
-def test_its_traceback_is_untouched(tmp_path: Path) -> None:
-    run = run_text(tmp_path, ONE_MODEL + """
+def test_record_and_logs_have_the_traceback_of_a_script_untouched(tmp_path: Path) -> None:
+    run = run_text(
+        tmp_path,
+        ONE_MODEL
+        + """
     import atexit
     atexit.register(print, "left in good order")
     train(3)
     model(torch.randn(2, 5)).sum().backward()
-    """)
+    """,
+    )
     assert run.record is not None and run.record.status == "failed"
     assert run.record.reason.startswith("rank 0: RuntimeError: mat1 and mat2 shapes")
     log, frame = run.logs(0), r'File "\S+written.py", line \d+, in \S+\n.*'
@@ -190,35 +203,49 @@ def test_its_traceback_is_untouched(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("left", "status"), [("0", "completed"), ("'no data'", "failed")])
-def test_exit_codes(tmp_path: Path, left: str, status: str) -> None:
-    run = run_text(tmp_path, ONE_MODEL + f"""
+def test_record_status_follows_the_exit_codes_of_a_script(tmp_path: Path, left: str, status: str) -> None:
+    run = run_text(
+        tmp_path,
+        ONE_MODEL
+        + f"""
     train(4)
     raise SystemExit({left})
-    """)
+    """,
+    )
     assert run.record is not None and run.record.status == status
     if status == "failed":
         assert "written.py left with exit code" in run.record.reason
     assert ("no data" in run.logs(0)) == ("no data" in left)
 
 
-def test_a_rank_that_is_killed(tmp_path: Path) -> None:
-    run = run_text(tmp_path, ONE_MODEL + """
+def test_record_names_a_rank_that_is_killed(tmp_path: Path) -> None:
+    run = run_text(
+        tmp_path,
+        ONE_MODEL
+        + """
     import os, signal, time
     train(4)
     if os.environ.get("RANK") == "1":
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(60)
-    """, processes=2)
+    """,
+        processes=2,
+    )
     assert run.record is not None and run.record.status == "failed"
     assert "rank 1 was killed by signal 9 (SIGKILL) after step 4" in run.record.reason
 
 
-def test_one_that_hangs_is_cancelled(tmp_path: Path) -> None:
-    run = run_text(tmp_path, ONE_MODEL + """
+def test_cancel_ends_a_script_that_hangs(tmp_path: Path) -> None:
+    run = run_text(
+        tmp_path,
+        ONE_MODEL
+        + """
     import time
     train(12)
     time.sleep(600)
-    """, wait=False)
+    """,
+        wait=False,
+    )
     limit_s = time.monotonic() + 60
     while len(run.losses) < 12 and time.monotonic() < limit_s:
         time.sleep(0.2)
@@ -239,7 +266,7 @@ def test_one_that_hangs_is_cancelled(tmp_path: Path) -> None:
         ("model(torch.randn(2, 4)).sum().backward()", "backward was called 1 times and optimizers made: 1, but none"),
     ],
 )
-def test_one_that_ends_before_a_step(
+def test_main_says_in_one_sentence_that_a_script_ends_before_a_step(
     tmp_path: Path, lines: str, seen: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One sentence, and exit code 2."""
@@ -255,18 +282,22 @@ def test_one_that_ends_before_a_step(
     assert run.record.reason.startswith("rank 0: written.py ended before") and str(run.folder) in printed[2]
 
 
-def test_all_that_it_prints_is_shown(
+def test_main_shows_all_that_a_script_prints(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than is read at once, a bar that is written over, and a last line without an end."""
     script = tmp_path / "written.py"
-    script.write_text(textwrap.dedent(ONE_MODEL) + textwrap.dedent(r"""
+    script.write_text(
+        textwrap.dedent(ONE_MODEL)
+        + textwrap.dedent(r"""
         train(4)
         print("x" * 99)
         for number in range(3000):
             print("number", number, "é" * 40)
         print("\r10 %\r100 %\rlast", end="")
-    """), encoding="utf-8")
+    """),
+        encoding="utf-8",
+    )
     monkeypatch.setenv("DLOJZ_RUNS", str(tmp_path / "runs"))
     assert main(["run", str(script), "--device", "cpu"]) == 0
     printed = capfd.readouterr().err
@@ -276,7 +307,7 @@ def test_all_that_it_prints_is_shown(
     assert lines[3001:] == ["100 %\rlast", ""]
 
 
-def test_what_is_piped_in_is_read_by_the_script(tmp_path: Path) -> None:
+def test_dlojz_run_lets_the_script_read_what_is_piped_in(tmp_path: Path) -> None:
     script = tmp_path / "written.py"
     script.write_text(textwrap.dedent(ONE_MODEL) + "train(int(input()))\n", encoding="utf-8")
     command = [sys.executable, "-m", "dlojz", "run", str(script), "--device", "cpu", "--root", str(tmp_path / "runs")]
@@ -287,12 +318,17 @@ def test_what_is_piped_in_is_read_by_the_script(tmp_path: Path) -> None:
     assert run.record is not None and len(run.record.step_s) == 4
 
 
-def test_one_that_trains_nothing_is_ended(tmp_path: Path) -> None:
-    run = run_text(tmp_path, ONE_MODEL + """
+def test_dlojz_run_ends_a_script_that_trains_nothing(tmp_path: Path) -> None:
+    run = run_text(
+        tmp_path,
+        ONE_MODEL
+        + """
     import time
     print("begun")
     time.sleep(600)
-    """, first_step_s=1.0)
+    """,
+        first_step_s=1.0,
+    )
     assert run.record is not None and run.record.status == "failed"
     line = 1 + textwrap.dedent((tmp_path / "written.py").read_text()).splitlines().index("time.sleep(600)")
     assert f"made no optimizer step within 1 s and was ended in its line {line}" in run.record.reason
@@ -305,7 +341,7 @@ def test_the_sentences_are_in_both_languages() -> None:
     assert "avant le premier pas d’un optimiseur" in no_step_at_all("train.py", "rien")
 
 
-def test_words_reach_the_script_as_they_are(
+def test_dlojz_run_hands_words_to_the_script_as_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Beside a lock of a build that was killed, which is named before the run waits for it."""
@@ -315,17 +351,22 @@ def test_words_reach_the_script_as_they_are(
     lock.touch()
     os.utime(lock, (0, 0))
     words = ["--a b", "$(touch hacked)", ";", "--", "-h"]
-    run = run_text(tmp_path, ONE_MODEL + """
+    run = run_text(
+        tmp_path,
+        ONE_MODEL
+        + """
     import sys
     print(sys.argv[1:], __name__, flush=True)
     train(1)
-    """, args=words)
+    """,
+        args=words,
+    )
     assert run.logs(0).splitlines()[0] == f"{words} __main__"
     assert not list(tmp_path.rglob("hacked"))
     assert f"rm {lock}" in capsys.readouterr().err
 
 
-def test_what_says_nothing_to_a_script_is_refused(tmp_path: Path) -> None:
+def test_dlojz_run_refuses_what_says_nothing_to_a_script(tmp_path: Path) -> None:
     with pytest.raises(LabError, match="is no file"):
         dlojz.run(tmp_path / "none.py")
     with pytest.raises(LabError, match="dp says nothing to a script"):
@@ -336,7 +377,7 @@ def test_what_says_nothing_to_a_script_is_refused(tmp_path: Path) -> None:
         dlojz.run(SCRIPT, processes=0)
 
 
-def test_under_torchrun(tmp_path: Path) -> None:
+def test_watch_under_torchrun_makes_one_record(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "DLOJZ_RUNS": str(tmp_path), "PYTHONPATH": str(CHECKOUT)}
     words = ["-m", "dlojz.watch", str(SCRIPT), "--steps", "5"]
@@ -347,8 +388,10 @@ def test_under_torchrun(tmp_path: Path) -> None:
     assert len(record.losses) == 5 and [one.rank for one in record.footprints] == [0, 1]
 
 
-def test_fsdp2_over_all_ranks(tmp_path: Path) -> None:
-    run = run_text(tmp_path, """
+def test_footprints_of_a_script_with_fsdp2_over_all_ranks(tmp_path: Path) -> None:
+    run = run_text(
+        tmp_path,
+        """
         import torch
         import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
@@ -361,7 +404,9 @@ def test_fsdp2_over_all_ranks(tmp_path: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
         dist.destroy_process_group()
-    """, processes=2)
+    """,
+        processes=2,
+    )
     first, weights_bytes = measured(run).footprints[0], 4 * (64 * 64 + 64)
     assert first.memory.weights_bytes == weights_bytes // 2
     group = first.communication[0].group  # torch before 2.13 makes one of its own, which is called "shard"

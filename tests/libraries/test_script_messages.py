@@ -86,7 +86,7 @@ for step in range(6):
 """
 
 
-def test_calls_of_a_script_are_counted_beside_those_of_ddp(recorded: Recorded) -> None:
+def test_communication_of_a_script_is_counted_beside_that_of_ddp(recorded: Recorded) -> None:
     row = row_of(recorded(IN_DDP, LOGGING))
     assert sent(row.communication, "wrapper") == {"all_reduce": (NET_BYTES, NET_BYTES, 1, 1)}
     assert sent(row.communication, "script") == {
@@ -101,7 +101,7 @@ def test_calls_of_a_script_are_counted_beside_those_of_ddp(recorded: Recorded) -
     assert "≠" not in written and "all_gather, B | 24" in written and "NO" not in written
 
 
-def test_objects_that_a_script_gathers_are_its_own(recorded: Recorded) -> None:
+def test_communication_of_objects_that_a_script_gathers_is_its_own(recorded: Recorded) -> None:
     row = row_of(recorded(IN_DDP, STEPS + "    dist.all_gather_object([None, None], {'loss': loss.item()})\n"))
     assert sent(row.communication, "wrapper") == {"all_reduce": (NET_BYTES, NET_BYTES, 1, 1)}
     assert row.exact is True
@@ -112,7 +112,7 @@ OPTIONS = ("find_unused_parameters=True", "static_graph=True", "gradient_as_buck
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_options_of_ddp(options: str, recorded: Recorded) -> None:
+def test_communication_with_options_of_ddp(options: str, recorded: Recorded) -> None:
     row = row_of(recorded(IN_DDP.replace("DDP(net)", f"DDP(net, {options})")))
     # Unused parameters are looked for by one int32 for each parameter.
     bitmap_bytes, calls = (4 * len(PARAMETERS), 2) if "unused" in options else (0, 1)
@@ -121,7 +121,7 @@ def test_options_of_ddp(options: str, recorded: Recorded) -> None:
     assert sent(row.communication, "script") == {} and row.exact is True
 
 
-def test_unused_parameters_in_ddp_are_sent_but_have_no_states(recorded: Recorded) -> None:
+def test_communication_has_unused_parameters_of_ddp_which_have_no_states(recorded: Recorded) -> None:
     text = """
         class Used(nn.Module):
             def __init__(self):
@@ -152,7 +152,7 @@ def footprints(record: RunRecord) -> tuple[Footprint, Footprint]:
     return record.script_prediction.footprint, measured
 
 
-def test_clipping_under_fsdp2_is_counted_by_its_name(recorded: Recorded) -> None:
+def test_communication_for_clipping_under_fsdp2_is_counted_by_its_name(recorded: Recorded) -> None:
     text = """
         from torch.distributed.fsdp import fully_shard
         model = fully_shard(net)
@@ -178,7 +178,7 @@ def test_parallelism_by_hand_is_counted_and_nothing_is_predicted(recorded: Recor
     assert row.communication_exposed_s is not None
 
 
-def test_one_process_communicates_nothing(recorded: Recorded) -> None:
+def test_communication_of_one_process_is_nothing(recorded: Recorded) -> None:
     row = row_of(recorded(IN_DDP, STEPS, 1))
     assert row.communication == () and row.communication_exposed_s is None and row.communication_hidden_s is None
 
@@ -207,13 +207,16 @@ def test_zero_redundancy_optimizer_of_torch(view: bool, recorded: Recorded) -> N
     assert record.script_prediction.recognised["optimizer"] == "ZeroRedundancyOptimizer (AdamW)"
 
 
-def test_calls_of_a_hooks_callbacks_are_counted(recorded: Recorded) -> None:
+def test_communication_in_a_hooks_callbacks_is_counted(recorded: Recorded) -> None:
     """PowerSGD sends what it does not compress, then two factors of each matrix, in callbacks of other threads."""
-    text = IN_DDP + """
+    text = (
+        IN_DDP
+        + """
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
 model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 """
+    )
     record = recorded(text)
     biases = 256 + 256 + 10
     rows_and_columns = [(256, 64), (256, 256), (10, 256)]

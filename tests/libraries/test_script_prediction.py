@@ -126,7 +126,7 @@ def test_each_rank_of_a_pipeline_is_predicted(schedule: str, recorded: Recorded)
     assert row.exact is True and row.unequal_ranks == () and row.bubble_fraction.measured is not None
 
 
-def test_the_script_trains_the_same_though_it_is_predicted(tmp_path: Path) -> None:
+def test_dlojz_run_trains_the_script_the_same_though_it_is_predicted(tmp_path: Path) -> None:
     run = dlojz.run(SCRIPT, processes=1, device="cpu", root=tmp_path, progress=False)
     alone = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, check=True, timeout=120)
     shown = re.compile(r"step \d: \d\.\d{4}|random \S+|forward passes: \d+")
@@ -156,14 +156,14 @@ def test_tokens_and_the_timeline_of_memory_are_in_the_record(recorded: Recorded)
     assert "| tokens/s |" in dlojz.compare(record).markdown()
 
 
-def test_what_is_not_predicted_is_said(recorded: Recorded) -> None:
+def test_script_prediction_says_what_is_not_predicted(recorded: Recorded) -> None:
     told = predicted(recorded("--wrap deepspeed --zero 3"))
     assert told.footprint is None and "`stage3_param_persistence_threshold` = 100000" in told.note
     assert (told.recognised["wrapper"], told.recognised["ZeRO"]) == ("DeepSpeed", "3")
 
 
 @pytest.mark.parametrize("hook", ["fp16", "own"])
-def test_messages_of_a_communication_hook(hook: str, recorded: Recorded) -> None:
+def test_script_prediction_of_messages_of_a_communication_hook(hook: str, recorded: Recorded) -> None:
     """One of torch's is predicted to the byte; what a custom one sends is only counted."""
     record = recorded(f"--wrap ddp --hook {hook}")
     row, told, measured = dlojz.compare(record).rows[0], predicted(record), record.footprint()
@@ -175,7 +175,7 @@ def test_messages_of_a_communication_hook(hook: str, recorded: Recorded) -> None
     assert ("a custom communication hook" in row.prediction_note) == (hook == "own")
 
 
-def test_two_scripts_side_by_side_say_what_differs(recorded: Recorded, tmp_path: Path) -> None:
+def test_compare_says_what_differs_between_two_scripts(recorded: Recorded, tmp_path: Path) -> None:
     both = dlojz.compare([recorded("--wrap ddp"), recorded("--wrap fsdp2")])
     assert [row.title for row in both.rows] == ["wrapped_script.py (--wrap ddp)", "wrapped_script.py (--wrap fsdp2)"]
     assert both.exact is True
@@ -297,7 +297,7 @@ class Masked(nn.Module):
         return torch.as_tensor(self.layers(x, mask=self.mask))
 
 
-def test_a_mask_of_torchs_transformer_is_repeated_as_it_was_seen() -> None:
+def test_predict_training_repeats_a_mask_of_torchs_transformer_as_it_was_seen() -> None:
     model = Masked()
     told = predicted_of(model, torch.randn(8, 12, 32), torch.optim.Adafactor(model.parameters()))
     assert told.note == "" and told.footprint is not None
@@ -329,7 +329,7 @@ class Redirected(nn.Module):
         return torch.as_tensor(loss)
 
 
-def test_a_call_that_leads_to_another_method_is_repeated_so() -> None:
+def test_predict_training_repeats_a_call_that_leads_to_another_method() -> None:
     model = Redirected()
     method_name, forward = "training_step", model.forward
 
@@ -343,7 +343,7 @@ def test_a_call_that_leads_to_another_method_is_repeated_so() -> None:
     assert told.footprint.memory.gradients_bytes == 4 * (64 * 32 + 32)
 
 
-def test_half_a_batch_is_half_the_batch() -> None:
+def test_predict_training_of_half_a_batch_is_half_the_batch() -> None:
     config = RunConfig.of_script(SCRIPT)
     whole = predict_training(config, *first_step(8), None, limit_bytes=0)
     half = predict_training(config, *first_step(4), None)
@@ -375,7 +375,7 @@ def test_steps_on_fakes_find_what_the_replay_of_one_process_finds() -> None:
     assert {"1", "2"} <= set(ran.at_peak)
 
 
-def test_a_view_whose_base_has_changed_is_copied() -> None:
+def test_fake_copier_copies_a_view_whose_base_has_changed() -> None:
     """FSDP1 leaves such views as the attributes of its modules: autograd refuses to tell how they were made."""
     whole = nn.Parameter(torch.ones(4))
     view, _ = whole.split(2)
@@ -399,7 +399,7 @@ def test_a_copy_shares_what_the_model_shares_and_changes_nothing_of_it() -> None
 
 
 @pytest.mark.parametrize("kind", ["SGD", "AdamW", "Adagrad", "RMSprop", "NAdam", "Adafactor"])
-def test_what_an_optimizer_keeps_is_traced(kind: str) -> None:
+def test_use_of_an_optimizer_has_the_states_that_it_keeps(kind: str) -> None:
     model = nn.Linear(64, 32)
     optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.1)
     found = use_of([optimizer], on_gpu=False)

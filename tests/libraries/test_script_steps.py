@@ -54,9 +54,11 @@ def samples_of_step(record: RunRecord) -> float:
     return first.samples_per_s * first.phases.step_s
 
 
-def test_updates_within_backward(tmp_path: Path) -> None:
+def test_step_ledger_records_updates_within_backward(tmp_path: Path) -> None:
     """More optimizers than `MOST_UPDATES`, one of them stepped after backward, one never."""
-    run = run_steps(tmp_path, """
+    run = run_steps(
+        tmp_path,
+        """
         body = nn.Sequential(*(nn.Linear(16, 16) for _ in range(10)))
         of = {one: torch.optim.SGD([one], lr=0.01) for one in body.parameters()}
         def update(parameter):
@@ -70,7 +72,8 @@ def test_updates_within_backward(tmp_path: Path) -> None:
             loss_of(nn.Sequential(body, model)).backward()
             last.step()
             last.zero_grad()
-    """)
+    """,
+    )
     record = measured(run)
     assert record.losses == pytest.approx(printed(run)) and len(record.losses) == 6
     first = record.footprints[0]
@@ -78,8 +81,10 @@ def test_updates_within_backward(tmp_path: Path) -> None:
     assert first.memory.weights_bytes == 4 * (WEIGHTS + 10 * (16 * 16 + 16))
 
 
-def test_a_step_is_one_backward_where_all_updates_are_within_it(tmp_path: Path) -> None:
-    run = run_steps(tmp_path, """
+def test_step_ledger_records_one_backward_as_a_step_where_all_updates_are_within_it(tmp_path: Path) -> None:
+    run = run_steps(
+        tmp_path,
+        """
         of = {one: torch.optim.SGD([one], lr=0.01) for one in model.parameters()}
         def update(parameter):
             of[parameter].step()
@@ -88,13 +93,16 @@ def test_a_step_is_one_backward_where_all_updates_are_within_it(tmp_path: Path) 
             one.register_post_accumulate_grad_hook(update)
         for _ in range(6):
             loss_of(model).backward()
-    """)
+    """,
+    )
     assert measured(run).losses == pytest.approx(printed(run)) and len(printed(run)) == 6
     assert measured(run).footprints[0].memory.gradients_bytes == 0
 
 
 def test_a_closure_that_is_evaluated_again_is_one_step(tmp_path: Path) -> None:
-    run = run_steps(tmp_path, """
+    run = run_steps(
+        tmp_path,
+        """
         optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3, lr=0.1)
         def closure():
             optimizer.zero_grad()
@@ -103,7 +111,8 @@ def test_a_closure_that_is_evaluated_again_is_one_step(tmp_path: Path) -> None:
             return loss
         for _ in range(5):
             print("loss", optimizer.step(closure).item(), flush=True)
-    """)
+    """,
+    )
     record = measured(run)
     assert record.losses == pytest.approx(printed(run)) and len(record.losses) == 5
     assert record.footprints[0].parameters == WEIGHTS
@@ -113,9 +122,11 @@ def test_a_closure_that_is_evaluated_again_is_one_step(tmp_path: Path) -> None:
     assert vectors >= 2 + 2 * 3 and left < 200
 
 
-def test_a_closure_computes_the_last_micro_batch_alone(tmp_path: Path) -> None:
+def test_step_ledger_records_a_closure_that_computes_the_last_micro_batch_alone(tmp_path: Path) -> None:
     """So Lightning accumulates: all micro-batches but the last go through backward before the optimizer steps."""
-    run = run_steps(tmp_path, """
+    run = run_steps(
+        tmp_path,
+        """
         optimizer = torch.optim.AdamW(model.parameters())
         losses = []
         def closure():
@@ -129,14 +140,17 @@ def test_a_closure_computes_the_last_micro_batch_alone(tmp_path: Path) -> None:
             closure()
             optimizer.step(closure)
             print("loss", sum(losses[-3:]) / 3, flush=True)
-    """)
+    """,
+    )
     record = measured(run)
     assert record.losses == pytest.approx(printed(run)) and len(record.losses) == 6
     assert samples_of_step(record) == pytest.approx(24)
 
 
-def test_what_is_compiled_is_measured_and_compiled(tmp_path: Path) -> None:
-    run = run_steps(tmp_path, """
+def test_step_ledger_records_what_is_compiled_and_it_stays_compiled(tmp_path: Path) -> None:
+    run = run_steps(
+        tmp_path,
+        """
         compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
         model.compile(backend="aot_eager", fullgraph=True)
         optimizer = torch.optim.AdamW(model.parameters())
@@ -149,7 +163,8 @@ def test_what_is_compiled_is_measured_and_compiled(tmp_path: Path) -> None:
             optimizer.zero_grad()
         from torch._dynamo.utils import counters
         print("graphs", counters["stats"]["unique_graphs"], counters["graph_break"], flush=True)
-    """)
+    """,
+    )
     record = measured(run)
     assert record.losses == pytest.approx(printed(run)) and len(record.losses) == 7
     assert record.environment["wrapped_in"] == "Sequential"
@@ -159,8 +174,10 @@ def test_what_is_compiled_is_measured_and_compiled(tmp_path: Path) -> None:
     assert int(graphs) >= 2 and "forward" not in breaks
 
 
-def test_accumulation_with_a_scaler_and_an_optimizer_that_was_replaced(tmp_path: Path) -> None:
-    run = run_steps(tmp_path, """
+def test_step_ledger_records_accumulation_with_a_scaler_and_a_replaced_optimizer(tmp_path: Path) -> None:
+    run = run_steps(
+        tmp_path,
+        """
         replaced = torch.optim.SGD(model.parameters(), lr=0.01)
         optimizer = torch.optim.AdamW(model.parameters())
         scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
@@ -171,15 +188,18 @@ def test_accumulation_with_a_scaler_and_an_optimizer_that_was_replaced(tmp_path:
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-    """)
+    """,
+    )
     record = measured(run)
     assert len(record.losses) == 6
     assert sum(record.losses) == pytest.approx(sum(printed(run)))  # each is a third of its micro-batch's
     assert samples_of_step(record) == pytest.approx(24)
 
 
-def test_deepspeed(tmp_path: Path) -> None:
-    run = run_steps(tmp_path, """
+def test_step_ledger_records_deepspeed(tmp_path: Path) -> None:
+    run = run_steps(
+        tmp_path,
+        """
         import deepspeed
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # for inference alone, and takes 40 s to compile
         settings = {
@@ -191,7 +211,9 @@ def test_deepspeed(tmp_path: Path) -> None:
         for _ in range(10):
             engine.backward(loss_of(engine))
             engine.step()
-    """, processes=2)
+    """,
+        processes=2,
+    )
     record = measured(run)
     assert len(record.losses) == 5
     assert samples_of_step(record) == pytest.approx(32)
@@ -199,8 +221,10 @@ def test_deepspeed(tmp_path: Path) -> None:
     assert record.footprints[0].memory.weights_bytes == 2 * WEIGHTS  # a half of it
 
 
-def test_a_pipeline(tmp_path: Path) -> None:
-    run = run_steps(tmp_path, """
+def test_step_ledger_records_a_pipeline(tmp_path: Path) -> None:
+    run = run_steps(
+        tmp_path,
+        """
         import torch.distributed as dist
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B
         dist.init_process_group("gloo")
@@ -219,7 +243,9 @@ def test_a_pipeline(tmp_path: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
         dist.destroy_process_group()
-    """, processes=2)
+    """,
+        processes=2,
+    )
     record = measured(run)
     assert record.losses == pytest.approx(printed(run, rank=1)) and len(record.losses) == 5
     assert [footprint.traffic("send", "pp") for footprint in record.footprints] == [4 * 16 * 16] * 2
@@ -228,8 +254,10 @@ def test_a_pipeline(tmp_path: Path) -> None:
     assert sum(span.phase == "forward" for span in record.spans if (span.rank, span.step) == (0, 3)) == 4
 
 
-def test_fsdp1(tmp_path: Path) -> None:
-    run = run_steps(tmp_path, """
+def test_step_ledger_records_fsdp1(tmp_path: Path) -> None:
+    run = run_steps(
+        tmp_path,
+        """
         import torch.distributed as dist
         from torch.distributed.fsdp import FullyShardedDataParallel
         dist.init_process_group("gloo")
@@ -240,15 +268,19 @@ def test_fsdp1(tmp_path: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
         dist.destroy_process_group()
-    """, processes=2)
+    """,
+        processes=2,
+    )
     record = measured(run)
     assert record.footprints[0].parameters == WEIGHTS
     assert record.footprints[0].memory.weights_bytes == 2 * WEIGHTS
     assert samples_of_step(record) == pytest.approx(16)
 
 
-def test_tensor_parallel_over_all_ranks(tmp_path: Path) -> None:
-    run = run_steps(tmp_path, """
+def test_step_ledger_records_tensor_parallel_over_all_ranks(tmp_path: Path) -> None:
+    run = run_steps(
+        tmp_path,
+        """
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
         mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tp",))
@@ -259,7 +291,9 @@ def test_tensor_parallel_over_all_ranks(tmp_path: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
         torch.distributed.destroy_process_group()
-    """, processes=2)
+    """,
+        processes=2,
+    )
     record = measured(run)
     assert {(one.collective, one.group) for one in record.footprints[0].communication} == {("all_reduce", "tp")}
     assert samples_of_step(record) == pytest.approx(8)  # both ranks read the same
@@ -281,9 +315,11 @@ def requires(name: str, statement: str) -> None:
         pytest.skip(f"{statement}: {done.stderr.strip().splitlines()[-1]}")
 
 
-def test_accelerate(tmp_path: Path) -> None:
+def test_step_ledger_records_accelerate(tmp_path: Path) -> None:
     requires("accelerate", "from accelerate import Accelerator")
-    run = run_steps(tmp_path, """
+    run = run_steps(
+        tmp_path,
+        """
         from accelerate import Accelerator
         accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
         model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
@@ -293,16 +329,21 @@ def test_accelerate(tmp_path: Path) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
         accelerator.end_training()
-    """, processes=2)
+    """,
+        processes=2,
+    )
     assert len(measured(run).losses) == 5
     assert sum(run.record.losses) == pytest.approx((sum(printed(run)) + sum(printed(run, 1))) / 4)
     assert samples_of_step(run.record) == pytest.approx(32)
 
 
 @pytest.mark.nightly
-def test_the_trainer_of_transformers(tmp_path: Path) -> None:
+def test_step_ledger_records_the_trainer_of_transformers(tmp_path: Path) -> None:
     requires("transformers", f"{textwrap.dedent(OPERATORS)}from transformers import Trainer")
-    run = run_steps(tmp_path, OPERATORS + """
+    run = run_steps(
+        tmp_path,
+        OPERATORS
+        + """
         from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
         model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=32, n_positions=8))
         samples = [{"input_ids": tokens, "labels": tokens} for tokens in torch.randint(32, (256, 8))]
@@ -311,15 +352,20 @@ def test_the_trainer_of_transformers(tmp_path: Path) -> None:
             report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no",
         )
         Trainer(model=model, args=arguments, train_dataset=samples).train()
-    """, processes=2)
+    """,
+        processes=2,
+    )
     assert len(measured(run).losses) == 6
     assert samples_of_step(run.record) == pytest.approx(16)  # its inputs are keyword arguments
 
 
 @pytest.mark.nightly
-def test_lightning(tmp_path: Path) -> None:
+def test_step_ledger_records_lightning(tmp_path: Path) -> None:
     requires("lightning", f"{textwrap.dedent(OPERATORS)}import lightning")
-    run = run_steps(tmp_path, OPERATORS + """
+    run = run_steps(
+        tmp_path,
+        OPERATORS
+        + """
         import lightning
         class Trained(lightning.LightningModule):
             def __init__(self):
@@ -334,7 +380,9 @@ def test_lightning(tmp_path: Path) -> None:
             enable_checkpointing=False, enable_progress_bar=False,
         )
         trainer.fit(Trained(), torch.utils.data.DataLoader(torch.randn(256, 16), batch_size=8))
-    """, processes=2)
+    """,
+        processes=2,
+    )
     assert len(measured(run).losses) == 6
     assert run.record.environment["wrapped_in"] == "DistributedDataParallel"
 
@@ -342,7 +390,9 @@ def test_lightning(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("evaluated", "begins"), [(2048, 0), (2048, 5), (4, 0)])
 def test_a_peak_in_an_evaluation_is_said_to_lie_there(tmp_path: Path, evaluated: int, begins: int) -> None:
     """The hidden layer alone takes 4 B × 32 features per sample that is evaluated."""
-    run = run_steps(tmp_path, f"""
+    run = run_steps(
+        tmp_path,
+        f"""
         optimizer = torch.optim.AdamW(model.parameters())
         for number in range(8):
             optimizer.zero_grad()
@@ -351,7 +401,8 @@ def test_a_peak_in_an_evaluation_is_said_to_lie_there(tmp_path: Path, evaluated:
             if number >= {begins}:  # from 5 on its step is traced because of it alone
                 with torch.no_grad():
                     model(torch.randn({evaluated}, 16))
-    """)
+    """,
+    )
     (row,) = dlojz.compare(run).rows
     memory, prediction = measured(run).footprints[0].memory, measured(run).script_prediction
     assert prediction is not None and prediction.footprint is not None

@@ -131,7 +131,7 @@ def test_the_table_says_whether_final_weights_are_equal_and_what_was_timed() -> 
     assert told["steps timed"] == ["3", "×", "3"] * 2
 
 
-def test_what_was_not_run_says_why_and_has_no_figures() -> None:
+def test_rows_of_what_was_not_run_say_why_and_have_no_figures() -> None:
     found = by_name(rows([record("torch")], refused={"megatron": "it is refused."}))
     assert not found["megatron"].ran and found["megatron"].note == "it is refused."
     silent = found["megatron"]
@@ -139,7 +139,7 @@ def test_what_was_not_run_says_why_and_has_no_figures() -> None:
     assert silent.change.lines > 0, "its program is there to be read"
 
 
-def test_a_run_that_failed_says_so() -> None:
+def test_rows_of_a_run_that_failed_say_so() -> None:
     row = by_name(rows([record("torch"), failed("deepspeed")]))["deepspeed"]
     assert not row.ran and row.note == "failed: rank 0: it broke."
 
@@ -149,7 +149,7 @@ def test_without_plain_torch_there_is_no_difference() -> None:
     assert row.difference is None and row.step_ratio is None and row.step_s == 0.5
 
 
-def test_a_message_that_was_not_predicted_is_unequal() -> None:
+def test_traffic_pairs_have_a_message_that_was_not_predicted_as_unequal() -> None:
     before = predict(RunConfig.of(model="gpt_tiny", dp=2))
     one = before.communication[-1].model_copy(update={"collective": "broadcast", "message_bytes": 5712})
     after = before.model_copy(update={"communication": (*before.communication, one)})
@@ -163,7 +163,7 @@ def test_the_largest_difference_is_over_the_steps_that_both_have() -> None:
     assert largest_difference((), (1.0,)) is None
 
 
-def test_a_row_is_plain_data() -> None:
+def test_rows_are_plain_data() -> None:
     told = rows([record("torch")])[0].to_dict()
     assert told["ran"] and told["peak_bytes"]["predicted"] == told["peak_bytes"]["measured"]
     assert told["traffic_bytes"][0] == {"collective": "all_reduce", "predicted": 3_501_056, "measured": 3_501_056}

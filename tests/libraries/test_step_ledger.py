@@ -64,7 +64,9 @@ def printed(run: Run, name: str, rank: int = 0) -> list[float]:
 
 
 def test_models_one_after_another_have_their_own_steps_and_are_released(tmp_path: Path) -> None:
-    run = run_text(tmp_path, """
+    run = run_text(
+        tmp_path,
+        """
         import gc, weakref
         models = []
         for fold in (1, 2, 3):
@@ -80,7 +82,8 @@ def test_models_one_after_another_have_their_own_steps_and_are_released(tmp_path
         del loss
         gc.collect()
         print("alive", sum(model() is not None for model in models))
-    """)
+    """,
+    )
     record = completed(run)
     assert record.losses == pytest.approx(printed(run, "loss")) and len(record.losses) == 12
     assert record.steps_of == {"optimizer": 4, "optimizer (2)": 4, "optimizer (3)": 4}
@@ -93,7 +96,9 @@ def test_models_one_after_another_have_their_own_steps_and_are_released(tmp_path
 
 
 def test_a_generator_and_a_discriminator_step_in_turn(tmp_path: Path) -> None:
-    run = run_text(tmp_path, """
+    run = run_text(
+        tmp_path,
+        """
         judge = nn.Linear(4, 1)
         of_model = torch.optim.SGD(model.parameters(), lr=0.01)
         of_judge = torch.optim.SGD(judge.parameters(), lr=0.01)
@@ -109,7 +114,8 @@ def test_a_generator_and_a_discriminator_step_in_turn(tmp_path: Path) -> None:
             of_model.step()
             print("judged", judged.item())
             print("made", made.item())
-    """)
+    """,
+    )
     record = completed(run)
     assert record.steps_of == {"of_judge": 8, "of_model": 8} and len(record.losses) == 16
     assert {name: list(values) for name, values in record.named_losses.items()} == {
@@ -122,7 +128,10 @@ def test_a_generator_and_a_discriminator_step_in_turn(tmp_path: Path) -> None:
 
 
 def test_an_update_without_a_gradient_is_no_step_and_one_with_gradients_set_by_hand_is(tmp_path: Path) -> None:
-    record = completed(run_text(tmp_path, """
+    record = completed(
+        run_text(
+            tmp_path,
+            """
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         optimizer.step()
         for _ in range(5):
@@ -132,13 +141,17 @@ def test_an_update_without_a_gradient_is_no_step_and_one_with_gradients_set_by_h
             optimizer.step()
             optimizer.zero_grad()
             optimizer.step()
-    """))
+    """,
+        )
+    )
     assert len(record.step_s) == 5
 
 
 def test_an_optimizer_that_steps_less_often_makes_no_step_of_its_own(tmp_path: Path) -> None:
     """Its gradients add up over three iterations, each of which has ended when it steps: 15 iterations, 15 steps."""
-    run = run_text(tmp_path, """
+    run = run_text(
+        tmp_path,
+        """
         head = nn.Linear(4, 2)
         often, seldom = torch.optim.Adam(head.parameters()), torch.optim.Adam(model.parameters())
         for iteration in range(15):
@@ -150,7 +163,8 @@ def test_an_optimizer_that_steps_less_often_makes_no_step_of_its_own(tmp_path: P
                 seldom.step()
                 seldom.zero_grad()
             print("loss", loss.item())
-    """)
+    """,
+    )
     record = completed(run)
     assert len(record.step_s) == 15 and record.losses == pytest.approx(printed(run, "loss"))
     assert record.steps_of == {"often": 15, "seldom": 5} and set(record.step_samples) == {8}
@@ -160,7 +174,9 @@ def test_an_optimizer_that_steps_less_often_makes_no_step_of_its_own(tmp_path: P
 @pytest.mark.parametrize("sharded", ["fully_shard(model)", "model = FSDP(model, device_id=torch.device('cpu'))"])
 def test_micro_batches_that_do_not_synchronise_are_of_the_step(tmp_path: Path, sharded: str) -> None:
     """FSDP2 adds up their gradients in tensors of its own: no parameter has one until the last micro-batch."""
-    run = run_text(tmp_path, f"""
+    run = run_text(
+        tmp_path,
+        f"""
         import contextlib
         import torch.distributed as dist
         from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, fully_shard
@@ -183,7 +199,9 @@ def test_micro_batches_that_do_not_synchronise_are_of_the_step(tmp_path: Path, s
             optimizer.zero_grad()
             print("loss", sum(losses) / 3)
         dist.destroy_process_group()
-    """, processes=2)
+    """,
+        processes=2,
+    )
     record = completed(run)
     means = [sum(pair) / 2 for pair in zip(printed(run, "loss"), printed(run, "loss", 1), strict=True)]
     assert record.losses == pytest.approx(means) and set(record.step_samples) == {2 * 3 * 8}
@@ -202,7 +220,10 @@ def test_micro_batches_that_do_not_synchronise_are_of_the_step(tmp_path: Path, s
 
 def test_samples_are_those_of_most_steps_and_only_what_is_trained_counts(tmp_path: Path) -> None:
     """A last batch of one, an evaluation with gradients between steps: neither is the batch of a step."""
-    record = completed(run_text(tmp_path, """
+    record = completed(
+        run_text(
+            tmp_path,
+            """
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         model(torch.randn(500, 16)).mean().backward()  # a look before, whose gradients are thrown away
         optimizer.zero_grad()
@@ -211,7 +232,9 @@ def test_samples_are_those_of_most_steps_and_only_what_is_trained_counts(tmp_pat
             optimizer.step()
             optimizer.zero_grad()
             model(torch.randn(64, 16))
-    """))
+    """,
+        )
+    )
     assert record.step_samples == (8,) * 8 + (1,)
     first = record.footprints[0]
     assert first.samples_per_s == pytest.approx(8 / (first.phases.step_s or 0))
@@ -220,7 +243,9 @@ def test_samples_are_those_of_most_steps_and_only_what_is_trained_counts(tmp_pat
 
 
 def test_losses_are_undivided_and_cloned_ones_too(tmp_path: Path) -> None:
-    run = run_text(tmp_path, """
+    run = run_text(
+        tmp_path,
+        """
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         for micro_batches in (4, 4, 4, 4, 1):
             losses = []
@@ -231,7 +256,8 @@ def test_losses_are_undivided_and_cloned_ones_too(tmp_path: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
             print("loss", sum(losses) / len(losses))
-    """)
+    """,
+    )
     record = completed(run)
     assert record.losses == pytest.approx(printed(run, "loss"))
     assert record.step_samples == (32,) * 4 + (8,)
@@ -240,14 +266,19 @@ def test_losses_are_undivided_and_cloned_ones_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("largest", [(5,), (0, 1), (1,)])
 def test_the_step_with_the_largest_batch_is_shown_and_predicted(tmp_path: Path, largest: tuple[int, ...]) -> None:
     """Also where it is one of the first, before a step is steady."""
-    record = completed(run_text(tmp_path, f"""
+    record = completed(
+        run_text(
+            tmp_path,
+            f"""
         optimizer = torch.optim.AdamW(model.parameters())
         for number in {[200 if step in largest else 8 for step in range(8)]}:
             batch = torch.randn(number, 16)
             model(batch).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-    """))
+    """,
+        )
+    )
     predicted, first = record.script_prediction, record.footprints[0]
     assert predicted is not None and predicted.footprint is not None
     assert first.step_flops == predicted.footprint.step_flops == flops_of_step(200)
@@ -257,7 +288,10 @@ def test_the_step_with_the_largest_batch_is_shown_and_predicted(tmp_path: Path, 
 
 
 def test_what_variables_hold_is_theirs_by_name(tmp_path: Path) -> None:
-    record = completed(run_text(tmp_path, """
+    record = completed(
+        run_text(
+            tmp_path,
+            """
         import copy
         average, data = copy.deepcopy(model), torch.randn(64, 16)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -267,7 +301,9 @@ def test_what_variables_hold_is_theirs_by_name(tmp_path: Path) -> None:
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-    """))
+    """,
+        )
+    )
     assert record.variables["average"] == 4 * WEIGHTS and record.variables["data"] == 4 * 64 * 16
     memory, predicted = record.footprints[0].memory, record.script_prediction
     assert predicted is not None and predicted.footprint is not None
@@ -275,28 +311,41 @@ def test_what_variables_hold_is_theirs_by_name(tmp_path: Path) -> None:
     assert (memory.script_bytes or 0) >= 4 * WEIGHTS + 4 * 64 * 16
 
 
-def test_layers_of_a_whole_model_that_are_not_trained_are_the_scripts(tmp_path: Path) -> None:
+def test_step_ledger_records_layers_that_are_not_trained_as_the_scripts(tmp_path: Path) -> None:
     """As a pipeline's rank leaves them, which trains a part of `model` alone: (32 · 4 + 4) numbers are of no use."""
-    record = completed(run_text(tmp_path, """
+    record = completed(
+        run_text(
+            tmp_path,
+            """
         part = nn.Sequential(*list(model)[:2])
         optimizer = torch.optim.SGD(part.parameters(), lr=0.01)
         for _ in range(6):
             part(torch.randn(8, 16)).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-    """))
+    """,
+        )
+    )
     assert record.variables["model"] == 4 * (32 * 4 + 4)
     assert record.footprints[0].memory.weights_bytes == 4 * (16 * 32 + 32)
 
 
-@pytest.mark.parametrize(("source", "name"), [
-    ("torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(256, 16)), batch_size=32)",
-     "TensorDataset"),
-    ("batches()", "table"),
-])
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        (
+            "torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(256, 16)), batch_size=32)",
+            "TensorDataset",
+        ),
+        ("batches()", "table"),
+    ],
+)
 def test_what_only_a_loop_holds_is_the_scripts_too(tmp_path: Path, source: str, name: str) -> None:
     """A data set of 256 · 16 numbers of 4 B, which no variable of a frame names."""
-    record = completed(run_text(tmp_path, f"""
+    record = completed(
+        run_text(
+            tmp_path,
+            f"""
         def batches():
             table = torch.randn(256, 16)
             for part in table.split(32):
@@ -306,7 +355,9 @@ def test_what_only_a_loop_holds_is_the_scripts_too(tmp_path: Path, source: str, 
             model(batch).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-    """))
+    """,
+        )
+    )
     assert record.variables[name] == 4 * 256 * 16
     memory, predicted = record.footprints[0].memory, record.script_prediction
     assert predicted is not None and predicted.footprint is not None
@@ -316,8 +367,10 @@ def test_what_only_a_loop_holds_is_the_scripts_too(tmp_path: Path, source: str, 
 # ---- the watch never changes, ends or misnames a training
 
 
-def test_a_mode_of_the_scripts_own_stays_on_its_stack(tmp_path: Path) -> None:
-    run = run_text(tmp_path, """
+def test_dlojz_run_leaves_a_mode_of_the_scripts_own_on_its_stack(tmp_path: Path) -> None:
+    run = run_text(
+        tmp_path,
+        """
         from torch.utils.flop_counter import FlopCounterMode
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         counter = FlopCounterMode(display=False)
@@ -327,13 +380,16 @@ def test_a_mode_of_the_scripts_own_stays_on_its_stack(tmp_path: Path) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
         print("flops", counter.get_total_flops())
-    """)
+    """,
+    )
     assert len(completed(run).losses) == 8
     assert printed(run, "flops") == [8 * flops_of_step(8)]
 
 
-def test_a_function_mode_of_the_scripts_own_sees_its_own_calls_alone(tmp_path: Path) -> None:
-    run = run_text(tmp_path, """
+def test_record_of_a_script_whose_function_mode_sees_its_own_calls_alone(tmp_path: Path) -> None:
+    run = run_text(
+        tmp_path,
+        """
         from torch.overrides import TorchFunctionMode
         class Count(TorchFunctionMode):
             calls = 0
@@ -347,7 +403,8 @@ def test_a_function_mode_of_the_scripts_own_sees_its_own_calls_alone(tmp_path: P
             optimizer.step()
             optimizer.zero_grad()
             print("calls", Count.calls)
-    """)
+    """,
+    )
     assert len(completed(run).step_s) == 6
     plain = subprocess.run([sys.executable, tmp_path / "written.py"], check=True, capture_output=True, text=True)
     assert printed(run, "calls") == [float(line.removeprefix("calls ")) for line in plain.stdout.splitlines()]
@@ -355,7 +412,9 @@ def test_a_function_mode_of_the_scripts_own_sees_its_own_calls_alone(tmp_path: P
 
 def test_a_fault_of_the_watch_ends_the_watch_alone(tmp_path: Path) -> None:
     """The watch lists the buffers of a model, which this one does not bear; training does not."""
-    run = run_text(tmp_path, """
+    run = run_text(
+        tmp_path,
+        """
         class Hidden(nn.Linear):
             def buffers(self, recurse=True):
                 raise RuntimeError("nobody may see these")
@@ -366,7 +425,8 @@ def test_a_fault_of_the_watch_ends_the_watch_alone(tmp_path: Path) -> None:
             optimizer.step()
             optimizer.zero_grad()
         print("trained", 1)
-    """)
+    """,
+    )
     record = completed(run)
     assert printed(run, "trained") == [1]
     assert len(record.notes) == 1 and "nobody may see these" in record.notes[0]
@@ -375,23 +435,28 @@ def test_a_fault_of_the_watch_ends_the_watch_alone(tmp_path: Path) -> None:
     assert run.logs(0).count("nobody may see these") == 1
 
 
-def test_the_first_loss_that_is_no_number_is_named(tmp_path: Path) -> None:
-    run = run_text(tmp_path, """
+def test_record_names_the_first_loss_that_is_no_number(tmp_path: Path) -> None:
+    run = run_text(
+        tmp_path,
+        """
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         for number in range(8):
             loss = model(torch.randn(8, 16)).square().mean() * (float("nan") if number >= 3 else 1)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-    """)
+    """,
+    )
     assert run.record is not None and run.record.status == "diverged"
     assert "nan at step 3" in run.record.reason
     assert run.num_steps == 8 and len(run.losses) == 3
 
 
-def test_the_pipeline_of_deepspeed(tmp_path: Path) -> None:
+def test_step_ledger_records_the_pipeline_of_deepspeed(tmp_path: Path) -> None:
     """Its model is a class of DeepSpeed's too, and no engine."""
-    run = run_text(tmp_path, """
+    run = run_text(
+        tmp_path,
+        """
         import deepspeed
         from deepspeed.pipe import PipelineModule
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # for inference alone; takes 40 s to compile
@@ -408,7 +473,9 @@ def test_the_pipeline_of_deepspeed(tmp_path: Path) -> None:
         for _ in range(4):
             loss = engine.train_batch().item()
         print("trained", 1)
-    """, processes=2)
+    """,
+        processes=2,
+    )
     record = completed(run)
     assert printed(run, "trained") == [1]
     assert not record.notes and len(record.step_s) == 4
@@ -512,7 +579,7 @@ def test_a_plan_traces_three_steps_of_each_kind_and_larger_ones() -> None:
     assert plan.ended(5, "a", was_traced=False) == [] and plan.has_missed
 
 
-def test_words_on_a_run_that_is_short_or_was_not_recorded() -> None:
+def test_script_notes_on_a_run_that_is_short_or_was_not_recorded() -> None:
     short = SimpleNamespace(
         notes=(), step_s=(0.1, 0.1), held_bytes=(), script_prediction=None, variables={}, footprint=lambda: None
     )

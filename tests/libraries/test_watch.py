@@ -29,7 +29,7 @@ class Resized(Dataset[Tensor]):
         return resized
 
 
-def test_a_module_in_a_process_that_loads_is_no_model() -> None:
+def test_training_watch_takes_no_module_in_a_process_that_loads_for_the_model() -> None:
     """A forked process inherits the watch, which must not take a transform for the model, nor touch the device."""
     events: Any = SimpleNamespace(write=lambda *_, **__: None)
     probes: Any = SimpleNamespace(trace=SimpleNamespace(fault=None), close=lambda: None)
@@ -62,7 +62,7 @@ def test_stepped_tells_an_update_within_backward_from_one_after_it() -> None:
     assert updates == [{"within_backward": True}, {"within_backward": False}]
 
 
-def test_what_colossal_ai_puts_around_ddp_is_left_aside() -> None:
+def test_seen_ddp_leaves_aside_what_colossal_ai_puts_around_it() -> None:
     """Its DDP plugin's wrapper, whose library cannot be installed beside this torch."""
     wrapper = type("TorchDDPModel", (nn.Module,), {"__module__": "colossalai.booster.plugin.torch_ddp_plugin"})()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]

@@ -160,8 +160,7 @@ elif args.wrap == "pipeline":
     bare.embedding, bare.layers, bare.head = nn.Embedding(1, 1), nn.ModuleList(), nn.Linear(1, 1)  # the rest goes
     device = torch.device("cpu")
     made = [
-        pipelining.PipelineStage(one, number, ranks * each, device)
-        for one, number in zip(stages, numbers, strict=True)
+        pipelining.PipelineStage(one, number, ranks * each, device) for one, number in zip(stages, numbers, strict=True)
     ]
     schedule = kind(made if each > 1 else made[0], args.accumulation, loss_fn=loss_of)
 groups: list[dict[str, object]] = [{"params": list(model.parameters())}]

@@ -16,6 +16,6 @@ def test_full_size_has_eight_blocks_and_torchvisions_parameters() -> None:
 
 
 @pytest.mark.parametrize("image_size", [63, 64, 100, 224])
-def test_tiny_takes_any_size_from_63_pixels(image_size: int) -> None:
+def test_alexnet_tiny_takes_any_size_from_63_pixels(image_size: int) -> None:
     model = models.build("alexnet_tiny", image_size=image_size, in_channels=1)
     assert model(torch.randn(2, 1, image_size, image_size)).shape == (2, 10)

@@ -115,7 +115,7 @@ def test_selective_checkpointing_lies_between_none_and_full(name: str) -> None:
     assert flops[1] == flops[2] < flops[0] and flops[1] <= flops[3] < flops[0]
 
 
-def test_selective_checkpointing_runs_without_memory() -> None:
+def test_selective_checkpointing_of_blocks_runs_without_memory() -> None:
     """On fake tensors, as the prediction runs it."""
     with torch.device("meta"):
         model = models.build("coatnet_tiny", checkpointing="selective")
@@ -127,7 +127,7 @@ def test_selective_checkpointing_runs_without_memory() -> None:
         assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_another_level_is_refused_and_old_answers_are_understood() -> None:
+def test_checkpointing_refuses_another_level_and_understands_old_answers() -> None:
     legal = "none, selective, every_second, full"
     with pytest.raises(LabError, match=f"unknown checkpointing 'sometimes': legal values: {legal}"):
         models.build("vit_tiny", checkpointing="sometimes")  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import torch
 from dlojz import models
 
 
-def test_importing_the_catalogue_loads_no_torch() -> None:
+def test_models_catalogue_is_imported_without_torch() -> None:
     code = "import sys, dlojz.models as m; m.check_input('coatnet_0', 224); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -57,7 +57,7 @@ def test_unknown_model_names_a_close_one_and_the_legal_ones() -> None:
          "give sequence_length, or leave it out."),
     ],
 )  # fmt: skip
-def test_image_size_is_refused_in_one_sentence(name: str, image_size: int, sentence: str) -> None:
+def test_check_input_refuses_image_size_in_one_sentence(name: str, image_size: int, sentence: str) -> None:
     with pytest.raises(ValueError) as refused:
         models.check_input(name, image_size)
     assert str(refused.value).endswith(sentence)
@@ -66,7 +66,7 @@ def test_image_size_is_refused_in_one_sentence(name: str, image_size: int, sente
     assert str(also.value) == str(refused.value)
 
 
-def test_sequence_length_is_refused_in_one_sentence() -> None:
+def test_check_input_refuses_sequence_length_in_one_sentence() -> None:
     with pytest.raises(ValueError, match="sequence_length of gpt_tiny must be a whole number, at least 1, but 0 was"):
         models.check_input("gpt_tiny", sequence_length=0)
     with pytest.raises(ValueError, match="vit_tiny reads images: sequence_length has no meaning for it, but 8 was"):
@@ -74,16 +74,16 @@ def test_sequence_length_is_refused_in_one_sentence() -> None:
 
 
 @pytest.mark.parametrize("option", [{"num_classes": 0}, {"in_channels": -1}, {"num_classes": True}])
-def test_counts_are_refused_when_not_positive(option: dict[str, int]) -> None:
+def test_models_build_refuses_counts_that_are_not_positive(option: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="must be a whole number, at least 1, but"):
         models.build("coatnet_tiny", **option)  # type: ignore[arg-type]
 
 
-def test_text_has_no_channels() -> None:
+def test_models_build_of_text_has_no_channels() -> None:
     with pytest.raises(ValueError, match="gpt_tiny reads text: in_channels has no meaning for it, but 3 was received"):
         models.build("gpt_tiny", in_channels=3)
 
 
-def test_number_of_classes_is_that_asked_for() -> None:
+def test_models_build_has_the_number_of_classes_asked_for() -> None:
     assert models.build("vit_tiny", num_classes=7)(torch.randn(1, 3, 64, 64)).shape == (1, 7)
     assert models.build("llama_tiny", num_classes=11)(torch.zeros(1, 4, dtype=torch.long)).shape == (1, 4, 11)

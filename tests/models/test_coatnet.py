@@ -81,7 +81,7 @@ def test_blocks_take_any_change_of_width_and_side(in_width: int, width: int, str
     assert attention(x_BCHW).shape == expected
 
 
-def test_stage_three_of_the_largest_mixes_convolution_and_attention_at_one_resolution() -> None:
+def test_coatnet_7_mixes_convolution_and_attention_at_one_resolution_in_stage_3() -> None:
     with torch.device("meta"):
         blocks = CoAtNet(COATNET_SIZES["coatnet_7"], image_size=512, num_classes=10).blocks
         x = torch.empty(1, 3, 512, 512)
@@ -98,17 +98,17 @@ def test_stage_three_of_the_largest_mixes_convolution_and_attention_at_one_resol
 
 
 @pytest.mark.parametrize("in_channels", [1, 3])
-def test_tiny_takes_grey_and_colour_at_several_sizes(in_channels: int) -> None:
+def test_coatnet_tiny_takes_grey_and_colour_at_several_sizes(in_channels: int) -> None:
     for image_size in (32, 64, 96):
         model = models.build("coatnet_tiny", image_size=image_size, in_channels=in_channels)
         assert model(torch.randn(2, in_channels, image_size, image_size)).shape == (2, 10)
 
 
-def test_tiny_is_small_enough_for_a_laptop() -> None:
+def test_coatnet_tiny_is_small_enough_for_a_laptop() -> None:
     assert 500_000 <= models.describe("coatnet_tiny").parameters <= 1_000_000
 
 
-def test_tiny_learns_digits() -> None:
+def test_coatnet_tiny_learns_digits() -> None:
     from sklearn.datasets import load_digits
 
     digits = load_digits(n_class=2)

@@ -110,14 +110,14 @@ def test_blocks_share_no_weight_and_are_called_once() -> None:
         ("jax:resnet50", r"is timm:NAME, torchvision:NAME, hf:FOLDER .* or FILE.py:FUNCTION"),
     ],
 )
-def test_what_cannot_be_built_or_traced_is_refused_in_one_sentence(name: str, words: str) -> None:
+def test_foreign_model_that_cannot_be_built_or_traced_is_refused_in_one_sentence(name: str, words: str) -> None:
     with pytest.raises(LabError, match=words) as refused:
         models.build(name)
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("maker", ["computed", "read"])
-def test_a_builder_that_computes_its_sizes_with_tensors_is_built_on_the_cpu(maker: str) -> None:
+def test_foreign_builder_that_computes_sizes_with_tensors_is_built_on_the_cpu(maker: str) -> None:
     name = f"{own_builders.__file__}:{maker}"
     with on_meta():
         built = models.build(name)
@@ -168,7 +168,7 @@ def test_torchvision_s_other_kinds_count_the_same(name: str, classes: int) -> No
     assert (counted.num_classes, counted.image_size) == (classes, None)
 
 
-def test_segmentation_is_compared_pixel_by_pixel() -> None:
+def test_loss_of_segmentation_is_compared_pixel_by_pixel() -> None:
     """With a class for what does not count, and half the loss of an auxiliary head."""
     with on_meta():
         model = models.build("torchvision:lraspp_mobilenet_v3_large")
@@ -221,14 +221,14 @@ def test_a_chain_computes_what_the_module_computes(name: str, blocks: int) -> No
         ("torchvision:vgg11", "no blocks that repeat"),
     ],
 )
-def test_where_a_chain_breaks_is_said(name: str, words: str) -> None:
+def test_foreign_chain_of_blocks_says_where_it_breaks(name: str, words: str) -> None:
     with pytest.raises(LabError, match=f"is no chain of blocks.*{words}"):
         dlojz.predict(RunConfig.of(model=name, pp=2, micro_batches=2))
     with pytest.raises(LabError, match="is no chain of blocks"):  # before a process is started
         check_runnable(RunConfig.of(model=name, checkpointing="full"))
 
 
-def test_a_weight_of_two_stages_is_refused() -> None:
+def test_predict_refuses_a_foreign_weight_of_two_stages() -> None:
     with pytest.raises(LabError, match=r"own_models.py:build computes with blocks.0.token.weight in two blocks"):
         dlojz.predict(RunConfig.of(model=f"{OWN}:build", pp=2, micro_batches=2))
 
@@ -259,7 +259,7 @@ def transformers() -> None:
 
 @pytest.mark.usefixtures("transformers")
 @pytest.mark.parametrize("named", ["folder", "file"])
-def test_a_configuration_of_transformers(tmp_path: Path, named: str) -> None:
+def test_foreign_configuration_of_transformers_is_built_in_fp32(tmp_path: Path, named: str) -> None:
     """In fp32, without the code and the kernel that it names; the file is part of the run's name."""
     file = tmp_path / "config.json"
     file.write_text(json.dumps(CONFIGURATION))
@@ -291,13 +291,13 @@ def test_initial_values_are_skipped_on_meta_and_a_forward_pass_is_not() -> None:
 
 
 @pytest.mark.usefixtures("transformers")
-def test_a_configuration_that_is_not_there_is_refused_in_one_sentence(tmp_path: Path) -> None:
+def test_foreign_configuration_that_is_not_there_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(LabError, match=r"no config.json in .*/none here, and nothing is downloaded: .* hf:FOLDER"):
         models.build(f"hf:{tmp_path / 'none'}")
 
 
 @pytest.mark.usefixtures("transformers")
-def test_a_folder_without_a_configuration_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_folder_without_a_configuration_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder itself, also the one in which the command runs."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
@@ -306,7 +306,7 @@ def test_a_folder_without_a_configuration_is_named(tmp_path: Path, monkeypatch: 
             models.build(f"hf:{folder}")
 
 
-def test_a_function_that_returns_no_module_is_refused_for_that(tmp_path: Path) -> None:
+def test_foreign_spec_refuses_a_function_that_returns_no_module(tmp_path: Path) -> None:
     file = tmp_path / "number.py"
     file.write_text("import torch\ndef build(): return 3\ndef example_inputs(): return torch.zeros(2, 3)\n")
     with pytest.raises(LabError, match=r"number.py:build gives int: the function that is named must return the module"):
@@ -328,20 +328,22 @@ def test_a_function_that_returns_no_module_is_refused_for_that(tmp_path: Path) -
         ),
     ],
 )
-def test_what_is_no_configuration_is_refused_in_one_sentence(tmp_path: Path, content: str, words: str) -> None:
+def test_foreign_file_that_is_no_configuration_is_refused_in_one_sentence(
+    tmp_path: Path, content: str, words: str
+) -> None:
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(LabError, match=words) as refused:
         models.build(f"hf:{tmp_path}")
     assert "\n" not in str(refused.value)
 
 
-def test_transformers_is_an_optional_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_foreign_models_have_transformers_as_an_optional_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(LabError, match=r"pip install 'dlojz\[transformers\]'"):
         models.build(f"hf:{tmp_path}")
 
 
-def test_an_image_of_another_size() -> None:
+def test_describe_takes_an_image_of_another_size() -> None:
     assert models.describe("timm:vit_tiny_patch16_224", 32).flops < models.describe("timm:vit_tiny_patch16_224").flops
     with pytest.raises(LabError, match="timm:vit_tiny_patch16_224 .*8"):
         models.describe("timm:vit_tiny_patch16_224", 8)
@@ -388,7 +390,7 @@ def test_what_is_no_module_to_predict(asked: Callable[[], object], words: str) -
         ({"words": torch.zeros(2, 3)}, r"does not run on inputs of shape words \(2, 3\)"),
     ],
 )
-def test_inputs_that_do_not_fit_are_refused_in_one_sentence(batch: object, words: str) -> None:
+def test_predict_refuses_inputs_that_do_not_fit_in_one_sentence(batch: object, words: str) -> None:
     with pytest.raises(LabError, match=words) as refused:
         dlojz.predict(own_models.build(), batch)
     assert "\n" not in str(refused.value)

@@ -44,7 +44,7 @@ def test_an_untied_model_has_two_equal_matrices_until_it_is_tied_again() -> None
 
 
 @pytest.mark.parametrize("name", ["gpt_tiny", "llama_tiny"])
-def test_logits_depend_on_no_later_token(name: str) -> None:
+def test_gpt_and_llama_logits_depend_on_no_later_token(name: str) -> None:
     torch.manual_seed(0)
     model = models.build(name).eval()
     tokens_BT = torch.randint(256, (1, 32))
@@ -56,13 +56,13 @@ def test_logits_depend_on_no_later_token(name: str) -> None:
     assert not torch.allclose(before[:, 20:], after[:, 20:])
 
 
-def test_a_sequence_may_be_shorter_than_the_table() -> None:
+def test_gpt_sequence_may_be_shorter_than_the_table() -> None:
     model = models.build("gpt_tiny", sequence_length=64)
     assert model(torch.randint(256, (2, 10))).shape == (2, 10, 256)
 
 
 @pytest.mark.parametrize("name", ["gpt_tiny", "llama_tiny"])
-def test_first_loss_is_that_of_a_uniform_guess(name: str) -> None:
+def test_gpt_and_llama_first_loss_is_that_of_a_uniform_guess(name: str) -> None:
     torch.manual_seed(0)
     model, tokens_BT = models.build(name), torch.randint(256, (4, 128))
     loss = torch.nn.functional.cross_entropy(model(tokens_BT).flatten(0, 1), torch.randint(256, (512,)))

@@ -112,7 +112,7 @@ def ends_of_answers(tokens: Tensor) -> dict[str, Tensor]:
         (BART, "BartForConditionalGeneration", labels_of_tokens),
     ],
 )
-def test_read_configuration_forecasts_the_class_of_architectures(
+def test_hugging_face_configuration_forecasts_the_class_of_architectures(
     tmp_path: Path, content: dict[str, Any], architecture: str, labels: Callable[[Tensor], dict[str, Tensor]]
 ) -> None:
     """Parameters equal, and the peak of a training within 3 % of that of plain torch."""
@@ -124,14 +124,14 @@ def test_read_configuration_forecasts_the_class_of_architectures(
     assert predicted_peak(name) == pytest.approx(measured, rel=0.03)
 
 
-def test_a_configuration_without_a_class_says_which_is_forecast(tmp_path: Path) -> None:
+def test_input_sentence_says_which_class_is_forecast_where_none_is_named(tmp_path: Path) -> None:
     name = written(tmp_path, BERT)
     assert models.describe(name).parameters == parameters(tmp_path, "BertForMaskedLM")
     sentence = input_sentence(RunConfig.of(model=name))
     assert "BertForMaskedLM (config.json names no class); vocabulary of 512" in sentence
 
 
-def test_the_number_of_labels_is_in_the_heading(tmp_path: Path) -> None:
+def test_input_sentence_has_the_number_of_labels(tmp_path: Path) -> None:
     name = written(tmp_path, {**BERT, "num_labels": 7}, "BertForTokenClassification")
     assert "BertForTokenClassification, 7 classes;" in input_sentence(RunConfig.of(model=name))
     assert models.describe(name).parameters == parameters(tmp_path, "BertForTokenClassification")
@@ -139,7 +139,7 @@ def test_the_number_of_labels_is_in_the_heading(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
-def test_the_attention_of_a_configuration_is_forecast(tmp_path: Path, attention: str, key: str) -> None:
+def test_hugging_face_attention_of_a_configuration_is_forecast(tmp_path: Path, attention: str, key: str) -> None:
     """Eager attention keeps scores and probabilities (T² numbers for each head), a fused kernel does not."""
     name = written(tmp_path, {**LLAMA, key: attention}, "LlamaForCausalLM")
     config = transformers.AutoConfig.from_pretrained(tmp_path, attn_implementation=attention)
@@ -150,7 +150,7 @@ def test_the_attention_of_a_configuration_is_forecast(tmp_path: Path, attention:
     assert f"LlamaForCausalLM, {attention} attention;" in input_sentence(RunConfig.of(model=name))
 
 
-def test_flash_attention_is_counted_as_sdpa_and_said_to_be(tmp_path: Path) -> None:
+def test_input_sentence_says_that_flash_attention_is_counted_as_sdpa(tmp_path: Path) -> None:
     plain = predicted_peak(written(tmp_path, LLAMA, "LlamaForCausalLM"))
     other = tmp_path / "flash"
     other.mkdir()
@@ -161,7 +161,7 @@ def test_flash_attention_is_counted_as_sdpa_and_said_to_be(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16-true", torch.bfloat16)])
 @pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
-def test_the_type_of_a_configuration_is_named_and_that_of_the_precision_forecast(
+def test_input_sentence_names_the_dtype_and_predict_takes_the_precisions(
     tmp_path: Path, key: str, precision: str, dtype: torch.dtype
 ) -> None:
     """Weights of a checkpoint are mostly in bf16, but a training chooses."""
@@ -175,7 +175,7 @@ def test_the_type_of_a_configuration_is_named_and_that_of_the_precision_forecast
     assert predict(config).memory.weights_bytes == dtype.itemsize * parameters(tmp_path, "LlamaForCausalLM")
 
 
-def test_quantized_weights_of_a_configuration_are_named(tmp_path: Path) -> None:
+def test_input_sentence_names_quantized_weights(tmp_path: Path) -> None:
     """Built with random weights, a model is not quantized."""
     quantized = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}, "dtype": "float16"}
     config = RunConfig.of(model=written(tmp_path, {**LLAMA, **quantized}, "LlamaForCausalLM"))
@@ -201,7 +201,7 @@ def test_numbers_that_json_has_not_are_read_as_transformers_writes_them(tmp_path
     assert models.describe(name, sequence_length=8).parameters == parameters(tmp_path, "BambaForCausalLM")
 
 
-def test_a_limit_of_minus_one_position_is_none(tmp_path: Path) -> None:
+def test_run_config_takes_a_limit_of_minus_one_position_for_none(tmp_path: Path) -> None:
     content = {"model_type": "xlnet", "d_model": 64, "n_layer": 2, "n_head": 4, "d_inner": 128, "vocab_size": 256}
     assert RunConfig.of(model=written(tmp_path, content, "XLNetLMHeadModel")).sequence_length == 512
 
@@ -234,7 +234,7 @@ def test_masks_of_ones_warnings_and_assertions_refuse_no_model(
         ({**BERT, "num_attention_heads": 5}, "BertForMaskedLM", "cannot be built: ValueError: The hidden size"),
     ],
 )
-def test_a_class_that_is_not_forecast_is_refused_with_the_way_out(
+def test_describe_refuses_a_class_that_is_not_forecast_with_the_way_out(
     tmp_path: Path, content: dict[str, Any], architecture: str, words: str
 ) -> None:
     with pytest.raises(LabError, match=rf"{words}.*FILE.py:build, with example_inputs\(\) and loss"):
@@ -286,7 +286,7 @@ def test_checkpointing_of_a_decoder_is_that_of_transformers(tmp_path: Path) -> N
     assert "checkpointing recomputes what comes before and after the layers too" in sentence
 
 
-def test_an_encoder_and_a_decoder_are_no_chain(tmp_path: Path) -> None:
+def test_hugging_face_encoder_and_decoder_are_no_chain(tmp_path: Path) -> None:
     name = models.spec(written(tmp_path, BART, "BartForConditionalGeneration")).name
     with pytest.raises(LabError, match="is no chain of blocks.*an encoder and a decoder"):
         models.build(f"chain:{name}")

@@ -37,14 +37,14 @@ def test_parameters_are_exact(name: str) -> None:
     assert models.describe(name).parameters == EXACT[name]
 
 
-def test_rotation_keeps_lengths_and_leaves_the_first_position() -> None:
+def test_rotate_keeps_lengths_and_leaves_the_first_position() -> None:
     x_BNTH = torch.randn(2, 3, 5, 8)
     turned = rotate(x_BNTH, 10_000.0)
     torch.testing.assert_close(turned.norm(dim=-1), x_BNTH.norm(dim=-1))
     assert torch.equal(turned[:, :, 0], x_BNTH[:, :, 0])
 
 
-def test_scores_of_rotated_vectors_depend_on_distance_alone() -> None:
+def test_rotate_makes_scores_depend_on_distance_alone() -> None:
     q, k = torch.randn(8), torch.randn(8)
     scores_TT = rotate(q.expand(1, 1, 10, 8), 10_000.0) @ rotate(k.expand(1, 1, 10, 8), 10_000.0).transpose(-1, -2)
     for distance in range(-9, 10):
@@ -59,7 +59,7 @@ def test_rotation_computes_in_float32_whatever_the_precision() -> None:
     assert difference.abs().max() < 0.02
 
 
-def test_grouped_queries_are_full_heads_with_shared_keys_and_values() -> None:
+def test_llama_block_grouped_queries_are_full_heads_with_shared_keys_and_values() -> None:
     torch.manual_seed(0)
     size = replace(LLAMA_SIZES["llama_tiny"], width=32, num_heads=4, num_kv_heads=2, mlp_width=48)
     grouped, full = LlamaBlock(size), LlamaBlock(replace(size, num_kv_heads=4))
@@ -103,7 +103,7 @@ def test_shared_experts_see_every_token_and_the_first_blocks_have_none() -> None
 
 
 @pytest.mark.parametrize("name", ["qwen_tiny", "deepseek_tiny"])
-def test_tensor_parallelism_is_refused_where_no_layer_is_split(name: str) -> None:
+def test_qwen_and_deepseek_refuse_tensor_parallelism_where_no_layer_is_split(name: str) -> None:
     with pytest.raises(LabError, match=f"tp=2 was received, but {name} has no tensor-parallel form: use a model of"):
         RunConfig.of(model=name, tp=2, engine="by_hand")
 

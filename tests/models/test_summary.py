@@ -24,7 +24,7 @@ def test_the_kept_counts_are_those_of_the_built_model(name: str) -> None:
         assert kept == count(sizes) and kept.flops > 0, "run benchmarks/count_models.py again"
 
 
-def test_the_kept_counts_load_no_torch() -> None:
+def test_models_command_keeps_counts_that_load_no_torch() -> None:
     asked = (
         "import sys; from dlojz.cli.main import main; assert main(['models']) == 0; assert 'torch' not in sys.modules"
     )
@@ -43,7 +43,7 @@ def test_without_initial_values_a_model_has_the_same_shapes(name: str) -> None:
     assert repr(bare) == repr(whole)
 
 
-def test_the_shapes_of_a_model_load_no_compiler() -> None:
+def test_model_shapes_load_no_compiler() -> None:
     asked = """
 import sys
 from dlojz.config.run_config import RunConfig
@@ -71,19 +71,19 @@ def test_counting_each_kind_of_block_once_is_counting_the_whole_pass(name: str) 
     assert summary.blocks == len(model.blocks)
 
 
-def test_attention_is_counted() -> None:
+def test_multiply_adds_count_attention() -> None:
     width, depth, tokens, vocabulary = 128, 4, 128, 256
     dense = depth * 12 * width**2 + width * vocabulary
     attention = depth * 2 * tokens * width
     assert models.describe("gpt_tiny").multiply_adds == tokens * (dense + attention)
 
 
-def test_attention_grows_with_the_square_of_the_number_of_tokens() -> None:
+def test_multiply_adds_of_attention_grow_with_the_square_of_the_tokens() -> None:
     short, long = (models.describe("gpt_tiny", sequence_length=length).multiply_adds for length in (128, 256))
     assert long - 2 * short == 4 * 2 * 128 * (256**2 - 2 * 128**2)
 
 
-def test_counting_draws_no_random_number() -> None:
+def test_count_draws_no_random_number() -> None:
     before = torch.get_rng_state()
     count(usual_sizes()[0])
     assert torch.equal(before, torch.get_rng_state())

@@ -96,7 +96,7 @@ def test_timm_s_vit_has_its_heads_divided() -> None:
     assert [one.row.path for one in found("timm:vit_tiny_patch16_224", 2, "mlp")] == ["mlp.fc2"] * 12
 
 
-def test_a_fused_projection_is_split_as_its_block_reads_it() -> None:
+def test_tensor_plan_splits_a_fused_projection_as_its_block_reads_it() -> None:
     """Queries, keys and values one after the other, or head by head; the norm within the heads sums its gradient."""
     plain, interleaved = found(f"{OWN}:build")[0], found(f"{OWN}:interleaved")[0]
     assert briefly(plain) == ("qkv 32+32+32", "out", 4) and briefly(interleaved) == ("qkv 96", "out", 4)
@@ -113,7 +113,7 @@ def test_a_fused_projection_is_split_as_its_block_reads_it() -> None:
         (f"{own_models.__file__}:shared", 2, "no two linear layers were found", "aucune paire de couches linéaires"),
     ],
 )
-def test_what_cannot_be_split_is_refused(name: str, tp: int, english: str, french: str) -> None:
+def test_tensor_plan_refuses_what_cannot_be_split(name: str, tp: int, english: str, french: str) -> None:
     for language, words in (("en", english), ("fr", french)):
         use_language(language)  # type: ignore[arg-type]
         try:

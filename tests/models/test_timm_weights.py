@@ -43,7 +43,7 @@ def timm_model(name: str, **options: object) -> nn.Module:
 
 # CoAtNet-4 and -5, of the same blocks, take a minute and a half.
 @pytest.mark.parametrize("name", [name for name in TIMM_SIZES if not name.startswith(("coatnet_4", "coatnet_5"))])
-def test_logits_agree(name: str) -> None:
+def test_from_timm_gives_logits_that_agree(name: str) -> None:
     theirs = timm_model(name).eval()
     ours = from_timm(theirs)
     x_BCHW = torch.randn(1, 3, 224, 224)
@@ -53,7 +53,7 @@ def test_logits_agree(name: str) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4)
 
 
-def test_training_agrees_too() -> None:
+def test_from_timm_gives_training_that_agrees_too() -> None:
     theirs = timm_model("coatnet_0_224", img_size=64, num_classes=10).train()
     ours = from_timm(theirs)
     ours.load_state_dict({key: tensor.clone() for key, tensor in ours.state_dict().items()}, assign=True)
@@ -71,18 +71,18 @@ def test_training_agrees_too() -> None:
             torch.testing.assert_close(buffer, statistics[key], rtol=1e-4, atol=1e-5)
 
 
-def test_large_tensors_are_shared_not_copied() -> None:
+def test_from_timm_shares_large_tensors_and_copies_none() -> None:
     theirs = create_timm_model("coatnet_0_224", img_size=64)
     ours = from_timm(theirs)
     assert ours.blocks[6].attention.qkv.weight.data_ptr() == theirs.stages[2].blocks[0].attn.qkv.weight.data_ptr()
 
 
-def test_two_prefixes_of_timm_never_share_one_of_ours() -> None:
+def test_key_map_never_gives_two_prefixes_of_timm_one_of_ours() -> None:
     for name, size in TIMM_SIZES.items():
         prefixes = {theirs: ours for theirs, ours in key_map(size).items() if not theirs.endswith("norm1.norm")}
         assert len(set(prefixes.values())) == len(prefixes), name
 
 
-def test_another_model_is_refused_in_one_sentence() -> None:
+def test_from_timm_refuses_another_model_in_one_sentence() -> None:
     with pytest.raises(ValueError, match=r"unknown timm CoAtNet 'test_coatnet'.*coatnet_0_224"):
         from_timm(create_timm_model("test_coatnet"))

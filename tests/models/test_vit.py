@@ -17,7 +17,7 @@ def test_parameters_are_exact(name: str) -> None:
     assert models.describe(name).parameters == EXACT[name]
 
 
-def test_the_huge_one_has_the_papers_size() -> None:
+def test_vit_h_14_has_the_papers_size() -> None:
     assert models.describe("vit_h_14").parameters == pytest.approx(632e6, rel=0.005)
 
 
@@ -30,6 +30,6 @@ def test_multiply_adds_are_the_papers(name: str, image_size: int, expected: floa
 
 
 @pytest.mark.parametrize(("image_size", "in_channels"), [(32, 1), (64, 1), (64, 3)])
-def test_tiny_takes_grey_and_colour_at_several_sizes(image_size: int, in_channels: int) -> None:
+def test_vit_tiny_takes_grey_and_colour_at_several_sizes(image_size: int, in_channels: int) -> None:
     model = models.build("vit_tiny", image_size=image_size, in_channels=in_channels)
     assert model(torch.randn(2, in_channels, image_size, image_size)).shape == (2, 10)

@@ -34,7 +34,7 @@ def test_2bw_updates_after_each_batch_and_pipemare_injects_twice_as_many() -> No
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_size_can_be_executed(name: str) -> None:
+def test_asynchronous_orders_of_every_size_have_no_problems(name: str) -> None:
     for ranks in (1, 2, 3, 4, 8):
         for micro_batches in (1, 2, ranks, 2 * ranks + 1):
             assert problems(METHODS[name](ranks, micro_batches)) == []
@@ -49,7 +49,7 @@ def test_an_update_names_the_last_gradient_it_uses(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_the_steady_state_has_no_bubble(name: str) -> None:
+def test_simulate_finds_no_bubble_in_the_steady_state_of_asynchronous_orders(name: str) -> None:
     """One micro-batch more costs its own work alone, F + B, on every rank; U = 1 is paid once per update."""
     one, two = (simulate(METHODS[name](4, micro_batches)).makespan for micro_batches in (40, 41))
     assert two - one == 3
@@ -104,7 +104,7 @@ def test_ampnet_updates_after_so_many_gradients_of_the_stage_and_leaves_the_rest
         ]
 
 
-def test_what_cannot_be_is_refused_with_what_can() -> None:
+def test_pipedream_and_ampnet_refuse_what_cannot_be_with_what_can() -> None:
     with pytest.raises(LabError, match=r"at least as many micro-batches as stages \(4\).*batch is 3: use 4 or more"):
         pipedream_2bw(4, 8, batch=3)
     with pytest.raises(LabError, match="unknown stashing 'vertcal': did you mean 'vertical'"):

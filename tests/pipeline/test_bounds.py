@@ -16,7 +16,7 @@ from dlojz.pipeline.validity import least_waits, problems
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 1), (1, 5), (2, 4), (4, 2), (4, 8), (8, 16)])
-def test_equal_stages_have_a_closed_form(ranks: int, micro_batches: int) -> None:
+def test_lower_bound_of_equal_stages_has_a_closed_form(ranks: int, micro_batches: int) -> None:
     """(m + p − 1)(F + B), and, split, (m + p − 1)(F + I) + W for m ≤ p, m (F + I + W) + (p − 1) F else."""
     assert lower_bound_of(ranks, micro_batches) == 3 * (micro_batches + ranks - 1)
     split = lower_bound_of(ranks, micro_batches, split=True)
@@ -27,7 +27,7 @@ def test_equal_stages_have_a_closed_form(ranks: int, micro_batches: int) -> None
     assert span_bound_of(ranks, micro_batches) == lower_bound_of(ranks, micro_batches)
 
 
-def test_the_research_values() -> None:
+def test_lower_bound_and_span_bound_have_the_research_values() -> None:
     """p = 4, m = 8: 33 whole, 27 split, 51 for two chunks in a V; span 24; GPipe and 1F1B meet the first."""
     assert lower_bound(one_f_one_b(4, 8)) == lower_bound(gpipe(4, 8)) == 33 == simulate(gpipe(4, 8)).makespan
     assert lower_bound(zb_h1(4, 8)) == 27 == simulate(zb_h1(4, 8)).makespan
@@ -36,7 +36,7 @@ def test_the_research_values() -> None:
     assert span_bound_of(4, 8, placement=zigzag(4, 2), split=True) == 48
 
 
-def test_latency_lengthens_heads_and_tails() -> None:
+def test_lower_bound_has_heads_and_tails_lengthened_by_latency() -> None:
     costs = Costs(latency=0.25)
     assert lower_bound(gpipe(4, 8), costs) == 33 + 2 * 3 * 0.25 == simulate(gpipe(4, 8), costs).makespan
     # A turn of the V is on one rank: one hop less there, so the first three only.
@@ -44,7 +44,7 @@ def test_latency_lengthens_heads_and_tails() -> None:
     assert lower_bound_of(4, 1, costs, placement=looped(4, 2)) == 8 * 3 + 2 * 7 * 0.25
 
 
-def test_unbalanced_stages() -> None:
+def test_lower_bound_of_unbalanced_stages() -> None:
     """(1, 2, 1, 1) × F 2, I 2, W 2: the optimum is 102 whole, 98 split, both equal to the bound."""
     times = (2.0, 4.0, 2.0, 2.0)
     costs = Costs(forward=times, backward_input=times, backward_weight=times)
@@ -138,7 +138,7 @@ def slice_costs(draw: random.Random, stages: int, slices: int) -> Costs:
 
 
 @pytest.mark.parametrize("split", [False, True])
-def test_no_order_of_slices_beats_them(split: bool) -> None:
+def test_lower_bound_is_beaten_by_no_order_of_slices(split: bool) -> None:
     """Unequal stages, unequal slices, one or two chunks per rank."""
     draw = random.Random(5)
     for number in range(250):

@@ -20,7 +20,7 @@ def transfers(ranks: int, micro_batches: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("ranks", [4, 6, 8, 16])
-def test_no_rank_keeps_more_than_half_the_ranks_and_one(ranks: int) -> None:
+def test_bpipe_keeps_on_no_rank_more_than_half_the_ranks_and_one(ranks: int) -> None:
     limit = math.ceil((ranks + 2) / 2)
     assert most_kept(ranks) == limit
     for micro_batches in (1, ranks, ranks + 1, 2 * ranks, 3 * ranks + 1):
@@ -32,14 +32,14 @@ def test_no_rank_keeps_more_than_half_the_ranks_and_one(ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5, 7])
-def test_odd_and_small_numbers_of_ranks_keep_the_limit_too(ranks: int) -> None:
+def test_bpipe_keeps_the_limit_for_odd_and_small_numbers_of_ranks_too(ranks: int) -> None:
     for micro_batches in (1, ranks, 2 * ranks + 1):
         assert max(peak_activations(bpipe(ranks, micro_batches))) <= most_kept(ranks) <= max(ranks, 2)
     if ranks <= 3:
         assert transfers(ranks, 9) == (0, 0)
 
 
-def test_the_computation_is_1f1b() -> None:
+def test_bpipe_computes_what_1f1b_does() -> None:
     for ranks, micro_batches in ((4, 8), (8, 10), (5, 3)):
         schedule = bpipe(ranks, micro_batches)
         computed = tuple(tuple(one for one in order if one.kind in COMPUTES) for order in schedule.orders)
@@ -47,7 +47,7 @@ def test_the_computation_is_1f1b() -> None:
         assert simulate(schedule).makespan == 3 * (micro_batches + ranks - 1)
 
 
-def test_where_evictions_and_loads_stand() -> None:
+def test_bpipe_has_evictions_and_loads_where_they_stand() -> None:
     assert " ".join(str(one) for one in bpipe(4, 8).orders[0]) == (
         "0F0 0F1 0F2 0E2 0F3 0B0 0F4 0E4 0B1 0L2 0F5 0B2 0F6 0E6 0B3 0L4 0F7 0B4 0L6 0B5 0B6 0B7"
     )
@@ -67,7 +67,7 @@ def test_each_eviction_is_loaded_back_once_and_only_ranks_above_the_limit_evict(
     assert transfers(4, 8) == (3, 3)
 
 
-def test_a_load_hides_behind_one_forward_and_shows_beyond() -> None:
+def test_bpipe_hides_a_load_behind_one_forward_and_shows_it_beyond() -> None:
     schedule = bpipe(4, 8)
     makespans = [simulate(schedule, Costs(eviction_transfer=time)).makespan for time in (0, 1, 1.5, 2, 3)]
     assert makespans[:2] == [33, 33]

@@ -44,7 +44,7 @@ def test_other_names_lead_to_the_same_schedule(said: str, meant: str) -> None:
     assert entry(said) is SCHEDULES[meant]
 
 
-def test_an_unknown_name_is_refused_with_all_names() -> None:
+def test_build_refuses_an_unknown_name_with_all_names() -> None:
     with pytest.raises(LabError, match="unknown schedule 'gpip': did you mean 'gpipe'") as refusal:
         build("gpip", 4, 8)
     assert all(name in str(refusal.value) for name in SCHEDULES)
@@ -84,7 +84,7 @@ def test_even_ranks_are_what_the_schedule_refuses() -> None:
             build(one.name, 3, 12)
 
 
-def test_options_arrive() -> None:
+def test_build_passes_options_on() -> None:
     assert build("interleaved", 2, 4, chunks=3).stages == 6
     assert build("interleaved", 2, 6, group=3).orders != build("interleaved", 2, 6).orders
     # Groups as small as they may be: one micro-batch for each rank.
@@ -100,7 +100,7 @@ def test_options_arrive() -> None:
     assert build("hanayo", 4, 8, costs=slow).orders != build("hanayo", 4, 8, costs=Costs(backward=0.5)).orders
 
 
-def test_the_automatic_schedules_keep_to_p_and_2p() -> None:
+def test_build_keeps_the_automatic_schedules_to_p_and_2p() -> None:
     assert max(peak_activations(build("zb-1p", 4, 12))) <= 4
     assert 4 < max(peak_activations(build("zb-2p", 4, 12))) <= 8
     assert max(peak_activations(build("zb-2p", 4, 12, memory_limit=6))) <= 6
@@ -108,7 +108,7 @@ def test_the_automatic_schedules_keep_to_p_and_2p() -> None:
     assert max(peak_activations(build("zb-1p", 4, 12, costs=heavy), heavy)) <= 4 * 3
 
 
-def test_the_catalogue_loads_neither_torch_nor_matplotlib() -> None:
+def test_schedule_catalogue_loads_neither_torch_nor_matplotlib() -> None:
     code = (
         "import sys; from dlojz.pipeline.schedule_catalogue import SCHEDULES, build\n"
         "import dlojz.pipeline.closed_forms\n"

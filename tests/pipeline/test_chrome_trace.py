@@ -17,7 +17,7 @@ from dlojz.pipeline.simulator import Timeline, peak_activations, simulate
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-v", "dualpipe", "terapipe", "pipedream", "bpipe"])
-def test_the_slices_are_the_timeline_and_never_overlap(name: str) -> None:
+def test_chrome_trace_has_the_timeline_in_slices_that_never_overlap(name: str) -> None:
     timeline = simulate(build(name, 4, 8), Costs(latency=0.25))
     trace = chrome_trace(timeline)
     slices = [event for event in trace["traceEvents"] if event["ph"] == "X"]
@@ -40,7 +40,7 @@ def test_the_trace_begins_at_0_whenever_the_step_began() -> None:
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-v", "dualpipe"])
-def test_every_message_is_an_arrow_from_its_maker_to_its_taker(name: str) -> None:
+def test_chrome_trace_has_an_arrow_for_every_message_from_maker_to_taker(name: str) -> None:
     timeline = simulate(build(name, 4, 8), Costs(latency=0.25))
     events = chrome_trace(timeline)["traceEvents"]
     flows: dict[int, list[dict[str, Any]]] = defaultdict(list)
@@ -71,7 +71,7 @@ def test_the_counters_are_the_activations_of_each_rank() -> None:
     assert all([event for event in counted if event["pid"] == rank][-1]["args"]["kept"] == 0 for rank in range(4))
 
 
-def test_versions_are_told_where_there_are_several() -> None:
+def test_chrome_trace_tells_versions_where_there_are_several() -> None:
     def versions(name: str) -> set[int | None]:
         events = chrome_trace(simulate(build(name, 4, 8)))["traceEvents"]
         return {event["args"]["version"] for event in events if event["ph"] == "X"}
@@ -79,7 +79,7 @@ def test_versions_are_told_where_there_are_several() -> None:
     assert versions("1f1b") == {None} and {0, 1, 2, 3, 4} <= versions("pipedream")
 
 
-def test_measured_times_are_seconds_and_begin_at_zero(tmp_path: Path) -> None:
+def test_write_chrome_trace_begins_measured_seconds_at_zero(tmp_path: Path) -> None:
     schedule = build("gpipe", 2, 2)
     simulated = simulate(schedule, Costs(forward=0.02, backward=0.04))
     measured = Timeline(schedule, simulated.starts + 1e6, simulated.ends + 1e6, origin="measured")

@@ -86,7 +86,7 @@ def test_peaks_and_messages_are_what_the_order_gives(name: str) -> None:
 
 
 @pytest.mark.parametrize(("ranks", "both"), list(product((2, 4, 6, 8), (2, 2.25, 2.5, 3))))
-def test_dualpipe_with_a_gain_from_overlapping(ranks: int, both: float) -> None:
+def test_closed_form_of_dualpipe_with_a_gain_from_overlapping(ranks: int, both: float) -> None:
     costs = Costs(overlapped=both)
     for name, micro_batches in product(("dualpipe", "dualpipe-v"), (2 * ranks, 2 * ranks + 2, 4 * ranks)):
         form = closed_form(name, ranks, micro_batches, costs=costs)
@@ -96,7 +96,7 @@ def test_dualpipe_with_a_gain_from_overlapping(ranks: int, both: float) -> None:
         assert form.makespan == pytest.approx(timeline.makespan)
 
 
-def test_the_formulas_of_the_course() -> None:
+def test_total_time_and_overhead_and_speedup_are_the_formulas_of_the_course() -> None:
     assert total_time(4, 8, 1, 2) == 33
     assert overhead(4, 8) == 3 / 8
     assert fraction(4, 8) == 3 / 11
@@ -113,7 +113,7 @@ def test_the_formulas_of_the_course() -> None:
     assert timeline.bubble_fraction == pytest.approx(fraction(4, 8, chunks=3))
 
 
-def test_1f1b_exposes_so_many_hops() -> None:
+def test_closed_form_of_1f1b_exposes_so_many_hops() -> None:
     """The research's numbers for p = 8: 2(p − 1)m/p + 2(p − 2)."""
     for micro_batches, hops in {8: 26, 16: 40, 24: 54, 32: 68, 40: 82}.items():
         form = closed_form("1f1b", 8, micro_batches, costs=Costs(latency=1))

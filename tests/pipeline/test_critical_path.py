@@ -36,14 +36,14 @@ def test_the_path_leads_from_the_first_start_to_the_last_end_without_a_wait(name
             assert timeline.starts[after] == timeline.ends[before] + delay
 
 
-def test_it_changes_rank_only_where_it_must() -> None:
+def test_critical_path_changes_rank_only_where_it_must() -> None:
     """GPipe with equal stages has many critical paths; looking back, the one that stays on its rank is taken."""
     timeline = simulate(gpipe(3, 4))
     path = [str(timeline.schedule.actions[number]) for number in critical_path(timeline)]
     assert path == ["0F0", "1F0", "2F0", "2F1", "2F2", "2F3", "2B0", "1B0", "0B0", "0B1", "0B2", "0B3"]
 
 
-def test_1f1b_with_latency_goes_back_and_forth() -> None:
+def test_critical_path_of_1f1b_with_latency_goes_back_and_forth() -> None:
     """Why 1F1B is slower than GPipe as soon as messages take time: its path crosses more links."""
 
     def crossed(schedule: Schedule) -> int:

@@ -86,7 +86,7 @@ def test_latency_is_what_the_message_that_ends_a_wait_takes() -> None:
     )
 
 
-def test_an_early_stage_that_is_slow_makes_the_others_wait() -> None:
+def test_idle_by_cause_tells_the_wait_for_an_early_stage_that_is_slow() -> None:
     by_cause = idle_by_cause(simulate(one_f_one_b(2, 6), Costs(forward=(3.0, 1.0), backward=(4.0, 2.0))))
     assert by_cause[0][IMBALANCE] == 0
     # In five rounds rank 1 is done after 3, and the next micro-batch comes every 7.
@@ -100,7 +100,7 @@ def test_without_a_barrier_the_wait_at_the_end_still_is_one() -> None:
     assert [causes[WARM_UP] for causes in by_cause] == [0, 1, 2, 3]
 
 
-def test_messages_that_are_exchanged_take_as_long_as_the_slower_one() -> None:
+def test_gaps_for_messages_that_are_exchanged_are_as_long_as_the_slower_one() -> None:
     """1F1B, activations take 1 and gradients 0.25, by hand: what is exchanged at 5 and at 9 is there 1 later."""
     timeline = simulate(one_f_one_b(2, 3), Costs(latency=((0.0, 1.0), (0.25, 0.0)), sends="paired"))
     assert gaps(timeline) == (
@@ -118,7 +118,7 @@ def test_messages_that_are_exchanged_take_as_long_as_the_slower_one() -> None:
     )
 
 
-def test_messages_that_are_passed_one_after_the_other_add_up() -> None:
+def test_gaps_for_messages_that_are_passed_one_after_the_other_add_up() -> None:
     """GPipe, F = 1 and 2, c = 0.5, by hand: before its first backward, rank 0 sends and then receives."""
     timeline = simulate(gpipe(2, 2), Costs(forward=(1.0, 2.0), latency=0.5, sends="rendezvous"))
     assert gaps(timeline) == (
@@ -143,7 +143,7 @@ def test_a_measured_timeline_has_latency_only_if_told_how_long_messages_take() -
         assert mine == pytest.approx(other, abs=1e-9)
 
 
-def test_ranks_without_work_wait_for_the_others() -> None:
+def test_idle_by_cause_lets_ranks_without_work_wait_for_the_others() -> None:
     schedule = Schedule.of("custom", [gpipe(1, 2).orders[0], ()], [0], 2)
     timeline = Timeline(schedule, np.array([0.0, 1, 2, 4]), np.array([1.0, 2, 4, 6]))
     assert idle_by_cause(timeline)[1][BARRIER] == 6

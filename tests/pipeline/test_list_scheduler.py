@@ -86,7 +86,7 @@ def test_what_it_makes_can_be_executed_with_any_costs(split: bool, cap: float | 
         assert problems(made, cap, costs) == []
 
 
-def test_a_student_writes_a_priority_of_their_own() -> None:
+def test_list_schedule_takes_a_priority_of_a_students_own() -> None:
     def fewest_micro_batches_first(action: Action, state: RankState) -> float | None:
         if action.kind == FORWARD and state.held >= state.ranks - state.rank:
             return None
@@ -96,12 +96,12 @@ def test_a_student_writes_a_priority_of_their_own() -> None:
     assert made.orders == one_f_one_b(4, 8).orders
 
 
-def test_forward_first_waits_for_a_slow_stage_rather_than_begin_backwards() -> None:
+def test_list_schedule_waits_for_a_slow_stage_rather_than_begin_backwards() -> None:
     costs = Costs(forward=(3.0, 1.0, 1.0))
     assert list_schedule(3, 5, costs=costs).orders == gpipe(3, 5).orders
 
 
-def test_what_cannot_be_scheduled_is_refused() -> None:
+def test_list_schedule_refuses_what_cannot_be_scheduled() -> None:
     with pytest.raises(LabError, match="nobody can go on"):
         list_schedule(2, 4, placement=looped(2, 2), cap=1)
     with pytest.raises(LabError, match="nobody can go on: rank 0 keeps 0 stage-micro-batches of at most 0"):

@@ -56,7 +56,9 @@ def check(found: Optimum, costs: Costs, limit: float | None, objective: str) -> 
         ((8, 16), True, 8, "makespan", 55),
     ],
 )
-def test_equal_stages(size: tuple[int, int], split: bool, limit: float | None, objective: str, expected: float) -> None:
+def test_optimum_of_equal_stages(
+    size: tuple[int, int], split: bool, limit: float | None, objective: str, expected: float
+) -> None:
     found = optimum(*size, split=split, memory_limit=limit, objective=objective)  # type: ignore[arg-type]
     assert found.value == expected
     check(found, UNIT_COSTS, limit, objective)
@@ -74,7 +76,9 @@ def test_equal_stages(size: tuple[int, int], split: bool, limit: float | None, o
         ((3, 1, 2, 1), 0, 4, 150, 144),
     ],
 )
-def test_unbalanced_stages(stages: tuple[int, ...], latency: float, limit: int, whole: float, split: float) -> None:
+def test_optimum_of_unbalanced_stages(
+    stages: tuple[int, ...], latency: float, limit: int, whole: float, split: float
+) -> None:
     costs = unbalanced(stages, latency)
     for splits, expected in ((False, whole), (True, split)):
         found = optimum(4, 8, costs=costs, memory_limit=limit, split=splits)
@@ -97,7 +101,7 @@ def test_1f1b_is_optimal_for_its_memory_and_one_slot_less_costs_18_per_cent() ->
         ((4, 4), False, "makespan", 36),  # Hanayo's backward-first order is optimal for m = p = 4, one wave
     ],
 )
-def test_two_chunks_in_a_v(size: tuple[int, int], split: bool, objective: str, expected: float) -> None:
+def test_optimum_of_two_chunks_in_a_v(size: tuple[int, int], split: bool, objective: str, expected: float) -> None:
     found = optimum(*size, placement=zigzag(size[0], 2), split=split, objective=objective)  # type: ignore[arg-type]
     assert found.value == expected
     check(found, UNIT_COSTS, None, objective)
@@ -125,7 +129,7 @@ def test_every_entry_of_the_table_is_a_schedule_of_that_length_within_its_limit(
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_unit_costs_up_to_four_ranks_and_eight_micro_batches_need_no_solver(
+def test_optimum_needs_no_solver_for_unit_costs_up_to_4_ranks_and_8_micro_batches(
     ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_solver(monkeypatch)
@@ -164,7 +168,7 @@ def test_entries_are_proven_again(size: tuple[int, int], split: bool, limit: int
     assert found.value == stored.value
 
 
-def test_the_solver_goes_where_the_table_does_not() -> None:
+def test_optimum_is_the_solvers_where_the_table_does_not_go() -> None:
     costs = Costs(forward=(1.0, 1.5, 0.5), backward=(2.0, 3.0, 1.0), latency=0.25)
     found = optimum(3, 5, costs=costs, memory_limit=2)
     assert found.source == "solver"
@@ -180,7 +184,7 @@ def test_the_memory_counted_is_that_of_the_costs() -> None:
     assert lighter.value < optimum(2, 6, split=True, memory_limit=1.5).value
 
 
-def test_time_runs_out_honestly() -> None:
+def test_optimum_is_honest_where_time_runs_out() -> None:
     costs = unbalanced((1, 2, 1, 1), 1.0)
     found = optimum(4, 9, costs=costs, memory_limit=3, time_limit_s=0.01)
     assert found.bound <= found.value
@@ -188,7 +192,7 @@ def test_time_runs_out_honestly() -> None:
     assert problems(found.schedule, 3, costs) == []
 
 
-def test_links_that_are_slower_in_one_direction_are_not_in_the_table() -> None:
+def test_problem_has_no_key_for_links_that_are_slower_in_one_direction() -> None:
     def key(latency: float | tuple[tuple[float, ...], ...]) -> str | None:
         return Problem(3, 8, Costs(latency=latency), (0, 1, 2), False, None, "makespan").key(None)
 
@@ -196,7 +200,7 @@ def test_links_that_are_slower_in_one_direction_are_not_in_the_table() -> None:
     assert key(((0.0, 1.0, 9.0), (2.0, 0.0, 1.0), (9.0, 2.0, 0.0))) is None
 
 
-def test_what_cannot_be_answered_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_optimum_refuses_what_cannot_be_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LabError, match=r"no schedule keeps within 0.5 stage-micro-batches"):
         optimum(2, 4, memory_limit=0.5)
     with pytest.raises(LabError, match="objective"):

@@ -36,7 +36,7 @@ TABLE: list[tuple[str, dict[str, int], tuple[int, ...], tuple[int, ...]]] = [
 
 
 @pytest.mark.parametrize(("name", "options", "makespans", "peaks"), TABLE)
-def test_the_oracle_table(
+def test_simulate_gives_the_oracle_table(
     name: str, options: dict[str, int], makespans: tuple[int, ...], peaks: tuple[int, ...]
 ) -> None:
     for (ranks, micro_batches), makespan in zip(SIZES, makespans, strict=True):
@@ -77,14 +77,14 @@ def test_without_a_barrier_an_iteration_lasts_the_span() -> None:
         ("dualpipe-v", None, 58.5),
     ],
 )
-def test_with_a_latency_of_a_quarter(name: str, chunks: int | None, makespan: float) -> None:
+def test_simulate_with_a_latency_of_a_quarter(name: str, chunks: int | None, makespan: float) -> None:
     timeline = simulate(build(name, 4, 8, chunks=chunks), Costs(latency=0.25))
     assert timeline.makespan == makespan
     if name == "zb-v":
         assert timeline.span == 52
 
 
-def test_with_unequal_parts() -> None:
+def test_simulate_with_unequal_parts() -> None:
     """F = 10, I = 11, W = 9."""
     costs = Costs(10, 11, 9)
     assert simulate(build("interleaved-zb", 4, 8), costs).makespan == 516
@@ -97,12 +97,14 @@ def test_with_unequal_parts() -> None:
     ("micro_batches", "makespans"),
     [(2, (15, 27, 27, 19, 22)), (3, (18, 30, 30, 23, 26)), (6, (27, 45, 45, 39, 39))],
 )
-def test_fewer_micro_batches_than_the_warm_up_takes(micro_batches: int, makespans: tuple[int, ...]) -> None:
+def test_simulate_with_fewer_micro_batches_than_the_warm_up_takes(
+    micro_batches: int, makespans: tuple[int, ...]
+) -> None:
     names = ("gpipe", "looped-bfs", "interleaved", "interleaved-zb", "zb-v")
     assert tuple(simulate(build(name, 4, micro_batches)).makespan for name in names) == makespans
 
 
-def test_chimera_and_dualpipe() -> None:
+def test_simulate_chimera_and_dualpipe() -> None:
     equal = Costs(backward=1)
     rows = [(4, 4, 16, 10), (4, 8, 30, 18), (4, 16, 58, 34), (8, 8, 36, 22), (8, 16, 66, 38), (8, 32, 126, 70)]
     for ranks, micro_batches, double, single in rows:
@@ -120,21 +122,21 @@ def test_chimera_and_dualpipe() -> None:
     assert peak_activations(build("dualpipe", 4, 8)) == (5, 5, 5, 5)
 
 
-def test_hanayo() -> None:
+def test_simulate_hanayo() -> None:
     for waves, bubble in ((1, 0.3333), (2, 0.2131), (4, 0.1193)):
         assert simulate(build("hanayo", 4, 4, waves=waves)).bubble_fraction == pytest.approx(bubble, abs=5e-5)
     assert simulate(build("hanayo", 4, 4)).makespan == 36  # proven optimal
     assert peak_activations(build("hanayo", 4, 4)) == (5, 6, 8, 8)  # 2.5, 3, 4, 4 micro-batches
 
 
-def test_unbalanced_stages_part_gpipe_and_1f1b() -> None:
+def test_simulate_parts_gpipe_and_1f1b_with_unbalanced_stages() -> None:
     costs = Costs(forward=(2, 4, 2, 2), backward=(4, 8, 4, 4))
     assert simulate(build("gpipe", 4, 8), costs).makespan == 114
     assert simulate(build("1f1b", 4, 8), costs).makespan == 106
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches", "makespan"), [(2, 4, 15), (4, 8, 33), (4, 4, 21), (8, 16, 69)])
-def test_deepspeeds_schedule_in_blocking_sends(ranks: int, micro_batches: int, makespan: float) -> None:
+def test_simulate_deepspeeds_schedule_in_blocking_sends(ranks: int, micro_batches: int, makespan: float) -> None:
     """Its order is 1F1B's; blocking sends cost nothing where messages take no time."""
     assert simulate(build("deepspeed", ranks, micro_batches), Costs(sends="paired")).makespan == makespan
     if (ranks, micro_batches) == (4, 8):
@@ -145,7 +147,7 @@ def test_deepspeeds_schedule_in_blocking_sends(ranks: int, micro_batches: int, m
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 1), (2, 2), (3, 5), (4, 8)])
-def test_gpipe_in_blocking_sends(ranks: int, micro_batches: int) -> None:
+def test_simulate_gpipe_in_blocking_sends(ranks: int, micro_batches: int) -> None:
     """A rank sends what it has made while it receives what it needs: m + p − 2 cycles take F + c, as many B + c."""
     costs = Costs(forward=1.0, backward=3.0, latency=0.25, sends="paired")
     expected = (micro_batches + ranks - 2) * (4.0 + 2 * 0.25) + 4.0
@@ -164,7 +166,7 @@ def test_an_overlapped_pass_waits_for_both_its_messages_where_sends_block() -> N
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_where_sends_block_nothing_is_used_before_it_is_there(name: str) -> None:
+def test_simulate_uses_nothing_before_it_is_there_where_sends_block(name: str) -> None:
     schedule, costs = build(name, 4, 8), Costs(latency=0.5, sends="paired")
     graph = schedule.graph
     rank, needs = graph.rank.tolist(), [*enumerate(graph.needs), *graph.also]
@@ -299,7 +301,7 @@ def rate(schedule: Schedule, times: tuple[float, ...]) -> float:
 
 
 @pytest.mark.parametrize(("model", "micro_batches"), MEASURED)
-def test_table_5_of_the_zero_bubble_paper(model: str, micro_batches: int) -> None:
+def test_simulate_gives_table_5_of_the_zero_bubble_paper(model: str, micro_batches: int) -> None:
     times, (plain, _, h1, h2) = MEASURED[model, micro_batches]
     assert rate(build("1f1b", 8, micro_batches), times) == plain
     assert rate(build("zb-h1", 8, micro_batches), times) == h1
@@ -307,7 +309,7 @@ def test_table_5_of_the_zero_bubble_paper(model: str, micro_batches: int) -> Non
 
 
 @pytest.mark.parametrize(("model", "micro_batches"), MEASURED)
-def test_interleaved_in_table_5_hides_p_hops_more_than_it_can(model: str, micro_batches: int) -> None:
+def test_closed_form_of_interleaved_has_p_hops_more_than_table_5(model: str, micro_batches: int) -> None:
     """The order exposes 2(vp − 1) hops; the paper's cell is that less p hops: (p − 1)T/v + (2(vp − 1) − p)T_comm."""
     (forward, for_input, for_weight, hop), (_, published, _, _) = MEASURED[model, micro_batches]
     chunks, ranks = LAYERS[model], 8

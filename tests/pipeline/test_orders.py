@@ -45,7 +45,7 @@ def test_a_schedule_can_be_executed_at_every_size(name: str, options: dict[str, 
     assert built >= 8
 
 
-def test_groups_of_any_legal_size_can_be_executed() -> None:
+def test_interleaved_groups_of_any_legal_size_can_be_executed() -> None:
     for make, ranks, micro_batches, chunks in product(
         (interleaved, interleaved_zero_bubble), (2, 4), (1, 3, 4, 6, 9, 10), (2, 3)
     ):
@@ -59,7 +59,7 @@ def test_groups_of_any_legal_size_can_be_executed() -> None:
             assert problems(schedule) == [], (ranks, micro_batches, chunks, group)
 
 
-def test_a_ragged_last_group_follows_megatron() -> None:
+def test_interleaved_follows_megatron_in_a_ragged_last_group() -> None:
     """`get_schedule_table` of 10 micro-batches, 2 chunks, groups of 6: six per chunk, then four per chunk."""
     forwards = [a for a in interleaved(4, 10, 2, group=6).orders[3] if a.kind == FORWARD]
     chunks = [action.stage // 4 for action in forwards]
@@ -74,7 +74,7 @@ def test_an_action_that_is_not_of_the_schedule_is_refused(beyond: Action) -> Non
         _ = Schedule.of("custom", orders, [0], 2).graph
 
 
-def test_the_warm_up_of_1f1b_is_its_memory() -> None:
+def test_peak_activations_of_one_f_one_b_are_its_warm_up() -> None:
     for ranks, micro_batches in ((4, 8), (4, 2), (1, 3), (8, 5)):
         schedule = one_f_one_b(ranks, micro_batches)
         for rank, order in enumerate(schedule.orders):
@@ -83,7 +83,7 @@ def test_the_warm_up_of_1f1b_is_its_memory() -> None:
         assert peak_activations(schedule) == tuple(min(ranks - rank, micro_batches) for rank in range(ranks))
 
 
-def test_deepspeeds_slots_give_1f1b() -> None:
+def test_one_f_one_b_orders_are_given_by_deepspeeds_slots() -> None:
     """Stage s runs F_i at slot 2i + s and B_i at slot 2i + 2p − 1 − s (class TrainSchedule)."""
     for ranks, count in product((1, 2, 3, 4, 8), (1, 2, 3, 4, 8, 17)):
         for rank, order in enumerate(one_f_one_b(ranks, count).orders):
@@ -97,13 +97,13 @@ def test_one_chunk_of_interleaved_zero_bubble_is_zb_h1() -> None:
         assert interleaved_zero_bubble(ranks, micro_batches, 1).orders == zb_h1(ranks, micro_batches).orders
 
 
-def test_lifo_turns_only_the_backwards_round() -> None:
+def test_gpipe_lifo_turns_only_the_backwards_round() -> None:
     first, last = gpipe(2, 3).orders[0], gpipe(2, 3, lifo=True).orders[0]
     assert first[:3] == last[:3]
     assert first[3:] == last[3:][::-1] != last[3:]
 
 
-def test_placements() -> None:
+def test_looped_and_zigzag_placements() -> None:
     assert looped(3, 2) == (0, 1, 2, 0, 1, 2)
     assert zigzag(3, 2) == (0, 1, 2, 2, 1, 0)
     assert zigzag(2, 4) == (0, 1, 1, 0, 0, 1, 1, 0)
@@ -160,7 +160,7 @@ def test_only_schedules_that_gain_from_it_do_without_a_barrier() -> None:
         ("1f2b", 4, 8, {}, "unknown schedule '1f2b': did you mean '1f1b'"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_one_sentence(
+def test_build_refuses_in_one_sentence_what_does_not_fit(
     name: str, ranks: int, micro_batches: int, options: dict[str, int], sentence: str
 ) -> None:
     with pytest.raises(LabError, match=sentence):

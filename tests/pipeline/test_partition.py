@@ -34,7 +34,9 @@ BERT_LARGE = [52_559_872, *[12_596_224] * 24, 0, 52_559_872]
         ([0, 0, 0], 3, 0, [0, 1, 2, 3]),
     ],
 )
-def test_known_answers(weights: list[float], stages: int, bottleneck: float, bounds: list[int] | None) -> None:
+def test_partition_exact_gives_known_answers(
+    weights: list[float], stages: int, bottleneck: float, bounds: list[int] | None
+) -> None:
     cut = exact(weights, stages)
     assert cut.bottleneck == bottleneck
     assert bounds is None or list(cut.bounds) == bounds
@@ -79,7 +81,7 @@ def test_4000_random_cuts_are_the_best_of_all() -> None:
         lambda generator: 2**53 + generator.randint(0, 5),  # beyond what floats tell apart
     ],
 )
-def test_floats_and_zeros_are_cut_without_rounding(draw: object) -> None:
+def test_partition_exact_cuts_floats_and_zeros_without_rounding(draw: object) -> None:
     assert callable(draw)
     generator = random.Random(1)
     for _ in range(60):
@@ -104,7 +106,9 @@ def test_extra_loads_of_stages_count() -> None:
 @pytest.mark.parametrize(
     "blocks, stages, sizes", [(10, 4, [2, 2, 3, 3]), (7, 7, [1] * 7), (11, 3, [3, 4, 4]), (5, 1, [5])]
 )
-def test_equal_blocks_that_are_left_over_go_to_the_last_stages(blocks: int, stages: int, sizes: list[int]) -> None:
+def test_partition_exact_gives_equal_blocks_left_over_to_the_last_stages(
+    blocks: int, stages: int, sizes: list[int]
+) -> None:
     assert list(exact([1] * blocks, stages).loads) == sizes
 
 
@@ -151,7 +155,7 @@ def test_the_time_of_a_step() -> None:
         (lambda: total_time([1], 0), ["at least 1 micro-batch", "0"]),
     ],
 )
-def test_refusals(call: object, words: list[str]) -> None:
+def test_partition_and_exact_refuse_in_one_sentence(call: object, words: list[str]) -> None:
     assert callable(call)
     for language in ("fr", "en"):
         use_language(language)
@@ -162,7 +166,7 @@ def test_refusals(call: object, words: list[str]) -> None:
         assert word in str(refused.value)
 
 
-def test_cutting_loads_no_torch() -> None:
+def test_partition_loads_no_torch() -> None:
     code = (
         "import sys, dlojz.pipeline.partition, dlojz.pipeline.partition as b\n"
         "print([m for m in ('torch', 'matplotlib', 'deepspeed') if m in sys.modules])"

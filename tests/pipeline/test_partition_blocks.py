@@ -26,7 +26,7 @@ def test_counts_add_up_to_the_model(model: str) -> None:
     assert parameters.kinds == flops.kinds == ones.kinds
 
 
-def test_the_image_size_changes_flops_and_not_convolutions() -> None:
+def test_block_weights_in_flops_follow_the_image_size_but_for_the_last_block() -> None:
     small, large = (block_weights(RunConfig.of(model="alexnet", image_size=size), "flops") for size in (96, 192))
     assert large.weights[0] > 3.5 * small.weights[0] and small.weights[-1] == large.weights[-1]
 
@@ -63,7 +63,7 @@ def test_blocks_alike_are_timed_once() -> None:
         ("regex", "Nothing", ["'Nothing'", "no block", "Stem"]),
     ],
 )
-def test_refusals(by: str, pattern: str | None, words: list[str]) -> None:
+def test_block_weights_and_block_times_refuse_bad_arguments(by: str, pattern: str | None, words: list[str]) -> None:
     with pytest.raises(LabError) as refused:
         block_weights(RunConfig.of(model="coatnet_tiny"), by, pattern)  # type: ignore[arg-type]
     for word in words:
@@ -72,7 +72,7 @@ def test_refusals(by: str, pattern: str | None, words: list[str]) -> None:
         block_times(RunConfig.of(model="coatnet_tiny"), repetitions=0)
 
 
-def test_each_backward_is_timed_without_gradients_to_add_to() -> None:
+def test_durations_of_each_backward_are_timed_without_gradients_to_add_to() -> None:
     """What PyTorch adds to is an addition more, and no part of the block."""
     block, given = torch.nn.Linear(3, 2), torch.ones(4, 3, requires_grad=True)
     before: list[bool] = []
@@ -81,7 +81,7 @@ def test_each_backward_is_timed_without_gradients_to_add_to() -> None:
     assert before == [True] * 3 and block.weight.grad is not None
 
 
-def test_a_gpu_is_waited_for_before_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_durations_wait_for_a_gpu_before_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernels are queued and run later; here is no GPU, and the calls that wait for one are counted."""
     waited: list[None] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(None))

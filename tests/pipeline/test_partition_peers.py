@@ -121,7 +121,7 @@ def test_by_pattern_is_deepspeed_s_type() -> None:
         (lambda: how_often("uniform", cases=0), ["at least 1 case", "0"]),
     ],
 )
-def test_refusals(call: object, words: list[str]) -> None:
+def test_balanced_like_deepspeed_and_like_torchgpipe_refuse_bad_arguments(call: object, words: list[str]) -> None:
     assert callable(call)
     with pytest.raises(LabError) as refused:
         call()

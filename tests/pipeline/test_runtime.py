@@ -122,7 +122,7 @@ def test_every_synchronous_schedule_gives_the_gradients_of_one_process(ranks: in
 
 
 @pytest.mark.parametrize("name", ["terapipe", "bpipe", "pipedream", "pipemare"])
-def test_what_is_not_executed_is_refused(name: str) -> None:
+def test_pipeline_runtime_refuses_what_is_not_executed(name: str) -> None:
     with pytest.raises(LabError, match="simulated"):
         PipelineRuntime(build(name, 4, 8), {}, [], loss_of)
 

@@ -11,7 +11,7 @@ KNOWN = {0: 2.0, 1: 1.0, 2: 0.6180, 3: 0.4450, 7: 0.2091, 15: 0.1013}
 
 
 @pytest.mark.parametrize("delay", KNOWN)
-def test_the_law_is_the_published_one_and_the_iteration_obeys_it(delay: int) -> None:
+def test_threshold_is_the_published_law_and_the_iteration_obeys_it(delay: int) -> None:
     assert threshold(delay) == pytest.approx(KNOWN[delay], abs=5e-5)  # published to 4 decimals
     # 5 % below, the iteration itself dies out, and 5 % above it explodes.
     assert abs(last_weight(0.95 * threshold(delay), delay)) < 1e-3
@@ -26,6 +26,6 @@ def last_weight(step: float, delay: int) -> float:
     return max(weights[-(4 * delay + 2) :], key=abs)
 
 
-def test_a_negative_delay_is_refused() -> None:
+def test_threshold_refuses_a_negative_delay() -> None:
     with pytest.raises(LabError, match="a delay counts updates, 0 or more, but -1 was received"):
         threshold(-1)

@@ -117,7 +117,7 @@ def test_later_slices_are_shorter_and_more_ranks_want_more_slices() -> None:
     assert plan_slices(256, 1, time, grid=8).lengths == (256,)  # one rank: every slice only adds its overhead
 
 
-def test_what_cannot_be_is_refused_with_what_can() -> None:
+def test_terapipe_and_plan_slices_refuse_what_cannot_be_with_what_can() -> None:
     with pytest.raises(LabError, match="token_slices must be a whole number of at least 1, but 0 was received"):
         terapipe(2, 2, 0)
     with pytest.raises(LabError, match=r"tokens=10, grid=8.*use grid=1"):

@@ -12,7 +12,7 @@ from dlojz.pipeline.schedule_catalogue import SCHEDULES, build
 from dlojz.pipeline.simulator import simulate
 
 
-def test_1f1b_as_on_the_blackboard() -> None:
+def test_text_table_draws_1f1b_as_on_the_blackboard() -> None:
     assert text_table(simulate(build("1f1b", 2, 3))).splitlines() == [
         "       0        3        6        9",
         "rank 0 F0 F1 .  .  B0--- F2 B1--- .  B2---",
@@ -20,13 +20,13 @@ def test_1f1b_as_on_the_blackboard() -> None:
     ]
 
 
-def test_a_unit_is_cut_into_a_thousand_quanta_at_most() -> None:
+def test_common_quantum_cuts_a_unit_into_a_thousand_at_most() -> None:
     for parts, expected in ((1000, 1e-3), (1001, None)):
         timeline = simulate(build("1f1b", 2, 2), Costs(forward=1 + 1 / parts))
         assert common_quantum(timeline) == (expected and pytest.approx(expected))
 
 
-def test_a_long_drawing_goes_on_below_in_even_blocks() -> None:
+def test_text_table_goes_on_below_in_even_blocks() -> None:
     lines = text_table(simulate(build("1f1b", 2, 6)), width=40).splitlines()
     blocks = [block.splitlines() for block in "\n".join(lines).split("\n\n")]
     assert len(blocks) == 2 and all(len(block) == 3 for block in blocks)
@@ -51,7 +51,7 @@ def test_every_action_with_a_duration_is_drawn_once_and_in_order(name: str, late
         assert all(len(line) <= width for line in text_table(timeline, width).splitlines() if line.startswith("rank"))
 
 
-def test_chunks_directions_and_slices_are_told_apart() -> None:
+def test_labels_of_chunks_directions_and_slices_are_told_apart() -> None:
     assert labels_of(build("interleaved", 2, 2))[:4] == ["aF0", "aF1", "bF0", "bF1"]
     assert {label[0] for label in labels_of(build("chimera", 2, 2))} == {"d", "u"}
     assert labels_of(build("terapipe", 2, 1, token_slices=2))[:2] == ["F0.0", "F0.1"]
@@ -67,7 +67,7 @@ def test_without_a_common_quantum_each_column_tells_its_middle() -> None:
     assert share == pytest.approx(timeline.bubble_fraction, abs=2 / 53)  # a border of a bar falls into a column
 
 
-def test_the_words_are_the_readers_and_a_width_too_small_is_refused() -> None:
+def test_text_table_has_the_readers_words_and_refuses_a_width_too_small() -> None:
     with pytest.raises(LabError, match="at least 40"):
         text_table(simulate(build("gpipe", 2, 2)), width=10)
     use_language("fr")
@@ -78,9 +78,7 @@ def test_the_words_are_the_readers_and_a_width_too_small_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(4, 8), (16, 64)])
-def test_a_schedule_and_its_timeline_fit_ten_lines_and_a_notebook_draws_the_timeline(
-    ranks: int, micro_batches: int
-) -> None:
+def test_repr_of_schedule_and_timeline_fits_ten_lines_and_a_notebook_draws_it(ranks: int, micro_batches: int) -> None:
     schedule = build("1f1b", ranks, micro_batches)
     timeline = simulate(schedule, Costs())
     for shown in (repr(schedule), repr(timeline)):

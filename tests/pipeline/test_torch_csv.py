@@ -19,7 +19,7 @@ VALID = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_what_is_written_is_read_back(name: str) -> None:
+def test_from_csv_reads_back_what_to_csv_wrote(name: str) -> None:
     schedule = build(name, 4, 8)
     read = from_csv(to_csv(schedule), name)
     assert (read.orders, read.placement, read.micro_batches) == (
@@ -46,7 +46,7 @@ def test_torch_reads_the_same_actions(name: str) -> None:
             assert read.sub_actions or str(read) == cell
 
 
-def test_the_idle_cells_are_where_the_rank_waits() -> None:
+def test_to_csv_has_idle_cells_where_the_rank_waits() -> None:
     schedule = build("gpipe", 2, 2)
     assert to_csv(schedule, simulate(schedule)).splitlines() == ["0F0,0F1,,,,0B0,0B1", ",1F0,1F1,1B0,1B1"]
 
@@ -84,18 +84,18 @@ def test_communications_follow_from_the_rest_and_are_read_over() -> None:
         ("," * (4 * 1024 * 1024 + 1), ["characters"]),
     ],
 )
-def test_a_bad_csv_is_refused_in_one_sentence(text: str, expected: list[str]) -> None:
+def test_from_csv_refuses_bad_text_in_one_sentence(text: str, expected: list[str]) -> None:
     with pytest.raises(LabError) as refusal:
         from_csv(text)
     assert "\n" not in str(refusal.value) and len(str(refusal.value)) < 400
     assert all(words in str(refusal.value) for words in expected)
 
 
-def test_an_editor_may_hold_what_cannot_be_executed() -> None:
+def test_read_csv_lets_an_editor_hold_what_cannot_be_executed() -> None:
     assert read_csv("0B0,0F0").orders == ((Action("B", 0, 0), Action("F", 0, 0)),)
 
 
-def test_files(tmp_path: Path) -> None:
+def test_load_csv_and_write_csv_with_files(tmp_path: Path) -> None:
     path = write_csv(build("zb-v", 2, 4), tmp_path / "new" / "zbv.csv")
     assert load_csv(path).name == "zbv" and load_csv(path).orders == build("zb-v", 2, 4).orders
     (tmp_path / "bom.csv").write_bytes(b"\xef\xbb\xbf" + VALID.encode())
@@ -124,7 +124,7 @@ def test_what_torch_cannot_execute_is_told_with_its_reason() -> None:
 
 
 @pytest.mark.parametrize("theirs, ours", [("LoopedBFS", "looped-bfs"), ("DualPipeV", "dualpipe-v")])
-def test_what_torch_dumps_is_read(theirs: str, ours: str) -> None:
+def test_from_csv_reads_the_orders_that_torch_dumps(theirs: str, ours: str) -> None:
     from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 
     text = io.StringIO()

@@ -125,7 +125,7 @@ def test_single_chunk_schedules_have_lost_their_idle_cells() -> None:
         visualizer.get_schedule_ops("1F1B", 4, 8, add_spacing=True)
 
 
-def test_spacing_moves_actions_to_other_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_get_schedule_ops_with_spacing_moves_actions_to_other_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     """Finished rows are removed while they are counted, so that what follows lands on the wrong rank."""
     rows = visualizer.get_schedule_ops("ZBVZeroBubble", 4, 8, add_spacing=True)
     assert {cell.stage_index for cell in rows[0] if cell is not None} == {0, 1, 2, 3, 7}
@@ -152,7 +152,7 @@ def test_the_trace_of_torch_gives_every_action_the_same_time(tmp_path: Any) -> N
     assert [event["cat"] for event in events] == ["computation", "communication", "computation"]
 
 
-def test_idle_cells_of_interleaved_zero_bubble_are_no_times() -> None:
+def test_torch_schedule_has_idle_cells_in_interleaved_zero_bubble_that_are_no_times() -> None:
     """`_add_bubbles_to_actions` knows F and B, not I: it pads nothing once the first I is out."""
     timeline = simulate(build("interleaved-zb", 4, 2))
     waits = 0.0

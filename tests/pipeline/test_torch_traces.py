@@ -116,7 +116,9 @@ def test_the_late_rank_of_ddp_is_named(folder: Path) -> None:
     assert all(len(one.optimizing) for one in together.ranks)
 
 
-def test_the_command_tells_both(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_trace_tells_the_straggler_and_the_schedule(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["trace", str(folder / "ddp"), "--png", str(tmp_path / "ddp.png")]) == 0
     assert "Straggler: rank 1" in capsys.readouterr().out
     assert main(["trace", str(folder / "interleaved"), "--png", str(tmp_path / "pp.png")]) == 0

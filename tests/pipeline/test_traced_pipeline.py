@@ -129,7 +129,7 @@ def test_the_receive_that_torch_posts_too_early_in_interleaved_1f1b_is_found(tmp
     assert found.overlay.error > 0.05  # the simulation, which knows of no such queue, is that much shorter
 
 
-def test_without_blocking_nothing_is_told(tmp_path: Path) -> None:
+def test_head_of_line_tells_nothing_without_blocking(tmp_path: Path) -> None:
     order = {0: ["0F0", "0SEND_F0", "0RECV_B0", "0B0"], 1: ["1RECV_F0", "1F0", "1B0", "1SEND_B0"]}
     times = stream_times(order, {"F": 1e-3, "B": 2e-3}, 0.05e-3)
     (found,) = pipelines_in(stream_traces(tmp_path, times))
@@ -181,7 +181,7 @@ def test_messages_without_a_pipeline_make_none(tmp_path: Path) -> None:
     assert pipelines_in(tmp_path) == ()
 
 
-def test_stages_without_a_whole_step_are_refused(tmp_path: Path) -> None:
+def test_recognised_refuses_stages_without_a_whole_step(tmp_path: Path) -> None:
     whole = build("1f1b", 4, 4)
     with pytest.raises(LabError, match="no whole step"):
         recognised(whole.orders[1:])

@@ -42,7 +42,7 @@ def test_pipedream_forward_k_has_seen_k_minus_n_plus_i_updates() -> None:
 
 
 @pytest.mark.parametrize("n", SIZES)
-def test_vertical_sync_is_n_minus_1_stale_everywhere(n: int) -> None:
+def test_version_audit_of_vertical_sync_is_n_minus_1_stale_everywhere(n: int) -> None:
     audit = version_audit(pipedream(n, 3 * n + 2, stashing="vertical"))
     assert audit.settled_staleness == audit.settled_backward_staleness == (n - 1,) * n
     assert audit.versions_kept == (n,) * n
@@ -160,7 +160,7 @@ def test_a_version_that_does_not_exist_yet_is_refused() -> None:
         version_audit(pipedream(4, 8), weights="newst")  # type: ignore[arg-type]
 
 
-def test_the_rule_follows_from_the_name() -> None:
+def test_weights_of_an_order_follow_from_its_name() -> None:
     assert [weights_of(one) for one in (pipedream(2, 4), pipedream_2bw(2, 4), pipemare(2, 4), ampnet(2, 4))] == [
         "stashing",
         "double-buffered",

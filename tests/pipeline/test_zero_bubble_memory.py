@@ -39,7 +39,9 @@ def paper_costs(model: str, forward: float, for_input: float, for_weight: float,
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row[0]}-{row[1]}")
-def test_table_5_of_the_paper_to_four_decimals(row: tuple[str, int, float, float, float, float, float, float]) -> None:
+def test_zero_bubble_gives_table_5_of_the_paper_to_four_decimals(
+    row: tuple[str, int, float, float, float, float, float, float],
+) -> None:
     model, micro_batches, *times, one, two = row
     costs = paper_costs(model, *times)
     for limit, expected in ((8, one), (16, two)):
@@ -50,13 +52,13 @@ def test_table_5_of_the_paper_to_four_decimals(row: tuple[str, int, float, float
 
 
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(4, 8), (4, 16), (8, 16)])
-def test_with_equal_times_it_is_as_good_as_the_schedules_written_by_hand(ranks: int, micro_batches: int) -> None:
+def test_zero_bubble_with_equal_times_is_as_good_as_schedules_written_by_hand(ranks: int, micro_batches: int) -> None:
     one, two = (simulate(zero_bubble(ranks, micro_batches, limit)) for limit in (ranks, 2 * ranks))
     assert one.span <= simulate(zb_h1(ranks, micro_batches)).span
     assert two.span == simulate(zb_h2(ranks, micro_batches)).span == 3 * micro_batches
 
 
-def test_fewer_micro_batches_than_ranks() -> None:
+def test_zero_bubble_with_fewer_micro_batches_than_ranks() -> None:
     """(m + p − 1)(F + I) + W: Appendix H of the paper."""
     for ranks, micro_batches in ((4, 1), (4, 2), (4, 3), (8, 5), (1, 3)):
         least = (micro_batches + ranks - 1) * 2 + 1 if ranks > 1 else 3 * micro_batches
@@ -85,7 +87,7 @@ def test_more_memory_makes_shorter_spans() -> None:
     assert max(peak_activations(zero_bubble(8, 24, 1), UNIT_COSTS)) == 1
 
 
-def test_what_cannot_be_planned_is_refused() -> None:
+def test_zero_bubble_refuses_what_cannot_be_planned() -> None:
     with pytest.raises(LabError, match="a memory limit of 0.5 is less than one micro-batch"):
         zero_bubble(4, 8, 0.5)
     with pytest.raises(LabError, match="micro_batches must be a whole number of at least 1, but 0 was received"):

@@ -51,7 +51,7 @@ def made_up(seed: int, count: int, choices: int = 3) -> BlockTables:
 
 @pytest.mark.parametrize(("count", "choices"), [(2, 3), (6, 3), (10, 3), (16, 2)])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_programme_is_within_one_percent_of_brute_force(seed: int, count: int, choices: int) -> None:
+def test_cheapest_is_within_one_percent_of_brute_force(seed: int, count: int, choices: int) -> None:
     tables = made_up(seed, count, choices)
     every = np.array(list(product(range(choices), repeat=count)))
     peaks = tables.peak_bytes(every)
@@ -94,7 +94,7 @@ def test_a_plan_stays_within_its_budget_and_pays_what_it_says(name: str) -> None
     assert (moved > 0) == (2 in plan.choices)
 
 
-def test_a_budget_too_small_says_the_smallest_that_works() -> None:
+def test_plan_activations_says_the_smallest_budget_that_works() -> None:
     config = RunConfig.of(**RUNS["gpt"])
     states = forecast(config).memory.states_bytes
     sentences = []
@@ -112,7 +112,7 @@ def test_a_budget_too_small_says_the_smallest_that_works() -> None:
         plan_activations(config, works - 2 * MEBIBYTE)
 
 
-def test_more_memory_never_costs_more_time() -> None:
+def test_activation_curve_never_costs_more_time_with_more_memory() -> None:
     curve = activation_curve(block_tables(RunConfig.of(**RUNS["coatnet"])))
     assert curve[-1].seconds == 0 and set(curve[-1].choices) == {KEEP}
     for less, more in pairwise(curve):
@@ -122,7 +122,7 @@ def test_more_memory_never_costs_more_time() -> None:
 @pytest.mark.parametrize(
     ("plan", "words"), [("keep:3", "6 blocks, but 3"), ("keep:3,burn:3", "no list of choices"), ("keep:7", "but 7")]
 )
-def test_a_plan_that_does_not_fit_the_model_is_refused(plan: str, words: str) -> None:
+def test_activation_plan_that_does_not_fit_the_model_is_refused(plan: str, words: str) -> None:
     from dlojz.runnable import check_runnable
 
     with pytest.raises(LabError, match=words):

@@ -71,7 +71,7 @@ def test_a_dense_decoder_is_the_mixture_of_one_expert_without_its_gate() -> None
     assert workload(one).flops() == workload(dense).flops() + 2 * SIZE.layers * SIZE.sequence_length * gate
 
 
-def test_operations_are_those_of_the_experts_that_a_token_meets() -> None:
+def test_workload_flops_are_those_of_the_experts_that_a_token_meets() -> None:
     """Doubling the experts adds the gate's columns alone; doubling k adds an expert's products for each token."""
     mlp = 2 * SIZE.sequence_length * 3 * SIZE.hidden * SIZE.mlp_width * SIZE.layers
     more = DecoderSize(**{**vars(SIZE), "experts": 16})
@@ -110,7 +110,7 @@ def test_an_all_to_all_takes_longest_where_it_crosses_nodes() -> None:
     assert across > float(collective_s("all_gather", site, plain, 1e8, 8))
 
 
-def test_exchanges_are_in_the_step_and_gradients_of_experts_go_to_fewer_ranks() -> None:
+def test_estimate_has_exchanges_and_experts_gradients_go_to_fewer_ranks() -> None:
     """With ep, tensor messages appear, and those of data parallelism shrink by the experts that no other rank holds."""
     # Launches of a µs, so that the GPU never waits for the host, which would hide messages.
     site, plain = cluster("jean_zay_h100"), Calibration("h100", launch_s=1e-6)
@@ -140,7 +140,7 @@ def test_the_plan_of_a_mixture_shares_its_experts_out(mixtral: Plan) -> None:
 
 
 @pytest.mark.nightly
-def test_the_only_published_figure_is_not_far(mixtral: Plan) -> None:
+def test_plan_of_mixtral_is_not_far_from_the_only_published_figure(mixtral: Plan) -> None:
     """An anchor, no validation: without the rows that a capacity factor of 1.25 adds it would be nearer still."""
     best = mixtral.best
     size = best.question.subject.size
@@ -163,7 +163,7 @@ def test_the_only_published_figure_is_not_far(mixtral: Plan) -> None:
         ),
     ],
 )
-def test_what_speaks_against_a_layout_is_said(
+def test_why_says_what_speaks_against_a_layout_of_experts(
     mixtral: Plan, wanted: dict[str, object], english: str, french: str
 ) -> None:
     for language, sentence in (("en", english), ("fr", french)):

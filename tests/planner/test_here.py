@@ -73,7 +73,7 @@ def test_the_bytes_are_the_forecasts(made: Here) -> None:
     assert pipeline.peak_bytes == max(forecast(pipeline.config, rank).memory.peak_bytes or 0 for rank in range(4))
 
 
-def test_the_answer_is_shown(made: Here, tmp_path: Any) -> None:
+def test_plan_here_shows_its_answer(made: Here, tmp_path: Any) -> None:
     measured = {one.title: 1.1 * one.step_s for one in made.kinds()[:3]}
     made.figure(measured, tmp_path / "here.png")
     assert (tmp_path / "here.png").stat().st_size > 10_000
@@ -91,14 +91,14 @@ def test_the_answer_is_shown(made: Here, tmp_path: Any) -> None:
         (("gpt_tiny", 2, -1), "batch"),
     ],
 )
-def test_what_cannot_be_planned_is_refused(machine: Measured, asked: tuple[str, int, int], said: str) -> None:
+def test_plan_here_refuses_what_cannot_be_planned(machine: Measured, asked: tuple[str, int, int], said: str) -> None:
     model, ranks, batch = asked
     with pytest.raises(LabError, match=said) as refusal:
         plan_here(model, ranks, batch, measured=machine)
     assert "\n" not in str(refusal.value)
 
 
-def test_without_a_calibration_the_command_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_plan_here_names_the_command_without_a_calibration(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     with pytest.raises(LabError, match="dlojz calibrate"):
         plan_here("gpt_tiny")

@@ -54,12 +54,12 @@ CLUSTERS = Path(__file__).resolve().parents[2] / "dlojz" / "hardware" / "data" /
         ({"model": "gpt2", "image_size": 224}, "image_size"),
     ],
 )
-def test_bad_questions_are_refused_in_one_sentence(asked: dict[str, object], words: str) -> None:
+def test_plan_refuses_bad_questions_in_one_sentence(asked: dict[str, object], words: str) -> None:
     with pytest.raises(LabError, match=words):
         plan(**({"model": "gpt2", "gpus": 8, "batch": 8} | asked))  # type: ignore[arg-type]
 
 
-def test_a_batch_that_nobody_can_divide_names_those_that_work() -> None:
+def test_plan_names_the_batches_that_work_where_nobody_can_divide_one() -> None:
     """Twelve heads and twelve layers on 64 GPUs: at most 4 × 4 ranks share a replica, so there are four or more."""
     with pytest.raises(LabError, match="deal a batch of 3 out: the replicas, at least 4, must divide it; use 4"):
         plan("gpt2", "jean_zay_a100", gpus=64, batch=3, engines="torch")
@@ -68,7 +68,7 @@ def test_a_batch_that_nobody_can_divide_names_those_that_work() -> None:
     assert plan("gpt2", "jean_zay_a100", gpus=64, batch=4, engines="torch", simulate=1).best.candidate.dp == 4
 
 
-def test_a_model_that_fits_nowhere_says_what_is_missing_and_where_it_would_fit() -> None:
+def test_plan_of_what_fits_nowhere_says_what_is_missing_and_where_it_would_fit() -> None:
     with pytest.raises(LabError) as caught:
         plan("megatron-1t", "jean_zay_a100", gpus=64, batch=512, engines="megatron-core")
     text = str(caught.value)
@@ -80,7 +80,7 @@ def test_a_model_that_fits_nowhere_says_what_is_missing_and_where_it_would_fit()
         plan("megatron-1t", name, gpus=int(gpus) // 2, batch=512, engines="megatron-core", simulate=1)
 
 
-def test_what_the_hosts_memory_lacks_is_told_in_bytes() -> None:
+def test_plan_tells_in_bytes_what_the_hosts_memory_lacks() -> None:
     """175 B: 16 bytes of states and 2 of weights for each parameter, over two nodes of 192 GB."""
     with pytest.raises(LabError, match=r"would offload 1,571\.\d GB from the 4 GPUs of a node, whose memory is 192"):
         plan("gpt3-175b", "jean_zay_v100_32", gpus=8, batch=64)
@@ -92,7 +92,7 @@ def test_the_smallest_place_is_the_smallest(gpt2: Plan) -> None:
     assert place.gpus == 1, "one A100 holds it, as one V100 does with its states offloaded"
 
 
-def test_a_hardware_file_without_a_constant_is_named(tmp_path: Path) -> None:
+def test_plan_names_a_hardware_file_without_a_constant(tmp_path: Path) -> None:
     text = (CLUSTERS / "jean_zay_a100.toml").read_text(encoding="utf-8")
     whole = tmp_path / "mine.toml"
     whole.write_text(text, encoding="utf-8")
@@ -152,7 +152,7 @@ def test_the_tree_ends_where_the_course_says(
     assert repr(tree).count("\n") == len(tree.branches) and tree.as_dict()["leaf"] == leaf
 
 
-def test_the_answer_shows_itself_and_is_json(gpt2: Plan) -> None:
+def test_plan_shows_itself_and_is_json(gpt2: Plan) -> None:
     text = repr(gpt2)
     assert gpt2.best.candidate.title in text and "out of memory (OOM)" in text and "closest evidence" in text
     document = json.loads(json.dumps(gpt2.as_dict(3), allow_nan=False))
@@ -165,7 +165,7 @@ def test_the_answer_shows_itself_and_is_json(gpt2: Plan) -> None:
     assert "Pareto front" in shown and "Which strategy when" in shown and gpt2.tree.sentence[:40] in shown
 
 
-def test_hostile_names_are_escaped(tiny: Plan) -> None:
+def test_plan_escapes_hostile_names(tiny: Plan) -> None:
     hostile = "<script>alert(1)</script>\u202e"
     site = replace(tiny.question.cluster, title_en=hostile)
     made = replace(
@@ -188,7 +188,7 @@ def test_the_figure_is_drawn_in_both_languages(gpt2: Plan, bloom: Plan, tmp_path
         bloom.figure(tmp_path / "plan.docx")
 
 
-def test_french_is_french(gpt2: Plan) -> None:
+def test_plan_in_french_is_french(gpt2: Plan) -> None:
     use_language("fr")
     text = repr(gpt2) + str(gpt2.refused.nearest()) + repr(gpt2.tree)
     for english in ("layout", "out of memory", "step (", "smallest change", "closest", " and ", "yes", "the "):
@@ -196,7 +196,7 @@ def test_french_is_french(gpt2: Plan) -> None:
     assert "mémoire insuffisante (OOM)" in text and "Plus petit changement" in text
 
 
-def test_planning_loads_no_torch_for_a_decoder() -> None:
+def test_plan_loads_no_torch_for_a_decoder() -> None:
     code = (
         "import sys; from dlojz.planner import plan; plan('megatron-7.5b', 'selene', gpus=8, batch=64, simulate=1);"
         "print([name for name in ('torch', 'matplotlib', 'deepspeed') if name in sys.modules])"

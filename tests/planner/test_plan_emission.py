@@ -125,7 +125,7 @@ def test_deepspeed_reads_its_own_configuration(llama: Plan, fields: dict[str, An
         {"engine": "megatron-deepspeed", "tp": 2, "pp": 4, "zero": 1},
     ],
 )
-def test_megatron_reads_its_arguments_back(llama: Plan, fields: dict[str, Any]) -> None:
+def test_program_of_megatron_reads_its_arguments_back(llama: Plan, fields: dict[str, Any]) -> None:
     choice = llama.choose(**fields)
     one, words = choice.candidate, program(choice)
     assert words[0] == "pretrain_gpt.py"
@@ -168,7 +168,7 @@ def test_torchtitan_and_torchrun_read_theirs_back(llama: Plan, fields: dict[str,
         assert ("parallelism.pipeline_parallel_schedule_csv" in read) == (one.schedule == "zb-h1")
 
 
-def test_context_parallelism_is_read_back_and_is_no_run_of_the_lab() -> None:
+def test_program_with_context_parallelism_reads_back_and_is_no_run_of_the_lab() -> None:
     made = plan(
         LLAMA, "jean_zay_a100", gpus=16, batch=64, sequence_length=32768, engines=("torch", "megatron-core"), simulate=1
     )
@@ -189,7 +189,7 @@ def test_context_parallelism_is_read_back_and_is_no_run_of_the_lab() -> None:
     assert "torchtitan.train" in batch_script(shared, machine("jean_zay_h100"), hours=1)
 
 
-def test_one_node_needs_no_rendezvous() -> None:
+def test_torchrun_arguments_of_one_node_need_no_rendezvous() -> None:
     assert torchrun_arguments(4, 8) == ["--nnodes", "1", "--nproc-per-node", "4", "--standalone"]
 
 
@@ -223,14 +223,14 @@ def test_nothing_foreign_gets_into_the_script(llama: Plan, site: Machine) -> Non
     _checked(text)
 
 
-def test_a_queue_that_is_too_short_or_too_small_is_named(llama: Plan, bloom: Plan, site: Machine) -> None:
+def test_batch_script_names_a_queue_that_is_too_short_or_too_small(llama: Plan, bloom: Plan, site: Machine) -> None:
     with pytest.raises(LabError, match=r"16 GPUs for 30 h fit no QoS of jean_zay_a100.*qos_gpu_a100-t3 \(20 h"):
         batch_script(llama.best, site, hours=30)
     with pytest.raises(LabError, match="384 GPUs for 1 h fit no QoS"):
         batch_script(bloom.best, site)
 
 
-def test_what_the_lab_does_not_run_is_no_run(llama: Plan, gpt2: Plan, site: Machine) -> None:
+def test_batch_script_and_config_refuse_what_the_lab_does_not_run(llama: Plan, gpt2: Plan, site: Machine) -> None:
     with pytest.raises(LabError, match="no run of this lab"):
         llama.best.config()
     with pytest.raises(LabError, match="dlojz plan --script"):

@@ -16,7 +16,7 @@ from tests.models import own_models
 
 
 @pytest.mark.parametrize("model", ["coatnet_7", "gpt2_xl"])
-def test_the_planner_says_what_the_forecast_says_and_judges_alike(model: str) -> None:
+def test_planned_memory_says_what_the_forecast_says_and_judges_alike(model: str) -> None:
     """Within 5 %, the same verdict on three GPUs; `benchmarks/plan_memory.py` does so for ViT and Llama-3-8B too."""
     rows = compared(model)
     assert {(one.candidate.zero, one.candidate.checkpointing) for one in rows} >= {
@@ -48,7 +48,7 @@ def test_a_model_from_elsewhere_is_planned_in_layouts_that_run_with_their_bytes(
     assert "knows no seconds of tp=2" in said and str(Path.cwd()) not in said
 
 
-def test_no_admitted_run_needs_more_than_the_gpu_by_its_forecast() -> None:
+def test_heaviest_of_an_admitted_run_needs_no_more_than_the_gpu() -> None:
     made = dlojz.plan("gpt2_xl", "jean_zay_v100_32", gpus=8, batch=64, simulate=0)
     device = made.question.cluster.gpu
     heaviest_first = np.argsort(-made.found.memory.total_bytes, kind="stable")[:3]
@@ -57,7 +57,7 @@ def test_no_admitted_run_needs_more_than_the_gpu_by_its_forecast() -> None:
         assert (heaviest(choice.config(), device).memory.needed_bytes or 0) <= 1.01 * device.memory_bytes
 
 
-def test_software_that_the_lab_does_not_run_keeps_its_published_forms() -> None:
+def test_is_forecast_only_of_what_the_lab_runs_and_the_rest_keeps_its_forms() -> None:
     made = dlojz.plan("gpt2", "jean_zay_a100", gpus=8, batch=64, engines=("torch", "megatron-core"), simulate=0)
     candidates = [made.choice(place).candidate for place in range(made.found.admitted.size)]
     columns = columns_of(candidates, made.found.space)

@@ -21,7 +21,7 @@ def small() -> Cluster:
     return cluster("jean_zay_v100_16")
 
 
-def test_exhaustive_and_pruned_are_the_same(small: Cluster) -> None:
+def test_search_exhaustive_and_pruned_are_the_same(small: Cluster) -> None:
     """Every layout timed alone and without pruning, then those that do not fit are taken out: same best, same front."""
     size = DecoderSize(layers=24, hidden=2048, heads=16, vocabulary=32000, sequence_length=1024)
     space = space_of(subject(size), (4,), 8, ("megatron-core", "deepspeed", "torch"), "fp16", False)
@@ -51,7 +51,7 @@ def test_exhaustive_and_pruned_are_the_same(small: Cluster) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_the_front_is_that_of_all_pairs(seed: int) -> None:
+def test_pareto_front_is_that_of_all_pairs(seed: int) -> None:
     generator = np.random.default_rng(seed)
     costs = generator.integers(0, 6, (60, 1 + seed % 4)).astype(float)  # with equal rows and equal entries
     beaten = [any((other <= one).all() and (other < one).any() for other in costs) for one in costs]
@@ -74,7 +74,7 @@ def test_what_is_admitted_fits_and_comes_in_order(bloom: Plan) -> None:
     assert np.count_nonzero(found.codes == CODE["memory"]) == found.heavy.size
 
 
-def test_the_planner_finds_what_bloom_was_trained_with(bloom: Plan) -> None:
+def test_plan_finds_what_bloom_was_trained_with(bloom: Plan) -> None:
     """t4 · p12 · d8 on Omni-Path, where SC21's rule of thumb says t8; BLOOM's micro-batch was 2."""
     asked = bloom.choose(checkpointing="full").candidate
     assert (asked.dp, asked.tp, asked.pp, asked.micro_batch) == (8, 4, 12, 2)
@@ -84,7 +84,7 @@ def test_the_planner_finds_what_bloom_was_trained_with(bloom: Plan) -> None:
     assert evidence.row.row in evidence.words and evidence.row.row == evidence.as_dict()["row"]
 
 
-def test_the_planner_finds_what_llama_3_was_trained_with() -> None:
+def test_plan_finds_what_llama_3_was_trained_with() -> None:
     """t8 · p16 · d64 on 8192 H100 (Llama 3, arXiv 2407.21783, table 4), which no search of ours was told."""
     made = plan("llama-3-405b", "grand_teton", gpus=8192, batch=2048, engines="torch", simulate=2)
     one = made.best.candidate
@@ -92,7 +92,7 @@ def test_the_planner_finds_what_llama_3_was_trained_with() -> None:
     assert made.best.evidence is not None and made.best.evidence.row.table == "llama-3"
 
 
-def test_long_sequences_are_shared_out_as_llama_3s_were() -> None:
+def test_plan_shares_out_long_sequences_as_llama_3s_were() -> None:
     """t8 · c16 for 131072 tokens on 16384 H100 (the same table), with 8192 tokens to a rank."""
     made = plan(
         "llama-3-405b", "grand_teton", gpus=16384, batch=128, sequence_length=131072, engines="torch", simulate=1
@@ -104,7 +104,7 @@ def test_long_sequences_are_shared_out_as_llama_3s_were() -> None:
     assert any(each.candidate.cp > 1 for each in made.pareto)
 
 
-def test_simulated_and_closed_form_agree_where_stages_are_equal(tiny: Plan) -> None:
+def test_plan_simulated_and_closed_form_agree_where_stages_are_equal(tiny: Plan) -> None:
     equal = [one for one in tiny.top if 6 % one.candidate.pp == 0 and one.simulation is not None]
     assert equal
     for one in equal:
@@ -157,7 +157,7 @@ def test_more_gpus_compete_with_fewer() -> None:
     assert cheapest.candidate.gpus == 1 and fastest.candidate.gpus == 8
 
 
-def test_a_trillion_parameters_on_3072_gpus_is_a_search_of_few_layouts() -> None:
+def test_space_of_a_trillion_parameters_on_3072_gpus_has_few_layouts() -> None:
     """What keeps the answer under two seconds: a bounded number of layouts to weigh and of actions to simulate."""
     space = space_of(subject("megatron-1t"), (3072,), 3072, OF_GIANTS, "bf16", True)
     assert space.codes.size < 500_000 and np.count_nonzero(space.codes == 0) < 50_000

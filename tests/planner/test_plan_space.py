@@ -109,7 +109,7 @@ def test_what_is_given_to_the_cost_model_is_what_the_candidate_says(tiny: Plan) 
     assert (by_space.global_batch == 12).all() and (by_space.gpus == 4).all()
 
 
-def test_all_ways_to_deal_gpus_out() -> None:
+def test_degrees_of_all_ways_to_deal_gpus_out() -> None:
     assert divisors(12) == [1, 2, 3, 4, 6, 12] and divisors(1) == [1]
     found = degrees_of(subject("gpt2"), [12], 4, {"micro_batch": (1,)})
     ways = {(dp, tp, pp) for dp in divisors(12) for tp in divisors(12) for pp in divisors(12) if dp * tp * pp == 12}
@@ -123,7 +123,7 @@ def test_context_parallelism_is_searched_where_every_rank_keeps_enough_tokens(to
     assert set(degrees_of(subject("coatnet_tiny"), [12], 4, {})["cp"].tolist()) == {1}
 
 
-def test_libraries_are_those_that_can_run_the_model() -> None:
+def test_chosen_libraries_are_those_that_can_run_the_model() -> None:
     assert chosen(None, catalogue=True) == ("deepspeed", "torch", "by_hand")
     assert "by_hand" not in chosen(None, catalogue=False)
     assert chosen("torch, deepspeed", catalogue=True) == ("deepspeed", "torch")

@@ -11,7 +11,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.planner.ask import plan
 from dlojz.prediction.forecast import forecast
 
-IN_PLACE = '''
+IN_PLACE = """
 import torch
 from torch import nn
 
@@ -32,7 +32,7 @@ def build() -> nn.Module:
 
 def example_inputs() -> torch.Tensor:
     return torch.zeros(4, 3, 16, 16)
-'''
+"""
 
 
 @pytest.fixture
@@ -43,13 +43,13 @@ def in_place(tmp_path: Path) -> str:
     return f"{file}:build"
 
 
-def test_selective_checkpointing_of_what_is_overwritten_is_refused_truly(in_place: str) -> None:
+def test_forecast_refuses_selective_checkpointing_of_what_is_overwritten(in_place: str) -> None:
     forecast(RunConfig.of(model=in_place, checkpointing="full"))
     with pytest.raises(LabError, match=r"checkpointing='selective' cannot run with in_place.py:build, which runs with"):
         forecast(RunConfig.of(model=in_place, checkpointing="selective"))
 
 
-def test_a_layout_that_cannot_be_traced_is_one_refused_layout(in_place: str) -> None:
+def test_plan_refuses_one_layout_that_cannot_be_traced(in_place: str) -> None:
     made = plan(in_place, gpus=2, batch=8)
     assert made.found.admitted.size > 0
     assert made.why(dp=2, micro_batch=2, checkpointing="full").admitted

@@ -172,12 +172,12 @@ def test_sharing_the_sequence_out_is_a_lever() -> None:
     )
 
 
-def test_a_change_that_costs_nothing_says_so() -> None:
+def test_more_percent_says_that_a_change_costs_nothing() -> None:
     assert more_percent(1.0) == more_percent(0.999) == "±0 %"
     assert more_percent(1.25) == "+25 %" and more_percent(0.9) == "−10 %"
 
 
-def test_the_heads_must_be_divided(gpt2: Plan) -> None:
+def test_why_says_that_the_heads_must_be_divided(gpt2: Plan) -> None:
     verdict = gpt2.why(tp=2, gpus=8)
     assert verdict.reason == "split" and "25 attention heads" in verdict.sentence
 
@@ -191,13 +191,13 @@ def test_an_admitted_layout_says_how_far_it_is_from_the_first(tiny: Plan) -> Non
     assert verdict.step_s == pytest.approx(tiny.found.step_s[-1])
 
 
-def test_a_value_that_the_search_does_not_try_is_answered_all_the_same() -> None:
+def test_why_answers_a_value_that_the_search_does_not_try() -> None:
     made = plan("gpt2", "jean_zay_a100", gpus=2, batch=20, simulate=1)
     verdict = made.why(micro_batch=5, dp=2, tp=1, pp=1, zero=0)
     assert verdict.admitted and "does not try" in verdict.sentence and 1 <= verdict.rank <= made.found.admitted.size + 1
 
 
-def test_a_library_that_was_not_searched_can_be_asked_for(bloom: Plan) -> None:
+def test_why_can_be_asked_for_a_library_that_was_not_searched(bloom: Plan) -> None:
     verdict = bloom.why(engine="deepspeed", tp=8, pp=12)
     assert verdict.reason == "engine" and "Tensor Parallelism" in verdict.sentence and verdict.change is not None
     heavy = bloom.why(engine="deepspeed", dp=128, tp=1, pp=3, zero=0)
@@ -222,12 +222,12 @@ def test_a_library_that_was_not_searched_can_be_asked_for(bloom: Plan) -> None:
         ({"schedule": "1f1b", "chunks": 3}, "interleaved schedule has 2 chunks"),
     ],
 )
-def test_illegal_fields_are_refused_in_one_sentence(tiny: Plan, fields: dict[str, object], words: str) -> None:
+def test_why_refuses_illegal_fields_in_one_sentence(tiny: Plan, fields: dict[str, object], words: str) -> None:
     with pytest.raises(LabError, match=words):
         tiny.why(**fields)
 
 
-def test_time_allowed_refuses_too() -> None:
+def test_plan_refuses_by_the_time_allowed_too() -> None:
     free = plan("gpt2", "jean_zay_a100", gpus=2, batch=64, simulate=1)
     hours = 1.05 * free.found.step_s[0] * 1000 / 3600
     made = plan("gpt2", "jean_zay_a100", gpus=2, batch=64, steps=1000, hours=hours, limit="qos_short", simulate=1)
@@ -241,7 +241,7 @@ def test_time_allowed_refuses_too() -> None:
         plan("gpt2", "jean_zay_a100", gpus=2, batch=64, steps=1000, hours=1e-6, limit="qos_short")
 
 
-def test_offloading_more_than_the_host_holds_is_refused_with_both_figures() -> None:
+def test_why_refuses_offloading_more_than_the_host_holds_with_both_figures() -> None:
     """30 B on one node of 512 GB: 16 bytes of states and 2 of weights for each parameter are 533 GB."""
     size = DecoderSize(layers=48, hidden=7168, heads=56, vocabulary=50000, sequence_length=1024)
     made = plan(size, "jean_zay_a100", gpus=8, batch=64, simulate=1)

@@ -35,20 +35,20 @@ def planned_bytes(row: Measurement) -> float:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_runs_that_ran_fit(name: str) -> None:
+def test_layout_memories_of_runs_that_ran_fit(name: str) -> None:
     """56 of all 138 were refused when logits were unfused, masks kept, and the optimizer's temporaries whole."""
     refused = [row.row for row in table(name) if planned_bytes(row) >= cluster(row.cluster).gpu.memory_bytes]
     assert not refused
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_the_planner_counts_a_row_as_the_cost_model_does(name: str) -> None:
+def test_layout_memories_count_a_row_as_the_cost_model_does(name: str) -> None:
     for row in table(name):
         read = memories(workload(row.size), Layouts.from_measurements([row])).total_bytes[0]
         assert planned_bytes(row) == pytest.approx(read), row.row
 
 
-def test_each_cause_is_a_choice_of_its_own() -> None:
+def test_memories_have_a_choice_of_its_own_for_each_cause() -> None:
     """MPT-350m, 8 samples of 8192 tokens: masks 2·sbh a layer, logits 14 bytes each, not 4."""
     size = DecoderSize(24, 1024, 16, 50368, 8192)
     plain = {"precision": "bf16", "dp": 8, "zero": 3, "micro_batch": 8, "engine": "torchtitan", "fused_attention": 1}
@@ -66,7 +66,7 @@ def test_each_cause_is_a_choice_of_its_own() -> None:
     assert bytes_of(dropout=0)[1] - edges == tokens * 10 * 50368
 
 
-def test_fsdp_s_shards_are_their_own_master_copy_and_its_root_stays_gathered() -> None:
+def test_memories_of_fsdp_shards_are_the_master_copy_and_its_root_stays_gathered() -> None:
     """MPT-30b, one sample of 4096 tokens on 8 GPUs: 16 bytes per parameter; the end holds the root and the update."""
     size = DecoderSize(48, 7168, 56, 50368, 4096)
     one, four = (

@@ -42,7 +42,7 @@ def test_the_parts_of_a_layer() -> None:
 
 
 @given(shape=SHAPES, tp=st.integers(1, 64))
-def test_the_forms_of_table_2(shape: Shape, tp: int) -> None:
+def test_layer_bytes_are_the_forms_of_table_2(shape: Shape, tp: int) -> None:
     sbh, scores = shape.sbh, Fraction(5 * shape.heads * shape.sequence_length, shape.hidden)
     assert layer_bytes(shape) == sbh * (34 + scores)
     assert layer_bytes(shape, tp=tp) == sbh * (10 + Fraction(24, tp) + scores / tp)
@@ -54,7 +54,7 @@ def test_the_forms_of_table_2(shape: Shape, tp: int) -> None:
 
 
 @given(shape=SHAPES, tp=st.integers(1, 64), sequence_parallel=st.booleans())
-def test_every_lever_saves(shape: Shape, tp: int, sequence_parallel: bool) -> None:
+def test_layer_bytes_are_fewer_with_every_lever(shape: Shape, tp: int, sequence_parallel: bool) -> None:
     none, selective, full = (
         layer_bytes(shape, tp=tp, sequence_parallel=sequence_parallel, checkpointing=how)
         for how in ("none", "selective", "full")
@@ -64,7 +64,7 @@ def test_every_lever_saves(shape: Shape, tp: int, sequence_parallel: bool) -> No
 
 
 @pytest.mark.parametrize(("shape", "saved_percent"), [(GPT_3, 70), (Shape(2048, 1, 20480, 128), 65)])
-def test_selective_recomputation_saves_what_the_paper_says(shape: Shape, saved_percent: int) -> None:
+def test_layer_bytes_of_selective_recomputation_save_what_the_paper_says(shape: Shape, saved_percent: int) -> None:
     """§5: 70 % for GPT-3 and 65 % for MT-NLG."""
     saved = 1 - layer_bytes(shape, checkpointing="selective") / layer_bytes(shape)
     assert round(float(100 * saved)) == saved_percent
@@ -76,13 +76,13 @@ def test_checkpoints_of_several_layers() -> None:
 
 @given(stages=st.integers(2, 12), chunks=st.integers(2, 4))
 @settings(max_examples=20, deadline=None)
-def test_interleaving_holds_more_on_the_first_rank(stages: int, chunks: int) -> None:
+def test_peak_activations_of_interleaving_are_more_on_the_first_rank(stages: int, chunks: int) -> None:
     """Korthikanti et al. 2022, §4.2.3: L(1 + (p − 1)/(p·v)) layers, of L/p each: what the schedule itself counts."""
     counted = peak_activations(build("interleaved", stages, 4 * stages, chunks=chunks))[0]
     assert Fraction(round(counted), chunks) == stages * (1 + Fraction(stages - 1, stages * chunks))
 
 
-def test_bad_arguments_are_refused() -> None:
+def test_layer_bytes_refuses_bad_arguments() -> None:
     with pytest.raises(LabError, match="unknown checkpointing 'half'"):
         layer_bytes(GPT_3, checkpointing="half")  # type: ignore[arg-type]
 

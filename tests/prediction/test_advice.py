@@ -25,7 +25,7 @@ def test_one_sample_more_than_the_largest_batch_does_not_fit(limit_mib: int, own
     assert taken_bytes(heaviest(with_micro_batch(config, fit.micro_batch + 1), V100)) > limit_bytes
 
 
-def test_a_model_that_does_not_fit_at_all_says_what_one_sample_takes() -> None:
+def test_largest_batch_says_what_one_sample_takes_where_nothing_fits() -> None:
     fit = largest_batch(RunConfig.of(model="vit_tiny"), V100, limit_bytes=100 * MEBIBYTE)
     assert fit.micro_batch == 0
     assert fit.taken_bytes > 100 * MEBIBYTE
@@ -58,7 +58,7 @@ def test_levers_are_whole_configurations_with_their_forecasts() -> None:
     ],
     ids=str,
 )
-def test_the_lever_of_tensor_parallelism_is_one_that_the_model_allows(
+def test_changes_offer_a_tensor_parallelism_that_the_model_allows(
     fields: dict[str, object], change: str | None
 ) -> None:
     offered = [words for name, words, _ in changes(RunConfig.of(**fields)) if name == "tp"]

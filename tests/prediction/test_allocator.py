@@ -36,7 +36,7 @@ def blocks_of(allocator: CachingAllocator) -> list[tuple[tuple[int, int | None],
 
 
 @pytest.mark.parametrize(("asked", "block"), [(1, 512), (512, 512), (513, 1024), (MIB, MIB), (MIB + 1, MIB + 512)])
-def test_a_block_is_a_multiple_of_512(asked: int, block: int) -> None:
+def test_replay_makes_a_block_a_multiple_of_512(asked: int, block: int) -> None:
     found = replay(allocate(asked))
     assert found.requested_peak_bytes == asked
     assert found.allocated_peak_bytes == block
@@ -75,7 +75,7 @@ def test_a_rest_of_a_large_block_up_to_1_mib_is_not_split_off_and_counts_as_allo
     assert after([*cached, (1, 11 * MIB - 512)]).allocated_bytes == 11 * MIB - 512
 
 
-def test_what_is_freed_is_used_again_and_nothing_is_given_back() -> None:
+def test_caching_allocator_uses_again_what_is_freed_and_gives_nothing_back() -> None:
     step = [(0, 30 * MIB), (1, 5 * MIB), (1, -5 * MIB), (0, -30 * MIB)]
     allocator = CachingAllocator()
     found = replay(step * 10, allocator)
@@ -84,7 +84,7 @@ def test_what_is_freed_is_used_again_and_nothing_is_given_back() -> None:
     assert allocator.allocated_bytes == 0 and found.allocated_peak_bytes == 35 * MIB
 
 
-def test_the_smallest_block_that_is_large_enough_serves() -> None:
+def test_caching_allocator_takes_the_smallest_block_that_is_large_enough() -> None:
     """Free: 40, 30 and 20 MiB; 25 MiB go into the one of 30, whose rest of 5 serves 4 and is too small to split."""
     free = [event for n, mib in enumerate((40, 30, 20)) for event in ((n, mib * MIB), (n, -mib * MIB))]
     first = [(n, delta) for n, delta in free if delta > 0] + [(n, delta) for n, delta in free if delta < 0]
@@ -98,20 +98,20 @@ def test_the_smallest_block_that_is_large_enough_serves() -> None:
     ]
 
 
-def test_neighbours_are_joined() -> None:
+def test_replay_joins_neighbours() -> None:
     """Three blocks of 5 MiB share a segment of 20; freed in any order they serve 20 MiB in one piece."""
     for order in ((0, 1, 2), (2, 0, 1), (1, 0, 2), (0, 2, 1)):
         found = replay([*allocate(*[5 * MIB] * 3), *((n, -5 * MIB) for n in order), (3, 20 * MIB)])
         assert found.reserved_peak_bytes == 20 * MIB
 
 
-def test_a_block_in_use_between_free_ones_fragments() -> None:
+def test_replay_fragments_at_a_block_in_use_between_free_ones() -> None:
     blocks = allocate(*[5 * MIB] * 4)
     held = [*blocks, (0, -5 * MIB), (2, -5 * MIB), (4, 8 * MIB)]
     assert replay(held).reserved_peak_bytes == 40 * MIB
 
 
-def test_under_a_limit_cached_segments_are_released_and_it_is_tried_again() -> None:
+def test_caching_allocator_under_a_limit_releases_cached_segments_and_tries_again() -> None:
     events = [(0, 30 * MIB), (0, -30 * MIB), (1, 40 * MIB)]
     assert after(events).reserved_bytes == 70 * MIB
     allocator = CachingAllocator(limit_bytes=64 * MIB)
@@ -125,18 +125,18 @@ def test_where_nothing_helps_the_replay_ends_and_says_where() -> None:
     assert allocator.allocated_bytes == 30 * MIB
 
 
-def test_a_segment_in_part_use_cannot_be_released() -> None:
+def test_caching_allocator_cannot_release_a_segment_in_part_use() -> None:
     events = [(0, 5 * MIB), (1, 5 * MIB), (1, -5 * MIB), (2, 24 * MIB)]
     assert replay(events, CachingAllocator(limit_bytes=40 * MIB)).out_of_memory_event == 3
 
 
-def test_a_storage_that_grows_is_copied() -> None:
+def test_replay_copies_a_storage_that_grows() -> None:
     allocator = CachingAllocator()
     assert replay([(0, 4 * MIB), (0, 4 * MIB), (0, -8 * MIB)], allocator).requested_peak_bytes == 12 * MIB
     assert allocator.allocated_bytes == 0
 
 
-def test_events_that_do_not_begin_at_the_beginning_are_refused() -> None:
+def test_replay_refuses_events_that_do_not_begin_at_the_beginning() -> None:
     with pytest.raises(LabError, match="event 1 frees 600 bytes of storage 7, which holds 512"):
         replay([(7, 512), (7, -600)])
     with pytest.raises(LabError, match="which holds 0"):
@@ -153,12 +153,12 @@ def test_events_that_do_not_begin_at_the_beginning_are_refused() -> None:
         ([(0, 30), (1, 40), (1, -40), (2, 90)], 120),  # what is freed joins the end
     ],
 )
-def test_an_expandable_segment_grows_at_its_end(events: list[Event], reserved_mib: int) -> None:
+def test_caching_allocator_grows_an_expandable_segment_at_its_end(events: list[Event], reserved_mib: int) -> None:
     found = [(storage, delta * MIB) for storage, delta in events]
     assert replay(found, CachingAllocator(expandable=True)).reserved_peak_bytes == reserved_mib * MIB
 
 
-def test_each_stream_has_its_own_pools() -> None:
+def test_caching_allocator_has_pools_of_its_own_for_each_stream() -> None:
     """What a stream has freed, another does not take."""
     events = [(0, 30 * MIB), (0, -30 * MIB), (1, 30 * MIB)]
     for expandable, one, two in ((False, 30, 60), (True, 40, 80)):
@@ -190,10 +190,10 @@ def check(allocator: CachingAllocator) -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    requests=st.lists(st.tuples(SIZES, st.booleans(), st.integers(0, 10**6)), max_size=60), expandable=st.booleans()
-)
-def test_blocks_never_overlap_and_sums_hold(requests: list[tuple[int, bool, int]], expandable: bool) -> None:
+@given(requests=st.lists(st.tuples(SIZES, st.booleans(), st.integers(0, 10**6)), max_size=60), expandable=st.booleans())
+def test_caching_allocator_blocks_never_overlap_and_sums_hold(
+    requests: list[tuple[int, bool, int]], expandable: bool
+) -> None:
     allocator, held = CachingAllocator(expandable=expandable), []
     for size_bytes, frees, which in requests:
         held.append(allocator.malloc(size_bytes))
@@ -215,7 +215,7 @@ def test_blocks_never_overlap_and_sums_hold(requests: list[tuple[int, bool, int]
     requests=st.lists(st.tuples(SIZES, st.booleans(), st.integers(0, 10**6)), max_size=60),
     limit_mib=st.integers(2, 300),
 )
-def test_a_limit_is_kept_and_changes_nothing_where_it_is_not_reached(
+def test_caching_allocator_keeps_a_limit_which_changes_nothing_where_not_reached(
     requests: list[tuple[int, bool, int]], limit_mib: int
 ) -> None:
     events: list[Event] = []
@@ -239,7 +239,7 @@ def test_a_limit_is_kept_and_changes_nothing_where_it_is_not_reached(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("seed", range(4))
-def test_on_a_gpu_torch_allocates_and_reserves_the_same(seed: int) -> None:
+def test_replay_allocates_and_reserves_as_torch_does_on_a_gpu(seed: int) -> None:
     drawn = random.Random(seed)
     events: list[Event] = []
     live: dict[int, int] = {}

@@ -26,18 +26,18 @@ def sent_per_parameter(**fields: object) -> float:
 
 
 @pytest.mark.parametrize(("stage", "volumes"), [(0, 2), (3, 3)])
-def test_the_paper_s_volumes(stage: int, volumes: float) -> None:
+def test_predict_sends_the_paper_s_volumes(stage: int, volumes: float) -> None:
     """Rajbhandari et al. 2020, §7.1 and §7.2.2: 2Ψ for data parallelism, 3Ψ for stage 3; padding is the tolerance."""
     assert sent_per_parameter(zero=stage) == pytest.approx(volumes, rel=1e-3)
 
 
 @pytest.mark.parametrize("stage", [1, 2])
-def test_deepspeed_all_reduces_where_the_paper_reduce_scatters(stage: int) -> None:
+def test_predict_all_reduces_for_deepspeed_where_the_paper_reduce_scatters(stage: int) -> None:
     """The paper's 2Ψ for stages 1 and 2 need a reduce-scatter; DeepSpeed's bucketed all-reduce makes them 3Ψ."""
     assert sent_per_parameter(zero=stage) == pytest.approx(3, rel=1e-3)
 
 
-def test_fsdp2_sends_what_the_paper_says() -> None:
+def test_predict_sends_for_fsdp2_what_the_paper_says() -> None:
     for stage, volumes in ((2, 2), (3, 3)):
         config = RunConfig.of(model="coatnet_0", dp=4, zero=stage)
         footprint = predict(config)
@@ -48,7 +48,7 @@ def test_fsdp2_sends_what_the_paper_says() -> None:
 @pytest.mark.parametrize(
     ("stage", "micro_batches", "volumes"), [(1, 1, 2), (2, 1, 2), (3, 1, 3), (1, 4, 2), (2, 4, 5), (3, 4, 12)]
 )
-def test_zero_by_hand_sends_what_the_paper_says(stage: int, micro_batches: int, volumes: float) -> None:
+def test_predict_sends_for_zero_by_hand_what_the_paper_says(stage: int, micro_batches: int, volumes: float) -> None:
     """§7.1 and §7.2.2, for one micro-batch; with m of them stage 2 sends (m + 1) Ψ, stage 3 sends 3mΨ."""
     config = RunConfig.of(model="coatnet_0", dp=4, zero=stage, engine="by_hand", micro_batches=micro_batches)
     footprint = predict(config)
@@ -56,13 +56,13 @@ def test_zero_by_hand_sends_what_the_paper_says(stage: int, micro_batches: int, 
     assert sent_bytes / (3 / 4) / 4 / (footprint.parameters or 1) == pytest.approx(volumes, rel=1e-3)
 
 
-def test_fp16_sends_what_bf16_sends() -> None:
+def test_predict_sends_for_fp16_what_bf16_sends() -> None:
     for fields in ({"engine": "by_hand"}, {"engine": "torch"}, {"engine": "deepspeed"}):
         half = [predict(RunConfig.of(dp=2, zero=3, precision=p, **fields)).communication for p in ("bf16", "fp16")]
         assert half[0] == half[1]
 
 
-def test_one_process_sends_nothing() -> None:
+def test_predict_sends_nothing_for_one_process() -> None:
     assert predict(RunConfig.of()).communication == ()
 
 
@@ -72,7 +72,7 @@ def calls(**fields: object) -> int:
     return traffic.count or 0
 
 
-def test_buckets_of_a_size_that_was_asked_for() -> None:
+def test_predict_fills_buckets_of_a_size_that_was_asked_for() -> None:
     """vit_tiny has 3.13 MiB of gradients; torch's first bucket is small unless a size is given, ours never is."""
     assert calls(model="vit_tiny", dp=2) == 2
     assert calls(model="vit_tiny", dp=2, bucket_mib=25) == 1
@@ -116,7 +116,7 @@ def test_buckets() -> None:
     assert deepspeed_buckets([5_000_000, 1]) == [1, 1]
 
 
-def test_gradients_of_experts_go_among_the_ranks_that_hold_the_same() -> None:
+def test_predict_sends_expert_gradients_among_the_ranks_that_hold_the_same() -> None:
     """moe_tiny: 2 mixtures of 8 experts of 131,712 parameters, of which two ranks hold half each; 613,888 others."""
     footprint = predict(RunConfig.of(model="moe_tiny", dp=4, ep=2, engine="by_hand"))
     sent = {one.group: (one.group_size, one.message_bytes) for one in footprint.communication}
@@ -130,7 +130,7 @@ def traffic_of(group: str, **fields: object) -> dict[str, tuple[int | None, int]
     return {one.collective: (one.count, one.message_bytes) for one in communication if one.group == group}
 
 
-def test_a_tied_matrix_is_gathered_once_per_micro_batch_by_zero_3_by_hand() -> None:
+def test_predict_gathers_a_tied_matrix_once_per_micro_batch_in_zero_3_by_hand() -> None:
     """gpt2_tiny, 3 micro-batches: 842,496 parameters, of which the tied matrix has V·h = 256·128 = 32,768.
 
     Six units (positions, four blocks, the last norm) are gathered for forward and for backward, the tied matrix once:
@@ -141,7 +141,7 @@ def test_a_tied_matrix_is_gathered_once_per_micro_batch_by_zero_3_by_hand() -> N
 
 
 @pytest.mark.parametrize(("cp", "length", "messages"), [(2, 128, 24), (3, 96, 48)])
-def test_a_ring_has_one_step_less_than_ranks(cp: int, length: int, messages: int) -> None:
+def test_predict_gives_a_ring_one_step_less_than_ranks(cp: int, length: int, messages: int) -> None:
     """gpt_tiny, 4 layers, h = 128, 2 micro-batches of 16: per layer n − 1 messages forward, 2(n − 1) backward.
 
     Keys and values of S tokens forward, (n − 1)·2·16·S·128·4 bytes, and backward with their gradients twice that:
@@ -152,7 +152,7 @@ def test_a_ring_has_one_step_less_than_ranks(cp: int, length: int, messages: int
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_local_steps_meet_in_fp32(precision: str) -> None:
+def test_predict_lets_local_steps_meet_in_fp32(precision: str) -> None:
     """vit_tiny has 827,786 parameters, whose weights are fp32 whatever is computed in."""
     sent = traffic_of("dp", model="vit_tiny", dp=2, engine="by_hand", optimizer="local_sgd", precision=precision)
     assert sent == {"all_reduce": (1, 4 * 827_786)}

@@ -13,7 +13,7 @@ def test_a_step_is_three_forward_passes_per_sample(model: str, data: str | None)
     assert predict(config).step_flops == 3 * 24 * models.describe(model).flops
 
 
-def test_ranks_that_split_the_layers_compute_the_model_once() -> None:
+def test_step_flops_of_ranks_that_split_the_layers_are_those_of_the_model_once() -> None:
     whole = predict(RunConfig.of(model="gpt_tiny")).step_flops or 0
     assert [predict(RunConfig.of(model="gpt_tiny", tp=2), rank).step_flops for rank in (0, 1)] == [whole / 2, whole / 2]
 
@@ -27,7 +27,7 @@ def test_ranks_that_split_the_layers_compute_the_model_once() -> None:
         {"pp": 2, "schedule": "interleaved", "chunks": 2},
     ],
 )
-def test_the_ranks_of_a_pipeline_compute_the_model_once(layout: dict[str, object]) -> None:
+def test_step_flops_of_the_ranks_of_a_pipeline_are_those_of_the_model_once(layout: dict[str, object]) -> None:
     fields = {"model": "vit_tiny", "micro_batch": 2, "micro_batches": 4}
     config = RunConfig.of(**fields, **layout)
     ranks = [predict(config, rank).step_flops or 0 for rank in range(config.layout.world_size)]
@@ -35,13 +35,13 @@ def test_the_ranks_of_a_pipeline_compute_the_model_once(layout: dict[str, object
 
 
 @pytest.mark.parametrize("model", ["coatnet_tiny", "vit_tiny", "gpt_tiny", "llama_tiny"])
-def test_checkpointing_computes_part_of_the_forward_pass_again(model: str) -> None:
+def test_step_flops_with_checkpointing_have_part_of_the_forward_pass_again(model: str) -> None:
     plain = predict(RunConfig.of(model=model)).step_flops or 0
     again = predict(RunConfig.of(model=model, checkpointing="full")).step_flops or 0
     assert 1 < again / plain < 4 / 3
 
 
-def test_a_block_of_one_layer_computes_nothing_again() -> None:
+def test_step_flops_of_a_block_of_one_layer_have_nothing_again() -> None:
     """AlexNet's blocks: the input that is kept is all that the layer's backward needs."""
     plain = predict(RunConfig.of(model="alexnet_tiny")).step_flops
     assert predict(RunConfig.of(model="alexnet_tiny", checkpointing="full")).step_flops == plain

@@ -67,17 +67,19 @@ def test_a_forecast_adds_up(fields: dict[str, object], device: str | None) -> No
     checkpointing=st.sampled_from(["none", "full"]),
 )
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_more_samples_never_take_less(micro_batch: int, engine: dict[str, object], checkpointing: str) -> None:
+def test_heaviest_forecast_never_takes_less_for_more_samples(
+    micro_batch: int, engine: dict[str, object], checkpointing: str
+) -> None:
     fields = {**engine, "checkpointing": checkpointing}
     assert peak(**{**fields, "micro_batch": micro_batch}) <= peak(**{**fields, "micro_batch": micro_batch + 1})
 
 
-def test_longer_sequences_and_larger_images_take_more() -> None:
+def test_heaviest_forecast_takes_more_for_longer_sequences_and_larger_images() -> None:
     assert peak(image_size=32) < peak(image_size=64)
     assert peak(model="gpt_tiny", sequence_length=32) < peak(model="gpt_tiny", sequence_length=64)
 
 
-def test_a_higher_stage_takes_less_where_states_fill_the_device() -> None:
+def test_heaviest_forecast_takes_less_in_a_higher_stage_where_states_fill_the_device() -> None:
     """CoAtNet-0 with one small image per rank; the lab's bucket of DeepSpeed (8 MB) is small beside its states."""
     fields = {"model": "coatnet_0", "image_size": 32, "micro_batch": 1, "dp": 8, "micro_batches": 2}
     for engine, stages in (("deepspeed", (0, 1, 2, 3)), ("by_hand", (0, 1, 2, 3)), ("torch", (0, 2, 3))):
@@ -88,7 +90,7 @@ def test_a_higher_stage_takes_less_where_states_fill_the_device() -> None:
 @pytest.mark.parametrize("checkpointing", ["selective", "full"])
 @pytest.mark.parametrize("device", [None, "h100"])
 @pytest.mark.parametrize("model", ["coatnet_tiny", "vit_tiny", "gpt_tiny"])
-def test_checkpointing_keeps_less(model: str, device: str | None, checkpointing: str) -> None:
+def test_forecast_keeps_less_with_checkpointing(model: str, device: str | None, checkpointing: str) -> None:
     plain, fewer = (
         forecast(RunConfig.of(model=model, micro_batch=8, checkpointing=mode), 0, device).memory.activations_bytes or 0
         for mode in ("none", checkpointing)
@@ -138,7 +140,7 @@ def test_what_goes_to_nvme_is_what_the_rule_says(offload: Literal["optimizer", "
 
 @pytest.mark.parametrize("tp", [2, 4])
 @pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_tensor_parallelism_keeps_what_the_published_form_says(tp: int, sequence_parallel: bool) -> None:
+def test_forecast_of_tensor_parallelism_keeps_what_the_published_form_says(tp: int, sequence_parallel: bool) -> None:
     """Korthikanti et al. 2022, §4.2: per layer sbh(10 + 24/t) with tensor, 34/t with sequence parallelism too, here
     without its two dropout masks (1 byte each of the 10) nor scores: 8 + 24/t, 32/t; and what a fused attention keeps
     besides its output is in neither (its logarithms, 4 bytes per head and token).
@@ -205,7 +207,7 @@ def test_micro_batches_in_flight_fill_the_first_stage() -> None:
     assert every.memory.activations_bytes == 2 * kept_bytes + tokens_bytes
 
 
-def test_three_dimensions_together() -> None:
+def test_forecast_of_three_dimensions_together() -> None:
     whole = forecast(RunConfig.of(model="gpt_tiny")).memory
     config = RunConfig.of(model="gpt_tiny", tp=2, pp=2, dp=2, zero=1, engine="deepspeed", micro_batches=4)
     ranks = [forecast(config, rank).memory for rank in range(8)]
@@ -246,7 +248,7 @@ def test_the_moment_of_the_peak_is_told() -> None:
     assert told(None) == "between two steps"
 
 
-def test_a_second_question_is_answered_from_memory() -> None:
+def test_forecast_answers_a_second_question_from_memory() -> None:
     config = RunConfig.of(**SMALL)
     assert forecast(config) is forecast(config)
     assert forecast(config, 0, "h200") is forecast(config, 0, hardware.device("h200"))
@@ -280,7 +282,7 @@ def test_what_a_compressed_update_takes_is_counted_tensor_by_tensor() -> None:
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
-def test_stage_0_of_deepspeed_reduces_all_gradients_at_once_after_the_last_micro_batch(micro_batches: int) -> None:
+def test_forecast_of_stage_0_of_deepspeed_reduces_all_gradients_at_once_in_the_end(micro_batches: int) -> None:
     config = RunConfig.of(**SMALL, dp=2, engine="deepspeed", zero=0, micro_batches=micro_batches)
     whole = 4 * model_shapes(config).num_parameters
     sent = [number for number, delta in forecast(config).events if delta == -whole]

@@ -53,7 +53,7 @@ print(json.dumps(peaks))
 
 
 @pytest.mark.timeout(300)
-def test_torch_s_tracker_of_fsdp2_agrees() -> None:
+def test_forecast_of_fsdp2_agrees_with_torch_s_tracker() -> None:
     """Equal to the byte where it was tried; 0.1 % leaves room for what another torch counts otherwise."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM, json.dumps([RANKS, RUNS])],

@@ -27,7 +27,7 @@ def unit(name: str) -> Unit:
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=[folder.name for folder in FOLDERS])
 @pytest.mark.parametrize("name", SOME)
-def test_tensors_are_those_predicted_and_what_is_allocated_is_near(folder: Path, name: str) -> None:
+def test_gpu_records_have_the_tensors_predicted_and_nearly_what_is_allocated(folder: Path, name: str) -> None:
     place = gpu.read_place(folder)
     record = gpu.Records(folder, place).read(unit(name))
     assert record is not None and record.state == "done"

@@ -47,7 +47,7 @@ def written(store: Path) -> tuple[object, MemoryTrace, Path]:
     return key, trace, path
 
 
-def test_what_is_read_again_is_what_was_traced(store: Path) -> None:
+def test_trace_store_reads_again_what_was_traced(store: Path) -> None:
     key, trace, path = written(store)
     again = trace_store.kept(key, never)
     assert again == trace and again is not trace
@@ -82,7 +82,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_a_damaged_file_is_said_once_traced_anew_and_replaced(
+def test_trace_store_says_a_damaged_file_once_traces_anew_and_replaces_it(
     name: str, store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     key, trace, path = written(store)
@@ -94,7 +94,7 @@ def test_a_damaged_file_is_said_once_traced_anew_and_replaced(
     assert trace_store.kept(key, lambda: trace) is trace and not capsys.readouterr().err
 
 
-def test_a_disk_that_is_full_is_said_and_leaves_no_half_a_file(
+def test_trace_store_says_that_a_disk_is_full_and_leaves_no_half_a_file(
     store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     key, trace, path = written(store)
@@ -109,14 +109,16 @@ def test_a_disk_that_is_full_is_said_and_leaves_no_half_a_file(
     assert f"could not be kept in {store} (No space left on device)" in capsys.readouterr().err
 
 
-def test_another_version_of_the_code_has_other_files(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trace_store_has_other_files_for_another_version_of_the_code(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key, trace, path = written(store)
     monkeypatch.setattr(trace_store, "code_version", lambda: "another")
     assert not trace_store.is_kept(key)
     assert trace_store.kept(key, lambda: trace) is trace and len(list(store.iterdir())) == 2 and path.exists()
 
 
-def test_what_was_not_read_for_a_month_is_deleted_at_the_next_write(store: Path) -> None:
+def test_trace_store_deletes_at_the_next_write_what_was_not_read_for_a_month(store: Path) -> None:
     key, trace, path = written(store)
     old_s = time.time() - (trace_store.UNREAD_DAYS + 1) * 86_400
     former, unfinished = store / "0.json.gz", store / "0.json.gzabc"  # of another version, and of a process that died
@@ -129,7 +131,7 @@ def test_what_was_not_read_for_a_month_is_deleted_at_the_next_write(store: Path)
     assert path.exists() and not former.exists() and not unfinished.exists() and len(list(store.iterdir())) == 2
 
 
-def test_a_folder_that_cannot_be_written_is_said_once_and_loses_nothing(
+def test_trace_store_says_once_that_a_folder_cannot_be_written_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("no folder")
@@ -151,7 +153,7 @@ def _peak_mib() -> float:
 
 
 @pytest.mark.timeout(900)
-def test_switches_of_the_environment_are_part_of_the_key(store: Path) -> None:
+def test_trace_store_has_switches_of_the_environment_in_its_key(store: Path) -> None:
     """Each in a process of its own, with one store."""
     code = (
         "import dlojz; from dlojz.config.run_config import RunConfig; "
@@ -168,7 +170,7 @@ def test_switches_of_the_environment_are_part_of_the_key(store: Path) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_switches_of_a_process_are_part_of_the_key(store: Path) -> None:
+def test_predict_keeps_other_traces_for_other_switches_of_a_process(store: Path) -> None:
     """timm's own function, and torch's choice of an attention kernel: other traces in the same process."""
     ensure_torchvision_imports()
     layers = importlib.import_module("timm.layers")

@@ -89,7 +89,7 @@ def test_the_order_decides_which_axis_leaves_the_node() -> None:
     assert totals == {8 * (4000 + 1000 + 300)}
 
 
-def test_the_picture_of_the_course_sends_only_activations_over_the_network() -> None:
+def test_crossing_in_the_picture_of_the_course_is_of_activations_only() -> None:
     """2 nodes of 8 GPUs, tp 2, pp 4, dp 2: of the three boundaries between stages, one lies between the nodes."""
     ends = [told("all_reduce", "tp", 2, 4000), told("all_reduce", "dp", 2, 1000), told("send", "pp", 4, 300)]
     middle = [*ends[:2], told("send", "pp", 4, 600)]
@@ -138,7 +138,7 @@ def _sending(config: RunConfig, rank: int) -> list[Traffic]:
     return [each for each in predicted if each.collective != "recv"]
 
 
-def test_what_the_data_axis_sends_over_the_network_depends_on_the_order_alone() -> None:
+def test_link_traffic_of_the_data_axis_over_the_network_depends_on_the_order_alone() -> None:
     config = RunConfig.of(model="vit_tiny", dp=2, pp=2, micro_batches=4)
     usual, other = (link_traffic(config, RankGrid(2, 2, 1, 2, order)) for order in ("tp-dp-pp", "tp-pp-dp"))
     assert usual.bytes_of("dp", between=True) == 0 < other.bytes_of("dp", between=True)
@@ -172,7 +172,7 @@ def test_what_a_rank_sends_to_several_others_adds_up() -> None:
     assert exchanged.seconds(link, slow) == pytest.approx({"dp": 3 * ALPHA_S + 300 * BETA}, rel=1e-12)
 
 
-def test_refusals() -> None:
+def test_link_traffic_and_crossing_refuse_a_grid_that_does_not_fit() -> None:
     config = RunConfig.of(model="vit_tiny", dp=2)
     with pytest.raises(LabError, match=r"the grid has dp=4, pp=1, tp=1, but the run has dp=2, tp=1, pp=1"):
         link_traffic(config, RankGrid(dp=4))

@@ -42,7 +42,7 @@ def test_the_peak_is_the_closed_form(samples: int, tokens: int, where: str) -> N
     assert found.peak_module == f"blocks.{LAYERS}.{where}"
 
 
-def test_replicas_change_nothing() -> None:
+def test_forecast_of_megatron_is_not_changed_by_replicas() -> None:
     """The buffer of gradients is sent as it is: torch's DDP adds its buckets, Megatron-core's nothing."""
     one, two = (RunConfig.of(model="gpt_tiny", library="megatron", dp=dp) for dp in (1, 2))
     assert forecast(one).memory.peak_bytes == forecast(two).memory.peak_bytes

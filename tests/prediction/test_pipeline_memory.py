@@ -59,7 +59,7 @@ def kept_at(schedule: str, micro_batches: int, rank: int, runner: Runner) -> dic
 BOUNDARY, ACTIVATIONS, LOGITS = Item("boundary", 1), Item("activations", 0), Item("logits", 1)
 
 
-def test_by_hand_a_message_is_kept_until_it_is_seen_to_be_taken() -> None:
+def test_rank_order_by_hand_keeps_a_message_until_it_is_seen_to_be_taken() -> None:
     """Rank 0 of 1F1B does F0 F1 B0 F2 B1 F3 B2 B3, rank 1 F0 B0 F1 B1 F2 B2 F3 B3.
 
     In B0 both outputs and the gradient that has come; in F2 the output of micro-batch 1; in B3 its own output and the
@@ -71,7 +71,7 @@ def test_by_hand_a_message_is_kept_until_it_is_seen_to_be_taken() -> None:
     assert {item: count for item, count in kept["0B3"].items() if count} == {BOUNDARY: 2}
 
 
-def test_torchs_1f1b_keeps_the_last_gradient_and_the_first_output_that_it_has_sent() -> None:
+def test_rank_order_of_torchs_1f1b_keeps_the_last_gradient_and_first_output_sent() -> None:
     first, last = kept_at("1f1b", 4, 0, "1f1b"), kept_at("1f1b", 4, 1, "1f1b")
     assert {item: count for item, count in last["1B1"].items() if count} == {BOUNDARY: 1, LOGITS: 1}
     assert last["1F2"] == {BOUNDARY: 1}
@@ -80,7 +80,7 @@ def test_torchs_1f1b_keeps_the_last_gradient_and_the_first_output_that_it_has_se
 
 
 @pytest.mark.parametrize("schedule", ["interleaved", "zb-h1", "zb-v"])
-def test_torchs_table_keeps_all_that_a_step_has_sent(schedule: str) -> None:
+def test_rank_order_of_torchs_table_keeps_all_that_a_step_has_sent(schedule: str) -> None:
     """As a rank's last action ends, it has sent a gradient of each micro-batch for each stage behind another rank."""
     placement = build(schedule, 2, 6).placement[0]
     for rank in range(2):
@@ -117,7 +117,7 @@ def test_between_the_halves_a_stage_keeps_its_activations_and_the_gradients_of_i
 @pytest.mark.parametrize(
     ("fields", "words"), [({"engine": "deepspeed"}, "estimate"), ({"dp": 2, "zero": 2}, "at least")]
 )
-def test_what_is_not_predicted_of_a_pipeline_is_said(fields: dict[str, Any], words: str) -> None:
+def test_forecast_says_what_is_not_predicted_of_a_pipeline(fields: dict[str, Any], words: str) -> None:
     (note,) = forecast(RunConfig.of(**{**GPT, "micro_batches": 4, **fields})).notes
     assert words in note
     assert not forecast(RunConfig.of(**GPT, micro_batches=4)).notes

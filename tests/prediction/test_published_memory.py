@@ -40,7 +40,7 @@ ZERO_TABLE_1 = """
 
 
 @pytest.mark.parametrize("line", ZERO_TABLE_1.strip().splitlines())
-def test_zero_table_1(line: str) -> None:
+def test_bytes_per_parameter_of_zero_table_1(line: str) -> None:
     """Rajbhandari et al. 2020, table 1: GB per device for 7.5B, 128B and 1T parameters, stages 1, 2, 3."""
     ranks, *cells = line.split()
     for number, printed in enumerate(cells):
@@ -58,7 +58,7 @@ def test_zero_table_1(line: str) -> None:
         (3, (128, 256, 512, 1024, 2048), ()),
     ],
 )
-def test_zero_table_2(zero: int, theory: tuple[float, ...], measured: tuple[float, ...]) -> None:
+def test_bytes_per_parameter_of_zero_table_2(zero: int, theory: tuple[float, ...], measured: tuple[float, ...]) -> None:
     """Table 2: billions of parameters that fit 32 GB on 64·MP devices; each line doubles the rounded one before it."""
     for power, printed in enumerate(theory):
         form = bytes_per_parameter("fp16_amp", "adam", zero=zero, dp=64, tp=2**power)
@@ -103,7 +103,7 @@ KORTHIKANTI = {
 
 
 @pytest.mark.parametrize("model", KORTHIKANTI)
-def test_korthikanti_figures_1_and_7(model: str) -> None:
+def test_layer_bytes_of_korthikanti_figures_1_and_7(model: str) -> None:
     """Korthikanti et al. 2022: s = 2048, the first stage of the pipeline; the bars of figure 1 are formula values."""
     (heads, hidden, layers, tp, pp, batch, chunks), gib, percent = KORTHIKANTI[model]
     shape = Shape(2048, batch, hidden, heads)
@@ -143,7 +143,7 @@ def deepspeed_estimates(parameters: int, largest: int, gpus: int, nodes: int = 1
 
 
 @pytest.mark.parametrize(("gpus", "nodes"), [(4, 1), (8, 1), (2, 2), (8, 8)])
-def test_deepspeed_s_estimator_where_it_counts_the_same(gpus: int, nodes: int) -> None:
+def test_bytes_per_parameter_are_deepspeed_s_estimates_where_it_counts_the_same(gpus: int, nodes: int) -> None:
     """18 bytes, gradients in fp32; it adds 4 bytes for the largest layer, gathered, and half as much host memory."""
     parameters, largest, ranks = 2_851_000_000, 32_000_000, gpus * nodes
     theirs = deepspeed_estimates(parameters, largest, gpus, nodes)
@@ -252,7 +252,7 @@ def test_megatron_s_first_run_is_explained_to_4_kb() -> None:
     assert 0 <= row["allocated_bytes"] - allocated_bytes(row) < 4096
 
 
-def test_megatron_s_peaks() -> None:
+def test_layer_bytes_explain_megatron_s_peaks() -> None:
     """Median within 2.5 %, none beyond 5.1 % (tensor parallelism 4 on a small model, fused attention)."""
     errors = {
         named(row): abs(float(allocated_bytes(row) + peak_beyond_allocated(row)) / row["peak_bytes"] - 1)

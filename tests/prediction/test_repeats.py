@@ -90,7 +90,7 @@ def test_the_expanded_trace_is_that_of_the_whole_model(
 
 
 @pytest.mark.parametrize("fields", [TEXT, {**TEXT, "precision": "bf16"}])
-def test_a_backward_in_two_halves_is_expanded_too(
+def test_trace_of_a_backward_in_two_halves_is_expanded_too(
     fields: dict[str, Any], both: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = RunConfig.of(data="synthetic", pp=2, schedule="zb-h1", micro_batches=2, **fields)
@@ -165,7 +165,7 @@ def test_other_settings_or_a_shared_parameter_make_other_blocks() -> None:
 
 
 @pytest.mark.parametrize("model", ["vit_tiny", "gpt_tiny", "coatnet_tiny"])
-def test_gradients_are_ready_in_the_same_order_from_two_samples_on(model: str) -> None:
+def test_trace_of_two_samples_or_more_has_gradients_ready_in_the_same_order(model: str) -> None:
     def order(samples: int) -> list[str]:
         events = model_trace.trace_of(RunConfig.of(model=model, micro_batch=samples)).events
         return [event.name for event in events if isinstance(event, TraceMark) and event.what == "ready"]

@@ -26,7 +26,7 @@ def test_a_rule_is_what_its_name_says_and_says_what_it_counts(name: str) -> None
     assert found.about() != english
 
 
-def test_all_the_field_s_numbers_are_there() -> None:
+def test_rules_have_all_the_field_s_numbers() -> None:
     assert sorted({found.bytes_per_parameter for found in RULES.values()}) == [12, 16, 18, 20, 24]
 
 
@@ -59,25 +59,25 @@ def test_what_remains_of_a_rule() -> None:
 @pytest.mark.parametrize(
     ("billions", "without", "with_"), [(1, 16, 20), (7, 112, 140), (70, 1120, 1400), (405, 6480, 8100)]
 )
-def test_the_playbook_s_table(billions: int, without: int, with_: int) -> None:
+def test_rules_give_the_playbook_s_table(billions: int, without: int, with_: int) -> None:
     """Ultra-Scale Playbook, memory for weights, gradients and optimizer states, in GB."""
     assert RULES["16-mixed"].total_bytes(billions * 10**9) == without * 10**9
     assert RULES["20"].total_bytes(billions * 10**9) == with_ * 10**9
 
 
-def test_eight_bit_adam() -> None:
+def test_bytes_per_parameter_of_eight_bit_adam() -> None:
     form = bytes_per_parameter("bf16", "adamw_8bit")
     assert form.device["optimizer"] == Fraction(65, 32)
 
 
-def test_zero_offload_s_claim() -> None:
+def test_bytes_per_parameter_bear_out_zero_offload_s_claim() -> None:
     """ZeRO-Offload: 13 billion parameters on one V100 of 32 GB, 10 times what fits without."""
     offloaded = bytes_per_parameter("fp16_amp", "adam", zero=2, offload="optimizer")
     assert offloaded.device_bytes(13 * 10**9) == 26 * 10**9
     assert offloaded.host_bytes(13 * 10**9) == 16 * 13 * 10**9
 
 
-def test_offload_moves_everything_in_the_end() -> None:
+def test_bytes_per_parameter_are_all_moved_by_offload_in_the_end() -> None:
     forms = [
         bytes_per_parameter("bf16", "adamw", zero=3, dp=8, offload=offload)
         for offload in ("none", "optimizer", "parameters")
@@ -96,7 +96,7 @@ ANY = {
 
 
 @given(**ANY)
-def test_each_stage_takes_no_more_than_the_one_before_and_all_ranks_hold_it_all(
+def test_bytes_per_parameter_are_no_more_in_each_stage_and_all_ranks_hold_it_all(
     precision: Any, optimizer: Any, dp: int, tp: int, pp: int
 ) -> None:
     stages = [
@@ -120,6 +120,6 @@ def test_each_stage_takes_no_more_than_the_one_before_and_all_ranks_hold_it_all(
         ({"offload": "parameters", "zero": 2}, "with zero=2"),
     ],
 )
-def test_bad_arguments_are_refused_in_one_sentence(arguments: dict[str, Any], sentence: str) -> None:
+def test_bytes_per_parameter_refuses_bad_arguments_in_one_sentence(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(LabError, match=sentence):
         bytes_per_parameter(**arguments)

@@ -30,7 +30,7 @@ def in_the_end(taken: dict[str, Any]) -> tuple[int, int]:
     return sum(live.values()), sum(segments.values())
 
 
-def test_torch_s_tools_read_it() -> None:
+def test_snapshot_is_read_by_torch_s_tools() -> None:
     taken = snapshot(EVENTS, LABELS)
     for report in (_memory_viz.segsum, _memory_viz.trace):
         assert report(taken)
@@ -40,7 +40,7 @@ def test_torch_s_tools_read_it() -> None:
     assert in_the_end(taken) == (14 * MIB + 5000, sum(segment["total_size"] for segment in taken["segments"]))
 
 
-def test_trace_and_segments_say_who_and_when() -> None:
+def test_snapshot_says_in_trace_and_segments_who_and_when() -> None:
     taken = snapshot(EVENTS, LABELS)
     allocations = [entry for entry in taken["device_traces"][0] if entry["action"] == "alloc"]
     assert [entry["frames"][0]["filename"] for entry in allocations] == ["weights", "block 0", "block 1", "loss"]
@@ -72,14 +72,14 @@ def test_where_memory_runs_out_the_trace_ends() -> None:
     assert in_the_end(taken) == (3 * MIB + 5000, 22 * MIB)
 
 
-def test_a_page(tmp_path: Path) -> None:
+def test_write_snapshot_makes_a_page(tmp_path: Path) -> None:
     path = write_snapshot(str(tmp_path / "step.html"), EVENTS, [("</script><script>alert(1)", "x")] * len(EVENTS))
     page = path.read_text(encoding="utf-8")
     assert "MemoryViz" in page
     assert "alert(1)" not in page
 
 
-def test_bad_input_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
+def test_write_snapshot_refuses_bad_input_and_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(LabError, match=r"named .html, but .*step.json"):
         write_snapshot(tmp_path / "step.json", EVENTS)
     with pytest.raises(LabError, match="5 events and 1 labels"):

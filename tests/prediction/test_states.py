@@ -118,7 +118,7 @@ def test_rows_are_shared_without_loss(rows: int, columns: int, dp: int) -> None:
 
 
 @pytest.mark.parametrize("engine", ["torch", "deepspeed", "by_hand"])
-def test_a_higher_stage_never_takes_more(engine: str) -> None:
+def test_predict_never_takes_more_states_in_a_higher_stage(engine: str) -> None:
     stages = (0, 2, 3) if engine == "torch" else (0, 1, 2, 3)
     totals = []
     for stage in stages:
@@ -152,12 +152,12 @@ def per_parameter(**fields: object) -> dict[str, float]:
         ({"precision": "bf16", "engine": "by_hand", "zero": 3}, 16),
     ],
 )
-def test_bytes_per_parameter(fields: dict[str, object], total: float) -> None:
+def test_predict_states_gives_bytes_per_parameter(fields: dict[str, object], total: float) -> None:
     """Of one process; AdamW's one step count (4 bytes in all) is the tolerance."""
     assert sum(per_parameter(**fields).values()) == pytest.approx(total, abs=4.1 / 2**20)
 
 
-def test_the_last_block_of_an_8_bit_moment_has_a_scale_too() -> None:
+def test_optimizer_bytes_have_a_scale_for_the_last_block_of_an_8_bit_moment_too() -> None:
     """257 elements are two blocks of 256 at most: 2 moments × (257 bytes + 2 scales of 4)."""
     config = RunConfig.of(optimizer="adamw_8bit")
     assert optimizer_bytes(config, [257]) == 2 * (257 + 2 * 4)
@@ -173,13 +173,13 @@ def test_a_compressing_optimizer_keeps_its_errors() -> None:
     assert optimizer_bytes(config, [10]) == 4 * (2 * 10 + 1) + 4 * 3 * 8
 
 
-def test_powersgd_renews_the_errors_of_its_largest_bucket() -> None:
+def test_renewed_bytes_of_powersgd_are_the_errors_of_its_largest_bucket() -> None:
     """vit_tiny's 827,786 gradients: the first bucket closes after 265,482, at 1 MiB; the second holds the rest."""
     config = RunConfig.of(model="vit_tiny", dp=2, gradient_compression="powersgd", steps=20)
     assert renewed_bytes(config, model_shapes(config)) == 4 * (827_786 - 265_482)
 
 
-def test_fp32_gradients_are_the_gradients_alone() -> None:
+def test_predict_states_with_fp32_gradients_changes_the_gradients_alone() -> None:
     """Stages 1 to 3 keep the share of what they shard; the paper's 2Ψ of gradients become 4Ψ."""
     for stage in range(4):
         given: dict[str, object] = {"engine": "deepspeed", "zero": stage, "precision": "bf16", "dp": 4}
@@ -201,7 +201,7 @@ def test_zero_3_closes_a_sub_group_with_the_parameter_that_fills_it() -> None:
     ("size", "update", "per_element"),
     [(None, "auto", 8), (2 * 10**9, "auto", 8), (10**12, "auto", 8), (None, "fused", 6)],
 )
-def test_the_update_of_zero_3_takes_one_sub_group(size: int | None, update: str, per_element: int) -> None:
+def test_forecast_of_the_update_of_zero_3_takes_one_sub_group(size: int | None, update: str, per_element: int) -> None:
     """Llama 2 7B on 2 GPUs: 3.37e9 elements per rank.
 
     Of a sub-group, at most one shard (the embedding's) larger than its size, gradients in fp32 and AdamW's temporaries
@@ -230,7 +230,7 @@ def test_buffers_stay_fp32_under_autocast() -> None:
         assert (full, half) == (4 * 1408 + 80, 4 // expected * 1408 + 80)
 
 
-def test_what_is_not_predicted_is_refused() -> None:
+def test_predict_refuses_what_it_does_not_know() -> None:
     with pytest.raises(LabError, match="what engine='deepspeed' sends along tp=2 is not predicted"):
         predict(RunConfig.of(tp=2, engine="deepspeed"))
     with pytest.raises(LabError, match="rank 2 does not exist.*ranks 0 to 1"):

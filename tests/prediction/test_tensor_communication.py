@@ -102,7 +102,7 @@ def test_a_transformer_block_sends_what_the_papers_say(model: dict[str, Any]) ->
     assert Counter(one.phase for one in pairs) == {"forward": 4, "backward": 4}
 
 
-def test_micro_batches_and_stages() -> None:
+def test_predict_sends_once_per_micro_batch_and_over_all_stages_the_same() -> None:
     """Everything is sent once per micro-batch; the stages of a pipeline together send what one replica does."""
     one, four = (predict(config_of({**LLAMA, "tp": 2, "micro_batches": count})) for count in (1, 4))
     [single], [fourfold] = ([each for each in told.communication if each.group == "tp"] for told in (one, four))
@@ -112,6 +112,6 @@ def test_micro_batches_and_stages() -> None:
     assert sum(each.message_bytes or 0 for each in of_stages) == fourfold.message_bytes
 
 
-def test_what_is_not_known_is_not_predicted() -> None:
+def test_predict_refuses_what_is_not_known() -> None:
     with pytest.raises(LabError, match="is not predicted: use engine='by_hand'"):
         predict(config_of({**GPT, "tp": 2, "engine": "deepspeed"}))

@@ -202,7 +202,7 @@ class Depends(nn.Module):
         (nn.Flatten(), torch.zeros(2, 5), "nothing in the module's output depends on its parameters"),
     ],
 )
-def test_what_cannot_be_traced_is_refused_in_one_sentence(module: nn.Module, inputs: Tensor, words: str) -> None:
+def test_trace_refuses_in_one_sentence_what_cannot_be_traced(module: nn.Module, inputs: Tensor, words: str) -> None:
     with pytest.raises(LabError, match=words) as refusal:
         trace(module, inputs)
     assert "\n" not in str(refusal.value)
@@ -268,7 +268,7 @@ def test_a_storage_is_counted_once_with_the_bytes_it_has_now() -> None:
 
 
 @pytest.mark.parametrize("on_gpu", [False, True])
-def test_the_sum_of_the_two_gradients_of_a_tied_matrix_is_a_third_tensor(on_gpu: bool) -> None:
+def test_trace_makes_the_sum_of_two_gradients_of_a_tied_matrix_a_third_tensor(on_gpu: bool) -> None:
     """At the end of backward all gradients are there, of V × D three.
 
     The head's is a view, whose base holds the memory too, so that it is not added to. In plain torch likewise: its
@@ -433,7 +433,7 @@ def test_sparse_gradients_are_no_sums_in_place() -> None:
 
 
 @pytest.mark.parametrize("function", [read_four_times, held_by_hooks, residual, added_by_a_formula, named])
-def test_gradients_are_summed_where_torch_sums_them(function: Callable[[Tensor], Tensor]) -> None:
+def test_storage_tracker_has_its_peak_bytes_where_torch_sums_gradients(function: Callable[[Tensor], Tensor]) -> None:
     """The peak is that of torch's allocator without any mode, by its profiler."""
     x = torch.rand(256, 256, requires_grad=True)
     function(x).backward()  # type: ignore[no-untyped-call]

@@ -155,9 +155,7 @@ def test_of_script_names_files_modules_and_launchers(tmp_path: Path, monkeypatch
         ("-m folder", "there is no module 'folder' to run here"),
     ],
 )
-def test_of_script_says_what_a_script_is(
-    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_script_says_what_a_script_is(name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "notes.txt").write_text("nothing", encoding="utf-8")
     monkeypatch.chdir(tmp_path)

@@ -177,8 +177,7 @@ def test_output_of_ranks_is_shown_while_they_run_and_replaced_at_the_end(noteboo
 def test_ranks_that_hang_or_are_killed_keep_what_they_printed(notebook: Notebook) -> None:
     """One stops at the interrupt and answers itself; the other is deaf and killed: its text is that shown before."""
     deaf = (
-        "if rank: import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('before')\n"
-        "while True:\n    pass"
+        "if rank: import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nprint('before')\nwhile True:\n    pass"
     )
     request = notebook.send(f"%%ranks 2\n{deaf}")
     notebook.until_shown(request, "rank 0: before\nrank 1: before")

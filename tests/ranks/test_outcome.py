@@ -90,8 +90,9 @@ def test_every_way_to_end_has_its_sentence_in_french() -> None:
     ]
     use_language("fr")
     try:
-        first_lines = [text(CellAnswer(1, trouble=way, kept=way.kind != "exit"), CellAnswer(0)).splitlines()[0]
-            for way in ways]
+        first_lines = [
+            text(CellAnswer(1, trouble=way, kept=way.kind != "exit"), CellAnswer(0)).splitlines()[0] for way in ways
+        ]
     finally:
         use_language("en")
     assert first_lines == [

@@ -91,7 +91,7 @@ def test_whatever_a_rank_writes_a_record_is_made(events: list[dict[str, Any]]) -
     assert RunRecord.from_json(made.to_json()) == made
 
 
-def test_of_a_run_that_went_on_the_timeline_is_the_last_attempt_s() -> None:
+def test_assemble_takes_the_timeline_of_the_last_attempt_of_a_run_that_went_on() -> None:
     def attempt(step: int) -> list[dict[str, Any]]:
         span = {"rank": 0, "step": step, "phase": "forward", "start_s": 0.0, "end_s": 1.0}
         return [{"event": "start"}, {"event": "step", "step": step, "loss": 1.0}, {"event": "spans", "spans": [span]}]

@@ -34,7 +34,7 @@ def read_only(tmp_path: Path, config: RunConfig, make_folder: MakeFolder, told: 
     subprocess.run(["umount", "-l", str(root)], check=True)
 
 
-def test_a_folder_that_is_read_only_tells_what_it_holds_and_takes_nothing(read_only: Path, config: RunConfig) -> None:
+def test_survey_tells_what_a_read_only_folder_holds_and_writes_nothing(read_only: Path, config: RunConfig) -> None:
     before = sorted(str(path) for path in read_only.parent.rglob("*"))
     one = Run(read_only)
     assert (one.state, one.losses) == ("failed", (2.0, 1.875, 1.75))

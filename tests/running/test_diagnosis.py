@@ -78,7 +78,7 @@ def test_a_log_without_end_is_read_in_bounded_time(tmp_path: Path) -> None:
     assert read_log(tmp_path / "link") == read_log(tmp_path) == read_log(tmp_path / "none") == ""
 
 
-def test_a_missing_module() -> None:
+def test_find_causes_knows_a_missing_module() -> None:
     logs = {0: "", 2: f"{TRACE}ModuleNotFoundError: No module named 'apex.optimizers'\n"}
     found = the_cause(symptoms(logs=logs))
     assert (found.kind, found.ranks) == ("import", (2,))
@@ -110,7 +110,7 @@ def test_the_watchdog_of_all_ranks_in_one_log() -> None:
     assert found.ranks == (3,)
 
 
-def test_gloo_and_its_barrier() -> None:
+def test_find_causes_knows_gloo_and_its_barrier() -> None:
     trace = 'Traceback (most recent call last):\n  File "/x/distributed_c10d.py", line 2810, in all_reduce\n'
     said = f"{trace}    work.wait()\nRuntimeError: [pair.cc] Timed out waiting 30000ms for recv operation to complete\n"
     logs: dict[int | None, str] = dict.fromkeys((0, 1, 2), said)
@@ -120,7 +120,7 @@ def test_gloo_and_its_barrier() -> None:
     assert the_cause(symptoms(logs={0: barrier})).ranks == (1, 3)
 
 
-def test_different_collectives() -> None:
+def test_find_causes_knows_different_collectives() -> None:
     devices = "TensorDtypes=Float, TensorDeviceTypes=TensorOptions(dtype=float (default), device=cpu))"
     one, other = (
         f"CollectiveFingerPrint(SequenceNumber=3, OpType={operation}, TensorShape=[{size}], {devices}"
@@ -135,7 +135,7 @@ def test_different_collectives() -> None:
     assert "rank 0 OpType=ALLREDUCE, TensorShape=[10]" in found.what and "TensorShape=[7]" in found.what
 
 
-def test_divergence_time_kill_port_node() -> None:
+def test_find_causes_knows_divergence_time_kill_port_and_node() -> None:
     diverged = the_cause(symptoms("diverged", "rank 0: the loss became nan at step 7; the weights were not …"))
     assert "diverged at step 7 with the learning rate 0.1" in diverged.what and "0.01" in diverged.advice
     assert the_cause(symptoms("timeout")).kind == "time-limit"
@@ -148,7 +148,7 @@ def test_divergence_time_kill_port_node() -> None:
     assert the_cause(symptoms(reason="a node of the job 12 failed after step 2 (NODE_FAIL)")).kind == "node"
 
 
-def test_what_no_rule_knows_is_not_guessed() -> None:
+def test_find_causes_guesses_nothing_that_no_rule_knows() -> None:
     assert find_causes(symptoms(logs={0: f"{TRACE}ValueError: something new\n"})) == ()
 
 
@@ -167,7 +167,7 @@ def ended(config: RunConfig, make_folder: Callable[..., Path], told: Any) -> Cal
     return make
 
 
-def test_of_a_run(ended: Callable[..., Run]) -> None:
+def test_diagnosis_of_a_failed_run_shows_its_errors_without_hostile_text(ended: Callable[..., Run]) -> None:
     run = ended("failed", "rank 1: ValueError", {"rank-1": f"{TRACE}ValueError: {HOSTILE}\n", "rank-0": TRACE + LOST})
     found = run.diagnosis()
     assert [(error.rank, error.lost_peer) for error in found.errors] == [(0, True), (1, False)]
@@ -188,6 +188,8 @@ def test_memory_with_its_levers_in_both_languages(ended: Callable[..., Run]) -> 
     assert "La mémoire a manqué après 3 pas" in repr(again) and "Les leviers les moins coûteux" in repr(again)
 
 
-def test_of_a_run_that_is_well(ended: Callable[..., Run], config: RunConfig, make_folder: Callable[..., Path]) -> None:
+def test_diagnosis_of_a_run_that_is_well_finds_nothing_wrong(
+    ended: Callable[..., Run], config: RunConfig, make_folder: Callable[..., Path]
+) -> None:
     assert "Nothing is wrong" in repr(ended("completed", logs={"rank-0": TRACE + LOST}).diagnosis())
     assert "Nothing is wrong" in repr(Run(make_folder(config, alive=True)).diagnosis())

@@ -24,7 +24,9 @@ Told = Callable[..., list[dict[str, Any]]]
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[2J"
 
 
-def test_a_run_that_lasts(config: RunConfig, make_folder: Callable[..., Path], told: Told) -> None:
+def test_run_that_lasts_has_no_record_and_can_be_cancelled(
+    config: RunConfig, make_folder: Callable[..., Path], told: Told
+) -> None:
     run = Run(make_folder(config, {0: told(2), 1: told(1)}, alive=True))
     assert (run.state, run.record, run.losses, run.config) == ("running", None, (2.0, 1.875), config)
     with pytest.raises(LabError, match="still running"):
@@ -48,7 +50,9 @@ def test_who_waits_looks_until_the_run_has_ended(
     assert len(looks) == 1
 
 
-def test_a_run_that_has_ended(config: RunConfig, make_folder: Callable[..., Path], told: Told) -> None:
+def test_run_that_has_ended_has_its_record_and_is_not_cancelled(
+    config: RunConfig, make_folder: Callable[..., Path], told: Told
+) -> None:
     run = Run(make_folder(config, {0: told(2)}))
     assert run.wait() is run.follow() is run
     assert run.record is not None and run.losses == run.record.losses
@@ -56,7 +60,7 @@ def test_a_run_that_has_ended(config: RunConfig, make_folder: Callable[..., Path
     assert not (run.folder / "cancel").exists()
 
 
-def test_ctrl_c_cancels_waits_for_the_record_and_says_what_is_kept(
+def test_follow_cancels_at_ctrl_c_waits_for_the_record_and_says_what_is_kept(
     config: RunConfig,
     make_folder: Callable[..., Path],
     told: Told,
@@ -127,7 +131,7 @@ def test_a_line_is_read_once_and_only_when_it_is_whole(tmp_path: Path) -> None:
         assert tail.read() == []
 
 
-def test_the_bar_tells_state_steps_loss_and_rate(
+def test_progress_bar_tells_state_steps_loss_and_rate(
     config: RunConfig, make_folder: Callable[..., Path], told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     screen = io.StringIO()
@@ -147,6 +151,6 @@ def test_the_bar_tells_state_steps_loss_and_rate(
     assert "4/4" in last and "loss 1.6250" in last and "320 samples/s" in last
 
 
-def test_no_bar_where_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_bar_is_not_wanted_where_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     assert (wanted(None), wanted(True), wanted(False)) == (False, True, False)

@@ -14,13 +14,13 @@ from dlojz.running.folder import MAX_LOG_BYTES, last_line, read_regular, read_ta
 
 @settings(deadline=None)
 @given(st.text("aé \t\n\r\0\x07\x1b\x7f\x9b\u200b\u202e\u2066\u2028\ufeff\ud800\U000e0001"))
-def test_nothing_invisible_is_left(text: str) -> None:
+def test_visible_leaves_nothing_invisible(text: str) -> None:
     shown = visible(text)
     assert all(char.isprintable() or char in "\n\t" or char.isspace() for char in shown)
     assert not any(char in shown for char in "\x1b\r\x07\u202e\u2066\u2028\u200b")
 
 
-def test_ordinary_text_is_unchanged() -> None:
+def test_visible_leaves_ordinary_text_unchanged() -> None:
     assert visible("étage 1 → 2\n\tΨ = 4 µs\n") == "étage 1 → 2\n\tΨ = 4 µs\n"
 
 
@@ -31,14 +31,14 @@ def test_tail_is_capped_even_when_every_byte_becomes_an_escape(tmp_path: Path) -
     assert len(tail) == MAX_LOG_BYTES and tail.endswith("end") and "begin" not in tail
 
 
-def test_links_pipes_and_missing_files_are_empty(tmp_path: Path) -> None:
+def test_read_tail_of_links_pipes_and_missing_files_is_empty(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "link").symlink_to(tmp_path / "secret")
     os.mkfifo(tmp_path / "pipe")
     assert [read_tail(tmp_path / name) for name in ("link", "pipe", "missing")] == ["", "", ""]
 
 
-def test_a_file_that_is_longer_than_it_may_be_is_refused(tmp_path: Path) -> None:
+def test_read_regular_refuses_a_file_that_is_longer_than_it_may_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"12345")
     assert read_regular(tmp_path / "file", 5) == b"12345"
     with pytest.raises(OSError, match="it has more than 4 bytes"):

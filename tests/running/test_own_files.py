@@ -70,7 +70,7 @@ def test_a_run_is_listed_compared_and_diagnosed_without_its_file(
     assert not case.marker.exists()
 
 
-def test_a_configuration_that_is_not_whole_is_refused_rather_than_looked_up(case: Case) -> None:
+def test_read_config_refuses_what_is_not_whole_rather_than_look_it_up(case: Case) -> None:
     path = case.folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "sequence_length": None}))
     with pytest.raises(LabError, match="no whole configuration"):

@@ -48,11 +48,11 @@ def test_another_collective_or_another_shape_as_the_same_one() -> None:
 
 
 @pytest.mark.parametrize("operation", ["all_gather", "scatter"])
-def test_an_operation_whose_shapes_may_differ_is_no_clash(operation: str) -> None:
+def test_call_mismatch_is_none_for_an_operation_whose_shapes_may_differ(operation: str) -> None:
     assert call_mismatch({0: calls(g0=[(operation, "Float", "[2]")]), 1: calls(g0=[(operation, "Float", "")])}) is None
 
 
-def test_who_waits_for_the_late_one_is_not_named_though_others_wait_for_it() -> None:
+def test_hung_collective_names_none_who_waits_for_the_late_one() -> None:
     """Four ranks, data × tensor: rank 1 sleeps; rank 3 waits for it, and rank 2 for rank 3."""
     told = {
         0: calls(g01=[SUM, SUM], g02=[SUM]),
@@ -64,7 +64,7 @@ def test_who_waits_for_the_late_one_is_not_named_though_others_wait_for_it() -> 
     assert found(told).ranks == (1,)
 
 
-def test_a_circle_is_told_as_one() -> None:
+def test_hung_collective_tells_a_circle_as_one() -> None:
     """Each of the two called the other group's collective first."""
     told = {0: calls(g0=[SUM, OTHER], g1=[FLAG]), 1: calls(g0=[SUM], g1=[FLAG, FLAG])}
     assert first_missing(missing_in(told)) is None
@@ -82,11 +82,11 @@ def test_a_circle_is_told_as_one() -> None:
         ({}, ""),
     ],
 )
-def test_nothing_is_concluded_from_what_does_not_show_it(told: dict[int, Any], log: str) -> None:
+def test_hung_collective_concludes_nothing_from_what_does_not_show_it(told: dict[int, Any], log: str) -> None:
     assert found(told, log, world_size=2) is None
 
 
-def test_the_last_attempt_s_word_counts() -> None:
+def test_calls_of_a_rank_are_those_of_its_last_attempt() -> None:
     event = {"event": "collectives", "groups": {"0": [[1, "all_reduce", "Float", "[10]"]]}}
     assert calls_of([event, {"event": "step", "step": 0}]) == {"0": {1: SUM}}
     assert calls_of([event, {"event": "start"}]) == {}
@@ -99,7 +99,7 @@ JSON = st.recursive(
 
 @settings(deadline=None)
 @given(st.dictionaries(st.text(max_size=2), JSON | st.lists(st.lists(JSON, min_size=4, max_size=4)), max_size=3) | JSON)
-def test_whatever_a_rank_tells_is_taken_or_left_out(groups: Any) -> None:
+def test_calls_of_a_rank_take_or_leave_out_whatever_it_tells(groups: Any) -> None:
     told = calls_of([{"event": "collectives", "groups": groups}])
     assert not any(
         sign in word for group in told.values() for call in group.values() for word in call for sign in "\x1b\u202e"

@@ -47,7 +47,7 @@ def clock() -> Clock:
     return Clock()
 
 
-def test_one_question_serves_all_for_ten_seconds(fake: Any, says: Any, clock: Clock) -> None:
+def test_views_of_all_jobs_take_one_question_in_ten_seconds(fake: Any, says: Any, clock: Clock) -> None:
     fake.plays(
         says.squeue(says.line("12", "PENDING", "Priority"), says.line("13", "RUNNING")),
         says.squeue(says.line("12", "RUNNING", start="2030-01-01T00:01:00")),
@@ -72,7 +72,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_a_scheduler_that_does_not_answer_kills_no_job(
+def test_view_of_a_job_does_not_end_where_the_scheduler_does_not_answer(
     fault: dict[str, Any], fake: Any, says: Any, clock: Clock
 ) -> None:
     fake.plays(says.squeue(says.line("12", "RUNNING")), says.squeue(times=0) | fault)
@@ -86,7 +86,9 @@ def test_a_scheduler_that_does_not_answer_kills_no_job(
     assert views(now_s=clock).problem == view.problem
 
 
-def test_a_question_that_hangs_is_given_up(fake: Any, says: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_view_of_a_job_gives_up_a_question_that_hangs(
+    fake: Any, says: Any, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake.plays(says.squeue(delay_s=60))
     ask = slurm_queue.ask
     monkeypatch.setattr(slurm_queue, "ask", lambda argv: ask(argv, 0.5))
@@ -95,7 +97,7 @@ def test_a_question_that_hangs_is_given_up(fake: Any, says: Any, clock: Clock, m
     assert "did not answer within 0.5 s" in view.problem
 
 
-def test_less_and_less_often_while_there_is_no_answer(fake: Any, says: Any, clock: Clock) -> None:
+def test_view_of_a_job_asks_less_and_less_often_while_there_is_no_answer(fake: Any, says: Any, clock: Clock) -> None:
     fake.plays(says.squeue(**says.DOWN, times=0))
     asked_s: list[float] = []
     for _ in range(100):
@@ -106,7 +108,7 @@ def test_less_and_less_often_while_there_is_no_answer(fake: Any, says: Any, cloc
     assert [after - before for before, after in pairwise(asked_s)] == [10, 20, 40, 80, 160, 300, 300]
 
 
-def test_a_clock_set_back_does_not_stop_the_questions(fake: Any, says: Any, clock: Clock) -> None:
+def test_view_of_a_job_goes_on_asking_after_a_clock_set_back(fake: Any, says: Any, clock: Clock) -> None:
     fake.plays(says.squeue(says.line("12", "RUNNING"), times=2))
     view_of(JOB, now_s=clock)
     clock.s -= 3600
@@ -114,7 +116,7 @@ def test_a_clock_set_back_does_not_stop_the_questions(fake: Any, says: Any, cloc
     assert len(fake.calls) == 2
 
 
-def test_absent_means_ended_only_if_asked_late_enough(fake: Any, says: Any, clock: Clock) -> None:
+def test_view_of_an_absent_job_has_ended_only_if_asked_late_enough(fake: Any, says: Any, clock: Clock) -> None:
     fake.plays(says.squeue(times=2), says.NO_ACCOUNTING)
     clock.s = SUBMITTED_S + 5
     assert view_of(JOB, now_s=clock).standing == "unknown"
@@ -123,7 +125,7 @@ def test_absent_means_ended_only_if_asked_late_enough(fake: Any, says: Any, cloc
     assert (view.standing, view.state) == ("ended", "")
 
 
-def test_the_accounting_tells_how_an_absent_job_ended(fake: Any, says: Any, clock: Clock) -> None:
+def test_view_of_an_absent_job_takes_its_end_from_the_accounting(fake: Any, says: Any, clock: Clock) -> None:
     told = {"command": "^sacct .*--jobs=12 ", "out": "12|FAILED|137:0|2030-01-01T00:00:10|2030-01-01T00:00:20\n"}
     fake.plays(says.squeue(), told)
     for _ in range(2):  # asked once, then remembered
@@ -139,7 +141,7 @@ def test_where_there_is_no_accounting_it_is_asked_once(fake: Any, says: Any, clo
     assert view_of(other, now_s=clock).standing == "ended"
 
 
-def test_an_end_is_remembered_when_the_scheduler_has_forgotten_it(fake: Any, says: Any, clock: Clock) -> None:
+def test_view_of_a_job_keeps_an_end_that_the_scheduler_has_forgotten(fake: Any, says: Any, clock: Clock) -> None:
     ended = says.line("12", "TIMEOUT", "TimeLimit", end="2030-01-01T01:00:00")
     fake.plays(says.squeue(ended), says.squeue(), says.squeue(says.line("12", "PENDING", "BeginTime")))
     assert view_of(JOB, now_s=clock).state == "TIMEOUT"
@@ -159,7 +161,7 @@ def test_a_job_without_a_number_is_found_by_its_name(fake: Any, says: Any, clock
     assert (view.standing, view.state) == ("ended", "")
 
 
-def test_tasks_of_an_array(fake: Any, says: Any, clock: Clock) -> None:
+def test_view_of_a_task_of_an_array_is_that_of_its_line(fake: Any, says: Any, clock: Clock) -> None:
     fake.plays(
         says.squeue(says.line("12_[3-5%2]", "PENDING", "JobArrayTaskLimit"), says.line("12_1", "RUNNING"), times=0)
     )
@@ -170,7 +172,7 @@ def test_tasks_of_an_array(fake: Any, says: Any, clock: Clock) -> None:
     assert [standing(task) for task in (1, 3, 5)] == ["running", "pending", "pending"]
 
 
-def test_a_state_that_nobody_knows_is_believed_alive(fake: Any, says: Any, clock: Clock) -> None:
+def test_view_of_a_job_in_a_state_that_nobody_knows_is_believed_alive(fake: Any, says: Any, clock: Clock) -> None:
     fake.plays(says.squeue(says.line("12", "TELEPORTING")))
     assert view_of(JOB, now_s=clock).standing == "unknown"
 
@@ -200,7 +202,7 @@ def test_many_threads_ask_once(fake: Any, says: Any, clock: Clock) -> None:
     assert found == ["running"] * 6 and len(fake.calls) == 1
 
 
-def test_after_an_answer_the_pauses_begin_anew() -> None:
+def test_queue_cache_begins_its_pauses_anew_after_an_answer() -> None:
     """10 s between two questions, then 10, 20, 40 … 300 while there is no answer."""
     known, waits = QueueCache(), []
     for _ in range(2):
@@ -254,7 +256,7 @@ def test_a_cache_folder_that_cannot_be_made_is_done_without(
     assert len(fake.calls) == 1
 
 
-def test_options_of_the_environment_hide_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_queue_ask_hides_no_job_whatever_options_the_environment_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """A filter in a student's shell would make a job absent, and an absent one has ended."""
     for name in ("SQUEUE_PARTITION", "SQUEUE_FORMAT2", "SACCT_FORMAT", "SCANCEL_INTERACTIVE", "SLURM_CLUSTERS"):
         monkeypatch.setenv(name, "other")

@@ -38,7 +38,7 @@ ment $(x)\x1e
 """
 
 
-def test_a_real_answer() -> None:
+def test_parse_squeue_reads_a_real_answer() -> None:
     failed, waiting, for_ever, running, task = parse_squeue(REAL)
     assert (failed.number, failed.standing, failed.reason) == ("3", "ended", "NonZeroExitCode")
     assert (waiting.job_id, waiting.tasks, waiting.standing) == ("2", (2, 3, 4, 5), "pending")
@@ -94,7 +94,7 @@ def test_what_is_no_number(text: str) -> None:
         parse_number(text)
 
 
-def test_accounting() -> None:
+def test_parse_sacct_reads_state_end_and_exit_code() -> None:
     text = (
         "7|CANCELLED by 1000|0:0|2026-11-22T01:20:39|2026-11-22T01:21:39\n"
         "8_2|FAILED|137:0|2026-11-22T01:20:39|Unknown\n"
@@ -107,7 +107,7 @@ def test_accounting() -> None:
     assert oom.standing == "ended"
 
 
-def test_commands_are_lists_of_words() -> None:
+def test_squeue_argv_and_its_like_are_lists_of_words() -> None:
     assert squeue_argv("al ice;")[3] == "--user=al ice;"
     assert sacct_argv(["7", "8_2"])[4] == "--jobs=7,8_2"
     assert scancel_argv("7", "x", "me") == ["scancel", "7"]
@@ -124,7 +124,7 @@ def test_lines_are_kept_and_read_back() -> None:
 
 @pytest.mark.skipif(shutil.which("squeue") is None, reason="SLURM's programs are not installed")
 @pytest.mark.skipif(Path("/etc/slurm/slurm.conf").exists(), reason="there is a configuration here")
-def test_without_a_configuration_the_refusal_says_what_to_export(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ask_without_a_configuration_of_slurm_says_what_to_export(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after `make cluster`, in a shell where its line was not copied."""
     monkeypatch.delenv("SLURM_CONF", raising=False)
     said = words_of(ask(["squeue"], 60))

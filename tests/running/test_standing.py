@@ -45,7 +45,9 @@ def age(folder: Path) -> None:
         os.utime(path, (time.time() - 3600,) * 2)
 
 
-def test_the_scheduler_tells_of_a_run_without_a_record(fake: Any, says: Any, job_folder: Any, told: Told) -> None:
+def test_read_state_of_a_run_without_a_record_asks_the_scheduler(
+    fake: Any, says: Any, job_folder: Any, told: Told
+) -> None:
     waiting, running = job_folder(), job_folder({0: told(2)}, job_id="13")
     # A requeued job has told of steps, and waits.
     fake.plays(
@@ -55,7 +57,7 @@ def test_the_scheduler_tells_of_a_run_without_a_record(fake: Any, says: Any, job
     assert [read_state(folder)[0] for folder in (waiting, running, requeued)] == ["queued", "running", "queued"]
 
 
-def test_silence_ends_nothing(fake: Any, says: Any, job_folder: Any, told: Told) -> None:
+def test_read_state_is_no_end_where_the_scheduler_is_silent(fake: Any, says: Any, job_folder: Any, told: Told) -> None:
     fake.plays(says.squeue(**says.DOWN))
     assert read_state(job_folder())[0] == "queued"
     folder = job_folder({0: told(2)})
@@ -73,7 +75,7 @@ def test_the_record_wins(fake: Any, says: Any, config: RunConfig, job_folder: An
     assert fake.calls == []
 
 
-def test_ranks_that_all_told_their_end_have_ended_whatever_the_queue_says(
+def test_read_state_believes_ranks_that_all_told_their_end_whatever_the_queue_says(
     fake: Any, says: Any, job_folder: Any, told: Told
 ) -> None:
     fake.plays(says.squeue(says.line("12", "PENDING", "launch failed requeued held")))
@@ -105,7 +107,7 @@ STEP_TEXT = (
         ("", "", "failed", "no longer knows how"),
     ],
 )
-def test_how_a_job_ended(
+def test_read_state_tells_how_a_job_ended(
     state: str, log: str, status: str, words: str, fake: Any, says: Any, job_folder: Any, told: Told
 ) -> None:
     lines = [says.line("12", state, "NonZeroExitCode" if state == "FAILED" else "None")] if state else []
@@ -117,13 +119,15 @@ def test_how_a_job_ended(
     assert json.loads((folder / "record.json").read_text())["status"] == status
 
 
-def test_killed_with_137_by_the_accounting(fake: Any, says: Any, job_folder: Any, told: Told) -> None:
+def test_read_state_knows_a_kill_by_the_137_of_the_accounting(
+    fake: Any, says: Any, job_folder: Any, told: Told
+) -> None:
     fake.plays(says.squeue(), {"command": "^sacct ", "out": "12|FAILED|137:0|Unknown|Unknown\n"})
     state, record = read_state(job_folder({0: told(2)}))
     assert state == "oom" and record is not None and "exit code 137:0" in record.reason
 
 
-def test_a_rank_that_named_a_cause_is_believed_before_the_scheduler(
+def test_read_state_believes_a_rank_that_named_a_cause_before_the_scheduler(
     fake: Any, says: Any, job_folder: Any, told: Told
 ) -> None:
     fake.plays(says.squeue(says.line("12", "FAILED", "NonZeroExitCode")))
@@ -132,7 +136,7 @@ def test_a_rank_that_named_a_cause_is_believed_before_the_scheduler(
     assert record is not None and record.reason == "rank 1: ValueError: the batch is empty"
 
 
-def test_a_run_that_was_resumed_has_not_ended_by_its_first_end(
+def test_read_state_of_a_resumed_run_is_not_ended_by_its_first_end(
     fake: Any, says: Any, job_folder: Any, told: Told
 ) -> None:
     fake.plays(says.squeue(says.line("12", "NODE_FAIL")))
@@ -141,7 +145,7 @@ def test_a_run_that_was_resumed_has_not_ended_by_its_first_end(
     assert record is not None and "NODE_FAIL" in record.reason and len(record.losses) == 3
 
 
-def test_files_may_arrive_late(fake: Any, says: Any, job_folder: Any, told: Told) -> None:
+def test_read_state_gives_files_time_to_arrive(fake: Any, says: Any, job_folder: Any, told: Told) -> None:
     """On a slow file system the end of a job is seen before its last files."""
     fake.plays(says.squeue(says.line("12", "FAILED")))
     folder = job_folder({0: told(2)})
@@ -151,14 +155,16 @@ def test_files_may_arrive_late(fake: Any, says: Any, job_folder: Any, told: Told
     assert read_state(folder)[0] == "failed"
 
 
-def test_a_job_cancelled_while_it_waited_has_ended_at_once(fake: Any, says: Any, job_folder: Any) -> None:
+def test_read_state_ends_at_once_a_job_cancelled_while_it_waited(fake: Any, says: Any, job_folder: Any) -> None:
     fake.plays(says.squeue(says.line("12", "CANCELLED", start="2030-01-01T00:00:10", end="2030-01-01T00:00:10")))
     folder = job_folder()
     (folder / "logs" / "slurm.log").touch()
     assert read_state(folder)[0] == "cancelled"
 
 
-def test_a_submission_that_broke_off(fake: Any, says: Any, config: RunConfig, make_folder: MakeFolder) -> None:
+def test_read_state_of_a_submission_that_broke_off_says_to_send_it_again(
+    fake: Any, says: Any, config: RunConfig, make_folder: MakeFolder
+) -> None:
     """Before its job has a number, a run is queued while its submitter lives; then the scheduler is asked by name."""
     folder = make_folder(config, alive=True)
     Job(machine="local", name=folder.name).write(folder)
@@ -175,7 +181,7 @@ def test_a_submission_that_broke_off(fake: Any, says: Any, config: RunConfig, ma
 
 
 @pytest.mark.parametrize(("ended_before_s", "ours"), [(3600, False), (60, False), (1, False), (0, True), (-1, True)])
-def test_an_earlier_job_of_the_same_name_is_told_by_its_end(ended_before_s: int, ours: bool) -> None:
+def test_is_ours_tells_an_earlier_line_of_the_same_name_by_its_end(ended_before_s: int, ours: bool) -> None:
     """A job that ended a minute before this one was submitted is another one."""
     submitted = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     ended = submitted - timedelta(seconds=ended_before_s)
@@ -184,7 +190,7 @@ def test_an_earlier_job_of_the_same_name_is_told_by_its_end(ended_before_s: int,
     assert _is_ours(line, Job(machine="local", name="one", submitted_utc=submitted.isoformat())) is ours
 
 
-def test_a_submission_that_was_interrupted_in_a_notebook_that_lives_on(
+def test_read_state_ends_a_submission_interrupted_in_a_notebook_that_lives_on(
     fake: Any, says: Any, config: RunConfig, make_folder: MakeFolder
 ) -> None:
     """Ctrl-C while sbatch is asked: the kernel is alive, and nobody is about to write a number any more."""
@@ -200,7 +206,7 @@ def test_a_submission_that_was_interrupted_in_a_notebook_that_lives_on(
     assert state == "failed" and record is not None and "submit it again" in record.reason
 
 
-def test_a_job_whose_log_folder_was_missing_is_told_by_the_scheduler_alone(
+def test_read_state_takes_the_scheduler_s_word_alone_without_a_log_folder(
     fake: Any, says: Any, job_folder: Any
 ) -> None:
     """sbatch takes it, it fails at once, and it leaves no log at all."""
@@ -213,7 +219,7 @@ def test_a_job_whose_log_folder_was_missing_is_told_by_the_scheduler_alone(
     assert "the scheduler says: FAILED, JobLaunchFailure" in record.reason
 
 
-def test_the_end_of_an_earlier_job_is_not_that_of_the_one_sent_again(
+def test_read_state_of_a_job_sent_again_is_not_the_end_of_the_earlier_one(
     fake: Any, says: Any, job_folder: Any, told: Told
 ) -> None:
     """The first said how it ended; the second's node was lost, and nobody could say anything."""

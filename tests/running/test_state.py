@@ -58,16 +58,14 @@ def test_a_vanished_launcher_is_a_failure_that_keeps_the_losses(
     assert read_record(folder / "record.json") == record
 
 
-def test_a_launcher_that_vanished_after_the_last_rank_had_completed(
+def test_read_state_is_completed_where_the_launcher_vanished_after_the_last_rank(
     config: RunConfig, make_folder: MakeFolder, told: Told
 ) -> None:
     folder = make_folder(config, {0: told(4, COMPLETED), 1: told(4, COMPLETED)})
     assert read_state(folder)[0] == "completed"
 
 
-def test_a_run_is_running_once_one_of_its_ranks_has_told(
-    config: RunConfig, make_folder: MakeFolder, told: Told
-) -> None:
+def test_read_state_is_running_once_one_rank_has_told(config: RunConfig, make_folder: MakeFolder, told: Told) -> None:
     folder = make_folder(config, {0: told(1), 1: []}, alive=True)
     assert read_state(folder)[0] == "running"
     (folder / "events" / "rank-0.jsonl").write_text("")
@@ -82,7 +80,7 @@ def test_a_process_number_used_again_is_not_the_launcher(config: RunConfig, make
     assert read_state(folder)[0] == "failed"
 
 
-def test_a_launcher_on_another_machine_is_believed_alive(config: RunConfig, make_folder: MakeFolder) -> None:
+def test_read_owner_on_another_machine_is_believed_alive(config: RunConfig, make_folder: MakeFolder) -> None:
     folder = make_folder(config)
     owner = read_owner(folder)
     assert owner is not None
@@ -90,7 +88,7 @@ def test_a_launcher_on_another_machine_is_believed_alive(config: RunConfig, make
     assert read_state(folder)[0] == "queued"
 
 
-def test_a_launcher_on_another_machine_that_does_not_hear_a_cancel_is_given_up(
+def test_read_state_gives_up_a_launcher_elsewhere_that_hears_no_cancel(
     config: RunConfig, make_folder: MakeFolder, told: Told
 ) -> None:
     """A machine that is gone for good (a container made anew) would have its runs run for ever."""
@@ -116,7 +114,7 @@ def test_a_launcher_on_another_machine_that_does_not_hear_a_cancel_is_given_up(
 
 
 @pytest.mark.parametrize("name", ["record.json", "config.json", "launch.json", "job.json", "events/rank-0.jsonl"])
-def test_who_looks_never_waits_for_a_pipe(name: str, config: RunConfig, make_folder: MakeFolder, told: Told) -> None:
+def test_survey_never_waits_for_a_pipe(name: str, config: RunConfig, make_folder: MakeFolder, told: Told) -> None:
     """Nobody writes into it: opening it would wait for ever, and every listing with it."""
     folder = make_folder(config, {0: told(4, COMPLETED), 1: told(4, COMPLETED)})
     if name != "record.json":
@@ -132,7 +130,7 @@ def test_who_looks_never_waits_for_a_pipe(name: str, config: RunConfig, make_fol
     assert "no regular file" in survey(folder.parent).bad[other.name]
 
 
-def test_a_zombie_is_not_alive(config: RunConfig, make_folder: MakeFolder) -> None:
+def test_read_owner_that_is_a_zombie_is_not_alive(config: RunConfig, make_folder: MakeFolder) -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     folder = make_folder(config)
     owner = read_owner(folder)
@@ -187,7 +185,7 @@ def test_the_record_of_another_run_is_not_believed(config: RunConfig, make_folde
     assert words in record.reason
 
 
-def test_a_newer_record_is_left_alone_and_named(config: RunConfig, make_folder: MakeFolder) -> None:
+def test_survey_leaves_a_newer_record_alone_and_names_it(config: RunConfig, make_folder: MakeFolder) -> None:
     folder = make_folder(config)
     newer = json.dumps({"schema_version": 2, "splendid": True})
     (folder / "record.json").write_text(newer)
@@ -225,7 +223,7 @@ def test_a_folder_that_takes_no_record_still_tells(config: RunConfig, make_folde
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "events", "launch.json", "logs"]
 
 
-def test_the_time_zone_of_the_process_changes_nothing(
+def test_owner_and_record_have_utc_times_in_any_time_zone(
     config: RunConfig, make_folder: MakeFolder, told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fourteen hours ahead of UTC: names, times and durations are those of everybody else."""
@@ -337,7 +335,7 @@ def check_damage(sound: tuple[Path, bytes, RunRecord], damaged: bytes) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
-def test_any_truncation(sound: tuple[Path, bytes, RunRecord], data: st.DataObject) -> None:
+def test_survey_bears_any_truncation(sound: tuple[Path, bytes, RunRecord], data: st.DataObject) -> None:
     whole = sound[1]
     check_damage(sound, whole[: data.draw(st.integers(0, len(whole) - 1))])
 
@@ -352,7 +350,7 @@ def test_any_changed_byte(sound: tuple[Path, bytes, RunRecord], data: st.DataObj
 
 @settings(deadline=None, max_examples=60)
 @given(data=st.data())
-def test_any_value_of_another_type(sound: tuple[Path, bytes, RunRecord], data: st.DataObject) -> None:
+def test_survey_bears_any_value_of_another_type(sound: tuple[Path, bytes, RunRecord], data: st.DataObject) -> None:
     content = json.loads(sound[1])
     key = data.draw(st.sampled_from(sorted(content)))
     content[key] = data.draw(st.sampled_from([None, True, -1, 1.5, "x", [], {}, [1], {"a": None}, 10**30]))

@@ -24,13 +24,13 @@ from dlojz.train.checkpoint_tensors import CheckpointWriter
 PROCESSES, SUBMISSIONS = 8, 50
 
 
-def test_the_same_configuration_finds_its_run(config: RunConfig, tmp_path: Path) -> None:
+def test_claim_finds_the_run_of_the_same_configuration(config: RunConfig, tmp_path: Path) -> None:
     first, new = claim(config, tmp_path)
     again, new_again = claim(RunConfig.from_dict(config.to_dict()), tmp_path)
     assert (new, new_again, first) == (True, False, again)
 
 
-def test_again_and_other_configurations_make_another(config: RunConfig, tmp_path: Path) -> None:
+def test_claim_makes_another_run_for_again_and_for_other_configurations(config: RunConfig, tmp_path: Path) -> None:
     other = RunConfig.of(model="coatnet_tiny", dp=2, steps=5)
     folders = {claim(config, tmp_path)[0], claim(config, tmp_path, force_new=True)[0], claim(other, tmp_path)[0]}
     assert len(folders) == 3 == len(runs(tmp_path))
@@ -68,7 +68,7 @@ def test_a_folder_from_before_is_read_under_the_name_that_it_has(
         ("cancelled", False),
     ],
 )
-def test_which_ended_runs_serve_again(
+def test_claim_knows_which_ended_runs_serve_again(
     status: str,
     found: bool,
     config: RunConfig,
@@ -117,7 +117,7 @@ def test_a_run_that_was_cut_off_goes_on_from_its_checkpoint(
     assert sorted(path.name for path in (folder / "attempts").iterdir()) == ["1", "2"]
 
 
-def test_another_run_is_made_on_demand_and_one_that_serves_is_preferred(
+def test_claim_makes_another_run_on_demand_and_prefers_one_that_serves(
     config: RunConfig, make_folder: Callable[..., Path], told: Callable[..., list[dict[str, Any]]]
 ) -> None:
     done = {"event": "end", "status": "completed", "reason": ""}
@@ -164,7 +164,7 @@ sys.stdin.readline()  # a submitter that is gone is taken for a run that failed
 """
 
 
-def test_many_processes_submit_at_once(tmp_path: Path) -> None:
+def test_claim_makes_one_run_where_many_processes_submit_at_once(tmp_path: Path) -> None:
     submitters = [
         subprocess.Popen(
             [sys.executable, "-c", SUBMITTER, str(tmp_path), str(number), str(SUBMISSIONS)],
@@ -193,14 +193,14 @@ def test_many_processes_submit_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["../x", "/etc", "..", ".", "", ".locks", "a/b", "a\nb", "a b", "$(touch x)", "x" * 200, "é", "a\0b"]
 )
-def test_hostile_names_are_refused(name: str, tmp_path: Path) -> None:
+def test_run_folder_and_find_refuse_hostile_names(name: str, tmp_path: Path) -> None:
     with pytest.raises(LabError):
         run_folder(tmp_path, name)
     with pytest.raises(LabError):
         find(name, tmp_path)
 
 
-def test_links_are_not_followed(config: RunConfig, tmp_path: Path) -> None:
+def test_survey_and_find_follow_no_links(config: RunConfig, tmp_path: Path) -> None:
     folder, _ = claim(config, tmp_path / "elsewhere")
     root = tmp_path / "runs"
     root.mkdir()
@@ -224,7 +224,7 @@ def test_a_foreign_folder_is_no_run_and_a_gutted_one_is_named(
     assert gutted.name in said and "config.json" in said and "notes" not in said
 
 
-def test_newest_first(config: RunConfig, tmp_path: Path) -> None:
+def test_runs_come_newest_first(config: RunConfig, tmp_path: Path) -> None:
     made = [claim(config, tmp_path, force_new=True)[0] for _ in range(5)]
     for age, folder in enumerate(reversed(made)):
         os.utime(folder / "config.json", (2e9 - age, 2e9 - age))
@@ -263,7 +263,7 @@ def test_which_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert runs_root(tmp_path / "given") == tmp_path / "given"
 
 
-def test_a_root_that_cannot_be_written_is_one_sentence(config: RunConfig, tmp_path: Path) -> None:
+def test_claim_refuses_a_root_that_cannot_be_written_in_one_sentence(config: RunConfig, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(LabError, match=r"cannot be written in .*Set root= or"):
         claim(config, tmp_path / "file" / "runs")
@@ -272,7 +272,7 @@ def test_a_root_that_cannot_be_written_is_one_sentence(config: RunConfig, tmp_pa
     assert runs(tmp_path / "missing") == []
 
 
-def test_a_draft_left_by_a_crash_is_no_run(config: RunConfig, tmp_path: Path) -> None:
+def test_runs_leave_out_a_draft_left_by_a_crash(config: RunConfig, tmp_path: Path) -> None:
     draft = tmp_path / ".new-0123"
     draft.mkdir()
     (draft / "config.json").write_text(json.dumps(config.to_dict()))

@@ -39,7 +39,7 @@ def end(folder: Path, config: RunConfig, status: Any = "completed", reason: str 
     )
 
 
-def test_a_run_is_looked_at_piece_by_piece(going: Path, config: RunConfig, told: Told) -> None:
+def test_tracker_looks_at_a_run_piece_by_piece(going: Path, config: RunConfig, told: Told) -> None:
     tracker = Tracker(Run(going))
     view = tracker.look()
     assert (view.state, view.losses, view.steps) == ("running", (2.0, 1.875), 4)
@@ -62,7 +62,7 @@ def test_the_first_step_tells_no_rate(config: RunConfig, make_folder: Callable[.
     assert (tracker.look().step_s, tracker.look().remaining_s) == (0.5, 1.0)
 
 
-def test_it_shows_the_run_as_it_is_when_it_is_shown(going: Path, config: RunConfig) -> None:
+def test_watch_shows_the_run_as_it_is_when_it_is_shown(going: Path, config: RunConfig) -> None:
     watch = Run(going).watch()
     assert watch.widget is None and not watch.alive  # nobody looks at a test
     assert "2/4" in repr(watch) and "2 of 4 steps" in watch._repr_html_()
@@ -73,7 +73,7 @@ def test_it_shows_the_run_as_it_is_when_it_is_shown(going: Path, config: RunConf
     assert "\u202e" not in "".join(bundle.values())
 
 
-def test_a_folder_that_goes_away_is_told(going: Path) -> None:
+def test_watch_tells_of_a_folder_that_goes_away(going: Path) -> None:
     watch = Run(going).watch()
     (going / "launch.json").unlink()
     (going / "config.json").write_text(HOSTILE)
@@ -111,7 +111,7 @@ def test_it_ends_with_the_widget_and_not_with_the_run(going: Path) -> None:
     assert not watch.alive and Run(going).state == "running"
 
 
-def test_what_is_said_of_a_job() -> None:
+def test_job_words_tell_how_a_job_stands() -> None:
     job = Job(machine="local", name="r", job_id="12", array_task=3)
     assert job_words(job, None) == {"job": "12_3 on local"}
     waiting = job_words(job, JobView("pending", "PENDING", "PartitionTimeLimit"))

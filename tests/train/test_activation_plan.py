@@ -68,5 +68,5 @@ def test_the_predicted_peak_is_met_and_within_the_budget(prepared: Path, model: 
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-def test_blocks_are_recomputed_and_offloaded() -> None:
+def test_plan_activations_recomputes_and_offloads_blocks() -> None:
     assert {choice for plan in budgets().values() for choice in plan.choices} == {0, 1, 2}

@@ -70,7 +70,7 @@ def runs(prepared: Path) -> Any:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", PREDICTED)
-def test_predicted_equals_counted(runs: Any, name: str) -> None:
+def test_predict_of_every_compressed_config_equals_what_is_counted(runs: Any, name: str) -> None:
     """States by category, bytes and calls of every collective, on every rank: exact; the peak to 2 %."""
     check_as_predicted(runs, name, RunConfig.of(**RUNS[name]))
 
@@ -88,7 +88,7 @@ def test_97_percent_of_the_bytes_are_saved_in_the_second_stage(runs: Any) -> Non
 
 
 @pytest.mark.timeout(600)
-def test_the_first_stage_is_adamw_to_the_bit(runs: Any) -> None:
+def test_one_bit_adam_is_adamw_to_the_bit_in_its_first_stage(runs: Any) -> None:
     """Losses of the first two steps, and of the third, which both begin with the same weights; then they part."""
     plain, compressed = (runs.told(f"whole/{name}", "step", "loss") for name in ("adamw", "one-bit-adam"))
     assert compressed[:3] == plain[:3]
@@ -97,21 +97,21 @@ def test_the_first_stage_is_adamw_to_the_bit(runs: Any) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CUT)
-def test_what_goes_on_ends_as_what_was_not_cut_off(runs: Any, name: str) -> None:
+def test_compressed_optimizers_go_on_from_a_checkpoint_as_if_not_cut_off(runs: Any, name: str) -> None:
     """In either stage, bit for bit: the losses after the cut, and the checksum of the final weights."""
     check_goes_on(runs, name, CUT[name] + 1)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["one-bit-lamb-3", "zero-one-adam", "lamb"])
-def test_the_bytes_of_a_checkpoint_are_predicted(runs: Any, name: str) -> None:
+def test_checkpoint_bytes_of_compressed_optimizers_are_predicted(runs: Any, name: str) -> None:
     """In the second stage, the errors of every rank among them."""
     check_checkpoint_bytes(runs, name)
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("ranks", OTHERWISE)
-def test_another_number_of_ranks_goes_on_without_the_errors(runs: Any, ranks: int) -> None:
+def test_one_bit_adam_goes_on_with_another_number_of_ranks_without_its_errors(runs: Any, ranks: int) -> None:
     """The same weights and the same global batch: the first loss is equal to rounding."""
     told, whole = runs.told(f"otherwise/{ranks}", "step", "loss"), runs.told("whole/elastic", "step", "loss")
     assert runs.told(f"otherwise/{ranks}", "resumed", "step") == [4]
@@ -148,24 +148,26 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "english", "french"), REFUSED)
-def test_what_cannot_be_is_refused_in_one_sentence(fields: dict[str, Any], english: str, french: str) -> None:
+def test_run_config_refuses_in_one_sentence_what_one_bit_adam_cannot(
+    fields: dict[str, Any], english: str, french: str
+) -> None:
     check_refused({"optimizer": "one_bit_adam", "engine": "by_hand", "dp": 2, **fields}, english, french)
 
 
-def test_the_first_stage_is_a_quarter_where_nothing_is_said() -> None:
+def test_warmup_steps_are_a_quarter_where_nothing_is_said() -> None:
     config = RunConfig.of(optimizer="one_bit_adam", engine="by_hand", dp=2, steps=100)
     assert config.warmup_steps == 25
     assert config.hash == RunConfig.of(**{**config.to_dict(), "layout": config.layout}).hash
 
 
-def test_lamb_needs_whole_layers() -> None:
+def test_check_runnable_wants_whole_layers_for_lamb() -> None:
     check_runnable(RunConfig.of(optimizer="lamb", dp=2))
     for fields in ({"zero": 3}, {"engine": "deepspeed", "zero": 1}, {"tp": 2, "engine": "by_hand"}):
         with pytest.raises(LabError, match="each rank has whole layers, but .* was received"):
             check_runnable(RunConfig.of(optimizer="lamb", **{"dp": 2, **fields}))
 
 
-def test_errors_are_held_by_workers_and_servers() -> None:
+def test_predict_states_holds_errors_of_workers_and_servers() -> None:
     """4Ψ + 4Ψ/N beside AdamW's 8Ψ, and nothing with one process; 1-bit LAMB has a fresh variance besides."""
 
     def held(optimizer: str, dp: int) -> int:

@@ -57,7 +57,7 @@ def runs(prepared: Path) -> Any:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", PARALLEL)
-def test_every_run_has_the_losses_of_one_process(runs: Any, name: str) -> None:
+def test_every_context_parallel_layout_has_the_losses_of_one_process(runs: Any, name: str) -> None:
     expected = runs.told(f"whole/{name.partition('-')[0]}", "step", "loss")
     found = runs.told(f"whole/{name}", "step", "loss", RunConfig.of(**RUNS[name]).layout.world_size - 1)
     assert len(expected) == RUNS[name]["steps"]
@@ -66,7 +66,7 @@ def test_every_run_has_the_losses_of_one_process(runs: Any, name: str) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", PARALLEL)
-def test_predicted_equals_counted(runs: Any, name: str) -> None:
+def test_predict_of_every_context_parallel_config_equals_what_is_counted(runs: Any, name: str) -> None:
     """States, messages of the ring and of the gradients exactly, on every rank; FLOPs exactly, and the peak nearly."""
     check_as_predicted(runs, name, RunConfig.of(**RUNS[name]), peak=1e-3, step_flops=1e-6)
 
@@ -77,7 +77,7 @@ def test_a_rank_keeps_the_activations_of_its_tokens(runs: Any) -> None:
     assert 2 * half == pytest.approx(whole, rel=0.1)
 
 
-def test_the_ring_by_hand() -> None:
+def test_predict_counts_the_messages_of_the_ring_by_hand() -> None:
     """llama_tiny, 4 layers, 2 key-value heads of 32, 2 samples of 32 tokens over 4 ranks: 3 messages per pass."""
     traffic = {(one.collective, one.group): one for one in predict(RunConfig.of(**LLAMA, dp=2, cp=4)).communication}
     message = 2 * 2 * 2 * 8 * 32 * 4  # keys and values, samples, heads, tokens, width, bytes
@@ -86,7 +86,7 @@ def test_the_ring_by_hand() -> None:
     assert traffic["all_reduce", "dp"].group_size == 8
 
 
-def test_a_run_that_was_cut_off_goes_on(runs: Any) -> None:
+def test_checkpoint_of_a_context_parallel_run_goes_on_after_a_cut(runs: Any) -> None:
     check_goes_on(runs, "gpt-cp", 4)
     check_checkpoint_bytes(runs, "gpt-cp")
 
@@ -119,5 +119,5 @@ def test_a_run_that_was_cut_off_goes_on(runs: Any) -> None:
         ),
     ],
 )
-def test_what_is_refused(fields: dict[str, Any], english: str, french: str) -> None:
+def test_run_config_refuses_what_context_parallel_cannot(fields: dict[str, Any], english: str, french: str) -> None:
     check_refused({**LLAMA, **fields}, english, french)

@@ -35,7 +35,7 @@ def environment(root: Path, **given: str) -> dict[str, str]:
     return {**clean, "OMP_NUM_THREADS": "1", "DLOJZ_RUNS": str(root), "DS_ACCELERATOR": "cpu", **given}
 
 
-def test_the_course_s_line_asks_for_this_run(zero_2: Path) -> None:
+def test_configure_reads_the_course_s_line_as_this_run(zero_2: Path) -> None:
     words = f"-b 28 -s 200 --image-size 288 --deepspeed --deepspeed_config {zero_2}".split()
     config, left = configure(parse(PROGRAM, OPTIONS, words), 4)
     assert config == RunConfig.of(micro_batch=28, steps=200, image_size=288, dp=4, zero=2, engine="deepspeed")
@@ -54,7 +54,7 @@ def test_the_course_s_line_asks_for_this_run(zero_2: Path) -> None:
         ("--deepspeed_config={file} --offload activations", 2, {"dp": 2, "zero": 2, "offload": "activations"}),
     ],
 )
-def test_flags_are_fields(line: str, processes: int, fields: dict[str, Any], zero_2: Path) -> None:
+def test_configure_reads_flags_as_fields(line: str, processes: int, fields: dict[str, Any], zero_2: Path) -> None:
     config, _ = configure(parse(PROGRAM, OPTIONS, line.format(file=zero_2).split()), processes)
     read = {**config.to_dict(), **config.layout.to_dict()}
     assert {name: read[name] for name in fields} == fields
@@ -79,7 +79,7 @@ def test_flags_are_fields(line: str, processes: int, fields: dict[str, Any], zer
     ],
 )
 @pytest.mark.parametrize("language", ["en", "fr"])
-def test_a_bad_line_is_one_sentence(line: str, words: str, language: str, zero_2: Path) -> None:
+def test_configure_refuses_a_bad_line_in_one_sentence(line: str, words: str, language: str, zero_2: Path) -> None:
     use_language(language)
     micro = zero_2.with_name("micro.json")
     micro.write_text('{"train_micro_batch_size_per_gpu": 8}')
@@ -91,7 +91,7 @@ def test_a_bad_line_is_one_sentence(line: str, words: str, language: str, zero_2
         assert words in sentence
 
 
-def test_the_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_of_train_teaches_in_its_help(capsys: pytest.CaptureFixture[str]) -> None:
     for language, words in (("en", "The number of ranks is the launcher's"), ("fr", "sont affichés à la fin")):
         use_language(language)
         assert main(["--help"]) == 0
@@ -121,7 +121,7 @@ for variables in json.loads(sys.argv[1]):
 """
 
 
-def test_ranks_are_the_launcher_s(tmp_path: Path) -> None:
+def test_place_of_this_process_has_the_ranks_of_the_launcher(tmp_path: Path) -> None:
     there = {"SLURM_LOCALID": "0", "SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "localhost"}
     there |= {"SLURM_STEP_TASKS_PER_NODE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     cases = [there | variables if variables else {} for variables, _ in PLACES]
@@ -136,7 +136,7 @@ def test_ranks_are_the_launcher_s(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-def test_two_processes_of_srun_train_one_run(zero_2: Path, tmp_path: Path) -> None:
+def test_train_in_two_processes_of_srun_is_one_run(zero_2: Path, tmp_path: Path) -> None:
     """As srun starts them: nothing but SLURM's variables tells one process of the other."""
     line = f"-b 4 -s 5 --image-size 32 --deepspeed --deepspeed_config {zero_2}".split()
     root = tmp_path / "runs"
@@ -172,7 +172,7 @@ def test_two_processes_of_srun_train_one_run(zero_2: Path, tmp_path: Path) -> No
     assert "loss" not in said[1][0], "one process speaks"
 
 
-def test_what_the_first_process_refuses_ends_all(tmp_path: Path) -> None:
+def test_train_ends_all_processes_where_the_first_one_refuses(tmp_path: Path) -> None:
     """torchrun, with a root that cannot be written: one sentence, no run, no process that waits."""
     root = tmp_path / "file"
     root.write_text("")
@@ -193,7 +193,7 @@ def test_what_the_first_process_refuses_ends_all(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr.split("torch/distributed")[0]
 
 
-def test_alone_it_is_one_process(tmp_path: Path) -> None:
+def test_train_alone_is_one_process(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "dlojz.train", "-b", "4", "-s", "2", "--image-size", "32"],
         env=environment(tmp_path / "runs", DLOJZ_LANG="fr"),

@@ -46,6 +46,6 @@ def test_every_layout_gives_the_losses_of_one_process(runs: Any, name: str) -> N
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", RUNS)
-def test_predicted_equals_counted(runs: Any, name: str) -> None:
+def test_predict_of_every_decoder_config_equals_what_is_counted(runs: Any, name: str) -> None:
     """States and collectives exactly, FLOPs but for the scores of a few tokens; FSDP2's units come and go: 6 %."""
     check_as_predicted(runs, name, RunConfig.of(**RUNS[name]), peak=0.06 if "fsdp2" in name else 0.02, step_flops=0.03)

@@ -105,14 +105,14 @@ def test_every_layout_gives_the_losses_and_weights_of_one_process(runs: Any, nam
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("gate", ["top1", "top2"])
-def test_deepspeeds_own_mixture_gives_the_same_losses_and_weights(runs: Any, gate: str) -> None:
+def test_expert_engines_of_deepspeed_give_the_same_losses_and_weights(runs: Any, gate: str) -> None:
     """Where no token is dropped, and for two choices without the balance loss, which it counts otherwise."""
     close(runs, f"deepspeed-{gate}", f"hand-{gate}")
 
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", EXACT)
-def test_predicted_equals_counted(runs: Any, name: str) -> None:
+def test_predict_of_every_expert_layout_equals_what_is_counted(runs: Any, name: str) -> None:
     """States by category, bytes and calls of every collective, on every rank: exact; the peak to 2 %."""
     config = RunConfig.of(**RUNS[name])
     # What DeepSpeed's layer keeps between its products is not traced: it is taken to be what the lab's keeps. And it
@@ -123,7 +123,7 @@ def test_predicted_equals_counted(runs: Any, name: str) -> None:
 
 
 @pytest.mark.timeout(1200)
-def test_the_all_to_alls_carry_every_row_of_every_expert(runs: Any) -> None:
+def test_communication_all_to_all_carries_every_row_of_every_expert(runs: Any) -> None:
     """2 mixtures × (dispatch and combine) × (forward and backward) of E·C·D numbers; the ranks of one copy sum none."""
     for name, passes, micro_batches in (("ep2", 2, 1), ("ep2-accumulated", 2, 2), ("ep2-checkpointed", 3, 2)):
         counted = footprint(runs, name)
@@ -140,7 +140,7 @@ def test_the_all_to_alls_carry_every_row_of_every_expert(runs: Any) -> None:
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", CUT)
-def test_what_goes_on_ends_as_what_was_not_cut_off(runs: Any, name: str) -> None:
+def test_expert_engines_go_on_from_a_checkpoint_as_if_not_cut_off(runs: Any, name: str) -> None:
     """Bit for bit, and in another layout to rounding: what is kept are whole experts."""
     check_goes_on(runs, name, 2)
     check_checkpoint_bytes(runs, name)
@@ -148,7 +148,7 @@ def test_what_goes_on_ends_as_what_was_not_cut_off(runs: Any, name: str) -> None
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("origin", OTHERWISE)
-def test_another_layout_goes_on_to_the_same_losses(runs: Any, origin: str) -> None:
+def test_expert_engines_go_on_in_another_layout_to_the_same_losses(runs: Any, origin: str) -> None:
     """From shared experts to whole ones, back, and from DeepSpeed's to the lab's; 1e-5 is the order of summation."""
     expected = runs.told(f"whole/{origin}", "step", "loss")
     assert runs.told(f"otherwise/{origin}", "step", "step") == [2]
@@ -161,7 +161,7 @@ def loads_of_run(runs: Any, name: str) -> Any:
 
 
 @pytest.mark.timeout(1200)
-def test_a_run_tells_what_its_experts_were_given(runs: Any) -> None:
+def test_loads_of_a_run_tell_what_its_experts_were_given(runs: Any) -> None:
     """Step by step and mixture by mixture, over all ranks and micro-batches: the same however they are laid out."""
     loads = loads_of_run(runs, "ep4")
     assert [(load.step, load.layer) for load in loads] == [
@@ -237,7 +237,9 @@ NOT_RUN: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "english", "french"), [*REFUSED, *NOT_RUN])
-def test_what_cannot_be_is_refused_in_one_sentence(fields: dict[str, Any], english: str, french: str) -> None:
+def test_check_runnable_refuses_in_one_sentence_what_expert_engines_cannot(
+    fields: dict[str, Any], english: str, french: str
+) -> None:
     check_refused({"model": "moe_tiny", **fields}, english, french, to_run=True)
     if "pp" in fields:
         assert predict(RunConfig.of(**{**MOE, **fields})).memory.peak_bytes

@@ -105,13 +105,13 @@ def runs(prepared: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if "-" in name and "bf16" not in name])
-def test_every_layout_gives_the_losses_of_one_process(runs: Any, name: str) -> None:
+def test_foreign_models_have_the_losses_of_one_process_in_every_layout(runs: Any, name: str) -> None:
     expected = runs.told(f"whole/{name.partition('-')[0]}", "step", "loss")
     assert len(expected) == 3 and runs.told(f"whole/{name}", "step", "loss") == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_predicted_equals_counted(runs: Any, name: str) -> None:
+def test_predict_of_every_foreign_config_equals_what_is_counted(runs: Any, name: str) -> None:
     """States and collectives exactly; the peak but for a bucket or message that gloo may still hold.
 
     In a pipeline it is not compared where backwards are split, nor DeepSpeed's, whose buffers are not forecast.
@@ -146,5 +146,5 @@ def test_weights_do_not_depend_on_when_the_file_of_a_model_was_read() -> None:
 
 
 @pytest.mark.parametrize("name", CUT)
-def test_a_run_goes_on_from_its_checkpoint(runs: Any, name: str) -> None:
+def test_checkpoint_of_a_foreign_model_is_gone_on_from(runs: Any, name: str) -> None:
     check_goes_on(runs, name, 2)

@@ -58,13 +58,13 @@ def runs(prepared: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if "-" in name])
-def test_every_layout_gives_the_losses_of_one_process(runs: Any, name: str) -> None:
+def test_tensor_engines_give_foreign_models_the_losses_of_one_process(runs: Any, name: str) -> None:
     expected = runs.told(f"whole/{name.partition('-')[0]}", "step", "loss")
     assert len(expected) == 3 and runs.told(f"whole/{name}", "step", "loss") == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if "-" in name])
-def test_predicted_equals_counted(runs: Any, name: str) -> None:
+def test_predict_of_every_foreign_tensor_config_equals_what_is_counted(runs: Any, name: str) -> None:
     """States and collectives exactly; the peak but for messages that gloo may hold: all gradients are one of them."""
     config = RunConfig.of(**json.loads((runs.root / "fields.json").read_text())[name])
     check_as_predicted(
@@ -73,5 +73,5 @@ def test_predicted_equals_counted(runs: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CUT)
-def test_a_run_goes_on_from_its_checkpoint(runs: Any, name: str) -> None:
+def test_checkpoint_of_a_foreign_model_in_tensor_parts_is_gone_on_from(runs: Any, name: str) -> None:
     check_goes_on(runs, name, 2)

@@ -76,7 +76,7 @@ def test_tokens_counted_are_those_predicted(runs: Any, name: str) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", RUNS)
-def test_every_engine_trains_as_one_process(runs: Any, name: str) -> None:
+def test_curriculum_trains_in_every_engine_as_in_one_process(runs: Any, name: str) -> None:
     """Relative 1e-3 with AdamW, which amplifies rounding from step to step; the first step to 1e-6."""
     expected, found = (runs.told(f"whole/{one}", "step", "loss") for one in ("one", name))
     assert found[0] == pytest.approx(expected[0], rel=1e-6)
@@ -85,7 +85,7 @@ def test_every_engine_trains_as_one_process(runs: Any, name: str) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", RUNS)
-def test_what_was_cut_off_amid_the_pacing_goes_on_bit_for_bit(runs: Any, name: str) -> None:
+def test_checkpoint_amid_the_pacing_of_a_curriculum_goes_on_bit_for_bit(runs: Any, name: str) -> None:
     check_goes_on(runs, name, 2)
     assert runs.told(f"cut/{name}", "step", "tokens") == runs.told(f"whole/{name}", "step", "tokens")
     assert len(runs.told(f"whole/{name}", "weights", "sha256")) == 1
@@ -117,7 +117,7 @@ def test_memory_and_flops_are_those_of_whole_samples(runs: Any) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["ddp", "zero3", "fsdp2", "deepspeed-zero2", "tp-sequence"])
-def test_communication_counted_is_that_predicted(runs: Any, name: str) -> None:
+def test_predict_tells_the_communication_of_a_curriculum_that_is_counted(runs: Any, name: str) -> None:
     predicted = predict(RunConfig.of(**RUNS[name])).to_dict()["communication"]
     assert runs.told(f"whole/{name}", "footprint", "footprint")[-1]["communication"] == predicted
 

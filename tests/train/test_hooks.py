@@ -46,7 +46,7 @@ def runs(prepared: Path) -> Any:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", RUNS)
-def test_predicted_equals_counted(runs: Any, name: str) -> None:
+def test_predict_of_every_gradient_compression_equals_what_is_counted(runs: Any, name: str) -> None:
     """States by category, bytes and calls of every collective, on every rank: exact; the peak to 3 %.
 
     Half-precision buckets leave while backward computes, and when one is given back is the affair of gloo's threads: at
@@ -82,7 +82,7 @@ def test_the_first_steps_of_powersgd_are_in_full(runs: Any) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_in_half_precision_losses_are_those_of_plain_ddp_to_what_is_rounded(runs: Any) -> None:
+def test_gradient_compression_to_fp16_has_losses_of_plain_ddp_to_what_is_rounded(runs: Any) -> None:
     """fp16 keeps 11 bits of each gradient: 2**-11 of it, an order of magnitude less of a loss after five steps."""
     plain, half = (runs.told(f"whole/{name}", "step", "loss") for name in ("plain", "fp16"))
     assert half[0] == plain[0]
@@ -91,7 +91,7 @@ def test_in_half_precision_losses_are_those_of_plain_ddp_to_what_is_rounded(runs
 
 
 @pytest.mark.timeout(600)
-def test_what_goes_on_says_that_powersgd_begins_anew_and_fp16_ends_the_same(runs: Any) -> None:
+def test_gradient_compression_goes_on_with_powersgd_anew_and_fp16_to_the_same_end(runs: Any) -> None:
     assert runs.told("cut/powersgd-1", "resumed", "step") == [4]
     [left_out] = runs.told("cut/powersgd-1", "resumed", "left_out")
     assert "the next 2 steps send their gradients in full, and compression then begins anew" in left_out
@@ -103,7 +103,7 @@ def test_what_goes_on_says_that_powersgd_begins_anew_and_fp16_ends_the_same(runs
     assert cut[5] != whole[5]
 
 
-def test_what_is_too_small_is_sent_as_it_is() -> None:
+def test_compressed_sends_as_it_is_what_is_too_small() -> None:
     """By hand: (64 + 32) · 4 · 2 < 64 · 32; a bias and a matrix of 8 × 8 would not be half as small."""
     shapes = [ParameterShape(name, shape, 0, name) for name, shape in (("w", (64, 32)), ("b", (64,)), ("s", (8, 8)))]
     found = compressed(tuple(shapes), 4)
@@ -126,10 +126,12 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "english", "french"), REFUSED)
-def test_what_cannot_be_is_refused_in_one_sentence(fields: dict[str, Any], english: str, french: str) -> None:
+def test_run_config_refuses_in_one_sentence_what_gradient_compression_cannot(
+    fields: dict[str, Any], english: str, french: str
+) -> None:
     check_refused({"dp": 2, **POWERSGD, **fields}, english, french)
 
 
-def test_all_ways_run() -> None:
+def test_check_runnable_passes_all_ways_of_gradient_compression() -> None:
     for compression in ("none", "fp16", "bf16", "powersgd"):
         check_runnable(RunConfig.of(dp=2, gradient_compression=compression))

@@ -61,7 +61,7 @@ def test_predicted_equals_counted_in_a_step_after_which_they_meet(runs: Any, nam
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CUT)
-def test_what_goes_on_ends_as_what_was_not_cut_off(runs: Any, name: str) -> None:
+def test_local_steps_go_on_from_a_checkpoint_as_if_not_cut_off(runs: Any, name: str) -> None:
     """Bit for bit, each replica with its own weights and moments: losses, and the checksum of the final weights."""
     check_goes_on(runs, name, CUT[name] + 1)
 
@@ -78,7 +78,7 @@ def test_the_bytes_of_a_checkpoint_are_predicted(runs: Any, name: str) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_another_number_of_replicas_goes_on_from_the_first_one_and_says_so(runs: Any) -> None:
+def test_diloco_goes_on_with_another_number_of_replicas_from_the_first_and_says_so(runs: Any) -> None:
     [said] = runs.told("again/diloco", "resumed", "left_out")
     assert said == "diloco: with dp=3 every replica goes on from what the first of 2 had, as if they had just met."
     assert runs.told("again/diloco", "step", "step") == [5, 6, 7]
@@ -104,11 +104,13 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "english", "french"), REFUSED)
-def test_what_cannot_be_is_refused_in_one_sentence(fields: dict[str, Any], english: str, french: str) -> None:
+def test_run_config_refuses_in_one_sentence_what_local_steps_cannot(
+    fields: dict[str, Any], english: str, french: str
+) -> None:
     check_refused({"optimizer": "diloco", "engine": "by_hand", "dp": 2, "steps": 20, **fields}, english, french)
 
 
-def test_a_prediction_says_how_often_its_message_is_sent() -> None:
+def test_footprint_table_says_how_often_a_message_is_sent() -> None:
     config = RunConfig.of(**RUNS["diloco"])
     shown = io.StringIO()
     Console(file=shown, width=120).print(footprint_table(config, predict(config)))

@@ -148,7 +148,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", PARALLEL)
-def test_the_training_is_the_same(ran: Ran, name: str) -> None:
+def test_checkpointing_and_offloading_leave_losses_and_weights_the_same(ran: Ran, name: str) -> None:
     """Losses and weights after two steps: summation order is all that may differ in fp32 (relative 1e-5)."""
     reference = "accumulated-reference" if name.startswith("accumulated") else "reference"
     for rank in range(2):
@@ -161,7 +161,7 @@ def test_the_training_is_the_same(ran: Ran, name: str) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_every_engine_offloads_the_same_activations(ran: Ran) -> None:
+def test_activation_offload_takes_the_same_activations_in_every_engine(ran: Ran) -> None:
     """Gathered weights and buckets never leave: what leaves is what forward of the same model saves."""
     names = [name for name in CASES if name.startswith("activations")]
     for rank in range(2):
@@ -189,7 +189,7 @@ def test_the_states_that_leave_the_device_are_predicted(ran: Ran, name: str) -> 
         assert predicted.nvme_bytes is None
 
 
-def test_what_stays_on_the_device_is_predicted_as_before() -> None:
+def test_offload_states_leaves_as_before_what_stays_on_the_device() -> None:
     config = RunConfig.of(**SMALL, engine="deepspeed", zero=2)
     shapes = model_shapes(config)
     memory = predict_states(config, shapes)
@@ -252,7 +252,7 @@ def test_a_storage_leaves_once_and_weights_and_small_tensors_stay() -> None:
     assert not module._forward_pre_hooks and not module._forward_hooks
 
 
-def test_what_is_written_in_place_after_it_was_saved_is_another_tensor() -> None:
+def test_activation_offload_takes_what_is_written_in_place_for_another_tensor() -> None:
     x = torch.randn(64, 64, requires_grad=True)
     offload = ActivationOffload(nn.Identity())
     with offload:
@@ -275,7 +275,7 @@ def test_a_second_backward_fetches_again() -> None:
     torch.testing.assert_close(x.grad, 2 * x.detach().exp())
 
 
-def test_offloading_is_followed_without_memory() -> None:
+def test_activation_offload_is_followed_without_memory() -> None:
     """On fake tensors, as the prediction runs it: the same bytes as for real."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -297,7 +297,7 @@ def test_offloading_is_followed_without_memory() -> None:
 NVME = {**SMALL, **DEEPSPEED, "zero": 3, "offload": "parameters"}
 
 
-def test_an_nvme_folder_is_looked_at_before_anything_is_written(
+def test_check_runnable_looks_at_an_nvme_folder_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refusal(folder: Path, **fields: Any) -> str:

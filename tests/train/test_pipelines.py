@@ -123,7 +123,7 @@ def spans_of(run: Path, processes: int) -> list[Span]:
 
 @pytest.mark.timeout(900)
 @named
-def test_a_pipeline_trains_as_one_process_does(runs: Path, processes: int, name: str) -> None:
+def test_pipeline_engines_train_a_model_as_one_process_does(runs: Path, processes: int, name: str) -> None:
     run = runs / str(processes) / name
     serial = runs / "1" / config_of(run).model
     own, alone = ([one["loss"] for one in events(folder, 0, "step")] for folder in (run, serial))
@@ -135,7 +135,7 @@ def test_a_pipeline_trains_as_one_process_does(runs: Path, processes: int, name:
 
 
 @named
-def test_what_is_sent_is_what_was_predicted(runs: Path, processes: int, name: str) -> None:
+def test_predict_tells_what_every_rank_of_a_pipeline_sends(runs: Path, processes: int, name: str) -> None:
     run = runs / str(processes) / name
     for rank in range(processes):
         measured = Footprint.from_dict(events(run, rank, "footprint")[-1]["footprint"])
@@ -157,7 +157,7 @@ def test_the_peak_is_forecast(runs: Path, name: str) -> None:
         assert predict(config_of(run), rank).memory.peak_bytes == pytest.approx(measured.memory.peak_bytes, rel=0.05)
 
 
-def test_gpipe_keeps_more_than_1f1b(runs: Path) -> None:
+def test_footprint_of_gpipe_keeps_more_than_that_of_1f1b(runs: Path) -> None:
     kept = {}
     for schedule in ("gpipe", "1f1b"):
         footprint = events(runs / "2" / f"hand-{schedule}", 0, "footprint")[-1]["footprint"]
@@ -206,7 +206,7 @@ def test_a_record_is_laid_over_its_simulation(runs: Path, tmp_path: Path) -> Non
         overlay_of(record.model_copy(update={"spans": ()}))
 
 
-def test_an_asynchronous_pipeline_is_run(tmp_path: Path) -> None:
+def test_pipeline_engines_run_pipedream_and_time_its_updates_as_spans(tmp_path: Path) -> None:
     """Its weights are judged in tests/pipeline/test_runtime.py; here: the engine, its updates timed, its losses."""
     launch(tmp_path, {"one": {**VIT, "engine": "by_hand", "schedule": "pipedream", "learning_rate": 0.01}}, 2)
     losses = [one["loss"] for one in events(tmp_path / "one", 0, "step")]
@@ -214,7 +214,7 @@ def test_an_asynchronous_pipeline_is_run(tmp_path: Path) -> None:
     assert sum(span.action.endswith("U3") for span in spans_of(tmp_path / "one", 2)) >= 2
 
 
-def test_a_clock_that_is_ahead_is_found() -> None:
+def test_offset_to_first_finds_a_clock_that_is_ahead() -> None:
     """Two ranks of which one's clock is 5 s ahead: found to within the uncertainty that is told."""
     from dlojz.processes.forks import spmd
 
@@ -255,7 +255,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("fields", "words"), REFUSED, ids=[str(fields) for fields, _ in REFUSED])
-def test_what_cannot_be_run_is_refused_before_it_starts(fields: dict[str, Any], words: str) -> None:
+def test_check_runnable_refuses_before_it_starts_what_cannot_be_run(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(LabError, match=words.replace("(", r"\(")) as refusal:
         check_runnable(RunConfig.of(**{**SMALL, **VIT, **fields}))
     assert "\n" not in str(refusal.value)

@@ -127,7 +127,7 @@ def runs(prepared: Path) -> Runs:
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", RUNS)
-def test_what_goes_on_ends_as_what_was_not_cut_off(runs: Runs, name: str) -> None:
+def test_checkpoints_let_a_cut_run_end_as_what_was_not_cut_off(runs: Runs, name: str) -> None:
     """Bit for bit: losses of the steps after the cut, and the checksum of the final weights."""
     assert runs.told(f"cut/{name}", "checkpoint_failed", "reason") == []
     assert runs.told(f"cut/{name}", "resumed", "step") == [2]
@@ -140,7 +140,7 @@ def test_what_goes_on_ends_as_what_was_not_cut_off(runs: Runs, name: str) -> Non
 
 
 @pytest.mark.timeout(1200)
-def test_three_replicas_of_ddp_go_on_but_for_the_last_bits(runs: Runs) -> None:
+def test_checkpoints_of_three_ddp_replicas_go_on_but_for_the_last_bits(runs: Runs) -> None:
     """Relative 1e-6: the first step after the cut adds three gradients up in another order, and fp32 has 24 bits."""
     whole, cut = (runs.told(f"{kind}/ddp-3", "step", "loss") for kind in ("whole", "cut"))
     assert runs.told("cut/ddp-3", "resumed", "step") == [2]
@@ -149,7 +149,7 @@ def test_three_replicas_of_ddp_go_on_but_for_the_last_bits(runs: Runs) -> None:
 
 
 @pytest.mark.timeout(1200)
-def test_all_ranks_stop_at_one_step_and_say_how_to_go_on(runs: Runs) -> None:
+def test_checkpoints_stop_all_ranks_at_one_step_and_say_how_to_go_on(runs: Runs) -> None:
     """Only the last rank was told to."""
     for rank in (0, 1):
         reason = runs.told("cut/zero2", "end", "reason", rank)[0]
@@ -159,7 +159,7 @@ def test_all_ranks_stop_at_one_step_and_say_how_to_go_on(runs: Runs) -> None:
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("origin", OTHERWISE)
-def test_another_layout_goes_on_to_the_same_losses(runs: Runs, origin: str) -> None:
+def test_checkpoints_go_on_in_another_layout_to_the_same_losses(runs: Runs, origin: str) -> None:
     """Relative 1e-5: the order of summation is all that differs."""
     expected = runs.told(f"whole/{origin}", "step", "loss")
     assert runs.told(f"otherwise/{origin}", "step", "step") == [2]
@@ -168,7 +168,7 @@ def test_another_layout_goes_on_to_the_same_losses(runs: Runs, origin: str) -> N
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("origin", "layout"), [(origin, layout) for layout in LAYOUTS for origin in ORIGINS[layout]])
-def test_what_one_layout_keeps_another_gives_back_bit_for_bit(runs: Runs, origin: str, layout: str) -> None:
+def test_checkpoint_tensors_of_one_layout_another_gives_back_bit_for_bit(runs: Runs, origin: str, layout: str) -> None:
     number = list(ORIGINS[layout]).index(origin)
     kept, given = kept_states(runs.root / "kept" / origin), states(runs.root / "carried" / layout / f"{number}")
     assert list(kept) == list(given)
@@ -203,7 +203,7 @@ def test_the_bytes_of_a_checkpoint_are_those_predicted(runs: Runs, name: str) ->
 
 
 @pytest.mark.timeout(1200)
-def test_what_a_checkpoint_sends_is_no_part_of_a_step(runs: Runs) -> None:
+def test_footprint_of_a_step_has_no_part_in_what_a_checkpoint_sends(runs: Runs) -> None:
     """The run that keeps one after each traced step measures the communication that the one without measures."""
     whole, keeping = (runs.told(name, "footprint", "footprint")[-1] for name in ("whole/zero2", "nan"))
     assert keeping["communication"] == whole["communication"]
@@ -211,7 +211,7 @@ def test_what_a_checkpoint_sends_is_no_part_of_a_step(runs: Runs) -> None:
 
 
 @pytest.mark.timeout(1200)
-def test_a_loss_that_is_no_number_is_never_kept(runs: Runs) -> None:
+def test_listing_and_checkpoint_tensors_never_keep_a_loss_that_is_no_number(runs: Runs) -> None:
     assert runs.told("nan", "end", "status") == ["diverged"]
     assert [one.step for one in listing(runs.root / "nan")] == [3, 2, 1]
     assert all(tensor.isfinite().all() for tensor in newest_tensors(runs.root / "nan"))
@@ -224,7 +224,7 @@ def newest_tensors(run: Path) -> list[torch.Tensor]:
 
 
 @pytest.mark.timeout(1200)
-def test_what_goes_on_is_measured_as_what_was_not_cut_off(runs: Runs) -> None:
+def test_footprint_of_what_goes_on_is_that_of_what_was_not_cut_off(runs: Runs) -> None:
     """Its first three steps are traced, their memory and communication those of any steady step."""
     whole, cut = (runs.told(f"{kind}/ddp-coatnet", "footprint", "footprint")[-1] for kind in ("whole", "cut"))
     assert len(runs.told("cut/ddp-coatnet", "memory_timeline", "samples")) == 1
@@ -250,7 +250,7 @@ def ended(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_the_real_signal_ends_a_worker_in_good_order_and_it_goes_on(tmp_path: Path) -> None:
+def test_worker_main_ends_in_good_order_at_the_real_signal_and_goes_on(tmp_path: Path) -> None:
     """SIGUSR2 to the process itself: exit code 75; the same folder again: the rest of the steps, exit code 0."""
     run = Runs(tmp_path)
     folder = Path(run.prepare("run", RunConfig.of(**{**LLAMA, **FOUR, "steps": 100_000})))
@@ -270,7 +270,9 @@ def test_the_real_signal_ends_a_worker_in_good_order_and_it_goes_on(tmp_path: Pa
     assert run.told("run", "step", "step") == list(range(done + 2))
 
 
-def test_a_full_disk_costs_a_checkpoint_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_main_loses_a_checkpoint_and_not_the_run_to_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = Runs(tmp_path)
     folder = Path(run.prepare("run", RunConfig.of(**LLAMA, **FOUR)))
     (folder / "events").mkdir()
@@ -293,7 +295,7 @@ def test_a_data_loaders_worker_outlives_the_signal() -> None:
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
-def test_the_data_go_on_where_they_were(micro_batches: int) -> None:
+def test_open_batches_goes_on_with_the_data_where_they_were(micro_batches: int) -> None:
     config = RunConfig.of(model="coatnet_tiny", image_size=32, dp=2, micro_batch=4, micro_batches=micro_batches)
     whole, later = loop.open_batches(config, 1), loop.open_batches(config, 1, 150)
     for _ in range(150 * micro_batches):  # beyond the end of an epoch

@@ -96,7 +96,7 @@ def events(run: Path, rank: int, event: str) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(900)
 @named
-def test_a_split_run_trains_as_one_process_does(runs: Path, processes: int, name: str) -> None:
+def test_tensor_engines_train_a_split_model_as_one_process_does(runs: Path, processes: int, name: str) -> None:
     run = runs / str(processes) / name
     serial = runs / "1" / RunConfig.from_json((run / "config.json").read_text()).model
     own, alone = ([one["loss"] for one in events(folder, 0, "step")] for folder in (run, serial))
@@ -124,7 +124,7 @@ def footprint(run: Path, rank: int) -> Footprint:
 
 @pytest.mark.timeout(900)
 @HAND_MADE
-def test_what_is_held_and_sent_is_what_was_predicted(runs: Path, processes: int, name: str) -> None:
+def test_footprint_of_a_split_run_holds_and_sends_what_was_predicted(runs: Path, processes: int, name: str) -> None:
     """States by category, bytes and calls of every collective in every group, on every rank: exact."""
     run = runs / str(processes) / name
     config = RunConfig.from_json((run / "config.json").read_text())
@@ -142,7 +142,7 @@ def test_what_is_held_and_sent_is_what_was_predicted(runs: Path, processes: int,
     [case for case in CASES if case[1].startswith("torch")],
     ids=[f"{name}-on-{count}" for count, name in CASES if name.startswith("torch")],
 )
-def test_what_torch_sends_and_holds_is_what_was_predicted(runs: Path, processes: int, name: str) -> None:
+def test_footprint_of_a_run_split_by_torch_is_what_was_predicted(runs: Path, processes: int, name: str) -> None:
     """Bytes and calls exactly. Gradients are left out: of a split embedding torch's is a view of the whole table's."""
     run = runs / str(processes) / name
     config = RunConfig.from_json((run / "config.json").read_text())

@@ -91,7 +91,7 @@ def runs(prepared: Path) -> Any:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [name for name in RUNS if "-" in name])
-def test_every_layout_gives_the_losses_of_one_process(runs: Any, name: str) -> None:
+def test_engines_give_tied_models_the_losses_of_one_process_in_every_layout(runs: Any, name: str) -> None:
     expected = runs.told(f"whole/{name.partition('-')[0]}", "step", "loss")
     assert len(expected) == 3 and runs.told(f"whole/{name}", "step", "loss") == pytest.approx(expected, rel=1e-5)
 
@@ -106,7 +106,7 @@ def test_every_layout_gives_the_losses_of_one_process(runs: Any, name: str) -> N
         for name in RUNS
     ],
 )
-def test_predicted_equals_counted(runs: Any, name: str) -> None:
+def test_predict_of_every_tied_config_equals_what_is_counted(runs: Any, name: str) -> None:
     """States and collectives exactly; the peak but for a bucket or message that gloo may still hold."""
     peak = None if name in ESTIMATED else 0.15 if name in HELD else 0.05
     check_as_predicted(runs, name, RunConfig.of(**RUNS[name]), peak=peak)
@@ -114,7 +114,7 @@ def test_predicted_equals_counted(runs: Any, name: str) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CUT)
-def test_a_checkpoint_holds_the_tied_matrix_once(runs: Any, name: str) -> None:
+def test_verify_finds_the_tied_matrix_once_in_a_checkpoint(runs: Any, name: str) -> None:
     """A run that was cut off goes on to the bit, in another layout to rounding."""
     check_goes_on(runs, name, 2)
     kept = verify(listing(runs.root / f"cut/{name}")[0].folder)
@@ -127,7 +127,7 @@ def test_a_checkpoint_holds_the_tied_matrix_once(runs: Any, name: str) -> None:
 
 @pytest.mark.parametrize("engine", ["by_hand", "torch"])
 @pytest.mark.parametrize("pattern", ["embedding", "head"])
-def test_a_pattern_splits_embedding_and_tied_head_together(engine: str, pattern: str) -> None:
+def test_check_runnable_wants_embedding_and_tied_head_split_together(engine: str, pattern: str) -> None:
     config = RunConfig.of(**{**GPT, "tp": 2, "engine": engine, "tensor_parts": pattern})
     with pytest.raises(LabError, match="embedding and head share one matrix, but the pattern .* splits"):
         check_runnable(config)

@@ -98,7 +98,7 @@ def test_functional_collectives_are_counted_by_the_convention_of_the_others() ->
         assert calls == [["all_reduce", "tp", 2, 48], ["all_gather", "tp", 2, 96], ["reduce_scatter", "tp", 2, 48]]
 
 
-def test_each_region_sends_once_forward_and_once_backward() -> None:
+def test_traffic_of_each_region_is_once_forward_and_once_backward() -> None:
     """Query, key and value read one DTensor: one sum, not three; nor does the sequence change the number."""
 
     def ranks(rank: int, size: int) -> Any:
@@ -178,7 +178,7 @@ def test_what_a_stage_receives_has_the_type_in_which_the_one_before_computes(zer
         ({"pp": 2, "zero": 3, "tp": 1}, "gather a stage's weights anew for every micro-batch"),
     ],
 )
-def test_what_cannot_be_run_is_refused_in_one_sentence(fields: dict[str, Any], sentence: str) -> None:
+def test_check_runnable_refuses_in_one_sentence_what_torch_cannot_split(fields: dict[str, Any], sentence: str) -> None:
     with pytest.raises(LabError) as refused:
         check_runnable(config_for(**fields))
     said = str(refused.value)
@@ -189,5 +189,5 @@ def test_what_cannot_be_run_is_refused_in_one_sentence(fields: dict[str, Any], s
 @pytest.mark.parametrize(
     "fields", [{}, {"dp": 2, "zero": 3}, {"dp": 2, "pp": 2, "zero": 2}, {**COATNET, "tensor_parts": "attention|conv"}]
 )
-def test_what_can_be_run_passes(fields: dict[str, Any]) -> None:
+def test_check_runnable_passes_what_can_be_run(fields: dict[str, Any]) -> None:
     check_runnable(config_for(**{"micro_batches": 4, **fields}))

@@ -56,7 +56,7 @@ def variant(
     return {**(LLAMA if model == "llama" else COATNET), **fields, "checkpointing": checkpointing, "steps": 3}
 
 
-# Every layout meets every one of these values, and every two of them meet: test_every_two_values_meet.
+# Every layout meets every one of these values, and every two of them meet: test_run_configs_let_every_two_values_meet.
 VARIANTS = [
     [variant("coatnet", 2, 2, "bf16", "adamw", "none"), variant("llama", 3, 1, "fp32", "momentum", "full")],
     [variant("llama", 2, 2, "bf16", "adamw", "full"), variant("coatnet", 3, 1, "fp32", "momentum", "full")],
@@ -184,7 +184,7 @@ def measured(prepared: Path) -> Measured:
     return Measured(prepared)
 
 
-def test_every_two_values_meet() -> None:
+def test_run_configs_let_every_two_values_meet() -> None:
     """A covering array of strength two: every layout with every value, and every two values of two other factors."""
     factors: dict[str, Any] = {
         "layout": lambda name, config: name.partition(".")[0],
@@ -211,7 +211,7 @@ def test_every_two_values_meet() -> None:
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("layout", "like"), [pair for pair in product(LAYOUTS, SERIAL) if ".".join(pair) in RUNS])
-def test_parallel_equals_serial(measured: Measured, layout: str, like: str) -> None:
+def test_engines_in_parallel_reach_the_losses_and_weights_of_serial(measured: Measured, layout: str, like: str) -> None:
     """Losses of 5 steps and final weights, relative 1e-5: summation order is all that may differ in fp32."""
     name = f"{layout}.{like}"
     serial_losses = measured.losses(like, 1)
@@ -235,7 +235,7 @@ def test_parallel_equals_serial(measured: Measured, layout: str, like: str) -> N
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", [*RUNS, *ALONE])
-def test_predicted_equals_counted(measured: Measured, name: str) -> None:
+def test_predict_equals_what_every_rank_counts(measured: Measured, name: str) -> None:
     """States by category, bytes and calls of every collective, on every rank: exact."""
     config = RunConfig.of(**{**RUNS, **ALONE}[name])
     for rank in range(config.layout.dp):
@@ -275,7 +275,7 @@ def test_the_peak_is_predicted(measured: Measured, name: str) -> None:
 
 
 @pytest.mark.timeout(1200)
-def test_zero_3_sub_groups_are_updated_one_after_the_other(measured: Measured) -> None:
+def test_predict_updates_zero_3_sub_groups_one_after_the_other(measured: Measured) -> None:
     """To 64 bytes, which are scalars; smaller groups take less until the peak is in backward."""
     counted = {name: measured.footprint(name, 2, 0).memory for name in SUB_GROUPS}
     in_update = {name for name, memory in counted.items() if memory.peak_moment == "optimizer"}

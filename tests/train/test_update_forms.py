@@ -72,7 +72,7 @@ def runs(prepared: Path) -> Any:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", EXACT)
-def test_every_form_trains_alike_bit_for_bit(runs: Any, name: str) -> None:
+def test_update_forms_train_alike_bit_for_bit(runs: Any, name: str) -> None:
     """All losses, and the checksum of the final weights: with `in_forward` the last update too."""
     auto = name.rsplit("-", 1)[0] + "-auto"
     assert runs.told(f"whole/{name}", "step", "loss") == runs.told(f"whole/{auto}", "step", "loss")
@@ -81,7 +81,7 @@ def test_every_form_trains_alike_bit_for_bit(runs: Any, name: str) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [name for name in NAMES if name.endswith("fused")])
-def test_a_fused_kernel_trains_alike_but_for_rounding(runs: Any, name: str) -> None:
+def test_update_by_a_fused_kernel_trains_alike_but_for_rounding(runs: Any, name: str) -> None:
     """It rounds otherwise by a few units of 2⁻²⁴ per update, which five steps amplify; bf16 rounds at 2⁻⁹."""
     auto = runs.told(f"whole/{name.removesuffix('fused')}auto", "step", "loss")
     assert runs.told(f"whole/{name}", "step", "loss")[0] == auto[0]
@@ -91,13 +91,13 @@ def test_a_fused_kernel_trains_alike_but_for_rounding(runs: Any, name: str) -> N
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith(SPLIT)])
-def test_memory_is_as_predicted(runs: Any, name: str) -> None:
+def test_predict_of_every_update_config_tells_its_memory(runs: Any, name: str) -> None:
     """States by category, on every rank: exact; the peak to 2 %."""
     check_as_predicted(runs, name, config_of(name))
 
 
 @pytest.mark.timeout(600)
-def test_gradients_that_are_freed_as_they_come_are_saved(runs: Any) -> None:
+def test_footprint_of_an_update_in_backward_saves_memory_of_gradients_freed(runs: Any) -> None:
     """With AdamW and a short sequence, where the peak is that of the states and their update."""
     peaks = {}
     for form in ("for_loop", "foreach", "fused", "in_backward"):
@@ -107,7 +107,7 @@ def test_gradients_that_are_freed_as_they_come_are_saved(runs: Any) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CUT)
-def test_what_goes_on_ends_as_what_was_not_cut_off(runs: Any, name: str) -> None:
+def test_checkpoint_of_every_update_form_goes_on_as_if_not_cut_off(runs: Any, name: str) -> None:
     check_goes_on(runs, name, STOP_AFTER + 1)
 
 
@@ -128,7 +128,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "english", "french"), REFUSED)
-def test_what_cannot_be_is_refused_in_one_sentence(fields: dict[str, Any], english: str, french: str) -> None:
+def test_run_config_refuses_in_one_sentence_what_no_update_form_can(
+    fields: dict[str, Any], english: str, french: str
+) -> None:
     check_refused(fields, english, french)
 
 
@@ -152,7 +154,7 @@ def test_forms_are_measured_in_turns_and_kept(tmp_path: Path) -> None:
         measure_forms(RunConfig.of(dp=2))
 
 
-def test_every_form_that_is_legal_is_run() -> None:
+def test_check_runnable_passes_every_legal_update_form() -> None:
     for name in NAMES:
         check_runnable(config_of(name))
     for form in ("for_loop", "foreach", "fused"):

@@ -74,7 +74,7 @@ def runs(prepared: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_predicted_equals_counted(runs: Any, name: str) -> None:
+def test_predict_of_every_weight_type_config_equals_what_is_counted(runs: Any, name: str) -> None:
     """States and collectives exactly; the peak but for a bucket or message that gloo may still hold."""
     check_as_predicted(runs, name, RunConfig.of(**RUNS[name]), peak=0.001 if RUNS[name].get("dp", 1) == 1 else 0.1)
 
@@ -131,11 +131,13 @@ def test_states_equal_those_of_plain_torch(name: str) -> None:
         ({"model": "gpt_tiny", "precision": "bf16-true", "optimizer": "lamb"}, "use optimizer='adamw'", "'adamw'"),
     ],
 )
-def test_where_weight_types_are_not_kept(fields: dict[str, Any], english: str, french: str) -> None:
+def test_check_runnable_refuses_weight_types_where_they_are_not_kept(
+    fields: dict[str, Any], english: str, french: str
+) -> None:
     check_refused({**SMALL, **fields}, english, french, to_run=True)
 
 
-def test_what_is_not_kept_is_not_forecast_either() -> None:
+def test_predict_refuses_weight_types_that_are_not_kept() -> None:
     with pytest.raises(LabError, match="frozen parameters of"):
         predict(RunConfig.of(**SMALL, model=f"{OWN}:lora", engine="deepspeed", dp=2))
 
@@ -150,7 +152,7 @@ def test_what_is_not_kept_is_not_forecast_either() -> None:
         ({"dp": 2, "zero": 1, "engine": "by_hand"}, "by hand fills in zeros", "complète par des zéros"),
     ],
 )  # fmt: skip
-def test_parameters_without_a_gradient_are_told(fields: dict[str, Any], english: str, french: str) -> None:
+def test_forecast_tells_parameters_without_a_gradient(fields: dict[str, Any], english: str, french: str) -> None:
     told = forecast(RunConfig.of(**SMALL, model=f"{OWN}:unused", **fields))
     use_language("en")
     assert english in told.notes[0]
@@ -158,13 +160,13 @@ def test_parameters_without_a_gradient_are_told(fields: dict[str, Any], english:
     assert french in told.notes[0]
 
 
-def test_what_a_recurrent_layer_keeps_is_said_to_be_unknown() -> None:
+def test_forecast_says_that_what_a_recurrent_layer_keeps_is_unknown() -> None:
     (note,) = forecast(RunConfig.of(**SMALL, model=f"{OWN}:Recurrent")).notes
     assert "(the first is layers.0)" in note and "the peak is at least" in note
     assert forecast(RunConfig.of(**SMALL, model=f"{OWN}:bf16")).notes == ()
 
 
-def test_true_bf16_takes_half_of_the_states() -> None:
+def test_predict_halves_the_states_with_true_bf16() -> None:
     """Weights, gradients and two moments of GPT-2 (124,439,808 parameters, 148 of them tensors, tied head once)."""
     parameters, tensors = 124_439_808, 148
     memory = predict(RunConfig.of(model="gpt2", precision="bf16-true", micro_batch=1)).memory

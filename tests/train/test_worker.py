@@ -39,7 +39,7 @@ def test_a_run_on_two_processes_ends_with_a_whole_record(tmp_path: Path) -> None
     assert dlojz.run(dp=2, root=tmp_path, progress=False, **QUICK).run_id == run.run_id
 
 
-def test_the_same_configuration_trains_to_the_same_bits(tmp_path: Path) -> None:
+def test_dlojz_run_trains_the_same_configuration_to_the_same_bits(tmp_path: Path) -> None:
     fields = {**QUICK, "steps": 3, "model": "gpt_tiny", "image_size": None, "sequence_length": 32}
     first = dlojz.run(root=tmp_path, progress=False, **fields)
     second = dlojz.run(root=tmp_path, progress=False, again=True, **fields)
@@ -49,7 +49,7 @@ def test_the_same_configuration_trains_to_the_same_bits(tmp_path: Path) -> None:
     assert first.losses == second.losses
 
 
-def test_a_loss_that_is_no_number_ends_the_run_on_every_rank(tmp_path: Path) -> None:
+def test_dlojz_run_ends_on_every_rank_at_a_loss_that_is_no_number(tmp_path: Path) -> None:
     run = dlojz.run(dp=2, root=tmp_path, progress=False, optimizer="sgd", learning_rate=1e25, **QUICK | {"steps": 30})
     assert run.state == "diverged"
     assert run.record
@@ -57,7 +57,7 @@ def test_a_loss_that_is_no_number_ends_the_run_on_every_rank(tmp_path: Path) -> 
     assert "smaller learning rate than 1e+25" in run.record.reason
 
 
-def test_memory_that_is_refused_is_a_result(tmp_path: Path) -> None:
+def test_worker_main_leaves_events_where_memory_is_refused_as_a_result(tmp_path: Path) -> None:
     """A limit on the address space makes the real allocator refuse a real model."""
     (tmp_path / "events").mkdir()
     config = RunConfig.of(model="coatnet_5", data="synthetic", image_size=64, micro_batch=1)
@@ -83,13 +83,15 @@ def test_memory_that_is_refused_is_a_result(tmp_path: Path) -> None:
         ({"optimizer": "adamw_8bit"}, "use optimizer='adamw'"),
     ],
 )
-def test_what_no_engine_runs_is_refused_before_anything_starts(fields: dict[str, object], words: str) -> None:
+def test_check_runnable_refuses_before_anything_starts_what_no_engine_runs(
+    fields: dict[str, object], words: str
+) -> None:
     with pytest.raises(LabError, match=words):
         check_runnable(RunConfig.of(**fields))
 
 
 @pytest.mark.timeout(600)
-def test_a_stopped_run_tells_what_it_has_measured(tmp_path: Path) -> None:
+def test_cancel_leaves_in_the_record_what_a_stopped_run_has_measured(tmp_path: Path) -> None:
     """Stopped right after the steady step: memory, communication, timeline and spans are there."""
     run = dlojz.run(dp=2, root=tmp_path, progress=False, wait=False, **QUICK | {"steps": 100_000})
     deadline = time.monotonic() + 240

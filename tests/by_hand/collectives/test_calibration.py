@@ -72,7 +72,7 @@ def test_times_that_do_not_grow_have_no_bandwidth() -> None:
     assert falling.bandwidth_bytes_per_s is None and falling.half_bytes is None
 
 
-def test_words_of_the_model() -> None:
+def test_fit_gives_the_words_of_the_alpha_beta_model() -> None:
     calibration = fit(_points(1e-5, 1e-9))
     assert calibration.latency_s == pytest.approx(6e-5)
     assert calibration.bandwidth_bytes_per_s == pytest.approx(1e9)
@@ -110,6 +110,6 @@ def test_json_there_and_back_and_points_as_lists() -> None:
         ([point._replace(collective="sum") for point in _points(1e-5, 1e-9)], "unknown collective 'sum'"),
     ],
 )
-def test_refusals(points: list[object], sentence: str) -> None:
+def test_fit_refusals(points: list[object], sentence: str) -> None:
     with pytest.raises(LabError, match=sentence):
         fit(points)  # type: ignore[arg-type]

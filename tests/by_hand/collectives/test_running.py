@@ -69,7 +69,7 @@ def test_every_all_reduce_is_the_librarys(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_the_other_collectives_are_the_librarys(size: int) -> None:
+def test_run_of_the_other_collectives_gives_what_torch_distributed_does(size: int) -> None:
     def cases(rank: int, size: int) -> dict[str, tuple[Tensor, Tensor]]:
         found = {}
         for columns in (1, 3):
@@ -139,7 +139,7 @@ def test_in_a_group_ranks_are_those_of_the_group() -> None:
     assert _differences(4, cases) == []
 
 
-def test_nodes_of_two_and_of_four() -> None:
+def test_run_of_hierarchical_all_reduce_on_nodes_of_two_and_of_four() -> None:
     def cases(rank: int, size: int) -> dict[str, tuple[Tensor, Tensor]]:
         given = _whole_numbers(rank, (9,))
         expected = given.clone()
@@ -204,7 +204,7 @@ def test_a_repeat_takes_as_long_as_its_slowest_rank_and_the_median_repeat_counts
     assert [answer.value for answer in _answers(measured, 3)] == [[[12, 4.0, 3, "all_reduce"]]] * 3
 
 
-def test_a_program_of_ours_is_measured_and_progress_is_told() -> None:
+def test_measure_times_a_program_of_ours_and_tells_progress() -> None:
     def measured(rank: int, size: int) -> list[Any]:
         told: list[tuple[int, int]] = []
         points = measure("ring_all_reduce", (12, 1200), repeats=2, warmup=0, tell=lambda *done: told.append(done))
@@ -227,6 +227,6 @@ def test_a_program_of_ours_is_measured_and_progress_is_told() -> None:
         (lambda: measure(warmup=-1), "warmup is a whole number of at least 0, but -1"),
     ],
 )
-def test_refusals(call: Callable[[], object], sentence: str) -> None:
+def test_run_and_measure_of_collectives_refusals(call: Callable[[], object], sentence: str) -> None:
     with pytest.raises(LabError, match=sentence):
         call()

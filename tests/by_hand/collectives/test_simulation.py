@@ -43,7 +43,7 @@ def test_the_result_is_the_definition_of_the_collective(name: str, size: int, da
 
 
 @given(name=ALL, size=SIZES)
-def test_each_contribution_counts_once_and_messages_are_no_bigger_than_they_say(name: str, size: int) -> None:
+def test_simulate_counts_each_contribution_once_and_no_message_is_too_big(name: str, size: int) -> None:
     simulation = simulate(name, size)
     for state in simulation.states:
         for row in state:
@@ -62,7 +62,7 @@ def test_a_program_speaks_to_others_only_and_each_step_has_a_message(name: str, 
 
 
 @pytest.mark.parametrize("name", collectives.names())
-def test_one_rank_has_nothing_to_do(name: str) -> None:
+def test_collective_program_of_one_rank_has_nothing_to_do(name: str) -> None:
     assert collectives.program(name, 0, 1) == ()
     assert simulate(name, [[7]]).values() == [[7]]
 
@@ -77,7 +77,7 @@ def test_the_ring_has_a_partial_sum_of_one_more_rank_after_each_step(size: int, 
             assert held.ranks == tuple(sorted((rank - back) % size for back in range(step + 2)))
 
 
-def test_the_ring_of_four_as_it_is_drawn_in_every_course() -> None:
+def test_collective_program_of_the_ring_of_four_as_every_course_draws_it() -> None:
     assert collectives.program("ring_all_reduce", 1, 4) == tuple(
         CollectiveStep(Send(2, (sent,)), Receive(0, (received,), add))
         for sent, received, add in [
@@ -111,7 +111,7 @@ def _start(size: int) -> tuple[tuple[Held, ...], ...]:
         ([CollectiveStep(Send(1, WHOLE), Receive(1, WHOLE, True))] * 2, "rank 0 waits for rank 1"),
     ],
 )
-def test_messages_without_a_partner_are_refused_by_name(steps: list[CollectiveStep], sentence: str) -> None:
+def test_lockstep_refuses_messages_without_a_partner_by_name(steps: list[CollectiveStep], sentence: str) -> None:
     with pytest.raises(LabError, match=f"step 1: .*{sentence}"):
         lockstep([[step] for step in steps], _start(2))
 
@@ -123,8 +123,10 @@ def test_what_is_not_held_is_not_sent() -> None:
 
 
 def test_a_swap_sends_what_was_held_when_the_step_began() -> None:
-    swap = [[CollectiveStep(Send(1, WHOLE), Receive(1, WHOLE, False))],
-        [CollectiveStep(Send(0, WHOLE), Receive(0, WHOLE, False))]]
+    swap = [
+        [CollectiveStep(Send(1, WHOLE), Receive(1, WHOLE, False))],
+        [CollectiveStep(Send(0, WHOLE), Receive(0, WHOLE, False))],
+    ]
     assert [[held.value for held in row] for row in lockstep(swap, _start(2))[0][-1]] == [[1], [0]]
 
 
@@ -140,7 +142,7 @@ def test_a_swap_sends_what_was_held_when_the_step_began() -> None:
         (lambda: simulate("ring_all_reduce", []), "at least 1, but 0"),
     ],
 )
-def test_refusals(call: object, sentence: str) -> None:
+def test_simulate_and_collective_program_refusals(call: object, sentence: str) -> None:
     with pytest.raises(LabError, match=sentence):
         call()  # type: ignore[operator]
 

@@ -28,7 +28,7 @@ def test_a_step_in_sentences() -> None:
 
 
 @pytest.mark.usefixtures("french")
-def test_the_same_in_french() -> None:
+def test_step_words_in_french() -> None:
     assert step_words(simulate("ring_all_reduce", 4), 1)[0] == (
         "le rang 0 envoie le morceau 0 au rang 1, qui l’ajoute au sien"
     )
@@ -46,5 +46,5 @@ def test_what_is_held() -> None:
     "duration_s, written",
     [(0, "0.00 ms"), (4.2e-7, "420 ns"), (4.2e-5, "42.0 µs"), (1e-3, "1.00 ms"), (0.25, "250 ms"), (2, "2.00 s")],
 )
-def test_short_durations(duration_s: float, written: str) -> None:
+def test_format_latency_of_short_durations(duration_s: float, written: str) -> None:
     assert format_latency(duration_s) == written

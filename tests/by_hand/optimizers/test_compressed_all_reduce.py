@@ -59,7 +59,9 @@ def kinds(kind: str, numel: int, seed: int) -> Tensor:
     st.sampled_from(["normal", "none", "negative zeros", "one", "of all sizes", "equal"]),
     st.integers(0, 2**31 - 1),
 )
-def test_told_plus_kept_is_what_was_there_on_both_sides(numel: int, ranks: int, kind: str, seed: int) -> None:
+def test_read_message_plus_what_is_kept_is_what_was_there_on_both_sides(
+    numel: int, ranks: int, kind: str, seed: int
+) -> None:
     """Of every worker's chunks, then of every server's mean: to the rounding of the difference."""
     chunk = chunk_elements(numel, ranks)
     workers = [torch.zeros(ranks * chunk) for _ in range(ranks)]
@@ -85,7 +87,7 @@ def one_chunk(values: Tensor, counted: int) -> Tensor:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_none_one_and_few_elements(size: int) -> None:
+def test_compressed_all_reduce_of_none_one_and_few_elements(size: int) -> None:
     """Fewer than ranks, fewer than a byte, one more than fills all bytes; one number, and zeros, come back exactly."""
 
     def ranks(rank: int, size: int) -> Any:
@@ -109,7 +111,7 @@ def test_none_one_and_few_elements(size: int) -> None:
 
 
 @pytest.mark.parametrize(("size", "numel"), SIZES.items())
-def test_nothing_is_lost_but_put_off(size: int, numel: int) -> None:
+def test_compressed_all_reduce_loses_nothing_but_puts_it_off(size: int, numel: int) -> None:
     """Sum of what came out + what the workers (mean) and the servers hold back = sum of the means of what went in."""
 
     def ranks(rank: int, size: int) -> Any:

@@ -66,7 +66,7 @@ def test_the_median_of_the_seeds_is_within_2_percent(family: tuple[str, str], mo
 @pytest.mark.parametrize(
     ("language", "said"), [("en", "on one number of ranks"), ("fr", "sur un même nombre de rangs")]
 )
-def test_other_numbers_of_ranks_are_not_laid_beside_each_other(language: str, said: str) -> None:
+def test_train_losses_refuses_other_numbers_of_ranks(language: str, said: str) -> None:
     use_language(language)
     for configs in ([], [RunConfig.of(dp=1), RunConfig.of(dp=2)]):
         with pytest.raises(LabError, match=said):

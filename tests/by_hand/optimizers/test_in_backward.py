@@ -55,7 +55,7 @@ def test_the_weights_are_those_of_an_optimizer_after_backward_to_the_bit(when: s
         assert torch.equal(weight, expected[name]), name
 
 
-def test_gradients_of_micro_batches_add_up_until_they_are_whole() -> None:
+def test_in_backward_adds_up_gradients_of_micro_batches_until_they_are_whole() -> None:
     """With `accumulates`: as an optimizer after two backward passes; and what was never called whole is never used."""
     expected, model = layers(), layers()
     optimizer, fused = adamw(list(expected.parameters())), InBackward(model, adamw, "forward", accumulates=True)
@@ -103,6 +103,6 @@ def test_the_gradients_of_all_modules_but_one_are_saved() -> None:
     assert saved_bytes == pytest.approx(whole_bytes - gradient_bytes_at_most(sizes), rel=0.01)
 
 
-def test_it_is_called_in_one_of_two_passes() -> None:
+def test_in_backward_is_called_in_one_of_two_passes() -> None:
     with pytest.raises(LabError, match="did you mean 'backward'"):
         InBackward(layers(), adamw, "backwards")  # type: ignore[arg-type]

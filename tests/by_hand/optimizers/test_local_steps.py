@@ -148,7 +148,7 @@ def test_the_inner_steps_are_adamw_to_the_bit() -> None:
     assert torch.equal(weights(model), weights(plain))
 
 
-def test_in_the_first_stage_gradients_are_averaged() -> None:
+def test_local_sgd_averages_gradients_in_the_first_stage() -> None:
     """Post-local SGD: four steps of SGD on averaged gradients, then local ones."""
     answers = on_ranks(lambda: trained(LocalSGD, warmup_steps=4), 2)
     expected = on_averaged_gradients(2, 4, 0.0)
@@ -179,7 +179,7 @@ def test_a_state_goes_on_between_two_meetings(kind: type[LocalSteps]) -> None:
 
 
 @pytest.mark.parametrize("kind", [LocalSGD, DiLoCo])
-def test_with_one_process_it_says_that_it_sends_nothing(kind: type[LocalSteps]) -> None:
+def test_local_steps_with_one_process_say_that_they_send_nothing(kind: type[LocalSteps]) -> None:
     model = Odd()
     with pytest.warns(UserWarning, match=f"{kind.__name__} has one process: it sends nothing"):
         optimizer = kind(model.parameters(), RATE, local_steps=H)
@@ -200,7 +200,7 @@ def test_with_one_process_it_says_that_it_sends_nothing(kind: type[LocalSteps]) 
 @pytest.mark.parametrize(
     ("local_steps", "said"), [(0, "must be at least 1, but 0"), (8, "longer than the run of 7 steps")]
 )
-def test_what_cannot_be_is_refused(local_steps: int, said: str) -> None:
+def test_local_sgd_refuses_what_cannot_be(local_steps: int, said: str) -> None:
     with pytest.raises(LabError, match=said):
         LocalSGD(Odd().parameters(), RATE, local_steps=local_steps, total_steps=7)
     with pytest.raises(LabError, match="warmup_steps=7 leaves nothing"):

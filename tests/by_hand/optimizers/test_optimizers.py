@@ -102,7 +102,7 @@ def first_stage(name: str, rank: int, size: int) -> tuple[list[bool], dict[str, 
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_the_first_stage_is_the_plain_optimizer_to_the_bit_then_one_bit_is_sent(size: int) -> None:
+def test_communicating_optimizers_are_the_plain_ones_first_then_send_one_bit(size: int) -> None:
     """Weights and moments of the first stage; in the second, the variance that it has left, and equal ranks."""
 
     def ranks(rank: int, size: int) -> Any:
@@ -120,7 +120,7 @@ def test_the_first_stage_is_the_plain_optimizer_to_the_bit_then_one_bit_is_sent(
         assert not torch.equal(first[f"{name}.{STEPS - 1}"], first[f"{name}.{WARM - 1}"])
 
 
-def test_what_had_no_gradient_in_the_first_stage_stays_in_the_second() -> None:
+def test_communicating_optimizers_leave_what_had_no_gradient_in_the_first_stage() -> None:
     """A row of the embedding and a layer: their variance is 0, and what is said of them would be divided by ε."""
 
     def ranks(rank: int, size: int) -> Any:
@@ -288,7 +288,7 @@ def test_lamb_steps_by_the_norm_of_the_layer() -> None:
 
 @pytest.mark.parametrize("language", ["en", "fr"])
 @pytest.mark.parametrize("name", ["1-bit Adam", "1-bit LAMB", "0/1 Adam"])
-def test_stages_that_cannot_be_are_refused_in_one_sentence(name: str, language: str) -> None:
+def test_communicating_optimizers_refuse_impossible_stages_in_one_sentence(name: str, language: str) -> None:
     received = {
         (0, 10): {"en": "at least 1, but 0 was received", "fr": "au moins 1, mais 0 a été reçu"},
         (10, 10): {"en": "at most 9, or more steps", "fr": "au plus 9, ou davantage"},

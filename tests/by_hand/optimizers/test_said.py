@@ -20,7 +20,7 @@ WORDS = ["run", *(word for name, value in ALONE.items() for word in (f"--{name}"
 
 
 @pytest.mark.parametrize("language", ["en", "fr"])
-def test_with_one_process_a_comparison_says_that_it_does_nothing(language: str) -> None:
+def test_compare_says_that_one_bit_does_nothing_with_one_process(language: str) -> None:
     use_language(language)
     for dp, said in ((1, True), (2, False)):
         run = SimpleNamespace(run_id="one", config=RunConfig.of(**ALONE, dp=dp), state="queued", record=None)
@@ -29,7 +29,7 @@ def test_with_one_process_a_comparison_says_that_it_does_nothing(language: str) 
 
 
 @pytest.mark.parametrize("language", ["en", "fr"])
-def test_the_command_line_says_so_before_it_runs(
+def test_main_says_before_it_runs_that_one_process_compresses_nothing(
     language: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DLOJZ_LANG", language)
@@ -50,7 +50,7 @@ def test_the_command_line_says_so_before_it_runs(
 
 
 @pytest.mark.parametrize(("language", "said"), [("en", "leaves nothing to compress"), ("fr", "ne laisse rien")])
-def test_a_first_stage_longer_than_the_run_is_refused_there(
+def test_main_refuses_warmup_steps_longer_than_the_run(
     language: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DLOJZ_LANG", language)

@@ -14,7 +14,7 @@ floats = st.floats(-1e6, 1e6, width=32, allow_subnormal=False)
 
 
 @given(st.lists(floats, min_size=1, max_size=70))
-def test_unpacked_signs_are_the_signs(values: list[float]) -> None:
+def test_unpack_gives_the_signs_of_pack(values: list[float]) -> None:
     """Zero, of either sign, counts as positive."""
     tensor = torch.tensor(values)
     packed = pack(tensor)
@@ -22,13 +22,13 @@ def test_unpacked_signs_are_the_signs(values: list[float]) -> None:
     assert unpack(packed, len(values)).tolist() == [1.0 if value >= 0 else -1.0 for value in values]
 
 
-def test_the_first_number_is_in_the_lowest_bit() -> None:
+def test_pack_puts_the_first_number_in_the_lowest_bit() -> None:
     assert pack(torch.tensor([1.0, -1, -1, -1, -1, -1, -1, -1])).tolist() == [1]
     assert pack(torch.tensor([-1.0, -1, 0, -1])).tolist() == [0b11110100]  # what is not there counts as positive
 
 
 @given(st.integers(0, 6), st.data())
-def test_compressed_plus_error_is_the_original_exactly(power: int, data: st.DataObject) -> None:
+def test_decompress_plus_error_is_the_original_exactly(power: int, data: st.DataObject) -> None:
     """Of whole numbers below 2¹⁰, 2^k of them: their mean has 16 bits, so that no difference is rounded."""
     values = data.draw(st.lists(st.integers(-1023, 1023), min_size=2**power, max_size=2**power))
     original = torch.tensor(values, dtype=torch.float32)
@@ -38,7 +38,7 @@ def test_compressed_plus_error_is_the_original_exactly(power: int, data: st.Data
 
 
 @given(st.lists(floats, min_size=1, max_size=70))
-def test_compressed_plus_error_is_the_original_to_one_rounding(values: list[float]) -> None:
+def test_decompress_plus_error_is_the_original_to_one_rounding(values: list[float]) -> None:
     """Of any numbers: the error is the difference rounded to 24 bits, and the sum with it is taken in fp64."""
     original = torch.tensor(values)
     compressed = decompress(pack(original), scales_of(original, len(values)), len(values))

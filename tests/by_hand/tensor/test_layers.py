@@ -120,7 +120,7 @@ def embedding_and_loss(axis: TensorAxis) -> None:
         near(own.grad, own_slice(whole.grad, 0, axis), "vocabulary")
 
 
-def test_large_logits_overflow_nowhere() -> None:
+def test_vocabulary_parallel_cross_entropy_overflows_nowhere_by_large_logits() -> None:
     logits_BTv = seeded(0, B, T, V) * 1e4
     targets_BT = torch.zeros(B, T, dtype=torch.long)
     own = vocabulary_parallel_cross_entropy(logits_BTv, targets_BT, 0, ALONE)
@@ -161,7 +161,7 @@ def test_shares_cover_everything_once(length: int, size: int) -> None:
     assert [index for start, end in bounds for index in range(start, end)] == list(range(length))
 
 
-def test_lengths_that_do_not_divide_are_refused() -> None:
+def test_tensor_axis_and_share_bounds_refuse_lengths_that_do_not_divide() -> None:
     with pytest.raises(LabError, match=r"2 ranks cannot share dimension 1 of a tensor of shape \(1, 5, 4\)"):
         TensorAxis(rank=0, size=2).part(torch.zeros(1, 5, 4), 1)
     with pytest.raises(LabError, match="a dimension of 2 leaves nothing to rank 2 of 4"):

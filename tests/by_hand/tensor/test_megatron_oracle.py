@@ -352,7 +352,7 @@ CASES = (*PLAIN, *(f"{name}, sequence" for name in WITH_SEQUENCE))
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_outputs_and_gradients_are_those_of_megatron(case: str, answers: list[dict[str, Any]]) -> None:
+def test_tensor_axis_outputs_and_gradients_are_those_of_megatron(case: str, answers: list[dict[str, Any]]) -> None:
     unit = 0.0 if case in EXACT else torch.finfo(torch.float32 if case in SINGLE else torch.float64).eps
     for answer in answers:
         found = answer[case]
@@ -361,14 +361,14 @@ def test_outputs_and_gradients_are_those_of_megatron(case: str, answers: list[di
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case not in (*SINGLE, "column, sequence", "mlp, sequence")])
-def test_the_same_collectives_with_the_same_bytes(case: str, answers: list[dict[str, Any]]) -> None:
+def test_tensor_axis_has_megatrons_collectives_with_the_same_bytes(case: str, answers: list[dict[str, Any]]) -> None:
     for answer in answers:
         (forward, backward), (their_forward, their_backward) = answer[case]["own"], answer[case]["theirs"]
         assert (forward, sorted(backward)) == (their_forward, sorted(their_backward))
         assert forward or backward
 
 
-def test_the_loss_is_sent_in_two_messages_where_megatron_sends_three(answers: list[dict[str, Any]]) -> None:
+def test_vocabulary_parallel_cross_entropy_sends_two_messages_and_megatron_three(answers: list[dict[str, Any]]) -> None:
     """Sum of exponentials and logit of the target travel together: one latency less, and the same bytes."""
     token_bytes = 4 * B * T
     for answer in answers:
@@ -376,7 +376,7 @@ def test_the_loss_is_sent_in_two_messages_where_megatron_sends_three(answers: li
         assert answer["cross_entropy"]["theirs"] == [[["all_reduce", token_bytes]] * 3, []]
 
 
-def test_megatron_gathers_the_tokens_again_in_backward(answers: list[dict[str, Any]]) -> None:
+def test_tensor_axis_keeps_the_tokens_that_megatron_gathers_again_in_backward(answers: list[dict[str, Any]]) -> None:
     """It keeps its own tokens only, and pays a second all-gather; the lab keeps what the first one has given."""
     again = ["all_gather", 8 * B * T * D]
     for answer in answers:
@@ -386,7 +386,7 @@ def test_megatron_gathers_the_tokens_again_in_backward(answers: list[dict[str, A
             assert sorted([*backward, again]) == sorted(their_backward)
 
 
-def test_a_whole_gpt_sends_what_megatron_s_sends(answers: list[dict[str, Any]]) -> None:
+def test_tensor_axis_of_a_whole_gpt_sends_what_megatron_s_sends(answers: list[dict[str, Any]]) -> None:
     """But for the loss's three numbers per token, which are two messages here and three there."""
     stream_bytes = 4 * B * T * SIZE_OF_GPT.width
     regions = [["all_reduce", stream_bytes]] * (2 * SIZE_OF_GPT.depth + 1)

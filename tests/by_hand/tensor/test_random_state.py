@@ -63,7 +63,7 @@ def test_a_stream_goes_on_where_it_was_left(where: Where) -> None:
     assert torch.equal(torch.cat([first, drawn(states, where, 32)]), whole)
 
 
-def test_torchs_own_generator_is_left_as_it_was_even_by_an_error() -> None:
+def test_random_states_leave_torchs_own_generator_even_after_an_error() -> None:
     torch.manual_seed(11)
     expected = torch.rand(4)
     torch.manual_seed(11)
@@ -109,14 +109,14 @@ def gradients(call: Callable[[RandomStates, Callable[[Tensor], Tensor], Tensor],
     return [output.detach(), x.grad, weight.grad, *(mask(states, where) for where in STREAMS)]
 
 
-def test_a_checkpoint_draws_again_what_it_has_drawn() -> None:
+def test_checkpointed_draws_again_what_it_has_drawn() -> None:
     plain = gradients(lambda states, run, x: run(x))
     again = gradients(lambda states, run, x: states.checkpointed(run, x))
     for found, expected in zip(again, plain, strict=True):
         assert torch.equal(found, expected)
 
 
-def test_torchs_checkpoint_alone_draws_other_masks() -> None:
+def test_random_states_in_torchs_checkpoint_alone_draw_other_masks() -> None:
     """What `checkpointed` is for: the output is right, the gradient is another network's."""
     plain = gradients(lambda states, run, x: run(x))
     wrong: list[Any] = gradients(
@@ -126,7 +126,7 @@ def test_torchs_checkpoint_alone_draws_other_masks() -> None:
     assert not torch.allclose(wrong[2], plain[2])
 
 
-def test_nothing_is_drawn_outside_of_training() -> None:
+def test_random_states_draw_nothing_outside_of_training() -> None:
     states, x = RandomStates(0, 0), torch.ones(5)
     assert states.dropout(x, 0.5, "split", training=False) is x
     assert torch.equal(mask(states, "split"), mask(RandomStates(0, 0), "split"))
@@ -134,7 +134,7 @@ def test_nothing_is_drawn_outside_of_training() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_on_a_gpu_its_generator_is_the_streams_too() -> None:
+def test_random_states_hold_the_generator_of_a_gpu_too() -> None:
     torch.cuda.manual_seed(4)
     expected = torch.rand(4, device="cuda")
     torch.cuda.manual_seed(4)
@@ -145,7 +145,7 @@ def test_on_a_gpu_its_generator_is_the_streams_too() -> None:
     assert torch.equal(torch.rand(4, device="cuda"), expected)
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_random_states_refuse_what_makes_no_sense() -> None:
     states = RandomStates(0, 0)
     with pytest.raises(LabError, match="split stream was asked for within the replicated one"), states.replicated():
         mask(states, "split")

@@ -131,7 +131,7 @@ def test_alone_it_is_attention_without_any_group() -> None:
 
 
 @pytest.mark.parametrize("size", range(1, 9))
-def test_zigzag_gives_every_rank_as_much_to_compute(size: int) -> None:
+def test_pairs_computed_in_zigzag_are_as_many_on_every_rank(size: int) -> None:
     assert pairs_computed(size) == list(range(1, size + 1))
     assert pairs_computed(size, "zigzag") == [2 * size + 1] * size
     assert pairs_computed(size, causal=False) == [size] * size
@@ -185,7 +185,9 @@ def trained_by_one(name: str) -> tuple[list[float], dict[str, Tensor]]:
         ("deepseek", 2, "zigzag", "none"),
     ],
 )
-def test_a_decoder_trains_as_one_process(name: str, size: int, order: Order, checkpointing: Checkpointing) -> None:
+def test_share_sequences_trains_a_decoder_as_one_process(
+    name: str, size: int, order: Order, checkpointing: Checkpointing
+) -> None:
     """Five steps; rank 0's weights win at the start, sequences are shared twice, the bytes are those predicted."""
 
     def ranks(rank: int, size: int) -> Any:
@@ -254,7 +256,7 @@ def test_a_group_shares_among_its_own_ranks() -> None:
     torch.testing.assert_close(gathered(answers[2:], "output", "contiguous"), 2 * expected)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_own_tokens_and_ring_attention_refuse_what_does_not_fit() -> None:
     tokens = torch.zeros(1, 30, dtype=torch.long)
     with pytest.raises(LabError, match="30 tokens cannot be cut into 4 equal chunks .*use a length that 4 divides"):
         own_tokens(tokens, 0, 4)

@@ -98,7 +98,7 @@ def test_a_split_model_trains_as_the_whole_one(name: str) -> None:
         assert answer.value["losses"] == pytest.approx(losses, rel=1e-5)
 
 
-def test_a_pattern_that_matches_nothing_is_refused() -> None:
+def test_split_model_refuses_a_pattern_that_matches_nothing() -> None:
     axis = TensorAxis(rank=0, size=2)
     with pytest.raises(LabError, match=r"no part of GPT matches 'convolution': its parts are called blocks\.0\.emb"):
         split_model(whole_model(CASES["gpt"]), axis, "convolution")

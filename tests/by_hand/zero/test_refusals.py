@@ -35,7 +35,7 @@ def sgd(shares: Any) -> torch.optim.Optimizer:
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("optimizer", [Lamb, torch.optim.LBFGS, torch.optim.Adafactor, torch.optim.Muon])
-def test_an_optimizer_that_looks_at_a_whole_layer_is_refused(stage: type[Zero], optimizer: Any) -> None:
+def test_zero_refuses_an_optimizer_that_looks_at_a_whole_layer(stage: type[Zero], optimizer: Any) -> None:
     model = nn.Linear(3, 2)
     before = [parameter.data_ptr() for parameter in model.parameters()]
     with pytest.raises(LabError, match=f"ZeRO cannot shard {optimizer.__name__}: .*AdamW") as told:
@@ -61,12 +61,12 @@ def test_an_optimizer_that_looks_at_a_whole_layer_is_refused(stage: type[Zero], 
         torch.optim.ASGD,
     ],
 )
-def test_optimizers_that_treat_each_number_by_itself_are_let_through(make: Any) -> None:
+def test_check_elementwise_lets_through_what_treats_each_number_by_itself(make: Any) -> None:
     check_elementwise(make, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_misuse_is_told_in_one_sentence(stage: type[Zero]) -> None:
+def test_zero_misuse_is_told_in_one_sentence(stage: type[Zero]) -> None:
     with pytest.raises(LabError, match="no parameter of Linear needs a gradient"):
         stage(nn.Linear(2, 1).requires_grad_(False), sgd)
     with pytest.raises(LabError, match="must return a torch optimizer, but list was returned"):
@@ -90,7 +90,7 @@ def test_misuse_is_told_in_one_sentence(stage: type[Zero]) -> None:
         zero.step()
 
 
-def test_buckets_and_units_are_checked() -> None:
+def test_zero_stages_check_buckets_and_units() -> None:
     with pytest.raises(LabError, match="bucket_bytes must be at least 1, but 0"):
         ZeroStage2(nn.Linear(2, 1), sgd, bucket_bytes=0)
     with pytest.raises(LabError, match="the unit Conv1d is not part of Linear"):

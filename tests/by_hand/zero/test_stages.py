@@ -92,7 +92,7 @@ def trained_by_one(stage: str, size: int, micro_batches: int, steps: int) -> dic
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_stage_trains_as_one_process(stage: str, size: int) -> None:
+def test_zero_stages_train_as_one_process(stage: str, size: int) -> None:
     """Three steps of two micro-batches; rank 0's weights win at the start; the same bits on every rank."""
 
     def ranks(rank: int, size: int) -> tuple[Any, dict[str, Tensor]]:
@@ -192,7 +192,7 @@ def layers(number: int = 4) -> nn.Module:
 
 
 @pytest.mark.parametrize(("stage", "volumes"), [("1", 2), ("2", 2), ("2, small buckets", 2), ("3", 3)])
-def test_two_volumes_and_three(stage: str, volumes: int) -> None:
+def test_zero_stages_send_two_volumes_and_three(stage: str, volumes: int) -> None:
     """Rajbhandari et al. 2020, §7: 2Ψ for stages 1 and 2, 3Ψ for stage 3; Ψ = 4 × 36, nothing to pad."""
 
     def ranks(rank: int, size: int) -> Any:

@@ -22,7 +22,7 @@ def gate_that_says(logits_NE: Tensor, routing: Routing) -> tuple[Gate, Tensor]:
     return gate, logits_NE
 
 
-def test_top_1_weighs_by_the_probability_of_the_chosen() -> None:
+def test_choose_top_1_weighs_by_the_probability_of_the_chosen() -> None:
     probability_NE = torch.tensor(LOGITS).softmax(dim=-1)
     expert_KN, weight_KN = choose(probability_NE, 1)
     assert expert_KN.tolist() == [[1, 0, 2, 1]]
@@ -31,7 +31,7 @@ def test_top_1_weighs_by_the_probability_of_the_chosen() -> None:
     torch.testing.assert_close(weight_KN, torch.tensor(expected))
 
 
-def test_top_2_weights_sum_to_one_and_stand_in_the_order_of_preference() -> None:
+def test_choose_top_2_weights_sum_to_one_in_the_order_of_preference() -> None:
     expert_KN, weight_KN = choose(torch.tensor(LOGITS).softmax(dim=-1), 2)
     assert expert_KN.tolist() == [[1, 0, 2, 1], [2, 2, 1, 0]]
     first = math.e / (1 + math.e)  # in each row the two best differ by 1
@@ -68,7 +68,7 @@ def test_beyond_its_capacity_an_expert_takes_nobody() -> None:
     assert choice.tokens_E.tolist() == [3, 1]  # as they chose, not as they were kept
 
 
-def test_the_second_choice_is_dropped_and_the_first_keeps_its_share() -> None:
+def test_gate_drops_the_second_choice_and_the_first_keeps_its_share() -> None:
     """GShard: weights are divided by their sum before anything is dropped."""
     gate, x_ND = gate_that_says(
         torch.tensor([[3.0, 2.0, 0.0], [3.0, 2.0, 0.0], [3.0, 2.0, 0.0]]),

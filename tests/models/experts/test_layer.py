@@ -104,7 +104,7 @@ def test_the_record_of_the_last_pass_says_what_the_gate_has_done() -> None:
 
 @pytest.mark.parametrize(("balance_weight", "z_weight"), [(0.3, 0.0), (0.0, 0.2), (0.3, 0.2)])
 @pytest.mark.parametrize(("top_k", "groups"), [(1, 1), (2, 1), (1, 2)])
-def test_the_losses_are_in_the_gradient_as_if_they_had_been_added(
+def test_auxiliary_losses_are_in_the_gradient_as_if_they_had_been_added(
     top_k: int, groups: int, balance_weight: float, z_weight: float
 ) -> None:
     options: dict[str, Any] = {"top_k": top_k, "groups": groups}
@@ -127,7 +127,7 @@ def test_the_losses_are_in_the_gradient_as_if_they_had_been_added(
     assert (layer.gate.weight.grad - without.gate.weight.grad).abs().max() > 1e-4
 
 
-def test_an_activation_passes_through_unchanged() -> None:
+def test_with_auxiliary_loss_passes_an_activation_through_unchanged() -> None:
     x = torch.randn(3, requires_grad=True)
     loss = torch.randn((), requires_grad=True)
     passed = with_auxiliary_loss(x, loss, 0.5)
@@ -148,7 +148,7 @@ def test_computed_again_for_the_backward_pass_it_gives_the_same_gradients(select
         assert one is not None and torch.equal(one, parameter.grad)
 
 
-def test_it_trains_in_bf16() -> None:
+def test_mixture_of_experts_trains_in_bf16() -> None:
     layer, x_BTD = mixture(capacity_factor=8.0), tokens()
     whole = layer(x_BTD)
     with torch.autocast("cpu", torch.bfloat16):
@@ -182,7 +182,7 @@ def test_experts_compute_their_whole_buffers() -> None:
     assert counter.get_total_flops() == 2 * (products + 48 * WIDTH * 8)
 
 
-def test_a_token_takes_no_row_from_an_earlier_one_with_one_choice() -> None:
+def test_routing_of_one_choice_takes_no_row_from_an_earlier_token() -> None:
     torch.manual_seed(0)
     model = models.build("moe_tiny", routing=Routing(experts=8, capacity_factor=0.5)).eval()
     tokens_BT = torch.randint(256, (1, 32))
@@ -194,7 +194,7 @@ def test_a_token_takes_no_row_from_an_earlier_one_with_one_choice() -> None:
     assert not torch.equal(before[:, 20:], after[:, 20:])
 
 
-def test_with_two_choices_a_later_token_may_push_a_second_choice_out() -> None:
+def test_routing_of_two_choices_lets_a_later_token_push_a_second_choice_out() -> None:
     """Two tokens, capacity 1: token 1's first choice is token 0's second one, and first choices come first."""
     layer = mixture(top_k=2, capacity_factor=0.5, experts=2)
     assert layer.routing.capacity(2) == 1

@@ -71,7 +71,7 @@ def test_a_model_without_experts_takes_no_routing() -> None:
         models.build("gpt_tiny", routing=Routing(experts=4))
 
 
-def test_first_loss_is_that_of_a_uniform_guess() -> None:
+def test_moe_tiny_first_loss_is_that_of_a_uniform_guess() -> None:
     torch.manual_seed(0)
     model, tokens_BT = models.build("moe_tiny"), torch.randint(256, (4, 128))
     loss = torch.nn.functional.cross_entropy(model(tokens_BT).flatten(0, 1), torch.randint(256, (512,)))

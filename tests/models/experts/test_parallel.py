@@ -157,7 +157,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("given", "english", "french"), REFUSED)
-def test_refusals(given: tuple[int, int], english: str, french: str) -> None:
+def test_shard_experts_refusals(given: tuple[int, int], english: str, french: str) -> None:
     model = models.build("moe_tiny")
     for name, sentence in (("en", english), ("fr", french)):
         use_language(name)

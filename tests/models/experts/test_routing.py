@@ -16,7 +16,7 @@ from dlojz.models.experts import Routing, all_to_all_bytes
 from dlojz.models.experts.routing import routing_refusal
 
 
-def test_what_a_mixture_is_told_is_known_without_torch() -> None:
+def test_routing_is_known_without_torch() -> None:
     code = (
         "import sys, dlojz.models.experts; dlojz.models.experts.Routing(experts=4).capacity(9); sys.exit('torch' in "
         "sys.modules)"
@@ -127,7 +127,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("given", "english", "french"), REFUSED)
-def test_refusals(given: dict[str, float], english: str, french: str) -> None:
+def test_routing_refusals(given: dict[str, float], english: str, french: str) -> None:
     for name, sentence in (("en", english), ("fr", french)):
         use_language(name)
         with pytest.raises(LabError) as refused:
@@ -135,7 +135,7 @@ def test_refusals(given: dict[str, float], english: str, french: str) -> None:
         assert str(refused.value) == sentence
 
 
-def test_ranks_that_cannot_share_the_experts_out() -> None:
+def test_routing_refusal_of_ranks_that_cannot_share_the_experts_out() -> None:
     numbers = {"experts": 6, "top_k": 1, "capacity_factor": 1.0}
     assert routing_refusal(**numbers, ep=3) is None  # type: ignore[arg-type]
     assert (

@@ -41,7 +41,7 @@ def work(weights: Sequence[float], efficiency: Mapping[int, float]) -> StageOpti
         ([1, 1, 1, 1, 4], TO_EIGHT, 8, 32, 41.25, [(0, 3, 4), (4, 4, 4)]),  # F
     ],
 )
-def test_known_answers(
+def test_inter_operator_pipeline_known_answers(
     weights: list[float],
     efficiency: dict[int, float],
     gpus: int,
@@ -125,7 +125,7 @@ def test_early_stages_keep_more_micro_batches_and_so_get_fewer_layers() -> None:
 
 
 @pytest.mark.parametrize("nodes, gpus", [(1, 1), (1, 8), (2, 4), (3, 4), (4, 2)])
-def test_whatever_has_the_right_number_of_gpus_tiles_the_cluster(nodes: int, gpus: int) -> None:
+def test_tiled_covers_the_cluster_by_whatever_has_the_right_number_of_gpus(nodes: int, gpus: int) -> None:
     shapes, generator = submeshes(nodes, gpus), random.Random(0)
     for _ in range(30):
         chosen, left = [], nodes * gpus
@@ -151,7 +151,9 @@ def test_submeshes_of_the_paper() -> None:
         (8, 8, 1, 6, r"a power of two, but 6 was received: use 4"),
     ],
 )
-def test_bad_input(layers: int, micro_batches: int, nodes: int, gpus: int, sentence: str) -> None:
+def test_inter_operator_pipeline_refuses_bad_input(
+    layers: int, micro_batches: int, nodes: int, gpus: int, sentence: str
+) -> None:
     with pytest.raises(LabError, match=sentence):
         pipeline(work([1] * 8, FALLING), layers, micro_batches, nodes, gpus)
 

@@ -33,7 +33,7 @@ def cost_of(found: Choices, picked: dict[str, int]) -> float:
 
 
 @pytest.mark.parametrize("shape", [(4, 1), (1, 4)])
-def test_tensor_parallelism_of_an_mlp(shape: tuple[int, int]) -> None:
+def test_shard_finds_tensor_parallelism_of_an_mlp(shape: tuple[int, int]) -> None:
     """Alpa's test_n_layer_mlp_model_parallel: layers alternate between columns and rows, 5 all-reduces of 6 layers."""
     plan = shard(mlp(32, 256, 6), DeviceMesh(shape))
     axis = shape.index(4)
@@ -44,7 +44,7 @@ def test_tensor_parallelism_of_an_mlp(shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("shape", [(4, 1), (1, 4)])
-def test_data_parallelism_of_an_mlp(shape: tuple[int, int]) -> None:
+def test_shard_finds_data_parallelism_of_an_mlp(shape: tuple[int, int]) -> None:
     """Alpa's test_n_layer_mlp_data_parallel: Σ AR(4|w|), biases included, and every weight whole everywhere."""
     mesh, axis = DeviceMesh(shape), shape.index(4)
     plan = shard(mlp(256, 32, 6), mesh)
@@ -86,7 +86,7 @@ def test_the_optimum_is_the_best_of_all_choices(batch: int, width: int) -> None:
 
 
 @pytest.mark.parametrize("nodes", [12, 36, 60])
-def test_on_a_chain_the_ilp_is_viterbi(nodes: int) -> None:
+def test_solve_of_the_ilp_on_a_chain_is_viterbi(nodes: int) -> None:
     generator = np.random.default_rng(nodes)
     options = 7
     costs = {f"n{number}": generator.integers(0, 50, options).astype(float) for number in range(nodes)}
@@ -100,7 +100,7 @@ def test_on_a_chain_the_ilp_is_viterbi(nodes: int) -> None:
     assert cost_of(found, picked) == best.min()  # whole numbers
 
 
-def test_bad_input() -> None:
+def test_shard_and_mlp_refuse_bad_input() -> None:
     with pytest.raises(LabError, match=r"at least one micro-batch, but micro_batches=0"):
         shard(mlp(4, 4, 1), DeviceMesh((1, 2)), micro_batches=0)
     with pytest.raises(LabError, match=r"at least one layer, but layers=0"):

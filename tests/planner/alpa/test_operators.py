@@ -109,7 +109,7 @@ def test_the_backward_pass_gives_every_tensor_but_the_data_a_gradient_of_its_sha
     assert len(products) == 3 + 2 * 3 - 1, "two for each of the forward pass, but no gradient of the data"
 
 
-def test_gradients_of_a_tensor_with_two_readers_are_summed() -> None:
+def test_add_backward_sums_gradients_of_a_tensor_with_two_readers() -> None:
     graph = OperatorGraph()
     x = graph.operator("h", "bk,kj->bj", graph.input("x", 4, 8), graph.weight("w", 8, 8))
     y = graph.operator("g", "bk,kj->bj", x, graph.weight("v", 8, 8))

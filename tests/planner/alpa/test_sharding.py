@@ -46,7 +46,7 @@ def test_a_matrix_on_a_mesh_of_two_axes_has_nine_specs() -> None:
     assert {str(spec) for spec in all_specs((8, 3), MESH)} == {"RR", "S0R", "S1R", "S01R"}
 
 
-def test_names_read_back_and_others_are_refused() -> None:
+def test_sharding_spec_names_read_back_and_others_are_refused() -> None:
     assert all(str(named(name)) == name for name in NINE)
     for name in ("", "S", "S2R", "RX", "S0S0", "S01S1"):
         with pytest.raises(LabError, match=r"write R or S0, S1, S01"):
@@ -54,7 +54,7 @@ def test_names_read_back_and_others_are_refused() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(NINE))
-def test_the_parts_of_all_devices_cover_the_tensor_evenly(name: str) -> None:
+def test_sharding_spec_parts_of_all_devices_cover_the_tensor_evenly(name: str) -> None:
     parts = [part_of(named(name), device) for device in DEVICES]
     area = sum((right - left) * (bottom - top) for (left, right), (top, bottom) in parts)
     assert area == pytest.approx(len(DEVICES) * named(name).tile_bytes(1, MESH), rel=1e-12)
@@ -72,7 +72,7 @@ def test_the_parts_of_all_devices_cover_the_tensor_evenly(name: str) -> None:
         ("S01R", "S0R", [("all_gather", 1, 800)]),
     ],
 )
-def test_the_examples_of_the_paper(before: str, after: str, moves: list[tuple[str, int, float]]) -> None:
+def test_resharding_moves_of_the_papers_examples(before: str, after: str, moves: list[tuple[str, int, float]]) -> None:
     found = resharding_moves(named(before), named(after), 1600, MESH)
     assert sorted((move.collective, move.axis, move.message_bytes) for move in found) == sorted(moves)
 
@@ -132,7 +132,7 @@ def test_a_mesh_without_devices_is_refused(shape: tuple[int, int]) -> None:
         DeviceMesh(shape)
 
 
-def test_negative_costs_and_other_dimensions_are_refused() -> None:
+def test_device_mesh_and_resharding_moves_refuse_negative_costs_and_other_dims() -> None:
     with pytest.raises(LabError, match=r"a latency of at least 0 and a bandwidth above 0"):
         DeviceMesh((2, 2), (Link(0.0, -1.0), Link(0.0, 1.0)))
     with pytest.raises(LabError, match=r"keeps its dimensions"):

@@ -19,14 +19,14 @@ def of(**fields: object) -> RunConfig:
     return RunConfig.of(model="coatnet_tiny", device="cpu", **fields)
 
 
-def test_layouts_take_turns_on_the_same_ranks() -> None:
+def test_measure_rounds_takes_layouts_by_turns_on_the_same_ranks() -> None:
     some = [of(dp=2, micro_batch=2), of(pp=2, micro_batch=2, micro_batches=2), of(dp=2, micro_batch=2, zero=3)]
     rounds = measure_rounds(some, rounds=2)
     assert [len(one) for one in rounds] == [2, 2, 2]
     assert all(seconds > 0 for one in rounds for seconds in one)
 
 
-def test_one_process_and_medians() -> None:
+def test_measure_steps_gives_one_median_of_one_process() -> None:
     assert len(measure_steps([of(micro_batch=2)], rounds=3)) == 1
 
 
@@ -49,7 +49,7 @@ def test_rounds_are_counted_from_one(rounds: int) -> None:
         measure_rounds([of(dp=2, micro_batch=2)], rounds=rounds)
 
 
-def test_layouts_of_different_sizes_are_not_compared() -> None:
+def test_measure_rounds_compares_no_layouts_of_different_sizes() -> None:
     with pytest.raises(LabError, match=r"\[1, 2\] ranks"):
         measure_rounds([of(micro_batch=2), of(dp=2, micro_batch=2)])
 

@@ -42,7 +42,7 @@ def test_the_launcher_has_a_session_of_its_own(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("language", "words"), [("en", "cannot be started"), ("fr", "ne peut pas être démarré")])
-def test_a_launcher_that_cannot_be_started_leaves_no_run_that_seems_to_wait(
+def test_runs_has_none_that_seems_to_wait_where_the_launcher_cannot_be_started(
     language: Any, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No process left for this user: the run would stay queued for as long as the notebook that asked for it lives."""

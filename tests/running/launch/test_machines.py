@@ -43,7 +43,7 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_those_shipped_can_be_read() -> None:
+def test_machine_files_that_are_shipped_can_be_read() -> None:
     assert tuple(sorted(machine_files())) == SHIPPED
     for name in SHIPPED:
         assert machine(name).name == name
@@ -89,7 +89,7 @@ def test_no_site_is_named_in_the_code() -> None:
         ("title = ", "cannot be read"),
     ],
 )
-def test_what_is_refused_in_a_file(tmp_path: Path, line: str, words: str) -> None:
+def test_read_machine_refuses_in_one_sentence_that_names_the_file(tmp_path: Path, line: str, words: str) -> None:
     name = line.partition(" ")[0]
     kept = [one for one in LEAST.splitlines() if not one.startswith(f"{name} ")]
     with pytest.raises(LabError) as refusal:
@@ -99,7 +99,7 @@ def test_what_is_refused_in_a_file(tmp_path: Path, line: str, words: str) -> Non
     assert "\n" not in str(refusal.value)
 
 
-def test_a_file_of_ones_own_comes_first_and_a_damaged_one_hinders_no_other(
+def test_machine_takes_ones_own_file_first_and_a_damaged_one_hinders_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DLOJZ_MACHINES", str(tmp_path))
@@ -112,7 +112,9 @@ def test_a_file_of_ones_own_comes_first_and_a_damaged_one_hinders_no_other(
     assert "broken.toml is refused" in told.err
 
 
-def test_which_machine_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choose_takes_the_machine_that_is_named_or_of_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert cluster_name() == "" or Path("/etc/slurm/slurm.conf").exists()
     assert choose("local").name == "local"
     with pytest.raises(LabError, match="did you mean 'local'"):
@@ -181,7 +183,7 @@ def test_nodes_hours_and_the_qos() -> None:
         ("local", {"dp": 2, "device": "cuda"}, {}, "have no GPU that computes"),
     ],
 )
-def test_refusals_before_anything_is_sent(
+def test_allocate_refuses_before_anything_is_sent(
     name: str, config: dict[str, Any], request_: dict[str, Any], words: str
 ) -> None:
     assert words in of(name, config, **request_)[1]
@@ -206,7 +208,7 @@ def test_a_preview_shows_what_a_file_says_letter_by_letter(tmp_path: Path, monke
     assert shown.to_dict()["gpu_hours"] == 4.0
 
 
-def test_the_command(capfd: pytest.CaptureFixture[str]) -> None:
+def test_main_machines_lists_allocates_and_writes_the_script(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["machines"]) == 0
     assert "jean_zay_v100_16" in capfd.readouterr().out
     assert main(["machines", "local", "--dp", "4", "--hours", "0.5", "--json"]) == 0
@@ -228,7 +230,9 @@ def test_a_machine_keeps_what_it_was_made_of() -> None:
 
 
 @pytest.mark.parametrize("name", ["a100", "gpu_p2", "h100", "v100_16", "v100_32"])
-def test_jobs_on_jean_zay_load_the_module_of_torch_last(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_machine_of_jean_zay_has_its_jobs_load_the_module_of_torch_last(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     account = f"abc{machine(f'jean_zay_{name}').account_suffix}"
     words = ["machines", f"jean_zay_{name}", "--dp", "2", "--account", account]
     main([*words, "--script"])
@@ -248,12 +252,12 @@ def test_jobs_on_jean_zay_load_the_module_of_torch_last(name: str, capsys: pytes
         ("exclusive = 1", "exclusive is true or false, but 1 was received."),
         ('exclusive = "yes"', "exclusive is true or false"),
         ('partition = ""', "partition is an empty text: leave the line out."),
-        ('memory_gib_per_node = true', "memory_gib_per_node is a number"),
+        ("memory_gib_per_node = true", "memory_gib_per_node is a number"),
         ('[[qos]]\nname = "q"\nmax_hours = 1\nmax_gpus = true', "max_gpus is a number, but True was received."),
         ('[[qos]]\nname = "q"\nmax_hours = 1e20', "max_hours"),
     ],
 )
-def test_a_value_of_another_type_is_refused(line: str, told: str, tmp_path: Path) -> None:
+def test_read_machine_refuses_a_value_of_another_type(line: str, told: str, tmp_path: Path) -> None:
     """TOML tells numbers, texts and truth values apart; a queue longer than a year is a slip."""
     key = line.split(" ", maxsplit=1)[0]
     least = "\n".join(row for row in LEAST.splitlines() if not row.startswith(f"{key} ="))

@@ -84,7 +84,7 @@ def test_what_is_said_of_a_purged_job_is_never_taken_for_an_end(fake: Any, measu
     assert view_of(job).standing == "unknown"
 
 
-def test_a_job_that_was_accepted_and_will_never_start_is_told(measured: Any) -> None:
+def test_explain_reason_tells_of_a_job_that_was_accepted_and_will_never_start(measured: Any) -> None:
     for reason in measured.FOR_EVER:
         use_language("en")
         assert "for ever" in explain_reason(reason)

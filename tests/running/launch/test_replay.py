@@ -31,7 +31,7 @@ def test_every_shipped_record_is_whole_small_and_named_by_what_was_run() -> None
     assert any(record.config.layout.tp == 2 for record in records)
 
 
-def test_what_is_shipped_still_agrees_with_the_prediction() -> None:
+def test_predict_still_agrees_with_the_replays_that_are_shipped() -> None:
     record = launch.find(DDP)
     measured, predicted = record.footprint(), predict(DDP)
     assert measured is not None
@@ -49,20 +49,20 @@ def test_the_same_configuration_is_replayed_once_and_marked(tmp_path: Path) -> N
     assert launch.replayed_run(DDP, tmp_path) == run
 
 
-def test_a_replay_is_not_found_by_a_run_that_measures(tmp_path: Path) -> None:
+def test_replayed_run_is_not_found_by_a_run_that_measures(tmp_path: Path) -> None:
     replayed = launch.replayed_run(DDP, tmp_path)
     folder, new = claim(DDP, tmp_path)
     assert new and folder != replayed.folder
     assert launch.replayed_run(DDP, tmp_path) == replayed  # nor the other way round
 
 
-def test_a_replay_cut_short_is_finished_by_the_next(tmp_path: Path) -> None:
+def test_replayed_run_that_was_cut_short_is_finished_by_the_next(tmp_path: Path) -> None:
     folder, _ = claim(DDP, tmp_path, worker_module=launch.WORKER)
     assert launch.replayed_run(DDP, tmp_path).folder == folder
     assert read_record(folder / "record.json").run_id == folder.name
 
 
-def test_what_is_not_shipped_is_refused_with_the_nearest(tmp_path: Path) -> None:
+def test_replayed_run_refuses_what_is_not_shipped_and_names_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(LabError, match=r"did you mean.* coatnet_tiny, DDP ×2 \(steps=20\)"):
         launch.replayed_run(RunConfig.of(model="coatnet_tiny", dp=2, steps=21), tmp_path)
     with pytest.raises(LabError, match="llama_tiny"):
@@ -70,13 +70,13 @@ def test_what_is_not_shipped_is_refused_with_the_nearest(tmp_path: Path) -> None
     assert not list(tmp_path.iterdir())
 
 
-def test_without_shipped_records_the_sentence_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_says_that_no_replays_are_shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "FOLDER", tmp_path)
     with pytest.raises(LabError, match="no record to replay"):
         launch.find(DDP)
 
 
-def test_an_altered_record_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_refuses_a_replay_whose_record_was_altered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = json.loads((launch.FOLDER / f"{DDP.hash}.json").read_text())
     (tmp_path / f"{DDP.hash}.json").write_text(json.dumps({**content, "elapsed_s": 1.0}))
     monkeypatch.setattr(launch, "FOLDER", tmp_path)
@@ -84,7 +84,7 @@ def test_an_altered_record_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
         launch.find(DDP)
 
 
-def test_a_configuration_without_a_record_is_refused_in_a_short_sentence(tmp_path: Path) -> None:
+def test_replayed_run_refuses_a_configuration_without_a_record_in_few_words(tmp_path: Path) -> None:
     with pytest.raises(LabError) as refused:
         launch.replayed_run(RunConfig.of(model="coatnet_7", dp=2, zero=2, engine="deepspeed"), tmp_path)
     assert "layout=" not in str(refused.value) and len(str(refused.value)) < 700

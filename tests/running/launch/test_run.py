@@ -39,7 +39,7 @@ def test_refusals_leave_no_folder(request_: dict[str, Any], words: str, tmp_path
     assert not list(tmp_path.iterdir())
 
 
-def test_fields_replace_those_of_the_configuration() -> None:
+def test_merge_replaces_fields_of_the_configuration() -> None:
     config = RunConfig.of(model="coatnet_tiny", dp=2, steps=7)
     assert _merge(config, {}) is config
     merged = _merge(config, {"zero": 3, "seed": 5})

@@ -76,12 +76,14 @@ def test_the_ranks_meet_where_rank_0_says(folder: Path, taken: list[int], monkey
         meet(folder, f"{job}-1", 1, "n0", job)
 
 
-def test_a_node_whose_name_leads_nowhere_is_reached_by_its_computer() -> None:
+def test_address_of_a_node_whose_name_leads_nowhere_is_that_of_its_computer() -> None:
     assert address_of("localhost") == "localhost"
     assert address_of("no-such-node.invalid") in (socket.gethostname(), "127.0.0.1")
 
 
-def test_a_job_sent_by_hand_takes_the_folder_over(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_anew_gives_the_folder_to_a_job_that_was_sent_by_hand(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in [name for name in os.environ if name.startswith("SLURM_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("SLURM_JOB_ID", "42")
@@ -110,7 +112,7 @@ TOLD = {"event": "end", "status": "cancelled", "reason": "rank 1 was told to sto
 SAVED = {"event": "end", "status": "timeout", "reason": "saved"}
 
 
-def test_completed(folder: Path) -> None:
+def test_main_of_slurm_rank_records_a_run_that_completed(folder: Path) -> None:
     for rank in (0, 1):
         tell(folder, rank, STEP, DONE, code=0)
     assert main([str(folder), "0"]) == 0
@@ -118,7 +120,7 @@ def test_completed(folder: Path) -> None:
     assert (record.status, record.losses) == ("completed", (2.5,))
 
 
-def test_the_rank_that_went_first_is_named(folder: Path) -> None:
+def test_finish_names_the_rank_that_went_first(folder: Path) -> None:
     tell(folder, 0, STEP, TOLD, code=1, at_s=0.2)
     tell(folder, 1, STEP, code=-signal.SIGKILL)
     assert exits_of(folder, "7-0") == {0: 1, 1: -9}
@@ -127,7 +129,7 @@ def test_the_rank_that_went_first_is_named(folder: Path) -> None:
     assert (ending.status, ending.reason[:36]) == ("failed", "rank 1 was killed by signal 9 (SIGKI")
 
 
-def test_who_fails_five_seconds_after_the_first_has_not_failed_first(folder: Path) -> None:
+def test_exits_of_leaves_out_who_fails_five_seconds_after_the_first(folder: Path) -> None:
     tell(folder, 0, STEP, code=1)
     for later_s, failed in ((4.9, {0: 1, 1: 2}), (5.0, {0: 1})):
         tell(folder, 1, STEP, code=2, at_s=later_s)
@@ -160,7 +162,7 @@ def test_a_cancel_request_ends_the_rank(folder: Path) -> None:
     assert slurm_rank._wait(pid, folder / "cancel") == -signal.SIGTERM
 
 
-def test_memory_is_told_by_the_scheduler_s_words(folder: Path) -> None:
+def test_finish_knows_lack_of_memory_by_the_scheduler_s_words(folder: Path) -> None:
     tell(folder, 0, STEP, code=-signal.SIGKILL)
     tell(folder, 1, STEP)
     (folder / "logs" / "slurm.log").write_text(
@@ -169,7 +171,7 @@ def test_memory_is_told_by_the_scheduler_s_words(folder: Path) -> None:
     assert finish(folder, 137, start="7-0").status == "oom"
 
 
-def test_where_even_the_keepers_were_killed(folder: Path) -> None:
+def test_finish_names_a_killed_rank_where_even_the_keepers_were_killed(folder: Path) -> None:
     tell(folder, 0, STEP)
     tell(folder, 1, STEP)
     assert finish(folder, 137).reason.startswith("rank 0 was killed by signal 9")
@@ -184,7 +186,9 @@ def test_where_even_the_keepers_were_killed(folder: Path) -> None:
         (143, False, 20, True, "cancelled"),
     ],
 )
-def test_stopped_from_outside(folder: Path, code: int, stopped: bool, ran_s: float, asked: bool, status: str) -> None:
+def test_finish_tells_a_time_limit_from_a_cancel_where_one_stopped_from_outside(
+    folder: Path, code: int, stopped: bool, ran_s: float, asked: bool, status: str
+) -> None:
     for rank in (0, 1):
         tell(folder, rank, STEP, SAVED if code == 75 else TOLD, code=75 if code == 75 else 1)
     if asked:
@@ -192,14 +196,16 @@ def test_stopped_from_outside(folder: Path, code: int, stopped: bool, ran_s: flo
     assert finish(folder, code, stopped=stopped, ran_s=ran_s, start="7-0").status == status
 
 
-def test_nothing_started(folder: Path) -> None:
+def test_finish_tells_the_log_of_slurm_where_nothing_started(folder: Path) -> None:
     (folder / "logs" / "slurm.log").write_text("/bin/python: No such file or directory\n")
     ending = finish(folder, 127)
     assert ending.status == "failed"
     assert ending.reason.endswith("srun ended with exit code 127: /bin/python: No such file or directory")
 
 
-def test_a_record_that_cannot_be_written_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_main_of_slurm_rank_tells_of_a_record_that_cannot_be_written(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (folder / "record.json").mkdir()
     assert main([str(folder), "0"]) == 1
     assert "the record cannot be written" in capsys.readouterr().err
@@ -224,7 +230,7 @@ def test_a_script_by_hand_gets_a_folder_and_keeps_it(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("name", ["ddp", "zero", "pipeline"])
-def test_the_plain_scripts_ask_for_what_can_run(name: str, tmp_path: Path) -> None:
+def test_folder_of_job_takes_what_the_plain_scripts_ask_for(name: str, tmp_path: Path) -> None:
     text = (Path(slurm_rank.__file__).parents[3] / "slurm" / f"{name}.slurm").read_text()
     words = text.partition("dlojz.running.store ")[2].partition(' "$@"')[0].split()
     assert folder_of_job(words, tmp_path).is_dir()

@@ -114,7 +114,7 @@ def script(
     return job_script(machine, config, asked, Path(folder), worker_module=module, requeues=wanted.requeues)
 
 
-def test_golden() -> None:
+def test_job_script_is_the_golden_one_word_for_word() -> None:
     text = script(FULL, "/runs of mine/20260131-120000-0123456789ab-cdef", account="abc@v100", time_limit_s=5401)
     assert text == GOLDEN.replace("ROOT", str(ROOT))
 
@@ -129,7 +129,7 @@ def test_what_a_machine_does_not_say_is_not_asked_for() -> None:
     assert f"PYTHON={sys.executable}\n" in text
 
 
-def test_a_library_with_an_environment_of_its_own_is_given_its_interpreter(
+def test_job_script_gives_a_library_with_its_own_environment_its_interpreter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = tmp_path / "its own"
@@ -139,7 +139,7 @@ def test_a_library_with_an_environment_of_its_own_is_given_its_interpreter(
     assert f"PYTHON='{own}'\n" in script(FULL, "/runs/r", account="a@v100", library="colossalai")
 
 
-def test_a_part_of_a_node_takes_its_part_of_the_memory_and_whole_nodes_all() -> None:
+def test_allocate_gives_part_of_a_node_its_part_of_the_memory_and_whole_nodes_all() -> None:
     assert "#SBATCH --mem=80G\n" in script(FULL, "/runs/r", dp=2, account="a@v100")
     whole = Machine(**{**FULL.to_dict(), "exclusive": True})
     text = script(whole, "/runs/r", dp=2, account="a@v100")
@@ -147,7 +147,7 @@ def test_a_part_of_a_node_takes_its_part_of_the_memory_and_whole_nodes_all() -> 
     assert "#SBATCH --exclusive\n" in text
 
 
-def test_french_is_only_in_the_comments() -> None:
+def test_job_script_has_french_only_in_its_comments() -> None:
     use_language("fr")
     text = script(FULL, "/runs of mine/20260131-120000-0123456789ab-cdef", account="abc@v100", time_limit_s=5401)
     lines = [line for line in text.splitlines() if not line.startswith("# ")]
@@ -159,7 +159,7 @@ def test_french_is_only_in_the_comments() -> None:
 @pytest.mark.parametrize(
     "folder", ["/runs/a'b $(touch x) `x` ; # é/r", "/runs/-x/r", "/runs/#SBATCH --exclusive/r", "/runs/a&b|c/r"]
 )
-def test_a_hostile_path_stays_one_word(folder: str, tmp_path: Path) -> None:
+def test_job_script_keeps_a_hostile_path_one_word(folder: str, tmp_path: Path) -> None:
     text = script(FULL, folder, account="a@v100")
     path = tmp_path / "job.sh"
     path.write_text(text)
@@ -173,18 +173,18 @@ def test_a_hostile_path_stays_one_word(folder: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ['/a"b/r', "/a\\b/r", "/a%b/r", "/a\nb/r", "/a\x1bb/r", "relative/r"])
-def test_a_path_that_the_scheduler_would_read_is_refused(folder: str) -> None:
+def test_job_script_refuses_a_path_that_the_scheduler_would_read(folder: str) -> None:
     with pytest.raises(LabError, match="cannot be given to the scheduler"):
         script(FULL, folder, account="a@v100")
 
 
 @pytest.mark.parametrize("name", ["a b", "r\n#SBATCH --exclusive", "é"])
-def test_a_name_that_is_no_name_is_refused(name: str) -> None:
+def test_job_script_refuses_a_name_that_is_no_name(name: str) -> None:
     with pytest.raises(LabError):
         script(FULL, f"/runs/{name}", account="a@v100")
 
 
-def test_a_module_that_is_no_module_is_refused() -> None:
+def test_job_script_refuses_a_module_that_is_no_module() -> None:
     with pytest.raises(LabError, match="no name of a Python module"):
         script(FULL, "/runs/r", account="a@v100", module="x; reboot")
 

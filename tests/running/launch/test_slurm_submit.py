@@ -52,7 +52,7 @@ def send(**more: object) -> Run:
     return run(CONFIG, on="slurm", machine="local", wait=False, **more)  # type: ignore[arg-type]
 
 
-def test_all_is_written_before_the_job_is_sent_and_the_number_after(program: Program, tmp_path: Path) -> None:
+def test_read_job_finds_all_written_before_it_is_sent_and_its_number_after(program: Program, tmp_path: Path) -> None:
     program(
         "sbatch",
         f'pwd -P > {tmp_path}/cwd; cp job.json {tmp_path}; ls logs; echo "welcome to the cluster"; echo "41;lab"',
@@ -93,7 +93,9 @@ def test_options_of_the_caller_s_environment_do_not_change_the_job(
         ("exit 3", "exit code 3, without a word"),
     ],
 )
-def test_a_refusal_is_told_and_leaves_a_failed_run(program: Program, tmp_path: Path, body: str, words: str) -> None:
+def test_record_of_a_run_that_sbatch_refused_is_failed_and_tells_why(
+    program: Program, tmp_path: Path, body: str, words: str
+) -> None:
     program("sbatch", body)
     with pytest.raises(LabError) as refusal:
         send()
@@ -109,7 +111,7 @@ def test_a_refusal_is_told_and_leaves_a_failed_run(program: Program, tmp_path: P
 
 
 @pytest.mark.parametrize("answer", ["echo yes", "echo '12 34'", "true", "echo '41;lab'; echo bye"])
-def test_without_a_number_nobody_knows_and_the_queue_is_asked(program: Program, answer: str, tmp_path: Path) -> None:
+def test_recover_asks_the_queue_for_a_number_that_nobody_knows(program: Program, answer: str, tmp_path: Path) -> None:
     program("sbatch", answer)
     with pytest.raises(LabError, match="did not say whether it took"):
         send()
@@ -136,7 +138,7 @@ def test_a_socket_that_timed_out_is_looked_up_at_once(program: Program) -> None:
     assert job.job_id == "56"
 
 
-def test_what_the_queue_has_forgotten_is_asked_of_the_accounting(program: Program) -> None:
+def test_recover_asks_the_accounting_for_what_the_queue_has_forgotten(program: Program) -> None:
     program("sbatch", "echo 57")
     one = send()
     job = read_job(one.folder)
@@ -170,7 +172,7 @@ def test_a_sweep_is_one_array_per_shape_and_sends_only_what_is_new(program: Prog
     assert len(list((tmp_path / "runs" / ".sweeps").iterdir())) == 2
 
 
-def test_a_sweep_longer_than_an_array_may_be_is_several(
+def test_submit_many_makes_several_arrays_of_a_sweep_that_is_too_long_for_one(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "MAX_TASKS", 2)
@@ -181,7 +183,7 @@ def test_a_sweep_longer_than_an_array_may_be_is_several(
     assert all((job := read_job(one.folder)) is not None and job.job_id for one in runs)
 
 
-def test_runs_of_two_interpreters_are_two_arrays(
+def test_submit_many_makes_two_arrays_of_runs_of_two_interpreters(
     program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packages = tmp_path / "own" / "lib" / "python3.11" / "site-packages" / "colossalai-0.5.0.dist-info"
@@ -197,7 +199,7 @@ def test_runs_of_two_interpreters_are_two_arrays(
     assert len((tmp_path / "sent").read_text().splitlines()) == 2
 
 
-def test_a_sweep_of_which_one_cannot_run_sends_nothing(program: Program, tmp_path: Path) -> None:
+def test_submit_many_sends_nothing_of_a_sweep_of_which_one_cannot_run(program: Program, tmp_path: Path) -> None:
     program("sbatch", "echo 1")
     with pytest.raises(LabError, match="8 ranks need 4 nodes"):
         submit_many([CONFIG, RunConfig.of(model="vit_tiny", dp=8)], on="slurm", machine="local")
@@ -222,7 +224,9 @@ def test_refusals_before_sending_leave_no_folder(program: Program, tmp_path: Pat
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_root_that_the_scheduler_cannot_be_told_leaves_nothing_that_waits(program: Program, tmp_path: Path) -> None:
+def test_submit_many_leaves_nothing_that_waits_in_a_root_that_slurm_cannot_be_told(
+    program: Program, tmp_path: Path
+) -> None:
     program("sbatch", f"touch {tmp_path}/asked; echo 1")
     for send_it in (send, lambda **more: submit_many([CONFIG], on="slurm", machine="local", **more)):
         with pytest.raises(LabError, match="cannot be given to the scheduler"):
@@ -232,14 +236,14 @@ def test_a_root_that_the_scheduler_cannot_be_told_leaves_nothing_that_waits(prog
     assert not (tmp_path / "asked").exists()
 
 
-def test_a_gpu_is_looked_for_on_the_cluster(program: Program) -> None:
+def test_preview_looks_for_a_gpu_on_the_cluster(program: Program) -> None:
     program("sbatch", "echo 1")
     with pytest.raises(LabError, match="no GPU that computes"):
         run(CONFIG, device="cuda", machine="local")
     assert preview(CONFIG, "local").refusals == ()
 
 
-def test_sbatch_that_hangs(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_job_gives_up_a_sbatch_that_hangs(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     program("sbatch", "exec sleep 3600")
     monkeypatch.setattr(slurm_job, "TIMEOUT_S", 0.2)
     with pytest.raises(LabError, match="did not answer within"):

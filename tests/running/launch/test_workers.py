@@ -28,7 +28,7 @@ from dlojz.running.supervisor import LaunchOutcome, on_cpu, prepare, watch
         (2, 2, "0", "1"),
     ],
 )
-def test_threads_times_processes_is_at_most_the_cores(
+def test_prepare_gives_threads_times_processes_at_most_the_cores(
     cores: int, processes: int, given: str | None, threads: str
 ) -> None:
     environment = {} if given is None else {"OMP_NUM_THREADS": given}
@@ -36,7 +36,7 @@ def test_threads_times_processes_is_at_most_the_cores(
     assert environment["OMP_NUM_THREADS"] == threads
 
 
-def test_foreign_identities_are_dropped_and_the_rest_is_kept() -> None:
+def test_prepare_drops_foreign_identities_and_keeps_the_rest() -> None:
     environment = {
         "SLURM_STEP_ID": "1",
         "OMPI_COMM_WORLD_RANK": "3",
@@ -63,9 +63,7 @@ def test_foreign_identities_are_dropped_and_the_rest_is_kept() -> None:
         ("auto", ["kfd"], False),
     ],
 )
-def test_ranks_are_forked_only_where_no_gpu_driver_can_be(
-    device: Any, found: list[str], cpu: bool, tmp_path: Path
-) -> None:
+def test_on_cpu_holds_only_where_no_gpu_driver_can_be(device: Any, found: list[str], cpu: bool, tmp_path: Path) -> None:
     for name in found:
         (tmp_path / name).touch()
     assert on_cpu(device, tmp_path) is cpu
@@ -92,12 +90,12 @@ def test_ranks_that_all_end_well_need_no_signal() -> None:
     assert watch({rank: forked(lambda: None) for rank in range(3)}, lambda: False) == LaunchOutcome()
 
 
-def test_the_first_failure_ends_the_others_and_both_codes_are_told() -> None:
+def test_watch_ends_the_others_at_the_first_failure_and_tells_both_codes() -> None:
     pids = {0: forked(wait_for_ever), 1: forked(lambda: os._exit(3))}
     assert watch(pids, lambda: False) == LaunchOutcome({0: -signal.SIGTERM, 1: 3})
 
 
-def test_whom_the_launcher_stops_has_not_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_counts_none_as_failed_whom_the_launcher_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "STOP_GRACE_S", 0.2)
     ready, told = os.pipe()
 
@@ -111,7 +109,7 @@ def test_whom_the_launcher_stops_has_not_failed(monkeypatch: pytest.MonkeyPatch)
     assert watch(pids, lambda: True) == LaunchOutcome(stopped=True)
 
 
-def test_a_stop_before_the_first_rank_starts_none() -> None:
+def test_watch_starts_no_rank_after_a_stop() -> None:
     assert watch({}, lambda: True) == LaunchOutcome(stopped=True)
 
 

@@ -30,7 +30,7 @@ def weights_of(folder: Path) -> list[torch.Tensor]:
         return [source.tensor(name) for name in sorted(source.manifest.tensors)]
 
 
-def test_what_was_written_comes_back(write: Write, tmp_path: Path, config: RunConfig) -> None:
+def test_verify_and_listing_give_back_what_was_written(write: Write, tmp_path: Path, config: RunConfig) -> None:
     folder = write(7)
     assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
     assert all(torch.equal(weight, torch.full((5, 4), 7.0)) for weight in weights_of(folder))
@@ -118,7 +118,7 @@ def json_equal(one: bytes, other: bytes) -> bool:
         return False
 
 
-def test_another_ones_name_is_not_believed(two: Path, tmp_path: Path) -> None:
+def test_newest_does_not_believe_the_name_of_another_checkpoint(two: Path, tmp_path: Path) -> None:
     """A checkpoint renamed to a later step would be trained on as if the data up to there had been seen."""
     (two / "step-000010").rename(two / "step-000030")
     found = newest(tmp_path)
@@ -126,7 +126,7 @@ def test_another_ones_name_is_not_believed(two: Path, tmp_path: Path) -> None:
     assert "it is the checkpoint of step 10, under another name" in found.passed_over[0]
 
 
-def test_links_and_what_is_not_ours_are_not_followed(
+def test_newest_and_listing_follow_no_links_and_nothing_that_is_not_ours(
     two: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
@@ -152,7 +152,9 @@ class Planted:
         return Path.write_text, (Path(os.environ["PLANTED"]), "executed")  # type: ignore[return-value]
 
 
-def test_a_planted_pickle_is_not_run(two: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_and_checkpoint_tensors_do_not_run_a_planted_pickle(
+    two: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a file beside, under the names that torch and DeepSpeed load, or in place of the tensors."""
     told = tmp_path / "told"
     monkeypatch.setenv("PLANTED", str(told))
@@ -171,7 +173,7 @@ def test_a_planted_pickle_is_not_run(two: Path, tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("name", ["../../outside.safetensors", "/etc/passwd", "model.pt", "tensors-0000.safetensors\n"])
-def test_a_manifest_names_no_file_but_its_own(two: Path, name: str) -> None:
+def test_verify_refuses_a_manifest_that_names_a_file_not_its_own(two: Path, name: str) -> None:
     folder = two / "step-000010"
     vouch_for(folder, "tensors-0000.safetensors", name)
     with pytest.raises(LabError, match="is not used"):
@@ -193,7 +195,7 @@ def test_a_manifest_names_no_file_but_its_own(two: Path, name: str) -> None:
         ),
     ],
 )
-def test_a_newer_version_is_refused_readably(two: Path, language: str, words: str) -> None:
+def test_verify_refuses_a_newer_version_readably(two: Path, language: str, words: str) -> None:
     folder = two / "step-000010"
     rewrite(folder, {**json.loads((folder / "manifest.json").read_text()), "schema_version": 2})
     use_language(language)
@@ -215,7 +217,7 @@ def test_a_newer_version_is_refused_readably(two: Path, language: str, words: st
         ("name", r"c’est le checkpoint du pas 10, sous un autre nom\.$"),
     ],
 )
-def test_what_is_damaged_is_said_in_french_too(two: Path, damage: str, words: str) -> None:
+def test_verify_says_in_french_too_what_is_damaged(two: Path, damage: str, words: str) -> None:
     folder = two / "step-000010"
     path = folder / "tensors-0000.safetensors"
     content = bytearray(path.read_bytes())
@@ -241,7 +243,7 @@ def test_what_is_damaged_is_said_in_french_too(two: Path, damage: str, words: st
         verify(folder)
 
 
-def test_another_training_does_not_go_on_from_it(two: Path, config: RunConfig) -> None:
+def test_check_goes_on_refuses_another_training(two: Path, config: RunConfig) -> None:
     manifest = verify(two / "step-000010")
     manifest.check_goes_on(RunConfig.of(model="llama_tiny", steps=7, dp=2, micro_batch=8, zero=3))
     with pytest.raises(LabError, match="kept with seed=0, but this run has seed=1: only the layout may differ"):

@@ -49,7 +49,7 @@ def test_every_place_that_writes_has_its_fault_point_and_the_registry_knows_it()
     assert sorted(called) == sorted(POINTS)
 
 
-def test_a_fault_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faultpoint_refuses_a_fault_that_does_not_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     for wanted, words in (
         ("checkpoint.writ:2:kill", "did you mean 'checkpoint.write:2'"),
         ("record.write:1:melt", "kill"),
@@ -160,7 +160,9 @@ def test_the_newest_are_kept_and_a_damaged_later_one_counts_for_none(write: Writ
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-000004", "step-000009"]
 
 
-def test_what_others_write_now_is_left_alone(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_leaves_alone_what_others_write_now(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(1)
     own = tmp_path / "checkpoints" / f"step-000002.tmp-{os.uname().nodename}-{os.getpid()}-{'0' * 32}"
     other = tmp_path / "checkpoints" / f"step-000002.tmp-another-1-{'1' * 32}"
@@ -174,7 +176,7 @@ def test_what_others_write_now_is_left_alone(write: Write, tmp_path: Path, monke
     assert own.is_dir() and mine.is_dir() and not other.exists()
 
 
-def test_without_room_nothing_is_begun(tmp_path: Path, config: RunConfig) -> None:
+def test_checkpoint_writer_begins_nothing_without_room(tmp_path: Path, config: RunConfig) -> None:
     with pytest.raises(LabError, match=r"a checkpoint takes .* delete runs that are no longer needed"):
         CheckpointWriter(tmp_path / "checkpoints", config, 1, needed_bytes=10**18)
     assert list((tmp_path / "checkpoints").iterdir()) == []
