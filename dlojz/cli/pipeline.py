@@ -34,7 +34,7 @@ from dlojz.cli.options import (
     verb,
 )
 from dlojz.config.run_config import RunConfig
-from dlojz.display import pipeline_drawing as sheet
+from dlojz.display import partition_tables
 from dlojz.models.foreign.names import is_elsewhere
 from dlojz.pipeline.analysis import lower_bound
 from dlojz.pipeline.block_weights import MEASURES, BlockWeights, block_weights
@@ -549,23 +549,25 @@ def partition_command(args: Given, answer: Answer) -> None:
     if "png" in args:
         from dlojz.display.figures.partition_figures import partition_figure
 
-        titled_cuts = {sheet.title(name): cut for name, cut in cuts.items()}
+        titled_cuts = {partition_tables.title(name): cut for name, cut in cuts.items()}
         partition_figure(titled_cuts, weighed, model=config.model_name, path=args["png"])
         tell_written(args["png"])
     if args["json"]:
         answer(_document(config, weighed, cuts, imbalances, counts) | ({"pattern": pattern} if pattern else {}))
         return
-    answer(sheet.headline(config.model_name, weighed, stages) + "\n")
-    answer(sheet.stages_table(cuts["exact"], weighed))
+    answer(partition_tables.headline(config.model_name, weighed, stages) + "\n")
+    answer(partition_tables.stages_table(cuts["exact"], weighed))
     answer("")
-    answer(sheet.methods_table(cuts, weighed, config.layout.micro_batches))
-    answer(sheet.legend(config.layout.micro_batches))
+    answer(partition_tables.methods_table(cuts, weighed, config.layout.micro_batches))
+    answer(partition_tables.legend(config.layout.micro_batches))
     if model_shapes(config).enclosing is not None:
         answer(
             en=f"{weighed.kinds[-1]}: what is outside of the repeated blocks, such as stem and head, counted last",
             fr=f"{weighed.kinds[-1]} : ce qui est hors des blocs répétés, p. ex. la tige et la tête, compté en dernier",
         )
-    for table in (sheet.units_table(imbalances), sheet.counts_table(counts)) if args["compare"] else ():
+    for table in (
+        (partition_tables.units_table(imbalances), partition_tables.counts_table(counts)) if args["compare"] else ()
+    ):
         answer("")
         answer(table)
 

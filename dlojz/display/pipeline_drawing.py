@@ -1,33 +1,30 @@
-"""Drawings of pipeline schedules: what each rank does when, what it keeps meanwhile; their sentences and tables.
+"""Drawings of pipeline schedules: what each rank does when, what it keeps meanwhile; their sentences.
 
 A timeline, simulated or measured, becomes a scene, and scenes become the drawing that the figure and the panel show. A
 bar's hatch is its kind, whatever its colour says.
 Makespan and span, bubble fraction and overhead are never called by another's name; a simulated time is in time units
-unless its costs were seconds, a measured one is in seconds; loads carry the unit of the blocks' weights.
+unless its costs were seconds, a measured one is in seconds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import (
-    decimal,
     format_seconds,
-    integer,
     one_of,
-    percent,
     refusal,
     say,
     significant,
     spaced_percent,
 )
-from dlojz.base.table import Table, titles, visible
+from dlojz.base.table import visible
 from dlojz.display.drawing import LETTER, Box, Dashes, Drawing, Line, Shape, Stroke, Words, legend_of
 from dlojz.display.style import (
     BASELINE,
@@ -50,15 +47,12 @@ from dlojz.pipeline.analysis import critical_path, gaps, lower_bound
 from dlojz.pipeline.analysis import title_of as cause_title
 from dlojz.pipeline.exchange_formats import labels_of
 from dlojz.pipeline.optimum.shortest_schedule import optimum
-from dlojz.pipeline.partition import Partition, total_time
 from dlojz.pipeline.schedule import KINDS, Action, Schedule
 from dlojz.pipeline.simulator import UNIT_COSTS, Timeline, memory_curves
 from dlojz.pipeline.stale_weights import version_audit
 
 if TYPE_CHECKING:
     from dlojz.display.canvas import LabFigure
-    from dlojz.pipeline.block_weights import BlockWeights
-    from dlojz.pipeline.partition import HowOften
 
 MOST_TEXTS = 1500
 """Texts are drawn one by one; beyond these they cost more than they tell."""
@@ -764,105 +758,3 @@ def _figure(drawing: Drawing, path: str | Path | None) -> LabFigure:
     from dlojz.display.canvas import figure_of  # matplotlib, which sentences and tables do without
 
     return figure_of(drawing, path)
-
-
-def title(name: str) -> str:
-    """Translate a method or a unit."""
-    return {
-        "deepspeed": "DeepSpeed",
-        "uniform": say(en="uniform", fr="uniforme"),
-        "parameters": say(en="parameters", fr="paramètres"),
-        "flops": "FLOPs",
-        "time": say(en="time", fr="temps"),
-    }.get(name, name)
-
-
-def headline(model: str, weighed: BlockWeights, stages: int) -> str:
-    """Say what is cut, into how many stages, and what is balanced."""
-    blocks, model = len(weighed.kinds), visible(model)
-    return say(
-        en=f"{model}: {blocks} blocks, number of stages: {stages}, balanced by: {weighed.title()}",
-        fr=f"{model} : {blocks} blocs, nombre d’étages : {stages}, équilibrés selon : {weighed.title()}",
-    )
-
-
-def stages_table(cut: Partition, weighed: BlockWeights) -> Table:
-    """List the stages: blocks, load, share of the mean, what the blocks are."""
-    head = titles(
-        en="stage; blocks; load; ÷ mean; ; what they are",
-        fr="étage; blocs; charge; ÷ moyenne; ; ce qu’ils sont",
-    )
-    rows = []
-    mean = sum(cut.loads) / cut.num_stages
-    for stage, (block_range, load) in enumerate(zip(cut.stages, cut.loads, strict=True)):
-        # Neighbouring blocks of one kind are counted: "12 × encoder".
-        kinds = ", ".join(
-            kind if count == 1 else f"{count} × {kind}"
-            for kind, count in ((kind, len(list(run))) for kind, run in groupby(weighed.kinds[block_range]))
-        )
-        heaviest = "◀" if load == cut.bottleneck else ""
-        span = (
-            f"{block_range.start}"
-            if block_range.stop == block_range.start + 1
-            else f"{block_range.start}–{block_range.stop - 1}"
-        )
-        ratio = decimal(load / mean if mean else 1.0, 2)
-        rows.append((str(stage), span, weighed.text(load), ratio, heaviest, kinds))
-    return Table(head, tuple(rows), align="lrrrl", whole=1)
-
-
-def methods_table(cuts: Mapping[str, Partition], weighed: BlockWeights, micro_batches: int) -> Table:
-    """List each method's bottleneck and step over those of the first, which is the optimum."""
-    best = next(iter(cuts.values()))
-    head = titles(
-        en=f"method; bottleneck; ÷ optimum; imbalance; step, m={micro_batches}; blocks per stage",
-        fr=f"méthode; goulot; ÷ optimum; déséquilibre; pas, m={micro_batches}; blocs par étage",
-    )
-    shortest = total_time(best.loads, micro_batches)
-    rows = tuple(
-        (
-            title(name),
-            weighed.text(cut.bottleneck),
-            decimal(cut.bottleneck / best.bottleneck if best.bottleneck else 1.0, 2),
-            decimal(cut.imbalance, 2),
-            "× " + decimal(total_time(cut.loads, micro_batches) / shortest if shortest else 1.0, 2),
-            " ".join(str(block_range.stop - block_range.start) for block_range in cut.stages),
-        )
-        for name, cut in cuts.items()
-    )
-    return Table(head, rows, align="lrrrrl", whole=1)
-
-
-def legend(micro_batches: int) -> str:
-    """Explain the signs of the two tables."""
-    return say(
-        en=f"◀ bottleneck; step: Σ tᵢ + (m − 1) max tᵢ for {micro_batches} micro-batches, against the exact cut's",
-        fr=f"◀ goulot ; pas : Σ tᵢ + (m − 1) max tᵢ pour {micro_batches} micro-batches, rapporté au découpage exact",
-    )
-
-
-def units_table(imbalances: Mapping[str, Mapping[str, float]]) -> Table:
-    """List the imbalance of the cut by each unit, in each unit."""
-    units = next(iter(imbalances.values()))
-    columns = (say(en=f"imbalance in {title(unit)}", fr=f"déséquilibre en {title(unit)}") for unit in units)
-    rows = tuple(
-        (title(cut_unit), *(decimal(imbalance, 2) for imbalance in imbalance_by_unit.values()))
-        for cut_unit, imbalance_by_unit in imbalances.items()
-    )
-    return Table((say(en="cut by", fr="découpage selon"), *columns), rows, whole=1)
-
-
-def counts_table(counts: Iterable[HowOften]) -> Table:
-    """List how often each tool misses the optimum over random cases, and its worst one."""
-    counts = list(counts)
-    cases = counts[0].cases
-    head = titles(
-        en=f"over {integer(cases)} random cases; not optimal; worst ÷ optimum; worst case",
-        fr=f"sur {integer(cases)} cas aléatoires; non optimal; pire ÷ optimum; pire cas",
-    )
-    rows = []
-    for count in counts:
-        stages = say(en=f"{count.worst_stages} stages", fr=f"{count.worst_stages} étages")
-        worst = f"[{','.join(map(str, count.worst_weights))}], {stages}" if count.missed else ""
-        rows.append((title(count.peer), percent(count.missed_share), decimal(count.worst_ratio, 2), worst))
-    return Table(head, tuple(rows), align="lrrl", whole=1)

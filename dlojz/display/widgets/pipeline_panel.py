@@ -16,14 +16,7 @@ from dlojz.base.language import refusal, say
 from dlojz.base.table import Table, safe, titles
 from dlojz.display.canvas import LabFigure, figure_of
 from dlojz.display.drawing import Drawing
-from dlojz.display.pipeline_drawing import (
-    COLOURS,
-    facts_of,
-    figure_lines,
-    figures_sentence,
-    scene_drawing,
-    scene_of,
-)
+from dlojz.display.pipeline_drawing import COLOURS, facts_of, figure_lines, figures_sentence, scene_drawing, scene_of
 from dlojz.display.pipeline_drawing import title_of as schedule_title
 from dlojz.display.widgets.panel import Panel, import_widgets, with_defaults
 from dlojz.pipeline.exchange_formats import read_csv, to_csv, torch_refusal
