@@ -71,7 +71,7 @@ EVERYDAY = frozenset(
     | {"model", "sequence_length", "data", "steps", "seed", "device", "optimizer", "learning_rate", "precision"}
     | {"dp", "tp", "pp", "zero", "engine", "schedule", "micro_batch", "micro_batches", "checkpointing"}
 )
-"""Names of the everyday options, of all verbs: those that the README, the labs and the examples use."""
+"""Names of the everyday options, of all verbs: what the README and the labs use most, and all that an example uses."""
 
 
 @dataclass(frozen=True)
