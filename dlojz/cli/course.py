@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, format_bytes, refusal, say
 from dlojz.cli.main import DONE, FAILED, REFUSED
-from dlojz.cli.options import ROOT, Flag, Given, config_flags, flags, parse, show_help, tell
+from dlojz.cli.options import HELP_WORDS, ROOT, Flag, Given, config_flags, flags, parse, show_help, tell
 from dlojz.config.deepspeed_json import json_left_to_the_lab, read_deepspeed_json
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig
@@ -228,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     process = place_of_this_process()
-    if {"-h", "--help"} & set(words):
+    if HELP_WORDS & set(words):
         if process.rank == 0:
             show_help(PROGRAM, OPTIONS, EN, FR, EXAMPLES)
         return DONE

@@ -62,6 +62,16 @@ NUMBERS: Final[dict[str, type[int] | type[float]]] = {"INT": int, "FLOAT": float
 """Metavars whose values are numbers."""
 FRAME = 6
 """Columns of a panel beside its two texts: borders, and the spaces within."""
+HELP_WORDS = frozenset({"-h", "--help", "--help-all"})
+"""Words that ask for the help; `--help-all` for every option."""
+LONG_HELP = 40
+"""Options from which on `--help` shows the everyday ones alone."""
+EVERYDAY = frozenset(
+    {WORDS, REST, "nproc", "on", "machine", "account", "hours", "script", "fit", "budget", "png", "snapshot", "json"}
+    | {"model", "sequence_length", "data", "steps", "seed", "device", "optimizer", "learning_rate", "precision"}
+    | {"dp", "tp", "pp", "zero", "engine", "schedule", "micro_batch", "micro_batches", "checkpointing"}
+)
+"""Names of the everyday options, of all verbs: what the README and the labs use most, and all that an example uses."""
 
 
 @dataclass(frozen=True)
@@ -343,7 +353,7 @@ def _value(flag: Flag, word: Any) -> Any:
 
 
 def _unknown(command: str, options: Sequence[Flag], word: str) -> str:
-    legal = [*(flag.option for flag in options if flag.spellings), "--help"]
+    legal = [*(flag.option for flag in options if flag.spellings), "--help", "--help-all"]
     if word.startswith("-"):
         return one_of(say(en=f"flag of `{command}`", fr=f"option de `{command}`"), word.partition("=")[0], legal)
     return say(
@@ -519,8 +529,11 @@ class Verb:
         """Run one command line; returns the exit code."""
         # What follows `--` is the script's, its --help too.
         own_words = words[: words.index("--")] if "--" in words else words
-        if {"-h", "--help"} & set(own_words):
-            show_help(f"dlojz {self.name}", self.options, self.en, self.fr, self.examples)
+        if HELP_WORDS & set(own_words):
+            options = self.options if "--help-all" in own_words else _everyday(self.options)
+            show_help(f"dlojz {self.name}", options, self.en, self.fr, self.examples)
+            if options != self.options:
+                _show_more(self.name, self.options)
             return 0
         args = parse(f"dlojz {self.name}", self.options, words)
         self._check_places(args)
@@ -554,6 +567,22 @@ def verb(
         for flag in (flags(declaration) if isinstance(declaration, str) else declaration)
     )
     return lambda run: Verb(name, en, fr, examples, all_flags, run)
+
+
+def _everyday(options: tuple[Flag, ...]) -> tuple[Flag, ...]:
+    """Choose the options that `--help` shows: all of a few, of `LONG_HELP` or more the everyday ones."""
+    return options if len(options) < LONG_HELP else tuple(flag for flag in options if flag.name in EVERYDAY)
+
+
+def _show_more(name: str, options: Sequence[Flag]) -> None:
+    """Print how to see every option, and how many there are: words that stand alone are none."""
+    count = sum(bool(flag.spellings) for flag in options)
+    command = f"`dlojz {name} --help-all`"
+    sentence = say(
+        en=f"Everyday options; {command} shows all {count}.",
+        fr=f"Options courantes ; {command} montre les {count} options.",
+    )
+    show(_wrapped(sentence, console(stderr=False).width))
 
 
 def show_help(program: str, options: Sequence[Flag], en: str, fr: str, examples: str) -> None:

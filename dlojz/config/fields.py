@@ -1,6 +1,6 @@
 """Declare the fields of a run and of its layout by subject, with what follows from them alone.
 
-One class for each subject, listed in `SUBJECTS` in the order in which `--help` shows them; `LayoutFields` and
+One class for each subject, listed in `SUBJECTS` in the order in which `--help-all` shows them; `LayoutFields` and
 `RunFields` are composed of them. Each value is within the bounds of its field; whether the fields go together is
 judged by the rules (`dlojz.config.compatibility`), which `Layout` and `RunConfig` apply.
 """

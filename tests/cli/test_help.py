@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 
 import pytest
 
+from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.cli.main import SUBCOMMANDS, main
+from dlojz.cli.options import EVERYDAY, LONG_HELP, Verb, parse
 from dlojz.config.fields import SUBJECTS, field_help
 
 Help = Callable[..., str]
+LONG_VERBS = ("run", "predict", "memory", "machines")
+"""Verbs with the options of a whole configuration."""
+
+
+def verb_of(name: str) -> Verb:
+    """The command `dlojz NAME`."""
+    found = getattr(importlib.import_module(f"dlojz.cli.{SUBCOMMANDS[name].module}"), f"{name}_command")
+    assert isinstance(found, Verb)
+    return found
+
+
+def rows(printed: str) -> set[str]:
+    """Options that have a row of their own in a help; the first name of each but its short one."""
+    return {row.split()[-1] for row in re.findall(r"^│ (?:-\w, )?(--[\w-]+)", printed, re.MULTILINE)}
+
+
+def options_in(line: str) -> list[str]:
+    """Options of dlojz in a command line; what follows `--` is another program's."""
+    return re.findall(r"(?<=\s)--?[a-zA-Z][\w-]*", line.partition(" -- ")[0])
 
 
 @pytest.fixture
@@ -58,12 +81,12 @@ def test_subcommands_have_two_examples_each_in_their_help(name: str, help_of: He
 
 @pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize("language", ["en", "fr"])
-@pytest.mark.parametrize("verb", ["run", "predict", "memory", "machines"])
+@pytest.mark.parametrize("verb", LONG_VERBS)
 def test_every_field_is_shown_in_the_panel_of_its_subject(
     verb: str, language: str, columns: int, help_of: Help, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
-    printed = help_of(verb, "--help", language=language)
+    printed = help_of(verb, "--help-all", language=language)
     assert max(len(line) for line in printed.splitlines() if line.startswith(("╭", "│", "╰"))) == columns
     panels = {panel.split(" ─")[0]: " ".join(panel.replace("│", " ").split()) for panel in printed.split("╭─ ")[1:]}
     for subject in SUBJECTS:
@@ -74,7 +97,61 @@ def test_every_field_is_shown_in_the_panel_of_its_subject(
     assert "--json" in panels["options"] and len(panels) == len(SUBJECTS) + 1
 
 
-@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["compare", "--help"]])
+def test_the_long_verbs_are_those_with_a_whole_configuration() -> None:
+    assert {name for name in SUBCOMMANDS if len(verb_of(name).options) >= LONG_HELP} == {*LONG_VERBS}
+
+
+@pytest.mark.parametrize("language", ["en", "fr"])
+@pytest.mark.parametrize("verb", LONG_VERBS)
+def test_a_long_verb_shows_its_everyday_options_and_names_the_rest(verb: str, language: str, help_of: Help) -> None:
+    printed = help_of(verb, "--help", language=language)
+    assert printed == help_of(verb, "-h", language=language)
+    spelled = {flag.option: flag.name for flag in verb_of(verb).options if flag.spellings}
+    shown = rows(printed)
+    assert {spelled[option] for option in shown - {"--help"}} == EVERYDAY & {*spelled.values()}
+    assert 15 <= len(shown) <= 25
+    last = printed.splitlines()[-1]
+    assert f"`dlojz {verb} --help-all`" in last and f" {len(spelled)}" in last
+    assert {"--model", "--dp", "--zero", "--micro-batch", "--json", "--help"} <= shown
+
+
+def test_every_everyday_option_is_one_of_a_long_verb() -> None:
+    assert {flag.name for verb in LONG_VERBS for flag in verb_of(verb).options} >= EVERYDAY
+
+
+@pytest.mark.parametrize("language", ["en", "fr"])
+@pytest.mark.parametrize("verb", SUBCOMMANDS)
+def test_help_all_has_every_option(verb: str, language: str, help_of: Help) -> None:
+    printed = help_of(verb, "--help-all", language=language)
+    assert rows(printed) == {*(flag.option for flag in verb_of(verb).options if flag.spellings), "--help"}
+    assert "--help-all`" not in printed
+    assert verb in LONG_VERBS or printed == help_of(verb, "--help", language=language)
+
+
+@pytest.mark.parametrize("verb", SUBCOMMANDS)
+def test_examples_use_options_that_their_help_shows(verb: str, help_of: Help) -> None:
+    lines = re.findall(rf"^  dlojz {verb}\b.*$", help_of(verb, "--help"), re.MULTILINE)
+    spellings = {spelling for flag in verb_of(verb).options for spelling in flag.spellings}
+    used = {option for line in lines for option in options_in(line.partition("   (")[0])}
+    assert used <= spellings
+    assert verb not in LONG_VERBS or used <= rows(help_of(verb, "--help"))
+
+
+def test_an_option_that_the_short_help_leaves_out_is_suggested_all_the_same() -> None:
+    for typed, meant in (
+        ("--offlod", "--offload"),
+        ("--capacity-facto", "--capacity-factor"),
+        ("--help-al", "--help-all"),
+    ):
+        with pytest.raises(LabError, match=f"did you mean '{meant}'"):
+            parse("dlojz run", verb_of("run").options, [typed, "optimizer"])
+
+
+def test_the_help_of_a_script_is_left_to_the_script() -> None:
+    assert parse("dlojz run", verb_of("run").options, ["train.py", "--", "--help-all"])["rest"] == ("--help-all",)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["run", "--help-all"], ["compare", "--help"]])
 def test_help_loads_no_heavy_library(words: list[str]) -> None:
     loaded = subprocess.run(
         [
