@@ -340,9 +340,14 @@ def partition_figure(
         row[0].set_ylabel(unit)
     if weighed.unit == "blocks":
         panels[0, 0].yaxis.set_major_locator(MaxNLocator(integer=True))
-    for axes in panels[-1]:
+    # The lowest panel of each column that shows a cut.
+    for number in range(max(0, len(cuts) - columns), len(cuts)):
+        axes = panels.flat[number]
+        axes.tick_params(labelbottom=True)
         caption(axes, x=say(en="stage", fr="étage"))
-    figure.suptitle(f"{visible(heading)}. {weighed.title()[0].upper()}{weighed.title()[1:]}", fontweight="bold")
+    # One panel alone is narrower than the heading on one line.
+    between = "\n" if columns == 1 else " "
+    figure.suptitle(f"{visible(heading)}.{between}{weighed.title()[0].upper()}{weighed.title()[1:]}", fontweight="bold")
     handles: list[Artist] = [
         *(swatch(style, visible(kind), 0.4) for kind, style in styles.items()),
         key(say(en="bottleneck", fr="goulot"), color=VERMILION, linestyle="--"),
