@@ -158,7 +158,7 @@ others = [RunConfig.of(model="coatnet_tiny", seed=number * submissions + i) for 
 print("ready", flush=True)
 sys.stdin.readline()
 made = [[claim(same, root) for _ in others], [claim(other, root) for other in others],
-        [claim(repeated, root, again=True) for _ in others]]
+        [claim(repeated, root, force_new=True) for _ in others]]
 print(json.dumps([[(folder.name, new) for folder, new in part] for part in made]), flush=True)
 sys.stdin.readline()  # a submitter that is gone is taken for a run that failed
 """
