@@ -200,7 +200,8 @@ def simulate_blocking(schedule: Schedule, costs: Costs, durations: Sequence[floa
     starts, ends = np.zeros(len(durations)), np.zeros(len(durations))
     # Each rank has its own clock; `posted` is when a rank came to a message.
     clock, position = [0.0] * schedule.ranks, [0] * schedule.ranks
-    free_at = [0.0] * schedule.ranks  # end of a rank's last action, and the overhead after it
+    # End of a rank's last action, and the overhead after it; as in `simulate`, one stands before the first, too.
+    free_at = [costs.overhead] * schedule.ranks
     posted: dict[tuple[int, ScheduledMessage], float] = {}
     ready = list(range(schedule.ranks))[::-1]
     while ready:

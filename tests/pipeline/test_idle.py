@@ -162,8 +162,8 @@ def test_every_cause_has_a_title_and_a_meaning_in_both_languages() -> None:
 
 
 def test_simulate_blocking_leaves_the_overhead_between_two_actions_of_a_rank() -> None:
-    """GPipe, 2 ranks, 1 micro-batch, by hand: rank 1 ends its forward at 2, begins its backward at 2.5, ends at 4.5."""
+    """GPipe, 2 ranks, 1 micro-batch, by hand: from 0.5 on; rank 1 ends its forward at 2.5, begins its backward at 3."""
     for sends in ("buffered", "paired"):
         timeline = simulate(gpipe(2, 1), Costs(forward=1.0, backward=2.0, overhead=0.5, sends=sends))  # type: ignore[arg-type]
-        assert timeline.starts.tolist() == [0.0, 4.5, 1.0, 2.5], sends
-        assert timeline.makespan == 6.5
+        assert timeline.starts.tolist() == [0.5, 5.0, 1.5, 3.0], sends
+        assert timeline.ends.max() == 7.0
