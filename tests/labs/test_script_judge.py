@@ -20,8 +20,8 @@ from dlojz.labs.script.script_judge import judge_script
 
 PREDICTED = {3: 2, 4: 2, 5: 2, 6: 1, 7: 2, 8: 1, 9: 1, 12: 2}
 """Runs of each lab's script whose messages are predicted."""
-DAILY = (3, 7, 10)
-"""Labs whose script is judged every day: data, tensor and expert parallelism."""
+DAILY = (3, 7)
+"""Labs whose script is judged every day: data and tensor parallelism; all of them every night."""
 
 
 def judged(lab: int, text: str, folder: Path) -> Verdict:
@@ -232,9 +232,6 @@ QUICK = [
     "one-rank-steps",
     "no-no-sync",
     "one-unit",
-    "fewer-micro-batches",
-    "no-plan",
-    "no-slope",
 ]
 """Those of every day, of several kinds of cause; the others are judged every night."""
 

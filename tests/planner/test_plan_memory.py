@@ -15,7 +15,7 @@ from dlojz.prediction.forecast import heaviest
 from tests.models import own_models
 
 
-@pytest.mark.parametrize("model", ["coatnet_7", "gpt2_xl"])
+@pytest.mark.parametrize("model", [pytest.param("coatnet_7", marks=pytest.mark.nightly), "gpt2_xl"])
 def test_planned_memory_says_what_the_forecast_says_and_judges_alike(model: str) -> None:
     """Within 5 %, the same verdict on three GPUs; `benchmarks/plan_memory.py` does so for ViT and Llama-3-8B too."""
     rows = compared(model)
@@ -35,7 +35,9 @@ def test_the_best_layout_has_the_bytes_of_its_own_run() -> None:
     assert fullest(made.best.ranks).total_bytes == pytest.approx(made.best.memory_bytes, rel=1e-12)
 
 
-@pytest.mark.parametrize("model", ["timm:convnext_atto", f"{own_models.__file__}:build"])
+@pytest.mark.parametrize(
+    "model", [pytest.param("timm:convnext_atto", marks=pytest.mark.nightly), f"{own_models.__file__}:build"]
+)
 def test_a_model_from_elsewhere_is_planned_in_layouts_that_run_with_their_bytes(model: str) -> None:
     """Of all that are admitted: legal, the forecast’s bytes within 5 %; tensor parallelism is left out, and said so."""
     made = dlojz.plan(model, "jean_zay_a100", gpus=4, batch=8, simulate=0)
