@@ -126,7 +126,7 @@ def repair_notebook(args: Given, answer: Answer) -> None:
 
 def copy_to(args: Given, answer: Answer) -> None:
     """Copy the student notebooks of a language into a folder."""
-    from dlojz.labs.student_notebooks import copy_notebooks
+    from dlojz.labs.kit.source import copy_notebooks
 
     folders = args[WORDS] or ("dlojz-labs",)
     if len(folders) > 1:

@@ -663,13 +663,8 @@ def _data_bytes(trace: MemoryTrace) -> float:
     return float(sum(trace.bytes_of[storage] for storage in data))
 
 
-def in_slots(trace: MemoryTrace, *, by_gradient: bool = True) -> MemoryTrace:
-    """The trace with the slots of the last block's backward as its modules, each begun by an allocation of nothing.
-
-    Args:
-        by_gradient: whether each gradient that is ready begins a slot; else the block is one, as in the first half of a
-            backward, in which no gradient is ready.
-    """
+def in_slots(trace: MemoryTrace) -> MemoryTrace:
+    """The trace with the slots of the last block's backward as its modules, each begun by an allocation of nothing."""
     last_block = f"blocks.{max(_number(block_of(module)) for module in trace.module_of.values())}"
     events: list[Allocation | TraceMark] = []
     ready, phase, block = 0, "", ""
@@ -679,12 +674,11 @@ def in_slots(trace: MemoryTrace, *, by_gradient: bool = True) -> MemoryTrace:
             # In no module: of the last block too, once its backward has begun (the gradient of its head, recomputed).
             block = block_of(event.module) or (block if phase == "backward" else "")
             is_in_last_block = phase == "backward" and block == last_block
-            slot = f"{last_block}.@{ready}" if by_gradient else last_block
-            events.append(replace(event, module=slot) if is_in_last_block else event)
+            events.append(replace(event, module=f"{last_block}.@{ready}") if is_in_last_block else event)
             continue
         if phase == "backward" and block_of(event.name) == last_block:
             ready, block = ready + (event.what == "ready"), last_block
-            events.append(Allocation(-2, 0, "backward", f"{last_block}.@{ready}" if by_gradient else last_block))
+            events.append(Allocation(-2, 0, "backward", f"{last_block}.@{ready}"))
         events.append(event)
     return replace(trace, events=tuple(events))
 
@@ -704,7 +698,7 @@ def _curve_of(config: RunConfig, *, in_halves: bool) -> _Curve:
     key = key_of(config, 0, on_gpu=True)._replace(in_halves=in_halves)
     if key not in _CURVES:
         trace = trace_of(config, 0, on_gpu=True, in_halves=in_halves)
-        _CURVES[key] = _Curve(in_slots(trace, by_gradient=not in_halves))
+        _CURVES[key] = _Curve(trace if in_halves else in_slots(trace))
     return _CURVES[key]
 
 

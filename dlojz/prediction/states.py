@@ -31,6 +31,7 @@ from dlojz.by_hand.optimizers.sent_bytes import chunk_elements
 from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS, SUB_GROUP_ELEMENTS
 from dlojz.config.optimizers import COMPRESSED, OPTIMIZERS
 from dlojz.config.run_config import RunConfig
+from dlojz.prediction.rules_of_thumb import EIGHT_BIT_BLOCK
 from dlojz.prediction.shapes import (
     DDP_FIRST_BUCKET_BYTES,
     FP32_BYTES,
@@ -42,8 +43,6 @@ from dlojz.prediction.shapes import (
 )
 from dlojz.results.footprint import Memory, Traffic
 
-QUANTISED_ELEMENTS = 256
-"""Elements of an 8-bit moment that share one fp32 scale (bitsandbytes `F.quantize_blockwise`)."""
 ZERO_BUCKET_BYTES = 1 * MEBIBYTE
 """The lab's ZeRO stage 2 closes a bucket once it holds so much (`dlojz.by_hand.zero.stage2`)."""
 DEEPSPEED_ALIGNMENT = 2
@@ -92,7 +91,7 @@ def optimizer_bytes(config: RunConfig, sizes: Iterable[int], element_bytes: int 
     optimizer = OPTIMIZERS[config.optimizer]
     moments = len(optimizer.state_tensors)
     if config.optimizer == "adamw_8bit":
-        scales = sum(-(-size // QUANTISED_ELEMENTS) for size in sizes)
+        scales = sum(-(-size // EIGHT_BIT_BLOCK) for size in sizes)
         return moments * (sum(sizes) + FP32_BYTES * scales)
     in_lab = config.optimizer == "adamw" or config.layout.engine != "deepspeed"
     numbers = optimizer.numbers * len(sizes) if in_lab else 0

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dlojz.base.language import language
-from dlojz.labs.student_notebooks import copy_notebooks
+from dlojz.labs.kit.source import copy_notebooks
 
 # Nobody is asked whether they want to read news.
 SETTINGS = {

@@ -14,7 +14,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.files import COURSE
 from dlojz.base.language import LANGUAGES, Language
 from dlojz.cli.main import main
-from dlojz.labs.student_notebooks import copy_notebooks
+from dlojz.labs.kit.source import copy_notebooks
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -116,9 +116,9 @@ class Texts:
             elif isinstance(mistaken, Sequence):
                 mistakes.extend(mistaken)
             else:
-                way = mistaken if isinstance(mistaken, MistakeWay) else MistakeWay(mistaken)
+                variant = mistaken if isinstance(mistaken, MistakeWay) else MistakeWay(mistaken)
                 sentence = self.sentence(exercise, key)
-                mistakes.append(Mistake(way.way, sentence.en, sentence.fr, way.part, way.seen))
+                mistakes.append(Mistake(variant.way, sentence.en, sentence.fr, variant.part, variant.seen))
         return tuple(mistakes)
 
 

@@ -5,7 +5,8 @@ The source is jupytext py:percent. Prose cells carry `lang="fr"` or `lang="en"` 
 expression rather than statements. A comment in code is written `# English // français`, and so is a text that a cell
 shows: `"English // français"`. The student notebook is the solution notebook with the solution regions cleared.
 
-A student's notebook is read as text, of bounded size; nothing of it is executed.
+A student's notebook is read as text, of bounded size; nothing of it is executed. A student's folder of notebooks is a
+copy of those of the checkout or of the installed package.
 """
 
 from __future__ import annotations
@@ -13,15 +14,19 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dlojz.base.contract import parse_json
 from dlojz.base.errors import LabError
+from dlojz.base.files import COURSE
 from dlojz.base.language import LANGUAGES, Language, one_of, refusal
 
+PACKAGE = Path(sys.modules["dlojz"].__file__ or "").resolve().parent
 BEGIN, END = "### BEGIN SOLUTION", "### END SOLUTION"
 _FILE_NAME = re.compile(r"\d\d_[a-z0-9_]+\.py")
 _CELL_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
@@ -363,3 +368,46 @@ def source_of(path: Path, content: dict[str, Any], root: Path) -> LabSource:
     if number not in sources:
         raise LabError(one_of("lab", number, sources))
     return read_source(sources[number])
+
+
+class Copied(NamedTuple):
+    """Notebooks that were copied into a folder, and those that were there already and are as they were."""
+
+    folder: Path
+    copied: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
+def copy_notebooks(target: Path, chosen: Language) -> Copied:
+    """Copy the notebooks of one language to `target/notebooks/LANGUAGE`, where they are missing.
+
+    The notebooks link to code that they explain, as `../../dlojz/…`: `target/dlojz` is a link to the package.
+
+    Raises:
+        LabError: if the folder cannot be written.
+    """
+    folder = target / "notebooks" / chosen
+    copied, existing = [], []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for source in sorted((COURSE / "notebooks" / chosen).glob("*.ipynb")):
+            try:
+                # x: fails where the file is there, so that no answer is overwritten.
+                with open(folder / source.name, "xb") as file:
+                    file.write(source.read_bytes())
+                copied.append(source.name)
+            except FileExistsError:
+                existing.append(source.name)
+        # Notebooks link to code and to tests as `../../dlojz` and `../../tests`; an installed package has no tests.
+        for linked in (PACKAGE, COURSE / "tests"):
+            if linked.is_dir():
+                with suppress(FileExistsError):
+                    (target / linked.name).symlink_to(linked)
+    except OSError as error:
+        raise refusal(
+            en=f"the notebooks cannot be copied to {target}: {error.strerror}; name another folder: "
+            "dlojz labs copy FOLDER.",
+            fr=f"les notebooks ne peuvent pas être copiés dans {target} : {error.strerror} ; nommez un autre "
+            "dossier : dlojz labs copy DOSSIER.",
+        ) from None
+    return Copied(folder, tuple(copied), tuple(existing))

@@ -111,10 +111,10 @@ def origin_of_batch(
         inputs = tree_map(lambda tensor: torch.empty_like(tensor, device="meta"), batch)
         module: Any = built(name, build)  # one's own function may return anything
         if not isinstance(module, nn.Module):
-            given = type(module).__name__
+            result = type(module).__name__
             raise refusal(
-                en=f"{name} gives {given}: the function that is named must return the module, a torch.nn.Module.",
-                fr=f"{name} donne {given} : la fonction nommée doit renvoyer le module, un torch.nn.Module.",
+                en=f"{name} gives {result}: the function that is named must return the module, a torch.nn.Module.",
+                fr=f"{name} donne {result} : la fonction nommée doit renvoyer le module, un torch.nn.Module.",
             )
         output = tried_on_meta(name, module, inputs)
     tells_classes = isinstance(output, Tensor) and output.dim() > 1
