@@ -346,8 +346,8 @@ def partition_figure(
         axes.tick_params(labelbottom=True)
         caption(axes, x=say(en="stage", fr="étage"))
     # One panel alone is narrower than the heading on one line.
-    between = "\n" if columns == 1 else " "
-    figure.suptitle(f"{visible(heading)}.{between}{weighed.title()[0].upper()}{weighed.title()[1:]}", fontweight="bold")
+    between = "\n" if columns == 1 else ". "
+    figure.suptitle(f"{visible(heading)}{between}{weighed.title()[0].upper()}{weighed.title()[1:]}", fontweight="bold")
     handles: list[Artist] = [
         *(swatch(style, visible(kind), 0.4) for kind, style in styles.items()),
         key(say(en="bottleneck", fr="goulot"), color=VERMILION, linestyle="--"),
