@@ -85,6 +85,8 @@ class StorageTracker(TorchDispatchMode):
             return False
         if older.shape != newer.shape or older.dtype != newer.dtype:
             return False
+        if node[0] == "AccumulateGrad":  # its hooks' own sums: gradients are added up before it, or with `add_`
+            return False
         storage = older.untyped_storage()
         number = self._number_of.get(storage._cdata)
         # What a node adds up for its own result, it has made itself.

@@ -419,6 +419,20 @@ def named(x: Tensor) -> Tensor:
     return summed
 
 
+def updated_in_backward(x: Tensor) -> Tensor:
+    """A weight decay that a hook adds to a gradient is a tensor of its own."""
+
+    def update(weight: Tensor) -> None:
+        assert weight.grad is not None
+        with torch.no_grad():
+            weight.sub_(weight.grad.add(weight, alpha=0.1))
+        weight.grad = None
+
+    weight = torch.rand(1024, 256, requires_grad=True)
+    weight.register_post_accumulate_grad_hook(update)
+    return F.linear(x, weight).sum()
+
+
 def sparse(x: Tensor) -> Tensor:
     """Rows that are read twice: sparse gradients are put together, not added in place."""
     rows = torch.arange(8)
@@ -432,7 +446,9 @@ def test_sparse_gradients_are_no_sums_in_place() -> None:
     assert x.grad is not None and x.grad.is_sparse
 
 
-@pytest.mark.parametrize("function", [read_four_times, held_by_hooks, residual, added_by_a_formula, named])
+@pytest.mark.parametrize(
+    "function", [read_four_times, held_by_hooks, residual, added_by_a_formula, named, updated_in_backward]
+)
 def test_storage_tracker_has_its_peak_bytes_where_torch_sums_gradients(function: Callable[[Tensor], Tensor]) -> None:
     """The peak is that of torch's allocator without any mode, by its profiler."""
     x = torch.rand(256, 256, requires_grad=True)

@@ -113,7 +113,7 @@ def test_checkpoint_of_every_update_form_goes_on_as_if_not_cut_off(runs: Any, na
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"update": "fused", "optimizer": "lamb"}, "is a form of sgd, momentum, adamw", "est une forme de sgd, momentum"),
-    ({"update": "foreach", "engine": "deepspeed"}, "an option of the engines torch", "une option des moteurs torch"),
+    ({"update": "in_forward", "engine": "deepspeed"}, "an option of the engines torch", "une option des moteurs torch"),
     ({"update": "in_backward", "dp": 2, "zero": 3}, "must hold it and its gradient whole", "doit le détenir entier"),
     ({"update": "in_forward", "tp": 2, "engine": "by_hand"}, "use zero=0, tp=1", "prenez zero=0, tp=1"),
     ({"update": "in_backward", "micro_batches": 2}, "before other micro-batches could", "avant que d’autres micro-b"),

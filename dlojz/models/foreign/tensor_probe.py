@@ -21,6 +21,7 @@ Source: Shoeybi et al. 2019, "Megatron-LM" (arXiv 1909.08053), §3, for the two 
 from __future__ import annotations
 
 import copy
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
@@ -90,15 +91,18 @@ class Probe:
 
     def _stub(self, path: str) -> Callable[[Tensor], Tensor]:
         width = widths(self.layers[path])[1]
+        # The layer must not keep the probe, or a whole block's weights would wait for the garbage collector.
+        probe = weakref.proxy(self)
 
         def forward(x: Tensor) -> Tensor:
-            self._calls[path] += 1
-            self._inputs[path] = x
-            if path not in self._given:
-                self._given[path] = torch.rand(*x.shape[:-1], width) * 2 - 1  # from −1 to 1
-            if self._given[path].shape[:-1] != x.shape[:-1] or self._calls[path] > 1:  # called twice: not split
+            probe._calls[path] += 1
+            probe._inputs[path] = x
+            if path not in probe._given:
+                probe._given[path] = torch.rand(*x.shape[:-1], width) * 2 - 1  # from −1 to 1
+            output: Tensor = probe._given[path]
+            if output.shape[:-1] != x.shape[:-1] or probe._calls[path] > 1:  # called twice: not split
                 raise ValueError(path)
-            return self._given[path]
+            return output
 
         return forward
 
