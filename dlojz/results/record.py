@@ -11,10 +11,13 @@ import errno
 import hashlib
 import json
 import os
+import platform
 import stat
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import median
@@ -27,6 +30,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.fault_injection import faultpoint
 from dlojz.base.files import write_atomic
 from dlojz.base.language import format_bytes, refusal, say
+from dlojz.base.machine import cores_available, rank_limit
 from dlojz.config.run_config import ReadContract, RunConfig
 from dlojz.results.footprint import Category, Footprint
 
@@ -338,6 +342,36 @@ def append_event(path: Path, event: str, **fields: Any) -> None:
 
 
 _SETTLED_STEPS, _LEAST_STEPS, _LEAST_GROWTH_BYTES = 3, 8, 2**25
+
+
+def environment(world_size: int = 1) -> dict[str, str]:
+    """Collect versions and machine for the record, with the memory limit of each of so many ranks."""
+    limit = rank_limit(world_size)
+    facts = {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "system": platform.platform(),
+        "cores": str(cores_available()),
+        "threads_per_rank": os.environ.get("OMP_NUM_THREADS", ""),
+        "memory_limit_bytes": str(limit.num_bytes),
+        "memory_limit_of": limit.code,
+    }
+    for package in ("dlojz", "torch", "deepspeed", "timm", "numpy", "idr-torch"):
+        try:
+            facts[package] = version(package)
+        except PackageNotFoundError:
+            facts[package] = "absent"
+    return facts
+
+
+def start_of(rank: int, world_size: int) -> dict[str, Any]:
+    """Describe the start of a rank, for its first event."""
+    return {
+        "rank": rank,
+        "world_size": world_size,
+        "environment": environment(world_size),
+        "time_utc": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
 
 
 class MemoryGrowth(NamedTuple):

@@ -154,7 +154,6 @@ class Owner(Contract):
         except psutil.AccessDenied:
             return True
 
-
     def is_stopped(self, folder: Path) -> bool:
         """Return whether the process is on this machine and a signal such as SIGSTOP has stopped it."""
         if self.host != socket.gethostname() or not self.is_alive(folder):

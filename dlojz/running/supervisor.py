@@ -49,7 +49,7 @@ from dlojz.config.run_config import RunConfig, Script
 from dlojz.processes import start_rank as rank_process
 from dlojz.processes.forks import fork
 from dlojz.processes.script_environment import ProcessIdentity, as_torchrun, free_port
-from dlojz.results.record import UNTRAINED, append_event
+from dlojz.results.record import UNTRAINED, append_event, start_of
 from dlojz.running.ending import Ending, classify
 from dlojz.running.folder import DEFAULT_WORKER, Owner, last_line, read_owner, visible
 from dlojz.running.state import (
@@ -63,7 +63,6 @@ from dlojz.running.state import (
     read_config,
     record_end,
 )
-from dlojz.running.worker import start_of
 
 STOP_GRACE_S = 6
 INTERRUPT_GRACE_S = 15

@@ -19,13 +19,10 @@ import contextlib
 import faulthandler
 import json
 import os
-import platform
 import signal
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -33,14 +30,12 @@ from typing import Any, NoReturn
 from dlojz.base.machine import (
     PARENT_VARIABLE,
     StopRequest,
-    cores_available,
     die_with_parent,
     is_out_of_memory,
-    rank_limit,
 )
 from dlojz.config.run_config import RunConfig, Script
 from dlojz.processes.script_environment import OF_RANKS, ProcessIdentity
-from dlojz.results.record import EventLog, Status
+from dlojz.results.record import EventLog, Status, start_of
 
 KEPT = 32
 """Last calls kept of each group: a rank may be so many behind the others, and its missing call is still found."""
@@ -97,36 +92,6 @@ class Stopped(BaseException):
 
 def _stop(signum: int, frame: FrameType | None) -> None:
     raise Stopped
-
-
-def environment(world_size: int = 1) -> dict[str, str]:
-    """Collect versions and machine for the record, with the memory limit of each of so many ranks."""
-    limit = rank_limit(world_size)
-    facts = {
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "system": platform.platform(),
-        "cores": str(cores_available()),
-        "threads_per_rank": os.environ.get("OMP_NUM_THREADS", ""),
-        "memory_limit_bytes": str(limit.num_bytes),
-        "memory_limit_of": limit.code,
-    }
-    for package in ("dlojz", "torch", "deepspeed", "timm", "numpy", "idr-torch"):
-        try:
-            facts[package] = version(package)
-        except PackageNotFoundError:
-            facts[package] = "absent"
-    return facts
-
-
-def start_of(rank: int, world_size: int) -> dict[str, Any]:
-    """Describe the start of a rank, for its first event."""
-    return {
-        "rank": rank,
-        "world_size": world_size,
-        "environment": environment(world_size),
-        "time_utc": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
 
 
 def trainer_of(config: RunConfig) -> Callable[..., tuple[Status, str]]:
