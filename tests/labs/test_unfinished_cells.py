@@ -41,6 +41,7 @@ CELLS: dict[str, list[str]] = {
     "[alpha_beta(1, 2)]": ["[None]", "→ What this cell shows is computed by alpha_beta"],
     "def drawn():\n    return [alpha_beta(1, 2)]": [],
     "drawn()": ["[None]", "→ What this cell shows is computed by alpha_beta"],
+    "import types\ndef of_run(run):\n    return run.alpha_beta\nof_run(types.SimpleNamespace(alpha_beta=2))": ["2"],
 }
 
 

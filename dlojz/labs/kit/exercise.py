@@ -7,6 +7,7 @@ the box in the notebook says what the text says.
 
 from __future__ import annotations
 
+import dis
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -212,7 +213,8 @@ def _not_found_right(values: Iterable[object]) -> Iterator[str]:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
+    """Names of globals that a function reads; `co_names` has those of attributes too."""
+    yield from (step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             yield from _names(inner)
