@@ -521,10 +521,16 @@ comparison = dlojz.compare([serial, run, zero])
 comparison
 
 # %% [markdown] lang="fr"
+# Une ligne s’écarte un peu, GFLOP : la prédiction compte trois passes avant (une pour l’aller, deux pour le retour),
+# donc aussi le gradient des images, dont personne n’a besoin et que PyTorch ne calcule pas.
+#
 # La même chose en image : la mémoire par catégorie, les communications, le débit et les pertes ; le prédit en clair
 # au-dessus du mesuré. Les trois courbes de perte se recouvrent.
 
 # %% [markdown] lang="en"
+# One line is slightly off, GFLOP: the prediction counts three forward passes (one for forward, two for backward), hence
+# also the gradient of the images, which nobody needs and PyTorch does not compute.
+#
 # The same as a picture: memory by category, communication, throughput and losses; predicted, paler, above measured. The
 # three loss curves coincide.
 

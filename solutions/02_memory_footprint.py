@@ -45,8 +45,9 @@ from torch.utils.checkpoint import checkpoint
 
 import dlojz
 from dlojz import hardware, labs, models
-from dlojz.base.language import decimal, format_bytes, percent
+from dlojz.base.language import decimal, format_bytes, percent, yes_no
 from dlojz.base.machine import keep_freed_memory
+from dlojz.display.style import category_label
 from dlojz.labs.lab02_memory import figures
 from dlojz.labs.lab02_memory.exercises import asked, states_table
 from dlojz.planner import levers
@@ -725,13 +726,12 @@ figures.limit_of_data_parallelism(replica_bytes, parameters, sample_bytes, 64, d
 # %% name="limit-answers"
 many = dlojz.RunConfig.of(**{**coatnet_7.to_dict(), "layout": coatnet_7.layout, "dp": 1024})
 for device in devices:
-    fits = [
-        levers.taken_bytes(forecast(config, device=device)) <= device.memory_bytes for config in (replica.config, many)
-    ]
-    print(f"{device.name:>8}  {fits}")
+    taken = [levers.taken_bytes(forecast(config, device=device)) for config in (replica.config, many)]
+    fits = [yes_no(taken_bytes <= device.memory_bytes) for taken_bytes in taken]
+    print(f"{device.name:>8}", "64, 1,024 GPUs: // 64, 1 024 GPU :", *fits)
 print(replica.moment, decimal(replica.memory.peak_bytes / parameters))
 for name, part_bytes in replica.memory.at_peak_bytes.items():
-    print(f"  {name:<12}", decimal(part_bytes / parameters))
+    print("  ", category_label(name), decimal(part_bytes / parameters))
 
 # %% [markdown] lang="fr"
 # On retrouve les **24 octets** par paramètre : avec une seule image, le pic est dans la mise à jour de l’optimiseur.
@@ -860,8 +860,9 @@ for run in (vit_64, selective, every_second, full):
         f"{run.config.layout.checkpointing:>12}",
         format_bytes(footprint.memory.activations_bytes),
         format_bytes(footprint.memory.peak_bytes),
-        abs(footprint.memory.peak_bytes / forecasted.memory.peak_bytes - 1) < 1e-3,
-        abs(footprint.step_flops / forecasted.step_flops - 1) < 0.02,
+        "as predicted: peak, FLOP // comme prédit : pic, FLOP",
+        yes_no(abs(footprint.memory.peak_bytes / forecasted.memory.peak_bytes - 1) < 1e-3),
+        yes_no(abs(footprint.step_flops / forecasted.step_flops - 1) < 0.02),
     )
 
 # %% [markdown] lang="fr"

@@ -44,7 +44,7 @@ from torch import nn
 
 import dlojz
 from dlojz import labs, models
-from dlojz.base.language import decimal
+from dlojz.base.language import decimal, yes_no
 from dlojz.hardware import DEVICES
 from dlojz.labs.lab04_zero import figures
 
@@ -634,9 +634,10 @@ figures.stages(everything)
 # passes per step? Are the losses the same, within one per mille?
 
 # %% name="stages-seen"
-print(dlojz.compare(everything).exact)
-print(*(decimal(sent_by(run) / (4 * parameters / 2), 2) for run in everything))
-print([all(abs(a / b - 1) < 1e-3 for a, b in zip(run.losses, fsdp2.losses, strict=True)) for run in everything])
+print("bytes as predicted: // octets comme prédit :", yes_no(dlojz.compare(everything).exact))
+print("passes: // passages :", *(decimal(sent_by(run) / (4 * parameters / 2), 2) for run in everything))
+same = (all(abs(a / b - 1) < 1e-3 for a, b in zip(run.losses, fsdp2.losses, strict=True)) for run in everything)
+print("same losses: // mêmes pertes :", *map(yes_no, same))
 
 # %% [markdown] lang="fr"
 # Trois surprises, que seule la mesure révèle.

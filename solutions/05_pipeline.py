@@ -659,6 +659,8 @@ def train_alone(stages, inputs, targets):
 
 # %% name="same-gradients"
 # %%ranks 2 --with make_stages,make_batch,train_alone,run_order,run_stage,one_f_one_b,F
+from dlojz.base.language import yes_no
+
 inputs, targets = make_batch()
 stages, stage = make_stages(), make_stages()[rank]
 train_alone(stages, inputs, targets)
@@ -674,7 +676,7 @@ def equal():
 
 
 run_order(one_f_one_b(rank, 2, 8), stage, inputs, loss_of, (192, 384))
-print("1F1B = one process: // 1F1B = un processus :", equal())
+print("1F1B = one process: // 1F1B = un processus :", yes_no(equal()))
 
 # %% [markdown] lang="fr"
 # Durées d’un étage pour un micro-batch, sur les deux rangs à la fois, puis sur le rang 0 seul ; et d’un message.
@@ -807,7 +809,7 @@ else:
     schedule.step(target=targets.flatten(0, 1), losses=losses)
 stages = make_stages()
 train_alone(stages, inputs, targets)
-print("torch = one process: // torch = un processus :", equal())
+print("torch = one process: // torch = un processus :", yes_no(equal()))
 
 # %% [markdown] lang="fr"
 # ### Et la mémoire ?
@@ -945,6 +947,7 @@ print(csv)
 
 # %% name="execute"
 # %%ranks 2 --with csv,make_stages,make_batch,train_alone,F
+from dlojz.base.language import yes_no
 from dlojz.pipeline.exchange_formats import from_csv
 from dlojz.pipeline.runtime import PipelineRuntime, boundaries_of
 
@@ -957,7 +960,7 @@ right = make_stages()
 train_alone(right, inputs, targets)
 pairs = zip(stages[rank].parameters(), right[rank].parameters(), strict=True)
 same = all(torch.allclose(one.grad, other.grad, atol=1e-6) for one, other in pairs)
-print("zero bubble = one process: // zero bubble = un processus :", same)
+print("zero bubble = one process: // zero bubble = un processus :", yes_no(same))
 
 # %% [markdown] lang="fr"
 # ### Facultatif : la galerie

@@ -481,6 +481,8 @@ final = {name: value.detach() for name, value in final.items()}
 
 # %% name="two-dimensions"
 # %%ranks 4 --with hybrid_step,groups_of,place_of,data,wanted,start,final,TensorAxis
+from dlojz.base.language import yes_no
+
 axes = {}
 for axis in ("dp", "tp"):
     for group in groups_of(axis, 2, 1, 2):
@@ -509,7 +511,7 @@ for _ in range(20):
             parameter.grad = None
 expected = slice_of(final)
 same = all(torch.allclose(part[name], expected[name], atol=1e-5) for name in part)
-print((dp_rank, tp_rank), tuple(part["w1"].shape), same)
+print((dp_rank, tp_rank), tuple(part["w1"].shape), "same weights: // mêmes poids :", yes_no(same))
 
 # %% [markdown] lang="fr"
 # Aucun rang n’a vu plus de la moitié des échantillons ni plus de la moitié de chaque matrice, et les poids sont les
@@ -538,6 +540,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from dlojz.base.language import yes_no
+
 warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # about in-place operations // sur les opérations en place
 mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
 
@@ -565,7 +569,7 @@ def train(two_axes, steps=10):
 
 (whole_losses, whole_bytes), (losses, own_bytes) = train(False), train(True)
 print(own_bytes, "bytes of // octets sur", whole_bytes)
-print("same losses: // mêmes pertes :", torch.allclose(losses, whole_losses, atol=1e-5))
+print("same losses: // mêmes pertes :", yes_no(torch.allclose(losses, whole_losses, atol=1e-5)))
 
 # %% [markdown] lang="fr"
 # Un peu plus d’un quart : selon `tp`, le biais de la couche découpée par ligne reste entier.
@@ -817,6 +821,7 @@ lab.predict(
 
 # %% name="run-ring"
 # %%ranks 4 --with ring_attention,pass_on
+from dlojz.base.language import yes_no
 from dlojz.train.dispatch_trace import StorageTrace, traffic_of  # sees what torch sends // voit ce que torch envoie
 
 torch.manual_seed(0)
@@ -825,7 +830,7 @@ with StorageTrace({}) as trace:
     y = ring_attention(*(one.chunk(world_size, dim=2)[rank].contiguous() for one in (q, k, v)))
 sent = sum(one.sent_bytes for one in traffic_of(trace.trace.calls, trace.step) if one.collective == "send")
 whole = torch.nn.functional.scaled_dot_product_attention(q, k, v).chunk(world_size, dim=2)[rank]
-print("the output of one process: // la sortie d’un seul processus :", torch.allclose(y, whole, atol=1e-5))
+print("the output of one process: // la sortie d’un seul processus :", yes_no(torch.allclose(y, whole, atol=1e-5)))
 
 # %% name="reveal-ring"
 lab.reveal("ring-bytes", ranks["sent"][0])

@@ -44,7 +44,7 @@ from torch import nn
 
 import dlojz
 from dlojz import labs, models
-from dlojz.base.language import decimal
+from dlojz.base.language import decimal, yes_no
 from dlojz.labs.lab09_optimizers import figures
 from dlojz.labs.lab09_optimizers.exercises_compression import read, write
 from dlojz.labs.lab09_optimizers.exercises_updates import watch_gradients
@@ -800,10 +800,11 @@ figures.sent_and_kept([plain, one_bit])
 # %% name="compressed-seen"
 def beside(plainly, compressed):
     warm = compressed.config.warmup_steps + 1
-    print("bytes as predicted: // octets comme prédit :", dlojz.compare([plainly, compressed]).exact)
+    print("bytes as predicted: // octets comme prédit :", yes_no(dlojz.compare([plainly, compressed]).exact))
     same = compressed.losses[:warm] == plainly.losses[:warm]
-    print("same losses in the warm-up: // mêmes pertes pendant l’échauffement :", same)
-    print("same losses afterwards: // mêmes pertes ensuite :", compressed.losses[warm:] == plainly.losses[warm:])
+    print("same losses in the warm-up: // mêmes pertes pendant l’échauffement :", yes_no(same))
+    same = compressed.losses[warm:] == plainly.losses[warm:]
+    print("same losses afterwards: // mêmes pertes ensuite :", yes_no(same))
 
 
 beside(plain, one_bit)

@@ -47,7 +47,7 @@ import torch.nn.functional as F
 
 import dlojz
 from dlojz import labs, models
-from dlojz.base.language import decimal, percent
+from dlojz.base.language import decimal, percent, yes_no
 from dlojz.data.datasets import ProseWindows
 from dlojz.labs.lab06_tensor import figures as tensor_run_figures
 from dlojz.labs.lab10_experts import figures
@@ -505,7 +505,7 @@ for weight, (_, dropped) in trained.items():
 
 # %% name="balance-helps"
 fewer = trained[0.1][1] < trained[0.0][1]
-print("fewer dropped with the balance loss: // moins d’abandons avec la perte d’équilibrage :", fewer)
+print("fewer dropped with the balance loss: // moins d’abandons avec la perte d’équilibrage :", yes_no(fewer))
 
 # %% [markdown] lang="fr"
 # Le poids de cette perte est un compromis : trop fort, il empêche le routeur de choisir selon le texte. L’usage est de
@@ -854,16 +854,16 @@ tensor_run_figures.counted([shared_out, deepspeed_run], group="ep")
 # divided? And with DeepSpeed? To 10⁻²?
 
 # %% name="experts-seen"
-print("bytes as predicted: // octets comme prédit :", dlojz.compare([shared_out, deepspeed_run]).exact)
+print("bytes as predicted: // octets comme prédit :", yes_no(dlojz.compare([shared_out, deepspeed_run]).exact))
 
 
 def apart(run):
     return max(abs(a - b) for a, b in zip(everywhere.losses, run.losses, strict=True))
 
 
-print("divided, to 1e-6: // répartis, à 1e-6 près :", apart(shared_out) < 1e-6)
-print("DeepSpeed, to 1e-6: // DeepSpeed, à 1e-6 près :", apart(deepspeed_run) < 1e-6)
-print("DeepSpeed, to 1e-2: // DeepSpeed, à 1e-2 près :", apart(deepspeed_run) < 1e-2)
+print("divided, to 10⁻⁶: // répartis, à 10⁻⁶ près :", yes_no(apart(shared_out) < 1e-6))
+print("DeepSpeed, to 10⁻⁶: // DeepSpeed, à 10⁻⁶ près :", yes_no(apart(deepspeed_run) < 1e-6))
+print("DeepSpeed, to 10⁻²: // DeepSpeed, à 10⁻² près :", yes_no(apart(deepspeed_run) < 1e-2))
 
 # %% [markdown] lang="fr"
 # Avec `ep`, le calcul ne change pas. DeepSpeed, quand un expert est plein, n’abandonne pas les mêmes tokens que nous ;

@@ -43,7 +43,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dlojz import labs
-from dlojz.base.language import decimal, percent
+from dlojz.base.language import decimal, percent, yes_no
 from dlojz.compress.task import accuracy, digits, new_model, parameters
 from dlojz.labs.lab11_compression import figures
 
@@ -88,7 +88,7 @@ def label_loss(model, x, y):
 
 
 teacher = train(new_model("vit_tiny", task, seed=0), label_loss, batches(120))
-print("accuracy > 95%: // exactitude > 95 % :", accuracy(teacher, task) > 0.95)
+print("accuracy > 95%: // exactitude > 95 % :", yes_no(accuracy(teacher, task) > 0.95))
 
 # %% [markdown] lang="fr"
 # ## 1. Distiller
@@ -231,9 +231,9 @@ for name, share in zip(
     print(f"{name:<28}{percent(share)}")
 
 # %% name="students-seen"
-brought = kept["60 labels + teacher"] > kept["60 labels"] + 0.05
+brought = yes_no(kept["60 labels + teacher"] > kept["60 labels"] + 0.05)
 print("60 labels: the teacher brings > 5 points: // 60 étiquettes : le professeur apporte > 5 points :", brought)
-brought = kept["all labels + teacher"] > kept["all labels"] + 0.05
+brought = yes_no(kept["all labels + teacher"] > kept["all labels"] + 0.05)
 print("all labels: the teacher brings > 5 points: // toutes : le professeur apporte > 5 points :", brought)
 
 # %% [markdown] lang="fr"
@@ -480,7 +480,7 @@ for bits in (8, 4):
         x_q, x_scale, zero_point = quantize_affine(x, low, high, bits)
         error[bits, name] = float((x_scale * (x_q.float() - zero_point) - x).square().mean())
     better = error[bits, "whole"] < error[bits, "99 %"]
-    print(f"{bits} bits: the whole range is better: // {bits} bits : l’étendue entière est meilleure :", better)
+    print(f"{bits} bits: the whole range is better: // {bits} bits : l’étendue entière est meilleure :", yes_no(better))
 
 # %% [markdown] lang="fr"
 # À 4 bits, on gagne à sacrifier les extrêmes.
@@ -549,7 +549,7 @@ for bits, share in found.items():
 # %% name="post-training-seen"
 for bits in (8, 4, 2):
     near = found[bits] > accuracy(teacher, task) - 0.02
-    print(f"{bits} bits: less than 2 points lost: // {bits} bits : moins de 2 points perdus :", near)
+    print(f"{bits} bits: less than 2 points lost: // {bits} bits : moins de 2 points perdus :", yes_no(near))
 
 # %% [markdown] lang="fr"
 # À 2 bits, le modèle perd pied. La dérivée d’un arrondi est nulle presque partout ; pour entraîner à travers lui,
@@ -642,8 +642,8 @@ aware = copy.deepcopy(teacher)
 train_aware(aware, names, batches(60), torch.optim.AdamW(aware.parameters(), lr=5e-4), bits=2)
 enough = 0.9 * accuracy(teacher, task)
 print("9/10 of the accuracy kept at 2 bits? // 9/10 de l’exactitude gardés à 2 bits ?")
-print("no training: // sans entraînement :", found[2] > enough)
-print("60 steps of QAT: // 60 pas de QAT :", accuracy(rounded(aware, 2), task) > enough)
+print("no training: // sans entraînement :", yes_no(found[2] > enough))
+print("60 steps of QAT: // 60 pas de QAT :", yes_no(accuracy(rounded(aware, 2), task) > enough))
 
 # %% [markdown] lang="fr"
 # Seize fois moins de bits par poids, et presque tout est revenu.
@@ -1037,7 +1037,7 @@ with torch.inference_mode():
     begin(llama)
     pieces = [llama(piece) for piece in prompt.split([200] + 56 * [1], 1)]
 caches = [block.sequence.cache for block in llama.blocks[1:-1]]
-print("same logits: // mêmes logits :", torch.allclose(torch.cat(pieces, 1), whole, atol=1e-4))
+print("same logits: // mêmes logits :", yes_no(torch.allclose(torch.cat(pieces, 1), whole, atol=1e-4)))
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** 6 blocs, largeur 768, 12 têtes pour les requêtes, 4 pour les clés et les valeurs, en fp32 :
@@ -1486,8 +1486,8 @@ before, after = ((two_of_four(one) * one.abs()).sum() / one.abs().sum() for one 
 permute_query_key(moved.get_submodule("blocks.2"), 0, torch.randperm(32))  # one head // une tête
 with torch.inference_mode():
     apart = (moved(images[:64]) - teacher(images[:64])).abs().max()
-print("2:4 keeps more: // 2:4 garde davantage :", bool(after > before))
-print("same output: // même sortie :", bool(apart < 1e-4))
+print("2:4 keeps more: // 2:4 garde davantage :", yes_no(bool(after > before)))
+print("same output: // même sortie :", yes_no(bool(apart < 1e-4)))
 
 # %% [markdown] lang="fr"
 # De même pour les colonnes de Q et de K, dans le même ordre (`permute_query_key`). Toutes les méthodes du paquet

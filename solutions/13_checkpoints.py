@@ -50,7 +50,7 @@ from torch import nn
 
 import dlojz
 from dlojz import labs
-from dlojz.base.language import decimal, percent
+from dlojz.base.language import decimal, percent, yes_no
 from dlojz.labs.lab13_checkpoints import formats
 
 lab = labs.start("13")
@@ -178,7 +178,7 @@ lab.check("resume-exactly", stop_and_resume)
 resumed, stopped = Training(seed=1), Training(seed=0)
 stopped.run(40)
 stop_and_resume(stopped, resumed, kept / "state.pt")
-print("the same losses, to the bit: // les mêmes pertes, au bit près :", resumed.run(40) == whole[40:])
+print("the same losses, to the bit: // les mêmes pertes, au bit près :", yes_no(resumed.run(40) == whole[40:]))
 
 # %% [markdown] lang="fr"
 # **Et si l’on oublie une partie ?** Devinez d’abord laquelle fait le plus de dégâts, et laquelle ne se voit presque
@@ -297,12 +297,15 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
+from dlojz.base.language import yes_no
+
 model, optimizer = make_sharded()
 weights, moments = get_state_dict(model, optimizer)
 dcp.load(by_name(weights, moments), storage_reader=HuggingFaceStorageReader(kept / "safetensors"))
 set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
 losses = train(model, optimizer, range(5, 10))
-print("the same losses: // les mêmes pertes :", torch.allclose(torch.tensor(losses), torch.tensor(expected), rtol=1e-5))
+same = torch.allclose(torch.tensor(losses), torch.tensor(expected), rtol=1e-5)
+print("the same losses: // les mêmes pertes :", yes_no(same))
 
 # %% [markdown] lang="fr"
 # Trois rangs continuent donc ce que deux ont commencé : les pertes sont égales, à l’ordre des additions près (on ne
@@ -829,9 +832,9 @@ lab.check("sealed-folder", sealed)
 
 # %% name="sealed-shards"
 shards = kept / "safetensors"
-print("intact: // intact :", sealed(shards, lambda folder: None))
+print("intact: // intact :", yes_no(sealed(shards, lambda folder: None)))
 flipped = sealed(shards, lambda folder: flip_a_bit(sorted(folder.glob("*.safetensors"))[1]))
-print("after one flipped bit: // après un bit inversé :", flipped)
+print("after one flipped bit: // après un bit inversé :", yes_no(flipped))
 
 # %% [markdown] lang="fr"
 # Les exécutions de dlojz font tout cela : *safetensors*, un manifeste avec les sha256, `COMMIT` en dernier, et

@@ -51,6 +51,11 @@ def colon() -> str:
     return say(en=": ", fr=" : ")
 
 
+def yes_no(answer: bool) -> str:
+    """Write a truth value in the reader's language."""
+    return say(en="yes", fr="oui") if answer else say(en="no", fr="non")
+
+
 def refusal(*, en: str, fr: str) -> LabError:
     """The error that refuses a request, in the reader's language."""
     return LabError(say(en=en, fr=fr))

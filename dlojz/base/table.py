@@ -23,6 +23,9 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07")
 # An underscore within a word begins no emphasis (CommonMark, rule 2).
 _MARKDOWN_SIGNS = re.compile(r"([\\`*{}\[\]()#!|~$]|(?<![^\W_])_|_(?![^\W_]))")
 
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:[kKMGTPE]i?[Bo]?|[Bo]|min|m?s|%)(?!\w))")
+"""Space between a number and its unit, where a browser must not break the line."""
+
 
 def without_escapes(text: str) -> str:
     """Take a terminal's colours and cursor marks out of a text.
@@ -66,7 +69,7 @@ def _lines(cell: str) -> list[str]:
 
 
 def _html(cell: str) -> str:
-    return "<br>".join(safe(line) for line in _lines(cell))
+    return "<br>".join(_BEFORE_UNIT.sub("\u00a0", safe(line)) for line in _lines(cell))
 
 
 def _style(side: str) -> str:

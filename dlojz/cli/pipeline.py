@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_bytes, refusal, say, spaced_percent
+from dlojz.base.language import format_bytes, refusal, say, spaced_percent, yes_no
 from dlojz.base.table import Table, facts, titles
 from dlojz.cli.options import (
     JSON,
@@ -424,7 +424,7 @@ def compare_table(rows: Sequence[ScheduleRow]) -> Table:
         peak = max(curve.peak for curve in memory_curves(timeline)) / stages_per_rank
         times = (amount(duration) for duration in (timeline.makespan, timeline.span, bound))
         shares = map(spaced_percent, (timeline.bubble_fraction, timeline.bubble_overhead))
-        torch = "—" if torch_refusal(schedule) else say(en="yes", fr="oui")
+        torch = "—" if torch_refusal(schedule) else yes_no(True)
         cells.append((name, str(schedule.chunks), *times, *shares, amount(peak) + (" !" if over else ""), torch))
     head = titles(
         en="schedule; chunks; makespan; span; bound; fraction; overhead; peak; torch",

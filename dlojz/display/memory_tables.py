@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from dlojz import models
-from dlojz.base.language import brief_percent, decimal, format_bytes, format_count, format_seconds, integer, say
+from dlojz.base.language import brief_percent, decimal, format_bytes, format_count, format_seconds, integer, say, yes_no
 from dlojz.base.table import Table, titles, visible
 from dlojz.config.fields import BLOCK_CHOICES
 from dlojz.config.run_config import RunConfig
@@ -366,7 +366,6 @@ def _formulas_table(caption: str, measured: str, labels: Sequence[str], comparis
 
 def levers_part(levers: Sequence[Lever], now_bytes: int, limit_bytes: int | None = None) -> Table:
     """List what each single change would save, the largest saving first."""
-    yes, no = say(en="yes", fr="oui"), say(en="no", fr="non")
     head = titles(
         en="; takes; saves; ; to host RAM; fits; can be run",
         fr="; prend; économise; ; en RAM hôte; tient; exécutable",
@@ -379,8 +378,8 @@ def levers_part(levers: Sequence[Lever], now_bytes: int, limit_bytes: int | None
             ("−" if lever.saved_bytes < 0 else "") + format_bytes(abs(lever.saved_bytes)),
             brief_percent(lever.saved_bytes / now_bytes) if now_bytes else "",
             format_bytes(lever.host_bytes) if lever.host_bytes else "",
-            "" if limit_bytes is None else yes if lever.taken_bytes <= limit_bytes else no,
-            yes if lever.runnable else say(en="predicted only", fr="prédit seulement"),
+            "" if limit_bytes is None else yes_no(lever.taken_bytes <= limit_bytes),
+            yes_no(True) if lever.runnable else say(en="predicted only", fr="prédit seulement"),
         )
         for lever in levers
     ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 
-from dlojz.base.language import decimal, say
+from dlojz.base.language import decimal, say, yes_no
 from dlojz.base.table import Table, safe, tables_html, titles
 from dlojz.planner.space import gigabytes, reason_words
 
@@ -67,9 +67,8 @@ def refusals_table(plan: Plan) -> Table:
 
 def tree_table(plan: Plan) -> Table:
     """List the questions of the decision tree, their answers and figures."""
-    yes, no = say(en="yes", fr="oui"), say(en="no", fr="non")
     rows = (
-        (branch.question, yes if branch.yes else no, ", ".join(f"{name} {value}" for name, value in branch.figures))
+        (branch.question, yes_no(branch.yes), ", ".join(f"{name} {value}" for name, value in branch.figures))
         for branch in plan.tree.branches
     )
     title = say(en="Which strategy when", fr="Quelle stratégie, quand")

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dlojz.base.language import decimal, say
+from dlojz.base.language import decimal, say, yes_no
 from dlojz.cost_model.layouts import Integers
 from dlojz.planner.planned_memory import layout_memories
 from dlojz.planner.question import Question
@@ -96,8 +96,7 @@ class Tree:
         lines = []
         for branch in self.branches:
             figures = ", ".join(f"{name} {value}" for name, value in branch.figures)
-            answer = say(en="yes", fr="oui") if branch.yes else say(en="no", fr="non")
-            lines.append(f"{branch.question} {answer} ({figures})")
+            lines.append(f"{branch.question} {yes_no(branch.yes)} ({figures})")
         return "\n".join([*lines, self.sentence])
 
     def as_dict(self) -> dict[str, Any]:

@@ -110,3 +110,10 @@ def test_facts_leave_out_what_has_no_value() -> None:
 def test_markdown_safe_escapes_what_is_markup_and_nothing_else() -> None:
     assert markdown_safe('Operator\'s "eight" micro_batch_2') == 'Operator\'s "eight" micro_batch_2'
     assert markdown_safe("_all_ *x* <b> a|b") == "\\_all\\_ \\*x\\* &lt;b&gt; a\\|b"
+
+
+def test_html_of_a_table_breaks_no_line_between_a_number_and_its_unit() -> None:
+    cells = ("5 Go/s", "4,51 Mio | 4,51 Mio", "2 min 05 s", "12 %", "3 samples", "12 big")
+    shown = Table(("what", *cells), (("x", *cells),))._repr_html_()
+    assert all(f"<td>{cell}</td>" in shown for cell in ("5\u00a0Go/s", "4,51\u00a0Mio | 4,51\u00a0Mio", "12\u00a0%"))
+    assert all(f"<td>{cell}</td>" in shown for cell in ("2\u00a0min 05\u00a0s", "3 samples", "12 big"))

@@ -1,7 +1,8 @@
 """Numbers that a student reads: the marks of the reader's language, in cells and in the texts of the labs.
 
 A format of Python's own writes an English point, comma or percent sign in either language; `decimal` and `percent` of
-`dlojz.base.language` write the reader's. A list, a tensor or a dictionary is shown as Python writes it, for it is code.
+`dlojz.base.language` write the reader's, and `yes_no` a truth that has words before it. A list,
+a tensor or a dictionary is shown as Python writes it, for it is code.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -46,10 +48,29 @@ def rounded_in_print(code: str) -> Iterator[int]:
                     yield inner.lineno
 
 
+TRUTHS = ("equal", "allclose", "bool", "all", "any")
+"""Functions that return a truth."""
+
+
+def truths_in_print(code: str) -> Iterator[int]:
+    """Lines on which `print` writes a truth after words that end in a colon, where readers expect yes or no."""
+    for node in ast.walk(ast.parse(code)):
+        if not (isinstance(node, ast.Call) and ast.unparse(node.func) == "print"):
+            continue
+        for words, value in pairwise(node.args):
+            text = ast.unparse(words).rstrip("'\" ")
+            is_truth = isinstance(value, ast.Compare) or (
+                isinstance(value, ast.Call) and ast.unparse(value.func).rpartition(".")[2] in TRUTHS
+            )
+            if text.endswith(":") and (is_truth or ast.unparse(value).endswith(".exact")):
+                yield value.lineno
+
+
 def in_one_language(code: str) -> list[str]:
     """Places of a cell where a number is written with the marks of English."""
     python = re.sub(r"^\s*[%!].*$", "", code, flags=re.MULTILINE)  # magics keep their line
     found = [f"line {line}: format {text!r}" for line, text in formats_of(python) if MARKS.search(text)]
+    found += [f"line {line}: truth in print" for line in truths_in_print(python)]
     return found + [f"line {line}: round in print" for line in rounded_in_print(python)]
 
 
@@ -70,6 +91,9 @@ def test_a_cell_prints_numbers_in_the_language_of_the_reader(path: Path) -> None
         ('print(f"{x:.{digits}f}")', ["line 1: format '.f'"]),
         ('print(f"{x:g}, {x:.2e}")', ["line 1: format 'g'", "line 1: format '.2e'"]),
         ("print([round(x, 2) for x in losses])", ["line 1: round in print"]),
+        ('print("same: // pareil :", torch.equal(x, y), "less:", a < b)', ["line 1: truth in print"] * 2),
+        ('print("bytes as predicted:", dlojz.compare(runs).exact)', ["line 1: truth in print"]),
+        ('print("same:", yes_no(torch.equal(x, y)), torch.equal(x, y))', []),
         ('print(f"{name:<12} {n:>8} {decimal(x, 2):>7} {n:04}", round(x))', []),
     ],
 )

@@ -70,6 +70,6 @@ def test_the_table_of_ranks_says_the_same_twice() -> None:
         ["rank", "process", "device", "own", "memory", "variables"],
         ["0", "11", "cpu", "1.00", "MiB", "3"],
     ]
-    assert "<td>1.00 MiB</td>" in status._repr_html_()
+    assert "<td>1.00\u00a0MiB</td>" in status._repr_html_()
     assert str(RankStatus([])) == "no ranks are running"
     assert "no ranks are running" in RankStatus([])._repr_html_()

@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from dlojz.base.language import MEBIBYTE, decimal, format_bytes, say
+from dlojz.base.language import MEBIBYTE, decimal, format_bytes, say, yes_no
 from dlojz.base.table import Table, visible
 from dlojz.display.canvas import LabFigure, caption, finish, new_figure, note, plain, stack
 from dlojz.display.style import BASELINE, BLUE, GREEN, GREY, NORMAL, ORANGE, PREDICTED_ALPHA, PURPLE, SKY, Style
@@ -133,7 +133,7 @@ def _pair(pair: tuple[int | None, int | None], unequal: str = "|") -> str:
 def _equal(equal: bool | None, alarm: str = "") -> str:
     if equal is None:
         return DASH
-    return say(en="yes", fr="oui") if equal else alarm + say(en="no", fr="non")
+    return ("" if equal else alarm) + yes_no(equal)
 
 
 def hides_sentences(rows: Sequence[LibraryRow]) -> list[str]:

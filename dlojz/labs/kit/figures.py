@@ -18,7 +18,7 @@ from matplotlib.axis import Axis
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import MEBIBYTE, minus, refusal, rounded, say
+from dlojz.base.language import MEBIBYTE, minus, refusal, rounded, say, yes_no
 from dlojz.base.table import Table
 from dlojz.cost_model import Calibration, calibration
 from dlojz.display.canvas import LabFigure, MimeBundle, described, finish, new_figure, plain
@@ -260,10 +260,7 @@ def pictured(draw: Callable[_P, LabFigure]) -> Callable[_P, Picture | Verdict]:
 
 def answered(questions: Iterable[tuple[str, bool | str]]) -> Table:
     """Tabulate questions with yes, no, or what is written."""
-    yes, no = say(en="yes", fr="oui"), say(en="no", fr="non")
-    rows = tuple(
-        (question, reply if isinstance(reply, str) else (yes if reply else no)) for question, reply in questions
-    )
+    rows = tuple((question, reply if isinstance(reply, str) else yes_no(reply)) for question, reply in questions)
     return Table((say(en="question", fr="question"), say(en="answer", fr="réponse")), rows)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, say
+from dlojz.base.language import decimal, say, yes_no
 from dlojz.base.table import Table, titles
 from dlojz.cost_model import Bill, Layouts, bill, calibration, estimate, training_s
 from dlojz.cost_model.step import SECONDS_PER_DAY
@@ -669,13 +669,12 @@ def _split_sheet(gpu_splits: tuple[GpuSplit, ...]) -> Table:
         say(en="fullest GPU", fr="GPU le plus rempli"),
         say(en="fits", fr="tient"),
     )
-    yes, no = say(en="yes", fr="oui"), say(en="no", fr="non")
     return Table(
         head,
         tuple(
             (
                 str(split.pp), str(split.dp), seconds(split.bubble_s), seconds(split.pipeline_s), seconds(split.data_s),
-                seconds(split.step_s), gigabytes(split.memory_bytes), yes if split.fits else no,
+                seconds(split.step_s), gigabytes(split.memory_bytes), yes_no(split.fits),
             )
             for split in gpu_splits
         ),

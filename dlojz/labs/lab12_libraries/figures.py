@@ -19,7 +19,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlojz.base.language import decimal, format_bytes, say, significant
+from dlojz.base.language import decimal, format_bytes, say, significant, yes_no
 from dlojz.base.machine import patience
 from dlojz.base.table import Table, safe, titles
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
@@ -140,9 +140,7 @@ def catalogue() -> Table:
     """Tabulate the libraries: what is installed here, and what each hides."""
     table_rows = []
     for name, entry in LIBRARIES.items():
-        availability = (
-            entry.version or say(en="yes", fr="oui") if entry.installed else entry.command or say(en="no", fr="non")
-        )
+        availability = (entry.version if entry.installed else entry.command) or yes_no(entry.installed)
         table_rows.append((entry.title, availability, all_lines_words(name), entry.runs(), entry.hides()))
     head = titles(
         en="library; installed, or how to install; lines of code; its program runs; it hides",
