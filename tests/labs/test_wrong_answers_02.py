@@ -628,7 +628,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (always_adam, "SGD keeps nothing"),
         (no_gradients, "gradients are missing"),
         (rule_of_twenty, "rule of 20 bytes"),
-        (always_sixteen, "Your function returns 16 whatever"),
+        (always_sixteen, "Your function returns 16 in every case"),
         (forgot_return, "end it with return"),
         (lambda p, o: 8 * from_a_table(p, o), "In every case your result is 8 times too large"),
         (lambda p, o: from_a_table(p, o) - 2 * p.startswith("bf16"), "Your master copy takes 2 bytes"),

@@ -901,7 +901,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
             "are not whole",
         ),
         (lambda p, n, offload: offload_bytes(p, n, offload)[0], "should return 2 numbers"),
-        (lambda p, n, offload: (0, 0), "The bytes on the device: your function returns 0 whatever"),
+        (lambda p, n, offload: (0, 0), "The bytes on the device: your function returns 0 in every case"),
         (lambda p, n, offload: None, "returns nothing"),
         (
             lambda p, n, o: (

@@ -531,8 +531,8 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
             "You number the old ranks from 1; they go from 0.",
         ),
         (
-            lambda e, old, new, rank: pieces_to_read(e, new, old, min(rank, old - 1)),
-            "For the arguments (12, 2, 3, 0) you read shares of the",
+            lambda e, old, new, rank: pieces_to_read(e, new, old, rank),
+            "You exchange the two cuts: the files are of old_ranks",
         ),
         (lambda e, old, new, rank: pieces_to_read(e, old, new, 0), "Every rank reads what rank 0 should"),
         (

@@ -276,7 +276,7 @@ BANK: dict[str, list[tuple[Answer, str]]] = {
         (split(rounds=1), "goes round once"),
         (split(first=lambda pp, dp: dp), "You return dp"),
         (lambda *asked: split()(*asked)[0], "3 numbers, pp"),
-        (lambda *asked: (1, *split()(*asked)[1:]), "Pp: your function returns 1 whatever"),
+        (lambda *asked: (1, *split()(*asked)[1:]), "Pp: your function returns 1 in every case"),
     ],
     "choose-layout": [
         (choosing(key=lambda one: one.step_s), "You compare steps"),
