@@ -895,15 +895,37 @@ lab.reveal("zigzag-speed-up", ranks["gain"][0])
 # Les messages et les petites opérations ne diminuent pas, et quand le rang 0 attend, l’autre a la machine pour lui
 # seul ; en revanche, de plus petits morceaux tiennent mieux dans les caches.
 #
+# Et dans un entraînement entier ? Avec `cp=2`, chaque rang ne voit que 128 des 256 tokens de chaque séquence. Avant de
+# lancer la cellule : quelles lignes du tableau seront divisées par deux, et lesquelles resteront entières ? Combien de
+# messages par couche, aller et retour ?
+
+# %% [markdown] lang="en"
+# The rank that has most has two large pairs, that is 8 small ones, or 5 in zigzag: 8/5 = 1.6. Expect 1.3 to 2.
+# Messages and small operations do not shrink, and while rank 0 waits, the other one has the machine to itself; on the
+# other hand, smaller chunks fit better into the caches.
+#
+# And in a whole training? With `cp=2` each rank sees but 128 of the 256 tokens of a sequence. Before you run the cell:
+# which lines of the table will be halved, and which stay whole? How many messages per layer, forward and backward?
+
+# %% name="context-parallel-run" tags=["nbval-ignore-output"]
+long = dlojz.RunConfig.of(model="llama_tiny", sequence_length=256, micro_batch=2, steps=4)
+dlojz.compare([dlojz.run(long, engine="single"), dlojz.run(long, engine="by_hand", cp=2)])
+
+# %% [markdown] lang="fr"
+# Seules les activations sont divisées par deux : le cp coupe les données, non le modèle. Poids, gradients et optimiseur
+# restent entiers, et les gradients se moyennent comme entre répliques. Chacune des quatre couches envoie trois
+# messages : K et V à l’aller ; au retour, K et V de nouveau, puis leurs gradients. Les pertes sont celles d’un seul
+# processus.
+#
 # ## 7. Quand le 3D est-il rentable ?
 #
 # Revenons aux 16 GPU et à LLaMA-2 7B : 32 séquences par pas, Adam, donc 16 octets d’états par paramètre. Voici
 # plusieurs façons de remplir les deux nœuds.
 
 # %% [markdown] lang="en"
-# The rank that has most has two large pairs, that is 8 small ones, or 5 in zigzag: 8/5 = 1.6. Expect 1.3 to 2.
-# Messages and small operations do not shrink, and while rank 0 waits, the other one has the machine to itself; on the
-# other hand, smaller chunks fit better into the caches.
+# Only activations are halved: cp cuts the data, not the model. Weights, gradients and optimizer stay whole, and
+# gradients are averaged as between replicas. Each of the four layers sends three messages: K and V in forward; in
+# backward K and V again, then their gradients. The losses are those of one process.
 #
 # ## 7. When does 3D pay?
 #

@@ -44,7 +44,7 @@ from torch import nn
 
 import dlojz
 from dlojz import labs, models
-from dlojz.base.language import decimal, yes_no
+from dlojz.base.language import decimal, format_bytes, yes_no
 from dlojz.labs.lab09_optimizers import figures
 from dlojz.labs.lab09_optimizers.exercises_compression import read, write
 from dlojz.labs.lab09_optimizers.exercises_updates import watch_gradients
@@ -1163,6 +1163,36 @@ rounds = [{form: sum(one_step(form)) for form in decoders} for _ in range(12)][2
 for form in decoders:
     ratio = statistics.median(one["for_loop"] / one[form] for one in rounds)
     print(f"{form}: // {form} :", f"for_loop × {decimal(ratio, 2)}")
+
+# %% [markdown] lang="fr"
+# Il y a une troisième place : la passe **avant** suivante (Jiang et al., 2021). Le gradient attend, complet, que son
+# module soit appelé : l’accumulation et l’écrêtage restent possibles. Dans une exécution, `update` choisit la forme.
+# Avant de lancer la cellule : laquelle des deux allège le pic, et que reste-t-il de l’autre économie ? Les poids
+# finaux sont-ils les mêmes, au bit près ?
+
+# %% [markdown] lang="en"
+# There is a third place: the next **forward** pass (Jiang et al., 2021). A gradient waits, complete, until its module
+# is called: accumulation and clipping stay possible. In a run, `update` chooses the form. Before you run the cell:
+# which of the two lowers the peak, and what is left of the other's saving? Are the final weights the same, to the bit?
+
+# %% name="update-forms"
+few = dlojz.RunConfig.of(model="gpt_tiny", sequence_length=32, micro_batch=2, engine="single", steps=4)
+formed = {form: dlojz.run(few, update=form) for form in ("for_loop", "in_backward", "in_forward")}
+for form, run in formed.items():
+    predicted_bytes = dlojz.predict(run.config).memory.peak_bytes
+    peaks = f"{format_bytes(predicted_bytes)} | {format_bytes(run.record.footprint().memory.peak_bytes)}"
+    same = run.record.weights_sha256 == formed["for_loop"].record.weights_sha256
+    print(f"{form:<12}", peaks, "same weights: // mêmes poids :", yes_no(same))
+
+# %% [markdown] lang="fr"
+# Prédit | mesuré. Dans la passe arrière il n’y a plus qu’un gradient à la fois ; dans la passe avant, tous attendent :
+# seuls les temporaires de la mise à jour ne s’ajoutent plus à eux au même moment. Ce qu’on y gagne est ailleurs : le
+# module lit de toute façon ses poids, qui viennent d’être mis à jour et sont encore dans le cache.
+
+# %% [markdown] lang="en"
+# Predicted | measured. In backward there is but one gradient at a time; in forward all of them wait, and only the
+# temporaries of the update no longer come on top of them all. The gain lies elsewhere: the module reads its weights
+# anyhow, which have just been updated and are still in the cache.
 
 # %% [markdown] lang="fr"
 # ## 9. Ne presque plus envoyer : Local SGD et DiLoCo
