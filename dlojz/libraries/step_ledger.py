@@ -86,10 +86,11 @@ def unmeasured(takes_scratch: bool, computed_elsewhere: bool, has_missed: bool) 
     if computed_elsewhere:
         yield say(
             en="other threads compute too (a communication hook’s callbacks, or the script’s threads): the bytes that "
-            "they send are counted, but not the memory that they take, so that no workspace and no peak are given.",
+            "they send are counted, but neither their operations nor the memory that they take, so that no FLOPs, no "
+            "workspace and no peak are given.",
             fr="d’autres threads calculent aussi (callbacks d’un hook de communication, ou threads du script) : "
-            "les octets qu’ils envoient sont comptés, mais pas la mémoire qu’ils prennent ; ni les temporaires ni le "
-            "pic ne sont donc donnés.",
+            "les octets qu’ils envoient sont comptés, mais ni leurs opérations ni la mémoire qu’ils prennent ; les "
+            "FLOP, les temporaires et le pic ne sont donc pas donnés.",
         )
     if has_missed:
         yield say(

@@ -26,7 +26,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -44,6 +44,7 @@ from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig, Script
 from dlojz.libraries.training_watch import TrainingWatch
 from dlojz.libraries.watching import watching
+from dlojz.processes.flight_recorder import StallWatch
 from dlojz.processes.script_environment import ProcessIdentity, restore_path
 from dlojz.results.record import CHILDREN_EVENTS, UNTRAINED, EventLog, Status, append_event
 from dlojz.train.loop import write_footprint
@@ -161,12 +162,14 @@ class ChildEvents:
     def __init__(self, folder: Path, become: Callable[[int, int], None]) -> None:
         self._folder, self._become = folder, become
         self._kept: list[tuple[str, dict[str, Any]]] = []
-        # The first step claims a rank: most processes that a script starts train nothing.
+        # The first step claims a rank, or a collective in which it hangs: most processes that a script starts train
+        # nothing.
         self._log: EventLog | None = None
+        self._start_s = time.monotonic()
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event."""
-        if self._log is None and event == "step":
+        if self._log is None and event in ("step", "stalled"):
             self._log = EventLog(self._claimed())
             self._log.write("child_start", pid=os.getpid())
             for name, content in self._kept:
@@ -175,6 +178,11 @@ class ChildEvents:
             self._kept.append((event, fields))
         else:
             self._log.write(event, **fields)
+
+    @property
+    def step_ends_s(self) -> Sequence[float]:
+        """Times of the start and of the last ends of steps, on the monotonic clock."""
+        return [self._start_s] if self._log is None else self._log.step_ends_s
 
     @property
     def is_claimed(self) -> bool:
@@ -307,6 +315,7 @@ class ScriptProcess:
         if identity.origin_s is not None:
             self.probes.clock.align(identity.origin_s)
         self.watch = ScriptWatch(config, self.events, self.probes, device, not self.is_child)
+        self._stalls = StallWatch(self.events)
         self._interrupts = Interrupts()
         self._undo = contextlib.ExitStack()
         self._has_ended = False
@@ -331,9 +340,11 @@ class ScriptProcess:
         undo.put(os, "execv", self._becoming(os.execve))
         undo.put(os, "execve", self._becoming(os.execve))
         _PRESENT[:] = [self]
+        self._stalls.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._stalls.close()
         _PRESENT.clear()
         self._undo.close()
 

@@ -14,6 +14,7 @@ import os
 import platform
 import stat
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -42,6 +43,8 @@ CHILDREN_EVENTS = "children.jsonl"
 """Ends of processes that a script or its launcher has started, and that trained nothing."""
 MAX_RECORD_BYTES = 64 * 2**20
 MAX_EVENTS_BYTES = 256 * 2**20
+STEPS_REMEMBERED = 20
+"""Ends of steps of which a log remembers the time."""
 
 
 class Span(Contract):
@@ -268,6 +271,8 @@ class EventLog:
     def __init__(self, path: Path) -> None:
         cut = _ends_in_mid_line(path)
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - lives as long as the rank
+        self.step_ends_s: deque[float] = deque([time.monotonic()], maxlen=STEPS_REMEMBERED)
+        """Times of the start and of the last ends of steps, on the monotonic clock."""
         if cut:  # of an attempt that was killed: what is written next must not be lost with that line
             self._file.write("\n")
 
@@ -277,6 +282,8 @@ class EventLog:
         entry = {"event": event, "time_s": time.time(), **fields}
         self._file.write(json.dumps(entry, allow_nan=False) + "\n")
         self._file.flush()
+        if event == "step":
+            self.step_ends_s.append(time.monotonic())
         faultpoint("events.write:2")
 
     def close(self) -> None:

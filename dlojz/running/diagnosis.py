@@ -5,8 +5,9 @@ the first error of each rank is shown, and no guess.
 
 A collective hangs because of the rank that did something else, not of those that waited for it. NCCL's watchdog numbers
 the collectives of each rank (`SeqNum`), and so does torch's flight recorder, whose last entries each rank writes when
-it fails (`running/worker.py`): the ranks of a group number their collectives alike. So the rank with a smaller number,
-another operation or another size, or without a time-out at all, is the one the others waited for.
+it fails, or no longer ends a step (`processes/flight_recorder.py`): the ranks of a group number their collectives
+alike. So the rank with a smaller number, another operation or another size, or without a time-out at all, is the one
+the others waited for.
 
 Sources of the texts looked for: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp ("Watchdog caught collective operation
 timeout"), ProcessGroupWrapper.cpp ("Detected mismatch between collectives on ranks"), ProcessGroupGloo.cpp ("failed to
@@ -18,8 +19,10 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dlojz.base.errors import LabError
@@ -28,11 +31,12 @@ from dlojz.base.table import Table, facts, safe
 from dlojz.base.table import visible as table_visible
 from dlojz.display.style import BLUE, VERMILION
 from dlojz.display.tables import status_label
+from dlojz.processes.hang_diagnosis import listed
 from dlojz.running.ending import PORT, FirstError, first_error, read_log
 from dlojz.running.folder import visible
 from dlojz.running.out_of_memory import memory_lines
 from dlojz.running.run_view import PANEL
-from dlojz.running.state import LOGS, RunFolder, read_all_events
+from dlojz.running.state import LOGS, RunFolder, quiet_s, read_all_events
 
 if TYPE_CHECKING:
     from dlojz.running.out_of_memory import PostMortem
@@ -79,7 +83,7 @@ def calls_of(events: Sequence[Mapping[str, Any]]) -> Calls:
 def _legal(calls: object) -> dict[int, tuple[str, ...]]:
     legal_calls: dict[int, tuple[str, ...]] = {}
     for call in calls if isinstance(calls, list) else ():
-        # As `worker.last_calls` writes it: [number, operation, type, shape].
+        # As `flight_recorder.last_calls` writes it: [number, operation, type, shape].
         if isinstance(call, list) and len(call) == 4 and type(call[0]) is int:
             legal_calls[call[0]] = tuple(visible(str(word))[:_MOST_CHARACTERS] for word in call[1:])
     return legal_calls
@@ -95,7 +99,7 @@ def call_mismatch(calls: Mapping[int, Calls]) -> CallMismatch | None:
     for group in sorted({group for rank_calls in calls.values() for group in rank_calls}):
         members = {rank: rank_calls[group] for rank, rank_calls in sorted(calls.items()) if group in rank_calls}
         for number in sorted({number for group_calls in members.values() for number in group_calls}):
-            # Only of ranks that still have this number: each keeps but its last calls (`worker.KEPT`).
+            # Only of ranks that still have this number: each keeps but its last calls (`flight_recorder.KEPT`).
             came = [(rank, group_calls[number]) for rank, group_calls in members.items() if number in group_calls]
             for rank, call in came[1:]:
                 reference = came[0][1]
@@ -501,8 +505,9 @@ def _gloo(symptoms: Symptoms) -> Finding | None:
     return _absent(absent, call, int(match["ms"]), "")
 
 
-def _absent(ranks: tuple[int, ...], call: str, limit_ms: int, instead: str) -> Finding:
-    waited = format_seconds(limit_ms / 1e3)
+def _absent(ranks: tuple[int, ...], call: str, limit_ms: int | None, instead: str) -> Finding:
+    """Say for which ranks the others waited until time was up, or, without a limit, are waiting."""
+    waited = format_seconds(None if limit_ms is None else limit_ms / 1e3)
     if not ranks:
         return _finding(
             "collective",
@@ -513,6 +518,17 @@ def _absent(ranks: tuple[int, ...], call: str, limit_ms: int, instead: str) -> F
     rank_list = ", ".join(map(str, ranks[:8])) + ("…" if len(ranks) > 8 else "")
     single = len(ranks) == 1
     doing = say(en=f" (it was in {instead})", fr=f" (il était dans {instead})") if instead else ""
+    if limit_ms is None:
+        return _finding(
+            "collective",
+            ranks,
+            en=f"Rank{'' if single else 's'} {rank_list} {'has' if single else 'have'} not come to the collective "
+            f"{call}: the others wait for {'it' if single else 'them'}.",
+            fr=f"{'Le rang' if single else 'Les rangs'} {rank_list} {'n’est' if single else 'ne sont'} pas "
+            f"{'venu' if single else 'venus'} à la collective {call} : les autres {'l’' if single else 'les '}"
+            "attendent.",
+            advice=_same_order(),
+        )
     return _finding(
         "collective",
         ranks,
@@ -625,6 +641,93 @@ def where(error: FirstError) -> str:
     if error.rank is None:
         return say(en=f"job or launcher, line {error.line}", fr=f"travail ou lanceur, ligne {error.line}")
     return say(en=f"rank {error.rank}, line {error.line}", fr=f"rang {error.rank}, ligne {error.line}")
+
+
+class Standstill(NamedTuple):
+    """Ranks of a run of which none has ended a step for a while: since when, what is missing, and where each stands."""
+
+    since_s: float
+    missing: Finding | None
+    lines: Mapping[int, str]
+
+    def sentences(self, now_s: float) -> str:
+        """Say it, at a time of the Unix clock: one sentence, what to do, and a line for each place in the script."""
+        quiet = format_seconds(max(now_s - self.since_s, 0.0))
+        begin = say(en=f"No step has ended for {quiet}.", fr=f"Aucun pas ne s’est terminé depuis {quiet}.")
+        ranks_of: dict[str, list[int]] = {}
+        for rank, line in self.lines.items():
+            ranks_of.setdefault(line, []).append(rank)
+        where = [
+            say(
+                en=f"  {listed(ranks, french=False)}: {line}",
+                fr=f"  {listed(ranks, french=True)} : {line}",
+            )
+            for line, ranks in ranks_of.items()
+        ]
+        cause = f" {self.missing.what} {self.missing.advice}" if self.missing else ""
+        return "\n".join([begin + cause, *where])
+
+
+def standstill(events_by_rank: Mapping[int, Sequence[Mapping[str, Any]]]) -> Standstill | None:
+    """Read from the events of a run that goes on why it does not; None where a rank still makes steps."""
+    newest: dict[int, Mapping[str, Any]] = {}
+    for rank, events in events_by_rank.items():
+        event = next((event for event in reversed(events) if event["event"] in _OF_A_STANDSTILL), None)
+        if event is None or event["event"] in ("start", "step"):
+            return None
+        newest[rank] = event
+    stalled = {rank: event for rank, event in newest.items() if event["event"] == "stalled"}
+    if not stalled:
+        return None
+    steps = (event for events in events_by_rank.values() for event in events if event["event"] in ("start", "step"))
+    calls = {
+        rank: {visible(str(name))[:40]: _legal(called) for name, called in dict(event.get("groups") or {}).items()}
+        for rank, event in stalled.items()
+    }
+    since_s = max(float(event["time_s"]) for event in steps)
+    ended = say(en="has ended", fr="a terminé")
+    lines = {rank: visible(str(event.get("line") or ""))[:200] for rank, event in stalled.items()}
+    lines |= {rank: ended for rank in newest if rank not in stalled}
+    return Standstill(since_s, _standing(calls), {rank: line for rank, line in sorted(lines.items()) if line})
+
+
+_OF_A_STANDSTILL = ("start", "step", "stalled", "end")
+
+
+def _standing(calls: Mapping[int, Calls]) -> Finding | None:
+    """Find the ranks for which others wait, in what the ranks of a run that stands still have called."""
+    mismatch = call_mismatch(calls)
+    if mismatch:
+        return _different(mismatch.one, call_text(mismatch.first), mismatch.other, call_text(mismatch.second))
+    cause = first_missing(missing_in(calls))
+    return _absent(cause.ranks, call_text(cause.call), None, "") if cause else None
+
+
+class StandstillReport:
+    """Reader of a run that goes on, which tells once what it stands still for, and again when that changes.
+
+    Args:
+        folder: of the run.
+        tell: called with the sentences.
+    """
+
+    def __init__(self, folder: Path, tell: Callable[[str], object]) -> None:
+        self._folder, self._tell = folder, tell
+        self._looked_s = time.monotonic()
+        self._told: tuple[Finding | None, Mapping[int, str]] | None = None
+
+    def look(self, state: str) -> None:
+        """Look at the run, every few seconds."""
+        if state != "running" or time.monotonic() - self._looked_s < _LOOK_EVERY_S:
+            return
+        self._looked_s = time.monotonic()
+        standing = standstill(read_all_events(self._folder)) if quiet_s(self._folder) > _LOOK_EVERY_S else None
+        if standing and standing[1:] != self._told:
+            self._told = standing[1:]
+            self._tell(standing.sentences(time.time()))
+
+
+_LOOK_EVERY_S = 3.0
 
 
 def find_causes(symptoms: Symptoms) -> tuple[Finding, ...]:

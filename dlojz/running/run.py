@@ -29,7 +29,7 @@ from dlojz.display.tables import status_label
 from dlojz.models.foreign.elsewhere import executing_no_file
 from dlojz.results.footprint import Footprint
 from dlojz.running.folder import MAX_LOG_BYTES, read_job, read_owner, read_tail
-from dlojz.running.run_view import ProgressBar
+from dlojz.running.run_view import ProgressBar, print_on_stderr
 from dlojz.running.slurm.slurm_queue import cancel
 from dlojz.running.state import CANCEL, LOGS, RunFolder, is_final
 from dlojz.running.store import run_folder, run_ids, runs_root
@@ -138,6 +138,8 @@ class Run(RunFolder, Tabular):
     def follow(self, progress: bool | None = None) -> Self:
         """Follow the run with a progress bar until it ends; Ctrl-C cancels it and keeps what was measured.
 
+        Where no step ends for long, it says who misses which collective, and where each rank stands in the script.
+
         Args:
             progress: True or False for a bar or none; by default a bar where somebody looks.
 
@@ -147,19 +149,28 @@ class Run(RunFolder, Tabular):
         if is_final(self.state):
             return self
         bar = ProgressBar(self.folder, self.config, enabled=wanted(progress))
-        return self.until_end(bar.update, bar.close)
+        return self.until_end(bar.update, bar.close, bar.tell)
 
-    def until_end(self, on_state: Callable[[str], object], close: Callable[[], object] = lambda: None) -> Self:
+    def until_end(
+        self,
+        on_state: Callable[[str], object],
+        close: Callable[[], object] = lambda: None,
+        tell: Callable[[str], object] = print_on_stderr,
+    ) -> Self:
         """Look at the run again and again until it ends; Ctrl-C cancels it and keeps what was measured.
 
         Args:
             on_state: called with its state, the last time with its end.
             close: called when nothing more is looked at.
+            tell: called with what a run stands still for, where no step ends for long; by default it is printed.
 
         Raises:
             KeyboardInterrupt: on Ctrl-C, once the run is cancelled.
         """
+        from dlojz.running.diagnosis import StandstillReport
+
         interrupted: Callable[[], bool] = bool
+        report = StandstillReport(self.folder, tell)
         try:
             with _interruptions() as interrupted, contextlib.ExitStack() as at_end:
                 at_end.callback(close)
@@ -168,6 +179,7 @@ class Run(RunFolder, Tabular):
                         raise KeyboardInterrupt
                     state = self.state
                     on_state(state)
+                    report.look(state)
                     if is_final(state):
                         return self
                     time.sleep(self._poll_s)

@@ -110,6 +110,11 @@ class Halts:
         )
 
 
+def print_on_stderr(text: str) -> None:
+    """Print a line for whoever looks, beside an answer on stdout."""
+    print(text, file=sys.stderr, flush=True)
+
+
 class ProgressBar:
     """Progress bar over the steps of one run, on stderr or as a widget; does nothing where none is wanted."""
 
@@ -129,6 +134,13 @@ class ProgressBar:
         """Leave the bar as it is."""
         if self._bar is not None:
             self._bar.close()
+
+    def tell(self, text: str) -> None:
+        """Print on stderr, above the bar if there is one."""
+        if self._bar is None:
+            print_on_stderr(text)
+        else:
+            self._bar.write(text, file=sys.stderr)
 
     def update(self, state: str) -> None:
         """Draw the steps finished since the last call."""

@@ -3,13 +3,7 @@
     python -m dlojz.running.worker RUN_FOLDER
 
 Whatever happens, what was measured is already in the rank's event file, and the last event says how the rank ended. Of
-a run that hung, the collectives that each rank called last tell who did not come. They are read from torch's flight
-recorder, in its JSON and never its dump file, which is a pickle; reading them raises nothing, since it is done while a
-rank fails.
-
-Source: torch/csrc/distributed/c10d/FlightRecorderDetail.hpp (`dump_json`, keys of an entry) and init.cpp
-(`_dump_fr_trace_json` for gloo, `_dump_nccl_trace_json` for NCCL). The recorder is on where `TORCH_FR_BUFFER_SIZE` is
-set, which every launcher does.
+a run that hung, the collectives that each rank called last tell who did not come (`dlojz.processes.flight_recorder`).
 """
 
 from __future__ import annotations
@@ -17,7 +11,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
-import json
 import os
 import signal
 import sys
@@ -25,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from dlojz.base.machine import (
     PARENT_VARIABLE,
@@ -34,44 +27,9 @@ from dlojz.base.machine import (
     is_out_of_memory,
 )
 from dlojz.config.run_config import RunConfig, Script
+from dlojz.processes.flight_recorder import StallWatch, last_calls
 from dlojz.processes.script_environment import OF_RANKS, ProcessIdentity
 from dlojz.results.record import EventLog, Status, start_of
-
-KEPT = 32
-"""Last calls kept of each group: a rank may be so many behind the others, and its missing call is still found."""
-_BINDINGS = "torch._C._distributed_c10d"
-_DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
-
-Calls = dict[str, list[list[Any]]]
-
-
-def last_calls() -> Calls:
-    """Read the last collectives of this rank, by the name of their group, each as `[number, operation, type, shape]`.
-
-    The number counts the collectives of the group from 1: ranks that agree have the same ones. Sends and receives are
-    left out. Empty where there was none, or torch has no recorder.
-    """
-    calls_by_group: dict[str, dict[int, list[Any]]] = {}
-    for name in _DUMPS:
-        dump = getattr(sys.modules.get(_BINDINGS), name, None)
-        try:
-            trace = json.loads(dump(includeCollectives=True, onlyActive=False)) if dump else {}
-            for entry in trace.get("entries") or ():
-                if not entry["is_p2p"]:
-                    group, number = str(entry["process_group"][0]), int(entry["collective_seq_id"])
-                    calls_by_group.setdefault(group, {})[number] = [number, *_described(entry)]
-        except Exception:  # an unknown format tells nothing, and must not hide why the rank failed
-            continue
-    return {group: [calls[number] for number in sorted(calls)[-KEPT:]] for group, calls in calls_by_group.items()}
-
-
-def _described(entry: dict[str, Any]) -> tuple[str, str, str]:
-    """Describe an entry by operation, type and shape: `all_reduce`, `Float`, `[10]`."""
-    # `gloo:all_reduce` or `nccl:all_reduce`.
-    operation = str(entry["profiling_name"]).rpartition(":")[2]
-    types = ",".join(map(str, entry["input_dtypes"]))
-    shapes = ",".join("[" + ",".join(map(str, size)) + "]" for size in entry["input_sizes"])
-    return operation[:80], types[:80], shapes[:80]
 
 
 def log_last_calls(events: EventLog) -> None:
@@ -184,6 +142,8 @@ def main(folder: Path) -> int:
     events = EventLog(folder / "events" / f"rank-{rank}.jsonl")
     events.write("start", pid=os.getpid(), **start_of(rank, world_size))
     status, reason = "failed", ""
+    stalls = StallWatch(events)
+    stalls.start()
     try:
         config = RunConfig.from_json((folder / "config.json").read_text(encoding="utf-8"))
         config.layout.check_processes(world_size)
@@ -205,6 +165,7 @@ def main(folder: Path) -> int:
         # Neither a second SIGTERM nor the warning before the time limit may cut the last events short.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        stalls.close()
         if status in ("failed", "cancelled"):
             log_last_calls(events)  # of a run that hung: who came to which collective, and who did not
         with contextlib.suppress(OSError):  # a full disk must not hide how it ended from the exit code

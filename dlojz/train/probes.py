@@ -425,12 +425,13 @@ class Probes:
         }
         self._peak_s = seconds_at_peak(of_model, gpu)
         self.timeline = timeline
+        computed_elsewhere = self.steady_step in self.trace.elsewhere  # other threads' operations are not seen
         self._measured = Footprint(
             source="measured",
             rank=self.rank,
             memory=memory,
             communication=traffic_of(trace.calls, self.steady_step, dp_every_steps=sending_interval(self.config)),
-            step_flops=trace.flops_of_step.get(self.steady_step, 0),
+            step_flops=None if computed_elsewhere else trace.flops_of_step.get(self.steady_step, 0),
         )
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlojz.base.language import use_language
-from dlojz.running.diagnosis import Symptoms, call_mismatch, calls_of, first_missing, hung_collective, missing_in
+from dlojz.running import diagnosis
+from dlojz.running.diagnosis import (
+    StandstillReport,
+    Symptoms,
+    call_mismatch,
+    calls_of,
+    first_missing,
+    hung_collective,
+    missing_in,
+    standstill,
+)
 
 LATE = "RuntimeError: [unbound_buffer.cc:78] Timed out waiting 2000ms for recv operation to complete\n"
 SUM, OTHER, FLAG = ("all_reduce", "Float", "[10]"), ("broadcast", "Float", "[3]"), ("all_reduce", "Float", "[2]")
@@ -106,3 +117,75 @@ def test_calls_of_a_rank_take_or_leave_out_whatever_it_tells(groups: Any) -> Non
     )
     call_mismatch({0: told, 1: calls(g0=[SUM])})
     missing_in({0: told, 1: calls(g0=[SUM])})
+
+
+def stalled(line: str, **groups: list[tuple[str, ...]]) -> dict[str, Any]:
+    """An event of a rank that no longer ends a step."""
+    called = {name[1:]: [[number, *call] for number, call in enumerate(calls, 1)] for name, calls in groups.items()}
+    return {"event": "stalled", "time_s": 140.0, "line": line, "groups": called}
+
+
+def after_a_step(*events: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"event": "start", "time_s": 90.0}, {"event": "step", "time_s": 100.0}, *events]
+
+
+def test_standstill_names_the_rank_that_is_missing_and_the_line_of_each() -> None:
+    events = {
+        0: after_a_step(stalled("train.py:20 in main", g0=[SUM, FLAG])),
+        1: after_a_step(stalled("train.py:7 in validate", g0=[SUM])),
+        2: after_a_step(stalled("train.py:20 in main", g0=[SUM, FLAG])),
+    }
+    standing = standstill(events)
+    assert standing is not None and standing.missing is not None and standing.missing.ranks == (1,)
+    first, *lines = standing.sentences(now_s=142.0).splitlines()
+    assert first.startswith(
+        "No step has ended for 42.0 s. Rank 1 has not come to the collective all_reduce Float [2]: the others wait"
+    )
+    assert lines == ["  ranks 0 and 2: train.py:20 in main", "  rank 1: train.py:7 in validate"]
+    use_language("fr")
+    standing = standstill(events)
+    assert standing is not None
+    first, *lines = standing.sentences(now_s=142.0).splitlines()
+    assert first.startswith("Aucun pas ne s’est terminé depuis 42,0 s. Le rang 1 n’est pas venu à la collective all_re")
+    assert lines == ["  rangs 0 et 2 : train.py:20 in main", "  rang 1 : train.py:7 in validate"]
+
+
+def test_standstill_names_different_collectives_and_a_rank_that_has_ended() -> None:
+    events = {
+        0: after_a_step(stalled("train.py:20 in main", g0=[SUM])),
+        1: after_a_step(stalled("train.py:21 in main", g0=[OTHER])),
+    }
+    standing = standstill(events)
+    assert standing is not None and standing.missing is not None and standing.missing.ranks == (0, 1)
+    standing = standstill({**events, 1: after_a_step({"event": "end", "time_s": 101.0})})
+    assert standing is not None and standing.missing is None  # what it called is not known
+    assert standing.sentences(120.0).splitlines()[1:] == ["  rank 0: train.py:20 in main", "  rank 1: has ended"]
+
+
+def test_standstill_is_none_while_a_rank_makes_steps_or_has_just_begun() -> None:
+    waiting = after_a_step(stalled("train.py:20 in main", g0=[SUM]))
+    assert standstill({0: waiting, 1: after_a_step()}) is None
+    assert standstill({0: waiting, 1: [{"event": "start", "time_s": 90.0}]}) is None
+    assert standstill({}) is None
+
+
+def test_standstill_of_ranks_that_all_wait_in_the_same_collective_names_nobody() -> None:
+    standing = standstill({rank: after_a_step(stalled("train.py:20 in main", g0=[SUM])) for rank in range(2)})
+    assert standing is not None and standing.missing is None
+
+
+def test_standstill_report_tells_once_and_again_when_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnosis, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(diagnosis, "quiet_s", lambda folder: 60.0)
+    events = {rank: after_a_step(stalled("train.py:20 in main", g0=[SUM])) for rank in range(2)}
+    monkeypatch.setattr(diagnosis, "read_all_events", lambda folder: events)
+    told: list[str] = []
+    report = StandstillReport(tmp_path, told.append)
+    for state in ("running", "running", "completed"):
+        report.look(state)
+    assert len(told) == 1
+    events[1] = after_a_step(stalled("train.py:30 in save", g0=[SUM]))
+    report.look("running")
+    assert len(told) == 2 and told[1].splitlines()[-1] == "  rank 1: train.py:30 in save"
