@@ -444,8 +444,11 @@ def doctor_command(args: Given, answer: Answer) -> int:
 
 
 def _explain(args: Given, answer: Answer) -> None:
-    """Explain what filled the memory of one run."""
+    """Explain why one run went wrong, or what filled its memory."""
     run = find(args[WORDS][0], args["root"])
+    if run.state not in ("completed", "running", "queued", "oom"):
+        answer(run.diagnosis().to_dict() if args["json"] else repr(run.diagnosis()))
+        return
     from dlojz.running.out_of_memory import post_mortem
 
     diagnosis = post_mortem(run)

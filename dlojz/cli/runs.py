@@ -219,6 +219,8 @@ def _show_run(run: Run, args: Given, answer: Answer) -> int:
     if record.status in ("completed", "diverged"):
         return main.DONE
     tell(f"dlojz: {run.run_id}: {record.status}: {record.reason}")
+    for line in run.diagnosis().cause_lines():
+        tell(line)
     return main.FAILED
 
 

@@ -592,16 +592,20 @@ class Diagnosis:
         lines = [f"{self.run_id} · {table_visible(self.title)} · {status_label(self.state)}"]
         if self.reason:
             lines.append(table_visible(self.reason))
-        for finding in self.findings:
-            lines += ["", f"✗ {table_visible(finding.what)}"]
-            lines += [f"  → {table_visible(finding.advice)}"] if finding.advice else []
-        if not self.findings:
-            lines += ["", self._nothing()]
+        lines += ["", *(self.cause_lines() or [self._nothing()])]
         if self.memory:
             lines += ["", *memory_lines(self.memory)]
         if self.errors:
             lines += ["", str(self._first_errors())]
         return "\n".join(lines)
+
+    def cause_lines(self) -> list[str]:
+        """Write the cause and what to do; empty where no rule applies."""
+        lines = []
+        for finding in self.findings:
+            lines.append(f"✗ {table_visible(finding.what)}")
+            lines += [f"  → {table_visible(finding.advice)}"] if finding.advice else []
+        return lines
 
     def _repr_html_(self) -> str:
         state = safe(status_label(self.state))

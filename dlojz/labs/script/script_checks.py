@@ -34,6 +34,12 @@ DIVIDED = Said(
     "regardez par quoi la perte de chaque rang est divisée, micro-batches compris, et où les gradients sont moyennés "
     "ou seulement additionnés.",
 )
+CLIPPED = Said(
+    "their norm is 1, as clipping leaves it: DeepSpeed clips it at 1.0 unless its configuration says "
+    '"gradient_clipping": 0.0.',
+    "leur norme vaut 1, comme après un écrêtage : DeepSpeed l’écrête à 1,0, sauf si sa configuration dit "
+    '"gradient_clipping": 0.0.',
+)
 NOT_DIVIDED = Said(
     "that is no whole factor, so not all of them are too large or too small by the number of ranks or micro-batches: "
     "some lack what other ranks contribute, or have it twice. Look at what backward sends, and to which layers.",
@@ -304,7 +310,9 @@ def check_gradients(base: Trial, many: Trial, cause: Said = DIVIDED) -> None:
     if not math.isclose(ratio, 1.0, rel_tol=SAME_GRADIENTS):
         times = significant(ratio, 3)
         factor = max(ratio, 1 / ratio) if ratio else 0.0
-        if cause is DIVIDED and not math.isclose(factor, round(factor), rel_tol=SAME_GRADIENTS):
+        if cause is DIVIDED and math.isclose(squares, 1.0, rel_tol=SAME_GRADIENTS) and ratio < 1:
+            cause = CLIPPED  # no other mistake leaves a norm of just 1
+        elif cause is DIVIDED and not math.isclose(factor, round(factor), rel_tol=SAME_GRADIENTS):
             cause = NOT_DIVIDED
         raise Wrong(
             en=f"The gradients of the first step are {times} times as large with {many.title} as with {base.title}: "
