@@ -255,7 +255,7 @@ def test_judge_script_names_a_mistake(name: str, tmp_path: Path) -> None:
         pytest.param(1, "No block with at least four parameters", marks=pytest.mark.nightly),
         pytest.param(
             2,
-            "does not take the options of this lab (unrecognized arguments: --checkpointing)",
+            "does not take the options of this lab (--checkpointing)",
             marks=pytest.mark.nightly,
         ),
         (3, "each process trains a model without the others"),
