@@ -27,7 +27,7 @@ from dlojz.base.contract import Contract
 from dlojz.base.files import write_atomic
 from dlojz.base.language import say, use_language
 from dlojz.compress.distillation import STUDENT_SEED, Initialisation, Mixture, distil, new_student
-from dlojz.compress.task import Progress, Settings, Task, accuracy, digits, parameters, trained_teacher
+from dlojz.compress.task import Progress, Settings, Task, accuracy, digits, fit, new_model, parameters
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.style import BLACK, BLUE, GREEN, GREY, ORANGE
 
@@ -292,7 +292,8 @@ def main(seeds: int = 5, epochs: int = 12, student: str = "vit_mini", threads: i
         for seed in range(seeds):
             settings = Settings(epochs, seed=seed)
             bar.set_description(f"seed {seed}: teacher")
-            teacher = trained_teacher("vit_tiny", task, settings, progress=lambda done, total: bar.update())
+            teacher = new_model("vit_tiny", task, seed)
+            fit(teacher, task, settings, progress=lambda done, total: bar.update())
             for arm in ARMS:
                 bar.set_description(f"seed {seed}: {arm.name}")
                 trials.append(

@@ -1,12 +1,12 @@
 """Is INT8 faster on this machine? Layers of ViT, form by form, then whole models: foreseen by Amdahl's law, and timed.
 
     python benchmarks/int8_speed.py --rounds 20 --out int8_speed.json
-    python benchmarks/int8_speed.py --compile           # torchao's INT8 through torch.compile too: needs a C++ compiler
-    python benchmarks/int8_speed.py --device cuda       # the same on a GPU: written for it, never run on one
+    python benchmarks/int8_speed.py --compile           # fp32 and ours through torch.compile too: needs a C++ compiler
+    python benchmarks/int8_speed.py --device cuda       # the same on a GPU
 
 All forms answer in turns, each round beginning with another; ratios are to `fp32` in the same round, with their median
 and quartiles: below 1 is faster. `fp32_onednn` is the same product by another library (with the conversions that it
-asks for): where it beats `fp32`, a part of what INT8 gains is only MKL's loss. `int4` works on bfloat16 inputs.
+asks for): where it beats `fp32`, a part of what INT8 gains is only MKL's loss.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import copy
 import json
 import os
 import platform
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,7 +28,6 @@ from dlojz import models
 from dlojz.compress.quantized_model import QuantizedLinear, quantize_model, speed_forecast
 from dlojz.compress.quantizers import Scheme
 from dlojz.compress.task import latencies
-from dlojz.compress.torchao import INT4_GROUP, Narrow, fits_int4, torch_dynamic_model, torchao_model, torchao_module
 
 WIDTHS = {"vit_tiny": (128, 5), "vit_s_16": (384, 197), "vit_b_16": (768, 197)}
 """Width and tokens: 16×16 pixels with patches of 8, 224×224 with patches of 16."""
@@ -79,18 +79,26 @@ class Waiting(nn.Module):
         return answer
 
 
-def public_int4(linear: nn.Linear) -> nn.Module:
-    """torchao's public INT4 of a layer on a GPU, for torch's own kernel there; asked and answering in float32.
+class Narrow(nn.Module):
+    """A model in bfloat16, asked and answering in float32."""
 
-    Written from torchao's sources: it has never run on a GPU.
-    """
-    quantization = torchao_module()
-    configuration = quantization.Int4WeightOnlyConfig(
-        group_size=INT4_GROUP, int4_packing_format="tile_packed_to_4d", set_inductor_config=False
-    )
-    changed = nn.Sequential(copy.deepcopy(linear)).eval().to(torch.bfloat16)
-    quantization.quantize_(changed, configuration)
-    return Narrow(changed).eval()
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model.to(torch.bfloat16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the model."""
+        answer: Tensor = self.model(x.to(torch.bfloat16))
+        return answer.float()
+
+
+def torch_dynamic_model(model: nn.Module) -> nn.Module:
+    """A copy with linear layers of torch's dynamic INT8, the fast kernels of a CPU: inputs on 7 bits for the batch."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", message="torch.quantize_per_tensor", category=UserWarning)
+        changed: nn.Module = torch.ao.quantization.quantize_dynamic(copy.deepcopy(model).eval(), {nn.Linear})
+    return changed
 
 
 def layer_forms(outputs: int, inputs: int, device: str, compiled: bool) -> dict[str, nn.Module]:
@@ -100,18 +108,13 @@ def layer_forms(outputs: int, inputs: int, device: str, compiled: bool) -> dict[
     forms: dict[str, nn.Module] = {"fp32": linear}
     if device == "cpu":
         forms["fp32_onednn"] = OneDnn(plain)
-    forms["bf16"] = Narrow(copy.deepcopy(linear).to(torch.bfloat16))
+    forms["bf16"] = Narrow(copy.deepcopy(linear))
     forms["ours_weight_only"] = QuantizedLinear(plain, Scheme()).eval()
     forms["ours_dynamic"] = QuantizedLinear(plain, Scheme(), activations="dynamic").eval()
     if device == "cpu":
         forms["torch_dynamic"] = torch_dynamic_model(linear)
-    forms["torchao_weight_only"] = torchao_model(linear, "int8_weight_only")
-    forms["torchao_dynamic"] = torchao_model(linear, "int8_dynamic")
-    forms["torchao_fp8_weight_only"] = torchao_model(linear, "fp8_weight_only")
-    if fits_int4(outputs, inputs):
-        forms["torchao_int4"] = torchao_model(linear, "int4_weight_only") if device == "cpu" else public_int4(plain)
     if compiled:
-        for name in ("fp32", "torchao_weight_only", "torchao_dynamic"):
+        for name in ("fp32", "ours_weight_only", "ours_dynamic"):
             forms[f"{name}_compiled"] = torch.compile(forms[name])  # type: ignore[assignment]
     return forms
 
@@ -149,8 +152,6 @@ def whole(model: str, batch: int, rounds: int, device: str) -> list[Row]:
     images = torch.randn(batch, 3, WHOLE[model], WHOLE[model], device=device)
     builders: dict[str, Callable[[], nn.Module]] = {
         "ours_dynamic": lambda: quantize_model(teacher, Scheme(), activations="dynamic"),
-        "torchao_weight_only": lambda: torchao_model(teacher, "int8_weight_only"),
-        "torchao_dynamic": lambda: torchao_model(teacher, "int8_dynamic"),
     }
     if device == "cpu":
         builders["torch_dynamic"] = lambda: torch_dynamic_model(teacher)

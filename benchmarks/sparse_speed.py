@@ -2,9 +2,9 @@
 
     python benchmarks/sparse_speed.py --rounds 50 --out sparse_speed
 
-Each form is timed in turns with the dense layer, ratios are within a round. Writes OUT.json and OUT-fr.png, OUT-en.png
-for the first layer, and prints the tables. With `--device cuda` the weights are in float16 and the layers large: a
-product must take longer than the Python that launches it, above all in 2:4. That part has never run on a GPU.
+Each form is timed in turns with the dense layer, ratios are within a round. Prints the tables, and writes OUT.json.
+With `--device cuda` the weights are in float16 and the layers large: a product must take longer than the Python that
+launches it, above all in 2:4.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from pathlib import Path
 import torch
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import say, use_language
 from dlojz.compress.two_to_four import crossing, has_semi_structured, sparse_speed
-from dlojz.display.figures.compress_figures import speed_figure
 
 LAYERS = ((512, 128, 320), (1024, 1024, 64), (1024, 1024, 1))
 """Outputs, inputs, rows of the inputs: the MLP of vit_tiny on 64 images of 5 tokens, a wider layer, one row alone."""
@@ -52,12 +50,6 @@ def main(rounds: int = 50, threads: int = 1, device: str = "cpu", out: str = "")
             print(f"{one.form:<16} {one.sparsity:6.0%}  {one.predicted_ratio:8.2f}  {one.ratio:8.3f} {quartiles:<16}"
                   f"  {one.bytes_ratio:8.3f}  {1e3 * one.seconds:8.3f}")  # fmt: skip
         print(f"sparse rows as fast as the dense layer from: {crossing(speeds)}")
-        if out and len(kept) == 1:
-            for language in ("fr", "en"):
-                use_language(language)
-                where = say(en=f"{outputs} × {inputs} layer, {batch} rows, {device}, {threads} thread(s)",
-                            fr=f"couche {outputs} × {inputs}, {batch} lignes, {device}, {threads} fil(s)")  # fmt: skip
-                speed_figure(speeds, where, f"{out}-{language}.png")
     if not has_semi_structured(device):
         print("\n2:4 in hardware was not run: it needs --device cuda on an NVIDIA GPU since Ampere")
     if out:

@@ -30,7 +30,7 @@ for version in "$@"; do
   line="torch $version, Python $python_version:"
   if ! [ -e "$at/.ready" ]; then
     # The lock but for what follows torch's version.
-    grep -vE '^(torch|torchvision|torchao|triton)==' constraints.txt > "$at.constraints"
+    grep -vE '^(torch|torchvision|triton)==' constraints.txt > "$at.constraints"
     { "$PYTHON" -m venv --clear "$at" &&
       "$at/bin/python" -m pip install -c "$at.constraints" "torch==$version" torchvision -e '.[labs,dev]' &&
       touch "$at/.ready"; } > "$log" 2>&1 || {

@@ -1490,12 +1490,10 @@ print("2:4 keeps more: // 2:4 garde davantage :", yes_no(bool(after > before)))
 print("same output: // même sortie :", yes_no(bool(apart < 1e-4)))
 
 # %% [markdown] lang="fr"
-# De même pour les colonnes de Q et de K, dans le même ordre (`permute_query_key`). Toutes les méthodes du paquet
-# sur un même tableau : `dlojz compress --seeds 3 --figure board.png`.
+# De même pour les colonnes de Q et de K, dans le même ordre (`permute_query_key`).
 
 # %% [markdown] lang="en"
-# It is the same for the columns of Q and K, in one order (`permute_query_key`). All methods of the package on
-# one board: `dlojz compress --seeds 3 --figure board.png`.
+# It is the same for the columns of Q and K, in one order (`permute_query_key`).
 
 # %% [markdown] lang="fr"
 # ## Dans votre projet : votre script

@@ -51,9 +51,9 @@ WITHOUT_USER: dict[str, str] = {}
 # ---- figures that may only fall, or only rise: `benchmarks/house.py` prints today's
 
 CEILINGS = {
-    "modules": 418,
-    "lines of the package": 131_500,
-    "lines of the tests": 74_500,
+    "modules": 411,
+    "lines of the package": 127_900,
+    "lines of the tests": 72_100,
     "names of optimizers spelled outside their registry": 67,
     "names of engines spelled outside their registry": 70,
     "names of schedules spelled outside their registry": 162,

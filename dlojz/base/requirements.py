@@ -45,7 +45,7 @@ def install_command(requirement: str) -> str:
     """Write the command that installs a library.
 
     Args:
-        requirement: as pip takes it, e.g. `accelerate` or `torchao==0.18.0`.
+        requirement: as pip takes it, e.g. `accelerate` or `timm>=1.0.15`.
     """
     extra = extra_of(re.split(r"[=<>!~\[ ]", requirement)[0])
     return f"pip install 'dlojz[{extra}]'" if extra else f"pip install {requirement}"

@@ -177,10 +177,7 @@ def uses_of_groups() -> dict[str, str]:
         "deepspeed": say(
             en="engine=deepspeed, labs 00, 04, 05, 10, 12, 13", fr="engine=deepspeed, TP 00, 04, 05, 10, 12, 13"
         ),
-        "compress": say(
-            en="models of timm and torchvision, `dlojz compress`",
-            fr="les modèles de timm et torchvision, `dlojz compress`",
-        ),
+        "compress": say(en="models of timm and torchvision", fr="les modèles de timm et torchvision"),
         "transformers": say(en="models hf:FOLDER", fr="les modèles hf:DOSSIER"),
         "libraries": say(en="two libraries of lab 12", fr="deux bibliothèques du TP 12"),
         "optimum": say(en="proofs of new shortest schedules", fr="les preuves de nouveaux ordonnancements optimaux"),

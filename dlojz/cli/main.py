@@ -68,9 +68,6 @@ SUBCOMMANDS = _subcommands(
         // le meilleur layout d’un modèle sur un cluster, et pourquoi chaque autre est plus lent ou refusé
     calibrate  collectives  measure this machine in a minute: products, memory, messages, for predictions of seconds
         // mesurer cette machine en une minute : produits, mémoire, messages, pour prédire des durées
-    compress  compress
-        make a trained model smaller: distillation, quantization, pruning; accuracy, size and time compared
-        // réduire un modèle entraîné : distillation, quantification, élagage ; exactitude, taille et temps
     validate  plan
         the planner's predictions beside published measurements: our error, a constant rate's, the best tool's
         // les prédictions du planificateur face aux mesures publiées : notre erreur, et celles des autres

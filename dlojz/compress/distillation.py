@@ -1,7 +1,7 @@
 """Distillation: losses on logits, hidden states and labels, and the training of a student.
 
 Each loss is 0 where the student answers as the teacher does (the labels' apart). The teacher runs without gradients and
-is not changed; only the student, and what projects its hidden states, is updated. The methods differ in the loss alone.
+is not changed; only the student, and what projects its hidden states, is updated.
 
 Shape suffixes: B batch, T tokens, D width, K classes.
 """
@@ -13,16 +13,14 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.base.language import integer, one_of, refusal, say, shortest
-from dlojz.compress.method import Shrunk, Start
 from dlojz.compress.task import (
     UNKNOWN,
     Loss,
@@ -32,8 +30,6 @@ from dlojz.compress.task import (
     fit,
     new_model,
     parameters,
-    payload_bytes,
-    stored_weights,
 )
 from dlojz.models.blocks import BlockList
 
@@ -441,87 +437,4 @@ def _outputs(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
 
 
 STUDENT_SEED = 100
-"""Added to the seed of a start: a student does not begin with the weights that its teacher began with."""
-
-
-def student_alone(start: Start, **shared: Any) -> Shrunk:
-    """Train the student without a teacher: its loss is the cross-entropy with the labels."""
-    return _shrunk(start, Mixture(soft=0.0, labels=1.0), **shared)
-
-
-def soft(start: Start, *, temperature: float, labels: float, **shared: Any) -> Shrunk:
-    """Distil softened probabilities and labels, whose weights add up to 1."""
-    mixture = Mixture(soft=_rest_of(labels), labels=labels, temperature=temperature)
-    return _shrunk(start, mixture, **shared)
-
-
-def logits(start: Start, *, labels: float, **shared: Any) -> Shrunk:
-    """Distil logits and labels, whose weights add up to 1."""
-    return _shrunk(start, Mixture(soft=0.0, logits=_rest_of(labels), labels=labels), **shared)
-
-
-def hidden(
-    start: Start, *, temperature: float, labels: float, hidden: float, hidden_kind: HiddenKind, **shared: Any
-) -> Shrunk:
-    """Distil softened probabilities and labels, whose weights add up to 1, and hidden states."""
-    mixture = Mixture(
-        soft=_rest_of(labels), labels=labels, hidden=hidden, temperature=temperature, hidden_kind=hidden_kind
-    )
-    return _shrunk(start, mixture, **shared)
-
-
-def _rest_of(labels: float) -> float:
-    """What is left of 1 for the teacher's part.
-
-    Raises:
-        LabError: for a share of the labels that is none.
-    """
-    if not 0 <= labels <= 1:
-        raise refusal(
-            en=f"labels is their share of the loss, from 0 to 1 (the teacher's part is the rest), but {labels!r} "
-            "was received.",
-            fr="labels est leur part dans la perte, de 0 à 1 (le reste est celle du professeur), mais "
-            f"{labels!r} a été reçu.",
-        )
-    return 1 - labels
-
-
-def foreseen(student: str, teacher: str, task: Task) -> tuple[int, float | None]:
-    """Predict a student's bytes and its FLOPs over the teacher's; no ratio for two families of models."""
-    with torch.device("meta"):  # shapes are enough
-        stored = stored_weights(models.build(student, image_size=task.image_size, num_classes=task.num_classes))
-    if type(models.spec(student).size) is not type(models.spec(teacher).size):
-        return payload_bytes(stored), None
-    return payload_bytes(stored), _describe(student, task).flops / _describe(teacher, task).flops
-
-
-def larger_than_teacher(student: str, teacher: str, task: Task) -> str | None:
-    """Warn of a student of the catalogue that is no smaller than its teacher, before anything is trained."""
-    return larger_student(*(_describe(name, task).parameters for name in (student, teacher)))
-
-
-def _describe(name: str, task: Task) -> models.ModelSummary:
-    return models.describe(name, task.image_size, num_classes=task.num_classes)
-
-
-def _shrunk(
-    start: Start,
-    mixture: Mixture,
-    *,
-    student: str,
-    initialise: Initialisation,
-    epochs: int,
-    learning_rate: float,
-) -> Shrunk:
-    predicted_bytes, ratio = foreseen(student, start.teacher_name, start.task)
-    settings = Settings(epochs=epochs, learning_rate=learning_rate, seed=start.seed)
-    model = new_student(student, start.teacher, start.task, start.seed + STUDENT_SEED, initialise)
-    result = distil(model, start.teacher, start.task, settings, mixture, progress=start.progress)
-    return Shrunk(
-        model=result.student,
-        stored=stored_weights(result.student),
-        predicted_bytes=predicted_bytes,
-        parameters=parameters(result.student),
-        notes=result.notes,
-        predicted_latency_ratio=ratio,
-    )
+"""Added to the seed of a training: a student does not begin with the weights that its teacher began with."""

@@ -1,25 +1,21 @@
-"""Masks of pruned weights, chosen by magnitude, and the schedule by which they grow.
+"""Masks of pruned weights, chosen by magnitude.
 
 A mask is boolean and true where a weight stays; `torch.nn.utils.prune` holds the others at zero while these learn. It
-removes `pruned_count` weights exactly. Masks of a gradual pruning only grow.
+removes `pruned_count` weights exactly.
 
-Source: magnitude as a criterion, per layer: Han et al. 2015 (arXiv 1506.02626). Gradual pruning: Zhu and Gupta 2017,
-"To prune, or not to prune" (arXiv 1710.01878), equation 1.
+Source: magnitude as a criterion, per layer: Han et al. 2015 (arXiv 1506.02626).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
-from dlojz.base.contract import check_at_least
 from dlojz.base.language import refusal
-from dlojz.compress.task import Progress, Settings, Task, fit
 
 Masks = Mapping[str, Tensor]
 """One mask for each layer, by the layer's name."""
@@ -132,103 +128,7 @@ def release(model: nn.Module) -> None:
             prune.remove(module, "weight")
 
 
-def fine_tune(
-    model: nn.Module, masks: Masks, task: Task, settings: Settings, progress: Progress | None = None
-) -> list[float]:
-    """Train in place what the masks leave; the layers are plain again at the end, however it ends.
-
-    Returns:
-        The loss of every step.
-    """
-    hold(model, masks)
-    try:
-        return fit(model, task, settings, progress=progress)
-    finally:
-        release(model)
-
-
 def removed_and_all(model: nn.Module) -> tuple[int, int]:
     """Count the weights that are zero, and all weights, of the layers that are pruned."""
     layer_weights = weights(model).values()
     return sum(int((weight == 0).sum()) for weight in layer_weights), sum(weight.numel() for weight in layer_weights)
-
-
-@dataclass(frozen=True)
-class CubicSchedule:
-    """Schedule of a gradual pruning: s_f − s_f (1 − t / (n Δt))³ from step 0 on, then constant.
-
-    Source: Zhu and Gupta 2017, equation 1, for a dense start (s_i = 0) at once (t₀ = 0).
-
-    Example:
-        >>> schedule = CubicSchedule(0.8, every=10, renewals=4)
-        >>> [round(schedule.sparsity(step), 4) for step in (0, 10, 20, 30, 40, 50)]
-        [0.0, 0.4625, 0.7, 0.7875, 0.8, 0.8]
-
-    Args:
-        final: s_f, sparsity at the end, from 0 to below 1.
-        every: Δt, steps from one renewal of the masks to the next, at least 1.
-        renewals: n, how many after the first, at least 1.
-
-    Raises:
-        LabError: if one of them is out of its range.
-    """
-
-    final: float
-    every: int = 10
-    renewals: int = 10
-
-    def __post_init__(self) -> None:
-        check_sparsity(self.final)
-        check_at_least(1, every=self.every, renewals=self.renewals)
-
-    def sparsity(self, step: int) -> float:
-        """Compute the sparsity wanted after so many updates."""
-        return self.final - self.final * (1 - min(step / self.end, 1.0)) ** 3
-
-    def renews(self, step: int) -> bool:
-        """Tell whether the masks are renewed after this step."""
-        return step <= self.end and step % self.every == 0
-
-    @property
-    def end(self) -> int:
-        """Step of the last renewal."""
-        return self.renewals * self.every
-
-    @staticmethod
-    def over(steps: int, final: float, interval_steps: int = 10, pruned_share: float = 0.35) -> CubicSchedule:
-        """Make a schedule for a training of so many steps: pruned first, while the learning rate is high.
-
-        Args:
-            interval_steps: steps between renewals; fewer where the training is too short for one.
-            pruned_share: of the steps, until the last renewal.
-        """
-        room = max(int(pruned_share * steps), 1)  # steps until the last renewal
-        interval_steps = max(1, min(interval_steps, room))
-        return CubicSchedule(final=final, every=interval_steps, renewals=max(room // interval_steps, 1))
-
-
-@dataclass
-class GradualPruning:
-    """Renew the masks of a held model when the schedule says so; `fit` calls this after every step.
-
-    Args:
-        model: held by `masks.hold`.
-        schedule: when, and to which sparsity.
-        per_layer: see `masks.magnitude_masks`.
-        measured: (step, share of zeros) after each renewal.
-    """
-
-    model: nn.Module
-    schedule: CubicSchedule
-    per_layer: bool = False
-    measured: list[tuple[int, float]] = field(default_factory=list)
-
-    def __call__(self, step: int) -> None:
-        """Follow one update."""
-        if not self.schedule.renews(step):
-            return
-        # Of the masked weights: what is zero is the smallest there is, and stays.
-        sparsity, masked_weights = self.schedule.sparsity(step), weights(self.model)
-        renew(self.model, magnitude_masks(masked_weights, sparsity, per_layer=self.per_layer))
-        removed, total = removed_and_all(self.model)
-        self.measured.append((step, removed / total))

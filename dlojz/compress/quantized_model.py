@@ -1,16 +1,13 @@
-"""Quantized model: packed weights, integer products, their speed and their error.
+"""Quantized model: packed weights, integer products and their speed.
 
-The sum of products of integers is exact in int32; reals appear only where two scales turn it into an output. Bytes are
-predicted from shapes and a scheme, seconds from the teacher's layers and each pair of layers on its own, and signal to
-noise from the steps of the grids. What is no linear layer (norms, positions, convolutions) stays in float32. Written
-for CPUs and GPUs, but run and tested on CPUs only: what is said of CUDA was read in torch's checks of `_int_mm`.
+The sum of products of integers is exact in int32; reals appear only where two scales turn it into an output. Seconds
+are predicted from the teacher's layers and each pair of layers on its own. What is no linear layer (norms, positions,
+convolutions) stays in float32.
 
 Shape suffixes: M rows (samples × tokens), O outputs, I inputs; 1 stands for a grid shared along that dimension.
 
 Source: Jacob et al. 2018 (arXiv 1712.05877), for integer-arithmetic-only products and the terms of the zero points;
-Amdahl 1967, "Validity of the single processor approach to achieving large scale computing capabilities", for the speed;
-Bennett 1948, "Spectra of Quantized Signals", for errors of rounding that are uniform over a step Δ and independent of
-each other, hence of variance Δ²/12; the sum over a layer's products is ours.
+Amdahl 1967, "Validity of the single processor approach to achieving large scale computing capabilities", for the speed.
 """
 
 from __future__ import annotations
@@ -29,7 +26,6 @@ from torch import Tensor, nn
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal
-from dlojz.compress.method import LayerError
 from dlojz.compress.quantizers import (
     Observed,
     RangeChoice,
@@ -42,11 +38,6 @@ from dlojz.compress.quantizers import (
     weight_grid,
 )
 from dlojz.compress.task import latencies
-
-
-def packed_bytes(values: int, bits: int) -> int:
-    """Compute the bytes of so many integers of so many bits."""
-    return -(-values * bits // 8)  # rounded up
 
 
 def pack(integers: Tensor, bits: int) -> Tensor:
@@ -308,28 +299,6 @@ def stored_integers(model: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
-def predicted_quantized_bytes(model: nn.Module, scheme: Scheme, activations: Activations = "float") -> int:
-    """Predict the bytes of `stored_integers` from shapes alone.
-
-    Per layer of O outputs and I inputs: ⌈O·I·bits / 8⌉ for the integers; 4 bytes per grid for its scale, 1 more for a
-    zero point, with O grids per channel and 1 per tensor; 4·O for the bias; 5 for the grid of static inputs. All else
-    keeps its own precision.
-    """
-    layers = linear_layers(model)
-    total = sum(
-        tensor.numel() * tensor.element_size()
-        for name, tensor in model.state_dict().items()
-        if name.rpartition(".")[0] not in layers
-    )
-    for linear in layers.values():
-        outputs, inputs = linear.weight.shape
-        total += packed_bytes(outputs * inputs, scheme.bits)
-        total += (outputs if scheme.per_channel else 1) * (4 if scheme.symmetric else 5)
-        total += 0 if linear.bias is None else 4 * outputs
-        total += 5 if activations == "static" else 0
-    return total
-
-
 ROUNDS = 5
 Shares = tuple[dict[str, float], dict[str, torch.Size]]
 """By the name of a linear layer: its share of an answer's time, and the shape of its input."""
@@ -428,66 +397,6 @@ def speed_forecast(
     return SpeedForecast(before, kernel_ratio, 1 - before + after)
 
 
-def sqnr_db(signal: Tensor, approximation: Tensor) -> float:
-    """Measure signal to quantization noise in dB: 10·log₁₀(mean square of the signal / mean square of the error)."""
-    noise = (approximation - signal).double().square().mean()
-    return decibels(float(signal.double().square().mean()), float(noise))
-
-
 def decibels(signal_power: float, noise_power: float) -> float:
     """Compute 10·log₁₀ of a ratio of powers; infinite where there is no noise."""
     return math.inf if noise_power == 0 else 10 * math.log10(signal_power / noise_power)
-
-
-@torch.no_grad()
-def predicted_sqnr_db(
-    linear: nn.Linear,
-    inputs_MI: Tensor,
-    scheme: Scheme,
-    choice: RangeChoice = "min_max",
-    input_step: Tensor | None = None,
-) -> float:
-    """Predict the signal to noise of a quantized layer's outputs, before any of it is quantized.
-
-    A weight's error has the variance Δ_o²/12 and meets an input; an input's error has Δ_x²/12 and meets a weight. With
-    independent errors the noise of output o in row m is Δ_o²/12 · ‖x_m‖² + Δ_m²/12 · ‖w_o‖², averaged here over both.
-    What is clamped is no part of it, nor is a grid so coarse that most values fall on one point.
-
-    Args:
-        inputs_MI: what enters it.
-        choice: how their range is chosen.
-        input_step: Δ of the inputs' grid, ``(M, 1)`` or ``(1, 1)``; None where they stay real.
-    """
-    weight_OI = linear.weight.double()
-    step_O1, _ = weight_grid(linear.weight, scheme, choice)
-    # The mean over o and m of Δ_o²·‖x_m‖² is the product of the two means.
-    noise = step_O1.double().square().mean() / 12 * inputs_MI.double().square().sum(1).mean()
-    if input_step is not None:
-        noise = noise + input_step.double().square().mean() / 12 * weight_OI.square().sum(1).mean()
-    return decibels(float(linear(inputs_MI).double().square().mean()), float(noise))
-
-
-def input_step(inputs_MI: Tensor, layer: QuantizedLinear) -> Tensor | None:
-    """Return the step of the grid of a layer's inputs; None where they stay real."""
-    if layer.activations == "float":
-        return None
-    if layer.activations == "static":
-        return layer.input_scale
-    return parameters_from_range(*value_range(inputs_MI, ROW_SCHEME), ROW_SCHEME)[0]
-
-
-@torch.no_grad()
-def layer_error(
-    name: str,
-    linear: nn.Linear,
-    layer: QuantizedLinear,
-    inputs_MI: Tensor,
-    choice: RangeChoice = "min_max",
-) -> LayerError:
-    """Predict and measure one layer's signal to noise, both with the inputs that the teacher gives it."""
-    return LayerError(
-        name=name,
-        predicted_sqnr_db=predicted_sqnr_db(linear, inputs_MI, layer.scheme, choice, input_step(inputs_MI, layer)),
-        measured_sqnr_db=sqnr_db(linear(inputs_MI), layer(inputs_MI)),
-        bits=layer.scheme.bits,
-    )

@@ -1,9 +1,9 @@
 """Quantizers: affine and symmetric, per tensor and per channel, and the ranges that they are calibrated with.
 
 Zero is one of the values that the integers can say, so that padding and pruned weights stay zero. Rounding is to the
-nearest, halves to the even one, and then the zero point is added, equal to `torch.fake_quantize_*` and torchao to the
-last bit. (`torch.quantize_per_tensor` and `torch.quantize_per_channel` add the zero point first on an affine grid:
-exactly between two integers, with an odd zero point, they take the other one.) The held-out images never calibrate.
+nearest, halves to the even one, and then the zero point is added, equal to `torch.fake_quantize_*` to the last bit.
+(`torch.quantize_per_tensor` and `torch.quantize_per_channel` add the zero point first on an affine grid: exactly
+between two integers, with an odd zero point, they take the other one.) The held-out images never calibrate.
 
 Shape suffixes: C channels that have a grid each (1: one grid for all), V values of a channel, O and I outputs and
 inputs of a layer; N images, C, H, W; M rows (samples × tokens).
@@ -89,7 +89,7 @@ def parameters_from_range(minimum: Tensor, maximum: Tensor, scheme: Scheme) -> t
     Returns:
         The scale (float32, at least 2⁻²³) and the zero point (int32, from quant_min to quant_max), of that shape.
 
-    Source: Jacob et al. 2018 (arXiv 1712.05877); the conventions are those of torch's observers and of torchao.
+    Source: Jacob et al. 2018 (arXiv 1712.05877); the conventions are those of torch's observers.
     """
     low, high = minimum.clamp(max=0.0), maximum.clamp(min=0.0)  # so that 0 is on the grid
     steps = scheme.quant_max - scheme.quant_min
@@ -202,10 +202,10 @@ def refuse_no_data() -> None:
     """
     raise refusal(
         en="calibration was given 0 images, but a static grid is fixed by what the layers' inputs are seen to be: "
-        "give it at least one image, or choose int8_dynamic, whose grid is found anew for each row.",
+        "give it at least one image, or use activations='dynamic', whose grid is found anew for each row.",
         fr="le calibrage a reçu 0 image, or une grille statique se fixe d’après les entrées observées dans chaque "
-        "couche : donnez-lui au moins une image, ou choisissez int8_dynamic, dont la grille est retrouvée à "
-        "chaque ligne.",
+        "couche : donnez-lui au moins une image, ou prenez activations='dynamic', dont la grille est retrouvée "
+        "à chaque ligne.",
     )
 
 

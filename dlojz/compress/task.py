@@ -1,4 +1,4 @@
-"""Task of the compression methods: data, training loop, teachers, and what is measured of a model.
+"""Task of the compression methods: data, training loop, and what is measured of a model.
 
 The held-out samples are the same whatever the seed of a training, and nobody learns from them. Same model, task,
 settings and seed on the same number of threads give the same weights.
@@ -8,33 +8,24 @@ Shape suffixes: N samples, C channels, H and W pixels, B batch.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import os
 import statistics
-import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load, save, save_file
 from torch import Tensor, nn
 
 from dlojz import data as datasets
 from dlojz import models
-from dlojz.base.contract import check_at_least, parse_json
+from dlojz.base.contract import check_at_least
 from dlojz.base.display_hook import bar
-from dlojz.base.errors import LabError
-from dlojz.base.files import write_atomic
 from dlojz.base.language import refusal
-from dlojz.compress.board_record import IMAGE_SIZE
 
+IMAGE_SIZE = 16
+"""Pixels of a side of the digits: twice what they were scanned with, as small as vit_tiny's patches allow for."""
 UNKNOWN = -1
 """Label of an image of which nobody has said what it shows."""
 HELD_OUT = 360
@@ -241,23 +232,9 @@ def parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def stored_weights(model: nn.Module) -> dict[str, Tensor]:
-    """List the tensors that a file keeps of a dense model: parameters and buffers, in their own precision."""
-    return {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
-
-
 def payload_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """Sum the bytes of the tensors, without a file's header."""
+    """Sum the bytes of the tensors that a file keeps, without its header."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-
-
-def saved_bytes(tensors: Mapping[str, Tensor]) -> int:
-    """Measure the safetensors file that keeps the tensors, header included: it is written, and removed."""
-    with tempfile.TemporaryDirectory(prefix="dlojz-compress-") as folder:
-        path = Path(folder) / "model.safetensors"
-        # safetensors takes contiguous tensors only.
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-        return path.stat().st_size
 
 
 @dataclass(frozen=True)
@@ -320,90 +297,3 @@ def latencies(models: Sequence[nn.Module], inputs: Tensor, rounds: int = 20, cal
 def _wait_for(inputs: Tensor) -> None:
     if inputs.is_cuda:
         torch.cuda.synchronize(inputs.device)
-
-
-RECIPE = 1
-"""Counted up when a training of the same settings no longer gives the same weights."""
-MAX_WEIGHTS_BYTES = 2**32
-
-
-def trained_teacher(
-    name: str, task: Task, settings: Settings, *, folder: Path | None = None, progress: Progress | None = None
-) -> nn.Module:
-    """Train a model of the catalogue, or read it where the same training is kept; in evaluation mode.
-
-    A kept one is used only if its checksum, settings and shapes are those asked for; else it is replaced.
-
-    Args:
-        settings: how long, how fast, and the seed of its weights.
-        folder: where it is kept and looked for; None: it is trained, and kept nowhere.
-        progress: told after each step of a training; never, if one was kept.
-
-    Raises:
-        OSError: if the folder cannot be written.
-    """
-    model = new_model(name, task, settings.seed)
-    recipe = _asked(name, task, settings)
-    teacher_folder = None if folder is None else folder / teacher_key(recipe)
-    if teacher_folder is not None and _read_into(model, teacher_folder, recipe):
-        return model.eval()
-    fit(model, task, settings, progress=progress)
-    if teacher_folder is not None:
-        _write(model, teacher_folder, recipe, accuracy(model, task))
-    return model
-
-
-def teacher_key(recipe: Mapping[str, Any]) -> str:
-    """Name a teacher's folder: a hash of all that its weights depend on."""
-    return hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _asked(name: str, task: Task, settings: Settings) -> dict[str, Any]:
-    return {
-        "recipe": RECIPE,
-        "model": name,
-        "task": task.name,
-        "image_size": task.image_size,
-        "images": _checksum(task.inputs_NCHW),
-        "labels": _checksum(task.labels_N),
-        "settings": asdict(settings),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),  # sums are taken in another order: other weights
-    }
-
-
-def _checksum(tensor: Tensor) -> str:
-    return hashlib.sha256(tensor.detach().cpu().contiguous().numpy().tobytes()).hexdigest()
-
-
-def _read_into(model: nn.Module, folder: Path, recipe: Mapping[str, Any]) -> bool:
-    """Whether what is kept could be used."""
-    try:
-        record = parse_json((folder / "teacher.json").read_bytes())
-        weights = folder / "weights.safetensors"
-        # The limit keeps a file that somebody else has put there from filling the memory.
-        if not isinstance(record, dict) or record.get("asked") != recipe or weights.stat().st_size > MAX_WEIGHTS_BYTES:
-            return False
-        # Hashed and loaded are the same bytes, even if the file changes meanwhile.
-        content = weights.read_bytes()
-        if hashlib.sha256(content).hexdigest() != record.get("sha256"):
-            return False
-        model.load_state_dict(load(content))
-    except (OSError, LabError, RuntimeError, ValueError):  # whatever is wrong with it, the teacher is trained again
-        return False
-    return True
-
-
-def _write(model: nn.Module, folder: Path, recipe: Mapping[str, Any], held_out_accuracy: float) -> None:
-    """The weights first, then what vouches for them: a crash between the two leaves a teacher that is not used."""
-    folder.mkdir(parents=True, exist_ok=True)
-    content = save(stored_weights(model))
-    # Under a name of its own: another process may write the same teacher.
-    temporary = folder / f".{uuid.uuid4().hex}.tmp"
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, folder / "weights.safetensors")
-    finally:
-        temporary.unlink(missing_ok=True)
-    record = {"asked": recipe, "accuracy": held_out_accuracy, "sha256": hashlib.sha256(content).hexdigest()}
-    write_atomic(folder / "teacher.json", json.dumps(record, indent=1))

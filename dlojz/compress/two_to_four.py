@@ -1,31 +1,26 @@
-"""2:4 sparsity: masks, packing, training with SR-STE, and the speed of sparse layers.
+"""2:4 sparsity: masks, packing, and the speed of sparse layers.
 
 Of every four consecutive weights of a row, the two largest stay; groups lie along the input dimension, which a matrix
-product sums over. With SR-STE the mask follows the weights while they learn, hidden ones too. The path for GPUs follows
-torch's documentation; it has never run on one, so no figure of 2:4 in hardware was measured.
+product sums over.
 
 Shape suffixes: B rows of inputs, O outputs, I inputs, G groups of four in a row, K values that stay in a row (I / 2).
 
-Source: Mishra et al. 2021, "Accelerating Sparse Deep Neural Networks" (arXiv 2104.08378), for 2:4; Zhou et al. 2021,
-"Learning N:M fine-grained structured sparse neural networks from scratch" (arXiv 2102.04010), for SR-STE; Gale et al.
-2020, "Sparse GPU kernels for deep learning" (arXiv 2006.10901), for why few zeros make nothing faster.
+Source: Mishra et al. 2021, "Accelerating Sparse Deep Neural Networks" (arXiv 2104.08378), for 2:4; Gale et al. 2020,
+"Sparse GPU kernels for deep learning" (arXiv 2006.10901), for why few zeros make nothing faster.
 """
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import percent, refusal, say
-from dlojz.compress import quantizers
 from dlojz.compress.masks import magnitude_mask
 from dlojz.compress.task import latencies
 
@@ -49,18 +44,6 @@ def check_groups(shape: Sequence[int], name: str = "weight") -> None:
         )
 
 
-def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
-    """Find the layers that 2:4 is for, by name.
-
-    Raises:
-        LabError: if the inputs of one of them are no multiple of 4.
-    """
-    layers = quantizers.linear_layers(model)
-    for name, module in layers.items():
-        check_groups((module.out_features, module.in_features), name)
-    return layers
-
-
 def mask_2_of_4(weight_OI: Tensor) -> Tensor:
     """Mask all but the two largest magnitudes of every four of a row; of equal ones, the first stays.
 
@@ -74,15 +57,6 @@ def mask_2_of_4(weight_OI: Tensor) -> Tensor:
     earlier = torch.ones(GROUP, GROUP, dtype=torch.bool, device=weight_OI.device).tril(-1)
     before = (column > row) | ((column == row) & earlier)  # [.., i, j]: j comes before i in the order of magnitudes
     return (before.sum(dim=-1) < KEPT).flatten(1)  # at most one comes before it
-
-
-def masks_2_of_4(model: nn.Module) -> dict[str, Tensor]:
-    """Mask every dense layer of a model, by name.
-
-    Raises:
-        LabError: if the inputs of a layer are no multiple of 4.
-    """
-    return {name: mask_2_of_4(layer.weight) for name, layer in linear_layers(model).items()}
 
 
 @dataclass(frozen=True)
@@ -147,75 +121,6 @@ def pack(weight_OI: Tensor) -> Packed:
     indices = nibble[0::2] | (nibble[1::2] << 4)  # two groups in a byte, the first in the low half
     outputs, inputs = weight_OI.shape
     return Packed(weight_OG4.gather(-1, place_OG2).flatten(1), indices, (outputs, inputs))
-
-
-DECAY = 2e-4
-"""λ_W of the paper, found for SGD with momentum; Adam divides it by the size of the gradients, as all it is given."""
-
-
-class SparseRefined(torch.autograd.Function):
-    """Apply W ↦ E ⊙ W forward; backward, pass the gradient straight through and add λ (1 − E) ⊙ W.
-
-    With λ = 0 this is the plain straight-through estimator: a hidden weight may grow and come back. The added term
-    makes it small instead, and the mask settles.
-
-    Source: Zhou et al. 2021 (arXiv 2102.04010): W ← W − γ (g(W̃) + λ (1 − E) ⊙ W).
-    """
-
-    @staticmethod
-    def forward(ctx: Any, weight_OI: Tensor, decay: float) -> Tensor:
-        """Mask the weight."""
-        mask_OI = mask_2_of_4(weight_OI)
-        ctx.save_for_backward(weight_OI, mask_OI)
-        ctx.decay = decay
-        return weight_OI * mask_OI
-
-    @staticmethod
-    def backward(ctx: Any, gradient_OI: Tensor) -> tuple[Tensor, None]:
-        """Compute the gradient by the weight; none by λ."""
-        weight_OI, mask_OI = ctx.saved_tensors
-        return gradient_OI + ctx.decay * ~mask_OI * weight_OI, None
-
-
-class TwoToFour(nn.Module):
-    """Parametrization of a weight: dense while it learns, 2:4 where it is used.
-
-    Args:
-        decay: λ, at least 0.
-    """
-
-    def __init__(self, decay: float = DECAY) -> None:
-        super().__init__()
-        self.decay = decay
-
-    def forward(self, weight_OI: Tensor) -> Tensor:
-        """``(O, I)`` to the same shape, with half of it zero."""
-        masked_OI: Tensor = SparseRefined.apply(weight_OI, self.decay)
-        return masked_OI
-
-
-def attach(model: nn.Module, decay: float = DECAY) -> None:
-    """Make every dense layer of a model 2:4 in place, learning with SR-STE.
-
-    Raises:
-        LabError: if the inputs of a layer are no multiple of 4, or the decay is negative or no number.
-    """
-    if not 0 <= decay < math.inf:
-        raise refusal(
-            en=f"decay pulls the hidden weights towards 0 and must be at least 0 (the paper's is {DECAY}), but "
-            f"{decay} was received.",
-            fr=f"decay tire vers 0 les poids cachés et doit être positif ou nul (celui de l’article vaut {DECAY}), "
-            f"mais {decay} a été reçu.",
-        )
-    for layer in linear_layers(model).values():
-        parametrize.register_parametrization(layer, "weight", TwoToFour(decay))
-
-
-def bake(model: nn.Module) -> None:
-    """Write the masks into the weights: plain layers again, with zeros."""
-    for module in model.modules():
-        if isinstance(module, nn.Linear) and parametrize.is_parametrized(module, "weight"):
-            parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
 
 
 Form = Literal["masked", "csr", "semi_structured"]

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import base64
 import io
-import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby, product
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import matplotlib as mpl
 from matplotlib import rc_context
@@ -32,7 +31,7 @@ from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
 from dlojz.base.language import refusal, shortest
 from dlojz.base.table import safe
 from dlojz.display.drawing import Box, Drawing, Line, Words
-from dlojz.display.style import DPI, EDGE, HEADING, NEUTRAL, RULE, SHADOW, SMALL, Style, legible
+from dlojz.display.style import DPI, EDGE, HEADING, RULE, SHADOW, SMALL, Style, legible
 
 MimeBundle = tuple[dict[str, Any], dict[str, Any]]
 
@@ -300,65 +299,3 @@ def _write_marks(figure: Figure) -> None:
             # Where a figure has set a formatter of its own, it stays.
             if type(axis.get_major_formatter()) in (ScalarFormatter, LogFormatterSciNotation):
                 axis.set_major_formatter(lambda value, position: shortest(value))
-
-
-RADII = (11.0, 17.0, 24.0, 32.0, 41.0, 51.0)
-"""Points (1/72 inch) from a marker to the middle of its label, the nearest first."""
-DIRECTIONS = 12
-HALF_WIDTH, HALF_HEIGHT = 6.5, 5.5
-"""Of a label of two figures, in points."""
-MARKER = 5.0
-"""Half of a marker, in points."""
-
-
-class Spot(NamedTuple):
-    """A point of a panel in data coordinates, and what is written beside it."""
-
-    x: float
-    y: float
-    text: str
-
-
-def place_labels(axes: Axes, spots: Sequence[Spot], obstacles: Sequence[tuple[float, float]] = ()) -> None:
-    """Write each spot's text where it hides least: a greedy search; a line leads back from what moved far.
-
-    Args:
-        axes: drawn once already, with its limits set.
-        spots: in data coordinates.
-        obstacles: other points that a label should not lie on, in data coordinates.
-    """
-    scale = 72 / axes.figure.dpi
-    # Display pixels, then points (1/72 inch): a label's size is in points, whatever the scale of the axes.
-    points = axes.transData.transform([*((spot.x, spot.y) for spot in spots), *obstacles])
-    marks = [(scale * float(x), scale * float(y)) for x, y in points]
-    box = axes.get_window_extent()
-    left, bottom, right, top = (scale * float(value) for value in (box.x0, box.y0, box.x1, box.y1))
-    # To the right first, then round: labels read best there.
-    angles = [2 * math.pi * turn / DIRECTIONS for turn in range(DIRECTIONS)]
-    offsets = [(radius * math.cos(angle), radius * math.sin(angle)) for radius in RADII for angle in angles]
-    label_points: list[tuple[float, float]] = []
-
-    def cost(x: float, y: float, distance: float) -> float:
-        """Nothing hidden comes first, then nearness."""
-        hidden = sum(abs(x - a) < 2 * HALF_WIDTH and abs(y - b) < 2 * HALF_HEIGHT for a, b in label_points)
-        covered = sum(abs(x - a) < HALF_WIDTH + MARKER and abs(y - b) < HALF_HEIGHT + MARKER for a, b in marks)
-        inside = left + HALF_WIDTH < x < right - HALF_WIDTH and bottom + HALF_HEIGHT < y < top - HALF_HEIGHT
-        # Cost in points: 1000 for lying on a label or outside, 300 for covering a marker; a distance is 51 at most.
-        return 1000 * hidden + (0 if inside else 1000) + 300 * covered + distance
-
-    label_style: dict[str, Any] = {
-        "textcoords": "offset points",
-        "ha": "center",
-        "va": "center",
-        "fontsize": text_pt(axes),
-    }
-    leader = {"arrowstyle": "-", "color": NEUTRAL, "linewidth": 0.6, "shrinkA": 5, "shrinkB": 3}
-    for spot, (x, y) in zip(spots, marks, strict=False):
-        shift = min(offsets, key=lambda offset: cost(x + offset[0], y + offset[1], math.hypot(*offset)))
-        # The next labels keep clear of this one.
-        label_points.append((x + shift[0], y + shift[1]))
-        far = math.hypot(*shift) > RADII[0] + 1
-        # The line back to the spot is drawn first, so that its text lies over it.
-        for text, arrow in (("", leader), (spot.text, None)) if far else ((spot.text, None),):
-            label = axes.annotate(text, (spot.x, spot.y), shift, arrowprops=arrow, **label_style)
-            label.set_in_layout(False)

@@ -34,8 +34,8 @@ def test_missing_library_says_what_needs_it_and_what_installs_it() -> None:
     assert missing_library("accelerate", title="Accelerate") == (
         "Accelerate is not installed: pip install 'dlojz[libraries]'."
     )
-    assert missing_library("torchao==0.18.0", en="the method x", fr="la méthode x", or_en="do y", or_fr="faites y") == (
-        "the method x needs torchao, which is not installed: pip install 'dlojz[compress]', or do y."
+    assert missing_library("timm>=1.0.15", en="the model x", fr="le modèle x", or_en="do y", or_fr="faites y") == (
+        "the model x needs timm, which is not installed: pip install 'dlojz[compress]', or do y."
     )
     use_language("fr")
     try:
@@ -53,7 +53,7 @@ def test_install_command_names_no_extra_of_a_package_that_is_not_installed(monke
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(requirements, "requires", missing)
-    assert install_command("torchao==0.18.0") == "pip install torchao==0.18.0"
+    assert install_command("megatron-core==0.16.1") == "pip install megatron-core==0.16.1"
     assert extra_of("accelerate") == ""
 
 

@@ -220,7 +220,6 @@ def test_main_memory_tells_a_model_from_elsewhere_in_its_own_names(
     [
         ["memory", "--budget", "1GiB"],
         ["partition", "--stages", "2", "--by", "time"],
-        ["compress"],
         ["run", "--dp", "2", "--library", "accelerate"],
     ],
 )

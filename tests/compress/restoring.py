@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from dlojz.compress.pruning import BITS, INDICES, VALUES
 from dlojz.compress.quantized_model import quantized_layers
 from dlojz.compress.two_to_four import GROUP, KEPT, Packed
 
@@ -31,29 +30,6 @@ def unpack_integers(packed: Tensor, bits: int, shape: tuple[int, ...]) -> Tensor
     values = torch.Size(shape).numel()
     unsigned = (stream[: values * bits].reshape(values, bits) << torch.arange(bits, device=packed.device)).sum(dim=1)
     return (unsigned - 2 ** (bits - 1)).to(torch.int8).reshape(shape)
-
-
-def unpack_bits(packed: Tensor, elements: int) -> Tensor:
-    """The mask, flat, of so many places."""
-    return ((packed[:, None] >> torch.arange(8, dtype=torch.uint8)) & 1).flatten()[:elements].bool()
-
-
-def restore(model: nn.Module, stored: Mapping[str, Tensor]) -> None:
-    """Give a model of the same shapes, in place, what a file has kept."""
-    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    whole = {name: tensor for name, tensor in stored.items() if name in shapes}
-    for name, values in stored.items():
-        layer = name.removesuffix(VALUES)
-        if layer == name:
-            continue
-        shape = shapes[f"{layer}.weight"]
-        if layer + BITS in stored:
-            weight = values.new_zeros(shape.numel())
-            weight[unpack_bits(stored[layer + BITS], shape.numel())] = values
-            whole[f"{layer}.weight"] = weight.reshape(shape)
-        else:
-            whole[f"{layer}.weight"] = unpack_2_of_4(Packed(values, stored[layer + INDICES], (shape[0], shape[1])))
-    model.load_state_dict(whole)
 
 
 def load_integers(model: nn.Module, stored: Mapping[str, Tensor]) -> None:

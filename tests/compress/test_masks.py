@@ -15,7 +15,7 @@ from torch.nn.utils import prune
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.compress import masks
-from dlojz.compress.task import Settings, Task, cross_entropy, digits, new_model
+from dlojz.compress.task import Task, cross_entropy, digits, new_model
 
 
 @pytest.fixture(scope="module")
@@ -69,22 +69,6 @@ def test_they_are_the_masks_of_torch(sparsity: float) -> None:
         assert torch.equal(mask, each.get_submodule(name).weight_mask.bool())
 
 
-def test_a_fine_tuning_leaves_what_is_masked_at_zero_and_moves_the_rest(task: Task) -> None:
-    model = new_model("vit_mini", task, 0)
-    before = {name: weight.clone() for name, weight in masks.weights(model).items()}
-    kept = masks.magnitude_masks(before, 0.6, per_layer=True)
-    losses = masks.fine_tune(model, kept, task, Settings(epochs=2))
-    assert losses[-1] < losses[0]
-    for name, module in masks.prunable(model).items():
-        assert not prune.is_pruned(module) and isinstance(module.weight, nn.Parameter)
-        assert not module.weight[~kept[name]].any()
-        assert (module.weight[kept[name]] != before[name][kept[name]]).float().mean() > 0.9
-    removed, total = masks.removed_and_all(model)
-    assert removed == sum(masks.pruned_count(weight.numel(), 0.6) for weight in before.values())
-    assert total == sum(weight.numel() for weight in before.values())
-    copy.deepcopy(model)  # as a plain model can be
-
-
 def test_what_is_masked_gets_no_gradient_and_the_rest_the_gradient_of_the_masked_model(task: Task) -> None:
     model = new_model("vit_mini", task, 0)
     kept = masks.magnitude_masks(masks.weights(model), 0.5, per_layer=True)
@@ -98,17 +82,6 @@ def test_what_is_masked_gets_no_gradient_and_the_rest_the_gradient_of_the_masked
         gradient = model.get_submodule(name).weight_orig.grad
         assert not gradient[~mask].any()
         assert torch.equal(gradient[mask], plain.get_submodule(name).weight.grad[mask])
-
-
-def test_fine_tune_leaves_plain_layers_even_where_it_is_stopped(task: Task) -> None:
-    model = new_model("vit_mini", task, 0)
-
-    def stop(done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        masks.fine_tune(model, masks.magnitude_masks(masks.weights(model), 0.5), task, Settings(epochs=1), stop)
-    assert not prune.is_pruned(model)
 
 
 def test_layers_without_a_mask_stay_as_they_are() -> None:

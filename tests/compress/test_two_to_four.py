@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 from torch.sparse._semi_structured_conversions import sparse_semi_structured_from_dense_cutlass
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
-from dlojz.compress.two_to_four import check_groups, linear_layers, mask_2_of_4, masks_2_of_4, pack, packed_bytes
+from dlojz.compress.two_to_four import check_groups, mask_2_of_4, pack, packed_bytes
 
 from .restoring import unpack_2_of_4
 
@@ -85,12 +85,6 @@ def test_check_groups_refuses_a_dimension_that_is_no_multiple_of_4(shape: tuple[
             with pytest.raises(LabError, match=words) as refused:
                 ask()
             assert "\n" not in str(refused.value)
-
-
-def test_a_model_is_refused_by_the_name_of_its_layer() -> None:
-    with pytest.raises(LabError, match="but 1 is 3 × 6"):
-        masks_2_of_4(nn.Sequential(nn.Linear(8, 6), nn.Linear(6, 3)))
-    assert set(linear_layers(nn.Sequential(nn.Conv1d(3, 3, 3), nn.Linear(8, 3)))) == {"1"}
 
 
 def test_pack_refuses_more_than_two_of_four() -> None:
