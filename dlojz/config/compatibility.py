@@ -430,16 +430,6 @@ LAYOUT: Final[tuple[Rule[LayoutFields], ...]] = (
         "entiers : prenez {name}={plain}, ou plutôt checkpointing.",
     ),
     Rule(
-        "an NVMe disk takes what ZeRO-3 offloads",
-        lambda layout: (
-            layout.nvme_path is not None and (layout.zero != 3 or layout.offload not in ("optimizer", "parameters"))
-        ),
-        en="nvme_path takes what DeepSpeed ZeRO-3 offloads, but zero={layout.zero}, offload={layout.offload!r} was "
-        "received: use zero=3 and offload='optimizer' or 'parameters', or leave nvme_path out.",
-        fr="nvme_path reçoit ce que DeepSpeed ZeRO-3 décharge, mais zero={layout.zero}, offload={layout.offload!r} a "
-        "été reçu : prenez zero=3 et offload='optimizer' ou 'parameters', ou retirez nvme_path.",
-    ),
-    Rule(
         "sub-groups are of DeepSpeed ZeRO-3",
         lambda layout: layout.sub_group_size is not None and (layout.engine != "deepspeed" or layout.zero != 3),
         en="sub_group_size={layout.sub_group_size} is an option of DeepSpeed ZeRO-3, but engine={layout.engine!r}, "

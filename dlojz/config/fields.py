@@ -240,7 +240,7 @@ class PrecisionFields(Contract):
 
 
 class MemoryFields(Contract):
-    """Save memory: recompute activations, or keep something in host memory or on disk."""
+    """Save memory: recompute activations, or keep something in host memory."""
 
     checkpointing: Literal["none", "selective", "every_second", "full"] = _field(
         "none",
@@ -271,11 +271,6 @@ class MemoryFields(Contract):
         "DeepSpeed ZeRO-3 : éléments de la part d’un rang mis à jour d’un coup, en fp32 ; par défaut 1e9, comme "
         "DeepSpeed",
         maximum=10**12,
-    )
-    nvme_path: str | None = _field(
-        None,
-        "folder on an NVMe disk that takes what is offloaded, not host memory (DeepSpeed ZeRO-3)",
-        "dossier d’un disque NVMe qui reçoit ce qui est déchargé, au lieu de la mémoire de l’hôte (DeepSpeed ZeRO-3)",
     )
 
 

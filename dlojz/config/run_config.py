@@ -207,6 +207,7 @@ class RunConfig(RunFields):
         """Fill in the defaults that depend on other fields."""
         if not isinstance(fields, dict):
             return fields
+        fields = _without_former(fields)
         # Model, data and steps say nothing of a script.
         if fields.get("script") is not None:
             return fields
@@ -353,6 +354,18 @@ class RunConfig(RunFields):
     def model_name(self) -> str:
         """Name of the model as tables show it: without the folder of one's own file, which names a `config.json`."""
         return shown_name(self.model)
+
+
+_FORMER: Final = ("nvme_path",)
+"""Fields of the layout in older versions, which records of their runs still have; nothing is read from them."""
+
+
+def _without_former(fields: dict[str, Any]) -> dict[str, Any]:
+    """Drop former fields from the layout that a file holds."""
+    layout = fields.get("layout")
+    if not isinstance(layout, dict):
+        return fields
+    return {**fields, "layout": {name: value for name, value in layout.items() if name not in _FORMER}}
 
 
 def _set_fields(content: dict[str, Any], contract: type[Contract]) -> dict[str, Any]:

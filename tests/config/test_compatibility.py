@@ -57,7 +57,6 @@ BROKEN: dict[str, dict[str, Any]] = {
     "an activation plan lists runs of blocks": {"activation_plan": "keep"},
     "an activation plan decides alone": {"activation_plan": "keep:3", "checkpointing": "full"},
     "an activation plan is for whole blocks": {"activation_plan": "keep:3", "tp": 2},
-    "an NVMe disk takes what ZeRO-3 offloads": {"nvme_path": "/nvme"},
     "sub-groups are of DeepSpeed ZeRO-3": {"sub_group_size": 1000, "engine": "deepspeed", "zero": 2},
     "weights in bf16 stay so": {"precision": "bf16-true", "engine": "deepspeed", "dp": 2, "zero": 1},
     "gradients in fp32 are DeepSpeed's": {"fp32_gradients": True},
