@@ -1,14 +1,12 @@
 """Refuse what no engine of this version, or not this machine, can run, though it can be predicted.
 
-Asked before a run folder is made or a process started; nothing is written.
-torch is loaded only for pipelines, models from elsewhere, a pattern that is matched with the names of a model's parts,
-and a device.
+Asked before a run folder is made or a process started; nothing is written. torch is loaded only for pipelines, models
+from elsewhere, and a pattern that is matched with the names of a model's parts.
 """
 
 from __future__ import annotations
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import refusal
 from dlojz.config.compatibility import check
 from dlojz.config.fields import block_choices
 from dlojz.config.run_compatibility import NO_LIBRARY, PIPELINE, RUN, PipelineRun
@@ -72,14 +70,12 @@ def check_pipeline(config: RunConfig) -> None:
 
 
 def check_tensor(config: RunConfig) -> None:
-    """Refuse a run with tp > 1 whose pattern matches no part of its model, or whose overlap this machine cannot do.
+    """Refuse a run with tp > 1 whose pattern matches no part of its model.
 
     Raises:
         LabError: in one sentence that names what runs.
     """
     layout = config.layout
-    if layout.async_tensor_parallel:
-        _check_overlap(config)
     if layout.tensor_parts or is_elsewhere(config.model):
         _check_parts(config)
 
@@ -97,19 +93,3 @@ def _check_parts(config: RunConfig) -> None:
         torch_parts(model, layout.tensor_parts)
     else:
         split_model(model, TensorAxis(size=layout.tp), layout.tensor_parts)  # raises if a pattern matches no part
-
-
-def _check_overlap(config: RunConfig) -> None:
-    import torch
-
-    tp = config.layout.tp
-    enough = config.device != "cpu" and torch.cuda.is_available() and torch.cuda.device_count() >= tp
-    # Every GPU must reach the others' memory.
-    if enough and all(torch.cuda.can_device_access_peer(0, peer) for peer in range(1, tp)):
-        return
-    raise refusal(
-        en=f"async_tensor_parallel needs {tp} GPUs of one node that reach each other's memory (NVLink), which are not "
-        "here: leave it out.",
-        fr=f"async_tensor_parallel demande {tp} GPU d’un même nœud qui accèdent à la mémoire l’un de l’autre (NVLink), "
-        "et il n’y en a pas ici : retirez-le.",
-    )

@@ -275,11 +275,7 @@ LAYOUT: Final[tuple[Rule[LayoutFields], ...]] = (
     ),
     Rule(
         "options of tensor parallelism need it",
-        lambda layout: (
-            first_set(layout, {"sequence_parallel": False, "tensor_parts": "", "async_tensor_parallel": False})
-            if layout.tp == 1
-            else None
-        ),
+        lambda layout: first_set(layout, {"sequence_parallel": False, "tensor_parts": ""}) if layout.tp == 1 else None,
         en="{name}={value!r} needs tensor parallelism, but tp=1 was received: set tp to 2 or more.",
         fr="{name}={value!r} demande du Tensor Parallelism, mais tp=1 a été reçu : prenez tp=2 ou plus.",
     ),
@@ -290,13 +286,6 @@ LAYOUT: Final[tuple[Rule[LayoutFields], ...]] = (
         "tensor_parts={layout.tensor_parts!r} was received: leave one of the two out.",
         fr="sequence_parallel demande que toutes les parties soient découpées, car il manquerait à une partie entière "
         "les tokens des autres rangs, mais tensor_parts={layout.tensor_parts!r} a été reçu : retirez l’un des deux.",
-    ),
-    Rule(
-        "asynchronous tensor parallelism is torch's",
-        lambda layout: layout.async_tensor_parallel and layout.engine != "torch",
-        en="async_tensor_parallel is torch's, but engine={layout.engine!r} was received: use engine='torch'.",
-        fr="async_tensor_parallel est une option de torch, mais engine={layout.engine!r} a été reçu : prenez "
-        "engine='torch'.",
     ),
     Rule(
         "the pattern of the split parts can be read",

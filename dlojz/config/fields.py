@@ -372,7 +372,7 @@ class PipelineFields(Contract):
 
 
 class TensorFields(Contract):
-    """Choose what tensor parallelism splits and overlaps."""
+    """Choose what tensor parallelism splits."""
 
     sequence_parallel: bool = _field(
         False,
@@ -385,11 +385,6 @@ class TensorFields(Contract):
         "blocks\\.[0-3]\\.; by default all",
         "si tp > 1, expression régulière : les parties dont elle se trouve dans le nom sont découpées, par exemple "
         "attention, mlp, ou blocks\\.[0-3]\\. ; par défaut toutes",
-    )
-    async_tensor_parallel: bool = _field(
-        False,
-        "torch on GPUs: overlap tensor-parallel communication with the products (compiled)",
-        "torch sur GPU : recouvrir la communication du Tensor Parallelism par les produits (compilé)",
     )
 
 

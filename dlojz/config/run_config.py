@@ -356,7 +356,7 @@ class RunConfig(RunFields):
         return shown_name(self.model)
 
 
-_FORMER: Final = ("nvme_path",)
+_FORMER: Final = ("nvme_path", "async_tensor_parallel")
 """Fields of the layout in older versions, which records of their runs still have; nothing is read from them."""
 
 

@@ -40,7 +40,6 @@ BROKEN: dict[str, dict[str, Any]] = {
     "DeepSpeed's pipeline has three partitions": {"pp": 2, "engine": "deepspeed", "partition": "flops"},
     "options of tensor parallelism need it": {"tensor_parts": "("},
     "sequence parallelism splits every part": {"tp": 2, "tensor_parts": "mlp", "sequence_parallel": True},
-    "asynchronous tensor parallelism is torch's": {"engine": "by_hand", "tp": 2, "async_tensor_parallel": True},
     "the pattern of the split parts can be read": {"tensor_parts": "(", "tp": 2},
     "replicas hold equally many experts": {"ep": 2},
     "torch has no expert parallelism": {"dp": 2, "ep": 2},

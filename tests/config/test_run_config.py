@@ -312,7 +312,7 @@ def test_the_vocabulary_that_a_text_model_trains_with_is_said() -> None:
     assert vocabulary_note(RunConfig.of(model="gpt_tiny")) == vocabulary_note(RunConfig.of(model="vit_tiny")) == ""
 
 
-@pytest.mark.parametrize(("name", "value"), [("nvme_path", "/nvme")])
+@pytest.mark.parametrize(("name", "value"), [("nvme_path", "/nvme"), ("async_tensor_parallel", True)])
 def test_run_config_reads_over_a_former_field_of_a_record(name: str, value: object) -> None:
     config = RunConfig.of(dp=2, zero=3, engine="deepspeed", offload="parameters")
     content = config.to_dict()
