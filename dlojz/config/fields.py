@@ -432,8 +432,10 @@ class CurriculumFields(Contract):
 
     curriculum: Literal["none", "linear", "root", "discrete"] = _field(
         "none",
-        "how the sequences of a text grow over the first steps: at once, or by this pacing function",
-        "comment les séquences d’un texte croissent aux premiers pas : d’emblée entières, ou selon cette fonction",
+        "how the sequences of a text grow over the first steps: at once, or by this pacing function (root: the square "
+        "root)",
+        "comment les séquences d’un texte croissent aux premiers pas : d’emblée entières, ou selon cette fonction "
+        "(root : la racine carrée)",
     )
     curriculum_start: int | None = _count(
         None,
@@ -444,9 +446,6 @@ class CurriculumFields(Contract):
         None,
         "steps after which samples are whole; by default half of the run",
         "pas après lesquels les échantillons sont entiers ; par défaut la moitié de l’exécution",
-    )
-    curriculum_root: int = _count(
-        2, "degree of the root pacing function", "degré de la racine, avec curriculum root", maximum=64
     )
     curriculum_multiple: int = _count(
         8,

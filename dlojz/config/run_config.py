@@ -49,7 +49,7 @@ STEPS_SHARE: Final = 2
 """By default, its samples are whole after one part in so many of the run."""
 MAX_DIGITS: Final = 12
 """Longer numbers are refused by their own field."""
-RARE: Final = ("update", "curriculum_root", "curriculum_multiple", "partition", "cp", "ep", "powersgd_rank")
+RARE: Final = ("update", "curriculum_multiple", "partition", "cp", "ep", "powersgd_rank")
 """Fields that `in_use` shows only where a run sets them."""
 
 
@@ -356,16 +356,16 @@ class RunConfig(RunFields):
         return shown_name(self.model)
 
 
-_FORMER: Final = ("nvme_path", "async_tensor_parallel")
-"""Fields of the layout in older versions, which records of their runs still have; nothing is read from them."""
+_FORMER: Final = ("nvme_path", "async_tensor_parallel", "curriculum_root")
+"""Fields of older versions, of the layout or of the run, which records still have; nothing is read from them."""
 
 
 def _without_former(fields: dict[str, Any]) -> dict[str, Any]:
-    """Drop former fields from the layout that a file holds."""
-    layout = fields.get("layout")
-    if not isinstance(layout, dict):
-        return fields
-    return {**fields, "layout": {name: value for name, value in layout.items() if name not in _FORMER}}
+    """Drop former fields from the run that a file holds, and from its layout."""
+    current = {name: value for name, value in fields.items() if name not in _FORMER}
+    if isinstance(layout := fields.get("layout"), dict):
+        current["layout"] = {name: value for name, value in layout.items() if name not in _FORMER}
+    return current
 
 
 def _set_fields(content: dict[str, Any], contract: type[Contract]) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def test_what_a_run_uses_is_shown_without_what_it_leaves_alone() -> None:
     shown = config.in_use()
     assert shown["seed"] == shown["layout"]["zero"] == 0
     assert shown["layout"]["bucket_mib"] == 4
-    assert not {"sequence_length", "keep_weights", "update", "experts", "curriculum_root"} & set(shown)
+    assert not {"sequence_length", "keep_weights", "update", "experts", "curriculum_multiple"} & set(shown)
     assert not {"schedule", "offload", "ep"} & set(shown["layout"])
     assert RunConfig(**shown) == config
 
@@ -312,12 +312,14 @@ def test_the_vocabulary_that_a_text_model_trains_with_is_said() -> None:
     assert vocabulary_note(RunConfig.of(model="gpt_tiny")) == vocabulary_note(RunConfig.of(model="vit_tiny")) == ""
 
 
-@pytest.mark.parametrize(("name", "value"), [("nvme_path", "/nvme"), ("async_tensor_parallel", True)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("nvme_path", "/nvme"), ("async_tensor_parallel", True), ("curriculum_root", 2)]
+)
 def test_run_config_reads_over_a_former_field_of_a_record(name: str, value: object) -> None:
     config = RunConfig.of(dp=2, zero=3, engine="deepspeed", offload="parameters")
     content = config.to_dict()
     assert name not in content["layout"]
-    content["layout"][name] = value
+    content["layout"][name] = content[name] = value  # of the layout in some versions, of the run in others
     assert RunConfig.from_dict(content) == config
     assert RunConfig.from_dict(content).hash == config.hash
     with pytest.raises(LabError, match=f"unknown key '{name}'"):
