@@ -498,7 +498,7 @@ def _pipeline(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_offloaded(zero: Mapping[str, Any], name: str) -> bool:
     """Whether one kind of state is offloaded."""
-    return (zero.get(name) or {}).get("device", "none") != "none"
+    return bool((zero.get(name) or {}).get("device", "none") != "none")
 
 
 def _precision(document: Mapping[str, Any]) -> dict[str, Any]:

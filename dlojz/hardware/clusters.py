@@ -123,8 +123,8 @@ def _cluster(file: ConstantsFile) -> Cluster:
     if "machine" in file.content:
         raise file.refuse(
             f"machine is no key any more: what that file says goes into a table [slurm] here, as in {_EXAMPLE}.",
-            "machine n’est plus une clé : ce que dit ce fichier va ici, dans une table [slurm], comme dans "
-            f"{_EXAMPLE}.",
+            "machine n’est plus une clé : ce que dit ce fichier de machine va ici même, dans une table [slurm], comme "
+            f"dans {_EXAMPLE}.",
         )
     file.keys(_KEYS)
     chip, constants = _own_gpu(file)
