@@ -1,4 +1,4 @@
-"""Copy the course into the wheel: notebooks, sources of the labs, machine files and campaigns, as `dlojz/course/`.
+"""Copy the course into the wheel: notebooks, sources of the labs and campaigns, as `dlojz/course/`.
 
 All other metadata is in pyproject.toml.
 """
@@ -12,7 +12,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
-COURSE = ("notebooks/*/*.ipynb", "solutions/*.py", "slurm/machines/*.toml", "slurm/campaigns/*.toml")
+COURSE = ("notebooks/*/*.ipynb", "solutions/*.py", "slurm/campaigns/*.toml")
 
 
 class BuildWithCourse(build_py):

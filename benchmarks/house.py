@@ -38,7 +38,6 @@ HERMIT_LINES = 150
 MAX_ENTRIES, MAX_TOP_ENTRIES = 16, 26
 
 
-
 class Task(NamedTuple):
     """The file or folder to open for a task, and a text that stands there only if it is the right one."""
 
@@ -57,7 +56,7 @@ TASKS = {
     "add a lab": Task("dlojz/labs/kit/data/labs.toml", "[[lab]]"),
     "change the palette": Task("dlojz/display/style.py", "#"),
     "a SLURM option for a new cluster": Task("dlojz/running/slurm/slurm_job.py", "#SBATCH"),
-    "the modules that a site loads": Task("slurm/machines", ""),
+    "the modules that a site loads": Task("dlojz/hardware/data/clusters/jean_zay_a100.toml", "torch_module"),
     "the French of a hint": Task("dlojz/labs/lab06_tensor/exercises_layers.md", "## hint"),
 }
 """Twelve things that somebody comes to do, and where (CONTRIBUTING.md says more of each)."""

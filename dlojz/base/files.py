@@ -14,8 +14,8 @@ CHECKOUT = Path(sys.modules["dlojz"].__file__ or "").parent.parent
 """Parent folder of the package; not resolved, so that a job names the path its user knows."""
 _PACKAGE = Path(sys.modules["dlojz"].__file__ or "").resolve().parent
 COURSE = _PACKAGE / "course" if (_PACKAGE / "course").is_dir() else _PACKAGE.parent
-"""Folder of notebooks, sources of the labs, machine files and campaigns: `course/` of an installed package (`setup.py`
-copies them there), else the checkout, also where the package is reached through a link."""
+"""Folder of notebooks, sources of the labs and campaigns: `course/` of an installed package (`setup.py` copies
+them there), else the checkout, also where the package is reached through a link."""
 
 
 def cache_folder(name: str = "") -> Path | None:

@@ -142,15 +142,15 @@ def _limit(args: Given) -> tuple[float | None, str]:
     if "qos" not in args:
         return (args["hours"] if "steps" in args else None), "--hours"
     from dlojz.hardware import cluster
-    from dlojz.hardware.clusters import machine
+    from dlojz.hardware.clusters import machine_of
 
     if "steps" not in args:
         raise refusal(
             en="--qos limits the hours of a training: say with --steps how long it is.",
             fr="--qos limite la durée d’un entraînement : donnez sa longueur avec --steps.",
         )
-    name = cluster(args["cluster"]).machine
-    services = {service.name: service for service in machine(name).qos} if name else {}
+    site = machine_of(cluster(args["cluster"]))
+    services = {service.name: service for service in site.qos} if site else {}
     if args["qos"] not in services:
         raise LabError(one_of("QoS", args["qos"], services))
     return services[args["qos"]].max_hours, args["qos"]
@@ -216,19 +216,18 @@ def _script(best: Any, args: Given) -> str:
     """Write the job script of a layout for the machine of its cluster.
 
     Raises:
-        LabError: if no machine file belongs to the cluster, or the machine would refuse the job.
+        LabError: if no job is sent to the cluster, or the machine would refuse the job.
     """
-    from dlojz.hardware.clusters import machine
+    from dlojz.hardware.clusters import machine_of
     from dlojz.planner.export import batch_script
 
-    name = best.question.cluster.machine
-    if not name:
+    site, hours = machine_of(best.question.cluster), args["hours"] or 1.0
+    if site is None:
         raise refusal(
-            en=f"the cluster {best.question.cluster.name} names no machine file, so there is no job script for it.",
-            fr=f"le calculateur {best.question.cluster.name} ne désigne pas de fichier de machine : il n’y a donc pas "
+            en=f"the file of the cluster {best.question.cluster.name} has no table [slurm], so there is no job script.",
+            fr=f"le fichier du calculateur {best.question.cluster.name} n’a pas de table [slurm] : il n’y a donc pas "
             "de script pour lui.",
         )
-    site, hours = machine(name), args["hours"] or 1.0
     if not best.is_run:
         return batch_script(best, site, hours=hours, account=args.get("account", ""))
     from dlojz.running.folder import DEFAULT_WORKER

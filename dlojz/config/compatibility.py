@@ -275,11 +275,7 @@ LAYOUT: Final[tuple[Rule[LayoutFields], ...]] = (
     ),
     Rule(
         "options of tensor parallelism need it",
-        lambda layout: (
-            first_set(layout, {"sequence_parallel": False, "tensor_parts": "", "async_tensor_parallel": False})
-            if layout.tp == 1
-            else None
-        ),
+        lambda layout: first_set(layout, {"sequence_parallel": False, "tensor_parts": ""}) if layout.tp == 1 else None,
         en="{name}={value!r} needs tensor parallelism, but tp=1 was received: set tp to 2 or more.",
         fr="{name}={value!r} demande du Tensor Parallelism, mais tp=1 a été reçu : prenez tp=2 ou plus.",
     ),
@@ -290,13 +286,6 @@ LAYOUT: Final[tuple[Rule[LayoutFields], ...]] = (
         "tensor_parts={layout.tensor_parts!r} was received: leave one of the two out.",
         fr="sequence_parallel demande que toutes les parties soient découpées, car il manquerait à une partie entière "
         "les tokens des autres rangs, mais tensor_parts={layout.tensor_parts!r} a été reçu : retirez l’un des deux.",
-    ),
-    Rule(
-        "asynchronous tensor parallelism is torch's",
-        lambda layout: layout.async_tensor_parallel and layout.engine != "torch",
-        en="async_tensor_parallel is torch's, but engine={layout.engine!r} was received: use engine='torch'.",
-        fr="async_tensor_parallel est une option de torch, mais engine={layout.engine!r} a été reçu : prenez "
-        "engine='torch'.",
     ),
     Rule(
         "the pattern of the split parts can be read",
@@ -428,16 +417,6 @@ LAYOUT: Final[tuple[Rule[LayoutFields], ...]] = (
         "use {name}={plain}, or checkpointing instead.",
         fr="{name}={value} a été reçu avec activation_plan, qui vaut pour des modèles dont chaque rang a les blocs "
         "entiers : prenez {name}={plain}, ou plutôt checkpointing.",
-    ),
-    Rule(
-        "an NVMe disk takes what ZeRO-3 offloads",
-        lambda layout: (
-            layout.nvme_path is not None and (layout.zero != 3 or layout.offload not in ("optimizer", "parameters"))
-        ),
-        en="nvme_path takes what DeepSpeed ZeRO-3 offloads, but zero={layout.zero}, offload={layout.offload!r} was "
-        "received: use zero=3 and offload='optimizer' or 'parameters', or leave nvme_path out.",
-        fr="nvme_path reçoit ce que DeepSpeed ZeRO-3 décharge, mais zero={layout.zero}, offload={layout.offload!r} a "
-        "été reçu : prenez zero=3 et offload='optimizer' ou 'parameters', ou retirez nvme_path.",
     ),
     Rule(
         "sub-groups are of DeepSpeed ZeRO-3",

@@ -126,8 +126,8 @@ def check(document: Mapping[str, Any]) -> None:
         for key, value in (zero.get(section) or {}).items():
             _check_value(section, key, value, SECTIONS[section])
         device = (zero.get(section) or {}).get("device", "none")
-        if device not in ("none", "cpu", "nvme"):
-            raise LabError(one_of(f"{section}.device", device, ["none", "cpu", "nvme"]))
+        if device not in ("none", "cpu"):
+            raise LabError(one_of(f"{section}.device", device, ["none", "cpu"]))
     _check_stage(zero)
     if document.get("gradient_clipping", 0) != 0:
         raise refusal(
@@ -369,15 +369,9 @@ def _offload(config: RunConfig, zero: dict[str, Any]) -> dict[str, Any]:
     layout = config.layout
     if layout.offload not in ("optimizer", "parameters"):
         return {}
-    device_options: dict[str, Any] = {"device": "cpu", "pin_memory": True}
-    if layout.nvme_path is not None:
-        device_options = {"device": "nvme", "nvme_path": layout.nvme_path, "pin_memory": True}
-    zero["offload_optimizer"] = device_options
+    zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
     if layout.offload == "parameters":
-        # A copy, since max_in_cpu is of the parameters alone.
-        zero["offload_param"] = dict(device_options)
-        if layout.nvme_path is not None:
-            zero["offload_param"]["max_in_cpu"] = 0  # by default the first 1e9 weights stay in host memory
+        zero["offload_param"] = {"device": "cpu", "pin_memory": True}
     return {"zero_force_ds_cpu_optimizer": False}  # it updates with our torch optimizer, on the host
 
 
@@ -422,7 +416,6 @@ def _deepspeed_layout(base: RunConfig) -> Any:
     overrides = {
         "bucket_mib": None,
         "gradient_as_bucket_view": False,
-        "nvme_path": None,
         "zero": 0,
         "engine": "deepspeed",
     }
@@ -469,28 +462,22 @@ def _states(document: Mapping[str, Any]) -> dict[str, Any]:
     """Read ZeRO stage, size of its sub-groups, and offloading."""
     zero = document.get("zero_optimization", {})
     stage = int(zero.get("stage", 0))
-    targets = {name: _place(zero, name) for name in ("offload_optimizer", "offload_param")}
-    optimizer, parameters = targets["offload_optimizer"], targets["offload_param"]
-    # DeepSpeed's former names of the same.
-    if zero.get("cpu_offload"):
-        optimizer = ("cpu", None)
-    if zero.get("cpu_offload_param"):
-        parameters = ("cpu", None)
+    # The second name of each is DeepSpeed's former one.
+    optimizer = _is_offloaded(zero, "offload_optimizer") or bool(zero.get("cpu_offload"))
+    parameters = _is_offloaded(zero, "offload_param") or bool(zero.get("cpu_offload_param"))
     fields: dict[str, Any] = {"zero": stage}
     if stage == 3 and "sub_group_size" in zero:
         elements = max(1, int(zero["sub_group_size"]))  # 0 makes a group of each parameter, as 1 does
         fields["sub_group_size"] = None if elements == SUB_GROUP_ELEMENTS else elements
-    if optimizer is None and parameters is None:
-        return fields
-    if parameters is not None and optimizer != parameters:
+    if parameters and not optimizer:
         raise refusal(
-            en="offload_param is there without an equal offload_optimizer: the lab offloads parameters together with "
-            "the optimizer, so give both the same device and nvme_path, or offload_optimizer alone.",
-            fr="offload_param est là sans offload_optimizer identique : le TP décharge les paramètres avec "
-            "l’optimiseur. Donnez aux deux les mêmes device et nvme_path, ou offload_optimizer seul.",
+            en="offload_param is there without offload_optimizer: the lab offloads parameters together with the "
+            "optimizer, so give both the same device, or offload_optimizer alone.",
+            fr="offload_param est là sans offload_optimizer : le TP décharge les paramètres avec l’optimiseur. Donnez "
+            "aux deux le même device, ou offload_optimizer seul.",
         )
-    fields["offload"] = "optimizer" if parameters is None else "parameters"
-    fields["nvme_path"] = (optimizer or (None, None))[1]
+    if optimizer:
+        fields["offload"] = "parameters" if parameters else "optimizer"
     return fields
 
 
@@ -509,19 +496,9 @@ def _pipeline(document: Mapping[str, Any]) -> dict[str, Any]:
     return {"checkpointing": "full" if interval else "none"}
 
 
-def _place(zero: Mapping[str, Any], name: str) -> tuple[str, str | None] | None:
-    """Read device and folder of one kind of offloading; None where there is none."""
-    section = zero.get(name) or {}
-    device = section.get("device", "none")
-    if device == "none":
-        return None
-    folder = section.get("nvme_path")
-    if device == "nvme" and not folder:
-        raise refusal(
-            en=f"{name}: device 'nvme' needs nvme_path, a folder on the disk, but none was received.",
-            fr=f"{name} : device 'nvme' demande nvme_path, un dossier du disque, mais aucun n’a été reçu.",
-        )
-    return device, (str(folder) if device == "nvme" else None)
+def _is_offloaded(zero: Mapping[str, Any], name: str) -> bool:
+    """Whether one kind of state is offloaded."""
+    return bool((zero.get(name) or {}).get("device", "none") != "none")
 
 
 def _precision(document: Mapping[str, Any]) -> dict[str, Any]:

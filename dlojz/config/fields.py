@@ -240,7 +240,7 @@ class PrecisionFields(Contract):
 
 
 class MemoryFields(Contract):
-    """Save memory: recompute activations, or keep something in host memory or on disk."""
+    """Save memory: recompute activations, or keep something in host memory."""
 
     checkpointing: Literal["none", "selective", "every_second", "full"] = _field(
         "none",
@@ -271,11 +271,6 @@ class MemoryFields(Contract):
         "DeepSpeed ZeRO-3 : éléments de la part d’un rang mis à jour d’un coup, en fp32 ; par défaut 1e9, comme "
         "DeepSpeed",
         maximum=10**12,
-    )
-    nvme_path: str | None = _field(
-        None,
-        "folder on an NVMe disk that takes what is offloaded, not host memory (DeepSpeed ZeRO-3)",
-        "dossier d’un disque NVMe qui reçoit ce qui est déchargé, au lieu de la mémoire de l’hôte (DeepSpeed ZeRO-3)",
     )
 
 
@@ -377,7 +372,7 @@ class PipelineFields(Contract):
 
 
 class TensorFields(Contract):
-    """Choose what tensor parallelism splits and overlaps."""
+    """Choose what tensor parallelism splits."""
 
     sequence_parallel: bool = _field(
         False,
@@ -390,11 +385,6 @@ class TensorFields(Contract):
         "blocks\\.[0-3]\\.; by default all",
         "si tp > 1, expression régulière : les parties dont elle se trouve dans le nom sont découpées, par exemple "
         "attention, mlp, ou blocks\\.[0-3]\\. ; par défaut toutes",
-    )
-    async_tensor_parallel: bool = _field(
-        False,
-        "torch on GPUs: overlap tensor-parallel communication with the products (compiled)",
-        "torch sur GPU : recouvrir la communication du Tensor Parallelism par les produits (compilé)",
     )
 
 
@@ -442,8 +432,10 @@ class CurriculumFields(Contract):
 
     curriculum: Literal["none", "linear", "root", "discrete"] = _field(
         "none",
-        "how the sequences of a text grow over the first steps: at once, or by this pacing function",
-        "comment les séquences d’un texte croissent aux premiers pas : d’emblée entières, ou selon cette fonction",
+        "how the sequences of a text grow over the first steps: at once, or by this pacing function (root: the square "
+        "root)",
+        "comment les séquences d’un texte croissent aux premiers pas : d’emblée entières, ou selon cette fonction "
+        "(root : la racine carrée)",
     )
     curriculum_start: int | None = _count(
         None,
@@ -454,9 +446,6 @@ class CurriculumFields(Contract):
         None,
         "steps after which samples are whole; by default half of the run",
         "pas après lesquels les échantillons sont entiers ; par défaut la moitié de l’exécution",
-    )
-    curriculum_root: int = _count(
-        2, "degree of the root pacing function", "degré de la racine, avec curriculum root", maximum=64
     )
     curriculum_multiple: int = _count(
         8,

@@ -25,8 +25,7 @@ from dlojz.models.sizes import CoAtNetSize, GPTSize
 # --- models from elsewhere --------------------------------------------------------------------------------------------
 
 WHOLE_LAYOUT: Final = {
-    **{"cp": 1, "activation_plan": "", "gradient_compression": "none"},
-    **{"sequence_parallel": False, "async_tensor_parallel": False},
+    **{"cp": 1, "activation_plan": "", "gradient_compression": "none", "sequence_parallel": False},
 }
 """Fields of a layout that are plain with a model from elsewhere."""
 

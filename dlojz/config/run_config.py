@@ -49,7 +49,7 @@ STEPS_SHARE: Final = 2
 """By default, its samples are whole after one part in so many of the run."""
 MAX_DIGITS: Final = 12
 """Longer numbers are refused by their own field."""
-RARE: Final = ("update", "curriculum_root", "curriculum_multiple", "partition", "cp", "ep", "powersgd_rank")
+RARE: Final = ("update", "curriculum_multiple", "partition", "cp", "ep", "powersgd_rank")
 """Fields that `in_use` shows only where a run sets them."""
 
 
@@ -207,6 +207,7 @@ class RunConfig(RunFields):
         """Fill in the defaults that depend on other fields."""
         if not isinstance(fields, dict):
             return fields
+        fields = _without_former(fields)
         # Model, data and steps say nothing of a script.
         if fields.get("script") is not None:
             return fields
@@ -353,6 +354,18 @@ class RunConfig(RunFields):
     def model_name(self) -> str:
         """Name of the model as tables show it: without the folder of one's own file, which names a `config.json`."""
         return shown_name(self.model)
+
+
+_FORMER: Final = ("nvme_path", "async_tensor_parallel", "curriculum_root")
+"""Fields of older versions, of the layout or of the run, which records still have; nothing is read from them."""
+
+
+def _without_former(fields: dict[str, Any]) -> dict[str, Any]:
+    """Drop former fields from the run that a file holds, and from its layout."""
+    current = {name: value for name, value in fields.items() if name not in _FORMER}
+    if isinstance(layout := fields.get("layout"), dict):
+        current["layout"] = {name: value for name, value in layout.items() if name not in _FORMER}
+    return current
 
 
 def _set_fields(content: dict[str, Any], contract: type[Contract]) -> dict[str, Any]:

@@ -221,7 +221,7 @@ PLAIN: Final = {name: default for name, default in _DEFAULTS.items() if name != 
 READ: Final[dict[str, tuple[str, ...]]] = {
     "none": (),
     "linear": ("curriculum_start", "curriculum_steps", "curriculum_multiple"),
-    "root": ("curriculum_start", "curriculum_steps", "curriculum_root", "curriculum_multiple"),
+    "root": ("curriculum_start", "curriculum_steps", "curriculum_multiple"),
     "discrete": ("curriculum_lengths", "curriculum_multiple"),
 }
 """The fields that each pacing function reads."""
@@ -322,7 +322,7 @@ def length_at(config: RunFields, step: int) -> int:
         start=config.curriculum_start or full_length,
         end=full_length,
         steps=config.curriculum_steps or 1,
-        degree=config.curriculum_root if config.curriculum == "root" else 1,
+        degree=2 if config.curriculum == "root" else 1,
         multiple=config.curriculum_multiple,
     )
 

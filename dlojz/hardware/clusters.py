@@ -1,15 +1,14 @@
-"""Read the clusters of the course: their nodes, GPUs and links, and the machine files by which jobs are sent there.
+"""Read the clusters, one TOML file each: their nodes, GPUs, links and prices, and how jobs are sent there.
 
-A cluster's file names its GPU and its links, and repeats none of their figures unless its own GPU differs (memory,
-power). A machine file, one per cluster and kind of node, holds what its scheduler must be told; it is checked word by
-word, so that nothing in it can become another line of a job script.
+A file names its GPU and its links, and repeats none of their figures unless its own GPU differs (memory, power). Its
+table `slurm` holds what the scheduler must be told; it is checked word by word, so that nothing in it can become
+another line of a job script.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -27,8 +26,9 @@ from dlojz.hardware.gpus import DEVICES, Device, gpu
 from dlojz.hardware.links import Interconnect, link
 
 FOLDER: Final = Path(__file__).with_name("data") / "clusters"
-CLUSTERS_TEMPLATE: Final = "template"
-CLUSTERS: Final = tuple(sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != CLUSTERS_TEMPLATE))
+TEMPLATE: Final = "template"
+_EXAMPLE: Final = f"dlojz/hardware/data/clusters/{TEMPLATE}.toml"
+CLUSTERS: Final = tuple(sorted(path.stem for path in FOLDER.glob("*.toml") if path.stem != TEMPLATE))
 """Names of all clusters."""
 _SCALARS: Final = {"nic_bandwidth": "B/s", "host_memory": "B", "pue": "1", "carbon": "g/kWh"}
 _OF_GPU: Final = {
@@ -39,7 +39,7 @@ _OF_GPU: Final = {
 }
 """What a cluster's file may say of the GPU it has: the unit, and the field of `Device`."""
 _KEYS: Final = (
-    "title", "gpu", "gpus_per_node", "num_nodes", "intra", "inter", "nics_per_node", "machine", "own_gpu", *_SCALARS,
+    "title", "gpu", "gpus_per_node", "num_nodes", "intra", "inter", "nics_per_node", "own_gpu", *_SCALARS, "slurm",
 )  # fmt: skip
 
 
@@ -55,7 +55,7 @@ class Cluster:
         nics_per_node: network cards of a node.
         nic_bytes_per_s: of one card and direction, as sold.
         host_memory_bytes: of one node.
-        machine: name of the file in `slurm/machines` by which jobs are sent there; empty if there is none.
+        machine: how jobs are sent there; None where none are.
         pue: power usage effectiveness, all of the site's power over that of the machine; at least 1.
         carbon_g_per_kwh: of the site's electricity, in g of CO₂ equivalent.
         constants: each figure with its source; those of the GPU and the links stand with them.
@@ -71,7 +71,7 @@ class Cluster:
     nics_per_node: int
     nic_bytes_per_s: float
     host_memory_bytes: float
-    machine: str
+    machine: Machine | None
     pue: float
     carbon_g_per_kwh: float
     constants: Mapping[str, Constant]
@@ -116,7 +116,16 @@ def read_cluster(path: Path) -> Cluster:
         LabError: if the file lacks a constant (named with the file), holds an illegal one, or names an unknown GPU or
             link.
     """
-    file = ConstantsFile.read(path)
+    return _cluster(ConstantsFile.read(path))
+
+
+def _cluster(file: ConstantsFile) -> Cluster:
+    if "machine" in file.content:
+        raise file.refuse(
+            f"machine is no key any more: what that file says goes into a table [slurm] here, as in {_EXAMPLE}.",
+            "machine n’est plus une clé : ce que dit ce fichier de machine va ici même, dans une table [slurm], comme "
+            f"dans {_EXAMPLE}.",
+        )
     file.keys(_KEYS)
     chip, constants = _own_gpu(file)
     constants |= {key: file.constant(key, unit) for key, unit in _SCALARS.items()}
@@ -127,7 +136,7 @@ def read_cluster(path: Path) -> Cluster:
             f"pue doit être au moins égal à 1, mais {value} a été reçu.",
         )
     return Cluster(
-        path.stem,
+        file.path.stem,
         file.text("title"),
         chip,
         file.count("gpus_per_node"),
@@ -137,7 +146,7 @@ def read_cluster(path: Path) -> Cluster:
         file.count("nics_per_node"),
         constants["nic_bandwidth"].value,
         constants["host_memory"].value,
-        file.text("machine", ""),
+        _machine(file) if "slurm" in file.content else None,
         constants["pue"].value,
         constants["carbon"].value,
         constants,
@@ -159,8 +168,8 @@ def cluster(name: str | Path) -> Cluster:
         path = Path(name).expanduser()
         if not path.is_file():
             raise refusal(
-                en=f"there is no hardware file {str(name)!r}: copy hardware/data/clusters/{CLUSTERS_TEMPLATE}.toml.",
-                fr=f"il n’y a pas de fichier {str(name)!r} : copiez hardware/data/clusters/{CLUSTERS_TEMPLATE}.toml.",
+                en=f"there is no hardware file {str(name)!r}: copy {_EXAMPLE}.",
+                fr=f"il n’y a pas de fichier {str(name)!r} : copiez {_EXAMPLE}.",
             )
         return read_cluster(path)
     # Blanks and hyphens are taken for underscores.
@@ -170,15 +179,18 @@ def cluster(name: str | Path) -> Cluster:
     return _shipped(key)
 
 
+def machine_of(cluster: Cluster) -> Machine | None:
+    """Read how jobs are sent to a cluster: by one's own machine file of that name, else as the cluster's says."""
+    path = machine_files().get(cluster.name, FOLDER)
+    return cluster.machine if path.is_relative_to(FOLDER) else read_machine(path)
+
+
 NAME_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}$"
 _OPTIONAL_NAME = r"^([A-Za-z0-9_][A-Za-z0-9_.@+,&|-]{0,63})?$"
 # `$NAME` may stand at the beginning, alone or before a slash.
 _WORD = re.compile(r"(\$[A-Za-z_][A-Za-z0-9_]{0,63}(?=/|$))?[A-Za-z0-9@._/:=+,-]{0,200}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _COMMANDS = ("module", "source", "conda", "ulimit")
-MACHINES_TEMPLATE = "template"
-
-
 _LONGEST_H = 24 * 366
 """No scheduler gives a job longer than a year."""
 
@@ -275,19 +287,20 @@ class Machine(_FileContract):
         return self
 
 
-def folders() -> list[Path]:
-    """List the folders of machine files: those of `$DLOJZ_MACHINES`, then those of the checkout."""
-    extra_folders = [Path(part).expanduser() for part in os.environ.get("DLOJZ_MACHINES", "").split(os.pathsep) if part]
-    return [*extra_folders, COURSE / "slurm" / "machines"]
-
-
 def machine_files() -> dict[str, Path]:
-    """List all machine files by name, without the template; of two of one name the first folder's counts."""
+    """List the files of all machines by name, without the template; of two of one name the first folder's counts.
+
+    The folders of `$DLOJZ_MACHINES` come first, then `slurm/machines` of the checkout, then the clusters of the course.
+    """
+    extra_folders = [Path(part).expanduser() for part in os.environ.get("DLOJZ_MACHINES", "").split(os.pathsep) if part]
     files: dict[str, Path] = {}
-    for folder in folders():
+    for folder in (*extra_folders, COURSE / "slurm" / "machines"):
         for path in sorted(folder.glob("*.toml")):
-            if path.stem != MACHINES_TEMPLATE:
+            if path.stem != TEMPLATE:
                 files.setdefault(path.stem, path)
+    for name in CLUSTERS:
+        if _shipped(name).machine:
+            files.setdefault(name, FOLDER / f"{name}.toml")
     return files
 
 
@@ -299,49 +312,62 @@ def machine(name: str) -> Machine:
     """
     files = machine_files()
     if name not in files:
-        raise LabError(one_of("machine", name, files) if files else _no_machine())
+        raise LabError(one_of("machine", name, files))
     return read_machine(files[name])
 
 
 def read_machine(path: Path) -> Machine:
-    """Read the machine that a file describes.
+    """Read the machine that a file describes; of a whole cluster's file, the cluster is checked with it.
 
     Raises:
-        LabError: if it cannot be read, is no TOML, or holds an unknown key or an illegal value.
+        LabError: if it cannot be read, is no TOML, holds an unknown key or an illegal value, or does not say how jobs
+            are sent there.
     """
+    file = ConstantsFile.read(path)
+    # A file without links and prices is one of jobs alone.
+    cluster_machine = _cluster(file).machine if "intra" in file.content else None
+    return cluster_machine or _machine(file)
+
+
+def _machine(file: ConstantsFile) -> Machine:
+    """Check how jobs are sent to a cluster, by its table `slurm`; what plans need too stands above it."""
+    table, common = file.content, dict[str, Any]()
+    # Machine files had all their keys at the top once, with `device` for `gpu`.
+    if "device" not in file.content:
+        file.keys(_KEYS)
+        if "slurm" not in file.content:
+            raise file.refuse(
+                f"nothing says how jobs are sent there: add a table [slurm], as in {_EXAMPLE}.",
+                f"rien ne dit comment y soumettre des travaux : ajoutez une table [slurm], comme dans {_EXAMPLE}.",
+            )
+        common = {"title": file.text("title"), "device": file.text("gpu"), "gpus_per_node": file.count("gpus_per_node")}
+        if "num_nodes" in file.content:
+            common["max_nodes"] = file.count("num_nodes")
+        table = file.table("slurm")
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-        return _from_toml(path.stem, data)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise refusal(
-            en=f"the machine file {path.name} cannot be read: {reason}.",
-            fr=f"le fichier de machine {path.name} ne peut pas être lu : {reason}.",
-        ) from None
+        return _from_toml(file.path.stem, common, table)
     except LabError as error:
         raise refusal(
-            en=f"the machine file {path.name} is refused: {error}",
-            fr=f"le fichier de machine {path.name} est refusé : {error}",
+            en=f"the machine file {file.path.name} is refused: {error}",
+            fr=f"le fichier de machine {file.path.name} est refusé : {error}",
         ) from None
 
 
-def _from_toml(name: str, data: dict[str, Any]) -> Machine:
-    legal = sorted(set(Machine.model_fields) - {"name", "schema_version"})
+def _from_toml(name: str, common: dict[str, Any], table: Mapping[str, Any]) -> Machine:
+    legal = sorted(set(Machine.model_fields) - {"name"})
     for key in ("cluster", "partition", "constraint", "reservation", "python"):
-        if data.get(key) == "":
+        if table.get(key) == "":
             raise refusal(
                 en=f"{key} is an empty text: leave the line out.",
                 fr=f"{key} est un texte vide : retirez la ligne.",
             )
-    if "name" in data:  # a second name would be one too many
-        raise LabError(one_of("key", "name", legal))
-    for key in data:
-        if key not in Machine.model_fields:
+    for key in table:
+        if key not in legal:
             raise LabError(one_of("key", key, legal))
-    qos_tables = data.get("qos", [])
+    qos_tables = table.get("qos", [])
     if not isinstance(qos_tables, list):
         raise LabError(say(en="qos is a list of [[qos]] tables.", fr="qos est une liste de tables [[qos]]."))
-    return Machine(**{**data, "name": name, "qos": tuple(Qos.from_dict(entry) for entry in qos_tables)})
+    return Machine(**{**common, **table, "name": name, "qos": tuple(map(Qos.from_dict, qos_tables))})
 
 
 def here() -> list[str]:
@@ -390,20 +416,9 @@ def choose(name: str | None, fits: Iterable[str] | None = None) -> Machine:
     fitting = set(fits or ()) if local_machines else set()  # read once: `fits` may be a generator
     if fitting & set(candidates):
         return machine(next(name for name in candidates if name in fitting))
-    if not candidates:
-        raise LabError(_no_machine())
     raise refusal(
         en=f"several machines could be meant ({', '.join(candidates)}): say which, with machine='NAME' or "
         "$DLOJZ_MACHINE; `dlojz machines` describes them.",
         fr=f"plusieurs machines sont possibles ({', '.join(candidates)}) : dites laquelle, avec machine='NOM' ou "
         "$DLOJZ_MACHINE ; `dlojz machines` les décrit.",
-    )
-
-
-def _no_machine() -> str:
-    return say(
-        en="there is no machine file: copy slurm/machines/template.toml, fill it in, and name its folder in "
-        "$DLOJZ_MACHINES.",
-        fr="il n’y a pas de fichier de machine : copiez slurm/machines/template.toml, remplissez-le, et donnez son "
-        "dossier dans $DLOJZ_MACHINES.",
     )

@@ -604,7 +604,6 @@ def _memory(config: RunConfig, ledger: Ledger, step: StepReplay, device: Device 
     updates: dict[str, object] = {f"{category}_bytes": states.category(category) for category in STATES}
     updates["gradients_bytes"] = max(states.gradients_bytes or 0, step.gradient_bytes)
     updates["host_bytes"] = (states.host_bytes or 0) + ledger.most_host_bytes
-    updates["nvme_bytes"] = states.nvme_bytes
     if device is not None:
         step.run()  # a second step finds what the first has left cached
         processes = config.layout.world_size

@@ -10,9 +10,9 @@ Rajbhandari et al. 2020 (arXiv 1910.02054), §5; DeepSpeed 0.19 `runtime/zero/st
 2.13 `distributed/fsdp/_fully_shard`.
 
 **DeepSpeed's offloading.** With Ψ/N = s parameters per rank, b bytes each to compute with, and Adam, the host holds the
-master copy 4s, its gradient 4s and the moments 8s, and buffers of bs for weights or gradients in transit. What goes to
-NVMe is DeepSpeed's arithmetic, not measured. Source: Ren et al. 2021, "ZeRO-Offload" (arXiv 2101.06840), section 4;
-Rajbhandari et al. 2021, "ZeRO-Infinity" (arXiv 2104.07857), section 5; DeepSpeed 0.19, `offload_config.py`.
+master copy 4s, its gradient 4s and the moments 8s, and buffers of bs for weights or gradients in transit. Source:
+Ren et al. 2021, "ZeRO-Offload" (arXiv 2101.06840), section 4; Rajbhandari et al. 2021, "ZeRO-Infinity" (arXiv
+2104.07857), section 5; DeepSpeed 0.19, `offload_config.py`.
 
 **Hooks of DDP.** With r the rank of PowerSGD, a gradient of n rows and m columns (all dimensions but the first) is sent
 as P (n × r) and Q (m × r), if that is less than half of it; else as it is, in fp32, with the others of its bucket.
@@ -356,12 +356,6 @@ def predict_states(config: RunConfig, shapes: ModelShapes, rank: int = 0) -> Mem
     return memory.model_copy(update={"buffers_bytes": cast_bytes if casts else shapes.buffer_bytes})
 
 
-OPTIMIZER_BUFFERS = 4
-"""Sub-groups that NVMe offloading of the optimizer holds in host memory at once (`buffer_count`)."""
-PARAMETER_BUFFERS, PARAMETER_BUFFER_ELEMENTS = 5, 10**8
-"""Buffers of NVMe offloading of the parameters, and elements of each (`buffer_count`, `buffer_size`)."""
-
-
 def offload_states(config: RunConfig, shapes: ModelShapes, memory: Memory, rank: int = 0) -> Memory:
     """Move the states that the layout's offloading moves.
 
@@ -372,7 +366,7 @@ def offload_states(config: RunConfig, shapes: ModelShapes, memory: Memory, rank:
         rank: whose states they are.
 
     Returns:
-        The same with `host_bytes` and `nvme_bytes`; unchanged where optimizer and parameters stay on the device.
+        The same with `host_bytes`; unchanged where optimizer and parameters stay on the device.
     """
     if config.layout.offload not in ("optimizer", "parameters"):
         return memory
@@ -402,20 +396,12 @@ def _stage_3(config: RunConfig, shapes: ModelShapes, memory: Memory, rank: int) 
     shard_elements = sum(parameter.padded_numel(config.layout.dp) for parameter in shapes.parameters)
     weights_bytes, gradients_bytes = memory.weights_bytes or 0, memory.gradients_bytes or 0
     moved_weights_bytes = weights_bytes if config.layout.offload == "parameters" else 0
-    device_bytes = {"gradients_bytes": 0, "weights_bytes": weights_bytes - moved_weights_bytes}
-    master_bytes = memory.master_bytes or 0
-    if config.layout.nvme_path is None:
-        # The gradients of the micro-batches in the type of the weights, and their sum in fp32 for the update.
-        host_bytes = (memory.optimizer_bytes or 0) + master_bytes + FP32_BYTES * shard_elements
-        return device_bytes | {"host_bytes": host_bytes + gradients_bytes + moved_weights_bytes}
-    largest = max(map(sum, zero_3_sub_groups(config, shapes)))
-    buffer_bytes = OPTIMIZER_BUFFERS * FP32_BYTES * largest
-    if moved_weights_bytes:
-        buffer_bytes += PARAMETER_BUFFERS * PARAMETER_BUFFER_ELEMENTS * compute_bytes(config)
-    return device_bytes | {
-        # The master copy, its gradient and the moments, each a file per sub-group.
-        "nvme_bytes": master_bytes + FP32_BYTES * shard_elements + (memory.optimizer_bytes or 0) + moved_weights_bytes,
-        "host_bytes": gradients_bytes + buffer_bytes,
+    # The gradients of the micro-batches in the type of the weights, and their sum in fp32 for the update.
+    host_bytes = (memory.optimizer_bytes or 0) + (memory.master_bytes or 0) + FP32_BYTES * shard_elements
+    return {
+        "gradients_bytes": 0,
+        "weights_bytes": weights_bytes - moved_weights_bytes,
+        "host_bytes": host_bytes + gradients_bytes + moved_weights_bytes,
     }
 
 

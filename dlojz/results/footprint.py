@@ -63,7 +63,7 @@ class Memory(Contract):
         None, ge=0, description="taken from the device in all, as nvidia-smi shows it: reserved, context, NCCL"
     )
     host_bytes: int | None = Field(None, ge=0, description="offloaded from the device to host memory, at most")
-    nvme_bytes: int | None = Field(None, ge=0, description="offloaded to files on an NVMe disk")
+    nvme_bytes: int | None = Field(None, ge=0, description="offloaded to an NVMe disk, in records of older versions")
     resident_bytes: int | None = Field(None, ge=0, description="largest resident set of the process (host)")
 
     def category(self, name: Category) -> int | None:

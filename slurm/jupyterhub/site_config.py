@@ -1,7 +1,7 @@
 """JupyterHub of a site: each student's server is a SLURM job on a kind of node that a machine file describes.
 
 A beginning to adapt, not a whole installation: users, certificates and the address are the site's own (README.md). What
-is asked of SLURM comes from `slurm/machines/*.toml`, the same files that `dlojz.run(…, on="slurm")` reads.
+is asked of SLURM comes from the clusters' files (`dlojz machines`), the same that `dlojz.run(…, on="slurm")` reads.
 
     DLOJZ_HUB_PROFILES=name,other   machine files that students may choose from (default: those of this cluster)
     DLOJZ_HUB_PYTHON=/path/python   interpreter on the nodes that has dlojz and batchspawner (default: the hub's own)

@@ -220,7 +220,7 @@ def test_the_table_has_every_field_of_every_point_and_no_formula(
     assert [line["point"] for line in lines] == ["1", "2", "3", "4"]
     assert lines[0]["reason"] == '\'=HYPERLINK("http://x")' and lines[0]["state"] == "failed"
     assert lines[2]["dp"] == "2" and lines[2]["engine"] == "torch" and lines[2]["state"] == "waiting"
-    assert {"predicted_memory_bytes", "measured_samples_per_s", "step_s", "schedule", "nvme_path"} <= set(lines[0])
+    assert {"predicted_memory_bytes", "measured_samples_per_s", "step_s", "schedule", "sub_group_size"} <= set(lines[0])
 
 
 @pytest.mark.parametrize("text", ["=1", "+1", "-1", "@x", "\t=1", "\r=1", " =1", "\n=1", "%x", "|x"])

@@ -189,7 +189,7 @@ def test_main_memory_names_a_nearly_full_gpu_as_a_risk(language: str, capfd: pyt
         {"model": "gpt_tiny", "dp": 4, "zero": 2, "engine": "deepspeed", "offload": "optimizer", "sequence_length": 32},
         {"model": "vit_tiny", "dp": 2, "gradient_as_bucket_view": True, "bucket_mib": 0.5, "learning_rate": 0.25},
         {"engine": "single", "micro_batch": 3, "precision": "bf16", "keep_weights": True, "data": "synthetic"},
-        {"dp": 2, "zero": 3, "engine": "deepspeed", "offload": "optimizer", "nvme_path": "/a path/with spaces"},
+        {"dp": 2, "zero": 3, "engine": "deepspeed", "offload": "optimizer", "data_root": "/a path/with spaces"},
         {"activation_plan": "keep:3,recompute:6,offload:1"},
     ],
 )

@@ -98,7 +98,7 @@ def test_plan_command_has_a_queue_limit_the_training(capfd: pytest.CaptureFixtur
         ([*OWN, "--model", "gpt2"], "too many: --model"),
         (["--why", "tp"], "--why takes fields"),
         (["--why", "xp=2"], "unknown field 'xp'"),
-        (["--cluster", "selene", "--script"], "names no machine file"),
+        (["--cluster", "selene", "--script"], r"selene has no table \[slurm\]"),
         (["--qos", "qos_gpu_a100-dev"], "say with --steps"),
         (["--qos", "long", "--steps", "5"], "unknown QoS 'long'"),
         (["--tp", "2"], "unknown flag"),

@@ -36,7 +36,6 @@ from dlojz.runnable import check_runnable
         ),
         ({"offload": "optimizer", "engine": "deepspeed", "dp": 2}, "from ZeRO-1 on.*use engine='deepspeed', zero=1"),
         ({"offload": "parameters", "zero": 3, "dp": 2}, "from ZeRO-3 on.*use engine='deepspeed', zero=3"),
-        ({"nvme_path": "/nvme"}, "nvme_path takes what DeepSpeed ZeRO-3 offloads.*use zero=3"),
         ({"dp": 2, "zero": 3, "bucket_mib": 1}, "FSDP2 has no such buckets: use it with DDP"),
         ({"dp": 2, "engine": "deepspeed", "bucket_mib": 1}, "DeepSpeed ZeRO-0 has no such buckets"),
         ({"bucket_mib": 4}, "one process has no such buckets.*dp=2 or more"),
@@ -109,7 +108,7 @@ def test_what_a_run_uses_is_shown_without_what_it_leaves_alone() -> None:
     shown = config.in_use()
     assert shown["seed"] == shown["layout"]["zero"] == 0
     assert shown["layout"]["bucket_mib"] == 4
-    assert not {"sequence_length", "keep_weights", "update", "experts", "curriculum_root"} & set(shown)
+    assert not {"sequence_length", "keep_weights", "update", "experts", "curriculum_multiple"} & set(shown)
     assert not {"schedule", "offload", "ep"} & set(shown["layout"])
     assert RunConfig(**shown) == config
 
@@ -311,3 +310,17 @@ def test_the_vocabulary_that_a_text_model_trains_with_is_said() -> None:
     assert own == "gpt2 is trained with its own vocabulary of 50,257 tokens, on random ones (data=synthetic)."
     assert other.startswith("gpt2 is trained with the 256 tokens of data=text, not with its whole vocabulary of 50,257")
     assert vocabulary_note(RunConfig.of(model="gpt_tiny")) == vocabulary_note(RunConfig.of(model="vit_tiny")) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("nvme_path", "/nvme"), ("async_tensor_parallel", True), ("curriculum_root", 2)]
+)
+def test_run_config_reads_over_a_former_field_of_a_record(name: str, value: object) -> None:
+    config = RunConfig.of(dp=2, zero=3, engine="deepspeed", offload="parameters")
+    content = config.to_dict()
+    assert name not in content["layout"]
+    content["layout"][name] = content[name] = value  # of the layout in some versions, of the run in others
+    assert RunConfig.from_dict(content) == config
+    assert RunConfig.from_dict(content).hash == config.hash
+    with pytest.raises(LabError, match=f"unknown key '{name}'"):
+        RunConfig.of(**{name: value})

@@ -74,8 +74,8 @@ def test_discrete_is_deepspeeds_own(last_steps: list[int]) -> None:
     [
         ({"curriculum": "linear", "curriculum_start": 16, "curriculum_steps": 30}, {"total_curriculum_step": 30}),
         (
-            {"curriculum": "root", "curriculum_start": 8, "curriculum_steps": 25, "curriculum_root": 3},
-            {"total_curriculum_step": 25, "root_degree": 3},
+            {"curriculum": "root", "curriculum_start": 8, "curriculum_steps": 25},
+            {"total_curriculum_step": 25, "root_degree": 2},
         ),
         (
             {"curriculum": "discrete", "curriculum_lengths": "16:10,64:22"},
@@ -98,9 +98,8 @@ def test_the_lengths_of_a_run_are_those_that_deepspeed_updates_to(fields: dict[s
     eighths=st.integers(2, 64),
     start=st.integers(1, 63),
     steps=st.integers(1, 90),
-    root=st.integers(2, 9),
 )
-def test_lengths_rise_in_multiples_to_the_whole(kind: str, eighths: int, start: int, steps: int, root: int) -> None:
+def test_lengths_rise_in_multiples_to_the_whole(kind: str, eighths: int, start: int, steps: int) -> None:
     start = min(start, eighths - 1)
     config = config_of(
         sequence_length=8 * eighths,
@@ -109,7 +108,6 @@ def test_lengths_rise_in_multiples_to_the_whole(kind: str, eighths: int, start: 
         curriculum=kind,
         curriculum_start=8 * start,
         curriculum_steps=steps,
-        **({"curriculum_root": root} if kind == "root" else {}),
     )
     found = [length_at(config, step) for step in range(100)]
     assert found == sorted(found)
@@ -133,7 +131,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"curriculum_start": 12}, "curriculum_start=12 is none.*curriculum_multiple=4", "n’en est pas un"),
     ({"curriculum_steps": 41}, "beyond the 40 steps of the run.*at most 40", "au-delà des 40 pas"),
     ({"sequence_length": 100}, "sequence_length=100 is none.*curriculum_multiple=4", "sequence_length=100"),
-    ({"curriculum_root": 3}, "curriculum='linear' does not read it: use curriculum='root'", "ne le lit pas"),
     ({"curriculum_lengths": "16:4"}, "use curriculum='discrete'", "retirez-le"),
     ({"curriculum": "none", "curriculum_start": 16}, "curriculum='none' does not read it", "ne le lit pas"),
     ({"curriculum": "none", "curriculum_multiple": 16}, "curriculum_multiple=16 was received", "a été reçu"),
@@ -176,7 +173,7 @@ def test_images_have_no_tokens() -> None:
     ("left_out", "said"),
     [
         ({"curriculum": "linear"}, {"curriculum_start": 16, "curriculum_steps": 20, "curriculum_multiple": 8}),
-        ({"curriculum": "root"}, {"curriculum_start": 16, "curriculum_steps": 20, "curriculum_root": 2}),
+        ({"curriculum": "root"}, {"curriculum_start": 16, "curriculum_steps": 20}),
         ({"curriculum": "discrete", "curriculum_lengths": "16:3, 32:5"}, {"curriculum_lengths": "16:3,32:5"}),
     ],
 )

@@ -48,7 +48,8 @@ def test_jean_zay_is_the_machine_that_jobs_are_sent_to() -> None:
     assert len(of_jean_zay) == 5
     for name in of_jean_zay:
         found = cluster(name)
-        sent = machine(found.machine)
+        sent = machine(name)
+        assert found.machine == sent
         assert (found.gpu.name, found.gpus_per_node) == (sent.device, sent.gpus_per_node)
         assert sent.max_nodes <= found.num_nodes and found.carbon_g_per_kwh == 57
 
@@ -86,6 +87,7 @@ def test_the_template_is_a_cluster(tmp_path: Path) -> None:
         (r'gpu = "a100-80"', 'gpu = "a100-90"', "unknown GPU 'a100-90': did you mean 'a100-80'"),
         (r'intra = "nvlink3"', 'intra = "nvlink33"', "unknown link 'nvlink33'"),
         (r"(?m)^num_nodes = .*\n", "num_nodes = 0\n", "num_nodes must be a whole number of at least 1, but 0"),
+        (r"(?m)^gpu = ", 'machine = "mine"\ngpu = ', r"machine is no key any more: .* a table \[slurm\] here"),
         (r"gpus_per_node", "gpu_per_node", "unknown key 'gpu_per_node': did you mean 'gpus_per_node'"),
         (r"# \[own_gpu\].*", "own_gpu = 3", "own_gpu must be a table, but 3"),
         (r"(?s).*", "= no toml", "the hardware file mine.toml cannot be read"),

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
-import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,13 +15,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from dlojz import models, runnable
-from dlojz.base.errors import LabError
+from dlojz import models
 from dlojz.by_hand.activation_offload import MINIMUM_BYTES, ActivationOffload
 from dlojz.config.run_config import RunConfig
 from dlojz.prediction.shapes import model_shapes
 from dlojz.prediction.states import offload_states, predict_states
-from dlojz.runnable import check_runnable
 
 SMALL = {"image_size": 32, "micro_batch": 4, "learning_rate": 0.01, "optimizer": "sgd", "dp": 2}
 SELECTIVE, ACTIVATIONS = {"checkpointing": "selective"}, {"offload": "activations"}
@@ -292,39 +288,6 @@ def test_activation_offload_is_followed_without_memory() -> None:
             logits.sum().backward()
             counted[-1] += (offload.moved_bytes,)
     assert counted[0] == counted[1]
-
-
-NVME = {**SMALL, **DEEPSPEED, "zero": 3, "offload": "parameters"}
-
-
-def test_check_runnable_looks_at_an_nvme_folder_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refusal(folder: Path, **fields: Any) -> str:
-        with pytest.raises(LabError) as refused:
-            check_runnable(RunConfig.of(**{**NVME, "nvme_path": str(folder), **fields}))
-        return str(refused.value)
-
-    assert "is no folder of this machine" in refusal(tmp_path / "missing")
-    monkeypatch.setattr(runnable, "has_async_io", lambda: False)
-    assert "needs the library libaio" in refusal(tmp_path)
-    assert "ranks offload" in refusal(tmp_path, model="llama_3_1_405b", image_size=None, optimizer="adamw")
-
-    def full(**_: Any) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    assert "cannot be written: Permission denied" in refusal(tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_bytes_on_the_disk_are_states_of_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runnable, "has_async_io", lambda: True)
-    config = RunConfig.of(**{**NVME, **MIXED, "nvme_path": str(tmp_path)})
-    check_runnable(config)
-    parameters = model_shapes(config).num_parameters
-    # 2 bytes of each weight, 16 of its master copy, gradient and moments; shards are padded and count their steps.
-    assert math.isclose(runnable.needed_bytes(config), 18 * parameters, rel_tol=1e-3)
 
 
 if __name__ == "__main__":

@@ -172,7 +172,6 @@ def test_what_a_stage_receives_has_the_type_in_which_the_one_before_computes(zer
         ({**COATNET, "tensor_parts": "convolution"}, "convolutions are split by engine='by_hand' alone"),
         ({**COATNET, "tensor_parts": "mpl"}, "matches 'mpl'"),
         ({"tensor_parts": "mpl", "engine": "by_hand"}, "no part of Llama matches 'mpl'"),
-        ({"async_tensor_parallel": True, "device": "cpu"}, "needs 2 GPUs of one node"),
         ({"engine": "deepspeed"}, "use engine='by_hand' or 'torch'"),
         ({"pp": 2, "zero": 2, "engine": "by_hand", "tp": 1}, "engine='torch' with zero=2"),
         ({"pp": 2, "zero": 3, "tp": 1}, "gather a stage's weights anew for every micro-batch"),

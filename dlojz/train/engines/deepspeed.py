@@ -29,7 +29,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from dlojz.base.language import refusal
 from dlojz.by_hand.activation_offload import offload_of
 from dlojz.config.deepspeed_json import deepspeed_json
 from dlojz.config.run_config import RunConfig
@@ -255,15 +254,6 @@ class DeepSpeedEngine(Engine):
             with deepspeed.zero.GatheredParameters([parameter], enabled=self.config.layout.zero == 3):
                 yield name, parameter.detach().float().cpu().clone()
 
-    def states(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the states from the copy in fp32 that DeepSpeed updates.
-
-        Raises:
-            LabError: if the states are in files on an NVMe disk, which are not read here.
-        """
-        self._check_kept()
-        yield from super().states()
-
     def gathered(self, kind: str) -> Iterator[tuple[str, Tensor]]:
         """Gather one kind of state."""
         for name, parameter, _ in self.named():
@@ -272,22 +262,12 @@ class DeepSpeedEngine(Engine):
     @torch.no_grad()
     def restore(self, source: CheckpointTensors) -> None:
         """Restore DeepSpeed's copy in fp32 and the weights that forward reads."""
-        self._check_kept()
         names = [name for name, _, _ in self.named()]
         kinds = [WEIGHTS, *(kind for kind in self.moments if source.has(f"{kind}/{names[0]}"))]
         begin(self.optimizer, tuple(kinds[1:]), source.updates)
         for name, parameter, _ in self.named():
             for kind in kinds:
                 put_state(self.optimizer, parameter, kind, source.tensor(f"{kind}/{name}"), source.updates)
-
-    def _check_kept(self) -> None:
-        if self.config.layout.nvme_path is not None:
-            raise refusal(
-                en="states that DeepSpeed keeps on an NVMe disk are not taken into a checkpoint: leave nvme_path "
-                "out, and they are offloaded to host memory.",
-                fr="les états que DeepSpeed garde sur un disque NVMe ne sont pas mis dans un checkpoint : retirez "
-                "nvme_path, et ils seront déchargés en mémoire hôte.",
-            )
 
     def close(self) -> None:
         self.model.destroy()

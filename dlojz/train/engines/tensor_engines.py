@@ -15,8 +15,7 @@ embeddings that images need.
     norms, with sequence parallelism     SequenceParallel     all-gather after it, reduce-scatter at the region's end
 
 The gradient of a split embedding is made whole on every rank (V × D, torch's rule), but for DDP and FSDP2, which cut it
-at once. Asynchronous tensor parallelism (`async_tensor_parallel`) compiles the blocks so that pieces of a product
-overlap with their communication. It needs NVLink and symmetric memory, and has not been run here.
+at once.
 
 A model from elsewhere is split into plain tensors with the lab's operators (`dlojz.by_hand.tensor.split_linears`),
 whatever the engine of the data axis.
@@ -167,8 +166,6 @@ def parallelize(config: RunConfig, blocks: BlockList, axis: TensorAxis, mesh: De
     for number, block in enumerate(blocks.blocks):
         halves = {part.rpartition(".")[2] for part in chosen if part.startswith(f"blocks.{number}.")}
         _split(block, halves, axis, mesh)
-        if config.layout.async_tensor_parallel and halves:
-            _overlap(block, axis)
     tie(blocks, tied)  # embedding and head have the same rows of the one matrix
     head = blocks.blocks[-1]
     if not isinstance(head, VocabularyHead) or f"blocks.{len(blocks.blocks) - 1}.head" not in chosen:
@@ -263,17 +260,6 @@ def _with_memory_of_its_own(parameter: DTensor) -> nn.Parameter:
     if local_tensor.untyped_storage().nbytes() == local_tensor.numel() * local_tensor.element_size():
         return cast(nn.Parameter, parameter)
     return nn.Parameter(as_dtensor(local_tensor.clone(), parameter))
-
-
-def _overlap(block: nn.Module, axis: TensorAxis) -> None:
-    """Compile a block so that its products overlap with their communication: CUDA with NVLink only."""
-    import torch._inductor.config
-    from torch.distributed._symmetric_memory import enable_symm_mem_for_group
-
-    torch._inductor.config._micro_pipeline_tp = True
-    if axis.group is not None:
-        enable_symm_mem_for_group(axis.group.group_name)
-    block.compile()
 
 
 class PlainParameters(nn.Module):

@@ -13,11 +13,34 @@ import dlojz
 from dlojz.base.errors import LabError
 from dlojz.cli.main import main
 from dlojz.config.run_config import RunConfig
-from dlojz.hardware.clusters import Machine, choose, cluster_name, here, machine, machine_files, read_machine
+from dlojz.hardware.clusters import (
+    FOLDER,
+    Machine,
+    choose,
+    cluster,
+    cluster_name,
+    here,
+    machine,
+    machine_files,
+    machine_of,
+    read_machine,
+)
 from dlojz.running.limits import JobRequest, allocate, preview
 
 SHIPPED = ("jean_zay_a100", "jean_zay_gpu_p2", "jean_zay_h100", "jean_zay_v100_16", "jean_zay_v100_32", "local")
 LEAST = """
+title = "t"
+gpu = "cpu"
+gpus_per_node = 2
+num_nodes = 2
+
+[slurm]
+source = "s"
+date = "2026-01-31"
+max_hours = 1
+cpus_per_gpu = 2
+"""
+OF_OLD = """
 title = "t"
 source = "s"
 date = "2026-01-31"
@@ -43,6 +66,14 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
+def _least_with(line: str) -> str:
+    """The shortest file, with another line where the line of that key stands, else at its end."""
+    line = line.replace("[[qos]]", "[[slurm.qos]]")
+    key = line.partition(" ")[0]
+    text, replaced = re.subn(rf"(?m)^{re.escape(key)} = .*$", lambda _: line, LEAST)
+    return text if replaced else f"{LEAST}{line}\n"
+
+
 def test_machine_files_that_are_shipped_can_be_read() -> None:
     assert tuple(sorted(machine_files())) == SHIPPED
     for name in SHIPPED:
@@ -50,12 +81,43 @@ def test_machine_files_that_are_shipped_can_be_read() -> None:
 
 
 def test_the_template_makes_a_machine_with_all_its_lines_in_force(tmp_path: Path) -> None:
-    template = next(iter(machine_files().values())).parent / "template.toml"
+    template = FOLDER / "template.toml"
     assert read_machine(template).max_nodes == 4
     whole = re.sub(r"^# ((?:[a-z_]+ = |[A-Z_]+ = |\[).*)$", r"\1", template.read_text(), flags=re.MULTILINE)
     one = read_machine(written(tmp_path, whole))
+    assert one.max_nodes == 2
     assert (one.partition, one.exclusive, one.environment) == ("gpu", True, {"NCCL_DEBUG": "WARN"})
     assert [qos.name for qos in one.qos] == ["normal"]
+
+
+def test_read_machine_takes_a_file_of_old_with_all_keys_at_the_top(tmp_path: Path) -> None:
+    assert read_machine(written(tmp_path, OF_OLD)) == read_machine(written(tmp_path, LEAST))
+    with pytest.raises(LabError, match=r"mine.toml is refused: unknown key 'partitoin': did you mean 'partition'"):
+        read_machine(written(tmp_path, OF_OLD + "partitoin = 'gpu'"))
+
+
+def test_read_machine_says_where_a_file_of_plans_alone_says_nothing_of_jobs(tmp_path: Path) -> None:
+    for text in (LEAST.partition("[slurm]")[0], (FOLDER / "selene.toml").read_text()):
+        with pytest.raises(LabError, match=r"mine.toml: nothing says how jobs are sent there: add a table \[slurm\]"):
+            read_machine(written(tmp_path, text))
+
+
+def test_read_machine_checks_the_whole_file_of_a_cluster(tmp_path: Path) -> None:
+    text = (FOLDER / "jean_zay_a100.toml").read_text()
+    assert read_machine(written(tmp_path, text)).max_nodes == 52
+    with pytest.raises(LabError, match="unknown link 'omni_path_a101'"):
+        read_machine(written(tmp_path, text.replace("omni_path_a100", "omni_path_a101")))
+
+
+def test_machine_of_takes_ones_own_file_of_that_name_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (FOLDER / "jean_zay_a100.toml").read_text()
+    ordered = cluster(written(tmp_path, text.replace("max_hours = 20 ", "max_hours = 19 ")))
+    assert machine_of(cluster("selene")) is None
+    assert machine_of(ordered) is ordered.machine and ordered.machine is not None and ordered.machine.max_hours == 19
+    monkeypatch.setenv("DLOJZ_MACHINES", str(tmp_path))
+    (tmp_path / "selene.toml").write_text(OF_OLD)
+    selene = machine_of(cluster("selene"))
+    assert selene is not None and selene.title == "t"
 
 
 def test_no_site_is_named_in_the_code() -> None:
@@ -68,7 +130,7 @@ def test_no_site_is_named_in_the_code() -> None:
     [
         ("partitoin = 'gpu'", "did you mean 'partition'"),
         ("name = 'other'", "unknown key 'name'"),
-        ("device = 'a100-8'", "did you mean 'a100-80'"),
+        ("gpu = 'a100-8'", "did you mean 'a100-80'"),
         ("max_nodes = 0", "max_nodes must be at least 1"),
         ("max_hours = nan", "max_hours"),
         ("partition = 'gpu; rm -rf /'", "partition"),
@@ -90,10 +152,8 @@ def test_no_site_is_named_in_the_code() -> None:
     ],
 )
 def test_read_machine_refuses_in_one_sentence_that_names_the_file(tmp_path: Path, line: str, words: str) -> None:
-    name = line.partition(" ")[0]
-    kept = [one for one in LEAST.splitlines() if not one.startswith(f"{name} ")]
     with pytest.raises(LabError) as refusal:
-        read_machine(written(tmp_path, "\n".join([*kept, line])))
+        read_machine(written(tmp_path, _least_with(line)))
     assert words in str(refusal.value)
     assert "mine.toml" in str(refusal.value)
     assert "\n" not in str(refusal.value)
@@ -109,7 +169,7 @@ def test_machine_takes_ones_own_file_first_and_a_damaged_one_hinders_no_other(
     assert main(["machines", "--json"]) == 0
     told = capfd.readouterr()
     assert {one["name"] for one in json.loads(told.out)} == set(SHIPPED)
-    assert "broken.toml is refused" in told.err
+    assert "broken.toml: nothing says how jobs are sent there" in told.err
 
 
 def test_choose_takes_the_machine_that_is_named_or_of_the_cluster(
@@ -136,7 +196,7 @@ def test_choose_takes_the_first_machine_of_the_cluster_on_which_the_run_fits(
     (tmp_path / "slurm.conf").write_text("ClusterName=lab\n")
     monkeypatch.setenv("DLOJZ_MACHINES", str(tmp_path))
     for name in ("lab_small", "lab_tall", "lab_wide"):
-        (tmp_path / f"{name}.toml").write_text('cluster = "lab"\n' + LEAST)
+        (tmp_path / f"{name}.toml").write_text(LEAST + 'cluster = "lab"\n')
     candidates = here()
     assert {"lab_small", "lab_tall", "lab_wide"} <= set(candidates)
     assert choose(None, (name for name in candidates[1:])).name == candidates[1]
@@ -259,7 +319,5 @@ def test_machine_of_jean_zay_has_its_jobs_load_the_module_of_torch_last(
 )
 def test_read_machine_refuses_a_value_of_another_type(line: str, told: str, tmp_path: Path) -> None:
     """TOML tells numbers, texts and truth values apart; a queue longer than a year is a slip."""
-    key = line.split(" ", maxsplit=1)[0]
-    least = "\n".join(row for row in LEAST.splitlines() if not row.startswith(f"{key} ="))
     with pytest.raises(LabError, match=re.escape(told)):
-        read_machine(written(tmp_path, f"{least}\n{line}\n"))
+        read_machine(written(tmp_path, _least_with(line)))
