@@ -47,10 +47,6 @@ from dlojz.cli.options import (
     verb,
 )
 from dlojz.display.style import GREEN, ORANGE, VERMILION
-from dlojz.display.tables import status_label
-from dlojz.running.out_of_memory import in_one_line, memory_lines, module_lines
-from dlojz.running.run import find
-from dlojz.running.store import runs_root
 
 if TYPE_CHECKING:
     from dlojz.pipeline.traced_pipeline import TracedPipeline
@@ -430,6 +426,8 @@ moins coûteux avec leur effet prédit et la commande à taper. Le début du nom
 )
 def doctor_command(args: Given, answer: Answer) -> int:
     """Check the machine, or explain the memory of a run."""
+    from dlojz.running.store import runs_root
+
     if args[WORDS]:
         _explain(args, answer)
         return main.DONE
@@ -445,9 +443,10 @@ def doctor_command(args: Given, answer: Answer) -> int:
 
 def _explain(args: Given, answer: Answer) -> None:
     """Explain what filled the memory of one run."""
-    run = find(args[WORDS][0], args["root"])
     from dlojz.running.out_of_memory import post_mortem
+    from dlojz.running.run import find
 
+    run = find(args[WORDS][0], args["root"])
     diagnosis = post_mortem(run)
     if args["json"]:
         answer(diagnosis.to_dict())
@@ -484,6 +483,9 @@ def _table(checks: list[Check]) -> Table:
 
 def told(diagnosis: PostMortem) -> list[Any]:
     """Write the diagnosis as texts to print, one after the other."""
+    from dlojz.display.tables import status_label
+    from dlojz.running.out_of_memory import in_one_line, memory_lines, module_lines
+
     record = diagnosis.record
     run, reason = f"{record.run_id} ({visible(record.title)})", visible(record.reason)
     if not diagnosis.out_of_memory:

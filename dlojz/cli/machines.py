@@ -56,7 +56,7 @@ from dlojz.running.store import run_ids, runs_root
     """,
     SCHEDULER,
     "--script  print the job script // afficher le script du travail",
-    config_flags(),
+    config_flags,
     JSON,
     en="""List the clusters that runs can be sent to; with a name and a configuration, say what the run would
 take there, what it would cost at most, and why it would be refused. Nothing is sent.""",

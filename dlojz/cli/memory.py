@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.base.language import format_count, integer, refusal, say, size_bytes
 from dlojz.base.table import Table, titles, visible
@@ -24,11 +23,11 @@ from dlojz.cli.options import (
     tell_written,
     verb,
 )
-from dlojz.config.run_config import RunConfig, command_of
-from dlojz.display.tables import DASH
-from dlojz.hardware import DEVICES, Device, device
+from dlojz.hardware.gpus import DEVICES, device
 
 if TYPE_CHECKING:
+    from dlojz.config.run_config import RunConfig
+    from dlojz.hardware import Device
     from dlojz.planner.activation_budget import BudgetPlan
     from dlojz.planner.levers import Fit, Lever
     from dlojz.prediction.forecast import Forecast
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 @verb(
     "memory",
     MODEL,
-    predicting_flags(),
+    predicting_flags,
     f"""
     --fit {"|".join(DEVICES)}|24GiB  find the largest micro-batch that fits into this GPU, or one of any size, and what
         each lever saves // chercher le plus grand micro-batch qui tient sur ce GPU, ou sur un GPU de n’importe quelle
@@ -114,6 +113,7 @@ def _budget(config: RunConfig, target: Device | None, assumed: dict[str, Any], a
             fr="--budget fait un plan pour un batch et --fit cherche le plus grand : donnez l’un des deux.",
         )
     budget_bytes = _bytes_of(args["budget"])
+    from dlojz.config.run_config import command_of
     from dlojz.display import memory_tables as sheet
     from dlojz.planner.activation_budget import plan_activations
     from dlojz.prediction.forecast import check_rank
@@ -284,6 +284,9 @@ tokens), classes (ou mots du vocabulaire), blocs. Tout est compté, rien n’est
 )
 def models_command(args: Given, answer: Answer) -> None:
     """List the models."""
+    from dlojz import models
+    from dlojz.display.tables import DASH
+
     described = [models.describe(name) for name in args[WORDS] or models.names()]
     if args["json"]:
         answer([asdict(model) for model in described])

@@ -28,25 +28,26 @@ import textwrap
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import UnionType
-from typing import Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
-from pydantic.fields import FieldInfo
 from rich.console import Console, RenderableType
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal, say
-from dlojz.config.fields import SUBJECTS, ConfigSubject, field_help
-from dlojz.config.layout import Layout
-from dlojz.config.run_config import HIDDEN, RunConfig
-from dlojz.hardware import DEVICES, Device, device
-from dlojz.models.foreign.elsewhere import is_own_file
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+    from dlojz.config.fields import ConfigSubject
+    from dlojz.config.run_config import RunConfig
+    from dlojz.hardware import Device
 
 WORDS = "words"
 REST = "rest"
@@ -172,10 +173,6 @@ PNG = flags("--png FILE  picture to write (.png, .svg, .pdf) // image à écrire
 RUN_WORD = flags(
     "RUN  name of a run or its beginning, see `dlojz runs` // nom d’une exécution ou son début, voir `dlojz runs`"
 )
-DEVICE = flags(
-    f"--device {'|'.join(DEVICES)}|24GiB = cpu  GPU that the figures are for, or its size; without it, the CPU "
-    "// GPU pour lequel on prédit, ou sa taille ; sans lui, le CPU"
-)
 
 
 def config_flags(*names: str, **defaults: object) -> tuple[Flag, ...]:
@@ -185,6 +182,8 @@ def config_flags(*names: str, **defaults: object) -> tuple[Flag, ...]:
         names: fields; all of them by default.
         defaults: defaults that the command has instead of the configuration's.
     """
+    from dlojz.config.fields import SUBJECTS
+
     options = [
         _flag_of(name, field, subject)
         for subject in SUBJECTS
@@ -197,10 +196,18 @@ def config_flags(*names: str, **defaults: object) -> tuple[Flag, ...]:
 
 def predicting_flags() -> tuple[Flag, ...]:
     """`config_flags`, with a `--device` that takes the name of a GPU."""
-    return tuple(replace(DEVICE[0], subject=flag.subject) if flag.name == "device" else flag for flag in config_flags())
+    from dlojz.hardware import DEVICES
+
+    (gpu,) = flags(
+        f"--device {'|'.join(DEVICES)}|24GiB = cpu  GPU that the figures are for, or its size; without it, the CPU "
+        "// GPU pour lequel on prédit, ou sa taille ; sans lui, le CPU"
+    )
+    return tuple(replace(gpu, subject=flag.subject) if flag.name == "device" else flag for flag in config_flags())
 
 
 def _flag_of(name: str, field: FieldInfo, subject: ConfigSubject) -> Flag:
+    from dlojz.config.fields import field_help
+
     kinds = _kinds(field)
     choices = [value for kind in kinds if typing.get_origin(kind) is Literal for value in typing.get_args(kind)]
     metavar = "|".join(choices) or ("INT" if int in kinds else "FLOAT" if float in kinds else "TEXT")
@@ -389,6 +396,9 @@ def config_of(args: dict[str, Any], **otherwise: object) -> RunConfig:
     Raises:
         LabError: if it is not legal, or two models are named.
     """
+    from dlojz.config.layout import Layout
+    from dlojz.config.run_config import HIDDEN, RunConfig
+
     model_names = dict.fromkeys((*args.get(WORDS, ()), *((args["model"],) if "model" in args else ())))
     if len(model_names) > 1:
         received = ", ".join(map(repr, model_names))
@@ -410,7 +420,10 @@ def target_device(args: Given) -> Device | None:
     Raises:
         LabError: for a name that is no device's; the sentence lists those there are.
     """
-    if args.get("device") in (None, *typing.get_args(RunConfig.model_fields["device"].annotation)):
+    from dlojz.config.fields import RunFields
+    from dlojz.hardware import device
+
+    if args.get("device") in (None, *typing.get_args(RunFields.model_fields["device"].annotation)):
         return None
     return device(args.pop("device"))
 
@@ -432,7 +445,11 @@ def assumed_fields(args: Given, target: Device | None) -> dict[str, Any]:
     Raises:
         LabError: if there is no such model.
     """
-    name = next(iter(args.get(WORDS, ())), args.get("model", RunConfig.model_fields["model"].default))
+    from dlojz import models
+    from dlojz.config.fields import RunFields
+    from dlojz.models.foreign.elsewhere import is_own_file
+
+    name = next(iter(args.get(WORDS, ())), args.get("model", RunFields.model_fields["model"].default))
     # `models.spec` comes last: it refuses an unknown model, which only a question about a GPU needs to know here.
     if target is None or is_own_file(str(name)) or (spec := models.spec(name)).family != "text":
         return {}
@@ -513,7 +530,8 @@ class Verb:
         en: its description in English, in paragraphs.
         fr: the same in French.
         examples: command lines, each with a remark in both languages where it needs one (`# english // français`).
-        options: in the order of the help.
+        declarations: its options in the order of the help: as text, made already, or what makes either when the command
+            is called, so that another command of its module loads nothing for them.
         run: does it, with the values of its options and the one function that answers; returns the exit code, None
             for 0.
     """
@@ -522,8 +540,14 @@ class Verb:
     en: str
     fr: str
     examples: str
-    options: tuple[Flag, ...]
+    declarations: tuple[str | Iterable[Flag] | Callable[[], str | Iterable[Flag]], ...]
     run: Callable[[Given, Answer], int | None]
+
+    @cached_property
+    def options(self) -> tuple[Flag, ...]:
+        """Its options."""
+        made = (declared() if callable(declared) else declared for declared in self.declarations)
+        return tuple(flag for declared in made for flag in (flags(declared) if isinstance(declared, str) else declared))
 
     def __call__(self, words: Sequence[str]) -> int:
         """Run one command line; returns the exit code."""
@@ -557,16 +581,14 @@ _PLACES, _PICTURES = ("FILE", "FOLDER"), ("figure", "png", "svg", "overlay")
 
 
 def verb(
-    name: str, *options: str | Iterable[Flag], en: str, fr: str, examples: str
+    name: str,
+    *declarations: str | Iterable[Flag] | Callable[[], str | Iterable[Flag]],
+    en: str,
+    fr: str,
+    examples: str,
 ) -> Callable[[Callable[[Given, Answer], int | None]], Verb]:
-    """Make a function the command `dlojz NAME`; the parameters are those of `Verb`, options also as text."""
-    # A str is options as text, any other argument options that are made already.
-    all_flags = tuple(
-        flag
-        for declaration in options
-        for flag in (flags(declaration) if isinstance(declaration, str) else declaration)
-    )
-    return lambda run: Verb(name, en, fr, examples, all_flags, run)
+    """Make a function the command `dlojz NAME`; the parameters are those of `Verb`."""
+    return lambda run: Verb(name, en, fr, examples, declarations, run)
 
 
 def _everyday(options: tuple[Flag, ...]) -> tuple[Flag, ...]:

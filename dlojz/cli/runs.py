@@ -14,9 +14,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.base.files import write_atomic
 from dlojz.base.language import decimal, format_seconds, refusal, say
@@ -44,17 +43,10 @@ from dlojz.cli.options import (
     tell_written,
     verb,
 )
-from dlojz.config.optimizers import COMPRESSED
-from dlojz.config.run_config import RunConfig, file_of_module, no_script, vocabulary_note
-from dlojz.config.schedules import no_effect_note
-from dlojz.display.tables import DASH, status_label
-from dlojz.models.foreign.names import is_elsewhere
-from dlojz.results.record import STATUSES, UNTRAINED, read_events
-from dlojz.running.folder import MAX_LOG_BYTES, launched_utc, open_regular, visible
-from dlojz.running.run import Run, cancel_lost, find
-from dlojz.running.run import runs as listing
-from dlojz.running.state import EVENTS, LAUNCHER_EVENTS, is_final, read_all_events
-from dlojz.running.store import runs_root
+
+if TYPE_CHECKING:
+    from dlojz.config.run_config import RunConfig
+    from dlojz.running.run import Run
 
 PROCESSES = flags("""
     --processes INT>=1  processes you mean to use; refused unless dp × tp × pp × cp gives as many
@@ -85,7 +77,7 @@ BESIDE_A_SCRIPT = frozenset(
 @verb(
     "run",
     SCRIPT_OR_MODEL,
-    config_flags(),
+    config_flags,
     PROCESSES,
     OF_SCRIPTS,
     """
@@ -150,9 +142,12 @@ def run_command(args: Given, answer: Answer) -> int:
                 fr=f"{option} concerne un script, mais aucun n’est nommé : écrivez `dlojz run train.py`, ou "
                 "retirez-le.",
             )
-    config = _config(args)
+    from dlojz.config.optimizers import COMPRESSED
+    from dlojz.config.run_config import vocabulary_note
+    from dlojz.config.schedules import no_effect_note
     from dlojz.running.launch import run as launch
 
+    config = _config(args)
     if config.optimizer in COMPRESSED and config.layout.dp == 1:
         tell(no_effect_note(config.optimizer))
     if note := vocabulary_note(config):
@@ -183,6 +178,10 @@ def _script_of(args: Given) -> tuple[str, tuple[str, ...]] | None:
         return f"-m {args['run_module']}", script_words
     if not words:
         return (script_words[0], script_words[1:]) if script_words else None
+    from dlojz import models
+    from dlojz.config.run_config import file_of_module, no_script
+    from dlojz.models.foreign.names import is_elsewhere
+
     name = str(words[0])
     # Unlike Path's methods these are False for a name that no file system takes.
     if name.endswith(".py") or os.path.isfile(os.path.join(name, "__main__.py")):  # noqa: PTH113, PTH118
@@ -225,6 +224,7 @@ def _show_run(run: Run, args: Given, answer: Answer) -> int:
 def _run_script(name: str, arguments: tuple[str, ...], args: Given, answer: Answer) -> int:
     """Run a script of the user's, print what it prints, then what was measured; returns its exit code."""
     from dlojz.running.launch import run as launch
+    from dlojz.running.state import is_final
 
     for option_name in args:
         if option_name not in BESIDE_A_SCRIPT:
@@ -280,6 +280,9 @@ def _run_script(name: str, arguments: tuple[str, ...], args: Given, answer: Answ
 
 def _exit_code_of(run: Run, otherwise: int) -> int:
     """Return the exit code of a script that failed, as a shell shows it; `otherwise` where none has failed."""
+    from dlojz.results.record import read_events
+    from dlojz.running.state import EVENTS, LAUNCHER_EVENTS
+
     events = read_events(run.folder / EVENTS / LAUNCHER_EVENTS)
     codes = [event["code"] for event in events if event["event"] == "exit" and type(event.get("code")) is int]
     code = next(iter(codes), otherwise)
@@ -289,6 +292,9 @@ def _exit_code_of(run: Run, otherwise: int) -> int:
 
 def _untrained(run: Run) -> tuple[bool, bool]:
     """Return whether a script has ended without training anything, and whether one of its processes has said so."""
+    from dlojz.results.record import UNTRAINED
+    from dlojz.running.state import read_all_events
+
     events = [event for rank_events in read_all_events(run.folder).values() for event in rank_events]
     untrained = [event for event in events if event["event"] == UNTRAINED]
     return bool(untrained) and not run.losses, any(event.get("shown") for event in untrained)
@@ -309,6 +315,8 @@ class LogTail:
         Args:
             is_last: whether nothing more comes, so that a line without an end is printed too.
         """
+        from dlojz.running.folder import MAX_LOG_BYTES, open_regular, visible
+
         file = open_regular(self._path)
         if file is None:
             return
@@ -334,7 +342,7 @@ class LogTail:
 @verb(
     "predict",
     MODEL,
-    predicting_flags(),
+    predicting_flags,
     PROCESSES,
     "--rank INT = 0  rank whose footprint is shown // rang dont on donne l’empreinte",
     JSON,
@@ -353,13 +361,13 @@ mémoire, si elle suffit, ce qui en économiserait.""",
 )
 def predict_command(args: Given, answer: Answer) -> None:
     """Show the predicted footprint."""
-    target = target_device(args)
-    assumed = assumed_fields(args, target)
-    config = _config(args, **assumed)
     from dlojz.display.memory_tables import assumed_sentence
     from dlojz.display.tables import footprint_table
     from dlojz.prediction import predict
 
+    target = target_device(args)
+    assumed = assumed_fields(args, target)
+    config = _config(args, **assumed)
     footprint = predict(config, rank=args["rank"], device=target)
     if assumed:
         sentence = assumed_sentence(config, assumed)
@@ -387,6 +395,8 @@ def demo_configs(steps: int = 30, processes: int = DEMO_PROCESSES) -> list[RunCo
         steps: optimizer steps of each run.
         processes: of each parallel run.
     """
+    from dlojz.config.run_config import RunConfig
+
     parallel: dict[str, Any] = {"dp": processes, "micro_batch": MICRO_BATCH}
     layouts: list[dict[str, Any]] = [
         # As many micro-batches as the parallel runs have replicas: the same global batch.
@@ -421,9 +431,10 @@ sont retrouvées.""",
 )
 def demo_command(args: Given, answer: Answer) -> int:
     """Run, compare, explain."""
-    configs = demo_configs(args["steps"])
     from dlojz.compare import compare
+    from dlojz.running.store import runs_root
 
+    configs = demo_configs(args["steps"])
     started_s = time.monotonic()
     runs = _run_all(configs, again=args["again"], root=args["root"])
     comparison = compare(runs)
@@ -464,6 +475,8 @@ def _keep_records(picture: Path, runs: Iterable[Run]) -> None:
 
 def _run_all(configs: list[RunConfig], again: bool, root: str | Path | None) -> list[Run]:
     """Run one after the other, so that none slows another, under one bar on stderr; start none that was run before."""
+    from dlojz.display.tables import status_label
+    from dlojz.results.record import STATUSES
     from dlojz.running.launch import run as launch
 
     runs = []
@@ -500,6 +513,8 @@ def _draw(update: Callable[..., None], run: Run, label: str, _: str) -> None:
 )
 def runs_command(args: Given, answer: Answer) -> None:
     """List the runs."""
+    from dlojz.running.run import runs as listing
+
     summaries = [_summary(run) for run in listing(args["root"])]
     if args["json"]:
         answer(summaries)
@@ -532,6 +547,8 @@ Le début du nom suffit, si une seule exécution commence ainsi.""",
 )
 def logs_command(args: Given, answer: Answer) -> None:
     """Print the logs of a run."""
+    from dlojz.running.run import find
+
     run = find(args[WORDS][0], args["root"])
     printed = run.logs(args["rank"])
     if args["rank"] is None and run.state not in ("completed", "running", "queued"):
@@ -553,6 +570,8 @@ def logs_command(args: Given, answer: Answer) -> None:
 )
 def cancel_command(args: Given, answer: Answer) -> None:
     """Ask a run to stop."""
+    from dlojz.running.run import cancel_lost, find
+
     name = args[WORDS][0]
     try:
         run = find(name, args["root"])
@@ -581,11 +600,15 @@ def _summary(run: Run) -> dict[str, Any]:
 
 def _age_s(run_id: str) -> float | None:
     """Compute the age of a run from the time that its name begins with."""
+    from dlojz.running.folder import launched_utc
+
     born = launched_utc(run_id)
     return max(0.0, round((datetime.now(UTC) - born).total_seconds(), 1)) if born else None
 
 
 def _table(summaries: Iterable[dict[str, Any]]) -> Table:
+    from dlojz.display.tables import DASH, status_label
+
     rows = []
     for run in summaries:
         loss = DASH if run["last_loss"] is None else decimal(run["last_loss"], 4)
@@ -644,6 +667,8 @@ seul processus parmi elles (--engine single) donne les pertes et le débit auxqu
 def compare_command(args: Given, answer: Answer) -> None:
     """Show measurements beside predictions."""
     from dlojz.compare import compare
+    from dlojz.running.run import find
+    from dlojz.running.run import runs as listing
 
     named_runs = [find(name, args["root"]) for name in args[WORDS]]
     chosen = named_runs or _together(listing(args["root"]))

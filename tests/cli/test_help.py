@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -167,3 +168,38 @@ def test_help_loads_no_heavy_library(words: list[str]) -> None:
         check=True,
     ).stdout
     assert loaded.splitlines()[-1] == "LOADED"
+
+
+NEEDED = (
+    ("--version", ""),
+    ("--help", ""),
+    ("runs --help", ""),
+    ("logs --help", ""),
+    ("labs copy --help", ""),
+    ("labs", "display labs results"),
+    ("labs glossary bubble", ""),
+    ("memory --help", "config hardware"),
+    ("runs", "data models running"),
+)
+"""Command lines, one after the other in one process, each with the rooms that it loads besides those before it."""
+
+
+def test_every_verb_loads_only_the_rooms_that_it_needs(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom dlojz.cli.main import main\nfor line in sys.argv[1:]:\n    main(line.split())\n"
+        "    names = (module.split('.') for module in sys.modules)\n"
+        "    print('ROOMS', *sorted({name[1] for name in names if name[0] == 'dlojz' and len(name) > 1}))"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code, *(line for line, _ in NEEDED)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+        env={**os.environ, "DLOJZ_RUNS": str(tmp_path)},
+    ).stdout
+    loaded = [set(line.split()[1:]) for line in printed.splitlines() if line.startswith("ROOMS")]
+    needed = {"base", "cli"}
+    for (line, rooms), seen in zip(NEEDED, loaded, strict=True):
+        needed |= {*rooms.split()}
+        assert seen <= needed, f"dlojz {line} loads {sorted(seen - needed)}"
