@@ -9,6 +9,8 @@ and `NUMBER` as one of any size; `TEXT...` may be given several times. Other spe
 (`-b --batch-size`), what stands alone on the command line has no name (`RUN  name of a run // nom d’une exécution`),
 and an indented line continues the one before.
 
+What a command does, in paragraphs in both languages, and its examples stand in `data/MODULE.md`, under `# NAME`.
+
 With `--json`, stdout carries exactly one JSON document whatever any library prints: file descriptor 1 leads to stderr
 while the work is done.
 """
@@ -28,10 +30,10 @@ import textwrap
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 from rich.console import Console, RenderableType
 from rich.panel import Panel
@@ -169,6 +171,7 @@ SCHEDULER = flags("""
     --reservation TEXT  reservation, of a course say // réservation, d’une formation par exemple
 """)
 FIGURE = flags("--figure FILE  picture to write (.png, .svg, .pdf) // image à écrire (.png, .svg, .pdf)")
+HTML = flags("--html FILE  page to write // page à écrire")
 PNG = flags("--png FILE  picture to write (.png, .svg, .pdf) // image à écrire (.png, .svg, .pdf)")
 RUN_WORD = flags(
     "RUN  name of a run or its beginning, see `dlojz runs` // nom d’une exécution ou son début, voir `dlojz runs`"
@@ -211,7 +214,7 @@ def _flag_of(name: str, field: FieldInfo, subject: ConfigSubject) -> Flag:
     kinds = _kinds(field)
     choices = [value for kind in kinds if typing.get_origin(kind) is Literal for value in typing.get_args(kind)]
     metavar = "|".join(choices) or ("INT" if int in kinds else "FLOAT" if float in kinds else "TEXT")
-    spellings = (_option(name),)
+    spellings = (option_of(name),)
     flag = Flag(name, *field_help(field), metavar, field.default, kind="field", spellings=spellings, subject=subject)
     return replace(flag, metavar="", kind="switch") if bool in kinds else flag
 
@@ -344,8 +347,9 @@ def _refuse_words_of_script(command: str, options: Sequence[Flag], words: Sequen
 
 def _check_words(command: str, flag: Flag, words: Sequence[str]) -> None:
     """Refuse other words than the metavar names: `A B` is two, `[A]` may be left out, `[A…]` are any number."""
-    maximum = 10**6 if "…" in flag.metavar else len(flag.metavar.split())
-    minimum = 0 if flag.metavar.startswith("[") else maximum
+    names = flag.metavar.split()
+    maximum = 10**6 if "…" in flag.metavar else len(names)
+    minimum = sum(not name.startswith("[") for name in names)
     if not minimum <= len(words) <= maximum:
         written = repr(" ".join(words))
         en, fr = (written, f"{written} ") if words else ("nothing", "rien n’")
@@ -459,6 +463,11 @@ def assumed_fields(args: Given, target: Device | None) -> dict[str, Any]:
     return {field: value for field, value in usual.items() if field not in args}
 
 
+def scheduler_of(args: Given) -> dict[str, Any]:
+    """Choose the options of the scheduler that were given."""
+    return {flag.name: args[flag.name] for flag in SCHEDULER if args.get(flag.name)}
+
+
 def check_needs(args: Given, name: str, *requirements: str) -> None:
     """Refuse an option that has no effect without one of some others.
 
@@ -466,7 +475,7 @@ def check_needs(args: Given, name: str, *requirements: str) -> None:
         LabError: naming what it needs.
     """
     if name in args and not any(args[requirement] for requirement in requirements):
-        option, option_names = _option(name), [_option(requirement) for requirement in requirements]
+        option, option_names = option_of(name), [option_of(requirement) for requirement in requirements]
         en, fr = " or ".join(option_names), " ou ".join(option_names)
         raise refusal(
             en=f"{option} does nothing without {en}: add {en}, or leave {option} out.",
@@ -474,7 +483,8 @@ def check_needs(args: Given, name: str, *requirements: str) -> None:
         )
 
 
-def _option(name: str) -> str:
+def option_of(name: str) -> str:
+    """Write the option of a name: `micro_batch` → `--micro-batch`."""
     return "--" + name.replace("_", "-")
 
 
@@ -521,27 +531,50 @@ class Answer(Protocol):
     def __call__(self, content: Any = None, *, en: str = "", fr: str = "") -> None: ...
 
 
+class HelpText(NamedTuple):
+    """Description of a command in both languages, in paragraphs, and its examples.
+
+    An example is a command line, with a remark in both languages where it needs one (`# english // français`).
+    """
+
+    en: str
+    fr: str
+    examples: str
+
+
+@cache
+def help_texts(module: str) -> dict[str, HelpText]:
+    """Read the help of the commands of a module of this room, by name.
+
+    Each stands under `# NAME`: paragraphs, each `- English`, then `- français`, and the examples, indented.
+    """
+    texts = (Path(__file__).parent / "data" / f"{module}.md").read_text(encoding="utf-8")
+    helps = {}
+    for section in re.split(r"^# ", texts, flags=re.MULTILINE)[1:]:
+        name, *paragraphs, examples = section.strip().split("\n\n")
+        pairs = (paragraph.removeprefix("- ").split("\n- ") for paragraph in paragraphs)
+        en, fr = map("\n\n".join, zip(*pairs, strict=True))
+        helps[name] = HelpText(en, fr, examples)
+    return helps
+
+
 @dataclass(frozen=True)
 class Verb:
     """One command: its options, its help, and what it does.
 
     Args:
         name: after `dlojz`.
-        en: its description in English, in paragraphs.
-        fr: the same in French.
-        examples: command lines, each with a remark in both languages where it needs one (`# english // français`).
         declarations: its options in the order of the help: as text, made already, or what makes either when the command
             is called, so that another command of its module loads nothing for them.
         run: does it, with the values of its options and the one function that answers; returns the exit code, None
             for 0.
+        text: its help, where that does not stand in `data`.
     """
 
     name: str
-    en: str
-    fr: str
-    examples: str
     declarations: tuple[str | Iterable[Flag] | Callable[[], str | Iterable[Flag]], ...]
     run: Callable[[Given, Answer], int | None]
+    text: HelpText | None = None
 
     @cached_property
     def options(self) -> tuple[Flag, ...]:
@@ -555,7 +588,8 @@ class Verb:
         own_words = words[: words.index("--")] if "--" in words else words
         if HELP_WORDS & set(own_words):
             options = self.options if "--help-all" in own_words else _everyday(self.options)
-            show_help(f"dlojz {self.name}", options, self.en, self.fr, self.examples)
+            text = self.text or help_texts(self.run.__module__.rpartition(".")[2])[self.name]
+            show_help(f"dlojz {self.name}", options, text)
             if options != self.options:
                 _show_more(self.name, self.options)
             return 0
@@ -581,14 +615,10 @@ _PLACES, _PICTURES = ("FILE", "FOLDER"), ("figure", "png", "svg", "overlay")
 
 
 def verb(
-    name: str,
-    *declarations: str | Iterable[Flag] | Callable[[], str | Iterable[Flag]],
-    en: str,
-    fr: str,
-    examples: str,
+    name: str, *declarations: str | Iterable[Flag] | Callable[[], str | Iterable[Flag]], **text: str
 ) -> Callable[[Callable[[Given, Answer], int | None]], Verb]:
     """Make a function the command `dlojz NAME`; the parameters are those of `Verb`."""
-    return lambda run: Verb(name, en, fr, examples, declarations, run)
+    return lambda run: Verb(name, declarations, run, HelpText(**text) if text else None)
 
 
 def _everyday(options: tuple[Flag, ...]) -> tuple[Flag, ...]:
@@ -607,19 +637,19 @@ def _show_more(name: str, options: Sequence[Flag]) -> None:
     show(_wrapped(sentence, console(stderr=False).width))
 
 
-def show_help(program: str, options: Sequence[Flag], en: str, fr: str, examples: str) -> None:
+def show_help(program: str, options: Sequence[Flag], text: HelpText) -> None:
     """Print the help of a command: usage, description, examples, and its options by subject."""
     terminal = console(stderr=False)
     words = next((f"{flag.metavar} " for flag in options if flag.kind == "words"), "")
     script_part = next((f" [-- {flag.metavar}]" for flag in options if flag.kind == "rest"), "")
     show(f"{say(en='usage:', fr='usage :')} {program} {words}[options]{script_part}\n")
-    for paragraph in say(en=en, fr=fr).split("\n\n"):
+    for paragraph in say(en=text.en, fr=text.fr).split("\n\n"):
         # A line break within a paragraph is a blank, but before command lines and indented lines.
         for line in re.sub(r"\n(?!dlojz | {4})", " ", paragraph).splitlines():
             show(_wrapped(line, terminal.width))
         show("")
     show(say(en="Examples:", fr="Exemples :"))
-    for line in textwrap.dedent(examples).strip().splitlines():
+    for line in textwrap.dedent(text.examples).strip().splitlines():
         command, _, remark = line.partition(" # ")
         in_english, _, in_french = remark.partition(" // ")
         show(f"  {command}" + (f"   ({say(en=in_english, fr=in_french or in_english)})" if remark else ""))

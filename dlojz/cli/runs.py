@@ -36,8 +36,10 @@ from dlojz.cli.options import (
     config_flags,
     config_of,
     flags,
+    option_of,
     predicting_flags,
     progress_bar,
+    scheduler_of,
     target_device,
     tell,
     tell_written,
@@ -97,38 +99,6 @@ BESIDE_A_SCRIPT = frozenset(
     """,
     ROOT,
     JSON,
-    en="""Train a model on several processes, really, and measure memory, communication and time.
-
-The same request finds the same run again; --again makes another. Prints the measurement beside the prediction. Exit
-code: 0 completed or diverged, 1 ended otherwise, 2 refused.
-
-Ctrl-C cancels the run and keeps what it measured; so do SIGTERM (kill, timeout) and SIGHUP (a terminal or an ssh line
-that is closed). To let it go on without you: `nohup dlojz run … &`, then `dlojz watch`; `dlojz cancel` stops it.
-
-A script of your own (`dlojz run train.py`, or `dlojz run -m package.train`) is started unchanged, on one process as
-`python train.py` starts it, with --nproc on several as torchrun does, and measured from outside: a step is a step of
-its optimizer. A launcher's command is taken as it stands: `dlojz run -- torchrun --nproc-per-node 2 train.py`. The exit
-code is then the script's.""",
-    fr="""Entraîner un modèle sur plusieurs processus, réellement, et mesurer mémoire, communication et temps.
-
-La même demande retrouve la même exécution ; --again en fait une autre. Affiche la mesure à côté de la prédiction. Code
-de sortie : 0 terminé ou divergé, 1 fini autrement, 2 refusé.
-
-Ctrl-C annule l’exécution et garde ce qu’elle a mesuré ; SIGTERM (kill, timeout) et SIGHUP (terminal ou connexion ssh
-fermés) font de même. Pour qu’elle continue sans vous : `nohup dlojz run … &`, puis `dlojz watch` ; `dlojz cancel`
-l’arrête.
-
-Un script à vous (`dlojz run train.py`, ou `dlojz run -m paquet.train`) est lancé tel quel, sur un processus comme par
-`python train.py`, avec --nproc sur plusieurs comme par torchrun, et mesuré de l’extérieur : un pas est un pas de son
-optimiseur. La commande d’un lanceur est prise telle quelle : `dlojz run -- torchrun --nproc-per-node 2 train.py`. Le
-code de sortie est alors celui du script.""",
-    examples="""
-    dlojz run --model coatnet_tiny --dp 2 --steps 20
-    dlojz run train.py --nproc 2 -- --lr 1e-3
-    dlojz run -- torchrun --nproc-per-node 2 train.py --lr 1e-3
-    dlojz run --model coatnet_tiny --dp 2 --zero 2 --engine deepspeed --micro-batch 16 --json
-    dlojz run --model coatnet_7 --dp 8 --zero 3 --device cuda --on slurm --machine local
-    """,
 )
 def run_command(args: Given, answer: Answer) -> int:
     """Train, then show the measurement beside the prediction."""
@@ -156,7 +126,7 @@ def run_command(args: Given, answer: Answer) -> int:
         config,
         on=args["on"],
         machine=args["machine"],
-        **{name: args.get(name, "") for name in ("account", "qos", "reservation")},
+        **scheduler_of(args),
         checkpoint_every=args["checkpoint_every"],
         again=args["again"],
         wait=False,
@@ -228,7 +198,7 @@ def _run_script(name: str, arguments: tuple[str, ...], args: Given, answer: Answ
 
     for option_name in args:
         if option_name not in BESIDE_A_SCRIPT:
-            option = "--" + option_name.replace("_", "-")
+            option = option_of(option_name)
             raise refusal(
                 en=f"{option} configures a training of the lab's, but a script sets up its own: write it after --, as "
                 f"a word for the script, or leave it out.",
@@ -252,7 +222,8 @@ def _run_script(name: str, arguments: tuple[str, ...], args: Given, answer: Answ
         processes=args["nproc"] if is_launched else None,
         time_limit_s=args["time_limit_s"],
         root=args["root"],
-        **{name: args[name] for name in ("machine", "account", "qos", "reservation") if args.get(name)},
+        machine=args["machine"] or None,
+        **scheduler_of(args),
         **options,
     )
     # One for each rank; rank 0's is followed, and that of a rank which the end blames is printed at the end.
@@ -346,18 +317,6 @@ class LogTail:
     PROCESSES,
     "--rank INT = 0  rank whose footprint is shown // rang dont on donne l’empreinte",
     JSON,
-    en="""Predict what one training step costs one rank: memory by category, communication, FLOPs. Nothing is run.
-
-Each category is shown with its maximum within a step, then the peak of their sum. `dlojz memory` tells more: what fills
-the memory, whether it fits, what would save some.""",
-    fr="""Prédire ce qu’un pas d’entraînement coûtera à un rang : mémoire, communication, FLOPs. Rien n’est exécuté.
-
-Chaque catégorie avec son maximum dans le pas, puis le pic de leur somme. `dlojz memory` en dit plus : ce qui remplit la
-mémoire, si elle suffit, ce qui en économiserait.""",
-    examples="""
-    dlojz predict coatnet_tiny --dp 2 --zero 2 --engine deepspeed
-    dlojz predict coatnet_7 --dp 8 --zero 3 --device a100-80 --json
-    """,
 )
 def predict_command(args: Given, answer: Answer) -> None:
     """Show the predicted footprint."""
@@ -417,17 +376,6 @@ def demo_configs(steps: int = 30, processes: int = DEMO_PROCESSES) -> list[RunCo
     """,
     ROOT,
     JSON,
-    en="""The main job: CoAtNet on real images (handwritten digits) on one process, then on 2 processes under DDP,
-FSDP2, DeepSpeed ZeRO-0, 1, 2, 3 and an interleaved pipeline. Prints one table, predicted beside measured, saves one
-figure and says what they show. Takes 2 to 4 minutes on 2 cores; runs made before are found again.""",
-    fr="""Le travail principal : CoAtNet sur de vraies images (chiffres manuscrits), sur un processus, puis sur 2
-processus sous DDP, FSDP2, DeepSpeed ZeRO-0, 1, 2, 3 et un pipeline entrelacé. Affiche un tableau, prédit à côté de
-mesuré, enregistre une figure et dit ce qu’ils montrent. Prend 2 à 4 minutes sur 2 cœurs ; les exécutions déjà faites
-sont retrouvées.""",
-    examples="""
-    dlojz demo
-    dlojz demo --steps 10 --again
-    """,
 )
 def demo_command(args: Given, answer: Answer) -> int:
     """Run, compare, explain."""
@@ -500,17 +448,7 @@ def _draw(update: Callable[..., None], run: Run, label: str, _: str) -> None:
     update(len(losses), run.config.steps, f"{label}, {figures}")
 
 
-@verb(
-    "runs",
-    ROOT,
-    JSON,
-    en="List the runs, newest first: id, title, state, steps, last loss, age.",
-    fr="Lister les exécutions, la plus récente d’abord : nom, titre, état, pas, dernière perte, âge.",
-    examples="""
-    dlojz runs
-    dlojz runs --json
-    """,
-)
+@verb("runs", ROOT, JSON)
 def runs_command(args: Given, answer: Answer) -> None:
     """List the runs."""
     from dlojz.running.run import runs as listing
@@ -527,24 +465,7 @@ def runs_command(args: Given, answer: Answer) -> None:
         answer(_table(summaries))
 
 
-@verb(
-    "logs",
-    RUN_WORD,
-    "--rank INT  one rank only // un seul rang",
-    ROOT,
-    en="""Show the end of what the launcher and every rank of a run printed; of a run that went wrong, first the cause,
-the first error of each rank, and what to do.
-
-The beginning of a name is enough, where only one run begins so.""",
-    fr="""Montrer la fin de ce que le lanceur et chaque rang d’une exécution ont affiché ; si elle a échoué, d’abord la
-cause, la première erreur de chaque rang, et que faire.
-
-Le début du nom suffit, si une seule exécution commence ainsi.""",
-    examples="""
-    dlojz logs 20250101-120000
-    dlojz logs 20250101-120000 --rank 1
-    """,
-)
+@verb("logs", RUN_WORD, "--rank INT  one rank only // un seul rang", ROOT)
 def logs_command(args: Given, answer: Answer) -> None:
     """Print the logs of a run."""
     from dlojz.running.run import find
@@ -557,17 +478,7 @@ def logs_command(args: Given, answer: Answer) -> None:
     answer(printed)
 
 
-@verb(
-    "cancel",
-    RUN_WORD,
-    ROOT,
-    en="Ask a run to stop; what it measured is kept. A job leaves the queue; a run that has ended stays.",
-    fr="Demander l’arrêt d’une exécution ; ses mesures sont gardées. Un travail quitte la file d’attente.",
-    examples="""
-    dlojz cancel 20250101-120000
-    dlojz cancel 20250101-120000-0123456789ab-cdef
-    """,
-)
+@verb("cancel", RUN_WORD, ROOT)
 def cancel_command(args: Given, answer: Answer) -> None:
     """Ask a run to stop."""
     from dlojz.running.run import cancel_lost, find
@@ -651,18 +562,6 @@ MOST_COMPARED = 12
     """,
     ROOT,
     JSON,
-    en="""Compare the measurements of runs with their predictions: losses, throughput, memory, communication.
-
-Without names: the newest run of each layout, of the same training as the newest run of all. A run on one process among
-them (--engine single) gives the losses and the throughput that the parallel ones are judged by.""",
-    fr="""Comparer les mesures des exécutions à leurs prédictions : pertes, débit, mémoire, communication.
-
-Sans nom : l’exécution la plus récente de chaque découpage, pour l’entraînement le plus récent. Une exécution sur un
-seul processus parmi elles (--engine single) donne les pertes et le débit auxquels comparer les autres.""",
-    examples="""
-    dlojz compare
-    dlojz compare 20250101-1200 20250101-1201 --figure compare.png
-    """,
 )
 def compare_command(args: Given, answer: Answer) -> None:
     """Show measurements beside predictions."""
