@@ -582,6 +582,11 @@ class Verb:
         made = (declared() if callable(declared) else declared for declared in self.declarations)
         return tuple(flag for declared in made for flag in (flags(declared) if isinstance(declared, str) else declared))
 
+    @cached_property
+    def spelled(self) -> frozenset[str]:
+        """How its options are written."""
+        return frozenset(spelling for flag in self.options for spelling in flag.spellings)
+
     def __call__(self, words: Sequence[str]) -> int:
         """Run one command line; returns the exit code."""
         # What follows `--` is the script's, its --help too.
@@ -612,6 +617,38 @@ class Verb:
 
 
 _PLACES, _PICTURES = ("FILE", "FOLDER"), ("figure", "png", "svg", "overlay")
+
+
+@dataclass(frozen=True)
+class VerbOfActions(Verb):
+    """Command with actions, each a command of its own, as `dlojz labs build`; without one it does its own `run`."""
+
+    actions: tuple[Verb, ...] = ()
+
+    def __call__(self, words: Sequence[str]) -> int:
+        """Run the action that is named.
+
+        Raises:
+            LabError: for an unknown action, and for an option that belongs to another one.
+        """
+        actions = {action.name.removeprefix(f"{self.name} "): action for action in self.actions}
+        with_value = {flag.option for action in self.actions for flag in action.options if flag.kind == "value"}
+        # The first word that is neither an option nor the value of one names the action.
+        alone = [i for i, word in enumerate(words) if word[:1] != "-" and (not i or words[i - 1] not in with_value)]
+        chosen: Verb = self
+        if alone:
+            name, words = words[alone[0]], [*words[: alone[0]], *words[alone[0] + 1 :]]
+            if name not in actions:
+                raise LabError(one_of(f"action of `dlojz {self.name}`", name, actions))
+            chosen = actions[name]
+        for option in (word.partition("=")[0] for word in words):
+            owners = ", ".join(f"`dlojz {action.name}`" for action in self.actions if option in action.spelled)
+            if owners and option not in chosen.spelled:
+                raise refusal(
+                    en=f"{option} belongs to {owners}: leave it out.", fr=f"{option} va avec {owners} : retirez-le."
+                )
+        # Not `chosen(words)`: without an action this command is one like the others.
+        return Verb.__call__(chosen, words)
 
 
 def verb(
