@@ -42,7 +42,10 @@ UPWARD: dict[tuple[str, str], str] = {}
 BETWEEN_LABS: dict[tuple[str, str], str] = {}
 HERMITS: dict[str, str] = {}
 LONG: dict[str, str] = {}
-FULL: dict[str, str] = {"labs": "a folder for each of fourteen labs, beside the kit and the script that grows"}
+FULL: dict[str, str] = {
+    "cli": "the texts of the help, beside the command that compresses models, which is on its way out",
+    "labs": "a folder for each of fourteen labs, beside the kit and the script that grows",
+}
 SHARED_FILE_NAMES: dict[str, str] = {}
 SHARED_CLASSES: dict[str, str] = {}
 WITHOUT_USER: dict[str, str] = {}

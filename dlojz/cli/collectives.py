@@ -5,8 +5,8 @@ What is timed is timed on real processes, which are gone when the command ends.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,34 +130,6 @@ def _keep(calibration: AlphaBetaFit, path: Path) -> None:
     FIGURE,
     "--output FILE  file that keeps the calibration as JSON // fichier qui garde la calibration en JSON",
     JSON,
-    en="""The algorithms of collective communication: what each rank sends to whom, how often, how much.
-
-Without --name: a table of all, for --ranks ranks. Rounds are messages that wait for each other (each costs α); "moved"
-is what the busiest rank sends or receives, in messages (each byte costs β); "added" what it sums.
-Time = rounds·α + moved·n·β.
-
-With --name: one algorithm, step by step in words; --figure draws it.
-
-With --calibrate: all-reduce (or --name) is timed on real processes of this machine, from 1 KiB to 16 MiB, and α and
-the bandwidth 1/β are fitted; --figure draws points, line and what it says of 2, 8 and 512 ranks; --output keeps
-them.""",
-    fr="""Les algorithmes de communication collective : ce que chaque rang envoie, à qui, combien de fois, combien.
-
-Sans --name : un tableau de tous, pour --ranks rangs. Les étapes sont des messages qui s’attendent (chacune coûte α) ;
-« déplacé » est ce qu’envoie ou reçoit le rang le plus chargé, en messages (chaque octet coûte β) ; « additionné », ce
-qu’il somme. Durée = étapes·α + déplacé·n·β.
-
-Avec --name : un algorithme, étape par étape, en phrases ; --figure le dessine.
-
-Avec --calibrate : l’all-reduce (ou --name) est chronométré sur de vrais processus de cette machine, de 1 Kio à 16 Mio,
-puis α et le débit 1/β sont ajustés ; --figure dessine les points, la droite et ce qu’elle dit de 2, 8 et 512 rangs ;
---output les garde.""",
-    examples="""
-    dlojz collectives --ranks 8
-    dlojz collectives --name ring_all_reduce --ranks 4 --figure ring.png
-    dlojz collectives --calibrate --ranks 4 --figure calibration.png --output calibration.json
-    dlojz collectives --calibrate --name tree_all_reduce --json
-    """,
 )
 def collectives_command(args: Given, answer: Answer) -> None:
     """List, show or time the algorithms."""
@@ -270,25 +242,6 @@ MOST_RANKS = 16
         // fichier des mesures (par défaut : ~/.config/dlojz/calibration.json)
     """,
     JSON,
-    en="""Measure this machine, in about a minute: matrix products by size and precision, convolutions by shape,
-passes over memory, launches, AdamW, and messages by size, each with 1, 2 and 4 processes at work, as processes that
-share cores are each slower. The parameters of the cost model come from that; nothing is fitted to the time of a model.
-
-The measurements are kept in the user's folder (--output: elsewhere) with the date, the libraries' versions and a
-checksum. Close what else computes here first: the load before the measurement is kept too, and warned of.""",
-    fr="""Mesurer cette machine, en une minute environ : produits de matrices selon la taille et la précision,
-convolutions selon la forme, passages sur la mémoire, lancements, AdamW, et messages selon la taille, chaque fois avec
-1, 2 et 4 processus au travail, car des processus qui partagent des cœurs sont chacun plus lents. Les paramètres du
-modèle de coût en viennent ; rien n’est ajusté sur la durée d’un modèle.
-
-Les mesures sont gardées dans le dossier de l’utilisateur (--output : ailleurs) avec la date, les versions des
-bibliothèques et une somme de contrôle. Fermez d’abord ce qui calcule par ailleurs : la charge avant la mesure est
-gardée aussi, et signalée.""",
-    examples="""
-    dlojz calibrate --figure calibration.png
-    dlojz calibrate --quick # two thirds of the time; less exact // deux tiers du temps ; moins précis
-    dlojz calibrate --show # what was measured before; measures nothing // ce qui a déjà été mesuré ; ne mesure rien
-    """,
 )
 def calibrate_command(args: Given, answer: Answer) -> None:
     """Measure this machine, keep the measurements, and show the fitted parameters."""
@@ -337,10 +290,8 @@ def _ranks(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-@contextlib.contextmanager
-def _watch(ranks: int) -> Iterator[Tell]:
-    with progress_bar(say(en=f"{ranks} processes" if ranks > 1 else "1 process", fr=f"{ranks} processus")) as update:
-        yield update
+def _watch(ranks: int) -> AbstractContextManager[Tell]:
+    return progress_bar(say(en=f"{ranks} processes" if ranks > 1 else "1 process", fr=f"{ranks} processus"))
 
 
 def _document(measured: Measured, sites: list[MeasuredSite]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, format_bytes, refusal, say
 from dlojz.cli.main import DONE, FAILED, REFUSED
-from dlojz.cli.options import HELP_WORDS, ROOT, Flag, Given, config_flags, flags, parse, show_help, tell
+from dlojz.cli.options import HELP_WORDS, ROOT, Flag, Given, config_flags, flags, help_texts, parse, show_help, tell
 from dlojz.config.deepspeed_json import json_left_to_the_lab, read_deepspeed_json
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig
@@ -33,24 +33,6 @@ from dlojz.running.state import RECORD, read_all_events, rebuild
 from dlojz.running.store import claim, runs_root
 
 PROGRAM = "python -m dlojz.train"
-EN = """Train as the course does, in every process that a launcher has started.
-
-Without --deepspeed the ranks train with DDP; with it, with the ZeRO stage of the JSON file. The number of ranks is the
-launcher's. Losses, throughput and memory are printed at the end and kept in a run folder, as `dlojz run` does:
-`dlojz runs` lists it, `dlojz compare` lays it over the prediction.
-Exit code: 0 completed or diverged, 1 ended otherwise, 2 refused."""
-FR = """Entraîner comme dans le cours, dans chaque processus qu’un lanceur a démarré.
-
-Sans --deepspeed, les rangs s’entraînent avec DDP ; avec, selon le niveau ZeRO du fichier JSON. Le nombre de rangs est
-celui du lanceur. Pertes, débit et mémoire sont affichés à la fin et gardés dans un dossier d’exécution, comme avec
-`dlojz run` : `dlojz runs` le liste, `dlojz compare` le superpose à la prédiction.
-Code de sortie : 0 terminé ou divergé, 1 fini autrement, 2 refusé."""
-EXAMPLES = """
-    srun python -m dlojz.train -b 28 -s 200 --image-size 288 --deepspeed --deepspeed_config ds_config_zero2.json
-    torchrun --nproc-per-node 2 -m dlojz.train -b 8 -s 10 --image-size 64
-    python -m dlojz.train -b 8 -s 10 --image-size 64
-    torchrun --nproc-per-node 4 -m dlojz.train --model alexnet_tiny -p 2 --steps 200 --deepspeed_config ds_config.json
-"""
 _SPELLINGS = {
     "micro_batch": ("-b", "--batch-size"),
     "steps": ("-s", "--steps"),
@@ -230,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     process = place_of_this_process()
     if HELP_WORDS & set(words):
         if process.rank == 0:
-            show_help(PROGRAM, OPTIONS, EN, FR, EXAMPLES)
+            show_help(PROGRAM, OPTIONS, help_texts("course")[PROGRAM])
         return DONE
     try:
         args = parse(PROGRAM, OPTIONS, words)

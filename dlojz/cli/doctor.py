@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.text import Text
 
 from dlojz.base import extension_locks
-from dlojz.base.language import format_bytes, format_seconds, language, refusal, say
+from dlojz.base.language import format_bytes, format_seconds, language, say
 from dlojz.base.machine import cores_available, machine_limit, meet_on_loopback, memory_free_bytes, words_of_limit
 from dlojz.base.requirements import requirements_of
 from dlojz.base.table import Lines, Table, titles, visible
@@ -41,16 +41,11 @@ from dlojz.cli.options import (
     WORDS,
     Answer,
     Given,
-    check_writable,
     progress_bar,
     tell_written,
     verb,
 )
 from dlojz.display.style import GREEN, ORANGE, VERMILION
-from dlojz.display.tables import status_label
-from dlojz.running.out_of_memory import in_one_line, memory_lines, module_lines
-from dlojz.running.run import find
-from dlojz.running.store import runs_root
 
 if TYPE_CHECKING:
     from dlojz.pipeline.traced_pipeline import TracedPipeline
@@ -407,26 +402,11 @@ MARKS: dict[State, tuple[str, str]] = {"ok": ("✓", GREEN), "warning": ("!", OR
     """,
     ROOT,
     JSON,
-    en="""Check what the labs need on this machine: Python, libraries, cores, memory, disk, two communicating
-processes, SLURM, JupyterLab. Each line is ok, a warning or a problem, with what to do.
-Exit code 1 if there is a problem.
-
-With the name of a run that ran out of memory: what filled it by category, the limit, the three cheapest levers with
-their predicted effect and the command to type. The beginning of a name is enough.""",
-    fr="""Examiner ce dont les TP ont besoin sur cette machine : Python, bibliothèques, cœurs, mémoire, disque,
-deux processus qui communiquent, SLURM, JupyterLab. Chaque ligne dit ok, attention ou problème, et que faire.
-Code de sortie 1 s'il y a un problème.
-
-Avec le nom d’une exécution à court de mémoire : ce qui la remplissait par catégorie, la limite, les trois leviers les
-moins coûteux avec leur effet prédit et la commande à taper. Le début du nom suffit.""",
-    examples="""
-    dlojz doctor
-    dlojz doctor --json
-    dlojz doctor 20250101-120000
-    """,
 )
 def doctor_command(args: Given, answer: Answer) -> int:
     """Check the machine, or explain the memory of a run."""
+    from dlojz.running.store import runs_root
+
     if args[WORDS]:
         _explain(args, answer)
         return main.DONE
@@ -442,6 +422,8 @@ def doctor_command(args: Given, answer: Answer) -> int:
 
 def _explain(args: Given, answer: Answer) -> None:
     """Explain why one run went wrong, or what filled its memory."""
+    from dlojz.running.run import find
+
     run = find(args[WORDS][0], args["root"])
     if run.state not in ("completed", "running", "queued", "oom"):
         answer(run.diagnosis().to_dict() if args["json"] else repr(run.diagnosis()))
@@ -484,6 +466,9 @@ def _table(checks: list[Check]) -> Table:
 
 def told(diagnosis: PostMortem) -> list[Any]:
     """Write the diagnosis as texts to print, one after the other."""
+    from dlojz.display.tables import status_label
+    from dlojz.running.out_of_memory import in_one_line, memory_lines, module_lines
+
     record = diagnosis.record
     run, reason = f"{record.run_id} ({visible(record.title)})", visible(record.reason)
     if not diagnosis.out_of_memory:
@@ -496,59 +481,13 @@ def told(diagnosis: PostMortem) -> list[Any]:
     return [Text(headline, style="bold"), "", *memory_lines(diagnosis)]
 
 
-@verb(
-    "trace",
-    "[FILE…]  traces of all ranks, or their folder // traces de tous les rangs, ou leur dossier",
-    PNG,
-    JSON,
-    en="""Read torch.profiler's traces of any training (one per rank, .json or .json.gz) and say who waits for whom, and
-why. These lines, on every rank, after init_process_group and a few steps of warm-up, write such traces:
-
-    from torch.profiler import profile
-    with profile() as traced:
-        for batch in few_batches:  # 2 to 5 steps
-            train_step(batch)
-    traced.export_chrome_trace(f"rank{dist.get_rank()}.json.gz")
-
-The clocks of the ranks are aligned on collectives that all took part in, or on messages in both directions. Then for
-each rank: computing, communication hidden and exposed, waiting; which rank comes late to the collectives, by how much.
-Of a pipeline: which schedule of the catalogue the order is, its step beside the simulation with the measured times, the
-bubble of each rank by cause, which rank waits for which message, and receives that hold up others (head-of-line
-blocking). --png draws the step under its simulation, or without a pipeline the timeline of the ranks.""",
-    fr="""Lire les traces de torch.profiler d’un entraînement quelconque (une par rang, .json ou .json.gz) et dire qui
-attend qui, et pourquoi. Ces lignes, sur chaque rang, après init_process_group et quelques pas d’échauffement, écrivent
-de telles traces :
-
-    from torch.profiler import profile
-    with profile() as traced:
-        for batch in few_batches:  # 2 à 5 pas
-            train_step(batch)
-    traced.export_chrome_trace(f"rank{dist.get_rank()}.json.gz")
-
-Les horloges des rangs sont alignées sur les collectives auxquelles tous ont pris part, ou sur des messages dans les
-deux sens. Puis, pour chaque rang : calcul, communication recouverte et exposée, attente ; quel rang arrive en retard
-aux collectives, et de combien. Pour un pipeline : quel ordonnancement du catalogue est cet ordre, son pas à côté de la
-simulation avec les temps mesurés, la bulle de chaque rang par cause, quel rang attend quel message, et les réceptions
-qui en bloquent d’autres (blocage en tête de file). --png dessine le pas sous sa simulation ou, sans pipeline, la
-chronologie des rangs.""",
-    examples="""
-    dlojz trace rank*.json.gz --png step.png
-    dlojz trace traces/ # a folder with one trace per rank // un dossier avec une trace par rang
-    dlojz trace traces/ --json
-    """,
-)
+@verb("trace", "FILE…  traces of all ranks, or their folder // traces de tous les rangs, ou leur dossier", PNG, JSON)
 def trace_command(args: Given, answer: Answer) -> None:
     """Say who waits for whom in the traces of a training."""
     from dlojz.pipeline.traced_pipeline import aligned_pipelines
     from dlojz.results.profiler_trace import trace_files
     from dlojz.results.rank_activities import activities_of, check_ranks, shares_of, stragglers_of
 
-    if not args[WORDS]:
-        raise refusal(
-            en="`dlojz trace` takes the traces of all ranks, or their folder: dlojz trace traces/.",
-            fr="`dlojz trace` prend les traces de tous les rangs, ou leur dossier : dlojz trace traces/.",
-        )
-    check_writable(args, ("png",))
     files = trace_files(args[WORDS])
     activities = []
     with progress_bar(say(en="traces read", fr="traces lues"), total=len(files)) as update:

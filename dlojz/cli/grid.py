@@ -176,33 +176,6 @@ OF_THE_RUN = config_flags(
     OF_THE_RUN,
     PNG,
     JSON,
-    en="""The grid of ranks of a run with data, pipeline and tensor parallelism: where each rank stands, which ranks
-share a group, which groups leave their node, and how many bytes of a step cross which link.
-
-processes = dp × pp × tp (SageMaker's data degree includes the tensor ranks: it is dp × tp here): with --processes,
-the one degree that is left out is derived. Ranks fill the nodes in order; --order names the axes from the
-innermost, whose neighbours are neighbouring ranks. tp-dp-pp is Megatron-LM's and the lab's: tensor parallelism, which
-communicates most, stays inside a node; ranks of --cp, which share the tokens of a replica's samples, are just inside
-the data axis, and gradients are averaged along both. The last table tells what every other order would send between
-nodes. Bytes are predicted from a model (--model and the options of a run); a ring goes through its group in the order
-of the ranks.""",
-    fr="""La grille des rangs d’une exécution en Data, Pipeline et Tensor Parallelism : la place de chaque rang, les
-rangs d’un même groupe, les groupes à cheval sur des nœuds, et combien d’octets d’un pas passent par quel lien.
-
-processus = dp × pp × tp (le degré de données de SageMaker comprend les rangs de tenseur : il vaut dp × tp ici) :
-avec --processes, le seul degré omis est déduit. Les rangs remplissent les nœuds dans l’ordre ; --order nomme les axes
-en commençant par le plus intérieur, dont les voisins sont des rangs voisins. tp-dp-pp est l’ordre de Megatron-LM et du
-TP : le Tensor Parallelism, qui communique le plus, reste dans un nœud ; les rangs de --cp, qui se partagent les tokens
-des échantillons d’une réplique, sont juste à l’intérieur de l’axe des données, et les gradients sont moyennés sur les
-deux axes. Le dernier tableau dit ce que chaque autre ordre
-enverrait entre les nœuds. Les octets sont prédits à partir d’un modèle (--model et les options d’une exécution) ; un
-anneau parcourt son groupe dans l’ordre des rangs.""",
-    examples="""
-    dlojz grid --dp 2 --pp 2 --tp 2 --gpus-per-node 4
-    dlojz grid --processes 16 --pp 4 --tp 2 --gpus-per-node 8 # 2 nodes of 8 GPUs: dp is derived // dp est déduit
-    dlojz grid --dp 2 --pp 4 --tp 2 --gpus-per-node 8 --order pp-dp-tp # tp across nodes: slow // lent : tp entre nœuds
-    dlojz grid --dp 4 --pp 2 --model gpt2_xl --micro-batches 8 --bandwidths 300,25 --png grid.png
-    """,
 )
 def grid_command(args: Given, answer: Answer) -> None:
     """Print a grid of ranks, its groups, its nodes and its traffic."""

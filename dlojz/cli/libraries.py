@@ -16,7 +16,6 @@ from dlojz.cli.options import (
     Answer,
     Given,
     check_needs,
-    check_writable,
     console,
     fields_of,
     progress_bar,
@@ -62,35 +61,6 @@ _RUNNING = (*FIELDS, "rounds", "only", "figure", "root")
     FIGURE,
     ROOT,
     JSON,
-    en="""The same training as a user of each library writes it: plain torch, DeepSpeed, Accelerate, Megatron-core,
-Colossal-AI.
-
-Without --run: a table of the libraries: which are here, what installs the others, how many lines of their program
-differ from plain torch's, and what their user no longer writes. --show prints a program, and on stderr the command by
-which it runs alone, with no lab around it.
-
-With --run: each program that can be run is run on real processes, one after the other, --rounds times, with the lab's
-probes attached from outside; then one table: lines, losses, memory, bytes predicted and counted, time of a step over
-plain torch's of the same round (one round alone is mostly noise). One such run alone: dlojz run --library accelerate
---model gpt_tiny --dp 2.""",
-    fr="""Le même entraînement, écrit comme l’écrit l’utilisateur de chaque bibliothèque : torch seul, DeepSpeed,
-Accelerate, Megatron-core, Colossal-AI.
-
-Sans --run : un tableau des bibliothèques : lesquelles sont ici, ce qui installe les autres, combien de lignes de leur
-programme diffèrent de celui de torch seul, et ce que l’on n’écrit plus. --show affiche un programme et, sur stderr, la
-commande par laquelle il s’exécute seul, sans le TP autour.
-
-Avec --run : chaque programme exécutable l’est sur de vrais processus, l’un après l’autre, --rounds fois, avec les
-sondes du TP posées de l’extérieur ; puis un tableau : lignes, pertes, mémoire, octets prédits et comptés, durée d’un
-pas rapportée à celle de torch seul au même tour (un tour seul n’est guère que du bruit). Une seule de ces
-exécutions : dlojz run --library accelerate --model gpt_tiny --dp 2.""",
-    examples="""
-    dlojz libraries
-    dlojz libraries --show deepspeed
-    dlojz libraries --run --model gpt_tiny --dp 2 --steps 20
-    dlojz libraries --run --model coatnet_tiny --dp 2 --rounds 5 --figure libraries.png
-    dlojz libraries --run --only torch,deepspeed,accelerate --zero 3 --json
-    """,
 )
 def libraries_command(args: Given, answer: Answer) -> int:
     """List the libraries, show a program, or run them side by side."""
@@ -179,7 +149,6 @@ def _run(args: Given, answer: Answer) -> int:
 
     rounds, fields = args["rounds"], {name: args[name] for name in FIELDS}
     names = _names(args)
-    check_writable(args, ("figure",))
     # The length of the bar: only libraries that have this layout and are installed are run.
     runnable, _ = configurations(names, **fields)
     with progress_bar(total=rounds * len(runnable)) as update:

@@ -32,6 +32,8 @@ from dlojz.cli.options import (
     config_of,
     console,
     fields_of,
+    option_of,
+    scheduler_of,
     show,
     tell,
     verb,
@@ -56,17 +58,8 @@ from dlojz.running.store import run_ids, runs_root
     """,
     SCHEDULER,
     "--script  print the job script // afficher le script du travail",
-    config_flags(),
+    config_flags,
     JSON,
-    en="""List the clusters that runs can be sent to; with a name and a configuration, say what the run would
-take there, what it would cost at most, and why it would be refused. Nothing is sent.""",
-    fr="""Lister les calculateurs où envoyer une exécution ; avec un nom et une configuration, dire ce que
-l’exécution y demanderait, son coût maximal, et pourquoi elle serait refusée. Rien n’est envoyé.""",
-    examples="""
-    dlojz machines
-    dlojz machines local --dp 4 --hours 0.5
-    dlojz machines local --dp 4 --script
-    """,
 )
 def machines_command(args: Given, answer: Answer) -> None:
     """List the machines, or preview a run on one."""
@@ -75,7 +68,7 @@ def machines_command(args: Given, answer: Answer) -> None:
         answer(_about(machine(names[0]), args))
         return
     if options := sorted(set(args) - {"json"}):
-        option = "--" + options[0].replace("_", "-")
+        option = option_of(options[0])
         raise refusal(
             en=f"{option} says something of a run on one machine: name it, as in `dlojz machines local --dp 4`.",
             fr=f"{option} concerne une exécution sur une machine, à nommer : `dlojz machines local --dp 4`.",
@@ -86,9 +79,7 @@ def machines_command(args: Given, answer: Answer) -> None:
 
 def _about(site: Machine, args: Given) -> Any:
     config, hours = config_of(args), args["hours"]
-    # An empty text leaves the choice to the machine.
-    scheduler = {name: args.get(name, "") for name in ("account", "qos", "reservation")}
-    request = JobRequest(**scheduler, time_limit_s=None if hours is None else hours * 3600)
+    request = JobRequest(**scheduler_of(args), time_limit_s=None if hours is None else hours * 3600)
     if args["script"]:
         # RUN stands in the place of a run's name: nothing is sent, so there is none.
         folder = Path(runs_root()) / "RUN"
@@ -140,24 +131,7 @@ MOST_REFUSALS = 3
 """Looks in a row at which a run's own files are refused, until nothing more is waited for."""
 
 
-@verb(
-    "queue",
-    ROOT,
-    JSON,
-    en="""List your jobs in the scheduler's queue: job, run, state, why it waits, time left, nodes.
-
-The scheduler is asked at most every 10 s, for all notebooks and terminals together; where it does not answer, what it
-last said is shown with its age. Jobs that ended within the last minutes are listed too.""",
-    fr="""Lister vos travaux dans la file de l’ordonnanceur : numéro, exécution, état, raison de l’attente,
-temps restant, nœuds.
-
-L’ordonnanceur est interrogé toutes les 10 s au plus, pour tous les notebooks et terminaux ensemble ; s’il ne répond
-pas, son dernier état connu est montré avec son âge. Les travaux finis depuis quelques minutes sont listés aussi.""",
-    examples="""
-    dlojz queue
-    dlojz queue --json
-    """,
-)
+@verb("queue", ROOT, JSON)
 def queue_command(args: Given, answer: Answer) -> None:
     """List the jobs of the scheduler."""
     queue = views()
@@ -187,17 +161,6 @@ def queue_command(args: Given, answer: Answer) -> None:
     --every-s FLOAT>=0.2 = 2  seconds between two looks // secondes entre deux regards
     """,
     ROOT,
-    en="""Follow runs: state, why they wait, progress, loss, memory, step time, estimated end.
-
-Without names: all runs that wait or run. It ends with the last of them; Ctrl-C ends the watching, not the runs.""",
-    fr="""Suivre des exécutions : état, raison de l’attente, avancement, perte, mémoire, pas, fin estimée.
-
-Sans nom : toutes celles qui attendent ou qui tournent. Le suivi finit avec la dernière ; Ctrl-C arrête le suivi, pas
-les exécutions.""",
-    examples="""
-    dlojz watch
-    dlojz watch 20250101-120000 --once
-    """,
 )
 def watch_command(args: Given, answer: Answer) -> None:
     """Follow runs."""

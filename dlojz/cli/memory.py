@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.base.language import format_count, integer, refusal, say, size_bytes
 from dlojz.base.table import Table, titles, visible
@@ -24,11 +23,11 @@ from dlojz.cli.options import (
     tell_written,
     verb,
 )
-from dlojz.config.run_config import RunConfig, command_of
-from dlojz.display.tables import DASH
-from dlojz.hardware import DEVICES, Device, device
+from dlojz.hardware.gpus import DEVICES, device
 
 if TYPE_CHECKING:
+    from dlojz.config.run_config import RunConfig
+    from dlojz.hardware import Device
     from dlojz.planner.activation_budget import BudgetPlan
     from dlojz.planner.levers import Fit, Lever
     from dlojz.prediction.forecast import Forecast
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 @verb(
     "memory",
     MODEL,
-    predicting_flags(),
+    predicting_flags,
     f"""
     --fit {"|".join(DEVICES)}|24GiB  find the largest micro-batch that fits into this GPU, or one of any size, and what
         each lever saves // chercher le plus grand micro-batch qui tient sur ce GPU, ou sur un GPU de n’importe quelle
@@ -55,34 +54,6 @@ if TYPE_CHECKING:
         // le pas sous forme d’instantané mémoire dans la visionneuse de torch, .html
     """,
     JSON,
-    en="""Predict what the memory of one rank holds, before anything is run: will it fit, and what fills it?
-
-Describes the rank that takes most: its peak and the moment of it, by category, by block and by module; what is
-allocated, reserved and shown by nvidia-smi; beside it the field's rules of thumb and the papers' formulas. With the
-name of a GPU it ends with the largest micro-batch that fits; --fit adds what each lever would save (checkpointing,
-ZeRO, offload, precision, tp, pp). A text model on a GPU is asked about in bf16 with one sample of the usual length,
-unless you say otherwise; the first line says what was assumed. --budget chooses block by block what becomes of the
-activations, and prints the command that runs it. Layouts that no engine runs yet are predicted too. Nothing is
-allocated: a model of 400 billion parameters will do.""",
-    fr="""Prédire avant toute exécution ce que contient la mémoire d’un rang : tient-elle, et qu’est-ce qui la remplit ?
-
-Décrit le rang le plus chargé : son pic et le moment de ce pic, par catégorie, par bloc et par module ; ce qui est
-alloué, réservé et vu par nvidia-smi ; à côté, les règles usuelles et les formules des articles. Avec le nom d’un GPU,
-la réponse finit par le plus grand micro-batch qui tient ; --fit ajoute ce que chaque levier économiserait (points de
-contrôle, ZeRO, déchargement, précision, tp, pp). Un modèle de texte sur un GPU est supposé en bf16 avec un exemple de
-longueur usuelle, sauf indication contraire ; la première ligne dit ce qui a été supposé. --budget décide bloc par bloc
-de ce que deviennent les activations, et donne la commande qui l’exécute. Les découpages qu’aucun moteur n’exécute
-encore sont prédits aussi. Rien n’est alloué : un modèle de 400 milliards de paramètres convient.""",
-    examples="""
-    dlojz memory coatnet_tiny --dp 2 # what a run on this machine will hold // ce que contiendra une exécution ici
-    dlojz memory coatnet_7 --dp 8 --micro-batch 4 --fit v100-32
-    dlojz memory llama_3_8b --dp 8 --zero 3 --fit a100-80 # bf16, one sample // bf16, un exemple
-    dlojz memory gpt2_xl --dp 8 --zero 2 --engine deepspeed --precision bf16 --fit a100-80 --png gpt2.png
-    dlojz memory llama_3_8b --dp 8 --zero 3 --precision bf16 --micro-batch 1 --device h100 --budget 60GiB
-    dlojz memory llama_3_70b --tp 8 --pp 4 --device h100 --json
-    dlojz memory timm:convnext_base --dp 8 --zero 3 --fit a100-80
-    dlojz memory vit_b_16 --device a100-40 --snapshot vit.html # open it in a browser // à ouvrir dans un navigateur
-    """,
 )
 def memory_command(args: Given, answer: Answer) -> None:
     """Forecast the memory of a configuration; a file that cannot be written is refused before anything is printed."""
@@ -114,6 +85,7 @@ def _budget(config: RunConfig, target: Device | None, assumed: dict[str, Any], a
             fr="--budget fait un plan pour un batch et --fit cherche le plus grand : donnez l’un des deux.",
         )
     budget_bytes = _bytes_of(args["budget"])
+    from dlojz.config.run_config import command_of
     from dlojz.display import memory_tables as sheet
     from dlojz.planner.activation_budget import plan_activations
     from dlojz.prediction.forecast import check_rank
@@ -270,20 +242,12 @@ def _document(
         // seulement ceux-ci : du catalogue, timm:NOM, torchvision:NOM, hf:DOSSIER ou FICHIER.py:FONCTION
     """,
     JSON,
-    en="""List the models: parameters, those of a mixture of experts that one token meets (active), FLOPs of the forward
-pass of one sample, multiply-adds (what papers on vision print as FLOPs), input (pixels or tokens), classes (or words
-of the vocabulary), blocks. Everything is counted, nothing is allocated.""",
-    fr="""Lister les modèles : paramètres, ceux d’un mélange d’experts que rencontre un token (actifs), FLOPs de la
-passe avant d’un exemple, multiplications-additions (ce que les articles de vision appellent FLOPs), entrée (pixels ou
-tokens), classes (ou mots du vocabulaire), blocs. Tout est compté, rien n’est alloué.""",
-    examples="""
-    dlojz models
-    dlojz models --json
-    dlojz models timm:convnext_base torchvision:resnet50 my_file.py:build
-    """,
 )
 def models_command(args: Given, answer: Answer) -> None:
     """List the models."""
+    from dlojz import models
+    from dlojz.display.tables import DASH
+
     described = [models.describe(name) for name in args[WORDS] or models.names()]
     if args["json"]:
         answer([asdict(model) for model in described])

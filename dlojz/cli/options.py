@@ -9,6 +9,8 @@ and `NUMBER` as one of any size; `TEXT...` may be given several times. Other spe
 (`-b --batch-size`), what stands alone on the command line has no name (`RUN  name of a run // nom d’une exécution`),
 and an indented line continues the one before.
 
+What a command does, in paragraphs in both languages, and its examples stand in `data/MODULE.md`, under `# NAME`.
+
 With `--json`, stdout carries exactly one JSON document whatever any library prints: file descriptor 1 leads to stderr
 while the work is done.
 """
@@ -28,25 +30,26 @@ import textwrap
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
 from types import UnionType
-from typing import Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
-from pydantic.fields import FieldInfo
 from rich.console import Console, RenderableType
 from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal, say
-from dlojz.config.fields import SUBJECTS, ConfigSubject, field_help
-from dlojz.config.layout import Layout
-from dlojz.config.run_config import HIDDEN, RunConfig
-from dlojz.hardware import DEVICES, Device, device
-from dlojz.models.foreign.elsewhere import is_own_file
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+    from dlojz.config.fields import ConfigSubject
+    from dlojz.config.run_config import RunConfig
+    from dlojz.hardware import Device
 
 WORDS = "words"
 REST = "rest"
@@ -168,13 +171,10 @@ SCHEDULER = flags("""
     --reservation TEXT  reservation, of a course say // réservation, d’une formation par exemple
 """)
 FIGURE = flags("--figure FILE  picture to write (.png, .svg, .pdf) // image à écrire (.png, .svg, .pdf)")
+HTML = flags("--html FILE  page to write // page à écrire")
 PNG = flags("--png FILE  picture to write (.png, .svg, .pdf) // image à écrire (.png, .svg, .pdf)")
 RUN_WORD = flags(
     "RUN  name of a run or its beginning, see `dlojz runs` // nom d’une exécution ou son début, voir `dlojz runs`"
-)
-DEVICE = flags(
-    f"--device {'|'.join(DEVICES)}|24GiB = cpu  GPU that the figures are for, or its size; without it, the CPU "
-    "// GPU pour lequel on prédit, ou sa taille ; sans lui, le CPU"
 )
 
 
@@ -185,6 +185,8 @@ def config_flags(*names: str, **defaults: object) -> tuple[Flag, ...]:
         names: fields; all of them by default.
         defaults: defaults that the command has instead of the configuration's.
     """
+    from dlojz.config.fields import SUBJECTS
+
     options = [
         _flag_of(name, field, subject)
         for subject in SUBJECTS
@@ -197,14 +199,22 @@ def config_flags(*names: str, **defaults: object) -> tuple[Flag, ...]:
 
 def predicting_flags() -> tuple[Flag, ...]:
     """`config_flags`, with a `--device` that takes the name of a GPU."""
-    return tuple(replace(DEVICE[0], subject=flag.subject) if flag.name == "device" else flag for flag in config_flags())
+    from dlojz.hardware import DEVICES
+
+    (gpu,) = flags(
+        f"--device {'|'.join(DEVICES)}|24GiB = cpu  GPU that the figures are for, or its size; without it, the CPU "
+        "// GPU pour lequel on prédit, ou sa taille ; sans lui, le CPU"
+    )
+    return tuple(replace(gpu, subject=flag.subject) if flag.name == "device" else flag for flag in config_flags())
 
 
 def _flag_of(name: str, field: FieldInfo, subject: ConfigSubject) -> Flag:
+    from dlojz.config.fields import field_help
+
     kinds = _kinds(field)
     choices = [value for kind in kinds if typing.get_origin(kind) is Literal for value in typing.get_args(kind)]
     metavar = "|".join(choices) or ("INT" if int in kinds else "FLOAT" if float in kinds else "TEXT")
-    spellings = (_option(name),)
+    spellings = (option_of(name),)
     flag = Flag(name, *field_help(field), metavar, field.default, kind="field", spellings=spellings, subject=subject)
     return replace(flag, metavar="", kind="switch") if bool in kinds else flag
 
@@ -337,8 +347,9 @@ def _refuse_words_of_script(command: str, options: Sequence[Flag], words: Sequen
 
 def _check_words(command: str, flag: Flag, words: Sequence[str]) -> None:
     """Refuse other words than the metavar names: `A B` is two, `[A]` may be left out, `[A…]` are any number."""
-    maximum = 10**6 if "…" in flag.metavar else len(flag.metavar.split())
-    minimum = 0 if flag.metavar.startswith("[") else maximum
+    names = flag.metavar.split()
+    maximum = 10**6 if "…" in flag.metavar else len(names)
+    minimum = sum(not name.startswith("[") for name in names)
     if not minimum <= len(words) <= maximum:
         written = repr(" ".join(words))
         en, fr = (written, f"{written} ") if words else ("nothing", "rien n’")
@@ -389,6 +400,9 @@ def config_of(args: dict[str, Any], **otherwise: object) -> RunConfig:
     Raises:
         LabError: if it is not legal, or two models are named.
     """
+    from dlojz.config.layout import Layout
+    from dlojz.config.run_config import HIDDEN, RunConfig
+
     model_names = dict.fromkeys((*args.get(WORDS, ()), *((args["model"],) if "model" in args else ())))
     if len(model_names) > 1:
         received = ", ".join(map(repr, model_names))
@@ -410,7 +424,10 @@ def target_device(args: Given) -> Device | None:
     Raises:
         LabError: for a name that is no device's; the sentence lists those there are.
     """
-    if args.get("device") in (None, *typing.get_args(RunConfig.model_fields["device"].annotation)):
+    from dlojz.config.fields import RunFields
+    from dlojz.hardware import device
+
+    if args.get("device") in (None, *typing.get_args(RunFields.model_fields["device"].annotation)):
         return None
     return device(args.pop("device"))
 
@@ -432,7 +449,11 @@ def assumed_fields(args: Given, target: Device | None) -> dict[str, Any]:
     Raises:
         LabError: if there is no such model.
     """
-    name = next(iter(args.get(WORDS, ())), args.get("model", RunConfig.model_fields["model"].default))
+    from dlojz import models
+    from dlojz.config.fields import RunFields
+    from dlojz.models.foreign.elsewhere import is_own_file
+
+    name = next(iter(args.get(WORDS, ())), args.get("model", RunFields.model_fields["model"].default))
     # `models.spec` comes last: it refuses an unknown model, which only a question about a GPU needs to know here.
     if target is None or is_own_file(str(name)) or (spec := models.spec(name)).family != "text":
         return {}
@@ -442,6 +463,11 @@ def assumed_fields(args: Given, target: Device | None) -> dict[str, Any]:
     return {field: value for field, value in usual.items() if field not in args}
 
 
+def scheduler_of(args: Given) -> dict[str, Any]:
+    """Choose the options of the scheduler that were given."""
+    return {flag.name: args[flag.name] for flag in SCHEDULER if args.get(flag.name)}
+
+
 def check_needs(args: Given, name: str, *requirements: str) -> None:
     """Refuse an option that has no effect without one of some others.
 
@@ -449,7 +475,7 @@ def check_needs(args: Given, name: str, *requirements: str) -> None:
         LabError: naming what it needs.
     """
     if name in args and not any(args[requirement] for requirement in requirements):
-        option, option_names = _option(name), [_option(requirement) for requirement in requirements]
+        option, option_names = option_of(name), [option_of(requirement) for requirement in requirements]
         en, fr = " or ".join(option_names), " ou ".join(option_names)
         raise refusal(
             en=f"{option} does nothing without {en}: add {en}, or leave {option} out.",
@@ -457,7 +483,8 @@ def check_needs(args: Given, name: str, *requirements: str) -> None:
         )
 
 
-def _option(name: str) -> str:
+def option_of(name: str) -> str:
+    """Write the option of a name: `micro_batch` → `--micro-batch`."""
     return "--" + name.replace("_", "-")
 
 
@@ -504,26 +531,61 @@ class Answer(Protocol):
     def __call__(self, content: Any = None, *, en: str = "", fr: str = "") -> None: ...
 
 
+class HelpText(NamedTuple):
+    """Description of a command in both languages, in paragraphs, and its examples.
+
+    An example is a command line, with a remark in both languages where it needs one (`# english // français`).
+    """
+
+    en: str
+    fr: str
+    examples: str
+
+
+@cache
+def help_texts(module: str) -> dict[str, HelpText]:
+    """Read the help of the commands of a module of this room, by name.
+
+    Each stands under `# NAME`: paragraphs, each `- English`, then `- français`, and the examples, indented.
+    """
+    texts = (Path(__file__).parent / "data" / f"{module}.md").read_text(encoding="utf-8")
+    helps = {}
+    for section in re.split(r"^# ", texts, flags=re.MULTILINE)[1:]:
+        name, *paragraphs, examples = section.strip().split("\n\n")
+        pairs = (paragraph.removeprefix("- ").split("\n- ") for paragraph in paragraphs)
+        en, fr = map("\n\n".join, zip(*pairs, strict=True))
+        helps[name] = HelpText(en, fr, examples)
+    return helps
+
+
 @dataclass(frozen=True)
 class Verb:
     """One command: its options, its help, and what it does.
 
     Args:
         name: after `dlojz`.
-        en: its description in English, in paragraphs.
-        fr: the same in French.
-        examples: command lines, each with a remark in both languages where it needs one (`# english // français`).
-        options: in the order of the help.
+        declarations: its options in the order of the help: as text, made already, or what makes either when the command
+            is called, so that another command of its module loads nothing for them.
         run: does it, with the values of its options and the one function that answers; returns the exit code, None
             for 0.
+        text: its help, where that does not stand in `data`.
     """
 
     name: str
-    en: str
-    fr: str
-    examples: str
-    options: tuple[Flag, ...]
+    declarations: tuple[str | Iterable[Flag] | Callable[[], str | Iterable[Flag]], ...]
     run: Callable[[Given, Answer], int | None]
+    text: HelpText | None = None
+
+    @cached_property
+    def options(self) -> tuple[Flag, ...]:
+        """Its options."""
+        made = (declared() if callable(declared) else declared for declared in self.declarations)
+        return tuple(flag for declared in made for flag in (flags(declared) if isinstance(declared, str) else declared))
+
+    @cached_property
+    def spelled(self) -> frozenset[str]:
+        """How its options are written."""
+        return frozenset(spelling for flag in self.options for spelling in flag.spellings)
 
     def __call__(self, words: Sequence[str]) -> int:
         """Run one command line; returns the exit code."""
@@ -531,7 +593,8 @@ class Verb:
         own_words = words[: words.index("--")] if "--" in words else words
         if HELP_WORDS & set(own_words):
             options = self.options if "--help-all" in own_words else _everyday(self.options)
-            show_help(f"dlojz {self.name}", options, self.en, self.fr, self.examples)
+            text = self.text or help_texts(self.run.__module__.rpartition(".")[2])[self.name]
+            show_help(f"dlojz {self.name}", options, text)
             if options != self.options:
                 _show_more(self.name, self.options)
             return 0
@@ -556,17 +619,43 @@ class Verb:
 _PLACES, _PICTURES = ("FILE", "FOLDER"), ("figure", "png", "svg", "overlay")
 
 
+@dataclass(frozen=True)
+class VerbOfActions(Verb):
+    """Command with actions, each a command of its own, as `dlojz labs build`; without one it does its own `run`."""
+
+    actions: tuple[Verb, ...] = ()
+
+    def __call__(self, words: Sequence[str]) -> int:
+        """Run the action that is named.
+
+        Raises:
+            LabError: for an unknown action, and for an option that belongs to another one.
+        """
+        actions = {action.name.removeprefix(f"{self.name} "): action for action in self.actions}
+        with_value = {flag.option for action in self.actions for flag in action.options if flag.kind == "value"}
+        # The first word that is neither an option nor the value of one names the action.
+        alone = [i for i, word in enumerate(words) if word[:1] != "-" and (not i or words[i - 1] not in with_value)]
+        chosen: Verb = self
+        if alone:
+            name, words = words[alone[0]], [*words[: alone[0]], *words[alone[0] + 1 :]]
+            if name not in actions:
+                raise LabError(one_of(f"action of `dlojz {self.name}`", name, actions))
+            chosen = actions[name]
+        for option in (word.partition("=")[0] for word in words):
+            owners = ", ".join(f"`dlojz {action.name}`" for action in self.actions if option in action.spelled)
+            if owners and option not in chosen.spelled:
+                raise refusal(
+                    en=f"{option} belongs to {owners}: leave it out.", fr=f"{option} va avec {owners} : retirez-le."
+                )
+        # Not `chosen(words)`: without an action this command is one like the others.
+        return Verb.__call__(chosen, words)
+
+
 def verb(
-    name: str, *options: str | Iterable[Flag], en: str, fr: str, examples: str
+    name: str, *declarations: str | Iterable[Flag] | Callable[[], str | Iterable[Flag]], **text: str
 ) -> Callable[[Callable[[Given, Answer], int | None]], Verb]:
-    """Make a function the command `dlojz NAME`; the parameters are those of `Verb`, options also as text."""
-    # A str is options as text, any other argument options that are made already.
-    all_flags = tuple(
-        flag
-        for declaration in options
-        for flag in (flags(declaration) if isinstance(declaration, str) else declaration)
-    )
-    return lambda run: Verb(name, en, fr, examples, all_flags, run)
+    """Make a function the command `dlojz NAME`; the parameters are those of `Verb`."""
+    return lambda run: Verb(name, declarations, run, HelpText(**text) if text else None)
 
 
 def _everyday(options: tuple[Flag, ...]) -> tuple[Flag, ...]:
@@ -585,19 +674,19 @@ def _show_more(name: str, options: Sequence[Flag]) -> None:
     show(_wrapped(sentence, console(stderr=False).width))
 
 
-def show_help(program: str, options: Sequence[Flag], en: str, fr: str, examples: str) -> None:
+def show_help(program: str, options: Sequence[Flag], text: HelpText) -> None:
     """Print the help of a command: usage, description, examples, and its options by subject."""
     terminal = console(stderr=False)
     words = next((f"{flag.metavar} " for flag in options if flag.kind == "words"), "")
     script_part = next((f" [-- {flag.metavar}]" for flag in options if flag.kind == "rest"), "")
     show(f"{say(en='usage:', fr='usage :')} {program} {words}[options]{script_part}\n")
-    for paragraph in say(en=en, fr=fr).split("\n\n"):
+    for paragraph in say(en=text.en, fr=text.fr).split("\n\n"):
         # A line break within a paragraph is a blank, but before command lines and indented lines.
         for line in re.sub(r"\n(?!dlojz | {4})", " ", paragraph).splitlines():
             show(_wrapped(line, terminal.width))
         show("")
     show(say(en="Examples:", fr="Exemples :"))
-    for line in textwrap.dedent(examples).strip().splitlines():
+    for line in textwrap.dedent(text.examples).strip().splitlines():
         command, _, remark = line.partition(" # ")
         in_english, _, in_french = remark.partition(" // ")
         show(f"  {command}" + (f"   ({say(en=in_english, fr=in_french or in_english)})" if remark else ""))

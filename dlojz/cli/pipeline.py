@@ -28,6 +28,7 @@ from dlojz.cli.options import (
     config_of,
     fields_of,
     number,
+    option_of,
     progress_bar,
     tell,
     tell_written,
@@ -176,30 +177,6 @@ TEXT_WIDTH = 110
     --list  what schedules there are // les ordonnancements qui existent
     """,
     JSON,
-    en="""Pipeline schedules: what each rank does when, the share of idle time, the memory.
-
-Without further options: the drawing of one schedule in text (F forward, B backward, I and W its two parts for the input
-and for the weights, U update; the number is the micro-batch; one column is one unit of time) and its figures. Times are
-units: by default a forward takes 1 and a backward 2. There are two measures of the bubble: the fraction is idle time
-over all time, (p−1)/(m+p−1) for GPipe and 1F1B alike; the overhead is idle time over work, (p−1)/m. --stages is the
-number of pipeline ranks p; with --chunks v, each of them holds v stages.""",
-    fr="""Ordonnancements de pipeline : ce que fait chaque rang, à quel moment, la part d’inactivité, la mémoire.
-
-Sans autre option : le dessin d’un ordonnancement en texte (F passe avant, B passe arrière, I et W ses deux parties,
-pour l’entrée et pour les poids, U mise à jour ; le numéro est celui du micro-batch ; une colonne est une unité de
-temps) et ses chiffres. Les temps sont des unités : par défaut, une passe avant dure 1 et une passe arrière 2. Deux
-bulles sont distinguées : la fraction est l’inactivité sur le temps total, (p−1)/(m+p−1) pour GPipe comme pour 1F1B ;
-le surcoût est l’inactivité sur le travail, (p−1)/m.
---stages est le nombre p de rangs du pipeline ; avec --chunks v, chacun porte v étages.""",
-    examples="""
-    dlojz pipeline --schedule 1f1b --stages 4 --micro-batches 8
-    dlojz pipeline --schedule interleaved --stages 4 --micro-batches 8 --chunks 2 --png interleaved.png
-    dlojz pipeline --schedule zb-h1 --times 10,11,9
-    dlojz pipeline --schedule 1f1b --stage-times 1,2,1,1 --json
-    dlojz pipeline --schedule zb-v --csv zbv.csv # for torch; --from-csv reads it // pour torch ; --from-csv le relit
-    dlojz pipeline --compare gpipe 1f1b zb-h1 --latency 0.25 # no names: all that exist // sans noms : tous
-    dlojz pipeline --list
-    """,
 )
 def pipeline_command(args: Given, answer: Answer) -> None:
     """Draw, compare or export schedules."""
@@ -229,7 +206,7 @@ def _check(args: Given) -> None:
         mode, excluded = "--from-csv", ("schedule", "stages", "micro_batches", "chunks")
     useless = [name for name in excluded if name in args]
     if useless:
-        option = "--" + useless[0].replace("_", "-")
+        option = option_of(useless[0])
         raise refusal(
             en=f"{option} does nothing beside {mode}: leave one of them out.",
             fr=f"{option} ne sert à rien à côté de {mode} : retirez l’un des deux.",
@@ -482,44 +459,6 @@ CASES, SEED = 4000, 0
     ),
     PNG,
     JSON,
-    en="""Cut a model into pipeline stages: which blocks go where, and how evenly; or its layers into shares (--tp).
-
-A pipeline runs at the pace of its heaviest stage: a step of m micro-batches takes Σ tᵢ + (m − 1) max tᵢ, so the best
-cut is the one whose heaviest stage (the bottleneck) is lightest. Stages are runs of neighbouring blocks. The exact
-optimum stands beside what DeepSpeed and torchgpipe would choose, and beside equal numbers of blocks. Imbalance is
-bottleneck ÷ mean: 1.00 is perfect.
-
---by says what a block weighs: its parameters, its FLOPs, its time (each kind of block really runs, forward and
-backward), 1 each (uniform), or 1 if --pattern is found in its class (regex, DeepSpeed's 'type:PATTERN').
---compare also weighs each cut in the other units (equal parameters are not equal work), and counts over 4,000 random
-lists of blocks how often each tool misses the optimum.
-
---tp shows the plan by which that many tensor-parallel ranks share each block of a model from elsewhere (timm, hf, your
-own file): which linear layers are split by columns and rows, what a rank holds, what is sent. Your own file may say
-otherwise: tp_plan = {"blocks.*.mlp.fc1": "colwise", "blocks.*.mlp.fc2": "rowwise"}.""",
-    fr="""Découper un modèle en étages de pipeline : quels blocs vont où, et avec quel équilibre ; ou couches (--tp).
-
-Un pipeline avance au rythme de son étage le plus chargé : un pas de m micro-batches dure Σ tᵢ + (m − 1) max tᵢ ; le
-meilleur découpage est donc celui dont l’étage le plus chargé (le goulot) l’est le moins. Un étage est une suite de
-blocs voisins. L’optimum exact est montré à côté de ce que choisiraient DeepSpeed et torchgpipe, et du découpage en
-nombres de blocs égaux. Déséquilibre = goulot ÷ moyenne : 1,00 est parfait.
-
---by dit ce que pèse un bloc : ses paramètres, ses FLOPs, son temps (chaque sorte de bloc est vraiment exécutée, passes
-avant et arrière), 1 chacun (uniform), ou 1 si --pattern se trouve dans le nom de sa classe (regex, le 'type:MOTIF' de
-DeepSpeed). --compare pèse aussi chaque découpage dans les autres unités (à paramètres égaux, le travail ne l’est pas),
-et compte sur 4 000 listes de blocs aléatoires combien de fois chaque outil manque l’optimum.
-
---tp montre le plan selon lequel autant de rangs de Tensor Parallelism se partagent chaque bloc d’un modèle venu
-d’ailleurs (timm, hf, votre fichier) : les couches linéaires découpées par colonnes et par lignes, ce que garde un rang,
-ce qui est envoyé. Votre fichier peut en décider autrement : tp_plan = {"blocks.*.mlp.fc1": "colwise",
-"blocks.*.mlp.fc2": "rowwise"}.""",
-    examples="""
-    dlojz partition --model coatnet_7 --stages 8
-    dlojz partition --model coatnet_7 --stages 8 --by flops --compare --png cut.png
-    dlojz partition --model coatnet_tiny --stages 4 --by time --micro-batch 8
-    dlojz partition --model coatnet_7 --stages 4 --by regex --pattern Attention --json
-    dlojz partition timm:vit_small_patch16_224 --tp 2
-    """,
 )
 def partition_command(args: Given, answer: Answer) -> None:
     """Cut a model into stages, and show how even they are."""

@@ -14,7 +14,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal, say, spaced_percent
 from dlojz.base.table import Table, facts, titles
 from dlojz.cli import main
-from dlojz.cli.options import FIGURE, JSON, WORDS, Answer, Given, check_writable, tell, tell_written, verb
+from dlojz.cli.options import FIGURE, JSON, WORDS, Answer, Given, option_of, tell, tell_written, verb
 from dlojz.hardware.decoder_size import DecoderSize
 
 HERE = "here"
@@ -56,40 +56,6 @@ _SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, 
     --script  print the best one's job script // afficher le script du travail
     """,
     JSON,
-    en="""Find the best layout of a model on a cluster: every combination of data, tensor and pipeline parallelism,
-context parallelism (decoders, from 16384 tokens on), ZeRO stage, micro-batch, schedule and chunks, checkpointing,
-sequence parallelism, offload and engine is weighed (bytes) and timed (seconds), the fastest are simulated. Nothing is
-run and nothing is sent.
-
-How to read the answer: the step has an interval, because the cost model was held against measurements that it had not
-seen (`dlojz validate`); "closest evidence" is the nearest of them. Every refused layout has one reason of a closed
-list; --why asks for one by name, and tells the smallest change that would admit it.
-
-The model is a name of the catalogue (`dlojz models`), one from elsewhere (timm:NAME, torchvision:NAME, hf:FOLDER with
-its config.json, a FUNCTION of your own FILE.py), a published decoder (megatron-1t, bloom-176b, gpt3-175b, llama-3-405b,
-…), or sizes: --layers, --hidden, --heads, --vocabulary, --sequence-length.""",
-    fr="""Trouver la meilleure configuration d’un modèle sur un calculateur : toutes les combinaisons de Data, Tensor
-et Pipeline Parallelism, de Context Parallelism (décodeurs, à partir de 16384 tokens), de ZeRO, de micro-batch,
-d’ordonnancement et de chunks, de recalcul, de Sequence Parallelism, d’offload et de moteur sont pesées (octets) et
-chronométrées (secondes), et les plus rapides simulées. Rien n’est exécuté, rien n’est envoyé.
-
-Comment lire la réponse : l’itération a un intervalle, car le modèle de coût a été confronté à des mesures qu’il n’avait
-pas vues (`dlojz validate`) ; la « mesure la plus proche » est l’une d’elles. Chaque configuration refusée l’est pour
-une raison d’une liste fermée ; --why interroge sur l’une d’elles et donne le plus petit changement qui l’admettrait.
-
-Le modèle est un nom du catalogue (`dlojz models`), un modèle venu d’ailleurs (timm:NOM, torchvision:NOM, hf:DOSSIER
-avec son config.json, une FONCTION de votre FICHIER.py), un décodeur publié (megatron-1t, bloom-176b, gpt3-175b,
-llama-3-405b, …), ou des tailles : --layers, --hidden, --heads, --vocabulary, --sequence-length.""",
-    examples="""
-    dlojz plan --model coatnet_7 --cluster jean_zay_a100 --gpus 8 --batch 64
-    dlojz plan --model bloom-176b --cluster jean_zay_a100 --gpus 384 --batch 2048 --figure plan.png
-    dlojz plan --model bloom-176b --cluster jean_zay_a100 --gpus 384 --batch 2048 --why "tp=8 pp=12 checkpointing=none"
-    dlojz plan --layers 32 --hidden 4096 --heads 32 --vocabulary 32000 --sequence-length 4096 --gpus 8,16,32 --batch 512
-    dlojz plan --model coatnet_7 --gpus 8 --batch 64 --write planned/ --hours 2 --steps 1000 --account PROJECT
-    dlojz plan --model coatnet_tiny --cluster here --gpus 2 --batch 16 --measure # on this machine // sur cette machine
-    dlojz plan --model timm:vit_base_patch16_224 --cluster jean_zay_a100 --gpus 8 --batch 256
-    dlojz plan --model my_file.py:build --cluster here --measure
-    """,
 )
 def plan_command(args: Given, answer: Answer) -> int:
     """Plan, and show the plan; exits with 1 if the layout asked for with `--why` is refused."""
@@ -167,7 +133,7 @@ def _model(args: Given) -> str | DecoderSize:
         return str(args["model"] or "coatnet_7")
     missing = [name for name in (*SIZES, "sequence_length") if name not in args]
     if missing or "model" in args:
-        options = ", ".join("--" + name.replace("_", "-") for name in missing) or "--model"
+        options = ", ".join(option_of(name) for name in missing) or "--model"
         raise refusal(
             en="a decoder is given by --layers, --hidden, --heads, --vocabulary and --sequence-length together, "
             f"without --model; {'missing' if missing else 'too many'}: {options}.",
@@ -278,7 +244,7 @@ def plan_here_answer(args: Given, answer: Answer) -> int:
 
     foreign = [name for name in args if name not in TAKEN]
     if foreign:
-        flag = "--" + foreign[0].replace("_", "-")
+        flag = option_of(foreign[0])
         raise refusal(
             en=f"{flag} does not go with --cluster here, which takes --model, --gpus (processes), --batch, --measure, "
             "--figure, --top and --json.",
@@ -362,31 +328,6 @@ def _verdict(layouts: list[str], measured_s: list[float]) -> str:
     """,
     FIGURE,
     JSON,
-    en="""How far the planner's cost model is from published measurements.
-
-Without a table: each goal with what it comes to and why one is missed; the error of every table on the half that
-nothing was fitted on and by a fit that saw no row of it, beside a constant rate per GPU and other tools; what the
-planner's first choice among the measured layouts of a model would lose; then memory. With tables: their goals, and
-every row with what each way of predicting says. Exits with 1 if a goal is missed.
-
-`--page` writes the same as a page: what stands between its marks is replaced, what was written by hand is kept.""",
-    fr="""À quelle distance des mesures publiées se trouve le modèle de coût du planificateur.
-
-Sans tableau : chaque objectif, ce qu’il en est et pourquoi s’il est manqué ; l’erreur de chaque tableau sur la moitié
-que l’ajustement n’a pas vue et par un ajustement qui n’en a vu aucune ligne, à côté d’un débit constant par GPU et
-d’autres outils ; ce que perdrait le premier choix du planificateur parmi les configurations mesurées d’un modèle ; puis
-la mémoire. Avec des tableaux : leurs objectifs, et chaque ligne avec ce qu’en dit chaque manière de prédire. Le code de
-sortie est 1 si un objectif est manqué.
-
-`--page` en fait une page, en anglais : ce qui est entre ses repères est remplacé, ce qui est écrit à la main est
-gardé.""",
-    examples="""
-    dlojz validate
-    dlojz validate jean-zay-a100
-    dlojz validate --page docs/validation.md
-    dlojz validate --json
-    dlojz validate --figure validation.png
-    """,
 )
 def validate_command(args: Given, answer: Answer) -> int:
     """Show goals and errors of the cost model, or write their page; exits with 1 if a goal is missed."""
@@ -404,7 +345,6 @@ def validate_command(args: Given, answer: Answer) -> int:
             en=f"the page has all tables: leave out {' '.join(names)}, or --page.",
             fr=f"la page contient tous les tableaux : ôtez {' '.join(names)}, ou --page.",
         )
-    check_writable(args, ("figure",))
     if args["page"]:
         tables.present_page(Path(args["page"]))  # refused now, not after the half minute that the errors take
     results = [validate(name) for name in names or validated()]

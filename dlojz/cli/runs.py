@@ -14,9 +14,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.base.files import write_atomic
 from dlojz.base.language import decimal, format_seconds, refusal, say
@@ -37,24 +36,19 @@ from dlojz.cli.options import (
     config_flags,
     config_of,
     flags,
+    option_of,
     predicting_flags,
     progress_bar,
+    scheduler_of,
     target_device,
     tell,
     tell_written,
     verb,
 )
-from dlojz.config.optimizers import COMPRESSED
-from dlojz.config.run_config import RunConfig, file_of_module, no_script, vocabulary_note
-from dlojz.config.schedules import no_effect_note
-from dlojz.display.tables import DASH, status_label
-from dlojz.models.foreign.names import is_elsewhere
-from dlojz.results.record import STATUSES, UNTRAINED, read_events
-from dlojz.running.folder import MAX_LOG_BYTES, launched_utc, open_regular, visible
-from dlojz.running.run import Run, cancel_lost, find
-from dlojz.running.run import runs as listing
-from dlojz.running.state import EVENTS, LAUNCHER_EVENTS, is_final, read_all_events
-from dlojz.running.store import runs_root
+
+if TYPE_CHECKING:
+    from dlojz.config.run_config import RunConfig
+    from dlojz.running.run import Run
 
 PROCESSES = flags("""
     --processes INT>=1  processes you mean to use; refused unless dp × tp × pp × cp gives as many
@@ -85,7 +79,7 @@ BESIDE_A_SCRIPT = frozenset(
 @verb(
     "run",
     SCRIPT_OR_MODEL,
-    config_flags(),
+    config_flags,
     PROCESSES,
     OF_SCRIPTS,
     """
@@ -105,38 +99,6 @@ BESIDE_A_SCRIPT = frozenset(
     """,
     ROOT,
     JSON,
-    en="""Train a model on several processes, really, and measure memory, communication and time.
-
-The same request finds the same run again; --again makes another. Prints the measurement beside the prediction. Exit
-code: 0 completed or diverged, 1 ended otherwise, 2 refused.
-
-Ctrl-C cancels the run and keeps what it measured; so do SIGTERM (kill, timeout) and SIGHUP (a terminal or an ssh line
-that is closed). To let it go on without you: `nohup dlojz run … &`, then `dlojz watch`; `dlojz cancel` stops it.
-
-A script of your own (`dlojz run train.py`, or `dlojz run -m package.train`) is started unchanged, on one process as
-`python train.py` starts it, with --nproc on several as torchrun does, and measured from outside: a step is a step of
-its optimizer. A launcher's command is taken as it stands: `dlojz run -- torchrun --nproc-per-node 2 train.py`. The exit
-code is then the script's.""",
-    fr="""Entraîner un modèle sur plusieurs processus, réellement, et mesurer mémoire, communication et temps.
-
-La même demande retrouve la même exécution ; --again en fait une autre. Affiche la mesure à côté de la prédiction. Code
-de sortie : 0 terminé ou divergé, 1 fini autrement, 2 refusé.
-
-Ctrl-C annule l’exécution et garde ce qu’elle a mesuré ; SIGTERM (kill, timeout) et SIGHUP (terminal ou connexion ssh
-fermés) font de même. Pour qu’elle continue sans vous : `nohup dlojz run … &`, puis `dlojz watch` ; `dlojz cancel`
-l’arrête.
-
-Un script à vous (`dlojz run train.py`, ou `dlojz run -m paquet.train`) est lancé tel quel, sur un processus comme par
-`python train.py`, avec --nproc sur plusieurs comme par torchrun, et mesuré de l’extérieur : un pas est un pas de son
-optimiseur. La commande d’un lanceur est prise telle quelle : `dlojz run -- torchrun --nproc-per-node 2 train.py`. Le
-code de sortie est alors celui du script.""",
-    examples="""
-    dlojz run --model coatnet_tiny --dp 2 --steps 20
-    dlojz run train.py --nproc 2 -- --lr 1e-3
-    dlojz run -- torchrun --nproc-per-node 2 train.py --lr 1e-3
-    dlojz run --model coatnet_tiny --dp 2 --zero 2 --engine deepspeed --micro-batch 16 --json
-    dlojz run --model coatnet_7 --dp 8 --zero 3 --device cuda --on slurm --machine local
-    """,
 )
 def run_command(args: Given, answer: Answer) -> int:
     """Train, then show the measurement beside the prediction."""
@@ -150,9 +112,12 @@ def run_command(args: Given, answer: Answer) -> int:
                 fr=f"{option} concerne un script, mais aucun n’est nommé : écrivez `dlojz run train.py`, ou "
                 "retirez-le.",
             )
-    config = _config(args)
+    from dlojz.config.optimizers import COMPRESSED
+    from dlojz.config.run_config import vocabulary_note
+    from dlojz.config.schedules import no_effect_note
     from dlojz.running.launch import run as launch
 
+    config = _config(args)
     if config.optimizer in COMPRESSED and config.layout.dp == 1:
         tell(no_effect_note(config.optimizer))
     if note := vocabulary_note(config):
@@ -161,7 +126,7 @@ def run_command(args: Given, answer: Answer) -> int:
         config,
         on=args["on"],
         machine=args["machine"],
-        **{name: args.get(name, "") for name in ("account", "qos", "reservation")},
+        **scheduler_of(args),
         checkpoint_every=args["checkpoint_every"],
         again=args["again"],
         wait=False,
@@ -183,6 +148,10 @@ def _script_of(args: Given) -> tuple[str, tuple[str, ...]] | None:
         return f"-m {args['run_module']}", script_words
     if not words:
         return (script_words[0], script_words[1:]) if script_words else None
+    from dlojz import models
+    from dlojz.config.run_config import file_of_module, no_script
+    from dlojz.models.foreign.names import is_elsewhere
+
     name = str(words[0])
     # Unlike Path's methods these are False for a name that no file system takes.
     if name.endswith(".py") or os.path.isfile(os.path.join(name, "__main__.py")):  # noqa: PTH113, PTH118
@@ -227,10 +196,11 @@ def _show_run(run: Run, args: Given, answer: Answer) -> int:
 def _run_script(name: str, arguments: tuple[str, ...], args: Given, answer: Answer) -> int:
     """Run a script of the user's, print what it prints, then what was measured; returns its exit code."""
     from dlojz.running.launch import run as launch
+    from dlojz.running.state import is_final
 
     for option_name in args:
         if option_name not in BESIDE_A_SCRIPT:
-            option = "--" + option_name.replace("_", "-")
+            option = option_of(option_name)
             raise refusal(
                 en=f"{option} configures a training of the lab's, but a script sets up its own: write it after --, as "
                 f"a word for the script, or leave it out.",
@@ -254,7 +224,8 @@ def _run_script(name: str, arguments: tuple[str, ...], args: Given, answer: Answ
         processes=args["nproc"] if is_launched else None,
         time_limit_s=args["time_limit_s"],
         root=args["root"],
-        **{name: args[name] for name in ("machine", "account", "qos", "reservation") if args.get(name)},
+        machine=args["machine"] or None,
+        **scheduler_of(args),
         **options,
     )
     # One for each rank; rank 0's is followed, and that of a rank which the end blames is printed at the end.
@@ -282,6 +253,9 @@ def _run_script(name: str, arguments: tuple[str, ...], args: Given, answer: Answ
 
 def _exit_code_of(run: Run, otherwise: int) -> int:
     """Return the exit code of a script that failed, as a shell shows it; `otherwise` where none has failed."""
+    from dlojz.results.record import read_events
+    from dlojz.running.state import EVENTS, LAUNCHER_EVENTS
+
     events = read_events(run.folder / EVENTS / LAUNCHER_EVENTS)
     codes = [event["code"] for event in events if event["event"] == "exit" and type(event.get("code")) is int]
     code = next(iter(codes), otherwise)
@@ -291,6 +265,9 @@ def _exit_code_of(run: Run, otherwise: int) -> int:
 
 def _untrained(run: Run) -> tuple[bool, bool]:
     """Return whether a script has ended without training anything, and whether one of its processes has said so."""
+    from dlojz.results.record import UNTRAINED
+    from dlojz.running.state import read_all_events
+
     events = [event for rank_events in read_all_events(run.folder).values() for event in rank_events]
     untrained = [event for event in events if event["event"] == UNTRAINED]
     return bool(untrained) and not run.losses, any(event.get("shown") for event in untrained)
@@ -311,6 +288,8 @@ class LogTail:
         Args:
             is_last: whether nothing more comes, so that a line without an end is printed too.
         """
+        from dlojz.running.folder import MAX_LOG_BYTES, open_regular, visible
+
         file = open_regular(self._path)
         if file is None:
             return
@@ -336,32 +315,20 @@ class LogTail:
 @verb(
     "predict",
     MODEL,
-    predicting_flags(),
+    predicting_flags,
     PROCESSES,
     "--rank INT = 0  rank whose footprint is shown // rang dont on donne l’empreinte",
     JSON,
-    en="""Predict what one training step costs one rank: memory by category, communication, FLOPs. Nothing is run.
-
-Each category is shown with its maximum within a step, then the peak of their sum. `dlojz memory` tells more: what fills
-the memory, whether it fits, what would save some.""",
-    fr="""Prédire ce qu’un pas d’entraînement coûtera à un rang : mémoire, communication, FLOPs. Rien n’est exécuté.
-
-Chaque catégorie avec son maximum dans le pas, puis le pic de leur somme. `dlojz memory` en dit plus : ce qui remplit la
-mémoire, si elle suffit, ce qui en économiserait.""",
-    examples="""
-    dlojz predict coatnet_tiny --dp 2 --zero 2 --engine deepspeed
-    dlojz predict coatnet_7 --dp 8 --zero 3 --device a100-80 --json
-    """,
 )
 def predict_command(args: Given, answer: Answer) -> None:
     """Show the predicted footprint."""
-    target = target_device(args)
-    assumed = assumed_fields(args, target)
-    config = _config(args, **assumed)
     from dlojz.display.memory_tables import assumed_sentence
     from dlojz.display.tables import footprint_table
     from dlojz.prediction import predict
 
+    target = target_device(args)
+    assumed = assumed_fields(args, target)
+    config = _config(args, **assumed)
     footprint = predict(config, rank=args["rank"], device=target)
     if assumed:
         sentence = assumed_sentence(config, assumed)
@@ -389,6 +356,8 @@ def demo_configs(steps: int = 30, processes: int = DEMO_PROCESSES) -> list[RunCo
         steps: optimizer steps of each run.
         processes: of each parallel run.
     """
+    from dlojz.config.run_config import RunConfig
+
     parallel: dict[str, Any] = {"dp": processes, "micro_batch": MICRO_BATCH}
     layouts: list[dict[str, Any]] = [
         # As many micro-batches as the parallel runs have replicas: the same global batch.
@@ -409,23 +378,13 @@ def demo_configs(steps: int = 30, processes: int = DEMO_PROCESSES) -> list[RunCo
     """,
     ROOT,
     JSON,
-    en="""The main job: CoAtNet on real images (handwritten digits) on one process, then on 2 processes under DDP,
-FSDP2, DeepSpeed ZeRO-0, 1, 2, 3 and an interleaved pipeline. Prints one table, predicted beside measured, saves one
-figure and says what they show. Takes 2 to 4 minutes on 2 cores; runs made before are found again.""",
-    fr="""Le travail principal : CoAtNet sur de vraies images (chiffres manuscrits), sur un processus, puis sur 2
-processus sous DDP, FSDP2, DeepSpeed ZeRO-0, 1, 2, 3 et un pipeline entrelacé. Affiche un tableau, prédit à côté de
-mesuré, enregistre une figure et dit ce qu’ils montrent. Prend 2 à 4 minutes sur 2 cœurs ; les exécutions déjà faites
-sont retrouvées.""",
-    examples="""
-    dlojz demo
-    dlojz demo --steps 10 --again
-    """,
 )
 def demo_command(args: Given, answer: Answer) -> int:
     """Run, compare, explain."""
-    configs = demo_configs(args["steps"])
     from dlojz.compare import compare
+    from dlojz.running.store import runs_root
 
+    configs = demo_configs(args["steps"])
     started_s = time.monotonic()
     runs = _run_all(configs, again=args["again"], root=args["root"])
     comparison = compare(runs)
@@ -466,6 +425,8 @@ def _keep_records(picture: Path, runs: Iterable[Run]) -> None:
 
 def _run_all(configs: list[RunConfig], again: bool, root: str | Path | None) -> list[Run]:
     """Run one after the other, so that none slows another, under one bar on stderr; start none that was run before."""
+    from dlojz.display.tables import status_label
+    from dlojz.results.record import STATUSES
     from dlojz.running.launch import run as launch
 
     runs = []
@@ -489,19 +450,11 @@ def _draw(update: Callable[..., None], run: Run, label: str, _: str) -> None:
     update(len(losses), run.config.steps, f"{label}, {figures}")
 
 
-@verb(
-    "runs",
-    ROOT,
-    JSON,
-    en="List the runs, newest first: id, title, state, steps, last loss, age.",
-    fr="Lister les exécutions, la plus récente d’abord : nom, titre, état, pas, dernière perte, âge.",
-    examples="""
-    dlojz runs
-    dlojz runs --json
-    """,
-)
+@verb("runs", ROOT, JSON)
 def runs_command(args: Given, answer: Answer) -> None:
     """List the runs."""
+    from dlojz.running.run import runs as listing
+
     summaries = [_summary(run) for run in listing(args["root"])]
     if args["json"]:
         answer(summaries)
@@ -514,26 +467,11 @@ def runs_command(args: Given, answer: Answer) -> None:
         answer(_table(summaries))
 
 
-@verb(
-    "logs",
-    RUN_WORD,
-    "--rank INT  one rank only // un seul rang",
-    ROOT,
-    en="""Show the end of what the launcher and every rank of a run printed; of a run that went wrong, first the cause,
-the first error of each rank, and what to do.
-
-The beginning of a name is enough, where only one run begins so.""",
-    fr="""Montrer la fin de ce que le lanceur et chaque rang d’une exécution ont affiché ; si elle a échoué, d’abord la
-cause, la première erreur de chaque rang, et que faire.
-
-Le début du nom suffit, si une seule exécution commence ainsi.""",
-    examples="""
-    dlojz logs 20250101-120000
-    dlojz logs 20250101-120000 --rank 1
-    """,
-)
+@verb("logs", RUN_WORD, "--rank INT  one rank only // un seul rang", ROOT)
 def logs_command(args: Given, answer: Answer) -> None:
     """Print the logs of a run."""
+    from dlojz.running.run import find
+
     run = find(args[WORDS][0], args["root"])
     printed = run.logs(args["rank"])
     if args["rank"] is None and run.state not in ("completed", "running", "queued"):
@@ -542,19 +480,11 @@ def logs_command(args: Given, answer: Answer) -> None:
     answer(printed)
 
 
-@verb(
-    "cancel",
-    RUN_WORD,
-    ROOT,
-    en="Ask a run to stop; what it measured is kept. A job leaves the queue; a run that has ended stays.",
-    fr="Demander l’arrêt d’une exécution ; ses mesures sont gardées. Un travail quitte la file d’attente.",
-    examples="""
-    dlojz cancel 20250101-120000
-    dlojz cancel 20250101-120000-0123456789ab-cdef
-    """,
-)
+@verb("cancel", RUN_WORD, ROOT)
 def cancel_command(args: Given, answer: Answer) -> None:
     """Ask a run to stop."""
+    from dlojz.running.run import cancel_lost, find
+
     name = args[WORDS][0]
     try:
         run = find(name, args["root"])
@@ -583,11 +513,15 @@ def _summary(run: Run) -> dict[str, Any]:
 
 def _age_s(run_id: str) -> float | None:
     """Compute the age of a run from the time that its name begins with."""
+    from dlojz.running.folder import launched_utc
+
     born = launched_utc(run_id)
     return max(0.0, round((datetime.now(UTC) - born).total_seconds(), 1)) if born else None
 
 
 def _table(summaries: Iterable[dict[str, Any]]) -> Table:
+    from dlojz.display.tables import DASH, status_label
+
     rows = []
     for run in summaries:
         loss = DASH if run["last_loss"] is None else decimal(run["last_loss"], 4)
@@ -630,22 +564,12 @@ MOST_COMPARED = 12
     """,
     ROOT,
     JSON,
-    en="""Compare the measurements of runs with their predictions: losses, throughput, memory, communication.
-
-Without names: the newest run of each layout, of the same training as the newest run of all. A run on one process among
-them (--engine single) gives the losses and the throughput that the parallel ones are judged by.""",
-    fr="""Comparer les mesures des exécutions à leurs prédictions : pertes, débit, mémoire, communication.
-
-Sans nom : l’exécution la plus récente de chaque découpage, pour l’entraînement le plus récent. Une exécution sur un
-seul processus parmi elles (--engine single) donne les pertes et le débit auxquels comparer les autres.""",
-    examples="""
-    dlojz compare
-    dlojz compare 20250101-1200 20250101-1201 --figure compare.png
-    """,
 )
 def compare_command(args: Given, answer: Answer) -> None:
     """Show measurements beside predictions."""
     from dlojz.compare import compare
+    from dlojz.running.run import find
+    from dlojz.running.run import runs as listing
 
     named_runs = [find(name, args["root"]) for name in args[WORDS]]
     chosen = named_runs or _together(listing(args["root"]))

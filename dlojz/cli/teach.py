@@ -24,6 +24,7 @@ from dlojz.campaign.report import brief, foreseen, hours, report_folder, row_of,
 from dlojz.campaign.results import Asked, Outlook, Result, find_run, judged, outlook, result_of
 from dlojz.cli import main
 from dlojz.cli.options import (
+    HTML,
     JSON,
     ROOT,
     SCHEDULER,
@@ -33,6 +34,8 @@ from dlojz.cli.options import (
     check_needs,
     console,
     fields_of,
+    option_of,
+    scheduler_of,
     tell,
     tell_written,
     verb,
@@ -64,29 +67,6 @@ BACKENDS = ("local", "slurm")
     """,
     ROOT,
     JSON,
-    en="""Run a campaign: every combination of models, layouts, batches and machines that a TOML file names, each
-predicted, run and measured; then a report (HTML, Markdown, CSV, figures) in campaigns/NAME of the runs' folder.
-
-A campaign can be interrupted at any time. The same command goes on where it was: what was run is found again, what is
-queued is waited for, and only what failed or was never started is started. Running out of memory is a result. Nothing
-is submitted if one point is impossible: all of them are listed. Jobs are billed to --account, or to $DLOJZ_ACCOUNT; a
-project without an ending gets that of each machine (PROJECT@v100).""",
-    fr="""Lancer une campagne : chaque combinaison de modèles, de layouts, de batches et de machines d’un fichier
-TOML est prédite, exécutée et mesurée ; puis un rapport (HTML, Markdown, CSV, figures) est écrit dans campaigns/NOM du
-dossier des exécutions.
-
-Une campagne peut être interrompue à tout moment. La même commande reprend où elle en était : ce qui a été exécuté est
-retrouvé, ce qui est en file est attendu, et seul ce qui a échoué ou n’a jamais été lancé est lancé. Manquer de mémoire
-est un résultat. Rien n’est soumis si un seul point est impossible : tous sont listés. Les travaux sont facturés à
---account, ou à $DLOJZ_ACCOUNT ; un projet sans terminaison reçoit celle de chaque machine (PROJET@v100).""",
-    examples="""
-    dlojz bench # the campaigns of the course // les campagnes du cours
-    dlojz bench data_parallelism --dry-run # points, memory, GPU-hours // points, mémoire, heures GPU
-    dlojz bench data_parallelism_local # on this machine // sur cette machine
-    dlojz bench data_parallelism --on slurm --machine NAME --account PROJECT
-    dlojz bench data_parallelism --cancel # cancel its jobs // annuler ses travaux
-    dlojz bench data_parallelism --report # only the report // le rapport seul
-    """,
 )
 def bench_command(args: Given, answer: Answer) -> int:
     """Run a campaign, or predict its cost."""
@@ -103,7 +83,7 @@ def bench_command(args: Given, answer: Answer) -> int:
     if not only_looks and (reason := unfit_backend(plan, on)):
         raise LabError(reason)
     root = runs_root(args["root"])
-    together = [f"--{name.replace('_', '-')}" for name in ("cancel", "report", "dry_run", "again") if args.get(name)]
+    together = [option_of(name) for name in ("cancel", "report", "dry_run", "again") if args.get(name)]
     if len(together) > 1:
         options = " ".join(together)
         raise refusal(
@@ -112,7 +92,7 @@ def bench_command(args: Given, answer: Answer) -> int:
         )
     if args["cancel"]:
         return _cancel(plan, root, answer if args["json"] else None)
-    scheduler_options = {name: args[name] for name in ("account", "qos", "reservation") if args[name]}
+    scheduler_options = scheduler_of(args)
     outlooks = _predict(plan, campaign, scheduler_options)
     if only_looks:
         results = [result_of(p, o, find_run(p, root)) for p, o in zip(plan.points, outlooks, strict=True)]
@@ -303,24 +283,9 @@ STYLE = (
         (default: ~/.config/dlojz/board.key)
         // fichier de la clé des pseudonymes, créé au premier usage, lisible par vous seul
         (par défaut : ~/.config/dlojz/board.key)
-    --html FILE  page to write // page à écrire
     """,
+    HTML,
     JSON,
-    en="""The class at a glance: for each student the exercise done last, the exercises done in each lab, the best
-run so far (highest throughput of the completed runs, by model), GPU-hours (ranks × elapsed time) and the last activity.
-
-FOLDER holds one folder per student, with the runs and the progress of the notebooks in its runs/. It is only read.
-Replayed runs are not counted. What cannot be read is reported, and the rest is shown.""",
-    fr="""La classe en un coup d’œil : pour chaque étudiant, le dernier exercice réussi, le nombre d’exercices
-réussis dans chaque TP, la meilleure exécution (débit le plus élevé parmi les exécutions terminées, par modèle), les
-heures GPU (rangs × durée) et la dernière activité.
-
-DOSSIER contient un dossier par étudiant, avec ses exécutions et la progression de ses notebooks dans runs/. Il n’est
-que lu. Les exécutions rejouées ne comptent pas. Ce qui est illisible est signalé et n’empêche rien.""",
-    examples="""
-    dlojz board /srv/class
-    dlojz board /srv/class --pseudonyms --html board.html
-    """,
 )
 def board_command(args: Given, answer: Answer) -> None:
     """Show the class."""

@@ -16,12 +16,12 @@ from rich.text import Text
 
 from dlojz.base.language import byte_units, decimal, format_bytes, format_count, gap_text, localized, say
 from dlojz.base.table import Table, visible
-from dlojz.config.run_config import RunConfig
 from dlojz.display.style import category_label, needed_label, phase_label
 from dlojz.results.footprint import CATEGORIES, Footprint, Memory
 
 if TYPE_CHECKING:
     from dlojz.compare import Comparison, PredictedMeasured, RunRow, TrafficPair
+    from dlojz.config.run_config import RunConfig
 
 DASH = "—"
 PREDICTED, MEASURED, WRONG = "cyan", "bold", "bold red"

@@ -22,7 +22,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
@@ -31,7 +31,6 @@ from dlojz.base.fault_injection import faultpoint
 from dlojz.base.files import write_atomic
 from dlojz.base.language import refusal
 from dlojz.config.run_config import RunConfig
-from dlojz.runnable import check_runnable
 from dlojz.running.ending import Ending
 from dlojz.running.folder import DEFAULT_WORKER, Job, Owner, read_job, read_owner, this_process
 from dlojz.running.folder import JOB_FILE as JOB
@@ -48,7 +47,9 @@ from dlojz.running.state import (
     read_state,
     record_end,
 )
-from dlojz.train.checkpoint_files import CheckpointPolicy, listing
+
+if TYPE_CHECKING:
+    from dlojz.train.checkpoint_files import CheckpointPolicy
 
 REUSED = frozenset({"queued", "running", "completed", "diverged", "oom"})
 REOPENED = frozenset({"timeout", "failed", "cancelled"})
@@ -176,6 +177,8 @@ def claim(
     Raises:
         LabError: if the root cannot be written, or the worker module or the time limit is illegal.
     """
+    from dlojz.train.checkpoint_files import listing
+
     owner = this_process(worker_module, time_limit_s, datetime.now(UTC).isoformat(timespec="seconds"))
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -297,6 +300,8 @@ def folder_of_job(words: Sequence[str], root: Path) -> Path:
     Raises:
         LabError: if a word or the configuration is not legal, or the root cannot be written.
     """
+    from dlojz.runnable import check_runnable
+
     number = os.environ.get("SLURM_JOB_ID", "")
     if int(os.environ.get("SLURM_RESTART_COUNT") or 0):
         for run_id in run_ids(root):

@@ -8,13 +8,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
+from dlojz.cli.labs import labs_command
 from dlojz.cli.main import SUBCOMMANDS, main
-from dlojz.cli.options import EVERYDAY, LONG_HELP, Verb, parse
+from dlojz.cli.options import EVERYDAY, LONG_HELP, Verb, help_texts, parse
 from dlojz.config.fields import SUBJECTS, field_help
 
 Help = Callable[..., str]
@@ -23,10 +25,15 @@ LONG_VERBS = ("run", "predict", "memory", "machines")
 
 
 def verb_of(name: str) -> Verb:
-    """The command `dlojz NAME`."""
+    """The command `dlojz NAME`; of `labs`, also one of its actions."""
+    if name.startswith("labs "):
+        return next(action for action in labs_command.actions if action.name == name)
     found = getattr(importlib.import_module(f"dlojz.cli.{SUBCOMMANDS[name].module}"), f"{name}_command")
     assert isinstance(found, Verb)
     return found
+
+
+VERBS = [*SUBCOMMANDS, *(action.name for action in labs_command.actions)]
 
 
 def rows(printed: str) -> set[str]:
@@ -66,17 +73,23 @@ def test_subcommands_are_all_told_by_the_command_without_words() -> None:
     assert all(f"\n  {name} " in done.stdout for name in SUBCOMMANDS) and "modèles" in done.stdout
 
 
+def test_help_texts_are_all_those_of_a_command() -> None:
+    files = (Path(labs_command.run.__code__.co_filename).parent / "data").glob("*.md")
+    described = {name for file in files for name in help_texts(file.stem)}
+    assert described == {*VERBS, "python -m dlojz.train"} - {name for name in VERBS if verb_of(name).text}
+
+
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
 def test_subcommands_are_all_named_in_the_overview(words: list[str], help_of: Help) -> None:
     printed = help_of(*words)
     assert all(f"\n  {name} " in printed for name in SUBCOMMANDS)
 
 
-@pytest.mark.parametrize("name", SUBCOMMANDS)
+@pytest.mark.parametrize("name", VERBS)
 def test_subcommands_have_two_examples_each_in_their_help(name: str, help_of: Help) -> None:
-    printed = help_of(name, "--help")
+    printed = help_of(*name.split(), "--help")
     assert "Examples:" in printed and printed.count(f"\n  dlojz {name}") >= 2
-    assert "Exemples :" in help_of(name, "--help", language="fr")
+    assert "Exemples :" in help_of(*name.split(), "--help", language="fr")
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -120,17 +133,17 @@ def test_every_everyday_option_is_one_of_a_long_verb() -> None:
 
 
 @pytest.mark.parametrize("language", ["en", "fr"])
-@pytest.mark.parametrize("verb", SUBCOMMANDS)
+@pytest.mark.parametrize("verb", VERBS)
 def test_help_all_has_every_option(verb: str, language: str, help_of: Help) -> None:
-    printed = help_of(verb, "--help-all", language=language)
+    printed = help_of(*verb.split(), "--help-all", language=language)
     assert rows(printed) == {*(flag.option for flag in verb_of(verb).options if flag.spellings), "--help"}
     assert "--help-all`" not in printed
-    assert verb in LONG_VERBS or printed == help_of(verb, "--help", language=language)
+    assert verb in LONG_VERBS or printed == help_of(*verb.split(), "--help", language=language)
 
 
-@pytest.mark.parametrize("verb", SUBCOMMANDS)
+@pytest.mark.parametrize("verb", VERBS)
 def test_examples_use_options_that_their_help_shows(verb: str, help_of: Help) -> None:
-    lines = re.findall(rf"^  dlojz {verb}\b.*$", help_of(verb, "--help"), re.MULTILINE)
+    lines = re.findall(rf"^  dlojz {verb}\b.*$", help_of(*verb.split(), "--help"), re.MULTILINE)
     spellings = {spelling for flag in verb_of(verb).options for spelling in flag.spellings}
     used = {option for line in lines for option in options_in(line.partition("   (")[0])}
     assert used <= spellings
@@ -167,3 +180,38 @@ def test_help_loads_no_heavy_library(words: list[str]) -> None:
         check=True,
     ).stdout
     assert loaded.splitlines()[-1] == "LOADED"
+
+
+NEEDED = (
+    ("--version", ""),
+    ("--help", ""),
+    ("runs --help", ""),
+    ("logs --help", ""),
+    ("labs copy --help", ""),
+    ("labs", "display labs results"),
+    ("labs glossary bubble", ""),
+    ("memory --help", "config hardware"),
+    ("runs", "data models running"),
+)
+"""Command lines, one after the other in one process, each with the rooms that it loads besides those before it."""
+
+
+def test_every_verb_loads_only_the_rooms_that_it_needs(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom dlojz.cli.main import main\nfor line in sys.argv[1:]:\n    main(line.split())\n"
+        "    names = (module.split('.') for module in sys.modules)\n"
+        "    print('ROOMS', *sorted({name[1] for name in names if name[0] == 'dlojz' and len(name) > 1}))"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code, *(line for line, _ in NEEDED)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+        env={**os.environ, "DLOJZ_RUNS": str(tmp_path)},
+    ).stdout
+    loaded = [set(line.split()[1:]) for line in printed.splitlines() if line.startswith("ROOMS")]
+    needed = {"base", "cli"}
+    for (line, rooms), seen in zip(NEEDED, loaded, strict=True):
+        needed |= {*rooms.split()}
+        assert seen <= needed, f"dlojz {line} loads {sorted(seen - needed)}"

@@ -138,7 +138,7 @@ def test_main_trace_names_an_impossible_time(
 @pytest.mark.parametrize(
     "words, told",
     [
-        ("", "takes the traces of all ranks"),
+        ("", "(traces of all ranks, or their folder), but nothing"),
         ("nowhere", "there is no file nowhere"),
         ("rank0.json", "the trace of rank 0 alone"),
         ("rank0.json rank0.json", "rank 0 has two traces"),

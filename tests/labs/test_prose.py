@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dlojz.base.language import LANGUAGES
+from dlojz.cli.options import help_texts
 from dlojz.hardware.evidence import measurements
 from dlojz.labs.kit.exercise_texts import read_sentences
 from dlojz.labs.kit.source import Code, ProseCells, in_language, read_source
@@ -123,6 +124,9 @@ def of_the_package() -> Iterator[tuple[str, str, str]]:
             for key, sentence in sentences.items():
                 yield f"{path.parent.name}, {exercise}, {key}", "en", sentence.en
                 yield f"{path.parent.name}, {exercise}, {key}", "fr", sentence.fr
+    for path in sorted((ROOT / "dlojz" / "cli" / "data").glob("*.md")):
+        for name, text in help_texts(path.stem).items():
+            yield from ((f"dlojz {name} --help", language, getattr(text, language)) for language in ("en", "fr"))
 
 
 def of_documents() -> Iterator[tuple[str, str, str]]:

@@ -27,7 +27,6 @@ from dlojz.base.files import write_atomic
 from dlojz.base.language import Language, one_of, refusal
 from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.source import french_spaces
-from dlojz.libraries.library_catalogue import LIBRARIES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -398,6 +397,8 @@ class Room:
 
 def optional_libraries() -> list[str]:
     """The optional libraries that are installed here, as they are called."""
+    from dlojz.libraries.library_catalogue import LIBRARIES
+
     return [library.title for library in LIBRARIES.values() if library.optional and library.installed]
 
 

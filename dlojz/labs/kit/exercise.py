@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import wraps
 from types import CodeType, FunctionType
-from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 from dlojz.base.language import (
     a_or_an,
@@ -33,7 +33,9 @@ from dlojz.base.requirements import distribution_of, extra_of, missing_library
 from dlojz.base.table import safe, without_escapes
 from dlojz.display.style import BLUE, NEUTRAL, VERMILION
 from dlojz.labs.kit.answer_numbers import told_apart
-from dlojz.labs.kit.sandbox import SandboxOutcome, run_limited
+
+if TYPE_CHECKING:
+    from dlojz.labs.kit.sandbox import SandboxOutcome
 
 State = Literal["right", "wrong", "todo", "note"]
 _P = ParamSpec("_P")
@@ -365,6 +367,8 @@ def judge(exercise: Exercise, answer: object) -> Verdict:
         )
     if getattr(exercise.judge, "on_ranks", False):
         import torch._dynamo  # noqa: F401 - here, once: the first optimizer on a rank would import it, for seconds
+    from dlojz.labs.kit.sandbox import run_limited
+
     outcome = run_limited(lambda: _judged(exercise, answer))
     verdict = _verdict(exercise, outcome)
     if (name := getattr(answer, "__name__", "<lambda>")) != "<lambda>":
