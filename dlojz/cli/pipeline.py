@@ -171,6 +171,7 @@ TEXT_WIDTH = 110
         // ce que disent les couleurs d’une image
     --png FILE  picture to write (.png, .pdf) // image à écrire (.png, .pdf)
     --svg FILE  picture to write (.svg) // image à écrire (.svg)
+    --trace FILE  Chrome/Perfetto trace to write // trace Chrome/Perfetto à écrire
     --csv FILE  order to write, as torch reads it // ordre à écrire, au format de torch
     --from-csv FILE  take the order from a CSV instead of a name // prendre l’ordre d’un CSV au lieu d’un nom
     --compare  a table of schedules // un tableau d’ordonnancements
@@ -201,7 +202,7 @@ def _check(args: Given) -> None:
         # Beside --list every other option is useless.
         mode, excluded = "--list", tuple(name for name in args if name not in ("list", "json", "words"))
     elif comparing:
-        mode, excluded = "--compare", ("schedule", "chunks", "csv", "from_csv", "color")
+        mode, excluded = "--compare", ("schedule", "chunks", "trace", "csv", "from_csv", "color")
     elif "from_csv" in args:
         mode, excluded = "--from-csv", ("schedule", "stages", "micro_batches", "chunks")
     useless = [name for name in excluded if name in args]
@@ -239,6 +240,12 @@ def _show(args: Given, answer: Answer) -> None:
 
             schedule_figure(timeline, args[option], color_by=args["color"], memory_limit=limit)
             tell_written(args[option])
+    if "trace" in args:
+        from dlojz.pipeline.exchange_formats import write_chrome_trace
+
+        write_chrome_trace(timeline, args["trace"])
+        note = say(en=", for https://ui.perfetto.dev", fr=", pour https://ui.perfetto.dev")
+        tell_written(args["trace"], "trace", "trace", note)
     if "csv" in args:
         from dlojz.pipeline.exchange_formats import write_csv
 

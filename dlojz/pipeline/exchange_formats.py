@@ -1,9 +1,13 @@
-"""Read and write schedules and timelines: torch's CSV, plain text.
+"""Read and write schedules and timelines: torch's CSV, Chrome's trace format, plain text.
 
 **CSV**, as torch's pipeline runtime writes schedules: one row per rank, one cell per action (`2F0`, `3I1`, `0W2`,
 `(1F1;1B0)OVERLAP_F_B`); an empty cell is a pause. `from_csv(to_csv(schedule))` has the same orders and placement. Text
 from a file is parsed, checked whole, and refused in one sentence. Source: `torch.distributed.pipelining.schedules`
 (2.13), `_dump_csv` and `_load_csv`, "compute_only".
+
+**Trace** for Perfetto or chrome://tracing: slices, messages as flows, activation memory as counters, at the timeline's
+own scale. Source: "Trace Event Format" (Chromium project): "X" complete events with `ts` and `dur` in microseconds,
+"s"/"f" flow events that bind to the slice around them, "C" counters, "M" metadata.
 
 **Text** for terminals and test reports: one row per rank, one column per quantum of time. Where there is no common
 quantum, or too many columns, each column shows what the rank does in its middle, and the text says so. An action is
@@ -16,16 +20,18 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say, significant
 from dlojz.pipeline.schedule import COMPUTES, OVERLAPPED, UPDATE, Action, Schedule, parse_action
-from dlojz.pipeline.simulator import Timeline
+from dlojz.pipeline.simulator import Timeline, memory_curves
 from dlojz.pipeline.validity import check
 
 MAX_CHARACTERS = 4 * 1024 * 1024
@@ -55,14 +61,18 @@ def write_csv(schedule: Schedule, path: str | Path) -> Path:
     Raises:
         LabError: if the file cannot be written.
     """
+    return _write(path, to_csv(schedule), "the schedule", "l’ordonnancement")
+
+
+def _write(path: str | Path, text: str, what_en: str, what_fr: str) -> Path:
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(to_csv(schedule), encoding="utf-8")
+        target.write_text(text, encoding="utf-8")
     except OSError as error:
         raise refusal(
-            en=f"the schedule cannot be written to {target}: {error.strerror}; give another path.",
-            fr=f"l’ordonnancement : écriture impossible dans {target} : {error.strerror} ; donnez un autre chemin.",
+            en=f"{what_en} cannot be written to {target}: {error.strerror}; give another path.",
+            fr=f"{what_fr} : écriture impossible dans {target} : {error.strerror} ; donnez un autre chemin.",
         ) from None
     return target
 
@@ -279,6 +289,126 @@ def _left_out(what_en: str, what_fr: str, number: str) -> str:
         fr=f"le CSV n’a aucune action pour : {what_fr} {number}, mais en a pour les suivants : numérotez 0, 1, 2 … "
         "sans trou.",
     )
+
+
+COMPUTE_THREAD = 0
+SIMULATED_UNIT_US, MEASURED_UNIT_US = 1000.0, 1e6
+"""Viewers show no time without a unit: a simulated time unit is shown as a millisecond; measured times are seconds."""
+_INSIDE = 1e-3
+"""How far before its end, in parts of a slice, a flow begins: at the very end it would bind to the next slice."""
+
+Event = dict[str, Any]
+
+
+def chrome_trace(timeline: Timeline, unit_us: float | None = None) -> dict[str, Any]:
+    """Convert a timeline to JSON data: one process per rank, computations on thread 0, activations as a counter.
+
+    Args:
+        timeline: simulated or measured.
+        unit_us: microseconds of one unit of time; by default 1000 where simulated, 1 000 000 where measured (seconds).
+    """
+    if unit_us is None:
+        unit_us = MEASURED_UNIT_US if timeline.origin == "measured" else SIMULATED_UNIT_US
+    events = [*_names(timeline), *_slices(timeline, unit_us), *_flows(timeline, unit_us), *_counters(timeline, unit_us)]
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "schedule": timeline.schedule.name,
+            "origin": timeline.origin,
+            "micro_batches": timeline.schedule.micro_batches,
+            "unit_us": unit_us,
+        },
+    }
+
+
+def write_chrome_trace(timeline: Timeline, path: str | Path, unit_us: float | None = None) -> Path:
+    """Write the trace as JSON, to be opened at https://ui.perfetto.dev.
+
+    Raises:
+        LabError: if the file cannot be written.
+    """
+    return _write(path, json.dumps(chrome_trace(timeline, unit_us), allow_nan=False), "the trace", "la trace")
+
+
+def _names(timeline: Timeline) -> Iterator[Event]:
+    for rank in range(timeline.schedule.ranks):
+        name = say(en=f"rank {rank}", fr=f"rang {rank}")
+        yield _event("M", rank, name="process_name", args={"name": name})
+        yield _event("M", rank, name="process_sort_index", args={"sort_index": rank})
+        yield _event("M", rank, name="thread_name", args={"name": "compute"})
+
+
+def _slices(timeline: Timeline, unit_us: float) -> Iterator[Event]:
+    rank_of = timeline.schedule.graph.rank.tolist()
+    versions = _versions(timeline)
+    for number, action in enumerate(timeline.schedule.actions):
+        args: dict[str, Any] = {
+            "stage": action.stage,
+            "kind": action.kind,
+            "micro_batch": action.micro_batch,
+            "version": versions.get(number),
+        }
+        if timeline.schedule.pipes > 1:
+            args["pipe"] = action.pipe
+        if timeline.schedule.token_slices > 1:
+            args["token_slice"] = action.token_slice
+        yield _event(
+            "X",
+            rank_of[number],
+            name=str(action),
+            cat=action.kind,
+            ts=_us(timeline, float(timeline.starts[number]), unit_us),
+            dur=round(float(timeline.durations[number]) * unit_us, 3),
+            args=args,
+        )
+
+
+def _flows(timeline: Timeline, unit_us: float) -> Iterator[Event]:
+    """One arrow per message between ranks, from the action that makes it to the one that needs it."""
+    graph, actions = timeline.schedule.graph, timeline.schedule.actions
+    rank_of = graph.rank.tolist()
+    # Neighbours on one rank hand over in memory: no arrow.
+    crossing = ((producer, consumer) for producer, consumer in graph.edges() if rank_of[producer] != rank_of[consumer])
+    for flow, (producer, consumer) in enumerate(crossing):
+        send_time = float(timeline.ends[producer]) - _INSIDE * float(timeline.durations[producer])
+        name = f"{actions[producer]} → {actions[consumer]}"
+        common = {"name": name, "cat": "message", "id": flow}
+        yield _event("s", rank_of[producer], ts=_us(timeline, send_time, unit_us), **common)
+        # bp = e: bound to the slice around the point, not to the next one.
+        yield _event(
+            "f", rank_of[consumer], ts=_us(timeline, float(timeline.starts[consumer]), unit_us), bp="e", **common
+        )
+
+
+def _counters(timeline: Timeline, unit_us: float) -> Iterator[Event]:
+    for rank, curve in enumerate(memory_curves(timeline)):
+        for time, units in zip(curve.times.tolist(), curve.units.tolist(), strict=True):
+            yield _event(
+                "C",
+                rank,
+                name="activations (stage-micro-batches)",
+                ts=_us(timeline, time, unit_us),
+                args={"kept": round(units, 9)},
+            )
+
+
+def _event(phase: str, rank: int, **fields: Any) -> Event:
+    return {"ph": phase, "pid": rank, "tid": COMPUTE_THREAD, **fields}
+
+
+def _us(timeline: Timeline, time: float, unit_us: float) -> float:
+    return round((time - timeline.start) * unit_us, 3)
+
+
+def _versions(timeline: Timeline) -> dict[int, int]:
+    """Weight version of each action of an asynchronous schedule; empty for others."""
+    if not timeline.schedule.asynchronous:
+        return {}
+    from dlojz.pipeline.stale_weights import version_audit
+
+    versions = enumerate(version_audit(timeline.schedule).versions)
+    return {number: version for number, version in versions if version is not None}
 
 
 DEFAULT_WIDTH = 110

@@ -54,9 +54,11 @@ def test_main_pipeline_gives_its_document_as_json(
 
 def test_files_are_written_and_read_back(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     files = {option: tmp_path / "new" / f"zbv.{option}" for option in ("png", "svg", "csv")}
+    files["trace"] = tmp_path / "zbv.json"
     words = [word for option, path in files.items() for word in (f"--{option}", str(path))]
     told = _json(capfd, "--schedule", "zb-v", *words)
     assert files["png"].read_bytes().startswith(PNG) and "<svg" in files["svg"].read_text()
+    assert len(json.loads(files["trace"].read_text())["traceEvents"]) > 4 * 48
     read = _json(capfd, "--from-csv", str(files["csv"]))
     assert (read["makespan"], read["peak_activations"]) == (told["makespan"], told["peak_activations"])
     assert (read["schedule"], read["model_stages"]) == ("zbv", 8)

@@ -32,6 +32,7 @@ def full_disk() -> Iterator[None]:
         ("labs script 00 training", "training/train.py"),
         ("labs copy copied --language en", "copied"),
         ("pipeline --schedule 1f1b --stages 2 --micro-batches 2 --csv order.csv", "order.csv"),
+        ("pipeline --schedule 1f1b --stages 2 --micro-batches 2 --trace trace.json", "trace.json"),
         ("pipeline --schedule 1f1b --stages 2 --micro-batches 2 --png figure.png", "figure.png"),
         ("grid --dp 2 --png grid.png", "grid.png"),
         ("memory gpt_tiny --snapshot snapshot.html", "snapshot.html"),
