@@ -278,11 +278,11 @@ def overlay_of(record: RunRecord, step: int | None = None, replica: int = 0) -> 
             fr=f"l’exécution {record.run_id} n’a aucun pas chronométré, car elle s’est arrêtée trop tôt : relancez-la "
             "avec 5 pas ou plus.",
         )
-    from dlojz.prediction.shapes import axes_of
+    from dlojz.prediction.shapes import RankPart
 
     # Of each stage of that replica the first rank of its tensor-parallel group: all of a group act at the same times.
-    axes = {rank: axes_of(record.config, rank) for rank in range(layout.world_size)}
-    ranks = {rank: stage for rank, (dp_rank, tp_rank, stage) in axes.items() if (dp_rank, tp_rank) == (replica, 0)}
+    parts = [RankPart(record.config, rank) for rank in range(layout.world_size)]
+    ranks = {part.rank: part.pp_rank for part in parts if (part.dp_rank, part.tp_rank) == (replica, 0)}
     return overlay(schedule_of(layout), record.spans, step, ranks)
 
 
@@ -622,7 +622,7 @@ def _unequal_ranks(record: RunRecord) -> tuple[int, ...]:
         return ()
     from dlojz.prediction.communication import communication_by_place
     from dlojz.prediction.forecast import check_rank
-    from dlojz.prediction.shapes import axes_of
+    from dlojz.prediction.shapes import RankPart
 
     config, unequal = record.config, []
     if config.script:
@@ -639,8 +639,9 @@ def _unequal_ranks(record: RunRecord) -> tuple[int, ...]:
     predicted = communication_by_place(config)
     for counted in record.footprints:
         check_rank(config, counted.rank)
-        _, tp, pp = axes_of(config, counted.rank)  # where the rank stands on the axes
-        traffic = Footprint(source="predicted", rank=counted.rank, communication=predicted[pp, tp])
+        part = RankPart(config, counted.rank)  # where the rank stands on the axes
+        communication = predicted[part.pp_rank, part.tp_rank]
+        traffic = Footprint(source="predicted", rank=counted.rank, communication=communication)
         # False, not None: a pair that is not known is no difference.
         if any(pair.message_bytes.equal is False for pair in _compare_communication(traffic, counted)):
             unequal.append(counted.rank)

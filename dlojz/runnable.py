@@ -60,7 +60,7 @@ def check_pipeline(config: RunConfig) -> None:
         LabError: in one sentence that names what runs.
     """
     layout = config.layout
-    bounds_of(config, model_shapes(config))  # every stage has a block
+    bounds_of(config)  # every stage has a block
     schedule = schedule_of(layout)
     if layout.engine == "torch" and (refusal := torch_refusal(schedule)) is not None:
         raise LabError(refusal)

@@ -83,12 +83,12 @@ def outlook(point: CampaignPoint, time_limit_s: float | None, scheduler_options:
     """
     from dlojz.prediction.communication import predict_communication
     from dlojz.prediction.forecast import heaviest
-    from dlojz.prediction.shapes import model_shapes
+    from dlojz.prediction.shapes import RankPart
 
     base_outlook, device = _place(point, time_limit_s, scheduler_options)
     try:
         forecast = heaviest(point.config, device)
-        traffic = predict_communication(point.config, model_shapes(point.config), 0)
+        traffic = predict_communication(RankPart(point.config))
     except LabError as error:
         # The limit, the cost and the refusals stand even where memory cannot be predicted.
         return replace(base_outlook, note=str(error))

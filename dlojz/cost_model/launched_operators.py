@@ -26,6 +26,7 @@ from dlojz.models.foreign.given_module import changes_its_model
 from dlojz.models.foreign.names import is_elsewhere
 from dlojz.prediction import trace_store
 from dlojz.prediction.model_trace import TraceKey, key_of, tracer_of
+from dlojz.prediction.shapes import RankPart
 
 LABELS: Final = {
     "_log_softmax": "loss", "_log_softmax_backward_data": "loss, backward", "_to_copy": "cast",
@@ -155,7 +156,7 @@ def _product(name: str, left: Tensor, right: Tensor) -> str:
 
 def operators_of(config: RunConfig) -> Operators:
     """List the operators of a micro-batch of a run on one GPU; kept on disk, as a trace is."""
-    return _kept(key_of(config, on_gpu=True))
+    return _kept(key_of(RankPart(config), on_gpu=True))
 
 
 @lru_cache(maxsize=8)

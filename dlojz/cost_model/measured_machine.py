@@ -780,7 +780,7 @@ def _tensor_messages(config: RunConfig) -> int:
     Source: `dlojz.prediction.communication`, which the probe confirms.
     """
     from dlojz.prediction.communication import tensor_traffic
-    from dlojz.prediction.shapes import model_shapes
+    from dlojz.prediction.shapes import RankPart
 
-    traffic = tensor_traffic(config, model_shapes(config), 0)
+    traffic = tensor_traffic(RankPart(config))
     return sum(message.count or 0 for message in traffic)

@@ -44,7 +44,7 @@ from dlojz.prediction.engine_memory import Ledger
 from dlojz.prediction.forecast import Forecast, forecast, replay_of
 from dlojz.prediction.many_layouts import in_slots
 from dlojz.prediction.model_trace import block_number, block_of
-from dlojz.prediction.shapes import model_shapes, num_blocks
+from dlojz.prediction.shapes import RankPart, model_shapes, num_blocks
 from dlojz.prediction.trace import Allocation, MemoryTrace
 from dlojz.results.footprint import Category
 
@@ -212,7 +212,7 @@ class _BlockLedger(Ledger):
 def _split(config: RunConfig, rank: int, device: Device | None, count: int) -> tuple[Reals, Reals, float, Reals]:
     """Own and held bytes of every block in both passes, the most outside of them, and each block's on the host."""
     ledger = _BlockLedger(count)
-    step = replay_of(config, rank, device, ledger, in_slots)
+    step = replay_of(RankPart(config, rank), device, ledger, in_slots)
     for _ in range(1 if device is None else 2):  # as the forecast for a GPU does
         step.run()
     saved_bytes, on_host = _held(step.trace, count)

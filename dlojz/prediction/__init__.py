@@ -73,16 +73,15 @@ def _predicted(config: RunConfig, rank: int, device: Device | str | None) -> Foo
     from dlojz.prediction.communication import predict_communication
     from dlojz.prediction.compute import step_flops
     from dlojz.prediction.forecast import check_rank, forecast
-    from dlojz.prediction.shapes import model_shapes
+    from dlojz.prediction.shapes import RankPart, model_shapes
 
     check_rank(config, rank)
-    shapes = model_shapes(config)
     return Footprint(
         source="predicted",
         rank=rank,
-        parameters=shapes.num_parameters,
+        parameters=model_shapes(config).num_parameters,
         memory=forecast(config, rank, device).memory,
-        communication=predict_communication(config, shapes, rank),
+        communication=predict_communication(RankPart(config, rank)),
         step_flops=step_flops(config, rank),
     )
 

@@ -50,7 +50,7 @@ from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import sending_interval
 from dlojz.models.foreign.names import is_elsewhere
-from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, FORWARD, Schedule
+from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, FORWARD
 from dlojz.pipeline.schedule_catalogue import schedule_of
 from dlojz.prediction.shapes import (
     AUTOCAST,
@@ -58,18 +58,14 @@ from dlojz.prediction.shapes import (
     HALF_BYTES,
     WHOLE,
     ModelShapes,
+    RankPart,
     Split,
-    axes_of,
-    bounds_of,
     bucket_bytes_of,
     build_on_meta,
     exchange_traffic,
     fill_buckets,
     gradient_traffic,
     keys_of,
-    model_shapes,
-    part_of,
-    rank_stages,
     repeated_rings,
     shapes_of_modules,
     split_of,
@@ -279,7 +275,7 @@ def _zero_3(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     # Every module gathers its weights for its forward and again for its backward.
     gathered, gathers = 2 * padded_elements, 2 * modules
     if is_elsewhere(config.model) and (layout.checkpointing != "none" or reached is not shapes):
-        gathered_modules = _traced_gathers(config, shapes, frozenset(padded_of_module))
+        gathered_modules = _traced_gathers(config, frozenset(padded_of_module))
         gathered, gathers = sum(padded_of_module[module] for module in gathered_modules), len(gathered_modules)
     elif layout.checkpointing != "none":
         # Once more to recompute; but torch ends the recomputation of a block inside its last module, whose weights are
@@ -299,19 +295,19 @@ def _zero_3(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     ]
 
 
-def _traced_gathers(config: RunConfig, shapes: ModelShapes, modules: frozenset[str]) -> list[str]:
+def _traced_gathers(config: RunConfig, modules: frozenset[str]) -> list[str]:
     """List the modules whose weights are gathered in the passes of a micro-batch, each as often as they are.
 
     Weights are there from a module's forward to its end, and from its backward on. Torch ends the recomputation of a
     block where all that backward reads is there again: the modules that it is in then have not ended, and their weights
     stay for their backward. Where that is depends on the order in which a model computes, so the trace is asked.
     """
-    from dlojz.prediction.model_trace import trace_of, trace_of_rank  # loads torch
+    from dlojz.prediction.model_trace import trace_of  # loads torch
     from dlojz.prediction.trace import TraceMark
 
     gathered_modules: list[str] = []
     present: set[str] = set()
-    for event in trace_of_rank(config, trace_of(config, 0, on_gpu=False), shapes, 0).events:
+    for event in trace_of(RankPart(config)).events:
         if not isinstance(event, TraceMark) or event.name not in modules:
             continue
         if event.what in ("forward", "backward") and event.name not in present:
@@ -344,30 +340,24 @@ TRAFFIC: dict[str, Callable[[RunConfig, ModelShapes], list[Traffic]]] = {
 """Rules of the data axis, by the names in `dlojz.config.engines`."""
 
 
-def predict_communication(config: RunConfig, shapes: ModelShapes, rank: int = 0) -> tuple[Traffic, ...]:
+def predict_communication(part: RankPart) -> tuple[Traffic, ...]:
     """Predict one rank's traffic in a steady step, sorted by collective and group; empty for one process.
-
-    Args:
-        config: the run.
-        shapes: of the whole model.
-        rank: matters where ranks hold different parts of the model, as in a pipeline.
 
     Raises:
         LabError: if it is not known what an engine sends along the tensor axis.
     """
-    layout = config.layout
+    config, layout = part.config, part.config.layout
     if layout.world_size == 1:
         return ()
     control = Traffic(
         collective="all_reduce", group="control", group_size=layout.world_size, count=1, message_bytes=LOSS_BYTES
     )
-    part = part_of(config, shapes, rank)
     rule: list[Traffic] = []
     if layout.pp > 1:
-        rule += pipeline_traffic(config, shapes, rank)
+        rule += pipeline_traffic(part)
     if layout.replicas > 1 and (layout.pp == 1 or layout.engine == "deepspeed"):
-        rule += TRAFFIC[config.engine_spec.traffic](config, part)
-    rule += tensor_traffic(config, shapes, rank)
+        rule += TRAFFIC[config.engine_spec.traffic](config, part.shapes)
+    rule += tensor_traffic(part)
     rule += context_traffic(config)
     return tuple(sorted([control, *rule], key=lambda t: (t.collective, t.group)))
 
@@ -378,10 +368,10 @@ def communication_by_place(config: RunConfig) -> dict[tuple[int, int], tuple[Tra
     Raises:
         LabError: as `predict_communication`.
     """
-    layout, shapes = config.layout, model_shapes(config)
+    layout = config.layout
     return {
-        # The first replica's rank there: tp is the innermost axis, pp the outermost (`axes_of`).
-        (pp, tp): predict_communication(config, shapes, pp * layout.replicas * layout.tp + tp)
+        # The first replica's rank there: tp is the innermost axis, pp the outermost (`RankPart`).
+        (pp, tp): predict_communication(RankPart(config, pp * layout.replicas * layout.tp + tp))
         for pp in range(layout.pp)
         for tp in range(layout.tp)
     }
@@ -605,7 +595,7 @@ def block_messages(config: RunConfig) -> tuple[tuple[BlockMessage, ...], ...]:
     return tuple(messages_by_block)
 
 
-def tensor_traffic(config: RunConfig, shapes: ModelShapes, rank: int) -> list[Traffic]:
+def tensor_traffic(part: RankPart) -> list[Traffic]:
     """Predict one rank's traffic along the tensor axis in a steady step; only its pipeline stages matter.
 
     Raises:
@@ -613,7 +603,7 @@ def tensor_traffic(config: RunConfig, shapes: ModelShapes, rank: int) -> list[Tr
     """
     from dlojz.prediction.model_trace import pretended_sums  # loads torch
 
-    layout = config.layout
+    config, layout = part.config, part.config.layout
     if layout.tp == 1:
         return []
     if layout.engine == "deepspeed":
@@ -641,7 +631,7 @@ def tensor_traffic(config: RunConfig, shapes: ModelShapes, rank: int) -> list[Tr
     recomputes = layout.checkpointing != "none"
     count: dict[Collective, int] = {}
     num_bytes: dict[Collective, int] = {}
-    for messages, passes in zip(block_messages(config), _passes(config, shapes, rank), strict=True):
+    for messages, passes in zip(block_messages(config), _passes(part), strict=True):
         for message in messages:
             forward = message.phase == "forward"
             times = passes.forward if forward else passes.backward
@@ -690,15 +680,13 @@ class _Passes(NamedTuple):
     backward: int
 
 
-def _passes(config: RunConfig, shapes: ModelShapes, rank: int) -> list[_Passes]:
+def _passes(part: RankPart) -> list[_Passes]:
     """How often a rank runs each block's forward and backward in one step."""
-    layout = config.layout
+    layout, bounds = part.config.layout, part.bounds
     if layout.pp == 1:
-        block_count = max(parameter.block for parameter in shapes.parameters) + 1
-        return [_Passes(layout.micro_batches, layout.micro_batches)] * block_count
-    schedule, bounds = schedule_of(layout), bounds_of(config, shapes)
+        return [_Passes(layout.micro_batches, layout.micro_batches)] * bounds[-1]
     forward, backward = [0] * bounds[-1], [0] * bounds[-1]
-    for action in schedule.orders[axes_of(config, rank)[2]]:
+    for action in schedule_of(layout).orders[part.pp_rank]:
         for element in action.elements:
             # The gradient of a stage's input is what goes through its regions; the weights' half sends the rest.
             passes = {FORWARD: forward, BACKWARD: backward, BACKWARD_INPUT: backward}.get(element.kind)
@@ -723,58 +711,39 @@ def _blocks(
     return list(build_on_meta(model, image_size, sequence_length, num_classes, split).blocks)
 
 
-def pipeline_traffic(config: RunConfig, shapes: ModelShapes, rank: int) -> list[Traffic]:
+def pipeline_traffic(part: RankPart) -> list[Traffic]:
     """Predict one rank's traffic in a steady step of a pipeline (pp > 1), without the lab's own control group."""
-    layout = config.layout
-    pipeline_rank = axes_of(config, rank)[2]
-    schedule = schedule_of(layout)
-    bounds = bounds_of(config, shapes)
-    sent_messages, received = _messages(config, schedule, pipeline_rank, bounds)
+    config, layout = part.config, part.config.layout
+    sent_messages, received = _messages(part)
     traffic = [_of("send", "pp", layout.pp, sent_messages), _of("recv", "pp", layout.pp, received)]
-    pipe_stages = {
-        (pipe, stage)
-        for pipe, ranks in enumerate(schedule.placement)
-        for stage, holder in enumerate(ranks)
-        if holder == pipeline_rank
-    }
-    rank_shapes = part_of(config, shapes, rank)
-    # Elements of each stage that this rank holds, in all its pipes.
-    numel = {stage: _numel(rank_shapes, range(bounds[stage], bounds[stage + 1])) for _, stage in pipe_stages}
-    if schedule.pipes > 1:
+    # Gradients of each stage that this rank holds, in all its pipes.
+    stage_bytes = [FP32_BYTES * _numel(part.shapes, blocks) for blocks in part.stage_blocks]
+    if part.pipes > 1:
         # Each stage is on two ranks, which add up its gradients before replicas average them.
-        traffic.append(_of("all_reduce", "twins", 2, [FP32_BYTES * numel[stage] for _, stage in pipe_stages]))
-    first_rank, last_rank = schedule.placement[0][0], schedule.placement[0][-1]
-    if (
-        has_tied_head(config)
-        and schedule.pipes == 1
-        and pipeline_rank in {first_rank, last_rank}
-        and first_rank != last_rank
-    ):
-        traffic.append(_of("all_reduce", "tied", 2, [_tied_bytes(config, rank)]))
+        traffic.append(_of("all_reduce", "twins", 2, stage_bytes))
+    elif has_tied_head(config) and part.reads_inputs != part.computes_loss:  # embedding and head on two ranks
+        traffic.append(_of("all_reduce", "tied", 2, [_tied_bytes(part)]))
     if layout.engine_spec.gathers_per_step:
-        traffic += _fsdp2(config, rank_shapes)
+        traffic += _fsdp2(config, part.shapes)
     elif layout.dp > 1 and layout.engine != "deepspeed":
-        traffic.append(_of("all_reduce", "dp", layout.dp, [FP32_BYTES * numel[stage] for _, stage in pipe_stages]))
+        traffic.append(_of("all_reduce", "dp", layout.dp, stage_bytes))
     if layout.engine == "deepspeed" and (layout.zero or config.precision != "fp32"):
         traffic.append(_of("all_reduce", "pp", layout.pp, [FP32_BYTES]))  # the gradient's norm, over the stages too
     return [entry for entry in traffic if entry.count]
 
 
-def _tied_bytes(config: RunConfig, rank: int) -> int:
+def _tied_bytes(part: RankPart) -> int:
     """Bytes of the gradient of a tied embedding on a pipeline's first or last stage; with FSDP2, of its shard."""
-    dp_rank, tp_rank, _ = axes_of(config, rank)
-    output = untied_shapes(config, split_of(config, tp_rank)).parameters[-1]
-    dp, shards = config.layout.dp, config.layout.engine_spec.gathers_per_step
-    return FP32_BYTES * (output.rows_numel(dp, dp_rank) if shards else output.numel)
+    output, layout = untied_shapes(part.config, part.split).parameters[-1], part.config.layout
+    shards = layout.engine_spec.gathers_per_step
+    return FP32_BYTES * (output.rows_numel(layout.dp, part.dp_rank) if shards else output.numel)
 
 
-def _messages(
-    config: RunConfig, schedule: Schedule, pipeline_rank: int, bounds: tuple[int, ...]
-) -> tuple[list[int], list[int]]:
+def _messages(part: RankPart) -> tuple[list[int], list[int]]:
     """Bytes of each message that a pipeline rank sends, and of each that it receives."""
-    at_block = boundary_bytes(config)
+    at_block, bounds, schedule = boundary_bytes(part.config), part.bounds, schedule_of(part.config.layout)
     sent_bytes, received = [], []
-    for action in schedule.orders[pipeline_rank]:
+    for action in schedule.orders[part.pp_rank]:
         for element in action.elements:
             if element.kind not in (FORWARD, BACKWARD, BACKWARD_INPUT):
                 continue
@@ -783,9 +752,9 @@ def _messages(
             # A gradient crosses the same boundaries as its activation, the other way.
             before, after = (stage - 1, stage + 1) if forward else (stage + 1, stage - 1)
             entering, leaving = (stage, stage + 1) if forward else (stage + 1, stage)
-            if 0 <= before < schedule.stages and placement[before] != pipeline_rank:
+            if 0 <= before < schedule.stages and placement[before] != part.pp_rank:
                 received.append(at_block[bounds[entering]])
-            if 0 <= after < schedule.stages and placement[after] != pipeline_rank:
+            if 0 <= after < schedule.stages and placement[after] != part.pp_rank:
                 sent_bytes.append(at_block[bounds[leaving]])
     return sent_bytes, received
 
@@ -810,21 +779,19 @@ def sample_bytes(config: RunConfig) -> tuple[int, int]:
     return layout.micro_batch * 3 * side * side * FP32_BYTES, layout.micro_batch * integer
 
 
-def samples_bytes(config: RunConfig, rank: int) -> int:
+def samples_bytes(part: RankPart) -> int:
     """Return the bytes of a step's samples on a pipeline rank: inputs on the first stage, targets on the last."""
-    layout = config.layout
+    layout = part.config.layout
     if layout.pp == 1:
         return 0
-    inputs_bytes, targets_bytes = sample_bytes(config)
-    stages = rank_stages(config, rank)
-    last_stage = schedule_of(layout).stages - 1
-    of_one = inputs_bytes * (0 in stages) + targets_bytes * (last_stage in stages)
+    inputs_bytes, targets_bytes = sample_bytes(part.config)
+    of_one = inputs_bytes * part.reads_inputs + targets_bytes * part.computes_loss
     # torch takes a step's micro-batches as one batch, and cuts it again.
     copies = 2 if layout.engine == "torch" else 1
     return copies * layout.micro_batches * of_one
 
 
-def receive_buffers_bytes(config: RunConfig, rank: int) -> int:
+def receive_buffers_bytes(part: RankPart) -> int:
     """Compute the bytes that torch's pipeline keeps from its first step on for what a rank receives.
 
     Each stage but the first has a buffer for its input, each but the last one for the gradient of its output, of every
@@ -833,15 +800,13 @@ def receive_buffers_bytes(config: RunConfig, rank: int) -> int:
     Source: torch 2.13, `torch/distributed/pipelining/stage.py`, `_setup_forward_recv_info` and
     `_create_grad_recv_info`.
     """
-    layout = config.layout
-    if layout.pp == 1 or layout.engine != "torch" or config.library not in ("none", "torch"):
+    layout = part.config.layout
+    if layout.pp == 1 or layout.engine != "torch" or part.config.library not in ("none", "torch"):
         return 0
-    at_block, bounds = boundary_bytes(config), bounds_of(config, model_shapes(config))
-    last_stage = schedule_of(layout).stages - 1
-    of_one = 0
-    for stage in rank_stages(config, rank):
-        of_one += at_block[bounds[stage]] * (stage > 0) + at_block[bounds[stage + 1]] * (stage < last_stage)
-    return layout.micro_batches * of_one
+    at_block = boundary_bytes(part.config)
+    # What enters the model, or leaves it, comes from no other stage.
+    ends = (end for blocks in part.stage_blocks for end in (blocks.start, blocks.stop) if 0 < end < part.bounds[-1])
+    return layout.micro_batches * sum(at_block[end] for end in ends)
 
 
 def _numel(shapes: ModelShapes, blocks: range) -> int:

@@ -27,20 +27,16 @@ from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import PLAIN, LengthStretch, first_whole_step, stretches, total_tokens, whole_length
 from dlojz.models.experts.routing import Routing
 from dlojz.models.foreign.names import is_elsewhere
-from dlojz.pipeline.schedule_catalogue import schedule_of
 from dlojz.prediction.shapes import (
     AUTOCAST,
     FP32_BYTES,
     WHOLE,
+    RankPart,
     Split,
-    axes_of,
-    bounds_of,
     build_on_meta,
     keys_of,
     model_shapes,
     num_blocks,
-    rank_stages,
-    split_of,
     untied_shapes,
 )
 from dlojz.prediction.states import compute_bytes, error_bytes
@@ -58,16 +54,16 @@ def step_flops(config: RunConfig, rank: int = 0) -> float:
 
     Source: Korthikanti et al. 2022 (arXiv 2205.05198), appendix A, for the factors 3 and, at most, 4.
     """
-    layout = config.layout
+    layout, part = config.layout, RankPart(config, rank)
     if config.experts is not None:
-        return _mixed_flops(config, rank)
+        return _mixed_flops(part)
     if layout.cp > 1:
         repeated_flops = sum(recomputed_flops(config).values())
         # `_context_flops` is of one sample, what is recomputed of the whole step.
         return _context_flops(config) * layout.micro_batch * layout.micro_batches + repeated_flops
     if layout.tp > 1:
-        return _split_flops(config, rank) * layout.micro_batch * layout.micro_batches
-    traced_flops = _traced_flops(config, rank)
+        return _split_flops(part) * layout.micro_batch * layout.micro_batches
+    traced_flops = _traced_flops(part)
     if traced_flops is not None:
         return traced_flops
     summary = models.describe(
@@ -75,31 +71,29 @@ def step_flops(config: RunConfig, rank: int = 0) -> float:
     )
     # Backward multiplies twice as much as forward: once for the inputs' gradients, once for the weights'.
     sample_flops = 3 * summary.flops
+    repeated_flops = 0.0
     if layout.checkpointing in ("full", "every_second") or layout.activation_plan:
         repeated_flops = sum(recomputed_flops(config).values())
-        return (float(sample_flops * layout.micro_batch * layout.micro_batches) + repeated_flops) * _share(config, rank)
-    return float(sample_flops * layout.micro_batch * layout.micro_batches) * _share(config, rank)
+    return (float(sample_flops * layout.micro_batch * layout.micro_batches) + repeated_flops) * _share(part)
 
 
-def _traced_flops(config: RunConfig, rank: int) -> float | None:
+def _traced_flops(part: RankPart) -> float | None:
     """Count the FLOPs of a rank's step on a model from elsewhere, product by product, all passes of its blocks.
 
     None for a model of the catalogue.
     """
-    layout = config.layout
-    if not is_elsewhere(config.model):
+    layout = part.config.layout
+    if not is_elsewhere(part.config.model):
         return None
     from dlojz.prediction.model_trace import trace_of  # loads torch
 
-    flops_of = trace_of(config, rank).flops_of
+    flops_of = trace_of(part).flops_of
     if layout.pp == 1:
         return float(sum(flops_of.values()) * layout.micro_batches)
-    bounds, stages = bounds_of(config, model_shapes(config)), rank_stages(config, rank)
-    rank_blocks = [f"blocks.{block}" for stage in stages for block in range(*bounds[stage : stage + 2])]
-    loss = flops_of.get("", 0) * stages.count(len(bounds) - 2)
+    loss = flops_of.get("", 0) * part.stages.count(len(part.bounds) - 2)
     # A bidirectional pipeline sends half of the micro-batches each way.
-    own_flops = loss + sum(flops_of.get(block, 0) for block in rank_blocks)
-    return float(own_flops * layout.micro_batches) / schedule_of(layout).pipes
+    own_flops = loss + sum(flops_of.get(f"blocks.{block}", 0) for block in part.blocks)
+    return float(own_flops * layout.micro_batches) / part.pipes
 
 
 def recomputed_flops(config: RunConfig) -> dict[int, float]:
@@ -121,12 +115,12 @@ def recomputed_flops(config: RunConfig) -> dict[int, float]:
     return block_flops
 
 
-def _mixed_flops(config: RunConfig, rank: int) -> float:
+def _mixed_flops(part: RankPart) -> float:
     """FLOPs of a model with mixtures, whose experts compute all rows of their buffers, also empty ones.
 
     Counted for a whole micro-batch, as capacities are rounded up.
     """
-    layout = config.layout
+    config, layout = part.config, part.config.layout
     flops_of = _flops_by_module(
         config.built_model,
         None,
@@ -138,23 +132,19 @@ def _mixed_flops(config: RunConfig, rank: int) -> float:
     )
     forward = flops_of[""]
     repeated_flops = sum(_recomputed_flops(config, flops_of).values())
-    return float(3 * forward + repeated_flops) * layout.micro_batches * _share(config, rank)
+    return float(3 * forward + repeated_flops) * layout.micro_batches * _share(part)
 
 
-def _split_flops(config: RunConfig, rank: int) -> float:
+def _split_flops(part: RankPart) -> float:
     """FLOPs of one sample on a rank that holds part of each layer, counted on that part."""
-    _, tp_rank, _ = axes_of(config, rank)
-    split = split_of(config, tp_rank)
+    config = part.config
     sizes = (config.image_size, config.sequence_length, config.num_classes)
-    flops_of = _flops_by_module(config.built_model, *sizes, split)
-    bounds = bounds_of(config, model_shapes(config)) if config.layout.pp > 1 else (0, num_blocks(model_shapes(config)))
-    blocks = [block for stage in rank_stages(config, rank) for block in range(*bounds[stage : stage + 2])]
-    forward = sum(flops_of.get(f"blocks.{block}", 0) for block in blocks)
+    flops_of = _flops_by_module(config.built_model, *sizes, part.split)
+    forward = sum(flops_of.get(f"blocks.{block}", 0) for block in part.blocks)
     again_of = _recomputed_flops(config, flops_of)
-    repeated_flops = sum(again_of.get(block, 0) for block in blocks)
+    repeated_flops = sum(again_of.get(block, 0) for block in part.blocks)
     # Both pipes' stages are counted above, but each pipe takes half of the micro-batches.
-    pipes = schedule_of(config.layout).pipes if config.layout.pp > 1 else 1
-    return float(3 * forward + repeated_flops) / pipes
+    return float(3 * forward + repeated_flops) / part.pipes
 
 
 RING_PASSES = 3.5
@@ -183,17 +173,15 @@ def _attention_flops(config: RunConfig) -> tuple[float, float]:
     return local_flops, pairs_computed(cp, "zigzag")[0] / 4 * local_flops
 
 
-def _share(config: RunConfig, rank: int) -> float:
+def _share(part: RankPart) -> float:
     """Part of the model's FLOPs, by blocks, that one rank computes per micro-batch of its replica."""
-    if config.layout.pp == 1:
+    if part.config.layout.pp == 1:
         return 1.0
     from dlojz.pipeline.block_weights import block_weights
 
-    flops = block_weights(config, "flops").weights
-    bounds = bounds_of(config, model_shapes(config))
-    rank_flops = sum(sum(flops[slice(*bounds[stage : stage + 2])]) for stage in rank_stages(config, rank))
+    flops = block_weights(part.config, "flops").weights
     # A bidirectional pipeline sends half of the micro-batches each way.
-    return float(rank_flops / sum(flops)) / schedule_of(config.layout).pipes
+    return float(sum(flops[block] for block in part.blocks) / sum(flops)) / part.pipes
 
 
 def _recomputed_flops(config: RunConfig, flops_of: dict[str, int]) -> dict[int, int]:
@@ -296,7 +284,7 @@ def checkpoint_bytes(config: RunConfig) -> int:
     if config.optimizer in LOCAL:
         own_bytes = (layout.dp - 1) * FP32_BYTES * optimizer.replica_tensors * shapes.num_parameters
     # BatchNorm statistics of each replica, and of each pipe of a bidirectional schedule.
-    replicas = layout.dp * (schedule_of(layout).pipes if layout.pp > 1 else 1)
+    replicas = layout.dp * RankPart(config).pipes
     random_bytes = layout.world_size * RANDOM_STATE_BYTES
     return parameter_bytes + count_bytes + own_bytes + replicas * replica_bytes + random_bytes
 

@@ -269,7 +269,7 @@ class DeepSpeed12(DeepSpeed):
 
     def begin_step(self, step: Moments) -> None:
         dp = self.config.layout.dp
-        # Not in `__init__`: `overlay_of` sets `dp_rank` after it.
+        # Not in `__init__`: `states_and_overlay` sets `dp_rank` after it.
         self.touching = frozenset(name for group in self.groups for name in touching_names(group, dp, self.dp_rank))
 
     def ready(self, step: Moments, parameter: ParameterShape) -> None:

@@ -77,12 +77,9 @@ from dlojz.prediction.rules_of_thumb import (
 )
 from dlojz.prediction.shapes import (
     ModelShapes,
-    axes_of,
-    bounds_of,
+    RankPart,
     check_parameters,
     model_shapes,
-    part_of,
-    rank_stages,
     switches_hash,
 )
 from dlojz.prediction.states import offload_states, predict_states
@@ -116,17 +113,20 @@ OVERLAYS: dict[str, Callable[[RunConfig, ModelShapes], EngineMemory]] = {
 """Engine memories, by the names in `dlojz.config.engines`."""
 
 
-def overlay_of(config: RunConfig, shapes: ModelShapes, *, dp_rank: int = 0, on_gpu: bool = False) -> EngineMemory:
-    """Build the memory of the engine that runs a layout, on one data-parallel rank.
+def states_and_overlay(part: RankPart, trace: MemoryTrace, *, on_gpu: bool = False) -> tuple[Memory, EngineMemory]:
+    """Predict a rank's states, and build the memory of the engine that runs it, from its part and its trace.
 
-    Frozen parameters are none of its business, but where an engine gathers them; nor are those without a gradient, but
-    where an engine flattens them with the others.
+    Frozen parameters are none of the engine's business, but where it gathers them; nor are those without a gradient,
+    but where it flattens them with the others.
     """
-    engine = config.engine_spec
+    config, shapes, engine = part.config, part.shapes, part.config.engine_spec
+    if engine.skips_unreached or engine.flattens_unreached:
+        shapes = shapes.trained_only(reached_names(trace.events))
+    states = offload_states(config, shapes, predict_states(config, shapes, part.dp_rank), part.dp_rank)
     has_all = engine.gathers_frozen or engine.flattens_unreached
     overlay = OVERLAYS[engine.overlay](config, shapes if has_all else shapes.trained)
-    overlay.on_gpu, overlay.dp_rank = on_gpu, dp_rank
-    return overlay
+    overlay.on_gpu, overlay.dp_rank = on_gpu, part.dp_rank
+    return states, overlay
 
 
 class PipelineReplay(StepReplay):
@@ -280,8 +280,7 @@ def _gradients_of(passes: StagePasses) -> dict[int, str]:
 
 
 def pipeline_replay(
-    config: RunConfig,
-    rank: int,
+    part: RankPart,
     trace: MemoryTrace,
     states: Memory,
     overlay: EngineMemory,
@@ -293,8 +292,7 @@ def pipeline_replay(
     """Prepare the replay of a pipeline rank's step, to be run.
 
     Args:
-        config: the run.
-        rank: one that it has.
+        part: of the rank.
         trace: of this rank.
         states: of this rank.
         overlay: of its engine.
@@ -302,16 +300,16 @@ def pipeline_replay(
         on_gpu: with the corrections for a GPU.
         ledger: to write in; by default a new one.
     """
-    schedule, pipeline_rank = schedule_of(config.layout), axes_of(config, rank)[2]
+    config = part.config
+    halves = splits_backward(config)
     passes = passes_of(
-        retold(trace_of(config, rank, on_gpu=on_gpu)),
-        retold(trace_of(config, rank, on_gpu=on_gpu, in_halves=True)) if splits_backward(config) else None,
-        bounds_of(config, model_shapes(config)),
-        rank_stages(config, rank),
+        retold(trace_of(part, on_gpu=on_gpu)),
+        retold(trace_of(part, on_gpu=on_gpu, in_halves=True)) if halves else None,
+        part.bounds,
+        part.stages,
         boundary_bytes(config),
     )
-    halves = splits_backward(config)
-    order = RankOrder(schedule, pipeline_rank, runner_of(config), passes.retaining, halves=halves)
+    order = RankOrder(schedule_of(config.layout), part.pp_rank, runner_of(config), passes.retaining, halves=halves)
     return PipelineReplay(
         config,
         trace,
@@ -319,7 +317,7 @@ def pipeline_replay(
         overlay,
         passes,
         list(order.moments()),
-        samples_bytes=samples_bytes(config, rank),
+        samples_bytes=samples_bytes(part),
         ledger=ledger,
     )
 
@@ -514,8 +512,7 @@ def heaviest(config: RunConfig, device: Device | str | None = None) -> Forecast:
 
 
 def replay_of(
-    config: RunConfig,
-    rank: int,
+    part: RankPart,
     device: Device | None,
     ledger: Ledger | None = None,
     retold: Callable[[MemoryTrace], MemoryTrace] = lambda trace: trace,
@@ -523,32 +520,24 @@ def replay_of(
     """Prepare the replay of a rank's step, to be run.
 
     Args:
-        config: the run.
-        rank: one that it has.
+        part: of the rank.
         device: a GPU; None for the CPU.
         ledger: to write in; by default a new one.
         retold: changes the rank's trace beforehand.
     """
-    shapes = model_shapes(config)
-    check_parameters(config, shapes)
-    share = part_of(config, shapes, rank)
-    trace = trace_of_rank(config, trace_of(config, rank, on_gpu=device is not None), shapes, rank)
-    reached = share.trained_only(reached_names(trace.events))
-    engine = config.engine_spec
-    part = reached if engine.skips_unreached or engine.flattens_unreached else share
-    dp_rank = axes_of(config, rank)[0]
-    states = offload_states(config, part, predict_states(config, part, dp_rank), dp_rank)
-    overlay = overlay_of(config, part, dp_rank=dp_rank, on_gpu=device is not None)
+    config, on_gpu = part.config, device is not None
+    check_parameters(config, model_shapes(config))
+    trained = part.shapes.trained.parameters  # a model that cannot be cut so is refused before it is traced
+    trace = trace_of_rank(part, trace_of(part, on_gpu=on_gpu))
+    states, overlay = states_and_overlay(part, trace, on_gpu=on_gpu)
     step: StepReplay
     if config.layout.pp > 1:
-        step = pipeline_replay(
-            config, rank, retold(trace), states, overlay, retold=retold, on_gpu=device is not None, ledger=ledger
-        )
+        step = pipeline_replay(part, retold(trace), states, overlay, retold=retold, on_gpu=on_gpu, ledger=ledger)
     else:
         step = StepReplay(config, retold(trace), states, overlay, ledger=ledger)
-    pairs = zip(share.parameters, reached.parameters, strict=True)
-    step.without_gradient = tuple(before.name for before, after in pairs if before.is_trained and not after.is_trained)
-    if buffers_bytes := receive_buffers_bytes(config, rank):
+    reached = reached_names(trace.events)
+    step.without_gradient = tuple(parameter.name for parameter in trained if parameter.name not in reached)
+    if buffers_bytes := receive_buffers_bytes(part):
         step.ledger.hold(("receive buffers",), "workspace", buffers_bytes)
     if device is not None:
         for handle in range(CUBLAS_HANDLES):
@@ -559,8 +548,8 @@ def replay_of(
 @lru_cache(maxsize=256)
 def _forecast(config: RunConfig, rank: int, device: Device | None, switches: str) -> Forecast:
     del switches  # another forecast where they differ
-    path_of = model_shapes(config).own_path
-    return forecast_of(replay_of(config, rank, device), rank, device, micro_batches_in_flight(config, rank), path_of)
+    part, path_of = RankPart(config, rank), model_shapes(config).own_path
+    return forecast_of(replay_of(part, device), rank, device, micro_batches_in_flight(part), path_of)
 
 
 def forecast_of(

@@ -40,7 +40,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import meets, powersgd_start
 from dlojz.hardware.links import Link
 from dlojz.prediction.communication import boundary_bytes, communication_by_place, predict_communication
-from dlojz.prediction.shapes import FP32_BYTES, ModelShapes, bounds_of, model_shapes
+from dlojz.prediction.shapes import FP32_BYTES, RankPart, bounds_of, model_shapes
 from dlojz.results.footprint import Traffic
 
 Destinations = Sequence[Mapping[int, Fraction]]
@@ -325,7 +325,7 @@ def destinations_of(config: RunConfig) -> Destinations:
     from dlojz.pipeline.schedule_catalogue import schedule_of
 
     schedule, at_block = schedule_of(config.layout), boundary_bytes(config)
-    bounds, shares = bounds_of(config, model_shapes(config)), []
+    bounds, shares = bounds_of(config), []
     for pipeline_rank, order in enumerate(schedule.orders):
         bytes_to: dict[int, int] = {}
         for element in (element for action in order for element in action.elements):
@@ -422,24 +422,17 @@ def ways(steps: int, **fields: Any) -> dict[str, RunConfig]:
     return {name: RunConfig.of(**{**shared, **overrides}) for name, overrides in WAYS.items()}
 
 
-def traffic_of_step(config: RunConfig, step: int, shapes: ModelShapes | None = None) -> tuple[Traffic, ...]:
-    """Predict the traffic of one rank along the data axis in a step, without pipeline or tensor parallelism.
-
-    Args:
-        config: the run.
-        step: from 0.
-        shapes: of its model, computed if None.
-    """
-    shapes = shapes or model_shapes(config)
+def traffic_of_step(config: RunConfig, step: int) -> tuple[Traffic, ...]:
+    """Predict the traffic of one rank along the data axis in a step, from 0, without pipeline or tensor axis."""
     kind = _kind(config, step)
     if config.layout.dp == 1 or kind == "nothing":
         return ()
     if kind == "in full":
         # Before compression begins, all gradients leave as one fp32 message.
-        whole_bytes = FP32_BYTES * shapes.num_parameters
+        whole_bytes = FP32_BYTES * model_shapes(config).num_parameters
         dp = config.layout.dp
         return (Traffic(collective="all_reduce", group="dp", group_size=dp, count=1, message_bytes=whole_bytes),)
-    return tuple(traffic for traffic in predict_communication(config, shapes) if traffic.group == "dp")
+    return tuple(traffic for traffic in predict_communication(RankPart(config)) if traffic.group == "dp")
 
 
 def _kind(config: RunConfig, step: int) -> str:
@@ -466,9 +459,8 @@ def rounds_of(traffic: Traffic) -> int:
 
 def predicted_way(name: str, config: RunConfig) -> Reduction:
     """Predict a way's traffic: the mean over all steps of the run."""
-    shapes = model_shapes(config)
     kinds = [_kind(config, step) for step in range(config.steps)]
-    traffic_of_kind = {kind: traffic_of_step(config, kinds.index(kind), shapes) for kind in set(kinds)}
+    traffic_of_kind = {kind: traffic_of_step(config, kinds.index(kind)) for kind in set(kinds)}
     step_traffic = [traffic_of_kind[kind] for kind in kinds]
     # From the step after the last full one on.
     later = step_traffic[max((step + 1 for step, kind in enumerate(kinds) if kind == "in full"), default=0) :]

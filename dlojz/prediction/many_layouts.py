@@ -44,12 +44,10 @@ from dlojz.prediction.model_trace import (
     TraceKey,
     block_of,
     key_of,
-    reached_names,
     trace_of,
     trace_of_rank,
 )
-from dlojz.prediction.shapes import ModelShapes, axes_of, bounds_of, model_shapes, num_blocks, part_of, rank_stages
-from dlojz.prediction.states import offload_states, predict_states
+from dlojz.prediction.shapes import ModelShapes, RankPart, bounds_of, model_shapes, num_blocks
 from dlojz.prediction.trace import Allocation, MemoryTrace, TraceMark
 from dlojz.prediction.trace_store import is_kept, read, write
 from dlojz.results.footprint import CATEGORIES, Category
@@ -112,19 +110,19 @@ def needed_traces(configs: list[RunConfig]) -> list[RunConfig]:
 def make_trace(config: RunConfig) -> None:
     """Trace a run's model and keep the trace."""
     for key in _keys_of(config):
-        trace_of(config, 0, on_gpu=True, in_halves=key.in_halves)
+        trace_of(RankPart(config), on_gpu=True, in_halves=key.in_halves)
 
 
 def _keys_of(config: RunConfig) -> list[TraceKey]:
     """What the traces of a run depend on: of a whole backward, and of one in two halves."""
-    key = key_of(config, 0, on_gpu=True)
+    key = key_of(RankPart(config), on_gpu=True)
     return [key, key._replace(in_halves=True)] if splits_backward(config) else [key]
 
 
 def trace_refusal(config: RunConfig) -> str:
     """Say why a run cannot be traced, as with a kind of checkpointing that its model does not bear; empty if it can."""
     of_least = _sampled(config)[0]
-    key = (key_of(of_least, 0, on_gpu=True), contents_hash(config.model), language())
+    key = (key_of(RankPart(of_least), on_gpu=True), contents_hash(config.model), language())
     if key not in _REFUSED:
         try:
             make_trace(of_least)
@@ -157,8 +155,8 @@ def rank_memories(config: RunConfig, micro_batches: list[tuple[int, int]], devic
         received = 0.0
         if layout.pp > 1:
             few = _with(config, 1, min(layout.micro_batches, _few(layout.pp)))
-            flight_bytes = flight_bytes + _sample_bytes(few, stage) * samples * numbers
-            received = _received_bytes(few, stage)
+            sample_bytes, received = _bytes_per_sample(few, stage)
+            flight_bytes = flight_bytes + sample_bytes * samples * numbers
         columns = np.zeros((len(CATEGORIES), samples.size))
         host = np.zeros(samples.size)
         # An engine treats the first, the last and all other micro-batches differently (`PLACES`).
@@ -360,17 +358,12 @@ def _fullest_slots(engine: _Engine) -> dict[tuple[str, Slot], int]:
 
 
 @lru_cache(maxsize=4096)
-def _sample_bytes(config: RunConfig, stage: int) -> float:
-    """Bytes that a pipeline rank keeps of each sample of a step until its end."""
+def _bytes_per_sample(config: RunConfig, stage: int) -> tuple[float, float]:
+    """Bytes that a pipeline rank keeps of each sample of a step until its end: its data, and receive buffers."""
     layout = config.layout
-    return samples_bytes(config, stage * layout.dp * layout.tp) / (layout.micro_batch * layout.micro_batches)
-
-
-@lru_cache(maxsize=4096)
-def _received_bytes(config: RunConfig, stage: int) -> float:
-    """Bytes of a pipeline rank's receive buffers for each sample of a step."""
-    layout = config.layout
-    return receive_buffers_bytes(config, stage * layout.dp * layout.tp) / (layout.micro_batch * layout.micro_batches)
+    part = RankPart(config, stage * layout.dp * layout.tp)
+    samples = layout.micro_batch * layout.micro_batches
+    return samples_bytes(part) / samples, receive_buffers_bytes(part) / samples
 
 
 def _few(pp: int) -> int:
@@ -423,13 +416,12 @@ def _part(config: RunConfig, rank: int) -> _Part:
     if layout.pp == 1:
         return _Part((), (), len(kinds))
     few = _with(config, 1, min(layout.micro_batches, _few(layout.pp)))
-    return _part_of_stage(few, axes_of(config, rank)[2], kinds, layout.dp * layout.tp)
+    return _part_of_stage(few, RankPart(config, rank).pp_rank, kinds, layout.dp * layout.tp)
 
 
 @lru_cache(maxsize=4096)
 def _part_of_stage(config: RunConfig, stage: int, kinds: tuple[Hashable, ...], stride: int) -> _Part:
-    bounds = _bounds(config)
-    stages = rank_stages(config, stage * stride)
+    bounds, stages = _bounds(config), RankPart(config, stage * stride).stages
     stage_blocks = tuple(tuple(range(bounds[stage_number], bounds[stage_number + 1])) for stage_number in stages)
     before = (kinds[blocks[0] - 1] if blocks[0] else None for blocks in stage_blocks)
     stage_kinds = tuple(zip(before, (tuple(kinds[block] for block in blocks) for blocks in stage_blocks), strict=True))
@@ -446,7 +438,7 @@ def _bounds(config: RunConfig) -> tuple[int, ...]:
         layout.engine == "deepspeed", layout.schedule, layout.partition, layout.micro_batch,
     )  # fmt: skip
     if key not in _BOUNDS:
-        _BOUNDS[key] = bounds_of(config, model_shapes(config))
+        _BOUNDS[key] = bounds_of(config)
     return _BOUNDS[key]
 
 
@@ -477,7 +469,7 @@ _READ: set[Hashable] = set()
 
 
 def _activations(config: RunConfig, part: _Part) -> _Activations:
-    trace = key_of(_with(config, 1, config.layout.micro_batches), 0, on_gpu=True)
+    trace = key_of(RankPart(_with(config, 1, config.layout.micro_batches)), on_gpu=True)
     key = f"{_prefix(config)} activations {trace!r} {part.kinds!r} {splits_backward(config)}"
     if key not in _SUMMARIES:
         _SUMMARIES[key] = _line_of(config, part)
@@ -695,9 +687,10 @@ def _number(block: str) -> int:
 
 
 def _curve_of(config: RunConfig, *, in_halves: bool) -> _Curve:
-    key = key_of(config, 0, on_gpu=True)._replace(in_halves=in_halves)
+    part = RankPart(config)
+    key = key_of(part, on_gpu=True)._replace(in_halves=in_halves)
     if key not in _CURVES:
-        trace = trace_of(config, 0, on_gpu=True, in_halves=in_halves)
+        trace = trace_of(part, on_gpu=True, in_halves=in_halves)
         _CURVES[key] = _Curve(trace if in_halves else in_slots(trace))
     return _CURVES[key]
 
@@ -736,9 +729,10 @@ def _engine(config: RunConfig, rank: int, part: _Part) -> _Engine:
         plain = config.layout.model_copy(update={"checkpointing": "none"})
         config = config.model_copy(update={"layout": plain})
     layout = config.layout
+    trace = key_of(RankPart(config, rank), on_gpu=True)
     depends = (
-        key_of(config, rank, on_gpu=True), part.kinds, layout.strategy, layout.zero, layout.offload, layout.dp,
-        layout.pp > 1, min(layout.micro_batches, 3), config.precision, config.optimizer, config.update,
+        trace, part.kinds, layout.strategy, layout.zero, layout.offload, layout.dp, layout.pp > 1,
+        min(layout.micro_batches, 3), config.precision, config.optimizer, config.update,
     )  # fmt: skip
     key = f"{_prefix(config)} engine {depends!r}"
     if key not in _SUMMARIES:
@@ -750,15 +744,10 @@ def _engine(config: RunConfig, rank: int, part: _Part) -> _Engine:
 
 def _engine_of(config: RunConfig, rank: int, part: _Part) -> _Engine:
     """Replay the gradients and marks of the trace through the engine's memory model."""
-    whole_shapes = model_shapes(config)
-    dp_rank = axes_of(config, rank)[0]
-    shapes = part_of(config, whole_shapes, rank)
-    trace = trace_of_rank(config, _skeleton_of(_sampled(config)[0], rank), whole_shapes, rank)
-    if config.engine_spec.skips_unreached or config.engine_spec.flattens_unreached:
-        shapes = shapes.trained_only(reached_names(trace.events))
-    states = offload_states(config, shapes, predict_states(config, shapes, dp_rank), dp_rank)
+    rank_part = RankPart(config, rank)
+    trace = trace_of_rank(rank_part, _skeleton_of(RankPart(_sampled(config)[0], rank)))
+    states, overlay = forecast.states_and_overlay(rank_part, trace, on_gpu=True)
     ledger = _SlotLedger(config.layout.micro_batches)
-    overlay = forecast.overlay_of(config, shapes, dp_rank=dp_rank, on_gpu=True)
     StepReplay(config, trace, states, overlay, ledger=ledger).run()
     slots = {(batch_place, part.slot_of(slot)): row for row, (batch_place, slot) in enumerate(ledger.most)}
     table = np.array(
@@ -773,10 +762,10 @@ def _engine_of(config: RunConfig, rank: int, part: _Part) -> _Engine:
 _SKELETONS: dict[Hashable, MemoryTrace] = {}
 
 
-def _skeleton_of(config: RunConfig, rank: int) -> MemoryTrace:
-    key = key_of(config, rank, on_gpu=True)
+def _skeleton_of(part: RankPart) -> MemoryTrace:
+    key = key_of(part, on_gpu=True)
     if key not in _SKELETONS:
-        _SKELETONS[key] = _skeleton(in_slots(trace_of(config, rank, on_gpu=True)))
+        _SKELETONS[key] = _skeleton(in_slots(trace_of(part, on_gpu=True)))
     return _SKELETONS[key]
 
 

@@ -55,15 +55,10 @@ from dlojz.prediction.shapes import (
     AUTOCAST,
     WHOLE,
     Context,
-    ModelShapes,
+    RankPart,
     Split,
-    axes_of,
-    bounds_of,
     build_on_meta,
-    context_of,
     model_shapes,
-    rank_stages,
-    split_of,
     switches_hash,
 )
 from dlojz.prediction.trace import Allocation, Compute, MemoryTrace, TraceMark, trace
@@ -388,20 +383,20 @@ def compute_of(config: RunConfig) -> Compute:
     return "autocast" if config.layout.strategy in AUTOCAST else "bf16"
 
 
-def trace_of(config: RunConfig, rank: int = 0, *, on_gpu: bool = False, in_halves: bool = False) -> MemoryTrace:
+def trace_of(part: RankPart, *, on_gpu: bool = False, in_halves: bool = False) -> MemoryTrace:
     """Trace one micro-batch of a run on the ranks that share the model's layers, all blocks of it.
 
     Args:
-        config: the run.
-        rank: whose part of each layer is traced.
+        part: of a rank, whose part of each layer is traced.
         on_gpu: with the corrections for a GPU.
         in_halves: backward first for the input, then for the weights.
     """
-    return _kept(key_of(config, rank, on_gpu=on_gpu)._replace(in_halves=in_halves))
+    return _kept(key_of(part, on_gpu=on_gpu)._replace(in_halves=in_halves))
 
 
-def key_of(config: RunConfig, rank: int = 0, *, on_gpu: bool = False) -> TraceKey:
+def key_of(part: RankPart, *, on_gpu: bool = False) -> TraceKey:
     """Return what the trace of a run depends on; arguments as for `trace_of`."""
+    config = part.config
     return TraceKey(
         config.built_model,
         config.image_size,
@@ -412,13 +407,13 @@ def key_of(config: RunConfig, rank: int = 0, *, on_gpu: bool = False) -> TraceKe
         compute_of(config),
         config.layout.activation_plan,
         config.layout.offload == "activations",
-        split_of(config, axes_of(config, rank)[1]),
+        part.split,
         on_gpu,
         config.routing,
         config.layout.ep,
         config.library == "megatron",
         config.layout.pp > 1 and has_tied_head(config),
-        context_of(config, rank),
+        part.context,
         switches_hash(),
         model_shapes(config).settings if is_elsewhere(config.model) else "",
     )
@@ -451,7 +446,7 @@ def _traced(key: TraceKey) -> MemoryTrace:
 
 def pretended_sums(config: RunConfig) -> tuple[int, ...]:
     """List the bytes of each sum that a tensor-parallel rank makes in a micro-batch of a model from elsewhere."""
-    return _sums(key_of(config))
+    return _sums(key_of(RankPart(config)))
 
 
 @lru_cache(maxsize=64)
@@ -506,15 +501,14 @@ def block_of(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
 
-def trace_of_rank(config: RunConfig, trace: MemoryTrace, shapes: ModelShapes, rank: int) -> MemoryTrace:
-    """Select one pipeline rank's share of a trace of all blocks; `shapes` are of the whole model."""
-    if config.layout.pp == 1:
+def trace_of_rank(part: RankPart, trace: MemoryTrace) -> MemoryTrace:
+    """Select one pipeline rank's share of a trace of all blocks."""
+    if part.config.layout.pp == 1:
         return trace
-    stages, bounds = rank_stages(config, rank), bounds_of(config, shapes)
-    rank_blocks = {f"blocks.{number}" for stage in stages for number in range(*bounds[stage : stage + 2])}
-    if len(bounds) - 2 in stages:
+    rank_blocks = {f"blocks.{number}" for number in part.blocks}
+    if part.computes_loss:
         rank_blocks.add("")  # the loss
-    received = {trace.output_of.get(f"blocks.{bounds[stage] - 1}", -1) for stage in stages if stage > 0} - {-1}
+    received = {trace.output_of.get(f"blocks.{blocks.start - 1}", -1) for blocks in part.stage_blocks} - {-1}
 
     events: list[Allocation | TraceMark] = []
     bytes_of: dict[int, int] = {}
@@ -538,12 +532,12 @@ def trace_of_rank(config: RunConfig, trace: MemoryTrace, shapes: ModelShapes, ra
     return replace(trace, events=tuple(events), kept=kept_storages, bytes_of=bytes_of)
 
 
-def micro_batches_in_flight(config: RunConfig, rank: int) -> int:
+def micro_batches_in_flight(part: RankPart) -> int:
     """Count the micro-batches whose activations a rank holds at once, rounded up where its stages differ."""
-    if config.layout.pp == 1:
+    if part.config.layout.pp == 1:
         return 1
-    peaks = peak_activations(schedule_of(config.layout))
-    return max(1, ceil(peaks[axes_of(config, rank)[2]] / len(rank_stages(config, rank))))
+    peaks = peak_activations(schedule_of(part.config.layout))
+    return max(1, ceil(peaks[part.pp_rank] / len(part.stages)))
 
 
 def ready_order(config: RunConfig) -> tuple[int, ...]:
@@ -570,7 +564,7 @@ def units_in_backward(config: RunConfig) -> frozenset[str]:
 def _marks_of_few(config: RunConfig) -> Iterator[TraceMark]:
     # Of one sample autograd's graph may lack a copy or a sum; from two on it is the same, and the order with it.
     few = config.layout.model_copy(update={"micro_batch": min(config.layout.micro_batch, 2)})
-    events = trace_of(config.model_copy(update={"layout": few})).events
+    events = trace_of(RankPart(config.model_copy(update={"layout": few}))).events
     return (event for event in events if isinstance(event, TraceMark))
 
 

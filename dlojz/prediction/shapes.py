@@ -20,7 +20,8 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from dlojz import models
@@ -555,20 +556,6 @@ def _traffic(collective: Collective, group: str, size: int, count: int, message_
     return Traffic(collective=collective, group=group, group_size=size, count=count, message_bytes=message_bytes)
 
 
-def axes_of(config: RunConfig, rank: int) -> tuple[int, int, int]:
-    """Return the position of a rank along the axes (dp, tp, pp)."""
-    layout = config.layout
-    # rank = ((pp · dp + dp_rank) · cp + cp_rank) · tp + tp_rank
-    inner = layout.tp * layout.cp
-    return rank // inner % layout.dp, rank % layout.tp, rank // (inner * layout.dp)
-
-
-def context_of(config: RunConfig, rank: int) -> Context:
-    """Return the part of each sequence that a rank of a run computes."""
-    layout = config.layout
-    return Context(layout.cp, rank // layout.tp % layout.cp)
-
-
 class Keys(NamedTuple):
     """Attention of a text model: its layers, and in each heads of keys and of queries, as wide as the values."""
 
@@ -676,16 +663,18 @@ def check_stages_share_no_weight(config: RunConfig, shapes: ModelShapes) -> None
         )
 
 
-def bounds_of(config: RunConfig, shapes: ModelShapes) -> tuple[int, ...]:
-    """Return the first block of each stage of a layout's pipeline, and the number of blocks.
+def bounds_of(config: RunConfig) -> tuple[int, ...]:
+    """Return the first block of each stage of a layout's pipeline, and the number of blocks; one stage for pp = 1.
 
     Raises:
         LabError: if the schedule does not fit the layout, a stage would have no block, or blocks of a model from
             elsewhere share a weight.
     """
-    layout = config.layout
-    check_stages_share_no_weight(config, shapes)
+    layout, shapes = config.layout, model_shapes(config)
     blocks = num_blocks(shapes)
+    if layout.pp == 1:
+        return 0, blocks
+    check_stages_share_no_weight(config, shapes)
     if layout.pp > blocks:  # refused before the schedule is built: it may be a long one
         return stage_bounds(layout, layout.pp, [""] * blocks, [1] * blocks)
     stages = layout.pp if layout.engine == "deepspeed" else schedule_of(layout).stages
@@ -698,39 +687,109 @@ def bounds_of(config: RunConfig, shapes: ModelShapes) -> tuple[int, ...]:
     return stage_bounds(layout, stages, parameters.kinds, [int(weight) for weight in parameters.weights], flops)
 
 
-def rank_stages(config: RunConfig, rank: int) -> tuple[int, ...]:
-    """List the stages of a rank, in order; one that it holds twice (bidirectional schedules) counts twice."""
-    if config.layout.pp == 1:
-        return (0,)
-    pipeline_rank = axes_of(config, rank)[2]
-    schedule = schedule_of(config.layout)
-    stages = [s for ranks in schedule.placement for s, holder in enumerate(ranks) if holder == pipeline_rank]
-    return tuple(sorted(stages))
+@dataclass(frozen=True)
+class RankPart:
+    """Part of a run's model, data and pipeline that one rank has; each answer is computed once, when it is asked for.
 
+    One process is a pipeline of one stage. What is computed raises a `LabError` where the model cannot be cut so.
 
-def part_of(config: RunConfig, shapes: ModelShapes, rank: int) -> ModelShapes:
-    """Select the part of a whole model that a rank holds, before data parallelism shards it further.
-
-    The last stage of a pipeline holds a copy of a tied embedding.
+    Attributes:
+        config: the run.
+        rank: from 0 to the world size: ((pp_rank · dp + dp_rank) · cp + cp_rank) · tp + tp_rank.
     """
-    layout = config.layout
-    if layout.pp > 1 and has_tied_head(config):
-        shapes = untied_shapes(config, split_of(config, axes_of(config, rank)[1]))
-    elif layout.tp > 1:
-        shapes = share_shapes(config, axes_of(config, rank)[1])
-    if layout.ep > 1:
-        shapes = share_experts(shapes, layout.ep)
-    if layout.pp == 1:
-        return shapes
-    bounds = bounds_of(config, shapes)
-    blocks = {block for stage in rank_stages(config, rank) for block in range(*bounds[stage : stage + 2])}
-    buffers = tuple(buffer for buffer in shapes.buffers if buffer[0] in blocks)
-    return ModelShapes(
-        tuple(parameter for parameter in shapes.parameters if parameter.block in blocks),
-        sum(elements for _, elements, _, _ in buffers),
-        sum(integer_bytes for _, _, integer_bytes, _ in buffers),
-        buffers,
-    )
+
+    config: RunConfig
+    rank: int = 0
+
+    @property
+    def tp_rank(self) -> int:
+        """Position along the tensor axis."""
+        return self.rank % self.config.layout.tp
+
+    @property
+    def dp_rank(self) -> int:
+        """Position along the data axis."""
+        layout = self.config.layout
+        return self.rank // (layout.cp * layout.tp) % layout.dp
+
+    @property
+    def pp_rank(self) -> int:
+        """Position along the pipeline."""
+        return self.rank // (self.config.layout.replicas * self.config.layout.tp)
+
+    @property
+    def split(self) -> Split:
+        """Tensor-parallel part of each layer."""
+        return split_of(self.config, self.tp_rank)
+
+    @property
+    def context(self) -> Context:
+        """Context-parallel part of each sequence."""
+        layout = self.config.layout
+        return Context(layout.cp, self.rank // layout.tp % layout.cp)
+
+    @cached_property
+    def bounds(self) -> tuple[int, ...]:
+        """First block of each stage of the whole pipeline, and the number of blocks."""
+        return bounds_of(self.config)
+
+    @cached_property
+    def stages(self) -> tuple[int, ...]:
+        """Stages that it holds, in order; one that it holds twice (bidirectional schedules) counts twice."""
+        if self.config.layout.pp == 1:
+            return (0,)
+        placement = schedule_of(self.config.layout).placement
+        return tuple(sorted(s for ranks in placement for s, holder in enumerate(ranks) if holder == self.pp_rank))
+
+    @cached_property
+    def stage_blocks(self) -> tuple[range, ...]:
+        """Blocks of each of its stages."""
+        return tuple(range(*self.bounds[stage : stage + 2]) for stage in self.stages)
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Blocks of all its stages."""
+        return tuple(chain.from_iterable(self.stage_blocks))
+
+    @property
+    def reads_inputs(self) -> bool:
+        """Whether it has the first stage: the embedding, and the inputs of the samples."""
+        return 0 in self.stages
+
+    @property
+    def computes_loss(self) -> bool:
+        """Whether it has the last stage: the head, and the targets of the samples."""
+        layout = self.config.layout
+        return layout.pp == 1 or schedule_of(layout).stages - 1 in self.stages
+
+    @property
+    def pipes(self) -> int:
+        """Directions of the pipeline, each of which takes an equal part of the micro-batches."""
+        return schedule_of(self.config.layout).pipes if self.config.layout.pp > 1 else 1
+
+    @cached_property
+    def shapes(self) -> ModelShapes:
+        """Shapes of what it holds, before data parallelism shards it further.
+
+        The last stage of a pipeline holds a copy of a tied embedding.
+        """
+        config, layout = self.config, self.config.layout
+        if layout.pp > 1 and has_tied_head(config):
+            shapes = untied_shapes(config, self.split)
+        else:
+            shapes = share_shapes(config, self.tp_rank) if layout.tp > 1 else model_shapes(config)
+        if layout.ep > 1:
+            shapes = share_experts(shapes, layout.ep)
+        if layout.pp == 1:
+            return shapes
+        blocks = frozenset(self.blocks)
+        buffers = tuple(buffer for buffer in shapes.buffers if buffer[0] in blocks)
+        return ModelShapes(
+            tuple(parameter for parameter in shapes.parameters if parameter.block in blocks),
+            sum(elements for _, elements, _, _ in buffers),
+            sum(integer_bytes for _, _, integer_bytes, _ in buffers),
+            buffers,
+        )
 
 
 ShareStyle = Literal["colwise", "rowwise", "inner", "whole"]

@@ -11,7 +11,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.config.layout import AXES, MAX_RANKS, ORDERS, RankGrid, complete
 from dlojz.config.run_config import RunConfig
-from dlojz.prediction.shapes import axes_of
+from dlojz.prediction.shapes import RankPart
 
 PICTURE = RankGrid(dp=2, pp=4, tp=2, gpus_per_node=8)
 """The course's: 2 nodes of 8 GPUs, tp 2, pp 4, dp 2; Megatron-LM's docstring takes the same one as its example."""
@@ -70,7 +70,8 @@ def test_the_order_of_the_lab_is_that_of_its_predictions() -> None:
     grid = RankGrid(3, 2, 2)
     for rank in range(12):
         place = grid.coordinates(rank)
-        assert axes_of(config, rank) == (place.dp, place.tp, place.pp)
+        part = RankPart(config, rank)
+        assert (part.pp_rank, part.dp_rank, part.tp_rank) == place
 
 
 def test_the_bad_placement_puts_tensor_parallelism_across_nodes() -> None:

@@ -1138,12 +1138,12 @@ def test_state_bytes_and_zero_3_seconds_are_what_the_package_computes() -> None:
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_sent_bytes_are_those_of_the_labs_own_zero(stage: int, micro_batches: int) -> None:
     from dlojz.prediction.communication import predict_communication
-    from dlojz.prediction.shapes import model_shapes
+    from dlojz.prediction.shapes import RankPart
 
     config = RunConfig.of(model="coatnet_tiny", engine="by_hand", dp=2, zero=stage, micro_batches=micro_batches)
-    shapes = model_shapes(config)
-    sent = sum(traffic.sent_bytes for traffic in predict_communication(config, shapes) if traffic.group == "dp")
-    assert sent == sent_bytes(4 * shapes.num_parameters, 2, stage, micro_batches)
+    part = RankPart(config)
+    sent = sum(traffic.sent_bytes for traffic in predict_communication(part) if traffic.group == "dp")
+    assert sent == sent_bytes(4 * part.shapes.num_parameters, 2, stage, micro_batches)
 
 
 def test_the_published_table_agrees_to_its_last_digit() -> None:

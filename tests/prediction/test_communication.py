@@ -12,7 +12,7 @@ from dlojz.base.language import MEBIBYTE
 from dlojz.config.run_config import RunConfig
 from dlojz.prediction.communication import deepspeed_buckets, receive_buffers_bytes
 from dlojz.prediction.model_trace import ready_order
-from dlojz.prediction.shapes import ParameterShape, fill_buckets
+from dlojz.prediction.shapes import ParameterShape, RankPart, fill_buckets
 from dlojz.train.engines import base
 from dlojz.train.loop import build_model, open_batches
 
@@ -164,5 +164,5 @@ def test_torchs_pipeline_keeps_a_buffer_for_each_message_that_it_receives() -> N
     fields: dict[str, Any] = {"model": "gpt_tiny", "sequence_length": 128, "micro_batch": 4, "micro_batches": 16}
     for layout, sides in (({"pp": 2}, (1, 1)), ({"pp": 3}, (1, 2, 1)), ({"pp": 2, "engine": "by_hand"}, (0, 0))):
         config = RunConfig.of(**fields, **layout)
-        received = [receive_buffers_bytes(config, rank) for rank in range(config.layout.pp)]
+        received = [receive_buffers_bytes(RankPart(config, rank)) for rank in range(config.layout.pp)]
         assert received == [16 * count * message_bytes for count in sides]

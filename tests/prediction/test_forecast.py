@@ -19,7 +19,7 @@ from dlojz.prediction.allocator import replay
 from dlojz.prediction.engine_memory import Compressed, Ledger
 from dlojz.prediction.forecast import forecast, heaviest
 from dlojz.prediction.rules_of_thumb import Shape, layer_bytes
-from dlojz.prediction.shapes import model_shapes, part_of
+from dlojz.prediction.shapes import RankPart, model_shapes
 from dlojz.results.footprint import CATEGORIES, STATES
 
 SMALL = {"model": "vit_tiny", "micro_batch": 4}
@@ -150,10 +150,9 @@ def test_forecast_of_tensor_parallelism_keeps_what_the_published_form_says(tp: i
 def test_parts_make_the_whole() -> None:
     """Over all stages every block once; over tensor-parallel ranks every matrix once, norms and biases on each."""
     shapes = model_shapes(RunConfig.of(model="gpt_tiny"))
-    piped = [RunConfig.of(model="gpt_tiny", pp=3) for _ in range(3)]
-    parts = [part_of(config, shapes, rank) for rank, config in enumerate(piped)]
+    parts = [RankPart(RunConfig.of(model="gpt_tiny", pp=3), rank).shapes for rank in range(3)]
     assert sum(part.num_parameters for part in parts) == shapes.num_parameters
-    [part] = {part_of(RunConfig.of(model="gpt_tiny", tp=2), shapes, rank) for rank in range(2)}
+    [part] = {RankPart(RunConfig.of(model="gpt_tiny", tp=2), rank).shapes for rank in range(2)}
     matrices = sum(parameter.numel for parameter in shapes.parameters if len(parameter.shape) == 2)
     shared = sum(parameter.numel for parameter in part.parameters if len(parameter.shape) == 2)
     position = 128 * 128  # the table of positions stays whole

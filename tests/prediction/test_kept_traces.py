@@ -21,9 +21,11 @@ from dlojz.config.run_config import RunConfig
 from dlojz.models.foreign.missing_operators import ensure_torchvision_imports
 from dlojz.prediction import trace_store
 from dlojz.prediction.model_trace import key_of, trace_of
+from dlojz.prediction.shapes import RankPart
 from dlojz.prediction.trace import MemoryTrace
 
 RUN = RunConfig.of(model="vit_tiny", checkpointing="full", precision="bf16")
+PART = RankPart(RUN)
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def never() -> MemoryTrace:
 
 
 def written(store: Path) -> tuple[object, MemoryTrace, Path]:
-    key, trace = key_of(RUN, on_gpu=True), trace_of(RUN, on_gpu=True)
+    key, trace = key_of(PART, on_gpu=True), trace_of(PART, on_gpu=True)
     for path in store.glob("*"):  # `trace_of` keeps it too, if it is the first in this process
         path.unlink()
     assert not trace_store.is_kept(key)
@@ -137,9 +139,9 @@ def test_trace_store_says_once_that_a_folder_cannot_be_written_and_loses_nothing
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(trace_store, "_reported", set())
-    trace = trace_of(RUN, on_gpu=True)
+    trace = trace_of(PART, on_gpu=True)
     for _ in range(2):
-        assert trace_store.kept(key_of(RUN, on_gpu=True), lambda: trace) is trace
+        assert trace_store.kept(key_of(PART, on_gpu=True), lambda: trace) is trace
     assert capsys.readouterr().err.count("XDG_CACHE_HOME") == 1
 
 

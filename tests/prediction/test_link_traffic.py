@@ -13,7 +13,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.hardware.links import Link
 from dlojz.prediction.communication import predict_communication
 from dlojz.prediction.link_traffic import Crossing, crossing, link_traffic
-from dlojz.prediction.shapes import model_shapes
+from dlojz.prediction.shapes import RankPart
 from dlojz.results.footprint import Traffic
 
 ALPHA_S, BETA = 1e-5, 1e-9
@@ -114,9 +114,9 @@ def test_crossing_in_the_picture_of_the_course_is_of_activations_only() -> None:
 )
 def test_every_byte_that_is_predicted_is_on_a_link_and_arrives(layout: dict[str, object]) -> None:
     config = RunConfig.of(model="vit_tiny", **layout)
-    found, shapes = link_traffic(config), model_shapes(config)
+    found = link_traffic(config)
     for rank in range(config.layout.world_size):
-        predicted = predict_communication(config, shapes, rank)
+        predicted = predict_communication(RankPart(config, rank))
         for each in predicted:
             if each.collective == "recv":
                 arrived = [flow for flow in found.flows if (flow.target, flow.collective) == (rank, "send")]
@@ -134,7 +134,7 @@ def test_every_byte_that_is_predicted_is_on_a_link_and_arrives(layout: dict[str,
 
 
 def _sending(config: RunConfig, rank: int) -> list[Traffic]:
-    predicted = predict_communication(config, model_shapes(config), rank)
+    predicted = predict_communication(RankPart(config, rank))
     return [each for each in predicted if each.collective != "recv"]
 
 

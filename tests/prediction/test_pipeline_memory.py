@@ -12,6 +12,7 @@ from dlojz.pipeline.schedule_catalogue import build
 from dlojz.prediction import predict
 from dlojz.prediction.forecast import forecast
 from dlojz.prediction.model_trace import cut_passes, trace_of
+from dlojz.prediction.shapes import RankPart
 
 GPT: dict[str, Any] = {"model": "gpt_tiny", "pp": 2, "micro_batch": 4, "optimizer": "sgd", "learning_rate": 0.05}
 MEASURED = {
@@ -107,7 +108,7 @@ def test_between_the_halves_a_stage_keeps_its_activations_and_the_gradients_of_i
     norms, of D each; nothing of what forward has kept for these is free before.
     """
     config = RunConfig.of(**GPT, schedule="zb-h1", micro_batches=4)
-    passes = cut_passes(trace_of(config, in_halves=True), (0, 2, 3, 6), [1])[1]
+    passes = cut_passes(trace_of(RankPart(config), in_halves=True), (0, 2, 3, 6), [1])[1]
     tokens = 4 * (config.sequence_length or 0)
     more = passes.bytes_of(set(passes.between) - set(passes.kept))
     # The residual stream's gradient is the one of the MLP's last product, and has been received.

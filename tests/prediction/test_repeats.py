@@ -14,6 +14,7 @@ from dlojz.models.blocks import BlockList
 from dlojz.prediction import model_trace
 from dlojz.prediction.forecast import forecast
 from dlojz.prediction.model_trace import RepeatedBlocks, stretches_of, trace_repeating
+from dlojz.prediction.shapes import RankPart
 from dlojz.prediction.trace import Allocation, MemoryTrace, TraceMark, trace
 
 TEXT = {"model": "gpt2", "sequence_length": 16}
@@ -83,7 +84,7 @@ def test_the_expanded_trace_is_that_of_the_whole_model(
 
     monkeypatch.setattr(model_trace, "stretches_of", noted)
     monkeypatch.setattr(model_trace, "_UnlikeError", AssertionError)  # else the whole model would be traced, unseen
-    expanded, whole = both(lambda: model_trace.trace_of(config, on_gpu=on_gpu))
+    expanded, whole = both(lambda: model_trace.trace_of(RankPart(config), on_gpu=on_gpu))
     assert found == [stretches]
     assert expanded.by_module == whole.by_module
     assert events_of(expanded) == events_of(whole)
@@ -95,7 +96,7 @@ def test_trace_of_a_backward_in_two_halves_is_expanded_too(
 ) -> None:
     config = RunConfig.of(data="synthetic", pp=2, schedule="zb-h1", micro_batches=2, **fields)
     monkeypatch.setattr(model_trace, "_UnlikeError", AssertionError)
-    expanded, whole = both(lambda: model_trace.trace_of(config, in_halves=True))
+    expanded, whole = both(lambda: model_trace.trace_of(RankPart(config), in_halves=True))
     assert events_of(expanded) == events_of(whole)
     assert expanded.gradient_of.keys() == whole.gradient_of.keys()
 
@@ -167,7 +168,7 @@ def test_other_settings_or_a_shared_parameter_make_other_blocks() -> None:
 @pytest.mark.parametrize("model", ["vit_tiny", "gpt_tiny", "coatnet_tiny"])
 def test_trace_of_two_samples_or_more_has_gradients_ready_in_the_same_order(model: str) -> None:
     def order(samples: int) -> list[str]:
-        events = model_trace.trace_of(RunConfig.of(model=model, micro_batch=samples)).events
+        events = model_trace.trace_of(RankPart(RunConfig.of(model=model, micro_batch=samples))).events
         return [event.name for event in events if isinstance(event, TraceMark) and event.what == "ready"]
 
     assert order(2) == order(5)

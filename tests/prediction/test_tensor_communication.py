@@ -19,7 +19,7 @@ from dlojz.by_hand.tensor.axis import TensorAxis
 from dlojz.by_hand.tensor.split import parallel_loss, split_model
 from dlojz.config.run_config import RunConfig
 from dlojz.prediction.communication import block_messages, tensor_traffic
-from dlojz.prediction.shapes import model_shapes
+from dlojz.prediction.shapes import RankPart
 from dlojz.train.loop import build_model, open_batches
 
 COATNET = {"model": "coatnet_tiny", "image_size": 32}
@@ -79,7 +79,7 @@ def test_every_call_of_a_pass_is_predicted(fields: dict[str, Any]) -> None:
     with torch.autocast("cpu", torch.bfloat16) if config.precision == "bf16" else nullcontext():
         logits = model(inputs)
     parallel_loss(model)(logits, targets).backward()  # type: ignore[no-untyped-call]
-    predicted = tensor_traffic(config, model_shapes(config), 0)
+    predicted = tensor_traffic(RankPart(config))
     assert {one.collective: one.count for one in predicted} == dict(axis.calls)
     assert {one.collective: one.message_bytes for one in predicted} == dict(axis.bytes)
 

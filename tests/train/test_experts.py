@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from dlojz import predict
 from dlojz.config.run_config import RunConfig
-from dlojz.prediction.shapes import model_shapes, part_of
+from dlojz.prediction.shapes import RankPart, model_shapes
 from dlojz.prediction.states import predict_states
 from dlojz.results.record import read_events
 from dlojz.running.state import loads_of
@@ -193,7 +193,7 @@ def test_experts_are_shared_out_and_the_rest_replicated() -> None:
     assert experts == 2 * 8 * (2 * 128 * 512 + 512 + 128)
     for ep in (1, 2, 4, 8):
         config = RunConfig.of(**{**ADAMW, "engine": "by_hand", "dp": 8, "ep": ep})
-        memory = predict_states(config, part_of(config, shapes, 0))
+        memory = predict_states(config, RankPart(config).shapes)
         held = shapes.num_parameters - experts + experts // ep
         assert memory.weights_bytes == memory.gradients_bytes == 4 * held
         assert memory.optimizer_bytes == 8 * held + 4 * len(shapes.parameters)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from dlojz import predict
 from dlojz.config.run_config import RunConfig
 from dlojz.prediction.communication import boundary_bytes
-from dlojz.prediction.shapes import model_shapes, part_of
+from dlojz.prediction.shapes import RankPart
 from dlojz.results.footprint import STATES, Footprint
 from dlojz.results.record import read_events
 from dlojz.runnable import check_runnable
@@ -172,7 +172,7 @@ def test_activations_peak_and_flops_are_predicted(runs: Path, processes: int, na
         layout, counted_bytes, predicted_bytes = config.layout, counted.memory.peak_bytes, predicted.memory.peak_bytes
         assert counted_bytes and predicted_bytes
         exact_bytes = (0.05 if piped else 0.02) * counted_bytes
-        blocks = [sum(one.numel for one in block) for block in part_of(config, model_shapes(config), rank).blocks()]
+        blocks = [sum(one.numel for one in block) for block in RankPart(config, rank).shapes.blocks()]
         message_bytes = 0 if layout.dp == 1 else 4 * (max(blocks) if layout.zero == 3 else sum(blocks))
         less_bytes = message_bytes if layout.zero == 3 else 0
         summed_bytes = GLOO_THREADS * max(boundary_bytes(config))  # a region's end sums as much as leaves a block

@@ -20,7 +20,7 @@ from dlojz.by_hand.tensor.split import parts_of, split_model
 from dlojz.config.run_config import RunConfig
 from dlojz.models.blocks import BlockList
 from dlojz.pipeline.runtime import stage_modules
-from dlojz.prediction.shapes import bounds_of, model_shapes
+from dlojz.prediction.shapes import bounds_of
 from dlojz.processes.forks import spmd
 from dlojz.runnable import check_runnable
 from dlojz.train.dispatch_trace import StorageTrace, traffic_of
@@ -160,7 +160,7 @@ def test_what_a_stage_receives_has_the_type_in_which_the_one_before_computes(zer
     config = config_for(tp=1, dp=2, pp=2, zero=zero, micro_batches=2, precision="bf16", partition="at:1")
     engine = TorchPipelineEngine.__new__(TorchPipelineEngine)  # the rank's place and its groups play no part in this
     engine.config, engine.share = config, SimpleNamespace(pretending=nullcontext)  # type: ignore[assignment]
-    stages = stage_modules(model_of(config), bounds_of(config, model_shapes(config)))
+    stages = stage_modules(model_of(config), bounds_of(config))
     first, *others = engine._boundaries(stages)
     assert first.dtype == torch.int64
     assert [str(one.dtype).removeprefix("torch.") for one in others] == dtypes

@@ -19,7 +19,7 @@ from dlojz.labs.kit.judges import expect_groups, expect_triple
 from dlojz.labs.lab07_hybrid.exercises import ROUNDS, BetweenNodes
 from dlojz.prediction.communication import predict_communication
 from dlojz.prediction.link_traffic import link_traffic
-from dlojz.prediction.shapes import model_shapes, part_of
+from dlojz.prediction.shapes import RankPart
 from dlojz.prediction.states import predict_states
 from dlojz.results.footprint import STATES, Category, Traffic
 from dlojz.running.run import Run
@@ -113,7 +113,7 @@ def _told(config: RunConfig, grid: RankGrid, rank: int) -> tuple[Traffic, ...]:
     """Predicted traffic of a rank, wherever the order of the axes has put it."""
     coordinates, layout = grid.coordinates(rank), config.layout
     default_rank = RankGrid(dp=layout.dp, pp=layout.pp, tp=layout.tp).rank_of(pp=coordinates.pp, tp=coordinates.tp)
-    return tuple(predict_communication(config, model_shapes(config), default_rank))
+    return tuple(predict_communication(RankPart(config, default_rank)))
 
 
 def degrees(
@@ -135,7 +135,7 @@ def degrees(
         inside, between = (sum(crossing.bytes_of(axis, between=far) for axis in AXES) for far in (False, True))
         # Replicas and slices hold about the same: the first rank of each stage is asked.
         stages = range(0, dp * pp * tp, dp * tp)
-        parts = (part_of(config, model_shapes(config), rank) for rank in stages)
+        parts = (RankPart(config, rank).shapes for rank in stages)
         states = max(predict_states(config, part).states_bytes for part in parts)
         rows.append(
             (
@@ -253,7 +253,7 @@ def _bytes(traffic: Iterable[Traffic]) -> dict[tuple[str, str], tuple[int, int]]
 
 @lru_cache(maxsize=64)
 def _of_rank(config: RunConfig, rank: int) -> tuple[Traffic, ...]:
-    return tuple(predict_communication(config, model_shapes(config), rank))
+    return tuple(predict_communication(RankPart(config, rank)))
 
 
 def dp_bytes(run: Run) -> int:

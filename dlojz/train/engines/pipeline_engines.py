@@ -41,7 +41,7 @@ from dlojz.pipeline.exchange_formats import to_csv, torch_refusal
 from dlojz.pipeline.runtime import AsynchronousRuntime, Boundary, PipelineRuntime, boundaries_of, stage_modules
 from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, Action, Schedule
 from dlojz.pipeline.schedule_catalogue import SCHEDULES, schedule_of
-from dlojz.prediction.shapes import bounds_of, build_on_meta, model_shapes
+from dlojz.prediction.shapes import bounds_of, build_on_meta
 from dlojz.train.axes import Axes
 from dlojz.train.engines.base import WEIGHTS, Engine, Inventory, local, make_optimizer
 from dlojz.train.engines.tensor_engines import TensorShare
@@ -63,7 +63,7 @@ class PipelineEngine(Engine):
         self.config, self.device = config, device
         layout = config.layout
         self.schedule = schedule_of(layout)
-        self.bounds = bounds_of(config, model_shapes(config))
+        self.bounds = bounds_of(config)
         self.axes = Axes(layout, device)
         self.pp_rank = self.axes.pp_rank
         self.pp_group, self.dp_group = (cast(dist.ProcessGroup, self.axes.group(axis)) for axis in ("pp", "dp"))
