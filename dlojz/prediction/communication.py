@@ -36,7 +36,7 @@ each stage of a bidirectional pipeline, whose gradients are added.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from math import prod
@@ -58,6 +58,7 @@ from dlojz.prediction.shapes import (
     HALF_BYTES,
     WHOLE,
     ModelShapes,
+    ParameterShape,
     RankPart,
     Split,
     bucket_bytes_of,
@@ -75,8 +76,8 @@ from dlojz.prediction.states import (
     compute_bytes,
     ddp_buckets,
     deepspeed_messages,
-    gathered_element_bytes,
     hook_traffic,
+    padded_of_modules,
     padded_parameters,
     zero_3_sub_groups,
     zero_3_units,
@@ -107,6 +108,125 @@ def deepspeed_buckets(sizes: Iterable[int], bucket_elements: int = DEEPSPEED_BUC
         counts[-1] += 1
         filled += size
     return counts
+
+
+MessageBytes = dict[Collective, list[int]]
+"""Bytes of each message of a rank, by collective."""
+
+
+def traffic_of(messages: MessageBytes, group: str, group_size: int) -> list[Traffic]:
+    """Sum the messages of each collective in a group."""
+    return [_of(collective, group, group_size, each_bytes) for collective, each_bytes in messages.items()]
+
+
+def fsdp2_messages(
+    units: Mapping[str, Sequence[ParameterShape]],
+    ranks: int,
+    *,
+    unsharded: Container[str],
+    in_backward: Container[str],
+    gathered_bytes: int | None,
+    reduced_bytes: int | None,
+) -> MessageBytes:
+    """List FSDP2's messages in a micro-batch.
+
+    Args:
+        units: parameters of each, in the order of forward.
+        ranks: that divide them.
+        unsharded: units whose weights stay whole from forward to backward.
+        in_backward: units that backward enters; the one below the last of them is prefetched all the same.
+        gathered_bytes: of a number of a weight as it is gathered; None for its own type.
+        reduced_bytes: of a number of a gradient as it is reduced; None for the weight's type.
+    """
+    backward_units = [number for number, name in enumerate(units) if name in in_backward]
+    gathered_twice = {*backward_units, min(backward_units, default=0) - 1}
+    messages: MessageBytes = {"all_gather": [], "reduce_scatter": []}
+    for number, (name, unit) in enumerate(units.items()):
+        # Dimension 0 is cut into equal shards, so that padding is sent too.
+        padded = [(parameter, ranks * parameter.padded_rows_numel(ranks)) for parameter in unit]
+        unit_bytes = sum((gathered_bytes or parameter.element_bytes) * elements for parameter, elements in padded)
+        messages["all_gather"] += [unit_bytes] * (2 if number in gathered_twice and name not in unsharded else 1)
+        trained = [(parameter, elements) for parameter, elements in padded if parameter.is_trained]
+        if trained:
+            each_bytes = ((reduced_bytes or parameter.element_bytes) * elements for parameter, elements in trained)
+            messages["reduce_scatter"].append(sum(each_bytes))
+    return messages
+
+
+class DeepSpeedSizes(NamedTuple):
+    """Sizes that DeepSpeed's messages depend on besides the parameters."""
+
+    ranks: int
+    micro_batches: int
+    element_bytes: int
+    """Of a weight, and of a gradient."""
+    checks_bytes: tuple[int, ...] = ()
+    """Of each message of an update that asks for the gradients' norm, or for infinite ones."""
+    bucket_elements: int = DEEPSPEED_BUCKET_ELEMENTS
+
+
+def zero_0_messages(sizes: DeepSpeedSizes, num_parameters: int) -> MessageBytes:
+    """List the messages of DeepSpeed's stage 0: all gradients of a step in one call, unless there are too many.
+
+    Zeros are sent for parameters that backward does not reach. Source: DeepSpeed 0.19 `runtime/engine.py`,
+    `_get_gradients_for_reduction`.
+    """
+    starts = range(0, num_parameters, DEEPSPEED_REDUCED_ELEMENTS)
+    calls = [sizes.element_bytes * min(DEEPSPEED_REDUCED_ELEMENTS, num_parameters - start) for start in starts]
+    return {"all_reduce": [*calls, *sizes.checks_bytes]}
+
+
+def zero_1_or_2_messages(
+    sizes: DeepSpeedSizes, stage: int, groups: Sequence[ModelShapes], ready: Sequence[ParameterShape]
+) -> MessageBytes:
+    """List the messages of DeepSpeed's stages 1 and 2.
+
+    Args:
+        sizes: of the run.
+        stage: 1 reduces once per step, 2 with every micro-batch, as it keeps no whole gradient in between. Both
+            all-reduce the bucket where the paper's scheme would reduce-scatter it, then each rank keeps its share.
+        groups: parameters that are flattened together, and gathered at once whatever `allgather_bucket_size` is.
+        ready: parameters that backward reaches, in the order of their gradients.
+
+    Source: DeepSpeed 0.19 `runtime/zero/stage_1_and_2.py`, `reduce_gradients`; `runtime/utils.py`,
+    `all_gather_into_tensor_dp_groups`.
+    """
+    names = {parameter.name for parameter in ready}
+    in_groups = [parameter for group in groups for parameter in group.parameters if parameter.name in names]
+    # Stage 1 fills its buckets after backward, in the parameters' order.
+    order = in_groups if stage == 1 else ready
+    waiting = iter(order)
+    counts = deepspeed_buckets((parameter.numel for parameter in order), sizes.bucket_elements)
+    reduced = [
+        sizes.element_bytes * sum(pieces)
+        for count in counts
+        for pieces in deepspeed_messages(groups, sizes.ranks, islice(waiting, count), sizes.bucket_elements)
+    ]
+    flats = [padded_parameters(group.num_parameters, sizes.ranks) for group in groups]
+    return {
+        "all_reduce": reduced * (sizes.micro_batches if stage == 2 else 1) + [*sizes.checks_bytes],
+        "all_gather": [sizes.element_bytes * elements for elements in flats],
+    }
+
+
+def zero_3_messages(
+    sizes: DeepSpeedSizes, gathered_elements: Iterable[int], ready: Iterable[ParameterShape]
+) -> MessageBytes:
+    """List the messages of DeepSpeed's stage 3.
+
+    Args:
+        sizes: of the run.
+        gathered_elements: of each all-gather of a micro-batch, padding included.
+        ready: parameters that backward reaches, in the order of their gradients.
+    """
+    padded = [sizes.ranks * parameter.padded_numel(sizes.ranks) for parameter in ready]
+    waiting = iter(padded)
+    buckets = [sum(islice(waiting, count)) for count in deepspeed_buckets(padded, sizes.bucket_elements)]
+    return {
+        "all_gather": [sizes.element_bytes * elements for elements in gathered_elements] * sizes.micro_batches,
+        "reduce_scatter": [sizes.element_bytes * elements for elements in buckets] * sizes.micro_batches,
+        "all_reduce": [*sizes.checks_bytes],
+    }
 
 
 def _ddp(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
@@ -178,144 +298,64 @@ def _reached(config: RunConfig, shapes: ModelShapes) -> ModelShapes:
 def _fsdp2(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     layout = config.layout
     shapes = _reached(config, shapes)
-    if shapes.trained is not shapes:
-        return _fsdp2_with_frozen(config, shapes)
-    # Dimension 0 is cut into equal shards, so that padding is sent too.
-    padded = [(parameter, parameter.padded_rows_numel(layout.dp)) for parameter in shapes.parameters]
-    gathered_bytes = layout.dp * sum(
-        gathered_element_bytes(config, parameter) * elements for parameter, elements in padded
-    )
-    casts = config.precision in ("bf16", "fp16")  # their gradients are reduced in fp32
-    reduced_bytes = layout.dp * sum(
-        (FP32_BYTES if casts else parameter.element_bytes) * elements for parameter, elements in padded
-    )
-    units = len(list(shapes.units()))
-    # Below torch's pipeline each unit is gathered and reduced once per step. Else once per micro-batch, where ZeRO-3
-    # frees the weights after forward and gathers them again for backward; ZeRO-2 keeps them.
-    times = 1 if layout.pp > 1 else layout.micro_batches
-    gathers = times * (2 if layout.zero == 3 else 1)  # which no pipeline has
-    return [
-        _dp(config, "all_gather", gathers * units, gathers * gathered_bytes),
-        _dp(config, "reduce_scatter", times * units, times * reduced_bytes),
-    ]
-
-
-def _fsdp2_with_frozen(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
-    """Predict FSDP2's traffic where not all parameters get gradients: a unit without a backward is gathered once.
-
-    The unit below the last one that backward enters is prefetched all the same.
-    """
-    from dlojz.prediction.model_trace import units_in_backward  # loads torch
-
-    layout, casts = config.layout, config.precision in ("bf16", "fp16")
     units = {f"blocks.{unit[-1].block}": unit for unit in shapes.units()}
-    in_backward = units_in_backward(config)
-    backward_units = [number for number, name in enumerate(units) if name in in_backward]
-    # ZeRO-3 frees the weights after forward; ZeRO-2 keeps them, and gathers none twice.
-    units_gathered_twice = {*backward_units, min(backward_units, default=0) - 1} if layout.zero == 3 else set()
-    gathers = gathered_bytes = reductions = reduced_bytes = 0
-    for number, unit in enumerate(units.values()):
-        times = 2 if number in units_gathered_twice else 1
-        padded = [(parameter, layout.dp * parameter.padded_rows_numel(layout.dp)) for parameter in unit]
-        gathers += times
-        gathered_bytes += times * sum(
-            gathered_element_bytes(config, parameter) * elements for parameter, elements in padded
-        )
-        trained = [(parameter, elements) for parameter, elements in padded if parameter.is_trained]
-        reductions += bool(trained)
-        reduced_bytes += sum(
-            (FP32_BYTES if casts else parameter.element_bytes) * elements for parameter, elements in trained
-        )
-    times = layout.micro_batches
-    return [
-        _dp(config, "all_gather", times * gathers, times * gathered_bytes),
-        _dp(config, "reduce_scatter", times * reductions, times * reduced_bytes),
-    ]
+    in_backward: Container[str] = units
+    if shapes.trained is not shapes:
+        from dlojz.prediction.model_trace import units_in_backward  # loads torch
+
+        in_backward = units_in_backward(config)
+    casts = config.precision in ("bf16", "fp16")  # their gradients are reduced in fp32
+    messages = fsdp2_messages(
+        units,
+        layout.dp,
+        # ZeRO-3 frees the weights after forward and gathers them again for backward; ZeRO-2 keeps them.
+        unsharded=() if layout.zero == 3 else units,
+        in_backward=in_backward,
+        gathered_bytes=HALF_BYTES if casts else None,
+        reduced_bytes=FP32_BYTES if casts else None,
+    )
+    # Below torch's pipeline each unit is gathered and reduced once per step, else once per micro-batch.
+    times = 1 if layout.pp > 1 else layout.micro_batches
+    return traffic_of({name: times * each_bytes for name, each_bytes in messages.items()}, "dp", layout.replicas)
+
+
+def _deepspeed_sizes(config: RunConfig, checks_bytes: tuple[int, ...] = ()) -> DeepSpeedSizes:
+    return DeepSpeedSizes(config.layout.dp, config.layout.micro_batches, compute_bytes(config), checks_bytes)
 
 
 def _zero_0(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
-    # All gradients of a step in one call, unless there are too many.
-    calls = -(-shapes.num_parameters // DEEPSPEED_REDUCED_ELEMENTS)
-    return [_dp(config, "all_reduce", calls, compute_bytes(config) * shapes.num_parameters)]
+    return traffic_of(zero_0_messages(_deepspeed_sizes(config), shapes.num_parameters), "dp", config.layout.replicas)
 
 
 def _zero_1_or_2(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
-    layout, element_bytes = config.layout, compute_bytes(config)
-    padded = padded_parameters(shapes.num_parameters, layout.dp)
-    # Stage 1 reduces once per step, stage 2 with every micro-batch, as it keeps no whole gradient in between. Both
-    # all-reduce the bucket where the paper's scheme would reduce-scatter it, then each rank keeps its share.
-    reductions = layout.micro_batches if layout.zero == 2 else 1
-    # Stage 1 fills its buckets after backward, in the parameters' order.
-    reached = [parameter for parameter in _reached(config, shapes).parameters if parameter.is_trained]
-    order = reached if layout.zero == 1 else reached[::-1]
-    waiting = iter(order)
-    filled = (list(islice(waiting, count)) for count in deepspeed_buckets(parameter.numel for parameter in order))
-    messages = sum(len(deepspeed_messages((shapes,), layout.dp, bucket)) for bucket in filled)
     # With every update: the gradient's norm (4 bytes) and, in bf16 and fp16, a flag for overflow (1 byte).
-    checks = 1 if config.precision == "fp32" else 2
-    check_bytes = 4 if config.precision == "fp32" else 5
-    reduced = sum(parameter.numel for parameter in reached)
-    calls, call_bytes = reductions * messages + checks, reductions * element_bytes * reduced + check_bytes
-    return [
-        _dp(config, "all_reduce", calls, call_bytes),
-        _dp(config, "all_gather", 1, element_bytes * padded),
-    ]
+    sizes = _deepspeed_sizes(config, (4,) if config.precision == "fp32" else (4, 1))
+    ready = _reached(config, shapes).trained.parameters[::-1]
+    messages = zero_1_or_2_messages(sizes, config.layout.zero, (shapes,), ready)
+    return traffic_of(messages, "dp", config.layout.replicas)
 
 
 def _zero_3(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
-    layout, element_bytes = config.layout, compute_bytes(config)
+    layout = config.layout
     reached = _reached(config, shapes).trained
-    reduced = layout.dp * sum(parameter.padded_numel(layout.dp) for parameter in reached.parameters)
     of_modules = shapes_of_modules(config)  # a tied matrix is gathered for each of its modules
-    padded_of_module: dict[str, int] = {}
-    for parameter in of_modules.parameters:
-        padded = parameter.padded_numel(layout.dp) * layout.dp
-        padded_of_module[parameter.module] = padded_of_module.get(parameter.module, 0) + padded
-    padded_elements, modules = sum(padded_of_module.values()), len(padded_of_module)
+    elements = padded_of_modules(of_modules.parameters, layout.dp)
     # Every module gathers its weights for its forward and again for its backward.
-    gathered, gathers = 2 * padded_elements, 2 * modules
+    modules = 2 * list(elements)
     if is_elsewhere(config.model) and (layout.checkpointing != "none" or reached is not shapes):
-        gathered_modules = _traced_gathers(config, frozenset(padded_of_module))
-        gathered, gathers = sum(padded_of_module[module] for module in gathered_modules), len(gathered_modules)
+        from dlojz.prediction.model_trace import gathered_modules, trace_of  # loads torch
+
+        modules = gathered_modules(trace_of(RankPart(config)).events, elements)
     elif layout.checkpointing != "none":
         # Once more to recompute; but torch ends the recomputation of a block inside its last module, whose weights are
         # then still there for its backward.
         last_modules = {block[-1].module for block in of_modules.blocks()}
-        gathered += padded_elements - sum(padded_of_module[module] for module in last_modules)
-        gathers += modules - len(last_modules)
-    buckets = len(
-        deepspeed_buckets(parameter.padded_numel(layout.dp) * layout.dp for parameter in reversed(reached.parameters))
-    )
-    times, norms = layout.micro_batches, len(zero_3_sub_groups(config, shapes))
+        modules += [module for module in elements if module not in last_modules]
     norm_bytes = 4 if layout.offload in ("optimizer", "parameters") else 8  # on the host it is summed in fp32
-    return [
-        _dp(config, "all_gather", times * gathers, times * element_bytes * gathered),
-        _dp(config, "reduce_scatter", times * buckets, times * element_bytes * reduced),
-        _dp(config, "all_reduce", norms, norm_bytes * norms),  # of the gradients of each sub-group
-    ]
-
-
-def _traced_gathers(config: RunConfig, modules: frozenset[str]) -> list[str]:
-    """List the modules whose weights are gathered in the passes of a micro-batch, each as often as they are.
-
-    Weights are there from a module's forward to its end, and from its backward on. Torch ends the recomputation of a
-    block where all that backward reads is there again: the modules that it is in then have not ended, and their weights
-    stay for their backward. Where that is depends on the order in which a model computes, so the trace is asked.
-    """
-    from dlojz.prediction.model_trace import trace_of  # loads torch
-    from dlojz.prediction.trace import TraceMark
-
-    gathered_modules: list[str] = []
-    present: set[str] = set()
-    for event in trace_of(RankPart(config)).events:
-        if not isinstance(event, TraceMark) or event.name not in modules:
-            continue
-        if event.what in ("forward", "backward") and event.name not in present:
-            gathered_modules.append(event.name)
-            present.add(event.name)
-        elif event.what == "forwarded":
-            present.discard(event.name)
-    return gathered_modules
+    # One norm of the gradients of each sub-group.
+    sizes = _deepspeed_sizes(config, (norm_bytes,) * len(zero_3_sub_groups(config, shapes)))
+    messages = zero_3_messages(sizes, (elements[module] for module in modules), reversed(reached.parameters))
+    return traffic_of(messages, "dp", layout.replicas)
 
 
 def _dp(config: RunConfig, collective: Collective, count: int, message_bytes: int) -> Traffic:

@@ -27,6 +27,7 @@ from dlojz.prediction.states import (
     deepspeed_sizes,
     gathered_element_bytes,
     gradient_bytes,
+    padded_of_modules,
     touching_names,
     zero_3_sub_groups,
     zero_3_units,
@@ -357,12 +358,8 @@ class DeepSpeed3(DeepSpeed12):
     def __init__(self, config: RunConfig, shapes: ModelShapes) -> None:
         super().__init__(config, shapes)
         self.keeps_gradients = False
-        dp = config.layout.dp
-        self.whole: dict[str, int] = {}
         of_modules = self.of_modules()
-        for parameter in of_modules:
-            padded = dp * parameter.padded_numel(dp)
-            self.whole[parameter.module] = self.whole.get(parameter.module, 0) + padded
+        self.whole = padded_of_modules(of_modules, config.layout.dp)
         self.head = of_modules[-1].module if self.has_tied_head() else ""
 
     def of_modules(self) -> Sequence[ParameterShape]:

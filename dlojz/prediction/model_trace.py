@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from itertools import groupby
@@ -559,6 +559,26 @@ def reached_in_few(config: RunConfig) -> frozenset[str]:
 def units_in_backward(config: RunConfig) -> frozenset[str]:
     """Name the modules, such as `blocks.3`, that backward enters: none below the first that needs a gradient."""
     return frozenset(mark.name for mark in _marks_of_few(config) if mark.what == "backward")
+
+
+def gathered_modules(events: Iterable[Allocation | TraceMark], modules: Container[str]) -> list[str]:
+    """List the modules whose weights stage 3 gathers in a traced micro-batch, each as often as it does.
+
+    Weights are there from a module's forward to its end, and from its backward on. Torch ends the recomputation of a
+    block where all that backward reads is there again: the modules that it is in then have not ended, and their weights
+    stay for their backward. Where that is depends on the order in which a model computes, so the trace is asked.
+    """
+    gathered: list[str] = []
+    present: set[str] = set()
+    for event in events:
+        if not isinstance(event, TraceMark) or event.name not in modules:
+            continue
+        if event.what in ("forward", "backward") and event.name not in present:
+            gathered.append(event.name)
+            present.add(event.name)
+        elif event.what == "forwarded":
+            present.discard(event.name)
+    return gathered
 
 
 def _marks_of_few(config: RunConfig) -> Iterator[TraceMark]:

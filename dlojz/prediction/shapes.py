@@ -360,7 +360,8 @@ def _shapes(
     if not untied:
         return replace(shapes_of(built), settings=_settings_hash(built) if is_elsewhere(model) else "")
     untie(built)
-    return _by_reader(shapes_of(built), built)
+    shapes = shapes_of(built)
+    return replace(shapes, parameters=by_reader(shapes.parameters, built))
 
 
 SWITCHES = ("TIMM_", "TRANSFORMERS_", "HF_", "TORCH_", "PYTORCH_", "USE_", "DISABLE_")
@@ -416,16 +417,14 @@ def _setting(value: object) -> str:
     return f"{kind} {getattr(value, '_attn_implementation', '')}"
 
 
-def _by_reader(shapes: ModelShapes, built: BlockList) -> ModelShapes:
+def by_reader(parameters: Iterable[ParameterShape], built: BlockList) -> tuple[ParameterShape, ...]:
+    """Move the parameters of `out_proj` to the `nn.MultiheadAttention` that reads them without calling it."""
     from torch import nn
 
     reader = {
         f"{path}.out_proj": path for path, module in built.named_modules() if isinstance(module, nn.MultiheadAttention)
     }
-    parameters = tuple(
-        replace(parameter, module=reader.get(parameter.module, parameter.module)) for parameter in shapes.parameters
-    )
-    return replace(shapes, parameters=parameters)
+    return tuple(replace(parameter, module=reader.get(parameter.module, parameter.module)) for parameter in parameters)
 
 
 def shapes_of(built: BlockList) -> ModelShapes:

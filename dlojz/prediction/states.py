@@ -287,6 +287,19 @@ def zero_3_sub_groups(config: RunConfig, shapes: ModelShapes) -> list[list[int]]
     return sub_groups
 
 
+def padded_of_modules(parameters: Iterable[ParameterShape], dp: int) -> dict[str, int]:
+    """Count the elements that stage 3 gathers for each module at once: all shards, with their padding.
+
+    Args:
+        parameters: each in the module that computes with it; a tied matrix in each of its modules.
+        dp: ranks that divide the parameters.
+    """
+    elements: dict[str, int] = {}
+    for parameter in parameters:
+        elements[parameter.module] = elements.get(parameter.module, 0) + dp * parameter.padded_numel(dp)
+    return elements
+
+
 def zero_3_units(shapes: ModelShapes) -> tuple[list[list[ParameterShape]], list[ParameterShape]]:
     """Group parameters by unit of the lab's stage 3, block by block, and those in no unit.
 
@@ -432,13 +445,22 @@ def ddp_buckets(config: RunConfig, shapes: ModelShapes) -> list[list[ParameterSh
 
     # A given size holds for the first bucket too, and so does that of Colossal-AI's plugin.
     is_size_set = config.layout.bucket_mib is not None or config.library == "colossalai"
-    of_type: dict[str, list[ParameterShape]] = {}  # a bucket holds gradients of one type
-    for number in ready_order(config):
+    ready = (shapes.parameters[number] for number in ready_order(config))
+    return fill_ddp_buckets(ready, bucket_bytes_of(config), None if is_size_set else DDP_FIRST_BUCKET_BYTES)
+
+
+def fill_ddp_buckets(
+    parameters: Iterable[ParameterShape], bucket_bytes: int, first_bytes: int | None
+) -> list[list[ParameterShape]]:
+    """Fill DDP's buckets with gradients in this order, as `fill_buckets`: a bucket holds gradients of one type.
+
+    Source: torch 2.13, `csrc/distributed/c10d/reducer.cpp`, `compute_bucket_assignment_by_size`.
+    """
+    of_type: dict[str, list[ParameterShape]] = {}
+    for parameter in parameters:
         # By type in the order of their first gradients.
-        of_type.setdefault(shapes.parameters[number].dtype, []).append(shapes.parameters[number])
-    first_bytes = None if is_size_set else DDP_FIRST_BUCKET_BYTES
-    limit_bytes = bucket_bytes_of(config)
-    return [bucket for ready in of_type.values() for bucket in fill_buckets(ready, limit_bytes, first_bytes)]
+        of_type.setdefault(parameter.dtype, []).append(parameter)
+    return [bucket for ready in of_type.values() for bucket in fill_buckets(ready, bucket_bytes, first_bytes)]
 
 
 def compressed(bucket: Sequence[ParameterShape], rank: int) -> Bucket:

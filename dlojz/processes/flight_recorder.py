@@ -72,8 +72,9 @@ def _described(entry: dict[str, Any]) -> tuple[str, str, str]:
 class Steps(Protocol):
     """Log of a rank's events, which also tells when steps have ended."""
 
-    step_ends_s: Sequence[float]
-    """Times of its start and of the last ends of steps, on the monotonic clock."""
+    @property
+    def step_ends_s(self) -> Sequence[float]:
+        """Times of its start and of the last ends of steps, on the monotonic clock."""
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event."""

@@ -26,7 +26,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
@@ -43,12 +42,21 @@ from dlojz.hardware import Device
 from dlojz.libraries.scripts.fake_steps import run_fake_steps
 from dlojz.libraries.scripts.first_step import FirstStep, GivenTensor, Replacements, ScriptModel, TensorShape
 from dlojz.libraries.scripts.script_training import OptimizerUse, ScriptTraining, ZeroOptions, recognise, recognised_in
-from dlojz.prediction.communication import DEEPSPEED_REDUCED_ELEMENTS, deepspeed_buckets
+from dlojz.prediction.communication import (
+    DeepSpeedSizes,
+    MessageBytes,
+    fsdp2_messages,
+    traffic_of,
+    zero_0_messages,
+    zero_1_or_2_messages,
+    zero_3_messages,
+)
 from dlojz.prediction.engine_memory import DDP, EngineMemory, Moments, StepReplay
 from dlojz.prediction.engine_memory_sharded import FSDP2, DeepSpeed, DeepSpeed3, DeepSpeed12
 from dlojz.prediction.forecast import Forecast, forecast_of
-from dlojz.prediction.shapes import FP32_BYTES, ModelShapes, ParameterShape, shapes_of
-from dlojz.prediction.states import deepspeed_messages, padded_parameters, predict_states
+from dlojz.prediction.model_trace import gathered_modules
+from dlojz.prediction.shapes import FP32_BYTES, ModelShapes, ParameterShape, by_reader, shapes_of
+from dlojz.prediction.states import fill_ddp_buckets, predict_states
 from dlojz.prediction.trace import TraceMark, ValuesNeededError, trace
 from dlojz.results.footprint import STATES, Category, Footprint, Memory, Traffic
 from dlojz.results.record import OTHERS, REST, ModuleMemory, ScriptLever, ScriptPrediction
@@ -84,7 +92,12 @@ class _OneProcess(_OfScript):
 class _InDDP(_OfScript, DDP):
     """Engine memory of a script's model in DDP, whose buckets hold gradients of any type, or none."""
 
-    bucket_bytes = 0
+    reduced: Sequence[ParameterShape] = ()
+    """Parameters in the buckets, used or not, in the order in which they are registered."""
+
+    @property
+    def bucket_bytes(self) -> int:
+        return sum(parameter.num_bytes for parameter in self.reduced)
 
     def standing(self) -> Mapping[str, tuple[Category, int]]:
         category: Category = "workspace" if self.keeps_gradients else "gradients"
@@ -329,15 +342,8 @@ def _footprint(
     if training.wrapper == "fakes":
         ran = run_fake_steps(config, training, groups)
         return _with_others(ran.footprint, _largest_first(ran.at_peak), training.others)
-    forecast, model, flops, training = _forecast(config, training)
-    footprint = Footprint(
-        source="predicted",
-        parameters=sum(parameter.numel() for parameter in training.model.parameters()),
-        memory=forecast.memory,
-        step_flops=training.micro_batches * flops + training.use.flops,
-        communication=_summed(_traffic(training, model)),
-    )
-    return _with_others(footprint, _modules_at_peak(forecast, training, model), training.others)
+    footprint, at_peak = _replayed(config, training)
+    return _with_others(footprint, at_peak, training.others)
 
 
 def _with_others(
@@ -356,47 +362,25 @@ def _with_others(
     return footprint.model_copy(update={"memory": memory.model_copy(update=sums)}), modules
 
 
-def _summed(traffic: Iterable[Traffic]) -> tuple[Traffic, ...]:
-    """One line for each collective and group."""
-    of_key: dict[Any, Traffic] = {}
-    for line in traffic:
-        previous = of_key.get(line.key)
-        sums = {name: getattr(previous, name, 0) + getattr(line, name) for name in ("count", "message_bytes")}
-        of_key[line.key] = line.model_copy(update=sums)
-    return tuple(sorted(of_key.values(), key=lambda line: (line.collective, line.group)))
-
-
 def _config_of(config: RunConfig, training: ScriptTraining) -> RunConfig:
     """The nearest configuration of the lab's: degrees, stage, precision of the weights, micro-batches."""
-    sharded = training.wrapper == "fsdp2"
-    if zero := training.zero:
-        layout = Layout(
-            dp=training.ranks,
-            zero=zero.stage,
-            engine="deepspeed",
-            micro_batches=training.micro_batches,
-            sub_group_size=zero.sub_group_elements,
-        )
-        precision = "fp32" if training.param_dtype == torch.float32 else "bf16"
-        changes = {
-            "layout": layout,
-            "precision": precision,
-            "script": None,
-            "fp32_gradients": zero.keeps_fp32_gradients,
-        }
-        return config.model_copy(update=changes)
-    layout = Layout(
-        dp=training.ranks,
-        zero=3 if sharded and training.ranks > 1 else 0,
-        micro_batches=training.micro_batches,
-        gradient_as_bucket_view=training.bucket_view and training.ranks > 1,
-    )
-    precision = "fp32" if training.param_dtype == torch.float32 else "bf16"
-    return config.model_copy(update={"layout": layout, "precision": precision, "script": None})
+    zero, divides = training.zero, training.ranks > 1
+    fields: dict[str, Any] = {"gradient_as_bucket_view": training.bucket_view and divides}
+    if zero is not None:
+        fields = {"engine": "deepspeed", "zero": zero.stage, "sub_group_size": zero.sub_group_elements}
+    elif training.wrapper == "fsdp2" and divides:
+        fields["zero"] = 3
+    changes = {
+        "layout": Layout(dp=training.ranks, micro_batches=training.micro_batches, **fields),
+        "precision": "fp32" if training.param_dtype == torch.float32 else "bf16",
+        "script": None,
+        "fp32_gradients": zero.keeps_fp32_gradients if zero else config.fp32_gradients,
+    }
+    return config.model_copy(update=changes)
 
 
-def _forecast(config: RunConfig, training: ScriptTraining) -> tuple[Forecast, ScriptModel, int, ScriptTraining]:
-    """Forecast a step; return it with the copy that was traced, the FLOPs of a micro-batch, and the optimizers' use."""
+def _replayed(config: RunConfig, training: ScriptTraining) -> tuple[Footprint, tuple[ModuleMemory, ...]]:
+    """Trace a copy of the model, and replay a step of the trace by the engine memory of its wrapper."""
     model = ScriptModel(training.model, training.parts, training.step, training.autocast)
     if training.checkpointed:
         for part in model.blocks[:-1]:
@@ -413,106 +397,108 @@ def _forecast(config: RunConfig, training: ScriptTraining) -> tuple[Forecast, Sc
         model.held.clear()
         for part in model.blocks:
             vars(part).pop("forward", None)
-    ready = (event for event in traced.events if isinstance(event, TraceMark) and event.what == "ready")
-    model.ready = tuple(event.name for event in ready)
     marks = [event for event in traced.events if isinstance(event, TraceMark)]
-    model.in_backward = frozenset(event.name for event in marks if event.what == "backward")
-    model.in_forward = frozenset(event.name for event in marks if event.what == "forward")
+    model.ready = tuple(mark.name for mark in marks if mark.what == "ready")
+    model.in_backward = frozenset(mark.name for mark in marks if mark.what == "backward")
+    model.in_forward = frozenset(mark.name for mark in marks if mark.what == "forward")
     training = training.with_use(frozenset(id(model.get_parameter(name)) for name in model.ready))
     lab = _config_of(config, training)
     shapes = shapes_of(model)
     overlay = _overlay(lab, training, shapes, model)
     step = StepReplay(lab, traced, _states(lab, training, shapes, overlay, model), overlay)
-    return forecast_of(step, 0, training.device), model, on_cpu.flops or 0, training
-
-
-def _trained(shapes: ModelShapes, model: ScriptModel, training: ScriptTraining) -> ModelShapes:
-    """The same shapes without parameters that get no gradient: frozen ones, and those that forward does not use.
-
-    DeepSpeed fills the gradients of the latter with zeros.
-    """
-    ready = frozenset(model.ready)
-    trained_parameters = tuple(
-        parameter
-        for parameter in shapes.parameters
-        if (model.get_parameter(parameter.name).requires_grad if training.zero else parameter.name in ready)
+    forecast = forecast_of(step, 0, training.device)
+    traffic = sorted(_traffic(training, model, overlay, marks), key=lambda line: (line.collective, line.group))
+    footprint = Footprint(
+        source="predicted",
+        parameters=sum(parameter.numel() for parameter in training.model.parameters()),
+        memory=forecast.memory,
+        step_flops=training.micro_batches * (on_cpu.flops or 0) + training.use.flops,
+        communication=tuple(traffic),
     )
-    return replace(shapes, parameters=trained_parameters)
+    return footprint, _modules_at_peak(forecast, training, model)
 
 
-def _bytes_of(shapes: Iterable[ParameterShape], model: nn.Module) -> int:
-    """Bytes of parameters in their own types."""
-    return sum(parameter.numel * model.get_parameter(parameter.name).element_size() for parameter in shapes)
+def _reached(shapes: ModelShapes, model: ScriptModel, training: ScriptTraining) -> ModelShapes:
+    """The same shapes with parameters that get no gradient as frozen: those that forward does not use.
+
+    Of DeepSpeed without those that are frozen in truth: it fills the gradients of the others with zeros.
+    """
+    reached = shapes.trained_only(frozenset(model.ready))
+    if training.zero is None:
+        return reached
+    parameters = (parameter for parameter in reached.parameters if model.get_parameter(parameter.name).requires_grad)
+    return replace(reached, parameters=tuple(parameters))
 
 
 def _overlay(lab: RunConfig, training: ScriptTraining, shapes: ModelShapes, model: ScriptModel) -> _OfScript:
-    trained = _trained(shapes, model, training)
+    reached = _reached(shapes, model, training)
     overlay: _OfScript
     if training.zero is not None:
-        overlay = _deepspeed_overlay(lab, training.zero, trained, model)
+        overlay = _deepspeed_overlay(lab, training.zero, reached, model)
     elif training.wrapper == "fsdp2":
-        names = {parameter.name for parameter in trained.parameters}
-        marked = (replace(parameter, is_trained=parameter.name in names) for parameter in shapes.parameters)
-        overlay = sharded = _InFSDP2(lab, replace(shapes, parameters=tuple(marked)))
+        overlay = sharded = _InFSDP2(lab, reached)
         numbers = {path: f"blocks.{number}" for number, path in enumerate((*training.parts, ""))}
         sharded.kept = frozenset(numbers[path] for path in training.kept_units) & set(sharded.units)
         sharded.order = [name for name in sharded.order if name in model.in_forward]
         sharded.reduced_each = training.reduce_bytes or FP32_BYTES
     else:
-        overlay = (_InDDP if training.wrapper == "ddp" else _OneProcess)(lab, trained)
+        overlay = (_InDDP if training.wrapper == "ddp" else _OneProcess)(lab, reached.trained)
         if isinstance(overlay, _InDDP):
             overlay.keeps_gradients = not training.bucket_view
-            overlay.bucket_bytes = sum(parameter.numel() * parameter.element_size() for parameter in _reduced(training))
+            shape_of = _shape_of(shapes, model)
+            overlay.reduced = [
+                shape_of[id(parameter)]
+                for name, parameter in training.model.named_parameters()
+                if parameter.requires_grad and name not in training.not_reduced
+            ]
     overlay.on_gpu, overlay.update_use = training.on_gpu, training.use
     if training.zeroed_late and overlay.keeps_gradients | (training.wrapper == "fsdp2"):
-        overlay.former_bytes = _bytes_of(trained.parameters, model)
+        gradients = reached if training.zero else reached.trained
+        overlay.former_bytes = sum(parameter.num_bytes for parameter in gradients.parameters)
         if training.wrapper == "fsdp2":
-            padded = sum(parameter.padded_rows_numel(lab.layout.dp) for parameter in trained.parameters)
-            overlay.former_bytes = FP32_BYTES * padded
+            overlay.former_bytes = predict_states(lab, reached).gradients_bytes or 0
     return overlay
 
 
-def _deepspeed_overlay(lab: RunConfig, zero: ZeroOptions, trained: ModelShapes, model: ScriptModel) -> _OfScript:
+def _deepspeed_overlay(lab: RunConfig, zero: ZeroOptions, reached: ModelShapes, model: ScriptModel) -> _OfScript:
     if zero.stage == 0:
-        return _InDeepSpeed(lab, trained)
+        return _InDeepSpeed(lab, reached)
     sharded: DeepSpeed12
     if zero.stage == 3:
-        sharded = _InDeepSpeed3(lab, trained, _of_modules(model))
+        sharded = _InDeepSpeed3(lab, reached, _of_modules(model))
     else:
-        groups = _groups(zero, trained, model)
-        grouped_shapes = replace(
-            trained, parameters=tuple(parameter for group in groups for parameter in group.parameters)
-        )
-        sharded = _InDeepSpeed12(lab, grouped_shapes)
-        sharded.groups = groups
+        shape_of = _shape_of(reached, model)
+        groups = [tuple(shape_of[id(parameter)] for parameter in group) for group in zero.groups]
+        in_groups = tuple(parameter for group in groups for parameter in group)
+        sharded = _InDeepSpeed12(lab, replace(reached, parameters=in_groups))
+        sharded.groups = tuple(replace(reached, parameters=group) for group in groups)
     sharded.bucket_elements = zero.bucket_elements
     return sharded
 
 
-def _of_modules(model: ScriptModel) -> list[ParameterShape]:
-    """List the parameters of each module; those of several modules once for each."""
-    shape_of = {id(model.get_parameter(shape.name)): shape for shape in shapes_of(model).parameters}
+def _of_modules(model: ScriptModel) -> tuple[ParameterShape, ...]:
+    """List the parameters that each module reads; those of several modules once for each."""
+    shape_of = _shape_of(shapes_of(model), model)
     pairs = ((path, part) for path, part in model.named_modules() if part._parameters)
-    return [
+    parameters = (
         replace(shape_of[id(parameter)], name=f"{path}.{name}", module=path)
         for path, part in pairs
         for name, parameter in part._parameters.items()
         if parameter is not None
-    ]
-
-
-def _groups(zero: ZeroOptions, trained: ModelShapes, model: ScriptModel) -> tuple[ModelShapes, ...]:
-    """Shapes of each group of parameters that DeepSpeed flattens, in its order."""
-    shape_of = {id(model.get_parameter(shape.name)): shape for shape in trained.parameters}
-    return tuple(
-        replace(trained, parameters=tuple(shape_of[id(parameter)] for parameter in group)) for group in zero.groups
     )
+    return by_reader(parameters, model)
+
+
+def _shape_of(shapes: ModelShapes, model: ScriptModel) -> dict[int, ParameterShape]:
+    """Shape of each parameter of the copy, by its identity."""
+    return {id(model.get_parameter(shape.name)): shape for shape in shapes.parameters}
 
 
 def _states(
     lab: RunConfig, training: ScriptTraining, shapes: ModelShapes, overlay: _OfScript, model: ScriptModel
 ) -> Memory:
-    states = predict_states(lab, shapes)
+    # DeepSpeed's stages 0 and 3 have gradients of all parameters.
+    states = predict_states(lab, shapes if training.zero else _reached(shapes, model, training))
     if isinstance(overlay, _InDeepSpeed12) and not isinstance(overlay, _InDeepSpeed3):
         group_states = [predict_states(lab, group) for group in overlay.groups]
         frozen = shapes.num_parameters - overlay.shapes.num_parameters
@@ -524,185 +510,96 @@ def _states(
                 for category in STATES
             }
         )
-    if training.wrapper == "fsdp2":
-        reduced = predict_states(lab, _trained(shapes, model, training))
-        states = states.model_copy(update={"gradients_bytes": reduced.gradients_bytes})
-    elif training.wrapper != "deepspeed":
-        gradients = overlay.shapes.parameters
-        view_bytes = overlay.bucket_bytes if isinstance(overlay, _InDDP) and training.bucket_view else 0
-        known_bytes = {
-            "weights_bytes": _bytes_of(shapes.parameters, model),
-            "gradients_bytes": view_bytes or _bytes_of(gradients, model),
-        }
-        states = states.model_copy(update=known_bytes)
+    view_bytes = overlay.bucket_bytes if isinstance(overlay, _InDDP) and training.bucket_view else 0
     buffers = {id(buffer): buffer.numel() * buffer.element_size() for buffer in training.model.buffers()}
     changes = {
         "weights_bytes": (states.weights_bytes or 0) + overlay.gathered_bytes(),
+        "gradients_bytes": view_bytes or states.gradients_bytes,
         "optimizer_bytes": training.use.states_bytes,
         "buffers_bytes": sum(buffers.values()),
     }
     return states.model_copy(update=changes)
 
 
-def _traffic(training: ScriptTraining, model: ScriptModel) -> Iterator[Traffic]:
+def _traffic(
+    training: ScriptTraining, model: ScriptModel, overlay: _OfScript, marks: Sequence[TraceMark]
+) -> Iterator[Traffic]:
     """What the wrapper hands to each collective in a step."""
-    shapes, ranks = shapes_of(model), training.ranks
-    if ranks * training.replicas == 1 or training.wrapper == "none":
-        return
-    line = partial(Traffic, group=training.group, group_size=ranks)
+    ranks, times = training.ranks, training.micro_batches
+    messages: MessageBytes = {}
     if training.zero is not None:
-        yield from _deepspeed_traffic(training, training.zero, model, line)
-        return
-    if training.wrapper == "ddp":
-        yield from _ddp_traffic(training, model, line)
-        return
-    kept_units = {
-        f"blocks.{number}" for number, path in enumerate((*training.parts, "")) if path in training.kept_units
-    }
-    gathers = gathered = reductions = reduced = 0
-    all_units = {f"blocks.{unit[-1].block}": unit for unit in shapes.units()}
-    units = {name: unit for name, unit in all_units.items() if name in model.in_forward}
-    trained_names = {parameter.name for parameter in _trained(shapes, model, training).parameters}
-    backward_units = [number for number, name in enumerate(units) if name in model.in_backward]
-    lowest = min(backward_units, default=0) - 1  # prefetched in backward, though backward ends above it
-    for number, (name, unit) in enumerate(units.items()):
-        # All shards together, with the padding that makes them equal.
-        numel = ranks * sum(parameter.padded_rows_numel(ranks) for parameter in unit)
-        # Once for forward, and once for backward unless the unit stayed whole or backward does not reach it.
-        times = 2 if name not in kept_units and number in (*backward_units, lowest) else 1
-        gathers, gathered = gathers + times, gathered + times * numel * training.param_dtype.itemsize
-        trained_numel = ranks * sum(
-            parameter.padded_rows_numel(ranks) for parameter in unit if parameter.name in trained_names
+        messages = _deepspeed_messages(training, training.zero, overlay, marks)
+    elif isinstance(overlay, _InDDP):
+        messages = _ddp_messages(training, model, overlay)
+    elif isinstance(overlay, _InFSDP2):
+        messages = fsdp2_messages(
+            {name: overlay.units[name] for name in overlay.order},
+            ranks,
+            unsharded=overlay.kept,
+            in_backward=model.in_backward,
+            gathered_bytes=training.param_dtype.itemsize,
+            reduced_bytes=overlay.reduced_each,
         )
-        reductions, reduced = (
-            reductions + bool(trained_numel),
-            reduced + trained_numel * (training.reduce_bytes or FP32_BYTES),
-        )
-    times = training.micro_batches
+        messages = {collective: times * each_bytes for collective, each_bytes in messages.items()}
     if ranks > 1:
-        yield line(collective="all_gather", count=times * gathers, message_bytes=times * gathered)
-        yield line(collective="reduce_scatter", count=times * reductions, message_bytes=times * reduced)
+        yield from traffic_of(messages, training.group, ranks)
     if training.replicas > 1:  # each shard is reduced between the replicas, after its own reduce-scatter
-        yield Traffic(
-            collective="all_reduce",
-            group=training.replica_group,
-            group_size=training.replicas,
-            count=times * reductions,
-            message_bytes=times * reduced // ranks,
-        )
+        shards = [num_bytes // ranks for num_bytes in messages["reduce_scatter"]]
+        yield from traffic_of({"all_reduce": shards}, training.replica_group, training.replicas)
 
 
-def _reduced(training: ScriptTraining) -> list[nn.Parameter]:
-    """Parameters of the copy in DDP's buckets, used or not, in the order in which they are registered."""
-    parameters = training.model.named_parameters()
-    return [parameter for name, parameter in parameters if parameter.requires_grad and name not in training.not_reduced]
-
-
-def _ddp_traffic(training: ScriptTraining, model: ScriptModel, line: partial[Traffic]) -> Iterator[Traffic]:
-    """What DDP hands to each collective in a step.
+def _ddp_messages(training: ScriptTraining, model: ScriptModel, overlay: _InDDP) -> MessageBytes:
+    """Bytes of what DDP hands to each collective in a step.
 
     Source: torch 2.13, `nn/parallel/distributed.py`, `_ddp_init_helper` (buckets in the order of registration, for good
     where unused parameters are looked for); `csrc/distributed/c10d/reducer.cpp`, `rebuild_buckets` (in the order in
     which gradients come) and `all_reduce_local_used_map` (one int32 for each parameter).
     """
-    parameters = _reduced(training)
-    times = training.step.synchronised or 1
-    limits = training.bucket_bytes
-    order = parameters
-    if not training.finds_unused:
-        ready_position = {id(model.get_parameter(name)): number for number, name in enumerate(model.ready)}
-        order = sorted(parameters, key=lambda parameter: ready_position.get(id(parameter), len(ready_position)))
-    calls = _ddp_buckets(order, *limits)
-    num_bytes = sum(parameter.numel() * (training.reduce_bytes or parameter.element_size()) for parameter in parameters)
+    first_bytes, limit_bytes = training.bucket_bytes
+    position = {name: number for number, name in enumerate(() if training.finds_unused else model.ready)}
+    order = sorted(overlay.reduced, key=lambda parameter: position.get(parameter.name, len(position)))
+    reduced = [
+        sum((training.reduce_bytes or parameter.element_bytes) * parameter.numel for parameter in bucket)
+        for bucket in fill_ddp_buckets(order, limit_bytes, first_bytes)
+    ]
     if training.finds_unused:
-        calls, num_bytes = calls + 1, num_bytes + torch.int32.itemsize * len(parameters)
-    if parameters:
-        yield line(collective="all_reduce", count=times * calls, message_bytes=times * num_bytes)
-    buffers = {id(buffer): buffer for buffer in training.model.buffers()}.values()
-    if training.broadcasts_buffers and buffers:
-        kinds = len({buffer.dtype for buffer in buffers})
-        num_bytes = sum(buffer.numel() * buffer.element_size() for buffer in buffers)
-        yield line(collective="broadcast", count=times * kinds, message_bytes=times * num_bytes)
+        reduced.append(torch.int32.itemsize * len(order))
+    buffers: dict[torch.dtype, int] = Counter()
+    for buffer in training.model.buffers() if training.broadcasts_buffers else ():
+        buffers[buffer.dtype] += buffer.nbytes
+    times = training.step.synchronised or 1
+    messages: MessageBytes = {"all_reduce": times * reduced, "broadcast": times * list(buffers.values())}
     for optimizer in training.optimizers:
         if isinstance(optimizer, ZeroRedundancyOptimizer):
-            yield line(collective="broadcast", **_sharded_broadcasts(optimizer))
+            messages["broadcast"] += _sharded_broadcasts(optimizer)
+    return {collective: each_bytes for collective, each_bytes in messages.items() if each_bytes}
 
 
-def _ddp_buckets(parameters: Iterable[nn.Parameter], first_bytes: int, limit_bytes: int) -> int:
-    """Count the buckets of gradients, filled type by type; one is closed once it holds so many bytes.
-
-    Source: torch 2.13, `csrc/distributed/c10d/reducer.cpp`, `compute_bucket_assignment_by_size`.
-    """
-    closed: Counter[torch.dtype] = Counter()
-    filled: Counter[torch.dtype] = Counter()
-    for parameter in parameters:
-        filled[parameter.dtype] += parameter.numel() * parameter.element_size()
-        if filled[parameter.dtype] >= (limit_bytes if closed[parameter.dtype] else first_bytes):
-            closed[parameter.dtype] += 1
-            filled[parameter.dtype] = 0
-    return closed.total() + sum(1 for num_bytes in filled.values() if num_bytes)
-
-
-def _sharded_broadcasts(optimizer: ZeroRedundancyOptimizer) -> dict[str, int]:
-    """Calls and bytes of a step's broadcasts: each rank sends all others the parameters that it has updated.
+def _sharded_broadcasts(optimizer: ZeroRedundancyOptimizer) -> list[int]:
+    """Bytes of a step's broadcasts: each rank sends all others the parameters that it has updated.
 
     Source: torch 2.13, `distributed/optim/zero_redundancy_optimizer.py`, `_broadcast_params_from_rank`.
     """
-    updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    calls = len(updated)
     if optimizer.parameters_as_bucket_view:
-        calls = sum(len(buckets) for buckets in optimizer._buckets)
-    return {"count": calls, "message_bytes": sum(parameter.numel() * parameter.element_size() for parameter in updated)}
+        return [bucket.nbytes for buckets in optimizer._buckets for bucket in buckets]
+    return [parameter.nbytes for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _deepspeed_traffic(
-    training: ScriptTraining, zero: ZeroOptions, model: ScriptModel, line: partial[Traffic]
-) -> Iterator[Traffic]:
-    """What DeepSpeed's engine hands to each collective in a step.
-
-    Source: as of `dlojz.prediction.communication`, whose rules these are with the script's own groups and buckets.
-    """
-    ranks, element_bytes, times = training.ranks, training.param_dtype.itemsize, training.micro_batches
-    limit = zero.bucket_elements
-    trained = _trained(shapes_of(model), model, training)
-    parameters = {parameter.name: parameter for parameter in trained.parameters}
-    ready = [parameters[name] for name in model.ready]
-    numel = sum(parameter.numel for parameter in ready)
-    checks, checks_bytes = len(zero.checks_bytes), sum(zero.checks_bytes)
-    if zero.stage == 0:
-        calls = -(-numel // DEEPSPEED_REDUCED_ELEMENTS)
-        yield line(collective="all_reduce", count=calls + checks, message_bytes=element_bytes * numel + checks_bytes)
-    elif zero.stage == 3:
-        padded_of: Counter[str] = Counter()
-        for parameter in _of_modules(model):
-            padded_of[parameter.module] += ranks * parameter.padded_numel(ranks)
-        # Each module is gathered for forward, and again for backward.
-        gathered = 2 * times * element_bytes * sum(padded_of.values())
-        padded = [ranks * parameter.padded_numel(ranks) for parameter in ready]
-        buckets = len(deepspeed_buckets(padded, limit))
-        yield line(collective="all_gather", count=2 * times * len(padded_of), message_bytes=gathered)
-        yield line(
-            collective="reduce_scatter", count=times * buckets, message_bytes=times * element_bytes * sum(padded)
-        )
-        yield line(collective="all_reduce", count=checks, message_bytes=checks_bytes)
-    else:
-        # Stage 1 reduces once per step, in the parameters' order, stage 2 with every micro-batch, as gradients come.
-        reductions = times if zero.stage == 2 else 1
-        groups = _groups(zero, trained, model)
-        order = ready if zero.stage == 2 else [parameter for group in groups for parameter in group.parameters]
-        waiting = iter(order)
-        filled = (
-            list(islice(waiting, count)) for count in deepspeed_buckets((parameter.numel for parameter in order), limit)
-        )
-        messages = reductions * sum(len(deepspeed_messages(groups, ranks, bucket, limit)) for bucket in filled)
-        group_sizes = [padded_parameters(group.num_parameters, ranks) for group in groups]
-        gathers = sum(max(1, size // zero.gather_elements) if zero.gather_elements else 1 for size in group_sizes)
-        yield line(
-            collective="all_reduce",
-            count=messages + checks,
-            message_bytes=reductions * element_bytes * numel + checks_bytes,
-        )
-        yield line(collective="all_gather", count=gathers, message_bytes=element_bytes * sum(group_sizes))
+def _deepspeed_messages(
+    training: ScriptTraining, zero: ZeroOptions, overlay: _OfScript, marks: Sequence[TraceMark]
+) -> MessageBytes:
+    """Bytes of what DeepSpeed's engine hands to each collective in a step."""
+    ready = [overlay.by_name[mark.name] for mark in marks if mark.what == "ready"]
+    element_bytes = training.param_dtype.itemsize
+    sizes = DeepSpeedSizes(
+        training.ranks, training.micro_batches, element_bytes, zero.checks_bytes, zero.bucket_elements
+    )
+    if isinstance(overlay, _InDeepSpeed3):
+        modules = gathered_modules(marks, overlay.whole)
+        return zero_3_messages(sizes, [overlay.whole[module] for module in modules], ready)
+    if isinstance(overlay, _InDeepSpeed12):
+        return zero_1_or_2_messages(sizes, zero.stage, overlay.groups, ready)
+    return zero_0_messages(sizes, overlay.shapes.num_parameters)
 
 
 def _modules_at_peak(forecast: Forecast, training: ScriptTraining, model: ScriptModel) -> tuple[ModuleMemory, ...]:

@@ -228,7 +228,6 @@ class ZeroOptions(NamedTuple):
     Attributes:
         stage: of ZeRO, 0 to 3.
         bucket_elements: gradients that are reduced at once.
-        gather_elements: weights that are gathered at once after the update, in stages 1 and 2.
         groups: trained parameters of the copy, flattened group by group in this order; in stages 1 and 2.
         checks_bytes: of each message of the update that asks for the gradients' norm, or for infinite ones.
         keeps_fp32_gradients: whether gradients of 16-bit weights are kept in fp32.
@@ -237,7 +236,6 @@ class ZeroOptions(NamedTuple):
 
     stage: int
     bucket_elements: int
-    gather_elements: int
     groups: tuple[tuple[nn.Parameter, ...], ...] = ()
     checks_bytes: tuple[int, ...] = ()
     keeps_fp32_gradients: bool = False
@@ -616,7 +614,7 @@ def _in_deepspeed(training: ScriptTraining, engine: Any, copied: dict[int, Any])
         raise _refuse("DeepSpeed’s stage 3 holds frozen parameters", "le niveau 3 de DeepSpeed a des paramètres gelés")
     dtype = types.pop()
     groups: tuple[tuple[nn.Parameter, ...], ...] = ()
-    checks: tuple[int, ...] = (8,) if stage == 3 else ()
+    checks = (8,) * (len(optimizer.fp16_groups) if stage == 3 else 0)  # of the gradients of each sub-group
     if stage == 0 and dtype == torch.float32 and engine.gradient_clipping() > 0:
         checks = (FP32_BYTES,)
     if stage in (1, 2):
@@ -633,7 +631,6 @@ def _in_deepspeed(training: ScriptTraining, engine: Any, copied: dict[int, Any])
         zero=ZeroOptions(
             stage=stage,
             bucket_elements=int(zero.reduce_bucket_size),
-            gather_elements=int(zero.allgather_bucket_size),
             groups=groups,
             checks_bytes=checks,
             keeps_fp32_gradients=dtype != torch.float32 and engine.get_data_types()[1] == torch.float32,
