@@ -116,8 +116,8 @@ def torchrun_arguments(gpus: int, gpus_per_node: int) -> list[str]:
 
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_@.+,&|-]{0,64}")
-MEGATRON: Final = ("megatron-core", "megatron-deepspeed")
-DEEPSPEED: Final = ("deepspeed", "megatron-deepspeed")
+MEGATRON: Final[tuple[str, ...]] = ("megatron-core", "megatron-deepspeed")
+DEEPSPEED: Final[tuple[str, ...]] = ("deepspeed", "megatron-deepspeed")
 
 
 def is_run(question: Question, layout: LayoutFields) -> bool:

@@ -177,7 +177,7 @@ def run_config_of(subject: Subject, precision: Precision, candidate: LayoutField
 
     Args:
         candidate: the layout; its engine is one of the lab's.
-        **others: other fields of `RunConfig`, or other values.
+        **overrides: other fields of `RunConfig`, or other values.
 
     Raises:
         LabError: if no run can have it.
