@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
 from dlojz import hardware
-from dlojz.planner.planned_memory import columns_of, layout_memories
-from dlojz.planner.planned_model import subject
-from dlojz.planner.space import PlannedLayout, Space, run_config_of, space_of
+from dlojz.config.fields import LayoutFields
+from dlojz.cost_model import calibration
+from dlojz.planner.planned_memory import layout_memories
+from dlojz.planner.planned_model import OF_THE_LAB, subject
+from dlojz.planner.question import Question
+from dlojz.planner.space import columns_of, layout_title, planned_layout, run_config_of, space_of
 from dlojz.prediction.forecast import heaviest
 
 MODELS = {"coatnet_7": {"image_size": 512}, "vit_l_16": {}, "gpt2_xl": {}, "llama_3_8b": {}}
@@ -44,7 +48,7 @@ class Compared(NamedTuple):
     """
 
     model: str
-    candidate: PlannedLayout
+    candidate: LayoutFields
     planned: tuple[float, ...]
     forecast: tuple[float, ...]
     limits: tuple[int, ...]
@@ -62,7 +66,7 @@ class Compared(NamedTuple):
         return first, second
 
 
-def candidates(model: str) -> Iterator[PlannedLayout]:
+def candidates(model: str) -> Iterator[LayoutFields]:
     """The layouts of one model on eight GPUs."""
     tensor = 5 if model == "gpt2_xl" else 2  # its 25 heads
     for checkpointing in ("none", "selective", "full"):
@@ -75,9 +79,9 @@ def candidates(model: str) -> Iterator[PlannedLayout]:
             yield _candidate(GPUS // 2, 1, 2, 1, checkpointing, "deepspeed")
 
 
-def _candidate(dp: int, tp: int, pp: int, zero: int, checkpointing: str, engine: str) -> PlannedLayout:
+def _candidate(dp: int, tp: int, pp: int, zero: int, checkpointing: str, engine: str) -> LayoutFields:
     number = BATCH // (dp * MICRO_BATCH) or 1
-    return PlannedLayout(
+    return planned_layout(
         dp=dp, tp=tp, pp=pp, zero=zero, micro_batch=MICRO_BATCH, micro_batches=number, checkpointing=checkpointing,
         engine=engine,
     )  # fmt: skip
@@ -86,11 +90,14 @@ def _candidate(dp: int, tp: int, pp: int, zero: int, checkpointing: str, engine:
 def compared(model: str) -> list[Compared]:
     """All layouts of one model by both."""
     known = subject(model, **MODELS[model])
-    space: Space = space_of(known, (GPUS,), BATCH, ("deepspeed", "torch", "by_hand"), "bf16", True)
     chosen = list(candidates(model))
     devices = [hardware.device(name) for name in DEVICES]
-    columns = columns_of(chosen, space)
-    planned = [layout_memories(space, columns, device).total_bytes for device in devices]
+    columns, site, planned = columns_of(chosen), hardware.cluster("selene"), []
+    for device in devices:
+        question = Question(
+            known, replace(site, gpu=device), calibration("a100"), BATCH, (GPUS,), "bf16", OF_THE_LAB, True
+        )
+        planned.append(layout_memories(space_of(question), columns).total_bytes)
     limits = tuple(device.memory_bytes for device in devices)
     made = []
     for place, one in enumerate(chosen):
@@ -104,8 +111,8 @@ def compared(model: str) -> list[Compared]:
     return made
 
 
-def _outside(device: hardware.Device, one: PlannedLayout) -> int:
-    return device.memory_bytes - device.allocatable_bytes(one.gpus) + 2 * device.cublas_workspace_bytes
+def _outside(device: hardware.Device, one: LayoutFields) -> int:
+    return device.memory_bytes - device.allocatable_bytes(one.world_size) + 2 * device.cublas_workspace_bytes
 
 
 def main() -> None:
@@ -116,7 +123,9 @@ def main() -> None:
         rows = compared(model)
         everything += rows
         for row in rows:
-            print(f"{model:10} {row.forecast[1] / 1e9:7.1f} GB {100 * row.error:+5.1f} %  {row.candidate.title}")
+            print(
+                f"{model:10} {row.forecast[1] / 1e9:7.1f} GB {100 * row.error:+5.1f} %  {layout_title(row.candidate)}"
+            )
     errors = [100 * abs(row.error) for row in everything]
     differ = sum(row.verdicts[0] != row.verdicts[1] for row in everything)
     print(

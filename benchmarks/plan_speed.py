@@ -14,7 +14,6 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import tyro
@@ -23,6 +22,7 @@ from dlojz.cost_model import calibration, estimate, memories
 from dlojz.hardware import cluster
 from dlojz.planner import plan
 from dlojz.planner.planned_model import OF_GIANTS, OF_THE_LAB, subject
+from dlojz.planner.question import Question
 from dlojz.planner.search import search
 from dlojz.planner.space import space_of
 
@@ -49,11 +49,8 @@ def main(tries: int = 5) -> None:
         tries: measurements of each figure.
     """
     site, parameters, model = cluster("selene"), calibration("a100"), subject("megatron-1t")
-
-    def space() -> Any:
-        return space_of(model, (3072,), 3072, OF_GIANTS, "bf16", True)
-
-    whole = space()
+    question = Question(model, site, parameters, 3072, (3072,), "bf16", OF_GIANTS, fused_attention=True)
+    whole = space_of(question)
     places = np.flatnonzero(whole.codes.reshape(-1) == 0)
     layouts = whole.cost_layouts(whole.columns(np.resize(places, LAYOUTS)))
     timed_s = median_s(lambda: estimate(model.workload, site, layouts, parameters), tries)
@@ -63,7 +60,7 @@ def main(tries: int = 5) -> None:
         "layouts_per_s_with_memory": LAYOUTS / timed_s,
         "layouts_per_s_memory_alone": LAYOUTS / weighed_s,
         "layouts_of_the_space": answer.found.num_layouts,
-        "space_s": median_s(space, tries),
+        "space_s": median_s(lambda: space_of(question), tries),
         "whole_answer_s": median_s(lambda: plan("megatron-1t", "selene", gpus=3072, batch=3072), tries),
         "simulated": len(answer.simulations),
     }
@@ -73,12 +70,12 @@ def main(tries: int = 5) -> None:
 def searched(tries: int) -> dict[str, float]:
     """Seconds of a search whose memory is the forecast's: the first, which may have to trace, and one that need not."""
     name, gpus, batch = OF_THE_CATALOGUE
-    site, parameters, model = cluster("jean_zay_a100"), calibration("a100"), subject(name)
-    space = space_of(model, gpus, batch, OF_THE_LAB, "bf16", True)
+    site, parameters = cluster("jean_zay_a100"), calibration("a100")
+    space = space_of(Question(subject(name), site, parameters, batch, gpus, "bf16", OF_THE_LAB, fused_attention=True))
     start = time.process_time()
-    made = search(space, site, parameters)
+    made = search(space)
     first_s = time.process_time() - start
-    again_s = median_s(lambda: search(space, site, parameters), tries)
+    again_s = median_s(lambda: search(space), tries)
     return {"layouts_of_the_catalogue": made.num_layouts, "first_search_s": first_s, "search_s": again_s}
 
 

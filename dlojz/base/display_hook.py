@@ -52,6 +52,20 @@ def table_of(subject: object, *arguments: Any) -> RenderableType:
     return table
 
 
+class Summary:
+    """Base of an answer that is shown as names and values, and in a notebook by its drawer."""
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Pairs of name and value."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name}: {value}" for name, value in self.lines())
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
+
+
 QUIET = "DLOJZ_PROGRESS"
 """Environment variable: `off` where nobody waits for a notebook and what it shows is compared (CI)."""
 

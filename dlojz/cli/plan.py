@@ -195,7 +195,7 @@ def _script(best: Any, args: Given) -> str:
             "de script pour lui.",
         )
     if not best.is_run:
-        return batch_script(best, site, hours=hours, account=args.get("account", ""))
+        return batch_script(best.question, best.candidate, site, hours=hours, account=args.get("account", ""))
     from dlojz.running.folder import DEFAULT_WORKER
     from dlojz.running.limits import JobRequest, allocate
     from dlojz.running.slurm.slurm_job import job_script

@@ -18,7 +18,7 @@ DRAWERS: Final[dict[tuple[str, View], str]] = {
     ("Plan", "html"): "plan_tables:plan_html",
     ("Plan", "table"): "plan_tables:plan_table",
     ("Plan", "figure"): "figures.plan_figures:plan_figure",
-    ("Choice", "html"): "plan_tables:choice_html",
+    ("Summary", "html"): "plan_tables:summary_html",
     ("LayoutVerdict", "html"): "plan_tables:verdict_html",
     ("Timeline", "figure"): "pipeline_drawing:schedule_figure",
     ("Here", "html"): "plan_tables:here_html",

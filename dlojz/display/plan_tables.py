@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 
+from dlojz.base.display_hook import Summary
 from dlojz.base.language import decimal, say, yes_no
 from dlojz.base.table import Table, safe, tables_html, titles
 from dlojz.planner.space import gigabytes, reason_words
@@ -28,7 +29,7 @@ def layouts_table(title: str, layouts: Iterable[Choice], notes: tuple[str, ...] 
     )
     rows = (
         (
-            choice.candidate.title,
+            choice.title,
             decimal(choice.step_s, 3 if choice.step_s < 10 else 2) + ("" if choice.simulation is None else " *"),
             decimal(1000 * choice.gpu_hours, 1),
             decimal(1000 * choice.energy_kwh, 1),
@@ -102,9 +103,9 @@ def plan_html(plan: Plan, max_rows: int = 8) -> str:
     return tables_html(_plan_tables(plan, max_rows))
 
 
-def choice_html(choice: Choice) -> str:
-    """Write one layout as HTML."""
-    return Table(("", ""), tuple(choice.lines()), align="l")._repr_html_()
+def summary_html(answer: Summary) -> str:
+    """Write names and values, e.g. of one layout, as HTML."""
+    return Table(("", ""), tuple(answer.lines()), align="l")._repr_html_()
 
 
 def verdict_html(verdict: LayoutVerdict) -> str:

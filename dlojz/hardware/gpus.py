@@ -98,6 +98,11 @@ class Device:
         return self.memory_bytes - self.context_bytes - (self.nccl_bytes if processes > 1 else 0)
 
     @property
+    def generation(self) -> str:
+        """Generation: its name without the memory, `a100`, `h100`, …"""
+        return self.name.split("-")[0]
+
+    @property
     def title(self) -> str:
         """As it is shown, in the reader's language."""
         return f"GPU {format_bytes(self.memory_bytes)}" if self.is_of_size else title_words(self.title_en)

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, overload
 
 import numpy as np
 
-from dlojz.base.display_hook import figure_of, html_of, table_of
+from dlojz.base.display_hook import Summary, figure_of, table_of
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, format_count, one_of, refusal, say
+from dlojz.config.fields import LayoutFields
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import Bill, Layouts, Parts, StepSimulation, bill, estimate, workload
 from dlojz.cost_model.fit import completed
@@ -26,16 +27,18 @@ from dlojz.cost_model.validation import PROFILE_OF, interval, write_left_out
 from dlojz.hardware import cluster
 from dlojz.hardware.evidence import Measurement, measurements
 from dlojz.planner.explain import LayoutVerdict, changes_from_fastest, matching, refused, verdict_of
-from dlojz.planner.export import ChosenLayout, documents, run_config
+from dlojz.planner.export import documents, is_run, run_config
 from dlojz.planner.planned_memory import RankMemory
 from dlojz.planner.question import MARGINAL, Question
 from dlojz.planner.search import PARTS, SearchResult, front_of, rank_memories
 from dlojz.planner.space import (
     CODE,
     REASONS,
-    PlannedLayout,
     candidates_of,
+    degrees_words,
     gigabytes,
+    layout_row,
+    layout_title,
     more_percent,
     part_words,
     reason_counts,
@@ -76,8 +79,7 @@ class NearestMeasurement:
         percent = decimal(abs(error), 1)
         sign = "+" if error >= 0 else "−"
         far = say(en="; far from this plan", fr=" ; loin de ce plan") if self.distance > FAR else ""
-        ring = f" · cp {row.cp}" if row.cp > 1 else ""
-        layout = f"{row.gpus} GPU, dp {row.dp} · tp {row.tp} · pp {row.pp}{ring}, batch {row.global_batch}"
+        layout = f"{row.gpus} GPU, {degrees_words(row.dp, row.tp, row.pp, row.cp)}, batch {row.global_batch}"
         return say(
             en=f"{row.row}: {billions} B, {layout}: measured {decimal(self.measured_s, 2)} s, our model says "
             f"{sign}{percent} %{far}.",
@@ -102,19 +104,14 @@ def _known() -> tuple[Measurement, ...]:
     return tuple(row for row in measurements() if row.usable and row.seconds and row.outcome == "ran" and row.gpus > 1)
 
 
-def generation(cluster_name: str) -> str:
-    """Generation of a cluster's GPUs: `a100`, `h100`, …"""
-    return cluster(cluster_name).gpu.name.split("-")[0]
-
-
-def distance(question: Question, candidate: PlannedLayout, row: Measurement) -> float:
+def distance(question: Question, candidate: LayoutFields, row: Measurement) -> float:
     """Distance of a row: doublings apart, and choices that differ."""
     planned_size, size = question.subject.size, row.size
     assert planned_size is not None
     total = 0.0
     for planned, measured in (
         (planned_size.num_parameters, size.num_parameters),
-        (candidate.gpus, row.gpus),
+        (candidate.world_size, row.gpus),
         (candidate.tp, row.tp),
         (candidate.pp, row.pp),
         (candidate.cp, row.cp),
@@ -127,12 +124,12 @@ def distance(question: Question, candidate: PlannedLayout, row: Measurement) -> 
     total += (candidate.checkpointing != row.checkpointing) + 0.5 * abs(candidate.zero - row.zero)
     total += 0.5 * (candidate.sequence_parallel != row.sequence_parallel) + 0.5 * (candidate.chunks != row.chunks)
     if row.cluster != question.cluster.name:
-        same_generation = generation(row.cluster) == question.cluster.gpu.name.split("-")[0]
+        same_generation = cluster(row.cluster).gpu.generation == question.cluster.gpu.generation
         total += 1.0 if same_generation else OTHER_GENERATION
     return total
 
 
-def closest(question: Question, candidate: PlannedLayout) -> NearestMeasurement | None:
+def closest(question: Question, candidate: LayoutFields) -> NearestMeasurement | None:
     """Find the closest measured row; None for an image model, of which none is published."""
     if question.subject.size is None:
         return None
@@ -188,12 +185,12 @@ def write_held_out() -> None:
 JOULES_PER_KWH = 3.6e6
 
 
-@dataclass(frozen=True, eq=False)
-class Choice(ChosenLayout):
+@dataclass(frozen=True, eq=False, repr=False)
+class Choice(Summary):
     """Admitted layout with its seconds, bytes and energy.
 
     Attributes:
-        place: among the admitted, from 0.
+        candidate: the layout; its engine may be a library that the lab does not run.
         estimated_s: seconds of a step in closed form.
         parts: seconds by part, which add up to it.
         memory: bytes on the fullest GPU by category.
@@ -201,13 +198,28 @@ class Choice(ChosenLayout):
         simulation: the simulated step; None without one.
     """
 
-    place: int
+    candidate: LayoutFields
     estimated_s: float
     parts: Mapping[str, float]
     memory: Mapping[str, float]
     energy_j: float
     simulation: StepSimulation | None
     found: SearchResult
+
+    @property
+    def question(self) -> Question:
+        """The question that it answers."""
+        return self.found.space.question
+
+    @property
+    def title(self) -> str:
+        """The whole layout in one line."""
+        return layout_title(self.candidate)
+
+    @property
+    def is_run(self) -> bool:
+        """Whether `dlojz.run` runs it."""
+        return is_run(self.question, self.candidate)
 
     @property
     def step_s(self) -> float:
@@ -238,7 +250,7 @@ class Choice(ChosenLayout):
     @property
     def gpu_hours(self) -> float:
         """GPU-hours of a step."""
-        return self.candidate.gpus * self.step_s / 3600
+        return self.candidate.world_size * self.step_s / 3600
 
     @property
     def energy_kwh(self) -> float:
@@ -253,7 +265,7 @@ class Choice(ChosenLayout):
     @cached_property
     def ranks(self) -> list[RankMemory]:
         """Memory of a rank of every stage."""
-        return rank_memories(self.found.space, self.candidate, self.question.cluster.gpu)
+        return rank_memories(self.found.space, self.candidate)
 
     @cached_property
     def evidence(self) -> NearestMeasurement | None:
@@ -272,7 +284,7 @@ class Choice(ChosenLayout):
         """Bill of the whole training, without failures and restarts; None where its steps are not known."""
         steps = self.question.steps
         # A step's seconds × steps: no warm-up, no restart.
-        return None if steps is None else bill(self.question.cluster, self.candidate.gpus, steps * self.step_s)
+        return None if steps is None else bill(self.question.cluster, self.candidate.world_size, steps * self.step_s)
 
     def advice(self) -> list[str]:
         """Warnings about this layout."""
@@ -312,7 +324,7 @@ class Choice(ChosenLayout):
         if not roomy.size:
             return ""
         index = int(roomy[0])
-        title = candidates_of(self.found.space, self.found.admitted[index])[0].title
+        title = layout_title(self.found.layout(index))
         free = gigabytes(self.question.device_bytes - float(total[index]))
         # Against the closed form: both sides without simulation.
         extra_time = more_percent(float(self.found.step_s[index]) / self.estimated_s)
@@ -322,11 +334,11 @@ class Choice(ChosenLayout):
 
     def config(self, **fields: Any) -> RunConfig:
         """The layout as a `RunConfig` that `dlojz.run` takes; see `dlojz.planner.export.run_config`."""
-        return run_config(self, **fields)
+        return run_config(self.question, self.candidate, **fields)
 
     def documents(self) -> dict[str, str]:
         """The layout as files, by name; see `dlojz.planner.export.documents`."""
-        return documents(self)
+        return documents(self.question, self.candidate)
 
     def lines(self) -> list[tuple[str, str]]:
         """Summary, as pairs of name and value."""
@@ -334,7 +346,7 @@ class Choice(ChosenLayout):
         shares = ", ".join(f"{part_words(name)} {100 * self.parts[name] / self.estimated_s:.0f} %" for name in largest)
         how = say(en="closed form", fr="forme close") if self.simulation is None else say(en="simulated", fr="simulée")
         rows = [
-            (say(en="layout", fr="configuration"), self.candidate.title),
+            (say(en="layout", fr="configuration"), self.title),
             (say(en=f"step ({how})", fr=f"itération ({how})"), self.time_words),
             (say(en="of which", fr="dont"), shares),
             (
@@ -382,16 +394,10 @@ class Choice(ChosenLayout):
             "(nœuds inactifs et refroidissement compris)",
         )
 
-    def __repr__(self) -> str:
-        return "\n".join(f"{name}: {value}" for name, value in self.lines())
-
-    def _repr_html_(self) -> str:
-        return html_of(self)
-
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return {
-            "layout": self.candidate.as_dict(),
+            "layout": layout_row(self.candidate),
             "step_s": self.step_s,
             "estimated_s": self.estimated_s,
             "simulated": self.simulation is not None,
@@ -423,7 +429,6 @@ class RefusedLayouts(Sequence[LayoutVerdict]):
         places: flat places of the refused layouts.
     """
 
-    question: Question
     found: SearchResult
     places: np.ndarray[Any, Any]
 
@@ -441,7 +446,7 @@ class RefusedLayouts(Sequence[LayoutVerdict]):
         if reason not in CODE or CODE[reason] <= CODE["same"]:  # codes up to "same" are no refusals
             raise LabError(one_of("reason", reason, REASONS[2:]))
         codes = self.found.codes.reshape(-1)[self.places]
-        return RefusedLayouts(self.question, self.found, self.places[codes == CODE[reason]])
+        return RefusedLayouts(self.found, self.places[codes == CODE[reason]])
 
     def nearest(self) -> LayoutVerdict:
         """Find the one that is most like the fastest admitted layout.
@@ -465,10 +470,10 @@ class RefusedLayouts(Sequence[LayoutVerdict]):
     def __getitem__(self, index: slice) -> RefusedLayouts: ...
     def __getitem__(self, index: int | slice) -> LayoutVerdict | RefusedLayouts:
         if isinstance(index, slice):
-            return RefusedLayouts(self.question, self.found, self.places[index])
+            return RefusedLayouts(self.found, self.places[index])
         flat_index = self.places[index]
         reason = REASONS[int(self.found.codes.reshape(-1)[flat_index])]
-        return refused(self.question, self.found, candidates_of(self.found.space, flat_index)[0], reason)
+        return refused(self.found, candidates_of(self.found.space, flat_index)[0], reason)
 
     def __iter__(self) -> Iterator[LayoutVerdict]:
         return (self[index] for index in range(len(self)))
@@ -477,8 +482,8 @@ class RefusedLayouts(Sequence[LayoutVerdict]):
         return "\n".join(f"{number:>9}  {reason_words(name)}" for name, number in self.counts.items())
 
 
-@dataclass(frozen=True, eq=False)
-class Plan:
+@dataclass(frozen=True, eq=False, repr=False)
+class Plan(Summary):
     """Answer of `dlojz.plan`.
 
     Attributes:
@@ -486,17 +491,19 @@ class Plan:
         simulations: of the fastest ones, by place.
     """
 
-    question: Question
     found: SearchResult
     simulations: Mapping[int, StepSimulation]
+
+    @property
+    def question(self) -> Question:
+        """The question that it answers."""
+        return self.found.space.question
 
     def choice(self, index: int) -> Choice:
         """The admitted layout of a place, from 0, in order of the closed form's seconds."""
         result = self.found
         return Choice(
-            candidates_of(result.space, result.admitted[index])[0],
-            self.question,
-            int(index),
+            result.layout(index),
             float(result.step_s[index]),
             {field.name: float(getattr(result.parts, field.name)[index]) for field in fields(Parts)},
             {name: float(getattr(result.memory, name)[index]) for name in PARTS},
@@ -518,24 +525,24 @@ class Plan:
     @cached_property
     def pareto(self) -> tuple[Choice, ...]:
         """Layouts that no other beats in step time, GPU-hours, energy and free memory all at once, fastest first."""
-        return tuple(self.choice(int(index)) for index in front_of(self.found, self.question.device_bytes))
+        return tuple(self.choice(int(index)) for index in front_of(self.found))
 
     @property
     def refused(self) -> RefusedLayouts:
         """All refused layouts."""
         # Admitted (0) and "same" are no refusals.
-        return RefusedLayouts(self.question, self.found, np.flatnonzero(self.found.codes.reshape(-1) > CODE["same"]))
+        return RefusedLayouts(self.found, np.flatnonzero(self.found.codes.reshape(-1) > CODE["same"]))
 
     @property
     def tree(self) -> Tree:
         """Which strategy when: the decision tree of the course, computed for this question."""
-        return tree_of(self.question, self.found)
+        return tree_of(self.found)
 
     def why(self, **fields: Any) -> LayoutVerdict:
         """Explain why a layout is refused, or how far it is from the best.
 
         Args:
-            **fields: of `PlannedLayout`: dp, tp, pp, cp, zero, micro_batch, schedule, chunks, checkpointing,
+            **fields: of a layout: dp, tp, pp, cp, zero, micro_batch, schedule, chunks, checkpointing,
                 sequence_parallel, offload, engine, gpus. What is left out is chosen as well as can be.
 
         Raises:
@@ -544,7 +551,7 @@ class Plan:
         Example:
             `plan.why(dp=4, tp=8, pp=12, checkpointing="none")`
         """
-        return verdict_of(self.question, self.found, fields)
+        return verdict_of(self.found, fields)
 
     def choose(self, **fields: Any) -> Choice:
         """The fastest admitted layout with these values.
@@ -587,12 +594,6 @@ class Plan:
             *self.best.lines(),
             *((reason_words(name), decimal(number, 0)) for name, number in counts.items()),
         ]
-
-    def __repr__(self) -> str:
-        return "\n".join(f"{name}: {value}" for name, value in self.lines())
-
-    def _repr_html_(self) -> str:
-        return html_of(self)
 
     def table(self, max_rows: int = 12) -> RenderableType:
         """Lay out the best layouts, the Pareto front and the refusals for a terminal."""

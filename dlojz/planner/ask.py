@@ -17,6 +17,7 @@ import numpy as np
 from dlojz.base.contract import check_whole
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, refusal, say, shortest
+from dlojz.config.fields import LayoutFields
 from dlojz.cost_model import Calibration
 from dlojz.cost_model import calibration as calibration_named
 from dlojz.cost_model.layouts import Integers
@@ -24,18 +25,19 @@ from dlojz.hardware import CLUSTERS, Cluster, cluster
 from dlojz.hardware import cluster as cluster_named
 from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.planner.answer import Plan
-from dlojz.planner.planned_memory import layout_memories, searched_memories
+from dlojz.planner.planned_memory import fits, layout_memories, searched_memories
 from dlojz.planner.planned_model import chosen, subject
-from dlojz.planner.question import FLASH_FROM, MOST_BATCH, Question, batch_refusal, check_gpus, check_precision
+from dlojz.planner.question import FLASH_FROM, MOST_BATCH, Question, calibration_of, check_gpus, check_precision
 from dlojz.planner.search import MOST_SIMULATED, SearchResult, search, simulate_fastest
 from dlojz.planner.space import (
-    PlannedLayout,
     candidates_of,
     columns_of,
     gigabytes,
+    layout_title,
     reason_counts,
     reason_words,
     running_engines,
+    space_of,
 )
 
 NOT_CLUSTERS: Final = ("local",)  # placeholders, not measured values
@@ -48,7 +50,36 @@ class FittingCluster(NamedTuple):
     gpus: int
 
 
-def lightest(question: Question, result: SearchResult) -> tuple[PlannedLayout, float] | None:
+def batch_refusal(question: Question) -> str:
+    """Say that no layout divides the batch, with the nearest ones that work; empty if one does."""
+    replicas = {number: _replicas(question, number) for number in question.gpus}
+    # Each number of GPUs has its own degrees.
+    if any(question.batch % dp == 0 for degrees in replicas.values() for dp in degrees):
+        return ""
+    number, batch = question.gpus[0], question.batch
+    fewest = min(replicas[number], default=0)
+    if not fewest:
+        return ""  # no degrees at all suit the model, which the search says better
+    below = max((batch // dp * dp for dp in replicas[number]), default=0)
+    above = min(-(-batch // dp) * dp for dp in replicas[number])  # multiples of dp around the batch
+    works = say(en=" or ", fr=" ou ").join(str(batch_size) for batch_size in (below, above) if batch_size)
+    name = question.cluster.name
+    return say(
+        en=f"no layout on {number} GPUs of {name} can deal a batch of {batch} out: the replicas, at least {fewest}, "
+        f"must divide it; use {works}.",
+        fr=f"aucune configuration sur {number} GPU de {name} ne peut répartir un batch de {batch} : les répliques, au "
+        f"moins {fewest}, doivent le diviser ; prenez {works}.",
+    )
+
+
+def _replicas(question: Question, number: int) -> set[int]:
+    """Numbers of replicas that the model and an engine allow; a batch of all GPUs is one that any of them divides."""
+    space = space_of(replace(question, batch=number), {"micro_batch": (1,)}, (number,))
+    rows = np.flatnonzero((space.codes == 0).any(axis=1))  # at least one option allows it
+    return set(space.degrees["dp"][rows].tolist())
+
+
+def lightest(result: SearchResult) -> tuple[LayoutFields, float] | None:
     """The refused layout that needs least memory, and its bytes; None if none got so far."""
     if not result.heavy.size:
         return None
@@ -64,14 +95,13 @@ def fits_on(question: Question, site: Cluster, gpus: int) -> bool:
         precision = check_precision(site, None)
     # A GPU without this precision (V100 has no bf16) is judged with its own default rather than left out.
     site_question = replace(question, cluster=site, gpus=(gpus,), precision=precision)
-    space = site_question.space()
+    space = space_of(site_question)
     flat_indices = np.flatnonzero(space.codes.reshape(-1) == 0)  # legal by degrees and options alone
     if not flat_indices.size:
         return False
     columns = frugal(space.columns(flat_indices))
-    memories = searched_memories(space, columns, site.gpu)
-    host_bytes = memories.host * min(gpus, site.gpus_per_node)  # host bytes of a rank × ranks of a node
-    return bool(((memories.total_bytes <= site.gpu.memory_bytes) & (host_bytes <= site.host_memory_bytes)).any())
+    on_gpu, on_host = fits(space, columns, searched_memories(space, columns))
+    return bool((on_gpu & on_host).any())
 
 
 def frugal(columns: dict[str, Integers]) -> dict[str, Integers]:
@@ -107,8 +137,9 @@ def smallest_place(question: Question) -> FittingCluster | None:
     return next((fitting for fitting in _places(question) if fits_on(question, fitting.cluster, fitting.gpus)), None)
 
 
-def fits_nowhere(question: Question, result: SearchResult) -> str:
+def fits_nowhere(result: SearchResult) -> str:
     """Say what is missing, and the smallest cluster that works."""
+    question = result.space.question
     name, gpus = question.cluster.name, say(en=" or ", fr=" ou ").join(map(str, question.gpus))
     # Something fits, so only the hours refuse: the fastest of them is named.
     if result.fastest_s < np.inf and question.steps is not None and question.hours is not None:
@@ -120,7 +151,7 @@ def fits_nowhere(question: Question, result: SearchResult) -> str:
             fr=f"aucune configuration sur {gpus} GPU de {name} ne finit {question.steps} itérations en {limit} : la "
             f"plus rapide prend {took} h ; demandez plus d’heures, moins d’itérations ou plus de GPU.",
         )
-    light = lightest(question, result)
+    light = lightest(result)
     if light is None:
         counts = reason_counts(result.codes)
         worst = max(counts, key=lambda reason: counts[reason])
@@ -131,11 +162,11 @@ def fits_nowhere(question: Question, result: SearchResult) -> str:
             f"de {question.batch} ; le plus souvent : {reason_words(worst)}. Changez le batch ou le nombre de GPU.",
         )
     layout, needs = light
-    missing = needs - question.device_bytes
+    missing, title = needs - question.device_bytes, layout_title(layout)
     text = say(
-        en=f"{question.subject.name} fits in no layout on {gpus} GPUs of {name}: the lightest ({layout.title}) ",
+        en=f"{question.subject.name} fits in no layout on {gpus} GPUs of {name}: the lightest ({title}) ",
         fr=f"{question.subject.name} ne tient dans aucune configuration sur {gpus} GPU de {name} : la plus légère "
-        f"({layout.title}) ",
+        f"({title}) ",
     )
     if missing > 0:
         text += say(
@@ -143,8 +174,8 @@ def fits_nowhere(question: Question, result: SearchResult) -> str:
             fr=f"demande {gigabytes(needs)} sur un GPU, soit {gigabytes(missing)} de trop",
         )
     else:  # fits on the GPU, so it is the host's memory that lacks
-        node_gpus = min(layout.gpus, question.cluster.gpus_per_node)
-        memories = layout_memories(result.space, columns_of([layout], result.space), question.cluster.gpu)
+        node_gpus = min(layout.world_size, question.cluster.gpus_per_node)
+        memories = layout_memories(result.space, columns_of([layout]))
         host_bytes = memories.host[0] * node_gpus
         offloaded, has = gigabytes(host_bytes), gigabytes(question.cluster.host_memory_bytes)
         text += say(
@@ -158,10 +189,6 @@ def fits_nowhere(question: Question, result: SearchResult) -> str:
         en=f"; the smallest cluster that works is {fitting.cluster.name} with {fitting.gpus} GPUs.",
         fr=f" ; le plus petit calculateur qui convient est {fitting.cluster.name} avec {fitting.gpus} GPU.",
     )
-
-
-PROFILE_OF_GPU = {"v100": "v100", "a100": "a100", "h100": "h100", "h200": "h100"}
-"""The calibration of each generation; H200 has the processor of H100 with more memory."""
 
 
 def plan(  # noqa: PLR0913 - one call is all that a student has to know
@@ -225,7 +252,7 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
     if planned_subject.is_elsewhere:
         # Rules of runs: raises if no engine can run it.
         names = running_engines(planned_subject, found_precision, names)
-    flash = site.gpu.name.split("-")[0] in FLASH_FROM if fused_attention is None else fused_attention
+    flash = site.gpu.generation in FLASH_FROM if fused_attention is None else fused_attention
     question = Question(
         planned_subject, site, _calibration(site, calibration), batch, numbers, found_precision, names, flash,
         fused_loss, steps, hours, limit,
@@ -234,10 +261,10 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
     if refusal:
         raise LabError(refusal)
     # Two answers are possible: a plan, or a refusal that names the smallest cluster (a second search, of bytes alone).
-    result = search(question.space(), site, question.calibration, step_limit_s=question.step_limit_s)
+    result = search(space_of(question))
     if not result.admitted.size:
-        raise LabError(fits_nowhere(question, result))
-    return Plan(question, result, simulate_fastest(result, site, question.calibration, max(0, simulate)))
+        raise LabError(fits_nowhere(result))
+    return Plan(result, simulate_fastest(result, max(0, simulate)))
 
 
 def _check_hours(steps: int | None, hours: float | None) -> None:
@@ -256,7 +283,4 @@ def _check_hours(steps: int | None, hours: float | None) -> None:
 def _calibration(site: Cluster, calibration: str | Calibration | None) -> Calibration:
     if isinstance(calibration, Calibration):
         return calibration
-    if calibration is not None:
-        return calibration_named(calibration)
-    profile = PROFILE_OF_GPU.get(site.gpu.name.split("-")[0])
-    return Calibration(site.gpu.name) if profile is None else calibration_named(profile)
+    return calibration_of(site) if calibration is None else calibration_named(calibration)

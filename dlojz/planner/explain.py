@@ -18,27 +18,32 @@ from dlojz.base.contract import check_whole
 from dlojz.base.display_hook import html_of
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, one_of, refusal, say, shortest, significant
-from dlojz.cost_model import CHECKPOINTING, Parts, step_parts
-from dlojz.cost_model.layouts import WORDS, Integers
-from dlojz.planner.planned_memory import layout_memories
+from dlojz.config.fields import LayoutFields
+from dlojz.cost_model import CHECKPOINTING, Memories, Parts, step_parts
+from dlojz.cost_model.layouts import Integers, Reals
+from dlojz.planner.planned_memory import RankMemory, fits, layout_memories
 from dlojz.planner.planned_model import OFFERS
 from dlojz.planner.question import MOST_BATCH, MOST_GPUS, Question
 from dlojz.planner.search import SearchResult, fullest, rank_memories, search
 from dlojz.planner.space import (
     CODE,
+    COLUMN_VALUES,
     FREE,
     REASONS,
-    PlannedLayout,
     Space,
     candidates_of,
     columns_of,
     contexts_of,
     gigabytes,
-    layouts_of,
+    lacks,
+    layout_row,
+    layout_title,
     more_percent,
     part_words,
+    planned_layout,
     run_refusal,
     sequence_parts,
+    space_of,
 )
 
 
@@ -53,7 +58,7 @@ class LayoutChange:
         fits: whether it is admitted.
     """
 
-    to: PlannedLayout
+    to: LayoutFields
     changed: dict[str, tuple[Any, Any]]
     memory_delta_bytes: float
     step_ratio: float
@@ -74,9 +79,15 @@ class LayoutChange:
         )
 
 
-def differences(space: Space, flat_indices: Integers, reference: PlannedLayout) -> Integers:
+def changed_fields(layout: LayoutFields, target: LayoutFields) -> dict[str, tuple[Any, Any]]:
+    """What one would change to get another layout: name → (here, there), without what follows from it."""
+    row, target_row = layout_row(layout), layout_row(target)
+    return {name: (row[name], target_row[name]) for name in ("gpus", *FREE) if row[name] != target_row[name]}
+
+
+def differences(space: Space, flat_indices: Integers, reference: LayoutFields) -> Integers:
     """Count the choices in which each of some layouts differs from one; schedule and chunks are one choice."""
-    columns, reference_columns = space.columns(flat_indices), columns_of([reference], space)
+    columns, reference_columns = space.columns(flat_indices), columns_of([reference])
     # (choices, layouts): True where they differ.
     unlike = {name: columns[name] != reference_columns[name] for name in ("gpus", *FREE)}
     unlike["schedule"] |= unlike.pop("chunks")  # so changing both counts once
@@ -86,102 +97,100 @@ def differences(space: Space, flat_indices: Integers, reference: PlannedLayout) 
 
 def changes_from_fastest(result: SearchResult, flat_indices: Integers) -> Integers:
     """Count the choices in which each of some layouts differs from the fastest admitted one."""
-    return differences(result.space, flat_indices, candidates_of(result.space, result.admitted[0])[0])
+    return differences(result.space, flat_indices, result.layout(0))
 
 
-def smallest_change(
-    question: Question, result: SearchResult, candidate: PlannedLayout, meaningful: bool
-) -> LayoutChange | None:
+def smallest_change(result: SearchResult, candidate: LayoutFields, meaningful: bool) -> LayoutChange | None:
     """Find the admitted layout that differs in the fewest choices; of these the fastest."""
     if not result.admitted.size:
         return None
     # The first of equals, which is the fastest.
     index = int(np.argmin(differences(result.space, result.admitted, candidate)))
-    to = candidates_of(result.space, result.admitted[index])[0]
-    return changes(question, result, candidate, [to], meaningful)[0]
+    return changes(result, candidate, [result.layout(index)], meaningful)[0]
+
+
+def _estimated(space: Space, columns: Mapping[str, Integers]) -> tuple[Memories, Reals]:
+    """Bytes of layouts, and seconds of a step in closed form."""
+    question = space.question
+    parts = step_parts(question.subject.workload, question.cluster, space.cost_layouts(columns), question.calibration)
+    return layout_memories(space, columns), parts.step_s
 
 
 def changes(
-    question: Question,
-    result: SearchResult,
-    candidate: PlannedLayout,
-    alternatives: Sequence[PlannedLayout],
-    meaningful: bool,
+    result: SearchResult, candidate: LayoutFields, alternatives: Sequence[LayoutFields], meaningful: bool
 ) -> list[LayoutChange]:
     """Compare a layout with others."""
     if not alternatives:
         return []
     # Row 0 is the reference. A meaningless candidate has no bytes: its place is taken, its differences become nan.
-    compared = [candidate if meaningful else alternatives[0], *alternatives]
-    layouts = layouts_of(compared, result.space)
-    memories = layout_memories(result.space, columns_of(compared, result.space), question.cluster.gpu)
-    step = step_parts(question.subject.workload, question.cluster, layouts, question.calibration).step_s
-    total, host = memories.total_bytes, memories.host
-    # A node's ranks share one host.
-    fits_host = host * np.minimum(question.cluster.gpus_per_node, layouts.gpus) <= question.cluster.host_memory_bytes
-    fits = (total <= question.device_bytes) & fits_host & (step <= question.step_limit_s)
+    columns = columns_of([candidate if meaningful else alternatives[0], *alternatives])
+    memories, step = _estimated(result.space, columns)
+    on_gpu, on_host = fits(result.space, columns, memories)
+    admissible = on_gpu & on_host & (step <= result.space.question.step_limit_s)
+    total = memories.total_bytes
     unknown = 0.0 if meaningful else math.nan  # x + nan = nan: for every difference at once
     return [
         LayoutChange(
             alternative,
-            candidate.changed_to(alternative),
+            changed_fields(candidate, alternative),
             float(total[index] - total[0]) + unknown,
             float(step[index] / step[0]) + unknown,
             float(step[index]),
-            bool(fits[index]),
+            bool(admissible[index]),
         )
         for index, alternative in enumerate(alternatives, start=1)
     ]
 
 
-def lighter_neighbours(question: Question, layout: PlannedLayout) -> Iterator[PlannedLayout]:
+def lighter_neighbours(question: Question, layout: LayoutFields) -> Iterator[LayoutFields]:
     """Yield layouts that differ in one choice which saves memory."""
+
+    def changed(**fields: Any) -> LayoutFields:
+        return layout.model_copy(update=fields)
+
     # `every_second` stands last in the list, but no engine of OFFERS has it: `code_of` drops it.
     for kind in CHECKPOINTING[CHECKPOINTING.index(layout.checkpointing) + 1 :]:
-        yield layout.changed(checkpointing=kind)
+        yield changed(checkpointing=kind)
     if layout.tp > 1 and not layout.sequence_parallel:
-        yield layout.changed(sequence_parallel=True)
+        yield changed(sequence_parallel=True)
     for zero in range(layout.zero + 1, 4):
-        yield layout.changed(zero=zero)
+        yield changed(zero=zero)
     if layout.micro_batch > 1:
         half = layout.micro_batch // 2
         # The global batch stays: twice as many micro-batches.
-        yield layout.changed(micro_batch=half, micro_batches=question.batch // (layout.dp * half))
+        yield changed(micro_batch=half, micro_batches=question.batch // (layout.dp * half))
     if layout.dp % 2 == 0:
-        fewer = layout.changed(dp=layout.dp // 2, micro_batches=question.batch // (layout.dp // 2 * layout.micro_batch))
-        yield fewer.changed(tp=2 * layout.tp)
-        yield fewer.changed(pp=2 * layout.pp)
+        dp = layout.dp // 2
+        fewer = {"dp": dp, "micro_batches": question.batch // (dp * layout.micro_batch)}
+        yield changed(**fewer, tp=2 * layout.tp)
+        yield changed(**fewer, pp=2 * layout.pp)
         # Twice as many expert ranks need both: replicas, and experts that divide.
         if layout.dp % (2 * layout.ep) == 0 and max(1, question.subject.num_experts) % (2 * layout.ep) == 0:
-            yield layout.changed(ep=2 * layout.ep)
+            yield changed(ep=2 * layout.ep)
         if 2 * layout.cp in contexts_of(question.subject, 2 * layout.cp):
-            yield fewer.changed(cp=2 * layout.cp)
+            yield changed(**fewer, cp=2 * layout.cp)
     if layout.offload == "none":
-        yield layout.changed(offload="optimizer")
+        yield changed(offload="optimizer")
 
 
-def code_of(question: Question, space: Space, layout: PlannedLayout) -> str:
-    """Find the reason against a layout that is known without its bytes; empty if none.
-
-    Args:
-        space: that has its engine.
-    """
-    fixed_values = {name: column.tolist() for name, column in columns_of([layout], space).items() if name in FREE}
-    codes = question.space(fixed_values, gpus=(layout.gpus,)).codes  # one degree, one option: a 1 × 1 space
+def code_of(question: Question, layout: LayoutFields) -> str:
+    """Find the reason against a layout that is known without its bytes; empty if none."""
+    fixed_values = {name: column.tolist() for name, column in columns_of([layout]).items() if name in FREE}
+    codes = space_of(question, fixed_values, (layout.world_size,)).codes  # one degree, one option: a 1 × 1 space
     return REASONS[int(codes.reshape(-1)[0])] if codes.size else "gpus"  # empty: no such pair of schedule and chunks
 
 
-def _wrong_product(layout: PlannedLayout, gpus: int) -> str:
+def _wrong_product(layout: LayoutFields, gpus: int) -> str:
     names, numbers = "dp × tp × pp", f"{layout.dp} × {layout.tp} × {layout.pp}"
     if layout.cp > 1:
         names, numbers = f"{names} × cp", f"{numbers} × {layout.cp}"
     return say(
-        en=f"{names} = {numbers} = {layout.gpus} is not the {gpus} GPUs.",
-        fr=f"{names} = {numbers} = {layout.gpus} n’est pas le nombre de GPU, {gpus}.",
+        en=f"{names} = {numbers} = {layout.world_size} is not the {gpus} GPUs.",
+        fr=f"{names} = {numbers} = {layout.world_size} n’est pas le nombre de GPU, {gpus}.",
     )
 
 
-def _same(question: Question, layout: PlannedLayout) -> str:
+def _same(question: Question, layout: LayoutFields) -> str:
     return say(
         en="one of its options changes nothing here (nothing to share, cut or shard): the plainer layout is meant.",
         fr="une de ses options ne change rien ici (rien à partager, couper ou découper) : prenez la configuration "
@@ -189,7 +198,7 @@ def _same(question: Question, layout: PlannedLayout) -> str:
     )
 
 
-def _split(question: Question, layout: PlannedLayout) -> str:
+def _split(question: Question, layout: LayoutFields) -> str:
     experts = question.subject.num_experts
     if max(1, experts) % layout.ep:
         return say(
@@ -208,7 +217,7 @@ def _split(question: Question, layout: PlannedLayout) -> str:
     return question.subject.split_conflict(layout.tp)
 
 
-def _sequence(question: Question, layout: PlannedLayout) -> str:
+def _sequence(question: Question, layout: LayoutFields) -> str:
     tokens = question.subject.sequence_length
     if layout.cp > 1:
         parts = int(sequence_parts(layout.tp, layout.cp, layout.sequence_parallel))
@@ -225,7 +234,7 @@ def _sequence(question: Question, layout: PlannedLayout) -> str:
     )
 
 
-def _stages(question: Question, layout: PlannedLayout) -> str:
+def _stages(question: Question, layout: LayoutFields) -> str:
     layers = question.subject.num_layers
     stage_layers = -(-layers // layout.pp)  # rounded up
     filled = -(-layers // stage_layers)  # stages that get a layer
@@ -240,8 +249,8 @@ def _stages(question: Question, layout: PlannedLayout) -> str:
     )
 
 
-def _chunks(question: Question, layout: PlannedLayout) -> str:
-    layers, number = question.subject.num_layers, layout.pp * layout.chunks
+def _chunks(question: Question, layout: LayoutFields) -> str:
+    layers, number = question.subject.num_layers, layout.pp * (layout.chunks or 1)
     parts = f"pp × chunks = {layout.pp} × {layout.chunks} = {number}"
     return say(
         en=f"{layers} layers cannot be dealt out to {parts} equal parts.",
@@ -249,7 +258,7 @@ def _chunks(question: Question, layout: PlannedLayout) -> str:
     )
 
 
-def _batch(question: Question, layout: PlannedLayout) -> str:
+def _batch(question: Question, layout: LayoutFields) -> str:
     product = f"dp × micro-batch = {layout.dp} × {layout.micro_batch} = {layout.dp * layout.micro_batch}"
     return say(
         en=f"a batch of {question.batch} is no multiple of {product}.",
@@ -257,7 +266,7 @@ def _batch(question: Question, layout: PlannedLayout) -> str:
     )
 
 
-def _schedule(question: Question, layout: PlannedLayout) -> str:
+def _schedule(question: Question, layout: LayoutFields) -> str:
     minimum = say(en=f"at least pp = {layout.pp}", fr=f"au moins pp = {layout.pp}")
     multiple = say(en=f"a multiple of pp = {layout.pp}", fr=f"un multiple de pp = {layout.pp}")
     need = minimum if layout.chunks == 1 else multiple
@@ -267,52 +276,43 @@ def _schedule(question: Question, layout: PlannedLayout) -> str:
     )
 
 
-def _not_offered(question: Question, layout: PlannedLayout) -> str:
+def _not_offered(question: Question, layout: LayoutFields) -> str:
     """What of a layout its library does not offer."""
     subject, precision = question.subject, question.precision
     if subject.is_elsewhere and (sentence := run_refusal(subject, precision, layout)):
         return sentence
-    offer, name = OFFERS[layout.engine], layout.engine
-    zero = offer.zero_pipeline if layout.pp > 1 else offer.zero
-    stage_text = ", ".join(map(str, zero))
+    offer, name, columns = OFFERS[layout.engine], layout.engine, columns_of([layout])
     with_pipeline = say(en=" with a pipeline", fr=" avec un pipeline") if layout.pp > 1 else ""
-    if layout.zero not in zero:
+    lack = next(lack for lack, mask in lacks(question, columns, columns) if mask.any())
+    if lack == "zero":
+        stage_text = ", ".join(map(str, offer.zero_pipeline if layout.pp > 1 else offer.zero))
         return say(
             en=f"{name} has no ZeRO-{layout.zero}{with_pipeline}: it has zero = {stage_text}.",
             fr=f"{name} n’a pas ZeRO-{layout.zero}{with_pipeline} : il a zero = {stage_text}.",
         )
-    lacks = ""
-    if layout.tp > 1 and not offer.tensor[question.subject.is_image]:
-        lacks = say(en="Tensor Parallelism for this model", fr="Tensor Parallelism pour ce modèle")
-    elif layout.pp > 1 and layout.schedule not in offer.schedules:
-        lacks = say(en=f"the schedule {layout.schedule}", fr=f"l’ordonnancement {layout.schedule}")
-    elif layout.checkpointing not in offer.checkpointing:
-        lacks = say(en=f"checkpointing={layout.checkpointing}", fr=f"checkpointing={layout.checkpointing}")
-    elif layout.schedule == "zb-h1" and layout.checkpointing != "none":
-        lacks = say(
+    lack_text = {
+        "tensor": say(en="Tensor Parallelism for this model", fr="Tensor Parallelism pour ce modèle"),
+        "schedule": say(en=f"the schedule {layout.schedule}", fr=f"l’ordonnancement {layout.schedule}"),
+        "checkpointing": f"checkpointing={layout.checkpointing}",
+        "split_backward": say(
             en="recomputation with a split backward (zb-h1)",
             fr="recalcul avec une passe arrière coupée en deux (zb-h1)",
-        )
-    elif layout.cp > 1 and not (
-        layout.zero in offer.context and question.fused_attention and not question.subject.is_image
-    ):
-        lacks = _no_context(question, layout)
-    elif layout.ep > 1 and layout.zero not in offer.experts[layout.pp > 1]:
-        lacks = say(
+        ),
+        "context": _no_context(question, layout),
+        "experts": say(
             en=f"expert parallelism{with_pipeline} with ZeRO-{layout.zero}",
             fr=f"l’Expert Parallelism{with_pipeline} avec ZeRO-{layout.zero}",
-        )
-    elif layout.sequence_parallel and not (offer.sequence and not question.subject.is_image):
-        lacks = say(en="sequence parallelism for this model", fr="Sequence Parallelism pour ce modèle")
-    elif layout.offload != "none":
-        lacks = say(
+        ),
+        "sequence": say(en="sequence parallelism for this model", fr="Sequence Parallelism pour ce modèle"),
+        "offload": say(
             en=f"offload={layout.offload} with tp {layout.tp}, pp {layout.pp}, ZeRO-{layout.zero}",
             fr=f"offload={layout.offload} avec tp {layout.tp}, pp {layout.pp}, ZeRO-{layout.zero}",
-        )
-    return say(en=f"{name} does not offer {lacks}.", fr=f"{name} ne propose pas : {lacks}.")
+        ),
+    }[lack]
+    return say(en=f"{name} does not offer {lack_text}.", fr=f"{name} ne propose pas : {lack_text}.")
 
 
-def _no_context(question: Question, layout: PlannedLayout) -> str:
+def _no_context(question: Question, layout: LayoutFields) -> str:
     """What of context parallelism is missing."""
     stages = OFFERS[layout.engine].context
     if question.subject.is_image:
@@ -330,7 +330,7 @@ def _no_context(question: Question, layout: PlannedLayout) -> str:
     )
 
 
-_SENTENCES: Final[dict[str, Callable[[Question, PlannedLayout], str]]] = {
+_SENTENCES: Final[dict[str, Callable[[Question, LayoutFields], str]]] = {
     "same": _same,
     "engine": _not_offered,
     "split": _split,
@@ -342,10 +342,9 @@ _SENTENCES: Final[dict[str, Callable[[Question, PlannedLayout], str]]] = {
 }
 
 
-def cost_sentence(
-    question: Question, result: SearchResult, layout: PlannedLayout, reason: str, step_s: float, host_bytes: float
-) -> str:
+def cost_sentence(space: Space, layout: LayoutFields, reason: str, step_s: float, host_bytes: float) -> str:
     """Say why bytes or seconds refuse a layout, with the stage and the category that weigh most."""
+    question = space.question
     if reason == "hours":
         assert question.steps is not None and question.hours is not None
         # Seconds of a step → hours of the training.
@@ -356,25 +355,24 @@ def cost_sentence(
             fr=f"{question.steps} itérations prendraient {took} h, mais {limit} h sont accordées{name}.",
         )
     if reason == "host":
-        node_gpus = min(layout.gpus, question.cluster.gpus_per_node)
+        node_gpus = min(layout.world_size, question.cluster.gpus_per_node)
         needs, has = gigabytes(host_bytes * node_gpus), gigabytes(question.cluster.host_memory_bytes)
         return say(
             en=f"{node_gpus} ranks of a node would offload {needs}, but its memory is {has}.",
             fr=f"{node_gpus} rangs d’un nœud déchargeraient {needs}, mais sa mémoire est de {has}.",
         )
     # Out of memory: name the stage and the category that weigh most.
-    rank = fullest(rank_memories(result.space, layout, question.cluster.gpu))
+    rank = fullest(rank_memories(space, layout))
     name = max(rank.parts, key=lambda part: rank.parts[part])
     over = gigabytes(rank.total_bytes - question.device_bytes)
     return say(
         en=f"OOM by {over} on stage {rank.stage}: ", fr=f"OOM de {over} sur l’étage {rank.stage} : "
-    ) + weight_words(question, layout, rank.parts, name, rank.in_flight, rank.layers)
+    ) + weight_words(layout, rank, name)
 
 
-def weight_words(
-    question: Question, layout: PlannedLayout, parts: Mapping[str, float], name: str, batches: float, layers: int
-) -> str:
+def weight_words(layout: LayoutFields, rank: RankMemory, name: str) -> str:
     """Say what fills the fullest rank: its largest category with its factors, and the rest."""
+    parts, batches, layers = rank.parts, rank.in_flight, rank.layers
     states = sum(parts[key] for key in ("weights", "gradients", "optimizer"))
     if name == "activations":
         micro_batch_bytes = parts[name] / batches if batches else 0.0
@@ -413,7 +411,7 @@ class LayoutVerdict:
         step_s, memory_bytes: as estimated; nan where the layout has no meaning.
     """
 
-    candidate: PlannedLayout
+    candidate: LayoutFields
     reason: str
     sentence: str
     change: LayoutChange | None
@@ -421,6 +419,11 @@ class LayoutVerdict:
     rank: int
     step_s: float
     memory_bytes: float
+
+    @property
+    def title(self) -> str:
+        """The whole layout in one line."""
+        return layout_title(self.candidate)
 
     @property
     def admitted(self) -> bool:
@@ -432,10 +435,10 @@ class LayoutVerdict:
         """Layout, reason and smallest change."""
         colon = say(en=": ", fr=" : ")
         change = "" if self.change is None else f" → {self.change.words}"
-        return self.candidate.title + colon + self.sentence + change
+        return self.title + colon + self.sentence + change
 
     def __str__(self) -> str:
-        lines = [self.candidate.title, self.sentence]
+        lines = [self.title, self.sentence]
         if self.change is not None:
             words = self.change.words
             lines.append(say(en=f"Smallest change: {words}.", fr=f"Plus petit changement : {words}."))
@@ -450,9 +453,9 @@ class LayoutVerdict:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        change = None if self.change is None else {"to": self.change.to.as_dict(), "words": self.change.words}
+        change = None if self.change is None else {"to": layout_row(self.change.to), "words": self.change.words}
         return {
-            "layout": self.candidate.as_dict(),
+            "layout": layout_row(self.candidate),
             "reason": self.reason,
             "sentence": self.sentence,
             "smallest_change": change,
@@ -463,47 +466,36 @@ class LayoutVerdict:
         }
 
 
-def refused(
-    question: Question, result: SearchResult, candidate: PlannedLayout, reason: str, *, gpus: int = 0
-) -> LayoutVerdict:
+def refused(result: SearchResult, candidate: LayoutFields, reason: str, *, gpus: int = 0) -> LayoutVerdict:
     """Judge a refused layout; where memory is missing, single changes are tried, which takes milliseconds.
 
     Args:
         gpus: that its degrees do not multiply to, for the reason `gpus`.
     """
     meaningful = reason in ("memory", "host", "hours")  # its degrees make sense, so bytes and seconds exist
-    step = memory = math.nan
+    step, memory, question = math.nan, math.nan, result.space.question
     if meaningful:
-        layout = layouts_of([candidate], result.space)
-        parts = step_parts(question.subject.workload, question.cluster, layout, question.calibration)
-        memories = layout_memories(result.space, columns_of([candidate], result.space), question.cluster.gpu)
-        step, memory = float(parts.step_s[0]), float(memories.total_bytes[0])
-        sentence = cost_sentence(question, result, candidate, reason, step, float(memories.host[0]))
+        memories, step_s = _estimated(result.space, columns_of([candidate]))
+        step, memory = float(step_s[0]), float(memories.total_bytes[0])
+        sentence = cost_sentence(result.space, candidate, reason, step, float(memories.host[0]))
     elif reason == "gpus":
         sentence = _wrong_product(candidate, gpus)
     else:
         sentence = _SENTENCES[reason](question, candidate)
-    change = smallest_change(question, result, candidate, meaningful)
+    change = smallest_change(result, candidate, meaningful)
     if change is not None and reason == "gpus":
         change.changed.pop("gpus", None)  # it follows from the degrees, and was given
     tried: list[LayoutChange] = []
     if reason == "memory":
         # A lever that is illegal itself is none.
-        legal = [
-            neighbour
-            for neighbour in lighter_neighbours(question, candidate)
-            if not code_of(question, result.space, neighbour)
-        ]
+        legal = [neighbour for neighbour in lighter_neighbours(question, candidate) if not code_of(question, neighbour)]
         # Those that fit first, then the fastest.
-        tried = sorted(
-            changes(question, result, candidate, legal, True), key=lambda lever: (not lever.fits, lever.step_s)
-        )
+        tried = sorted(changes(result, candidate, legal, True), key=lambda lever: (not lever.fits, lever.step_s))
     return LayoutVerdict(candidate, reason, sentence, change, tuple(tried), 0, step, memory)
 
 
-def admitted(question: Question, result: SearchResult, index: int) -> LayoutVerdict:
+def admitted(result: SearchResult, index: int) -> LayoutVerdict:
     """Judge an admitted layout: its rank, and what makes it slower than the first."""
-    candidate = candidates_of(result.space, result.admitted[index])[0]
     step = float(result.step_s[index])
     if index == 0:
         sentence = say(en="the fastest of all that fit.", fr="la plus rapide de toutes celles qui tiennent.")
@@ -523,7 +515,7 @@ def admitted(question: Question, result: SearchResult, index: int) -> LayoutVerd
             f"{part_text}.",
         )
     total = float(result.memory.total_bytes[index])
-    return LayoutVerdict(candidate, "", sentence, None, (), index + 1, step, total)
+    return LayoutVerdict(result.layout(index), "", sentence, None, (), index + 1, step, total)
 
 
 def beside(result: SearchResult, value_result: SearchResult) -> LayoutVerdict:
@@ -532,7 +524,6 @@ def beside(result: SearchResult, value_result: SearchResult) -> LayoutVerdict:
     Args:
         value_result: a search of that value alone.
     """
-    candidate = candidates_of(value_result.space, value_result.admitted[0])[0]
     step = float(value_result.step_s[0])
     rank = int(np.searchsorted(result.step_s, step)) + 1  # admitted steps ascend; its place, had it been searched
     ratio = step / float(result.step_s[0])
@@ -543,7 +534,8 @@ def beside(result: SearchResult, value_result: SearchResult) -> LayoutVerdict:
         fr=f"tient, avec une valeur que la recherche n’essaie pas ; elle serait numéro {rank}, {percent} % plus "
         f"{'rapide' if ratio < 1 else 'lente'} que la première.",
     )
-    return LayoutVerdict(candidate, "", sentence, None, (), rank, step, float(value_result.memory.total_bytes[0]))
+    total = float(value_result.memory.total_bytes[0])
+    return LayoutVerdict(value_result.layout(0), "", sentence, None, (), rank, step, total)
 
 
 FIELDS: Final = ("gpus", "dp", "tp", "pp", "cp", "ep", "zero", "micro_batch", "schedule", "chunks", "checkpointing",
@@ -551,13 +543,13 @@ FIELDS: Final = ("gpus", "dp", "tp", "pp", "cp", "ep", "zero", "micro_batch", "s
 """By which a layout is asked for."""
 
 
-def checked(fields: Mapping[str, Any], space: Space) -> dict[str, int]:
-    """Check fields, and convert them to columns of a space.
+def checked(fields: Mapping[str, Any]) -> dict[str, int]:
+    """Check fields, and convert them to columns.
 
     Raises:
         LabError: for an unknown field, word or number.
     """
-    legal: dict[str, tuple[Any, ...]] = {**space.words, "sequence_parallel": (False, True), "zero": (0, 1, 2, 3)}
+    legal: dict[str, tuple[Any, ...]] = {**COLUMN_VALUES, "zero": (0, 1, 2, 3)}
     columns: dict[str, int] = {}
     for name, value in fields.items():
         if name not in FIELDS:
@@ -575,42 +567,36 @@ def checked(fields: Mapping[str, Any], space: Space) -> dict[str, int]:
 def matching(result: SearchResult, flat_indices: Integers, fields: Mapping[str, Any]) -> Integers:
     """Select the layouts that have these values: their places in `flat_indices`, in order."""
     columns = result.space.columns(flat_indices)
-    column_values = checked(fields, result.space)
+    column_values = checked(fields)
     # No field at all: every layout matches.
     return np.flatnonzero(
         np.all([columns[name] == value for name, value in column_values.items()] or [flat_indices >= 0], axis=0)
     )
 
 
-def verdict_of(question: Question, result: SearchResult, fields: Mapping[str, Any]) -> LayoutVerdict:
+def verdict_of(result: SearchResult, fields: Mapping[str, Any]) -> LayoutVerdict:
     """Judge the layout that some fields ask for.
 
     Raises:
         LabError: for an unknown field or an illegal value.
     """
+    question = result.space.question
     if fields.get("engine") in OFFERS and fields["engine"] not in question.engines:
         question = replace(question, engines=(*question.engines, fields["engine"]))
-        # `names` may get one more at its end: codes and indices of the search stay valid.
-        result = replace(result, space=replace(result.space, names=question.engines))
-    column_values = checked(fields, result.space)
+        result = replace(result, space=replace(result.space, question=question))
+    column_values = checked(fields)
     numbers = [column_values["gpus"]] if "gpus" in column_values else list(question.gpus)
     if not _some_degrees(question, column_values, numbers):
-        return refused(question, result, _asked(question, column_values), "gpus", gpus=numbers[0])
+        return refused(result, _asked(question, column_values), "gpus", gpus=numbers[0])
     indices = matching(result, result.admitted, fields)
     if indices.size:
-        return admitted(question, result, int(indices[0]))
+        return admitted(result, int(indices[0]))
+    # The values asked for, of each column one; all other columns as in any search.
     fixed_values = {name: (value,) for name, value in column_values.items() if name != "gpus"}
-    value_result = search(
-        # The values asked for, of each column one; all other columns as in any search.
-        question.space(fixed_values, gpus=numbers),
-        question.cluster,
-        question.calibration,
-        step_limit_s=question.step_limit_s,
-    )
+    value_result = search(space_of(question, fixed_values, numbers))
     if value_result.admitted.size:  # with a value that the search does not try, a micro-batch of 5 say
         return beside(result, value_result)
-    layout, reason = _furthest(value_result, result)
-    return refused(question, result, layout, reason)
+    return refused(result, *_furthest(value_result, result))
 
 
 def _some_degrees(question: Question, column_values: Mapping[str, int], numbers: Sequence[int]) -> bool:
@@ -626,18 +612,19 @@ def _some_degrees(question: Question, column_values: Mapping[str, int], numbers:
     return bool(over)
 
 
-def _asked(question: Question, column_values: Mapping[str, int]) -> PlannedLayout:
+def _asked(question: Question, column_values: Mapping[str, int]) -> LayoutFields:
     """The layout asked for, with the plainest values for what was left out."""
-    words = {**WORDS, "engine": question.engines}
     fields: dict[str, Any] = {"engine": question.engines[0], "micro_batch": 1}
     fields |= {
-        name: words[name][value] if name in words else value for name, value in column_values.items() if name != "gpus"
+        name: COLUMN_VALUES[name][value] if name in COLUMN_VALUES else value
+        for name, value in column_values.items()
+        if name != "gpus"
     }
     number = question.batch // (fields.get("dp", 1) * fields["micro_batch"])
-    return PlannedLayout(**fields, micro_batches=number)
+    return planned_layout(**fields, micro_batches=number)
 
 
-def _furthest(value_result: SearchResult, result: SearchResult) -> tuple[PlannedLayout, str]:
+def _furthest(value_result: SearchResult, result: SearchResult) -> tuple[LayoutFields, str]:
     """Of layouts of which none is admitted, one whose reason comes last, and that reason.
 
     For bytes it is the lightest, else the one most like the fastest admitted layout.
@@ -657,6 +644,5 @@ def _furthest(value_result: SearchResult, result: SearchResult) -> tuple[Planned
         light = value_result.heavy_bytes[np.isin(value_result.heavy, flat_indices)]
         flat_indices = value_result.heavy[np.isin(value_result.heavy, flat_indices)][np.argsort(light, kind="stable")]
     else:
-        best = candidates_of(result.space, result.admitted[0])[0]
-        flat_indices = flat_indices[np.argsort(differences(space, flat_indices, best), kind="stable")]
+        flat_indices = flat_indices[np.argsort(differences(space, flat_indices, result.layout(0)), kind="stable")]
     return candidates_of(space, flat_indices[0])[0], REASONS[code]

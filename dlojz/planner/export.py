@@ -13,24 +13,24 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say, shortest
 from dlojz.config.deepspeed_json import deepspeed_json
+from dlojz.config.fields import LayoutFields
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware.clusters import Machine
 from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.planner.planned_model import OF_THE_LAB, OFFERS
 from dlojz.planner.question import Question
-from dlojz.planner.space import PlannedLayout, run_config_of
+from dlojz.planner.space import layout_title, run_config_of
 
-_TITAN_SCHEDULES: Final = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}
+_TITAN_SCHEDULES: Final[dict[str | None, str]] = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}
 
 
 def megatron_arguments(
-    layout: PlannedLayout, size: DecoderSize, precision: str, flash: bool, steps: int | None
+    layout: LayoutFields, size: DecoderSize, precision: str, flash: bool, steps: int | None
 ) -> list[str]:
     """Arguments of `pretrain_gpt.py` for engines megatron-core and megatron-deepspeed, without data and tokenizer.
 
@@ -57,9 +57,9 @@ def megatron_arguments(
     if size.experts:
         words += ["--num-experts", size.experts, "--moe-router-topk", size.top_k, "--moe-layer-freq", size.every]
         words += ["--moe-token-dispatcher-type", "alltoall"]
-    if layout.chunks > 1:
+    if (layout.chunks or 1) > 1:
         words += ["--num-virtual-stages-per-pipeline-rank", layout.chunks]
-    if layout.engine == "megatron-deepspeed":
+    if layout.engine in DEEPSPEED:
         words += ["--deepspeed", "--deepspeed_config", "ds_config.json", "--zero-stage", layout.zero]
         words += ["--checkpoint-activations"] * (layout.checkpointing == "full")
         return [str(word) for word in words]
@@ -73,7 +73,7 @@ def megatron_arguments(
     return [str(word) for word in words]
 
 
-def torchtitan_arguments(layout: PlannedLayout, sequence_length: int | None, layers: int) -> list[str]:
+def torchtitan_arguments(layout: LayoutFields, sequence_length: int | None, layers: int) -> list[str]:
     """Arguments of torchtitan, beside the file of the model.
 
     A schedule that torch has no class for is read from the file that `dlojz pipeline` exports.
@@ -97,7 +97,7 @@ def torchtitan_arguments(layout: PlannedLayout, sequence_length: int | None, lay
     if layout.pp > 1:
         words += ["--parallelism.pipeline_parallel_microbatch_size", layout.micro_batch]
         # Stages × chunks, rounded up.
-        words += ["--parallelism.pipeline_parallel_layers_per_stage", -(-layers // (layout.pp * layout.chunks))]
+        words += ["--parallelism.pipeline_parallel_layers_per_stage", -(-layers // (layout.pp * (layout.chunks or 1)))]
         words += [
             "--parallelism.pipeline_parallel_schedule",
             _TITAN_SCHEDULES.get(layout.schedule, "PipelineScheduleMulti"),
@@ -116,44 +116,35 @@ def torchrun_arguments(gpus: int, gpus_per_node: int) -> list[str]:
 
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_@.+,&|-]{0,64}")
-MEGATRON: Final = ("megatron-core", "megatron-deepspeed")
-DEEPSPEED: Final = ("deepspeed", "megatron-deepspeed")
+MEGATRON: Final[tuple[str, ...]] = ("megatron-core", "megatron-deepspeed")
+DEEPSPEED: Final[tuple[str, ...]] = ("deepspeed", "megatron-deepspeed")
 
 
-@dataclass(frozen=True, eq=False)
-class ChosenLayout:
-    """Layout with the question that it answers."""
+def is_run(question: Question, layout: LayoutFields) -> bool:
+    """Tell whether `dlojz.run` runs a layout.
 
-    candidate: PlannedLayout
-    question: Question
-
-    @property
-    def is_run(self) -> bool:
-        """Whether `dlojz.run` runs it.
-
-        That takes a model of the catalogue, an engine of the lab, context parallelism beside data parallelism alone,
-        and expert parallelism without ZeRO and pipeline.
-        """
-        layout = self.candidate
-        runs = bool(self.question.subject.catalogue) and layout.engine in OF_THE_LAB and not _rings_beside(layout)
-        return runs and (layout.ep == 1 or (layout.zero == 0 and layout.pp == 1))
+    That takes a model of the catalogue, an engine of the lab, context parallelism beside data parallelism alone, and
+    expert parallelism without ZeRO and pipeline.
+    """
+    runs = bool(question.subject.catalogue) and layout.engine in OF_THE_LAB and not _rings_beside(layout)
+    return runs and (layout.ep == 1 or (layout.zero == 0 and layout.pp == 1))
 
 
-def _rings_beside(layout: PlannedLayout) -> bool:
+def _rings_beside(layout: LayoutFields) -> bool:
     """Whether context parallelism is combined with more than data parallelism."""
     return layout.cp > 1 and (layout.zero > 0 or max(layout.tp, layout.pp, layout.ep) > 1)
 
 
-def run_config(choice: ChosenLayout, **overrides: Any) -> RunConfig:
+def run_config(question: Question, layout: LayoutFields, **overrides: Any) -> RunConfig:
     """Convert a layout to a `RunConfig`.
 
     Args:
-        **others: fields of `RunConfig`, e.g. steps.
+        **overrides: fields of `RunConfig`, e.g. steps.
 
     Raises:
         LabError: if the model is not of the catalogue, or the engine not one that `dlojz.run` runs.
     """
-    layout, subject = choice.candidate, choice.question.subject
+    subject = question.subject
     if _rings_beside(layout):
         raise refusal(
             en=f"context parallelism over {layout.cp} ranks is run by this lab with DDP alone (zero=0, tp=1, pp=1), "
@@ -164,24 +155,23 @@ def run_config(choice: ChosenLayout, **overrides: Any) -> RunConfig:
             f"pas avec zero={layout.zero}, tp={layout.tp}, pp={layout.pp} : choisissez une configuration avec "
             "plan.choose(cp=1), ou prenez documents().",
         )
-    if not choice.is_run:
+    if not is_run(question, layout):
         raise refusal(
             en=f"{subject.name} with {layout.engine} is no run of this lab: its model must be of the catalogue and "
             "its engine torch, by_hand or deepspeed; take documents() instead.",
             fr=f"{subject.name} avec {layout.engine} n’est pas une exécution de ce TP : il faut un modèle du "
             "catalogue et engine torch, by_hand ou deepspeed ; prenez documents().",
         )
-    return run_config_of(subject, choice.question.precision, layout, **overrides)
+    return run_config_of(subject, question.precision, layout, **overrides)
 
 
-def deepspeed_document(choice: ChosenLayout) -> dict[str, Any]:
+def deepspeed_document(question: Question, layout: LayoutFields) -> dict[str, Any]:
     """Write DeepSpeed's configuration of a layout whose engine is DeepSpeed's.
 
     Source: deepspeed.ai, "DeepSpeed Configuration JSON".
     """
-    layout, question = choice.candidate, choice.question
-    if choice.is_run:
-        return deepspeed_json(run_config(choice))
+    if is_run(question, layout):
+        return deepspeed_json(run_config(question, layout))
     zero: dict[str, Any] = {"stage": layout.zero}
     location = {"device": "cpu", "pin_memory": True}
     if layout.offload != "none":
@@ -204,14 +194,13 @@ def deepspeed_document(choice: ChosenLayout) -> dict[str, Any]:
     return settings
 
 
-def program(choice: ChosenLayout) -> list[str]:
+def program(question: Question, layout: LayoutFields) -> list[str]:
     """Program and its arguments, as words, after torchrun's own.
 
     Raises:
         LabError: for what `dlojz.run` runs.
     """
-    layout, question = choice.candidate, choice.question
-    if choice.is_run:
+    if is_run(question, layout):
         raise refusal(
             en=f"{question.subject.catalogue} is run by the lab itself: dlojz.run(plan.best.config()), and "
             "`dlojz plan --script` shows the job script.",
@@ -229,25 +218,27 @@ def program(choice: ChosenLayout) -> list[str]:
     return ["train.py", "--deepspeed", "--deepspeed_config", "ds_config.json"]
 
 
-def documents(choice: ChosenLayout) -> dict[str, str]:
+def documents(question: Question, layout: LayoutFields) -> dict[str, str]:
     """Write the files that a layout needs, by name.
 
     `run_config.json` (what `dlojz.run` runs), `ds_config.json` (DeepSpeed), `arguments.txt` (words of the program,
     one a line), `torchrun.txt`.
     """
-    layout = choice.candidate
     files: dict[str, str] = {}
-    if choice.is_run:
-        files["run_config.json"] = run_config(choice).to_json() + "\n"
+    runs = is_run(question, layout)
+    if runs:
+        files["run_config.json"] = run_config(question, layout).to_json() + "\n"
     if layout.engine in DEEPSPEED:
-        files["ds_config.json"] = json.dumps(deepspeed_document(choice), indent=2) + "\n"
-    if not choice.is_run:
-        files["arguments.txt"] = "\n".join(program(choice)) + "\n"
-    files["torchrun.txt"] = "\n".join(torchrun_arguments(layout.gpus, choice.question.cluster.gpus_per_node)) + "\n"
+        files["ds_config.json"] = json.dumps(deepspeed_document(question, layout), indent=2) + "\n"
+    if not runs:
+        files["arguments.txt"] = "\n".join(program(question, layout)) + "\n"
+    files["torchrun.txt"] = "\n".join(torchrun_arguments(layout.world_size, question.cluster.gpus_per_node)) + "\n"
     return files
 
 
-def batch_script(choice: ChosenLayout, site: Machine, *, hours: float = 1.0, account: str = "") -> str:
+def batch_script(
+    question: Question, layout: LayoutFields, site: Machine, *, hours: float = 1.0, account: str = ""
+) -> str:
     """Write the job script of a layout on a machine, for `sbatch`.
 
     Args:
@@ -259,8 +250,8 @@ def batch_script(choice: ChosenLayout, site: Machine, *, hours: float = 1.0, acc
         LabError: if the account is no name, no quality of service gives so many GPUs for so long, or the model is of
             the catalogue (`dlojz.running.launch` writes its script).
     """
-    layout, full = choice.candidate, choice.question.cluster.gpus_per_node
-    node_gpus = min(layout.gpus, full)
+    gpus, full = layout.world_size, question.cluster.gpus_per_node
+    node_gpus = min(gpus, full)
     if not _PLAIN.fullmatch(account):
         raise LabError(say(en=f"{account!r} is no name of an account.", fr=f"{account!r} n’est pas un nom de compte."))
     minutes = max(1, round(60 * hours))  # sbatch takes whole minutes
@@ -269,21 +260,21 @@ def batch_script(choice: ChosenLayout, site: Machine, *, hours: float = 1.0, acc
         "partition": site.partition,
         "constraint": site.constraint,
         "account": account + site.account_suffix if account and not account.endswith(site.account_suffix) else account,
-        "qos": fitting_qos(site, layout.gpus, hours),
-        "nodes": -(-layout.gpus // full),  # rounded up
+        "qos": fitting_qos(site, gpus, hours),
+        "nodes": -(-gpus // full),  # rounded up
         "ntasks-per-node": 1,
         "gres": f"{site.gres}:{node_gpus}" if site.gres else "",
         "cpus-per-task": site.cpus_per_gpu * node_gpus,
         "hint": "nomultithread" if site.nomultithread else "",
         "time": f"{minutes // 60:02d}:{minutes % 60:02d}:00",
     }
-    lines = ["#!/bin/bash", say(en=f"# Planned: {layout.title}", fr=f"# Planifié : {layout.title}")]
+    lines = ["#!/bin/bash", say(en=f"# Planned: {layout_title(layout)}", fr=f"# Planifié : {layout_title(layout)}")]
     lines += [f"#SBATCH --{name}={value}" for name, value in options.items() if value not in ("", None)]
     lines += ["", *(" ".join(map(shlex.quote, line)) for line in site.setup), "set -eu"]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in site.environment.items()]
     # torchrun's rendezvous needs one address.
-    lines += ['HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'] if layout.gpus > full else []
-    return "\n".join([*lines, "", _command(torchrun_arguments(layout.gpus, full), program(choice))]) + "\n"
+    lines += ['HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'] if gpus > full else []
+    return "\n".join([*lines, "", _command(torchrun_arguments(gpus, full), program(question, layout))]) + "\n"
 
 
 def _command(launcher: Sequence[str], words: Sequence[str]) -> str:

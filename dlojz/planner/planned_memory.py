@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 
 from dlojz.base.display_hook import wanted
 from dlojz.base.language import say
+from dlojz.config.fields import LayoutFields
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import Memories, memories
 from dlojz.cost_model.layouts import Integers
 from dlojz.hardware import Device
 from dlojz.planner.planned_model import OF_THE_LAB
-from dlojz.planner.space import PlannedLayout, Space, candidates_from, columns_of, run_config_of
+from dlojz.planner.space import COLUMN_VALUES, Space, candidates_from, columns_of, run_config_of
 from dlojz.results.footprint import CATEGORIES
 
 _KEY: Final = (
@@ -38,16 +39,16 @@ def is_forecast(space: Space, columns: Mapping[str, Integers]) -> NDArray[np.boo
 
     Precisions that only published measurements have (fp8, tf32) are none of the lab's either.
     """
-    if not space.subject.catalogue or space.precision not in ("fp32", "bf16", "fp16"):
+    if not space.question.subject.catalogue or space.question.precision not in ("fp32", "bf16", "fp16"):
         return np.zeros(columns["dp"].size, bool)
     # Engine column → whether the lab runs it.
-    lab = np.array([name in OF_THE_LAB for name in space.words["engine"]])[columns["engine"]]
+    lab = np.array([name in OF_THE_LAB for name in COLUMN_VALUES["engine"]])[columns["engine"]]
     experts = (columns["ep"] == 1) | ((columns["zero"] == 0) & (columns["pp"] == 1))
     eligible: NDArray[np.bool_] = lab & (columns["cp"] == 1) & experts
     return eligible
 
 
-def layout_memories(space: Space, columns: Mapping[str, Integers], device: Device) -> Memories:
+def layout_memories(space: Space, columns: Mapping[str, Integers]) -> Memories:
     """Bytes on the fullest rank of every layout.
 
     Args:
@@ -60,28 +61,35 @@ def layout_memories(space: Space, columns: Mapping[str, Integers], device: Devic
     closed_form = np.flatnonzero(~forecast)  # not the lab's runs: the cost model's closed form
     if closed_form.size:
         layouts = space.cost_layouts({name: column[closed_form] for name, column in columns.items()})
-        closed = memories(space.subject.workload, layouts)
+        closed = memories(space.question.subject.workload, layouts)
         for name, column in bytes_by_name.items():
             column[closed_form] = getattr(closed, name)
     for config, indices in _groups(space, columns, np.flatnonzero(forecast)):
         sizes, numbers = (columns[name][indices].tolist() for name in ("micro_batch", "micro_batches"))
-        fullest_bytes = _fullest(config, tuple(zip(sizes, numbers, strict=True)), device)
+        fullest_bytes = _fullest(config, tuple(zip(sizes, numbers, strict=True)), space.question.cluster.gpu)
         for name, column in bytes_by_name.items():
             column[indices] = fullest_bytes[name]
     return Memories(**bytes_by_name)
 
 
-def searched_memories(space: Space, columns: Mapping[str, Integers], device: Device) -> Memories:
+def fits(space: Space, columns: Mapping[str, Integers], needs: Memories) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Tell which layouts fit on their GPUs, and which into the memory of a host, which the ranks of a node share."""
+    cluster = space.question.cluster
+    node_gpus = np.minimum(cluster.gpus_per_node, columns["gpus"])
+    return needs.total_bytes <= cluster.gpu.memory_bytes, needs.host * node_gpus <= cluster.host_memory_bytes
+
+
+def searched_memories(space: Space, columns: Mapping[str, Integers]) -> Memories:
     """As `layout_memories`, for many layouts: what has to be traced first is traced with a progress bar, and kept."""
     forecast = np.flatnonzero(is_forecast(space, columns))
     if not forecast.size:
-        return layout_memories(space, columns, device)
+        return layout_memories(space, columns)
     from dlojz.prediction.many_layouts import kept_summaries  # loads torch
 
     configs = [config for config, _ in _groups(space, columns, forecast)]  # the groups are few, the layouts many
     with kept_summaries(configs[0]):
         _trace_missing(space, configs)
-        return layout_memories(space, columns, device)
+        return layout_memories(space, columns)
 
 
 def _trace_missing(space: Space, configs: list[RunConfig]) -> None:
@@ -93,7 +101,7 @@ def _trace_missing(space: Space, configs: list[RunConfig]) -> None:
         return
     from tqdm.auto import tqdm
 
-    name = space.subject.name
+    name = space.question.subject.name
     words = say(
         en=f"tracing the blocks of {name} (once; kept for the next plan)",
         fr=f"tracé des blocs de {name} (une seule fois ; conservé pour la suite)",
@@ -114,14 +122,12 @@ class RankMemory:
         layers: layers, or blocks, that it holds.
         in_flight: micro-batches whose activations it keeps at most; of all its chunks together.
         parts: bytes by category (`dlojz.planner.search.PARTS`).
-        host: bytes in the host's memory.
     """
 
     stage: int
     layers: int
     in_flight: float
     parts: dict[str, float]
-    host: float
 
     @property
     def total_bytes(self) -> float:
@@ -129,18 +135,18 @@ class RankMemory:
         return sum(self.parts.values())
 
 
-def forecast_ranks(space: Space, candidate: PlannedLayout, device: Device) -> list[RankMemory] | None:
+def forecast_ranks(space: Space, candidate: LayoutFields) -> list[RankMemory] | None:
     """Memory of the first rank of every stage of a run of this lab; None for another layout."""
-    columns = columns_of([candidate], space)
+    columns = columns_of([candidate])
     if not is_forecast(space, columns)[0]:
         return None
     config, _ = _groups(space, columns, np.array([0]))[0]
     ranks = []
     for stage, (stage_bytes, num_in_flight, blocks) in enumerate(
-        _stages(config, ((candidate.micro_batch, candidate.micro_batches),), device)
+        _stages(config, ((candidate.micro_batch, candidate.micro_batches),), space.question.cluster.gpu)
     ):
-        parts = {name: float(column[0]) for name, column in stage_bytes.items()}
-        ranks.append(RankMemory(stage, blocks, num_in_flight, parts, parts.pop("host")))
+        parts = {name: float(column[0]) for name, column in stage_bytes.items() if name != "host"}
+        ranks.append(RankMemory(stage, blocks, num_in_flight, parts))
     return ranks
 
 
@@ -148,6 +154,7 @@ def _groups(space: Space, columns: Mapping[str, Integers], indices: Integers) ->
     """Layouts that differ in their micro-batches alone, each with a configuration that stands for them."""
     if not indices.size:
         return []
+    question = space.question
     keys = np.stack([columns[name][indices] for name in _KEY], axis=1)  # (layouts, columns of the key)
     distinct, group = np.unique(keys, axis=0, return_inverse=True)
     order = np.argsort(group.reshape(-1), kind="stable")
@@ -157,9 +164,9 @@ def _groups(space: Space, columns: Mapping[str, Integers], indices: Integers) ->
     for group_index in range(len(distinct)):
         members = indices[order[starts[group_index] : starts[group_index + 1]]]
         of_most = members[int(np.argmax(number[members]))]  # a schedule may need as many micro-batches as stages
-        candidate = candidates_from({name: column[of_most : of_most + 1] for name, column in columns.items()}, space)[0]
+        candidate = candidates_from({name: column[of_most : of_most + 1] for name, column in columns.items()})[0]
         # micro_batch=1: a stand-in; the sizes are passed beside it.
-        groups.append((run_config_of(space.subject, space.precision, candidate, micro_batch=1), members))
+        groups.append((run_config_of(question.subject, question.precision, candidate, micro_batch=1), members))
     return groups
 
 
@@ -196,6 +203,3 @@ def _stages(
         }
         stages.append((stage_bytes, rank.in_flight, rank.blocks))
     return stages
-
-
-__all__ = ["RankMemory", "columns_of", "forecast_ranks", "is_forecast", "layout_memories", "searched_memories"]

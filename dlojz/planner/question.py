@@ -6,24 +6,22 @@ What no layout could ever satisfy is refused here, in one sentence with what wou
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from dlojz.base.contract import check_whole
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal, say
-from dlojz.cost_model import Calibration
+from dlojz.base.language import one_of, refusal
+from dlojz.cost_model import Calibration, calibration
 from dlojz.hardware import Cluster, Precision
 from dlojz.planner.planned_model import Subject
-from dlojz.planner.space import Space, space_of
 
 MOST_GPUS: Final = 2**17
 MOST_BATCH: Final = 2**24
 FLASH_FROM: Final = ("a100", "h100", "h200")
 """GPUs on which attention is one fused kernel by default. Source: Dao-AILab/flash-attention, README: from Ampere on."""
+PROFILE_OF_GPU: Final = {"v100": "v100", "a100": "a100", "h100": "h100", "h200": "h100"}
+"""The calibration of each generation; H200 has the processor of H100 with more memory."""
 MARGINAL: Final = 0.9
 """Share of a GPU's memory from which a layout is called marginal: readings scatter by some percent, and the allocator
 that frees and asks again has slowed published runs by 15 to 25 % (MPT, 30 B on 8 GPUs)."""
@@ -67,20 +65,11 @@ class Question:
         """Memory of one GPU."""
         return self.cluster.gpu.memory_bytes
 
-    def space(
-        self, fixed_values: Mapping[str, Sequence[int]] | None = None, gpus: Iterable[int] | None = None
-    ) -> Space:
-        """All layouts of the question.
 
-        Args:
-            fixed_values: values of columns to take instead of all.
-            gpus: numbers to try instead.
-        """
-        numbers = gpus or self.gpus
-        return space_of(
-            self.subject, numbers, self.batch, self.engines, self.precision, self.fused_attention, fixed_values,
-            fused_loss=self.fused_loss,
-        )  # fmt: skip
+def calibration_of(site: Cluster) -> Calibration:
+    """The calibration of a cluster's GPUs, which their generation names; an empty one where there is none."""
+    profile = PROFILE_OF_GPU.get(site.gpu.generation)
+    return Calibration(site.gpu.name) if profile is None else calibration(profile)
 
 
 def check_gpus(cluster: Cluster, number: object) -> int:
@@ -128,35 +117,3 @@ def check_precision(cluster: Cluster, precision: str | None) -> Precision:
             fr=f"{cluster.gpu.title} n’a pas d’unités de calcul {precision} : prenez {' ou '.join(legal)}.",
         )
     raise LabError(one_of("precision", precision, legal))
-
-
-def batch_refusal(question: Question) -> str:
-    """Say that no layout divides the batch, with the nearest ones that work; empty if one does."""
-    replicas = {number: _replicas(question, number) for number in question.gpus}
-    # Each number of GPUs has its own degrees.
-    if any(question.batch % dp == 0 for degrees in replicas.values() for dp in degrees):
-        return ""
-    number, batch = question.gpus[0], question.batch
-    fewest = min(replicas[number], default=0)
-    if not fewest:
-        return ""  # no degrees at all suit the model, which the search says better
-    below = max((batch // dp * dp for dp in replicas[number]), default=0)
-    above = min(-(-batch // dp) * dp for dp in replicas[number])  # multiples of dp around the batch
-    works = say(en=" or ", fr=" ou ").join(str(batch_size) for batch_size in (below, above) if batch_size)
-    name = question.cluster.name
-    return say(
-        en=f"no layout on {number} GPUs of {name} can deal a batch of {batch} out: the replicas, at least {fewest}, "
-        f"must divide it; use {works}.",
-        fr=f"aucune configuration sur {number} GPU de {name} ne peut répartir un batch de {batch} : les répliques, au "
-        f"moins {fewest}, doivent le diviser ; prenez {works}.",
-    )
-
-
-def _replicas(question: Question, number: int) -> set[int]:
-    """Numbers of replicas that the model and an engine allow; a batch of all GPUs is one that any of them divides."""
-    space = space_of(
-        question.subject, (number,), number, question.engines, question.precision, question.fused_attention,
-        {"micro_batch": (1,)},
-    )  # fmt: skip
-    rows = np.flatnonzero((space.codes == 0).any(axis=1))  # at least one option allows it
-    return set(space.degrees["dp"][rows].tolist())

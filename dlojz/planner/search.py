@@ -13,14 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlojz.base.errors import LabError
-from dlojz.cost_model import Calibration, Memories, Parts, StepSimulation, simulate, step_parts
+from dlojz.config.fields import LayoutFields
+from dlojz.cost_model import Memories, Parts, StepSimulation, simulate, step_parts
 from dlojz.cost_model.layout_memory import in_flight, stage_memory
 from dlojz.cost_model.layouts import Integers, Reals
 from dlojz.cost_model.passes import stages_of
 from dlojz.cost_model.step import weights_of
-from dlojz.hardware import Cluster, Device
-from dlojz.planner.planned_memory import RankMemory, forecast_ranks, searched_memories
-from dlojz.planner.space import CODE, PlannedLayout, Space, layouts_of
+from dlojz.hardware import Cluster
+from dlojz.planner.planned_memory import RankMemory, fits, forecast_ranks, searched_memories
+from dlojz.planner.space import CODE, Space, candidates_of, columns_of
 
 MOST_ACTIONS: Final = 200_000
 """Of all simulated schedules together: forwards and backwards of micro-batches on all stages; about a second."""
@@ -62,47 +63,42 @@ class SearchResult:
         gpus: Integers = self.space.degrees["gpus"][self.admitted // self.codes.shape[1]]
         return gpus
 
+    def layout(self, index: int) -> LayoutFields:
+        """The admitted layout of a place."""
+        return candidates_of(self.space, self.admitted[index])[0]
+
     @property
     def num_layouts(self) -> int:
         """Layouts of the space, those that say the same as a plainer one not counted."""
         return int(np.count_nonzero(self.codes != CODE["same"]))
 
 
-def search(space: Space, cluster: Cluster, calibration: Calibration, *, step_limit_s: float = np.inf) -> SearchResult:
-    """Search a whole space: bytes and seconds of every layout.
-
-    Args:
-        step_limit_s: a step that takes longer does not end within the time allowed.
-    """
-    codes = space.codes.copy()
+def search(space: Space) -> SearchResult:
+    """Search a whole space: bytes and seconds of every layout."""
+    question, codes = space.question, space.codes.copy()
+    cluster = question.cluster
     flat = codes.reshape(-1)
     flat_indices = np.flatnonzero(flat == 0)
     columns = space.columns(flat_indices)
     layouts = space.cost_layouts(columns)
-    memories = searched_memories(space, columns, cluster.gpu)  # bytes first: seconds are computed for what fits alone
-    total = memories.total_bytes
-    too_much = total > cluster.gpu.memory_bytes
-    node_gpus = np.minimum(cluster.gpus_per_node, columns["gpus"])  # ranks that share one host
-    host_exceeded = memories.host * node_gpus > cluster.host_memory_bytes
-    flat[flat_indices[host_exceeded]] = CODE["host"]
-    flat[flat_indices[too_much]] = CODE["memory"]  # last, so that a layout refused for both says "memory"
-    fits = ~(too_much | host_exceeded)
-    parts = step_parts(space.subject.workload, cluster, layouts[fits], calibration)
-    slow = parts.step_s > step_limit_s
-    # `places[kept][slow]`: flat index of each layout that fits but is slow.
-    flat[flat_indices[fits][slow]] = CODE["hours"]
+    memories = searched_memories(space, columns)  # bytes first: seconds are computed for what fits alone
+    on_gpu, on_host = fits(space, columns, memories)
+    flat[flat_indices[~on_host]] = CODE["host"]
+    flat[flat_indices[~on_gpu]] = CODE["memory"]  # last, so that a layout refused for both says "memory"
+    timed = on_gpu & on_host
+    parts = step_parts(question.subject.workload, cluster, layouts[timed], question.calibration)
+    slow = parts.step_s > question.step_limit_s  # does not end within the time allowed
+    flat[flat_indices[timed][slow]] = CODE["hours"]
     # Slow ones sort last and are cut off.
     order = np.argsort(np.where(slow, np.inf, parts.step_s), kind="stable")[: int((~slow).sum())]
     admitted_parts = Parts(**{field.name: getattr(parts, field.name)[order] for field in fields(Parts)})
-    memory = Memories(**{field.name: getattr(memories, field.name)[fits][order] for field in fields(Memories)})
-    admitted = flat_indices[fits][order]
+    memory = Memories(**{field.name: getattr(memories, field.name)[timed][order] for field in fields(Memories)})
+    admitted = flat_indices[timed][order]
     gpus = space.columns(admitted)["gpus"]
-    heavy = flat_indices[too_much | host_exceeded]
+    heavy, heavy_bytes = flat_indices[~timed], memories.total_bytes[~timed]
     fastest_s = float(parts.step_s.min(initial=np.inf))  # before the hours are applied
     energy = energy_j(cluster, gpus, admitted_parts)
-    return SearchResult(
-        space, codes, admitted, admitted_parts, memory, energy, heavy, total[too_much | host_exceeded], fastest_s
-    )
+    return SearchResult(space, codes, admitted, admitted_parts, memory, energy, heavy, heavy_bytes, fastest_s)
 
 
 def energy_j(cluster: Cluster, gpus: Integers, parts: Parts) -> Reals:
@@ -131,24 +127,23 @@ def pareto(costs: NDArray[np.float64]) -> Integers:
     return np.array(front, np.int64)
 
 
-def front_of(result: SearchResult, device_bytes: float) -> Integers:
+def front_of(result: SearchResult) -> Integers:
     """Pareto front of step time, GPU-hours, energy and free memory, as places in `admitted`."""
     gpus = result.gpus.astype(float)
-    free = device_bytes - result.memory.total_bytes
+    free = result.space.question.device_bytes - result.memory.total_bytes
     # All minimised, so free memory with a minus.
     costs = np.stack([result.step_s, gpus * result.step_s, result.energy_j, -free], axis=1)
     return pareto(costs)
 
 
-def simulate_fastest(
-    result: SearchResult, cluster: Cluster, calibration: Calibration, max_layouts: int = MOST_SIMULATED
-) -> dict[int, StepSimulation]:
+def simulate_fastest(result: SearchResult, max_layouts: int = MOST_SIMULATED) -> dict[int, StepSimulation]:
     """Simulate the fastest admitted layouts, as many as a second allows, the first in any case.
 
     Returns:
         by place in `admitted`.
     """
     simulations: dict[int, StepSimulation] = {}
+    question = result.space.question
     spent = 0
     columns = result.space.columns(result.admitted[:max_layouts])
     for index in range(min(max_layouts, result.admitted.size)):
@@ -159,7 +154,7 @@ def simulate_fastest(
         try:
             # A slice of one keeps every column an array.
             layout = result.space.cost_layouts({name: column[index : index + 1] for name, column in columns.items()})
-            simulations[index] = simulate(result.space.subject.workload, cluster, layout, calibration)
+            simulations[index] = simulate(question.subject.workload, question.cluster, layout, question.calibration)
         except LabError:  # a schedule that refuses these numbers stays with its closed form
             continue
     return simulations
@@ -169,13 +164,13 @@ PARTS: Final = tuple(field.name for field in fields(Memories) if field.name != "
 """Categories on the device, in the order in which they are stacked."""
 
 
-def rank_memories(space: Space, candidate: PlannedLayout, device: Device) -> list[RankMemory]:
+def rank_memories(space: Space, candidate: LayoutFields) -> list[RankMemory]:
     """Memory of a rank of every stage of one layout."""
-    forecast = forecast_ranks(space, candidate, device)
+    forecast = forecast_ranks(space, candidate)
     if forecast is not None:
         return forecast
     # Not the lab's: the closed form, stage by stage.
-    work, layout = space.subject.workload, layouts_of([candidate], space)
+    work, layout = space.question.subject.workload, space.cost_layouts(columns_of([candidate]))
     pp = candidate.pp
     stages = stages_of(work, pp, bool(layout.embedding_slots[0]))
     weights = weights_of(work, layout, stages)
@@ -187,9 +182,7 @@ def rank_memories(space: Space, candidate: PlannedLayout, device: Device) -> lis
         parts = {name: float(np.atleast_1d(getattr(memory, name))[0]) for name in PARTS}
         # A decoder's kinds: embedding, layer, logits; an image model's: blocks, all of them layers.
         layers = stages.counts[distinct_index][1] if work.size is not None else stages.counts[distinct_index].sum()
-        ranks.append(
-            RankMemory(stage, int(layers), float(num_in_flight[0]), parts, float(np.atleast_1d(memory.host)[0]))
-        )
+        ranks.append(RankMemory(stage, int(layers), float(num_in_flight[0]), parts))
     return ranks
 
 

@@ -2,12 +2,13 @@
 
 Every combination has one code: 0 where nothing speaks against it before its bytes are known, else its place in
 `REASONS`. A combination that says the same as a plainer one (sequence parallelism with tp = 1) is no layout. Degrees ×
-options is a matrix, so that a rule is one operation on all of them; outside the search a layout is a `PlannedLayout`.
+options is a matrix, so that a rule is one operation on all of them; outside the search a layout is the `LayoutFields`
+of a run's configuration, not judged, so that a refused one can be explained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -19,13 +20,14 @@ from numpy.typing import NDArray
 from dlojz.base.errors import LabError
 from dlojz.base.language import Language, decimal, language, minus, say
 from dlojz.config.compatibility import check
-from dlojz.config.fields import LayoutFields, PipelineSchedule
+from dlojz.config.fields import LayoutFields
 from dlojz.config.run_compatibility import RUN
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import CHECKPOINTING, OFFLOAD, SCHEDULES, Layouts
 from dlojz.cost_model.layouts import WORDS, Integers
 from dlojz.hardware import Precision
 from dlojz.planner.planned_model import OFFERS, Offer, Subject
+from dlojz.planner.question import Question
 from dlojz.prediction.shapes import check_stages_share_no_weight, model_shapes
 
 REASONS: Final = (
@@ -55,50 +57,40 @@ TEXT_MICRO_BATCHES: Final = (1, 2, 3, 4, 6, 8, 12, 16)
 IMAGE_MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
-class PlannedLayout(LayoutFields):
-    """Describe a layout of a question: the fields of a `Layout`, not judged, and what only the planner knows.
+COLUMN_VALUES: Final[dict[str, tuple[Any, ...]]] = {
+    **{name: WORDS[name] for name in ("schedule", "checkpointing", "offload")},
+    "sequence_parallel": (False, True),
+    "engine": tuple(OFFERS),
+}
+"""Values of the columns that hold places in a list."""
 
-    Attributes:
-        engine: of `dlojz.planner.planned_model.OFFERS`.
-        micro_batches: 0 where the replicas do not divide the batch.
-        schedule, chunks: of the pipeline; `1f1b` and 1 without one.
+
+def planned_layout(**fields: Any) -> LayoutFields:
+    """Build a layout that nothing judges, of any library of `OFFERS`; without a schedule it is 1f1b, of one chunk.
+
+    `micro_batches` is 0 where the replicas do not divide the batch.
     """
+    values: dict[str, Any] = {"schedule": "1f1b", "chunks": 1, **fields}
+    return LayoutFields.model_construct(**values)
 
-    engine: str = "torch"  # type: ignore[assignment]  # also of software that the lab does not run
-    micro_batches: int = 1
-    schedule: PipelineSchedule = "1f1b"
-    chunks: int = 1
 
-    @property
-    def gpus(self) -> int:
-        """GPUs: the product of the degrees."""
-        return self.world_size
+def degrees_words(dp: int, tp: int, pp: int, cp: int = 1, ep: int = 1) -> str:
+    """Write degrees in a few words; cp and ep where they exceed 1."""
+    more_degrees = (f" · cp {cp}" if cp > 1 else "") + (f" · ep {ep}" if ep > 1 else "")
+    return f"dp {dp} · tp {tp} · pp {pp}{more_degrees}"
 
-    @property
-    def degrees(self) -> str:
-        """The degrees in a few words; cp and ep where they exceed 1."""
-        more_degrees = (f" · cp {self.cp}" if self.cp > 1 else "") + (f" · ep {self.ep}" if self.ep > 1 else "")
-        return f"dp {self.dp} · tp {self.tp} · pp {self.pp}{more_degrees}"
 
-    @property
-    def title(self) -> str:
-        """The whole layout in one line."""
-        zero = [f"ZeRO-{self.zero}"] if self.zero else []
-        chunks = f" × {self.chunks}" if self.chunks > 1 else ""
-        return layout_words(self, self.engine, self.degrees, *zero, schedule=self.schedule + chunks)
+def layout_title(layout: LayoutFields) -> str:
+    """Write a whole layout of a question in one line: its library, degrees and options."""
+    degrees = degrees_words(layout.dp, layout.tp, layout.pp, layout.cp, layout.ep)
+    zero = [f"ZeRO-{layout.zero}"] if layout.zero else []
+    chunks = f" × {layout.chunks}" if (layout.chunks or 1) > 1 else ""
+    return layout_words(layout, layout.engine, degrees, *zero, schedule=f"{layout.schedule}{chunks}")
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data: what the search varies."""
-        return {name: getattr(self, name) for name in (*DEGREES, *OPTIONS)}
 
-    def changed(self, **fields: Any) -> PlannedLayout:
-        """The same layout with other values."""
-        return self.model_copy(update=fields)
-
-    def changed_to(self, target: PlannedLayout) -> dict[str, tuple[Any, Any]]:
-        """What one would change to get another layout: name → (here, there), without what follows from it."""
-        pairs = {name: (getattr(self, name), getattr(target, name)) for name in ("gpus", *FREE)}
-        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+def layout_row(layout: LayoutFields) -> dict[str, Any]:
+    """Plain data of a layout: what the search varies."""
+    return {"gpus": layout.world_size} | {name: getattr(layout, name) for name in (*DEGREES[1:], *OPTIONS)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,26 +99,14 @@ class Space:
 
     Attributes:
         degrees: columns of `DEGREES`, one row each.
-        options: columns of `OPTIONS`, one row each; words are their places in `words`.
-        names: of the engines searched.
+        options: columns of `OPTIONS`, one row each; words are their places in `COLUMN_VALUES`.
         codes: why each combination is out, degrees × options; 0 where its bytes decide.
-        fused_attention: whether attention is one kernel.
-        fused_loss: whether the cross-entropy is one kernel.
     """
 
-    subject: Subject
+    question: Question
     degrees: Mapping[str, Integers]
     options: Mapping[str, Integers]
-    names: tuple[str, ...]
     codes: NDArray[np.uint8]
-    precision: Precision
-    fused_attention: bool
-    fused_loss: bool = False
-
-    @property
-    def words(self) -> dict[str, tuple[str, ...]]:
-        """The words of the columns that hold places; of engines those searched first, then all others."""
-        return WORDS | {"engine": (*self.names, *(name for name in OFFERS if name not in self.names))}
 
     def columns(self, flat_indices: Integers) -> dict[str, Integers]:
         """The columns of some layouts by their flat places."""
@@ -138,57 +118,52 @@ class Space:
 
     def cost_layouts(self, columns: Mapping[str, Integers]) -> Layouts:
         """Convert columns for the cost model, with its engines and what they offer."""
-        engine = columns["engine"]
-        offers = [OFFERS[name] for name in self.words["engine"]]
+        engine, precision = columns["engine"], self.question.precision
         # (engines, 2): the cost model's engine without and with a pipeline.
-        costed = np.array([[offer.place(False), offer.place(True)] for offer in offers])
+        costed = np.array([[offer.place(False), offer.place(True)] for offer in OFFERS.values()])
         cost_columns = {name: columns[name] for name in (*DEGREES[1:], *OPTIONS[1:])}
         return Layouts.of(
-            precision=self.precision,
+            precision=precision,
             **cost_columns,
             engine=costed[engine, (columns["pp"] > 1).astype(int)],  # by engine, and by whether there is a pipeline
-            overlap=np.array([int(offer.overlap) for offer in offers])[engine],
-            gradient_bytes=np.array([offer.gradient_bytes(self.precision) for offer in offers])[engine],
-            dropout=np.array([int(offer.dropout) for offer in offers])[engine],
-            fused_attention=int(self.fused_attention),
-            fused_loss=int(self.fused_loss),
+            overlap=_of_offers(lambda offer: int(offer.overlap))[engine],
+            gradient_bytes=_of_offers(lambda offer: offer.gradient_bytes(precision))[engine],
+            dropout=_of_offers(lambda offer: int(offer.dropout))[engine],
+            fused_attention=int(self.question.fused_attention),
+            fused_loss=int(self.question.fused_loss),
         )
 
 
-def columns_of(layouts: Sequence[PlannedLayout], space: Space) -> dict[str, Integers]:
-    """Convert layouts to columns of a space."""
-    words = space.words
+def _of_offers(fact: Callable[[Offer], Any]) -> NDArray[Any]:
+    """A fact of each library, by the places of the column `engine`."""
+    return np.array([fact(offer) for offer in OFFERS.values()])
+
+
+def columns_of(layouts: Sequence[LayoutFields]) -> dict[str, Integers]:
+    """Convert layouts to columns."""
+    rows = [layout_row(layout) for layout in layouts]
     return {
         name: np.array(
-            # Words become their index, flags 0 or 1.
-            [
-                words[name].index(getattr(layout, name)) if name in words else int(getattr(layout, name))
-                for layout in layouts
-            ],
-            np.int64,
+            [COLUMN_VALUES[name].index(row[name]) if name in COLUMN_VALUES else row[name] for row in rows], np.int64
         )
         for name in (*DEGREES, *OPTIONS)
     }
 
 
-def candidates_from(columns: Mapping[str, Any], space: Space) -> list[PlannedLayout]:
-    """Convert columns of a space to layouts."""
-    words = space.words
+def candidates_from(columns: Mapping[str, Any]) -> list[LayoutFields]:
+    """Convert columns to layouts."""
     lists = {
-        name: [words[name][index] for index in columns[name].tolist()] if name in words else columns[name].tolist()
+        name: [COLUMN_VALUES[name][index] for index in columns[name].tolist()]
+        if name in COLUMN_VALUES
+        else columns[name].tolist()
         for name in (*DEGREES[1:], *OPTIONS)  # `gpus` is left out: a layout computes it
     }
-    return [PlannedLayout(**dict(zip(lists, row, strict=True))) for row in zip(*lists.values(), strict=True)]
+    return [planned_layout(**dict(zip(lists, row, strict=True))) for row in zip(*lists.values(), strict=True)]
 
 
-def candidates_of(space: Space, flat_indices: Any) -> list[PlannedLayout]:
+def candidates_of(space: Space, flat_indices: Any) -> list[LayoutFields]:
     """Look up layouts of a space by their flat places."""
-    return candidates_from(space.columns(np.atleast_1d(flat_indices)), space)
-
-
-def layouts_of(layouts: Sequence[PlannedLayout], space: Space) -> Layouts:
-    """Convert layouts for the cost model, with the precision and attention of a space."""
-    return space.cost_layouts(columns_of(layouts, space))
+    return candidates_from(space.columns(np.atleast_1d(flat_indices)))
 
 
 def reason_counts(codes: NDArray[np.uint8]) -> dict[str, int]:
@@ -197,19 +172,19 @@ def reason_counts(codes: NDArray[np.uint8]) -> dict[str, int]:
     return {name: int(counts[CODE[name]]) for name in REASONS[2:] if counts[CODE[name]]}
 
 
-def run_config_of(subject: Subject, precision: Precision, candidate: PlannedLayout, **overrides: Any) -> RunConfig:
+def run_config_of(subject: Subject, precision: Precision, candidate: LayoutFields, **overrides: Any) -> RunConfig:
     """Convert a layout of a model of the catalogue, or from elsewhere, to a `RunConfig`.
 
     Args:
         candidate: the layout; its engine is one of the lab's.
-        **others: other fields of `RunConfig`, or other values.
+        **overrides: other fields of `RunConfig`, or other values.
 
     Raises:
         LabError: if no run can have it.
     """
     layout: dict[str, Any] = {name: getattr(candidate, name) for name in LayoutFields.model_fields}
     layout["schedule"] = candidate.schedule if candidate.pp > 1 else None  # a run takes no schedule without a pipeline
-    layout["chunks"] = candidate.chunks if candidate.pp > 1 and candidate.chunks > 1 else None
+    layout["chunks"] = candidate.chunks if candidate.pp > 1 and candidate.chunks != 1 else None
     sample = {"image_size": subject.image_size} if subject.is_image else {"sequence_length": subject.sequence_length}
     return RunConfig.of(
         **{"model": subject.catalogue, **sample, "precision": precision, "device": "cuda", **layout, **overrides}
@@ -224,7 +199,7 @@ def running_engines(subject: Subject, precision: Precision, names: tuple[str, ..
     """
     sentences: dict[str, list[str]] = {}
     for name in names:
-        layouts = [PlannedLayout(dp=2, zero=zero, engine=name) for zero in OFFERS[name].zero]
+        layouts = [planned_layout(dp=2, zero=zero, engine=name) for zero in OFFERS[name].zero]
         # A refusal for each ZeRO stage; empty: it runs.
         sentences[name] = [run_refusal(subject, precision, layout) for layout in layouts]
     engines = tuple(name for name, refusals in sentences.items() if not all(refusals))
@@ -294,10 +269,10 @@ def options_of(names: Sequence[str], fixed_values: Mapping[str, Sequence[int]]) 
         fixed_values: values to take of a column instead, offered or not.
     """
     rows: list[tuple[int, ...]] = []
-    for engine, name in enumerate(names):
+    for name in names:
+        engine, offer = COLUMN_VALUES["engine"].index(name), OFFERS[name]
         if engine not in fixed_values.get("engine", (engine,)):
             continue
-        offer = OFFERS[name]
         lists: list[Sequence[Any]] = [
             # Without and with a pipeline: the rule "engine" sorts them out.
             fixed_values.get("zero") or sorted({*offer.zero, *offer.zero_pipeline}),
@@ -328,34 +303,22 @@ def _orders(offer: Offer, fixed_values: Mapping[str, Sequence[int]]) -> list[tup
 
 
 def space_of(
-    subject: Subject,
-    gpus: Iterable[int],
-    batch: int,
-    names: Sequence[str],
-    precision: Precision,
-    fused_attention: bool,
-    fixed_values: Mapping[str, Sequence[int]] | None = None,
-    *,
-    fused_loss: bool = False,
+    question: Question, fixed_values: Mapping[str, Sequence[int]] | None = None, gpus: Iterable[int] | None = None
 ) -> Space:
     """Build the space of a question, with the reasons that are known without bytes or seconds.
 
     Args:
-        gpus: numbers of GPUs to try.
-        batch: samples of one step.
-        names: of the engines, of `OFFERS`.
-        fused_attention: whether attention is one kernel.
         fixed_values: values of columns to take instead of all.
-        fused_loss: whether the cross-entropy is one kernel.
+        gpus: numbers of GPUs to try instead of the question's.
     """
     fixed_values = fixed_values or {}
-    degrees = degrees_of(subject, gpus, batch, fixed_values)
-    options = options_of(names, fixed_values)
+    degrees = degrees_of(question.subject, gpus or question.gpus, question.batch, fixed_values)
+    options = options_of(question.engines, fixed_values)
     codes = np.zeros((degrees["dp"].size, options["zero"].size), np.uint8)  # (degrees, options)
-    for name, mask in _rules(subject, degrees, options, [OFFERS[engine] for engine in names], batch, fused_attention):
+    for name, mask in _rules(question, degrees, options):
         codes[(codes == 0) & mask] = CODE[name]  # the first reason stays
-    space = Space(subject, degrees, options, tuple(names), codes, precision, fused_attention, fused_loss)
-    if subject.is_elsewhere:
+    space = Space(question, degrees, options, codes)
+    if question.subject.is_elsewhere:
         _refuse_no_runs(space)
     return space
 
@@ -372,13 +335,13 @@ def _refuse_no_runs(space: Space) -> None:
             # The first of the group that is not refused yet: it stands for all.
             row = rows[np.flatnonzero(space.codes[rows, column] == 0)[0]]
             candidate = candidates_of(space, row * space.codes.shape[1] + column)[0]
-            if run_refusal(space.subject, space.precision, candidate):
+            if run_refusal(space.question.subject, space.question.precision, candidate):
                 codes = space.codes[rows, column]
                 # The whole group, but reasons found before stay.
                 space.codes[rows, column] = np.where(codes == 0, CODE["engine"], codes)
 
 
-def run_refusal(subject: Subject, precision: Precision, candidate: PlannedLayout) -> str:
+def run_refusal(subject: Subject, precision: Precision, candidate: LayoutFields) -> str:
     """Say why no run of a model can have a layout, or none whose seconds are known; empty where one can."""
     if subject.is_elsewhere and candidate.tp > 1:
         return say(
@@ -420,14 +383,10 @@ def _chain_refusal(model: str, image_size: int | None, tokens: int | None, pp: i
 
 
 def _rules(
-    subject: Subject,
-    degrees: Mapping[str, Integers],
-    options: Mapping[str, Integers],
-    offers: Sequence[Offer],
-    batch: int,
-    fused_attention: bool,
-) -> Iterable[tuple[str, NDArray[np.bool_]]]:
+    question: Question, degrees: Mapping[str, Integers], options: Mapping[str, Integers]
+) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     """Yield each reason and whom it refuses; the first that applies is kept."""
+    subject, batch = question.subject, question.batch
     dp, tp, pp, cp, size, number, ep = (degrees[name][:, None] for name in DEGREES[1:])  # (degrees, 1)
     # (1, options), so every rule broadcasts to (degrees, options)
     engine, zero, schedule, chunks, _, sequence, offload = (options[name][None, :] for name in OPTIONS)
@@ -436,10 +395,10 @@ def _rules(
     yield "same", (schedule != default_schedule) & (pp == 1)
     # One data rank has nothing to shard, but offload needs a ZeRO stage even there.
     yield "same", (zero > 0) & (dp * cp == 1) & (offload == 0)
-    by_hand = np.array([offer is OFFERS["by_hand"] for offer in offers], bool)[engine]
-    if OFFERS["torch"] in offers:
+    if "torch" in question.engines:
+        by_hand = engine == COLUMN_VALUES["engine"].index("by_hand")
         yield "same", by_hand & (ep == 1) & ((tp == 1) | (not subject.is_image))  # what torch runs too
-    yield "engine", _not_offered(subject, degrees, options, offers, fused_attention)
+    yield from (("engine", mask) for _, mask in lacks(question, degrees, options))
     # Once per tp, not once per layout.
     fits = {int(degree): not subject.split_conflict(int(degree)) for degree in np.unique(tp)}
     yield "split", (max(1, subject.num_experts) % ep > 0) | (dp % ep > 0)
@@ -449,7 +408,7 @@ def _rules(
     yield "sequence", parts > 1 if tokens is None else tokens % parts > 0
     layers = subject.num_layers
     stage_layers = -(-layers // pp)  # layers of a stage, rounded up
-    uneven = np.array([offer.uneven for offer in offers])[engine]
+    uneven = _of_offers(lambda offer: offer.uneven)[engine]
     # Rounded up, the last stages may get nothing: 9 layers on 6 stages fill 5.
     empty = (pp > layers) | (-(-layers // stage_layers) != pp if not subject.is_image else pp > layers)
     yield "stages", empty | (~uneven & (layers % pp > 0))
@@ -474,45 +433,35 @@ def sequence_parts(tp: Any, cp: Any, sequence_parallel: Any) -> Any:
     return np.where(np.asarray(sequence_parallel) > 0, tp, 1) * np.where(np.asarray(cp) > 1, 2 * np.asarray(cp), 1)
 
 
-def _not_offered(
-    subject: Subject,
-    degrees: Mapping[str, Integers],
-    options: Mapping[str, Integers],
-    offers: Sequence[Offer],
-    fused_attention: bool,
-) -> NDArray[np.bool_]:
+def lacks(
+    question: Question, degrees: Mapping[str, Integers], options: Mapping[str, Integers]
+) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+    """Yield what a library may not offer, and which layouts ask for it: (degrees, options)."""
     tp, pp, cp, ep = (degrees[name][:, None] for name in ("tp", "pp", "cp", "ep"))
     engine, zero, schedule, _, checkpointing, sequence, offload = (options[name][None, :] for name in OPTIONS)
+    is_image = question.subject.is_image
 
-    def table(predicate: Any, length: int) -> NDArray[np.bool_]:
-        return np.array([[predicate(offer, index) for index in range(length)] for offer in offers])  # (engines, length)
+    def offers(fact: Callable[[Offer], Collection[Any]], values: Sequence[Any], column: Integers) -> NDArray[np.bool_]:
+        # (engines, values)
+        table: NDArray[np.bool_] = _of_offers(lambda offer: [value in fact(offer) for value in values])
+        return table[engine, column]  # (1, options)
 
-    stages = table(lambda offer, stage: stage in offer.zero, 4)[engine, zero]
-    piped = table(lambda offer, stage: stage in offer.zero_pipeline, 4)[engine, zero]
-    order = table(lambda offer, index: SCHEDULES[index] in offer.schedules, len(SCHEDULES))[engine, schedule]
-    keeps = table(lambda offer, index: CHECKPOINTING[index] in offer.checkpointing, len(CHECKPOINTING))[
-        engine, checkpointing
-    ]
-    splits = np.array([offer.tensor[subject.is_image] for offer in offers])[engine]
-    shares = np.array([offer.sequence and not subject.is_image for offer in offers])[engine]
-    rings = table(lambda offer, stage: stage in offer.context, 4)[engine, zero] & (
-        fused_attention and not subject.is_image
-    )
-    shared = table(lambda offer, stage: stage in offer.experts[0], 4)[engine, zero]
-    piped_experts = table(lambda offer, stage: stage in offer.experts[1], 4)[engine, zero]
-    lies = np.ones_like(stages)  # all True: what lies in host memory is allowed until an engine lacks it
-    for index, kind in enumerate(OFFLOAD[1:], start=1):
-        never = 9  # above any ZeRO stage
-        min_stage = np.array([offer.offload.get(kind, never) for offer in offers])
-        lies &= (offload != index) | (zero >= min_stage[engine])
-    split_backward = (schedule == SCHEDULES.index("zb-h1")) & (checkpointing > 0)
-    refused: NDArray[np.bool_] = (
-        np.where(pp > 1, ~(piped & order), ~stages)
-        | ~keeps | split_backward | (~splits & (tp > 1)) | (~shares & (sequence > 0)) | ~lies | (~rings & (cp > 1))
-        | ((ep > 1) & (np.where(pp > 1, ~piped_experts, ~shared) | (offload > 0)))
-        | ((offload > 0) & ((pp > 1) | (tp > 1)))
-    )  # fmt: skip
-    return refused
+    stages = range(4)
+    yield "zero", np.where(pp > 1, ~offers(lambda offer: offer.zero_pipeline, stages, zero),
+                           ~offers(lambda offer: offer.zero, stages, zero))  # fmt: skip
+    yield "tensor", (tp > 1) & ~_of_offers(lambda offer: offer.tensor[is_image])[engine]
+    yield "schedule", (pp > 1) & ~offers(lambda offer: offer.schedules, SCHEDULES, schedule)
+    yield "checkpointing", ~offers(lambda offer: offer.checkpointing, CHECKPOINTING, checkpointing)
+    yield "split_backward", (schedule == SCHEDULES.index("zb-h1")) & (checkpointing > 0)
+    rings = offers(lambda offer: offer.context, stages, zero) & (question.fused_attention and not is_image)
+    yield "context", (cp > 1) & ~rings
+    experts = np.where(pp > 1, offers(lambda offer: offer.experts[1], stages, zero),
+                       offers(lambda offer: offer.experts[0], stages, zero))  # fmt: skip
+    yield "experts", (ep > 1) & ~experts
+    yield "sequence", (sequence > 0) & ~_of_offers(lambda offer: offer.sequence and not is_image)[engine]
+    # The least ZeRO stage of each offload, without one 9, above any: (engines, offloads).
+    min_zero = _of_offers(lambda offer: [0, *(offer.offload.get(kind, 9) for kind in OFFLOAD[1:])])[engine, offload]
+    yield "offload", (offload > 0) & ((zero < min_zero) | (ep > 1) | (pp > 1) | (tp > 1))
 
 
 def layout_words(layout: LayoutFields, *opening: str, schedule: str = "") -> str:

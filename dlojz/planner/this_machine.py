@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from dlojz import models
 from dlojz.base.contract import check_whole
-from dlojz.base.display_hook import figure_of, html_of
+from dlojz.base.display_hook import Summary, figure_of
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, refusal, say
 from dlojz.config.run_config import RunConfig
@@ -34,8 +34,8 @@ STATE_BYTES: Final = 16
 """Per parameter in fp32 with AdamW: weight, gradient, two moments."""
 
 
-@dataclass(frozen=True, eq=False)
-class LocalChoice:
+@dataclass(frozen=True, eq=False, repr=False)
+class LocalChoice(Summary):
     """Layout that this machine can run, with its predicted step.
 
     Attributes:
@@ -79,12 +79,9 @@ class LocalChoice:
             (say(en="peak of the fullest rank", fr="pic du rang le plus rempli"), gigabytes(self.peak_bytes)),
         ]
 
-    def __repr__(self) -> str:
-        return "\n".join(f"{name}: {value}" for name, value in self.lines())
 
-
-@dataclass(frozen=True, eq=False)
-class Here:
+@dataclass(frozen=True, eq=False, repr=False)
+class Here(Summary):
     """Plan for this machine.
 
     Attributes:
@@ -144,12 +141,6 @@ class Here:
             (row.title, seconds(row.step_s), f"+{decimal(100 * (row.step_s / self.best.step_s - 1), 0)} %")
             for row in self.kinds()[:max_rows]
         ]
-
-    def __repr__(self) -> str:
-        return "\n".join(f"{name}: {value}" for name, value in self.lines())
-
-    def _repr_html_(self) -> str:
-        return html_of(self)
 
     def figure(
         self, measured_s: Mapping[str, float] | Sequence[float] | None = None, path: str | Path | None = None

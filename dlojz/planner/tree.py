@@ -15,11 +15,12 @@ from typing import Any, Final
 import numpy as np
 
 from dlojz.base.language import decimal, say, yes_no
+from dlojz.config.fields import LayoutFields
 from dlojz.cost_model.layouts import Integers
 from dlojz.planner.planned_memory import layout_memories
 from dlojz.planner.question import Question
 from dlojz.planner.search import SearchResult
-from dlojz.planner.space import LEAST_CONTEXT, PlannedLayout, candidates_of, columns_of, gigabytes, run_refusal
+from dlojz.planner.space import LEAST_CONTEXT, columns_of, gigabytes, planned_layout, run_refusal
 
 FAMILIES: Final = ("data", "zero", "tensor", "pipeline", "hybrid", "context", "offload")
 MOST_EXPOSED: Final = 0.25
@@ -53,7 +54,7 @@ class Family:
 
     name: str
     admitted: int
-    best: PlannedLayout | None
+    best: LayoutFields | None
     step_s: float
     exposed: float
 
@@ -156,23 +157,23 @@ def families_of(result: SearchResult) -> dict[str, Family]:
             continue
         fastest = int(members[0])
         step = float(result.step_s[fastest])
-        best = candidates_of(result.space, result.admitted[fastest])[0]
-        summaries[name] = Family(name, int(members.size), best, step, float(result.parts.data[fastest]) / step)
+        exposed = float(result.parts.data[fastest]) / step
+        summaries[name] = Family(name, int(members.size), result.layout(fastest), step, exposed)
     return summaries
 
 
-def _alone(question: Question, result: SearchResult, zero: int = 0, checkpointing: str = "none") -> float:
+def _alone(result: SearchResult, zero: int = 0, checkpointing: str = "none") -> float:
     """Bytes of a rank of plain data parallelism with micro-batches of one sample."""
     # A model that cannot be recomputed is judged with all kept.
-    if checkpointing != "none" and not _recomputes(question):
+    if checkpointing != "none" and not _recomputes(result.space.question):
         checkpointing = "none"
-    layout = _replicated(question, zero, checkpointing)
-    return float(layout_memories(result.space, columns_of([layout], result.space), question.cluster.gpu).total_bytes[0])
+    layout = _replicated(result.space.question, zero, checkpointing)
+    return float(layout_memories(result.space, columns_of([layout])).total_bytes[0])
 
 
-def _replicated(question: Question, zero: int, checkpointing: str) -> PlannedLayout:
+def _replicated(question: Question, zero: int, checkpointing: str) -> LayoutFields:
     gpus, engine = max(question.gpus), question.engines[0]  # all GPUs as replicas, one sample each
-    return PlannedLayout(dp=gpus, zero=zero, micro_batch=1, checkpointing=checkpointing, engine=engine)
+    return planned_layout(dp=gpus, zero=zero, micro_batch=1, checkpointing=checkpointing, engine=engine)
 
 
 def _recomputes(question: Question) -> bool:
@@ -182,13 +183,9 @@ def _recomputes(question: Question) -> bool:
     return not subject.is_elsewhere or not run_refusal(subject, question.precision, layout)
 
 
-def tree_of(question: Question, result: SearchResult) -> Tree:
-    """Walk the decision tree for a question.
-
-    Args:
-        question: model, cluster, GPUs, batch.
-        result: its search; at least one layout is admitted.
-    """
+def tree_of(result: SearchResult) -> Tree:
+    """Walk the decision tree for the question of a search that admits one layout at least."""
+    question = result.space.question
     families = families_of(result)
     branches: list[Branch] = []
     gpus, batch = max(question.gpus), question.batch
@@ -204,7 +201,7 @@ def tree_of(question: Question, result: SearchResult) -> Tree:
         )
 
     # Bytes of one GPU without any splitting.
-    kept_bytes, recomputed_bytes = _alone(question, result), _alone(question, result, checkpointing="full")
+    kept_bytes, recomputed_bytes = _alone(result), _alone(result, checkpointing="full")
     # `or`: recomputation is asked about only where states and one sample do not fit.
     if ask(
         "Do the model's states and one sample fit on one GPU?",
@@ -230,7 +227,7 @@ def tree_of(question: Question, result: SearchResult) -> Tree:
         ):
             return Tree(tuple(branches), "data", families)
     else:
-        sharded = _alone(question, result, zero=3, checkpointing="full")
+        sharded = _alone(result, zero=3, checkpointing="full")
         zero = families["zero"]
         samples = (say(en="samples per GPU", fr="échantillons par GPU"), decimal(batch / gpus, 2))
         if ask(
@@ -285,7 +282,7 @@ def _split(question: Question, families: dict[str, Family], ask: Any) -> str:
                 (say(en="micro-batches", fr="micro-batches"), str(layout.micro_batches)),
                 (
                     say(en="bubble (p − 1)/(v·m)", fr="bulle (p − 1)/(v·m)"),
-                    f"{decimal(100 * (layout.pp - 1) / (layout.chunks * layout.micro_batches), 0)} %",
+                    f"{decimal(100 * (layout.pp - 1) / ((layout.chunks or 1) * layout.micro_batches), 0)} %",
                 ),
             )
             # The first of the two families that fits decides.

@@ -19,7 +19,7 @@ from dlojz.display.canvas import LabFigure
 from dlojz.hardware import cluster
 from dlojz.planner.answer import Plan, held_out, measured_held_out
 from dlojz.planner.ask import fits_on, plan, smallest_place
-from dlojz.planner.space import NAMES
+from dlojz.planner.space import NAMES, layout_row
 from dlojz.planner.tree import FAMILIES
 
 CLUSTERS = Path(__file__).resolve().parents[2] / "dlojz" / "hardware" / "data" / "clusters"
@@ -154,9 +154,9 @@ def test_the_tree_ends_where_the_course_says(
 
 def test_plan_shows_itself_and_is_json(gpt2: Plan) -> None:
     text = repr(gpt2)
-    assert gpt2.best.candidate.title in text and "out of memory (OOM)" in text and "closest evidence" in text
+    assert gpt2.best.title in text and "out of memory (OOM)" in text and "closest evidence" in text
     document = json.loads(json.dumps(gpt2.as_dict(3), allow_nan=False))
-    assert document["best"]["layout"] == gpt2.best.candidate.as_dict() and set(document["refused"]) <= set(NAMES)
+    assert document["best"]["layout"] == layout_row(gpt2.best.candidate) and set(document["refused"]) <= set(NAMES)
     assert sum(document["refused"].values()) + document["admitted"] == document["layouts"]
     assert len(document["top"]) <= 3 and len(document["best"]["ranks"]) == gpt2.best.candidate.pp
     console = Console(width=120, record=True, file=io.StringIO())
@@ -182,7 +182,7 @@ def test_the_figure_is_drawn_in_both_languages(gpt2: Plan, bloom: Plan, tmp_path
         path = tmp_path / f"{language}.png"
         figure = made.figure(path)
         assert isinstance(figure, LabFigure) and path.stat().st_size > 20_000
-        assert made.best.candidate.title in figure.alt and len(figure.axes) == 4
+        assert made.best.title in figure.alt and len(figure.axes) == 4
     assert "itération" in figure.alt
     with pytest.raises(LabError, match=r"\.png"):
         bloom.figure(tmp_path / "plan.docx")

@@ -18,12 +18,11 @@ from dlojz.planner.ask import plan
 from dlojz.planner.export import (
     batch_script,
     deepspeed_document,
-    documents,
     megatron_arguments,
     program,
     torchrun_arguments,
 )
-from dlojz.planner.space import PlannedLayout
+from dlojz.planner.space import planned_layout
 from dlojz.runnable import check_runnable
 
 from .trainers_arguments import read_megatron, read_torchtitan
@@ -71,7 +70,7 @@ def test_the_run_of_an_image_model_and_its_json(tmp_path: Any) -> None:
     offloaded = {"engine": "deepspeed", "zero": 3, "offload": "parameters"}
     for fields in ({"tp": 2}, offloaded, {"engine": "torch", "zero": 3}):
         choice = made.choose(**fields)
-        files = documents(choice)
+        files = choice.documents()
         config = RunConfig.from_json(files["run_config.json"])
         check_runnable(config)
         assert config == choice.config() and config.layout.tp == choice.candidate.tp
@@ -95,8 +94,8 @@ def test_deepspeed_reads_its_own_configuration(llama: Plan, fields: dict[str, An
     from deepspeed.runtime.config import DeepSpeedConfig
 
     choice = llama.choose(**fields)
-    one, document = choice.candidate, deepspeed_document(choice)
-    assert json.loads(documents(choice)["ds_config.json"]) == document
+    one, document = choice.candidate, deepspeed_document(choice.question, choice.candidate)
+    assert json.loads(choice.documents()["ds_config.json"]) == document
     assert document.pop("train_batch_size") == 64 == one.dp * one.micro_batch * one.micro_batches
     read = DeepSpeedConfig(document)  # one process stands for all replicas, so their product is looked at above
     assert read.train_micro_batch_size_per_gpu == one.micro_batch
@@ -127,7 +126,7 @@ def test_deepspeed_reads_its_own_configuration(llama: Plan, fields: dict[str, An
 )
 def test_program_of_megatron_reads_its_arguments_back(llama: Plan, fields: dict[str, Any]) -> None:
     choice = llama.choose(**fields)
-    one, words = choice.candidate, program(choice)
+    one, words = choice.candidate, program(choice.question, choice.candidate)
     assert words[0] == "pretrain_gpt.py"
     read = read_megatron(words[1:])
     assert read["tensor_model_parallel_size"] == one.tp and read["pipeline_model_parallel_size"] == one.pp
@@ -151,7 +150,7 @@ def test_torchtitan_and_torchrun_read_theirs_back(llama: Plan, fields: dict[str,
 
     choice = llama.choose(engine="torch", **fields)
     one = choice.candidate
-    launched = get_args_parser().parse_args([*torchrun_arguments(16, 8), *program(choice)])
+    launched = get_args_parser().parse_args([*torchrun_arguments(16, 8), *program(choice.question, choice.candidate)])
     assert launched.nnodes == "2" and launched.nproc_per_node == "8" and launched.module
     read = read_torchtitan(launched.training_script_args)
     assert launched.training_script == "torchtitan.train"
@@ -173,20 +172,22 @@ def test_program_with_context_parallelism_reads_back_and_is_no_run_of_the_lab() 
         LLAMA, "jean_zay_a100", gpus=16, batch=64, sequence_length=32768, engines=("torch", "megatron-core"), simulate=1
     )
     core = made.choose(engine="megatron-core", cp=2)
-    assert read_megatron(program(core)[1:])["context_parallel_size"] == 2
+    assert read_megatron(program(core.question, core.candidate)[1:])["context_parallel_size"] == 2
     titan = made.choose(engine="torch", cp=4, zero=3)
-    read = read_torchtitan(program(titan)[2:])
+    read = read_torchtitan(program(titan.question, titan.candidate)[2:])
     assert read["parallelism.context_parallel_degree"] == 4
     degrees = [read[f"parallelism.{name}_degree"] for name in ("data_parallel_shard", "tensor_parallel")]
     assert 4 * degrees[0] * degrees[1] * titan.candidate.pp == 16
-    assert "context_parallel_size" not in read_megatron(program(made.choose(engine="megatron-core", cp=1))[1:])
+    assert "context_parallel_size" not in read_megatron(
+        program(made.question, made.choose(engine="megatron-core", cp=1).candidate)[1:]
+    )
     own = plan("llama_tiny", "jean_zay_h100", gpus=2, batch=2, sequence_length=65536, engines="torch", simulate=1)
     shared, whole = own.choose(cp=2), own.choose(cp=1)
     with pytest.raises(LabError, match=r"parallelism over 2 ranks is run by this lab with DDP alone.*choose\(cp=1\)"):
         shared.config()
-    assert set(documents(shared)) == {"arguments.txt", "torchrun.txt"} and not shared.is_run
-    assert "run_config.json" in documents(whole) and whole.is_run
-    assert "torchtitan.train" in batch_script(shared, machine("jean_zay_h100"), hours=1)
+    assert set(shared.documents()) == {"arguments.txt", "torchrun.txt"} and not shared.is_run
+    assert "run_config.json" in whole.documents() and whole.is_run
+    assert "torchtitan.train" in batch_script(shared.question, shared.candidate, machine("jean_zay_h100"), hours=1)
 
 
 def test_torchrun_arguments_of_one_node_need_no_rendezvous() -> None:
@@ -202,45 +203,47 @@ def _checked(text: str) -> dict[str, str]:
 
 
 def test_the_job_script_asks_for_the_right_nodes(llama: Plan, site: Machine) -> None:
-    text = batch_script(llama.best, site, hours=2.5, account="abc")
+    text = batch_script(llama.question, llama.best.candidate, site, hours=2.5, account="abc")
     told = _checked(text)
     assert told["nodes"] == "2" and told["gres"] == "gpu:8" and told["constraint"] == "a100"
     assert told["account"] == "abc@a100" and told["time"] == "02:30:00" and told["qos"] == "qos_gpu_a100-t3"
     assert told["cpus-per-task"] == "64" and told["ntasks-per-node"] == "1" and told["hint"] == "nomultithread"
     assert 'HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)' in text
     assert '--rdzv-endpoint "$HEAD:29500"' in text and "srun --cpus-per-task=" in text
-    assert batch_script(llama.best, site, account="abc@a100") == batch_script(llama.best, site, account="abc")
+    assert batch_script(llama.question, llama.best.candidate, site, account="abc@a100") == batch_script(
+        llama.question, llama.best.candidate, site, account="abc"
+    )
 
 
 def test_nothing_foreign_gets_into_the_script(llama: Plan, site: Machine) -> None:
     for account in ("a\nrm -rf ~", "$(id)", "a b", "'"):
         with pytest.raises(LabError, match="no name of an account"):
-            batch_script(llama.best, site, account=account)
+            batch_script(llama.question, llama.best.candidate, site, account=account)
     changed = {"setup": (("module", "load", "x; touch /tmp/y"),), "environment": {"A": "$(id)"}}
     hostile = site.model_copy(update=changed)
-    text = batch_script(llama.best, hostile)
+    text = batch_script(llama.question, llama.best.candidate, hostile)
     assert "'x; touch /tmp/y'" in text and "export A='$(id)'" in text
     _checked(text)
 
 
 def test_batch_script_names_a_queue_that_is_too_short_or_too_small(llama: Plan, bloom: Plan, site: Machine) -> None:
     with pytest.raises(LabError, match=r"16 GPUs for 30 h fit no QoS of jean_zay_a100.*qos_gpu_a100-t3 \(20 h"):
-        batch_script(llama.best, site, hours=30)
+        batch_script(llama.question, llama.best.candidate, site, hours=30)
     with pytest.raises(LabError, match="384 GPUs for 1 h fit no QoS"):
-        batch_script(bloom.best, site)
+        batch_script(bloom.question, bloom.best.candidate, site)
 
 
 def test_batch_script_and_config_refuse_what_the_lab_does_not_run(llama: Plan, gpt2: Plan, site: Machine) -> None:
     with pytest.raises(LabError, match="no run of this lab"):
         llama.best.config()
     with pytest.raises(LabError, match="dlojz plan --script"):
-        batch_script(gpt2.best, site)
+        batch_script(gpt2.question, gpt2.best.candidate, site)
     assert set(llama.best.documents()) >= {"arguments.txt", "torchrun.txt"}
     assert isinstance(llama.best, Choice)
 
 
 def test_heads_of_a_width_of_their_own_are_told_to_megatron() -> None:
     size = DecoderSize(4, 2048, 32, 151936, 4096, kv_heads=4, gated=True, biased=False, head_width=128)
-    layout = PlannedLayout(engine="megatron-core", micro_batch=1)
+    layout = planned_layout(engine="megatron-core", micro_batch=1)
     read = read_megatron(megatron_arguments(layout, size, "bf16", True, None))
     assert read["kv_channels"] == 128 and read["qk_layernorm"]

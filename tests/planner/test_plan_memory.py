@@ -9,8 +9,9 @@ import pytest
 
 import dlojz
 from benchmarks.plan_memory import compared
-from dlojz.planner.planned_memory import columns_of, is_forecast, layout_memories
+from dlojz.planner.planned_memory import is_forecast, layout_memories
 from dlojz.planner.search import fullest
+from dlojz.planner.space import columns_of
 from dlojz.prediction.forecast import heaviest
 from tests.models import own_models
 
@@ -62,8 +63,8 @@ def test_heaviest_of_an_admitted_run_needs_no_more_than_the_gpu() -> None:
 def test_is_forecast_only_of_what_the_lab_runs_and_the_rest_keeps_its_forms() -> None:
     made = dlojz.plan("gpt2", "jean_zay_a100", gpus=8, batch=64, engines=("torch", "megatron-core"), simulate=0)
     candidates = [made.choice(place).candidate for place in range(made.found.admitted.size)]
-    columns = columns_of(candidates, made.found.space)
+    columns = columns_of(candidates)
     told = is_forecast(made.found.space, columns)
     assert told.tolist() == [one.engine == "torch" and one.cp == 1 for one in candidates] and not told.all()
-    again = layout_memories(made.found.space, columns, made.question.cluster.gpu)
+    again = layout_memories(made.found.space, columns)
     assert again.total_bytes.tolist() == pytest.approx(made.found.memory.total_bytes.tolist(), rel=1e-12)

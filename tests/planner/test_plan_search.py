@@ -11,8 +11,9 @@ from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.planner.answer import Plan
 from dlojz.planner.ask import plan
 from dlojz.planner.planned_model import OF_GIANTS, subject
+from dlojz.planner.question import Question
 from dlojz.planner.search import MOST_ACTIONS, energy_j, front_of, fullest, pareto, search
-from dlojz.planner.space import CODE, candidates_of, gigabytes, layouts_of, reason_counts, space_of
+from dlojz.planner.space import CODE, gigabytes, reason_counts, space_of
 
 
 @pytest.fixture(scope="module")
@@ -24,13 +25,14 @@ def small() -> Cluster:
 def test_search_exhaustive_and_pruned_are_the_same(small: Cluster) -> None:
     """Every layout timed alone and without pruning, then those that do not fit are taken out: same best, same front."""
     size = DecoderSize(layers=24, hidden=2048, heads=16, vocabulary=32000, sequence_length=1024)
-    space = space_of(subject(size), (4,), 8, ("megatron-core", "deepspeed", "torch"), "fp16", False)
     parameters = calibration("v100")
-    pruned = search(space, small, parameters)
+    engines = ("megatron-core", "deepspeed", "torch")
+    space = space_of(Question(subject(size), small, parameters, 8, (4,), "fp16", engines, fused_attention=False))
+    pruned = search(space)
     assert reason_counts(pruned.codes)["memory"] > 10 and pruned.admitted.size > 10
     alone = {}
     for place in np.flatnonzero(space.codes.reshape(-1) == 0).tolist():
-        layout = layouts_of(candidates_of(space, place), space)
+        layout = space.cost_layouts(space.columns(np.array([place])))
         made = estimate(subject(size).workload, small, layout, parameters)
         host = float(made.memory.host[0]) * 4
         if made.memory_bytes[0] <= small.gpu.memory_bytes and host <= small.host_memory_bytes:
@@ -45,7 +47,7 @@ def test_search_exhaustive_and_pruned_are_the_same(small: Cluster) -> None:
         return any(all(a <= b for a, b in zip(one, own, strict=True)) and one != own for one in costs.values())
 
     front = {costs[place] for place in costs if not beaten(costs[place])}
-    places = pruned.admitted[front_of(pruned, small.gpu.memory_bytes)].tolist()
+    places = pruned.admitted[front_of(pruned)].tolist()
     found = sorted(costs[place] for place in places)
     assert np.allclose(found, sorted(front), rtol=1e-9) and len(places) == len(front)
 
@@ -98,7 +100,7 @@ def test_plan_shares_out_long_sequences_as_llama_3s_were() -> None:
         "llama-3-405b", "grand_teton", gpus=16384, batch=128, sequence_length=131072, engines="torch", simulate=1
     )
     one = made.best.candidate
-    assert (one.tp, one.cp) == (8, 16) and "cp 16" in one.title
+    assert (one.tp, one.cp) == (8, 16) and "cp 16" in made.best.title
     assert made.best.evidence is not None and made.best.evidence.row.cp == 16
     assert made.tree.leaf == made.tree.found == "context" and "131072" in repr(made.tree)
     assert any(each.candidate.cp > 1 for each in made.pareto)
@@ -109,7 +111,7 @@ def test_plan_simulated_and_closed_form_agree_where_stages_are_equal(tiny: Plan)
     assert equal
     for one in equal:
         # Embedding and logits make the outer stages heavier, which the closed form takes as a whole.
-        assert one.step_s == pytest.approx(one.estimated_s, rel=0.1), one.candidate.title
+        assert one.step_s == pytest.approx(one.estimated_s, rel=0.1), one.title
     assert tiny.best.step_s == min(one.step_s for one in tiny.top)
     assert [one.step_s for one in tiny.top] == sorted(one.step_s for one in tiny.top)
 
@@ -124,7 +126,7 @@ def test_advice_is_no_refusal(bloom: Plan, gpt2: Plan) -> None:
     full = bloom.choice(fullest_place)
     told = next(one for one in full.advice() if "marginal" in one)
     roomy = next(one for one in map(bloom.choice, range(bloom.found.admitted.size)) if len(one.advice()) == 0)
-    assert roomy.candidate.title in told and f"leaves {gigabytes(roomy.margin_bytes)}" in told
+    assert roomy.title in told and f"leaves {gigabytes(roomy.margin_bytes)}" in told
     waiting = int(np.argmax(gpt2.found.parts.bubble / gpt2.found.step_s))
     assert any("waits" in one for one in gpt2.choice(waiting).advice())
 
@@ -152,16 +154,17 @@ def test_energy_lies_between_idle_and_full_power_and_is_blooms_account_without_w
 def test_more_gpus_compete_with_fewer() -> None:
     made = plan("gpt2", "jean_zay_a100", gpus=(1, 8), batch=64, engines="torch", simulate=1)
     front = made.pareto
-    assert {one.candidate.gpus for one in front} == {1, 8}, "eight are faster, one costs fewer GPU-hours"
+    assert {one.candidate.world_size for one in front} == {1, 8}, "eight are faster, one costs fewer GPU-hours"
     cheapest, fastest = min(front, key=lambda one: one.gpu_hours), min(front, key=lambda one: one.step_s)
-    assert cheapest.candidate.gpus == 1 and fastest.candidate.gpus == 8
+    assert cheapest.candidate.world_size == 1 and fastest.candidate.world_size == 8
 
 
 def test_space_of_a_trillion_parameters_on_3072_gpus_has_few_layouts() -> None:
     """What keeps the answer under two seconds: a bounded number of layouts to weigh and of actions to simulate."""
-    space = space_of(subject("megatron-1t"), (3072,), 3072, OF_GIANTS, "bf16", True)
-    assert space.codes.size < 500_000 and np.count_nonzero(space.codes == 0) < 50_000
     made = plan("megatron-1t", "selene", gpus=3072, batch=3072, simulate=1)
+    space = made.found.space
+    assert made.question.engines == OF_GIANTS and made.question.fused_attention
+    assert space.codes.size < 500_000 and np.count_nonzero(space.codes == 0) < 50_000
     one = made.best.candidate
     assert one.tp <= 16 and one.pp >= 8 and one.dp * one.tp * one.pp == 3072
     spent = sum(2 * each.candidate.pp * each.candidate.micro_batches * each.candidate.chunks for each in made.top)

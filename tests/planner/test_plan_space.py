@@ -10,24 +10,33 @@ import pytest
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
+from dlojz.config.fields import LayoutFields
+from dlojz.cost_model import calibration
+from dlojz.hardware import cluster
 from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.planner.answer import Plan
-from dlojz.planner.planned_model import OFFERS, chosen, published, subject
+from dlojz.planner.planned_model import OFFERS, Subject, chosen, published, subject
+from dlojz.planner.question import Question
 from dlojz.planner.space import (
     CODE,
     LEAST_CONTEXT,
     REASONS,
-    PlannedLayout,
     candidates_of,
+    columns_of,
     degrees_of,
     divisors,
-    layouts_of,
     reason_counts,
     space_of,
 )
 
 
-def _plainly(one: PlannedLayout, size: DecoderSize, batch: int, fused: bool) -> str:  # noqa: PLR0911 - one rule a line
+def question_of(
+    model: Subject, gpus: tuple[int, ...], batch: int, engines: tuple[str, ...], fused: bool = True
+) -> Question:
+    return Question(model, cluster("selene"), calibration("a100"), batch, gpus, "bf16", engines, fused)
+
+
+def _plainly(one: LayoutFields, size: DecoderSize, batch: int, fused: bool) -> str:  # noqa: PLR0911 - one rule a line
     """The same rules, one layout at a time and without arrays."""
     offer = OFFERS[one.engine]
     if one.sequence_parallel and one.tp == 1:
@@ -60,11 +69,11 @@ def _plainly(one: PlannedLayout, size: DecoderSize, batch: int, fused: bool) -> 
         stages[layer // each] += 1
     if 0 in stages or (not offer.uneven and len(set(stages)) > 1):
         return "stages"
-    if one.chunks > 1 and size.layers % (one.pp * one.chunks):
+    if (one.chunks or 1) > 1 and size.layers % (one.pp * (one.chunks or 1)):
         return "chunks"
     if batch % (one.dp * one.micro_batch):
         return "batch"
-    if one.chunks > 1 and one.micro_batches % one.pp:
+    if (one.chunks or 1) > 1 and one.micro_batches % one.pp:
         return "schedule"
     if one.schedule == "zb-h1" and one.micro_batches < one.pp:
         return "schedule"
@@ -85,11 +94,11 @@ def test_every_code_is_that_of_the_rules_read_plainly(
     size: DecoderSize, gpus: tuple[int, ...], batch: int, fused: bool
 ) -> None:
     names = ("megatron-core", "megatron-deepspeed", "deepspeed", "torch")
-    space = space_of(subject(size), gpus, batch, names, "bf16", fused)
+    space = space_of(question_of(subject(size), gpus, batch, names, fused))
     everything = candidates_of(space, np.arange(space.codes.size))
     found = [REASONS[code] for code in space.codes.reshape(-1).tolist()]
     plainly = [_plainly(one, size, batch, fused) for one in everything]
-    assert all(one.dp * one.tp * one.pp * one.cp == one.gpus for one in everything)
+    assert all(one.dp * one.tp * one.pp * one.cp == one.world_size for one in everything)
     assert found == plainly
     assert len(set(everything)) == len(everything), "no layout is there twice"
     assert {"", "engine", "batch"} <= set(found)
@@ -101,7 +110,7 @@ def test_what_is_given_to_the_cost_model_is_what_the_candidate_says(tiny: Plan) 
     places = tiny.found.admitted[::7]
     by_space, by_words = (
         tiny.found.space.cost_layouts(tiny.found.space.columns(places)),
-        layouts_of(candidates_of(tiny.found.space, places), tiny.found.space),
+        tiny.found.space.cost_layouts(columns_of(candidates_of(tiny.found.space, places))),
     )
     names = [field.name for field in fields(by_space) if field.name != "precision"]
     for name in names:
@@ -151,7 +160,7 @@ def test_an_image_model_is_split_by_what_the_catalogue_says() -> None:
     image = subject("coatnet_tiny")
     assert image.is_image and [image.split_conflict(tp) for tp in (1, 2)] == ["", ""]
     assert "tp=7" in image.split_conflict(7)
-    space = space_of(image, (4,), 8, ("torch", "by_hand", "deepspeed"), "bf16", True)
+    space = space_of(question_of(image, (4,), 8, ("torch", "by_hand", "deepspeed")))
     ones = [one for one in candidates_of(space, np.flatnonzero(space.codes.reshape(-1) == 0)) if one.tp > 1]
     assert {one.engine for one in ones} == {"by_hand"}, "convolutions are split by hand alone"
     assert CODE["same"] == 1

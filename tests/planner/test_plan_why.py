@@ -10,6 +10,7 @@ import pytest
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
+from dlojz.config.fields import LayoutFields
 from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.planner import answer
 from dlojz.planner.answer import Plan
@@ -22,9 +23,9 @@ from dlojz.planner.space import (
     LEAST_CONTEXT,
     NAMES,
     REASONS,
-    PlannedLayout,
     candidates_of,
     gigabytes,
+    layout_row,
     more_percent,
     reason_words,
 )
@@ -35,7 +36,7 @@ def test_out_of_memory_says_how_much_where_and_why(bloom: Plan) -> None:
     assert verdict.reason == "memory" and not verdict.admitted
     over = verdict.memory_bytes - bloom.question.device_bytes
     assert over > 0 and verdict.sentence.startswith(f"OOM by {gigabytes(over)} on stage 0: activations")
-    ranks = rank_memories(bloom.found.space, verdict.candidate, bloom.question.cluster.gpu)
+    ranks = rank_memories(bloom.found.space, verdict.candidate)
     rank = fullest(ranks)
     assert rank.total_bytes == pytest.approx(verdict.memory_bytes, rel=1e-12)
     assert rank.in_flight == 12 and rank.layers == 6 and set(rank.parts) == set(PARTS)
@@ -72,16 +73,16 @@ def test_no_admitted_layout_differs_in_fewer_choices_than_the_smallest_change(gp
         verdict = own[index]
         assert verdict.reason == reason and verdict.change is not None and verdict.sentence.endswith(".")
 
-        def unlike(other: PlannedLayout, one: PlannedLayout = verdict.candidate) -> int:
+        def unlike(other: LayoutFields, one: LayoutFields = verdict.candidate) -> int:
             names = [name for name in ("gpus", *FREE) if name not in ("chunks", "schedule")]
             order = (one.chunks, one.schedule) != (other.chunks, other.schedule)
-            return int(order) + sum(int(getattr(one, name) != getattr(other, name)) for name in names)
+            return int(order) + sum(int(layout_row(one)[name] != layout_row(other)[name]) for name in names)
 
         least = min(unlike(other) for other in admitted)
         assert unlike(verdict.change.to) == least
         fastest = next(other for other in admitted if unlike(other) == least)  # they come in order of their step
         assert verdict.change.to == fastest
-        assert code_of(gpt2.question, gpt2.found.space, verdict.candidate) == ("" if reason == "memory" else reason)
+        assert code_of(gpt2.question, verdict.candidate) == ("" if reason == "memory" else reason)
 
 
 def test_asking_for_a_layout_by_all_its_fields_gives_the_reason_of_the_search(gpt2: Plan) -> None:
@@ -89,7 +90,7 @@ def test_asking_for_a_layout_by_all_its_fields_gives_the_reason_of_the_search(gp
     flat = gpt2.found.codes.reshape(-1)
     for place in np.random.default_rng(0).choice(np.flatnonzero(flat != CODE["same"]), 40, replace=False).tolist():
         one = candidates_of(gpt2.found.space, place)[0]
-        fields = {name: getattr(one, name) for name in ("gpus", "dp", *FREE)}
+        fields = {name: layout_row(one)[name] for name in ("gpus", "dp", *FREE)}
         verdict = gpt2.why(**fields)
         assert verdict.candidate == one and verdict.reason == REASONS[flat[place]]
 
@@ -111,7 +112,7 @@ def test_asking_for_a_layout_by_all_its_fields_gives_the_reason_of_the_search(gp
 def test_each_reason_is_told_with_its_numbers(tiny: Plan, fields: dict[str, object], reason: str, words: str) -> None:
     verdict = tiny.why(**fields)
     assert verdict.reason == reason and words in verdict.sentence
-    assert str(verdict).splitlines()[0] == verdict.candidate.title and repr(verdict) == str(verdict)
+    assert str(verdict).splitlines()[0] == verdict.title and repr(verdict) == str(verdict)
     assert verdict.as_dict()["reason"] == reason
 
 
@@ -140,10 +141,10 @@ def test_context_parallelism_has_its_reasons(long: Plan, fields: dict[str, objec
 
 
 def test_context_parallelism_is_admitted_named_and_completed(long: Plan) -> None:
-    assert long.why(cp=2).admitted and "cp 2" in long.why(cp=2).candidate.title
+    assert long.why(cp=2).admitted and "cp 2" in long.why(cp=2).title
     asked = long.why(dp=2, tp=1, pp=2, micro_batch=1)  # what is left of eight GPUs splits the sequence
     assert asked.candidate.cp == 2 and asked.admitted
-    assert "cp" not in long.choose(cp=1).candidate.title
+    assert "cp" not in long.choose(cp=1).title
     shares = long.why(cp=8)
     assert shares.admitted and "does not try" in shares.sentence, "fewer tokens than are searched"
 
@@ -202,7 +203,7 @@ def test_why_can_be_asked_for_a_library_that_was_not_searched(bloom: Plan) -> No
     assert verdict.reason == "engine" and "Tensor Parallelism" in verdict.sentence and verdict.change is not None
     heavy = bloom.why(engine="deepspeed", dp=128, tp=1, pp=3, zero=0)
     assert heavy.reason == "memory" and heavy.sentence.startswith("OOM by") and heavy.levers
-    ranks = rank_memories(bloom.found.space, heavy.candidate, bloom.question.cluster.gpu)
+    ranks = rank_memories(bloom.found.space, heavy.candidate)
     assert fullest(ranks).total_bytes == pytest.approx(heavy.memory_bytes, rel=1e-12)
     even = bloom.why(engine="megatron-core", tp=4, pp=12)
     assert even.reason == "stages" and "equal stages, but pp=12 does not divide 70 layers" in even.sentence
@@ -282,15 +283,14 @@ def test_the_roomier_layout_is_the_fastest_that_is_not_marginal(
 ) -> None:
     """Of 100 GB, up to 90 are no risk; layouts stand in the order of their time: 1, 1.5 and 2 s."""
     names = ("first", "second", "third")
-    monkeypatch.setattr(answer, "candidates_of", lambda _, place: [SimpleNamespace(title=names[place])])
+    monkeypatch.setattr(answer, "layout_title", lambda layout: layout)
     monkeypatch.setattr(answer, "gigabytes", lambda num_bytes: f"{num_bytes / 1e9:.1f} GB")
     monkeypatch.setattr(answer, "more_percent", lambda share: f"{share:g} ×")
     choice = SimpleNamespace(
         question=SimpleNamespace(device_bytes=100e9),
         estimated_s=1.0,
         found=SimpleNamespace(
-            space=None,
-            admitted=[0, 1, 2],
+            layout=lambda place: names[place],
             memory=SimpleNamespace(total_bytes=1e9 * np.array(totals)),
             step_s=np.array([1.0, 1.5, 2.0]),
         ),

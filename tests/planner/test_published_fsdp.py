@@ -16,22 +16,23 @@ from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.hardware.evidence import Measurement, table
 from dlojz.planner.planned_memory import layout_memories
 from dlojz.planner.planned_model import subject
-from dlojz.planner.space import PlannedLayout, columns_of, space_of
+from dlojz.planner.question import Question
+from dlojz.planner.space import columns_of, planned_layout, space_of
 
 TABLES = ("mpt-a100", "mpt-h100", "mpt-h100-fp8")
 
 
 def planned_bytes(row: Measurement) -> float:
     """Bytes that the planner gives a row, as a run of torch with fused attention and a fused loss."""
-    layout = PlannedLayout(
+    layout = planned_layout(
         engine="torch", dp=row.dp, zero=row.zero, micro_batch=row.micro_batch, micro_batches=row.micro_batches,
         checkpointing=row.checkpointing,
     )  # fmt: skip
-    space = space_of(
-        subject(row.size), (row.gpus,), row.global_batch, ("torch",), row.precision, fused_attention=True,
-        fused_loss=True,
+    question = Question(
+        subject(row.size), cluster(row.cluster), calibration("a100"), row.global_batch, (row.gpus,), row.precision,
+        ("torch",), fused_attention=True, fused_loss=True,
     )  # fmt: skip
-    return float(layout_memories(space, columns_of([layout], space), cluster(row.cluster).gpu).total_bytes[0])
+    return float(layout_memories(space_of(question), columns_of([layout])).total_bytes[0])
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -45,7 +45,7 @@ from dlojz.display.style import (
     Style,
 )
 from dlojz.planner.answer import seconds
-from dlojz.planner.space import gigabytes, part_words, reason_words
+from dlojz.planner.space import COLUMN_VALUES, gigabytes, part_words, reason_words
 
 if TYPE_CHECKING:
     from dlojz.planner.answer import Choice, Plan
@@ -70,9 +70,8 @@ def plan_figure(plan: Plan, path: str | Path | None = None) -> LabFigure:
     best, model = plan.best, plan.question.subject.name
     took = f"{best.time_words}, {gigabytes(best.memory_bytes)}"
     alt = say(
-        en=f"Plan of {model}: best layout {best.candidate.title}, step {took} on the fullest GPU.",
-        fr=f"Plan de {model} : meilleure configuration {best.candidate.title}, itération {took} sur le GPU le plus "
-        "rempli.",
+        en=f"Plan of {model}: best layout {best.title}, step {took} on the fullest GPU.",
+        fr=f"Plan de {model} : meilleure configuration {best.title}, itération {took} sur le GPU le plus rempli.",
     )
     figure = new_figure(11.0, 9.4, alt)
     cells = figure.add_gridspec(2, 2, width_ratios=(1.15, 1.0), height_ratios=(1.1, 1.0))
@@ -83,7 +82,7 @@ def plan_figure(plan: Plan, path: str | Path | None = None) -> LabFigure:
     _memory(figure.add_subplot(cells[0, 1]), best)
     _waterfall(figure.add_subplot(cells[1, 0]), best)
     _refusals(figure.add_subplot(cells[1, 1]), plan)
-    figure.suptitle(f"{model}, {plan.question.cluster.title} — {best.candidate.title}", fontsize=TITLE)
+    figure.suptitle(f"{model}, {plan.question.cluster.title} — {best.title}", fontsize=TITLE)
     return finish(figure, path)
 
 
@@ -114,8 +113,8 @@ def _front(axes: Axes, plan: Plan, heights: NDArray[np.float64], height_of: Call
     ]
     engines = layouts.space.columns(layouts.admitted[sampled_indices])["engine"]
     hollow: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "none", "alpha": 0.55}
-    for engine_index, name in enumerate(layouts.space.names):
-        engine_indices = sampled_indices[engines == engine_index]
+    for name in plan.question.engines:
+        engine_indices = sampled_indices[engines == COLUMN_VALUES["engine"].index(name)]
         color, marker = ENGINE_LOOKS[name]
         if engine_indices.size:
             axes.plot(
@@ -130,7 +129,7 @@ def _front(axes: Axes, plan: Plan, heights: NDArray[np.float64], height_of: Call
     title = say(en="Pareto front", fr="front de Pareto")
     # One marker for each number of GPUs in the question.
     for number, marker in zip(plan.question.gpus, cycle(("x", "o", "v", "+", "<", ">")), strict=False):
-        front = [choice for choice in plan.pareto if choice.candidate.gpus == number]
+        front = [choice for choice in plan.pareto if choice.candidate.world_size == number]
         label = title + (f", {number} GPU" if len(plan.question.gpus) > 1 else "")
         points = [choice.estimated_s for choice in front], [height_of(choice) for choice in front]
         axes.plot(*points, color=BLACK, linestyle="none", marker=marker, markersize=5, label=label)

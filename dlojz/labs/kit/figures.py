@@ -20,7 +20,6 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from dlojz.base.errors import LabError
 from dlojz.base.language import MEBIBYTE, minus, refusal, rounded, say, yes_no
 from dlojz.base.table import Table
-from dlojz.cost_model import Calibration, calibration
 from dlojz.display.canvas import LabFigure, MimeBundle, described, finish, new_figure, plain
 from dlojz.display.style import (
     CATEGORY_STYLES,
@@ -37,9 +36,7 @@ from dlojz.display.style import (
     Style,
     category_label,
 )
-from dlojz.hardware import Cluster
 from dlojz.labs.kit.exercise import Verdict, or_to_do
-from dlojz.planner.ask import PROFILE_OF_GPU
 from dlojz.prediction import predict
 from dlojz.results.footprint import CATEGORIES, Footprint, Traffic
 
@@ -305,13 +302,6 @@ def illustrated(draw: Callable[_P, tuple[LabFigure, Table]]) -> Callable[_P, Ill
         return Illustrated(Picture(figure), sheet)
 
     return or_to_do(drawn)
-
-
-def calibration_of(site: Cluster) -> Calibration:
-    """The calibration of a cluster's GPUs, as the planner takes it."""
-    # `a100-80gb` and `a100-40gb` compute at the same rate: what stands before the dash names the profile.
-    profile = PROFILE_OF_GPU.get(site.gpu.name.split("-")[0])
-    return Calibration(site.gpu.name) if profile is None else calibration(profile)
 
 
 def short(value: float) -> str:

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlojz.base.language import say, significant
+from dlojz.config.fields import LayoutFields
 from dlojz.labs.kit.exercise import Mistake, Said, Wrong
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import Case, Numbers, part_by_part, refuse_nothing, shown
-from dlojz.planner.space import PlannedLayout
+from dlojz.planner.space import degrees_words
 
 TEXTS = Texts(__file__)
 
@@ -52,7 +53,7 @@ def _cases() -> Iterator[Case]:
     ):  # fmt: skip
         for stage in {0, 1, pp // 2, pp - 1}:
             parameters = dice.randrange(10**8, 10**10)
-            layout = PlannedLayout(dp=dp, tp=tp, pp=pp, zero=zero, micro_batches=micro_batches)
+            layout = LayoutFields(dp=dp, tp=tp, pp=pp, zero=zero, micro_batches=micro_batches)
             yield layout, stage, parameters, dice.randrange(10**8, 10**9)
 
 
@@ -547,7 +548,7 @@ class LayoutRow:
     @property
     def title(self) -> str:
         """Short description."""
-        return f"dp {self.dp} · tp {self.tp} · pp {self.pp}, micro-batch {self.micro_batch} × {self.micro_batches}"
+        return f"{degrees_words(self.dp, self.tp, self.pp)}, micro-batch {self.micro_batch} × {self.micro_batches}"
 
     @property
     def samples_per_s(self) -> float:

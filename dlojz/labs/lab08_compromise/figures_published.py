@@ -39,13 +39,13 @@ from dlojz.display.style import (
 from dlojz.hardware import cluster
 from dlojz.hardware import cluster as cluster_named
 from dlojz.hardware.evidence import Measurement, table
-from dlojz.labs.kit.figures import PLATE, calibration_of, illustrated, logarithmic, thousands
+from dlojz.labs.kit.figures import PLATE, illustrated, logarithmic, thousands
 from dlojz.planner.answer import HeldOutErrors, held_out, seconds
 from dlojz.planner.ask import plan
 from dlojz.planner.planned_model import Subject, subject
-from dlojz.planner.question import FLASH_FROM, check_gpus, check_precision
+from dlojz.planner.question import FLASH_FROM, calibration_of, check_gpus, check_precision
 from dlojz.planner.search import PARTS
-from dlojz.planner.space import gigabytes, part_words
+from dlojz.planner.space import degrees_words, gigabytes, part_words
 
 BLOOM_TABLE: Final = "jean-zay-a100"
 CHOSEN: Final = (8, 4, 12, 2)
@@ -81,8 +81,8 @@ class Neighbour(NamedTuple):
     @property
     def title(self) -> str:
         """Short description."""
-        dp, tp, pp, size = self.layout
-        return f"dp {dp} · tp {tp} · pp {pp}, micro-batch {size}"
+        *degrees, size = self.layout
+        return f"{degrees_words(*degrees)}, micro-batch {size}"
 
 
 def sweep() -> list[Measurement]:
@@ -552,7 +552,7 @@ def splits(
         # one replica has nothing to shard: ZeRO from two on
         precision=check_precision(site, None), dp=dp, tp=tp, pp=pp, zero=np.where(dp > 1, zero, 0),
         micro_batch=micro_batch, micro_batches=batch // (dp * micro_batch), checkpointing=checkpointing,
-        fused_attention=int(site.gpu.name.split("-")[0] in FLASH_FROM), gradient_bytes=4,
+        fused_attention=int(site.gpu.generation in FLASH_FROM), gradient_bytes=4,
     )  # fmt: skip
     prediction = estimate(network.workload, site, layouts, calibration_of(site))
     columns = (

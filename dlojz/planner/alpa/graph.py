@@ -24,31 +24,10 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from dlojz.base.language import refusal
-from dlojz.base.table import Table, Tabular
 from dlojz.planner.alpa.mesh import DeviceMesh, ShardingSpec
 
 ELEMENT_BYTES = 4
 """Of fp32."""
-
-
-class ShownAsTable(Tabular):
-    """Base of a plan that has a title, columns and rows."""
-
-    def title(self) -> str:
-        """One sentence above the table."""
-        raise NotImplementedError
-
-    def columns(self) -> tuple[str, ...]:
-        """Headings."""
-        raise NotImplementedError
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """Lines, as many cells as there are headings."""
-        raise NotImplementedError
-
-    def table(self) -> Table:
-        """All of it as a table of words."""
-        return Table(self.columns(), tuple(self.rows()), self.title(), align="l")
 
 
 class OperatorSharding(NamedTuple):

@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import format_bytes, refusal, say, significant
-from dlojz.base.table import titles
-from dlojz.planner.alpa.graph import ShownAsTable
+from dlojz.base.table import Table, Tabular, titles
 from dlojz.planner.alpa.mesh import Submesh, submeshes, tiled
 
 
@@ -53,13 +52,12 @@ class PlannedStage(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PipelinePlan(ShownAsTable):
+class PipelinePlan(Tabular):
     """Pipeline plan: all stages.
 
     Args:
         stages: from the first layer to the last.
         micro_batches: B of a step.
-        memory_bytes: of one device; infinite if there is no limit.
         tried: candidates of t_max for which the dynamic programme was run, of so many `candidates`.
     """
 
@@ -67,7 +65,6 @@ class PipelinePlan(ShownAsTable):
     micro_batches: int
     nodes: int
     gpus_per_node: int
-    memory_bytes: float = math.inf
     tried: int = 0
     candidates: int = 0
 
@@ -85,12 +82,12 @@ class PipelinePlan(ShownAsTable):
     @property
     def devices(self) -> tuple[tuple[int, ...], ...]:
         """Numbers of the GPUs of each stage, node by node."""
-        return tiled([stage.submesh for stage in self.stages], self.gpus_per_node)
+        return tiled([stage.submesh for stage in self.stages])
 
-    def title(self) -> str:
-        """What was planned, and how long a step takes."""
+    def table(self) -> Table:
+        """What was planned, how long a step takes, and one line per stage."""
         time, bubble = significant(self.step_s, 6, grouped=True), f"{100 * self.bubble:.0f}"
-        return say(
+        title = say(
             en=f"{len(self.stages)} stages on {self.nodes} × {self.gpus_per_node} devices, B = {self.micro_batches}: "
             f"T = {time}, filling and draining {bubble} % "
             f"(t_max tried: {self.tried} of {self.candidates})",
@@ -98,17 +95,11 @@ class PipelinePlan(ShownAsTable):
             f"B = {self.micro_batches} : T = {time}, remplissage et vidage {bubble} % "
             f"(t_max essayés : {self.tried} sur {self.candidates})",
         )
-
-    def columns(self) -> tuple[str, ...]:
-        """Headings of the table."""
-        return titles(
+        head = titles(
             en="stage; layers; submesh; used as; GPU; time; in flight; memory per device",
             fr="étage; couches; sous-maillage; utilisé en; GPU; temps; en cours; mémoire par périphérique",
         )
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """One line per stage."""
-        return [
+        rows = (
             (
                 str(index),
                 f"{stage.first}" if stage.first == stage.last else f"{stage.first}–{stage.last}",
@@ -120,7 +111,8 @@ class PipelinePlan(ShownAsTable):
                 format_bytes(stage.device_bytes) if stage.device_bytes else "—",
             )
             for index, (stage, devices) in enumerate(zip(self.stages, self.devices, strict=True))
-        ]
+        )
+        return Table(head, tuple(rows), title, align="l")
 
 
 Array = NDArray[np.float64]
@@ -305,7 +297,7 @@ def pipeline(
     # A t_max below any plan's slowest stage is infeasible.
     t_max, tried = _search(table, times, _distinct(candidates[candidates >= table.least_max(times)]))
     stages = table.plan(times, t_max)
-    return PipelinePlan(tuple(stages), micro_batches, nodes, gpus_per_node, memory_bytes, tried, len(candidates))
+    return PipelinePlan(tuple(stages), micro_batches, nodes, gpus_per_node, tried, len(candidates))
 
 
 def _distinct(candidates: Array) -> Array:

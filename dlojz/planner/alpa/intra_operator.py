@@ -24,9 +24,9 @@ from scipy.sparse import coo_array
 
 from dlojz.base.language import format_bytes, refusal, say, significant
 from dlojz.base.machine import c_output_discarded
-from dlojz.base.table import titles
-from dlojz.planner.alpa.graph import Node, OperatorGraph, OperatorSharding, ShownAsTable
-from dlojz.planner.alpa.mesh import DeviceMesh, ShardingSpec, all_specs, resharding_matrix, resharding_moves
+from dlojz.base.table import Table, Tabular, titles
+from dlojz.planner.alpa.graph import Node, OperatorGraph, OperatorSharding
+from dlojz.planner.alpa.mesh import DeviceMesh, all_specs, resharding_matrix, resharding_moves
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,6 @@ class PlannedCollective:
         axes: of the mesh, along which groups of devices exchange.
         message_bytes: the whole message of one group.
         cost: per micro-batch, in the unit of the mesh.
-        per_step: once per step and not once per micro-batch.
     """
 
     tensor: str
@@ -48,11 +47,10 @@ class PlannedCollective:
     axes: tuple[int, ...]
     message_bytes: float
     cost: float
-    per_step: bool
 
 
 @dataclass(frozen=True)
-class ShardingPlan(ShownAsTable):
+class ShardingPlan(Tabular):
     """Sharding plan: a choice for every tensor.
 
     Args:
@@ -72,29 +70,18 @@ class ShardingPlan(ShownAsTable):
         """Cost of all communications, per micro-batch, in the unit of the mesh."""
         return sum(message.cost for message in self.communications)
 
-    @property
-    def specs(self) -> dict[str, ShardingSpec]:
-        """The sharding spec of each tensor."""
-        return {name: sharding.output for name, sharding in self.algorithms.items()}
-
-    def title(self) -> str:
-        """What was planned, and what it costs."""
+    def table(self) -> Table:
+        """What was planned and what it costs, with one line per tensor, in the order of computation."""
         rows, columns = self.mesh.shape
-        cost = significant(self.cost, 6, grouped=True)
-        return say(
-            en=f"Sharding on {rows} × {columns} devices: communication {cost} per micro-batch",
-            fr=f"Découpe sur {rows} × {columns} périphériques : communication {cost} par micro-batch",
+        plan_cost = significant(self.cost, 6, grouped=True)
+        title = say(
+            en=f"Sharding on {rows} × {columns} devices: communication {plan_cost} per micro-batch",
+            fr=f"Découpe sur {rows} × {columns} périphériques : communication {plan_cost} par micro-batch",
         )
-
-    def columns(self) -> tuple[str, ...]:
-        """Headings of the table."""
-        return titles(
+        head = titles(
             en="tensor; operator; sharded; spec; communication; cost",
             fr="tenseur; opérateur; réparti; découpe; communication; coût",
         )
-
-    def rows(self) -> list[tuple[str, ...]]:
-        """One line per tensor, in the order of computation."""
         lines: list[tuple[str, ...]] = []
         for name, algorithm in self.algorithms.items():
             node = self.graph.nodes[name]
@@ -108,7 +95,7 @@ class ShardingPlan(ShownAsTable):
             equation = node.operator.equation if node.operator else node.kind
             total = significant(cost, 6, grouped=True) if messages else ""
             lines.append((name, equation, algorithm.name, str(algorithm.output), message_text, total))
-        return lines
+        return Table(head, tuple(lines), title, align="l")
 
 
 def _communications(
@@ -116,11 +103,10 @@ def _communications(
 ) -> Iterator[PlannedCollective]:
     for name, sharding in algorithms.items():
         node = graph.nodes[name]
-        per_step = node.kind == "gradient"
-        share = micro_batches if per_step else 1
+        share = micro_batches if node.kind == "gradient" else 1  # those of weights are communicated once per step
         if sharding.reduced_axes:
             yield PlannedCollective(
-                name, "", "all_reduce", sharding.reduced_axes, sharding.message_bytes, sharding.cost / share, per_step
+                name, "", "all_reduce", sharding.reduced_axes, sharding.message_bytes, sharding.cost / share
             )
         required_specs = [
             (reader.name, algorithms[reader.name].inputs[position]) for reader, position in graph.readers(name)
@@ -131,7 +117,7 @@ def _communications(
             for move in resharding_moves(sharding.output, spec, node.tensor_bytes, mesh):
                 if move.collective != "slice":  # a slice sends nothing
                     yield PlannedCollective(
-                        name, reader, move.collective, (move.axis,), move.message_bytes, move.cost / share, per_step
+                        name, reader, move.collective, (move.axis,), move.message_bytes, move.cost / share
                     )
 
 

@@ -48,7 +48,7 @@ class DeviceMesh:
     Args:
         shape: (n₀, n₁), each at least 1. An axis of one device shards nothing.
         links: along each axis, with the latency of a whole collective, in the unit of cost.
-        tie_break: Alpa adds 0.1 to an all-gather, 0.01 to an all-reduce and 0.001 to the two others, so that of two
+        tie_break: Alpa adds 0.1 to an all-gather, 0.01 to an all-reduce and 0.001 to an all-to-all, so that of two
             plans that cost the same one is always preferred; this multiplies them. 0 where costs are seconds.
 
     Raises:
@@ -92,10 +92,6 @@ class DeviceMesh:
     def all_gather(self, gathered_bytes: float, axis: int) -> float:
         """Every device of a group ends with all `gathered_bytes`, of which it held one n-th."""
         return self._seconds("all_gather", gathered_bytes, [axis]) + 0.1 * self.tie_break
-
-    def reduce_scatter(self, summed_bytes: float, axis: int) -> float:
-        """Every device of a group ends with one n-th of the sum of what all held, `summed_bytes` each."""
-        return self._seconds("reduce_scatter", summed_bytes, [axis]) + 0.001 * self.tie_break
 
     def all_to_all(self, held_bytes: float, axis: int) -> float:
         """A tensor of `held_bytes`, sharded over a group along one dimension, is sharded along another.
@@ -337,12 +333,11 @@ def submeshes(nodes: int, gpus_per_node: int) -> tuple[Submesh, ...]:
     return (*within, *(Submesh(count, gpus_per_node) for count in range(2, nodes + 1)))
 
 
-def tiled(shapes: Sequence[Submesh], gpus_per_node: int) -> tuple[tuple[int, ...], ...]:
+def tiled(shapes: Sequence[Submesh]) -> tuple[tuple[int, ...], ...]:
     """Assign GPUs to submeshes, numbered node by node: the largest are placed first, so that nodes are not split.
 
     Args:
         shapes: submeshes of one cluster, in any order.
-        gpus_per_node: M.
     """
     order = sorted(range(len(shapes)), key=lambda index: -shapes[index].num_devices)
     devices: list[tuple[int, ...]] = [()] * len(shapes)

@@ -132,7 +132,7 @@ def test_tiled_covers_the_cluster_by_whatever_has_the_right_number_of_gpus(nodes
         while left:
             chosen.append(generator.choice([shape for shape in shapes if shape.num_devices <= left]))
             left -= chosen[-1].num_devices
-        given = tiled(chosen, gpus)
+        given = tiled(chosen)
         assert sorted(device for own in given for device in own) == list(range(nodes * gpus))
         for shape, own in zip(chosen, given, strict=True):
             assert len({device // gpus for device in own}) == shape.nodes
