@@ -32,7 +32,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.utils.checkpoint import checkpoint
 
 from dlojz.base.errors import LabError
@@ -42,7 +41,14 @@ from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
 from dlojz.libraries.scripts.fake_steps import run_fake_steps
 from dlojz.libraries.scripts.first_step import FirstStep, GivenTensor, Replacements, ScriptModel, TensorShape
-from dlojz.libraries.scripts.script_training import OptimizerUse, ScriptTraining, ZeroOptions, recognise, recognised_in
+from dlojz.libraries.scripts.script_training import (
+    OptimizerUse,
+    ScriptTraining,
+    ZeroOptions,
+    recognise,
+    recognised_in,
+    zero_redundancy_class,
+)
 from dlojz.prediction.communication import DEEPSPEED_REDUCED_ELEMENTS, deepspeed_buckets
 from dlojz.prediction.engine_memory import DDP, EngineMemory, Moments, StepReplay
 from dlojz.prediction.engine_memory_sharded import FSDP2, DeepSpeed, DeepSpeed3, DeepSpeed12
@@ -624,7 +630,7 @@ def _ddp_traffic(training: ScriptTraining, model: ScriptModel, line: partial[Tra
         num_bytes = sum(buffer.numel() * buffer.element_size() for buffer in buffers)
         yield line(collective="broadcast", count=times * kinds, message_bytes=times * num_bytes)
     for optimizer in training.optimizers:
-        if isinstance(optimizer, ZeroRedundancyOptimizer):
+        if isinstance(optimizer, zero_redundancy_class()):
             yield line(collective="broadcast", **_sharded_broadcasts(optimizer))
 
 
@@ -643,7 +649,7 @@ def _ddp_buckets(parameters: Iterable[nn.Parameter], first_bytes: int, limit_byt
     return closed.total() + sum(1 for num_bytes in filled.values() if num_bytes)
 
 
-def _sharded_broadcasts(optimizer: ZeroRedundancyOptimizer) -> dict[str, int]:
+def _sharded_broadcasts(optimizer: Any) -> dict[str, int]:
     """Calls and bytes of a step's broadcasts: each rank sends all others the parameters that it has updated.
 
     Source: torch 2.13, `distributed/optim/zero_redundancy_optimizer.py`, `_broadcast_params_from_rank`.
