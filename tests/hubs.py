@@ -19,6 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
+from dlojz.base.machine import PARENT_VARIABLE
+
 START = Path(__file__).resolve().parents[1] / "slurm" / "jupyterhub" / "start.py"
 PROXY = Path(sys.prefix) / "node" / "node_modules" / ".bin" / "configurable-http-proxy"
 
@@ -75,7 +77,8 @@ def started_hub(prefix: str, *words: str, patience_s: float) -> Iterator[Started
     folder.chmod(0o755)  # each home in it is closed
     with open(folder / "start.out", "wb") as out:
         command = [sys.executable, str(START), f"--folder={folder}", *words]
-        process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+        environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}  # with this process the hub ends too
+        process = subprocess.Popen(command, env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
     begun: list[psutil.Process] = []
     try:
         deadline_s = time.monotonic() + patience_s
