@@ -46,6 +46,9 @@ RUNS: dict[str, dict[str, Any]] = {
 PARALLEL = [name for name in RUNS if "-" in name]
 
 
+TRAINED_AT_NIGHT = True  # see tests/conftest.py
+
+
 def prepare(folder: Path) -> None:
     prepare_runs(folder, RUNS, cut={"gpt-cp": 3})
 

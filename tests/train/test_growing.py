@@ -41,6 +41,9 @@ RUNS: dict[str, dict[str, Any]] = {
 WHOLE = {"micro_batch": 2, "micro_batches": 2}
 
 
+TRAINED_AT_NIGHT = True  # see tests/conftest.py
+
+
 def prepare(folder: Path) -> None:
     made = Runs(folder)
     jobs = deal(made, RUNS, dict.fromkeys(RUNS, 1))

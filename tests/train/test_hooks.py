@@ -35,6 +35,9 @@ RUNS: dict[str, dict[str, Any]] = {
 CUT = {"powersgd-1": 3, "fp16": 2}
 
 
+TRAINED_AT_NIGHT = True  # see tests/conftest.py
+
+
 def prepare(folder: Path) -> None:
     prepare_runs(folder, RUNS, CUT)
 

@@ -16,7 +16,7 @@ from dlojz.runnable import check_runnable
 from dlojz.train.trials import measure_forms, write_measures
 from tests.train.counted import Runs, check_as_predicted, check_goes_on, check_refused, footprint, prepare_runs
 
-pytestmark = pytest.mark.nightly  # its trainings take minutes
+TRAINED_AT_NIGHT = True  # see tests/conftest.py
 SHORT: dict[str, Any] = {"learning_rate": 1e-3, "weight_decay": 0.1, "device": "cpu", "micro_batch": 2, "steps": 5}
 LLAMA = {**SHORT, "model": "llama_tiny", "sequence_length": 16}
 GPT = {**SHORT, "model": "gpt_tiny", "sequence_length": 16}
@@ -113,7 +113,11 @@ def test_checkpoint_of_every_update_form_goes_on_as_if_not_cut_off(runs: Any, na
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"update": "fused", "optimizer": "lamb"}, "is a form of sgd, momentum, adamw", "est une forme de sgd, momentum"),
-    ({"update": "foreach", "engine": "deepspeed"}, "an option of the engines torch", "une option des moteurs torch"),
+    (
+        {"update": "in_backward", "engine": "deepspeed"},
+        "an option of the engines torch",
+        "une option des moteurs torch",
+    ),
     ({"update": "in_backward", "dp": 2, "zero": 3}, "must hold it and its gradient whole", "doit le détenir entier"),
     ({"update": "in_forward", "tp": 2, "engine": "by_hand"}, "use zero=0, tp=1", "prenez zero=0, tp=1"),
     ({"update": "in_backward", "micro_batches": 2}, "before other micro-batches could", "avant que d’autres micro-b"),
