@@ -11,6 +11,7 @@ from dlojz.base.language import use_language
 from dlojz.compress.board_record import TEACHER, Board, BoardTrial
 from dlojz.display.figures.compress_figures import compress_figure, panel_front
 
+from .legible import DRAWN_IN
 from .overlap import overlapping
 
 LINES = [  # method, family, accuracy, KiB, time: close to one another where real ones are
@@ -48,7 +49,7 @@ def board(seeds: int = 1) -> Board:
                  trials=tuple(trials))  # fmt: skip
 
 
-@pytest.mark.parametrize("language", ["en", "fr"])
+@pytest.mark.parametrize("language", DRAWN_IN)
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_no_text_of_a_board_lies_on_another(language: str, seeds: int, tmp_path: Path) -> None:
     use_language(language)

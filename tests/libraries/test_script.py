@@ -75,6 +75,7 @@ def test_the_losses_are_the_mean_of_those_that_the_ranks_printed(ddp: Run) -> No
     assert measured(ddp).losses == pytest.approx([sum(both) / 2 for both in zip(*printed, strict=True)], abs=1e-6)
 
 
+@pytest.mark.nightly
 def test_watched_script_trains_the_same_without_its_watch(ddp: Run) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     alone = subprocess.run([*command, str(SCRIPT)], check=False, capture_output=True, text=True, timeout=120)
@@ -83,6 +84,7 @@ def test_watched_script_trains_the_same_without_its_watch(ddp: Run) -> None:
     assert printed == sorted(re.findall(r"step \d+: \d\.\d{6}", ddp.logs(0) + ddp.logs(1)))
 
 
+@pytest.mark.nightly
 def test_accumulation_is_one_step(root: Path) -> None:
     run = dlojz.run(SCRIPT, args=["--accumulation", "4"], processes=2, device="cpu", root=root, progress=False)
     record = measured(run)
@@ -159,7 +161,9 @@ def test_a_scaler_that_leaves_an_update_out_still_ends_the_step(tmp_path: Path) 
     assert record.losses[0] == pytest.approx(float(run.logs(0).split()[1]))
 
 
-@pytest.mark.parametrize("value", ["inf", "-inf", "nan"])
+@pytest.mark.parametrize(
+    "value", ["nan", *(pytest.param(value, marks=pytest.mark.nightly) for value in ("inf", "-inf"))]
+)
 def test_record_names_a_loss_that_is_no_finite_number(value: str, tmp_path: Path) -> None:
     """Infinite at the third step, step 2, of five: the script went on, and the watch says so."""
     run = run_text(
@@ -202,7 +206,9 @@ def test_record_and_logs_have_the_traceback_of_a_script_untouched(tmp_path: Path
     assert len(run.record.losses) == 3
 
 
-@pytest.mark.parametrize(("left", "status"), [("0", "completed"), ("'no data'", "failed")])
+@pytest.mark.parametrize(
+    ("left", "status"), [pytest.param("0", "completed", marks=pytest.mark.nightly), ("'no data'", "failed")]
+)
 def test_record_status_follows_the_exit_codes_of_a_script(tmp_path: Path, left: str, status: str) -> None:
     run = run_text(
         tmp_path,
@@ -258,12 +264,20 @@ def test_cancel_ends_a_script_that_hangs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "seen"),
     [
-        ("torch.no_grad().__enter__(); model(torch.randn(2, 4))", "modules were called 1 times, always without grad"),
+        pytest.param(
+            "torch.no_grad().__enter__(); model(torch.randn(2, 4))",
+            "modules were called 1 times, always without grad",
+            marks=pytest.mark.nightly,
+        ),
         (
             "import subprocess, os; subprocess.run(['true']); torch.multiprocessing.Process(target=os.getpid).start()",
             "no model was trained in it, and none of the 2 processes that it started was seen to train",
         ),
-        ("model(torch.randn(2, 4)).sum().backward()", "backward was called 1 times and optimizers made: 1, but none"),
+        pytest.param(
+            "model(torch.randn(2, 4)).sum().backward()",
+            "backward was called 1 times and optimizers made: 1, but none",
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_main_says_in_one_sentence_that_a_script_ends_before_a_step(
@@ -388,6 +402,7 @@ def test_watch_under_torchrun_makes_one_record(tmp_path: Path) -> None:
     assert len(record.losses) == 5 and [one.rank for one in record.footprints] == [0, 1]
 
 
+@pytest.mark.nightly
 def test_footprints_of_a_script_with_fsdp2_over_all_ranks(tmp_path: Path) -> None:
     run = run_text(
         tmp_path,
