@@ -30,9 +30,7 @@ PREPARATION_S = 900
 NIGHTLY = "DLOJZ_NIGHTLY"
 """Set (`make nightly`), the tests marked `nightly` run too: more of what each day's tests try a part of."""
 FIRST = ("cluster", "planner", "browser", "notebooks", "libraries", "train", "by_hand", "labs", "prediction", "cli")
-"""Rooms in which processes start and trainings run, begun before the others: first of all those that mostly wait, and
-those that one process tests from beginning to end.
-"""
+"""Rooms in which processes start and trainings run, begun before the others; what waits, or is one group, first."""
 AT_NIGHT = "TRAINED_AT_NIGHT"
 """True in a module whose trainings (`prepare`) and the tests that look at them are nightly, but not its other tests."""
 settings.register_profile("dlojz", deadline=None, suppress_health_check=[HealthCheck.too_slow])

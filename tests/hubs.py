@@ -64,13 +64,16 @@ class StartedHub:
 
 
 @contextmanager
-def started_hub(prefix: str, *words: str, patience_s: float) -> Iterator[StartedHub]:
+def started_hub(
+    prefix: str, *words: str, patience_s: float, end: signal.Signals = signal.SIGTERM
+) -> Iterator[StartedHub]:
     """Start a hub, and end it with every process that it has then; fails if one outlives it.
 
     Args:
         prefix: of its folder's name.
         words: arguments of start.py besides the folder.
         patience_s: seconds until it has told of itself; the limit is only there to end a test that fails.
+        end: what ends it: killed, too, it takes along all that it has started.
     """
     need(PROXY.exists(), "configurable-http-proxy, from the npm registry")
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
@@ -90,7 +93,7 @@ def started_hub(prefix: str, *words: str, patience_s: float) -> Iterator[Started
         begun = psutil.Process(process.pid).children(recursive=True)
         assert begun
     finally:
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(end)
         try:
             process.wait(timeout=30)
         except subprocess.TimeoutExpired:

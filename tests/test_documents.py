@@ -24,12 +24,8 @@ FOLDERS_OF_USERS = {"runs/", "quarantine/", "train.py"}
 SAME_PICTURE = 0.2
 """Mean difference of two pictures, of 255; a bar that moves makes more."""
 COMMANDS = ("README.md", "README.fr.md", "docs/commands.md")
-EXAMPLES = [
-    path
-    for folder in ("dlojz", "tests/models")
-    for path in sorted((ROOT / folder).rglob("*.py"))
-    if ">>> " in path.read_text(encoding="utf-8")
-]
+MODULES = sorted([*ROOT.glob("dlojz/**/*.py"), *ROOT.glob("tests/models/*.py")])
+EXAMPLES = [path for path in MODULES if ">>> " in path.read_text(encoding="utf-8")]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 

@@ -18,7 +18,6 @@ from dlojz.results.record import RunRecord, read_events
 from dlojz.running.run import find
 
 DAILY, NIGHTLY = ("DDP",), ("ZeRO-2", "pipeline", "1-bit Adam")
-"""Trainings of four ranks beside the long one, by their names in trainings.py."""
 pytestmark = pytest.mark.timeout(1200)  # a dozen ranks that each import torch, on whatever machine this is
 
 

@@ -244,29 +244,23 @@ UNDER_TORCHRUN = """
 """
 
 
-MODULE = ["-m", "pkg.written"]
+LAUNCHERS = {
+    "torchrun": "torchrun --nproc-per-node 2 --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:0 written.py",
+    "module": f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node=2 -m pkg.written",
+    "accelerate": "accelerate launch --multi_gpu --num_processes 2 --main_process_port 0 written.py",
+    "deepspeed": "deepspeed --num_gpus 2 written.py",
+}
 
 
 @pytest.mark.parametrize(
-    ("launcher", "code"),
-    [
-        (["torchrun", "--nproc-per-node", "2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "written.py"], 0),
-        *(
-            pytest.param(launcher, 0, marks=pytest.mark.nightly)
-            for launcher in (
-                [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *MODULE],
-                ["accelerate", "launch", "--multi_gpu", "--num_processes=2", "--main_process_port", "0", "written.py"],
-                ["deepspeed", "--num_gpus", "2", "written.py"],
-            )
-        ),
-    ],
-    ids=["torchrun", "module", "accelerate", "deepspeed"],
+    "name", [name if name == "torchrun" else pytest.param(name, marks=pytest.mark.nightly) for name in LAUNCHERS]
 )
-def test_record_shows_that_a_launcher_is_taken_as_it_stands(tmp_path: Path, launcher: list[str], code: int) -> None:
+def test_record_shows_that_a_launcher_is_taken_as_it_stands(tmp_path: Path, name: str) -> None:
+    launcher = LAUNCHERS[name].split()
     if launcher[0] in ("accelerate", "deepspeed") and importlib.util.find_spec(launcher[0]) is None:
         pytest.skip(f"{launcher[0]} is not installed")
-    for name in ("written.py", "pkg/written.py"):
-        written(tmp_path, UNDER_TORCHRUN, name)
+    for path in ("written.py", "pkg/written.py"):
+        written(tmp_path, UNDER_TORCHRUN, path)
     stubs = tmp_path / "stubs"
     stubs.mkdir()
     (stubs / "timm.py").touch()  # which Accelerate's command imports, and which may lack its torchvision
@@ -274,8 +268,8 @@ def test_record_shows_that_a_launcher_is_taken_as_it_stands(tmp_path: Path, laun
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join([str(stubs), str(CHECKOUT)]),
     }
-    done = command(tmp_path, "dlojz", "run", "--", *launcher, str(code), **more)
-    assert done.returncode == code, done.stderr
+    done = command(tmp_path, "dlojz", "run", "--", *launcher, "0", **more)
+    assert done.returncode == 0, done.stderr
     check_ddp_of_two(record_of(tmp_path), 6)
     assert done.stderr.count("variables ['RANK'] ") == 2
 
@@ -327,14 +321,10 @@ INTERRUPTED = """
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        pytest.param("handles", "saving", marks=pytest.mark.nightly),
-        pytest.param("handler", "caught 2", marks=pytest.mark.nightly),
-        ("raises", "saving"),
-    ],
+    "how", ["raises", *(pytest.param(how, marks=pytest.mark.nightly) for how in ("handles", "handler"))]
 )
-def test_dlojz_run_lets_ctrl_c_reach_the_script_and_is_cancelled(tmp_path: Path, how: str, said: str) -> None:
+def test_dlojz_run_lets_ctrl_c_reach_the_script_and_is_cancelled(tmp_path: Path, how: str) -> None:
+    said = "caught 2" if how == "handler" else "saving"
     written(tmp_path, INTERRUPTED)
     process = subprocess.Popen(
         [sys.executable, "-m", "dlojz", "run", "written.py", "--", how],

@@ -76,15 +76,6 @@ def test_the_losses_are_the_mean_of_those_that_the_ranks_printed(ddp: Run) -> No
 
 
 @pytest.mark.nightly
-def test_watched_script_trains_the_same_without_its_watch(ddp: Run) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    alone = subprocess.run([*command, str(SCRIPT)], check=False, capture_output=True, text=True, timeout=120)
-    assert alone.returncode == 0, alone.stderr
-    printed = sorted(re.findall(r"step \d+: \d\.\d{6}", alone.stdout))
-    assert printed == sorted(re.findall(r"step \d+: \d\.\d{6}", ddp.logs(0) + ddp.logs(1)))
-
-
-@pytest.mark.nightly
 def test_accumulation_is_one_step(root: Path) -> None:
     run = dlojz.run(SCRIPT, args=["--accumulation", "4"], processes=2, device="cpu", root=root, progress=False)
     record = measured(run)
@@ -264,20 +255,12 @@ def test_cancel_ends_a_script_that_hangs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "seen"),
     [
-        pytest.param(
-            "torch.no_grad().__enter__(); model(torch.randn(2, 4))",
-            "modules were called 1 times, always without grad",
-            marks=pytest.mark.nightly,
-        ),
+        ("torch.no_grad().__enter__(); model(torch.randn(2, 4))", "modules were called 1 times, always without grad"),
         (
             "import subprocess, os; subprocess.run(['true']); torch.multiprocessing.Process(target=os.getpid).start()",
             "no model was trained in it, and none of the 2 processes that it started was seen to train",
         ),
-        pytest.param(
-            "model(torch.randn(2, 4)).sum().backward()",
-            "backward was called 1 times and optimizers made: 1, but none",
-            marks=pytest.mark.nightly,
-        ),
+        ("model(torch.randn(2, 4)).sum().backward()", "backward was called 1 times and optimizers made: 1, but none"),
     ],
 )
 def test_main_says_in_one_sentence_that_a_script_ends_before_a_step(
@@ -400,31 +383,3 @@ def test_watch_under_torchrun_makes_one_record(tmp_path: Path) -> None:
     assert run.folder.name in done.stderr
     record = measured(run)
     assert len(record.losses) == 5 and [one.rank for one in record.footprints] == [0, 1]
-
-
-@pytest.mark.nightly
-def test_footprints_of_a_script_with_fsdp2_over_all_ranks(tmp_path: Path) -> None:
-    run = run_text(
-        tmp_path,
-        """
-        import torch
-        import torch.distributed as dist
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-        mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("shard", "tp"))["shard"]
-        model = fully_shard(torch.nn.Linear(64, 64), mesh=mesh, reshard_after_forward=True)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(4):
-            model(torch.randn(8, 64)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        dist.destroy_process_group()
-    """,
-        processes=2,
-    )
-    first, weights_bytes = measured(run).footprints[0], 4 * (64 * 64 + 64)
-    assert first.memory.weights_bytes == weights_bytes // 2
-    group = first.communication[0].group  # torch before 2.13 makes one of its own, which is called "shard"
-    assert first.traffic("reduce_scatter", group) == weights_bytes
-    assert first.traffic("all_gather", group) >= weights_bytes
-    assert first.samples_per_s == pytest.approx(16 / (first.phases.step_s or 0))

@@ -258,30 +258,6 @@ def test_step_ledger_records_a_pipeline(tmp_path: Path) -> None:
     assert sum(span.phase == "forward" for span in record.spans if (span.rank, span.step) == (0, 3)) == 4
 
 
-@pytest.mark.nightly
-def test_step_ledger_records_fsdp1(tmp_path: Path) -> None:
-    run = run_steps(
-        tmp_path,
-        """
-        import torch.distributed as dist
-        from torch.distributed.fsdp import FullyShardedDataParallel
-        dist.init_process_group("gloo")
-        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(5):
-            loss_of(model).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        dist.destroy_process_group()
-    """,
-        processes=2,
-    )
-    record = measured(run)
-    assert record.footprints[0].parameters == WEIGHTS
-    assert record.footprints[0].memory.weights_bytes == 2 * WEIGHTS
-    assert samples_of_step(record) == pytest.approx(16)
-
-
 def test_step_ledger_records_tensor_parallel_over_all_ranks(tmp_path: Path) -> None:
     run = run_steps(
         tmp_path,

@@ -99,16 +99,12 @@ DAILY = ("own", "mlp", "chained")
 """Models that are trained every day; the others are every night."""
 
 
-def is_daily(name: str) -> bool:
-    return name.partition("-")[0] in DAILY
-
-
 def marked(names: Iterable[str]) -> list[Any]:
-    return [name if is_daily(name) else pytest.param(name, marks=pytest.mark.nightly) for name in names]
+    return [pytest.param(name, marks=[] if name.partition("-")[0] in DAILY else pytest.mark.nightly) for name in names]
 
 
 def prepare(folder: Path) -> None:
-    names: Iterable[str] = RUNS if os.environ.get("DLOJZ_NIGHTLY") else filter(is_daily, RUNS)
+    names = [name for name in RUNS if os.environ.get("DLOJZ_NIGHTLY") or name.partition("-")[0] in DAILY]
     prepare_runs(folder, {name: RUNS[name] for name in names}, CUT)
 
 
