@@ -99,6 +99,7 @@ def started_hub(
         except subprocess.TimeoutExpired:
             process.kill()
         _, left = psutil.wait_procs(begun, timeout=20)
+        left = [one for one in left if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
         names = [one.name() for one in left]
         for one in left:
             one.kill()
