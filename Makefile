@@ -168,10 +168,10 @@ lint: $(READY)
 WORKERS ?= 3
 test:
 	@$(MAKE) --no-print-directory -j 2 lint $(PACKAGES)
-	@$(BIN)/python -m compileall -q dlojz tests > /dev/null 2>&1 || true # read by thousands of processes
+	@$(BIN)/python -m compileall -q -j 0 dlojz tests > /dev/null 2>&1 || true # read by thousands of processes
 	@$(BIN)/python -m pytest -n $(WORKERS) --durations=40 --durations-min=10
 
-# With what the tests of every day try a part of: all answers in the banks of the labs, all wrong scripts, longer campaigns.
+# With what the tests of every day try a part of: all answers in the banks of the labs, all notebooks, all wrong scripts.
 nightly:
 	@DLOJZ_NIGHTLY=1 $(MAKE) --no-print-directory test
 
@@ -182,7 +182,7 @@ CHECKED := tests/test_house.py tests/base tests/config tests/results tests/hardw
 check: lint quick
 
 quick: $(READY)
-	@$(BIN)/python -m pytest $(CHECKED)
+	@$(BIN)/python -m pytest -n 2 $(CHECKED)
 
 clean:
 	rm -rf $(VENV) $(COLOSSALAI)

@@ -127,8 +127,8 @@ class Script:
 
 
 ALL = (
-    Script("kfold", daily=True),
-    Script("kfold_kept", daily=True),
+    Script("kfold"),
+    Script("kfold_kept"),
     Script("phases"),
     # By hand, weights 80·128 and 65·128: of the discriminator's step, then of the generator's, with its forward pass.
     Script("gan", flops=(2 * 64 * (2 * 65 * 128 + 128), 64 * (3 * 65 * 128 + 2 * 80 * 128 + 64 * 128))),
@@ -139,8 +139,8 @@ ALL = (
     Script("ema"),
     Script("evaluation"),
     Script("evaluation_no_grad"),
-    Script("last_batch", daily=True),
-    Script("accumulation", daily=True),
+    Script("last_batch"),
+    Script("accumulation"),
     Script("accumulation_cloned"),
     Script("accumulation_no_sync", processes=2),
     Script("accumulation_every", processes=2),
@@ -192,7 +192,7 @@ ALL = (
     Script("contrastive"),
     Script("two_towers"),
     Script("distillation"),
-    Script("recurrent", daily=True),
+    Script("recurrent"),
     Script("checkpointing"),
     Script("zero_redundancy", processes=2),
     Script("hook_fp16", "ddp_hook", ("fp16",), 2),

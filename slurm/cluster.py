@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -114,6 +115,17 @@ class Cluster:
             return ended
         (self.folder / "munge.key").unlink(missing_ok=True)  # the next start makes another
         return ended + [_end_step(pid) for pid in self.steps()]
+
+    def ends_with_this_process(self) -> subprocess.Popen[bytes]:
+        """Start a process that stops the cluster as soon as this one has ended, even if it is killed."""
+        words = ["stop", f"--folder={self.folder}", f"--after={os.getpid()}"]
+        return subprocess.Popen(
+            [sys.executable, __file__, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # what is sent to the group of this process is not for it
+        )
 
     def alive(self) -> list[str]:
         """Names of its processes that run."""
@@ -238,6 +250,11 @@ def _born(pid: int) -> str:
     return "" if fields[0] == "Z" else fields[19]
 
 
+def _wait_for_the_end_of(pid: int) -> None:
+    with suppress(ProcessLookupError):  # it has ended
+        select.select([os.pidfd_open(pid)], [], [])
+
+
 def _children(pid: int) -> list[int]:
     found = []
     with suppress(OSError):
@@ -281,7 +298,10 @@ def main(words: list[str]) -> int:
     parser.add_argument(
         "--folder", type=Path, default=FOLDER, help="configuration, logs and state (default: %(default)s)"
     )
+    parser.add_argument("--after", type=int, metavar="PID", help="stop as soon as this process has ended")
     given = parser.parse_args(words)
+    if given.after is not None:
+        _wait_for_the_end_of(given.after)
     cluster = Cluster(given.folder)
     if given.command == "stop":
         print("stopped:", ", ".join(cluster.stop()) or "nothing was running")

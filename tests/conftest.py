@@ -29,8 +29,10 @@ which takes minutes where no trace is kept yet; the last trains until it has lea
 PREPARATION_S = 900
 NIGHTLY = "DLOJZ_NIGHTLY"
 """Set (`make nightly`), the tests marked `nightly` run too: more of what each day's tests try a part of."""
-FIRST = ("cluster", "browser", "notebooks", "libraries", "train", "by_hand", "planner", "labs", "prediction", "cli")
-"""Rooms in which processes start and trainings run, begun before the others; those that mostly wait first of all."""
+FIRST = ("cluster", "planner", "browser", "notebooks", "libraries", "train", "by_hand", "labs", "prediction", "cli")
+"""Rooms in which processes start and trainings run, begun before the others; what waits, or is one group, first."""
+AT_NIGHT = "TRAINED_AT_NIGHT"
+"""True in a module whose trainings (`prepare`) and the tests that look at them are nightly, but not its other tests."""
 settings.register_profile("dlojz", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("dlojz")  # how long an example takes says how busy the machine is
 
@@ -86,6 +88,9 @@ def place_of(test: str) -> tuple[int, int]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give the long ones their time; where several processes test, begin with the longest; leave the nightly ones."""
+    for item in items:
+        if "prepared" in getattr(item, "fixturenames", ()) and getattr(getattr(item, "module", None), AT_NIGHT, False):
+            item.add_marker(pytest.mark.nightly)
     if not os.environ.get(NIGHTLY):
         left = [item for item in items if item.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=left)

@@ -19,6 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
+from dlojz.base.machine import PARENT_VARIABLE
+
 START = Path(__file__).resolve().parents[1] / "slurm" / "jupyterhub" / "start.py"
 PROXY = Path(sys.prefix) / "node" / "node_modules" / ".bin" / "configurable-http-proxy"
 
@@ -62,20 +64,24 @@ class StartedHub:
 
 
 @contextmanager
-def started_hub(prefix: str, *words: str, patience_s: float) -> Iterator[StartedHub]:
+def started_hub(
+    prefix: str, *words: str, patience_s: float, end: signal.Signals = signal.SIGTERM
+) -> Iterator[StartedHub]:
     """Start a hub, and end it with every process that it has then; fails if one outlives it.
 
     Args:
         prefix: of its folder's name.
         words: arguments of start.py besides the folder.
         patience_s: seconds until it has told of itself; the limit is only there to end a test that fails.
+        end: what ends it: killed, too, it takes along all that it has started.
     """
     need(PROXY.exists(), "configurable-http-proxy, from the npm registry")
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir="/tmp"))
     folder.chmod(0o755)  # each home in it is closed
     with open(folder / "start.out", "wb") as out:
         command = [sys.executable, str(START), f"--folder={folder}", *words]
-        process = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+        environment = {**os.environ, PARENT_VARIABLE: str(os.getpid())}  # with this process the hub ends too
+        process = subprocess.Popen(command, env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
     begun: list[psutil.Process] = []
     try:
         deadline_s = time.monotonic() + patience_s
@@ -87,12 +93,13 @@ def started_hub(prefix: str, *words: str, patience_s: float) -> Iterator[Started
         begun = psutil.Process(process.pid).children(recursive=True)
         assert begun
     finally:
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(end)
         try:
             process.wait(timeout=30)
         except subprocess.TimeoutExpired:
             process.kill()
         _, left = psutil.wait_procs(begun, timeout=20)
+        left = [one for one in left if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
         names = [one.name() for one in left]
         for one in left:
             one.kill()

@@ -1,7 +1,9 @@
-"""README and CONTRIBUTING: links lead somewhere, and what they name exists."""
+"""README and CONTRIBUTING: links lead somewhere, and what they name exists; examples in docstrings are right."""
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import json
 import re
 import subprocess
@@ -22,6 +24,8 @@ FOLDERS_OF_USERS = {"runs/", "quarantine/", "train.py"}
 SAME_PICTURE = 0.2
 """Mean difference of two pictures, of 255; a bar that moves makes more."""
 COMMANDS = ("README.md", "README.fr.md", "docs/commands.md")
+MODULES = sorted([*ROOT.glob("dlojz/**/*.py"), *ROOT.glob("tests/models/*.py")])
+EXAMPLES = [path for path in MODULES if ">>> " in path.read_text(encoding="utf-8")]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -124,3 +128,10 @@ def test_the_readme_names_the_torch_of_the_lock(name: str) -> None:
     lock = (ROOT / "constraints.txt").read_text(encoding="utf-8")
     named = re.findall(r"\btorch(?:vision)?==[\d.]+", (ROOT / name).read_text(encoding="utf-8"))
     assert len(named) == 2 and all(f"\n{one}\n" in lock for one in named)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_examples_in_the_docstrings_of_a_module_are_right(path: Path) -> None:
+    module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    tried = doctest.testmod(module)
+    assert tried.attempted > 0 and tried.failed == 0

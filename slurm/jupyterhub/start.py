@@ -29,7 +29,7 @@ from pathlib import Path
 
 import psutil
 
-from dlojz.base.machine import adopt_orphans, die_with_parent
+from dlojz.base.machine import PARENT_VARIABLE, adopt_orphans, die_with_parent
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -151,7 +151,13 @@ def serve(folder: Path, hub: dict[str, object], config: Path) -> None:
 
         def start(command: list[str]) -> subprocess.Popen[bytes]:
             return subprocess.Popen(
-                command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+                command,
+                env=environment,
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - no thread exists here
             )
 
         started = [start(command) for command in commands]
@@ -175,7 +181,11 @@ def end_all() -> None:
 def enter(words: list[str]) -> int:
     """This program again, as the first process of new namespaces: with it everything in them ends."""
     command = ["unshare", "--mount", "--propagation=private", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    inner = subprocess.Popen([*command, sys.executable, __file__, *words], env={**os.environ, INSIDE: "1"})
+    inner = subprocess.Popen(
+        [*command, sys.executable, __file__, *words],
+        env={**os.environ, INSIDE: "1"},
+        preexec_fn=die_with_parent,  # noqa: PLW1509 - no thread exists here
+    )
     try:
         return inner.wait()
     finally:
@@ -195,6 +205,9 @@ def main(words: list[str]) -> int:
     parser.add_argument("--users", default="ada:fr,grace:en", help="name:language, …")
     parser.add_argument("--slurm", action="store_true", help="each server is a job of a test cluster (root, Debian)")
     given = parser.parse_args(words)
+    if PARENT_VARIABLE in os.environ:  # whoever started it, such as a test, wants it to end with that process
+        die_with_parent()
+        del os.environ[PARENT_VARIABLE]
     users = {name: language or "en" for name, _, language in (one.partition(":") for one in given.users.split(","))}
     if bad := [
         name for name in users if not (name.isascii() and name.replace("-", "").isalnum() and name[0].isalpha())

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import time
 import urllib.error
 import urllib.request
@@ -84,7 +85,7 @@ def hub() -> Iterator[Hub]:
         pytest.skip("students that are users of the system are made by root only")
     need(importlib.util.find_spec("jupyterhub"), "jupyterhub (extra test)")
     users = ",".join(f"{name}:{language}" for name, language in STUDENTS.items())
-    with started_hub("dlojz-hub-", f"--users={users}", patience_s=READY_S) as started:
+    with started_hub("dlojz-hub-", f"--users={users}", patience_s=READY_S, end=signal.SIGKILL) as started:
         up = Hub(started.process, started.folder, started.told)
         up.wait_until_up()
         yield up

@@ -6,7 +6,10 @@ One after the other on purpose: the first student's lab trains while the second 
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +19,9 @@ import psutil
 import pytest
 
 from dlojz.base.language import use_language
+from dlojz.base.machine import PARENT_VARIABLE
 from dlojz.labs.kit.exercise import not_done
+from tests.hubs import START
 
 if TYPE_CHECKING:
     from .conftest import Hub, Student
@@ -198,3 +203,10 @@ def test_nothing_of_the_students_runs_outside_the_hub(hub: Hub, ada: Student, bo
     below = set(psutil.Process(hub.process.pid).children(recursive=True))
     assert theirs
     assert {process for process in theirs if process.is_running()} <= below
+
+
+def test_a_hub_ends_with_the_process_that_it_is_told(tmp_path: Path) -> None:
+    """Which is not its parent here: it may be that this one has ended, and so it begins nothing."""
+    environment = {**os.environ, PARENT_VARIABLE: "1"}
+    done = subprocess.run([sys.executable, str(START), f"--folder={tmp_path}"], env=environment, check=False)
+    assert done.returncode == 1 and list(tmp_path.iterdir()) == []

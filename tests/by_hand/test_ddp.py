@@ -52,7 +52,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
     return {name: one.grad.clone() for name, one in model.named_parameters() if one.grad is not None}
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.nightly), 3])
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("bucket_bytes", [1, 300, 2**20])
 def test_every_rank_gets_the_mean_whatever_it_has_used(size: int, overlap: bool, bucket_bytes: int) -> None:

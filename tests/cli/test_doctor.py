@@ -100,7 +100,10 @@ def test_doctor_names_a_library_that_is_too_old(here: str, told: str, monkeypatc
     assert doctor._missing("torch", ">=2.8") == told
 
 
-@pytest.mark.parametrize("distribution", [name for name, _ in requirements_of("")])
+@pytest.mark.parametrize(
+    "distribution",
+    [name if name == "torch" else pytest.param(name, marks=pytest.mark.nightly) for name, _ in requirements_of("")],
+)
 def test_requirements_of_the_core_that_are_missing_are_told_without_a_traceback(distribution: str) -> None:
     module = MODULES.get(distribution, distribution.replace("-", "_"))
     done = subprocess.run(

@@ -24,7 +24,7 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*DLOJZ, *words], env={**there, **environment}, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("columns", ["0", "1", "39", "40"])
+@pytest.mark.parametrize("columns", ["0", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("1", "39", "40"))])
 @pytest.mark.parametrize("words", [("runs", "--help"), ("machines",)])
 def test_a_narrow_terminal_is_taken_for_40_columns(columns: str, words: tuple[str, ...], tmp_path: Path) -> None:
     done = run(*words, COLUMNS=columns, DLOJZ_RUNS=str(tmp_path))
@@ -72,7 +72,9 @@ def test_a_table_that_would_break_words_is_written_row_by_row(
 
 
 @pytest.mark.parametrize("closed", ["1>&-", "2>&-", "0<&-", "1>&- 2>&-", "0<&- 1>&- 2>&-"])
-@pytest.mark.parametrize("words", ["machines", "machines --json", "--help"])
+@pytest.mark.parametrize(
+    "words", ["machines", *(pytest.param(words, marks=pytest.mark.nightly) for words in ("machines --json", "--help"))]
+)
 def test_closed_streams(closed: str, words: str) -> None:
     line = f'"$0" -c "$1" {words} {closed}'
     done = subprocess.run(["sh", "-c", line, *DLOJZ[::2]], capture_output=True, text=True, check=False)

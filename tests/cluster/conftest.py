@@ -55,11 +55,14 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             pytest.fail(obstacle)
         pytest.skip(obstacle)
     cluster = module.Cluster(reachable(tmp_path_factory.mktemp("slurm")))
+    watcher = cluster.ends_with_this_process()
     try:
         cluster.start()
         yield cluster
     finally:
         cluster.stop()
+        watcher.kill()
+        watcher.wait()
 
 
 @pytest.fixture

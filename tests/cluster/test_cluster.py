@@ -5,12 +5,27 @@ from __future__ import annotations
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from .conftest import ask, reachable, until
+from .conftest import ask, cluster_module, reachable, until
+
+BEGUN = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import cluster
+cluster._program = lambda name: "/bin/sleep"
+begun = cluster.Cluster(Path(sys.argv[2]))
+begun.ends_with_this_process()
+begun._begin("munged", "munged", "600")
+print("begun", flush=True)
+time.sleep(600)
+"""
+"""Begins what would be a daemon, and waits to be killed."""
 
 
 def test_tasks_run_on_two_nodes_and_know_their_rank(slurm: Any) -> None:
@@ -78,3 +93,18 @@ def test_a_cluster_that_is_stopped_ends_its_own_steps_and_nothing_else(
             shell.wait()
         ask(slurm, "scancel", job)
     until(lambda: step.pid not in slurm.steps())
+
+
+def test_a_cluster_ends_with_the_process_that_has_started_it(tmp_path: Path) -> None:
+    """Although that is killed and can tidy nothing up."""
+    module = cluster_module()
+    cluster = module.Cluster(tmp_path)
+    words = [str(Path(module.__file__).parent), str(tmp_path)]
+    process = subprocess.Popen([sys.executable, "-c", BEGUN, *words], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
+        assert cluster.alive() == ["munged"]
+    finally:
+        process.kill()
+        process.communicate()
+    until(lambda: not cluster.alive())

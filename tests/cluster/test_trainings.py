@@ -17,12 +17,16 @@ from dlojz.by_hand.optimizers.sent_bytes import message_bytes
 from dlojz.results.record import RunRecord, read_events
 from dlojz.running.run import find
 
+DAILY, NIGHTLY = ("DDP",), ("ZeRO-2", "pipeline", "1-bit Adam")
 pytestmark = pytest.mark.timeout(1200)  # a dozen ranks that each import torch, on whatever machine this is
 
 
 def prepare(folder: Path) -> None:
     script = Path(__file__).with_name("trainings.py")
-    done = subprocess.run([sys.executable, str(script), str(folder)], capture_output=True, text=True, check=False)
+    names = (*DAILY, *(NIGHTLY if os.environ.get("DLOJZ_NIGHTLY") else ()))
+    done = subprocess.run(
+        [sys.executable, str(script), str(folder), *names], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
 
 
@@ -52,13 +56,14 @@ def trains_as_here(record: RunRecord, here: Path) -> None:
     assert record.weights_sha256 == weights_sha256
 
 
-@pytest.mark.parametrize("name", ["DDP", "ZeRO-2", "pipeline", "1-bit Adam"])
+@pytest.mark.parametrize("name", [*DAILY, *(pytest.param(name, marks=pytest.mark.nightly) for name in NIGHTLY)])
 def test_on_two_nodes_it_trains_as_here(trainings: Path, name: str) -> None:
     record = record_of(trainings, name)
     assert len(record.losses) == record.config.steps and len(record.footprints) == 4
     trains_as_here(record, trainings / "here" / "4" / name)
 
 
+@pytest.mark.nightly
 def test_between_nodes_one_bit_of_each_number_is_sent(trainings: Path) -> None:
     """The first of the four steps is sent in full; the traced one, of the second stage, as signs and scales."""
     for footprint in record_of(trainings, "1-bit Adam").footprints:

@@ -1,7 +1,7 @@
 """Sends the trainings of test_trainings.py to a cluster of their own, and runs the same on forked ranks here.
 
-python trainings.py FOLDER    (FOLDER/runs: those of the cluster; FOLDER/sent.json: their names; FOLDER/here/RANKS/NAME;
-                               FOLDER/obstacle: why there can be no cluster)
+python trainings.py FOLDER NAME …    (FOLDER/runs: those of the cluster; FOLDER/sent.json: their names;
+                                      FOLDER/here/RANKS/NAME; FOLDER/obstacle: why there can be no cluster)
 
 A cluster of their own, since each takes whole nodes, which other tests would wait for.
 """
@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 cluster_tests: Any = importlib.import_module("cluster.conftest")
 cluster_tests.PATIENCE_S = 1000  # four trainings take both nodes before the long one
 
+from dlojz.base.machine import die_with_parent  # noqa: E402
 from dlojz.config.run_config import RunConfig  # noqa: E402
 from dlojz.running.folder import read_job  # noqa: E402
 from dlojz.running.launch import run, submit_many  # noqa: E402
@@ -60,23 +61,26 @@ def here(folder: Path, configs: dict[str, RunConfig]) -> subprocess.Popen[bytes]
     return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
-def main(folder: Path) -> None:
-    """All that is run, in `folder`."""
+def main(folder: Path, names: list[str]) -> None:
+    """The long training and those of these names, in `folder`."""
+    die_with_parent()
+    configs = {name: CONFIGS[name] for name in names}
     if obstacle := cluster_tests.cluster_module().obstacle():
         (folder / "obstacle").write_text(obstacle)
         return
     runs = folder / "runs"
-    local = [here(folder / "here" / "4", CONFIGS), here(folder / "here" / "2", {"long": LONG})]
+    local = [here(folder / "here" / "4", configs), here(folder / "here" / "2", {"long": LONG})]
     with tempfile.TemporaryDirectory(prefix="dlojz-slurm-") as name:  # munge wants a folder that others can reach
         Path(name).chmod(0o755)
         cluster = another_cluster(Path(name))
+        watcher = cluster.ends_with_this_process()
         try:
             cluster.start()
             os.environ.update(SLURM_CONF=cluster.environment["SLURM_CONF"], DLOJZ_LANG="en")
-            sent = submit_many(list(CONFIGS.values()), on="slurm", machine="local", root=runs)
+            sent = submit_many(list(configs.values()), on="slurm", machine="local", root=runs)
             long = run(LONG, on="slurm", machine="local", wait=False, root=runs)
             (folder / "sent.json").write_text(
-                json.dumps({**dict(zip(CONFIGS, [one.run_id for one in sent], strict=True)), "long": long.run_id})
+                json.dumps({**dict(zip(configs, [one.run_id for one in sent], strict=True)), "long": long.run_id})
             )
             cluster_tests.until(lambda: cluster_tests.steps(long) >= 3)
             job = read_job(long.folder)
@@ -87,8 +91,10 @@ def main(folder: Path) -> None:
                 cluster_tests.ended(one)
         finally:
             cluster.stop()
+            watcher.kill()
+            watcher.wait()
     assert [process.wait() for process in local] == [0, 0]
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -236,6 +236,7 @@ def trials() -> list[StudentTrial]:
     return found
 
 
+@pytest.mark.nightly
 def test_half_of_the_parameters_keep_97_percent_beside_the_student_alone(trials: list[StudentTrial]) -> None:
     """The median over seeds; measured with full training: benchmarks/distillation.py."""
     assert median_kept(trials, HALF) >= 0.97
@@ -246,6 +247,7 @@ def test_half_of_the_parameters_keep_97_percent_beside_the_student_alone(trials:
     assert alone.kept == alone.accuracy / alone.teacher_accuracy and {one.steps for one in (*own, alone)} == {88}
 
 
+@pytest.mark.nightly
 def test_distil_gains_by_the_teacher_where_labels_are_few(trials: list[StudentTrial]) -> None:
     """100 labels: beside the same student alone, with the teacher's soft labels of all images and as many steps.
 

@@ -9,6 +9,9 @@ import pytest
 from dlojz.display.canvas import LabFigure
 from tests.display.overlap import outside, too_small
 
+DRAWN_IN = [pytest.param("en", marks=pytest.mark.nightly), "fr"]
+"""Languages in which a test draws the same figure: by day in French, whose words are the longer ones."""
+
 
 @pytest.fixture(autouse=True)
 def legible_figures(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -27,12 +27,13 @@ from dlojz.display.figures.communication_figures import (
     summary,
 )
 
+from .legible import DRAWN_IN
 from .overlap import overlapping
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-@pytest.fixture(params=["en", "fr"])
+@pytest.fixture(params=DRAWN_IN)
 def in_language(request: pytest.FixtureRequest) -> Iterator[str]:
     use_language(request.param)
     yield request.param

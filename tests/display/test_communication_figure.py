@@ -10,13 +10,14 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.display.figures.communication_figures import communication_figure
 from dlojz.prediction.link_traffic import Reduction
+from tests.display.legible import DRAWN_IN
 
 PLAIN = Reduction("AdamW", "AdamW", 4e6, 4e6, 4.0, counted_bytes=4e6, step_s=0.1, losses=(2.0, 2.5))
 ONE_BIT = Reduction("1-bit $Adam$", "AdamW", 1e6, 1e5, 2.0, step_s=0.2, losses=(2.02, 2.5))
 FAR = Reduction("local SGD", "AdamW", 5e5, 5e5, 0.25, step_s=0.1, losses=(4.0, 4.0))
 
 
-@pytest.mark.parametrize("language", ["en", "fr"])
+@pytest.mark.parametrize("language", DRAWN_IN)
 def test_every_way_has_a_point_and_a_line(tmp_path: Path, language: str) -> None:
     use_language(language)
     figure = communication_figure([PLAIN, ONE_BIT, FAR], tmp_path / "board.png")

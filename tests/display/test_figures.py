@@ -21,6 +21,7 @@ from dlojz.results.footprint import CATEGORIES
 from dlojz.results.record import RunRecord, Span, read_record
 from dlojz.running.launch import shipped
 
+from .legible import DRAWN_IN
 from .overlap import overlapping
 
 MakeRecord = Callable[..., RunRecord]
@@ -37,7 +38,7 @@ def records(make_record: MakeRecord) -> list[RunRecord]:
     ]
 
 
-@pytest.mark.parametrize("language", ["en", "fr"])
+@pytest.mark.parametrize("language", DRAWN_IN)
 def test_compare_figure_and_timeline_figure_lay_no_text_on_another(records: list[RunRecord], language: str) -> None:
     use_language(language)
     try:
@@ -50,7 +51,7 @@ def test_compare_figure_and_timeline_figure_lay_no_text_on_another(records: list
         use_language("en")
 
 
-@pytest.mark.parametrize("language", ["en", "fr"])
+@pytest.mark.parametrize("language", DRAWN_IN)
 def test_a_pipeline_s_measured_step_lies_under_its_simulation(records: list[RunRecord], language: str) -> None:
     replayed = map(read_record, shipped().values())
     pipeline = next(record for record in replayed if record.config.layout.title == "pipeline 1f1b × 2 (by hand)")

@@ -27,6 +27,7 @@ from dlojz.prediction.forecast import Forecast, forecast, heaviest
 from dlojz.results.footprint import CATEGORIES
 from dlojz.results.record import RunRecord
 
+from .legible import DRAWN_IN
 from .overlap import overlapping
 
 MakeRecord = Callable[..., RunRecord]
@@ -80,7 +81,7 @@ def test_a_near_limit_is_drawn_and_a_far_one_is_told(on_cpu: Forecast) -> None:
     assert far_limit(int(FARTHEST * peak), peak) == ""
 
 
-@pytest.mark.parametrize("language", ["en", "fr"])
+@pytest.mark.parametrize("language", DRAWN_IN)
 def test_footprint_figure_lays_no_text_on_another(
     on_cpu: Forecast, on_gpu: Forecast, make_record: MakeRecord, language: str, tmp_path: Path
 ) -> None:

@@ -68,7 +68,7 @@ HELD: Mapping[str, Answer] = {
     "a tensor": all_numbers(torch.tensor),
 }
 """What a right answer may hold its numbers in."""
-DAILY = 4
+DAILY = 2
 """So many wrong answers to each exercise are judged every day, the others every night."""
 MOST_HELD = 4
 """So many ways to hold the numbers of one answer count as right variants of an exercise."""

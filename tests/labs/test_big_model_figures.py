@@ -8,6 +8,7 @@ import pytest
 from dlojz.base.language import use_language
 from dlojz.labs.lab01_big_models import figures
 from dlojz.labs.lab01_big_models.figures import ACCURACIES, COATNET
+from tests.display.legible import DRAWN_IN
 
 
 def rows(model: str, pre_training: str) -> list[figures.Accuracy]:
@@ -41,7 +42,7 @@ def test_accuracies_are_what_the_text_says_of_them() -> None:
     assert giant.multiply_adds_g / six.multiply_adds_g == pytest.approx(3.4, abs=0.05)
 
 
-@pytest.mark.parametrize("language", ["en", "fr"])
+@pytest.mark.parametrize("language", DRAWN_IN)
 def test_accuracy_draws_and_names_every_curve(language: str) -> None:
     use_language(language)
     for axes in figures.accuracy().axes:

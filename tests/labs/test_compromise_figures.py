@@ -39,6 +39,7 @@ from dlojz.labs.lab08_compromise.figures_published import (
     sweep,
 )
 from dlojz.planner.answer import seconds
+from tests.display.legible import DRAWN_IN
 from tests.display.overlap import overlapping
 
 WEEK, YEAR = 7 * SECONDS_PER_DAY, 365.25 * SECONDS_PER_DAY
@@ -49,7 +50,7 @@ CHAIN = SimpleNamespace(
 )
 
 
-@pytest.fixture(params=["en", "fr"])
+@pytest.fixture(params=DRAWN_IN)
 def language(request: pytest.FixtureRequest) -> Iterator[str]:
     use_language(request.param)
     yield request.param

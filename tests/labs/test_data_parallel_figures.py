@@ -15,11 +15,12 @@ from dlojz.labs.kit.exercise import Verdict
 from dlojz.labs.lab03_data_parallel import figures
 from dlojz.labs.lab03_data_parallel.exercises_ddp import fill_buckets
 from dlojz.labs.lab03_data_parallel.exercises_ring import scaled_rate
+from tests.display.legible import DRAWN_IN
 
 GRADIENT_BYTES = [4096, 512, 64, 2048, 300]
 
 
-@pytest.fixture(params=["en", "fr"])
+@pytest.fixture(params=DRAWN_IN)
 def language(request: pytest.FixtureRequest) -> Iterator[str]:
     use_language(request.param)
     yield request.param

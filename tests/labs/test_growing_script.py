@@ -42,6 +42,7 @@ def test_every_script_can_be_read_and_leaves_to_do_what_its_lab_adds(lab: int, l
     assert begun.count("# TODO") == len(asked) > 0 and "TODO" not in solved
 
 
+@pytest.mark.nightly
 def test_write_script_gives_a_transformer_that_learns_in_a_student_s_epochs(tmp_path: Path) -> None:
     """From guessing, ln 10 or a little more, to less than half; with positions that begin at zero it stayed there."""
     script = write_script("01", tmp_path, "en", solved=True)

@@ -14,6 +14,7 @@ from dlojz.base.language import use_language
 from dlojz.config.run_config import RunConfig
 from dlojz.labs.lab07_hybrid import figures
 from dlojz.prediction import predict
+from tests.display.legible import DRAWN_IN
 from tests.display.overlap import overlapping, too_small
 
 
@@ -24,7 +25,7 @@ def _run(losses: tuple[float, ...], **fields: Any) -> Any:
     return SimpleNamespace(config=config, losses=losses, record=record)
 
 
-@pytest.mark.parametrize("language", ["en", "fr"])
+@pytest.mark.parametrize("language", DRAWN_IN)
 def test_every_figure_is_legible(language: str) -> None:
     use_language(language)
     alone = _run((5.0, 4.5, 4.1), engine="single")

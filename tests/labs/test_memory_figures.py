@@ -26,12 +26,13 @@ from dlojz.labs.lab02_memory.exercises import (
 from dlojz.labs.lab02_memory.exercises_recompute import cheapest_plan, plans_table
 from dlojz.planner.activation_budget import plan_activations
 from dlojz.prediction.rules_of_thumb import RULES
+from tests.display.legible import DRAWN_IN
 from tests.labs.answers import checkpointed
 
 DEVICE_LIST = [DEVICES[name] for name in ("v100-32", "h100")]
 
 
-@pytest.fixture(params=["en", "fr"])
+@pytest.fixture(params=DRAWN_IN)
 def language(request: pytest.FixtureRequest) -> Iterator[str]:
     use_language(request.param)
     yield request.param

@@ -19,6 +19,7 @@ from dlojz.labs.lab09_optimizers import figures
 from dlojz.labs.lab09_optimizers.exercises_freeze import freeze_step
 from dlojz.labs.lab09_optimizers.exercises_updates import update_in_backward, watch_gradients
 from dlojz.prediction import predict
+from tests.display.legible import DRAWN_IN
 
 NORMS = [[1 - math.exp(-step / (5 + seed)) for step in range(60)] for seed in range(3)]
 ENDS = {5: [math.nan, 2.0, 1.5], 20: [1.0, 1.1, 0.9], 60: [1.0, 1.2, 0.8]}
@@ -53,14 +54,14 @@ def test_figures_of_optimizers_say_what_is_still_to_do() -> None:
         assert made.state == "todo"
 
 
-@pytest.mark.parametrize("language", ["en", "fr"])
+@pytest.mark.parametrize("language", DRAWN_IN)
 def test_the_three_walks_are_drawn(language: Any) -> None:
     use_language(language)
     ways = [0.0, -1.0], [0.0, 2.0], [0.0, -0.5]
     assert tuple(list(line.get_ydata()) for line in drawn(figures.walk(*ways)).axes[0].lines) == ways
 
 
-@pytest.mark.parametrize("language", ["en", "fr"])
+@pytest.mark.parametrize("language", DRAWN_IN)
 def test_the_steps_of_the_criterion_are_marked_and_who_diverged_is_counted(language: Any) -> None:
     use_language(language)
     left, right = drawn(figures.freezing(NORMS, ENDS, freeze_step, 0.9, 0.9)).axes
@@ -81,7 +82,7 @@ def test_bytes_and_states_are_drawn_as_they_were_predicted_and_measured() -> Non
     assert states == pytest.approx(2 * sum(one.memory.states_bytes for one in told))
 
 
-@pytest.mark.parametrize("language", ["en", "fr"])
+@pytest.mark.parametrize("language", DRAWN_IN)
 def test_the_board_takes_runs_as_they_are(language: Any) -> None:
     use_language(language)
     runs = [run("adamw"), run("adamw", gradient_compression="fp16"), run("diloco", (2.0, 1.1), local_steps=4)]

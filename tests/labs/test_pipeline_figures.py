@@ -30,6 +30,7 @@ from dlojz.pipeline.schedule_catalogue import build
 from dlojz.pipeline.simulator import simulate
 from dlojz.pipeline.stale_weights import threshold
 from dlojz.results.record import Span
+from tests.display.legible import DRAWN_IN
 from tests.labs.answers import one_f_one_b, unblocked, under_cap, without_bubble
 
 COATNET = RunConfig.of(model="coatnet_tiny")
@@ -63,7 +64,7 @@ def test_figures_of_pipelines_say_what_is_to_do() -> None:
     assert from_csv(figures.csv_of(undone, 2, 4)).orders == build("1f1b", 2, 4).orders
 
 
-@pytest.mark.parametrize("language", ["en", "fr"])
+@pytest.mark.parametrize("language", DRAWN_IN)
 def test_a_picture_shows_itself_in_few_colours(language: str) -> None:
     from PIL import Image
 

@@ -20,8 +20,8 @@ from dlojz.labs.script.script_judge import judge_script
 
 PREDICTED = {3: 2, 4: 2, 5: 2, 6: 1, 7: 2, 8: 1, 9: 1, 11: 1, 12: 2}
 """Runs of each lab's script whose messages are predicted."""
-DAILY = (3, 7)
-"""Labs whose script is judged every day: data and tensor parallelism; all of them every night."""
+DAILY = (3,)
+"""Labs whose script is judged every day: data parallelism; all of them every night."""
 
 
 def judged(lab: int, text: str, folder: Path) -> Verdict:
@@ -229,8 +229,6 @@ WRONG: dict[str, tuple[int, list[tuple[str, str]], str]] = {
 QUICK = [
     "gradients-kept-by-one",
     "same-order",
-    "one-rank-steps",
-    "no-no-sync",
     "one-unit",
 ]
 """Those of every day, of several kinds of cause; the others are judged every night."""
@@ -394,6 +392,7 @@ def test_judge_script_accepts_another_way(name: str, tmp_path: Path) -> None:
     assert verdict.state == "right", verdict
 
 
+@pytest.mark.nightly
 def test_a_script_written_in_another_way_is_right(tmp_path: Path) -> None:
     verdict = judged(3, OWN, tmp_path)
     assert verdict.state == "right" and "2 processes, --accumulation 2: loss" in verdict.message, verdict
@@ -406,7 +405,11 @@ ABSENT = "raise ModuleNotFoundError(\"No module named 'accelerate'\", name='acce
     ("language", "sentence"),
     [
         ("en", "Not judged on 1 process: accelerate is not installed: pip install 'dlojz[libraries]'."),
-        ("fr", "Non vérifié sur 1 processus : accelerate n’est pas installé : pip install 'dlojz[libraries]'."),
+        pytest.param(
+            "fr",
+            "Non vérifié sur 1 processus : accelerate n’est pas installé : pip install 'dlojz[libraries]'.",
+            marks=pytest.mark.nightly,
+        ),
     ],
 )
 def test_judge_script_calls_no_answer_wrong_for_a_library_of_the_course_that_is_missing(

@@ -31,6 +31,7 @@ from dlojz.labs.lab04_zero.exercises_cost import (
     zero_3_seconds,
 )
 from dlojz.labs.lab04_zero.exercises_stages import gather, state_bytes
+from tests.display.legible import DRAWN_IN
 from tests.labs.answers import deepspeed_settings
 from tests.labs.bank import BankTests
 
@@ -1154,7 +1155,7 @@ def test_the_published_table_agrees_to_its_last_digit() -> None:
     assert table_1(lambda p, n, stage: 1.01 * state_bytes(p, n, stage)).notes != table_1(state_bytes).notes  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("language", ["en", "fr"])
+@pytest.mark.parametrize("language", DRAWN_IN)
 def test_figures_of_the_students_functions(language: str) -> None:
     from dlojz.hardware import DEVICES
     from dlojz.labs import NotDone

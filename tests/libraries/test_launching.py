@@ -112,7 +112,7 @@ def seen(printed: str) -> dict[str, Any]:
     return content
 
 
-@pytest.mark.parametrize("module", [False, True])
+@pytest.mark.parametrize("module", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_one_process_sees_what_plain_python_shows(tmp_path: Path, module: bool) -> None:
     script = written(tmp_path, f"CHECKOUT = {str(CHECKOUT)!r}" + textwrap.dedent(SEEN), "pkg/train.py")
     (tmp_path / "pkg" / "helper.py").touch()
@@ -170,7 +170,7 @@ def test_record_names_the_cause_of_a_child_that_fails(tmp_path: Path) -> None:
     assert len(record.losses) == 6
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
 def test_dlojz_run_watches_processes_without_a_group(tmp_path: Path, method: str) -> None:
     """As Hogwild: a model in shared memory, each process trains it; a process that only evaluates is none of them."""
     written(
@@ -244,21 +244,23 @@ UNDER_TORCHRUN = """
 """
 
 
+LAUNCHERS = {
+    "torchrun": "torchrun --nproc-per-node 2 --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:0 written.py",
+    "module": f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node=2 -m pkg.written",
+    "accelerate": "accelerate launch --multi_gpu --num_processes 2 --main_process_port 0 written.py",
+    "deepspeed": "deepspeed --num_gpus 2 written.py",
+}
+
+
 @pytest.mark.parametrize(
-    ("launcher", "code"),
-    [
-        (["torchrun", "--nproc-per-node", "2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "written.py"], 0),
-        ([sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "pkg.written"], 0),
-        (["accelerate", "launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0", "written.py"], 0),
-        (["deepspeed", "--num_gpus", "2", "written.py"], 0),
-    ],
-    ids=["torchrun", "module", "accelerate", "deepspeed"],
+    "name", [name if name == "torchrun" else pytest.param(name, marks=pytest.mark.nightly) for name in LAUNCHERS]
 )
-def test_record_shows_that_a_launcher_is_taken_as_it_stands(tmp_path: Path, launcher: list[str], code: int) -> None:
+def test_record_shows_that_a_launcher_is_taken_as_it_stands(tmp_path: Path, name: str) -> None:
+    launcher = LAUNCHERS[name].split()
     if launcher[0] in ("accelerate", "deepspeed") and importlib.util.find_spec(launcher[0]) is None:
         pytest.skip(f"{launcher[0]} is not installed")
-    for name in ("written.py", "pkg/written.py"):
-        written(tmp_path, UNDER_TORCHRUN, name)
+    for path in ("written.py", "pkg/written.py"):
+        written(tmp_path, UNDER_TORCHRUN, path)
     stubs = tmp_path / "stubs"
     stubs.mkdir()
     (stubs / "timm.py").touch()  # which Accelerate's command imports, and which may lack its torchvision
@@ -266,13 +268,13 @@ def test_record_shows_that_a_launcher_is_taken_as_it_stands(tmp_path: Path, laun
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join([str(stubs), str(CHECKOUT)]),
     }
-    done = command(tmp_path, "dlojz", "run", "--", *launcher, str(code), **more)
-    assert done.returncode == code, done.stderr
+    done = command(tmp_path, "dlojz", "run", "--", *launcher, "0", **more)
+    assert done.returncode == 0, done.stderr
     check_ddp_of_two(record_of(tmp_path), 6)
     assert done.stderr.count("variables ['RANK'] ") == 2
 
 
-@pytest.mark.parametrize("launched", [False, True])
+@pytest.mark.parametrize("launched", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_watch_and_record_have_the_exit_code_of_the_script(tmp_path: Path, launched: bool) -> None:
     written(tmp_path, "train(nn.Linear(8, 4), 5)\nsys.exit(3)\n")
     words = ["dlojz.watch"] if launched else ["dlojz", "run"]
@@ -290,6 +292,7 @@ def test_record_takes_os_exit_after_training_for_no_failure(tmp_path: Path) -> N
     assert record.footprints[0].phases.step_s is not None and record.spans
 
 
+@pytest.mark.nightly
 def test_footprints_of_a_process_that_becomes_another_are_kept(tmp_path: Path) -> None:
     script = written(tmp_path, "train(nn.Linear(8, 4), 8)\nos.execvp('sh', ['sh', '-c', 'exit 0'])\n")
     dlojz.run(script, device="cpu", root=tmp_path / "runs", progress=False)
@@ -317,8 +320,11 @@ INTERRUPTED = """
 """
 
 
-@pytest.mark.parametrize(("how", "said"), [("handles", "saving"), ("handler", "caught 2"), ("raises", "saving")])
-def test_dlojz_run_lets_ctrl_c_reach_the_script_and_is_cancelled(tmp_path: Path, how: str, said: str) -> None:
+@pytest.mark.parametrize(
+    "how", ["raises", *(pytest.param(how, marks=pytest.mark.nightly) for how in ("handles", "handler"))]
+)
+def test_dlojz_run_lets_ctrl_c_reach_the_script_and_is_cancelled(tmp_path: Path, how: str) -> None:
+    said = "caught 2" if how == "handler" else "saving"
     written(tmp_path, INTERRUPTED)
     process = subprocess.Popen(
         [sys.executable, "-m", "dlojz", "run", "written.py", "--", how],

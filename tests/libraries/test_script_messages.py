@@ -101,6 +101,7 @@ def test_communication_of_a_script_is_counted_beside_that_of_ddp(recorded: Recor
     assert "≠" not in written and "all_gather, B | 24" in written and "NO" not in written
 
 
+@pytest.mark.nightly
 def test_communication_of_objects_that_a_script_gathers_is_its_own(recorded: Recorded) -> None:
     row = row_of(recorded(IN_DDP, STEPS + "    dist.all_gather_object([None, None], {'loss': loss.item()})\n"))
     assert sent(row.communication, "wrapper") == {"all_reduce": (NET_BYTES, NET_BYTES, 1, 1)}
@@ -111,7 +112,9 @@ def test_communication_of_objects_that_a_script_gathers_is_its_own(recorded: Rec
 OPTIONS = ("find_unused_parameters=True", "static_graph=True", "gradient_as_bucket_view=True")
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(
+    "options", [OPTIONS[0], *(pytest.param(options, marks=pytest.mark.nightly) for options in OPTIONS[1:])]
+)
 def test_communication_with_options_of_ddp(options: str, recorded: Recorded) -> None:
     row = row_of(recorded(IN_DDP.replace("DDP(net)", f"DDP(net, {options})")))
     # Unused parameters are looked for by one int32 for each parameter.
@@ -178,12 +181,13 @@ def test_parallelism_by_hand_is_counted_and_nothing_is_predicted(recorded: Recor
     assert row.communication_exposed_s is not None
 
 
+@pytest.mark.nightly
 def test_communication_of_one_process_is_nothing(recorded: Recorded) -> None:
     row = row_of(recorded(IN_DDP, STEPS, 1))
     assert row.communication == () and row.communication_exposed_s is None and row.communication_hidden_s is None
 
 
-@pytest.mark.parametrize("view", [False, True])
+@pytest.mark.parametrize("view", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_zero_redundancy_optimizer_of_torch(view: bool, recorded: Recorded) -> None:
     text = f"""
         from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -231,6 +235,7 @@ model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     assert any("other threads compute too" in note for note in record.notes)
 
 
+@pytest.mark.nightly
 def test_gradients_of_any_type_in_ddp(recorded: Recorded) -> None:
     text = """
         net.to(torch.bfloat16)
@@ -251,6 +256,7 @@ def test_gradients_of_any_type_in_ddp(recorded: Recorded) -> None:
         assert footprint.memory.optimizer_bytes == 2 * expected + 4 * len(PARAMETERS)
 
 
+@pytest.mark.nightly
 def test_a_group_without_a_name_is_called_by_its_size(recorded: Recorded) -> None:
     text = """
         from torch.distributed.device_mesh import init_device_mesh

@@ -63,13 +63,13 @@ def predicted(record: RunRecord) -> ScriptPrediction:
 
 DAILY = (
     "--wrap none",
-    "--wrap none --recompute",
     "--wrap ddp --late --accumulation 2 --autocast",
     "--wrap fsdp2",
     "--wrap deepspeed --zero 2 --bf16 --accumulation 2 --groups",
-    "--wrap 2d",
 )
 NIGHTLY = (
+    "--wrap none --recompute",
+    "--wrap 2d",
     "--wrap hsdp --keep --accumulation 2",
     "--wrap fsdp2 --recompute",
     "--wrap fsdp2 --freeze --keep --optimizer Adagrad --late",
@@ -156,13 +156,17 @@ def test_tokens_and_the_timeline_of_memory_are_in_the_record(recorded: Recorded)
     assert "| tokens/s |" in dlojz.compare(record).markdown()
 
 
+@pytest.mark.nightly
 def test_script_prediction_says_what_is_not_predicted(recorded: Recorded) -> None:
-    told = predicted(recorded("--wrap deepspeed --zero 3"))
+    record = recorded("--wrap deepspeed --zero 3")
+    told = predicted(record)
     assert told.footprint is None and "`stage3_param_persistence_threshold` = 100000" in told.note
     assert (told.recognised["wrapper"], told.recognised["ZeRO"]) == ("DeepSpeed", "3")
+    whole = dlojz.compare([recorded("--wrap ddp"), record])
+    assert whole.rows[1].memory_bytes["peak"].predicted is None and "DeepSpeed" in whole.markdown()
 
 
-@pytest.mark.parametrize("hook", ["fp16", "own"])
+@pytest.mark.parametrize("hook", [pytest.param("fp16", marks=pytest.mark.nightly), "own"])
 def test_script_prediction_of_messages_of_a_communication_hook(hook: str, recorded: Recorded) -> None:
     """One of torch's is predicted to the byte; what a custom one sends is only counted."""
     record = recorded(f"--wrap ddp --hook {hook}")
@@ -188,8 +192,6 @@ def test_compare_says_what_differs_between_two_scripts(recorded: Recorded, tmp_p
     assert "| enveloppé dans | DDP | FSDP2 |" in both.markdown()
     assert "maximum de chaque catégorie" in both.markdown()
     both.figure(tmp_path / "both.png")
-    whole = dlojz.compare([recorded("--wrap ddp"), recorded("--wrap deepspeed --zero 3")])
-    assert whole.rows[1].memory_bytes["peak"].predicted is None and "DeepSpeed" in whole.markdown()
 
 
 def test_a_script_out_of_memory_names_modules_and_levers(tmp_path: Path) -> None:

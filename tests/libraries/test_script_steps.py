@@ -81,6 +81,7 @@ def test_step_ledger_records_updates_within_backward(tmp_path: Path) -> None:
     assert first.memory.weights_bytes == 4 * (WEIGHTS + 10 * (16 * 16 + 16))
 
 
+@pytest.mark.nightly
 def test_step_ledger_records_one_backward_as_a_step_where_all_updates_are_within_it(tmp_path: Path) -> None:
     run = run_steps(
         tmp_path,
@@ -122,6 +123,7 @@ def test_a_closure_that_is_evaluated_again_is_one_step(tmp_path: Path) -> None:
     assert vectors >= 2 + 2 * 3 and left < 200
 
 
+@pytest.mark.nightly
 def test_step_ledger_records_a_closure_that_computes_the_last_micro_batch_alone(tmp_path: Path) -> None:
     """So Lightning accumulates: all micro-batches but the last go through backward before the optimizer steps."""
     run = run_steps(
@@ -147,6 +149,7 @@ def test_step_ledger_records_a_closure_that_computes_the_last_micro_batch_alone(
     assert samples_of_step(record) == pytest.approx(24)
 
 
+@pytest.mark.nightly
 def test_step_ledger_records_what_is_compiled_and_it_stays_compiled(tmp_path: Path) -> None:
     run = run_steps(
         tmp_path,
@@ -221,6 +224,7 @@ def test_step_ledger_records_deepspeed(tmp_path: Path) -> None:
     assert record.footprints[0].memory.weights_bytes == 2 * WEIGHTS  # a half of it
 
 
+@pytest.mark.nightly
 def test_step_ledger_records_a_pipeline(tmp_path: Path) -> None:
     run = run_steps(
         tmp_path,
@@ -252,29 +256,6 @@ def test_step_ledger_records_a_pipeline(tmp_path: Path) -> None:
     for footprint in record.footprints:
         assert footprint.samples_per_s == pytest.approx(16 / (footprint.phases.step_s or 0))
     assert sum(span.phase == "forward" for span in record.spans if (span.rank, span.step) == (0, 3)) == 4
-
-
-def test_step_ledger_records_fsdp1(tmp_path: Path) -> None:
-    run = run_steps(
-        tmp_path,
-        """
-        import torch.distributed as dist
-        from torch.distributed.fsdp import FullyShardedDataParallel
-        dist.init_process_group("gloo")
-        model = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(5):
-            loss_of(model).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        dist.destroy_process_group()
-    """,
-        processes=2,
-    )
-    record = measured(run)
-    assert record.footprints[0].parameters == WEIGHTS
-    assert record.footprints[0].memory.weights_bytes == 2 * WEIGHTS
-    assert samples_of_step(record) == pytest.approx(16)
 
 
 def test_step_ledger_records_tensor_parallel_over_all_ranks(tmp_path: Path) -> None:
@@ -315,6 +296,7 @@ def requires(name: str, statement: str) -> None:
         pytest.skip(f"{statement}: {done.stderr.strip().splitlines()[-1]}")
 
 
+@pytest.mark.nightly
 def test_step_ledger_records_accelerate(tmp_path: Path) -> None:
     requires("accelerate", "from accelerate import Accelerator")
     run = run_steps(
@@ -387,7 +369,10 @@ def test_step_ledger_records_lightning(tmp_path: Path) -> None:
     assert run.record.environment["wrapped_in"] == "DistributedDataParallel"
 
 
-@pytest.mark.parametrize(("evaluated", "begins"), [(2048, 0), (2048, 5), (4, 0)])
+@pytest.mark.parametrize(
+    ("evaluated", "begins"),
+    [(2048, 5), *(pytest.param(*case, marks=pytest.mark.nightly) for case in ((2048, 0), (4, 0)))],
+)
 def test_a_peak_in_an_evaluation_is_said_to_lie_there(tmp_path: Path, evaluated: int, begins: int) -> None:
     """The hidden layer alone takes 4 B × 32 features per sample that is evaluated."""
     run = run_steps(

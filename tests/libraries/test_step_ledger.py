@@ -95,6 +95,7 @@ def test_models_one_after_another_have_their_own_steps_and_are_released(tmp_path
     assert predicted.footprint.memory.weights_bytes == weights_bytes  # of the largest, as what is measured
 
 
+@pytest.mark.nightly
 def test_a_generator_and_a_discriminator_step_in_turn(tmp_path: Path) -> None:
     run = run_text(
         tmp_path,
@@ -171,7 +172,10 @@ def test_an_optimizer_that_steps_less_often_makes_no_step_of_its_own(tmp_path: P
     assert record.footprints[0].step_flops == flops_of_step(8) + 3 * 2 * 8 * 4 * 2
 
 
-@pytest.mark.parametrize("sharded", ["fully_shard(model)", "model = FSDP(model, device_id=torch.device('cpu'))"])
+FSDP1 = "model = FSDP(model, device_id=torch.device('cpu'))"
+
+
+@pytest.mark.parametrize("sharded", ["fully_shard(model)", pytest.param(FSDP1, marks=pytest.mark.nightly)])
 def test_micro_batches_that_do_not_synchronise_are_of_the_step(tmp_path: Path, sharded: str) -> None:
     """FSDP2 adds up their gradients in tensors of its own: no parameter has one until the last micro-batch."""
     run = run_text(
@@ -242,6 +246,7 @@ def test_samples_are_those_of_most_steps_and_only_what_is_trained_counts(tmp_pat
     assert first.memory.peak_bytes is not None and first.memory.peak_bytes > 64 * 32 * 4  # the evaluation's
 
 
+@pytest.mark.nightly
 def test_losses_are_undivided_and_cloned_ones_too(tmp_path: Path) -> None:
     run = run_text(
         tmp_path,
@@ -263,7 +268,9 @@ def test_losses_are_undivided_and_cloned_ones_too(tmp_path: Path) -> None:
     assert record.step_samples == (32,) * 4 + (8,)
 
 
-@pytest.mark.parametrize("largest", [(5,), (0, 1), (1,)])
+@pytest.mark.parametrize(
+    "largest", [(0, 1), *(pytest.param(steps, marks=pytest.mark.nightly) for steps in ((5,), (1,)))]
+)
 def test_the_step_with_the_largest_batch_is_shown_and_predicted(tmp_path: Path, largest: tuple[int, ...]) -> None:
     """Also where it is one of the first, before a step is steady."""
     record = completed(
@@ -311,6 +318,7 @@ def test_what_variables_hold_is_theirs_by_name(tmp_path: Path) -> None:
     assert (memory.script_bytes or 0) >= 4 * WEIGHTS + 4 * 64 * 16
 
 
+@pytest.mark.nightly
 def test_step_ledger_records_layers_that_are_not_trained_as_the_scripts(tmp_path: Path) -> None:
     """As a pipeline's rank leaves them, which trains a part of `model` alone: (32 · 4 + 4) numbers are of no use."""
     record = completed(
@@ -337,7 +345,7 @@ def test_step_ledger_records_layers_that_are_not_trained_as_the_scripts(tmp_path
             "torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(256, 16)), batch_size=32)",
             "TensorDataset",
         ),
-        ("batches()", "table"),
+        pytest.param("batches()", "table", marks=pytest.mark.nightly),
     ],
 )
 def test_what_only_a_loop_holds_is_the_scripts_too(tmp_path: Path, source: str, name: str) -> None:
@@ -386,6 +394,7 @@ def test_dlojz_run_leaves_a_mode_of_the_scripts_own_on_its_stack(tmp_path: Path)
     assert printed(run, "flops") == [8 * flops_of_step(8)]
 
 
+@pytest.mark.nightly
 def test_record_of_a_script_whose_function_mode_sees_its_own_calls_alone(tmp_path: Path) -> None:
     run = run_text(
         tmp_path,
@@ -435,23 +444,7 @@ def test_a_fault_of_the_watch_ends_the_watch_alone(tmp_path: Path) -> None:
     assert run.logs(0).count("nobody may see these") == 1
 
 
-def test_record_names_the_first_loss_that_is_no_number(tmp_path: Path) -> None:
-    run = run_text(
-        tmp_path,
-        """
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        for number in range(8):
-            loss = model(torch.randn(8, 16)).square().mean() * (float("nan") if number >= 3 else 1)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    """,
-    )
-    assert run.record is not None and run.record.status == "diverged"
-    assert "nan at step 3" in run.record.reason
-    assert run.num_steps == 8 and len(run.losses) == 3
-
-
+@pytest.mark.nightly
 def test_step_ledger_records_the_pipeline_of_deepspeed(tmp_path: Path) -> None:
     """Its model is a class of DeepSpeed's too, and no engine."""
     run = run_text(

@@ -68,6 +68,7 @@ def test_plan_names_the_batches_that_work_where_nobody_can_divide_one() -> None:
     assert plan("gpt2", "jean_zay_a100", gpus=64, batch=4, engines="torch", simulate=1).best.candidate.dp == 4
 
 
+@pytest.mark.nightly
 def test_plan_of_what_fits_nowhere_says_what_is_missing_and_where_it_would_fit() -> None:
     with pytest.raises(LabError) as caught:
         plan("megatron-1t", "jean_zay_a100", gpus=64, batch=512, engines="megatron-core")
@@ -102,7 +103,9 @@ def test_plan_names_a_hardware_file_without_a_constant(tmp_path: Path) -> None:
         plan("gpt2", str(whole), gpus=2, batch=4)
 
 
-@pytest.mark.parametrize("profile", ["a100", "h100", "v100"])
+@pytest.mark.parametrize(
+    "profile", ["a100", *(pytest.param(profile, marks=pytest.mark.nightly) for profile in ("h100", "v100"))]
+)
 def test_the_interval_is_that_of_the_rows_nothing_was_fitted_on(profile: str) -> None:
     kept, now = held_out(profile), measured_held_out(profile)
     assert kept is not None and kept.rows == now.rows
@@ -138,8 +141,9 @@ def test_a_training_of_known_length_has_its_bill() -> None:
     ("model", "site", "gpus", "batch", "engines", "leaf"),
     [
         ("gpt2", "jean_zay_a100", 8, 64, None, "data"),
-        ("llama_2_7b", "dgx_h100", 8, 64, "deepspeed", "zero"),  # all engines: a minute of traces more
-        ("megatron-18b", "selene", 256, 992, None, "tensor"),
+        # All engines: a minute of traces more.
+        pytest.param("llama_2_7b", "dgx_h100", 8, 64, "deepspeed", "zero", marks=pytest.mark.nightly),
+        pytest.param("megatron-18b", "selene", 256, 992, None, "tensor", marks=pytest.mark.nightly),
         ("bloom-176b", "jean_zay_a100", 384, 1920, None, "hybrid"),
     ],
 )

@@ -40,11 +40,11 @@ def test_the_best_layout_has_the_bytes_of_its_own_run() -> None:
     "model", [pytest.param("timm:convnext_atto", marks=pytest.mark.nightly), f"{own_models.__file__}:build"]
 )
 def test_a_model_from_elsewhere_is_planned_in_layouts_that_run_with_their_bytes(model: str) -> None:
-    """Of all that are admitted: legal, the forecast’s bytes within 5 %; tensor parallelism is left out, and said so."""
+    """Of every eighth that is admitted, at night of all: the forecast’s bytes; no tensor parallelism, which is said."""
     made = dlojz.plan(model, "jean_zay_a100", gpus=4, batch=8, simulate=0)
     choices = [made.choice(place) for place in range(made.found.admitted.size)]
     assert {one.candidate.zero for one in choices} >= {0, 2, 3} and {one.candidate.dp for one in choices} >= {4}
-    for one in choices:
+    for one in choices[:: 1 if model.startswith("timm:") else 8]:
         told = heaviest(one.config(), made.question.cluster.gpu).memory
         assert one.memory_bytes == pytest.approx(told.needed_bytes, rel=0.05)
     said = str(made.why(tp=2, pp=1, zero=0, micro_batch=1))

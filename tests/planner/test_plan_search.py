@@ -94,6 +94,7 @@ def test_plan_finds_what_llama_3_was_trained_with() -> None:
     assert made.best.evidence is not None and made.best.evidence.row.table == "llama-3"
 
 
+@pytest.mark.nightly
 def test_plan_shares_out_long_sequences_as_llama_3s_were() -> None:
     """t8 · c16 for 131072 tokens on 16384 H100 (the same table), with 8192 tokens to a rank."""
     made = plan(

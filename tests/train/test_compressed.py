@@ -30,7 +30,7 @@ from tests.train.counted import (
     going_on_from,
 )
 
-pytestmark = pytest.mark.nightly  # its trainings take minutes
+TRAINED_AT_NIGHT = True  # see tests/conftest.py
 SHORT: dict[str, Any] = {"learning_rate": 1e-3, "device": "cpu", "micro_batch": 2, "engine": "by_hand", "steps": 5}
 LLAMA = {**SHORT, "model": "llama_tiny", "sequence_length": 16, "dp": 2}
 ACCUMULATED = {"micro_batches": 2, "precision": "bf16"}

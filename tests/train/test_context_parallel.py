@@ -44,6 +44,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "bf16-cp": {**LLAMA, "cp": 2, "micro_batches": 2, "precision": "bf16"},
 }
 PARALLEL = [name for name in RUNS if "-" in name]
+TRAINED_AT_NIGHT = True  # see tests/conftest.py
 
 
 def prepare(folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +95,17 @@ RUNS["own-bf16"] = {**RUNS["own-fsdp2-zero3"], "precision": "bf16"}
 RUNS["own-bf16-by-hand"] = {**RUNS["own-by-hand-3"], "precision": "bf16"}
 CUT = {"chained-torch": 1, "own-fsdp2-zero3": 1, "own": 1, "own-deepspeed-3": 1, "own-by-hand-3": 1}
 """Runs that are cut off after two steps, and gone on with."""
+DAILY = ("own", "mlp", "chained")
+"""Models that are trained every day; the others are every night."""
+
+
+def marked(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=[] if name.partition("-")[0] in DAILY else pytest.mark.nightly) for name in names]
 
 
 def prepare(folder: Path) -> None:
-    prepare_runs(folder, RUNS, CUT)
+    names = [name for name in RUNS if os.environ.get("DLOJZ_NIGHTLY") or name.partition("-")[0] in DAILY]
+    prepare_runs(folder, {name: RUNS[name] for name in names}, CUT)
 
 
 @pytest.fixture(scope="module")
@@ -104,13 +113,13 @@ def runs(prepared: Path) -> Any:
     return Runs(prepared)
 
 
-@pytest.mark.parametrize("name", [name for name in RUNS if "-" in name and "bf16" not in name])
+@pytest.mark.parametrize("name", marked(name for name in RUNS if "-" in name and "bf16" not in name))
 def test_foreign_models_have_the_losses_of_one_process_in_every_layout(runs: Any, name: str) -> None:
     expected = runs.told(f"whole/{name.partition('-')[0]}", "step", "loss")
     assert len(expected) == 3 and runs.told(f"whole/{name}", "step", "loss") == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", marked(RUNS))
 def test_predict_of_every_foreign_config_equals_what_is_counted(runs: Any, name: str) -> None:
     """States and collectives exactly; the peak but for a bucket or message that gloo may still hold.
 

@@ -13,7 +13,7 @@ from tests.models import own_heads
 from tests.models.test_tensor_plan import configuration
 from tests.train.counted import Runs, check_as_predicted, check_goes_on, prepare_runs
 
-pytestmark = pytest.mark.nightly  # its trainings take minutes
+TRAINED_AT_NIGHT = True  # see tests/conftest.py
 SMALL: dict[str, Any] = {"micro_batch": 2, "device": "cpu", "steps": 3, "optimizer": "sgd", "learning_rate": 0.05}
 NO_DROPOUT = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}
 LAYOUTS: dict[str, dict[str, Any]] = {

@@ -39,6 +39,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 """Each is run whole, and cut off after two of its steps, in the middle of the pacing, and gone on with."""
 WHOLE = {"micro_batch": 2, "micro_batches": 2}
+TRAINED_AT_NIGHT = True  # see tests/conftest.py
 
 
 def prepare(folder: Path) -> None:

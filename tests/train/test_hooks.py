@@ -33,6 +33,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "late": {**LLAMA, **POWERSGD, "steps": 40},
 }
 CUT = {"powersgd-1": 3, "fp16": 2}
+TRAINED_AT_NIGHT = True  # see tests/conftest.py
 
 
 def prepare(folder: Path) -> None:

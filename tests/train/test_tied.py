@@ -13,7 +13,7 @@ from dlojz.runnable import check_runnable
 from dlojz.train.checkpoint_files import listing, verify
 from tests.train.counted import Job, Runs, check_as_predicted, check_goes_on, going_on_from, prepare_runs
 
-pytestmark = pytest.mark.nightly  # its trainings take minutes
+TRAINED_AT_NIGHT = True  # see tests/conftest.py
 SMALL: dict[str, Any] = {
     "sequence_length": 16, "micro_batch": 2, "device": "cpu", "steps": 3, "optimizer": "momentum",
     "learning_rate": 0.05,

@@ -16,7 +16,7 @@ from dlojz.runnable import check_runnable
 from dlojz.train.trials import measure_forms, write_measures
 from tests.train.counted import Runs, check_as_predicted, check_goes_on, check_refused, footprint, prepare_runs
 
-pytestmark = pytest.mark.nightly  # its trainings take minutes
+TRAINED_AT_NIGHT = True  # see tests/conftest.py
 SHORT: dict[str, Any] = {"learning_rate": 1e-3, "weight_decay": 0.1, "device": "cpu", "micro_batch": 2, "steps": 5}
 LLAMA = {**SHORT, "model": "llama_tiny", "sequence_length": 16}
 GPT = {**SHORT, "model": "gpt_tiny", "sequence_length": 16}

@@ -62,6 +62,7 @@ RUNS |= {
 }
 RUNS["true-gpt-by-hand"] = {**RUNS["true-gpt"], **LAYOUTS["-by-hand"]}
 RUNS["true-gpt-in-backward"] = {**RUNS["true-gpt"], "micro_batches": 1, "engine": "single", "update": "in_backward"}
+TRAINED_AT_NIGHT = True  # see tests/conftest.py
 
 
 def prepare(folder: Path) -> None:

@@ -31,7 +31,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.utils.checkpoint import checkpoint
 
 from dlojz.base.errors import LabError
@@ -41,7 +40,14 @@ from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
 from dlojz.libraries.scripts.fake_steps import run_fake_steps
 from dlojz.libraries.scripts.first_step import FirstStep, GivenTensor, Replacements, ScriptModel, TensorShape
-from dlojz.libraries.scripts.script_training import OptimizerUse, ScriptTraining, ZeroOptions, recognise, recognised_in
+from dlojz.libraries.scripts.script_training import (
+    OptimizerUse,
+    ScriptTraining,
+    ZeroOptions,
+    recognise,
+    recognised_in,
+    zero_redundancy_class,
+)
 from dlojz.prediction.communication import (
     DeepSpeedSizes,
     MessageBytes,
@@ -570,12 +576,12 @@ def _ddp_messages(training: ScriptTraining, model: ScriptModel, overlay: _InDDP)
     times = training.step.synchronised or 1
     messages: MessageBytes = {"all_reduce": times * reduced, "broadcast": times * list(buffers.values())}
     for optimizer in training.optimizers:
-        if isinstance(optimizer, ZeroRedundancyOptimizer):
+        if isinstance(optimizer, zero_redundancy_class()):
             messages["broadcast"] += _sharded_broadcasts(optimizer)
     return {collective: each_bytes for collective, each_bytes in messages.items() if each_bytes}
 
 
-def _sharded_broadcasts(optimizer: ZeroRedundancyOptimizer) -> list[int]:
+def _sharded_broadcasts(optimizer: Any) -> list[int]:
     """Bytes of a step's broadcasts: each rank sends all others the parameters that it has updated.
 
     Source: torch 2.13, `distributed/optim/zero_redundancy_optimizer.py`, `_broadcast_params_from_rank`.

@@ -10,6 +10,7 @@ not resharded after forward unless asked); `nn/parallel/distributed.py`, `_sync_
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -55,10 +55,16 @@ class OptimizerUse(NamedTuple):
 _NO_USE = OptimizerUse(0, 0)
 
 
+def zero_redundancy_class() -> tuple[type[Any], ...]:
+    """Return torch's ZeRO-1 if the script has imported it: to import it compiles seven optimizers that nobody uses."""
+    package = sys.modules.get("torch.distributed.optim")
+    return (package.ZeroRedundancyOptimizer,) if package else ()
+
+
 def acting(optimizers: Iterable[torch.optim.Optimizer]) -> list[torch.optim.Optimizer]:
     """Leave out optimizers that a sharding one has made, and calls itself."""
     all_optimizers = list(optimizers)
-    within = {id(optimizer.optim) for optimizer in all_optimizers if isinstance(optimizer, ZeroRedundancyOptimizer)}
+    within = {id(optimizer.optim) for optimizer in all_optimizers if isinstance(optimizer, zero_redundancy_class())}
     return [optimizer for optimizer in all_optimizers if id(optimizer) not in within]
 
 
@@ -81,7 +87,7 @@ def use_of(
     """
     uses = []
     for sharding in optimizers:
-        optimizer = sharding.optim if isinstance(sharding, ZeroRedundancyOptimizer) else sharding
+        optimizer = sharding.optim if isinstance(sharding, zero_redundancy_class()) else sharding
         name = type(optimizer).__name__
         if any(isinstance(value, torch.optim.Optimizer) for value in vars(optimizer).values()):
             raise _refuse(f"{name} wraps another optimizer", f"{name} enveloppe un autre optimiseur")
@@ -368,7 +374,7 @@ def recognised_in(step: FirstStep, optimizers: Iterable[torch.optim.Optimizer]) 
 
 
 def _optimizer_title(optimizer: torch.optim.Optimizer) -> str:
-    inner = f" ({type(optimizer.optim).__name__})" if isinstance(optimizer, ZeroRedundancyOptimizer) else ""
+    inner = f" ({type(optimizer.optim).__name__})" if isinstance(optimizer, zero_redundancy_class()) else ""
     return type(optimizer).__name__ + inner
 
 

@@ -46,7 +46,7 @@ def _differences(size: int, cases: Callable[[int, int], dict[str, tuple[Tensor, 
     return [line for answer in _answers(compared, size) for line in answer.value]
 
 
-@pytest.mark.parametrize("size", [2, 3, 4, 5])
+@pytest.mark.parametrize("size", [3, 4, *(pytest.param(size, marks=pytest.mark.nightly) for size in (2, 5))])
 def test_every_all_reduce_is_the_librarys(size: int) -> None:
     """Exact: the sums are of whole numbers, also in bf16, where those below 256 are exact."""
 
@@ -68,7 +68,7 @@ def test_every_all_reduce_is_the_librarys(size: int) -> None:
     assert _differences(size, cases) == []
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.nightly) for size in (2, 4))])
 def test_run_of_the_other_collectives_gives_what_torch_distributed_does(size: int) -> None:
     def cases(rank: int, size: int) -> dict[str, tuple[Tensor, Tensor]]:
         found = {}

@@ -36,7 +36,11 @@ def smaller(config: RunConfig) -> GPT:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("family", FAMILIES, ids="-".join)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(family, marks=pytest.mark.nightly if "lamb" in family else []) for family in FAMILIES],
+    ids="-".join,
+)
 def test_the_median_of_the_seeds_is_within_2_percent(family: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The mean of the last tenth of the steps; what an optimizer has for each seed is the same every time.
 

@@ -76,7 +76,7 @@ def gathered(answers: list[RankAnswer], name: str, order: Order) -> Tensor:
     return whole[:, :, positions.argsort()]
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [3, *(pytest.param(size, marks=pytest.mark.nightly) for size in (2, 4))])
 def test_output_and_gradients_are_those_of_one_process_and_the_bytes_those_predicted(size: int) -> None:
     """Full and grouped heads, masked or not, both orders: in float64, so that what differs is wrong and not rounded."""
     cases = [
