@@ -7,7 +7,8 @@ engine for that engine, which is built on real ones only.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +33,6 @@ from dlojz.results.footprint import Traffic
 
 SCRIPT = Path(__file__).with_name("wrapped_script.py")
 RANKS = 2
-Lines = list[tuple[str, int | None, int]]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,59 +49,37 @@ class DeepSpeedEngine(nn.Module):
 
     def __init__(self, module: nn.Module, stage: int, sub_groups: int = 1, **options: Any) -> None:
         super().__init__()
-        self.module = module
-        unset = dict.fromkeys(("offload_optimizer", "offload_param"))
+        self.module, parameters = module, list(module.parameters())
         textbook = dict.fromkeys(("param_persistence_threshold", "max_reuse_distance", "prefetch_bucket_size"), 0)
-        zero = SimpleNamespace(
-            **{"stage": stage, "overlap_comm": False, "sub_group_size": 10**9, "reduce_bucket_size": 2_000_000},
-            **unset,
-            **textbook,
-        )
-        vars(zero).update(options)
-        self._config = SimpleNamespace(zero_config=zero)
-        parameters = list(module.parameters())
-        self.optimizer = SimpleNamespace(
-            round_robin_bit16_groups=[parameters],
-            fp16_groups=[parameters] * sub_groups,
-            compute_grad_norm=True,
-            check_grad_overflow=False,
-        )
+        zero = {"stage": stage, "sub_group_size": 10**9, "reduce_bucket_size": 2_000_000, **textbook, **options}
+        unset = {"overlap_comm": False, "offload_optimizer": None, "offload_param": None}
+        self._config = SimpleNamespace(zero_config=SimpleNamespace(**zero, **unset))
+        groups = {"round_robin_bit16_groups": [parameters], "fp16_groups": [parameters] * sub_groups}
+        self.optimizer = SimpleNamespace(**groups, compute_grad_norm=True, check_grad_overflow=False)
+        self.torch_autocast_enabled, self.gradient_clipping = lambda: False, lambda: 0.0
+        self.get_data_types = lambda: (torch.float32, torch.float32)
 
     def forward(self, inputs: Tensor) -> Tensor:
         return torch.as_tensor(self.module(inputs))
 
-    def torch_autocast_enabled(self) -> bool:
-        return False
 
-    def gradient_clipping(self) -> float:
-        return 0.0
-
-    def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
-        return torch.float32, torch.float32
-
-
-def lines(traffic: tuple[Traffic, ...]) -> Lines:
+def lines(traffic: tuple[Traffic, ...]) -> list[tuple[str, int | None, int]]:
     """Calls and bytes of each collective along the data axis."""
     return [(line.collective, line.count, line.message_bytes) for line in traffic if line.group == "dp"]
 
 
-def sent_by(model: nn.Module, inputs: Tensor, micro_batches: int = 1) -> Lines:
+def sent_by(model: nn.Module, inputs: Tensor, micro_batches: int = 1) -> list[tuple[str, int | None, int]]:
     """Predict what a script sends that trains this model with SGD."""
     step = FirstStep("cpu")
     step.watch()
-    try:
-        for _ in range(micro_batches):
-            # DDP would wait for the answer of ranks that are not there.
-            context: AbstractContextManager[Any] = nullcontext()
-            if isinstance(model, DistributedDataParallel):
-                context = model.no_sync()
-            with context:
-                loss = model(inputs).square().mean()
-                step.before_backward(loss)
-                loss.backward()
-        step.before_update()
-    finally:
-        step.end()
+    for _ in range(micro_batches):
+        # DDP would wait for the answer of ranks that are not there.
+        with model.no_sync() if isinstance(model, DistributedDataParallel) else ExitStack():
+            loss = model(inputs).square().mean()
+            step.before_backward(loss)
+            loss.backward()
+    step.before_update()
+    step.end()
     config = RunConfig.of_script(SCRIPT).model_copy(update={"layout": Layout(dp=RANKS)})
     prediction = predict_training(config, step, [torch.optim.SGD(model.parameters(), 0.1)], None)
     assert prediction.footprint is not None, prediction.note
@@ -118,10 +96,10 @@ def sharded(model: Any) -> Any:
 TEXTBOOK: dict[str, tuple[Any, dict[str, Any]]] = {
     "DDP": (DistributedDataParallel, {}),
     "FSDP2": (sharded, {"zero": 3}),
-    "ZeRO-0": (lambda model: DeepSpeedEngine(model, 0), {"engine": "deepspeed"}),
-    "ZeRO-1": (lambda model: DeepSpeedEngine(model, 1), {"engine": "deepspeed", "zero": 1}),
-    "ZeRO-2": (lambda model: DeepSpeedEngine(model, 2), {"engine": "deepspeed", "zero": 2}),
-    "ZeRO-3": (lambda model: DeepSpeedEngine(model, 3), {"engine": "deepspeed", "zero": 3}),
+    **{
+        f"ZeRO-{stage}": (partial(DeepSpeedEngine, stage=stage), {"engine": "deepspeed", "zero": stage})
+        for stage in range(4)
+    },
 }
 
 
