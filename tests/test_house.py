@@ -43,7 +43,6 @@ BETWEEN_LABS: dict[tuple[str, str], str] = {}
 HERMITS: dict[str, str] = {}
 LONG: dict[str, str] = {}
 FULL: dict[str, str] = {
-    "cli": "the texts of the help, beside the command that compresses models, which is on its way out",
     "labs": "a folder for each of fourteen labs, beside the kit and the script that grows",
 }
 SHARED_FILE_NAMES: dict[str, str] = {}
@@ -54,9 +53,9 @@ WITHOUT_USER: dict[str, str] = {}
 # ---- figures that may only fall, or only rise: `benchmarks/house.py` prints today's
 
 CEILINGS = {
-    "modules": 411,
-    "lines of the package": 127_900,
-    "lines of the tests": 72_100,
+    "modules": 412,
+    "lines of the package": 127_400,
+    "lines of the tests": 72_800,
     "names of optimizers spelled outside their registry": 67,
     "names of engines spelled outside their registry": 70,
     "names of schedules spelled outside their registry": 162,

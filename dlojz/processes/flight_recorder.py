@@ -69,7 +69,7 @@ def _described(entry: dict[str, Any]) -> tuple[str, str, str]:
     return operation[:80], types[:80], shapes[:80]
 
 
-class Steps(Protocol):
+class StepLog(Protocol):
     """Log of a rank's events, which also tells when steps have ended."""
 
     @property
@@ -101,7 +101,7 @@ class StallWatch(threading.Thread):
         log: of the rank's events.
     """
 
-    def __init__(self, log: Steps) -> None:
+    def __init__(self, log: StepLog) -> None:
         super().__init__(name="dlojz-stall-watch", daemon=True)
         self._log = log
         self._closed = threading.Event()

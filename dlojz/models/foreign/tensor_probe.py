@@ -72,9 +72,8 @@ class Probe:
             self.block = copy.deepcopy(block).eval()
             owners = Counter(id(parameter) for part in block.modules() for parameter in part._parameters.values())
             self.layers = {path: layer for path, layer in self.block.named_modules() if is_linear(layer)}
-            self._alone = {
-                path for path in self.layers if owners[id(block.get_submodule(path).weight)] == 1
-            }  # a shared weight is not split
+            # A shared weight is not split.
+            self._alone = {path for path in self.layers if owners[id(block.get_submodule(path).weight)] == 1}
             for path, layer in self.layers.items():
                 layer.forward = self._stub(path)
             for part in self.block.modules():
@@ -82,27 +81,24 @@ class Probe:
                     _fill(part)
             self.call = tree_map(_made, (args, kwargs))  # random numbers of the shapes of the call
             self._given: dict[str, Tensor] = {}
-            self._calls: Counter[str] = Counter()
-            self._inputs: dict[str, Tensor] = {}
+            self._calls, self._inputs = Counter[str](), dict[str, Tensor]()
             self.whole: _Run | None = self._run({})
             self.given = dict(self._given)
             self.candidates = [] if self.whole is None else list(self._candidates())
         self._kept: dict[tuple[Candidate, int], Region | None] = {}
 
     def _stub(self, path: str) -> Callable[[Tensor], Tensor]:
-        width = widths(self.layers[path])[1]
-        # The layer must not keep the probe, or a whole block's weights would wait for the garbage collector.
-        probe = weakref.proxy(self)
+        # A weak reference, or a whole block's weights would wait for the garbage collector.
+        width, probe = widths(self.layers[path])[1], weakref.proxy(self)
 
         def forward(x: Tensor) -> Tensor:
             probe._calls[path] += 1
             probe._inputs[path] = x
             if path not in probe._given:
                 probe._given[path] = torch.rand(*x.shape[:-1], width) * 2 - 1  # from −1 to 1
-            output: Tensor = probe._given[path]
-            if output.shape[:-1] != x.shape[:-1] or probe._calls[path] > 1:  # called twice: not split
+            if probe._given[path].shape[:-1] != x.shape[:-1] or probe._calls[path] > 1:  # called twice: not split
                 raise ValueError(path)
-            return output
+            return probe._given[path]
 
         return forward
 
