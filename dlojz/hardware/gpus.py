@@ -7,6 +7,8 @@ per second, decimal.
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -168,8 +170,12 @@ DEVICES: Final[dict[str, Device]] = {
     )
 }
 """All GPU models by name, by generation and memory."""
-ALIASES: Final[dict[str, str]] = {"h100-80": "h100", "h200-141": "h200"}
+ALIASES: Final[dict[str, str]] = {
+    "h100-80": "h100", "h200-141": "h200", "rtx-3090": "rtx3090", "rtx-4090": "rtx4090", "rtx-a6000": "a6000",
+}  # fmt: skip
 """Other names for the same."""
+_OTHER_CARDS: Final = r"(?! ?(?:TI|SUPER|LAPTOP|D)\b)"
+"""What follows the name of another card: an RTX 3090 Ti is no RTX 3090."""
 
 
 def device(name: str) -> Device:
@@ -223,12 +229,12 @@ def device_of_driver(name: str) -> Device | None:
     Args:
         name: as `torch.cuda.get_device_name` returns it.
     """
-    name = name.replace(" ", "").upper()
-    for model in DEVICES.values():
-        # `NVIDIA A100-SXM4-80GB` names the kind (A100) and, where there are several of it, the size (80GB).
-        kind, size = model.title_en.upper().split(" ", 1)
-        single_size = sum(candidate.title_en.split(" ", 1)[0].upper() == kind for candidate in DEVICES.values()) == 1
-        if kind in name and (single_size or size.replace(" ", "") in name):
+    # `A100 40 GB` is the kind A100 and, where there are several of it, the size 40GB.
+    titles = {model: model.title_en.upper().rsplit(" ", 2) for model in DEVICES.values()}
+    kinds = Counter(kind for kind, *_ in titles.values())
+    for model, (kind, *size) in titles.items():
+        is_of_kind = re.search(rf"\b{kind}\b{_OTHER_CARDS}", name.upper()) is not None
+        if is_of_kind and (kinds[kind] == 1 or "".join(size) in name.upper()):
             return model
     return None
 

@@ -32,7 +32,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.cost_model.measured_machine import Measured, Setup, default_path, read_measured, write_measured
 from dlojz.cost_model.measuring import WINDOW_S, WINDOWS, measure_rank
 from dlojz.cost_model.measuring_kernels import measure_kernels
-from dlojz.hardware import GPUS
+from dlojz.hardware.gpus import CPU, device_of_driver
 from dlojz.libraries.library_catalogue import LIBRARIES, library, require
 from dlojz.libraries.side_by_side import LibraryRow, rows
 from dlojz.processes.forks import first_failure, spmd
@@ -156,7 +156,7 @@ def measure_machine(
     return Measured(
         machine=platform.node() or "local",
         processor=title,
-        gpu=gpu_name(title, memory) if on_gpu else "cpu",
+        gpu=gpu.name if on_gpu and (gpu := device_of_driver(title)) else CPU,  # whose peaks are measured
         cores=cores_available(),
         memory_bytes=memory,
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -164,18 +164,6 @@ def measure_machine(
         load=load,
         setups=tuple(setups),
     )
-
-
-def gpu_name(title: str, memory_bytes: int) -> str:
-    """Find the GPU of `dlojz.hardware` that a driver's title names; `cpu`, whose peaks are measured, if none."""
-    gigabytes = memory_bytes / 1e9
-    words = title.lower().replace("-", " ").split()
-    for name in GPUS:
-        family, _, size = name.partition("-")
-        # Names are rounded: 80 stands for 80 GiB, which are 85.9e9 bytes.
-        if family in words and (not size or abs(float(size) - gigabytes) < 0.15 * float(size)):
-            return name
-    return "cpu"
 
 
 def _versions() -> dict[str, str]:

@@ -11,7 +11,6 @@ from dlojz.base.errors import LabError
 from dlojz.cli.collectives import calibrate_command
 from dlojz.cost_model.measured_machine import read_measured
 from dlojz.cost_model.measuring import ATTENTION, CONVOLUTIONS, HALF, MESSAGES, PASSES, PRODUCTS, UPDATES, count_engines
-from dlojz.running.measure import gpu_name
 
 
 def test_two_ranks_are_measured_kept_and_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -42,19 +41,3 @@ def test_calibrate_command_refuses_an_unknown_device_and_a_missing_file(tmp_path
         calibrate_command(["--device", "tpu"])
     with pytest.raises(LabError, match="run `dlojz calibrate` first"):
         calibrate_command(["--show", "--output", str(tmp_path / "none.json")])
-
-
-@pytest.mark.parametrize(
-    ("title", "gigabytes", "name"),
-    [
-        ("NVIDIA H100 80GB HBM3", 85, "h100"),
-        ("Tesla V100-SXM2-32GB", 34, "v100-32"),
-        ("NVIDIA A100-SXM4-80GB", 85, "a100-80"),
-        ("NVIDIA A100-SXM4-40GB", 42, "a100-40"),
-        ("NVIDIA GeForce RTX 3060", 12, "cpu"),
-        ("Tesla V100-SXM2-16GB", 17, "v100-16"),
-        ("Tesla V100 of a size that is not known", 24, "cpu"),
-    ],
-)
-def test_gpu_name_is_known_by_the_title_of_its_driver(title: str, gigabytes: int, name: str) -> None:
-    assert gpu_name(title, gigabytes * 10**9) == name

@@ -130,8 +130,8 @@ def test_faulty_gpu_and_link_files_are_refused(tmp_path: Path) -> None:
 def test_unknown_names_are_refused_with_those_there_are() -> None:
     with pytest.raises(LabError, match=r"unknown cluster 'jean_zay_a1000': did you mean 'jean_zay_a100'\?"):
         cluster("jean_zay_a1000")
-    with pytest.raises(LabError, match="unknown GPU 'b300'.*legal values: .*v100-32"):
-        gpu("b300")
+    with pytest.raises(LabError, match="unknown GPU 'gaudi3'.*legal values: .*v100-32"):
+        gpu("gaudi3")
     with pytest.raises(LabError, match="there is no hardware file 'nowhere/mine.toml'"):
         cluster("nowhere/mine.toml")
     use_language("fr")
