@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from dlojz.running.state import read_all_events
 
@@ -27,3 +33,47 @@ def test_a_rank_that_sleeps_is_named_with_the_collective_it_did_not_come_to(
     assert (finding.kind, finding.ranks) == ("collective", (1,))
     assert f"Rank 1 did not come to the collective all_reduce Float {shape}" in finding.what
     eventually(lambda: not ward.processes())
+
+
+HANGS = """
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def validate():
+    time.sleep(1000)
+
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(10):
+    loss = model(torch.randn(4, 8)).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 4 and dist.get_rank() == 1:
+        validate()
+    dist.all_reduce(loss.detach())
+"""
+
+
+@pytest.mark.nightly
+def test_run_says_while_a_script_hangs_which_rank_is_missing_and_where(tmp_path: Path) -> None:
+    """Nothing happens for 30 s, and a look takes seconds: the sentence comes by itself, and the run goes on."""
+    script = tmp_path / "hangs.py"
+    script.write_text(HANGS)
+    command = [sys.executable, "-m", "dlojz", "run", str(script), "--nproc", "2", "--root", str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        assert process.stderr is not None
+        try:
+            lines = [process.stderr.readline() for _ in range(3)]
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.stderr.read()
+    assert "Rank 1 has not come to the collective all_reduce Float []: the others wait for it." in lines[0]
+    assert lines[1:] == ["  rank 0: hangs.py:24 in <module>\n", "  rank 1: hangs.py:11 in validate\n"]
