@@ -915,7 +915,8 @@ dlojz.compare([dlojz.run(long, engine="single"), dlojz.run(long, engine="by_hand
 # Seules les activations sont divisées par deux : le cp coupe les données, non le modèle. Poids, gradients et optimiseur
 # restent entiers, et les gradients se moyennent comme entre répliques. Chacune des quatre couches envoie trois
 # messages : K et V à l’aller ; au retour, K et V de nouveau, puis leurs gradients. Les pertes sont celles d’un seul
-# processus.
+# processus. (Reste un écart, les GFLOP d’un processus : son attention fusionnée recalcule les scores au retour, ce que
+# la prédiction ne compte pas.)
 #
 # ## 7. Quand le 3D est-il rentable ?
 #
@@ -925,7 +926,8 @@ dlojz.compare([dlojz.run(long, engine="single"), dlojz.run(long, engine="by_hand
 # %% [markdown] lang="en"
 # Only activations are halved: cp cuts the data, not the model. Weights, gradients and optimizer stay whole, and
 # gradients are averaged as between replicas. Each of the four layers sends three messages: K and V in forward; in
-# backward K and V again, then their gradients. The losses are those of one process.
+# backward K and V again, then their gradients. The losses are those of one process. (One gap is left, the GFLOP of one
+# process: its fused attention computes the scores again in backward, which the prediction does not count.)
 #
 # ## 7. When does 3D pay?
 #

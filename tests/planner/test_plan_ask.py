@@ -172,9 +172,8 @@ def test_plan_shows_itself_and_is_json(gpt2: Plan) -> None:
 def test_plan_escapes_hostile_names(tiny: Plan) -> None:
     hostile = "<script>alert(1)</script>\u202e"
     site = replace(tiny.question.cluster, title_en=hostile)
-    made = replace(
-        tiny, question=replace(tiny.question, cluster=site, subject=replace(tiny.question.subject, name=hostile))
-    )
+    question = replace(tiny.question, cluster=site, subject=replace(tiny.question.subject, name=hostile))
+    made = replace(tiny, found=replace(tiny.found, space=replace(tiny.found.space, question=question)))
     for html in (made._repr_html_(), made.best._repr_html_(), made.why(micro_batch=5)._repr_html_()):
         assert "<script>" not in html and "\u202e" not in html
     assert "&lt;script&gt;" in made._repr_html_()
