@@ -164,7 +164,7 @@ def test_space_of_a_trillion_parameters_on_3072_gpus_has_few_layouts() -> None:
     """What keeps the answer under two seconds: a bounded number of layouts to weigh and of actions to simulate."""
     made = plan("megatron-1t", "selene", gpus=3072, batch=3072, simulate=1)
     space = made.found.space
-    assert made.question.engines == OF_GIANTS and made.question.fused_attention
+    assert set(made.question.engines) == set(OF_GIANTS) and made.question.fused_attention
     assert space.codes.size < 500_000 and np.count_nonzero(space.codes == 0) < 50_000
     one = made.best.candidate
     assert one.tp <= 16 and one.pp >= 8 and one.dp * one.tp * one.pp == 3072
