@@ -231,7 +231,7 @@ model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     assert prediction is not None and prediction.footprint is not None
     for memory in (prediction.footprint.memory, measured.memory):  # the callbacks take memory that nobody sees
         assert memory.peak_bytes is memory.workspace_bytes is memory.at_peak_bytes is None
-    assert prediction.footprint.step_flops is None and measured.step_flops
+    assert prediction.footprint.step_flops is measured.step_flops is None  # nor what they compute
     assert any("other threads compute too" in note for note in record.notes)
 
 

@@ -28,7 +28,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.libraries.scripts.first_step import FirstStep
 from dlojz.libraries.scripts.script_prediction import predict_training
 from dlojz.prediction.communication import predict_communication
-from dlojz.prediction.shapes import model_shapes
+from dlojz.prediction.shapes import RankPart
 from dlojz.results.footprint import Traffic
 
 SCRIPT = Path(__file__).with_name("wrapped_script.py")
@@ -110,7 +110,7 @@ def test_predict_training_and_predict_communication_send_the_same(engine: str) -
     run = RunConfig.of(model="gpt_tiny", dp=RANKS, micro_batches=2, **fields)
     model = models.build("gpt_tiny", sequence_length=run.sequence_length, num_classes=run.num_classes)
     inputs = torch.randint(run.num_classes, (2, run.sequence_length or 0))
-    expected = lines(predict_communication(run, model_shapes(run)))
+    expected = lines(predict_communication(RankPart(run)))
     assert expected and sent_by(wrapped(model), inputs, micro_batches=2) == expected
 
 
