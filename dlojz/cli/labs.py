@@ -293,7 +293,7 @@ def read_skills() -> dict[str, Skill]:
     `data/skills/NAME.md` begins with the front matter that assistants read (name, description on one line each), then
     `# title // titre`; `NAME.fr.md` is its French version.
     """
-    skills = {}
+    skills: dict[str, Skill] = {}
     for path in sorted((Path(__file__).parent / "data" / "skills").glob("*.md")):
         name, _, into = path.stem.partition(".")
         # NAME.fr.md sorts before NAME.md: what is read first in the reader's language stays.
@@ -302,7 +302,7 @@ def read_skills() -> dict[str, Skill]:
         text = path.read_text(encoding="utf-8")
         head = re.match(r"---\nname: (.+)\ndescription: (.+)\n---\n\n# (.+) // (.+)\n", text)
         assert head is not None, path
-        skills[name] = Skill(*head.groups(), text)
+        skills[name] = Skill(head[1], head[2], head[3], head[4], text)
     return skills
 
 
@@ -321,7 +321,7 @@ def skill_command(args: Given, answer: Answer) -> None:
     names = args[WORDS] or tuple(skills)
     if unknown := [name for name in names if name not in skills]:
         raise LabError(one_of(say(en="text for assistants", fr="texte pour assistants"), unknown[0], skills))
-    written = {}
+    written: dict[str, str] = {}
     if "write" in args:
         for name in names:
             path = Path(args["write"]).expanduser() / skills[name].folder / "SKILL.md"
