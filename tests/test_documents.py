@@ -23,7 +23,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("slurm/*.md"), *ROOT.glob("do
 FOLDERS_OF_USERS = {"runs/", "quarantine/", "train.py"}
 SAME_PICTURE = 0.2
 """Mean difference of two pictures, of 255; a bar that moves makes more."""
-COMMANDS = ("README.md", "README.fr.md", "docs/commands.md")
+COMMANDS = ("AGENTS.md", "README.md", "README.fr.md", "docs/commands.md")
 MODULES = sorted([*ROOT.glob("dlojz/**/*.py"), *ROOT.glob("tests/models/*.py")])
 EXAMPLES = [path for path in MODULES if ">>> " in path.read_text(encoding="utf-8")]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -73,7 +73,7 @@ def test_every_command_of_a_document_exists(name: str, capsys: pytest.CaptureFix
             assert flag in told, f"{name} gives {flag} to `dlojz {subcommand}`, which has no such flag"
 
 
-@pytest.mark.parametrize("name", ["README.md", "README.fr.md"])
+@pytest.mark.parametrize("name", ["AGENTS.md", "README.md", "README.fr.md"])
 def test_every_make_target_of_the_readme_exists(name: str) -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = set(re.findall(r"`?make ([a-z]+)`?", (ROOT / name).read_text(encoding="utf-8")))

@@ -54,8 +54,8 @@ WITHOUT_USER: dict[str, str] = {}
 
 CEILINGS = {
     "modules": 412,
-    "lines of the package": 127_400,
-    "lines of the tests": 72_800,
+    "lines of the package": 127_445,
+    "lines of the tests": 73_062,
     "names of optimizers spelled outside their registry": 67,
     "names of engines spelled outside their registry": 70,
     "names of schedules spelled outside their registry": 162,

@@ -1,20 +1,22 @@
-"""Commands of the labs: `dlojz labs` with its actions, `dlojz diff`.
+"""Commands of the labs, and texts for assistants: `dlojz labs` with its actions, `dlojz diff`, `dlojz skill`.
 
 What is only shown changes nothing; `build --check` writes nothing and fails where a generated file differs; a repair
-loses no answer. Only `build` executes solutions.
+loses no answer. Only `build` executes solutions. The texts for assistants stand in `data/skills`.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import sys
 import textwrap
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from dlojz.base.errors import LabError
 from dlojz.base.files import write_atomic
-from dlojz.base.language import format_bytes, language, say
+from dlojz.base.language import format_bytes, language, one_of, say
 from dlojz.base.table import Table, titles
 from dlojz.cli.options import (
     HTML,
@@ -270,3 +272,68 @@ def diff_command(args: Given, answer: Answer) -> None:
     notebook, exercise = args[WORDS]
     difference = diff(exercise, Path(notebook))
     answer(difference.to_dict() if args["json"] else repr(difference))
+
+
+class Skill(NamedTuple):
+    """Text that tells an assistant how to answer one kind of question: title, front matter, and the whole file.
+
+    `folder` is the name in the front matter, which is also that of the folder it is installed in.
+    """
+
+    folder: str
+    description: str
+    title_en: str
+    title_fr: str
+    text: str
+
+
+def read_skills() -> dict[str, Skill]:
+    """Read the texts for assistants in the reader's language, by name; one without a French version is in English.
+
+    `data/skills/NAME.md` begins with the front matter that assistants read (name, description on one line each), then
+    `# title // titre`; `NAME.fr.md` is its French version.
+    """
+    skills: dict[str, Skill] = {}
+    for path in sorted((Path(__file__).parent / "data" / "skills").glob("*.md")):
+        name, _, into = path.stem.partition(".")
+        # NAME.fr.md sorts before NAME.md: what is read first in the reader's language stays.
+        if name in skills or into not in ("", language()):
+            continue
+        text = path.read_text(encoding="utf-8")
+        head = re.match(r"---\nname: (.+)\ndescription: (.+)\n---\n\n# (.+) // (.+)\n", text)
+        assert head is not None, path
+        skills[name] = Skill(head[1], head[2], head[3], head[4], text)
+    return skills
+
+
+@verb(
+    "skill",
+    """
+    [NAME]  text to print; without one, all are listed // texte à afficher ; sans nom, tous sont listés
+    --write FOLDER  write that text, or all, as FOLDER/dlojz-NAME/SKILL.md, in place of an older version
+        // écrire ce texte, ou tous, dans DOSSIER/dlojz-NOM/SKILL.md, à la place d’une version plus ancienne
+    """,
+    JSON,
+)
+def skill_command(args: Given, answer: Answer) -> None:
+    """Print, list or write the texts for assistants."""
+    skills = read_skills()
+    names = args[WORDS] or tuple(skills)
+    if unknown := [name for name in names if name not in skills]:
+        raise LabError(one_of(say(en="text for assistants", fr="texte pour assistants"), unknown[0], skills))
+    written: dict[str, str] = {}
+    if "write" in args:
+        for name in names:
+            path = Path(args["write"]).expanduser() / skills[name].folder / "SKILL.md"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, skills[name].text)
+            written[name] = str(path)
+    if args["json"]:
+        answer([{"name": name, **skills[name]._asdict(), "file": written.get(name)} for name in names])
+    elif written:
+        answer("\n".join(written.values()))
+    elif args[WORDS]:
+        answer(skills[names[0]].text.rstrip("\n"))
+    else:
+        rows = [(name, say(en=skill.title_en, fr=skill.title_fr)) for name, skill in skills.items()]
+        answer(Table(titles(en="name; question", fr="nom; question"), tuple(rows), align="l"))

@@ -100,6 +100,8 @@ SUBCOMMANDS = _subcommands(
         // qui attend qui dans les traces torch.profiler d’un entraînement quelconque, et pourquoi
     labs  labs  the labs: where you stand, their glossary and book; build and repair notebooks
         // les TP : où vous en êtes, leur glossaire, leur livre ; construire et réparer les notebooks
+    skill  labs  texts that tell an assistant which command answers, and how to read its answer
+        // textes qui disent à un assistant quelle commande répond, et comment en lire la réponse
     """
 )
 

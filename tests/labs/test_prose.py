@@ -127,6 +127,8 @@ def of_the_package() -> Iterator[tuple[str, str, str]]:
     for path in sorted((ROOT / "dlojz" / "cli" / "data").glob("*.md")):
         for name, text in help_texts(path.stem).items():
             yield from ((f"dlojz {name} --help", language, getattr(text, language)) for language in ("en", "fr"))
+    for path in sorted((ROOT / "dlojz" / "cli" / "data" / "skills").glob("*.md")):
+        yield path.name, "fr" if path.stem.endswith(".fr") else "en", path.read_text(encoding="utf-8")
 
 
 def of_documents() -> Iterator[tuple[str, str, str]]:
