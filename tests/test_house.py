@@ -54,7 +54,7 @@ WITHOUT_USER: dict[str, str] = {}
 
 CEILINGS = {
     "modules": 416,
-    "lines of the package": 128_029,
+    "lines of the package": 128_026,
     "lines of the tests": 72_800,
     "names of optimizers spelled outside their registry": 67,
     "names of engines spelled outside their registry": 70,

@@ -432,10 +432,8 @@ def _read_log(args: Given, answer: Answer) -> None:
     from dlojz.running.failures.log_diagnosis import log_answer
 
     documents, lines = log_answer(args[WORDS][0])
-    if args["json"]:
-        answer({"logs": documents})
-    for line in () if args["json"] else lines:
-        answer(Text(line))
+    for part in [{"logs": documents}] if args["json"] else map(Text, lines):
+        answer(part)
 
 
 def _explain(args: Given, answer: Answer) -> None:

@@ -83,18 +83,18 @@ class LogDiagnosis:
 
     def _head(self) -> Iterator[str]:
         title = f"{self.job}: " if self.job else ""
+        if self.finding is None and self.evidence.tails:
+            yield title + say(en="Nothing in it says that it failed.", fr="Rien n’y dit un échec.")
+        elif self.finding is None:
+            yield title + say(en="It is empty.", fr="Vide.")
         if self.finding is None:
-            nothing = say(en="nothing in it says that it failed.", fr="rien n’y dit un échec.")
-            empty = say(en="it is empty.", fr="vide.") if not self.evidence.tails else nothing
-            yield f"{title}{empty}" if title else empty[0].upper() + empty[1:]
             return
         yield f"✗ {title}{self.finding.what}"
         if self.finding.advice:
             yield f"  → {self.finding.advice}"
         if self.event:
             yield f"  {_owners(self.shown_by)}, {_place(self.event)}: {_short(self.event.text)}"
-            if self.event.place:
-                yield "  " + say(en=f"at {self.event.place}", fr=f"à {self.event.place}")
+            yield from [f"  ↳ {self.event.place}"] if self.event.place else []
 
     def _last_lines(self) -> Iterator[str]:
         for rank, tail in list(self.evidence.tails.items())[:_SHOWN_TAILS]:
@@ -137,7 +137,6 @@ def diagnose_log(evidence: LogEvidence, job: str = "") -> LogDiagnosis:
     """Choose the cause among the events of one job, and say what followed from it."""
     event = _first_cause(evidence)
     size = max(evidence.world_size, max(evidence.ranks, default=-1) + 1)
-    # Neither steps nor losses: what a log of another program says of them is not known.
     symptoms = Symptoms("failed", "", size, 0.0, 0, (), evidence.texts, evidence.calls)
     if event is None:
         return LogDiagnosis(job, standing_calls(evidence.calls), None, (), evidence)

@@ -183,7 +183,7 @@ class LogReader:
             self._plain(rank, stream, raw, line)
 
     def _in_traceback(self, rank: int | None, stream: _Stream, raw: str, line: str) -> None:
-        frames = stream.frames or deque()
+        frames = deque() if stream.frames is None else stream.frames
         self._keep(rank, raw)
         if line[0].isspace() or line.startswith(("|", "+")):
             frames.append(line[:500])
