@@ -116,7 +116,7 @@ def test_json_has_the_cause_what_followed_and_the_times(capsys: pytest.CaptureFi
     assert main(["doctor", str(LOGS / "oom_backward.log"), "--json"]) == 0
     (document,) = json.loads(capsys.readouterr().out)["logs"]
     assert document["cause"]["name"] == "cuda-memory" and document["cause"]["ranks"] == [2]
-    assert document["seen"]["line"] == 8 and document["seen"]["place"].startswith("train.py:61 in main")
+    assert document["seen"]["line"] == 9 and document["seen"]["place"].startswith("train.py:61 in main")
     assert "peer-lost" in {item["name"] for item in document["followed"]}
 
 
