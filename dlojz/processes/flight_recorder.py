@@ -46,17 +46,27 @@ def last_calls() -> Calls:
     The number counts the collectives of the group from 1: ranks that agree have the same ones. Sends and receives are
     left out. Empty where there was none, or torch has no recorder.
     """
-    calls_by_group: dict[str, dict[int, list[Any]]] = {}
+    entries: list[Any] = []
     for name in _DUMPS:
         dump = getattr(sys.modules.get(_BINDINGS), name, None)
         try:
             trace = json.loads(dump(includeCollectives=True, onlyActive=False)) if dump else {}
-            for entry in trace.get("entries") or ():
-                if not entry["is_p2p"]:
-                    group, number = str(entry["process_group"][0]), int(entry["collective_seq_id"])
-                    calls_by_group.setdefault(group, {})[number] = [number, *_described(entry)]
+            entries += trace.get("entries") or ()
         except Exception:  # an unknown format tells nothing, and must not hide why the rank failed
             continue
+    return calls_in({"entries": entries})
+
+
+def calls_in(trace: Any) -> Calls:
+    """Read the last collectives of each group from a recorder's JSON, as far as its format is the known one."""
+    calls_by_group: dict[str, dict[int, list[Any]]] = {}
+    try:
+        for entry in trace.get("entries") or ():
+            if not entry["is_p2p"]:
+                group, number = str(entry["process_group"][0]), int(entry["collective_seq_id"])
+                calls_by_group.setdefault(group, {})[number] = [number, *_described(entry)]
+    except Exception:  # an unknown format tells nothing, and must not hide why a rank failed
+        pass
     return {group: [calls[number] for number in sorted(calls)[-KEPT:]] for group, calls in calls_by_group.items()}
 
 

@@ -375,16 +375,20 @@ def _most_steps(evidence: EndEvidence) -> int:
 
 HEAD_BYTES, TAIL_BYTES = 1024 * 1024, 256 * 1024
 _MOST_CHARACTERS = 300
-# torchrun's `[default0]:`, torch's `[rank0]:`, and `0: ` of srun --label.
-_PREFIX = re.compile(r"^\[(?:default|rank)\d+\]:\s?|^\d+: ")
-_TRACEBACK = "Traceback (most recent call last)"
-_EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Warning|Interrupt|Exit|Stopped|Wrong|NotDone)?(?::|$)")
+# torchrun's `[default0]:` (a role and a local rank), torch's `[rank0]:`, `0: ` of srun --label, `[1,0]<stderr>:` of
+# mpirun, and `[Rank 0]` of NCCL's watchdog before torch 2.2.
+_PREFIX = re.compile(
+    r"^(?:\[(?:default|rank|trainer|worker)(\d+)\]:\s?|\s{0,4}(\d{1,5}): |\[\d+,(\d+)\]<std(?:err|out)>:\s?"
+    r"|\[Rank (\d+)\](?= ))"
+)
+TRACEBACK = "Traceback (most recent call last)"
+EXCEPTION = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception|Warning|Interrupt|Exit|Stopped|Wrong|NotDone)?(?::|$)")
 _FAULT = re.compile(
     r"^(?:Fatal Python error: |.*\bwhat\(\):|.*\b(?:Segmentation fault|Bus error|Illegal instruction)\b"
     r"|.*: error while loading shared libraries|\[E\S* |.*\bNCCL WARN\b|.*\b(?:srun|slurmstepd): error: "
     r"|.*\b(?:FATAL|fatal error)\b|[\w./-]+: (?:line \d+: )?.*(?:command not found|No such file or directory|Killed))"
 )
-_CALL = re.compile(
+CALL = re.compile(
     r"(?:dist(?:ributed)?\.|, in )(all_\w+|reduce\w*|broadcast\w*|barrier|scatter\w*|gather\w*"
     r"|i?send|i?recv|monitored_barrier|batch_isend_irecv)\b"
 )
@@ -409,20 +413,33 @@ class FirstError:
     call: str = ""
 
 
+def split_rank(raw: str) -> tuple[int | None, str]:
+    """Split a line into the rank that its prefixes name, None without one, and what follows them.
+
+    The last of several counts: torchrun writes the local rank before torch's global one.
+    """
+    rank, line = None, raw
+    while match := _PREFIX.match(line):
+        if match[2] and rank is not None:  # a number of the text itself
+            break
+        rank, line = int(next(filter(None, match.groups()))), line[match.end() :]
+    return rank, line
+
+
 def first_error(text: str, rank: int | None = None) -> FirstError | None:
     """Find the first error of a log that is a cause; else the first that tells of a lost peer; None if none."""
     errors: list[FirstError] = []
     in_traceback, call = False, ""
     for number, raw in enumerate(text.splitlines(), start=1):
-        line = _PREFIX.sub("", raw)
-        if line.startswith(_TRACEBACK):
+        _, line = split_rank(raw)
+        if line.startswith(TRACEBACK):
             in_traceback, call = True, ""
         elif in_traceback:
-            called = _CALL.search(line)
+            called = CALL.search(line)
             call = called[1] if called else call
             # The exception stands at the margin, below its frames; `|` and `+` draw exception groups.
             if line.strip() and not line[0].isspace() and not line.startswith(("|", "+")):
-                if _EXCEPTION.match(line):
+                if EXCEPTION.match(line):
                     errors.append(_error(rank, line, number, call))
                 in_traceback = False
         elif _FAULT.match(line):

@@ -37,7 +37,7 @@ from dlojz.running.store import run_folder, run_ids, runs_root
 if TYPE_CHECKING:
     from dlojz.compare import Comparison
     from dlojz.display.canvas import LabFigure
-    from dlojz.running.diagnosis import Diagnosis
+    from dlojz.running.failures.diagnosis import Diagnosis
     from dlojz.running.run_view import RunWatch
     from dlojz.train.checkpoint_files import Checkpoint
 
@@ -167,7 +167,7 @@ class Run(RunFolder, Tabular):
         Raises:
             KeyboardInterrupt: on Ctrl-C, once the run is cancelled.
         """
-        from dlojz.running.diagnosis import StandstillReport
+        from dlojz.running.failures.diagnosis import StandstillReport
 
         interrupted: Callable[[], bool] = bool
         report = StandstillReport(self.folder, tell)
@@ -273,7 +273,7 @@ class Run(RunFolder, Tabular):
 
     def diagnosis(self) -> Diagnosis:
         """Diagnose what went wrong, rank by rank, and what to do about it."""
-        from dlojz.running.diagnosis import diagnose
+        from dlojz.running.failures.diagnosis import diagnose
 
         return diagnose(self)
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlojz.base.language import use_language
-from dlojz.running import diagnosis
-from dlojz.running.diagnosis import (
+from dlojz.running.failures import diagnosis
+from dlojz.running.failures.diagnosis import (
     StandstillReport,
     Symptoms,
     call_mismatch,

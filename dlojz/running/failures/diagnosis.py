@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import format_seconds, say
@@ -33,6 +33,7 @@ from dlojz.display.style import BLUE, VERMILION
 from dlojz.display.tables import status_label
 from dlojz.processes.hang_diagnosis import listed
 from dlojz.running.ending import PORT, FirstError, first_error, read_log
+from dlojz.running.failures.signatures import Signature, recognise, signatures
 from dlojz.running.folder import visible
 from dlojz.running.out_of_memory import memory_lines
 from dlojz.running.run_view import PANEL
@@ -140,9 +141,6 @@ def first_missing(missing: Sequence[Missing]) -> Missing | None:
     return None
 
 
-Kind = Literal[
-    "memory", "time-limit", "collective", "import", "divergence", "killed", "port", "node", "disk", "cancelled"
-]
 # `world` is the global rank in the prefix of the line; without it the owner of the log counts.
 NCCL = re.compile(
     r"(?:\[rank(?P<world>\d+)\]:)?.*Watchdog caught collective operation timeout: "
@@ -155,11 +153,6 @@ MISMATCH = re.compile(
     r"CollectiveFingerPrint\((?P<second>.*?)\)\."
 )
 GLOO = re.compile(r"Timed out waiting (?P<ms>\d+)ms for (?P<what>recv|send) operation to complete")
-_MODULE = re.compile(r"(?:ModuleNotFoundError|ImportError): No module named '(?P<module>[\w.]{1,100})'")
-_NAME = re.compile(r"ImportError: cannot import name '(?P<name>\w{1,100})' from '(?P<module>[\w.]{1,100})'")
-_LIBRARY = re.compile(
-    r"(?P<library>lib[\w.+-]{1,80}): cannot open shared object file|(?P<other>GLIBC\w*_[\d.]+)' not found"
-)
 _DIVERGED = re.compile(r"the loss became (?P<loss>\S+) at step (?P<step>\d+)")
 # The sentences of `ending._signalled` and `ending._out_of_memory`.
 _SIGNAL = re.compile(r"rank (?P<rank>\d+) was killed by (?:signal (?P<number>\d+) \((?P<name>\w+)\)|the system)")
@@ -168,14 +161,14 @@ _SIGNAL = re.compile(r"rank (?P<rank>\d+) was killed by (?:signal (?P<number>\d+
 class Finding(NamedTuple):
     """Cause of a failure: what happened, what to do about it, and on which ranks."""
 
-    kind: Kind
+    kind: str
     what: str
     advice: str = ""
     ranks: tuple[int, ...] = ()
 
 
 def _finding(
-    kind: Kind, ranks: tuple[int, ...] = (), *, en: str, fr: str, do_en: str = "", do_fr: str = "", advice: str = ""
+    kind: str, ranks: tuple[int, ...] = (), *, en: str, fr: str, do_en: str = "", do_fr: str = "", advice: str = ""
 ) -> Finding:
     """Make a finding: what happened, and what to do about it."""
     return Finding(kind, say(en=en, fr=fr), advice or say(en=do_en, fr=do_fr), ranks)
@@ -208,31 +201,20 @@ class Symptoms:
         return [*matches, (None, reason_match)] if reason_match else matches
 
 
+def registered_finding(name: str, ranks: tuple[int, ...] = (), /, **words: str) -> Finding:
+    """Make a finding of an entry of the registry; `words` fill the places of its sentences."""
+    entry = signatures()[name]
+    return Finding(entry.kind, *entry.texts(ranks[0] if ranks else None, **words), ranks)
+
+
 def out_of_memory(symptoms: Symptoms) -> Finding | None:
     """Find that memory ran out."""
-    if symptoms.status != "oom":
-        return None
-    return _finding(
-        "memory",
-        en=f"Memory ran out {_after(symptoms)}.",
-        fr=f"La mémoire a manqué {_after(symptoms)}.",
-        do_en="That is a result: this layout does not fit. Take one of the levers below.",
-        do_fr="C’est un résultat : ce découpage ne tient pas. Prenez l’un des leviers ci-dessous.",
-    )
+    return registered_finding("run-memory", after=_after(symptoms)) if symptoms.status == "oom" else None
 
 
 def time_limit(symptoms: Symptoms) -> Finding | None:
     """Find that the time limit was reached."""
-    if symptoms.status != "timeout":
-        return None
-    return _finding(
-        "time-limit",
-        en=f"The time limit was reached {_after(symptoms)}.",
-        fr=f"Le temps alloué s’est écoulé {_after(symptoms)}.",
-        do_en="Ask for the same run again: it goes on from its last checkpoint, if it has one; or allow it more time.",
-        do_fr="Redemandez la même exécution : elle repart de son dernier checkpoint, s’il existe ; ou allouez-lui "
-        "plus de temps.",
-    )
+    return registered_finding("run-time-limit", after=_after(symptoms)) if symptoms.status == "timeout" else None
 
 
 def diverged(symptoms: Symptoms) -> Finding | None:
@@ -240,95 +222,31 @@ def diverged(symptoms: Symptoms) -> Finding | None:
     if symptoms.status != "diverged":
         return None
     match = _DIVERGED.search(symptoms.reason)
-    step = int(match["step"]) if match else symptoms.steps
-    last_loss = f"{symptoms.losses[-1]:.4g}" if symptoms.losses else "—"
-    rate = f"{symptoms.learning_rate:g}"
-    return _finding(
-        "divergence",
-        en=f"The training diverged at step {step} with the learning rate {rate} (last finite loss: {last_loss}).",
-        fr=f"L’entraînement a divergé au pas {step} avec un taux d’apprentissage de {rate} (dernière perte finie : "
-        f"{last_loss}).",
-        do_en=f"Divide the learning rate by ten (--learning-rate {symptoms.learning_rate / 10:g}); with fp16, look at "
-        "the loss scale first.",
-        do_fr=f"Divisez le taux d’apprentissage par dix (--learning-rate {symptoms.learning_rate / 10:g}) ; en fp16, "
-        "regardez d’abord le facteur d’échelle de la perte.",
+    return registered_finding(
+        "run-diverged",
+        step=match["step"] if match else str(symptoms.steps),
+        loss=f"{symptoms.losses[-1]:.4g}" if symptoms.losses else "—",
+        rate=f"{symptoms.learning_rate:g}",
+        tenth=f"{symptoms.learning_rate / 10:g}",
     )
 
 
 def missing_module(symptoms: Symptoms) -> Finding | None:
     """Find that a module, a name of it, or a shared library is missing."""
-    matches = [match for pattern in (_MODULE, _NAME, _LIBRARY) for match in symptoms.matches(pattern)]
-    if not matches:
-        return None
-    rank, match = matches[0]
-    subject, words = _place(rank), match.groupdict()
-    if match.re is _MODULE:
-        package = words["module"].partition(".")[0]
-        sentence = say(
-            en=f"{subject} could not import the module {words['module']}: it is not installed in this environment.",
-            fr=f"{subject} n’a pas pu importer le module {words['module']} : il n’est pas installé dans cet "
-            "environnement.",
-        )
-        advice = say(
-            en=f"Load the module that provides it on the cluster (`module avail`), or `pip install {package}` in the "
-            "environment that the machine file activates.",
-            fr=f"Chargez sur le calculateur le module qui le fournit (`module avail`), ou `pip install {package}` dans "
-            "l’environnement que le fichier de machine active.",
-        )
-    elif match.re is _NAME:
-        sentence = say(
-            en=f"{subject} found the module {words['module']}, but not {words['name']} in it.",
-            fr=f"{subject} a trouvé le module {words['module']}, mais pas {words['name']} dedans.",
-        )
-        advice = say(
-            en="Its version differs from the one that the labs were written with: see `dlojz doctor`.",
-            fr="Sa version n’est pas celle avec laquelle les TP ont été écrits : voir `dlojz doctor`.",
-        )
-    else:
-        library = words["library"] or words["other"]
-        sentence = say(
-            en=f"{subject} could not load the library {library}.",
-            fr=f"{subject} n’a pas pu charger la bibliothèque {library}.",
-        )
-        advice = say(
-            en="Load the modules of the machine file (CUDA, compiler) before Python starts, and no others.",
-            fr="Chargez les modules du fichier de machine (CUDA, compilateur) avant Python, et eux seuls.",
-        )
-    return Finding("import", sentence, advice, _ranks(rank))
+    imports = [entry for entry in signatures().values() if entry.name.startswith("missing-") and entry.kind == "import"]
+    matches = ((entry, *found) for entry in imports for found in symptoms.matches(re.compile(entry.pattern)))
+    return next((_registered(entry, rank, match) for entry, rank, match in matches), None)
 
 
-def port_taken(symptoms: Symptoms) -> Finding | None:
-    """Find that another program uses the port."""
-    # Only the first error of a log counts: the port of a peer that has gone is no cause.
-    errors = [(rank, first_error(text, rank)) for rank, text in symptoms.logs.items()]
-    failed_ranks = [rank for rank, error in errors if error and PORT.search(error.text)]
-    if not failed_ranks and "EADDRINUSE" not in symptoms.reason:
-        return None
-    rank = failed_ranks[0] if failed_ranks else None
-    return _finding(
-        "port",
-        _ranks(rank),
-        en=f"{_place(rank)} could not open its network port: another program uses it.",
-        fr=f"{_place(rank)} n’a pas pu ouvrir son port réseau : un autre programme l’utilise.",
-        do_en="Run it again: a free port is chosen each time.",
-        do_fr="Relancez : un port libre est choisi à chaque fois.",
-    )
+def _registered(entry: Signature, rank: int | None, match: re.Match[str]) -> Finding:
+    return Finding(entry.kind, *entry.texts(rank, match), _ranks(rank))
 
 
 def full_disk(symptoms: Symptoms) -> Finding | None:
     """Find that the file system of the run, or its owner's quota, was full."""
     words = "|".join(map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)))
     match = re.search(words, symptoms.reason)
-    if match is None:
-        return None
-    return _finding(
-        "disk",
-        (),
-        en=f"Nothing more could be written into the folder of the run ({match[0]}).",
-        fr=f"Plus rien n’a pu être écrit dans le dossier de l’exécution ({match[0]}).",
-        do_en="Free some space, or set $DLOJZ_RUNS to a folder on another disk, and run it again.",
-        do_fr="Libérez de la place, ou indiquez dans $DLOJZ_RUNS un dossier d’un autre disque, puis relancez.",
-    )
+    return registered_finding("run-disk", error=match[0]) if match else None
 
 
 def killed(symptoms: Symptoms) -> Finding | None:
@@ -336,47 +254,19 @@ def killed(symptoms: Symptoms) -> Finding | None:
     match = _SIGNAL.search(symptoms.reason)
     if not match or symptoms.status == "oom":
         return None
-    rank, name = int(match["rank"]), match["name"] or "SIGKILL"
-    advice = (
-        say(
-            en="It was not for lack of memory: somebody stopped it, or a limit such as `ulimit -t` did (processor "
-            "time; login nodes have one).",
-            fr="Ce n’est pas faute de mémoire : quelqu’un l’a arrêté, ou une limite comme `ulimit -t` (temps "
-            "processeur ; les frontales en ont une).",
-        )
-        # `ending._signalled` rules memory out by the one, and blames the limit of processor time by the other.
-        if "nothing for memory" in symptoms.reason or "ulimit" in symptoms.reason
-        else say(
-            en="If nobody stopped it, the memory of the node ran out: look at the memory of the job, and at its limit.",
-            fr="Si personne ne l’a arrêté, la mémoire du nœud a manqué : regardez la mémoire du travail et sa limite.",
-        )
-        if name in ("SIGKILL", "SIGTERM")
-        else say(
-            en=f"A crash in compiled code: the log of rank {rank} ends with its last words.",
-            fr=f"Un plantage dans du code compilé : le journal du rang {rank} se termine par ses derniers mots.",
-        )
-    )
-    return _finding(
-        "killed",
-        (rank,),
-        en=f"Rank {rank} was killed ({name}) {_after(symptoms)}; the other ranks only lost it.",
-        fr=f"Le rang {rank} a été tué ({name}) {_after(symptoms)} ; les autres rangs n’ont fait que le perdre.",
-        advice=advice,
-    )
+    name = match["name"] or "SIGKILL"
+    # `ending._signalled` rules memory out by the one, and blames the limit of processor time by the other.
+    if "nothing for memory" in symptoms.reason or "ulimit" in symptoms.reason:
+        entry = "run-killed-by-limit"
+    else:
+        entry = "run-killed" if name in ("SIGKILL", "SIGTERM") else "run-crashed"
+    return registered_finding(entry, (int(match["rank"]),), signal=name, after=_after(symptoms))
 
 
 def lost_node(symptoms: Symptoms) -> Finding | None:
     """Find that a node failed, or that the job was preempted."""
-    for words in ("NODE_FAIL", "BOOT_FAIL", "PREEMPTED"):
-        if words in symptoms.reason:
-            return _finding(
-                "node",
-                en=f"The cluster ended the job ({words}); the training is not at fault.",
-                fr=f"Le calculateur a mis fin au travail ({words}) ; l’entraînement n’y est pour rien.",
-                do_en="Ask for the same run again: it goes on from its last checkpoint, if it has one.",
-                do_fr="Redemandez la même exécution : elle repart de son dernier checkpoint, s’il existe.",
-            )
-    return None
+    match = re.search(signatures()["node"].pattern, symptoms.reason)
+    return _registered(signatures()["node"], None, match) if match else None
 
 
 def _after(symptoms: Symptoms) -> str:
@@ -384,10 +274,6 @@ def _after(symptoms: Symptoms) -> str:
     if not steps:
         return say(en="before the first step was finished", fr="avant la fin du premier pas")
     return say(en=f"after {steps} steps", fr=f"après {steps} pas")
-
-
-def _place(rank: int | None) -> str:
-    return say(en="The job", fr="Le travail") if rank is None else say(en=f"Rank {rank}", fr=f"Le rang {rank}")
 
 
 def _ranks(rank: int | None) -> tuple[int, ...]:
@@ -551,9 +437,21 @@ def _same_order() -> str:
     )
 
 
+def recognised_error(symptoms: Symptoms) -> Finding | None:
+    """Find a first error that the registry of signatures knows as a cause: what a rank raised before others waited."""
+    # Only the first error of a log counts: the port of a peer that has gone is no cause.
+    for rank, text in symptoms.logs.items():
+        error = first_error(text, rank)
+        known = recognise(error.text) if error and not error.lost_peer else None
+        if known and known[0].role == "cause":
+            return _registered(known[0], rank, known[1])
+    match = PORT.search(symptoms.reason)
+    return _registered(signatures()["port"], None, match) if match else None
+
+
 RULES = (
-    *(out_of_memory, time_limit, diverged, full_disk, missing_module, lost_node, killed, port_taken),
-    hung_collective,
+    *(out_of_memory, time_limit, diverged, full_disk, missing_module, lost_node, killed),
+    *(recognised_error, hung_collective),
 )
 """The most certain first; the first that applies counts, since what the later ones see may follow from it."""
 
@@ -692,13 +590,13 @@ def standstill(events_by_rank: Mapping[int, Sequence[Mapping[str, Any]]]) -> Sta
     ended = say(en="has ended", fr="a terminé")
     lines = {rank: visible(str(event.get("line") or ""))[:200] for rank, event in stalled.items()}
     lines |= {rank: ended for rank in newest if rank not in stalled}
-    return Standstill(since_s, _standing(calls), {rank: line for rank, line in sorted(lines.items()) if line})
+    return Standstill(since_s, standing_calls(calls), {rank: line for rank, line in sorted(lines.items()) if line})
 
 
 _OF_A_STANDSTILL = ("start", "step", "stalled", "end")
 
 
-def _standing(calls: Mapping[int, Calls]) -> Finding | None:
+def standing_calls(calls: Mapping[int, Calls]) -> Finding | None:
     """Find the ranks for which others wait, in what the ranks of a run that stands still have called."""
     mismatch = call_mismatch(calls)
     if mismatch:

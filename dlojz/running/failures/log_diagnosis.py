@@ -1,0 +1,223 @@
+"""Diagnose anybody's logs: the first cause by rank and time, what followed from it, and what to do.
+
+An error goes before a signal without a reason, that before a time-out or a stop from outside, that before a lost peer,
+and that before what a launcher reports; among equals the first counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from dlojz.base.language import language, say
+from dlojz.processes.hang_diagnosis import listed
+from dlojz.running.failures.diagnosis import Finding, Symptoms, hung_collective, registered_finding, standing_calls
+from dlojz.running.failures.log_reader import LogEvent, LogEvidence, read_logs
+from dlojz.running.failures.signatures import memory_account
+from dlojz.running.folder import visible
+
+_ORDER = {"cause": 0.0, "killed": 1.0, "wait": 2.0, "lost": 3.0, "report": 4.0}
+_WEAK = 3.5
+# What comes after one of these in the same file follows from it, whatever it is; after the others, only an exception
+# that no entry of the registry knows.
+_STOPS = ("time-limit", "node", "interrupted")
+_LATER_FOLLOW = (*_STOPS, "collective-timeout", "nan")
+_SHOWN_CHARACTERS, _SHOWN_EVENTS, _SHOWN_TAILS = 200, 8, 8
+
+
+class Following(NamedTuple):
+    """Consequence of a cause: the ranks that show it, and its first appearance."""
+
+    ranks: tuple[int, ...]
+    event: LogEvent
+
+
+@dataclass(frozen=True)
+class LogDiagnosis:
+    """Diagnosis of the logs of one job: its cause, None where nothing says that it failed, and what followed."""
+
+    job: str
+    finding: Finding | None
+    event: LogEvent | None
+    following: tuple[Following, ...]
+    evidence: LogEvidence
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON data."""
+        finding = self.finding
+        return {
+            "job": self.job,
+            "files": self.evidence.files,
+            "cause": finding._asdict() | {"ranks": list(finding.ranks)} | {"name": self.name} if finding else None,
+            "seen": _event_dict(self.event) if self.event else None,
+            "followed": [{"ranks": list(item.ranks), **_event_dict(item.event)} for item in self.following],
+            "last_times": {str(rank): time for rank, time in self.evidence.last_times.items() if rank is not None},
+            "notes": self.evidence.notes,
+        }
+
+    @property
+    def shown_by(self) -> list[int]:
+        """The ranks whose logs show the cause alike."""
+        name = self.event.name if self.event else ""
+        return sorted({event.rank for event in self.evidence.events if event.name == name and event.rank is not None})
+
+    @property
+    def name(self) -> str:
+        """Name of the cause: of its signature, of its exception, or `collective`."""
+        if self.finding is None:
+            return ""
+        return self.event.name if self.event and self.finding.kind != "collective" else self.finding.kind
+
+    def lines(self) -> Iterator[str]:
+        """Write it: the cause, what to do, where it is seen, and what followed."""
+        yield from self._head()
+        yield from self.evidence.notes
+        if self.finding is None:
+            yield from self._last_lines()
+        if self.following:
+            yield ""
+            yield say(en="What followed from it:", fr="Ce qui s’ensuivit :")
+        for item in self.following:
+            yield f"  {_owners(item.ranks)}, {_place(item.event)}: {_short(item.event.text)}"
+
+    def _head(self) -> Iterator[str]:
+        title = f"{self.job}: " if self.job else ""
+        if self.finding is None and self.evidence.tails:
+            yield title + say(en="Nothing in it says that it failed.", fr="Rien n’y dit un échec.")
+        elif self.finding is None:
+            yield title + say(en="It is empty.", fr="Vide.")
+        if self.finding is None:
+            return
+        yield f"✗ {title}{self.finding.what}"
+        if self.finding.advice:
+            yield f"  → {self.finding.advice}"
+        if self.event:
+            yield f"  {_owners(self.shown_by)}, {_place(self.event)}: {_short(self.event.text)}"
+            yield from [f"  ↳ {self.event.place}"] if self.event.place else []
+
+    def _last_lines(self) -> Iterator[str]:
+        for rank, tail in list(self.evidence.tails.items())[:_SHOWN_TAILS]:
+            label = say(en="last line", fr="dernière ligne")
+            words = (_owners(() if rank is None else (rank,)), self.evidence.last_times.get(rank, ""), label)
+            yield f"  {', '.join(filter(None, words))}: {_short(tail[-1])}"
+
+
+def _event_dict(event: LogEvent) -> dict[str, Any]:
+    fields = {name: getattr(event, name) for name in ("rank", "name", "file", "time", "place", "count")}
+    return fields | {"text": _short(event.text), "line": event.order[1]}
+
+
+def _owners(ranks: Sequence[int]) -> str:
+    if not ranks:
+        return say(en="job or launcher", fr="travail ou lanceur")
+    return listed(ranks, french=language() == "fr")
+
+
+def _place(event: LogEvent) -> str:
+    line = say(en=f"{event.file} line {event.order[1]}", fr=f"{event.file} ligne {event.order[1]}")
+    return visible(f"{line}, {event.time}" if event.time else line)
+
+
+def _short(text: str) -> str:
+    line = visible(" ".join(text.split()))
+    return line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}…"
+
+
+def diagnose_logs(word: str) -> list[LogDiagnosis]:
+    """Diagnose a file, a folder or `-`, one job after the other.
+
+    Raises:
+        LabError: if there is nothing to read.
+    """
+    return [diagnose_log(evidence, job) for job, evidence in read_logs(word).items()]
+
+
+def diagnose_log(evidence: LogEvidence, job: str = "") -> LogDiagnosis:
+    """Choose the cause among the events of one job, and say what followed from it."""
+    event = _first_cause(evidence)
+    size = max(evidence.world_size, max(evidence.ranks, default=-1) + 1)
+    symptoms = Symptoms("failed", "", size, 0.0, 0, (), evidence.texts, evidence.calls)
+    if event is None:
+        return LogDiagnosis(job, standing_calls(evidence.calls), None, (), evidence)
+    finding = _finding(event, symptoms, evidence)
+    groups: dict[str, list[LogEvent]] = {}
+    for later in sorted(evidence.events, key=lambda later: later.order):
+        if later.name != event.name:
+            groups.setdefault(later.name, []).append(later)
+    following = tuple(
+        Following(tuple(sorted({later.rank for later in events if later.rank is not None})), events[0])
+        for events in groups.values()
+    )
+    return LogDiagnosis(job, finding, event, following, evidence)
+
+
+def _first_cause(evidence: LogEvidence) -> LogEvent | None:
+    events = evidence.events
+    # Of each file, where the first stop or time-out stands.
+    first_stop: dict[str, tuple[int, int]] = {}
+    first_wait: dict[str, tuple[int, int]] = {}
+    for event in events:
+        if event.name in _STOPS:
+            first_stop[event.file] = min(event.order, first_stop.get(event.file, event.order))
+        if event.name in _LATER_FOLLOW:
+            first_wait[event.file] = min(event.order, first_wait.get(event.file, event.order))
+    # Compared from the month on: glog writes no year.
+    has_times = all(event.time for event in events)
+
+    def key(event: LogEvent) -> tuple[float, str, tuple[int, int]]:
+        role = event.signature.role if event.signature else "cause"
+        order = _WEAK if event.signature and event.signature.weak and not event.raised else _ORDER[role]
+        stop = (first_stop if event.signature else first_wait).get(event.file)
+        if order < _ORDER["wait"] and stop is not None and stop < event.order and event.name != "host-memory":
+            order = _WEAK
+        return order, event.time[-14:] if has_times else "", event.order
+
+    return min(events, key=key, default=None)
+
+
+def _finding(event: LogEvent, symptoms: Symptoms, evidence: LogEvidence) -> Finding:
+    """Say the cause of an event, by the rules of a run where they know more than its signature."""
+    signature = event.signature
+    first_rank, exit_code = evidence.failed_first or (None, "")
+    rank = event.rank if event.rank is not None or (signature and signature.role == "wait") else first_rank
+    ranks = () if rank is None else (rank,)
+    if event.name == "collective-timeout":
+        finding = hung_collective(symptoms)
+        if finding:
+            return finding
+    if signature is None:
+        return registered_finding("exception", ranks, error=_short(event.text))
+    silent_exit = first_rank is not None and all(
+        later.rank != first_rank or _reports(later) for later in evidence.events
+    )
+    if signature.role in ("lost", "report") and silent_exit:
+        return registered_finding("exited-first", (first_rank or 0,), code=exit_code)
+    if signature.role == "lost":
+        # The ranks that the others lost are those that printed no error themselves.
+        losers = {later.rank for later in evidence.events if not _reports(later)} - {None}
+        silent = tuple(rank for rank in range(symptoms.world_size) if rank not in losers)
+        if losers and 0 < len(silent) <= _SHOWN_EVENTS:
+            return registered_finding("ended-earlier", silent, ranks=_owners(silent))
+    what, advice = signature.texts(rank, event.match)
+    if event.name == "cuda-memory" and (account := memory_account(event.text, event.phase)):
+        what = f"{what[:-1]} ({account})."
+    return Finding(signature.kind, what, advice, ranks)
+
+
+def _reports(event: LogEvent) -> bool:
+    return event.signature is not None and event.signature.role == "report"
+
+
+def log_answer(word: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """Diagnose logs for a command: its JSON data, and its lines.
+
+    Raises:
+        LabError: if there is nothing to read.
+    """
+    diagnoses = diagnose_logs(word)
+    # Of several jobs only the cause of each, in a line or two.
+    lines = [
+        line for diagnosis in diagnoses for line in (diagnosis.lines() if len(diagnoses) == 1 else diagnosis._head())
+    ]
+    return [diagnosis.to_dict() for diagnosis in diagnoses], lines

@@ -1,0 +1,363 @@
+"""Read anybody's logs in a stream: which rank printed what, the first errors of each, and when.
+
+A log may be larger than memory: of each rank its errors, the text around them and its last lines are kept. Ranks are
+told apart by prefix (`[rank3]:`, `[default3]:`, `3: ` of srun, `[1,3]<stderr>:` of mpirun), or by the file's name. A
+flight recorder's dump is read as JSON, never as a pickle.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dlojz.base.language import refusal, say
+from dlojz.processes.flight_recorder import calls_in
+from dlojz.running.ending import CALL, EXCEPTION, TRACEBACK, split_rank
+from dlojz.running.failures.diagnosis import Calls
+from dlojz.running.failures.signatures import Signature, phase_of, recognise
+from dlojz.running.folder import visible
+
+STDIN = "-"
+KEPT_CHARACTERS, KEPT_LINES, KEPT_FRAMES = 32 * 1024, 8, 60
+"""Of each rank: text of its errors, last lines; of a traceback: last frames."""
+_LINE_CHARACTERS, _DUMP_BYTES = 64 * 1024, 64 * 1024**2
+_COLOURS = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07)")
+_FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+), in (?P<name>.+)')
+_LIBRARIES = re.compile(r"site-packages|dist-packages|lib/python\d|^<|bin/(?:torchrun|accelerate|deepspeed)")
+_STAMP = re.compile(
+    r"(?P<date>\d{4}-\d\d-\d\d)[ T_](?P<time>\d\d:\d\d:\d\d)|\b[IWEF](?P<month_day>\d{3,4}) (?P<clock>\d\d:\d\d:\d\d)"
+)
+_TABLE_RANK = re.compile(r"^\s*rank\s+: (\d+) \(local_rank")
+_LOCAL_RANK = re.compile(r"local_rank: (\d+)")
+_SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error")
+_WORLD = re.compile(
+    r"(?i)(?:\bworld[_ ]?size\W{1,3}|\bnranks |MEMBER: \d+/|--nproc[-_]per[-_]node[= ]|expected world size )(\d+)"
+)
+# Lower case; a line without one of these words is passed over, which is what makes gigabytes readable.
+_WORDS = (
+    *("error", "fail", "kill", "signal", "cancel", "oom", "memory", "nan", " inf", "timed out", "timeout", "closed"),
+    *("refused", "denied", "limit", "space left", "quota", "symbol", "fault", "abort", "assert", "exit", "in use"),
+    *("not found", "no such", "mismatch", "traceback", "interrupt", "rank  ", "world", "nranks", "member: ", "nproc"),
+    *(
+        "divisible",
+        "xid",
+        "unreachable",
+        "resolution",
+        "resolve",
+        "detected",
+        "dtensor",
+        "sigterm",
+        "joined",
+        "preempt",
+    ),
+    *("unable", "no route", "illegal", "reset by peer", "broken pipe", "warn", "what():", "-- process", "not exist"),
+    *("cuda", "fallen off", "torch_distributed", "terminat", "scale"),
+)
+# What follows an exception and still belongs to its message.
+_CONTINUES = re.compile(r"^(?:\s+\S|nccl\w+:|Last error|CUDA kernel|Compile with|For debugging)")
+_READ = re.compile(r"(?:\.(?:log|out|err|txt|json|stdout|stderr)(?:\.gz|\.\d+)?|\.[oe]\d+|^[^.]+)$")
+_RANK_OF_FILE = re.compile(r"(?:^|[._-])rank[._-]?(\d+)(?=[._-]|$)", re.IGNORECASE)
+
+
+@dataclass
+class LogEvent:
+    """First appearance of an error in the log of a rank; an exception's text has the lines below it.
+
+    `order` is its file and line; `place` the user's code, `train.py:23 in main: loss.backward()`; `time` as logged.
+    """
+
+    rank: int | None
+    text: str
+    file: str
+    order: tuple[int, int]
+    signature: Signature | None = None
+    match: re.Match[str] | None = None
+    raised: bool = False
+    place: str = ""
+    phase: str = ""
+    call: str = ""
+    time: str = ""
+    count: int = 1
+
+    @property
+    def name(self) -> str:
+        """Name of its signature, or of its exception."""
+        return self.signature.name if self.signature else self.text.partition(":")[0].strip()
+
+
+@dataclass
+class _Stream:
+    """State of the traceback that one rank is printing."""
+
+    frames: deque[str] | None = None
+    pending: list[str] = field(default_factory=list)
+    begin: int = 0
+    time: str = ""
+    ignored: bool = False
+
+
+@dataclass
+class LogEvidence:
+    """What was read of one job's logs: its events, the text that the rules read, and the last lines."""
+
+    events: list[LogEvent] = field(default_factory=list)
+    texts: dict[int | None, str] = field(default_factory=dict)
+    tails: dict[int | None, deque[str]] = field(default_factory=dict)
+    last_times: dict[int | None, str] = field(default_factory=dict)
+    calls: dict[int, Calls] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    ranks: set[int] = field(default_factory=set)
+    world_size: int = 0
+    failed_first: tuple[int, str] | None = None
+    """Rank and exit code of torchrun's "Root Cause (first observed failure)"."""
+
+
+class LogReader:
+    """Reader of the lines of one job, file after file."""
+
+    def __init__(self) -> None:
+        self.evidence = LogEvidence()
+        self._known: dict[tuple[int | None, str], LogEvent] = {}
+        self._begin("", None)
+
+    def _begin(self, name: str, rank: int | None) -> None:
+        self._file, self._file_rank, self._number, self._time = name, rank, 0, ""
+        self._streams: dict[int | None, _Stream] = {}
+        self._table_rank: int | None = None
+        self._in_root_cause = False
+
+    def read(self, name: str, lines: Iterable[str], rank: int | None = None) -> None:
+        """Read one file; `rank` is whose lines those without a prefix are."""
+        self._begin(name, rank)
+        self.evidence.files.append(name)
+        for number, raw in enumerate(lines, start=1):
+            self._number = number
+            # A progress bar writes its states into one line; an error may stand between them.
+            for segment in raw.rstrip("\r\n").split("\r"):
+                if segment and not segment.isspace():
+                    self._line(_COLOURS.sub("", segment) if "\x1b" in segment else segment)
+        for owner, stream in self._streams.items():
+            self._close(owner, stream)
+
+    def _line(self, raw: str) -> None:
+        rank, line = split_rank(raw)
+        if rank is None:
+            rank = self._file_rank
+        else:
+            self.evidence.ranks.add(rank)
+        stream = self._streams.get(rank)
+        if stream is None:
+            stream = self._streams.setdefault(rank, _Stream())
+        tail = self.evidence.tails.setdefault(rank, deque(maxlen=KEPT_LINES))
+        tail.append(raw[:300])
+        stamp = _STAMP.search(raw[:120])
+        if stamp:
+            month_day = (stamp["month_day"] or "").zfill(4)
+            date = stamp["date"] or f"{month_day[:2]}-{month_day[2:]}"
+            self._time = f"{date} {stamp['time'] or stamp['clock']}"
+            self.evidence.last_times[rank] = self._time
+        if stream.pending:
+            # Lines below an exception belong to it while they are indented, or announced by a colon.
+            if (
+                len(stream.pending) < KEPT_LINES
+                and TRACEBACK not in line
+                and (_CONTINUES.match(line) or stream.pending[-1].rstrip().endswith(":"))
+                and not stream.pending[0].rstrip().endswith("ChildFailedError:")
+            ):
+                stream.pending.append(line[:_LINE_CHARACTERS])
+                self._keep(rank, raw)
+                return
+            self._close(rank, stream)
+        if stream.frames is not None:
+            self._in_traceback(rank, stream, raw, line)
+            return
+        lower = line.lower()
+        if any(word in lower for word in _WORDS):
+            self._plain(rank, stream, raw, line)
+
+    def _in_traceback(self, rank: int | None, stream: _Stream, raw: str, line: str) -> None:
+        frames = deque() if stream.frames is None else stream.frames
+        self._keep(rank, raw)
+        if line[0].isspace() or line.startswith(("|", "+")):
+            frames.append(line[:500])
+        elif EXCEPTION.match(line):
+            stream.pending, stream.begin, stream.time = [line[:_LINE_CHARACTERS]], self._number, self._time
+        else:
+            stream.frames = None
+
+    def _close(self, rank: int | None, stream: _Stream) -> None:
+        """End a traceback: its exception, with the lines below it, becomes an event."""
+        if stream.pending and not stream.ignored:
+            frames = list(stream.frames or ())
+            event = self._add(rank, "\n".join(stream.pending), raised=True, number=stream.begin)
+            if event and event.count == 1:
+                event.time = stream.time
+                event.place = _users_line(frames)
+                event.phase = phase_of(frames)
+                event.call = next((match[1] for frame in reversed(frames) if (match := CALL.search(frame))), "")
+        stream.frames, stream.pending, stream.ignored = None, [], False
+
+    def _plain(self, rank: int | None, stream: _Stream, raw: str, line: str) -> None:
+        if TRACEBACK in line:
+            if "Original Traceback" in line:  # of a worker: what comes is the cause of what was just added
+                self._forget_last(rank)
+            stream.frames = deque(maxlen=KEPT_FRAMES)
+            self._keep(rank, raw)
+            return
+        if spawned := _SPAWNED.match(line):
+            self._file_rank = int(spawned[1])
+        if "Exception ignored in" in line:
+            stream.ignored = True
+        self._note_table(line)
+        if world := _WORLD.search(line):
+            self.evidence.world_size = max(self.evidence.world_size, min(int(world[1]), 2**20))
+        if self._add(rank, line[:_LINE_CHARACTERS], raised=False, number=self._number):
+            self._keep(rank, raw)
+
+    def _note_table(self, line: str) -> None:
+        """Follow torchrun's table of failures: whose exit code a line tells, and which rank failed first."""
+        if line.startswith("Root Cause"):
+            self._in_root_cause = True
+        elif table := _TABLE_RANK.match(line):
+            self._table_rank = int(table[1])
+            self.evidence.ranks.add(self._table_rank)
+        elif self._in_root_cause and line.lstrip().startswith("exitcode") and self._table_rank is not None:
+            code = line.partition(":")[2].split()
+            self.evidence.failed_first = self.evidence.failed_first or (self._table_rank, code[0] if code else "")
+            self._in_root_cause = False
+
+    def _add(self, rank: int | None, text: str, *, raised: bool, number: int) -> LogEvent | None:
+        recognised = recognise(text)
+        if recognised is None and not raised:
+            return None
+        signature, match = recognised or (None, None)
+        if match and (named := next((match[key] for key in ("rank", "rank2") if match.groupdict().get(key)), None)):
+            rank = int(named)
+        elif signature and signature.role in ("killed", "lost", "report") and not raised:
+            local_rank = _LOCAL_RANK.search(text)
+            table_rank = self._table_rank if text[0].isspace() else None
+            rank = int(local_rank[1]) if local_rank else table_rank if table_rank is not None else rank
+        if rank is not None:
+            self.evidence.ranks.add(rank)
+        order = (len(self.evidence.files), number)
+        event = LogEvent(rank, text, self._file, order, signature, match, raised, time=self._time)
+        known = self._known.setdefault((rank, event.name), event)
+        if known is event:
+            self.evidence.events.append(event)
+        else:
+            known.count += 1
+        return known
+
+    def _forget_last(self, rank: int | None) -> None:
+        if self.evidence.events and self.evidence.events[-1].rank == rank:
+            event = self.evidence.events.pop()
+            self._known.pop((event.rank, event.name), None)
+
+    def _keep(self, rank: int | None, raw: str) -> None:
+        text = self.evidence.texts.get(rank, "")
+        if len(text) < KEPT_CHARACTERS:
+            self.evidence.texts[rank] = f"{text}{raw[:2000]}\n"
+
+    def read_dump(self, name: str, dump: object, rank: int | None) -> None:
+        """Take the last collectives of one rank from its flight recorder, as JSON."""
+        self.evidence.files.append(name)
+        calls = calls_in(dump)
+        if rank is not None and calls:
+            self.evidence.ranks.add(rank)
+            self.evidence.calls[rank] = {
+                group: {int(call[0]): tuple(visible(str(word)) for word in call[1:]) for call in group_calls}
+                for group, group_calls in calls.items()
+            }
+
+
+def _users_line(frames: list[str]) -> str:
+    """Find the last line of a traceback that is no library's: `train.py:23 in main: loss.backward()`."""
+    for index in range(len(frames) - 1, -1, -1):
+        frame = _FRAME.match(frames[index])
+        if frame and not _LIBRARIES.search(frame["path"]):
+            code = frames[index + 1].strip() if index + 1 < len(frames) and not _FRAME.match(frames[index + 1]) else ""
+            words = f"{Path(frame['path']).name}:{frame['line']} in {frame['name']}"
+            return visible(f"{words}: {code}" if code else words)[:200]
+    return ""
+
+
+def rank_of(path: Path) -> int | None:
+    """Read from a file's name, or torchrun's folders, whose log it is; None where they do not say."""
+    named = _RANK_OF_FILE.search(path.name) or _RANK_OF_FILE.search(path.parent.name)
+    if named:
+        return int(named[1])
+    return int(path.parent.name) if path.stem in ("stdout", "stderr") and path.parent.name.isdigit() else None
+
+
+def _lines(file: io.BufferedReader | gzip.GzipFile) -> Iterator[str]:
+    """Decode line by line; a line without an end comes in pieces, so that none fills the memory."""
+    begin = file.peek(4096)[:4096]
+    encoding = "utf-16" if begin.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
+    if encoding != "utf-16" and b"\0" in begin:
+        raise UnicodeError
+    text = io.TextIOWrapper(file, encoding=encoding, errors="replace", newline="\n")
+    return iter(lambda: text.readline(_LINE_CHARACTERS), "")
+
+
+def _read_file(reader: LogReader, path: Path, name: str) -> None:
+    evidence = reader.evidence
+    try:
+        with gzip.GzipFile(path) if path.suffix == ".gz" else path.open("rb") as file:
+            if path.suffix == ".json":
+                content = file.read(_DUMP_BYTES)
+                dump = json.loads(content) if b'"entries"' in content else None
+                rank = rank_of(path)
+                digits = re.findall(r"\d+", path.stem)
+                reader.read_dump(name, dump, int(digits[-1]) if rank is None and digits else rank)
+                return
+            reader.read(name, _lines(file), rank_of(path))
+    except UnicodeError:
+        evidence.notes.append(
+            say(
+                en=f"{name} is binary and was not read (a flight recorder’s dump is read as JSON only).",
+                fr=f"{name} est binaire et n’a pas été lu (un enregistreur de vol ne se lit qu’en JSON).",
+            )
+        )
+    except (OSError, EOFError, ValueError) as error:
+        reason = visible(getattr(error, "strerror", None) or str(error) or type(error).__name__)[:200]
+        evidence.notes.append(
+            say(en=f"{name} could not be read: {reason}.", fr=f"{name} n’a pas pu être lu : {reason}.")
+        )
+
+
+def _job_of(path: Path, root: Path) -> str:
+    """Name the job that a file of a folder belongs to: the number in its name, or its first folder."""
+    number = re.search(r"\d{4,}", path.name)
+    inner = path.relative_to(root).parts[:-1]
+    no_job = inner and re.fullmatch(r"attempt_\d+|\d+|(?:rank|node)\W?\w*|logs?", inner[0])
+    return number[0] if number else "" if not inner or no_job else inner[0]
+
+
+def read_logs(word: str) -> dict[str, LogEvidence]:
+    """Read a file, a folder or `-` (standard input); the evidence of each job, by its name, empty for the only one.
+
+    Raises:
+        LabError: if there is nothing to read.
+    """
+    root = Path("/dev/stdin" if word == STDIN else word)
+    if not root.is_dir():
+        reader = LogReader()
+        _read_file(reader, root, root.name)
+        return {"": reader.evidence}
+    paths = sorted(path for path in root.rglob("*") if _READ.search(path.name) and path.is_file())
+    if not paths:
+        raise refusal(
+            en=f"{root} has no log (.log, .out, .err, .txt, .json): name its files.",
+            fr=f"{root} n’a pas de journal (.log, .out, .err, .txt, .json) : nommez ses fichiers.",
+        )
+    readers: dict[str, LogReader] = {}
+    for path in paths:
+        _read_file(readers.setdefault(_job_of(path, root), LogReader()), path, str(path.relative_to(root)))
+    return {job: reader.evidence for job, reader in readers.items()}
