@@ -24,8 +24,8 @@ from dlojz.labs.kit.exercise import Verdict
 from dlojz.prediction import predict
 from dlojz.ranks.show import CellAnswer, CellOutput, RankStatus
 from dlojz.results.record import RunRecord, write_record
-from dlojz.running.failures.diagnosis import Diagnosis, Finding
 from dlojz.running.ending import FirstError
+from dlojz.running.failures.diagnosis import Diagnosis, Finding
 from dlojz.running.limits import preview
 from dlojz.running.run import Run
 from dlojz.running.run_view import RunView, run_html

@@ -11,8 +11,8 @@ import pytest
 from dlojz.base.language import use_language
 from dlojz.config.run_config import RunConfig
 from dlojz.results.record import write_record
-from dlojz.running.failures.diagnosis import Symptoms, find_causes
 from dlojz.running.ending import HEAD_BYTES, Ending, first_error, read_log
+from dlojz.running.failures.diagnosis import Symptoms, find_causes
 from dlojz.running.run import Run
 from dlojz.running.state import assemble
 

@@ -22,7 +22,7 @@ from dlojz.running.failures.signatures import memory_account, recognise, signatu
 LOGS = Path(__file__).with_name("logs")
 CAUSES: dict[str, dict[str, Any]] = tomllib.loads((LOGS / "causes.toml").read_text())
 CASCADES = {"launcher-stopped", "child-failed", "peer-lost"}
-ERROR = 'Traceback (most recent call last):\n  File "/home/user/train.py", line 3, in main\n    f()\nValueError: x\n'
+ERROR = 'Traceback (most recent call last):\n  File "/data/user/train.py", line 3, in main\n    f()\nValueError: x\n'
 
 
 def diagnosis_of(path: Path) -> LogDiagnosis:
@@ -104,17 +104,17 @@ def test_a_folder_of_torchrun_is_one_job_and_its_ranks_are_told_apart(tmp_path: 
     assert "What followed from it" in text and "rank 0" in text
 
 
-def test_a_folder_of_several_jobs_gets_a_sentence_for_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_several_jobs_gets_a_sentence_for_each(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "slurm-1001.out").write_text(ERROR)
     (tmp_path / "slurm-1002.out").write_text("2025-01-01 10:00:00 all done\n")
     assert main(["doctor", str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
+    printed = capfd.readouterr().out
     assert "1001: The job raised ValueError: x" in printed and "1002: Nothing in it says that it failed" in printed
 
 
-def test_json_has_the_cause_what_followed_and_the_times(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_cause_what_followed_and_the_times(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", str(LOGS / "oom_backward.log"), "--json"]) == 0
-    (document,) = json.loads(capsys.readouterr().out)["logs"]
+    (document,) = json.loads(capfd.readouterr().out)["logs"]
     assert document["cause"]["name"] == "cuda-memory" and document["cause"]["ranks"] == [2]
     assert document["seen"]["line"] == 9 and document["seen"]["place"].startswith("train.py:61 in main")
     assert "peer-lost" in {item["name"] for item in document["followed"]}
