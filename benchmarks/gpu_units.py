@@ -41,12 +41,12 @@ from dlojz.base.language import MEBIBYTE, say
 from dlojz.base.machine import cores_available, processor_name
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
-from dlojz.hardware.gpus import HEAD_SIZES
+from dlojz.hardware.gpus import HEAD_SIZES, device_of_driver
 from dlojz.models.meta import sample_inputs
 from dlojz.prediction.allocator import CachingAllocator, replay
 from dlojz.prediction.forecast import forecast
 from dlojz.results.footprint import Footprint
-from dlojz.running.measure import gpu_name, measure_machine
+from dlojz.running.measure import measure_machine
 from dlojz.train import loop
 from dlojz.train.engines import base
 from dlojz.train.probes import TRACED_STEPS, Probes
@@ -100,10 +100,8 @@ class Place:
         """
         if self.stand_in:
             return None
-        listed = gpu_name(self.gpu, self.memory_bytes)
-        if listed == "cpu":
-            listed = "h100" if float(self.versions.get("capability", 0)) >= 9 else "a100-80"
-        found = hardware.device(listed)
+        like = "h100" if float(self.versions.get("capability", 0)) >= 9 else "a100-80"
+        found = device_of_driver(self.gpu) or hardware.device(like)
         return replace(found, title_en=self.gpu, memory_bytes=self.memory_bytes)
 
 

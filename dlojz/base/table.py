@@ -69,7 +69,7 @@ def _lines(cell: str) -> list[str]:
 
 
 def _html(cell: str) -> str:
-    return "<br>".join(_BEFORE_UNIT.sub("\u00a0", safe(line)) for line in _lines(cell))
+    return "<br>".join(safe(_BEFORE_UNIT.sub("\u00a0", line)) for line in _lines(cell))
 
 
 def _style(side: str) -> str:

@@ -743,7 +743,8 @@ class RankPart:
     @cached_property
     def stage_blocks(self) -> tuple[range, ...]:
         """Blocks of each of its stages."""
-        return tuple(range(*self.bounds[stage : stage + 2]) for stage in self.stages)
+        bounds = self.bounds  # before the schedule is built: more stages than blocks are refused
+        return tuple(range(*bounds[stage : stage + 2]) for stage in self.stages)
 
     @property
     def blocks(self) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from dlojz.base.language import language, say
+from dlojz.base.language import colon, language, say
 from dlojz.processes.hang_diagnosis import listed
 from dlojz.running.failures.diagnosis import Finding, Symptoms, hung_collective, registered_finding, standing_calls
 from dlojz.running.failures.log_reader import LogEvent, LogEvidence, read_logs
@@ -79,7 +79,7 @@ class LogDiagnosis:
             yield ""
             yield say(en="What followed from it:", fr="Ce qui s’ensuivit :")
         for item in self.following:
-            yield f"  {_owners(item.ranks)}, {_place(item.event)}: {_short(item.event.text)}"
+            yield f"  {_owners(item.ranks)}, {_place(item.event)}{colon()}{_short(item.event.text)}"
 
     def _head(self) -> Iterator[str]:
         title = f"{self.job}: " if self.job else ""
@@ -93,14 +93,14 @@ class LogDiagnosis:
         if self.finding.advice:
             yield f"  → {self.finding.advice}"
         if self.event:
-            yield f"  {_owners(self.shown_by)}, {_place(self.event)}: {_short(self.event.text)}"
+            yield f"  {_owners(self.shown_by)}, {_place(self.event)}{colon()}{_short(self.event.text)}"
             yield from [f"  ↳ {self.event.place}"] if self.event.place else []
 
     def _last_lines(self) -> Iterator[str]:
         for rank, tail in list(self.evidence.tails.items())[:_SHOWN_TAILS]:
             label = say(en="last line", fr="dernière ligne")
             words = (_owners(() if rank is None else (rank,)), self.evidence.last_times.get(rank, ""), label)
-            yield f"  {', '.join(filter(None, words))}: {_short(tail[-1])}"
+            yield f"  {', '.join(filter(None, words))}{colon()}{_short(tail[-1])}"
 
 
 def _event_dict(event: LogEvent) -> dict[str, Any]:

@@ -119,4 +119,4 @@ def memory_account(text: str, phase: str = "") -> str:
     parts += [f"{format_bytes(quantity)} {label}" for label, quantity in quantities if quantity is not None]
     if unallocated is not None and asked is not None and unallocated > asked:
         parts.append(signatures()["fragmented"].texts(None)[0])
-    return "; ".join(parts)
+    return say(en="; ", fr=" ; ").join(parts)
