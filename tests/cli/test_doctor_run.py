@@ -149,7 +149,7 @@ def test_a_run_that_completed_did_not_lack_memory(tmp_path: Path, capfd: pytest.
     assert format_bytes(record.footprints[0].memory.peak_bytes) in lines[1] and "measured" in lines[1]
 
 
-@pytest.mark.parametrize("words, expected", [(["19990101"], "no run is named"), (["a", "b"], "takes [RUN|LOG] (name of a")])
+@pytest.mark.parametrize("words, expected", [(["19990101"], "no run is named"), (["a", "b"], "takes [RUN|LOG] (name")])
 def test_main_doctor_of_a_run_refuses_in_one_sentence(
     words: list[str], expected: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
