@@ -169,13 +169,14 @@ class ChildEvents:
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event."""
-        if self._log is None and event in ("step", "stalled"):
+        if self._log is None and (event == "step" or (event == "stalled" and fields["groups"])):
             self._log = EventLog(self._claimed())
             self._log.write("child_start", pid=os.getpid())
             for name, content in self._kept:
                 self._log.write(name, **content)
         if self._log is None:
-            self._kept.append((event, fields))
+            if event != "stalled":  # it may be any process that the script has started
+                self._kept.append((event, fields))
         else:
             self._log.write(event, **fields)
 

@@ -104,8 +104,7 @@ def line_of_main_thread() -> str:
 class StallWatch(threading.Thread):
     """Thread of a rank that notes where the rank stands when no step ends, and again when that changes.
 
-    The event is `stalled`: `groups` as in `collectives`, and `line` of the user's code. A rank that has neither made a
-    step nor called a collective is left alone: it may be any process that a script has started.
+    The event is `stalled`: `groups` as in `collectives`, empty where none was called, and `line` of the user's code.
 
     Args:
         log: of the rank's events.
@@ -131,7 +130,7 @@ class StallWatch(threading.Thread):
             if time.monotonic() - ends_s[-1] < limit_s:
                 continue
             standing = last_calls(), line_of_main_thread()
-            if standing == noted or not (standing[0] or len(ends_s) > 1):
+            if standing == noted:
                 continue
             noted = standing
             try:

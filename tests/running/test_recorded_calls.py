@@ -169,6 +169,25 @@ def test_standstill_is_none_while_a_rank_makes_steps_or_has_just_begun() -> None
     assert standstill({}) is None
 
 
+def test_standstill_before_the_first_step_is_told_where_ranks_wait_alone() -> None:
+    """Rank 1 has called none yet; a script that only prepares its data is left alone."""
+    start = {"event": "start", "time_s": 90.0}
+    events = {0: [start, stalled("train.py:9 in main", g0=[SUM])], 1: [start, stalled("train.py:5 in read")]}
+    standing = standstill(events)
+    assert standing is not None and standing.missing is not None and standing.missing.ranks == (1,)
+    assert standing.sentences(130.0).startswith("No step has ended for 40.0 s. Rank 1 has not come to the collective")
+    assert standstill({0: [start, stalled("prepare.py:5 in read")]}) is None
+
+
+def test_standstill_of_two_groups_that_wait_for_each_other_names_both_calls() -> None:
+    events = {
+        0: after_a_step(stalled("train.py:20 in main", g1=[SUM], g2=[])),
+        1: after_a_step(stalled("train.py:21 in main", g1=[], g2=[OTHER])),
+    }
+    standing = standstill(events)
+    assert standing is not None and standing.missing is not None and standing.missing.ranks == (0, 1)
+
+
 def test_standstill_of_ranks_that_all_wait_in_the_same_collective_names_nobody() -> None:
     standing = standstill({rank: after_a_step(stalled("train.py:20 in main", g0=[SUM])) for rank in range(2)})
     assert standing is not None and standing.missing is None

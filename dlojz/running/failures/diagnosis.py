@@ -362,16 +362,31 @@ def _watchdog(symptoms: Symptoms) -> Finding | None:
 
 def _recorded(symptoms: Symptoms) -> Finding | None:
     """Compare the ranks' flight recorders: which call differs, or which rank was behind when time was up."""
-    mismatch = call_mismatch(symptoms.calls)
-    if mismatch:
-        return _different(mismatch.one, call_text(mismatch.first), mismatch.other, call_text(mismatch.second))
     waited = next((match for pattern in (GLOO, NCCL) for _, match in symptoms.matches(pattern)), None)
-    missing = missing_in(symptoms.calls) if waited else []
-    if not missing or waited is None:
+    # A rank that ended for another reason is behind the others, too, and nobody waited for it.
+    missed = _missed(symptoms.calls, int(waited["ms"])) if waited else None
+    return _called_differently(symptoms.calls) or missed
+
+
+def hung_calls(calls: Mapping[int, Calls]) -> Finding | None:
+    """Find for which ranks the others wait, by what the ranks of a run that stands still have called."""
+    return _called_differently(calls) or _missed(calls)
+
+
+def _called_differently(calls: Mapping[int, Calls]) -> Finding | None:
+    mismatch = call_mismatch(calls)
+    if mismatch is None:
         return None
+    return _different(mismatch.one, call_text(mismatch.first), mismatch.other, call_text(mismatch.second))
+
+
+def _missed(calls: Mapping[int, Calls], limit_ms: int | None = None) -> Finding | None:
+    missing = missing_in(calls)
     cause = first_missing(missing)
     if cause:
-        return _absent(cause.ranks, call_text(cause.call), int(waited["ms"]), "")
+        return _absent(cause.ranks, call_text(cause.call), limit_ms, "")
+    if not missing:
+        return None
     absence = missing[0]  # a cycle: each waits for another, in the collective of another group
     counterpart = next((candidate for candidate in missing if absence.ranks[0] in candidate.waiting), absence)
     return _different(absence.waiting[0], call_text(absence.call), absence.ranks[0], call_text(counterpart.call))
@@ -442,9 +457,9 @@ def recognised_error(symptoms: Symptoms) -> Finding | None:
     # Only the first error of a log counts: the port of a peer that has gone is no cause.
     for rank, text in symptoms.logs.items():
         error = first_error(text, rank)
-        known = recognise(error.text) if error and not error.lost_peer else None
-        if known and known[0].role == "cause":
-            return _registered(known[0], rank, known[1])
+        recognised = recognise(error.text) if error and not error.lost_peer else None
+        if recognised and recognised[0].role == "cause":
+            return _registered(recognised[0], rank, recognised[1])
     match = PORT.search(symptoms.reason)
     return _registered(signatures()["port"], None, match) if match else None
 
@@ -571,7 +586,10 @@ class Standstill(NamedTuple):
 
 
 def standstill(events_by_rank: Mapping[int, Sequence[Mapping[str, Any]]]) -> Standstill | None:
-    """Read from the events of a run that goes on why it does not; None where a rank still makes steps."""
+    """Read from the events of a run that goes on why it does not; None where a rank still makes steps.
+
+    Before the first step it is told only where ranks wait for one: what comes before a training may take its time.
+    """
     newest: dict[int, Mapping[str, Any]] = {}
     for rank, events in events_by_rank.items():
         event = next((event for event in reversed(events) if event["event"] in _OF_A_STANDSTILL), None)
@@ -581,28 +599,22 @@ def standstill(events_by_rank: Mapping[int, Sequence[Mapping[str, Any]]]) -> Sta
     stalled = {rank: event for rank, event in newest.items() if event["event"] == "stalled"}
     if not stalled:
         return None
-    steps = (event for events in events_by_rank.values() for event in events if event["event"] in ("start", "step"))
+    begun = [event for events in events_by_rank.values() for event in events if event["event"] in ("start", "step")]
     calls = {
         rank: {visible(str(name))[:40]: _legal(called) for name, called in dict(event.get("groups") or {}).items()}
         for rank, event in stalled.items()
     }
-    since_s = max(float(event["time_s"]) for event in steps)
+    missing = hung_calls(calls)
+    if missing is None and all(event["event"] == "start" for event in begun):
+        return None
+    since_s = max(float(event["time_s"]) for event in begun)
     ended = say(en="has ended", fr="a terminé")
     lines = {rank: visible(str(event.get("line") or ""))[:200] for rank, event in stalled.items()}
     lines |= {rank: ended for rank in newest if rank not in stalled}
-    return Standstill(since_s, standing_calls(calls), {rank: line for rank, line in sorted(lines.items()) if line})
+    return Standstill(since_s, missing, {rank: line for rank, line in sorted(lines.items()) if line})
 
 
 _OF_A_STANDSTILL = ("start", "step", "stalled", "end")
-
-
-def standing_calls(calls: Mapping[int, Calls]) -> Finding | None:
-    """Find the ranks for which others wait, in what the ranks of a run that stands still have called."""
-    mismatch = call_mismatch(calls)
-    if mismatch:
-        return _different(mismatch.one, call_text(mismatch.first), mismatch.other, call_text(mismatch.second))
-    cause = first_missing(missing_in(calls))
-    return _absent(cause.ranks, call_text(cause.call), None, "") if cause else None
 
 
 class StandstillReport:
