@@ -92,6 +92,7 @@ parser.add_argument("--zero", type=int, default=0, help="stage of DeepSpeed")
 parser.add_argument("--zero-options", default="{}", help="more of DeepSpeed's section zero_optimization, as JSON")
 parser.add_argument("--bf16", action="store_true", help="with DeepSpeed: weights of 16 bit")
 parser.add_argument("--freeze", action="store_true", help="the embedding and the first two layers are not trained")
+parser.add_argument("--spare", action="store_true", help="a layer is made that forward does not use")
 parser.add_argument("--units", action="store_true", help="with FSDP1: each layer is a unit")
 parser.add_argument("--groups", action="store_true", help="two groups of parameters, with and without decay")
 parser.add_argument("--optimizer", default="AdamW")
@@ -108,6 +109,8 @@ if "RANK" in os.environ:
 torch.manual_seed(0)
 bare = Transformer()
 model: nn.Module = bare
+if args.spare:
+    model.spare = nn.Linear(32, 47)
 if args.freeze:
     for part in (bare.embedding, *bare.layers[:2]):
         part.requires_grad_(False)

@@ -503,10 +503,11 @@ def _shape_of(shapes: ModelShapes, model: ScriptModel) -> dict[int, ParameterSha
 def _states(
     lab: RunConfig, training: ScriptTraining, shapes: ModelShapes, overlay: _OfScript, model: ScriptModel
 ) -> Memory:
-    # DeepSpeed's stages 0 and 3 have gradients of all parameters.
+    # DeepSpeed has gradients of all parameters but those that are frozen; stage 3 divides the latter, too.
     states = predict_states(lab, shapes if training.zero else _reached(shapes, model, training))
-    if isinstance(overlay, _InDeepSpeed12) and not isinstance(overlay, _InDeepSpeed3):
-        group_states = [predict_states(lab, group) for group in overlay.groups]
+    if training.zero and not isinstance(overlay, _InDeepSpeed3):
+        groups = overlay.groups if isinstance(overlay, _InDeepSpeed12) else (overlay.shapes,)
+        group_states = [predict_states(lab, group) for group in groups]
         frozen = shapes.num_parameters - overlay.shapes.num_parameters
         of_frozen = {"weights": training.param_dtype.itemsize * frozen}
         states = states.model_copy(
