@@ -408,7 +408,8 @@ def doctor_command(args: Given, answer: Answer) -> int:
     from dlojz.running.store import runs_root
 
     if args[WORDS]:
-        _explain(args, answer) if not _is_log(args[WORDS][0], args["root"]) else _read_log(args, answer)
+        explain = _read_log if _is_log(args[WORDS][0], args["root"]) else _explain
+        explain(args, answer)
         return main.DONE
     checks = examine(runs_root(args["root"]))
     problems = sum(check.state == "problem" for check in checks)
@@ -431,7 +432,8 @@ def _read_log(args: Given, answer: Answer) -> None:
     """Print the cause that a log tells, what followed, and what to do."""
     from dlojz.running.failures.log_diagnosis import log_answer
 
-    documents, lines = log_answer(args[WORDS][0])
+    with progress_bar(say(en="MB read", fr="Mo lus")) as update:
+        documents, lines = log_answer(args[WORDS][0], lambda num_characters: update(num_characters // 10**6))
     for part in [{"logs": documents}] if args["json"] else map(Text, lines):
         answer(part)
 

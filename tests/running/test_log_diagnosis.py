@@ -15,6 +15,7 @@ import pytest
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.cli.main import main
+from dlojz.running.failures import log_reader
 from dlojz.running.failures.log_diagnosis import LogDiagnosis, diagnose_logs
 from dlojz.running.failures.log_reader import LogReader, rank_of
 from dlojz.running.failures.signatures import memory_account, recognise, signatures
@@ -33,15 +34,14 @@ def diagnosis_of(path: Path) -> LogDiagnosis:
 def test_diagnose_logs_names_the_known_causes_and_no_cascade_as_one() -> None:
     assert len(CAUSES) >= 60 and {path.stem for path in LOGS.glob("*.log")} == set(CAUSES)
     wrong, cascades = [], []
-    for name, known in CAUSES.items():
+    for name, expected in CAUSES.items():
         diagnosis = diagnosis_of(LOGS / f"{name}.log")
         ranks = list(diagnosis.finding.ranks) if diagnosis.finding else []
-        if diagnosis.name != known["cause"] or known.get("ranks", ranks) != ranks:
+        if diagnosis.name != expected["cause"] or expected.get("ranks", ranks) != ranks:
             wrong.append((name, diagnosis.name, ranks))
-        if diagnosis.name in CASCADES and known["cause"] not in CASCADES:
+        if diagnosis.name in CASCADES and expected["cause"] not in CASCADES:
             cascades.append(name)
     assert not cascades
-    assert len(wrong) <= len(CAUSES) // 10, wrong
     assert not wrong
 
 
@@ -66,7 +66,7 @@ def test_memory_account_reads_both_forms_of_the_message_and_sees_fragmentation()
     text = (LOGS / "oom_backward.log").read_text()
     account = memory_account(text, "in the backward pass")
     assert "in the backward pass" in account and "1.96 GiB asked at once" in account
-    assert "79.2 GiB on the GPU" in account or "79.1" in account
+    assert "79.2 GiB on the GPU" in account
     assert "expandable_segments" in account
     assert "expandable_segments" not in memory_account((LOGS / "oom_optimizer.log").read_text())
     old = memory_account((LOGS / "oom_forward_old.log").read_text())
@@ -171,3 +171,50 @@ def test_flight_recorders_as_json_name_the_rank_that_did_not_come(tmp_path: Path
         (tmp_path / f"trace_rank_{rank}.json").write_text(json.dumps({"version": "2.5", "entries": entries}))
     finding = diagnosis_of(tmp_path).finding
     assert finding is not None and finding.ranks == (1,) and "all_reduce Float [10]" in finding.what
+
+
+HEALTHY = """2025-01-01 10:00:00 Warning: No module named 'apex', using torch.optim instead
+[W101 10:00:01.123 socket.cpp:752] [c10d] The client socket has failed to connect to [node1]:29500. Retrying
+node12:1234:1300 [0] NCCL WARN NET/IB : Unable to open device mlx5_1
+train.py:9: UserWarning: This DataLoader will create 8 worker processes in total, which might freeze
+batch too large, retrying: CUDA out of memory. Tried to allocate 2.00 GiB
+[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 4294967296, reducing to 2147483648
+Exception ignored in: <function Loader.__del__ at 0x7f>
+Traceback (most recent call last):
+  File "/data/user/train.py", line 3, in __del__
+AttributeError: 'NoneType' object has no attribute 'close'
+step 2 loss 2.2, error rate 0.31
+"""
+
+
+def test_diagnose_logs_names_no_cause_where_the_program_went_on(tmp_path: Path) -> None:
+    """What it mentions is shown; the exception after it is the cause."""
+    (tmp_path / "went_on.log").write_text(HEALTHY)
+    diagnosis = diagnosis_of(tmp_path / "went_on.log")
+    assert diagnosis.finding is None
+    text = "\n".join(diagnosis.lines())
+    assert text.startswith("Nothing in it says that it failed.") and "What it mentions, and went on:" in text
+    assert "CUDA out of memory" in text and "AttributeError" not in text
+    (tmp_path / "failed.log").write_text(HEALTHY + ERROR)
+    diagnosis = diagnosis_of(tmp_path / "failed.log")
+    assert diagnosis.name == "ValueError" and diagnosis.following == () and diagnosis.evidence.notes == []
+
+
+def test_diagnose_logs_says_that_an_exception_may_have_been_caught(tmp_path: Path) -> None:
+    (tmp_path / "caught.log").write_text(ERROR + "step 3 loss 2.1\nstep 4 loss 2.0\n")
+    diagnosis = diagnosis_of(tmp_path / "caught.log")
+    assert diagnosis.name == "ValueError"
+    assert "it may have been caught" in "\n".join(diagnosis.lines())
+
+
+def test_every_line_that_recognise_knows_is_one_of_interest() -> None:
+    """The quick search before the patterns passes over none of their lines."""
+    lines = [line for path in LOGS.glob("*.log") for line in path.read_text().splitlines()]
+    passed_over = [line for line in lines if recognise(line) and not log_reader._OF_INTEREST.search(line.lower())]
+    assert len(lines) > 500 and passed_over == []
+
+
+def test_texts_of_a_rank_are_french_with_their_article() -> None:
+    use_language("fr")
+    assert signatures()["worker-killed"].texts(1)[0] == "Un worker de chargement du rang 1 est mort."
+    assert signatures()["worker-killed"].texts(None)[0] == "Un worker de chargement du travail est mort."

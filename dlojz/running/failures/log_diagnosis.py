@@ -6,14 +6,15 @@ and that before what a launcher reports; among equals the first counts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dlojz.base.language import colon, language, say
 from dlojz.processes.hang_diagnosis import listed
-from dlojz.running.failures.diagnosis import Finding, Symptoms, hung_collective, registered_finding, standing_calls
-from dlojz.running.failures.log_reader import LogEvent, LogEvidence, read_logs
+from dlojz.running.failures.diagnosis import Finding, Symptoms, hung_calls, hung_collective, registered_finding
+from dlojz.running.failures.log_reader import LogEvent, LogEvidence, Watch, read_logs
 from dlojz.running.failures.signatures import memory_account
 from dlojz.running.folder import visible
 
@@ -23,11 +24,12 @@ _WEAK = 3.5
 # that no entry of the registry knows.
 _STOPS = ("time-limit", "node", "interrupted")
 _LATER_FOLLOW = (*_STOPS, "collective-timeout", "nan")
+_GOES_ON = re.compile(r"(?i)\bretry|\bretri|\bfall(?:ing)? ?back|\binstead\b|\bskip(?:s|ping|ped)?\b|\w+Warning: ")
 _SHOWN_CHARACTERS, _SHOWN_EVENTS, _SHOWN_TAILS = 200, 8, 8
 
 
 class Following(NamedTuple):
-    """Consequence of a cause: the ranks that show it, and its first appearance."""
+    """Consequence of a cause, or what is mentioned where there is none: the ranks that show it, and where first."""
 
     ranks: tuple[int, ...]
     event: LogEvent
@@ -71,22 +73,27 @@ class LogDiagnosis:
 
     def lines(self) -> Iterator[str]:
         """Write it: the cause, what to do, where it is seen, and what followed."""
-        yield from self._head()
+        yield from self.head()
         yield from self.evidence.notes
         if self.finding is None:
             yield from self._last_lines()
         if self.following:
             yield ""
-            yield say(en="What followed from it:", fr="Ce qui s’ensuivit :")
+            yield (
+                say(en="What followed from it:", fr="Ce qui s’ensuivit :")
+                if self.finding
+                else say(en="What it mentions, and went on:", fr="Ce qu’il mentionne, avant de continuer :")
+            )
         for item in self.following:
             yield f"  {_owners(item.ranks)}, {_place(item.event)}{colon()}{_short(item.event.text)}"
 
-    def _head(self) -> Iterator[str]:
-        title = f"{self.job}: " if self.job else ""
+    def head(self) -> Iterator[str]:
+        """Write the cause, what to do, and where it is seen."""
+        title = f"{self.job}{colon()}" if self.job else ""
         if self.finding is None and self.evidence.tails:
-            yield title + say(en="Nothing in it says that it failed.", fr="Rien n’y dit un échec.")
+            yield title + say(en="Nothing in it says that it failed.", fr="Rien n’y signale un échec.")
         elif self.finding is None:
-            yield title + say(en="It is empty.", fr="Vide.")
+            yield title + say(en="It is empty.", fr="Il est vide.")
         if self.finding is None:
             return
         yield f"✗ {title}{self.finding.what}"
@@ -124,13 +131,13 @@ def _short(text: str) -> str:
     return line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}…"
 
 
-def diagnose_logs(word: str) -> list[LogDiagnosis]:
-    """Diagnose a file, a folder or `-`, one job after the other.
+def diagnose_logs(word: str, watch: Watch | None = None) -> list[LogDiagnosis]:
+    """Diagnose a file, a folder or `-`, one job after the other; `watch` as for `read_logs`.
 
     Raises:
         LabError: if there is nothing to read.
     """
-    return [diagnose_log(evidence, job) for job, evidence in read_logs(word).items()]
+    return [diagnose_log(evidence, job) for job, evidence in read_logs(word, watch).items()]
 
 
 def diagnose_log(evidence: LogEvidence, job: str = "") -> LogDiagnosis:
@@ -138,18 +145,30 @@ def diagnose_log(evidence: LogEvidence, job: str = "") -> LogDiagnosis:
     event = _first_cause(evidence)
     size = max(evidence.world_size, max(evidence.ranks, default=-1) + 1)
     symptoms = Symptoms("failed", "", size, 0.0, 0, (), evidence.texts, evidence.calls)
-    if event is None:
-        return LogDiagnosis(job, standing_calls(evidence.calls), None, (), evidence)
+    if event is None or all(map(_is_weak, evidence.events)):
+        return LogDiagnosis(job, hung_calls(evidence.calls), None, _by_name(evidence.events), evidence)
     finding = _finding(event, symptoms, evidence)
+    if _went_on(event, evidence):
+        evidence.notes.append(
+            say(
+                en="The log goes on after it, and nothing else says that the program ended: it may have been caught.",
+                fr="Le journal continue ensuite, et rien d’autre ne dit que le programme s’est arrêté : l’erreur a pu "
+                "être rattrapée.",
+            )
+        )
+    others = [other for other in evidence.events if other.name != event.name and not _is_weak(other)]
+    return LogDiagnosis(job, finding, event, _by_name(others), evidence)
+
+
+def _by_name(events: Iterable[LogEvent]) -> tuple[Following, ...]:
+    """Put events of one name together, with the ranks that show them."""
     groups: dict[str, list[LogEvent]] = {}
-    for later in sorted(evidence.events, key=lambda later: later.order):
-        if later.name != event.name:
-            groups.setdefault(later.name, []).append(later)
-    following = tuple(
-        Following(tuple(sorted({later.rank for later in events if later.rank is not None})), events[0])
-        for events in groups.values()
+    for event in sorted(events, key=lambda event: event.order):
+        groups.setdefault(event.name, []).append(event)
+    return tuple(
+        Following(tuple(sorted({event.rank for event in group if event.rank is not None})), group[0])
+        for group in groups.values()
     )
-    return LogDiagnosis(job, finding, event, following, evidence)
 
 
 def _first_cause(evidence: LogEvidence) -> LogEvent | None:
@@ -167,13 +186,26 @@ def _first_cause(evidence: LogEvidence) -> LogEvent | None:
 
     def key(event: LogEvent) -> tuple[float, str, tuple[int, int]]:
         role = event.signature.role if event.signature else "cause"
-        order = _WEAK if event.signature and event.signature.weak and not event.raised else _ORDER[role]
+        order = _WEAK if _is_weak(event) else _ORDER[role]
         stop = (first_stop if event.signature else first_wait).get(event.file)
         if order < _ORDER["wait"] and stop is not None and stop < event.order and event.name != "host-memory":
             order = _WEAK
         return order, event.time[-14:] if has_times else "", event.order
 
     return min(events, key=key, default=None)
+
+
+def _is_weak(event: LogEvent) -> bool:
+    """Return whether a line proves little: programs go on after it, or it says itself that they do."""
+    if event.raised or event.signature is None:
+        return False
+    return event.signature.weak or _GOES_ON.search(event.text) is not None
+
+
+def _went_on(event: LogEvent, evidence: LogEvidence) -> bool:
+    """Return whether a rank printed ordinary lines after an error, and nothing tells of an end."""
+    ends = any(later.signature and later.signature.role != "cause" for later in evidence.events)
+    return not ends and evidence.ordinary_lines[event.rank] > event.ordinary_before
 
 
 def _finding(event: LogEvent, symptoms: Symptoms, evidence: LogEvidence) -> Finding:
@@ -199,25 +231,25 @@ def _finding(event: LogEvent, symptoms: Symptoms, evidence: LogEvidence) -> Find
         silent = tuple(rank for rank in range(symptoms.world_size) if rank not in losers)
         if losers and 0 < len(silent) <= _SHOWN_EVENTS:
             return registered_finding("ended-earlier", silent, ranks=_owners(silent))
-    what, advice = signature.texts(rank, event.match)
+    sentence, advice = signature.texts(rank, event.match)
     if event.name == "cuda-memory" and (account := memory_account(event.text, event.phase)):
-        what = f"{what[:-1]} ({account})."
-    return Finding(signature.kind, what, advice, ranks)
+        sentence = f"{sentence[:-1]} ({account})."
+    return Finding(signature.kind, sentence, advice, ranks)
 
 
 def _reports(event: LogEvent) -> bool:
     return event.signature is not None and event.signature.role == "report"
 
 
-def log_answer(word: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Diagnose logs for a command: its JSON data, and its lines.
+def log_answer(word: str, watch: Watch | None = None) -> tuple[list[dict[str, Any]], list[str]]:
+    """Diagnose logs for a command: its JSON data, and its lines; `watch` as for `read_logs`.
 
     Raises:
         LabError: if there is nothing to read.
     """
-    diagnoses = diagnose_logs(word)
+    diagnoses = diagnose_logs(word, watch)
     # Of several jobs only the cause of each, in a line or two.
     lines = [
-        line for diagnosis in diagnoses for line in (diagnosis.lines() if len(diagnoses) == 1 else diagnosis._head())
+        line for diagnosis in diagnoses for line in (diagnosis.lines() if len(diagnoses) == 1 else diagnosis.head())
     ]
     return [diagnosis.to_dict() for diagnosis in diagnoses], lines

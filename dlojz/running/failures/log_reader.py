@@ -11,8 +11,8 @@ import gzip
 import io
 import json
 import re
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from dlojz.running.failures.signatures import Signature, phase_of, recognise
 from dlojz.running.folder import visible
 
 STDIN = "-"
+Watch = Callable[[int], object]
+_WATCHED_LINES = 2**16
 KEPT_CHARACTERS, KEPT_LINES, KEPT_FRAMES = 32 * 1024, 8, 60
 """Of each rank: text of its errors, last lines; of a traceback: last frames."""
 _LINE_CHARACTERS, _DUMP_BYTES = 64 * 1024, 64 * 1024**2
@@ -40,24 +42,12 @@ _WORLD = re.compile(
     r"(?i)(?:\bworld[_ ]?size\W{1,3}|\bnranks |MEMBER: \d+/|--nproc[-_]per[-_]node[= ]|expected world size )(\d+)"
 )
 # Lower case; a line without one of these words is passed over, which is what makes gigabytes readable.
-_WORDS = (
-    *("error", "fail", "kill", "signal", "cancel", "oom", "memory", "nan", " inf", "timed out", "timeout", "closed"),
-    *("refused", "denied", "limit", "space left", "quota", "symbol", "fault", "abort", "assert", "exit", "in use"),
-    *("not found", "no such", "mismatch", "traceback", "interrupt", "rank  ", "world", "nranks", "member: ", "nproc"),
-    *(
-        "divisible",
-        "xid",
-        "unreachable",
-        "resolution",
-        "resolve",
-        "detected",
-        "dtensor",
-        "sigterm",
-        "joined",
-        "preempt",
-    ),
-    *("unable", "no route", "illegal", "reset by peer", "broken pipe", "warn", "what():", "-- process", "not exist"),
-    *("cuda", "fallen off", "torch_distributed", "terminat", "scale"),
+_OF_INTEREST = re.compile(
+    "error|fail|kill|signal|cancel|oom|memory|nan| inf|timed out|timeout|closed|refused|denied|limit|"
+    "space left|quota|symbol|fault|abort|assert|exit|in use|not found|no such|mismatch|traceback|interrupt|"
+    "rank  |world|nranks|member: |nproc|divisible|xid|unreachable|resolution|resolve|detected|dtensor|sigterm|"
+    r"joined|preempt|unable|no route|illegal|reset by peer|broken pipe|warn|what\(\):|-- process|not exist|cuda|"
+    r"fallen off|torch_distributed|terminat|scale|ignored in|key\(s\)|across_processes|raisedexc"
 )
 # What follows an exception and still belongs to its message.
 _CONTINUES = re.compile(r"^(?:\s+\S|nccl\w+:|Last error|CUDA kernel|Compile with|For debugging)")
@@ -69,7 +59,8 @@ _RANK_OF_FILE = re.compile(r"(?:^|[._-])rank[._-]?(\d+)(?=[._-]|$)", re.IGNORECA
 class LogEvent:
     """First appearance of an error in the log of a rank; an exception's text has the lines below it.
 
-    `order` is its file and line; `place` the user's code, `train.py:23 in main: loss.backward()`; `time` as logged.
+    `order` is its file and line; `place` the user's code, `train.py:23 in main: loss.backward()`; `time` as logged;
+    `count` how often it appeared, and `ordinary_before` the ordinary lines of its rank before the last time.
     """
 
     rank: int | None
@@ -84,6 +75,7 @@ class LogEvent:
     call: str = ""
     time: str = ""
     count: int = 1
+    ordinary_before: int = 0
 
     @property
     def name(self) -> str:
@@ -114,6 +106,8 @@ class LogEvidence:
     files: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     ranks: set[int] = field(default_factory=set)
+    ordinary_lines: Counter[int | None] = field(default_factory=Counter)
+    """Lines of each rank that tell of nothing: after an error they show that the program went on."""
     world_size: int = 0
     failed_first: tuple[int, str] | None = None
     """Rank and exit code of torchrun's "Root Cause (first observed failure)"."""
@@ -124,7 +118,7 @@ class LogReader:
 
     def __init__(self) -> None:
         self.evidence = LogEvidence()
-        self._known: dict[tuple[int | None, str], LogEvent] = {}
+        self._first_of: dict[tuple[int | None, str], LogEvent] = {}
         self._begin("", None)
 
     def _begin(self, name: str, rank: int | None) -> None:
@@ -178,9 +172,10 @@ class LogReader:
         if stream.frames is not None:
             self._in_traceback(rank, stream, raw, line)
             return
-        lower = line.lower()
-        if any(word in lower for word in _WORDS):
+        if _OF_INTEREST.search(line.lower()):
             self._plain(rank, stream, raw, line)
+        else:
+            self.evidence.ordinary_lines[rank] += 1
 
     def _in_traceback(self, rank: int | None, stream: _Stream, raw: str, line: str) -> None:
         frames = deque() if stream.frames is None else stream.frames
@@ -248,17 +243,18 @@ class LogReader:
             self.evidence.ranks.add(rank)
         order = (len(self.evidence.files), number)
         event = LogEvent(rank, text, self._file, order, signature, match, raised, time=self._time)
-        known = self._known.setdefault((rank, event.name), event)
-        if known is event:
+        first = self._first_of.setdefault((rank, event.name), event)
+        first.ordinary_before = self.evidence.ordinary_lines[event.rank]
+        if first is event:
             self.evidence.events.append(event)
         else:
-            known.count += 1
-        return known
+            first.count += 1
+        return first
 
     def _forget_last(self, rank: int | None) -> None:
         if self.evidence.events and self.evidence.events[-1].rank == rank:
             event = self.evidence.events.pop()
-            self._known.pop((event.rank, event.name), None)
+            self._first_of.pop((event.rank, event.name), None)
 
     def _keep(self, rank: int | None, raw: str) -> None:
         text = self.evidence.texts.get(rank, "")
@@ -296,17 +292,22 @@ def rank_of(path: Path) -> int | None:
     return int(path.parent.name) if path.stem in ("stdout", "stderr") and path.parent.name.isdigit() else None
 
 
-def _lines(file: io.BufferedReader | gzip.GzipFile) -> Iterator[str]:
+def _lines(file: io.BufferedReader | gzip.GzipFile, watch: Watch | None) -> Iterator[str]:
     """Decode line by line; a line without an end comes in pieces, so that none fills the memory."""
     begin = file.peek(4096)[:4096]
     encoding = "utf-16" if begin.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     if encoding != "utf-16" and b"\0" in begin:
         raise UnicodeError
+    num_characters = 0
     text = io.TextIOWrapper(file, encoding=encoding, errors="replace", newline="\n")
-    return iter(lambda: text.readline(_LINE_CHARACTERS), "")
+    for number, line in enumerate(iter(lambda: text.readline(_LINE_CHARACTERS), "")):
+        if watch and number % _WATCHED_LINES == _WATCHED_LINES - 1:
+            watch(num_characters)
+        num_characters += len(line)
+        yield line
 
 
-def _read_file(reader: LogReader, path: Path, name: str) -> None:
+def _read_file(reader: LogReader, path: Path, name: str, watch: Watch | None) -> None:
     evidence = reader.evidence
     try:
         with gzip.GzipFile(path) if path.suffix == ".gz" else path.open("rb") as file:
@@ -317,12 +318,12 @@ def _read_file(reader: LogReader, path: Path, name: str) -> None:
                 digits = re.findall(r"\d+", path.stem)
                 reader.read_dump(name, dump, int(digits[-1]) if rank is None and digits else rank)
                 return
-            reader.read(name, _lines(file), rank_of(path))
+            reader.read(name, _lines(file, watch), rank_of(path))
     except UnicodeError:
         evidence.notes.append(
             say(
-                en=f"{name} is binary and was not read (a flight recorder’s dump is read as JSON only).",
-                fr=f"{name} est binaire et n’a pas été lu (un enregistreur de vol ne se lit qu’en JSON).",
+                en=f"{name} is binary and was not read (torch’s flight recorder is read as JSON only).",
+                fr=f"{name} est binaire et n’a pas été lu (l’enregistreur de torch ne se lit qu’en JSON).",
             )
         )
     except (OSError, EOFError, ValueError) as error:
@@ -340,8 +341,12 @@ def _job_of(path: Path, root: Path) -> str:
     return number[0] if number else "" if not inner or no_job else inner[0]
 
 
-def read_logs(word: str) -> dict[str, LogEvidence]:
+def read_logs(word: str, watch: Watch | None = None) -> dict[str, LogEvidence]:
     """Read a file, a folder or `-` (standard input); the evidence of each job, by its name, empty for the only one.
+
+    Args:
+        word: the path, or `-`.
+        watch: called now and then with how many characters of a long file were read.
 
     Raises:
         LabError: if there is nothing to read.
@@ -349,7 +354,7 @@ def read_logs(word: str) -> dict[str, LogEvidence]:
     root = Path("/dev/stdin" if word == STDIN else word)
     if not root.is_dir():
         reader = LogReader()
-        _read_file(reader, root, root.name)
+        _read_file(reader, root, root.name, watch)
         return {"": reader.evidence}
     paths = sorted(path for path in root.rglob("*") if _READ.search(path.name) and path.is_file())
     if not paths:
@@ -359,5 +364,6 @@ def read_logs(word: str) -> dict[str, LogEvidence]:
         )
     readers: dict[str, LogReader] = {}
     for path in paths:
-        _read_file(readers.setdefault(_job_of(path, root), LogReader()), path, str(path.relative_to(root)))
+        reader = readers.setdefault(_job_of(path, root), LogReader())
+        _read_file(reader, path, str(path.relative_to(root)), watch)
     return {job: reader.evidence for job, reader in readers.items()}

@@ -51,13 +51,17 @@ class Signature(NamedTuple):
         words |= {name.rstrip("2"): visible(text) for name, text in groups if text}
         words |= {
             "who": say(en="The job", fr="Le travail") if rank is None else say(en=f"Rank {rank}", fr=f"Le rang {rank}"),
-            "inside": say(en="the job", fr="ce travail") if rank is None else say(en=f"rank {rank}", fr=f"rang {rank}"),
+            "of_whom": say(en="of the job", fr="du travail")
+            if rank is None
+            else say(en=f"of rank {rank}", fr=f"du rang {rank}"),
             "0": visible(match[0])[:120] if match else "",
         }
         templates = say(en=self.en, fr=self.fr), say(en=self.do_en, fr=self.do_fr)
-        what, advice = (re.sub(r"\{(\w+)\}", lambda name: words.get(name[1], ""), template) for template in templates)
+        sentence, advice = (
+            re.sub(r"\{(\w+)\}", lambda name: words.get(name[1], ""), template) for template in templates
+        )
         # A group that did not take part leaves no blank before the full stop.
-        return re.sub(r" +(?=[.,](?: |$))", "", what), advice
+        return re.sub(r" +(?=[.,](?: |$))", "", sentence), advice
 
 
 @cache
