@@ -86,6 +86,9 @@ CONFIGURATION = {
     **{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 256},
     **{"n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 2},
 }
+LOG = (
+    '[rank1]: Traceback (most recent call last):\n[rank1]:   File "train.py", line 3, in main\n[rank1]: ValueError: x\n'
+)
 COSTS = Costs(forward=(1.0, 1.0, 3.0, 1.0), backward=(2.0, 2.0, 6.0, 2.0), latency=0.1)
 
 
@@ -109,6 +112,7 @@ class Workshop:
         self.folder, self.answers = folder, dict[str, str]()
         (folder / "train.py").write_text(SCRIPT)
         (folder / "my_file.py").write_text(MODEL)
+        (folder / "train.log").write_text(LOG)
         (folder / "FOLDER").mkdir()
         (folder / "FOLDER" / "config.json").write_text(json.dumps(CONFIGURATION))
         for kind in ("late", "pipeline", "blocked"):
