@@ -736,8 +736,8 @@ for name, part_bytes in replica.memory.at_peak_bytes.items():
 # %% [markdown] lang="fr"
 # On retrouve les **24 octets** par paramètre : avec une seule image, le pic est dans la mise à jour de l’optimiseur.
 # Aux 16 octets d’états s’ajoutent 4 de *buckets* et 4 de temporaires, car AdamW met à jour tous les poids ensemble
-# (`foreach`). (`workspace` réunit ces deux parts ; `buffers` désigne les statistiques des *BatchNorm*.) Dès que les
-# activations dominent, la règle n’a plus de sens.
+# (`foreach`). (« temporaires » réunit ces deux parts ; « tampons » désigne les statistiques des *BatchNorm*.) Dès que
+# les activations dominent, la règle n’a plus de sens.
 #
 # Répartir les états eux-mêmes, c’est ZeRO, au TP 04. Restent, sur un GPU, deux façons d’échanger du temps contre de la
 # mémoire.
