@@ -31,11 +31,9 @@ STALL_S = 30.0
 STALL_STEPS = 20
 """A rank stands still where no step has ended for so many seconds, and for the time of so many of its steps."""
 _LOOK_EVERY_S = 5.0
-# Code of libraries and of this package: a line there does not say where a script stands.
-_NOT_OWN = (
-    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    str(Path(__file__).resolve().parents[1]),
-)
+_PACKAGE = Path(__file__).resolve().parents[1]
+# Code of libraries: a line there does not say where a training stands.
+_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 Calls = dict[str, list[list[Any]]]
 
@@ -91,14 +89,21 @@ class StepLog(Protocol):
 
 
 def line_of_main_thread() -> str:
-    """Return where the main thread stands in the user's code, `train.py:23 in main`; empty where in none of it."""
+    """Return where the main thread stands: `train.py:23 in main`, or, where no script is, `dlojz/…` of this package.
+
+    Empty where in neither.
+    """
+    engine_line = ""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
-        path = frame.f_code.co_filename
-        if not path.startswith((*_NOT_OWN, "<")):
-            return f"{Path(path).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+        path = Path(frame.f_code.co_filename)
+        line = f"{frame.f_lineno} in {frame.f_code.co_name}"
+        if path.is_relative_to(_PACKAGE):
+            engine_line = engine_line or f"{path.relative_to(_PACKAGE.parent)}:{line}"
+        elif not str(path).startswith((*_LIBRARIES, "<")):
+            return f"{path.name}:{line}"
         frame = frame.f_back
-    return ""
+    return engine_line
 
 
 class StallWatch(threading.Thread):

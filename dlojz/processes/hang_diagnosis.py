@@ -186,6 +186,11 @@ def _waits(states: Sequence[State], rank: int) -> str:
     awaited_ranks, words = awaited(states, rank), call_words(call)
     if not awaited_ranks:
         return say(en=f"rank {rank} waits in {words}", fr=f"le rang {rank} attend dans {words}")
+    return waits_in(rank, words, awaited_ranks)
+
+
+def waits_in(rank: int, words: str, awaited_ranks: Iterable[int]) -> str:
+    """Write for whom a rank waits in a collective, `words`."""
     en, fr = _both(awaited_ranks)
     return say(en=f"rank {rank} waits in {words} for {en}", fr=f"le rang {rank} attend, dans {words}, {fr}")
 
@@ -222,16 +227,47 @@ def _missing(states: Sequence[State], rank: int, ended_ranks: list[int]) -> Rank
         for member, state in enumerate(states)
         if state.get("state") == "waiting" and _same_call(state["waiting"], call)
     ]
-    (en, fr), (waiting_en, waiting_fr) = _both(ended_ranks), _both(waiting)
-    plural, words = len(ended_ranks) > 1, call_words(call)
-    reason = "." if plural else f" ({_last(states, peer)})."
+    reason = "" if len(ended_ranks) > 1 else f" ({_last(states, peer)})"
+    return missing_ranks(ended_ranks, call_words(call), waiting, "ended", reason, kind=kind)
+
+
+def missing_ranks(
+    ranks: Iterable[int],
+    words: str,
+    waiting: Iterable[int],
+    when: Literal["ended", "live", "past"],
+    detail: str = "",
+    *,
+    kind: Kind = "missing",
+) -> RankFault:
+    """Say which ranks did not call a collective, `words`, in which others wait.
+
+    Args:
+        ranks: that are missing.
+        words: of the collective.
+        waiting: ranks in it; where none is known, they are "the others".
+        when: the missing ranks have ended, may still come, or the others waited until time was up.
+        detail: put after the waiting ranks.
+        kind: of the fault.
+    """
+    absent, waiters = list(ranks), list(waiting)
+    several, plural = len(absent) > 1, len(waiters) != 1
+    en, fr = _both(absent)
+    waiting_en, waiting_fr = _both(waiters) if waiters else ("the others", "les autres")
+    begin_en, begin_fr = {
+        "ended": ("ended without calling", f"{'ont' if several else 'a'} terminé sans appeler"),
+        "live": (f"{'have' if several else 'has'} not called", f"n’{'ont' if several else 'a'} pas appelé"),
+        "past": ("did not call", f"n’{'ont' if several else 'a'} pas appelé"),
+    }[when]
+    waits_en, waits_fr = ("waited", "ont attendu" if plural else "a attendu")
+    if when != "past":
+        waits_en, waits_fr = ("wait", "attendent") if plural else ("waits", "attend")
     return _fault(
         kind,
-        en=f"Missing rank: {en} ended without calling {words}, in which {waiting_en} "
-        f"{'wait' if len(waiting) > 1 else 'waits'}{reason} A collective needs every rank of its group.",
-        fr=f"Rang manquant : {fr} {'ont' if plural else 'a'} terminé sans appeler {words}, où {waiting_fr} "
-        f"{'attendent' if len(waiting) > 1 else 'attend'}{reason} Une communication collective a besoin de tous les "
-        "rangs de son groupe.",
+        en=f"Missing rank: {en} {begin_en} {words}, in which {waiting_en} {waits_en}{detail}. A collective needs every "
+        "rank of its group.",
+        fr=f"Rang manquant : {fr} {begin_fr} {words}, où {waiting_fr} {waits_fr}{detail}. Une communication collective "
+        "a besoin de tous les rangs de son groupe.",
     )
 
 
@@ -244,14 +280,6 @@ def _same_call(call_a: Mapping[str, Any], call_b: Mapping[str, Any]) -> bool:
 
 
 def _deadlock(states: Sequence[State], cycle: list[int]) -> RankFault:
-    en, fr = _both(cycle)
-    waits = [_waits(states, rank) for rank in sorted(cycle)]
-    waits_text, hidden_count = ", ".join(waits[:4]), len(waits) - 4
-    continuation = (
-        say(en=f", and so on ({hidden_count} more)", fr=f", et ainsi de suite (encore {hidden_count})")
-        if hidden_count > 0
-        else ""
-    )
     advice = ""
     messages = {states[rank]["waiting"]["op"] for rank in cycle}
     if messages in ({"send"}, {"recv"}):
@@ -260,6 +288,18 @@ def _deadlock(states: Sequence[State], cycle: list[int]) -> RankFault:
             en=f" All of them {verbs[0]} first: use isend and irecv, then wait for both.",
             fr=f" Tous {verbs[1]} d’abord : utilisez isend et irecv, puis attendez la fin des deux.",
         )
+    return deadlock(cycle, [_waits(states, rank) for rank in sorted(cycle)], advice)
+
+
+def deadlock(cycle: Iterable[int], waits: Sequence[str], advice: str = "") -> RankFault:
+    """Say that ranks wait for one another, each in its words."""
+    en, fr = _both(cycle)
+    waits_text, hidden_count = ", ".join(waits[:4]), len(waits) - 4
+    continuation = (
+        say(en=f", and so on ({hidden_count} more)", fr=f", et ainsi de suite (encore {hidden_count})")
+        if hidden_count > 0
+        else ""
+    )
     between = say(en=f"Deadlock between {en}: ", fr=f"Interblocage entre {fr} : ")
     return RankFault("deadlock", f"{between}{waits_text}{continuation}.{advice}")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -69,6 +71,12 @@ def test_stall_watch_waits_for_twenty_steps_of_a_slow_training(monkeypatch: pyte
         watch.close()
         watch.join(60)
     assert [len(log.events) for log in (slow, late, idle)] == [0, 1, 1]
+
+
+def test_line_of_main_thread_is_of_the_engine_where_no_script_is() -> None:
+    code = "from dlojz.processes import flight_recorder; print(flight_recorder.line_of_main_thread())"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.startswith("dlojz/processes/flight_recorder.py:") and shown.endswith(" in line_of_main_thread\n")
 
 
 def test_line_of_main_thread_is_of_the_users_code() -> None:

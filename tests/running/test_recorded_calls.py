@@ -41,21 +41,26 @@ def test_the_rank_that_is_behind_is_named_with_the_first_collective_it_missed() 
     told = {0: calls(g0=[SUM, SUM, OTHER, SUM]), 1: calls(g0=[SUM, SUM]), 2: calls(g0=[SUM, SUM, OTHER])}
     cause = found(told)
     assert (cause.ranks, cause.kind) == ((1,), "collective")
-    assert "Rank 1 did not come to the collective broadcast Float [3]: the others waited 2.00 s for it" in cause.what
+    assert "rank 1 did not call broadcast #3 [3] float32, in which ranks 0 and 2 waited 2.00 s." in cause.what
     use_language("fr")
-    assert "Le rang 1 n’est pas venu à la collective broadcast Float [3]" in found(told).what
+    assert "le rang 1 n’a pas appelé broadcast #3 [3] float32, où les rangs 0 et 2 ont attendu 2" in found(told).what
 
 
 def test_a_rank_that_never_came_to_any() -> None:
     assert found({0: calls(g0=[SUM]), 1: calls(g1=[FLAG]), 2: calls(g0=[SUM], g1=[FLAG])}).ranks == (1,)
 
 
+def test_call_mismatch_is_none_where_shapes_differ_and_numbers_of_elements_agree() -> None:
+    told = {0: calls(g0=[("all_reduce", "Float", "[4,3]")]), 1: calls(g0=[("all_reduce", "Float", "[12]")])}
+    assert call_mismatch(told) is None
+
+
 def test_another_collective_or_another_shape_as_the_same_one() -> None:
     cause = found({0: calls(g0=[SUM, SUM]), 1: calls(g0=[SUM, OTHER])}, log="")
     assert cause.ranks == (0, 1)
-    assert "rank 0 all_reduce Float [10], rank 1 broadcast Float [3]" in cause.what
+    assert "rank 0 calls all_reduce #2 [10] float32, but rank 1 calls broadcast #2 [3] float32" in cause.what
     cause = found({0: calls(g0=[SUM]), 1: calls(g0=[FLAG])}, log="")
-    assert "rank 0 all_reduce Float [10], rank 1 all_reduce Float [2]" in cause.what
+    assert "Different shape: rank 0 calls all_reduce #1 [10] float32, but rank 1 calls all_reduce #1 [2]" in cause.what
 
 
 @pytest.mark.parametrize("operation", ["all_gather", "scatter"])
@@ -81,7 +86,10 @@ def test_hung_collective_tells_a_circle_as_one() -> None:
     assert first_missing(missing_in(told)) is None
     cause = found(told)
     assert cause.ranks == (0, 1)
-    assert "rank 0 broadcast Float [3], rank 1 all_reduce Float [2]" in cause.what
+    assert cause.what == (
+        "Deadlock between ranks 0 and 1: rank 0 waits in broadcast #2 [3] float32 for rank 1, rank 1 waits in "
+        "all_reduce #2 [2] float32 for rank 0."
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,18 +143,22 @@ def test_standstill_names_the_rank_that_is_missing_and_the_line_of_each() -> Non
         1: after_a_step(stalled("train.py:7 in validate", g0=[SUM])),
         2: after_a_step(stalled("train.py:20 in main", g0=[SUM, FLAG])),
     }
-    standing = standstill(events)
+    standing = standstill(events, 142.0)
     assert standing is not None and standing.missing is not None and standing.missing.ranks == (1,)
     first, *lines = standing.sentences(now_s=142.0).splitlines()
     assert first.startswith(
-        "No step has ended for 42.0 s. Rank 1 has not come to the collective all_reduce Float [2]: the others wait"
+        "No step has ended for 42.0 s. Missing rank: rank 1 has not called all_reduce #2 [2] float32, in which ranks 0 "
+        "and 2 wait. A collective needs every rank of its group. Look for an `if rank"
     )
     assert lines == ["  ranks 0 and 2: train.py:20 in main", "  rank 1: train.py:7 in validate"]
     use_language("fr")
-    standing = standstill(events)
+    standing = standstill(events, 142.0)
     assert standing is not None
     first, *lines = standing.sentences(now_s=142.0).splitlines()
-    assert first.startswith("Aucun pas ne s’est terminé depuis 42,0 s. Le rang 1 n’est pas venu à la collective all_re")
+    assert first.startswith(
+        "Aucun pas ne s’est terminé depuis 42,0 s. Rang manquant : le rang 1 n’a pas appelé all_reduce #2 [2] float32, "
+        "où les rangs 0 et 2 attendent."
+    )
     assert lines == ["  rangs 0 et 2 : train.py:20 in main", "  rang 1 : train.py:7 in validate"]
 
 
@@ -155,28 +167,38 @@ def test_standstill_names_different_collectives_and_a_rank_that_has_ended() -> N
         0: after_a_step(stalled("train.py:20 in main", g0=[SUM])),
         1: after_a_step(stalled("train.py:21 in main", g0=[OTHER])),
     }
-    standing = standstill(events)
+    standing = standstill(events, 142.0)
     assert standing is not None and standing.missing is not None and standing.missing.ranks == (0, 1)
-    standing = standstill({**events, 1: after_a_step({"event": "end", "time_s": 101.0})})
+    standing = standstill({**events, 1: after_a_step({"event": "end", "time_s": 101.0})}, 142.0)
     assert standing is not None and standing.missing is None  # what it called is not known
     assert standing.sentences(120.0).splitlines()[1:] == ["  rank 0: train.py:20 in main", "  rank 1: has ended"]
 
 
 def test_standstill_is_none_while_a_rank_makes_steps_or_has_just_begun() -> None:
     waiting = after_a_step(stalled("train.py:20 in main", g0=[SUM]))
-    assert standstill({0: waiting, 1: after_a_step()}) is None
-    assert standstill({0: waiting, 1: [{"event": "start", "time_s": 90.0}]}) is None
-    assert standstill({}) is None
+    assert standstill({0: waiting, 1: after_a_step()}, 142.0) is None
+    assert standstill({0: waiting, 1: [{"event": "start", "time_s": 90.0}]}, 142.0) is None
+    assert standstill({}, 142.0) is None
+
+
+def test_standstill_shows_a_rank_that_is_silent_while_the_others_wait() -> None:
+    """Rank 1 is stopped: it does not note that it stands still, as it would have within seconds of rank 0."""
+    events = {0: after_a_step(stalled("train.py:20 in main", g0=[SUM])), 1: after_a_step()}
+    assert standstill(events, 150.0) is None
+    standing = standstill(events, 165.0)
+    assert standing is not None and standing.missing is None
+    assert standing.lines[1] == "it no longer says where it stands: its process may be stopped"
+    assert standstill({**events, 1: after_a_step({"event": "step", "time_s": 150.0})}, 200.0) is None
 
 
 def test_standstill_before_the_first_step_is_told_where_ranks_wait_alone() -> None:
     """Rank 1 has called none yet; a script that only prepares its data is left alone."""
     start = {"event": "start", "time_s": 90.0}
     events = {0: [start, stalled("train.py:9 in main", g0=[SUM])], 1: [start, stalled("train.py:5 in read")]}
-    standing = standstill(events)
+    standing = standstill(events, 142.0)
     assert standing is not None and standing.missing is not None and standing.missing.ranks == (1,)
-    assert standing.sentences(130.0).startswith("No step has ended for 40.0 s. Rank 1 has not come to the collective")
-    assert standstill({0: [start, stalled("prepare.py:5 in read")]}) is None
+    assert standing.sentences(130.0).startswith("No step has ended for 40.0 s. Missing rank: rank 1 has not c")
+    assert standstill({0: [start, stalled("prepare.py:5 in read")]}, 142.0) is None
 
 
 def test_standstill_of_two_groups_that_wait_for_each_other_names_both_calls() -> None:
@@ -184,12 +206,12 @@ def test_standstill_of_two_groups_that_wait_for_each_other_names_both_calls() ->
         0: after_a_step(stalled("train.py:20 in main", g1=[SUM], g2=[])),
         1: after_a_step(stalled("train.py:21 in main", g1=[], g2=[OTHER])),
     }
-    standing = standstill(events)
+    standing = standstill(events, 142.0)
     assert standing is not None and standing.missing is not None and standing.missing.ranks == (0, 1)
 
 
 def test_standstill_of_ranks_that_all_wait_in_the_same_collective_names_nobody() -> None:
-    standing = standstill({rank: after_a_step(stalled("train.py:20 in main", g0=[SUM])) for rank in range(2)})
+    standing = standstill({rank: after_a_step(stalled("train.py:20 in main", g0=[SUM])) for rank in range(2)}, 142.0)
     assert standing is not None and standing.missing is None
 
 

@@ -20,8 +20,9 @@ import errno
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,7 +32,7 @@ from dlojz.base.table import Table, facts, safe
 from dlojz.base.table import visible as table_visible
 from dlojz.display.style import BLUE, VERMILION
 from dlojz.display.tables import status_label
-from dlojz.processes.hang_diagnosis import listed
+from dlojz.processes.hang_diagnosis import call_words, deadlock, listed, mismatch, missing_ranks, waits_in, with_article
 from dlojz.running.ending import PORT, FirstError, first_error, read_log
 from dlojz.running.failures.signatures import Signature, recognise, signatures
 from dlojz.running.folder import visible
@@ -57,16 +58,14 @@ class Missing(NamedTuple):
 
     ranks: tuple[int, ...]
     waiting: tuple[int, ...]
-    call: tuple[str, ...]
+    call: str
 
 
 class CallMismatch(NamedTuple):
-    """Two ranks that called different things as the same collective of a group."""
+    """Ranks that called different things as the same collective of a group, and the sentence that says so."""
 
-    one: int
-    first: tuple[str, ...]
-    other: int
-    second: tuple[str, ...]
+    ranks: tuple[int, ...]
+    sentence: str
 
 
 def calls_of(events: Sequence[Mapping[str, Any]]) -> Calls:
@@ -90,23 +89,36 @@ def _legal(calls: object) -> dict[int, tuple[str, ...]]:
     return legal_calls
 
 
-def call_text(call: tuple[str, ...]) -> str:
-    """Write a call in words: `all_reduce Float [10]`."""
-    return " ".join(word for word in call if word)
+def _described(number: int, call: tuple[str, ...]) -> dict[str, Any]:
+    """Describe a recorded call as the guard of a notebook's ranks does: `all_reduce #2 [4, 3] float32`."""
+    operation, types, shapes = call or ("?", "", "")
+    # `[4,3],[2]`: all that has to agree is how many elements there are.
+    sizes = tuple(prod(map(int, re.findall(r"\d+", shape))) for shape in re.findall(r"\[[\d,]*\]", shapes))
+    dtype = ", ".join(dict.fromkeys(_TYPES.get(name, name.lower()) for name in types.split(",") if name))
+    return {
+        "op": operation, "shown": number, "shape": shapes.replace(",", ", "), "dtype": dtype, "numel": sizes, "how": "",
+    }  # fmt: skip
+
+
+_TYPES = {"Float": "float32", "Double": "float64", "Half": "float16", "Long": "int64", "Int": "int32", "Byte": "uint8"}
 
 
 def call_mismatch(calls: Mapping[int, Calls]) -> CallMismatch | None:
-    """Find the first collective that two ranks of a group called differently; None where none is known."""
+    """Find the first collective that ranks of a group called differently; None where none is known."""
     for group in sorted({group for rank_calls in calls.values() for group in rank_calls}):
         members = {rank: rank_calls[group] for rank, rank_calls in sorted(calls.items()) if group in rank_calls}
         for number in sorted({number for group_calls in members.values() for number in group_calls}):
             # Only of ranks that still have this number: each keeps but its last calls (`flight_recorder.KEPT`).
-            came = [(rank, group_calls[number]) for rank, group_calls in members.items() if number in group_calls]
-            for rank, call in came[1:]:
-                reference = came[0][1]
-                # Ranks may bring different shapes to a gather or a scatter; to the others they may not.
-                if call[0] != reference[0] or (call != reference and reference[0] in SAME_SHAPE):
-                    return CallMismatch(*came[0], rank, call)
+            came = {
+                rank: _described(number, group_calls[number])
+                for rank, group_calls in members.items()
+                if number in group_calls
+            }
+            operations = {call["op"] for call in came.values()}
+            # Ranks may bring different shapes to a gather or a scatter; to the others they may not.
+            fault = mismatch(came) if len(operations) > 1 or operations <= SAME_SHAPE else None
+            if fault:
+                return CallMismatch(tuple(came), fault.message)
     return None
 
 
@@ -127,7 +139,8 @@ def missing_in(calls: Mapping[int, Calls]) -> list[Missing]:
             call = next(
                 (calls[rank][group][missed_number] for rank in waiting if missed_number in calls[rank][group]), ()
             )
-            missing.append(Missing(tuple(rank for rank in last_numbers if rank not in waiting), waiting, call))
+            words = call_words(_described(missed_number, call))
+            missing.append(Missing(tuple(rank for rank in last_numbers if rank not in waiting), waiting, words))
     return missing
 
 
@@ -303,7 +316,7 @@ def _different(rank_a: int, call_a: str, rank_b: int, call_b: str) -> Finding:
         (rank_a, rank_b),
         en=f"The ranks asked for different collectives: rank {rank_a} {call_a}, rank {rank_b} {call_b}.",
         fr=f"Les rangs ont demandé des collectives différentes : le rang {rank_a} {call_a}, le rang {rank_b} {call_b}.",
-        advice=_same_order(),
+        advice=_where_to_look(),
     )
 
 
@@ -318,7 +331,7 @@ def _barrier(symptoms: Symptoms) -> Finding | None:
     """Find the ranks that `monitored_barrier` misses."""
     for _, match in symptoms.matches(BARRIER):
         ranks = tuple(int(rank) for rank in match["ranks"].split(","))
-        return _absent(ranks, "monitored_barrier", int(match["ms"]), "")
+        return _absent(ranks, "monitored_barrier", int(match["ms"]))
     return None
 
 
@@ -342,11 +355,11 @@ def _watchdog(symptoms: Symptoms) -> Finding | None:
     odd = tuple(rank for rank, call in sorted(waited.items()) if call != usual)
     usual_text = f"{usual[1]} (SeqNum={usual[0]}{f', {usual[2]} elements' if usual[2] else ''})"
     if silent:
-        return _absent(silent, usual_text, limit_ms, "")
+        return _absent(silent, usual_text, limit_ms, sorted(waited))
     if odd:
         seq, op, numel = waited[odd[0]]
         odd_text = f"{op} (SeqNum={seq}{f', {numel} elements' if numel else ''})"
-        return _absent(odd, usual_text, limit_ms, odd_text)
+        return _absent(odd, usual_text, limit_ms, sorted(waited.keys() - {*odd}), odd_text)
     waited_s = format_seconds(limit_ms / 1e3)
     return _finding(
         "collective",
@@ -374,22 +387,21 @@ def hung_calls(calls: Mapping[int, Calls]) -> Finding | None:
 
 
 def _called_differently(calls: Mapping[int, Calls]) -> Finding | None:
-    mismatch = call_mismatch(calls)
-    if mismatch is None:
-        return None
-    return _different(mismatch.one, call_text(mismatch.first), mismatch.other, call_text(mismatch.second))
+    different = call_mismatch(calls)
+    return Finding("collective", different.sentence, _where_to_look(), different.ranks) if different else None
 
 
 def _missed(calls: Mapping[int, Calls], limit_ms: int | None = None) -> Finding | None:
     missing = missing_in(calls)
     cause = first_missing(missing)
     if cause:
-        return _absent(cause.ranks, call_text(cause.call), limit_ms, "")
+        return _absent(cause.ranks, cause.call, limit_ms, cause.waiting)
     if not missing:
         return None
-    absence = missing[0]  # a cycle: each waits for another, in the collective of another group
-    counterpart = next((candidate for candidate in missing if absence.ranks[0] in candidate.waiting), absence)
-    return _different(absence.waiting[0], call_text(absence.call), absence.ranks[0], call_text(counterpart.call))
+    # A cycle: each waits for another, in the collective of another group.
+    waits = {rank: waits_in(rank, absence.call, absence.ranks) for absence in missing for rank in absence.waiting}
+    fault = deadlock(waits, [waits[rank] for rank in sorted(waits)])
+    return Finding("collective", fault.message, _where_to_look(), tuple(sorted(waits)))
 
 
 def _gloo(symptoms: Symptoms) -> Finding | None:
@@ -403,10 +415,12 @@ def _gloo(symptoms: Symptoms) -> Finding | None:
     call = error.call if error and error.call else match["what"]
     # gloo prints its message only on the ranks that waited.
     absent = tuple(rank for rank in range(symptoms.world_size) if rank not in waited)
-    return _absent(absent, call, int(match["ms"]), "")
+    return _absent(absent, call, int(match["ms"]), sorted(waited))
 
 
-def _absent(ranks: tuple[int, ...], call: str, limit_ms: int | None, instead: str) -> Finding:
+def _absent(
+    ranks: tuple[int, ...], call: str, limit_ms: int | None, waiting: Iterable[int] = (), instead: str = ""
+) -> Finding:
     """Say for which ranks the others waited until time was up, or, without a limit, are waiting."""
     waited = format_seconds(None if limit_ms is None else limit_ms / 1e3)
     if not ranks:
@@ -414,41 +428,23 @@ def _absent(ranks: tuple[int, ...], call: str, limit_ms: int | None, instead: st
             "collective",
             en=f"The ranks waited {waited} for one another in {call}, each in another collective.",
             fr=f"Les rangs se sont attendus {waited} dans {call}, chacun dans une autre collective.",
-            advice=_same_order(),
+            advice=_where_to_look(),
         )
-    rank_list = ", ".join(map(str, ranks[:8])) + ("…" if len(ranks) > 8 else "")
-    single = len(ranks) == 1
-    doing = say(en=f" (it was in {instead})", fr=f" (il était dans {instead})") if instead else ""
-    if limit_ms is None:
-        return _finding(
-            "collective",
-            ranks,
-            en=f"Rank{'' if single else 's'} {rank_list} {'has' if single else 'have'} not come to the collective "
-            f"{call}: the others wait for {'it' if single else 'them'}.",
-            fr=f"{'Le rang' if single else 'Les rangs'} {rank_list} {'n’est' if single else 'ne sont'} pas "
-            f"{'venu' if single else 'venus'} à la collective {call} : les autres {'l’' if single else 'les '}"
-            "attendent.",
-            advice=_same_order(),
+    detail = "" if limit_ms is None else f" {waited}"
+    if instead:
+        en, fr = (listed(ranks, french=french) for french in (False, True))
+        detail += say(
+            en=f" ({en} {'was' if len(ranks) == 1 else 'were'} in {instead})",
+            fr=f" ({with_article(fr)} {'était' if len(ranks) == 1 else 'étaient'} dans {instead})",
         )
-    return _finding(
-        "collective",
-        ranks,
-        en=f"Rank{'' if single else 's'} {rank_list} did not come to the collective {call}{doing}: the others waited "
-        f"{waited} for {'it' if single else 'them'}.",
-        fr=f"{'Le rang' if single else 'Les rangs'} {rank_list} {'n’est' if single else 'ne sont'} pas "
-        f"{'venu' if single else 'venus'} à la collective {call}{doing} : les autres {'l’' if single else 'les '}ont "
-        f"attendu{'' if single else 's'} {waited}.",
-        advice=_same_order(),
-    )
+    fault = missing_ranks(ranks, call, waiting, "live" if limit_ms is None else "past", detail)
+    return Finding("collective", fault.message, _where_to_look(), ranks)
 
 
-def _same_order() -> str:
+def _where_to_look() -> str:
     return say(
-        en="Every rank of a group must call the same collectives in the same order with the same shapes: look for an "
-        "`if rank …` around one of them, an exception on that rank, or data that ran out earlier there.",
-        fr="Tous les rangs d’un groupe doivent appeler les mêmes collectives, dans le même ordre, avec les mêmes "
-        "formes : cherchez un `if rank …` autour de l’une d’elles, une exception sur ce rang, ou des données épuisées "
-        "plus tôt.",
+        en="Look for an `if rank …` around a collective, or an exception or an end of the data on that rank.",
+        fr="Cherchez un `if rank …` autour d’une collective, ou une exception ou la fin des données sur ce rang.",
     )
 
 
@@ -585,21 +581,31 @@ class Standstill(NamedTuple):
         return "\n".join([begin + cause, *where])
 
 
-def standstill(events_by_rank: Mapping[int, Sequence[Mapping[str, Any]]]) -> Standstill | None:
+def standstill(events_by_rank: Mapping[int, Sequence[Mapping[str, Any]]], now_s: float) -> Standstill | None:
     """Read from the events of a run that goes on why it does not; None where a rank still makes steps.
 
-    Before the first step it is told only where ranks wait for one: what comes before a training may take its time.
+    Before the first step it is told only where ranks wait for one: what comes before a training may take its time. A
+    rank that notes nothing for longer than the others took to note that they stand still is silent: stopped, or lost.
+
+    Args:
+        events_by_rank: as the ranks wrote them.
+        now_s: time of the Unix clock.
     """
     newest: dict[int, Mapping[str, Any]] = {}
     for rank, events in events_by_rank.items():
         event = next((event for event in reversed(events) if event["event"] in _OF_A_STANDSTILL), None)
-        if event is None or event["event"] in ("start", "step"):
+        if event is None:
             return None
         newest[rank] = event
     stalled = {rank: event for rank, event in newest.items() if event["event"] == "stalled"}
-    if not stalled:
-        return None
     begun = [event for events in events_by_rank.values() for event in events if event["event"] in ("start", "step")]
+    if not stalled or not begun:
+        return None
+    since_s = max(float(event["time_s"]) for event in begun)
+    noted_s = min(float(event["time_s"]) for event in stalled.values())
+    silent = [rank for rank, event in newest.items() if event["event"] in ("start", "step")]
+    if (silent and now_s < noted_s + _SILENT_S) or any(float(newest[rank]["time_s"]) > noted_s for rank in silent):
+        return None
     calls = {
         rank: {visible(str(name))[:40]: _legal(called) for name, called in dict(event.get("groups") or {}).items()}
         for rank, event in stalled.items()
@@ -607,14 +613,19 @@ def standstill(events_by_rank: Mapping[int, Sequence[Mapping[str, Any]]]) -> Sta
     missing = hung_calls(calls)
     if missing is None and all(event["event"] == "start" for event in begun):
         return None
-    since_s = max(float(event["time_s"]) for event in begun)
     ended = say(en="has ended", fr="a terminé")
     lines = {rank: visible(str(event.get("line") or ""))[:200] for rank, event in stalled.items()}
     lines |= {rank: ended for rank in newest if rank not in stalled}
+    silence = say(
+        en="it no longer says where it stands: its process may be stopped",
+        fr="il ne dit plus où il en est : son processus est peut-être arrêté",
+    )
+    lines |= dict.fromkeys(silent, silence)
     return Standstill(since_s, missing, {rank: line for rank, line in sorted(lines.items()) if line})
 
 
 _OF_A_STANDSTILL = ("start", "step", "stalled", "end")
+_SILENT_S = 20.0
 
 
 class StandstillReport:
@@ -635,7 +646,9 @@ class StandstillReport:
         if state != "running" or time.monotonic() - self._looked_s < _LOOK_EVERY_S:
             return
         self._looked_s = time.monotonic()
-        standing = standstill(read_all_events(self._folder)) if quiet_s(self._folder) > _LOOK_EVERY_S else None
+        if quiet_s(self._folder) <= _LOOK_EVERY_S:
+            return
+        standing = standstill(read_all_events(self._folder), time.time())
         if standing and standing[1:] != self._told:
             self._told = standing[1:]
             self._tell(standing.sentences(time.time()))
