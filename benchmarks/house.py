@@ -371,14 +371,18 @@ def top_room(file: str) -> str:
 
 
 def vague_percent() -> dict[str, float]:
-    """Share of vague names among those that are bound, in percent, by room and in all (`all`)."""
+    """Share of vague names among those that are bound, in percent, by room and in all (`all`).
+
+    What students read and write, `solutions`, counts as a room.
+    """
     bound: Counter[str] = Counter()
     vague: Counter[str] = Counter()
-    for file in files():
+    solutions = map(str, (ROOT / "solutions").glob("*.py"))
+    for file, room in [*((file, top_room(file)) for file in files()), *((path, "solutions") for path in solutions)]:
         names = list(bound_names(file))
-        for room in (top_room(file), "all"):
-            bound[room] += len(names)
-            vague[room] += sum(name in VAGUE for name in names)
+        for counted in (room, "all"):
+            bound[counted] += len(names)
+            vague[counted] += sum(name in VAGUE for name in names)
     return {room: 100 * vague[room] / count for room, count in bound.items() if count}
 
 

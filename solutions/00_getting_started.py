@@ -378,8 +378,8 @@ print(run.logs()[-600:])
 # those you ask for again (`again=True`), and those that did not come to their end, start anew.
 
 # %%
-found = dlojz.run(config, wait=False)
-print(found == run)
+same_run = dlojz.run(config, wait=False)
+print(same_run == run)
 
 # %% [markdown] lang="fr"
 # Pour en faire une autre, dites-le : `again=True`. Mêmes poids initiaux, mêmes images dans le même ordre : la seconde

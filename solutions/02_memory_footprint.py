@@ -1180,10 +1180,10 @@ def choose(blocks, budget_bytes):
     plans = product(("keep", "recompute", "offload"), repeat=len(blocks))
     ### BEGIN SOLUTION
     def peak(plan):
-        held = most = 0
+        kept_bytes = most = 0
         for block, choice in zip(blocks, plan, strict=True):
-            most = max(most, held + block.backward_bytes[choice])
-            held += block.held_bytes[choice]
+            most = max(most, kept_bytes + block.backward_bytes[choice])
+            kept_bytes += block.held_bytes[choice]
         return most
 
     def seconds(plan):
@@ -1280,10 +1280,10 @@ def checkpointed_layers(layers, limit_mib):
     best = {0: (0, [])}  # MiB held so far: operations, layers // Mio détenus jusque-là : opérations, couches
     for index, layer in enumerate(layers):
         grown = {}
-        for held, (gflop, chosen) in best.items():
-            if held + layer.kept_mib <= limit_mib:
-                kept = (held + layer.kept_mib, gflop, chosen)
-                again = (held + layer.input_mib, gflop + layer.gflop, [*chosen, index])
+        for kept_mib, (gflop, chosen) in best.items():
+            if kept_mib + layer.kept_mib <= limit_mib:
+                kept = (kept_mib + layer.kept_mib, gflop, chosen)
+                again = (kept_mib + layer.input_mib, gflop + layer.gflop, [*chosen, index])
                 for total, cost, plan in (kept, again):
                     if total not in grown or cost < grown[total][0]:
                         grown[total] = cost, plan

@@ -999,7 +999,7 @@ def bucketed(model, limit_bytes):
         def arrive(parameter):
             ready.append(parameter)
             if len(ready) == len(group):  # the bucket is full: it leaves // le bucket est plein : il part
-                flat = torch.cat([one.grad.flatten() for one in group])
+                flat = torch.cat([parameter.grad.flatten() for parameter in group])
                 flights.append((dist.all_reduce(flat, async_op=True), flat, group))
                 ready.clear()
 
@@ -1013,8 +1013,8 @@ def bucketed(model, limit_bytes):
     def synchronize():
         for work, flat, group in flights:
             work.wait()
-            for one, total in zip(group, flat.split([one.numel() for one in group]), strict=True):
-                one.grad.copy_(total.view_as(one) / dist.get_world_size())
+            for parameter, total in zip(group, flat.split([parameter.numel() for parameter in group]), strict=True):
+                parameter.grad.copy_(total.view_as(parameter) / dist.get_world_size())
         count = len(flights)
         flights.clear()
         return count
@@ -1203,7 +1203,7 @@ def rate(count):
 rates = [(rate(1), rate(4)) for _ in range(5)]
 
 # %% name="reveal-accumulation" tags=["nbval-ignore-output"]
-lab.reveal("accumulation-rate", median(four / one for one, four in ranks["rates"][0]))
+lab.reveal("accumulation-rate", median(rate_of_4 / rate_of_1 for rate_of_1, rate_of_4 in ranks["rates"][0]))
 
 # %% [markdown] lang="fr"
 # Le DDP de PyTorch communique dans la passe arrière, donc à chaque *micro-batch*, sauf sous `with model.no_sync():`.
@@ -1290,9 +1290,9 @@ lab.predict(
 # %% name="trap"
 # %%ranks 4 --with train,average_gradients,epoch_indices,images,labels
 same = torch.as_tensor(epoch_indices(1797, 0, world_size, 0, 0))[:320]
-own = torch.as_tensor(epoch_indices(1797, rank, world_size, 0, 0))[:320]
+distinct = torch.as_tensor(epoch_indices(1797, rank, world_size, 0, 0))[:320]
 _, same_losses = train(same.split(16), after_backward=average_gradients)
-_, own_losses = train(own.split(16), after_backward=average_gradients)
+_, distinct_losses = train(distinct.split(16), after_backward=average_gradients)
 
 # %% name="reveal-distinct"
 lab.reveal("distinct-samples", len(torch.cat(ranks["same"]).unique()))
@@ -1309,7 +1309,7 @@ lab.reveal("distinct-samples", len(torch.cat(ranks["same"]).unique()))
 
 # %% name="trap-seen"
 _, alone = train(ranks["same"][0].split(16))
-for name, shown in (("same", "faulty // fautif"), ("own", "right // juste")):
+for name, shown in (("same", "faulty // fautif"), ("distinct", "right // juste")):
     follow = [torch.allclose(torch.tensor(each), torch.tensor(alone), rtol=1e-3) for each in ranks[f"{name}_losses"]]
     print(shown, len(torch.cat(ranks[name]).unique()), "images,", sum(follow), "ranks follow // rangs suivent")
 
@@ -1486,20 +1486,20 @@ def all_reduce_in_few_messages(x):
     for distance in (2, 1):  # keep one half, give the other away // garder une moitié, donner l’autre
         kept.append((start, end))
         middle = (start + end) // 2
-        mine, other = ((start, middle), (middle, end)) if rank & distance == 0 else ((middle, end), (start, middle))
+        mine, sent = ((start, middle), (middle, end)) if rank & distance == 0 else ((middle, end), (start, middle))
         received = torch.empty(mine[1] - mine[0])
-        sending = dist.isend(x[slice(*other)].clone(), rank ^ distance)
+        sending = dist.isend(x[slice(*sent)].clone(), rank ^ distance)
         dist.recv(received, rank ^ distance)
         sending.wait()
         x[slice(*mine)] += received
         start, end = mine
     for distance, (first, last) in zip((1, 2), reversed(kept), strict=True):  # the way back // le retour
-        other = (first, start) if start > first else (end, last)
-        received = torch.empty(other[1] - other[0])
+        missing = (first, start) if start > first else (end, last)
+        received = torch.empty(missing[1] - missing[0])
         sending = dist.isend(x[start:end].clone(), rank ^ distance)
         dist.recv(received, rank ^ distance)
         sending.wait()
-        x[slice(*other)] = received
+        x[slice(*missing)] = received
         start, end = first, last
     ### END SOLUTION
 

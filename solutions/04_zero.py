@@ -247,11 +247,11 @@ def shard_optimizer(weights, make_optimizer):
     rank, size = dist.get_rank(), dist.get_world_size()
     ### BEGIN SOLUTION
     share = weights.chunk(size)[rank]
-    own = make_optimizer([share])
+    share_optimizer = make_optimizer([share])
 
     def step(gradient):
         share.grad = gradient
-        own.step()
+        share_optimizer.step()
         dist.all_gather_into_tensor(weights, share)
 
     return step
@@ -718,13 +718,13 @@ mesh = init_device_mesh("cpu", (world_size,))
 for layer in sharded:
     fully_shard(layer, mesh=mesh)
 fully_shard(sharded, mesh=mesh)
-own = torch.optim.AdamW(sharded.parameters(), lr=1e-4)
+optimizer_sharded = torch.optim.AdamW(sharded.parameters(), lr=1e-4)
 
 
 def fsdp2_step():
     sharded(x).square().mean().backward()
-    own.step()
-    own.zero_grad()
+    optimizer_sharded.step()
+    optimizer_sharded.zero_grad()
 
 
 # %% [markdown] lang="fr"
@@ -825,7 +825,7 @@ lab.predict(
 # %% name="reveal-seconds" tags=["nbval-ignore-output"]
 lab.reveal("three-passes", median(took["three passes // trois passes"]))
 lab.reveal("zero-1-samples", 2 * 64 / median(took["ZeRO-1"]))
-lab.reveal("fsdp2-over-ddp", median(own / ddp for own, ddp in zip(took["FSDP2"], took["DDP"], strict=True)))
+lab.reveal("fsdp2-over-ddp", median(fsdp2 / ddp for fsdp2, ddp in zip(took["FSDP2"], took["DDP"], strict=True)))
 
 # %% [markdown] lang="fr"
 # Comparez : avec gloo, un reduce-scatter coûte plus qu’un all-reduce, pour deux fois moins d’octets. L’écart de FSDP2

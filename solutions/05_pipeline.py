@@ -672,7 +672,7 @@ def loss_of(number, y):
 
 def equal():
     pairs = zip(stage.parameters(), stages[rank].parameters(), strict=True)
-    return all(torch.allclose(one.grad, other.grad, atol=1e-6) for one, other in pairs)
+    return all(torch.allclose(a.grad, b.grad, atol=1e-6) for a, b in pairs)
 
 
 run_order(one_f_one_b(rank, 2, 8), stage, inputs, loss_of, (192, 384))
@@ -752,7 +752,7 @@ lab.predict(
 # %%ranks 2 --with make_stages,time
 seconds = {"alone": [], "1f1b": []}
 for _ in range(5):
-    for name, found in seconds.items():  # in turns: the machine is noisy // à tour de rôle : la machine est bruyante
+    for name, times_s in seconds.items():  # in turns: the machine is noisy // à tour de rôle : la machine est bruyante
         dist.barrier()
         start = time.perf_counter()
         if name == "1f1b":
@@ -760,12 +760,12 @@ for _ in range(5):
         elif rank == 0:
             train_alone(stages, inputs, targets)
         dist.barrier()
-        found.append(time.perf_counter() - start)
+        times_s.append(time.perf_counter() - start)
 
 # %% name="reveal-seconds" tags=["nbval-ignore-output"]
 alone, piped = (ranks["seconds"][0][name] for name in ("alone", "1f1b"))
 lab.reveal("step-seconds", median(piped))
-lab.reveal("real-speedup", median(one / other for one, other in zip(alone, piped, strict=True)))
+lab.reveal("real-speedup", median(alone_s / piped_s for alone_s, piped_s in zip(alone, piped, strict=True)))
 
 # %% [markdown] lang="fr"
 # **Expliquez** l’écart avec le 1,78 que donnerait la bulle seule. <details><summary>Réponse</summary>
@@ -800,8 +800,8 @@ lab.reveal("real-speedup", median(one / other for one, other in zip(alone, piped
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 stage = make_stages()[rank]
-place = PipelineStage(stage, rank, 2, torch.device("cpu"))
-schedule = Schedule1F1B(place, n_microbatches=8, loss_fn=F.mse_loss)
+pipeline_stage = PipelineStage(stage, rank, 2, torch.device("cpu"))
+schedule = Schedule1F1B(pipeline_stage, n_microbatches=8, loss_fn=F.mse_loss)
 if rank == 0:
     schedule.step(inputs.flatten(0, 1))
 else:
@@ -959,7 +959,7 @@ runtime.step(*parts)
 right = make_stages()
 train_alone(right, inputs, targets)
 pairs = zip(stages[rank].parameters(), right[rank].parameters(), strict=True)
-same = all(torch.allclose(one.grad, other.grad, atol=1e-6) for one, other in pairs)
+same = all(torch.allclose(a.grad, b.grad, atol=1e-6) for a, b in pairs)
 print("zero bubble = one process: // zero bubble = un processus :", yes_no(same))
 
 # %% [markdown] lang="fr"

@@ -109,9 +109,9 @@ figures.split_layer(ranks=2)
 def column_linear(x, weight, bias, y_gradient):
     rank, size = dist.get_rank(), dist.get_world_size()
     ### BEGIN SOLUTION
-    own, own_bias = weight.chunk(size)[rank], bias.chunk(size)[rank]
-    y = x @ own.T + own_bias
-    x_gradient = y_gradient @ own
+    weight_part, bias_part = weight.chunk(size)[rank], bias.chunk(size)[rank]
+    y = x @ weight_part.T + bias_part
+    x_gradient = y_gradient @ weight_part
     dist.all_reduce(x_gradient)
     return y, x_gradient
     ### END SOLUTION
@@ -359,8 +359,8 @@ def count(mlp, project):
         y = mlp(x, torch.randn(256 // world_size, 64), torch.zeros(256 // world_size), project, torch.zeros(64))
         y.sum().backward()
     calls = traffic_of(trace.trace.calls, trace.step)
-    sent_bytes = sum(one.sent_bytes for one in calls)
-    print(mlp.__name__, {one.collective: one.count for one in calls}, decimal(sent_bytes, 0), "B // o")
+    sent_bytes = sum(call.sent_bytes for call in calls)
+    print(mlp.__name__, {call.collective: call.count for call in calls}, decimal(sent_bytes, 0), "B // o")
     return sent_bytes
 
 
@@ -428,8 +428,8 @@ def add_up(x, axis):
 def parallel_attention(x, qkv, project, heads, axis):
     width = x.shape[-1]
     ### BEGIN SOLUTION
-    own = qkv.view(3, heads, -1, width).chunk(axis.size, dim=1)[axis.rank]
-    q, k, v = torch.einsum("btd,pnhd->pbnth", copy(x, axis), own)
+    qkv_part = qkv.view(3, heads, -1, width).chunk(axis.size, dim=1)[axis.rank]
+    q, k, v = torch.einsum("btd,pnhd->pbnth", copy(x, axis), qkv_part)
     attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
     return add_up(attended @ project.chunk(axis.size, dim=1)[axis.rank].T, axis)
     ### END SOLUTION
@@ -476,8 +476,8 @@ def parallel_embedding(tokens, table, axis):
     start = axis.rank * len(table)
     ### BEGIN SOLUTION
     elsewhere = (tokens < start) | (tokens >= start + len(table))
-    found = table[(tokens - start).masked_fill(elsewhere, 0)]
-    return add_up(found.masked_fill(elsewhere.unsqueeze(-1), 0.0), axis)
+    embeddings = table[(tokens - start).masked_fill(elsewhere, 0)]
+    return add_up(embeddings.masked_fill(elsewhere.unsqueeze(-1), 0.0), axis)
     ### END SOLUTION
 
 
@@ -590,7 +590,7 @@ from dlojz.by_hand.tensor.axis import TensorAxis
 
 axis = TensorAxis(dist.group.WORLD)
 cut = {"table": 0, "expand": 0, "project": 1}  # parallel_attention cuts its own // parallel_attention coupe les siens
-own = {name: weight.chunk(2, cut[name])[rank].clone() if name in cut else weight for name, weight in start.items()}
+parts = {name: weight.chunk(2, cut[name])[rank].clone() if name in cut else weight for name, weight in start.items()}
 
 
 def split(w):
@@ -600,7 +600,7 @@ def split(w):
     return parallel_loss(copy(x, axis) @ w["table"].T, targets, axis)
 
 
-losses = train(split, {name: weight.requires_grad_() for name, weight in own.items()})
+losses = train(split, {name: weight.requires_grad_() for name, weight in parts.items()})
 print(*(decimal(loss, 3) for loss in losses))
 
 # %% [markdown] lang="fr"
@@ -647,7 +647,7 @@ two = dlojz.run(config, tp=2)
 
 # %% name="reveal-messages"
 footprint = two.record.footprint()
-lab.reveal("tensor-messages", sum(one.count for one in footprint.communication if one.group == "tp"))
+lab.reveal("tensor-messages", sum(traffic.count for traffic in footprint.communication if traffic.group == "tp"))
 
 # %% name="reveal-weights"
 lab.reveal("tensor-weights", footprint.memory.weights_bytes)
@@ -667,9 +667,9 @@ all(abs(a - b) < 1e-4 for a, b in zip(single.losses, two.losses, strict=True))
 
 # %% name="chosen-layers"
 for parts in ("attention", "mlp"):
-    one = dlojz.run(config, tp=2, tensor_parts=parts).record.footprint()
-    spared = single.record.footprint().memory.weights_bytes - one.memory.weights_bytes
-    sent = sum(traffic.sent_bytes for traffic in one.communication if traffic.group == "tp")
+    shared = dlojz.run(config, tp=2, tensor_parts=parts).record.footprint()
+    spared = single.record.footprint().memory.weights_bytes - shared.memory.weights_bytes
+    sent = sum(traffic.sent_bytes for traffic in shared.communication if traffic.group == "tp")
     numbers = decimal(spared / 2**10, 0), decimal(sent / 2**10, 0), decimal(spared / sent, 3)
     print(f"{parts}, KiB spared, sent, ratio: // {parts}, Kio épargnés, envoyés, rapport :", *numbers)
 
@@ -825,37 +825,37 @@ figures.sequence_seen(single, two, sequence)
 
 
 # %% name="mbconv-alone"
-def mbconv_alone(x, own):
-    h = F.gelu(F.conv2d(x, own.expand))
-    h = F.gelu(F.conv2d(h, own.depthwise, padding=1, groups=len(own.depthwise)))
-    squeezed = F.silu(h.mean((2, 3)) @ own.squeeze.T + own.squeeze_bias)
-    gate = torch.sigmoid(squeezed @ own.excite.T + own.excite_bias)
-    return x + F.conv2d(h * gate[:, :, None, None], own.project)
+def mbconv_alone(x, part):
+    h = F.gelu(F.conv2d(x, part.expand))
+    h = F.gelu(F.conv2d(h, part.depthwise, padding=1, groups=len(part.depthwise)))
+    squeezed = F.silu(h.mean((2, 3)) @ part.squeeze.T + part.squeeze_bias)
+    gate = torch.sigmoid(squeezed @ part.excite.T + part.excite_bias)
+    return x + F.conv2d(h * gate[:, :, None, None], part.project)
 
 
 # %% [markdown] lang="fr"
 # ### Exercice 8 — MBConv par canaux
 #
-# Chaque rang a sa part de chaque poids, dans `own` : ses canaux cachés pour `expand`, `depthwise`, `excite`,
+# Chaque rang a sa part de chaque poids, dans `part` : ses canaux cachés pour `expand`, `depthwise`, `excite`,
 # `excite_bias` (comme sorties), pour `squeeze` et `project` (comme entrées) ; `squeeze_bias` est entier. `x` l’est
 # aussi, et la sortie doit l’être. Mettez les opérateurs où il faut : il y en a quatre.
 
 # %% [markdown] lang="en"
 # ### Exercise 8 — MBConv by channels
 #
-# Each rank has its part of each weight, in `own`: its hidden channels for `expand`, `depthwise`, `excite`,
+# Each rank has its part of each weight, in `part`: its hidden channels for `expand`, `depthwise`, `excite`,
 # `excite_bias` (as outputs), for `squeeze` and `project` (as inputs); `squeeze_bias` is whole. So is `x`, and so must
 # the output be. Put the operators where they belong: there are four.
 
 
 # %% name="mbconv-channels"
-def parallel_mbconv(x, own, axis):
+def parallel_mbconv(x, part, axis):
     ### BEGIN SOLUTION
-    h = F.gelu(F.conv2d(copy(x, axis), own.expand))
-    h = F.gelu(F.conv2d(h, own.depthwise, padding=1, groups=len(own.depthwise)))
-    squeezed = F.silu(add_up(h.mean((2, 3)) @ own.squeeze.T, axis) + own.squeeze_bias)
-    gate = torch.sigmoid(copy(squeezed, axis) @ own.excite.T + own.excite_bias)
-    return x + add_up(F.conv2d(h * gate[:, :, None, None], own.project), axis)
+    h = F.gelu(F.conv2d(copy(x, axis), part.expand))
+    h = F.gelu(F.conv2d(h, part.depthwise, padding=1, groups=len(part.depthwise)))
+    squeezed = F.silu(add_up(h.mean((2, 3)) @ part.squeeze.T, axis) + part.squeeze_bias)
+    gate = torch.sigmoid(copy(squeezed, axis) @ part.excite.T + part.excite_bias)
+    return x + add_up(F.conv2d(h * gate[:, :, None, None], part.project), axis)
     ### END SOLUTION
 
 
@@ -1023,13 +1023,13 @@ from dlojz.base.language import decimal
 
 
 def seconds(step, times):
-    found = []
+    times_s = []
     for _ in range(times):
         dist.barrier()
         begin = perf_counter()
         step()
-        found.append(perf_counter() - begin)
-    return found
+        times_s.append(perf_counter() - begin)
+    return times_s
 
 
 def mlps(ranks):
@@ -1040,8 +1040,8 @@ def mlps(ranks):
 
 def step(weights):
     y = x
-    for one in weights:
-        y = y + parallel_mlp(y, *one)
+    for parts in weights:
+        y = y + parallel_mlp(y, *parts)
     y.square().mean().backward()
 
 
@@ -1113,7 +1113,7 @@ try:
         measured.append((alone_s / split_s, 1024 / split_s, waited_s, spent_s))
 finally:
     dist.all_reduce = all_reduce
-speed_up, rate, waited, spent = (median(one) for one in zip(*measured, strict=True))
+speed_up, rate, waited, spent = (median(column) for column in zip(*measured, strict=True))
 print(decimal(rate, 0), "tokens/s; all-reduces, waiting, sending: // tokens/s ; all-reduces, attente, envoi :", end=" ")
 print(f"{decimal(waited, 4)} s, {decimal(spent, 4)} s")
 

@@ -94,8 +94,8 @@ figures.drawn(dp=2, pp=4, tp=2, gpus_per_node=8)
 # %% name="grid-place"
 def place_of(rank, dp, pp, tp):
     ### BEGIN SOLUTION
-    rest, tp_rank = divmod(rank, tp)
-    pp_rank, dp_rank = divmod(rest, dp)
+    without_tp, tp_rank = divmod(rank, tp)
+    pp_rank, dp_rank = divmod(without_tp, dp)
     return pp_rank, dp_rank, tp_rank
     ### END SOLUTION
 
@@ -151,8 +151,8 @@ def complete(processes, dp=None, pp=None, tp=None):
     known = (dp or 1) * (pp or 1) * (tp or 1)
     if processes % known or (None not in (dp, pp, tp) and known != processes):
         raise ValueError(f"{processes} processes, dp={dp}, pp={pp}, tp={tp}")
-    rest = processes // known
-    return dp or rest, pp or rest, tp or rest
+    missing = processes // known
+    return dp or missing, pp or missing, tp or missing
     ### END SOLUTION
 
 
@@ -443,9 +443,9 @@ def hybrid_step(part, x, targets, dp, tp):
     hidden = torch.relu(copy(x * part["scale"], tp) @ part["w1"].T)
     y = add_up(hidden @ part["w2"].T, tp) + part["bias"]
     ((y - targets) ** 2).mean().backward()
-    for own in part.values():
-        dp.all_reduce(own.grad)
-        own.grad /= dp.size
+    for parameter in part.values():
+        dp.all_reduce(parameter.grad)
+        parameter.grad /= dp.size
     ### END SOLUTION
 
 
@@ -553,7 +553,7 @@ def train(two_axes, steps=10):
     if two_axes:
         parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
         fully_shard(model, mesh=mesh["dp"])
-        x, goal = (one.chunk(2)[mesh["dp"].get_local_rank()] for one in (x, goal))
+        x, goal = (tensor.chunk(2)[mesh["dp"].get_local_rank()] for tensor in (x, goal))
     optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.5), []
     for _ in range(steps):
         loss = nn.functional.mse_loss(model(x), goal)
@@ -563,8 +563,8 @@ def train(two_axes, steps=10):
         losses.append(loss.detach())
     losses = torch.stack(losses)
     dist.all_reduce(losses)  # of all ranks' samples // des échantillons de tous les rangs
-    weights = [one.to_local() if two_axes else one for one in model.parameters()]
-    return losses / world_size, sum(one.nbytes for one in weights)
+    weights = [weight.to_local() if two_axes else weight for weight in model.parameters()]
+    return losses / world_size, sum(weight.nbytes for weight in weights)
 
 
 (whole_losses, whole_bytes), (losses, own_bytes) = train(False), train(True)
@@ -755,12 +755,12 @@ figures.memory(both, alone)
 
 
 # %% name="pass-on"
-def pass_on(own):
+def pass_on(x):
     # To the next rank; returns what the one before sends. // Au rang suivant ; renvoie ce qu’envoie le précédent.
     rank, size = dist.get_rank(), dist.get_world_size()
-    arrived = torch.empty_like(own)
+    arrived = torch.empty_like(x)
     messages = [
-        dist.P2POp(dist.isend, own, (rank + 1) % size),
+        dist.P2POp(dist.isend, x, (rank + 1) % size),
         dist.P2POp(dist.irecv, arrived, (rank - 1) % size),
     ]
     for message in dist.batch_isend_irecv(messages):
@@ -827,8 +827,8 @@ from dlojz.train.dispatch_trace import StorageTrace, traffic_of  # sees what tor
 torch.manual_seed(0)
 q, k, v = torch.randn(3, 1, 4, 256, 32)
 with StorageTrace({}) as trace:
-    y = ring_attention(*(one.chunk(world_size, dim=2)[rank].contiguous() for one in (q, k, v)))
-sent = sum(one.sent_bytes for one in traffic_of(trace.trace.calls, trace.step) if one.collective == "send")
+    y = ring_attention(*(tensor.chunk(world_size, dim=2)[rank].contiguous() for tensor in (q, k, v)))
+sent = sum(traffic.sent_bytes for traffic in traffic_of(trace.trace.calls, trace.step) if traffic.collective == "send")
 whole = torch.nn.functional.scaled_dot_product_attention(q, k, v).chunk(world_size, dim=2)[rank]
 print("the output of one process: // la sortie d’un seul processus :", yes_no(torch.allclose(y, whole, atol=1e-5)))
 
@@ -882,8 +882,8 @@ def seconds(order):
 for order in ("contiguous", "zigzag"):
     seconds(order)
 times = [(seconds("contiguous"), seconds("zigzag")) for _ in range(9)]  # in turns // en alternance
-gain = median(one / other for one, other in times)
-contiguous_s, zigzag_s = (median(one) for one in zip(*times, strict=True))
+gain = median(contiguous_s / zigzag_s for contiguous_s, zigzag_s in times)
+contiguous_s, zigzag_s = (median(column) for column in zip(*times, strict=True))
 times = f"{decimal(contiguous_s, 3)} s, {decimal(zigzag_s, 3)} s, {decimal(1024 / zigzag_s, 0)} tokens/s"
 print("contiguous, zigzag: // contiguës, en zigzag :", times)
 
@@ -1010,9 +1010,9 @@ def placement(messages, nodes, per_node):
         return sum(messages.get((a, b), 0) + messages.get((b, a), 0) for a in pair[0] for b in pair[1])
 
     while len(groups) > nodes:
-        pairs = [(one, other) for one in groups for other in groups if one < other and len(one + other) <= per_node]
-        one, other = max(pairs, key=exchanged)
-        groups = [group for group in groups if group not in (one, other)] + [one + other]
+        pairs = [(a, b) for a in groups for b in groups if a < b and len(a + b) <= per_node]
+        a, b = max(pairs, key=exchanged)
+        groups = [group for group in groups if group not in (a, b)] + [a + b]
     return groups
     ### END SOLUTION
 

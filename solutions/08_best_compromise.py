@@ -239,10 +239,10 @@ tables.peak_shares(shares_of_peak)
 # %% name="rank-bytes"
 def rank_bytes(layout, stage, parameters, micro_batch_bytes):
     ### BEGIN SOLUTION
-    own = parameters / layout.tp
-    weights = 2 * own / (layout.dp if layout.zero >= 3 else 1)
-    gradients = 4 * own / (layout.dp if layout.zero >= 2 else 1)
-    optimizer = 12 * own / (layout.dp if layout.zero >= 1 else 1)
+    rank_parameters = parameters / layout.tp
+    weights = 2 * rank_parameters / (layout.dp if layout.zero >= 3 else 1)
+    gradients = 4 * rank_parameters / (layout.dp if layout.zero >= 2 else 1)
+    optimizer = 12 * rank_parameters / (layout.dp if layout.zero >= 1 else 1)
     return weights, gradients, optimizer, micro_batch_bytes * min(layout.pp - stage, layout.micro_batches)
     ### END SOLUTION
 
@@ -315,7 +315,7 @@ def best_split(gpus, micro_batches, work_s, parameters, capacity_bytes, alpha_s,
             bubble_s = (pp - 1) * work_s / pp
             all_reduce_s = 2 * (dp - 1) * (alpha_s + beta_s_per_byte * 2 * parameters / pp / dp)
             able.append((pp, bubble_s, all_reduce_s))
-    return min(able, key=lambda one: one[1] + one[2])
+    return min(able, key=lambda split: split[1] + split[2])
     ### END SOLUTION
 
 
@@ -411,11 +411,11 @@ print(layouts[0])
 def choose(layouts, gpus, heads, capacity_bytes):
     ### BEGIN SOLUTION
     able = [
-        one
-        for one in layouts
-        if one.dp * one.tp * one.pp == gpus and heads % one.tp == 0 and one.memory_bytes <= capacity_bytes
+        row
+        for row in layouts
+        if row.dp * row.tp * row.pp == gpus and heads % row.tp == 0 and row.memory_bytes <= capacity_bytes
     ]
-    return max(able, key=lambda one: one.dp * one.micro_batch * one.micro_batches / one.step_s)
+    return max(able, key=lambda row: row.dp * row.micro_batch * row.micro_batches / row.step_s)
     ### END SOLUTION
 
 
@@ -539,8 +539,8 @@ eight = [
     RunConfig.of(**small, tp=2, dp=2, micro_batch=8, engine="torch"),
     RunConfig.of(**small, tp=2, dp=2, zero=3, micro_batch=8, engine="torch"),
 ]
-for place, config in enumerate(eight):
-    print(place, config.layout.title)
+for index, config in enumerate(eight):
+    print(index, config.layout.title)
 
 # %% [markdown] lang="fr"
 # **Votre prédiction.** Rangez-les de la plus rapide à la plus lente : renvoyez leurs huit numéros. Pensez au nombre de
@@ -619,19 +619,19 @@ def in_turns(rank, size):
     batches = [loop.open_batches(engine.config, engine.axes.dp_rank) for engine in engines]
     seconds = [[] for _ in eight]
     for turn in range(7):
-        for place, engine in enumerate(engines):
+        for index, engine in enumerate(engines):
             dist.barrier()
             begun_s = time.perf_counter()
-            loop.accumulate(engine, batches[place], eight[place].layout.micro_batches, None)
+            loop.accumulate(engine, batches[index], eight[index].layout.micro_batches, None)
             engine.update()
             dist.barrier()
             if turn:  # the first one warms up // le premier est un échauffement
-                seconds[place].append(time.perf_counter() - begun_s)
+                seconds[index].append(time.perf_counter() - begun_s)
     return seconds
 
 
 rounds = spmd(in_turns, 4, wall_s=600, limit_s=300)[0].value
-medians = [statistics.median(own) for own in rounds]
+medians = [statistics.median(times_s) for times_s in rounds]
 figures.neighbours(rows, medians)
 
 # %% name="reveal-slowest" tags=["nbval-ignore-output"]
@@ -648,7 +648,7 @@ lab.reveal("ddp-place", 1 + sorted(medians).index(medians[0]))
 # %% name="orders" tags=["nbval-ignore-output"]
 print("planner // planificateur", decimal(spearmanr([row.step_s for row in rows], medians).statistic, 2))
 mine = my_order()
-print("mine // le mien", decimal(spearmanr([mine.index(place) for place in range(8)], medians).statistic, 2))
+print("mine // le mien", decimal(spearmanr([mine.index(index) for index in range(8)], medians).statistic, 2))
 
 # %% [markdown] lang="fr"
 # **Expliquez.** Là où l’ordre diffère, cherchez la pièce manquante : qu’est-ce que le planificateur n’a pas mesuré ? Et
@@ -721,8 +721,8 @@ lab.check("paired-rounds", compare_rounds)
 # The fastest, against each of the others:
 
 # %% name="duels" tags=["nbval-ignore-output"]
-order = sorted(range(8), key=lambda place: medians[place])
-tables.duels(compare_rounds, [rows[place] for place in order], [rounds[place] for place in order])
+order = sorted(range(8), key=lambda index: medians[index])
+tables.duels(compare_rounds, [rows[index] for index in order], [rounds[index] for index in order])
 
 # %% [markdown] lang="fr"
 # **Défendez** votre choix en une phrase : la configuration, le rapport, p, et la mémoire qu’elle prend. Avec 6 tours, p
@@ -764,7 +764,7 @@ def product(rank, size):
 
 
 peak_flops = spmd(product, 1)[0].value
-four_flops = sum(one.value for one in spmd(product, 4))
+four_flops = sum(flops.value for flops in spmd(product, 4))
 print("one process, four together: // un processus, quatre ensemble :", end=" ")
 print(f"{decimal(peak_flops / 1e9, 0)}, {decimal(four_flops / 1e9, 0)} GFLOP/s")
 
@@ -810,7 +810,7 @@ def training(batch):
 patient = {"wall_s": 600, "limit_s": 300}
 weak = {size: spmd(training(16), size, **patient)[0].value for size in (1, 2, 4)}
 strong = {size: spmd(training(16 // size), size, **patient)[0].value for size in (1, 2, 4)}
-parameters = sum(one.numel() for one in models.build("gpt_tiny").parameters())
+parameters = sum(parameter.numel() for parameter in models.build("gpt_tiny").parameters())
 for name, rates in (("weak // faible", weak), ("strong // forte", strong)):
     for size, rate in rates.items():
         mfu, _ = shares_of_peak(parameters, rate, size, peak_flops, False)
@@ -1063,12 +1063,12 @@ def shortest_step(time_of, layers, gpus, micro_batches):
     def least(first, left, t_max):
         if first == layers:
             return 0 if left == 0 else float("inf")
-        found = float("inf")
+        least_s = float("inf")
         for n in (n for n in sizes if n <= left):
             for last in range(first, layers):
                 if (t := time_of(first, last, n)) <= t_max:
-                    found = min(found, t + least(last + 1, left - n, t_max))
-        return found
+                    least_s = min(least_s, t + least(last + 1, left - n, t_max))
+        return least_s
 
     times = {time_of(i, j, n) for i in range(layers) for j in range(i, layers) for n in sizes}
     return min(least(0, gpus, t_max) + (micro_batches - 1) * t_max for t_max in times)

@@ -162,32 +162,32 @@ lab.check("sign-bias", bias)
 # %% [markdown] lang="fr"
 # ## 2. Ne rien perdre
 #
-# Le remède tient en une idée : ce qu’un message n’a pas dit, le suivant le dira. On garde l’**erreur** de chaque
+# Le remède tient en une idée : ce qu’un message laisse, le suivant l’emporte. On garde l’**erreur** de chaque
 # compression, et on l’ajoute à ce qu’il faut envoyer la fois d’après (*error feedback*).
 #
 # ### Exercice 3 — compenser l’erreur
 #
-# `values` est ce qu’il y a de nouveau à dire, `error` ce qui restait à dire, `compress` une compression (pas forcément
-# la vôtre). Renvoyez deux tenseurs : ce qui est envoyé, et ce qui reste maintenant à envoyer.
+# `values` est le nouveau gradient, `error` ce que les messages précédents ont laissé, `compress` une compression (pas
+# forcément la vôtre). Renvoyez deux tenseurs : ce qui est envoyé, et ce qui reste maintenant à envoyer.
 
 # %% [markdown] lang="en"
 # ## 2. Losing nothing
 #
-# The remedy is one idea: what one message has not said, the next one will. You keep the **error** of each compression,
+# The remedy is one idea: what one message leaves out, the next one carries. You keep the **error** of each compression,
 # and add it to what you send next time (error feedback).
 #
 # ### Exercise 3 — feeding the error back
 #
-# `values` is what is new to say, `error` what was left to say, `compress` a compression (not necessarily yours). Return
-# two tensors: what is sent, and what is left to send.
+# `values` is the new gradient, `error` what earlier messages left out, `compress` a compression (not necessarily
+# yours). Return two tensors: what is sent, and what is left to send.
 
 
 # %% name="error-feedback"
 def feed_back(values, error, compress):
     ### BEGIN SOLUTION
-    meant = values + error
-    told = compress(meant)
-    return told, meant - told
+    corrected = values + error
+    sent = compress(corrected)
+    return sent, corrected - sent
     ### END SOLUTION
 
 
@@ -204,12 +204,12 @@ lab.check("error-feedback", feed_back)
 
 
 # %% name="walk"
-def walk(tell, rate=0.01):
+def walk(compress_step, rate=0.01):
     order = torch.randint(len(draws), (400,), generator=torch.Generator().manual_seed(9))
     weights, error, path = torch.zeros(2), torch.zeros(2), [0.0]
     for gradient in draws[order]:
-        told, error = tell(gradient, error)
-        weights = weights - rate * told
+        sent, error = compress_step(gradient, error)
+        weights = weights - rate * sent
         path.append(weights[0].item())
     return path
 
@@ -321,10 +321,10 @@ def compressed_mean(values, worker_error, server_error):
     ### BEGIN SOLUTION
     worker_error += values
     chunks = worker_error.view(size, -1)
-    told = torch.stack([write(chunk) for chunk in chunks])
-    chunks -= torch.stack([read(message) for message in told])
-    received = torch.empty_like(told)
-    dist.all_to_all_single(received, told)
+    messages = torch.stack([write(chunk) for chunk in chunks])
+    chunks -= torch.stack([read(message) for message in messages])
+    received = torch.empty_like(messages)
+    dist.all_to_all_single(received, messages)
     server_error += torch.stack([read(message) for message in received]).mean(0)
     answer = write(server_error)
     server_error -= read(answer)
@@ -511,7 +511,7 @@ lab.predict(
 from dlojz.base.language import decimal
 
 rounds = [[message_s(2**20 // fewer) for fewer in (1, 3, 32)] for _ in range(21)]  # in turns // à tour de rôle
-third, least = (statistics.median(one[0] / one[place] for one in rounds[1:]) for place in (1, 2))
+third, least = (statistics.median(times_s[0] / times_s[index] for times_s in rounds[1:]) for index in (1, 2))
 print("a third, a 32nd of the bytes: // un tiers, un 32ᵉ des octets :", f"× {decimal(third)}, × {decimal(least)}")
 
 # %% name="reveal-third" tags=["nbval-ignore-output"]
@@ -539,7 +539,7 @@ warnings.filterwarnings("ignore", category=FutureWarning)
 values, worker_error, server_error = torch.randn(2**20), torch.zeros(2**20), torch.zeros(2**19)
 ours = statistics.median(seconds(lambda: compressed_mean(values, worker_error, server_error)) for _ in range(7))
 packing = ours - alpha - beta * 2**22 / 32
-plain = statistics.median(one[0] for one in rounds)
+plain = statistics.median(times_s[0] for times_s in rounds)
 print("compressed, all-reduce: // compressé, all-reduce :", f"{decimal(1e3 * ours)} ms, {decimal(1e3 * plain)} ms")
 print("it pays below // rentable sous", decimal(1e-6 * (1 - 1 / 32) * 2**22 / packing, 0), "MB/s // Mo/s")
 
@@ -703,9 +703,9 @@ def train(seed, warmup_steps):
 
 curves, norms = {}, []
 for warmup_steps in (5, 15, 60, STEPS):
-    found = [train(seed, warmup_steps) for seed in range(5)]
-    curves[warmup_steps] = torch.tensor([losses for losses, _ in found])
-    norms = torch.tensor([row for _, row in found])
+    results = [train(seed, warmup_steps) for seed in range(5)]
+    curves[warmup_steps] = torch.tensor([losses for losses, _ in results])
+    norms = torch.tensor([row for _, row in results])
 
 # %% name="freezing" tags=["nbval-ignore-output"]
 curves, norms = ranks["curves"][0], ranks["norms"][0]
@@ -782,8 +782,8 @@ def sent_by(run):
 lab.reveal("share-saved", 1 - sent_by(one_bit) / sent_by(plain))
 
 # %% name="reveal-errors"
-held = [run.record.footprint().memory.optimizer_bytes for run in (plain, one_bit)]
-lab.reveal("error-bytes", held[1] - held[0])
+optimizer_bytes = [run.record.footprint().memory.optimizer_bytes for run in (plain, one_bit)]
+lab.reveal("error-bytes", optimizer_bytes[1] - optimizer_bytes[0])
 
 # %% name="sent-and-kept"
 figures.sent_and_kept([plain, one_bit])
@@ -989,7 +989,7 @@ def seconds(act):
 
 
 rounds = [(seconds(by_operation), seconds(fused_adam.step)) for _ in range(20)][2:]
-apart_ms, fused_ms = (1e3 * statistics.median(one[place] for one in rounds) for place in (0, 1))
+apart_ms, fused_ms = (1e3 * statistics.median(times_s[index] for times_s in rounds) for index in (0, 1))
 print("operation by operation, fused: // opération par opération, fusionné :", end=" ")
 print(f"{decimal(apart_ms)} ms, {decimal(fused_ms)} ms")
 
@@ -1028,8 +1028,8 @@ def one_step(form):
 
 
 rounds = [{form: one_step(form) for form in decoders} for _ in range(12)][2:]
-share = statistics.median(one["for_loop"][1] / sum(one["for_loop"]) for one in rounds)
-gain = statistics.median(one["for_loop"][1] / one["fused"][1] for one in rounds)
+share = statistics.median(times_s["for_loop"][1] / sum(times_s["for_loop"]) for times_s in rounds)
+gain = statistics.median(times_s["for_loop"][1] / times_s["fused"][1] for times_s in rounds)
 print("for_loop: update / step // for_loop : mise à jour / pas", decimal(share, 2))
 print("fused update: // mise à jour fusionnée :", f"× {decimal(gain)}")
 
@@ -1049,7 +1049,7 @@ lab.predict(
 
 # %% name="reveal-step" tags=["nbval-ignore-output"]
 rounds = [{form: sum(one_step(form)) for form in decoders} for _ in range(20)]
-lab.reveal("step-gain", statistics.median(one["for_loop"] / one["fused"] for one in rounds))
+lab.reveal("step-gain", statistics.median(times_s["for_loop"] / times_s["fused"] for times_s in rounds))
 
 # %% [markdown] lang="fr"
 # Le facteur 2,6 vaut quand la mémoire fixe le rythme. Ici, ce qui coûte, c’est de lancer chaque opération sur chaque
@@ -1092,10 +1092,10 @@ lab.reveal("step-gain", statistics.median(one["for_loop"] / one["fused"] for one
 def update_in_backward(model, make_optimizer):
     ### BEGIN SOLUTION
     for parameter in model.parameters():
-        own = make_optimizer([parameter])
+        parameter_optimizer = make_optimizer([parameter])
 
-        def update(parameter, own=own):
-            own.step()
+        def update(parameter, parameter_optimizer=parameter_optimizer):
+            parameter_optimizer.step()
             parameter.grad = None
 
         parameter.register_post_accumulate_grad_hook(update)
@@ -1161,7 +1161,7 @@ decoders["in backward"] = models.build("gpt_tiny")
 update_in_backward(decoders["in backward"], lambda tensors: torch.optim.AdamW(tensors, foreach=False))
 rounds = [{form: sum(one_step(form)) for form in decoders} for _ in range(12)][2:]
 for form in decoders:
-    ratio = statistics.median(one["for_loop"] / one[form] for one in rounds)
+    ratio = statistics.median(times_s["for_loop"] / times_s[form] for times_s in rounds)
     print(f"{form}: // {form} :", f"for_loop × {decimal(ratio, 2)}")
 
 # %% [markdown] lang="fr"

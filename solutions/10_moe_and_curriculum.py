@@ -387,13 +387,13 @@ layers = {"mixture": Mixture(256), "small": dense(256, 4 * 256), "large": dense(
 x = torch.randn(1024, 256)
 rounds = [{name: seconds(layer, x) for name, layer in layers.items()} for _ in range(10)][2:]
 for name, shown in zip(layers, ("mixture // mélange", "small // petite", "large // grande"), strict=True):
-    print(shown, decimal(1024 / statistics.median(one[name] for one in rounds), 0), "tokens/s")
+    print(shown, decimal(1024 / statistics.median(round_s[name] for round_s in rounds), 0), "tokens/s")
 
 # %% name="reveal-rate-small" tags=["nbval-ignore-output"]
-lab.reveal("rate-same-computation", statistics.median(one["small"] / one["mixture"] for one in rounds))
+lab.reveal("rate-same-computation", statistics.median(round_s["small"] / round_s["mixture"] for round_s in rounds))
 
 # %% name="reveal-rate-large" tags=["nbval-ignore-output"]
-lab.reveal("rate-same-weights", statistics.median(one["large"] / one["mixture"] for one in rounds))
+lab.reveal("rate-same-weights", statistics.median(round_s["large"] / round_s["mixture"] for round_s in rounds))
 
 # %% [markdown] lang="fr"
 # Attendez-vous à 0,5–0,85 et à 4,5–9 : le routage et huit petits produits au lieu d’un grand coûtent plus que leurs
@@ -618,12 +618,13 @@ figures.journey()
 def through_experts(buffer, own_experts):
     size = dist.get_world_size()
     experts, capacity, width = buffer.shape
-    own = experts // size
+    rank_experts = experts // size
     arrived, back = torch.empty_like(buffer), torch.empty_like(buffer)
     ### BEGIN SOLUTION
     dist.all_to_all_single(arrived, buffer)
-    rows = arrived.view(size, own, capacity, width).transpose(0, 1).reshape(own, size * capacity, width)
-    made = own_experts(rows).view(own, size, capacity, width).transpose(0, 1)
+    by_expert = arrived.view(size, rank_experts, capacity, width).transpose(0, 1)
+    rows = by_expert.reshape(rank_experts, size * capacity, width)
+    made = own_experts(rows).view(rank_experts, size, capacity, width).transpose(0, 1)
     dist.all_to_all_single(back, made.contiguous().view_as(buffer))
     return back
     ### END SOLUTION
@@ -650,8 +651,8 @@ lab.check("exchange", through_experts)
 
 # %% name="who-holds-what" tags=["nbval-ignore-output"]
 # %%ranks 4
-ep, held = 2, 8 // 2
-experts = list(range(rank % ep * held, (rank % ep + 1) * held))
+ep, rank_experts = 2, 8 // 2
+experts = list(range(rank % ep * rank_experts, (rank % ep + 1) * rank_experts))
 neighbours = list(range(rank - rank % ep, rank - rank % ep + ep))
 replicas = list(range(rank % ep, world_size, ep))
 print(f"{experts=}, {neighbours=}, {replicas=}")
@@ -662,8 +663,9 @@ print(f"{experts=}, {neighbours=}, {replicas=}")
 # ### Exercice 7 — les gradients des experts
 #
 # Après la passe arrière, `shared` est la liste des gradients des paramètres communs à tous les rangs (attention,
-# normalisations, routeurs), `own` celle des gradients des experts de ce rang ; `replicas` est le groupe des rangs qui
-# ont les mêmes experts que lui. Faites-en, **en place**, les gradients de la perte moyenne sur tous les rangs.
+# normalisations, routeurs), `experts_gradients` celle des gradients des experts de ce rang ; `replicas` est le groupe
+# des rangs qui ont les mêmes experts que lui. Faites-en, **en place**, les gradients de la perte moyenne sur tous les
+# rangs.
 #
 # `dist.all_reduce(t)` additionne sur tous les rangs, `dist.all_reduce(t, group=replicas)` sur ceux du groupe ;
 # `dist.get_world_size()` est le nombre de tous les rangs, `dist.get_world_size(replicas)` celui du groupe.
@@ -673,21 +675,21 @@ print(f"{experts=}, {neighbours=}, {replicas=}")
 #
 # ### Exercise 7 — the gradients of the experts
 #
-# After backward, `shared` is the list of the gradients of what all ranks have (attention, norms, routers), `own` that
-# of the gradients of this rank's experts; `replicas` is the group of the ranks that have the same experts. Turn them,
-# **in place**, into the gradients of the loss averaged over all ranks.
+# After backward, `shared` is the list of the gradients of what all ranks have (attention, norms, routers),
+# `experts_gradients` that of the gradients of this rank's experts; `replicas` is the group of the ranks that have the
+# same experts. Turn them, **in place**, into the gradients of the loss averaged over all ranks.
 #
 # `dist.all_reduce(t)` adds up over all ranks, `dist.all_reduce(t, group=replicas)` over those of the group;
 # `dist.get_world_size()` is the number of all ranks, `dist.get_world_size(replicas)` that of the group.
 
 
 # %% name="expert-gradients"
-def average_gradients(shared, own, replicas):
+def average_gradients(shared, experts_gradients, replicas):
     ### BEGIN SOLUTION
     for gradient in shared:
         dist.all_reduce(gradient)
         gradient.div_(dist.get_world_size())
-    for gradient in own:
+    for gradient in experts_gradients:
         dist.all_reduce(gradient, group=replicas)
         gradient.div_(dist.get_world_size())
     ### END SOLUTION
@@ -703,14 +705,14 @@ lab.check("expert-gradients", average_gradients)
 # trop grands, et aucun message ne le signale. Adam, qui divise par la taille des gradients, le cache presque.
 #
 # **La parité.** La même couche de huit experts, les mêmes données, avec `ep` = 2 puis 4, et vos gradients : chaque rang
-# les compare, ainsi que sa sortie, à ceux de `ep=1` ; `held` est le nombre d’experts qu’il détient.
+# les compare, ainsi que sa sortie, à ceux de `ep=1` ; `rank_experts` est le nombre d’experts qu’il détient.
 
 # %% [markdown] lang="en"
 # To divide the gradients of experts by the number of their replicas is the classic mistake: they are then `ep` times
 # too large, and no error message says so. Adam, which divides by the size of the gradients, nearly hides it.
 #
 # **Parity.** The same layer of eight experts, the same data, with `ep` = 2 and then 4, and your gradients: each rank
-# compares them, and its output, with those of `ep=1`; `held` is the number of experts that it holds.
+# compares them, and its output, with those of `ep=1`; `rank_experts` is the number of experts that it holds.
 
 # %% name="parity"
 # %%ranks --with average_gradients
@@ -722,27 +724,27 @@ def outcome(ep):
     torch.manual_seed(0)  # the same weights on every rank // mêmes poids sur tous les rangs
     model = torch.nn.Sequential(MixtureOfExperts(16, 32, Routing(experts=8, top_k=2)))
     neighbours = [dist.new_group(list(range(first, first + ep))) for first in range(0, world_size, ep)]
-    copies = [dist.new_group(list(range(place, world_size, ep))) for place in range(ep)]
+    copies = [dist.new_group(list(range(position, world_size, ep))) for position in range(ep)]
     shard_experts(model, rank % ep, ep, neighbours[rank // ep])
     torch.manual_seed(1 + rank)  # its own tokens // ses propres tokens
     y = model(torch.randn(4, 8, 16))
     (y**2).mean().backward()
     gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
-    own = [gradient for name, gradient in gradients.items() if ".experts." in name]
+    experts_gradients = [gradient for name, gradient in gradients.items() if ".experts." in name]
     shared = [gradient for name, gradient in gradients.items() if ".experts." not in name]
-    average_gradients(shared, own, copies[rank % ep])
-    return y.detach(), shared, own
+    average_gradients(shared, experts_gradients, copies[rank % ep])
+    return y.detach(), shared, experts_gradients
 
 
-y, shared, own = outcome(1)
+y, shared, experts_gradients = outcome(1)
 for ep in (2, 4):
-    held = 8 // ep
-    whole = [gradient[rank % ep * held :][:held] for gradient in own]
-    found = outcome(ep)
-    same_y = torch.allclose(found[0], y, atol=1e-6)
-    pairs = zip([*found[1], *found[2]], [*shared, *whole], strict=True)
+    rank_experts = 8 // ep
+    whole = [gradient[rank % ep * rank_experts :][:rank_experts] for gradient in experts_gradients]
+    sharded = outcome(ep)
+    same_y = torch.allclose(sharded[0], y, atol=1e-6)
+    pairs = zip([*sharded[1], *sharded[2]], [*shared, *whole], strict=True)
     same_gradients = all(torch.allclose(a, b, atol=1e-6) for a, b in pairs)
-    print(f"{ep=}, {held=}, {same_y=}, {same_gradients=}")
+    print(f"{ep=}, {rank_experts=}, {same_y=}, {same_gradients=}")
 
 # %% [markdown] lang="fr"
 # ## 6. Un modèle entier
@@ -818,7 +820,7 @@ shared_out = dlojz.run(config, ep=2)
 
 # %% name="reveal-exchange"
 footprint = shared_out.record.footprint()
-lab.reveal("exchange-sent", sum(one.sent_bytes for one in footprint.communication if one.group == "ep"))
+lab.reveal("exchange-sent", sum(traffic.sent_bytes for traffic in footprint.communication if traffic.group == "ep"))
 
 # %% name="reveal-expert-weights"
 lab.reveal("expert-weights", footprint.memory.weights_bytes)
@@ -898,13 +900,13 @@ from dlojz.base.language import decimal
 
 
 def seconds(act, times=15):
-    found = []
+    times_s = []
     for _ in range(times):
         dist.barrier()
         start = time.perf_counter()
         act()
-        found.append(time.perf_counter() - start)
-    return statistics.median(found)
+        times_s.append(time.perf_counter() - start)
+    return statistics.median(times_s)
 
 
 up, down = torch.randn(4, 512, 64), torch.randn(4, 64, 512)
@@ -1130,7 +1132,7 @@ def in_turns(lengths, rounds=12):
 
 
 turns = in_turns((32, 128))
-step_ms = {length: 1e3 * statistics.median(one[length] for one in turns) for length in (32, 128)}
+step_ms = {length: 1e3 * statistics.median(times_s[length] for times_s in turns) for length in (32, 128)}
 for length, ms in step_ms.items():
     print(length, "tokens: // tokens :", decimal(ms), "ms")
 
@@ -1151,7 +1153,7 @@ lab.predict(
 )
 
 # %% name="reveal-short" tags=["nbval-ignore-output"]
-lab.reveal("short-step", statistics.median(one[16] / one[128] for one in in_turns((16, 128))))
+lab.reveal("short-step", statistics.median(times_s[16] / times_s[128] for times_s in in_turns((16, 128))))
 
 # %% [markdown] lang="fr"
 # Voici l’entraînement ; `length` est votre cadence. **Avant de regarder** la figure : des deux entraînements, lequel
@@ -1246,21 +1248,22 @@ def arrange(loads, ranks, places):
     for _ in range(ranks * places - len(loads)):  # one more of the busiest // une copie de plus du plus chargé
         copies[max(range(len(loads)), key=lambda e: loads[e] / copies[e])] += 1
     share = [load / count for load, count in zip(loads, copies, strict=True)]
-    held = [[] for _ in range(ranks)]
+    experts_of = [[] for _ in range(ranks)]
     for e in sorted((e for e, count in enumerate(copies) for _ in range(count)), key=lambda e: -share[e]):
-        min((one for one in held if len(one) < places), key=lambda one: sum(share[i] for i in one)).append(e)
+        with_room = (experts for experts in experts_of if len(experts) < places)
+        min(with_room, key=lambda experts: sum(share[i] for i in experts)).append(e)
     for _ in range(100):
-        held.sort(key=lambda one: sum(share[i] for i in one))
-        busy, load = held[-1], sum(share[i] for i in held[-1])
-        for other in held[:-1]:
-            room = load - sum(share[i] for i in other)
-            swaps = [(a, b) for a in range(len(busy)) for b in range(len(other))
-                     if 0 < share[busy[a]] - share[other[b]] < room]  # fmt: skip
+        experts_of.sort(key=lambda experts: sum(share[i] for i in experts))
+        busy, load = experts_of[-1], sum(share[i] for i in experts_of[-1])
+        for free in experts_of[:-1]:
+            room = load - sum(share[i] for i in free)
+            swaps = [(a, b) for a in range(len(busy)) for b in range(len(free))
+                     if 0 < share[busy[a]] - share[free[b]] < room]  # fmt: skip
             if swaps:
                 a, b = swaps[0]
-                busy[a], other[b] = other[b], busy[a]
+                busy[a], free[b] = free[b], busy[a]
                 break
-    return held
+    return experts_of
     ### END SOLUTION
 
 

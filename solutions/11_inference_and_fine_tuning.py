@@ -270,11 +270,11 @@ lab.predict(
 def seconds(*works, rounds=15):
     taken = [[] for _ in works]
     for _ in range(rounds):
-        for work, own in zip(works, taken, strict=True):
+        for work, times_s in zip(works, taken, strict=True):
             start = time.perf_counter()
             work()
-            own.append(time.perf_counter() - start)
-    return [statistics.median(own) for own in taken]
+            times_s.append(time.perf_counter() - start)
+    return [statistics.median(times_s) for times_s in taken]
 
 
 four_blocks_s, two_blocks_s = seconds(lambda: teacher(images[:64]), lambda: students["all labels"](images[:64]))
@@ -542,13 +542,13 @@ def rounded(model, bits):
     return model
 
 
-found = {bits: accuracy(rounded(teacher, bits), task) for bits in (8, 4, 3, 2)}
-for bits, share in found.items():
+accuracies = {bits: accuracy(rounded(teacher, bits), task) for bits in (8, 4, 3, 2)}
+for bits, share in accuracies.items():
     print(f"{bits} bits: // {bits} bits :", percent(share))
 
 # %% name="post-training-seen"
 for bits in (8, 4, 2):
-    near = found[bits] > accuracy(teacher, task) - 0.02
+    near = accuracies[bits] > accuracy(teacher, task) - 0.02
     print(f"{bits} bits: less than 2 points lost: // {bits} bits : moins de 2 points perdus :", yes_no(near))
 
 # %% [markdown] lang="fr"
@@ -642,7 +642,7 @@ aware = copy.deepcopy(teacher)
 train_aware(aware, names, batches(60), torch.optim.AdamW(aware.parameters(), lr=5e-4), bits=2)
 enough = 0.9 * accuracy(teacher, task)
 print("9/10 of the accuracy kept at 2 bits? // 9/10 de l’exactitude gardés à 2 bits ?")
-print("no training: // sans entraînement :", yes_no(found[2] > enough))
+print("no training: // sans entraînement :", yes_no(accuracies[2] > enough))
 print("60 steps of QAT: // 60 pas de QAT :", yes_no(accuracy(rounded(aware, 2), task) > enough))
 
 # %% [markdown] lang="fr"
@@ -1253,7 +1253,7 @@ print("before: // avant :", percent(accuracy_negative(teacher)))
 some = with_lora(teacher, 4, ("qkv", "attention_project", "mlp_expand", "mlp_project"))
 for name, model, rate in (("full", copy.deepcopy(teacher), 1e-3), ("LoRA", some, 5e-3)):
     train(model, label_loss, batches(60, negative(images)), rate)
-    learnt = sum(one.numel() for one in model.parameters() if one.requires_grad)
+    learnt = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     print(f"{name}: // {name} :", percent(accuracy_negative(model)))
     print("  parameters trained: // paramètres entraînés :", decimal(learnt, 0))
 
@@ -1319,20 +1319,20 @@ def forward_backward(model):
 
 def state_bytes(model, optimizer):
     tensors = list(model.parameters())
-    tensors += [one.grad for one in model.parameters() if one.grad is not None]
-    tensors += [moment for own in optimizer.state.values() for name, moment in own.items() if name != "step"]
+    tensors += [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    tensors += [moment for moments in optimizer.state.values() for name, moment in moments.items() if name != "step"]
     return sum(tensor.nbytes for tensor in tensors)
 
 
 full_s, lora_s = seconds(lambda: forward_backward(small), lambda: forward_backward(adapted), rounds=3)
 lab.reveal("lora-time", lora_s / full_s)
-held = []
+kept_bytes = []
 for model in (small, adapted):
-    optimizer = torch.optim.AdamW(one for one in model.parameters() if one.requires_grad)
+    optimizer = torch.optim.AdamW(parameter for parameter in model.parameters() if parameter.requires_grad)
     optimizer.step()
-    held.append(state_bytes(model, optimizer))
-lab.reveal("lora-bytes", held[1])
-print("full / LoRA: // complet / LoRA :", decimal(held[0] / held[1], 2))
+    kept_bytes.append(state_bytes(model, optimizer))
+lab.reveal("lora-bytes", kept_bytes[1])
+print("full / LoRA: // complet / LoRA :", decimal(kept_bytes[0] / kept_bytes[1], 2))
 
 # %% [markdown] lang="fr"
 # Les états prennent presque quatre fois moins de place ; le temps baisse bien moins : tout le modèle se calcule encore.
@@ -1479,10 +1479,10 @@ from dlojz.compress.permutations import best_permutation, permute_query_key
 
 moved = copy.deepcopy(teacher)
 block = moved.get_submodule("blocks.1")
-tensors = [one.data for one in (block.mlp_expand.weight, block.mlp_expand.bias, block.mlp_project.weight)]
+tensors = [parameter.data for parameter in (block.mlp_expand.weight, block.mlp_expand.bias, block.mlp_project.weight)]
 new = reorder(*tensors, best_permutation(tensors[2], 2))
 block.mlp_expand.weight.data, block.mlp_expand.bias.data, block.mlp_project.weight.data = new
-before, after = ((two_of_four(one) * one.abs()).sum() / one.abs().sum() for one in (tensors[2], new[2]))
+before, after = ((two_of_four(weight) * weight.abs()).sum() / weight.abs().sum() for weight in (tensors[2], new[2]))
 permute_query_key(moved.get_submodule("blocks.2"), 0, torch.randperm(32))  # one head // une tête
 with torch.inference_mode():
     apart = (moved(images[:64]) - teacher(images[:64])).abs().max()

@@ -125,7 +125,8 @@ config = dlojz.RunConfig.of(model="gpt_tiny", dp=2, micro_batch=4, steps=6)
 plain = dlojz.run(config, library="torch")
 
 # %% name="reveal-plain"
-lab.reveal("plain-sent", sum(one.sent_bytes for one in plain.record.footprint().communication if one.group == "dp"))
+traffic = plain.record.footprint().communication
+lab.reveal("plain-sent", sum(axis.sent_bytes for axis in traffic if axis.group == "dp"))
 
 # %% [markdown] lang="fr"
 # ## 2. DeepSpeed
@@ -372,7 +373,7 @@ deepspeed_run = dlojz.run(config, library="deepspeed", engine="deepspeed", zero=
 
 # %% name="reveal-deepspeed"
 def sent_by(run):
-    return sum(one.sent_bytes for one in run.record.footprint().communication if one.group == "dp")
+    return sum(traffic.sent_bytes for traffic in run.record.footprint().communication if traffic.group == "dp")
 
 
 lab.reveal("deepspeed-sent", sent_by(deepspeed_run))
@@ -782,12 +783,12 @@ print(GPT3)
 # %% name="megatron-arguments"
 def megatron_layout(words, gpus):
     ### BEGIN SOLUTION
-    given = dict(pairwise(words))
-    tp = int(given.get("--tensor-model-parallel-size", 1))
-    pp = int(given.get("--pipeline-model-parallel-size", 1))
+    arguments = dict(pairwise(words))
+    tp = int(arguments.get("--tensor-model-parallel-size", 1))
+    pp = int(arguments.get("--pipeline-model-parallel-size", 1))
     dp = gpus // (tp * pp)
-    micro = int(given["--micro-batch-size"])
-    return tp, pp, dp, int(given.get("--global-batch-size", micro * dp)) // (micro * dp)
+    micro = int(arguments["--micro-batch-size"])
+    return tp, pp, dp, int(arguments.get("--global-batch-size", micro * dp)) // (micro * dp)
     ### END SOLUTION
 
 

@@ -193,9 +193,9 @@ print("the same losses, to the bit: // les mêmes pertes, au bit près :", yes_n
 # %% name="forgotten"
 blank, state = state_of(Training(seed=1)), torch.load(kept / "state.pt", weights_only=True)
 for part in state:
-    one = Training(seed=1)
-    resume(one, {**state, part: blank[part]})
-    gaps = [abs(own - right) for own, right in zip(one.run(40), whole[40:], strict=True)]
+    training = Training(seed=1)
+    resume(training, {**state, part: blank[part]})
+    gaps = [abs(loss - right) for loss, right in zip(training.run(40), whole[40:], strict=True)]
     gap = f"{decimal(gaps[0], 2)} {decimal(max(gaps), 2)}"
     print(f"without {part:<10} first step, largest: // sans {part:<10} premier pas, maximum :", gap)
 
@@ -257,8 +257,8 @@ def train(model, optimizer, steps):
 
 def by_name(weights, moments):
     named = {f"weights.{name}": tensor for name, tensor in weights.items()}
-    for name, own in moments["state"].items():
-        named |= {f"{kind}.{name}": tensor for kind, tensor in own.items()}
+    for name, tensors in moments["state"].items():
+        named |= {f"{kind}.{name}": tensor for kind, tensor in tensors.items()}
     return named
 
 
@@ -336,11 +336,11 @@ def shares_to_read(elements, old_ranks, new_ranks, rank):
     ### BEGIN SOLUTION
     old, new = math.ceil(elements / old_ranks), math.ceil(elements / new_ranks)
     pieces = []
-    for other in range(old_ranks):
-        start = max(rank * new, other * old)
-        stop = min((rank + 1) * new, (other + 1) * old, elements)
+    for old_rank in range(old_ranks):
+        start = max(rank * new, old_rank * old)
+        stop = min((rank + 1) * new, (old_rank + 1) * old, elements)
         if start < stop:
-            pieces.append((other, start - other * old, stop - other * old))
+            pieces.append((old_rank, start - old_rank * old, stop - old_rank * old))
     return pieces
     ### END SOLUTION
 
@@ -488,7 +488,7 @@ lab.check("save-in-background", save_in_background)
 # %% name="copy-bandwidth" tags=["nbval-ignore-output"]
 buffers = {name: torch.ones_like(tensor) for name, tensor in state.items()}
 train_step()  # so that no cache holds the tensors // pour qu’aucun cache ne contienne les tenseurs
-copies = [seconds(lambda name=name, one=one: buffers[name].copy_(one)) for name, one in list(state.items())[:6]]
+copies = [seconds(lambda name=name, x=x: buffers[name].copy_(x)) for name, x in list(state.items())[:6]]
 copy_bandwidth = 2**22 / median(copies)
 print(decimal(copy_bandwidth / 1e9), "GB/s // Go/s")
 
