@@ -24,7 +24,7 @@ import numpy as np
 from dlojz.base.errors import LabError
 from dlojz.base.language import brief_percent, one_of, refusal, say
 from dlojz.cost_model.calibration import FOLDER, Calibration, calibration
-from dlojz.cost_model.fit import RECIPES, completed, is_complete, is_fitted, leave_table_out, predicted_s, usable
+from dlojz.cost_model.fit import FITTED_TABLES, completed, is_complete, is_fitted, predicted_s, usable
 from dlojz.cost_model.layout_memory import Memories
 from dlojz.cost_model.layouts import Layouts, Reals
 from dlojz.cost_model.step import memories
@@ -35,7 +35,7 @@ from dlojz.hardware.evidence import TABLES, Measurement, table
 
 NEVER_FITTED: Final = {"mt-nlg": "a100", "mpt-a100": "a100", "mpt-h100": "h100", "mpt-h100-fp8": "h100"}
 """Tables of which no row was fitted on, and the profile that predicts them."""
-PROFILE_OF: Final = {name: key for key, recipe in RECIPES.items() for name in recipe.tables} | NEVER_FITTED
+PROFILE_OF: Final = {name: key for key, tables in FITTED_TABLES.items() for name in tables} | NEVER_FITTED
 """The profile that predicts each table's times."""
 
 
@@ -327,14 +327,6 @@ def without_table(name: str) -> Calibration:
         return calibration(NEVER_FITTED[name])
     parameters_by_table: dict[str, dict[str, float]] = json.loads(LEFT_OUT.read_text(encoding="utf-8"))
     return Calibration(PROFILE_OF[name], **parameters_by_table[name])
-
-
-def write_left_out() -> None:
-    """Fit every profile again without each of its tables, and keep the parameters."""
-    parameters_by_table = {
-        name: leave_table_out(name, key).values for key, recipe in RECIPES.items() for name in recipe.tables
-    }
-    LEFT_OUT.write_text(json.dumps(parameters_by_table, indent=1) + "\n", encoding="utf-8")
 
 
 class Interval(NamedTuple):
