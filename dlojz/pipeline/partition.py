@@ -11,7 +11,6 @@ searching the bottleneck with a test that says whether a given one can be reache
 from __future__ import annotations
 
 import math
-import random
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +20,7 @@ from itertools import accumulate, pairwise
 from numbers import Integral, Real
 from typing import Any
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal, say
+from dlojz.base.language import refusal
 from dlojz.config.fields import PATTERN, explicit_bounds
 from dlojz.config.layout import Layout
 
@@ -291,9 +289,6 @@ def _first_cut(prefix: Sequence[int], extras: Sequence[int], low: int, high: int
 
 # --- as DeepSpeed and torchgpipe cut ----------------------------------------------------------------------------------
 
-BLOCKS, STAGES, WEIGHTS = (6, 14), (2, 5), (1, 20)
-"""Inclusive ranges of the random cases of `how_often`."""
-
 
 def uniform(num_blocks: int, stages: int, allow_empty: bool = False) -> Partition:
     """Cut into equal numbers of blocks, whatever they weigh; the first stages get those that are left over.
@@ -466,57 +461,6 @@ PEERS: Mapping[str, Cut] = {
     "torchgpipe": like_torchgpipe,
     "uniform": lambda weights, stages: uniform(len(weights), stages).weighed(weights),
 }
-
-
-@dataclass(frozen=True)
-class HowOften:
-    """Count of random cases in which a tool misses the smallest bottleneck, with the worst of them."""
-
-    peer: str
-    cases: int
-    seed: int
-    missed: int
-    worst_ratio: float
-    """Its bottleneck ÷ the smallest one; 1 if it never missed."""
-    worst_weights: tuple[Weight, ...]
-    worst_stages: int
-
-    @property
-    def missed_share(self) -> float:
-        """Share of the cases, from 0 to 1."""
-        return self.missed / self.cases
-
-
-def how_often(peer: str, cases: int = 4000, seed: int = 0) -> HowOften:
-    """Count how often a tool's cut is not the best, over random lists of blocks.
-
-    6 to 14 blocks of weight 1 to 20, 2 to 5 stages, uniformly random; the same seed gives every peer the same cases.
-
-    Args:
-        peer: one of `PEERS`.
-        cases: at least 1; 4,000 take a second or two.
-
-    Raises:
-        LabError: unknown peer, or fewer than 1 case.
-    """
-    if peer not in PEERS:
-        raise LabError(one_of(say(en="way to cut", fr="méthode de découpage"), peer, PEERS))
-    if cases < 1:
-        raise refusal(
-            en=f"at least 1 case is needed to count anything, but {cases} was received: use 4000.",
-            fr=f"il faut au moins 1 cas pour compter, mais {cases} a été reçu : prenez 4000.",
-        )
-    generator = random.Random(seed)
-    missed, worst = 0, (1.0, (), 0)  # type: tuple[int, tuple[float, tuple[Weight, ...], int]]
-    for _ in range(cases):
-        # Whole numbers: equal loads are equal, without rounding.
-        weights = tuple(generator.randint(*WEIGHTS) for _ in range(generator.randint(*BLOCKS)))
-        stages = generator.randint(*STAGES)
-        best, reached = exact(weights, stages).bottleneck, PEERS[peer](weights, stages).bottleneck
-        missed += reached > best
-        if reached / best > worst[0]:
-            worst = (reached / best, weights, stages)
-    return HowOften(peer, cases, seed, missed, *worst)
 
 
 # --- of a layout ----------------------------------------------------------------------------------------------------

@@ -1,13 +1,11 @@
 """Shortest schedule for given costs and memory, proven.
 
-Three ways to an answer, in this order: a table of small cases, made with a solver and holding the orders
-(`benchmarks/pipeline_optimum.py`); a simple schedule that already meets the lower bound; the solver, if installed. The
-model: one interval per action, no two at once on a rank, each after what it needs plus the delay of the message, and
-activations within the limit. Micro-batches are alike, so each stage takes them in turn. For the span, each rank begins
-as soon as it can. `proven` is True only if nothing shorter exists.
+Two ways to an answer, in this order: a table of small cases, made with a solver and holding the orders
+(`benchmarks/pipeline_optimum.py`); a simple schedule that already meets the lower bound. The model: one interval per
+action, no two at once on a rank, each after what it needs plus the delay of the message, and activations within the
+limit. Micro-batches are alike, so each stage takes them in turn. For the span, each rank begins as soon as it can.
 
-Source: Laborie et al. 2018 and the CP-SAT solver of OR-Tools (Perron & Furnon) for the model; Qi et al. 2024 (arXiv
-2401.10241, App. G), for the same question as a linear program.
+Source: Qi et al. 2024 (arXiv 2401.10241, App. G), for the same question as a linear program.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ from typing import Any
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal, shortest
-from dlojz.base.requirements import missing_library
 from dlojz.pipeline.optimum.optimum_problem import OBJECTIVES, Objective, Optimum, Problem
 from dlojz.pipeline.orders.synchronous import zigzag
 from dlojz.pipeline.orders.zero_bubble import PRIORITIES, list_schedule, zb_v, zero_bubble
@@ -42,7 +39,6 @@ def optimum(
     split: bool = False,
     memory_limit: float | None = None,
     objective: Objective = "makespan",
-    time_limit_s: float = 60.0,
 ) -> Optimum:
     """Find the shortest schedule that exists.
 
@@ -52,11 +48,10 @@ def optimum(
         split: whether the backward is split into its part for the input and its part for the weights.
         memory_limit: activations that a rank may keep, in stage-micro-batches; None: any number.
         objective: "makespan" (the optimizer waits for all ranks) or "span" (each rank steps on its own).
-        time_limit_s: seconds for the solver; what it has by then is returned, with `proven` False.
 
     Raises:
-        LabError: if a solver is needed and OR-Tools is not installed; if the memory limit is below one micro-batch; for
-            an unknown objective.
+        LabError: if the table has no such case and no simple schedule meets the lower bound; if the memory limit is
+            below one micro-batch; for an unknown objective.
     """
     if objective not in OBJECTIVES:
         raise LabError(one_of("objective", objective, OBJECTIVES))
@@ -69,22 +64,12 @@ def optimum(
     value, bound = problem.value_of(start), problem.bound
     if value <= bound + _MARGIN:
         return Optimum(value, True, value, start, "bound")
-    try:
-        from dlojz.pipeline.optimum.optimum_solver import search
-    except ImportError:
-        raise LabError(_needs_solver(problem)) from None
-    return search(problem, start, time_limit_s)
-
-
-def _needs_solver(problem: Problem) -> str:
-    size = f"{problem.ranks} × {problem.micro_batches}"
-    return missing_library(
-        "ortools",
-        title="OR-Tools",
-        en=f"the proven optimum of this case ({size}) is not in the table and",
-        fr=f"l’optimum prouvé de ce cas ({size}) n’est pas dans la table et",
-        or_en="ask for unit costs, at most 4 ranks and 8 micro-batches",
-        or_fr="demandez des coûts unitaires, au plus 4 rangs et 8 micro-batches",
+    size = f"{ranks} × {micro_batches}"
+    raise refusal(
+        en=f"the proven optimum of this case ({size}) is not in the table: ask for unit costs, at most 4 ranks and 8 "
+        "micro-batches.",
+        fr=f"l’optimum prouvé de ce cas ({size}) n’est pas dans la table : demandez des coûts unitaires, au plus 4 "
+        "rangs et 8 micro-batches.",
     )
 
 

@@ -1,9 +1,10 @@
 """The optimum as a constraint program, for the CP-SAT solver of OR-Tools.
 
-Loaded only where a solver is needed; the package works without OR-Tools. Times are scaled to exact whole numbers, or
+The package reads its table and works without OR-Tools. Times are scaled to exact whole numbers, or
 refused. The solver's schedule is simulated again, and that is the value returned.
 
-Source: intervals with NoOverlap per rank and a reservoir for memory, as in the CP-SAT documentation ("Scheduling").
+Source: Laborie et al. 2018 and CP-SAT (Perron & Furnon) for the model; intervals with NoOverlap per rank and a
+reservoir for memory, as in the CP-SAT documentation ("Scheduling").
 """
 
 from __future__ import annotations
