@@ -17,7 +17,7 @@ from typing import Any
 from ortools.sat.python import cp_model
 
 from dlojz.base.language import refusal, shortest
-from dlojz.pipeline.optimum.optimum_problem import Optimum, Problem
+from dlojz.pipeline.optimum.shortest_schedule import Optimum, Problem
 from dlojz.pipeline.schedule import BACKWARD_INPUT, BACKWARD_WEIGHT, COST_OF, FORWARD, Action, Schedule
 from dlojz.pipeline.simulator import deltas, simulate
 

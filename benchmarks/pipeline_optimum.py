@@ -19,8 +19,7 @@ from pathlib import Path
 import tyro
 
 from benchmarks.optimum_solver import search
-from dlojz.pipeline.optimum.optimum_problem import OBJECTIVES, Problem
-from dlojz.pipeline.optimum.shortest_schedule import TABLE, first_guess
+from dlojz.pipeline.optimum.shortest_schedule import OBJECTIVES, TABLE, Problem, first_guess
 from dlojz.pipeline.schedule import Costs
 from dlojz.pipeline.simulator import UNIT_COSTS
 

@@ -477,3 +477,27 @@ def _work(schedule: Schedule, costs: Costs) -> list[float]:
             # At most one pair per micro-batch and stage of the rank.
             work[rank] -= pairs[rank] * max(0.0, saved)
     return work
+
+
+def total_time(ranks: int, micro_batches: int, forward: float, backward: float) -> float:
+    """Compute the length of an iteration of GPipe or 1F1B: (m + p − 1)(t_f + t_b).
+
+    Source: Narayanan et al. 2021 (arXiv 2104.04473), §2.2.1; equal stages, no latency, any m and p.
+    """
+    return (micro_batches + ranks - 1) * (forward + backward)
+
+
+def overhead(ranks: int, micro_batches: int) -> float:
+    """Compute the bubble over work: (p − 1)/m.
+
+    Source: Narayanan et al. 2021 (arXiv 2104.04473), §2.2.1.
+    """
+    return (ranks - 1) / micro_batches
+
+
+def fraction(ranks: int, micro_batches: int) -> float:
+    """Compute the bubble over the whole iteration: (p − 1)/(m + p − 1).
+
+    Source: Huang et al. 2019 (arXiv 1811.06965), §2.3.
+    """
+    return (ranks - 1) / (micro_batches + ranks - 1)

@@ -7,8 +7,7 @@ import pytest
 from benchmarks.optimum_solver import search
 from dlojz.base.errors import LabError
 from dlojz.pipeline.analysis import lower_bound
-from dlojz.pipeline.optimum.optimum_problem import Optimum, Problem
-from dlojz.pipeline.optimum.shortest_schedule import _table, first_guess, optimum
+from dlojz.pipeline.optimum.shortest_schedule import Optimum, Problem, _table, first_guess, optimum
 from dlojz.pipeline.orders.synchronous import one_f_one_b, zigzag
 from dlojz.pipeline.schedule import Costs
 from dlojz.pipeline.simulator import UNIT_COSTS, peak_activations, simulate
@@ -94,7 +93,8 @@ def test_1f1b_is_optimal_for_its_memory_and_one_slot_less_costs_18_per_cent() ->
     ],
 )
 def test_optimum_of_two_chunks_in_a_v(size: tuple[int, int], split: bool, objective: str, expected: float) -> None:
-    found = optimum(*size, placement=zigzag(size[0], 2), split=split, objective=objective)  # type: ignore[arg-type]
+    problem = Problem(*size, UNIT_COSTS, zigzag(size[0], 2), split, None, objective)  # type: ignore[arg-type]
+    found = search(problem, first_guess(problem), workers=2)
     assert found.value == expected
     check(found, UNIT_COSTS, None, objective)
 
