@@ -39,7 +39,7 @@ from dlojz.display.pipeline_drawing import (
     scene_of,
     title_of,
 )
-from dlojz.display.style import BLACK, BLUE, EDGE, FILLS, LINE_STYLES, SMALL, TITLE, VERMILION, WHITE, Style
+from dlojz.display.style import BLACK, BLUE, EDGE, FILLS, LINE_STYLES, SMALL, TITLE, VERMILION, Style
 from dlojz.pipeline.partition import Partition
 from dlojz.pipeline.schedule import Costs
 from dlojz.pipeline.schedule_catalogue import build, entry
@@ -351,14 +351,12 @@ def _unit(weighed: BlockWeights, largest: float) -> tuple[str, float]:
 def _panel(
     axes: Axes, name: str, cut: Partition, weighed: BlockWeights, styles: Mapping[str, Style], scale: float
 ) -> None:
-    """One cut: a bar per stage, its blocks in it from the first below to the last above, then its extra."""
+    """One cut: a bar per stage, its blocks in it from the first below to the last above."""
     for stage, block_range in enumerate(cut.stages):
         parts = [
             (cut.weights[block] / scale, styles[weighed.kinds[block]])
             for block in range(block_range.start, block_range.stop)
         ]
-        if cut.extras:
-            parts.append((cut.extras[stage] / scale, Style(WHITE, "oo")))
         stack(axes, stage, parts, 0.8, upright=True, linewidth=0.9)
     axes.axhline(cut.bottleneck / scale, color=VERMILION, linestyle="--", linewidth=1.4)
     # The mean is what a perfect balance would reach.
