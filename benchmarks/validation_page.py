@@ -18,11 +18,11 @@ from typing import Final
 
 import tyro
 
+from benchmarks.validation_goals import goals, goals_table
 from dlojz.base.language import decimal, integer, language, refusal, say, spaced_percent, use_language
 from dlojz.base.table import Table, titles
-from dlojz.cost_model.validation import TOOLS, MemoryResult, TableResult, goals, validate, validate_memory, validated
+from dlojz.cost_model.validation import TOOLS, MemoryResult, TableResult, validate, validate_memory, validated
 from dlojz.display.validation_tables import (
-    goals_table,
     interval_table,
     memory_table,
     regret_table,

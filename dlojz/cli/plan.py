@@ -326,9 +326,9 @@ def _verdict(layouts: list[str], measured_s: list[float]) -> str:
     """,
     JSON,
 )
-def validate_command(args: Given, answer: Answer) -> int:
-    """Show goals and errors of the cost model; exits with 1 if a goal is missed."""
-    from dlojz.cost_model.validation import first_choices, goals, table_goals, validate, validate_memory, validated
+def validate_command(args: Given, answer: Answer) -> None:
+    """Show the errors of the cost model."""
+    from dlojz.cost_model.validation import first_choices, validate, validate_memory, validated
     from dlojz.display import validation_tables as tables
 
     names = args[WORDS]
@@ -339,20 +339,14 @@ def validate_command(args: Given, answer: Answer) -> int:
         )
     results = [validate(name) for name in names or validated()]
     memory = None if names else validate_memory()
-    verdicts = (
-        [goal for result in results for goal in table_goals(result)] if memory is None else goals(results, memory)
-    )
     if args["json"]:
-        answer(tables.validation_document(results, verdicts, memory, rows=bool(names)))
+        answer(tables.validation_document(results, memory, rows=bool(names)))
     else:
         for result in results if names else ():
             answer(tables.rows_table(result))
-        if verdicts:
-            answer(tables.goals_table(verdicts))
         answer(tables.validation_table(results))
         if any(map(first_choices, results)):
             answer(tables.regret_table(results))
         if memory is not None:
             answer(tables.interval_table(results))
             answer(tables.memory_table(memory))
-    return int(not all(goal.reached for goal in verdicts))

@@ -1,4 +1,4 @@
-"""Tables of `dlojz validate`: goals, errors, the planner's regret, memory, every row."""
+"""Tables of `dlojz validate`: errors, the planner's regret, memory, every row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from dlojz.base.table import Table, titles
 from dlojz.cost_model.validation import (
     LEAST_LAYOUTS,
     FirstChoice,
-    GoalResult,
     MemoryResult,
     Reading,
     RowResult,
@@ -22,42 +21,6 @@ from dlojz.cost_model.validation import (
     interval,
 )
 from dlojz.hardware.evidence import Measurement
-
-
-def goals_table(goal_results: Sequence[GoalResult]) -> Table:
-    """List goals with what they come to today, and why one is missed."""
-    head = titles(en="goal; wanted; now; ; behind it", fr="objectif; voulu; aujourd’hui; ; ce qu’il y a derrière")
-    reached, missed = say(en="reached", fr="atteint"), say(en="MISSED", fr="MANQUÉ")
-    rows = tuple(
-        (
-            goal.what,
-            _wanted(goal),
-            _figure(goal, goal.value),
-            reached if goal.reached else missed,
-            ". ".join(filter(None, (goal.detail, goal.reason))),
-        )
-        for goal in goal_results
-    )
-    number = sum(goal.reached for goal in goal_results)
-    caption = say(
-        en=f"Goals: {number} of {len(goal_results)} reached",
-        fr=f"Objectifs : {number} sur {len(goal_results)} atteints",
-    )
-    return Table(head, rows, caption, align="lrrl")
-
-
-def _figure(goal: GoalResult, value: float) -> str:
-    return integer(value) if goal.counted else spaced_percent(value)
-
-
-def _wanted(goal: GoalResult) -> str:
-    # inf: no upper bound is wanted.
-    lower, upper = _figure(goal, goal.least), "" if goal.most == float("inf") else _figure(goal, goal.most)
-    if not upper:
-        return f"≥ {lower}"
-    if not goal.least:
-        return f"≤ {upper}" if goal.most else upper
-    return f"{lower.removesuffix(' %')} – {upper}"
 
 
 def validation_table(results: Sequence[TableResult]) -> Table:
@@ -296,13 +259,10 @@ def _against(predicted_s: float | None, measured_s: float, *, seconds: bool) -> 
     return [decimal(predicted_s, 2), error] if seconds else [error]
 
 
-def validation_document(
-    results: Sequence[TableResult], goal_results: Sequence[GoalResult], memory: MemoryResult | None, *, rows: bool
-) -> dict[str, Any]:
+def validation_document(results: Sequence[TableResult], memory: MemoryResult | None, *, rows: bool) -> dict[str, Any]:
     """Lay out what the tables show as plain values, for JSON.
 
     Args:
-        goal_results: the goals.
         memory: None where single tables are asked for.
         rows: whether every row is shown.
     """
@@ -324,7 +284,7 @@ def validation_document(
         if rows:
             document["each"] = [_row_document(row) for row in result.rows]
         documents.append(document)
-    content: dict[str, Any] = {"goals": [goal.as_dict() for goal in goal_results], "tables": documents}
+    content: dict[str, Any] = {"tables": documents}
     if memory is not None:
         profiles = dict.fromkeys(result.profile for result in results)
         content["intervals"] = {profile: interval(profile)._asdict() for profile in profiles}
