@@ -291,30 +291,26 @@ class Interval(NamedTuple):
     coverage: float
 
 
-def interval(profile: str, share: float = 0.8) -> Interval:
+def interval(profile: str) -> Interval:
     """Find the interval of a profile from fits that saw no row of the table predicted.
 
     Each table weighs the same, but one of less than `FULL_WEIGHT` rows as its rows.
 
-    Each table is covered by the interval of all the others, and the interval is widened until that comes to `share`.
-    Stragglers only add time, so that its upper part is the wider one.
-
-    Args:
-        profile: its name.
-        share: of the rows to be covered.
+    Each table is covered by the interval of all the others, and the interval is widened until that comes to four
+    in five. Stragglers only add time, so that its upper part is the wider one.
     """
     results = [validate(name) for name in validated() if PROFILE_OF[name] == profile]
     # Measured over predicted, row by row.
     tables = [np.array([row.measured_s / row.left_out_s for row in result.rows]) for result in results]
     if len(results) == 1:  # nothing else was measured on these GPUs: the half that was held out
         tables = [np.array([row.measured_s / row.predicted_s for row in results[0].held])]
-    for level in np.arange(share, 1.0, 0.005):  # widened until the coverage is met
+    for level in np.arange(0.8, 1.0, 0.005):  # widened until the coverage is met
         covered = []
         for index, ratios in enumerate(tables):
             low, high = _quantiles(tables[:index] + tables[index + 1 :] or [ratios], level)  # all tables but this one
             covered.append(float(((low <= ratios) & (ratios <= high)).mean()))
         coverage = float(np.average(covered, weights=[_weight(ratios) for ratios in tables]))
-        if coverage >= share:
+        if coverage >= 0.8:
             break
     low, high = _quantiles(tables, level)
     pooled = np.concatenate(tables)

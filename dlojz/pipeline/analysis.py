@@ -182,7 +182,7 @@ def _inputs(schedule: Schedule, costs: Costs | None) -> list[list[tuple[int, flo
     return inputs
 
 
-def critical_path(timeline: Timeline, costs: Costs | None = None) -> tuple[int, ...]:
+def critical_path(timeline: Timeline) -> tuple[int, ...]:
     """Return the numbers of the actions of one critical path, in order of time.
 
     Each one starts when the one before it ends, plus the delay of the message between two ranks. Among several
@@ -190,11 +190,10 @@ def critical_path(timeline: Timeline, costs: Costs | None = None) -> tuple[int, 
 
     Args:
         timeline: simulated, or measured: there the chain follows what arrived last, overheads between.
-        costs: delays of messages; by default those that were simulated, else none.
     """
     if not timeline.starts.size:
         return ()
-    waits = _waits(timeline, costs or timeline.costs)
+    waits = _waits(timeline, timeline.costs)
     ends = timeline.ends.tolist()
     # Of several actions that end last, the first.
     current = int(np.argmax(timeline.ends))

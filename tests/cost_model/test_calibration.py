@@ -104,13 +104,11 @@ def test_own_measurements_come_to_the_calibration_that_made_them() -> None:
         a100,
         products=[(one, product_s(one, a100, truth, "fp16")) for one in (*shapes, *heads)],
         passes=[(1e9, 1e9 / (0.5 * a100.memory_bytes_per_s))],
-        launches_s=[5e-6, 6e-6, 90e-6],
         precision="fp16",
     )
     assert found.product_efficiency == pytest.approx(0.6, rel=1e-6)
     assert found.attention_efficiency == pytest.approx(0.3, rel=1e-6)
     assert found.memory_efficiency == pytest.approx(0.5, rel=1e-6)
-    assert found.launch_s == 6e-6
     with pytest.raises(LabError, match="products"):
         from_measurements("own", a100, products=[], passes=[(1.0, 1.0)])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.ticker import MaxNLocator
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, percent, refusal, say
+from dlojz.base.language import percent, refusal, say
 from dlojz.base.table import visible
 from dlojz.config.optimizers import OPTIMIZERS
 from dlojz.display.canvas import LabFigure, caption, finish, new_figure, plain
@@ -37,19 +36,16 @@ WIDEST_IN = 13.0
 """Beyond, a notebook would shrink the figure to illegible curves: columns become narrower instead."""
 
 
-def expert_load_figure(
-    trainings: Mapping[str, Sequence[ExpertLoad]], path: str | Path | None = None, layer: str | None = None
-) -> LabFigure:
-    """Draw what the experts of one mixture were given, step by step, one column for each training.
+def expert_load_figure(trainings: Mapping[str, Sequence[ExpertLoad]]) -> LabFigure:
+    """Draw what the experts of the last mixture were given, step by step, one column for each training.
 
     Args:
         trainings: loads of each, under the words above its column.
-        layer: which mixture; by default the last one.
 
     Raises:
-        LabError: if a training has no loads, or no mixture has this name.
+        LabError: if a training has no loads.
     """
-    columns = {name: _of_layer(name, loads, layer) for name, loads in trainings.items()}
+    columns = {name: _of_last_layer(name, loads) for name, loads in trainings.items()}
     if not columns:
         raise LabError(say(en="give the loads of at least one training.", fr="donnez les charges d’un entraînement."))
     column_in = min(5.2, (WIDEST_IN - 1.6) / len(columns))
@@ -81,19 +77,17 @@ def expert_load_figure(
         fr=f"Charge des experts, {mixture} : au-delà de la capacité (tirets), les tokens sont abandonnés",
     )
     figure.suptitle(fill(title, int(72 * figure.get_figwidth() / (TITLE * LETTER))), fontsize=TITLE)
-    return finish(figure, path)
+    return finish(figure)
 
 
-def _of_layer(name: str, loads: Sequence[ExpertLoad], layer: str | None) -> list[ExpertLoad]:
+def _of_last_layer(name: str, loads: Sequence[ExpertLoad]) -> list[ExpertLoad]:
     layers = list(dict.fromkeys(load.layer for load in loads))
     if not layers:
         raise refusal(
             en=f"{name} has no load of experts: train a model with a mixture of experts such as moe_tiny.",
             fr=f"{name} n’a aucune charge d’experts : entraînez un modèle à mélange d’experts comme moe_tiny.",
         )
-    if layer is not None and layer not in layers:
-        raise LabError(one_of("layer", layer, layers))
-    return [load for load in loads if load.layer == (layer or layers[-1])]
+    return [load for load in loads if load.layer == layers[-1]]
 
 
 def _shares(load: ExpertLoad) -> list[float]:
