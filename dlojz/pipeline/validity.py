@@ -4,7 +4,7 @@
 and backward once. What torch's runtime executes is said by `exchange_formats.torch_refusal`. No torch.
 
 Also plans token slices: a slice costs more the more tokens stand before it, so equal lengths are not equal times.
-`plan_slices` finds the lengths of least pipelined time on its grid, within its tolerance.
+`plan_slices` finds the lengths of least pipelined time on its grid.
 
 Source: Li et al. 2021, TeraPipe (arXiv 2102.07988), §3.3: T = Σ t_i + (p − 1) max t_i, and the dynamic programme.
 """
