@@ -11,8 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.validation_goals import GOALS, goals, goals_table
-from benchmarks.validation_page import blocks, filled, present_page, rows_page, write_page
+from benchmarks.validation_page import (
+    GOALS,
+    blocks,
+    filled,
+    goals,
+    goals_table,
+    present_page,
+    rows_page,
+    write_page,
+)
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.cli.plan import validate_command
@@ -149,7 +157,7 @@ def test_validation_page_that_differs_is_seen() -> None:
 
 
 def test_each_goal_that_is_missed_says_why(results: list[TableResult], memory: MemoryResult) -> None:
-    """A goal that newly fails needs a sentence in `benchmarks/validation_goals.py`, or a better model."""
+    """A goal that newly fails needs a sentence in `benchmarks/validation_page.py`, or a better model."""
     found = goals(results, memory)
     assert len({one.name for one in found}) == len(found)
     assert [one.name for one in found if not one.reached and not one.reason] == []

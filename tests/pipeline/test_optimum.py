@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.optimum_solver import search
+from benchmarks.pipeline_optimum import search
 from dlojz.base.errors import LabError
 from dlojz.pipeline.analysis import lower_bound
 from dlojz.pipeline.optimum.shortest_schedule import Optimum, Problem, _table, first_guess, optimum
