@@ -1,6 +1,6 @@
 """The decoder on real text with and without a sequence-length curriculum: loss against tokens and time, and Adam's √v.
 
-    python benchmarks/curriculum.py --seeds 3 --tokens 120000 --out curriculum.json --figure curriculum.png
+    python benchmarks/curriculum.py --seeds 3 --tokens 120000 --out curriculum.json
 
 Each seed is trained once per pacing and learning rate, in turn, until the same number of tokens was read; the loss is
 that of whole samples of text that is not trained on. Spikes are steps whose training loss is 1.2 times the smallest
@@ -11,23 +11,227 @@ before it; √v is Adam's running root mean square of the gradients, whose L1 no
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate as running
 from pathlib import Path
+from typing import Literal, Self
 
 import torch
 import tyro
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.utils.data import Subset
 
+from dlojz.base.contract import Contract
+from dlojz.base.display_hook import bar
 from dlojz.base.files import write_atomic
-from dlojz.base.language import use_language
+from dlojz.base.language import refusal
 from dlojz.config.run_config import RunConfig
-from dlojz.display.figures.training_figures import curriculum_figure
-from dlojz.prediction.compute import curriculum_cost
-from dlojz.results.record import SPIKE, Trajectory
-from dlojz.train.trials import train_trial
+from dlojz.config.schedules import PLAIN, length_at, stretches, whole_length
+from dlojz.data.datasets import ProseWindows
+from dlojz.data.sampling import CutToLength, MicroBatchSampler, micro_batches
+from dlojz.models.blocks import mean_loss
+from dlojz.prediction.compute import step_flops
+from dlojz.train.engines.base import Engine
+from dlojz.train.loop import accumulate, build_model
+
+SPIKE = 1.2
+"""A step is a spike where its loss is so many times the smallest before it.
+
+Source: Li et al. 2021 (arXiv 2108.06084), whose loss ratio this is."""
+
+
+class HeldOutLoss(Contract):
+    """Loss on text that is not trained on, at the whole length whatever the length of the step."""
+
+    step: int = Field(ge=0, description="steps done before")
+    tokens: int = Field(ge=0, description="tokens read before")
+    seconds: float = Field(ge=0, description="seconds of the steps done before")
+    loss: float
+
+
+class Trajectory(Contract):
+    """Trajectory of one training on text, step by step; all series have one entry per step."""
+
+    schema_version: Literal[1] = 1
+    config: RunConfig
+    lengths: tuple[int, ...] = Field(description="tokens per sample")
+    tokens: tuple[int, ...] = Field(description="tokens of the global batch")
+    step_s: tuple[float, ...] = Field(description="seconds of the step")
+    losses: tuple[float, ...] = Field(description="training loss, on samples of the step's own length")
+    variance_norm: tuple[float, ...] = Field((), description="L1 norm of Adam's √v after the step; empty: not recorded")
+    variance_max: tuple[float, ...] = Field((), description="largest number of Adam's √v after the step")
+    diverged: bool = Field(False, description="whether it ended with a loss that is no number")
+    held_out: tuple[HeldOutLoss, ...] = Field((), description="losses on text that is not trained on")
+
+    @model_validator(mode="after")
+    def _of_one_length(self) -> Self:
+        steps = len(self.losses)
+        series = {name: len(getattr(self, name)) for name in ("lengths", "tokens", "step_s")}
+        series |= {name: len(getattr(self, name)) or steps for name in ("variance_norm", "variance_max")}
+        for name, entries in series.items():
+            if entries != steps:
+                raise refusal(
+                    en=f"a trajectory of {steps} losses has {entries} {name}: give one of each per step.",
+                    fr=f"une trajectoire de {steps} pertes a {entries} {name} : donnez-en une par pas.",
+                )
+        return self
+
+    @property
+    def tokens_read(self) -> tuple[int, ...]:
+        """Tokens read by the end of each step."""
+        return tuple(running(self.tokens))
+
+    @property
+    def loss_ratios(self) -> tuple[float, ...]:
+        """Divide each loss by the smallest before it; 1 for the first. Above 1 the training went back.
+
+        Source: Li et al. 2021 (arXiv 2108.06084).
+        """
+        if not self.losses:
+            return ()
+        # Shifted by one step: each loss over the smallest up to the step before.
+        smallest = running(self.losses, min)
+        return (1.0, *(loss / minimum for loss, minimum in zip(self.losses[1:], smallest, strict=False)))
+
+    def spikes(self, ratio: float = SPIKE) -> tuple[int, ...]:
+        """List the steps whose loss ratio is above so much."""
+        return tuple(step for step, step_ratio in enumerate(self.loss_ratios) if step_ratio > ratio)
+
+    def seconds_by_length(self) -> dict[int, float]:
+        """Compute the median seconds of a step of each length."""
+        by_length: dict[int, list[float]] = {}
+        for length, step_s in zip(self.lengths, self.step_s, strict=True):
+            by_length.setdefault(length, []).append(step_s)
+        return {length: statistics.median(times) for length, times in sorted(by_length.items())}
+
+
+HELD_OUT_SHARE = 10
+"""One sample in so many, at the end of the text, is held out."""
+EVALUATIONS = 20
+"""Evaluations of the held-out loss, at the same numbers of tokens for all trials."""
+EVALUATED = 64
+"""Held-out samples that are evaluated, evenly spread."""
+
+Tell = Callable[[int, int, float], None]
+"""Receives each step's number, the tokens read so far and its loss."""
+
+
+def train_trial(
+    config: RunConfig, *, tokens: int | None = None, evaluations: int = EVALUATIONS, tell: Tell | None = None
+) -> Trajectory:
+    """Train on the lab's prose and record every step's loss, seconds and √v.
+
+    Args:
+        config: a text model on one process with optimizer adamw.
+        tokens: train until so many were read, to compare trials with and without curriculum; by default the run's
+            steps.
+        evaluations: of the held-out loss, at least 1.
+
+    Raises:
+        LabError: if the run is not one process with adamw on the lab's prose.
+    """
+    _check(config)
+    full_length = whole_length(config)
+    prose = ProseWindows(full_length)
+    # Windows from this number on are held out.
+    trained = len(prose) - len(prose) // HELD_OUT_SHARE
+    engine = Engine(config, build_model(config), torch.device("cpu"))
+    batches = _batches(config, prose, trained)
+    held_out_samples = [prose[index] for index in _spread(trained, len(prose), EVALUATED)]
+    goal = tokens or 0
+    tokens_per_evaluation = max(1, (goal or config.steps * config.layout.global_batch * full_length) // evaluations)
+    columns: dict[str, list[float]] = {name: [] for name in ("losses", "step_s", "variance_norm", "variance_max")}
+    counts: list[int] = []
+    # Before any update: where all trials begin.
+    held_out = [HeldOutLoss(step=0, tokens=0, seconds=0.0, loss=_evaluate(engine.module, held_out_samples))]
+    step, tokens_read, diverged = 0, 0, False
+    show = bar(goal or config.steps)
+    while (tokens_read < goal) if goal else (step < config.steps):
+        start_s = time.perf_counter()
+        loss = float(accumulate(engine, batches, config.layout.micro_batches, None))
+        engine.update()
+        step_s = time.perf_counter() - start_s
+        if not math.isfinite(loss):
+            diverged = True  # this step is in no list
+            show(goal or config.steps)
+            break
+        counts.append(batches.take_tokens())
+        norm, largest = variance_of(engine.optimizer)
+        for name, value in zip(columns, (loss, step_s, norm, largest), strict=True):
+            columns[name].append(value)
+        step, tokens_read = step + 1, tokens_read + counts[-1]
+        # This step has passed a multiple of it.
+        if tokens_read // tokens_per_evaluation > (tokens_read - counts[-1]) // tokens_per_evaluation:
+            held_out_loss = _evaluate(engine.module, held_out_samples)
+            if math.isfinite(held_out_loss):
+                held_out.append(
+                    HeldOutLoss(step=step, tokens=tokens_read, seconds=sum(columns["step_s"]), loss=held_out_loss)
+                )
+        show(tokens_read if goal else step)
+        if tell is not None:
+            tell(step, tokens_read, loss)
+    return Trajectory(
+        config=config,
+        lengths=tuple(length_at(config, number) for number in range(step)),
+        tokens=tuple(counts),
+        held_out=tuple(held_out),
+        diverged=diverged,
+        **{name: tuple(values) for name, values in columns.items()},
+    )
+
+
+def variance_of(optimizer: torch.optim.Optimizer) -> tuple[float, float]:
+    """Compute the sum and the largest of all √v, v being Adam's running mean of the squared gradients; else 0.
+
+    Source: Li et al. 2021 (arXiv 2108.06084), whose "variance norm" and "variance max" these are.
+    """
+    roots = [state["exp_avg_sq"].sqrt() for state in optimizer.state.values() if "exp_avg_sq" in state]
+    if not roots:
+        return 0.0, 0.0
+    return float(sum(float(root.sum()) for root in roots)), max(float(root.max()) for root in roots)
+
+
+def _check(config: RunConfig) -> None:
+    layout = config.layout
+    if layout.world_size == 1 and config.optimizer == "adamw" and config.data == "text" and config.precision == "fp32":
+        return
+    raise refusal(
+        en="a trial is one process with optimizer='adamw', data='text', precision='fp32', but "
+        f"{config.title}, optimizer={config.optimizer!r}, data={config.data!r}, precision={config.precision!r} "
+        "was received: change these.",
+        fr="un essai est un processus avec optimizer='adamw', data='text', precision='fp32', mais "
+        f"{config.title}, optimizer={config.optimizer!r}, data={config.data!r}, precision={config.precision!r} "
+        "a été reçu : changez-les.",
+    )
+
+
+def _batches(config: RunConfig, prose: ProseWindows, trained: int) -> CutToLength:
+    layout = config.layout
+    sampler = MicroBatchSampler(
+        trained, micro_batch=layout.micro_batch, global_batch=layout.global_batch, seed=config.seed
+    )
+    batches = micro_batches(Subset(prose, range(trained)), sampler)
+    return CutToLength(batches, lambda step: length_at(config, step), micro_batches=layout.micro_batches)
+
+
+def _spread(start: int, after: int, count: int) -> list[int]:
+    """At most so many numbers from `start` to `after`, evenly spread."""
+    count = min(count, after - start)
+    return [start + number * (after - start) // count for number in range(count)]
+
+
+@torch.no_grad()
+def _evaluate(model: nn.Module, samples: list[tuple[Tensor, Tensor]]) -> float:
+    inputs, targets = (torch.stack(column) for column in zip(*samples, strict=True))
+    return float(mean_loss(model(inputs), targets))
+
 
 ARMS: dict[str, dict[str, object]] = {
     "none": {},
@@ -108,15 +312,19 @@ def table(trials: Trials) -> dict[str, dict[str, object]]:
 
 def lengths(ones: Sequence[Trajectory]) -> dict[int, dict[str, float]]:
     """Print and return, by length, a step's predicted FLOPs and measured seconds, both over those of a whole one."""
-    costs = curriculum_cost(ones[0].config)
+    config = ones[0].config
+    plain = {**config.to_dict(), **PLAIN, "curriculum": "none"}
+    flops = {
+        stretch.length: step_flops(RunConfig.from_dict({**plain, "sequence_length": stretch.length}))
+        for stretch in stretches(config)
+    }
     measured = [one.seconds_by_length() for one in ones]
     whole = max(measured[0])
     print("length  predicted FLOPs  measured seconds (median of the seeds), over a whole step")
     found = {}
-    for one in costs.lengths:
-        length = one.stretch.length
+    for length, length_flops in flops.items():
         ratio = statistics.median(times[length] / times[whole] for times in measured)
-        found[length] = {"predicted": costs.relative_cost(length), "measured": ratio}
+        found[length] = {"predicted": length_flops / flops[whole], "measured": ratio}
         print(f"{length:6d}  {found[length]['predicted']:15.3f}  {ratio:16.3f}")
     return found
 
@@ -178,35 +386,18 @@ class Asked:
     """steps of the pacing"""
     out: Path | None = None
     """JSON file for the trajectories and the table"""
-    figure: Path | None = None
-    """picture of the last learning rate"""
-    redraw: Path | None = None
-    """a JSON file of before, to print and draw without training"""
-    language: str = "en"
-    """of the figure, en or fr"""
 
 
 def main(asked: Asked) -> int:
     """Print losses, spikes and √v by learning rate and pacing, and the cost of each length."""
     torch.set_num_threads(1)
-    use_language(asked.language)
-    if asked.redraw is not None:
-        told = json.loads(asked.redraw.read_text(encoding="utf-8"))["trials"]
-        trials = {
-            float(rate): {arm: [Trajectory.from_dict(one) for one in ones] for arm, ones in by_arm.items() if ones}
-            for rate, by_arm in told.items()
-        }
-    else:
-        sizes = {"batch": asked.batch, "sequence_length": asked.sequence_length, "pacing_steps": asked.steps}
-        trials = train_all(asked.arms, asked.rates, asked.seeds, asked.tokens, keep=partial(keep, asked.out), **sizes)
+    sizes = {"batch": asked.batch, "sequence_length": asked.sequence_length, "pacing_steps": asked.steps}
+    trials = train_all(asked.arms, asked.rates, asked.seeds, asked.tokens, keep=partial(keep, asked.out), **sizes)
     results = table(trials)
     last = list(trials.values())[-1]
     grown = [one for ones in last.values() for one in ones if one.config.curriculum != "none"]
     costs = lengths([one for one in grown if one.config.curriculum == grown[0].config.curriculum]) if grown else {}
     keep(asked.out, trials, results=results, lengths=costs)
-    if asked.figure is not None:
-        predicted = {length: both["predicted"] for length, both in costs.items()}
-        curriculum_figure(last, predicted=predicted, path=asked.figure)
     return 0
 
 

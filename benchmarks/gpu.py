@@ -502,20 +502,10 @@ def kernel_table(found: Sequence[Measurement]) -> Table | None:
 
 
 def forms_table(found: Sequence[Measurement]) -> Table | None:
-    """INT8, 2:4, fp8, torch.compile and the forms of the update: each beside the plain one."""
+    """fp8, torch.compile and the forms of the update: each beside the plain one."""
     rows: list[tuple[str, ...]] = []
     for unit, result, _ in (one for one in found if one.unit.part == "forms"):
-        if unit.name == "int8":
-            rows += [
-                (f"{row['model']} {row['part']}, batch {row['batch']}: {row['form']}", format_seconds(row["seconds"]),
-                 f"{row['ratio']:.2f}") for row in result
-            ]  # fmt: skip
-        elif unit.name == "two-to-four":
-            rows += [
-                (f"{row['outputs']}×{row['inputs']}, {row['batch']} rows: {row['form']}, {row['sparsity']:.0%} zeros",
-                 format_seconds(row["seconds"]), f"{row['ratio']:.2f}") for row in result
-            ]  # fmt: skip
-        elif unit.name == "fp8":
+        if unit.name == "fp8":
             plain = {row["width"]: row["seconds"] for row in result if row["form"] == "bf16"}
             rows += [
                 (f"product of {row['width']}³: {row['form']}", format_seconds(row["seconds"]),

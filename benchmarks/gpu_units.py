@@ -513,33 +513,6 @@ def profile(place: Place, rank: int, size: int) -> JSON:
 # ---- forms: INT8, 2:4, fp8, torch.compile, updates
 
 
-def int8(place: Place, rank: int, size: int) -> JSON:
-    """Time the linear layers of a block, and a whole model, in INT8 and the other forms of `int8_speed`."""
-    del rank, size
-    from benchmarks import int8_speed
-
-    device = place.torch_device.type
-    model, batch, rounds = ("vit_tiny", 2, 2) if place.stand_in else ("vit_b_16", 64, 10)
-    rows = int8_speed.layers(model, batch, rounds, device, compiled=False)
-    rows += int8_speed.whole("vit_tiny" if place.stand_in else "vit_s_16", batch, rounds, device)
-    return [asdict(row) for row in rows]
-
-
-def two_to_four(place: Place, rank: int, size: int) -> JSON:
-    """Time large layers with zeros: masked, as sparse rows, and 2:4 in hardware."""
-    del rank, size
-    from benchmarks.sparse_speed import GPU_LAYERS
-    from dlojz.compress.two_to_four import sparse_speed
-
-    layers = ((64, 64, 8),) if place.stand_in else GPU_LAYERS
-    sparsities = (0.5,) if place.stand_in else (0.5, 0.9)
-    return [
-        {"outputs": outputs, "inputs": inputs, "batch": batch, **asdict(one)}
-        for outputs, inputs, batch in layers
-        for one in sparse_speed(outputs, inputs, batch, sparsities, rounds=8, device=place.torch_device.type)
-    ]
-
-
 FP8_SIZES: Final = {False: (2048, 4096, 8192), True: (64,)}
 
 
@@ -601,7 +574,7 @@ def compiled(config: RunConfig, place: Place, rank: int, size: int) -> JSON:
 def update_forms(config: RunConfig, place: Place, rank: int, size: int) -> JSON:
     """Time the forms of the update in turns, as `update_forms` does."""
     del rank, size
-    from dlojz.train.trials import measure_forms
+    from benchmarks.update_forms import measure_forms
 
     return [asdict(one) for one in measure_forms(config, rounds=3 if place.stand_in else 15)]
 
@@ -812,8 +785,6 @@ def units(stand_in: bool) -> list[Unit]:
     whole = ("vit_tiny",) if stand_in else ("vit_b_16", "gpt2")
     forms = ("vit_tiny",) if stand_in else ("coatnet_0", "gpt2")
     found += [
-        Unit("forms", "int8", int8, 25, 90),
-        Unit("forms", "two-to-four", two_to_four, 20, 60),
         Unit("forms", "fp8", fp8, 10, 60),
     ]
     for model in whole:

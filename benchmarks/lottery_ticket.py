@@ -1,6 +1,6 @@
-"""The lottery ticket on vit_tiny and digits: winning tickets beside one-shot pruning, new weights and random masks.
+"""Lab 11's lottery ticket over several seeds: winning tickets beside one-shot pruning, new weights and random masks.
 
-    python benchmarks/lottery_ticket.py --seeds 5 --epochs 8 --out lottery
+    python benchmarks/lottery_ticket.py --seeds 5 --out lottery
 
 Every seed trains the dense network, then prunes and rewinds in rounds; at each sparsity three other tickets run the
 same race:
@@ -10,265 +10,142 @@ same race:
     new_weights the winning ticket's mask on the weights of another seed
     new_mask    the winning ticket's weights under a mask drawn at random, with as many in each layer
 
-Writes OUT.json and OUT-fr.png, OUT-en.png, and prints the table of the medians.
+Prints the table of the medians and writes OUT.json. Source: Frankle and Carbin 2019 (arXiv 1803.03635); Frankle et al.
+2020 (arXiv 1912.05671) for rewinding to step k: training again from the same seed, masked after step k.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, get_args
 
 import torch
+import torch.nn.functional as F
 import tyro
-from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from tqdm import tqdm
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import say, use_language
-from dlojz.compress import masks
-from dlojz.compress.pruning import Race, shifted, sparsities, train_ticket, winning_tickets
-from dlojz.compress.task import Progress, Settings, accuracy, digits
-from dlojz.display.canvas import LabFigure, finish, new_figure, plain
-from dlojz.display.style import BLUE, GREEN, ORANGE, PURPLE
+from dlojz.compress.task import Task, accuracy, digits, new_model
 
-Kind = Literal["iterative", "one_shot", "new_weights", "new_mask"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS = ("iterative", "one_shot", "new_weights", "new_mask")
+MODEL, BATCH, RATE = "vit_tiny", 64, 1e-3
 _OTHER_SEED = 100_003
+Masks = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Ticket:
-    """One sparse network after its training.
+    """One sparse network after its training: where its mask and weights come from, its zeros, its accuracy."""
 
-    Args:
-        kind: where its mask and its weights come from.
-        seed: of the race.
-        sparsity: share of the prunable weights that are zero, counted.
-        accuracy: on the held-out samples, from 0 to 1.
-    """
-
-    kind: Kind
+    kind: str
     seed: int
     sparsity: float
     accuracy: float
 
 
-def random_mask_like(ticket: masks.Masks, seed: int) -> dict[str, Tensor]:
-    """As many places open in each layer as in the ticket, but drawn at random."""
-    generator = torch.Generator().manual_seed(seed)
+def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Layers whose weights are pruned, by name."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)}
+
+
+def train_ticket(
+    task: Task, seed: int, steps: int, rewind: int, masks: Masks | None = None, *, order: int
+) -> nn.Module:
+    """Train from the first weights of a seed, masked after `rewind` steps; returns plain layers with zeros.
+
+    Args:
+        order: seed of the batches, the same for all tickets of a race.
+    """
+    model = new_model(MODEL, task, seed)
+    layers = linear_layers(model)
+    for layer in layers.values():
+        prune.identity(layer, "weight")  # a mask of ones, until the ticket is put on
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.01)
+    decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    generator = torch.Generator().manual_seed(order)
+    model.train()
+    for step in range(steps):
+        if masks is not None and step == rewind:
+            for name, mask in masks.items():
+                layers[name].weight_mask.copy_(mask)
+        index = torch.randint(len(task.labels_N), (BATCH,), generator=generator)
+        optimizer.zero_grad()
+        F.cross_entropy(model(task.inputs_NCHW[index]), task.labels_N[index]).backward()
+        optimizer.step()
+        decay.step()
+    for layer in layers.values():
+        prune.remove(layer, "weight")
+    return model.eval()
+
+
+def smallest_removed(model: nn.Module, sparsity: float) -> dict[str, Tensor]:
+    """Mask the same share of the smallest magnitudes of each layer; zeros are the smallest, so masks only grow."""
+    masks = {}
+    for name, layer in linear_layers(model).items():
+        sizes = layer.weight.detach().abs().flatten()
+        mask = torch.ones_like(sizes)
+        mask[sizes.argsort(stable=True)[: round(sparsity * len(sizes))]] = 0
+        masks[name] = mask.view_as(layer.weight)
+    return masks
+
+
+def shuffled(masks: Masks, seed: int) -> dict[str, Tensor]:
+    """Draw masks with as many ones in each layer."""
+    draw = torch.Generator().manual_seed(seed)
     return {
-        name: mask.flatten()[torch.randperm(mask.numel(), generator=generator)].reshape(mask.shape)
-        for name, mask in ticket.items()
+        name: mask.flatten()[torch.randperm(mask.numel(), generator=draw)].view_as(mask) for name, mask in masks.items()
     }
 
 
-def run_race(
-    race: Race, levels: Sequence[float], kinds: Sequence[Kind] = KINDS, progress: Progress | None = None
-) -> list[Ticket]:
-    """Every kind of ticket at every sparsity, from one seed.
-
-    Args:
-        race: the training.
-        levels: rising sparsities.
-        kinds: those that are compared; the winning ticket is always there, the others' masks come from it.
-        progress: told after each step of all trainings.
-
-    Returns:
-        The tickets; first the dense network, as an iterative ticket of sparsity 0.
-    """
-    own = race.settings.steps(race.task)
-    others = [kind for kind in kinds if kind != "iterative"]
-    total = own * (1 + len(levels) * (1 + len(others)))
-    dense = train_ticket(race, None, progress=shifted(progress, 0, total))
-    winners = list(winning_tickets(race, levels, shifted(progress, own, total), dense))
-    found = [_judged(race, "iterative", model) for model in (dense, *(model for _, model in winners))]
-    done = own * (1 + len(levels))
-    for level, (ticket, _) in zip(levels, winners, strict=True):
-        for kind in others:
-            seed = race.seed + _OTHER_SEED if kind == "new_weights" else None
-            mask = _other_mask(kind, race, dense, level, ticket)
-            model = train_ticket(race, mask, seed=seed, progress=shifted(progress, done, total))
-            found.append(_judged(race, kind, model))
-            done += own
-    return found
-
-
-def _other_mask(kind: Kind, race: Race, dense: nn.Module, level: float, ticket: masks.Masks) -> masks.Masks:
-    if kind == "one_shot":
-        return masks.magnitude_masks(masks.weights(dense), level, per_layer=race.per_layer)
-    return ticket if kind == "new_weights" else random_mask_like(ticket, race.seed + _OTHER_SEED)
-
-
-def _judged(race: Race, kind: Kind, model: nn.Module) -> Ticket:
-    removed, total = masks.removed_and_all(model)
-    return Ticket(kind, race.seed, removed / total, accuracy(model, race.task))
-
-
-_LOOKS = {
-    "iterative": (BLUE, "-", "o"),
-    "one_shot": (GREEN, "-.", "^"),
-    "new_weights": (ORANGE, "--", "s"),
-    "new_mask": (PURPLE, ":", "D"),
-}
-
-
-def ticket_label(kind: Kind) -> str:
-    """A kind of ticket in the reader's language."""
-    return {
-        "iterative": say(en="winning ticket (rounds, rewound)", fr="ticket gagnant (en plusieurs tours, rembobiné)"),
-        "one_shot": say(en="pruned at once, rewound", fr="élagué d’un coup, rembobiné"),
-        "new_weights": say(en="the winner’s mask, other weights", fr="masque du gagnant, autres poids"),
-        "new_mask": say(en="the winner’s weights, random mask", fr="poids du gagnant, masque au hasard"),
-    }[kind]
-
-
-def lottery_figure(tickets: Sequence[Ticket], path: str | Path | None = None) -> LabFigure:
-    """Draw accuracy against the share of the weights that are left: a mark for each seed, a line for the medians.
-
-    Args:
-        tickets: of one seed or of several, the dense network among them (see `dlojz.compress.pruning.run_race`).
-        path: picture to write, if any.
-
-    Raises:
-        LabError: without a ticket; if the picture cannot be written.
-    """
-    if not tickets:
-        raise LabError(
-            say(
-                en="a figure of lottery tickets needs at least one, but none was received.",
-                fr="une figure de tickets de loterie en demande au moins un, mais aucun n’a été reçu.",
-            )
-        )
-    figure = new_figure(9.0, 4.6, alt=description(tickets))
-    axes = figure.subplots()
-    seeds = len({one.seed for one in tickets})
-    for place, kind in enumerate(KINDS):
-        _kind(axes, kind, place, [one for one in tickets if one.kind == kind])
-    _dense(axes, tickets)
-    levels = sorted({_left(one) for one in tickets})
-    axes.set_xscale("log")
-    axes.set_xlim(1.25 * levels[-1], levels[0] / 1.25)
-    axes.xaxis.set_major_locator(FixedLocator(levels))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _percent(value)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _percent(value)))
-    plain(axes)
-    axes.set_xlabel(say(en="weights left, of those that are pruned", fr="poids restants, parmi ceux qu’on élague"))
-    axes.set_ylabel(say(en="accuracy, held-out images", fr="exactitude, images de test"))
-    axes.set_title(
-        say(en=f"Lottery tickets: {seeds} seed(s), medians", fr=f"Tickets de loterie : {seeds} graine(s), médianes"),
-        loc="left",
-        fontsize=10,
-        fontweight="bold",
-    )
-    axes.legend(frameon=False, fontsize=8, loc="lower left", handlelength=3.5)
-    return finish(figure, path)
-
-
-def description(tickets: Sequence[Ticket]) -> str:
-    """The figure in words: the median of each kind at each sparsity."""
-    told = [
-        f"{ticket_label(kind)}, {_percent(left)} : {_percent(median)}".replace(" :", say(en=":", fr=" :"))
-        for kind in KINDS
-        for left, median in _medians([one for one in tickets if one.kind == kind])
-    ]
-    return say(en="Accuracy by weights left. ", fr="Exactitude selon les poids restants. ") + "; ".join(told) + "."
-
-
-def _left(one: Ticket) -> float:
-    return round(1 - one.sparsity, 4)
-
-
-def _medians(tickets: Sequence[Ticket]) -> list[tuple[float, float]]:
-    return [
-        (left, statistics.median(one.accuracy for one in tickets if _left(one) == left))
-        for left in sorted({_left(one) for one in tickets}, reverse=True)
-    ]
-
-
-def _kind(axes: Axes, kind: Kind, place: int, tickets: Sequence[Ticket]) -> None:
-    if not tickets:
-        return
-    color, dashes, marker = _LOOKS[kind]
-    beside = 1.0 + 0.03 * (place - 1.5)  # side by side: marks of several kinds would hide each other
-    axes.plot([_left(one) * beside for one in tickets], [one.accuracy for one in tickets], color=color, marker=marker,
-              linestyle="", markersize=4, alpha=0.5, markerfacecolor="none")  # fmt: skip
-    lefts, medians = zip(*_medians(tickets), strict=True)
-    axes.plot([left * beside for left in lefts], medians, color=color, linestyle=dashes, marker=marker, markersize=7,
-              linewidth=2, label=ticket_label(kind))  # fmt: skip
-
-
-def _dense(axes: Axes, tickets: Sequence[Ticket]) -> None:
-    dense = [one.accuracy for one in tickets if one.sparsity == 0]
-    if dense:
-        axes.axhline(statistics.median(dense), color="#444444", linewidth=0.9)
-        axes.annotate(say(en="dense", fr="dense"), (1.0, statistics.median(dense)), xycoords=("axes fraction", "data"),
-                      xytext=(-4, 3), textcoords="offset points", ha="right", fontsize=8, color="#444444")  # fmt: skip
-
-
-def _percent(share: float) -> str:
-    number = f"{100 * share:.3g}"
-    return say(en=f"{number} %", fr=f"{number.replace('.', ',')} %")
-
-
-MODEL = "vit_tiny"
-
-
 def main(
-    seeds: int = 5,
-    rounds: int = 5,
-    sparsity: float = 0.96875,
-    epochs: int = 8,
-    rewind_epochs: int = 1,
-    per_layer: bool = True,
-    threads: int = 1,
+    seeds: int = 5, rounds: int = 5, sparsity: float = 0.96875, steps: int = 176, rewind: int = 22, threads: int = 1,
     out: str = "",
-) -> None:
+) -> None:  # fmt: skip
     """Run the race, print and keep.
 
     Args:
         seeds: how many.
         rounds: of pruning.
-        sparsity: after the last of them.
-        epochs: of each training.
-        rewind_epochs: epochs of the dense training that a ticket starts after.
-        per_layer: the same share of each layer, else of all together.
+        sparsity: after the last of them; each round removes the same share of what is left.
+        steps: of each training.
+        rewind: steps of the dense training that a ticket starts after.
         threads: of torch.
         out: path without ending; nothing is written where it is empty.
     """
     torch.set_num_threads(threads)
-    task, settings = digits(), Settings(epochs=epochs)
-    rewind_step = rewind_epochs * task.batches_per_epoch(settings.batch_size)
+    task = digits()
     tickets: list[Ticket] = []
+    levels = [1 - (1 - sparsity) ** (turn / rounds) for turn in range(1, rounds + 1)]
+    progress = tqdm(total=seeds * (1 + len(levels) * len(KINDS)), unit=" trainings")
     for seed in range(seeds):
-        race = Race(MODEL, task, Settings(epochs=epochs, seed=seed), rewind_step, seed, per_layer)
-        with tqdm(desc=f"seed {seed}", unit="step") as bar:
 
-            def tell(done: int, total: int, bar: tqdm = bar) -> None:
-                bar.total, bar.n = total, done
-                bar.refresh() if done % 20 == 0 else None
+        def run(kind: str, level: float, first_seed: int, masks: Masks | None, seed: int = seed) -> nn.Module:
+            model = train_ticket(task, first_seed, steps, rewind, masks, order=seed)
+            tickets.append(Ticket(kind, seed, level, accuracy(model, task)))
+            progress.update()
+            return model
 
-            tickets += run_race(race, sparsities(sparsity, rounds), progress=tell)
-    print(f"\n{MODEL}, digits, {epochs} epochs, rewound to step {rewind_step}, {seeds} seeds: median [min, max]")
-    for level in sorted({round(one.sparsity, 3) for one in tickets}):
-        print(f"{level:7.1%}  ", end="")
+        dense = trained = run("iterative", 0.0, seed, None)
+        for level in levels:
+            winner = smallest_removed(trained, level)
+            trained = run("iterative", level, seed, winner)
+            run("one_shot", level, seed, smallest_removed(dense, level))
+            run("new_weights", level, seed + _OTHER_SEED, winner)
+            run("new_mask", level, seed, shuffled(winner, seed))
+    print(f"\n{MODEL}, digits, {steps} steps, rewound to step {rewind}, {seeds} seeds: median [min, max]")
+    for level in (0.0, *levels):
+        cells = []
         for kind in KINDS:
-            found = [one.accuracy for one in tickets if one.kind == kind and round(one.sparsity, 3) == level]
-            cell = f"{statistics.median(found):.3f} [{min(found):.3f}, {max(found):.3f}]" if found else ""
-            print(f"{kind}: {cell:<22}", end="  ")
-        print()
+            shares = [ticket.accuracy for ticket in tickets if (ticket.kind, ticket.sparsity) == (kind, level)]
+            if shares:
+                cells.append(f"{kind}: {statistics.median(shares):.3f} [{min(shares):.3f}, {max(shares):.3f}]")
+        print(f"{level:7.1%}  " + "  ".join(cells))
     if out:
-        kept = {"model": MODEL, "epochs": epochs, "rewind_step": rewind_step, "per_layer": per_layer}
-        Path(f"{out}.json").write_text(json.dumps({**kept, "tickets": [asdict(one) for one in tickets]}, indent=1))
-        for language in ("fr", "en"):
-            use_language(language)
-            lottery_figure(tickets, f"{out}-{language}.png")
+        Path(f"{out}.json").write_text(json.dumps([asdict(ticket) for ticket in tickets], indent=1))
 
 
 if __name__ == "__main__":

@@ -175,11 +175,10 @@ def uses_of_groups() -> dict[str, str]:
         "compress": say(en="models of timm and torchvision", fr="les modèles de timm et torchvision"),
         "transformers": say(en="models hf:FOLDER", fr="les modèles hf:DOSSIER"),
         "libraries": say(en="two libraries of lab 12", fr="deux bibliothèques du TP 12"),
-        "optimum": say(en="proofs of new shortest schedules", fr="les preuves de nouveaux ordonnancements optimaux"),
     }
 
 
-OPTIONAL = ("transformers", "libraries", "optimum")
+OPTIONAL = ("transformers", "libraries")
 """Groups that no lab needs to be done."""
 
 

@@ -11,7 +11,7 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import format_bytes, refusal, say, spaced_percent, yes_no
@@ -40,13 +40,10 @@ from dlojz.models.foreign.names import is_elsewhere
 from dlojz.pipeline.analysis import lower_bound
 from dlojz.pipeline.block_weights import MEASURES, BlockWeights, block_weights
 from dlojz.pipeline.exchange_formats import text_table, torch_refusal
-from dlojz.pipeline.partition import PEERS, Partition, check_stages, exact, how_often, total_time, uniform
+from dlojz.pipeline.partition import PEERS, Partition, check_stages, exact, total_time, uniform
 from dlojz.pipeline.schedule import SENDS, Costs, Schedule
 from dlojz.pipeline.schedule_catalogue import SCHEDULES, build, entry
 from dlojz.pipeline.simulator import UNIT_COSTS, Timeline, memory_curves, simulate
-
-if TYPE_CHECKING:
-    from dlojz.pipeline.partition import HowOften
 
 MOST_UNITS = 200_000
 """Stages times micro-batches that are simulated here: some seconds."""
@@ -444,9 +441,6 @@ def listing(as_json: bool) -> Any:
     return Table(head, rows, align="l", whole=1)
 
 
-CASES, SEED = 4000, 0
-
-
 @verb(
     "partition",
     MODEL,
@@ -456,8 +450,7 @@ CASES, SEED = 4000, 0
         // ce que pèse un bloc (par défaut : parameters)
     --pattern REGEX  regular expression found in the class of the blocks that count (--by regex)
         // expression régulière cherchée dans la classe des blocs qui comptent (--by regex)
-    --compare  the cuts in other units, and how often each tool misses the optimum
-        // les découpages dans d’autres unités, et combien de fois chaque outil manque l’optimum
+    --compare  the cuts in other units // les découpages dans d’autres unités
     """,
     config_flags(
         *("model", "data", "image_size", "sequence_length", "micro_batch", "micro_batches", "device"),
@@ -484,7 +477,6 @@ def partition_command(args: Given, answer: Answer) -> None:
     # PEERS cut the same weights: as DeepSpeed, as torchgpipe, and into equal numbers of blocks.
     cuts |= {name: cut(weighed.weights, stages) for name, cut in PEERS.items()}
     imbalances = _in_other_units(config, weighed, stages) if args["compare"] else {}
-    counts = [how_often(peer, CASES, SEED) for peer in PEERS] if args["compare"] else []
     if "png" in args:
         from dlojz.display.figures.partition_figures import partition_figure
 
@@ -492,7 +484,7 @@ def partition_command(args: Given, answer: Answer) -> None:
         partition_figure(titled_cuts, weighed, model=config.model_name, path=args["png"])
         tell_written(args["png"])
     if args["json"]:
-        answer(_document(config, weighed, cuts, imbalances, counts) | ({"pattern": pattern} if pattern else {}))
+        answer(_document(config, weighed, cuts, imbalances) | ({"pattern": pattern} if pattern else {}))
         return
     answer(partition_tables.headline(config.model_name, weighed, stages) + "\n")
     answer(partition_tables.stages_table(cuts["exact"], weighed))
@@ -504,11 +496,9 @@ def partition_command(args: Given, answer: Answer) -> None:
             en=f"{weighed.kinds[-1]}: what is outside of the repeated blocks, such as stem and head, counted last",
             fr=f"{weighed.kinds[-1]} : ce qui est hors des blocs répétés, p. ex. la tige et la tête, compté en dernier",
         )
-    for table in (
-        (partition_tables.units_table(imbalances), partition_tables.counts_table(counts)) if args["compare"] else ()
-    ):
+    if imbalances:
         answer("")
-        answer(table)
+        answer(partition_tables.units_table(imbalances))
 
 
 def _in_stages(config: RunConfig, stages: int) -> RunConfig:
@@ -607,7 +597,6 @@ def _document(
     weighed: BlockWeights,
     cuts: Mapping[str, Partition],
     imbalances: Mapping[str, Mapping[str, float]],
-    counts: list[HowOften],
 ) -> dict[str, Any]:
     """Everything as plain JSON data."""
     best, m = cuts["exact"], config.layout.micro_batches
@@ -634,12 +623,4 @@ def _document(
     }
     if imbalances:
         document["imbalance_of_cut_by"] = imbalances
-        document["random_cases"] = {
-            count.peer: {
-                **fields_of(count, "cases", "seed", "worst_ratio", "worst_stages"),
-                "not_optimal": count.missed,
-                "worst_weights": list(count.worst_weights),
-            }
-            for count in counts
-        }
     return document

@@ -323,15 +323,12 @@ def _verdict(layouts: list[str], measured_s: list[float]) -> str:
     "validate",
     """
     [TABLE…]  tables to show row by row // tableaux à montrer ligne par ligne
-    --page FILE  Markdown page to write anew, docs/validation.md; its rows go into a second one beside it
-        // page Markdown à réécrire, docs/validation.md ; ses lignes vont dans une seconde, à côté
     """,
-    FIGURE,
     JSON,
 )
-def validate_command(args: Given, answer: Answer) -> int:
-    """Show goals and errors of the cost model, or write their page; exits with 1 if a goal is missed."""
-    from dlojz.cost_model.validation import first_choices, goals, table_goals, validate, validate_memory, validated
+def validate_command(args: Given, answer: Answer) -> None:
+    """Show the errors of the cost model."""
+    from dlojz.cost_model.validation import first_choices, validate, validate_memory, validated
     from dlojz.display import validation_tables as tables
 
     names = args[WORDS]
@@ -340,38 +337,16 @@ def validate_command(args: Given, answer: Answer) -> int:
             en=f"a table was named twice: {', '.join(names)}; name each once.",
             fr=f"un tableau est nommé deux fois : {', '.join(names)} ; nommez chacun une fois.",
         )
-    if names and args["page"]:
-        raise refusal(
-            en=f"the page has all tables: leave out {' '.join(names)}, or --page.",
-            fr=f"la page contient tous les tableaux : ôtez {' '.join(names)}, ou --page.",
-        )
-    if args["page"]:
-        tables.present_page(Path(args["page"]))  # refused now, not after the half minute that the errors take
     results = [validate(name) for name in names or validated()]
     memory = None if names else validate_memory()
-    verdicts = (
-        [goal for result in results for goal in table_goals(result)] if memory is None else goals(results, memory)
-    )
-    if args["figure"]:
-        from dlojz.display.figures.cost_model_figures import validation_figure
-
-        validation_figure(results, args["figure"])
-        tell_written(args["figure"])
-    if args["page"] and memory is not None:
-        rows_path = tables.write_page(Path(args["page"]), results, memory)
-        tell_written(args["page"], en="page", fr="page")
-        tell_written(rows_path, en="its rows", fr="ses lignes")
     if args["json"]:
-        answer(tables.validation_document(results, verdicts, memory, rows=bool(names)))
+        answer(tables.validation_document(results, memory, rows=bool(names)))
     else:
         for result in results if names else ():
             answer(tables.rows_table(result))
-        if verdicts:
-            answer(tables.goals_table(verdicts))
         answer(tables.validation_table(results))
         if any(map(first_choices, results)):
             answer(tables.regret_table(results))
         if memory is not None:
             answer(tables.interval_table(results))
             answer(tables.memory_table(memory))
-    return int(not all(goal.reached for goal in verdicts))

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dlojz.compress.two_to_four import GROUP, check_groups
+from dlojz.compress import GROUP, check_groups
 from dlojz.models.blocks import TransformerBlock
 
 _FOURS = list(combinations(range(2 * GROUP), GROUP))

@@ -346,16 +346,6 @@ def stretches(config: RunFields) -> tuple[LengthStretch, ...]:
     return tuple(length_stretches)
 
 
-def total_tokens(config: RunFields) -> int:
-    """Tokens that a run reads in all its steps, over all replicas.
-
-    Raises:
-        LabError: if the run reads images.
-    """
-    # Samples per step × tokens per sample, summed over the steps.
-    return config.layout.global_batch * sum(stretch.length * stretch.num_steps for stretch in stretches(config))
-
-
 def first_whole_step(config: RunFields) -> int:
     """The first step whose samples are whole, from 0: from there on a step takes most memory.
 

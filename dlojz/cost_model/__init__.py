@@ -9,7 +9,7 @@ Read in this order: `workload` (operators and how long each takes), `passes` (a 
 
 from __future__ import annotations
 
-from dlojz.cost_model.calibration import BOUNDS, Calibration, Profile, calibration, profile, write_profile
+from dlojz.cost_model.calibration import BOUNDS, Calibration, Profile, calibration, profile
 from dlojz.cost_model.layout_memory import Memories
 from dlojz.cost_model.layouts import CHECKPOINTING, ENGINES, OFFLOAD, SCHEDULES, Layouts
 from dlojz.cost_model.step import (
@@ -52,5 +52,4 @@ __all__ = [
     "step_parts",
     "training_s",
     "workload",
-    "write_profile",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -165,16 +165,3 @@ def profile(name: str) -> Profile:
             fr=f"{path.name} n’est pas un calibrage ({error!r}) : il lui faut name, parameters, fitted_on, "
             "held_out, source et date.",
         ) from None
-
-
-def write_profile(path: Path, fitted_profile: Profile) -> None:
-    """Write a profile as JSON, one row's name per line."""
-    from dlojz.base.files import write_atomic
-
-    raw = asdict(fitted_profile) | {
-        "name": fitted_profile.calibration.name,
-        "parameters": fitted_profile.calibration.values,
-    }
-    del raw["calibration"]  # `name` and `parameters` stand for it
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, json.dumps(raw, indent=1, ensure_ascii=False, sort_keys=True) + "\n")

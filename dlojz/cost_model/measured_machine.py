@@ -225,9 +225,7 @@ def from_measurements(
     *,
     products: Sequence[tuple[Product, float]],
     passes: Sequence[tuple[float, float]],
-    launches_s: Sequence[float] = (),
     precision: Precision = "fp32",
-    start: Calibration | None = None,
 ) -> Calibration:
     """Derive a calibration from a machine's measurements.
 
@@ -236,9 +234,7 @@ def from_measurements(
         gpu: whose peaks the efficiencies refer to; for this machine its own best product and pass.
         products: products of matrices and the seconds of each.
         passes: bytes read and written, and the seconds.
-        launches_s: seconds of an operation on next to nothing.
         precision: of the products.
-        start: whose other parameters are kept; by default those of `Calibration`.
 
     Raises:
         LabError: without a product or a pass, or if a time is not above 0.
@@ -255,7 +251,7 @@ def from_measurements(
             )
     # With all efficiencies at their bounds, predicted ÷ measured is the share of the best that was reached.
     perfect = replace(
-        start or Calibration(name), name=name, product_efficiency=BOUNDS["product_efficiency"].high,
+        Calibration(name), product_efficiency=BOUNDS["product_efficiency"].high,
         attention_efficiency=BOUNDS["attention_efficiency"].high, memory_efficiency=BOUNDS["memory_efficiency"].high,
         product_start=0.0, unaligned=1.0,
     )  # fmt: skip
@@ -277,8 +273,6 @@ def from_measurements(
         "attention_efficiency": attention_speed or products_speed or 1.0,
         "memory_efficiency": memory_efficiency,
     }
-    if launches_s:
-        parameters["launch_s"] = statistics.median(launches_s)
     # A disturbed measurement may lie beyond what is physical.
     within: dict[str, Any] = {key: BOUNDS[key].clip(value) for key, value in parameters.items()}
     return replace(perfect, **within)

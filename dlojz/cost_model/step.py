@@ -543,11 +543,10 @@ def training_s(flops_per_token: float, tokens: float, gpus: int, flops_per_s: fl
     return flops_per_token * tokens / (gpus * flops_per_s)
 
 
-def bill(cluster: Cluster, gpus: int, seconds: float, *, load: float = 1.0) -> Bill:
+def bill(cluster: Cluster, gpus: int, seconds: float) -> Bill:
     """Compute energy and carbon of so many GPUs for so long.
 
-    The GPUs draw idle power and `load` of the rest: E = n·t·(idle + load·(TDP − idle)). With load 1 it is the account
-    of BLOOM, which takes the thermal design power: 1,082,990 GPU-hours of 400 W, 433,196 kWh, 24.7 t.
+    E = n·t·TDP, the thermal design power, as BLOOM was accounted: 1,082,990 GPU-hours of 400 W, 433,196 kWh, 24.7 t.
 
     Source: Luccioni, Viguier and Ligozat 2023 (JMLR 24), §4.2.
 
@@ -555,19 +554,9 @@ def bill(cluster: Cluster, gpus: int, seconds: float, *, load: float = 1.0) -> B
         cluster: where; its GPU's power, its PUE and its electricity's carbon.
         gpus: how many.
         seconds: for how long.
-        load: of the GPUs, 0 to 1.
-
-    Raises:
-        LabError: if the load is not a share.
     """
-    if not 0 <= load <= 1:
-        raise refusal(
-            en=f"load is a share from 0 to 1, but {load!r} was received.",
-            fr=f"load est une part entre 0 et 1, mais {load!r} a été reçu.",
-        )
     hours = gpus * seconds / 3600
-    power_w = cluster.gpu.idle_w + load * (cluster.gpu.tdp_w - cluster.gpu.idle_w)
-    energy = hours * power_w / 1000  # W · h → kWh
+    energy = hours * cluster.gpu.tdp_w / 1000  # W · h → kWh
     idle = energy * IDLE_OVER_DYNAMIC
     grams = cluster.carbon_g_per_kwh / 1000  # kg per kWh
     return Bill(seconds, hours, energy, idle, energy * grams, (energy + idle) * cluster.pue * grams)

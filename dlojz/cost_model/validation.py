@@ -13,18 +13,17 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import brief_percent, one_of, refusal, say
+from dlojz.base.language import one_of, refusal
 from dlojz.cost_model.calibration import FOLDER, Calibration, calibration
-from dlojz.cost_model.fit import RECIPES, completed, is_complete, is_fitted, leave_table_out, predicted_s, usable
+from dlojz.cost_model.fit import FITTED_TABLES, completed, is_complete, is_fitted, predicted_s, usable
 from dlojz.cost_model.layout_memory import Memories
 from dlojz.cost_model.layouts import Layouts, Reals
 from dlojz.cost_model.step import memories
@@ -35,7 +34,7 @@ from dlojz.hardware.evidence import TABLES, Measurement, table
 
 NEVER_FITTED: Final = {"mt-nlg": "a100", "mpt-a100": "a100", "mpt-h100": "h100", "mpt-h100-fp8": "h100"}
 """Tables of which no row was fitted on, and the profile that predicts them."""
-PROFILE_OF: Final = {name: key for key, recipe in RECIPES.items() for name in recipe.tables} | NEVER_FITTED
+PROFILE_OF: Final = {name: key for key, tables in FITTED_TABLES.items() for name in tables} | NEVER_FITTED
 """The profile that predicts each table's times."""
 
 
@@ -71,44 +70,6 @@ TOOLS: Final = {
     ),
 }
 """What is known of other tools, table by table."""
-
-
-class Goal(NamedTuple):
-    """Target error of the cost model.
-
-    Attributes:
-        mean: mean absolute error, as a share.
-        worst: of a single row; None where none is set.
-    """
-
-    mean: float
-    worst: float | None = None
-
-
-GOALS: Final = {
-    "korthikanti-5": Goal(0.035, 0.08),
-    "sc21-1": Goal(0.07),
-    "sc21-2": Goal(0.07),
-    "jean-zay-a100": Goal(0.05),
-    "vtrain-multi": Goal(0.06),
-    "megatron-h100": Goal(0.08),
-    "torchtitan": Goal(0.08),
-    "llama-3": Goal(0.08),
-}
-"""On the half of a table that was not fitted on."""
-LEFT_OUT_GOALS: Final = {
-    "torchtitan": Goal(0.05),
-    "vtrain-multi": Goal(0.06, 0.25),
-    "mpt-a100": Goal(0.06),
-    "mpt-h100": Goal(0.06),
-}
-"""On all rows of a table, by a fit that saw none of them."""
-REGRET_GOAL: Final = Goal(0.02, 0.05)
-"""Of the first choice: median of a table, and its worst model."""
-LONG: Final = 16384
-"""Tokens from which a sequence is called long."""
-COVERED: Final = (0.75, 0.85)
-"""Share of a table's rows that an interval called "four in five" may cover."""
 
 
 @dataclass(frozen=True)
@@ -221,22 +182,8 @@ class TableResult:
         ]
         return statistics.fmean(abs(step_s / measured_s - 1) for step_s, measured_s in figures)
 
-    @property
-    def goal(self) -> Goal | None:
-        """Target error of the held-out half; None where none was set."""
-        return GOALS.get(self.name)
-
-    @property
-    def reached(self) -> bool | None:
-        """Whether the goal is reached; None without one."""
-        goal = self.goal
-        if goal is None:
-            return None
-        return self.mean <= goal.mean and (goal.worst is None or self.worst <= goal.worst)
-
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers, for JSON."""
-        goal = self.goal
         return {
             "table": self.name,
             "profile": self.profile,
@@ -250,8 +197,6 @@ class TableResult:
             "rank_correlation": None if math.isnan(self.rank_correlation) else self.rank_correlation,
             "left_out_mean": self.left_out_mean,
             "left_out_worst": self.left_out_worst,
-            "goal": goal._asdict() if goal else None,
-            "reached": self.reached,
             "tools": [tool._asdict() for tool in self.tools],
         }
 
@@ -329,14 +274,6 @@ def without_table(name: str) -> Calibration:
     return Calibration(PROFILE_OF[name], **parameters_by_table[name])
 
 
-def write_left_out() -> None:
-    """Fit every profile again without each of its tables, and keep the parameters."""
-    parameters_by_table = {
-        name: leave_table_out(name, key).values for key, recipe in RECIPES.items() for name in recipe.tables
-    }
-    LEFT_OUT.write_text(json.dumps(parameters_by_table, indent=1) + "\n", encoding="utf-8")
-
-
 class Interval(NamedTuple):
     """Factors on a predicted time between which four in five measured ones are, of software that was never seen.
 
@@ -354,30 +291,26 @@ class Interval(NamedTuple):
     coverage: float
 
 
-def interval(profile: str, share: float = 0.8) -> Interval:
+def interval(profile: str) -> Interval:
     """Find the interval of a profile from fits that saw no row of the table predicted.
 
     Each table weighs the same, but one of less than `FULL_WEIGHT` rows as its rows.
 
-    Each table is covered by the interval of all the others, and the interval is widened until that comes to `share`.
-    Stragglers only add time, so that its upper part is the wider one.
-
-    Args:
-        profile: its name.
-        share: of the rows to be covered.
+    Each table is covered by the interval of all the others, and the interval is widened until that comes to four
+    in five. Stragglers only add time, so that its upper part is the wider one.
     """
     results = [validate(name) for name in validated() if PROFILE_OF[name] == profile]
     # Measured over predicted, row by row.
     tables = [np.array([row.measured_s / row.left_out_s for row in result.rows]) for result in results]
     if len(results) == 1:  # nothing else was measured on these GPUs: the half that was held out
         tables = [np.array([row.measured_s / row.predicted_s for row in results[0].held])]
-    for level in np.arange(share, 1.0, 0.005):  # widened until the coverage is met
+    for level in np.arange(0.8, 1.0, 0.005):  # widened until the coverage is met
         covered = []
         for index, ratios in enumerate(tables):
             low, high = _quantiles(tables[:index] + tables[index + 1 :] or [ratios], level)  # all tables but this one
             covered.append(float(((low <= ratios) & (ratios <= high)).mean()))
         coverage = float(np.average(covered, weights=[_weight(ratios) for ratios in tables]))
-        if coverage >= share:
+        if coverage >= 0.8:
             break
     low, high = _quantiles(tables, level)
     pooled = np.concatenate(tables)
@@ -630,191 +563,3 @@ def _activations() -> list[tuple[str, float, float]]:
 
 def _memory(row: Measurement) -> Memories:
     return memories(decoder_workload(row.size), Layouts.from_measurements([row]))
-
-
-@dataclass(frozen=True)
-class GoalResult:
-    """Goal of the cost model, and what it comes to today.
-
-    Attributes:
-        name: that JSON gives it.
-        what: in words.
-        value: a share, or a number of rows or tables where `counted`.
-        least, most: between which it is wanted.
-        counted: whether the value is a number.
-        detail: figures behind the value, in words.
-        table: that it is of; empty for one of several tables.
-    """
-
-    name: str
-    what: str
-    value: float
-    least: float = 0.0
-    most: float = math.inf
-    counted: bool = False
-    detail: str = ""
-    table: str = ""
-
-    @property
-    def reached(self) -> bool:
-        """Whether the value is where it is wanted."""
-        return self.least <= self.value <= self.most
-
-    @property
-    def reason(self) -> str:
-        """Why the goal is missed, as far as is known; empty where it is reached or nothing is known."""
-        return "" if self.reached else _reason(self.name)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return {
-            "goal": self.name,
-            "what": self.what,
-            "value": self.value,
-            "least": self.least,
-            "most": None if math.isinf(self.most) else self.most,
-            "reached": self.reached,
-            "detail": self.detail,
-            "reason": self.reason,
-        }
-
-
-def _reason(name: str) -> str:
-    """Why a goal is missed, without a figure that could change; `docs/validation.md` says more."""
-    match name:
-        case "torchtitan, left out":
-            return say(
-                en="Its rows with several context-parallel ranks are slower than kernel and messages explain; nothing "
-                "in the layout says why.",
-                fr="Ses lignes à plusieurs rangs de parallélisme de contexte sont plus lentes que noyau et messages ne "
-                "l’expliquent ; rien dans la configuration ne dit pourquoi.",
-            )
-        case "vtrain-multi, left out" | "vtrain-multi, left out, worst":
-            return say(
-                en="Some runs took 50% longer than the same layout with another micro-batch, one twice as long: "
-                "a slow node or network, which no layout tells.",
-                fr="Certaines exécutions ont duré 50 % de plus que la même configuration avec un autre micro-batch, "
-                "l’une deux fois plus : un nœud ou un réseau lent, que la configuration ne dit pas.",
-            )
-        case "refused":
-            return say(
-                en="ZeRO-3 rows of V100 and SC21 do not print what was kept elsewhere beside the states: of some, the "
-                "layer inputs alone exceed the GPU. NeMo does not print recomputation; none is taken.",
-                fr="Les lignes ZeRO-3 de V100 et de SC21 ne disent pas ce qui, outre les états, était gardé ailleurs : "
-                "de certaines, les seules entrées de couches dépassent le GPU. NeMo ne donne pas le recalcul ; on n’en "
-                "compte aucun.",
-            )
-        case "constant":
-            return say(
-                en="MT-NLG is one layout on three numbers of GPUs, which one number meets; its software is slower than "
-                "the same layout of Narayanan et al., and nothing was fitted on it.",
-                fr="MT-NLG est une seule configuration sur trois nombres de GPU, qu’un seul nombre suffit à décrire ; "
-                "son logiciel est plus lent que la même configuration de Narayanan et al., et rien n’y a été ajusté.",
-            )
-    return ""
-
-
-def table_goals(result: TableResult) -> tuple[GoalResult, ...]:
-    """List the goals of one table: its held-out half, its rows by the fit without it, its first choices."""
-    name = result.name
-    goal_results = []
-    half, left_out_goal = GOALS.get(name), LEFT_OUT_GOALS.get(name)
-    if left_out_goal is not None:
-        words = say(en=f"{name}, table left out", fr=f"{name}, tableau écarté")
-        detail = _long_rows(result) if any(_is_long(row_result) for row_result in result.rows) else ""
-        goal_results.append(
-            GoalResult(f"{name}, left out", words, result.left_out_mean, most=left_out_goal.mean, detail=detail)
-        )
-        if left_out_goal.worst is not None:
-            worst = max(result.rows, key=lambda row_result: abs(row_result.left_out_error))
-            words = say(en=f"{name}, table left out, worst row", fr=f"{name}, tableau écarté, pire ligne")
-            limit, row = left_out_goal.worst, worst.row.row
-            goal_results.append(
-                GoalResult(f"{name}, left out, worst", words, result.left_out_worst, most=limit, detail=row)
-            )
-    if half is not None:
-        words = say(en=f"{name}, half held out", fr=f"{name}, moitié mise de côté")
-        goal_results.append(GoalResult(f"{name}, half", words, result.mean, most=half.mean))
-        if half.worst is not None:
-            words = say(en=f"{name}, half held out, worst row", fr=f"{name}, moitié mise de côté, pire ligne")
-            goal_results.append(GoalResult(f"{name}, half, worst", words, result.worst, most=half.worst))
-    regrets = [choice.regret for choice in first_choices(result)]
-    if regrets and REGRET_GOAL.worst is not None:
-        words = say(en=f"{name}, regret of the first choice, ", fr=f"{name}, regret du premier choix, ")
-        median, greatest = say(en="median", fr="médiane"), say(en="worst", fr="pire")
-        models = say(en=f"{len(regrets)} models", fr=f"{len(regrets)} modèles")
-        middle, limit = statistics.median(regrets), REGRET_GOAL.mean  # seconds lost by the first choice, as a share
-        goal_results.append(GoalResult(f"{name}, regret", words + median, middle, most=limit, detail=models))
-        limit = REGRET_GOAL.worst
-        goal_results.append(GoalResult(f"{name}, regret, worst", words + greatest, max(regrets), most=limit))
-    return tuple(replace(goal, table=name) for goal in goal_results)
-
-
-def _is_long(result: RowResult) -> bool:
-    return result.row.size.sequence_length >= LONG
-
-
-def _long_rows(result: TableResult) -> str:
-    """Say how a table's long sequences do, and the others."""
-    phrases = []
-    for long, words in (
-        (False, say(en=f"below {LONG} tokens", fr=f"sous {LONG} tokens")),
-        (True, say(en="from there on", fr="à partir de là")),
-    ):
-        errors = [abs(row_result.left_out_error) for row_result in result.rows if _is_long(row_result) == long]
-        phrases += [f"{words} {brief_percent(statistics.fmean(errors))} ({len(errors)})"] if errors else []
-    return ", ".join(phrases)
-
-
-def goals(results: Sequence[TableResult], memory: MemoryResult) -> tuple[GoalResult, ...]:
-    """List all goals: those of each table, and those of several tables.
-
-    Args:
-        results: of all tables.
-    """
-    long = {result.name: [abs(row.left_out_error) for row in result.rows if _is_long(row)] for result in results}
-    all_errors = [error for errors in long.values() for error in errors]
-    error_text = ", ".join(
-        f"{name} {brief_percent(statistics.fmean(errors))} ({len(errors)})" for name, errors in long.items() if errors
-    )
-    words = say(
-        en=f"sequences of {LONG} tokens and more, table left out",
-        fr=f"séquences de {LONG} tokens et plus, tableau écarté",
-    )
-    general_goals = [GoalResult("long", words, statistics.fmean(all_errors), most=0.08, detail=error_text)]
-    beaten = [result.name for result in results if result.left_out_mean >= result.trivial]
-    words = say(en="tables on which a constant rate is as good", fr="tableaux où un débit constant fait aussi bien")
-    general_goals.append(GoalResult("constant", words, len(beaten), most=0, counted=True, detail=", ".join(beaten)))
-    words = say(en="runs that ran and are refused", fr="exécutions qui ont tourné et sont refusées")
-    share = len(memory.refused) / len(memory.ran)
-    general_goals.append(GoalResult("refused", words, share, most=0.02, detail=_refusals(memory)))
-    words = say(en="out-of-memory rows found", fr="lignes à court de mémoire trouvées")
-    detail = say(en=f"of {len(memory.ran_out)}", fr=f"sur {len(memory.ran_out)}")
-    general_goals.append(GoalResult("out of memory", words, len(memory.found), least=5, counted=True, detail=detail))
-    words = say(en="memory read on Jean Zay, half held out", fr="mémoire relevée sur Jean Zay, moitié mise de côté")
-    general_goals.append(GoalResult("memory", words, memory.mean, most=0.035))
-    for profile in dict.fromkeys(result.profile for result in results):
-        if sum(result.profile == profile for result in results) > 1:
-            covered = interval(profile).coverage
-            words = say(
-                en=f"rows of a table left out within the interval, {profile.upper()}",
-                fr=f"lignes d’un tableau écarté dans l’intervalle, {profile.upper()}",
-            )
-            general_goals.append(GoalResult(f"interval, {profile}", words, covered, *COVERED))
-    single_table_goals = [goal for result in results for goal in table_goals(result)]
-    return (*sorted(single_table_goals, key=lambda goal: _KINDS.index(goal.name.split(", ")[1])), *general_goals)
-
-
-_KINDS: Final = ("left out", "half", "regret")
-
-
-def _refusals(memory: MemoryResult) -> str:
-    """Tables with refused rows that ran, and how many."""
-    ran = Counter(reading.row.table for reading in memory.ran)
-    lost = Counter(reading.row.table for reading in memory.ran if reading.too_much)
-    preposition = say(en="of", fr="sur")
-    counts = [f"{name} {number} {preposition} {ran[name]}" for name, number in lost.items()]
-    remaining_runs = sum(number for name, number in ran.items() if name not in lost)
-    return ", ".join(
-        [*counts, say(en=f"all others 0 of {remaining_runs}", fr=f"tous les autres 0 sur {remaining_runs}")]
-    )

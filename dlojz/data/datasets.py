@@ -47,19 +47,23 @@ class Digits(Dataset):
         return image.expand(3, *size), self._labels_N[index]
 
 
+SYNTHETIC_SAMPLES = 2**16
+"""Samples of each random data set."""
+
+
 class SyntheticImages(Dataset):
     """Random normal images of any size with random classes, the same in every run of one seed."""
 
-    def __init__(self, image_size: int, num_classes: int, seed: int, num_samples: int = 2**16) -> None:
+    def __init__(self, image_size: int, num_classes: int, seed: int) -> None:
         self._shape = (3, image_size, image_size)
-        self._num_classes, self._seed, self._num_samples = num_classes, seed, num_samples
+        self._num_classes, self._seed = num_classes, seed
 
     def __len__(self) -> int:
-        return self._num_samples
+        return SYNTHETIC_SAMPLES
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         # A generator per sample: no two pairs of seed and index share its seed.
-        generator = torch.Generator().manual_seed(self._seed * self._num_samples + index)
+        generator = torch.Generator().manual_seed(self._seed * SYNTHETIC_SAMPLES + index)
         image = torch.randn(self._shape, generator=generator)
         return image, torch.randint(self._num_classes, (), generator=generator)
 
@@ -67,15 +71,15 @@ class SyntheticImages(Dataset):
 class ExampleSamples(Dataset):
     """Random samples shaped as a model's example inputs, with random classes, the same in every run of one seed."""
 
-    def __init__(self, example: Example, num_classes: int, seed: int, num_samples: int = 2**16) -> None:
+    def __init__(self, example: Example, num_classes: int, seed: int) -> None:
         self._example, self._num_classes = example, num_classes
-        self._seed, self._num_samples = seed, num_samples
+        self._seed = seed
 
     def __len__(self) -> int:
-        return self._num_samples
+        return SYNTHETIC_SAMPLES
 
     def __getitem__(self, index: int) -> tuple[Any, Tensor]:
-        generator = torch.Generator().manual_seed(self._seed * self._num_samples + index)
+        generator = torch.Generator().manual_seed(self._seed * SYNTHETIC_SAMPLES + index)
         sample = self._example.sample(index, generator)
         return sample, torch.randint(self._num_classes, self._example.targets, generator=generator)
 
@@ -123,14 +127,14 @@ class ProseWindows(Dataset):
 class SyntheticTokens(Dataset):
     """Random tokens, the same in every run of one seed; the target is the input shifted by one."""
 
-    def __init__(self, sequence_length: int, vocabulary: int, seed: int, num_samples: int = 2**16) -> None:
+    def __init__(self, sequence_length: int, vocabulary: int, seed: int) -> None:
         self._length, self._vocabulary = sequence_length, vocabulary
-        self._seed, self._num_samples = seed, num_samples
+        self._seed = seed
 
     def __len__(self) -> int:
-        return self._num_samples
+        return SYNTHETIC_SAMPLES
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(self._seed * self._num_samples + index)
+        generator = torch.Generator().manual_seed(self._seed * SYNTHETIC_SAMPLES + index)
         window_T = torch.randint(self._vocabulary, (self._length + 1,), generator=generator)
         return window_T[:-1], window_T[1:]

@@ -290,13 +290,13 @@ def _group_label(names: list[str]) -> str:
     return f"{visible(names[0])} … {visible(number if first_prefix == last_prefix else names[-1])} (×{len(names)})"
 
 
-def block_part(forecast: Forecast, max_blocks: int = MOST_BLOCKS) -> Table:
+def block_part(forecast: Forecast) -> Table:
     """List what fills the peak by block, the most first."""
-    groups = [(label, sum(block_bytes.values())) for label, block_bytes in grouped_blocks(forecast, max_blocks)]
+    groups = [(label, sum(block_bytes.values())) for label, block_bytes in grouped_blocks(forecast, MOST_BLOCKS)]
     return _shares_table(say(en="What fills the peak, by block", fr="Ce qui remplit le pic, par bloc"), groups)
 
 
-def module_part(forecast: Forecast, max_modules: int = MOST_MODULES) -> Table:
+def module_part(forecast: Forecast) -> Table:
     """List what forward keeps for backward by module, the same module of all blocks together; the most first."""
     sizes_by_module: dict[str, list[int]] = {}
     for path, num_bytes in forecast.activations_by_module.items():
@@ -304,7 +304,7 @@ def module_part(forecast: Forecast, max_modules: int = MOST_MODULES) -> Table:
         sizes_by_module.setdefault(re.sub(r"(?:^|(?<=\.))\d+", "*", path), []).append(num_bytes)
     ordered = sorted(sizes_by_module.items(), key=lambda item: -sum(item[1]))
     # One more is shown by its name: "1 others" would take the same line.
-    max_modules += len(ordered) == max_modules + 1
+    max_modules = MOST_MODULES + (len(ordered) == MOST_MODULES + 1)
     rows = [
         (_module_label(path) + (f" (×{len(sizes)})" if len(sizes) > 1 else ""), sum(sizes))
         for path, sizes in ordered[:max_modules]

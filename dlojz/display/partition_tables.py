@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from dlojz.base.language import (
-    decimal,
-    integer,
-    percent,
-    say,
-)
+from dlojz.base.language import decimal, say
 from dlojz.base.table import Table, titles, visible
 from dlojz.pipeline.partition import Partition, total_time
 
 if TYPE_CHECKING:
     from dlojz.pipeline.block_weights import BlockWeights
-    from dlojz.pipeline.partition import HowOften
 
 
 def title(name: str) -> str:
@@ -104,19 +98,3 @@ def units_table(imbalances: Mapping[str, Mapping[str, float]]) -> Table:
         for cut_unit, imbalance_by_unit in imbalances.items()
     )
     return Table((say(en="cut by", fr="découpage selon"), *columns), rows, whole=1)
-
-
-def counts_table(counts: Iterable[HowOften]) -> Table:
-    """List how often each tool misses the optimum over random cases, and its worst one."""
-    counts = list(counts)
-    cases = counts[0].cases
-    head = titles(
-        en=f"over {integer(cases)} random cases; not optimal; worst ÷ optimum; worst case",
-        fr=f"sur {integer(cases)} cas aléatoires; non optimal; pire ÷ optimum; pire cas",
-    )
-    rows = []
-    for count in counts:
-        stages = say(en=f"{count.worst_stages} stages", fr=f"{count.worst_stages} étages")
-        worst = f"[{','.join(map(str, count.worst_weights))}], {stages}" if count.missed else ""
-        rows.append((title(count.peer), percent(count.missed_share), decimal(count.worst_ratio, 2), worst))
-    return Table(head, tuple(rows), align="lrrl", whole=1)

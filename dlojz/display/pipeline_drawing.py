@@ -536,7 +536,7 @@ class Facts(TypedDict, total=False):
 
 
 MOST_RANKS, MOST_MICRO_BATCHES = 4, 8
-"""Up to here the proven optimum is looked up; beyond, a solver needs longer than a drawing may take."""
+"""Up to here the table holds the proven optimum."""
 
 
 def facts_of(
@@ -590,9 +590,8 @@ def known_optimum(timeline: Timeline, memory_limit: float | None = None) -> floa
             schedule.micro_batches,
             split=schedule.splits_backward,
             memory_limit=memory_limit,
-            time_limit_s=1.0,
         )
-    except LabError:  # no schedule within the limit, or no solver: there is nothing to draw
+    except LabError:  # no schedule within the limit, or none stored: there is nothing to draw
         return None
     return solution.value if solution.proven else None
 

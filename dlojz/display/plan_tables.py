@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dlojz.planner.this_machine import Here
 
 
-def layouts_table(title: str, layouts: Iterable[Choice], notes: tuple[str, ...] = ()) -> Table:
+def layouts_table(title: str, layouts: Iterable[Choice]) -> Table:
     """List layouts: step, cost, energy, memory; the step of a simulated one is marked by a star."""
     head = titles(
         en="layout; step (s); GPU-h / 1000; kWh / 1000; fullest GPU; free",
@@ -38,12 +38,12 @@ def layouts_table(title: str, layouts: Iterable[Choice], notes: tuple[str, ...] 
         )
         for choice in layouts
     )
-    return Table(head, tuple(rows), title, notes=notes)
+    return Table(head, tuple(rows), title)
 
 
-def short_table(plan: Plan, title: str = "") -> Table:
+def short_table(plan: Plan) -> Table:
     """List what was asked, and the best layout."""
-    return Table(("", ""), tuple(plan.lines()[: 2 + len(plan.best.lines())]), title, align="l")
+    return Table(("", ""), tuple(plan.lines()[: 2 + len(plan.best.lines())]), align="l")
 
 
 def fastest_table(plan: Plan, max_rows: int) -> Table:

@@ -182,7 +182,7 @@ def _inputs(schedule: Schedule, costs: Costs | None) -> list[list[tuple[int, flo
     return inputs
 
 
-def critical_path(timeline: Timeline, costs: Costs | None = None) -> tuple[int, ...]:
+def critical_path(timeline: Timeline) -> tuple[int, ...]:
     """Return the numbers of the actions of one critical path, in order of time.
 
     Each one starts when the one before it ends, plus the delay of the message between two ranks. Among several
@@ -190,11 +190,10 @@ def critical_path(timeline: Timeline, costs: Costs | None = None) -> tuple[int, 
 
     Args:
         timeline: simulated, or measured: there the chain follows what arrived last, overheads between.
-        costs: delays of messages; by default those that were simulated, else none.
     """
     if not timeline.starts.size:
         return ()
-    waits = _waits(timeline, costs or timeline.costs)
+    waits = _waits(timeline, timeline.costs)
     ends = timeline.ends.tolist()
     # Of several actions that end last, the first.
     current = int(np.argmax(timeline.ends))
@@ -477,3 +476,27 @@ def _work(schedule: Schedule, costs: Costs) -> list[float]:
             # At most one pair per micro-batch and stage of the rank.
             work[rank] -= pairs[rank] * max(0.0, saved)
     return work
+
+
+def total_time(ranks: int, micro_batches: int, forward: float, backward: float) -> float:
+    """Compute the length of an iteration of GPipe or 1F1B: (m + p − 1)(t_f + t_b).
+
+    Source: Narayanan et al. 2021 (arXiv 2104.04473), §2.2.1; equal stages, no latency, any m and p.
+    """
+    return (micro_batches + ranks - 1) * (forward + backward)
+
+
+def overhead(ranks: int, micro_batches: int) -> float:
+    """Compute the bubble over work: (p − 1)/m.
+
+    Source: Narayanan et al. 2021 (arXiv 2104.04473), §2.2.1.
+    """
+    return (ranks - 1) / micro_batches
+
+
+def fraction(ranks: int, micro_batches: int) -> float:
+    """Compute the bubble over the whole iteration: (p − 1)/(m + p − 1).
+
+    Source: Huang et al. 2019 (arXiv 1811.06965), §2.3.
+    """
+    return (ranks - 1) / (micro_batches + ranks - 1)

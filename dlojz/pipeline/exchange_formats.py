@@ -42,16 +42,12 @@ _DERIVED = re.compile(r"\d{1,9}(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDU
 """Communication cells of torch's own dump, which are skipped: they follow from the computations."""
 
 
-def to_csv(schedule: Schedule, timeline: Timeline | None = None) -> str:
-    """Write a schedule as text, one row per rank.
-
-    With a timeline, empty cells stand where a rank idles, one for each unit of the shortest action. `torch_refusal`
-    says whether torch can execute the schedule.
-    """
+def to_csv(schedule: Schedule) -> str:
+    """Write a schedule as text, one row per rank; `torch_refusal` says whether torch can execute it."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    for rank, order in enumerate(schedule.orders):
-        writer.writerow(map(str, order) if timeline is None else _with_pauses(timeline, rank))
+    for order in schedule.orders:
+        writer.writerow(map(str, order))
     return text.getvalue()
 
 
@@ -75,20 +71,6 @@ def _write(path: str | Path, text: str, what_en: str, what_fr: str) -> Path:
             fr=f"{what_fr} : écriture impossible dans {target} : {error.strerror} ; donnez un autre chemin.",
         ) from None
     return target
-
-
-def _with_pauses(timeline: Timeline, rank: int) -> Iterator[str]:
-    positive = timeline.durations[timeline.durations > 0]
-    quantum = float(positive.min()) if positive.size else 1.0
-    free = timeline.start
-    part = timeline.of_rank(rank)
-    for number in range(part.start, part.stop):
-        # 1e-6: the rounding error of a quotient must not lose a pause.
-        pauses = int((float(timeline.starts[number]) - free) / quantum + 1e-6)
-        # One tiny action among long ones would ask for millions of cells.
-        yield from [""] * min(pauses, MAX_ACTIONS)
-        yield str(timeline.schedule.actions[number])
-        free = float(timeline.ends[number])
 
 
 def from_csv(text: str, name: str = "custom") -> Schedule:
@@ -300,15 +282,12 @@ _INSIDE = 1e-3
 Event = dict[str, Any]
 
 
-def chrome_trace(timeline: Timeline, unit_us: float | None = None) -> dict[str, Any]:
+def chrome_trace(timeline: Timeline) -> dict[str, Any]:
     """Convert a timeline to JSON data: one process per rank, computations on thread 0, activations as a counter.
 
-    Args:
-        timeline: simulated or measured.
-        unit_us: microseconds of one unit of time; by default 1000 where simulated, 1 000 000 where measured (seconds).
+    One unit of time is a millisecond where it was simulated; measured times are seconds.
     """
-    if unit_us is None:
-        unit_us = MEASURED_UNIT_US if timeline.origin == "measured" else SIMULATED_UNIT_US
+    unit_us = MEASURED_UNIT_US if timeline.origin == "measured" else SIMULATED_UNIT_US
     events = [*_names(timeline), *_slices(timeline, unit_us), *_flows(timeline, unit_us), *_counters(timeline, unit_us)]
     return {
         "traceEvents": events,
@@ -322,13 +301,13 @@ def chrome_trace(timeline: Timeline, unit_us: float | None = None) -> dict[str, 
     }
 
 
-def write_chrome_trace(timeline: Timeline, path: str | Path, unit_us: float | None = None) -> Path:
+def write_chrome_trace(timeline: Timeline, path: str | Path) -> Path:
     """Write the trace as JSON, to be opened at https://ui.perfetto.dev.
 
     Raises:
         LabError: if the file cannot be written.
     """
-    return _write(path, json.dumps(chrome_trace(timeline, unit_us), allow_nan=False), "the trace", "la trace")
+    return _write(path, json.dumps(chrome_trace(timeline), allow_nan=False), "the trace", "la trace")
 
 
 def _names(timeline: Timeline) -> Iterator[Event]:

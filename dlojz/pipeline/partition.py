@@ -11,18 +11,16 @@ searching the bottleneck with a test that says whether a given one can be reache
 from __future__ import annotations
 
 import math
-import random
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from numbers import Integral, Real
 from typing import Any
 
-from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal, say
+from dlojz.base.language import refusal
 from dlojz.config.fields import PATTERN, explicit_bounds
 from dlojz.config.layout import Layout
 
@@ -36,8 +34,6 @@ class Partition:
     Args:
         bounds: k + 1 whole numbers for k stages, from 0 to the number of blocks, never decreasing.
         weights: one per block, at least 0, in any one unit (parameters, FLOPs, seconds).
-        extras: one per stage, in the same unit, for what a stage bears beside its blocks (the loss, on the last one);
-            none by default.
 
     Raises:
         LabError: if the bounds are no cut of these blocks, or a weight is negative or not finite.
@@ -45,7 +41,6 @@ class Partition:
 
     bounds: tuple[int, ...]
     weights: tuple[Weight, ...]
-    extras: tuple[Weight, ...] = field(default=())
 
     def __post_init__(self) -> None:
         check_weights(self.weights)
@@ -58,8 +53,6 @@ class Partition:
                 fr=f"les bornes des étages doivent croître de 0 à {blocks}, le nombre de blocs, mais "
                 f"{list(bounds)} a été reçu : écrivez par exemple [0, {blocks // 2}, {blocks}].",
             )
-        if self.extras:
-            _check_extras(self.extras, self.num_stages)
 
     @property
     def num_stages(self) -> int:
@@ -73,10 +66,8 @@ class Partition:
 
     @property
     def loads(self) -> tuple[Weight, ...]:
-        """Sum of the weights of each stage and its extra; of floats, the exact sum rounded once."""
-        extras = self.extras or (0,) * self.num_stages
-        # Summed in one go with its extra, so that floats are rounded once.
-        return tuple(_total([*self.weights[stage], extra]) for stage, extra in zip(self.stages, extras, strict=True))
+        """Sum of the weights of each stage; of floats, the exact sum rounded once."""
+        return tuple(_total(self.weights[stage]) for stage in self.stages)
 
     @property
     def bottleneck(self) -> Weight:
@@ -94,16 +85,16 @@ class Partition:
         mean = _total(self.loads) / self.num_stages
         return self.bottleneck / mean if mean else 1.0
 
-    def weighed(self, weights: Sequence[Weight], extras: Sequence[Weight] = ()) -> Partition:
+    def weighed(self, weights: Sequence[Weight]) -> Partition:
         """Return the same cut under other weights, e.g. seconds instead of parameters.
 
         Raises:
             LabError: if there is not one weight per block.
         """
-        return Partition(self.bounds, check_weights(weights), check_weights(extras))
+        return Partition(self.bounds, check_weights(weights))
 
 
-def exact(weights: Sequence[Weight], stages: int, extras: Sequence[Weight] = ()) -> Partition:
+def exact(weights: Sequence[Weight], stages: int) -> Partition:
     """Find the contiguous cut with the smallest bottleneck, no stage empty.
 
     Among several such cuts the one with the smallest spread is taken (its lightest stage is the heaviest possible), and
@@ -113,7 +104,6 @@ def exact(weights: Sequence[Weight], stages: int, extras: Sequence[Weight] = ())
     Args:
         weights: one per block, finite, at least 0; whole numbers of any size, or floats.
         stages: k, at least 1 and at most the number of blocks n.
-        extras: what each stage bears beside its blocks, one per stage, in the unit of the weights.
 
     Returns:
         The partition. O(k n log n) per bottleneck tried and O(log(Σ ÷ resolution)) of them: bisection over whole
@@ -125,30 +115,23 @@ def exact(weights: Sequence[Weight], stages: int, extras: Sequence[Weight] = ())
     Source: Pinar & Aykanat 2004 (bisection on the bottleneck, with a probe); the tie-break is the lab's.
     """
     check_stages(len(weights), stages)
-    weights, extras = check_weights(weights), check_weights(extras)
-    if extras:
-        _check_extras(extras, stages)
-    # Blocks and extras on one scale.
-    integers = _as_integers([*weights, *extras])
-    prefix = [0, *accumulate(integers[: len(weights)])]
-    extra_integers = integers[len(weights) :] or [0] * stages
-    heaviest, lightest_extra = max(integers[: len(weights)]), min(extra_integers)
+    weights = check_weights(weights)
+    integers = _as_integers(weights)
+    prefix = [0, *accumulate(integers)]
 
     def reached(high: int, low: int = 0) -> list[int] | None:
-        return _first_cut(prefix, extra_integers, low, high)
+        return _first_cut(prefix, stages, low, high)
 
-    # No bottleneck lies below the mean load, nor below the heaviest block with the lightest extra.
-    floor = max(-(-(prefix[-1] + sum(extra_integers)) // stages), heaviest + lightest_extra)
-    # All blocks with the largest extra are at least as heavy as any stage.
-    high = _smallest(lambda tried: reached(tried) is not None, floor, prefix[-1] + max(extra_integers))
-    # The spread is smallest where the lightest stage is heaviest: bisect for the first lower limit that fails.
-    mean = (prefix[-1] + sum(extra_integers)) // stages
-    # The lightest stage weighs no more than the mean: beyond it every limit fails.
-    low = _smallest(lambda tried: reached(high, tried) is None, 1, mean + 1) - 1
+    # No bottleneck lies below the mean load, nor below the heaviest block.
+    floor = max(-(-prefix[-1] // stages), *integers)
+    high = _smallest(lambda tried: reached(tried) is not None, floor, prefix[-1])
+    # The spread is smallest where the lightest stage is heaviest: bisect for the first lower limit that fails. The
+    # lightest stage weighs no more than the mean: beyond it every limit fails.
+    low = _smallest(lambda tried: reached(high, tried) is None, 1, prefix[-1] // stages + 1) - 1
     bounds = reached(high, low)
     if bounds is None:  # cannot be: both limits were reached above
         raise AssertionError("the cut that was found cannot be found again")
-    return Partition(tuple(bounds), weights, extras)
+    return Partition(tuple(bounds), weights)
 
 
 def total_time(loads: Sequence[Weight], micro_batches: int) -> float:
@@ -220,17 +203,6 @@ def check_weights(weights: Sequence[Any]) -> tuple[Weight, ...]:
     return tuple(int(weight) if isinstance(weight, Integral) else float(weight) for weight in weights)
 
 
-def _check_extras(extras: Sequence[Weight], stages: int) -> None:
-    if len(extras) != stages:
-        raise refusal(
-            en=f"{stages} stages take {stages} extra loads, one each, but {len(extras)} were received: write 0 "
-            "for a stage without any.",
-            fr=f"{stages} étages prennent {stages} charges supplémentaires, une par étage, mais {len(extras)} "
-            "ont été reçues : écrivez 0 pour un étage qui n’en a pas.",
-        )
-    check_weights(extras)
-
-
 def _total(values: Sequence[Weight]) -> Weight:
     return sum(values) if all(isinstance(value, int) for value in values) else math.fsum(values)
 
@@ -253,14 +225,14 @@ def _smallest(accepted: Callable[[int], bool], low: int, high: int) -> int:
     return low
 
 
-def _first_cut(prefix: Sequence[int], extras: Sequence[int], low: int, high: int) -> list[int] | None:
+def _first_cut(prefix: Sequence[int], stages: int, low: int, high: int) -> list[int] | None:
     """Bounds of the first cut, in the order of lists, whose loads all lie from `low` to `high`; None if none does.
 
     Backwards over the stages: block i may begin stage s if a block j behind it may begin stage s + 1 and the sum of
     blocks i to j lies within the limits. As sums grow with j, these j are a range, and it is enough to know the first
     of it that may begin stage s + 1.
     """
-    blocks, stages = len(prefix) - 1, len(extras)
+    blocks = len(prefix) - 1
     nowhere = blocks + 1
     following = [blocks] * (blocks + 1)  # first bound from j on that the stages behind can start from
     choices: list[list[int]] = []
@@ -269,8 +241,7 @@ def _first_cut(prefix: Sequence[int], extras: Sequence[int], low: int, high: int
         earlier = [nowhere] * (blocks + 2)
         # Each later stage still needs a block, and each earlier one has had one.
         for start in range(blocks - (stages - stage), stage - 1, -1):
-            # Load of blocks start … stop − 1 and the extra: prefix[stop] − base.
-            base = prefix[start] - extras[stage]
+            base = prefix[start]  # load of blocks start … stop − 1: prefix[stop] − base
             # Stops from `first_stop` to `last_stop` give a load within the limits.
             first_stop = max(start + 1, bisect_left(prefix, base + low))
             last_stop = bisect_right(prefix, base + high) - 1
@@ -291,27 +262,23 @@ def _first_cut(prefix: Sequence[int], extras: Sequence[int], low: int, high: int
 
 # --- as DeepSpeed and torchgpipe cut ----------------------------------------------------------------------------------
 
-BLOCKS, STAGES, WEIGHTS = (6, 14), (2, 5), (1, 20)
-"""Inclusive ranges of the random cases of `how_often`."""
 
-
-def uniform(num_blocks: int, stages: int, allow_empty: bool = False) -> Partition:
+def uniform(num_blocks: int, stages: int) -> Partition:
     """Cut into equal numbers of blocks, whatever they weigh; the first stages get those that are left over.
 
     Args:
         num_blocks: n, at least 1.
         stages: k.
-        allow_empty: leave the last stages empty where n < k, as DeepSpeed does, instead of refusing.
 
     Returns:
         The partition, every block weighing 1; `.weighed(…)` gives its loads in another unit.
 
     Raises:
-        LabError: if n < k, unless empty stages are allowed.
+        LabError: if n < k; DeepSpeed leaves the last stages empty.
 
     Source: DeepSpeed 0.19, `deepspeed.runtime.utils.partition_uniform` (`partition_method='uniform'`).
     """
-    check_stages(max(num_blocks, stages) if allow_empty else num_blocks, stages)
+    check_stages(num_blocks, stages)
     share, remainder = divmod(num_blocks, stages)
     bounds = tuple(stage * share + min(stage, remainder) for stage in range(stages + 1))
     return Partition(bounds, (1,) * num_blocks)
@@ -466,57 +433,6 @@ PEERS: Mapping[str, Cut] = {
     "torchgpipe": like_torchgpipe,
     "uniform": lambda weights, stages: uniform(len(weights), stages).weighed(weights),
 }
-
-
-@dataclass(frozen=True)
-class HowOften:
-    """Count of random cases in which a tool misses the smallest bottleneck, with the worst of them."""
-
-    peer: str
-    cases: int
-    seed: int
-    missed: int
-    worst_ratio: float
-    """Its bottleneck ÷ the smallest one; 1 if it never missed."""
-    worst_weights: tuple[Weight, ...]
-    worst_stages: int
-
-    @property
-    def missed_share(self) -> float:
-        """Share of the cases, from 0 to 1."""
-        return self.missed / self.cases
-
-
-def how_often(peer: str, cases: int = 4000, seed: int = 0) -> HowOften:
-    """Count how often a tool's cut is not the best, over random lists of blocks.
-
-    6 to 14 blocks of weight 1 to 20, 2 to 5 stages, uniformly random; the same seed gives every peer the same cases.
-
-    Args:
-        peer: one of `PEERS`.
-        cases: at least 1; 4,000 take a second or two.
-
-    Raises:
-        LabError: unknown peer, or fewer than 1 case.
-    """
-    if peer not in PEERS:
-        raise LabError(one_of(say(en="way to cut", fr="méthode de découpage"), peer, PEERS))
-    if cases < 1:
-        raise refusal(
-            en=f"at least 1 case is needed to count anything, but {cases} was received: use 4000.",
-            fr=f"il faut au moins 1 cas pour compter, mais {cases} a été reçu : prenez 4000.",
-        )
-    generator = random.Random(seed)
-    missed, worst = 0, (1.0, (), 0)  # type: tuple[int, tuple[float, tuple[Weight, ...], int]]
-    for _ in range(cases):
-        # Whole numbers: equal loads are equal, without rounding.
-        weights = tuple(generator.randint(*WEIGHTS) for _ in range(generator.randint(*BLOCKS)))
-        stages = generator.randint(*STAGES)
-        best, reached = exact(weights, stages).bottleneck, PEERS[peer](weights, stages).bottleneck
-        missed += reached > best
-        if reached / best > worst[0]:
-            worst = (reached / best, weights, stages)
-    return HowOften(peer, cases, seed, missed, *worst)
 
 
 # --- of a layout ----------------------------------------------------------------------------------------------------

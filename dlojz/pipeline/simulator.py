@@ -536,12 +536,11 @@ def measured_timeline(
     return Timeline(schedule, starts - origin, ends - origin, origin="measured")
 
 
-def calibrated(timelines: Iterable[Timeline], latency: float | None = None) -> Costs:
+def calibrated(timelines: Iterable[Timeline]) -> Costs:
     """Average measured durations into costs: per stage, the mean of each kind over the timelines given.
 
     Args:
         timelines: measured ones of one schedule; several steps give steadier means.
-        latency: between two ranks; by default what was measured: see `measured_latency`.
 
     Raises:
         LabError: if there is no timeline.
@@ -560,9 +559,8 @@ def calibrated(timelines: Iterable[Timeline], latency: float | None = None) -> C
         name: tuple(float(np.mean(of_stage)) if of_stage else 0.0 for of_stage in stages)
         for name, stages in seconds.items()
     }
-    if latency is None:
-        # Median: single late messages do not count.
-        latency = float(np.median([measured_latency(timeline) for timeline in timeline_list]))
+    # Median: single late messages do not count.
+    latency = float(np.median([measured_latency(timeline) for timeline in timeline_list]))
     overhead = float(np.median([measured_overhead(timeline, latency) for timeline in timeline_list]))
     return Costs(latency=latency, overhead=overhead, **means)  # type: ignore[arg-type]
 

@@ -4,7 +4,7 @@
 and backward once. What torch's runtime executes is said by `exchange_formats.torch_refusal`. No torch.
 
 Also plans token slices: a slice costs more the more tokens stand before it, so equal lengths are not equal times.
-`plan_slices` finds the lengths of least pipelined time on its grid, within its tolerance.
+`plan_slices` finds the lengths of least pipelined time on its grid.
 
 Source: Li et al. 2021, TeraPipe (arXiv 2102.07988), §3.3: T = Σ t_i + (p − 1) max t_i, and the dynamic programme.
 """
@@ -210,7 +210,7 @@ def sequence_makespan(
     return ready[0]
 
 
-def plan_slices(tokens: int, ranks: int, time: SliceTime, *, grid: int = 1, tolerance: float = 0.0) -> SlicePlan:
+def plan_slices(tokens: int, ranks: int, time: SliceTime, *, grid: int = 1) -> SlicePlan:
     """Choose the lengths of token slices whose pipelined time is the least.
 
     For each candidate time of the slowest slice, dynamic programming finds the cheapest cut that keeps to it:
@@ -222,38 +222,29 @@ def plan_slices(tokens: int, ranks: int, time: SliceTime, *, grid: int = 1, tole
         ranks: p.
         time: what a slice costs; at least 0 and finite.
         grid: lengths are multiples of it (tensor cores like 8); it divides `tokens`.
-        tolerance: candidates closer than this are tried once; the plan is at most (p − 1) × tolerance worse than the
-            best.
 
     Source: Li et al. 2021, TeraPipe (arXiv 2102.07988), §3.3, Algorithm 1 and its two optimisations.
 
     Raises:
         LabError: for sizes below 1, a grid that does not divide the tokens, or a time that is negative or not finite.
     """
-    if min(tokens, ranks, grid) < 1 or tokens % grid or not 0 <= tolerance < math.inf:
+    if min(tokens, ranks, grid) < 1 or tokens % grid:
         raise refusal(
-            en=f"a sequence is cut into multiples of the grid, which must divide it, for at least 1 rank and a "
-            f"tolerance of 0 or more, but tokens={tokens}, grid={grid}, ranks={ranks}, tolerance={tolerance} were "
-            "received: use grid=1, which always fits.",
-            fr=f"une séquence se coupe en multiples du pas grid, qui doit la diviser, pour au moins 1 rang et une "
-            f"tolérance au moins égale à 0, mais tokens={tokens}, grid={grid}, ranks={ranks}, "
-            f"tolerance={tolerance} ont été reçus : prenez grid=1, qui convient toujours.",
+            en="a sequence is cut into multiples of the grid, which must divide it, for at least 1 rank, but "
+            f"tokens={tokens}, grid={grid}, ranks={ranks} were received: use grid=1, which always fits.",
+            fr="une séquence se coupe en multiples du pas grid, qui doit la diviser, pour au moins 1 rang, mais "
+            f"tokens={tokens}, grid={grid}, ranks={ranks} ont été reçus : prenez grid=1, qui convient toujours.",
         )
     steps = tokens // grid
     table = _table(steps, grid, time)
     cheapest = _cut(table, math.inf)[0]
     best: tuple[float, list[int]] = (math.inf, [])
-    previous_slowest = -math.inf
     # Candidates for the time of the slowest slice, in rising order.
     for slowest in np.unique(table[np.isfinite(table)]).tolist():
         # Even the cheapest cut cannot improve on the best with this slowest slice, nor with a longer one.
         if cheapest + (ranks - 1) * slowest >= best[0]:
             break
-        if slowest - previous_slowest < tolerance:
-            continue
-        previous_slowest = slowest
-        # A skipped time of the slowest slice is at most `tolerance` below the next one tried.
-        total, lengths = _cut(table, slowest + tolerance)
+        total, lengths = _cut(table, slowest)
         if math.isfinite(total):
             # The true time: the slowest slice may take less than the limit.
             lengths = [length * grid for length in lengths]

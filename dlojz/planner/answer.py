@@ -23,7 +23,6 @@ from dlojz.config.fields import LayoutFields
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import Bill, Layouts, Parts, StepSimulation, bill, estimate, workload
 from dlojz.cost_model.fit import completed
-from dlojz.cost_model.validation import PROFILE_OF, interval, write_left_out
 from dlojz.hardware import cluster
 from dlojz.hardware.evidence import Measurement, measurements
 from dlojz.planner.explain import LayoutVerdict, changes_from_fastest, matching, refused, verdict_of
@@ -143,15 +142,13 @@ def closest(question: Question, candidate: LayoutFields) -> NearestMeasurement |
 
 
 FILE: Final = Path(__file__).with_name("data") / "held_out.json"
-SHARE: Final = 0.8
-"""Of the held-out rows within the interval."""
 
 
 class HeldOutErrors(NamedTuple):
     """Errors of a profile's fits on tables that they saw no row of.
 
     Attributes:
-        low, high: factors on a predicted time between which `SHARE` of the measured ones were.
+        low, high: factors on a predicted time between which four in five of the measured ones were.
         mean: mean absolute error, as a share.
     """
 
@@ -161,25 +158,12 @@ class HeldOutErrors(NamedTuple):
     mean: float
 
 
-def measured_held_out(profile: str) -> HeldOutErrors:
-    """Compute the held-out errors of a profile; takes seconds."""
-    errors = interval(profile, SHARE)
-    return HeldOutErrors(errors.rows, round(errors.low, 4), round(errors.high, 4), round(errors.mean, 4))
-
-
 @cache
 def held_out(profile: str) -> HeldOutErrors | None:
     """Look up the held-out errors of a shipped profile; None for another calibration."""
     shipped_errors: dict[str, list[float]] = json.loads(FILE.read_text(encoding="utf-8"))
     errors = shipped_errors.get(profile)
     return None if errors is None else HeldOutErrors(int(errors[0]), *errors[1:])
-
-
-def write_held_out() -> None:
-    """Fit without each table, and write the file of held-out errors again, after a profile was fitted."""
-    write_left_out()  # the fits that the intervals are taken from
-    profile_errors = {name: list(measured_held_out(name)) for name in sorted(set(PROFILE_OF.values()))}
-    FILE.write_text(json.dumps(profile_errors, indent=1) + "\n", encoding="utf-8")
 
 
 JOULES_PER_KWH = 3.6e6

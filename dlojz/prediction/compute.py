@@ -15,16 +15,13 @@ the whole length, from the first whole step on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 from dlojz import models
-from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusing_overflow
+from dlojz.base.language import refusing_overflow
 from dlojz.config.fields import block_choices
 from dlojz.config.optimizers import LOCAL, OPTIMIZERS
 from dlojz.config.run_config import RunConfig
-from dlojz.config.schedules import PLAIN, LengthStretch, first_whole_step, stretches, total_tokens, whole_length
 from dlojz.models.experts.routing import Routing
 from dlojz.models.foreign.names import is_elsewhere
 from dlojz.prediction.shapes import (
@@ -287,97 +284,3 @@ def checkpoint_bytes(config: RunConfig) -> int:
     replicas = layout.dp * RankPart(config).pipes
     random_bytes = layout.world_size * RANDOM_STATE_BYTES
     return parameter_bytes + count_bytes + own_bytes + replicas * replica_bytes + random_bytes
-
-
-@dataclass(frozen=True)
-class LengthCost:
-    """Cost of a step of one length, on one rank.
-
-    Attributes:
-        stretch: the length and its steps.
-        step_tokens: tokens of the global batch.
-        step_flops: floating-point operations of one rank.
-        activations_bytes: most bytes of activations that one rank holds at once.
-    """
-
-    stretch: LengthStretch
-    step_tokens: int
-    step_flops: float
-    activations_bytes: int
-
-
-@dataclass(frozen=True)
-class CurriculumCost:
-    """Cost of a run with a curriculum on one rank, length by length.
-
-    Attributes:
-        config: the run.
-        lengths: in turn.
-        peak_bytes: of one rank, in the steps of the whole length.
-        peak_step: the first of them, from 0.
-    """
-
-    config: RunConfig
-    lengths: tuple[LengthCost, ...]
-    peak_bytes: int
-    peak_step: int
-
-    @property
-    def total_tokens(self) -> int:
-        """Tokens that the run reads, over all replicas."""
-        return total_tokens(self.config)
-
-    def relative_cost(self, length: int) -> float:
-        """FLOPs of a step of this length over those of a whole one, from 0 to 1.
-
-        Below `length / sequence_length`, as attention costs the square of the length.
-
-        Raises:
-            LabError: if no step has this length.
-        """
-        by_length = {cost.stretch.length: cost.step_flops for cost in self.lengths}
-        if length not in by_length:
-            raise LabError(one_of("length", length, [str(step_length) for step_length in by_length]))
-        return by_length[length] / by_length[whole_length(self.config)]
-
-
-def at_length(config: RunConfig, length: int) -> RunConfig:
-    """Return the run whose every step costs what a step of this length costs: short samples, no curriculum.
-
-    Raises:
-        LabError: if the run reads images, or nothing is that short.
-    """
-    whole_length(config)
-    return RunConfig.from_dict({**config.to_dict(), **PLAIN, "curriculum": "none", "sequence_length": length})
-
-
-def curriculum_cost(config: RunConfig, rank: int = 0) -> CurriculumCost:
-    """Predict what each length of a run's curriculum costs one rank; without one, there is one length.
-
-    Args:
-        config: a run on text.
-        rank: from 0 to the world size.
-
-    Raises:
-        LabError: if the run reads images or the rank does not exist.
-    """
-    from dlojz.prediction.forecast import forecast
-
-    length_stretches = stretches(config)
-    costs = []
-    for stretch in length_stretches:
-        plain = at_length(config, stretch.length)
-        costs.append(
-            LengthCost(
-                stretch,
-                step_tokens=config.layout.global_batch * stretch.length,
-                step_flops=step_flops(plain, rank),
-                activations_bytes=forecast(plain, rank).memory.activations_bytes or 0,
-            )
-        )
-    return CurriculumCost(
-        config,
-        tuple(costs),
-        peak_bytes=forecast(config, rank).memory.peak_bytes or 0,
-        peak_step=first_whole_step(config),
-    )

@@ -13,9 +13,19 @@ from torch.sparse._semi_structured_conversions import sparse_semi_structured_fro
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
-from dlojz.compress.two_to_four import check_groups, mask_2_of_4, pack, packed_bytes
+from dlojz.compress import GROUP, KEPT, check_groups
+from dlojz.compress.two_to_four import Packed, mask_2_of_4, pack
 
-from .restoring import unpack_2_of_4
+
+def unpack_2_of_4(packed: Packed) -> Tensor:
+    """The dense weight, zeros put back."""
+    outputs, inputs = packed.shape
+    groups = outputs * inputs // GROUP
+    nibble = torch.stack((packed.indices & 15, packed.indices >> 4), dim=1).flatten()[:groups].long()
+    place_G2 = torch.stack((nibble & 3, nibble >> 2), dim=1)
+    weight_G4 = packed.values_OK.new_zeros(groups, GROUP)
+    weight_G4.scatter_(1, place_G2, packed.values_OK.reshape(groups, KEPT))
+    return weight_G4.reshape(outputs, inputs)
 
 
 def brute_force(weight: Tensor) -> Tensor:
@@ -49,7 +59,8 @@ def test_a_packed_weight_is_the_weight_and_has_the_bytes_that_were_predicted(
         masked = (weight * mask_2_of_4(weight)).to(dtype)
         packed = pack(masked)
         assert torch.equal(unpack_2_of_4(packed), masked)
-        assert packed.num_bytes == packed_bytes(masked.shape, dtype.itemsize)
+        # Half of the values, and half a byte for each group of four, rounded up.
+        assert packed.num_bytes == 2 * rows * groups * dtype.itemsize + (rows * groups + 1) // 2
 
 
 def test_indices_are_two_bits_each_the_first_group_low() -> None:
@@ -68,9 +79,11 @@ def test_values_and_bytes_are_those_of_the_format_of_torch() -> None:
     assert packed.indices.numel() == indices.numel() * indices.element_size()
 
 
-def test_it_takes_17_of_32_bytes_in_float32_and_9_of_16_in_half_precision() -> None:
-    assert packed_bytes((128, 512)) * 32 == 17 * 128 * 512 * 4
-    assert packed_bytes((128, 512), 2) * 16 == 9 * 128 * 512 * 2
+def test_pack_takes_17_of_32_bytes_in_float32_and_9_of_16_in_half_precision() -> None:
+    weight = torch.randn(128, 512, generator=torch.Generator().manual_seed(0))
+    weight = weight * mask_2_of_4(weight)
+    assert pack(weight).num_bytes * 32 == 17 * 128 * 512 * 4
+    assert pack(weight.half()).num_bytes * 16 == 9 * 128 * 512 * 2
 
 
 @pytest.mark.parametrize("shape", [(3, 6), (8,), (4, 3, 8), (2, 0), (10, 130)])
@@ -81,7 +94,7 @@ def test_check_groups_refuses_a_dimension_that_is_no_multiple_of_4(shape: tuple[
         ("fr", f"un multiple de 4 dans une matrice .* mais weight mesure {said}"),
     ):
         use_language(language)
-        for ask in (lambda: check_groups(shape), lambda: packed_bytes(shape), lambda: mask_2_of_4(torch.ones(shape))):
+        for ask in (lambda: check_groups(shape), lambda: mask_2_of_4(torch.ones(shape))):
             with pytest.raises(LabError, match=words) as refused:
                 ask()
             assert "\n" not in str(refused.value)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fit_cost_model import RECIPES, fitted, rows_of, write_profile
 from dlojz.base.errors import LabError
-from dlojz.cost_model.calibration import BOUNDS, Calibration, calibration, profile, write_profile
-from dlojz.cost_model.fit import RECIPES, fitted, fitted_half, is_fitted, predicted_s, rows_of, usable
+from dlojz.cost_model.calibration import BOUNDS, Calibration, calibration, profile
+from dlojz.cost_model.fit import FITTED_TABLES, fitted_half, is_fitted, predicted_s, usable
 from dlojz.cost_model.measured_machine import from_measurements
 from dlojz.cost_model.validation import LEFT_OUT
 from dlojz.cost_model.workload import Product, product_s
@@ -103,22 +104,23 @@ def test_own_measurements_come_to_the_calibration_that_made_them() -> None:
         a100,
         products=[(one, product_s(one, a100, truth, "fp16")) for one in (*shapes, *heads)],
         passes=[(1e9, 1e9 / (0.5 * a100.memory_bytes_per_s))],
-        launches_s=[5e-6, 6e-6, 90e-6],
         precision="fp16",
     )
     assert found.product_efficiency == pytest.approx(0.6, rel=1e-6)
     assert found.attention_efficiency == pytest.approx(0.3, rel=1e-6)
     assert found.memory_efficiency == pytest.approx(0.5, rel=1e-6)
-    assert found.launch_s == 6e-6
     with pytest.raises(LabError, match="products"):
         from_measurements("own", a100, products=[], passes=[(1.0, 1.0)])
 
 
 def test_a_fit_without_each_table_is_shipped_with_nothing_on_a_bound() -> None:
     known = json.loads(LEFT_OUT.read_text(encoding="utf-8"))
-    assert set(known) == {table for one in RECIPES.values() for table in one.tables}
+    assert set(known) == {table for tables in FITTED_TABLES.values() for table in tables}
     for name, one in RECIPES.items():
-        fits = [calibration(name).values, *(known[table] for table in one.tables if len(one.tables) > 1)]
+        fits = [
+            calibration(name).values,
+            *(known[table] for table in FITTED_TABLES[name] if len(FITTED_TABLES[name]) > 1),
+        ]
         for values, key in ((values, key) for values in fits for key in one.free):
             slack = 0.01 * (BOUNDS[key].high - BOUNDS[key].low)
             assert BOUNDS[key].low + slack < values[key] < BOUNDS[key].high - slack, (name, key)

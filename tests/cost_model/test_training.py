@@ -46,16 +46,11 @@ def test_blooms_energy_and_carbon() -> None:
     site = replace(cluster("jean_zay_a100"), pue=1.2, carbon_g_per_kwh=57.0)
     whole_kg = (433_196 + 256_646) * 1.2 * 0.057
     assert bill(site, 384, 1_082_990 / 384 * 3600).total_carbon_kg == pytest.approx(whole_kg, rel=1e-6)
-    assert bill(cluster("jean_zay_a100"), 8, 3600, load=0).energy_kwh == pytest.approx(
-        8 * cluster("jean_zay_a100").gpu.idle_w / 1000
-    )
 
 
-def test_training_s_and_bill_refuse_bad_numbers() -> None:
+def test_training_s_refuses_bad_numbers() -> None:
     with pytest.raises(LabError, match="tokens"):
         training_s(1e9, 0, 8, 1e12)
-    with pytest.raises(LabError, match="load"):
-        bill(cluster("selene"), 8, 60, load=1.5)
 
 
 @pytest.mark.parametrize("name", ["coatnet_tiny", "vit_tiny", "alexnet_tiny"])

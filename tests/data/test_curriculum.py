@@ -21,12 +21,8 @@ from dlojz.config.schedules import (
     root_length,
     stages_of,
     stretches,
-    total_tokens,
 )
 from dlojz.data.sampling import CutToLength
-from dlojz.models import describe
-from dlojz.prediction import predict
-from dlojz.prediction.compute import at_length, curriculum_cost
 from dlojz.runnable import check_runnable
 
 TEXT: dict[str, Any] = {"model": "gpt_tiny", "sequence_length": 128, "steps": 40, "micro_batch": 4}
@@ -115,7 +111,6 @@ def test_lengths_rise_in_multiples_to_the_whole(kind: str, eighths: int, start: 
     assert found[steps - 1] == 8 * eighths  # the last step of the pacing is whole
     assert [one.length for one in stretches(config) for _ in range(one.num_steps)] == found
     assert first_whole_step(config) == found.index(8 * eighths)
-    assert total_tokens(config) == 4 * sum(found)
     assert all(one.length < other.length for one, other in zip(stretches(config), stretches(config)[1:], strict=False))
 
 
@@ -166,7 +161,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(fields: dict[str, Any], words
 
 def test_images_have_no_tokens() -> None:
     with pytest.raises(LabError, match="reads images, which have no tokens"):
-        total_tokens(RunConfig.of(model="vit_tiny"))
+        stretches(RunConfig.of(model="vit_tiny"))
 
 
 @pytest.mark.parametrize(
@@ -233,33 +228,3 @@ def test_whole_samples_are_not_touched() -> None:
     whole = sampled(1)
     assert next(CutToLength(iter(whole), lambda step: 16, micro_batches=1))[0] is whole[0][0]
     assert next(CutToLength(iter(whole), None, micro_batches=1))[0] is whole[0][0]
-
-
-def test_the_cost_of_each_length() -> None:
-    """FLOPs of a sample as its model summary counts them: products grow with the length, attention by its square."""
-    config = config_of(curriculum="discrete", curriculum_lengths="32:10,64:20")
-    cost = curriculum_cost(config)
-    steps = {32: 10, 64: 10, 128: 20}
-    assert {one.stretch.length: one.stretch.num_steps for one in cost.lengths} == steps
-    flops = {length: 3 * 4 * describe("gpt_tiny", sequence_length=length).flops for length in steps}
-    assert {one.stretch.length: one.step_flops for one in cost.lengths} == flops
-    assert cost.total_tokens == 4 * (32 * 10 + 64 * 10 + 128 * 20)
-    # f(T) = aT + bT²: b from two lengths gives the third.
-    quadratic = (flops[64] - 2 * flops[32]) / (64**2 - 2 * 32**2)
-    linear = (flops[32] - quadratic * 32**2) / 32
-    assert flops[128] == pytest.approx(linear * 128 + quadratic * 128**2, rel=1e-12)
-    assert 0 < cost.relative_cost(32) < 32 / 128
-    assert cost.relative_cost(128) == 1
-    with pytest.raises(LabError, match="unknown length '40'"):
-        cost.relative_cost(40)
-
-
-def test_the_peak_is_that_of_whole_samples() -> None:
-    config = config_of(curriculum="discrete", curriculum_lengths="32:10,64:20")
-    cost = curriculum_cost(config)
-    assert cost.peak_step == 20
-    assert cost.peak_bytes == predict(config_of()).memory.peak_bytes
-    activations = [one.activations_bytes for one in cost.lengths]
-    assert activations == sorted(activations)
-    assert activations[0] < activations[-1]
-    assert at_length(config, 128) == config_of()

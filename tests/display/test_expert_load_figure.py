@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-import torch
 
-from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.display.figures.training_figures import expert_load_figure
-from dlojz.models.experts.layer import StepLoad, watch_loads
 from dlojz.results.record import ExpertLoad
 
 
-def loads(tokens: tuple[int, ...], dropped: float, layer: str = "blocks.2.mixture") -> list[StepLoad]:
-    return [
-        StepLoad(step=step, layer=layer, tokens=tokens, capacity=20, dropped=dropped, balance=1.0) for step in range(30)
-    ]
+def loads(tokens: tuple[int, ...], dropped: float, layer: str = "blocks.2.mixture") -> list[ExpertLoad]:
+    return [ExpertLoad(step=step, layer=layer, tokens=tokens, capacity=20, dropped=dropped) for step in range(30)]
 
 
 BALANCED, COLLAPSED = loads((16, 16, 16, 16), 0.0), loads((60, 4, 0, 0), 0.625)
@@ -47,19 +40,9 @@ def test_expert_load_figure_says_in_words_what_it_shows() -> None:
     assert "avec : le plus chargé des 4 experts prend 25 % des choix" in expert_load_figure({"avec": BALANCED}).alt
 
 
-def test_expert_load_figure_takes_a_layer_and_draws_a_name_letter_by_letter(tmp_path: Path) -> None:
+def test_expert_load_figure_takes_the_last_layer() -> None:
     both = [*BALANCED, *loads((64, 0, 0, 0), 0.7, "blocks.4.mixture")]
-    assert "takes 100%" in expert_load_figure({"$x$": both}, tmp_path / "loads.png").alt
-    assert (tmp_path / "loads.png").stat().st_size > 0
-    assert "takes 25%" in expert_load_figure({"$x$": both}, layer="blocks.2.mixture").alt
-
-
-def test_loads_of_a_record_are_drawn_alike() -> None:
-    kept = [
-        ExpertLoad(step=load.step, layer=load.layer, tokens=load.tokens, capacity=load.capacity, dropped=load.dropped)
-        for load in COLLAPSED
-    ]
-    assert expert_load_figure({"run": kept}).alt == expert_load_figure({"run": COLLAPSED}).alt
+    assert "takes 100%" in expert_load_figure({"$x$": both}).alt
 
 
 def test_expert_load_figure_refusals() -> None:
@@ -67,24 +50,6 @@ def test_expert_load_figure_refusals() -> None:
         expert_load_figure({})
     with pytest.raises(LabError, match="dense has no load of experts: train a model with a mixture"):
         expert_load_figure({"dense": []})
-    with pytest.raises(LabError, match=r"unknown layer 'blocks\.3': legal values: blocks\.2\.mixture"):
-        expert_load_figure({"with": BALANCED}, layer="blocks.3")
     use_language("fr")
     with pytest.raises(LabError, match="dense n’a aucune charge d’experts : entraînez un modèle"):
         expert_load_figure({"dense": []})
-
-
-def test_a_loop_written_by_hand_watches_its_model() -> None:
-    torch.manual_seed(0)
-    model = models.build("moe_tiny", sequence_length=16)
-    with pytest.raises(LabError, match="no mixture of experts that has been run"):
-        watch_loads(model, 0)
-    model(torch.randint(256, (2, 16)))
-    first, second = watch_loads(model, 7)
-    assert (first.layer, second.layer) == ("blocks.2.mixture", "blocks.4.mixture")
-    assert first.step == 7 and first.capacity == 5 and sum(first.tokens) == 32
-    kept = sum(min(tokens, 5) for tokens in first.tokens)
-    assert first.dropped == pytest.approx(1 - kept / 32, abs=1e-6)
-    use_language("fr")
-    with pytest.raises(LabError, match="le modèle n’a pas de mélange d’experts qui ait été exécuté"):
-        watch_loads(models.build("gpt_tiny"), 0)

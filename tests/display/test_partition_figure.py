@@ -54,12 +54,6 @@ def test_partition_figure_of_many_stages_has_two_panels_a_row_and_whole_counts()
     assert all(float(tick).is_integer() for tick in figure.axes[0].get_yticks())
 
 
-def test_the_extra_of_a_stage_stands_on_its_blocks() -> None:
-    weighed = BlockWeights("time", ("a", "a"), (1.0, 1.0), "s")
-    figure = partition_figure({"with loss": exact(weighed.weights, 2, extras=[0, 0.5])}, weighed, model="m")
-    assert max(bar.get_y() + bar.get_height() for bar in figure.axes[0].patches) == 1.5  # type: ignore[attr-defined]
-
-
 def test_partition_figure_of_nothing_is_refused() -> None:
     with pytest.raises(LabError, match="at least one cut"):
         partition_figure({}, WEIGHED, model="m")

@@ -39,7 +39,6 @@ from dlojz.display.pipeline_drawing import (
 )
 from dlojz.display.style import IDLE_STYLES, SCHEDULE_STYLES, SERIES
 from dlojz.pipeline.analysis import critical_path
-from dlojz.pipeline.closed_forms import closed_form
 from dlojz.pipeline.schedule import Costs
 from dlojz.pipeline.schedule_catalogue import SCHEDULES, build
 from dlojz.pipeline.simulator import Timeline, memory_curves, simulate
@@ -214,14 +213,12 @@ def test_the_measured_timeline_lies_under_the_simulated_one(tmp_path: Path) -> N
         overlay_scene(predicted, measured("gpipe")[1])
 
 
-def test_the_bubble_panels_have_formula_and_simulation() -> None:
-    for name in ("gpipe", "interleaved", "zb-h1"):
-        for point in bubble_points(name, 4, [8, 16, 32]):
-            form = closed_form(name, 4, point.micro_batches)
-            assert form is not None and point.formula == form.bubble_fraction == pytest.approx(point.simulated)
-    assert [point.micro_batches for point in bubble_points("chimera", 4, [3, 4, 8])] == [4, 8]
+def test_bubble_points_and_their_panels_are_simulated() -> None:
+    """GPipe: (p − 1) / (m + p − 1)."""
+    assert bubble_points("gpipe", 4, [8, 16]) == [(8, pytest.approx(3 / 11)), (16, pytest.approx(3 / 19))]
+    assert [number for number, _ in bubble_points("chimera", 4, [3, 4, 8])] == [4, 8]
     figure = bubble_figure(["gpipe", "hanayo"], 4, [4, 8])
-    assert [len(axes.lines) for axes in figure.axes][1] == 1  # no formula, marks alone
+    assert [axes.lines[0].get_xdata().tolist() for axes in figure.axes] == [[4, 8], [4, 8]]
     with pytest.raises(LabError, match="give other sizes"):
         bubble_figure(["chimera"], 3, [4])
 

@@ -111,7 +111,6 @@ def test_build_keeps_the_automatic_schedules_to_p_and_2p() -> None:
 def test_schedule_catalogue_loads_neither_torch_nor_matplotlib() -> None:
     code = (
         "import sys; from dlojz.pipeline.schedule_catalogue import SCHEDULES, build\n"
-        "import dlojz.pipeline.closed_forms\n"
         "[build(name, 4, 8) for name in SCHEDULES]\n"
         "print([name for name in ('torch', 'matplotlib', 'deepspeed', 'ortools') if name in sys.modules])"
     )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
+from benchmarks.pipeline_optimum import search
 from dlojz.base.errors import LabError
 from dlojz.pipeline.analysis import lower_bound
-from dlojz.pipeline.optimum.optimum_problem import Optimum, Problem
-from dlojz.pipeline.optimum.shortest_schedule import _table, first_guess, optimum
+from dlojz.pipeline.optimum.shortest_schedule import Optimum, Problem, _table, first_guess, optimum
 from dlojz.pipeline.orders.synchronous import one_f_one_b, zigzag
 from dlojz.pipeline.schedule import Costs
 from dlojz.pipeline.simulator import UNIT_COSTS, peak_activations, simulate
@@ -20,13 +18,6 @@ def unbalanced(stages: tuple[int, ...], latency: float = 0.0) -> Costs:
     """F = I = W = 2 times the stage's share."""
     times = tuple(2.0 * share for share in stages)
     return Costs(forward=times, backward_input=times, backward_weight=times, latency=latency)
-
-
-def without_solver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where OR-Tools is not installed."""
-    for name in ("ortools", "ortools.sat.python"):
-        monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "dlojz.pipeline.optimum.optimum_solver", raising=False)
 
 
 def check(found: Optimum, costs: Costs, limit: float | None, objective: str) -> None:
@@ -102,7 +93,8 @@ def test_1f1b_is_optimal_for_its_memory_and_one_slot_less_costs_18_per_cent() ->
     ],
 )
 def test_optimum_of_two_chunks_in_a_v(size: tuple[int, int], split: bool, objective: str, expected: float) -> None:
-    found = optimum(*size, placement=zigzag(size[0], 2), split=split, objective=objective)  # type: ignore[arg-type]
+    problem = Problem(*size, UNIT_COSTS, zigzag(size[0], 2), split, None, objective)  # type: ignore[arg-type]
+    found = search(problem, first_guess(problem), workers=2)
     assert found.value == expected
     check(found, UNIT_COSTS, None, objective)
 
@@ -129,10 +121,7 @@ def test_every_entry_of_the_table_is_a_schedule_of_that_length_within_its_limit(
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_optimum_needs_no_solver_for_unit_costs_up_to_4_ranks_and_8_micro_batches(
-    ranks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    without_solver(monkeypatch)
+def test_optimum_needs_no_solver_for_unit_costs_up_to_4_ranks_and_8_micro_batches(ranks: int) -> None:
     for micro_batches in (1, 3, 6, 8):
         for split in (False, True):
             for objective in ("makespan", "span"):
@@ -158,8 +147,6 @@ def test_optimum_needs_no_solver_for_unit_costs_up_to_4_ranks_and_8_micro_batche
     ],
 )
 def test_entries_are_proven_again(size: tuple[int, int], split: bool, limit: int, objective: str) -> None:
-    from dlojz.pipeline.optimum.optimum_solver import search
-
     problem = Problem(*size, UNIT_COSTS, tuple(range(size[0])), split, limit, objective)  # type: ignore[arg-type]
     found = search(problem, first_guess(problem), workers=2)
     check(found, UNIT_COSTS, limit, objective)
@@ -168,28 +155,23 @@ def test_entries_are_proven_again(size: tuple[int, int], split: bool, limit: int
     assert found.value == stored.value
 
 
-def test_optimum_is_the_solvers_where_the_table_does_not_go() -> None:
+def solved(ranks: int, micro_batches: int, costs: Costs, limit: float, split: bool = False) -> Optimum:
+    problem = Problem(ranks, micro_batches, costs, tuple(range(ranks)), split, limit, "makespan")
+    return search(problem, first_guess(problem), workers=2)
+
+
+def test_search_proves_what_is_not_in_the_table() -> None:
     costs = Costs(forward=(1.0, 1.5, 0.5), backward=(2.0, 3.0, 1.0), latency=0.25)
-    found = optimum(3, 5, costs=costs, memory_limit=2)
-    assert found.source == "solver"
-    check(found, costs, 2, "makespan")
+    check(solved(3, 5, costs, 2), costs, 2, "makespan")
 
 
 def test_the_memory_counted_is_that_of_the_costs() -> None:
     """What waits for the weights is a quarter: under the same limit, more fits than if it were all."""
     light = Costs(kept_for_weight=0.25)
-    lighter = optimum(2, 6, costs=light, split=True, memory_limit=1.5)
+    lighter = solved(2, 6, light, 1.5, split=True)
     check(lighter, light, 1.5, "makespan")
     assert max(peak_activations(lighter.schedule, light)) <= 1.5
     assert lighter.value < optimum(2, 6, split=True, memory_limit=1.5).value
-
-
-def test_optimum_is_honest_where_time_runs_out() -> None:
-    costs = unbalanced((1, 2, 1, 1), 1.0)
-    found = optimum(4, 9, costs=costs, memory_limit=3, time_limit_s=0.01)
-    assert found.bound <= found.value
-    assert found.proven == (found.bound == found.value)
-    assert problems(found.schedule, 3, costs) == []
 
 
 def test_problem_has_no_key_for_links_that_are_slower_in_one_direction() -> None:
@@ -200,13 +182,12 @@ def test_problem_has_no_key_for_links_that_are_slower_in_one_direction() -> None
     assert key(((0.0, 1.0, 9.0), (2.0, 0.0, 1.0), (9.0, 2.0, 0.0))) is None
 
 
-def test_optimum_refuses_what_cannot_be_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_optimum_refuses_what_cannot_be_answered() -> None:
     with pytest.raises(LabError, match=r"no schedule keeps within 0.5 stage-micro-batches"):
         optimum(2, 4, memory_limit=0.5)
     with pytest.raises(LabError, match="objective"):
         optimum(2, 4, objective="beauty")  # type: ignore[arg-type]
     with pytest.raises(LabError, match="multiples of a common fraction"):
-        optimum(2, 4, costs=Costs(forward=2**0.5), memory_limit=1)
-    without_solver(monkeypatch)
-    with pytest.raises(LabError, match=r"pip install 'dlojz\[optimum\]'"):
+        solved(2, 4, Costs(forward=2**0.5), 1)
+    with pytest.raises(LabError, match=r"this case \(5 × 9\) is not in the table: ask for unit costs, at most 4 ranks"):
         optimum(5, 9, memory_limit=2)

@@ -7,10 +7,10 @@ import re
 import pytest
 
 from dlojz.base.errors import LabError
-from dlojz.pipeline.closed_forms import closed_form
 from dlojz.pipeline.schedule import Action, Costs, Schedule, overlapped
 from dlojz.pipeline.schedule_catalogue import SCHEDULES, build
 from dlojz.pipeline.simulator import Timeline, peak_activations, simulate
+from tests.pipeline.closed_forms import closed_form
 
 DEADLOCKS = {
     *("interleaved", "looped-bfs", "interleaved-zb", "zb-h2", "zb-2p", "zb-v", "dualpipe", "dualpipe-v"),

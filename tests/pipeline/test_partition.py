@@ -42,17 +42,14 @@ def test_partition_exact_gives_known_answers(
     assert bounds is None or list(cut.bounds) == bounds
 
 
-def _all_cuts(
-    weights: Sequence[float], stages: int, extras: Sequence[float] = ()
-) -> Iterator[tuple[Fraction, Fraction, tuple[int, ...]]]:
+def _all_cuts(weights: Sequence[float], stages: int) -> Iterator[tuple[Fraction, Fraction, tuple[int, ...]]]:
     """Bottleneck, minus the lightest load, and bounds of every cut without empty stages; sums without rounding."""
     prefix = [Fraction(0)]
     for weight in weights:
         prefix.append(prefix[-1] + Fraction(weight))
-    more = [Fraction(extra) for extra in extras] or [Fraction(0)] * stages
     for inner in combinations(range(1, len(weights)), stages - 1):
         bounds = (0, *inner, len(weights))
-        loads = [prefix[bounds[s + 1]] - prefix[bounds[s]] + more[s] for s in range(stages)]
+        loads = [prefix[bounds[s + 1]] - prefix[bounds[s]] for s in range(stages)]
         yield max(loads), -min(loads), bounds
 
 
@@ -88,19 +85,6 @@ def test_partition_exact_cuts_floats_and_zeros_without_rounding(draw: object) ->
         weights = [draw(generator) for _ in range(generator.randint(3, 9))]
         stages = generator.randint(1, min(4, len(weights)))
         assert exact(weights, stages).bounds == min(_all_cuts(weights, stages))[2], (weights, stages)
-
-
-def test_extra_loads_of_stages_count() -> None:
-    """A head and a loss on the last stage: it gets fewer blocks."""
-    assert exact([1] * 8, 4).bounds == (0, 2, 4, 6, 8)
-    with_loss = exact([1] * 9, 4, extras=[0, 0, 0, 2])
-    assert with_loss.bounds == (0, 2, 5, 8, 9) and with_loss.loads == (2, 3, 3, 3)
-    generator = random.Random(2)
-    for _ in range(200):
-        weights = [generator.randint(0, 9) for _ in range(generator.randint(3, 9))]
-        stages = generator.randint(1, 3)
-        extras = [generator.randint(0, 12) for _ in range(stages)]
-        assert exact(weights, stages, extras).bounds == min(_all_cuts(weights, stages, extras))[2]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +133,6 @@ def test_the_time_of_a_step() -> None:
         (lambda: exact([1, float("nan")], 1), ["block 1", "nan"]),
         (lambda: exact([float("inf"), 1], 1), ["block 0", "inf"]),
         (lambda: exact(["3"], 1), ["block 0", "'3'"]),  # type: ignore[list-item]
-        (lambda: exact([1, 2], 2, extras=[1]), ["2 extra loads", "1 were received"]),
         (lambda: Partition((0, 2, 1, 3), (1, 1, 1)), ["[0, 2, 1, 3]", "rise from 0 to 3"]),
         (lambda: Partition((0, 2), (1, 1, 1)), ["[0, 2]"]),
         (lambda: total_time([1], 0), ["at least 1 micro-batch", "0"]),

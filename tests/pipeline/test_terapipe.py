@@ -100,8 +100,6 @@ def test_the_plan_is_the_best_of_all_cuts() -> None:
         assert plan.total == best
         assert sum(plan.lengths) == tokens
         assert plan.total == pipelined_time(plan.times, ranks)
-        rough = plan_slices(tokens, ranks, time, tolerance=4.0)
-        assert best <= rough.total <= best + (ranks - 1) * 4.0
 
 
 def test_later_slices_are_shorter_and_more_ranks_want_more_slices() -> None:

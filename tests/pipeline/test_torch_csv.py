@@ -13,7 +13,6 @@ from dlojz.base.language import use_language
 from dlojz.pipeline.exchange_formats import from_csv, load_csv, read_csv, to_csv, torch_refusal, write_csv
 from dlojz.pipeline.schedule import Action
 from dlojz.pipeline.schedule_catalogue import SCHEDULES, build
-from dlojz.pipeline.simulator import simulate
 
 VALID = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
 
@@ -28,8 +27,7 @@ def test_from_csv_reads_back_what_to_csv_wrote(name: str) -> None:
         schedule.micro_batches,
     )
     assert (read.token_slices, read.asynchronous) == (schedule.token_slices, schedule.updates)
-    spaced = to_csv(schedule, simulate(schedule))
-    assert from_csv(spaced).orders == schedule.orders and spaced.count(",") > to_csv(schedule).count(",")
+    assert from_csv(to_csv(schedule).replace(",", ",,")).orders == schedule.orders  # an empty cell is a pause
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEDULES if torch_refusal(build(name, 4, 8)) is None])
@@ -44,11 +42,6 @@ def test_torch_reads_the_same_actions(name: str) -> None:
             told = [(p.computation_type.value, p.stage_index, p.microbatch_index) for p in parts]
             assert told == [(e.kind, e.stage, e.micro_batch) for e in action.elements]
             assert read.sub_actions or str(read) == cell
-
-
-def test_to_csv_has_idle_cells_where_the_rank_waits() -> None:
-    schedule = build("gpipe", 2, 2)
-    assert to_csv(schedule, simulate(schedule)).splitlines() == ["0F0,0F1,,,,0B0,0B1", ",1F0,1F1,1B0,1B1"]
 
 
 def test_communications_follow_from_the_rest_and_are_read_over() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.update_forms import measure_forms, write_measures
 from dlojz.base.errors import LabError
 from dlojz.config.run_config import RunConfig
 from dlojz.runnable import check_runnable
-from dlojz.train.trials import measure_forms, write_measures
 from tests.train.counted import Runs, check_as_predicted, check_goes_on, check_refused, footprint, prepare_runs
 
 TRAINED_AT_NIGHT = True  # see tests/conftest.py

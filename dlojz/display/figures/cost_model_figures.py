@@ -1,28 +1,22 @@
-"""Figures and tables of the cost model: a machine's calibration, and validation against published rows.
-
-Dots are measurements, lines and crosses are the model; no measurement and no row is left out.
-"""
+"""Figure and table of a machine's calibration: dots are measurements, lines and crosses are the model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
-from dlojz.base.language import brief_percent, decimal, say, shortest
+from dlojz.base.language import say, shortest
 from dlojz.base.table import visible
-from dlojz.cost_model.validation import LEFT_OUT_GOALS, REGRET_GOAL, Goal, first_choices
 from dlojz.display.canvas import LabFigure, caption, finish, logarithmic, new_figure, plain
 from dlojz.display.style import (
     BASELINE,
-    BLACK,
     BLUE,
     GREEN,
-    GREY,
     HEADING,
     NORMAL,
     ORANGE,
@@ -30,12 +24,10 @@ from dlojz.display.style import (
     SKY,
     SMALL,
     VERMILION,
-    YELLOW,
 )
 
 if TYPE_CHECKING:
     from dlojz.cost_model.measured_machine import Measured, MeasuredSite, Residual
-    from dlojz.cost_model.validation import FirstChoice, TableResult
 
 LOOKS = ((BLUE, "o"), (VERMILION, "s"), (GREEN, "^"), (PURPLE, "D"), (ORANGE, "v"), (SKY, "P"))
 COMPUTED = ("product", "attention", "convolution")
@@ -181,148 +173,3 @@ def residual_rows(sites: Sequence[MeasuredSite]) -> list[tuple[int, str, int, fl
             # The list is sorted: its middle is the median, its end the largest error.
             rows.append((site.ranks, kind, len(errors), errors[len(errors) // 2], errors[-1]))
     return rows
-
-
-COLORS = (BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, BLACK, YELLOW, GREY)
-MARKERS = "osD^vP*X<>h"
-
-
-def validation_figure(results: Sequence[TableResult], path: str | Path | None = None) -> LabFigure:
-    """Draw the step times of all published rows, predicted against measured, the error of each table, and regrets.
-
-    Rows that were fitted on are hollow, held-out rows are full.
-    """
-    alt = say(
-        en="Predicted against measured seconds of a step, on logarithmic axes; what the planner's first choice loses; "
-        "the mean error of each table, on its held-out half and left out: ",
-        fr="Durées d’un pas prédites et mesurées, en échelle logarithmique ; ce que perd le premier choix du "
-        "planificateur ; erreur moyenne par tableau, sur sa moitié mise de côté et tableau écarté : ",
-    )
-    errors = (
-        f"{result.name} {brief_percent(result.mean)}, {brief_percent(result.left_out_mean)}" for result in results
-    )
-    figure = new_figure(13.0, 9.2, alt + "; ".join(errors))
-    sides = figure.add_gridspec(1, 2, width_ratios=(1.25, 1.0))
-    choices = {result.name: first_choices(result) for result in results}
-    # Tables too small for a choice have none, and no line.
-    drawn = {name: table_choices for name, table_choices in choices.items() if table_choices}
-    bars = figure.add_subplot(sides[1])
-    if drawn:
-        left_grid = sides[0].subgridspec(2, 1, height_ratios=(4.0, 0.5 + 0.5 * len(drawn)))
-        points = figure.add_subplot(left_grid[0])
-        _regrets(figure.add_subplot(left_grid[1]), drawn)
-    else:
-        points = figure.add_subplot(sides[0])
-    for number, result in enumerate(results):
-        color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
-        # Hollow first, full over it; only the full ones are in the legend, once per table.
-        for held_out in (False, True):
-            rows = [row for row in result.rows if row.held_out == held_out]
-            measured, predicted = [row.measured_s for row in rows], [row.predicted_s for row in rows]
-            marker_properties: dict[str, Any] = {"markerfacecolor": color if held_out else "none", "markersize": 5.5}
-            points.plot(
-                measured, predicted, marker, color=color, label=result.name if held_out else None, **marker_properties
-            )
-    times = [value for result in results for row in result.rows for value in (row.measured_s, row.predicted_s)]
-    limits = (0.8 * min(times), 1.25 * max(times))
-    points.plot(limits, limits, color=BLACK, linewidth=1)
-    for factor in (0.9, 1.1):
-        points.plot(limits, [factor * limit for limit in limits], color=GREY, linewidth=1, linestyle=":")
-    points.set(xscale="log", yscale="log", xlim=limits, ylim=limits)
-    for axis in (points.xaxis, points.yaxis):
-        axis.set_minor_formatter(NullFormatter())
-    title = say(
-        en="full: held out; hollow: fitted on; dotted: ±10 %",
-        fr="plein : mis de côté ; creux : ajusté ; pointillé : ±10 %",
-    )
-    caption(
-        points,
-        x=say(en="measured, seconds of a step", fr="mesuré, secondes par pas"),
-        y=say(en="predicted, seconds of a step", fr="prédit, secondes par pas"),
-        title=title,
-    )
-    points.legend(fontsize=SMALL, loc="upper left")
-    _bars(bars, results)
-    plain(points)
-    plain(bars)
-    return finish(figure, path)
-
-
-PLATE: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
-"""A number stays legible where a line of the grid lies under it."""
-ROOM = 4.0
-"""Percent that a number beside its bar takes."""
-
-
-def _regrets(axes: Axes, drawn: Mapping[str, Sequence[FirstChoice]]) -> None:
-    """One dot for each model of a table, and the regret of a random layout beside it."""
-    # From the top down.
-    positions = list(range(len(drawn)))[::-1]
-    lots = [
-        (position, 100 * choice.random)
-        for position, table_choices in zip(positions, drawn.values(), strict=True)
-        for choice in table_choices
-    ]
-    ours = [
-        (position, 100 * choice.regret)
-        for position, table_choices in zip(positions, drawn.values(), strict=True)
-        for choice in table_choices
-    ]
-    at_random = say(en="a random layout", fr="une configuration tirée au sort")
-    planner_label = say(en="the first choice, table left out", fr="le premier choix, tableau écarté")
-    # A table has one row: the first choice 0.15 above it, the random layout as much below.
-    axes.plot([x for _, x in lots], [y - 0.15 for y, _ in lots], "x", color=ORANGE, label=at_random)
-    axes.plot([x for _, x in ours], [y + 0.15 for y, _ in ours], "o", color=BLUE, alpha=0.75, label=planner_label)
-    if REGRET_GOAL.worst is not None:
-        goal = say(en="goal, median", fr="objectif, médiane")
-        worst = say(en="goal, worst", fr="objectif, pire")
-        axes.axvline(100 * REGRET_GOAL.mean, color=VERMILION, linewidth=1.2, label=goal)
-        axes.axvline(100 * REGRET_GOAL.worst, color=VERMILION, linewidth=1.2, linestyle="--", label=worst)
-    axes.set_xscale("symlog", linthresh=5)
-    axes.set_xlim(left=-0.3)
-    axes.set_xticks([0, 1, 2, 5, 10, 20, 50, 100], list(map(str, [0, 1, 2, 5, 10, 20, 50, 100])))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_ylim(-0.7, len(drawn) + 0.7)
-    axes.set_yticks(positions, list(drawn))
-    caption(axes, x=say(en="longer than the best measured layout, %", fr="de plus que la meilleure mesurée, %"))
-    axes.legend(fontsize=SMALL, loc="upper center", ncols=2, framealpha=1)
-    plain(axes)
-
-
-def _bars(axes: Axes, results: Sequence[TableResult]) -> None:
-    positions = list(range(len(results)))[::-1]
-    trivial = say(en="constant FLOP/s per GPU", fr="FLOP/s par GPU constants")
-    half, left_out_label = (
-        say(en="half held out", fr="moitié mise de côté"),
-        say(en="table left out", fr="tableau écarté"),
-    )
-    # The trivial model has no goal.
-    none: list[Goal | None] = [None] * len(results)
-    left_out_goals = [LEFT_OUT_GOALS.get(result.name) for result in results]
-    for offset, values, goals, color, hatch, label in (
-        (0.27, [result.mean for result in results], [result.goal for result in results], BLUE, "", half),
-        (0.0, [result.left_out_mean for result in results], left_out_goals, SKY, "..", left_out_label),
-        (-0.27, [result.trivial for result in results], none, ORANGE, "//", trivial),
-    ):
-        shares = [100 * value for value in values]
-        heights = [position + offset for position in positions]
-        axes.barh(heights, shares, 0.26, color=color, hatch=hatch, edgecolor=BLACK, linewidth=0.6, label=label)
-        for height, share, goal in zip(heights, shares, goals, strict=True):
-            limit = 100 * goal.mean if goal else 0.0
-            if goal:
-                axes.plot([limit] * 2, [height - 0.13, height + 0.13], color=VERMILION, linewidth=2.2, zorder=3)
-            label_x = limit if share < limit < share + ROOM else share  # where the mark would lie under the number
-            axes.annotate(
-                decimal(share),
-                (label_x, height),
-                (4, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=SMALL,
-                bbox=PLATE,
-            )
-    axes.plot([], [], color=VERMILION, linewidth=2.2, label=say(en="goal", fr="objectif"))
-    axes.set_yticks(positions, [result.name for result in results])
-    axes.margins(x=0.12)
-    caption(axes, x=say(en="mean absolute error, %", fr="erreur absolue moyenne, %"))
-    axes.legend(fontsize=SMALL, loc="upper right")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -39,8 +39,7 @@ from dlojz.display.pipeline_drawing import (
     scene_of,
     title_of,
 )
-from dlojz.display.style import BLACK, BLUE, EDGE, FILLS, LINE_STYLES, NORMAL, SMALL, TITLE, VERMILION, WHITE, Style
-from dlojz.pipeline.closed_forms import closed_form
+from dlojz.display.style import BLACK, BLUE, EDGE, FILLS, LINE_STYLES, SMALL, TITLE, VERMILION, Style
 from dlojz.pipeline.partition import Partition
 from dlojz.pipeline.schedule import Costs
 from dlojz.pipeline.schedule_catalogue import build, entry
@@ -188,16 +187,10 @@ MICRO_BATCHES = (4, 8, 12, 16, 24, 32, 48, 64)
 _COLUMNS = 4
 
 
-class BubblePoint(NamedTuple):
-    """Bubble fraction of one size: simulated, and by the formula where there is one."""
-
-    micro_batches: int
-    simulated: float
-    formula: float | None
-
-
-def bubble_points(name: str, ranks: int, micro_batches: Sequence[int], costs: Costs = UNIT_COSTS) -> list[BubblePoint]:
-    """Compute the bubble fraction of a schedule at several sizes; sizes that it does not allow are left out.
+def bubble_points(
+    name: str, ranks: int, micro_batches: Sequence[int], costs: Costs = UNIT_COSTS
+) -> list[tuple[int, float]]:
+    """Simulate the bubble fraction of a schedule at several sizes; sizes that it does not allow are left out.
 
     Args:
         name: a schedule of the catalogue.
@@ -214,8 +207,7 @@ def bubble_points(name: str, ranks: int, micro_batches: Sequence[int], costs: Co
             timeline = simulate(build(catalogue_name, ranks, number, costs=costs), costs)
         except LabError:  # the schedule's own rule (a multiple, an even number …) excludes this size
             continue
-        form = closed_form(catalogue_name, ranks, number, costs=costs)
-        points.append(BubblePoint(number, timeline.bubble_fraction, form.bubble_fraction if form else None))
+        points.append((number, timeline.bubble_fraction))
     return points
 
 
@@ -227,8 +219,6 @@ def bubble_figure(
     costs: Costs = UNIT_COSTS,
 ) -> LabFigure:
     """Draw the bubble fraction against the number of micro-batches, one panel per schedule.
-
-    The formula is a line and the simulation marks: a mark off its line is a formula that does not hold there.
 
     Args:
         names: schedules of the catalogue.
@@ -249,7 +239,7 @@ def bubble_figure(
         )
     endpoints = {name: points[-1] for name, points in drawn.items()}
     words = "; ".join(
-        f"{name}: {spaced_percent(point.simulated)} (m = {point.micro_batches})" for name, point in endpoints.items()
+        f"{name}: {spaced_percent(bubble)} (m = {number})" for name, (number, bubble) in endpoints.items()
     )
     title = say(
         en=f"Bubble fraction against micro-batches, {ranks} ranks",
@@ -264,11 +254,8 @@ def bubble_figure(
         axes.remove()
     for number, (axes, (name, points)) in enumerate(zip(flat, drawn.items(), strict=False)):
         # Percent of the ranks' time.
-        formula = [(point.micro_batches, 100 * point.formula) for point in points if point.formula is not None]
-        if formula:
-            axes.plot(*zip(*formula, strict=True), color=BLUE, linewidth=1.6)
-        marks = [(point.micro_batches, 100 * point.simulated) for point in points]
-        axes.plot(*zip(*marks, strict=True), markersize=5, **_hollow(VERMILION if formula else BLACK))
+        percents = [100 * bubble for _, bubble in points]
+        axes.plot([size for size, _ in points], percents, color=BLUE, linewidth=1.6, marker="o", markersize=5)
         axes.set_ylim(bottom=0)
         caption(axes, title=name)
         if number + columns >= len(drawn):
@@ -278,18 +265,7 @@ def bubble_figure(
             caption(axes, y=say(en="bubble, % of time", fr="bulle (% du temps)"))
         plain(axes)
     figure.suptitle(title, x=0.01, ha="left", fontsize=TITLE)
-    handles = [
-        key(say(en="formula", fr="formule"), color=BLUE, linewidth=1.6),
-        key(say(en="simulated", fr="simulé"), **_hollow(VERMILION)),
-        key(say(en="simulated, no formula", fr="simulé, sans formule"), **_hollow(BLACK)),
-    ]
-    figure.legend(handles=handles, loc="outside lower left", ncols=3, frameon=False, fontsize=NORMAL)
     return finish(figure, path)
-
-
-def _hollow(color: str) -> dict[str, Any]:
-    edge = {"markeredgecolor": color, "markeredgewidth": 1.4}
-    return {"linestyle": "none", "marker": "o", "markerfacecolor": "none", **edge}
 
 
 PANELS_IN_A_ROW = 4
@@ -375,14 +351,12 @@ def _unit(weighed: BlockWeights, largest: float) -> tuple[str, float]:
 def _panel(
     axes: Axes, name: str, cut: Partition, weighed: BlockWeights, styles: Mapping[str, Style], scale: float
 ) -> None:
-    """One cut: a bar per stage, its blocks in it from the first below to the last above, then its extra."""
+    """One cut: a bar per stage, its blocks in it from the first below to the last above."""
     for stage, block_range in enumerate(cut.stages):
         parts = [
             (cut.weights[block] / scale, styles[weighed.kinds[block]])
             for block in range(block_range.start, block_range.stop)
         ]
-        if cut.extras:
-            parts.append((cut.extras[stage] / scale, Style(WHITE, "oo")))
         stack(axes, stage, parts, 0.8, upright=True, linewidth=0.9)
     axes.axhline(cut.bottleneck / scale, color=VERMILION, linestyle="--", linewidth=1.4)
     # The mean is what a perfect balance would reach.

@@ -456,17 +456,17 @@ COMPUTE_LANE = (-0.4, 0.8)
 """Top and height, in ranks, without communication; otherwise the two lanes share the room."""
 UPPER_LANE, LOWER_LANE = (-0.4, 0.48), (0.12, 0.28)
 WITHIN = "communication"
+DRAWN_STEPS = 3
 
 
-def timeline_figure(record: RunRecord, path: str | Path | None = None, steps: int | None = 3) -> LabFigure:
-    """Draw the spans of a run: a line per rank, a bar per phase, below it what is under way between the ranks.
+def timeline_figure(record: RunRecord) -> LabFigure:
+    """Draw the spans of the last steps of a run: a line per rank, a bar per phase, below it what is between the ranks.
 
     What lies under a compute phase is hidden behind it, what lies under a wait is exposed. Each phase is one
     collection, so that thousands of spans draw as fast as ten.
 
     Args:
         record: a run whose phases were kept.
-        steps: how many of the last steps kept are drawn; None for all.
 
     Raises:
         LabError: if the run kept no spans.
@@ -474,14 +474,14 @@ def timeline_figure(record: RunRecord, path: str | Path | None = None, steps: in
     recorded_steps = sorted({span.step for span in record.spans})
     if not recorded_steps:
         raise LabError(f"the run {record.run_id} kept no timeline (it ended before its first step): run it again.")
-    chosen = set(recorded_steps if steps is None else recorded_steps[-steps:])
+    chosen = set(recorded_steps[-DRAWN_STEPS:])
     spans = [span for span in record.spans if span.step in chosen]
     title = visible(record.title)
     alt = say(
         en=f"Phases of {len(chosen)} steps on {len({span.rank for span in spans})} ranks of {title}",
         fr=f"Phases de {len(chosen)} pas sur {len({span.rank for span in spans})} rangs de {title}",
     )
-    return spans_figure(spans, title + _overlap_words(record), alt, path)
+    return spans_figure(spans, title + _overlap_words(record), alt)
 
 
 def spans_figure(

@@ -17,7 +17,7 @@ from dlojz.base.language import a_or_an, say, shortest
 from dlojz.labs.kit.exercise import Said, Wrong
 from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
 from dlojz.labs.kit.judges import refuse_nothing
-from dlojz.pipeline.closed_forms import fraction, overhead, total_time
+from dlojz.pipeline.analysis import fraction, overhead, total_time
 from dlojz.pipeline.optimum.shortest_schedule import optimum
 from dlojz.pipeline.orders.zero_bubble import list_schedule
 from dlojz.pipeline.schedule import Action, Costs, Schedule, parse_action

@@ -10,7 +10,6 @@ from dataclasses import replace
 from matplotlib.axes import Axes
 
 from dlojz.base.language import MEBIBYTE, decimal, minus, say
-from dlojz.by_hand.optimizers.convergence import LAST_SHARE
 from dlojz.display.canvas import LabFigure, finish, new_figure, plain
 from dlojz.display.figures.communication_figures import communication_figure
 from dlojz.display.figures.training_figures import optimizer_label
@@ -222,8 +221,8 @@ def way_of(run: Run) -> Reduction:
     """Convert a run for the board: bytes predicted for the mean step, loss and step measured."""
     compression = run.config.layout.gradient_compression
     name = optimizer_label(run.config.optimizer) + ("" if compression == "none" else f", {compression}")
-    # mean over the last 1/LAST_SHARE of the steps, at least one
-    last_losses = run.losses[-max(1, len(run.losses) // LAST_SHARE) :]
+    # mean over the last tenth of the steps, at least one
+    last_losses = run.losses[-max(1, len(run.losses) // 10) :]
     return replace(
         predicted_way(name, run.config),
         losses=(statistics.fmean(last_losses),),

@@ -37,7 +37,7 @@ from dlojz.hardware.links import NETWORK, NVLINK
 from dlojz.labs.kit.exercise import or_to_do
 from dlojz.labs.kit.figures import SHEET_RANKS, Picture, memory_and_messages, pictured
 from dlojz.labs.lab10_experts.exercises_routing import capacity
-from dlojz.models.experts.layer import StepLoad
+from dlojz.results.record import ExpertLoad
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -303,12 +303,12 @@ def loads(trainings: Mapping[float, Sequence[Tensor]], factor: float = 1.25) -> 
     return Picture(expert_load_figure(drawn))
 
 
-def _load(step: int, counts: list[int], factor: float) -> StepLoad:
+def _load(step: int, counts: list[int], factor: float) -> ExpertLoad:
     # the counts are of choices, k per token: hence k = 1
     room = capacity(sum(counts), len(counts), 1, factor)
     dropped = sum(max(0, count - room) for count in counts) / sum(counts)
     layer = say(en="the last mixture", fr="dernier mélange")
-    return StepLoad(step=step, layer=layer, tokens=tuple(counts), capacity=room, dropped=dropped, balance=0.0)
+    return ExpertLoad(step=step, layer=layer, tokens=tuple(counts), capacity=room, dropped=dropped)
 
 
 def _title(run: Run) -> str:

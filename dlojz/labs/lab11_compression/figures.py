@@ -5,6 +5,7 @@ Shape suffixes: N images, K classes, O outputs, I inputs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -62,15 +63,18 @@ def softened(teacher: nn.Module, task: Task, temperatures: Sequence[float]) -> L
     return finish(figure)
 
 
+def _decibels(signal_power: float, noise_power: float) -> float:
+    """Infinite where there is no noise."""
+    return math.inf if noise_power == 0 else 10 * math.log10(signal_power / noise_power)
+
+
 def _snr_db(rows: Rows, weight_OI: Tensor, bits: int) -> tuple[float, float]:
     """Signal to noise in decibels, predicted by scale² / 12 and measured."""
-    from dlojz.compress.quantized_model import decibels
-
     q_OI, scale_O1 = rows(weight_OI, bits)
     power = float(weight_OI.double().square().mean())
     noise = float((scale_O1 * q_OI - weight_OI).double().square().mean())
     # An error that is uniform over a step Δ has the mean square Δ² / 12.
-    return decibels(power, float(scale_O1.double().square().mean()) / 12), decibels(power, noise)
+    return _decibels(power, float(scale_O1.double().square().mean()) / 12), _decibels(power, noise)
 
 
 @pictured

@@ -1,13 +1,11 @@
 """Shortest schedule for given costs and memory, proven.
 
-Three ways to an answer, in this order: a table of small cases, made with a solver and holding the orders
-(`benchmarks/pipeline_optimum.py`); a simple schedule that already meets the lower bound; the solver, if installed. The
-model: one interval per action, no two at once on a rank, each after what it needs plus the delay of the message, and
-activations within the limit. Micro-batches are alike, so each stage takes them in turn. For the span, each rank begins
-as soon as it can. `proven` is True only if nothing shorter exists.
+Two ways to an answer, in this order: a table of small cases, made with a solver and holding the orders
+(`benchmarks/pipeline_optimum.py`); a simple schedule that already meets the lower bound. The model: one interval per
+action, no two at once on a rank, each after what it needs plus the delay of the message, and activations within the
+limit. Micro-batches are alike, so each stage takes them in turn. For the span, each rank begins as soon as it can.
 
-Source: Laborie et al. 2018 and the CP-SAT solver of OR-Tools (Perron & Furnon) for the model; Qi et al. 2024 (arXiv
-2401.10241, App. G), for the same question as a linear program.
+Source: Qi et al. 2024 (arXiv 2401.10241, App. G), for the same question as a linear program.
 """
 
 from __future__ import annotations
@@ -15,22 +13,91 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal, shortest
-from dlojz.base.requirements import missing_library
-from dlojz.pipeline.optimum.optimum_problem import OBJECTIVES, Objective, Optimum, Problem
+from dlojz.pipeline.analysis import lower_bound_of, span_bound_of
 from dlojz.pipeline.orders.synchronous import zigzag
 from dlojz.pipeline.orders.zero_bubble import PRIORITIES, list_schedule, zb_v, zero_bubble
-from dlojz.pipeline.schedule import FORWARD, Action, Costs, Schedule
-from dlojz.pipeline.simulator import UNIT_COSTS, peak_activations
+from dlojz.pipeline.schedule import BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT, COST_OF, FORWARD, Action, Costs, Schedule
+from dlojz.pipeline.simulator import UNIT_COSTS, peak_activations, simulate
 
 TABLE = Path(__file__).with_name("data") / "optimum_table.json"
 _MARGIN = 1e-9
+Objective = Literal["makespan", "span"]
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """Shortest schedule, proven or the best found.
+
+    Attributes:
+        value: its makespan or span, in the unit of the costs.
+        proven: whether no schedule is shorter.
+        bound: proven lower bound; `value` where proven.
+        schedule: one of that length.
+        source: "table", "bound" (a simple schedule meets the lower bound) or "solver".
+    """
+
+    value: float
+    proven: bool
+    bound: float
+    schedule: Schedule
+    source: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Problem: sizes, costs, whether backwards are split, memory limit (None: any), makespan or span."""
+
+    ranks: int
+    micro_batches: int
+    costs: Costs
+    placement: tuple[int, ...]
+    split: bool
+    memory_limit: float | None
+    objective: Objective
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of actions."""
+        return (FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT) if self.split else (FORWARD, BACKWARD)
+
+    @property
+    def bound(self) -> float:
+        """The lower bound that does not look at memory."""
+        bound = lower_bound_of if self.objective == "makespan" else span_bound_of
+        return bound(self.ranks, self.micro_batches, self.costs, placement=self.placement, split=self.split)
+
+    def value_of(self, schedule: Schedule) -> float:
+        """Simulate a schedule's makespan or span."""
+        timeline = simulate(schedule, self.costs)
+        return timeline.makespan if self.objective == "makespan" else timeline.span
+
+    def key(self, limit: float | None) -> str | None:
+        """Name it in the table with another limit; None where the table has no such case."""
+        costs = self.costs
+        # The table holds cases of M_B = M_W = 1 and sends that do not block.
+        unusual = (costs.kept_for_input, costs.kept_for_weight, costs.sends) != (1.0, 1.0, "buffered")
+        if self.placement != tuple(range(self.ranks)) or unusual:
+            return None
+        # Messages pass between neighbours only.
+        delays = {costs.delay(a, b) for a in range(self.ranks) for b in (a - 1, a + 1) if 0 <= b < self.ranks}
+        if len(delays) > 1:
+            return None
+        times = []
+        for kind in self.kinds:
+            values = costs.per_stage(COST_OF[kind], self.ranks)
+            # One number where all stages are alike.
+            times.append(kind + ",".join(f"{v:g}" for v in (values if len(set(values)) > 1 else values[:1])))
+        limited = "" if limit is None else f" limit {limit:g}"
+        delay = f" c{delays.pop():g}" if any(delays) else ""
+        return f"{self.ranks}x{self.micro_batches} {self.objective} {' '.join(times)}{delay}{limited}"
 
 
 def optimum(
@@ -38,30 +105,25 @@ def optimum(
     micro_batches: int,
     *,
     costs: Costs = UNIT_COSTS,
-    placement: Sequence[int] | None = None,
     split: bool = False,
     memory_limit: float | None = None,
     objective: Objective = "makespan",
-    time_limit_s: float = 60.0,
 ) -> Optimum:
     """Find the shortest schedule that exists.
 
     Args:
         costs: times and memory per micro-batch; sends do not block.
-        placement: rank of each stage; by default stage s is on rank s.
         split: whether the backward is split into its part for the input and its part for the weights.
         memory_limit: activations that a rank may keep, in stage-micro-batches; None: any number.
         objective: "makespan" (the optimizer waits for all ranks) or "span" (each rank steps on its own).
-        time_limit_s: seconds for the solver; what it has by then is returned, with `proven` False.
 
     Raises:
-        LabError: if a solver is needed and OR-Tools is not installed; if the memory limit is below one micro-batch; for
-            an unknown objective.
+        LabError: if the table has no such case and no simple schedule meets the lower bound; if the memory limit is
+            below one micro-batch; for an unknown objective.
     """
     if objective not in OBJECTIVES:
         raise LabError(one_of("objective", objective, OBJECTIVES))
-    stages = tuple(range(ranks)) if placement is None else tuple(placement)
-    problem = Problem(ranks, micro_batches, costs, stages, split, memory_limit, objective)
+    problem = Problem(ranks, micro_batches, costs, tuple(range(ranks)), split, memory_limit, objective)
     table_optimum = _from_table(problem)
     if table_optimum is not None:
         return table_optimum
@@ -69,22 +131,12 @@ def optimum(
     value, bound = problem.value_of(start), problem.bound
     if value <= bound + _MARGIN:
         return Optimum(value, True, value, start, "bound")
-    try:
-        from dlojz.pipeline.optimum.optimum_solver import search
-    except ImportError:
-        raise LabError(_needs_solver(problem)) from None
-    return search(problem, start, time_limit_s)
-
-
-def _needs_solver(problem: Problem) -> str:
-    size = f"{problem.ranks} × {problem.micro_batches}"
-    return missing_library(
-        "ortools",
-        title="OR-Tools",
-        en=f"the proven optimum of this case ({size}) is not in the table and",
-        fr=f"l’optimum prouvé de ce cas ({size}) n’est pas dans la table et",
-        or_en="ask for unit costs, at most 4 ranks and 8 micro-batches",
-        or_fr="demandez des coûts unitaires, au plus 4 rangs et 8 micro-batches",
+    size = f"{ranks} × {micro_batches}"
+    raise refusal(
+        en=f"the proven optimum of this case ({size}) is not in the table: ask for unit costs, at most 4 ranks and 8 "
+        "micro-batches.",
+        fr=f"l’optimum prouvé de ce cas ({size}) n’est pas dans la table : demandez des coûts unitaires, au plus 4 "
+        "rangs et 8 micro-batches.",
     )
 
 

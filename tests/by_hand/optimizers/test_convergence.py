@@ -5,15 +5,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.compressed_convergence import train_losses
+from benchmarks.compressed_convergence import TOLERANCE, Curves, gap, train_losses
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
-from dlojz.by_hand.optimizers.convergence import TOLERANCE, Curves, gap
 from dlojz.config.optimizers import COMPRESSED
 from dlojz.config.run_config import RunConfig
 from dlojz.models.gpt import GPT
@@ -75,3 +75,23 @@ def test_train_losses_refuses_other_numbers_of_ranks(language: str, said: str) -
     for configs in ([], [RunConfig.of(dp=1), RunConfig.of(dp=2)]):
         with pytest.raises(LabError, match=said):
             train_losses(configs)
+
+
+def falling(optimizer: str, factor: float = 1.0) -> Curves:
+    """Losses that fall to 1 and stay there, each seed a little higher, from the tenth step on times a factor."""
+    losses = (
+        tuple((1 + 0.1 * seed + 2 * math.exp(-step / 3)) * (factor if step > 10 else 1) for step in range(40))
+        for seed in range(3)
+    )
+    return Curves(optimizer, tuple(losses), 10)
+
+
+def test_gap_is_between_the_medians_of_the_last_tenth() -> None:
+    ours, theirs = falling("one_bit_adam", 1.03), falling("adamw")
+    assert theirs.window == 4
+    assert theirs.median() == pytest.approx(1.1, abs=1e-4)  # the second of three seeds; 2 e⁻¹² is left
+    found = gap(ours, theirs)
+    assert found.medians == pytest.approx(0.03) and found.paired == pytest.approx(0.03)
+    assert not found.within(0.02) and found.within(0.031) and gap(theirs, ours).within(0.0)
+    lost = Curves("one_bit_adam", ((1.0, math.nan), (1.0, 1.0), (1.0, 1.0)))
+    assert gap(lost, Curves("adamw", ((1.0, 1.0),) * 3)).seeds == (math.inf, 0.0, 0.0)

@@ -1,7 +1,7 @@
-"""Closed forms of the schedules: length, bubble, memory and messages without simulation, each with its source.
+"""Oracle: closed forms of the schedules, length, bubble, memory and messages without simulation, each with its source.
 
-Every form is a published or derived formula with the domain where it is exact, which the tests sweep against the
-simulator; out of it the figure is None. Stages are equal, sends do not block; `Case` names the symbols.
+Every form is a published or derived formula with the domain where it is exact, in which the simulator must give the
+same; out of it the figure is None. Stages are equal, sends do not block; `Case` names the symbols.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dlojz.base.language import say
 from dlojz.pipeline.schedule import Costs
 from dlojz.pipeline.schedule_catalogue import TOKEN_SLICES, entry
 from dlojz.pipeline.simulator import UNIT_COSTS
@@ -46,7 +45,7 @@ class Law(NamedTuple):
         excess, span_excess: makespan and span beyond m·v·(F + B); None out of the domain.
         peaks: per rank, activations kept at most; None out of the domain.
         boundaries: boundaries between stages that lie between ranks.
-        domain: where it is exact, in the reader's language.
+        domain: where it is exact.
         saved: work that a rank saves on average by doing two things at once.
     """
 
@@ -56,7 +55,7 @@ class Law(NamedTuple):
     boundaries: Callable[[Case], int]
     formula: str
     source: str
-    domain: Callable[[], str]
+    domain: str
     saved: Callable[[Case], float] = lambda x: 0.0
 
 
@@ -197,14 +196,10 @@ def _kept_in_v(x: Case) -> list[float] | None:
     return [2 * x.p * x.k] * x.p if x.m >= 2 * x.p - 1 else None
 
 
-def _only(en: str, fr: str) -> Callable[[], str]:
-    return lambda: say(en=en, fr=fr)
-
-
-_ANY = _only("any m and c", "tout m et tout c")
+_ANY = "any m and c"
 _ZERO_BUBBLE = "Qi et al. 2024, arXiv 2401.10241"
-_NO_LATENCY = _only("c = 0", "c = 0")
-_BOTH = _only("F = I = W, B ≤ F&B ≤ F+B, c = 0", "F = I = W, B ≤ F&B ≤ F+B, c = 0")
+_NO_LATENCY = "c = 0"
+_BOTH = "F = I = W, B ≤ F&B ≤ F+B, c = 0"
 LAWS: dict[str, Law] = {
     "naive": Law(
         _naive, _naive, _per_rank(lambda x, r: x.k), _straight, "(p−1)m(F+B+2c)",
@@ -220,28 +215,28 @@ LAWS: dict[str, Law] = {
     ),
     "eager-1f1b": Law(
         _eager, _eager, _per_rank(lambda x, r: _few(x, 2 * (x.p - r) - 1)), _straight, "(p−1)(F+B+2c)",
-        "Zhuang et al. 2023, arXiv 2211.05322", _only("c ≤ (F+B)/2", "c ≤ (F+B)/2"),
+        "Zhuang et al. 2023, arXiv 2211.05322", "c ≤ (F+B)/2",
     ),
     "interleaved": Law(
         lambda x: _loops(x, x.g), lambda x: _loops(x, x.g),
         _per_rank(lambda x, r: _few(x, (x.v - 1) * x.g + 2 * (x.p - 1 - r) + 1)), _looping,
         "(p−1)(F+B) + 2(vp−1)c", "Narayanan et al. 2021, arXiv 2104.04473, §2.2; hops: simulated",
-        _only("groups of p and c ≤ F, B", "groupes de p et c ≤ F, B"),
+        "groups of p and c ≤ F, B",
     ),
     "looped-bfs": Law(
         lambda x: _loops(x, x.m), lambda x: _loops(x, x.m), _per_rank(lambda x, r: x.k * x.m * x.v), _looping,
         "(p−1)(F+B+2c)", "Lamy-Poirier 2023, arXiv 2211.05953; hops: simulated",
-        _only("pc ≤ (m−p)·min(F, B)", "pc ≤ (m−p)·min(F, B)"),
+        "pc ≤ (m−p)·min(F, B)",
     ),
     "interleaved-zb": Law(
         _zb_few, _nothing, _interleaved_zb_peaks, _looping, "(p−1)(F+I−W)",
         f"{_ZERO_BUBBLE}, §2.3; m ≤ p and one chunk: App. H",
-        _only("c = 0 and m ≥ p, or one chunk and W ≤ F, I", "c = 0 et m ≥ p, ou un seul étage par rang et W ≤ F, I"),
+        "c = 0 and m ≥ p, or one chunk and W ≤ F, I",
     ),
     "zb-h1": Law(
         _zb_h1, _zb_h1_span, _per_rank(lambda x, r: (x.p - r) * x.k + r * x.w), _straight, "(p−1)(F+I−W)",
         f"{_ZERO_BUBBLE}, §2.3 (W ≤ F, I); beyond: simulated",
-        _only("c = 0, or F = I = W and c ≤ F/2", "c = 0, ou F = I = W et c ≤ F/2"),
+        "c = 0, or F = I = W and c ≤ F/2",
     ),
     "zb-h2": Law(
         _zb_h2, _zb_h2_span, _per_rank(lambda x, r: (2 * (x.p - r) - 1) * x.k + 2 * r * x.w), _straight,
@@ -250,7 +245,7 @@ LAWS: dict[str, Law] = {
     "zb-v": Law(
         lambda x: (x.p - 1) * x.F if _equal_parts(x) else None, lambda x: 0.0 if _equal_parts(x) else None,
         _kept_in_v, _zigzag, "span: 0; makespan: (p−1)F", f"{_ZERO_BUBBLE}, §6; makespan: simulated",
-        _only("F = I = W, c = 0, m ≥ 2p−1", "F = I = W, c = 0, m ≥ 2p−1"),
+        "F = I = W, c = 0, m ≥ 2p−1",
     ),
     "chimera": Law(
         _chimera, _chimera, _per_rank(lambda x, r: x.k * (x.p // 2 + 1 + min(r, x.p - 1 - r))), _straight,
@@ -269,46 +264,14 @@ LAWS: dict[str, Law] = {
     ),
     "hanayo": Law(
         _hanayo, _hanayo, _nothing, _zigzag, "(p−1)(F+B)", "as interleaved 1F1B with v = 2W; simulated",
-        _only("B = F, c = 0, m a multiple of p", "B = F, c = 0, m multiple de p"),
+        "B = F, c = 0, m a multiple of p",
     ),
     "terapipe": Law(
         _terapipe, _terapipe, _nothing, _straight, "(p−1)[(F+B)/slices + 2c]", "Li et al. 2021, arXiv 2102.07988",
-        _only("slices of equal time", "tranches de même durée"),
+        "slices of equal time",
     ),
 }  # fmt: skip
 """The schedules that have a closed form; others must be simulated."""
-
-
-def total_time(ranks: int, micro_batches: int, forward: float, backward: float) -> float:
-    """Compute the length of an iteration of GPipe or 1F1B: (m + p − 1)(t_f + t_b).
-
-    Source: Narayanan et al. 2021 (arXiv 2104.04473), §2.2.1; equal stages, no latency, any m and p.
-    """
-    return (micro_batches + ranks - 1) * (forward + backward)
-
-
-def overhead(ranks: int, micro_batches: int, chunks: int = 1) -> float:
-    """Compute the bubble over work: (p − 1)/(v·m).
-
-    Source: Narayanan et al. 2021 (arXiv 2104.04473), §2.2; with v > 1, m a multiple of p.
-    """
-    return (ranks - 1) / (chunks * micro_batches)
-
-
-def fraction(ranks: int, micro_batches: int, chunks: int = 1) -> float:
-    """Compute the bubble over the whole iteration: (p − 1)/(v·m + p − 1).
-
-    Source: Huang et al. 2019 (arXiv 1811.06965), §2.3, for v = 1.
-    """
-    return (ranks - 1) / (chunks * micro_batches + ranks - 1)
-
-
-def speedup(ranks: int, micro_batches: int) -> float:
-    """Compute the speed-up over one rank: m·p/(m + p − 1), 3 for 4 stages and 9 micro-batches.
-
-    Source: p·m(t_f + t_b), the work of all stages, over `total_time`.
-    """
-    return micro_batches * ranks / (micro_batches + ranks - 1)
 
 
 @dataclass(frozen=True)
@@ -394,7 +357,7 @@ def closed_form(
         2 * micro_batches * slices * law.boundaries(case),
         law.formula,
         law.source,
-        law.domain(),
+        law.domain,
     )
 
 
