@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from string import Formatter
 
 import pytest
 
@@ -11,7 +15,7 @@ from dlojz.labs.kit.exercise import Mistake, Said
 from dlojz.labs.kit.exercise_texts import MistakeWay, Texts, read_sentences
 
 LABS = Path(__file__).resolve().parents[2] / "dlojz" / "labs"
-FILES = sorted(LABS.glob("lab*/*.md"))
+FILES = sorted(LABS.glob("*/*.md"))
 TEXT = """# doubled
 
 - twice the number
@@ -44,12 +48,33 @@ def test_texts_have_a_sentence_for_each_key_and_a_key_for_each_sentence(path: Pa
     module = importlib.import_module(f"dlojz.labs.{path.parent.name}.{path.stem}")
     texts = module.TEXTS
     keys = {(exercise, key) for exercise, sentences in texts.sentences.items() for key in sentences}
-    assert texts.requested - keys == set(), "keys without their sentence"
-    assert keys - texts.requested == set(), "sentences whose key no exercise has"
+    requested = texts.requested | set(_spelled(path.with_suffix(".py")))
+    assert requested - keys == set(), "keys without their sentence"
+    assert keys - requested == set(), "sentences whose key no exercise has"
+
+
+def _spelled(module: Path) -> Iterator[tuple[str, str]]:
+    """Exercise and key of the calls of a module: those in a judge look their sentence up when an answer is wrong."""
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and re.fullmatch(r"TEXTS\.(?:sentence|wrong|mistake)", ast.unparse(node.func)):
+            [exercise, key] = [ast.literal_eval(argument) for argument in node.args[:2]]
+            yield exercise, key
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_texts_have_the_values_that_the_braces_of_their_sentences_name(path: Path) -> None:
+    """Where a call hands values on, both languages are written with these, and with no others."""
+    texts = Texts(str(path.with_suffix(".py")))
+    for node in ast.walk(ast.parse(path.with_suffix(".py").read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and re.fullmatch(r"TEXTS\.(?:sentence|wrong|mistake)", ast.unparse(node.func)):
+            values = {keyword.arg for keyword in node.keywords} - {"part", "seen"}
+            sentence = texts.sentence(*(ast.literal_eval(argument) for argument in node.args[:2]))
+            names = {name for text in sentence for _, name, _, _ in Formatter().parse(text) if name} if values else set()
+            assert names == values, f"line {node.lineno}"
 
 
 def test_every_lab_has_its_file_of_sentences() -> None:
-    assert len({path.parent for path in FILES}) == 14
+    assert len({path.parent for path in FILES if path.parent.name.startswith("lab")}) == 14
 
 
 def test_texts_exercise_makes_the_mistakes_of_its_keys(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def of_the_package() -> Iterator[tuple[str, str, str]]:
             for language, value in given:
                 parts = [one.value for one in ast.walk(value) if isinstance(one, ast.Constant)]
                 yield f"{path.name}:{value.lineno}", language, "".join(one for one in parts if isinstance(one, str))
-    for path in sorted((ROOT / "dlojz" / "labs").glob("lab*/*.md")):
+    for path in sorted((ROOT / "dlojz" / "labs").glob("*/*.md")):
         for exercise, sentences in read_sentences(path.read_text(encoding="utf-8")).items():
             for key, sentence in sentences.items():
                 yield f"{path.parent.name}, {exercise}, {key}", "en", sentence.en
@@ -135,7 +135,8 @@ def of_documents() -> Iterator[tuple[str, str, str]]:
     """The same for README, CONTRIBUTING and the pages, which are in English, and for the glossary."""
     for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("slurm/*.md")]:
         yield path.name, "en", path.read_text(encoding="utf-8")
-    for path in sorted((ROOT / "dlojz" / "labs" / "kit" / "data").glob("*.toml")):
+    labs = ROOT / "dlojz" / "labs"
+    for path in sorted([*(labs / "kit" / "data").glob("*.toml"), *labs.glob("lab*/*.toml")]):
         written = re.findall(r'^(?:\w+_)?(en|fr)(?:_\w+)? = "(.*)"$', path.read_text("utf-8"), re.MULTILINE)
         yield from ((path.name, language, text) for language, text in written)
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import dis
 import re
+import tomllib
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import wraps
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar
 
@@ -692,6 +694,11 @@ class Prediction:
             factor = significant(1 + self.tolerance)
             return say(en=f"a factor of {factor}", fr=f"un facteur {factor}")
         return percent(self.tolerance, None)
+
+
+def read_predictions(path: Path) -> tuple[Prediction, ...]:
+    """Read the predictions of a lab from its TOML file, one table each under its id, in the order of the notebook."""
+    return tuple(Prediction(id=name, **row) for name, row in tomllib.loads(path.read_text(encoding="utf-8")).items())
 
 
 def _factor(left: float, right: float) -> float:

@@ -2,7 +2,8 @@
 
 An exercise is `# its-id`, then one pair of `- English` and `- French` for its title, and further pairs under headings:
 `## praise`, `## hint`, `## nearer` (the second hint), `## unit` of a challenge, and one for each mistake, under the key
-that its way has in the code. Sentences that hold a computed number stay in the code, as f-strings.
+that its way has in the code. What is computed stands in braces, as in a format string: `{ranks} lists are expected`.
+Sentences that several exercises have in common stand under `# shared`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, Said
+from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge
 
 
@@ -45,10 +46,27 @@ class Texts:
         self.sentences = read_sentences(self.path.read_text(encoding="utf-8"))
         self.requested: set[tuple[str, str]] = set()
 
-    def sentence(self, exercise: str, key: str) -> Said:
-        """Look up the sentence of a key in both languages; the key itself where there is none."""
+    def sentence(self, exercise: str, key: str, /, **values: object) -> Said:
+        """Look up the sentence of a key in both languages, with these values; the key itself where there is none."""
         self.requested.add((exercise, key))
-        return self.sentences.get(exercise, {}).get(key, Said(key, key))
+        sentence = self.sentences.get(exercise, {}).get(key, Said(key, key))
+        return Said(*(text.format(**values) for text in sentence)) if values else sentence
+
+    def wrong(self, exercise: str, key: str, /, **values: object) -> Wrong:
+        """Make the verdict that says a sentence, for a judge to raise."""
+        return Wrong(*self.sentence(exercise, key, **values))
+
+    def mistake(
+        self,
+        exercise: str,
+        key: str,
+        way: Callable[..., Any],
+        part: int | None = None,
+        seen: Callable[[list[Any]], bool] | None = None,
+        **values: object,
+    ) -> Mistake:
+        """Make a mistake with the sentence of a key; the other fields are those of `Mistake`."""
+        return Mistake(way, *self.sentence(exercise, key, **values), part, seen)
 
     def exercise(
         self,
@@ -117,8 +135,7 @@ class Texts:
                 mistakes.extend(mistaken)
             else:
                 variant = mistaken if isinstance(mistaken, MistakeWay) else MistakeWay(mistaken)
-                sentence = self.sentence(exercise, key)
-                mistakes.append(Mistake(variant.way, sentence.en, sentence.fr, variant.part, variant.seen))
+                mistakes.append(self.mistake(exercise, key, variant.way, variant.part, variant.seen))
         return tuple(mistakes)
 
 

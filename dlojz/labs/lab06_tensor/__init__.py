@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dlojz.labs.kit.exercise import Prediction
+from pathlib import Path
+
+from dlojz.labs.kit.exercise import read_predictions
 from dlojz.labs.lab06_tensor.exercises_layers import ATTENTION_HEADS, COLUMN_LINEAR, ONE_ALL_REDUCE, ROW_LINEAR
 from dlojz.labs.lab06_tensor.exercises_plan import (
     FEWEST_BYTES,
@@ -26,45 +28,4 @@ EXERCISES = (
     FEWEST_BYTES,
 )
 
-PREDICTIONS = (
-    Prediction(
-        id="pair-bytes",
-        en="How many times as many bytes does an MLP, four times as wide inside, send in forward and backward if both "
-        "of its layers are cut by columns and each output is gathered, compared with a column-row pair?",
-        fr="Combien de fois plus d’octets un MLP, quatre fois plus large au milieu, envoie-t-il en passes avant et "
-        "arrière si ses deux couches sont coupées par colonne et chaque sortie rassemblée, plutôt qu’en une paire "
-        "colonne-ligne ?",
-        kind="ratio",
-        tolerance=0.001,
-    ),
-    Prediction(
-        id="tensor-messages",
-        en="How many all-reduces does each of 2 ranks make per step along the tensor axis, for llama_tiny with one "
-        "micro-batch?",
-        fr="Combien d’all-reduces chacun des 2 rangs fait-il par pas sur l’axe tensor, pour llama_tiny avec un "
-        "micro-batch ?",
-        kind="count",
-        tolerance=0.001,
-    ),
-    Prediction(
-        id="tensor-weights",
-        en="How many bytes of weights does each of 2 ranks keep, for llama_tiny in fp32?",
-        fr="Combien d’octets de poids chacun des 2 rangs garde-t-il, pour llama_tiny en fp32 ?",
-        kind="bytes",
-        tolerance=0.01,
-    ),
-    Prediction(
-        id="reduce-seconds",
-        en="How many seconds per step do the eight all-reduces of four MLPs take, on 2 ranks?",
-        fr="Combien de secondes par pas prennent les huit all-reduces de quatre MLP, sur 2 rangs ?",
-        kind="seconds",
-        tolerance=1.0,
-    ),
-    Prediction(
-        id="tensor-speed-up",
-        en="How many times as fast are four MLPs trained on 2 ranks as on one, alone on the machine?",
-        fr="Combien de fois plus vite entraîne-t-on quatre MLP sur 2 rangs que sur un seul, seul sur la machine ?",
-        kind="ratio",
-        tolerance=0.3,
-    ),
-)
+PREDICTIONS = read_predictions(Path(__file__).with_name("predictions.toml"))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dlojz.labs.kit.exercise import Prediction
+from pathlib import Path
+
+from dlojz.labs.kit.exercise import read_predictions
 from dlojz.labs.lab12_libraries.exercises_configuration import (
     COURSE_JSON,
     MEGATRON_ARGUMENTS,
@@ -21,33 +23,4 @@ EXERCISES = (
     MEGATRON_ARGUMENTS,
 )
 
-PREDICTIONS = (
-    Prediction(
-        id="plain-sent",
-        en="How many bytes does each of 2 ranks send per step, for gpt_tiny in fp32 with DDP?",
-        fr="Combien d’octets chacun des 2 rangs envoie-t-il par pas, pour gpt_tiny en fp32 avec DDP ?",
-        kind="bytes",
-        tolerance=0.01,
-    ),
-    Prediction(
-        id="deepspeed-sent",
-        en="How many bytes does each of 2 ranks send per step, for gpt_tiny in fp32 with DeepSpeed's ZeRO-2?",
-        fr="Combien d’octets chacun des 2 rangs envoie-t-il par pas, pour gpt_tiny en fp32 avec ZeRO-2 de DeepSpeed ?",
-        kind="bytes",
-        tolerance=0.01,
-    ),
-    Prediction(
-        id="accelerate-updates",
-        en="How many updates does Accelerate make of 10 micro-batches, with an accumulation of 4?",
-        fr="Combien de mises à jour Accelerate fait-il avec 10 micro-batches, avec une accumulation de 4 ?",
-        kind="count",
-        tolerance=0.0,
-    ),
-    Prediction(
-        id="gpt3-micro-batches",
-        en="How many micro-batches does each replica of GPT-3 accumulate per step, on 1,024 GPUs?",
-        fr="Combien de micro-batches chaque réplique de GPT-3 cumule-t-elle par pas, sur 1 024 GPU ?",
-        kind="count",
-        tolerance=0.0,
-    ),
-)
+PREDICTIONS = read_predictions(Path(__file__).with_name("predictions.toml"))
