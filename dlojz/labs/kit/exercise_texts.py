@@ -47,10 +47,19 @@ class Texts:
         self.requested: set[tuple[str, str]] = set()
 
     def sentence(self, exercise: str, key: str, /, **values: object) -> Said:
-        """Look up the sentence of a key in both languages, with these values; the key itself where there is none."""
+        """Look up the sentence of a key in both languages, with these values; the key itself where there is none.
+
+        Of a value that is `Said`, each language gets its own text.
+        """
         self.requested.add((exercise, key))
         sentence = self.sentences.get(exercise, {}).get(key, Said(key, key))
-        return Said(*(text.format(**values) for text in sentence)) if values else sentence
+        if not values:
+            return sentence
+        english, french = (
+            {name: value[index] if isinstance(value, Said) else value for name, value in values.items()}
+            for index in (0, 1)
+        )
+        return Said(sentence.en.format(**english), sentence.fr.format(**french))
 
     def wrong(self, exercise: str, key: str, /, **values: object) -> Wrong:
         """Make the verdict that says a sentence, for a judge to raise."""

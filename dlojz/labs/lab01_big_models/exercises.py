@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dlojz.labs.kit.exercise import Mistake, Said
+from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.exercise_texts import Texts
 
 TEXTS = Texts(__file__)
@@ -81,22 +81,14 @@ ATTENTION = TEXTS.exercise(
         "the softmax is missing": _scores(math.sqrt, dim=None),
         "attention weights without the values": lambda q, k, v: (q @ k.T / math.sqrt(q.shape[-1])).softmax(-1),
         "scores divided by √ of the number of tokens": tuple(
-            Mistake(
-                _by_root_of_tokens(operand_index),
-                "You divide by the square root of the number of tokens; it is the width D, the number of terms of "
-                "a dot product, that counts.",
-                "Vous divisez par la racine du nombre de tokens ; c’est la largeur D, le nombre de termes d’un "
-                "produit scalaire, qui compte.",
+            TEXTS.mistake(
+                "attention", "you divide by the square root of the number of tokens", _by_root_of_tokens(operand_index)
             )
             for operand_index in (0, 1)
         ),
         "each query takes the value of its best key": lambda q, k, v: v[(q @ k.T).argmax(-1)],
         "scores masked by position": tuple(
-            Mistake(
-                masked_attention,
-                "Your scores are masked by position (tril): here each query sees all keys.",
-                "Vos scores sont masqués selon la position (tril) : ici, chaque requête voit toutes les clés.",
-            )
+            TEXTS.mistake("attention", "your scores are masked by position", masked_attention)
             for masked_attention in (_lower_scores, _causal)
         ),
         "you divide after the softmax": lambda q, k, v: (q @ k.T).softmax(-1) @ v / math.sqrt(q.shape[-1]),
@@ -180,11 +172,7 @@ MULTI_HEAD = TEXTS.exercise(
         "the reshape mixes tokens and heads": _reshaped_only,
         "you cut the columns head by head": _cut("nph", 0, 1, 2),
         "a head takes every N-th column": tuple(
-            Mistake(
-                strided_heads,
-                "A head takes every N-th column; head n has the neighbouring columns n·H to (n + 1)·H − 1.",
-                "Une tête prend une colonne sur N ; or la tête n a les colonnes voisines n·H à (n + 1)·H − 1.",
-            )
+            TEXTS.mistake("multi-head", "a head takes every N-th column", strided_heads)
             for strided_heads in (_cut("phn", 0, 1, 2), _strided)
         ),
         "you average the heads": lambda x, qkv, out_DD, n: _heads(x, qkv, n).mean(0).repeat(1, n) @ out_DD,

@@ -13,8 +13,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import a_or_an, shortest
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
-from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.exercise import Said
+from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
 from dlojz.labs.kit.judges import reader
 from dlojz.processes.forks import RankAnswer
 
@@ -124,14 +124,7 @@ def _backward_trial(answer: Callable[..., Any], rank: int, size: int, seed: int)
 
 def _refuse_other_tensors(answers: list[RankAnswer], size: int) -> None:
     if not all(answer.value["in place"] for answer in answers):
-        raise Wrong(
-            en="The gradients are right, but each is a new tensor: whatever else holds parameter.grad (a bucket, for "
-            "example) keeps the old one, and memory holds both. Work in place: dist.all_reduce(parameter.grad), then "
-            "/=.",
-            fr="Les gradients sont justes, mais chacun est un nouveau tenseur : ce qui détient par ailleurs "
-            "parameter.grad (un bucket, par exemple) garde l’ancien, et la mémoire contient les deux. Travaillez en "
-            "place : dist.all_reduce(parameter.grad), puis /=.",
-        )
+        raise TEXTS.wrong("average-gradients", "each is a new tensor")
 
 
 def _weights_of(rank: int, seed: int) -> Tensor:
@@ -204,23 +197,9 @@ def _inspect_accumulation(answers: list[RankAnswer], size: int) -> None:
     """The gradients are right; did each micro-batch have its backward pass, and did they travel once?"""
     passes: list[int] = answers[0].value["passes"]
     if max(passes, default=0) > SAMPLES:
-        raise Wrong(
-            en=f"The gradients are right, but one forward pass reads {max(passes)} samples, of which a micro-batch has "
-            f"{SAMPLES}: that takes the memory of the whole batch, which accumulation is there to avoid. One forward "
-            "and one backward for each micro-batch.",
-            fr=f"Les gradients sont justes, mais une passe avant lit {max(passes)} échantillons, alors qu’un "
-            f"micro-batch en compte {SAMPLES} : il y faut la mémoire du batch entier, ce que l’accumulation doit "
-            "éviter. Une passe avant et une passe arrière par micro-batch.",
-        )
+        raise TEXTS.wrong("accumulation", "one forward pass reads … samples", most=max(passes), SAMPLES=SAMPLES)
     if any(samples and next_samples for samples, next_samples in pairwise(passes)):
-        raise Wrong(
-            en="The gradients are right, but a forward pass begins before the backward pass of the micro-batch before "
-            "it: the activations of several are kept at once, the memory of the whole batch. Call backward in the "
-            "loop.",
-            fr="Les gradients sont justes, mais une passe avant commence avant la passe arrière du micro-batch "
-            "précédent : les activations de plusieurs sont gardées en même temps, soit la mémoire du batch entier. "
-            "Appelez backward dans la boucle.",
-        )
+        raise TEXTS.wrong("accumulation", "a forward pass begins before the backward pass")
     _inspect_traffic(answers)
 
 
@@ -231,13 +210,8 @@ def _inspect_traffic(answers: list[RankAnswer]) -> None:
         numel = sum(call["numel"] for call in answer.calls if call["op"] == "all_reduce")
         if numel > total:
             times = numel / total
-            raise Wrong(
-                en=f"The gradients are right, but they are communicated {shortest(times)} times: {numel} numbers go "
-                f"through all-reduce for a model of {total}. Add up the gradients of all micro-batches on the "
-                "rank, then average once, after the loop.",
-                fr=f"Les gradients sont justes, mais ils sont communiqués {shortest(times)} fois : {numel} nombres "
-                f"passent par l’all-reduce pour un modèle qui en compte {total}. Cumulez sur le rang les gradients de "
-                "tous les micro-batches, puis faites une seule moyenne, après la boucle.",
+            raise TEXTS.wrong(
+                "accumulation", "they are communicated … times", times=shortest(times), numel=numel, total=total
             )
 
 
@@ -335,101 +309,6 @@ def _never_reset(sizes: Sequence[int], limit: int) -> Buckets:
     return [*buckets, filling] if filling else buckets
 
 
-_BUCKET_MISTAKES = (
-    Mistake(
-        _never_reset,
-        "After the first bucket each gradient leaves alone: the sum still holds those that have left. Begin it at 0 "
-        "again with each new bucket.",
-        "Après le premier bucket, chaque gradient part seul : la somme contient encore ceux qui sont partis. "
-        "Remettez-la à 0 à chaque nouveau bucket.",
-    ),
-    Mistake(
-        lambda sizes, limit: _filled(
-            range(len(sizes)), sizes, lambda bucket_bytes: bucket_bytes >= limit, keep_rest=True
-        ),
-        "You begin with the first parameters, but backward reaches them last: no bucket could leave before its "
-        "end. Go through the parameters in reverse.",
-        "Vous commencez par les premiers paramètres, or la passe arrière ne les atteint qu’à la fin : aucun "
-        "bucket ne pourrait partir avant. Parcourez les paramètres à rebours.",
-    ),
-    Mistake(
-        lambda sizes, limit: _filled(
-            range(len(sizes)), sizes, lambda bucket_bytes: bucket_bytes >= limit, keep_rest=True
-        )[::-1],
-        "You fill forwards and reverse the list of buckets: that is not the same cut; the last bucket, which may "
-        "be incomplete, would leave first. Fill in reverse order.",
-        "Vous remplissez dans l’ordre, puis renversez la liste des buckets : ce n’est pas le même découpage ; le "
-        "dernier bucket, souvent incomplet, partirait le premier. Remplissez à rebours.",
-    ),
-    Mistake(
-        lambda sizes, limit: [sorted(bucket) for bucket in fill_buckets(sizes, limit)],
-        "The buckets are right, but within a bucket too the gradients become ready in reverse order: keep it.",
-        "Les buckets sont justes, mais dans un bucket aussi les gradients sont prêts à rebours : gardez cet ordre.",
-    ),
-    Mistake(
-        lambda sizes, limit: _filled(
-            _backwards(sizes), sizes, lambda bucket_bytes: bucket_bytes >= limit, keep_rest=False
-        ),
-        "The last bucket, not quite full, never leaves: its gradients would stay those of one rank.",
-        "Le dernier bucket, incomplet, ne part jamais : ses gradients resteraient ceux d’un seul rang.",
-    ),
-    Mistake(
-        _never_beyond,
-        "You close a bucket before it exceeds the limit; the rule here is that of DDP: add the gradient, then "
-        "close the bucket if it holds limit_bytes or more.",
-        "Vous fermez un bucket avant qu’il ne dépasse la limite ; la règle est ici celle de DDP : ajouter le "
-        "gradient, puis fermer le bucket s’il contient limit_bytes ou davantage.",
-    ),
-    Mistake(
-        lambda sizes, limit: _filled(
-            _backwards(sizes), sizes, lambda bucket_bytes: bucket_bytes > limit, keep_rest=True
-        ),
-        "A bucket that holds exactly limit_bytes is full: ≥, not >.",
-        "Un bucket qui contient exactement limit_bytes est plein : ≥, et non >.",
-    ),
-    Mistake(
-        lambda sizes, limit: [[index] for index in _backwards(sizes)],
-        "One bucket per gradient: then every small gradient pays one latency.",
-        "Un bucket par gradient : chaque petit gradient paie alors sa propre latence.",
-    ),
-    Mistake(
-        lambda sizes, limit: [*fill_buckets(sizes, limit), *_empty_where_full(sizes, limit)],
-        "Where the gradients fill the last bucket exactly, you add an empty one: an empty bucket is no bucket.",
-        "Quand les gradients remplissent tout le dernier bucket, vous en ajoutez un vide : ce n’est pas un bucket.",
-    ),
-    Mistake(
-        lambda sizes, limit: [*fill_buckets(sizes, limit), []],
-        "The last bucket is empty: add the one that is being filled only if there is something in it.",
-        "Le dernier bucket est vide : n’ajoutez celui que vous remplissez que s’il contient quelque chose.",
-    ),
-    Mistake(
-        lambda sizes, limit: [list(_backwards(sizes))],
-        "All gradients are in one bucket: it could leave only once backward has ended. Close a bucket once it holds "
-        "limit_bytes.",
-        "Tous les gradients sont dans un seul bucket : il ne pourrait partir qu’à la fin de la passe arrière. Fermez "
-        "un bucket dès qu’il contient limit_bytes.",
-    ),
-    Mistake(
-        lambda sizes, limit: [[index + 1 for index in bucket] for bucket in fill_buckets(sizes, limit)],
-        "You number the parameters from 1; Python, and model.parameters(), from 0.",
-        "Vous numérotez les paramètres à partir de 1 ; Python, et model.parameters(), à partir de 0.",
-    ),
-    Mistake(
-        lambda sizes, limit: [[len(sizes) - 1 - index for index in bucket] for bucket in fill_buckets(sizes, limit)],
-        "The cut is right, but you number the parameters from the end: the indices are those of gradient_bytes.",
-        "Le découpage est juste, mais vous numérotez les paramètres depuis la fin : les indices sont ceux de "
-        "gradient_bytes.",
-    ),
-    Mistake(
-        lambda sizes, limit: [[sizes[index] for index in bucket] for bucket in fill_buckets(sizes, limit)],
-        "You return sizes; the indices of the parameters are asked for, so that one knows which gradients travel "
-        "together.",
-        "Vous renvoyez des tailles ; on demande les numéros des paramètres, pour savoir quels gradients voyagent "
-        "ensemble.",
-    ),
-)
-
-
 def _models() -> Iterator[tuple[list[int], int]]:
     yield [4, 40, 8, 12, 20, 6, 30, 2, 10], 30
     yield [100, 10, 10, 10, 10, 90, 5, 5, 10, 15], 20
@@ -447,19 +326,48 @@ _read_buckets = reader(
 def _refuse_empty_bucket(answer: Callable[..., Any]) -> None:
     buckets = _read_buckets(answer([10, 10], 10))
     if buckets != [[1], [0]]:
-        raise Wrong(
-            en=f"For two gradients that fill a bucket each, your function returns {buckets}: an empty bucket is no "
-            "bucket.",
-            fr=f"Pour deux gradients qui remplissent chacun un bucket, votre fonction renvoie {buckets} : un bucket "
-            "vide n’est pas un bucket.",
-        )
+        raise TEXTS.wrong("buckets", "an empty bucket where two gradients fill one each", buckets=buckets)
 
 
 BUCKETS = TEXTS.exercise(
     "buckets",
     fill_buckets,
     cases=_models,
-    mistakes=_BUCKET_MISTAKES,
+    mistakes={
+        "after the first bucket each gradient leaves alone": _never_reset,
+        "you begin with the first parameters": lambda sizes, limit: _filled(
+            range(len(sizes)), sizes, lambda bucket_bytes: bucket_bytes >= limit, keep_rest=True
+        ),
+        "you fill forwards and reverse the list of buckets": lambda sizes, limit: _filled(
+            range(len(sizes)), sizes, lambda bucket_bytes: bucket_bytes >= limit, keep_rest=True
+        )[::-1],
+        "within a bucket too the gradients become ready in reverse": lambda sizes, limit: [
+            sorted(bucket) for bucket in fill_buckets(sizes, limit)
+        ],
+        "the last bucket, not quite full, never leaves": lambda sizes, limit: _filled(
+            _backwards(sizes), sizes, lambda bucket_bytes: bucket_bytes >= limit, keep_rest=False
+        ),
+        "you close a bucket before it exceeds the limit": _never_beyond,
+        "a bucket that holds exactly limit_bytes is full": lambda sizes, limit: _filled(
+            _backwards(sizes), sizes, lambda bucket_bytes: bucket_bytes > limit, keep_rest=True
+        ),
+        "one bucket per gradient": lambda sizes, limit: [[index] for index in _backwards(sizes)],
+        "where the gradients fill the last bucket exactly": lambda sizes, limit: [
+            *fill_buckets(sizes, limit),
+            *_empty_where_full(sizes, limit),
+        ],
+        "the last bucket is empty": lambda sizes, limit: [*fill_buckets(sizes, limit), []],
+        "all gradients are in one bucket": lambda sizes, limit: [list(_backwards(sizes))],
+        "you number the parameters from 1": lambda sizes, limit: [
+            [index + 1 for index in bucket] for bucket in fill_buckets(sizes, limit)
+        ],
+        "you number the parameters from the end": lambda sizes, limit: [
+            [len(sizes) - 1 - index for index in bucket] for bucket in fill_buckets(sizes, limit)
+        ],
+        "you return sizes": lambda sizes, limit: [
+            [sizes[index] for index in bucket] for bucket in fill_buckets(sizes, limit)
+        ],
+    },
     read=_read_buckets,
     told=Said("For gradients of {0} bytes and a limit of {1}", "Pour des gradients de {0} octets et une limite de {1}"),
     then=_refuse_empty_bucket,
@@ -604,78 +512,16 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
     """The gradients are right; did they travel during backward, and without stopping it?"""
     returned = answers[0].value.get("returned")
     if returned:
-        raise Wrong(
-            en="Your function must return the function synchronize, without calling it, but it returns "
-            f"{a_or_an(returned)}.",
-            fr="Votre fonction doit renvoyer la fonction synchronize, sans l’appeler, mais elle renvoie un objet "
-            f"de type {returned}.",
-        )
+        raise TEXTS.wrong("overlap", "synchronize is not returned", a_returned=a_or_an(returned), returned=returned)
     events: list[str] = answers[0].value["events"]
     during = events[: events.index(BACKWARD_ENDED)]
     if SENT_AND_WAITED in during:
-        raise Wrong(
-            en="The gradients are right, but each hook waits for its all-reduce, and backward stands still "
-            "meanwhile: pass async_op=True, and wait in synchronize().",
-            fr="Les gradients sont justes, mais chaque hook attend la fin de son all-reduce, et la passe arrière "
-            "s’arrête d’autant : passez async_op=True, et attendez dans synchronize().",
-        )
+        raise TEXTS.wrong("overlap", "each hook waits for its all-reduce")
     if WAITED in during:
-        raise Wrong(
-            en="The gradients are right, but wait() is called in the hook: backward stands still until the sum is "
-            "there. Keep the Work object in a list, and wait in synchronize().",
-            fr="Les gradients sont justes, mais wait() est appelé dans le hook : la passe arrière s’arrête jusqu’à "
-            "l’arrivée de la somme. Gardez l’objet Work dans une liste, et attendez dans synchronize().",
-        )
+        raise TEXTS.wrong("overlap", "wait() is called in the hook")
     if SENT not in during:
-        raise Wrong(
-            en="The gradients are right, but none leaves before backward has ended: nothing overlaps. Send each "
-            "from a hook of its parameter (register_post_accumulate_grad_hook).",
-            fr="Les gradients sont justes, mais aucun ne part avant la fin de la passe arrière : rien ne se "
-            "recouvre. Envoyez chacun depuis un hook de son paramètre (register_post_accumulate_grad_hook).",
-        )
+        raise TEXTS.wrong("overlap", "none leaves before backward has ended")
 
-
-_OVERLAP_MISTAKES = (
-    Mistake(
-        lambda model: overlap(model, divide="after", clear=False),
-        "The first step is right, the second is not: the list still holds the works of the first, and what they "
-        "brought is put back or divided again. Empty the list at the end of synchronize().",
-        "Le premier pas est juste, le second ne l’est pas : la liste contient encore les objets Work du premier, et ce "
-        "qu’ils ont apporté est remis ou divisé de nouveau. Videz la liste à la fin de synchronize().",
-    ),
-    Mistake(
-        lambda model: overlap(model, clear=False),
-        "The first step is right, the second is not: the list still holds the works of the first, which are waited for "
-        "again. Empty the list at the end of synchronize().",
-        "Le premier pas est juste, le second ne l’est pas : la liste contient encore les objets Work du premier, qui "
-        "sont attendus de nouveau. Videz la liste à la fin de synchronize().",
-    ),
-    Mistake(
-        lambda model: overlap(model, wait=False),
-        "synchronize() does not wait: the optimizer would read gradients that are still on their way. Call "
-        "wait() on every Work that all_reduce(…, async_op=True) has returned.",
-        "synchronize() n’attend pas : l’optimiseur lirait des gradients encore en chemin. Appelez wait() sur "
-        "chaque objet Work que all_reduce(…, async_op=True) a renvoyé.",
-        seen=lambda ranks: not any(WAITED in rank["events"] for rank in ranks),
-    ),
-    Mistake(
-        lambda model: overlap(model, wait=False),
-        "All is waited for, but each rank still holds its own gradient: what travels is not what the optimizer reads. "
-        "register_hook hands you the gradient before it is in parameter.grad; send parameter.grad itself, from "
-        "register_post_accumulate_grad_hook.",
-        "Tout est attendu, mais chaque rang garde son propre gradient : ce qui voyage n’est pas ce que lit "
-        "l’optimiseur. register_hook vous donne le gradient avant qu’il ne soit dans parameter.grad ; envoyez "
-        "parameter.grad lui-même, depuis register_post_accumulate_grad_hook.",
-        seen=lambda ranks: all(rank["events"].count(WAITED) >= rank["events"].count(SENT) > 0 for rank in ranks),
-    ),
-    Mistake(
-        lambda model: overlap(model, divide="while travelling"),
-        "You divide right after sending, while the gradient is on its way: the all-reduce may read or write it "
-        "at any moment. Divide before it leaves, or once it has been waited for.",
-        "Vous divisez juste après l’envoi, alors que le gradient est en chemin : l’all-reduce peut le lire ou "
-        "l’écrire à tout moment. Divisez avant le départ, ou après l’attente.",
-    ),
-)
 
 OVERLAP = TEXTS.exercise(
     "overlap",
@@ -683,6 +529,18 @@ OVERLAP = TEXTS.exercise(
     on_ranks=True,
     trial=_trial,
     local=lambda rank, size, seed: true_gradients(seed, [batch_of(rank, seed, STEPS - 1)]),
-    mistakes=_OVERLAP_MISTAKES,
+    mistakes={
+        "works of the first step divided again": lambda model: overlap(model, divide="after", clear=False),
+        "works of the first step waited for again": lambda model: overlap(model, clear=False),
+        "synchronize() does not wait": MistakeWay(
+            lambda model: overlap(model, wait=False),
+            seen=lambda ranks: not any(WAITED in rank["events"] for rank in ranks),
+        ),
+        "what travels is not parameter.grad": MistakeWay(
+            lambda model: overlap(model, wait=False),
+            seen=lambda ranks: all(rank["events"].count(WAITED) >= rank["events"].count(SENT) > 0 for rank in ranks),
+        ),
+        "you divide right after sending": lambda model: overlap(model, divide="while travelling"),
+    },
     inspect=_inspect,
 )

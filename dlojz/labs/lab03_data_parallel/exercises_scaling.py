@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dlojz.labs.kit.exercise import Said, Wrong
+from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import Judge, expect_numbers
 from dlojz.labs.kit.rank_judges import run_on_ranks
@@ -152,18 +152,17 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
         library = [call["op"] for call in answer.calls if call["op"] not in ("send", "recv")]
         numel = sum(call["numel"] for call in answer.calls if call["op"] == "send")
         if library or not numel:
-            raise Wrong(
-                en=f"The sum is right, but the rules allow messages between two ranks only, and rank {answer.rank} "
-                f"calls {(library or ['all_reduce'])[0]}.",
-                fr=f"La somme est juste, mais les règles n’admettent que des messages entre deux rangs, et le rang "
-                f"{answer.rank} appelle {(library or ['all_reduce'])[0]}.",
+            raise TEXTS.wrong(
+                "few-messages", "a collective is called", rank=answer.rank, collective=(library or ["all_reduce"])[0]
             )
         if numel > limit:
-            raise Wrong(
-                en=f"The sum is right, but rank {answer.rank} sends {numel} elements of a vector of {ELEMENTS}; the "
-                f"rules allow as many as a ring sends, {limit}.",
-                fr=f"La somme est juste, mais le rang {answer.rank} envoie {numel} éléments pour un vecteur de "
-                f"{ELEMENTS} ; les règles en admettent autant que dans un anneau, soit {limit}.",
+            raise TEXTS.wrong(
+                "few-messages",
+                "more elements sent than the rules allow",
+                rank=answer.rank,
+                numel=numel,
+                ELEMENTS=ELEMENTS,
+                limit=limit,
             )
 
 

@@ -58,11 +58,13 @@ class _Ranks:
         else:
             self._move(name, set(layers), where_en, where_fr)
         if self.held_mib > LIMIT_MIB:
-            raise Wrong(
-                f"At {where_en}: {self.held_mib} MiB are whole, where {LIMIT_MIB} are allowed. Free weights or reduce "
-                "gradients before.",
-                f"À l’{where_fr} : {self.held_mib} Mio sont entiers, pour {LIMIT_MIB} permis. Libérez des poids ou "
-                "réduisez des gradients avant.",
+            raise TEXTS.wrong(
+                "fewest-messages",
+                "above the limit",
+                where_en=where_en,
+                held_mib=self.held_mib,
+                LIMIT_MIB=LIMIT_MIB,
+                where_fr=where_fr,
             )
 
     def _compute(self, name: str, layer: int, where_en: str, where_fr: str) -> None:
@@ -75,9 +77,8 @@ class _Ranks:
                 f"À l’{where_fr} : " + (f"c’est le tour de {then}." if then else "toutes les passes sont finies."),
             )
         if layer not in self.weights:
-            raise Wrong(
-                f"At {where_en}: the weights of layer {layer} are not whole; gather them before.",
-                f"À l’{where_fr} : les poids de la couche {layer} ne sont pas entiers ; rassemblez-les avant.",
+            raise TEXTS.wrong(
+                "fewest-messages", "weights that are not whole", where_en=where_en, layer=layer, where_fr=where_fr
             )
         self.done += 1
         if name == "backward":
@@ -124,34 +125,18 @@ def judge_plan(answer: Callable[[], Any]) -> float:
     operations = answer()
     refuse_nothing(operations)
     if not isinstance(operations, list | tuple):
-        raise Wrong(
-            f"Return a list of operations; {shown(operations)} was returned.",
-            f"Renvoyez une liste d’opérations ; {shown(operations)} a été renvoyé.",
-        )
+        raise TEXTS.wrong("fewest-messages", "no list of operations", operations=shown(operations))
     if len(operations) > MOST_STEPS:
-        raise Wrong(
-            f"Your plan has {len(operations)} operations; look for a loop that adds too many.",
-            f"Votre plan a {len(operations)} opérations ; cherchez une boucle qui en ajoute trop.",
-        )
+        raise TEXTS.wrong("fewest-messages", "too many operations", operations_count=len(operations))
     ranks = _Ranks()
     for number, operation in enumerate(operations, start=1):
         ranks.follow(number, *_read(operation))
     if ranks.done < 2 * len(SIZES_MIB):
-        raise Wrong(
-            f"The plan ends after {ranks.done} of {2 * len(SIZES_MIB)} passes: each layer goes forward and backward.",
-            f"Le plan s’arrête après {ranks.done} passes sur {2 * len(SIZES_MIB)} : chaque couche a une passe avant et "
-            "une passe arrière.",
-        )
+        raise TEXTS.wrong("fewest-messages", "passes are missing", done=ranks.done, passes=2 * len(SIZES_MIB))
     if ranks.gradients:
-        raise Wrong(
-            f"In the end the gradients of {sorted(ranks.gradients)} are not reduced.",
-            f"À la fin, les gradients de {sorted(ranks.gradients)} ne sont pas réduits.",
-        )
+        raise TEXTS.wrong("fewest-messages", "gradients that are not reduced", gradients=sorted(ranks.gradients))
     if ranks.weights:
-        raise Wrong(
-            f"In the end the weights of {sorted(ranks.weights)} are still whole: free them.",
-            f"À la fin, les poids de {sorted(ranks.weights)} sont encore entiers : libérez-les.",
-        )
+        raise TEXTS.wrong("fewest-messages", "weights that are still whole", weights=sorted(ranks.weights))
     return float(ranks.messages)
 
 
@@ -165,11 +150,12 @@ def _read(operation: Any) -> tuple[str, tuple[int, ...]]:
         pass
     valid = name in NAMES and layers and all(0 <= layer < len(SIZES_MIB) for layer in layers)
     if not valid or len(set(layers)) < len(layers):
-        raise Wrong(
-            f"An operation is a name ({', '.join(NAMES)}) and one or more different layers from 0 to "
-            f"{len(SIZES_MIB) - 1}, as in ('gather', [0, 1]); {shown(operation)} is none.",
-            f"Une opération, c’est un nom ({', '.join(NAMES)}) et une ou plusieurs couches distinctes, de 0 à "
-            f"{len(SIZES_MIB) - 1}, comme ('gather', [0, 1]) ; {shown(operation)} n’en est pas une.",
+        raise TEXTS.wrong(
+            "fewest-messages",
+            "no such operation",
+            NAMES=", ".join(NAMES),
+            last=len(SIZES_MIB) - 1,
+            operation=shown(operation),
         )
     return name, layers
 

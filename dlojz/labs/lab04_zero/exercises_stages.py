@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import a_or_an
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import normal, refuse_nothing
 from dlojz.labs.kit.rank_judges import gathers
@@ -77,10 +77,10 @@ ZERO_STATES = TEXTS.exercise(
         ),
         "each stage shards its own part only": _only_its_own,
         "share rounded to whole parameters": tuple(
-            Mistake(
+            TEXTS.mistake(
+                "zero-states",
+                "the share of a rank is rounded to a whole number",
                 lambda p, n, stage, rounding=rounding: _in_whole_parameters(p, n, stage, rounding),
-                "The share of a rank is rounded to a whole number of parameters: divide with /, and do not round.",
-                "La part d’un rang est arrondie à un nombre entier de paramètres : divisez par /, sans arrondir.",
             )
             for rounding in (math.floor, round, math.ceil)
         ),
@@ -178,27 +178,15 @@ def _inspect_states(answers: list[RankAnswer], size: int) -> None:
     """The weights are right; has each rank kept the states of its share alone?"""
     returned = answers[0].value.get("returned")
     if returned:
-        raise Wrong(
-            en=f"Your function must return the function step, without calling it, but it returns {a_or_an(returned)}.",
-            fr="Votre fonction doit renvoyer la fonction step, sans l’appeler, mais elle renvoie un objet de type "
-            f"{returned}.",
-        )
+        raise TEXTS.wrong("shard-optimizer", "step is not returned", a_returned=a_or_an(returned), returned=returned)
     share = WEIGHTS // size
     numel = max(answers[0].value["elements"], default=share)
     if numel > share:
-        raise Wrong(
-            en=f"The weights are right, but rank 0's optimizer has been given {numel} numbers of {WEIGHTS}, so it "
-            f"keeps moments for all of these; its share is {share}: give make_optimizer the share alone.",
-            fr=f"Les poids sont justes, mais l’optimiseur du rang 0 a reçu {numel} nombres sur {WEIGHTS} : il garde "
-            f"donc des moments pour chacun d’eux. Sa part en compte {share} : ne donnez que celle-ci à make_optimizer.",
+        raise TEXTS.wrong(
+            "shard-optimizer", "rank 0's optimizer has been given too much", numel=numel, WEIGHTS=WEIGHTS, share=share
         )
     if any(call["op"] == "all_reduce" and call["numel"] >= WEIGHTS for call in answers[0].calls):
-        raise Wrong(
-            en="The weights are right, but an all-reduce of them sends twice as much as needed: nothing is to be "
-            "summed here, an all-gather of the shares is enough.",
-            fr="Les poids sont justes, mais un all-reduce des poids envoie le double du nécessaire : il n’y a rien "
-            "à additionner ici, un all-gather des parts suffit.",
-        )
+        raise TEXTS.wrong("shard-optimizer", "an all-reduce of them sends twice as much as needed")
 
 
 SHARD_OPTIMIZER = TEXTS.exercise(
@@ -289,20 +277,9 @@ def _inspect_volume(answers: list[RankAnswer], size: int) -> None:
         refuse_nothing(None)
     total_numel = sum(gradient.numel() for gradient in _gradients_of(0, size, 0))
     if sum(call["numel"] for call in answers[0].calls if call["op"] == "all_reduce") >= total_numel:
-        raise Wrong(
-            en="The share is right, but the all-reduce brings the whole sum to every rank, and all but a share of "
-            "it is thrown away: dist.reduce_scatter_tensor sends half as much, and no rank holds the whole sum.",
-            fr="La part est juste, mais l’all-reduce apporte la somme entière à chaque rang, qui en jette tout "
-            "sauf une part : dist.reduce_scatter_tensor envoie deux fois moins d’octets, et aucun rang ne détient "
-            "la somme entière.",
-        )
+        raise TEXTS.wrong("shard-gradients", "an all-reduce brings the whole sum to every rank")
     if any(call["op"] in ("all_gather", "all_gather_into_tensor", "gather") for call in answers[0].calls):
-        raise Wrong(
-            en="The share is right, but all gradients of all ranks are brought together to be added: that takes N "
-            "times the memory; dist.reduce_scatter_tensor adds on the way.",
-            fr="La part est juste, mais les gradients de tous les rangs sont d’abord réunis pour être additionnés "
-            ": il y faut N fois la mémoire ; dist.reduce_scatter_tensor additionne en chemin.",
-        )
+        raise TEXTS.wrong("shard-gradients", "all gradients are brought together")
 
 
 SHARD_GRADIENTS = TEXTS.exercise(
@@ -454,19 +431,9 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
     """The values are right; were whole weights kept, or whole gradients communicated?"""
     # Two layers, forward and backward, whatever brings the shares together: who does so less often has kept the whole.
     if answers[0].value["kept"] or len(gathers(answers[0])) < 4:
-        raise Wrong(
-            en="Output and gradients are right, but the whole weights stay in memory from the forward pass to the "
-            "backward pass, for every layer: keep the share, and gather it again in backward.",
-            fr="La sortie et les gradients sont justes, mais les poids entiers restent en mémoire de la passe avant à "
-            "la passe arrière, et cela pour chaque couche : gardez la part, et rassemblez-la de nouveau dans backward.",
-        )
+        raise TEXTS.wrong("shard-weights", "whole weights stay in memory")
     if any(call["op"] == "all_reduce" and call["numel"] >= WIDE * NARROW for call in answers[0].calls):
-        raise Wrong(
-            en="Output and gradients are right, but an all-reduce brings the whole gradient to every rank: a "
-            "reduce-scatter gives each rank its rows, and sends half as much.",
-            fr="La sortie et les gradients sont justes, mais un all-reduce apporte le gradient entier à chaque "
-            "rang : un reduce-scatter donne à chaque rang ses lignes, et envoie deux fois moins d’octets.",
-        )
+        raise TEXTS.wrong("shard-weights", "an all-reduce brings the whole gradient")
 
 
 SHARD_WEIGHTS = TEXTS.exercise(

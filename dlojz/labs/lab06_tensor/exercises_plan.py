@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from dlojz.base.language import a_or_an, say
+from dlojz.base.language import a_or_an
 from dlojz.by_hand.collectives.cost import cost_s
 from dlojz.hardware.links import Link
 from dlojz.labs.kit.exercise import Mistake, Wrong
@@ -227,14 +227,8 @@ MBCONV_CHANNELS = TEXTS.exercise(
             OUTPUT: _shares(rank, size, seed)[OUTPUT] + (size - 1) * _inputs(seed)[0]
         },
         "sum of squeeze at the wrong place": tuple(
-            Mistake(
-                only(_shares, [OUTPUT], variant),
-                "The sum over the ranks comes at the wrong place: add up what squeeze has made of this rank's "
-                "channels, before its "
-                "bias and its activation.",
-                "La somme sur les rangs n’est pas au bon endroit : additionnez ce que squeeze a fait des canaux "
-                "de ce rang, avant "
-                "son biais et son activation.",
+            TEXTS.mistake(
+                "mbconv-channels", "the sum over the ranks comes at the wrong place", only(_shares, [OUTPUT], variant)
             )
             for variant in ("summed late", "summed early")
         ),
@@ -309,26 +303,13 @@ def _refuse_no_plan(plan: object) -> Mapping[str, Any]:
     from torch.distributed.tensor.parallel import ParallelStyle
 
     if not isinstance(plan, Mapping):
-        raise Wrong(
-            en=f"A dictionary is expected, name of a layer to its style, but {a_or_an(type(plan).__name__)} was "
-            "returned.",
-            fr="On attend un dictionnaire, du nom d’une couche vers son style, mais votre fonction renvoie un "
-            f"objet de type {type(plan).__name__}.",
-        )
+        raise TEXTS.wrong("shared", "no dictionary", a_kind=a_or_an(type(plan).__name__), kind=type(plan).__name__)
     layer_names = (*COLUMNS, *ROWS, *NORMS)
     for name, style in plan.items():
         if not any(fnmatch(layer, str(name)) for layer in layer_names):
-            raise Wrong(
-                en=f"The block has no layer {name!r}; torch passes over such a name and splits nothing. Its layers "
-                f"are {', '.join((*COLUMNS, *ROWS))}.",
-                fr=f"Le bloc n’a pas de couche {name!r} ; torch ignore un tel nom et ne découpe rien. Ses couches "
-                f"sont {', '.join((*COLUMNS, *ROWS))}.",
-            )
+            raise TEXTS.wrong("shared", "no such layer", name=name, names=", ".join((*COLUMNS, *ROWS)))
         if not isinstance(style, ParallelStyle):
-            raise Wrong(
-                en=f"{name!r} needs an instance of a style, such as ColwiseParallel(), but {style!r} was given.",
-                fr=f"{name!r} demande une instance de style, comme ColwiseParallel(), mais a reçu {style!r}.",
-            )
+            raise TEXTS.wrong("shared", "no style", name=name, style=style)
     return plan
 
 
@@ -341,31 +322,16 @@ def _named(plan: Mapping[str, Any]) -> str | None:
 
     for name in COLUMNS:
         if isinstance(style(name), RowwiseParallel):
-            return say(
-                en=f"{name} is row-parallel, but what it reads, x, is whole on every rank: it opens a region, so it "
-                "must be column-parallel (ColwiseParallel).",
-                fr=f"{name} est découpée par ligne, alors que ce qu’elle lit, x, est entier sur chaque rang : elle "
-                "ouvre une région, donc par colonne (ColwiseParallel).",
-            )
+            return str(TEXTS.sentence("shared", "row-parallel, but reads it whole", name=name))
     for name in ROWS:
         if isinstance(style(name), ColwiseParallel):
-            return say(
-                en=f"{name} is column-parallel, but what it reads is sharded already (heads or hidden features of this "
-                "rank): it closes a region, so it must be row-parallel (RowwiseParallel).",
-                fr=f"{name} est découpée par colonne, alors que ce qu’elle lit est déjà réparti (têtes ou neurones "
-                "cachés de ce rang) : elle ferme une région, donc par ligne (RowwiseParallel).",
-            )
+            return str(TEXTS.sentence("shared", "column-parallel, but reads shards", name=name))
     missing = [name for name in (*COLUMNS, *ROWS) if style(name) is None]
     return _missing(missing) if missing else None
 
 
 def _missing(names: list[str]) -> str:
-    return say(
-        en=f"{', '.join(names)}: not in the plan, hence whole on every rank, where it no longer fits those around it "
-        "or saves nothing.",
-        fr=f"{', '.join(names)} : absent du plan, donc entier sur chaque rang, où cela ne va plus avec les couches "
-        "voisines, ou n’économise rien.",
-    )
+    return str(TEXTS.sentence("shared", "not in the plan", names=", ".join(names)))
 
 
 def _refuse_whole_layers(answers: list[RankAnswer], size: int) -> None:
@@ -377,14 +343,7 @@ def _plan_inspect(answers: list[RankAnswer], size: int) -> None:
     """The values are right; is all split, with two sums in forward?"""
     _refuse_whole_layers(answers, size)
     if answers[0].value["forward"] > 2:
-        raise Wrong(
-            en=f"The values are right, but forward communicates {answers[0].value['forward']} times: leave the "
-            "layouts of inputs and outputs as they are, so that a layer by columns hands its share to the layer "
-            "by rows; two all-reduces are enough.",
-            fr=f"Les valeurs sont justes, mais la passe avant communique {answers[0].value['forward']} fois : "
-            "laissez les répartitions d’entrée et de sortie par défaut, pour qu’une couche par colonne passe sa "
-            "part à la couche par ligne ; deux all-reduces suffisent.",
-        )
+        raise TEXTS.wrong("parallelize-plan", "other communication in forward", forward=answers[0].value["forward"])
 
 
 class _PlanJudge(Judge):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise import Mistake, Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.rank_judges import (
     NO_BACKWARD_SUM,
@@ -45,20 +45,10 @@ VOCABULARY_LABELS = {
     LOSS: Said("the loss", "la perte"),
     OF_LOGITS: Said("the gradient of the logits", "le gradient des logits"),
 }
-_NO_MASK = Said(
-    "Words of other ranks are not left out: they are looked up as some word of this rank's, and the sum adds them as "
-    "well. What this rank finds for them must be 0.",
-    "Les mots des autres rangs ne sont pas écartés : ce rang les cherche comme s’ils étaient l’un des siens, et la "
-    "somme les ajoute aussi. Ce que ce rang trouve pour eux doit valoir 0.",
-)
+_NO_MASK = TEXTS.sentence("shared", "words of other ranks are not left out")
 
 
-_OFF_BY_ONE = Said(
-    "Off by one: this rank's words go from start, included, to start + len(table) (the number of its logits), "
-    "excluded.",
-    "Décalage d’un : les mots de ce rang vont de start, compris, à start + len(table) (le nombre de ses logits), "
-    "exclu.",
-)
+_OFF_BY_ONE = TEXTS.sentence("shared", "off by one")
 
 
 def _axis() -> Any:
@@ -243,20 +233,9 @@ def _inspect_logits(answers: list[RankAnswer], size: int) -> None:
     tokens = VOCABULARY_BATCH * VOCABULARY_TOKENS
     numels = [*asked_for(answers[0], "all_reduce"), *gathers(answers[0])]
     if sum(numels) > 4 * tokens and max(numels) <= tokens:
-        raise Wrong(
-            en=f"The loss is right, but {sum(numels)} numbers are sent for {tokens} tokens: three per token are "
-            "enough, the largest logit, the sum of exponentials, the target's logit.",
-            fr=f"La perte est juste, mais {sum(numels)} nombres sont envoyés pour {tokens} tokens : trois par token "
-            "suffisent, le plus grand logit, la somme des exponentielles, le logit de la cible.",
-        )
+        raise TEXTS.wrong("vocabulary-loss", "too many numbers per token", numels=sum(numels), tokens=tokens)
     if max(numels, default=0) > tokens and sum(numels) > 4 * tokens:
-        raise Wrong(
-            en="The loss is right, but logits are gathered: of all tensors of the model that is often the largest. "
-            "Three numbers per token are enough: the largest logit, the sum of exponentials, the target's logit.",
-            fr="La perte est juste, mais des logits sont rassemblés : c’est souvent le plus gros tenseur du "
-            "modèle. Trois nombres par token suffisent : le plus grand logit, la somme des exponentielles, le "
-            "logit de la cible.",
-        )
+        raise TEXTS.wrong("vocabulary-loss", "logits are gathered")
 
 
 VOCABULARY_LOSS = TEXTS.exercise(
@@ -483,20 +462,9 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
     if not answers[0].value["shares tokens"]:
         return
     if any(answer.value["gathers x"] for answer in answers):
-        raise Wrong(
-            en="All is right, but x is gathered before the norm, so that every rank normalises all tokens, and keeps "
-            "their activations: that is what sequence parallelism is to save. Norm this rank's tokens, then gather.",
-            fr="Tout est juste, mais x est rassemblé avant la normalisation : chaque rang normalise tous les tokens et "
-            "garde leurs activations, ce que Sequence Parallelism doit justement épargner. Normalisez les tokens de ce "
-            "rang, puis rassemblez.",
-        )
+        raise TEXTS.wrong("sequence-parallel", "x is gathered before the norm")
     if any(numel >= SEQUENCE_BATCH * SEQUENCE_TOKENS * SEQUENCE_WIDTH for numel in asked_for(answers[0], "all_reduce")):
-        raise Wrong(
-            en="All is right, but with sequence parallelism an all-reduce brings the whole sum to every rank, "
-            "which then keeps its tokens only: a reduce-scatter sends half as much.",
-            fr="Tout est juste, mais avec Sequence Parallelism un all-reduce apporte la somme entière à chaque "
-            "rang, qui n’en garde que ses tokens : un reduce-scatter envoie deux fois moins d’octets.",
-        )
+        raise TEXTS.wrong("sequence-parallel", "an all-reduce with sequence parallelism")
 
 
 SEQUENCE_PARALLEL = TEXTS.exercise(

@@ -59,11 +59,16 @@ def _share(part: int, operations: Callable[[bool], float], english: str, french:
 
 def _training_told(case: Case) -> str:
     parameters, tokens_per_s, gpus, peak, recompute = case
-    return say(
-        en=f"For {significant(parameters)} parameters, {shortest(tokens_per_s)} tokens/s on {gpus} GPUs of "
-        f"{significant(peak)} FLOP/s (recomputation: {recompute})",
-        fr=f"Pour {significant(parameters)} paramètres, {shortest(tokens_per_s)} tokens/s sur {gpus} GPU de "
-        f"{significant(peak)} FLOP/s (recalcul : {recompute})",
+    return str(
+        TEXTS.sentence(
+            "shares-of-peak",
+            "the case",
+            parameters=significant(parameters),
+            tokens_per_s=shortest(tokens_per_s),
+            gpus=gpus,
+            peak=significant(peak),
+            recompute=recompute,
+        )
     )
 
 
@@ -266,10 +271,10 @@ PAIRED = TEXTS.exercise(
             )
         ),
         "p of one direction fixed beforehand": tuple(
-            Mistake(
+            TEXTS.mistake(
+                "paired-rounds",
+                "the other side is not counted",
                 lambda first_s, second_s, sign=sign: _one_way(first_s, second_s, sign),
-                "Your p is one-sided: a result as one-sided the other way counts as well.",
-                "Votre p ne regarde qu’un côté : un résultat aussi déséquilibré dans l’autre sens compte aussi.",
                 part=1,
             )
             for sign in (1, -1)
@@ -321,19 +326,13 @@ def _fewest(answer: Callable[..., Any]) -> float:
     for days in DEADLINES:
         layout = answer(days)
         if not isinstance(layout, Mapping) or set(layout) != set(FIELDS):
-            raise Wrong(
-                f"Return a dictionary with the keys {', '.join(FIELDS)}.",
-                f"Renvoyez un dictionnaire avec les clés {', '.join(FIELDS)}.",
-            )
+            raise TEXTS.wrong("fewest-gpus", "no such dictionary", FIELDS=", ".join(FIELDS))
         try:
             gpus = int(layout["dp"]) * int(layout["tp"]) * int(layout["pp"])
         except (TypeError, ValueError):
             raise Wrong("dp, tp and pp are whole numbers.", "dp, tp et pp sont des nombres entiers.") from None
         if gpus not in CHALLENGE_GPUS:
-            raise Wrong(
-                f"Your layout has {gpus} GPUs: whole nodes of 8, and at most {CHALLENGE_GPUS[-1]} GPUs.",
-                f"Votre configuration a {gpus} GPU : des nœuds entiers de 8, et {CHALLENGE_GPUS[-1]} GPU au plus.",
-            )
+            raise TEXTS.wrong("fewest-gpus", "another number of GPUs", gpus=gpus, CHALLENGE_GPUS=CHALLENGE_GPUS[-1])
         try:
             # simulate=1: the fastest layout alone; the chosen one is judged by its own estimate
             challenge_plan = plan(CHALLENGE_MODEL, CHALLENGE_SITE, gpus, CHALLENGE_BATCH, engines=ENGINE, simulate=1)
@@ -342,10 +341,7 @@ def _fewest(answer: Callable[..., Any]) -> float:
             raise Wrong(str(error), str(error)) from None
         if took > days:
             late = decimal(took, 1)
-            raise Wrong(
-                f"For {shortest(days)} days your layout takes {late} days: it is too late.",
-                f"Pour {shortest(days)} jours, votre configuration en prend {late} : c’est trop tard.",
-            )
+            raise TEXTS.wrong("fewest-gpus", "too late", days=shortest(days), late=late)
         total += gpus
     return float(total)
 

@@ -88,10 +88,7 @@ def _unchanged(answer: Callable[..., Any], values: Tensor) -> Any:
     return message
 
 
-_CHANGED = Said(
-    "Your function writes into `values`, which others read again: leave it as it is, and return a new tensor.",
-    "Votre fonction écrit dans `values`, que d’autres relisent : laissez-le tel quel, et renvoyez un nouveau tenseur.",
-)
+_CHANGED = TEXTS.sentence("shared", "values are written to")
 COMPRESS_SIGNS = TEXTS.exercise(
     "compress-signs",
     compress,
@@ -106,14 +103,7 @@ COMPRESS_SIGNS = TEXTS.exercise(
         "the scale is the largest magnitude": _scaled(lambda values: values.abs().max()),
         "the scale is the sum of the magnitudes": _scaled(lambda values: values.abs().sum()),
         "another scale than the mean magnitude": tuple(
-            Mistake(
-                _scaled(scale),
-                "Your scale is not the mean magnitude, values.abs().mean(): of all scales that one makes the "
-                "error smallest.",
-                "Votre échelle n’est pas la moyenne des valeurs absolues, values.abs().mean() : de toutes les "
-                "échelles, c’est "
-                "elle qui rend l’erreur la plus petite.",
-            )
+            TEXTS.mistake("compress-signs", "another scale than the mean magnitude", _scaled(scale))
             for scale in (
                 lambda values: values.abs().median(),
                 lambda values: values.square().mean(),
@@ -461,21 +451,11 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
     calls = answers[0].calls
     floats = [kind for kind in answers[0].value["exchanged"] if kind != "torch.uint8"]
     if floats or any(call["dtype"] != "uint8" and int(call["numel"]) >= CHUNK for call in calls):
-        raise Wrong(
-            en="The values are right, but numbers of 32 bits travel: hand the messages over as write gives them, "
-            "bytes, and read them where they arrive.",
-            fr="Les valeurs sont justes, mais ce sont des nombres de 32 bits qui voyagent : échangez les messages tels "
-            "que write les donne, en octets, et lisez-les à l’arrivée.",
-        )
+        raise TEXTS.wrong("compressed-all-reduce", "32-bit numbers travel")
     message = write(values_of(0, size, 0, 0)[:CHUNK]).numel()
     gathered = [int(call["numel"]) for call in calls if call["op"] in ("all_gather", "all_gather_into_tensor")]
     if any(numel > message for numel in gathered) and not any(call["op"].startswith("all_to_all") for call in calls):
-        raise Wrong(
-            en="The values are right, but every rank gets all chunks of all ranks: that takes as many times more bytes "
-            "as there are ranks. Each chunk goes to its server only: dist.all_to_all_single.",
-            fr="Les valeurs sont justes, mais chaque rang reçoit tous les morceaux de tous les rangs : autant de fois "
-            "plus d’octets qu’il y a de rangs. Chaque morceau ne va qu’à son serveur : dist.all_to_all_single.",
-        )
+        raise TEXTS.wrong("compressed-all-reduce", "every rank gets all chunks")
 
 
 LABELS = {
@@ -508,19 +488,11 @@ COMPRESSED_ALL_REDUCE = TEXTS.exercise(
         "nothing is compressed": _uncompressed,
         "each rank compresses its whole vector once": _signs_added,
         "worker_error keeps what was sent": tuple(
-            Mistake(
-                _first_call(worker=factor),
-                "What the worker has told is not taken away from worker_error: worker_error -= told.",
-                "Ce qu’a dit le travailleur n’est pas retranché de worker_error : worker_error -= ce qui est dit.",
-            )
+            TEXTS.mistake("compressed-all-reduce", "the worker's message is not taken away", _first_call(worker=factor))
             for factor in (0.0, -1.0)
         ),
         "server_error keeps what was sent": tuple(
-            Mistake(
-                _first_call(server=factor),
-                "What the server answers is not taken away from server_error: server_error -= read(answer).",
-                "Ce que répond le serveur n’est pas retranché de server_error : server_error -= read(réponse).",
-            )
+            TEXTS.mistake("compressed-all-reduce", "the server's answer is not taken away", _first_call(server=factor))
             for factor in (0.0, -1.0)
         ),
         "the messages are not exchanged": _own_chunks,

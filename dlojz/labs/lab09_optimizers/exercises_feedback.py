@@ -245,23 +245,14 @@ class _SendingJudge:
         refuse_errors(answers)
         records, numel = [rank_answer.value for rank_answer in answers], plain[0].value["numel"]
         if (shape := next((record["shape"] for record in records if "shape" in record), None)) is not None:
-            raise Wrong(
-                f"A vector of {numel} numbers is expected, as long as gradient, but its shape is {tuple(shape)}.",
-                f"On attend un vecteur de {numel} nombres, comme gradient, mais sa forme est {tuple(shape)}.",
-            )
+            raise TEXTS.wrong("fewer-bytes", "a vector of another length", numel=numel, shape=tuple(shape))
         if not bool((answers[0].tensors[OUTPUT] == answers[1].tensors[OUTPUT]).all()):
-            raise Wrong(
-                "The two ranks end with different weights: return the same mean on all ranks, to the bit.",
-                "Les deux rangs finissent avec des poids différents : renvoyez la même moyenne sur tous, au bit près.",
-            )
+            raise TEXTS.wrong("fewer-bytes", "different weights on two ranks")
         loss, ddp_loss = records[0]["loss"], plain[0].value["loss"]
         # not <=: a loss of NaN is refused too
         if not loss <= MARGIN * ddp_loss:
-            raise Wrong(
-                f"The training ends at a loss of {significant(loss)}, more than 3% above that of DDP, "
-                f"{significant(ddp_loss)}: what is never sent is missing.",
-                f"L’entraînement finit à une perte de {significant(loss)}, plus de 3 % au-dessus de celle de DDP, "
-                f"{significant(ddp_loss)} : ce qui n’est jamais envoyé manque.",
+            raise TEXTS.wrong(
+                "fewer-bytes", "too high a loss at the end", loss=significant(loss), ddp_loss=significant(ddp_loss)
             )
         # the busiest rank counts
         return round(100 * max(map(_sent_bytes, answers)) / max(map(_sent_bytes, plain)), 1)

@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise import Mistake, Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import normal, part_by_part
 from dlojz.labs.kit.rank_judges import TENSOR_CASES, asked_for, gathers
@@ -107,57 +107,55 @@ FUSED_TRAFFIC = TEXTS.exercise(
         Said("one kernel for all", "un seul noyau pour toutes"),
     ),
     mistakes=_by_part(
-        Mistake(
+        TEXTS.mistake(
+            "fused-traffic",
+            "the two results are swapped",
             lambda operations, states: update_traffic(operations, states)[::-1],
-            "The two results are swapped: first one kernel per operation, then one for all.",
-            "Les deux résultats sont inversés : d’abord un noyau par opération, puis un seul pour toutes.",
         ),
-        Mistake(
+        TEXTS.mistake(
+            "fused-traffic",
+            "you count tensors",
             lambda operations, states: [count // BYTES for count in update_traffic(operations, states)],
-            "You count tensors: each moves 4 bytes per parameter.",
-            "Vous comptez des tenseurs : chacun déplace 4 octets par paramètre.",
         ),
-        Mistake(
+        TEXTS.mistake(
+            "fused-traffic",
+            "a tensor named twice by one operation",
             lambda operations, states: (
                 BYTES * sum(len(reads) + len(writes) for reads, writes in operations),
                 update_traffic(operations, states)[1],
             ),
-            "An operation that names a tensor twice (g · g) reads it once.",
-            "Une opération qui nomme deux fois le même tenseur (g · g) ne le lit qu’une fois.",
         ),
-        Mistake(
+        TEXTS.mistake(
+            "fused-traffic",
+            "fused temporary tensors in memory",
             lambda operations, states: (_apart(operations, states), _all_names(operations, states)),
-            "Fused, a temporary tensor is never in memory: its numbers stay in the registers. Count the states alone.",
-            "Une fois l’opération fusionnée, un tenseur temporaire n’est jamais en mémoire : ses nombres restent "
-            "dans les registres. Ne comptez que les états.",
         ),
-        Mistake(
+        TEXTS.mistake(
+            "fused-traffic",
+            "a state that is written before it is read",
             lambda operations, states: (
                 _apart(operations, states),
                 _names(operations, states, 0) + _names(operations, states, 1),
             ),
-            "A state that is written before it is first read does not come from memory: the kernel has just "
-            "computed it.",
-            "Un état écrit avant d’être lu pour la première fois ne vient pas de la mémoire : le noyau vient de le "
-            "calculer.",
         ),
-        Mistake(
+        TEXTS.mistake(
+            "fused-traffic",
+            "each state once",
             lambda operations, states: (_apart(operations, states), BYTES * len(states)),
-            "You count each state once; one that is read and then changed goes both ways.",
-            "Vous comptez chaque état une fois ; or un état lu puis modifié fait l’aller et le retour.",
         ),
-        Mistake(
+        TEXTS.mistake(
+            "fused-traffic",
+            "each state twice",
             lambda operations, states: (_apart(operations, states), 2 * BYTES * len(states)),
-            "You count each state twice; one that is only read (the gradient) does not go back.",
-            "Vous comptez chaque état deux fois ; or un état seulement lu (le gradient) n’est pas réécrit.",
         ),
         *(
-            Mistake(
+            TEXTS.mistake(
+                "fused-traffic",
+                "other bytes per number",
                 lambda operations, states, size=size: [
                     count * size // BYTES for count in update_traffic(operations, states)
                 ],
-                f"You count {size} bytes per number: fp32 has 4.",
-                f"Vous comptez {size} octets par nombre : fp32 en a 4.",
+                size=size,
             )
             for size in (2, 8)
         ),
@@ -193,39 +191,34 @@ FUSED_TRAFFIC = TEXTS.exercise(
                 ),
             )
         ),
-        Mistake(
+        TEXTS.mistake(
+            "fused-traffic",
+            "each name once, temporaries included",
             lambda operations, states: (
                 _apart(operations, states),
                 BYTES * len({name for reads, writes in operations for name in (*reads, *writes)}),
             ),
-            "You count each name once, temporaries included: in one kernel states alone are in memory, read and "
-            "written "
-            "separately.",
-            "Vous comptez chaque nom une fois, temporaires compris : dans un seul noyau, seuls les états sont en "
-            "mémoire, "
-            "lectures et écritures à part.",
         ),
         *(
-            Mistake(
+            TEXTS.mistake(
+                "fused-traffic",
+                "one way only in one kernel",
                 lambda operations, states, side=side: (
                     _apart(operations, states),
                     _names(operations, states, side),
                 ),
-                "In one kernel you count one way only: states that are read, and states that are written.",
-                "Dans un seul noyau, vous ne comptez qu’un sens : il y a les états lus, et les états écrits.",
             )
             for side in (0, 1)
         ),
-        Mistake(
+        TEXTS.mistake(
+            "fused-traffic",
+            "both results are those of one kernel per operation",
             lambda operations, states: (_apart(operations, states),) * 2,
-            "Both results are those of one kernel per operation: in one kernel, each state is read and written once.",
-            "Les deux résultats sont ceux d’un noyau par opération : dans un seul, chaque état est lu et écrit "
-            "une fois.",
         ),
-        Mistake(
+        TEXTS.mistake(
+            "fused-traffic",
+            "Adam's traffic whatever the operations",
             lambda operations, states: update_traffic(ADAM, ADAM_STATES),
-            "That is Adam's traffic whatever the operations are: count those that you are given.",
-            "C’est le trafic d’Adam quelles que soient les opérations : comptez celles que l’on vous donne.",
         ),
     ),
 )
@@ -302,11 +295,8 @@ def _trained(answer: Callable[..., Any], seed: int) -> tuple[nn.Module, int]:
     # `is`: == would compare the numbers of two tensors
     without = sum(all(parameter is not tensor for tensor in owned) for parameter in parameters)
     if without and not bool((_weights(model) == before).all()):
-        raise Wrong(
-            en=f"{without} of {len(parameters)} parameters have no optimizer (weights and biases count alike): "
-            "make_optimizer([parameter]) makes one for each, whatever its rule is.",
-            fr=f"{without} paramètres sur {len(parameters)} n’ont pas d’optimiseur (poids et biais comptent de même) : "
-            "make_optimizer([parameter]) en fait un pour chacun, quelle que soit sa règle.",
+        raise TEXTS.wrong(
+            "update-in-backward", "parameters without an optimizer", without=without, parameters_count=len(parameters)
         )
     return model, peak_numel
 
@@ -315,23 +305,14 @@ def _frugal(answer: Callable[..., Any]) -> None:
     """The weights are right: are gradients freed, and early enough?"""
     trained = [_trained(answer, seed) for seed in SEEDS]
     if any(parameter.grad is not None for model, _ in trained for parameter in model.parameters()):
-        raise Wrong(
-            en="The weights are right, but gradients are still there after the backward pass, and zeros take as much "
-            "room as any numbers: parameter.grad = None frees them.",
-            fr="Les poids sont justes, mais les gradients sont toujours là après la passe arrière, et des zéros "
-            "prennent autant de place que d’autres nombres : parameter.grad = None les libère.",
-        )
+        raise TEXTS.wrong("update-in-backward", "gradients after the backward pass")
     model, peak_numel = max(trained, key=lambda pair: pair[1])
     # weight and bias of one layer may be there together
     room = max(sum(parameter.numel() for parameter in layer.parameters()) for layer in model.children())
     if peak_numel > room:
         total = sum(parameter.numel() for parameter in model.parameters())
-        raise Wrong(
-            en=f"The weights are right, but {peak_numel} of {total} numbers of gradients are there at once, more than "
-            f"the largest layer has ({room}): free each gradient as soon as its parameter is updated.",
-            fr=f"Les poids sont justes, mais {peak_numel} nombres de gradient sur {total} sont présents en même temps, "
-            f"plus que n’en a la plus grande couche ({room}) : libérez chaque gradient dès que son paramètre est mis à "
-            "jour.",
+        raise TEXTS.wrong(
+            "update-in-backward", "too many gradients at once", peak_numel=peak_numel, total=total, room=room
         )
 
 
@@ -389,66 +370,21 @@ def _all_each_time(model: nn.Module, make_optimizer: MakeOptimizer) -> None:
         parameter.register_post_accumulate_grad_hook(lambda _: optimizer.step())
 
 
-_MISTAKES = (
-    Mistake(
-        lambda model, make_optimizer: None,
-        "No weight has moved: register a hook for every parameter, and call the optimizer's step in it.",
-        "Aucun poids n’a bougé : enregistrez un hook par paramètre, et appelez-y le step de l’optimiseur.",
-    ),
-    Mistake(
-        _never_freed,
-        "The gradients are never freed: the next backward pass adds to them, and the second step is taken with a sum. "
-        "parameter.grad = None at the end of the hook.",
-        "Les gradients ne sont jamais libérés : la passe arrière suivante s’y ajoute, et le deuxième pas utilise une "
-        "somme. Terminez le hook par parameter.grad = None.",
-    ),
-    Mistake(
-        _anew,
-        "The optimizer is made anew in every hook, and its moments start from zero each time: make it once, when the "
-        "hook is registered.",
-        "L’optimiseur est recréé à chaque hook, et ses moments repartent de zéro : créez-le une seule fois, au moment "
-        "où le hook est enregistré.",
-    ),
-    Mistake(
-        _last_only,
-        "Only the last parameter moves: a function made in a loop sees the variable's last value. Give it its "
-        "optimizer as a default argument (optimizer=optimizer).",
-        "Seul le dernier paramètre bouge : une fonction créée dans une boucle voit la dernière valeur de la variable. "
-        "Donnez-lui son optimiseur comme argument par défaut (optimizer=optimizer).",
-    ),
-    Mistake(
-        _too_early,
-        "You update one step late: register_hook is called before the gradient is in parameter.grad. Use "
-        "register_post_accumulate_grad_hook.",
-        "Vous mettez à jour avec un pas de retard : register_hook est appelé avant que le gradient soit dans "
-        "parameter.grad. Prenez register_post_accumulate_grad_hook.",
-    ),
-    Mistake(
-        _all_each_time,
-        "Every hook updates all parameters that have a gradient, so most are updated several times: one optimizer per "
-        "parameter.",
-        "Chaque hook met à jour tous les paramètres qui ont un gradient, la plupart plusieurs fois : un optimiseur par "
-        "paramètre.",
-    ),
-    Mistake(
-        _twice,
-        "Every parameter is updated twice per backward pass: call step once.",
-        "Chaque paramètre est mis à jour deux fois par passe arrière : appelez step une seule fois.",
-    ),
-)
-
 UPDATE_IN_BACKWARD = TEXTS.exercise(
     "update-in-backward",
     update_in_backward,
     cases=[(seed,) for seed in SEEDS],
     trial=lambda answer, seed: _weights(_trained(answer, seed)[0]),
-    mistakes=_MISTAKES,
-    differs=lambda *_: Said(
-        "The weights differ from those of a plain training (zero_grad, backward, step): each parameter must be "
-        "updated once per backward pass, by its own gradient, with moments that are kept.",
-        "Les poids diffèrent de ceux d’un entraînement ordinaire (zero_grad, backward, step) : chaque paramètre "
-        "doit être mis à jour une fois par passe arrière, par son propre gradient, avec des moments conservés.",
-    ),
+    mistakes={
+        "no weight has moved": lambda model, make_optimizer: None,
+        "gradients are never freed": _never_freed,
+        "the optimizer is made anew in every hook": _anew,
+        "only the last parameter moves": _last_only,
+        "you update one step late": _too_early,
+        "every hook updates all parameters that have a gradient": _all_each_time,
+        "every parameter is updated twice per backward pass": _twice,
+    },
+    differs=lambda *_: TEXTS.sentence("update-in-backward", "other weights than of a plain training"),
     then=_frugal,
 )
 
@@ -547,19 +483,9 @@ def _values(**options: Any) -> Callable[[int, int, int], dict[str, Tensor]]:
 def _inspect(answers: list[RankAnswer], size: int) -> None:
     """All values are right: has more been sent than the weights, once per round?"""
     if gathers(answers[0]):
-        raise Wrong(
-            en="The values are right, but the weights of all ranks are brought together to be added: an all-reduce "
-            "adds on the way, and sends as many times less as there are ranks.",
-            fr="Les valeurs sont justes, mais les poids de tous les rangs sont réunis pour être additionnés : un "
-            "all-reduce additionne en chemin, et envoie d’autant moins qu’il y a de rangs.",
-        )
+        raise TEXTS.wrong("outer-step", "weights brought together to be added")
     if sum(asked_for(answers[0], "all_reduce")) > ROUNDS * NUMEL:
-        raise Wrong(
-            en="The values are right, but more is sent than the weights, once per round, by one all-reduce: anchor and "
-            "momentum are the same on all ranks already.",
-            fr="Les valeurs sont justes, mais on envoie davantage que les poids, une fois par tour, en un all-reduce : "
-            "anchor et momentum sont déjà les mêmes sur tous les rangs.",
-        )
+        raise TEXTS.wrong("outer-step", "more is sent than the weights")
 
 
 OUTER_STEP = TEXTS.exercise(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise import Mistake
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import Answer, expect_tensor, normal
 from dlojz.labs.lab11_compression.exercises_quantize import quantize_affine, quantize_rows
@@ -106,11 +106,7 @@ def _without_scales(keep_x: bool) -> Callable[..., Tensor]:
     return way
 
 
-_NARROW = Said(
-    "The sums run over: products of int8 are added up in int32, so convert both factors first, .int().",
-    "Les sommes débordent : les produits d’int8 s’additionnent en int32 ; convertissez d’abord les deux facteurs, "
-    ".int().",
-)
+_NARROW = TEXTS.sentence("integer-linear", "another axis of the sums")
 
 
 def _undone(undo: Undo) -> Callable[[Answer], Answer]:
@@ -171,19 +167,9 @@ def _check_products(answer: Callable[..., Any]) -> None:
         with mode:
             answer(*case)
         if "float" in problems:
-            raise Wrong(
-                en="The output is right, but the product is one of floats: multiply the whole numbers (.int()), and "
-                "the scales at the end.",
-                fr="La sortie est juste, mais le produit est fait en flottants : multipliez les entiers (.int()), et "
-                "les échelles à la fin.",
-            )
+            raise TEXTS.wrong("integer-linear", "a product of floats")
         if "wide" in problems:
-            raise Wrong(
-                en="The output is right, but x_q − x_zero needs 9 bits: a processor that multiplies int8 could not do "
-                "it. Multiply x_q as it is, and correct afterwards.",
-                fr="La sortie est juste, mais x_q − x_zero demande 9 bits : un processeur qui multiplie des int8 ne "
-                "saurait le faire. Multipliez x_q tel quel, et corrigez ensuite.",
-            )
+            raise TEXTS.wrong("integer-linear", "9 bits in int8")
 
 
 INTEGER_LINEAR = TEXTS.exercise(

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise import Mistake
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import expect_mask, expect_several, expect_tensor, normal
 
@@ -70,11 +70,8 @@ def _expect_equal_magnitudes(answer: Callable[..., Any]) -> None:
     quota = round(sparsity * sum(weight.numel() for weight in weights))
     pruned_count = int((_mask_trial(answer, weights, sparsity) == 0).sum())
     if pruned_count != quota:
-        raise Wrong(
-            en=f"Where many weights have the same magnitude, {pruned_count} go, and not {quota}: "
-            "a threshold takes all that have its magnitude, or none. Take the first of sizes.argsort().",
-            fr=f"Quand beaucoup de poids ont la même valeur absolue, il en part {pruned_count}, et non {quota} : "
-            "un seuil prend tous ceux qui ont sa valeur, ou aucun. Prenez les premiers de sizes.argsort().",
+        raise TEXTS.wrong(
+            "global-masks", "too many weights of the same magnitude go", pruned_count=pruned_count, quota=quota
         )
 
 
@@ -107,13 +104,7 @@ def _by_quantile(weights: Sequence[Tensor], sparsity: float) -> Masks:
     return [(weight.abs() >= limit).float() for weight in weights]
 
 
-_COUNT = Said(
-    "The choice is right, but not the number: round(sparsity × total number) weights go; int() truncates, ceil() "
-    "rounds "
-    "up, and a threshold found by interpolation (quantile) takes what it finds.",
-    "Le choix est bon, mais pas le nombre : round(sparsity × nombre total) poids partent ; int() tronque, ceil() "
-    "arrondit vers le haut, et un seuil interpolé (quantile) en prend ce qu’il trouve.",
-)
+_COUNT = TEXTS.sentence("global-masks", "another number of weights")
 
 
 def _scaled(weights: Sequence[Tensor], sparsity: float) -> Masks:
@@ -253,20 +244,9 @@ def _always(weight: Tensor, positions: Sequence[int]) -> Tensor:
     return groups.flatten(1)
 
 
-_TWO_EXACTLY = Said(
-    "You do not keep two weights of each group, but another number: topk(2).",
-    "Vous ne gardez pas deux poids par groupe, mais un autre nombre : topk(2).",
-)
-_ALWAYS = Said(
-    "You keep the same two places of every group: which ones stay depends on the magnitudes, topk(2).",
-    "Vous gardez les deux mêmes places de chaque groupe : celles qui restent dépendent des valeurs absolues, topk(2).",
-)
-_TIES = Said(
-    "Right where no two weights of a group are equal; where they are, comparing with a threshold keeps more than two, "
-    "or fewer, and the hardware has room for exactly two. topk(2).indices always gives two.",
-    "C’est juste quand les poids d’un groupe sont tous différents ; sinon, la comparaison à un seuil en garde plus de "
-    "deux, ou moins, alors que le matériel a de la place pour deux exactement. topk(2).indices en donne toujours deux.",
-)
+_TWO_EXACTLY = TEXTS.sentence("two-of-four", "not two weights of each group")
+_ALWAYS = TEXTS.sentence("two-of-four", "the same two places of every group")
+_TIES = TEXTS.sentence("two-of-four", "equal weights of a group")
 
 TWO_OF_FOUR = TEXTS.exercise(
     "two-of-four",
@@ -325,12 +305,10 @@ SR_STE = TEXTS.exercise(
             gradient + decay * (1 - mask) * gradient
         ),
         "a pull not proportional to the weight": tuple(
-            Mistake(
+            TEXTS.mistake(
+                "sr-ste",
+                "the pull is not towards zero",
                 lambda weight, mask, gradient, decay, pull=wrong_pull: gradient + decay * (1 - mask) * pull(weight),
-                "The pull is not towards zero, or not proportional to the weight: decay times the weight with its "
-                "sign.",
-                "Le rappel ne va pas vers zéro, ou n’est pas proportionnel au poids : decay fois le poids, avec "
-                "son signe.",
             )
             for wrong_pull in (
                 lambda weight: weight.abs(),

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise import Mistake, Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import expect_int8, expect_several, expect_tensor, gradient_of, normal
 
@@ -61,10 +61,7 @@ def _affine_trial(answer: Callable[..., Any], x: Tensor, low: float, high: float
     try:
         pair = [float(scale) / quantize_affine(x, low, high, bits)[1], float(zero_point)]
     except (TypeError, ValueError, RuntimeError):
-        raise Wrong(
-            en="scale and zero_point must be one number each: one scale serves the whole tensor here.",
-            fr="scale et zero_point doivent être chacun un seul nombre : une échelle sert ici à tout le tenseur.",
-        ) from None
+        raise TEXTS.wrong("affine", "not one number each") from None
     return torch.cat([q.flatten(), torch.tensor(pair, dtype=torch.float64)])
 
 
@@ -131,123 +128,67 @@ def _third_second(x: Tensor, low: float, high: float, bits: int) -> tuple[Tensor
     return q, zero_point, scale
 
 
-_OTHER_RANGE = Said(
-    "Your scale leaves out a part of the range: it goes from low to high, (high − low) / (2^bits − 1).",
-    "Votre échelle oublie une partie de l’intervalle : il va de low à high, (high − low) / (2^bits − 1).",
-)
-_UNSIGNED = Said(
-    "Your whole numbers begin at 0; with a sign they begin at −2^(bits − 1): shift the zero-point by as much.",
-    "Vos entiers commencent à 0 ; signés, ils commencent à −2^(bits − 1) : décalez d’autant le point zéro.",
-)
+_OTHER_RANGE = TEXTS.sentence("affine", "a part of the range left out")
+_UNSIGNED = TEXTS.sentence("affine", "whole numbers begin at 0")
 _AFFINE_MISTAKES = (
-    Mistake(
-        _affine(ends=None),
-        "What lies outside of the range is not clamped: in int8, 128 becomes −128, so the largest activations turn "
-        "into the smallest. clamp before .to(torch.int8).",
-        "Ce qui sort de l’intervalle n’est pas écrêté : en int8, 128 devient −128, et les plus grandes activations "
-        "deviennent les plus petites. Appelez clamp avant .to(torch.int8).",
-    ),
+    TEXTS.mistake("affine", "what lies outside of the range is not clamped", _affine(ends=None)),
     Mistake(_affine(zero=_unsigned, ends=lambda bits: (0, 2**bits - 1)), *_UNSIGNED),
     Mistake(_affine(zero=_unsigned), *_UNSIGNED),
-    Mistake(
-        _affine(zero=lambda lowest, shift: lowest + round(shift)),
-        "The sign of the zero-point is wrong: low must become the smallest whole number, so zero_point = −2^(bits − 1) "
-        "− round(low / scale).",
-        "Le signe du point zéro est faux : low doit devenir le plus petit entier, donc zero_point = −2^(bits − 1) − "
-        "round(low / scale).",
+    TEXTS.mistake(
+        "affine", "the sign of the zero-point is wrong", _affine(zero=lambda lowest, shift: lowest + round(shift))
     ),
-    Mistake(
+    TEXTS.mistake(
+        "affine",
+        "you subtract the zero-point from x / scale",
         _affine(rounding=lambda steps, zero_point: steps.round() - zero_point),
-        "You subtract the zero-point from x / scale: q − zero_point is what is worth x / scale, so add it.",
-        "Vous retranchez le point zéro de x / scale : c’est q − zero_point qui vaut x / scale, donc ajoutez-le.",
     ),
-    Mistake(
-        _affine(step_offset=0),
-        "You divide the range by 2^bits: between 2^bits values there are 2^bits − 1 steps.",
-        "Vous divisez l’intervalle par 2^bits : entre 2^bits valeurs, il y a 2^bits − 1 pas.",
-    ),
-    Mistake(
-        _symmetric,
-        "That is the symmetric scheme: for a range that is not centred it leaves a part of the whole numbers unused. "
-        "scale = (high − low) / (2^bits − 1), with a zero-point.",
-        "C’est le schéma symétrique : pour un intervalle qui n’est pas centré, il laisse inutilisée une partie des "
-        "entiers. scale = (high − low) / (2^bits − 1), avec un point zéro.",
-    ),
-    Mistake(
+    TEXTS.mistake("affine", "you divide the range by 2^bits", _affine(step_offset=0)),
+    TEXTS.mistake("affine", "that is the symmetric scheme", _symmetric),
+    TEXTS.mistake(
+        "affine",
+        "you take the range from x itself",
         lambda x, low, high, bits: quantize_affine(x, min(float(x.min()), 0.0), max(float(x.max()), 0.0), bits),
-        "You take the range from x itself: it is given, low and high, because it was measured beforehand.",
-        "Vous tirez l’intervalle de x lui-même : il est donné, low et high, car il a été mesuré auparavant.",
     ),
-    Mistake(
+    TEXTS.mistake(
+        "affine",
+        "the zero-point is not whole",
         _affine(lambda lowest, shift: lowest - shift, lambda steps, zero_point: (steps + zero_point).round()),
-        "The zero-point is not whole: then 0 is no longer exact, and every zero of a padding becomes an error. Round "
-        "it.",
-        "Le point zéro n’est pas entier : 0 n’est alors plus exact, et chaque zéro d’un remplissage devient une "
-        "erreur. Arrondissez-le.",
     ),
-    Mistake(
-        _affine(rounding=lambda steps, zero_point: steps + zero_point),
-        "The whole numbers are truncated: call round() before .to(torch.int8).",
-        "Les entiers sont tronqués : appelez round() avant .to(torch.int8).",
+    TEXTS.mistake(
+        "affine", "the whole numbers are truncated", _affine(rounding=lambda steps, zero_point: steps + zero_point)
     ),
-    Mistake(
-        _affine(zero=lambda lowest, shift: 0),
-        "Your zero-point is 0 whatever the range: it is −2^(bits − 1) − round(low / scale), so that low becomes the "
-        "smallest whole number.",
-        "Votre point zéro vaut 0 quel que soit l’intervalle : il vaut −2^(bits − 1) − round(low / scale), pour que low "
-        "devienne le plus petit entier.",
+    TEXTS.mistake("affine", "your zero-point is 0 whatever the range", _affine(zero=lambda lowest, shift: 0)),
+    TEXTS.mistake(
+        "affine", "you round the zero-point down", _affine(zero=lambda lowest, shift: lowest - math.floor(shift))
     ),
-    Mistake(
-        _affine(zero=lambda lowest, shift: lowest - math.floor(shift)),
-        "You round the zero-point down: round it to the nearest, round(low / scale).",
-        "Vous arrondissez le point zéro vers le bas : arrondissez-le au plus proche, round(low / scale).",
+    TEXTS.mistake(
+        "affine", "you truncate the zero-point", _affine(zero=lambda lowest, shift: lowest - math.ceil(shift))
     ),
-    Mistake(
-        _affine(zero=lambda lowest, shift: lowest - math.ceil(shift)),
-        "You truncate the zero-point (int): round it to the nearest, round(low / scale).",
-        "Vous tronquez le point zéro (int) : arrondissez-le au plus proche, round(low / scale).",
-    ),
-    Mistake(
-        _before_scaling,
-        "You take the zero-point away from x: it is a whole number, to be added to x / scale once that is rounded.",
-        "Vous retranchez le point zéro de x : c’est un entier, à ajouter à x / scale une fois celui-ci arrondi.",
-    ),
-    Mistake(
+    TEXTS.mistake("affine", "you take the zero-point away from x", _before_scaling),
+    TEXTS.mistake(
+        "affine",
+        "the zero-point is never added to the whole numbers",
         _affine(rounding=lambda steps, zero_point: steps.round()),
-        "The zero-point is never added to the whole numbers: q = round(x / scale) + zero_point.",
-        "Le point zéro n’est jamais ajouté aux entiers : q = round(x / scale) + zero_point.",
     ),
-    Mistake(
+    TEXTS.mistake(
+        "affine",
+        "you clamp from −2^(bits − 1) + 1",
         _affine(ends=lambda bits: (1 - 2 ** (bits - 1), 2 ** (bits - 1) - 1)),
-        "You clamp from −2^(bits − 1) + 1: here the smallest whole number, −2^(bits − 1), is used too.",
-        "Vous écrêtez à partir de −2^(bits − 1) + 1 : ici, le plus petit entier, −2^(bits − 1), sert aussi.",
     ),
-    Mistake(
-        _affine(ends=lambda bits: (-128, 127)),
-        "You clamp to −128 and 127 whatever bits is: with 4 bits the ends are −8 and 7.",
-        "Vous écrêtez à −128 et 127 quel que soit bits : avec 4 bits, les bornes sont −8 et 7.",
-    ),
-    Mistake(
-        lambda x, low, high, bits: _in_eight_bits(x, low, high),
-        "You quantize to 8 bits whatever bits is: with 4 bits whole numbers go from −8 to 7.",
-        "Vous quantifiez en 8 bits quel que soit bits : avec 4 bits, les entiers vont de −8 à 7.",
+    TEXTS.mistake("affine", "you clamp to −128 and 127 whatever bits is", _affine(ends=lambda bits: (-128, 127))),
+    TEXTS.mistake(
+        "affine", "you quantize to 8 bits whatever bits is", lambda x, low, high, bits: _in_eight_bits(x, low, high)
     ),
     *(
         Mistake(_with_range(span), *_OTHER_RANGE)
         for span in (lambda low, high: high, lambda low, high: max(-low, high), lambda low, high: -low)
     ),
-    Mistake(
+    TEXTS.mistake(
+        "affine",
+        "you divide the range by 2^(bits − 1) − 1",
         _with_range(lambda low, high: (high - low) * 2, fewer_steps=1),
-        "You divide the range by 2^(bits − 1) − 1, half of the whole numbers: it has 2^bits − 1 steps, negative ones "
-        "included.",
-        "Vous divisez l’intervalle par 2^(bits − 1) − 1, la moitié des entiers : il compte 2^bits − 1 pas, négatifs "
-        "compris.",
     ),
-    Mistake(
-        _third_second,
-        "scale and zero_point are swapped: return q, scale, zero_point.",
-        "scale et zero_point sont échangés : renvoyez q, scale, zero_point.",
-    ),
+    TEXTS.mistake("affine", "scale and zero_point are swapped", _third_second),
 )
 
 AFFINE = TEXTS.exercise(
@@ -337,20 +278,12 @@ def _inverse(weight: Tensor, bits: int) -> Quantized:
     return q, 1 / scale
 
 
-_NOT_LARGEST = Said(
-    "Your scale does not come from the largest magnitude of the row, weight.abs().amax(1, keepdim=True): that is what "
-    "becomes the largest whole number.",
-    "Votre échelle ne vient pas de la plus grande valeur absolue de la ligne, weight.abs().amax(1, keepdim=True) : "
-    "c’est "
-    "elle qui devient le plus grand entier.",
-)
+_NOT_LARGEST = TEXTS.sentence("rows", "your scale does not come from the largest magnitude")
 _ROWS_MISTAKES = (
-    Mistake(
+    TEXTS.mistake(
+        "rows",
+        "you use one scale for the whole matrix",
         _rows(lambda weight, bits: (weight.abs().max() / _high(bits)).expand(len(weight), 1)),
-        "You use one scale for the whole matrix: a row of small weights is then rounded to zero. One scale per row: "
-        "amax(1, keepdim=True).",
-        "Vous utilisez une seule échelle pour toute la matrice : une ligne de petits poids s’arrondit alors à zéro. "
-        "Une échelle par ligne : amax(1, keepdim=True).",
     ),
     *_scaled(
         lambda weight, bits: weight.amax(1, keepdim=True) / _high(bits),
@@ -378,21 +311,13 @@ _ROWS_MISTAKES = (
         "You divide by 127 whatever bits is: with 4 bits the largest whole number is 7.",
         "Vous divisez par 127 quel que soit bits : avec 4 bits, le plus grand entier est 7.",
     ),
-    Mistake(
-        _rows(rounding=lambda steps: steps),
-        "You truncate towards zero, so every weight gets smaller: call round() before .to(torch.int8).",
-        "Vous tronquez vers zéro, si bien que tous les poids diminuent : appelez round() avant .to(torch.int8).",
+    TEXTS.mistake(
+        "rows", "you truncate towards zero, so every weight gets smaller", _rows(rounding=lambda steps: steps)
     ),
-    Mistake(
-        _rows(rounding=lambda steps: steps.floor()),
-        "You round down, which shifts all weights the same way: round to the nearest.",
-        "Vous arrondissez vers le bas, ce qui décale tous les poids du même côté : arrondissez au plus proche.",
+    TEXTS.mistake(
+        "rows", "you round down, which shifts all weights the same way", _rows(rounding=lambda steps: steps.floor())
     ),
-    Mistake(
-        _inverse,
-        "q is right; scale is upside down: it must satisfy weight ≈ scale × q.",
-        "q est juste ; scale est inversée : on doit avoir weight ≈ scale × q.",
-    ),
+    TEXTS.mistake("rows", "scale is upside down", _inverse),
     *(
         Mistake(_rows(lambda weight, bits, size=size: size(weight) / _high(bits), clamped=clamped), *_NOT_LARGEST)  # type: ignore[misc]
         for size in (
@@ -404,10 +329,8 @@ _ROWS_MISTAKES = (
         )
         for clamped in (False, True)
     ),
-    Mistake(
-        _rows(rounding=lambda steps: steps.ceil()),
-        "You round up, which shifts all weights the same way: round to the nearest.",
-        "Vous arrondissez vers le haut, ce qui décale tous les poids du même côté : arrondissez au plus proche.",
+    TEXTS.mistake(
+        "rows", "you round up, which shifts all weights the same way", _rows(rounding=lambda steps: steps.ceil())
     ),
     *_scaled(
         lambda weight, bits: (weight.amax(1, keepdim=True) - weight.amin(1, keepdim=True)) / (2**bits - 1),
@@ -477,12 +400,7 @@ def _straight_trial(
     leaf_OI = weight_OI.clone().requires_grad_()
     value = expect_tensor(answer(leaf_OI, scale_O1, bits), say(en="The result", fr="Le résultat"), weight_OI.shape)
     if not value.requires_grad:
-        raise Wrong(
-            en="The result is not linked to the weights, so no gradient passes: no detach, no no_grad around the "
-            "whole; the rounding alone is passed through.",
-            fr="Le résultat n’est pas lié aux poids, et aucun gradient ne passe : ni detach ni no_grad autour de "
-            "l’ensemble ; seul l’arrondi est traversé.",
-        )
+        raise TEXTS.wrong("straight-through", "no link to the weights")
     # Weighted at random: by a gradient of ones, a wrong function of it may go unseen.
     gradient = gradient_of((value * weighting_OI).sum(), leaf_OI)
     gradient = torch.zeros_like(leaf_OI) if gradient is None else gradient
@@ -536,11 +454,7 @@ def _between(weight: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
     return (steps + (steps.round() - steps).detach()).clamp(low, high) * scale
 
 
-_OTHER_ENDS = Said(
-    "You clamp at other ends: whole numbers go from −(2^(bits − 1) − 1) to 2^(bits − 1) − 1, from −7 to 7 with 4 bits.",
-    "Vous écrêtez à d’autres bornes : les entiers vont de −(2^(bits − 1) − 1) à 2^(bits − 1) − 1, de −7 à 7 avec 4 "
-    "bits.",
-)
+_OTHER_ENDS = TEXTS.sentence("straight-through", "other ends of the clamp")
 
 STRAIGHT_THROUGH = TEXTS.exercise(
     "straight-through",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dlojz.labs.kit.exercise import Mistake, Said
+from dlojz.labs.kit.exercise import Mistake
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import normal
 from dlojz.labs.lab11_compression.exercises_quantize import fake_quantize
@@ -160,14 +160,8 @@ def _first_batch(model: nn.Module, names: Any, batches: Batches, optimizer: Any,
     train_aware(model, names, batches[:1], optimizer, bits)
 
 
-_NOT_CLEARED = Said(
-    "Gradients of earlier batches are added to those of this one: optimizer.zero_grad() in every step.",
-    "Les gradients des batches précédents s’ajoutent à ceux du batch présent : optimizer.zero_grad() à chaque pas.",
-)
-_NOT_TRAINED = Said(
-    "The weights have not moved at all: loss.backward() computes gradients, and optimizer.step() makes the update.",
-    "Les poids n’ont pas bougé : loss.backward() calcule les gradients, et optimizer.step() fait la mise à jour.",
-)
+_NOT_CLEARED = TEXTS.sentence("shared", "gradients of earlier batches are added")
+_NOT_TRAINED = TEXTS.sentence("shared", "the weights have not moved")
 
 
 AWARE_TRAINING = TEXTS.exercise(
