@@ -16,18 +16,25 @@ from typing import Any
 from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, Said, Wrong
 from dlojz.labs.kit.judges import Judge
 
+Way = Callable[..., Any]
+
 
 @dataclass(frozen=True)
 class MistakeWay:
     """Compute what a mistake gives, where a `Mistake` has more than a way: fields as there."""
 
-    way: Callable[..., Any]
+    way: Way
     part: int | None = None
     seen: Callable[[list[Any]], bool] | None = None
 
 
-Mistaken = Callable[..., Any] | MistakeWay | Mistake | Sequence[Mistake]
-"""A way whose sentences stand under its key, or mistakes with sentences of their own."""
+Mistaken = Way | MistakeWay | Mistake
+"""A way whose sentences stand under its key, or a mistake with sentences of its own."""
+
+
+def by_part(way: Way, count: int) -> list[MistakeWay]:
+    """Ways of a mistake in several numbers: in all of them, and once for each, where an answer makes it there alone."""
+    return [MistakeWay(way), *(MistakeWay(lambda *case, part=part: way(*case)[part], part) for part in range(count))]
 
 
 class Texts:
@@ -82,9 +89,9 @@ class Texts:
         exercise: str,
         reference: Callable[..., Any] | None = None,
         *,
-        mistakes: Mapping[str, Mistaken] | Sequence[Mistake] = (),
-        faults: Mapping[str, Mistaken] | Sequence[Mistake] = (),
-        repairs: Mapping[str, Mistaken] | Sequence[Mistake] = (),
+        mistakes: Mapping[str, Mistaken | Sequence[Mistaken]] | Sequence[Mistake] = (),
+        faults: Mapping[str, Mistaken | Sequence[Mistaken]] | Sequence[Mistake] = (),
+        repairs: Mapping[str, Mistaken | Sequence[Mistaken]] | Sequence[Mistake] = (),
         **judge: Any,
     ) -> Exercise:
         """Make an exercise that a `Judge` judges, whose mistakes are named by their keys.
@@ -133,16 +140,17 @@ class Texts:
             for language in ("en", "fr")
         }
 
-    def _mistakes(self, exercise: str, ways: Mapping[str, Mistaken] | Sequence[Mistake]) -> tuple[Mistake, ...]:
+    def _mistakes(
+        self, exercise: str, ways: Mapping[str, Mistaken | Sequence[Mistaken]] | Sequence[Mistake]
+    ) -> tuple[Mistake, ...]:
         if not isinstance(ways, Mapping):
             return tuple(ways)
         mistakes: list[Mistake] = []
-        for key, mistaken in ways.items():
-            if isinstance(mistaken, Mistake):
-                mistakes.append(mistaken)
-            elif isinstance(mistaken, Sequence):
-                mistakes.extend(mistaken)
-            else:
+        for key, entry in ways.items():
+            for mistaken in entry if isinstance(entry, Sequence) else (entry,):
+                if isinstance(mistaken, Mistake):
+                    mistakes.append(mistaken)
+                    continue
                 variant = mistaken if isinstance(mistaken, MistakeWay) else MistakeWay(mistaken)
                 mistakes.append(self.mistake(exercise, key, variant.way, variant.part, variant.seen))
         return tuple(mistakes)

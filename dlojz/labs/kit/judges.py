@@ -466,15 +466,6 @@ class Judge:
         return run_on_ranks(self.trial, function, size, seed)
 
 
-def part_by_part(mistakes: Iterable[Mistake], count: int) -> list[Mistake]:
-    """Mistakes in several numbers, once for each number, where an answer makes them in that one alone."""
-    return [
-        Mistake(lambda *case, function=mistake.way, part=part: function(*case)[part], mistake.en, mistake.fr, part)
-        for mistake in mistakes
-        for part in range(count)
-    ]
-
-
 def _nth(rows: Sequence[Numbers], part: int) -> list[float]:
     return [row[part] for row in rows]
 

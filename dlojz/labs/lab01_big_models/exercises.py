@@ -80,17 +80,11 @@ ATTENTION = TEXTS.exercise(
         "the softmax runs over the queries": _scores(math.sqrt, dim=0),
         "the softmax is missing": _scores(math.sqrt, dim=None),
         "attention weights without the values": lambda q, k, v: (q @ k.T / math.sqrt(q.shape[-1])).softmax(-1),
-        "scores divided by √ of the number of tokens": tuple(
-            TEXTS.mistake(
-                "attention", "you divide by the square root of the number of tokens", _by_root_of_tokens(operand_index)
-            )
-            for operand_index in (0, 1)
+        "you divide by the square root of the number of tokens": tuple(
+            _by_root_of_tokens(operand_index) for operand_index in (0, 1)
         ),
         "each query takes the value of its best key": lambda q, k, v: v[(q @ k.T).argmax(-1)],
-        "scores masked by position": tuple(
-            TEXTS.mistake("attention", "your scores are masked by position", masked_attention)
-            for masked_attention in (_lower_scores, _causal)
-        ),
+        "your scores are masked by position": tuple(masked_attention for masked_attention in (_lower_scores, _causal)),
         "you divide after the softmax": lambda q, k, v: (q @ k.T).softmax(-1) @ v / math.sqrt(q.shape[-1]),
         "one softmax runs over all scores together": lambda q, k, v: (
             (q @ k.T / math.sqrt(q.shape[-1])).flatten().softmax(0).view(len(q), -1) @ v
@@ -171,10 +165,7 @@ MULTI_HEAD = TEXTS.exercise(
         "this is one head of width D": lambda x, qkv, out_DD, n: multi_head(x, qkv, out_DD, 1),
         "the reshape mixes tokens and heads": _reshaped_only,
         "you cut the columns head by head": _cut("nph", 0, 1, 2),
-        "a head takes every N-th column": tuple(
-            TEXTS.mistake("multi-head", "a head takes every N-th column", strided_heads)
-            for strided_heads in (_cut("phn", 0, 1, 2), _strided)
-        ),
+        "a head takes every N-th column": tuple(strided_heads for strided_heads in (_cut("phn", 0, 1, 2), _strided)),
         "you average the heads": lambda x, qkv, out_DD, n: _heads(x, qkv, n).mean(0).repeat(1, n) @ out_DD,
         "you cut into two heads whatever num_heads is": lambda x, qkv, out_DD, n: multi_head(x, qkv, out_DD, 2),
         "queries and keys are swapped": _cut("pnh", 1, 0, 2),

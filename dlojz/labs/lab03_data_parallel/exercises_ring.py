@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dlojz.base.language import say
 from dlojz.hardware.links import weighted_line
 from dlojz.labs.kit.exercise import Said, Wrong
-from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
 from dlojz.labs.kit.judges import reader
 from dlojz.labs.kit.rank_judges import same
 from dlojz.labs.kit.sandbox import hashes_of_another_process
@@ -214,46 +214,6 @@ def _measurements() -> Iterator[tuple[list[float], list[float], int]]:
         yield message_bytes, seconds, size
 
 
-_FIT_MISTAKES = (
-    *(
-        TEXTS.mistake(
-            "alpha-beta",
-            "the line is fitted with other weights than 1 / t",
-            lambda n, t, p, power=power: _per_step(weighted_line(n, t, [1 / seconds**power for seconds in t]), p),
-        )
-        for power in (4, 1)
-    ),
-    TEXTS.mistake(
-        "alpha-beta", "multiplied by the steps", lambda n, t, p: 2 * (p - 1) * weighted_line(n, t)[0], part=0
-    ),
-    TEXTS.mistake("alpha-beta", "the line is that of the whole all-reduce", lambda n, t, p: weighted_line(n, t)),
-    TEXTS.mistake("alpha-beta", "you minimise gaps in seconds", lambda n, t, p: _per_step(_absolute(n, t), p)),
-    TEXTS.mistake(
-        "alpha-beta", "gaps in seconds, and the line of the whole all-reduce", lambda n, t, p: _absolute(n, t)
-    ),
-    TEXTS.mistake(
-        "alpha-beta", "your line goes through two measurements alone", lambda n, t, p: _per_step(_ends(n, t), p)
-    ),
-    TEXTS.mistake(
-        "alpha-beta", "you return β, then α", lambda n, t, p: (fit_alpha_beta(n, t, p)[1], fit_alpha_beta(n, t, p)[0])
-    ),
-    TEXTS.mistake(
-        "alpha-beta",
-        "β lacks a factor p",
-        lambda n, t, p: (weighted_line(n, t)[0] / (2 * (p - 1)), weighted_line(n, t)[1] / (2 * (p - 1))),
-    ),
-    TEXTS.mistake(
-        "alpha-beta", "β is the inverse, the bandwidth", lambda n, t, p: 1 / fit_alpha_beta(n, t, p)[1], part=1
-    ),
-    TEXTS.mistake(
-        "alpha-beta", "you compute with 4 ranks whatever `size` is", lambda n, t, p: _per_step(weighted_line(n, t), 4)
-    ),
-    TEXTS.mistake(
-        "alpha-beta",
-        "both twice too large",
-        lambda n, t, p: (2 * fit_alpha_beta(n, t, p)[0], 2 * fit_alpha_beta(n, t, p)[1]),
-    ),
-)
 FIT_TOLERANCE = 0.01
 """Relative: float32 arithmetic passes, none of the mistakes above comes so close."""
 
@@ -262,7 +222,25 @@ ALPHA_BETA = TEXTS.exercise(
     "alpha-beta",
     fit_alpha_beta,
     cases=_measurements,
-    mistakes=_FIT_MISTAKES,
+    mistakes={
+        "the line is fitted with other weights than 1 / t": tuple(
+            lambda n, t, p, power=power: _per_step(weighted_line(n, t, [1 / seconds**power for seconds in t]), p)
+            for power in (4, 1)
+        ),
+        "multiplied by the steps": MistakeWay(lambda n, t, p: 2 * (p - 1) * weighted_line(n, t)[0], part=0),
+        "the line is that of the whole all-reduce": lambda n, t, p: weighted_line(n, t),
+        "you minimise gaps in seconds": lambda n, t, p: _per_step(_absolute(n, t), p),
+        "gaps in seconds, and the line of the whole all-reduce": lambda n, t, p: _absolute(n, t),
+        "your line goes through two measurements alone": lambda n, t, p: _per_step(_ends(n, t), p),
+        "you return β, then α": lambda n, t, p: (fit_alpha_beta(n, t, p)[1], fit_alpha_beta(n, t, p)[0]),
+        "β lacks a factor p": lambda n, t, p: (
+            weighted_line(n, t)[0] / (2 * (p - 1)),
+            weighted_line(n, t)[1] / (2 * (p - 1)),
+        ),
+        "β is the inverse, the bandwidth": MistakeWay(lambda n, t, p: 1 / fit_alpha_beta(n, t, p)[1], part=1),
+        "you compute with 4 ranks whatever `size` is": lambda n, t, p: _per_step(weighted_line(n, t), 4),
+        "both twice too large": lambda n, t, p: (2 * fit_alpha_beta(n, t, p)[0], 2 * fit_alpha_beta(n, t, p)[1]),
+    },
     parts=(Said("α (s)", "α (s)"), Said("β (s per byte)", "β (s par octet)")),
     told=Said("For the times of {2} ranks", "Pour les durées de {2} rangs"),
     tolerance=FIT_TOLERANCE,

@@ -196,63 +196,6 @@ def _offload_cases() -> Iterator[tuple[int, int, str]]:
             yield parameters, ranks, offload
 
 
-_BYTES_MISTAKES = (
-    TEXTS.mistake(
-        "offload-bytes",
-        "for parameters you leave the weights on the device",
-        lambda p, n, offload: _parts(p, n, offload, {"none": (16, 0), "optimizer": (2, 16), "parameters": (2, 16)}),
-    ),
-    *(
-        TEXTS.mistake(
-            "offload-bytes",
-            "on the device you still count the 16-bit gradients",
-            lambda p, n, offload, pair=pair: _parts(
-                p, n, offload, {"none": (16, 0), "optimizer": (4, 16), "parameters": pair}
-            ),
-        )
-        for pair in ((2, 18), (0, 18))
-    ),
-    TEXTS.mistake(
-        "offload-bytes",
-        "for parameters you count the weights on the host in fp32",
-        lambda p, n, offload: _parts(p, n, offload, {"none": (16, 0), "optimizer": (2, 16), "parameters": (0, 20)}),
-    ),
-    TEXTS.mistake(
-        "offload-bytes",
-        "the two numbers are right, but swapped",
-        lambda p, n, offload: offload_bytes(p, n, offload)[::-1],
-    ),
-    TEXTS.mistake(
-        "offload-bytes",
-        "the gradient is missing on the host",
-        lambda p, n, offload: _parts(p, n, offload, {"none": (16, 0), "optimizer": (2, 12), "parameters": (0, 14)}),
-    ),
-    TEXTS.mistake(
-        "offload-bytes",
-        "the gradient on the host has 2 bytes",
-        lambda p, n, offload: _parts(p, n, offload, {"none": (16, 0), "optimizer": (2, 14), "parameters": (0, 16)}),
-    ),
-    TEXTS.mistake(
-        "offload-bytes",
-        "the gradients do not stay on the device",
-        lambda p, n, offload: _parts(p, n, offload, {"none": (16, 0), "optimizer": (4, 12), "parameters": (2, 14)}),
-    ),
-    TEXTS.mistake(
-        "offload-bytes",
-        "bytes of the whole model",
-        lambda p, n, offload: _parts(p, 1, offload, {"none": (16, 0), "optimizer": (2, 16), "parameters": (0, 18)}),
-    ),
-    TEXTS.mistake(
-        "offload-bytes",
-        "the weights on the device are not whole",
-        lambda p, n, offload: (
-            {"none": 16 / n, "optimizer": 2.0, "parameters": 0.0}[offload] * p,
-            offload_bytes(p, n, offload)[1],
-        ),
-    ),
-)
-
-
 def _parts(p: float, n: int, offload: str, bytes_by_offload: dict[str, tuple[int, int]]) -> Pair:
     device, host = bytes_by_offload[offload]
     return device * p / n, host * p / n
@@ -262,7 +205,37 @@ OFFLOAD_BYTES = TEXTS.exercise(
     "offload-bytes",
     offload_bytes,
     cases=_offload_cases,
-    mistakes=_BYTES_MISTAKES,
+    mistakes={
+        "for parameters you leave the weights on the device": lambda p, n, offload: _parts(
+            p, n, offload, {"none": (16, 0), "optimizer": (2, 16), "parameters": (2, 16)}
+        ),
+        "on the device you still count the 16-bit gradients": tuple(
+            lambda p, n, offload, pair=pair: _parts(
+                p, n, offload, {"none": (16, 0), "optimizer": (4, 16), "parameters": pair}
+            )
+            for pair in ((2, 18), (0, 18))
+        ),
+        "for parameters you count the weights on the host in fp32": lambda p, n, offload: _parts(
+            p, n, offload, {"none": (16, 0), "optimizer": (2, 16), "parameters": (0, 20)}
+        ),
+        "the two numbers are right, but swapped": lambda p, n, offload: offload_bytes(p, n, offload)[::-1],
+        "the gradient is missing on the host": lambda p, n, offload: _parts(
+            p, n, offload, {"none": (16, 0), "optimizer": (2, 12), "parameters": (0, 14)}
+        ),
+        "the gradient on the host has 2 bytes": lambda p, n, offload: _parts(
+            p, n, offload, {"none": (16, 0), "optimizer": (2, 14), "parameters": (0, 16)}
+        ),
+        "the gradients do not stay on the device": lambda p, n, offload: _parts(
+            p, n, offload, {"none": (16, 0), "optimizer": (4, 12), "parameters": (2, 14)}
+        ),
+        "bytes of the whole model": lambda p, n, offload: _parts(
+            p, 1, offload, {"none": (16, 0), "optimizer": (2, 16), "parameters": (0, 18)}
+        ),
+        "the weights on the device are not whole": lambda p, n, offload: (
+            {"none": 16 / n, "optimizer": 2.0, "parameters": 0.0}[offload] * p,
+            offload_bytes(p, n, offload)[1],
+        ),
+    },
     parts=(
         Said("the bytes on the device", "les octets sur le GPU"),
         Said("the bytes in host memory", "les octets dans la mémoire de l’hôte"),

@@ -76,12 +76,8 @@ ZERO_STATES = TEXTS.exercise(
             (16 - sum((2, 12, 2)[:stage]) * (1 - 1 / n)) * p
         ),
         "each stage shards its own part only": _only_its_own,
-        "share rounded to whole parameters": tuple(
-            TEXTS.mistake(
-                "zero-states",
-                "the share of a rank is rounded to a whole number",
-                lambda p, n, stage, rounding=rounding: _in_whole_parameters(p, n, stage, rounding),
-            )
+        "the share of a rank is rounded to a whole number": tuple(
+            lambda p, n, stage, rounding=rounding: _in_whole_parameters(p, n, stage, rounding)
             for rounding in (math.floor, round, math.ceil)
         ),
         "weights sharded first, optimizer last": lambda p, n, stage: _shared(p, n, stage, (1, 2, 3)),

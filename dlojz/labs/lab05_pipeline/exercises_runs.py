@@ -237,12 +237,8 @@ STAGE_BOUNDARY = TEXTS.exercise(
         "you send back the activation that was received": lambda *arguments: run_stage(
             *arguments, variant="activation back"
         ),
-        "output's gradient handed on as it came": tuple(
-            TEXTS.mistake(
-                "stage-boundary",
-                "you hand the gradient of your output on as it came",
-                lambda *arguments, variant=variant: run_stage(*arguments, variant=variant),
-            )
+        "you hand the gradient of your output on as it came": tuple(
+            lambda *arguments, variant=variant: run_stage(*arguments, variant=variant)
             for variant in ("gradient passed on, ones", "gradient passed on, zeros")
         ),
     },

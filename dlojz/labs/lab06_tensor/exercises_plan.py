@@ -173,64 +173,25 @@ MBCONV_CHANNELS = TEXTS.exercise(
             OUTPUT: _shares(*case)[OUTPUT],
             OF_X: _shares(*case)[OF_X] + (case[1] - 1) * _inputs(case[2])[1],
         },
-        "another activation, gate, pooling or shortcut": tuple(
-            Mistake(lambda rank, size, seed, change=change: _whole(seed, **change), en, fr)
-            for change, en, fr in (
-                (
-                    {"act": "relu"},
-                    "The activation of the convolutions is another one: F.gelu.",
-                    "L’activation des convolutions n’est pas la bonne : F.gelu.",
-                ),
-                (
-                    {"inner": "relu"},
-                    "The activation of squeeze is another one: F.silu.",
-                    "L’activation de squeeze n’est pas la bonne : F.silu.",
-                ),
-                (
-                    {"inner": "none"},
-                    "The activation of squeeze is missing: F.silu.",
-                    "Il manque l’activation de squeeze : F.silu.",
-                ),
-                (
-                    {"gate": "none"},
-                    "The gate is not between 0 and 1: torch.sigmoid.",
-                    "La porte n’est pas entre 0 et 1 : torch.sigmoid.",
-                ),
-                (
-                    {"pool": "sum"},
-                    "You add the pixels up: squeeze takes the mean over height and width.",
-                    "Vous additionnez les pixels : squeeze prend la moyenne sur hauteur et largeur.",
-                ),
-                (
-                    {"pool": "largest"},
-                    "You take the largest pixel: squeeze takes the mean over height and width.",
-                    "Vous prenez le plus grand pixel : squeeze prend la moyenne sur hauteur et largeur.",
-                ),
-                (
-                    {"shortcut": 0.0},
-                    "The residual connection is missing: x + …",
-                    "Il manque la connexion résiduelle : x + …",
-                ),
-                (
-                    {"gated": "not"},
-                    "The gate is not used: multiply the channels by it.",
-                    "La porte ne sert pas : multipliez-en les canaux.",
-                ),
-                (
-                    {"gated": "added"},
-                    "The gate is added: multiply the channels by it.",
-                    "La porte est ajoutée : multipliez-en les canaux.",
-                ),
-            )
-        ),
+        **{
+            key: lambda rank, size, seed, change=change: _whole(seed, **change)
+            for key, change in {
+                "the activation of the convolutions is another one": {"act": "relu"},
+                "the activation of squeeze is another one": {"inner": "relu"},
+                "the activation of squeeze is missing": {"inner": "none"},
+                "the gate is not between 0 and 1": {"gate": "none"},
+                "you add the pixels up": {"pool": "sum"},
+                "you take the largest pixel": {"pool": "largest"},
+                "the residual connection is missing": {"shortcut": 0.0},
+                "the gate is not used": {"gated": "not"},
+                "the gate is added": {"gated": "added"},
+            }.items()
+        },
         "x is added on every rank before the sum": lambda rank, size, seed: {
             OUTPUT: _shares(rank, size, seed)[OUTPUT] + (size - 1) * _inputs(seed)[0]
         },
-        "sum of squeeze at the wrong place": tuple(
-            TEXTS.mistake(
-                "mbconv-channels", "the sum over the ranks comes at the wrong place", only(_shares, [OUTPUT], variant)
-            )
-            for variant in ("summed late", "summed early")
+        "the sum over the ranks comes at the wrong place": tuple(
+            only(_shares, [OUTPUT], variant) for variant in ("summed late", "summed early")
         ),
         "no gradient through the convolutions": lambda rank, size, seed: {
             OUTPUT: _shares(rank, size, seed)[OUTPUT],

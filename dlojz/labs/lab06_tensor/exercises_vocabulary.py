@@ -492,46 +492,18 @@ SEQUENCE_PARALLEL = TEXTS.exercise(
         "no sum of x's gradient in backward": Mistake(
             _if(False, only(_shares, {OUTPUT: OUTPUT, OF_X: "own x", OF_WEIGHT: "own weight"})), *NO_BACKWARD_SUM
         ),
-        "another norm, dropout or shortcut": tuple(
-            Mistake(lambda rank, size, seed, variant=variant: _like(rank, size, seed, variant), en, fr)
-            for variant, en, fr in (
-                (
-                    "no shortcut",
-                    "The residual connection is missing: x + …",
-                    "Il manque la connexion résiduelle : x + …",
-                ),
-                (
-                    "dropout of all",
-                    "The dropout falls on x as well: it is for what the region gives, before x is added.",
-                    "Le dropout porte aussi sur x : il est pour ce que donne la région, avant que l’on y ajoute x.",
-                ),
-                (
-                    "other share",
-                    "The dropout has another probability: it is 0.5.",
-                    "Le dropout a une autre probabilité : elle vaut 0,5.",
-                ),
-                (
-                    "unbiased",
-                    "Your variance is divided by D − 1: layer_norm divides by D (unbiased=False).",
-                    "Votre variance est divisée par D − 1 : layer_norm divise par D (unbiased=False).",
-                ),
-                (
-                    "no parameters",
-                    "The norm's weight and bias are left out: F.layer_norm(x, x.shape[-1:], weight, bias).",
-                    "Il manque le poids et le biais : F.layer_norm(x, x.shape[-1:], weight, bias).",
-                ),
-                (
-                    "no norm",
-                    "The norm is missing before the region: F.layer_norm(x, x.shape[-1:], weight, bias).",
-                    "Il manque la normalisation avant la région : F.layer_norm(x, x.shape[-1:], weight, bias).",
-                ),
-                (
-                    "norm last",
-                    "The norm comes at the end: here it comes first, before the region.",
-                    "La normalisation vient à la fin : ici, elle vient d’abord, avant la région.",
-                ),
-            )
-        ),
+        **{
+            key: lambda rank, size, seed, variant=variant: _like(rank, size, seed, variant)
+            for key, variant in {
+                "the residual connection is missing": "no shortcut",
+                "the dropout falls on x as well": "dropout of all",
+                "the dropout has another probability": "other share",
+                "your variance is divided by D − 1": "unbiased",
+                "the norm's weight and bias are left out": "no parameters",
+                "the norm is missing before the region": "no norm",
+                "the norm comes at the end": "norm last",
+            }.items()
+        },
         "no gradient through the residual connection": lambda rank, size, seed: {
             OUTPUT: _shares(rank, size, seed)[OUTPUT],
             OF_X: _shares(rank, size, seed)[OF_X] - _own(_inputs(seed)[-1], rank, size, seed),

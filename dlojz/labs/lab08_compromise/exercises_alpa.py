@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from dlojz.base.language import shortest, significant
-from dlojz.labs.kit.exercise import Mistake, Said
-from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.exercise import Said
+from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
 from dlojz.labs.kit.judges import Case, refuse_nothing, shown
 from dlojz.planner.alpa.graph import ELEMENT_BYTES
 from dlojz.planner.alpa.inter_operator import PipelinePlan, StageOption, pipeline
@@ -211,74 +211,24 @@ def _plans(
     return found
 
 
-_STAGE_WAYS = (
-    TEXTS.mistake(
-        "pipeline-stages", "you minimise the sum of the stages alone", _way(lambda t_sum, t_max, b: t_sum), part=0
+_STAGE_WAYS = {
+    "you minimise the sum of the stages alone": _way(lambda t_sum, t_max, b: t_sum),
+    "you count B · max t": _way(lambda t_sum, t_max, b: b * t_max),
+    "one micro-batch too many": _way(lambda t_sum, t_max, b: t_sum + b * t_max),
+    "your sum ignores t_max": _unlimited,
+    "your plans leave GPUs without work": _way(lambda t_sum, t_max, b: t_sum + (b - 1) * t_max, spare=True),
+    "you cut into equal stages only": _greedy,
+    "you put all layers into one stage on all GPUs": lambda time_of, layers, gpus, b: b * time_of(0, layers - 1, gpus),
+    "you make the micro-batches wait for one another": _plans(lambda t_sum, slowest, b: b * t_sum, _powers),
+    "the micro-batches are left out": _plans(lambda t_sum, slowest, b: t_sum + slowest, _powers),
+    "that is the slowest stage alone": _plans(lambda t_sum, slowest, b: slowest, _powers),
+    "you give stages groups of 3 GPUs and the like": _plans(
+        lambda t_sum, slowest, b: t_sum + (b - 1) * slowest, lambda gpus: range(1, gpus + 1)
     ),
-    TEXTS.mistake("pipeline-stages", "you count B · max t", _way(lambda t_sum, t_max, b: b * t_max), part=0),
-    TEXTS.mistake(
-        "pipeline-stages", "one micro-batch too many", _way(lambda t_sum, t_max, b: t_sum + b * t_max), part=0
+    "you make a stage of each layer, on one GPU": lambda time_of, layers, gpus, b: (
+        sum(time_of(i, i, 1) for i in range(layers)) + (b - 1) * max(time_of(i, i, 1) for i in range(layers))
     ),
-    TEXTS.mistake("pipeline-stages", "your sum ignores t_max", _unlimited, part=0),
-    TEXTS.mistake(
-        "pipeline-stages",
-        "your plans leave GPUs without work",
-        _way(lambda t_sum, t_max, b: t_sum + (b - 1) * t_max, spare=True),
-        part=0,
-    ),
-    TEXTS.mistake("pipeline-stages", "you cut into equal stages only", _greedy, part=0),
-    TEXTS.mistake(
-        "pipeline-stages",
-        "you put all layers into one stage on all GPUs",
-        lambda time_of, layers, gpus, b: b * time_of(0, layers - 1, gpus),
-        part=0,
-    ),
-    *(
-        Mistake(
-            _plans(total, sizes),
-            en,
-            fr,
-            part=0,
-        )
-        for total, sizes, en, fr in (
-            (
-                lambda t_sum, slowest, b: b * t_sum,
-                _powers,
-                "You make the micro-batches wait for one another: once the pipeline is filled, one leaves per max t. "
-                "Σ t + (B − 1) · max t.",
-                "Vous faites attendre les micro-batches les uns après les autres : une fois le pipeline rempli, il en "
-                "sort un "
-                "par max t. Σ t + (B − 1) · max t.",
-            ),
-            (
-                lambda t_sum, slowest, b: t_sum + slowest,
-                _powers,
-                "The micro-batches are left out: the slowest stage is passed B − 1 more times.",
-                "Les micro-batches sont oubliés : on repasse B − 1 fois par l’étage le plus lent.",
-            ),
-            (
-                lambda t_sum, slowest, b: slowest,
-                _powers,
-                "That is the slowest stage alone: the step is Σ t + (B − 1) · max t.",
-                "C’est seulement l’étage le plus lent : le pas dure Σ t + (B − 1) · max t.",
-            ),
-            (
-                lambda t_sum, slowest, b: t_sum + (b - 1) * slowest,
-                lambda gpus: range(1, gpus + 1),
-                "You give stages groups of 3 GPUs and the like: groups have 1, 2, 4… of them.",
-                "Vous donnez à des étages des groupes de 3 GPU : les groupes en ont 1, 2, 4…",
-            ),
-        )
-    ),
-    TEXTS.mistake(
-        "pipeline-stages",
-        "you make a stage of each layer, on one GPU",
-        lambda time_of, layers, gpus, b: (
-            sum(time_of(i, i, 1) for i in range(layers)) + (b - 1) * max(time_of(i, i, 1) for i in range(layers))
-        ),
-        part=0,
-    ),
-)
+}
 
 STAGES = TEXTS.exercise(
     "pipeline-stages",
@@ -286,7 +236,7 @@ STAGES = TEXTS.exercise(
     cases=_cases,
     parts=(Said("the step", "la durée du pas"),),
     told=_told,
-    mistakes=_STAGE_WAYS,
+    mistakes={key: MistakeWay(way, part=0) for key, way in _STAGE_WAYS.items()},
     tolerance=1e-6,
 )
 

@@ -46,13 +46,11 @@ def _trainings() -> Iterator[Case]:
     yield 875_000.0, 3_100.0, 4, 4e10, False
 
 
-def _share(part: int, operations: Callable[[bool], float], english: str, french: str) -> Mistake:
-    return Mistake(
+def _share(part: int, operations: Callable[[bool], float]) -> MistakeWay:
+    return MistakeWay(
         lambda parameters, tokens_per_s, gpus, peak, recompute: (
             operations(recompute) * parameters * tokens_per_s / (gpus * peak)
         ),
-        english,
-        french,
         part=part,
     )
 
@@ -79,61 +77,17 @@ SHARES = TEXTS.exercise(
     parts=(Said("the MFU", "la MFU"), Said("the HFU", "la HFU")),
     told=_training_told,
     mistakes={
-        "the MFU counts recomputation": _share(
-            0,
-            lambda recompute: RECOMPUTED if recompute else MODEL_OPERATIONS,
-            "Your MFU counts recomputation: the model asks for 6 operations per parameter and token, however they "
-            "are computed.",
-            "Votre MFU compte le recalcul : le modèle demande 6 opérations par paramètre et par token, quelle que "
-            "soit la façon de les calculer.",
-        ),
-        "the MFU always takes 8 operations": _share(
-            0,
-            lambda recompute: RECOMPUTED,
-            "Your MFU takes 8 operations per parameter and token: recomputation is no work that the model asks "
-            "for; take 6.",
-            "Votre MFU prend 8 opérations par paramètre et par token : le recalcul n’est pas un travail que "
-            "demande le modèle ; prenez 6.",
-        ),
-        "the MFU counts the forward alone": _share(
-            0,
-            lambda recompute: 2,
-            "You count the forward alone, 2 operations: the backward takes 4 more.",
-            "Vous ne comptez que la passe avant, 2 opérations : la passe arrière en prend 4 de plus.",
-        ),
-        "the MFU counts the backward alone": _share(
-            0,
-            lambda recompute: 4,
-            "You count the backward alone, 4 operations: the forward takes 2 more.",
-            "Vous ne comptez que la passe arrière, 4 opérations : la passe avant en prend 2 de plus.",
-        ),
+        "the MFU counts recomputation": _share(0, lambda recompute: RECOMPUTED if recompute else MODEL_OPERATIONS),
+        "the MFU always takes 8 operations": _share(0, lambda recompute: RECOMPUTED),
+        "the MFU counts the forward alone": _share(0, lambda recompute: 2),
+        "the MFU counts the backward alone": _share(0, lambda recompute: 4),
         "you divide by the peak of one GPU": MistakeWay(
             lambda parameters, tokens_per_s, gpus, peak, recompute: 6 * parameters * tokens_per_s / peak, part=0
         ),
-        "the MFU is in per cent": _share(
-            0,
-            lambda recompute: 600,
-            "Your MFU is in per cent: return a share between 0 and 1.",
-            "Votre MFU est en pour cent : renvoyez une part entre 0 et 1.",
-        ),
-        "the HFU leaves recomputation out": _share(
-            1,
-            lambda recompute: MODEL_OPERATIONS,
-            "Your HFU leaves recomputation out: the second forward is computed too, 8 operations.",
-            "Votre HFU oublie le recalcul : la seconde passe avant est calculée aussi, soit 8 opérations.",
-        ),
-        "the HFU always takes 8 operations": _share(
-            1,
-            lambda recompute: RECOMPUTED,
-            "Your HFU always takes 8 operations: without recomputation there are 6.",
-            "Votre HFU prend toujours 8 opérations : sans recalcul, il y en a 6.",
-        ),
-        "the HFU repeats the backward too": _share(
-            1,
-            lambda recompute: 12 if recompute else 6,
-            "Recomputation repeats the forward only, 2 operations more: 8, not 12.",
-            "Le recalcul ne refait que la passe avant, 2 opérations de plus : 8, et non 12.",
-        ),
+        "the MFU is in per cent": _share(0, lambda recompute: 600),
+        "the HFU leaves recomputation out": _share(1, lambda recompute: MODEL_OPERATIONS),
+        "the HFU always takes 8 operations": _share(1, lambda recompute: RECOMPUTED),
+        "the HFU repeats the backward too": _share(1, lambda recompute: 12 if recompute else 6),
     },
     tolerance=1e-6,
 )
@@ -237,46 +191,17 @@ PAIRED = TEXTS.exercise(
         "you return 1 − p": MistakeWay(
             lambda first_s, second_s: 1 - min(1.0, 2 * _tail(*_wins(first_s, second_s))), part=1
         ),
-        "p of other results, or a share of wins": tuple(
-            Mistake(lambda first_s, second_s, p=p: p(*_wins(first_s, second_s)), en, fr, part=1)
-            for p, en, fr in (
-                (
-                    lambda wins, n: wins / n,
-                    "You give the share of the rounds won: p is how likely a coin makes one at least as large.",
-                    "Vous donnez la part des tours gagnés : p dit à quelle fréquence une pièce en fait une au "
-                    "moins aussi grande.",
-                ),
-                (
-                    lambda wins, n: 0.5**wins,
-                    "That is how likely as many tosses in a row come down alike: count all results at least as "
-                    "one-sided.",
-                    "C’est la probabilité d’autant de lancers identiques à la suite : comptez tous les résultats "
-                    "au moins aussi "
-                    "déséquilibrés.",
-                ),
-                (
-                    lambda wins, n: 2 * 0.5**n,
-                    "That is how likely one wins every round: count all results at least as one-sided as yours.",
-                    "C’est la probabilité que l’un gagne tous les tours : comptez tous les résultats au moins "
-                    "aussi déséquilibrés "
-                    "que le vôtre.",
-                ),
-                (
-                    lambda wins, n: min(1.0, 2 * _tail(wins + 1, n)),
-                    "You count only results that are more one-sided: at least as one-sided, so from as many wins on.",
-                    "Vous ne comptez que les résultats plus déséquilibrés : au moins aussi déséquilibrés, donc à "
-                    "partir d’autant "
-                    "de victoires.",
-                ),
-            )
-        ),
-        "p of one direction fixed beforehand": tuple(
-            TEXTS.mistake(
-                "paired-rounds",
-                "the other side is not counted",
-                lambda first_s, second_s, sign=sign: _one_way(first_s, second_s, sign),
-                part=1,
-            )
+        **{
+            key: MistakeWay(lambda first_s, second_s, p=p: p(*_wins(first_s, second_s)), part=1)
+            for key, p in {
+                "you give the share of the rounds won": lambda wins, n: wins / n,
+                "that is how likely as many tosses in a row come down alike": lambda wins, n: 0.5**wins,
+                "that is how likely one wins every round": lambda wins, n: 2 * 0.5**n,
+                "you count only results that are more one-sided": lambda wins, n: min(1.0, 2 * _tail(wins + 1, n)),
+            }.items()
+        },
+        "the other side is not counted": tuple(
+            MistakeWay(lambda first_s, second_s, sign=sign: _one_way(first_s, second_s, sign), part=1)
             for sign in (1, -1)
         ),
         "you take differences in seconds": MistakeWay(

@@ -14,8 +14,8 @@ from typing import Any
 from dlojz.base.language import significant
 from dlojz.config.fields import LayoutFields
 from dlojz.labs.kit.exercise import Mistake, Said
-from dlojz.labs.kit.exercise_texts import Texts
-from dlojz.labs.kit.judges import Case, Numbers, part_by_part, refuse_nothing, shown
+from dlojz.labs.kit.exercise_texts import MistakeWay, Texts, by_part
+from dlojz.labs.kit.judges import Case, Numbers, refuse_nothing, shown
 from dlojz.planner.space import degrees_words
 
 TEXTS = Texts(__file__)
@@ -77,121 +77,61 @@ def _memory_told(case: Case) -> str:
 def _states(part: int) -> list[Mistake]:
     """The usual mistakes about one kind of state."""
     size, min_stage = ((WEIGHT_BYTES, 3), (MEMORY_GRADIENT_BYTES, 2), (OPTIMIZER_BYTES, 1))[part]
-    name_en = ("weights", "gradients", "optimizer")[part]
-    name_fr = ("poids", "gradients", "états de l’optimiseur")[part]
+    name = Said(("weights", "gradients", "optimizer")[part], ("poids", "gradients", "états de l’optimiseur")[part])
 
-    def shared(layout: Any, from_stage: int) -> int:
+    def shared(layout: Any, from_stage: int = min_stage) -> int:
         return int(layout.dp) if layout.zero >= from_stage else 1
 
+    def state(key: str, bytes_of: Callable[[Any, float], float], **values: int) -> Mistake:
+        return TEXTS.mistake(
+            "rank-bytes",
+            key,
+            lambda layout, stage, parameters, micro_batch_bytes: bytes_of(layout, parameters),
+            part=part,
+            name=name,
+            size=size,
+            min_stage=min_stage,
+            **values,
+        )
+
     return [
-        TEXTS.mistake(
-            "rank-bytes",
-            "your … are those of a whole stage",
-            lambda layout, stage, parameters, micro_batch_bytes: parameters * size / shared(layout, min_stage),
-            part=part,
-            name_en=name_en,
-            name_fr=name_fr,
-        ),
-        TEXTS.mistake(
-            "rank-bytes",
-            "you never shard the … over the replicas",
-            lambda layout, stage, parameters, micro_batch_bytes: parameters / layout.tp * size,
-            part=part,
-            name_en=name_en,
-            min_stage=min_stage,
-            name_fr=name_fr,
-        ),
-        TEXTS.mistake(
-            "rank-bytes",
-            "always sharded over the replicas",
-            lambda layout, stage, parameters, micro_batch_bytes: parameters / layout.tp * size / layout.dp,
-            part=part,
-            name_en=name_en,
-            min_stage=min_stage,
-            name_fr=name_fr,
-        ),
+        state("states of a whole stage", lambda layout, parameters: parameters * size / shared(layout)),
+        state("never sharded over the replicas", lambda layout, parameters: parameters / layout.tp * size),
+        state("always sharded over the replicas", lambda layout, parameters: parameters / layout.tp * size / layout.dp),
         *(
-            TEXTS.mistake(
-                "rank-bytes",
-                "you shard the … from ZeRO-… on",
-                lambda layout, stage, parameters, micro_batch_bytes, from_stage=from_stage: (
-                    parameters / layout.tp * size / shared(layout, from_stage)
-                ),
-                part=part,
-                name_en=name_en,
-                from_stage=from_stage,
-                min_stage=min_stage,
-                name_fr=name_fr,
+            state(
+                "sharded from another stage on",
+                lambda layout, parameters, stage=stage: parameters / layout.tp * size / shared(layout, stage),
+                from_stage=stage,
             )
-            for from_stage in (1, 2, 3)
-            if from_stage != min_stage
+            for stage in (1, 2, 3)
+            if stage != min_stage
         ),
         *(
-            TEXTS.mistake(
-                "rank-bytes",
-                "you count … bytes per parameter for the",
-                lambda layout, stage, parameters, micro_batch_bytes, bytes_each=bytes_each: (
-                    parameters / layout.tp * bytes_each / shared(layout, min_stage)
-                ),
-                part=part,
+            state(
+                "other bytes per parameter",
+                lambda layout, parameters, size=bytes_each: parameters / layout.tp * size / shared(layout),
                 bytes_each=bytes_each,
-                name_en=name_en,
-                size=size,
-                name_fr=name_fr,
             )
             for bytes_each in (2, 4, 8, 12, 16)
             if bytes_each != size
         ),
-        TEXTS.mistake(
-            "rank-bytes",
-            "you divide the … by pp",
-            lambda layout, stage, parameters, micro_batch_bytes: (
-                parameters / layout.tp / layout.pp * size / shared(layout, min_stage)
-            ),
-            part=part,
-            name_en=name_en,
-            name_fr=name_fr,
+        state("divided by pp", lambda layout, parameters: parameters / layout.tp / layout.pp * size / shared(layout)),
+        state("multiplied by tp", lambda layout, parameters: parameters * layout.tp * size / shared(layout)),
+        state(
+            "divided by tp in place of dp",
+            lambda layout, parameters: parameters / layout.tp * size / (layout.tp if layout.zero >= min_stage else 1),
         ),
-        TEXTS.mistake(
-            "rank-bytes",
-            "you multiply the … by tp",
-            lambda layout, stage, parameters, micro_batch_bytes: (
-                parameters * layout.tp * size / shared(layout, min_stage)
-            ),
-            part=part,
-            name_en=name_en,
-            name_fr=name_fr,
-        ),
-        TEXTS.mistake(
-            "rank-bytes",
-            "ZeRO divides the … by dp, the number of replicas",
-            lambda layout, stage, parameters, micro_batch_bytes: (
-                parameters / layout.tp * size / (layout.tp if layout.zero >= min_stage else 1)
-            ),
-            part=part,
-            name_en=name_en,
-            name_fr=name_fr,
-        ),
-        TEXTS.mistake(
-            "rank-bytes",
-            "you shard the … in ZeRO-… only",
-            lambda layout, stage, parameters, micro_batch_bytes: (
-                parameters / layout.tp * size / (layout.dp if layout.zero == min_stage else 1)
-            ),
-            part=part,
-            name_en=name_en,
-            min_stage=min_stage,
-            name_fr=name_fr,
+        state(
+            "sharded in one stage only",
+            lambda layout, parameters: parameters / layout.tp * size / (layout.dp if layout.zero == min_stage else 1),
         ),
     ]
 
 
-def _flight(count: Any, english: str, french: str) -> Mistake:
-    return Mistake(
-        lambda layout, stage, parameters, micro_batch_bytes: micro_batch_bytes * count(layout, stage),
-        english,
-        french,
-        part=3,
+def _flight(count: Callable[[Any, int], float]) -> MistakeWay:
+    return MistakeWay(
+        lambda layout, stage, parameters, micro_batch_bytes: micro_batch_bytes * count(layout, stage), part=3
     )
 
 
@@ -208,67 +148,22 @@ RANK_BYTES = TEXTS.exercise(
     told=_memory_told,
     mistakes={
         "states sharded or counted wrongly": tuple(mistake for part in range(3) for mistake in _states(part)),
-        "keeps all micro-batches, as GPipe does": _flight(
-            lambda layout, stage: layout.micro_batches,
-            "You keep all micro-batches of a step, as GPipe does; with 1F1B a stage gives them back one by one, "
-            "and keeps as many as there are stages from itself to the end.",
-            "Vous gardez tous les micro-batches du pas, comme GPipe ; avec 1F1B, un étage les rend un à un et n’en "
-            "garde jamais plus qu’il ne reste d’étages jusqu’à la fin, lui compris.",
-        ),
-        "every stage keeps as many as the first": _flight(
-            lambda layout, stage: min(layout.pp, layout.micro_batches),
-            "You let every stage keep as much as the first: the nearer to the end, the sooner the gradient comes back.",
-            "Vous faites garder à chaque étage autant qu’au premier : plus on est près de la fin, plus vite "
-            "revient le gradient.",
-        ),
-        "counts stages from the wrong end": _flight(
-            lambda layout, stage: min(stage + 1, layout.micro_batches),
-            "You count from the wrong end: the first stage waits longest for its gradients, and keeps most.",
-            "Vous comptez depuis le mauvais bout : c’est le premier étage qui attend le plus longtemps ses "
-            "gradients, et qui garde le plus.",
-        ),
+        "keeps all micro-batches, as GPipe does": _flight(lambda layout, stage: layout.micro_batches),
+        "every stage keeps as many as the first": _flight(lambda layout, stage: min(layout.pp, layout.micro_batches)),
+        "counts stages from the wrong end": _flight(lambda layout, stage: min(stage + 1, layout.micro_batches)),
         "one micro-batch in flight too few": _flight(
-            lambda layout, stage: min(layout.pp - stage - 1, layout.micro_batches),
-            "One micro-batch too few: the last stage, too, keeps the one that it is computing.",
-            "Il manque un micro-batch : même le dernier étage garde celui qu’il est en train de calculer.",
+            lambda layout, stage: min(layout.pp - stage - 1, layout.micro_batches)
         ),
-        "more in flight than a step has": _flight(
-            lambda layout, stage: layout.pp - stage,
-            "Right as long as there are enough micro-batches; a step that has fewer than pp − stage cannot keep "
-            "more than it has.",
-            "C’est juste tant qu’il y a assez de micro-batches ; un pas qui en a moins de pp − stage ne peut pas "
-            "en garder plus qu’il n’en a.",
-        ),
-        "keeps a single micro-batch": _flight(
-            lambda layout, stage: 1,
-            "You keep a single micro-batch; under 1F1B several are under way at once.",
-            "Vous ne gardez qu’un micro-batch ; avec 1F1B, plusieurs sont en cours à la fois.",
-        ),
+        "more in flight than a step has": _flight(lambda layout, stage: layout.pp - stage),
+        "keeps a single micro-batch": _flight(lambda layout, stage: 1),
         "divides the activations by tp again": _flight(
-            lambda layout, stage: min(layout.pp - stage, layout.micro_batches) / layout.tp,
-            "micro_batch_bytes is already what one rank keeps: do not divide it by tp again.",
-            "micro_batch_bytes est déjà ce que garde un seul rang : ne le divisez pas encore par tp.",
+            lambda layout, stage: min(layout.pp - stage, layout.micro_batches) / layout.tp
         ),
-        "larger of the two numbers": _flight(
-            lambda layout, stage: max(layout.pp - stage, layout.micro_batches),
-            "You take the larger of the two numbers: a stage cannot keep more micro-batches than either allows, "
-            "so min.",
-            "Vous prenez le plus grand des deux nombres : un étage ne peut garder plus de micro-batches que ne le "
-            "permet chacun, "
-            "donc min.",
-        ),
+        "larger of the two numbers": _flight(lambda layout, stage: max(layout.pp - stage, layout.micro_batches)),
         "one micro-batch in flight too many": _flight(
-            lambda layout, stage: min(layout.pp - stage + 1, layout.micro_batches),
-            "One micro-batch too many: the last stage keeps one, the first pp.",
-            "Un micro-batch de trop : le dernier étage en garde un, le premier pp.",
+            lambda layout, stage: min(layout.pp - stage + 1, layout.micro_batches)
         ),
-        "divides the micro-batches by dp": _flight(
-            lambda layout, stage: layout.micro_batches / layout.dp,
-            "You divide the micro-batches by dp: they are those of one replica already, and 1F1B keeps pp − stage "
-            "at most.",
-            "Vous divisez les micro-batches par dp : ce sont déjà ceux d’une réplique, et 1F1B en garde pp − "
-            "stage au plus.",
-        ),
+        "divides the micro-batches by dp": _flight(lambda layout, stage: layout.micro_batches / layout.dp),
     },
     tolerance=1e-6,
 )
@@ -317,17 +212,25 @@ def _reduce_s(pp: int, dp: int, m: int, work_s: float, parameters: float, alpha:
 
 
 def _least(
-    bubble: Cost = _bubble_s, reduce: Cost = _reduce_s, *, state_bytes: float = STATE_BYTES
+    bubble: Cost = _bubble_s,
+    reduce: Cost = _reduce_s,
+    *,
+    key: Callable[[Numbers], float] = lambda split: split[1] + split[2],
+    worst: bool = False,
+    shared: bool = True,
+    fits: Callable[[float, int, float], bool] = lambda parameters, pp, capacity: (
+        STATE_BYTES * parameters / pp <= capacity
+    ),
 ) -> Callable[..., Numbers]:
-    """The split that two costs choose, with the costs."""
+    """The split that two costs choose, with the costs; by another order of them, or another rule of what can be."""
 
     def found(gpus: int, m: int, work_s: float, parameters: float, capacity: float, *link: float) -> Numbers:
         priced = [
             (float(pp), bubble(pp, dp, m, work_s, parameters, *link), reduce(pp, dp, m, work_s, parameters, *link))
             for pp, dp in ((pp, gpus // pp) for pp in range(1, gpus + 1) if gpus % pp == 0)
-            if m % dp == 0 and state_bytes * parameters / pp <= capacity
+            if (m % dp == 0 or not shared) and fits(parameters, pp, capacity)
         ]
-        return min(priced, key=lambda split: split[1] + split[2])
+        return (max if worst else min)(priced, key=key)
 
     return found
 
@@ -365,128 +268,51 @@ def _told_cluster(case: Case) -> str:
     )
 
 
-_SPLIT_WAYS = (
-    TEXTS.mistake("best-split", "you look at the seconds alone", _least(state_bytes=0.0)),
-    TEXTS.mistake("best-split", "you leave the bubble out, so the longest pipeline always", _least(lambda *a: 0.0)),
-    TEXTS.mistake("best-split", "you leave the all-reduce out", _least(reduce=lambda *a: 0.0)),
-    TEXTS.mistake(
-        "best-split",
-        "gradients of the whole model",
-        _least(reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(1, dp, m, w, g, a, b)),
+_SPLIT_WAYS = {
+    "you look at the seconds alone": _least(fits=lambda parameters, pp, capacity: True),
+    "you leave the bubble out, so the longest pipeline always": _least(lambda *a: 0.0),
+    "you leave the all-reduce out": _least(reduce=lambda *a: 0.0),
+    "gradients of the whole model": _least(reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(1, dp, m, w, g, a, b)),
+    "your bubble is pp times too long": _least(lambda pp, dp, m, w, g, a, b: (pp - 1) * w),
+    "you take (p − 1)/m with the micro-batches of the whole": _least(
+        lambda pp, dp, m, w, g, a, b: (pp - 1) / m * (m / dp * w / pp)
     ),
-    TEXTS.mistake("best-split", "your bubble is pp times too long", _least(lambda pp, dp, m, w, g, a, b: (pp - 1) * w)),
-    TEXTS.mistake(
-        "best-split",
-        "you take (p − 1)/m with the micro-batches of the whole",
-        _least(lambda pp, dp, m, w, g, a, b: (pp - 1) / m * (m / dp * w / pp)),
+    "each step of the ring carries one chunk": _least(
+        reduce=lambda pp, dp, m, w, g, a, b: 2 * (dp - 1) * (a + b * SPLIT_GRADIENT_BYTES * g / pp)
     ),
-    TEXTS.mistake(
-        "best-split",
-        "each step of the ring carries one chunk",
-        _least(reduce=lambda pp, dp, m, w, g, a, b: 2 * (dp - 1) * (a + b * SPLIT_GRADIENT_BYTES * g / pp)),
+    "you send as many bytes as there are parameters": _least(
+        reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(pp, dp, m, w, g / SPLIT_GRADIENT_BYTES, a, b)
     ),
-    TEXTS.mistake(
-        "best-split",
-        "you send as many bytes as there are parameters",
-        _least(reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(pp, dp, m, w, g / SPLIT_GRADIENT_BYTES, a, b)),
+    "your all-reduce goes round once": _least(
+        reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(pp, dp, m, w, g, a, b) / 2
     ),
-    TEXTS.mistake(
-        "best-split",
-        "your all-reduce goes round once",
-        _least(reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(pp, dp, m, w, g, a, b) / 2),
+    "you return dp, the number of replicas": lambda gpus, *arguments: (
+        gpus / best_split(gpus, *arguments)[0],
+        *best_split(gpus, *arguments)[1:],
     ),
-    TEXTS.mistake(
-        "best-split",
-        "you return dp, the number of replicas",
-        lambda gpus, *arguments: (gpus / best_split(gpus, *arguments)[0], *best_split(gpus, *arguments)[1:]),
+    "micro-batches that cannot be shared equally": _least(shared=False),
+    "a GPU filled exactly is refused": _least(
+        fits=lambda parameters, pp, capacity: STATE_BYTES * parameters / pp < capacity
     ),
-)
-
-
-def _least_of(
-    key: Callable[[Numbers], float] = lambda split: split[1] + split[2],
-    *,
-    worst: bool = False,
-    shared: bool = True,
-    fits: Callable[[float, int, float], bool] = lambda parameters, pp, capacity: (
-        STATE_BYTES * parameters / pp <= capacity
+    "you let through twice what a GPU can hold": _least(
+        fits=lambda parameters, pp, capacity: STATE_BYTES / 2 * parameters / pp <= capacity
     ),
-) -> Callable[..., Numbers]:
-    """The split that another order of the costs chooses, or another rule of what can be."""
-
-    def found(gpus: int, m: int, work_s: float, parameters: float, capacity: float, *link: float) -> Numbers:
-        priced = [
-            (
-                float(pp),
-                _bubble_s(pp, dp, m, work_s, parameters, *link),
-                _reduce_s(pp, dp, m, work_s, parameters, *link),
-            )
-            for pp, dp in ((pp, gpus // pp) for pp in range(1, gpus + 1) if gpus % pp == 0)
-            if (m % dp == 0 or not shared) and fits(parameters, pp, capacity)
-        ]
-        return (max if worst else min)(priced, key=key)
-
-    return found
-
-
-_SPLIT_CHOICES = (
-    TEXTS.mistake("best-split", "micro-batches that cannot be shared equally", _least_of(shared=False)),
-    TEXTS.mistake(
-        "best-split",
-        "a GPU filled exactly is refused",
-        _least_of(fits=lambda parameters, pp, capacity: STATE_BYTES * parameters / pp < capacity),
+    "you compare the longer of the two waits": _least(key=lambda split: max(split[1], split[2])),
+    "you take the split that waits most": _least(worst=True),
+    "you divide the latency by dp too": _least(
+        reduce=lambda pp, dp, m, w, g, a, b: 2 * (dp - 1) / dp * (a + b * SPLIT_GRADIENT_BYTES * g / pp)
     ),
-    TEXTS.mistake(
-        "best-split",
-        "you let through twice what a GPU can hold",
-        _least_of(fits=lambda parameters, pp, capacity: STATE_BYTES / 2 * parameters / pp <= capacity),
+    "you count 2 dp steps": _least(
+        reduce=lambda pp, dp, m, w, g, a, b: (
+            _reduce_s(pp, dp, m, w, g, a, b) / (dp - 1) * dp if dp > 1 else 2 * (a + b * SPLIT_GRADIENT_BYTES * g / pp)
+        )
     ),
-    TEXTS.mistake(
-        "best-split", "you compare the longer of the two waits", _least_of(lambda split: max(split[1], split[2]))
-    ),
-    TEXTS.mistake("best-split", "you take the split that waits most", _least_of(worst=True)),
-    TEXTS.mistake(
-        "best-split",
-        "you divide the latency by dp too",
-        _least(reduce=lambda pp, dp, m, w, g, a, b: 2 * (dp - 1) / dp * (a + b * SPLIT_GRADIENT_BYTES * g / pp)),
-    ),
-    TEXTS.mistake(
-        "best-split",
-        "you count 2 dp steps",
-        _least(
-            reduce=lambda pp, dp, m, w, g, a, b: (
-                _reduce_s(pp, dp, m, w, g, a, b) / (dp - 1) * dp
-                if dp > 1
-                else 2 * (a + b * SPLIT_GRADIENT_BYTES * g / pp)
-            )
-        ),
-    ),
-    TEXTS.mistake(
-        "best-split",
-        "the latency is left out",
-        _least(reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(pp, dp, m, w, g, 0.0, b)),
-    ),
-    TEXTS.mistake(
-        "best-split",
-        "you count 4 bytes per gradient",
-        _least(reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(pp, dp, m, w, 2 * g, a, b)),
-    ),
-    TEXTS.mistake("best-split", "your bubble is pp times a stage's length", _least(lambda pp, dp, m, w, g, a, b: w)),
-    TEXTS.mistake(
-        "best-split",
-        "you divide the bubble by the micro-batches",
-        _least(lambda pp, dp, m, w, g, a, b: (pp - 1) * w / pp / m),
-    ),
-    TEXTS.mistake(
-        "best-split", "you add the two waits up", lambda *case: (best_split(*case)[0], sum(best_split(*case)[1:]), 0.0)
-    ),
-)
-_SHARE = TEXTS.mistake(
-    "best-split",
-    "the bubble as a share of the work",
-    lambda gpus, m, work_s, *arguments: best_split(gpus, m, work_s, *arguments)[1] / (m / gpus * work_s),
-    part=1,
-)
+    "the latency is left out": _least(reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(pp, dp, m, w, g, 0.0, b)),
+    "you count 4 bytes per gradient": _least(reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(pp, dp, m, w, 2 * g, a, b)),
+    "your bubble is pp times a stage's length": _least(lambda pp, dp, m, w, g, a, b: w),
+    "you divide the bubble by the micro-batches": _least(lambda pp, dp, m, w, g, a, b: (pp - 1) * w / pp / m),
+    "you add the two waits up": lambda *case: (best_split(*case)[0], sum(best_split(*case)[1:]), 0.0),
+}
 
 BEST_SPLIT = TEXTS.exercise(
     "best-split",
@@ -499,10 +325,10 @@ BEST_SPLIT = TEXTS.exercise(
     ),
     told=_told_cluster,
     mistakes={
-        "a cost or the memory misjudged": tuple(_SPLIT_WAYS),
-        "another rule of choice, or a factor wrong": tuple(_SPLIT_CHOICES),
-        "one of the three numbers wrong": tuple(part_by_part((*_SPLIT_WAYS, *_SPLIT_CHOICES), 3)),
-        "the bubble as a share of the work": _SHARE,
+        **{key: by_part(way, 3) for key, way in _SPLIT_WAYS.items()},
+        "the bubble as a share of the work": MistakeWay(
+            lambda gpus, m, work_s, *arguments: best_split(gpus, m, work_s, *arguments)[1] / (m / gpus * work_s), part=1
+        ),
     },
     tolerance=1e-6,
 )

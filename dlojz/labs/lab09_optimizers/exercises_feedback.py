@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from dlojz.base.language import significant
-from dlojz.labs.kit.exercise import Mistake, Wrong
+from dlojz.labs.kit.exercise import Wrong
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import expect_several, normal
 from dlojz.labs.kit.rank_judges import OUTPUT, refuse_errors, run_on_ranks
@@ -104,62 +104,27 @@ ERROR_FEEDBACK = TEXTS.exercise(
         "the error is added after compression": _afterwards,
         "the two results are swapped": lambda values, error, compress: feed_back(values, error, compress)[::-1],
         "nothing is compressed": lambda values, error, compress: (values + error, 0 * values),
-        "wrong message, or wrong remainder": tuple(
-            Mistake(wrong_answer, en, fr)
-            for wrong_answer, en, fr in (
-                (
-                    lambda values, error, compress: (compress(values + error), values - compress(values)),
-                    "What is left is taken from values alone: what was meant, values + error, less what was sent.",
-                    "Le reste est pris sur values seul : c’est ce qu’on voulait envoyer, values + error, moins "
-                    "ce qui est envoyé.",
-                ),
-                (
-                    lambda values, error, compress: (
-                        compress(values) + compress(error),
-                        values + error - compress(values) - compress(error),
-                    ),
-                    "You compress twice: what is sent is one message, compress(values + error).",
-                    "Vous compressez deux fois : on n’envoie qu’un message, compress(values + error).",
-                ),
-                (
-                    _fed(operator.add, lambda values, error, message: error - message),
-                    "What is left forgets the new values: values + error − told.",
-                    "Le reste oublie les nouvelles valeurs : values + error − told.",
-                ),
-                (
-                    _fed(operator.add, lambda values, error, message: values + error),
-                    "What was sent is not subtracted from what is left: values + error − told.",
-                    "Ce qui est envoyé n’est pas retranché du reste : values + error − told.",
-                ),
-                (
-                    lambda values, error, compress: (values + error - compress(values + error),) * 2,
-                    "You send what is left: what is sent is compress(values + error).",
-                    "Vous envoyez le reste : ce qui est envoyé, c’est compress(values + error).",
-                ),
-                (
-                    _fed(operator.add, lambda values, error, message: (values + error - message).abs()),
-                    "What is left lost its sign: no abs().",
-                    "Le reste a perdu son signe : pas de abs().",
-                ),
-                (
-                    lambda values, error, _: feed_back(values, error, compress),
-                    "You call your own compression: use the one that you are given, `compress`.",
-                    "Vous appelez votre propre compression : utilisez celle que l’on vous donne, `compress`.",
-                ),
-                (
-                    _fed(operator.add, lambda values, error, message: 0 * error),
-                    "Nothing is left to say: the error of this compression gets lost, values + error − told.",
-                    "Il ne reste rien à dire : l’erreur de cette compression se perd, values + error − told.",
-                ),
-                (
-                    _fed(
-                        lambda values, error: (values + error) / 2,
-                        lambda values, error, message: values + error - message,
-                    ),
-                    "You average values and error: they add up.",
-                    "Vous faites la moyenne de values et error : on les additionne.",
-                ),
-            )
+        "what is left is taken from values alone": lambda values, error, compress: (
+            compress(values + error),
+            values - compress(values),
+        ),
+        "you compress twice": lambda values, error, compress: (
+            compress(values) + compress(error),
+            values + error - compress(values) - compress(error),
+        ),
+        "what is left forgets the new values": _fed(operator.add, lambda values, error, message: error - message),
+        "what was sent is not subtracted from what is left": _fed(
+            operator.add, lambda values, error, message: values + error
+        ),
+        "you send what is left": lambda values, error, compress: (values + error - compress(values + error),) * 2,
+        "what is left lost its sign": _fed(
+            operator.add, lambda values, error, message: (values + error - message).abs()
+        ),
+        "you call your own compression": lambda values, error, _: feed_back(values, error, compress),
+        "nothing is left to say": _fed(operator.add, lambda values, error, message: 0 * error),
+        "you average values and error": _fed(
+            lambda values, error: (values + error) / 2,
+            lambda values, error, message: values + error - message,
         ),
     },
 )

@@ -130,8 +130,8 @@ FREEZE_STEP = TEXTS.exercise(
         "ratio before / now, above 1 where the norm falls": _first(lambda before, after: before / after),
         "ratio now / before, above 1 where the norm rises": _first(lambda before, after: after / before),
         "you stop where the norm still moves": _first(_smaller, rests=operator.le),
-        "returns the step looked back to": tuple(
-            TEXTS.mistake("freeze-step", "the step that is looked back to", wrong_answer)
+        "the step that is looked back to": tuple(
+            wrong_answer
             for wrong_answer in (
                 _looked_back_to,
                 lambda norms, beta2, threshold: freeze_step(norms, beta2, threshold) - _delta(beta2),
@@ -140,37 +140,24 @@ FREEZE_STEP = TEXTS.exercise(
         "a norm compared with itself": _first(_smaller, lambda beta2: 0),
         "ratio must exceed the threshold": _first(_smaller, rests=operator.gt),
         "you begin one step late": lambda norms, beta2, threshold: _from(norms, beta2, threshold, _delta(beta2) + 1),
-        "begins before step Δ": tuple(
-            TEXTS.mistake(
-                "freeze-step",
-                "you begin before step Δ",
-                lambda norms, beta2, threshold, start=start: _from(norms, beta2, threshold, start),
-            )
-            for start in (1, 0)
+        "you begin before step Δ": tuple(
+            lambda norms, beta2, threshold, start=start: _from(norms, beta2, threshold, start) for start in (1, 0)
         ),
-        "Δ not rounded to the nearest": tuple(
-            TEXTS.mistake("freeze-step", "not rounded to the nearest", _first(_smaller, cut))
+        "not rounded to the nearest": tuple(
+            _first(_smaller, cut)
             for cut in (lambda beta2: int(1 / (1 - beta2)), lambda beta2: math.ceil(1 / (1 - beta2)))
         ),
-        "one step beside the right one": tuple(
-            TEXTS.mistake(
-                "freeze-step",
-                "a step beside the right one",
-                lambda norms, beta2, threshold, shift=shift: (
-                    step + shift if (step := freeze_step(norms, beta2, threshold)) < len(norms) else step
-                ),
+        "a step beside the right one": tuple(
+            lambda norms, beta2, threshold, shift=shift: (
+                step + shift if (step := freeze_step(norms, beta2, threshold)) < len(norms) else step
             )
             for shift in (1, -1)
         ),
-        "wrong result where the norm never rests": tuple(
-            TEXTS.mistake(
-                "freeze-step",
-                "wrong where there is no such step",
-                lambda norms, beta2, threshold, never=never: (
-                    never(norms)
-                    if freeze_step(norms, beta2, threshold) == len(norms)
-                    else freeze_step(norms, beta2, threshold)
-                ),
+        "wrong where there is no such step": tuple(
+            lambda norms, beta2, threshold, never=never: (
+                never(norms)
+                if freeze_step(norms, beta2, threshold) == len(norms)
+                else freeze_step(norms, beta2, threshold)
             )
             for never in (lambda norms: -1, lambda norms: len(norms) - 1, lambda norms: 0)
         ),

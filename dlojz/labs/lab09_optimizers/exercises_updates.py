@@ -16,9 +16,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Mistake, Said
-from dlojz.labs.kit.exercise_texts import Texts
-from dlojz.labs.kit.judges import normal, part_by_part
+from dlojz.labs.kit.exercise import Said
+from dlojz.labs.kit.exercise_texts import Texts, by_part
+from dlojz.labs.kit.judges import normal
 from dlojz.labs.kit.rank_judges import TENSOR_CASES, asked_for, gathers
 from dlojz.processes.forks import RankAnswer
 
@@ -92,11 +92,6 @@ def _names(operations: Sequence[Operation], states: Collection[str], side: int) 
     return BYTES * len({name for operation in operations for name in operation[side] if name in states})
 
 
-def _by_part(swapped: Mistake, *mistakes: Mistake) -> tuple[Mistake, ...]:
-    """The mistakes of both numbers, and each but the first again where the other number is wrong too."""
-    return (swapped, *mistakes, *part_by_part(mistakes, 2))
-
-
 FUSED_TRAFFIC = TEXTS.exercise(
     "fused-traffic",
     update_traffic,
@@ -106,121 +101,82 @@ FUSED_TRAFFIC = TEXTS.exercise(
         Said("one kernel per operation", "un noyau par opération"),
         Said("one kernel for all", "un seul noyau pour toutes"),
     ),
-    mistakes=_by_part(
-        TEXTS.mistake(
-            "fused-traffic",
-            "the two results are swapped",
-            lambda operations, states: update_traffic(operations, states)[::-1],
+    mistakes={
+        "the two results are swapped": lambda operations, states: update_traffic(operations, states)[::-1],
+        "you count tensors": by_part(
+            lambda operations, states: [count // BYTES for count in update_traffic(operations, states)], 2
         ),
-        TEXTS.mistake(
-            "fused-traffic",
-            "you count tensors",
-            lambda operations, states: [count // BYTES for count in update_traffic(operations, states)],
-        ),
-        TEXTS.mistake(
-            "fused-traffic",
-            "a tensor named twice by one operation",
+        "a tensor named twice by one operation": by_part(
             lambda operations, states: (
                 BYTES * sum(len(reads) + len(writes) for reads, writes in operations),
                 update_traffic(operations, states)[1],
             ),
+            2,
         ),
-        TEXTS.mistake(
-            "fused-traffic",
-            "fused temporary tensors in memory",
-            lambda operations, states: (_apart(operations, states), _all_names(operations, states)),
+        "fused temporary tensors in memory": by_part(
+            lambda operations, states: (_apart(operations, states), _all_names(operations, states)), 2
         ),
-        TEXTS.mistake(
-            "fused-traffic",
-            "a state that is written before it is read",
+        "a state that is written before it is read": by_part(
             lambda operations, states: (
                 _apart(operations, states),
                 _names(operations, states, 0) + _names(operations, states, 1),
             ),
+            2,
         ),
-        TEXTS.mistake(
-            "fused-traffic",
-            "each state once",
-            lambda operations, states: (_apart(operations, states), BYTES * len(states)),
+        "each state once": by_part(lambda operations, states: (_apart(operations, states), BYTES * len(states)), 2),
+        "each state twice": by_part(
+            lambda operations, states: (_apart(operations, states), 2 * BYTES * len(states)), 2
         ),
-        TEXTS.mistake(
-            "fused-traffic",
-            "each state twice",
-            lambda operations, states: (_apart(operations, states), 2 * BYTES * len(states)),
-        ),
-        *(
-            TEXTS.mistake(
-                "fused-traffic",
-                "other bytes per number",
+        "other bytes per number": [
+            TEXTS.mistake("fused-traffic", "other bytes per number", mistake.way, mistake.part, size=size)
+            for size in (2, 8)
+            for mistake in by_part(
                 lambda operations, states, size=size: [
                     count * size // BYTES for count in update_traffic(operations, states)
                 ],
-                size=size,
+                2,
             )
-            for size in (2, 8)
-        ),
-        *(
-            Mistake(
+        ],
+        **{
+            key: by_part(
                 lambda operations, states, count=count: (
                     BYTES * sum(count(set(reads), set(writes)) for reads, writes in operations),
                     update_traffic(operations, states)[1],
                 ),
-                en,
-                fr,
+                2,
             )
-            for count, en, fr in (
-                (
-                    lambda reads, writes: len(reads | writes),
-                    "A tensor that an operation reads and writes goes both ways: count it twice.",
-                    "Un tenseur qu’une opération lit et écrit fait l’aller et le retour : comptez-le deux fois.",
-                ),
-                (
-                    lambda reads, writes: len(reads),
-                    "You count what is read only: what is written goes to memory too.",
-                    "Vous ne comptez que les lectures : ce qui est écrit va aussi en mémoire.",
-                ),
-                (
-                    lambda reads, writes: len(writes),
-                    "You count what is written only: what is read comes from memory.",
-                    "Vous ne comptez que les écritures : ce qui est lu vient de la mémoire.",
-                ),
-                (
-                    lambda reads, writes: 2,
-                    "You count two tensors for every operation: count the names in its two lists.",
-                    "Vous comptez deux tenseurs par opération : comptez les noms de ses deux listes.",
-                ),
-            )
-        ),
-        TEXTS.mistake(
-            "fused-traffic",
-            "each name once, temporaries included",
+            for key, count in {
+                "a tensor that an operation reads and writes goes both ways": lambda reads, writes: len(reads | writes),
+                "you count what is read only": lambda reads, writes: len(reads),
+                "you count what is written only": lambda reads, writes: len(writes),
+                "you count two tensors for every operation": lambda reads, writes: 2,
+            }.items()
+        },
+        "each name once, temporaries included": by_part(
             lambda operations, states: (
                 _apart(operations, states),
                 BYTES * len({name for reads, writes in operations for name in (*reads, *writes)}),
             ),
+            2,
         ),
-        *(
-            TEXTS.mistake(
-                "fused-traffic",
-                "one way only in one kernel",
+        "one way only in one kernel": [
+            mistake
+            for side in (0, 1)
+            for mistake in by_part(
                 lambda operations, states, side=side: (
                     _apart(operations, states),
                     _names(operations, states, side),
                 ),
+                2,
             )
-            for side in (0, 1)
+        ],
+        "both results are those of one kernel per operation": by_part(
+            lambda operations, states: (_apart(operations, states),) * 2, 2
         ),
-        TEXTS.mistake(
-            "fused-traffic",
-            "both results are those of one kernel per operation",
-            lambda operations, states: (_apart(operations, states),) * 2,
+        "Adam's traffic whatever the operations": by_part(
+            lambda operations, states: update_traffic(ADAM, ADAM_STATES), 2
         ),
-        TEXTS.mistake(
-            "fused-traffic",
-            "Adam's traffic whatever the operations",
-            lambda operations, states: update_traffic(ADAM, ADAM_STATES),
-        ),
-    ),
+    },
 )
 
 
@@ -516,47 +472,29 @@ OUTER_STEP = TEXTS.exercise(
         "averages the weights, as Local SGD does": _values(average=True),
         "sum of the weights in place of their mean": _values(of_sum=True),
         "nothing is written in place": _values(bring=False, move_anchor=False, keep=False),
-        "another rule of momentum or step": tuple(
-            Mistake(_values(rule=rule), en, fr)
-            for rule, en, fr in (
-                (
-                    lambda gradient, u: (u + gradient, gradient + MOMENTUM * (u + gradient)),
-                    "The momentum does not decay: u ← μ u + Δ.",
-                    "Le moment ne s’amortit pas : u ← μ u + Δ.",
+        **{
+            key: _values(rule=rule)
+            for key, rule in {
+                "the momentum does not decay": lambda gradient, u: (u + gradient, gradient + MOMENTUM * (u + gradient)),
+                "you weigh the gradient by 1 − μ, as Adam does": lambda gradient, u: (
+                    MOMENTUM * u + (1 - MOMENTUM) * gradient,
+                    gradient + MOMENTUM * (MOMENTUM * u + (1 - MOMENTUM) * gradient),
                 ),
-                (
-                    lambda gradient, u: (
-                        MOMENTUM * u + (1 - MOMENTUM) * gradient,
-                        gradient + MOMENTUM * (MOMENTUM * u + (1 - MOMENTUM) * gradient),
-                    ),
-                    "You weigh the gradient by 1 − μ, as Adam does: here u ← μ u + Δ.",
-                    "Vous pondérez le gradient par 1 − μ, comme Adam : ici, u ← μ u + Δ.",
+                "the momentum does not move the anchor": lambda gradient, u: (MOMENTUM * u + gradient, gradient),
+                "the rate is left out": lambda gradient, u: (
+                    MOMENTUM * u + gradient,
+                    (gradient + MOMENTUM * (MOMENTUM * u + gradient)) / RATE,
                 ),
-                (
-                    lambda gradient, u: (MOMENTUM * u + gradient, gradient),
-                    "The momentum does not move the anchor: the step is Δ + μ u.",
-                    "Le moment ne déplace pas l’ancre : le pas est Δ + μ u.",
+                "the momentum counts in full in the step": lambda gradient, u: (
+                    MOMENTUM * u + gradient,
+                    gradient + MOMENTUM * u + gradient,
                 ),
-                (
-                    lambda gradient, u: (
-                        MOMENTUM * u + gradient,
-                        (gradient + MOMENTUM * (MOMENTUM * u + gradient)) / RATE,
-                    ),
-                    "The rate is left out: θ ← θ − η (Δ + μ u).",
-                    "Le taux est oublié : θ ← θ − η (Δ + μ u).",
+                "the step takes the momentum from before its update": lambda gradient, u: (
+                    MOMENTUM * u + gradient,
+                    gradient + MOMENTUM * u,
                 ),
-                (
-                    lambda gradient, u: (MOMENTUM * u + gradient, gradient + MOMENTUM * u + gradient),
-                    "The momentum counts in full in the step: it is Δ + μ u.",
-                    "Le moment compte en entier dans le pas : c’est Δ + μ u.",
-                ),
-                (
-                    lambda gradient, u: (MOMENTUM * u + gradient, gradient + MOMENTUM * u),
-                    "The step takes the momentum from before its update: first u ← μ u + Δ, then Δ + μ u.",
-                    "Le pas prend le moment d’avant sa mise à jour : d’abord u ← μ u + Δ, puis Δ + μ u.",
-                ),
-            )
-        ),
+            }.items()
+        },
     },
 )
 

@@ -112,8 +112,8 @@ GATE = TEXTS.exercise(
         "weight 1 with k = 1": _always_divided,
         "weights not divided by their sum": lambda logits_TE, k: logits_TE.softmax(-1).topk(k),
         "the softmax runs over the tokens": lambda logits_TE, k: _normalized(logits_TE.softmax(0).topk(k)),
-        "logits as weights": tuple(
-            TEXTS.mistake("gate", "weights are logits", wrong_gate)
+        "weights are logits": tuple(
+            wrong_gate
             for wrong_gate in (
                 lambda logits_TE, k: logits_TE.topk(k),
                 lambda logits_TE, k: _normalized(logits_TE.topk(k)),
@@ -123,23 +123,15 @@ GATE = TEXTS.exercise(
             logits_TE.softmax(-1).topk(k, largest=False)
         ),
         "no softmax over the experts": tuple(
-            TEXTS.mistake(
-                "gate",
-                "no softmax over the experts",
-                lambda logits_TE, k, probability_of=probability_of: _normalized(probability_of(logits_TE).topk(k)),
-            )
+            lambda logits_TE, k, probability_of=probability_of: _normalized(probability_of(logits_TE).topk(k))
             for probability_of in (
                 lambda logits_TE: logits_TE.sigmoid(),
                 lambda logits_TE: logits_TE.log_softmax(-1),
                 lambda logits_TE: logits_TE.exp(),
             )
         ),
-        "weights divided by another number": tuple(
-            TEXTS.mistake(
-                "gate",
-                "weights do not add up to 1",
-                lambda logits_TE, k, divisor=divisor: _shared_by(logits_TE, k, divisor),
-            )
+        "weights do not add up to 1": tuple(
+            lambda logits_TE, k, divisor=divisor: _shared_by(logits_TE, k, divisor)
             for divisor in (
                 lambda weights_TK: weights_TK.sum(0),
                 lambda weights_TK: weights_TK.shape[1],
@@ -514,12 +506,8 @@ TWO_LEVEL = TEXTS.exercise(
             probability=lambda logits: logits.softmax(0).amax(-1, keepdim=True),
             group=lambda logits: logits.softmax(0).argmax(-1),
         ),
-        "the least probable group is taken": tuple(
-            TEXTS.mistake(
-                "two-level-gate",
-                "you take the least probable group",
-                _in_group(group=lambda logits: logits.argmin(-1), probability=probability),
-            )
+        "you take the least probable group": tuple(
+            _in_group(group=lambda logits: logits.argmin(-1), probability=probability)
             for probability in (_best_group, lambda logits: logits.softmax(-1).amin(-1, keepdim=True))
         ),
         "groups of experts that are far apart": _in_group(strided=True),

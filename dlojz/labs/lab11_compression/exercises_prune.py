@@ -304,12 +304,8 @@ SR_STE = TEXTS.exercise(
         "you add decay times the gradient": lambda weight, mask, gradient, decay: (
             gradient + decay * (1 - mask) * gradient
         ),
-        "a pull not proportional to the weight": tuple(
-            TEXTS.mistake(
-                "sr-ste",
-                "the pull is not towards zero",
-                lambda weight, mask, gradient, decay, pull=wrong_pull: gradient + decay * (1 - mask) * pull(weight),
-            )
+        "the pull is not towards zero": tuple(
+            lambda weight, mask, gradient, decay, pull=wrong_pull: gradient + decay * (1 - mask) * pull(weight)
             for wrong_pull in (
                 lambda weight: weight.abs(),
                 lambda weight: weight.sign(),

@@ -268,9 +268,9 @@ def _rows(
     return way
 
 
-def _scaled(scale: Callable[[Tensor, int], Tensor], en: str, fr: str) -> list[Mistake]:
+def _scaled(key: str, scale: Callable[[Tensor, int], Tensor]) -> list[Mistake]:
     """A wrong scale, with whole numbers clamped or not."""
-    return [Mistake(_rows(scale, clamped=clamped), en, fr) for clamped in (False, True)]
+    return [TEXTS.mistake("rows", key, _rows(scale, clamped=clamped)) for clamped in (False, True)]
 
 
 def _inverse(weight: Tensor, bits: int) -> Quantized:
@@ -285,32 +285,13 @@ _ROWS_MISTAKES = (
         "you use one scale for the whole matrix",
         _rows(lambda weight, bits: (weight.abs().max() / _high(bits)).expand(len(weight), 1)),
     ),
+    *_scaled("you take the largest weight of a row", lambda weight, bits: weight.amax(1, keepdim=True) / _high(bits)),
+    *_scaled("you divide by 2^(bits − 1)", lambda weight, bits: weight.abs().amax(1, keepdim=True) / 2 ** (bits - 1)),
     *_scaled(
-        lambda weight, bits: weight.amax(1, keepdim=True) / _high(bits),
-        "You take the largest weight of a row, not the largest magnitude: negative weights run over. weight.abs() "
-        "first.",
-        "Vous prenez le plus grand poids de la ligne, et non la plus grande valeur absolue : les poids négatifs "
-        "débordent. weight.abs() d’abord.",
-    ),
-    *_scaled(
-        lambda weight, bits: weight.abs().amax(1, keepdim=True) / 2 ** (bits - 1),
-        "You divide by 2^(bits − 1): the largest positive weight would become 128 in 8 bits, which int8 does not have. "
-        "Divide by 2^(bits − 1) − 1.",
-        "Vous divisez par 2^(bits − 1) : en 8 bits, le plus grand poids positif deviendrait 128, que int8 n’a pas. "
-        "Divisez par 2^(bits − 1) − 1.",
-    ),
-    *_scaled(
+        "you divide by 2^bits − 1, the number of steps",
         lambda weight, bits: weight.abs().amax(1, keepdim=True) / (2**bits - 1),
-        "You divide by 2^bits − 1, the number of steps of the whole range: half of it is for negative weights, so "
-        "2^(bits − 1) − 1.",
-        "Vous divisez par 2^bits − 1, le nombre de pas de tout l’intervalle : la moitié sert aux poids négatifs, donc "
-        "2^(bits − 1) − 1.",
     ),
-    *_scaled(
-        lambda weight, bits: weight.abs().amax(1, keepdim=True) / 127,
-        "You divide by 127 whatever bits is: with 4 bits the largest whole number is 7.",
-        "Vous divisez par 127 quel que soit bits : avec 4 bits, le plus grand entier est 7.",
-    ),
+    *_scaled("you divide by 127 whatever bits is", lambda weight, bits: weight.abs().amax(1, keepdim=True) / 127),
     TEXTS.mistake(
         "rows", "you truncate towards zero, so every weight gets smaller", _rows(rounding=lambda steps: steps)
     ),
@@ -333,22 +314,11 @@ _ROWS_MISTAKES = (
         "rows", "you round up, which shifts all weights the same way", _rows(rounding=lambda steps: steps.ceil())
     ),
     *_scaled(
+        "your scale comes from the smallest and the largest",
         lambda weight, bits: (weight.amax(1, keepdim=True) - weight.amin(1, keepdim=True)) / (2**bits - 1),
-        "Your scale comes from the smallest and the largest weight, as for a range that is not centred; without a "
-        "zero-point it is the largest magnitude that counts, abs().amax(1, keepdim=True).",
-        "Votre échelle vient du plus petit et du plus grand poids, comme pour un intervalle non centré ; sans point "
-        "zéro, c’est la plus grande valeur absolue qui compte, abs().amax(1, keepdim=True).",
     ),
-    *_scaled(
-        lambda weight, bits: weight.abs().amax(1, keepdim=True) / 2**bits,
-        "You divide by 2^bits: half of the whole numbers are negative, so the largest is 2^(bits − 1) − 1.",
-        "Vous divisez par 2^bits : la moitié des entiers sont négatifs, le plus grand est donc 2^(bits − 1) − 1.",
-    ),
-    *_scaled(
-        lambda weight, bits: weight.abs().amax(1, keepdim=True) / bits,
-        "You divide by the number of bits: the largest whole number of 8 bits is 127, 2^(bits − 1) − 1.",
-        "Vous divisez par le nombre de bits : le plus grand entier de 8 bits est 127, soit 2^(bits − 1) − 1.",
-    ),
+    *_scaled("you divide by 2^bits", lambda weight, bits: weight.abs().amax(1, keepdim=True) / 2**bits),
+    *_scaled("you divide by the number of bits", lambda weight, bits: weight.abs().amax(1, keepdim=True) / bits),
 )
 
 ROWS = TEXTS.exercise(

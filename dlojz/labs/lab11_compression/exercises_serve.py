@@ -154,14 +154,8 @@ KV_CACHE = TEXTS.exercise(
         "the new tokens attend to each other only": _seen(stored="none"),
         "the cache holds the last call only": _seen(stored="last"),
         "the new keys stand before those of the cache": _seen(order="newest first"),
-        "a token does not see itself": tuple(
-            TEXTS.mistake("kv-cache", "a token does not see itself", _seen(mask=mask))
-            for mask in ("too early", "not itself")
-        ),
-        "the mask is inverted": tuple(
-            TEXTS.mistake("kv-cache", "the mask is the other way round", _seen(mask=mask))
-            for mask in ("inverted", "inverted with itself")
-        ),
+        "a token does not see itself": tuple(_seen(mask=mask) for mask in ("too early", "not itself")),
+        "the mask is the other way round": tuple(_seen(mask=mask) for mask in ("inverted", "inverted with itself")),
         "each head attends to the keys of another head": _seen(order="repeated"),
         "a mask of numbers, not booleans": _seen(mask="of numbers"),
         "the scores are not scaled": _seen(scale=1.0),

@@ -109,50 +109,6 @@ def _swapped_degrees(words: Sequence[str], gpus: int) -> Numbers:
     return pp, tp, dp, micro_batches
 
 
-_ARGUMENTS_MISTAKES = (
-    TEXTS.mistake(
-        "megatron-arguments",
-        "another sum where no global batch is given",
-        _with_micro_batches(lambda batch, micro, dp, gpus: batch // (micro * dp), default=0),
-    ),
-    TEXTS.mistake("megatron-arguments", "your dp counts every GPU", _with_replicas(lambda gpus, tp, pp: gpus)),
-    TEXTS.mistake(
-        "megatron-arguments", "your dp forgets the pipeline", _with_replicas(lambda gpus, tp, pp: gpus // tp)
-    ),
-    TEXTS.mistake(
-        "megatron-arguments", "your dp forgets the tensor degree", _with_replicas(lambda gpus, tp, pp: gpus // pp)
-    ),
-    *(
-        TEXTS.mistake(
-            "megatron-arguments",
-            "your micro-batches are those of all replicas together",
-            _with_micro_batches(lambda batch, micro, dp, gpus: batch // micro, default),
-        )
-        for default in (None, 1)
-    ),
-    *(
-        TEXTS.mistake(
-            "megatron-arguments",
-            "you split the batch among all GPUs",
-            _with_micro_batches(lambda batch, micro, dp, gpus: batch // (micro * gpus), default),
-        )
-        for default in (None, 1)
-    ),
-    *(
-        TEXTS.mistake(
-            "megatron-arguments",
-            "you return the samples of a replica per step",
-            _with_micro_batches(lambda batch, micro, dp, gpus: batch // dp, default),
-        )
-        for default in (None, 1)
-    ),
-    TEXTS.mistake(
-        "megatron-arguments", "you return the global batch", _with_micro_batches(lambda batch, micro, dp, gpus: batch)
-    ),
-    TEXTS.mistake("megatron-arguments", "the tensor and pipeline degrees are swapped", _swapped_degrees),
-)
-
-
 def _other_arguments(case: Case, answer: Numbers, right: Numbers) -> Said:
     """The first number that is wrong."""
     words, gpus = case
@@ -187,7 +143,26 @@ MEGATRON_ARGUMENTS = TEXTS.exercise(
     megatron_layout,
     cases=[(shlex.split(line), gpus) for line, gpus in ARGUMENTS_CASES],
     read=_numbers,
-    mistakes=_ARGUMENTS_MISTAKES,
+    mistakes={
+        "another sum where no global batch is given": _with_micro_batches(
+            lambda batch, micro, dp, gpus: batch // (micro * dp), default=0
+        ),
+        "your dp counts every GPU": _with_replicas(lambda gpus, tp, pp: gpus),
+        "your dp forgets the pipeline": _with_replicas(lambda gpus, tp, pp: gpus // tp),
+        "your dp forgets the tensor degree": _with_replicas(lambda gpus, tp, pp: gpus // pp),
+        "your micro-batches are those of all replicas together": tuple(
+            _with_micro_batches(lambda batch, micro, dp, gpus: batch // micro, default) for default in (None, 1)
+        ),
+        "you split the batch among all GPUs": tuple(
+            _with_micro_batches(lambda batch, micro, dp, gpus: batch // (micro * gpus), default)
+            for default in (None, 1)
+        ),
+        "you return the samples of a replica per step": tuple(
+            _with_micro_batches(lambda batch, micro, dp, gpus: batch // dp, default) for default in (None, 1)
+        ),
+        "you return the global batch": _with_micro_batches(lambda batch, micro, dp, gpus: batch),
+        "the tensor and pipeline degrees are swapped": _swapped_degrees,
+    },
     differs=_other_arguments,
 )
 
@@ -370,13 +345,9 @@ MEGATRON_QKV = TEXTS.exercise(
             weight, heads, tp, tp - 1 - rank
         ),
         "you take every N-th row": lambda weight, heads, tp, rank: megatron_qkv(weight, heads, 1, 0)[rank::tp],
-        "another order of q, k and v": tuple(
-            TEXTS.mistake(
-                "megatron-qkv",
-                "another order within a head",
-                lambda weight, heads, tp, rank, order=order: megatron_qkv(
-                    weight.view(3, -1, weight.shape[1])[list(order)].reshape(weight.shape), heads, tp, rank
-                ),
+        "another order within a head": tuple(
+            lambda weight, heads, tp, rank, order=order: megatron_qkv(
+                weight.view(3, -1, weight.shape[1])[list(order)].reshape(weight.shape), heads, tp, rank
             )
             for order in ((2, 1, 0), (1, 0, 2), (0, 2, 1))
         ),

@@ -10,7 +10,7 @@ import copy
 import math
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
-from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
+from dlojz.labs.kit.exercise import Said, Wrong
+from dlojz.labs.kit.exercise_texts import MistakeWay, Texts, Way
 from dlojz.labs.kit.judges import shown
 
 TEXTS = Texts(__file__)
@@ -245,10 +245,9 @@ def _with(interval_s: Callable[[float, float], float]) -> Callable[[float, float
     return share
 
 
-def _interval(interval_s: Callable[[float, float], float], en: str, fr: str) -> Iterator[Mistake]:
+def _interval(interval_s: Callable[[float, float], float]) -> tuple[Way, MistakeWay]:
     """A mistake about the interval: alone, or with the share that goes with it."""
-    yield Mistake(lambda c, m: (interval_s(c, m), _with(interval_s)(c, m)), en, fr)
-    yield Mistake(interval_s, en, fr, part=0)
+    return lambda c, m: (interval_s(c, m), _with(interval_s)(c, m)), MistakeWay(interval_s, part=0)
 
 
 CHECKPOINT_INTERVAL = TEXTS.exercise(
@@ -258,36 +257,10 @@ CHECKPOINT_INTERVAL = TEXTS.exercise(
     parts=(Said("the interval", "l’intervalle"), Said("the share lost", "la part perdue")),
     told=TEXTS.sentence("checkpoint-interval", "the case"),
     mistakes={
-        "an interval without the factor √2": tuple(
-            _interval(
-                lambda c, m: math.sqrt(c * m),
-                "A factor √2 is missing in the interval: a failure costs half an interval, T / 2, not a whole one.",
-                "Il manque un facteur √2 à l’intervalle : une panne coûte un demi-intervalle, T / 2, et non un entier.",
-            )
-        ),
-        "an interval without the square root": tuple(
-            _interval(
-                lambda c, m: 2 * c * m,
-                "The square root is missing: C / T + T / (2M) has the slope −C / T² + 1 / (2M); solve for T, not T².",
-                "Il manque la racine carrée : C / T + T / (2M) a pour pente −C / T² + 1 / (2M) ; résolvez en T, et non "
-                "en T².",
-            )
-        ),
-        "an interval with the 2 below the line": tuple(
-            _interval(
-                lambda c, m: math.sqrt(c * m / 2),
-                "The 2 stands on the wrong side of the fraction: C / T² = 1 / (2M) gives T² = 2 C M.",
-                "Le 2 est du mauvais côté de la fraction : C / T² = 1 / (2M) donne T² = 2 C M.",
-            )
-        ),
-        "half the time between failures": tuple(
-            _interval(
-                lambda c, m: m / 2,
-                "That is half the time between failures, whatever a save costs: half of the work would be lost.",
-                "C’est la moitié du temps entre deux pannes, quel que soit le coût d’un enregistrement : une grande "
-                "part du travail serait perdue.",
-            )
-        ),
+        "an interval without the factor √2": _interval(lambda c, m: math.sqrt(c * m)),
+        "an interval without the square root": _interval(lambda c, m: 2 * c * m),
+        "an interval with the 2 below the line": _interval(lambda c, m: math.sqrt(c * m / 2)),
+        "half the time between failures": _interval(lambda c, m: m / 2),
         # the same as T / (2M) alone
         "a share of one term only": MistakeWay(lambda c, m: c / math.sqrt(2 * c * m), part=1),
         "a failure costs a whole interval": MistakeWay(

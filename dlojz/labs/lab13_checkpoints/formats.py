@@ -120,43 +120,32 @@ def _spoilt(change: Callable[[Pieces], Pieces]) -> Callable[[int, int, int, int]
     return lambda *case: change(shares_to_read(*case))
 
 
-MISTAKES = (
-    TEXTS.mistake(
-        "shares-to-read",
-        "your last place is one too small",
-        _spoilt(lambda pieces: [(old_rank, start, stop - 1) for old_rank, start, stop in pieces]),
+MISTAKES = {
+    "your last place is one too small": _spoilt(
+        lambda pieces: [(old_rank, start, stop - 1) for old_rank, start, stop in pieces]
     ),
-    TEXTS.mistake(
-        "shares-to-read",
-        "the third number is a length",
-        _spoilt(lambda pieces: [(old_rank, start, stop - start) for old_rank, start, stop in pieces]),
+    "the third number is a length": _spoilt(
+        lambda pieces: [(old_rank, start, stop - start) for old_rank, start, stop in pieces]
     ),
-    TEXTS.mistake(
-        "shares-to-read",
-        "you number the old ranks from 1",
-        _spoilt(lambda pieces: [(old_rank + 1, start, stop) for old_rank, start, stop in pieces]),
+    "you number the old ranks from 1": _spoilt(
+        lambda pieces: [(old_rank + 1, start, stop) for old_rank, start, stop in pieces]
     ),
-    TEXTS.mistake("shares-to-read", "only the first piece is there", _spoilt(lambda pieces: pieces[:1])),
-    TEXTS.mistake(
-        "shares-to-read",
-        "every rank reads what rank 0 should",
-        lambda elements, old_ranks, new_ranks, rank: shares_to_read(elements, old_ranks, new_ranks, 0),
+    "only the first piece is there": _spoilt(lambda pieces: pieces[:1]),
+    "every rank reads what rank 0 should": lambda elements, old_ranks, new_ranks, rank: shares_to_read(
+        elements, old_ranks, new_ranks, 0
     ),
-    TEXTS.mistake("shares-to-read", "places counted from the beginning of the vector", _in_the_vector),
-    TEXTS.mistake("shares-to-read", "elements lost at the end, shares rounded down", _rounded_down),
-    TEXTS.mistake("shares-to-read", "the last share is shorter than the others", _with_padding),
-    *(
-        TEXTS.mistake("shares-to-read", "ranks of which there is nothing to read", shares_function)
-        for shares_function in (_with_empty, _without_end)
+    "places counted from the beginning of the vector": _in_the_vector,
+    "elements lost at the end, shares rounded down": _rounded_down,
+    "the last share is shorter than the others": _with_padding,
+    "ranks of which there is nothing to read": tuple(
+        shares_function for shares_function in (_with_empty, _without_end)
     ),
-    TEXTS.mistake(
-        "shares-to-read",
-        "you exchange the two cuts",
-        lambda elements, old_ranks, new_ranks, rank: shares_to_read(elements, new_ranks, old_ranks, rank),
+    "you exchange the two cuts": lambda elements, old_ranks, new_ranks, rank: shares_to_read(
+        elements, new_ranks, old_ranks, rank
     ),
-    TEXTS.mistake("shares-to-read", "elements lost at the end, new shares rounded down", _new_rounded_down),
-    TEXTS.mistake("shares-to-read", "too much of each", _whole_shares),
-)
+    "elements lost at the end, new shares rounded down": _new_rounded_down,
+    "too much of each": _whole_shares,
+}
 
 
 def _pieces(value: Any) -> Pieces:
