@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +12,11 @@ from string import Formatter
 
 import pytest
 
-from dlojz.labs.kit.exercise import Mistake, Said
-from dlojz.labs.kit.exercise_texts import MistakeWay, Texts, read_sentences
+from dlojz.labs.kit.exercise import Mistake, Said, Sentences, read_sentences
+from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
 
 LABS = Path(__file__).resolve().parents[2] / "dlojz" / "labs"
-FILES = sorted(LABS.glob("*/*.md"))
+FILES = sorted([*LABS.glob("*/*.md"), *(path for path in LABS.glob("kit/data/*.md") if path.stem.isidentifier())])
 TEXT = """# doubled
 
 - twice the number
@@ -45,10 +46,10 @@ TEXT = """# doubled
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_texts_have_a_sentence_for_each_key_and_a_key_for_each_sentence(path: Path) -> None:
-    module = importlib.import_module(f"dlojz.labs.{path.parent.name}.{path.stem}")
+    module = importlib.import_module(f"dlojz.labs.{path.relative_to(LABS).parts[0]}.{path.stem}")
     texts = module.TEXTS
     keys = {(exercise, key) for exercise, sentences in texts.sentences.items() for key in sentences}
-    tree = ast.parse(path.with_suffix(".py").read_text(encoding="utf-8"))
+    tree = ast.parse(inspect.getsource(module))
     spelled = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     requested = texts.requested | {place for place, _ in _calls(tree)}
     assert requested - keys == set(), "keys without their sentence"
@@ -60,7 +61,7 @@ def _calls(tree: ast.Module) -> Iterator[tuple[tuple[str, str], set[str]]]:
     """Exercise and key that a call spells, and the names of the values that it hands on."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and re.fullmatch(r"TEXTS\.(?:sentence|wrong|mistake)", ast.unparse(node.func)):
-            place = [argument.value for argument in node.args[:2] if isinstance(argument, ast.Constant)]
+            place = [str(argument.value) for argument in node.args[:2] if isinstance(argument, ast.Constant)]
             if len(place) == 2:
                 yield (place[0], place[1]), {keyword.arg or "" for keyword in node.keywords} - {"part", "seen"}
 
@@ -68,8 +69,9 @@ def _calls(tree: ast.Module) -> Iterator[tuple[tuple[str, str], set[str]]]:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_texts_have_the_values_that_the_braces_of_their_sentences_name(path: Path) -> None:
     """Where a call hands values on, each of them stands in a sentence, and no sentence names another one."""
-    texts = Texts(str(path.with_suffix(".py")))
-    for place, values in _calls(ast.parse(path.with_suffix(".py").read_text(encoding="utf-8"))):
+    texts = Sentences(path)
+    module = LABS / path.relative_to(LABS).parts[0] / f"{path.stem}.py"
+    for place, values in _calls(ast.parse(module.read_text(encoding="utf-8"))):
         names = {name for text in texts.sentence(*place) for _, name, _, _ in Formatter().parse(text) if name}
         assert not values or names == values, place
 

@@ -61,6 +61,78 @@ class Said(NamedTuple):
     def __str__(self) -> str:
         return say(en=self.en, fr=self.fr)
 
+    def begun(self) -> Said:
+        """Both with a capital, as at the beginning of a sentence."""
+        return Said(*(text[:1].upper() + text[1:] for text in self))
+
+
+class Sentences:
+    """Sentences of a module in a Markdown file, by section and key.
+
+    Attributes:
+        requested: pairs of section and key that the module has looked up, so that a test finds a sentence without its
+            key, or a key without its sentence.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.sentences = read_sentences(path.read_text(encoding="utf-8"))
+        self.requested: set[tuple[str, str]] = set()
+
+    def sentence(self, section: str, key: str, /, **values: object) -> Said:
+        """Look up the sentence of a key in both languages, with these values; the key itself where there is none.
+
+        Of a value that is `Said`, each language gets its own text.
+        """
+        self.requested.add((section, key))
+        sentence = self.sentences.get(section, {}).get(key, Said(key, key))
+        if not values:
+            return sentence
+        english, french = (
+            {name: value[index] if isinstance(value, Said) else value for name, value in values.items()}
+            for index in (0, 1)
+        )
+        return Said(sentence.en.format(**english), sentence.fr.format(**french))
+
+    def wrong(self, section: str, key: str, /, **values: object) -> Wrong:
+        """Make the verdict that says a sentence, for a judge to raise."""
+        return Wrong(*self.sentence(section, key, **values))
+
+
+def read_sentences(markdown: str) -> dict[str, dict[str, Said]]:
+    """Read a file of sentences: by exercise and key, English before French.
+
+    Raises:
+        ValueError: if a key has not one sentence in each language, or stands twice.
+    """
+    pairs: dict[str, dict[str, list[str]]] = {}
+    exercise, key = "", "title"
+    for line in markdown.splitlines():
+        mark, _, text = line.partition(" ")
+        if mark == "#":
+            exercise, key = text, "title"
+            if exercise in pairs:
+                raise ValueError(f"{exercise} stands twice")
+            pairs[exercise] = {}
+        elif mark == "##":
+            key = text
+            if key in pairs[exercise]:
+                raise ValueError(f"{exercise}: {key!r} stands twice")
+        elif mark == "-":
+            pairs[exercise].setdefault(key, []).append(text)
+        elif line.strip():
+            raise ValueError(f"{exercise}, {key!r}: a sentence stands on one line, after '- ', but {line!r} does not")
+    for name, sentences in pairs.items():
+        for key, languages in sentences.items():
+            if len(languages) != 2:
+                raise ValueError(f"{name}, {key!r}: {len(languages)} sentences instead of one in each language")
+    return {
+        name: {key: Said(english, french) for key, (english, french) in sentences.items()}
+        for name, sentences in pairs.items()
+    }
+
+
+TEXTS = Sentences(Path(__file__).with_name("data") / "exercise.md")
+
 
 class NotDone(NotImplementedError):  # noqa: N818 - a state of the work, not a fault
     """Raised by the stub of an exercise that the student has not written yet.
@@ -80,10 +152,7 @@ class NotDone(NotImplementedError):  # noqa: N818 - a state of the work, not a f
 
 def not_done(exercise_id: str) -> str:
     """The sentence for an exercise that is still to do."""
-    return say(
-        en=f"Exercise “{exercise_id}” is still to do: write the part marked TODO, then run this cell again.",
-        fr=f"L’exercice « {exercise_id} » reste à faire : écrivez la partie marquée TODO, puis relancez cette cellule.",
-    )
+    return str(TEXTS.sentence("verdict", "still to do", exercise_id=exercise_id))
 
 
 @dataclass(frozen=True)
@@ -166,16 +235,8 @@ def refused(values: Iterable[object], message: str = "") -> str:
     en = f", and this cell cannot go on with {'them' if names[1:] else 'it'} ({message})" if message else ""
     fr = f", et cette cellule ne peut pas s’en servir ({message})" if message else ""
     if names[1:]:
-        return say(
-            en=f"lab.check has not found your functions {text} right{en}: correct them, then run this cell again.",
-            fr=f"Vos fonctions {text} n’ont pas été jugées justes par lab.check{fr} : corrigez-les, puis relancez "
-            "cette cellule.",
-        )
-    return say(
-        en=f"lab.check has not found your function {text} right{en}: correct it, then run this cell again.",
-        fr=f"Votre fonction {text} n’a pas été jugée juste par lab.check{fr} : corrigez-la, puis relancez cette "
-        "cellule.",
-    )
+        return str(TEXTS.sentence("verdict", "several functions not right", text=text, en=en, fr=fr))
+    return str(TEXTS.sentence("verdict", "a function not right", text=text, en=en, fr=fr))
 
 
 def made_with_refused(values: Iterable[object]) -> str:
@@ -184,12 +245,7 @@ def made_with_refused(values: Iterable[object]) -> str:
     if not names:
         return ""
     text = ", ".join(names)
-    return say(
-        en=f"What this cell shows is computed by {text}, which lab.check has not found right: read it as the result "
-        "of your answer, not of a right one.",
-        fr=f"Ce que montre cette cellule est calculé par {text}, que lab.check n’a pas jugé juste : lisez-le comme "
-        "le résultat de votre réponse, non d’une réponse juste.",
-    )
+    return str(TEXTS.sentence("verdict", "made with a refused function", text=text))
 
 
 def _not_found_right(values: Iterable[object]) -> Iterator[str]:
@@ -360,11 +416,14 @@ def judge(exercise: Exercise, answer: object) -> Verdict:
     if not callable(answer):
         return Verdict(
             "wrong",
-            say(
-                en=f'lab.check("{exercise.id}", …) judges a function, but it received '
-                f"{a_or_an(type(answer).__name__)}: give it the name of the function, without parentheses.",
-                fr=f'lab.check("{exercise.id}", …) juge une fonction, mais a reçu un objet de type '
-                f"{type(answer).__name__} : donnez-lui le nom de la fonction, sans parenthèses.",
+            str(
+                TEXTS.sentence(
+                    "verdict",
+                    "no function",
+                    id=exercise.id,
+                    a_kind=a_or_an(type(answer).__name__),
+                    kind=type(answer).__name__,
+                )
             ),
         )
     if getattr(exercise.judge, "on_ranks", False):
@@ -407,34 +466,15 @@ def _verdict(exercise: Exercise, outcome: SandboxOutcome) -> Verdict:
     return Verdict(
         "wrong",
         {
-            "too_long": say(
-                en=f"Your function had not answered after {outcome.limit_s:.0f} s and was stopped: look for a loop "
-                "that never ends.",
-                fr=f"Votre fonction n’avait pas répondu au bout de {outcome.limit_s:.0f} s et a été arrêtée : cherchez "
-                "une boucle sans fin.",
-            ),
-            "flood": say(
-                en="Your function printed more than 64 KiB and was stopped: remove the print from the loop.",
-                fr="Votre fonction a affiché plus de 64 Kio et a été arrêtée : retirez le print de la boucle.",
-            ),
-            "died": say(
-                en=f"The process that ran your function ended without an answer (exit code {outcome.exit_code}): it "
-                "left by os._exit, exceeded a limit, or crashed.",
-                fr=f"Le processus qui exécutait votre fonction s’est terminé sans répondre (code de sortie "
-                f"{outcome.exit_code}) : il est sorti par os._exit, a dépassé une limite ou s’est interrompu "
-                "brutalement.",
-            ),
+            "too_long": str(TEXTS.sentence("verdict", "too long", limit_s=outcome.limit_s)),
+            "flood": str(TEXTS.sentence("verdict", "too much printed")),
+            "died": str(TEXTS.sentence("verdict", "ended without an answer", exit_code=outcome.exit_code)),
         }[outcome.end],
     )
 
 
 def _too_much_memory() -> str:
-    return say(
-        en="Your function asked for more memory than a check allows (2 GiB): look for a list or a tensor that grows "
-        "without limit.",
-        fr="Votre fonction a demandé plus de mémoire que la vérification n’en accorde (2 Gio) : cherchez une liste ou "
-        "un tenseur qui grandit sans limite.",
-    )
+    return str(TEXTS.sentence("verdict", "too much memory"))
 
 
 _TOO_FEW_GRADIENTS = re.compile(r"returned an incorrect number of gradients \(expected (\d+), got (\d+)\)")
@@ -446,21 +486,11 @@ _OTHER_SHAPE = re.compile(
 def _backward_returns(text: str) -> str:
     """Say what autograd refuses of the results of a student's own `backward`; nothing for any other error."""
     if number := _TOO_FEW_GRADIENTS.search(text):
-        return say(
-            en=f"backward of your autograd.Function must return one gradient (or None) for each argument of forward, "
-            f"{number[1]} in all, but it returns {number[2]}.",
-            fr=f"Le backward de votre autograd.Function doit renvoyer un gradient (ou None) par argument de forward, "
-            f"{number[1]} en tout, mais il en renvoie {number[2]}.",
-        )
+        return str(TEXTS.sentence("verdict", "another number of gradients", due=number[1], returned=number[2]))
     if shapes := _OTHER_SHAPE.search(text):
         index = int(shapes[1]) + 1
-        return say(
-            en=f"backward of your autograd.Function returns, as result {index}, a tensor of shape {shapes[2]}, but "
-            f"argument {index} of forward has the shape {shapes[3]}: return the gradients in the order of forward’s "
-            "arguments, each with the shape of its argument.",
-            fr=f"Le backward de votre autograd.Function renvoie, comme résultat {index}, un tenseur de forme "
-            f"{shapes[2]}, mais l’argument {index} de forward est de forme {shapes[3]} : renvoyez les gradients dans "
-            "l’ordre des arguments de forward, chacun de la forme de son argument.",
+        return str(
+            TEXTS.sentence("verdict", "a gradient of another shape", index=index, shape=shapes[2], due=shapes[3])
         )
     return ""
 
@@ -471,18 +501,8 @@ def unusable(text: str) -> str:
         return sentence
     # Python's words for a call with too many or too few arguments.
     if "positional argument" in text:
-        return say(
-            en=f"Your function does not take the arguments that the exercise gives it ({text}): keep the line `def …` "
-            "of the cell as it was.",
-            fr=f"Votre fonction ne prend pas les arguments que l’exercice lui donne ({text}) : gardez la ligne `def …` "
-            "de la cellule telle qu’elle était.",
-        )
-    return say(
-        en=f"The check could not use what your function is or returned ({text}): look at the arguments it takes and "
-        "the type it returns.",
-        fr=f"La vérification n’a pas pu utiliser votre fonction ou son résultat ({text}) : regardez les arguments "
-        "qu’elle prend et le type qu’elle renvoie.",
-    )
+        return str(TEXTS.sentence("verdict", "other arguments", text=text))
+    return str(TEXTS.sentence("verdict", "unusable", text=text))
 
 
 def _raised(error: BaseException, answer: object) -> str:
@@ -593,10 +613,7 @@ class Prediction:
     def format(self, value: float) -> str:
         """The number with its unit."""
         if self.kind == "bytes":
-            return say(
-                en=f"{format_bytes(value)} ({integer(value)} B)",
-                fr=f"{format_bytes(value)} ({integer(value)} octets)",
-            )
+            return str(TEXTS.sentence("verdict", "bytes", short=format_bytes(value), full=integer(value)))
         if self.kind == "seconds":
             return format_seconds(value)
         if self.kind in ("count", "rate") and abs(value) >= 10_000:
@@ -609,10 +626,7 @@ class Prediction:
         if value is None:
             return Verdict(
                 "wrong",
-                say(
-                    en="There is no figure to compare with: the run did not get so far; look at its logs.",
-                    fr="Aucune valeur à comparer : l’exécution n’est pas allée jusque-là ; consultez ses journaux.",
-                ),
+                str(TEXTS.sentence("verdict", "no figure")),
             )
         within = self.is_within(predicted, value)
         predicted_text, theirs = self.format(predicted), self.format(value)

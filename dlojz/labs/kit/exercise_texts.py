@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, Said, Wrong
+from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, Sentences
 from dlojz.labs.kit.judges import Judge
 
 Way = Callable[..., Any]
@@ -37,40 +37,15 @@ def by_part(way: Way, count: int) -> list[MistakeWay]:
     return [MistakeWay(way), *(MistakeWay(lambda *case, part=part: way(*case)[part], part) for part in range(count))]
 
 
-class Texts:
+class Texts(Sentences):
     """Sentences of the exercises of one module, by exercise and key.
 
     Args:
         module: `__file__` of the module; its sentences stand in the file of the same name that ends in `.md`.
-
-    Attributes:
-        requested: pairs of exercise and key that the module has looked up, so that a test finds a sentence without
-            its key, or a key without its sentence.
     """
 
     def __init__(self, module: str) -> None:
-        self.path = Path(module).with_suffix(".md")
-        self.sentences = read_sentences(self.path.read_text(encoding="utf-8"))
-        self.requested: set[tuple[str, str]] = set()
-
-    def sentence(self, exercise: str, key: str, /, **values: object) -> Said:
-        """Look up the sentence of a key in both languages, with these values; the key itself where there is none.
-
-        Of a value that is `Said`, each language gets its own text.
-        """
-        self.requested.add((exercise, key))
-        sentence = self.sentences.get(exercise, {}).get(key, Said(key, key))
-        if not values:
-            return sentence
-        english, french = (
-            {name: value[index] if isinstance(value, Said) else value for name, value in values.items()}
-            for index in (0, 1)
-        )
-        return Said(sentence.en.format(**english), sentence.fr.format(**french))
-
-    def wrong(self, exercise: str, key: str, /, **values: object) -> Wrong:
-        """Make the verdict that says a sentence, for a judge to raise."""
-        return Wrong(*self.sentence(exercise, key, **values))
+        super().__init__(Path(module).with_suffix(".md"))
 
     def mistake(
         self,
@@ -154,36 +129,3 @@ class Texts:
                 variant = mistaken if isinstance(mistaken, MistakeWay) else MistakeWay(mistaken)
                 mistakes.append(self.mistake(exercise, key, variant.way, variant.part, variant.seen))
         return tuple(mistakes)
-
-
-def read_sentences(markdown: str) -> dict[str, dict[str, Said]]:
-    """Read a file of sentences: by exercise and key, English before French.
-
-    Raises:
-        ValueError: if a key has not one sentence in each language, or stands twice.
-    """
-    pairs: dict[str, dict[str, list[str]]] = {}
-    exercise, key = "", "title"
-    for line in markdown.splitlines():
-        mark, _, text = line.partition(" ")
-        if mark == "#":
-            exercise, key = text, "title"
-            if exercise in pairs:
-                raise ValueError(f"{exercise} stands twice")
-            pairs[exercise] = {}
-        elif mark == "##":
-            key = text
-            if key in pairs[exercise]:
-                raise ValueError(f"{exercise}: {key!r} stands twice")
-        elif mark == "-":
-            pairs[exercise].setdefault(key, []).append(text)
-        elif line.strip():
-            raise ValueError(f"{exercise}, {key!r}: a sentence stands on one line, after '- ', but {line!r} does not")
-    for name, sentences in pairs.items():
-        for key, languages in sentences.items():
-            if len(languages) != 2:
-                raise ValueError(f"{name}, {key!r}: {len(languages)} sentences instead of one in each language")
-    return {
-        name: {key: Said(english, french) for key, (english, french) in sentences.items()}
-        for name, sentences in pairs.items()
-    }

@@ -12,6 +12,9 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
+import torch.nn.functional as F
+
 from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.exercise_texts import Texts
 
@@ -23,15 +26,11 @@ def attention(q_TD: Any, k_TD: Any, v_TD: Any) -> Any:
 
     Source: Vaswani et al. 2017 (arXiv 1706.03762), equation 1.
     """
-    import torch.nn.functional as F
-
     return F.scaled_dot_product_attention(q_TD[None], k_TD[None], v_TD[None])[0]
 
 
 def random_tensors(*shapes: tuple[int, ...], seed: int) -> tuple[Any, ...]:
     """Normal tensors, the same at every call."""
-    import torch
-
     generator = torch.Generator().manual_seed(seed)
     return tuple(torch.randn(shape, generator=generator) for shape in shapes)
 
@@ -84,7 +83,7 @@ ATTENTION = TEXTS.exercise(
             _by_root_of_tokens(operand_index) for operand_index in (0, 1)
         ),
         "each query takes the value of its best key": lambda q, k, v: v[(q @ k.T).argmax(-1)],
-        "your scores are masked by position": tuple(masked_attention for masked_attention in (_lower_scores, _causal)),
+        "your scores are masked by position": (_lower_scores, _causal),
         "you divide after the softmax": lambda q, k, v: (q @ k.T).softmax(-1) @ v / math.sqrt(q.shape[-1]),
         "one softmax runs over all scores together": lambda q, k, v: (
             (q @ k.T / math.sqrt(q.shape[-1])).flatten().softmax(0).view(len(q), -1) @ v
@@ -187,8 +186,6 @@ def block_parameters(width: int) -> int:
 
     Source: counted; the sum is that of `dlojz.models.blocks.TransformerBlock`.
     """
-    import torch
-
     from dlojz.models.blocks import TransformerBlock
 
     # No memory is taken: on the meta device parameters have a shape only.
@@ -247,8 +244,6 @@ ATTENTION_COST = TEXTS.exercise(
 
 def _bias_by(row_sign: int, column_sign: int, swap: bool = False) -> Callable[[Any, int], Any]:
     def way(table: Any, side: int) -> Any:
-        import torch
-
         index = torch.arange(side * side)
         row, column = index // side, index % side
         rows = row_sign * (row[:, None] - row[None, :]) + side - 1
@@ -274,8 +269,6 @@ def _tables() -> Iterator[tuple[Any, int]]:
 
 def _at(table: Any, side: int, index_of: Callable[[Any], Any]) -> Any:
     """The table read at places made from the offsets of rows and of columns."""
-    import torch
-
     index = torch.arange(side * side)
     row, column = index // side, index % side
     return table[index_of(row[:, None] - row[None, :]), index_of(column[:, None] - column[None, :])]
@@ -313,8 +306,6 @@ def cut_in_patches(image_CHW: Any, patch: int) -> Any:
 
     Source: Dosovitskiy et al. 2020 (arXiv 2010.11929), section 3.1; the order is that of a convolution's kernel.
     """
-    import torch.nn.functional as F
-
     # unfold gives (1, C·patch², P), channels outermost; one patch per row is wanted.
     return F.unfold(image_CHW[None], patch, stride=patch)[0].T
 
@@ -332,8 +323,6 @@ def _tiles(image_CHW: Any, patch: int) -> Any:
 
 
 def _overlapping(image_CHW: Any, patch: int) -> Any:
-    import torch.nn.functional as F
-
     return F.unfold(image_CHW[None], patch)[0].T
 
 
@@ -369,8 +358,6 @@ def embed(patches_PE: Any, projection_ED: Any, class_token_D: Any, position_TD: 
 
     Source: Dosovitskiy et al. 2020 (arXiv 2010.11929), equation 1.
     """
-    import torch
-
     # (1, D) above (P, E) @ (E, D), then one position per row: (P + 1, D).
     return torch.cat((class_token_D[None], patches_PE @ projection_ED)) + position_TD
 
@@ -381,26 +368,18 @@ def _sequences() -> Iterator[tuple[Any, ...]]:
 
 
 def _class_last(patches_PE: Any, projection_ED: Any, class_token_D: Any, position_TD: Any) -> Any:
-    import torch
-
     return torch.cat((patches_PE @ projection_ED, class_token_D[None])) + position_TD
 
 
 def _class_without_position(patches_PE: Any, projection_ED: Any, class_token_D: Any, position_TD: Any) -> Any:
-    import torch
-
     return torch.cat((class_token_D[None], patches_PE @ projection_ED + position_TD[1:]))
 
 
 def _class_position_only(patches_PE: Any, projection_ED: Any, class_token_D: Any, position_TD: Any) -> Any:
-    import torch
-
     return torch.cat(((class_token_D + position_TD[0])[None], patches_PE @ projection_ED))
 
 
 def _shifted_positions(patches_PE: Any, projection_ED: Any, class_token_D: Any, position_TD: Any) -> Any:
-    import torch
-
     return torch.cat((class_token_D[None], patches_PE @ projection_ED + position_TD[:-1]))
 
 

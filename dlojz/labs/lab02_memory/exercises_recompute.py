@@ -17,7 +17,11 @@ from dataclasses import dataclass
 from itertools import accumulate, product
 from math import inf
 from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from dlojz.base.language import a_or_an, format_bytes, format_seconds, integer, say, shortest
 from dlojz.base.table import Table, titles
@@ -27,9 +31,6 @@ from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import reader, refuse_nothing
 from dlojz.planner.activation_budget import BlockTables, BudgetPlan, planned
 from dlojz.prediction.forecast import forecast
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 TEXTS = Texts(__file__)
 
@@ -52,9 +53,6 @@ class _Trial:
 
 def _probed_blocks(count: int, seed: int) -> tuple[list[nn.Module], list[Any], list[Any], list[int]]:
     """Blocks that note their hidden activations and outputs, without keeping them alive, and how often they run."""
-    import torch
-    from torch import nn
-
     hidden: list[Any] = []
     outputs: list[Any] = []
     runs = [0] * count
@@ -85,8 +83,6 @@ def _probed_blocks(count: int, seed: int) -> tuple[list[nn.Module], list[Any], l
 
 
 def _tried(answer: Callable[..., Any], count: int, per_segment: int) -> _Trial:
-    import torch
-
     blocks, hidden, outputs, runs = _probed_blocks(count, seed=count)
     x = torch.randn(_CHECKPOINT_SAMPLES, _CHECKPOINT_WIDTH, generator=torch.Generator().manual_seed(count))
     torch.manual_seed(100 + count)  # dropout's
@@ -212,8 +208,6 @@ def offload_hooks(model: nn.Module, host: Host) -> Hooks:
     Source: torch `autograd.graph.saved_tensors_hooks`; Rajbhandari et al. 2021, ZeRO-Infinity (arXiv 2104.07857),
     §5.1.2. The package's own version is `dlojz.by_hand.activation_offload`.
     """
-    from torch import Tensor
-
     # By storage, not by tensor: autograd also saves views of a weight, which begin at the storage's address or later.
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
@@ -227,10 +221,6 @@ def offload_hooks(model: nn.Module, host: Host) -> Hooks:
 
 
 def _model() -> nn.Module:
-    import torch
-    from torch import nn
-    from torch.nn import functional as F
-
     class Parts(nn.Module):
         """Three layers in one weight, which autograd meets as views that begin at different places."""
 
@@ -255,8 +245,6 @@ def _model() -> nn.Module:
 
 def _step(hooks_of: Callable[..., Any] | None) -> tuple[WatchedHost, list[Tensor]]:
     """One forward and backward pass under an answer's hooks, or without any: the host, and the gradients."""
-    import torch
-
     model = _model()
     host = WatchedHost(model)
     x = torch.randn(_OFFLOAD_SAMPLES, _OFFLOAD_WIDTH, generator=torch.Generator().manual_seed(7))
@@ -271,8 +259,6 @@ def _step(hooks_of: Callable[..., Any] | None) -> tuple[WatchedHost, list[Tensor
 
 
 def _unpacked(tensor: Any) -> Tensor:
-    import torch
-
     if not isinstance(tensor, torch.Tensor):
         raise TEXTS.wrong("offload", "unpack gives no tensor", kind=type(tensor).__name__)
     return tensor

@@ -10,7 +10,12 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from dlojz.base.language import a_or_an, shortest
 from dlojz.labs.kit.exercise import Said
@@ -18,22 +23,16 @@ from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
 from dlojz.labs.kit.judges import reader
 from dlojz.processes.forks import RankAnswer
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
 TEXTS = Texts(__file__)
 
 SAMPLES, WIDTH, CLASSES = 4, 6, 3
 MICRO_BATCHES = 3
 
-Batch = tuple["Tensor", "Tensor"]
+Batch = tuple[Tensor, Tensor]
 
 
 def make_model(seed: int) -> nn.Module:
     """Two linear layers, the same on every rank."""
-    import torch
-    from torch import nn
-
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES))
@@ -41,8 +40,6 @@ def make_model(seed: int) -> nn.Module:
 
 def batch_of(rank: int, seed: int, number: int = 0) -> Batch:
     """A rank's micro-batch: inputs of some size, so that gradients are of order one, and classes."""
-    import torch
-
     generator = torch.Generator().manual_seed(10_000 * seed + 100 * rank + number)
     inputs = 5 * torch.randn((SAMPLES, WIDTH), generator=generator)
     return inputs, torch.randint(CLASSES, (SAMPLES,), generator=generator)
@@ -50,8 +47,6 @@ def batch_of(rank: int, seed: int, number: int = 0) -> Batch:
 
 def loss_of(model: nn.Module, batch: Batch) -> Tensor:
     """Mean cross-entropy over a batch."""
-    import torch.nn.functional as F
-
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
@@ -65,8 +60,6 @@ def gradients(model: nn.Module) -> dict[str, Any]:
 
 def true_gradients(seed: int, batches: list[Batch]) -> dict[str, Tensor]:
     """Gradients of the mean loss over batches of equal size, on one process."""
-    import torch
-
     model = make_model(seed)
     torch.stack([loss_of(model, batch) for batch in batches]).mean().backward()
     return gradients(model)
@@ -80,8 +73,6 @@ def average_gradients(model: nn.Module, only: Callable[[int, Tensor], bool] = la
 
     Source: Li et al. 2020 (arXiv 2006.15704), §3.1: averaged gradients keep replicas equal, not averaged weights.
     """
-    import torch.distributed as dist
-
     for index, parameter in enumerate(model.parameters()):
         if parameter.grad is not None and only(index, parameter):
             # Who: all ranks. What: one gradient, of its parameter's shape, summed. How much: its bytes.
@@ -90,22 +81,17 @@ def average_gradients(model: nn.Module, only: Callable[[int, Tensor], bool] = la
 
 
 def _average_weights(model: nn.Module) -> None:
-    import torch.distributed as dist
-
     for parameter in model.parameters():
         dist.all_reduce(parameter.data)
         parameter.data /= dist.get_world_size()
 
 
 def _largest(model: nn.Module) -> None:
-    import torch.distributed as dist
-
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad, op=dist.ReduceOp.MAX)
 
 
 def _backward_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
-    import torch
     from torch.nn.utils import parameters_to_vector
 
     model = make_model(seed)
@@ -174,8 +160,6 @@ def _accumulate(
 
 def _accumulation_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
     """The gradients; and, in order, the samples that each forward pass reads, or 0 for a backward pass."""
-    import torch
-
     model, passes = make_model(seed), []
 
     def forward(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -428,8 +412,6 @@ OTHER_COLLECTIVES = (
 
 def _watch(events: list[str]) -> None:
     """From here on every collective of this process, which ends with the trial, leaves an event."""
-    import torch.distributed as dist
-
     original = dist.all_reduce
 
     def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
@@ -479,8 +461,6 @@ def overlap(model: nn.Module, *, divide: str = "before", wait: bool = True, clea
 
     Source: Li et al. 2020 (arXiv 2006.15704), §3.2.3.
     """
-    import torch.distributed as dist
-
     travelling: list[tuple[Any, Tensor]] = []
 
     def send(parameter: Tensor) -> None:

@@ -11,7 +11,11 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from dlojz.base.language import say
 from dlojz.hardware.links import weighted_line
@@ -21,9 +25,6 @@ from dlojz.labs.kit.judges import reader
 from dlojz.labs.kit.rank_judges import same
 from dlojz.labs.kit.sandbox import hashes_of_another_process
 from dlojz.processes.forks import RankAnswer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TEXTS = Texts(__file__)
 
@@ -35,14 +36,10 @@ _IN_PLACE = TEXTS.sentence("ring-all-reduce", "a name bound anew to a chunk")
 
 
 def _input(rank: int, size: int, seed: int) -> Tensor:
-    import torch
-
     return torch.randn(CHUNK * size, generator=torch.Generator().manual_seed(1000 * seed + rank))
 
 
 def _sum(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    import torch
-
     # (N, CHUNK · N) summed over the ranks: what one process has that knows all inputs.
     return {_NAME: torch.stack([_input(peer, size, seed) for peer in range(size)]).sum(0)}
 
@@ -73,9 +70,6 @@ def ring(
 
     Source: Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations", §3.
     """
-    import torch
-    import torch.distributed as dist
-
     rank, size = dist.get_rank(), dist.get_world_size()
     chunks, received = x.chunk(size), torch.empty(CHUNK)
 

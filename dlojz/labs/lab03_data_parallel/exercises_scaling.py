@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import Judge, expect_numbers
@@ -16,8 +19,6 @@ from dlojz.labs.kit.rank_judges import run_on_ranks
 from dlojz.labs.lab03_data_parallel.exercises_ring import ring_seconds
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from dlojz.processes.forks import RankAnswer
 
 TEXTS = Texts(__file__)
@@ -129,8 +130,6 @@ RANKS, ELEMENTS = 4, 24
 
 
 def _part(rank: int, seed: int) -> Tensor:
-    import torch
-
     return torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(100 * seed + rank))
 
 

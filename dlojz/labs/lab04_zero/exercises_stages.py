@@ -8,7 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
 
 from dlojz.base.language import a_or_an
 from dlojz.labs.kit.exercise import Said
@@ -16,9 +21,6 @@ from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import normal, refuse_nothing
 from dlojz.labs.kit.rank_judges import gathers
 from dlojz.processes.forks import RankAnswer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TEXTS = Texts(__file__)
 
@@ -99,8 +101,6 @@ _WEIGHTS = "weights"
 
 
 def _adam(tensors: Sequence[Any]) -> Any:
-    import torch
-
     # A large eps: without it Adam does not see a gradient that is as many times too large as there are ranks.
     return torch.optim.Adam(tensors, lr=0.1, eps=0.5)
 
@@ -112,8 +112,6 @@ def shard_optimizer(
 
     Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §5.1.
     """
-    import torch.distributed as dist
-
     rank, size = dist.get_rank(), dist.get_world_size()
     share = weights.chunk(size)[0 if variant == "first" else rank]
     optimizer = make_optimizer([share])
@@ -226,10 +224,6 @@ def reduce_gradients(gradients: Sequence[Tensor], *, variant: str = "right") -> 
 
     Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §5.2; the padding is that of `dlojz.by_hand.zero`.
     """
-    import torch
-    import torch.distributed as dist
-    import torch.nn.functional as F
-
     size = dist.get_world_size()
     pieces = [gradient.flatten() for gradient in gradients]
     if variant == "each apart":
@@ -259,9 +253,6 @@ def _reduce_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -
 
 
 def _share_of(ranks: Sequence[int], rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    import torch
-    import torch.nn.functional as F
-
     flats = [torch.cat([gradient.flatten() for gradient in _gradients_of(peer, size, seed)]) for peer in ranks]
     mean = torch.stack(flats).mean(0)
     return {_SHARE: F.pad(mean, (0, -mean.numel() % size)).chunk(size)[rank]}
@@ -317,8 +308,6 @@ def gather(share: Tensor) -> Tensor:
     Returns:
         all rows, shape (rows, columns), in the order of the ranks.
     """
-    import torch.distributed as dist
-
     matrix = share.new_empty(dist.get_world_size() * share.shape[0], share.shape[1])
     # Who: all ranks. What: each gives its rows and has all of them. How much: the matrix's bytes.
     dist.all_gather_into_tensor(matrix, share.detach().contiguous())
@@ -326,8 +315,6 @@ def gather(share: Tensor) -> Tensor:
 
 
 def _ranks() -> int:
-    import torch.distributed as dist
-
     return dist.get_world_size()
 
 
@@ -336,8 +323,6 @@ def sharded_linear(x: Tensor, share: Tensor, *, variant: str = "right") -> Tenso
 
     Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §5.3.
     """
-    import torch
-    import torch.distributed as dist
 
     class ShardedLinear(torch.autograd.Function):
         @staticmethod
@@ -369,8 +354,6 @@ def sharded_linear(x: Tensor, share: Tensor, *, variant: str = "right") -> Tenso
 
 def _inputs(rank: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """This rank's x and the coefficients of its loss; the same weights on all ranks."""
-    import torch
-
     rank_generator = torch.Generator().manual_seed(100 * seed + rank)
     common = torch.Generator().manual_seed(seed)
     x = torch.randn(SAMPLES, NARROW, generator=rank_generator)
@@ -380,8 +363,6 @@ def _inputs(rank: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
-    import torch
-
     x, coefficients, *weights = _inputs(rank, seed)
     x.requires_grad_()
     first_share, second_share = (weight.chunk(size)[rank].clone().requires_grad_() for weight in weights)
@@ -401,8 +382,6 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
 
 def _gradients(ranks: Iterable[int], rank: int, size: int, seed: int) -> dict[str, Tensor]:
     """What one process computes: output and gradient of this rank's x, mean gradients over some ranks' data."""
-    import torch
-
     of_rank, sums = {}, []
     # Always with this rank, whose output is compared, though the mean may be over others.
     for peer in {rank, *ranks}:

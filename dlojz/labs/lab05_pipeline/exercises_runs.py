@@ -12,7 +12,11 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from dlojz.base.language import shortest
 from dlojz.config.run_config import RunConfig
@@ -20,10 +24,6 @@ from dlojz.labs.kit.exercise import Said, Wrong
 from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
 from dlojz.labs.kit.judges import asked_run, check_settings, expect_json, reader, refuse_nothing
 from dlojz.processes.forks import RankAnswer
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
 
 TEXTS = Texts(__file__)
 
@@ -62,9 +62,6 @@ def run_stage(
 
     Source: Huang et al. 2019 (arXiv 1811.06965), §2.2, for one micro-batch.
     """
-    import torch
-    import torch.distributed as dist
-
     send = send or dist.send
     rank, last_rank = dist.get_rank(), dist.get_world_size() - 1
     if x is None:
@@ -99,9 +96,6 @@ def run_stage(
 
 def _stages(size: int, seed: int) -> tuple[list[nn.Sequential], list[Tensor], Tensor]:
     """All stages, the micro-batches and the targets, from the seed alone."""
-    import torch
-    from torch import nn
-
     generator = torch.Generator().manual_seed(seed)
     samples, width = 3 + seed % 3, 4 + seed % 2
     dtype = torch.float64 if seed == WIDE_SEED else torch.float32
@@ -131,8 +125,6 @@ def _asks_for_a_gradient(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
 
 def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Tensor | None]]:
     """The gradients; and whether this rank has sent back a gradient of ones, as `y.sum().backward()` begins with."""
-    import torch.distributed as dist
-
     stages, inputs, targets = _stages(size, seed)
     stage, (x, *_) = stages[rank], inputs
     if rank > 0:
@@ -160,8 +152,6 @@ def _run(
     is_last: bool,
 ) -> None:
     """Run an answer on all micro-batches; one with a `yield` in halves, all first ones before the first second one."""
-    import torch.distributed as dist
-
     destinations: list[int] = []
 
     def send(tensor: Tensor, to: int) -> None:

@@ -9,7 +9,12 @@ Shape suffixes: B batch, T tokens, D width, N heads, H width of a head.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
 
 from dlojz.labs.kit.exercise import Mistake, Said
 from dlojz.labs.kit.exercise_texts import Texts
@@ -34,9 +39,6 @@ from dlojz.labs.kit.rank_judges import (
     times_ranks,
 )
 from dlojz.processes.forks import RankAnswer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TEXTS = Texts(__file__)
 
@@ -94,14 +96,10 @@ def _every_nth(rank: int, size: int, seed: int) -> dict[str, Tensor]:
 
 
 def _side_by_side(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    import torch
-
     return {OF_X: torch.cat([_own_of_x(peer, size, seed) for peer in range(size)], dim=1)}
 
 
 def _largest(tensors: list[Tensor]) -> Tensor:
-    import torch
-
     return torch.stack(tensors).amax(0)
 
 
@@ -189,8 +187,6 @@ def _row_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> d
 
 
 def _row(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    import torch
-
     x, weight, bias, coefficients = _row_inputs(seed)
     # The answer is given the whole weight; the gradient reaches this rank's columns only, the others get zeros.
     of_weight = torch.zeros_like(weight)
@@ -279,8 +275,6 @@ ROW_LINEAR = TEXTS.exercise(
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
-    import torch
-
     return torch.cat(parts, dim=1)
 
 
@@ -313,8 +307,6 @@ def _mlp_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> d
 
 def _mlp_shares(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     """The gradient of x is this rank's contribution; all else is right."""
-    import torch.nn.functional as F
-
     shares = [_own(peer, size, seed) for peer in range(size)]
     # (samples, HIDDEN / N) @ (HIDDEN / N, width): partial products of the shape of y, summed by one all-reduce.
     partials = [F.gelu(x @ expand.T + bias) @ project.T for x, expand, bias, project, _ in shares]
@@ -350,8 +342,6 @@ def _mlp_like(
     """The output of another MLP, computed in one process."""
 
     def values(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-        import torch.nn.functional as F
-
         activations: dict[str, Callable[[Tensor], Tensor]] = {
             "gelu": F.gelu, "relu": F.relu, "silu": F.silu, "none": lambda h: h,
             "tanh gelu": lambda h: F.gelu(h, approximate="tanh"),
@@ -437,8 +427,6 @@ def _attention_inputs(seed: int) -> Any:
 
 
 def _attention_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
-    import torch.distributed as dist
-
     from dlojz.by_hand.tensor.axis import TensorAxis
 
     x, qkv, project, coefficients = _attention_inputs(seed)
@@ -450,9 +438,6 @@ def _attention_trial(answer: Callable[..., Any], rank: int, size: int, seed: int
 
 
 def _attend(x_BTD: Tensor, rows_3NHD: Tensor, project_DE: Tensor, *, merge: bool = True) -> Tensor:
-    import torch
-    import torch.nn.functional as F
-
     q_BNTH, k_BNTH, v_BNTH = torch.einsum("btd,pnhd->pbnth", x_BTD, rows_3NHD)
     attended_BNTH = F.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH)
     merged = attended_BNTH.transpose(1, 2) if merge else attended_BNTH
@@ -503,9 +488,6 @@ def _attention_like(
     """The output of another attention, and where ranks take other heads, or other columns of project."""
 
     def values(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-        import torch
-        import torch.nn.functional as F
-
         x, qkv, project, _ = _attention_inputs(seed)
         # One product for queries, keys and values: (B, T, D) with (3, N, H, D) gives (3, B, N, T, H).
         qkv_3BNTH = torch.einsum("btd,pnhd->pbnth", x, qkv.view(3, HEADS, HEAD, ATTENTION_WIDTH))

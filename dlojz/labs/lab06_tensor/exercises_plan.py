@@ -12,7 +12,12 @@ import logging
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
 
 from dlojz.base.language import a_or_an
 from dlojz.by_hand.collectives.cost import cost_s
@@ -36,9 +41,6 @@ from dlojz.labs.kit.rank_judges import (
 )
 from dlojz.models.sizes import LlamaSize
 from dlojz.processes.forks import RankAnswer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TEXTS = Texts(__file__)
 
@@ -72,8 +74,6 @@ def _gradients(shard: SimpleNamespace) -> dict[str, Any]:
 
 
 def _convolution_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
-    import torch.distributed as dist
-
     from dlojz.by_hand.tensor.axis import TensorAxis
 
     x, coefficients, _ = _inputs(seed)
@@ -92,9 +92,6 @@ def _only(parts: list[Tensor], rank: int) -> Tensor:
 
 def _shares(rank: int, size: int, seed: int, variant: str = "right") -> dict[str, Tensor]:
     """What each rank holds, its contribution to the gradient of x by itself; `variant` spoils the gate."""
-    import torch
-    import torch.nn.functional as F
-
     x, coefficients, _ = _inputs(seed)
     ranks, shards = range(size), [_own(peer, size, seed) for peer in range(size)]
     xs = [x.clone().requires_grad_() for _ in ranks]
@@ -139,9 +136,6 @@ def _whole(
     shortcut: float = 1.0,
 ) -> dict[str, Tensor]:
     """The output of another block, computed in one process."""
-    import torch
-    import torch.nn.functional as F
-
     functions: dict[str, Callable[[Tensor], Tensor]] = {
         "gelu": F.gelu, "relu": F.relu, "silu": F.silu, "sigmoid": torch.sigmoid, "none": lambda h: h,
         "mean": lambda h: h.mean((2, 3)), "sum": lambda h: h.sum((2, 3)), "largest": lambda h: h.amax((2, 3)),
@@ -215,8 +209,6 @@ PLAN_BATCH, TOKENS = 2, 5
 
 
 def _block(seed: int) -> Any:
-    import torch
-
     from dlojz.models.llama import LlamaBlock
 
     with torch.random.fork_rng(devices=[]):
@@ -225,8 +217,6 @@ def _block(seed: int) -> Any:
 
 
 def _input(seed: int) -> Tensor:
-    import torch
-
     return torch.randn(PLAN_BATCH, TOKENS, SIZE.width, generator=torch.Generator().manual_seed(seed)).requires_grad_()
 
 

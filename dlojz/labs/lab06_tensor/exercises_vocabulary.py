@@ -9,7 +9,12 @@ Shape suffixes: B batch, T tokens, D width; V vocabulary, v = V / n words of one
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
 
 from dlojz.labs.kit.exercise import Mistake, Said
 from dlojz.labs.kit.exercise_texts import Texts
@@ -32,9 +37,6 @@ from dlojz.labs.kit.rank_judges import (
 )
 from dlojz.processes.forks import RankAnswer
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 TEXTS = Texts(__file__)
 
 VOCABULARY_BATCH, VOCABULARY_TOKENS, WORDS, VOCABULARY_WIDTH = 2, 6, 12, 4
@@ -52,8 +54,6 @@ _OFF_BY_ONE = TEXTS.sentence("shared", "off by one")
 
 
 def _axis() -> Any:
-    import torch.distributed as dist
-
     from dlojz.by_hand.tensor.axis import TensorAxis
 
     return TensorAxis(dist.group.WORLD)
@@ -61,8 +61,6 @@ def _axis() -> Any:
 
 def _tokens(seed: int) -> Tensor:
     """Every word at least once, so that no rank is spared."""
-    import torch
-
     return torch.randperm(WORDS, generator=torch.Generator().manual_seed(seed)).view(
         VOCABULARY_BATCH, VOCABULARY_TOKENS
     )
@@ -172,8 +170,6 @@ def _loss_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> 
 
 
 def _loss(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    import torch.nn.functional as F
-
     logits = _logits(seed).requires_grad_()
     loss = F.cross_entropy(logits.flatten(0, 1), _tokens(seed).flatten())
     loss.backward()
@@ -182,8 +178,6 @@ def _loss(rank: int, size: int, seed: int) -> dict[str, Tensor]:
 
 def _spoilt_loss(variant: str) -> Callable[[int, int, int], dict[str, Tensor]]:
     def values(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-        import torch
-
         share, logits, tokens = WORDS // size, _logits(seed), _tokens(seed)
         sums, targets = [], []
         for peer, peer_logits in enumerate(logits.chunk(size, dim=-1)):
@@ -213,8 +207,6 @@ def _spoilt_loss(variant: str) -> Callable[[int, int, int], dict[str, Tensor]]:
 
 def _local_loss(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     """Over this rank's words, with the target's number brought among them."""
-    import torch.nn.functional as F
-
     logits = _logits(seed).chunk(size, dim=-1)[rank]
     return {LOSS: F.cross_entropy(logits.flatten(0, 1), _tokens(seed).flatten() % logits.shape[-1])}
 
@@ -316,8 +308,6 @@ def _inputs(seed: int) -> Any:
 
 def _region(rank: int, size: int, seed: int) -> Callable[[Tensor], Tensor]:
     """This rank's part of a parallel region: columns, a function of each feature, rows; the sum is left to do."""
-    import torch
-
     _, _, _, expand, project, _ = _inputs(seed)
     return lambda x_BTD: torch.tanh(x_BTD @ expand.chunk(size)[rank].T) @ project.chunk(size, dim=1)[rank].T
 
@@ -327,9 +317,6 @@ def _own(tensor: Tensor, rank: int, size: int, seed: int) -> Tensor:
 
 
 def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
-    import torch
-    import torch.distributed as dist
-
     from dlojz.by_hand.tensor.axis import TensorAxis
     from dlojz.by_hand.tensor.random_state import RandomStates
 
@@ -350,8 +337,6 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
 
 def _noted_gathers() -> list[Tensor]:
     """From here on, what this process hands to an all-gather; the process ends with the trial."""
-    import torch.distributed as dist
-
     handed: list[Tensor] = []
 
     def noted(collective: Callable[..., Any]) -> Callable[..., Any]:
@@ -367,8 +352,6 @@ def _noted_gathers() -> list[Tensor]:
 
 
 def _mask(rank: int, seed: int, stream: str, like: Tensor) -> Tensor:
-    import torch
-
     from dlojz.by_hand.tensor.random_state import RandomStates
 
     return RandomStates(seed, rank).dropout(torch.ones_like(like), DROP, stream)  # type: ignore[arg-type]
@@ -376,9 +359,6 @@ def _mask(rank: int, seed: int, stream: str, like: Tensor) -> Tensor:
 
 def _shares(rank: int, size: int, seed: int, variant: str = "right") -> dict[str, Tensor]:
     """What each rank holds: the ranks' copies of x and of the norm are leaves of one graph, with one loss."""
-    import torch
-    import torch.nn.functional as F
-
     x, weight, bias, _, _, coefficients = _inputs(seed)
     split = shares_tokens(seed)
     stream = {"replicated": "replicated", "split": "split"}.get(variant, "split" if split else "replicated")
@@ -415,8 +395,6 @@ def _shares(rank: int, size: int, seed: int, variant: str = "right") -> dict[str
 
 def _like(rank: int, size: int, seed: int, variant: str) -> dict[str, Tensor]:
     """The output of another half block."""
-    import torch.nn.functional as F
-
     x, weight, bias, *_ = _inputs(seed)
     stream = "split" if shares_tokens(seed) else "replicated"
 

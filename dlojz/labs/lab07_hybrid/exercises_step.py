@@ -10,7 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from dlojz.config.layout import RankGrid
 from dlojz.labs.kit.exercise import Said
@@ -19,15 +23,12 @@ from dlojz.labs.kit.judges import RANK_CASES
 from dlojz.labs.kit.rank_judges import OUTPUT, asked_for, gathers, normals
 from dlojz.processes.forks import RankAnswer
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 TEXTS = Texts(__file__)
 
 HIDDEN, WIDTH, SAMPLES = 3, 4, 5
 """Hidden features of one rank, width of the stream, samples of one replica."""
 NAMES = ("scale", "w1", "w2", "bias")
-Part = dict[str, "Tensor"]
+Part = dict[str, Tensor]
 
 
 def make_part(rank: int, dp: int, tp: int, seed: int) -> tuple[Part, Tensor, Tensor]:
@@ -44,8 +45,6 @@ def make_part(rank: int, dp: int, tp: int, seed: int) -> tuple[Part, Tensor, Ten
 
 
 def _whole(dp: int, tp: int, seed: int) -> Part:
-    import torch
-
     generator = torch.Generator().manual_seed(seed)
     shapes = {"scale": (WIDTH,), "w1": (tp * HIDDEN, WIDTH), "w2": (WIDTH, tp * HIDDEN), "bias": (WIDTH,),
               "x": (dp * SAMPLES, WIDTH), "targets": (dp * SAMPLES, WIDTH)}  # fmt: skip
@@ -118,8 +117,6 @@ def _averaged(rank_gradients: list[Part], rank: int, grid: RankGrid, variant: St
 
 
 def _sum(tensors: list[Tensor]) -> Tensor:
-    import torch
-
     return torch.stack(tensors).sum(0)
 
 
@@ -143,9 +140,6 @@ def _held(variant: StepVariant) -> Callable[[int, int, int], Part]:
 
 
 def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Tensor | None]]:
-    import torch
-    import torch.distributed as dist
-
     from dlojz.by_hand.tensor.axis import TensorAxis
 
     dp, tp = STEP_DEGREES[size]
@@ -215,8 +209,6 @@ def _attended(variant: str = "whole") -> Callable[[int, int, int], dict[str, Ten
     """What a rank has for its queries: the right way over the whole sequence, or a wrong one."""
 
     def attended(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-        import torch
-
         q_all, k, v = _queries_keys_values(size, seed)
         q = q_all.chunk(size, dim=2)[rank]
         scores = q @ k.mT if variant == "no root" else q @ k.mT / HEAD**0.5

@@ -159,20 +159,18 @@ def _cases() -> Iterator[Case]:
         yield StageTimes(work, (1.0, 0.85, 0.35, 0.15)), layers, gpus, micro_batches
 
 
-def _told(case: Case) -> str:
+def _told(case: Case) -> Said:
     time_of, layers, gpus, micro_batches = case
     name = f"{time_of} " if time_of.title else ""
-    return str(
-        TEXTS.sentence(
-            "pipeline-stages",
-            "the case",
-            name=name,
-            layers=layers,
-            work=list(time_of.work),
-            gpus=gpus,
-            efficiency=list(time_of.efficiency),
-            micro_batches=micro_batches,
-        )
+    return TEXTS.sentence(
+        "pipeline-stages",
+        "the case",
+        name=name,
+        layers=layers,
+        work=list(time_of.work),
+        gpus=gpus,
+        efficiency=list(time_of.efficiency),
+        micro_batches=micro_batches,
     )
 
 

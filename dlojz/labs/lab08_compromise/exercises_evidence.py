@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, say, shortest, significant
+from dlojz.base.language import decimal, shortest, significant
 from dlojz.cost_model.step import SECONDS_PER_DAY
 from dlojz.labs.kit.exercise import Mistake, Said, Wrong
 from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
@@ -55,18 +55,16 @@ def _share(part: int, operations: Callable[[bool], float]) -> MistakeWay:
     )
 
 
-def _training_told(case: Case) -> str:
+def _training_told(case: Case) -> Said:
     parameters, tokens_per_s, gpus, peak, recompute = case
-    return str(
-        TEXTS.sentence(
-            "shares-of-peak",
-            "the case",
-            parameters=significant(parameters),
-            tokens_per_s=shortest(tokens_per_s),
-            gpus=gpus,
-            peak=significant(peak),
-            recompute=recompute,
-        )
+    return TEXTS.sentence(
+        "shares-of-peak",
+        "the case",
+        parameters=significant(parameters),
+        tokens_per_s=shortest(tokens_per_s),
+        gpus=gpus,
+        peak=significant(peak),
+        recompute=recompute,
     )
 
 
@@ -139,11 +137,6 @@ def _rounds() -> Iterator[Case]:
         yield first_s, second_s
 
 
-def _told_rounds(case: Case) -> str:
-    first_s, second_s = case
-    return say(en=f"For the rounds {first_s} and {second_s}", fr=f"Pour les tours {first_s} et {second_s}")
-
-
 def _ratio(statistic: Callable[[Sequence[float]], float], english: str, french: str) -> Mistake:
     return Mistake(lambda first_s, second_s: statistic(second_s) / statistic(first_s), english, french, part=0)
 
@@ -160,7 +153,7 @@ PAIRED = TEXTS.exercise(
     compare_rounds,
     cases=_rounds,
     parts=(Said("the ratio", "le rapport"), Said("p", "p")),
-    told=_told_rounds,
+    told=Said("For the rounds {0} and {1}", "Pour les tours {0} et {1}"),
     mistakes={
         "your ratio is the other way round": MistakeWay(
             lambda first_s, second_s: statistics.median([a / b for a, b in zip(first_s, second_s, strict=True)]), part=0

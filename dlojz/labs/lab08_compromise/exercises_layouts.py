@@ -57,23 +57,6 @@ def _cases() -> Iterator[Case]:
             yield layout, stage, parameters, dice.randrange(10**8, 10**9)
 
 
-def _memory_told(case: Case) -> str:
-    layout, stage, parameters, micro_batch_bytes = case
-    degrees = (
-        f"dp={layout.dp}, tp={layout.tp}, pp={layout.pp}, zero={layout.zero}, micro_batches={layout.micro_batches}"
-    )
-    return str(
-        TEXTS.sentence(
-            "rank-bytes",
-            "the case",
-            degrees=degrees,
-            stage=stage,
-            parameters=parameters,
-            micro_batch_bytes=micro_batch_bytes,
-        )
-    )
-
-
 def _states(part: int) -> list[Mistake]:
     """The usual mistakes about one kind of state."""
     size, min_stage = ((WEIGHT_BYTES, 3), (MEMORY_GRADIENT_BYTES, 2), (OPTIMIZER_BYTES, 1))[part]
@@ -82,7 +65,7 @@ def _states(part: int) -> list[Mistake]:
     def shared(layout: Any, from_stage: int = min_stage) -> int:
         return int(layout.dp) if layout.zero >= from_stage else 1
 
-    def state(key: str, bytes_of: Callable[[Any, float], float], **values: int) -> Mistake:
+    def state(key: str, bytes_of: Callable[..., float], **values: Any) -> Mistake:
         return TEXTS.mistake(
             "rank-bytes",
             key,
@@ -145,7 +128,7 @@ RANK_BYTES = TEXTS.exercise(
         Said("optimizer", "l’optimiseur"),
         Said("activations", "les activations"),
     ),
-    told=_memory_told,
+    told=TEXTS.sentence("rank-bytes", "the case"),
     mistakes={
         "states sharded or counted wrongly": tuple(mistake for part in range(3) for mistake in _states(part)),
         "keeps all micro-batches, as GPipe does": _flight(lambda layout, stage: layout.micro_batches),
@@ -251,20 +234,18 @@ def _clusters() -> Iterator[Case]:
     yield 16, 64, 9.0, 1e10, 8e10, 1e-5, 1e-12
 
 
-def _told_cluster(case: Case) -> str:
+def _told_cluster(case: Case) -> Said:
     gpus, m, work_s, parameters, capacity, alpha, beta = case
-    return str(
-        TEXTS.sentence(
-            "best-split",
-            "the case",
-            gpus=gpus,
-            capacity=significant(capacity, 2),
-            m=m,
-            work_s=significant(work_s, 2),
-            parameters=significant(parameters, 2),
-            alpha=significant(alpha, 2),
-            beta=significant(beta, 2),
-        )
+    return TEXTS.sentence(
+        "best-split",
+        "the case",
+        gpus=gpus,
+        capacity=significant(capacity, 2),
+        m=m,
+        work_s=significant(work_s, 2),
+        parameters=significant(parameters, 2),
+        alpha=significant(alpha, 2),
+        beta=significant(beta, 2),
     )
 
 

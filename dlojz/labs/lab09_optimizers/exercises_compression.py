@@ -12,7 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from dlojz.base.language import refusal
 from dlojz.labs.kit.exercise import Mistake, Said, Wrong
@@ -21,12 +25,9 @@ from dlojz.labs.kit.judges import normal
 from dlojz.labs.kit.rank_judges import TENSOR_CASES
 from dlojz.processes.forks import RankAnswer
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 TEXTS = Texts(__file__)
 
-Scale = Callable[["Tensor"], "Tensor"]
+Scale = Callable[[Tensor], Tensor]
 Compressed = Literal["chunk by chunk", "with one scale", "not at all"]
 """How the chunks of a vector are compressed."""
 
@@ -51,14 +52,10 @@ def bias(draws: Tensor) -> Tensor:
     Returns:
         the mean of the compressed rows, less the mean of the rows, shape (weights,).
     """
-    import torch
-
     return torch.stack([compress(row) for row in draws]).mean(0) - draws.mean(0)
 
 
 def _signs(values: Tensor) -> Tensor:
-    import torch
-
     return torch.where(values >= 0, 1.0, -1.0)
 
 
@@ -241,8 +238,6 @@ def write(values: Tensor) -> Tensor:
     Raises:
         LabError: if n is not a multiple of 8.
     """
-    import torch
-
     from dlojz.by_hand.optimizers.one_bit import pack, scales_of
     from dlojz.by_hand.optimizers.sent_bytes import SIGNS_PER_BYTE
 
@@ -266,8 +261,6 @@ def read(message: Tensor) -> Tensor:
     Returns:
         fp32, shape (n,).
     """
-    import torch
-
     from dlojz.by_hand.optimizers.one_bit import decompress
     from dlojz.by_hand.optimizers.sent_bytes import BLOCK_ELEMENTS, SCALE_BYTES, SIGNS_PER_BYTE
 
@@ -288,9 +281,6 @@ def values_of(rank: int, size: int, seed: int, call: int) -> Tensor:
 
 
 def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
-    import torch
-    import torch.distributed as dist
-
     exchange, types = dist.all_to_all_single, []
 
     # the record of calls has no type of what an all-to-all exchanges
@@ -313,8 +303,6 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
 
 def _read(chunks: Sequence[Tensor], how: Compressed) -> list[Tensor]:
     """What the messages of chunks stand for."""
-    import torch
-
     if how == "not at all":
         return list(chunks)
     # one scale over all chunks first; in each chunk `write` then finds the same mean magnitude
@@ -343,8 +331,6 @@ def simulated(
         means: how the servers' means are compressed.
         alone: whether nothing is exchanged: each rank averages its own messages.
     """
-    import torch
-
     workers = [torch.zeros(size * CHUNK) for _ in range(size)]
     servers = [torch.zeros(CHUNK) for _ in range(size)]
     rank_tensors: list[dict[str, Tensor]] = [{} for _ in range(size)]
@@ -397,8 +383,6 @@ def _uncompressed(rank: int, size: int, seed: int) -> dict[str, Tensor]:
 
 def _own_chunks(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     """The first call, where each server takes its own messages for those of all ranks."""
-    import torch
-
     means = []
     for source_rank in range(size):
         chunks = [read(write(chunk)) for chunk in values_of(source_rank, size, seed, 0).chunk(size)]
@@ -408,8 +392,6 @@ def _own_chunks(rank: int, size: int, seed: int) -> dict[str, Tensor]:
 
 def _signs_added(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     """Each rank's whole vector, compressed, and then an all-reduce of numbers: of the first call."""
-    import torch
-
     total = torch.stack([read(write(values_of(source_rank, size, seed, 0))) for source_rank in range(size)]).sum(0)
     return {"mean of call 0": total / size}
 
@@ -418,8 +400,6 @@ def _first_call(worker: float = 1.0, server: float = 1.0) -> Callable[[int, int,
     """Two calls: by how much what was told is taken away from the errors, 1 if all is right."""
 
     def values(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-        import torch
-
         worker_errors, server_errors = (
             [torch.zeros(size * CHUNK) for _ in range(size)],
             [torch.zeros(CHUNK) for _ in range(size)],

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from dlojz.base.language import significant
 from dlojz.labs.kit.exercise import Wrong
@@ -14,12 +19,9 @@ from dlojz.labs.kit.rank_judges import OUTPUT, refuse_errors, run_on_ranks
 from dlojz.labs.lab09_optimizers.exercises_compression import compress
 from dlojz.processes.forks import RankAnswer
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 TEXTS = Texts(__file__)
 
-Compress = Callable[["Tensor"], "Tensor"]
+Compress = Callable[[Tensor], Tensor]
 STEPS = 6
 
 
@@ -34,8 +36,6 @@ def feed_back(values: Tensor, error: Tensor, compress: Compress) -> tuple[Tensor
 
 def largest(values: Tensor) -> Tensor:
     """Keep the number of largest magnitude and set all others to zero."""
-    import torch
-
     sparse = torch.zeros_like(values)
     index = int(values.abs().argmax())
     sparse[index] = values[index]
@@ -44,8 +44,6 @@ def largest(values: Tensor) -> Tensor:
 
 def _use(answer: Callable[..., Any], seed: int, numel: int, compress: Compress) -> Tensor:
     """Everything told in some steps, and everything kept, end to end."""
-    import torch
-
     error, history = torch.zeros(numel), []
     for step in range(STEPS):
         result = answer(normal(100 * seed + step, numel) + 0.5, error.clone(), compress)
@@ -138,8 +136,6 @@ _SENT = {"reduce_scatter_tensor": 0.5, "recv": 0.0, "irecv": 0.0, "barrier": 0.0
 
 def _noisy_classes() -> tuple[Tensor, Tensor]:
     """Samples of 4 classes and their labels, one in five drawn at random, so that gradients stay noisy."""
-    import torch
-
     draws = torch.Generator().manual_seed(SENDING_SEED)
     labels = torch.randint(4, (1024,), generator=draws)
     inputs = torch.randn(4, 16, generator=draws)[labels] + torch.randn(1024, 16, generator=draws)
@@ -149,11 +145,6 @@ def _noisy_classes() -> tuple[Tensor, Tensor]:
 
 def _sending_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
     """Train a small network on this rank, whose gradients the answer averages; its loss on all samples at the end."""
-    import torch
-    import torch.distributed as dist
-    import torch.nn.functional as F
-    from torch import nn
-
     exchange, exchanged = dist.all_to_all_single, [0.0]
 
     def noted(output: Tensor, input: Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
@@ -193,8 +184,6 @@ def _sending_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) 
 
 def _mean(gradient: Tensor, memory: dict[str, Any]) -> Tensor:
     """As DDP does."""
-    import torch.distributed as dist
-
     dist.all_reduce(gradient)
     return gradient / dist.get_world_size()
 
@@ -225,8 +214,6 @@ class _SendingJudge:
 
 def _sent_bytes(rank_answer: RankAnswer) -> float:
     """What a rank has sent: what its calls tell, and its all-to-all, whose tensors they do not tell."""
-    import torch
-
     calls = [call for call in rank_answer.calls if call["dtype"]]
     bytes_of = (_SENT.get(call["op"], 1.0) * call["numel"] * getattr(torch, call["dtype"]).itemsize for call in calls)
     return float(rank_answer.value["exchanged"] + sum(bytes_of))

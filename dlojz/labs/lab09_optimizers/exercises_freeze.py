@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 
 from dlojz.base.language import significant
-from dlojz.labs.kit.exercise import Mistake
+from dlojz.labs.kit.exercise import Mistake, Said
 from dlojz.labs.kit.exercise_texts import Texts
 
 TEXTS = Texts(__file__)
@@ -98,18 +98,16 @@ def _freeze_cases() -> Iterator[tuple[list[float], float, float]]:
     yield [2.0**step for step in range(40)], 0.95, 0.9
 
 
-def _freeze_told(case: tuple[list[float], float, float]) -> str:
+def _freeze_told(case: tuple[list[float], float, float]) -> Said:
     norms, beta2, threshold = case
-    return str(
-        TEXTS.sentence(
-            "freeze-step",
-            "the case",
-            norms_count=len(norms),
-            first_norm=significant(norms[0], 3),
-            last_norm=significant(norms[-1], 3),
-            beta2=beta2,
-            threshold=threshold,
-        )
+    return TEXTS.sentence(
+        "freeze-step",
+        "the case",
+        norms_count=len(norms),
+        first_norm=significant(norms[0], 3),
+        last_norm=significant(norms[-1], 3),
+        beta2=beta2,
+        threshold=threshold,
     )
 
 

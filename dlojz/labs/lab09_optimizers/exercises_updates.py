@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dlojz.base.language import say
@@ -201,9 +202,6 @@ def update_in_backward(model: nn.Module, make_optimizer: MakeOptimizer) -> None:
 
 
 def _model(seed: int) -> nn.Module:
-    import torch
-    from torch import nn
-
     # the random numbers of the notebook go on as if nothing had been drawn
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -211,8 +209,6 @@ def _model(seed: int) -> nn.Module:
 
 
 def _adam(tensors: Sequence[Any]) -> Any:
-    import torch
-
     return torch.optim.Adam(tensors, lr=0.05)
 
 
@@ -221,8 +217,6 @@ def _loss(model: nn.Module, seed: int, step: int) -> Tensor:
 
 
 def _weights(model: nn.Module) -> Tensor:
-    import torch
-
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
@@ -356,8 +350,6 @@ def local_steps(rank: int, seed: int, number: int) -> Tensor:
 
 
 def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
-    import torch
-
     anchor = normal(seed, NUMEL)
     weights, momentum = anchor.clone(), torch.zeros(NUMEL)
     outputs: dict[str, Any] = {}
@@ -399,8 +391,6 @@ def simulated(  # noqa: PLR0913 - each is one way to go wrong
         rule: another momentum, and another step, from the gradient and the momentum before.
         of_sum: whether the sum of the weights stands in place of their mean.
     """
-    import torch
-
     anchors = [normal(seed, NUMEL) for _ in range(size)]
     weights = [anchor.clone() for anchor in anchors]
     momenta = [torch.zeros(NUMEL) for _ in range(size)]

@@ -9,15 +9,15 @@ Shape suffixes: E experts, L = E / n experts of one rank, N = n C places of all 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from dlojz.labs.kit.exercise import Mistake
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.rank_judges import OUTPUT, added, asked_for, normals
 from dlojz.processes.forks import RankAnswer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TEXTS = Texts(__file__)
 
@@ -119,8 +119,6 @@ def _journey(
     """
 
     def leaving(rank: int, size: int, seed: int) -> Tensor:
-        import torch
-
         buffers = [buffer.view(size, LOCAL_EXPERTS, ROOM, WIDTH) for buffer in _buffers(seed, size)]
         # first all-to-all: piece `rank` of every buffer
         arrived = torch.stack([buffers[source][rank] for source in range(size)]) if dispatch else buffers[rank]
@@ -128,8 +126,6 @@ def _journey(
         return _restore(back, _computed(rows, _own(rank), seed, size), size)
 
     def held(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-        import torch
-
         pieces = leaving(rank, size, seed)
         if combine:
             # second all-to-all: piece `rank` of what every rank sends back
@@ -158,8 +154,6 @@ def _alone(rank: int, size: int, seed: int) -> Tensor:
 
 def _sent_again(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     """The second all-to-all brings buffers, which no expert has seen."""
-    import torch
-
     # piece `rank` of each buffer: as it has come by the first all-to-all
     pieces = [buffer.view(size, LOCAL_EXPERTS, ROOM, WIDTH)[rank] for buffer in _buffers(seed, size)]
     return {OUTPUT: torch.cat(pieces)}

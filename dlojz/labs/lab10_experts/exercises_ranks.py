@@ -14,7 +14,11 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from dlojz.labs.kit.answer_numbers import plain
 from dlojz.labs.kit.exercise import Said
@@ -22,12 +26,9 @@ from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.rank_judges import added, normals, same
 from dlojz.labs.lab10_experts.exercises_routing import capacity, crowded, places
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 TEXTS = Texts(__file__)
 
-Experts = Callable[["Tensor"], "Tensor"]
+Experts = Callable[[Tensor], Tensor]
 
 
 def mixture(
@@ -45,8 +46,6 @@ def mixture(
 
     Source: Lepikhin et al. 2020 (arXiv 2006.16668): dispatch and combine.
     """
-    import torch
-
     # N: choices that have a place
     token_N, choice_N = (places_TK >= 0).nonzero(as_tuple=True)
     slots = chosen_TK[token_N, choice_N], places_TK[token_N, choice_N]
@@ -62,8 +61,6 @@ class _Asked:
     """Experts that differ, and are not zero at zero, so that an empty place that is read shows."""
 
     def __init__(self, num_experts: int, room: int, width: int, seed: int) -> None:
-        import torch
-
         generator = torch.Generator().manual_seed(seed)
         self.shape = (num_experts, room, width)
         self.matrices_EDD = torch.randn(num_experts, width, width, generator=generator)
@@ -80,8 +77,6 @@ class _Asked:
 
 
 def _mixtures() -> Iterator[tuple[Any, ...]]:
-    import torch
-
     for number, (chosen_TK, experts, factor) in enumerate(crowded()):
         generator = torch.Generator().manual_seed(20 + number)
         tokens, k = chosen_TK.shape
@@ -227,8 +222,6 @@ def average_gradients(shared: list[Tensor], own: list[Tensor], replicas: Any) ->
 
     Source: Rajbhandari et al. 2022, "DeepSpeed-MoE" (arXiv 2201.05596), expert and data parallelism combined.
     """
-    import torch.distributed as dist
-
     world = dist.get_world_size()
     for gradient in shared:
         dist.all_reduce(gradient)  # Who: all ranks. What: the gradient. How much: its bytes.
@@ -284,8 +277,6 @@ def expected(rank: int, size: int, seed: int) -> dict[str, Tensor]:
 
 
 def _parity_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
-    import torch.distributed as dist
-
     replicas = None
     for group_rank in range(EP[size]):
         ranks = list(range(group_rank, size, EP[size]))
@@ -298,8 +289,6 @@ def _parity_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -
 
 
 def _highest(tensors: list[Tensor]) -> Tensor:
-    import torch
-
     return torch.stack(tensors).amax(0)
 
 

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import refuse_nothing
 from dlojz.labs.kit.rank_judges import same
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 TEXTS = Texts(__file__)
 
-Chosen = tuple["Tensor", "Tensor"]
+Chosen = tuple[Tensor, Tensor]
 """Weights and numbers of the chosen experts, both (T, K)."""
 
 
@@ -49,8 +50,6 @@ def _spread(choice: Any, experts: int, k: int, tokens: int) -> Tensor:
     Raises:
         Wrong: if this is no pair of tensors (T, K), or an expert is none.
     """
-    import torch
-
     refuse_nothing(choice)
     if not isinstance(choice, tuple | list) or len(choice) != 2 or not all(map(torch.is_tensor, choice)):
         raise TEXTS.wrong("shared", "no pair of tensors")
@@ -71,8 +70,6 @@ def _weights(answer: Callable[..., Any], *case: Any) -> Tensor:
 
 
 def _expert_gate_cases() -> Iterator[tuple[Any, ...]]:
-    import torch
-
     generator = torch.Generator().manual_seed(10)
     for tokens, experts, k in ((6, 4, 1), (9, 8, 2), (5, 6, 3), (7, 5, 1), (8, 6, 2)):
         yield 2 * torch.randn(tokens, experts, generator=generator), k
@@ -163,9 +160,6 @@ def places(chosen_TK: Tensor, experts: int, factor: float) -> Tensor:
 
     Source: Lepikhin et al. 2020 (arXiv 2006.16668): first choices are placed before second ones.
     """
-    import torch
-    import torch.nn.functional as F
-
     tokens, k = chosen_TK.shape
     # (K T, E): all first choices, then all second ones
     taken_NE = F.one_hot(chosen_TK.T.flatten(), experts)
@@ -179,9 +173,6 @@ def _spoilt(fault: str) -> Callable[..., Tensor]:
     """Places under a fault."""
 
     def spoilt(chosen_TK: Tensor, experts: int, factor: float) -> Tensor:
-        import torch
-        import torch.nn.functional as F
-
         tokens, k = chosen_TK.shape
         share = factor * k * tokens / experts
         room = {
@@ -219,8 +210,6 @@ def _refused(
 
 
 def _numbered(chosen_TK: Tensor) -> Tensor:
-    import torch
-
     return torch.arange(chosen_TK.numel()).view(chosen_TK.shape)
 
 
@@ -230,8 +219,6 @@ def _minus_one(place_TK: Tensor, room: int) -> Tensor:
 
 def crowded() -> Iterator[tuple[Any, ...]]:
     """Make choices, experts and capacity factors with which some expert is full."""
-    import torch
-
     generator = torch.Generator().manual_seed(12)
     for tokens, experts, k, factor in ((12, 4, 1, 1.0), (13, 4, 2, 1.25), (11, 3, 2, 0.8)):
         logits_TE = torch.randn(tokens, experts, generator=generator) + torch.linspace(1.5, 0, experts)
@@ -286,8 +273,6 @@ def balance_loss(logits_TE: Tensor, chosen_TK: Tensor) -> Tensor:
 
     Source: Fedus et al. 2021 (arXiv 2101.03961), the load-balancing loss, for K = 1; here all K choices count.
     """
-    import torch.nn.functional as F
-
     experts = logits_TE.shape[1]
     # counts have no gradient: it comes through the probabilities
     share_E = F.one_hot(chosen_TK, experts).float().mean((0, 1))
@@ -295,8 +280,6 @@ def balance_loss(logits_TE: Tensor, chosen_TK: Tensor) -> Tensor:
 
 
 def _expert_balance_cases() -> Iterator[tuple[Any, ...]]:
-    import torch
-
     generator = torch.Generator().manual_seed(13)
     for tokens, experts, k in ((8, 4, 1), (12, 6, 2), (10, 8, 2)):
         logits_TE = torch.randn(tokens, experts, generator=generator) + torch.linspace(2, 0, experts)
@@ -304,8 +287,6 @@ def _expert_balance_cases() -> Iterator[tuple[Any, ...]]:
 
 
 def _parts(logits_TE: Tensor, chosen_TK: Tensor) -> tuple[Tensor, Tensor, int]:
-    import torch.nn.functional as F
-
     experts = logits_TE.shape[1]
     return F.one_hot(chosen_TK, experts).float().mean((0, 1)), logits_TE.softmax(-1).mean(0), experts
 
@@ -405,8 +386,6 @@ def two_level_gate(group_logits_TG: Tensor, expert_logits_TE: Tensor, k: int) ->
 
 
 def _two_level_cases() -> Iterator[tuple[Any, ...]]:
-    import torch
-
     generator = torch.Generator().manual_seed(11)
     for tokens, groups, inside, k in ((7, 2, 4, 1), (9, 3, 2, 1), (6, 2, 4, 2)):
         yield (

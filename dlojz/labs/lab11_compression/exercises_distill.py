@@ -8,15 +8,16 @@ Shape suffixes: B samples, K classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from dlojz.labs.kit.exercise import Mistake, Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import gradient_of, normal, refuse_nothing
 from dlojz.labs.kit.rank_judges import same
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TEXTS = Texts(__file__)
 
@@ -123,8 +124,6 @@ def mixed_loss(student_BK: Tensor, teacher_BK: Tensor, labels_B: Tensor, tempera
         temperature: of the soft loss alone.
         alpha: from 0 to 1.
     """
-    import torch.nn.functional as F
-
     known_B = labels_B != UNKNOWN
     soft = alpha * soft_loss(student_BK, teacher_BK, temperature)
     if not known_B.any():
@@ -133,8 +132,6 @@ def mixed_loss(student_BK: Tensor, teacher_BK: Tensor, labels_B: Tensor, tempera
 
 
 def _mixed_cases() -> Iterator[tuple[Any, ...]]:
-    import torch
-
     for seed, unknown, temperature, alpha in ((4, 3, 3.0, 0.7), (5, 5, 2.0, 0.2), (6, 1, 4.0, 0.4)):
         generator = torch.Generator().manual_seed(seed)
         labels_B = torch.randint(5, (8,), generator=generator)
@@ -143,8 +140,6 @@ def _mixed_cases() -> Iterator[tuple[Any, ...]]:
 
 
 def _hard(student: Tensor, labels: Tensor, divided: bool = False, t: float = 1.0) -> Tensor:
-    import torch.nn.functional as F
-
     labelled = labels != UNKNOWN
     total = F.cross_entropy(student[labelled] / t, labels[labelled], reduction="sum")
     # divided: a mean over all samples, as if unlabelled ones had a loss of 0.
@@ -176,8 +171,6 @@ _INDEXED = TEXTS.sentence("mixed-loss", "samples without label")
 
 
 def _check_labels(answer: Way) -> None:
-    import torch
-
     student_BK, teacher_BK = normal(7, 6, 5), normal(8, 6, 5)
     # No label at all, then all of them: each case before has both kinds of samples.
     for labels_B in (torch.full((6,), UNKNOWN), torch.arange(6) % 5):

@@ -9,15 +9,15 @@ Shape suffixes: B rows, O outputs, I inputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from dlojz.labs.kit.exercise import Mistake
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import Answer, expect_tensor, normal
 from dlojz.labs.lab11_compression.exercises_quantize import quantize_affine, quantize_rows
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TEXTS = Texts(__file__)
 
@@ -55,7 +55,6 @@ def _integer_cases() -> Iterator[tuple[Any, ...]]:
 
 def _watching() -> tuple[Any, list[str]]:
     """A mode that sees every product, and what it has to say against them."""
-    import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
     problems: list[str] = []
@@ -90,8 +89,6 @@ def _corrected(correction: Callable[[Tensor, int, Tensor], Any]) -> Callable[...
 
 def _narrow(corrected: bool) -> Callable[..., Tensor]:
     def way(x_q: Tensor, s: float, z: int, w_q: Tensor, w_s: Tensor) -> Tensor:
-        import torch
-
         sums = (x_q.int() @ w_q.int().T).to(torch.int8).int()  # as an int8 product that runs over
         return s * w_s.T * (sums - z * w_q.int().sum(1) * corrected)
 

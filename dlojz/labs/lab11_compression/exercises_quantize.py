@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from dlojz.base.language import say
 from dlojz.labs.kit.exercise import Mistake, Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import expect_int8, expect_several, expect_tensor, gradient_of, normal
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 TEXTS = Texts(__file__)
 
-Affine = tuple["Tensor", float, int]
+Affine = tuple[Tensor, float, int]
 """Whole numbers in int8, of the shape of x; scale; zero-point."""
 
 
@@ -37,8 +38,6 @@ def quantize_affine(x: Tensor, low: float, high: float, bits: int) -> Affine:
 
     Source: Jacob et al. 2018 (arXiv 1712.05877), section 2.1: r = S (q − Z), with Z a quantized value.
     """
-    import torch
-
     lowest, highest = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     scale = (high - low) / (2**bits - 1)
     # low becomes the lowest number; rounded, since x = 0 must be exact.
@@ -54,8 +53,6 @@ def _affine_cases() -> Iterator[tuple[Any, ...]]:
 
 def _affine_trial(answer: Callable[..., Any], x: Tensor, low: float, high: float, bits: int) -> Tensor:
     """The whole numbers, the scale divided by the right one, the zero-point."""
-    import torch
-
     q, scale, zero_point = expect_several(answer(x.clone(), low, high, bits), "(q, scale, zero_point)", 3)
     q = expect_int8(q, "q", x.shape)
     try:
@@ -74,8 +71,6 @@ def _affine(
     """A wrong way: zero-point, whole numbers, the ends they are clamped to, and steps = 2^bits − step_offset."""
 
     def way(x: Tensor, low: float, high: float, bits: int) -> tuple[Tensor, float, float]:
-        import torch
-
         scale = (high - low) / (2**bits - step_offset)
         zero_point = zero(-(2 ** (bits - 1)), low / scale)
         q = rounding(x / scale, zero_point)
@@ -90,8 +85,6 @@ def _unsigned(lowest: int, shift: float) -> float:
 
 
 def _symmetric(x: Tensor, low: float, high: float, bits: int) -> Affine:
-    import torch
-
     lowest, highest = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     scale = max(-low, high) / highest
     return (x / scale).round().clamp(lowest, highest).to(torch.int8), scale, 0
@@ -101,8 +94,6 @@ def _with_range(span: Callable[[float, float], float], fewer_steps: int = 0) -> 
     """Another length of the range; `fewer_steps`: divided by 2^bits − 1 − fewer_steps."""
 
     def way(x: Tensor, low: float, high: float, bits: int) -> Affine:
-        import torch
-
         lowest, highest = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
         scale = span(low, high) / (2**bits - 1 - fewer_steps)
         zero_point = lowest - round(low / scale)
@@ -112,8 +103,6 @@ def _with_range(span: Callable[[float, float], float], fewer_steps: int = 0) -> 
 
 
 def _before_scaling(x: Tensor, low: float, high: float, bits: int) -> Affine:
-    import torch
-
     _, scale, zero_point = quantize_affine(x, low, high, bits)
     q = ((x - zero_point) / scale).round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     return q.to(torch.int8), scale, zero_point
@@ -200,7 +189,7 @@ AFFINE = TEXTS.exercise(
 )
 
 
-Quantized = tuple["Tensor", "Tensor"]
+Quantized = tuple[Tensor, Tensor]
 """Whole numbers (O, I) in int8, scales (O, 1)."""
 
 
@@ -213,8 +202,6 @@ def quantize_rows(weight_OI: Tensor, bits: int) -> Quantized:
 
     Source: Gholami et al. 2021 (arXiv 2103.13630): symmetric quantization, restricted range, channelwise.
     """
-    import torch
-
     scale_O1 = weight_OI.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1)
     # No clamp: by this scale no magnitude exceeds 2^(bits − 1) − 1.
     return (weight_OI / scale_O1).round().to(torch.int8), scale_O1
@@ -222,8 +209,6 @@ def quantize_rows(weight_OI: Tensor, bits: int) -> Quantized:
 
 def _rows_cases() -> Iterator[tuple[Any, ...]]:
     """Rows of very different sizes, none of them centred."""
-    import torch
-
     for seed, outputs, inputs, bits in ((1, 4, 9, 8), (2, 7, 5, 4), (3, 5, 12, 3)):
         # From 0.01 to 10: with one scale for all, the smallest rows would be rounded to 0.
         sizes_O1 = 10 ** torch.linspace(-2, 1, outputs).unsqueeze(1)
@@ -232,8 +217,6 @@ def _rows_cases() -> Iterator[tuple[Any, ...]]:
 
 def _rows_trial(answer: Callable[..., Any], weight_OI: Tensor, bits: int) -> Tensor:
     """The whole numbers, then the scales, each divided by the right one."""
-    import torch
-
     q_OI, scale_O1 = expect_several(answer(weight_OI.clone(), bits), "(q, scale)", 2)
     q_OI = expect_int8(q_OI, "q", weight_OI.shape)
     wanted_O1 = quantize_rows(weight_OI, bits)[1]
@@ -258,8 +241,6 @@ def _rows(
     """A wrong way: its scales, its whole numbers, and whether these are clamped."""
 
     def way(weight_OI: Tensor, bits: int) -> Quantized:
-        import torch
-
         scale_O1 = scale(weight_OI, bits)
         q_OI = rounding(weight_OI / scale_O1)
         q_OI = q_OI.clamp(-(2 ** (bits - 1)), _high(bits)) if clamped else q_OI
@@ -350,8 +331,6 @@ _VALUES, _GRADIENT = "values", "gradient"
 
 
 def _straight_cases() -> Iterator[tuple[Any, ...]]:
-    import torch
-
     for seed, outputs, inputs, bits in ((1, 4, 10, 4), (2, 5, 8, 3)):
         scale_O1 = 0.1 + 0.5 * torch.rand(outputs, 1, generator=torch.Generator().manual_seed(seed))
         high = 2 ** (bits - 1) - 1
@@ -365,8 +344,6 @@ def _straight_trial(
     answer: Callable[..., Any], weight_OI: Tensor, scale_O1: Tensor, bits: int, weighting_OI: Tensor
 ) -> dict[str, Tensor]:
     """The values in steps, then the gradient of their weighted sum; what gets no gradient counts as zero."""
-    import torch
-
     leaf_OI = weight_OI.clone().requires_grad_()
     value = expect_tensor(answer(leaf_OI, scale_O1, bits), say(en="The result", fr="Le résultat"), weight_OI.shape)
     if not value.requires_grad:
@@ -411,8 +388,6 @@ def _times_rounded(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
 
 
 def _open_at_the_ends(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
-    import torch.nn.functional as F
-
     high = float(_high(bits))
     steps = weight / scale
     # hardtanh has derivative 0 at the ends themselves, where clamp still has 1.

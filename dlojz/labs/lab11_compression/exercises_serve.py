@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from dlojz.base.language import significant
 from dlojz.labs.kit.exercise import Wrong
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import expect_several, expect_tensor, normal
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 TEXTS = Texts(__file__)
 
-Cache = tuple["Tensor", "Tensor"]
+Cache = tuple[Tensor, Tensor]
 Way = Callable[..., Any]
 
 
@@ -55,9 +56,6 @@ def _attended(
     scale: float | None = None,
 ) -> tuple[Tensor, Cache]:
     """The right way, and the usual wrong ones."""
-    import torch
-    import torch.nn.functional as F
-
     new = (k_BGTH, v_BGTH)
     if cache is not None and stored != "none":
         pairs = [
@@ -95,8 +93,6 @@ def _pieces_cases() -> Iterator[tuple[Any, ...]]:
 
 def _decoded(answer: Way, seed: int, heads: int, kv_heads: int, pieces: tuple[int, ...]) -> Tensor:
     """The outputs of all tokens, decoded in pieces."""
-    import torch
-
     width, total = 4, sum(pieces)
     q, k, v = (
         normal(10 * seed + tensor_index, 2, n, total, width)
@@ -115,8 +111,6 @@ def _decoded(answer: Way, seed: int, heads: int, kv_heads: int, pieces: tuple[in
 
 
 def _refuse_other_cache(cache: Any, heads: int, kv_heads: int) -> None:
-    import torch
-
     tensors = cache if isinstance(cache, tuple | list) else ()
     if len(tensors) != 2 or not all(torch.is_tensor(tensor) and tensor.dim() == 4 for tensor in tensors):
         raise TEXTS.wrong("kv-cache", "the cache is no pair")
@@ -177,9 +171,6 @@ def _refuse_other_lora(answer: Way) -> None:
 
     Source: Hu et al. 2022, "LoRA" (arXiv 2106.09685), section 4.1.
     """
-    import torch
-    from torch import nn
-
     for seed, rank, alpha in ((1, 2, 5.0), (2, 3, 1.5)):
         torch.manual_seed(seed)
         # x is a leaf, too: the gradient must pass through the frozen layer to those below.
@@ -268,8 +259,6 @@ def _filled(trained: list[Any], rank: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _refuse_other_output(update: Tensor, product: Tensor, rank: int, alpha: float) -> None:
-    import torch
-
     if torch.allclose(update, alpha / rank * product, rtol=1e-3, atol=1e-4):
         return
     for factor, en, fr in (
@@ -303,8 +292,6 @@ def _refuse_other_output(update: Tensor, product: Tensor, rank: int, alpha: floa
 
 
 def _refuse_cut_gradients(layer: Any, x: Tensor, trained: list[Any]) -> None:
-    import torch
-
     output = layer(x).square().sum()
     gradients = torch.autograd.grad(output, [x, *trained], allow_unused=True) if output.requires_grad else [None] * 3
     if any(gradient is None for gradient in gradients[1:]):
@@ -316,8 +303,6 @@ def _refuse_cut_gradients(layer: Any, x: Tensor, trained: list[Any]) -> None:
 
 def _twin(layer: Any, x: Tensor) -> Tensor:
     """The same affine function, read off the layer's outputs: its gradient with respect to x is right."""
-    import torch
-
     with torch.no_grad():
         bias = layer(torch.zeros(1, INPUTS))
         # Row i of the output is the layer's answer to unit vector i: the whole of it is (inputs, outputs).

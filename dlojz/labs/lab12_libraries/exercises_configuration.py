@@ -13,7 +13,10 @@ import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from dlojz.base.language import significant
 from dlojz.config.run_config import RunConfig
@@ -22,9 +25,6 @@ from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import Case, expect_json, read_settings, refuse_nothing
 from dlojz.results.footprint import Footprint
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TEXTS = Texts(__file__)
 
@@ -294,16 +294,12 @@ def megatron_qkv(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
 
 
 def _cases() -> Iterator[tuple[Tensor, int, int, int]]:
-    import torch
-
     for number, (heads, head_width, tp, rank) in enumerate(PROJECTION_CASES):
         generator = torch.Generator().manual_seed(80 + number)
         yield torch.randn(3 * heads * head_width, heads * head_width, generator=generator), heads, tp, rank
 
 
 def _three_parts(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
-    import torch
-
     return torch.cat([part.chunk(tp)[rank] for part in weight.chunk(3)])
 
 

@@ -9,7 +9,11 @@ another process, and names the stand-in where Accelerate is not installed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
@@ -30,9 +34,6 @@ from dlojz.labs.lab12_libraries.stand_ins import (
 )
 from dlojz.libraries.library_catalogue import LIBRARIES, absence
 from dlojz.processes.forks import ForkedError, spmd
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TEXTS = Texts(__file__)
 
@@ -240,8 +241,6 @@ LABELS = {
 
 
 def _data(size: int, seed: int) -> Tensor:
-    import torch
-
     return torch.randn(size * EACH, 3, generator=torch.Generator().manual_seed(seed))
 
 
@@ -252,8 +251,6 @@ def _real(size: int) -> int:
 
 def _filled(size: int, seed: int) -> Tensor:
     """The last batch, as the loader fills it up: the first samples once more."""
-    import torch
-
     data, real = _data(size, seed + 1), _real(size)
     return torch.cat([data[:real], _data(size, seed)[: size * EACH - real]])
 
@@ -264,58 +261,41 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[
 
 
 def _all(values: Tensor) -> list[Tensor]:
-    import torch
-    import torch.distributed as dist
-
     parts = [torch.empty_like(values) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, values)
     return parts
 
 
 def _uncut(values: Tensor, real: int) -> Tensor:
-    import torch
-
     return torch.cat(_all(values))
 
 
 def _cut_by_rank(values: Tensor, real: int) -> Tensor:
-    import torch
-
     parts = _all(values)
     return torch.cat([part[: real // len(parts)] for part in parts])
 
 
 def _interleaved(values: Tensor, real: int) -> Tensor:
-    import torch
-
     # (4, ranks, 3): sample 0 of each rank, then sample 1.
     return torch.stack(_all(values), dim=1).flatten(0, 1)[:real]
 
 
 def _last_ones(values: Tensor, real: int) -> Tensor:
-    import torch
-
     return torch.cat(_all(values))[-real:]
 
 
 def _summed(values: Tensor, real: int) -> Tensor:
-    import torch.distributed as dist
-
     values = values.clone()
     dist.all_reduce(values)
     return values / dist.get_world_size()
 
 
 def _to_rank_0(values: Tensor, real: int) -> Tensor:
-    import torch.distributed as dist
-
     everything = _uncut(values, real)
     return everything[:real] if dist.get_rank() == 0 else values
 
 
 def _stacked(values: Tensor, real: int) -> Tensor:
-    import torch
-
     return torch.stack(_all(values))
 
 

@@ -120,34 +120,6 @@ def _spoilt(change: Callable[[Pieces], Pieces]) -> Callable[[int, int, int, int]
     return lambda *case: change(shares_to_read(*case))
 
 
-MISTAKES = {
-    "your last place is one too small": _spoilt(
-        lambda pieces: [(old_rank, start, stop - 1) for old_rank, start, stop in pieces]
-    ),
-    "the third number is a length": _spoilt(
-        lambda pieces: [(old_rank, start, stop - start) for old_rank, start, stop in pieces]
-    ),
-    "you number the old ranks from 1": _spoilt(
-        lambda pieces: [(old_rank + 1, start, stop) for old_rank, start, stop in pieces]
-    ),
-    "only the first piece is there": _spoilt(lambda pieces: pieces[:1]),
-    "every rank reads what rank 0 should": lambda elements, old_ranks, new_ranks, rank: shares_to_read(
-        elements, old_ranks, new_ranks, 0
-    ),
-    "places counted from the beginning of the vector": _in_the_vector,
-    "elements lost at the end, shares rounded down": _rounded_down,
-    "the last share is shorter than the others": _with_padding,
-    "ranks of which there is nothing to read": tuple(
-        shares_function for shares_function in (_with_empty, _without_end)
-    ),
-    "you exchange the two cuts": lambda elements, old_ranks, new_ranks, rank: shares_to_read(
-        elements, new_ranks, old_ranks, rank
-    ),
-    "elements lost at the end, new shares rounded down": _new_rounded_down,
-    "too much of each": _whole_shares,
-}
-
-
 def _pieces(value: Any) -> Pieces:
     pieces = [(old_rank, start, stop) for old_rank, start, stop in value]
     if not all(type(number) is int for piece in pieces for number in piece):
@@ -165,7 +137,30 @@ SHARES_TO_READ = TEXTS.exercise(
     "shares-to-read",
     shares_to_read,
     cases=[(*case, rank) for case in CASES for rank in range(case[2])],
-    mistakes=MISTAKES,
+    mistakes={
+        "your last place is one too small": _spoilt(
+            lambda pieces: [(old_rank, start, stop - 1) for old_rank, start, stop in pieces]
+        ),
+        "the third number is a length": _spoilt(
+            lambda pieces: [(old_rank, start, stop - start) for old_rank, start, stop in pieces]
+        ),
+        "you number the old ranks from 1": _spoilt(
+            lambda pieces: [(old_rank + 1, start, stop) for old_rank, start, stop in pieces]
+        ),
+        "only the first piece is there": _spoilt(lambda pieces: pieces[:1]),
+        "every rank reads what rank 0 should": lambda elements, old_ranks, new_ranks, rank: shares_to_read(
+            elements, old_ranks, new_ranks, 0
+        ),
+        "places counted from the beginning of the vector": _in_the_vector,
+        "elements lost at the end, shares rounded down": _rounded_down,
+        "the last share is shorter than the others": _with_padding,
+        "ranks of which there is nothing to read": (_with_empty, _without_end),
+        "you exchange the two cuts": lambda elements, old_ranks, new_ranks, rank: shares_to_read(
+            elements, new_ranks, old_ranks, rank
+        ),
+        "elements lost at the end, new shares rounded down": _new_rounded_down,
+        "too much of each": _whole_shares,
+    },
     differs=_differs,
     read=reader(
         _pieces,

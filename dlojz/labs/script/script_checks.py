@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dlojz.base.language import integer, percent, significant
-from dlojz.labs.kit.exercise import Said, Wrong
-from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.exercise import Said, Sentences, Wrong
 from dlojz.labs.script.script_trials import BATCH, RankReport, Trial
 
-TEXTS = Texts(__file__)
+TEXTS = Sentences(Path(__file__).with_suffix(".md"))
 
 SAME_LOSS = 1e-3
 """Relative distance of losses that differ by the order of additions alone."""

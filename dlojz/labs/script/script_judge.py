@@ -17,8 +17,7 @@ from typing import Any
 from dlojz.base.errors import LabError
 from dlojz.base.language import format_bytes, percent, refusal, say, significant
 from dlojz.compare import compare
-from dlojz.labs.kit.exercise import Said, Verdict, Wrong, show
-from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.exercise import Said, Sentences, Verdict, Wrong, show
 from dlojz.labs.kit.lab import SCRIPT, Lab
 from dlojz.labs.script.growing_script import LAYOUTS, number_of_lab
 from dlojz.labs.script.script_checks import (
@@ -39,7 +38,7 @@ from dlojz.labs.script.script_checks import (
 from dlojz.labs.script.script_trials import BATCH, LibraryMissing, ScriptTrials, Trial
 from dlojz.running.store import runs_root
 
-TEXTS = Texts(__file__)
+TEXTS = Sentences(Path(__file__).with_suffix(".md"))
 
 ROUNDED_LOSS = 0.01
 """Relative distance of losses, where gradients are rounded to bf16."""

@@ -14,13 +14,12 @@ from typing import Any
 
 from dlojz.base.language import say
 from dlojz.base.requirements import distribution_of, extra_of, missing_library
-from dlojz.labs.kit.exercise import Wrong
-from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.exercise import Sentences, Wrong
 from dlojz.labs.script.growing_script import LAYOUTS
 from dlojz.results.record import RunRecord
 from dlojz.running.launch import run
 
-TEXTS = Texts(__file__)
+TEXTS = Sentences(Path(__file__).with_suffix(".md"))
 
 OBSERVER = Path(__file__).with_name("script_observer.py")
 BATCH = 256
