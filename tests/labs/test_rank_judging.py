@@ -27,9 +27,8 @@ def generator(seed: int) -> torch.Generator:
 
 
 def exercise(judged: Callable[..., None]) -> Exercise:
-    hints = {"hint_en": "said", "hint_fr": "dit", "nearer_en": "said", "nearer_fr": "dit"}
-    title = Said("said", "dit")
-    return Exercise(id="ranks", title=title, judge=judged, praise_en="Right.", praise_fr="Juste.", **hints)
+    texts = dict.fromkeys(("title", "hint", "nearer"), Said("said", "dit"))
+    return Exercise(id="ranks", judge=judged, praise=Said("Right.", "Juste."), **texts)
 
 
 # ---- the mean over ranks, as data parallelism needs it

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dis
 import re
-import tomllib
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -339,30 +338,21 @@ class Exercise:
         title: Shown in the table of progress.
         judge: Called with the student's function, in a child process; raises `Wrong` to refuse it. That of a
             challenge returns a score, any other one nothing.
-        praise_en, praise_fr: Said when the answer is right: one sentence on what has been gained.
-        hint_en, hint_fr: The first hint; like the second, it does not give the code.
-        nearer_en, nearer_fr: The second hint, nearer to the answer.
+        praise: Said when the answer is right: one sentence on what has been gained.
+        hint, nearer: The first hint, and the second, nearer to the answer; neither gives the code.
     """
 
     id: str
     title: Said
     judge: Callable[[Callable[..., Any]], float | None]
-    praise_en: str
-    praise_fr: str
-    hint_en: str
-    hint_fr: str
-    nearer_en: str
-    nearer_fr: str
-
-    @property
-    def praise(self) -> Said:
-        """What is said when the answer is right."""
-        return Said(self.praise_en, self.praise_fr)
+    praise: Said
+    hint: Said
+    nearer: Said
 
     @property
     def hints(self) -> tuple[Said, Said]:
         """Both hints, in the order in which they are given."""
-        return Said(self.hint_en, self.hint_fr), Said(self.nearer_en, self.nearer_fr)
+        return self.hint, self.nearer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,14 +361,11 @@ class Challenge(Exercise):
 
     Args:
         target: The score to reach.
-        unit_en, unit_fr: What is counted, as it stands after a number: `messages`, `% of DDP's bytes`.
-        more: Whether a larger score is better.
+        unit: What is counted, as it stands after a number: `messages`, `% of DDP's bytes`.
     """
 
     target: float
-    unit_en: str
-    unit_fr: str
-    more: bool = False
+    unit: Said
 
     def meets(self, score: float) -> bool:
         """Whether a score reaches the target."""
@@ -386,16 +373,16 @@ class Challenge(Exercise):
 
     def is_better(self, score: float, than: float) -> bool:
         """Whether one score is better than another one."""
-        return score > than if self.more else score < than
+        return score < than
 
     def told(self, score: float) -> str:
         """A score with its unit, and the target where it is missed."""
         text, target = minus(shortest(score)), minus(shortest(self.target))
-        gap = "" if self.unit_en.startswith("%") else " "
+        gap = "" if self.unit.en.startswith("%") else " "
         if self.meets(score):
-            return say(en=f"{text}{gap}{self.unit_en}", fr=f"{text} {self.unit_fr}")
+            return say(en=f"{text}{gap}{self.unit.en}", fr=f"{text} {self.unit.fr}")
         return say(
-            en=f"{text}{gap}{self.unit_en} (target: {target})", fr=f"{text} {self.unit_fr} (objectif : {target})"
+            en=f"{text}{gap}{self.unit.en} (target: {target})", fr=f"{text} {self.unit.fr} (objectif : {target})"
         )
 
     def verdict(self, score: float) -> Verdict:
@@ -708,11 +695,6 @@ class Prediction:
             factor = significant(1 + self.tolerance)
             return say(en=f"a factor of {factor}", fr=f"un facteur {factor}")
         return percent(self.tolerance, None)
-
-
-def read_predictions(path: Path) -> tuple[Prediction, ...]:
-    """Read the predictions of a lab from its TOML file, one table each under its id, in the order of the notebook."""
-    return tuple(Prediction(id=name, **row) for name, row in tomllib.loads(path.read_text(encoding="utf-8")).items())
 
 
 def _factor(left: float, right: float) -> float:

@@ -8,12 +8,14 @@ Sentences that several exercises have in common stand under `# shared`.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, Sentences
+from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, Prediction, Said, Sentences
 from dlojz.labs.kit.judges import Judge
 
 Way = Callable[..., Any]
@@ -30,6 +32,7 @@ class MistakeWay:
 
 Mistaken = Way | MistakeWay | Mistake
 """A way whose sentences stand under its key, or a mistake with sentences of its own."""
+Ways = Mapping[str, Mistaken | Sequence[Mistaken]] | Sequence[Mistake]
 
 
 def by_part(way: Way, count: int) -> list[MistakeWay]:
@@ -64,9 +67,9 @@ class Texts(Sentences):
         exercise: str,
         reference: Callable[..., Any] | None = None,
         *,
-        mistakes: Mapping[str, Mistaken | Sequence[Mistaken]] | Sequence[Mistake] = (),
-        faults: Mapping[str, Mistaken | Sequence[Mistaken]] | Sequence[Mistake] = (),
-        repairs: Mapping[str, Mistaken | Sequence[Mistaken]] | Sequence[Mistake] = (),
+        mistakes: Ways = (),
+        faults: Ways = (),
+        repairs: Ways = (),
         **judge: Any,
     ) -> Exercise:
         """Make an exercise that a `Judge` judges, whose mistakes are named by their keys.
@@ -89,35 +92,19 @@ class Texts(Sentences):
 
     def judged(self, exercise: str, judge: Callable[[Callable[..., Any]], float | None]) -> Exercise:
         """Make an exercise that another judge judges."""
-        return Exercise(id=exercise, title=self.sentence(exercise, "title"), judge=judge, **self._hints(exercise))
+        return Exercise(id=exercise, judge=judge, **self._said(exercise))
 
     def challenge(
-        self, exercise: str, judge: Callable[[Callable[..., Any]], float | None], *, target: float, more: bool = False
+        self, exercise: str, judge: Callable[[Callable[..., Any]], float | None], *, target: float
     ) -> Challenge:
         """Make a challenge; its unit stands under `## unit`."""
         unit = self.sentence(exercise, "unit")
-        return Challenge(
-            id=exercise,
-            title=self.sentence(exercise, "title"),
-            judge=judge,
-            target=target,
-            more=more,
-            unit_en=unit.en,
-            unit_fr=unit.fr,
-            **self._hints(exercise),
-        )
+        return Challenge(id=exercise, judge=judge, target=target, unit=unit, **self._said(exercise))
 
-    def _hints(self, exercise: str) -> dict[str, str]:
-        sentences = {key: self.sentence(exercise, key) for key in ("praise", "hint", "nearer")}
-        return {
-            f"{key}_{language}": getattr(sentence, language)
-            for key, sentence in sentences.items()
-            for language in ("en", "fr")
-        }
+    def _said(self, exercise: str) -> dict[str, Said]:
+        return {key: self.sentence(exercise, key) for key in ("title", "praise", "hint", "nearer")}
 
-    def _mistakes(
-        self, exercise: str, ways: Mapping[str, Mistaken | Sequence[Mistaken]] | Sequence[Mistake]
-    ) -> tuple[Mistake, ...]:
+    def _mistakes(self, exercise: str, ways: Ways) -> tuple[Mistake, ...]:
         if not isinstance(ways, Mapping):
             return tuple(ways)
         mistakes: list[Mistake] = []
@@ -129,3 +116,21 @@ class Texts(Sentences):
                 variant = mistaken if isinstance(mistaken, MistakeWay) else MistakeWay(mistaken)
                 mistakes.append(self.mistake(exercise, key, variant.way, variant.part, variant.seen))
         return tuple(mistakes)
+
+
+def asked_in_notebook(package: str, *modules: ModuleType) -> tuple[tuple[Exercise, ...], tuple[Prediction, ...]]:
+    """Read what a lab's notebook asks for: its exercises in their order, and its predictions.
+
+    Args:
+        package: `__file__` of the lab's package; `notebook.toml` lies beside it.
+        modules: where the exercises are made.
+
+    Raises:
+        ValueError: if an exercise of these modules is not listed.
+    """
+    content = tomllib.loads(Path(package).with_name("notebook.toml").read_text(encoding="utf-8"))
+    names = content.pop("exercises")
+    made = {value.id: value for module in modules for value in vars(module).values() if isinstance(value, Exercise)}
+    if unlisted := made.keys() - set(names):
+        raise ValueError(f"not in the order of the notebook: {', '.join(sorted(unlisted))}")
+    return tuple(made[name] for name in names), tuple(Prediction(id=name, **row) for name, row in content.items())

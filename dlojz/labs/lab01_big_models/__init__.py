@@ -2,19 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dlojz.labs.kit.exercise_texts import asked_in_notebook
+from dlojz.labs.lab01_big_models import exercises
 
-from dlojz.labs.kit.exercise import read_predictions
-from dlojz.labs.lab01_big_models.exercises import (
-    ATTENTION,
-    ATTENTION_COST,
-    BLOCK_PARAMETERS,
-    MULTI_HEAD,
-    PATCHES,
-    RELATIVE_BIAS,
-    TOKENS,
-)
-
-EXERCISES = (ATTENTION, MULTI_HEAD, PATCHES, TOKENS, BLOCK_PARAMETERS, ATTENTION_COST, RELATIVE_BIAS)
-
-PREDICTIONS = read_predictions(Path(__file__).with_name("predictions.toml"))
+EXERCISES, PREDICTIONS = asked_in_notebook(__file__, exercises)

@@ -2,32 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dlojz.labs.kit.exercise_texts import asked_in_notebook
+from dlojz.labs.lab05_pipeline import exercises_orders, exercises_runs
 
-from dlojz.labs.kit.exercise import read_predictions
-from dlojz.labs.lab05_pipeline.exercises_orders import (
-    FRUGAL,
-    MEMORY_CAP,
-    ONE_F_ONE_B,
-    ORDER_KEPT,
-    PIPELINE_BUBBLE,
-    UNBLOCK,
-    ZERO_BUBBLE,
-)
-from dlojz.labs.lab05_pipeline.exercises_runs import FIRST_FIT, PIPELINE_JSON, STAGE_BOUNDARY, STALE_SGD
-
-EXERCISES = (
-    PIPELINE_BUBBLE,
-    ONE_F_ONE_B,
-    ORDER_KEPT,
-    UNBLOCK,
-    MEMORY_CAP,
-    STAGE_BOUNDARY,
-    FIRST_FIT,
-    ZERO_BUBBLE,
-    STALE_SGD,
-    PIPELINE_JSON,
-    FRUGAL,
-)
-
-PREDICTIONS = read_predictions(Path(__file__).with_name("predictions.toml"))
+EXERCISES, PREDICTIONS = asked_in_notebook(__file__, exercises_orders, exercises_runs)

@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dlojz.labs.kit.exercise_texts import asked_in_notebook
+from dlojz.labs.lab13_checkpoints import exercises, formats
 
-from dlojz.labs.kit.exercise import read_predictions
-from dlojz.labs.lab13_checkpoints.exercises import (
-    CHECKPOINT_INTERVAL,
-    RESUME_EXACTLY,
-    SAVE_IN_BACKGROUND,
-    SEALED_FOLDER,
-)
-from dlojz.labs.lab13_checkpoints.formats import SHARES_TO_READ
-
-EXERCISES = (RESUME_EXACTLY, SHARES_TO_READ, SAVE_IN_BACKGROUND, CHECKPOINT_INTERVAL, SEALED_FOLDER)
-
-PREDICTIONS = read_predictions(Path(__file__).with_name("predictions.toml"))
+EXERCISES, PREDICTIONS = asked_in_notebook(__file__, exercises, formats)
