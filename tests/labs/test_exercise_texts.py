@@ -72,7 +72,8 @@ def test_texts_have_the_values_that_the_braces_of_their_sentences_name(path: Pat
     texts = Sentences(path)
     module = LABS / path.relative_to(LABS).parts[0] / f"{path.stem}.py"
     for place, values in _calls(ast.parse(module.read_text(encoding="utf-8"))):
-        names = {name for text in texts.sentence(*place) for _, name, _, _ in Formatter().parse(text) if name}
+        fields = [field for text in texts.sentence(*place) for _, field, _, _ in Formatter().parse(text) if field]
+        names = {field.partition(".")[0] for field in fields}
         assert not values or names == values, place
 
 

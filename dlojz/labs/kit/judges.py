@@ -488,12 +488,12 @@ def refuse_nothing(result: object, names: str = "") -> None:
         raise TEXTS.wrong("judge", "nothing is returned", returned=returned)
 
 
-def reader(convert: Callable[[Any], Any], en: str, fr: str, names: str = "") -> Callable[[Any], Any]:
+def reader(convert: Callable[[Any], Any], expected: Said, names: str = "") -> Callable[[Any], Any]:
     """Make a reader of what answers return.
 
     Args:
         convert: makes of it what is compared; raises TypeError or ValueError where it cannot.
-        en, fr: what is expected, as the beginning of a sentence, e.g. `A list of whole numbers is expected`.
+        expected: the beginning of a sentence, e.g. `A list of whole numbers is expected`.
         names: as in `refuse_nothing`.
 
     Returns:
@@ -503,11 +503,11 @@ def reader(convert: Callable[[Any], Any], en: str, fr: str, names: str = "") -> 
     def read(result: Any) -> Any:
         refuse_nothing(result, names)
         if isinstance(result, Generator):
-            raise TEXTS.wrong("judge", "a generator", en=en, fr=fr)
+            raise TEXTS.wrong("judge", "a generator", expected=expected)
         try:
             return convert(plain(result))
         except (TypeError, ValueError):
-            raise TEXTS.wrong("judge", "something else is returned", en=en, result=shown(result), fr=fr) from None
+            raise TEXTS.wrong("judge", "something else is returned", expected=expected, result=shown(result)) from None
 
     return read
 

@@ -558,12 +558,12 @@ def gathers(answer: RankAnswer) -> list[int]:
     return asked_for(answer, "all_gather", "all_gather_into_tensor", "gather", "broadcast", "all_to_all_single")
 
 
-def refuse_gathers(en: str, fr: str) -> Callable[[list[RankAnswer], int], None]:
+def refuse_gathers(sentence: Said) -> Callable[[list[RankAnswer], int], None]:
     """Make a judge's `inspect` that refuses answers which bring tensors side by side where a sum is enough."""
 
     def inspect(answers: list[RankAnswer], size: int) -> None:
         if gathers(answers[0]):
-            raise Wrong(en, fr)
+            raise Wrong(*sentence)
 
     return inspect
 

@@ -271,12 +271,7 @@ def _pair(value: Any) -> Hooks:
     return pack, unpack
 
 
-_as_hooks = reader(
-    _pair,
-    "Two functions are expected, (pack, unpack), in this order, without calling them",
-    "On attend deux fonctions, (pack, unpack), dans cet ordre, sans les appeler",
-    names="pack, unpack",
-)
+_as_hooks = reader(_pair, TEXTS.sentence("offload", "two functions"), names="pack, unpack")
 
 
 class WatchedHost(Host):
@@ -484,11 +479,7 @@ def _words(answer: Any) -> list[str]:
     return words
 
 
-_as_plan = reader(
-    _words,
-    'A choice for each block is expected, "keep", "recompute" or "offload", in their order (or None)',
-    "On attend un choix par bloc, « keep », « recompute » ou « offload », dans l’ordre (ou None)",
-)
+_as_plan = reader(_words, TEXTS.sentence("activation-plan", "a choice for each block"))
 
 
 def _weighed(answer: Callable[..., Any], blocks: Sequence[BlockCosts], budget_bytes: float) -> tuple[float, float]:
@@ -532,29 +523,24 @@ def _budgets() -> Iterator[tuple[list[BlockCosts], float]]:
 def _amiss(case: Any, outcome: tuple[float, float], right: tuple[float, float]) -> Said:
     blocks, budget = case
     (excess, seconds), (_, best) = outcome, right
-    where_en = f"With {len(blocks)} blocks and a budget of {budget} bytes"
-    where_fr = f"Pour {len(blocks)} blocs et un budget de {budget} octets"
+    where = TEXTS.sentence("activation-plan", "blocks and budget", block_count=len(blocks), budget=budget)
     if seconds == inf:
-        return TEXTS.sentence(
-            "activation-plan", "None where a plan fits", where_en=where_en, best=shortest(best), where_fr=where_fr
-        )
+        return TEXTS.sentence("activation-plan", "None where a plan fits", where=where, best=shortest(best))
     if excess:
         if best == inf:
-            return Said(f"{where_en}, no plan fits: return None.", f"{where_fr}, aucun plan ne tient : renvoyez None.")
+            return TEXTS.sentence("activation-plan", "no plan fits", where=where)
         return TEXTS.sentence(
             "activation-plan",
             "the plan does not fit",
-            where_en=where_en,
+            where=where,
             peak=integer(budget + excess),
-            where_fr=where_fr,
         )
     return TEXTS.sentence(
         "activation-plan",
         "the plan is not the fastest",
-        where_en=where_en,
+        where=where,
         seconds=shortest(seconds),
         best=shortest(best),
-        where_fr=where_fr,
     )
 
 

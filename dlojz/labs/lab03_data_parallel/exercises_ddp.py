@@ -181,7 +181,9 @@ def _inspect_accumulation(answers: list[RankAnswer], size: int) -> None:
     """The gradients are right; did each micro-batch have its backward pass, and did they travel once?"""
     passes: list[int] = answers[0].value["passes"]
     if max(passes, default=0) > SAMPLES:
-        raise TEXTS.wrong("accumulation", "one forward pass reads … samples", most=max(passes), SAMPLES=SAMPLES)
+        raise TEXTS.wrong(
+            "accumulation", "one forward pass reads several micro-batches", most=max(passes), SAMPLES=SAMPLES
+        )
     if any(samples and next_samples for samples, next_samples in pairwise(passes)):
         raise TEXTS.wrong("accumulation", "a forward pass begins before the backward pass")
     _inspect_traffic(answers)
@@ -195,7 +197,11 @@ def _inspect_traffic(answers: list[RankAnswer]) -> None:
         if numel > total:
             times = numel / total
             raise TEXTS.wrong(
-                "accumulation", "they are communicated … times", times=shortest(times), numel=numel, total=total
+                "accumulation",
+                "gradients are communicated several times",
+                times=shortest(times),
+                numel=numel,
+                total=total,
             )
 
 
@@ -238,17 +244,12 @@ def fill_buckets(gradient_bytes: Sequence[int], limit_bytes: int) -> Buckets:
     Source: Li et al. 2020, "PyTorch Distributed" (arXiv 2006.15704), §3.2.3 and §4.2: the reverse of
     `model.parameters()`; torch's `compute_bucket_assignment_by_size` closes a bucket when it reaches the limit.
     """
-    buckets: Buckets = []
-    filling: list[int] = []
-    for index in reversed(range(len(gradient_bytes))):
-        filling.append(index)
-        if sum(gradient_bytes[member] for member in filling) >= limit_bytes:
-            buckets.append(filling)
-            filling = []
-    return [*buckets, filling] if filling else buckets
+    return _filled(_backwards(gradient_bytes), gradient_bytes, lambda bucket_bytes: bucket_bytes >= limit_bytes)
 
 
-def _filled(indices: Sequence[int], sizes: Sequence[int], closes: Callable[[int], bool], *, keep_rest: bool) -> Buckets:
+def _filled(
+    indices: Sequence[int], sizes: Sequence[int], closes: Callable[[int], bool], *, keep_rest: bool = True
+) -> Buckets:
     buckets: Buckets = []
     filling: list[int] = []
     for index in indices:
@@ -302,8 +303,7 @@ def _models() -> Iterator[tuple[list[int], int]]:
 
 _read_buckets = reader(
     lambda value: [[operator.index(index) for index in bucket] for bucket in value],
-    "A list of buckets is expected, each a list of parameter indices, such as [[3, 2], [1, 0]]",
-    "On attend une liste de buckets, chacun étant une liste de numéros de paramètres, par exemple [[3, 2], [1, 0]]",
+    TEXTS.sentence("buckets", "a list of buckets"),
 )
 
 
@@ -320,10 +320,10 @@ BUCKETS = TEXTS.exercise(
     mistakes={
         "after the first bucket each gradient leaves alone": _never_reset,
         "you begin with the first parameters": lambda sizes, limit: _filled(
-            range(len(sizes)), sizes, lambda bucket_bytes: bucket_bytes >= limit, keep_rest=True
+            range(len(sizes)), sizes, lambda bucket_bytes: bucket_bytes >= limit
         ),
         "you fill forwards and reverse the list of buckets": lambda sizes, limit: _filled(
-            range(len(sizes)), sizes, lambda bucket_bytes: bucket_bytes >= limit, keep_rest=True
+            range(len(sizes)), sizes, lambda bucket_bytes: bucket_bytes >= limit
         )[::-1],
         "within a bucket too the gradients become ready in reverse": lambda sizes, limit: [
             sorted(bucket) for bucket in fill_buckets(sizes, limit)
@@ -333,7 +333,7 @@ BUCKETS = TEXTS.exercise(
         ),
         "you close a bucket before it exceeds the limit": _never_beyond,
         "a bucket that holds exactly limit_bytes is full": lambda sizes, limit: _filled(
-            _backwards(sizes), sizes, lambda bucket_bytes: bucket_bytes > limit, keep_rest=True
+            _backwards(sizes), sizes, lambda bucket_bytes: bucket_bytes > limit
         ),
         "one bucket per gradient": lambda sizes, limit: [[index] for index in _backwards(sizes)],
         "where the gradients fill the last bucket exactly": lambda sizes, limit: [

@@ -252,8 +252,7 @@ def _shards(answer: Callable[..., Any], num_samples: int, size: int, epoch: int,
 
 _indices = reader(
     lambda value: [operator.index(index) for index in (value.tolist() if hasattr(value, "tolist") else value)],
-    "Indices of samples, whole numbers, are expected in a list or a tensor",
-    "On attend des numéros d’échantillons, entiers, dans une liste ou un tenseur",
+    TEXTS.sentence("sampler", "Indices of samples, whole numbers"),
 )
 
 

@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from dlojz.labs.kit.exercise import Wrong
+from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import refuse_nothing, shown
 
@@ -51,62 +51,41 @@ class _Ranks:
         Raises:
             Wrong: if it breaks a rule.
         """
-        where_en, where_fr = f"operation {number}, {name} {list(layers)}", f"opération {number}, {name} {list(layers)}"
+        step = f"{number}, {name} {list(layers)}"
+        where = Said(f"operation {step}", f"opération {step}")
         if name in ("forward", "backward"):
             for layer in layers:
-                self._compute(name, layer, where_en, where_fr)
+                self._compute(name, layer, where)
         else:
-            self._move(name, set(layers), where_en, where_fr)
+            self._move(name, set(layers), where)
         if self.held_mib > LIMIT_MIB:
             raise TEXTS.wrong(
                 "fewest-messages",
                 "above the limit",
-                where_en=where_en,
+                where=where,
                 held_mib=self.held_mib,
                 LIMIT_MIB=LIMIT_MIB,
-                where_fr=where_fr,
             )
 
-    def _compute(self, name: str, layer: int, where_en: str, where_fr: str) -> None:
+    def _compute(self, name: str, layer: int, where: Said) -> None:
         num_layers = len(SIZES_MIB)
         expected = ("forward", self.done) if self.done < num_layers else ("backward", 2 * num_layers - 1 - self.done)
         if (name, layer) != expected:
             then = f"{expected[0]} {expected[1]}" if expected[1] >= 0 else ""
-            raise Wrong(
-                f"At {where_en}: " + (f"it is the turn of {then}." if then else "all passes are over."),
-                f"À l’{where_fr} : " + (f"c’est le tour de {then}." if then else "toutes les passes sont finies."),
-            )
+            key = "another pass's turn" if then else "all passes are over"
+            raise TEXTS.wrong("fewest-messages", key, where=where, **({"then": then} if then else {}))
         if layer not in self.weights:
-            raise TEXTS.wrong(
-                "fewest-messages", "weights that are not whole", where_en=where_en, layer=layer, where_fr=where_fr
-            )
+            raise TEXTS.wrong("fewest-messages", "weights that are not whole", where=where, layer=layer)
         self.done += 1
         if name == "backward":
             self.gradients.add(layer)
 
-    def _move(self, name: str, layers: set[int], where_en: str, where_fr: str) -> None:
+    def _move(self, name: str, layers: set[int], where: Said) -> None:
         whole_layers = self.gradients if name == "reduce" else self.weights
         # Gathering what is whole, and freeing or reducing what is not, would count a message or memory wrongly.
         odd = sorted(layers & whole_layers if name == "gather" else layers - whole_layers)
         if odd:
-            raise Wrong(
-                *{
-                    "gather": (
-                        f"At {where_en}: the weights of layer {odd[0]} are whole already.",
-                        f"À l’{where_fr} : les poids de la couche {odd[0]} sont déjà entiers.",
-                    ),
-                    "free": (
-                        f"At {where_en}: the weights of layer {odd[0]} are not whole, there is nothing to free.",
-                        f"À l’{where_fr} : les poids de la couche {odd[0]} ne sont pas entiers, il n’y a rien à "
-                        "libérer.",
-                    ),
-                    "reduce": (
-                        f"At {where_en}: there is no whole gradient of layer {odd[0]}; its backward comes before.",
-                        f"À l’{where_fr} : la couche {odd[0]} n’a pas de gradient entier ; sa passe arrière vient "
-                        "avant.",
-                    ),
-                }[name]
-            )
+            raise TEXTS.wrong("fewest-messages", name, where=where, layer=odd[0])
         if name == "gather":
             whole_layers |= layers
         else:

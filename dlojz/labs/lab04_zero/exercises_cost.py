@@ -12,7 +12,7 @@ from typing import Any
 
 from dlojz.base.language import MEBIBYTE, shortest
 from dlojz.config.run_config import RunConfig
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise import Mistake, Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import asked_run, check_settings, expect_json
 
@@ -315,11 +315,11 @@ def _check_batch(document: Mapping[str, Any], config: RunConfig) -> None:
     if total is None and micro is None:
         raise TEXTS.wrong("deepspeed-json", "DeepSpeed refuses a file that gives no size of batch")
     if total == layout.micro_batch * layout.micro_batches != layout.global_batch:
-        raise TEXTS.wrong("deepspeed-json", "train_batch_size=… is the batch of one rank", total=total, dp=layout.dp)
+        raise TEXTS.wrong("deepspeed-json", "train_batch_size is the batch of one rank", total=total, dp=layout.dp)
     if micro == layout.global_batch != layout.micro_batch:
         raise TEXTS.wrong(
             "deepspeed-json",
-            "train_micro_batch_size_per_gpu=… is the global batch",
+            "train_micro_batch_size_per_gpu is the global batch",
             micro=micro,
             micro_batch=layout.micro_batch,
         )
@@ -330,25 +330,11 @@ def _check_bucket(numel: Any, config: RunConfig, bucket_mib: float) -> None:
     if numel == right:
         return
     if numel is None:
-        en, fr = (
-            "reduce_bucket_size is missing; left out it is 500,000,000 elements, 1 GB in bf16.",
-            "reduce_bucket_size manque ; par défaut, ce sont 500 000 000 éléments, soit 1 Go en bf16.",
-        )
-    elif numel in (right * size, bucket_mib):
-        en, fr = (
-            f"reduce_bucket_size={numel} is a number of bytes or MiB, but DeepSpeed counts elements, of {size} bytes "
-            f"each in {config.precision}: {right}.",
-            f"reduce_bucket_size={numel} est un nombre d’octets ou de Mio, mais DeepSpeed compte des éléments, de "
-            f"{size} octets chacun en {config.precision} : {right}.",
-        )
-    else:
-        en, fr = (
-            f"reduce_bucket_size={numel}, but {shortest(bucket_mib)} MiB hold {right} gradients of {size} bytes "
-            f"({config.precision}).",
-            f"reduce_bucket_size={numel}, or {shortest(bucket_mib)} Mio contiennent {right} gradients de {size} octets "
-            f"({config.precision}).",
-        )
-    raise Wrong(en=en, fr=fr)
+        raise TEXTS.wrong("deepspeed-json", "no size of a bucket")
+    key = "bytes or MiB of a bucket" if numel in (right * size, bucket_mib) else "another size of a bucket"
+    raise TEXTS.wrong(
+        "deepspeed-json", key, numel=numel, size=size, precision=config.precision, right=right, mib=shortest(bucket_mib)
+    )
 
 
 DEEPSPEED_JSON = TEXTS.exercise(

@@ -209,16 +209,15 @@ def _compare(schedule: Schedule, reference: Schedule) -> None:
     peaks, right = peak_activations(schedule), peak_activations(reference)
     for rank, (peak, limit) in enumerate(zip(peaks, right, strict=True)):
         if peak > limit:
-            raise Wrong(
-                case_of(schedule)
-                + say(
-                    en=f"rank {rank} keeps up to {shortest(peak)} micro-batches, but 1F1B keeps {shortest(limit)} "
-                    f"there: it runs {shortest(limit)} forward{'s' if limit > 1 else ''}, then a backward before "
-                    "each further one.",
-                    fr=f"le rang {rank} garde jusqu’à {shortest(peak)} micro-batches, alors que 1F1B n’en garde que "
-                    f"{shortest(limit)} : {shortest(limit)} passe{'s' if limit > 1 else ''} avant, puis une passe "
-                    "arrière avant chacune des suivantes.",
-                )
+            s = "s" if limit > 1 else ""
+            raise TEXTS.wrong(
+                "one-f-one-b",
+                "keeps more than 1F1B",
+                case=case_of(schedule),
+                rank=rank,
+                peak=shortest(peak),
+                limit=shortest(limit),
+                s=s,
             )
     length, best = simulate(schedule).makespan, simulate(reference).makespan
     if length > best:
@@ -227,28 +226,27 @@ def _compare(schedule: Schedule, reference: Schedule) -> None:
 
 def _longer(schedule: Schedule, reference: Schedule, length: float, best: float) -> str:
     """How long a valid order takes, and the first rank that goes back in another order, or too early."""
-    en = f"your order can be executed, but takes {shortest(length)} time units and not {shortest(best)}"
-    fr = f"votre ordre s’exécute, mais dure {shortest(length)} unités de temps au lieu de {shortest(best)}"
+    slow = TEXTS.sentence("one-f-one-b", "longer than possible", length=shortest(length), best=shortest(best))
     for rank, (order, right) in enumerate(zip(schedule.orders, reference.orders, strict=True)):
         went_back = [action.micro_batch for action in order if action.kind == "B"]
         if went_back != sorted(went_back):
             later, sooner = next(pair for pair in pairwise(went_back) if pair[0] > pair[1])
             return str(
                 TEXTS.sentence(
-                    "one-f-one-b", "backwards in another order", en=en, rank=rank, later=later, sooner=sooner, fr=fr
+                    "one-f-one-b", "backwards in another order", slow=slow, rank=rank, later=later, sooner=sooner
                 )
             )
         forwards, expected = (
             next(n for n, action in enumerate(actions) if action.kind == "B") for actions in (order, right)
         )
         if forwards < expected:
-            return say(
-                en=f"{en}: rank {rank} turns back after {forwards} forward{'s' if forwards > 1 else ''}, and "
-                f"{expected} fit before the first gradient comes back to it.",
-                fr=f"{fr} : le rang {rank} repart en arrière après {forwards} passe{'s' if forwards > 1 else ''} "
-                f"avant, alors que {expected} tiennent avant que le premier gradient lui revienne.",
+            s = "s" if forwards > 1 else ""
+            return str(
+                TEXTS.sentence(
+                    "one-f-one-b", "turns back early", slow=slow, rank=rank, forwards=forwards, s=s, expected=expected
+                )
             )
-    return str(TEXTS.sentence("one-f-one-b", "a rank waits although it could work", en=en, fr=fr))
+    return str(TEXTS.sentence("one-f-one-b", "a rank waits although it could work", slow=slow))
 
 
 ONE_F_ONE_B = TEXTS.exercise(
@@ -324,10 +322,9 @@ def _case(schedule: Schedule, limit: int) -> str:
 
 
 def _too_long(length: float, best: float, peak: float, limit: int, forwards_first: bool) -> str:
-    en = f"the step takes {shortest(length)} time units, and {shortest(best)} are possible"
-    fr = f"le pas dure {shortest(length)} unités de temps, alors que {shortest(best)} suffisent"
+    slow = TEXTS.sentence("memory-cap", "longer than possible", length=shortest(length), best=shortest(best))
     if forwards_first:
-        return str(TEXTS.sentence("memory-cap", "forwards go first", en=en, fr=fr))
+        return str(TEXTS.sentence("memory-cap", "forwards go first", slow=slow))
     if peak < limit:
         as_without = say(en=", as without a pipeline", fr=", comme sans pipeline") if peak <= 1 else ""
         several = "es" if peak > 1 else ""
@@ -335,14 +332,13 @@ def _too_long(length: float, best: float, peak: float, limit: int, forwards_firs
             TEXTS.sentence(
                 "memory-cap",
                 "memory is left unused",
-                en=en,
+                slow=slow,
                 peak=shortest(peak),
                 several=several,
                 as_without=as_without,
-                fr=fr,
             )
         )
-    return str(TEXTS.sentence("memory-cap", "a rank waits somewhere", en=en, fr=fr))
+    return str(TEXTS.sentence("memory-cap", "a rank waits somewhere", slow=slow))
 
 
 MEMORY_CAP = TEXTS.exercise(

@@ -317,8 +317,7 @@ def _check_cut(answer: Callable[..., Any], weights: list[int], limit: int) -> in
 
 _read_bounds = reader(
     lambda bounds: [operator.index(bound) for bound in bounds],
-    "A list of whole numbers is expected, such as [0, 2, 4]",
-    "On attend une liste d’entiers, comme [0, 2, 4]",
+    TEXTS.sentence("first-fit", "a list of whole numbers is expected, such as [0, 2, 4]"),
 )
 
 
@@ -381,8 +380,7 @@ def _stale_cases() -> Iterator[tuple[float, int, int]]:
 
 _read_weights = reader(
     lambda weights: [float(weight) for weight in weights],
-    "A list of weights, w(0) to w(updates), is expected",
-    "On attend une liste de poids, de w(0) à w(updates)",
+    TEXTS.sentence("stale-sgd", "a list of weights, w(0) to w(updates), is expected"),
 )
 
 
@@ -473,13 +471,7 @@ def _check_numbers(processes: Any, stages: Any, config: RunConfig, request: Said
         )
     if processes != layout.world_size:
         raise TEXTS.wrong(
-            "pipeline-json",
-            "another number of processes",
-            request=request,
-            processes=processes,
-            dp=layout.dp,
-            pp=layout.pp,
-            world_size=layout.world_size,
+            "pipeline-json", "another number of processes", request=request, processes=processes, layout=layout
         )
 
 
@@ -488,13 +480,7 @@ def _check_batch(document: Mapping[str, Any], config: RunConfig) -> None:
     total = document.get("train_batch_size")
     samples = layout.micro_batch * layout.micro_batches
     if total == samples * layout.world_size != layout.global_batch:
-        raise TEXTS.wrong(
-            "pipeline-json",
-            "train_batch_size=… counts every rank",
-            total=total,
-            pp=layout.pp,
-            global_batch=layout.global_batch,
-        )
+        raise TEXTS.wrong("pipeline-json", "train_batch_size counts every rank", total=total, layout=layout)
     if document.get("gradient_accumulation_steps") is None and total is None:
         raise TEXTS.wrong("pipeline-json", "nothing tells DeepSpeed how many micro-batches a step has")
 

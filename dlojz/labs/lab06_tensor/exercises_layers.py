@@ -265,12 +265,7 @@ ROW_LINEAR = TEXTS.exercise(
             )
         ),
     },
-    inspect=refuse_gathers(
-        "The output is right, but the ranks bring tensors together side by side, as many as there are ranks; one "
-        "all-reduce of the partial products is enough.",
-        "La sortie est juste, mais les rangs rassemblent des tenseurs, autant qu’il y a de rangs ; un seul "
-        "all-reduce des produits partiels suffit.",
-    ),
+    inspect=refuse_gathers(TEXTS.sentence("row-linear", "the ranks bring tensors together side by side")),
 )
 
 

@@ -192,12 +192,7 @@ MBCONV_CHANNELS = TEXTS.exercise(
             OF_X: _inputs(seed)[1],
         },
     },
-    inspect=refuse_gathers(
-        "All is right, but channels are gathered on the way: only the few squeezed numbers depend on all "
-        "channels, and these are a sum.",
-        "Tout est juste, mais des canaux sont rassemblés en chemin : seuls les quelques nombres comprimés "
-        "dépendent de tous les canaux, et ce sont des sommes.",
-    ),
+    inspect=refuse_gathers(TEXTS.sentence("mbconv-channels", "channels are gathered on the way")),
 )
 
 

@@ -142,13 +142,7 @@ VOCABULARY_EMBEDDING = TEXTS.exercise(
             OUTPUT: _looked_up(rank, size, seed)[OUTPUT].clamp(min=0.0)
         },
     },
-    inspect=refuse_gathers(
-        "The output is right, but the ranks' tables or results are gathered: that brings what was divided to "
-        "every rank again. Each looks up its own words, and the zeros of the others leave the sum as it is.",
-        "La sortie est juste, mais les tables ou les résultats des rangs sont rassemblés : ce qui était "
-        "réparti revient sur chaque rang. Chacun cherche ses propres mots, et les zéros des autres ne changent "
-        "pas la somme.",
-    ),
+    inspect=refuse_gathers(TEXTS.sentence("vocabulary-embedding", "the ranks' tables or results are gathered")),
 )
 
 

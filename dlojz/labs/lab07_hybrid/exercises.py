@@ -248,8 +248,7 @@ def _other_groups(case: Case, groups: list[tuple[int, ...]], right: list[tuple[i
         rank=rank,
         peer=peer,
         axis=axis,
-        differ_en=" and ".join(differ),
-        differ_fr=" et ".join(differ),
+        differ=Said(" and ".join(differ), " et ".join(differ)),
     )
 
 
@@ -326,16 +325,7 @@ def _written(answer: Callable[..., Any], *spec: int) -> Written:
 def _other_layout(spec: Asked, layout: Written, right: Written) -> Said:
     degrees_differ = layout[:3] != right[:3]
     reason = _why_degrees(layout, right) if degrees_differ else _why_batch(spec, layout, right)
-    return TEXTS.sentence(
-        "layout-3d",
-        "asked for another layout",
-        processes=spec.processes,
-        stages=spec.stages,
-        slices=spec.slices,
-        micro_batch_due=spec.micro_batch,
-        global_batch=spec.global_batch,
-        reason=reason,
-    )
+    return TEXTS.sentence("layout-3d", "asked for another layout", spec=spec, reason=reason)
 
 
 def _why_degrees(layout: Written, right: Written) -> Said:
@@ -355,22 +345,11 @@ def _why_batch(spec: Asked, layout: Written, right: Written) -> Said:
             "layout-3d", "another micro_batch", micro_batch=layout.micro_batch, micro_batch_due=spec.micro_batch
         )
     if layout.micro_batches == spec.global_batch // spec.micro_batch != right.micro_batches:
-        return TEXTS.sentence(
-            "layout-3d",
-            "more samples, without the replicas",
-            micro_batches=layout.micro_batches,
-            global_batch=layout.global_batch,
-            dp_due=right.dp,
-        )
+        return TEXTS.sentence("layout-3d", "more samples, without the replicas", layout=layout, dp_due=right.dp)
     if layout.micro_batches == right.micro_batches:
         return TEXTS.sentence("layout-3d", "another engine", engine=layout.engine)
     if layout.micro_batches == max(spec.global_batch // (spec.micro_batch * spec.processes), 1):
-        return TEXTS.sentence(
-            "layout-3d",
-            "fewer samples, divided by all processes",
-            micro_batches=layout.micro_batches,
-            global_batch=layout.global_batch,
-        )
+        return TEXTS.sentence("layout-3d", "fewer samples, divided by all processes", layout=layout)
     return TEXTS.sentence(
         "layout-3d", "another global batch", micro_batches=layout.micro_batches, global_batch=layout.global_batch
     )

@@ -496,12 +496,7 @@ def _check_optimum(programme: Programme, costs: Costs, resharding: Matrices) -> 
     explanation = _slack({name: optimum.values.get(name, 0.0) for name in _names(costs)}, costs)
     cheaper, cheapest = significant(optimum.cost, 5), significant(right, 5)
     raise TEXTS.wrong(
-        "sharding-programme",
-        "less than any choice costs",
-        cheaper=cheaper,
-        cheapest=cheapest,
-        en=explanation.en,
-        fr=explanation.fr,
+        "sharding-programme", "less than any choice costs", cheaper=cheaper, cheapest=cheapest, explanation=explanation
     )
 
 

@@ -45,11 +45,7 @@ def _normalized(choice: Chosen) -> Chosen:
 
 
 def _spread(choice: Any, experts: int, k: int, tokens: int) -> Tensor:
-    """The weight of every expert for every token, (T, E), whatever the order of the choices.
-
-    Raises:
-        Wrong: if this is no pair of tensors (T, K), or an expert is none.
-    """
+    """The weight of every expert for every token, (T, E), whatever the order of the choices."""
     refuse_nothing(choice)
     if not isinstance(choice, tuple | list) or len(choice) != 2 or not all(map(torch.is_tensor, choice)):
         raise TEXTS.wrong("shared", "no pair of tensors")

@@ -237,14 +237,7 @@ def _check_sizes(document: Mapping[str, Any], right: Mapping[str, Any], request:
     if layout.global_batch != right_batch:
         times = layout.global_batch / right_batch
         raise TEXTS.wrong(
-            "course-json",
-            "another global batch",
-            request=request,
-            global_batch=layout.global_batch,
-            micro_batch=layout.micro_batch,
-            micro_batches=layout.micro_batches,
-            ranks=ranks,
-            times=significant(times),
+            "course-json", "another global batch", request=request, layout=layout, ranks=ranks, times=significant(times)
         )
     if layout.micro_batch > fits:
         raise TEXTS.wrong(
@@ -256,12 +249,7 @@ def _check_sizes(document: Mapping[str, Any], right: Mapping[str, Any], request:
     best = right["train_micro_batch_size_per_gpu"]
     if layout.micro_batch < best:
         raise TEXTS.wrong(
-            "course-json",
-            "micro-batches smaller than they could be",
-            request=request,
-            micro_batch=layout.micro_batch,
-            micro_batches=layout.micro_batches,
-            best=best,
+            "course-json", "micro-batches smaller than they could be", request=request, layout=layout, best=best
         )
 
 

@@ -100,11 +100,7 @@ _FORGOTTEN = {
 
 
 def _stop(answer: Callable[..., Any], steps: int, seed: int) -> None:
-    """Refuse an answer after which something of the training is not as it was.
-
-    Raises:
-        Wrong: with the first part that is not.
-    """
+    """Refuse an answer after which something of the training is not as it was."""
     old = Resumable(seed)
     old.run(steps)
     fresh = Resumable(seed + 1)
@@ -164,11 +160,7 @@ class _SlowWriter:
 
 
 def _save(answer: Callable[..., Any], seed: int) -> None:
-    """Refuse an answer that waits for the writer, or that lets the training change what is written.
-
-    Raises:
-        Wrong: for the first of these.
-    """
+    """Refuse an answer that waits for the writer, or that lets the training change what is written."""
     generator = torch.Generator().manual_seed(seed)
     state = {name: torch.randn(3, size, generator=generator) for size, name in enumerate(("a", "b.weight", "c"), 2)}
     buffers = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
@@ -201,11 +193,7 @@ def _save(answer: Callable[..., Any], seed: int) -> None:
 
 
 def _wait(handle: Any) -> None:
-    """Wait for a thread, or for a future.
-
-    Raises:
-        Wrong: if it is neither.
-    """
+    """Wait for a thread, or for a future."""
     wait = getattr(handle, "join", None) or getattr(handle, "result", None)
     if not callable(wait):
         raise TEXTS.wrong("save-in-background", "no thread is returned", handle=shown(handle))
@@ -341,11 +329,7 @@ _HARMS: tuple[tuple[Callable[..., object], Said], ...] = (
 
 
 def _sealed(answer: Callable[..., Any]) -> None:
-    """Refuse an answer that finds a damaged folder intact, or an intact one damaged.
-
-    Raises:
-        Wrong: for the first folder of which it says the wrong thing.
-    """
+    """Refuse an answer that finds a damaged folder intact, or an intact one damaged."""
     if not _said(answer, lambda folder: None):
         raise TEXTS.wrong("sealed-folder", "an untouched folder is said to be damaged")
     for harm, refusal in _HARMS:

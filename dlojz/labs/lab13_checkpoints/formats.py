@@ -162,11 +162,7 @@ SHARES_TO_READ = TEXTS.exercise(
         "too much of each": _whole_shares,
     },
     differs=_differs,
-    read=reader(
-        _pieces,
-        "Return a list of triples of whole numbers, (old rank, first place, last place excluded)",
-        "Renvoyez une liste de triplets d’entiers, (ancien rang, première position, dernière position exclue)",
-    ),
+    read=reader(_pieces, TEXTS.sentence("shares-to-read", "triples")),
 )
 
 

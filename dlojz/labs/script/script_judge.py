@@ -137,12 +137,10 @@ def _pipeline(trials: ScriptTrials) -> None:
     check_parity(base, two, replicas=1)
     if two.ranks[0].schedule != "Schedule1F1B":
         name = two.ranks[0].schedule
-        raise TEXTS.wrong(
-            "judge",
-            "another schedule",
-            schedule_en=name or "none of torch.distributed.pipelining",
-            schedule_fr=name or "étranger à torch.distributed.pipelining",
+        schedule = Said(
+            name or "none of torch.distributed.pipelining", name or "étranger à torch.distributed.pipelining"
         )
+        raise TEXTS.wrong("judge", "another schedule", schedule=schedule)
     if (cut := two.ranks[0].micro_batches) != 4:
         raise TEXTS.wrong("judge", "another number of micro-batches", cut=cut)
     _check_rounded(two, trials.layout(5, "--bf16"))
@@ -256,14 +254,8 @@ def _libraries(trials: ScriptTrials) -> None:
             continue
         base = base or trials(1)
         if (engine := two.ranks[0].library) != name:
-            raise TEXTS.wrong(
-                "judge",
-                "another engine trains",
-                title=two.title,
-                engine_en=engine or "PyTorch alone",
-                name=name,
-                engine_fr=engine or "PyTorch seul",
-            )
+            trainer = Said(engine or "PyTorch alone", engine or "PyTorch seul")
+            raise TEXTS.wrong("judge", "another engine trains", title=two.title, engine=trainer, name=name)
         if name == "DeepSpeedEngine":
             check_shards(base, two, 0.6, TEXTS.sentence("judge", "a stage of DeepSpeed"))
             check_group(two)
