@@ -274,10 +274,6 @@ def _at(table: Any, side: int, index_of: Callable[[Any], Any]) -> Any:
     return table[index_of(row[:, None] - row[None, :]), index_of(column[:, None] - column[None, :])]
 
 
-def _without_offset(table: Any, side: int) -> Any:
-    return _at(table, side, lambda offset: offset)
-
-
 RELATIVE_BIAS = TEXTS.exercise(
     "relative-bias",
     relative_bias,
@@ -293,7 +289,7 @@ RELATIVE_BIAS = TEXTS.exercise(
         "only the difference of rows counts": lambda table, side: relative_bias(
             table[:, side - 1 :][:, :1].expand(table.shape), side
         ),
-        "side − 1 is not added to the differences": _without_offset,
+        "side − 1 is not added to the differences": lambda table, side: _at(table, side, lambda offset: offset),
         "every query gets the same row": lambda table, side: (
             table[:side, :side].reshape(-1)[None].expand(side * side, -1)
         ),
@@ -322,10 +318,6 @@ def _tiles(image_CHW: Any, patch: int) -> Any:
     return image_CHW.reshape(channels, height // patch, patch, width // patch, patch)
 
 
-def _overlapping(image_CHW: Any, patch: int) -> Any:
-    return F.unfold(image_CHW[None], patch)[0].T
-
-
 PATCHES = TEXTS.exercise(
     "patches",
     cut_in_patches,
@@ -346,7 +338,7 @@ PATCHES = TEXTS.exercise(
         "each patch is transposed": lambda image, patch: (
             _tiles(image, patch).permute(1, 3, 0, 4, 2).flatten(2).flatten(0, 1)
         ),
-        "your patches overlap": _overlapping,
+        "your patches overlap": lambda image_CHW, patch: F.unfold(image_CHW[None], patch)[0].T,
         "only the first channel is there": lambda image, patch: cut_in_patches(image[:1], patch),
         "one patch per row is expected": lambda image, patch: cut_in_patches(image, patch).T,
     },
@@ -367,22 +359,6 @@ def _sequences() -> Iterator[tuple[Any, ...]]:
         yield random_tensors((patches, length), (length, width), (width,), (patches + 1, width), seed=seed)
 
 
-def _class_last(patches_PE: Any, projection_ED: Any, class_token_D: Any, position_TD: Any) -> Any:
-    return torch.cat((patches_PE @ projection_ED, class_token_D[None])) + position_TD
-
-
-def _class_without_position(patches_PE: Any, projection_ED: Any, class_token_D: Any, position_TD: Any) -> Any:
-    return torch.cat((class_token_D[None], patches_PE @ projection_ED + position_TD[1:]))
-
-
-def _class_position_only(patches_PE: Any, projection_ED: Any, class_token_D: Any, position_TD: Any) -> Any:
-    return torch.cat(((class_token_D + position_TD[0])[None], patches_PE @ projection_ED))
-
-
-def _shifted_positions(patches_PE: Any, projection_ED: Any, class_token_D: Any, position_TD: Any) -> Any:
-    return torch.cat((class_token_D[None], patches_PE @ projection_ED + position_TD[:-1]))
-
-
 TOKENS = TEXTS.exercise(
     "tokens",
     embed,
@@ -393,9 +369,15 @@ TOKENS = TEXTS.exercise(
         3: Said("the positions", "les positions"),
     },
     mistakes={
-        "the class token stands at the end": _class_last,
-        "the class token has got no position": _class_without_position,
-        "patches take positions 0 to P − 1": _shifted_positions,
+        "the class token stands at the end": lambda patches_PE, projection_ED, class_token_D, position_TD: (
+            torch.cat((patches_PE @ projection_ED, class_token_D[None])) + position_TD
+        ),
+        "the class token has got no position": lambda patches_PE, projection_ED, class_token_D, position_TD: torch.cat(
+            (class_token_D[None], patches_PE @ projection_ED + position_TD[1:])
+        ),
+        "patches take positions 0 to P − 1": lambda patches_PE, projection_ED, class_token_D, position_TD: torch.cat(
+            (class_token_D[None], patches_PE @ projection_ED + position_TD[:-1])
+        ),
         "you take the positions away": lambda patches, projection, token, position: embed(
             patches, projection, token, -position
         ),
@@ -415,7 +397,9 @@ TOKENS = TEXTS.exercise(
         "you add the class token to every patch": lambda patches, projection, token, position: (
             patches @ projection + token + position[1:]
         ),
-        "the class token alone gets its position": _class_position_only,
+        "the class token alone gets its position": lambda patches_PE, projection_ED, class_token_D, position_TD: (
+            torch.cat(((class_token_D + position_TD[0])[None], patches_PE @ projection_ED))
+        ),
         "the positions are missing": lambda patches, projection, token, position: embed(
             patches, projection, token, position * 0
         ),

@@ -56,10 +56,6 @@ def _speed_ups(batch: int, size: int, *step_costs: Any) -> tuple[float, float]:
     return size * strong, size * weak
 
 
-def _one_message(batch: int, size: int, image_s: float, gradient_bytes: Sequence[int], *alpha_beta: float) -> Any:
-    return efficiencies(batch, size, image_s, [sum(gradient_bytes)], *alpha_beta)
-
-
 def _shared(batch: int, size: int, image_s: float, gradient_bytes: Sequence[int], alpha_s: float, beta: float) -> Any:
     seconds = sum(ring_seconds(message_bytes, size, alpha_s, beta) for message_bytes in gradient_bytes) / size
     alone_s = batch * image_s
@@ -86,7 +82,9 @@ EFFICIENCY = TEXTS.exercise(
         "speed-ups in place of efficiencies": _speed_ups,
         "both are the efficiency of strong scaling": lambda *case: (efficiencies(*case)[0],) * 2,
         "both are the efficiency of weak scaling": lambda *case: (efficiencies(*case)[1],) * 2,
-        "you send all gradients as one message": _one_message,
+        "you send all gradients as one message": lambda batch, size, image_s, gradient_bytes, *alpha_beta: efficiencies(
+            batch, size, image_s, [sum(gradient_bytes)], *alpha_beta
+        ),
         "you divide the communication by size": _shared,
         "the communication is missing": lambda *case: (1.0, 1.0),
         "both turned over": lambda *case: tuple(1 / efficiency for efficiency in efficiencies(*case)),

@@ -95,10 +95,6 @@ def _every_nth(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     return {OUTPUT: (x @ weight.T + bias)[:, rank::size]}
 
 
-def _side_by_side(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    return {OF_X: torch.cat([_own_of_x(peer, size, seed) for peer in range(size)], dim=1)}
-
-
 def _largest(tensors: list[Tensor]) -> Tensor:
     return torch.stack(tensors).amax(0)
 
@@ -145,7 +141,9 @@ COLUMN_LINEAR = TEXTS.exercise(
             },
             *NO_BACKWARD_SUM,
         ),
-        "gradients of x laid side by side": _side_by_side,
+        "gradients of x laid side by side": lambda rank, size, seed: {
+            OF_X: torch.cat([_own_of_x(peer, size, seed) for peer in range(size)], dim=1)
+        },
         "every rank adds rank 0's part of the bias": lambda rank, size, seed: {
             OUTPUT: _column(rank, size, seed)[OUTPUT]
             + _column_inputs(seed)[2].chunk(size)[0]

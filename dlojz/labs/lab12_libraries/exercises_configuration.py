@@ -287,10 +287,6 @@ def _cases() -> Iterator[tuple[Tensor, int, int, int]]:
         yield torch.randn(3 * heads * head_width, heads * head_width, generator=generator), heads, tp, rank
 
 
-def _three_parts(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
-    return torch.cat([part.chunk(tp)[rank] for part in weight.chunk(3)])
-
-
 def _strided(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
     width = weight.shape[1]
     by_head = weight.view(3, heads, width // heads, width).transpose(0, 1)
@@ -311,7 +307,9 @@ MEGATRON_QKV = TEXTS.exercise(
     cases=_cases,
     mistakes={
         "you cut torch's rows as they lie": lambda weight, heads, tp, rank: weight.chunk(tp)[rank],
-        "all q of the rank, then all k": _three_parts,
+        "all q of the rank, then all k": lambda weight, heads, tp, rank: torch.cat(
+            [part.chunk(tp)[rank] for part in weight.chunk(3)]
+        ),
         "you deal the heads out in turn": _strided,
         "you interleave row by row": _by_row,
         "you cut along the inputs": lambda weight, heads, tp, rank: megatron_qkv(weight, heads, 1, 0).chunk(tp, dim=1)[

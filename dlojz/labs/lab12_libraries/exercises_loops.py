@@ -280,10 +280,6 @@ def _interleaved(values: Tensor, real: int) -> Tensor:
     return torch.stack(_all(values), dim=1).flatten(0, 1)[:real]
 
 
-def _last_ones(values: Tensor, real: int) -> Tensor:
-    return torch.cat(_all(values))[-real:]
-
-
 def _summed(values: Tensor, real: int) -> Tensor:
     values = values.clone()
     dist.all_reduce(values)
@@ -293,10 +289,6 @@ def _summed(values: Tensor, real: int) -> Tensor:
 def _to_rank_0(values: Tensor, real: int) -> Tensor:
     everything = _uncut(values, real)
     return everything[:real] if dist.get_rank() == 0 else values
-
-
-def _stacked(values: Tensor, real: int) -> Tensor:
-    return torch.stack(_all(values))
 
 
 GATHER_METRICS = TEXTS.exercise(
@@ -309,9 +301,9 @@ GATHER_METRICS = TEXTS.exercise(
         "the filled-up samples are kept": _uncut,
         "you cut every rank's part": _cut_by_rank,
         "you take one sample of each rank in turn": _interleaved,
-        "you keep the last rows": _last_ones,
+        "you keep the last rows": lambda values, real: torch.cat(_all(values))[-real:],
         "you average over the ranks": _summed,
-        "the ranks have become a further dimension": _stacked,
+        "the ranks have become a further dimension": lambda values, real: torch.stack(_all(values)),
         "the last sample is missing": lambda values, real: _uncut(values, real)[: real - 1],
         "you return the metric itself": lambda values, real: _uncut(values, real).mean(),
         "every rank returns its own values": lambda values, real: values[:real],
