@@ -94,7 +94,6 @@ class Judge:
         faults: mistakes as what each rank would hold, `way(rank, size, seed)`, some of the results by name, or None
             where the mistake cannot be made; tried before `mistakes`, which run on ranks.
         local: `local(rank, size, seed)`, what a rank holds if nothing is communicated, for the names where that helps.
-        whole: `whole(size, seed)`, the tensors of which the expected ones are shards.
         bias: `bias(size, seed)`, what must be added once over all ranks.
         inspect: looks at calls and JSON data of all ranks where their values are right; raises `Wrong`.
     """
@@ -117,7 +116,6 @@ class Judge:
     labels: Mapping[str, Said] = field(default_factory=dict)
     faults: Sequence[Mistake] = ()
     local: Values | None = None
-    whole: Callable[[int, int], Mapping[str, Tensor]] | None = None
     bias: Callable[[int, int], Mapping[str, Tensor]] | None = None
     inspect: Callable[[list[RankAnswer], int], None] | None = None
 
@@ -429,7 +427,6 @@ class Judge:
             tensors,
             self._right((size, seed)),
             local=[self.local(rank, size, seed) for rank in range(size)] if self.local else None,
-            whole=self.whole(size, seed) if self.whole else None,
             bias=self.bias(size, seed) if self.bias else None,
             labels=self.labels,
         )

@@ -39,7 +39,6 @@ class RankEvidence:
         given: what each rank gave.
         expected: what each rank should hold.
         local: what each rank holds without any communication; empty where that says nothing.
-        whole: the tensor of which `expected` are shards, or None.
         bias: what is to be added once over all ranks, or None.
     """
 
@@ -48,7 +47,6 @@ class RankEvidence:
     given: Sequence[Any]
     expected: Sequence[Tensor]
     local: Sequence[Tensor] = field(default=())
-    whole: Tensor | None = None
     bias: Tensor | None = None
 
     @property
@@ -90,7 +88,7 @@ def evidence_of(
     Args:
         results: by rank, what it gave by name.
         expected: by rank, what it should hold by name.
-        context: `local` (by rank, by name), `whole`, `bias` and `labels` (by name), as far as there are any.
+        context: `local` (by rank, by name), `bias` and `labels` (by name), as far as there are any.
     """
     return [
         RankEvidence(
@@ -99,7 +97,6 @@ def evidence_of(
             given=[rank.get(name) for rank in results],
             expected=[rank[name] for rank in expected],
             local=[rank[name] for rank in context.get("local") or () if name in rank],
-            whole=(context.get("whole") or {}).get(name),
             bias=(context.get("bias") or {}).get(name),
         )
         for name in expected[0]
@@ -171,7 +168,7 @@ def diagnose(evidence: RankEvidence) -> Trouble | None:
         if sentence is not None:
             return Trouble(sentence, SYMPTOM)
     for order, explained in enumerate(
-        (_scaled, _alone, _copied, _biased, _other_rank, _other_axis, _other_chunks, _disagree, _common)
+        (_scaled, _alone, _copied, _biased, _other_rank, _other_chunks, _disagree, _common)
     ):
         sentence = explained(evidence, wrong)
         if sentence is not None:
@@ -204,7 +201,7 @@ def _nothing(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
 
 def _shape(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
     odd = [rank for rank in wrong if evidence.given[rank].shape != evidence.expected[rank].shape]
-    if not odd or (evidence.whole is not None and _axis_of(evidence, odd) is not None):
+    if not odd:
         return None
     rank = odd[0]
     shape, expected = tuple(evidence.given[rank].shape), tuple(evidence.expected[rank].shape)
@@ -289,35 +286,6 @@ def _other_rank(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
         holds[rank] = rank if rank in holders else holders[0]
     rank = wrong[0]
     return evidence.sentence("another order of the ranks", rank=rank, holds=holds[rank])
-
-
-def _axis_of(evidence: RankEvidence, ranks: Sequence[int]) -> int | None:
-    """The dimension along which the whole was cut, if that explains what the ranks gave."""
-    tensor = evidence.whole
-    if tensor is None:
-        return None
-    for dim in range(tensor.dim()):
-        shards = tensor.tensor_split(evidence.size, dim)
-        if all(same(evidence.given[rank], shards[rank]) for rank in ranks):
-            return dim
-    return None
-
-
-def _other_axis(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
-    dim = _axis_of(evidence, wrong)
-    if dim is None or evidence.whole is None:
-        return None
-    right = next(
-        (
-            axis
-            for axis in range(evidence.whole.dim())
-            if same(evidence.whole.tensor_split(evidence.size, axis)[0], evidence.expected[0])
-        ),
-        None,
-    )
-    if right is None:
-        return None
-    return evidence.sentence("another dimension is split", dim=dim, right=right)
 
 
 def _other_chunks(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:

@@ -88,11 +88,6 @@ def _counted(count: Callable[[float], int]) -> Callable[[Sequence[Tensor], float
     return way
 
 
-def _by_layer(weights: Sequence[Tensor], sparsity: float) -> Masks:
-    """Each layer's weights measured by its largest, then one threshold."""
-    return global_masks([weight / weight.abs().max() for weight in weights], sparsity)
-
-
 def _by_quantile(weights: Sequence[Tensor], sparsity: float) -> Masks:
     limit = torch.quantile(torch.cat([weight.abs().flatten() for weight in weights]), sparsity)
     return [(weight.abs() >= limit).float() for weight in weights]
@@ -127,7 +122,10 @@ GLOBAL_MASKS = TEXTS.exercise(
             Mistake(_counted(count), *_COUNT)
             for count in (int, math.ceil, lambda share: round(share) + 1, lambda share: round(share) - 1)
         ),
-        "you measure each layer's weights by its largest one": _by_layer,
+        # Each layer's weights measured by its largest, then one threshold
+        "you measure each layer's weights by its largest one": lambda weights, sparsity: global_masks(
+            [weight / weight.abs().max() for weight in weights], sparsity
+        ),
         "you remove the most positive weights": lambda weights, sparsity: _mask_signed(
             [-weight for weight in weights], sparsity
         ),
