@@ -162,11 +162,7 @@ def _judge_runs(trial: _Trial, right: _Trial, count: int, per_segment: int) -> N
         raise TEXTS.wrong("checkpoint", "a block runs more than twice", max_runs=max_runs)
 
 
-CHECKPOINT = TEXTS.exercise(
-    "checkpoint",
-    cases=_CASES,
-    trial=_check_checkpointed,
-)
+CHECKPOINT = TEXTS.exercise("checkpoint", cases=_CASES, trial=_check_checkpointed)
 
 
 _OFFLOAD_SAMPLES, _OFFLOAD_WIDTH = 16, 8  # as many samples as hidden units: activations have the shape of a weight too
@@ -308,11 +304,7 @@ def _judge_hooks(answer: Callable[..., Any]) -> None:
         raise TEXTS.wrong("offload", "other bytes have gone to the host", stored=stored, due=due)
 
 
-OFFLOAD = TEXTS.exercise(
-    "offload",
-    cases=((),),
-    trial=_judge_hooks,
-)
+OFFLOAD = TEXTS.exercise("offload", cases=((),), trial=_judge_hooks)
 
 
 def exposed_seconds(moved_bytes: float, link_bytes_per_s: float, forward_s: float) -> float:

@@ -374,12 +374,7 @@ _SEED_UNUSED = TEXTS.sentence("sampler", "the seed changes nothing")
 _SEED_UNUSED_AT_FIRST = TEXTS.sentence("sampler", "the seed changes nothing in epoch 0")
 _HASHED = TEXTS.sentence("sampler", "hash differs between processes")
 
-SAMPLER = TEXTS.exercise(
-    "sampler",
-    cases=CASES,
-    trial=_check_sampler,
-    then=_check_seed,
-)
+SAMPLER = TEXTS.exercise("sampler", cases=CASES, trial=_check_sampler, then=_check_seed)
 
 
 def scaled_rate(step: int, base_rate: float, scale: float, warmup_steps: int) -> float:

@@ -337,8 +337,4 @@ def _check_bucket(numel: Any, config: RunConfig, bucket_mib: float) -> None:
     )
 
 
-DEEPSPEED_JSON = TEXTS.exercise(
-    "deepspeed-json",
-    cases=_json_cases,
-    trial=_check_json,
-)
+DEEPSPEED_JSON = TEXTS.exercise("deepspeed-json", cases=_json_cases, trial=_check_json)

@@ -183,25 +183,25 @@ def _check_order(answer: Callable[..., Any], ranks: int, micro_batches: int) -> 
     if schedule.orders != reference.orders:
         slip = _known(schedule)
         if slip:
-            raise Wrong(case_of(schedule) + slip)
+            raise Wrong(f"{case_of(schedule)}{slip}")
         refuse_invalid(schedule)
         _compare(schedule, reference)
 
 
-def _known(schedule: Schedule) -> str:
+def _known(schedule: Schedule) -> Said | None:
     """The usual slips, by their order."""
     size = (schedule.ranks, schedule.micro_batches)
     # Per rank: forwards before the first action of another kind, which is its warm-up.
     forwards = [next((n for n, action in enumerate(order) if action.kind != "F"), 0) for order in schedule.orders]
     if schedule.orders == build("gpipe", *size).orders:
-        return str(TEXTS.sentence("one-f-one-b", "this is GPipe"))
+        return TEXTS.sentence("one-f-one-b", "this is GPipe")
     if schedule.ranks > 1 and forwards == [min(rank + 1, size[1]) for rank in range(schedule.ranks)] != [
         min(schedule.ranks - rank, size[1]) for rank in range(schedule.ranks)
     ]:
-        return str(TEXTS.sentence("one-f-one-b", "warm-up the wrong way round"))
+        return TEXTS.sentence("one-f-one-b", "warm-up the wrong way round")
     if schedule.ranks > 1 and forwards == [min(schedule.ranks - rank - 1, size[1]) for rank in range(schedule.ranks)]:
-        return str(TEXTS.sentence("one-f-one-b", "warm-up one forward short"))
-    return ""
+        return TEXTS.sentence("one-f-one-b", "warm-up one forward short")
+    return None
 
 
 def _compare(schedule: Schedule, reference: Schedule) -> None:
@@ -221,39 +221,31 @@ def _compare(schedule: Schedule, reference: Schedule) -> None:
             )
     length, best = simulate(schedule).makespan, simulate(reference).makespan
     if length > best:
-        raise Wrong(case_of(schedule) + _longer(schedule, reference, length, best))
+        raise Wrong(f"{case_of(schedule)}{_longer(schedule, reference, length, best)}")
 
 
-def _longer(schedule: Schedule, reference: Schedule, length: float, best: float) -> str:
+def _longer(schedule: Schedule, reference: Schedule, length: float, best: float) -> Said:
     """How long a valid order takes, and the first rank that goes back in another order, or too early."""
     slow = TEXTS.sentence("one-f-one-b", "longer than possible", length=shortest(length), best=shortest(best))
     for rank, (order, right) in enumerate(zip(schedule.orders, reference.orders, strict=True)):
         went_back = [action.micro_batch for action in order if action.kind == "B"]
         if went_back != sorted(went_back):
             later, sooner = next(pair for pair in pairwise(went_back) if pair[0] > pair[1])
-            return str(
-                TEXTS.sentence(
-                    "one-f-one-b", "backwards in another order", slow=slow, rank=rank, later=later, sooner=sooner
-                )
+            return TEXTS.sentence(
+                "one-f-one-b", "backwards in another order", slow=slow, rank=rank, later=later, sooner=sooner
             )
         forwards, expected = (
             next(n for n, action in enumerate(actions) if action.kind == "B") for actions in (order, right)
         )
         if forwards < expected:
             s = "s" if forwards > 1 else ""
-            return str(
-                TEXTS.sentence(
-                    "one-f-one-b", "turns back early", slow=slow, rank=rank, forwards=forwards, s=s, expected=expected
-                )
+            return TEXTS.sentence(
+                "one-f-one-b", "turns back early", slow=slow, rank=rank, forwards=forwards, s=s, expected=expected
             )
-    return str(TEXTS.sentence("one-f-one-b", "a rank waits although it could work", slow=slow))
+    return TEXTS.sentence("one-f-one-b", "a rank waits although it could work", slow=slow)
 
 
-ONE_F_ONE_B = TEXTS.exercise(
-    "one-f-one-b",
-    cases=_ORDER_SIZES,
-    trial=_check_order,
-)
+ONE_F_ONE_B = TEXTS.exercise("one-f-one-b", cases=_ORDER_SIZES, trial=_check_order)
 
 
 def kept(schedule: str, rank: int, ranks: int, micro_batches: int) -> int:
@@ -313,7 +305,7 @@ def _check_cap(answer: Callable[..., Any], ranks: int, micro_batches: int, limit
     if length > best:
         forward_first = list_schedule(ranks, micro_batches, priority="forward-first", cap=limit)
         waits = schedule.orders == forward_first.orders
-        raise Wrong(_case(schedule, limit) + _too_long(length, best, max(peaks), limit, waits))
+        raise Wrong(f"{_case(schedule, limit)}{_too_long(length, best, max(peaks), limit, waits)}")
 
 
 def _case(schedule: Schedule, limit: int) -> str:
@@ -321,31 +313,25 @@ def _case(schedule: Schedule, limit: int) -> str:
     return say(en=f"{text}, {limit} of them kept at most: ", fr=f"{text}, dont {limit} gardés au plus : ")
 
 
-def _too_long(length: float, best: float, peak: float, limit: int, forwards_first: bool) -> str:
+def _too_long(length: float, best: float, peak: float, limit: int, forwards_first: bool) -> Said:
     slow = TEXTS.sentence("memory-cap", "longer than possible", length=shortest(length), best=shortest(best))
     if forwards_first:
-        return str(TEXTS.sentence("memory-cap", "forwards go first", slow=slow))
+        return TEXTS.sentence("memory-cap", "forwards go first", slow=slow)
     if peak < limit:
         as_without = say(en=", as without a pipeline", fr=", comme sans pipeline") if peak <= 1 else ""
         several = "es" if peak > 1 else ""
-        return str(
-            TEXTS.sentence(
-                "memory-cap",
-                "memory is left unused",
-                slow=slow,
-                peak=shortest(peak),
-                several=several,
-                as_without=as_without,
-            )
+        return TEXTS.sentence(
+            "memory-cap",
+            "memory is left unused",
+            slow=slow,
+            peak=shortest(peak),
+            several=several,
+            as_without=as_without,
         )
-    return str(TEXTS.sentence("memory-cap", "a rank waits somewhere", slow=slow))
+    return TEXTS.sentence("memory-cap", "a rank waits somewhere", slow=slow)
 
 
-MEMORY_CAP = TEXTS.exercise(
-    "memory-cap",
-    cases=CASES,
-    trial=_check_cap,
-)
+MEMORY_CAP = TEXTS.exercise("memory-cap", cases=CASES, trial=_check_cap)
 
 
 RANKS, MICRO_BATCHES = 2, 4
@@ -378,11 +364,7 @@ def _first_sentence(text: str) -> str:
     return text[0].upper() + text[1:].split(". ", 1)[0] + "."
 
 
-UNBLOCK = TEXTS.exercise(
-    "unblock",
-    cases=((),),
-    trial=_check_unblocked,
-)
+UNBLOCK = TEXTS.exercise("unblock", cases=((),), trial=_check_unblocked)
 
 
 BEST, DEADLOCK_KEPT = 13, 2
@@ -408,18 +390,14 @@ def _check_split(answer: Callable[..., Any]) -> None:
         )
 
 
-def _who_waits(schedule: Schedule) -> str:
+def _who_waits(schedule: Schedule) -> Said:
     """The first gap that a pending weight gradient could have filled, or else the idlest rank."""
     timeline = simulate(schedule)
     rank = max(range(schedule.ranks), key=lambda candidate: timeline.idle[candidate])
-    return str(TEXTS.sentence("shared", "who waits", rank=rank, idle=shortest(timeline.idle[rank])))
+    return TEXTS.sentence("shared", "who waits", rank=rank, idle=shortest(timeline.idle[rank]))
 
 
-ZERO_BUBBLE = TEXTS.exercise(
-    "zero-bubble",
-    cases=((),),
-    trial=_check_split,
-)
+ZERO_BUBBLE = TEXTS.exercise("zero-bubble", cases=((),), trial=_check_split)
 
 
 SIZE = 4, 8
@@ -435,11 +413,10 @@ def _sum_of_peaks(answer: Callable[..., Any]) -> float:
     refuse_invalid(schedule)
     length, allowed = simulate(schedule).makespan, simulate(build("1f1b", *SIZE)).makespan
     if length > allowed:
-        raise Wrong(
-            en=f"The step takes {shortest(length)} time units, longer than 1F1B's {shortest(allowed)}. "
-            f"{_who_waits(schedule) if schedule.splits_backward else 'Backwards in two halves, I and W, leave gaps.'}",
-            fr=f"Le pas dure {shortest(length)} unités de temps, plus que les {shortest(allowed)} de 1F1B. "
-            + (_who_waits(schedule) if schedule.splits_backward else "Coupez les passes arrière en deux, I et W."),
+        halves = TEXTS.sentence("frugal", "backwards in two halves")
+        advice = _who_waits(schedule) if schedule.splits_backward else halves
+        raise TEXTS.wrong(
+            "frugal", "longer than 1F1B", length=shortest(length), allowed=shortest(allowed), advice=advice
         )
     return float(sum(peak_activations(schedule)))
 

@@ -321,12 +321,7 @@ _read_bounds = reader(
 )
 
 
-FIRST_FIT = TEXTS.exercise(
-    "first-fit",
-    first_fit,
-    cases=_partition_cases,
-    trial=_check_cut,
-)
+FIRST_FIT = TEXTS.exercise("first-fit", first_fit, cases=_partition_cases, trial=_check_cut)
 
 
 HUGE = 1e9
@@ -485,8 +480,4 @@ def _check_batch(document: Mapping[str, Any], config: RunConfig) -> None:
         raise TEXTS.wrong("pipeline-json", "nothing tells DeepSpeed how many micro-batches a step has")
 
 
-PIPELINE_JSON = TEXTS.exercise(
-    "pipeline-json",
-    cases=_json_cases,
-    trial=_check_json,
-)
+PIPELINE_JSON = TEXTS.exercise("pipeline-json", cases=_json_cases, trial=_check_json)

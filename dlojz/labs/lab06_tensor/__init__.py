@@ -1,7 +1,5 @@
 """Lab 06: its exercises in the order of the notebook, and its predictions."""
 
-from __future__ import annotations
-
 from dlojz.labs.kit.exercise_texts import asked_in_notebook
 from dlojz.labs.lab06_tensor import exercises_layers, exercises_plan, exercises_vocabulary
 

@@ -1,7 +1,5 @@
 """Lab 07: its exercises in order, and what the student predicts."""
 
-from __future__ import annotations
-
 from dlojz.labs.kit.exercise_texts import asked_in_notebook
 from dlojz.labs.lab07_hybrid import exercises, exercises_step
 

@@ -1,7 +1,5 @@
 """Lab 08: its exercises in order, and what the student predicts."""
 
-from __future__ import annotations
-
 from dlojz.labs.kit.exercise_texts import asked_in_notebook
 from dlojz.labs.lab08_compromise import exercises_alpa, exercises_evidence, exercises_layouts
 

@@ -531,8 +531,4 @@ def _untied(v: int, layer: int, k: int, total: str, chosen: str) -> Said:
     )
 
 
-PROGRAMME = TEXTS.exercise(
-    "sharding-programme",
-    cases=_chains,
-    trial=_check_programme,
-)
+PROGRAMME = TEXTS.exercise("sharding-programme", cases=_chains, trial=_check_programme)

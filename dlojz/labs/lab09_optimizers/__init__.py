@@ -1,7 +1,5 @@
 """Lab 09: its exercises in order, and what the student predicts."""
 
-from __future__ import annotations
-
 from dlojz.labs.kit.exercise_texts import asked_in_notebook
 from dlojz.labs.lab09_optimizers import exercises_compression, exercises_feedback, exercises_freeze, exercises_updates
 

@@ -1,7 +1,5 @@
 """Lab 10: its exercises in order, and what the student predicts."""
 
-from __future__ import annotations
-
 from dlojz.labs.kit.exercise_texts import asked_in_notebook
 from dlojz.labs.lab10_experts import exercises_exchange, exercises_pacing, exercises_ranks, exercises_routing
 

@@ -310,8 +310,4 @@ def _twin(layer: Any, x: Tensor) -> Tensor:
     return x @ weight + bias
 
 
-LORA = TEXTS.exercise(
-    "lora",
-    cases=(),
-    then=_refuse_other_lora,
-)
+LORA = TEXTS.exercise("lora", cases=(), then=_refuse_other_lora)

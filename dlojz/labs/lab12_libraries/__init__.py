@@ -1,7 +1,5 @@
 """Lab 12: its exercises in order, and what the student predicts."""
 
-from __future__ import annotations
-
 from dlojz.labs.kit.exercise_texts import asked_in_notebook
 from dlojz.labs.lab12_libraries import exercises_configuration, exercises_loops
 

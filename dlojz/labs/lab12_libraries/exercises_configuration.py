@@ -253,11 +253,7 @@ def _check_sizes(document: Mapping[str, Any], right: Mapping[str, Any], request:
         )
 
 
-COURSE_JSON = TEXTS.exercise(
-    "course-json",
-    cases=COURSE_JSON_CASES,
-    trial=_check_course_json,
-)
+COURSE_JSON = TEXTS.exercise("course-json", cases=COURSE_JSON_CASES, trial=_check_course_json)
 
 
 PROJECTION_CASES = ((4, 3, 2, 1), (6, 2, 3, 1), (4, 2, 4, 2), (2, 3, 1, 0))

@@ -120,11 +120,7 @@ def _engine_other(accumulation: int, number: int) -> Said:
     return TEXTS.sentence("deepspeed-loop", "other weights than the engine's", number=number, accumulation=accumulation)
 
 
-DEEPSPEED_LOOP = TEXTS.exercise(
-    "deepspeed-loop",
-    cases=ENGINE_CASES,
-    trial=_check_engine_loop,
-)
+DEEPSPEED_LOOP = TEXTS.exercise("deepspeed-loop", cases=ENGINE_CASES, trial=_check_engine_loop)
 
 
 ACCELERATOR_CASES = ((1, 3, 71), (4, 10, 72), (3, 6, 73))

@@ -203,12 +203,7 @@ def _wait(handle: Any) -> None:
         raise TEXTS.wrong("save-in-background", "the thread was never started") from None
 
 
-SAVE_IN_BACKGROUND = TEXTS.exercise(
-    "save-in-background",
-    None,
-    trial=_save,
-    cases=((1,), (2,)),
-)
+SAVE_IN_BACKGROUND = TEXTS.exercise("save-in-background", None, trial=_save, cases=((1,), (2,)))
 
 
 def best_interval(save_s: float, failure_s: float) -> tuple[float, float]:
@@ -359,9 +354,4 @@ def _said(answer: Callable[..., Any], harm: Callable[[Path], object]) -> bool:
     return bool(verdict)
 
 
-SEALED_FOLDER = TEXTS.exercise(
-    "sealed-folder",
-    None,
-    trial=_sealed,
-    cases=((),),
-)
+SEALED_FOLDER = TEXTS.exercise("sealed-folder", None, trial=_sealed, cases=((),))
