@@ -93,8 +93,8 @@ def test_common_gap_knows_rows_in_another_order() -> None:
 
 def exercise_of(checked: Judge) -> Exercise:
     """An exercise with a judge, and no more to say."""
-    said = dict.fromkeys(("praise_en", "praise_fr", "hint_en", "hint_fr", "nearer_en", "nearer_fr"), "—")
-    return Exercise(id="gap", title=Said("gap", "écart"), judge=checked, **said)
+    said = dict.fromkeys(("title", "praise", "hint", "nearer"), Said("—", "—"))
+    return Exercise(id="gap", judge=checked, **said)
 
 
 def test_judge_names_the_number_and_what_it_lacks() -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from string import Formatter
 
 import pytest
 
-from dlojz.labs.kit.exercise import Mistake, Said
-from dlojz.labs.kit.exercise_texts import MistakeWay, Texts, read_sentences
+from dlojz.labs.kit.exercise import Mistake, Said, Sentences, read_sentences
+from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
 
 LABS = Path(__file__).resolve().parents[2] / "dlojz" / "labs"
-FILES = sorted(LABS.glob("lab*/*.md"))
+FILES = sorted([*LABS.glob("*/*.md"), *(path for path in LABS.glob("kit/data/*.md") if path.stem.isidentifier())])
 TEXT = """# doubled
 
 - twice the number
@@ -41,15 +46,39 @@ TEXT = """# doubled
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_texts_have_a_sentence_for_each_key_and_a_key_for_each_sentence(path: Path) -> None:
-    module = importlib.import_module(f"dlojz.labs.{path.parent.name}.{path.stem}")
+    module = importlib.import_module(f"dlojz.labs.{path.relative_to(LABS).parts[0]}.{path.stem}")
     texts = module.TEXTS
     keys = {(exercise, key) for exercise, sentences in texts.sentences.items() for key in sentences}
-    assert texts.requested - keys == set(), "keys without their sentence"
-    assert keys - texts.requested == set(), "sentences whose key no exercise has"
+    tree = ast.parse(inspect.getsource(module))
+    spelled = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    requested = texts.requested | {place for place, _ in _calls(tree)}
+    assert requested - keys == set(), "keys without their sentence"
+    # A judge that chooses among keys looks the sentence up when an answer is wrong, by a name for the key.
+    assert {(exercise, key) for exercise, key in keys - requested if key not in spelled} == set(), "no exercise has it"
+
+
+def _calls(tree: ast.Module) -> Iterator[tuple[tuple[str, str], set[str]]]:
+    """Exercise and key that a call spells, and the names of the values that it hands on."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and re.fullmatch(r"TEXTS\.(?:sentence|wrong|mistake)", ast.unparse(node.func)):
+            place = [str(argument.value) for argument in node.args[:2] if isinstance(argument, ast.Constant)]
+            if len(place) == 2:
+                yield (place[0], place[1]), {keyword.arg or "" for keyword in node.keywords} - {"part", "seen"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_texts_have_the_values_that_the_braces_of_their_sentences_name(path: Path) -> None:
+    """Where a call hands values on, each of them stands in a sentence, and no sentence names another one."""
+    texts = Sentences(path)
+    module = LABS / path.relative_to(LABS).parts[0] / f"{path.stem}.py"
+    for place, values in _calls(ast.parse(module.read_text(encoding="utf-8"))):
+        fields = [field for text in texts.sentence(*place) for _, field, _, _ in Formatter().parse(text) if field]
+        names = {field.partition(".")[0] for field in fields}
+        assert not values or names == values, place
 
 
 def test_every_lab_has_its_file_of_sentences() -> None:
-    assert len({path.parent for path in FILES}) == 14
+    assert len({path.parent for path in FILES if path.parent.name.startswith("lab")}) == 14
 
 
 def test_texts_exercise_makes_the_mistakes_of_its_keys(tmp_path: Path) -> None:

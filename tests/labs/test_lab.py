@@ -138,10 +138,9 @@ def test_a_challenge_keeps_the_best_score_and_does_not_count_as_an_exercise(
             raise Wrong(en="Below zero.", fr="Négatif.")
         return given
 
-    texts = dict.fromkeys(("praise_en", "praise_fr", "hint_en", "hint_fr", "nearer_en", "nearer_fr"), "Well done.")
-    few = Challenge(
-        id="few", title=Said("Few", "Peu"), judge=scored, target=3, unit_en="sent", unit_fr="envoyés", **texts
-    )
+    texts = dict.fromkeys(("praise", "hint", "nearer"), Said("Well done.", "Well done."))
+    unit = Said("sent", "envoyés")
+    few = Challenge(id="few", title=Said("Few", "Peu"), judge=scored, target=3, unit=unit, **texts)
     content = content_of("00")
     monkeypatch.setattr(content, "EXERCISES", (*content.EXERCISES, few))
     lab = labs.start("00", root=tmp_path)

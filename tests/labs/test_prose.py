@@ -12,7 +12,7 @@ import pytest
 from dlojz.base.language import LANGUAGES
 from dlojz.cli.options import help_texts
 from dlojz.hardware.evidence import measurements
-from dlojz.labs.kit.exercise_texts import read_sentences
+from dlojz.labs.kit.exercise import read_sentences
 from dlojz.labs.kit.source import Code, ProseCells, in_language, read_source
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,7 +119,10 @@ def of_the_package() -> Iterator[tuple[str, str, str]]:
             for language, value in given:
                 parts = [one.value for one in ast.walk(value) if isinstance(one, ast.Constant)]
                 yield f"{path.name}:{value.lineno}", language, "".join(one for one in parts if isinstance(one, str))
-    for path in sorted((ROOT / "dlojz" / "labs").glob("lab*/*.md")):
+    labs = ROOT / "dlojz" / "labs"
+    for path in (page for page in labs.glob("kit/data/*.md") if not page.stem.isidentifier()):
+        yield path.name, path.stem.rpartition(".")[2], path.read_text(encoding="utf-8")
+    for path in (page for page in labs.glob("**/*.md") if page.stem.isidentifier()):
         for exercise, sentences in read_sentences(path.read_text(encoding="utf-8")).items():
             for key, sentence in sentences.items():
                 yield f"{path.parent.name}, {exercise}, {key}", "en", sentence.en
@@ -135,7 +138,8 @@ def of_documents() -> Iterator[tuple[str, str, str]]:
     """The same for README, CONTRIBUTING and the pages, which are in English, and for the glossary."""
     for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("slurm/*.md")]:
         yield path.name, "en", path.read_text(encoding="utf-8")
-    for path in sorted((ROOT / "dlojz" / "labs" / "kit" / "data").glob("*.toml")):
+    labs = ROOT / "dlojz" / "labs"
+    for path in sorted([*(labs / "kit" / "data").glob("*.toml"), *labs.glob("lab*/*.toml")]):
         written = re.findall(r'^(?:\w+_)?(en|fr)(?:_\w+)? = "(.*)"$', path.read_text("utf-8"), re.MULTILINE)
         yield from ((path.name, language, text) for language, text in written)
 

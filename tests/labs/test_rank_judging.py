@@ -27,9 +27,8 @@ def generator(seed: int) -> torch.Generator:
 
 
 def exercise(judged: Callable[..., None]) -> Exercise:
-    hints = {"hint_en": "said", "hint_fr": "dit", "nearer_en": "said", "nearer_fr": "dit"}
-    title = Said("said", "dit")
-    return Exercise(id="ranks", title=title, judge=judged, praise_en="Right.", praise_fr="Juste.", **hints)
+    texts = dict.fromkeys(("title", "hint", "nearer"), Said("said", "dit"))
+    return Exercise(id="ranks", judge=judged, praise=Said("Right.", "Juste."), **texts)
 
 
 # ---- the mean over ranks, as data parallelism needs it
@@ -222,7 +221,6 @@ COLUMN = exercise(
         },
         on_ranks=True,
         trial=split_column,
-        whole=lambda size, seed: {"output": whole_layer(size, seed)["output"]},
         local=lambda rank, size, seed: {
             "gradient of x": layer(seed)[3].chunk(size, 1)[rank] @ layer(seed)[1].chunk(size, 1)[rank].T
         },
@@ -237,10 +235,6 @@ def column(x: Tensor, weight: Tensor, bias: Tensor, rank: int, size: int) -> Ten
 
 def column_without_backward(x: Tensor, weight: Tensor, bias: Tensor, rank: int, size: int) -> Tensor:
     return x @ weight.chunk(size, 1)[rank] + bias.chunk(size)[rank]
-
-
-def column_of_the_rows(x: Tensor, weight: Tensor, bias: Tensor, rank: int, size: int) -> Tensor:
-    return (Copied.apply(x) @ weight + bias).tensor_split(size, 0)[rank]
 
 
 def column_reversed(x: Tensor, weight: Tensor, bias: Tensor, rank: int, size: int) -> Tensor:
@@ -380,7 +374,6 @@ WRONG: list[tuple[Exercise, Callable[..., Any], str]] = [
     (MEAN, other_dimensions, "one has the shape (8, 3) and another (1, 8, 3): give them the same shape"),
     (MEAN, fewer_received, "What is sent and what receives it have different shapes"),
     (COLUMN, column_without_backward, "communication of the backward pass is missing"),
-    (COLUMN, column_of_the_rows, "cut along dim 0, but the shards lie along dim 1"),
     (COLUMN, column_reversed, "The order of the ranks is another one: rank 0 holds what rank 1 should"),
     (COLUMN, column_cut_off, "cuts the chain of the backward pass"),
     (ROW, row_bias_everywhere, "The bias is added on every rank before the sum, so it counts 2 times"),

@@ -195,10 +195,27 @@ def _notebook(page: str, language: Language, cells: list[tuple[str, str | None]]
 
 def contents_markdown(language: Language) -> tuple[str, str]:
     """The page of contents as Markdown: what stands before the student's progress, and what stands after it."""
-    if language == "fr":
-        before, after = _french()
-        return french_spaces(before), french_spaces(after)
-    return _english()
+    french, start_lab, (half, two) = language == "fr", LABS[0], PROGRAMMES[:2]
+    page = Path(__file__).with_name("data") / f"contents_page.{language}.md"
+    text = (
+        page.read_text(encoding="utf-8")
+        .rstrip("\n")
+        .format(
+            labs=len(LABS),
+            minutes=duration(total_minutes()),
+            table=pages_labs_table(language),
+            start_heading=start_lab.heading(language),
+            start_notebook=start_lab.notebook,
+            half_days=half.days[french],
+            half_labs=listed(half.numbers, language),
+            two_days=two.days[french],
+            two_labs=listed([number for number in two.numbers if number not in half.numbers], language),
+            later_labs=listed([entry.number for entry in LABS if entry.number > max(two.numbers)], language),
+            glossary=GLOSSARY,
+        )
+    )
+    before, after = (french_spaces(text) if french else text).split("\n\n<!-- progress -->\n\n")
+    return before, after
 
 
 def pages_labs_table(language: Language) -> str:
@@ -220,77 +237,6 @@ def pages_labs_table(language: Language) -> str:
         )
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def _english() -> tuple[str, str]:
-    start_lab, half, two = LABS[0], *PROGRAMMES[:2]
-    extra, later = _added()
-    before = f"""# Contents
-
-{len(LABS)} labs on model parallelism, about {duration(total_minutes())} in all. Each has four beats: you **predict** \
-a figure, **run** it for real, most often on several processes, **compare**, and **explain** the difference. No lab \
-needs a GPU.
-
-{pages_labs_table("en")}
-
-*After* names the labs that a lab builds on; *processes* is the most ranks that one of its cells or checks needs.
-
-New here? Begin with [{start_lab.heading("en")}]({start_lab.notebook}). With {half.days.en}, take \
-{listed(half.numbers, "en")}; with {two.days.en}, add {listed(extra, "en")}; {listed(later, "en")} can be taken in any \
-order. If attention is new to you, take 01 first: the other labs use it without explaining it again.
-
-## Where you stand
-
-Run this cell (Shift + Enter). It reads what your checks and predictions have left in the folder of your runs; nobody \
-is marked by it."""
-    after = f"""## When something is in the way
-
-- A word is new: the [glossary]({GLOSSARY}) has it in English and in French.
-- An exercise resists: `lab.hint("its-name")` gives a hint, and a second one if you ask again.
-- A cell of the lab itself has been changed or deleted: `dlojz labs repair NOTEBOOK` in a terminal brings it back and \
-keeps your answers.
-- A run fails: `run.diagnosis()` names the cause, `dlojz doctor` examines the machine."""
-    return before, after
-
-
-def _french() -> tuple[str, str]:
-    start_lab, half, two = LABS[0], *PROGRAMMES[:2]
-    extra, later = _added()
-    before = f"""# Sommaire
-
-{len(LABS)} TP sur les parallélismes de modèle, environ {duration(total_minutes())} en tout. Chacun suit quatre \
-temps : vous **prédisez** un chiffre, vous **exécutez** pour de vrai, le plus souvent sur plusieurs processus, vous \
-**comparez**, puis vous **expliquez** l’écart. Aucun ne demande de GPU.
-
-{pages_labs_table("fr")}
-
-La colonne *après* donne les TP sur lesquels un autre s’appuie ; la colonne *processus*, le plus grand nombre de rangs \
-dont une cellule ou une vérification a besoin.
-
-Vous commencez ? Ouvrez [{start_lab.heading("fr")}]({start_lab.notebook}). En {half.days.fr}, faites \
-{listed(half.numbers, "fr")} ; en {two.days.fr}, ajoutez {listed(extra, "fr")} ; les TP {listed(later, "fr")} se \
-font dans tout ordre que permet cette colonne. Si l’attention vous est inconnue, faites d’abord le 01 : les autres TP \
-s’en servent \
-sans la réexpliquer.
-
-## Où en êtes-vous ?
-
-Exécutez cette cellule (Maj + Entrée). Elle lit ce que vos vérifications et vos prédictions ont laissé dans le dossier \
-de vos exécutions ; personne n’est noté là-dessus."""
-    after = f"""## Si quelque chose vous arrête
-
-- Un mot est nouveau : le [glossaire]({GLOSSARY}) l’explique, en français et en anglais.
-- Un exercice résiste : `lab.hint("son-nom")` donne un indice, puis un second si vous insistez.
-- Une cellule du TP a été modifiée ou supprimée : `dlojz labs repair NOTEBOOK`, dans un terminal, la rétablit et garde \
-vos réponses.
-- Une exécution échoue : `run.diagnosis()` en nomme la cause, `dlojz doctor` examine la machine."""
-    return before, after
-
-
-def _added() -> tuple[list[str], list[str]]:
-    """What two days add to half a day, and what comes after them."""
-    half, two = (programme.numbers for programme in PROGRAMMES[:2])
-    return [number for number in two if number not in half], [entry.number for entry in LABS if entry.number > max(two)]
 
 
 def listed(numbers: Sequence[str], language: Language) -> str:

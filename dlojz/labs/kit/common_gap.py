@@ -9,11 +9,14 @@ import inspect
 import math
 from collections.abc import Callable, Sequence
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 from dlojz.base.language import in_full, significant
 from dlojz.labs.kit.answer_numbers import is_number, is_tensor, same_number
-from dlojz.labs.kit.exercise import Said
+from dlojz.labs.kit.exercise import Said, Sentences
+
+TEXTS = Sentences(Path(__file__).with_name("data") / "common_gap.md")
 
 NEAR = 1e-4
 """Distance up to which two tensors are the same, as a share of the largest element."""
@@ -59,12 +62,7 @@ def _constant(values: list[float]) -> Said | None:
     if len(set(values)) > 1:
         return None
     en, fr = _written(values[0])
-    return Said(
-        f"Your function returns {en} in every case of this check, though the right results differ: it must depend on "
-        "its arguments.",
-        f"Votre fonction renvoie {fr} dans tous les cas de cette vérification, alors que les bons résultats "
-        "diffèrent : le vôtre doit dépendre des arguments.",
-    )
+    return TEXTS.sentence("gap", "one result in all cases", en=en, fr=fr)
 
 
 def _rounded(values: list[float], right: list[float]) -> Said | None:
@@ -75,10 +73,7 @@ def _rounded(values: list[float], right: list[float]) -> Said | None:
         for rounding in _ROUNDED_BY
     ):
         return None
-    return Said(
-        "In every case your result is the right one, rounded to a whole number (//, int or round): do not round.",
-        "Dans tous les cas, votre résultat est le bon, arrondi à un entier (//, int ou round) : n’arrondissez pas.",
-    )
+    return TEXTS.sentence("gap", "another power")
 
 
 def _shifted(values: list[float], right: list[float]) -> Said | None:
@@ -249,17 +244,11 @@ _BETWEEN: tuple[tuple[Callable[[Any, Any], bool], Said], ...] = (
     (_all_zero, Said("Every value is zero.", "Toutes les valeurs sont nulles.")),
     (
         _other_shape,
-        Said(
-            "The values are right and in the right order, but the shape is another one: reshape the result.",
-            "Les valeurs sont justes et dans le bon ordre, mais la forme n’est pas la bonne : changez-la avec reshape.",
-        ),
+        TEXTS.sentence("gap", "another shape"),
     ),
     (
         _transposed,
-        Said(
-            "The result is transposed: rows and columns are swapped.",
-            "Le résultat est transposé : lignes et colonnes sont échangées.",
-        ),
+        TEXTS.sentence("gap", "transposed"),
     ),
     (_reversed, Said("The rows are right, but in reverse order.", "Les lignes sont justes, mais en ordre inverse.")),
     (
@@ -268,9 +257,6 @@ _BETWEEN: tuple[tuple[Callable[[Any, Any], bool], Said], ...] = (
     ),
     (
         _rows_missing,
-        Said(
-            "The rows are right, but the last ones are missing: look at where your loop or slice ends.",
-            "Les lignes sont justes, mais les dernières manquent : regardez où finit votre boucle ou votre tranche.",
-        ),
+        TEXTS.sentence("gap", "last rows missing"),
     ),
 )

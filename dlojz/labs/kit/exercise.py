@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import wraps
+from pathlib import Path
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar
 
@@ -59,6 +60,78 @@ class Said(NamedTuple):
     def __str__(self) -> str:
         return say(en=self.en, fr=self.fr)
 
+    def begun(self) -> Said:
+        """Both with a capital, as at the beginning of a sentence."""
+        return Said(*(text[:1].upper() + text[1:] for text in self))
+
+
+class Sentences:
+    """Sentences of a module in a Markdown file, by section and key.
+
+    Attributes:
+        requested: pairs of section and key that the module has looked up, so that a test finds a sentence without its
+            key, or a key without its sentence.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.sentences = read_sentences(path.read_text(encoding="utf-8"))
+        self.requested: set[tuple[str, str]] = set()
+
+    def sentence(self, section: str, key: str, /, **values: object) -> Said:
+        """Look up the sentence of a key in both languages, with these values; the key itself where there is none.
+
+        Of a value that is `Said`, each language gets its own text.
+        """
+        self.requested.add((section, key))
+        sentence = self.sentences.get(section, {}).get(key, Said(key, key))
+        if not values:
+            return sentence
+        english, french = (
+            {name: value[index] if isinstance(value, Said) else value for name, value in values.items()}
+            for index in (0, 1)
+        )
+        return Said(sentence.en.format(**english), sentence.fr.format(**french))
+
+    def wrong(self, section: str, key: str, /, **values: object) -> Wrong:
+        """Make the verdict that says a sentence, for a judge to raise."""
+        return Wrong(*self.sentence(section, key, **values))
+
+
+def read_sentences(markdown: str) -> dict[str, dict[str, Said]]:
+    """Read a file of sentences: by exercise and key, English before French.
+
+    Raises:
+        ValueError: if a key has not one sentence in each language, or stands twice.
+    """
+    pairs: dict[str, dict[str, list[str]]] = {}
+    exercise, key = "", "title"
+    for line in markdown.splitlines():
+        mark, _, text = line.partition(" ")
+        if mark == "#":
+            exercise, key = text, "title"
+            if exercise in pairs:
+                raise ValueError(f"{exercise} stands twice")
+            pairs[exercise] = {}
+        elif mark == "##":
+            key = text
+            if key in pairs[exercise]:
+                raise ValueError(f"{exercise}: {key!r} stands twice")
+        elif mark == "-":
+            pairs[exercise].setdefault(key, []).append(text)
+        elif line.strip():
+            raise ValueError(f"{exercise}, {key!r}: a sentence stands on one line, after '- ', but {line!r} does not")
+    for name, sentences in pairs.items():
+        for key, languages in sentences.items():
+            if len(languages) != 2:
+                raise ValueError(f"{name}, {key!r}: {len(languages)} sentences instead of one in each language")
+    return {
+        name: {key: Said(english, french) for key, (english, french) in sentences.items()}
+        for name, sentences in pairs.items()
+    }
+
+
+TEXTS = Sentences(Path(__file__).with_name("data") / "exercise.md")
+
 
 class NotDone(NotImplementedError):  # noqa: N818 - a state of the work, not a fault
     """Raised by the stub of an exercise that the student has not written yet.
@@ -78,10 +151,7 @@ class NotDone(NotImplementedError):  # noqa: N818 - a state of the work, not a f
 
 def not_done(exercise_id: str) -> str:
     """The sentence for an exercise that is still to do."""
-    return say(
-        en=f"Exercise “{exercise_id}” is still to do: write the part marked TODO, then run this cell again.",
-        fr=f"L’exercice « {exercise_id} » reste à faire : écrivez la partie marquée TODO, puis relancez cette cellule.",
-    )
+    return str(TEXTS.sentence("verdict", "still to do", exercise_id=exercise_id))
 
 
 @dataclass(frozen=True)
@@ -164,16 +234,8 @@ def refused(values: Iterable[object], message: str = "") -> str:
     en = f", and this cell cannot go on with {'them' if names[1:] else 'it'} ({message})" if message else ""
     fr = f", et cette cellule ne peut pas s’en servir ({message})" if message else ""
     if names[1:]:
-        return say(
-            en=f"lab.check has not found your functions {text} right{en}: correct them, then run this cell again.",
-            fr=f"Vos fonctions {text} n’ont pas été jugées justes par lab.check{fr} : corrigez-les, puis relancez "
-            "cette cellule.",
-        )
-    return say(
-        en=f"lab.check has not found your function {text} right{en}: correct it, then run this cell again.",
-        fr=f"Votre fonction {text} n’a pas été jugée juste par lab.check{fr} : corrigez-la, puis relancez cette "
-        "cellule.",
-    )
+        return str(TEXTS.sentence("verdict", "several functions not right", text=text, en=en, fr=fr))
+    return str(TEXTS.sentence("verdict", "a function not right", text=text, en=en, fr=fr))
 
 
 def made_with_refused(values: Iterable[object]) -> str:
@@ -182,12 +244,7 @@ def made_with_refused(values: Iterable[object]) -> str:
     if not names:
         return ""
     text = ", ".join(names)
-    return say(
-        en=f"What this cell shows is computed by {text}, which lab.check has not found right: read it as the result "
-        "of your answer, not of a right one.",
-        fr=f"Ce que montre cette cellule est calculé par {text}, que lab.check n’a pas jugé juste : lisez-le comme "
-        "le résultat de votre réponse, non d’une réponse juste.",
-    )
+    return str(TEXTS.sentence("verdict", "made with a refused function", text=text))
 
 
 def _not_found_right(values: Iterable[object]) -> Iterator[str]:
@@ -281,30 +338,21 @@ class Exercise:
         title: Shown in the table of progress.
         judge: Called with the student's function, in a child process; raises `Wrong` to refuse it. That of a
             challenge returns a score, any other one nothing.
-        praise_en, praise_fr: Said when the answer is right: one sentence on what has been gained.
-        hint_en, hint_fr: The first hint; like the second, it does not give the code.
-        nearer_en, nearer_fr: The second hint, nearer to the answer.
+        praise: Said when the answer is right: one sentence on what has been gained.
+        hint, nearer: The first hint, and the second, nearer to the answer; neither gives the code.
     """
 
     id: str
     title: Said
     judge: Callable[[Callable[..., Any]], float | None]
-    praise_en: str
-    praise_fr: str
-    hint_en: str
-    hint_fr: str
-    nearer_en: str
-    nearer_fr: str
-
-    @property
-    def praise(self) -> Said:
-        """What is said when the answer is right."""
-        return Said(self.praise_en, self.praise_fr)
+    praise: Said
+    hint: Said
+    nearer: Said
 
     @property
     def hints(self) -> tuple[Said, Said]:
         """Both hints, in the order in which they are given."""
-        return Said(self.hint_en, self.hint_fr), Said(self.nearer_en, self.nearer_fr)
+        return self.hint, self.nearer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,14 +361,11 @@ class Challenge(Exercise):
 
     Args:
         target: The score to reach.
-        unit_en, unit_fr: What is counted, as it stands after a number: `messages`, `% of DDP's bytes`.
-        more: Whether a larger score is better.
+        unit: What is counted, as it stands after a number: `messages`, `% of DDP's bytes`.
     """
 
     target: float
-    unit_en: str
-    unit_fr: str
-    more: bool = False
+    unit: Said
 
     def meets(self, score: float) -> bool:
         """Whether a score reaches the target."""
@@ -328,16 +373,16 @@ class Challenge(Exercise):
 
     def is_better(self, score: float, than: float) -> bool:
         """Whether one score is better than another one."""
-        return score > than if self.more else score < than
+        return score < than
 
     def told(self, score: float) -> str:
         """A score with its unit, and the target where it is missed."""
         text, target = minus(shortest(score)), minus(shortest(self.target))
-        gap = "" if self.unit_en.startswith("%") else " "
+        gap = "" if self.unit.en.startswith("%") else " "
         if self.meets(score):
-            return say(en=f"{text}{gap}{self.unit_en}", fr=f"{text} {self.unit_fr}")
+            return say(en=f"{text}{gap}{self.unit.en}", fr=f"{text} {self.unit.fr}")
         return say(
-            en=f"{text}{gap}{self.unit_en} (target: {target})", fr=f"{text} {self.unit_fr} (objectif : {target})"
+            en=f"{text}{gap}{self.unit.en} (target: {target})", fr=f"{text} {self.unit.fr} (objectif : {target})"
         )
 
     def verdict(self, score: float) -> Verdict:
@@ -358,11 +403,14 @@ def judge(exercise: Exercise, answer: object) -> Verdict:
     if not callable(answer):
         return Verdict(
             "wrong",
-            say(
-                en=f'lab.check("{exercise.id}", …) judges a function, but it received '
-                f"{a_or_an(type(answer).__name__)}: give it the name of the function, without parentheses.",
-                fr=f'lab.check("{exercise.id}", …) juge une fonction, mais a reçu un objet de type '
-                f"{type(answer).__name__} : donnez-lui le nom de la fonction, sans parenthèses.",
+            str(
+                TEXTS.sentence(
+                    "verdict",
+                    "no function",
+                    id=exercise.id,
+                    a_kind=a_or_an(type(answer).__name__),
+                    kind=type(answer).__name__,
+                )
             ),
         )
     if getattr(exercise.judge, "on_ranks", False):
@@ -405,34 +453,15 @@ def _verdict(exercise: Exercise, outcome: SandboxOutcome) -> Verdict:
     return Verdict(
         "wrong",
         {
-            "too_long": say(
-                en=f"Your function had not answered after {outcome.limit_s:.0f} s and was stopped: look for a loop "
-                "that never ends.",
-                fr=f"Votre fonction n’avait pas répondu au bout de {outcome.limit_s:.0f} s et a été arrêtée : cherchez "
-                "une boucle sans fin.",
-            ),
-            "flood": say(
-                en="Your function printed more than 64 KiB and was stopped: remove the print from the loop.",
-                fr="Votre fonction a affiché plus de 64 Kio et a été arrêtée : retirez le print de la boucle.",
-            ),
-            "died": say(
-                en=f"The process that ran your function ended without an answer (exit code {outcome.exit_code}): it "
-                "left by os._exit, exceeded a limit, or crashed.",
-                fr=f"Le processus qui exécutait votre fonction s’est terminé sans répondre (code de sortie "
-                f"{outcome.exit_code}) : il est sorti par os._exit, a dépassé une limite ou s’est interrompu "
-                "brutalement.",
-            ),
+            "too_long": str(TEXTS.sentence("verdict", "too long", limit_s=outcome.limit_s)),
+            "flood": str(TEXTS.sentence("verdict", "too much printed")),
+            "died": str(TEXTS.sentence("verdict", "ended without an answer", exit_code=outcome.exit_code)),
         }[outcome.end],
     )
 
 
 def _too_much_memory() -> str:
-    return say(
-        en="Your function asked for more memory than a check allows (2 GiB): look for a list or a tensor that grows "
-        "without limit.",
-        fr="Votre fonction a demandé plus de mémoire que la vérification n’en accorde (2 Gio) : cherchez une liste ou "
-        "un tenseur qui grandit sans limite.",
-    )
+    return str(TEXTS.sentence("verdict", "too much memory"))
 
 
 _TOO_FEW_GRADIENTS = re.compile(r"returned an incorrect number of gradients \(expected (\d+), got (\d+)\)")
@@ -444,21 +473,11 @@ _OTHER_SHAPE = re.compile(
 def _backward_returns(text: str) -> str:
     """Say what autograd refuses of the results of a student's own `backward`; nothing for any other error."""
     if number := _TOO_FEW_GRADIENTS.search(text):
-        return say(
-            en=f"backward of your autograd.Function must return one gradient (or None) for each argument of forward, "
-            f"{number[1]} in all, but it returns {number[2]}.",
-            fr=f"Le backward de votre autograd.Function doit renvoyer un gradient (ou None) par argument de forward, "
-            f"{number[1]} en tout, mais il en renvoie {number[2]}.",
-        )
+        return str(TEXTS.sentence("verdict", "another number of gradients", due=number[1], returned=number[2]))
     if shapes := _OTHER_SHAPE.search(text):
         index = int(shapes[1]) + 1
-        return say(
-            en=f"backward of your autograd.Function returns, as result {index}, a tensor of shape {shapes[2]}, but "
-            f"argument {index} of forward has the shape {shapes[3]}: return the gradients in the order of forward’s "
-            "arguments, each with the shape of its argument.",
-            fr=f"Le backward de votre autograd.Function renvoie, comme résultat {index}, un tenseur de forme "
-            f"{shapes[2]}, mais l’argument {index} de forward est de forme {shapes[3]} : renvoyez les gradients dans "
-            "l’ordre des arguments de forward, chacun de la forme de son argument.",
+        return str(
+            TEXTS.sentence("verdict", "a gradient of another shape", index=index, shape=shapes[2], due=shapes[3])
         )
     return ""
 
@@ -469,18 +488,8 @@ def unusable(text: str) -> str:
         return sentence
     # Python's words for a call with too many or too few arguments.
     if "positional argument" in text:
-        return say(
-            en=f"Your function does not take the arguments that the exercise gives it ({text}): keep the line `def …` "
-            "of the cell as it was.",
-            fr=f"Votre fonction ne prend pas les arguments que l’exercice lui donne ({text}) : gardez la ligne `def …` "
-            "de la cellule telle qu’elle était.",
-        )
-    return say(
-        en=f"The check could not use what your function is or returned ({text}): look at the arguments it takes and "
-        "the type it returns.",
-        fr=f"La vérification n’a pas pu utiliser votre fonction ou son résultat ({text}) : regardez les arguments "
-        "qu’elle prend et le type qu’elle renvoie.",
-    )
+        return str(TEXTS.sentence("verdict", "other arguments", text=text))
+    return str(TEXTS.sentence("verdict", "unusable", text=text))
 
 
 def _raised(error: BaseException, answer: object) -> str:
@@ -591,10 +600,7 @@ class Prediction:
     def format(self, value: float) -> str:
         """The number with its unit."""
         if self.kind == "bytes":
-            return say(
-                en=f"{format_bytes(value)} ({integer(value)} B)",
-                fr=f"{format_bytes(value)} ({integer(value)} octets)",
-            )
+            return str(TEXTS.sentence("verdict", "bytes", short=format_bytes(value), full=integer(value)))
         if self.kind == "seconds":
             return format_seconds(value)
         if self.kind in ("count", "rate") and abs(value) >= 10_000:
@@ -607,10 +613,7 @@ class Prediction:
         if value is None:
             return Verdict(
                 "wrong",
-                say(
-                    en="There is no figure to compare with: the run did not get so far; look at its logs.",
-                    fr="Aucune valeur à comparer : l’exécution n’est pas allée jusque-là ; consultez ses journaux.",
-                ),
+                str(TEXTS.sentence("verdict", "no figure")),
             )
         within = self.is_within(predicted, value)
         predicted_text, theirs = self.format(predicted), self.format(value)

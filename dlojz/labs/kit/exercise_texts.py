@@ -2,62 +2,74 @@
 
 An exercise is `# its-id`, then one pair of `- English` and `- French` for its title, and further pairs under headings:
 `## praise`, `## hint`, `## nearer` (the second hint), `## unit` of a challenge, and one for each mistake, under the key
-that its way has in the code. Sentences that hold a computed number stay in the code, as f-strings.
+that its way has in the code. What is computed stands in braces, as in a format string: `{ranks} lists are expected`.
+Sentences that several exercises have in common stand under `# shared`.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, Said
+from dlojz.labs.kit.exercise import Challenge, Exercise, Mistake, Prediction, Said, Sentences
 from dlojz.labs.kit.judges import Judge
+
+Way = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class MistakeWay:
     """Compute what a mistake gives, where a `Mistake` has more than a way: fields as there."""
 
-    way: Callable[..., Any]
+    way: Way
     part: int | None = None
     seen: Callable[[list[Any]], bool] | None = None
 
 
-Mistaken = Callable[..., Any] | MistakeWay | Mistake | Sequence[Mistake]
-"""A way whose sentences stand under its key, or mistakes with sentences of their own."""
+Mistaken = Way | MistakeWay | Mistake
+"""A way whose sentences stand under its key, or a mistake with sentences of its own."""
+Ways = Mapping[str, Mistaken | Sequence[Mistaken]] | Sequence[Mistake]
 
 
-class Texts:
+def by_part(way: Way, count: int) -> list[MistakeWay]:
+    """Ways of a mistake in several numbers: in all of them, and once for each, where an answer makes it there alone."""
+    return [MistakeWay(way), *(MistakeWay(lambda *case, part=part: way(*case)[part], part) for part in range(count))]
+
+
+class Texts(Sentences):
     """Sentences of the exercises of one module, by exercise and key.
 
     Args:
         module: `__file__` of the module; its sentences stand in the file of the same name that ends in `.md`.
-
-    Attributes:
-        requested: pairs of exercise and key that the module has looked up, so that a test finds a sentence without
-            its key, or a key without its sentence.
     """
 
     def __init__(self, module: str) -> None:
-        self.path = Path(module).with_suffix(".md")
-        self.sentences = read_sentences(self.path.read_text(encoding="utf-8"))
-        self.requested: set[tuple[str, str]] = set()
+        super().__init__(Path(module).with_suffix(".md"))
 
-    def sentence(self, exercise: str, key: str) -> Said:
-        """Look up the sentence of a key in both languages; the key itself where there is none."""
-        self.requested.add((exercise, key))
-        return self.sentences.get(exercise, {}).get(key, Said(key, key))
+    def mistake(
+        self,
+        exercise: str,
+        key: str,
+        way: Callable[..., Any],
+        part: int | None = None,
+        seen: Callable[[list[Any]], bool] | None = None,
+        **values: object,
+    ) -> Mistake:
+        """Make a mistake with the sentence of a key; the other fields are those of `Mistake`."""
+        return Mistake(way, *self.sentence(exercise, key, **values), part, seen)
 
     def exercise(
         self,
         exercise: str,
         reference: Callable[..., Any] | None = None,
         *,
-        mistakes: Mapping[str, Mistaken] | Sequence[Mistake] = (),
-        faults: Mapping[str, Mistaken] | Sequence[Mistake] = (),
-        repairs: Mapping[str, Mistaken] | Sequence[Mistake] = (),
+        mistakes: Ways = (),
+        faults: Ways = (),
+        repairs: Ways = (),
         **judge: Any,
     ) -> Exercise:
         """Make an exercise that a `Judge` judges, whose mistakes are named by their keys.
@@ -80,76 +92,45 @@ class Texts:
 
     def judged(self, exercise: str, judge: Callable[[Callable[..., Any]], float | None]) -> Exercise:
         """Make an exercise that another judge judges."""
-        return Exercise(id=exercise, title=self.sentence(exercise, "title"), judge=judge, **self._hints(exercise))
+        return Exercise(id=exercise, judge=judge, **self._said(exercise))
 
     def challenge(
-        self, exercise: str, judge: Callable[[Callable[..., Any]], float | None], *, target: float, more: bool = False
+        self, exercise: str, judge: Callable[[Callable[..., Any]], float | None], *, target: float
     ) -> Challenge:
         """Make a challenge; its unit stands under `## unit`."""
         unit = self.sentence(exercise, "unit")
-        return Challenge(
-            id=exercise,
-            title=self.sentence(exercise, "title"),
-            judge=judge,
-            target=target,
-            more=more,
-            unit_en=unit.en,
-            unit_fr=unit.fr,
-            **self._hints(exercise),
-        )
+        return Challenge(id=exercise, judge=judge, target=target, unit=unit, **self._said(exercise))
 
-    def _hints(self, exercise: str) -> dict[str, str]:
-        sentences = {key: self.sentence(exercise, key) for key in ("praise", "hint", "nearer")}
-        return {
-            f"{key}_{language}": getattr(sentence, language)
-            for key, sentence in sentences.items()
-            for language in ("en", "fr")
-        }
+    def _said(self, exercise: str) -> dict[str, Said]:
+        return {key: self.sentence(exercise, key) for key in ("title", "praise", "hint", "nearer")}
 
-    def _mistakes(self, exercise: str, ways: Mapping[str, Mistaken] | Sequence[Mistake]) -> tuple[Mistake, ...]:
+    def _mistakes(self, exercise: str, ways: Ways) -> tuple[Mistake, ...]:
         if not isinstance(ways, Mapping):
             return tuple(ways)
         mistakes: list[Mistake] = []
-        for key, mistaken in ways.items():
-            if isinstance(mistaken, Mistake):
-                mistakes.append(mistaken)
-            elif isinstance(mistaken, Sequence):
-                mistakes.extend(mistaken)
-            else:
+        for key, entry in ways.items():
+            for mistaken in entry if isinstance(entry, Sequence) else (entry,):
+                if isinstance(mistaken, Mistake):
+                    mistakes.append(mistaken)
+                    continue
                 variant = mistaken if isinstance(mistaken, MistakeWay) else MistakeWay(mistaken)
-                sentence = self.sentence(exercise, key)
-                mistakes.append(Mistake(variant.way, sentence.en, sentence.fr, variant.part, variant.seen))
+                mistakes.append(self.mistake(exercise, key, variant.way, variant.part, variant.seen))
         return tuple(mistakes)
 
 
-def read_sentences(markdown: str) -> dict[str, dict[str, Said]]:
-    """Read a file of sentences: by exercise and key, English before French.
+def asked_in_notebook(package: str, *modules: ModuleType) -> tuple[tuple[Exercise, ...], tuple[Prediction, ...]]:
+    """Read what a lab's notebook asks for: its exercises in their order, and its predictions.
+
+    Args:
+        package: `__file__` of the lab's package; `notebook.toml` lies beside it.
+        modules: where the exercises are made.
 
     Raises:
-        ValueError: if a key has not one sentence in each language, or stands twice.
+        ValueError: if an exercise of these modules is not listed.
     """
-    pairs: dict[str, dict[str, list[str]]] = {}
-    exercise, key = "", "title"
-    for line in markdown.splitlines():
-        mark, _, text = line.partition(" ")
-        if mark == "#":
-            exercise, key = text, "title"
-            if exercise in pairs:
-                raise ValueError(f"{exercise} stands twice")
-            pairs[exercise] = {}
-        elif mark == "##":
-            key = text
-            if key in pairs[exercise]:
-                raise ValueError(f"{exercise}: {key!r} stands twice")
-        elif mark == "-":
-            pairs[exercise].setdefault(key, []).append(text)
-        elif line.strip():
-            raise ValueError(f"{exercise}, {key!r}: a sentence stands on one line, after '- ', but {line!r} does not")
-    for name, sentences in pairs.items():
-        for key, languages in sentences.items():
-            if len(languages) != 2:
-                raise ValueError(f"{name}, {key!r}: {len(languages)} sentences instead of one in each language")
-    return {
-        name: {key: Said(english, french) for key, (english, french) in sentences.items()}
-        for name, sentences in pairs.items()
-    }
+    content = tomllib.loads(Path(package).with_name("notebook.toml").read_text(encoding="utf-8"))
+    names = content.pop("exercises")
+    made = {value.id: value for module in modules for value in vars(module).values() if isinstance(value, Exercise)}
+    if unlisted := made.keys() - set(names):
+        raise ValueError(f"not in the order of the notebook: {', '.join(sorted(unlisted))}")
+    return tuple(made[name] for name in names), tuple(Prediction(id=name, **row) for name, row in content.items())

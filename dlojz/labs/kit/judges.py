@@ -18,14 +18,18 @@ import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from numbers import Real
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import a_or_an, in_full, percent, say, shortest
 from dlojz.base.machine import patience
 from dlojz.labs.kit.answer_numbers import is_number, is_tensor, plain, plain_like, same_number, single, told_apart
 from dlojz.labs.kit.common_gap import common_gap
-from dlojz.labs.kit.exercise import Mistake, NotDone, Said, Wrong
+from dlojz.labs.kit.exercise import Mistake, NotDone, Said, Sentences, Wrong
 from dlojz.labs.kit.rank_judges import (
     Trouble,
     Values,
@@ -39,9 +43,9 @@ from dlojz.labs.kit.rank_judges import (
 from dlojz.processes.forks import RankAnswer
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from dlojz.config.run_config import RunConfig
+
+TEXTS = Sentences(Path(__file__).with_name("data") / "judges.md")
 
 TOLERANCE = 1e-4
 """Relative distance up to which two elements of tensors are the same."""
@@ -90,7 +94,6 @@ class Judge:
         faults: mistakes as what each rank would hold, `way(rank, size, seed)`, some of the results by name, or None
             where the mistake cannot be made; tried before `mistakes`, which run on ranks.
         local: `local(rank, size, seed)`, what a rank holds if nothing is communicated, for the names where that helps.
-        whole: `whole(size, seed)`, the tensors of which the expected ones are shards.
         bias: `bias(size, seed)`, what must be added once over all ranks.
         inspect: looks at calls and JSON data of all ranks where their values are right; raises `Wrong`.
     """
@@ -103,7 +106,7 @@ class Judge:
     trial: Callable[..., Any] | None = None
     read: Callable[[Any], Any] | None = None
     parts: Sequence[Said] = ()
-    told: Said | Callable[[Case], str] | None = None
+    told: Said | Callable[[Case], str | Said] | None = None
     differs: Callable[[Any, Any, Any], Said] | None = None
     tolerance: float = 1e-9
     leaves: Mapping[int, Said] = field(default_factory=dict)
@@ -113,7 +116,6 @@ class Judge:
     labels: Mapping[str, Said] = field(default_factory=dict)
     faults: Sequence[Mistake] = ()
     local: Values | None = None
-    whole: Callable[[int, int], Mapping[str, Tensor]] | None = None
     bias: Callable[[int, int], Mapping[str, Tensor]] | None = None
     inspect: Callable[[list[RankAnswer], int], None] | None = None
 
@@ -212,24 +214,11 @@ class Judge:
             if actual is not None and bool((actual - right).abs().max() <= NEAR * right.abs().max()):
                 continue
             if actual is None or not bool(actual.any()):
-                raise Wrong(
-                    en=f"The values are right, but no gradient reaches {name.en}: .detach(), .data, .item(), "
-                    "torch.tensor(…) or no_grad cuts the way back, and what comes before would never learn.",
-                    fr=f"Les valeurs sont justes, mais aucun gradient n’arrive ici : {name.fr}. Un .detach(), .data, "
-                    ".item(), torch.tensor(…) ou no_grad coupe le chemin du retour, et ce qui précède n’apprendrait "
-                    "jamais.",
-                )
-            raise Wrong(
-                en=f"The values are right, but not the gradient of {name.en}: a part of the way back is cut (a "
-                ".detach() or no_grad around something that depends on it).",
-                fr=f"Les valeurs sont justes, mais pas ce gradient : {name.fr}. Une partie du chemin du retour est "
-                "coupée (un .detach() ou un no_grad autour de ce qui en dépend).",
-            )
+                raise TEXTS.wrong("judge", "no gradient", name=name)
+            raise TEXTS.wrong("judge", "another gradient", name=name)
 
     def _gradients(self, function: Answer, case: Case) -> list[Tensor | None]:
         """The gradients of the leaves, for a sum of what becomes of the answer with weights that are all different."""
-        import torch
-
         leaves = {index: case[index].detach().clone().requires_grad_() for index in self.leaves}
         # Clones: an answer may work in place, which a leaf does not allow.
         inputs = [leaves[i].clone() if i in leaves else copy.deepcopy(value) for i, value in enumerate(case)]
@@ -268,10 +257,7 @@ class Judge:
         """Say which of several numbers is wrong, and why if a mistake explains it."""
         if self._same([sorted(numbers) for numbers in values], [sorted(right) for right in expected]):
             order_en, order_fr = _listed(self.parts)
-            raise Wrong(
-                en=f"The numbers are right, but in another order: return {order_en}.",
-                fr=f"Les nombres sont justes, mais dans un autre ordre : renvoyez {order_fr}.",
-            )
+            raise TEXTS.wrong("judge", "another order of the numbers", order_en=order_en, order_fr=order_fr)
         part = next(part for part in range(len(self.parts)) if not self._same(_nth(values, part), _nth(expected, part)))
         numbers = _nth(values, part)
         self._name(
@@ -287,10 +273,7 @@ class Judge:
         index = next(index for index in range(len(cases)) if not self._same(values[index][part], expected[index][part]))
         case_text = self._told(cases[index])
         right, value = told_apart(expected[index][part], values[index][part], 5)
-        raise Wrong(
-            en=f"{case_text}: {name.en} should be {right}, but your function gives {value}.",
-            fr=f"{case_text} : pour {name.fr}, on attend {right}, mais votre fonction donne {value}.",
-        )
+        raise TEXTS.wrong("judge", "another number", case_text=case_text, name=name, right=right, value=value)
 
     def _refuse_result(self, results: list[Any], expected: list[Any]) -> None:
         """Say which of several results, by name, is the first that is not right, and what those before are."""
@@ -311,18 +294,21 @@ class Judge:
         worst = next(i for i in range(len(values)) if not self._same(values[i], right[i]))
         gaps = (values[worst] - right[worst]).abs()
         share, gap = float((gaps > TOLERANCE * (1 + right[worst].abs())).double().mean()), gaps.max().item()
-        raise Wrong(
-            f"{en}{_begun(label.en)}: {percent(share, 0)} of the numbers differ from the reference, by up to "
-            f"{in_full(gap, 2)}.",
-            f"{fr}{_begun(label.fr)} : {percent(share, 0)} des nombres diffèrent de la référence, jusqu’à "
-            f"{in_full(gap, 2)} d’écart.",
+        raise TEXTS.wrong(
+            "judge",
+            "one of several results differs",
+            en=en,
+            Label=label.begun(),
+            share=percent(share, 0),
+            gap=in_full(gap, 2),
+            fr=fr,
         )
 
     def _told(self, case: Case) -> str:
         if isinstance(self.told, Said):
             return str(self.told).format(*(shortest(part) if isinstance(part, float) else part for part in case))
         if self.told is not None:
-            return self.told(case)
+            return str(self.told(case))
         arguments = ", ".join(map(repr, case))
         return say(en=f"For the arguments ({arguments})", fr=f"Pour les arguments ({arguments})")
 
@@ -330,29 +316,14 @@ class Judge:
         if not is_tensor(right):
             text, target = told_apart(float(value), float(right), 6) if isinstance(right, Real) else (value, right)
             case_text = self._told(case)
-            return say(
-                en=f"{case_text}, {target} is expected, but your function returns {text}.",
-                fr=f"{case_text}, on attend {target}, mais votre fonction renvoie {text}.",
-            )
+            return str(TEXTS.sentence("judge", "another value", case_text=case_text, target=target, text=text))
         if value.shape != right.shape:
-            return say(
-                en=f"The shape is {tuple(value.shape)}, but {tuple(right.shape)} is expected.",
-                fr=f"La forme est {tuple(value.shape)}, mais {tuple(right.shape)} est attendue.",
-            )
+            return str(TEXTS.sentence("judge", "another shape", shape=tuple(value.shape), due=tuple(right.shape)))
         if not bool(value.isfinite().all()):
-            return say(
-                en="The shape is right, but some values are infinite or NaN: exp overflows for large numbers (subtract "
-                "the largest first, or use torch.softmax), and 0 / 0 is NaN.",
-                fr="La forme est juste, mais certaines valeurs sont infinies ou NaN : exp déborde pour de grands "
-                "nombres (retranchez d’abord le plus grand, ou prenez torch.softmax), et 0 / 0 vaut NaN.",
-            )
+            return str(TEXTS.sentence("judge", "infinite or NaN"))
         gaps = (value - right).abs()
         gap, share = gaps.max().item(), percent(float((gaps > TOLERANCE * (1 + right.abs())).double().mean()), 0)
-        return say(
-            en=f"The shape is right, but {share} of the values differ from the reference, by up to {in_full(gap, 2)}.",
-            fr=f"La forme est juste, mais {share} des valeurs diffèrent de la référence, jusqu’à "
-            f"{in_full(gap, 2)} d’écart.",
-        )
+        return str(TEXTS.sentence("judge", "values differ", share=share, gap=in_full(gap, 2)))
 
     def _judge_on_ranks(self, answer: Answer, cases: list[Case]) -> None:
         for index, (size, seed) in enumerate(cases):
@@ -456,7 +427,6 @@ class Judge:
             tensors,
             self._right((size, seed)),
             local=[self.local(rank, size, seed) for rank in range(size)] if self.local else None,
-            whole=self.whole(size, seed) if self.whole else None,
             bias=self.bias(size, seed) if self.bias else None,
             labels=self.labels,
         )
@@ -464,15 +434,6 @@ class Judge:
     def _run(self, function: Answer, size: int, seed: int) -> list[RankAnswer]:
         assert self.trial is not None
         return run_on_ranks(self.trial, function, size, seed)
-
-
-def part_by_part(mistakes: Iterable[Mistake], count: int) -> list[Mistake]:
-    """Mistakes in several numbers, once for each number, where an answer makes them in that one alone."""
-    return [
-        Mistake(lambda *case, function=mistake.way, part=part: function(*case)[part], mistake.en, mistake.fr, part)
-        for mistake in mistakes
-        for part in range(count)
-    ]
 
 
 def _nth(rows: Sequence[Numbers], part: int) -> list[float]:
@@ -494,15 +455,11 @@ def _listed(names: Sequence[Said]) -> tuple[str, str]:
 def _check_type(value: object, right: object) -> None:
     refuse_nothing(value)
     if is_tensor(right) and not is_tensor(value):
-        raise Wrong(
-            en=f"Your function returns {a_or_an(type(value).__name__)}, but a torch tensor is expected.",
-            fr=f"Votre fonction renvoie un objet de type {type(value).__name__}, mais un tenseur torch est attendu.",
+        raise TEXTS.wrong(
+            "judge", "no tensor returned", a_kind=a_or_an(type(value).__name__), kind=type(value).__name__
         )
     if isinstance(right, Real) and not is_number(value):
-        raise Wrong(
-            en=f"Your function returns {a_or_an(type(value).__name__)}, but a number is expected.",
-            fr=f"Votre fonction renvoie un objet de type {type(value).__name__}, mais un nombre est attendu.",
-        )
+        raise TEXTS.wrong("judge", "no number", a_kind=a_or_an(type(value).__name__), kind=type(value).__name__)
 
 
 def _refuse_floats(values: Iterable[Any]) -> None:
@@ -510,12 +467,7 @@ def _refuse_floats(values: Iterable[Any]) -> None:
         if isinstance(value, list | tuple):
             _refuse_floats(value)
         elif isinstance(value, float):
-            raise Wrong(
-                en=f"The values are right, but a whole number is asked for, and your function returns {value!r}, a "
-                "float: the next cells count with it. Use // between whole numbers, or int(…).",
-                fr=f"Les valeurs sont justes, mais on demande un entier, et votre fonction renvoie {value!r}, un "
-                "flottant : les cellules suivantes comptent avec lui. Prenez // entre entiers, ou int(…).",
-            )
+            raise TEXTS.wrong("judge", "a float for a whole number", value=value)
 
 
 def refuse_nothing(result: object, names: str = "") -> None:
@@ -530,18 +482,15 @@ def refuse_nothing(result: object, names: str = "") -> None:
     """
     if result is None:
         returned = f"return {names}" if names else "return"
-        raise Wrong(
-            en=f"Your function returns nothing: end it with {returned}.",
-            fr=f"Votre fonction ne renvoie rien : terminez-la par {returned}.",
-        )
+        raise TEXTS.wrong("judge", "nothing is returned", returned=returned)
 
 
-def reader(convert: Callable[[Any], Any], en: str, fr: str, names: str = "") -> Callable[[Any], Any]:
+def reader(convert: Callable[[Any], Any], expected: Said, names: str = "") -> Callable[[Any], Any]:
     """Make a reader of what answers return.
 
     Args:
         convert: makes of it what is compared; raises TypeError or ValueError where it cannot.
-        en, fr: what is expected, as the beginning of a sentence, e.g. `A list of whole numbers is expected`.
+        expected: the beginning of a sentence, e.g. `A list of whole numbers is expected`.
         names: as in `refuse_nothing`.
 
     Returns:
@@ -551,18 +500,11 @@ def reader(convert: Callable[[Any], Any], en: str, fr: str, names: str = "") -> 
     def read(result: Any) -> Any:
         refuse_nothing(result, names)
         if isinstance(result, Generator):
-            raise Wrong(
-                en=f"{en}; your function has a yield, so it gives a generator: collect what it gives in a list, and "
-                "return the list.",
-                fr=f"{fr} ; votre fonction contient un yield et donne donc un générateur : rassemblez ce qu’il donne "
-                "dans une liste, et renvoyez-la.",
-            )
+            raise TEXTS.wrong("judge", "a generator", expected=expected)
         try:
             return convert(plain(result))
         except (TypeError, ValueError):
-            raise Wrong(
-                en=f"{en}; your function returns {shown(result)}.", fr=f"{fr} ; votre fonction renvoie {shown(result)}."
-            ) from None
+            raise TEXTS.wrong("judge", "something else is returned", expected=expected, result=shown(result)) from None
 
     return read
 
@@ -597,19 +539,13 @@ def expect_tensor(value: object, name: str, shape: Sequence[int]) -> Tensor:
     Raises:
         Wrong: if it is none, or of another shape.
     """
-    import torch
-
     refuse_nothing(value)
     if not torch.is_tensor(value):
-        raise Wrong(
-            en=f"{name} is {a_or_an(type(value).__name__)}, but a torch tensor is expected.",
-            fr=f"{name} est un objet de type {type(value).__name__}, mais un tenseur torch est attendu.",
+        raise TEXTS.wrong(
+            "judge", "no tensor", name=name, a_kind=a_or_an(type(value).__name__), kind=type(value).__name__
         )
     if tuple(value.shape) != tuple(shape):
-        raise Wrong(
-            en=f"{name} has the shape {tuple(value.shape)}, but {tuple(shape)} is expected.",
-            fr=f"{name} est de forme {tuple(value.shape)}, mais on attend {tuple(shape)}.",
-        )
+        raise TEXTS.wrong("judge", "another shape of a tensor", name=name, shape=tuple(value.shape), due=tuple(shape))
     return value
 
 
@@ -619,24 +555,12 @@ def expect_int8(value: object, name: str, shape: Sequence[int]) -> Tensor:
     Raises:
         Wrong: if it is kept in another type: the bytes of a file depend on it.
     """
-    import torch
-
     tensor = expect_tensor(value, name, shape)
     if tensor.dtype != torch.int8:
         kind, num_bytes = str(tensor.dtype).removeprefix("torch."), tensor.element_size()
         if num_bytes == 1:
-            raise Wrong(
-                en=f"{name} is kept in {kind}, one byte as well; but int8 is asked for, which has a sign: whole "
-                "numbers from −2^(bits − 1) on.",
-                fr=f"{name} est en {kind}, un octet aussi ; mais on demande int8, qui a un signe : des entiers à "
-                "partir de −2^(bits − 1).",
-            )
-        raise Wrong(
-            en=f"{name} is kept in {kind}, {num_bytes} bytes a number, so it saves nothing, or less than it could: end "
-            "with .to(torch.int8).",
-            fr=f"{name} est en {kind}, {num_bytes} octets par nombre, et ne fait donc rien gagner, ou moins qu’il ne "
-            "pourrait : terminez par .to(torch.int8).",
-        )
+            raise TEXTS.wrong("judge", "another type of one byte", name=name, kind=kind)
+        raise TEXTS.wrong("judge", "another type than int8", name=name, kind=kind, num_bytes=num_bytes)
     return tensor.double()
 
 
@@ -648,11 +572,7 @@ def expect_mask(value: object, name: str, shape: Sequence[int]) -> Tensor:
     """
     tensor = expect_tensor(value, name, shape).double()
     if not bool(((tensor == 0) | (tensor == 1)).all()):
-        raise Wrong(
-            en=f"{name} holds other values than 0 and 1: a mask says which weights are kept, it does not hold them.",
-            fr=f"{name} contient d’autres valeurs que 0 et 1 : un masque dit quels poids sont gardés, il ne les "
-            "contient pas.",
-        )
+        raise TEXTS.wrong("judge", "no mask", name=name)
     return tensor
 
 
@@ -670,19 +590,19 @@ def expect_numbers(result: Any, names: Sequence[Said]) -> Numbers:
     parts = [plain(single(part)) for part in parts] if isinstance(parts, tuple | list) else [parts]
     if len(parts) != len(names) or not all(map(is_number, parts)):
         (listed_en, listed_fr), s = _listed(names), "s" if len(names) > 1 else ""
-        raise Wrong(
-            en=f"Your function should return {len(names)} number{s}, {listed_en}, but it returns {shown(result)}.",
-            fr=f"Votre fonction doit renvoyer {len(names)} nombre{s}, {listed_fr}, mais elle renvoie {shown(result)}.",
+        raise TEXTS.wrong(
+            "judge",
+            "another number of numbers",
+            names_count=len(names),
+            s=s,
+            listed_en=listed_en,
+            result=shown(result),
+            listed_fr=listed_fr,
         )
     values = tuple(float(part) for part in parts)
     for value, name in zip(values, names, strict=True):
         if not math.isfinite(value):
-            raise Wrong(
-                en=f"Your function gives {value} for {name.en}: look for a division by zero, or a minimum over "
-                "nothing.",
-                fr=f"Votre fonction donne {value} pour {name.fr} : cherchez une division par zéro, ou un minimum "
-                "sur une liste vide.",
-            )
+            raise TEXTS.wrong("judge", "no finite number", value=value, name=name)
     return values
 
 
@@ -694,21 +614,13 @@ def expect_json(document: Any) -> Mapping[str, Any]:
     """
     refuse_nothing(document)
     if not isinstance(document, Mapping):
-        raise Wrong(
-            en=f"A dictionary is expected, but your function returns {a_or_an(type(document).__name__)}: json.dump "
-            "will write it to the file.",
-            fr=f"Un dictionnaire est attendu, mais votre fonction renvoie un objet de type {type(document).__name__} : "
-            "json.dump se chargera de l’écrire dans le fichier.",
+        raise TEXTS.wrong(
+            "judge", "no dictionary", a_kind=a_or_an(type(document).__name__), kind=type(document).__name__
         )
     try:
         json.dumps(document)
     except (TypeError, ValueError) as error:
-        raise Wrong(
-            en=f"This dictionary cannot be written as JSON ({error}): use numbers, texts, True, False, lists and "
-            "dictionaries.",
-            fr=f"Ce dictionnaire ne s’écrit pas en JSON ({error}) : mettez-y des nombres, des textes, True, False, "
-            "des listes et des dictionnaires.",
-        ) from None
+        raise TEXTS.wrong("judge", "no JSON", error=error) from None
     return document
 
 
@@ -740,10 +652,7 @@ def read_settings(document: Mapping[str, Any], request: Said, **base: Any) -> Ru
     try:
         return read_deepspeed_json(json.dumps(document), RunConfig.of(engine="deepspeed", micro_batch=UNSAID, **base))
     except LabError as error:
-        raise Wrong(
-            en=f"Asked for: {request.en}. With your settings, DeepSpeed or the lab refuses: {error}",
-            fr=f"Demandé : {request.fr}. Avec vos réglages, DeepSpeed ou le TP refuse : {error}",
-        ) from None
+        raise TEXTS.wrong("judge", "settings are refused", request=request, error=error) from None
 
 
 def asked_run(config: RunConfig, *names: str) -> Said:
@@ -768,12 +677,7 @@ def check_settings(document: Mapping[str, Any], reference: RunConfig, request: S
     for name, key in _SETTINGS.items():
         left, right = (getattr(run if name == "precision" else run.layout, name) for run in (config, reference))
         if left != right:
-            raise Wrong(
-                en=f"Asked for: {request.en}. DeepSpeed would run your settings with {name}={left!r}, not {right!r}: "
-                f"look at {key}.",
-                fr=f"Demandé : {request.fr}. Avec vos réglages, DeepSpeed prendrait {name}={left!r} et non {right!r} : "
-                f"regardez {key}.",
-            )
+            raise TEXTS.wrong("judge", "another run", request=request, name=name, left=left, right=right, setting=key)
 
 
 def shown(value: Any) -> str:
@@ -789,8 +693,6 @@ def normal(seed: int, *shape: int) -> Tensor:
 
 def gradient_of(value: Tensor, leaf: Tensor) -> Tensor | None:
     """The gradient of a scalar with respect to a leaf; None if there is none."""
-    import torch
-
     if not value.requires_grad:
         return None
     return torch.autograd.grad(value, leaf, allow_unused=True)[0]
@@ -813,10 +715,7 @@ def expect_triple(result: Any, names: str) -> tuple[int, int, int]:
     numbers = plain(result)
     three = tuple(numbers) if isinstance(numbers, tuple | list) else ()
     if len(three) != 3:
-        raise Wrong(
-            en=f"Three numbers are expected, {names}, but {shown(result)} was returned.",
-            fr=f"On attend trois nombres, {names}, mais {shown(result)} a été renvoyé.",
-        )
+        raise TEXTS.wrong("judge", "no three numbers", names=names, result=shown(result))
     first, second, third = (_whole(number, names) for number in three)
     return first, second, third
 
@@ -837,10 +736,7 @@ def expect_groups(result: Any, ranks: int) -> list[tuple[int, ...]]:
             raise Wrong(_no_groups(result))
         groups.append(tuple(sorted(_whole(rank, say(en="ranks", fr="des rangs")) for rank in group)))
         if len(groups) > MAX_GROUPS:
-            raise Wrong(
-                en=f"There are more than {MAX_GROUPS} groups: look for a loop that adds too many.",
-                fr=f"Il y a plus de {MAX_GROUPS} groupes : cherchez une boucle qui en ajoute trop.",
-            )
+            raise TEXTS.wrong("judge", "too many groups", MAX_GROUPS=MAX_GROUPS)
     _refuse_other_ranks(groups, ranks)
     return sorted(groups)
 
@@ -850,40 +746,20 @@ def _refuse_other_ranks(groups: list[tuple[int, ...]], ranks: int) -> None:
     members = [rank for group in groups for rank in group]
     for rank in members:
         if not 0 <= rank < ranks:
-            raise Wrong(
-                en=f"There is no rank {rank} among {ranks}: they go from 0 to {ranks - 1}.",
-                fr=f"Il n’y a pas de rang {rank} parmi {ranks} : ils vont de 0 à {ranks - 1}.",
-            )
+            raise TEXTS.wrong("judge", "no such rank", rank=rank, ranks=ranks, last=ranks - 1)
         if members.count(rank) > 1:
-            raise Wrong(
-                en=f"Rank {rank} stands in two groups of one axis (of {ranks} ranks); each rank has exactly one.",
-                fr=f"Le rang {rank} figure dans deux groupes d’un même axe (sur {ranks} rangs) ; chaque rang en a "
-                "un seul.",
-            )
+            raise TEXTS.wrong("judge", "a rank in two groups", rank=rank, ranks=ranks)
     missing = sorted(set(range(ranks)) - set(members))
     if missing:
-        raise Wrong(
-            en=f"Rank {missing[0]} stands in no group (of {ranks} ranks, {len(members)} are listed): each rank "
-            "stands in one of them.",
-            fr=f"Le rang {missing[0]} ne figure dans aucun groupe ({len(members)} rangs sur {ranks} sont cités) : "
-            "chaque rang figure dans l’un d’eux.",
-        )
+        raise TEXTS.wrong("judge", "a rank in no group", missing=missing[0], ranks=ranks, members_count=len(members))
 
 
 def _no_groups(result: Any) -> str:
-    return say(
-        en=f"A list of groups such as [[0, 1], [2, 3]] is expected, but {shown(result)} was returned.",
-        fr=f"On attend une liste de groupes comme [[0, 1], [2, 3]], mais {shown(result)} a été renvoyé.",
-    )
+    return str(TEXTS.sentence("judge", "no groups", result=shown(result)))
 
 
 def _whole(number: Any, names: str) -> int:
     try:
         return operator.index(number)
     except TypeError:
-        raise Wrong(
-            en=f"Whole numbers are expected ({names}), but {shown(number)} stands among them: divide with // and "
-            "not with /.",
-            fr=f"On attend des nombres entiers ({names}), mais {shown(number)} s’y trouve : divisez par //, et non "
-            "par /.",
-        ) from None
+        raise TEXTS.wrong("judge", "no whole number", names=names, number=shown(number)) from None

@@ -42,6 +42,7 @@ from dlojz.labs.kit.exercise import (
     NotDone,
     Prediction,
     Said,
+    Sentences,
     State,
     Verdict,
     judge,
@@ -65,6 +66,9 @@ from dlojz.running.run import answer_with
 
 if TYPE_CHECKING:
     from dlojz.running.run import Run
+
+
+TEXTS = Sentences(Path(__file__).with_name("data") / "lab.md")
 
 
 @dataclass(frozen=True)
@@ -284,8 +288,8 @@ def _label(name: str) -> str:
     return {"cores": say(en="cores", fr="cœurs"), "memory": say(en="memory", fr="mémoire")}.get(name, name)
 
 
-def _tell(state: State, en: str, fr: str) -> None:
-    show(Verdict(state, say(en=en, fr=fr)))
+def _tell(state: State, key: str, **values: object) -> None:
+    show(Verdict(state, str(TEXTS.sentence("lab", key, **values))))
 
 
 class Lab:
@@ -362,43 +366,23 @@ class Lab:
             return
         # 3,75 in code is two arguments.
         if extra or (isinstance(value, str) and "," in value):
-            _tell(
-                "wrong",
-                en="A prediction is one number, with a decimal point and without quotes: 3.75, not 3,75.",
-                fr="Une prédiction est un seul nombre, avec un point décimal et sans guillemets : 3.75, et non 3,75.",
-            )
+            _tell("wrong", "one number with a point")
             return
         if value is ...:
-            _tell(
-                "todo",
-                en=f"Write your figure in place of the dots: {prediction.question.en}",
-                fr=f"Écrivez votre valeur à la place des points : {prediction.question.fr}",
-            )
+            _tell("todo", "still to predict", question=prediction.question)
             return
         number = single(value)
         bounded = prediction.kind in ("share", "place")
         # A share above 1, a place of 0 or of 1.5: the unit in the sentence says what is asked for.
         if not _is_finite(number) or (bounded and not prediction.admits(number)):
-            _tell(
-                "wrong",
-                en=f"A prediction is one number ({prediction.unit}), but {value!r} was received.",
-                fr=f"Une prédiction est un nombre ({prediction.unit}), mais {value!r} a été reçu.",
-            )
+            _tell("wrong", "no number", unit=prediction.unit, value=value)
             return
         if not prediction.admits(number):
-            _tell(
-                "wrong",
-                en=f"What is asked for ({prediction.unit}) is never negative, but {value!r} was received.",
-                fr=f"Ce qui est demandé ({prediction.unit}) n’est jamais négatif, mais {value!r} a été reçu.",
-            )
+            _tell("wrong", "negative", unit=prediction.unit, value=value)
             return
         self._predicted[prediction_id] = float(number)
         self._progress.noted(prediction_id, float(number))
-        _tell(
-            "note",
-            en=f"Noted: {prediction.format(number)}. Run on to see how close you are.",
-            fr=f"C’est noté : {prediction.format(number)}. Continuez pour voir si vous êtes proche.",
-        )
+        _tell("note", "noted", figure=prediction.format(number))
 
     def reveal(self, prediction_id: str, value: float | Verdict | None) -> None:
         """Compare the figure written down, in this kernel or an earlier one, with the one computed or measured.
@@ -418,12 +402,7 @@ class Lab:
             except LabError as error:
                 damage = f"\n{error}"
         if predicted is None:
-            _tell(
-                "todo",
-                en=f'Predict first, then look: fill in the cell lab.predict("{prediction_id}", …) and run it.{damage}',
-                fr=f'Prédisez d’abord, regardez ensuite : complétez la cellule lab.predict("{prediction_id}", '
-                f"…) et exécutez-la.{damage}",
-            )
+            _tell("todo", "predict first", prediction_id=prediction_id, damage=damage)
             return
         if isinstance(value, Verdict):
             show(value)

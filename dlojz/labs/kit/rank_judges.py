@@ -10,17 +10,20 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from dlojz.base.language import a_or_an, in_full, say
+import torch
+from torch import Tensor
+
+from dlojz.base.language import LANGUAGES, a_or_an, in_full, say
 from dlojz.base.machine import patience
 from dlojz.labs.kit.common_gap import common_gap
-from dlojz.labs.kit.exercise import NotDone, Said, Wrong, unusable, without_stamp
+from dlojz.labs.kit.exercise import NotDone, Said, Sentences, Wrong, unusable, without_stamp
 from dlojz.processes.forks import ForkedError, RankAnswer, spmd
 from dlojz.processes.hang_diagnosis import listed, with_article
 
-if TYPE_CHECKING:
-    from torch import Tensor
+TEXTS = Sentences(Path(__file__).with_name("data") / "rank_judges.md")
 
 TOLERANCE = 1e-4
 """Relative; the inputs are of order one in fp32, and the order of a sum changes no more than 1e-6 of it."""
@@ -36,7 +39,6 @@ class RankEvidence:
         given: what each rank gave.
         expected: what each rank should hold.
         local: what each rank holds without any communication; empty where that says nothing.
-        whole: the tensor of which `expected` are shards, or None.
         bias: what is to be added once over all ranks, or None.
     """
 
@@ -45,7 +47,6 @@ class RankEvidence:
     given: Sequence[Any]
     expected: Sequence[Tensor]
     local: Sequence[Tensor] = field(default=())
-    whole: Tensor | None = None
     bias: Tensor | None = None
 
     @property
@@ -62,11 +63,14 @@ class RankEvidence:
         """Whether this rank's value is the expected one."""
         return same(self.given[rank], self.expected[rank])
 
+    def sentence(self, key: str, **values: object) -> Said:
+        """Say something of this result: its label, also as it begins a sentence or follows “no”, and its size."""
+        begun, plain = self.label.begun(), self.label.en.removeprefix("the ")
+        return TEXTS.sentence("ranks", key, label=self.label, Label=begun, plain=plain, size=self.size, **values)
+
 
 def same(value: Any, right: Tensor) -> bool:
     """Equal up to rounding, in shape too."""
-    import torch
-
     if not isinstance(value, torch.Tensor) or value.shape != right.shape:
         return False
     value, right = value.double(), right.double()
@@ -84,7 +88,7 @@ def evidence_of(
     Args:
         results: by rank, what it gave by name.
         expected: by rank, what it should hold by name.
-        context: `local` (by rank, by name), `whole`, `bias` and `labels` (by name), as far as there are any.
+        context: `local` (by rank, by name), `bias` and `labels` (by name), as far as there are any.
     """
     return [
         RankEvidence(
@@ -93,7 +97,6 @@ def evidence_of(
             given=[rank.get(name) for rank in results],
             expected=[rank[name] for rank in expected],
             local=[rank[name] for rank in context.get("local") or () if name in rank],
-            whole=(context.get("whole") or {}).get(name),
             bias=(context.get("bias") or {}).get(name),
         )
         for name in expected[0]
@@ -165,7 +168,7 @@ def diagnose(evidence: RankEvidence) -> Trouble | None:
         if sentence is not None:
             return Trouble(sentence, SYMPTOM)
     for order, explained in enumerate(
-        (_scaled, _alone, _copied, _biased, _other_rank, _other_axis, _other_chunks, _disagree, _common)
+        (_scaled, _alone, _copied, _biased, _other_rank, _other_chunks, _disagree, _common)
     ):
         sentence = explained(evidence, wrong)
         if sentence is not None:
@@ -177,58 +180,34 @@ SYMPTOM = 99
 """The rank of a sentence that says what is seen, and names no cause."""
 
 
-def _en(ranks: Sequence[int]) -> str:
-    return listed(ranks, french=False)
+def _named(ranks: Sequence[int]) -> Said:
+    return Said(listed(ranks, french=False), with_article(listed(ranks, french=True)))
 
 
-def _fr(ranks: Sequence[int]) -> str:
-    return with_article(listed(ranks, french=True))
-
-
-def _on(evidence: RankEvidence, wrong: Sequence[int]) -> tuple[str, str]:
+def _on(evidence: RankEvidence, wrong: Sequence[int]) -> Said:
     """Where: nothing if everywhere."""
-    if len(wrong) == evidence.size:
-        return "", ""
-    return f" on {_en(wrong)}", f" sur {_fr(wrong)}"
+    en, fr = _named(wrong)
+    return Said("", "") if len(wrong) == evidence.size else Said(f" on {en}", f" sur {fr}")
 
 
 def _nothing(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
     empty = [rank for rank in wrong if evidence.given[rank] is None]
     if empty:
-        en, fr = _on(evidence, empty)
         if evidence.backward:
-            return Said(
-                f"There is no {_plain(evidence.label.en)}{en}: nothing links the result to it; a communication done in "
-                "place or under no_grad cuts the chain of the backward pass.",
-                f"Il n’y a rien{fr} pour {evidence.label.fr} : rien n’y relie le résultat ; une communication faite "
-                "en place ou sous no_grad rompt la chaîne de la passe arrière.",
-            )
-        return Said(
-            f"Your function returns nothing{en}: end it with return; a collective such as dist.all_reduce works in "
-            "place, and returns nothing itself.",
-            f"Votre fonction ne renvoie rien{fr} : terminez-la par return ; une communication collective comme "
-            "dist.all_reduce agit en place, et ne renvoie rien elle-même.",
-        )
+            return evidence.sentence("no gradient", where=_on(evidence, empty))
+        return evidence.sentence("nothing is returned", where=_on(evidence, empty))
     return None
 
 
 def _shape(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
     odd = [rank for rank in wrong if evidence.given[rank].shape != evidence.expected[rank].shape]
-    if not odd or (evidence.whole is not None and _axis_of(evidence, odd) is not None):
+    if not odd:
         return None
     rank = odd[0]
     shape, expected = tuple(evidence.given[rank].shape), tuple(evidence.expected[rank].shape)
     if all(_other_shape(evidence.given[r], evidence.expected[r]) for r in odd):
-        return Said(
-            f"The values of {evidence.label.en} are right and in the right order, but on rank {rank} their shape is "
-            f"{shape}, and {expected} is expected: reshape them.",
-            f"Les valeurs sont justes et dans le bon ordre ({evidence.label.fr}), mais sur le rang {rank} leur forme "
-            f"est {shape}, et on attend {expected} : changez-la avec reshape.",
-        )
-    return Said(
-        f"On rank {rank} {evidence.label.en} has the shape {shape}, but {expected} is expected.",
-        f"Sur le rang {rank}, {evidence.label.fr} a la forme {shape}, mais {expected} est attendue.",
-    )
+        return evidence.sentence("right values in another shape", rank=rank, shape=shape, expected=expected)
+    return evidence.sentence("another shape", rank=rank, shape=shape, expected=expected)
 
 
 def _other_shape(value: Any, right: Tensor) -> bool:
@@ -236,17 +215,10 @@ def _other_shape(value: Any, right: Tensor) -> bool:
 
 
 def _infinite(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
-    import torch
-
     ranks = [r for r in wrong if torch.is_tensor(evidence.given[r]) and not bool(evidence.given[r].isfinite().all())]
     if not ranks:
         return None
-    return Said(
-        f"{_capital(evidence.label.en)} is infinite or NaN on {_en(ranks)}: look for the exponential of a large "
-        "number, a logarithm of 0 or a division by 0.",
-        f"{_capital(evidence.label.fr)} : valeurs infinies ou NaN sur {_fr(ranks)} ; cherchez l’exponentielle d’un "
-        "grand nombre, le logarithme de 0 ou une division par 0.",
-    )
+    return evidence.sentence("infinite or NaN", ranks=_named(ranks))
 
 
 def _scaled(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
@@ -256,25 +228,10 @@ def _scaled(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
         return None
     if _all(evidence, lambda rank: size * evidence.expected[rank]):
         if evidence.backward:
-            return Said(
-                f"The {_plain(evidence.label.en)} is {size} times too large, as many times as there are ranks: a sum "
-                "over the ranks stands where their mean belongs, or the sum is made twice.",
-                f"{_capital(evidence.label.fr)} est {size} fois trop grand, soit le nombre de rangs : une somme sur "
-                "les rangs tient lieu de moyenne, ou la somme est faite deux fois.",
-            )
-        return Said(
-            f"{_capital(evidence.label.en)} is {size} times too large, as many times as there are ranks: what should "
-            "count once is added on every rank.",
-            f"Dans {evidence.label.fr}, tout est {size} fois trop grand, soit le nombre de rangs : ce qui devrait "
-            "compter une fois est ajouté sur chaque rang.",
-        )
+            return evidence.sentence("a gradient too large")
+        return evidence.sentence("too large")
     if _all(evidence, lambda rank: evidence.expected[rank] / size):
-        return Said(
-            f"{_capital(evidence.label.en)} is {size} times too small: it is divided by the number of ranks once too "
-            "often.",
-            f"Dans {evidence.label.fr}, tout est {size} fois trop petit : une division par le nombre de rangs est de "
-            "trop.",
-        )
+        return evidence.sentence("too small")
     return None
 
 
@@ -282,32 +239,18 @@ def _alone(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
     if not evidence.local:
         return None
     size = evidence.size
-    en, fr = _on(evidence, wrong)
-    way_en, way_fr = ("backward", "la passe arrière") if evidence.backward else ("forward", "la passe avant")
+    way = Said("backward", "la passe arrière") if evidence.backward else Said("forward", "la passe avant")
     if all(same(evidence.given[rank], evidence.local[rank]) for rank in wrong):
         if len(wrong) < size:
-            have = [rank for rank in range(size) if rank not in wrong]
-            several, is_single = len(wrong) > 1, len(have) == 1
-            return Said(
-                f"Only {_en(have)} got the result; {_en(wrong)} still {'hold their' if several else 'holds its'} own "
-                "part: every rank needs the result (all-reduce, not reduce).",
-                f"{_capital(_fr(have))} {'est seul' if is_single else 'sont seuls'} à avoir le résultat ; {_fr(wrong)} "
-                f"{'gardent leur' if several else 'garde sa'} propre part : chaque rang a besoin du résultat "
-                "(all-reduce, et non reduce).",
+            had = _named([rank for rank in range(size) if rank not in wrong])
+            alone = Said("", "est seul" if size - len(wrong) == 1 else "sont seuls")
+            still = Said("hold their", "gardent leur") if len(wrong) > 1 else Said("holds its", "garde sa")
+            return evidence.sentence(
+                "some got the result", Have=had.begun(), have=had, alone=alone, odd=_named(wrong), still=still
             )
-        return Said(
-            f"Every rank keeps its own part of {evidence.label.en}: the communication of the {way_en} pass is "
-            "missing (an all-reduce, or what you do in its place), or its result is thrown away.",
-            f"Chaque rang garde sa propre part ({evidence.label.fr}) : la communication de {way_fr} manque (un "
-            "all-reduce, ou ce qui en tient lieu), ou son résultat est perdu.",
-        )
+        return evidence.sentence("own parts", way=way)
     if all(same(evidence.given[rank], evidence.local[rank] / size) for rank in wrong):
-        return Said(
-            f"Every rank divides its own part of {evidence.label.en} by the number of ranks, but the sum over the "
-            f"ranks is missing{en}.",
-            f"Chaque rang divise sa propre part ({evidence.label.fr}) par le nombre de rangs, mais la somme sur les "
-            f"rangs manque{fr}.",
-        )
+        return evidence.sentence("own parts, divided", where=_on(evidence, wrong))
     return None
 
 
@@ -315,12 +258,7 @@ def _copied(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
     """One rank's own part on all of them."""
     for rank, part in enumerate(evidence.local if evidence.size > 1 else ()):
         if _all(evidence, lambda _, part=part: part):  # type: ignore[misc]
-            return Said(
-                f"Every rank holds rank {rank}'s own part of {evidence.label.en}: a broadcast copies one part, and "
-                "those of the other ranks are lost; what is asked for takes in all of them.",
-                f"Chaque rang détient la part du rang {rank} ({evidence.label.fr}) : un broadcast copie une part, et "
-                "celles des autres rangs sont perdues ; or toutes doivent compter.",
-            )
+            return evidence.sentence("one rank's part everywhere", rank=rank)
     return None
 
 
@@ -329,14 +267,9 @@ def _biased(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
         return None
     size, bias = evidence.size, evidence.bias
     if all(same(evidence.given[rank], evidence.expected[rank] + (size - 1) * bias) for rank in wrong):
-        return Said(
-            f"The bias is added on every rank before the sum, so it counts {size} times: add it once, after the "
-            "all-reduce (or on one rank only).",
-            f"Le biais est ajouté sur chaque rang avant la somme, il compte donc {size} fois : ajoutez-le une seule "
-            "fois, après l’all-reduce (ou sur un seul rang).",
-        )
+        return evidence.sentence("the bias on every rank")
     if all(same(evidence.given[rank], evidence.expected[rank] - bias) for rank in wrong):
-        return Said("The bias is never added.", "Le biais n’est jamais ajouté.")
+        return NO_BIAS
     return None
 
 
@@ -352,46 +285,7 @@ def _other_rank(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
             return None
         holds[rank] = rank if rank in holders else holders[0]
     rank = wrong[0]
-    return Said(
-        f"The order of the ranks is another one: rank {rank} holds what rank {holds[rank]} should. Who is left, who is "
-        "right, and which part is whose?",
-        f"L’ordre des rangs n’est pas le bon : le rang {rank} détient ce que le rang {holds[rank]} devrait avoir. Qui "
-        "est à gauche, qui est à droite, et à qui revient quelle part ?",
-    )
-
-
-def _axis_of(evidence: RankEvidence, ranks: Sequence[int]) -> int | None:
-    """The dimension along which the whole was cut, if that explains what the ranks gave."""
-    tensor = evidence.whole
-    if tensor is None:
-        return None
-    for dim in range(tensor.dim()):
-        shards = tensor.tensor_split(evidence.size, dim)
-        if all(same(evidence.given[rank], shards[rank]) for rank in ranks):
-            return dim
-    return None
-
-
-def _other_axis(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
-    dim = _axis_of(evidence, wrong)
-    if dim is None or evidence.whole is None:
-        return None
-    right = next(
-        (
-            axis
-            for axis in range(evidence.whole.dim())
-            if same(evidence.whole.tensor_split(evidence.size, axis)[0], evidence.expected[0])
-        ),
-        None,
-    )
-    if right is None:
-        return None
-    return Said(
-        f"The wrong dimension is split: {evidence.label.en} is cut along dim {dim}, but the shards lie along dim "
-        f"{right}.",
-        f"Ce n’est pas la bonne dimension ({evidence.label.fr}) : le découpage est fait selon dim={dim}, mais les "
-        f"parts se suivent selon dim={right}.",
-    )
+    return evidence.sentence("another order of the ranks", rank=rank, holds=holds[rank])
 
 
 def _other_chunks(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
@@ -399,12 +293,7 @@ def _other_chunks(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
     size = evidence.size
     for dim in range(evidence.expected[0].dim()):
         if all(_reordered(evidence.given[rank], evidence.expected[rank], size, dim) for rank in wrong):
-            return Said(
-                f"The chunks of {evidence.label.en} are right, but in another order on {_en(wrong)}: chunk i must "
-                "stand at place i on every rank.",
-                f"Les morceaux sont les bons ({evidence.label.fr}), mais dans un autre ordre sur {_fr(wrong)} : le "
-                "morceau i doit être à la place i sur chaque rang.",
-            )
+            return evidence.sentence("chunks in another order", ranks=_named(wrong))
     return None
 
 
@@ -430,48 +319,25 @@ def _disagree(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
     if len(same_ranks) == size:
         return None
     odd = [rank for rank in range(size) if rank not in same_ranks]
-    return Said(
-        f"{_capital(evidence.label.en)} should be the same on all ranks, but it differs between {_en(same_ranks)} and "
-        f"{_en(odd)}: look for a different random state, data that differ where they should not, or an exchange "
-        "that leaves out some ranks, or some parts.",
-        f"Tous les rangs devraient détenir la même chose ({evidence.label.fr}), mais {_fr(same_ranks)} et "
-        f"{_fr(odd)} diffèrent : cherchez un état aléatoire différent, des données qui diffèrent à tort, ou un "
-        "échange qui oublie des rangs, ou des morceaux.",
-    )
+    return evidence.sentence("ranks disagree", agreeing=_named(same_ranks), odd=_named(odd))
 
 
 def _common(evidence: RankEvidence, wrong: Sequence[int]) -> Said | None:
     sentence = common_gap([evidence.given[rank] for rank in wrong], [evidence.expected[rank] for rank in wrong])
     if sentence is None:
         return None
-    return Said(
-        f"Wrong values on {_en(wrong)}, {evidence.label.en}. {sentence.en}",
-        f"Valeurs fausses sur {_fr(wrong)}, {evidence.label.fr}. {sentence.fr}",
-    )
+    return evidence.sentence("wrong values in common", ranks=_named(wrong), gap=sentence)
 
 
 def _difference(evidence: RankEvidence, wrong: Sequence[int]) -> Said:
     gaps = {rank: float((evidence.given[rank] - evidence.expected[rank]).abs().max()) for rank in wrong}
     rank = max(gaps, key=lambda rank: gaps[rank])
-    en, fr = _en(wrong), _fr(wrong)
-    return Said(
-        f"Wrong values on {en}, {evidence.label.en}: up to {in_full(gaps[rank], 2, into='en')} away "
-        f"from what one process computes (rank {rank}).",
-        f"{_capital(evidence.label.fr)} : valeurs fausses sur {fr}, jusqu’à {in_full(gaps[rank], 2, into='fr')} "
-        f"d’écart avec ce que calcule un seul processus (rang {rank}).",
-    )
+    gap = Said(*(in_full(gaps[rank], 2, into=language) for language in LANGUAGES))
+    return evidence.sentence("wrong values", ranks=_named(wrong), gap=gap, rank=rank)
 
 
 def _all(evidence: RankEvidence, reference: Callable[[int], Tensor]) -> bool:
     return all(same(evidence.given[rank], reference(rank)) for rank in range(evidence.size))
-
-
-def _capital(words: str) -> str:
-    return words[:1].upper() + words[1:]
-
-
-def _plain(words: str) -> str:
-    return words.removeprefix("the ")
 
 
 OUTPUT, OF_X = "output", "gradient of x"
@@ -481,7 +347,7 @@ LIMIT_S = 3.0
 """Seconds for an answer on all ranks, and for one collective; longer on a loaded machine (`limits_s`)."""
 
 Trial = Callable[[Callable[..., Any], int, int, int], Any]
-Values = Callable[[int, int, int], Mapping[str, "Tensor"]]
+Values = Callable[[int, int, int], Mapping[str, Tensor]]
 
 
 def run_on_ranks(trial: Trial, answer: Callable[..., Any], size: int, seed: int) -> list[RankAnswer]:
@@ -489,8 +355,6 @@ def run_on_ranks(trial: Trial, answer: Callable[..., Any], size: int, seed: int)
     code = getattr(answer, "__code__", None)
 
     def on_rank(rank: int, size: int) -> Any:
-        import torch
-
         from dlojz.processes.guard import rebind
 
         rebind(getattr(answer, "__globals__", {}))
@@ -533,10 +397,7 @@ def refuse_errors(answers: list[RankAnswer]) -> None:
         if error.name == Wrong.__name__:
             raise Wrong(error.message)
         if error.name == NoTensor.__name__:
-            raise Wrong(
-                en=f"Your function returns {a_or_an(error.message)}, but a torch tensor is expected.",
-                fr=f"Votre fonction renvoie un objet de type {error.message}, mais un tenseur torch est attendu.",
-            )
+            raise TEXTS.wrong("ranks", "no tensor", a_message=a_or_an(error.message), message=error.message)
         raise Wrong(_raised(sorted(raised_errors), rank, error, len(answers)))
     if between and not any(error.kind == "lost" for error in ended.values()):
         first_error = between[min(between)]
@@ -568,28 +429,15 @@ def _at(error: ForkedError) -> str:
 _GLOO = (
     (
         re.compile(r"invalid tensor size at index \d+ \(expected (\(.*?\)), got (\(.*?\))\)"),
-        Said(
-            "Of the tensors that are sent and received, one has the shape {0} and another {1}: give them the same "
-            "shape, with as many dimensions.",
-            "Parmi les tenseurs envoyés et reçus, l’un est de forme {0} et un autre de forme {1} : donnez-leur la même "
-            "forme, avec autant de dimensions.",
-        ),
+        TEXTS.sentence("ranks", "shapes of two tensors"),
     ),
     (
         re.compile(r"input and output tensors must have the same size|in->size == out->size"),
-        Said(
-            "What is sent and what receives it have different shapes: give both the same shape.",
-            "Ce qui est envoyé et ce qui le reçoit sont de formes différentes : donnez-leur la même forme.",
-        ),
+        TEXTS.sentence("ranks", "shapes of sender and receiver"),
     ),
     (
         re.compile(r"outputShape\[0\] \* worldSize == inputShape\[0\] \((\d+) vs\. (\d+)\)"),
-        Said(
-            "Along the first dimension, the parts of all ranks together have room for {0}, but {1} are handed over: "
-            "both must be equal. Add zeros where that length is no multiple of the number of ranks.",
-            "Selon la première dimension, les parts de tous les rangs réunies ont {0} places, mais {1} éléments sont "
-            "donnés : il en faut autant. Ajoutez des zéros si cette longueur n’est pas un multiple du nombre de rangs.",
-        ),
+        TEXTS.sentence("ranks", "no room for the parts"),
     ),
 )
 """What gloo refuses in the words of its C++, and what it means."""
@@ -618,12 +466,7 @@ def _raised(ranks: list[int], rank: int, error: ForkedError, size: int) -> str:
 def _ended(ranks: list[int], error: ForkedError) -> str:
     en, fr, several = listed(ranks, french=False), listed(ranks, french=True), len(ranks) > 1
     if error.kind == "time":
-        return say(
-            en=f"Your function had not answered after {error.message} s on {en} and was stopped: look for a loop that "
-            "never ends.",
-            fr=f"Votre fonction n’avait pas répondu au bout de {error.message} s sur {with_article(fr)} et a été "
-            "arrêtée : cherchez une boucle sans fin.",
-        )
+        return str(TEXTS.sentence("ranks", "no answer in time", message=error.message, en=en, fr=with_article(fr)))
     return say(
         en=f"The process of {en} ended without an answer (exit code {error.message}): your function left by os._exit, "
         "exceeded a limit, or crashed.",
@@ -636,41 +479,12 @@ def _ended(ranks: list[int], error: ForkedError) -> str:
 TENSOR_CASES = ((2, 11), (3, 12))
 """Number of ranks and seed; an odd number of ranks tells a sum over two from a sum over all."""
 
-NO_FORWARD_SUM = Said(
-    "Every rank keeps its partial result: the all-reduce of the forward pass is missing. Each rank has used a part of "
-    "the inputs only, so the true result is the sum over the ranks.",
-    "Chaque rang garde son résultat partiel : l’all-reduce de la passe avant manque. Chaque rang n’a utilisé qu’une "
-    "partie des entrées ; le vrai résultat est la somme sur les rangs.",
-)
-NO_BACKWARD_SUM = Said(
-    "The forward pass is right, and so is the loss of the first step; but the gradient of the input holds this rank's "
-    "contribution only: the all-reduce of the backward pass is missing. No error will tell: the layers before learn "
-    "something else on every rank, and their weights drift apart.",
-    "La passe avant est juste, donc la perte du premier pas aussi ; mais le gradient de l’entrée ne contient que la "
-    "contribution de ce rang : l’all-reduce de la passe arrière manque. Aucune erreur ne le dira : les couches "
-    "précédentes apprennent autre chose sur chaque rang, et leurs poids s’écartent.",
-)
-COUNTED_AGAIN = Said(
-    "The forward pass is right, but gradients are as many times too large as there are ranks: backward adds up, over "
-    "the ranks, a gradient that is whole on each of them already. After a sum in forward, nothing is to be sent in "
-    "backward.",
-    "La passe avant est juste, mais des gradients sont trop grands d’un facteur égal au nombre de rangs : la passe "
-    "arrière additionne, sur les rangs, un gradient déjà entier sur chacun d’eux. Après une somme en passe avant, il "
-    "n’y a rien à envoyer en passe arrière.",
-)
-BIAS_EVERYWHERE = Said(
-    "The bias is added on every rank before the sum, so it counts as many times as there are ranks: add it once, after "
-    "the all-reduce.",
-    "Le biais est ajouté sur chaque rang avant la somme, il compte donc autant de fois qu’il y a de rangs : "
-    "ajoutez-le une seule fois, après l’all-reduce.",
-)
+NO_FORWARD_SUM = TEXTS.sentence("ranks", "no sum in forward")
+NO_BACKWARD_SUM = TEXTS.sentence("ranks", "no sum in backward")
+COUNTED_AGAIN = TEXTS.sentence("ranks", "counted again in backward")
+BIAS_EVERYWHERE = TEXTS.sentence("ranks", "the bias everywhere")
 NO_BIAS = Said("The bias is never added.", "Le biais n’est jamais ajouté.")
-NO_OFFSET = Said(
-    "The offset of the vocabulary is missing: word number `start` is row 0 of this rank's table. Every rank looks the "
-    "words up as if its part began at 0: subtract `start` first.",
-    "Le décalage du vocabulaire manque : le mot numéro `start` est la ligne 0 de la table de ce rang. Chaque rang "
-    "cherche les mots comme si sa part commençait à 0 : retranchez d’abord `start`.",
-)
+NO_OFFSET = TEXTS.sentence("ranks", "no offset")
 
 
 def only(
@@ -712,33 +526,27 @@ def gathers(answer: RankAnswer) -> list[int]:
     return asked_for(answer, "all_gather", "all_gather_into_tensor", "gather", "broadcast", "all_to_all_single")
 
 
-def refuse_gathers(en: str, fr: str) -> Callable[[list[RankAnswer], int], None]:
+def refuse_gathers(sentence: Said) -> Callable[[list[RankAnswer], int], None]:
     """Make a judge's `inspect` that refuses answers which bring tensors side by side where a sum is enough."""
 
     def inspect(answers: list[RankAnswer], size: int) -> None:
         if gathers(answers[0]):
-            raise Wrong(en, fr)
+            raise Wrong(*sentence)
 
     return inspect
 
 
 def added(tensors: Iterable[Tensor]) -> Tensor:
     """The sum that an all-reduce of these would give."""
-    import torch
-
     return torch.stack(list(tensors)).sum(0)
 
 
 def gradient(leaf: Tensor) -> Tensor:
     """What backward has left in a leaf; zeros where nothing came by."""
-    import torch
-
     return torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
 
 
 def normals(seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
     """Make tensors of normal numbers that depend on the seed alone."""
-    import torch
-
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=generator) for shape in shapes]

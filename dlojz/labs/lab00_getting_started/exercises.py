@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from dlojz.config.layout import Layout
-from dlojz.labs.kit.exercise import Wrong
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.results.footprint import Traffic
 
@@ -102,13 +101,8 @@ def _refuse_other_lengths(answer: Callable[..., Any]) -> None:
         except Exception:
             continue
         many, few = len(losses), len(reference)
-        raise Wrong(
-            en=f"For {many} losses against {few} your function returns {value} and raises no error: curves of "
-            "different lengths are not the same training; zip with strict=True refuses them (NumPy and torch do not "
-            "where one has a single loss: compare the lengths first).",
-            fr=f"Pour {many} pertes face à {few}, votre fonction renvoie {value} sans lever d’erreur : des courbes de "
-            "longueurs différentes ne sont pas le même entraînement ; zip avec strict=True les refuse (NumPy et torch "
-            "ne le font pas si l’une n’a qu’une perte : comparez d’abord les longueurs).",
+        raise TEXTS.wrong(
+            "same-training", "losses beyond the shorter curve are passed over", many=many, few=few, value=value
         )
 
 

@@ -12,7 +12,10 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dlojz.labs.kit.exercise import Mistake, Said
+import torch
+import torch.nn.functional as F
+
+from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.exercise_texts import Texts
 
 TEXTS = Texts(__file__)
@@ -23,15 +26,11 @@ def attention(q_TD: Any, k_TD: Any, v_TD: Any) -> Any:
 
     Source: Vaswani et al. 2017 (arXiv 1706.03762), equation 1.
     """
-    import torch.nn.functional as F
-
     return F.scaled_dot_product_attention(q_TD[None], k_TD[None], v_TD[None])[0]
 
 
 def random_tensors(*shapes: tuple[int, ...], seed: int) -> tuple[Any, ...]:
     """Normal tensors, the same at every call."""
-    import torch
-
     generator = torch.Generator().manual_seed(seed)
     return tuple(torch.randn(shape, generator=generator) for shape in shapes)
 
@@ -80,25 +79,11 @@ ATTENTION = TEXTS.exercise(
         "the softmax runs over the queries": _scores(math.sqrt, dim=0),
         "the softmax is missing": _scores(math.sqrt, dim=None),
         "attention weights without the values": lambda q, k, v: (q @ k.T / math.sqrt(q.shape[-1])).softmax(-1),
-        "scores divided by √ of the number of tokens": tuple(
-            Mistake(
-                _by_root_of_tokens(operand_index),
-                "You divide by the square root of the number of tokens; it is the width D, the number of terms of "
-                "a dot product, that counts.",
-                "Vous divisez par la racine du nombre de tokens ; c’est la largeur D, le nombre de termes d’un "
-                "produit scalaire, qui compte.",
-            )
-            for operand_index in (0, 1)
+        "you divide by the square root of the number of tokens": tuple(
+            _by_root_of_tokens(operand_index) for operand_index in (0, 1)
         ),
         "each query takes the value of its best key": lambda q, k, v: v[(q @ k.T).argmax(-1)],
-        "scores masked by position": tuple(
-            Mistake(
-                masked_attention,
-                "Your scores are masked by position (tril): here each query sees all keys.",
-                "Vos scores sont masqués selon la position (tril) : ici, chaque requête voit toutes les clés.",
-            )
-            for masked_attention in (_lower_scores, _causal)
-        ),
+        "your scores are masked by position": (_lower_scores, _causal),
         "you divide after the softmax": lambda q, k, v: (q @ k.T).softmax(-1) @ v / math.sqrt(q.shape[-1]),
         "one softmax runs over all scores together": lambda q, k, v: (
             (q @ k.T / math.sqrt(q.shape[-1])).flatten().softmax(0).view(len(q), -1) @ v
@@ -179,14 +164,7 @@ MULTI_HEAD = TEXTS.exercise(
         "this is one head of width D": lambda x, qkv, out_DD, n: multi_head(x, qkv, out_DD, 1),
         "the reshape mixes tokens and heads": _reshaped_only,
         "you cut the columns head by head": _cut("nph", 0, 1, 2),
-        "a head takes every N-th column": tuple(
-            Mistake(
-                strided_heads,
-                "A head takes every N-th column; head n has the neighbouring columns n·H to (n + 1)·H − 1.",
-                "Une tête prend une colonne sur N ; or la tête n a les colonnes voisines n·H à (n + 1)·H − 1.",
-            )
-            for strided_heads in (_cut("phn", 0, 1, 2), _strided)
-        ),
+        "a head takes every N-th column": tuple(strided_heads for strided_heads in (_cut("phn", 0, 1, 2), _strided)),
         "you average the heads": lambda x, qkv, out_DD, n: _heads(x, qkv, n).mean(0).repeat(1, n) @ out_DD,
         "you cut into two heads whatever num_heads is": lambda x, qkv, out_DD, n: multi_head(x, qkv, out_DD, 2),
         "queries and keys are swapped": _cut("pnh", 1, 0, 2),
@@ -208,8 +186,6 @@ def block_parameters(width: int) -> int:
 
     Source: counted; the sum is that of `dlojz.models.blocks.TransformerBlock`.
     """
-    import torch
-
     from dlojz.models.blocks import TransformerBlock
 
     # No memory is taken: on the meta device parameters have a shape only.
@@ -268,8 +244,6 @@ ATTENTION_COST = TEXTS.exercise(
 
 def _bias_by(row_sign: int, column_sign: int, swap: bool = False) -> Callable[[Any, int], Any]:
     def way(table: Any, side: int) -> Any:
-        import torch
-
         index = torch.arange(side * side)
         row, column = index // side, index % side
         rows = row_sign * (row[:, None] - row[None, :]) + side - 1
@@ -295,15 +269,9 @@ def _tables() -> Iterator[tuple[Any, int]]:
 
 def _at(table: Any, side: int, index_of: Callable[[Any], Any]) -> Any:
     """The table read at places made from the offsets of rows and of columns."""
-    import torch
-
     index = torch.arange(side * side)
     row, column = index // side, index % side
     return table[index_of(row[:, None] - row[None, :]), index_of(column[:, None] - column[None, :])]
-
-
-def _without_offset(table: Any, side: int) -> Any:
-    return _at(table, side, lambda offset: offset)
 
 
 RELATIVE_BIAS = TEXTS.exercise(
@@ -321,7 +289,7 @@ RELATIVE_BIAS = TEXTS.exercise(
         "only the difference of rows counts": lambda table, side: relative_bias(
             table[:, side - 1 :][:, :1].expand(table.shape), side
         ),
-        "side − 1 is not added to the differences": _without_offset,
+        "side − 1 is not added to the differences": lambda table, side: _at(table, side, lambda offset: offset),
         "every query gets the same row": lambda table, side: (
             table[:side, :side].reshape(-1)[None].expand(side * side, -1)
         ),
@@ -334,8 +302,6 @@ def cut_in_patches(image_CHW: Any, patch: int) -> Any:
 
     Source: Dosovitskiy et al. 2020 (arXiv 2010.11929), section 3.1; the order is that of a convolution's kernel.
     """
-    import torch.nn.functional as F
-
     # unfold gives (1, C·patch², P), channels outermost; one patch per row is wanted.
     return F.unfold(image_CHW[None], patch, stride=patch)[0].T
 
@@ -350,12 +316,6 @@ def _tiles(image_CHW: Any, patch: int) -> Any:
     """(C, rows, patch, columns, patch)."""
     channels, height, width = image_CHW.shape
     return image_CHW.reshape(channels, height // patch, patch, width // patch, patch)
-
-
-def _overlapping(image_CHW: Any, patch: int) -> Any:
-    import torch.nn.functional as F
-
-    return F.unfold(image_CHW[None], patch)[0].T
 
 
 PATCHES = TEXTS.exercise(
@@ -378,7 +338,7 @@ PATCHES = TEXTS.exercise(
         "each patch is transposed": lambda image, patch: (
             _tiles(image, patch).permute(1, 3, 0, 4, 2).flatten(2).flatten(0, 1)
         ),
-        "your patches overlap": _overlapping,
+        "your patches overlap": lambda image_CHW, patch: F.unfold(image_CHW[None], patch)[0].T,
         "only the first channel is there": lambda image, patch: cut_in_patches(image[:1], patch),
         "one patch per row is expected": lambda image, patch: cut_in_patches(image, patch).T,
     },
@@ -390,8 +350,6 @@ def embed(patches_PE: Any, projection_ED: Any, class_token_D: Any, position_TD: 
 
     Source: Dosovitskiy et al. 2020 (arXiv 2010.11929), equation 1.
     """
-    import torch
-
     # (1, D) above (P, E) @ (E, D), then one position per row: (P + 1, D).
     return torch.cat((class_token_D[None], patches_PE @ projection_ED)) + position_TD
 
@@ -399,30 +357,6 @@ def embed(patches_PE: Any, projection_ED: Any, class_token_D: Any, position_TD: 
 def _sequences() -> Iterator[tuple[Any, ...]]:
     for patches, length, width, seed in ((4, 12, 6, 10), (9, 27, 8, 11)):
         yield random_tensors((patches, length), (length, width), (width,), (patches + 1, width), seed=seed)
-
-
-def _class_last(patches_PE: Any, projection_ED: Any, class_token_D: Any, position_TD: Any) -> Any:
-    import torch
-
-    return torch.cat((patches_PE @ projection_ED, class_token_D[None])) + position_TD
-
-
-def _class_without_position(patches_PE: Any, projection_ED: Any, class_token_D: Any, position_TD: Any) -> Any:
-    import torch
-
-    return torch.cat((class_token_D[None], patches_PE @ projection_ED + position_TD[1:]))
-
-
-def _class_position_only(patches_PE: Any, projection_ED: Any, class_token_D: Any, position_TD: Any) -> Any:
-    import torch
-
-    return torch.cat(((class_token_D + position_TD[0])[None], patches_PE @ projection_ED))
-
-
-def _shifted_positions(patches_PE: Any, projection_ED: Any, class_token_D: Any, position_TD: Any) -> Any:
-    import torch
-
-    return torch.cat((class_token_D[None], patches_PE @ projection_ED + position_TD[:-1]))
 
 
 TOKENS = TEXTS.exercise(
@@ -435,9 +369,15 @@ TOKENS = TEXTS.exercise(
         3: Said("the positions", "les positions"),
     },
     mistakes={
-        "the class token stands at the end": _class_last,
-        "the class token has got no position": _class_without_position,
-        "patches take positions 0 to P − 1": _shifted_positions,
+        "the class token stands at the end": lambda patches_PE, projection_ED, class_token_D, position_TD: (
+            torch.cat((patches_PE @ projection_ED, class_token_D[None])) + position_TD
+        ),
+        "the class token has got no position": lambda patches_PE, projection_ED, class_token_D, position_TD: torch.cat(
+            (class_token_D[None], patches_PE @ projection_ED + position_TD[1:])
+        ),
+        "patches take positions 0 to P − 1": lambda patches_PE, projection_ED, class_token_D, position_TD: torch.cat(
+            (class_token_D[None], patches_PE @ projection_ED + position_TD[:-1])
+        ),
         "you take the positions away": lambda patches, projection, token, position: embed(
             patches, projection, token, -position
         ),
@@ -457,7 +397,9 @@ TOKENS = TEXTS.exercise(
         "you add the class token to every patch": lambda patches, projection, token, position: (
             patches @ projection + token + position[1:]
         ),
-        "the class token alone gets its position": _class_position_only,
+        "the class token alone gets its position": lambda patches_PE, projection_ED, class_token_D, position_TD: (
+            torch.cat(((class_token_D + position_TD[0])[None], patches_PE @ projection_ED))
+        ),
         "the positions are missing": lambda patches, projection, token, position: embed(
             patches, projection, token, position * 0
         ),

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from dlojz.base.language import shortest
 from dlojz.base.table import Table
 from dlojz.labs.kit.answer_numbers import plain
-from dlojz.labs.kit.exercise import Mistake, Wrong, or_to_do
+from dlojz.labs.kit.exercise import or_to_do
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import shown
 from dlojz.prediction.rules_of_thumb import Shape, layer_bytes
@@ -281,104 +281,44 @@ def _quotient(bytes_at: Callable[[int], int], limit_bytes: int) -> float:
     return (limit_bytes - fixed_bytes) / slope_bytes
 
 
-_BATCH_MISTAKES = (
-    Mistake(
-        lambda bytes_at, limit: limit // (bytes_at(_FAR) / _FAR),
-        "You take the line through the origin: a part of the bytes is there whatever the batch, so the slope is a "
-        "difference of two points, and the fixed part is paid first.",
-        "Vous faites passer la droite par l’origine : une partie des octets est là quel que soit le batch ; la pente "
-        "est donc une différence entre deux points, et la part fixe se paie d’abord.",
-    ),
-    Mistake(
-        lambda bytes_at, limit: max(0, (limit - bytes_at(_NEAR)) // _line_of(bytes_at)[1]),
-        "What is left once the nearer point is paid holds so many more samples: add those of that point.",
-        "Ce qui reste une fois le premier point payé contient autant d’échantillons de plus : ajoutez ceux de ce "
-        "point.",
-    ),
-    Mistake(
-        lambda bytes_at, limit: max(0, _quotient(bytes_at, limit)),
-        "A batch is a whole number of samples: round down.",
-        "Un batch est un nombre entier d’échantillons : arrondissez au-dessous.",
-    ),
-    Mistake(
-        lambda bytes_at, limit: round(max(0, _quotient(bytes_at, limit))),
-        "You round to the nearest: half of the time the last sample would no longer fit. Round down.",
-        "Vous arrondissez au plus proche : une fois sur deux, le dernier échantillon ne tiendrait plus. "
-        "Arrondissez au-dessous.",
-    ),
-    Mistake(
-        lambda bytes_at, limit: max(1, _quotient(bytes_at, limit) // 1),
-        "Where not even one sample fits, your function still gives 1: return 0.",
-        "Là où pas même un échantillon ne tient, votre fonction donne encore 1 : renvoyez 0.",
-    ),
-    Mistake(
-        lambda bytes_at, limit: largest_batch(bytes_at, limit - 1),
-        "Where a batch takes exactly limit_bytes, it fits (≤, not <): your batch is one sample short.",
-        "Quand un batch prend exactement limit_bytes, il tient (≤, et non <) : il manque un échantillon à votre batch.",
-    ),
-    Mistake(
-        lambda bytes_at, limit: (limit - bytes_at(8)) / _line_of(bytes_at)[1],
-        "taken_bytes(8) is not the fixed part: the 8 samples are in it. Take off 8 times the slope.",
-        "taken_bytes(8) n’est pas la part fixe : 8 échantillons y sont compris. Retranchez 8 fois la pente.",
-    ),
-    Mistake(
-        lambda bytes_at, limit: largest_batch(bytes_at, limit) - (largest_batch(bytes_at, limit) > 0),
-        "Your batch is one sample short: the largest one that fits is asked for.",
-        "Il manque un échantillon à votre batch : on demande le plus grand qui tienne.",
-    ),
-    Mistake(
-        lambda bytes_at, limit: limit // bytes_at(1),
-        "You divide the limit by what one sample takes with all states: these are there once, whatever the batch. "
-        "Separate the fixed part from what each sample adds.",
-        "Vous divisez la limite par ce que prend un seul échantillon, états compris : or ceux-ci sont là une seule "
-        "fois, quel que soit le batch. Séparez la part fixe de ce qu’ajoute chaque échantillon.",
-    ),
-    Mistake(
-        lambda bytes_at, limit: limit // ((bytes_at(16) - bytes_at(8)) / 8) // 1,
-        "You forget the fixed part (states, context): it must be taken off the limit before you divide.",
-        "Vous oubliez la part fixe (états, contexte) : retirez-la de la limite avant de diviser.",
-    ),
-    Mistake(
-        lambda bytes_at, limit: max(
-            0, -(-(limit - 2 * bytes_at(8) + bytes_at(16)) // ((bytes_at(16) - bytes_at(8)) // 8))
-        ),
-        "You round up: the last sample would no longer fit. Round down.",
-        "Vous arrondissez au-dessus : le dernier échantillon ne tiendrait plus. Arrondissez au-dessous.",
-    ),
-    Mistake(
-        lambda bytes_at, limit: (limit - 2 * bytes_at(8) + bytes_at(16)) // ((bytes_at(16) - bytes_at(8)) // 8),
-        "Where not even one sample fits, your function gives a negative batch: return 0.",
-        "Là où pas même un échantillon ne tient, votre fonction donne un batch négatif : renvoyez 0.",
-    ),
-    Mistake(
-        lambda bytes_at, limit: max(0, (limit - 2 * bytes_at(1) + bytes_at(2)) // (bytes_at(2) - bytes_at(1))),
-        "Your two points are too small: there the peak is in the optimizer's update, which hardly depends on the "
-        "batch, and the line looks too flat. Ask for 8 and 16.",
-        "Vos deux points sont trop petits : le pic y est dans la mise à jour de l’optimiseur, qui ne dépend guère "
-        "du batch, et la droite semble trop plate. Demandez 8 et 16.",
-    ),
-)
-
-
 def _refuse_many_calls(answer: Callable[..., Any]) -> None:
     """A right batch; how often was the memory asked for?"""
     # The lines of `_devices` are made anew, so the calls that the judge made before are not counted.
     lines = [line for line, limit_bytes in _devices() if answer(line, limit_bytes) is not None]
     calls = max(len(line.asked) for line in lines)
     if calls > _CALLS:
-        raise Wrong(
-            en=f"The batch is right, but you asked {calls} times how much is taken: each call traces a whole model. "
-            "Two points are enough to know a line.",
-            fr=f"Le batch est juste, mais vous avez demandé {calls} fois la mémoire prise : chaque appel trace un "
-            "modèle entier. Deux points suffisent à connaître une droite.",
-        )
+        raise TEXTS.wrong("largest-batch", "too many calls", calls=calls)
 
 
 LARGEST_BATCH = TEXTS.exercise(
     "largest-batch",
     largest_batch,
     cases=_devices,
-    mistakes=_BATCH_MISTAKES,
+    mistakes={
+        "you take the line through the origin": lambda bytes_at, limit: limit // (bytes_at(_FAR) / _FAR),
+        "what is left holds more samples, but those of the point are not added": lambda bytes_at, limit: max(
+            0, (limit - bytes_at(_NEAR)) // _line_of(bytes_at)[1]
+        ),
+        "a batch is a whole number of samples": lambda bytes_at, limit: max(0, _quotient(bytes_at, limit)),
+        "you round to the nearest": lambda bytes_at, limit: round(max(0, _quotient(bytes_at, limit))),
+        "one sample where not even one fits": lambda bytes_at, limit: max(1, _quotient(bytes_at, limit) // 1),
+        "a batch of exactly limit_bytes is refused": lambda bytes_at, limit: largest_batch(bytes_at, limit - 1),
+        "taken_bytes(8) is not the fixed part": lambda bytes_at, limit: (limit - bytes_at(8)) / _line_of(bytes_at)[1],
+        "one sample short": lambda bytes_at, limit: (
+            largest_batch(bytes_at, limit) - (largest_batch(bytes_at, limit) > 0)
+        ),
+        "you divide the limit by what one sample takes": lambda bytes_at, limit: limit // bytes_at(1),
+        "you forget the fixed part": lambda bytes_at, limit: limit // ((bytes_at(16) - bytes_at(8)) / 8) // 1,
+        "you round up": lambda bytes_at, limit: max(
+            0, -(-(limit - 2 * bytes_at(8) + bytes_at(16)) // ((bytes_at(16) - bytes_at(8)) // 8))
+        ),
+        "a negative batch where not even one sample fits": lambda bytes_at, limit: (
+            (limit - 2 * bytes_at(8) + bytes_at(16)) // ((bytes_at(16) - bytes_at(8)) // 8)
+        ),
+        "your two points are too small": lambda bytes_at, limit: max(
+            0, (limit - 2 * bytes_at(1) + bytes_at(2)) // (bytes_at(2) - bytes_at(1))
+        ),
+    },
     then=_refuse_many_calls,
 )
 
@@ -465,24 +405,14 @@ def _fewest_operations(answer: Callable[..., Any]) -> float:
         try:
             chosen = [operator.index(index) for index in plain(plan)]
         except (TypeError, ValueError):
-            raise Wrong(
-                en=f"The numbers of the layers to checkpoint are expected, but your function returns {shown(plan)}.",
-                fr=f"On attend les numéros des couches à recalculer, mais votre fonction renvoie {shown(plan)}.",
-            ) from None
+            raise TEXTS.wrong("fewest-operations", "no numbers of layers", plan=shown(plan)) from None
         if sorted(set(chosen)) != sorted(chosen) or not set(chosen) <= set(range(LAYERS)):
-            raise Wrong(
-                en=f"Each layer is named once at most, by its number from 0 to {LAYERS - 1}; your plan has {chosen}.",
-                fr=f"Chaque couche est nommée au plus une fois, par son numéro de 0 à {LAYERS - 1} ; votre plan "
-                f"contient {chosen}.",
+            raise TEXTS.wrong(
+                "fewest-operations", "a layer twice, or one that does not exist", last=LAYERS - 1, chosen=chosen
             )
         peak = challenge_peak_mib(layers, set(chosen))
         if peak > limit_mib:
-            raise Wrong(
-                en=f"The plan does not fit: its peak is {peak} MiB, the limit {limit_mib} MiB. During a layer's "
-                "backward pass all its activations are there, and what the layers before it keep.",
-                fr=f"Le plan ne tient pas : son pic est de {peak} Mio, la limite de {limit_mib} Mio. Pendant la passe "
-                "arrière d’une couche, toutes ses activations sont là, et ce que gardent les couches précédentes.",
-            )
+            raise TEXTS.wrong("fewest-operations", "the plan does not fit", peak=peak, limit_mib=limit_mib)
         # Summed over all seeds before the division, so that a large case weighs more.
         plan_gflop += sum(layers[index].gflop for index in chosen)
         best += fewest_gflop(layers, limit_mib)

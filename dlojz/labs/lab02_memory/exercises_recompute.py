@@ -17,19 +17,20 @@ from dataclasses import dataclass
 from itertools import accumulate, product
 from math import inf
 from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from dlojz.base.language import a_or_an, format_bytes, format_seconds, integer, say, shortest
 from dlojz.base.table import Table, titles
 from dlojz.config.fields import BLOCK_CHOICES
-from dlojz.labs.kit.exercise import Said, Wrong, or_to_do
+from dlojz.labs.kit.exercise import Said, or_to_do
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import reader, refuse_nothing
 from dlojz.planner.activation_budget import BlockTables, BudgetPlan, planned
 from dlojz.prediction.forecast import forecast
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 TEXTS = Texts(__file__)
 
@@ -52,9 +53,6 @@ class _Trial:
 
 def _probed_blocks(count: int, seed: int) -> tuple[list[nn.Module], list[Any], list[Any], list[int]]:
     """Blocks that note their hidden activations and outputs, without keeping them alive, and how often they run."""
-    import torch
-    from torch import nn
-
     hidden: list[Any] = []
     outputs: list[Any] = []
     runs = [0] * count
@@ -85,19 +83,14 @@ def _probed_blocks(count: int, seed: int) -> tuple[list[nn.Module], list[Any], l
 
 
 def _tried(answer: Callable[..., Any], count: int, per_segment: int) -> _Trial:
-    import torch
-
     blocks, hidden, outputs, runs = _probed_blocks(count, seed=count)
     x = torch.randn(_CHECKPOINT_SAMPLES, _CHECKPOINT_WIDTH, generator=torch.Generator().manual_seed(count))
     torch.manual_seed(100 + count)  # dropout's
     output = answer(blocks, x, per_segment)
     refuse_nothing(output)
     if not isinstance(output, torch.Tensor):
-        raise Wrong(
-            en=f"Your function returns {a_or_an(type(output).__name__)}, but the tensor that leaves the last block is "
-            "expected.",
-            fr=f"Votre fonction renvoie un objet de type {type(output).__name__}, mais on attend le tenseur qui "
-            "sort du dernier bloc.",
+        raise TEXTS.wrong(
+            "checkpoint", "no tensor is returned", a_kind=a_or_an(type(output).__name__), kind=type(output).__name__
         )
     # Counted between the two passes: only what autograd keeps for backward is alive here.
     hidden_alive = sum(reference() is not None for reference in hidden)
@@ -125,96 +118,51 @@ def _judge_output(trial: _Trial, right: _Trial, count: int, per_segment: int) ->
     if trial.output.shape != right.output.shape or not trial.output.allclose(right.output, atol=_TOLERANCE):
         unrun = [str(number) for number, runs in enumerate(trial.runs) if not runs]
         if unrun:
-            raise Wrong(
-                en=f"With {count} blocks, {per_segment} per segment, these never run: {', '.join(unrun)}. The last "
-                "segment may be shorter than the others.",
-                fr=f"Pour {count} blocs, à raison de {per_segment} par segment, ceux-ci ne s’exécutent jamais : "
-                f"{', '.join(unrun)}. Le dernier segment peut être plus court que les autres.",
+            raise TEXTS.wrong(
+                "checkpoint", "some blocks never run", count=count, per_segment=per_segment, unrun=", ".join(unrun)
             )
-        raise Wrong(
-            en="The output is not that of the blocks run one after the other: each segment must begin with what "
-            "the one before gives, and nothing may draw random numbers between them.",
-            fr="La sortie n’est pas celle des blocs exécutés l’un après l’autre : chaque segment part de ce que "
-            "donne le précédent, et rien ne doit tirer de nombres aléatoires entre les deux.",
-        )
+        raise TEXTS.wrong("checkpoint", "the output differs")
 
 
 def _judge_gradients(trial: _Trial, right: _Trial, count: int, per_segment: int) -> None:
     missing = [gradient is None for gradient in trial.gradients]
     if all(missing):
-        raise Wrong(
-            en="The output is right, but no parameter gets a gradient: there is none under no_grad, and none with "
-            "use_reentrant=True where the input asks for no gradient, as images do not. Take "
-            "checkpoint(…, use_reentrant=False) alone.",
-            fr="La sortie est juste, mais aucun paramètre ne reçoit de gradient : il n’y en a pas sous no_grad, ni "
-            "avec use_reentrant=True quand l’entrée n’en demande pas, comme c’est le cas des images. Prenez "
-            "checkpoint(…, use_reentrant=False), sans rien d’autre.",
-        )
+        raise TEXTS.wrong("checkpoint", "no parameter gets a gradient")
     if any(missing):
-        raise Wrong(
-            en="Some parameters get no gradient: a detach cuts all that comes before it. checkpoint() does by "
-            "itself all that is needed.",
-            fr="Certains paramètres ne reçoivent pas de gradient : un detach coupe tout ce qui le précède. "
-            "checkpoint() fait de lui-même tout le nécessaire.",
-        )
+        raise TEXTS.wrong("checkpoint", "some parameters get no gradient")
     for gradient, right_gradient in zip(trial.gradients, right.gradients, strict=True):
         assert gradient is not None and right_gradient is not None
         if not gradient.allclose(right_gradient, atol=_TOLERANCE):
-            raise Wrong(
-                en="The output is right but not the gradients: what backward runs again is not what forward ran. "
-                "A function made in a loop sees the last value of the loop's variables, and dropout must draw the "
-                "same mask twice (checkpoint does so by itself).",
-                fr="La sortie est juste, mais pas les gradients : ce que la passe arrière recalcule n’est pas ce "
-                "qu’avait fait la passe avant. Une fonction créée dans une boucle voit la dernière valeur des "
-                "variables de la boucle ; et le dropout doit tirer deux fois le même masque (checkpoint s’en charge).",
-            )
+            raise TEXTS.wrong("checkpoint", "other gradients")
 
 
 def _judge_memory(trial: _Trial, right: _Trial, count: int, per_segment: int) -> None:
     # Rounded up: the last segment may be shorter. Of each, the input alone is kept.
     segments = -(-count // per_segment)
     if trial.hidden_alive:
-        raise Wrong(
-            en=f"After forward, {trial.hidden_alive} of the {count} hidden activations are still in memory, none "
-            "is expected: run every segment through checkpoint(…), the last one too.",
-            fr=f"Après la passe avant, {trial.hidden_alive} des {count} activations internes sont encore en "
-            "mémoire, aucune n’est attendue : faites passer chaque segment par checkpoint(…), le dernier compris.",
+        raise TEXTS.wrong(
+            "checkpoint", "hidden activations are still in memory", hidden_alive=trial.hidden_alive, count=count
         )
     if trial.outputs_alive > segments:
-        raise Wrong(
-            en=f"After forward, the outputs of {trial.outputs_alive} blocks are in memory; with {count} blocks and "
-            f"{per_segment} per segment, {segments} are expected: one checkpoint for each segment, not for each "
-            "block, and no list of outputs.",
-            fr=f"Après la passe avant, les sorties de {trial.outputs_alive} blocs sont en mémoire ; pour {count} "
-            f"blocs, à raison de {per_segment} par segment, on en attend {segments} : un checkpoint par segment, "
-            "non par bloc, et pas de liste de sorties.",
+        raise TEXTS.wrong(
+            "checkpoint",
+            "outputs of too many blocks in memory",
+            outputs_alive=trial.outputs_alive,
+            count=count,
+            per_segment=per_segment,
+            segments=segments,
         )
     if trial.outputs_alive < segments:
-        raise Wrong(
-            en=f"After forward, the outputs of {trial.outputs_alive} blocks are in memory, {segments} are expected: "
-            "your segments are too long, and backward will have to hold all the activations of one at once.",
-            fr=f"Après la passe avant, les sorties de {trial.outputs_alive} blocs sont en mémoire, on en attend "
-            f"{segments} : vos segments sont trop longs, et la passe arrière devra garder d’un coup toutes les "
-            "activations de l’un d’eux.",
-        )
+        raise TEXTS.wrong("checkpoint", "segments too long", outputs_alive=trial.outputs_alive, segments=segments)
 
 
 def _judge_runs(trial: _Trial, right: _Trial, count: int, per_segment: int) -> None:
     max_runs = max(trial.runs)
     if max_runs > 2:
-        raise Wrong(
-            en=f"A block runs {max_runs} times in one step; twice is enough: forward, and once more in backward. Do "
-            "not put one checkpoint inside another.",
-            fr=f"Un bloc s’exécute {max_runs} fois en un pas ; deux suffisent : la passe avant, puis une fois dans la "
-            "passe arrière. N’imbriquez pas les checkpoints.",
-        )
+        raise TEXTS.wrong("checkpoint", "a block runs more than twice", max_runs=max_runs)
 
 
-CHECKPOINT = TEXTS.exercise(
-    "checkpoint",
-    cases=_CASES,
-    trial=_check_checkpointed,
-)
+CHECKPOINT = TEXTS.exercise("checkpoint", cases=_CASES, trial=_check_checkpointed)
 
 
 _OFFLOAD_SAMPLES, _OFFLOAD_WIDTH = 16, 8  # as many samples as hidden units: activations have the shape of a weight too
@@ -240,17 +188,9 @@ class Host:
     def fetch(self, number: int) -> Tensor:
         """A copy of the tensor stored under this number, back on the device."""
         if not isinstance(number, int):
-            raise Wrong(
-                en=f"host.fetch was given an object of type {type(number).__name__}, and not a number: where pack has "
-                "returned the tensor itself, as for a weight, unpack must give it back as it is.",
-                fr=f"host.fetch a reçu un objet de type {type(number).__name__}, et non un numéro : quand pack a "
-                "renvoyé le tenseur lui-même, comme pour un poids, unpack doit le rendre tel quel.",
-            )
+            raise TEXTS.wrong("offload", "fetch of something that is no number", kind=type(number).__name__)
         if number not in self._kept:
-            raise Wrong(
-                en=f"host.fetch({number}): nothing is stored under this number; fetch what host.store has returned.",
-                fr=f"host.fetch({number}) : rien n’est stocké sous ce numéro ; relisez ce que host.store a renvoyé.",
-            )
+            raise TEXTS.wrong("offload", "fetch of an unknown number", number=number)
         self.fetches += 1
         return self._kept[number].clone()
 
@@ -264,8 +204,6 @@ def offload_hooks(model: nn.Module, host: Host) -> Hooks:
     Source: torch `autograd.graph.saved_tensors_hooks`; Rajbhandari et al. 2021, ZeRO-Infinity (arXiv 2104.07857),
     §5.1.2. The package's own version is `dlojz.by_hand.activation_offload`.
     """
-    from torch import Tensor
-
     # By storage, not by tensor: autograd also saves views of a weight, which begin at the storage's address or later.
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
@@ -279,10 +217,6 @@ def offload_hooks(model: nn.Module, host: Host) -> Hooks:
 
 
 def _model() -> nn.Module:
-    import torch
-    from torch import nn
-    from torch.nn import functional as F
-
     class Parts(nn.Module):
         """Three layers in one weight, which autograd meets as views that begin at different places."""
 
@@ -307,8 +241,6 @@ def _model() -> nn.Module:
 
 def _step(hooks_of: Callable[..., Any] | None) -> tuple[WatchedHost, list[Tensor]]:
     """One forward and backward pass under an answer's hooks, or without any: the host, and the gradients."""
-    import torch
-
     model = _model()
     host = WatchedHost(model)
     x = torch.randn(_OFFLOAD_SAMPLES, _OFFLOAD_WIDTH, generator=torch.Generator().manual_seed(7))
@@ -323,15 +255,8 @@ def _step(hooks_of: Callable[..., Any] | None) -> tuple[WatchedHost, list[Tensor
 
 
 def _unpacked(tensor: Any) -> Tensor:
-    import torch
-
     if not isinstance(tensor, torch.Tensor):
-        raise Wrong(
-            en=f"unpack gives back an object of type {type(tensor).__name__}, but a tensor is expected: "
-            "host.fetch(number) returns the one that is stored (or are pack and unpack swapped?).",
-            fr=f"unpack rend un objet de type {type(tensor).__name__}, mais on attend un tenseur : host.fetch(numéro) "
-            "renvoie celui qui est stocké (ou pack et unpack sont-ils échangés ?).",
-        )
+        raise TEXTS.wrong("offload", "unpack gives no tensor", kind=type(tensor).__name__)
     return tensor
 
 
@@ -342,12 +267,7 @@ def _pair(value: Any) -> Hooks:
     return pack, unpack
 
 
-_as_hooks = reader(
-    _pair,
-    "Two functions are expected, (pack, unpack), in this order, without calling them",
-    "On attend deux fonctions, (pack, unpack), dans cet ordre, sans les appeler",
-    names="pack, unpack",
-)
+_as_hooks = reader(_pair, TEXTS.sentence("offload", "two functions"), names="pack, unpack")
 
 
 class WatchedHost(Host):
@@ -369,60 +289,22 @@ def _judge_hooks(answer: Callable[..., Any]) -> None:
     expected, _ = _step(offload_hooks)
     host, gradients = _step(answer)
     if len(gradients) != len(right) or not all(a.allclose(b) for a, b in zip(gradients, right, strict=True)):
-        raise Wrong(
-            en="The gradients are no longer those of the model without hooks: unpack must give back exactly the "
-            "tensor that pack was given, with its shape, type and values.",
-            fr="Les gradients ne sont plus ceux du modèle sans hooks : unpack doit rendre exactement le tenseur "
-            "que pack a reçu, avec sa forme, son type et ses valeurs.",
-        )
+        raise TEXTS.wrong("offload", "gradients differ under the hooks")
     if not host.stored_bytes:
-        raise Wrong(
-            en="The gradients are right, but nothing has gone to the host: pack must return host.store(tensor), a "
-            "number, which autograd keeps in place of the tensor.",
-            fr="Les gradients sont justes, mais rien n’est parti vers l’hôte : pack doit renvoyer "
-            "host.store(tensor), un numéro, qu’autograd garde à la place du tenseur.",
-        )
+        raise TEXTS.wrong("offload", "nothing has gone to the host")
     if not host.fetches:
-        raise Wrong(
-            en="Tensors are stored, but never fetched: pack also gives back the tensor itself, so autograd keeps "
-            "it and no memory is saved. Keep the number alone.",
-            fr="Des tenseurs sont stockés, mais jamais relus : pack rend aussi le tenseur lui-même, autograd le "
-            "garde donc, et aucune mémoire n’est économisée. Ne gardez que le numéro.",
-        )
+        raise TEXTS.wrong("offload", "tensors are stored, but never fetched")
     if host.stored_bytes == host.weight_bytes:
-        raise Wrong(
-            en="It is the other way round: your hooks move the weights and keep the activations. Weights stay on the "
-            "device anyway; all else goes to the host.",
-            fr="C’est l’inverse : vos hooks déplacent les poids et gardent les activations. Les poids restent de toute "
-            "façon sur le GPU ; c’est tout le reste qui part vers l’hôte.",
-        )
+        raise TEXTS.wrong("offload", "it is the other way round")
     if host.weight_bytes:
         weights = integer(host.weight_bytes)
-        raise Wrong(
-            en=f"Your hooks also move {weights} bytes of weights, which stay on the device anyway: that saves nothing. "
-            "Autograd may hand over a view of a weight, transposed or of a part of it, which is neither `in` "
-            "model.parameters() nor an nn.Parameter, and may begin at another address (data_ptr()); compare storages: "
-            "tensor.untyped_storage().data_ptr().",
-            fr=f"Vos hooks déplacent aussi {weights} octets de poids, qui restent de toute façon sur le GPU : cela "
-            "n’économise rien. Autograd peut présenter une vue d’un poids, transposée ou d’une partie, qui n’est ni "
-            "`in` model.parameters() ni un nn.Parameter, et commence peut-être à une autre adresse (data_ptr()) ; "
-            "comparez les zones de mémoire : tensor.untyped_storage().data_ptr().",
-        )
+        raise TEXTS.wrong("offload", "weights are moved, too", weights=weights)
     if host.stored_bytes != expected.stored_bytes:
         stored, due = integer(host.stored_bytes), integer(expected.stored_bytes)
-        raise Wrong(
-            en=f"{stored} bytes have gone to the host, {due} are expected: all that is saved but the weights, each "
-            "time it is saved, and nothing else.",
-            fr=f"{stored} octets sont partis vers l’hôte, on en attend {due} : tout ce qui est gardé sauf les poids, "
-            "chaque fois, et rien d’autre.",
-        )
+        raise TEXTS.wrong("offload", "other bytes have gone to the host", stored=stored, due=due)
 
 
-OFFLOAD = TEXTS.exercise(
-    "offload",
-    cases=((),),
-    trial=_judge_hooks,
-)
+OFFLOAD = TEXTS.exercise("offload", cases=((),), trial=_judge_hooks)
 
 
 def exposed_seconds(moved_bytes: float, link_bytes_per_s: float, forward_s: float) -> float:
@@ -589,11 +471,7 @@ def _words(answer: Any) -> list[str]:
     return words
 
 
-_as_plan = reader(
-    _words,
-    'A choice for each block is expected, "keep", "recompute" or "offload", in their order (or None)',
-    "On attend un choix par bloc, « keep », « recompute » ou « offload », dans l’ordre (ou None)",
-)
+_as_plan = reader(_words, TEXTS.sentence("activation-plan", "a choice for each block"))
 
 
 def _weighed(answer: Callable[..., Any], blocks: Sequence[BlockCosts], budget_bytes: float) -> tuple[float, float]:
@@ -603,10 +481,7 @@ def _weighed(answer: Callable[..., Any], blocks: Sequence[BlockCosts], budget_by
         return 0.0, inf
     plan = _as_plan(choices)
     if len(plan) != len(blocks):
-        raise Wrong(
-            en=f"There are {len(blocks)} blocks, but your plan has {len(plan)} choices.",
-            fr=f"Il y a {len(blocks)} blocs, mais votre plan compte {len(plan)} choix.",
-        )
+        raise TEXTS.wrong("activation-plan", "a plan of another length", blocks_count=len(blocks), plan_count=len(plan))
     return max(0.0, plan_peak_bytes(blocks, plan) - budget_bytes), _seconds(blocks, plan)
 
 
@@ -640,27 +515,24 @@ def _budgets() -> Iterator[tuple[list[BlockCosts], float]]:
 def _amiss(case: Any, outcome: tuple[float, float], right: tuple[float, float]) -> Said:
     blocks, budget = case
     (excess, seconds), (_, best) = outcome, right
-    where_en = f"With {len(blocks)} blocks and a budget of {budget} bytes"
-    where_fr = f"Pour {len(blocks)} blocs et un budget de {budget} octets"
+    where = TEXTS.sentence("activation-plan", "blocks and budget", block_count=len(blocks), budget=budget)
     if seconds == inf:
-        return Said(
-            f"{where_en}, your function returns None, but there is a plan that fits and adds {shortest(best)} s.",
-            f"{where_fr}, votre fonction renvoie None, mais il existe un plan qui tient et ajoute {shortest(best)} s.",
-        )
+        return TEXTS.sentence("activation-plan", "None where a plan fits", where=where, best=shortest(best))
     if excess:
         if best == inf:
-            return Said(f"{where_en}, no plan fits: return None.", f"{where_fr}, aucun plan ne tient : renvoyez None.")
-        return Said(
-            f"{where_en}, your plan does not fit: its peak is {integer(budget + excess)} bytes. At the backward of "
-            "each block, add what it takes to what the blocks before it hold.",
-            f"{where_fr}, votre plan ne tient pas : son pic est de {integer(budget + excess)} octets. Pendant la passe "
-            "arrière de chaque bloc, ajoutez ce qu’elle prend à ce que gardent les blocs précédents.",
+            return TEXTS.sentence("activation-plan", "no plan fits", where=where)
+        return TEXTS.sentence(
+            "activation-plan",
+            "the plan does not fit",
+            where=where,
+            peak=integer(budget + excess),
         )
-    return Said(
-        f"{where_en}, your plan fits, but adds {shortest(seconds)} s to a step; another that fits adds "
-        f"{shortest(best)} s.",
-        f"{where_fr}, votre plan tient, mais ajoute {shortest(seconds)} s à un pas ; un autre, qui tient aussi, en "
-        f"ajoute {shortest(best)}.",
+    return TEXTS.sentence(
+        "activation-plan",
+        "the plan is not the fastest",
+        where=where,
+        seconds=shortest(seconds),
+        best=shortest(best),
     )
 
 

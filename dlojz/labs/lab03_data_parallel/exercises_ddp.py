@@ -10,30 +10,29 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from dlojz.base.language import a_or_an, shortest
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
-from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.exercise import Said
+from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
 from dlojz.labs.kit.judges import reader
 from dlojz.processes.forks import RankAnswer
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 TEXTS = Texts(__file__)
 
 SAMPLES, WIDTH, CLASSES = 4, 6, 3
 MICRO_BATCHES = 3
 
-Batch = tuple["Tensor", "Tensor"]
+Batch = tuple[Tensor, Tensor]
 
 
 def make_model(seed: int) -> nn.Module:
     """Two linear layers, the same on every rank."""
-    import torch
-    from torch import nn
-
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES))
@@ -41,8 +40,6 @@ def make_model(seed: int) -> nn.Module:
 
 def batch_of(rank: int, seed: int, number: int = 0) -> Batch:
     """A rank's micro-batch: inputs of some size, so that gradients are of order one, and classes."""
-    import torch
-
     generator = torch.Generator().manual_seed(10_000 * seed + 100 * rank + number)
     inputs = 5 * torch.randn((SAMPLES, WIDTH), generator=generator)
     return inputs, torch.randint(CLASSES, (SAMPLES,), generator=generator)
@@ -50,8 +47,6 @@ def batch_of(rank: int, seed: int, number: int = 0) -> Batch:
 
 def loss_of(model: nn.Module, batch: Batch) -> Tensor:
     """Mean cross-entropy over a batch."""
-    import torch.nn.functional as F
-
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
@@ -65,8 +60,6 @@ def gradients(model: nn.Module) -> dict[str, Any]:
 
 def true_gradients(seed: int, batches: list[Batch]) -> dict[str, Tensor]:
     """Gradients of the mean loss over batches of equal size, on one process."""
-    import torch
-
     model = make_model(seed)
     torch.stack([loss_of(model, batch) for batch in batches]).mean().backward()
     return gradients(model)
@@ -80,8 +73,6 @@ def average_gradients(model: nn.Module, only: Callable[[int, Tensor], bool] = la
 
     Source: Li et al. 2020 (arXiv 2006.15704), §3.1: averaged gradients keep replicas equal, not averaged weights.
     """
-    import torch.distributed as dist
-
     for index, parameter in enumerate(model.parameters()):
         if parameter.grad is not None and only(index, parameter):
             # Who: all ranks. What: one gradient, of its parameter's shape, summed. How much: its bytes.
@@ -90,22 +81,17 @@ def average_gradients(model: nn.Module, only: Callable[[int, Tensor], bool] = la
 
 
 def _average_weights(model: nn.Module) -> None:
-    import torch.distributed as dist
-
     for parameter in model.parameters():
         dist.all_reduce(parameter.data)
         parameter.data /= dist.get_world_size()
 
 
 def _largest(model: nn.Module) -> None:
-    import torch.distributed as dist
-
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad, op=dist.ReduceOp.MAX)
 
 
 def _backward_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
-    import torch
     from torch.nn.utils import parameters_to_vector
 
     model = make_model(seed)
@@ -124,14 +110,7 @@ def _backward_trial(answer: Callable[..., Any], rank: int, size: int, seed: int)
 
 def _refuse_other_tensors(answers: list[RankAnswer], size: int) -> None:
     if not all(answer.value["in place"] for answer in answers):
-        raise Wrong(
-            en="The gradients are right, but each is a new tensor: whatever else holds parameter.grad (a bucket, for "
-            "example) keeps the old one, and memory holds both. Work in place: dist.all_reduce(parameter.grad), then "
-            "/=.",
-            fr="Les gradients sont justes, mais chacun est un nouveau tenseur : ce qui détient par ailleurs "
-            "parameter.grad (un bucket, par exemple) garde l’ancien, et la mémoire contient les deux. Travaillez en "
-            "place : dist.all_reduce(parameter.grad), puis /=.",
-        )
+        raise TEXTS.wrong("average-gradients", "each is a new tensor")
 
 
 def _weights_of(rank: int, seed: int) -> Tensor:
@@ -181,8 +160,6 @@ def _accumulate(
 
 def _accumulation_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
     """The gradients; and, in order, the samples that each forward pass reads, or 0 for a backward pass."""
-    import torch
-
     model, passes = make_model(seed), []
 
     def forward(module: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -204,23 +181,11 @@ def _inspect_accumulation(answers: list[RankAnswer], size: int) -> None:
     """The gradients are right; did each micro-batch have its backward pass, and did they travel once?"""
     passes: list[int] = answers[0].value["passes"]
     if max(passes, default=0) > SAMPLES:
-        raise Wrong(
-            en=f"The gradients are right, but one forward pass reads {max(passes)} samples, of which a micro-batch has "
-            f"{SAMPLES}: that takes the memory of the whole batch, which accumulation is there to avoid. One forward "
-            "and one backward for each micro-batch.",
-            fr=f"Les gradients sont justes, mais une passe avant lit {max(passes)} échantillons, alors qu’un "
-            f"micro-batch en compte {SAMPLES} : il y faut la mémoire du batch entier, ce que l’accumulation doit "
-            "éviter. Une passe avant et une passe arrière par micro-batch.",
+        raise TEXTS.wrong(
+            "accumulation", "one forward pass reads several micro-batches", most=max(passes), SAMPLES=SAMPLES
         )
     if any(samples and next_samples for samples, next_samples in pairwise(passes)):
-        raise Wrong(
-            en="The gradients are right, but a forward pass begins before the backward pass of the micro-batch before "
-            "it: the activations of several are kept at once, the memory of the whole batch. Call backward in the "
-            "loop.",
-            fr="Les gradients sont justes, mais une passe avant commence avant la passe arrière du micro-batch "
-            "précédent : les activations de plusieurs sont gardées en même temps, soit la mémoire du batch entier. "
-            "Appelez backward dans la boucle.",
-        )
+        raise TEXTS.wrong("accumulation", "a forward pass begins before the backward pass")
     _inspect_traffic(answers)
 
 
@@ -231,13 +196,12 @@ def _inspect_traffic(answers: list[RankAnswer]) -> None:
         numel = sum(call["numel"] for call in answer.calls if call["op"] == "all_reduce")
         if numel > total:
             times = numel / total
-            raise Wrong(
-                en=f"The gradients are right, but they are communicated {shortest(times)} times: {numel} numbers go "
-                f"through all-reduce for a model of {total}. Add up the gradients of all micro-batches on the "
-                "rank, then average once, after the loop.",
-                fr=f"Les gradients sont justes, mais ils sont communiqués {shortest(times)} fois : {numel} nombres "
-                f"passent par l’all-reduce pour un modèle qui en compte {total}. Cumulez sur le rang les gradients de "
-                "tous les micro-batches, puis faites une seule moyenne, après la boucle.",
+            raise TEXTS.wrong(
+                "accumulation",
+                "gradients are communicated several times",
+                times=shortest(times),
+                numel=numel,
+                total=total,
             )
 
 
@@ -280,17 +244,12 @@ def fill_buckets(gradient_bytes: Sequence[int], limit_bytes: int) -> Buckets:
     Source: Li et al. 2020, "PyTorch Distributed" (arXiv 2006.15704), §3.2.3 and §4.2: the reverse of
     `model.parameters()`; torch's `compute_bucket_assignment_by_size` closes a bucket when it reaches the limit.
     """
-    buckets: Buckets = []
-    filling: list[int] = []
-    for index in reversed(range(len(gradient_bytes))):
-        filling.append(index)
-        if sum(gradient_bytes[member] for member in filling) >= limit_bytes:
-            buckets.append(filling)
-            filling = []
-    return [*buckets, filling] if filling else buckets
+    return _filled(_backwards(gradient_bytes), gradient_bytes, lambda bucket_bytes: bucket_bytes >= limit_bytes)
 
 
-def _filled(indices: Sequence[int], sizes: Sequence[int], closes: Callable[[int], bool], *, keep_rest: bool) -> Buckets:
+def _filled(
+    indices: Sequence[int], sizes: Sequence[int], closes: Callable[[int], bool], *, keep_rest: bool = True
+) -> Buckets:
     buckets: Buckets = []
     filling: list[int] = []
     for index in indices:
@@ -335,101 +294,6 @@ def _never_reset(sizes: Sequence[int], limit: int) -> Buckets:
     return [*buckets, filling] if filling else buckets
 
 
-_BUCKET_MISTAKES = (
-    Mistake(
-        _never_reset,
-        "After the first bucket each gradient leaves alone: the sum still holds those that have left. Begin it at 0 "
-        "again with each new bucket.",
-        "Après le premier bucket, chaque gradient part seul : la somme contient encore ceux qui sont partis. "
-        "Remettez-la à 0 à chaque nouveau bucket.",
-    ),
-    Mistake(
-        lambda sizes, limit: _filled(
-            range(len(sizes)), sizes, lambda bucket_bytes: bucket_bytes >= limit, keep_rest=True
-        ),
-        "You begin with the first parameters, but backward reaches them last: no bucket could leave before its "
-        "end. Go through the parameters in reverse.",
-        "Vous commencez par les premiers paramètres, or la passe arrière ne les atteint qu’à la fin : aucun "
-        "bucket ne pourrait partir avant. Parcourez les paramètres à rebours.",
-    ),
-    Mistake(
-        lambda sizes, limit: _filled(
-            range(len(sizes)), sizes, lambda bucket_bytes: bucket_bytes >= limit, keep_rest=True
-        )[::-1],
-        "You fill forwards and reverse the list of buckets: that is not the same cut; the last bucket, which may "
-        "be incomplete, would leave first. Fill in reverse order.",
-        "Vous remplissez dans l’ordre, puis renversez la liste des buckets : ce n’est pas le même découpage ; le "
-        "dernier bucket, souvent incomplet, partirait le premier. Remplissez à rebours.",
-    ),
-    Mistake(
-        lambda sizes, limit: [sorted(bucket) for bucket in fill_buckets(sizes, limit)],
-        "The buckets are right, but within a bucket too the gradients become ready in reverse order: keep it.",
-        "Les buckets sont justes, mais dans un bucket aussi les gradients sont prêts à rebours : gardez cet ordre.",
-    ),
-    Mistake(
-        lambda sizes, limit: _filled(
-            _backwards(sizes), sizes, lambda bucket_bytes: bucket_bytes >= limit, keep_rest=False
-        ),
-        "The last bucket, not quite full, never leaves: its gradients would stay those of one rank.",
-        "Le dernier bucket, incomplet, ne part jamais : ses gradients resteraient ceux d’un seul rang.",
-    ),
-    Mistake(
-        _never_beyond,
-        "You close a bucket before it exceeds the limit; the rule here is that of DDP: add the gradient, then "
-        "close the bucket if it holds limit_bytes or more.",
-        "Vous fermez un bucket avant qu’il ne dépasse la limite ; la règle est ici celle de DDP : ajouter le "
-        "gradient, puis fermer le bucket s’il contient limit_bytes ou davantage.",
-    ),
-    Mistake(
-        lambda sizes, limit: _filled(
-            _backwards(sizes), sizes, lambda bucket_bytes: bucket_bytes > limit, keep_rest=True
-        ),
-        "A bucket that holds exactly limit_bytes is full: ≥, not >.",
-        "Un bucket qui contient exactement limit_bytes est plein : ≥, et non >.",
-    ),
-    Mistake(
-        lambda sizes, limit: [[index] for index in _backwards(sizes)],
-        "One bucket per gradient: then every small gradient pays one latency.",
-        "Un bucket par gradient : chaque petit gradient paie alors sa propre latence.",
-    ),
-    Mistake(
-        lambda sizes, limit: [*fill_buckets(sizes, limit), *_empty_where_full(sizes, limit)],
-        "Where the gradients fill the last bucket exactly, you add an empty one: an empty bucket is no bucket.",
-        "Quand les gradients remplissent tout le dernier bucket, vous en ajoutez un vide : ce n’est pas un bucket.",
-    ),
-    Mistake(
-        lambda sizes, limit: [*fill_buckets(sizes, limit), []],
-        "The last bucket is empty: add the one that is being filled only if there is something in it.",
-        "Le dernier bucket est vide : n’ajoutez celui que vous remplissez que s’il contient quelque chose.",
-    ),
-    Mistake(
-        lambda sizes, limit: [list(_backwards(sizes))],
-        "All gradients are in one bucket: it could leave only once backward has ended. Close a bucket once it holds "
-        "limit_bytes.",
-        "Tous les gradients sont dans un seul bucket : il ne pourrait partir qu’à la fin de la passe arrière. Fermez "
-        "un bucket dès qu’il contient limit_bytes.",
-    ),
-    Mistake(
-        lambda sizes, limit: [[index + 1 for index in bucket] for bucket in fill_buckets(sizes, limit)],
-        "You number the parameters from 1; Python, and model.parameters(), from 0.",
-        "Vous numérotez les paramètres à partir de 1 ; Python, et model.parameters(), à partir de 0.",
-    ),
-    Mistake(
-        lambda sizes, limit: [[len(sizes) - 1 - index for index in bucket] for bucket in fill_buckets(sizes, limit)],
-        "The cut is right, but you number the parameters from the end: the indices are those of gradient_bytes.",
-        "Le découpage est juste, mais vous numérotez les paramètres depuis la fin : les indices sont ceux de "
-        "gradient_bytes.",
-    ),
-    Mistake(
-        lambda sizes, limit: [[sizes[index] for index in bucket] for bucket in fill_buckets(sizes, limit)],
-        "You return sizes; the indices of the parameters are asked for, so that one knows which gradients travel "
-        "together.",
-        "Vous renvoyez des tailles ; on demande les numéros des paramètres, pour savoir quels gradients voyagent "
-        "ensemble.",
-    ),
-)
-
-
 def _models() -> Iterator[tuple[list[int], int]]:
     yield [4, 40, 8, 12, 20, 6, 30, 2, 10], 30
     yield [100, 10, 10, 10, 10, 90, 5, 5, 10, 15], 20
@@ -439,27 +303,55 @@ def _models() -> Iterator[tuple[list[int], int]]:
 
 _read_buckets = reader(
     lambda value: [[operator.index(index) for index in bucket] for bucket in value],
-    "A list of buckets is expected, each a list of parameter indices, such as [[3, 2], [1, 0]]",
-    "On attend une liste de buckets, chacun étant une liste de numéros de paramètres, par exemple [[3, 2], [1, 0]]",
+    TEXTS.sentence("buckets", "a list of buckets"),
 )
 
 
 def _refuse_empty_bucket(answer: Callable[..., Any]) -> None:
     buckets = _read_buckets(answer([10, 10], 10))
     if buckets != [[1], [0]]:
-        raise Wrong(
-            en=f"For two gradients that fill a bucket each, your function returns {buckets}: an empty bucket is no "
-            "bucket.",
-            fr=f"Pour deux gradients qui remplissent chacun un bucket, votre fonction renvoie {buckets} : un bucket "
-            "vide n’est pas un bucket.",
-        )
+        raise TEXTS.wrong("buckets", "an empty bucket where two gradients fill one each", buckets=buckets)
 
 
 BUCKETS = TEXTS.exercise(
     "buckets",
     fill_buckets,
     cases=_models,
-    mistakes=_BUCKET_MISTAKES,
+    mistakes={
+        "after the first bucket each gradient leaves alone": _never_reset,
+        "you begin with the first parameters": lambda sizes, limit: _filled(
+            range(len(sizes)), sizes, lambda bucket_bytes: bucket_bytes >= limit
+        ),
+        "you fill forwards and reverse the list of buckets": lambda sizes, limit: _filled(
+            range(len(sizes)), sizes, lambda bucket_bytes: bucket_bytes >= limit
+        )[::-1],
+        "within a bucket too the gradients become ready in reverse": lambda sizes, limit: [
+            sorted(bucket) for bucket in fill_buckets(sizes, limit)
+        ],
+        "the last bucket, not quite full, never leaves": lambda sizes, limit: _filled(
+            _backwards(sizes), sizes, lambda bucket_bytes: bucket_bytes >= limit, keep_rest=False
+        ),
+        "you close a bucket before it exceeds the limit": _never_beyond,
+        "a bucket that holds exactly limit_bytes is full": lambda sizes, limit: _filled(
+            _backwards(sizes), sizes, lambda bucket_bytes: bucket_bytes > limit
+        ),
+        "one bucket per gradient": lambda sizes, limit: [[index] for index in _backwards(sizes)],
+        "where the gradients fill the last bucket exactly": lambda sizes, limit: [
+            *fill_buckets(sizes, limit),
+            *_empty_where_full(sizes, limit),
+        ],
+        "the last bucket is empty": lambda sizes, limit: [*fill_buckets(sizes, limit), []],
+        "all gradients are in one bucket": lambda sizes, limit: [list(_backwards(sizes))],
+        "you number the parameters from 1": lambda sizes, limit: [
+            [index + 1 for index in bucket] for bucket in fill_buckets(sizes, limit)
+        ],
+        "you number the parameters from the end": lambda sizes, limit: [
+            [len(sizes) - 1 - index for index in bucket] for bucket in fill_buckets(sizes, limit)
+        ],
+        "you return sizes": lambda sizes, limit: [
+            [sizes[index] for index in bucket] for bucket in fill_buckets(sizes, limit)
+        ],
+    },
     read=_read_buckets,
     told=Said("For gradients of {0} bytes and a limit of {1}", "Pour des gradients de {0} octets et une limite de {1}"),
     then=_refuse_empty_bucket,
@@ -520,8 +412,6 @@ OTHER_COLLECTIVES = (
 
 def _watch(events: list[str]) -> None:
     """From here on every collective of this process, which ends with the trial, leaves an event."""
-    import torch.distributed as dist
-
     original = dist.all_reduce
 
     def all_reduce(tensor: Tensor, op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False) -> Any:
@@ -571,8 +461,6 @@ def overlap(model: nn.Module, *, divide: str = "before", wait: bool = True, clea
 
     Source: Li et al. 2020 (arXiv 2006.15704), §3.2.3.
     """
-    import torch.distributed as dist
-
     travelling: list[tuple[Any, Tensor]] = []
 
     def send(parameter: Tensor) -> None:
@@ -604,78 +492,16 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
     """The gradients are right; did they travel during backward, and without stopping it?"""
     returned = answers[0].value.get("returned")
     if returned:
-        raise Wrong(
-            en="Your function must return the function synchronize, without calling it, but it returns "
-            f"{a_or_an(returned)}.",
-            fr="Votre fonction doit renvoyer la fonction synchronize, sans l’appeler, mais elle renvoie un objet "
-            f"de type {returned}.",
-        )
+        raise TEXTS.wrong("overlap", "synchronize is not returned", a_returned=a_or_an(returned), returned=returned)
     events: list[str] = answers[0].value["events"]
     during = events[: events.index(BACKWARD_ENDED)]
     if SENT_AND_WAITED in during:
-        raise Wrong(
-            en="The gradients are right, but each hook waits for its all-reduce, and backward stands still "
-            "meanwhile: pass async_op=True, and wait in synchronize().",
-            fr="Les gradients sont justes, mais chaque hook attend la fin de son all-reduce, et la passe arrière "
-            "s’arrête d’autant : passez async_op=True, et attendez dans synchronize().",
-        )
+        raise TEXTS.wrong("overlap", "each hook waits for its all-reduce")
     if WAITED in during:
-        raise Wrong(
-            en="The gradients are right, but wait() is called in the hook: backward stands still until the sum is "
-            "there. Keep the Work object in a list, and wait in synchronize().",
-            fr="Les gradients sont justes, mais wait() est appelé dans le hook : la passe arrière s’arrête jusqu’à "
-            "l’arrivée de la somme. Gardez l’objet Work dans une liste, et attendez dans synchronize().",
-        )
+        raise TEXTS.wrong("overlap", "wait() is called in the hook")
     if SENT not in during:
-        raise Wrong(
-            en="The gradients are right, but none leaves before backward has ended: nothing overlaps. Send each "
-            "from a hook of its parameter (register_post_accumulate_grad_hook).",
-            fr="Les gradients sont justes, mais aucun ne part avant la fin de la passe arrière : rien ne se "
-            "recouvre. Envoyez chacun depuis un hook de son paramètre (register_post_accumulate_grad_hook).",
-        )
+        raise TEXTS.wrong("overlap", "none leaves before backward has ended")
 
-
-_OVERLAP_MISTAKES = (
-    Mistake(
-        lambda model: overlap(model, divide="after", clear=False),
-        "The first step is right, the second is not: the list still holds the works of the first, and what they "
-        "brought is put back or divided again. Empty the list at the end of synchronize().",
-        "Le premier pas est juste, le second ne l’est pas : la liste contient encore les objets Work du premier, et ce "
-        "qu’ils ont apporté est remis ou divisé de nouveau. Videz la liste à la fin de synchronize().",
-    ),
-    Mistake(
-        lambda model: overlap(model, clear=False),
-        "The first step is right, the second is not: the list still holds the works of the first, which are waited for "
-        "again. Empty the list at the end of synchronize().",
-        "Le premier pas est juste, le second ne l’est pas : la liste contient encore les objets Work du premier, qui "
-        "sont attendus de nouveau. Videz la liste à la fin de synchronize().",
-    ),
-    Mistake(
-        lambda model: overlap(model, wait=False),
-        "synchronize() does not wait: the optimizer would read gradients that are still on their way. Call "
-        "wait() on every Work that all_reduce(…, async_op=True) has returned.",
-        "synchronize() n’attend pas : l’optimiseur lirait des gradients encore en chemin. Appelez wait() sur "
-        "chaque objet Work que all_reduce(…, async_op=True) a renvoyé.",
-        seen=lambda ranks: not any(WAITED in rank["events"] for rank in ranks),
-    ),
-    Mistake(
-        lambda model: overlap(model, wait=False),
-        "All is waited for, but each rank still holds its own gradient: what travels is not what the optimizer reads. "
-        "register_hook hands you the gradient before it is in parameter.grad; send parameter.grad itself, from "
-        "register_post_accumulate_grad_hook.",
-        "Tout est attendu, mais chaque rang garde son propre gradient : ce qui voyage n’est pas ce que lit "
-        "l’optimiseur. register_hook vous donne le gradient avant qu’il ne soit dans parameter.grad ; envoyez "
-        "parameter.grad lui-même, depuis register_post_accumulate_grad_hook.",
-        seen=lambda ranks: all(rank["events"].count(WAITED) >= rank["events"].count(SENT) > 0 for rank in ranks),
-    ),
-    Mistake(
-        lambda model: overlap(model, divide="while travelling"),
-        "You divide right after sending, while the gradient is on its way: the all-reduce may read or write it "
-        "at any moment. Divide before it leaves, or once it has been waited for.",
-        "Vous divisez juste après l’envoi, alors que le gradient est en chemin : l’all-reduce peut le lire ou "
-        "l’écrire à tout moment. Divisez avant le départ, ou après l’attente.",
-    ),
-)
 
 OVERLAP = TEXTS.exercise(
     "overlap",
@@ -683,6 +509,18 @@ OVERLAP = TEXTS.exercise(
     on_ranks=True,
     trial=_trial,
     local=lambda rank, size, seed: true_gradients(seed, [batch_of(rank, seed, STEPS - 1)]),
-    mistakes=_OVERLAP_MISTAKES,
+    mistakes={
+        "works of the first step divided again": lambda model: overlap(model, divide="after", clear=False),
+        "works of the first step waited for again": lambda model: overlap(model, clear=False),
+        "synchronize() does not wait": MistakeWay(
+            lambda model: overlap(model, wait=False),
+            seen=lambda ranks: not any(WAITED in rank["events"] for rank in ranks),
+        ),
+        "what travels is not parameter.grad": MistakeWay(
+            lambda model: overlap(model, wait=False),
+            seen=lambda ranks: all(rank["events"].count(WAITED) >= rank["events"].count(SENT) > 0 for rank in ranks),
+        ),
+        "you divide right after sending": lambda model: overlap(model, divide="while travelling"),
+    },
     inspect=_inspect,
 )

@@ -11,19 +11,20 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from dlojz.base.language import say
 from dlojz.hardware.links import weighted_line
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
-from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.labs.kit.exercise import Said, Wrong
+from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
 from dlojz.labs.kit.judges import reader
 from dlojz.labs.kit.rank_judges import same
 from dlojz.labs.kit.sandbox import hashes_of_another_process
 from dlojz.processes.forks import RankAnswer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TEXTS = Texts(__file__)
 
@@ -31,21 +32,14 @@ Pair = tuple[float, float]
 CHUNK = 3
 """Elements of a chunk: more than one, so that a chunk is not taken for an element."""
 _NAME = "sum"
-_IN_PLACE = Said(
-    "x.chunk(size) gives a tuple of views: write into a view, by chunks[i].add_(…) or chunks[i].copy_(…)",
-    "x.chunk(size) donne un tuple de vues : écrivez dans une vue, par chunks[i].add_(…) ou chunks[i].copy_(…)",
-)
+_IN_PLACE = TEXTS.sentence("ring-all-reduce", "a name bound anew to a chunk")
 
 
 def _input(rank: int, size: int, seed: int) -> Tensor:
-    import torch
-
     return torch.randn(CHUNK * size, generator=torch.Generator().manual_seed(1000 * seed + rank))
 
 
 def _sum(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    import torch
-
     # (N, CHUNK · N) summed over the ranks: what one process has that knows all inputs.
     return {_NAME: torch.stack([_input(peer, size, seed) for peer in range(size)]).sum(0)}
 
@@ -76,9 +70,6 @@ def ring(
 
     Source: Patarasuk & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations", §3.
     """
-    import torch
-    import torch.distributed as dist
-
     rank, size = dist.get_rank(), dist.get_world_size()
     chunks, received = x.chunk(size), torch.empty(CHUNK)
 
@@ -106,31 +97,23 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
         library = [call["op"] for call in answer.calls if call["op"] not in ("send", "recv")]
         numel = sum(call["numel"] for call in answer.calls if call["op"] == "send")
         if library or not numel:
-            raise Wrong(
-                en=f"The sum is right, but it is torch's own {(library or ['all_reduce'])[0]} that made it: use "
-                "dist.isend and dist.recv only.",
-                fr=f"La somme est juste, mais c’est {(library or ['all_reduce'])[0]}, de torch, qui l’a faite : "
-                "n’utilisez que dist.isend et dist.recv.",
+            raise TEXTS.wrong(
+                "ring-all-reduce", "torch's own collective made the sum", collective=(library or ["all_reduce"])[0]
             )
         # Elements that a ring sends: one chunk in each of its 2 (p - 1) steps.
         limit = 2 * (size - 1) * CHUNK
         if numel > limit:
-            raise Wrong(
-                en=f"The sum is right, but with {size} ranks, rank {answer.rank} sends {numel} elements for a "
-                f"tensor of {CHUNK * size}; a ring sends 2 (size − 1) chunks, that is {limit}. Send one chunk per "
-                "step, not the whole tensor.",
-                fr=f"La somme est juste, mais avec {size} rangs, le rang {answer.rank} envoie {numel} éléments pour "
-                f"un tenseur de {CHUNK * size} ; un anneau envoie 2 (size − 1) morceaux, soit {limit}. Envoyez un "
-                "morceau par étape, et non tout le tenseur.",
+            raise TEXTS.wrong(
+                "ring-all-reduce",
+                "more elements sent than a ring sends",
+                size=size,
+                rank=answer.rank,
+                numel=numel,
+                elements=CHUNK * size,
+                limit=limit,
             )
         if not answer.value["in place"]:
-            raise Wrong(
-                en="The tensor that you return holds the sum, but x does not: it must be replaced in place, as "
-                "all_reduce does. Work on x.chunk(size), which are views of x, not on a copy (clone, cat, stack).",
-                fr="Le tenseur que vous renvoyez contient la somme, mais pas x : il doit être remplacé en place, comme "
-                "le fait all_reduce. Travaillez sur x.chunk(size), qui sont des vues de x, et non sur une copie "
-                "(clone, cat, stack).",
-            )
+            raise TEXTS.wrong("ring-all-reduce", "x does not hold the sum")
 
 
 RING_ALL_REDUCE = TEXTS.exercise(
@@ -225,79 +208,6 @@ def _measurements() -> Iterator[tuple[list[float], list[float], int]]:
         yield message_bytes, seconds, size
 
 
-_FIT_MISTAKES = (
-    *(
-        Mistake(
-            lambda n, t, p, power=power: _per_step(weighted_line(n, t, [1 / seconds**power for seconds in t]), p),
-            "The line is fitted with other weights than 1 / t: np.polyfit multiplies each gap by its weight before it "
-            "squares it, so relative gaps take w = 1 / t, neither 1 / t² nor 1 / √t.",
-            "La droite est ajustée avec d’autres poids que 1 / t : np.polyfit multiplie chaque écart par son poids "
-            "avant de l’élever au carré ; des écarts relatifs demandent donc w = 1 / t, et non 1 / t² ni 1 / √t.",
-        )
-        for power in (4, 1)
-    ),
-    Mistake(
-        lambda n, t, p: 2 * (p - 1) * weighted_line(n, t)[0],
-        "You multiply a by the 2 (p − 1) steps: a is the latency of all of them together, so divide.",
-        "Vous multipliez a par les 2 (p − 1) étapes : a est leur latence à toutes, donc divisez.",
-        part=0,
-    ),
-    Mistake(
-        lambda n, t, p: weighted_line(n, t),
-        "The line is right, t = a + b n, but it is that of the whole all-reduce: a = 2 (p − 1) α and "
-        "b = 2 (p − 1) / p · β; solve for α and β.",
-        "La droite est juste, t = a + b n, mais c’est celle de l’all-reduce entier : a = 2 (p − 1) α et "
-        "b = 2 (p − 1) / p · β ; tirez-en α et β.",
-    ),
-    Mistake(
-        lambda n, t, p: _per_step(_absolute(n, t), p),
-        "You minimise gaps in seconds: the longest messages decide, and α, which only the short ones show, is "
-        "lost. Divide each row by its time, so that relative gaps count.",
-        "Vous minimisez des écarts en secondes : les plus longs messages décident, et α, que seuls les courts "
-        "révèlent, se perd. Divisez chaque ligne par sa durée, pour que comptent les écarts relatifs.",
-    ),
-    Mistake(
-        lambda n, t, p: _absolute(n, t),
-        "Two things: you minimise gaps in seconds, where relative gaps are asked for; and a and b are those of "
-        "the whole all-reduce, not yet α and β.",
-        "Deux choses : vous minimisez des écarts en secondes, alors qu’on demande des écarts relatifs ; et a et b "
-        "sont ceux de l’all-reduce entier, pas encore α et β.",
-    ),
-    Mistake(
-        lambda n, t, p: _per_step(_ends(n, t), p),
-        "Your line goes through two measurements alone, and carries their errors whole; use all of them, by "
-        "least squares.",
-        "Votre droite ne passe que par deux mesures, dont elle hérite toute l’erreur ; utilisez-les toutes, par "
-        "moindres carrés.",
-    ),
-    Mistake(
-        lambda n, t, p: (fit_alpha_beta(n, t, p)[1], fit_alpha_beta(n, t, p)[0]),
-        "You return β, then α: swap them.",
-        "Vous renvoyez β puis α : échangez-les.",
-    ),
-    Mistake(
-        lambda n, t, p: (weighted_line(n, t)[0] / (2 * (p - 1)), weighted_line(n, t)[1] / (2 * (p - 1))),
-        "α is right. A step carries one chunk of n / p bytes only, so b = 2 (p − 1) / p · β: your β lacks a factor p.",
-        "α est juste. Une étape ne transporte qu’un morceau de n / p octets, donc b = 2 (p − 1) / p · β : il "
-        "manque un facteur p à votre β.",
-    ),
-    Mistake(
-        lambda n, t, p: 1 / fit_alpha_beta(n, t, p)[1],
-        "α is right. β is in seconds per byte; you give its inverse, the bandwidth.",
-        "α est juste. β est en secondes par octet ; vous donnez son inverse, le débit.",
-        part=1,
-    ),
-    Mistake(
-        lambda n, t, p: _per_step(weighted_line(n, t), 4),
-        "You compute with 4 ranks whatever `size` is.",
-        "Vous calculez avec 4 rangs quel que soit `size`.",
-    ),
-    Mistake(
-        lambda n, t, p: (2 * fit_alpha_beta(n, t, p)[0], 2 * fit_alpha_beta(n, t, p)[1]),
-        "Both are twice too large: the ring takes 2 (p − 1) steps, reduce-scatter and all-gather.",
-        "Les deux sont deux fois trop grands : l’anneau fait 2 (p − 1) étapes, reduce-scatter et all-gather.",
-    ),
-)
 FIT_TOLERANCE = 0.01
 """Relative: float32 arithmetic passes, none of the mistakes above comes so close."""
 
@@ -306,7 +216,25 @@ ALPHA_BETA = TEXTS.exercise(
     "alpha-beta",
     fit_alpha_beta,
     cases=_measurements,
-    mistakes=_FIT_MISTAKES,
+    mistakes={
+        "the line is fitted with other weights than 1 / t": tuple(
+            lambda n, t, p, power=power: _per_step(weighted_line(n, t, [1 / seconds**power for seconds in t]), p)
+            for power in (4, 1)
+        ),
+        "multiplied by the steps": MistakeWay(lambda n, t, p: 2 * (p - 1) * weighted_line(n, t)[0], part=0),
+        "the line is that of the whole all-reduce": lambda n, t, p: weighted_line(n, t),
+        "you minimise gaps in seconds": lambda n, t, p: _per_step(_absolute(n, t), p),
+        "gaps in seconds, and the line of the whole all-reduce": lambda n, t, p: _absolute(n, t),
+        "your line goes through two measurements alone": lambda n, t, p: _per_step(_ends(n, t), p),
+        "you return β, then α": lambda n, t, p: (fit_alpha_beta(n, t, p)[1], fit_alpha_beta(n, t, p)[0]),
+        "β lacks a factor p": lambda n, t, p: (
+            weighted_line(n, t)[0] / (2 * (p - 1)),
+            weighted_line(n, t)[1] / (2 * (p - 1)),
+        ),
+        "β is the inverse, the bandwidth": MistakeWay(lambda n, t, p: 1 / fit_alpha_beta(n, t, p)[1], part=1),
+        "you compute with 4 ranks whatever `size` is": lambda n, t, p: _per_step(weighted_line(n, t), 4),
+        "both twice too large": lambda n, t, p: (2 * fit_alpha_beta(n, t, p)[0], 2 * fit_alpha_beta(n, t, p)[1]),
+    },
     parts=(Said("α (s)", "α (s)"), Said("β (s per byte)", "β (s par octet)")),
     told=Said("For the times of {2} ranks", "Pour les durées de {2} rangs"),
     tolerance=FIT_TOLERANCE,
@@ -324,8 +252,7 @@ def _shards(answer: Callable[..., Any], num_samples: int, size: int, epoch: int,
 
 _indices = reader(
     lambda value: [operator.index(index) for index in (value.tolist() if hasattr(value, "tolist") else value)],
-    "Indices of samples, whole numbers, are expected in a list or a tensor",
-    "On attend des numéros d’échantillons, entiers, dans une liste ou un tenseur",
+    TEXTS.sentence("sampler", "Indices of samples, whole numbers"),
 )
 
 
@@ -352,12 +279,7 @@ def _check_seed(answer: Callable[..., Any]) -> None:
     if unused[0]:
         raise Wrong(*_SEED_UNUSED_AT_FIRST)
     if any(unused):
-        raise Wrong(
-            en=f"In epoch {unused.index(True)} the seed changes nothing: two trainings with different seeds would read "
-            "the same batches there.",
-            fr=f"À l’époque {unused.index(True)}, la graine ne change rien : deux entraînements de graines différentes "
-            "y liraient les mêmes batches.",
-        )
+        raise TEXTS.wrong("sampler", "in one epoch the seed changes nothing", epoch=unused.index(True))
     shards = _shards(answer, num_samples, size, 1)
     with hashes_of_another_process():
         elsewhere = _shards(answer, num_samples, size, 1)
@@ -368,10 +290,8 @@ def _check_seed(answer: Callable[..., Any]) -> None:
 def _judge_range(shards: Shards, num_samples: int) -> None:
     outside = [index for shard in shards for index in shard if not 0 <= index < num_samples]
     if outside:
-        raise Wrong(
-            en=f"Sample {outside[0]} does not exist: {num_samples} samples are numbered from 0 to {num_samples - 1}.",
-            fr=f"L’échantillon {outside[0]} n’existe pas : {num_samples} échantillons sont numérotés de 0 à "
-            f"{num_samples - 1}.",
+        raise TEXTS.wrong(
+            "sampler", "a sample that does not exist", outside=outside[0], num_samples=num_samples, last=num_samples - 1
         )
 
 
@@ -385,45 +305,35 @@ def _judge_epoch(shards: Shards, num_samples: int, size: int) -> None:
     }
     filled_up = num_samples % size and set(lengths) == {-(-num_samples // size)} and len(common) <= size
     if filled_up:
-        raise Wrong(
-            en=f"With {size} ranks, {len(common)} of {num_samples} samples are read by two ranks in one epoch: the "
-            "shares are filled up to the same length with samples that another rank has. Drop what fills no whole "
-            "share instead.",
-            fr=f"Avec {size} rangs, {len(common)} échantillons sur {num_samples} sont lus par deux rangs dans la même "
-            "époque : les parts sont complétées à la même longueur par des échantillons d’un autre rang. Écartez "
-            "plutôt ce qui ne remplit pas une part entière.",
+        raise TEXTS.wrong(
+            "sampler",
+            "overlapping shares from another order of the ranks",
+            size=size,
+            common_count=len(common),
+            num_samples=num_samples,
         )
     if common:
-        raise Wrong(
-            en=f"With {size} ranks, {len(common)} of {num_samples} samples are read by two ranks in one epoch. Do all "
-            "ranks shuffle alike (same seed on every rank, never the rank in it)? Is each sample dealt to one rank "
-            "alone, and are those dropped that fill no whole share?",
-            fr=f"Avec {size} rangs, {len(common)} échantillons sur {num_samples} sont lus par deux rangs dans la même "
-            "époque. Tous les rangs mélangent-ils de la même façon (une même graine, qui ne dépend jamais du rang) ? "
-            "Chacun prend-il ensuite une part à lui, sans ce qui ne remplit pas une part entière ?",
+        raise TEXTS.wrong(
+            "sampler", "samples read by two ranks", size=size, common_count=len(common), num_samples=num_samples
         )
     if any(len(set(shard)) < len(shard) for shard in shards):
-        raise Wrong(
-            en="A rank reads a sample twice in one epoch: shuffle with a permutation (torch.randperm), do not "
-            "draw with replacement.",
-            fr="Un rang lit deux fois un échantillon dans la même époque : mélangez par une permutation "
-            "(torch.randperm), sans tirage avec remise.",
-        )
+        raise TEXTS.wrong("sampler", "a sample twice in one epoch")
     if len(set(lengths)) > 1:
-        raise Wrong(
-            en=f"For {num_samples} samples and {size} ranks the shares are of {', '.join(map(str, lengths))} "
-            "samples: a rank with one more step waits for ever for the others' all-reduce. Give each "
-            "num_samples // size and drop the rest.",
-            fr=f"Pour {num_samples} échantillons et {size} rangs, les parts comptent "
-            f"{', '.join(map(str, lengths))} échantillons : un rang qui a un pas de plus attend sans fin "
-            "l’all-reduce des autres. Donnez-en num_samples // size à chacun et écartez le reste.",
+        raise TEXTS.wrong(
+            "sampler",
+            "shares of different lengths",
+            num_samples=num_samples,
+            size=size,
+            lengths=", ".join(map(str, lengths)),
         )
     if lengths[0] != num_samples // size:
-        raise Wrong(
-            en=f"For {num_samples} samples and {size} ranks each share has {lengths[0]} samples, but "
-            f"{num_samples // size} are expected: drop only what fills no whole share.",
-            fr=f"Pour {num_samples} échantillons et {size} rangs, chaque part compte {lengths[0]} échantillons, "
-            f"mais on en attend {num_samples // size} : n’écartez que ce qui ne remplit pas une part entière.",
+        raise TEXTS.wrong(
+            "sampler",
+            "shares of another length",
+            num_samples=num_samples,
+            size=size,
+            lengths=lengths[0],
+            due=num_samples // size,
         )
 
 
@@ -441,77 +351,30 @@ def _judge_epochs(epochs: Sequence[Shards], num_samples: int, size: int) -> None
         raise Wrong(*_OWN_PART_ONLY)
     before, *later = ({pair for shard in shards for pair in pairwise(shard)} for shards in epochs)
     if any(len(pairs & before) > len(before) / 2 for pairs in later):
-        raise Wrong(
-            en="Most samples follow the same one in every epoch: your order is turned or cut elsewhere, not shuffled "
-            "anew. Seed a new shuffle with seed and epoch.",
-            fr="La plupart des échantillons suivent le même à chaque époque : votre ordre est décalé ou coupé "
-            "ailleurs, et non mélangé de nouveau. Faites un nouveau mélange, dont la graine dépend de seed et d’epoch.",
-        )
+        raise TEXTS.wrong("sampler", "the order is turned or cut, not shuffled anew")
     never = set(range(num_samples)).difference(*(shard for shards in epochs for shard in shards))
     if never:
-        raise Wrong(
-            en=f"In {len(epochs)} epochs, with {size} ranks, sample {min(never)} of {num_samples} is never read: what "
-            "fills no whole share must be left out after shuffling, so that it is another sample in every epoch.",
-            fr=f"En {len(epochs)} époques, avec {size} rangs, l’échantillon {min(never)} sur {num_samples} n’est "
-            "jamais lu : ce qui ne remplit pas une part entière est à écarter après le mélange, pour que ce soit un "
-            "autre échantillon à chaque époque.",
+        raise TEXTS.wrong(
+            "sampler",
+            "a sample is never read",
+            epochs_count=len(epochs),
+            size=size,
+            never=min(never),
+            num_samples=num_samples,
         )
 
 
-_NOT_REPEATED = Said(
-    "Asked twice for the same epoch, your function gives two different answers, so the ranks, each in a separate "
-    "process, would not agree on who reads what: shuffle with a generator seeded by seed and epoch.",
-    "Interrogée deux fois pour la même époque, votre fonction donne deux réponses différentes : les rangs, chacun dans "
-    "son processus, ne s’accorderaient pas sur qui lit quoi ; mélangez avec un générateur initialisé par seed et "
-    "epoch.",
-)
-_ALL_THE_SAME = Said(
-    "Every rank reads the same samples: four ranks then learn what one alone would learn, at four times the price. "
-    "Give each rank another part.",
-    "Tous les rangs lisent les mêmes échantillons : à quatre, ils apprennent alors ce qu’un seul apprendrait, pour "
-    "quatre fois le prix. Donnez à chaque rang sa propre part.",
-)
-_NOT_SHUFFLED = Said(
-    "The samples are divided among the ranks, but not shuffled: data sets are often sorted by class, and the batches "
-    "would be, too.",
-    "Les échantillons sont répartis, mais pas mélangés : les jeux de données sont souvent triés par classe, et les "
-    "batches le seraient aussi.",
-)
-_SAME_EVERY_EPOCH = Said(
-    "Every epoch has the same order: make the seed depend on the epoch (this is what sampler.set_epoch is for).",
-    "Toutes les époques ont le même ordre : faites dépendre la graine de l’époque (c’est à cela que sert "
-    "sampler.set_epoch).",
-)
-_OWN_PART_ONLY = Said(
-    "A rank always reads the same part of the data, in another order: divided first and shuffled then, the parts "
-    "never mix. Shuffle the whole data set, then divide it.",
-    "Un rang lit toujours la même part des données, dans un autre ordre : réparties avant d’être mélangées, les parts "
-    "ne se brassent jamais. Mélangez tout le jeu de données, puis répartissez-le.",
-)
-_SEED_UNUSED = Said(
-    "The seed changes nothing: two trainings with different seeds would read the same batches.",
-    "La graine ne change rien : deux entraînements de graines différentes liraient les mêmes batches.",
-)
+_NOT_REPEATED = TEXTS.sentence("sampler", "two answers for the same epoch")
+_ALL_THE_SAME = TEXTS.sentence("sampler", "every rank reads the same samples")
+_NOT_SHUFFLED = TEXTS.sentence("sampler", "the samples are divided among the ranks, but not shuffled")
+_SAME_EVERY_EPOCH = TEXTS.sentence("sampler", "every epoch has the same order")
+_OWN_PART_ONLY = TEXTS.sentence("sampler", "a rank always reads the same part of the data")
+_SEED_UNUSED = TEXTS.sentence("sampler", "the seed changes nothing")
 
-_SEED_UNUSED_AT_FIRST = Said(
-    "In epoch 0 the seed changes nothing, in later ones it does: two trainings with different seeds would read the "
-    "same batches in the first epoch. (Seed × epoch, for example, is 0 there.)",
-    "À l’époque 0, la graine ne change rien, aux suivantes oui : deux entraînements de graines différentes liraient "
-    "les mêmes batches à la première époque. (graine × époque, par exemple, y vaut 0.)",
-)
-_HASHED = Said(
-    "In another process your function gives other indices, so the ranks would not agree on who reads what: Python "
-    "salts hash() of a text anew in every process. Make the seed from numbers alone.",
-    "Dans un autre processus, votre fonction donne d’autres numéros, et les rangs ne s’accorderaient pas sur qui lit "
-    "quoi : Python sale hash() d’un texte à neuf dans chaque processus. Faites la graine de nombres seuls.",
-)
+_SEED_UNUSED_AT_FIRST = TEXTS.sentence("sampler", "the seed changes nothing in epoch 0")
+_HASHED = TEXTS.sentence("sampler", "hash differs between processes")
 
-SAMPLER = TEXTS.exercise(
-    "sampler",
-    cases=CASES,
-    trial=_check_sampler,
-    then=_check_seed,
-)
+SAMPLER = TEXTS.exercise("sampler", cases=CASES, trial=_check_sampler, then=_check_seed)
 
 
 def scaled_rate(step: int, base_rate: float, scale: float, warmup_steps: int) -> float:

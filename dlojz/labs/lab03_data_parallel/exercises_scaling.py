@@ -9,15 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from dlojz.labs.kit.exercise import Said, Wrong
+import torch
+from torch import Tensor
+
+from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import Judge, expect_numbers
 from dlojz.labs.kit.rank_judges import run_on_ranks
 from dlojz.labs.lab03_data_parallel.exercises_ring import ring_seconds
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from dlojz.processes.forks import RankAnswer
 
 TEXTS = Texts(__file__)
@@ -55,10 +56,6 @@ def _speed_ups(batch: int, size: int, *step_costs: Any) -> tuple[float, float]:
     return size * strong, size * weak
 
 
-def _one_message(batch: int, size: int, image_s: float, gradient_bytes: Sequence[int], *alpha_beta: float) -> Any:
-    return efficiencies(batch, size, image_s, [sum(gradient_bytes)], *alpha_beta)
-
-
 def _shared(batch: int, size: int, image_s: float, gradient_bytes: Sequence[int], alpha_s: float, beta: float) -> Any:
     seconds = sum(ring_seconds(message_bytes, size, alpha_s, beta) for message_bytes in gradient_bytes) / size
     alone_s = batch * image_s
@@ -85,7 +82,9 @@ EFFICIENCY = TEXTS.exercise(
         "speed-ups in place of efficiencies": _speed_ups,
         "both are the efficiency of strong scaling": lambda *case: (efficiencies(*case)[0],) * 2,
         "both are the efficiency of weak scaling": lambda *case: (efficiencies(*case)[1],) * 2,
-        "you send all gradients as one message": _one_message,
+        "you send all gradients as one message": lambda batch, size, image_s, gradient_bytes, *alpha_beta: efficiencies(
+            batch, size, image_s, [sum(gradient_bytes)], *alpha_beta
+        ),
         "you divide the communication by size": _shared,
         "the communication is missing": lambda *case: (1.0, 1.0),
         "both turned over": lambda *case: tuple(1 / efficiency for efficiency in efficiencies(*case)),
@@ -129,8 +128,6 @@ RANKS, ELEMENTS = 4, 24
 
 
 def _part(rank: int, seed: int) -> Tensor:
-    import torch
-
     return torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(100 * seed + rank))
 
 
@@ -152,18 +149,17 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
         library = [call["op"] for call in answer.calls if call["op"] not in ("send", "recv")]
         numel = sum(call["numel"] for call in answer.calls if call["op"] == "send")
         if library or not numel:
-            raise Wrong(
-                en=f"The sum is right, but the rules allow messages between two ranks only, and rank {answer.rank} "
-                f"calls {(library or ['all_reduce'])[0]}.",
-                fr=f"La somme est juste, mais les règles n’admettent que des messages entre deux rangs, et le rang "
-                f"{answer.rank} appelle {(library or ['all_reduce'])[0]}.",
+            raise TEXTS.wrong(
+                "few-messages", "a collective is called", rank=answer.rank, collective=(library or ["all_reduce"])[0]
             )
         if numel > limit:
-            raise Wrong(
-                en=f"The sum is right, but rank {answer.rank} sends {numel} elements of a vector of {ELEMENTS}; the "
-                f"rules allow as many as a ring sends, {limit}.",
-                fr=f"La somme est juste, mais le rang {answer.rank} envoie {numel} éléments pour un vecteur de "
-                f"{ELEMENTS} ; les règles en admettent autant que dans un anneau, soit {limit}.",
+            raise TEXTS.wrong(
+                "few-messages",
+                "more elements sent than the rules allow",
+                rank=answer.rank,
+                numel=numel,
+                ELEMENTS=ELEMENTS,
+                limit=limit,
             )
 
 

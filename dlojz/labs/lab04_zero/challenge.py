@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from dlojz.labs.kit.exercise import Wrong
+from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import refuse_nothing, shown
 
@@ -51,61 +51,41 @@ class _Ranks:
         Raises:
             Wrong: if it breaks a rule.
         """
-        where_en, where_fr = f"operation {number}, {name} {list(layers)}", f"opération {number}, {name} {list(layers)}"
+        step = f"{number}, {name} {list(layers)}"
+        where = Said(f"operation {step}", f"opération {step}")
         if name in ("forward", "backward"):
             for layer in layers:
-                self._compute(name, layer, where_en, where_fr)
+                self._compute(name, layer, where)
         else:
-            self._move(name, set(layers), where_en, where_fr)
+            self._move(name, set(layers), where)
         if self.held_mib > LIMIT_MIB:
-            raise Wrong(
-                f"At {where_en}: {self.held_mib} MiB are whole, where {LIMIT_MIB} are allowed. Free weights or reduce "
-                "gradients before.",
-                f"À l’{where_fr} : {self.held_mib} Mio sont entiers, pour {LIMIT_MIB} permis. Libérez des poids ou "
-                "réduisez des gradients avant.",
+            raise TEXTS.wrong(
+                "fewest-messages",
+                "above the limit",
+                where=where,
+                held_mib=self.held_mib,
+                LIMIT_MIB=LIMIT_MIB,
             )
 
-    def _compute(self, name: str, layer: int, where_en: str, where_fr: str) -> None:
+    def _compute(self, name: str, layer: int, where: Said) -> None:
         num_layers = len(SIZES_MIB)
         expected = ("forward", self.done) if self.done < num_layers else ("backward", 2 * num_layers - 1 - self.done)
         if (name, layer) != expected:
             then = f"{expected[0]} {expected[1]}" if expected[1] >= 0 else ""
-            raise Wrong(
-                f"At {where_en}: " + (f"it is the turn of {then}." if then else "all passes are over."),
-                f"À l’{where_fr} : " + (f"c’est le tour de {then}." if then else "toutes les passes sont finies."),
-            )
+            key = "another pass's turn" if then else "all passes are over"
+            raise TEXTS.wrong("fewest-messages", key, where=where, **({"then": then} if then else {}))
         if layer not in self.weights:
-            raise Wrong(
-                f"At {where_en}: the weights of layer {layer} are not whole; gather them before.",
-                f"À l’{where_fr} : les poids de la couche {layer} ne sont pas entiers ; rassemblez-les avant.",
-            )
+            raise TEXTS.wrong("fewest-messages", "weights that are not whole", where=where, layer=layer)
         self.done += 1
         if name == "backward":
             self.gradients.add(layer)
 
-    def _move(self, name: str, layers: set[int], where_en: str, where_fr: str) -> None:
+    def _move(self, name: str, layers: set[int], where: Said) -> None:
         whole_layers = self.gradients if name == "reduce" else self.weights
         # Gathering what is whole, and freeing or reducing what is not, would count a message or memory wrongly.
         odd = sorted(layers & whole_layers if name == "gather" else layers - whole_layers)
         if odd:
-            raise Wrong(
-                *{
-                    "gather": (
-                        f"At {where_en}: the weights of layer {odd[0]} are whole already.",
-                        f"À l’{where_fr} : les poids de la couche {odd[0]} sont déjà entiers.",
-                    ),
-                    "free": (
-                        f"At {where_en}: the weights of layer {odd[0]} are not whole, there is nothing to free.",
-                        f"À l’{where_fr} : les poids de la couche {odd[0]} ne sont pas entiers, il n’y a rien à "
-                        "libérer.",
-                    ),
-                    "reduce": (
-                        f"At {where_en}: there is no whole gradient of layer {odd[0]}; its backward comes before.",
-                        f"À l’{where_fr} : la couche {odd[0]} n’a pas de gradient entier ; sa passe arrière vient "
-                        "avant.",
-                    ),
-                }[name]
-            )
+            raise TEXTS.wrong("fewest-messages", name, where=where, layer=odd[0])
         if name == "gather":
             whole_layers |= layers
         else:
@@ -124,34 +104,18 @@ def judge_plan(answer: Callable[[], Any]) -> float:
     operations = answer()
     refuse_nothing(operations)
     if not isinstance(operations, list | tuple):
-        raise Wrong(
-            f"Return a list of operations; {shown(operations)} was returned.",
-            f"Renvoyez une liste d’opérations ; {shown(operations)} a été renvoyé.",
-        )
+        raise TEXTS.wrong("fewest-messages", "no list of operations", operations=shown(operations))
     if len(operations) > MOST_STEPS:
-        raise Wrong(
-            f"Your plan has {len(operations)} operations; look for a loop that adds too many.",
-            f"Votre plan a {len(operations)} opérations ; cherchez une boucle qui en ajoute trop.",
-        )
+        raise TEXTS.wrong("fewest-messages", "too many operations", operations_count=len(operations))
     ranks = _Ranks()
     for number, operation in enumerate(operations, start=1):
         ranks.follow(number, *_read(operation))
     if ranks.done < 2 * len(SIZES_MIB):
-        raise Wrong(
-            f"The plan ends after {ranks.done} of {2 * len(SIZES_MIB)} passes: each layer goes forward and backward.",
-            f"Le plan s’arrête après {ranks.done} passes sur {2 * len(SIZES_MIB)} : chaque couche a une passe avant et "
-            "une passe arrière.",
-        )
+        raise TEXTS.wrong("fewest-messages", "passes are missing", done=ranks.done, passes=2 * len(SIZES_MIB))
     if ranks.gradients:
-        raise Wrong(
-            f"In the end the gradients of {sorted(ranks.gradients)} are not reduced.",
-            f"À la fin, les gradients de {sorted(ranks.gradients)} ne sont pas réduits.",
-        )
+        raise TEXTS.wrong("fewest-messages", "gradients that are not reduced", gradients=sorted(ranks.gradients))
     if ranks.weights:
-        raise Wrong(
-            f"In the end the weights of {sorted(ranks.weights)} are still whole: free them.",
-            f"À la fin, les poids de {sorted(ranks.weights)} sont encore entiers : libérez-les.",
-        )
+        raise TEXTS.wrong("fewest-messages", "weights that are still whole", weights=sorted(ranks.weights))
     return float(ranks.messages)
 
 
@@ -165,11 +129,12 @@ def _read(operation: Any) -> tuple[str, tuple[int, ...]]:
         pass
     valid = name in NAMES and layers and all(0 <= layer < len(SIZES_MIB) for layer in layers)
     if not valid or len(set(layers)) < len(layers):
-        raise Wrong(
-            f"An operation is a name ({', '.join(NAMES)}) and one or more different layers from 0 to "
-            f"{len(SIZES_MIB) - 1}, as in ('gather', [0, 1]); {shown(operation)} is none.",
-            f"Une opération, c’est un nom ({', '.join(NAMES)}) et une ou plusieurs couches distinctes, de 0 à "
-            f"{len(SIZES_MIB) - 1}, comme ('gather', [0, 1]) ; {shown(operation)} n’en est pas une.",
+        raise TEXTS.wrong(
+            "fewest-messages",
+            "no such operation",
+            NAMES=", ".join(NAMES),
+            last=len(SIZES_MIB) - 1,
+            operation=shown(operation),
         )
     return name, layers
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from dlojz.base.language import MEBIBYTE, shortest
 from dlojz.config.run_config import RunConfig
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise import Mistake, Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import asked_run, check_settings, expect_json
 
@@ -138,18 +138,8 @@ def _networks() -> Iterator[tuple[list[int], int, float, float]]:
 
 
 def _by_layer(passes: int) -> Mistake:
-    one_collective = Said(
-        "That is the gradients alone, or the weights alone: count the two all-gathers of the weights and the "
-        "reduce-scatter of the gradients, three collectives per layer.",
-        "C’est là une seule communication par couche : comptez les deux all-gather des poids et le reduce-scatter des "
-        "gradients, soit trois communications collectives par couche.",
-    )
-    two_collectives = Said(
-        "That makes two collectives per layer. The weights are gathered twice, as they are freed after the forward "
-        "pass, and the gradients reduced: three.",
-        "Cela fait deux communications collectives par couche. Les poids sont rassemblés deux fois, puisqu’ils sont "
-        "libérés après la passe avant, et les gradients réduits : cela fait trois.",
-    )
+    one_collective = TEXTS.sentence("zero-time", "gradients or weights alone")
+    two_collectives = TEXTS.sentence("zero-time", "two collectives per layer")
     return Mistake(
         lambda sizes, p, a, b: sum(_ring(passes, size, p, a, b) for size in sizes),
         *(one_collective if passes == 1 else two_collectives),
@@ -206,67 +196,6 @@ def _offload_cases() -> Iterator[tuple[int, int, str]]:
             yield parameters, ranks, offload
 
 
-_BYTES_MISTAKES = (
-    Mistake(
-        lambda p, n, offload: _parts(p, n, offload, {"none": (16, 0), "optimizer": (2, 16), "parameters": (2, 16)}),
-        'For "parameters" you leave the weights on the device; they go to the host too, 2 bytes each.',
-        "Pour « parameters », vous laissez les poids sur le GPU ; ils vont eux aussi chez l’hôte, 2 octets chacun.",
-    ),
-    *(
-        Mistake(
-            lambda p, n, offload, pair=pair: _parts(
-                p, n, offload, {"none": (16, 0), "optimizer": (4, 16), "parameters": pair}
-            ),
-            "On the device you still count the 16-bit gradients; each leaves for the host as soon as it is reduced.",
-            "Sur le GPU, vous comptez encore les gradients sur 16 bits ; chacun part vers l’hôte dès qu’il est réduit.",
-        )
-        for pair in ((2, 18), (0, 18))
-    ),
-    Mistake(
-        lambda p, n, offload: _parts(p, n, offload, {"none": (16, 0), "optimizer": (2, 16), "parameters": (0, 20)}),
-        'For "parameters" you count the weights on the host in fp32; they keep their 2 bytes wherever they go.',
-        "Pour « parameters », vous comptez chez l’hôte des poids en fp32 ; ils gardent partout leurs 2 octets.",
-    ),
-    Mistake(
-        lambda p, n, offload: offload_bytes(p, n, offload)[::-1],
-        "The two numbers are right, but swapped: first the device, then the host.",
-        "Les deux nombres sont justes, mais intervertis : d’abord le GPU, ensuite la mémoire de l’hôte.",
-    ),
-    Mistake(
-        lambda p, n, offload: _parts(p, n, offload, {"none": (16, 0), "optimizer": (2, 12), "parameters": (0, 14)}),
-        "The gradient is missing on the host: it is updated there, in fp32, so it takes 4 bytes per parameter there.",
-        "Il manque le gradient du côté de l’hôte : la mise à jour s’y fait en fp32, il y prend donc 4 octets par "
-        "paramètre.",
-    ),
-    Mistake(
-        lambda p, n, offload: _parts(p, n, offload, {"none": (16, 0), "optimizer": (2, 14), "parameters": (0, 16)}),
-        "On the host the gradient is kept in fp32, as the update is done there: 4 bytes per parameter, not 2.",
-        "Chez l’hôte, le gradient est gardé en fp32, puisque la mise à jour s’y fait : 4 octets par paramètre, et "
-        "non 2.",
-    ),
-    Mistake(
-        lambda p, n, offload: _parts(p, n, offload, {"none": (16, 0), "optimizer": (4, 12), "parameters": (2, 14)}),
-        "The gradients do not stay on the device: each leaves for the host as soon as it is reduced, as the "
-        "update is done there.",
-        "Les gradients ne restent pas sur le GPU : chacun part vers l’hôte dès qu’il est réduit, puisque la mise à "
-        "jour s’y fait.",
-    ),
-    Mistake(
-        lambda p, n, offload: _parts(p, 1, offload, {"none": (16, 0), "optimizer": (2, 16), "parameters": (0, 18)}),
-        "These are the bytes of the whole model; with ZeRO-3 each rank has one N-th of them, on the host too.",
-        "Ce sont les octets du modèle entier ; avec ZeRO-3, chaque rang n’en a qu’un N-ième, chez l’hôte aussi.",
-    ),
-    Mistake(
-        lambda p, n, offload: (
-            {"none": 16 / n, "optimizer": 2.0, "parameters": 0.0}[offload] * p,
-            offload_bytes(p, n, offload)[1],
-        ),
-        "The weights on the device are not whole: with ZeRO-3 each rank keeps one N-th of them.",
-        "Les poids sur le GPU ne sont pas entiers : avec ZeRO-3, chaque rang n’en garde qu’un N-ième.",
-    ),
-)
-
-
 def _parts(p: float, n: int, offload: str, bytes_by_offload: dict[str, tuple[int, int]]) -> Pair:
     device, host = bytes_by_offload[offload]
     return device * p / n, host * p / n
@@ -276,7 +205,37 @@ OFFLOAD_BYTES = TEXTS.exercise(
     "offload-bytes",
     offload_bytes,
     cases=_offload_cases,
-    mistakes=_BYTES_MISTAKES,
+    mistakes={
+        "for parameters you leave the weights on the device": lambda p, n, offload: _parts(
+            p, n, offload, {"none": (16, 0), "optimizer": (2, 16), "parameters": (2, 16)}
+        ),
+        "on the device you still count the 16-bit gradients": tuple(
+            lambda p, n, offload, pair=pair: _parts(
+                p, n, offload, {"none": (16, 0), "optimizer": (4, 16), "parameters": pair}
+            )
+            for pair in ((2, 18), (0, 18))
+        ),
+        "for parameters you count the weights on the host in fp32": lambda p, n, offload: _parts(
+            p, n, offload, {"none": (16, 0), "optimizer": (2, 16), "parameters": (0, 20)}
+        ),
+        "the two numbers are right, but swapped": lambda p, n, offload: offload_bytes(p, n, offload)[::-1],
+        "the gradient is missing on the host": lambda p, n, offload: _parts(
+            p, n, offload, {"none": (16, 0), "optimizer": (2, 12), "parameters": (0, 14)}
+        ),
+        "the gradient on the host has 2 bytes": lambda p, n, offload: _parts(
+            p, n, offload, {"none": (16, 0), "optimizer": (2, 14), "parameters": (0, 16)}
+        ),
+        "the gradients do not stay on the device": lambda p, n, offload: _parts(
+            p, n, offload, {"none": (16, 0), "optimizer": (4, 12), "parameters": (2, 14)}
+        ),
+        "bytes of the whole model": lambda p, n, offload: _parts(
+            p, 1, offload, {"none": (16, 0), "optimizer": (2, 16), "parameters": (0, 18)}
+        ),
+        "the weights on the device are not whole": lambda p, n, offload: (
+            {"none": 16 / n, "optimizer": 2.0, "parameters": 0.0}[offload] * p,
+            offload_bytes(p, n, offload)[1],
+        ),
+    },
     parts=(
         Said("the bytes on the device", "les octets sur le GPU"),
         Said("the bytes in host memory", "les octets dans la mémoire de l’hôte"),
@@ -354,25 +313,15 @@ def _check_batch(document: Mapping[str, Any], config: RunConfig) -> None:
     layout = config.layout
     total, micro = document.get("train_batch_size"), document.get("train_micro_batch_size_per_gpu")
     if total is None and micro is None:
-        raise Wrong(
-            en="DeepSpeed refuses a file that gives no size of batch: write train_micro_batch_size_per_gpu, "
-            "gradient_accumulation_steps, or train_batch_size, their product with the number of ranks.",
-            fr="DeepSpeed refuse un fichier sans taille de batch : écrivez train_micro_batch_size_per_gpu, "
-            "gradient_accumulation_steps, ou train_batch_size, leur produit par le nombre de rangs.",
-        )
+        raise TEXTS.wrong("deepspeed-json", "DeepSpeed refuses a file that gives no size of batch")
     if total == layout.micro_batch * layout.micro_batches != layout.global_batch:
-        raise Wrong(
-            en=f"train_batch_size={total} is the batch of one rank; DeepSpeed wants that of all {layout.dp} ranks: "
-            "config.layout.global_batch.",
-            fr=f"train_batch_size={total} est le batch d’un seul rang ; DeepSpeed attend celui des {layout.dp} "
-            "rangs : config.layout.global_batch.",
-        )
+        raise TEXTS.wrong("deepspeed-json", "train_batch_size is the batch of one rank", total=total, dp=layout.dp)
     if micro == layout.global_batch != layout.micro_batch:
-        raise Wrong(
-            en=f"train_micro_batch_size_per_gpu={micro} is the global batch; one rank reads {layout.micro_batch} "
-            "samples in one forward pass: config.layout.micro_batch.",
-            fr=f"train_micro_batch_size_per_gpu={micro} est le batch global ; un rang lit {layout.micro_batch} "
-            "échantillons par passe avant : config.layout.micro_batch.",
+        raise TEXTS.wrong(
+            "deepspeed-json",
+            "train_micro_batch_size_per_gpu is the global batch",
+            micro=micro,
+            micro_batch=layout.micro_batch,
         )
 
 
@@ -381,29 +330,11 @@ def _check_bucket(numel: Any, config: RunConfig, bucket_mib: float) -> None:
     if numel == right:
         return
     if numel is None:
-        en, fr = (
-            "reduce_bucket_size is missing; left out it is 500,000,000 elements, 1 GB in bf16.",
-            "reduce_bucket_size manque ; par défaut, ce sont 500 000 000 éléments, soit 1 Go en bf16.",
-        )
-    elif numel in (right * size, bucket_mib):
-        en, fr = (
-            f"reduce_bucket_size={numel} is a number of bytes or MiB, but DeepSpeed counts elements, of {size} bytes "
-            f"each in {config.precision}: {right}.",
-            f"reduce_bucket_size={numel} est un nombre d’octets ou de Mio, mais DeepSpeed compte des éléments, de "
-            f"{size} octets chacun en {config.precision} : {right}.",
-        )
-    else:
-        en, fr = (
-            f"reduce_bucket_size={numel}, but {shortest(bucket_mib)} MiB hold {right} gradients of {size} bytes "
-            f"({config.precision}).",
-            f"reduce_bucket_size={numel}, or {shortest(bucket_mib)} Mio contiennent {right} gradients de {size} octets "
-            f"({config.precision}).",
-        )
-    raise Wrong(en=en, fr=fr)
+        raise TEXTS.wrong("deepspeed-json", "no size of a bucket")
+    key = "bytes or MiB of a bucket" if numel in (right * size, bucket_mib) else "another size of a bucket"
+    raise TEXTS.wrong(
+        "deepspeed-json", key, numel=numel, size=size, precision=config.precision, right=right, mib=shortest(bucket_mib)
+    )
 
 
-DEEPSPEED_JSON = TEXTS.exercise(
-    "deepspeed-json",
-    cases=_json_cases,
-    trial=_check_json,
-)
+DEEPSPEED_JSON = TEXTS.exercise("deepspeed-json", cases=_json_cases, trial=_check_json)

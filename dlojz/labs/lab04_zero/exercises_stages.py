@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
 
 from dlojz.base.language import a_or_an
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import normal, refuse_nothing
 from dlojz.labs.kit.rank_judges import gathers
 from dlojz.processes.forks import RankAnswer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TEXTS = Texts(__file__)
 
@@ -76,12 +78,8 @@ ZERO_STATES = TEXTS.exercise(
             (16 - sum((2, 12, 2)[:stage]) * (1 - 1 / n)) * p
         ),
         "each stage shards its own part only": _only_its_own,
-        "share rounded to whole parameters": tuple(
-            Mistake(
-                lambda p, n, stage, rounding=rounding: _in_whole_parameters(p, n, stage, rounding),
-                "The share of a rank is rounded to a whole number of parameters: divide with /, and do not round.",
-                "La part d’un rang est arrondie à un nombre entier de paramètres : divisez par /, sans arrondir.",
-            )
+        "the share of a rank is rounded to a whole number": tuple(
+            lambda p, n, stage, rounding=rounding: _in_whole_parameters(p, n, stage, rounding)
             for rounding in (math.floor, round, math.ceil)
         ),
         "weights sharded first, optimizer last": lambda p, n, stage: _shared(p, n, stage, (1, 2, 3)),
@@ -103,8 +101,6 @@ _WEIGHTS = "weights"
 
 
 def _adam(tensors: Sequence[Any]) -> Any:
-    import torch
-
     # A large eps: without it Adam does not see a gradient that is as many times too large as there are ranks.
     return torch.optim.Adam(tensors, lr=0.1, eps=0.5)
 
@@ -116,8 +112,6 @@ def shard_optimizer(
 
     Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §5.1.
     """
-    import torch.distributed as dist
-
     rank, size = dist.get_rank(), dist.get_world_size()
     share = weights.chunk(size)[0 if variant == "first" else rank]
     optimizer = make_optimizer([share])
@@ -178,27 +172,15 @@ def _inspect_states(answers: list[RankAnswer], size: int) -> None:
     """The weights are right; has each rank kept the states of its share alone?"""
     returned = answers[0].value.get("returned")
     if returned:
-        raise Wrong(
-            en=f"Your function must return the function step, without calling it, but it returns {a_or_an(returned)}.",
-            fr="Votre fonction doit renvoyer la fonction step, sans l’appeler, mais elle renvoie un objet de type "
-            f"{returned}.",
-        )
+        raise TEXTS.wrong("shard-optimizer", "step is not returned", a_returned=a_or_an(returned), returned=returned)
     share = WEIGHTS // size
     numel = max(answers[0].value["elements"], default=share)
     if numel > share:
-        raise Wrong(
-            en=f"The weights are right, but rank 0's optimizer has been given {numel} numbers of {WEIGHTS}, so it "
-            f"keeps moments for all of these; its share is {share}: give make_optimizer the share alone.",
-            fr=f"Les poids sont justes, mais l’optimiseur du rang 0 a reçu {numel} nombres sur {WEIGHTS} : il garde "
-            f"donc des moments pour chacun d’eux. Sa part en compte {share} : ne donnez que celle-ci à make_optimizer.",
+        raise TEXTS.wrong(
+            "shard-optimizer", "rank 0's optimizer has been given too much", numel=numel, WEIGHTS=WEIGHTS, share=share
         )
     if any(call["op"] == "all_reduce" and call["numel"] >= WEIGHTS for call in answers[0].calls):
-        raise Wrong(
-            en="The weights are right, but an all-reduce of them sends twice as much as needed: nothing is to be "
-            "summed here, an all-gather of the shares is enough.",
-            fr="Les poids sont justes, mais un all-reduce des poids envoie le double du nécessaire : il n’y a rien "
-            "à additionner ici, un all-gather des parts suffit.",
-        )
+        raise TEXTS.wrong("shard-optimizer", "an all-reduce of them sends twice as much as needed")
 
 
 SHARD_OPTIMIZER = TEXTS.exercise(
@@ -242,10 +224,6 @@ def reduce_gradients(gradients: Sequence[Tensor], *, variant: str = "right") -> 
 
     Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §5.2; the padding is that of `dlojz.by_hand.zero`.
     """
-    import torch
-    import torch.distributed as dist
-    import torch.nn.functional as F
-
     size = dist.get_world_size()
     pieces = [gradient.flatten() for gradient in gradients]
     if variant == "each apart":
@@ -275,9 +253,6 @@ def _reduce_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -
 
 
 def _share_of(ranks: Sequence[int], rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    import torch
-    import torch.nn.functional as F
-
     flats = [torch.cat([gradient.flatten() for gradient in _gradients_of(peer, size, seed)]) for peer in ranks]
     mean = torch.stack(flats).mean(0)
     return {_SHARE: F.pad(mean, (0, -mean.numel() % size)).chunk(size)[rank]}
@@ -289,20 +264,9 @@ def _inspect_volume(answers: list[RankAnswer], size: int) -> None:
         refuse_nothing(None)
     total_numel = sum(gradient.numel() for gradient in _gradients_of(0, size, 0))
     if sum(call["numel"] for call in answers[0].calls if call["op"] == "all_reduce") >= total_numel:
-        raise Wrong(
-            en="The share is right, but the all-reduce brings the whole sum to every rank, and all but a share of "
-            "it is thrown away: dist.reduce_scatter_tensor sends half as much, and no rank holds the whole sum.",
-            fr="La part est juste, mais l’all-reduce apporte la somme entière à chaque rang, qui en jette tout "
-            "sauf une part : dist.reduce_scatter_tensor envoie deux fois moins d’octets, et aucun rang ne détient "
-            "la somme entière.",
-        )
+        raise TEXTS.wrong("shard-gradients", "an all-reduce brings the whole sum to every rank")
     if any(call["op"] in ("all_gather", "all_gather_into_tensor", "gather") for call in answers[0].calls):
-        raise Wrong(
-            en="The share is right, but all gradients of all ranks are brought together to be added: that takes N "
-            "times the memory; dist.reduce_scatter_tensor adds on the way.",
-            fr="La part est juste, mais les gradients de tous les rangs sont d’abord réunis pour être additionnés "
-            ": il y faut N fois la mémoire ; dist.reduce_scatter_tensor additionne en chemin.",
-        )
+        raise TEXTS.wrong("shard-gradients", "all gradients are brought together")
 
 
 SHARD_GRADIENTS = TEXTS.exercise(
@@ -344,8 +308,6 @@ def gather(share: Tensor) -> Tensor:
     Returns:
         all rows, shape (rows, columns), in the order of the ranks.
     """
-    import torch.distributed as dist
-
     matrix = share.new_empty(dist.get_world_size() * share.shape[0], share.shape[1])
     # Who: all ranks. What: each gives its rows and has all of them. How much: the matrix's bytes.
     dist.all_gather_into_tensor(matrix, share.detach().contiguous())
@@ -353,8 +315,6 @@ def gather(share: Tensor) -> Tensor:
 
 
 def _ranks() -> int:
-    import torch.distributed as dist
-
     return dist.get_world_size()
 
 
@@ -363,8 +323,6 @@ def sharded_linear(x: Tensor, share: Tensor, *, variant: str = "right") -> Tenso
 
     Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §5.3.
     """
-    import torch
-    import torch.distributed as dist
 
     class ShardedLinear(torch.autograd.Function):
         @staticmethod
@@ -396,8 +354,6 @@ def sharded_linear(x: Tensor, share: Tensor, *, variant: str = "right") -> Tenso
 
 def _inputs(rank: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """This rank's x and the coefficients of its loss; the same weights on all ranks."""
-    import torch
-
     rank_generator = torch.Generator().manual_seed(100 * seed + rank)
     common = torch.Generator().manual_seed(seed)
     x = torch.randn(SAMPLES, NARROW, generator=rank_generator)
@@ -407,8 +363,6 @@ def _inputs(rank: int, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
-    import torch
-
     x, coefficients, *weights = _inputs(rank, seed)
     x.requires_grad_()
     first_share, second_share = (weight.chunk(size)[rank].clone().requires_grad_() for weight in weights)
@@ -428,8 +382,6 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
 
 def _gradients(ranks: Iterable[int], rank: int, size: int, seed: int) -> dict[str, Tensor]:
     """What one process computes: output and gradient of this rank's x, mean gradients over some ranks' data."""
-    import torch
-
     of_rank, sums = {}, []
     # Always with this rank, whose output is compared, though the mean may be over others.
     for peer in {rank, *ranks}:
@@ -454,19 +406,9 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
     """The values are right; were whole weights kept, or whole gradients communicated?"""
     # Two layers, forward and backward, whatever brings the shares together: who does so less often has kept the whole.
     if answers[0].value["kept"] or len(gathers(answers[0])) < 4:
-        raise Wrong(
-            en="Output and gradients are right, but the whole weights stay in memory from the forward pass to the "
-            "backward pass, for every layer: keep the share, and gather it again in backward.",
-            fr="La sortie et les gradients sont justes, mais les poids entiers restent en mémoire de la passe avant à "
-            "la passe arrière, et cela pour chaque couche : gardez la part, et rassemblez-la de nouveau dans backward.",
-        )
+        raise TEXTS.wrong("shard-weights", "whole weights stay in memory")
     if any(call["op"] == "all_reduce" and call["numel"] >= WIDE * NARROW for call in answers[0].calls):
-        raise Wrong(
-            en="Output and gradients are right, but an all-reduce brings the whole gradient to every rank: a "
-            "reduce-scatter gives each rank its rows, and sends half as much.",
-            fr="La sortie et les gradients sont justes, mais un all-reduce apporte le gradient entier à chaque "
-            "rang : un reduce-scatter donne à chaque rang ses lignes, et envoie deux fois moins d’octets.",
-        )
+        raise TEXTS.wrong("shard-weights", "an all-reduce brings the whole gradient")
 
 
 SHARD_WEIGHTS = TEXTS.exercise(

@@ -44,19 +44,14 @@ def read_order(texts: Any, stage: int) -> list[Action]:
     """
     refuse_nothing(texts)
     if isinstance(texts, str | Action) or not isinstance(texts, Iterable):
-        raise Wrong(
-            en=f'A list of actions such as ["F0", "B0"] is expected, but {a_or_an(type(texts).__name__)} was returned.',
-            fr='On attend une liste d’actions comme ["F0", "B0"], mais un objet de type '
-            f"{type(texts).__name__} a été renvoyé.",
+        raise TEXTS.wrong(
+            "shared", "no list of actions", a_kind=a_or_an(type(texts).__name__), kind=type(texts).__name__
         )
     order = []
     for entry in texts:
         order.append(_action(entry, stage))
         if len(order) > MAX_ACTIONS:
-            raise Wrong(
-                en=f"The order has more than {MAX_ACTIONS} actions: look for a loop that adds too many.",
-                fr=f"L’ordre compte plus de {MAX_ACTIONS} actions : cherchez une boucle qui en ajoute trop.",
-            )
+            raise TEXTS.wrong("shared", "too many actions", MAX_ACTIONS=MAX_ACTIONS)
     return order
 
 
@@ -68,16 +63,9 @@ def _action(entry: Any, stage: int) -> Action:
         try:
             return parse_action(f"{stage}{text}" if _SHORT.fullmatch(text) else text)
         except LabError:
-            raise Wrong(
-                en=f"{text!r} is no action: write the kind and the micro-batch, counted from 0, as F0 (forward), B0 "
-                "(backward), or I0 and W0 (a backward in two parts). In messages the stage stands in front: 2F0.",
-                fr=f"{text!r} n’est pas une action : écrivez le type et le micro-batch, compté à partir de 0, comme F0 "
-                "(passe avant), B0 (passe arrière), ou I0 et W0 (une passe arrière en deux parties). Dans les "
-                "messages, l’étage vient devant : 2F0.",
-            ) from None
-    raise Wrong(
-        en=f"An order holds texts such as 'F0', but one of its entries is {a_or_an(type(entry).__name__)}.",
-        fr=f"Un ordre contient des textes comme 'F0', mais l’un de ses éléments est de type {type(entry).__name__}.",
+            raise TEXTS.wrong("shared", "no action", text=text) from None
+    raise TEXTS.wrong(
+        "shared", "an entry that is no text", a_kind=a_or_an(type(entry).__name__), kind=type(entry).__name__
     )
 
 
@@ -90,25 +78,24 @@ def read_schedule(answer: Any, ranks: int, micro_batches: int) -> Schedule:
     if isinstance(answer, Schedule):
         size, expected_size = (answer.ranks, answer.stages, answer.micro_batches), (ranks, ranks, micro_batches)
         if size != expected_size:
-            raise Wrong(
-                en=f"{ranks} ranks with one stage each and {micro_batches} micro-batches are asked for, but your "
-                f"schedule has {size[0]} ranks, {size[1]} stages and {size[2]} micro-batches.",
-                fr=f"On demande {ranks} rangs d’un étage chacun et {micro_batches} micro-batches, mais votre "
-                f"ordonnancement a {size[0]} rangs, {size[1]} étages et {size[2]} micro-batches.",
+            raise TEXTS.wrong(
+                "shared",
+                "another number of ranks, stages or micro-batches",
+                ranks=ranks,
+                micro_batches=micro_batches,
+                ranks_found=size[0],
+                stages=size[1],
+                micro_batches_found=size[2],
             )
         return answer
     refuse_nothing(answer)
     if isinstance(answer, str) or not isinstance(answer, Iterable):
-        raise Wrong(
-            en=f"One list of actions per rank is expected, but {a_or_an(type(answer).__name__)} was returned.",
-            fr=f"On attend une liste d’actions par rang, mais un objet de type {type(answer).__name__} a été renvoyé.",
+        raise TEXTS.wrong(
+            "shared", "no list per rank", a_kind=a_or_an(type(answer).__name__), kind=type(answer).__name__
         )
     rows = list(answer)
     if len(rows) != ranks:
-        raise Wrong(
-            en=f"{ranks} lists are expected, one per rank, but {len(rows)} were returned.",
-            fr=f"On attend {ranks} listes, une par rang, mais {len(rows)} ont été renvoyées.",
-        )
+        raise TEXTS.wrong("shared", "another number of lists", ranks=ranks, rows_count=len(rows))
     return schedule_from([read_order(row, rank) for rank, row in enumerate(rows)], micro_batches)
 
 
@@ -196,40 +183,25 @@ def _check_order(answer: Callable[..., Any], ranks: int, micro_batches: int) -> 
     if schedule.orders != reference.orders:
         slip = _known(schedule)
         if slip:
-            raise Wrong(case_of(schedule) + slip)
+            raise Wrong(f"{case_of(schedule)}{slip}")
         refuse_invalid(schedule)
         _compare(schedule, reference)
 
 
-def _known(schedule: Schedule) -> str:
+def _known(schedule: Schedule) -> Said | None:
     """The usual slips, by their order."""
     size = (schedule.ranks, schedule.micro_batches)
     # Per rank: forwards before the first action of another kind, which is its warm-up.
     forwards = [next((n for n, action in enumerate(order) if action.kind != "F"), 0) for order in schedule.orders]
     if schedule.orders == build("gpipe", *size).orders:
-        return say(
-            en="this is GPipe, all forwards before the first backward: each rank keeps all micro-batches. 1F1B begins "
-            "its backwards as soon as it can.",
-            fr="c’est GPipe, toutes les passes avant d’abord : chaque rang garde tous les micro-batches. 1F1B commence "
-            "ses passes arrière dès que possible.",
-        )
+        return TEXTS.sentence("one-f-one-b", "this is GPipe")
     if schedule.ranks > 1 and forwards == [min(rank + 1, size[1]) for rank in range(schedule.ranks)] != [
         min(schedule.ranks - rank, size[1]) for rank in range(schedule.ranks)
     ]:
-        return say(
-            en="your warm-up is the wrong way round: the last rank is next to the loss and can go back after 1 "
-            "forward; rank 0 is the one that waits longest, so it runs p forwards first.",
-            fr="votre démarrage est inversé : le dernier rang calcule la perte et peut repartir après 1 passe avant ; "
-            "c’est le rang 0 qui attend le plus longtemps : il exécute d’abord p passes avant.",
-        )
+        return TEXTS.sentence("one-f-one-b", "warm-up the wrong way round")
     if schedule.ranks > 1 and forwards == [min(schedule.ranks - rank - 1, size[1]) for rank in range(schedule.ranks)]:
-        return say(
-            en="your warm-up is one forward short: p − 1 − r forwards are right if the loop that follows is (forward, "
-            "backward), but before (backward, forward) it takes p − r.",
-            fr="il manque une passe avant au démarrage : p − 1 − r suffisent si la boucle qui suit est (avant, "
-            "arrière), mais devant (arrière, avant) il en faut p − r.",
-        )
-    return ""
+        return TEXTS.sentence("one-f-one-b", "warm-up one forward short")
+    return None
 
 
 def _compare(schedule: Schedule, reference: Schedule) -> None:
@@ -237,57 +209,43 @@ def _compare(schedule: Schedule, reference: Schedule) -> None:
     peaks, right = peak_activations(schedule), peak_activations(reference)
     for rank, (peak, limit) in enumerate(zip(peaks, right, strict=True)):
         if peak > limit:
-            raise Wrong(
-                case_of(schedule)
-                + say(
-                    en=f"rank {rank} keeps up to {shortest(peak)} micro-batches, but 1F1B keeps {shortest(limit)} "
-                    f"there: it runs {shortest(limit)} forward{'s' if limit > 1 else ''}, then a backward before "
-                    "each further one.",
-                    fr=f"le rang {rank} garde jusqu’à {shortest(peak)} micro-batches, alors que 1F1B n’en garde que "
-                    f"{shortest(limit)} : {shortest(limit)} passe{'s' if limit > 1 else ''} avant, puis une passe "
-                    "arrière avant chacune des suivantes.",
-                )
+            s = "s" if limit > 1 else ""
+            raise TEXTS.wrong(
+                "one-f-one-b",
+                "keeps more than 1F1B",
+                case=case_of(schedule),
+                rank=rank,
+                peak=shortest(peak),
+                limit=shortest(limit),
+                s=s,
             )
     length, best = simulate(schedule).makespan, simulate(reference).makespan
     if length > best:
-        raise Wrong(case_of(schedule) + _longer(schedule, reference, length, best))
+        raise Wrong(f"{case_of(schedule)}{_longer(schedule, reference, length, best)}")
 
 
-def _longer(schedule: Schedule, reference: Schedule, length: float, best: float) -> str:
+def _longer(schedule: Schedule, reference: Schedule, length: float, best: float) -> Said:
     """How long a valid order takes, and the first rank that goes back in another order, or too early."""
-    en = f"your order can be executed, but takes {shortest(length)} time units and not {shortest(best)}"
-    fr = f"votre ordre s’exécute, mais dure {shortest(length)} unités de temps au lieu de {shortest(best)}"
+    slow = TEXTS.sentence("one-f-one-b", "longer than possible", length=shortest(length), best=shortest(best))
     for rank, (order, right) in enumerate(zip(schedule.orders, reference.orders, strict=True)):
         went_back = [action.micro_batch for action in order if action.kind == "B"]
         if went_back != sorted(went_back):
             later, sooner = next(pair for pair in pairwise(went_back) if pair[0] > pair[1])
-            return say(
-                en=f"{en}: rank {rank} runs B{later} before B{sooner}. The gradient of the micro-batch that went "
-                "through first comes back first: backwards go by rising numbers.",
-                fr=f"{fr} : le rang {rank} exécute B{later} avant B{sooner}. C’est le gradient du premier "
-                "micro-batch passé qui revient le premier : les passes arrière vont par numéros croissants.",
+            return TEXTS.sentence(
+                "one-f-one-b", "backwards in another order", slow=slow, rank=rank, later=later, sooner=sooner
             )
         forwards, expected = (
             next(n for n, action in enumerate(actions) if action.kind == "B") for actions in (order, right)
         )
         if forwards < expected:
-            return say(
-                en=f"{en}: rank {rank} turns back after {forwards} forward{'s' if forwards > 1 else ''}, and "
-                f"{expected} fit before the first gradient comes back to it.",
-                fr=f"{fr} : le rang {rank} repart en arrière après {forwards} passe{'s' if forwards > 1 else ''} "
-                f"avant, alors que {expected} tiennent avant que le premier gradient lui revienne.",
+            s = "s" if forwards > 1 else ""
+            return TEXTS.sentence(
+                "one-f-one-b", "turns back early", slow=slow, rank=rank, forwards=forwards, s=s, expected=expected
             )
-    return say(
-        en=f"{en}: somewhere a rank waits, although it could work.",
-        fr=f"{fr} : quelque part, un rang attend alors qu’il pourrait travailler.",
-    )
+    return TEXTS.sentence("one-f-one-b", "a rank waits although it could work", slow=slow)
 
 
-ONE_F_ONE_B = TEXTS.exercise(
-    "one-f-one-b",
-    cases=_ORDER_SIZES,
-    trial=_check_order,
-)
+ONE_F_ONE_B = TEXTS.exercise("one-f-one-b", cases=_ORDER_SIZES, trial=_check_order)
 
 
 def kept(schedule: str, rank: int, ranks: int, micro_batches: int) -> int:
@@ -341,18 +299,13 @@ def _check_cap(answer: Callable[..., Any], ranks: int, micro_batches: int, limit
         rank = peaks.index(max(peaks))
         raise Wrong(
             _case(schedule, limit)
-            + say(
-                en=f"rank {rank} keeps {shortest(max(peaks))}. A forward must wait until a backward has made room: "
-                "see the argument cap.",
-                fr=f"le rang {rank} en garde {shortest(max(peaks))}. Une passe avant doit attendre qu’une passe "
-                "arrière ait fait de la place : voyez l’argument cap.",
-            )
+            + str(TEXTS.sentence("memory-cap", "too many micro-batches at once", rank=rank, peaks=shortest(max(peaks))))
         )
     length, best = simulate(schedule).makespan, optimum(ranks, micro_batches, memory_limit=limit).value
     if length > best:
         forward_first = list_schedule(ranks, micro_batches, priority="forward-first", cap=limit)
         waits = schedule.orders == forward_first.orders
-        raise Wrong(_case(schedule, limit) + _too_long(length, best, max(peaks), limit, waits))
+        raise Wrong(f"{_case(schedule, limit)}{_too_long(length, best, max(peaks), limit, waits)}")
 
 
 def _case(schedule: Schedule, limit: int) -> str:
@@ -360,38 +313,25 @@ def _case(schedule: Schedule, limit: int) -> str:
     return say(en=f"{text}, {limit} of them kept at most: ", fr=f"{text}, dont {limit} gardés au plus : ")
 
 
-def _too_long(length: float, best: float, peak: float, limit: int, forwards_first: bool) -> str:
-    en = f"the step takes {shortest(length)} time units, and {shortest(best)} are possible"
-    fr = f"le pas dure {shortest(length)} unités de temps, alors que {shortest(best)} suffisent"
+def _too_long(length: float, best: float, peak: float, limit: int, forwards_first: bool) -> Said:
+    slow = TEXTS.sentence("memory-cap", "longer than possible", length=shortest(length), best=shortest(best))
     if forwards_first:
-        return say(
-            en=f"{en}. Forwards go first, so a rank waits for one while a backward is ready, and holds up the others: "
-            "run a backward as soon as its gradient has come, see the argument priority.",
-            fr=f"{fr}. Les passes avant passent d’abord : un rang en attend une quand une passe arrière est prête, et "
-            "bloque les autres ; exécutez une passe arrière dès que son gradient est arrivé, voyez l’argument "
-            "priority.",
-        )
+        return TEXTS.sentence("memory-cap", "forwards go first", slow=slow)
     if peak < limit:
         as_without = say(en=", as without a pipeline", fr=", comme sans pipeline") if peak <= 1 else ""
         several = "es" if peak > 1 else ""
-        return say(
-            en=f"{en}: no rank keeps more than {shortest(peak)} micro-batch{several}{as_without}; use the memory "
-            "there is.",
-            fr=f"{fr} : aucun rang ne garde plus de {shortest(peak)} micro-batch{several}{as_without} ; servez-vous "
-            "de la mémoire disponible.",
+        return TEXTS.sentence(
+            "memory-cap",
+            "memory is left unused",
+            slow=slow,
+            peak=shortest(peak),
+            several=several,
+            as_without=as_without,
         )
-    return say(
-        en=f"{en}: somewhere a rank waits, although it could work. Which of a forward and a backward goes first?",
-        fr=f"{fr} : quelque part, un rang attend alors qu’il pourrait travailler. D’une passe avant et d’une passe "
-        "arrière, laquelle passe d’abord ?",
-    )
+    return TEXTS.sentence("memory-cap", "a rank waits somewhere", slow=slow)
 
 
-MEMORY_CAP = TEXTS.exercise(
-    "memory-cap",
-    cases=CASES,
-    trial=_check_cap,
-)
+MEMORY_CAP = TEXTS.exercise("memory-cap", cases=CASES, trial=_check_cap)
 
 
 RANKS, MICRO_BATCHES = 2, 4
@@ -413,20 +353,10 @@ def _check_unblocked(answer: Callable[..., Any]) -> None:
         ) from None
     peak = max(peak_activations(schedule))
     if peak > LIMIT:
-        raise Wrong(
-            en=f"Nothing deadlocks, but a rank keeps {shortest(peak)} micro-batches, and only {LIMIT} are allowed: "
-            "put a backward before the last forward.",
-            fr=f"Plus d’interblocage, mais un rang garde {shortest(peak)} micro-batches, et {LIMIT} seulement sont "
-            "permis : placez une passe arrière avant la dernière passe avant.",
-        )
+        raise TEXTS.wrong("unblock", "too many micro-batches are kept", peak=shortest(peak), LIMIT=LIMIT)
     slow = simulate(build("naive", RANKS, MICRO_BATCHES)).makespan
     if length >= slow:
-        raise Wrong(
-            en=f"Nothing deadlocks, but the step takes {shortest(length)} time units, as without a pipeline: one "
-            "rank always waits for the other. Let each run at least two forwards before its first backward.",
-            fr=f"Plus d’interblocage, mais le pas dure {shortest(length)} unités de temps, comme sans pipeline : "
-            "un rang attend toujours l’autre. Laissez chacun exécuter au moins deux passes avant d’abord.",
-        )
+        raise TEXTS.wrong("unblock", "as long as without a pipeline", length=shortest(length))
 
 
 def _first_sentence(text: str) -> str:
@@ -434,11 +364,7 @@ def _first_sentence(text: str) -> str:
     return text[0].upper() + text[1:].split(". ", 1)[0] + "."
 
 
-UNBLOCK = TEXTS.exercise(
-    "unblock",
-    cases=((),),
-    trial=_check_unblocked,
-)
+UNBLOCK = TEXTS.exercise("unblock", cases=((),), trial=_check_unblocked)
 
 
 BEST, DEADLOCK_KEPT = 13, 2
@@ -449,41 +375,29 @@ def _check_split(answer: Callable[..., Any]) -> None:
     schedule = read_schedule(answer(), RANKS, MICRO_BATCHES)
     refuse_invalid(schedule)
     if not schedule.splits_backward:
-        raise Wrong(
-            en="Your backwards are whole: write I and W in place of B. Only I makes the rank before go on, W can "
-            "wait for a gap.",
-            fr="Vos passes arrière sont entières : écrivez I et W au lieu de B. Seul I fait avancer le rang "
-            "précédent, W peut attendre un creux.",
-        )
+        raise TEXTS.wrong("zero-bubble", "backwards are whole")
     # A second time, now with the limit: a schedule that cannot run is told so before one that keeps too much.
     refuse_invalid(schedule, DEADLOCK_KEPT)
     length = simulate(schedule).makespan
     if length > BEST:
-        raise Wrong(
-            en=f"Valid, within {DEADLOCK_KEPT} micro-batches, but {shortest(length)} time units; {BEST} are "
-            f"possible. {_who_waits(schedule)}",
-            fr=f"Valide, sans dépasser {DEADLOCK_KEPT} micro-batches, mais {shortest(length)} unités de temps ; on "
-            f"peut faire {BEST}. {_who_waits(schedule)}",
+        raise TEXTS.wrong(
+            "zero-bubble",
+            "not the shortest",
+            DEADLOCK_KEPT=DEADLOCK_KEPT,
+            length=shortest(length),
+            BEST=BEST,
+            schedule=_who_waits(schedule),
         )
 
 
-def _who_waits(schedule: Schedule) -> str:
+def _who_waits(schedule: Schedule) -> Said:
     """The first gap that a pending weight gradient could have filled, or else the idlest rank."""
     timeline = simulate(schedule)
     rank = max(range(schedule.ranks), key=lambda candidate: timeline.idle[candidate])
-    return say(
-        en=f"Rank {rank} waits for {shortest(timeline.idle[rank])} of them: which W could it run meanwhile, or which I "
-        "should come sooner?",
-        fr=f"Le rang {rank} en passe {shortest(timeline.idle[rank])} à attendre : quel W pourrait-il exécuter pendant "
-        "ce temps, ou quel I devrait venir plus tôt ?",
-    )
+    return TEXTS.sentence("shared", "who waits", rank=rank, idle=shortest(timeline.idle[rank]))
 
 
-ZERO_BUBBLE = TEXTS.exercise(
-    "zero-bubble",
-    cases=((),),
-    trial=_check_split,
-)
+ZERO_BUBBLE = TEXTS.exercise("zero-bubble", cases=((),), trial=_check_split)
 
 
 SIZE = 4, 8
@@ -499,11 +413,10 @@ def _sum_of_peaks(answer: Callable[..., Any]) -> float:
     refuse_invalid(schedule)
     length, allowed = simulate(schedule).makespan, simulate(build("1f1b", *SIZE)).makespan
     if length > allowed:
-        raise Wrong(
-            en=f"The step takes {shortest(length)} time units, longer than 1F1B's {shortest(allowed)}. "
-            f"{_who_waits(schedule) if schedule.splits_backward else 'Backwards in two halves, I and W, leave gaps.'}",
-            fr=f"Le pas dure {shortest(length)} unités de temps, plus que les {shortest(allowed)} de 1F1B. "
-            + (_who_waits(schedule) if schedule.splits_backward else "Coupez les passes arrière en deux, I et W."),
+        halves = TEXTS.sentence("frugal", "backwards in two halves")
+        advice = _who_waits(schedule) if schedule.splits_backward else halves
+        raise TEXTS.wrong(
+            "frugal", "longer than 1F1B", length=shortest(length), allowed=shortest(allowed), advice=advice
         )
     return float(sum(peak_activations(schedule)))
 

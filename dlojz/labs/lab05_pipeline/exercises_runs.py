@@ -12,18 +12,18 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from dlojz.base.language import shortest
 from dlojz.config.run_config import RunConfig
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise import Said, Wrong
 from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
 from dlojz.labs.kit.judges import asked_run, check_settings, expect_json, reader, refuse_nothing
 from dlojz.processes.forks import RankAnswer
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
 
 TEXTS = Texts(__file__)
 
@@ -62,9 +62,6 @@ def run_stage(
 
     Source: Huang et al. 2019 (arXiv 1811.06965), §2.2, for one micro-batch.
     """
-    import torch
-    import torch.distributed as dist
-
     send = send or dist.send
     rank, last_rank = dist.get_rank(), dist.get_world_size() - 1
     if x is None:
@@ -99,9 +96,6 @@ def run_stage(
 
 def _stages(size: int, seed: int) -> tuple[list[nn.Sequential], list[Tensor], Tensor]:
     """All stages, the micro-batches and the targets, from the seed alone."""
-    import torch
-    from torch import nn
-
     generator = torch.Generator().manual_seed(seed)
     samples, width = 3 + seed % 3, 4 + seed % 2
     dtype = torch.float64 if seed == WIDE_SEED else torch.float32
@@ -126,18 +120,11 @@ def _gradients(stage: nn.Sequential) -> dict[str, Tensor | None]:
 def _asks_for_a_gradient(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     """Before a stage that is not the first runs: without this the fault would show only where the gradient is sent."""
     if not inputs[0].requires_grad:
-        raise Wrong(
-            en="What was received asks for no gradient, so there will be none to send back: call x.requires_grad_() "
-            "before the stage runs.",
-            fr="Ce qui a été reçu ne demande pas de gradient, il n’y en aura donc pas à renvoyer : appelez "
-            "x.requires_grad_() avant d’exécuter l’étage.",
-        )
+        raise TEXTS.wrong("stage-boundary", "what was received asks for no gradient")
 
 
 def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Tensor | None]]:
     """The gradients; and whether this rank has sent back a gradient of ones, as `y.sum().backward()` begins with."""
-    import torch.distributed as dist
-
     stages, inputs, targets = _stages(size, seed)
     stage, (x, *_) = stages[rank], inputs
     if rank > 0:
@@ -165,8 +152,6 @@ def _run(
     is_last: bool,
 ) -> None:
     """Run an answer on all micro-batches; one with a `yield` in halves, all first ones before the first second one."""
-    import torch.distributed as dist
-
     destinations: list[int] = []
 
     def send(tensor: Tensor, to: int) -> None:
@@ -202,19 +187,9 @@ def _run(
 def _refuse_first_half(stage: nn.Sequential, handed_on: bool) -> None:
     """Refuse a first half in which backward has run, or after which the next rank waits for its input."""
     if any(gradient is not None for gradient in _gradients(stage).values()):
-        raise Wrong(
-            en="backward has run before yield: the next micro-batch's forward would wait for it, as without a "
-            "pipeline. The forward stands above yield, the backward below.",
-            fr="La passe arrière a eu lieu avant yield : la passe avant du micro-batch suivant l’attendrait, comme "
-            "sans pipeline. La passe avant se place au-dessus de yield, la passe arrière au-dessous.",
-        )
+        raise TEXTS.wrong("stage-boundary", "backward has run before yield")
     if not handed_on:
-        raise Wrong(
-            en="Before yield nothing has been sent by send(tensor, rank): the next rank needs the output for its "
-            "forward, and dist.send would wait for it.",
-            fr="Avant yield, rien n’a été envoyé par send(tenseur, rang) : le rang suivant a besoin de la sortie pour "
-            "sa passe avant, et dist.send l’attendrait.",
-        )
+        raise TEXTS.wrong("stage-boundary", "nothing is sent before yield")
 
 
 def _expected(rank: int, size: int, seed: int) -> dict[str, Tensor]:
@@ -232,12 +207,7 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
     for answer in answers:
         for call in answer.calls:
             if call["op"] in ("all_reduce", "broadcast", "all_gather", "all_gather_into_tensor"):
-                raise Wrong(
-                    en=f"The gradients are right, but {call['op']} makes every rank take part; a boundary concerns "
-                    "two: dist.send and dist.recv are enough.",
-                    fr=f"Les gradients sont justes, mais {call['op']} fait participer tous les rangs ; une "
-                    "frontière n’en concerne que deux : dist.send et dist.recv suffisent.",
-                )
+                raise TEXTS.wrong("stage-boundary", "a collective is called", collective=call["op"])
 
 
 STAGE_BOUNDARY = TEXTS.exercise(
@@ -257,14 +227,8 @@ STAGE_BOUNDARY = TEXTS.exercise(
         "you send back the activation that was received": lambda *arguments: run_stage(
             *arguments, variant="activation back"
         ),
-        "output's gradient handed on as it came": tuple(
-            Mistake(
-                lambda *arguments, variant=variant: run_stage(*arguments, variant=variant),
-                "You hand the gradient of your output on as it came; the rank before needs that of your input, "
-                "x.grad, which backward has filled.",
-                "Vous transmettez tel quel le gradient de votre sortie ; le rang précédent a besoin de celui de "
-                "votre entrée, x.grad, que la passe arrière a rempli.",
-            )
+        "you hand the gradient of your output on as it came": tuple(
+            lambda *arguments, variant=variant: run_stage(*arguments, variant=variant)
             for variant in ("gradient passed on, ones", "gradient passed on, zeros")
         ),
     },
@@ -353,17 +317,11 @@ def _check_cut(answer: Callable[..., Any], weights: list[int], limit: int) -> in
 
 _read_bounds = reader(
     lambda bounds: [operator.index(bound) for bound in bounds],
-    "A list of whole numbers is expected, such as [0, 2, 4]",
-    "On attend une liste d’entiers, comme [0, 2, 4]",
+    TEXTS.sentence("first-fit", "a list of whole numbers is expected, such as [0, 2, 4]"),
 )
 
 
-FIRST_FIT = TEXTS.exercise(
-    "first-fit",
-    first_fit,
-    cases=_partition_cases,
-    trial=_check_cut,
-)
+FIRST_FIT = TEXTS.exercise("first-fit", first_fit, cases=_partition_cases, trial=_check_cut)
 
 
 HUGE = 1e9
@@ -417,25 +375,22 @@ def _stale_cases() -> Iterator[tuple[float, int, int]]:
 
 _read_weights = reader(
     lambda weights: [float(weight) for weight in weights],
-    "A list of weights, w(0) to w(updates), is expected",
-    "On attend une liste de poids, de w(0) à w(updates)",
+    TEXTS.sentence("stale-sgd", "a list of weights, w(0) to w(updates), is expected"),
 )
 
 
 def _last(answer: Callable[..., Any], step: float, delay: int, updates: int) -> float:
     weights = _read_weights(answer(step, delay, updates))
     if len(weights) != updates + 1:
-        raise Wrong(
-            en=f"For updates={updates} the list holds w(0) to w({updates}), {updates + 1} values, but yours has "
-            f"{len(weights)}.",
-            fr=f"Pour updates={updates}, la liste va de w(0) à w({updates}), soit {updates + 1} valeurs, mais "
-            f"la vôtre en a {len(weights)}.",
+        raise TEXTS.wrong(
+            "stale-sgd",
+            "another number of values",
+            updates=updates,
+            value_count=updates + 1,
+            weights_count=len(weights),
         )
     if float(weights[0]) != 1.0:
-        raise Wrong(
-            en=f"The list begins with w(0) = 1, but yours with {shortest(float(weights[0]))}.",
-            fr=f"La liste commence par w(0) = 1, mais la vôtre par {shortest(float(weights[0]))}.",
-        )
+        raise TEXTS.wrong("stale-sgd", "another first value", weights=shortest(float(weights[0])))
     return float(weights[-1])
 
 
@@ -493,10 +448,7 @@ def _three(answer: Any) -> tuple[Any, Any, Mapping[str, Any]]:
     refuse_nothing(answer)
     three = tuple(answer) if isinstance(answer, tuple | list) else ()
     if len(three) != 3 or not isinstance(three[2], Mapping):
-        raise Wrong(
-            en="Three things are expected: the number of processes, the number after -p, and the dictionary.",
-            fr="On attend trois choses : le nombre de processus, le nombre qui suit -p, et le dictionnaire.",
-        )
+        raise TEXTS.wrong("pipeline-json", "not three things")
     return three
 
 
@@ -513,11 +465,8 @@ def _check_numbers(processes: Any, stages: Any, config: RunConfig, request: Said
             + f" ; -p est le nombre d’étages d’un pipeline : {layout.pp}.",
         )
     if processes != layout.world_size:
-        raise Wrong(
-            en=f"Asked for: {request.en}. {processes} processes are not enough or too many: each of the "
-            f"{layout.dp} replicas is a whole pipeline of {layout.pp} ranks, {layout.world_size} in all.",
-            fr=f"Demandé : {request.fr}. {processes} processus, ce n’est pas le bon compte : chacune des "
-            f"{layout.dp} répliques est un pipeline entier de {layout.pp} rangs, soit {layout.world_size} en tout.",
+        raise TEXTS.wrong(
+            "pipeline-json", "another number of processes", request=request, processes=processes, layout=layout
         )
 
 
@@ -526,23 +475,9 @@ def _check_batch(document: Mapping[str, Any], config: RunConfig) -> None:
     total = document.get("train_batch_size")
     samples = layout.micro_batch * layout.micro_batches
     if total == samples * layout.world_size != layout.global_batch:
-        raise Wrong(
-            en=f"train_batch_size={total} counts every rank, but the {layout.pp} ranks of a pipeline pass the same "
-            f"samples from one to the next: multiply by the replicas alone, {layout.global_batch}.",
-            fr=f"train_batch_size={total} compte tous les rangs, mais les {layout.pp} rangs d’un pipeline se "
-            f"passent les mêmes échantillons : ne multipliez que par les répliques, {layout.global_batch}.",
-        )
+        raise TEXTS.wrong("pipeline-json", "train_batch_size counts every rank", total=total, layout=layout)
     if document.get("gradient_accumulation_steps") is None and total is None:
-        raise Wrong(
-            en="Nothing tells DeepSpeed how many micro-batches a step has: in a pipeline that is "
-            "gradient_accumulation_steps; left out it is 1, and the pipeline is never full.",
-            fr="Rien ne dit à DeepSpeed combien de micro-batches compte un pas : dans un pipeline, c’est "
-            "gradient_accumulation_steps ; par défaut c’est 1, et le pipeline n’est jamais plein.",
-        )
+        raise TEXTS.wrong("pipeline-json", "nothing tells DeepSpeed how many micro-batches a step has")
 
 
-PIPELINE_JSON = TEXTS.exercise(
-    "pipeline-json",
-    cases=_json_cases,
-    trial=_check_json,
-)
+PIPELINE_JSON = TEXTS.exercise("pipeline-json", cases=_json_cases, trial=_check_json)

@@ -9,9 +9,14 @@ Shape suffixes: B batch, T tokens, D width, N heads, H width of a head.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from dlojz.labs.kit.exercise import Mistake, Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import expect_several
 from dlojz.labs.kit.rank_judges import (
@@ -34,9 +39,6 @@ from dlojz.labs.kit.rank_judges import (
     times_ranks,
 )
 from dlojz.processes.forks import RankAnswer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TEXTS = Texts(__file__)
 
@@ -61,12 +63,7 @@ def _column_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -
         returned = answer(x, weight, bias, gradient.chunk(size, dim=1)[rank].contiguous())
     y, of_x = expect_several(returned, "(y, gradient)", 2)
     if of_x is None:
-        raise Wrong(
-            en="The second result is None. dist.all_reduce works in place and returns None itself: give the "
-            "contribution a name, call dist.all_reduce with it, and return the name.",
-            fr="Le second résultat est None. dist.all_reduce agit en place et renvoie elle-même None : donnez un nom à "
-            "la contribution, passez-la à dist.all_reduce, et renvoyez ce nom.",
-        )
+        raise TEXTS.wrong("column-linear", "the second result is None")
     return {"flops": counted.get_total_flops()}, {OUTPUT: y, OF_X: of_x}
 
 
@@ -98,15 +95,7 @@ def _every_nth(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     return {OUTPUT: (x @ weight.T + bias)[:, rank::size]}
 
 
-def _side_by_side(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    import torch
-
-    return {OF_X: torch.cat([_own_of_x(peer, size, seed) for peer in range(size)], dim=1)}
-
-
 def _largest(tensors: list[Tensor]) -> Tensor:
-    import torch
-
     return torch.stack(tensors).amax(0)
 
 
@@ -115,26 +104,13 @@ def _inspect_column(answers: list[RankAnswer], size: int) -> None:
     x_numel = LINEAR_SAMPLES * NARROW
     summed, gathered_numels = asked_for(answers[0], "all_reduce"), gathers(answers[0])
     if gathered_numels:
-        raise Wrong(
-            en="The values are right, but the ranks bring tensors together side by side: then each does the work of "
-            "all. By columns, an all-reduce of this rank's contribution to the gradient of x is all that is sent.",
-            fr="Les valeurs sont justes, mais les rangs rassemblent des tenseurs : chacun fait alors le travail de "
-            "tous. Par colonne, on n’envoie qu’un all-reduce de la contribution de ce rang au gradient de x.",
-        )
+        raise TEXTS.wrong("column-linear", "tensors are brought together side by side")
     # A product of this rank's rows in each direction, two operations per number.
     if answers[0].value["flops"] > 1.01 * 2 * 2 * LINEAR_SAMPLES * NARROW * WIDE / size:
-        raise Wrong(
-            en="The values are right, but every rank computes more than its part: cut the weight first, then multiply "
-            "by this rank's rows alone.",
-            fr="Les valeurs sont justes, mais chaque rang calcule plus que sa part : découpez d’abord le poids, puis "
-            "multipliez par les seules lignes de ce rang.",
-        )
+        raise TEXTS.wrong("column-linear", "every rank computes more than its part")
     if sum(summed) > x_numel:
-        raise Wrong(
-            en=f"The values are right, but {sum(summed)} numbers go through all-reduce, and the gradient of x has "
-            f"{x_numel}: it is all that needs to be added up, once, in the backward pass.",
-            fr=f"Les valeurs sont justes, mais {sum(summed)} nombres passent par l’all-reduce, et le gradient de x en "
-            f"compte {x_numel} : lui seul est à additionner, une fois, en passe arrière.",
+        raise TEXTS.wrong(
+            "column-linear", "more than the gradient goes through all-reduce", summed=sum(summed), x_numel=x_numel
         )
 
 
@@ -165,7 +141,9 @@ COLUMN_LINEAR = TEXTS.exercise(
             },
             *NO_BACKWARD_SUM,
         ),
-        "gradients of x laid side by side": _side_by_side,
+        "gradients of x laid side by side": lambda rank, size, seed: {
+            OF_X: torch.cat([_own_of_x(peer, size, seed) for peer in range(size)], dim=1)
+        },
         "every rank adds rank 0's part of the bias": lambda rank, size, seed: {
             OUTPUT: _column(rank, size, seed)[OUTPUT]
             + _column_inputs(seed)[2].chunk(size)[0]
@@ -207,8 +185,6 @@ def _row_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> d
 
 
 def _row(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    import torch
-
     x, weight, bias, coefficients = _row_inputs(seed)
     # The answer is given the whole weight; the gradient reaches this rank's columns only, the others get zeros.
     of_weight = torch.zeros_like(weight)
@@ -275,20 +251,11 @@ ROW_LINEAR = TEXTS.exercise(
         "you take the largest partial product": lambda rank, size, seed: {
             OUTPUT: _largest([_partial(peer, size, seed) for peer in range(size)]) + _row_inputs(seed)[2]
         },
-        "bias divided among the ranks": tuple(
-            Mistake(
-                lambda rank, size, seed, share=share: {
-                    OUTPUT: _row(rank, size, seed)[OUTPUT],
-                    OF_BIAS_ROW: share(rank, size) * _row(rank, size, seed)[OF_BIAS_ROW],
-                },
-                "The output is right, but not the gradient of the bias: it takes part in the sum, on one rank "
-                "only or as 1/N on "
-                "each, so that its copies learn something else. Add it whole on every rank, after the all-reduce.",
-                "La sortie est juste, mais pas le gradient du biais : il entre dans la somme, sur un seul rang ou "
-                "pour 1/N sur "
-                "chacun, et ses copies apprennent autre chose. Ajoutez-le entier sur chaque rang, après "
-                "l’all-reduce.",
-            )
+        "the bias takes part in the sum": tuple(
+            lambda rank, size, seed, share=share: {
+                OUTPUT: _row(rank, size, seed)[OUTPUT],
+                OF_BIAS_ROW: share(rank, size) * _row(rank, size, seed)[OF_BIAS_ROW],
+            }
             for share in (
                 lambda rank, size: float(rank == 0),
                 lambda rank, size: 1 / size,
@@ -296,18 +263,11 @@ ROW_LINEAR = TEXTS.exercise(
             )
         ),
     },
-    inspect=refuse_gathers(
-        "The output is right, but the ranks bring tensors together side by side, as many as there are ranks; one "
-        "all-reduce of the partial products is enough.",
-        "La sortie est juste, mais les rangs rassemblent des tenseurs, autant qu’il y a de rangs ; un seul "
-        "all-reduce des produits partiels suffit.",
-    ),
+    inspect=refuse_gathers(TEXTS.sentence("row-linear", "the ranks bring tensors together side by side")),
 )
 
 
 def _joined(parts: list[Tensor]) -> Tensor:
-    import torch
-
     return torch.cat(parts, dim=1)
 
 
@@ -340,8 +300,6 @@ def _mlp_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> d
 
 def _mlp_shares(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     """The gradient of x is this rank's contribution; all else is right."""
-    import torch.nn.functional as F
-
     shares = [_own(peer, size, seed) for peer in range(size)]
     # (samples, HIDDEN / N) @ (HIDDEN / N, width): partial products of the shape of y, summed by one all-reduce.
     partials = [F.gelu(x @ expand.T + bias) @ project.T for x, expand, bias, project, _ in shares]
@@ -377,8 +335,6 @@ def _mlp_like(
     """The output of another MLP, computed in one process."""
 
     def values(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-        import torch.nn.functional as F
-
         activations: dict[str, Callable[[Tensor], Tensor]] = {
             "gelu": F.gelu, "relu": F.relu, "silu": F.silu, "none": lambda h: h,
             "tanh gelu": lambda h: F.gelu(h, approximate="tanh"),
@@ -409,22 +365,10 @@ def _mlp_inspect(answers: list[RankAnswer], size: int) -> None:
     # A sum made of a reduce-scatter and an all-gather has messages of all numbers of y, or of one N-th.
     brought = [*gathers(answers[0]), *asked_for(answers[0], "reduce_scatter_tensor", "reduce_scatter")]
     if any(numel not in (output_numel, output_numel // size) for numel in brought):
-        raise Wrong(
-            en="Output and gradients are right, but the hidden features are brought together between the two "
-            "layers: that is not needed. GELU treats each feature alone, and the second layer takes exactly the "
-            "features that this rank has.",
-            fr="La sortie et les gradients sont justes, mais les neurones cachés sont rassemblés entre les deux "
-            "couches : c’est inutile. GELU traite chaque neurone séparément, et la seconde couche prend exactement "
-            "ceux de ce rang.",
-        )
+        raise TEXTS.wrong("one-all-reduce", "hidden features are brought together")
     sums = len(asked_for(answers[0], "all_reduce"))
     if sums > 2:
-        raise Wrong(
-            en=f"Output and gradients are right, but {sums} all-reduces are made: two are enough, one in forward "
-            "and one in backward.",
-            fr=f"La sortie et les gradients sont justes, mais {sums} all-reduces sont faits : deux suffisent, l’un "
-            "en passe avant, l’autre en passe arrière.",
-        )
+        raise TEXTS.wrong("one-all-reduce", "more than two all-reduces", sums=sums)
 
 
 ONE_ALL_REDUCE = TEXTS.exercise(
@@ -444,14 +388,7 @@ ONE_ALL_REDUCE = TEXTS.exercise(
             OUTPUT: _mlp_expected(rank, size, seed)[OUTPUT],
             OF_X: _mlp_expected(rank, size, seed)[OF_X] / size,
         },
-        "another activation than exact GELU": tuple(
-            Mistake(
-                _mlp_like(act=act),
-                "The activation is another one: F.gelu, in its exact form, between the two layers.",
-                "L’activation n’est pas la bonne : F.gelu, sous sa forme exacte, entre les deux couches.",
-            )
-            for act in ("relu", "tanh gelu", "silu", "none")
-        ),
+        "the activation is another one": tuple(_mlp_like(act=act) for act in ("relu", "tanh gelu", "silu", "none")),
         "GELU comes after the second layer": _mlp_like(act="last"),
         "you add the hidden features up over the ranks": _mlp_like(hidden_summed=True),
         "expand_bias is left out of the first layer": _mlp_like(bias=False),
@@ -483,8 +420,6 @@ def _attention_inputs(seed: int) -> Any:
 
 
 def _attention_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
-    import torch.distributed as dist
-
     from dlojz.by_hand.tensor.axis import TensorAxis
 
     x, qkv, project, coefficients = _attention_inputs(seed)
@@ -496,9 +431,6 @@ def _attention_trial(answer: Callable[..., Any], rank: int, size: int, seed: int
 
 
 def _attend(x_BTD: Tensor, rows_3NHD: Tensor, project_DE: Tensor, *, merge: bool = True) -> Tensor:
-    import torch
-    import torch.nn.functional as F
-
     q_BNTH, k_BNTH, v_BNTH = torch.einsum("btd,pnhd->pbnth", x_BTD, rows_3NHD)
     attended_BNTH = F.scaled_dot_product_attention(q_BNTH, k_BNTH, v_BNTH)
     merged = attended_BNTH.transpose(1, 2) if merge else attended_BNTH
@@ -549,9 +481,6 @@ def _attention_like(
     """The output of another attention, and where ranks take other heads, or other columns of project."""
 
     def values(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-        import torch
-        import torch.nn.functional as F
-
         x, qkv, project, _ = _attention_inputs(seed)
         # One product for queries, keys and values: (B, T, D) with (3, N, H, D) gives (3, B, N, T, H).
         qkv_3BNTH = torch.einsum("btd,pnhd->pbnth", x, qkv.view(3, HEADS, HEAD, ATTENTION_WIDTH))
@@ -571,21 +500,10 @@ def _output(variant: str) -> Values:
 def _attention_inspect(answers: list[RankAnswer], size: int) -> None:
     """The values are right; were there two sums, one each way, and nothing else?"""
     if gathers(answers[0]):
-        raise Wrong(
-            en="Output and gradients are right, but something is gathered: heads do not see each other, so that "
-            "nothing has to be sent between the two projections.",
-            fr="La sortie et les gradients sont justes, mais quelque chose est rassemblé : les têtes ne se voient "
-            "pas, il n’y a donc rien à envoyer entre les deux projections.",
-        )
+        raise TEXTS.wrong("attention-heads", "heads are gathered")
     sums = len(asked_for(answers[0], "all_reduce"))
     if sums > 2:
-        raise Wrong(
-            en=f"Output and gradients are right, but {sums} all-reduces are made, and two are enough: copy(x, axis) "
-            "once, and q, k and v from its result, so that backward adds the three gradients up before it sends them.",
-            fr=f"La sortie et les gradients sont justes, mais {sums} all-reduces sont faits, et deux suffisent : "
-            "copy(x, axis) une seule fois, et q, k et v de son résultat, pour que la passe arrière additionne les "
-            "trois gradients avant de les envoyer.",
-        )
+        raise TEXTS.wrong("attention-heads", "more than two all-reduces", sums=sums)
 
 
 ATTENTION_HEADS = TEXTS.exercise(
@@ -604,38 +522,18 @@ ATTENTION_HEADS = TEXTS.exercise(
         "no sum of x's gradient in backward": Mistake(
             only(_attention_shares, {OUTPUT: OUTPUT, OF_X: "own x"}), *NO_BACKWARD_SUM
         ),
-        "scores scaled by another number": tuple(
-            Mistake(
-                _attention_like(scale=scale),
-                "The scores are not divided by √H, H being the width of one head: scaled_dot_product_attention "
-                "does it.",
-                "Les scores ne sont pas divisés par √H, où H est la largeur d’une tête : "
-                "scaled_dot_product_attention le fait.",
-            )
-            for scale in (1.0, ATTENTION_WIDTH**-0.5, 1 / HEAD)
+        "the scores are not divided by √H": tuple(
+            _attention_like(scale=scale) for scale in (1.0, ATTENTION_WIDTH**-0.5, 1 / HEAD)
         ),
         "your attention is causal": _attention_like(causal=True),
-        "queries, keys and values swapped": tuple(
-            Mistake(
-                _attention_like(order=order),
-                "Queries, keys and values are exchanged: the rows of qkv hold all queries, then all keys, then "
-                "all values.",
-                "Requêtes, clés et valeurs sont échangées : les lignes de qkv contiennent toutes les requêtes, "
-                "puis toutes les "
-                "clés, puis toutes les valeurs.",
-            )
-            for order in ((1, 0, 2), (2, 1, 0), (0, 2, 1), (1, 2, 0), (2, 0, 1))
+        "queries, keys and values are exchanged": tuple(
+            _attention_like(order=order) for order in ((1, 0, 2), (2, 1, 0), (0, 2, 1), (1, 2, 0), (2, 0, 1))
         ),
         "every rank computes the heads of rank 0": _attention_like(
             heads_of=lambda rank, size: 0, columns_of=lambda rank, size: 0
         ),
-        "heads and columns of project do not match": tuple(
-            Mistake(
-                _attention_like(heads_of=heads_of, columns_of=columns_of),
-                "Heads and columns of project do not go together: rank r has the r-th of N equal pieces of both.",
-                "Les têtes et les colonnes de project ne vont pas ensemble : le rang r a le r-ième de N morceaux "
-                "égaux des deux.",
-            )
+        "heads and columns of project do not go together": tuple(
+            _attention_like(heads_of=heads_of, columns_of=columns_of)
             for heads_of, columns_of in (
                 (lambda rank, size: rank, lambda rank, size: 0),
                 (lambda rank, size: size - 1 - rank, lambda rank, size: rank),

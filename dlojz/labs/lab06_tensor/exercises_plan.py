@@ -12,9 +12,14 @@ import logging
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dlojz.base.language import a_or_an, say
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from dlojz.base.language import a_or_an
 from dlojz.by_hand.collectives.cost import cost_s
 from dlojz.hardware.links import Link
 from dlojz.labs.kit.exercise import Mistake, Wrong
@@ -36,9 +41,6 @@ from dlojz.labs.kit.rank_judges import (
 )
 from dlojz.models.sizes import LlamaSize
 from dlojz.processes.forks import RankAnswer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TEXTS = Texts(__file__)
 
@@ -72,8 +74,6 @@ def _gradients(shard: SimpleNamespace) -> dict[str, Any]:
 
 
 def _convolution_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[str, Any]:
-    import torch.distributed as dist
-
     from dlojz.by_hand.tensor.axis import TensorAxis
 
     x, coefficients, _ = _inputs(seed)
@@ -92,9 +92,6 @@ def _only(parts: list[Tensor], rank: int) -> Tensor:
 
 def _shares(rank: int, size: int, seed: int, variant: str = "right") -> dict[str, Tensor]:
     """What each rank holds, its contribution to the gradient of x by itself; `variant` spoils the gate."""
-    import torch
-    import torch.nn.functional as F
-
     x, coefficients, _ = _inputs(seed)
     ranks, shards = range(size), [_own(peer, size, seed) for peer in range(size)]
     xs = [x.clone().requires_grad_() for _ in ranks]
@@ -139,9 +136,6 @@ def _whole(
     shortcut: float = 1.0,
 ) -> dict[str, Tensor]:
     """The output of another block, computed in one process."""
-    import torch
-    import torch.nn.functional as F
-
     functions: dict[str, Callable[[Tensor], Tensor]] = {
         "gelu": F.gelu, "relu": F.relu, "silu": F.silu, "sigmoid": torch.sigmoid, "none": lambda h: h,
         "mean": lambda h: h.mean((2, 3)), "sum": lambda h: h.sum((2, 3)), "largest": lambda h: h.amax((2, 3)),
@@ -173,82 +167,32 @@ MBCONV_CHANNELS = TEXTS.exercise(
             OUTPUT: _shares(*case)[OUTPUT],
             OF_X: _shares(*case)[OF_X] + (case[1] - 1) * _inputs(case[2])[1],
         },
-        "another activation, gate, pooling or shortcut": tuple(
-            Mistake(lambda rank, size, seed, change=change: _whole(seed, **change), en, fr)
-            for change, en, fr in (
-                (
-                    {"act": "relu"},
-                    "The activation of the convolutions is another one: F.gelu.",
-                    "L’activation des convolutions n’est pas la bonne : F.gelu.",
-                ),
-                (
-                    {"inner": "relu"},
-                    "The activation of squeeze is another one: F.silu.",
-                    "L’activation de squeeze n’est pas la bonne : F.silu.",
-                ),
-                (
-                    {"inner": "none"},
-                    "The activation of squeeze is missing: F.silu.",
-                    "Il manque l’activation de squeeze : F.silu.",
-                ),
-                (
-                    {"gate": "none"},
-                    "The gate is not between 0 and 1: torch.sigmoid.",
-                    "La porte n’est pas entre 0 et 1 : torch.sigmoid.",
-                ),
-                (
-                    {"pool": "sum"},
-                    "You add the pixels up: squeeze takes the mean over height and width.",
-                    "Vous additionnez les pixels : squeeze prend la moyenne sur hauteur et largeur.",
-                ),
-                (
-                    {"pool": "largest"},
-                    "You take the largest pixel: squeeze takes the mean over height and width.",
-                    "Vous prenez le plus grand pixel : squeeze prend la moyenne sur hauteur et largeur.",
-                ),
-                (
-                    {"shortcut": 0.0},
-                    "The residual connection is missing: x + …",
-                    "Il manque la connexion résiduelle : x + …",
-                ),
-                (
-                    {"gated": "not"},
-                    "The gate is not used: multiply the channels by it.",
-                    "La porte ne sert pas : multipliez-en les canaux.",
-                ),
-                (
-                    {"gated": "added"},
-                    "The gate is added: multiply the channels by it.",
-                    "La porte est ajoutée : multipliez-en les canaux.",
-                ),
-            )
-        ),
+        **{
+            key: lambda rank, size, seed, change=change: _whole(seed, **change)
+            for key, change in {
+                "the activation of the convolutions is another one": {"act": "relu"},
+                "the activation of squeeze is another one": {"inner": "relu"},
+                "the activation of squeeze is missing": {"inner": "none"},
+                "the gate is not between 0 and 1": {"gate": "none"},
+                "you add the pixels up": {"pool": "sum"},
+                "you take the largest pixel": {"pool": "largest"},
+                "the residual connection is missing": {"shortcut": 0.0},
+                "the gate is not used": {"gated": "not"},
+                "the gate is added": {"gated": "added"},
+            }.items()
+        },
         "x is added on every rank before the sum": lambda rank, size, seed: {
             OUTPUT: _shares(rank, size, seed)[OUTPUT] + (size - 1) * _inputs(seed)[0]
         },
-        "sum of squeeze at the wrong place": tuple(
-            Mistake(
-                only(_shares, [OUTPUT], variant),
-                "The sum over the ranks comes at the wrong place: add up what squeeze has made of this rank's "
-                "channels, before its "
-                "bias and its activation.",
-                "La somme sur les rangs n’est pas au bon endroit : additionnez ce que squeeze a fait des canaux "
-                "de ce rang, avant "
-                "son biais et son activation.",
-            )
-            for variant in ("summed late", "summed early")
+        "the sum over the ranks comes at the wrong place": tuple(
+            only(_shares, [OUTPUT], variant) for variant in ("summed late", "summed early")
         ),
         "no gradient through the convolutions": lambda rank, size, seed: {
             OUTPUT: _shares(rank, size, seed)[OUTPUT],
             OF_X: _inputs(seed)[1],
         },
     },
-    inspect=refuse_gathers(
-        "All is right, but channels are gathered on the way: only the few squeezed numbers depend on all "
-        "channels, and these are a sum.",
-        "Tout est juste, mais des canaux sont rassemblés en chemin : seuls les quelques nombres comprimés "
-        "dépendent de tous les canaux, et ce sont des sommes.",
-    ),
+    inspect=refuse_gathers(TEXTS.sentence("mbconv-channels", "channels are gathered on the way")),
 )
 
 
@@ -260,8 +204,6 @@ PLAN_BATCH, TOKENS = 2, 5
 
 
 def _block(seed: int) -> Any:
-    import torch
-
     from dlojz.models.llama import LlamaBlock
 
     with torch.random.fork_rng(devices=[]):
@@ -270,8 +212,6 @@ def _block(seed: int) -> Any:
 
 
 def _input(seed: int) -> Tensor:
-    import torch
-
     return torch.randn(PLAN_BATCH, TOKENS, SIZE.width, generator=torch.Generator().manual_seed(seed)).requires_grad_()
 
 
@@ -309,26 +249,13 @@ def _refuse_no_plan(plan: object) -> Mapping[str, Any]:
     from torch.distributed.tensor.parallel import ParallelStyle
 
     if not isinstance(plan, Mapping):
-        raise Wrong(
-            en=f"A dictionary is expected, name of a layer to its style, but {a_or_an(type(plan).__name__)} was "
-            "returned.",
-            fr="On attend un dictionnaire, du nom d’une couche vers son style, mais votre fonction renvoie un "
-            f"objet de type {type(plan).__name__}.",
-        )
+        raise TEXTS.wrong("shared", "no dictionary", a_kind=a_or_an(type(plan).__name__), kind=type(plan).__name__)
     layer_names = (*COLUMNS, *ROWS, *NORMS)
     for name, style in plan.items():
         if not any(fnmatch(layer, str(name)) for layer in layer_names):
-            raise Wrong(
-                en=f"The block has no layer {name!r}; torch passes over such a name and splits nothing. Its layers "
-                f"are {', '.join((*COLUMNS, *ROWS))}.",
-                fr=f"Le bloc n’a pas de couche {name!r} ; torch ignore un tel nom et ne découpe rien. Ses couches "
-                f"sont {', '.join((*COLUMNS, *ROWS))}.",
-            )
+            raise TEXTS.wrong("shared", "no such layer", name=name, names=", ".join((*COLUMNS, *ROWS)))
         if not isinstance(style, ParallelStyle):
-            raise Wrong(
-                en=f"{name!r} needs an instance of a style, such as ColwiseParallel(), but {style!r} was given.",
-                fr=f"{name!r} demande une instance de style, comme ColwiseParallel(), mais a reçu {style!r}.",
-            )
+            raise TEXTS.wrong("shared", "no style", name=name, style=style)
     return plan
 
 
@@ -341,31 +268,16 @@ def _named(plan: Mapping[str, Any]) -> str | None:
 
     for name in COLUMNS:
         if isinstance(style(name), RowwiseParallel):
-            return say(
-                en=f"{name} is row-parallel, but what it reads, x, is whole on every rank: it opens a region, so it "
-                "must be column-parallel (ColwiseParallel).",
-                fr=f"{name} est découpée par ligne, alors que ce qu’elle lit, x, est entier sur chaque rang : elle "
-                "ouvre une région, donc par colonne (ColwiseParallel).",
-            )
+            return str(TEXTS.sentence("shared", "row-parallel, but reads it whole", name=name))
     for name in ROWS:
         if isinstance(style(name), ColwiseParallel):
-            return say(
-                en=f"{name} is column-parallel, but what it reads is sharded already (heads or hidden features of this "
-                "rank): it closes a region, so it must be row-parallel (RowwiseParallel).",
-                fr=f"{name} est découpée par colonne, alors que ce qu’elle lit est déjà réparti (têtes ou neurones "
-                "cachés de ce rang) : elle ferme une région, donc par ligne (RowwiseParallel).",
-            )
+            return str(TEXTS.sentence("shared", "column-parallel, but reads shards", name=name))
     missing = [name for name in (*COLUMNS, *ROWS) if style(name) is None]
     return _missing(missing) if missing else None
 
 
 def _missing(names: list[str]) -> str:
-    return say(
-        en=f"{', '.join(names)}: not in the plan, hence whole on every rank, where it no longer fits those around it "
-        "or saves nothing.",
-        fr=f"{', '.join(names)} : absent du plan, donc entier sur chaque rang, où cela ne va plus avec les couches "
-        "voisines, ou n’économise rien.",
-    )
+    return str(TEXTS.sentence("shared", "not in the plan", names=", ".join(names)))
 
 
 def _refuse_whole_layers(answers: list[RankAnswer], size: int) -> None:
@@ -377,14 +289,7 @@ def _plan_inspect(answers: list[RankAnswer], size: int) -> None:
     """The values are right; is all split, with two sums in forward?"""
     _refuse_whole_layers(answers, size)
     if answers[0].value["forward"] > 2:
-        raise Wrong(
-            en=f"The values are right, but forward communicates {answers[0].value['forward']} times: leave the "
-            "layouts of inputs and outputs as they are, so that a layer by columns hands its share to the layer "
-            "by rows; two all-reduces are enough.",
-            fr=f"Les valeurs sont justes, mais la passe avant communique {answers[0].value['forward']} fois : "
-            "laissez les répartitions d’entrée et de sortie par défaut, pour qu’une couche par colonne passe sa "
-            "part à la couche par ligne ; deux all-reduces suffisent.",
-        )
+        raise TEXTS.wrong("parallelize-plan", "other communication in forward", forward=answers[0].value["forward"])
 
 
 class _PlanJudge(Judge):

@@ -9,9 +9,14 @@ Shape suffixes: B batch, T tokens, D width; V vocabulary, v = V / n words of one
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from dlojz.labs.kit.exercise import Mistake, Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.rank_judges import (
     NO_BACKWARD_SUM,
@@ -32,9 +37,6 @@ from dlojz.labs.kit.rank_judges import (
 )
 from dlojz.processes.forks import RankAnswer
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 TEXTS = Texts(__file__)
 
 VOCABULARY_BATCH, VOCABULARY_TOKENS, WORDS, VOCABULARY_WIDTH = 2, 6, 12, 4
@@ -45,25 +47,13 @@ VOCABULARY_LABELS = {
     LOSS: Said("the loss", "la perte"),
     OF_LOGITS: Said("the gradient of the logits", "le gradient des logits"),
 }
-_NO_MASK = Said(
-    "Words of other ranks are not left out: they are looked up as some word of this rank's, and the sum adds them as "
-    "well. What this rank finds for them must be 0.",
-    "Les mots des autres rangs ne sont pas écartés : ce rang les cherche comme s’ils étaient l’un des siens, et la "
-    "somme les ajoute aussi. Ce que ce rang trouve pour eux doit valoir 0.",
-)
+_NO_MASK = TEXTS.sentence("shared", "words of other ranks are not left out")
 
 
-_OFF_BY_ONE = Said(
-    "Off by one: this rank's words go from start, included, to start + len(table) (the number of its logits), "
-    "excluded.",
-    "Décalage d’un : les mots de ce rang vont de start, compris, à start + len(table) (le nombre de ses logits), "
-    "exclu.",
-)
+_OFF_BY_ONE = TEXTS.sentence("shared", "off by one")
 
 
 def _axis() -> Any:
-    import torch.distributed as dist
-
     from dlojz.by_hand.tensor.axis import TensorAxis
 
     return TensorAxis(dist.group.WORLD)
@@ -71,8 +61,6 @@ def _axis() -> Any:
 
 def _tokens(seed: int) -> Tensor:
     """Every word at least once, so that no rank is spared."""
-    import torch
-
     return torch.randperm(WORDS, generator=torch.Generator().manual_seed(seed)).view(
         VOCABULARY_BATCH, VOCABULARY_TOKENS
     )
@@ -154,13 +142,7 @@ VOCABULARY_EMBEDDING = TEXTS.exercise(
             OUTPUT: _looked_up(rank, size, seed)[OUTPUT].clamp(min=0.0)
         },
     },
-    inspect=refuse_gathers(
-        "The output is right, but the ranks' tables or results are gathered: that brings what was divided to "
-        "every rank again. Each looks up its own words, and the zeros of the others leave the sum as it is.",
-        "La sortie est juste, mais les tables ou les résultats des rangs sont rassemblés : ce qui était "
-        "réparti revient sur chaque rang. Chacun cherche ses propres mots, et les zéros des autres ne changent "
-        "pas la somme.",
-    ),
+    inspect=refuse_gathers(TEXTS.sentence("vocabulary-embedding", "the ranks' tables or results are gathered")),
 )
 
 
@@ -182,8 +164,6 @@ def _loss_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> 
 
 
 def _loss(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-    import torch.nn.functional as F
-
     logits = _logits(seed).requires_grad_()
     loss = F.cross_entropy(logits.flatten(0, 1), _tokens(seed).flatten())
     loss.backward()
@@ -192,8 +172,6 @@ def _loss(rank: int, size: int, seed: int) -> dict[str, Tensor]:
 
 def _spoilt_loss(variant: str) -> Callable[[int, int, int], dict[str, Tensor]]:
     def values(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-        import torch
-
         share, logits, tokens = WORDS // size, _logits(seed), _tokens(seed)
         sums, targets = [], []
         for peer, peer_logits in enumerate(logits.chunk(size, dim=-1)):
@@ -223,8 +201,6 @@ def _spoilt_loss(variant: str) -> Callable[[int, int, int], dict[str, Tensor]]:
 
 def _local_loss(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     """Over this rank's words, with the target's number brought among them."""
-    import torch.nn.functional as F
-
     logits = _logits(seed).chunk(size, dim=-1)[rank]
     return {LOSS: F.cross_entropy(logits.flatten(0, 1), _tokens(seed).flatten() % logits.shape[-1])}
 
@@ -243,20 +219,9 @@ def _inspect_logits(answers: list[RankAnswer], size: int) -> None:
     tokens = VOCABULARY_BATCH * VOCABULARY_TOKENS
     numels = [*asked_for(answers[0], "all_reduce"), *gathers(answers[0])]
     if sum(numels) > 4 * tokens and max(numels) <= tokens:
-        raise Wrong(
-            en=f"The loss is right, but {sum(numels)} numbers are sent for {tokens} tokens: three per token are "
-            "enough, the largest logit, the sum of exponentials, the target's logit.",
-            fr=f"La perte est juste, mais {sum(numels)} nombres sont envoyés pour {tokens} tokens : trois par token "
-            "suffisent, le plus grand logit, la somme des exponentielles, le logit de la cible.",
-        )
+        raise TEXTS.wrong("vocabulary-loss", "too many numbers per token", numels=sum(numels), tokens=tokens)
     if max(numels, default=0) > tokens and sum(numels) > 4 * tokens:
-        raise Wrong(
-            en="The loss is right, but logits are gathered: of all tensors of the model that is often the largest. "
-            "Three numbers per token are enough: the largest logit, the sum of exponentials, the target's logit.",
-            fr="La perte est juste, mais des logits sont rassemblés : c’est souvent le plus gros tenseur du "
-            "modèle. Trois nombres par token suffisent : le plus grand logit, la somme des exponentielles, le "
-            "logit de la cible.",
-        )
+        raise TEXTS.wrong("vocabulary-loss", "logits are gathered")
 
 
 VOCABULARY_LOSS = TEXTS.exercise(
@@ -337,8 +302,6 @@ def _inputs(seed: int) -> Any:
 
 def _region(rank: int, size: int, seed: int) -> Callable[[Tensor], Tensor]:
     """This rank's part of a parallel region: columns, a function of each feature, rows; the sum is left to do."""
-    import torch
-
     _, _, _, expand, project, _ = _inputs(seed)
     return lambda x_BTD: torch.tanh(x_BTD @ expand.chunk(size)[rank].T) @ project.chunk(size, dim=1)[rank].T
 
@@ -348,9 +311,6 @@ def _own(tensor: Tensor, rank: int, size: int, seed: int) -> Tensor:
 
 
 def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
-    import torch
-    import torch.distributed as dist
-
     from dlojz.by_hand.tensor.axis import TensorAxis
     from dlojz.by_hand.tensor.random_state import RandomStates
 
@@ -371,8 +331,6 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
 
 def _noted_gathers() -> list[Tensor]:
     """From here on, what this process hands to an all-gather; the process ends with the trial."""
-    import torch.distributed as dist
-
     handed: list[Tensor] = []
 
     def noted(collective: Callable[..., Any]) -> Callable[..., Any]:
@@ -388,8 +346,6 @@ def _noted_gathers() -> list[Tensor]:
 
 
 def _mask(rank: int, seed: int, stream: str, like: Tensor) -> Tensor:
-    import torch
-
     from dlojz.by_hand.tensor.random_state import RandomStates
 
     return RandomStates(seed, rank).dropout(torch.ones_like(like), DROP, stream)  # type: ignore[arg-type]
@@ -397,9 +353,6 @@ def _mask(rank: int, seed: int, stream: str, like: Tensor) -> Tensor:
 
 def _shares(rank: int, size: int, seed: int, variant: str = "right") -> dict[str, Tensor]:
     """What each rank holds: the ranks' copies of x and of the norm are leaves of one graph, with one loss."""
-    import torch
-    import torch.nn.functional as F
-
     x, weight, bias, _, _, coefficients = _inputs(seed)
     split = shares_tokens(seed)
     stream = {"replicated": "replicated", "split": "split"}.get(variant, "split" if split else "replicated")
@@ -436,8 +389,6 @@ def _shares(rank: int, size: int, seed: int, variant: str = "right") -> dict[str
 
 def _like(rank: int, size: int, seed: int, variant: str) -> dict[str, Tensor]:
     """The output of another half block."""
-    import torch.nn.functional as F
-
     x, weight, bias, *_ = _inputs(seed)
     stream = "split" if shares_tokens(seed) else "replicated"
 
@@ -483,20 +434,9 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
     if not answers[0].value["shares tokens"]:
         return
     if any(answer.value["gathers x"] for answer in answers):
-        raise Wrong(
-            en="All is right, but x is gathered before the norm, so that every rank normalises all tokens, and keeps "
-            "their activations: that is what sequence parallelism is to save. Norm this rank's tokens, then gather.",
-            fr="Tout est juste, mais x est rassemblé avant la normalisation : chaque rang normalise tous les tokens et "
-            "garde leurs activations, ce que Sequence Parallelism doit justement épargner. Normalisez les tokens de ce "
-            "rang, puis rassemblez.",
-        )
+        raise TEXTS.wrong("sequence-parallel", "x is gathered before the norm")
     if any(numel >= SEQUENCE_BATCH * SEQUENCE_TOKENS * SEQUENCE_WIDTH for numel in asked_for(answers[0], "all_reduce")):
-        raise Wrong(
-            en="All is right, but with sequence parallelism an all-reduce brings the whole sum to every rank, "
-            "which then keeps its tokens only: a reduce-scatter sends half as much.",
-            fr="Tout est juste, mais avec Sequence Parallelism un all-reduce apporte la somme entière à chaque "
-            "rang, qui n’en garde que ses tokens : un reduce-scatter envoie deux fois moins d’octets.",
-        )
+        raise TEXTS.wrong("sequence-parallel", "an all-reduce with sequence parallelism")
 
 
 SEQUENCE_PARALLEL = TEXTS.exercise(
@@ -524,46 +464,18 @@ SEQUENCE_PARALLEL = TEXTS.exercise(
         "no sum of x's gradient in backward": Mistake(
             _if(False, only(_shares, {OUTPUT: OUTPUT, OF_X: "own x", OF_WEIGHT: "own weight"})), *NO_BACKWARD_SUM
         ),
-        "another norm, dropout or shortcut": tuple(
-            Mistake(lambda rank, size, seed, variant=variant: _like(rank, size, seed, variant), en, fr)
-            for variant, en, fr in (
-                (
-                    "no shortcut",
-                    "The residual connection is missing: x + …",
-                    "Il manque la connexion résiduelle : x + …",
-                ),
-                (
-                    "dropout of all",
-                    "The dropout falls on x as well: it is for what the region gives, before x is added.",
-                    "Le dropout porte aussi sur x : il est pour ce que donne la région, avant que l’on y ajoute x.",
-                ),
-                (
-                    "other share",
-                    "The dropout has another probability: it is 0.5.",
-                    "Le dropout a une autre probabilité : elle vaut 0,5.",
-                ),
-                (
-                    "unbiased",
-                    "Your variance is divided by D − 1: layer_norm divides by D (unbiased=False).",
-                    "Votre variance est divisée par D − 1 : layer_norm divise par D (unbiased=False).",
-                ),
-                (
-                    "no parameters",
-                    "The norm's weight and bias are left out: F.layer_norm(x, x.shape[-1:], weight, bias).",
-                    "Il manque le poids et le biais : F.layer_norm(x, x.shape[-1:], weight, bias).",
-                ),
-                (
-                    "no norm",
-                    "The norm is missing before the region: F.layer_norm(x, x.shape[-1:], weight, bias).",
-                    "Il manque la normalisation avant la région : F.layer_norm(x, x.shape[-1:], weight, bias).",
-                ),
-                (
-                    "norm last",
-                    "The norm comes at the end: here it comes first, before the region.",
-                    "La normalisation vient à la fin : ici, elle vient d’abord, avant la région.",
-                ),
-            )
-        ),
+        **{
+            key: lambda rank, size, seed, variant=variant: _like(rank, size, seed, variant)
+            for key, variant in {
+                "the residual connection is missing": "no shortcut",
+                "the dropout falls on x as well": "dropout of all",
+                "the dropout has another probability": "other share",
+                "your variance is divided by D − 1": "unbiased",
+                "the norm's weight and bias are left out": "no parameters",
+                "the norm is missing before the region": "no norm",
+                "the norm comes at the end": "norm last",
+            }.items()
+        },
         "no gradient through the residual connection": lambda rank, size, seed: {
             OUTPUT: _shares(rank, size, seed)[OUTPUT],
             OF_X: _shares(rank, size, seed)[OF_X] - _own(_inputs(seed)[-1], rank, size, seed),

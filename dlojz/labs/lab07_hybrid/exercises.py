@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlojz.config.layout import AXES, Layout, RankGrid, complete
 from dlojz.config.run_config import RunConfig
-from dlojz.labs.kit.exercise import Mistake, NotDone, Said, Wrong
+from dlojz.labs.kit.exercise import NotDone, Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import Case, expect_groups, expect_triple, refuse_nothing
 
@@ -40,49 +40,6 @@ def place_of(rank: int, dp: int, pp: int, tp: int) -> tuple[int, int, int]:
     return rank // tp // dp, rank // tp % dp, rank % tp
 
 
-_PLACE_WAYS = (
-    Mistake(
-        lambda rank, dp, pp, tp: (rank % pp, rank // pp % dp, rank // pp // dp),
-        "Your axes are the other way round: in your answer neighbouring ranks differ in their stage. Here tp is "
-        "innermost: ranks 0 and 1 share each layer, and pp changes last.",
-        "Vos axes sont à l’envers : chez vous, deux rangs voisins diffèrent par leur étage. Ici, tp est le plus "
-        "intérieur : les rangs 0 et 1 se partagent chaque couche, et pp change en dernier.",
-    ),
-    Mistake(
-        lambda rank, dp, pp, tp: (rank // tp % pp, rank // tp // pp, rank % tp),
-        "tp is right, but dp and pp have changed places: once the tensor axis is full, the next rank is another "
-        "replica of the same stage.",
-        "tp est juste, mais dp et pp ont échangé leurs places : une fois l’axe de tenseur rempli, le rang suivant est "
-        "une autre réplique du même étage.",
-    ),
-    Mistake(
-        lambda rank, dp, pp, tp: (rank // dp // tp, rank % dp, rank // dp % tp),
-        "pp is right, but dp and tp have changed places: the innermost axis, rank % tp, is the tensor one.",
-        "pp est juste, mais dp et tp ont échangé leurs places : l’axe le plus intérieur, rank % tp, est celui de "
-        "tenseur.",
-    ),
-    Mistake(
-        lambda rank, dp, pp, tp: (rank % tp, rank // tp % dp, rank // tp // dp),
-        "The three numbers are right, but in another order: (pp_rank, dp_rank, tp_rank) is asked for, the outermost "
-        "first.",
-        "Les trois nombres sont justes, mais dans un autre ordre : on demande (pp_rank, dp_rank, tp_rank), le plus "
-        "extérieur d’abord.",
-    ),
-    Mistake(
-        lambda rank, dp, pp, tp: (rank // tp // dp, rank // tp, rank % tp),
-        "dp_rank grows beyond dp: rank // tp counts the replicas of all stages; take what is left of it modulo dp.",
-        "dp_rank dépasse dp : rank // tp compte les répliques de tous les étages ; prenez-en le reste modulo dp.",
-    ),
-    Mistake(
-        lambda rank, dp, pp, tp: (rank % pp, rank % dp, rank % tp),
-        "You take the remainder of the rank itself three times: two ranks then stand in one place. Divide by the "
-        "degrees further in first, as for hours, minutes and seconds.",
-        "Vous prenez trois fois le reste du rang lui-même : deux rangs ont alors la même place. Divisez d’abord par "
-        "les degrés plus intérieurs, comme pour les heures, minutes et secondes.",
-    ),
-)
-
-
 def _other_place(case: Case, coordinates: tuple[int, int, int], right: tuple[int, int, int]) -> Said:
     rank, dp, pp, tp = case
     # The formula applied to the answer: shows which rank really lies there.
@@ -95,14 +52,17 @@ def _other_place(case: Case, coordinates: tuple[int, int, int], right: tuple[int
     )
     if outside is not None:
         name, coordinate, size = outside
-        return Said(
-            f"{intro.en}{name}_rank goes from 0 to {size - 1} and yours is {coordinate}; {rank} is at {right}.",
-            f"{intro.fr}{name}_rank va de 0 à {size - 1} et le vôtre vaut {coordinate} ; {rank} est en {right}.",
+        return TEXTS.sentence(
+            "grid-place",
+            "a coordinate beyond its degree",
+            intro=intro,
+            name=name,
+            size=size - 1,
+            coordinate=coordinate,
+            rank=rank,
+            right=right,
         )
-    return Said(
-        f"{intro.en}there the formula gives rank {back}; {rank} is at {right}.",
-        f"{intro.fr}là, la formule donne le rang {back} ; {rank} est en {right}.",
-    )
+    return TEXTS.sentence("grid-place", "another rank there", intro=intro, back=back, rank=rank, right=right)
 
 
 PLACE = TEXTS.exercise(
@@ -110,7 +70,30 @@ PLACE = TEXTS.exercise(
     place_of,
     cases=lambda: ((rank, dp, pp, tp) for dp, pp, tp in SIZES for rank in range(dp * pp * tp)),
     read=lambda answer: expect_triple(answer, "(pp_rank, dp_rank, tp_rank)"),
-    mistakes=_PLACE_WAYS,
+    mistakes={
+        "your axes are the other way round": lambda rank, dp, pp, tp: (rank % pp, rank // pp % dp, rank // pp // dp),
+        "tp is right, but dp and pp have changed places": lambda rank, dp, pp, tp: (
+            rank // tp % pp,
+            rank // tp // pp,
+            rank % tp,
+        ),
+        "pp is right, but dp and tp have changed places": lambda rank, dp, pp, tp: (
+            rank // dp // tp,
+            rank % dp,
+            rank // dp % tp,
+        ),
+        "the three numbers are right, but in another order": lambda rank, dp, pp, tp: (
+            rank % tp,
+            rank // tp % dp,
+            rank // tp // dp,
+        ),
+        "dp_rank grows beyond dp": lambda rank, dp, pp, tp: (rank // tp // dp, rank // tp, rank % tp),
+        "you take the remainder of the rank itself three times": lambda rank, dp, pp, tp: (
+            rank % pp,
+            rank % dp,
+            rank % tp,
+        ),
+    },
     differs=_other_place,
 )
 
@@ -141,10 +124,7 @@ def _other_degrees(case: Case, answer: tuple[int, int, int], right: tuple[int, i
     processes, *degrees = case
     grid, product = _grid_told(case), math.prod(answer)
     if sorted(answer) == sorted(right):
-        return Said(
-            f"For {grid} the three numbers are right, but in another order: (dp, pp, tp), not {answer}.",
-            f"Pour {grid}, les trois nombres sont justes, mais dans un autre ordre : (dp, pp, tp), et non {answer}.",
-        )
+        return TEXTS.sentence("grid-degrees", "another order of the degrees", grid=grid, answer=answer)
     fixed = {name: degree for name, degree in zip(("dp", "pp", "tp"), degrees, strict=True) if degree is not None}
     forgotten = [f"{name}={degree}" for name, degree in fixed.items() if product == processes * degree]
     return Said(
@@ -165,32 +145,6 @@ def _derived(missing: Callable[[int, list[int]], int]) -> Callable[..., tuple[in
     return way
 
 
-_DEGREES_MISTAKES = (
-    Mistake(
-        _derived(lambda processes, fixed: processes - sum(fixed)),
-        "You subtract: degrees multiply. Each replica is a whole pipeline, and each of its stages a whole tensor "
-        "group.",
-        "Vous soustrayez : les degrés se multiplient. Chaque réplique est un pipeline entier, et chacun de ses étages "
-        "un groupe de tenseur entier.",
-    ),
-    Mistake(
-        _derived(lambda processes, fixed: processes // fixed[0]),
-        "You divide by the first of the two given degrees alone: divide by the other one too.",
-        "Vous divisez par le premier des deux degrés donnés seulement : divisez aussi par l’autre.",
-    ),
-    Mistake(
-        _derived(lambda processes, fixed: processes // fixed[-1]),
-        "You divide by the second of the two given degrees alone: divide by the other one too.",
-        "Vous divisez par le second des deux degrés donnés seulement : divisez aussi par l’autre.",
-    ),
-    Mistake(
-        _derived(lambda processes, fixed: processes // sum(fixed)),
-        "You divide by the sum of the given degrees: by their product.",
-        "Vous divisez par la somme des degrés donnés : divisez par leur produit.",
-    ),
-)
-
-
 def _must_refuse(answer: Callable[..., Any]) -> None:
     for case in _REFUSED:
         try:
@@ -206,15 +160,13 @@ def _must_refuse(answer: Callable[..., Any]) -> None:
         reason = Said("no whole degree makes this product", "aucun degré entier ne donne ce produit")
         if len(all_given) == len(degrees):
             product = math.prod(all_given)
-            reason = Said(
-                f"the three degrees multiply to {product}, not {processes}",
-                f"le produit des trois degrés vaut {product}, et non {processes}",
-            )
-        raise Wrong(
-            en=f"{_grid_told(case)} cannot be: {reason.en}. Raise a ValueError; your function "
-            f"gives {outcome}. Rounded degrees would leave processes without work.",
-            fr=f"{_grid_told(case)} est impossible : {reason.fr}. Levez une ValueError ; "
-            f"votre fonction donne {outcome}. Des degrés arrondis laisseraient des processus sans travail.",
+            reason = TEXTS.sentence("grid-degrees", "the degrees do not multiply", product=product, processes=processes)
+        raise TEXTS.wrong(
+            "grid-degrees",
+            "no ValueError where no grid is possible",
+            case=_grid_told(case),
+            reason=reason,
+            outcome=outcome,
         )
 
 
@@ -223,7 +175,16 @@ DEGREES = TEXTS.exercise(
     missing_degree,
     cases=_DEGREES,
     read=lambda answer: expect_triple(answer, "(dp, pp, tp)"),
-    mistakes=_DEGREES_MISTAKES,
+    mistakes={
+        "you subtract": _derived(lambda processes, fixed: processes - sum(fixed)),
+        "you divide by the first of the two given degrees alone": _derived(
+            lambda processes, fixed: processes // fixed[0]
+        ),
+        "you divide by the second of the two given degrees alone": _derived(
+            lambda processes, fixed: processes // fixed[-1]
+        ),
+        "you divide by the sum of the given degrees": _derived(lambda processes, fixed: processes // sum(fixed)),
+    },
     differs=_other_degrees,
     then=_must_refuse,
 )
@@ -263,64 +224,31 @@ def _as_many_as_groups(axis: str, dp: int, pp: int, tp: int) -> Groups:
     return [tuple(range(start, dp * pp * tp, step)) for start in range(step)]
 
 
-_GROUP_WAYS = (
-    Mistake(
-        _consecutive,
-        "Your groups are consecutive ranks along every axis. That is right for tp, the innermost axis, alone: dp "
-        "neighbours are tp ranks apart, pp neighbours dp × tp.",
-        "Vos groupes sont faits de rangs consécutifs selon chaque axe. C’est juste pour tp seulement, l’axe le plus "
-        "intérieur : les voisins selon dp sont à tp rangs l’un de l’autre, selon pp à dp × tp.",
-    ),
-    Mistake(
-        _ordered("tp-pp-dp"),
-        "The axes dp and pp have changed places: the neighbour along dp is tp ranks further, along pp dp × tp ranks "
-        "further.",
-        "Les axes dp et pp ont échangé leurs places : le voisin selon dp est tp rangs plus loin, selon pp dp × tp "
-        "rangs plus loin.",
-    ),
-    Mistake(
-        _ordered("pp-dp-tp"),
-        "The order of the axes is the other way round: you number the stages first, so the tensor groups are spread as "
-        "far as possible, over all nodes. tp is the innermost.",
-        "L’ordre des axes est à l’envers : vous numérotez d’abord les étages, et les groupes de tenseur sont dispersés "
-        "au plus loin, sur tous les nœuds. tp est le plus intérieur.",
-    ),
-    Mistake(
-        _same_place,
-        "You group the ranks that have the same place along the axis. A group holds the opposite: ranks whose place "
-        "along the axis differs, and all else is equal (a tensor group: the slices of one layer of one stage, in one "
-        "replica).",
-        "Vous groupez les rangs de même place selon l’axe. C’est le contraire : dans un groupe, la place selon l’axe "
-        "diffère, et tout le reste est égal (un groupe de tenseur : les tranches d’une couche, dans un étage et une "
-        "réplique).",
-    ),
-    Mistake(
-        _as_many_as_groups,
-        "You count in steps of (ranks ÷ degree) along every axis. That is right for pp, the outermost axis, alone.",
-        "Vous comptez par pas de (rangs ÷ degré) selon chaque axe. C’est juste pour pp seulement, l’axe le plus "
-        "extérieur.",
-    ),
-)
-
-
 def _other_groups(case: Case, groups: list[tuple[int, ...]], right: list[tuple[int, ...]]) -> Said:
     axis, dp, pp, tp = case
     grid = RankGrid(dp=dp, pp=pp, tp=tp)
     size = grid.size(axis)
     if {len(group) for group in groups} != {size}:
-        return Said(
-            f"With {grid.degrees} the groups along {axis} have {size} rank(s) each, {len(right)} groups in all, but "
-            f"you return {len(groups)} groups, the first of {len(groups[0])}.",
-            f"Avec {grid.degrees}, les groupes selon {axis} sont de {size} rang(s), {len(right)} groupes en tout, mais "
-            f"vous en renvoyez {len(groups)}, le premier de {len(groups[0])}.",
+        return TEXTS.sentence(
+            "grid-groups",
+            "groups of another size",
+            degrees=grid.degrees,
+            axis=axis,
+            size=size,
+            right_count=len(right),
+            groups_count=len(groups),
+            group_size=len(groups[0]),
         )
     rank, peer = next(group for group in groups if group not in right)[:2]
     differ = [name for name in AXES if getattr(grid.coordinates(rank), name) != getattr(grid.coordinates(peer), name)]
-    return Said(
-        f"With {grid.degrees} you put ranks {rank} and {peer} into one group along {axis}, but they differ along "
-        f"{' and '.join(differ)}: ranks of a group along {axis} differ along {axis} alone.",
-        f"Avec {grid.degrees}, vous mettez les rangs {rank} et {peer} dans un même groupe selon {axis}, mais ils "
-        f"diffèrent selon {' et '.join(differ)} : les rangs d’un groupe selon {axis} ne diffèrent que selon {axis}.",
+    return TEXTS.sentence(
+        "grid-groups",
+        "two ranks of different places in one group",
+        degrees=grid.degrees,
+        rank=rank,
+        peer=peer,
+        axis=axis,
+        differ=Said(" and ".join(differ), " et ".join(differ)),
     )
 
 
@@ -329,7 +257,13 @@ GROUPS = TEXTS.exercise(
     groups_of,
     cases=[(axis, *size) for size in SIZES for axis in ("tp", "dp", "pp")],
     trial=lambda answer, axis, dp, pp, tp: expect_groups(answer(axis, dp, pp, tp), dp * pp * tp),
-    mistakes=_GROUP_WAYS,
+    mistakes={
+        "your groups are consecutive ranks along every axis": _consecutive,
+        "the axes dp and pp have changed places": _ordered("tp-pp-dp"),
+        "the order of the axes is the other way round": _ordered("pp-dp-tp"),
+        "ranks of the same place along the axis": _same_place,
+        "you count in steps of": _as_many_as_groups,
+    },
     differs=_other_groups,
 )
 
@@ -384,75 +318,40 @@ def _written(answer: Callable[..., Any], *spec: int) -> Written:
     refuse_nothing(result)
     layout = result.layout if isinstance(result, RunConfig) else result
     if not isinstance(layout, Layout):
-        raise Wrong(
-            en=f"A dlojz.Layout is expected, but an object of type {type(result).__name__} was returned.",
-            fr=f"On attend un dlojz.Layout, mais un objet de type {type(result).__name__} a été renvoyé.",
-        )
+        raise TEXTS.wrong("layout-3d", "no layout", kind=type(result).__name__)
     return Written(*(getattr(layout, name) for name in Written._fields))
 
 
 def _other_layout(spec: Asked, layout: Written, right: Written) -> Said:
     degrees_differ = layout[:3] != right[:3]
     reason = _why_degrees(layout, right) if degrees_differ else _why_batch(spec, layout, right)
-    return Said(
-        f"Asked for: {spec.processes} processes, {spec.stages} stages, {spec.slices} slices, micro-batches of "
-        f"{spec.micro_batch}, {spec.global_batch} samples per step. {reason.en}",
-        f"Demandé : {spec.processes} processus, {spec.stages} étages, {spec.slices} tranches, micro-batches de "
-        f"{spec.micro_batch}, {spec.global_batch} échantillons par pas. {reason.fr}",
-    )
+    return TEXTS.sentence("layout-3d", "asked for another layout", spec=spec, reason=reason)
 
 
 def _why_degrees(layout: Written, right: Written) -> Said:
     if (layout.pp, layout.tp) == (right.tp, right.pp) != (right.pp, right.tp):
-        return Said(
-            f"pp={layout.pp} and tp={layout.tp} are swapped: stages cut between layers (pp), slices cut each layer "
-            "(tp).",
-            f"pp={layout.pp} et tp={layout.tp} sont échangés : les étages coupent entre les couches (pp), les tranches "
-            "coupent chaque couche (tp).",
-        )
+        return TEXTS.sentence("layout-3d", "pp and tp are swapped", pp=layout.pp, tp=layout.tp)
     if (layout.pp, layout.tp) != (right.pp, right.tp):
-        return Said(
-            f"You give pp={layout.pp} and tp={layout.tp}: pp is the number of stages, tp that of slices.",
-            f"Vous donnez pp={layout.pp} et tp={layout.tp} : pp est le nombre d’étages, tp celui des tranches.",
-        )
+        return TEXTS.sentence("layout-3d", "another pp or tp", pp=layout.pp, tp=layout.tp)
     processes = math.prod(layout[:3])
-    return Said(
-        f"dp={layout.dp} makes {processes} processes: a replica is made of {right.pp} × {right.tp} ranks, so there are "
-        f"{right.dp} of them.",
-        f"dp={layout.dp} fait {processes} processus : une réplique compte {right.pp} × {right.tp} rangs, il y en a "
-        f"donc {right.dp}.",
+    return TEXTS.sentence(
+        "layout-3d", "another dp", dp=layout.dp, processes=processes, pp=right.pp, tp=right.tp, dp_due=right.dp
     )
 
 
 def _why_batch(spec: Asked, layout: Written, right: Written) -> Said:
     if layout.micro_batch != spec.micro_batch:
-        return Said(
-            f"micro_batch={layout.micro_batch}, but one forward reads {spec.micro_batch} samples.",
-            f"micro_batch={layout.micro_batch}, mais une passe avant lit {spec.micro_batch} échantillons.",
+        return TEXTS.sentence(
+            "layout-3d", "another micro_batch", micro_batch=layout.micro_batch, micro_batch_due=spec.micro_batch
         )
     if layout.micro_batches == spec.global_batch // spec.micro_batch != right.micro_batches:
-        return Said(
-            f"With micro_batches={layout.micro_batches} a step reads {layout.global_batch} samples: each of the "
-            f"{right.dp} replicas reads its own micro-batches, so divide by dp too.",
-            f"Avec micro_batches={layout.micro_batches}, un pas lit {layout.global_batch} échantillons : chacune des "
-            f"{right.dp} répliques lit ses propres micro-batches, divisez donc aussi par dp.",
-        )
+        return TEXTS.sentence("layout-3d", "more samples, without the replicas", layout=layout, dp_due=right.dp)
     if layout.micro_batches == right.micro_batches:
-        return Said(
-            f"The degrees are right, but the engine is {layout.engine!r}: engine='by_hand' is asked for.",
-            f"Les degrés sont justes, mais le moteur est {layout.engine!r} : on demande engine='by_hand'.",
-        )
+        return TEXTS.sentence("layout-3d", "another engine", engine=layout.engine)
     if layout.micro_batches == max(spec.global_batch // (spec.micro_batch * spec.processes), 1):
-        return Said(
-            f"With micro_batches={layout.micro_batches} a step reads only {layout.global_batch} samples: you divide by "
-            "all processes, but the ranks of a replica pass the same samples on (pp) or read them together (tp).",
-            f"Avec micro_batches={layout.micro_batches}, un pas ne lit que {layout.global_batch} échantillons : vous "
-            "divisez par tous les processus, mais les rangs d’une réplique se passent les mêmes échantillons (pp) ou "
-            "les lisent ensemble (tp).",
-        )
-    return Said(
-        f"With micro_batches={layout.micro_batches} a step reads {layout.global_batch} samples.",
-        f"Avec micro_batches={layout.micro_batches}, un pas lit {layout.global_batch} échantillons.",
+        return TEXTS.sentence("layout-3d", "fewer samples, divided by all processes", layout=layout)
+    return TEXTS.sentence(
+        "layout-3d", "another global batch", micro_batches=layout.micro_batches, global_batch=layout.global_batch
     )
 
 
@@ -567,10 +466,11 @@ BETWEEN_NODES = TEXTS.exercise(
             * sum(abs(rank - next_rank) >= per for rank, next_rank in zip(group, [*group[1:], group[0]], strict=True))
         ),
         "nodes of a fixed size": tuple(
-            Mistake(
+            TEXTS.mistake(
+                "between-nodes",
+                "nodes of one size",
                 lambda collective, m, group, per, size=size: _sent(collective, m, len(group)) * _crossings(group, size),
-                f"You take nodes of {size} GPUs whatever gpus_per_node is.",
-                f"Vous prenez des nœuds de {size} GPU quel que soit gpus_per_node.",
+                size=size,
             )
             for size in (8, 4)
         ),
@@ -646,9 +546,8 @@ def _judge_placement(answer: Callable[..., Any]) -> float:
         nodes = expect_groups(answer(dict(messages), ranks // PER_NODE, PER_NODE), ranks)
         full = next((node for node in nodes if len(node) != PER_NODE), None)
         if full is not None:
-            raise Wrong(
-                en=f"A node has {PER_NODE} GPUs, but one of yours gets {len(full)} ranks: {list(full)}.",
-                fr=f"Un nœud a {PER_NODE} GPU, mais l’un des vôtres reçoit {len(full)} rangs : {list(full)}.",
+            raise TEXTS.wrong(
+                "rank-placement", "too many ranks in a node", PER_NODE=PER_NODE, full_count=len(full), full=list(full)
             )
         shares.append(between_share(messages, nodes))
     return round(sum(shares) / len(shares), 1)

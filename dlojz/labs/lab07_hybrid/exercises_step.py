@@ -10,24 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from dlojz.config.layout import RankGrid
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import RANK_CASES
 from dlojz.labs.kit.rank_judges import OUTPUT, asked_for, gathers, normals
 from dlojz.processes.forks import RankAnswer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TEXTS = Texts(__file__)
 
 HIDDEN, WIDTH, SAMPLES = 3, 4, 5
 """Hidden features of one rank, width of the stream, samples of one replica."""
 NAMES = ("scale", "w1", "w2", "bias")
-Part = dict[str, "Tensor"]
+Part = dict[str, Tensor]
 
 
 def make_part(rank: int, dp: int, tp: int, seed: int) -> tuple[Part, Tensor, Tensor]:
@@ -44,8 +45,6 @@ def make_part(rank: int, dp: int, tp: int, seed: int) -> tuple[Part, Tensor, Ten
 
 
 def _whole(dp: int, tp: int, seed: int) -> Part:
-    import torch
-
     generator = torch.Generator().manual_seed(seed)
     shapes = {"scale": (WIDTH,), "w1": (tp * HIDDEN, WIDTH), "w2": (WIDTH, tp * HIDDEN), "bias": (WIDTH,),
               "x": (dp * SAMPLES, WIDTH), "targets": (dp * SAMPLES, WIDTH)}  # fmt: skip
@@ -118,8 +117,6 @@ def _averaged(rank_gradients: list[Part], rank: int, grid: RankGrid, variant: St
 
 
 def _sum(tensors: list[Tensor]) -> Tensor:
-    import torch
-
     return torch.stack(tensors).sum(0)
 
 
@@ -142,118 +139,7 @@ def _held(variant: StepVariant) -> Callable[[int, int, int], Part]:
     return lambda rank, size, seed: gradients(*STEP_DEGREES[size], seed, variant)[rank]
 
 
-_FAULTS = (
-    Mistake(
-        lambda rank, size, seed: {name: 0 * value for name, value in _held(RIGHT)(rank, size, seed).items()},
-        "No parameter has a gradient: call backward on the loss.",
-        "Aucun paramètre n’a de gradient : appelez backward sur la perte.",
-    ),
-    Mistake(
-        _held(StepVariant(copied="", reduced="", divided="")),
-        "Two things are missing: what enters the column-parallel layer goes through copy(…, tp), and every gradient is "
-        "averaged over dp after backward.",
-        "Deux choses manquent : ce qui entre dans la couche par colonne passe par copy(…, tp), et chaque gradient est "
-        "moyenné sur dp après backward.",
-    ),
-    Mistake(
-        lambda rank, size, seed: {n: SAMPLES * WIDTH * v for n, v in _held(RIGHT)(rank, size, seed).items()},
-        "Your loss is a sum over samples and features: the mean is asked for, ((y - targets) ** 2).mean().",
-        "Votre perte est une somme sur les échantillons et les neurones : on demande la moyenne, ((y - targets) ** "
-        "2).mean().",
-    ),
-    Mistake(
-        lambda rank, size, seed: {n: SAMPLES * v for n, v in _held(RIGHT)(rank, size, seed).items()},
-        "Your loss is a sum over the samples: the mean over everything is asked for, ((y - targets) ** 2).mean().",
-        "Votre perte est une somme sur les échantillons : on demande la moyenne sur tout, ((y - targets) ** 2).mean().",
-    ),
-    Mistake(
-        _held(StepVariant(reduced="world", divided="world")),
-        "The gradients are averaged over all ranks: that mixes slices of different columns. Only the ranks of dp hold "
-        "the same slice; give the collective that axis.",
-        "Les gradients sont moyennés sur tous les rangs : cela mélange des tranches de colonnes différentes. Seuls les "
-        "rangs de dp détiennent la même tranche ; donnez cet axe à la communication collective.",
-    ),
-    Mistake(
-        _held(StepVariant(added="dp", copied="dp", reduced="tp", divided="tp")),
-        "The two axes are swapped: you add up outputs of different samples over dp, and average different slices over "
-        "tp.",
-        "Les deux axes sont échangés : vous additionnez sur dp les sorties d’échantillons différents, et moyennez sur "
-        "tp des tranches différentes.",
-    ),
-    Mistake(
-        _held(StepVariant(reduced="tp", divided="tp")),
-        "The gradients are averaged over tp: these ranks hold different slices. The replicas, which hold the same one, "
-        "are the ranks of dp.",
-        "Les gradients sont moyennés sur tp : ces rangs détiennent des tranches différentes. Les répliques, qui "
-        "détiennent la même, sont les rangs de dp.",
-    ),
-    Mistake(
-        _held(StepVariant(divided="world")),
-        "The gradients are summed over dp, but divided by all ranks: those of tp are slices, not replicas, and are no "
-        "reason to divide.",
-        "Les gradients sont sommés sur dp, mais divisés par le nombre de tous les rangs : ceux de tp sont des "
-        "tranches, non des répliques, et ne donnent pas lieu à division.",
-    ),
-    Mistake(
-        _held(StepVariant(divided="tp")),
-        "The gradients are summed over dp, but divided by tp.size: the mean is over the replicas, dp.size.",
-        "Les gradients sont sommés sur dp, mais divisés par tp.size : la moyenne se fait sur les répliques, dp.size.",
-    ),
-    Mistake(
-        _held(StepVariant(divided="")),
-        "The gradients are summed over the replicas, dp.size times too large: each loss is a mean over its own "
-        "samples, so divide by dp.size.",
-        "Les gradients sont sommés sur les répliques, dp.size fois trop grands : chaque perte est une moyenne sur ses "
-        "échantillons, divisez donc par dp.size.",
-    ),
-    Mistake(
-        _held(StepVariant(reduced="", divided="")),
-        "The layer is right, but the replicas drift apart: average every gradient over dp after backward.",
-        "La couche est juste, mais les répliques s’éloignent : après la passe arrière, faites la moyenne de chaque "
-        "gradient sur dp.",
-    ),
-    Mistake(
-        _held(StepVariant(copied="")),
-        "Only scale is wrong: each slice finds a part of its gradient alone. What enters the column-parallel layer "
-        "goes through copy(…, tp), whose backward adds these parts up.",
-        "Seul scale est faux : chaque tranche n’en trouve qu’une partie du gradient. Ce qui entre dans la couche "
-        "découpée par colonne passe par copy(…, tp), dont la passe arrière additionne ces parties.",
-    ),
-    Mistake(
-        _held(StepVariant(added="", copied="")),
-        "Each rank uses its own term of the output alone: add the terms up over tp before the loss, and pass what "
-        "enters through copy.",
-        "Chaque rang n’utilise que son propre terme de la sortie : additionnez les termes sur tp avant la perte, et "
-        "faites passer l’entrée par copy.",
-    ),
-    Mistake(
-        _held(StepVariant(added="")),
-        "Each rank uses its own term of the output alone: the second layer is split by rows, so add its terms up over "
-        "tp before the loss.",
-        "Chaque rang n’utilise que son propre terme de la sortie : la seconde couche est découpée par ligne, "
-        "additionnez donc ses termes sur tp avant la perte.",
-    ),
-    Mistake(
-        _held(StepVariant(bias_each=True)),
-        "The bias is added on every rank before the sum over tp, so it counts tp.size times: add it once, after "
-        "add_up.",
-        "Le biais est ajouté sur chaque rang avant la somme sur tp, il compte donc tp.size fois : ajoutez-le une fois, "
-        "après add_up.",
-    ),
-    Mistake(
-        _held(StepVariant(only_slices=True)),
-        "scale and bias are left out of the average: they are whole on every rank, but each replica finds their "
-        "gradient from its own samples.",
-        "scale et bias sont oubliés dans la moyenne : ils sont entiers sur chaque rang, mais chaque réplique trouve "
-        "leur gradient à partir de ses seuls échantillons.",
-    ),
-)
-
-
 def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Tensor | None]]:
-    import torch
-    import torch.distributed as dist
-
     from dlojz.by_hand.tensor.axis import TensorAxis
 
     dp, tp = STEP_DEGREES[size]
@@ -278,7 +164,30 @@ STEP_2D = TEXTS.exercise(
     trial=_trial,
     cases=STEP_CASES,
     labels=_LABELS,
-    faults=_FAULTS,
+    faults={
+        "no parameter has a gradient": lambda rank, size, seed: {
+            name: 0 * value for name, value in _held(RIGHT)(rank, size, seed).items()
+        },
+        "neither copy nor average": _held(StepVariant(copied="", reduced="", divided="")),
+        "your loss is a sum over samples and features": lambda rank, size, seed: {
+            n: SAMPLES * WIDTH * v for n, v in _held(RIGHT)(rank, size, seed).items()
+        },
+        "your loss is a sum over the samples": lambda rank, size, seed: {
+            n: SAMPLES * v for n, v in _held(RIGHT)(rank, size, seed).items()
+        },
+        "the gradients are averaged over all ranks": _held(StepVariant(reduced="world", divided="world")),
+        "the two axes are swapped": _held(StepVariant(added="dp", copied="dp", reduced="tp", divided="tp")),
+        "the gradients are averaged over tp": _held(StepVariant(reduced="tp", divided="tp")),
+        "the gradients are summed over dp, but divided by all ranks": _held(StepVariant(divided="world")),
+        "the gradients are summed over dp, but divided by tp.size": _held(StepVariant(divided="tp")),
+        "the gradients are summed over the replicas": _held(StepVariant(divided="")),
+        "no average over the replicas": _held(StepVariant(reduced="", divided="")),
+        "only scale is wrong": _held(StepVariant(copied="")),
+        "terms of the output alone, and no copy": _held(StepVariant(added="", copied="")),
+        "terms of the output alone": _held(StepVariant(added="")),
+        "the bias is added on every rank before the sum over tp": _held(StepVariant(bias_each=True)),
+        "scale and bias are left out of the average": _held(StepVariant(only_slices=True)),
+    },
 )
 
 
@@ -300,8 +209,6 @@ def _attended(variant: str = "whole") -> Callable[[int, int, int], dict[str, Ten
     """What a rank has for its queries: the right way over the whole sequence, or a wrong one."""
 
     def attended(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-        import torch
-
         q_all, k, v = _queries_keys_values(size, seed)
         q = q_all.chunk(size, dim=2)[rank]
         scores = q @ k.mT if variant == "no root" else q @ k.mT / HEAD**0.5
@@ -324,22 +231,18 @@ def _attended(variant: str = "whole") -> Callable[[int, int, int], dict[str, Ten
 def _inspect_ring(answers: list[RankAnswer], size: int) -> None:
     """The values are right; have keys and values gone round once, and from neighbour to neighbour?"""
     if any(gathers(answer) or asked_for(answer, "all_reduce") for answer in answers):
-        raise Wrong(
-            en="The values are right, but a collective brings the ranks' tensors together: each then holds the keys of "
-            "the whole sequence. Let them pass from rank to rank.",
-            fr="Les valeurs sont justes, mais une communication collective rassemble les tenseurs des rangs : chacun "
-            "détient alors les clés de toute la séquence. Faites-les passer de rang en rang.",
-        )
+        raise TEXTS.wrong("ring-attention", "a collective is called")
     numel = sum(asked_for(answers[0], "send", "isend"))
     limit = 2 * (size - 1) * BATCH * HEADS * TOKENS * HEAD
     if numel > limit:
         passes = Said(f"{size - 1} pass{'es' if size > 2 else ''}", f"{size - 1} passage{'s' if size > 2 else ''}")
-        raise Wrong(
-            en=f"The values are right, but with {size} ranks each sends {numel} numbers where {limit} are enough: "
-            f"after {passes.en} every rank has met all keys; the last one brings its own back.",
-            fr=f"Les valeurs sont justes, mais avec {size} rangs, chacun envoie {numel} nombres là où {limit} "
-            f"suffisent : après {passes.fr}, chaque rang a vu toutes les clés ; le dernier lui rapporte les "
-            "siennes.",
+        raise TEXTS.wrong(
+            "ring-attention",
+            "more is sent than the ring needs",
+            size=size,
+            numel=numel,
+            limit=limit,
+            passes=passes,
         )
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from dlojz.base.language import say, shortest, significant
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
-from dlojz.labs.kit.exercise_texts import Texts
+from dlojz.base.language import shortest, significant
+from dlojz.labs.kit.exercise import Said
+from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
 from dlojz.labs.kit.judges import Case, refuse_nothing, shown
 from dlojz.planner.alpa.graph import ELEMENT_BYTES
 from dlojz.planner.alpa.inter_operator import PipelinePlan, StageOption, pipeline
@@ -159,14 +159,18 @@ def _cases() -> Iterator[Case]:
         yield StageTimes(work, (1.0, 0.85, 0.35, 0.15)), layers, gpus, micro_batches
 
 
-def _told(case: Case) -> str:
+def _told(case: Case) -> Said:
     time_of, layers, gpus, micro_batches = case
     name = f"{time_of} " if time_of.title else ""
-    return say(
-        en=f"Case {name}({layers} layers of work {list(time_of.work)}, {gpus} GPUs, efficiencies "
-        f"{list(time_of.efficiency)}, {micro_batches} micro-batches)",
-        fr=f"Cas {name}({layers} couches de travail {list(time_of.work)}, {gpus} GPU, efficacités "
-        f"{list(time_of.efficiency)}, {micro_batches} micro-batches)",
+    return TEXTS.sentence(
+        "pipeline-stages",
+        "the case",
+        name=name,
+        layers=layers,
+        work=list(time_of.work),
+        gpus=gpus,
+        efficiency=list(time_of.efficiency),
+        micro_batches=micro_batches,
     )
 
 
@@ -205,105 +209,24 @@ def _plans(
     return found
 
 
-_STAGE_WAYS = (
-    Mistake(
-        _way(lambda t_sum, t_max, b: t_sum),
-        "You minimise the sum of the stages alone: the slowest one sets the pace of the micro-batches that follow, (B "
-        "− 1) · max t.",
-        "Vous ne minimisez que la somme des étages : le plus lent donne la cadence des micro-batches suivants, (B − 1) "
-        "· max t.",
-        part=0,
+_STAGE_WAYS = {
+    "you minimise the sum of the stages alone": _way(lambda t_sum, t_max, b: t_sum),
+    "you count B · max t": _way(lambda t_sum, t_max, b: b * t_max),
+    "one micro-batch too many": _way(lambda t_sum, t_max, b: t_sum + b * t_max),
+    "your sum ignores t_max": _unlimited,
+    "your plans leave GPUs without work": _way(lambda t_sum, t_max, b: t_sum + (b - 1) * t_max, spare=True),
+    "you cut into equal stages only": _greedy,
+    "you put all layers into one stage on all GPUs": lambda time_of, layers, gpus, b: b * time_of(0, layers - 1, gpus),
+    "you make the micro-batches wait for one another": _plans(lambda t_sum, slowest, b: b * t_sum, _powers),
+    "the micro-batches are left out": _plans(lambda t_sum, slowest, b: t_sum + slowest, _powers),
+    "that is the slowest stage alone": _plans(lambda t_sum, slowest, b: slowest, _powers),
+    "you give stages groups of 3 GPUs and the like": _plans(
+        lambda t_sum, slowest, b: t_sum + (b - 1) * slowest, lambda gpus: range(1, gpus + 1)
     ),
-    Mistake(
-        _way(lambda t_sum, t_max, b: b * t_max),
-        "You count B · max t: the first micro-batch goes through every stage, Σ t, before B − 1 others follow at the "
-        "pace of the slowest.",
-        "Vous comptez B · max t : le premier micro-batch traverse tous les étages, Σ t, avant que B − 1 autres suivent "
-        "au rythme du plus lent.",
-        part=0,
+    "you make a stage of each layer, on one GPU": lambda time_of, layers, gpus, b: (
+        sum(time_of(i, i, 1) for i in range(layers)) + (b - 1) * max(time_of(i, i, 1) for i in range(layers))
     ),
-    Mistake(
-        _way(lambda t_sum, t_max, b: t_sum + b * t_max),
-        "One micro-batch too many: the first is in Σ t already, so the slowest stage counts B − 1 times more.",
-        "Un micro-batch de trop : le premier est déjà dans Σ t, l’étage le plus lent compte donc B − 1 fois de plus.",
-        part=0,
-    ),
-    Mistake(
-        _unlimited,
-        "Your sum ignores t_max: for a given t_max, no stage may be slower; leave those out in the recursion.",
-        "Votre somme ignore t_max : pour un t_max donné, aucun étage ne peut être plus lent ; écartez ceux-là dans la "
-        "récursion.",
-        part=0,
-    ),
-    Mistake(
-        _way(lambda t_sum, t_max, b: t_sum + (b - 1) * t_max, spare=True),
-        "Your plans leave GPUs without work: at the end of the recursion, no layer and no GPU may be left.",
-        "Vos plans laissent des GPU sans travail : à la fin de la récursion, il ne doit rester ni couche ni GPU.",
-        part=0,
-    ),
-    Mistake(
-        _greedy,
-        "You cut into equal stages only; layers weigh differently, and so may stages and their submeshes.",
-        "Vous ne coupez qu’en étages égaux ; les couches n’ont pas le même poids, les étages et leurs sous-maillages "
-        "non plus.",
-        part=0,
-    ),
-    Mistake(
-        lambda time_of, layers, gpus, b: b * time_of(0, layers - 1, gpus),
-        "You put all layers into one stage on all GPUs; with many micro-batches a pipeline of smaller ones wins.",
-        "Vous mettez toutes les couches dans un seul étage, sur tous les GPU ; avec beaucoup de micro-batches, un "
-        "pipeline d’étages plus petits gagne.",
-        part=0,
-    ),
-    *(
-        Mistake(
-            _plans(total, sizes),
-            en,
-            fr,
-            part=0,
-        )
-        for total, sizes, en, fr in (
-            (
-                lambda t_sum, slowest, b: b * t_sum,
-                _powers,
-                "You make the micro-batches wait for one another: once the pipeline is filled, one leaves per max t. "
-                "Σ t + (B − 1) · max t.",
-                "Vous faites attendre les micro-batches les uns après les autres : une fois le pipeline rempli, il en "
-                "sort un "
-                "par max t. Σ t + (B − 1) · max t.",
-            ),
-            (
-                lambda t_sum, slowest, b: t_sum + slowest,
-                _powers,
-                "The micro-batches are left out: the slowest stage is passed B − 1 more times.",
-                "Les micro-batches sont oubliés : on repasse B − 1 fois par l’étage le plus lent.",
-            ),
-            (
-                lambda t_sum, slowest, b: slowest,
-                _powers,
-                "That is the slowest stage alone: the step is Σ t + (B − 1) · max t.",
-                "C’est seulement l’étage le plus lent : le pas dure Σ t + (B − 1) · max t.",
-            ),
-            (
-                lambda t_sum, slowest, b: t_sum + (b - 1) * slowest,
-                lambda gpus: range(1, gpus + 1),
-                "You give stages groups of 3 GPUs and the like: groups have 1, 2, 4… of them.",
-                "Vous donnez à des étages des groupes de 3 GPU : les groupes en ont 1, 2, 4…",
-            ),
-        )
-    ),
-    Mistake(
-        lambda time_of, layers, gpus, b: (
-            sum(time_of(i, i, 1) for i in range(layers)) + (b - 1) * max(time_of(i, i, 1) for i in range(layers))
-        ),
-        "You make a stage of each layer, on one GPU, whatever there are: all GPUs must be used, and no more than "
-        "there are.",
-        "Vous faites un étage de chaque couche, sur un GPU, quel que soit leur nombre : il faut tous les employer, et "
-        "pas "
-        "davantage.",
-        part=0,
-    ),
-)
+}
 
 STAGES = TEXTS.exercise(
     "pipeline-stages",
@@ -311,7 +234,7 @@ STAGES = TEXTS.exercise(
     cases=_cases,
     parts=(Said("the step", "la durée du pas"),),
     told=_told,
-    mistakes=_STAGE_WAYS,
+    mistakes={key: MistakeWay(way, part=0) for key, way in _STAGE_WAYS.items()},
     tolerance=1e-6,
 )
 
@@ -481,30 +404,20 @@ def _read(answer: Any, costs: Costs) -> Programme:
     """The student's programme, or a sentence about its form."""
     refuse_nothing(answer)
     if not (isinstance(answer, tuple | list) and len(answer) == 2 and isinstance(answer[0], Mapping)):
-        raise Wrong(
-            en=f"Return the objective, a dictionary, and the list of equations; your function returns {shown(answer)}.",
-            fr="Renvoyez l’objectif, un dictionnaire, et la liste des équations ; votre fonction renvoie "
-            f"{shown(answer)}.",
-        )
+        raise TEXTS.wrong("sharding-programme", "no objective and equations", answer=shown(answer))
     legal, equations = _names(costs), []
     for row in answer[1]:
         if not (isinstance(row, tuple | list) and len(row) == 2 and isinstance(row[0], Mapping)):
-            raise Wrong(
-                en=f"An equation is a pair: a dictionary of coefficients, and their sum, such as ({{('s', 0, 0): 1, "
-                f"('s', 0, 1): 1}}, 1); {shown(row)} stands among them.",
-                fr="Une équation est une paire : un dictionnaire de coefficients et la valeur de leur somme, comme "
-                f"({{('s', 0, 0): 1, ('s', 0, 1): 1}}, 1) ; {shown(row)} s’y trouve.",
-            )
+            raise TEXTS.wrong("sharding-programme", "no equation", row=shown(row))
         equations.append(({name: float(value) for name, value in row[0].items()}, float(row[1])))
     for name in itertools.chain(answer[0], *(row[0] for row in equations)):
         if name not in legal:
-            raise Wrong(
-                en=f"There is no variable {shown(name)} in a chain of {len(costs)} layers with "
-                f"{[len(layer) for layer in costs]} strategies: ('s', layer, strategy), and ('e', layer, strategy, "
-                "strategy of the next layer), all from 0.",
-                fr=f"Il n’y a pas de variable {shown(name)} dans une chaîne de {len(costs)} couches à "
-                f"{[len(layer) for layer in costs]} stratégies : ('s', couche, stratégie) et ('e', couche, stratégie, "
-                "stratégie de la couche suivante), tous à partir de 0.",
+            raise TEXTS.wrong(
+                "sharding-programme",
+                "no such variable",
+                name=shown(name),
+                costs_count=len(costs),
+                strategies=[len(layer) for layer in costs],
             )
     return {name: float(value) for name, value in answer[0].items()}, equations
 
@@ -527,12 +440,13 @@ def _check_rows(equations: Sequence[Row], costs: Costs) -> None:
         for row, value in equations:
             total = math.fsum(factor * point[name] for name, factor in row.items())
             if not _same(total, value):
-                raise Wrong(
-                    en=f"An equation forbids a legal choice: if the layers take the strategies {list(picked)}, "
-                    f"{told(row)} is {significant(total, 5)}, but you demand {significant(value, 5)}.",
-                    fr="Une équation interdit un choix permis : si les couches prennent les stratégies "
-                    f"{list(picked)}, {told(row)} vaut {significant(total, 5)}, mais vous exigez "
-                    f"{significant(value, 5)}.",
+                raise TEXTS.wrong(
+                    "sharding-programme",
+                    "a legal choice is forbidden",
+                    picked=list(picked),
+                    row=told(row),
+                    total=significant(total, 5),
+                    value=significant(value, 5),
                 )
 
 
@@ -552,26 +466,21 @@ def _check_objective(objective: Mapping[Name, float], costs: Costs, resharding: 
     if is_cost_of(costs, resharding):
         return
     if is_cost_of(costs, free):
-        raise Wrong(
-            en="Your objective leaves resharding out: the e, too, have a cost, resharding[v][k][j].",
-            fr="Votre objectif oublie le changement de découpe : les e ont aussi un coût, resharding[v][k][j].",
-        )
+        raise TEXTS.wrong("sharding-programme", "your objective leaves resharding out")
     if is_cost_of(nothing, resharding):
-        raise Wrong(
-            en="Your objective counts resharding alone: the s, too, have a cost, costs[v][k].",
-            fr="Votre objectif ne compte que le changement de découpe : les s ont aussi un coût, costs[v][k].",
-        )
+        raise TEXTS.wrong("sharding-programme", "your objective counts resharding alone")
     wrong_index = next(
         index
         for index, (cost, (picked, _)) in enumerate(zip(totals, points, strict=True))
         if not _same(cost, chain_cost(costs, resharding, picked))
     )
     right = significant(chain_cost(costs, resharding, points[wrong_index][0]), 5)
-    raise Wrong(
-        en=f"If the layers take the strategies {list(points[wrong_index][0])}, they cost {right}, but your "
-        f"objective says {significant(totals[wrong_index], 5)}.",
-        fr=f"Si les couches prennent les stratégies {list(points[wrong_index][0])}, elles coûtent {right}, mais "
-        f"votre objectif donne {significant(totals[wrong_index], 5)}.",
+    raise TEXTS.wrong(
+        "sharding-programme",
+        "another objective",
+        points=list(points[wrong_index][0]),
+        right=right,
+        totals=significant(totals[wrong_index], 5),
     )
 
 
@@ -586,9 +495,8 @@ def _check_optimum(programme: Programme, costs: Costs, resharding: Matrices) -> 
     # a variable that the programme does not name is 0 in its solution
     explanation = _slack({name: optimum.values.get(name, 0.0) for name in _names(costs)}, costs)
     cheaper, cheapest = significant(optimum.cost, 5), significant(right, 5)
-    raise Wrong(
-        en=f"Your programme finds {cheaper}, less than any choice costs ({cheapest}){explanation.en}.",
-        fr=f"Votre programme trouve {cheaper}, moins que ne coûte aucun choix ({cheapest}){explanation.fr}.",
+    raise TEXTS.wrong(
+        "sharding-programme", "less than any choice costs", cheaper=cheaper, cheapest=cheapest, explanation=explanation
     )
 
 
@@ -623,8 +531,4 @@ def _untied(v: int, layer: int, k: int, total: str, chosen: str) -> Said:
     )
 
 
-PROGRAMME = TEXTS.exercise(
-    "sharding-programme",
-    cases=_chains,
-    trial=_check_programme,
-)
+PROGRAMME = TEXTS.exercise("sharding-programme", cases=_chains, trial=_check_programme)

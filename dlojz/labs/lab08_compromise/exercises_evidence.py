@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, say, shortest, significant
+from dlojz.base.language import decimal, shortest, significant
 from dlojz.cost_model.step import SECONDS_PER_DAY
 from dlojz.labs.kit.exercise import Mistake, Said, Wrong
 from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
@@ -46,24 +46,25 @@ def _trainings() -> Iterator[Case]:
     yield 875_000.0, 3_100.0, 4, 4e10, False
 
 
-def _share(part: int, operations: Callable[[bool], float], english: str, french: str) -> Mistake:
-    return Mistake(
+def _share(part: int, operations: Callable[[bool], float]) -> MistakeWay:
+    return MistakeWay(
         lambda parameters, tokens_per_s, gpus, peak, recompute: (
             operations(recompute) * parameters * tokens_per_s / (gpus * peak)
         ),
-        english,
-        french,
         part=part,
     )
 
 
-def _training_told(case: Case) -> str:
+def _training_told(case: Case) -> Said:
     parameters, tokens_per_s, gpus, peak, recompute = case
-    return say(
-        en=f"For {significant(parameters)} parameters, {shortest(tokens_per_s)} tokens/s on {gpus} GPUs of "
-        f"{significant(peak)} FLOP/s (recomputation: {recompute})",
-        fr=f"Pour {significant(parameters)} paramètres, {shortest(tokens_per_s)} tokens/s sur {gpus} GPU de "
-        f"{significant(peak)} FLOP/s (recalcul : {recompute})",
+    return TEXTS.sentence(
+        "shares-of-peak",
+        "the case",
+        parameters=significant(parameters),
+        tokens_per_s=shortest(tokens_per_s),
+        gpus=gpus,
+        peak=significant(peak),
+        recompute=recompute,
     )
 
 
@@ -74,61 +75,17 @@ SHARES = TEXTS.exercise(
     parts=(Said("the MFU", "la MFU"), Said("the HFU", "la HFU")),
     told=_training_told,
     mistakes={
-        "the MFU counts recomputation": _share(
-            0,
-            lambda recompute: RECOMPUTED if recompute else MODEL_OPERATIONS,
-            "Your MFU counts recomputation: the model asks for 6 operations per parameter and token, however they "
-            "are computed.",
-            "Votre MFU compte le recalcul : le modèle demande 6 opérations par paramètre et par token, quelle que "
-            "soit la façon de les calculer.",
-        ),
-        "the MFU always takes 8 operations": _share(
-            0,
-            lambda recompute: RECOMPUTED,
-            "Your MFU takes 8 operations per parameter and token: recomputation is no work that the model asks "
-            "for; take 6.",
-            "Votre MFU prend 8 opérations par paramètre et par token : le recalcul n’est pas un travail que "
-            "demande le modèle ; prenez 6.",
-        ),
-        "the MFU counts the forward alone": _share(
-            0,
-            lambda recompute: 2,
-            "You count the forward alone, 2 operations: the backward takes 4 more.",
-            "Vous ne comptez que la passe avant, 2 opérations : la passe arrière en prend 4 de plus.",
-        ),
-        "the MFU counts the backward alone": _share(
-            0,
-            lambda recompute: 4,
-            "You count the backward alone, 4 operations: the forward takes 2 more.",
-            "Vous ne comptez que la passe arrière, 4 opérations : la passe avant en prend 2 de plus.",
-        ),
+        "the MFU counts recomputation": _share(0, lambda recompute: RECOMPUTED if recompute else MODEL_OPERATIONS),
+        "the MFU always takes 8 operations": _share(0, lambda recompute: RECOMPUTED),
+        "the MFU counts the forward alone": _share(0, lambda recompute: 2),
+        "the MFU counts the backward alone": _share(0, lambda recompute: 4),
         "you divide by the peak of one GPU": MistakeWay(
             lambda parameters, tokens_per_s, gpus, peak, recompute: 6 * parameters * tokens_per_s / peak, part=0
         ),
-        "the MFU is in per cent": _share(
-            0,
-            lambda recompute: 600,
-            "Your MFU is in per cent: return a share between 0 and 1.",
-            "Votre MFU est en pour cent : renvoyez une part entre 0 et 1.",
-        ),
-        "the HFU leaves recomputation out": _share(
-            1,
-            lambda recompute: MODEL_OPERATIONS,
-            "Your HFU leaves recomputation out: the second forward is computed too, 8 operations.",
-            "Votre HFU oublie le recalcul : la seconde passe avant est calculée aussi, soit 8 opérations.",
-        ),
-        "the HFU always takes 8 operations": _share(
-            1,
-            lambda recompute: RECOMPUTED,
-            "Your HFU always takes 8 operations: without recomputation there are 6.",
-            "Votre HFU prend toujours 8 opérations : sans recalcul, il y en a 6.",
-        ),
-        "the HFU repeats the backward too": _share(
-            1,
-            lambda recompute: 12 if recompute else 6,
-            "Recomputation repeats the forward only, 2 operations more: 8, not 12.",
-            "Le recalcul ne refait que la passe avant, 2 opérations de plus : 8, et non 12.",
-        ),
+        "the MFU is in per cent": _share(0, lambda recompute: 600),
+        "the HFU leaves recomputation out": _share(1, lambda recompute: MODEL_OPERATIONS),
+        "the HFU always takes 8 operations": _share(1, lambda recompute: RECOMPUTED),
+        "the HFU repeats the backward too": _share(1, lambda recompute: 12 if recompute else 6),
     },
     tolerance=1e-6,
 )
@@ -180,11 +137,6 @@ def _rounds() -> Iterator[Case]:
         yield first_s, second_s
 
 
-def _told_rounds(case: Case) -> str:
-    first_s, second_s = case
-    return say(en=f"For the rounds {first_s} and {second_s}", fr=f"Pour les tours {first_s} et {second_s}")
-
-
 def _ratio(statistic: Callable[[Sequence[float]], float], english: str, french: str) -> Mistake:
     return Mistake(lambda first_s, second_s: statistic(second_s) / statistic(first_s), english, french, part=0)
 
@@ -201,7 +153,7 @@ PAIRED = TEXTS.exercise(
     compare_rounds,
     cases=_rounds,
     parts=(Said("the ratio", "le rapport"), Said("p", "p")),
-    told=_told_rounds,
+    told=Said("For the rounds {0} and {1}", "Pour les tours {0} et {1}"),
     mistakes={
         "your ratio is the other way round": MistakeWay(
             lambda first_s, second_s: statistics.median([a / b for a, b in zip(first_s, second_s, strict=True)]), part=0
@@ -232,46 +184,17 @@ PAIRED = TEXTS.exercise(
         "you return 1 − p": MistakeWay(
             lambda first_s, second_s: 1 - min(1.0, 2 * _tail(*_wins(first_s, second_s))), part=1
         ),
-        "p of other results, or a share of wins": tuple(
-            Mistake(lambda first_s, second_s, p=p: p(*_wins(first_s, second_s)), en, fr, part=1)
-            for p, en, fr in (
-                (
-                    lambda wins, n: wins / n,
-                    "You give the share of the rounds won: p is how likely a coin makes one at least as large.",
-                    "Vous donnez la part des tours gagnés : p dit à quelle fréquence une pièce en fait une au "
-                    "moins aussi grande.",
-                ),
-                (
-                    lambda wins, n: 0.5**wins,
-                    "That is how likely as many tosses in a row come down alike: count all results at least as "
-                    "one-sided.",
-                    "C’est la probabilité d’autant de lancers identiques à la suite : comptez tous les résultats "
-                    "au moins aussi "
-                    "déséquilibrés.",
-                ),
-                (
-                    lambda wins, n: 2 * 0.5**n,
-                    "That is how likely one wins every round: count all results at least as one-sided as yours.",
-                    "C’est la probabilité que l’un gagne tous les tours : comptez tous les résultats au moins "
-                    "aussi déséquilibrés "
-                    "que le vôtre.",
-                ),
-                (
-                    lambda wins, n: min(1.0, 2 * _tail(wins + 1, n)),
-                    "You count only results that are more one-sided: at least as one-sided, so from as many wins on.",
-                    "Vous ne comptez que les résultats plus déséquilibrés : au moins aussi déséquilibrés, donc à "
-                    "partir d’autant "
-                    "de victoires.",
-                ),
-            )
-        ),
-        "p of one direction fixed beforehand": tuple(
-            Mistake(
-                lambda first_s, second_s, sign=sign: _one_way(first_s, second_s, sign),
-                "Your p is one-sided: a result as one-sided the other way counts as well.",
-                "Votre p ne regarde qu’un côté : un résultat aussi déséquilibré dans l’autre sens compte aussi.",
-                part=1,
-            )
+        **{
+            key: MistakeWay(lambda first_s, second_s, p=p: p(*_wins(first_s, second_s)), part=1)
+            for key, p in {
+                "you give the share of the rounds won": lambda wins, n: wins / n,
+                "that is how likely as many tosses in a row come down alike": lambda wins, n: 0.5**wins,
+                "that is how likely one wins every round": lambda wins, n: 2 * 0.5**n,
+                "you count only results that are more one-sided": lambda wins, n: min(1.0, 2 * _tail(wins + 1, n)),
+            }.items()
+        },
+        "the other side is not counted": tuple(
+            MistakeWay(lambda first_s, second_s, sign=sign: _one_way(first_s, second_s, sign), part=1)
             for sign in (1, -1)
         ),
         "you take differences in seconds": MistakeWay(
@@ -321,19 +244,13 @@ def _fewest(answer: Callable[..., Any]) -> float:
     for days in DEADLINES:
         layout = answer(days)
         if not isinstance(layout, Mapping) or set(layout) != set(FIELDS):
-            raise Wrong(
-                f"Return a dictionary with the keys {', '.join(FIELDS)}.",
-                f"Renvoyez un dictionnaire avec les clés {', '.join(FIELDS)}.",
-            )
+            raise TEXTS.wrong("fewest-gpus", "no such dictionary", FIELDS=", ".join(FIELDS))
         try:
             gpus = int(layout["dp"]) * int(layout["tp"]) * int(layout["pp"])
         except (TypeError, ValueError):
             raise Wrong("dp, tp and pp are whole numbers.", "dp, tp et pp sont des nombres entiers.") from None
         if gpus not in CHALLENGE_GPUS:
-            raise Wrong(
-                f"Your layout has {gpus} GPUs: whole nodes of 8, and at most {CHALLENGE_GPUS[-1]} GPUs.",
-                f"Votre configuration a {gpus} GPU : des nœuds entiers de 8, et {CHALLENGE_GPUS[-1]} GPU au plus.",
-            )
+            raise TEXTS.wrong("fewest-gpus", "another number of GPUs", gpus=gpus, CHALLENGE_GPUS=CHALLENGE_GPUS[-1])
         try:
             # simulate=1: the fastest layout alone; the chosen one is judged by its own estimate
             challenge_plan = plan(CHALLENGE_MODEL, CHALLENGE_SITE, gpus, CHALLENGE_BATCH, engines=ENGINE, simulate=1)
@@ -342,10 +259,7 @@ def _fewest(answer: Callable[..., Any]) -> float:
             raise Wrong(str(error), str(error)) from None
         if took > days:
             late = decimal(took, 1)
-            raise Wrong(
-                f"For {shortest(days)} days your layout takes {late} days: it is too late.",
-                f"Pour {shortest(days)} jours, votre configuration en prend {late} : c’est trop tard.",
-            )
+            raise TEXTS.wrong("fewest-gpus", "too late", days=shortest(days), late=late)
         total += gpus
     return float(total)
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dlojz.base.language import say, significant
+from dlojz.base.language import significant
 from dlojz.config.fields import LayoutFields
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
-from dlojz.labs.kit.exercise_texts import Texts
-from dlojz.labs.kit.judges import Case, Numbers, part_by_part, refuse_nothing, shown
+from dlojz.labs.kit.exercise import Mistake, Said
+from dlojz.labs.kit.exercise_texts import MistakeWay, Texts, by_part
+from dlojz.labs.kit.judges import Case, Numbers, refuse_nothing, shown
 from dlojz.planner.space import degrees_words
 
 TEXTS = Texts(__file__)
@@ -57,118 +57,64 @@ def _cases() -> Iterator[Case]:
             yield layout, stage, parameters, dice.randrange(10**8, 10**9)
 
 
-def _memory_told(case: Case) -> str:
-    layout, stage, parameters, micro_batch_bytes = case
-    degrees = (
-        f"dp={layout.dp}, tp={layout.tp}, pp={layout.pp}, zero={layout.zero}, micro_batches={layout.micro_batches}"
-    )
-    return say(
-        en=f"{degrees}, stage {stage}, {parameters} parameters, {micro_batch_bytes} bytes per micro-batch",
-        fr=f"{degrees}, étage {stage}, {parameters} paramètres, {micro_batch_bytes} octets par micro-batch",
-    )
-
-
 def _states(part: int) -> list[Mistake]:
     """The usual mistakes about one kind of state."""
     size, min_stage = ((WEIGHT_BYTES, 3), (MEMORY_GRADIENT_BYTES, 2), (OPTIMIZER_BYTES, 1))[part]
-    name_en = ("weights", "gradients", "optimizer")[part]
-    name_fr = ("poids", "gradients", "états de l’optimiseur")[part]
+    name = Said(("weights", "gradients", "optimizer")[part], ("poids", "gradients", "états de l’optimiseur")[part])
 
-    def shared(layout: Any, from_stage: int) -> int:
+    def shared(layout: Any, from_stage: int = min_stage) -> int:
         return int(layout.dp) if layout.zero >= from_stage else 1
 
+    def state(key: str, bytes_of: Callable[..., float], **values: Any) -> Mistake:
+        return TEXTS.mistake(
+            "rank-bytes",
+            key,
+            lambda layout, stage, parameters, micro_batch_bytes: bytes_of(layout, parameters),
+            part=part,
+            name=name,
+            size=size,
+            min_stage=min_stage,
+            **values,
+        )
+
     return [
-        Mistake(
-            lambda layout, stage, parameters, micro_batch_bytes: parameters * size / shared(layout, min_stage),
-            f"Your {name_en} are those of a whole stage: each of its tp ranks holds one slice of it.",
-            f"Vos {name_fr} sont ceux d’un étage entier : chacun de ses tp rangs n’en détient qu’une tranche.",
-            part=part,
-        ),
-        Mistake(
-            lambda layout, stage, parameters, micro_batch_bytes: parameters / layout.tp * size,
-            f"You never shard the {name_en} over the replicas: from ZeRO-{min_stage} on each holds 1/dp of them.",
-            f"Vous ne répartissez jamais les {name_fr} entre les répliques : à partir de ZeRO-{min_stage}, chacune en "
-            "détient 1/dp.",
-            part=part,
-        ),
-        Mistake(
-            lambda layout, stage, parameters, micro_batch_bytes: parameters / layout.tp * size / layout.dp,
-            f"You shard the {name_en} over the replicas in every case; without ZeRO each replica holds all of them, "
-            f"and ZeRO does so from stage {min_stage} on.",
-            f"Vous répartissez toujours les {name_fr} entre les répliques ; sans ZeRO, chacune les détient en entier, "
-            f"et ZeRO ne le fait qu’à partir du niveau {min_stage}.",
-            part=part,
-        ),
+        state("states of a whole stage", lambda layout, parameters: parameters * size / shared(layout)),
+        state("never sharded over the replicas", lambda layout, parameters: parameters / layout.tp * size),
+        state("always sharded over the replicas", lambda layout, parameters: parameters / layout.tp * size / layout.dp),
         *(
-            Mistake(
-                lambda layout, stage, parameters, micro_batch_bytes, from_stage=from_stage: (
-                    parameters / layout.tp * size / shared(layout, from_stage)
-                ),
-                f"You shard the {name_en} from ZeRO-{from_stage} on; it is from ZeRO-{min_stage} on (1: optimizer, 2: "
-                "gradients too, 3: weights too).",
-                f"Vous répartissez les {name_fr} à partir de ZeRO-{from_stage} ; c’est à partir de ZeRO-{min_stage} "
-                "(1 : l’optimiseur, 2 : les gradients aussi, 3 : les poids aussi).",
-                part=part,
+            state(
+                "sharded from another stage on",
+                lambda layout, parameters, stage=stage: parameters / layout.tp * size / shared(layout, stage),
+                from_stage=stage,
             )
-            for from_stage in (1, 2, 3)
-            if from_stage != min_stage
+            for stage in (1, 2, 3)
+            if stage != min_stage
         ),
         *(
-            Mistake(
-                lambda layout, stage, parameters, micro_batch_bytes, bytes_each=bytes_each: (
-                    parameters / layout.tp * bytes_each / shared(layout, min_stage)
-                ),
-                f"You count {bytes_each} bytes per parameter for the {name_en}, where there are {size}: weights in "
-                "bf16 (2), gradients accumulated in fp32 (4), and in fp32 Adam's two moments and the master copy (12).",
-                f"Vous comptez {bytes_each} octets par paramètre pour les {name_fr}, alors qu’il y en a {size} : poids "
-                "en bf16 (2), gradients accumulés en fp32 (4), et en fp32 les deux moments d’Adam et la copie "
-                "maître (12).",
-                part=part,
+            state(
+                "other bytes per parameter",
+                lambda layout, parameters, size=bytes_each: parameters / layout.tp * size / shared(layout),
+                bytes_each=bytes_each,
             )
             for bytes_each in (2, 4, 8, 12, 16)
             if bytes_each != size
         ),
-        Mistake(
-            lambda layout, stage, parameters, micro_batch_bytes: (
-                parameters / layout.tp / layout.pp * size / shared(layout, min_stage)
-            ),
-            f"You divide the {name_en} by pp: `parameters` are those of one stage already.",
-            f"Vous divisez les {name_fr} par pp : `parameters` est déjà celui d’un étage.",
-            part=part,
+        state("divided by pp", lambda layout, parameters: parameters / layout.tp / layout.pp * size / shared(layout)),
+        state("multiplied by tp", lambda layout, parameters: parameters * layout.tp * size / shared(layout)),
+        state(
+            "divided by tp in place of dp",
+            lambda layout, parameters: parameters / layout.tp * size / (layout.tp if layout.zero >= min_stage else 1),
         ),
-        Mistake(
-            lambda layout, stage, parameters, micro_batch_bytes: (
-                parameters * layout.tp * size / shared(layout, min_stage)
-            ),
-            f"You multiply the {name_en} by tp: each of the tp ranks holds one slice, so divide.",
-            f"Vous multipliez les {name_fr} par tp : chacun des tp rangs détient une tranche, divisez donc.",
-            part=part,
-        ),
-        Mistake(
-            lambda layout, stage, parameters, micro_batch_bytes: (
-                parameters / layout.tp * size / (layout.tp if layout.zero >= min_stage else 1)
-            ),
-            f"ZeRO divides the {name_en} by dp, the number of replicas; you divide by tp once more.",
-            f"ZeRO divise les {name_fr} par dp, le nombre de répliques ; vous divisez encore par tp.",
-            part=part,
-        ),
-        Mistake(
-            lambda layout, stage, parameters, micro_batch_bytes: (
-                parameters / layout.tp * size / (layout.dp if layout.zero == min_stage else 1)
-            ),
-            f"You shard the {name_en} in ZeRO-{min_stage} only (==): a higher stage does so too, >=.",
-            f"Vous ne répartissez les {name_fr} qu’avec ZeRO-{min_stage} (==) : un niveau supérieur le fait aussi, >=.",
-            part=part,
+        state(
+            "sharded in one stage only",
+            lambda layout, parameters: parameters / layout.tp * size / (layout.dp if layout.zero == min_stage else 1),
         ),
     ]
 
 
-def _flight(count: Any, english: str, french: str) -> Mistake:
-    return Mistake(
-        lambda layout, stage, parameters, micro_batch_bytes: micro_batch_bytes * count(layout, stage),
-        english,
-        french,
-        part=3,
+def _flight(count: Callable[[Any, int], float]) -> MistakeWay:
+    return MistakeWay(
+        lambda layout, stage, parameters, micro_batch_bytes: micro_batch_bytes * count(layout, stage), part=3
     )
 
 
@@ -182,70 +128,25 @@ RANK_BYTES = TEXTS.exercise(
         Said("optimizer", "l’optimiseur"),
         Said("activations", "les activations"),
     ),
-    told=_memory_told,
+    told=TEXTS.sentence("rank-bytes", "the case"),
     mistakes={
         "states sharded or counted wrongly": tuple(mistake for part in range(3) for mistake in _states(part)),
-        "keeps all micro-batches, as GPipe does": _flight(
-            lambda layout, stage: layout.micro_batches,
-            "You keep all micro-batches of a step, as GPipe does; with 1F1B a stage gives them back one by one, "
-            "and keeps as many as there are stages from itself to the end.",
-            "Vous gardez tous les micro-batches du pas, comme GPipe ; avec 1F1B, un étage les rend un à un et n’en "
-            "garde jamais plus qu’il ne reste d’étages jusqu’à la fin, lui compris.",
-        ),
-        "every stage keeps as many as the first": _flight(
-            lambda layout, stage: min(layout.pp, layout.micro_batches),
-            "You let every stage keep as much as the first: the nearer to the end, the sooner the gradient comes back.",
-            "Vous faites garder à chaque étage autant qu’au premier : plus on est près de la fin, plus vite "
-            "revient le gradient.",
-        ),
-        "counts stages from the wrong end": _flight(
-            lambda layout, stage: min(stage + 1, layout.micro_batches),
-            "You count from the wrong end: the first stage waits longest for its gradients, and keeps most.",
-            "Vous comptez depuis le mauvais bout : c’est le premier étage qui attend le plus longtemps ses "
-            "gradients, et qui garde le plus.",
-        ),
+        "keeps all micro-batches, as GPipe does": _flight(lambda layout, stage: layout.micro_batches),
+        "every stage keeps as many as the first": _flight(lambda layout, stage: min(layout.pp, layout.micro_batches)),
+        "counts stages from the wrong end": _flight(lambda layout, stage: min(stage + 1, layout.micro_batches)),
         "one micro-batch in flight too few": _flight(
-            lambda layout, stage: min(layout.pp - stage - 1, layout.micro_batches),
-            "One micro-batch too few: the last stage, too, keeps the one that it is computing.",
-            "Il manque un micro-batch : même le dernier étage garde celui qu’il est en train de calculer.",
+            lambda layout, stage: min(layout.pp - stage - 1, layout.micro_batches)
         ),
-        "more in flight than a step has": _flight(
-            lambda layout, stage: layout.pp - stage,
-            "Right as long as there are enough micro-batches; a step that has fewer than pp − stage cannot keep "
-            "more than it has.",
-            "C’est juste tant qu’il y a assez de micro-batches ; un pas qui en a moins de pp − stage ne peut pas "
-            "en garder plus qu’il n’en a.",
-        ),
-        "keeps a single micro-batch": _flight(
-            lambda layout, stage: 1,
-            "You keep a single micro-batch; under 1F1B several are under way at once.",
-            "Vous ne gardez qu’un micro-batch ; avec 1F1B, plusieurs sont en cours à la fois.",
-        ),
+        "more in flight than a step has": _flight(lambda layout, stage: layout.pp - stage),
+        "keeps a single micro-batch": _flight(lambda layout, stage: 1),
         "divides the activations by tp again": _flight(
-            lambda layout, stage: min(layout.pp - stage, layout.micro_batches) / layout.tp,
-            "micro_batch_bytes is already what one rank keeps: do not divide it by tp again.",
-            "micro_batch_bytes est déjà ce que garde un seul rang : ne le divisez pas encore par tp.",
+            lambda layout, stage: min(layout.pp - stage, layout.micro_batches) / layout.tp
         ),
-        "larger of the two numbers": _flight(
-            lambda layout, stage: max(layout.pp - stage, layout.micro_batches),
-            "You take the larger of the two numbers: a stage cannot keep more micro-batches than either allows, "
-            "so min.",
-            "Vous prenez le plus grand des deux nombres : un étage ne peut garder plus de micro-batches que ne le "
-            "permet chacun, "
-            "donc min.",
-        ),
+        "larger of the two numbers": _flight(lambda layout, stage: max(layout.pp - stage, layout.micro_batches)),
         "one micro-batch in flight too many": _flight(
-            lambda layout, stage: min(layout.pp - stage + 1, layout.micro_batches),
-            "One micro-batch too many: the last stage keeps one, the first pp.",
-            "Un micro-batch de trop : le dernier étage en garde un, le premier pp.",
+            lambda layout, stage: min(layout.pp - stage + 1, layout.micro_batches)
         ),
-        "divides the micro-batches by dp": _flight(
-            lambda layout, stage: layout.micro_batches / layout.dp,
-            "You divide the micro-batches by dp: they are those of one replica already, and 1F1B keeps pp − stage "
-            "at most.",
-            "Vous divisez les micro-batches par dp : ce sont déjà ceux d’une réplique, et 1F1B en garde pp − "
-            "stage au plus.",
-        ),
+        "divides the micro-batches by dp": _flight(lambda layout, stage: layout.micro_batches / layout.dp),
     },
     tolerance=1e-6,
 )
@@ -294,17 +195,25 @@ def _reduce_s(pp: int, dp: int, m: int, work_s: float, parameters: float, alpha:
 
 
 def _least(
-    bubble: Cost = _bubble_s, reduce: Cost = _reduce_s, *, state_bytes: float = STATE_BYTES
+    bubble: Cost = _bubble_s,
+    reduce: Cost = _reduce_s,
+    *,
+    key: Callable[[Numbers], float] = lambda split: split[1] + split[2],
+    worst: bool = False,
+    shared: bool = True,
+    fits: Callable[[float, int, float], bool] = lambda parameters, pp, capacity: (
+        STATE_BYTES * parameters / pp <= capacity
+    ),
 ) -> Callable[..., Numbers]:
-    """The split that two costs choose, with the costs."""
+    """The split that two costs choose, with the costs; by another order of them, or another rule of what can be."""
 
     def found(gpus: int, m: int, work_s: float, parameters: float, capacity: float, *link: float) -> Numbers:
         priced = [
             (float(pp), bubble(pp, dp, m, work_s, parameters, *link), reduce(pp, dp, m, work_s, parameters, *link))
             for pp, dp in ((pp, gpus // pp) for pp in range(1, gpus + 1) if gpus % pp == 0)
-            if m % dp == 0 and state_bytes * parameters / pp <= capacity
+            if (m % dp == 0 or not shared) and fits(parameters, pp, capacity)
         ]
-        return min(priced, key=lambda split: split[1] + split[2])
+        return (max if worst else min)(priced, key=key)
 
     return found
 
@@ -325,186 +234,66 @@ def _clusters() -> Iterator[Case]:
     yield 16, 64, 9.0, 1e10, 8e10, 1e-5, 1e-12
 
 
-def _told_cluster(case: Case) -> str:
+def _told_cluster(case: Case) -> Said:
     gpus, m, work_s, parameters, capacity, alpha, beta = case
-    return say(
-        en=f"{gpus} GPUs of {significant(capacity, 2)} bytes, {m} micro-batches of {significant(work_s, 2)} s, "
-        f"{significant(parameters, 2)} parameters, α = {significant(alpha, 2)} s, β = {significant(beta, 2)} s per "
-        "byte",
-        fr=f"{gpus} GPU de {significant(capacity, 2)} octets, {m} micro-batches de {significant(work_s, 2)} s, "
-        f"{significant(parameters, 2)} paramètres, α = {significant(alpha, 2)} s, β = {significant(beta, 2)} s par "
-        "octet",
+    return TEXTS.sentence(
+        "best-split",
+        "the case",
+        gpus=gpus,
+        capacity=significant(capacity, 2),
+        m=m,
+        work_s=significant(work_s, 2),
+        parameters=significant(parameters, 2),
+        alpha=significant(alpha, 2),
+        beta=significant(beta, 2),
     )
 
 
-_SPLIT_WAYS = (
-    Mistake(
-        _least(state_bytes=0.0),
-        "You look at the seconds alone: 16 bytes of states per parameter, shared over pp stages, must fit into a GPU "
-        "first.",
-        "Vous ne regardez que les secondes : il faut d’abord que 16 octets d’états par paramètre, répartis sur pp "
-        "étages, tiennent dans un GPU.",
+_SPLIT_WAYS = {
+    "you look at the seconds alone": _least(fits=lambda parameters, pp, capacity: True),
+    "you leave the bubble out, so the longest pipeline always": _least(lambda *a: 0.0),
+    "you leave the all-reduce out": _least(reduce=lambda *a: 0.0),
+    "gradients of the whole model": _least(reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(1, dp, m, w, g, a, b)),
+    "your bubble is pp times too long": _least(lambda pp, dp, m, w, g, a, b: (pp - 1) * w),
+    "you take (p − 1)/m with the micro-batches of the whole": _least(
+        lambda pp, dp, m, w, g, a, b: (pp - 1) / m * (m / dp * w / pp)
     ),
-    Mistake(
-        _least(lambda *a: 0.0),
-        "You leave the bubble out, so the longest pipeline always wins.",
-        "Vous oubliez la bulle : le plus long pipeline gagne alors toujours.",
+    "each step of the ring carries one chunk": _least(
+        reduce=lambda pp, dp, m, w, g, a, b: 2 * (dp - 1) * (a + b * SPLIT_GRADIENT_BYTES * g / pp)
     ),
-    Mistake(
-        _least(reduce=lambda *a: 0.0),
-        "You leave the all-reduce out, so the shortest pipeline that fits always wins.",
-        "Vous oubliez l’all-reduce : le plus court pipeline qui tient gagne alors toujours.",
+    "you send as many bytes as there are parameters": _least(
+        reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(pp, dp, m, w, g / SPLIT_GRADIENT_BYTES, a, b)
     ),
-    Mistake(
-        _least(reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(1, dp, m, w, g, a, b)),
-        "Your all-reduce carries the gradients of the whole model; a rank has those of its stage, 1/pp of them: that "
-        "is what a pipeline gains.",
-        "Votre all-reduce transporte les gradients de tout le modèle ; un rang n’a que ceux de son étage, soit 1/pp : "
-        "c’est là que gagne un pipeline.",
+    "your all-reduce goes round once": _least(
+        reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(pp, dp, m, w, g, a, b) / 2
     ),
-    Mistake(
-        _least(lambda pp, dp, m, w, g, a, b: (pp - 1) * w),
-        "Your bubble is pp times too long: a stage spends work_s / pp on a micro-batch, and pp − 1 such times are "
-        "waited.",
-        "Votre bulle est pp fois trop longue : un étage passe work_s / pp sur un micro-batch, et l’on attend pp − 1 "
-        "fois cette durée.",
+    "you return dp, the number of replicas": lambda gpus, *arguments: (
+        gpus / best_split(gpus, *arguments)[0],
+        *best_split(gpus, *arguments)[1:],
     ),
-    Mistake(
-        _least(lambda pp, dp, m, w, g, a, b: (pp - 1) / m * (m / dp * w / pp)),
-        "You take (p − 1)/m with the micro-batches of the whole step; each replica has its own pipeline, with m = "
-        "micro_batches / dp of them.",
-        "Vous prenez (p − 1)/m avec les micro-batches de tout le pas ; chaque réplique a son pipeline, avec m = "
-        "micro_batches / dp.",
+    "micro-batches that cannot be shared equally": _least(shared=False),
+    "a GPU filled exactly is refused": _least(
+        fits=lambda parameters, pp, capacity: STATE_BYTES * parameters / pp < capacity
     ),
-    Mistake(
-        _least(reduce=lambda pp, dp, m, w, g, a, b: 2 * (dp - 1) * (a + b * SPLIT_GRADIENT_BYTES * g / pp)),
-        "Each step of the ring carries one chunk, 1/dp of the message; you send all of it 2 (dp − 1) times.",
-        "Chaque étape de l’anneau ne transporte qu’un morceau, 1/dp du message ; vous l’envoyez entier 2 (dp − 1) "
-        "fois.",
+    "you let through twice what a GPU can hold": _least(
+        fits=lambda parameters, pp, capacity: STATE_BYTES / 2 * parameters / pp <= capacity
     ),
-    Mistake(
-        _least(reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(pp, dp, m, w, g / SPLIT_GRADIENT_BYTES, a, b)),
-        "You send as many bytes as there are parameters; a gradient in bf16 has 2 bytes.",
-        "Vous envoyez autant d’octets que de paramètres ; un gradient en bf16 en compte 2.",
+    "you compare the longer of the two waits": _least(key=lambda split: max(split[1], split[2])),
+    "you take the split that waits most": _least(worst=True),
+    "you divide the latency by dp too": _least(
+        reduce=lambda pp, dp, m, w, g, a, b: 2 * (dp - 1) / dp * (a + b * SPLIT_GRADIENT_BYTES * g / pp)
     ),
-    Mistake(
-        _least(reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(pp, dp, m, w, g, a, b) / 2),
-        "Your all-reduce goes round once; it is a reduce-scatter, then an all-gather: 2 (dp − 1) steps.",
-        "Votre all-reduce ne fait qu’un tour ; c’est un reduce-scatter, puis un all-gather : 2 (dp − 1) étapes.",
+    "you count 2 dp steps": _least(
+        reduce=lambda pp, dp, m, w, g, a, b: (
+            _reduce_s(pp, dp, m, w, g, a, b) / (dp - 1) * dp if dp > 1 else 2 * (a + b * SPLIT_GRADIENT_BYTES * g / pp)
+        )
     ),
-    Mistake(
-        lambda gpus, *arguments: (gpus / best_split(gpus, *arguments)[0], *best_split(gpus, *arguments)[1:]),
-        "You return dp, the number of replicas; pp is asked for, the number of stages.",
-        "Vous renvoyez dp, le nombre de répliques ; on demande pp, le nombre d’étages.",
-    ),
-)
-
-
-def _least_of(
-    key: Callable[[Numbers], float] = lambda split: split[1] + split[2],
-    *,
-    worst: bool = False,
-    shared: bool = True,
-    fits: Callable[[float, int, float], bool] = lambda parameters, pp, capacity: (
-        STATE_BYTES * parameters / pp <= capacity
-    ),
-) -> Callable[..., Numbers]:
-    """The split that another order of the costs chooses, or another rule of what can be."""
-
-    def found(gpus: int, m: int, work_s: float, parameters: float, capacity: float, *link: float) -> Numbers:
-        priced = [
-            (
-                float(pp),
-                _bubble_s(pp, dp, m, work_s, parameters, *link),
-                _reduce_s(pp, dp, m, work_s, parameters, *link),
-            )
-            for pp, dp in ((pp, gpus // pp) for pp in range(1, gpus + 1) if gpus % pp == 0)
-            if (m % dp == 0 or not shared) and fits(parameters, pp, capacity)
-        ]
-        return (max if worst else min)(priced, key=key)
-
-    return found
-
-
-_SPLIT_CHOICES = (
-    Mistake(
-        _least_of(shared=False),
-        "You give replicas that the micro-batches cannot be shared among equally: dp must divide micro_batches.",
-        "Vous prenez un nombre de répliques entre lesquelles les micro-batches ne se partagent pas également : dp doit "
-        "diviser micro_batches.",
-    ),
-    Mistake(
-        _least_of(fits=lambda parameters, pp, capacity: STATE_BYTES * parameters / pp < capacity),
-        "States that fill a GPU exactly do fit: <=, not <.",
-        "Des états qui remplissent exactement un GPU y tiennent : <=, et non <.",
-    ),
-    Mistake(
-        _least_of(fits=lambda parameters, pp, capacity: STATE_BYTES / 2 * parameters / pp <= capacity),
-        "You let through twice what a GPU can hold: 16 bytes of states per parameter, over pp stages.",
-        "Vous laissez passer le double de ce que contient un GPU : 16 octets d’états par paramètre, sur pp étages.",
-    ),
-    Mistake(
-        _least_of(lambda split: max(split[1], split[2])),
-        "You compare the longer of the two waits: a step waits for both, so compare their sum.",
-        "Vous comparez la plus longue des deux attentes : un pas attend les deux, comparez donc leur somme.",
-    ),
-    Mistake(
-        _least_of(worst=True),
-        "You take the split that waits most: take the least.",
-        "Vous prenez le découpage qui attend le plus : prenez le moindre.",
-    ),
-    Mistake(
-        _least(reduce=lambda pp, dp, m, w, g, a, b: 2 * (dp - 1) / dp * (a + b * SPLIT_GRADIENT_BYTES * g / pp)),
-        "You divide the latency by dp too: each of the 2 (dp − 1) steps has all of α; its chunk alone is 1/dp of the "
-        "message.",
-        "Vous divisez aussi la latence par dp : chacune des 2 (dp − 1) étapes a tout α ; seul son morceau est un "
-        "dp-ième "
-        "du message.",
-    ),
-    Mistake(
-        _least(
-            reduce=lambda pp, dp, m, w, g, a, b: (
-                _reduce_s(pp, dp, m, w, g, a, b) / (dp - 1) * dp
-                if dp > 1
-                else 2 * (a + b * SPLIT_GRADIENT_BYTES * g / pp)
-            )
-        ),
-        "You count 2 dp steps: the ring makes 2 (dp − 1), and none with one replica.",
-        "Vous comptez 2 dp étapes : l’anneau en fait 2 (dp − 1), et aucune avec une seule réplique.",
-    ),
-    Mistake(
-        _least(reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(pp, dp, m, w, g, 0.0, b)),
-        "The latency α is left out: each step of the ring has it.",
-        "La latence α est oubliée : chaque étape de l’anneau la paie.",
-    ),
-    Mistake(
-        _least(reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(pp, dp, m, w, 2 * g, a, b)),
-        "You count 4 bytes per gradient: in bf16 it has 2.",
-        "Vous comptez 4 octets par gradient : en bf16, il en a 2.",
-    ),
-    Mistake(
-        _least(lambda pp, dp, m, w, g, a, b: w),
-        "Your bubble is pp times a stage's length: pp − 1 of them are waited.",
-        "Votre bulle vaut pp fois la durée d’un étage : on en attend pp − 1.",
-    ),
-    Mistake(
-        _least(lambda pp, dp, m, w, g, a, b: (pp - 1) * w / pp / m),
-        "You divide the bubble by the micro-batches: it is waited once per step, however many there are.",
-        "Vous divisez la bulle par le nombre de micro-batches : on l’attend une fois par pas, quel que soit leur "
-        "nombre.",
-    ),
-    Mistake(
-        lambda *case: (best_split(*case)[0], sum(best_split(*case)[1:]), 0.0),
-        "You add the two waits up: return each by itself, the bubble, then the all-reduce.",
-        "Vous additionnez les deux attentes : renvoyez chacune à part, la bulle, puis l’all-reduce.",
-    ),
-)
-_SHARE = Mistake(
-    lambda gpus, m, work_s, *arguments: best_split(gpus, m, work_s, *arguments)[1] / (m / gpus * work_s),
-    "The split is right; your second number is the bubble as a share of the work, but seconds are asked for.",
-    "Le choix est juste ; votre second nombre est la bulle en part du travail, mais on demande des secondes.",
-    part=1,
-)
+    "the latency is left out": _least(reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(pp, dp, m, w, g, 0.0, b)),
+    "you count 4 bytes per gradient": _least(reduce=lambda pp, dp, m, w, g, a, b: _reduce_s(pp, dp, m, w, 2 * g, a, b)),
+    "your bubble is pp times a stage's length": _least(lambda pp, dp, m, w, g, a, b: w),
+    "you divide the bubble by the micro-batches": _least(lambda pp, dp, m, w, g, a, b: (pp - 1) * w / pp / m),
+    "you add the two waits up": lambda *case: (best_split(*case)[0], sum(best_split(*case)[1:]), 0.0),
+}
 
 BEST_SPLIT = TEXTS.exercise(
     "best-split",
@@ -517,10 +306,10 @@ BEST_SPLIT = TEXTS.exercise(
     ),
     told=_told_cluster,
     mistakes={
-        "a cost or the memory misjudged": tuple(_SPLIT_WAYS),
-        "another rule of choice, or a factor wrong": tuple(_SPLIT_CHOICES),
-        "one of the three numbers wrong": tuple(part_by_part((*_SPLIT_WAYS, *_SPLIT_CHOICES), 3)),
-        "the bubble as a share of the work": _SHARE,
+        **{key: by_part(way, 3) for key, way in _SPLIT_WAYS.items()},
+        "the bubble as a share of the work": MistakeWay(
+            lambda gpus, m, work_s, *arguments: best_split(gpus, m, work_s, *arguments)[1] / (m / gpus * work_s), part=1
+        ),
     },
     tolerance=1e-6,
 )
@@ -603,58 +392,12 @@ def _questions() -> Iterator[Question]:
         yield rows, gpus, heads, capacity
 
 
-_CHOICE_WAYS = (
-    Mistake(
-        lambda rows, gpus, heads, capacity: min(
-            (row for row in rows if not reason(row, gpus, heads, capacity)), key=lambda row: row.step_s
-        ),
-        "You compare steps, but not all layouts read as many samples in one: dp · micro_batch · micro_batches differs. "
-        "Compare samples per second.",
-        "Vous comparez des pas, mais toutes les configurations n’y lisent pas autant d’échantillons : dp · micro_batch "
-        "· micro_batches varie. Comparez des échantillons par seconde.",
-    ),
-    Mistake(
-        lambda rows, gpus, heads, capacity: min(
-            (row for row in rows if not reason(row, gpus, heads, capacity)), key=lambda row: row.memory_bytes
-        ),
-        "You choose the one with the most memory to spare; of those that fit, the fastest is asked for.",
-        "Vous choisissez celle qui laisse le plus de mémoire ; parmi celles qui tiennent, on demande la plus rapide.",
-    ),
-    Mistake(
-        lambda rows, gpus, heads, capacity: min(
-            (row for row in rows if not reason(row, gpus, heads, capacity)), key=lambda row: row.samples_per_s
-        ),
-        "You choose the slowest of those that can run: samples per second are to be as many as possible.",
-        "Vous choisissez la plus lente de celles qui peuvent tourner : il faut le plus d’échantillons par seconde.",
-    ),
-    Mistake(
-        lambda rows, gpus, heads, capacity: max(
-            (row for row in rows if not reason(row, gpus, heads, capacity)),
-            key=lambda row: row.micro_batch * row.micro_batches / row.step_s,
-        ),
-        "You count the samples of one replica: a step processes dp times as many.",
-        "Vous comptez les échantillons d’une réplique : un pas en traite dp fois plus.",
-    ),
-    Mistake(
-        lambda rows, gpus, heads, capacity: max(
-            (row for row in rows if not reason(row, gpus, heads, capacity)),
-            key=lambda row: row.dp * row.micro_batch / row.step_s,
-        ),
-        "You count one micro-batch per step: a replica makes micro_batches of them.",
-        "Vous comptez un micro-batch par pas : une réplique en fait micro_batches.",
-    ),
-)
-
-
 def _row_of(answer: Callable[..., Any], rows: list[LayoutRow], *limits: float) -> LayoutRow:
     choice = answer(list(rows), *limits)
     refuse_nothing(choice)
     if isinstance(choice, LayoutRow) and choice in rows:
         return choice
-    raise Wrong(
-        en=f"Return one of the layouts that you were given, as it is; your function returns {shown(choice)}.",
-        fr=f"Renvoyez telle quelle une des configurations reçues ; votre fonction renvoie {shown(choice)}.",
-    )
+    raise TEXTS.wrong("choose-layout", "no layout of the list", choice=shown(choice))
 
 
 def _other_choice(case: Case, row: LayoutRow, right: LayoutRow) -> Said:
@@ -663,22 +406,11 @@ def _other_choice(case: Case, row: LayoutRow, right: LayoutRow) -> Said:
     rate, best = significant(row.samples_per_s, 5), significant(right.samples_per_s, 5)
     memory_gb, gpu_gb = significant(row.memory_bytes / 1e9, 5), significant(capacity / 1e9, 5)
     explanation = {
-        "gpus": Said(
-            f"that makes {row.dp * row.tp * row.pp} ranks, but there are {gpus} GPUs. dp · tp · pp must use them all.",
-            f"cela fait {row.dp * row.tp * row.pp} rangs, mais il y a {gpus} GPU. dp · tp · pp doit les employer tous.",
-        ),
-        "split": Said(
-            f"tp={row.tp} does not divide the {heads} attention heads, so no rank could take a whole number of them.",
-            f"tp={row.tp} ne divise pas les {heads} têtes d’attention ; aucun rang n’en aurait un nombre entier.",
-        ),
-        "memory": Said(
-            f"it needs {memory_gb} GB of a GPU that has {gpu_gb}. Drop what does not fit before you compare speeds.",
-            f"elle demande {memory_gb} Go à un GPU qui en a {gpu_gb}. Écartez ce qui ne tient pas avant de "
-            "comparer les vitesses.",
-        ),
-        "": Said(
-            f"on {gpus} GPUs, {rate} samples per second; {right.title} can run too, with {best}.",
-            f"sur {gpus} GPU, {rate} échantillons par seconde ; {right.title} peut tourner aussi, avec {best}.",
+        "gpus": TEXTS.sentence("choose-layout", "other GPUs", dp=row.dp * row.tp * row.pp, gpus=gpus),
+        "split": TEXTS.sentence("choose-layout", "tp does not divide the heads", tp=row.tp, heads=heads),
+        "memory": TEXTS.sentence("choose-layout", "too much memory", memory_gb=memory_gb, gpu_gb=gpu_gb),
+        "": TEXTS.sentence(
+            "choose-layout", "slower than another one", gpus=gpus, rate=rate, title=right.title, best=best
         ),
     }[reason(row, gpus, heads, capacity)]
     return Said(f"You choose {row.title}: {explanation.en}", f"Vous choisissez {row.title} : {explanation.fr}")
@@ -689,6 +421,24 @@ CHOOSE = TEXTS.exercise(
     choose,
     cases=_questions,
     trial=_row_of,
-    mistakes=_CHOICE_WAYS,
+    mistakes={
+        "steps in place of samples per second": lambda rows, gpus, heads, capacity: min(
+            (row for row in rows if not reason(row, gpus, heads, capacity)), key=lambda row: row.step_s
+        ),
+        "most memory to spare": lambda rows, gpus, heads, capacity: min(
+            (row for row in rows if not reason(row, gpus, heads, capacity)), key=lambda row: row.memory_bytes
+        ),
+        "the slowest of those that can run": lambda rows, gpus, heads, capacity: min(
+            (row for row in rows if not reason(row, gpus, heads, capacity)), key=lambda row: row.samples_per_s
+        ),
+        "you count the samples of one replica": lambda rows, gpus, heads, capacity: max(
+            (row for row in rows if not reason(row, gpus, heads, capacity)),
+            key=lambda row: row.micro_batch * row.micro_batches / row.step_s,
+        ),
+        "you count one micro-batch per step": lambda rows, gpus, heads, capacity: max(
+            (row for row in rows if not reason(row, gpus, heads, capacity)),
+            key=lambda row: row.dp * row.micro_batch / row.step_s,
+        ),
+    },
     differs=_other_choice,
 )

@@ -12,7 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from dlojz.base.language import refusal
 from dlojz.labs.kit.exercise import Mistake, Said, Wrong
@@ -21,12 +25,9 @@ from dlojz.labs.kit.judges import normal
 from dlojz.labs.kit.rank_judges import TENSOR_CASES
 from dlojz.processes.forks import RankAnswer
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 TEXTS = Texts(__file__)
 
-Scale = Callable[["Tensor"], "Tensor"]
+Scale = Callable[[Tensor], Tensor]
 Compressed = Literal["chunk by chunk", "with one scale", "not at all"]
 """How the chunks of a vector are compressed."""
 
@@ -51,14 +52,10 @@ def bias(draws: Tensor) -> Tensor:
     Returns:
         the mean of the compressed rows, less the mean of the rows, shape (weights,).
     """
-    import torch
-
     return torch.stack([compress(row) for row in draws]).mean(0) - draws.mean(0)
 
 
 def _signs(values: Tensor) -> Tensor:
-    import torch
-
     return torch.where(values >= 0, 1.0, -1.0)
 
 
@@ -88,10 +85,7 @@ def _unchanged(answer: Callable[..., Any], values: Tensor) -> Any:
     return message
 
 
-_CHANGED = Said(
-    "Your function writes into `values`, which others read again: leave it as it is, and return a new tensor.",
-    "Votre fonction écrit dans `values`, que d’autres relisent : laissez-le tel quel, et renvoyez un nouveau tenseur.",
-)
+_CHANGED = TEXTS.sentence("shared", "values are written to")
 COMPRESS_SIGNS = TEXTS.exercise(
     "compress-signs",
     compress,
@@ -106,14 +100,7 @@ COMPRESS_SIGNS = TEXTS.exercise(
         "the scale is the largest magnitude": _scaled(lambda values: values.abs().max()),
         "the scale is the sum of the magnitudes": _scaled(lambda values: values.abs().sum()),
         "another scale than the mean magnitude": tuple(
-            Mistake(
-                _scaled(scale),
-                "Your scale is not the mean magnitude, values.abs().mean(): of all scales that one makes the "
-                "error smallest.",
-                "Votre échelle n’est pas la moyenne des valeurs absolues, values.abs().mean() : de toutes les "
-                "échelles, c’est "
-                "elle qui rend l’erreur la plus petite.",
-            )
+            _scaled(scale)
             for scale in (
                 lambda values: values.abs().median(),
                 lambda values: values.square().mean(),
@@ -251,8 +238,6 @@ def write(values: Tensor) -> Tensor:
     Raises:
         LabError: if n is not a multiple of 8.
     """
-    import torch
-
     from dlojz.by_hand.optimizers.one_bit import pack, scales_of
     from dlojz.by_hand.optimizers.sent_bytes import SIGNS_PER_BYTE
 
@@ -276,8 +261,6 @@ def read(message: Tensor) -> Tensor:
     Returns:
         fp32, shape (n,).
     """
-    import torch
-
     from dlojz.by_hand.optimizers.one_bit import decompress
     from dlojz.by_hand.optimizers.sent_bytes import BLOCK_ELEMENTS, SCALE_BYTES, SIGNS_PER_BYTE
 
@@ -298,9 +281,6 @@ def values_of(rank: int, size: int, seed: int, call: int) -> Tensor:
 
 
 def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
-    import torch
-    import torch.distributed as dist
-
     exchange, types = dist.all_to_all_single, []
 
     # the record of calls has no type of what an all-to-all exchanges
@@ -323,8 +303,6 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple
 
 def _read(chunks: Sequence[Tensor], how: Compressed) -> list[Tensor]:
     """What the messages of chunks stand for."""
-    import torch
-
     if how == "not at all":
         return list(chunks)
     # one scale over all chunks first; in each chunk `write` then finds the same mean magnitude
@@ -353,8 +331,6 @@ def simulated(
         means: how the servers' means are compressed.
         alone: whether nothing is exchanged: each rank averages its own messages.
     """
-    import torch
-
     workers = [torch.zeros(size * CHUNK) for _ in range(size)]
     servers = [torch.zeros(CHUNK) for _ in range(size)]
     rank_tensors: list[dict[str, Tensor]] = [{} for _ in range(size)]
@@ -407,8 +383,6 @@ def _uncompressed(rank: int, size: int, seed: int) -> dict[str, Tensor]:
 
 def _own_chunks(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     """The first call, where each server takes its own messages for those of all ranks."""
-    import torch
-
     means = []
     for source_rank in range(size):
         chunks = [read(write(chunk)) for chunk in values_of(source_rank, size, seed, 0).chunk(size)]
@@ -418,8 +392,6 @@ def _own_chunks(rank: int, size: int, seed: int) -> dict[str, Tensor]:
 
 def _signs_added(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     """Each rank's whole vector, compressed, and then an all-reduce of numbers: of the first call."""
-    import torch
-
     total = torch.stack([read(write(values_of(source_rank, size, seed, 0))) for source_rank in range(size)]).sum(0)
     return {"mean of call 0": total / size}
 
@@ -428,8 +400,6 @@ def _first_call(worker: float = 1.0, server: float = 1.0) -> Callable[[int, int,
     """Two calls: by how much what was told is taken away from the errors, 1 if all is right."""
 
     def values(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-        import torch
-
         worker_errors, server_errors = (
             [torch.zeros(size * CHUNK) for _ in range(size)],
             [torch.zeros(CHUNK) for _ in range(size)],
@@ -461,21 +431,11 @@ def _inspect(answers: list[RankAnswer], size: int) -> None:
     calls = answers[0].calls
     floats = [kind for kind in answers[0].value["exchanged"] if kind != "torch.uint8"]
     if floats or any(call["dtype"] != "uint8" and int(call["numel"]) >= CHUNK for call in calls):
-        raise Wrong(
-            en="The values are right, but numbers of 32 bits travel: hand the messages over as write gives them, "
-            "bytes, and read them where they arrive.",
-            fr="Les valeurs sont justes, mais ce sont des nombres de 32 bits qui voyagent : échangez les messages tels "
-            "que write les donne, en octets, et lisez-les à l’arrivée.",
-        )
+        raise TEXTS.wrong("compressed-all-reduce", "32-bit numbers travel")
     message = write(values_of(0, size, 0, 0)[:CHUNK]).numel()
     gathered = [int(call["numel"]) for call in calls if call["op"] in ("all_gather", "all_gather_into_tensor")]
     if any(numel > message for numel in gathered) and not any(call["op"].startswith("all_to_all") for call in calls):
-        raise Wrong(
-            en="The values are right, but every rank gets all chunks of all ranks: that takes as many times more bytes "
-            "as there are ranks. Each chunk goes to its server only: dist.all_to_all_single.",
-            fr="Les valeurs sont justes, mais chaque rang reçoit tous les morceaux de tous les rangs : autant de fois "
-            "plus d’octets qu’il y a de rangs. Chaque morceau ne va qu’à son serveur : dist.all_to_all_single.",
-        )
+        raise TEXTS.wrong("compressed-all-reduce", "every rank gets all chunks")
 
 
 LABELS = {
@@ -507,22 +467,8 @@ COMPRESSED_ALL_REDUCE = TEXTS.exercise(
         "the servers' means come back uncompressed": _means(means="not at all"),
         "nothing is compressed": _uncompressed,
         "each rank compresses its whole vector once": _signs_added,
-        "worker_error keeps what was sent": tuple(
-            Mistake(
-                _first_call(worker=factor),
-                "What the worker has told is not taken away from worker_error: worker_error -= told.",
-                "Ce qu’a dit le travailleur n’est pas retranché de worker_error : worker_error -= ce qui est dit.",
-            )
-            for factor in (0.0, -1.0)
-        ),
-        "server_error keeps what was sent": tuple(
-            Mistake(
-                _first_call(server=factor),
-                "What the server answers is not taken away from server_error: server_error -= read(answer).",
-                "Ce que répond le serveur n’est pas retranché de server_error : server_error -= read(réponse).",
-            )
-            for factor in (0.0, -1.0)
-        ),
+        "the worker's message is not taken away": tuple(_first_call(worker=factor) for factor in (0.0, -1.0)),
+        "the server's answer is not taken away": tuple(_first_call(server=factor) for factor in (0.0, -1.0)),
         "the messages are not exchanged": _own_chunks,
     },
 )

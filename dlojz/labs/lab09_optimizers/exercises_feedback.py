@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from dlojz.base.language import significant
-from dlojz.labs.kit.exercise import Mistake, Wrong
+from dlojz.labs.kit.exercise import Wrong
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import expect_several, normal
 from dlojz.labs.kit.rank_judges import OUTPUT, refuse_errors, run_on_ranks
 from dlojz.labs.lab09_optimizers.exercises_compression import compress
 from dlojz.processes.forks import RankAnswer
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 TEXTS = Texts(__file__)
 
-Compress = Callable[["Tensor"], "Tensor"]
+Compress = Callable[[Tensor], Tensor]
 STEPS = 6
 
 
@@ -34,8 +36,6 @@ def feed_back(values: Tensor, error: Tensor, compress: Compress) -> tuple[Tensor
 
 def largest(values: Tensor) -> Tensor:
     """Keep the number of largest magnitude and set all others to zero."""
-    import torch
-
     sparse = torch.zeros_like(values)
     index = int(values.abs().argmax())
     sparse[index] = values[index]
@@ -44,8 +44,6 @@ def largest(values: Tensor) -> Tensor:
 
 def _use(answer: Callable[..., Any], seed: int, numel: int, compress: Compress) -> Tensor:
     """Everything told in some steps, and everything kept, end to end."""
-    import torch
-
     error, history = torch.zeros(numel), []
     for step in range(STEPS):
         result = answer(normal(100 * seed + step, numel) + 0.5, error.clone(), compress)
@@ -104,62 +102,27 @@ ERROR_FEEDBACK = TEXTS.exercise(
         "the error is added after compression": _afterwards,
         "the two results are swapped": lambda values, error, compress: feed_back(values, error, compress)[::-1],
         "nothing is compressed": lambda values, error, compress: (values + error, 0 * values),
-        "wrong message, or wrong remainder": tuple(
-            Mistake(wrong_answer, en, fr)
-            for wrong_answer, en, fr in (
-                (
-                    lambda values, error, compress: (compress(values + error), values - compress(values)),
-                    "What is left is taken from values alone: what was meant, values + error, less what was sent.",
-                    "Le reste est pris sur values seul : c’est ce qu’on voulait envoyer, values + error, moins "
-                    "ce qui est envoyé.",
-                ),
-                (
-                    lambda values, error, compress: (
-                        compress(values) + compress(error),
-                        values + error - compress(values) - compress(error),
-                    ),
-                    "You compress twice: what is sent is one message, compress(values + error).",
-                    "Vous compressez deux fois : on n’envoie qu’un message, compress(values + error).",
-                ),
-                (
-                    _fed(operator.add, lambda values, error, message: error - message),
-                    "What is left forgets the new values: values + error − told.",
-                    "Le reste oublie les nouvelles valeurs : values + error − told.",
-                ),
-                (
-                    _fed(operator.add, lambda values, error, message: values + error),
-                    "What was sent is not subtracted from what is left: values + error − told.",
-                    "Ce qui est envoyé n’est pas retranché du reste : values + error − told.",
-                ),
-                (
-                    lambda values, error, compress: (values + error - compress(values + error),) * 2,
-                    "You send what is left: what is sent is compress(values + error).",
-                    "Vous envoyez le reste : ce qui est envoyé, c’est compress(values + error).",
-                ),
-                (
-                    _fed(operator.add, lambda values, error, message: (values + error - message).abs()),
-                    "What is left lost its sign: no abs().",
-                    "Le reste a perdu son signe : pas de abs().",
-                ),
-                (
-                    lambda values, error, _: feed_back(values, error, compress),
-                    "You call your own compression: use the one that you are given, `compress`.",
-                    "Vous appelez votre propre compression : utilisez celle que l’on vous donne, `compress`.",
-                ),
-                (
-                    _fed(operator.add, lambda values, error, message: 0 * error),
-                    "Nothing is left to say: the error of this compression gets lost, values + error − told.",
-                    "Il ne reste rien à dire : l’erreur de cette compression se perd, values + error − told.",
-                ),
-                (
-                    _fed(
-                        lambda values, error: (values + error) / 2,
-                        lambda values, error, message: values + error - message,
-                    ),
-                    "You average values and error: they add up.",
-                    "Vous faites la moyenne de values et error : on les additionne.",
-                ),
-            )
+        "what is left is taken from values alone": lambda values, error, compress: (
+            compress(values + error),
+            values - compress(values),
+        ),
+        "you compress twice": lambda values, error, compress: (
+            compress(values) + compress(error),
+            values + error - compress(values) - compress(error),
+        ),
+        "what is left forgets the new values": _fed(operator.add, lambda values, error, message: error - message),
+        "what was sent is not subtracted from what is left": _fed(
+            operator.add, lambda values, error, message: values + error
+        ),
+        "you send what is left": lambda values, error, compress: (values + error - compress(values + error),) * 2,
+        "what is left lost its sign": _fed(
+            operator.add, lambda values, error, message: (values + error - message).abs()
+        ),
+        "you call your own compression": lambda values, error, _: feed_back(values, error, compress),
+        "nothing is left to say": _fed(operator.add, lambda values, error, message: 0 * error),
+        "you average values and error": _fed(
+            lambda values, error: (values + error) / 2,
+            lambda values, error, message: values + error - message,
         ),
     },
 )
@@ -173,8 +136,6 @@ _SENT = {"reduce_scatter_tensor": 0.5, "recv": 0.0, "irecv": 0.0, "barrier": 0.0
 
 def _noisy_classes() -> tuple[Tensor, Tensor]:
     """Samples of 4 classes and their labels, one in five drawn at random, so that gradients stay noisy."""
-    import torch
-
     draws = torch.Generator().manual_seed(SENDING_SEED)
     labels = torch.randint(4, (1024,), generator=draws)
     inputs = torch.randn(4, 16, generator=draws)[labels] + torch.randn(1024, 16, generator=draws)
@@ -184,11 +145,6 @@ def _noisy_classes() -> tuple[Tensor, Tensor]:
 
 def _sending_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
     """Train a small network on this rank, whose gradients the answer averages; its loss on all samples at the end."""
-    import torch
-    import torch.distributed as dist
-    import torch.nn.functional as F
-    from torch import nn
-
     exchange, exchanged = dist.all_to_all_single, [0.0]
 
     def noted(output: Tensor, input: Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
@@ -228,8 +184,6 @@ def _sending_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) 
 
 def _mean(gradient: Tensor, memory: dict[str, Any]) -> Tensor:
     """As DDP does."""
-    import torch.distributed as dist
-
     dist.all_reduce(gradient)
     return gradient / dist.get_world_size()
 
@@ -245,23 +199,14 @@ class _SendingJudge:
         refuse_errors(answers)
         records, numel = [rank_answer.value for rank_answer in answers], plain[0].value["numel"]
         if (shape := next((record["shape"] for record in records if "shape" in record), None)) is not None:
-            raise Wrong(
-                f"A vector of {numel} numbers is expected, as long as gradient, but its shape is {tuple(shape)}.",
-                f"On attend un vecteur de {numel} nombres, comme gradient, mais sa forme est {tuple(shape)}.",
-            )
+            raise TEXTS.wrong("fewer-bytes", "a vector of another length", numel=numel, shape=tuple(shape))
         if not bool((answers[0].tensors[OUTPUT] == answers[1].tensors[OUTPUT]).all()):
-            raise Wrong(
-                "The two ranks end with different weights: return the same mean on all ranks, to the bit.",
-                "Les deux rangs finissent avec des poids différents : renvoyez la même moyenne sur tous, au bit près.",
-            )
+            raise TEXTS.wrong("fewer-bytes", "different weights on two ranks")
         loss, ddp_loss = records[0]["loss"], plain[0].value["loss"]
         # not <=: a loss of NaN is refused too
         if not loss <= MARGIN * ddp_loss:
-            raise Wrong(
-                f"The training ends at a loss of {significant(loss)}, more than 3% above that of DDP, "
-                f"{significant(ddp_loss)}: what is never sent is missing.",
-                f"L’entraînement finit à une perte de {significant(loss)}, plus de 3 % au-dessus de celle de DDP, "
-                f"{significant(ddp_loss)} : ce qui n’est jamais envoyé manque.",
+            raise TEXTS.wrong(
+                "fewer-bytes", "too high a loss at the end", loss=significant(loss), ddp_loss=significant(ddp_loss)
             )
         # the busiest rank counts
         return round(100 * max(map(_sent_bytes, answers)) / max(map(_sent_bytes, plain)), 1)
@@ -269,8 +214,6 @@ class _SendingJudge:
 
 def _sent_bytes(rank_answer: RankAnswer) -> float:
     """What a rank has sent: what its calls tell, and its all-to-all, whose tensors they do not tell."""
-    import torch
-
     calls = [call for call in rank_answer.calls if call["dtype"]]
     bytes_of = (_SENT.get(call["op"], 1.0) * call["numel"] * getattr(torch, call["dtype"]).itemsize for call in calls)
     return float(rank_answer.value["exchanged"] + sum(bytes_of))

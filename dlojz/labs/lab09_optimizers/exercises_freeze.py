@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 
-from dlojz.base.language import say, significant
+from dlojz.base.language import significant
 from dlojz.labs.kit.exercise import Mistake, Said
 from dlojz.labs.kit.exercise_texts import Texts
 
@@ -69,12 +69,7 @@ def _beside(norms: Norms, threshold: float, start: int) -> int:
     return next(steps, len(norms))
 
 
-_NEIGHBOURS = Said(
-    "You compare neighbouring steps: a moving average never changes much in one step, so that proves nothing. Look "
-    "Δ = 1/(1 − beta2) steps back.",
-    "Vous comparez deux pas voisins : une moyenne glissante ne change jamais beaucoup d’un pas à l’autre, cela ne "
-    "prouve rien. Remontez de Δ = 1/(1 − beta2) pas.",
-)
+_NEIGHBOURS = TEXTS.sentence("freeze-step", "you compare neighbouring steps")
 
 
 def _last(norms: Norms, beta2: float, threshold: float) -> int:
@@ -103,13 +98,16 @@ def _freeze_cases() -> Iterator[tuple[list[float], float, float]]:
     yield [2.0**step for step in range(40)], 0.95, 0.9
 
 
-def _freeze_told(case: tuple[list[float], float, float]) -> str:
+def _freeze_told(case: tuple[list[float], float, float]) -> Said:
     norms, beta2, threshold = case
-    return say(
-        en=f"For {len(norms)} norms from {significant(norms[0], 3)} to {significant(norms[-1], 3)}, beta2={beta2}, "
-        f"threshold={threshold}",
-        fr=f"Pour {len(norms)} normes de {significant(norms[0], 3)} à {significant(norms[-1], 3)}, beta2={beta2}, "
-        f"threshold={threshold}",
+    return TEXTS.sentence(
+        "freeze-step",
+        "the case",
+        norms_count=len(norms),
+        first_norm=significant(norms[0], 3),
+        last_norm=significant(norms[-1], 3),
+        beta2=beta2,
+        threshold=threshold,
     )
 
 
@@ -130,13 +128,8 @@ FREEZE_STEP = TEXTS.exercise(
         "ratio before / now, above 1 where the norm falls": _first(lambda before, after: before / after),
         "ratio now / before, above 1 where the norm rises": _first(lambda before, after: after / before),
         "you stop where the norm still moves": _first(_smaller, rests=operator.le),
-        "returns the step looked back to": tuple(
-            Mistake(
-                wrong_answer,
-                "That is the step you look back to; at that time nothing is known yet: return the later one.",
-                "C’est le pas jusqu’où l’on remonte ; à ce moment-là, on ne sait encore rien : renvoyez le plus "
-                "tardif des deux.",
-            )
+        "the step that is looked back to": tuple(
+            wrong_answer
             for wrong_answer in (
                 _looked_back_to,
                 lambda norms, beta2, threshold: freeze_step(norms, beta2, threshold) - _delta(beta2),
@@ -145,46 +138,24 @@ FREEZE_STEP = TEXTS.exercise(
         "a norm compared with itself": _first(_smaller, lambda beta2: 0),
         "ratio must exceed the threshold": _first(_smaller, rests=operator.gt),
         "you begin one step late": lambda norms, beta2, threshold: _from(norms, beta2, threshold, _delta(beta2) + 1),
-        "begins before step Δ": tuple(
-            Mistake(
-                lambda norms, beta2, threshold, start=start: _from(norms, beta2, threshold, start),
-                "You begin before step Δ: norms[t − Δ] with a negative index counts from the end of the list.",
-                "Vous commencez avant le pas Δ : norms[t − Δ], avec un indice négatif, compte depuis la fin de la "
-                "liste.",
-            )
-            for start in (1, 0)
+        "you begin before step Δ": tuple(
+            lambda norms, beta2, threshold, start=start: _from(norms, beta2, threshold, start) for start in (1, 0)
         ),
-        "Δ not rounded to the nearest": tuple(
-            Mistake(
-                _first(_smaller, cut),
-                "Δ is not rounded to the nearest: 1 / (1 − 0.95) is 19.99… for the computer; int() makes 19 of "
-                "it, and ceil() "
-                "can give one too many. round().",
-                "Δ n’est pas arrondi au plus proche : 1 / (1 − 0,95) vaut 19,99… pour l’ordinateur ; int() en "
-                "fait 19, et ceil() "
-                "peut en donner un de trop. round().",
-            )
+        "not rounded to the nearest": tuple(
+            _first(_smaller, cut)
             for cut in (lambda beta2: int(1 / (1 - beta2)), lambda beta2: math.ceil(1 / (1 - beta2)))
         ),
-        "one step beside the right one": tuple(
-            Mistake(
-                lambda norms, beta2, threshold, shift=shift: (
-                    step + shift if (step := freeze_step(norms, beta2, threshold)) < len(norms) else step
-                ),
-                "That is a step beside the one that is found: return t itself.",
-                "C’est un pas à côté de celui qui est trouvé : renvoyez t lui-même.",
+        "a step beside the right one": tuple(
+            lambda norms, beta2, threshold, shift=shift: (
+                step + shift if (step := freeze_step(norms, beta2, threshold)) < len(norms) else step
             )
             for shift in (1, -1)
         ),
-        "wrong result where the norm never rests": tuple(
-            Mistake(
-                lambda norms, beta2, threshold, never=never: (
-                    never(norms)
-                    if freeze_step(norms, beta2, threshold) == len(norms)
-                    else freeze_step(norms, beta2, threshold)
-                ),
-                "Right wherever there is such a step; where there is none, len(norms) is due.",
-                "Juste partout où un tel pas existe ; quand il n’y en a pas, il faut len(norms).",
+        "wrong where there is no such step": tuple(
+            lambda norms, beta2, threshold, never=never: (
+                never(norms)
+                if freeze_step(norms, beta2, threshold) == len(norms)
+                else freeze_step(norms, beta2, threshold)
             )
             for never in (lambda norms: -1, lambda norms: len(norms) - 1, lambda norms: 0)
         ),

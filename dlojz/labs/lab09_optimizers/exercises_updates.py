@@ -13,12 +13,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
-from dlojz.labs.kit.exercise_texts import Texts
-from dlojz.labs.kit.judges import normal, part_by_part
+from dlojz.labs.kit.exercise import Said
+from dlojz.labs.kit.exercise_texts import Texts, by_part
+from dlojz.labs.kit.judges import normal
 from dlojz.labs.kit.rank_judges import TENSOR_CASES, asked_for, gathers
 from dlojz.processes.forks import RankAnswer
 
@@ -92,11 +93,6 @@ def _names(operations: Sequence[Operation], states: Collection[str], side: int) 
     return BYTES * len({name for operation in operations for name in operation[side] if name in states})
 
 
-def _by_part(swapped: Mistake, *mistakes: Mistake) -> tuple[Mistake, ...]:
-    """The mistakes of both numbers, and each but the first again where the other number is wrong too."""
-    return (swapped, *mistakes, *part_by_part(mistakes, 2))
-
-
 FUSED_TRAFFIC = TEXTS.exercise(
     "fused-traffic",
     update_traffic,
@@ -106,128 +102,82 @@ FUSED_TRAFFIC = TEXTS.exercise(
         Said("one kernel per operation", "un noyau par opération"),
         Said("one kernel for all", "un seul noyau pour toutes"),
     ),
-    mistakes=_by_part(
-        Mistake(
-            lambda operations, states: update_traffic(operations, states)[::-1],
-            "The two results are swapped: first one kernel per operation, then one for all.",
-            "Les deux résultats sont inversés : d’abord un noyau par opération, puis un seul pour toutes.",
+    mistakes={
+        "the two results are swapped": lambda operations, states: update_traffic(operations, states)[::-1],
+        "you count tensors": by_part(
+            lambda operations, states: [count // BYTES for count in update_traffic(operations, states)], 2
         ),
-        Mistake(
-            lambda operations, states: [count // BYTES for count in update_traffic(operations, states)],
-            "You count tensors: each moves 4 bytes per parameter.",
-            "Vous comptez des tenseurs : chacun déplace 4 octets par paramètre.",
-        ),
-        Mistake(
+        "a tensor named twice by one operation": by_part(
             lambda operations, states: (
                 BYTES * sum(len(reads) + len(writes) for reads, writes in operations),
                 update_traffic(operations, states)[1],
             ),
-            "An operation that names a tensor twice (g · g) reads it once.",
-            "Une opération qui nomme deux fois le même tenseur (g · g) ne le lit qu’une fois.",
+            2,
         ),
-        Mistake(
-            lambda operations, states: (_apart(operations, states), _all_names(operations, states)),
-            "Fused, a temporary tensor is never in memory: its numbers stay in the registers. Count the states alone.",
-            "Une fois l’opération fusionnée, un tenseur temporaire n’est jamais en mémoire : ses nombres restent "
-            "dans les registres. Ne comptez que les états.",
+        "fused temporary tensors in memory": by_part(
+            lambda operations, states: (_apart(operations, states), _all_names(operations, states)), 2
         ),
-        Mistake(
+        "a state that is written before it is read": by_part(
             lambda operations, states: (
                 _apart(operations, states),
                 _names(operations, states, 0) + _names(operations, states, 1),
             ),
-            "A state that is written before it is first read does not come from memory: the kernel has just "
-            "computed it.",
-            "Un état écrit avant d’être lu pour la première fois ne vient pas de la mémoire : le noyau vient de le "
-            "calculer.",
+            2,
         ),
-        Mistake(
-            lambda operations, states: (_apart(operations, states), BYTES * len(states)),
-            "You count each state once; one that is read and then changed goes both ways.",
-            "Vous comptez chaque état une fois ; or un état lu puis modifié fait l’aller et le retour.",
+        "each state once": by_part(lambda operations, states: (_apart(operations, states), BYTES * len(states)), 2),
+        "each state twice": by_part(
+            lambda operations, states: (_apart(operations, states), 2 * BYTES * len(states)), 2
         ),
-        Mistake(
-            lambda operations, states: (_apart(operations, states), 2 * BYTES * len(states)),
-            "You count each state twice; one that is only read (the gradient) does not go back.",
-            "Vous comptez chaque état deux fois ; or un état seulement lu (le gradient) n’est pas réécrit.",
-        ),
-        *(
-            Mistake(
+        "other bytes per number": [
+            TEXTS.mistake("fused-traffic", "other bytes per number", mistake.way, mistake.part, size=size)
+            for size in (2, 8)
+            for mistake in by_part(
                 lambda operations, states, size=size: [
                     count * size // BYTES for count in update_traffic(operations, states)
                 ],
-                f"You count {size} bytes per number: fp32 has 4.",
-                f"Vous comptez {size} octets par nombre : fp32 en a 4.",
+                2,
             )
-            for size in (2, 8)
-        ),
-        *(
-            Mistake(
+        ],
+        **{
+            key: by_part(
                 lambda operations, states, count=count: (
                     BYTES * sum(count(set(reads), set(writes)) for reads, writes in operations),
                     update_traffic(operations, states)[1],
                 ),
-                en,
-                fr,
+                2,
             )
-            for count, en, fr in (
-                (
-                    lambda reads, writes: len(reads | writes),
-                    "A tensor that an operation reads and writes goes both ways: count it twice.",
-                    "Un tenseur qu’une opération lit et écrit fait l’aller et le retour : comptez-le deux fois.",
-                ),
-                (
-                    lambda reads, writes: len(reads),
-                    "You count what is read only: what is written goes to memory too.",
-                    "Vous ne comptez que les lectures : ce qui est écrit va aussi en mémoire.",
-                ),
-                (
-                    lambda reads, writes: len(writes),
-                    "You count what is written only: what is read comes from memory.",
-                    "Vous ne comptez que les écritures : ce qui est lu vient de la mémoire.",
-                ),
-                (
-                    lambda reads, writes: 2,
-                    "You count two tensors for every operation: count the names in its two lists.",
-                    "Vous comptez deux tenseurs par opération : comptez les noms de ses deux listes.",
-                ),
-            )
-        ),
-        Mistake(
+            for key, count in {
+                "a tensor that an operation reads and writes goes both ways": lambda reads, writes: len(reads | writes),
+                "you count what is read only": lambda reads, writes: len(reads),
+                "you count what is written only": lambda reads, writes: len(writes),
+                "you count two tensors for every operation": lambda reads, writes: 2,
+            }.items()
+        },
+        "each name once, temporaries included": by_part(
             lambda operations, states: (
                 _apart(operations, states),
                 BYTES * len({name for reads, writes in operations for name in (*reads, *writes)}),
             ),
-            "You count each name once, temporaries included: in one kernel states alone are in memory, read and "
-            "written "
-            "separately.",
-            "Vous comptez chaque nom une fois, temporaires compris : dans un seul noyau, seuls les états sont en "
-            "mémoire, "
-            "lectures et écritures à part.",
+            2,
         ),
-        *(
-            Mistake(
+        "one way only in one kernel": [
+            mistake
+            for side in (0, 1)
+            for mistake in by_part(
                 lambda operations, states, side=side: (
                     _apart(operations, states),
                     _names(operations, states, side),
                 ),
-                "In one kernel you count one way only: states that are read, and states that are written.",
-                "Dans un seul noyau, vous ne comptez qu’un sens : il y a les états lus, et les états écrits.",
+                2,
             )
-            for side in (0, 1)
+        ],
+        "both results are those of one kernel per operation": by_part(
+            lambda operations, states: (_apart(operations, states),) * 2, 2
         ),
-        Mistake(
-            lambda operations, states: (_apart(operations, states),) * 2,
-            "Both results are those of one kernel per operation: in one kernel, each state is read and written once.",
-            "Les deux résultats sont ceux d’un noyau par opération : dans un seul, chaque état est lu et écrit "
-            "une fois.",
+        "Adam's traffic whatever the operations": by_part(
+            lambda operations, states: update_traffic(ADAM, ADAM_STATES), 2
         ),
-        Mistake(
-            lambda operations, states: update_traffic(ADAM, ADAM_STATES),
-            "That is Adam's traffic whatever the operations are: count those that you are given.",
-            "C’est le trafic d’Adam quelles que soient les opérations : comptez celles que l’on vous donne.",
-        ),
-    ),
+    },
 )
 
 
@@ -252,9 +202,6 @@ def update_in_backward(model: nn.Module, make_optimizer: MakeOptimizer) -> None:
 
 
 def _model(seed: int) -> nn.Module:
-    import torch
-    from torch import nn
-
     # the random numbers of the notebook go on as if nothing had been drawn
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -262,8 +209,6 @@ def _model(seed: int) -> nn.Module:
 
 
 def _adam(tensors: Sequence[Any]) -> Any:
-    import torch
-
     return torch.optim.Adam(tensors, lr=0.05)
 
 
@@ -272,8 +217,6 @@ def _loss(model: nn.Module, seed: int, step: int) -> Tensor:
 
 
 def _weights(model: nn.Module) -> Tensor:
-    import torch
-
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
@@ -302,11 +245,8 @@ def _trained(answer: Callable[..., Any], seed: int) -> tuple[nn.Module, int]:
     # `is`: == would compare the numbers of two tensors
     without = sum(all(parameter is not tensor for tensor in owned) for parameter in parameters)
     if without and not bool((_weights(model) == before).all()):
-        raise Wrong(
-            en=f"{without} of {len(parameters)} parameters have no optimizer (weights and biases count alike): "
-            "make_optimizer([parameter]) makes one for each, whatever its rule is.",
-            fr=f"{without} paramètres sur {len(parameters)} n’ont pas d’optimiseur (poids et biais comptent de même) : "
-            "make_optimizer([parameter]) en fait un pour chacun, quelle que soit sa règle.",
+        raise TEXTS.wrong(
+            "update-in-backward", "parameters without an optimizer", without=without, parameters_count=len(parameters)
         )
     return model, peak_numel
 
@@ -315,23 +255,14 @@ def _frugal(answer: Callable[..., Any]) -> None:
     """The weights are right: are gradients freed, and early enough?"""
     trained = [_trained(answer, seed) for seed in SEEDS]
     if any(parameter.grad is not None for model, _ in trained for parameter in model.parameters()):
-        raise Wrong(
-            en="The weights are right, but gradients are still there after the backward pass, and zeros take as much "
-            "room as any numbers: parameter.grad = None frees them.",
-            fr="Les poids sont justes, mais les gradients sont toujours là après la passe arrière, et des zéros "
-            "prennent autant de place que d’autres nombres : parameter.grad = None les libère.",
-        )
+        raise TEXTS.wrong("update-in-backward", "gradients after the backward pass")
     model, peak_numel = max(trained, key=lambda pair: pair[1])
     # weight and bias of one layer may be there together
     room = max(sum(parameter.numel() for parameter in layer.parameters()) for layer in model.children())
     if peak_numel > room:
         total = sum(parameter.numel() for parameter in model.parameters())
-        raise Wrong(
-            en=f"The weights are right, but {peak_numel} of {total} numbers of gradients are there at once, more than "
-            f"the largest layer has ({room}): free each gradient as soon as its parameter is updated.",
-            fr=f"Les poids sont justes, mais {peak_numel} nombres de gradient sur {total} sont présents en même temps, "
-            f"plus que n’en a la plus grande couche ({room}) : libérez chaque gradient dès que son paramètre est mis à "
-            "jour.",
+        raise TEXTS.wrong(
+            "update-in-backward", "too many gradients at once", peak_numel=peak_numel, total=total, room=room
         )
 
 
@@ -389,66 +320,21 @@ def _all_each_time(model: nn.Module, make_optimizer: MakeOptimizer) -> None:
         parameter.register_post_accumulate_grad_hook(lambda _: optimizer.step())
 
 
-_MISTAKES = (
-    Mistake(
-        lambda model, make_optimizer: None,
-        "No weight has moved: register a hook for every parameter, and call the optimizer's step in it.",
-        "Aucun poids n’a bougé : enregistrez un hook par paramètre, et appelez-y le step de l’optimiseur.",
-    ),
-    Mistake(
-        _never_freed,
-        "The gradients are never freed: the next backward pass adds to them, and the second step is taken with a sum. "
-        "parameter.grad = None at the end of the hook.",
-        "Les gradients ne sont jamais libérés : la passe arrière suivante s’y ajoute, et le deuxième pas utilise une "
-        "somme. Terminez le hook par parameter.grad = None.",
-    ),
-    Mistake(
-        _anew,
-        "The optimizer is made anew in every hook, and its moments start from zero each time: make it once, when the "
-        "hook is registered.",
-        "L’optimiseur est recréé à chaque hook, et ses moments repartent de zéro : créez-le une seule fois, au moment "
-        "où le hook est enregistré.",
-    ),
-    Mistake(
-        _last_only,
-        "Only the last parameter moves: a function made in a loop sees the variable's last value. Give it its "
-        "optimizer as a default argument (optimizer=optimizer).",
-        "Seul le dernier paramètre bouge : une fonction créée dans une boucle voit la dernière valeur de la variable. "
-        "Donnez-lui son optimiseur comme argument par défaut (optimizer=optimizer).",
-    ),
-    Mistake(
-        _too_early,
-        "You update one step late: register_hook is called before the gradient is in parameter.grad. Use "
-        "register_post_accumulate_grad_hook.",
-        "Vous mettez à jour avec un pas de retard : register_hook est appelé avant que le gradient soit dans "
-        "parameter.grad. Prenez register_post_accumulate_grad_hook.",
-    ),
-    Mistake(
-        _all_each_time,
-        "Every hook updates all parameters that have a gradient, so most are updated several times: one optimizer per "
-        "parameter.",
-        "Chaque hook met à jour tous les paramètres qui ont un gradient, la plupart plusieurs fois : un optimiseur par "
-        "paramètre.",
-    ),
-    Mistake(
-        _twice,
-        "Every parameter is updated twice per backward pass: call step once.",
-        "Chaque paramètre est mis à jour deux fois par passe arrière : appelez step une seule fois.",
-    ),
-)
-
 UPDATE_IN_BACKWARD = TEXTS.exercise(
     "update-in-backward",
     update_in_backward,
     cases=[(seed,) for seed in SEEDS],
     trial=lambda answer, seed: _weights(_trained(answer, seed)[0]),
-    mistakes=_MISTAKES,
-    differs=lambda *_: Said(
-        "The weights differ from those of a plain training (zero_grad, backward, step): each parameter must be "
-        "updated once per backward pass, by its own gradient, with moments that are kept.",
-        "Les poids diffèrent de ceux d’un entraînement ordinaire (zero_grad, backward, step) : chaque paramètre "
-        "doit être mis à jour une fois par passe arrière, par son propre gradient, avec des moments conservés.",
-    ),
+    mistakes={
+        "no weight has moved": lambda model, make_optimizer: None,
+        "gradients are never freed": _never_freed,
+        "the optimizer is made anew in every hook": _anew,
+        "only the last parameter moves": _last_only,
+        "you update one step late": _too_early,
+        "every hook updates all parameters that have a gradient": _all_each_time,
+        "every parameter is updated twice per backward pass": _twice,
+    },
+    differs=lambda *_: TEXTS.sentence("update-in-backward", "other weights than of a plain training"),
     then=_frugal,
 )
 
@@ -464,8 +350,6 @@ def local_steps(rank: int, seed: int, number: int) -> Tensor:
 
 
 def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
-    import torch
-
     anchor = normal(seed, NUMEL)
     weights, momentum = anchor.clone(), torch.zeros(NUMEL)
     outputs: dict[str, Any] = {}
@@ -507,8 +391,6 @@ def simulated(  # noqa: PLR0913 - each is one way to go wrong
         rule: another momentum, and another step, from the gradient and the momentum before.
         of_sum: whether the sum of the weights stands in place of their mean.
     """
-    import torch
-
     anchors = [normal(seed, NUMEL) for _ in range(size)]
     weights = [anchor.clone() for anchor in anchors]
     momenta = [torch.zeros(NUMEL) for _ in range(size)]
@@ -547,19 +429,9 @@ def _values(**options: Any) -> Callable[[int, int, int], dict[str, Tensor]]:
 def _inspect(answers: list[RankAnswer], size: int) -> None:
     """All values are right: has more been sent than the weights, once per round?"""
     if gathers(answers[0]):
-        raise Wrong(
-            en="The values are right, but the weights of all ranks are brought together to be added: an all-reduce "
-            "adds on the way, and sends as many times less as there are ranks.",
-            fr="Les valeurs sont justes, mais les poids de tous les rangs sont réunis pour être additionnés : un "
-            "all-reduce additionne en chemin, et envoie d’autant moins qu’il y a de rangs.",
-        )
+        raise TEXTS.wrong("outer-step", "weights brought together to be added")
     if sum(asked_for(answers[0], "all_reduce")) > ROUNDS * NUMEL:
-        raise Wrong(
-            en="The values are right, but more is sent than the weights, once per round, by one all-reduce: anchor and "
-            "momentum are the same on all ranks already.",
-            fr="Les valeurs sont justes, mais on envoie davantage que les poids, une fois par tour, en un all-reduce : "
-            "anchor et momentum sont déjà les mêmes sur tous les rangs.",
-        )
+        raise TEXTS.wrong("outer-step", "more is sent than the weights")
 
 
 OUTER_STEP = TEXTS.exercise(
@@ -590,47 +462,29 @@ OUTER_STEP = TEXTS.exercise(
         "averages the weights, as Local SGD does": _values(average=True),
         "sum of the weights in place of their mean": _values(of_sum=True),
         "nothing is written in place": _values(bring=False, move_anchor=False, keep=False),
-        "another rule of momentum or step": tuple(
-            Mistake(_values(rule=rule), en, fr)
-            for rule, en, fr in (
-                (
-                    lambda gradient, u: (u + gradient, gradient + MOMENTUM * (u + gradient)),
-                    "The momentum does not decay: u ← μ u + Δ.",
-                    "Le moment ne s’amortit pas : u ← μ u + Δ.",
+        **{
+            key: _values(rule=rule)
+            for key, rule in {
+                "the momentum does not decay": lambda gradient, u: (u + gradient, gradient + MOMENTUM * (u + gradient)),
+                "you weigh the gradient by 1 − μ, as Adam does": lambda gradient, u: (
+                    MOMENTUM * u + (1 - MOMENTUM) * gradient,
+                    gradient + MOMENTUM * (MOMENTUM * u + (1 - MOMENTUM) * gradient),
                 ),
-                (
-                    lambda gradient, u: (
-                        MOMENTUM * u + (1 - MOMENTUM) * gradient,
-                        gradient + MOMENTUM * (MOMENTUM * u + (1 - MOMENTUM) * gradient),
-                    ),
-                    "You weigh the gradient by 1 − μ, as Adam does: here u ← μ u + Δ.",
-                    "Vous pondérez le gradient par 1 − μ, comme Adam : ici, u ← μ u + Δ.",
+                "the momentum does not move the anchor": lambda gradient, u: (MOMENTUM * u + gradient, gradient),
+                "the rate is left out": lambda gradient, u: (
+                    MOMENTUM * u + gradient,
+                    (gradient + MOMENTUM * (MOMENTUM * u + gradient)) / RATE,
                 ),
-                (
-                    lambda gradient, u: (MOMENTUM * u + gradient, gradient),
-                    "The momentum does not move the anchor: the step is Δ + μ u.",
-                    "Le moment ne déplace pas l’ancre : le pas est Δ + μ u.",
+                "the momentum counts in full in the step": lambda gradient, u: (
+                    MOMENTUM * u + gradient,
+                    gradient + MOMENTUM * u + gradient,
                 ),
-                (
-                    lambda gradient, u: (
-                        MOMENTUM * u + gradient,
-                        (gradient + MOMENTUM * (MOMENTUM * u + gradient)) / RATE,
-                    ),
-                    "The rate is left out: θ ← θ − η (Δ + μ u).",
-                    "Le taux est oublié : θ ← θ − η (Δ + μ u).",
+                "the step takes the momentum from before its update": lambda gradient, u: (
+                    MOMENTUM * u + gradient,
+                    gradient + MOMENTUM * u,
                 ),
-                (
-                    lambda gradient, u: (MOMENTUM * u + gradient, gradient + MOMENTUM * u + gradient),
-                    "The momentum counts in full in the step: it is Δ + μ u.",
-                    "Le moment compte en entier dans le pas : c’est Δ + μ u.",
-                ),
-                (
-                    lambda gradient, u: (MOMENTUM * u + gradient, gradient + MOMENTUM * u),
-                    "The step takes the momentum from before its update: first u ← μ u + Δ, then Δ + μ u.",
-                    "Le pas prend le moment d’avant sa mise à jour : d’abord u ← μ u + Δ, puis Δ + μ u.",
-                ),
-            )
-        ),
+            }.items()
+        },
     },
 )
 

@@ -9,16 +9,15 @@ Shape suffixes: E experts, L = E / n experts of one rank, N = n C places of all 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+import torch
+from torch import Tensor
+
+from dlojz.labs.kit.exercise import Mistake
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.rank_judges import OUTPUT, added, asked_for, normals
 from dlojz.processes.forks import RankAnswer
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TEXTS = Texts(__file__)
 
@@ -61,13 +60,7 @@ def _exchange_trial(answer: Callable[..., Any], rank: int, size: int, seed: int)
         calls += 1
         shape = tuple(getattr(x_LND, "shape", ()))
         if shape != target:
-            raise WrongShape(
-                say(
-                    en=f"own_experts takes (own experts, ranks × capacity, width), here {target}, but received {shape}",
-                    fr=f"own_experts attend (experts du rang, rangs × capacité, largeur), ici {target}, mais "
-                    f"a reçu {shape}",
-                )
-            )
+            raise WrongShape(str(TEXTS.sentence("exchange", "own_experts of another kind", target=target, shape=shape)))
         return _computed(x_LND, _own(rank), seed, size)
 
     y = answer(_buffers(seed, size)[rank].clone(), own_experts)
@@ -126,8 +119,6 @@ def _journey(
     """
 
     def leaving(rank: int, size: int, seed: int) -> Tensor:
-        import torch
-
         buffers = [buffer.view(size, LOCAL_EXPERTS, ROOM, WIDTH) for buffer in _buffers(seed, size)]
         # first all-to-all: piece `rank` of every buffer
         arrived = torch.stack([buffers[source][rank] for source in range(size)]) if dispatch else buffers[rank]
@@ -135,8 +126,6 @@ def _journey(
         return _restore(back, _computed(rows, _own(rank), seed, size), size)
 
     def held(rank: int, size: int, seed: int) -> dict[str, Tensor]:
-        import torch
-
         pieces = leaving(rank, size, seed)
         if combine:
             # second all-to-all: piece `rank` of what every rank sends back
@@ -165,8 +154,6 @@ def _alone(rank: int, size: int, seed: int) -> Tensor:
 
 def _sent_again(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     """The second all-to-all brings buffers, which no expert has seen."""
-    import torch
-
     # piece `rank` of each buffer: as it has come by the first all-to-all
     pieces = [buffer.view(size, LOCAL_EXPERTS, ROOM, WIDTH)[rank] for buffer in _buffers(seed, size)]
     return {OUTPUT: torch.cat(pieces)}
@@ -188,143 +175,44 @@ def _added_up(rank: int, size: int, seed: int) -> dict[str, Tensor]:
     return {OUTPUT: added(outputs_of(source_rank, size, seed)[OUTPUT] for source_rank in range(size))}
 
 
-_BACK_LATE = Said(
-    "The tokens meet the right experts, but you bring the ranks to the front after the second all-to-all: it cuts "
-    "what it is given into one piece per rank, so (ranks, own experts, C, D) is its input; what arrives needs no "
-    "other order.",
-    "Les tokens rencontrent les bons experts, mais vous ramenez les rangs devant après le second all-to-all : il coupe "
-    "ce qu’il reçoit en un morceau par rang ; c’est donc à l’entrée qu’il faut (rangs, experts du rang, C, D), et ce "
-    "qui arrive est déjà dans l’ordre.",
-)
-_NOT_RETURNED = Said(
-    "The results stay with the experts: a second all-to-all must bring each back to the rank of its token.",
-    "Les résultats restent chez les experts : un second all-to-all doit ramener chacun au rang de son token.",
-)
-_PLACES_FIRST = Said(
-    "The tokens meet the right experts, but return to the wrong places: what own_experts gives has, in its second "
-    "dimension, the places of rank 0, then those of rank 1: view(own experts, ranks, C, D), and swap the first two.",
-    "Les tokens rencontrent les bons experts, mais reviennent aux mauvaises places : dans ce que rend own_experts, la "
-    "deuxième dimension porte les places du rang 0, puis celles du rang 1 : view(experts du rang, rangs, C, D), puis "
-    "échangez les deux premières.",
-)
-_READ_WRONG_THERE = Said(
-    "Tokens meet the wrong experts: you read what arrives as (own experts, ranks, C, D), but piece i comes from rank "
-    "i, so the ranks come first: view(ranks, own experts, C, D), then transpose(0, 1).",
-    "Des tokens rencontrent les mauvais experts : vous lisez ce qui arrive comme (experts du rang, rangs, C, D), mais "
-    "le morceau i vient du rang i, donc les rangs sont devant : view(rangs, experts du rang, C, D), puis "
-    "transpose(0, 1).",
-)
+_BACK_LATE = TEXTS.sentence("exchange", "ranks to the front too late")
+_NOT_RETURNED = TEXTS.sentence("exchange", "results stay with the experts")
+_PLACES_FIRST = TEXTS.sentence("exchange", "results taken apart places first")
+_READ_WRONG_THERE = TEXTS.sentence("exchange", "arrivals read experts first")
 _EXCHANGE_FAULTS = (
-    Mistake(
-        _journey("as it came", "as it is"),
-        "The two all-to-all are there, but tokens meet the wrong experts: what arrives is ordered by source rank, then "
-        "by expert, (ranks, own experts, C, D). Bring the expert to the front (transpose(0, 1)) before you merge ranks "
-        "and places, and undo it on the way back.",
-        "Les deux all-to-all y sont, mais des tokens rencontrent les mauvais experts : ce qui arrive est rangé par "
-        "rang d’origine, puis par expert, (rangs, experts du rang, C, D). Ramenez l’expert devant (transpose(0, 1)) "
-        "avant de fusionner rangs et places, et faites l’inverse au retour.",
-    ),
-    Mistake(
-        _journey("as it came"),
-        "Tokens meet the wrong experts: what arrives is ordered by source rank, then by expert, (ranks, own experts, "
-        "C, D). Bring the expert to the front (transpose(0, 1)) before you merge ranks and places.",
-        "Des tokens rencontrent les mauvais experts : ce qui arrive est rangé par rang d’origine, puis par expert, "
-        "(rangs, experts du rang, C, D). Ramenez l’expert devant (transpose(0, 1)) avant de fusionner rangs et places.",
-    ),
+    TEXTS.mistake("exchange", "source rank and expert exchanged, both ways", _journey("as it came", "as it is")),
+    TEXTS.mistake("exchange", "source rank and expert exchanged", _journey("as it came")),
     *(Mistake(_journey("read so, and swapped", back), *_READ_WRONG_THERE) for back in ("ranks first", "as it is")),
     Mistake(_journey("read so, and swapped", "read so, and swapped"), *_READ_WRONG_THERE),
-    Mistake(
-        _journey("places first"),
-        "What arrives is merged places first, then ranks, and taken apart ranks first: rows return to the wrong "
-        "places. Merge (ranks, C), as transpose(0, 1) leaves them.",
-        "Ce qui arrive est fusionné places d’abord, rangs ensuite, puis redécoupé rangs d’abord : des lignes "
-        "reviennent aux mauvaises places. Fusionnez (rangs, C), tels que transpose(0, 1) les laisse.",
-    ),
-    Mistake(
-        _journey(back="as it is"),
-        "The tokens meet the right experts, but return to the wrong places: before the second all-to-all, bring the "
-        "ranks to the front again, (ranks, own experts, C, D).",
-        "Les tokens rencontrent les bons experts, mais reviennent aux mauvaises places : avant le second all-to-all, "
-        "ramenez les rangs devant, (rangs, experts du rang, C, D).",
-    ),
-    Mistake(
-        _journey(back="read so, and swapped"),
-        "The tokens meet the right experts, but return to the wrong places: what own_experts gives is (own experts, "
-        "ranks, C, D), and you read it as (ranks, own experts, C, D) before you swap the two.",
-        "Les tokens rencontrent les bons experts, mais reviennent aux mauvaises places : own_experts rend (experts du "
-        "rang, rangs, C, D), et vous le lisez comme (rangs, experts du rang, C, D) avant d’échanger les deux.",
-    ),
+    TEXTS.mistake("exchange", "arrivals merged places first", _journey("places first")),
+    TEXTS.mistake("exchange", "ranks not brought to the front again", _journey(back="as it is")),
+    TEXTS.mistake("exchange", "results read ranks first", _journey(back="read so, and swapped")),
     *(Mistake(_journey(back=back), *_PLACES_FIRST) for back in ("places before ranks", "places split first")),
     *(Mistake(_journey(back="as it is", after=after), *_BACK_LATE) for after in (_swapped_again, _swapped_late)),
     *(
-        Mistake(
-            _journey(after=after),
-            "The second all-to-all brings everything to its place, but what arrives is read with two dimensions "
-            "swapped: by a transpose behind it, or because it is received into a tensor that is not contiguous "
-            "(empty_like of a transposed one). It is already in the order of buffer.",
-            "Le second all-to-all remet tout à sa place, mais ce qui arrive est lu avec deux dimensions échangées : "
-            "par un transpose après lui, ou parce que le tenseur qui reçoit n’est pas contigu (empty_like d’un tenseur "
-            "transposé). Tout est déjà dans l’ordre de buffer.",
-        )
+        TEXTS.mistake("exchange", "arrivals with two dimensions exchanged", _journey(after=after))
         for after in (_swapped_again, _swapped_late)
     ),
     *(Mistake(_journey(back=back, combine=False), *_NOT_RETURNED) for back in ("ranks first", "as it is")),
     Mistake(_journey("as it came", "as it is", combine=False), *_NOT_RETURNED),
     Mistake(_not_even_restored, *_NOT_RETURNED),
-    Mistake(
-        _journey(dispatch=False),
-        "The first all-to-all is missing, or own_experts does not get its result: this rank's experts compute the "
-        "rows of this rank's buffer, and the second one sends these away.",
-        "Le premier all-to-all manque, ou own_experts ne reçoit pas son résultat : les experts de ce rang calculent "
-        "les lignes de son propre buffer, et le second les envoie ailleurs.",
+    TEXTS.mistake("exchange", "the first all-to-all is missing", _journey(dispatch=False)),
+    TEXTS.mistake("exchange", "what has arrived is returned", _sent_again),
+    TEXTS.mistake("exchange", "tokens are added", _with_itself),
+    TEXTS.mistake("exchange", "results of all ranks are added", _added_up),
+    TEXTS.mistake(
+        "exchange", "tokens come back unchanged", lambda rank, size, seed: {OUTPUT: _buffers(seed, size)[rank]}
     ),
-    Mistake(
-        _sent_again,
-        "What you return are the tokens that have arrived here, which no expert has seen: send back what own_experts "
-        "gives.",
-        "Vous renvoyez les tokens arrivés ici, qu’aucun expert n’a vus : renvoyez ce que rend own_experts.",
-    ),
-    Mistake(
-        _with_itself,
-        "You add the tokens themselves: the residual connection is around the layer, not in it.",
-        "Vous ajoutez les tokens eux-mêmes : la connexion résiduelle est autour de la couche, et non dedans.",
-    ),
-    Mistake(
-        _added_up,
-        "On the way back you add up what all ranks have computed (all-reduce): each row is meant for one rank, and "
-        "nothing is to be added.",
-        "Au retour, vous additionnez ce que tous les rangs ont calculé (all-reduce) : chaque ligne est destinée à un "
-        "seul rang, et rien ne s’additionne.",
-    ),
-    Mistake(
-        lambda rank, size, seed: {OUTPUT: _buffers(seed, size)[rank]},
-        "The tokens come back as they left: own_experts is not called, or its result is thrown away.",
-        "Les tokens reviennent comme ils sont partis : own_experts n’est pas appelé, ou son résultat est perdu.",
-    ),
-    Mistake(
-        lambda rank, size, seed: {OUTPUT: _alone(rank, size, seed)},
-        "Nothing is exchanged: this rank's experts compute all of its tokens. Each row goes to the rank of its expert.",
-        "Rien n’est échangé : les experts de ce rang calculent tous ses tokens. Chaque ligne va au rang de son expert.",
-    ),
+    TEXTS.mistake("exchange", "nothing is exchanged", lambda rank, size, seed: {OUTPUT: _alone(rank, size, seed)}),
 )
 
 
 def _inspect_calls(answers: list[RankAnswer], size: int) -> None:
     answer = answers[0]
     if asked_for(answer, "all_gather", "all_gather_into_tensor", "gather", "broadcast", "all_reduce"):
-        raise Wrong(
-            en=f"The output is right, but every token goes to every rank, {size} times what is needed: an all-to-all "
-            "sends each only to the rank of its expert.",
-            fr=f"La sortie est juste, mais chaque token va à chaque rang, {size} fois ce qu’il faut : un all-to-all "
-            "n’envoie chacun qu’au rang de son expert.",
-        )
+        raise TEXTS.wrong("exchange", "every token goes to every rank", size=size)
     if answer.value["asked"] != 1:
-        raise Wrong(
-            en=f"The output is right, but own_experts is called {answer.value['asked']} times: give it all that has "
-            "arrived at once, so that its products are large.",
-            fr=f"La sortie est juste, mais own_experts est appelé {answer.value['asked']} fois : donnez-lui d’un seul "
-            "coup tout ce qui est arrivé, pour que ses produits soient grands.",
-        )
+        raise TEXTS.wrong("exchange", "experts are called several times", asked=answer.value["asked"])
 
 
 EXCHANGE = TEXTS.exercise(

@@ -14,20 +14,21 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from dlojz.labs.kit.answer_numbers import plain
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.rank_judges import added, normals, same
 from dlojz.labs.lab10_experts.exercises_routing import capacity, crowded, places
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 TEXTS = Texts(__file__)
 
-Experts = Callable[["Tensor"], "Tensor"]
+Experts = Callable[[Tensor], Tensor]
 
 
 def mixture(
@@ -45,8 +46,6 @@ def mixture(
 
     Source: Lepikhin et al. 2020 (arXiv 2006.16668): dispatch and combine.
     """
-    import torch
-
     # N: choices that have a place
     token_N, choice_N = (places_TK >= 0).nonzero(as_tuple=True)
     slots = chosen_TK[token_N, choice_N], places_TK[token_N, choice_N]
@@ -62,8 +61,6 @@ class _Asked:
     """Experts that differ, and are not zero at zero, so that an empty place that is read shows."""
 
     def __init__(self, num_experts: int, room: int, width: int, seed: int) -> None:
-        import torch
-
         generator = torch.Generator().manual_seed(seed)
         self.shape = (num_experts, room, width)
         self.matrices_EDD = torch.randn(num_experts, width, width, generator=generator)
@@ -72,12 +69,7 @@ class _Asked:
     def __call__(self, buffer_ECD: Tensor) -> Tensor:
         shape = tuple(getattr(buffer_ECD, "shape", ()))
         if shape != self.shape:
-            raise Wrong(
-                en=f"experts received a tensor of shape {shape}, but takes (experts, capacity, width), here "
-                f"{self.shape}: row e is for expert e.",
-                fr=f"experts a reçu un tenseur de forme {shape}, mais attend (experts, capacité, largeur), ici "
-                f"{self.shape} : la ligne e est pour l’expert e.",
-            )
+            raise TEXTS.wrong("mixture", "a tensor of another shape", shape=shape, width=self.shape)
         return (buffer_ECD @ self.matrices_EDD + self.biases_ED.unsqueeze(1)).tanh()
 
     def __repr__(self) -> str:
@@ -85,8 +77,6 @@ class _Asked:
 
 
 def _mixtures() -> Iterator[tuple[Any, ...]]:
-    import torch
-
     for number, (chosen_TK, experts, factor) in enumerate(crowded()):
         generator = torch.Generator().manual_seed(20 + number)
         tokens, k = chosen_TK.shape
@@ -177,13 +167,7 @@ MIXTURE = TEXTS.exercise(
         "a dropped token comes out unchanged": _with_itself,
         "dropped tokens read the last place": _read_anyway,
         "dropped tokens are written over the last place": tuple(
-            Mistake(
-                _written(share_of, by_token),
-                "Tokens without a place are written over the last place of their expert, since index -1 is the "
-                f"last one in Python: leave these choices out{en}.",
-                "Les tokens sans place s’écrivent sur la dernière place de leur expert, car l’indice -1 désigne "
-                f"la dernière en Python : écartez ces choix{fr}.",
-            )
+            TEXTS.mistake("mixture", "tokens over the last place", _written(share_of, by_token), en=en, fr=fr)
             for share_of, en, fr in (
                 (lambda places_TK: places_TK**0, ", both ways", ", à l’aller comme au retour"),
                 (lambda places_TK: places_TK >= 0, " there, too", " là aussi"),
@@ -238,8 +222,6 @@ def average_gradients(shared: list[Tensor], own: list[Tensor], replicas: Any) ->
 
     Source: Rajbhandari et al. 2022, "DeepSpeed-MoE" (arXiv 2201.05596), expert and data parallelism combined.
     """
-    import torch.distributed as dist
-
     world = dist.get_world_size()
     for gradient in shared:
         dist.all_reduce(gradient)  # Who: all ranks. What: the gradient. How much: its bytes.
@@ -295,8 +277,6 @@ def expected(rank: int, size: int, seed: int) -> dict[str, Tensor]:
 
 
 def _parity_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> tuple[Any, dict[str, Any]]:
-    import torch.distributed as dist
-
     replicas = None
     for group_rank in range(EP[size]):
         ranks = list(range(group_rank, size, EP[size]))
@@ -309,104 +289,8 @@ def _parity_trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -
 
 
 def _highest(tensors: list[Tensor]) -> Tensor:
-    import torch
-
     return torch.stack(tensors).amax(0)
 
-
-_PARITY_FAULTS = (
-    Mistake(
-        _reduced(SHARED, ALONE, ALONE),
-        "The gradients of what all ranks have are left as they are: each rank has read its own tokens, so average them "
-        "over all ranks.",
-        "Les gradients des paramètres communs restent tels quels : chaque rang a lu ses propres tokens, faites-en donc "
-        "la moyenne sur tous les rangs.",
-    ),
-    Mistake(
-        _reduced(SHARED, REPLICAS, REPLICAS),
-        "The gradients of what all ranks have are averaged over the replicas of an expert only: attention, norms and "
-        "router are whole on all ranks, so average over all of them.",
-        "Les gradients des paramètres communs ne sont moyennés que sur les répliques d’un expert : l’attention, les "
-        "normalisations et le routeur sont entiers sur tous les rangs, moyennez donc sur tous.",
-    ),
-    Mistake(
-        _reduced(SHARED, WORLD, ALONE),
-        "The gradients of what all ranks have are added up, but not divided by the number of ranks: divide in place "
-        "(div_, /=), since g = g / n only makes another tensor.",
-        "Les gradients des paramètres communs sont additionnés, mais pas divisés par le nombre de rangs : divisez en "
-        "place (div_, /=), car g = g / n ne fait que créer un autre tenseur.",
-    ),
-    Mistake(
-        _reduced(SHARED, WORLD, REPLICAS),
-        "The gradients of what all ranks have are added up over all ranks, but divided by the number of replicas of an "
-        "expert: divide by the number of ranks.",
-        "Les gradients des paramètres communs sont additionnés sur tous les rangs, mais divisés par le nombre de "
-        "répliques d’un expert : divisez par le nombre de rangs.",
-    ),
-    Mistake(
-        _reduced(OWN, REPLICAS, PEERS),
-        "The gradients of the experts are divided by ep, the ranks that share the experts out: it takes the number of "
-        "all ranks, for each divides its loss by its own tokens.",
-        "Les gradients des experts sont divisés par ep, le nombre de rangs qui se partagent les experts : il faut "
-        "celui de tous les rangs, car chacun divise sa perte par ses propres tokens.",
-    ),
-    Mistake(
-        _reduced(OWN, REPLICAS, REPLICAS),
-        "The gradients of the experts are divided by the number of their replicas, and so are ep times too large: each "
-        "expert has already added up the tokens of ep ranks, and each of these divides its loss by its own tokens. "
-        "Divide by the number of all ranks.",
-        "Les gradients des experts sont divisés par le nombre de leurs répliques, et donc ep fois trop grands : chaque "
-        "expert a déjà additionné ce que donnent les tokens de ep rangs, dont chacun divise sa perte par ses propres "
-        "tokens. Divisez par le nombre de tous les rangs.",
-    ),
-    Mistake(
-        _reduced(OWN, WORLD, WORLD),
-        "The gradients of the experts are added up over all ranks: that mixes different experts. Only the ranks of "
-        "replicas hold the same ones (group=replicas).",
-        "Les gradients des experts sont additionnés sur tous les rangs : cela mélange des experts différents. Seuls "
-        "les rangs de replicas détiennent les mêmes (group=replicas).",
-    ),
-    Mistake(
-        _reduced(OWN, ALONE, ALONE),
-        "The gradients of the experts are left as they are: other ranks hold the same experts and have seen other "
-        "tokens; without a sum over replicas the copies of an expert drift apart.",
-        "Les gradients des experts restent tels quels : d’autres rangs détiennent les mêmes experts et ont vu d’autres "
-        "tokens ; sans somme sur replicas, les copies d’un expert s’écartent.",
-    ),
-    Mistake(
-        _reduced(OWN, ALONE, WORLD),
-        "The gradients of the experts are divided, but not added up over the ranks that hold the same experts "
-        "(replicas): the copies of an expert drift apart.",
-        "Les gradients des experts sont divisés, mais pas additionnés sur les rangs qui détiennent les mêmes experts "
-        "(replicas) : les copies d’un expert s’écartent.",
-    ),
-    Mistake(
-        _reduced(OWN, REPLICAS, ALONE),
-        "The gradients of the experts are added up, but not divided in place (div_, /=): the loss is a mean over all "
-        "ranks.",
-        "Les gradients des experts sont additionnés, mais pas divisés en place (div_, /=) : la perte est une moyenne "
-        "sur tous les rangs.",
-    ),
-    Mistake(
-        lambda rank, size, seed: (
-            {
-                OWN: added(_after_backward(peer, size, seed)[1] for peer in _members(rank, size, REPLICAS))
-                / (size * len(_members(rank, size, REPLICAS)))
-            }
-            if len(_members(rank, size, REPLICAS)) > 1
-            else None
-        ),
-        "You divide the gradients of the experts by the number of all ranks and by that of the replicas: by that of "
-        "all ranks alone.",
-        "Vous divisez les gradients des experts par le nombre de tous les rangs et par celui des répliques : par "
-        "celui de tous les rangs seulement.",
-    ),
-    Mistake(
-        lambda rank, size, seed: {SHARED: _highest(_found(size, seed)[0]) / size},
-        "You take the largest gradient over the ranks (MAX): they add up (SUM, the default).",
-        "Vous prenez le plus grand gradient sur les rangs (MAX) : ils s’additionnent (SUM, par défaut).",
-    ),
-)
 
 PARITY = TEXTS.exercise(
     "expert-gradients",
@@ -415,7 +299,27 @@ PARITY = TEXTS.exercise(
     trial=_parity_trial,
     cases=PARITY_CASES,
     labels=PARITY_LABELS,
-    faults=_PARITY_FAULTS,
+    faults={
+        "common gradients left as they are": _reduced(SHARED, ALONE, ALONE),
+        "common gradients averaged over dp": _reduced(SHARED, REPLICAS, REPLICAS),
+        "common gradients added up": _reduced(SHARED, WORLD, ALONE),
+        "common gradients added up over dp": _reduced(SHARED, WORLD, REPLICAS),
+        "expert gradients divided by ep": _reduced(OWN, REPLICAS, PEERS),
+        "expert gradients divided by the ranks": _reduced(OWN, REPLICAS, REPLICAS),
+        "expert gradients added over all ranks": _reduced(OWN, WORLD, WORLD),
+        "expert gradients left as they are": _reduced(OWN, ALONE, ALONE),
+        "expert gradients divided": _reduced(OWN, ALONE, WORLD),
+        "expert gradients added up": _reduced(OWN, REPLICAS, ALONE),
+        "expert gradients divided twice": lambda rank, size, seed: (
+            {
+                OWN: added(_after_backward(peer, size, seed)[1] for peer in _members(rank, size, REPLICAS))
+                / (size * len(_members(rank, size, REPLICAS)))
+            }
+            if len(_members(rank, size, REPLICAS)) > 1
+            else None
+        ),
+        "largest gradient over the ranks": lambda rank, size, seed: {SHARED: _highest(_found(size, seed)[0]) / size},
+    },
 )
 
 
@@ -505,33 +409,16 @@ def _placed(answer: Any, loads: Loads, ranks: int, room: int) -> list[list[int]]
     try:
         layout = [[operator.index(expert) for expert in rank_experts] for rank_experts in plain(answer)]
     except (TypeError, ValueError):
-        raise Wrong(
-            f"A list of {ranks} lists of experts' numbers is expected, one per rank, but {type(answer).__name__} "
-            "was returned, which does not read as one.",
-            f"On attend une liste de {ranks} listes de numéros d’experts, une par rang, mais la valeur renvoyée, de "
-            f"type {type(answer).__name__}, ne se lit pas ainsi.",
-        ) from None
+        raise TEXTS.wrong("expert-placement", "no lists of experts", ranks=ranks, kind=type(answer).__name__) from None
     if len(layout) != ranks:
-        raise Wrong(
-            f"There are {ranks} ranks, but {len(layout)} lists were returned: one per rank, also where it is empty.",
-            f"Il y a {ranks} rangs, mais {len(layout)} listes ont été renvoyées : il en faut une par rang, même vide.",
-        )
+        raise TEXTS.wrong("expert-placement", "another number of lists", ranks=ranks, layout_count=len(layout))
     if (max_experts := max(map(len, layout))) > room:
-        raise Wrong(
-            f"A rank has room for {room} experts, but one of yours holds {max_experts}.",
-            f"Un rang a de la place pour {room} experts, mais l’un des vôtres en détient {max_experts}.",
-        )
+        raise TEXTS.wrong("expert-placement", "too many experts on a rank", room=room, max_experts=max_experts)
     expert_numbers = set(range(len(loads)))
     if strange := {expert for rank_experts in layout for expert in rank_experts} - expert_numbers:
-        raise Wrong(
-            f"Expert {min(strange)} does not exist: they are numbered from 0 to {len(loads) - 1}.",
-            f"L’expert {min(strange)} n’existe pas : ils sont numérotés de 0 à {len(loads) - 1}.",
-        )
+        raise TEXTS.wrong("expert-placement", "no such expert", strange=min(strange), loads_count=len(loads) - 1)
     if missing := expert_numbers - {expert for rank_experts in layout for expert in rank_experts}:
-        raise Wrong(
-            f"Expert {min(missing)} is on no rank: its tokens would be lost. Every expert stands somewhere.",
-            f"L’expert {min(missing)} n’est sur aucun rang : ses tokens seraient perdus. Chaque expert a sa place.",
-        )
+        raise TEXTS.wrong("expert-placement", "an expert on no rank", missing=min(missing))
     return layout
 
 

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import refuse_nothing
 from dlojz.labs.kit.rank_judges import same
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 TEXTS = Texts(__file__)
 
-Chosen = tuple["Tensor", "Tensor"]
+Chosen = tuple[Tensor, Tensor]
 """Weights and numbers of the chosen experts, both (T, K)."""
 
 
@@ -44,33 +45,16 @@ def _normalized(choice: Chosen) -> Chosen:
 
 
 def _spread(choice: Any, experts: int, k: int, tokens: int) -> Tensor:
-    """The weight of every expert for every token, (T, E), whatever the order of the choices.
-
-    Raises:
-        Wrong: if this is no pair of tensors (T, K), or an expert is none.
-    """
-    import torch
-
+    """The weight of every expert for every token, (T, E), whatever the order of the choices."""
     refuse_nothing(choice)
     if not isinstance(choice, tuple | list) or len(choice) != 2 or not all(map(torch.is_tensor, choice)):
-        raise Wrong(
-            en="A pair of tensors is expected: the weights, then the numbers of the experts.",
-            fr="On attend deux tenseurs : les poids, puis les numéros des experts.",
-        )
+        raise TEXTS.wrong("shared", "no pair of tensors")
     weights_TK, chosen_TK = choice
     if weights_TK.shape != (tokens, k) or chosen_TK.shape != (tokens, k):
         shapes = tuple(weights_TK.shape), tuple(chosen_TK.shape)
-        raise Wrong(
-            en=f"For {tokens} tokens and k = {k} the two tensors have the shapes {shapes[0]} and {shapes[1]}, but "
-            f"({tokens}, {k}) is expected of both.",
-            fr=f"Pour {tokens} tokens et k = {k}, les deux tenseurs ont les formes {shapes[0]} et {shapes[1]}, mais "
-            f"({tokens}, {k}) est attendue pour les deux.",
-        )
+        raise TEXTS.wrong("shared", "other shapes", tokens=tokens, k=k, weight_shape=shapes[0], expert_shape=shapes[1])
     if chosen_TK.is_floating_point() or int(chosen_TK.min()) < 0 or int(chosen_TK.max()) >= experts:
-        raise Wrong(
-            en=f"The second tensor must hold the numbers of experts, whole numbers from 0 to {experts - 1}.",
-            fr=f"Le second tenseur doit contenir des numéros d’experts, des entiers de 0 à {experts - 1}.",
-        )
+        raise TEXTS.wrong("shared", "experts that are no whole numbers", experts=experts - 1)
     # an expert that stands twice in a row gets both weights
     return torch.zeros(tokens, experts).scatter_add(1, chosen_TK, weights_TK.float())
 
@@ -82,8 +66,6 @@ def _weights(answer: Callable[..., Any], *case: Any) -> Tensor:
 
 
 def _expert_gate_cases() -> Iterator[tuple[Any, ...]]:
-    import torch
-
     generator = torch.Generator().manual_seed(10)
     for tokens, experts, k in ((6, 4, 1), (9, 8, 2), (5, 6, 3), (7, 5, 1), (8, 6, 2)):
         yield 2 * torch.randn(tokens, experts, generator=generator), k
@@ -109,13 +91,7 @@ def _refuse_other_choices(answer: Callable[..., Any]) -> None:
     for logits_TE, k in _expert_gate_cases():
         weights_TK, _ = answer(logits_TE.clone(), k)
         if bool((weights_TK[:, 1:] > weights_TK[:, :-1]).any()):
-            raise Wrong(
-                en="Weights and experts are right, but a token's first choice, its most probable expert, belongs in "
-                "column 0, the second in column 1: exercise 2 gives places to column 0 first.",
-                fr="Les poids et les experts sont justes, mais le premier choix d’un token, son expert le plus "
-                "probable, va dans la colonne 0, le deuxième dans la colonne 1 : l’exercice 2 donne d’abord des places "
-                "à la colonne 0.",
-            )
+            raise TEXTS.wrong("gate", "weights and experts swapped")
 
 
 GATE = TEXTS.exercise(
@@ -129,12 +105,8 @@ GATE = TEXTS.exercise(
         "weight 1 with k = 1": _always_divided,
         "weights not divided by their sum": lambda logits_TE, k: logits_TE.softmax(-1).topk(k),
         "the softmax runs over the tokens": lambda logits_TE, k: _normalized(logits_TE.softmax(0).topk(k)),
-        "logits as weights": tuple(
-            Mistake(
-                wrong_gate,
-                "The weights are logits: pass them through softmax first, over all experts.",
-                "Les poids sont des logits : passez-les d’abord par softmax, sur tous les experts.",
-            )
+        "weights are logits": tuple(
+            wrong_gate
             for wrong_gate in (
                 lambda logits_TE, k: logits_TE.topk(k),
                 lambda logits_TE, k: _normalized(logits_TE.topk(k)),
@@ -144,28 +116,15 @@ GATE = TEXTS.exercise(
             logits_TE.softmax(-1).topk(k, largest=False)
         ),
         "no softmax over the experts": tuple(
-            Mistake(
-                lambda logits_TE, k, probability_of=probability_of: _normalized(probability_of(logits_TE).topk(k)),
-                "The weights do not come from a softmax over the experts, whose probabilities add up to 1 for "
-                "each token.",
-                "Les poids ne viennent pas d’un softmax sur les experts, dont les probabilités ont pour somme 1 "
-                "par token.",
-            )
+            lambda logits_TE, k, probability_of=probability_of: _normalized(probability_of(logits_TE).topk(k))
             for probability_of in (
                 lambda logits_TE: logits_TE.sigmoid(),
                 lambda logits_TE: logits_TE.log_softmax(-1),
                 lambda logits_TE: logits_TE.exp(),
             )
         ),
-        "weights divided by another number": tuple(
-            Mistake(
-                lambda logits_TE, k, divisor=divisor: _shared_by(logits_TE, k, divisor),
-                "With k ≥ 2 the weights of a token must add up to 1: divide by their sum over its own experts, "
-                "weights.sum(-1, keepdim=True), and by nothing else.",
-                "Avec k ≥ 2, les poids d’un token doivent avoir pour somme 1 : divisez par leur somme sur ses "
-                "experts, "
-                "weights.sum(-1, keepdim=True), et par rien d’autre.",
-            )
+        "weights do not add up to 1": tuple(
+            lambda logits_TE, k, divisor=divisor: _shared_by(logits_TE, k, divisor)
             for divisor in (
                 lambda weights_TK: weights_TK.sum(0),
                 lambda weights_TK: weights_TK.shape[1],
@@ -197,9 +156,6 @@ def places(chosen_TK: Tensor, experts: int, factor: float) -> Tensor:
 
     Source: Lepikhin et al. 2020 (arXiv 2006.16668): first choices are placed before second ones.
     """
-    import torch
-    import torch.nn.functional as F
-
     tokens, k = chosen_TK.shape
     # (K T, E): all first choices, then all second ones
     taken_NE = F.one_hot(chosen_TK.T.flatten(), experts)
@@ -213,9 +169,6 @@ def _spoilt(fault: str) -> Callable[..., Tensor]:
     """Places under a fault."""
 
     def spoilt(chosen_TK: Tensor, experts: int, factor: float) -> Tensor:
-        import torch
-        import torch.nn.functional as F
-
         tokens, k = chosen_TK.shape
         share = factor * k * tokens / experts
         room = {
@@ -253,8 +206,6 @@ def _refused(
 
 
 def _numbered(chosen_TK: Tensor) -> Tensor:
-    import torch
-
     return torch.arange(chosen_TK.numel()).view(chosen_TK.shape)
 
 
@@ -264,8 +215,6 @@ def _minus_one(place_TK: Tensor, room: int) -> Tensor:
 
 def crowded() -> Iterator[tuple[Any, ...]]:
     """Make choices, experts and capacity factors with which some expert is full."""
-    import torch
-
     generator = torch.Generator().manual_seed(12)
     for tokens, experts, k, factor in ((12, 4, 1, 1.0), (13, 4, 2, 1.25), (11, 3, 2, 0.8)):
         logits_TE = torch.randn(tokens, experts, generator=generator) + torch.linspace(1.5, 0, experts)
@@ -320,8 +269,6 @@ def balance_loss(logits_TE: Tensor, chosen_TK: Tensor) -> Tensor:
 
     Source: Fedus et al. 2021 (arXiv 2101.03961), the load-balancing loss, for K = 1; here all K choices count.
     """
-    import torch.nn.functional as F
-
     experts = logits_TE.shape[1]
     # counts have no gradient: it comes through the probabilities
     share_E = F.one_hot(chosen_TK, experts).float().mean((0, 1))
@@ -329,8 +276,6 @@ def balance_loss(logits_TE: Tensor, chosen_TK: Tensor) -> Tensor:
 
 
 def _expert_balance_cases() -> Iterator[tuple[Any, ...]]:
-    import torch
-
     generator = torch.Generator().manual_seed(13)
     for tokens, experts, k in ((8, 4, 1), (12, 6, 2), (10, 8, 2)):
         logits_TE = torch.randn(tokens, experts, generator=generator) + torch.linspace(2, 0, experts)
@@ -338,8 +283,6 @@ def _expert_balance_cases() -> Iterator[tuple[Any, ...]]:
 
 
 def _parts(logits_TE: Tensor, chosen_TK: Tensor) -> tuple[Tensor, Tensor, int]:
-    import torch.nn.functional as F
-
     experts = logits_TE.shape[1]
     return F.one_hot(chosen_TK, experts).float().mean((0, 1)), logits_TE.softmax(-1).mean(0), experts
 
@@ -377,19 +320,9 @@ def _check_gradient(answer: Callable[..., Any]) -> None:
             _gradient(loss_function, logits_TE, chosen_TK) for loss_function in (answer, balance_loss)
         )
         if gradient is None or not bool(gradient.any()):
-            raise Wrong(
-                en="The value is right, but it gives the router's logits no gradient: the probabilities must stay "
-                "linked to them (no detach, no item, no no_grad).",
-                fr="La valeur est juste, mais elle ne donne aucun gradient aux logits du routeur : les probabilités "
-                "doivent leur rester liées (ni detach, ni item, ni no_grad).",
-            )
+            raise TEXTS.wrong("balance-loss", "no gradient of the logits")
         if expected_gradient is None or not same(gradient, expected_gradient):
-            raise Wrong(
-                en="The value is right, but not its gradient: it comes through the mean probabilities, and through "
-                "nothing else.",
-                fr="La valeur est juste, mais pas son gradient : il passe par les probabilités moyennes, et par rien "
-                "d’autre.",
-            )
+            raise TEXTS.wrong("balance-loss", "another gradient of the logits")
 
 
 def _gradient(loss_function: Callable[..., Any], logits_TE: Tensor, chosen_TK: Tensor) -> Tensor | None:
@@ -449,8 +382,6 @@ def two_level_gate(group_logits_TG: Tensor, expert_logits_TE: Tensor, k: int) ->
 
 
 def _two_level_cases() -> Iterator[tuple[Any, ...]]:
-    import torch
-
     generator = torch.Generator().manual_seed(11)
     for tokens, groups, inside, k in ((7, 2, 4, 1), (9, 3, 2, 1), (6, 2, 4, 2)):
         yield (
@@ -550,12 +481,8 @@ TWO_LEVEL = TEXTS.exercise(
             probability=lambda logits: logits.softmax(0).amax(-1, keepdim=True),
             group=lambda logits: logits.softmax(0).argmax(-1),
         ),
-        "the least probable group is taken": tuple(
-            Mistake(
-                _in_group(group=lambda logits: logits.argmin(-1), probability=probability),
-                "You take the least probable group: take the most probable one.",
-                "Vous prenez le groupe le moins probable : prenez le plus probable.",
-            )
+        "you take the least probable group": tuple(
+            _in_group(group=lambda logits: logits.argmin(-1), probability=probability)
             for probability in (_best_group, lambda logits: logits.softmax(-1).amin(-1, keepdim=True))
         ),
         "groups of experts that are far apart": _in_group(strided=True),

@@ -8,15 +8,16 @@ Shape suffixes: B samples, K classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dlojz.labs.kit.exercise import Mistake, Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import gradient_of, normal, refuse_nothing
 from dlojz.labs.kit.rank_judges import same
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TEXTS = Texts(__file__)
 
@@ -68,19 +69,9 @@ def _check_gradients(answer: Way) -> None:
         student_gradient = gradient_of(answer(student_BK, teacher_BK, temperature), student_BK)
         reference_gradient = gradient_of(soft_loss(student_BK, teacher_BK, temperature), student_BK)
         if student_gradient is None or reference_gradient is None or not same(student_gradient, reference_gradient):
-            raise Wrong(
-                en="The value is right, but the student gets no gradient, or a wrong one: leave its logits linked to "
-                "the loss (no detach, no no_grad, no item).",
-                fr="La valeur est juste, mais l’étudiant ne reçoit pas de gradient, ou un gradient faux : laissez ses "
-                "logits liés à la perte (ni detach, ni no_grad, ni item).",
-            )
+            raise TEXTS.wrong("soft-loss", "no gradient of the student, or a wrong one")
         if gradient_of(answer(student_BK, teacher_BK, temperature), teacher_BK) is not None:
-            raise Wrong(
-                en="The value is right, but the teacher gets a gradient, too: it would be changed to please its "
-                "student, and its backward pass costs time. teacher.detach().",
-                fr="La valeur est juste, mais le professeur reçoit aussi un gradient : on le changerait pour plaire à "
-                "son étudiant, et sa passe arrière coûte du temps. teacher.detach().",
-            )
+            raise TEXTS.wrong("soft-loss", "a gradient of the teacher")
 
 
 SOFT_LOSS = TEXTS.exercise(
@@ -133,8 +124,6 @@ def mixed_loss(student_BK: Tensor, teacher_BK: Tensor, labels_B: Tensor, tempera
         temperature: of the soft loss alone.
         alpha: from 0 to 1.
     """
-    import torch.nn.functional as F
-
     known_B = labels_B != UNKNOWN
     soft = alpha * soft_loss(student_BK, teacher_BK, temperature)
     if not known_B.any():
@@ -143,8 +132,6 @@ def mixed_loss(student_BK: Tensor, teacher_BK: Tensor, labels_B: Tensor, tempera
 
 
 def _mixed_cases() -> Iterator[tuple[Any, ...]]:
-    import torch
-
     for seed, unknown, temperature, alpha in ((4, 3, 3.0, 0.7), (5, 5, 2.0, 0.2), (6, 1, 4.0, 0.4)):
         generator = torch.Generator().manual_seed(seed)
         labels_B = torch.randint(5, (8,), generator=generator)
@@ -153,8 +140,6 @@ def _mixed_cases() -> Iterator[tuple[Any, ...]]:
 
 
 def _hard(student: Tensor, labels: Tensor, divided: bool = False, t: float = 1.0) -> Tensor:
-    import torch.nn.functional as F
-
     labelled = labels != UNKNOWN
     total = F.cross_entropy(student[labelled] / t, labels[labelled], reduction="sum")
     # divided: a mean over all samples, as if unlabelled ones had a loss of 0.
@@ -182,15 +167,10 @@ def _as_a_class(class_index: int) -> Way:
     return way
 
 
-_INDEXED = Said(
-    "Samples without label (-1) are taken for samples of a class: leave them out of the cross-entropy.",
-    "Les échantillons sans étiquette (-1) sont pris pour ceux d’une classe : écartez-les de l’entropie croisée.",
-)
+_INDEXED = TEXTS.sentence("mixed-loss", "samples without label")
 
 
 def _check_labels(answer: Way) -> None:
-    import torch
-
     student_BK, teacher_BK = normal(7, 6, 5), normal(8, 6, 5)
     # No label at all, then all of them: each case before has both kinds of samples.
     for labels_B in (torch.full((6,), UNKNOWN), torch.arange(6) % 5):
@@ -201,30 +181,12 @@ def _check_labels(answer: Way) -> None:
         if same(loss, reference_loss):
             continue
         if not bool((labels_B == UNKNOWN).all()):
-            raise Wrong(
-                en="With some labels unknown you are right, but not where all are known.",
-                fr="Avec quelques étiquettes inconnues, c’est juste, mais pas quand toutes sont connues.",
-            )
+            raise TEXTS.wrong("mixed-loss", "unknown labels: all samples divide")
         if bool(loss.isnan().any()):
-            raise Wrong(
-                en="With some labels unknown you are right; without any label, the mean over no sample is NaN: the "
-                "second term is 0 then.",
-                fr="Avec quelques étiquettes inconnues, c’est juste ; mais sans aucune étiquette, la moyenne de rien "
-                "est NaN : le second terme vaut alors 0.",
-            )
+            raise TEXTS.wrong("mixed-loss", "unknown labels: a mean of two")
         if same(loss, soft_loss(student_BK, teacher_BK, 2.0)):
-            raise Wrong(
-                en="With some labels unknown you are right; without any label, the soft loss still weighs alpha: only "
-                "the second term is 0.",
-                fr="Avec quelques étiquettes inconnues, c’est juste ; mais sans aucune étiquette, la perte de "
-                "distillation garde son poids alpha : seul le second terme vaut 0.",
-            )
-        raise Wrong(
-            en="With some labels unknown you are right, but not without any label: the second term is 0 then, and the "
-            "first remains as it is.",
-            fr="Avec quelques étiquettes inconnues, c’est juste, mais pas sans aucune étiquette : le second terme vaut "
-            "alors 0, et le premier reste tel quel.",
-        )
+            raise TEXTS.wrong("mixed-loss", "unknown labels: nothing is left out")
+        raise TEXTS.wrong("mixed-loss", "unknown labels: another loss")
 
 
 MIXED_LOSS = TEXTS.exercise(

@@ -9,15 +9,15 @@ Shape suffixes: B rows, O outputs, I inputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+import torch
+from torch import Tensor
+
+from dlojz.labs.kit.exercise import Mistake
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import Answer, expect_tensor, normal
 from dlojz.labs.lab11_compression.exercises_quantize import quantize_affine, quantize_rows
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TEXTS = Texts(__file__)
 
@@ -55,7 +55,6 @@ def _integer_cases() -> Iterator[tuple[Any, ...]]:
 
 def _watching() -> tuple[Any, list[str]]:
     """A mode that sees every product, and what it has to say against them."""
-    import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
     problems: list[str] = []
@@ -90,8 +89,6 @@ def _corrected(correction: Callable[[Tensor, int, Tensor], Any]) -> Callable[...
 
 def _narrow(corrected: bool) -> Callable[..., Tensor]:
     def way(x_q: Tensor, s: float, z: int, w_q: Tensor, w_s: Tensor) -> Tensor:
-        import torch
-
         sums = (x_q.int() @ w_q.int().T).to(torch.int8).int()  # as an int8 product that runs over
         return s * w_s.T * (sums - z * w_q.int().sum(1) * corrected)
 
@@ -106,11 +103,7 @@ def _without_scales(keep_x: bool) -> Callable[..., Tensor]:
     return way
 
 
-_NARROW = Said(
-    "The sums run over: products of int8 are added up in int32, so convert both factors first, .int().",
-    "Les sommes débordent : les produits d’int8 s’additionnent en int32 ; convertissez d’abord les deux facteurs, "
-    ".int().",
-)
+_NARROW = TEXTS.sentence("integer-linear", "another axis of the sums")
 
 
 def _undone(undo: Undo) -> Callable[[Answer], Answer]:
@@ -171,19 +164,9 @@ def _check_products(answer: Callable[..., Any]) -> None:
         with mode:
             answer(*case)
         if "float" in problems:
-            raise Wrong(
-                en="The output is right, but the product is one of floats: multiply the whole numbers (.int()), and "
-                "the scales at the end.",
-                fr="La sortie est juste, mais le produit est fait en flottants : multipliez les entiers (.int()), et "
-                "les échelles à la fin.",
-            )
+            raise TEXTS.wrong("integer-linear", "a product of floats")
         if "wide" in problems:
-            raise Wrong(
-                en="The output is right, but x_q − x_zero needs 9 bits: a processor that multiplies int8 could not do "
-                "it. Multiply x_q as it is, and correct afterwards.",
-                fr="La sortie est juste, mais x_q − x_zero demande 9 bits : un processeur qui multiplie des int8 ne "
-                "saurait le faire. Multipliez x_q tel quel, et corrigez ensuite.",
-            )
+            raise TEXTS.wrong("integer-linear", "9 bits in int8")
 
 
 INTEGER_LINEAR = TEXTS.exercise(

@@ -12,19 +12,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise import Mistake
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import expect_mask, expect_several, expect_tensor, normal
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 TEXTS = Texts(__file__)
 
-Masks = list["Tensor"]
+Masks = list[Tensor]
 
 
 def global_masks(weights: Sequence[Tensor], sparsity: float) -> Masks:
@@ -37,8 +37,6 @@ def global_masks(weights: Sequence[Tensor], sparsity: float) -> Masks:
     Source: Han et al. 2015 (arXiv 1506.02626) for magnitudes; Frankle and Carbin 2019 (arXiv 1803.03635) for a
     threshold that all layers share.
     """
-    import torch
-
     sizes = torch.cat([weight.detach().abs().flatten() for weight in weights])
     keep = torch.ones_like(sizes)
     # By rank and not by threshold: exactly so many go, even where magnitudes are equal.
@@ -54,8 +52,6 @@ def _mask_cases() -> Iterator[tuple[Any, ...]]:
 
 
 def _mask_trial(answer: Callable[..., Any], weights: list[Tensor], sparsity: float) -> Tensor:
-    import torch
-
     # Copies: an answer may multiply the weights in place.
     weight_copies = [weight.clone() for weight in weights]
     masks = expect_several(answer(weight_copies, sparsity), f"[{', '.join(['mask'] * len(weights))}]", len(weights))
@@ -70,11 +66,8 @@ def _expect_equal_magnitudes(answer: Callable[..., Any]) -> None:
     quota = round(sparsity * sum(weight.numel() for weight in weights))
     pruned_count = int((_mask_trial(answer, weights, sparsity) == 0).sum())
     if pruned_count != quota:
-        raise Wrong(
-            en=f"Where many weights have the same magnitude, {pruned_count} go, and not {quota}: "
-            "a threshold takes all that have its magnitude, or none. Take the first of sizes.argsort().",
-            fr=f"Quand beaucoup de poids ont la même valeur absolue, il en part {pruned_count}, et non {quota} : "
-            "un seuil prend tous ceux qui ont sa valeur, ou aucun. Prenez les premiers de sizes.argsort().",
+        raise TEXTS.wrong(
+            "global-masks", "too many weights of the same magnitude go", pruned_count=pruned_count, quota=quota
         )
 
 
@@ -95,25 +88,12 @@ def _counted(count: Callable[[float], int]) -> Callable[[Sequence[Tensor], float
     return way
 
 
-def _by_layer(weights: Sequence[Tensor], sparsity: float) -> Masks:
-    """Each layer's weights measured by its largest, then one threshold."""
-    return global_masks([weight / weight.abs().max() for weight in weights], sparsity)
-
-
 def _by_quantile(weights: Sequence[Tensor], sparsity: float) -> Masks:
-    import torch
-
     limit = torch.quantile(torch.cat([weight.abs().flatten() for weight in weights]), sparsity)
     return [(weight.abs() >= limit).float() for weight in weights]
 
 
-_COUNT = Said(
-    "The choice is right, but not the number: round(sparsity × total number) weights go; int() truncates, ceil() "
-    "rounds "
-    "up, and a threshold found by interpolation (quantile) takes what it finds.",
-    "Le choix est bon, mais pas le nombre : round(sparsity × nombre total) poids partent ; int() tronque, ceil() "
-    "arrondit vers le haut, et un seuil interpolé (quantile) en prend ce qu’il trouve.",
-)
+_COUNT = TEXTS.sentence("global-masks", "another number of weights")
 
 
 def _scaled(weights: Sequence[Tensor], sparsity: float) -> Masks:
@@ -142,7 +122,10 @@ GLOBAL_MASKS = TEXTS.exercise(
             Mistake(_counted(count), *_COUNT)
             for count in (int, math.ceil, lambda share: round(share) + 1, lambda share: round(share) - 1)
         ),
-        "you measure each layer's weights by its largest one": _by_layer,
+        # Each layer's weights measured by its largest, then one threshold
+        "you measure each layer's weights by its largest one": lambda weights, sparsity: global_masks(
+            [weight / weight.abs().max() for weight in weights], sparsity
+        ),
         "you remove the most positive weights": lambda weights, sparsity: _mask_signed(
             [-weight for weight in weights], sparsity
         ),
@@ -160,8 +143,6 @@ def two_of_four(weight_OI: Tensor) -> Tensor:
 
     Source: Mishra et al. 2021, "Accelerating Sparse Deep Neural Networks" (arXiv 2104.08378): the 2:4 pattern.
     """
-    import torch
-
     # (O, I) as (O, I / 4, 4)
     groups = weight_OI.detach().abs().unflatten(1, (-1, 4))
     return torch.zeros_like(groups).scatter(2, groups.topk(2, dim=2).indices, 1.0).flatten(1)
@@ -177,8 +158,6 @@ def sr_ste(weight_OI: Tensor, mask_OI: Tensor, gradient_OI: Tensor, decay: float
 
 
 def _weights() -> Iterator[tuple[Any, ...]]:
-    import torch
-
     for seed, outputs, inputs in ((1, 4, 8), (2, 8, 12)):
         yield (normal(seed, outputs, inputs) - 0.3,)
     # Two groups of four: in the first three are equal, in the second all; signs differ, and sizes from row to row.
@@ -189,8 +168,6 @@ def _weights() -> Iterator[tuple[Any, ...]]:
 
 def _kept(answer: Callable[..., Any], weight_OI: Tensor) -> Tensor:
     """How many of each group of four, and how much magnitude."""
-    import torch
-
     mask_OI = expect_mask(answer(weight_OI.clone()), say(en="The mask", fr="Le masque"), weight_OI.shape)
     sizes_OI = mask_OI * weight_OI.abs().double()
     counts, magnitudes = (matrix.unflatten(1, (-1, 4)).sum(2).flatten() for matrix in (mask_OI, sizes_OI))
@@ -198,23 +175,17 @@ def _kept(answer: Callable[..., Any], weight_OI: Tensor) -> Tensor:
 
 
 def _half_of_row(weight: Tensor) -> Tensor:
-    import torch
-
     best = weight.abs().topk(weight.shape[1] // 2, dim=1).indices
     return torch.zeros_like(weight).scatter(1, best, 1.0)
 
 
 def _half_of_all(weight: Tensor) -> Tensor:
-    import torch
-
     flat = weight.abs().flatten()
     return torch.zeros_like(flat).scatter(0, flat.topk(len(flat) // 2).indices, 1.0).view_as(weight)
 
 
 def _strided(weight: Tensor) -> Tensor:
     """Four inputs that lie I / 4 apart, as view(O, 4, -1) gives."""
-    import torch
-
     groups = weight.abs().unflatten(1, (4, -1))
     return torch.zeros_like(groups).scatter(1, groups.topk(2, dim=1).indices, 1.0).flatten(1)
 
@@ -232,41 +203,24 @@ def _strict(weight: Tensor) -> Tensor:
 
 
 def _rows_of(groups: Tensor, weight: Tensor) -> Tensor:
-    import torch
-
     return torch.zeros_like(groups).scatter(1, groups.abs().topk(2).indices, 1.0).reshape(weight.shape)
 
 
 def _best_of_four(weight: Tensor, count: int) -> Tensor:
-    import torch
-
     groups = weight.abs().unflatten(1, (-1, 4))
     return torch.zeros_like(groups).scatter(2, groups.topk(count).indices, 1.0).flatten(1)
 
 
 def _always(weight: Tensor, positions: Sequence[int]) -> Tensor:
     """The same two places of every group."""
-    import torch
-
     groups = torch.zeros_like(weight).unflatten(1, (-1, 4))
     groups[..., list(positions)] = 1.0
     return groups.flatten(1)
 
 
-_TWO_EXACTLY = Said(
-    "You do not keep two weights of each group, but another number: topk(2).",
-    "Vous ne gardez pas deux poids par groupe, mais un autre nombre : topk(2).",
-)
-_ALWAYS = Said(
-    "You keep the same two places of every group: which ones stay depends on the magnitudes, topk(2).",
-    "Vous gardez les deux mêmes places de chaque groupe : celles qui restent dépendent des valeurs absolues, topk(2).",
-)
-_TIES = Said(
-    "Right where no two weights of a group are equal; where they are, comparing with a threshold keeps more than two, "
-    "or fewer, and the hardware has room for exactly two. topk(2).indices always gives two.",
-    "C’est juste quand les poids d’un groupe sont tous différents ; sinon, la comparaison à un seuil en garde plus de "
-    "deux, ou moins, alors que le matériel a de la place pour deux exactement. topk(2).indices en donne toujours deux.",
-)
+_TWO_EXACTLY = TEXTS.sentence("two-of-four", "not two weights of each group")
+_ALWAYS = TEXTS.sentence("two-of-four", "the same two places of every group")
+_TIES = TEXTS.sentence("two-of-four", "equal weights of a group")
 
 TWO_OF_FOUR = TEXTS.exercise(
     "two-of-four",
@@ -324,14 +278,8 @@ SR_STE = TEXTS.exercise(
         "you add decay times the gradient": lambda weight, mask, gradient, decay: (
             gradient + decay * (1 - mask) * gradient
         ),
-        "a pull not proportional to the weight": tuple(
-            Mistake(
-                lambda weight, mask, gradient, decay, pull=wrong_pull: gradient + decay * (1 - mask) * pull(weight),
-                "The pull is not towards zero, or not proportional to the weight: decay times the weight with its "
-                "sign.",
-                "Le rappel ne va pas vers zéro, ou n’est pas proportionnel au poids : decay fois le poids, avec "
-                "son signe.",
-            )
+        "the pull is not towards zero": tuple(
+            lambda weight, mask, gradient, decay, pull=wrong_pull: gradient + decay * (1 - mask) * pull(weight)
             for wrong_pull in (
                 lambda weight: weight.abs(),
                 lambda weight: weight.sign(),
@@ -346,7 +294,7 @@ SR_STE = TEXTS.exercise(
 )
 
 
-Layers = tuple["Tensor", "Tensor", "Tensor"]
+Layers = tuple[Tensor, Tensor, Tensor]
 
 
 def reorder(expand_HI: Tensor, bias_H: Tensor, project_OH: Tensor, order_H: Tensor) -> Layers:
@@ -364,8 +312,6 @@ def reorder(expand_HI: Tensor, bias_H: Tensor, project_OH: Tensor, order_H: Tens
 
 
 def _permutation_cases() -> Iterator[tuple[Any, ...]]:
-    import torch
-
     # As wide as it is deep once: there an exchange of rows and columns gives no error of shape.
     for seed, hidden, inputs, outputs in ((1, 8, 5, 3), (2, 6, 6, 6)):
         order_H = torch.randperm(hidden, generator=torch.Generator().manual_seed(seed + 30))
@@ -375,8 +321,6 @@ def _permutation_cases() -> Iterator[tuple[Any, ...]]:
 def _permutation_trial(
     answer: Callable[..., Any], expand: Tensor, bias: Tensor, project: Tensor, order: Tensor
 ) -> Tensor:
-    import torch
-
     layers = answer(expand.clone(), bias.clone(), project.clone(), order.clone())
     names = "(expand, bias, project)"
     checked_layers = [
@@ -461,7 +405,7 @@ PERMUTATION = TEXTS.exercise(
 )
 
 
-Ticket = tuple["Tensor", "Tensor"]
+Ticket = tuple[Tensor, Tensor]
 
 
 def next_ticket(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Ticket:
@@ -475,8 +419,6 @@ def next_ticket(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Ti
 
     Source: Frankle and Carbin 2019, "The Lottery Ticket Hypothesis" (arXiv 1803.03635): iterative pruning.
     """
-    import torch
-
     remaining = int(mask.sum())
     # inf sorts last: what went in earlier rounds is not counted among the smallest once more.
     sizes = torch.where(mask > 0, trained.abs(), torch.inf).flatten()
@@ -487,8 +429,6 @@ def next_ticket(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Ti
 
 
 def _ticket_cases() -> Iterator[tuple[Any, ...]]:
-    import torch
-
     # A share of what remains that is rounded down (11.2, 5.8 up), and one that comes out even.
     for seed, rows, removed, rate in ((1, 5, 10, 0.2), (2, 6, 20, 0.4), (3, 5, 0, 0.3), (4, 5, 11, 0.2)):
         start, trained = normal(seed, rows, 8), normal(seed + 10, rows, 8)
@@ -498,8 +438,6 @@ def _ticket_cases() -> Iterator[tuple[Any, ...]]:
 
 
 def _ticket_trial(answer: Callable[..., Any], start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Tensor:
-    import torch
-
     new_mask, weights = expect_several(answer(start.clone(), trained.clone(), mask.clone(), rate), "(mask, weights)", 2)
     # A name that is singular in both languages: it is the subject of the sentences that refuse a shape.
     names = say(en="The mask", fr="Le masque"), say(en="The tensor of weights", fr="Le tenseur des poids")
@@ -523,8 +461,6 @@ def _of_all(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Tensor
 
 def _masked_sizes(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Tensor:
     """Zeros are the smallest: the same weights are removed again."""
-    import torch
-
     sizes = (trained * mask).abs().flatten()
     new_mask = torch.ones_like(sizes)
     new_mask[sizes.argsort()[: round(rate * len(sizes))]] = 0.0
@@ -532,15 +468,11 @@ def _masked_sizes(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> 
 
 
 def _forgets(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Tensor:
-    import torch
-
     return next_ticket(start, trained, torch.ones_like(mask), rate)[0]
 
 
 def _of_remaining_anywhere(start: Tensor, trained: Tensor, mask: Tensor, rate: float) -> Tensor:
     """As many as should go, but of all weights: the old mask is forgotten."""
-    import torch
-
     return next_ticket(start, trained, torch.ones_like(mask), rate * float(mask.sum()) / mask.numel())[0]
 
 

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from dlojz.base.language import say
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise import Mistake, Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import expect_int8, expect_several, expect_tensor, gradient_of, normal
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 TEXTS = Texts(__file__)
 
-Affine = tuple["Tensor", float, int]
+Affine = tuple[Tensor, float, int]
 """Whole numbers in int8, of the shape of x; scale; zero-point."""
 
 
@@ -37,8 +38,6 @@ def quantize_affine(x: Tensor, low: float, high: float, bits: int) -> Affine:
 
     Source: Jacob et al. 2018 (arXiv 1712.05877), section 2.1: r = S (q − Z), with Z a quantized value.
     """
-    import torch
-
     lowest, highest = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     scale = (high - low) / (2**bits - 1)
     # low becomes the lowest number; rounded, since x = 0 must be exact.
@@ -54,17 +53,12 @@ def _affine_cases() -> Iterator[tuple[Any, ...]]:
 
 def _affine_trial(answer: Callable[..., Any], x: Tensor, low: float, high: float, bits: int) -> Tensor:
     """The whole numbers, the scale divided by the right one, the zero-point."""
-    import torch
-
     q, scale, zero_point = expect_several(answer(x.clone(), low, high, bits), "(q, scale, zero_point)", 3)
     q = expect_int8(q, "q", x.shape)
     try:
         pair = [float(scale) / quantize_affine(x, low, high, bits)[1], float(zero_point)]
     except (TypeError, ValueError, RuntimeError):
-        raise Wrong(
-            en="scale and zero_point must be one number each: one scale serves the whole tensor here.",
-            fr="scale et zero_point doivent être chacun un seul nombre : une échelle sert ici à tout le tenseur.",
-        ) from None
+        raise TEXTS.wrong("affine", "not one number each") from None
     return torch.cat([q.flatten(), torch.tensor(pair, dtype=torch.float64)])
 
 
@@ -77,8 +71,6 @@ def _affine(
     """A wrong way: zero-point, whole numbers, the ends they are clamped to, and steps = 2^bits − step_offset."""
 
     def way(x: Tensor, low: float, high: float, bits: int) -> tuple[Tensor, float, float]:
-        import torch
-
         scale = (high - low) / (2**bits - step_offset)
         zero_point = zero(-(2 ** (bits - 1)), low / scale)
         q = rounding(x / scale, zero_point)
@@ -93,8 +85,6 @@ def _unsigned(lowest: int, shift: float) -> float:
 
 
 def _symmetric(x: Tensor, low: float, high: float, bits: int) -> Affine:
-    import torch
-
     lowest, highest = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     scale = max(-low, high) / highest
     return (x / scale).round().clamp(lowest, highest).to(torch.int8), scale, 0
@@ -104,8 +94,6 @@ def _with_range(span: Callable[[float, float], float], fewer_steps: int = 0) -> 
     """Another length of the range; `fewer_steps`: divided by 2^bits − 1 − fewer_steps."""
 
     def way(x: Tensor, low: float, high: float, bits: int) -> Affine:
-        import torch
-
         lowest, highest = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
         scale = span(low, high) / (2**bits - 1 - fewer_steps)
         zero_point = lowest - round(low / scale)
@@ -115,8 +103,6 @@ def _with_range(span: Callable[[float, float], float], fewer_steps: int = 0) -> 
 
 
 def _before_scaling(x: Tensor, low: float, high: float, bits: int) -> Affine:
-    import torch
-
     _, scale, zero_point = quantize_affine(x, low, high, bits)
     q = ((x - zero_point) / scale).round().clamp(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     return q.to(torch.int8), scale, zero_point
@@ -131,123 +117,67 @@ def _third_second(x: Tensor, low: float, high: float, bits: int) -> tuple[Tensor
     return q, zero_point, scale
 
 
-_OTHER_RANGE = Said(
-    "Your scale leaves out a part of the range: it goes from low to high, (high − low) / (2^bits − 1).",
-    "Votre échelle oublie une partie de l’intervalle : il va de low à high, (high − low) / (2^bits − 1).",
-)
-_UNSIGNED = Said(
-    "Your whole numbers begin at 0; with a sign they begin at −2^(bits − 1): shift the zero-point by as much.",
-    "Vos entiers commencent à 0 ; signés, ils commencent à −2^(bits − 1) : décalez d’autant le point zéro.",
-)
+_OTHER_RANGE = TEXTS.sentence("affine", "a part of the range left out")
+_UNSIGNED = TEXTS.sentence("affine", "whole numbers begin at 0")
 _AFFINE_MISTAKES = (
-    Mistake(
-        _affine(ends=None),
-        "What lies outside of the range is not clamped: in int8, 128 becomes −128, so the largest activations turn "
-        "into the smallest. clamp before .to(torch.int8).",
-        "Ce qui sort de l’intervalle n’est pas écrêté : en int8, 128 devient −128, et les plus grandes activations "
-        "deviennent les plus petites. Appelez clamp avant .to(torch.int8).",
-    ),
+    TEXTS.mistake("affine", "what lies outside of the range is not clamped", _affine(ends=None)),
     Mistake(_affine(zero=_unsigned, ends=lambda bits: (0, 2**bits - 1)), *_UNSIGNED),
     Mistake(_affine(zero=_unsigned), *_UNSIGNED),
-    Mistake(
-        _affine(zero=lambda lowest, shift: lowest + round(shift)),
-        "The sign of the zero-point is wrong: low must become the smallest whole number, so zero_point = −2^(bits − 1) "
-        "− round(low / scale).",
-        "Le signe du point zéro est faux : low doit devenir le plus petit entier, donc zero_point = −2^(bits − 1) − "
-        "round(low / scale).",
+    TEXTS.mistake(
+        "affine", "the sign of the zero-point is wrong", _affine(zero=lambda lowest, shift: lowest + round(shift))
     ),
-    Mistake(
+    TEXTS.mistake(
+        "affine",
+        "you subtract the zero-point from x / scale",
         _affine(rounding=lambda steps, zero_point: steps.round() - zero_point),
-        "You subtract the zero-point from x / scale: q − zero_point is what is worth x / scale, so add it.",
-        "Vous retranchez le point zéro de x / scale : c’est q − zero_point qui vaut x / scale, donc ajoutez-le.",
     ),
-    Mistake(
-        _affine(step_offset=0),
-        "You divide the range by 2^bits: between 2^bits values there are 2^bits − 1 steps.",
-        "Vous divisez l’intervalle par 2^bits : entre 2^bits valeurs, il y a 2^bits − 1 pas.",
-    ),
-    Mistake(
-        _symmetric,
-        "That is the symmetric scheme: for a range that is not centred it leaves a part of the whole numbers unused. "
-        "scale = (high − low) / (2^bits − 1), with a zero-point.",
-        "C’est le schéma symétrique : pour un intervalle qui n’est pas centré, il laisse inutilisée une partie des "
-        "entiers. scale = (high − low) / (2^bits − 1), avec un point zéro.",
-    ),
-    Mistake(
+    TEXTS.mistake("affine", "you divide the range by 2^bits", _affine(step_offset=0)),
+    TEXTS.mistake("affine", "that is the symmetric scheme", _symmetric),
+    TEXTS.mistake(
+        "affine",
+        "you take the range from x itself",
         lambda x, low, high, bits: quantize_affine(x, min(float(x.min()), 0.0), max(float(x.max()), 0.0), bits),
-        "You take the range from x itself: it is given, low and high, because it was measured beforehand.",
-        "Vous tirez l’intervalle de x lui-même : il est donné, low et high, car il a été mesuré auparavant.",
     ),
-    Mistake(
+    TEXTS.mistake(
+        "affine",
+        "the zero-point is not whole",
         _affine(lambda lowest, shift: lowest - shift, lambda steps, zero_point: (steps + zero_point).round()),
-        "The zero-point is not whole: then 0 is no longer exact, and every zero of a padding becomes an error. Round "
-        "it.",
-        "Le point zéro n’est pas entier : 0 n’est alors plus exact, et chaque zéro d’un remplissage devient une "
-        "erreur. Arrondissez-le.",
     ),
-    Mistake(
-        _affine(rounding=lambda steps, zero_point: steps + zero_point),
-        "The whole numbers are truncated: call round() before .to(torch.int8).",
-        "Les entiers sont tronqués : appelez round() avant .to(torch.int8).",
+    TEXTS.mistake(
+        "affine", "the whole numbers are truncated", _affine(rounding=lambda steps, zero_point: steps + zero_point)
     ),
-    Mistake(
-        _affine(zero=lambda lowest, shift: 0),
-        "Your zero-point is 0 whatever the range: it is −2^(bits − 1) − round(low / scale), so that low becomes the "
-        "smallest whole number.",
-        "Votre point zéro vaut 0 quel que soit l’intervalle : il vaut −2^(bits − 1) − round(low / scale), pour que low "
-        "devienne le plus petit entier.",
+    TEXTS.mistake("affine", "your zero-point is 0 whatever the range", _affine(zero=lambda lowest, shift: 0)),
+    TEXTS.mistake(
+        "affine", "you round the zero-point down", _affine(zero=lambda lowest, shift: lowest - math.floor(shift))
     ),
-    Mistake(
-        _affine(zero=lambda lowest, shift: lowest - math.floor(shift)),
-        "You round the zero-point down: round it to the nearest, round(low / scale).",
-        "Vous arrondissez le point zéro vers le bas : arrondissez-le au plus proche, round(low / scale).",
+    TEXTS.mistake(
+        "affine", "you truncate the zero-point", _affine(zero=lambda lowest, shift: lowest - math.ceil(shift))
     ),
-    Mistake(
-        _affine(zero=lambda lowest, shift: lowest - math.ceil(shift)),
-        "You truncate the zero-point (int): round it to the nearest, round(low / scale).",
-        "Vous tronquez le point zéro (int) : arrondissez-le au plus proche, round(low / scale).",
-    ),
-    Mistake(
-        _before_scaling,
-        "You take the zero-point away from x: it is a whole number, to be added to x / scale once that is rounded.",
-        "Vous retranchez le point zéro de x : c’est un entier, à ajouter à x / scale une fois celui-ci arrondi.",
-    ),
-    Mistake(
+    TEXTS.mistake("affine", "you take the zero-point away from x", _before_scaling),
+    TEXTS.mistake(
+        "affine",
+        "the zero-point is never added to the whole numbers",
         _affine(rounding=lambda steps, zero_point: steps.round()),
-        "The zero-point is never added to the whole numbers: q = round(x / scale) + zero_point.",
-        "Le point zéro n’est jamais ajouté aux entiers : q = round(x / scale) + zero_point.",
     ),
-    Mistake(
+    TEXTS.mistake(
+        "affine",
+        "you clamp from −2^(bits − 1) + 1",
         _affine(ends=lambda bits: (1 - 2 ** (bits - 1), 2 ** (bits - 1) - 1)),
-        "You clamp from −2^(bits − 1) + 1: here the smallest whole number, −2^(bits − 1), is used too.",
-        "Vous écrêtez à partir de −2^(bits − 1) + 1 : ici, le plus petit entier, −2^(bits − 1), sert aussi.",
     ),
-    Mistake(
-        _affine(ends=lambda bits: (-128, 127)),
-        "You clamp to −128 and 127 whatever bits is: with 4 bits the ends are −8 and 7.",
-        "Vous écrêtez à −128 et 127 quel que soit bits : avec 4 bits, les bornes sont −8 et 7.",
-    ),
-    Mistake(
-        lambda x, low, high, bits: _in_eight_bits(x, low, high),
-        "You quantize to 8 bits whatever bits is: with 4 bits whole numbers go from −8 to 7.",
-        "Vous quantifiez en 8 bits quel que soit bits : avec 4 bits, les entiers vont de −8 à 7.",
+    TEXTS.mistake("affine", "you clamp to −128 and 127 whatever bits is", _affine(ends=lambda bits: (-128, 127))),
+    TEXTS.mistake(
+        "affine", "you quantize to 8 bits whatever bits is", lambda x, low, high, bits: _in_eight_bits(x, low, high)
     ),
     *(
         Mistake(_with_range(span), *_OTHER_RANGE)
         for span in (lambda low, high: high, lambda low, high: max(-low, high), lambda low, high: -low)
     ),
-    Mistake(
+    TEXTS.mistake(
+        "affine",
+        "you divide the range by 2^(bits − 1) − 1",
         _with_range(lambda low, high: (high - low) * 2, fewer_steps=1),
-        "You divide the range by 2^(bits − 1) − 1, half of the whole numbers: it has 2^bits − 1 steps, negative ones "
-        "included.",
-        "Vous divisez l’intervalle par 2^(bits − 1) − 1, la moitié des entiers : il compte 2^bits − 1 pas, négatifs "
-        "compris.",
     ),
-    Mistake(
-        _third_second,
-        "scale and zero_point are swapped: return q, scale, zero_point.",
-        "scale et zero_point sont échangés : renvoyez q, scale, zero_point.",
-    ),
+    TEXTS.mistake("affine", "scale and zero_point are swapped", _third_second),
 )
 
 AFFINE = TEXTS.exercise(
@@ -259,7 +189,7 @@ AFFINE = TEXTS.exercise(
 )
 
 
-Quantized = tuple["Tensor", "Tensor"]
+Quantized = tuple[Tensor, Tensor]
 """Whole numbers (O, I) in int8, scales (O, 1)."""
 
 
@@ -272,8 +202,6 @@ def quantize_rows(weight_OI: Tensor, bits: int) -> Quantized:
 
     Source: Gholami et al. 2021 (arXiv 2103.13630): symmetric quantization, restricted range, channelwise.
     """
-    import torch
-
     scale_O1 = weight_OI.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1)
     # No clamp: by this scale no magnitude exceeds 2^(bits − 1) − 1.
     return (weight_OI / scale_O1).round().to(torch.int8), scale_O1
@@ -281,8 +209,6 @@ def quantize_rows(weight_OI: Tensor, bits: int) -> Quantized:
 
 def _rows_cases() -> Iterator[tuple[Any, ...]]:
     """Rows of very different sizes, none of them centred."""
-    import torch
-
     for seed, outputs, inputs, bits in ((1, 4, 9, 8), (2, 7, 5, 4), (3, 5, 12, 3)):
         # From 0.01 to 10: with one scale for all, the smallest rows would be rounded to 0.
         sizes_O1 = 10 ** torch.linspace(-2, 1, outputs).unsqueeze(1)
@@ -291,8 +217,6 @@ def _rows_cases() -> Iterator[tuple[Any, ...]]:
 
 def _rows_trial(answer: Callable[..., Any], weight_OI: Tensor, bits: int) -> Tensor:
     """The whole numbers, then the scales, each divided by the right one."""
-    import torch
-
     q_OI, scale_O1 = expect_several(answer(weight_OI.clone(), bits), "(q, scale)", 2)
     q_OI = expect_int8(q_OI, "q", weight_OI.shape)
     wanted_O1 = quantize_rows(weight_OI, bits)[1]
@@ -317,8 +241,6 @@ def _rows(
     """A wrong way: its scales, its whole numbers, and whether these are clamped."""
 
     def way(weight_OI: Tensor, bits: int) -> Quantized:
-        import torch
-
         scale_O1 = scale(weight_OI, bits)
         q_OI = rounding(weight_OI / scale_O1)
         q_OI = q_OI.clamp(-(2 ** (bits - 1)), _high(bits)) if clamped else q_OI
@@ -327,9 +249,9 @@ def _rows(
     return way
 
 
-def _scaled(scale: Callable[[Tensor, int], Tensor], en: str, fr: str) -> list[Mistake]:
+def _scaled(key: str, scale: Callable[[Tensor, int], Tensor]) -> list[Mistake]:
     """A wrong scale, with whole numbers clamped or not."""
-    return [Mistake(_rows(scale, clamped=clamped), en, fr) for clamped in (False, True)]
+    return [TEXTS.mistake("rows", key, _rows(scale, clamped=clamped)) for clamped in (False, True)]
 
 
 def _inverse(weight: Tensor, bits: int) -> Quantized:
@@ -337,62 +259,27 @@ def _inverse(weight: Tensor, bits: int) -> Quantized:
     return q, 1 / scale
 
 
-_NOT_LARGEST = Said(
-    "Your scale does not come from the largest magnitude of the row, weight.abs().amax(1, keepdim=True): that is what "
-    "becomes the largest whole number.",
-    "Votre échelle ne vient pas de la plus grande valeur absolue de la ligne, weight.abs().amax(1, keepdim=True) : "
-    "c’est "
-    "elle qui devient le plus grand entier.",
-)
+_NOT_LARGEST = TEXTS.sentence("rows", "your scale does not come from the largest magnitude")
 _ROWS_MISTAKES = (
-    Mistake(
+    TEXTS.mistake(
+        "rows",
+        "you use one scale for the whole matrix",
         _rows(lambda weight, bits: (weight.abs().max() / _high(bits)).expand(len(weight), 1)),
-        "You use one scale for the whole matrix: a row of small weights is then rounded to zero. One scale per row: "
-        "amax(1, keepdim=True).",
-        "Vous utilisez une seule échelle pour toute la matrice : une ligne de petits poids s’arrondit alors à zéro. "
-        "Une échelle par ligne : amax(1, keepdim=True).",
     ),
+    *_scaled("you take the largest weight of a row", lambda weight, bits: weight.amax(1, keepdim=True) / _high(bits)),
+    *_scaled("you divide by 2^(bits − 1)", lambda weight, bits: weight.abs().amax(1, keepdim=True) / 2 ** (bits - 1)),
     *_scaled(
-        lambda weight, bits: weight.amax(1, keepdim=True) / _high(bits),
-        "You take the largest weight of a row, not the largest magnitude: negative weights run over. weight.abs() "
-        "first.",
-        "Vous prenez le plus grand poids de la ligne, et non la plus grande valeur absolue : les poids négatifs "
-        "débordent. weight.abs() d’abord.",
-    ),
-    *_scaled(
-        lambda weight, bits: weight.abs().amax(1, keepdim=True) / 2 ** (bits - 1),
-        "You divide by 2^(bits − 1): the largest positive weight would become 128 in 8 bits, which int8 does not have. "
-        "Divide by 2^(bits − 1) − 1.",
-        "Vous divisez par 2^(bits − 1) : en 8 bits, le plus grand poids positif deviendrait 128, que int8 n’a pas. "
-        "Divisez par 2^(bits − 1) − 1.",
-    ),
-    *_scaled(
+        "you divide by 2^bits − 1, the number of steps",
         lambda weight, bits: weight.abs().amax(1, keepdim=True) / (2**bits - 1),
-        "You divide by 2^bits − 1, the number of steps of the whole range: half of it is for negative weights, so "
-        "2^(bits − 1) − 1.",
-        "Vous divisez par 2^bits − 1, le nombre de pas de tout l’intervalle : la moitié sert aux poids négatifs, donc "
-        "2^(bits − 1) − 1.",
     ),
-    *_scaled(
-        lambda weight, bits: weight.abs().amax(1, keepdim=True) / 127,
-        "You divide by 127 whatever bits is: with 4 bits the largest whole number is 7.",
-        "Vous divisez par 127 quel que soit bits : avec 4 bits, le plus grand entier est 7.",
+    *_scaled("you divide by 127 whatever bits is", lambda weight, bits: weight.abs().amax(1, keepdim=True) / 127),
+    TEXTS.mistake(
+        "rows", "you truncate towards zero, so every weight gets smaller", _rows(rounding=lambda steps: steps)
     ),
-    Mistake(
-        _rows(rounding=lambda steps: steps),
-        "You truncate towards zero, so every weight gets smaller: call round() before .to(torch.int8).",
-        "Vous tronquez vers zéro, si bien que tous les poids diminuent : appelez round() avant .to(torch.int8).",
+    TEXTS.mistake(
+        "rows", "you round down, which shifts all weights the same way", _rows(rounding=lambda steps: steps.floor())
     ),
-    Mistake(
-        _rows(rounding=lambda steps: steps.floor()),
-        "You round down, which shifts all weights the same way: round to the nearest.",
-        "Vous arrondissez vers le bas, ce qui décale tous les poids du même côté : arrondissez au plus proche.",
-    ),
-    Mistake(
-        _inverse,
-        "q is right; scale is upside down: it must satisfy weight ≈ scale × q.",
-        "q est juste ; scale est inversée : on doit avoir weight ≈ scale × q.",
-    ),
+    TEXTS.mistake("rows", "scale is upside down", _inverse),
     *(
         Mistake(_rows(lambda weight, bits, size=size: size(weight) / _high(bits), clamped=clamped), *_NOT_LARGEST)  # type: ignore[misc]
         for size in (
@@ -404,28 +291,15 @@ _ROWS_MISTAKES = (
         )
         for clamped in (False, True)
     ),
-    Mistake(
-        _rows(rounding=lambda steps: steps.ceil()),
-        "You round up, which shifts all weights the same way: round to the nearest.",
-        "Vous arrondissez vers le haut, ce qui décale tous les poids du même côté : arrondissez au plus proche.",
+    TEXTS.mistake(
+        "rows", "you round up, which shifts all weights the same way", _rows(rounding=lambda steps: steps.ceil())
     ),
     *_scaled(
+        "your scale comes from the smallest and the largest",
         lambda weight, bits: (weight.amax(1, keepdim=True) - weight.amin(1, keepdim=True)) / (2**bits - 1),
-        "Your scale comes from the smallest and the largest weight, as for a range that is not centred; without a "
-        "zero-point it is the largest magnitude that counts, abs().amax(1, keepdim=True).",
-        "Votre échelle vient du plus petit et du plus grand poids, comme pour un intervalle non centré ; sans point "
-        "zéro, c’est la plus grande valeur absolue qui compte, abs().amax(1, keepdim=True).",
     ),
-    *_scaled(
-        lambda weight, bits: weight.abs().amax(1, keepdim=True) / 2**bits,
-        "You divide by 2^bits: half of the whole numbers are negative, so the largest is 2^(bits − 1) − 1.",
-        "Vous divisez par 2^bits : la moitié des entiers sont négatifs, le plus grand est donc 2^(bits − 1) − 1.",
-    ),
-    *_scaled(
-        lambda weight, bits: weight.abs().amax(1, keepdim=True) / bits,
-        "You divide by the number of bits: the largest whole number of 8 bits is 127, 2^(bits − 1) − 1.",
-        "Vous divisez par le nombre de bits : le plus grand entier de 8 bits est 127, soit 2^(bits − 1) − 1.",
-    ),
+    *_scaled("you divide by 2^bits", lambda weight, bits: weight.abs().amax(1, keepdim=True) / 2**bits),
+    *_scaled("you divide by the number of bits", lambda weight, bits: weight.abs().amax(1, keepdim=True) / bits),
 )
 
 ROWS = TEXTS.exercise(
@@ -457,8 +331,6 @@ _VALUES, _GRADIENT = "values", "gradient"
 
 
 def _straight_cases() -> Iterator[tuple[Any, ...]]:
-    import torch
-
     for seed, outputs, inputs, bits in ((1, 4, 10, 4), (2, 5, 8, 3)):
         scale_O1 = 0.1 + 0.5 * torch.rand(outputs, 1, generator=torch.Generator().manual_seed(seed))
         high = 2 ** (bits - 1) - 1
@@ -472,17 +344,10 @@ def _straight_trial(
     answer: Callable[..., Any], weight_OI: Tensor, scale_O1: Tensor, bits: int, weighting_OI: Tensor
 ) -> dict[str, Tensor]:
     """The values in steps, then the gradient of their weighted sum; what gets no gradient counts as zero."""
-    import torch
-
     leaf_OI = weight_OI.clone().requires_grad_()
     value = expect_tensor(answer(leaf_OI, scale_O1, bits), say(en="The result", fr="Le résultat"), weight_OI.shape)
     if not value.requires_grad:
-        raise Wrong(
-            en="The result is not linked to the weights, so no gradient passes: no detach, no no_grad around the "
-            "whole; the rounding alone is passed through.",
-            fr="Le résultat n’est pas lié aux poids, et aucun gradient ne passe : ni detach ni no_grad autour de "
-            "l’ensemble ; seul l’arrondi est traversé.",
-        )
+        raise TEXTS.wrong("straight-through", "no link to the weights")
     # Weighted at random: by a gradient of ones, a wrong function of it may go unseen.
     gradient = gradient_of((value * weighting_OI).sum(), leaf_OI)
     gradient = torch.zeros_like(leaf_OI) if gradient is None else gradient
@@ -523,8 +388,6 @@ def _times_rounded(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
 
 
 def _open_at_the_ends(weight: Tensor, scale: Tensor, bits: int) -> Tensor:
-    import torch.nn.functional as F
-
     high = float(_high(bits))
     steps = weight / scale
     # hardtanh has derivative 0 at the ends themselves, where clamp still has 1.
@@ -536,11 +399,7 @@ def _between(weight: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
     return (steps + (steps.round() - steps).detach()).clamp(low, high) * scale
 
 
-_OTHER_ENDS = Said(
-    "You clamp at other ends: whole numbers go from −(2^(bits − 1) − 1) to 2^(bits − 1) − 1, from −7 to 7 with 4 bits.",
-    "Vous écrêtez à d’autres bornes : les entiers vont de −(2^(bits − 1) − 1) à 2^(bits − 1) − 1, de −7 à 7 avec 4 "
-    "bits.",
-)
+_OTHER_ENDS = TEXTS.sentence("straight-through", "other ends of the clamp")
 
 STRAIGHT_THROUGH = TEXTS.exercise(
     "straight-through",

@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from dlojz.base.language import significant
-from dlojz.labs.kit.exercise import Mistake, Wrong
+from dlojz.labs.kit.exercise import Wrong
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import expect_several, expect_tensor, normal
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 TEXTS = Texts(__file__)
 
-Cache = tuple["Tensor", "Tensor"]
+Cache = tuple[Tensor, Tensor]
 Way = Callable[..., Any]
 
 
@@ -55,9 +56,6 @@ def _attended(
     scale: float | None = None,
 ) -> tuple[Tensor, Cache]:
     """The right way, and the usual wrong ones."""
-    import torch
-    import torch.nn.functional as F
-
     new = (k_BGTH, v_BGTH)
     if cache is not None and stored != "none":
         pairs = [
@@ -95,8 +93,6 @@ def _pieces_cases() -> Iterator[tuple[Any, ...]]:
 
 def _decoded(answer: Way, seed: int, heads: int, kv_heads: int, pieces: tuple[int, ...]) -> Tensor:
     """The outputs of all tokens, decoded in pieces."""
-    import torch
-
     width, total = 4, sum(pieces)
     q, k, v = (
         normal(10 * seed + tensor_index, 2, n, total, width)
@@ -115,22 +111,11 @@ def _decoded(answer: Way, seed: int, heads: int, kv_heads: int, pieces: tuple[in
 
 
 def _refuse_other_cache(cache: Any, heads: int, kv_heads: int) -> None:
-    import torch
-
     tensors = cache if isinstance(cache, tuple | list) else ()
     if len(tensors) != 2 or not all(torch.is_tensor(tensor) and tensor.dim() == 4 for tensor in tensors):
-        raise Wrong(
-            en="The second result is the cache, a pair (k, v) of tensors of four dimensions: that of the next call.",
-            fr="Le second résultat est le cache, une paire (k, v) de tenseurs à quatre dimensions : celui de l’appel "
-            "suivant.",
-        )
+        raise TEXTS.wrong("kv-cache", "the cache is no pair")
     if heads > kv_heads and any(tensor.shape[1] == heads for tensor in tensors):
-        raise Wrong(
-            en=f"Your cache holds keys and values repeated for all {heads} heads, where {kv_heads} are enough: keep "
-            "them as they come, and let enable_gqa=True share them.",
-            fr=f"Votre cache contient des clés et valeurs répétées pour les {heads} têtes, alors que {kv_heads} "
-            "suffisent : gardez-les telles quelles, et laissez enable_gqa=True les partager.",
-        )
+        raise TEXTS.wrong("kv-cache", "keys and values repeated", heads=heads, kv_heads=kv_heads)
 
 
 def _seen(**options: Any) -> Way:
@@ -163,24 +148,8 @@ KV_CACHE = TEXTS.exercise(
         "the new tokens attend to each other only": _seen(stored="none"),
         "the cache holds the last call only": _seen(stored="last"),
         "the new keys stand before those of the cache": _seen(order="newest first"),
-        "a token does not see itself": tuple(
-            Mistake(
-                _seen(mask=mask),
-                "A token does not see itself: the diagonal is one place too far to the left.",
-                "Un token ne se voit pas lui-même : la diagonale est décalée d’une place de trop vers la gauche.",
-            )
-            for mask in ("too early", "not itself")
-        ),
-        "the mask is inverted": tuple(
-            Mistake(
-                _seen(mask=mask),
-                "The mask is the other way round: in scaled_dot_product_attention True says that a token may look "
-                "there, and it may look at itself and at those before.",
-                "Le masque est inversé : dans scaled_dot_product_attention, True dit qu’un token a le droit de "
-                "regarder là, et il a le droit de regarder lui-même et ceux d’avant.",
-            )
-            for mask in ("inverted", "inverted with itself")
-        ),
+        "a token does not see itself": tuple(_seen(mask=mask) for mask in ("too early", "not itself")),
+        "the mask is the other way round": tuple(_seen(mask=mask) for mask in ("inverted", "inverted with itself")),
         "each head attends to the keys of another head": _seen(order="repeated"),
         "a mask of numbers, not booleans": _seen(mask="of numbers"),
         "the scores are not scaled": _seen(scale=1.0),
@@ -202,9 +171,6 @@ def _refuse_other_lora(answer: Way) -> None:
 
     Source: Hu et al. 2022, "LoRA" (arXiv 2106.09685), section 4.1.
     """
-    import torch
-    from torch import nn
-
     for seed, rank, alpha in ((1, 2, 5.0), (2, 3, 1.5)):
         torch.manual_seed(seed)
         # x is a leaf, too: the gradient must pass through the frozen layer to those below.
@@ -213,20 +179,11 @@ def _refuse_other_lora(answer: Way) -> None:
         linear_output = linear(x).detach()
         layer = answer(linear, rank, alpha)
         if not isinstance(layer, nn.Module):
-            raise Wrong(
-                en="A class that makes an nn.Module is expected: class LoRA(nn.Module), with super().__init__() first.",
-                fr="On attend une classe qui construit un nn.Module : class LoRA(nn.Module), avec d’abord "
-                "super().__init__().",
-            )
+            raise TEXTS.wrong("lora", "no class of a module")
         trained = [parameter for parameter in layer.parameters() if parameter.requires_grad]
         _refuse_other_parameters(trained, rank)
         if not torch.allclose(layer(x), linear_output, atol=1e-5):
-            raise Wrong(
-                en="Before any training the layer must answer as the linear layer, bias included: one of the two "
-                "matrices begins at zero, and the frozen layer is computed as it is.",
-                fr="Avant tout entraînement, la couche doit répondre comme la couche linéaire, biais compris : l’une "
-                "des deux matrices commence à zéro, et la couche gelée se calcule telle quelle.",
-            )
+            raise TEXTS.wrong("lora", "another answer before any training")
         _refuse_other_beginning(trained, rank)
         # With B = 0 no factor would show: both matrices get numbers, as after a training.
         down, up = _filled(trained, rank, seed)
@@ -243,10 +200,7 @@ def _refuse_other_beginning(trained: list[Any], rank: int) -> None:
     """Refuse another matrix that begins at zero than B."""
     up = next(parameter for parameter in trained if parameter.numel() == rank * OUTPUTS)
     if bool(up.any()):
-        raise Wrong(
-            en="A begins at zero and B at random: here it is the other way round, B is zero, A is drawn.",
-            fr="A commence à zéro et B au hasard : ici, c’est l’inverse, B est nulle et A est tirée au hasard.",
-        )
+        raise TEXTS.wrong("lora", "A at zero and B at random")
 
 
 def _refuse_other_spread(down: Tensor) -> None:
@@ -270,11 +224,12 @@ def _refuse_other_spread(down: Tensor) -> None:
     ):
         if math.isclose(spread, wrong_spread, rel_tol=SPREAD_TOLERANCE):
             raise Wrong(en=f"A is drawn with a standard deviation of {en}.", fr=f"A est tirée avec l’écart type {fr}.")
-    raise Wrong(
-        en=f"For {WIDE_INPUTS} inputs A is drawn with a standard deviation of {significant(spread)}, but 1/√inputs = "
-        f"{significant(reference_spread)} is asked for.",
-        fr=f"Pour {WIDE_INPUTS} entrées, A est tirée avec l’écart type {significant(spread)}, mais on demande "
-        f"1/√entrées = {significant(reference_spread)}.",
+    raise TEXTS.wrong(
+        "lora",
+        "another spread of A",
+        WIDE_INPUTS=WIDE_INPUTS,
+        spread=significant(spread),
+        reference_spread=significant(reference_spread),
     )
 
 
@@ -282,36 +237,15 @@ def _refuse_other_parameters(trained: list[Any], rank: int) -> None:
     sizes = sorted(parameter.numel() for parameter in trained)
     if sizes == sorted((rank * INPUTS, rank * OUTPUTS)):
         if not any(bool(parameter.any()) for parameter in trained):
-            raise Wrong(
-                en="Both matrices begin at zero: then the gradient of each is a product with the other, zero for "
-                "ever. Draw one of them at random.",
-                fr="Les deux matrices commencent à zéro : le gradient de chacune, produit par l’autre, reste alors nul "
-                "à jamais. Tirez l’une des deux au hasard.",
-            )
+            raise TEXTS.wrong("lora", "both matrices at zero")
         return
     if INPUTS * OUTPUTS in sizes:
-        raise Wrong(
-            en="The weight of the linear layer is still trained: freeze it, linear.requires_grad_(False).",
-            fr="Le poids de la couche linéaire est encore entraîné : gelez-le, linear.requires_grad_(False).",
-        )
+        raise TEXTS.wrong("lora", "the weight is still trained")
     if sizes == sorted((OUTPUTS, rank * INPUTS, rank * OUTPUTS)):
-        raise Wrong(
-            en="A bias is trained, too: freeze the whole linear layer, and give the two matrices no bias.",
-            fr="Un biais est aussi entraîné : gelez toute la couche linéaire, et ne donnez pas de biais aux deux "
-            "matrices.",
-        )
+        raise TEXTS.wrong("lora", "a bias is trained, too")
     if not sizes:
-        raise Wrong(
-            en="Nothing is trained: the two matrices are nn.Parameter (a plain tensor is no parameter of the module).",
-            fr="Rien n’est entraîné : les deux matrices sont des nn.Parameter (un simple tenseur n’est pas un "
-            "paramètre du module).",
-        )
-    raise Wrong(
-        en=f"Two matrices are trained, of {rank} × {INPUTS} and {OUTPUTS} × {rank} numbers here, but your layer trains "
-        f"tensors of {sizes} numbers.",
-        fr=f"On entraîne deux matrices, ici de {rank} × {INPUTS} et {OUTPUTS} × {rank} nombres, mais votre couche "
-        f"entraîne des tenseurs de {sizes} nombres.",
-    )
+        raise TEXTS.wrong("lora", "nothing is trained")
+    raise TEXTS.wrong("lora", "matrices of other shapes", rank=rank, INPUTS=INPUTS, OUTPUTS=OUTPUTS, sizes=sizes)
 
 
 def _filled(trained: list[Any], rank: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -325,8 +259,6 @@ def _filled(trained: list[Any], rank: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _refuse_other_output(update: Tensor, product: Tensor, rank: int, alpha: float) -> None:
-    import torch
-
     if torch.allclose(update, alpha / rank * product, rtol=1e-3, atol=1e-4):
         return
     for factor, en, fr in (
@@ -356,39 +288,21 @@ def _refuse_other_output(update: Tensor, product: Tensor, rank: int, alpha: floa
     ):
         if torch.allclose(update, factor * product, rtol=1e-3, atol=1e-4):
             raise Wrong(en=en, fr=fr)
-    raise Wrong(
-        en="What the two matrices add is not alpha / rank times x Aᵀ Bᵀ: first down to the rank, then up to the "
-        "outputs, with nothing between.",
-        fr="Ce que les deux matrices ajoutent n’est pas alpha / rank fois x Aᵀ Bᵀ : d’abord vers le rang, puis vers "
-        "les sorties, sans rien entre les deux.",
-    )
+    raise TEXTS.wrong("lora", "another factor than alpha / rank")
 
 
 def _refuse_cut_gradients(layer: Any, x: Tensor, trained: list[Any]) -> None:
-    import torch
-
     output = layer(x).square().sum()
     gradients = torch.autograd.grad(output, [x, *trained], allow_unused=True) if output.requires_grad else [None] * 3
     if any(gradient is None for gradient in gradients[1:]):
-        raise Wrong(
-            en="The values are right, but no gradient reaches the two matrices: no .detach(), .data or no_grad there.",
-            fr="Les valeurs sont justes, mais aucun gradient n’arrive aux deux matrices : ni .detach(), ni .data, ni "
-            "no_grad à cet endroit.",
-        )
+        raise TEXTS.wrong("lora", "no gradient of the matrices")
     (right,) = torch.autograd.grad(_twin(layer, x).square().sum(), x)
     if gradients[0] is None or not torch.allclose(gradients[0], right, rtol=1e-3, atol=1e-3):
-        raise Wrong(
-            en="The gradient that passes on to the layers below is not right: the frozen layer learns nothing, but it "
-            "hands the gradient on (no no_grad, no detach around it).",
-            fr="Le gradient transmis aux couches précédentes est faux : la couche gelée n’apprend rien, mais elle "
-            "transmet le gradient (ni no_grad ni detach autour d’elle).",
-        )
+        raise TEXTS.wrong("lora", "another gradient of the input")
 
 
 def _twin(layer: Any, x: Tensor) -> Tensor:
     """The same affine function, read off the layer's outputs: its gradient with respect to x is right."""
-    import torch
-
     with torch.no_grad():
         bias = layer(torch.zeros(1, INPUTS))
         # Row i of the output is the layer's answer to unit vector i: the whole of it is (inputs, outputs).
@@ -396,8 +310,4 @@ def _twin(layer: Any, x: Tensor) -> Tensor:
     return x @ weight + bias
 
 
-LORA = TEXTS.exercise(
-    "lora",
-    cases=(),
-    then=_refuse_other_lora,
-)
+LORA = TEXTS.exercise("lora", cases=(), then=_refuse_other_lora)

@@ -6,20 +6,20 @@ A loop is judged by the weights that it leaves in a small model: two linear laye
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dlojz.labs.kit.exercise import Mistake, Said
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dlojz.labs.kit.exercise import Mistake
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import normal
 from dlojz.labs.lab11_compression.exercises_quantize import fake_quantize
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
 TEXTS = Texts(__file__)
 
-Batches = Sequence[tuple["Tensor", "Tensor"]]
+Batches = Sequence[tuple[Tensor, Tensor]]
 Loop = Callable[..., Any]
 NAMES = ("0.weight", "2.weight")
 """The matrices of the small model."""
@@ -65,9 +65,6 @@ def _trained(
     cleared: bool = True,
 ) -> None:
     """The loop of both exercises and of their mistakes: which weights are computed with, what follows an update."""
-    import torch
-    import torch.nn.functional as F
-
     for images, labels in batches:
         # Names without an entry keep the model's own parameters: `dict`, which makes an empty one, is the plain loop.
         # Rounded matrices are functions of the parameters, so backward fills the `.grad` of these.
@@ -80,9 +77,6 @@ def _trained(
 
 
 def _small_model(seed: int) -> tuple[nn.Module, Batches]:
-    import torch
-    from torch import nn
-
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(INPUTS, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES))
     batches = [(normal(10 * seed + index, 12, INPUTS), torch.arange(12) % CLASSES) for index in range(BATCHES)]
@@ -90,14 +84,10 @@ def _small_model(seed: int) -> tuple[nn.Module, Batches]:
 
 
 def _flat(model: nn.Module) -> Tensor:
-    import torch
-
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 def _aware_trial(answer: Loop, seed: int, bits: int) -> Tensor:
-    import torch
-
     model, batches = _small_model(seed)
     answer(model, list(NAMES), batches, torch.optim.SGD(model.parameters(), lr=0.5), bits)
     return _flat(model)
@@ -160,14 +150,8 @@ def _first_batch(model: nn.Module, names: Any, batches: Batches, optimizer: Any,
     train_aware(model, names, batches[:1], optimizer, bits)
 
 
-_NOT_CLEARED = Said(
-    "Gradients of earlier batches are added to those of this one: optimizer.zero_grad() in every step.",
-    "Les gradients des batches précédents s’ajoutent à ceux du batch présent : optimizer.zero_grad() à chaque pas.",
-)
-_NOT_TRAINED = Said(
-    "The weights have not moved at all: loss.backward() computes gradients, and optimizer.step() makes the update.",
-    "Les poids n’ont pas bougé : loss.backward() calcule les gradients, et optimizer.step() fait la mise à jour.",
-)
+_NOT_CLEARED = TEXTS.sentence("shared", "gradients of earlier batches are added")
+_NOT_TRAINED = TEXTS.sentence("shared", "the weights have not moved")
 
 
 AWARE_TRAINING = TEXTS.exercise(
@@ -222,8 +206,6 @@ def _masked(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
 
 
 def _pruned_trial(answer: Loop, seed: int, decay: float) -> Tensor:
-    import torch
-
     model, batches = _small_model(seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.8, weight_decay=decay)
     _trained(model, batches[:1], optimizer, dict)  # so that there is a momentum
@@ -239,8 +221,6 @@ def _pruned_cases() -> Iterator[tuple[Any, ...]]:
 
 
 def _masked_gradients(model: nn.Module, masks: Any, batches: Batches, optimizer: Any) -> None:
-    import torch.nn.functional as F
-
     _masked(model, masks)
     for images, labels in batches:
         loss = F.cross_entropy(model(images), labels)

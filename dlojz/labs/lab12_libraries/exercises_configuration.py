@@ -13,18 +13,18 @@ import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from dlojz.base.language import significant
 from dlojz.config.run_config import RunConfig
 from dlojz.labs.kit.answer_numbers import plain
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
+from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import Case, expect_json, read_settings, refuse_nothing
 from dlojz.results.footprint import Footprint
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TEXTS = Texts(__file__)
 
@@ -109,77 +109,19 @@ def _swapped_degrees(words: Sequence[str], gpus: int) -> Numbers:
     return pp, tp, dp, micro_batches
 
 
-_ARGUMENTS_MISTAKES = (
-    Mistake(
-        _with_micro_batches(lambda batch, micro, dp, gpus: batch // (micro * dp), default=0),
-        "Right, except where no global batch is given: Megatron then takes one micro-batch per replica, not none.",
-        "Juste, sauf là où aucun batch global n’est donné : Megatron prend alors un micro-batch par réplique, et non "
-        "zéro.",
-    ),
-    Mistake(
-        _with_replicas(lambda gpus, tp, pp: gpus),
-        "Your dp counts every GPU: a replica of the model takes tp × pp of them.",
-        "Votre dp compte chaque GPU : une réplique du modèle en occupe tp × pp.",
-    ),
-    Mistake(
-        _with_replicas(lambda gpus, tp, pp: gpus // tp),
-        "Your dp forgets the pipeline: a replica takes tp × pp GPUs.",
-        "Votre dp oublie le pipeline : une réplique occupe tp × pp GPU.",
-    ),
-    Mistake(
-        _with_replicas(lambda gpus, tp, pp: gpus // pp),
-        "Your dp forgets the tensor degree: a replica takes tp × pp GPUs.",
-        "Votre dp oublie le degré tensor : une réplique occupe tp × pp GPU.",
-    ),
-    *(
-        Mistake(
-            _with_micro_batches(lambda batch, micro, dp, gpus: batch // micro, default),
-            "Your micro-batches are those of all replicas together: each has its share, divide by dp.",
-            "Vos micro-batches sont ceux de toutes les répliques ensemble : chacune en a sa part, divisez par dp.",
-        )
-        for default in (None, 1)
-    ),
-    *(
-        Mistake(
-            _with_micro_batches(lambda batch, micro, dp, gpus: batch // (micro * gpus), default),
-            "You split the batch among all GPUs, but those of one replica work on the same samples: divide by the "
-            "replicas, dp.",
-            "Vous partagez le batch entre tous les GPU, or ceux d’une même réplique traitent les mêmes échantillons : "
-            "divisez par le nombre de répliques, dp.",
-        )
-        for default in (None, 1)
-    ),
-    *(
-        Mistake(
-            _with_micro_batches(lambda batch, micro, dp, gpus: batch // dp, default),
-            "You return the samples of a replica per step; divide by --micro-batch-size.",
-            "Vous renvoyez le nombre d’échantillons d’une réplique par pas ; divisez par --micro-batch-size.",
-        )
-        for default in (None, 1)
-    ),
-    Mistake(
-        _with_micro_batches(lambda batch, micro, dp, gpus: batch),
-        "You return the global batch: each replica takes its share of it, batch / dp, in micro-batches.",
-        "Vous renvoyez le batch global : chaque réplique en prend sa part, batch / dp, par micro-batches.",
-    ),
-    Mistake(
-        _swapped_degrees,
-        "The tensor and pipeline degrees are swapped: (tp, pp, dp, micro-batches).",
-        "Les degrés tensor et pipeline sont intervertis : (tp, pp, dp, micro-batches).",
-    ),
-)
-
-
 def _other_arguments(case: Case, answer: Numbers, right: Numbers) -> Said:
     """The first number that is wrong."""
     words, gpus = case
     part = next(part for part in range(4) if answer[part] != right[part])
     name, line = ("tp", "pp", "dp", "micro-batches")[part], " ".join(words)
-    return Said(
-        f"On {gpus} GPUs, with {line}: Megatron would take {name}={right[part]}, but your function returns "
-        f"{answer[part]}.",
-        f"Sur {gpus} GPU, avec {line} : Megatron prendrait {name}={right[part]}, mais votre fonction renvoie "
-        f"{answer[part]}.",
+    return TEXTS.sentence(
+        "megatron-arguments",
+        "Megatron would take other sizes",
+        gpus=gpus,
+        line=line,
+        name=name,
+        right=right[part],
+        answer=answer[part],
     )
 
 
@@ -187,21 +129,11 @@ def _numbers(answer: Any) -> Numbers:
     refuse_nothing(answer)
     answer = plain(answer)
     if not isinstance(answer, tuple | list) or len(answer) != 4:
-        raise Wrong(
-            en="Four numbers are expected: tp, pp, dp and the micro-batches of a replica.",
-            fr="On attend quatre nombres : tp, pp, dp et le nombre de micro-batches d’une réplique.",
-        )
+        raise TEXTS.wrong("megatron-arguments", "not four numbers")
     if any(isinstance(number, str) for number in answer):
-        raise Wrong(
-            en="Some of the four are texts: what a command line gives must be turned into numbers, int(…).",
-            fr="Certains des quatre sont des textes : ce que donne une ligne de commande doit devenir un nombre, "
-            "int(…).",
-        )
+        raise TEXTS.wrong("megatron-arguments", "texts among the four")
     if any(isinstance(number, float) for number in answer):
-        raise Wrong(
-            en=f"{tuple(answer)}: degrees and counts are whole numbers, so divide with // and not with /.",
-            fr=f"{tuple(answer)} : degrés et comptes sont des nombres entiers ; divisez par //, et non par /.",
-        )
+        raise TEXTS.wrong("megatron-arguments", "no whole numbers", answer=tuple(answer))
     tp, pp, dp, micro_batches = (int(number) for number in answer)
     return tp, pp, dp, micro_batches
 
@@ -211,7 +143,26 @@ MEGATRON_ARGUMENTS = TEXTS.exercise(
     megatron_layout,
     cases=[(shlex.split(line), gpus) for line, gpus in ARGUMENTS_CASES],
     read=_numbers,
-    mistakes=_ARGUMENTS_MISTAKES,
+    mistakes={
+        "another sum where no global batch is given": _with_micro_batches(
+            lambda batch, micro, dp, gpus: batch // (micro * dp), default=0
+        ),
+        "your dp counts every GPU": _with_replicas(lambda gpus, tp, pp: gpus),
+        "your dp forgets the pipeline": _with_replicas(lambda gpus, tp, pp: gpus // tp),
+        "your dp forgets the tensor degree": _with_replicas(lambda gpus, tp, pp: gpus // pp),
+        "your micro-batches are those of all replicas together": tuple(
+            _with_micro_batches(lambda batch, micro, dp, gpus: batch // micro, default) for default in (None, 1)
+        ),
+        "you split the batch among all GPUs": tuple(
+            _with_micro_batches(lambda batch, micro, dp, gpus: batch // (micro * gpus), default)
+            for default in (None, 1)
+        ),
+        "you return the samples of a replica per step": tuple(
+            _with_micro_batches(lambda batch, micro, dp, gpus: batch // dp, default) for default in (None, 1)
+        ),
+        "you return the global batch": _with_micro_batches(lambda batch, micro, dp, gpus: batch),
+        "the tensor and pipeline degrees are swapped": _swapped_degrees,
+    },
     differs=_other_arguments,
 )
 
@@ -255,25 +206,12 @@ def _check_course_json(answer: Callable[..., Any], global_batch: int, ranks: int
     document = expect_json(answer(course, global_batch, ranks, fits))
     request = _course_json_asked(global_batch, ranks, fits)
     if course != original:
-        raise Wrong(
-            en="Your function changes the dictionary that it is given: the next file would begin with what this "
-            "one says. Work on a copy, e.g. {**course, …}.",
-            fr="Votre fonction modifie le dictionnaire reçu : le fichier suivant commencerait par ce que dit "
-            "celui-ci. Travaillez sur une copie, par exemple {**course, …}.",
-        )
+        raise TEXTS.wrong("course-json", "the given dictionary is changed")
     if document.get("zero_optimization") != COURSE["zero_optimization"]:
-        raise Wrong(
-            en="What the course's file says of ZeRO is gone or has changed: keep course, and add to it, at the top "
-            "level.",
-            fr="Ce que le fichier du cours dit de ZeRO a disparu ou changé : gardez course, et complétez-le, au "
-            "premier niveau.",
-        )
+        raise TEXTS.wrong("course-json", "ZeRO of the given file has changed")
     lost = [name for name, value in original.items() if document.get(name) != value]
     if lost:
-        raise Wrong(
-            en=f"The file that you are given says {lost[0]!r} too, which yours has lost: keep all of course.",
-            fr=f"Le fichier reçu dit aussi {lost[0]!r}, que le vôtre a perdu : gardez tout ce que contient course.",
-        )
+        raise TEXTS.wrong("course-json", "a setting of the given file has changed", lost=lost[0])
     _check_whole(document)
     _check_sizes(document, complete(COURSE, global_batch, ranks, fits), request, ranks, fits)
 
@@ -282,66 +220,40 @@ def _check_whole(document: Mapping[str, Any]) -> None:
     for name in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
         value = document.get(name)
         if isinstance(value, float | str):
-            raise Wrong(
-                en=f"{name} is {value!r}: these sizes are whole numbers, so divide with //, and write no text. "
-                "(DeepSpeed's program would stop at it.)",
-                fr=f"{name} vaut {value!r} : ces tailles sont des nombres entiers ; divisez par //, et n’écrivez pas "
-                "de texte. (Le programme de DeepSpeed s’arrêterait là.)",
-            )
+            raise TEXTS.wrong("course-json", "no whole number", name=name, value=value)
 
 
 def _course_json_asked(global_batch: int, ranks: int, fits: int) -> Said:
-    return Said(
-        f"a global batch of {global_batch} on {ranks} GPUs with room for {fits} samples each",
-        f"un batch global de {global_batch} sur {ranks} GPU, où tiennent {fits} échantillons chacun",
-    )
+    return TEXTS.sentence("course-json", "the case", global_batch=global_batch, ranks=ranks, fits=fits)
 
 
 def _check_sizes(document: Mapping[str, Any], right: Mapping[str, Any], request: Said, ranks: int, fits: int) -> None:
     total, micro = document.get("train_batch_size"), document.get("train_micro_batch_size_per_gpu")
     if total is None and micro is None:
-        raise Wrong(
-            en="DeepSpeed refuses this file: it gives no size of batch, neither train_batch_size nor "
-            "train_micro_batch_size_per_gpu. That is what the slide left out.",
-            fr="DeepSpeed refuse ce fichier : il ne donne aucune taille de batch, ni train_batch_size, ni "
-            "train_micro_batch_size_per_gpu. C’est ce que la diapositive ne disait pas.",
-        )
+        raise TEXTS.wrong("course-json", "DeepSpeed refuses the file")
     # As DeepSpeed reads it: of the three sizes, one that is left out follows from the others.
     layout = read_settings(document, request, model="gpt_tiny", dp=ranks).layout
     right_batch = right["train_batch_size"]
     if layout.global_batch != right_batch:
         times = layout.global_batch / right_batch
-        raise Wrong(
-            en=f"Asked for: {request.en}. DeepSpeed would take {layout.global_batch} samples per step "
-            f"({layout.micro_batch} × {layout.micro_batches} × {ranks}), {significant(times)} times as many: "
-            "train_batch_size counts all GPUs, the micro-batch is that of one.",
-            fr=f"Demandé : {request.fr}. DeepSpeed prendrait {layout.global_batch} échantillons par pas "
-            f"({layout.micro_batch} × {layout.micro_batches} × {ranks}), soit {significant(times)} fois le compte : "
-            "train_batch_size compte tous les GPU, le micro-batch est celui d’un seul.",
+        raise TEXTS.wrong(
+            "course-json", "another global batch", request=request, layout=layout, ranks=ranks, times=significant(times)
         )
     if layout.micro_batch > fits:
-        raise Wrong(
-            en=f"Asked for: {request.en}. The micro-batch of your file, {layout.micro_batch}, does not fit: accumulate "
-            "over more, smaller ones.",
-            fr=f"Demandé : {request.fr}. Le micro-batch de votre fichier, {layout.micro_batch}, ne tient pas : "
-            "cumulez-en davantage, plus petits.",
+        raise TEXTS.wrong(
+            "course-json",
+            "the micro-batch does not fit",
+            request=request,
+            micro_batch=layout.micro_batch,
         )
     best = right["train_micro_batch_size_per_gpu"]
     if layout.micro_batch < best:
-        raise Wrong(
-            en=f"Asked for: {request.en}. Your file takes micro-batches of {layout.micro_batch}, and accumulates "
-            f"{layout.micro_batches}; {best} fit and divide a GPU's samples too, with fewer passes.",
-            fr=f"Demandé : {request.fr}. Votre fichier prend des micro-batches de {layout.micro_batch}, et en cumule "
-            f"{layout.micro_batches} ; {best} tiennent et divisent aussi les échantillons d’un GPU, en moins de "
-            "passes.",
+        raise TEXTS.wrong(
+            "course-json", "micro-batches smaller than they could be", request=request, layout=layout, best=best
         )
 
 
-COURSE_JSON = TEXTS.exercise(
-    "course-json",
-    cases=COURSE_JSON_CASES,
-    trial=_check_course_json,
-)
+COURSE_JSON = TEXTS.exercise("course-json", cases=COURSE_JSON_CASES, trial=_check_course_json)
 
 
 PROJECTION_CASES = ((4, 3, 2, 1), (6, 2, 3, 1), (4, 2, 4, 2), (2, 3, 1, 0))
@@ -366,17 +278,9 @@ def megatron_qkv(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
 
 
 def _cases() -> Iterator[tuple[Tensor, int, int, int]]:
-    import torch
-
     for number, (heads, head_width, tp, rank) in enumerate(PROJECTION_CASES):
         generator = torch.Generator().manual_seed(80 + number)
         yield torch.randn(3 * heads * head_width, heads * head_width, generator=generator), heads, tp, rank
-
-
-def _three_parts(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
-    import torch
-
-    return torch.cat([part.chunk(tp)[rank] for part in weight.chunk(3)])
 
 
 def _strided(weight: Tensor, heads: int, tp: int, rank: int) -> Tensor:
@@ -399,7 +303,9 @@ MEGATRON_QKV = TEXTS.exercise(
     cases=_cases,
     mistakes={
         "you cut torch's rows as they lie": lambda weight, heads, tp, rank: weight.chunk(tp)[rank],
-        "all q of the rank, then all k": _three_parts,
+        "all q of the rank, then all k": lambda weight, heads, tp, rank: torch.cat(
+            [part.chunk(tp)[rank] for part in weight.chunk(3)]
+        ),
         "you deal the heads out in turn": _strided,
         "you interleave row by row": _by_row,
         "you cut along the inputs": lambda weight, heads, tp, rank: megatron_qkv(weight, heads, 1, 0).chunk(tp, dim=1)[
@@ -417,13 +323,9 @@ MEGATRON_QKV = TEXTS.exercise(
             weight, heads, tp, tp - 1 - rank
         ),
         "you take every N-th row": lambda weight, heads, tp, rank: megatron_qkv(weight, heads, 1, 0)[rank::tp],
-        "another order of q, k and v": tuple(
-            Mistake(
-                lambda weight, heads, tp, rank, order=order: megatron_qkv(
-                    weight.view(3, -1, weight.shape[1])[list(order)].reshape(weight.shape), heads, tp, rank
-                ),
-                "Within a head, the order is another one: q first, then k, then v.",
-                "Dans une tête, l’ordre n’est pas le bon : d’abord q, puis k, puis v.",
+        "another order within a head": tuple(
+            lambda weight, heads, tp, rank, order=order: megatron_qkv(
+                weight.view(3, -1, weight.shape[1])[list(order)].reshape(weight.shape), heads, tp, rank
             )
             for order in ((2, 1, 0), (1, 0, 2), (0, 2, 1))
         ),
@@ -498,16 +400,10 @@ def _step_cases() -> list[tuple[dict[str, int], int]]:
 
 def _stage_number(answer: Any) -> int:
     if answer is None:
-        raise Wrong(
-            en="Your function returns nothing for some of the steps: every way through it ends with return.",
-            fr="Votre fonction ne renvoie rien pour certains pas : chacun de ses chemins finit par return.",
-        )
+        raise TEXTS.wrong("read-traffic", "nothing for some steps")
     answer = plain(answer)
     if isinstance(answer, bool) or answer not in (0, 2, 3):
-        raise Wrong(
-            en=f"Your function returns {answer!r}; 0, 2 (for stages 1 and 2) or 3 is expected.",
-            fr=f"Votre fonction renvoie {answer!r} ; on attend 0, 2 (pour les niveaux 1 et 2) ou 3.",
-        )
+        raise TEXTS.wrong("read-traffic", "no such stage", answer=answer)
     return int(answer)
 
 
@@ -515,52 +411,21 @@ def _other_stage(case: Case, answer: int, right: int) -> Said:
     messages, weight_bytes = case
     parts = ", ".join(f"{name} {significant(size / weight_bytes)} Ψ" for name, size in messages.items())
     reason = _why(answer, right, messages)
-    return Said(
-        f"In a step with {parts} (Ψ: the bytes of the weights): {reason.en}",
-        f"Pour un pas avec {parts} (Ψ : les octets des poids) : {reason.fr}",
-    )
+    return TEXTS.sentence("read-traffic", "a step in words", parts=parts, reason=reason)
 
 
 def _why(answer: int, right: int, messages: Messages) -> Said:
     if right == 0 and "all_gather" in messages:
-        return Said(
-            "what is gathered is far less than the weights, a metric or the like: the weights never travel, so nothing "
-            "is sharded. Leave room for small messages.",
-            "ce qui est rassemblé est bien plus petit que les poids, une métrique par exemple : les poids ne voyagent "
-            "jamais, rien n’est donc réparti. Laissez de la marge pour les petits messages.",
-        )
+        return TEXTS.sentence("read-traffic", "far less than the weights is gathered")
     if right == 0:
-        return Said(
-            "the weights never travel, since every rank has them all: nothing is sharded, whatever the number of bytes "
-            "of the all-reduce.",
-            "les poids ne voyagent jamais, car chaque rang les a tous : rien n’est réparti, quel que soit le nombre "
-            "d’octets de l’all-reduce.",
-        )
+        return TEXTS.sentence("read-traffic", "every rank has all weights")
     if right == 2 and answer == 3:
-        return Said(
-            "the weights are gathered once, after the update: between the steps every rank keeps them whole. Stage 3 "
-            "gathers them for forward, and again for backward.",
-            "les poids sont rassemblés une fois, après la mise à jour : entre les pas, chaque rang les garde entiers. "
-            "Le niveau 3 les rassemble pour la passe avant, puis pour la passe arrière.",
-        )
+        return TEXTS.sentence("read-traffic", "weights gathered once, after the update")
     if right == 2 and "reduce_scatter" not in messages:
-        return Said(
-            "the gradients leave by all-reduce, but weights are gathered too, once: DeepSpeed updates shares although "
-            "it reduces everything (lab 04). Look at the all-gather.",
-            "les gradients partent par all-reduce, mais les poids sont aussi rassemblés, une fois : DeepSpeed met à "
-            "jour des parts bien qu’il réduise tout (TP 04). Regardez l’all-gather.",
-        )
+        return TEXTS.sentence("read-traffic", "gradients leave by all-reduce")
     if right == 2:
-        return Said(
-            "the weights are gathered once per step: each rank has updated its share of them.",
-            "les poids sont rassemblés une fois par pas : chaque rang en a mis à jour sa part.",
-        )
-    return Said(
-        "the weights are gathered at least twice per step, for forward and for backward: no rank keeps them whole. "
-        "(With several micro-batches, more often still; padding adds a little.)",
-        "les poids sont rassemblés au moins deux fois par pas, pour la passe avant et pour la passe arrière : aucun "
-        "rang ne les garde entiers. (Avec plusieurs micro-batches, davantage encore ; le remplissage ajoute un peu.)",
-    )
+        return TEXTS.sentence("read-traffic", "weights gathered once per step")
+    return TEXTS.sentence("read-traffic", "weights gathered at least twice per step")
 
 
 READ_TRAFFIC = TEXTS.exercise(

@@ -9,7 +9,11 @@ another process, and names the stand-in where Accelerate is not installed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import say
@@ -31,32 +35,16 @@ from dlojz.labs.lab12_libraries.stand_ins import (
 from dlojz.libraries.library_catalogue import LIBRARIES, absence
 from dlojz.processes.forks import ForkedError, spmd
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 TEXTS = Texts(__file__)
 
 ENGINE_CASES = ((1, 3, 61), (4, 8, 62), (2, 5, 63))
 """Accumulation, micro-batches and seed; the last leaves one micro-batch for the next step."""
 
-NO_FORWARD = Said(
-    "The engine's forward is never called: engine(batch) gives the loss. (engine.module goes round the engine, which "
-    "gathers the weights in ZeRO-3.)",
-    "La passe avant du moteur n’est jamais appelée : engine(batch) donne la perte. (engine.module contourne le moteur, "
-    "qui rassemble les poids en ZeRO-3.)",
-)
+NO_FORWARD = TEXTS.sentence("deepspeed-loop", "the engine is never called")
 
-NOT_REDUCED = Said(
-    "On one process the weights are right. But the engine's backward is never called, and it is the one that averages "
-    "gradients over the ranks: on several, each would learn for itself.",
-    "Sur un seul processus, les poids sont justes. Mais la passe arrière du moteur n’est jamais appelée, et c’est elle "
-    "qui moyenne les gradients entre les rangs : à plusieurs, chacun apprendrait pour soi.",
-)
+NOT_REDUCED = TEXTS.sentence("deepspeed-loop", "right on one process")
 
-FORWARD_BESIDE = Said(
-    "The weights are right. But forward runs outside accumulate: DDP would send gradients at every micro-batch.",
-    "Les poids sont justes. Mais la passe avant est hors d’accumulate : DDP enverrait des gradients à chaque fois.",
-)
+FORWARD_BESIDE = TEXTS.sentence("accelerate-loop", "right weights")
 
 
 def plain_loop(model: Any, optimizer: Any, batches: Sequence[Any], accumulation: int) -> None:
@@ -101,72 +89,38 @@ def _counts(engine: EngineStandIn, number: int) -> Said | None:
     if engine.forwards == 0:
         return NO_FORWARD
     if engine.forwards < number:
-        return Said(
-            f"Your loop ends after {engine.forwards} of {number} micro-batches (a return inside it?).",
-            f"Votre boucle s’arrête après {engine.forwards} micro-batches sur {number} (un return à l’intérieur ?).",
-        )
+        return TEXTS.sentence("deepspeed-loop", "the loop ends early", forwards=engine.forwards, number=number)
     if engine.backwards < number:
-        return Said(
-            f"engine.backward is called for {engine.backwards} of {number} micro-batches: each one has its own, before "
-            "its activations are thrown away.",
-            f"engine.backward est appelé {engine.backwards} fois pour {number} micro-batches : chacun a le sien, avant "
-            "que ses activations ne soient libérées.",
-        )
+        return TEXTS.sentence("deepspeed-loop", "backward calls are missing", backwards=engine.backwards, number=number)
     return None
 
 
 def _sizes(engine: EngineStandIn, accumulation: int, number: int) -> Said | None:
     if any(abs(value - 1 / accumulation) > 1e-6 for value in engine.arrived):
-        return Said(
-            "You scale the loss, and engine.backward divides it by the accumulation again: pass it as it is.",
-            "Vous changez l’échelle de la perte, et engine.backward la divise encore par l’accumulation : passez-la "
-            "telle quelle.",
-        )
+        return TEXTS.sentence("deepspeed-loop", "the loss is scaled twice")
     if engine.steps == 0:
-        return Said(
-            "engine.step is never called: no weight changes.",
-            "engine.step n’est jamais appelé : aucun poids ne change.",
-        )
+        return TEXTS.sentence("deepspeed-loop", "engine.step is never called")
     # != number: with an accumulation of 1, once per step is once per micro-batch.
     if engine.steps == number // accumulation != number:
-        return Said(
-            f"engine.step is called every {accumulation} micro-batches only. But it counts them itself, and believes "
-            f"that only {engine.steps} of {number} have passed. Call it after each.",
-            f"engine.step n’est appelé que tous les {accumulation} micro-batches. Or c’est lui qui les compte : il "
-            f"croit qu’il n’en est passé que {engine.steps} sur {number}. Appelez-le après chacun.",
+        return TEXTS.sentence(
+            "deepspeed-loop",
+            "step not with every micro-batch",
+            accumulation=accumulation,
+            steps=engine.steps,
+            number=number,
         )
     if engine.steps != number:
-        return Said(
-            f"Number of calls of engine.step for {number} micro-batches: {engine.steps}. Call it once after each.",
-            f"engine.step est appelé {engine.steps} fois pour {number} micro-batches : appelez-le une fois après "
-            "chacun.",
-        )
+        return TEXTS.sentence("deepspeed-loop", "calls of step", number=number, steps=engine.steps)
     if engine.zeroed:
-        return Said(
-            "You zero the gradients with every micro-batch, and lose those of the ones before: engine.step zeroes them "
-            "when it has used them. (With ZeRO-2 the same line does nothing: a fault that comes and goes with the "
-            "JSON.)",
-            "Vous remettez les gradients à zéro à chaque micro-batch, et perdez ceux des précédents : engine.step s’en "
-            "charge, une fois qu’il s’en est servi. (En ZeRO-2, la même ligne ne fait rien : une erreur qui va et "
-            "vient avec le JSON.)",
-        )
+        return TEXTS.sentence("deepspeed-loop", "you zero the gradients with every micro-batch")
     return None
 
 
 def _engine_other(accumulation: int, number: int) -> Said:
-    return Said(
-        f"After {number} micro-batches with an accumulation of {accumulation}, the weights are not those of the plain "
-        "loop: for each micro-batch, in this order, forward, engine.backward, engine.step.",
-        f"Après {number} micro-batches avec une accumulation de {accumulation}, les poids ne sont pas ceux de la "
-        "boucle simple : pour chaque micro-batch, dans cet ordre, passe avant, engine.backward, engine.step.",
-    )
+    return TEXTS.sentence("deepspeed-loop", "other weights than the engine's", number=number, accumulation=accumulation)
 
 
-DEEPSPEED_LOOP = TEXTS.exercise(
-    "deepspeed-loop",
-    cases=ENGINE_CASES,
-    trial=_check_engine_loop,
-)
+DEEPSPEED_LOOP = TEXTS.exercise("deepspeed-loop", cases=ENGINE_CASES, trial=_check_engine_loop)
 
 
 ACCELERATOR_CASES = ((1, 3, 71), (4, 10, 72), (3, 6, 73))
@@ -215,56 +169,23 @@ def _check_accelerator_loop(answer: Callable[..., Any], accumulation: int, numbe
 def _unprepared(accelerator: AcceleratorStandIn, weights_changed: bool, number: int) -> Said | None:
     model, optimizer, loader = accelerator.model, accelerator.optimizer, accelerator.loader
     if model is None and optimizer is None and loader is None:
-        return Said(
-            "accelerator.prepare is never called: on several GPUs, each would train on all the data, for itself.",
-            "accelerator.prepare n’est jamais appelé : sur plusieurs GPU, chacun s’entraînerait seul, sur toutes les "
-            "données.",
-        )
+        return TEXTS.sentence("accelerate-loop", "prepare is never called")
     if loader is None or not loader.passes:
-        return Said(
-            "The loop reads the loader as it was given, not the one that prepare gives: every rank would read all the "
-            "data, and Accelerate would not see where it ends.",
-            "La boucle lit le chargeur de départ, et non celui que rend prepare : chaque rang lirait toutes les "
-            "données, et Accelerate n’en verrait pas la fin.",
-        )
+        return TEXTS.sentence("accelerate-loop", "the loader as it was given")
     if model is None or not model.forwards:
-        return Said(
-            "The forward pass goes through the model as it was given, not the one that prepare gives: on several GPUs "
-            "its gradients would never be averaged.",
-            "La passe avant utilise le modèle de départ, et non celui que rend prepare : sur plusieurs GPU, ses "
-            "gradients ne seraient jamais moyennés.",
-        )
+        return TEXTS.sentence("accelerate-loop", "the model as it was given")
     if not weights_changed and (optimizer is None or not optimizer.steps):
-        return Said(
-            f"With {number} micro-batches no optimizer makes an update. Call optimizer.step() each time, without any "
-            "if: it knows when to act.",
-            f"Avec {number} micro-batches, aucun optimiseur ne fait de mise à jour. Appelez optimizer.step() à chaque "
-            "fois, sans aucun if : il sait quand agir.",
-        )
+        return TEXTS.sentence("accelerate-loop", "no if around step", number=number)
     if optimizer is None or not optimizer.steps:
-        return Said(
-            "The optimizer that prepare gives is never used: the one from before updates, and knows nothing of "
-            "accumulation.",
-            "L’optimiseur que rend prepare ne sert jamais : c’est celui d’avant qui met à jour, et il ne sait rien de "
-            "l’accumulation.",
-        )
+        return TEXTS.sentence("accelerate-loop", "the optimizer as it was given")
     return None
 
 
 def _calls(accelerator: AcceleratorStandIn, accumulation: int, number: int) -> Said | None:
     if accelerator.outside:
-        return Said(
-            f"You call loss.backward(): the loss is not divided by the accumulation, {accumulation} (and in fp16 it "
-            "would not be scaled): accelerator.backward(loss).",
-            f"Vous appelez loss.backward() : la perte n’est pas divisée par l’accumulation, {accumulation} (et en fp16 "
-            "elle ne serait pas mise à l’échelle) : accelerator.backward(loss).",
-        )
+        return TEXTS.sentence("accelerate-loop", "loss.backward is called", accumulation=accumulation)
     if any(abs(value - 1 / accumulation) > 1e-6 for value in accelerator.arrived):
-        return Said(
-            "You scale the loss, and accelerator.backward divides it by the accumulation again: pass it as it is.",
-            "Vous changez l’échelle de la perte, et accelerator.backward la divise encore par l’accumulation : "
-            "passez-la telle quelle.",
-        )
+        return TEXTS.sentence("accelerate-loop", "the loss is scaled twice")
     return _accelerator_counted(accelerator, accumulation, number)
 
 
@@ -273,58 +194,29 @@ def _accelerator_counted(  # noqa: PLR0911 - one sentence each
 ) -> Said | None:
     optimizer = accelerator.optimizer
     if not accelerator.accumulated:
-        return Said(
-            "Without accelerator.accumulate, every micro-batch counts as the last of its step: the optimizer updates "
-            f"{number} times, with gradients divided by {accumulation}.",
-            "Sans accelerator.accumulate, chaque micro-batch compte comme le dernier de son pas : l’optimiseur met à "
-            f"jour {number} fois, avec des gradients divisés par {accumulation}.",
-        )
+        return TEXTS.sentence("accelerate-loop", "without accumulate", number=number, accumulation=accumulation)
     if accelerator.accumulated < number:
-        return Said(
-            f"accumulate is entered for {accelerator.accumulated} of {number} micro-batches: it counts them, so enter "
-            "it with each one.",
-            f"On entre {accelerator.accumulated} fois dans accumulate pour {number} micro-batches : c’est lui qui les "
-            "compte, entrez-y à chacun.",
+        return TEXTS.sentence(
+            "accelerate-loop", "accumulate is left out for some", accumulated=accelerator.accumulated, number=number
         )
     if accelerator.backwards < number:
-        return Said(
-            f"accelerator.backward is called for {accelerator.backwards} of {number} micro-batches: each has its own.",
-            f"accelerator.backward est appelé {accelerator.backwards} fois pour {number} micro-batches : chacun a le "
-            "sien.",
+        return TEXTS.sentence(
+            "accelerate-loop", "backward calls are missing", backwards=accelerator.backwards, number=number
         )
     if optimizer is not None and optimizer.steps > number:
-        return Said(
-            f"optimizer.step is called {optimizer.steps} times for {number} micro-batches: call it once after each.",
-            f"optimizer.step est appelé {optimizer.steps} fois pour {number} micro-batches : appelez-le une fois après "
-            "chacun.",
-        )
+        return TEXTS.sentence("accelerate-loop", "calls of optimizer.step", steps=optimizer.steps, number=number)
     if optimizer is None or not optimizer.zeroed:
-        return Said(
-            "Gradients are never zeroed: each update adds those of all steps before. With Accelerate, zeroing is still "
-            "yours to call: optimizer.zero_grad() after optimizer.step().",
-            "Les gradients ne sont jamais remis à zéro : chaque mise à jour y ajoute ceux de tous les pas précédents. "
-            "Avec Accelerate, c’est encore à vous : optimizer.zero_grad() après optimizer.step().",
-        )
+        return TEXTS.sentence("accelerate-loop", "gradients are never zeroed")
     if optimizer.steps == number // accumulation < updates(number, accumulation):
-        return Said(
-            f"You count micro-batches yourself, and so miss the end of the loader: {number} micro-batches make "
-            f"{updates(number, accumulation)} updates here, the last one with what is left. Call optimizer.step() each "
-            "time; it knows when to act.",
-            f"Vous comptez les micro-batches vous-même, et manquez la fin du chargeur : ici, {number} micro-batches "
-            f"font {updates(number, accumulation)} mises à jour, la dernière avec ce qui reste. Appelez "
-            "optimizer.step() à chaque fois ; il sait quand agir.",
+        return TEXTS.sentence(
+            "accelerate-loop", "micro-batches counted by hand", number=number, due=updates(number, accumulation)
         )
     return None
 
 
 def _accelerator_other(accumulation: int, number: int) -> Said:
-    return Said(
-        f"After {number} micro-batches with an accumulation of {accumulation}, the weights are not those of "
-        "Accelerate's recipe: within accumulate, for each micro-batch, forward, accelerator.backward, optimizer.step, "
-        "optimizer.zero_grad, in this order (to zero first throws away, at the last one, the gradients of the others).",
-        f"Après {number} micro-batches avec une accumulation de {accumulation}, les poids ne sont pas ceux que donne "
-        "Accelerate : dans accumulate, pour chaque micro-batch, passe avant, accelerator.backward, optimizer.step, "
-        "optimizer.zero_grad, dans cet ordre (remettre à zéro d’abord perd, au dernier, les gradients des autres).",
+    return TEXTS.sentence(
+        "accelerate-loop", "other weights than Accelerate's", number=number, accumulation=accumulation
     )
 
 
@@ -345,8 +237,6 @@ LABELS = {
 
 
 def _data(size: int, seed: int) -> Tensor:
-    import torch
-
     return torch.randn(size * EACH, 3, generator=torch.Generator().manual_seed(seed))
 
 
@@ -357,8 +247,6 @@ def _real(size: int) -> int:
 
 def _filled(size: int, seed: int) -> Tensor:
     """The last batch, as the loader fills it up: the first samples once more."""
-    import torch
-
     data, real = _data(size, seed + 1), _real(size)
     return torch.cat([data[:real], _data(size, seed)[: size * EACH - real]])
 
@@ -369,59 +257,34 @@ def _trial(answer: Callable[..., Any], rank: int, size: int, seed: int) -> dict[
 
 
 def _all(values: Tensor) -> list[Tensor]:
-    import torch
-    import torch.distributed as dist
-
     parts = [torch.empty_like(values) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, values)
     return parts
 
 
 def _uncut(values: Tensor, real: int) -> Tensor:
-    import torch
-
     return torch.cat(_all(values))
 
 
 def _cut_by_rank(values: Tensor, real: int) -> Tensor:
-    import torch
-
     parts = _all(values)
     return torch.cat([part[: real // len(parts)] for part in parts])
 
 
 def _interleaved(values: Tensor, real: int) -> Tensor:
-    import torch
-
     # (4, ranks, 3): sample 0 of each rank, then sample 1.
     return torch.stack(_all(values), dim=1).flatten(0, 1)[:real]
 
 
-def _last_ones(values: Tensor, real: int) -> Tensor:
-    import torch
-
-    return torch.cat(_all(values))[-real:]
-
-
 def _summed(values: Tensor, real: int) -> Tensor:
-    import torch.distributed as dist
-
     values = values.clone()
     dist.all_reduce(values)
     return values / dist.get_world_size()
 
 
 def _to_rank_0(values: Tensor, real: int) -> Tensor:
-    import torch.distributed as dist
-
     everything = _uncut(values, real)
     return everything[:real] if dist.get_rank() == 0 else values
-
-
-def _stacked(values: Tensor, real: int) -> Tensor:
-    import torch
-
-    return torch.stack(_all(values))
 
 
 GATHER_METRICS = TEXTS.exercise(
@@ -434,9 +297,9 @@ GATHER_METRICS = TEXTS.exercise(
         "the filled-up samples are kept": _uncut,
         "you cut every rank's part": _cut_by_rank,
         "you take one sample of each rank in turn": _interleaved,
-        "you keep the last rows": _last_ones,
+        "you keep the last rows": lambda values, real: torch.cat(_all(values))[-real:],
         "you average over the ranks": _summed,
-        "the ranks have become a further dimension": _stacked,
+        "the ranks have become a further dimension": lambda values, real: torch.stack(_all(values)),
         "the last sample is missing": lambda values, real: _uncut(values, real)[: real - 1],
         "you return the metric itself": lambda values, real: _uncut(values, real).mean(),
         "every rank returns its own values": lambda values, real: values[:real],
@@ -539,17 +402,9 @@ def _apart(title: str, count: Callable[[], int]) -> int:
 
 def _unfinished(title: str, error: ForkedError) -> str:
     if error.kind == "time":
-        return say(
-            en=f"the loop for {title} was stopped after {error.message} s: run the cell again when the machine is less "
-            "busy.",
-            fr=f"la boucle pour {title} a été arrêtée au bout de {error.message} s : relancez la cellule quand la "
-            "machine sera moins chargée.",
-        )
+        return str(TEXTS.sentence("shared", "the loop was stopped", title=title, message=error.message))
     reason = ": ".join(part for part in (error.name, error.message) if part)
-    return say(
-        en=f"the loop for {title} did not come to its end: {reason}.",
-        fr=f"la boucle pour {title} n’est pas allée jusqu’au bout : {reason}.",
-    )
+    return str(TEXTS.sentence("shared", "the loop did not come to its end", title=title, reason=reason))
 
 
 def stand_in_note() -> str | None:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
 
 from dlojz.labs.kit.exercise import Said, Wrong
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 LEARNING_RATE = 0.5
 SAMPLES, WIDTH, CLASSES = 4, 6, 3
@@ -33,8 +33,6 @@ OPTIMIZER_BY_HAND = Said(
 
 def make_model(seed: int) -> nn.Module:
     """Make a small network whose `forward(batch)` is the mean loss of the batch, like the course's engine."""
-    import torch
-    from torch import nn
 
     class Loss(nn.Module):
         def __init__(self) -> None:
@@ -52,8 +50,6 @@ def make_model(seed: int) -> nn.Module:
 
 def make_batches(number: int, seed: int) -> list[Any]:
     """Make micro-batches of inputs and classes."""
-    import torch
-
     generator = torch.Generator().manual_seed(seed)
     return [
         (3 * torch.randn(SAMPLES, WIDTH, generator=generator), torch.randint(CLASSES, (SAMPLES,), generator=generator))
@@ -63,15 +59,11 @@ def make_batches(number: int, seed: int) -> list[Any]:
 
 def make_optimizer(model: nn.Module) -> Any:
     """Make plain SGD, in which, unlike in Adam, a gradient that is too large shows in the weights."""
-    import torch
-
     return torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
 
 def weights_of(model: nn.Module) -> Tensor:
     """Concatenate all weights in one vector."""
-    import torch
-
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 

@@ -10,7 +10,7 @@ import copy
 import math
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlojz.labs.kit.exercise import Mistake, Said, Wrong
-from dlojz.labs.kit.exercise_texts import MistakeWay, Texts
+from dlojz.labs.kit.exercise import Said, Wrong
+from dlojz.labs.kit.exercise_texts import MistakeWay, Texts, Way
 from dlojz.labs.kit.judges import shown
 
 TEXTS = Texts(__file__)
@@ -89,51 +89,18 @@ def _parts(training: Any) -> dict[str, Any]:
 
 
 _FORGOTTEN = {
-    "weights": Said(
-        "The resumed training has other weights: save model.state_dict() and load it into the new model.",
-        "L’entraînement repris a d’autres poids : enregistrez model.state_dict(), et chargez-le dans le nouveau "
-        "modèle.",
-    ),
-    "buffers": Said(
-        "The weights are there, but not the buffers (the statistics of BatchNorm): parameters() leaves them out, "
-        "state_dict() has both.",
-        "Les poids y sont, mais pas les tampons (les statistiques de BatchNorm) : parameters() les omet, state_dict() "
-        "contient les deux.",
-    ),
-    "moments": Said(
-        "The optimizer begins anew: its moments and their number of steps are part of the state "
-        "(optimizer.state_dict()).",
-        "L’optimiseur repart de zéro : ses moments et leur nombre de pas font partie de l’état "
-        "(optimizer.state_dict()).",
-    ),
-    "schedule": Said(
-        "The schedule of the learning rate is at another step: save its state_dict() too.",
-        "Le calendrier du taux d’apprentissage n’en est pas au même pas : enregistrez aussi son state_dict().",
-    ),
-    "epoch": Said(
-        "The sampler is in another epoch: it will draw another order. Save epoch and place.",
-        "L’échantillonneur n’est pas à la même époque : il tirera un autre ordre. Enregistrez epoch et place.",
-    ),
-    "place": Said(
-        "The sampler is at the right epoch but at another place: it would read samples twice. Save place.",
-        "L’échantillonneur est à la bonne époque, mais pas à la bonne position : des échantillons de cette époque "
-        "seraient lus deux fois. Enregistrez place.",
-    ),
-    "random": Said(
-        "All is there but the state of the random generator: dropout would draw other masks. Look at "
-        "torch.get_rng_state() and torch.set_rng_state(…).",
-        "Tout y est, sauf l’état du générateur aléatoire : le dropout tirerait d’autres masques. Regardez "
-        "torch.get_rng_state() et torch.set_rng_state(…).",
-    ),
+    "weights": TEXTS.sentence("resume-exactly", "the resumed training has other weights"),
+    "buffers": TEXTS.sentence("resume-exactly", "the weights are there, but not the buffers"),
+    "moments": TEXTS.sentence("resume-exactly", "the optimizer begins anew"),
+    "schedule": TEXTS.sentence("resume-exactly", "the schedule of the learning rate is at another step"),
+    "epoch": TEXTS.sentence("resume-exactly", "the sampler is in another epoch"),
+    "place": TEXTS.sentence("resume-exactly", "the sampler is at the right epoch but at another place"),
+    "random": TEXTS.sentence("resume-exactly", "the state of the random generator is missing"),
 }
 
 
 def _stop(answer: Callable[..., Any], steps: int, seed: int) -> None:
-    """Refuse an answer after which something of the training is not as it was.
-
-    Raises:
-        Wrong: with the first part that is not.
-    """
+    """Refuse an answer after which something of the training is not as it was."""
     old = Resumable(seed)
     old.run(steps)
     fresh = Resumable(seed + 1)
@@ -147,11 +114,7 @@ def _stop(answer: Callable[..., Any], steps: int, seed: int) -> None:
     parts_after = _parts(old)
     # There is one generator for both trainings: that `resume` sets it is no change of the old one.
     if any(not _same(saved_parts[name], parts_after[name]) for name in saved_parts if name != "random"):
-        raise Wrong(
-            "The training that is saved has changed: state_of must only read it, and resume write into the new one.",
-            "L’entraînement que l’on enregistre a changé : state_of ne doit que le lire, et resume écrire dans le "
-            "nouveau.",
-        )
+        raise TEXTS.wrong("resume-exactly", "the training that is saved has changed")
     for name, refusal in _FORGOTTEN.items():
         if not _same(saved_parts[name], resumed_parts[name]):
             raise Wrong(*refusal)
@@ -159,12 +122,7 @@ def _stop(answer: Callable[..., Any], steps: int, seed: int) -> None:
     # Both run on from the same state of the generator, one after the other.
     torch.set_rng_state(saved_parts["random"])
     if fresh.run(steps) != expected:
-        raise Wrong(
-            "Every part is there, but the two trainings go on otherwise: do they share tensors? The new one must hold "
-            "copies.",
-            "Chaque partie y est, mais les deux entraînements divergent ensuite : partagent-ils des tenseurs ? Le "
-            "nouveau doit avoir ses propres copies.",
-        )
+        raise TEXTS.wrong("resume-exactly", "every part is there, but the two trainings go on otherwise")
 
 
 RESUME_EXACTLY = TEXTS.exercise(
@@ -202,11 +160,7 @@ class _SlowWriter:
 
 
 def _save(answer: Callable[..., Any], seed: int) -> None:
-    """Refuse an answer that waits for the writer, or that lets the training change what is written.
-
-    Raises:
-        Wrong: for the first of these.
-    """
+    """Refuse an answer that waits for the writer, or that lets the training change what is written."""
     generator = torch.Generator().manual_seed(seed)
     state = {name: torch.randn(3, size, generator=generator) for size, name in enumerate(("a", "b.weight", "c"), 2)}
     buffers = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
@@ -214,80 +168,42 @@ def _save(answer: Callable[..., Any], seed: int) -> None:
     slow = _SlowWriter()
     handle = answer(state, buffers, slow)
     if slow.early:
-        raise Wrong(
-            "Your function waits until everything is written: start a thread that calls write, and return without "
-            "waiting for it.",
-            "Votre fonction attend que tout soit écrit : lancez un thread qui appelle write, et rendez la main sans "
-            "l’attendre.",
-        )
+        raise TEXTS.wrong("save-in-background", "your function waits until everything is written")
     for tensor in state.values():
         tensor.add_(1.0)  # the next step of the training
     slow.returned.set()
     _wait(handle)
     if slow.calls != 1:
-        raise Wrong(
-            f"write was called {slow.calls} times; once is asked for, with all tensors.",
-            f"write a été appelée {slow.calls} fois ; il faut un seul appel, avec tous les tenseurs.",
-        )
+        raise TEXTS.wrong("save-in-background", "write is called several times", calls=slow.calls)
     if any(not torch.equal(state[name], original_state[name] + 1.0) for name in state):
-        raise Wrong(
-            "The state of the training has changed: it may only be read.",
-            "L’état de l’entraînement a changé : on ne peut que le lire.",
-        )
+        raise TEXTS.wrong("save-in-background", "the state of the training has changed")
     if slow.written.keys() != original_state.keys():
-        raise Wrong(
-            f"write received the names {shown(sorted(slow.written))}, but {sorted(original_state)} are expected.",
-            f"write a reçu les noms {shown(sorted(slow.written))}, alors qu’on attend {sorted(original_state)}.",
+        raise TEXTS.wrong(
+            "save-in-background",
+            "other names are written",
+            written=shown(sorted(slow.written)),
+            original_state=sorted(original_state),
         )
     if _same(slow.written, {name: tensor + 1.0 for name, tensor in original_state.items()}):
-        raise Wrong(
-            "What was written is the state of the next step: the training goes on while the thread writes. Copy the "
-            "tensors before you return, element by element: a new dictionary holds the same tensors.",
-            "Ce qui a été écrit est l’état du pas suivant : l’entraînement continue pendant que le thread écrit. "
-            "Copiez les tenseurs avant de rendre la main, élément par élément : un nouveau dictionnaire contient les "
-            "mêmes tenseurs.",
-        )
+        raise TEXTS.wrong("save-in-background", "what was written is the state of the next step")
     if not any(bool(tensor.any()) for tensor in slow.written.values()):
-        raise Wrong(
-            "Zeros were written: the buffers are still empty. Copy the state into them first (copy_).",
-            "Ce sont des zéros qui ont été écrits : les tampons sont encore vides. Copiez-y d’abord l’état (copy_).",
-        )
+        raise TEXTS.wrong("save-in-background", "zeros were written")
     if not _same(slow.written, original_state):
-        raise Wrong(
-            "What was written is not the state at the moment of the call: which tensors were copied, and when?",
-            "Ce qui a été écrit n’est pas l’état au moment de l’appel : quels tenseurs ont été copiés, et quand ?",
-        )
+        raise TEXTS.wrong("save-in-background", "not the state at the moment of the call")
 
 
 def _wait(handle: Any) -> None:
-    """Wait for a thread, or for a future.
-
-    Raises:
-        Wrong: if it is neither.
-    """
+    """Wait for a thread, or for a future."""
     wait = getattr(handle, "join", None) or getattr(handle, "result", None)
     if not callable(wait):
-        raise Wrong(
-            f"Return the thread, whose join() waits for the end of the writing; {shown(handle)} was returned. Without "
-            "it one does not know when the checkpoint is complete, nor when the buffers are free.",
-            f"Renvoyez le thread, dont join() attend la fin de l’écriture ; {shown(handle)} a été renvoyé. Sans lui, "
-            "on ne sait ni quand le checkpoint est complet, ni quand les tampons sont libres.",
-        )
+        raise TEXTS.wrong("save-in-background", "no thread is returned", handle=shown(handle))
     try:
         wait()
     except RuntimeError:
-        raise Wrong(
-            "The thread was never started: call its start().",
-            "Le thread n’a jamais été lancé : appelez son start().",
-        ) from None
+        raise TEXTS.wrong("save-in-background", "the thread was never started") from None
 
 
-SAVE_IN_BACKGROUND = TEXTS.exercise(
-    "save-in-background",
-    None,
-    trial=_save,
-    cases=((1,), (2,)),
-)
+SAVE_IN_BACKGROUND = TEXTS.exercise("save-in-background", None, trial=_save, cases=((1,), (2,)))
 
 
 def best_interval(save_s: float, failure_s: float) -> tuple[float, float]:
@@ -312,10 +228,9 @@ def _with(interval_s: Callable[[float, float], float]) -> Callable[[float, float
     return share
 
 
-def _interval(interval_s: Callable[[float, float], float], en: str, fr: str) -> Iterator[Mistake]:
+def _interval(interval_s: Callable[[float, float], float]) -> tuple[Way, MistakeWay]:
     """A mistake about the interval: alone, or with the share that goes with it."""
-    yield Mistake(lambda c, m: (interval_s(c, m), _with(interval_s)(c, m)), en, fr)
-    yield Mistake(interval_s, en, fr, part=0)
+    return lambda c, m: (interval_s(c, m), _with(interval_s)(c, m)), MistakeWay(interval_s, part=0)
 
 
 CHECKPOINT_INTERVAL = TEXTS.exercise(
@@ -323,41 +238,12 @@ CHECKPOINT_INTERVAL = TEXTS.exercise(
     best_interval,
     cases=((60.0, 11_000.0), (5.0, 86_400.0), (300.0, 40_000.0), (0.5, 3_600.0)),
     parts=(Said("the interval", "l’intervalle"), Said("the share lost", "la part perdue")),
-    told=Said(
-        "For a save of {0} s and a failure every {1} s",
-        "Pour un enregistrement de {0} s et une panne toutes les {1} s",
-    ),
+    told=TEXTS.sentence("checkpoint-interval", "the case"),
     mistakes={
-        "an interval without the factor √2": tuple(
-            _interval(
-                lambda c, m: math.sqrt(c * m),
-                "A factor √2 is missing in the interval: a failure costs half an interval, T / 2, not a whole one.",
-                "Il manque un facteur √2 à l’intervalle : une panne coûte un demi-intervalle, T / 2, et non un entier.",
-            )
-        ),
-        "an interval without the square root": tuple(
-            _interval(
-                lambda c, m: 2 * c * m,
-                "The square root is missing: C / T + T / (2M) has the slope −C / T² + 1 / (2M); solve for T, not T².",
-                "Il manque la racine carrée : C / T + T / (2M) a pour pente −C / T² + 1 / (2M) ; résolvez en T, et non "
-                "en T².",
-            )
-        ),
-        "an interval with the 2 below the line": tuple(
-            _interval(
-                lambda c, m: math.sqrt(c * m / 2),
-                "The 2 stands on the wrong side of the fraction: C / T² = 1 / (2M) gives T² = 2 C M.",
-                "Le 2 est du mauvais côté de la fraction : C / T² = 1 / (2M) donne T² = 2 C M.",
-            )
-        ),
-        "half the time between failures": tuple(
-            _interval(
-                lambda c, m: m / 2,
-                "That is half the time between failures, whatever a save costs: half of the work would be lost.",
-                "C’est la moitié du temps entre deux pannes, quel que soit le coût d’un enregistrement : une grande "
-                "part du travail serait perdue.",
-            )
-        ),
+        "an interval without the factor √2": _interval(lambda c, m: math.sqrt(c * m)),
+        "an interval without the square root": _interval(lambda c, m: 2 * c * m),
+        "an interval with the 2 below the line": _interval(lambda c, m: math.sqrt(c * m / 2)),
+        "half the time between failures": _interval(lambda c, m: m / 2),
         # the same as T / (2M) alone
         "a share of one term only": MistakeWay(lambda c, m: c / math.sqrt(2 * c * m), part=1),
         "a failure costs a whole interval": MistakeWay(
@@ -405,60 +291,32 @@ def _cut(path: Path) -> None:
 _HARMS: tuple[tuple[Callable[..., object], Said], ...] = (
     (
         lambda folder: _cut(folder / "vocabulary.json"),
-        Said(
-            "A file that was cut short goes unnoticed: compare all that each file contains.",
-            "Un fichier tronqué passe inaperçu : comparez tout ce que contient chaque fichier.",
-        ),
+        TEXTS.sentence("sealed-folder", "a file that was cut short goes unnoticed"),
     ),
     (
         lambda folder: _cut(folder / "ranks" / "1.bin"),
-        Said(
-            "A file that was cut short in a folder of the folder goes unnoticed: look at every file there, too "
-            "(rglob('*') goes down into folders).",
-            "Un fichier tronqué dans un sous-dossier passe inaperçu : regardez-y aussi chaque fichier (rglob('*') y "
-            "descend).",
-        ),
+        TEXTS.sentence("sealed-folder", "a short file in an inner folder"),
     ),
     (
         lambda folder: _flip(folder / "vocabulary.json"),
-        Said(
-            "One flipped bit goes unnoticed: names and sizes are the same. Keep a hash of the contents of each file.",
-            "Un bit inversé passe inaperçu : noms et tailles sont les mêmes. Gardez une empreinte (hash) du contenu de "
-            "chaque fichier.",
-        ),
+        TEXTS.sentence("sealed-folder", "a flipped bit goes unnoticed"),
     ),
     (
         lambda folder: _flip(folder / "ranks" / "0.bin"),
-        Said(
-            "A flipped bit in a folder of the folder goes unnoticed, one at the top does not: keep a hash of the "
-            "contents there, too.",
-            "Un bit inversé dans un sous-dossier passe inaperçu, mais non à la racine : gardez-y aussi une empreinte "
-            "du contenu.",
-        ),
+        TEXTS.sentence("sealed-folder", "a flipped bit in an inner folder"),
     ),
     (
         lambda folder: (folder / "ranks" / "0.bin").unlink(),
-        Said(
-            "A file that is gone goes unnoticed: the seal must say which files there were.",
-            "Un fichier disparu passe inaperçu : le sceau doit dire quels fichiers il y avait.",
-        ),
+        TEXTS.sentence("sealed-folder", "a file that is gone goes unnoticed"),
     ),
     (
         lambda folder: _swap(folder / "ranks" / "0.bin", folder / "ranks" / "1.bin"),
-        Said(
-            "Two files that have changed places go unnoticed: keep each hash beside the path of its file.",
-            "Deux fichiers échangés passent inaperçus : gardez chaque empreinte à côté du chemin de son fichier.",
-        ),
+        TEXTS.sentence("sealed-folder", "two files that have changed places go unnoticed"),
     ),
     *(
         (
             lambda folder, name=name: _flip(folder / name),
-            Said(
-                "A flipped bit goes unnoticed where two folders hold a file of the same name: keep each hash beside "
-                "the path of its file, path.relative_to(folder), not beside its name alone.",
-                "Un bit inversé passe inaperçu quand deux dossiers contiennent un fichier du même nom : gardez chaque "
-                "empreinte à côté du chemin de son fichier, path.relative_to(folder), et non de son seul nom.",
-            ),
+            TEXTS.sentence("sealed-folder", "a flipped bit among files of the same name"),
         )
         for name in ("settings.json", "ranks/settings.json")  # a bit of a file with a name of its own was noticed
     ),
@@ -466,36 +324,18 @@ _HARMS: tuple[tuple[Callable[..., object], Said], ...] = (
 
 
 def _sealed(answer: Callable[..., Any]) -> None:
-    """Refuse an answer that finds a damaged folder intact, or an intact one damaged.
-
-    Raises:
-        Wrong: for the first folder of which it says the wrong thing.
-    """
+    """Refuse an answer that finds a damaged folder intact, or an intact one damaged."""
     if not _said(answer, lambda folder: None):
-        raise Wrong(
-            "A folder that nobody has touched is said to be damaged: is the seal itself among the files that are "
-            "compared?",
-            "Un dossier auquel personne n’a touché est dit endommagé : le sceau figure-t-il lui-même parmi les "
-            "fichiers comparés ?",
-        )
+        raise TEXTS.wrong("sealed-folder", "an untouched folder is said to be damaged")
     for harm, refusal in _HARMS:
         if _said(answer, harm):
             raise Wrong(*refusal)
     try:
         finished = _said(answer, _without_seal)
     except FileNotFoundError:
-        raise Wrong(
-            "is_intact fails where the seal is missing (FileNotFoundError): a folder without one was not finished, so "
-            "return False.",
-            "is_intact échoue quand le sceau manque (FileNotFoundError) : un dossier qui n’en a pas n’a pas été "
-            "terminé ; renvoyez False.",
-        ) from None
+        raise TEXTS.wrong("sealed-folder", "is_intact fails without a seal") from None
     if finished:
-        raise Wrong(
-            "A folder without a seal is said to be intact: so looks one whose writer was killed halfway.",
-            "Un dossier sans sceau est dit intact : c’est ainsi que se présente celui dont l’écriture a été "
-            "interrompue.",
-        )
+        raise TEXTS.wrong("sealed-folder", "a folder without a seal is said to be intact")
 
 
 def _without_seal(folder: Path) -> None:
@@ -510,16 +350,8 @@ def _said(answer: Callable[..., Any], harm: Callable[[Path], object]) -> bool:
         _folder(folder)
         verdict = answer(folder, harm)
     if verdict is None or not isinstance(verdict, int):
-        raise Wrong(
-            f"is_intact must return True or False; {shown(verdict)} was returned.",
-            f"is_intact doit renvoyer True ou False ; {shown(verdict)} a été renvoyé.",
-        )
+        raise TEXTS.wrong("sealed-folder", "no truth value", verdict=shown(verdict))
     return bool(verdict)
 
 
-SEALED_FOLDER = TEXTS.exercise(
-    "sealed-folder",
-    None,
-    trial=_sealed,
-    cases=((),),
-)
+SEALED_FOLDER = TEXTS.exercise("sealed-folder", None, trial=_sealed, cases=((),))

@@ -26,7 +26,7 @@ import torch
 from dlojz.base.errors import LabError
 from dlojz.base.language import integer, say
 from dlojz.base.table import Lines, Table, titles
-from dlojz.labs.kit.exercise import Mistake, Said
+from dlojz.labs.kit.exercise import Said
 from dlojz.labs.kit.exercise_texts import Texts
 from dlojz.labs.kit.judges import reader
 
@@ -120,80 +120,6 @@ def _spoilt(change: Callable[[Pieces], Pieces]) -> Callable[[int, int, int, int]
     return lambda *case: change(shares_to_read(*case))
 
 
-MISTAKES = (
-    Mistake(
-        _spoilt(lambda pieces: [(old_rank, start, stop - 1) for old_rank, start, stop in pieces]),
-        "Your last place is one too small: `stop` is excluded, as in a slice.",
-        "Votre dernière position est trop petite de 1 : `stop` est exclu, comme dans une tranche.",
-    ),
-    Mistake(
-        _spoilt(lambda pieces: [(old_rank, start, stop - start) for old_rank, start, stop in pieces]),
-        "The third number is a length; the place where the piece ends, excluded, is asked for.",
-        "Le troisième nombre est une longueur ; on demande la position où finit le morceau, exclue.",
-    ),
-    Mistake(
-        _spoilt(lambda pieces: [(old_rank + 1, start, stop) for old_rank, start, stop in pieces]),
-        "You number the old ranks from 1; they go from 0.",
-        "Vous numérotez les anciens rangs à partir de 1 ; ils commencent à 0.",
-    ),
-    Mistake(
-        _spoilt(lambda pieces: pieces[:1]),
-        "Only the first piece is there: a new share may reach over several old ones.",
-        "Il n’y a que le premier morceau : une nouvelle part peut s’étendre sur plusieurs anciennes.",
-    ),
-    Mistake(
-        lambda elements, old_ranks, new_ranks, rank: shares_to_read(elements, old_ranks, new_ranks, 0),
-        "Every rank reads what rank 0 should: where does the new share of `rank` begin?",
-        "Chaque rang lit ce que devrait lire le rang 0 : où commence la nouvelle part de `rank` ?",
-    ),
-    Mistake(
-        _in_the_vector,
-        "The pieces are the right ones, but their places are counted from the beginning of the vector: a file "
-        "holds a share alone, so subtract the place where that share begins.",
-        "Ce sont les bons morceaux, mais leurs positions sont comptées depuis le début du vecteur : un fichier ne "
-        "contient qu’une part ; retranchez donc la position où cette part commence.",
-    ),
-    Mistake(
-        _rounded_down,
-        "Elements are lost at the end of the vector: where the number of ranks does not divide it, the length of "
-        "a share is rounded up.",
-        "Des éléments se perdent à la fin du vecteur : quand le nombre de rangs ne le divise pas, la longueur "
-        "d’une part s’arrondit vers le haut.",
-    ),
-    Mistake(
-        _with_padding,
-        "The last share is shorter than the others: nothing may be read beyond the end of the vector.",
-        "La dernière part est plus courte que les autres : rien ne doit être lu au-delà de la fin du vecteur.",
-    ),
-    *(
-        Mistake(
-            shares_function,
-            "Almost: leave out the ranks of which there is nothing to read; there may be hundreds of files.",
-            "Presque : laissez de côté les rangs où il n’y a rien à lire ; les fichiers peuvent se compter par "
-            "centaines.",
-        )
-        for shares_function in (_with_empty, _without_end)
-    ),
-    Mistake(
-        lambda elements, old_ranks, new_ranks, rank: shares_to_read(elements, new_ranks, old_ranks, rank),
-        "You exchange the two cuts: the files are of old_ranks ranks, and new_ranks read them.",
-        "Vous échangez les deux découpages : les fichiers viennent de old_ranks rangs, et new_ranks les lisent.",
-    ),
-    Mistake(
-        _new_rounded_down,
-        "Elements are lost at the end of the vector: the length of a new share is rounded up, too.",
-        "Des éléments se perdent à la fin du vecteur : la longueur d’une nouvelle part s’arrondit aussi vers le haut.",
-    ),
-    Mistake(
-        _whole_shares,
-        "The right ranks, but too much of each: the new share begins and ends in the midst of an old one. Keep "
-        "the places where the two overlap.",
-        "Ce sont les bons rangs, mais trop de chacun : la nouvelle part commence et finit au milieu d’une "
-        "ancienne. Ne gardez que les positions où les deux se recouvrent.",
-    ),
-)
-
-
 def _pieces(value: Any) -> Pieces:
     pieces = [(old_rank, start, stop) for old_rank, start, stop in value]
     if not all(type(number) is int for piece in pieces for number in piece):
@@ -203,28 +129,40 @@ def _pieces(value: Any) -> Pieces:
 
 def _differs(case: Any, answer: Pieces, right: Pieces) -> Said:
     if sorted(answer) == right:
-        return Said(
-            "The right pieces, but in another order: laid end to end they must give the new share.",
-            "Ce sont les bons morceaux, mais dans un autre ordre : mis bout à bout, ils doivent donner la nouvelle "
-            "part.",
-        )
-    return Said(
-        f"For the arguments {case}, {right} is expected, but your function returns {answer}.",
-        f"Pour les arguments {case}, on attend {right}, mais votre fonction renvoie {answer}.",
-    )
+        return TEXTS.sentence("shares-to-read", "another order of the pieces")
+    return TEXTS.sentence("shares-to-read", "other pieces", case=case, right=right, answer=answer)
 
 
 SHARES_TO_READ = TEXTS.exercise(
     "shares-to-read",
     shares_to_read,
     cases=[(*case, rank) for case in CASES for rank in range(case[2])],
-    mistakes=MISTAKES,
+    mistakes={
+        "your last place is one too small": _spoilt(
+            lambda pieces: [(old_rank, start, stop - 1) for old_rank, start, stop in pieces]
+        ),
+        "the third number is a length": _spoilt(
+            lambda pieces: [(old_rank, start, stop - start) for old_rank, start, stop in pieces]
+        ),
+        "you number the old ranks from 1": _spoilt(
+            lambda pieces: [(old_rank + 1, start, stop) for old_rank, start, stop in pieces]
+        ),
+        "only the first piece is there": _spoilt(lambda pieces: pieces[:1]),
+        "every rank reads what rank 0 should": lambda elements, old_ranks, new_ranks, rank: shares_to_read(
+            elements, old_ranks, new_ranks, 0
+        ),
+        "places counted from the beginning of the vector": _in_the_vector,
+        "elements lost at the end, shares rounded down": _rounded_down,
+        "the last share is shorter than the others": _with_padding,
+        "ranks of which there is nothing to read": (_with_empty, _without_end),
+        "you exchange the two cuts": lambda elements, old_ranks, new_ranks, rank: shares_to_read(
+            elements, new_ranks, old_ranks, rank
+        ),
+        "elements lost at the end, new shares rounded down": _new_rounded_down,
+        "too much of each": _whole_shares,
+    },
     differs=_differs,
-    read=reader(
-        _pieces,
-        "Return a list of triples of whole numbers, (old rank, first place, last place excluded)",
-        "Renvoyez une liste de triplets d’entiers, (ancien rang, première position, dernière position exclue)",
-    ),
+    read=reader(_pieces, TEXTS.sentence("shares-to-read", "triples")),
 )
 
 

@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dlojz.base.language import integer, percent, significant
-from dlojz.labs.kit.exercise import Said, Wrong
+from dlojz.labs.kit.exercise import Said, Sentences, Wrong
 from dlojz.labs.script.script_trials import BATCH, RankReport, Trial
+
+TEXTS = Sentences(Path(__file__).with_suffix(".md"))
 
 SAME_LOSS = 1e-3
 """Relative distance of losses that differ by the order of additions alone."""
@@ -28,43 +30,22 @@ SHARED_SAMPLES = 0.1
 """Share of a rank's samples that others read, from which on it is no chance: images may be there twice."""
 
 
-DIVIDED = Said(
-    "look at what each rank's loss is divided by, micro-batches included, and where gradients are averaged or only "
-    "added up.",
-    "regardez par quoi la perte de chaque rang est divisée, micro-batches compris, et où les gradients sont moyennés "
-    "ou seulement additionnés.",
-)
-CLIPPED = Said(
-    "their norm is 1, as clipping leaves it: DeepSpeed clips it at 1.0 unless its configuration says "
-    '"gradient_clipping": 0.0.',
-    "leur norme vaut 1, comme après un écrêtage : DeepSpeed l’écrête à 1,0, sauf si sa configuration dit "
-    '"gradient_clipping": 0.0.',
-)
-NOT_DIVIDED = Said(
-    "that is no whole factor, so not all of them are too large or too small by the number of ranks or micro-batches: "
-    "some lack what other ranks contribute, or have it twice. Look at what backward sends, and to which layers.",
-    "ce facteur n’est pas entier, ils ne sont donc pas tous trop grands ou trop petits du nombre de rangs ou de "
-    "micro-batches : à certains, il manque la contribution d’autres rangs, ou elle y est deux fois. Regardez ce "
-    "qu’envoie la passe arrière, et pour quelles couches.",
-)
+DIVIDED = TEXTS.sentence("checks", "divided wrongly")
+CLIPPED = TEXTS.sentence("checks", "clipped by DeepSpeed")
+NOT_DIVIDED = TEXTS.sentence("checks", "no whole factor")
 
 
 def check_learns(trial: Trial, factor: float) -> None:
     """Refuse a run whose last loss is more than so many times the first."""
     losses = trial.record.losses
     if not losses or not all(map(math.isfinite, losses)):
-        raise Wrong(
-            en="No loss could be seen, or it is not finite: call backward() on a loss that is one number.",
-            fr="Aucune perte n’a été vue, ou elle n’est pas finie : appelez backward() sur une perte qui soit un seul "
-            "nombre.",
-        )
+        raise TEXTS.wrong("checks", "no finite loss")
     if losses[-1] > factor * losses[0]:
-        raise Wrong(
-            en=f"The loss does not fall ({significant(losses[0], 4)} at the first step, {significant(losses[-1], 4)} "
-            "at the last one): look at zero_grad, the learning rate, and whether optimizer.step is called after "
-            "backward.",
-            fr=f"La perte ne baisse pas ({significant(losses[0], 4)} au premier pas, {significant(losses[-1], 4)} au "
-            "dernier) : regardez zero_grad, le taux d’apprentissage, et si optimizer.step est appelé après backward.",
+        raise TEXTS.wrong(
+            "checks",
+            "the loss does not fall",
+            first_loss=significant(losses[0], 4),
+            last_loss=significant(losses[-1], 4),
         )
 
 
@@ -77,13 +58,8 @@ def check_printed(trial: Trial) -> None:
         for step, (printed_loss, loss) in enumerate(zip(printed, trial.record.losses, strict=True), start=1):
             if not loss / SAME_PRINTED < printed_loss < loss * SAME_PRINTED:
                 pair = significant(printed_loss, 4), significant(loss, 4)
-                raise Wrong(
-                    en=f"With {trial.title}, your script prints the loss {pair[0]} at step {step}, and {pair[1]} was "
-                    "measured: add up the losses of a step's micro-batches, each divided by their number, and begin at "
-                    "zero for the next step.",
-                    fr=f"Avec {trial.title}, votre script affiche la perte {pair[0]} au pas {step}, alors que la perte "
-                    f"mesurée est {pair[1]} : additionnez les pertes des micro-batches d’un pas, chacune divisée par "
-                    "leur nombre, et repartez de zéro au pas suivant.",
+                raise TEXTS.wrong(
+                    "checks", "another loss is printed", title=trial.title, first=pair[0], step=step, second=pair[1]
                 )
 
 
@@ -94,26 +70,27 @@ def differing_step(reference: Sequence[float], second: Sequence[float], toleranc
     return next((step for step, (a, b) in enumerate(pairs) if not math.isclose(a, b, rel_tol=tolerance)), None)
 
 
-def check_losses(base: Trial, peer: Trial, tolerance: float, *, en: str, fr: str, steps: int | None = None) -> None:
+def check_losses(base: Trial, peer: Trial, tolerance: float, cause: Said, *, steps: int | None = None) -> None:
     """Refuse a run whose losses are not those of another one; the sentence ends with a likely cause."""
     step = differing_step(base.record.losses[:steps], peer.record.losses[:steps], tolerance)
     if step is not None:
         pair = [significant(trial.record.losses[step], 5) for trial in (base, peer)]
-        raise Wrong(
-            en=f"The loss of step {step + 1} is {pair[0]} with {base.title} and {pair[1]} with {peer.title}: {en}",
-            fr=f"La perte du pas {step + 1} vaut {pair[0]} avec {base.title} et {pair[1]} avec {peer.title} : {fr}",
+        raise TEXTS.wrong(
+            "checks",
+            "losses differ between runs",
+            step=step + 1,
+            first=pair[0],
+            base_title=base.title,
+            second=pair[1],
+            peer_title=peer.title,
+            cause=cause,
         )
 
 
 def check_group(trial: Trial) -> None:
     """Refuse processes of which each trains alone."""
     if any(rank.group_size != len(trial.ranks) for rank in trial.ranks):
-        raise Wrong(
-            en=f"On {trial.title}, each process trains a model without the others: no process group is there at the "
-            "first step. Call init_process_group before the model is wrapped.",
-            fr=f"Sur {trial.title}, chaque processus entraîne un modèle sans les autres : aucun groupe de processus "
-            "n’existe au premier pas. Appelez init_process_group avant d’envelopper le modèle.",
-        )
+        raise TEXTS.wrong("checks", "no process group", title=trial.title)
 
 
 def check_samples(base: Trial, many: Trial, replicas: int) -> None:
@@ -132,12 +109,7 @@ def check_samples(base: Trial, many: Trial, replicas: int) -> None:
         )
     pairs = itertools.combinations(shares, 2)
     if 0 < len(shares) < replicas or any(len(a & b) > SHARED_SAMPLES * len(a) for a, b in pairs):
-        raise Wrong(
-            en=f"With {many.title}, several replicas read the same samples: give the DataLoader a DistributedSampler, "
-            "with the number of replicas and the index of this one.",
-            fr=f"Avec {many.title}, plusieurs répliques lisent les mêmes échantillons : donnez au DataLoader un "
-            "DistributedSampler, avec le nombre de répliques et l’indice de celle-ci.",
-        )
+        raise TEXTS.wrong("checks", "replicas read the same samples", title=many.title)
     steps = [len(trial.record.losses) for trial in (base, many)]
     if steps[0] != steps[1]:
         en = f"Two epochs are {steps[0]} steps with {base.title}, and {steps[1]} with {many.title}: "
@@ -145,60 +117,39 @@ def check_samples(base: Trial, many: Trial, replicas: int) -> None:
         # Samples of a step, if every replica reads as many as rank 0.
         samples_per_step = replicas * sum(map(len, many.ranks[0].epochs)) / max(steps[1], 1)
         if math.isclose(samples_per_step, BATCH, rel_tol=SHARED_SAMPLES) and steps[1] < steps[0]:
-            raise Wrong(
-                en=f"{en}each reads --batch samples, so samples are left out: only those that fill no whole step are.",
-                fr=f"{fr}chacun lit bien --batch échantillons, c’est donc que des échantillons sont laissés de côté : "
-                "seuls le sont ceux qui ne remplissent pas un pas.",
-            )
-        on_average = Said(
-            f", and reads {integer(samples_per_step)} on average", f", et en lit {integer(samples_per_step)} en moyenne"
-        )
+            raise TEXTS.wrong("checks", "samples are left out", en=en, fr=fr)
+        on_average = TEXTS.sentence("checks", "mean samples of a step", samples_per_step=integer(samples_per_step))
         reads = on_average if samples_per_step else Said("", "")  # a script may read without a DataLoader
-        raise Wrong(
-            en=f"{en}a step is to read --batch samples, {BATCH} here, of all replicas and micro-batches "
-            f"together{reads.en}; those left over are dropped, by the sampler and by the DataLoader "
-            "(drop_last=True).",
-            fr=f"{fr}un pas doit lire --batch échantillons, ici {BATCH}, toutes répliques et tous micro-batches "
-            f"réunis{reads.fr} ; ceux qui restent sont écartés, par l’échantillonneur et "
-            "par le DataLoader (drop_last=True).",
+        raise TEXTS.wrong(
+            "checks",
+            "another number of samples per step",
+            en=en,
+            BATCH=BATCH,
+            reads=reads,
+            fr=fr,
         )
     for trial in (base, many):
         for rank, report in enumerate(trial.ranks):
             if len(report.epochs) > 1 and report.epochs[0] and report.epochs[0] == report.epochs[1]:
                 cause = _same_order(report)
-                raise Wrong(
-                    en=f"With {trial.title}, rank {rank} reads its samples in the same order in both epochs: "
-                    f"{cause.en}",
-                    fr=f"Avec {trial.title}, le rang {rank} lit ses échantillons dans le même ordre aux deux époques : "
-                    f"{cause.fr}",
+                raise TEXTS.wrong(
+                    "checks",
+                    "the same order in both epochs",
+                    title=trial.title,
+                    rank=rank,
+                    cause=cause,
                 )
 
 
 def _same_order(report: RankReport) -> Said:
     """Why a rank reads its samples in one order, as far as it was seen."""
     if report.unshuffled and report.set_epochs:
-        return Said(
-            "its sampler does not shuffle, so that set_epoch changes nothing: shuffle=True.",
-            "son échantillonneur ne mélange pas, et set_epoch n’y change rien : shuffle=True.",
-        )
+        return TEXTS.sentence("checks", "no shuffle, set_epoch is called")
     if report.unshuffled:
-        return Said(
-            "its sampler does not shuffle: shuffle=True, and call sampler.set_epoch(epoch) at the start of each one.",
-            "son échantillonneur ne mélange pas : shuffle=True, et appelez sampler.set_epoch(epoch) au début de "
-            "chacune.",
-        )
+        return TEXTS.sentence("checks", "no shuffle")
     if report.set_epochs:
-        return Said(
-            "set_epoch is called, but perhaps with the same number, after the pass over the loader has begun, or on "
-            "another sampler than the loader's.",
-            "set_epoch est appelé, mais peut-être avec le même numéro, une fois le parcours du chargeur commencé, ou "
-            "sur un autre échantillonneur que celui du chargeur.",
-        )
-    return Said(
-        "call sampler.set_epoch(epoch) at the start of each one, or what shuffles anew in your own sampler.",
-        "appelez sampler.set_epoch(epoch) au début de chacune, ou ce qui mélange de nouveau dans votre propre "
-        "échantillonneur.",
-    )
+        return TEXTS.sentence("checks", "set_epoch without effect")
+    return TEXTS.sentence("checks", "no set_epoch")
 
 
 def check_saves(trial: Trial) -> None:
@@ -207,12 +158,7 @@ def check_saves(trial: Trial) -> None:
     writers = Counter(path for report in trial.ranks for path in set(report.saved))
     for path, count in writers.items():
         if count > 1:
-            raise Wrong(
-                en=f"Several ranks write {Path(path).name} with torch.save: let rank 0 write it alone, or use "
-                "torch.distributed.checkpoint.",
-                fr=f"Plusieurs rangs écrivent {Path(path).name} par torch.save : laissez le rang 0 l’écrire seul, ou "
-                "utilisez torch.distributed.checkpoint.",
-            )
+            raise TEXTS.wrong("checks", "several ranks write one file", name=Path(path).name)
 
 
 def check_parity(base: Trial, many: Trial, replicas: int) -> None:
@@ -227,22 +173,11 @@ def check_parity(base: Trial, many: Trial, replicas: int) -> None:
     # A whole factor: a loss that is summed over ranks or micro-batches, or divided once too often.
     is_whole = round(times) > 1 and math.isclose(times, round(times), rel_tol=SAME_LOSS)
     cause = DIVIDED if is_whole else _first_loss(base, many)
-    check_losses(base, many, SAME_LOSS, steps=1, en=cause.en, fr=cause.fr)
+    check_losses(base, many, SAME_LOSS, cause, steps=1)
     check_gradients(base, many)
     together = _same_samples(base, many, replicas)
-    check_losses(
-        base,
-        many,
-        SAME_LOSS,
-        en=("both read the same samples in the first step, so look at how gradients are averaged." if together else "")
-        or "look at the samples that each rank reads, and at how gradients are averaged.",
-        fr=(
-            "les deux lisent les mêmes échantillons au premier pas : regardez comment les gradients sont moyennés."
-            if together
-            else ""
-        )
-        or "regardez quels échantillons lit chaque rang, et comment les gradients sont moyennés.",
-    )
+    key = "the same samples, averaged otherwise" if together else "samples or averages differ"
+    check_losses(base, many, SAME_LOSS, TEXTS.sentence("checks", key))
     check_saves(many)
 
 
@@ -250,10 +185,7 @@ def _first_loss(base: Trial, many: Trial) -> Said:
     """Why the first loss differs, as far as the weights before the first step tell."""
     begun = [rank.begun_with for rank in many.ranks]
     if any(rank.plain < rank.held for rank in many.ranks):  # shards: their squares say nothing of whole parameters
-        return Said(
-            "nothing has been averaged yet, so the weights differ, or what is computed with them, or the samples.",
-            "rien n’a encore été moyenné : ce sont les poids qui diffèrent, ou le calcul, ou les échantillons.",
-        )
+        return TEXTS.sentence("checks", "weights, computation or samples differ")
     baseline_squares = base.ranks[0].begun_with
     # As many parameters on each rank as on one process: copies; else parts, joined in the order of the ranks.
     copies = all(len(squares) == len(baseline_squares) for squares in begun)
@@ -261,25 +193,10 @@ def _first_loss(base: Trial, many: Trial) -> Said:
     if _close(rank_squares, baseline_squares) and (
         not copies or all(_close(squares, baseline_squares) for squares in begun)
     ):
-        return Said(
-            "nothing has been averaged yet, and the weights are the same, so the forward pass computes something else, "
-            "or with other samples.",
-            "rien n’a encore été moyenné, et les poids sont les mêmes : c’est donc la passe avant qui calcule autre "
-            "chose, ou avec d’autres échantillons.",
-        )
+        return TEXTS.sentence("checks", "forward computes something else")
     if not copies and _close(sorted(rank_squares), sorted(baseline_squares)):
-        return Said(
-            "the weights are those of one process, but the ranks hold them in another order: the first stage takes the "
-            "first blocks, the last stage the last ones.",
-            "les poids sont ceux d’un seul processus, mais les rangs les détiennent dans un autre ordre : le premier "
-            "étage prend les premiers blocs, le dernier les derniers.",
-        )
-    return Said(
-        "nothing has been averaged yet, and the weights before the first step are not the same: give all ranks the "
-        "same seed before the model is made.",
-        "rien n’a encore été moyenné, et les poids d’avant le premier pas ne sont pas les mêmes : donnez la même "
-        "graine à tous les rangs avant de créer le modèle.",
-    )
+        return TEXTS.sentence("checks", "ranks in another order")
+    return TEXTS.sentence("checks", "weights differ before the first step")
 
 
 def _close(values: Sequence[float], references: Sequence[float]) -> bool:
@@ -314,10 +231,13 @@ def check_gradients(base: Trial, many: Trial, cause: Said = DIVIDED) -> None:
             cause = CLIPPED  # no other mistake leaves a norm of just 1
         elif cause is DIVIDED and not math.isclose(factor, round(factor), rel_tol=SAME_GRADIENTS):
             cause = NOT_DIVIDED
-        raise Wrong(
-            en=f"The gradients of the first step are {times} times as large with {many.title} as with {base.title}: "
-            f"{cause.en}",
-            fr=f"Les gradients du premier pas sont {times} fois ceux de {base.title} avec {many.title} : {cause.fr}",
+        raise TEXTS.wrong(
+            "checks",
+            "gradients of the first step differ",
+            times=times,
+            title=many.title,
+            base_title=base.title,
+            cause=cause,
         )
 
 
@@ -339,59 +259,30 @@ def _gradients(trial: Trial) -> float:
 
 def check_averaged(many: Trial) -> None:
     """Refuse replicas that average no gradients."""
-    with_en, with_fr = f"With {many.title}, ", f"Avec {many.title}, "
     report = many.ranks[0]
     if not many.sent_bytes:
         if report.ddp and not report.ddp_calls:
-            raise Wrong(
-                en=f"{with_en}no gradient is sent: DistributedDataParallel wraps the model, but the model inside is "
-                "called; call the wrapped one.",
-                fr=f"{with_fr}aucun gradient n’est envoyé : DistributedDataParallel enveloppe le modèle, mais c’est "
-                "celui de l’intérieur qui est appelé ; appelez le modèle enveloppé.",
-            )
+            raise TEXTS.wrong("checks", "the model inside is called", title=many.title)
         if report.ddp and not report.ddp_synced:
-            raise Wrong(
-                en=f"{with_en}no gradient is sent: every forward pass runs under no_sync(). The last micro-batch of a "
-                "step must be outside.",
-                fr=f"{with_fr}aucun gradient n’est envoyé : chaque passe avant s’exécute sous no_sync(). Le dernier "
-                "micro-batch d’un pas doit rester en dehors.",
-            )
+            raise TEXTS.wrong("checks", "every pass under no_sync", title=many.title)
         if report.ddp:
-            raise Wrong(
-                en=f"{with_en}no gradient is sent, although DistributedDataParallel is called: does backward go "
-                "through its output?",
-                fr=f"{with_fr}aucun gradient n’est envoyé, alors que DistributedDataParallel est appelé : la passe "
-                "arrière part-elle de sa sortie ?",
-            )
-        raise Wrong(
-            en=f"{with_en}no rank sends a gradient, so each trains alone: wrap the model in DistributedDataParallel, "
-            "and call the wrapped model.",
-            fr=f"{with_fr}aucun rang n’envoie de gradient, chacun s’entraîne donc seul : enveloppez le modèle dans "
-            "DistributedDataParallel, et appelez le modèle enveloppé.",
-        )
+            raise TEXTS.wrong("checks", "backward past DistributedDataParallel", title=many.title)
+        raise TEXTS.wrong("checks", "no rank sends a gradient", title=many.title)
     if report.ddp and len({rank.weights for rank in many.ranks}) > 1:
-        raise Wrong(
-            en=f"{with_en}the ranks do not end with the same weights, although gradients are sent: each micro-batch "
-            "that is the last of a step must be outside of no_sync(), and no rank may change weights by itself.",
-            fr=f"{with_fr}les rangs ne finissent pas avec les mêmes poids, bien que des gradients soient envoyés : le "
-            "dernier micro-batch de chaque pas doit rester hors de no_sync(), et aucun rang ne doit changer les poids "
-            "de lui-même.",
-        )
+        raise TEXTS.wrong("checks", "different weights at the end", title=many.title)
 
 
-def check_shards(base: Trial, many: Trial, max_share: float, en: str, fr: str) -> None:
+def check_shards(base: Trial, many: Trial, max_share: float, cause: Said) -> None:
     """Refuse ranks that hold more than a share of the parameters, or that have lost some of them."""
     total = base.ranks[0].held
     sizes = [rank.held for rank in many.ranks]
     if max(sizes) > max_share * total:
-        raise Wrong(
-            en=f"With {many.title}, a rank holds {percent(max(sizes) / total)} of the parameters: {en}",
-            fr=f"Avec {many.title}, un rang détient {percent(max(sizes) / total)} des paramètres : {fr}",
+        raise TEXTS.wrong(
+            "checks",
+            "another share of the parameters",
+            title=many.title,
+            share=percent(max(sizes) / total),
+            cause=cause,
         )
     if sum(sizes) < total:
-        raise Wrong(
-            en=f"With {many.title}, the ranks hold {percent(sum(sizes) / total)} of the parameters together: a part of "
-            "the model is lost.",
-            fr=f"Avec {many.title}, les rangs détiennent ensemble {percent(sum(sizes) / total)} des paramètres : une "
-            "partie du modèle est perdue.",
-        )
+        raise TEXTS.wrong("checks", "a part of the model is lost", title=many.title, share=percent(sum(sizes) / total))

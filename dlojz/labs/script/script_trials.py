@@ -14,10 +14,12 @@ from typing import Any
 
 from dlojz.base.language import say
 from dlojz.base.requirements import distribution_of, extra_of, missing_library
-from dlojz.labs.kit.exercise import Wrong
+from dlojz.labs.kit.exercise import Sentences, Wrong
 from dlojz.labs.script.growing_script import LAYOUTS
 from dlojz.results.record import RunRecord
 from dlojz.running.launch import run
+
+TEXTS = Sentences(Path(__file__).with_suffix(".md"))
 
 OBSERVER = Path(__file__).with_name("script_observer.py")
 BATCH = 256
@@ -209,41 +211,20 @@ class ScriptTrials:
             _refuse_missing_library(title_of(processes, words), ended.logs())
         idle = [report.rank for report in ranks if report.steps == 0]
         if idle and len(idle) < len(ranks):
-            raise Wrong(
-                en=f"On {title_of(processes, words)}, rank {idle[0]} makes no optimizer step and others do: every rank "
-                "must train, on its own samples.",
-                fr=f"Sur {title_of(processes, words)}, le rang {idle[0]} ne fait aucun pas d’optimiseur alors que "
-                "d’autres en font : chaque rang doit entraîner, sur ses propres échantillons.",
-            )
+            raise TEXTS.wrong("trials", "a rank without a step", processes=title_of(processes, words), idle=idle[0])
         if any(report.repeated for report in ranks):
-            raise Wrong(
-                en=f"On {title_of(processes, words)}, optimizer.step is called again with the same gradients: once "
-                "after the backward passes of a step.",
-                fr=f"Sur {title_of(processes, words)}, optimizer.step est appelé de nouveau avec les mêmes gradients : "
-                "une seule fois, après les passes arrière d’un pas.",
-            )
+            raise TEXTS.wrong("trials", "a step without new gradients", processes=title_of(processes, words))
         if any(report.kept for report in ranks):
-            raise Wrong(
-                en=f"On {title_of(processes, words)}, the gradients of a step are added to those of the step before: "
-                "call optimizer.zero_grad() once in each step, before its first backward.",
-                fr=f"Sur {title_of(processes, words)}, les gradients d’un pas s’ajoutent à ceux du pas d’avant : "
-                "appelez optimizer.zero_grad() une fois par pas, avant sa première passe arrière.",
-            )
+            raise TEXTS.wrong("trials", "gradients are not zeroed", processes=title_of(processes, words))
         if any(report.stale for report in ranks):
-            raise Wrong(
-                en="The optimizer holds parameters that the model has no more: fully_shard and parallelize_module "
-                "replace them, so make the optimizer after these calls.",
-                fr="L’optimiseur détient des paramètres que le modèle n’a plus : fully_shard et parallelize_module les "
-                "remplacent ; créez l’optimiseur après ces appels.",
-            )
+            raise TEXTS.wrong("trials", "the optimizer holds old parameters")
         # A rank that left no report has not come to its end either.
         completed = record is not None and record.status == "completed" and len(ranks) == processes
         if not completed and any(report.late_shards for report in ranks):
-            raise Wrong(
-                en=f"On {title_of(processes, words)}, your script does not come to its end, and fully_shard is called "
-                "on a block of a model that is sharded as a whole already: shard each block first, the model last.",
-                fr=f"Sur {title_of(processes, words)}, votre script ne va pas jusqu’au bout, et fully_shard est appelé "
-                "sur un bloc d’un modèle déjà réparti en entier : répartissez d’abord chaque bloc, puis le modèle.",
+            raise TEXTS.wrong(
+                "trials",
+                "does not come to its end, fully_shard on a running block",
+                processes=title_of(processes, words),
             )
         if record is None or not completed:
             raise Wrong(_how_it_ended(self._path, title_of(processes, words), ended.logs(), record))
@@ -269,10 +250,7 @@ def _how_it_ended(path: Path, title: str, log: str, record: RunRecord | None) ->
         complaint = (unknown or invalid or "").partition("error: ")[2].strip()
         if unknown:  # by their names: a value may be a path that the judge has made
             complaint = ", ".join(re.findall(r"--[a-z0-9-]+", complaint)) or complaint
-        return say(
-            en=f"Your script does not take the options of this lab ({complaint}): add them to its ArgumentParser.",
-            fr=f"Votre script n’accepte pas les options de ce TP ({complaint}) : ajoutez-les à son ArgumentParser.",
-        )
+        return str(TEXTS.sentence("trials", "options of this lab not taken", complaint=complaint))
     reason = record.reason.replace(OBSERVER.name, path.name).strip() if record is not None else ""
     # Lines of the script itself in the tracebacks, the innermost last.
     line_numbers = re.findall(rf'File "[^"]*{re.escape(path.name)}", line (\d+)', log)
@@ -281,13 +259,5 @@ def _how_it_ended(path: Path, title: str, log: str, record: RunRecord | None) ->
     if todos := path.read_text(encoding="utf-8").count("TODO"):
         reason += say(en=f". Places still marked TODO: {todos}", fr=f". Endroits encore marqués TODO : {todos}")
     if "Connection closed by peer" in reason:
-        reason += say(
-            en=". A rank waits for others that have gone: get_state_dict, dcp.save and every collective must be "
-            "called by all ranks",
-            fr=". Un rang en attend d’autres qui sont partis : get_state_dict, dcp.save et chaque collective doivent "
-            "être appelés par tous les rangs",
-        )
-    return say(
-        en=f"On {title}, your script does not come to its end: {reason}",
-        fr=f"Sur {title}, votre script ne va pas jusqu’au bout : {reason}",
-    )
+        reason += str(TEXTS.sentence("trials", "a rank waits for others that have gone"))
+    return str(TEXTS.sentence("trials", "does not come to its end", title=title, reason=reason))
