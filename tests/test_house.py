@@ -53,9 +53,9 @@ WITHOUT_USER: dict[str, str] = {}
 # ---- figures that may only fall, or only rise: `benchmarks/house.py` prints today's
 
 CEILINGS = {
-    "modules": 416,
-    "lines of the package": 128_100,
-    "lines of the tests": 73_300,
+    "modules": 405,
+    "lines of the package": 118_400,
+    "lines of the tests": 71_800,
     "names of optimizers spelled outside their registry": 67,
     "names of engines spelled outside their registry": 70,
     "names of schedules spelled outside their registry": 162,
