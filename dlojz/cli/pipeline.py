@@ -166,8 +166,7 @@ TEXT_WIDTH = 110
         // activations qu’un rang peut garder, en micro-batches d’étage
     --color kind|micro_batch|chunk|version = kind  what colours say in a picture
         // ce que disent les couleurs d’une image
-    --png FILE  picture to write (.png, .pdf) // image à écrire (.png, .pdf)
-    --svg FILE  picture to write (.svg) // image à écrire (.svg)
+    --png FILE  picture to write (.png, .svg, .pdf) // image à écrire (.png, .svg, .pdf)
     --trace FILE  Chrome/Perfetto trace to write // trace Chrome/Perfetto à écrire
     --csv FILE  order to write, as torch reads it // ordre à écrire, au format de torch
     --from-csv FILE  take the order from a CSV instead of a name // prendre l’ordre d’un CSV au lieu d’un nom
@@ -209,14 +208,7 @@ def _check(args: Given) -> None:
             en=f"{option} does nothing beside {mode}: leave one of them out.",
             fr=f"{option} ne sert à rien à côté de {mode} : retirez l’un des deux.",
         )
-    check_needs(args, "color", "png", "svg")
-    if "svg" in args and not args["svg"].lower().endswith(".svg"):
-        raise refusal(
-            en=f"--svg writes a file that ends in .svg, but {args['svg']!r} was received: change the ending, or use "
-            "--png.",
-            fr=f"--svg écrit un fichier en .svg, mais {args['svg']!r} a été reçu : changez l’extension, ou utilisez "
-            "--png.",
-        )
+    check_needs(args, "color", "png")
     if args[WORDS] and not comparing:
         name = args[WORDS][0]
         raise refusal(
@@ -231,12 +223,11 @@ def _show(args: Given, answer: Answer) -> None:
     schedule, costs = schedule_of(args)
     timeline = simulate(schedule, costs)
     limit = args["memory_limit"]
-    for option in ("png", "svg"):
-        if option in args:
-            from dlojz.display.pipeline_drawing import schedule_figure
+    if "png" in args:
+        from dlojz.display.pipeline_drawing import schedule_figure
 
-            schedule_figure(timeline, args[option], color_by=args["color"], memory_limit=limit)
-            tell_written(args[option])
+        schedule_figure(timeline, args["png"], color_by=args["color"], memory_limit=limit)
+        tell_written(args["png"])
     if "trace" in args:
         from dlojz.pipeline.exchange_formats import write_chrome_trace
 
@@ -261,10 +252,9 @@ def _compare(args: Given, answer: Answer) -> None:
     size = size_of(args)
     names = [entry(name).name for word in args[WORDS] for name in word.split(",") if name]
     rows, excluded = compare_rows(names, size, args)
-    for option in ("png", "svg"):
-        if option in args:
-            draw_comparison(rows, size, args[option], times_of(args))
-            tell_written(args[option])
+    if "png" in args:
+        draw_comparison(rows, size, args["png"], times_of(args))
+        tell_written(args["png"])
     if args["json"]:
         answer([row_document(row) for row in rows])
         return

@@ -25,7 +25,7 @@ OPTIONAL = {
 
 
 def test_extra_of_is_that_of_pyproject() -> None:
-    assert len(OPTIONAL) >= 13 and OPTIONAL["megatron-core"] == "libraries"
+    assert len(OPTIONAL) >= 12 and OPTIONAL["megatron-core"] == "libraries"
     assert {name: extra_of(name) for name in OPTIONAL} == OPTIONAL
     assert [extra_of(name) for name in ("torch", "lightning", "pytest", "acelerate", "")] == [""] * 5
 

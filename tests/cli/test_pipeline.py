@@ -53,11 +53,11 @@ def test_main_pipeline_gives_its_document_as_json(
 
 
 def test_files_are_written_and_read_back(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    files = {option: tmp_path / "new" / f"zbv.{option}" for option in ("png", "svg", "csv")}
+    files = {option: tmp_path / "new" / f"zbv.{option}" for option in ("png", "csv")}
     files["trace"] = tmp_path / "zbv.json"
     words = [word for option, path in files.items() for word in (f"--{option}", str(path))]
     told = _json(capfd, "--schedule", "zb-v", *words)
-    assert files["png"].read_bytes().startswith(PNG) and "<svg" in files["svg"].read_text()
+    assert files["png"].read_bytes().startswith(PNG)
     assert len(json.loads(files["trace"].read_text())["traceEvents"]) > 4 * 48
     read = _json(capfd, "--from-csv", str(files["csv"]))
     assert (read["makespan"], read["peak_activations"]) == (told["makespan"], told["peak_activations"])
@@ -93,7 +93,7 @@ def test_all_schedules_side_by_side(capfd: pytest.CaptureFixture[str]) -> None:
 )
 def test_main_pipeline_draws_a_comparison(names: list[str], titles: list[str], tmp_path: Path) -> None:
     path = tmp_path / "compared.svg"
-    assert main(["pipeline", "--compare", *names, "--svg", str(path)]) == 0
+    assert main(["pipeline", "--compare", *names, "--png", str(path)]) == 0
     drawn = path.read_text()  # the words of each text stand beside its outlines
     assert [title for title in titles if f"<!-- {title} -->" not in drawn] == []
 
@@ -124,8 +124,7 @@ def test_main_pipeline_lists_all_schedules(capfd: pytest.CaptureFixture[str]) ->
         ("--sends rendezvous", ["deadlock of blocking sends", "paired"]),
         ("--schedule 1f1b --memory-limit 3", ["0F3", "limit is 3"]),
         ("--color kinds --png x.png", ["did you mean 'kind'"]),
-        ("--color chunk", ["--color does nothing without --png or --svg: add --png"]),
-        ("--svg x.png", ["ends in .svg", "'x.png'"]),
+        ("--color chunk", ["--color does nothing without --png: add --png"]),
         ("--png x.doc", ["--png needs a name that ends in .png, .svg or .pdf", "'x.doc'"]),
         ("--from-csv none.csv", ["'none.csv'", "cannot be read"]),
         ("--from-csv none.csv --stages 4", ["--stages does nothing beside --from-csv"]),
