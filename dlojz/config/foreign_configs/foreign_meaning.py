@@ -1,0 +1,661 @@
+"""Say what the keys of another program's configuration mean here: each is taken, without effect here, or unknown.
+
+What a program's keys mean are data, one TOML for each program in `data/`: a key names our field, or has words that stand
+for its values; patterns of keys without effect have a reason; `fails` are the sizes with which the program itself stops.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+from dlojz.base.contract import parse_json
+from dlojz.base.errors import LabError
+from dlojz.base.language import colon, language, refusal, say
+from dlojz.config.foreign_configs.foreign_documents import MAX_BYTES, ForeignDocument, read_document, shown_value
+
+_DATA: Final = Path(__file__).with_name("data")
+_OFF: Final[tuple[Any, ...]] = (None, False, "", "none", "null", "None", [], {})
+_OFFLOADS: Final = ("none", "optimizer", "parameters")
+MOST_WHOLE: Final = 2**40
+
+
+@dataclass(frozen=True)
+class Program:
+    """Program whose configurations are read: its keys, and the sizes with which it stops.
+
+    Attributes:
+        signs: keys, or patterns of them, of which a configuration of it has one at least.
+        keys: key → our field, or `to` and the values that words stand for.
+        effectless: reason → patterns of keys.
+    """
+
+    name: str
+    title: str
+    signs: str
+    engine: str = ""
+    source: str = ""
+    sections: str = ""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    also: Mapping[str, str] = field(default_factory=dict)
+    effectless: Mapping[str, str] = field(default_factory=dict)
+    fails: tuple[Mapping[str, Any], ...] = ()
+
+    def plain(self, key: str) -> str:
+        """Write a key as the data does: `--micro-batch-size` → `micro_batch_size`, without the sections that only group."""
+        plain = key.removeprefix("--").replace("-", "_")
+        prefix = next((section for section in self.sections.split() if plain.startswith(section)), "")
+        return plain.removeprefix(prefix)
+
+    def reason(self, key: str) -> str:
+        """Name the reason why a key has no effect here; empty for one that has, or is unknown."""
+        for reason, patterns in self.effectless.items():
+            # `a.*` is the section `a` too, which an empty one leaves alone.
+            if any(fnmatchcase(key, pattern) or f"{key}.*" == pattern for pattern in patterns.split()):
+                return reason
+        return ""
+
+
+def _table(name: str) -> dict[str, Any]:
+    return tomllib.loads((_DATA / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def programs() -> dict[str, Program]:
+    """Load the programs, by the names of their files."""
+    names = sorted(path.stem for path in _DATA.glob("*.toml") if path.stem not in ("reasons", "models"))
+    return {name: Program(name=name, **_table(name)) for name in names}
+
+
+@cache
+def _reasons() -> dict[str, dict[str, str]]:
+    return _table("reasons")
+
+
+class KeyMeaning(NamedTuple):
+    """What a key means here.
+
+    Attributes:
+        value: as shown, secrets hidden.
+        status: `taken` as a field; `effectless` with its reason; `unknown`.
+        meaning: the field and its value, or why there is none.
+    """
+
+    key: str
+    value: str
+    status: Literal["taken", "effectless", "unknown"]
+    meaning: str
+
+
+@dataclass(frozen=True)
+class ForeignConfig:
+    """Configuration of another program.
+
+    Attributes:
+        fields: what it says, by our names; what it leaves open has the program's default.
+        origins: field → key and value that say it.
+        switched: keys that are on, for those that exclude one another.
+    """
+
+    program: Program
+    document: ForeignDocument
+    meanings: tuple[KeyMeaning, ...]
+    fields: Mapping[str, Any]
+    origins: Mapping[str, tuple[str, Any]]
+    switched: frozenset[str]
+
+    def said(self, name: str) -> str:
+        """Write a field as the file does, `num_layers = 96`; one that follows from others has our name."""
+        key, value = self.origins.get(name, (name, self.fields.get(name)))
+        return f"{key.removeprefix('--')} {value}"
+
+
+def read_foreign(path: str | Path) -> ForeignConfig:
+    """Read another program's configuration.
+
+    Raises:
+        LabError: if the file cannot be read, or is none of a program known here.
+    """
+    document = read_document(Path(path).expanduser())
+    program = _program_of(document)
+    fields: dict[str, Any] = dict(program.defaults)
+    origins: dict[str, tuple[str, Any]] = {}
+    meanings, switched = [], set()
+    for key, value in document.entries:
+        plain = program.plain(key)
+        if value not in _OFF:
+            switched.add(plain)
+        status, meaning, found_fields = _meaning(program, plain, value)
+        for name, converted in found_fields.items():
+            # Parameters in the host's memory include the optimizer's states.
+            if name == "offload" and _OFFLOADS.index(converted) < _OFFLOADS.index(fields.get(name, "none")):
+                continue
+            fields[name], origins[name] = converted, (key, value)
+        meanings.append(KeyMeaning(key, shown_value(key, value), status, meaning))
+    return ForeignConfig(program, document, tuple(meanings), fields, origins, frozenset(switched))
+
+
+def _program_of(document: ForeignDocument) -> Program:
+    """Find the program that knows most of a document's keys, and has one of its signs there."""
+    scores = {}
+    for program in programs().values():
+        keys = [program.plain(key) for key, _ in document.entries]
+        if any(fnmatchcase(key, sign) for key in keys for sign in program.signs.split()):
+            scores[program.name] = sum(2 * (key in program.keys) + bool(program.reason(key)) for key in keys)
+    if not scores:
+        keys_text = ", ".join(key for key, _ in document.entries[:5])
+        titles = ", ".join(program.title for program in programs().values() if program.signs)
+        raise refusal(
+            en=f"{document.name} is of no program known here (its keys: {keys_text}…): configurations of {titles} are read.",
+            fr=f"{document.name} n’est d’aucun programme connu ici (ses clés : {keys_text}…) : on lit les configurations "
+            f"de {titles}.",
+        )
+    return programs()[max(scores, key=lambda name: scores[name])]
+
+
+def _meaning(program: Program, key: str, value: Any) -> tuple[Literal["taken", "effectless", "unknown"], str, dict[str, Any]]:
+    """Find what a key means: its status, words, and the fields that it sets."""
+    launcher = programs()["launchers"]
+    spec = program.keys.get(key, launcher.keys.get(key))
+    if spec is None:
+        reason = program.reason(key) or launcher.reason(key)
+        if value in _OFF and not reason:
+            reason = "unset"
+        if not reason:
+            return "unknown", say(en="unknown", fr="inconnue"), {}
+        return "effectless", _reasons()[reason][language()], {}
+    name, words = (spec, {}) if isinstance(spec, str) else (spec["to"], {w: v for w, v in spec.items() if w != "to"})
+    word = str(value).lower() if not isinstance(value, str) or value.lower() in words else value
+    word = word if word in words else word.rpartition("/")[2] if word.endswith(".json") else word
+    if word in words:
+        return "taken", f"{name} = {_plain_value(words[word])}", {name: words[word]}
+    if value in _OFF:
+        return "effectless", _reasons()["unset"][language()], {}
+    if value == "auto":
+        return "effectless", _reasons()["auto"][language()], {}
+    if isinstance(value, str) and value.startswith("$"):
+        return "unknown", say(en="the file assigns it nowhere", fr="le fichier ne lui donne aucune valeur"), {}
+    if name in _TEXTS:
+        return "taken", f"{name} = {shown_value(key, value)}", {name: str(value)}
+    if words and not any(isinstance(number, int) and not isinstance(number, bool) for number in words.values()):
+        legal = ", ".join(words)
+        return "unknown", say(en=f"unknown value; known: {legal}", fr=f"valeur inconnue ; connues : {legal}"), {}
+    number = _whole(value)
+    if number is None:
+        return "unknown", say(en="no whole number", fr="n’est pas un nombre entier"), {}
+    return "taken", f"{name} = {number}", {name: number}
+
+
+_TEXTS: Final = ("model", "family", "flavor", "unread", "kind")
+"""Fields whose value is a text."""
+
+
+def _plain_value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _whole(value: Any) -> int | None:
+    try:
+        number = float(value) if not isinstance(value, bool | list) else math.nan
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return int(number) if number.is_integer() and 0 <= number < MOST_WHOLE else None
+
+
+SIZES: Final = ("layers", "hidden", "heads", "kv_heads", "mlp_width", "vocabulary", "tied")
+
+
+def named_sizes(name: str) -> dict[str, Any]:
+    """Find the sizes of a model that a configuration names: of the catalogue (`model`), published, or of a folder here.
+
+    Returns:
+        fields of a size, or `model`, a name of the catalogue; empty for a name that is not known.
+
+    Raises:
+        LabError: if it is a folder whose config.json cannot be read.
+    """
+    folder = Path(name.removeprefix("hf:")).expanduser()
+    config_file = folder if folder.name == "config.json" else folder / "config.json"
+    if config_file.is_file() and config_file.stat().st_size < MAX_BYTES:
+        return _config_json(config_file)
+    base_name = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
+    models = _table("models")
+    for pattern, model in models["catalogue"].items():
+        if re.search(pattern, base_name):
+            return {"model": model}
+    for pattern, sizes in models["sizes"].items():
+        if re.search(pattern, base_name):
+            # Bias of queries, keys and values alone (Qwen 2) is no thousandth of the parameters.
+            return {**dict(zip(SIZES, sizes, strict=True)), "gated": True, "biased": False, "positions": "none"}
+    return {}
+
+
+def _config_json(path: Path) -> dict[str, Any]:
+    """Read the sizes of a Llama-like decoder off a model's config.json, as transformers names them."""
+    content = parse_json(path.read_text(encoding="utf-8"))
+    names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
+    missing = [name for name in names if name != "num_key_value_heads" and not isinstance(content.get(name), int)]
+    if missing:
+        raise refusal(
+            en=f"{path.parent.name}/config.json does not say {', '.join(missing)}: only decoders of Llama's kind are read.",
+            fr=f"{path.parent.name}/config.json ne donne pas {', '.join(missing)} : seuls les décodeurs du genre de Llama "
+            "sont lus.",
+        )
+    sizes = dict(zip(SIZES, [content.get(name) or 0 for name in names], strict=False))
+    experts = {"experts": content.get("num_local_experts") or 0, "top_k": content.get("num_experts_per_tok") or 1}
+    llama_like = {"gated": True, "biased": False, "positions": "none", "tied": bool(content.get("tie_word_embeddings"))}
+    return {**sizes, **llama_like, **(experts if experts["experts"] else {}), "head_width": content.get("head_dim") or 0}
+
+
+@dataclass(frozen=True)
+class ForeignRun:
+    """Run that a configuration describes.
+
+    Attributes:
+        size: fields of a decoder's size, or `model`, a name of the catalogue, with the length of its samples.
+        layout: fields of a layout: degrees, micro-batches, options.
+        columns: of the cost model, what the program's options set otherwise than its library does by habit.
+        assumed: sentences: what was not said and how it was completed.
+        undescribed: what it asks for that no figure here describes.
+        failures: sentences: why the program itself would stop.
+        warnings: the same where it goes on.
+    """
+
+    size: dict[str, Any]
+    layout: dict[str, Any]
+    gpus: int
+    precision: str
+    columns: dict[str, int]
+    fused_attention: bool | None
+    fused_loss: bool
+    steps: int | None
+    assumed: tuple[str, ...]
+    undescribed: tuple[str, ...]
+    failures: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def foreign_run(config: ForeignConfig, **overrides: Any) -> ForeignRun:
+    """Complete what a configuration says to a run.
+
+    Args:
+        **overrides: fields given beside the file, which hold before it: gpus, nodes, batch, model, sequence_length, …
+
+    Raises:
+        LabError: if the number of GPUs, the model or the length of its samples is said nowhere.
+    """
+    values = {**config.fields, **overrides}
+    assumed: list[str] = []
+    size = _size(config, values, overrides, assumed)
+    _pipeline(values)
+    gpus = _gpus(config, values, overrides, assumed)
+    known = {**values, **size, "gpus": gpus, "two": 2}
+    degrees = math.prod(int(values.get(name) or 1) for name in ("tp", "pp", "cp"))
+    # Where degrees do not divide the GPUs, the rules below say so.
+    dp = known["dp"] = gpus // degrees or 1
+    _batch(config, known, dp, overrides, assumed)
+    layout, columns = _states(config, known, dp, assumed)
+    failures, warnings = _failures(config, known)
+    undescribed = [str(known[name]) for name in ("undescribed", "adapter") if known.get(name)]
+    precision = "fp8" if known.get("fp8") else str(known.get("precision", "fp32"))
+    fused = known.get("fused_attention")
+    steps = known.get("steps") or None
+    return ForeignRun(
+        size, layout, gpus, precision, columns, fused, bool(known.get("fused_loss")), steps, tuple(assumed),
+        tuple(undescribed), tuple(failures), tuple(warnings),
+    )  # fmt: skip
+
+
+_SIZE_FIELDS: Final = (
+    "layers", "hidden", "heads", "kv_heads", "mlp_width", "vocabulary", "gated", "tied", "biased", "positions", "experts",
+    "top_k", "every", "head_width",
+)  # fmt: skip
+
+
+def _size(config: ForeignConfig, values: dict[str, Any], overrides: Mapping[str, Any], assumed: list[str]) -> dict[str, Any]:
+    """Find the model: given beside the file, named by it, or its sizes."""
+    name = overrides.get("model") or values.get("model")
+    if values.get("flavor") and "model" not in overrides:
+        name = f"{values.get('family', 'llama3')} {values['flavor']}"
+        name = name.replace("llama3 8B", "llama-3-8b").replace("llama3 70B", "llama-3-70b").replace("llama3 405B", "llama-3-405b")
+    sizes = named_sizes(str(name)) if name else {}
+    if name and not sizes:
+        from dlojz import models
+
+        if str(name) in models.names():
+            sizes = {"model": str(name)}
+    if name and not sizes and "layers" not in values:
+        raise refusal(
+            en=f"{config.document.name} names the model {name}, whose sizes are not known here and which is no folder with a "
+            "config.json: give --model hf:FOLDER (a folder with its config.json), or a model of the catalogue.",
+            fr=f"{config.document.name} nomme le modèle {name}, dont les tailles ne sont pas connues ici et qui n’est pas un "
+            "dossier avec un config.json : donnez --model hf:DOSSIER (un dossier avec son config.json), ou un modèle du "
+            "catalogue.",
+        )
+    if not sizes:
+        sizes = _own_sizes(config, values, assumed)
+    tokens = values.get("sequence_length")
+    return {**sizes, **({"sequence_length": tokens} if tokens else {})}
+
+
+def _own_sizes(config: ForeignConfig, values: dict[str, Any], assumed: list[str]) -> dict[str, Any]:
+    """Take the sizes that a file says itself, as Megatron-LM completes them."""
+    missing = [name for name in ("layers", "hidden", "heads", "sequence_length") if not values.get(name)]
+    if missing:
+        raise refusal(
+            en=f"{config.document.name} says no {', '.join(missing)} of the model: name the model with --model NAME or "
+            "hf:FOLDER, and --sequence-length.",
+            fr=f"{config.document.name} ne donne pas {', '.join(missing)} du modèle : nommez-le avec --model NOM ou "
+            "hf:DOSSIER, et --sequence-length.",
+        )
+    sizes = {name: values[name] for name in _SIZE_FIELDS if values.get(name) is not None}
+    hidden, heads = int(sizes["hidden"]), int(sizes["heads"])
+    if values.get("grouped") is False:
+        sizes.pop("kv_heads", None)
+    elif values.get("grouped") and "kv_heads" not in sizes:
+        sizes["kv_heads"] = 1
+    if sizes.get("gated") and not sizes.get("mlp_width"):
+        sizes["mlp_width"] = int(4 * hidden * 2 / 3) // 64 * 64  # arguments.py: a multiple of 64 below 8/3 of hidden
+    if sizes.get("head_width") and sizes["head_width"] * heads == hidden:
+        sizes["head_width"] = 0
+    if sizes.get("experts") and values.get("expert_width"):
+        sizes["mlp_width"] = values["expert_width"]
+    if not sizes.get("experts"):
+        sizes.pop("top_k", None)
+        sizes.pop("every", None)
+    if not sizes.get("vocabulary"):
+        vocabulary = sizes["vocabulary"] = values.get("tokenizer") or 50257
+        assumed.append(
+            say(
+                en=f"the vocabulary has {vocabulary} words (--vocabulary sets it)",
+                fr=f"le vocabulaire a {vocabulary} mots (--vocabulary le fixe)",
+            )
+        )
+    return sizes
+
+
+def _gpus(config: ForeignConfig, values: Mapping[str, Any], overrides: Mapping[str, Any], assumed: list[str]) -> int:
+    """Count the GPUs: given beside the file, or said by it.
+
+    Raises:
+        LabError: if neither says it.
+    """
+    if gpus := overrides.get("gpus"):
+        return int(gpus)
+    # One task for all GPUs of a node, or one for each.
+    node_gpus = values.get("gpus_per_node") or max(int(values.get("tasks_per_node") or 0), 8)
+    if (gpus := values.get("gpus")) and "nodes" not in overrides:
+        return int(gpus)
+    if nodes := overrides.get("nodes") or values.get("nodes") or (1 if values.get("gpus_per_node") else 0):
+        if not (values.get("gpus_per_node") or values.get("tasks_per_node")):
+            assumed.append(say(en="8 GPUs a node", fr="8 GPU par nœud"))
+        return int(nodes) * int(node_gpus)
+    raise refusal(
+        en=f"{config.document.name} does not say on how many GPUs it runs: add --gpus 64, or --nodes 8.",
+        fr=f"{config.document.name} ne dit pas sur combien de GPU il tourne : ajoutez --gpus 64, ou --nodes 8.",
+    )
+
+
+def _pipeline(values: dict[str, Any]) -> None:
+    """Complete chunks and schedule of a pipeline."""
+    pp, per_chunk, layers = values.get("pp") or 1, values.get("layers_per_chunk"), values.get("layers")
+    if per_chunk and layers and layers % (pp * per_chunk) == 0:
+        values["chunks"] = layers // (pp * per_chunk)
+    if values.get("schedule") == "interleaved" and not values.get("chunks"):
+        values["chunks"] = 2
+    values["chunks"] = values.get("chunks") or 1
+    values["schedule"] = "interleaved" if values["chunks"] > 1 else values.get("schedule") or "1f1b"
+
+
+def _batch(config: ForeignConfig, known: dict[str, Any], dp: int, overrides: Mapping[str, Any], assumed: list[str]) -> None:
+    """Complete micro-batch, number of micro-batches and global batch: any two give the third."""
+    pp, total = known.get("pp") or 1, overrides.get("batch") or known.get("global_batch")
+    if local := known.get("local_batch"):  # torchtitan: a pipeline cuts the local batch, without one it is the micro-batch
+        known["micro_batch"] = known.get("pp_micro_batch") or 1 if pp > 1 else local
+        total = total or local * dp
+        known.setdefault("micro_batches", max(1, total // (dp * known["micro_batch"])))
+    micro = known.get("micro_batch")
+    if "batch" in overrides:
+        known["micro_batches"] = None
+    number = known.get("micro_batches")
+    if not micro:
+        micro = max(1, total // (dp * (number or 1))) if total else 1
+        if not total:
+            assumed.append(say(en="a micro-batch of 1", fr="un micro-batch de 1"))
+    if not number:
+        number = max(1, total // (dp * micro)) if total else 1
+        if not total and "micro_batch" not in config.origins:
+            assumed.append(say(en="no accumulation of gradients", fr="pas d’accumulation des gradients"))
+    known |= {"micro_batch": micro, "micro_batches": number, "global_batch": total or dp * micro * number}
+
+
+def _states(config: ForeignConfig, known: dict[str, Any], dp: int, assumed: list[str]) -> tuple[dict[str, Any], dict[str, int]]:
+    """Complete engine, ZeRO stage and options: the layout, and the columns of the cost model that it sets."""
+    degrees = {name: int(known.get(name) or 1) for name in ("tp", "pp", "cp", "ep")}
+    kind = known.get("kind") or ""
+    engine = known.get("engine") or {"deepspeed": "deepspeed", "megatron": "megatron-core"}.get(kind, config.program.engine)
+    if kind == "fsdp" and "zero" not in config.origins:
+        known["zero"] = 3
+    if level := known.get("deepspeed_file"):  # axolotl's own files: 4 is stage 3 with parameters in the host's memory
+        engine, known["zero"] = "deepspeed", min(3, int(level))
+        known["offload"] = "parameters" if level > 3 else known.get("offload", "none")
+    columns: dict[str, int] = {}
+    shards, replicas = known.get("dp_shard") or 0, known.get("dp_replicate") or 1
+    if replicas > 1 and (shards > 1 or not shards) and dp // replicas > 1:
+        columns["zero_shards"] = dp // replicas * degrees["cp"]  # hybrid sharding: within a replica's ranks alone
+    elif replicas > 1:
+        known["zero"] = 0
+    for name in ("dropout", "gradient_bytes", "compiled", "asynchronous"):
+        if known.get(name) is not None:
+            columns[name] = int(known[name])
+    if config.program.name == "torchtitan" and not columns.get("compiled"):
+        columns["eager"] = 1
+    if known.get("ac_option") == 2:
+        assumed.append(
+            say(
+                en="selective recomputation as operator by operator, not of every second layer",
+                fr="recalcul sélectif opérateur par opérateur, et non d’une couche sur deux",
+            )
+        )
+    if path := known.get("unread"):
+        assumed.append(
+            say(
+                en=f"the file that it names, {path}, is not read: give that one to --from for what it says",
+                fr=f"le fichier qu’il nomme, {path}, n’est pas lu : donnez celui-là à --from",
+            )
+        )
+    offload = known.get("offload", "none")
+    if offload != "none" and engine != "deepspeed":
+        assumed.append(
+            say(
+                en="what it offloads to the host's memory stays on the GPUs: only DeepSpeed's offload is planned here",
+                fr="ce qu’il décharge en mémoire hôte reste sur les GPU : seul le déchargement de DeepSpeed est planifié ici",
+            )
+        )
+        offload = "none"
+    layout = {
+        **degrees, "dp": dp, "engine": engine, "micro_batch": known["micro_batch"], "micro_batches": known["micro_batches"],
+        # One rank has nothing to shard, but what is offloaded needs a stage even there.
+        "zero": int(known.get("zero") or 0) if dp * degrees["cp"] > 1 or offload != "none" else 0,
+        "chunks": known["chunks"], "schedule": known["schedule"] if degrees["pp"] > 1 else "1f1b",
+        "checkpointing": known.get("checkpointing", "none"), "offload": offload,
+        "sequence_parallel": bool(known.get("sequence_parallel")) and degrees["tp"] > 1,
+    }  # fmt: skip
+    if degrees["pp"] == 1:
+        layout["chunks"] = 1
+    return layout, columns
+
+
+def _failures(config: ForeignConfig, known: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Say with which sizes the program itself stops, or warns."""
+    failures: list[str] = []
+    warnings: list[str] = []
+    for rule in config.program.fails:
+        if sentence := _failure(config, known, rule):
+            (warnings if rule.get("warns") else failures).append(sentence)
+    return list(dict.fromkeys(failures)), warnings
+
+
+def _failure(config: ForeignConfig, known: Mapping[str, Any], rule: Mapping[str, Any]) -> str:
+    """Write the sentence of a rule that does not hold; empty where it holds, or does not apply."""
+
+    def amount(name: str) -> int:
+        return int(known.get(name) or 0)
+
+    def words(name: str) -> str:
+        return config.said(name) if name in config.origins else f"{name} {amount(name)}"
+
+    if any(amount(name) < minimum for name, minimum in rule.get("least", {}).items()):
+        return ""
+    if any(known.get(name) != value for name, value in rule.get("equal", {}).items()):
+        return ""
+    if any(known.get(name) or name in config.switched for name in rule.get("unless", ())):
+        return ""
+    title, problem = config.program.title, ""
+    if both := rule.get("both"):
+        if not set(both) <= config.switched:
+            return ""
+        problem = say(en=f"{' and '.join(both)} are both on", fr=f"{' et '.join(both)} sont activés tous les deux")
+    elif "dividend" in rule:
+        names = [name for name in rule["divisors"] if name == "two" or amount(name) > 1]
+        product, dividend = math.prod(amount(name) for name in names), amount(rule["dividend"])
+        if not dividend or not names or dividend % product == 0:
+            return ""
+        factors = " × ".join("2" if name == "two" else words(name) for name in names)
+        problem = say(
+            en=f"{words(rule['dividend'])} is no multiple of {factors}" + (f" = {product}" if len(names) > 1 else ""),
+            fr=f"{words(rule['dividend'])} n’est pas un multiple de {factors}" + (f" = {product}" if len(names) > 1 else ""),
+        ) + _what_works(names[-1], dividend, product // max(1, amount(names[-1])))
+    elif "equals" in rule:
+        names = [name for name in rule["factors"] if amount(name) > 1]
+        product, total = math.prod(amount(name) for name in names), amount(rule["equals"])
+        if rule["equals"] not in (*config.origins, "gpus") or product == total:
+            return ""
+        factors = " × ".join(map(words, names)) or "1"
+        problem = say(en=f"{words(rule['equals'])} is not {factors} = {product}", fr=f"{words(rule['equals'])} n’est pas {factors} = {product}")
+    else:
+        missing = [f"{name} ≥ {minimum}" for name, minimum in rule["needs"].items() if amount(name) < minimum]
+        cause = " ".join(words(name) for name in (*rule.get("least", {}), *rule.get("equal", {})))
+        if not missing:
+            return ""
+        problem = say(en=f"{cause} needs {', '.join(missing)}", fr=f"{cause} demande {', '.join(missing)}")
+    return say(
+        en=f"{problem}. {title} says: “{rule['says']}”.", fr=f"{problem}. {title} dit{colon()}« {rule['says']} »."
+    )
+
+
+def _what_works(name: str, dividend: int, factor: int) -> str:
+    """List values of a divisor that would work, the first eight."""
+    if name == "two" or factor <= 0 or dividend % factor:
+        return ""
+    works = [str(value) for value in range(1, min(dividend // factor, 4096) + 1) if dividend // factor % value == 0][:8]
+    return say(en=f"; {name} may be {', '.join(works)}", fr=f" ; {name} peut valoir {', '.join(works)}")
+
+
+def change_lines(config: ForeignConfig, before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Write the change from one layout to another as lines of the file's own syntax.
+
+    Returns:
+        the lines; None where the file has no key for one of the fields that change.
+    """
+    lines = []
+    changed = {name: value for name, value in after.items() if before.get(name) != value}
+    for name in ("dp", "schedule", "engine"):
+        changed.pop(name, None)  # they follow from the others
+    if "chunks" in changed and "layers_per_chunk" in config.origins:
+        layers = config.fields.get("layers") or 0
+        changed["layers_per_chunk"] = layers // (after["pp"] * changed.pop("chunks")) if layers else 1
+    for name, value in changed.items():
+        if name == "offload" and value == "none":  # of all keys that offload something
+            lines += [_line(config, *_written(config, name, value, key)) for key in _on(config, name)]  # type: ignore[arg-type]
+            continue
+        key, written = _written(config, name, value)
+        if key is None:
+            # Its number follows where the global batch has a key; written where the file leaves that open.
+            if name == "micro_batches" and (total := _written(config, "global_batch", after["dp"] * after["micro_batch"] * value))[0]:
+                lines += [] if "global_batch" in config.origins else [_line(config, *total)]  # type: ignore[arg-type]
+                continue
+            if name == "sequence_parallel" and config.program.defaults.get("sequence_parallel"):
+                continue
+            return None
+        lines.append(_line(config, key, written))
+        lines += [_line(config, *pair) for pair in _beside(config, key, written)]
+    return tuple(lines)
+
+
+def _keys_of(program: Program, name: str) -> list[str]:
+    return [key for key, spec in program.keys.items() if (spec if isinstance(spec, str) else spec["to"]) == name]
+
+
+def _on(config: ForeignConfig, name: str) -> list[str]:
+    """List the keys of a field that the file has and that are on."""
+    return [key for key in _keys_of(config.program, name) if key in config.switched]
+
+
+def _written(config: ForeignConfig, name: str, value: Any, own_key: str = "") -> tuple[str | None, Any]:
+    """Find the key for a field, one that the file has before others, and the value as the program writes it."""
+    owner, nested = config.program, config.program.name == "accelerate"
+    keys = _keys_of(owner, name)
+    own_key = own_key or (owner.plain(config.origins[name][0]) if name in config.origins else "")
+    kind = {"fsdp": "fsdp_config", "deepspeed": "deepspeed_config", "megatron": "megatron_lm_config"}.get(config.fields.get("kind", ""))
+    for key in sorted(keys, key=lambda key: key != own_key):
+        if nested and kind and "." in key and not key.startswith(kind):
+            continue
+        spec = owner.keys[key]
+        if isinstance(spec, str):
+            return key, value
+        words = {meaning: word for word, meaning in reversed(spec.items()) if word != "to" and type(meaning) is type(value)}
+        if value in words:
+            word = words[value]
+            return key, {"true": True, "false": False}.get(word, int(word) if word.isdigit() else word)
+        if value in (False, 0, "none"):  # a switch that is off is not written
+            return key, None
+        if any(type(meaning) is int for meaning in spec.values()) and type(value) is int and name != "zero":
+            return key, value
+    return None, None
+
+
+def _full(config: ForeignConfig, key: str) -> str:
+    """Write a key with the section that the file has it in, else with the one that its degrees are in."""
+    entries = [name for name, _ in config.document.entries]
+    if own := next((name for name in entries if config.program.plain(name) == key), ""):
+        return own.removeprefix("--")
+    degree, _ = config.origins.get("tp", ("", None))
+    return degree.rpartition(".")[0] + "." + key if "." in degree and "." not in key and config.program.sections else key
+
+
+def _beside(config: ForeignConfig, key: str, value: Any) -> list[tuple[str, Any]]:
+    words = config.program.also.get(f"{key} {value}", "").split()
+    return list(zip(words[::2], words[1::2], strict=True))
+
+
+def _line(config: ForeignConfig, key: str, value: Any) -> str:
+    """Write a key with its value as the file's form does; None is a key to take away."""
+    form, name = config.document.form, _full(config, key)
+    *sections, last = name.split(".")
+    if value is None:
+        option = f"--{name.replace('_', '-')}" if form == "words" else name
+        return say(en=f"# without {option}", fr=f"# sans {option}")
+    if form == "words":
+        option = f"--{name}" if "." in name or config.program.name != "megatron" else f"--{name.replace('_', '-')}"
+        return option if value is True else f"{option} {shlex.quote(str(value))}"
+    text = json.dumps(value)
+    if form == "python":
+        return f"{name} = {value!r}"
+    if form == "toml":
+        return f"{name} = {text}"
+    if form == "yaml":
+        plain = text if isinstance(value, bool | int) else value
+        head = "".join(f"{'  ' * depth}{section}:\n" for depth, section in enumerate(sections))
+        return f"{head}{'  ' * len(sections)}{last}: {plain}"
+    return "".join(f'"{section}": {{' for section in sections) + f'"{last}": {text}' + "}" * len(sections)
