@@ -26,7 +26,15 @@ from dlojz.hardware import CLUSTERS, Cluster, cluster
 from dlojz.hardware import cluster as cluster_named
 from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.planner.answer import Choice, Plan
-from dlojz.planner.explain import LayoutChange, LayoutVerdict, changes, code_of, differences, lighter_neighbours, refused
+from dlojz.planner.explain import (
+    LayoutChange,
+    LayoutVerdict,
+    changes,
+    code_of,
+    differences,
+    lighter_neighbours,
+    refused,
+)
 from dlojz.planner.planned_memory import fits, layout_memories, searched_memories
 from dlojz.planner.planned_model import chosen, subject
 from dlojz.planner.question import FLASH_FROM, MOST_BATCH, Question, calibration_of, check_gpus, check_precision
@@ -39,6 +47,8 @@ from dlojz.planner.space import (
     gigabytes,
     layout_row,
     layout_title,
+    more_percent,
+    part_words,
     planned_layout,
     reason_counts,
     reason_words,
@@ -306,7 +316,7 @@ class FileChange(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ForeignPlan:
-    """What another program's configuration comes to: its layout weighed and timed, and the cheapest changes of its file.
+    """What another program's configuration comes to: its layout weighed and timed, and cheap changes of its file.
 
     Attributes:
         choice: the layout, where it fits; else None, and `verdict` says why.
@@ -319,6 +329,52 @@ class ForeignPlan:
     verdict: LayoutVerdict | None
     changes: tuple[FileChange, ...]
     best_s: float | None
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Pairs of name and value: as a plan's best layout is shown, with its memory by category."""
+        if self.choice is None:
+            assert self.verdict is not None
+            rows = [(say(en="layout", fr="configuration"), self.verdict.title)]
+            return [*rows, (say(en="does not run", fr="ne tourne pas"), self.verdict.sentence)]
+        rows = self.choice.lines()
+        memory = sorted(self.choice.memory.items(), key=lambda part: -part[1])
+        parts = ", ".join(
+            f"{part_words(name)} {gigabytes(num_bytes)}" for name, num_bytes in memory if num_bytes >= 1e7
+        )
+        rows.insert(4, (say(en="of which", fr="dont"), parts))
+        if self.best_s is not None:
+            words = more_percent(self.best_s / self.choice.estimated_s)
+            rows.append((say(en="fastest layout of all", fr="la plus rapide de toutes"), self._fastest(words)))
+        return rows
+
+    def _fastest(self, words: str) -> str:
+        engine, gpus = self.layout.engine, self.layout.world_size
+        return say(
+            en=f"{words} time with {engine} on {gpus} GPUs; dlojz plan without --from searches for it",
+            fr=f"{words} de temps avec {engine} sur {gpus} GPU ; dlojz plan sans --from la cherche",
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "model": self.question.subject.name,
+            "parameters": self.question.subject.num_parameters,
+            "cluster": self.question.cluster.name,
+            "precision": self.question.precision,
+            "layout": layout_row(self.layout),
+            "choice": None if self.choice is None else self.choice.as_dict(),
+            "refused": None if self.verdict is None else self.verdict.as_dict(),
+            "best_s": self.best_s,
+            "changes": [
+                {
+                    "lines": list(lines),
+                    "changed": {name: list(pair) for name, pair in change.changed.items()},
+                    "memory_delta_bytes": None if math.isnan(change.step_ratio) else change.memory_delta_bytes,
+                    "step_ratio": None if math.isnan(change.step_ratio) else change.step_ratio,
+                }
+                for change, lines in self.changes
+            ],
+        }
 
 
 def plan_foreign(config: ForeignConfig, run: ForeignRun, site: Cluster) -> ForeignPlan:
@@ -352,7 +408,7 @@ def _foreign_question(run: ForeignRun, site: Cluster) -> Question:
         if size is None:
             raise refusal(
                 en=f"{name} is no decoder: configurations of other programs are planned for decoders alone.",
-                fr=f"{name} n’est pas un décodeur : on ne planifie les configurations d’autres programmes que pour eux.",
+                fr=f"{name} n’est pas un décodeur : les configurations d’ailleurs sont planifiées pour eux seuls.",
             )
     else:
         if tokens is None:
@@ -390,7 +446,9 @@ def _file_changes(
         # Of few differences, the first of equals being the fastest.
         order = np.argsort(apart, kind="stable")[: 64 * MOST_CHANGES]
         neighbours += [result.layout(int(index)) for index in order if apart[index]]
-    found_changes = [change for change in changes(result, layout, neighbours, is_weighed) if change.changed and change.fits]
+    found_changes = [
+        change for change in changes(result, layout, neighbours, is_weighed) if change.changed and change.fits
+    ]
     chosen: dict[tuple[str, ...], FileChange] = {}
     before = _written_fields(layout)
     for change in sorted(found_changes, key=lambda change: (len(change.changed), change.step_s)):

@@ -1,1 +1,1 @@
-"""Configurations of other programs (Megatron-LM, torchtitan, DeepSpeed, accelerate, axolotl, Trainer, …), read as data."""
+"""Configurations of other programs (Megatron-LM, torchtitan, DeepSpeed, accelerate, axolotl, …), read as data."""

@@ -1,4 +1,4 @@
-"""Read a configuration of another program as keys and values, whatever its form: shell, words, YAML, TOML, JSON, Python.
+"""Read a configuration of another program as keys and values: shell, words, YAML, TOML, JSON or Python.
 
 Nothing of a file is executed: a script is read by `shell_words`, Python by its syntax tree, YAML by the safe loader.
 """
@@ -21,7 +21,9 @@ from dlojz.config.foreign_configs.shell_words import ShellScript, read_shell
 MAX_BYTES: Final = 2**20
 MOST_KEYS: Final = 5000
 Form = Literal["words", "yaml", "toml", "json", "python"]
-_SECRET_PARTS: Final = frozenset("token key secret secrets password passwd wandb credential credentials auth pat".split())
+_SECRET_PARTS: Final = frozenset(
+    ("token", "key", "secret", "secrets", "password", "passwd", "wandb", "credential", "credentials", "auth", "pat")
+)
 _SECRET_VALUE: Final = re.compile(r"\b(hf_|sk-|ghp_|gho_|AKIA|glpat-)[A-Za-z0-9_-]{8,}|://[^/\s]*:[^/\s]*@")
 SHOWN_CHARACTERS: Final = 40
 
@@ -65,10 +67,10 @@ def read_document(path: Path) -> ForeignDocument:
             return ForeignDocument(path.name, form, tuple(entries), tuple(unread))
         refusals.append(form + say(en=": no key", fr=" : aucune clé"))
     raise refusal(
-        en=f"{path.name} is no configuration that can be read ({'; '.join(refusals)}): give a script or words with --keys, "
-        "or YAML, TOML, JSON.",
-        fr=f"{path.name} n’est pas une configuration lisible ({' ; '.join(refusals)}) : donnez un script ou des mots avec "
-        "des --clés, ou du YAML, TOML, JSON.",
+        en=f"{path.name} is no configuration that can be read ({'; '.join(refusals)}): give a script or words with "
+        "--keys, or YAML, TOML, JSON.",
+        fr=f"{path.name} n’est pas une configuration lisible ({' ; '.join(refusals)}) : donnez un script ou des mots "
+        "avec des --clés, ou du YAML, TOML, JSON.",
     )
 
 
@@ -77,7 +79,7 @@ def _text(path: Path) -> str:
         if path.is_dir():
             raise refusal(
                 en=f"--from takes a file, but {path.name!r} is a folder: name the configuration in it.",
-                fr=f"--from attend un fichier, mais {path.name!r} est un dossier : nommez la configuration qu’il contient.",
+                fr=f"--from attend un fichier, mais {path.name!r} est un dossier : nommez la configuration dedans.",
             )
         if path.stat().st_size > MAX_BYTES:
             raise refusal(
@@ -93,10 +95,10 @@ def _text(path: Path) -> str:
     if "\0" in text or not text.strip():
         flaw = say(en="is empty", fr="est vide") if not text.strip() else say(en="is no text", fr="n’est pas du texte")
         raise refusal(
-            en=f"{path.name} {flaw}: give a configuration of Megatron-LM, torchtitan, DeepSpeed, accelerate, axolotl or "
-            "a Trainer.",
-            fr=f"{path.name} {flaw} : donnez une configuration de Megatron-LM, torchtitan, DeepSpeed, accelerate, axolotl "
-            "ou d’un Trainer.",
+            en=f"{path.name} {flaw}: give a configuration of Megatron-LM, torchtitan, DeepSpeed, accelerate, axolotl "
+            "or a Trainer.",
+            fr=f"{path.name} {flaw} : donnez une configuration de Megatron-LM, torchtitan, DeepSpeed, accelerate, "
+            "axolotl ou d’un Trainer.",
         )
     return text
 
@@ -188,11 +190,15 @@ def _words(text: str) -> Entries:
         commands = [[word for command in commands for word in command]]  # a list of words, over several lines
     # Of what a variable holds too, where another script makes the command of it.
     options = [_options(words) for words in (*commands, *map(str.split, script.variables.values()))]
-    return [*max(options, key=len, default=[]), *_numbers_of_gpus(script)], script.unread
+    return [*max(options, key=len, default=[]), *_surroundings(script)], script.unread
 
 
-def _numbers_of_gpus(script: ShellScript) -> list[tuple[str, Any]]:
-    names = [name for name in ("WORLD_SIZE", "NNODES", "NUM_NODES", "GPUS_PER_NODE") if name in script.variables]
+def _surroundings(script: ShellScript) -> list[tuple[str, Any]]:
+    names = [
+        name
+        for name in ("WORLD_SIZE", "NNODES", "NUM_NODES", "GPUS_PER_NODE", "CUDA_LAUNCH_BLOCKING")
+        if name in script.variables
+    ]
     return [(f"#SBATCH {name}", value) for name, value in script.batch.items()] + [
         (f"${name}", script.variables[name]) for name in names
     ]
@@ -211,7 +217,9 @@ def _options(words: list[str]) -> list[tuple[str, Any]]:
             current = []  # the program: no value of the launcher's last option
         else:
             current.append(word)
-    return [(name, True if not values else values[0] if len(values) == 1 else values) for name, values in options.items()]
+    return [
+        (name, True if not values else values[0] if len(values) == 1 else values) for name, values in options.items()
+    ]
 
 
 _READERS: Final[dict[Form, Callable[[str], Entries]]] = {

@@ -1,7 +1,7 @@
 """Say what the keys of another program's configuration mean here: each is taken, without effect here, or unknown.
 
-What a program's keys mean are data, one TOML for each program in `data/`: a key names our field, or has words that stand
-for its values; patterns of keys without effect have a reason; `fails` are the sizes with which the program itself stops.
+What a program's keys mean are data, one TOML for each program in `data/`: a key names our field, or has words that
+stand for its values; patterns of keys without effect have a reason; `fails` are the sizes with which the program stops.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ import math
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from dlojz.base.contract import parse_json
-from dlojz.base.errors import LabError
-from dlojz.base.language import colon, language, refusal, say
+from dlojz.base.language import language, refusal, say
 from dlojz.config.foreign_configs.foreign_documents import MAX_BYTES, ForeignDocument, read_document, shown_value
 
 _DATA: Final = Path(__file__).with_name("data")
@@ -52,7 +51,7 @@ class Program:
     fails: tuple[Mapping[str, Any], ...] = ()
 
     def plain(self, key: str) -> str:
-        """Write a key as the data does: `--micro-batch-size` → `micro_batch_size`, without the sections that only group."""
+        """Write a key as the data does: `--micro-batch-size` → `micro_batch_size`, without sections that only group."""
         plain = key.removeprefix("--").replace("-", "_")
         prefix = next((section for section in self.sections.split() if plain.startswith(section)), "")
         return plain.removeprefix(prefix)
@@ -114,6 +113,11 @@ class ForeignConfig:
     origins: Mapping[str, tuple[str, Any]]
     switched: frozenset[str]
 
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        keys = [meaning._asdict() for meaning in self.meanings]
+        return {"file": self.document.name, "program": self.program.name, "form": self.document.form, "keys": keys}
+
     def said(self, name: str) -> str:
         """Write a field as the file does, `num_layers = 96`; one that follows from others has our name."""
         key, value = self.origins.get(name, (name, self.fields.get(name)))
@@ -156,44 +160,54 @@ def _program_of(document: ForeignDocument) -> Program:
         keys_text = ", ".join(key for key, _ in document.entries[:5])
         titles = ", ".join(program.title for program in programs().values() if program.signs)
         raise refusal(
-            en=f"{document.name} is of no program known here (its keys: {keys_text}…): configurations of {titles} are read.",
-            fr=f"{document.name} n’est d’aucun programme connu ici (ses clés : {keys_text}…) : on lit les configurations "
-            f"de {titles}.",
+            en=f"{document.name} is of no program known here (its keys: {keys_text}…): configurations of {titles} are "
+            "read.",
+            fr=f"{document.name} n’est d’aucun programme connu ici (ses clés : {keys_text}…) : on lit les "
+            f"configurations de {titles}.",
         )
     return programs()[max(scores, key=lambda name: scores[name])]
 
 
-def _meaning(program: Program, key: str, value: Any) -> tuple[Literal["taken", "effectless", "unknown"], str, dict[str, Any]]:
-    """Find what a key means: its status, words, and the fields that it sets."""
-    launcher = programs()["launchers"]
-    spec = program.keys.get(key, launcher.keys.get(key))
+Meaning = tuple[Literal["taken", "effectless", "unknown"], str, dict[str, Any]]
+
+
+def _meaning(program: Program, key: str, value: Any) -> Meaning:
+    """Find what a key means: its status, words, and the field that it sets."""
+    spec = program.keys.get(key, programs()["launchers"].keys.get(key))
     if spec is None:
-        reason = program.reason(key) or launcher.reason(key)
-        if value in _OFF and not reason:
-            reason = "unset"
-        if not reason:
-            return "unknown", say(en="unknown", fr="inconnue"), {}
-        return "effectless", _reasons()[reason][language()], {}
+        return _without_field(program, key, value)
     name, words = (spec, {}) if isinstance(spec, str) else (spec["to"], {w: v for w, v in spec.items() if w != "to"})
-    word = str(value).lower() if not isinstance(value, str) or value.lower() in words else value
-    word = word if word in words else word.rpartition("/")[2] if word.endswith(".json") else word
+    word = str(value).lower()
+    # The program's own files are known by their names.
+    word = word if word in words else word.rpartition("/")[2]
     if word in words:
         return "taken", f"{name} = {_plain_value(words[word])}", {name: words[word]}
-    if value in _OFF:
-        return "effectless", _reasons()["unset"][language()], {}
-    if value == "auto":
-        return "effectless", _reasons()["auto"][language()], {}
-    if isinstance(value, str) and value.startswith("$"):
-        return "unknown", say(en="the file assigns it nowhere", fr="le fichier ne lui donne aucune valeur"), {}
-    if name in _TEXTS:
+    if value in _OFF or value == "auto":
+        return "effectless", _reasons()["auto" if value == "auto" else "unset"][language()], {}
+    unresolved = isinstance(value, str) and value.startswith("$")
+    if name in _TEXTS and not unresolved:
         return "taken", f"{name} = {shown_value(key, value)}", {name: str(value)}
-    if words and not any(isinstance(number, int) and not isinstance(number, bool) for number in words.values()):
+    # Where all words stand for texts or switches, no number is meant.
+    counted = not words or any(type(number) is int for number in words.values())
+    number = _whole(value) if counted else None
+    if number is not None:
+        return "taken", f"{name} = {number}", {name: number}
+    if unresolved:
+        problem = say(en="the file assigns it nowhere", fr="le fichier ne lui donne aucune valeur")
+    elif counted:
+        problem = say(en="no whole number", fr="n’est pas un nombre entier")
+    else:
         legal = ", ".join(words)
-        return "unknown", say(en=f"unknown value; known: {legal}", fr=f"valeur inconnue ; connues : {legal}"), {}
-    number = _whole(value)
-    if number is None:
-        return "unknown", say(en="no whole number", fr="n’est pas un nombre entier"), {}
-    return "taken", f"{name} = {number}", {name: number}
+        problem = say(en=f"unknown value; known: {legal}", fr=f"valeur inconnue ; connues : {legal}")
+    return "unknown", problem, {}
+
+
+def _without_field(program: Program, key: str, value: Any) -> Meaning:
+    """Say why a key sets no field here, if that is known."""
+    reason = program.reason(key) or programs()["launchers"].reason(key) or ("unset" if value in _OFF else "")
+    if not reason:
+        return "unknown", say(en="unknown", fr="inconnue"), {}
+    return "effectless", _reasons()[reason][language()], {}
 
 
 _TEXTS: Final = ("model", "family", "flavor", "unread", "kind")
@@ -243,18 +257,31 @@ def named_sizes(name: str) -> dict[str, Any]:
 def _config_json(path: Path) -> dict[str, Any]:
     """Read the sizes of a Llama-like decoder off a model's config.json, as transformers names them."""
     content = parse_json(path.read_text(encoding="utf-8"))
-    names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
+    names = (
+        "num_hidden_layers",
+        "hidden_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "intermediate_size",
+        "vocab_size",
+    )
     missing = [name for name in names if name != "num_key_value_heads" and not isinstance(content.get(name), int)]
     if missing:
         raise refusal(
-            en=f"{path.parent.name}/config.json does not say {', '.join(missing)}: only decoders of Llama's kind are read.",
-            fr=f"{path.parent.name}/config.json ne donne pas {', '.join(missing)} : seuls les décodeurs du genre de Llama "
-            "sont lus.",
+            en=f"{path.parent.name}/config.json does not say {', '.join(missing)}: only decoders of Llama's kind are "
+            "read.",
+            fr=f"{path.parent.name}/config.json ne donne pas {', '.join(missing)} : seuls les décodeurs du genre de "
+            "Llama sont lus.",
         )
     sizes = dict(zip(SIZES, [content.get(name) or 0 for name in names], strict=False))
     experts = {"experts": content.get("num_local_experts") or 0, "top_k": content.get("num_experts_per_tok") or 1}
     llama_like = {"gated": True, "biased": False, "positions": "none", "tied": bool(content.get("tie_word_embeddings"))}
-    return {**sizes, **llama_like, **(experts if experts["experts"] else {}), "head_width": content.get("head_dim") or 0}
+    return {
+        **sizes,
+        **llama_like,
+        **(experts if experts["experts"] else {}),
+        "head_width": content.get("head_dim") or 0,
+    }
 
 
 @dataclass(frozen=True)
@@ -283,6 +310,27 @@ class ForeignRun:
     undescribed: tuple[str, ...]
     failures: tuple[str, ...]
     warnings: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return asdict(self)
+
+    def sentences(self) -> list[str]:
+        """What was assumed, why the program itself would stop or warn, and what no figure describes."""
+        assumed, lacking = ", ".join(self.assumed), ", ".join(self.undescribed)
+        sentences = [say(en=f"Assumed: {assumed}.", fr=f"Supposé : {assumed}.")] if assumed else []
+        sentences += [say(en=f"Does not start: {text}", fr=f"Ne démarre pas : {text}") for text in self.failures]
+        sentences += [say(en=f"Warning: {text}", fr=f"Avertissement : {text}") for text in self.warnings]
+        if lacking:
+            sentences.append(
+                say(
+                    en=f"No figures: {lacking} is not described by the planner; a script of your own is: dlojz run, "
+                    "dlojz memory FILE.py:FUNCTION.",
+                    fr=f"Pas de chiffres : {lacking} n’est pas décrit par le planificateur ; un script à vous, si : "
+                    "dlojz run, dlojz memory FICHIER.py:FONCTION.",
+                )
+            )
+        return sentences
 
 
 def foreign_run(config: ForeignConfig, **overrides: Any) -> ForeignRun:
@@ -317,17 +365,23 @@ def foreign_run(config: ForeignConfig, **overrides: Any) -> ForeignRun:
 
 
 _SIZE_FIELDS: Final = (
-    "layers", "hidden", "heads", "kv_heads", "mlp_width", "vocabulary", "gated", "tied", "biased", "positions", "experts",
-    "top_k", "every", "head_width",
+    "layers", "hidden", "heads", "kv_heads", "mlp_width", "vocabulary", "gated", "tied", "biased", "positions",
+    "experts", "top_k", "every", "head_width",
 )  # fmt: skip
 
 
-def _size(config: ForeignConfig, values: dict[str, Any], overrides: Mapping[str, Any], assumed: list[str]) -> dict[str, Any]:
+def _size(
+    config: ForeignConfig, values: dict[str, Any], overrides: Mapping[str, Any], assumed: list[str]
+) -> dict[str, Any]:
     """Find the model: given beside the file, named by it, or its sizes."""
     name = overrides.get("model") or values.get("model")
     if values.get("flavor") and "model" not in overrides:
         name = f"{values.get('family', 'llama3')} {values['flavor']}"
-        name = name.replace("llama3 8B", "llama-3-8b").replace("llama3 70B", "llama-3-70b").replace("llama3 405B", "llama-3-405b")
+        name = (
+            name.replace("llama3 8B", "llama-3-8b")
+            .replace("llama3 70B", "llama-3-70b")
+            .replace("llama3 405B", "llama-3-405b")
+        )
     sizes = named_sizes(str(name)) if name else {}
     if name and not sizes:
         from dlojz import models
@@ -336,11 +390,11 @@ def _size(config: ForeignConfig, values: dict[str, Any], overrides: Mapping[str,
             sizes = {"model": str(name)}
     if name and not sizes and "layers" not in values:
         raise refusal(
-            en=f"{config.document.name} names the model {name}, whose sizes are not known here and which is no folder with a "
-            "config.json: give --model hf:FOLDER (a folder with its config.json), or a model of the catalogue.",
-            fr=f"{config.document.name} nomme le modèle {name}, dont les tailles ne sont pas connues ici et qui n’est pas un "
-            "dossier avec un config.json : donnez --model hf:DOSSIER (un dossier avec son config.json), ou un modèle du "
-            "catalogue.",
+            en=f"{config.document.name} names the model {name}, whose sizes are not known here and which is no folder "
+            "with a config.json: give --model hf:FOLDER (a folder with its config.json), or a model of the catalogue.",
+            fr=f"{config.document.name} nomme le modèle {name}, dont les tailles ne sont pas connues ici et qui n’est "
+            "pas un dossier avec un config.json : donnez --model hf:DOSSIER (un dossier avec son config.json), ou un "
+            "modèle du catalogue.",
         )
     if not sizes:
         sizes = _own_sizes(config, values, assumed)
@@ -417,10 +471,14 @@ def _pipeline(values: dict[str, Any]) -> None:
     values["schedule"] = "interleaved" if values["chunks"] > 1 else values.get("schedule") or "1f1b"
 
 
-def _batch(config: ForeignConfig, known: dict[str, Any], dp: int, overrides: Mapping[str, Any], assumed: list[str]) -> None:
+def _batch(
+    config: ForeignConfig, known: dict[str, Any], dp: int, overrides: Mapping[str, Any], assumed: list[str]
+) -> None:
     """Complete micro-batch, number of micro-batches and global batch: any two give the third."""
     pp, total = known.get("pp") or 1, overrides.get("batch") or known.get("global_batch")
-    if local := known.get("local_batch"):  # torchtitan: a pipeline cuts the local batch, without one it is the micro-batch
+    if local := known.get(
+        "local_batch"
+    ):  # torchtitan: a pipeline cuts the local batch, without one it is the micro-batch
         known["micro_batch"] = known.get("pp_micro_batch") or 1 if pp > 1 else local
         total = total or local * dp
         known.setdefault("micro_batches", max(1, total // (dp * known["micro_batch"])))
@@ -439,23 +497,35 @@ def _batch(config: ForeignConfig, known: dict[str, Any], dp: int, overrides: Map
     known |= {"micro_batch": micro, "micro_batches": number, "global_batch": total or dp * micro * number}
 
 
-def _states(config: ForeignConfig, known: dict[str, Any], dp: int, assumed: list[str]) -> tuple[dict[str, Any], dict[str, int]]:
+def _states(
+    config: ForeignConfig, known: dict[str, Any], dp: int, assumed: list[str]
+) -> tuple[dict[str, Any], dict[str, int]]:
     """Complete engine, ZeRO stage and options: the layout, and the columns of the cost model that it sets."""
     degrees = {name: int(known.get(name) or 1) for name in ("tp", "pp", "cp", "ep")}
     kind = known.get("kind") or ""
-    engine = known.get("engine") or {"deepspeed": "deepspeed", "megatron": "megatron-core"}.get(kind, config.program.engine)
+    engine = known.get("engine") or {"deepspeed": "deepspeed", "megatron": "megatron-core"}.get(
+        kind, config.program.engine
+    )
     if kind == "fsdp" and "zero" not in config.origins:
         known["zero"] = 3
     if level := known.get("deepspeed_file"):  # axolotl's own files: 4 is stage 3 with parameters in the host's memory
         engine, known["zero"] = "deepspeed", min(3, int(level))
         known["offload"] = "parameters" if level > 3 else known.get("offload", "none")
+    if engine == "megatron-deepspeed" and known.get("precision") == "bf16" and not known.get("zero"):
+        known["zero"] = 1  # deepspeed/runtime/bf16_optimizer.py
+        assumed.append(
+            say(
+                en="DeepSpeed's optimizer for bf16 shards its states as ZeRO-1 does, whatever the stage",
+                fr="l’optimiseur bf16 de DeepSpeed découpe ses états comme ZeRO-1, quel que soit le niveau",
+            )
+        )
     columns: dict[str, int] = {}
     shards, replicas = known.get("dp_shard") or 0, known.get("dp_replicate") or 1
     if replicas > 1 and (shards > 1 or not shards) and dp // replicas > 1:
         columns["zero_shards"] = dp // replicas * degrees["cp"]  # hybrid sharding: within a replica's ranks alone
     elif replicas > 1:
         known["zero"] = 0
-    for name in ("dropout", "gradient_bytes", "compiled", "asynchronous"):
+    for name in ("dropout", "gradient_bytes", "compiled", "asynchronous", "embedding_slots", "blocking"):
         if known.get(name) is not None:
             columns[name] = int(known[name])
     if config.program.name == "torchtitan" and not columns.get("compiled"):
@@ -479,12 +549,13 @@ def _states(config: ForeignConfig, known: dict[str, Any], dp: int, assumed: list
         assumed.append(
             say(
                 en="what it offloads to the host's memory stays on the GPUs: only DeepSpeed's offload is planned here",
-                fr="ce qu’il décharge en mémoire hôte reste sur les GPU : seul le déchargement de DeepSpeed est planifié ici",
+                fr="ce qu’il décharge en mémoire hôte reste sur les GPU : seul celui de DeepSpeed est planifié ici",
             )
         )
         offload = "none"
     layout = {
-        **degrees, "dp": dp, "engine": engine, "micro_batch": known["micro_batch"], "micro_batches": known["micro_batches"],
+        **degrees, "dp": dp, "engine": engine, "micro_batch": known["micro_batch"],
+        "micro_batches": known["micro_batches"],
         # One rank has nothing to shard, but what is offloaded needs a stage even there.
         "zero": int(known.get("zero") or 0) if dp * degrees["cp"] > 1 or offload != "none" else 0,
         "chunks": known["chunks"], "schedule": known["schedule"] if degrees["pp"] > 1 else "1f1b",
@@ -506,6 +577,14 @@ def _failures(config: ForeignConfig, known: Mapping[str, Any]) -> tuple[list[str
     return list(dict.fromkeys(failures)), warnings
 
 
+def _applies(config: ForeignConfig, known: Mapping[str, Any], rule: Mapping[str, Any]) -> bool:
+    """Whether the conditions of a rule are met."""
+    large = all(int(known.get(name) or 0) >= minimum for name, minimum in rule.get("least", {}).items())
+    alike = all(known.get(name) == value for name, value in rule.get("equal", {}).items())
+    exempt = any(known.get(name) or name in config.switched for name in rule.get("unless", ()))
+    return large and alike and not exempt and set(rule.get("both", ())) <= config.switched
+
+
 def _failure(config: ForeignConfig, known: Mapping[str, Any], rule: Mapping[str, Any]) -> str:
     """Write the sentence of a rule that does not hold; empty where it holds, or does not apply."""
 
@@ -513,45 +592,36 @@ def _failure(config: ForeignConfig, known: Mapping[str, Any], rule: Mapping[str,
         return int(known.get(name) or 0)
 
     def words(name: str) -> str:
-        return config.said(name) if name in config.origins else f"{name} {amount(name)}"
+        # What was given beside the file, or follows from it, has our name.
+        written = name in config.origins and config.fields.get(name) == known.get(name)
+        return config.said(name) if written else f"{name} {amount(name)}"
 
-    if any(amount(name) < minimum for name, minimum in rule.get("least", {}).items()):
+    if not _applies(config, known, rule):
         return ""
-    if any(known.get(name) != value for name, value in rule.get("equal", {}).items()):
-        return ""
-    if any(known.get(name) or name in config.switched for name in rule.get("unless", ())):
-        return ""
-    title, problem = config.program.title, ""
+    problem, factors = "", [name for name in rule.get("divisors", rule.get("factors", ())) if amount(name) > 1]
+    product = math.prod(amount(name) for name in factors)
+    factors_text = " × ".join("2" if name == "two" else words(name) for name in factors) or "1"
     if both := rule.get("both"):
-        if not set(both) <= config.switched:
-            return ""
         problem = say(en=f"{' and '.join(both)} are both on", fr=f"{' et '.join(both)} sont activés tous les deux")
     elif "dividend" in rule:
-        names = [name for name in rule["divisors"] if name == "two" or amount(name) > 1]
-        product, dividend = math.prod(amount(name) for name in names), amount(rule["dividend"])
-        if not dividend or not names or dividend % product == 0:
-            return ""
-        factors = " × ".join("2" if name == "two" else words(name) for name in names)
-        problem = say(
-            en=f"{words(rule['dividend'])} is no multiple of {factors}" + (f" = {product}" if len(names) > 1 else ""),
-            fr=f"{words(rule['dividend'])} n’est pas un multiple de {factors}" + (f" = {product}" if len(names) > 1 else ""),
-        ) + _what_works(names[-1], dividend, product // max(1, amount(names[-1])))
+        dividend, total = amount(rule["dividend"]), f" = {product}" if len(factors) > 1 else ""
+        if dividend % product:
+            problem = say(
+                en=f"{words(rule['dividend'])} is no multiple of {factors_text}{total}",
+                fr=f"{words(rule['dividend'])} n’est pas un multiple de {factors_text}{total}",
+            ) + _what_works(factors[-1], dividend, product // amount(factors[-1]))
     elif "equals" in rule:
-        names = [name for name in rule["factors"] if amount(name) > 1]
-        product, total = math.prod(amount(name) for name in names), amount(rule["equals"])
-        if rule["equals"] not in (*config.origins, "gpus") or product == total:
-            return ""
-        factors = " × ".join(map(words, names)) or "1"
-        problem = say(en=f"{words(rule['equals'])} is not {factors} = {product}", fr=f"{words(rule['equals'])} n’est pas {factors} = {product}")
-    else:
-        missing = [f"{name} ≥ {minimum}" for name, minimum in rule["needs"].items() if amount(name) < minimum]
+        if rule["equals"] in (*config.origins, "gpus") and product != amount(rule["equals"]):
+            problem = say(
+                en=f"{words(rule['equals'])} is not {factors_text} = {product}",
+                fr=f"{words(rule['equals'])} n’est pas {factors_text} = {product}",
+            )
+    elif missing := [f"{name} ≥ {minimum}" for name, minimum in rule["needs"].items() if amount(name) < minimum]:
         cause = " ".join(words(name) for name in (*rule.get("least", {}), *rule.get("equal", {})))
-        if not missing:
-            return ""
         problem = say(en=f"{cause} needs {', '.join(missing)}", fr=f"{cause} demande {', '.join(missing)}")
-    return say(
-        en=f"{problem}. {title} says: “{rule['says']}”.", fr=f"{problem}. {title} dit{colon()}« {rule['says']} »."
-    )
+    title, says = config.program.title, rule["says"]
+    sentence = say(en=f"{problem}. {title} says: “{says}”.", fr=f"{problem}. {title} dit : « {says} ».")
+    return sentence if problem else ""
 
 
 def _what_works(name: str, dividend: int, factor: int) -> str:
@@ -582,7 +652,10 @@ def change_lines(config: ForeignConfig, before: Mapping[str, Any], after: Mappin
         key, written = _written(config, name, value)
         if key is None:
             # Its number follows where the global batch has a key; written where the file leaves that open.
-            if name == "micro_batches" and (total := _written(config, "global_batch", after["dp"] * after["micro_batch"] * value))[0]:
+            if (
+                name == "micro_batches"
+                and (total := _written(config, "global_batch", after["dp"] * after["micro_batch"] * value))[0]
+            ):
                 lines += [] if "global_batch" in config.origins else [_line(config, *total)]  # type: ignore[arg-type]
                 continue
             if name == "sequence_parallel" and config.program.defaults.get("sequence_parallel"):
@@ -607,14 +680,18 @@ def _written(config: ForeignConfig, name: str, value: Any, own_key: str = "") ->
     owner, nested = config.program, config.program.name == "accelerate"
     keys = _keys_of(owner, name)
     own_key = own_key or (owner.plain(config.origins[name][0]) if name in config.origins else "")
-    kind = {"fsdp": "fsdp_config", "deepspeed": "deepspeed_config", "megatron": "megatron_lm_config"}.get(config.fields.get("kind", ""))
+    kind = {"fsdp": "fsdp_config", "deepspeed": "deepspeed_config", "megatron": "megatron_lm_config"}.get(
+        config.fields.get("kind", "")
+    )
     for key in sorted(keys, key=lambda key: key != own_key):
         if nested and kind and "." in key and not key.startswith(kind):
             continue
         spec = owner.keys[key]
         if isinstance(spec, str):
             return key, value
-        words = {meaning: word for word, meaning in reversed(spec.items()) if word != "to" and type(meaning) is type(value)}
+        words = {
+            meaning: word for word, meaning in reversed(spec.items()) if word != "to" and type(meaning) is type(value)
+        }
         if value in words:
             word = words[value]
             return key, {"true": True, "false": False}.get(word, int(word) if word.isdigit() else word)
@@ -631,7 +708,9 @@ def _full(config: ForeignConfig, key: str) -> str:
     if own := next((name for name in entries if config.program.plain(name) == key), ""):
         return own.removeprefix("--")
     degree, _ = config.origins.get("tp", ("", None))
-    return degree.rpartition(".")[0] + "." + key if "." in degree and "." not in key and config.program.sections else key
+    return (
+        degree.rpartition(".")[0] + "." + key if "." in degree and "." not in key and config.program.sections else key
+    )
 
 
 def _beside(config: ForeignConfig, key: str, value: Any) -> list[tuple[str, Any]]:

@@ -1,8 +1,8 @@
 """Read the words of a launch script without running it: its variables, arrays, continuations and simple conditions.
 
 Nothing is executed and no variable comes from the environment: what the script does not assign stays as it is written
-(`$DATA_PATH`). Of `if`, a test of texts or numbers is decided where both sides are known; bodies of loops, of `case` and
-of undecided conditions are left unread, and said to be.
+(`$DATA_PATH`). Of `if`, a test of texts or numbers is decided where both sides are known; bodies of loops, of `case`
+and of undecided conditions are left unread, and said to be.
 
 Source: GNU Bash manual, "Shell Syntax" and "Shell Expansions", as far as launch scripts need them.
 """
@@ -58,7 +58,9 @@ class ShellScript:
 
     def _replaced(self, match: re.Match[str]) -> str:
         if match["sum"] is not None:
-            result = arithmetic(re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: self._of(name[1], name[0]), match["sum"]))
+            result = arithmetic(
+                re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: self._of(name[1], name[0]), match["sum"])
+            )
             return match[0] if result is None else str(result)
         name, default = match["braced"] or match["bare"], match["default"]
         return self._of(name, match[0] if default is None else self.value(default))
@@ -154,8 +156,7 @@ class _Conditions:
                 self.stack.pop()
         if self.tested and self.stack and words:  # one more test of a condition, after && or ||
             before, after = self.stack[-1], self._test(words)
-            both = operator in ("&&", "\n", ";")
-            decisive = False if both else True
+            decisive = operator == "||"  # what settles it: one that holds, or with && one that does not
             self.stack[-1] = decisive if decisive in (before, after) else None if None in (before, after) else before
             return []
         return words
@@ -183,7 +184,26 @@ class _Conditions:
         self.script.unread.append(" ".join(words)[:60])
 
 
-_CONTROL: Final = frozenset("if then elif else fi for while until do done case esac select { } function".split())
+_CONTROL: Final = frozenset(
+    (
+        "if",
+        "then",
+        "elif",
+        "else",
+        "fi",
+        "for",
+        "while",
+        "until",
+        "do",
+        "done",
+        "case",
+        "esac",
+        "select",
+        "{",
+        "}",
+        "function",
+    )
+)
 _COMPARED: Final[dict[str, Callable[..., bool]]] = {
     "==": lambda a, b: a == b, "=": lambda a, b: a == b, "!=": lambda a, b: a != b, "-eq": lambda a, b: a == b,
     "-ne": lambda a, b: a != b, "-gt": lambda a, b: a > b, "-ge": lambda a, b: a >= b, "-lt": lambda a, b: a < b,
@@ -204,7 +224,10 @@ def read_shell(text: str) -> ShellScript:
             continue
         while words and words[0] in ("export", "local", "declare", "readonly", "-r", "-a", "-x"):
             words = words[1:]
-        if is_array and (assigned := next((i for i, word in enumerate(words) if _ASSIGNMENT.fullmatch(word)), None)) is not None:
+        if (
+            is_array
+            and (assigned := next((i for i, word in enumerate(words) if _ASSIGNMENT.fullmatch(word)), None)) is not None
+        ):
             _assign(script, words[assigned], " ".join(map(script.value, words[assigned + 1 :])))
             continue
         while words and (match := _ASSIGNMENT.fullmatch(words[0])):
