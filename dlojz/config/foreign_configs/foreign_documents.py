@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 from dlojz.base.contract import parse_json
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
+from dlojz.base.table import visible
 from dlojz.config.foreign_configs.shell_words import ShellScript, read_shell
 
 MAX_BYTES: Final = 2**20
@@ -64,7 +65,7 @@ def read_document(path: Path) -> ForeignDocument:
                 fr=f"{path.name} a plus de {MOST_KEYS} clés : ce n’est pas une configuration d’entraînement.",
             )
         if entries:
-            return ForeignDocument(path.name, form, tuple(entries), tuple(unread))
+            return ForeignDocument(visible(path.name), form, tuple(entries), tuple(unread))
         refusals.append(form + say(en=": no key", fr=" : aucune clé"))
     raise refusal(
         en=f"{path.name} is no configuration that can be read ({'; '.join(refusals)}): give a script or words with "
@@ -125,11 +126,11 @@ def _flat(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield keys with points between, and their values; lists stay whole."""
     stack, count = [(prefix, content)], 0
     # Counted, as shared parts of a YAML file may repeat one another without end.
-    while stack and count <= 2 * MOST_KEYS:
+    while stack and count <= 4 * MOST_KEYS:
         key, value = stack.pop()
         count += 1
         if isinstance(value, Mapping):
-            stack += [(f"{key}.{name}" if key else str(name), inner) for name, inner in reversed(value.items())]
+            stack += [(f"{key}.{name}" if key else str(name), inner) for name, inner in reversed([*value.items()])]
         else:
             yield key, value
 
@@ -228,12 +229,13 @@ _READERS: Final[dict[Form, Callable[[str], Entries]]] = {
 
 
 def shown_value(key: str, value: Any) -> str:
-    """Write a value for a table: short, and hidden where the key or the value may be a secret."""
+    """Write a value to be shown: short, without control marks, hidden where the key or the value may be a secret."""
     secret = _SECRET_PARTS & set(re.split(r"[^a-z]+", key.lower())) and isinstance(value, str) and not value.isdigit()
     # Of a list of lists, which shared parts of a YAML file make without end, only the length is written.
     nested = isinstance(value, list) and (len(value) > 8 or any(isinstance(item, list | dict) for item in value))
-    text = "" if value is True else f"[{len(value)}]" if nested else str(value)
+    text = f"[{len(value)}]" if nested else str(value).lower() if isinstance(value, bool) else str(value)
+    text = "" if value is True and key.startswith("--") else text  # a switch is written without a value
     if (secret and text) or _SECRET_VALUE.search(text):
         return say(en="hidden", fr="caché")
     text = " ".join(text[: 4 * SHOWN_CHARACTERS].split())
-    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
+    return visible(text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…")

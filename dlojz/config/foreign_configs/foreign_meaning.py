@@ -18,8 +18,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
+from dlojz import models
 from dlojz.base.contract import parse_json
 from dlojz.base.language import language, refusal, say
+from dlojz.base.table import visible
 from dlojz.config.foreign_configs.foreign_documents import MAX_BYTES, ForeignDocument, read_document, shown_value
 
 _DATA: Final = Path(__file__).with_name("data")
@@ -121,7 +123,7 @@ class ForeignConfig:
     def said(self, name: str) -> str:
         """Write a field as the file does, `num_layers = 96`; one that follows from others has our name."""
         key, value = self.origins.get(name, (name, self.fields.get(name)))
-        return f"{key.removeprefix('--')} {value}"
+        return f"{visible(key.removeprefix('--'))} {shown_value(key, value)}"
 
 
 def read_foreign(path: str | Path) -> ForeignConfig:
@@ -157,7 +159,7 @@ def _program_of(document: ForeignDocument) -> Program:
         if any(fnmatchcase(key, sign) for key in keys for sign in program.signs.split()):
             scores[program.name] = sum(2 * (key in program.keys) + bool(program.reason(key)) for key in keys)
     if not scores:
-        keys_text = ", ".join(key for key, _ in document.entries[:5])
+        keys_text = visible(", ".join(key for key, _ in document.entries[:5]))
         titles = ", ".join(program.title for program in programs().values() if program.signs)
         raise refusal(
             en=f"{document.name} is of no program known here (its keys: {keys_text}…): configurations of {titles} are "
@@ -242,12 +244,14 @@ def named_sizes(name: str) -> dict[str, Any]:
     config_file = folder if folder.name == "config.json" else folder / "config.json"
     if config_file.is_file() and config_file.stat().st_size < MAX_BYTES:
         return _config_json(config_file)
+    if name in models.names():
+        return {"model": name}
     base_name = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
-    models = _table("models")
-    for pattern, model in models["catalogue"].items():
+    published = _table("models")
+    for pattern, model in published["catalogue"].items():
         if re.search(pattern, base_name):
             return {"model": model}
-    for pattern, sizes in models["sizes"].items():
+    for pattern, sizes in published["sizes"].items():
         if re.search(pattern, base_name):
             # Bias of queries, keys and values alone (Qwen 2) is no thousandth of the parameters.
             return {**dict(zip(SIZES, sizes, strict=True)), "gated": True, "biased": False, "positions": "none"}
@@ -383,17 +387,13 @@ def _size(
             .replace("llama3 405B", "llama-3-405b")
         )
     sizes = named_sizes(str(name)) if name else {}
-    if name and not sizes:
-        from dlojz import models
-
-        if str(name) in models.names():
-            sizes = {"model": str(name)}
     if name and not sizes and "layers" not in values:
+        shown_name = shown_value("model", name)
         raise refusal(
-            en=f"{config.document.name} names the model {name}, whose sizes are not known here and which is no folder "
-            "with a config.json: give --model hf:FOLDER (a folder with its config.json), or a model of the catalogue.",
-            fr=f"{config.document.name} nomme le modèle {name}, dont les tailles ne sont pas connues ici et qui n’est "
-            "pas un dossier avec un config.json : donnez --model hf:DOSSIER (un dossier avec son config.json), ou un "
+            en=f"{config.document.name} names the model {shown_name}, of unknown sizes, which is no folder with a "
+            "config.json here: give --model hf:FOLDER (a folder with its config.json), or a model of the catalogue.",
+            fr=f"{config.document.name} nomme le modèle {shown_name}, de tailles inconnues, qui n’est pas ici un "
+            "dossier avec un config.json : donnez --model hf:DOSSIER (un dossier avec son config.json), ou un "
             "modèle du catalogue.",
         )
     if not sizes:
@@ -540,8 +540,16 @@ def _states(
     if path := known.get("unread"):
         assumed.append(
             say(
-                en=f"the file that it names, {path}, is not read: give that one to --from for what it says",
-                fr=f"le fichier qu’il nomme, {path}, n’est pas lu : donnez celui-là à --from",
+                en=f"the file that it names, {shown_value('', path)}, is not read: give that one to --from",
+                fr=f"le fichier qu’il nomme, {shown_value('', path)}, n’est pas lu : donnez celui-là à --from",
+            )
+        )
+    optimizer, usual = known.get("optimizer"), config.program.defaults.get("optimizer")
+    if optimizer != usual:
+        assumed.append(
+            say(
+                en=f"states as those of {usual}, not of {optimizer}",
+                fr=f"des états comme ceux de {usual}, et non de {optimizer}",
             )
         )
     offload = known.get("offload", "none")
