@@ -10,12 +10,13 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from dlojz.base.contract import parse_json
 from dlojz.base.errors import LabError
-from dlojz.base.language import refusal, say
+from dlojz.base.language import language
 from dlojz.base.table import visible
 from dlojz.config.foreign_configs.shell_words import ShellScript, read_shell
 
@@ -27,6 +28,19 @@ _SECRET_PARTS: Final = frozenset(
 )
 _SECRET_VALUE: Final = re.compile(r"\b(hf_|sk-|ghp_|gho_|AKIA|glpat-)[A-Za-z0-9_-]{8,}|://[^/\s]*:[^/\s]*@")
 SHOWN_CHARACTERS: Final = 40
+
+
+DATA: Final = Path(__file__).with_name("data")
+
+
+@cache
+def _sentences() -> dict[str, dict[str, str]]:
+    return tomllib.loads((DATA / "sentences.toml").read_text(encoding="utf-8"))
+
+
+def sentence(name: str, /, **values: object) -> str:
+    """Write a sentence of `data/sentences.toml` in the reader's language, with values in its places."""
+    return _sentences()[name][language()].format(**values)
 
 
 @dataclass(frozen=True)
@@ -60,47 +74,27 @@ def read_document(path: Path) -> ForeignDocument:
             refusals.append(f"{form}: {str(error).splitlines()[0].rstrip('.')}" if str(error) else form)
             continue
         if len(entries) > MOST_KEYS:
-            raise refusal(
-                en=f"{path.name} has more than {MOST_KEYS} keys: it is no configuration of a training.",
-                fr=f"{path.name} a plus de {MOST_KEYS} clés : ce n’est pas une configuration d’entraînement.",
-            )
+            raise LabError(sentence("too_many_keys", file=visible(path.name), most=MOST_KEYS))
         if entries:
             return ForeignDocument(visible(path.name), form, tuple(entries), tuple(unread))
-        refusals.append(form + say(en=": no key", fr=" : aucune clé"))
-    raise refusal(
-        en=f"{path.name} is no configuration that can be read ({'; '.join(refusals)}): give a script or words with "
-        "--keys, or YAML, TOML, JSON.",
-        fr=f"{path.name} n’est pas une configuration lisible ({' ; '.join(refusals)}) : donnez un script ou des mots "
-        "avec des --clés, ou du YAML, TOML, JSON.",
-    )
+        refusals.append(form + ": " + sentence("no_key"))
+    raise LabError(sentence("no_form", file=visible(path.name), why="; ".join(refusals)))
 
 
 def _text(path: Path) -> str:
     try:
         if path.is_dir():
-            raise refusal(
-                en=f"--from takes a file, but {path.name!r} is a folder: name the configuration in it.",
-                fr=f"--from attend un fichier, mais {path.name!r} est un dossier : nommez la configuration dedans.",
-            )
+            raise LabError(sentence("folder", file=visible(path.name)))
         if path.stat().st_size > MAX_BYTES:
-            raise refusal(
-                en=f"{path.name} is larger than {MAX_BYTES} bytes, so it is no configuration.",
-                fr=f"{path.name} dépasse {MAX_BYTES} octets : ce n’est pas une configuration.",
-            )
+            raise LabError(sentence("too_large", file=visible(path.name), most=MAX_BYTES))
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or say(en="it is no text", fr="ce n’est pas du texte")
-        raise refusal(
-            en=f"{path.name} cannot be read: {reason}.", fr=f"{path.name} ne peut pas être lu : {reason}."
-        ) from None
-    if "\0" in text or not text.strip():
-        flaw = say(en="is empty", fr="est vide") if not text.strip() else say(en="is no text", fr="n’est pas du texte")
-        raise refusal(
-            en=f"{path.name} {flaw}: give a configuration of Megatron-LM, torchtitan, DeepSpeed, accelerate, axolotl "
-            "or a Trainer.",
-            fr=f"{path.name} {flaw} : donnez une configuration de Megatron-LM, torchtitan, DeepSpeed, accelerate, "
-            "axolotl ou d’un Trainer.",
-        )
+        reason = getattr(error, "strerror", None) or sentence("no_text")
+        raise LabError(sentence("unreadable", file=visible(path.name), why=reason)) from None
+    if "\0" in text:
+        raise LabError(sentence("unreadable", file=visible(path.name), why=sentence("no_text")))
+    if not text.strip():
+        raise LabError(sentence("empty", file=visible(path.name)))
     return text
 
 
@@ -236,6 +230,6 @@ def shown_value(key: str, value: Any) -> str:
     text = f"[{len(value)}]" if nested else str(value).lower() if isinstance(value, bool) else str(value)
     text = "" if value is True and key.startswith("--") else text  # a switch is written without a value
     if (secret and text) or _SECRET_VALUE.search(text):
-        return say(en="hidden", fr="caché")
+        return sentence("hidden")
     text = " ".join(text[: 4 * SHOWN_CHARACTERS].split())
     return visible(text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…")

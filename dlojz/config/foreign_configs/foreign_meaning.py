@@ -20,14 +20,21 @@ from typing import Any, Final, Literal, NamedTuple
 
 from dlojz import models
 from dlojz.base.contract import parse_json
-from dlojz.base.language import language, refusal, say
+from dlojz.base.errors import LabError
 from dlojz.base.table import visible
-from dlojz.config.foreign_configs.foreign_documents import MAX_BYTES, ForeignDocument, read_document, shown_value
+from dlojz.config.foreign_configs.foreign_documents import (
+    DATA,
+    MAX_BYTES,
+    ForeignDocument,
+    read_document,
+    sentence,
+    shown_value,
+)
 
-_DATA: Final = Path(__file__).with_name("data")
 _OFF: Final[tuple[Any, ...]] = (None, False, "", "none", "null", "None", [], {})
 _OFFLOADS: Final = ("none", "optimizer", "parameters")
 MOST_WHOLE: Final = 2**40
+INTERLEAVED: Final = "interleaved"
 
 
 @dataclass(frozen=True)
@@ -68,19 +75,14 @@ class Program:
 
 
 def _table(name: str) -> dict[str, Any]:
-    return tomllib.loads((_DATA / f"{name}.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((DATA / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 @cache
 def programs() -> dict[str, Program]:
     """Load the programs, by the names of their files."""
-    names = sorted(path.stem for path in _DATA.glob("*.toml") if path.stem not in ("reasons", "models"))
+    names = sorted(path.stem for path in DATA.glob("*.toml") if path.stem not in ("sentences", "models"))
     return {name: Program(name=name, **_table(name)) for name in names}
-
-
-@cache
-def _reasons() -> dict[str, dict[str, str]]:
-    return _table("reasons")
 
 
 class KeyMeaning(NamedTuple):
@@ -161,12 +163,7 @@ def _program_of(document: ForeignDocument) -> Program:
     if not scores:
         keys_text = visible(", ".join(key for key, _ in document.entries[:5]))
         titles = ", ".join(program.title for program in programs().values() if program.signs)
-        raise refusal(
-            en=f"{document.name} is of no program known here (its keys: {keys_text}…): configurations of {titles} are "
-            "read.",
-            fr=f"{document.name} n’est d’aucun programme connu ici (ses clés : {keys_text}…) : on lit les "
-            f"configurations de {titles}.",
-        )
+        raise LabError(sentence("no_program", file=document.name, keys=keys_text, titles=titles))
     return programs()[max(scores, key=lambda name: scores[name])]
 
 
@@ -185,7 +182,7 @@ def _meaning(program: Program, key: str, value: Any) -> Meaning:
     if word in words:
         return "taken", f"{name} = {_plain_value(words[word])}", {name: words[word]}
     if value in _OFF or value == "auto":
-        return "effectless", _reasons()["auto" if value == "auto" else "unset"][language()], {}
+        return "effectless", sentence("auto" if value == "auto" else "unset"), {}
     unresolved = isinstance(value, str) and value.startswith("$")
     if name in _TEXTS and not unresolved:
         return "taken", f"{name} = {shown_value(key, value)}", {name: str(value)}
@@ -195,12 +192,12 @@ def _meaning(program: Program, key: str, value: Any) -> Meaning:
     if number is not None:
         return "taken", f"{name} = {number}", {name: number}
     if unresolved:
-        problem = say(en="the file assigns it nowhere", fr="le fichier ne lui donne aucune valeur")
+        problem = sentence("unassigned")
     elif counted:
-        problem = say(en="no whole number", fr="n’est pas un nombre entier")
+        problem = sentence("no_whole_number")
     else:
         legal = ", ".join(words)
-        problem = say(en=f"unknown value; known: {legal}", fr=f"valeur inconnue ; connues : {legal}")
+        problem = sentence("unknown_value", legal=legal)
     return "unknown", problem, {}
 
 
@@ -208,8 +205,8 @@ def _without_field(program: Program, key: str, value: Any) -> Meaning:
     """Say why a key sets no field here, if that is known."""
     reason = program.reason(key) or programs()["launchers"].reason(key) or ("unset" if value in _OFF else "")
     if not reason:
-        return "unknown", say(en="unknown", fr="inconnue"), {}
-    return "effectless", _reasons()[reason][language()], {}
+        return "unknown", sentence("unknown"), {}
+    return "effectless", sentence(reason), {}
 
 
 _TEXTS: Final = ("model", "family", "flavor", "unread", "kind")
@@ -262,30 +259,17 @@ def _config_json(path: Path) -> dict[str, Any]:
     """Read the sizes of a Llama-like decoder off a model's config.json, as transformers names them."""
     content = parse_json(path.read_text(encoding="utf-8"))
     names = (
-        "num_hidden_layers",
-        "hidden_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "intermediate_size",
+        "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size",
         "vocab_size",
-    )
+    )  # fmt: skip
     missing = [name for name in names if name != "num_key_value_heads" and not isinstance(content.get(name), int)]
     if missing:
-        raise refusal(
-            en=f"{path.parent.name}/config.json does not say {', '.join(missing)}: only decoders of Llama's kind are "
-            "read.",
-            fr=f"{path.parent.name}/config.json ne donne pas {', '.join(missing)} : seuls les décodeurs du genre de "
-            "Llama sont lus.",
-        )
+        raise LabError(sentence("no_decoder", folder=visible(path.parent.name), missing=", ".join(missing)))
     sizes = dict(zip(SIZES, [content.get(name) or 0 for name in names], strict=False))
     experts = {"experts": content.get("num_local_experts") or 0, "top_k": content.get("num_experts_per_tok") or 1}
     llama_like = {"gated": True, "biased": False, "positions": "none", "tied": bool(content.get("tie_word_embeddings"))}
-    return {
-        **sizes,
-        **llama_like,
-        **(experts if experts["experts"] else {}),
-        "head_width": content.get("head_dim") or 0,
-    }
+    experts = experts if experts["experts"] else {}
+    return {**sizes, **llama_like, **experts, "head_width": content.get("head_dim") or 0}
 
 
 @dataclass(frozen=True)
@@ -322,19 +306,8 @@ class ForeignRun:
     def sentences(self) -> list[str]:
         """What was assumed, why the program itself would stop or warn, and what no figure describes."""
         assumed, lacking = ", ".join(self.assumed), ", ".join(self.undescribed)
-        sentences = [say(en=f"Assumed: {assumed}.", fr=f"Supposé : {assumed}.")] if assumed else []
-        sentences += [say(en=f"Does not start: {text}", fr=f"Ne démarre pas : {text}") for text in self.failures]
-        sentences += [say(en=f"Warning: {text}", fr=f"Avertissement : {text}") for text in self.warnings]
-        if lacking:
-            sentences.append(
-                say(
-                    en=f"No figures: {lacking} is not described by the planner; a script of your own is: dlojz run, "
-                    "dlojz memory FILE.py:FUNCTION.",
-                    fr=f"Pas de chiffres : {lacking} n’est pas décrit par le planificateur ; un script à vous, si : "
-                    "dlojz run, dlojz memory FICHIER.py:FONCTION.",
-                )
-            )
-        return sentences
+        groups = {"assumed": (assumed,), "failure": self.failures, "warning": self.warnings, "undescribed": (lacking,)}
+        return [sentence(name, text=text) for name, texts in groups.items() for text in texts if text]
 
 
 def foreign_run(config: ForeignConfig, **overrides: Any) -> ForeignRun:
@@ -380,22 +353,10 @@ def _size(
     """Find the model: given beside the file, named by it, or its sizes."""
     name = overrides.get("model") or values.get("model")
     if values.get("flavor") and "model" not in overrides:
-        name = f"{values.get('family', 'llama3')} {values['flavor']}"
-        name = (
-            name.replace("llama3 8B", "llama-3-8b")
-            .replace("llama3 70B", "llama-3-70b")
-            .replace("llama3 405B", "llama-3-405b")
-        )
+        name = f"{values.get('family', 'llama3')}-{values['flavor']}"
     sizes = named_sizes(str(name)) if name else {}
     if name and not sizes and "layers" not in values:
-        shown_name = shown_value("model", name)
-        raise refusal(
-            en=f"{config.document.name} names the model {shown_name}, of unknown sizes, which is no folder with a "
-            "config.json here: give --model hf:FOLDER (a folder with its config.json), or a model of the catalogue.",
-            fr=f"{config.document.name} nomme le modèle {shown_name}, de tailles inconnues, qui n’est pas ici un "
-            "dossier avec un config.json : donnez --model hf:DOSSIER (un dossier avec son config.json), ou un "
-            "modèle du catalogue.",
-        )
+        raise LabError(sentence("no_model", file=config.document.name, model=shown_value("model", name)))
     if not sizes:
         sizes = _own_sizes(config, values, assumed)
     tokens = values.get("sequence_length")
@@ -406,12 +367,7 @@ def _own_sizes(config: ForeignConfig, values: dict[str, Any], assumed: list[str]
     """Take the sizes that a file says itself, as Megatron-LM completes them."""
     missing = [name for name in ("layers", "hidden", "heads", "sequence_length") if not values.get(name)]
     if missing:
-        raise refusal(
-            en=f"{config.document.name} says no {', '.join(missing)} of the model: name the model with --model NAME or "
-            "hf:FOLDER, and --sequence-length.",
-            fr=f"{config.document.name} ne donne pas {', '.join(missing)} du modèle : nommez-le avec --model NOM ou "
-            "hf:DOSSIER, et --sequence-length.",
-        )
+        raise LabError(sentence("no_sizes", file=config.document.name, missing=", ".join(missing)))
     sizes = {name: values[name] for name in _SIZE_FIELDS if values.get(name) is not None}
     hidden, heads = int(sizes["hidden"]), int(sizes["heads"])
     if values.get("grouped") is False:
@@ -429,12 +385,7 @@ def _own_sizes(config: ForeignConfig, values: dict[str, Any], assumed: list[str]
         sizes.pop("every", None)
     if not sizes.get("vocabulary"):
         vocabulary = sizes["vocabulary"] = values.get("tokenizer") or 50257
-        assumed.append(
-            say(
-                en=f"the vocabulary has {vocabulary} words (--vocabulary sets it)",
-                fr=f"le vocabulaire a {vocabulary} mots (--vocabulary le fixe)",
-            )
-        )
+        assumed.append(sentence("vocabulary", words=vocabulary))
     return sizes
 
 
@@ -452,12 +403,9 @@ def _gpus(config: ForeignConfig, values: Mapping[str, Any], overrides: Mapping[s
         return int(gpus)
     if nodes := overrides.get("nodes") or values.get("nodes") or (1 if values.get("gpus_per_node") else 0):
         if not (values.get("gpus_per_node") or values.get("tasks_per_node")):
-            assumed.append(say(en="8 GPUs a node", fr="8 GPU par nœud"))
+            assumed.append(sentence("node_gpus"))
         return int(nodes) * int(node_gpus)
-    raise refusal(
-        en=f"{config.document.name} does not say on how many GPUs it runs: add --gpus 64, or --nodes 8.",
-        fr=f"{config.document.name} ne dit pas sur combien de GPU il tourne : ajoutez --gpus 64, ou --nodes 8.",
-    )
+    raise LabError(sentence("no_gpus", file=config.document.name))
 
 
 def _pipeline(values: dict[str, Any]) -> None:
@@ -465,10 +413,10 @@ def _pipeline(values: dict[str, Any]) -> None:
     pp, per_chunk, layers = values.get("pp") or 1, values.get("layers_per_chunk"), values.get("layers")
     if per_chunk and layers and layers % (pp * per_chunk) == 0:
         values["chunks"] = layers // (pp * per_chunk)
-    if values.get("schedule") == "interleaved" and not values.get("chunks"):
-        values["chunks"] = 2
-    values["chunks"] = values.get("chunks") or 1
-    values["schedule"] = "interleaved" if values["chunks"] > 1 else values.get("schedule") or "1f1b"
+    # Without a number, torchtitan cuts a rank's layers in two.
+    values["chunks"] = values.get("chunks") or (2 if values.get("schedule") == INTERLEAVED else 1)
+    if values["chunks"] > 1:
+        values["schedule"] = INTERLEAVED
 
 
 def _batch(
@@ -476,9 +424,7 @@ def _batch(
 ) -> None:
     """Complete micro-batch, number of micro-batches and global batch: any two give the third."""
     pp, total = known.get("pp") or 1, overrides.get("batch") or known.get("global_batch")
-    if local := known.get(
-        "local_batch"
-    ):  # torchtitan: a pipeline cuts the local batch, without one it is the micro-batch
+    if local := known.get("local_batch"):  # torchtitan: what a pipeline cuts, without one the micro-batch
         known["micro_batch"] = known.get("pp_micro_batch") or 1 if pp > 1 else local
         total = total or local * dp
         known.setdefault("micro_batches", max(1, total // (dp * known["micro_batch"])))
@@ -489,11 +435,11 @@ def _batch(
     if not micro:
         micro = max(1, total // (dp * (number or 1))) if total else 1
         if not total:
-            assumed.append(say(en="a micro-batch of 1", fr="un micro-batch de 1"))
+            assumed.append(sentence("micro_batch"))
     if not number:
         number = max(1, total // (dp * micro)) if total else 1
         if not total and "micro_batch" not in config.origins:
-            assumed.append(say(en="no accumulation of gradients", fr="pas d’accumulation des gradients"))
+            assumed.append(sentence("accumulation"))
     known |= {"micro_batch": micro, "micro_batches": number, "global_batch": total or dp * micro * number}
 
 
@@ -502,23 +448,16 @@ def _states(
 ) -> tuple[dict[str, Any], dict[str, int]]:
     """Complete engine, ZeRO stage and options: the layout, and the columns of the cost model that it sets."""
     degrees = {name: int(known.get(name) or 1) for name in ("tp", "pp", "cp", "ep")}
-    kind = known.get("kind") or ""
-    engine = known.get("engine") or {"deepspeed": "deepspeed", "megatron": "megatron-core"}.get(
-        kind, config.program.engine
-    )
-    if kind == "fsdp" and "zero" not in config.origins:
+    engines = {"deepspeed": "deepspeed", "megatron": "megatron-core"}
+    engine = known.get("engine") or engines.get(known.get("kind", ""), config.program.engine)
+    if known.get("kind") == "fsdp" and "zero" not in config.origins:
         known["zero"] = 3
     if level := known.get("deepspeed_file"):  # axolotl's own files: 4 is stage 3 with parameters in the host's memory
         engine, known["zero"] = "deepspeed", min(3, int(level))
         known["offload"] = "parameters" if level > 3 else known.get("offload", "none")
     if engine == "megatron-deepspeed" and known.get("precision") == "bf16" and not known.get("zero"):
         known["zero"] = 1  # deepspeed/runtime/bf16_optimizer.py
-        assumed.append(
-            say(
-                en="DeepSpeed's optimizer for bf16 shards its states as ZeRO-1 does, whatever the stage",
-                fr="l’optimiseur bf16 de DeepSpeed découpe ses états comme ZeRO-1, quel que soit le niveau",
-            )
-        )
+        assumed.append(sentence("bf16_optimizer"))
     columns: dict[str, int] = {}
     shards, replicas = known.get("dp_shard") or 0, known.get("dp_replicate") or 1
     if replicas > 1 and (shards > 1 or not shards) and dp // replicas > 1:
@@ -531,47 +470,27 @@ def _states(
     if config.program.name == "torchtitan" and not columns.get("compiled"):
         columns["eager"] = 1
     if known.get("ac_option") == 2:
-        assumed.append(
-            say(
-                en="selective recomputation as operator by operator, not of every second layer",
-                fr="recalcul sélectif opérateur par opérateur, et non d’une couche sur deux",
-            )
-        )
+        assumed.append(sentence("second_layer"))
     if path := known.get("unread"):
-        assumed.append(
-            say(
-                en=f"the file that it names, {shown_value('', path)}, is not read: give that one to --from",
-                fr=f"le fichier qu’il nomme, {shown_value('', path)}, n’est pas lu : donnez celui-là à --from",
-            )
-        )
+        assumed.append(sentence("unread", path=shown_value("", path)))
     optimizer, usual = known.get("optimizer"), config.program.defaults.get("optimizer")
     if optimizer != usual:
-        assumed.append(
-            say(
-                en=f"states as those of {usual}, not of {optimizer}",
-                fr=f"des états comme ceux de {usual}, et non de {optimizer}",
-            )
-        )
+        assumed.append(sentence("optimizer", usual=usual, optimizer=optimizer))
     offload = known.get("offload", "none")
     if offload != "none" and engine != "deepspeed":
-        assumed.append(
-            say(
-                en="what it offloads to the host's memory stays on the GPUs: only DeepSpeed's offload is planned here",
-                fr="ce qu’il décharge en mémoire hôte reste sur les GPU : seul celui de DeepSpeed est planifié ici",
-            )
-        )
+        assumed.append(sentence("offload"))
         offload = "none"
     layout = {
         **degrees, "dp": dp, "engine": engine, "micro_batch": known["micro_batch"],
         "micro_batches": known["micro_batches"],
         # One rank has nothing to shard, but what is offloaded needs a stage even there.
         "zero": int(known.get("zero") or 0) if dp * degrees["cp"] > 1 or offload != "none" else 0,
-        "chunks": known["chunks"], "schedule": known["schedule"] if degrees["pp"] > 1 else "1f1b",
+        "chunks": known["chunks"] if degrees["pp"] > 1 else 1,
         "checkpointing": known.get("checkpointing", "none"), "offload": offload,
         "sequence_parallel": bool(known.get("sequence_parallel")) and degrees["tp"] > 1,
     }  # fmt: skip
-    if degrees["pp"] == 1:
-        layout["chunks"] = 1
+    if degrees["pp"] > 1 and known.get("schedule"):
+        layout["schedule"] = known["schedule"]
     return layout, columns
 
 
@@ -580,8 +499,8 @@ def _failures(config: ForeignConfig, known: Mapping[str, Any]) -> tuple[list[str
     failures: list[str] = []
     warnings: list[str] = []
     for rule in config.program.fails:
-        if sentence := _failure(config, known, rule):
-            (warnings if rule.get("warns") else failures).append(sentence)
+        if reason := _failure(config, known, rule):
+            (warnings if rule.get("warns") else failures).append(reason)
     return list(dict.fromkeys(failures)), warnings
 
 
@@ -610,26 +529,20 @@ def _failure(config: ForeignConfig, known: Mapping[str, Any], rule: Mapping[str,
     product = math.prod(amount(name) for name in factors)
     factors_text = " × ".join("2" if name == "two" else words(name) for name in factors) or "1"
     if both := rule.get("both"):
-        problem = say(en=f"{' and '.join(both)} are both on", fr=f"{' et '.join(both)} sont activés tous les deux")
+        problem = sentence("both", first=both[0], second=both[1])
     elif "dividend" in rule:
         dividend, total = amount(rule["dividend"]), f" = {product}" if len(factors) > 1 else ""
         if dividend % product:
-            problem = say(
-                en=f"{words(rule['dividend'])} is no multiple of {factors_text}{total}",
-                fr=f"{words(rule['dividend'])} n’est pas un multiple de {factors_text}{total}",
+            problem = sentence(
+                "no_multiple", dividend=words(rule["dividend"]), factors=factors_text + total
             ) + _what_works(factors[-1], dividend, product // amount(factors[-1]))
     elif "equals" in rule:
         if rule["equals"] in (*config.origins, "gpus") and product != amount(rule["equals"]):
-            problem = say(
-                en=f"{words(rule['equals'])} is not {factors_text} = {product}",
-                fr=f"{words(rule['equals'])} n’est pas {factors_text} = {product}",
-            )
+            problem = sentence("unequal", total=words(rule["equals"]), factors=f"{factors_text} = {product}")
     elif missing := [f"{name} ≥ {minimum}" for name, minimum in rule["needs"].items() if amount(name) < minimum]:
         cause = " ".join(words(name) for name in (*rule.get("least", {}), *rule.get("equal", {})))
-        problem = say(en=f"{cause} needs {', '.join(missing)}", fr=f"{cause} demande {', '.join(missing)}")
-    title, says = config.program.title, rule["says"]
-    sentence = say(en=f"{problem}. {title} says: “{says}”.", fr=f"{problem}. {title} dit : « {says} ».")
-    return sentence if problem else ""
+        problem = sentence("needs", cause=cause, missing=", ".join(missing))
+    return sentence("says", problem=problem, title=config.program.title, says=rule["says"]) if problem else ""
 
 
 def _what_works(name: str, dividend: int, factor: int) -> str:
@@ -637,7 +550,7 @@ def _what_works(name: str, dividend: int, factor: int) -> str:
     if name == "two" or factor <= 0 or dividend % factor:
         return ""
     works = [str(value) for value in range(1, min(dividend // factor, 4096) + 1) if dividend // factor % value == 0][:8]
-    return say(en=f"; {name} may be {', '.join(works)}", fr=f" ; {name} peut valoir {', '.join(works)}")
+    return sentence("may_be", name=name, values=", ".join(works))
 
 
 def change_lines(config: ForeignConfig, before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...] | None:
@@ -732,7 +645,7 @@ def _line(config: ForeignConfig, key: str, value: Any) -> str:
     *sections, last = name.split(".")
     if value is None:
         option = f"--{name.replace('_', '-')}" if form == "words" else name
-        return say(en=f"# without {option}", fr=f"# sans {option}")
+        return sentence("without", name=option)
     if form == "words":
         option = f"--{name}" if "." in name or config.program.name != "megatron" else f"--{name.replace('_', '-')}"
         return option if value is True else f"{option} {shlex.quote(str(value))}"
