@@ -25,7 +25,7 @@ from dlojz.cost_model.layouts import Integers
 from dlojz.hardware import CLUSTERS, Cluster, cluster
 from dlojz.hardware import cluster as cluster_named
 from dlojz.hardware.decoder_size import DecoderSize
-from dlojz.planner.answer import Choice, Plan
+from dlojz.planner.answer import Choice, Plan, question_row, seconds
 from dlojz.planner.explain import (
     LayoutChange,
     LayoutVerdict,
@@ -334,14 +334,19 @@ class ForeignPlan:
         """Pairs of name and value: as a plan's best layout is shown, with its memory by category."""
         if self.choice is None:
             assert self.verdict is not None
-            rows = [(say(en="layout", fr="configuration"), self.verdict.title)]
-            return [*rows, (say(en="does not run", fr="ne tourne pas"), self.verdict.sentence)]
-        rows = self.choice.lines()
+            rows = [question_row(self.question), (say(en="layout", fr="configuration"), self.verdict.title)]
+            rows.append((say(en="does not run", fr="ne tourne pas"), self.verdict.sentence))
+            if not math.isnan(self.verdict.memory_bytes):  # as if there were room
+                needed = f"{gigabytes(self.verdict.memory_bytes)} / {gigabytes(self.question.device_bytes)}"
+                rows.append((say(en="memory of the fullest GPU", fr="mémoire du GPU le plus rempli"), needed))
+                rows.append((say(en="step, if it fitted", fr="itération, si ça tenait"), seconds(self.verdict.step_s)))
+            return rows
+        rows = [question_row(self.question), *self.choice.lines()]
         memory = sorted(self.choice.memory.items(), key=lambda part: -part[1])
         parts = ", ".join(
             f"{part_words(name)} {gigabytes(num_bytes)}" for name, num_bytes in memory if num_bytes >= 1e7
         )
-        rows.insert(4, (say(en="of which", fr="dont"), parts))
+        rows.insert(5, (say(en="of which", fr="dont"), parts))
         if self.best_s is not None:
             words = more_percent(self.best_s / self.choice.estimated_s)
             rows.append((say(en="fastest layout of all", fr="la plus rapide de toutes"), self._fastest(words)))

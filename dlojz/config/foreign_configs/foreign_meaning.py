@@ -125,7 +125,7 @@ class ForeignConfig:
     def said(self, name: str) -> str:
         """Write a field as the file does, `num_layers = 96`; one that follows from others has our name."""
         key, value = self.origins.get(name, (name, self.fields.get(name)))
-        return f"{visible(key.removeprefix('--'))} {shown_value(key, value)}"
+        return f"{visible(key.removeprefix('--'))} {shown_value(key, value)}".rstrip()
 
 
 def read_foreign(path: str | Path) -> ForeignConfig:
