@@ -272,7 +272,13 @@ def plan_from_answer(args: Given, answer: Answer) -> int:
     if not args["json"]:
         answer(foreign_keys_table(config))  # before what may be missing is asked for
     overrides = {name: args[name] for name in FROM_OPTIONS[4:-1] if name in args}
-    overrides |= {"gpus": _numbers(args["gpus"])[0]} if "gpus" in args else {}
+    if "gpus" in args:
+        overrides["gpus"], *more_numbers = _numbers(args["gpus"])
+        if more_numbers:
+            raise refusal(
+                en=f"--from takes one number of GPUs, but --gpus {args['gpus']} was received.",
+                fr=f"--from prend un seul nombre de GPU, mais --gpus {args['gpus']} a été reçu.",
+            )
     overrides |= {"nodes": args["nodes"]} if "nodes" in args else {}
     run = foreign_run(config, **overrides)
     plan = None if run.failures or run.undescribed else plan_foreign(config, run, cluster(args["cluster"]))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from dlojz import models
-from dlojz.base.contract import parse_json
+from dlojz.base.contract import check_whole, parse_json
 from dlojz.base.errors import LabError
 from dlojz.base.table import visible
 from dlojz.config.foreign_configs.foreign_documents import (
@@ -33,7 +33,8 @@ from dlojz.config.foreign_configs.foreign_documents import (
 
 _OFF: Final[tuple[Any, ...]] = (None, False, "", "none", "null", "None", [], {})
 _OFFLOADS: Final = ("none", "optimizer", "parameters")
-MOST_WHOLE: Final = 2**40
+MOST_WHOLE: Final = 2**24
+MOST_GPUS: Final = 2**20
 INTERLEAVED: Final = "interleaved"
 
 
@@ -194,7 +195,7 @@ def _meaning(program: Program, key: str, value: Any) -> Meaning:
     if unresolved:
         problem = sentence("unassigned")
     elif counted:
-        problem = sentence("no_whole_number")
+        problem = sentence("no_whole_number", most=MOST_WHOLE - 1)
     else:
         legal = ", ".join(words)
         problem = sentence("unknown_value", legal=legal)
@@ -395,8 +396,8 @@ def _gpus(config: ForeignConfig, values: Mapping[str, Any], overrides: Mapping[s
     Raises:
         LabError: if neither says it.
     """
-    if gpus := overrides.get("gpus"):
-        return int(gpus)
+    if "gpus" in overrides:
+        return check_whole("gpus", overrides["gpus"], MOST_GPUS)
     # One task for all GPUs of a node, or one for each.
     node_gpus = values.get("gpus_per_node") or max(int(values.get("tasks_per_node") or 0), 8)
     if (gpus := values.get("gpus")) and "nodes" not in overrides:
@@ -651,7 +652,7 @@ def _line(config: ForeignConfig, key: str, value: Any) -> str:
         return option if value is True else f"{option} {shlex.quote(str(value))}"
     text = json.dumps(value)
     if form == "python":
-        return f"{name} = {value!r}"
+        return f"config.{name} = {value!r}"  # as torchtitan's registry changes a configuration
     if form == "toml":
         return f"{name} = {text}"
     if form == "yaml":
