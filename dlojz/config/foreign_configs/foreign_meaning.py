@@ -567,11 +567,18 @@ def change_lines(config: ForeignConfig, before: Mapping[str, Any], after: Mappin
     if "chunks" in changed and "layers_per_chunk" in config.origins:
         layers = config.fields.get("layers") or 0
         changed["layers_per_chunk"] = layers // (after["pp"] * changed.pop("chunks")) if layers else 1
+    if "deepspeed_file" in config.origins and changed.keys() & {"zero", "offload"}:  # another of axolotl's own files
+        stage = {"none": after["zero"], "parameters": 4}.get(after["offload"], 0)
+        changed = {name: value for name, value in changed.items() if name not in ("zero", "offload")}
+        changed["deepspeed_file"] = stage
     for name, value in changed.items():
-        if name == "offload" and value == "none":  # of all keys that offload something
-            lines += [_line(config, *_written(config, name, value, key)) for key in _on(config, name)]  # type: ignore[arg-type]
+        if name == "offload" and value == "none" and (keys := _on(config, name)):  # of all keys that offload something
+            lines += [_line(config, *_written(config, name, value, key)) for key in keys]  # type: ignore[arg-type]
             continue
         key, written = _written(config, name, value)
+        if name == "deepspeed_file" and isinstance(written, str):
+            folder, slash, _ = str(config.origins[name][1]).rpartition("/")
+            written = folder + slash + written
         if key is None:
             # Its number follows where the global batch has a key; written where the file leaves that open.
             if (
