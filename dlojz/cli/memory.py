@@ -16,6 +16,7 @@ from dlojz.cli.options import (
     Answer,
     Given,
     assumed_fields,
+    check_needs,
     config_of,
     fields_of,
     predicting_flags,
@@ -24,6 +25,7 @@ from dlojz.cli.options import (
     verb,
 )
 from dlojz.hardware.gpus import DEVICES, device
+from dlojz.planner.planned_model import OF_THE_LAB
 
 if TYPE_CHECKING:
     from dlojz.config.run_config import RunConfig
@@ -47,6 +49,12 @@ if TYPE_CHECKING:
         bloc, dans le moindre temps ; --png trace la mémoire contre le temps
     --rank INT  rank whose memory is shown (default: the one that takes most)
         // rang dont on donne la mémoire (par défaut : le plus chargé)
+    --from FILE  configuration of torchtitan, DeepSpeed, accelerate, axolotl, TRL or a Trainer, whose run is weighed;
+        options given beside it hold before it
+        // configuration de torchtitan, DeepSpeed, accelerate, axolotl, TRL ou d’un Trainer, dont l’exécution est
+        pesée ; les options données à côté l’emportent
+    --gpus INT>=1  with --from: on how many GPUs, where the file does not say it
+        // avec --from : sur combien de GPU, si le fichier ne le dit pas
     """,
     PNG,
     """
@@ -57,6 +65,9 @@ if TYPE_CHECKING:
 )
 def memory_command(args: Given, answer: Answer) -> None:
     """Forecast the memory of a configuration; a file that cannot be written is refused before anything is printed."""
+    check_needs(args, "gpus", "from")
+    if args["from"]:
+        args = _with_file(args, answer)
     fit_device = device(args["fit"]) if "fit" in args else None
     # --fit names a GPU too: the forecast is for that one unless --device names another.
     target = target_device(args) or (fit_device if "device" not in args else None)
@@ -75,6 +86,38 @@ def memory_command(args: Given, answer: Answer) -> None:
         answer(_document(estimate, fit, levers, assumed))
     else:
         _print(answer, estimate, fit, levers, assumed)
+
+
+def _with_file(args: Given, answer: Answer) -> Given:
+    """Add what another program's configuration says to the options, which hold before it.
+
+    Raises:
+        LabError: if the program itself would stop, or its run is none that is traced here.
+    """
+    from dlojz.config.foreign_configs.foreign_meaning import foreign_run, read_foreign
+    from dlojz.display.plan_tables import foreign_keys_table
+
+    config = read_foreign(args["from"])
+    if not args["json"]:
+        answer(foreign_keys_table(config))
+    overrides = {name: args[name] for name in ("gpus", "model", "sequence_length", "micro_batch") if name in args}
+    run = foreign_run(config, **overrides)
+    if run.failures or run.undescribed:
+        raise LabError(" ".join(run.sentences()))
+    if "model" not in run.size or run.layout["engine"] not in OF_THE_LAB:
+        raise refusal(
+            en=f"memory is traced tensor by tensor for models of the catalogue, run by torch or DeepSpeed; that of "
+            f"{config.document.name} is weighed in closed form: dlojz plan --from {config.document.name}.",
+            fr="la mémoire est suivie tenseur par tenseur pour les modèles du catalogue, exécutés par torch ou "
+            f"DeepSpeed ; celle de {config.document.name} est pesée en forme close : dlojz plan --from "
+            f"{config.document.name}.",
+        )
+    layout = {name: value for name, value in run.layout.items() if name != "schedule" or run.layout["pp"] > 1}
+    layout["chunks"] = layout["chunks"] if layout["chunks"] > 1 else None
+    precision = "bf16" if run.precision == "fp8" else run.precision
+    for sentence in () if args["json"] else run.sentences():
+        answer("\n" + sentence)
+    return Given({**run.size, **layout, "precision": precision, **args}, args.defaults)
 
 
 def _budget(config: RunConfig, target: Device | None, assumed: dict[str, Any], args: Given, answer: Answer) -> None:

@@ -71,6 +71,7 @@ LONG_HELP = 40
 """Options from which on `--help` shows the everyday ones alone."""
 EVERYDAY = frozenset(
     {WORDS, REST, "nproc", "on", "machine", "account", "hours", "script", "fit", "budget", "png", "snapshot", "json"}
+    | {"from", "gpus"}
     | {"model", "sequence_length", "data", "steps", "seed", "device", "optimizer", "learning_rate", "precision"}
     | {"dp", "tp", "pp", "zero", "engine", "schedule", "micro_batch", "micro_batches", "checkpointing"}
 )

@@ -14,7 +14,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal, say, spaced_percent
 from dlojz.base.table import Table, facts, titles
 from dlojz.cli import main
-from dlojz.cli.options import FIGURE, JSON, WORDS, Answer, Given, option_of, tell, tell_written, verb
+from dlojz.cli.options import FIGURE, JSON, WORDS, Answer, Given, check_needs, option_of, tell, tell_written, verb
 from dlojz.hardware.decoder_size import DecoderSize
 
 HERE = "here"
@@ -30,8 +30,14 @@ _SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, 
         (default: coatnet_7)
         // du catalogue, timm:NOM, torchvision:NOM, hf:DOSSIER, FICHIER.py:FONCTION, ou un décodeur publié (par défaut :
         coatnet_7)
+    --from FILE  configuration of Megatron-LM, NeMo, torchtitan, DeepSpeed, accelerate, axolotl, TRL or a Trainer: what
+        its keys mean here, where it would stop, memory and seconds, the cheapest changes in its own syntax
+        // configuration de Megatron-LM, NeMo, torchtitan, DeepSpeed, accelerate, axolotl, TRL ou d’un Trainer : ce que
+        ses clés signifient ici, où elle s’arrêterait, mémoire et secondes, les changements les moins chers dans sa
+        syntaxe
     --cluster NAME = jean_zay_a100  name, a TOML file of one's own, or here // nom, fichier TOML à soi, ou here
     --gpus INT[,INT]  how many; several: 8,16,32 (default: 8) // combien ; plusieurs : 8,16,32 (par défaut : 8)
+    --nodes INT>=1  with --from: how many nodes // avec --from : combien de nœuds
     --batch INT>=1  samples of one step (default: 64) // échantillons d’une itération (par défaut : 64)
     --layers INT>=1  of a decoder given by its sizes // d’un décodeur donné par ses tailles
     --hidden INT>=1  its width // sa largeur
@@ -59,6 +65,9 @@ _SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, 
 )
 def plan_command(args: Given, answer: Answer) -> int:
     """Plan, and show the plan; exits with 1 if the layout asked for with `--why` is refused."""
+    if args["from"]:
+        return plan_from_answer(args, answer)
+    check_needs(args, "nodes", "from")
     if args["cluster"] == HERE:
         return plan_here_answer(args, answer)
     if args["measure"]:
@@ -226,6 +235,62 @@ def _write(best: Any, folder: Path, args: Given) -> None:
     for name, text in files.items():
         write_atomic(folder / name, text)
         tell(str(folder / name))
+
+
+FROM_OPTIONS: Final = (
+    "from",
+    "cluster",
+    "gpus",
+    "nodes",
+    "batch",
+    "model",
+    "sequence_length",
+    "vocabulary",
+    "precision",
+    "json",
+)
+
+
+def plan_from_answer(args: Given, answer: Answer) -> int:
+    """Show what another program's configuration means here, and what it comes to; exits with 1 where it does not run.
+
+    Raises:
+        LabError: for an option that does not go with `--from`, a file that is none, or a run that it leaves open.
+    """
+    from dlojz.config.foreign_configs.foreign_meaning import foreign_run, read_foreign
+    from dlojz.display.plan_tables import foreign_keys_table, foreign_plan_tables
+    from dlojz.hardware import cluster
+    from dlojz.planner.ask import plan_foreign
+
+    if stray := [name for name in args if name not in FROM_OPTIONS]:
+        options = ", ".join(option_of(name) for name in FROM_OPTIONS)
+        raise refusal(
+            en=f"{option_of(stray[0])} does not go with --from, which takes {options}.",
+            fr=f"{option_of(stray[0])} ne va pas avec --from, qui prend {options}.",
+        )
+    config = read_foreign(args["from"])
+    if not args["json"]:
+        answer(foreign_keys_table(config))  # before what may be missing is asked for
+    overrides = {name: args[name] for name in FROM_OPTIONS[4:-1] if name in args}
+    if "gpus" in args:
+        overrides["gpus"], *more_numbers = _numbers(args["gpus"])
+        if more_numbers:
+            raise refusal(
+                en=f"--from takes one number of GPUs, but --gpus {args['gpus']} was received.",
+                fr=f"--from prend un seul nombre de GPU, mais --gpus {args['gpus']} a été reçu.",
+            )
+    overrides |= {"nodes": args["nodes"]} if "nodes" in args else {}
+    run = foreign_run(config, **overrides)
+    plan = None if run.failures or run.undescribed else plan_foreign(config, run, cluster(args["cluster"]))
+    if args["json"]:
+        answer({**config.as_dict(), "run": run.as_dict(), "plan": None if plan is None else plan.as_dict()})
+    else:
+        for sentence in run.sentences():
+            answer("\n" + sentence)
+        for table in foreign_plan_tables(plan) if plan is not None else ():
+            answer("")
+            answer(table)
+    return main.DONE if plan is not None and plan.choice is not None else main.FAILED
 
 
 TAKEN: Final = ("cluster", "model", "gpus", "batch", "figure", "top", "measure", "json")

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 
 from dlojz.base.display_hook import Summary
-from dlojz.base.language import decimal, say, yes_no
-from dlojz.base.table import Table, safe, tables_html, titles
-from dlojz.planner.space import gigabytes, reason_words
+from dlojz.base.language import colon, decimal, say, yes_no
+from dlojz.base.table import Lines, Table, facts, safe, tables_html, titles
+from dlojz.display.tables import DASH
+from dlojz.planner.space import gigabytes, more_percent, reason_words
 
 if TYPE_CHECKING:
+    from dlojz.config.foreign_configs.foreign_meaning import ForeignConfig
     from dlojz.planner.answer import Choice, Plan
+    from dlojz.planner.ask import ForeignPlan
     from dlojz.planner.explain import LayoutVerdict
     from dlojz.planner.this_machine import Here
 
@@ -119,3 +122,49 @@ def here_html(layouts: Here) -> str:
     title = say(en="best layout of each kind", fr="la meilleure configuration de chaque sorte")
     kinds = Table(head, tuple(layouts.table()), title, align="l")
     return tables_html([Table(("", ""), tuple(layouts.lines()), align="l"), kinds])
+
+
+def foreign_keys_table(config: ForeignConfig) -> Table:
+    """List what each key of another program's configuration means here; those without effect by their reason."""
+    head = titles(en="key; value; here", fr="clé; valeur; ici")
+    groups = {status: [meaning for meaning in config.meanings if meaning.status == status] for status in _STATUS_ORDER}
+    counts = {status: len(meanings) for status, meanings in groups.items()}
+    headings = {
+        "taken": say(en=f"taken ({counts['taken']})", fr=f"prises ({counts['taken']})"),
+        "unknown": say(en=f"unknown ({counts['unknown']})", fr=f"inconnues ({counts['unknown']})"),
+        "effectless": say(
+            en=f"without effect here ({counts['effectless']})", fr=f"sans effet ici ({counts['effectless']})"
+        ),
+    }
+    rows: list[tuple[str, ...]] = []
+    for status, meanings in groups.items():
+        rows += [(headings[status],)] if meanings else []
+        if status == "effectless":
+            reasons = dict.fromkeys(meaning.meaning for meaning in meanings)
+            keys_of = {reason: [m.key for m in meanings if m.meaning == reason] for reason in reasons}
+            rows += [(", ".join(keys), "", reason) for reason, keys in keys_of.items()]
+        else:
+            rows += [(meaning.key, meaning.value, meaning.meaning) for meaning in meanings]
+    notes = [
+        say(en=f"not read, for want of a value: {text}…", fr=f"non lu, faute de valeur : {text}…")
+        for text in config.document.unread
+    ]
+    return Table(head, tuple(rows), f"{config.document.name}{colon()}{config.program.title}", "l", notes=tuple(notes))
+
+
+_STATUS_ORDER = ("taken", "unknown", "effectless")
+
+
+def foreign_plan_tables(plan: ForeignPlan) -> tuple[Table, ...]:
+    """Show what a configuration comes to, and the cheapest changes as lines of its file."""
+    head = titles(en="in the file; changes; memory; step", fr="dans le fichier; change; mémoire; itération")
+    rows = []
+    for change, lines in plan.changes:
+        changed = ", ".join(f"{name} {before} → {after}" for name, (before, after) in change.changed.items())
+        known = change.step_ratio == change.step_ratio  # not nan: the layout of the file has a meaning
+        sign = "+" if change.memory_delta_bytes >= 0 else ""
+        memory = sign + gigabytes(change.memory_delta_bytes) if known else DASH
+        rows.append((Lines("\n".join(lines)), changed, memory, more_percent(change.step_ratio) if known else DASH))
+    title = say(en="Cheapest changes that fit", fr="Changements les moins chers qui tiennent")
+    summary = facts(*plan.lines())
+    return (summary, Table(head, tuple(rows), title, "llrr")) if rows else (summary,)

@@ -398,6 +398,21 @@ class Choice(Summary):
         }
 
 
+def question_row(question: Question) -> tuple[str, str]:
+    """Write what was asked, as a pair of name and value."""
+    gpus = say(en=" or ", fr=" ou ").join(map(str, question.gpus))
+    size = format_count(question.subject.num_parameters)
+    return (
+        say(en="question", fr="question"),
+        say(
+            en=f"{question.subject.name} ({size} parameters) on {gpus} GPUs of {question.cluster.title}, batch "
+            f"{question.batch}, {question.precision}",
+            fr=f"{question.subject.name} ({size} paramètres) sur {gpus} GPU de {question.cluster.title}, batch "
+            f"{question.batch}, {question.precision}",
+        ),
+    )
+
+
 def seconds(value: float) -> str:
     """Seconds with three significant digits, in s or ms, with the decimal mark of the reader's language."""
     scaled, unit = (value, "s") if value >= 1 else (1e3 * value, "ms")
@@ -550,24 +565,14 @@ class Plan(Summary):
 
     def lines(self) -> list[tuple[str, str]]:
         """Summary, as pairs of name and value."""
-        question, result = self.question, self.found
-        gpus = say(en=" or ", fr=" ou ").join(map(str, question.gpus))
-        size = format_count(question.subject.num_parameters)
+        result = self.found
         counts = self.refused.counts
         layouts, fit, unfit = (  # "same" is counted nowhere
             decimal(number, 0)
             for number in (result.num_layouts, result.admitted.size, result.num_layouts - result.admitted.size)
         )
         return [
-            (
-                say(en="question", fr="question"),
-                say(
-                    en=f"{question.subject.name} ({size} parameters) on {gpus} GPUs of {question.cluster.title}, batch "
-                    f"{question.batch}, {question.precision}",
-                    fr=f"{question.subject.name} ({size} paramètres) sur {gpus} GPU de {question.cluster.title}, batch "
-                    f"{question.batch}, {question.precision}",
-                ),
-            ),
+            question_row(self.question),
             (
                 say(en="searched", fr="cherché"),
                 say(

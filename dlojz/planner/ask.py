@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -18,22 +18,38 @@ from dlojz.base.contract import check_whole
 from dlojz.base.errors import LabError
 from dlojz.base.language import decimal, refusal, say, shortest
 from dlojz.config.fields import LayoutFields
-from dlojz.cost_model import Calibration
+from dlojz.config.foreign_configs.foreign_meaning import ForeignConfig, ForeignRun, change_lines
+from dlojz.cost_model import Calibration, workload
 from dlojz.cost_model import calibration as calibration_named
 from dlojz.cost_model.layouts import Integers
 from dlojz.hardware import CLUSTERS, Cluster, cluster
 from dlojz.hardware import cluster as cluster_named
 from dlojz.hardware.decoder_size import DecoderSize
-from dlojz.planner.answer import Plan
+from dlojz.planner.answer import Choice, Plan, question_row, seconds
+from dlojz.planner.explain import (
+    LayoutChange,
+    LayoutVerdict,
+    changes,
+    code_of,
+    differences,
+    lighter_neighbours,
+    refused,
+)
 from dlojz.planner.planned_memory import fits, layout_memories, searched_memories
 from dlojz.planner.planned_model import chosen, subject
 from dlojz.planner.question import FLASH_FROM, MOST_BATCH, Question, calibration_of, check_gpus, check_precision
 from dlojz.planner.search import MOST_SIMULATED, SearchResult, search, simulate_fastest
 from dlojz.planner.space import (
+    FREE,
+    REASONS,
     candidates_of,
     columns_of,
     gigabytes,
+    layout_row,
     layout_title,
+    more_percent,
+    part_words,
+    planned_layout,
     reason_counts,
     reason_words,
     running_engines,
@@ -284,3 +300,173 @@ def _calibration(site: Cluster, calibration: str | Calibration | None) -> Calibr
     if isinstance(calibration, Calibration):
         return calibration
     return calibration_of(site) if calibration is None else calibration_named(calibration)
+
+
+MOST_CHANGES: Final = 3
+LEAST_GAIN: Final = 0.01
+"""Share of a step, or of a GPU's memory, that a change of a file saves at least."""
+
+
+class FileChange(NamedTuple):
+    """Change of a layout, as lines of a configuration file's own syntax."""
+
+    change: LayoutChange
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class ForeignPlan:
+    """What another program's configuration comes to: its layout weighed and timed, and cheap changes of its file.
+
+    Attributes:
+        choice: the layout, where it fits; else None, and `verdict` says why.
+        best_s: seconds of a step of the fastest layout of the same library on as many GPUs; None where nothing fits.
+    """
+
+    question: Question
+    layout: LayoutFields
+    choice: Choice | None
+    verdict: LayoutVerdict | None
+    changes: tuple[FileChange, ...]
+    best_s: float | None
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Pairs of name and value: as a plan's best layout is shown, with its memory by category."""
+        if self.choice is None:
+            assert self.verdict is not None
+            rows = [question_row(self.question), (say(en="layout", fr="configuration"), self.verdict.title)]
+            rows.append((say(en="does not run", fr="ne tourne pas"), self.verdict.sentence))
+            if not math.isnan(self.verdict.memory_bytes):  # as if there were room
+                needed = f"{gigabytes(self.verdict.memory_bytes)} / {gigabytes(self.question.device_bytes)}"
+                rows.append((say(en="memory of the fullest GPU", fr="mémoire du GPU le plus rempli"), needed))
+                rows.append((say(en="step, if it fitted", fr="itération, si ça tenait"), seconds(self.verdict.step_s)))
+            return rows
+        rows = [question_row(self.question), *self.choice.lines()]
+        memory = sorted(self.choice.memory.items(), key=lambda part: -part[1])
+        parts = ", ".join(
+            f"{part_words(name)} {gigabytes(num_bytes)}" for name, num_bytes in memory if num_bytes >= 1e7
+        )
+        rows.insert(5, (say(en="of which", fr="dont"), parts))
+        if self.best_s is not None:
+            words = more_percent(self.best_s / self.choice.estimated_s)
+            rows.append((say(en="fastest layout of all", fr="la plus rapide de toutes"), self._fastest(words)))
+        return rows
+
+    def _fastest(self, words: str) -> str:
+        engine, gpus = self.layout.engine, self.layout.world_size
+        return say(
+            en=f"{words} time with {engine} on {gpus} GPUs; dlojz plan without --from searches for it",
+            fr=f"{words} de temps avec {engine} sur {gpus} GPU ; dlojz plan sans --from la cherche",
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return {
+            "model": self.question.subject.name,
+            "parameters": self.question.subject.num_parameters,
+            "cluster": self.question.cluster.name,
+            "precision": self.question.precision,
+            "layout": layout_row(self.layout),
+            "choice": None if self.choice is None else self.choice.as_dict(),
+            "refused": None if self.verdict is None else self.verdict.as_dict(),
+            "best_s": self.best_s,
+            "changes": [
+                {
+                    "lines": list(lines),
+                    "changed": {name: list(pair) for name, pair in change.changed.items()},
+                    "memory_delta_bytes": None if math.isnan(change.step_ratio) else change.memory_delta_bytes,
+                    "step_ratio": None if math.isnan(change.step_ratio) else change.step_ratio,
+                }
+                for change, lines in self.changes
+            ],
+        }
+
+
+def plan_foreign(config: ForeignConfig, run: ForeignRun, site: Cluster) -> ForeignPlan:
+    """Weigh and time the one layout of a configuration, and look for the changes that cost least.
+
+    Raises:
+        LabError: if the cluster has not so many GPUs, or the model is none that the cost model describes.
+    """
+    question = _foreign_question(run, site)
+    layout = planned_layout(**run.layout)
+    columns = columns_of([layout])
+    fixed_values = {name: column.tolist() for name, column in columns.items() if name in ("dp", *FREE)}
+    single = search(space_of(question, fixed_values, (run.gpus,)))
+    result = search(space_of(question))
+    choice = Plan(single, simulate_fastest(single, 1)).best if single.admitted.size else None
+    verdict = None
+    if choice is None:
+        reason = REASONS[int(single.codes.reshape(-1)[0])] if single.codes.size else "gpus"
+        verdict = refused(result, layout, reason, gpus=run.gpus)
+    best_s = float(result.step_s[0]) if result.admitted.size else None
+    is_weighed = choice is not None or (verdict is not None and not math.isnan(verdict.memory_bytes))
+    return ForeignPlan(question, layout, choice, verdict, _file_changes(config, result, layout, is_weighed), best_s)
+
+
+def _foreign_question(run: ForeignRun, site: Cluster) -> Question:
+    """Ask about a decoder by its sizes, whatever its name: the closed forms know every library's layouts."""
+    fields = dict(run.size)
+    tokens = fields.pop("sequence_length", None)
+    if (name := fields.pop("model", None)) is not None:
+        size = workload(name, sequence_length=tokens).size
+        if size is None:
+            raise refusal(
+                en=f"{name} is no decoder: configurations of other programs are planned for decoders alone.",
+                fr=f"{name} n’est pas un décodeur : les configurations d’ailleurs sont planifiées pour eux seuls.",
+            )
+    else:
+        if tokens is None:
+            raise refusal(
+                en="the length of a sample is not in the file: add --sequence-length.",
+                fr="la longueur d’un exemple n’est pas dans le fichier : ajoutez --sequence-length.",
+            )
+        size = DecoderSize(**fields, sequence_length=tokens)
+    planned_subject = subject(size)
+    if name is not None:
+        planned_subject = replace(planned_subject, name=name)
+    # Products in fp8 where the GPU has them; the planner's own questions have the usual precisions alone.
+    has_fp8 = run.precision == "fp8" and "fp8" in site.gpu.peak_flops
+    precision = "fp8" if has_fp8 else check_precision(site, None if run.precision == "fp8" else run.precision)
+    fused = site.gpu.generation in FLASH_FROM if run.fused_attention is None else run.fused_attention
+    batch = run.layout["dp"] * run.layout["micro_batch"] * run.layout["micro_batches"]
+    return Question(
+        planned_subject, site, calibration_of(site), check_whole("batch", batch, MOST_BATCH),
+        (check_gpus(site, run.gpus),), precision, (run.layout["engine"],), fused, run.fused_loss, run.steps,
+        columns=run.columns,
+    )  # fmt: skip
+
+
+def _file_changes(
+    config: ForeignConfig, result: SearchResult, layout: LayoutFields, is_weighed: bool
+) -> tuple[FileChange, ...]:
+    """Choose the changes that cost least: those of one choice before others, then what fits, then the shortest step.
+
+    Of changes of the same fields the best stands for all. Where the layout fits, one has to save time or memory.
+    """
+    question = result.space.question
+    neighbours = [near for near in lighter_neighbours(question, layout) if not code_of(question, near)]
+    if result.admitted.size:
+        apart = differences(result.space, result.admitted, layout)
+        # Of few differences, the first of equals being the fastest.
+        order = np.argsort(apart, kind="stable")[: 64 * MOST_CHANGES]
+        neighbours += [result.layout(int(index)) for index in order if apart[index]]
+    found_changes = [
+        change for change in changes(result, layout, neighbours, is_weighed) if change.changed and change.fits
+    ]
+    chosen: dict[tuple[str, ...], FileChange] = {}
+    before = _written_fields(layout)
+    for change in sorted(found_changes, key=lambda change: (len(change.changed), change.step_s)):
+        saved_bytes = -change.memory_delta_bytes
+        if is_weighed and change.step_ratio > 1 - LEAST_GAIN and saved_bytes < LEAST_GAIN * question.device_bytes:
+            continue
+        key = tuple(change.changed)
+        lines = None if key in chosen else change_lines(config, before, _written_fields(change.to))
+        if lines:
+            chosen[key] = FileChange(change, lines)
+    return tuple(chosen.values())[:MOST_CHANGES]
+
+
+def _written_fields(layout: LayoutFields) -> dict[str, Any]:
+    """Fields that a file may write: what the search varies, and what follows from it."""
+    return layout_row(layout) | {"chunks": layout.chunks or 1, "sequence_parallel": layout.sequence_parallel}

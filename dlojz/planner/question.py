@@ -6,7 +6,8 @@ What no layout could ever satisfy is refused here, in one sentence with what wou
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from dlojz.base.contract import check_whole
@@ -40,6 +41,7 @@ class Question:
         steps: of the training, where it is known.
         hours: within which it must end; None without a limit.
         limit: what the limit is, e.g. `qos_gpu_a100-t3`; empty without a name.
+        columns: of the cost model's layouts, where a program is run otherwise than its library is by habit: dropout, …
     """
 
     subject: Subject
@@ -54,6 +56,7 @@ class Question:
     steps: int | None = None
     hours: float | None = None
     limit: str = ""
+    columns: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def step_limit_s(self) -> float:

@@ -121,17 +121,16 @@ class Space:
         engine, precision = columns["engine"], self.question.precision
         # (engines, 2): the cost model's engine without and with a pipeline.
         costed = np.array([[offer.place(False), offer.place(True)] for offer in OFFERS.values()])
-        cost_columns = {name: columns[name] for name in (*DEGREES[1:], *OPTIONS[1:])}
-        return Layouts.of(
-            precision=precision,
-            **cost_columns,
-            engine=costed[engine, (columns["pp"] > 1).astype(int)],  # by engine, and by whether there is a pipeline
-            overlap=_of_offers(lambda offer: int(offer.overlap))[engine],
-            gradient_bytes=_of_offers(lambda offer: offer.gradient_bytes(precision))[engine],
-            dropout=_of_offers(lambda offer: int(offer.dropout))[engine],
-            fused_attention=int(self.question.fused_attention),
-            fused_loss=int(self.question.fused_loss),
-        )
+        cost_columns: dict[str, Any] = {name: columns[name] for name in (*DEGREES[1:], *OPTIONS[1:])}
+        cost_columns |= {
+            "engine": costed[engine, (columns["pp"] > 1).astype(int)],  # by engine, and by whether there is a pipeline
+            "overlap": _of_offers(lambda offer: int(offer.overlap))[engine],
+            "gradient_bytes": _of_offers(lambda offer: offer.gradient_bytes(precision))[engine],
+            "dropout": _of_offers(lambda offer: int(offer.dropout))[engine],
+            "fused_attention": int(self.question.fused_attention),
+            "fused_loss": int(self.question.fused_loss),
+        }
+        return Layouts.of(precision=precision, **(cost_columns | dict(self.question.columns)))
 
 
 def _of_offers(fact: Callable[[Offer], Any]) -> NDArray[Any]:

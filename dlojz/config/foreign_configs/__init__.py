@@ -1,0 +1,1 @@
+"""Configurations of other programs (Megatron-LM, torchtitan, DeepSpeed, accelerate, axolotl, …), read as data."""

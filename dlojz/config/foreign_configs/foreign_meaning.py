@@ -1,0 +1,669 @@
+"""Say what the keys of another program's configuration mean here: each is taken, without effect here, or unknown.
+
+What a program's keys mean are data, one TOML for each program in `data/`: a key names our field, or has words that
+stand for its values; patterns of keys without effect have a reason; `fails` are the sizes with which the program stops.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
+
+from dlojz import models
+from dlojz.base.contract import check_whole, parse_json
+from dlojz.base.errors import LabError
+from dlojz.base.table import visible
+from dlojz.config.foreign_configs.foreign_documents import (
+    DATA,
+    MAX_BYTES,
+    ForeignDocument,
+    read_document,
+    sentence,
+    shown_value,
+)
+
+_OFF: Final[tuple[Any, ...]] = (None, False, "", "none", "null", "None", [], {})
+_OFFLOADS: Final = ("none", "optimizer", "parameters")
+MOST_WHOLE: Final = 2**24
+MOST_GPUS: Final = 2**20
+INTERLEAVED: Final = "interleaved"
+
+
+@dataclass(frozen=True)
+class Program:
+    """Program whose configurations are read: its keys, and the sizes with which it stops.
+
+    Attributes:
+        signs: keys, or patterns of them, of which a configuration of it has one at least.
+        keys: key → our field, or `to` and the values that words stand for.
+        effectless: reason → patterns of keys.
+    """
+
+    name: str
+    title: str
+    signs: str
+    engine: str = ""
+    source: str = ""
+    sections: str = ""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    also: Mapping[str, str] = field(default_factory=dict)
+    effectless: Mapping[str, str] = field(default_factory=dict)
+    fails: tuple[Mapping[str, Any], ...] = ()
+
+    def plain(self, key: str) -> str:
+        """Write a key as the data does: `--micro-batch-size` → `micro_batch_size`, without sections that only group."""
+        plain = key.removeprefix("--").replace("-", "_")
+        prefix = next((section for section in self.sections.split() if plain.startswith(section)), "")
+        return plain.removeprefix(prefix)
+
+    def reason(self, key: str) -> str:
+        """Name the reason why a key has no effect here; empty for one that has, or is unknown."""
+        for reason, patterns in self.effectless.items():
+            # `a.*` is the section `a` too, which an empty one leaves alone.
+            if any(fnmatchcase(key, pattern) or f"{key}.*" == pattern for pattern in patterns.split()):
+                return reason
+        return ""
+
+
+def _table(name: str) -> dict[str, Any]:
+    return tomllib.loads((DATA / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def programs() -> dict[str, Program]:
+    """Load the programs, by the names of their files."""
+    names = sorted(path.stem for path in DATA.glob("*.toml") if path.stem not in ("sentences", "models"))
+    return {name: Program(name=name, **_table(name)) for name in names}
+
+
+class KeyMeaning(NamedTuple):
+    """What a key means here.
+
+    Attributes:
+        value: as shown, secrets hidden.
+        status: `taken` as a field; `effectless` with its reason; `unknown`.
+        meaning: the field and its value, or why there is none.
+    """
+
+    key: str
+    value: str
+    status: Literal["taken", "effectless", "unknown"]
+    meaning: str
+
+
+@dataclass(frozen=True)
+class ForeignConfig:
+    """Configuration of another program.
+
+    Attributes:
+        fields: what it says, by our names; what it leaves open has the program's default.
+        origins: field → key and value that say it.
+        switched: keys that are on, for those that exclude one another.
+    """
+
+    program: Program
+    document: ForeignDocument
+    meanings: tuple[KeyMeaning, ...]
+    fields: Mapping[str, Any]
+    origins: Mapping[str, tuple[str, Any]]
+    switched: frozenset[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        keys = [meaning._asdict() for meaning in self.meanings]
+        return {"file": self.document.name, "program": self.program.name, "form": self.document.form, "keys": keys}
+
+    def said(self, name: str) -> str:
+        """Write a field as the file does, `num_layers = 96`; one that follows from others has our name."""
+        key, value = self.origins.get(name, (name, self.fields.get(name)))
+        return f"{visible(key.removeprefix('--'))} {shown_value(key, value)}".rstrip()
+
+
+def read_foreign(path: str | Path) -> ForeignConfig:
+    """Read another program's configuration.
+
+    Raises:
+        LabError: if the file cannot be read, or is none of a program known here.
+    """
+    document = read_document(Path(path).expanduser())
+    program = _program_of(document)
+    fields: dict[str, Any] = dict(program.defaults)
+    origins: dict[str, tuple[str, Any]] = {}
+    meanings, switched = [], set()
+    for key, value in document.entries:
+        plain = program.plain(key)
+        if value not in _OFF:
+            switched.add(plain)
+        status, meaning, found_fields = _meaning(program, plain, value)
+        for name, converted in found_fields.items():
+            # Parameters in the host's memory include the optimizer's states.
+            if name == "offload" and _OFFLOADS.index(converted) < _OFFLOADS.index(fields.get(name, "none")):
+                continue
+            fields[name], origins[name] = converted, (key, value)
+        meanings.append(KeyMeaning(key, shown_value(key, value), status, meaning))
+    return ForeignConfig(program, document, tuple(meanings), fields, origins, frozenset(switched))
+
+
+def _program_of(document: ForeignDocument) -> Program:
+    """Find the program that knows most of a document's keys, and has one of its signs there."""
+    scores = {}
+    for program in programs().values():
+        keys = [program.plain(key) for key, _ in document.entries]
+        if any(fnmatchcase(key, sign) for key in keys for sign in program.signs.split()):
+            scores[program.name] = sum(2 * (key in program.keys) + bool(program.reason(key)) for key in keys)
+    if not scores:
+        keys_text = visible(", ".join(key for key, _ in document.entries[:5]))
+        titles = ", ".join(program.title for program in programs().values() if program.signs)
+        raise LabError(sentence("no_program", file=document.name, keys=keys_text, titles=titles))
+    return programs()[max(scores, key=lambda name: scores[name])]
+
+
+Meaning = tuple[Literal["taken", "effectless", "unknown"], str, dict[str, Any]]
+
+
+def _meaning(program: Program, key: str, value: Any) -> Meaning:
+    """Find what a key means: its status, words, and the field that it sets."""
+    spec = program.keys.get(key, programs()["launchers"].keys.get(key))
+    if spec is None:
+        return _without_field(program, key, value)
+    name, words = (spec, {}) if isinstance(spec, str) else (spec["to"], {w: v for w, v in spec.items() if w != "to"})
+    word = str(value).lower()
+    # The program's own files are known by their names.
+    word = word if word in words else word.rpartition("/")[2]
+    if word in words:
+        return "taken", f"{name} = {_plain_value(words[word])}", {name: words[word]}
+    if value in _OFF or value == "auto":
+        return "effectless", sentence("auto" if value == "auto" else "unset"), {}
+    unresolved = isinstance(value, str) and value.startswith("$")
+    if name in _TEXTS and not unresolved:
+        return "taken", f"{name} = {shown_value(key, value)}", {name: str(value)}
+    # Where all words stand for texts or switches, no number is meant.
+    counted = not words or any(type(number) is int for number in words.values())
+    number = _whole(value) if counted else None
+    if number is not None:
+        return "taken", f"{name} = {number}", {name: number}
+    if unresolved:
+        problem = sentence("unassigned")
+    elif counted:
+        problem = sentence("no_whole_number", most=MOST_WHOLE - 1)
+    else:
+        legal = ", ".join(words)
+        problem = sentence("unknown_value", legal=legal)
+    return "unknown", problem, {}
+
+
+def _without_field(program: Program, key: str, value: Any) -> Meaning:
+    """Say why a key sets no field here, if that is known."""
+    reason = program.reason(key) or programs()["launchers"].reason(key) or ("unset" if value in _OFF else "")
+    if not reason:
+        return "unknown", sentence("unknown"), {}
+    return "effectless", sentence(reason), {}
+
+
+_TEXTS: Final = ("model", "family", "flavor", "unread", "kind")
+"""Fields whose value is a text."""
+
+
+def _plain_value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _whole(value: Any) -> int | None:
+    try:
+        number = float(value) if not isinstance(value, bool | list) else math.nan
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return int(number) if number.is_integer() and 0 <= number < MOST_WHOLE else None
+
+
+SIZES: Final = ("layers", "hidden", "heads", "kv_heads", "mlp_width", "vocabulary", "tied")
+
+
+def named_sizes(name: str) -> dict[str, Any]:
+    """Find the sizes of a model that a configuration names: of the catalogue (`model`), published, or of a folder here.
+
+    Returns:
+        fields of a size, or `model`, a name of the catalogue; empty for a name that is not known.
+
+    Raises:
+        LabError: if it is a folder whose config.json cannot be read.
+    """
+    folder = Path(name.removeprefix("hf:")).expanduser()
+    config_file = folder if folder.name == "config.json" else folder / "config.json"
+    if config_file.is_file() and config_file.stat().st_size < MAX_BYTES:
+        return _config_json(config_file)
+    if name in models.names():
+        return {"model": name}
+    base_name = name.rstrip("/").rpartition("/")[2].lower().replace("_", "-")
+    published = _table("models")
+    for pattern, model in published["catalogue"].items():
+        if re.search(pattern, base_name):
+            return {"model": model}
+    for pattern, sizes in published["sizes"].items():
+        if re.search(pattern, base_name):
+            # Bias of queries, keys and values alone (Qwen 2) is no thousandth of the parameters.
+            return {**dict(zip(SIZES, sizes, strict=True)), "gated": True, "biased": False, "positions": "none"}
+    return {}
+
+
+def _config_json(path: Path) -> dict[str, Any]:
+    """Read the sizes of a Llama-like decoder off a model's config.json, as transformers names them."""
+    content = parse_json(path.read_text(encoding="utf-8"))
+    names = (
+        "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size",
+        "vocab_size",
+    )  # fmt: skip
+    missing = [name for name in names if name != "num_key_value_heads" and not isinstance(content.get(name), int)]
+    if missing:
+        raise LabError(sentence("no_decoder", folder=visible(path.parent.name), missing=", ".join(missing)))
+    sizes = dict(zip(SIZES, [content.get(name) or 0 for name in names], strict=False))
+    experts = {"experts": content.get("num_local_experts") or 0, "top_k": content.get("num_experts_per_tok") or 1}
+    llama_like = {"gated": True, "biased": False, "positions": "none", "tied": bool(content.get("tie_word_embeddings"))}
+    experts = experts if experts["experts"] else {}
+    return {**sizes, **llama_like, **experts, "head_width": content.get("head_dim") or 0}
+
+
+@dataclass(frozen=True)
+class ForeignRun:
+    """Run that a configuration describes.
+
+    Attributes:
+        size: fields of a decoder's size, or `model`, a name of the catalogue, with the length of its samples.
+        layout: fields of a layout: degrees, micro-batches, options.
+        columns: of the cost model, what the program's options set otherwise than its library does by habit.
+        assumed: sentences: what was not said and how it was completed.
+        undescribed: what it asks for that no figure here describes.
+        failures: sentences: why the program itself would stop.
+        warnings: the same where it goes on.
+    """
+
+    size: dict[str, Any]
+    layout: dict[str, Any]
+    gpus: int
+    precision: str
+    columns: dict[str, int]
+    fused_attention: bool | None
+    fused_loss: bool
+    steps: int | None
+    assumed: tuple[str, ...]
+    undescribed: tuple[str, ...]
+    failures: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return asdict(self)
+
+    def sentences(self) -> list[str]:
+        """What was assumed, why the program itself would stop or warn, and what no figure describes."""
+        assumed, lacking = ", ".join(self.assumed), ", ".join(self.undescribed)
+        groups = {"assumed": (assumed,), "failure": self.failures, "warning": self.warnings, "undescribed": (lacking,)}
+        return [sentence(name, text=text) for name, texts in groups.items() for text in texts if text]
+
+
+def foreign_run(config: ForeignConfig, **overrides: Any) -> ForeignRun:
+    """Complete what a configuration says to a run.
+
+    Args:
+        **overrides: fields given beside the file, which hold before it: gpus, nodes, batch, model, sequence_length, …
+
+    Raises:
+        LabError: if the number of GPUs, the model or the length of its samples is said nowhere.
+    """
+    values = {**config.fields, **overrides}
+    assumed: list[str] = []
+    size = _size(config, values, overrides, assumed)
+    _pipeline(values)
+    gpus = _gpus(config, values, overrides, assumed)
+    known = {**values, **size, "gpus": gpus, "two": 2}
+    degrees = math.prod(int(values.get(name) or 1) for name in ("tp", "pp", "cp"))
+    # Where degrees do not divide the GPUs, the rules below say so.
+    dp = known["dp"] = gpus // degrees or 1
+    _batch(config, known, dp, overrides, assumed)
+    layout, columns = _states(config, known, dp, assumed)
+    failures, warnings = _failures(config, known)
+    undescribed = [str(known[name]) for name in ("undescribed", "adapter") if known.get(name)]
+    precision = "fp8" if known.get("fp8") else str(known.get("precision", "fp32"))
+    fused = known.get("fused_attention")
+    steps = known.get("steps") or None
+    return ForeignRun(
+        size, layout, gpus, precision, columns, fused, bool(known.get("fused_loss")), steps, tuple(assumed),
+        tuple(undescribed), tuple(failures), tuple(warnings),
+    )  # fmt: skip
+
+
+_SIZE_FIELDS: Final = (
+    "layers", "hidden", "heads", "kv_heads", "mlp_width", "vocabulary", "gated", "tied", "biased", "positions",
+    "experts", "top_k", "every", "head_width",
+)  # fmt: skip
+
+
+def _size(
+    config: ForeignConfig, values: dict[str, Any], overrides: Mapping[str, Any], assumed: list[str]
+) -> dict[str, Any]:
+    """Find the model: given beside the file, named by it, or its sizes."""
+    name = overrides.get("model") or values.get("model")
+    if values.get("flavor") and "model" not in overrides:
+        name = f"{values.get('family', 'llama3')}-{values['flavor']}"
+    sizes = named_sizes(str(name)) if name else {}
+    if name and not sizes and "layers" not in values:
+        raise LabError(sentence("no_model", file=config.document.name, model=shown_value("model", name)))
+    if not sizes:
+        sizes = _own_sizes(config, values, assumed)
+    tokens = values.get("sequence_length")
+    return {**sizes, **({"sequence_length": tokens} if tokens else {})}
+
+
+def _own_sizes(config: ForeignConfig, values: dict[str, Any], assumed: list[str]) -> dict[str, Any]:
+    """Take the sizes that a file says itself, as Megatron-LM completes them."""
+    missing = [name for name in ("layers", "hidden", "heads", "sequence_length") if not values.get(name)]
+    if missing:
+        raise LabError(sentence("no_sizes", file=config.document.name, missing=", ".join(missing)))
+    sizes = {name: values[name] for name in _SIZE_FIELDS if values.get(name) is not None}
+    hidden, heads = int(sizes["hidden"]), int(sizes["heads"])
+    if values.get("grouped") is False:
+        sizes.pop("kv_heads", None)
+    elif values.get("grouped") and "kv_heads" not in sizes:
+        sizes["kv_heads"] = 1
+    if sizes.get("gated") and not sizes.get("mlp_width"):
+        sizes["mlp_width"] = int(4 * hidden * 2 / 3) // 64 * 64  # arguments.py: a multiple of 64 below 8/3 of hidden
+    if sizes.get("head_width") and sizes["head_width"] * heads == hidden:
+        sizes["head_width"] = 0
+    if sizes.get("experts") and values.get("expert_width"):
+        sizes["mlp_width"] = values["expert_width"]
+    if not sizes.get("experts"):
+        sizes.pop("top_k", None)
+        sizes.pop("every", None)
+    if not sizes.get("vocabulary"):
+        vocabulary = sizes["vocabulary"] = values.get("tokenizer") or 50257
+        assumed.append(sentence("vocabulary", words=vocabulary))
+    return sizes
+
+
+def _gpus(config: ForeignConfig, values: Mapping[str, Any], overrides: Mapping[str, Any], assumed: list[str]) -> int:
+    """Count the GPUs: given beside the file, or said by it.
+
+    Raises:
+        LabError: if neither says it.
+    """
+    if "gpus" in overrides:
+        return check_whole("gpus", overrides["gpus"], MOST_GPUS)
+    # One task for all GPUs of a node, or one for each.
+    node_gpus = values.get("gpus_per_node") or max(int(values.get("tasks_per_node") or 0), 8)
+    if (gpus := values.get("gpus")) and "nodes" not in overrides:
+        return int(gpus)
+    if nodes := overrides.get("nodes") or values.get("nodes") or (1 if values.get("gpus_per_node") else 0):
+        if not (values.get("gpus_per_node") or values.get("tasks_per_node")):
+            assumed.append(sentence("node_gpus"))
+        return int(nodes) * int(node_gpus)
+    raise LabError(sentence("no_gpus", file=config.document.name))
+
+
+def _pipeline(values: dict[str, Any]) -> None:
+    """Complete chunks and schedule of a pipeline."""
+    pp, per_chunk, layers = values.get("pp") or 1, values.get("layers_per_chunk"), values.get("layers")
+    if per_chunk and layers and layers % (pp * per_chunk) == 0:
+        values["chunks"] = layers // (pp * per_chunk)
+    # Without a number, torchtitan cuts a rank's layers in two.
+    values["chunks"] = values.get("chunks") or (2 if values.get("schedule") == INTERLEAVED else 1)
+    if values["chunks"] > 1:
+        values["schedule"] = INTERLEAVED
+
+
+def _batch(
+    config: ForeignConfig, known: dict[str, Any], dp: int, overrides: Mapping[str, Any], assumed: list[str]
+) -> None:
+    """Complete micro-batch, number of micro-batches and global batch: any two give the third."""
+    pp, total = known.get("pp") or 1, overrides.get("batch") or known.get("global_batch")
+    if local := known.get("local_batch"):  # torchtitan: what a pipeline cuts, without one the micro-batch
+        known["micro_batch"] = known.get("pp_micro_batch") or 1 if pp > 1 else local
+        total = total or local * dp
+        known.setdefault("micro_batches", max(1, total // (dp * known["micro_batch"])))
+    micro = known.get("micro_batch")
+    if "batch" in overrides:
+        known["micro_batches"] = None
+    number = known.get("micro_batches")
+    if not micro:
+        micro = max(1, total // (dp * (number or 1))) if total else 1
+        if not total:
+            assumed.append(sentence("micro_batch"))
+    if not number:
+        number = max(1, total // (dp * micro)) if total else 1
+        if not total and "micro_batch" not in config.origins:
+            assumed.append(sentence("accumulation"))
+    known |= {"micro_batch": micro, "micro_batches": number, "global_batch": total or dp * micro * number}
+
+
+def _states(
+    config: ForeignConfig, known: dict[str, Any], dp: int, assumed: list[str]
+) -> tuple[dict[str, Any], dict[str, int]]:
+    """Complete engine, ZeRO stage and options: the layout, and the columns of the cost model that it sets."""
+    degrees = {name: int(known.get(name) or 1) for name in ("tp", "pp", "cp", "ep")}
+    engines = {"deepspeed": "deepspeed", "megatron": "megatron-core"}
+    engine = known.get("engine") or engines.get(known.get("kind", ""), config.program.engine)
+    if known.get("kind") == "fsdp" and "zero" not in config.origins:
+        known["zero"] = 3
+    if level := known.get("deepspeed_file"):  # axolotl's own files: 4 is stage 3 with parameters in the host's memory
+        engine, known["zero"] = "deepspeed", min(3, int(level))
+        known["offload"] = "parameters" if level > 3 else known.get("offload", "none")
+    if engine == "megatron-deepspeed" and known.get("precision") == "bf16" and not known.get("zero"):
+        known["zero"] = 1  # deepspeed/runtime/bf16_optimizer.py
+        assumed.append(sentence("bf16_optimizer"))
+    columns: dict[str, int] = {}
+    shards, replicas = known.get("dp_shard") or 0, known.get("dp_replicate") or 1
+    if replicas > 1 and (shards > 1 or not shards) and dp // replicas > 1:
+        columns["zero_shards"] = dp // replicas * degrees["cp"]  # hybrid sharding: within a replica's ranks alone
+    elif replicas > 1:
+        known["zero"] = 0
+    for name in ("dropout", "gradient_bytes", "compiled", "asynchronous", "embedding_slots", "blocking"):
+        if known.get(name) is not None:
+            columns[name] = int(known[name])
+    if config.program.name == "torchtitan" and not columns.get("compiled"):
+        columns["eager"] = 1
+    if known.get("ac_option") == 2:
+        assumed.append(sentence("second_layer"))
+    if path := known.get("unread"):
+        assumed.append(sentence("unread", path=shown_value("", path)))
+    optimizer, usual = known.get("optimizer"), config.program.defaults.get("optimizer")
+    if optimizer != usual:
+        assumed.append(sentence("optimizer", usual=usual, optimizer=optimizer))
+    offload = known.get("offload", "none")
+    if offload != "none" and engine != "deepspeed":
+        assumed.append(sentence("offload"))
+        offload = "none"
+    layout = {
+        **degrees, "dp": dp, "engine": engine, "micro_batch": known["micro_batch"],
+        "micro_batches": known["micro_batches"],
+        # One rank has nothing to shard, but what is offloaded needs a stage even there.
+        "zero": int(known.get("zero") or 0) if dp * degrees["cp"] > 1 or offload != "none" else 0,
+        "chunks": known["chunks"] if degrees["pp"] > 1 else 1,
+        "checkpointing": known.get("checkpointing", "none"), "offload": offload,
+        "sequence_parallel": bool(known.get("sequence_parallel")) and degrees["tp"] > 1,
+    }  # fmt: skip
+    if degrees["pp"] > 1 and known.get("schedule"):
+        layout["schedule"] = known["schedule"]
+    return layout, columns
+
+
+def _failures(config: ForeignConfig, known: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Say with which sizes the program itself stops, or warns."""
+    failures: list[str] = []
+    warnings: list[str] = []
+    for rule in config.program.fails:
+        if reason := _failure(config, known, rule):
+            (warnings if rule.get("warns") else failures).append(reason)
+    return list(dict.fromkeys(failures)), warnings
+
+
+def _applies(config: ForeignConfig, known: Mapping[str, Any], rule: Mapping[str, Any]) -> bool:
+    """Whether the conditions of a rule are met."""
+    large = all(int(known.get(name) or 0) >= minimum for name, minimum in rule.get("least", {}).items())
+    alike = all(known.get(name) == value for name, value in rule.get("equal", {}).items())
+    exempt = any(known.get(name) or name in config.switched for name in rule.get("unless", ()))
+    return large and alike and not exempt and set(rule.get("both", ())) <= config.switched
+
+
+def _failure(config: ForeignConfig, known: Mapping[str, Any], rule: Mapping[str, Any]) -> str:
+    """Write the sentence of a rule that does not hold; empty where it holds, or does not apply."""
+
+    def amount(name: str) -> int:
+        return int(known.get(name) or 0)
+
+    def words(name: str) -> str:
+        # What was given beside the file, or follows from it, has our name.
+        written = name in config.origins and config.fields.get(name) == known.get(name)
+        return config.said(name) if written else f"{name} {amount(name)}"
+
+    if not _applies(config, known, rule):
+        return ""
+    problem, factors = "", [name for name in rule.get("divisors", rule.get("factors", ())) if amount(name) > 1]
+    product = math.prod(amount(name) for name in factors)
+    factors_text = " × ".join("2" if name == "two" else words(name) for name in factors) or "1"
+    if both := rule.get("both"):
+        problem = sentence("both", first=both[0], second=both[1])
+    elif "dividend" in rule:
+        dividend, total = amount(rule["dividend"]), f" = {product}" if len(factors) > 1 else ""
+        if dividend % product:
+            problem = sentence(
+                "no_multiple", dividend=words(rule["dividend"]), factors=factors_text + total
+            ) + _what_works(factors[-1], dividend, product // amount(factors[-1]))
+    elif "equals" in rule:
+        if rule["equals"] in (*config.origins, "gpus") and product != amount(rule["equals"]):
+            problem = sentence("unequal", total=words(rule["equals"]), factors=f"{factors_text} = {product}")
+    elif missing := [f"{name} ≥ {minimum}" for name, minimum in rule["needs"].items() if amount(name) < minimum]:
+        cause = " ".join(words(name) for name in (*rule.get("least", {}), *rule.get("equal", {})))
+        problem = sentence("needs", cause=cause, missing=", ".join(missing))
+    return sentence("says", problem=problem, title=config.program.title, says=rule["says"]) if problem else ""
+
+
+def _what_works(name: str, dividend: int, factor: int) -> str:
+    """List values of a divisor that would work, the first eight."""
+    if name == "two" or factor <= 0 or dividend % factor:
+        return ""
+    works = [str(value) for value in range(1, min(dividend // factor, 4096) + 1) if dividend // factor % value == 0][:8]
+    return sentence("may_be", name=name, values=", ".join(works))
+
+
+def change_lines(config: ForeignConfig, before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Write the change from one layout to another as lines of the file's own syntax.
+
+    Returns:
+        the lines; None where the file has no key for one of the fields that change.
+    """
+    lines = []
+    changed = {name: value for name, value in after.items() if before.get(name) != value}
+    for name in ("dp", "schedule", "engine"):
+        changed.pop(name, None)  # they follow from the others
+    if "chunks" in changed and "layers_per_chunk" in config.origins:
+        layers = config.fields.get("layers") or 0
+        changed["layers_per_chunk"] = layers // (after["pp"] * changed.pop("chunks")) if layers else 1
+    if "deepspeed_file" in config.origins and changed.keys() & {"zero", "offload"}:  # another of axolotl's own files
+        stage = {"none": after["zero"], "parameters": 4}.get(after["offload"], 0)
+        changed = {name: value for name, value in changed.items() if name not in ("zero", "offload")}
+        changed["deepspeed_file"] = stage
+    for name, value in changed.items():
+        if name == "offload" and value == "none" and (keys := _on(config, name)):  # of all keys that offload something
+            lines += [_line(config, *_written(config, name, value, key)) for key in keys]  # type: ignore[arg-type]
+            continue
+        key, written = _written(config, name, value)
+        if name == "deepspeed_file" and isinstance(written, str):
+            folder, slash, _ = str(config.origins[name][1]).rpartition("/")
+            written = folder + slash + written
+        if key is None:
+            # Its number follows where the global batch has a key; written where the file leaves that open.
+            if (
+                name == "micro_batches"
+                and (total := _written(config, "global_batch", after["dp"] * after["micro_batch"] * value))[0]
+            ):
+                lines += [] if "global_batch" in config.origins else [_line(config, *total)]  # type: ignore[arg-type]
+                continue
+            if name == "sequence_parallel" and config.program.defaults.get("sequence_parallel"):
+                continue
+            return None
+        lines.append(_line(config, key, written))
+        lines += [_line(config, *pair) for pair in _beside(config, key, written)]
+    return tuple(lines)
+
+
+def _keys_of(program: Program, name: str) -> list[str]:
+    return [key for key, spec in program.keys.items() if (spec if isinstance(spec, str) else spec["to"]) == name]
+
+
+def _on(config: ForeignConfig, name: str) -> list[str]:
+    """List the keys of a field that the file has and that are on."""
+    return [key for key in _keys_of(config.program, name) if key in config.switched]
+
+
+def _written(config: ForeignConfig, name: str, value: Any, own_key: str = "") -> tuple[str | None, Any]:
+    """Find the key for a field, one that the file has before others, and the value as the program writes it."""
+    owner, nested = config.program, config.program.name == "accelerate"
+    keys = _keys_of(owner, name)
+    own_key = own_key or (owner.plain(config.origins[name][0]) if name in config.origins else "")
+    kind = {"fsdp": "fsdp_config", "deepspeed": "deepspeed_config", "megatron": "megatron_lm_config"}.get(
+        config.fields.get("kind", "")
+    )
+    for key in sorted(keys, key=lambda key: key != own_key):
+        if nested and kind and "." in key and not key.startswith(kind):
+            continue
+        spec = owner.keys[key]
+        if isinstance(spec, str):
+            return key, value
+        words = {
+            meaning: word for word, meaning in reversed(spec.items()) if word != "to" and type(meaning) is type(value)
+        }
+        if value in words:
+            word = words[value]
+            return key, {"true": True, "false": False}.get(word, int(word) if word.isdigit() else word)
+        if value in (False, 0, "none"):  # a switch that is off is not written
+            return key, None
+        if any(type(meaning) is int for meaning in spec.values()) and type(value) is int and name != "zero":
+            return key, value
+    return None, None
+
+
+def _full(config: ForeignConfig, key: str) -> str:
+    """Write a key with the section that the file has it in, else with the one that its degrees are in."""
+    entries = [name for name, _ in config.document.entries]
+    if own := next((name for name in entries if config.program.plain(name) == key), ""):
+        return own.removeprefix("--")
+    degree, _ = config.origins.get("tp", ("", None))
+    return (
+        degree.rpartition(".")[0] + "." + key if "." in degree and "." not in key and config.program.sections else key
+    )
+
+
+def _beside(config: ForeignConfig, key: str, value: Any) -> list[tuple[str, Any]]:
+    words = config.program.also.get(f"{key} {value}", "").split()
+    return list(zip(words[::2], words[1::2], strict=True))
+
+
+def _line(config: ForeignConfig, key: str, value: Any) -> str:
+    """Write a key with its value as the file's form does; None is a key to take away."""
+    form, name = config.document.form, _full(config, key)
+    *sections, last = name.split(".")
+    if value is None:
+        option = f"--{name.replace('_', '-')}" if form == "words" else name
+        return sentence("without", name=option)
+    if form == "words":
+        option = f"--{name}" if "." in name or config.program.name != "megatron" else f"--{name.replace('_', '-')}"
+        return option if value is True else f"{option} {shlex.quote(str(value))}"
+    text = json.dumps(value)
+    if form == "python":
+        return f"config.{name} = {value!r}"  # as torchtitan's registry changes a configuration
+    if form == "toml":
+        return f"{name} = {text}"
+    if form == "yaml":
+        plain = text if isinstance(value, bool | int) else value
+        head = "".join(f"{'  ' * depth}{section}:\n" for depth, section in enumerate(sections))
+        return f"{head}{'  ' * len(sections)}{last}: {plain}"
+    return "".join(f'"{section}": {{' for section in sections) + f'"{last}": {text}' + "}" * len(sections)

@@ -1,0 +1,237 @@
+"""Configurations of other programs: their keys, the runs that they mean, and what makes the programs stop."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlojz.base.errors import LabError
+from dlojz.base.language import use_language
+from dlojz.config.foreign_configs.foreign_documents import read_document, shown_value
+from dlojz.config.foreign_configs.foreign_meaning import foreign_run, named_sizes, programs, read_foreign
+from dlojz.config.foreign_configs.shell_words import arithmetic, read_shell
+
+PUBLISHED = Path(__file__).with_name("foreign") / "published.txt"
+_PARTS = re.split(r"^=== (\S+) \| .*\n", PUBLISHED.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+FILES = dict(zip(_PARTS[::2], _PARTS[1::2], strict=True))
+LLAMA = {"model": "llama_3_8b", "sequence_length": 8192}
+
+# File → program, what is given beside it, unknown keys, and fields of the layout, worked out by hand.
+MEANT: dict[str, tuple[str, dict[str, Any], list[str], dict[str, Any]]] = {
+    "gpt3-175b.sh": ("megatron", {"gpus": 1024}, [], {"dp": 8, "tp": 8, "pp": 16, "micro_batches": 192}),
+    "gpt-yaml.yaml": ("megatron", {"gpus": 8}, [], {"dp": 8, "micro_batch": 2, "micro_batches": 8, "zero": 0}),
+    # 128 / (8 · 1); sequence parallelism of one rank is none.
+    "llama3-8b-fp8.sh": ("megatron", {}, [], {"dp": 8, "micro_batches": 16, "zero": 1, "sequence_parallel": False}),
+    "mixtral-toy.sh": ("megatron", {}, [], {"dp": 2, "ep": 2, "micro_batches": 2}),
+    # 48 nodes of 8: 384 = 8 · 4 · 12; 2048 / (8 · 2) = 128.
+    "bloom-176b.slurm": (
+        "megatron", {}, [],
+        {"dp": 8, "tp": 4, "pp": 12, "micro_batches": 128, "zero": 1, "engine": "megatron-deepspeed"},
+    ),
+    "sc21-figure13.sh": ("megatron", {}, [], {"tp": 32, "pp": 2, "dp": 1, "checkpointing": "full"}),
+    "sc21-145b.txt": ("megatron", {"gpus": 1536}, [], {"dp": 24, "micro_batches": 48, "checkpointing": "full"}),
+    # 96 layers / (8 stages · 4) = 3 chunks.
+    "korthikanti-175b.txt": ("megatron", {"gpus": 64}, [], {"chunks": 3, "schedule": "interleaved"}),
+    "korthikanti-22b.txt": ("megatron", {"gpus": 8}, [], {"dp": 1, "tp": 8, "micro_batch": 4, "micro_batches": 1}),
+    "korthikanti-1t.txt": ("megatron", {"gpus": 512}, [], {"dp": 1, "pp": 64, "sequence_parallel": True}),
+    "nemo-llama2-70b.yaml": ("megatron", {}, [], {"dp": 4, "chunks": 20, "micro_batches": 32, "zero": 1}),
+    "nemo-llama2-7b.yaml": ("megatron", {}, [], {"dp": 8, "micro_batches": 16}),
+    "nemo-gpt3-175b.yaml": ("megatron", {}, [], {"dp": 4, "tp": 4, "pp": 8, "chunks": 6, "micro_batches": 64}),
+    "titan-8b.toml": ("torchtitan", {"gpus": 64}, [], {"dp": 64, "zero": 3, "checkpointing": "selective"}),
+    "titan-70b.toml": ("torchtitan", {"gpus": 64}, [], {"dp": 8, "tp": 8, "micro_batch": 8, "sequence_parallel": True}),
+    "titan-405b.toml": ("torchtitan", {"gpus": 128}, [], {"dp": 16, "tp": 8, "micro_batch": 2}),
+    "titan-registry.py": ("torchtitan", {"gpus": 64}, [], {"dp": 8, "tp": 8, "checkpointing": "full"}),
+    "titan-8b-fsdp128.txt": ("torchtitan", {}, [], {"dp": 128, "micro_batch": 2, "micro_batches": 1}),
+    "titan-8b-fsdp8.txt": ("torchtitan", {}, [], {"dp": 8, "micro_batch": 2}),
+    "titan-70b-tp8.txt": ("torchtitan", {}, [], {"dp": 32, "tp": 8, "micro_batch": 16}),
+    "ds-zero3.json": ("deepspeed", {**LLAMA, "gpus": 8}, [], {"zero": 3, "offload": "parameters", "micro_batch": 1}),
+    "ds-auto.json": ("deepspeed", {**LLAMA, "gpus": 8}, [], {"zero": 3, "offload": "parameters"}),
+    "ds-batch.json": ("deepspeed", {**LLAMA, "gpus": 8}, [], {"zero": 2, "micro_batch": 4, "micro_batches": 1}),
+    "accelerate-fsdp2.yaml": ("accelerate", LLAMA, [], {"dp": 8, "zero": 3, "engine": "torch"}),
+    "accelerate-zero3.yaml": ("accelerate", LLAMA, [], {"dp": 8, "zero": 3, "engine": "deepspeed"}),
+    "accelerate-nd.yaml": ("accelerate", LLAMA, [], {"dp": 2, "cp": 4, "zero": 3}),
+    "accelerate-megatron.yaml": ("accelerate", LLAMA, [], {"dp": 1, "tp": 2, "pp": 2, "checkpointing": "selective"}),
+    "axolotl-8b-fsdp.yaml": ("axolotl", {"gpus": 8}, [], {"zero": 3, "micro_batch": 2, "micro_batches": 4}),
+    "axolotl-70b-qlora.yaml": ("axolotl", {"gpus": 8}, [], {"zero": 3, "micro_batches": 4}),
+    "axolotl-8b-lora.yml": ("axolotl", {"gpus": 8}, [], {"zero": 0, "micro_batch": 2}),
+    "trl-olympic.yaml": ("trainer", {"gpus": 8}, [], {"dp": 8, "micro_batch": 2, "micro_batches": 8}),
+    "handbook-mistral.yaml": ("trainer", {"gpus": 8}, [], {"micro_batches": 4, "checkpointing": "full"}),
+    "trainer-args.json": ("trainer", {}, [], {"dp": 8, "micro_batch": 4, "micro_batches": 2}),
+    "run-clm.sh": ("trainer", {}, [], {"dp": 8, "micro_batch": 8, "micro_batches": 1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_foreign_run_of_public_configurations(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(FILES[name], encoding="utf-8")
+    program, overrides, unknown, layout = MEANT[name]
+    config = read_foreign(tmp_path / name)
+    assert config.program.name == program
+    assert [meaning.key for meaning in config.meanings if meaning.status == "unknown"] == unknown
+    run = foreign_run(config, **overrides)
+    assert {field: run.layout[field] for field in layout} == layout
+    assert run.failures == ()
+    assert run.undescribed == {"axolotl-70b-qlora.yaml": ("QLoRA",), "axolotl-8b-lora.yml": ("LoRA",)}.get(name, ())
+
+
+def test_foreign_configs_are_at_least_thirty_and_all_programs_are_there() -> None:
+    assert FILES.keys() == MEANT.keys()
+    assert len(FILES) >= 30
+    assert {program for program, *_ in MEANT.values()} == {
+        name for name, program in programs().items() if program.signs
+    }
+
+
+PLAIN = "--num-layers 24 --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 --micro-batch-size 2 "
+STOPS = {
+    "--tensor-model-parallel-size 3": "num-attention-heads 16 is no multiple of tensor-model-parallel-size 3",
+    "--pipeline-model-parallel-size 5": "pp may be 1, 2, 3, 4, 6, 8, 12, 24",
+    "--tensor-model-parallel-size 16 --pipeline-model-parallel-size 3": "gpus 64 is no multiple of",
+    "--global-batch-size 200": "global-batch-size 200 is no multiple of micro-batch-size 2 × dp 64 = 128",
+    "--num-virtual-stages-per-pipeline-rank 2": "num-virtual-stages-per-pipeline-rank 2 needs pp ≥ 2",
+    "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 4": "multiple of",
+    "--expert-model-parallel-size 2": "needs experts ≥ 1",
+    "--num-experts 6 --expert-model-parallel-size 4": "ep may be 1, 2, 3, 6",
+    "--fp16 --bf16": "fp16 and bf16 are both on",
+    "--tensor-model-parallel-size 16 --seq-length 1000 --sequence-parallel": "seq-length 1000 is no multiple of",
+}
+
+
+@pytest.mark.parametrize("words", STOPS)
+def test_foreign_run_says_with_which_sizes_megatron_stops(words: str, tmp_path: Path) -> None:
+    (tmp_path / "arguments.txt").write_text(PLAIN + words, encoding="utf-8")
+    run = foreign_run(read_foreign(tmp_path / "arguments.txt"), gpus=64)
+    assert any(STOPS[words] in sentence for sentence in run.failures), run.failures
+    assert all("Megatron-LM/NeMo says, in substance: “" in sentence for sentence in run.failures)
+
+
+def test_foreign_run_says_that_a_batch_of_deepspeed_and_degrees_of_torchtitan_do_not_fit(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(FILES["ds-batch.json"], encoding="utf-8")
+    (failure,) = foreign_run(read_foreign(tmp_path / "ds.json"), **LLAMA, gpus=16).failures
+    # 4 · 1 · 16, where the file says 32.
+    assert failure.startswith(
+        "train_batch_size 32 is not train_micro_batch_size_per_gpu 4 × dp 16 = 64. DeepSpeed says"
+    )
+    text = FILES["titan-8b.toml"].replace("shard_degree = -1", "shard_degree = 4")
+    (tmp_path / "titan.toml").write_text(text, encoding="utf-8")
+    (failure,) = foreign_run(read_foreign(tmp_path / "titan.toml"), gpus=8).failures
+    assert failure.startswith("gpus 8 is not parallelism.data_parallel_shard_degree 4 = 4")
+
+
+def test_read_shell_decides_conditions_and_runs_nothing(tmp_path: Path) -> None:
+    script = read_shell(
+        f"""#!/bin/bash
+#SBATCH --nodes=4
+N=${{SLURM_NNODES:-1}}
+KIND="b"   # comment
+A=$B
+B=$A
+if [[ "$KIND" == "a" ]]; then X=1
+elif [ "$KIND" = b ] && [[ $N -gt 2 ]]; then X=$((N * (2 + 1)))
+else X=3; fi
+if [[ "$1" == "x" ]]; then Y=1; fi
+for i in 1 2; do Z=1; done
+ARGS=( --one 'a b' # not --this
+  "--two $X" )
+ARGS+=(--three $(touch {tmp_path}/made) `touch {tmp_path}/made`)
+cat <<END
+--not --these
+END
+FOO=1 torchrun train.py \\
+  "${{ARGS[@]}}" --four $A ${{Q:-${{R:-7}}}} > log 2>&1
+"""
+    )
+    assert script.variables["X"] == "12"
+    assert "Y" not in script.variables and "Z" not in script.variables
+    command = next(words for words in script.commands if "torchrun" in words)
+    assert command[:6] == ["torchrun", "train.py", "--one", "a", "b", "--two"]
+    assert command[6:8] == ["12", "--three"]
+    # A variable that is made of itself has no value; what follows a redirection is no word.
+    assert command[-3:] == ["--four", "$B", "7"]
+    assert [text.split()[0] for text in script.unread] == ["if", "for"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_arithmetic_computes_whole_numbers_alone() -> None:
+    assert arithmetic("8*(2+1) - 10/3 % 2") == 23
+    assert [arithmetic(text) for text in ("9**9**9", "1/0", "N*2", "__import__", "9" * 13, "(" * 150)] == [None] * 6
+
+
+BAD: dict[str, tuple[bytes, str]] = {
+    "empty.sh": (b" \n", "is empty"),
+    "binary.yaml": (b"\xff\xfe\x00\x01", "it is no text"),
+    "large.toml": (b"a" * (2**20 + 1), "is larger than 1048576 bytes"),
+    "object.yaml": (b"a: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
+    "two.yaml": (b"a: 1\n---\nb: 2", "another document"),
+    "deep.json": (b'{"a":' * 3000, "json"),
+    "list.json": (b"[1]", "list, no object"),
+    "other.toml": (b"[project]\nname = 'x'", "is of no program known here"),
+    "bomb.yaml": (
+        b"a: &a {x: 1}\n" + b"".join(b"%c: &%c {%s}\n" % (c, c, b", ".join(b"k%d: *%c" % (i, c - 1) for i in range(9)))
+                                      for c in range(98, 112)), "more than 5000 keys",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_read_foreign_refuses_in_one_sentence(name: str, tmp_path: Path) -> None:
+    content, words = BAD[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(LabError, match=re.escape(words)) as caught:
+        read_foreign(tmp_path / name)
+    assert "\n" not in str(caught.value)
+
+
+def test_read_document_refuses_a_folder_and_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="is a folder"):
+        read_document(tmp_path)
+    use_language("fr")
+    try:
+        with pytest.raises(LabError, match="ne peut pas être lu"):
+            read_document(tmp_path / "nothing.sh")
+    finally:
+        use_language("en")
+
+
+def test_shown_value_hides_secrets_and_control_marks() -> None:
+    secrets = {
+        "hub_token": "abc",
+        "--wandb-key": "123abc",
+        "api_key": "x",
+        "url": "https://me:pw@host/",
+        "a": "hf_" + "a" * 9,
+    }
+    assert {shown_value(key, value) for key, value in secrets.items()} == {"hidden"}
+    assert shown_value("tokenizer_type", "GPT2") == "GPT2"
+    assert shown_value("base_model", "\x1b[31m") == "\\u001b[31m"
+    assert shown_value("a", [[1], [2]]) == "[2]"
+
+
+def test_read_foreign_writes_no_secret_anywhere(tmp_path: Path) -> None:
+    (tmp_path / "args.json").write_text(FILES["trainer-args.json"], encoding="utf-8")
+    config = read_foreign(tmp_path / "args.json")
+    run = foreign_run(config)
+    assert "hf_abc" not in json.dumps([config.as_dict(), run.as_dict()])
+
+
+def test_named_sizes_of_a_folder_and_of_names_of_the_hub(tmp_path: Path) -> None:
+    content = {
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "intermediate_size": 128,
+        "vocab_size": 99,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    sizes = named_sizes(f"hf:{tmp_path}")
+    assert (sizes["layers"], sizes["mlp_width"], sizes["vocabulary"], sizes["gated"]) == (2, 128, 99, True)
+    assert named_sizes("meta-llama/Meta-Llama-3.1-8B-Instruct") == {"model": "llama_3_8b"}
+    assert named_sizes("Qwen/Qwen2.5-Coder-7B-Instruct")["layers"] == 28
+    assert named_sizes("somebody/unknown-1t") == {}
+    (tmp_path / "config.json").write_text(json.dumps({"d_model": 3}), encoding="utf-8")
+    with pytest.raises(LabError, match="does not say num_hidden_layers"):
+        named_sizes(str(tmp_path))
