@@ -87,9 +87,9 @@ class _PlainStack:
             del stack[at:]
             return items
 
-        def put(pairs: Sequence[Any]) -> None:
+        def pairs(items: Sequence[Any]) -> dict[Any, Any]:
             # Key, value, key, value, …; a key that cannot be one raises TypeError.
-            stack[-1].update(zip(pairs[::2], pairs[1::2], strict=True))
+            return dict(zip(items[::2], items[1::2], strict=True))
 
         def last(count: int) -> tuple[Any, ...]:
             items = tuple(stack[-count:])
@@ -109,6 +109,7 @@ class _PlainStack:
             "EMPTY_TUPLE": tuple,
             "MARK": lambda: _MARK,
             "LIST": since_mark,
+            "DICT": lambda: pairs(since_mark()),
             "TUPLE": lambda: tuple(since_mark()),
             "TUPLE1": lambda: last(1),
             "TUPLE2": lambda: last(2),
@@ -121,8 +122,8 @@ class _PlainStack:
             **dict.fromkeys(("BINPUT", "LONG_BINPUT", "PUT"), lambda key: memo.update({key: stack[-1]})),
             **dict.fromkeys(("PROTO", "FRAME"), lambda _: None),
             "MEMOIZE": lambda _: memo.update({len(memo): stack[-1]}),
-            "SETITEM": lambda _: put([stack.pop(-2), stack.pop()]),
-            "SETITEMS": lambda _: put(since_mark()),
+            "SETITEM": lambda _: stack[-3].update(pairs([stack.pop(-2), stack.pop()])),
+            "SETITEMS": lambda _: (items := pairs(since_mark()), stack[-1].update(items)),
             "APPEND": lambda _: stack[-2].append(stack.pop()),
             "APPENDS": lambda _: (items := since_mark(), stack[-1].extend(items)),
         }
@@ -148,6 +149,8 @@ def plain_value(data: bytes, name: str) -> Any:
             if action is None:
                 raise _not_plain(name, opcode.name)
             action(argument)
+    except LabError:  # a ValueError, too
+        raise
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError):
         # `genops` raises ValueError for an unknown opcode and for one that the end of the file cuts.
         pass
@@ -405,10 +408,9 @@ def _device(
     reserved -= sum(size * ((action in GROW) - (action in SHRINK)) for action, _, size, _ in entries)
     in_use_bytes = array("q", [sum(size for size, _ in start.values())])
     reserved_bytes = array("q", [max(0, reserved)])
-    moments = _replayed(start, entries, release, frames)
-    for in_use, grown in moments:
+    for in_use, mapped in _replayed(dict(start), entries, release, frames):
         in_use_bytes.append(in_use_bytes[-1] + in_use)
-        reserved_bytes.append(max(0, reserved_bytes[-1] + grown))
+        reserved_bytes.append(max(0, reserved_bytes[-1] + mapped))
     peak = int(np.argmax(in_use_bytes))
     # Once more, up to the peak, to see what is in use there.
     in_use_blocks = dict(start)
