@@ -2,7 +2,8 @@
 
 `dlojz doctor` checks the installation, and explains a run that ran out of memory. A check never raises: what goes wrong
 in it is its answer, with what to do. Nothing is changed on the machine. `dlojz trace` reads the profiler's traces of
-any training, and says who waits for whom; a picture is written before anything is printed.
+any training, and says who waits for whom, what one rank does, or what got slower; of memory snapshots, what fills them.
+A picture is written before anything is printed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -611,7 +612,8 @@ def _tell_profile(profile: RankProfile, args: Given, answer: Answer) -> None:
         answer(sentence)
     tables = [words.parts_table(profile), words.kinds_table(profile), words.kernels_table(profile)]
     if profile.communication:
-        tables.insert(1, collectives_table(profile.communication))
+        title = say(en="Communication by kind", fr="Communication par type")
+        tables.insert(1, replace(collectives_table(profile.communication), caption=title))
     for table in tables:
         answer("")
         answer(table)
@@ -622,10 +624,7 @@ def _tell_profile(profile: RankProfile, args: Given, answer: Answer) -> None:
 
 def _profile_document(profile: RankProfile) -> dict[str, Any]:
     """Write what one rank does as plain JSON data; what needs other ranks is null."""
-    parts = profile.parts_s
-    share = {
-        f"{name}_s": parts[part] for name, part in zip(("computing", "exposed", "hidden", "idle"), parts, strict=True)
-    }
+    share = {f"{part}_s": seconds for part, seconds in profile.parts_s.items()}
     launching = profile.launching
     return {
         **fields_of(profile, "name", "rank", "world_size", "devices", "length_s", "step_mark", "steps_s", "outside"),

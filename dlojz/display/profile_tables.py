@@ -10,7 +10,14 @@ from dlojz.base.table import Table, titles, visible
 from dlojz.display.collective_text import format_latency
 from dlojz.display.tables import DASH
 from dlojz.results.memory_snapshot import AUTOGRAD, BEFORE, NO_FRAME, FrameBytes, FrameGrowth, MemorySnapshot
-from dlojz.results.rank_profile import LAUNCH_BOUND, Change, Launching, ProfileComparison, RankProfile
+from dlojz.results.rank_profile import (
+    LAUNCH_BOUND,
+    MOST_SECONDS_APART,
+    Change,
+    Launching,
+    ProfileComparison,
+    RankProfile,
+)
 
 MOST_KERNELS, MOST_FRAMES, MOST_LETTERS = 8, 10, 46
 LEAST_CHANGE = 0.02
@@ -187,11 +194,11 @@ def launching_sentences(profile: RankProfile) -> Iterator[str]:
     limit = percent(LAUNCH_BOUND, 0)
     yield (
         say(
-            en=f"Launch-bound: yes. {share} of the time the device idles while the CPU runs operators and Python and "
-            f"nothing is queued ({limit} or more is called so); {figures_en}. Fewer and larger kernels help: a larger "
-            "micro-batch, torch.compile, CUDA graphs, fused optimizers.",
-            fr=f"Borné par les lancements : oui. {french_share} du temps, l’accélérateur est inactif pendant que le "
-            "CPU exécute opérateurs et Python, la file étant vide (on l’appelle ainsi dès "
+            en=f"Launch-bound: yes, the device waits for the CPU. {share} of the time the device idles while the CPU "
+            f"runs operators and Python and nothing is queued ({limit} or more is called so); {figures_en}. Fewer and "
+            "larger kernels help: a larger micro-batch, torch.compile, CUDA graphs, fused optimizers.",
+            fr=f"Borné par les lancements : oui, l’accélérateur attend le CPU. {french_share} du temps, l’accélérateur "
+            "est inactif pendant que le CPU exécute opérateurs et Python, la file étant vide (on l’appelle ainsi dès "
             f"{spaced_percent(LAUNCH_BOUND, 0)}) ; {figures_fr}. Moins de noyaux, plus gros, aident : micro-batch plus "
             "grand, torch.compile, graphes CUDA, optimiseurs fusionnés.",
         )
@@ -275,7 +282,8 @@ def unknown_sentences(profile: RankProfile) -> Iterator[str]:
 
 
 def _signed(seconds: float) -> str:
-    return f"{'+' if seconds > 0 else '−' if seconds < 0 else '±'}{format_latency(abs(seconds))}"
+    # What rounding leaves of equal times is none.
+    return "=" if abs(seconds) < MOST_SECONDS_APART else f"{'+' if seconds > 0 else '−'}{format_latency(abs(seconds))}"
 
 
 def comparison_sentence(comparison: ProfileComparison) -> str:
@@ -368,9 +376,9 @@ def change_sentences(comparison: ProfileComparison) -> Iterator[str]:
         calls = decimal(largest.before_calls if gone else largest.after_calls, 1)
         yield say(
             en=f"The largest difference of a kernel is {name} ({change}): it {'is gone' if gone else 'is new'} "
-            f"({calls} calls).",
+            f"(calls: {calls}).",
             fr=f"La plus grande différence d’un noyau est {name} ({change}) : il "
-            f"{'a disparu' if gone else 'est nouveau'} ({calls} appels).",
+            f"{'a disparu' if gone else 'est nouveau'} (appels : {calls}).",
         )
         return
     means = [
@@ -381,10 +389,10 @@ def change_sentences(comparison: ProfileComparison) -> Iterator[str]:
     yield say(
         en=f"The largest difference of a kernel is {name} ({change}): "
         + ("mainly the number of calls" if mostly_calls else "mainly the time of each call")
-        + f", {_calls(largest)} calls of {means[0]} → {means[1]}.",
+        + f" (calls: {_calls(largest)}; each {means[0]} → {means[1]}).",
         fr=f"La plus grande différence d’un noyau est {name} ({change}) : "
         + ("surtout le nombre d’appels" if mostly_calls else "surtout la durée de chaque appel")
-        + f", {_calls(largest)} appels de {means[0]} → {means[1]}.",
+        + f" (appels : {_calls(largest)} ; chacun {means[0]} → {means[1]}).",
     )
 
 
@@ -448,10 +456,10 @@ def snapshot_sentences(snapshot: MemorySnapshot) -> Iterator[str]:
     for asked, free in snapshot.out_of_memory[:1]:
         left = format_bytes(free)
         yield say(
-            en=f"Memory ran out ({len(snapshot.out_of_memory)} times): {format_bytes(asked)} asked for, {left} free on "
-            "the GPU.",
-            fr=f"La mémoire a manqué ({len(snapshot.out_of_memory)} fois) : {format_bytes(asked)} demandés, {left} "
-            "libres sur le GPU.",
+            en=f"Memory ran out: {format_bytes(asked)} asked for, {left} free on the GPU (the first of "
+            f"{len(snapshot.out_of_memory)} failures in the record).",
+            fr=f"La mémoire a manqué : {format_bytes(asked)} demandés, {left} libres sur le GPU (premier de "
+            f"{len(snapshot.out_of_memory)} échecs dans l’enregistrement).",
         )
     if snapshot.other_devices:
         numbers = ", ".join(map(str, snapshot.other_devices))
@@ -566,7 +574,7 @@ def growth_sentence(before: MemorySnapshot, after: MemorySnapshot, rows: tuple[F
 
 
 def _signed_bytes(num_bytes: int) -> str:
-    return f"{'+' if num_bytes > 0 else '−' if num_bytes < 0 else '±'}{format_bytes(abs(num_bytes))}"
+    return "=" if not num_bytes else f"{'+' if num_bytes > 0 else '−'}{format_bytes(abs(num_bytes))}"
 
 
 def growth_table(rows: tuple[FrameGrowth, ...]) -> Table:

@@ -32,7 +32,8 @@ def _pairs(axes: Axes, names: Sequence[str], pairs: Sequence[tuple[float, float]
     axes.set_xlim(left=0)
     plain(axes, "x")
     handles = [swatch(style, " " + label) for style, label in zip(BEFORE_AFTER, labels, strict=True)]
-    axes.legend(handles=handles, loc="lower right", frameon=False)
+    # Below the axis, where no bar lies under it.
+    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2, frameon=False)
 
 
 def profiles_figure(comparison: ProfileComparison, path: str | Path | None = None) -> LabFigure:
