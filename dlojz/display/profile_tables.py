@@ -14,7 +14,7 @@ from dlojz.results.rank_profile import (
     LAUNCH_BOUND,
     MOST_SECONDS_APART,
     Change,
-    Launching,
+    DeviceIdling,
     ProfileComparison,
     RankProfile,
 )
@@ -213,7 +213,7 @@ def launching_sentences(profile: RankProfile) -> Iterator[str]:
     yield from _idle_sentence(facts)
 
 
-def _idle_sentence(facts: Launching) -> Iterator[str]:
+def _idle_sentence(facts: DeviceIdling) -> Iterator[str]:
     reasons = {
         say(en="the CPU runs operators and Python", fr="le CPU exécute opérateurs et Python"): facts.running_s,
         say(en="the CPU loads data", fr="le CPU charge les données"): facts.loading_s,

@@ -50,6 +50,8 @@ MARKS = ("user_annotation", "gpu_user_annotation")
 POSTS = ("c10d", "_c10d_functional", "record_param_comms", "gloo:", "nccl:", "mpi:", "ucc:")
 """Operators and marks that post or await a message: no computation."""
 BACKENDS = ("gloo:", "nccl:", "mpi:", "ucc:", "nccldevkernel_", "ncclkernel_", "ncclsymkdevkernel_")
+COMMUNICATES = re.compile(r"^nccl|nvshmem|multimem_|_all_?reduce_kernel|cross_device_reduce", re.IGNORECASE)
+"""Kernels that communicate: NCCL's and RCCL's, torch's symmetric memory, vLLM's own all-reduce."""
 OF_BACKWARD = "autograd::engine::evaluate_function"
 ACTION = re.compile(r"PP:(\S+)|(Forward|Backward) (\d+)")
 OPTIMIZER = re.compile(r"Optimizer\.step#")
@@ -364,7 +366,7 @@ class _Kept:
             self._kernel(event, name, begin, end)
         elif kind in LAUNCHES:
             # A launch and its kernel have the same correlation number.
-            self.launches.extend((_whole(event, "correlation"), begin))
+            self.launches.extend((whole_number(event, "correlation"), begin))
         elif kind in MARKS:
             self._mark(event, kind, name, begin, end)
         elif kind == HOST:
@@ -388,10 +390,10 @@ class _Kept:
 
     def _kernel(self, event: Mapping[str, Any], name: str, begin: float, end: float) -> None:
         self.known += 1
-        if name.lower().startswith("nccl"):
+        if COMMUNICATES.search(name):
             self.device_exchanges.append(_exchange(event, name, begin, end))
         else:
-            self.kernels.extend((_whole(event, "correlation"), begin, end))
+            self.kernels.extend((whole_number(event, "correlation"), begin, end))
 
     def _mark(self, event: Mapping[str, Any], kind: str, name: str, begin: float, end: float) -> None:
         self.known += 1
@@ -406,7 +408,7 @@ class _Kept:
 
     def _operator(self, event: Mapping[str, Any], name: str, begin: float, end: float) -> None:
         self.known += 1
-        number, of_node = _whole(event, _NUMBER), _whole(event, _NODE)
+        number, of_node = whole_number(event, _NUMBER), whole_number(event, _NODE)
         if name.lower().startswith(BACKENDS):
             self.exchanges.append(_exchange(event, name, begin, end))
         elif name.startswith(POSTS):
@@ -454,19 +456,13 @@ class _Kept:
         )
 
     def _merged(self, name: str) -> Intervals:
-        return merged(_rows(self.edges[name], 2))
+        return merged(rows_of(self.edges[name], 2))
 
     def _kernels(self) -> NDArray[np.float64]:
         """Launch, start and end of each kernel, in the order of the launches; one without a launch has NaN."""
         # (kernels, 3): correlation, start, end; (launches, 2): correlation, moment.
-        kernels, launches = _rows(self.kernels, 3), _rows(self.launches, 2)
-        launches = launches[np.argsort(launches[:, 0], kind="stable")]
-        launch_index = np.searchsorted(launches[:, 0], kernels[:, 0])
-        has_launch = (launch_index < len(launches)) & (kernels[:, 0] >= 0)
-        # `searchsorted` tells where a number would stand; it is there only if the one that stands there is equal.
-        has_launch[has_launch] = launches[launch_index[has_launch], 0] == kernels[has_launch, 0]
-        kernels[~has_launch, 0] = np.nan
-        kernels[has_launch, 0] = launches[launch_index[has_launch], 1]
+        kernels = rows_of(self.kernels, 3)
+        kernels[:, 0] = launch_moments(kernels[:, 0], rows_of(self.launches, 2))
         return kernels[np.argsort(kernels[:, 0], kind="stable")]
 
     def _passes(self, backward: Intervals) -> tuple[TracedPass, ...]:
@@ -475,7 +471,7 @@ class _Kept:
             return ()
         # The thread with most numbered operators runs the forwards.
         lane = max(self.forwards, key=lambda name: len(self.forwards[name]), default="")
-        forwards, nodes = _rows(self.forwards[lane], 2), _rows(self.nodes, 3)
+        forwards, nodes = rows_of(self.forwards[lane], 2), rows_of(self.nodes, 3)
         forwards = forwards[~_inside(forwards[:, 1], backward)]  # what is recomputed there is no forward
         forwards = forwards[np.lexsort((forwards[:, 1], forwards[:, 0]))]
         # Several operators see a number before the one that makes its node: the last.
@@ -515,12 +511,30 @@ class _Kept:
         return tuple(sorted(passes, key=lambda traced_pass: traced_pass.start_s))
 
 
-def _rows(numbers: array[float], columns: int) -> NDArray[np.float64]:
+def rows_of(numbers: array[float], columns: int) -> NDArray[np.float64]:
+    """Copy numbers into a table of so many columns."""
     return np.frombuffer(numbers, np.float64).reshape(-1, columns).copy()
 
 
-def _whole(event: Mapping[str, Any], key: str) -> int:
-    """Natural number among an event's arguments, exact as a float; -1 where there is none."""
+def launch_moments(correlations: NDArray[np.float64], launches: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Find when each kernel was launched, by their common correlation number; NaN where that is not in the trace.
+
+    Args:
+        correlations: of the kernels; negative where a kernel has none.
+        launches: rows of correlation and moment.
+    """
+    launches = launches[np.argsort(launches[:, 0], kind="stable")]
+    launch_index = np.searchsorted(launches[:, 0], correlations)
+    has_launch = (launch_index < len(launches)) & (correlations >= 0)
+    # `searchsorted` tells where a number would stand; it is there only if the one that stands there is equal.
+    has_launch[has_launch] = launches[launch_index[has_launch], 0] == correlations[has_launch]
+    moments_s = np.full(len(correlations), np.nan)
+    moments_s[has_launch] = launches[launch_index[has_launch], 1]
+    return moments_s
+
+
+def whole_number(event: Mapping[str, Any], key: str) -> int:
+    """Read a natural number among an event's arguments, exact as a float; -1 where there is none."""
     arguments = event.get("args")
     number = arguments.get(key) if isinstance(arguments, dict) else None
     return number if isinstance(number, int) and 0 <= number < 1 << 53 else -1

@@ -33,6 +33,7 @@ from dlojz.base.language import refusal
 from dlojz.base.table import visible
 from dlojz.results.profiler_trace import MOST_RANKS, TraceFile
 from dlojz.results.rank_activities import (
+    COMMUNICATES,
     DEVICE,
     HOST,
     LAUNCHES,
@@ -43,17 +44,19 @@ from dlojz.results.rank_activities import (
     activities_of,
     aligned,
     collectives_of,
+    launch_moments,
     merged,
+    rows_of,
     shares_of,
     total,
+    whole_number,
     without,
 )
 
 KINDS: Mapping[str, re.Pattern[str]] = {
     kind: re.compile(words, re.IGNORECASE)
     for kind, words in {
-        "communication": r"^nccl|^c10d::|^_c10d_functional|^record_param_comms|^(gloo|mpi|ucc):|nvshmem|multimem_"
-        r"|_all_?reduce_kernel|cross_device_reduce",
+        "communication": COMMUNICATES.pattern + "|^c10d::|^_c10d_functional|^record_param_comms|^(gloo|mpi|ucc):",
         "attention": r"flash|fmha|attention|sdpa|\bmha_|fav[23]_",
         "product": r"gemm|gemv|nvjet|cutlass|cublas|xmma|cijk_|conv(?!ert)|winograd|[dw]grad|splitk|triton_(\w*_)?mm\b"
         r"|triton_tem_|matmul|aten::(add)?(b?mm|mv|bmm|linear|dot|einsum)|baddbmm|_scaled_mm|grouped_mm|fmoe",
@@ -95,7 +98,7 @@ class KindTime(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Launching:
+class DeviceIdling:
     """Why the device idles, in seconds of the time that is counted.
 
     Attributes:
@@ -159,7 +162,7 @@ class RankProfile:
     length_s: float
     log: RankActivities
     kernels: tuple[KernelTime, ...]
-    launching: Launching | None
+    launching: DeviceIdling | None
     outside: int
     repeated: int
     device_count: int
@@ -234,16 +237,12 @@ class _Events:
 
     def add(self, kind: str, name: str, begin: float, end: float, event: Mapping[str, Any]) -> None:
         """Keep what matters of an event (a `Listener`)."""
-        arguments = event.get("args")
-        values: Mapping[str, Any] = arguments if isinstance(arguments, dict) else {}
         lane = self.lanes.setdefault(f"{event.get('pid')}/{event.get('tid')}", len(self.lanes))
-        correlation = values.get("correlation")
-        number = correlation if isinstance(correlation, int) and 0 <= correlation < 1 << 53 else -1
+        number = whole_number(event, "correlation")
         if kind in DEVICE:
             name_id = self.names.setdefault(name, len(self.names))
             self.kernels.extend((name_id, lane, number, begin, end))
-            if isinstance(values.get("device"), int):
-                self.devices.add(values["device"])
+            self.devices.add(whole_number(event, "device"))
         elif kind in LAUNCHES:
             self.launches.extend((number, begin, end))
             if _WAITS.search(name):
@@ -260,11 +259,11 @@ class _Events:
 
     def profile(self, trace: TraceFile, log: RankActivities) -> RankProfile:
         """Sum up all that was kept."""
-        kernels, launches = _table(self.kernels, 5), _table(self.launches, 3)
+        kernels, launches = rows_of(self.kernels, 5), rows_of(self.launches, 3)
         unique = np.unique(kernels, axis=0) if len(kernels) else kernels
         repeated, kernels = len(kernels) - len(unique), unique[np.argsort(unique[:, 3], kind="stable")]
-        on_device, operators = bool(len(kernels)), _table(self.operators, 5)
-        launched_s = _launch_moments(kernels, launches)
+        on_device, operators = bool(len(kernels)), rows_of(self.operators, 5)
+        launched_s = launch_moments(kernels[:, 2], launches[:, :2])
         step_mark, steps = self._steps(min([log.first_s, *operators[:, 3].tolist()]))
         rows = kernels if on_device else operators
         counted, start_s, end_s = np.ones(len(rows), bool), log.first_s, log.last_s
@@ -278,10 +277,10 @@ class _Events:
             end_s = max([end_s, *rows[counted, 4].tolist()]) if on_device else end_s
         if not counted.any():
             raise refusal(
-                en=f"in {trace.name} nothing runs within the {len(steps)} steps that are marked: profile steps that "
-                "train.",
-                fr=f"dans {trace.name}, rien ne tourne pendant les {len(steps)} pas marqués : profilez des pas qui "
-                "entraînent.",
+                en=f"in {trace.name} no operator and no kernel runs within the {len(steps)} steps that are marked: "
+                "profile steps that train.",
+                fr=f"dans {trace.name}, ni opérateur ni noyau ne tourne pendant les {len(steps)} pas marqués : "
+                "profilez des pas qui entraînent.",
             )
         info = trace.head.get("distributedInfo")
         size = info.get("world_size") if isinstance(info, dict) else None
@@ -334,7 +333,7 @@ class _Events:
 
     def _launching(
         self, kernels: NDArray[np.float64], launched_s: NDArray[np.float64], window: tuple[float, float]
-    ) -> Launching:
+    ) -> DeviceIdling:
         """Say for each gap of the device what it waited for; kernels in the order of their starts."""
         gaps = without(np.array([window]), merged(kernels[:, 3:]))  # (gaps, 2)
         # The kernel that ends a gap; behind the last kernel there is none: nothing is launched any more.
@@ -342,10 +341,10 @@ class _Events:
         next_launch_s = np.append(launched_s, np.inf)[following]
         unknown, queued = np.isnan(next_launch_s), next_launch_s <= gaps[:, 0]
         late = gaps[~unknown & ~queued]
-        loading = merged(_table(self.loading, 2))
+        loading = merged(rows_of(self.loading, 2))
         while_loading = without(late, without(late, loading))
         # A call that waits returns when the device has just fallen idle.
-        waits = _table(self.waits, 2)
+        waits = rows_of(self.waits, 2)
         waits = waits[(waits[:, 1] >= window[0]) & (waits[:, 0] <= window[1])]
         ends_s = np.sort(waits[:, 1])
         # An end of a wait within the gap: the first end from its start on lies before its own end.
@@ -355,7 +354,7 @@ class _Events:
         delays_s = (kernels[:, 3] - launched_s)[~np.isnan(launched_s)]
         spacings_s = np.diff(np.unique(known))
         synchronised_s = total(without(late[after_wait], loading))
-        return Launching(
+        return DeviceIdling(
             len(known),
             len(kernels),
             float(np.median(delays_s)) if len(known) else 0.0,
@@ -369,22 +368,6 @@ class _Events:
             len(waits),
             window[1] - window[0],
         )
-
-
-def _table(numbers: array[float], columns: int) -> NDArray[np.float64]:
-    return np.frombuffer(numbers, np.float64).reshape(-1, columns).copy()
-
-
-def _launch_moments(kernels: NDArray[np.float64], launches: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Start of the call that launched each kernel; NaN where it is not in the trace."""
-    launches = launches[launches[:, 0] >= 0]
-    launches = launches[np.argsort(launches[:, 0], kind="stable")]
-    rows = np.searchsorted(launches[:, 0], kernels[:, 2])
-    moments_s = np.full(len(kernels), np.nan)
-    exists = (rows < len(launches)) & (kernels[:, 2] >= 0)
-    exists[exists] = launches[rows[exists], 0] == kernels[exists, 2]
-    moments_s[exists] = launches[rows[exists], 1]
-    return moments_s
 
 
 def _self_seconds(operators: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -113,6 +113,7 @@ def test_profile_of_counts_operators_without_those_that_they_call(tmp_path: Path
     "kernel, kind",
     [
         ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", "communication"),  # RCCL, too
+        ("void c10d::symmetric_memory::(anonymous namespace)::two_shot_all_reduce_kernel<float>", "communication"),
         ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, cutlass::bfloat16_t>>", "attention"),
         ("fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::Params)", "attention"),
         ("nvjet_tst_128x256_64x4_1x2_h_bz_coopA_NTT", "product"),
@@ -157,7 +158,7 @@ def test_compared_refuses_what_is_not_of_the_same_kind(tmp_path: Path) -> None:
         compared(unmarked, gpu)
     with pytest.raises(LabError, match="has kernels of a device and trace.json operators of the CPU alone"):
         compared(cpu, unmarked)
-    with pytest.raises(LabError, match="nothing runs within the 1 steps"):
+    with pytest.raises(LabError, match="no operator and no kernel runs within the 1 steps"):
         profile(tmp_path, [event("user_annotation", "ProfilerStep#1", 0, 1), event("kernel", "gemm", 2, 3, 7)])
 
 
