@@ -215,7 +215,7 @@ class MemorySnapshot:
     Attributes:
         name: of the file, safe to show.
         device: number of the device; `other_devices` those that the file has besides.
-        in_use_bytes, reserved_bytes: after each entry of the record, the first before any of them; of one moment, the
+        in_use_bytes, reserved_bytes: exact up to 8 PiB; after each entry of the record, the first before any of them; of one moment, the
             end, where there is no record.
         peak: index of the largest in-use bytes.
         at_peak: what is in use there by line, largest first; `at_end` when the snapshot was taken.
@@ -225,8 +225,8 @@ class MemorySnapshot:
     name: str
     device: int
     other_devices: tuple[int, ...]
-    in_use_bytes: NDArray[np.int64]
-    reserved_bytes: NDArray[np.int64]
+    in_use_bytes: NDArray[np.float64]
+    reserved_bytes: NDArray[np.float64]
     peak: int
     at_peak: tuple[FrameBytes, ...]
     at_end: tuple[FrameBytes, ...]
@@ -406,8 +406,8 @@ def _device(
     start |= {address: block for address, block in at_end.items() if address not in allocated}
     reserved = sum(_natural(segment, "total_size") or 0 for segment in segments)
     reserved -= sum(size * ((action in GROW) - (action in SHRINK)) for action, _, size, _ in entries)
-    in_use_bytes = array("q", [sum(size for size, _ in start.values())])
-    reserved_bytes = array("q", [max(0, reserved)])
+    in_use_bytes = array("d", [sum(size for size, _ in start.values())])
+    reserved_bytes = array("d", [max(0, reserved)])
     for in_use, mapped in _replayed(dict(start), entries, release, frames):
         in_use_bytes.append(in_use_bytes[-1] + in_use)
         reserved_bytes.append(max(0, reserved_bytes[-1] + mapped))
@@ -420,8 +420,8 @@ def _device(
         name,
         device,
         other_devices,
-        np.asarray(in_use_bytes, np.int64),
-        np.asarray(reserved_bytes, np.int64),
+        np.asarray(in_use_bytes),
+        np.asarray(reserved_bytes),
         peak,
         _by_frame(in_use_blocks),
         _by_frame(at_end if segments else in_use_blocks),

@@ -153,6 +153,8 @@ def test_snapshot_of_says_less_where_fields_are_missing(tmp_path: Path) -> None:
     half = [segment(0, {"size": MIB, "state": "active_allocated"})]
     facts = snapshot_of(written(tmp_path / "a.pickle", half)).occupancy
     assert facts is not None and facts.requested_bytes is None
+    huge = {"segments": [], "device_traces": [[entry("alloc", n, 2**62) for n in range(4)]]}
+    assert snapshot_of(written(tmp_path / "a.pickle", huge)).peak_bytes == 2**64
     no_frees = {"segments": [], "device_traces": [[entry("alloc", 0, 5), entry("free_requested", 0, 5), "odd", {}]]}
     assert snapshot_of(written(tmp_path / "a.pickle", no_frees)).in_use_bytes.tolist() == [0, 5, 0, 0]
 
