@@ -165,7 +165,7 @@ def launching_sentences(profile: RankProfile) -> Iterator[str]:
                 if profile.launches
                 else "; where the training used a GPU, profile with ProfilerActivity.CUDA too."
             ),
-            fr="Borné par les lancements : sans objet, car aucun noyau d’accélérateur n’est dans la trace"
+            fr="Limité par les lancements : sans objet, car aucun noyau d’accélérateur n’est dans la trace"
             + (
                 f", bien que {integer(profile.launches)} appels en lancent : CUPTI n’a pas pu les enregistrer."
                 if profile.launches
@@ -177,7 +177,7 @@ def launching_sentences(profile: RankProfile) -> Iterator[str]:
         yield say(
             en=f"Launch-bound: unknown, as the calls that launch {integer(facts.kernels - facts.known)} of "
             f"{integer(facts.kernels)} kernels are not in the trace; profile with ProfilerActivity.CPU too.",
-            fr=f"Borné par les lancements : inconnu, car les appels qui lancent {integer(facts.kernels - facts.known)} "
+            fr=f"Limité par les lancements : inconnu, car les appels qui lancent {integer(facts.kernels - facts.known)} "
             f"noyaux sur {integer(facts.kernels)} manquent dans la trace ; profilez aussi avec ProfilerActivity.CPU.",
         )
         return
@@ -197,7 +197,7 @@ def launching_sentences(profile: RankProfile) -> Iterator[str]:
             en=f"Launch-bound: yes, the device waits for the CPU. {share} of the time the device idles while the CPU "
             f"runs operators and Python and nothing is queued ({limit} or more is called so); {figures_en}. Fewer and "
             "larger kernels help: a larger micro-batch, torch.compile, CUDA graphs, fused optimizers.",
-            fr=f"Borné par les lancements : oui, l’accélérateur attend le CPU. {french_share} du temps, l’accélérateur "
+            fr=f"Limité par les lancements : oui, l’accélérateur attend le CPU. {french_share} du temps, l’accélérateur "
             "est inactif pendant que le CPU exécute opérateurs et Python, la file étant vide (on l’appelle ainsi dès "
             f"{spaced_percent(LAUNCH_BOUND, 0)}) ; {figures_fr}. Moins de noyaux, plus gros, aident : micro-batch plus "
             "grand, torch.compile, graphes CUDA, optimiseurs fusionnés.",
@@ -206,7 +206,7 @@ def launching_sentences(profile: RankProfile) -> Iterator[str]:
         else say(
             en=f"Launch-bound: no. {share} of the time the device idles because the CPU has launched nothing yet (from "
             f"{limit} on it is called so); {figures_en}.",
-            fr=f"Borné par les lancements : non. {french_share} du temps, l’accélérateur est inactif parce que le CPU "
+            fr=f"Limité par les lancements : non. {french_share} du temps, l’accélérateur est inactif parce que le CPU "
             f"n’a encore rien lancé (on l’appelle ainsi dès {spaced_percent(LAUNCH_BOUND, 0)}) ; {figures_fr}.",
         )
     )

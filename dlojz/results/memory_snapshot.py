@@ -215,8 +215,8 @@ class MemorySnapshot:
     Attributes:
         name: of the file, safe to show.
         device: number of the device; `other_devices` those that the file has besides.
-        in_use_bytes, reserved_bytes: exact up to 8 PiB; after each entry of the record, the first before any of them; of one moment, the
-            end, where there is no record.
+        in_use_bytes, reserved_bytes: after each entry of the record, the first before any of them; of one moment, the
+            end, where there is no record. Exact up to 8 PiB.
         peak: index of the largest in-use bytes.
         at_peak: what is in use there by line, largest first; `at_end` when the snapshot was taken.
         out_of_memory: bytes asked for, and bytes that were free on the device (None: not said), of each failure.

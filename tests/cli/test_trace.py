@@ -116,7 +116,7 @@ def test_main_trace_tells_one_rank_and_what_is_unknown_from_it(
     assert document["launching"]["bound"] is True and document["kinds"][0]["kind"] == "communication"
     use_language("fr")
     assert main(["trace", path]) == 0
-    assert "Borné par les lancements : oui, l’accélérateur attend le CPU. 40,0 %" in capfd.readouterr().out
+    assert "Limité par les lancements : oui, l’accélérateur attend le CPU. 40,0 %" in capfd.readouterr().out
 
 
 def test_main_trace_of_a_cpu_says_what_launch_bound_would_need(
