@@ -177,8 +177,9 @@ def launching_sentences(profile: RankProfile) -> Iterator[str]:
         yield say(
             en=f"Launch-bound: unknown, as the calls that launch {integer(facts.kernels - facts.known)} of "
             f"{integer(facts.kernels)} kernels are not in the trace; profile with ProfilerActivity.CPU too.",
-            fr=f"Limité par les lancements : inconnu, car les appels qui lancent {integer(facts.kernels - facts.known)} "
-            f"noyaux sur {integer(facts.kernels)} manquent dans la trace ; profilez aussi avec ProfilerActivity.CPU.",
+            fr="Limité par les lancements : inconnu, car les appels qui lancent "
+            f"{integer(facts.kernels - facts.known)} noyaux sur {integer(facts.kernels)} manquent dans la trace ; "
+            "profilez aussi avec ProfilerActivity.CPU.",
         )
         return
     share = percent(facts.running_s / facts.length_s if facts.length_s else 0.0)
@@ -197,10 +198,10 @@ def launching_sentences(profile: RankProfile) -> Iterator[str]:
             en=f"Launch-bound: yes, the device waits for the CPU. {share} of the time the device idles while the CPU "
             f"runs operators and Python and nothing is queued ({limit} or more is called so); {figures_en}. Fewer and "
             "larger kernels help: a larger micro-batch, torch.compile, CUDA graphs, fused optimizers.",
-            fr=f"Limité par les lancements : oui, l’accélérateur attend le CPU. {french_share} du temps, l’accélérateur "
-            "est inactif pendant que le CPU exécute opérateurs et Python, la file étant vide (on l’appelle ainsi dès "
-            f"{spaced_percent(LAUNCH_BOUND, 0)}) ; {figures_fr}. Moins de noyaux, plus gros, aident : micro-batch plus "
-            "grand, torch.compile, graphes CUDA, optimiseurs fusionnés.",
+            fr=f"Limité par les lancements : oui, l’accélérateur attend le CPU. {french_share} du temps, "
+            "l’accélérateur est inactif pendant que le CPU exécute opérateurs et Python, la file étant vide (on "
+            f"l’appelle ainsi dès {spaced_percent(LAUNCH_BOUND, 0)}) ; {figures_fr}. Moins de noyaux, plus gros, "
+            "aident : micro-batch plus grand, torch.compile, graphes CUDA, optimiseurs fusionnés.",
         )
         if facts.bound
         else say(
