@@ -161,13 +161,13 @@ def launching_sentences(profile: RankProfile) -> Iterator[str]:
         yield say(
             en="Launch-bound: does not apply, as no kernel of a device is in the trace"
             + (
-                f", though {integer(profile.launches)} calls launch some: CUPTI could not record them."
+                f", though {integer(profile.launches)} calls launch some: the profiler recorded none of them."
                 if profile.launches
                 else "; where the training used a GPU, profile with ProfilerActivity.CUDA too."
             ),
             fr="Limité par les lancements : sans objet, car aucun noyau d’accélérateur n’est dans la trace"
             + (
-                f", bien que {integer(profile.launches)} appels en lancent : CUPTI n’a pas pu les enregistrer."
+                f", bien que {integer(profile.launches)} appels en lancent : le profileur n’en a enregistré aucun."
                 if profile.launches
                 else " ; si l’entraînement utilisait un GPU, profilez aussi avec ProfilerActivity.CUDA."
             ),
@@ -183,7 +183,6 @@ def launching_sentences(profile: RankProfile) -> Iterator[str]:
         )
         return
     share = percent(facts.running_s / facts.length_s if facts.length_s else 0.0)
-    french_share = spaced_percent(facts.running_s / facts.length_s if facts.length_s else 0.0)
     figures_en = (
         f"the CPU launches a kernel every {format_latency(facts.spacing_s)}, a kernel lasts "
         f"{format_latency(facts.kernel_s)}, and starts {format_latency(facts.delay_s)} after its launch (medians)"
@@ -198,17 +197,17 @@ def launching_sentences(profile: RankProfile) -> Iterator[str]:
             en=f"Launch-bound: yes, the device waits for the CPU. {share} of the time the device idles while the CPU "
             f"runs operators and Python and nothing is queued ({limit} or more is called so); {figures_en}. Fewer and "
             "larger kernels help: a larger micro-batch, torch.compile, CUDA graphs, fused optimizers.",
-            fr=f"Limité par les lancements : oui, l’accélérateur attend le CPU. {french_share} du temps, "
+            fr=f"Limité par les lancements : oui, l’accélérateur attend le CPU. {share} du temps, "
             "l’accélérateur est inactif pendant que le CPU exécute opérateurs et Python, la file étant vide (on "
-            f"l’appelle ainsi dès {spaced_percent(LAUNCH_BOUND, 0)}) ; {figures_fr}. Moins de noyaux, plus gros, "
+            f"l’appelle ainsi dès {limit}) ; {figures_fr}. Moins de noyaux, plus gros, "
             "aident : micro-batch plus grand, torch.compile, graphes CUDA, optimiseurs fusionnés.",
         )
         if facts.bound
         else say(
             en=f"Launch-bound: no. {share} of the time the device idles because the CPU has launched nothing yet (from "
             f"{limit} on it is called so); {figures_en}.",
-            fr=f"Limité par les lancements : non. {french_share} du temps, l’accélérateur est inactif parce que le CPU "
-            f"n’a encore rien lancé (on l’appelle ainsi dès {spaced_percent(LAUNCH_BOUND, 0)}) ; {figures_fr}.",
+            fr=f"Limité par les lancements : non. {share} du temps, l’accélérateur est inactif parce que le CPU "
+            f"n’a encore rien lancé (on l’appelle ainsi dès {limit}) ; {figures_fr}.",
         )
     )
     yield from _idle_sentence(facts)
@@ -292,7 +291,7 @@ def comparison_sentence(comparison: ProfileComparison) -> str:
     before, after, length = comparison.before, comparison.after, comparison.length
     names = f"{before.name}", f"{after.name}"
     share = length.difference_s / length.before_s if length.before_s else 0.0
-    gap, french_gap = percent(share, signed=True), spaced_percent(share, signed=True)
+    gap = percent(share, signed=True)
     if comparison.per_step:
         return say(
             en=f"A step takes {format_latency(length.after_s)} in {names[1]} ({after.steps} steps), "
@@ -300,14 +299,14 @@ def comparison_sentence(comparison: ProfileComparison) -> str:
             f"({gap}). All figures are per step.",
             fr=f"Un pas dure {format_latency(length.after_s)} dans {names[1]} ({after.steps} pas), "
             f"{format_latency(length.before_s)} dans {names[0]} ({before.steps} pas) : {_signed(length.difference_s)} "
-            f"({french_gap}). Tous les chiffres sont par pas.",
+            f"({gap}). Tous les chiffres sont par pas.",
         )
     return say(
         en=f"{names[1]} takes {format_latency(length.after_s)}, {names[0]} {format_latency(length.before_s)}: "
         f"{_signed(length.difference_s)} ({gap}). No step is marked, so whole traces are compared: that says something "
         "only if both do the same work, which the numbers of calls show.",
         fr=f"{names[1]} dure {format_latency(length.after_s)}, {names[0]} {format_latency(length.before_s)} : "
-        f"{_signed(length.difference_s)} ({french_gap}). Aucun pas n’est marqué : les traces entières sont comparées, "
+        f"{_signed(length.difference_s)} ({gap}). Aucun pas n’est marqué : les traces entières sont comparées, "
         "ce qui n’a de sens que si les deux font le même travail, ce que montrent les nombres d’appels.",
     )
 
@@ -476,9 +475,9 @@ def frames_table(snapshot: MemorySnapshot) -> Table:
     whole = sum(row.size_bytes for row in rows)
     head = titles(en="allocated at; bytes; share; blocks", fr="alloué à; octets; part; blocs")
     cells = [_frame_row(row, whole) for row in rows[:MOST_FRAMES]]
-    if rest := rows[MOST_FRAMES:]:
-        label = say(en=f"{integer(len(rest))} others", fr=f"{integer(len(rest))} autres")
-        sums = sum(row.size_bytes for row in rest), sum(row.blocks for row in rest)
+    if further := rows[MOST_FRAMES:]:
+        label = say(en=f"{integer(len(further))} others", fr=f"{integer(len(further))} autres")
+        sums = sum(row.size_bytes for row in further), sum(row.blocks for row in further)
         cells.append((label, *_frame_row(FrameBytes("", *sums), whole)[1:]))
     caption = (
         say(

@@ -91,7 +91,7 @@ class _PlainStack:
             # Key, value, key, value, …; a key that cannot be one raises TypeError.
             return dict(zip(items[::2], items[1::2], strict=True))
 
-        def last(count: int) -> tuple[Any, ...]:
+        def popped(count: int) -> tuple[Any, ...]:
             items = tuple(stack[-count:])
             del stack[-count:]
             return items
@@ -111,9 +111,9 @@ class _PlainStack:
             "LIST": since_mark,
             "DICT": lambda: pairs(since_mark()),
             "TUPLE": lambda: tuple(since_mark()),
-            "TUPLE1": lambda: last(1),
-            "TUPLE2": lambda: last(2),
-            "TUPLE3": lambda: last(3),
+            "TUPLE1": lambda: popped(1),
+            "TUPLE2": lambda: popped(2),
+            "TUPLE3": lambda: popped(3),
         }
         self.actions: dict[str, Callable[[Any], Any]] = {
             **{code: pushed(value) for code, value in make.items()},
