@@ -356,12 +356,10 @@ def change_sentences(comparison: ProfileComparison) -> Iterator[str]:
     length_s = max(comparison.length.before_s, comparison.length.after_s)
     part = max((row for row in comparison.parts if row.name != "hidden"), key=lambda row: abs(row.difference_s))
     if abs(part.difference_s) > LEAST_CHANGE * length_s:
-        slower = part.difference_s > 0
+        times = f"{format_latency(part.before_s)} → {format_latency(part.after_s)} ({_signed(part.difference_s)})"
         yield say(
-            en=f"Most of that is {kernel_kind(part.name)}: {format_latency(part.before_s)} → "
-            f"{format_latency(part.after_s)} ({_signed(part.difference_s)}).",
-            fr=f"L’essentiel, en {'plus' if slower else 'moins'} : {kernel_kind(part.name)}, "
-            f"{format_latency(part.before_s)} → {format_latency(part.after_s)} ({_signed(part.difference_s)}).",
+            en=f"The part that changes most: {kernel_kind(part.name)}, {times}.",
+            fr=f"La part qui change le plus : {kernel_kind(part.name)}, {times}.",
         )
     largest = comparison.kernels[0] if comparison.kernels else None
     if largest is None or abs(largest.difference_s) <= LEAST_CHANGE * length_s:
