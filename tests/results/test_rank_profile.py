@@ -40,7 +40,8 @@ def gpu_steps(steps: int = 2, gemm_ms: float = 2.0, step_ms: float = 10.0) -> li
                 (ADAM, 7.0 + late_ms, 7.1 + late_ms, 8.1 + late_ms, 7),
             )
         ):
-            events += launched(name, *(at + ms * MS for ms in times), 10 * step + offset, stream)
+            launch_s, start_s, end_s = (at + ms * MS for ms in times)
+            events += launched(name, launch_s, start_s, end_s, 10 * step + offset, stream)
     return events
 
 

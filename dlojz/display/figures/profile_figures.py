@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
+from numpy.typing import NDArray
 
 from dlojz.base.language import byte_scale, format_bytes, say
 from dlojz.display.canvas import LabFigure, caption, finish, key, new_figure, note, plain, swatch
@@ -100,7 +101,7 @@ def snapshots_figure(
     return finish(figure, path)
 
 
-def _thinned(curve: np.ndarray, scale: int) -> tuple[np.ndarray, np.ndarray]:
+def _thinned(curve: NDArray[np.float64], scale: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Take at most so many points of a curve: of each stretch the highest, so that no peak is lost."""
     starts = np.unique(np.linspace(0, len(curve) - 1, MOST_POINTS).astype(np.int64))
     return starts, np.maximum.reduceat(curve, starts) / scale
