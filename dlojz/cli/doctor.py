@@ -2,7 +2,8 @@
 
 `dlojz doctor` checks the installation, and explains a run that ran out of memory. A check never raises: what goes wrong
 in it is its answer, with what to do. Nothing is changed on the machine. `dlojz trace` reads the profiler's traces of
-any training, and says who waits for whom; a picture is written before anything is printed.
+any training, and says who waits for whom, what one rank does, or what got slower; of memory snapshots, what fills them.
+A picture is written before anything is printed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.text import Text
 
 from dlojz.base import extension_locks
-from dlojz.base.language import format_bytes, format_seconds, language, say
+from dlojz.base.language import format_bytes, format_seconds, language, refusal, say
 from dlojz.base.machine import cores_available, machine_limit, meet_on_loopback, memory_free_bytes, words_of_limit
 from dlojz.base.requirements import requirements_of
 from dlojz.base.table import Lines, Table, titles, visible
@@ -41,6 +42,8 @@ from dlojz.cli.options import (
     WORDS,
     Answer,
     Given,
+    check_writable,
+    fields_of,
     progress_bar,
     tell_written,
     verb,
@@ -49,7 +52,10 @@ from dlojz.display.style import GREEN, ORANGE, VERMILION
 
 if TYPE_CHECKING:
     from dlojz.pipeline.traced_pipeline import TracedPipeline
+    from dlojz.results.memory_snapshot import MemorySnapshot
+    from dlojz.results.profiler_trace import TraceFile
     from dlojz.results.rank_activities import AlignedRanks, RankShares, Straggler
+    from dlojz.results.rank_profile import Change, RankProfile
     from dlojz.running.out_of_memory import PostMortem
 
 State = Literal["ok", "warning", "problem"]
@@ -498,14 +504,33 @@ def told(diagnosis: PostMortem) -> list[Any]:
     return [Text(headline, style="bold"), "", *memory_lines(diagnosis)]
 
 
-@verb("trace", "FILE…  traces of all ranks, or their folder // traces de tous les rangs, ou leur dossier", PNG, JSON)
+@verb(
+    "trace",
+    """
+    FILE…  traces of all ranks, or their folder; one trace, or one memory snapshot
+        // traces de tous les rangs, ou leur dossier ; une trace, ou un instantané mémoire
+    --against FILE  a later trace or snapshot of the same program: what got slower, or what grew
+        // une trace ou un instantané plus récent du même programme : ce qui a ralenti, ou grandi
+    """,
+    PNG,
+    JSON,
+)
 def trace_command(args: Given, answer: Answer) -> None:
-    """Say who waits for whom in the traces of a training."""
+    """Say who waits for whom in the traces of a training, what one rank does, or what fills its memory."""
     from dlojz.pipeline.traced_pipeline import aligned_pipelines
+    from dlojz.results.memory_snapshot import is_snapshot
     from dlojz.results.profiler_trace import trace_files
     from dlojz.results.rank_activities import activities_of, check_ranks, shares_of, stragglers_of
 
+    check_writable(args, ["png"])
+    against = [args["against"]] if "against" in args else []
+    if any(map(is_snapshot, [*args[WORDS], *against])):
+        _tell_snapshots([*args[WORDS]], against, args, answer)
+        return
     files = trace_files(args[WORDS])
+    if against or len(files) == 1:
+        _tell_profiles(files, trace_files(against), args, answer)
+        return
     activities = []
     with progress_bar(say(en="traces read", fr="traces lues"), total=len(files)) as update:
         for number, file in enumerate(files):
@@ -523,6 +548,150 @@ def trace_command(args: Given, answer: Answer) -> None:
         answer(_trace_document(together, shares, stragglers, pipelines))
     else:
         _tell_traces(together, shares, stragglers, pipelines, answer)
+
+
+def _tell_profiles(files: list[TraceFile], later: list[TraceFile], args: Given, answer: Answer) -> None:
+    """Say what one rank does, or what got slower from one trace to another."""
+    from dlojz.display import profile_tables as words
+    from dlojz.results.rank_profile import compared, profile_of
+
+    if later and len(files) + len(later) > 2:
+        raise refusal(
+            en=f"--against compares one trace with one, but {len(files)} and {len(later)} were received: give the same "
+            "rank of each.",
+            fr=f"--against compare une trace à une autre, mais {len(files)} et {len(later)} ont été reçues : donnez le "
+            "même rang de chacune.",
+        )
+    with progress_bar(say(en="traces read", fr="traces lues"), total=1 + len(later)) as update:
+        profiles = []
+        for file in (*files, *later):
+            profiles.append(profile_of(file))
+            update(len(profiles))
+    if not later:
+        _tell_profile(profiles[0], args, answer)
+        return
+    comparison = compared(*profiles)
+    if args["png"]:
+        from dlojz.display.figures.profile_figures import profiles_figure
+
+        profiles_figure(comparison, args["png"])
+        tell_written(args["png"])
+    if args["json"]:
+        rows = {name: [_change(row) for row in getattr(comparison, name)] for name in ("parts", "kinds", "kernels")}
+        sides = {name: _profile_document(side) for name, side in zip(("before", "after"), profiles, strict=True)}
+        answer({"per_step": comparison.per_step, "length": _change(comparison.length), **rows, **sides})
+        return
+    answer(words.comparison_sentence(comparison))
+    if sentence := words.different_devices_sentence(comparison):
+        answer(sentence)
+    for sentence in words.change_sentences(comparison):
+        answer(sentence)
+    for name in ("parts", "kinds", "kernels"):
+        answer("")
+        answer(words.changes_table(comparison, name))
+
+
+def _change(row: Change) -> dict[str, Any]:
+    return {**row._asdict(), "difference_s": row.difference_s}
+
+
+def _tell_profile(profile: RankProfile, args: Given, answer: Answer) -> None:
+    """Print, draw or write what one rank does."""
+    from dlojz.display import profile_tables as words
+    from dlojz.display.trace_tables import collectives_table
+
+    if args["png"]:
+        _draw_traces(profile.together, (), args["png"])
+        tell_written(args["png"])
+    if args["json"]:
+        answer(_profile_document(profile))
+        return
+    answer(words.profile_sentence(profile))
+    for sentence in words.launching_sentences(profile):
+        answer(sentence)
+    tables = [words.parts_table(profile), words.kinds_table(profile), words.kernels_table(profile)]
+    if profile.communication:
+        title = say(en="Communication by kind", fr="Communication par type")
+        tables.insert(1, replace(collectives_table(profile.communication), caption=title))
+    for table in tables:
+        answer("")
+        answer(table)
+    answer("")
+    for sentence in words.unknown_sentences(profile):
+        answer(sentence)
+
+
+def _profile_document(profile: RankProfile) -> dict[str, Any]:
+    """Write what one rank does as plain JSON data; what needs other ranks is null."""
+    share = {f"{part}_s": seconds for part, seconds in profile.parts_s.items()}
+    launching = profile.launching
+    return {
+        **fields_of(profile, "name", "rank", "world_size", "devices", "length_s", "step_mark", "steps_s", "outside"),
+        "on_device": profile.log.on_device,
+        "ranks": [{"rank": profile.rank, **share, "waited_s": None}],
+        "communication": [collective._asdict() for collective in profile.communication],
+        "kinds": [kind._asdict() for kind in profile.kinds],
+        "kernels": [kernel._asdict() for kernel in profile.kernels],
+        "launching": {**asdict(launching), "bound": launching.bound} if launching else None,
+        "stragglers": None,
+        "pipelines": None,
+    }
+
+
+def _tell_snapshots(paths: list[str], later: list[str], args: Given, answer: Answer) -> None:
+    """Say what fills the memory at the peak of a snapshot, or what grew from one to another."""
+    from dlojz.display import profile_tables as words
+    from dlojz.results.memory_snapshot import grown, is_snapshot, snapshot_of
+
+    if len(paths) > 1 or not all(map(is_snapshot, [*paths, *later])):
+        raise refusal(
+            en="memory snapshots are read alone, or one --against one: give no traces and no further snapshot beside "
+            "it.",
+            fr="les instantanés mémoire se lisent seuls, ou l’un --against l’autre : ne donnez à côté ni traces ni "
+            "autre instantané.",
+        )
+    with progress_bar(say(en="snapshots read", fr="instantanés lus"), total=1 + len(later)) as update:
+        snapshots = []
+        for path in (*paths, *later):
+            snapshots.append(snapshot_of(path))
+            update(len(snapshots))
+    growth = grown(*snapshots) if later else ()
+    if args["png"]:
+        from dlojz.display.figures.profile_figures import snapshots_figure
+
+        snapshots_figure(snapshots, growth, args["png"])
+        tell_written(args["png"])
+    if args["json"]:
+        documents = [_snapshot_document(snapshot) for snapshot in snapshots]
+        lines = [{**row._asdict(), "difference_bytes": row.difference_bytes} for row in growth]
+        answer({"before": documents[0], "after": documents[1], "lines": lines} if later else documents[0])
+        return
+    if later:
+        answer(words.growth_sentence(snapshots[0], snapshots[1], growth))
+    for snapshot in snapshots:
+        for sentence in words.snapshot_sentences(snapshot):
+            answer(sentence)
+        answer(words.fragmentation_sentence(snapshot))
+    answer("")
+    answer(words.growth_table(growth) if later else words.frames_table(snapshots[0]))
+    answer("")
+    answer(words.occupancy_table(snapshots))
+
+
+def _snapshot_document(snapshot: MemorySnapshot) -> dict[str, Any]:
+    """Write a snapshot as plain JSON data; bytes everywhere, null where it does not say."""
+    known = snapshot.recorded
+    return {
+        **fields_of(snapshot, "name", "device", "other_devices"),
+        "entries": len(snapshot.in_use_bytes) - 1,
+        "peak_bytes": snapshot.peak_bytes if known else None,
+        "peak_entry": snapshot.peak if known else None,
+        "reserved_at_peak_bytes": int(snapshot.reserved_bytes[snapshot.peak]) if known else None,
+        "at_peak": [row._asdict() for row in snapshot.at_peak] if known else None,
+        "at_end": [row._asdict() for row in snapshot.at_end],
+        "segments": asdict(snapshot.occupancy) if snapshot.occupancy else None,
+        "out_of_memory": [{"asked_bytes": asked, "free_bytes": free} for asked, free in snapshot.out_of_memory],
+    }
 
 
 def _draw_traces(together: AlignedRanks, pipelines: tuple[TracedPipeline, ...], path: str) -> None:

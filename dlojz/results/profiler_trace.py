@@ -234,13 +234,19 @@ class _Text:
             return value
 
 
-def rank_of(trace: TraceFile) -> int | None:
-    """Return the rank of a trace that has been read: by its `distributedInfo`, else by its file name."""
+def rank_of(trace: TraceFile, *, by_any_number: bool = True) -> int | None:
+    """Return the rank of a trace that has been read: by its `distributedInfo`, else by its file name.
+
+    Args:
+        by_any_number: whether a number in the name will do without the word rank; `resnet50.json` has one, too.
+    """
     info = trace.head.get("distributedInfo")
     rank = info.get("rank") if isinstance(info, dict) else None
     if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < MOST_RANKS:
         return rank
-    numbers = RANK_IN_NAME.findall(trace.path.name) or NUMBER_IN_NAME.findall(trace.path.name)
+    numbers = RANK_IN_NAME.findall(trace.path.name)
+    if not numbers and by_any_number:
+        numbers = NUMBER_IN_NAME.findall(trace.path.name)
     return int(numbers[0]) if numbers else None
 
 

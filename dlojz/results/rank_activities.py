@@ -23,7 +23,7 @@ import math
 import re
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, NamedTuple, get_args
@@ -42,11 +42,16 @@ Intervals = NDArray[np.float64]
 """Start and end per row, in seconds: sorted, without overlap."""
 
 DEVICE, HOST = ("kernel", "gpu_memcpy", "gpu_memset"), "cpu_op"
-LAUNCHES = ("cuda_runtime", "cuda_driver")
+LAUNCHES = ("cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver", "privateuse1_runtime", "privateuse1_driver")
+"""Calls that launch kernels; ROCm's (`hipLaunchKernel`) are `cuda_runtime` too (Kineto, `ActivityType.cpp`)."""
+_OLDER = {"Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "Operator": HOST, "Runtime": LAUNCHES[0]}
+"""Categories as Kineto wrote them up to torch 1.12."""
 MARKS = ("user_annotation", "gpu_user_annotation")
 POSTS = ("c10d", "_c10d_functional", "record_param_comms", "gloo:", "nccl:", "mpi:", "ucc:")
 """Operators and marks that post or await a message: no computation."""
 BACKENDS = ("gloo:", "nccl:", "mpi:", "ucc:", "nccldevkernel_", "ncclkernel_", "ncclsymkdevkernel_")
+COMMUNICATES = re.compile(r"^nccl|nvshmem|multimem_|_all_?reduce_kernel|cross_device_reduce", re.IGNORECASE)
+"""Kernels that communicate: NCCL's and RCCL's, torch's symmetric memory, vLLM's own all-reduce."""
 OF_BACKWARD = "autograd::engine::evaluate_function"
 ACTION = re.compile(r"PP:(\S+)|(Forward|Backward) (\d+)")
 OPTIMIZER = re.compile(r"Optimizer\.step#")
@@ -162,6 +167,28 @@ class RankActivities:
             passes=moved(self.passes),
         )
 
+    def clipped(self, start_s: float, end_s: float) -> RankActivities:
+        """Copy what lies between two moments; what crosses one is cut."""
+
+        def cut(activities: Iterable[Any]) -> tuple[Any, ...]:
+            inside = (a for a in activities if a.end_s > start_s and a.start_s < end_s)
+            return tuple(a._replace(start_s=max(a.start_s, start_s), end_s=min(a.end_s, end_s)) for a in inside)
+
+        computing, backward, optimizing = (
+            # Rows that lie outside shrink to no length, which `merged` leaves out.
+            merged(np.clip(rows, start_s, end_s))
+            for rows in (self.computing, self.backward, self.optimizing)
+        )
+        return replace(
+            self,
+            computing=computing,
+            backward=backward,
+            optimizing=optimizing,
+            exchanges=cut(self.exchanges),
+            marks=cut(self.marks),
+            passes=cut(self.passes),
+        )
+
     @property
     def counted(self) -> list[Exchange]:
         """What counts as communication; on the host the mark of a send ends where it is awaited, so sends do not."""
@@ -211,13 +238,16 @@ def total(intervals: Intervals) -> float:
     return float((intervals[:, 1] - intervals[:, 0]).sum())
 
 
-def activities_of(trace: TraceFile) -> RankActivities:
+def activities_of(trace: TraceFile, listener: Listener | None = None) -> RankActivities:
     """Read the trace of one rank.
+
+    Args:
+        listener: hears of each event that has a time; the trace is of one rank alone, which may be unknown (−1).
 
     Raises:
         LabError: if it is of another tool, has no events, names no rank, or keeps too much.
     """
-    collector = _Kept()
+    collector = _Kept(listener)
     for event in trace.events():
         collector.add(event)
         if collector.count > MOST_KEPT:
@@ -235,7 +265,9 @@ def activities_of(trace: TraceFile) -> RankActivities:
             fr=f"la trace {trace.name} contient un instant impossible : {wrong} ; le fichier a été modifié ou "
             "l’horloge a été réglée entre-temps : retirez cet événement, ou profilez de nouveau.",
         )
-    rank = rank_of(trace)
+    rank = rank_of(trace, by_any_number=listener is None)
+    if rank is None and listener is not None:
+        rank = -1
     if rank is None:
         raise refusal(
             en=f"{trace.name} does not say its rank: profile after init_process_group, or put the rank into the "
@@ -274,6 +306,9 @@ def _of_nothing(trace: TraceFile) -> LabError:
     )
 
 
+Listener = Callable[[str, str, float, float, Mapping[str, Any]], None]
+"""What is called with category, name, start and end in seconds, and the event."""
+
 _FEW, _FAR, _FAR_S = 4, 100.0, 60.0
 """Events of which a spread is known; times the spread of three quarters of them, and seconds, from which on an event is
 no part of the profile. A clock itself may count from anywhere, also below 0."""
@@ -292,7 +327,8 @@ def _seconds(microseconds: object) -> float:
 class _Kept:
     """What is kept of a rank's events while they are read: edges of intervals, messages, marks, numbers of autograd."""
 
-    def __init__(self) -> None:
+    def __init__(self, listener: Listener | None = None) -> None:
+        self.listener = listener
         self.edges: dict[str, array[float]] = defaultdict(lambda: array("d"))
         self.forwards: dict[str, array[float]] = defaultdict(lambda: array("d"))
         self.nodes, self.posts = array("d"), array("d")
@@ -315,6 +351,7 @@ class _Kept:
         # X: a complete event, with start (`ts`) and duration (`dur`) in microseconds.
         if event.get("ph") != "X" or not isinstance(name, str) or not isinstance(kind, str):
             return
+        kind = _OLDER.get(kind, kind)
         if kind not in {*DEVICE, *LAUNCHES, *MARKS, HOST}:
             return
         begin, end = _seconds(start), _seconds(start) + _seconds(lasts)
@@ -322,12 +359,14 @@ class _Kept:
             return
         self.begins.append(begin)
         self.ends.append(end)
+        if self.listener is not None:
+            self.listener(kind, name, begin, end, event)
         self.earliest, self.latest = min(self.earliest, (begin, name)), max(self.latest, (end, name))
         if kind in DEVICE:
             self._kernel(event, name, begin, end)
         elif kind in LAUNCHES:
             # A launch and its kernel have the same correlation number.
-            self.launches.extend((_whole(event, "correlation"), begin))
+            self.launches.extend((whole_number(event, "correlation"), begin))
         elif kind in MARKS:
             self._mark(event, kind, name, begin, end)
         elif kind == HOST:
@@ -351,10 +390,10 @@ class _Kept:
 
     def _kernel(self, event: Mapping[str, Any], name: str, begin: float, end: float) -> None:
         self.known += 1
-        if name.lower().startswith("nccl"):
+        if COMMUNICATES.search(name):
             self.device_exchanges.append(_exchange(event, name, begin, end))
         else:
-            self.kernels.extend((_whole(event, "correlation"), begin, end))
+            self.kernels.extend((whole_number(event, "correlation"), begin, end))
 
     def _mark(self, event: Mapping[str, Any], kind: str, name: str, begin: float, end: float) -> None:
         self.known += 1
@@ -369,7 +408,7 @@ class _Kept:
 
     def _operator(self, event: Mapping[str, Any], name: str, begin: float, end: float) -> None:
         self.known += 1
-        number, of_node = _whole(event, _NUMBER), _whole(event, _NODE)
+        number, of_node = whole_number(event, _NUMBER), whole_number(event, _NODE)
         if name.lower().startswith(BACKENDS):
             self.exchanges.append(_exchange(event, name, begin, end))
         elif name.startswith(POSTS):
@@ -417,19 +456,13 @@ class _Kept:
         )
 
     def _merged(self, name: str) -> Intervals:
-        return merged(_rows(self.edges[name], 2))
+        return merged(rows_of(self.edges[name], 2))
 
     def _kernels(self) -> NDArray[np.float64]:
         """Launch, start and end of each kernel, in the order of the launches; one without a launch has NaN."""
         # (kernels, 3): correlation, start, end; (launches, 2): correlation, moment.
-        kernels, launches = _rows(self.kernels, 3), _rows(self.launches, 2)
-        launches = launches[np.argsort(launches[:, 0], kind="stable")]
-        launch_index = np.searchsorted(launches[:, 0], kernels[:, 0])
-        has_launch = (launch_index < len(launches)) & (kernels[:, 0] >= 0)
-        # `searchsorted` tells where a number would stand; it is there only if the one that stands there is equal.
-        has_launch[has_launch] = launches[launch_index[has_launch], 0] == kernels[has_launch, 0]
-        kernels[~has_launch, 0] = np.nan
-        kernels[has_launch, 0] = launches[launch_index[has_launch], 1]
+        kernels = rows_of(self.kernels, 3)
+        kernels[:, 0] = launch_moments(kernels[:, 0], rows_of(self.launches, 2))
         return kernels[np.argsort(kernels[:, 0], kind="stable")]
 
     def _passes(self, backward: Intervals) -> tuple[TracedPass, ...]:
@@ -438,7 +471,7 @@ class _Kept:
             return ()
         # The thread with most numbered operators runs the forwards.
         lane = max(self.forwards, key=lambda name: len(self.forwards[name]), default="")
-        forwards, nodes = _rows(self.forwards[lane], 2), _rows(self.nodes, 3)
+        forwards, nodes = rows_of(self.forwards[lane], 2), rows_of(self.nodes, 3)
         forwards = forwards[~_inside(forwards[:, 1], backward)]  # what is recomputed there is no forward
         forwards = forwards[np.lexsort((forwards[:, 1], forwards[:, 0]))]
         # Several operators see a number before the one that makes its node: the last.
@@ -478,12 +511,30 @@ class _Kept:
         return tuple(sorted(passes, key=lambda traced_pass: traced_pass.start_s))
 
 
-def _rows(numbers: array[float], columns: int) -> NDArray[np.float64]:
+def rows_of(numbers: array[float], columns: int) -> NDArray[np.float64]:
+    """Copy numbers into a table of so many columns."""
     return np.frombuffer(numbers, np.float64).reshape(-1, columns).copy()
 
 
-def _whole(event: Mapping[str, Any], key: str) -> int:
-    """Natural number among an event's arguments, exact as a float; -1 where there is none."""
+def launch_moments(correlations: NDArray[np.float64], launches: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Find when each kernel was launched, by their common correlation number; NaN where that is not in the trace.
+
+    Args:
+        correlations: of the kernels; negative where a kernel has none.
+        launches: rows of correlation and moment.
+    """
+    launches = launches[np.argsort(launches[:, 0], kind="stable")]
+    launch_index = np.searchsorted(launches[:, 0], correlations)
+    has_launch = (launch_index < len(launches)) & (correlations >= 0)
+    # `searchsorted` tells where a number would stand; it is there only if the one that stands there is equal.
+    has_launch[has_launch] = launches[launch_index[has_launch], 0] == correlations[has_launch]
+    moments_s = np.full(len(correlations), np.nan)
+    moments_s[has_launch] = launches[launch_index[has_launch], 1]
+    return moments_s
+
+
+def whole_number(event: Mapping[str, Any], key: str) -> int:
+    """Read a natural number among an event's arguments, exact as a float; -1 where there is none."""
     arguments = event.get("args")
     number = arguments.get(key) if isinstance(arguments, dict) else None
     return number if isinstance(number, int) and 0 <= number < 1 << 53 else -1
@@ -554,16 +605,16 @@ def check_ranks(ranks: Sequence[RankActivities], names: Sequence[str]) -> None:
     """Refuse traces that cannot be laid beside each other.
 
     Raises:
-        LabError: if there is one rank only, one rank twice, or ranks of runs of different sizes.
+        LabError: if there is one rank twice, or ranks of runs of different sizes.
     """
     by_rank: dict[int, str] = {}
     for log, name in zip(ranks, names, strict=True):
         if log.rank in by_rank:
             raise refusal(
                 en=f"rank {log.rank} has two traces, {by_rank[log.rank]} and {name}: give those of one profiling "
-                "alone.",
+                "alone; to compare two programs, put --against between them.",
                 fr=f"le rang {log.rank} a deux traces, {by_rank[log.rank]} et {name} : donnez celles d’un seul "
-                "profilage.",
+                "profilage ; pour comparer deux programmes, mettez --against entre les deux.",
             )
         by_rank[log.rank] = name
     sizes = {log.world_size: name for log, name in zip(ranks, names, strict=True) if log.world_size}
@@ -574,21 +625,6 @@ def check_ranks(ranks: Sequence[RankActivities], names: Sequence[str]) -> None:
             "one run.",
             fr=f"{name} vient d’une exécution à {size} processus et {other_name} d’une à {other_size} : donnez les "
             "traces d’une seule exécution.",
-        )
-    if len(ranks) == 1:
-        only = ranks[0]
-        if only.world_size == 1:
-            raise refusal(
-                en=f"{names[0]} is of a run on one process: it waits for nobody; give the traces of a run on several.",
-                fr=f"{names[0]} vient d’une exécution à un processus : il n’attend personne ; donnez les traces d’une "
-                "exécution à plusieurs.",
-            )
-        count = str(only.world_size or "")
-        raise refusal(
-            en=f"the trace of rank {only.rank} alone does not show whom it waits for: give those of all {count} ranks, "
-            "or their folder.".replace("  ", " "),
-            fr=f"la trace du seul rang {only.rank} ne montre pas qui il attend : donnez celles de tous les {count} "
-            "rangs, ou leur dossier.".replace("  ", " "),
         )
 
 

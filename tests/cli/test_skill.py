@@ -21,7 +21,10 @@ from dlojz.pipeline.simulator import simulate
 from dlojz.results.record import RunRecord, write_record
 from tests.cli.test_help import options_in, verb_of
 from tests.cli.test_trace import replicas
-from tests.profiled import stream_times, stream_traces, timeline_traces, with_messages
+from tests.profiled import stream_times, stream_traces, timeline_traces, with_messages, write_trace
+from tests.results.test_memory_snapshot import step as snapshot
+from tests.results.test_memory_snapshot import written
+from tests.results.test_rank_profile import gpu_steps
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "dlojz" / "cli" / "data" / "skills"
@@ -121,6 +124,10 @@ class Workshop:
         timeline_traces(folder / "pipeline", simulate(build("1f1b", 4, 8), COSTS))
         interleaved = with_messages(build("interleaved", 4, 8))
         stream_traces(folder / "blocked", stream_times(interleaved, {"F": 2e-3, "B": 4e-3}, 0.1e-3))
+        for name, gemm_ms in (("rank0", 2.0), ("before", 2.0), ("after", 3.0)):
+            write_trace(folder / f"{name}.json", 0, gpu_steps(gemm_ms=gemm_ms), 8)
+        for name, forward in (("step", 5), ("before", 5), ("after", 9)):
+            written(folder / f"{name}.pickle", snapshot(forward * 2**20))
         self.failed = ended_run(folder / "runs", "diverged", "rank 1: the loss became nan at step 3")
         self.starved = ended_run(folder / "runs", "oom", "rank 0: MemoryError")
 

@@ -15,6 +15,9 @@ from dlojz.pipeline.schedule import Costs
 from dlojz.pipeline.schedule_catalogue import build
 from dlojz.pipeline.simulator import simulate
 from tests.profiled import event, stream_times, stream_traces, timeline_traces, with_messages, write_trace
+from tests.results.test_memory_snapshot import step as snapshot
+from tests.results.test_memory_snapshot import written
+from tests.results.test_rank_profile import gpu_steps
 
 PNG = b"\x89PNG\r\n\x1a\n"
 COSTS = Costs(forward=(1.0, 1.0, 3.0, 1.0), backward=(2.0, 2.0, 6.0, 2.0), latency=0.1)
@@ -96,6 +99,82 @@ def test_main_trace_finds_no_straggler_in_ranks_that_come_late_by_turns(
         assert told in " ".join(capfd.readouterr().out.split())
 
 
+def test_main_trace_tells_one_rank_and_what_is_unknown_from_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = str(write_trace(tmp_path / "a.json", 3, gpu_steps(), 8))
+    assert main(["trace", path, "--png", str(tmp_path / "a.png")]) == 0
+    printed = " ".join(capfd.readouterr().out.split())
+    assert "Rank 3 of 8: 2 steps (ProfilerStep) in 20.0 ms" in printed
+    assert "Launch-bound: yes, the device waits for the CPU. 40.0% of the time" in printed
+    assert "communication exposed 4.00 ms (20%) 2.00 ms" in printed and "products 2 4.00 ms (31%) 2.00 ms" in printed
+    assert "Unknown from one rank: who comes late" in printed
+    assert (tmp_path / "a.png").read_bytes().startswith(PNG)
+    document = _json(capfd, path)
+    (rank,) = document["ranks"]
+    assert rank["waited_s"] is document["stragglers"] is None and rank["idle_s"] == pytest.approx(8e-3)
+    assert document["launching"]["bound"] is True and document["kinds"][0]["kind"] == "communication"
+    use_language("fr")
+    assert main(["trace", path]) == 0
+    assert "Limité par les lancements : oui, l’accélérateur attend le CPU. 40,0 %" in capfd.readouterr().out
+
+
+def test_main_trace_of_a_cpu_says_what_launch_bound_would_need(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A real profile of torch on the CPU: two updates are two steps, and there is no device."""
+    from torch import nn, optim, rand
+    from torch.profiler import profile
+
+    model = nn.Linear(8, 8)
+    update = optim.SGD(model.parameters(), lr=0.1)
+    with profile() as traced:
+        for _ in range(2):
+            model(rand(4, 8)).sum().backward()
+            update.step()
+    traced.export_chrome_trace(str(tmp_path / "a.json"))
+    assert main(["trace", str(tmp_path / "a.json")]) == 0
+    printed = " ".join(capfd.readouterr().out.split())
+    assert "A rank that the trace does not name (CPU): 2 steps (Optimizer.step)" in printed
+    assert "Launch-bound: does not apply, as no kernel of a device is in the trace; where" in printed
+    calls = {row["name"]: row["calls"] for row in _json(capfd, str(tmp_path / "a.json"))["kernels"]}
+    assert calls["aten::addmm"] == 2
+
+
+def test_main_trace_against_names_the_slower_kernel(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    write_trace(tmp_path / "a.json", 3, gpu_steps(), 8)
+    write_trace(tmp_path / "b.json", 3, gpu_steps(3, 3.0, 11.0), 8)
+    words = [str(tmp_path / "a.json"), "--against", str(tmp_path / "b.json")]
+    assert main(["trace", *words, "--png", str(tmp_path / "a.png")]) == 0
+    printed = " ".join(capfd.readouterr().out.split())
+    assert "A step takes 11.0 ms in b.json (3 steps), 10.0 ms in a.json (2 steps): +1.00 ms (+10.0%)" in printed
+    assert "sm90_xmma_gemm_bf16 (+1.00 ms): mainly the time of each call (calls: 1; each 2.00 ms → 3.00 ms)" in printed
+    assert (tmp_path / "a.png").read_bytes().startswith(PNG)
+    document = _json(capfd, *words)
+    assert document["per_step"] and document["kinds"][0]["name"] == "product"
+    use_language("fr")
+    assert main(["trace", *words]) == 0
+    assert "Un pas dure 11,0 ms dans b.json (3 pas)" in capfd.readouterr().out
+
+
+def test_main_trace_tells_memory_snapshots_by_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    first, second = written(tmp_path / "a.pickle", snapshot()), written(tmp_path / "b.pickle", snapshot(9 * 2**20))
+    assert main(["trace", str(first), "--png", str(tmp_path / "a.png")]) == 0
+    printed = " ".join(capfd.readouterr().out.split())
+    assert "peak of 26.0 MiB in use after 3 of 8 entries of the record, with 38.0 MiB reserved" in printed
+    assert "run/model.py:14 forward 5.00 MiB 19% 1" in printed and "(before the record began) 6.00 MiB" in printed
+    assert "Fragmentation: 20.0 MiB (52.6% of the reserved)" in printed and "Memory ran out: 64.0 MiB" in printed
+    assert _json(capfd, str(first))["peak_bytes"] == 26 * 2**20 - 1024
+    words = [str(first), "--against", str(second)]
+    assert main(["trace", *words, "--png", str(tmp_path / "b.png")]) == 0
+    assert "Most differs run/model.py:14 forward: +4.00 MiB (1 → 1 blocks)" in capfd.readouterr().out
+    assert all((tmp_path / name).read_bytes().startswith(PNG) for name in ("a.png", "b.png"))
+    assert _json(capfd, *words)["lines"][0]["difference_bytes"] == 4 * 2**20
+    use_language("fr")
+    assert main(["trace", *words]) == 0
+    assert "L’écart le plus grand : run/model.py:14 forward, +4,00 Mio" in capfd.readouterr().out
+
+
 def test_main_trace_help_shows_the_lines_that_write_traces(capfd: pytest.CaptureFixture[str]) -> None:
     for language in ("en", "fr"):
         use_language(language)
@@ -138,9 +217,13 @@ def test_main_trace_names_an_impossible_time(
 @pytest.mark.parametrize(
     "words, told",
     [
-        ("", "(traces of all ranks, or their folder), but nothing"),
+        ("", "(traces of all ranks, or their folder; one trace, or one memory snapshot), but nothing"),
         ("nowhere", "there is no file nowhere"),
-        ("rank0.json", "the trace of rank 0 alone"),
+        ("rank0.json --against nowhere", "there is no file nowhere"),
+        ("rank0.json rank1.json --against rank0.json", "compares one trace with one, but 2 and 1 were received"),
+        ("rank0.json --against step.pickle", "memory snapshots are read alone, or one --against one"),
+        ("step.pickle step.pickle", "memory snapshots are read alone, or one --against one"),
+        ("step.pickle", "step.pickle is no whole pickle"),
         ("rank0.json rank0.json", "rank 0 has two traces"),
         ("rank0.json cut.json", "cut.json is cut off after"),
         ("rank0.json odd\x1b[31m<b>.json", "odd\\u001b[31m<b>.json is no Chrome trace"),
@@ -152,6 +235,7 @@ def test_main_trace_refuses_in_one_sentence(
 ) -> None:
     monkeypatch.chdir(replicas(tmp_path))
     (tmp_path / "odd\x1b[31m<b>.json").write_text("hello")
+    (tmp_path / "step.pickle").write_bytes(b"")
     (tmp_path / "cut.json").write_bytes((tmp_path / "rank1.json").read_bytes()[:-40])
     assert main(["trace", *words.split()]) == 2
     printed = capsys.readouterr()

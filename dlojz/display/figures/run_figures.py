@@ -522,7 +522,9 @@ def spans_figure(
         axes.axvline(start_ms, color=EDGE, linewidth=1.0, linestyle="--")
         name = say(en=f"step {step + 1}", fr=f"pas {step + 1}")
         note(axes, name, (start_ms, ranks[0] - 0.5), (4, 2), va="bottom", fontsize=NORMAL)
-    axes.set_yticks(ranks, [say(en=f"rank {rank}", fr=f"rang {rank}") for rank in ranks])
+    # A trace that does not name its rank has −1.
+    names_down = [say(en=f"rank {rank}", fr=f"rang {rank}") if rank >= 0 else "" for rank in ranks]
+    axes.set_yticks(ranks, names_down)
     axes.set_ylim(ranks[-1] + 0.6, ranks[0] - 0.85)
     axes.set_xlim(left=0)
     headline_words = say(en="What each rank does: ", fr="Ce que fait chaque rang : ") + title
