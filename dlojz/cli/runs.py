@@ -75,22 +75,8 @@ OF_SCRIPTS = flags("""
         d’un lanceur
 """)
 BESIDE_A_SCRIPT = frozenset(
-    {
-        WORDS,
-        REST,
-        "run_module",
-        "nproc",
-        "parity",
-        "parity_steps",
-        "first_step_s",
-        "device",
-        "time_limit_s",
-        "root",
-        "json",
-        "again",
-        "on",
-    }
-    | {"machine", "account", "qos", "reservation"}
+    {WORDS, REST, "run_module", "nproc", "first_step_s", "device", "time_limit_s", "root", "json", "again", "on"}
+    | {"parity", "parity_steps", "machine", "account", "qos", "reservation"}
 )
 """Options of `dlojz run` that a script takes."""
 
@@ -226,12 +212,13 @@ def _run_script(name: str, arguments: tuple[str, ...], args: Given, answer: Answ
                 fr=f"{option} règle un entraînement du TP, mais un script règle le sien : écrivez-le après --, comme "
                 f"un mot pour le script, ou retirez-le.",
             )
-    if "nproc" in args and not args[WORDS] and "run_module" not in args:
+    of_script = next((option_of(option) for option in ("nproc", "parity", "parity_steps") if option in args), None)
+    if of_script and not args[WORDS] and "run_module" not in args:
         raise refusal(
-            en="--nproc is for a script; a launcher's command is run as it stands: give it the launcher's own option, "
-            "after --.",
-            fr="--nproc concerne un script ; la commande d’un lanceur est exécutée telle quelle : donnez-lui l’option "
-            "du lanceur, après --.",
+            en=f"{of_script} is for a script; a launcher's command is run as it stands: give it the launcher's own "
+            "option, after --.",
+            fr=f"{of_script} concerne un script ; la commande d’un lanceur est exécutée telle quelle : donnez-lui "
+            "l’option du lanceur, après --.",
         )
     begin = partial(
         launch,
@@ -246,7 +233,7 @@ def _run_script(name: str, arguments: tuple[str, ...], args: Given, answer: Answ
     )
     if "parity" in args or "parity_steps" in args:
         return _show_parity(begin, args, answer)
-    run = begin(wait=False, processes=args["nproc"] if "nproc" in args else None)
+    run = begin(wait=False, processes=args.get("nproc"))
     # One for each rank; rank 0's is followed, and that of a rank which the end blames is printed at the end.
     printed = [LogTail(run, rank) for rank in range(args["nproc"])]
     is_interrupted = False
@@ -277,7 +264,10 @@ def _show_parity(begin: Callable[..., Run], args: Given, answer: Answer) -> int:
     from dlojz.libraries.scripts.script_parity import parity
 
     if "parity" not in args:
-        raise refusal(en="--parity-steps goes with --parity.", fr="--parity-steps va avec --parity.")
+        raise refusal(
+            en="--parity-steps goes with --parity: give it too, or leave --parity-steps out.",
+            fr="--parity-steps va avec --parity : donnez-le aussi, ou retirez --parity-steps.",
+        )
     if args["nproc"] < 2:
         raise refusal(
             en="--parity compares several processes with one: give their number, as --nproc 2.",

@@ -301,9 +301,8 @@ class _ModelCalls:
                 entries = [_digests(tensor) for tensor in tensors if tensor.dim() and tensor.size(0) == batch]
                 steps += [[] for _ in range(number + 1 - len(steps))]
                 # A mask alone may be the same for all samples: a sample is what all tensors have of it.
-                steps[-1] += [
-                    hashlib.sha1("".join(parts).encode()).hexdigest()[:12] for parts in zip(*entries, strict=True)
-                ]
+                samples = map("".join, zip(*entries, strict=True))
+                steps[-1] += [hashlib.sha1(sample.encode()).hexdigest()[:12] for sample in samples]
                 self._report["inputs"] += [] if number else [digest for part in entries for digest in part]
             if not number:
                 self._report["calls"] += 1
@@ -327,7 +326,7 @@ class _Batches:
 
     def watch(self) -> None:
         """Give each loader of a data set with indices its own sampler's, followed."""
-        sampler_of = DataLoader._index_sampler.fget
+        sampler_of = vars(DataLoader)["_index_sampler"].fget
 
         def followed(loader: DataLoader[Any]) -> Any:
             sampler = sampler_of(loader)
@@ -350,6 +349,7 @@ class _Batches:
         if number == len(self._report["batches"]):
             size = len(loader.dataset)  # type: ignore[arg-type]
             noted: dict[str, Any] = {"size": size, "length": len(sampler), "batch": loader.batch_size or 0}
+            noted["replicas"] = getattr(loader.sampler, "num_replicas", 0)
             noted |= {"passes": [], "epochs": []}
             self._report["batches"].append(noted)
         passes = self._report["batches"][number]["passes"]
@@ -491,9 +491,10 @@ def _look_at_weights(report: dict[str, Any], optimizers: list[torch.optim.Optimi
 
 
 def _empty_report() -> dict[str, Any]:
-    lists = ("epochs", "saved", "gradients", "levels", "begun_with", "samples", "local_gradients", "used_gradients")
-    lists += ("clipped", "learning_rates", "after", "batches", "inputs")
-    report: dict[str, Any] = {name: [] for name in lists}
+    lists = (
+        "epochs saved gradients levels begun_with samples inputs local_gradients used_gradients clipped after batches"
+    )
+    report: dict[str, Any] = {name: [] for name in (*lists.split(), "learning_rates")}
     report |= dict.fromkeys(("schedule", "weights", "library"), "")
     counts = "steps repeated kept group_size ddp ddp_nested ddp_calls ddp_synced fsdp_units blocks stale micro_batches"
     counts += " held plain ddp_ranks mesh_axes mesh_row by_columns by_rows moments fused matrices zeros uses shuffled"

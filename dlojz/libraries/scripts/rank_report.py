@@ -54,7 +54,8 @@ class RankReport:
         pipeline_ranks: ranks of its pipeline; 0 without one.
         optimizers, learning_rates: how many there are, and the rates of the first one.
         batches: by loader, in the order in which they are read: samples of its data set (`size`), batches of a pass
-            (`length`), samples of a batch (`batch`), indices of each batch of each pass, and their places in `epochs`.
+            (`length`), samples of a batch (`batch`), replicas that its sampler counts (0: unknown), indices of each
+            batch of each pass, and the places of the passes in `epochs`.
         samples: digests of the samples that the model is called with, in each of the first steps.
         inputs: digests of the entries of each tensor that it is called with, in the first step.
         backwards, calls, synced: backward passes of the first step, calls of models, and those whose gradients DDP

@@ -408,12 +408,7 @@ def _cause_of(mean: Averaged | None, processes: int) -> Said | None:
             "nombre de rangs, ou moyennez (ReduceOp.AVG).",
         )
     if mean.times is not None and math.isclose(mean.times, 1 / processes, rel_tol=SAME_GRADIENTS):
-        return Said(
-            f"the mean of the ranks’ gradients is divided by {processes} once more: they are averaged twice, or the "
-            "loss is divided by the number of ranks although the gradients are averaged.",
-            f"la moyenne des gradients des rangs est encore divisée par {processes} : ils sont moyennés deux fois, ou "
-            "la perte est divisée par le nombre de rangs alors que les gradients sont moyennés.",
-        )
+        return _divided_again(processes)
     if mean.times is None:
         return Said(
             "what the optimizer gets is no multiple of the mean of the ranks’ gradients: some parameters, or some "
@@ -422,6 +417,15 @@ def _cause_of(mean: Averaged | None, processes: int) -> Said | None:
             "paramètres, ou certains micro-batches, ne sont pas moyennés.",
         )
     return None
+
+
+def _divided_again(processes: int) -> Said:
+    return Said(
+        f"the mean of the ranks’ gradients is divided by {processes} once more: they are averaged twice, or the loss "
+        "is divided by the number of ranks although the gradients are averaged.",
+        f"la moyenne des gradients des rangs est encore divisée par {processes} : ils sont moyennés deux fois, ou la "
+        "perte est divisée par le nombre de rangs alors que les gradients sont moyennés.",
+    )
 
 
 def replicas_of(many: Trial, base: Trial | None) -> int | None:
@@ -487,8 +491,16 @@ def _per_pass(trial: Trial, replicas: int) -> int | None:
 
 def _check_coverage(base: Trial | None, many: Trial, replicas: int) -> None:
     """Refuse a pass over the data that reads samples on several replicas, or leaves some out."""
-    alone, together = _per_pass(base, 1) if base is not None else None, _per_pass(many, replicas)
     loader = many.ranks[0].trained_loader
+    if loader is not None and loader["replicas"] not in (0, replicas):
+        raise Wrong(
+            en=f"With {many.title}, the sampler shares the samples out among {loader['replicas']} replicas, and the "
+            f"model has {replicas}: samples are missing, or read twice. Give DistributedSampler this number.",
+            fr=f"Avec {many.title}, l’échantillonneur répartit les échantillons entre {loader['replicas']} répliques, "
+            f"et le modèle en a {replicas} : il en manque, ou certains sont lus deux fois. Donnez ce nombre à "
+            "DistributedSampler.",
+        )
+    alone, together = _per_pass(base, 1) if base is not None else None, _per_pass(many, replicas)
     if not alone or not together or loader is None or base is None:
         return
     # A last batch that is not full, of each replica, and of the one process.
@@ -577,7 +589,7 @@ class Parity:
             title = names.get(name) or say(en=f"loss, step {name[5:]}", fr=f"perte, pas {name[5:]}")
             rows.append((title, *("—" if value is None else significant(value, 4) for value in pair)))
         head = ("", title_of(1, ()), title_of(len(self.many.ranks), ()))
-        return Table(head, tuple(rows), notes=("", *self.remarks, self.message))
+        return Table(head, tuple(rows), notes=("", self.message, *self.remarks))
 
 
 def parity(begin: Callable[[int, Observation], Trial], processes: int, most_steps: int) -> Parity:
@@ -643,8 +655,11 @@ def _check_means_and_samples(many: Trial, base: Trial | None) -> Said | None:
     mean = averaged(many) if is_copied else None
     if is_copied:
         _check_means(many, mean)
+    flaw = _cause_of(mean, processes)
+    if flaw is not None and mean is not None and mean.norms:
+        raise Wrong(f"{many.title}: {flaw.en}", f"{many.title} : {flaw.fr}")
     check_saves(many)
-    return _cause_of(mean, processes)
+    return flaw
 
 
 def _beside_one_process(
@@ -670,7 +685,7 @@ def _beside_one_process(
     times = first_losses[0] / first_losses[-1] if first_losses and first_losses[-1] else 1.0
     remarks: list[Said | str] = []
     if round(times) > 1 and math.isclose(times, round(times), rel_tol=SAME_LOSS):
-        check_gradients(base, many, flaw or DIVIDED)
+        check_gradients(base, many, flaw or _divided_again(round(times)))
         remarks.append(
             Said(
                 f"The loss of a rank is 1/{round(times)} of that of one process, and gradients are added up: the same "
@@ -721,8 +736,8 @@ def _excuse(many: Trial, base: Trial | None, are_same: bool, reason: str) -> Sai
     """Say what keeps losses from being compared with those of one process, and what to do; None where nothing does."""
     if base is None:
         return Said(
-            f"Not compared with one process, on which the script does not run: {reason}",
-            f"Pas de comparaison avec un processus, sur lequel le script ne s’exécute pas : {reason}",
+            f"Not compared with one process. {reason}",
+            f"Pas de comparaison avec un seul processus. {reason}",
         )
     if not are_same:
         if any(rank.trained_loader for rank in many.ranks):
