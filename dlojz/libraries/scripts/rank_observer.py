@@ -186,7 +186,8 @@ def observe(report: dict[str, Any], observation: Observation) -> list[torch.opti
             report["begun_with"] = [float(_local(parameter).double().square().sum()) for parameter in parameters]
             # Adam's own counter of steps has no dimension; its moments have those of the parameter.
             report["moments"] = int(any(_local(moment).any() for moment in states if moment.dim() > 0))
-        local_gradients.end(parameters)
+        if any(report["gradients"]):  # a closure has not computed them yet
+            local_gradients.end(parameters)
         report["learning_rates"] = [float(group.get("lr") or 0.0) for group in optimizer.param_groups]
         report["group_size"] = dist.get_world_size() if dist.is_initialized() else 0
         _look_at_modules(report, parameters)

@@ -411,10 +411,10 @@ def _cause_of(mean: Averaged | None, processes: int) -> Said | None:
         return _divided_again(processes)
     if mean.times is None:
         return Said(
-            "what the optimizer gets is no multiple of the mean of the ranks’ gradients: some parameters, or some "
-            "micro-batches, are not averaged.",
-            "ce que reçoit l’optimiseur n’est pas un multiple de la moyenne des gradients des rangs : certains "
-            "paramètres, ou certains micro-batches, ne sont pas moyennés.",
+            "all ranks use the same gradients, but no multiple of the mean: a communication hook compresses them, or "
+            "some micro-batches are not averaged.",
+            "tous les rangs utilisent les mêmes gradients, mais pas un multiple de leur moyenne : un hook de "
+            "communication les compresse, ou certains micro-batches ne sont pas moyennés.",
         )
     return None
 
@@ -618,8 +618,9 @@ def parity(begin: Callable[[int, Observation], Trial], processes: int, most_step
         except Wrong as wrong:
             reason = str(wrong)
         are_same = base is not None and _step_samples(base) == _step_samples(many) != []
-        flaw = _check_means_and_samples(many, base)
-        state, message, remarks = _beside_one_process(many, base, are_same, reason, flaw)
+        flaw, mean = _check_means_and_samples(many, base)
+        excuse = _excuse(many, base, are_same, reason)
+        state, message, remarks = _beside_one_process(many, base, excuse, flaw, mean)
     except Wrong as wrong:
         are_same = base is not None and _step_samples(base) == _step_samples(many) != []
         return Parity("wrong", str(wrong), many, base, are_same, tuple(map(str, _remarks(many, base))))
@@ -638,8 +639,11 @@ def _check_processes(many: Trial) -> None:
     check_group(many)
 
 
-def _check_means_and_samples(many: Trial, base: Trial | None) -> Said | None:
-    """Refuse replicas that read the wrong samples or do not average; returns why gradients seem to be no mean."""
+def _check_means_and_samples(many: Trial, base: Trial | None) -> tuple[Said | None, Averaged | None]:
+    """Refuse replicas that read the wrong samples or do not average; returns why gradients seem to be no mean.
+
+    Beside it stands what is known of their mean: of ranks that hold parts of the parameters, nothing.
+    """
     replicas, processes = replicas_of(many, base), len(many.ranks)
     is_partitioned = any(rank.library == "DeepSpeedEngine" or rank.plain < rank.held for rank in many.ranks)
     is_copied = replicas == processes and not is_partitioned
@@ -659,25 +663,30 @@ def _check_means_and_samples(many: Trial, base: Trial | None) -> Said | None:
     if flaw is not None and mean is not None and mean.norms:
         raise Wrong(f"{many.title}: {flaw.en}", f"{many.title} : {flaw.fr}")
     check_saves(many)
-    return flaw
+    return flaw, mean
 
 
 def _beside_one_process(
-    many: Trial, base: Trial | None, are_same: bool, reason: str, flaw: Said | None
+    many: Trial, base: Trial | None, excuse: Said | None, flaw: Said | None, mean: Averaged | None
 ) -> tuple[State, str, list[Said | str]]:
     """Compare losses and gradients with those of one process, or say why that cannot be done."""
-    excuse = _excuse(many, base, are_same, reason)
     if excuse is not None or base is None:
         losses = [trial.record.losses[:1] for trial in (base, many) if trial is not None]
         # Losses as large are divided by nothing more on several processes, so their gradients must be averaged.
         is_certain = base is not None and all(losses) and 2 / 3 < abs(losses[0][0] / (losses[-1][0] or 1.0)) < 3 / 2
-        if flaw is not None and is_certain:
+        if flaw is not None and is_certain and mean is not None and mean.times is not None:
             raise Wrong(flaw.en, flaw.fr)
         seen = flaw or Said(
-            "What shows without it is right: samples, averaging, and equal weights on all ranks, as far as they apply.",
-            "Ce qui se voit sans lui est juste : échantillons, moyennes, poids identiques sur tous les rangs, pour "
-            "autant qu’ils s’appliquent.",
+            "What shows without it is right: the ranks’ samples, the mean of their gradients, the same weights on all.",
+            "Ce qui se voit sans lui est juste : les échantillons des rangs, la moyenne de leurs gradients, les mêmes "
+            "poids sur tous.",
         )
+        if mean is None:
+            seen = Said(
+                "Whether gradients are averaged does not show without it either, as ranks may hold parts of them.",
+                "Sans lui, la moyenne des gradients ne se voit pas non plus, car les rangs peuvent en détenir des "
+                "parts.",
+            )
         sentence = excuse or Said("", "")
         return "note", say(en=f"{sentence.en} {seen.en}", fr=f"{sentence.fr} {seen.fr}"), []
     rates = [trial.ranks[0].learning_rates for trial in (base, many)]
@@ -713,7 +722,7 @@ def _beside_one_process(
             replace(trial, record=trial.record.model_copy(update={"losses": trial.record.losses[:COMPARED_STEPS]}))
             for trial in (base, many)
         ]
-        check_trained_alike(*heads, are_same=are_same, cause=flaw or DIVIDED)
+        check_trained_alike(*heads, are_same=True, cause=flaw or DIVIDED)
     count = min(COMPARED_STEPS, len(many.record.losses))
     joined = any(rank.batches for rank in many.ranks)
     way = Said(
