@@ -98,6 +98,7 @@ class _Steps:
     def __init__(self, report: dict[str, Any], most_steps: int) -> None:
         self.optimizers: list[torch.optim.Optimizer] = []
         self._report, self._most_steps = report, most_steps
+        self._watched: set[int] = set()
         self._first_of_step = False
         self._used: dict[int, tuple[weakref.ref[Tensor], int]] = {}
 
@@ -107,8 +108,8 @@ class _Steps:
         if any(isinstance(_local(parameter), FakeTensor) for parameter in parameters):
             return
         self._report["steps"] += 1
-        if all(candidate is not optimizer for candidate in self.optimizers):
-            self.optimizers.append(optimizer)
+        if id(optimizer) not in self._watched:
+            self._watched.add(id(optimizer))
             self._watch(next((parameter for parameter in parameters if parameter.grad is not None), None))
         self._first_of_step = True
         gradient = next((parameter.grad for parameter in parameters if parameter.grad is not None), None)
@@ -120,10 +121,10 @@ class _Steps:
             )
             self._used[id(optimizer)] = weakref.ref(gradient), version
         self._report["optimizers"] = len(self.optimizers)
-        steps = self._report["steps"] // len(self.optimizers)
+        steps = self._report["steps"] // max(len(self.optimizers), 1)
         if steps == min(COMPARED_STEPS, self._most_steps or COMPARED_STEPS) and not self._report["after"]:
             self._report["after"] = [_projections(parameter) for parameter in _parameters(self.optimizers)]
-        if steps == self._most_steps:
+        if self._most_steps and steps == self._most_steps:
             raise SystemExit(0)  # on every rank after the same step, so that none waits for another
 
     def _watch(self, parameter: Tensor | None) -> None:
@@ -173,8 +174,13 @@ def observe(report: dict[str, Any], observation: Observation) -> list[torch.opti
     def begun(optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
         """Look at everything once, before the first step that has gradients: DCP makes one without, to get states."""
         parameters = _parameters([optimizer])
-        if any(report["gradients"]) or any(isinstance(_local(parameter), FakeTensor) for parameter in parameters):
+        if any(isinstance(_local(parameter), FakeTensor) for parameter in parameters):
             return  # those of fakes are the watch's, which predicts the step
+        if all(candidate is not optimizer for candidate in steps.optimizers):
+            # Before the step: ZeroRedundancyOptimizer, which has all parameters, steps by one of this rank's shard.
+            steps.optimizers.append(optimizer)
+        if any(report["gradients"]):
+            return
         states = [
             moment for state in optimizer.state.values() for moment in state.values() if isinstance(moment, Tensor)
         ]
