@@ -128,11 +128,18 @@ def check_shares(many: Trial, replicas: int) -> None:
         )
     pairs = itertools.combinations(shares, 2)
     if 0 < len(shares) < replicas or any(len(a & b) > SHARED_SAMPLES * len(a) for a, b in pairs):
+        remedy = Said(
+            "give the DataLoader a DistributedSampler, with the number of replicas and the index of this one.",
+            "donnez au DataLoader un DistributedSampler, avec le nombre de répliques et l’indice de celle-ci.",
+        )
+        if not any(rank.batches for rank in many.ranks):  # made by the script itself
+            remedy = Said(
+                "once the model is made, seed each rank by its number, or let each take its slice.",
+                "une fois le modèle créé, donnez à chaque rang une graine selon son numéro, ou sa propre tranche.",
+            )
         raise Wrong(
-            en=f"With {many.title}, several replicas read the same samples: give the DataLoader a DistributedSampler, "
-            "with the number of replicas and the index of this one.",
-            fr=f"Avec {many.title}, plusieurs répliques lisent les mêmes échantillons : donnez au DataLoader un "
-            "DistributedSampler, avec le nombre de répliques et l’indice de celle-ci.",
+            en=f"With {many.title}, several replicas read the same samples: {remedy.en}",
+            fr=f"Avec {many.title}, plusieurs répliques lisent les mêmes échantillons : {remedy.fr}",
         )
 
 
