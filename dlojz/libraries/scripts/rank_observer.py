@@ -171,7 +171,37 @@ def observe(report: dict[str, Any], observation: Observation) -> list[torch.opti
             report["saved"].append(os.path.realpath(file))
         save(value, file, *args, **kwargs)
 
-    def begun(optimizer: torch.optim.Optimizer, _args: object, _kwargs: object) -> None:
+    _watch_first_step(report, steps, local_gradients)
+    _watch_modules(report, local_gradients)
+    _note_clipping(report)
+    _count_epochs(report)
+    _count_late_shards(report)
+    DataLoader.__iter__ = observed  # type: ignore[method-assign,assignment]
+    torch.save = saved  # type: ignore[assignment]
+    register_optimizer_step_post_hook(steps)
+    return steps.optimizers
+
+
+def _watch_first_step(report: dict[str, Any], steps: _Steps, local_gradients: _LocalGradients) -> None:
+    """Look at everything once, at the first step that has gradients."""
+
+    def note_gradients(parameters: list[Tensor]) -> None:
+        with _disable_current_modes():
+            report["gradients"] = [
+                float(_local(parameter.grad).double().square().sum()) if parameter.grad is not None else 0.0
+                for parameter in parameters
+            ]
+        if any(report["gradients"]):
+            local_gradients.end(parameters)
+
+    def ended(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look at the gradients that a closure has computed within the step."""
+        parameters = _parameters([optimizer])
+        is_fake = any(isinstance(_local(parameter), FakeTensor) for parameter in parameters)
+        if any(map(callable, (*args, *kwargs.values()))) and not is_fake and not any(report["gradients"]):
+            note_gradients(parameters)
+
+    def begun(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at everything once, before the first step that has gradients: DCP makes one without, to get states."""
         parameters = _parameters([optimizer])
         if any(isinstance(_local(parameter), FakeTensor) for parameter in parameters):
@@ -184,29 +214,18 @@ def observe(report: dict[str, Any], observation: Observation) -> list[torch.opti
         states = [
             moment for state in optimizer.state.values() for moment in state.values() if isinstance(moment, Tensor)
         ]
+        if not any(map(callable, (*args, *kwargs.values()))):
+            note_gradients(parameters)
         with _disable_current_modes():
-            report["gradients"] = [
-                float(_local(parameter.grad).double().square().sum()) if parameter.grad is not None else 0.0
-                for parameter in parameters
-            ]
             report["begun_with"] = [float(_local(parameter).double().square().sum()) for parameter in parameters]
             # Adam's own counter of steps has no dimension; its moments have those of the parameter.
             report["moments"] = int(any(_local(moment).any() for moment in states if moment.dim() > 0))
-        if any(report["gradients"]):  # a closure has not computed them yet
-            local_gradients.end(parameters)
         report["learning_rates"] = [float(group.get("lr") or 0.0) for group in optimizer.param_groups]
         report["group_size"] = dist.get_world_size() if dist.is_initialized() else 0
         _look_at_modules(report, parameters)
 
-    _watch_modules(report, local_gradients)
-    _note_clipping(report)
-    _count_epochs(report)
-    _count_late_shards(report)
-    DataLoader.__iter__ = observed  # type: ignore[method-assign,assignment]
-    torch.save = saved  # type: ignore[assignment]
     register_optimizer_step_pre_hook(begun)
-    register_optimizer_step_post_hook(steps)
-    return steps.optimizers
+    register_optimizer_step_post_hook(ended)
 
 
 def _watch_modules(report: dict[str, Any], local_gradients: _LocalGradients) -> None:
