@@ -136,10 +136,12 @@ class RankReport:
 
     @property
     def passes(self) -> Sequence[tuple[str, ...]]:
-        """Digests of each pass over that loader, or what the model is called with, where there is none."""
+        """Digests of each pass over that loader, or of the first step, where there is none."""
         if self.trained_loader is not None:
             return self._epochs(self.trained_loader)
-        return self.epochs if not self.batches and any(self.epochs) else [tuple(itertools.chain(*self.samples))]
+        if not self.batches and any(self.epochs):
+            return self.epochs
+        return [tuple(self.samples[0])] if self.samples else []
 
 
 @dataclass(frozen=True)
