@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Final, Literal, get_args
+from typing import Final, Literal, NamedTuple, get_args
 
 from dlojz.base.errors import LabError
 
@@ -44,6 +44,32 @@ def language() -> Language:
 def say(*, en: str, fr: str) -> str:
     """Return the sentence in the reader's language."""
     return fr if language() == "fr" else en
+
+
+class Said(NamedTuple):
+    """A sentence in both languages; as a string, it is the reader's one."""
+
+    en: str
+    fr: str
+
+    def __str__(self) -> str:
+        return say(en=self.en, fr=self.fr)
+
+    def begun(self) -> Said:
+        """Both with a capital, as at the beginning of a sentence."""
+        return Said(*(text[:1].upper() + text[1:] for text in self))
+
+
+class Wrong(Exception):  # noqa: N818 - it is a verdict, not an error of the program
+    """Raised by a judge: the sentence tells what is wrong and what to look at.
+
+    Args:
+        en: the sentence; alone, it is in the reader's language already.
+        fr: the same in French.
+    """
+
+    def __init__(self, en: str, fr: str | None = None) -> None:
+        super().__init__(en if fr is None else say(en=en, fr=fr))
 
 
 def colon() -> str:

@@ -70,10 +70,10 @@ HELP_WORDS = frozenset({"-h", "--help", "--help-all"})
 LONG_HELP = 40
 """Options from which on `--help` shows the everyday ones alone."""
 EVERYDAY = frozenset(
-    {WORDS, REST, "nproc", "on", "machine", "account", "hours", "script", "fit", "budget", "png", "snapshot", "json"}
+    {WORDS, REST, "nproc", "parity", "on", "machine", "account", "hours", "script", "fit", "budget", "png", "json"}
     | {"from", "gpus"}
     | {"model", "sequence_length", "data", "steps", "seed", "device", "optimizer", "learning_rate", "precision"}
-    | {"dp", "tp", "pp", "zero", "engine", "schedule", "micro_batch", "micro_batches", "checkpointing"}
+    | {"snapshot", "dp", "tp", "pp", "zero", "engine", "schedule", "micro_batch", "micro_batches", "checkpointing"}
 )
 """Names of the everyday options, of all verbs: what the README and the labs use most, and all that an example uses."""
 

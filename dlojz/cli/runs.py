@@ -47,7 +47,7 @@ from dlojz.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from dlojz.config.run_config import RunConfig
+    from dlojz.config.run_config import Observation, RunConfig
     from dlojz.running.run import Run
 
 PROCESSES = flags("""
@@ -65,13 +65,18 @@ OF_SCRIPTS = flags("""
         // processus du script, lancés comme par torchrun, même un seul
     --first-step-s FLOAT = 600  seconds after which a script that has made no optimizer step is ended
         // secondes après lesquelles un script qui n’a fait aucun pas d’optimiseur est arrêté
+    --parity  run the script on one process too, on the same samples, and say what N processes do otherwise, and why
+        // exécuter aussi le script sur un processus, avec les mêmes échantillons, et dire ce que N processus font
+        autrement, et pourquoi
+    --parity-steps INT>=1 = 100  optimizer steps after which --parity ends the runs
+        // pas d’optimiseur après lesquels --parity arrête les exécutions
     -m --run-module MODULE  module to run as a script, as `python -m` does // module à exécuter, comme par `python -m`
     -- ARGUMENTS  words for the script; without one, a launcher's command // mots pour le script ; sans lui, commande
         d’un lanceur
 """)
 BESIDE_A_SCRIPT = frozenset(
     {WORDS, REST, "run_module", "nproc", "first_step_s", "device", "time_limit_s", "root", "json", "again", "on"}
-    | {"machine", "account", "qos", "reservation"}
+    | {"parity", "parity_steps", "machine", "account", "qos", "reservation"}
 )
 """Options of `dlojz run` that a script takes."""
 
@@ -207,27 +212,28 @@ def _run_script(name: str, arguments: tuple[str, ...], args: Given, answer: Answ
                 fr=f"{option} règle un entraînement du TP, mais un script règle le sien : écrivez-le après --, comme "
                 f"un mot pour le script, ou retirez-le.",
             )
-    if "nproc" in args and not args[WORDS] and "run_module" not in args:
+    of_script = next((option_of(option) for option in ("nproc", "parity", "parity_steps") if option in args), None)
+    if of_script and not args[WORDS] and "run_module" not in args:
         raise refusal(
-            en="--nproc is for a script; a launcher's command is run as it stands: give it the launcher's own option, "
-            "after --.",
-            fr="--nproc concerne un script ; la commande d’un lanceur est exécutée telle quelle : donnez-lui l’option "
-            "du lanceur, après --.",
+            en=f"{of_script} is for a script; a launcher's command is run as it stands: give it the launcher's own "
+            "option, after --.",
+            fr=f"{of_script} concerne un script ; la commande d’un lanceur est exécutée telle quelle : donnez-lui "
+            "l’option du lanceur, après --.",
         )
-    options = {name: args[name] for name in ("device", "first_step_s") if name in args}
-    is_launched = "nproc" in args
-    run = launch(
+    begin = partial(
+        launch,
         name,
         args=arguments,
         on=args["on"],
-        wait=False,
-        processes=args["nproc"] if is_launched else None,
         time_limit_s=args["time_limit_s"],
         root=args["root"],
         machine=args["machine"] or None,
         **scheduler_of(args),
-        **options,
+        **{name: args[name] for name in ("device", "first_step_s") if name in args},
     )
+    if "parity" in args or "parity_steps" in args:
+        return _show_parity(begin, args, answer)
+    run = begin(wait=False, processes=args.get("nproc"))
     # One for each rank; rank 0's is followed, and that of a rank which the end blames is printed at the end.
     printed = [LogTail(run, rank) for rank in range(args["nproc"])]
     is_interrupted = False
@@ -249,6 +255,46 @@ def _run_script(name: str, arguments: tuple[str, ...], args: Given, answer: Answ
     if is_interrupted:
         return _exit_code_of(run, main.DONE) if is_final(run.state) else main.INTERRUPTED
     return _exit_code_of(run, main.FAILED) if code == main.FAILED else code
+
+
+def _show_parity(begin: Callable[..., Run], args: Given, answer: Answer) -> int:
+    """Compare a script on several processes with one process of it; returns 0 where both train alike, else 1."""
+    from dlojz.base.language import Wrong
+    from dlojz.libraries.scripts.rank_report import Trial, rank_reports, title_of
+    from dlojz.libraries.scripts.script_parity import parity
+
+    if "parity" not in args:
+        raise refusal(
+            en="--parity-steps goes with --parity: give it too, or leave --parity-steps out.",
+            fr="--parity-steps va avec --parity : donnez-le aussi, ou retirez --parity-steps.",
+        )
+    if args["nproc"] < 2:
+        raise refusal(
+            en="--parity compares several processes with one: give their number, as --nproc 2.",
+            fr="--parity compare plusieurs processus à un seul : donnez leur nombre, comme --nproc 2.",
+        )
+
+    def observed(processes: int, observation: Observation) -> Trial:
+        tell(f"… {title_of(processes, ())}")
+        run = begin(processes=processes, observation=observation, progress=False)
+        record, ranks = run.record, rank_reports(run.folder, processes)
+        if record is None or record.status not in ("completed", "diverged") or len(ranks) < processes:
+            reason = (record.reason if record is not None else "") or say(en="no report", fr="aucun rapport")
+            raise Wrong(
+                en=f"On {title_of(processes, ())} the script does not come to its end: {reason} "
+                f"(`dlojz logs {run.run_id}`)",
+                fr=f"Sur {title_of(processes, ())}, le script ne va pas jusqu’au bout : {reason} "
+                f"(`dlojz logs {run.run_id}`)",
+            )
+        return Trial((), record, ranks, run.folder)
+
+    try:
+        compared = parity(observed, args["nproc"], args["parity_steps"])
+    except Wrong as wrong:
+        answer({"state": "wrong", "message": str(wrong)} if args["json"] else str(wrong))
+        return main.FAILED
+    answer(compared.to_dict() if args["json"] else compared.table())
+    return main.DONE if compared.state == "right" else main.FAILED
 
 
 def _exit_code_of(run: Run, otherwise: int) -> int:

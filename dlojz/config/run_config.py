@@ -57,6 +57,14 @@ FIRST_STEP_S: Final = 600.0
 """By default, seconds after which a script without an optimizer's step is ended."""
 
 
+class Observation(Contract):
+    """What is noted of a script on each rank besides its measurements, so that processes can be compared."""
+
+    most_steps: int = Field(0, ge=0, description="steps of its optimizers after which it ends; 0 for all of its own")
+    batches_of: str = Field("", description="folder of the reports of ranks whose batches its loaders read, joined")
+    is_apart: bool = Field(False, description="whether those batches follow each other, as accumulation reads them")
+
+
 class Script(Contract):
     """Script of the user that is run in place of a model of the catalogue, and measured from outside.
 
@@ -71,6 +79,7 @@ class Script(Contract):
     folder: str = Field("", description="working directory of its processes")
     launched: bool = Field(False, description="whether its processes are started as torchrun does, also a single one")
     first_step_s: float = Field(FIRST_STEP_S, gt=0, description="seconds until its first optimizer's step, at most")
+    observation: Observation | None = Field(None, description="what each rank notes besides; nothing by default")
 
     @property
     def name(self) -> str:
@@ -234,6 +243,7 @@ class RunConfig(RunFields):
         processes: int | None = None,
         device: str = "auto",
         first_step_s: float = FIRST_STEP_S,
+        observation: Observation | None = None,
     ) -> Self:
         """Configure the run of a user's script, in the present working directory.
 
@@ -242,13 +252,15 @@ class RunConfig(RunFields):
             arguments: words after it.
             processes: how many of it are started, at least 1, as torchrun does; None for one, as `python` starts it.
             first_step_s: seconds after which it is ended if no optimizer has made a step, > 0.
+            observation: what each rank notes besides its measurements.
 
         Raises:
             LabError: if there is no such file, module or command, or a number is illegal.
         """
         check_at_least(1, processes=processes or 1)
         script = _script_named(str(path), tuple(arguments))
-        start_fields = {"folder": str(Path.cwd()), "first_step_s": first_step_s, "launched": processes is not None}
+        start_fields: dict[str, Any] = {"folder": str(Path.cwd()), "launched": processes is not None}
+        start_fields |= {"first_step_s": first_step_s, "observation": observation}
         # How many processes a launcher starts is known only once they have run.
         layout = Layout(dp=1 if script.get("command") else processes or 1)
         user_script = Script(**script, **start_fields)

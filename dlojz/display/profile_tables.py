@@ -321,7 +321,7 @@ def changes_table(comparison: ProfileComparison, which: str) -> Table:
     label: Callable[[str], str] = kernel_label if which == "kernels" else kernel_kind
     count = which != "parts"
     head = titles(en="; before; after; difference; calls", fr="; avant; après; différence; appels")
-    cells = tuple(
+    cells: tuple[tuple[str, ...], ...] = tuple(
         (
             label(row.name),
             format_latency(row.before_s) if row.before_calls or not count else DASH,

@@ -567,6 +567,14 @@ def _run(script: Script) -> None:
         loader.exec_module(main)
 
 
+def _observing(script: Script, folder: Path, rank: int) -> contextlib.AbstractContextManager[None]:
+    if script.observation is None:
+        return contextlib.nullcontext()
+    from dlojz.libraries.scripts.rank_observer import observed
+
+    return observed(script.observation, folder, rank)
+
+
 def run_script(
     config: RunConfig,
     identity: ProcessIdentity,
@@ -605,7 +613,7 @@ def run_script(
     error: BaseException | None = None
     deadline.start()
     try:
-        with process:
+        with process, _observing(script, Path(identity.folder), process.probes.rank):
             _run(script)
     except BaseException as raised:
         error = raised

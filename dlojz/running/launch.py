@@ -494,7 +494,7 @@ def _script_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """Refuse fields that say nothing of a script; returns the others."""
     legal = ("device", "first_step_s")
     for name in fields:
-        if name not in legal:
+        if name not in (*legal, "observation"):
             raise refusal(
                 en=f"{name} says nothing to a script, which sets its training up by itself: give it as one of the "
                 f"script's own args, or leave it out. Legal fields: {', '.join(legal)}.",

@@ -47,6 +47,12 @@ OF_SCRIPTS = {
     "package.train": ["'package.train' is a module: write `dlojz run -m package.train`"],
     "-- nothing-of-this-name x": ["'nothing-of-this-name' is no file"],
     "--nproc 2 -- env x": ["--nproc is for a script"],
+    "--parity -- env x": ["--parity is for a script"],
+    "train.py --parity": ["--parity compares several processes with one: give their number, as --nproc 2"],
+    "train.py --parity --nproc 1": ["give their number, as --nproc 2"],
+    "train.py --nproc 2 --parity-steps 5": ["--parity-steps goes with --parity"],
+    "train.py --nproc 2 --parity --parity-steps 0": ["--parity-steps must be at least 1", "'0'"],
+    "--model vit_tiny --parity": ["--parity is for a script, but none was named"],
 }
 
 

@@ -15,8 +15,8 @@ from dlojz.cli.main import main
 from dlojz.labs.kit.exercise import Verdict, Wrong
 from dlojz.labs.script import script_judge
 from dlojz.labs.script.growing_script import LAST, script_of
-from dlojz.labs.script.script_checks import check_saves
 from dlojz.labs.script.script_judge import judge_script
+from dlojz.libraries.scripts.script_parity import check_saves
 
 PREDICTED = {3: 2, 4: 2, 5: 2, 6: 1, 7: 2, 8: 1, 9: 1, 11: 1, 12: 2}
 """Runs of each lab's script whose messages are predicted."""

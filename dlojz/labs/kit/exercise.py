@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
+from dlojz.base.language import Said as Said  # noqa: PLC0414 - the labs have both from here
+from dlojz.base.language import Wrong as Wrong  # noqa: PLC0414
 from dlojz.base.language import (
     a_or_an,
     byte_units,
@@ -49,20 +51,6 @@ _LOOK: dict[State, tuple[str, str]] = {
     "todo": ("…", NEUTRAL),
     "note": ("→", NEUTRAL),
 }
-
-
-class Said(NamedTuple):
-    """A sentence in both languages; as a string, it is the reader's one."""
-
-    en: str
-    fr: str
-
-    def __str__(self) -> str:
-        return say(en=self.en, fr=self.fr)
-
-    def begun(self) -> Said:
-        """Both with a capital, as at the beginning of a sentence."""
-        return Said(*(text[:1].upper() + text[1:] for text in self))
 
 
 class Sentences:
@@ -297,18 +285,6 @@ JUST_OVER = 1.02
 """Gap over tolerance up to which both may be written by the same digits."""
 FACTOR = 0.5
 """Gap above which two numbers are a factor apart, rather than some per cent."""
-
-
-class Wrong(Exception):  # noqa: N818 - it is a verdict, not an error of the program
-    """Raised by a judge: the sentence tells what is wrong and what to look at.
-
-    Args:
-        en: the sentence; alone, it is in the reader's language already.
-        fr: the same in French.
-    """
-
-    def __init__(self, en: str, fr: str | None = None) -> None:
-        super().__init__(en if fr is None else say(en=en, fr=fr))
 
 
 @dataclass(frozen=True)

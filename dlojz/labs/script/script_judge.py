@@ -1,7 +1,7 @@
 """Judge a training script by what it does on real processes; its text is never read.
 
-The script runs under the watch of `dlojz.run` (`script_trials.py`), started by `script_observer.py`, which notes what
-each rank read, held and saved. Layouts are compared with one process of the same script: the same losses, of the same
+The script runs under the watch of `dlojz.run` (`script_trials.py`), and `rank_observer.py` notes what each rank read,
+held and saved. Layouts are compared with one process of the same script: the same losses, of the same
 samples.
 """
 
@@ -20,22 +20,19 @@ from dlojz.compare import compare
 from dlojz.labs.kit.exercise import Said, Sentences, Verdict, Wrong, show
 from dlojz.labs.kit.lab import SCRIPT, Lab
 from dlojz.labs.script.growing_script import LAYOUTS, number_of_lab
-from dlojz.labs.script.script_checks import (
+from dlojz.labs.script.script_checks import check_learns, check_parity, check_printed, check_samples, check_shards
+from dlojz.labs.script.script_trials import BATCH, LibraryMissing, ScriptTrials
+from dlojz.libraries.scripts.rank_report import Trial
+from dlojz.libraries.scripts.script_parity import (
     SAME_LOSS,
     SAME_ON_ONE,
     check_averaged,
     check_gradients,
     check_group,
-    check_learns,
     check_losses,
-    check_parity,
-    check_printed,
-    check_samples,
     check_saves,
-    check_shards,
     differing_step,
 )
-from dlojz.labs.script.script_trials import BATCH, LibraryMissing, ScriptTrials, Trial
 from dlojz.running.store import runs_root
 
 TEXTS = Sentences(Path(__file__).with_suffix(".md"))
