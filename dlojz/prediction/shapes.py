@@ -654,9 +654,9 @@ def check_parameters(config: RunConfig, shapes: ModelShapes) -> None:
         "DeepSpeed, but "
         f"{layout.degrees}, engine={layout.engine!r}, zero={layout.zero}, precision={config.precision!r} was received: "
         "use engine='torch' and one of those layouts.",
-        fr=f"{config.model_name} a {has} ; de tels modèles se prédisent et s’exécutent sur un processus, avec DDP, avec "
-        "FSDP2 (zero=2 ou 3, poids entraînés d’un seul type, qui est fp32 ou garde precision='fp32') ou, tous en fp32, "
-        "avec DeepSpeed, mais "
+        fr=f"{config.model_name} a {has} ; de tels modèles se prédisent et s’exécutent sur un processus, avec DDP, "
+        "avec FSDP2 (zero=2 ou 3, poids entraînés d’un seul type, qui est fp32 ou garde precision='fp32') ou, tous en "
+        "fp32, avec DeepSpeed, mais "
         f"{layout.degrees}, engine={layout.engine!r}, zero={layout.zero}, precision={config.precision!r} a été reçu : "
         "prenez engine='torch' et une de ces dispositions.",
     )

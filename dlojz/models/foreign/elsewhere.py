@@ -28,7 +28,7 @@ _ADAPTED = re.compile(r"#lora=(\d+);([\w.,-]*);(\w+)$")
 
 
 class Adapters(NamedTuple):
-    """Low-rank adapters of a model of transformers, which end the name under which it is built.
+    """Low-rank adapters of a model of transformers, which stand at the end of the name under which it is built.
 
     Attributes:
         rank: of the two matrices beside a layer.
@@ -43,8 +43,8 @@ class Adapters(NamedTuple):
     @classmethod
     def of(cls, name: str) -> Self | None:
         """Read them off a name; None where it has none."""
-        found = _ADAPTED.search(name)
-        return cls(int(found[1]), tuple(filter(None, found[2].split(","))), found[3]) if found else None
+        parts = _ADAPTED.search(name)
+        return cls(int(parts[1]), tuple(filter(None, parts[2].split(","))), parts[3]) if parts else None
 
     @property
     def ending(self) -> str:
@@ -105,8 +105,9 @@ def absolute_name(name: str) -> str:
     file = file_of(name)
     if file is None:
         return name
-    start = CHAIN if name.startswith(CHAIN) else ""
-    return start + (f"{file}:{name.rpartition(':')[2]}" if is_own_file(name) else f"hf:{file}{name[len(without_adapters(name)) :]}")
+    start, adapters = CHAIN if name.startswith(CHAIN) else "", Adapters.of(name)
+    ending = adapters.ending if adapters else ""
+    return start + (f"{file}:{name.rpartition(':')[2]}" if is_own_file(name) else f"hf:{file}{ending}")
 
 
 def size_of(name: str) -> Size | None:

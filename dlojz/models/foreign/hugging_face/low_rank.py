@@ -43,12 +43,20 @@ USUAL = (
 def adapt(model: Any, adapters: Adapters) -> None:
     """Freeze a model of transformers, quantize its linear layers but the head, and put adapters beside some of them.
 
+    A head of classes, of labels or of answers is new, and trained too.
+
     Raises:
         LabError: it has no linear layer of these names.
     """
-    head = model.get_output_embeddings()
-    layers = {path: part for path, part in model.named_modules() if _is_linear(part) and part is not head}
-    model.requires_grad_(False)
+    head, body = model.get_output_embeddings(), f"{model.base_model_prefix}."
+    has_new_head = head is None and hasattr(model, model.base_model_prefix)
+    layers = {
+        path: part
+        for path, part in model.named_modules()
+        if _is_linear(part) and part is not head and (path.startswith(body) or not has_new_head)
+    }
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(has_new_head and not name.startswith(body))
     targets = _targets(type(model).__name__, layers, adapters.targets)
     for path, layer in layers.items():
         if adapters.base == "none" and path not in targets:
@@ -118,7 +126,7 @@ class QuantizedLinear(nn.Module):
         quantized = _normal_float(matrix) if self.bits == 4 else _rows_of_8_bits(matrix)
         names = ("codes", "scales", "constants")
         for name, tensor in zip(names, quantized, strict=True):
-            self.register_parameter(name, nn.Parameter(tensor, requires_grad=False))
+            self.register_parameter(name, None if tensor is None else nn.Parameter(tensor, requires_grad=False))
         self.bias: nn.Parameter | None
         self.register_parameter("bias", getattr(layer, "bias", None))
 
@@ -151,13 +159,13 @@ class _DequantizedProduct(torch.autograd.Function):
 
 @torch.library.custom_op("dlojz::dequantize", mutates_args=())
 def dequantize(
-    codes: Tensor, scales: Tensor, constants: Tensor, rows: int, columns: int, dtype: torch.dtype
+    codes: Tensor, scales: Tensor | None, constants: Tensor, rows: int, columns: int, dtype: torch.dtype
 ) -> Tensor:
     """Dequantize a weight: one operator, as the GPU's kernel is one, so that only its result is seen.
 
     Args:
         codes: two codes of 4 bits in a byte, or bytes of 8 bits.
-        scales: 8 bits per block of codes; none for rows of 8 bits.
+        scales: 8 bits per block of codes; None for rows of 8 bits.
         constants: fp32 as bytes: the mean of the scales and one factor for each of their blocks; or one for each row.
 
     Returns:
@@ -165,8 +173,12 @@ def dequantize(
     """
     factors = constants.view(torch.float32)
     weight = torch.empty(rows * columns, dtype=dtype, device=codes.device)
-    if not len(scales):
-        return (codes.view(torch.int8).view(rows, columns).float() * factors[:, None]).to(dtype)
+    if scales is None:
+        signed, step = codes.view(torch.int8).view(rows, columns), max(1, CHUNK // columns)
+        for row in range(0, rows, step):
+            chunk = slice(row, row + step)
+            weight.view(rows, columns)[chunk] = signed[chunk] * factors[chunk, None]
+        return weight.view(rows, columns)
     values = torch.tensor(NORMAL_FLOAT, device=codes.device)
     block_scales = scales.view(torch.int8).float() * factors[1:].repeat_interleave(SCALES_BLOCK)[: len(scales)]
     block_scales += factors[0]
@@ -180,7 +192,7 @@ def dequantize(
 
 
 @dequantize.register_fake
-def _(codes: Tensor, scales: Tensor, constants: Tensor, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+def _(codes: Tensor, scales: Tensor | None, constants: Tensor, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     return codes.new_empty((rows, columns), dtype=dtype)
 
 
@@ -189,7 +201,8 @@ def _normal_float(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     blocks = -(-matrix.numel() // BLOCK)
     groups = -(-blocks // SCALES_BLOCK)
     if matrix.is_meta:
-        return _bytes_on_meta(blocks * BLOCK // 2, blocks, 4 * (1 + groups))
+        codes, scales, constants = _bytes_on_meta(blocks * BLOCK // 2, blocks, 4 * (1 + groups))
+        return codes, scales, constants
     numbers = F.pad(matrix.flatten().float(), (0, blocks * BLOCK - matrix.numel())).view(blocks, BLOCK)
     largest = numbers.abs().amax(1)
     mean = largest.mean()
@@ -203,15 +216,15 @@ def _normal_float(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return codes[::2] << 4 | codes[1::2], scales.view(torch.uint8), constants.view(torch.uint8)
 
 
-def _rows_of_8_bits(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _rows_of_8_bits(matrix: Tensor) -> tuple[Tensor, None, Tensor]:
     """Codes, no scales, and one constant for each row of a weight in 8 bits."""
     if matrix.is_meta:
-        return _bytes_on_meta(matrix.numel(), 0, 4 * len(matrix))
+        codes, constants = _bytes_on_meta(matrix.numel(), 4 * len(matrix))
+        return codes, None, constants
     factors = matrix.float().abs().amax(1).clamp(min=1e-12) / 127
     codes = (matrix / factors[:, None]).round().to(torch.int8).flatten()
-    return codes.view(torch.uint8), torch.empty(0, dtype=torch.uint8), factors.view(torch.uint8)
+    return codes.view(torch.uint8), None, factors.view(torch.uint8)
 
 
-def _bytes_on_meta(*sizes: int) -> tuple[Tensor, Tensor, Tensor]:
-    codes, scales, constants = (torch.empty(size, dtype=torch.uint8, device="meta") for size in sizes)
-    return codes, scales, constants
+def _bytes_on_meta(*sizes: int) -> list[Tensor]:
+    return [torch.empty(size, dtype=torch.uint8, device="meta") for size in sizes]
