@@ -208,7 +208,7 @@ def _normal_float(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     mean = largest.mean()
     centred = F.pad(largest - mean, (0, groups * SCALES_BLOCK - blocks)).view(groups, SCALES_BLOCK)
     factors = centred.abs().amax(1).clamp(min=1e-12) / 127
-    scales = (centred / factors[:, None]).round().to(torch.int8).flatten()[:blocks]
+    scales = (centred / factors[:, None]).round().to(torch.int8).flatten()[:blocks].clone()  # without the padding
     values = torch.tensor(NORMAL_FLOAT)
     scaled = numbers / largest.clamp(min=1e-12)[:, None]
     codes = torch.bucketize(scaled.flatten(), (values[1:] + values[:-1]) / 2).to(torch.uint8)
