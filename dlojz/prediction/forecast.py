@@ -385,10 +385,10 @@ class Forecast:
         )
         if self.config.engine_spec.flattens_unreached and self.config.engine_spec.gathers_frozen:
             note += say(
-                en=" When DeepSpeed gathers and frees frozen weights is not known exactly: its workspace and the number "
-                "of its messages may differ.",
-                fr=" On ne sait pas exactement quand DeepSpeed rassemble et libère les poids gelés : ses temporaires et "
-                "le nombre de ses messages peuvent différer.",
+                en=" When DeepSpeed gathers and frees frozen weights is not known exactly: its workspace and the "
+                "number of its messages may differ.",
+                fr=" On ne sait pas exactement quand DeepSpeed rassemble et libère les poids gelés : ses temporaires "
+                "et le nombre de ses messages peuvent différer.",
             )
         if self.config.lora_base == "none":
             return note
