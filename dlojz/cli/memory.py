@@ -215,7 +215,8 @@ def _print(
 
     parameters = model_shapes(estimate.config).num_parameters
     parts = [*sheet.forecast_parts(estimate)]
-    parts.append(sheet.rules_part(rules_beside(estimate), states_per_parameter(estimate), parameters))
+    if rules := rules_beside(estimate):
+        parts.append(sheet.rules_part(rules, states_per_parameter(estimate), parameters))
     if forms := forms_beside(estimate):
         parts.append(sheet.forms_part(forms))
     if fit and levers is not None:

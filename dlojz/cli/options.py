@@ -74,6 +74,7 @@ EVERYDAY = frozenset(
     | {"from", "gpus"}
     | {"model", "sequence_length", "data", "steps", "seed", "device", "optimizer", "learning_rate", "precision"}
     | {"snapshot", "dp", "tp", "pp", "zero", "engine", "schedule", "micro_batch", "micro_batches", "checkpointing"}
+    | {"lora", "lora_targets", "lora_base"}
 )
 """Names of the everyday options, of all verbs: what the README and the labs use most, and all that an example uses."""
 

@@ -63,7 +63,8 @@ class EngineSpec:
         gathers_experts: False where the weights of a gate are missing in its backward pass.
         gathers_per_step: whether a pipeline gathers its shards once per step, and reduces after its last micro-batch.
         averages_each_micro_batch: whether it wants torch's tensor-parallel gradients whole after each micro-batch.
-        keeps_dtypes: whether it is predicted and run with frozen parameters, and with weights in other types than fp32.
+        keeps_dtypes: whether it is predicted and run with weights in other types than fp32.
+        takes_frozen: whether it is predicted and run with frozen parameters.
         gathers_frozen: whether it gathers frozen parameters too.
         skips_unreached: whether it keeps neither gradient nor optimizer state of a parameter that backward does not
             reach: torch's optimizers make states with the first gradient, and FSDP2 reduces those that are there (torch
@@ -95,6 +96,7 @@ class EngineSpec:
     gathers_per_step: bool = False
     averages_each_micro_batch: bool = False
     keeps_dtypes: bool = False
+    takes_frozen: bool = False
     gathers_frozen: bool = False
     skips_unreached: bool = False
     flattens_unreached: bool = False
@@ -136,6 +138,8 @@ def _deepspeed(stage: int) -> EngineSpec:
         programs=("deepspeed", "accelerate"),
         saves_inputs_late=stage == 3,
         gathers_experts=stage < 3,
+        takes_frozen=True,
+        gathers_frozen=stage == 3,
         flattens_unreached=True,
     )
 
@@ -156,6 +160,7 @@ _PLAIN: Final = (
         autocast=True,
         replicates=True,
         keeps_dtypes=True,
+        takes_frozen=True,
         skips_unreached=True,
     ),
     EngineSpec(
@@ -176,6 +181,7 @@ _PLAIN: Final = (
         torch_buckets=True,
         averages_each_micro_batch=True,
         keeps_dtypes=True,
+        takes_frozen=True,
         skips_unreached=True,
     ),
     EngineSpec(
@@ -195,6 +201,7 @@ _PLAIN: Final = (
         takes_bucket_mib=True,
         leaves_averaging=True,
         keeps_dtypes=True,
+        takes_frozen=True,
     ),
     *map(_by_hand, (1, 2, 3)),
     EngineSpec(
@@ -213,6 +220,7 @@ _PLAIN: Final = (
         gathers_per_step=True,
         averages_each_micro_batch=True,
         keeps_dtypes=True,
+        takes_frozen=True,
         gathers_frozen=True,
         skips_unreached=True,
     ),

@@ -239,6 +239,32 @@ class PrecisionFields(Contract):
     )
 
 
+class AdapterFields(Contract):
+    """Train low-rank adapters beside frozen weights."""
+
+    lora: int | None = _count(
+        None,
+        "rank of the adapters (LoRA) that are trained beside the frozen layers of an hf: model; by default all is "
+        "trained",
+        "rang des adaptateurs (LoRA) entraînés à côté des couches gelées d’un modèle hf: ; par défaut, tout est "
+        "entraîné",
+        maximum=MAX_IMAGE_SIZE,
+    )
+    lora_targets: str = _field(
+        "",
+        "layers that get adapters, as in q_proj,v_proj, or all-linear; by default the queries and values of attention",
+        "couches qui reçoivent des adaptateurs, comme q_proj,v_proj, ou all-linear ; par défaut les requêtes et les "
+        "valeurs de l’attention",
+    )
+    lora_base: Literal["none", "8bit", "4bit"] = _field(
+        "none",
+        "quantization of the frozen linear layers: 4bit (QLoRA: NF4 in blocks of 64, doubly quantized), 8bit (rows), "
+        "or none, the type of the precision",
+        "quantification des couches linéaires gelées : 4bit (QLoRA : NF4 par blocs de 64, double quantification), 8bit "
+        "(par ligne), ou none, le type de la précision",
+    )
+
+
 class MemoryFields(Contract):
     """Save memory: recompute activations, or keep something in host memory."""
 
@@ -479,6 +505,7 @@ SUBJECTS: Final = (
     ConfigSubject("parallelism", "parallélisme", ParallelismFields),
     ConfigSubject("batch", "batch", BatchFields),
     ConfigSubject("precision", "précision", PrecisionFields),
+    ConfigSubject("adapters", "adaptateurs", AdapterFields),
     ConfigSubject("memory", "mémoire", MemoryFields),
     ConfigSubject("optimizer", "optimiseur", OptimizerFields),
     ConfigSubject("gradients between replicas", "gradients entre répliques", GradientFields),
@@ -564,6 +591,7 @@ class RunFields(
     CurriculumFields,
     ExpertFields,
     OptimizerFields,
+    AdapterFields,
     PrecisionFields,
     TrainingFields,
     DataFields,

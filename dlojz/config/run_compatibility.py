@@ -10,6 +10,7 @@ Source: Llama Team 2024 (arXiv 2407.21783), §3.3.2, for the 2 × cp chunks of c
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -42,7 +43,34 @@ def _beyond_replicas(config: RunFields) -> Facts | None:
     return first_set(config.layout, {**WHOLE_LAYOUT, **plain_layout}) or first_set(config, plain)
 
 
+def _stray_adapters(config: RunFields) -> Facts | None:
+    """Find a field of adapters that is set where there are none, or is malformed."""
+    if config.lora is None:
+        return first_set(config, {"lora_targets": "", "lora_base": "none"})
+    if re.fullmatch(r"([\w.-]+(,[\w.-]+)*)?", config.lora_targets) is None:
+        return {"name": "lora_targets", "value": config.lora_targets}
+    return None
+
+
 ELSEWHERE: Final[tuple[Rule[RunFields], ...]] = (
+    Rule(
+        "adapters are beside layers of transformers",
+        lambda config: config.lora is not None and not config.model.startswith("hf:"),
+        en="lora={config.lora} was received with {config.model}, but adapters are put beside the layers of a model of "
+        "transformers: use hf:FOLDER with its config.json, or put them into a file of your own, FILE.py:build, with "
+        "requires_grad_(False) on what is frozen.",
+        fr="lora={config.lora} a été reçu avec {config.model}, mais les adaptateurs se mettent à côté des couches d’un "
+        "modèle de transformers : prenez hf:DOSSIER avec son config.json, ou mettez-les dans un fichier à vous, "
+        "FICHIER.py:build, avec requires_grad_(False) sur ce qui est gelé.",
+    ),
+    Rule(
+        "adapters have a rank and named layers",
+        _stray_adapters,
+        en="{name}={value!r} was received with lora={config.lora}: adapters need a rank (--lora 16), and their layers "
+        "are names with commas between them, as in q_proj,v_proj.",
+        fr="{name}={value!r} a été reçu avec lora={config.lora} : il faut aux adaptateurs un rang (--lora 16), et "
+        "leurs couches sont des noms séparés par des virgules, comme q_proj,v_proj.",
+    ),
     Rule(
         "models from elsewhere have replicas",
         _beyond_replicas,

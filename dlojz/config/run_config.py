@@ -35,6 +35,7 @@ from dlojz.config.schedules import MULTIPLE, default_local_steps, default_warmup
 from dlojz.models.experts.routing import Routing
 from dlojz.models.foreign.elsewhere import (
     CHAIN,
+    Adapters,
     absolute_name,
     contents_hash,
     executes_files,
@@ -285,10 +286,12 @@ class RunConfig(RunFields):
     def built_model(self) -> str:
         """Name under which the model is built: one from elsewhere is cut into a chain of blocks where that is needed.
 
-        Stages of a pipeline and checkpointing take its blocks one by one.
+        Stages of a pipeline and checkpointing take its blocks one by one. Its adapters end the name.
         """
         needs_blocks = self.layout.pp > 1 or self.layout.checkpointing != "none"
-        return CHAIN + self.model if is_elsewhere(self.model) and needs_blocks else self.model
+        targets = tuple(filter(None, self.lora_targets.split(",")))
+        name = self.model + (Adapters(self.lora, targets, self.lora_base).ending if self.lora else "")
+        return CHAIN + name if is_elsewhere(self.model) and needs_blocks else name
 
     @property
     def compute_precision(self) -> Literal["fp32", "bf16", "fp16"]:

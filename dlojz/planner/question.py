@@ -119,4 +119,12 @@ def check_precision(cluster: Cluster, precision: str | None) -> Precision:
             en=f"{cluster.gpu.title} has no {precision} matrix units: use {' or '.join(legal)}.",
             fr=f"{cluster.gpu.title} n’a pas d’unités de calcul {precision} : prenez {' ou '.join(legal)}.",
         )
+    if precision == "bf16-true":
+        raise refusal(
+            en="no layouts are searched with weights in bf16 alone, and 'bf16-true' was received: give bf16, fp16 or "
+            "fp32; of one layout `dlojz memory MODEL --precision bf16-true --dp 8 --zero 3` predicts the memory.",
+            fr="on ne cherche pas de dispositions avec des poids en bf16 seulement, et 'bf16-true' a été reçu : donnez "
+            "bf16, fp16 ou fp32 ; d’une disposition, `dlojz memory MODÈLE --precision bf16-true --dp 8 --zero 3` "
+            "prédit la mémoire.",
+        )
     raise LabError(one_of("precision", precision, legal))

@@ -144,7 +144,7 @@ def fsdp2_messages(
     for number, (name, unit) in enumerate(units.items()):
         # Dimension 0 is cut into equal shards, so that padding is sent too.
         padded = [(parameter, ranks * parameter.padded_rows_numel(ranks)) for parameter in unit]
-        unit_bytes = sum((gathered_bytes or parameter.element_bytes) * elements for parameter, elements in padded)
+        unit_bytes = sum(parameter.cast_bytes(gathered_bytes) * elements for parameter, elements in padded)
         messages["all_gather"] += [unit_bytes] * (2 if number in gathered_twice and name not in unsharded else 1)
         trained = [(parameter, elements) for parameter, elements in padded if parameter.is_trained]
         if trained:
@@ -324,14 +324,15 @@ def _deepspeed_sizes(config: RunConfig, checks_bytes: tuple[int, ...] = ()) -> D
 
 
 def _zero_0(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
-    return traffic_of(zero_0_messages(_deepspeed_sizes(config), shapes.num_parameters), "dp", config.layout.replicas)
+    messages = zero_0_messages(_deepspeed_sizes(config), shapes.trained.num_parameters)
+    return traffic_of(messages, "dp", config.layout.replicas)
 
 
 def _zero_1_or_2(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     # With every update: the gradient's norm (4 bytes) and, in bf16 and fp16, a flag for overflow (1 byte).
     sizes = _deepspeed_sizes(config, (4,) if config.precision == "fp32" else (4, 1))
     ready = _reached(config, shapes).trained.parameters[::-1]
-    messages = zero_1_or_2_messages(sizes, config.layout.zero, (shapes,), ready)
+    messages = zero_1_or_2_messages(sizes, config.layout.zero, (shapes.trained,), ready)
     return traffic_of(messages, "dp", config.layout.replicas)
 
 
@@ -353,7 +354,7 @@ def _zero_3(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
         modules += [module for module in elements if module not in last_modules]
     norm_bytes = 4 if layout.offload in ("optimizer", "parameters") else 8  # on the host it is summed in fp32
     # One norm of the gradients of each sub-group.
-    sizes = _deepspeed_sizes(config, (norm_bytes,) * len(zero_3_sub_groups(config, shapes)))
+    sizes = _deepspeed_sizes(config, (norm_bytes,) * len(zero_3_sub_groups(config, shapes.trained)))
     messages = zero_3_messages(sizes, (elements[module] for module in modules), reversed(reached.parameters))
     return traffic_of(messages, "dp", layout.replicas)
 

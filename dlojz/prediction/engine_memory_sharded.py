@@ -361,6 +361,9 @@ class DeepSpeed3(DeepSpeed12):
         of_modules = self.of_modules()
         self.whole = padded_of_modules(of_modules, config.layout.dp)
         self.head = of_modules[-1].module if self.has_tied_head() else ""
+        trained = {parameter.module for parameter in of_modules if parameter.is_trained}
+        self.frozen = [module for module in self.whole if module not in trained]
+        """Modules without a gradient whose readiness would free their weights: they go with the next module's turn."""
 
     def of_modules(self) -> Sequence[ParameterShape]:
         """List the parameters of all modules, with a tied matrix in each module that computes with it."""
@@ -392,6 +395,9 @@ class DeepSpeed3(DeepSpeed12):
         step.ledger.drop(("weights", module))
 
     def backward(self, step: Moments, module: str) -> None:
+        for frozen in self.frozen:
+            if frozen != module:
+                step.ledger.drop(("weights", frozen))
         self.gather(step, module)
         if self.head != module:  # its gradient is ready with the embedding's only
             step.ledger.drop(("weights", self.head))

@@ -19,7 +19,7 @@ from functools import cached_property, lru_cache
 from statistics import median_low
 
 from dlojz import hardware, models
-from dlojz.base.language import refusal, say
+from dlojz.base.language import format_count, percent, refusal, say
 from dlojz.base.table import visible
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
@@ -79,10 +79,11 @@ from dlojz.prediction.shapes import (
     ModelShapes,
     RankPart,
     check_parameters,
+    count_parameters,
     model_shapes,
     switches_hash,
 )
-from dlojz.prediction.states import offload_states, predict_states
+from dlojz.prediction.states import compute_bytes, offload_states, predict_states
 from dlojz.prediction.trace import MemoryTrace, TraceMark
 from dlojz.results.footprint import STATES, Category, Memory
 from dlojz.results.record import MemorySample
@@ -117,12 +118,19 @@ def states_and_overlay(part: RankPart, trace: MemoryTrace, *, on_gpu: bool = Fal
     """Predict a rank's states, and build the memory of the engine that runs it, from its part and its trace.
 
     Frozen parameters are none of the engine's business, but where it gathers them; nor are those without a gradient,
-    but where it flattens them with the others.
+    but where it flattens them with the others. DeepSpeed's optimizer is given the others alone.
     """
     config, shapes, engine = part.config, part.shapes, part.config.engine_spec
+    frozen = [parameter for parameter in shapes.parameters if engine.flattens_unreached and not parameter.is_trained]
+    shapes = shapes.trained if frozen else shapes
     if engine.skips_unreached or engine.flattens_unreached:
         shapes = shapes.trained_only(reached_names(trace.events))
     states = offload_states(config, shapes, predict_states(config, shapes, part.dp_rank), part.dp_rank)
+    if frozen:
+        # They stay whole but in stage 3, which divides the weights of every module.
+        ranks = config.layout.dp if engine.gathers_frozen else 1
+        frozen_bytes = compute_bytes(config) * sum(parameter.padded_numel(ranks) for parameter in frozen)
+        states = states.model_copy(update={"weights_bytes": (states.weights_bytes or 0) + frozen_bytes})
     has_all = engine.gathers_frozen or engine.flattens_unreached
     overlay = OVERLAYS[engine.overlay](config, shapes if has_all else shapes.trained)
     overlay.on_gpu, overlay.dp_rank = on_gpu, part.dp_rank
@@ -361,7 +369,36 @@ class Forecast:
     @property
     def notes(self) -> tuple[str, ...]:
         """Say what of the model is not as usual, or not predicted."""
-        return tuple(filter(None, (self._without_gradient_note(), self._recurrent_note(), self._pipeline_note())))
+        notes = (self._without_gradient_note(), self._recurrent_note(), self._pipeline_note(), self._frozen_note())
+        return tuple(filter(None, notes))
+
+    def _frozen_note(self) -> str:
+        trained, total = model_shapes(self.config).trained.num_parameters, count_parameters(self.config)
+        if trained == total:
+            return ""
+        share = percent(trained / total, 2)
+        note = say(
+            en=f"{format_count(trained)} of its {format_count(total)} parameters are trained ({share}): the others "
+            "have neither gradients nor optimizer states.",
+            fr=f"{format_count(trained)} de ses {format_count(total)} paramètres sont entraînés ({share}) : les autres "
+            "n’ont ni gradients ni états de l’optimiseur.",
+        )
+        if self.config.engine_spec.flattens_unreached and self.config.engine_spec.gathers_frozen:
+            note += say(
+                en=" When DeepSpeed gathers and frees frozen weights is not known exactly: its workspace and the "
+                "number of its messages may differ.",
+                fr=" On ne sait pas exactement quand DeepSpeed rassemble et libère les poids gelés : ses temporaires "
+                "et le nombre de ses messages peuvent différer.",
+            )
+        if self.config.lora_base == "none":
+            return note
+        bits = self.config.lora_base.removesuffix("bit")
+        return note + say(
+            en=f" The frozen linear layers but the head are in {bits} bits, and each computes with a copy that is not "
+            "kept.",
+            fr=f" Les couches linéaires gelées, sauf la tête, sont en {bits} bits, et chacune calcule avec une copie "
+            "qui n’est pas gardée.",
+        )
 
     def _without_gradient_note(self) -> str:
         if not self.without_gradient:
@@ -638,9 +675,13 @@ class Beside:
 def rules_beside(forecast: Forecast) -> tuple[Beside, ...]:
     """Compare each rule of thumb for the whole model with the categories that it counts on this rank.
 
-    The master copy belongs to the weights; a rule that counts activations is compared with the peak.
+    The master copy belongs to the weights; a rule that counts activations is compared with the peak. None where
+    parameters are frozen, as every rule trains all of them.
     """
-    parameters, memory = model_shapes(forecast.config).num_parameters, forecast.memory
+    shapes, memory = model_shapes(forecast.config), forecast.memory
+    if shapes.trained is not shapes:
+        return ()
+    parameters = shapes.num_parameters
     comparisons = []
     for rule in RULES.values():
         counted: set[Category] = {part.category for part in rule.parts}
@@ -667,7 +708,7 @@ def states_per_parameter(forecast: Forecast) -> float:
     """Compute the bytes of weights, gradients, optimizer states and master copy per parameter of the model."""
     memory = forecast.memory
     states = memory.states_bytes - (memory.buffers_bytes or 0)
-    return states / model_shapes(forecast.config).num_parameters
+    return states / count_parameters(forecast.config)
 
 
 def _transformer_shape(config: RunConfig) -> tuple[Shape, int] | None:

@@ -47,7 +47,7 @@ FP32_BYTES = 4
 HALF_BYTES = 2
 ELEMENT_BYTES = {
     **{"float64": 8, "float32": FP32_BYTES, "float16": HALF_BYTES, "bfloat16": HALF_BYTES},
-    **{"float8_e4m3fn": 1, "float8_e5m2": 1},
+    **{"float8_e4m3fn": 1, "float8_e5m2": 1, "uint8": 1},
 }
 """Bytes of a number of a parameter, by the name of its type."""
 AUTOCAST = tuple(name for name in STRATEGIES if ENGINES[name].autocast)
@@ -77,9 +77,18 @@ class ParameterShape:
     """Whether it needs a gradient; else it is frozen."""
 
     @property
+    def is_floating_point(self) -> bool:
+        """Whether it is cast with a model; quantized weights are bytes, which stay as they are."""
+        return self.dtype != "uint8"
+
+    @property
     def element_bytes(self) -> int:
         """Bytes of one of its numbers."""
         return ELEMENT_BYTES[self.dtype]
+
+    def cast_bytes(self, cast_bytes: int | None) -> int:
+        """Return the bytes of one of its numbers where weights are cast to so many; None: to none."""
+        return cast_bytes if cast_bytes and self.is_floating_point else self.element_bytes
 
     @property
     def num_bytes(self) -> int:
@@ -159,7 +168,10 @@ class ModelShapes:
         element_bytes = ELEMENT_BYTES[dtype]
         return replace(
             self,
-            parameters=tuple(replace(parameter, dtype=dtype) for parameter in self.parameters),
+            parameters=tuple(
+                replace(parameter, dtype=dtype) if parameter.is_floating_point else parameter
+                for parameter in self.parameters
+            ),
             buffers=tuple(
                 (block, elements, num_bytes, element_bytes * elements + num_bytes)
                 for block, elements, num_bytes, _ in self.buffers
@@ -280,6 +292,11 @@ def model_shapes(config: RunConfig) -> ModelShapes:
     switches = switches_hash() if is_elsewhere(config.model) else ""
     shapes = _shapes(*sizes, WHOLE, config.routing, switches=switches)
     return shapes.in_dtype("bfloat16") if config.precision == "bf16-true" else shapes
+
+
+def count_parameters(config: RunConfig) -> int:
+    """Count the parameters of a run's model; of quantized layers the weights that their bytes stand for."""
+    return model_shapes(config.model_copy(update={"lora_base": "none"})).num_parameters
 
 
 def untied_shapes(config: RunConfig, split: Split = WHOLE) -> ModelShapes:
@@ -611,7 +628,9 @@ def check_parameters(config: RunConfig, shapes: ModelShapes) -> None:
     layout = config.layout
     trained_dtypes = {parameter.dtype for parameter in shapes.parameters if parameter.is_trained}
     is_data_parallel = layout.pp == layout.tp == layout.cp == layout.ep == 1 and config.library == "none"
-    takes = config.engine_spec.keeps_dtypes and is_data_parallel and layout.gradient_compression == "none"
+    engine, all_fp32 = config.engine_spec, set(dtypes) == {"float32"}
+    takes = engine.takes_frozen and (engine.keeps_dtypes or all_fp32)
+    takes = takes and is_data_parallel and layout.gradient_compression == "none"
     joined = layout.strategy in ("by_hand", "fsdp2")  # gradients of several types do not go into one message
     if takes and not (joined and len(trained_dtypes) > 1):
         casts = layout.strategy == "fsdp2" and config.precision in ("bf16", "fp16") and trained_dtypes != {"float32"}
@@ -630,12 +649,14 @@ def check_parameters(config: RunConfig, shapes: ModelShapes) -> None:
         else say(en=f"weights in {of_type}", fr=f"des poids en {of_type}")
     )
     raise refusal(
-        en=f"{config.model_name} has {has}; such models are predicted and run on one process, in DDP, or in FSDP2 "
-        "(zero=2 or 3, trained weights of one type, which is fp32 or keeps precision='fp32'), but "
+        en=f"{config.model_name} has {has}; such models are predicted and run on one process, in DDP, in FSDP2 "
+        "(zero=2 or 3, trained weights of one type, which is fp32 or keeps precision='fp32'), or, all in fp32, in "
+        "DeepSpeed, but "
         f"{layout.degrees}, engine={layout.engine!r}, zero={layout.zero}, precision={config.precision!r} was received: "
         "use engine='torch' and one of those layouts.",
-        fr=f"{config.model_name} a {has} ; de tels modèles se prédisent et s’exécutent sur un processus, avec DDP, ou "
-        "avec FSDP2 (zero=2 ou 3, poids entraînés d’un seul type, qui est fp32 ou garde precision='fp32'), mais "
+        fr=f"{config.model_name} a {has} ; de tels modèles se prédisent et s’exécutent sur un processus, avec DDP, "
+        "avec FSDP2 (zero=2 ou 3, poids entraînés d’un seul type, qui est fp32 ou garde precision='fp32') ou, tous en "
+        "fp32, avec DeepSpeed, mais "
         f"{layout.degrees}, engine={layout.engine!r}, zero={layout.zero}, precision={config.precision!r} a été reçu : "
         "prenez engine='torch' et une de ces dispositions.",
     )

@@ -61,7 +61,7 @@ def gradient_bytes(config: RunConfig) -> int:
 
 def gathered_element_bytes(config: RunConfig, parameter: ParameterShape) -> int:
     """Return the bytes of one number of a parameter as FSDP2 gathers it: cast, or in its own type."""
-    return HALF_BYTES if config.precision in ("bf16", "fp16") else parameter.element_bytes
+    return parameter.cast_bytes(HALF_BYTES if config.precision in ("bf16", "fp16") else None)
 
 
 def optimizer_bytes_of(config: RunConfig, tensors: Iterable[tuple[ParameterShape, int]]) -> int:

@@ -37,6 +37,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import length_at
 from dlojz.data.sampling import CutToLength, MicroBatchSampler, micro_batches
 from dlojz.models.experts.layer import mixtures
+from dlojz.prediction.shapes import count_parameters
 from dlojz.results.record import EventLog, Status
 from dlojz.train.checkpoint_files import read_policy
 from dlojz.train.checkpoints import CheckpointManager
@@ -296,7 +297,9 @@ def _build_engine(config: RunConfig, device: torch.device, probes: Probes) -> tu
     with probes.loading():
         models.spec(config.built_model)  # reads a file of one's own, whose example inputs are no part of a training
     model = build_model(config)
-    parameters = sum(parameter.numel() for parameter in model.parameters())  # before an engine shards them
+    # Before an engine shards them; bytes of quantized layers are not one weight each.
+    plain = config.lora_base == "none"
+    parameters = sum(weight.numel() for weight in model.parameters()) if plain else count_parameters(config)
     # A pipeline rank keeps its stages only: the whole model is gone after the return.
     return base.build(config, model, device), parameters
 

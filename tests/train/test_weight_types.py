@@ -46,6 +46,10 @@ RUNS |= {
     f"unreached-deepspeed-{zero}": {**SMALL, **fields, "model": f"{OWN}:Unreached", "dp": 2, "engine": "deepspeed"}
     for zero, fields in enumerate(({}, {"zero": 1}, {"zero": 2, "micro_batches": 2}, {"zero": 3}))
 }
+RUNS |= {
+    f"{name}-deepspeed-{zero}": {**SMALL, "model": f"{OWN}:{name}", "dp": 2, "engine": "deepspeed", "zero": zero}
+    for name, zero in (("lora", 1), ("biases", 2))
+}
 RUNS["lora-full"] = {**RUNS["lora"], "checkpointing": "full"}
 RUNS["bf16-momentum"] = {**RUNS["bf16-ddp"], "optimizer": "momentum", "weight_decay": 0.1}
 TRUE: dict[str, dict[str, Any]] = {
@@ -112,7 +116,7 @@ def test_states_equal_those_of_plain_torch(name: str) -> None:
     ("fields", "english", "french"),
     [
         (
-            {"model": f"{OWN}:lora", "engine": "deepspeed", "zero": 3, "dp": 2},
+            {"model": f"{OWN}:lora", "engine": "by_hand", "zero": 3, "dp": 2},
             "27 frozen parameters of 43",
             "gelés sur",
         ),
@@ -140,7 +144,7 @@ def test_check_runnable_refuses_weight_types_where_they_are_not_kept(
 
 def test_predict_refuses_weight_types_that_are_not_kept() -> None:
     with pytest.raises(LabError, match="frozen parameters of"):
-        predict(RunConfig.of(**SMALL, model=f"{OWN}:lora", engine="deepspeed", dp=2))
+        predict(RunConfig.of(**SMALL, model=f"{OWN}:lora", engine="by_hand", zero=1, dp=2))
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,10 @@ def _on_meta(name: str, size: int, classes: int) -> tuple[nn.Module, Tensor]:
     """Build a module on the meta device, in evaluation mode, and an input of two samples."""
     side, tokens = (size, None) if origin_of(name).family == "image" else (None, size)
     with torch.random.fork_rng(devices=[]), on_meta():
-        return _made(name, size, classes).eval(), sample_inputs(name, 2, image_size=side, sequence_length=tokens)
+        module = _made(name, size, classes).eval()
+        for parameter in module.parameters():  # frozen ones too: `shape_tracing` sees by gradients what reads values
+            parameter.requires_grad_(parameter.is_floating_point())
+        return module, sample_inputs(name, 2, image_size=side, sequence_length=tokens)
 
 
 @lru_cache(maxsize=64)

@@ -9,10 +9,12 @@ the contents that it has now, is executed: its hash is in `$XDG_CACHE_HOME/dlojz
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 from dlojz.base.files import cache_folder
 from dlojz.base.language import refusal
@@ -22,6 +24,39 @@ from dlojz.models.sizes import Size
 
 CHAIN = "chain:"
 """Before the name of a model from elsewhere: cut into a chain of blocks (`dlojz.models.foreign.chain`)."""
+_ADAPTED = re.compile(r"#lora=(\d+);([\w.,-]*);(\w+)$")
+
+
+class Adapters(NamedTuple):
+    """Low-rank adapters of a model of transformers, which stand at the end of the name under which it is built.
+
+    Attributes:
+        rank: of the two matrices beside a layer.
+        targets: ends of the paths of these layers; empty for the usual ones.
+        base: quantization of the frozen weights: none, 8bit or 4bit.
+    """
+
+    rank: int
+    targets: tuple[str, ...] = ()
+    base: Any = "none"
+
+    @classmethod
+    def of(cls, name: str) -> Self | None:
+        """Read them off a name; None where it has none."""
+        parts = _ADAPTED.search(name)
+        return cls(int(parts[1]), tuple(filter(None, parts[2].split(","))), parts[3]) if parts else None
+
+    @property
+    def ending(self) -> str:
+        """Write them as the end of a name."""
+        return f"#lora={self.rank};{','.join(self.targets)};{self.base}"
+
+
+def without_adapters(name: str) -> str:
+    """Return the name of a model without its adapters."""
+    return _ADAPTED.sub("", name)
+
+
 _reading: ContextVar[bool] = ContextVar("reading", default=False)
 
 
@@ -56,7 +91,7 @@ def is_taken_as_told(name: str) -> bool:
 def file_of(name: str) -> Path | None:
     """Return the file that a name points into: one's own, or a configuration; None for a model of a package."""
     name = name.removeprefix(CHAIN)
-    package, _, location = name.partition(":")
+    package, _, location = without_adapters(name).partition(":")
     if is_own_file(name):
         return Path(name.rpartition(":")[0]).expanduser().resolve()
     if package != "hf":
@@ -70,8 +105,9 @@ def absolute_name(name: str) -> str:
     file = file_of(name)
     if file is None:
         return name
-    start = CHAIN if name.startswith(CHAIN) else ""
-    return start + (f"{file}:{name.rpartition(':')[2]}" if is_own_file(name) else f"hf:{file}")
+    start, adapters = CHAIN if name.startswith(CHAIN) else "", Adapters.of(name)
+    ending = adapters.ending if adapters else ""
+    return start + (f"{file}:{name.rpartition(':')[2]}" if is_own_file(name) else f"hf:{file}{ending}")
 
 
 def size_of(name: str) -> Size | None:

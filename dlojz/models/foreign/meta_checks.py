@@ -36,6 +36,8 @@ def built(name: str, build: Callable[[], Built]) -> Built:
     is_meta = torch.get_default_device().type == "meta"
     try:
         return moved_to_meta(build()) if is_meta else build()
+    except LabError:
+        raise
     except Exception as error:
         if not _needs_values(error) or not is_meta:
             raise not_built(name, error) from error

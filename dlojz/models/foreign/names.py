@@ -22,9 +22,9 @@ def is_elsewhere(name: object) -> TypeGuard[str]:
 def shown_name(name: str) -> str:
     """Shorten the name of a model in a file as tables and sentences show it: without the folders before it.
 
-    A `config.json` keeps its own folder, which is what it is known by.
+    A `config.json` keeps its own folder, which is what it is known by; adapters at the end of a name are left out.
     """
-    folder, _, file_name = name.rpartition("/")
+    folder, _, file_name = name.partition("#lora=")[0].rpartition("/")
     return f"{folder.rpartition('/')[2]}/{file_name}" if file_name == "config.json" else file_name
 
 

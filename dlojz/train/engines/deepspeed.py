@@ -154,7 +154,8 @@ class DeepSpeedEngine(Engine):
         deepspeed = load_deepspeed(device)
         self.config, self.device, self.module = config, device, model.to(device)
         self.axes = Axes(config.layout, device)
-        optimizer = make_optimizer(config, self.module.parameters())
+        # Frozen ones would be flattened with the others, and get states.
+        optimizer = make_optimizer(config, [weight for weight in self.module.parameters() if weight.requires_grad])
         self.model: Any
         self.model, self.optimizer, *_ = deepspeed.initialize(
             model=self.module, optimizer=optimizer, config=deepspeed_json(config), dist_init_required=False

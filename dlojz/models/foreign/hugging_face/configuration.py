@@ -21,8 +21,10 @@ from torch import Tensor, nn
 
 from dlojz.base.language import integer, refusal, say
 from dlojz.models.catalogue import Family
+from dlojz.models.foreign.elsewhere import Adapters
 from dlojz.models.foreign.example import Example, shapes_text
 from dlojz.models.foreign.hugging_face.assumptions import assumptions_note, attention_of
+from dlojz.models.foreign.hugging_face.low_rank import adapt
 from dlojz.models.foreign.hugging_face.task_inputs import InputsError, batch_for, losses, text_length
 from dlojz.models.foreign.hugging_face.task_modules import Logits, LossOfTask
 from dlojz.models.foreign.meta_checks import built, error_with_line, moved_to_meta, own_file
@@ -52,8 +54,8 @@ class Configuration(NamedTuple):
     has_classes: bool = True
 
 
-def read_configuration(file: Path) -> Configuration:
-    """Find the class that a config.json names, and what it reads.
+def read_configuration(file: Path, adapters: Adapters | None = None) -> Configuration:
+    """Find the class that a config.json names, and what it reads; it is built with these adapters.
 
     Raises:
         LabError: it is no configuration, or names what transformers does not have or cannot run on example inputs.
@@ -82,7 +84,10 @@ def read_configuration(file: Path) -> Configuration:
         ensure_grouped_products_on_meta()
         config = configured()
         _resize(config, task, size, classes)
-        return cast(nn.Module, model_class._from_config(config, dtype=torch.float32))  # not the file's type
+        model = cast(nn.Module, model_class._from_config(config, dtype=torch.float32))  # not the file's type
+        if adapters:
+            adapt(model, adapters)
+        return model
 
     if task == "IMAGE_CLASSIFICATION" and "pixel_values" in _arguments(model_class):
         side = _side(config)
