@@ -1,7 +1,7 @@
 """Memory that users of other programs have published, beside what `dlojz memory` says of the same setting.
 
     python benchmarks/memory_reports.py --page docs/memory_reports.md    # all: ten minutes on 2 cores
-    python benchmarks/memory_reports.py --reports bert-4 simsiam
+    python benchmarks/memory_reports.py --page docs/memory_reports.md --chosen bert-4 simsiam    # these rows anew
 
 The reports, their sources and the words of each command stand in `memory_reports.toml`. A figure is within `BOUND`, a
 verdict is that of the report, or the reason for the difference stands beside it.
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -148,40 +148,45 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "DLOJZ_LANG": "en", "TIMM_FUSED_ATTN": "0"}
 
 
-def summary(answers: Iterable[Answer]) -> str:
-    """Count the figures within the bound, and the verdicts that are right."""
+def table(answers: Iterable[Answer]) -> Table:
+    """Lay the answers over the reports."""
+    head = ("report", "setting", "shown", "published", "forecast", "off", "right", "beside")
+    return Table(head, tuple(entry.cells() for entry in answers), align="lllrrrll")
+
+
+def rows_of(answers: Iterable[Answer]) -> dict[str, str]:
+    """Write the rows of the page, by the names of the reports."""
     answers = list(answers)
-    figures = [entry for entry in answers if entry.off is not None]
-    verdicts = [entry for entry in answers if entry.report.verdict and entry.fits is not None]
-    errors = [abs(entry.off or 0.0) for entry in figures]
-    silent = sum(entry.fits is None for entry in answers)
+    return dict(zip((entry.report.id for entry in answers), table(answers).markdown().splitlines()[2:], strict=True))
+
+
+def page_of(rows: Mapping[str, str]) -> str:
+    """Write the page: the rows in the order of the registry, a count of them, then sources and commands."""
+    known = reports()
+    head = table([]).markdown().rstrip()
+    listed = (
+        f"- {name}: {report.source}" + (f"\n  `dlojz memory {report.command}`" if report.command else "")
+        for name, report in known.items()
+    )
+    body = "\n".join(rows[name] for name in known)
+    return f"{PAGE}\n{head}\n{body}\n\n{summary(rows)}\n\n## Sources and commands\n\n" + "\n".join(listed) + "\n"
+
+
+def summary(rows: Mapping[str, str]) -> str:
+    """Count the figures within the bound and the verdicts that are right, from the rows of the page."""
+    known = reports()
+    marks = {name: re.split(r"(?<!\\)\|", row)[7].strip() for name, row in rows.items()}
+    verdicts = [mark for name, mark in marks.items() if known[name].verdict and mark != "—"]
+    figures = [mark for name, mark in marks.items() if not known[name].verdict and mark != "—"]
     return (
-        f"{len(answers)} reports. Figures: {sum(bool(entry.is_right) for entry in figures)} of {len(figures)} within "
-        f"{100 * BOUND:.0f} %, median error {100 * statistics.median(errors or [0.0]):.0f} %. Verdicts: "
-        f"{sum(bool(entry.is_right) for entry in verdicts)} of {len(verdicts)} right. Without an answer: {silent}."
+        f"{len(marks)} reports of {len({report.source for report in known.values()})} sources. Figures: "
+        f"{figures.count('yes')} of {len(figures)} within {100 * BOUND:.0f} %. Verdicts: {verdicts.count('yes')} of "
+        f"{len(verdicts)} right. Without an answer, for the reason beside: {list(marks.values()).count('—')}."
     )
 
 
-def table(answers: Iterable[Answer]) -> Table:
-    """Lay the answers over the reports."""
-    answers = list(answers)
-    head = ("report", "setting", "shown", "published", "forecast", "off", "right", "beside")
-    return Table(head, tuple(entry.cells() for entry in answers), align="lllrrrll", notes=(summary(answers),))
-
-
-def page_of(answers: Iterable[Answer]) -> str:
-    """Write the page: the table, then the source and the command of each report."""
-    answers = list(answers)
-    lines = [f"- {entry.report.id}: {entry.report.source}" for entry in answers]
-    commands = [
-        f"  `dlojz memory {entry.report.command}`" if entry.report.command else "  no command" for entry in answers
-    ]
-    listed = "\n".join(line for pair in zip(lines, commands, strict=True) for line in pair)
-    return f"{PAGE}\n{table(answers).markdown()}\n\n## Sources and commands\n\n{listed}\n"
-
-
 def main(chosen: tuple[str, ...] = (), page: Path | None = None) -> None:
-    """Ask the command about each report, and print or write the table."""
+    """Ask the command about each report, or about some, and print the table; on the page the other rows stay."""
     known = reports()
     with tempfile.TemporaryDirectory() as folder:
         write_models(Path(folder))
@@ -191,7 +196,9 @@ def main(chosen: tuple[str, ...] = (), page: Path | None = None) -> None:
             print(*answers[-1].cells(), sep="  ", file=sys.stderr)
     Console(width=160).print(table(answers))
     if page is not None:
-        page.write_text(page_of(answers), encoding="utf-8")
+        lines = page.read_text(encoding="utf-8").splitlines() if chosen else []
+        before = {line.split("|")[1].strip(): line for line in lines if line.startswith("|")}
+        page.write_text(page_of({**before, **rows_of(answers)} if chosen else rows_of(answers)), encoding="utf-8")
 
 
 if __name__ == "__main__":
