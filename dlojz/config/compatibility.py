@@ -31,15 +31,7 @@ from dlojz.config.fields import (
     block_choices,
     explicit_bounds,
 )
-from dlojz.config.optimizers import (
-    COMMUNICATING,
-    IN_PASS,
-    LOCAL,
-    OPTIMIZERS,
-    WHOLE_LAYERS,
-    WITH_FIRST_STAGE,
-    WITH_FORMS,
-)
+from dlojz.config.optimizers import COMMUNICATING, IN_PASS, LOCAL, OPTIMIZERS, WITH_FIRST_STAGE, WITH_FORMS
 from dlojz.config.schedules import IN_PASSES, PLAIN, READ, check_local_steps, check_stages, stages_of
 from dlojz.models.experts.routing import routing_refusal
 from dlojz.models.foreign.elsewhere import is_taken_as_told, size_of
@@ -645,11 +637,11 @@ def _without_form(config: RunFields) -> Facts | None:
 
 def _splits_layers(config: RunFields) -> Facts | None:
     """Find the first field by which a rank would have a part of a layer, where the optimizer wants it whole."""
-    if config.optimizer not in WHOLE_LAYERS:
+    layout, spec = config.layout, OPTIMIZERS[config.optimizer]
+    if not spec.whole_layers:
         return None
-    layout = config.layout
     # FSDP2's rows of a matrix are gathered for Muon.
-    plain = {} if OPTIMIZERS[config.optimizer].orthogonal and layout.engine_spec.gathers_frozen else {"zero": 0}
+    plain = {} if spec.orthogonal and layout.engine_spec.gathers_frozen else {"zero": 0}
     engine = {"engine": "torch"} if layout.engine == "deepspeed" else {}
     return first_set(layout, {**engine, **plain, "tp": 1, "pp": 1, "ep": 1, "offload": "none"})
 
