@@ -19,8 +19,9 @@ from functools import cached_property, lru_cache
 from statistics import median_low
 
 from dlojz import hardware, models
-from dlojz.base.language import refusal, say
+from dlojz.base.language import format_bytes, refusal, say
 from dlojz.base.table import visible
+from dlojz.config.optimizers import OPTIMIZERS
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
 from dlojz.models.sizes import GPTSize, LlamaSize, ViTSize
@@ -361,7 +362,19 @@ class Forecast:
     @property
     def notes(self) -> tuple[str, ...]:
         """Say what of the model is not as usual, or not predicted."""
-        return tuple(filter(None, (self._without_gradient_note(), self._recurrent_note(), self._pipeline_note())))
+        notes = (self._without_gradient_note(), self._recurrent_note(), self._pipeline_note(), self._paged_note())
+        return tuple(filter(None, notes))
+
+    def _paged_note(self) -> str:
+        if not OPTIMIZERS[self.config.optimizer].is_paged:
+            return ""
+        pages = format_bytes(self.memory.host_bytes or 0)
+        return say(
+            en=f"The pages of the optimizer's states, {pages}, are counted on the host, as torch's allocator sees "
+            "none of them: where room is left on the GPU, nvidia-smi shows them there.",
+            fr=f"Les pages des états de l’optimiseur, {pages}, sont comptées sur l’hôte, car l’allocateur de torch ne "
+            "les voit pas : là où il reste de la place sur le GPU, nvidia-smi les y montre.",
+        )
 
     def _without_gradient_note(self) -> str:
         if not self.without_gradient:

@@ -10,6 +10,7 @@ import pytest
 from dlojz.config.run_config import RunConfig
 from dlojz.prediction.compute import checkpoint_bytes, update_flops
 from dlojz.prediction.engine_memory import EngineMemory
+from dlojz.prediction.forecast import forecast
 from dlojz.prediction.shapes import ModelShapes, ParameterShape, model_shapes
 from dlojz.prediction.states import offload_states, optimizer_bytes_of, predict_states
 from tests.train.counted import Runs, check_as_predicted, check_goes_on, check_refused, prepare_runs
@@ -91,6 +92,8 @@ def test_paged_states_are_of_the_host_and_in_backward_takes_no_temporaries() -> 
     whole = predict_states(config.model_copy(update={"optimizer": "adamw_8bit"}), shapes)
     assert paged > 0 and memory.host_bytes == paged and memory.optimizer_bytes == (whole.optimizer_bytes or 0) - paged
     assert EngineMemory(config, shapes).update_bytes([10**6]) == 0
+    notes = forecast(RunConfig.of(model="gpt_tiny", optimizer="paged_adamw_8bit"), 0).notes
+    assert len(notes) == 1 and "0 B, are counted on the host" in notes[0]
 
 
 @pytest.mark.parametrize(
