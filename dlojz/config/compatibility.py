@@ -31,7 +31,7 @@ from dlojz.config.fields import (
     block_choices,
     explicit_bounds,
 )
-from dlojz.config.optimizers import COMMUNICATING, LOCAL, WITH_FIRST_STAGE, WITH_FORMS
+from dlojz.config.optimizers import COMMUNICATING, IN_PASS, LOCAL, OPTIMIZERS, WITH_FIRST_STAGE, WITH_FORMS
 from dlojz.config.schedules import IN_PASSES, PLAIN, READ, check_local_steps, check_stages, stages_of
 from dlojz.models.experts.routing import routing_refusal
 from dlojz.models.foreign.elsewhere import is_taken_as_told, size_of
@@ -629,6 +629,23 @@ def _of_multiples(name: str, applies: Callable[[RunFields], Facts | None]) -> Ru
     )
 
 
+def _without_form(config: RunFields) -> Facts | None:
+    """List the optimizers that have the form of the update."""
+    with_form = IN_PASS if config.update in IN_PASSES else WITH_FORMS
+    return {"forms": ", ".join(with_form)} if config.update != "auto" and config.optimizer not in with_form else None
+
+
+def _splits_layers(config: RunFields) -> Facts | None:
+    """Find the first field by which a rank would have a part of a layer, where the optimizer wants it whole."""
+    layout, spec = config.layout, OPTIMIZERS[config.optimizer]
+    if not spec.whole_layers:
+        return None
+    # FSDP2's rows of a matrix are gathered for Muon.
+    plain = {} if spec.orthogonal and layout.engine_spec.gathers_frozen else {"zero": 0}
+    engine = {"engine": "torch"} if layout.engine == "deepspeed" else {}
+    return first_set(layout, {**engine, **plain, "tp": 1, "pp": 1, "ep": 1, "offload": "none"})
+
+
 WHOLE_ONLY: Final = (AlexNetSize, QwenSize, DeepSeekSize)
 """Sizes of the models whose layers no rank holds in part."""
 
@@ -699,12 +716,20 @@ _OPTIMIZER: Final[tuple[Rule[RunFields], ...]] = (
 )
 _UPDATE: Final[tuple[Rule[RunFields], ...]] = (
     Rule(
+        "an optimizer of layers has them whole",
+        _splits_layers,
+        en="optimizer={config.optimizer!r} updates a layer as a whole, but {name}={value!r} was received: use "
+        "{name}={plain!r} (muon has zero=2 and zero=3 of engine='torch' too), or optimizer='adamw'.",
+        fr="optimizer={config.optimizer!r} met à jour une couche entière, mais {name}={value!r} a été reçu : prenez "
+        "{name}={plain!r} (muon a aussi zero=2 et zero=3 de engine='torch'), ou optimizer='adamw'.",
+    ),
+    Rule(
         "forms of an update are of some optimizers",
-        lambda config: config.update != "auto" and config.optimizer not in WITH_FORMS,
-        en=f"update={{config.update!r}} is a form of {', '.join(WITH_FORMS)}, but optimizer={{config.optimizer!r}} was "
-        "received: use one of these, or update='auto'.",
-        fr=f"update={{config.update!r}} est une forme de {', '.join(WITH_FORMS)}, mais "
-        "optimizer={config.optimizer!r} a été reçu : prenez l’un d’eux, ou update='auto'.",
+        _without_form,
+        en="update={config.update!r} is a form of {forms}, but optimizer={config.optimizer!r} was received: use one of "
+        "these, or update='auto'.",
+        fr="update={config.update!r} est une forme de {forms}, mais optimizer={config.optimizer!r} a été reçu : prenez "
+        "l’un d’eux, ou update='auto'.",
     ),
     Rule(
         "DeepSpeed updates in its own way",

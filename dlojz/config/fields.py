@@ -308,28 +308,37 @@ class OptimizerFields(Contract):
         "momentum",
         "adamw",
         "lamb",
+        "adafactor",
+        "muon",
         "one_bit_adam",
         "one_bit_lamb",
         "zero_one_adam",
         "local_sgd",
         "diloco",
         "adamw_8bit",
+        "paged_adamw_8bit",
     ] = _field(
         "adamw",
         "update rule (one_bit_adam, one_bit_lamb and zero_one_adam send one bit per number, local_sgd and diloco "
-        "average the weights every local_steps steps, all with engine by_hand; adamw_8bit is predicted, not run)",
+        "average the weights every local_steps steps, all with engine by_hand; adafactor keeps means of rows and "
+        "columns; muon updates hidden matrices by their orthogonal momentum, all else as adamw; adamw_8bit and "
+        "paged_adamw_8bit, bitsandbytes' on a GPU, are predicted, not run: the pages are counted on the host)",
         "règle de mise à jour (one_bit_adam, one_bit_lamb et zero_one_adam envoient un bit par nombre, local_sgd et "
-        "diloco moyennent les poids tous les local_steps pas, toutes avec engine by_hand ; adamw_8bit est prédit, pas "
-        "exécuté)",
+        "diloco moyennent les poids tous les local_steps pas, toutes avec engine by_hand ; adafactor garde les "
+        "moyennes des lignes et des colonnes ; muon met à jour les matrices cachées par leur momentum orthogonalisé, "
+        "tout le reste comme adamw ; adamw_8bit et paged_adamw_8bit, ceux de bitsandbytes sur GPU, sont prédits, pas "
+        "exécutés : les pages sont comptées sur l’hôte)",
     )
     update: Literal["auto", "for_loop", "foreach", "fused", "in_backward", "in_forward"] = _field(
         "auto",
         "how sgd, momentum and adamw go through the parameters: one by one (for_loop), all together (foreach), in one "
         "kernel (fused), each as soon as its gradient is there (in_backward) or as its module is used again "
-        "(in_forward); auto is torch's choice, fused is what DeepSpeed's own FusedAdam does",
+        "(in_forward), both with adafactor and 8-bit states too; auto is torch's choice, fused is what DeepSpeed's own "
+        "FusedAdam does",
         "comment sgd, momentum et adamw parcourent les paramètres : un par un (for_loop), tous ensemble (foreach), en "
         "un seul noyau (fused), chacun dès que son gradient est là (in_backward) ou dès que son module resert "
-        "(in_forward) ; auto est le choix de torch, fused ce que fait le FusedAdam de DeepSpeed",
+        "(in_forward), ces deux aussi avec adafactor et les états de 8 bits ; auto est le choix de torch, fused ce que "
+        "fait le FusedAdam de DeepSpeed",
     )
     warmup_steps: int | None = _count(
         None,

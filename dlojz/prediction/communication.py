@@ -47,6 +47,7 @@ from dlojz.base.language import refusal, refusing_overflow
 from dlojz.by_hand.optimizers.sent_bytes import message_bytes
 from dlojz.config.compatibility import has_tied_head
 from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS
+from dlojz.config.optimizers import OPTIMIZERS
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import sending_interval
 from dlojz.models.foreign.names import is_elsewhere
@@ -316,7 +317,15 @@ def _fsdp2(config: RunConfig, shapes: ModelShapes) -> list[Traffic]:
     )
     # Below torch's pipeline each unit is gathered and reduced once per step, else once per micro-batch.
     times = 1 if layout.pp > 1 else layout.micro_batches
-    return traffic_of({name: times * each_bytes for name, each_bytes in messages.items()}, "dp", layout.replicas)
+    message_bytes = {name: times * each_bytes for name, each_bytes in messages.items()}
+    if OPTIMIZERS[config.optimizer].orthogonal:
+        # Who: the ranks that have rows of a hidden matrix. What: all-gather of its update, in bf16. Once per step.
+        message_bytes["all_gather"] += [
+            HALF_BYTES * layout.dp * parameter.padded_rows_numel(layout.dp)
+            for parameter in shapes.trained.parameters
+            if parameter.is_hidden_matrix
+        ]
+    return traffic_of(message_bytes, "dp", layout.replicas)
 
 
 def _deepspeed_sizes(config: RunConfig, checks_bytes: tuple[int, ...] = ()) -> DeepSpeedSizes:

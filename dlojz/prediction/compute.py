@@ -36,7 +36,10 @@ from dlojz.prediction.shapes import (
     num_blocks,
     untied_shapes,
 )
-from dlojz.prediction.states import compute_bytes, error_bytes
+from dlojz.prediction.states import compute_bytes, error_bytes, is_orthogonalized, state_elements
+
+NEWTON_SCHULZ_STEPS = 5
+"""As in `dlojz.by_hand.optimizers.muon.STEPS`, which loads torch."""
 
 
 def step_flops(config: RunConfig, rank: int = 0) -> float:
@@ -47,10 +50,35 @@ def step_flops(config: RunConfig, rank: int = 0) -> float:
     counted, nor the scores that fused attention kernels recompute in backward (2 % for the lab's small text models);
     the unneeded gradient of the images is. A model from elsewhere is counted as autograd runs it, without what a
     frozen layer or the inputs do not need (see `_traced_flops`). Full checkpointing recomputes the forward pass but for
-    the end of each block (see `_not_recomputed`), selective checkpointing no product, or every second one.
+    the end of each block (see `_not_recomputed`), selective checkpointing no product, or every second one. The products
+    of Muon's and Adafactor's update are added (see `update_flops`).
 
     Source: Korthikanti et al. 2022 (arXiv 2205.05198), appendix A, for the factors 3 and, at most, 4.
     """
+    return _passes_flops(config, rank) + update_flops(config)
+
+
+def update_flops(config: RunConfig) -> float:
+    """Count the FLOPs of an update that are products of matrices, on every rank; other optimizers have none.
+
+    Muon: five times X Xᵀ, A A and B X, 4 k² l + 2 k³ with k ≤ l the sides of a hidden matrix; each rank computes all,
+    also of what it has a part of. Adafactor: rows times columns, 2 n m for each matrix n × m. Source: see
+    `dlojz.by_hand.optimizers.muon`; torch 2.13, `optim/_adafactor.py`.
+    """
+    spec, flops = OPTIMIZERS[config.optimizer], 0
+    if not spec.matrix_states:
+        return 0.0
+    for parameter in model_shapes(config).trained.parameters:
+        if is_orthogonalized(spec, parameter):
+            smaller, larger = sorted(parameter.shape)
+            flops += NEWTON_SCHULZ_STEPS * (4 * smaller**2 * larger + 2 * smaller**3)
+        elif not spec.orthogonal and len(parameter.shape) > 1:
+            flops += 2 * parameter.numel
+    return float(flops)
+
+
+def _passes_flops(config: RunConfig, rank: int) -> float:
+    """FLOPs of forward and backward of a rank, recomputation included."""
     layout, part = config.layout, RankPart(config, rank)
     if config.experts is not None:
         return _mixed_flops(part)
@@ -269,7 +297,11 @@ def checkpoint_bytes(config: RunConfig) -> int:
     # Frozen weights have no moments.
     frozen_bytes = sum(parameter.num_bytes for parameter in shapes.parameters if not parameter.is_trained)
     trained_bytes = sum(parameter.num_bytes for parameter in shapes.trained.parameters)
-    parameter_bytes = frozen_bytes + (1 + len(optimizer.state_tensors)) * trained_bytes
+    moment_bytes = sum(
+        parameter.element_bytes * state_elements(optimizer, parameter, parameter.numel)
+        for parameter in shapes.trained.parameters
+    )
+    parameter_bytes = frozen_bytes + trained_bytes + moment_bytes
     cast_bytes = compute_bytes(config) * shapes.float_buffer_elements + shapes.integer_buffer_bytes
     # Engines that cast the weights cast BatchNorm's statistics too; integers, its count of batches, stay.
     replica_bytes = shapes.buffer_bytes if layout.strategy in AUTOCAST else cast_bytes

@@ -13,7 +13,7 @@ next one leaves. Gradients of `in_backward` are workspace: they are gone before 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -25,7 +25,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.models.sizes import GPTSize
 from dlojz.prediction.model_trace import block_of
 from dlojz.prediction.shapes import FP32_BYTES, HALF_BYTES, ModelShapes, ParameterShape, bucket_bytes_of, fill_buckets
-from dlojz.prediction.states import compressed, ddp_buckets, renewed_bytes
+from dlojz.prediction.states import compressed, ddp_buckets, is_orthogonalized, renewed_bytes, state_elements
 from dlojz.prediction.trace import Allocation, MemoryTrace, TraceMark
 from dlojz.results.footprint import CATEGORIES, STATES, Category, Memory
 from dlojz.results.record import MemorySample
@@ -256,7 +256,60 @@ class EngineMemory:
 
     def update(self, step: Moments) -> None:
         """The optimizer steps."""
-        step.ledger.hold_briefly("update", "workspace", self.update_bytes(self.updated()))
+        whole = [parameter for parameter in self.shapes.parameters if parameter.is_trained]
+        num_bytes = self.matrix_update_bytes(whole) if self.of_matrices else self.update_bytes(self.updated())
+        step.ledger.hold_briefly("update", "workspace", num_bytes)
+
+    @property
+    def of_matrices(self) -> bool:
+        """Whether the temporaries of the update depend on the form of a matrix."""
+        return bool(OPTIMIZERS[self.config.optimizer].matrix_states)
+
+    def matrix_update_bytes(self, parameters: Sequence[ParameterShape]) -> int:
+        """Temporaries of Muon's or Adafactor's update of these parameters, one after the other, in bytes.
+
+        Adafactor: the estimate of the variance, which becomes the update, besides the last tensor's, and the means of
+        the largest. Muon, of a matrix
+        n × m with k = min(n, m): its update, twice X (n × m) and three times A (k × k) in bf16, besides the last
+        matrix's X; then AdamW of all else. Source: torch 2.13 `optim/_adafactor.py`, `_single_tensor_adafactor`;
+        `dlojz.by_hand.optimizers.muon`.
+        """
+        spec = OPTIMIZERS[self.config.optimizer]
+        matrices = [parameter for parameter in parameters if is_orthogonalized(spec, parameter)]
+        other_bytes = [
+            parameter.element_bytes * self.elements_of(parameter)
+            for parameter in parameters
+            if not is_orthogonalized(spec, parameter)
+        ]
+        if spec.orthogonal:
+            peaks = [self.orthogonal_bytes(parameter) for parameter in matrices]
+            return max([*peaks, self._adamw_bytes(other_bytes)])
+        means = [
+            parameter.element_bytes * state_elements(spec, parameter, parameter.numel)
+            for parameter in parameters
+            if len(parameter.shape) > 1
+        ]
+        pairs = pairwise([0, *other_bytes])
+        return max(size_bytes + former_bytes for former_bytes, size_bytes in pairs) + max(means, default=0)
+
+    def orthogonal_bytes(self, parameter: ParameterShape) -> int:
+        """Temporaries of Muon's update of a hidden matrix, in bytes; of a rank with some rows, with those gathered."""
+        smaller, elements = min(parameter.shape), self.elements_of(parameter)
+        x_bytes, gram_bytes = HALF_BYTES * parameter.numel, HALF_BYTES * smaller**2
+        gathered_bytes = x_bytes if elements < parameter.numel else 0
+        # A product may be made while A of the step before, and its polynomial, are still there; the next X beside this.
+        products_bytes = x_bytes + max(3 * gram_bytes, 2 * gram_bytes + x_bytes)
+        return parameter.element_bytes * elements + gathered_bytes + products_bytes
+
+    def _adamw_bytes(self, tensor_bytes: Sequence[int]) -> int:
+        """Temporaries of AdamW, all at once on a GPU, else one after the other, in bytes."""
+        if self.on_gpu:
+            return sum(tensor_bytes)
+        return max(2 * size_bytes + former_bytes for former_bytes, size_bytes in pairwise([0, 0, *tensor_bytes]))
+
+    def elements_of(self, parameter: ParameterShape) -> int:
+        """Elements of a parameter that this rank updates."""
+        return parameter.numel
 
     def updated(self) -> list[int]:
         """Elements of the tensors that the optimizer updates on this rank."""
@@ -267,24 +320,25 @@ class EngineMemory:
 
         They are of the type of the weights.
 
-        AdamW one after the other (`for_loop`, the CPU's way): a square root and its quotient, besides the last tensor's
+        An 8-bit update is one kernel, which needs none (bitsandbytes, `optimizer_update_8bit_blockwise`). AdamW one
+        after the other (`for_loop`, the CPU's way): a square root and its quotient, besides the last tensor's
         quotient; all at once (`foreach`, the GPU's way): a square root of all. SGD with weight decay: a gradient with
         the decay added, of one tensor or of all. A fused kernel needs none of these. Source: torch 2.13
         `optim/adam.py`, `_single_tensor_adam` and `_multi_tensor_adam`; `optim/sgd.py`, likewise.
         """
-        config = self.config
-        if not sizes or config.update == "fused":
+        config, spec = self.config, OPTIMIZERS[self.config.optimizer]
+        if not sizes or config.update == "fused" or spec.block_elements:
             return 0
         # As torch chooses where nothing is asked for: all at once on CUDA only.
-        auto = "foreach" if self.on_gpu and config.optimizer != "lamb" else "for_loop"
+        auto = "foreach" if self.on_gpu and spec.has_forms else "for_loop"
         at_once = (auto if config.update == "auto" else config.update) == "foreach"
         element_sizes = [parameter.element_bytes for parameter in self.shapes.parameters if parameter.is_trained]
         if len(element_sizes) != len(sizes):  # one tensor, or the parts of a flat one: all of one type
             element_sizes = element_sizes[:1] * len(sizes)
         tensor_bytes = [element_bytes * size for element_bytes, size in zip(element_sizes, sizes, strict=True)]
-        if config.optimizer in ("sgd", "momentum"):
+        if spec.state_tensors in ((), ("momentum_buffer",)):
             return (sum(tensor_bytes) if at_once else max(tensor_bytes)) if config.weight_decay else 0
-        if not config.optimizer.startswith(("adamw", "lamb")):
+        if "exp_avg" not in spec.state_tensors:
             return 0
         if at_once:
             return sum(tensor_bytes)
@@ -427,7 +481,9 @@ class HookedDDP(DDP):
 
 
 def _updates(overlay: EngineMemory, step: Moments, parameter: ParameterShape) -> None:
-    step.ledger.hold_briefly("update", "workspace", overlay.update_bytes([parameter.numel]))
+    alone_bytes = overlay.matrix_update_bytes([parameter]) if overlay.of_matrices else None
+    update_bytes = overlay.update_bytes([parameter.numel]) if alone_bytes is None else alone_bytes
+    step.ledger.hold_briefly("update", "workspace", update_bytes)
 
 
 class InBackwardMemory(EngineMemory):

@@ -206,12 +206,11 @@ class FSDP2(EngineMemory):
         for unit in self.order:
             step.ledger.drop(("gather", unit))
 
+    def elements_of(self, parameter: ParameterShape) -> int:
+        return parameter.rows_numel(self.config.layout.dp, 0)
+
     def updated(self) -> list[int]:
-        return [
-            parameter.rows_numel(self.config.layout.dp, 0)
-            for parameter in self.shapes.parameters
-            if parameter.is_trained
-        ]
+        return [self.elements_of(parameter) for parameter in self.shapes.parameters if parameter.is_trained]
 
 
 class DeepSpeed(EngineMemory):

@@ -19,8 +19,9 @@ from functools import cached_property, lru_cache
 from statistics import median_low
 
 from dlojz import hardware, models
-from dlojz.base.language import format_count, percent, refusal, say
+from dlojz.base.language import format_bytes, format_count, percent, refusal, say
 from dlojz.base.table import visible
+from dlojz.config.optimizers import OPTIMIZERS
 from dlojz.config.run_config import RunConfig
 from dlojz.hardware import Device
 from dlojz.models.sizes import GPTSize, LlamaSize, ViTSize
@@ -369,8 +370,8 @@ class Forecast:
     @property
     def notes(self) -> tuple[str, ...]:
         """Say what of the model is not as usual, or not predicted."""
-        notes = (self._without_gradient_note(), self._recurrent_note(), self._pipeline_note(), self._frozen_note())
-        return tuple(filter(None, notes))
+        notes = (self._without_gradient_note(), self._recurrent_note(), self._pipeline_note())
+        return tuple(filter(None, (*notes, self._frozen_note(), self._paged_note())))
 
     def _frozen_note(self) -> str:
         trained, total = model_shapes(self.config).trained.num_parameters, count_parameters(self.config)
@@ -398,6 +399,17 @@ class Forecast:
             "kept.",
             fr=f" Les couches linéaires gelées, sauf la tête, sont en {bits} bits, et chacune calcule avec une copie "
             "qui n’est pas gardée.",
+        )
+
+    def _paged_note(self) -> str:
+        if not OPTIMIZERS[self.config.optimizer].is_paged:
+            return ""
+        pages = format_bytes(self.memory.host_bytes or 0)
+        return say(
+            en=f"The pages of the optimizer's states, {pages}, are counted on the host, as torch's allocator sees "
+            "none of them: where room is left on the GPU, nvidia-smi shows them there.",
+            fr=f"Les pages des états de l’optimiseur, {pages}, sont comptées sur l’hôte, car l’allocateur de torch ne "
+            "les voit pas : là où il reste de la place sur le GPU, nvidia-smi les y montre.",
         )
 
     def _without_gradient_note(self) -> str:

@@ -22,7 +22,7 @@ from typing import Final, Literal, get_args
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal, say
-from dlojz.config.optimizers import OPTIMIZERS
+from dlojz.config.optimizers import EIGHT_BIT_BLOCK, OPTIMIZERS
 from dlojz.results.footprint import Category
 
 Precision = Literal["fp32", "fp16_amp", "bf16", "bf16_fp32_gradients", "autocast"]
@@ -40,12 +40,6 @@ _WEIGHTS: Final[dict[str, tuple[int, int, int]]] = {
     "bf16_fp32_gradients": (2, 4, 4),
 }
 """Bytes of a weight, of its gradient and of its master copy."""
-EIGHT_BIT_BLOCK: Final = 256
-"""Elements that share a scale (the largest magnitude, in fp32) in 8-bit optimizer states.
-
-Source: Dettmers et al. 2022 (arXiv 2110.02861), §2; 256 in bitsandbytes (2,048 before 0.45) and in torchao. Both keep
-tensors of fewer than 4,096 elements in fp32, and torchao those that 256 does not divide.
-"""
 MOMENT_BYTES: Final[dict[str, Fraction]] = {
     **{name: Fraction(4 * len(OPTIMIZERS[name].state_tensors)) for name in get_args(Optimizer) if name in OPTIMIZERS},
     "adam": Fraction(8),

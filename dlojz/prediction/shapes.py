@@ -75,6 +75,8 @@ class ParameterShape:
     dtype: str = "float32"
     is_trained: bool = True
     """Whether it needs a gradient; else it is frozen."""
+    is_hidden_matrix: bool = False
+    """Whether Muon updates it by its orthogonal momentum."""
 
     @property
     def is_floating_point(self) -> bool:
@@ -448,9 +450,11 @@ def shapes_of(built: BlockList) -> ModelShapes:
     """Read the shapes of the parameters and buffers of a model that is built, on the meta device or a real one."""
     from torch import nn
 
+    from dlojz.by_hand.optimizers.muon import hidden_matrices
     from dlojz.models.blocks import tied_names
     from dlojz.models.experts.layer import expert_parameters
 
+    matrices = frozenset(hidden_matrices(built))
     experts = frozenset(expert_parameters(built))
     # Two modules of one block may share a matrix without being tied across blocks.
     tied = {first_name for name, first_name in tied_names(built).items() if _number_of(name) != _number_of(first_name)}
@@ -464,6 +468,7 @@ def shapes_of(built: BlockList) -> ModelShapes:
             tied=name in tied,
             dtype=str(parameter.dtype).removeprefix("torch."),
             is_trained=parameter.requires_grad,
+            is_hidden_matrix=name in matrices,
         )
         for name, parameter in built.named_parameters()
     )

@@ -29,9 +29,8 @@ from itertools import accumulate
 from dlojz.base.language import MEBIBYTE
 from dlojz.by_hand.optimizers.sent_bytes import chunk_elements
 from dlojz.config.engines import DEEPSPEED_BUCKET_ELEMENTS, SUB_GROUP_ELEMENTS
-from dlojz.config.optimizers import COMPRESSED, OPTIMIZERS
+from dlojz.config.optimizers import COMPRESSED, OPTIMIZERS, OptimizerSpec
 from dlojz.config.run_config import RunConfig
-from dlojz.prediction.rules_of_thumb import EIGHT_BIT_BLOCK
 from dlojz.prediction.shapes import (
     DDP_FIRST_BUCKET_BYTES,
     FP32_BYTES,
@@ -66,11 +65,38 @@ def gathered_element_bytes(config: RunConfig, parameter: ParameterShape) -> int:
 
 def optimizer_bytes_of(config: RunConfig, tensors: Iterable[tuple[ParameterShape, int]]) -> int:
     """Compute the bytes of the optimizer's states over so many elements of each parameter; frozen ones have none."""
-    sizes: dict[int, list[int]] = {}
+    spec, sizes, matrices_bytes = OPTIMIZERS[config.optimizer], dict[int, list[int]](), 0
     for parameter, elements in tensors:
-        if parameter.is_trained:
+        if not parameter.is_trained:
+            continue
+        if spec.matrix_states:
+            numbers = FP32_BYTES * spec.numbers
+            matrices_bytes += parameter.element_bytes * state_elements(spec, parameter, elements) + numbers
+            matrices_bytes -= numbers if is_orthogonalized(spec, parameter) else 0
+        else:
             sizes.setdefault(parameter.element_bytes, []).append(elements)
-    return sum(optimizer_bytes(config, of_type, element_bytes) for element_bytes, of_type in sizes.items())
+    return matrices_bytes + sum(
+        optimizer_bytes(config, of_type, element_bytes) for element_bytes, of_type in sizes.items()
+    )
+
+
+def is_orthogonalized(spec: OptimizerSpec, parameter: ParameterShape) -> bool:
+    """Tell whether a parameter is one of Muon's hidden matrices, of which updates are not counted."""
+    return spec.orthogonal and parameter.is_hidden_matrix
+
+
+def state_elements(spec: OptimizerSpec, parameter: ParameterShape, elements: int) -> int:
+    """Count the elements of the states of so many elements of a parameter, of a few rows of it or of all.
+
+    Muon: one momentum of a hidden matrix, AdamW's two moments of all else. Adafactor: of a tensor (…, n, m) the means
+    of its rows, (…, n, 1), and of its columns, (…, 1, m); of a vector all. Source: torch 2.13, `optim/_muon.py` and
+    `optim/_adafactor.py`, `_init_group`; Shazeer & Stern 2018 (arXiv 1804.04235), algorithm 4.
+    """
+    if is_orthogonalized(spec, parameter):
+        return elements
+    if spec.matrix_states and not spec.orthogonal and len(parameter.shape) > 1:
+        return elements // parameter.shape[-1] + elements // parameter.shape[-2]
+    return len(spec.state_tensors) * elements
 
 
 def optimizer_bytes(config: RunConfig, sizes: Iterable[int], element_bytes: int = FP32_BYTES) -> int:
@@ -80,22 +106,38 @@ def optimizer_bytes(config: RunConfig, sizes: Iterable[int], element_bytes: int 
 
     Adam and LAMB: two moments in fp32; torch's AdamW adds an fp32 step count per tensor, and so do the lab's own;
     DeepSpeed's keep it as a number. 1-bit LAMB has a third moment, the fresh variance, in its second stage. 8-bit Adam:
-    the moments in one byte each, with one fp32 scale for every 256 elements of a tensor; of small tensors too, though
-    bitsandbytes keeps those under 4096 elements in fp32.
+    the moments in one byte each, with one fp32 scale for every 256 elements of a tensor; tensors under 4096 elements
+    keep them in fp32. Of the paged one this is all: what lies on the device is the driver's affair.
 
     Source: Kingma & Ba 2015 (arXiv 1412.6980), algorithm 1; You et al. 2020, LAMB (arXiv 1904.00962), algorithm 2;
-    Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization" (arXiv 2110.02861), §2, whose blocks of 2048
-    elements bitsandbytes has since made 256.
+    Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization" (arXiv 2110.02861), §2; bitsandbytes,
+    `optim/optimizer.py`, `Optimizer2State.init_state`.
     """
     sizes = list(sizes)
     optimizer = OPTIMIZERS[config.optimizer]
     moments = len(optimizer.state_tensors)
-    if config.optimizer == "adamw_8bit":
-        scales = sum(-(-size // EIGHT_BIT_BLOCK) for size in sizes)
-        return moments * (sum(sizes) + FP32_BYTES * scales)
+    if block := optimizer.block_elements:
+        return moments * sum(eight_bit_bytes(size, block) for size in sizes)
     in_lab = config.optimizer == "adamw" or config.layout.engine != "deepspeed"
     numbers = optimizer.numbers * len(sizes) if in_lab else 0
     return element_bytes * moments * sum(sizes) + FP32_BYTES * numbers + error_bytes(config, sum(sizes))
+
+
+EIGHT_BIT_ELEMENTS = 4096
+"""A tensor of fewer elements keeps its moments in fp32 beside 8-bit ones (`min_8bit_size`)."""
+PAGED_ELEMENTS = 100_000
+"""A tensor of fewer elements has no paged states (bitsandbytes, `optim/optimizer.py`, `get_state_buffer`)."""
+
+
+def eight_bit_bytes(size: int, block: int) -> int:
+    """Compute the bytes of one 8-bit moment of a tensor: a byte for each element, a scale in fp32 for each block."""
+    return FP32_BYTES * size if size < EIGHT_BIT_ELEMENTS else size + FP32_BYTES * -(-size // block)
+
+
+def paged_bytes(config: RunConfig, sizes: Iterable[int]) -> int:
+    """Compute the bytes of the optimizer's states that lie in pages, which the host holds: the moments of one byte."""
+    spec = OPTIMIZERS[config.optimizer]
+    return len(spec.state_tensors) * sum(size for size in sizes if size >= PAGED_ELEMENTS) if spec.is_paged else 0
 
 
 def error_bytes(config: RunConfig, num_parameters: int) -> int:
@@ -381,6 +423,9 @@ def offload_states(config: RunConfig, shapes: ModelShapes, memory: Memory, rank:
     Returns:
         The same with `host_bytes`; unchanged where optimizer and parameters stay on the device.
     """
+    if pages := paged_bytes(config, (parameter.numel for parameter in shapes.trained.parameters)):
+        update = {"optimizer_bytes": (memory.optimizer_bytes or 0) - pages, "host_bytes": pages}
+        return memory.model_copy(update=update)
     if config.layout.offload not in ("optimizer", "parameters"):
         return memory
     offload_rule = _stage_3 if config.layout.zero == 3 else _stages_1_and_2

@@ -68,6 +68,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "local steps need replicas that go alone": {"local_steps": 4},
     "an optimizer averages alone": {"optimizer": "one_bit_adam"},
     "stages and local steps are within the run": {"optimizer": "one_bit_adam", "engine": "by_hand", "steps": 1},
+    "an optimizer of layers has them whole": {"optimizer": "muon", "tp": 2},
     "forms of an update are of some optimizers": {"update": "in_forward", "optimizer": "lamb"},
     "DeepSpeed updates in its own way": {"update": "in_backward", "engine": "deepspeed"},
     "updates within the passes need whole states": {"update": "in_forward", "tp": 2},

@@ -158,10 +158,10 @@ def test_predict_states_gives_bytes_per_parameter(fields: dict[str, object], tot
 
 
 def test_optimizer_bytes_have_a_scale_for_the_last_block_of_an_8_bit_moment_too() -> None:
-    """257 elements are two blocks of 256 at most: 2 moments × (257 bytes + 2 scales of 4)."""
+    """4097 elements are 17 blocks of 256 at most: 2 moments × (4097 bytes + 17 scales of 4); 4095 are kept in fp32."""
     config = RunConfig.of(optimizer="adamw_8bit")
-    assert optimizer_bytes(config, [257]) == 2 * (257 + 2 * 4)
-    assert optimizer_bytes(config, [256, 1]) == 2 * (257 + 2 * 4)
+    assert optimizer_bytes(config, [4097]) == 2 * (4097 + 17 * 4)
+    assert optimizer_bytes(config, [4096, 4095]) == 2 * (4096 + 16 * 4) + 2 * 4 * 4095
 
 
 def test_a_compressing_optimizer_keeps_its_errors() -> None:

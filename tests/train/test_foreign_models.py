@@ -89,7 +89,9 @@ RUNS |= {
 }
 RUNS |= {
     f"own_{number}": {**SMALL, **MODELS["own"], "optimizer": "adamw", **fields}
-    for number, fields in enumerate(({"update": "fused"}, {"update": "in_backward"}, {"offload": "activations"}))
+    for number, fields in enumerate(
+        ({"update": "fused"}, {"update": "in_backward"}, {"offload": "activations"}, {"optimizer": "muon"})
+    )
 }
 RUNS["own-bf16"] = {**RUNS["own-fsdp2-zero3"], "precision": "bf16"}
 RUNS["own-bf16-by-hand"] = {**RUNS["own-by-hand-3"], "precision": "bf16"}

@@ -16,6 +16,7 @@ An all-reduce is itself a reduce-scatter, then an all-gather (`dlojz.by_hand.zer
 stage replace these, so that on the wire Ψ/8 replaces 4Ψ: one 32nd.
 
 `in_backward` sends nothing: it puts any optimizer into the backward pass, so that gradients are freed early.
+`muon` sends nothing either, unless its ranks have rows of a matrix: then they gather its update, 2nm bytes.
 
 Source: Tang et al. 2021, "1-bit Adam" (arXiv 2102.02888); Li et al. 2021, "1-bit LAMB" (arXiv 2104.06069); Lu et al.
 2022, "0/1 Adam" (arXiv 2202.06009); You et al. 2020, "LAMB" (arXiv 1904.00962).

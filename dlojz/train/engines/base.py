@@ -31,6 +31,7 @@ from dlojz.by_hand.activation_offload import offload_of
 from dlojz.by_hand.context_parallel import RingShare, share_sequences
 from dlojz.by_hand.optimizers.in_backward import InBackward, MakeOptimizer
 from dlojz.by_hand.optimizers.lamb import Lamb
+from dlojz.by_hand.optimizers.muon import Muon, hidden_matrices
 from dlojz.by_hand.ring_attention import Ring
 from dlojz.by_hand.zero.flat import FlatWeights
 from dlojz.config.fields import ASYNCHRONOUS
@@ -46,17 +47,23 @@ from dlojz.train.engines.tensor_engines import TensorShare, as_dtensor
 WEIGHTS: Final = "weights"
 
 
+_MEANS: Final = {"row_var": -1, "col_var": -2}
+"""Dimension of which Adafactor keeps a mean."""
+
+
 def begun(optimizer: Any, updated: Tensor, kinds: tuple[str, ...], updates: int) -> dict[str, Tensor]:
     """Make the states that an optimizer makes for a tensor in its first step, as zeros, with the count of a later one.
 
-    Source: torch 2.13, `optim/adam.py`, `_init_group`; `optim/sgd.py`.
+    Source: torch 2.13, `optim/adam.py`, `_init_group`; `optim/sgd.py`; `optim/_adafactor.py`.
     """
     state: dict[str, Tensor] = optimizer.state[updated]
     for kind in kinds:
         if kind not in state:
             like = updated.new_zeros(()) if kind in STATE_NUMBERS else updated
+            if kind in _MEANS:
+                like = updated.detach().narrow(_MEANS[kind], 0, 1)
             state[kind] = torch.zeros_like(like, memory_format=torch.preserve_format).detach()
-    if "exp_avg" in kinds:
+    if not {"exp_avg", "variance", "row_var"}.isdisjoint(kinds):
         fused = getattr(optimizer, "defaults", {}).get("fused")  # its kernel reads the count where it computes
         # In fp32, as torch's own count.
         state["step"] = torch.tensor(float(updates), device=updated.device if fused else "cpu")
@@ -187,14 +194,27 @@ FORMS: dict[str, dict[str, Any]] = {
 """Options of torch's optimizers for each form of an update."""
 
 
-def make_optimizer(config: RunConfig, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-    """Make the optimizer of a run, for every engine but those whose optimizers communicate."""
+def make_optimizer(
+    config: RunConfig, parameters: Iterable[Tensor], module: nn.Module | None = None
+) -> torch.optim.Optimizer:
+    """Make the optimizer of a run, for every engine but those whose optimizers communicate.
+
+    Args:
+        module: whose parameters they are; Muon asks which of them are hidden matrices.
+    """
     rate, decay, form = config.learning_rate, config.weight_decay, FORMS[config.update]
     param_groups = by_mesh(parameters)
     if config.optimizer == "adamw":
         return torch.optim.AdamW(param_groups, lr=rate, weight_decay=decay, **form)
     if config.optimizer == "lamb":
         return Lamb(param_groups, lr=rate, weight_decay=decay)
+    if config.optimizer == "adafactor":
+        return torch.optim.Adafactor(param_groups, lr=rate, weight_decay=decay)
+    if config.optimizer == "muon":
+        assert module is not None
+        named = dict(module.named_parameters())
+        matrices = [named.pop(name) for name in hidden_matrices(module)]
+        return Muon(matrices, by_mesh(named.values()), lr=rate, weight_decay=decay)
     momentum = 0.9 if config.optimizer == "momentum" else 0.0
     return torch.optim.SGD(param_groups, lr=rate, momentum=momentum, weight_decay=decay, **form)
 
@@ -260,7 +280,7 @@ class Engine:
         """Make the optimizer of the distributed model."""
         if self.config.update in IN_PASSES:
             return PassOptimizer(self.module, self.config, partial(make_optimizer, self.config))
-        return make_optimizer(self.config, self.model.parameters())
+        return make_optimizer(self.config, self.model.parameters(), self.module)
 
     def finish(self) -> None:
         """Make the updates left to the next forward pass: before weights or states are read."""
@@ -374,7 +394,7 @@ class Engine:
     def moments(self) -> tuple[str, ...]:
         """Keys of the states that the optimizer keeps for each parameter."""
         spec = OPTIMIZERS[self.config.optimizer]
-        return (*spec.state_tensors, *spec.state_numbers)
+        return (*spec.state_tensors, *spec.matrix_states, *spec.state_numbers)
 
     @torch.no_grad()
     def restore(self, source: CheckpointTensors) -> None:
