@@ -207,6 +207,7 @@ class FSDP2(EngineMemory):
             step.ledger.drop(("gather", unit))
 
     def elements_of(self, parameter: ParameterShape) -> int:
+        """Count the elements of a parameter that this rank updates: its rows."""
         return parameter.rows_numel(self.config.layout.dp, 0)
 
     def updated(self) -> list[int]:

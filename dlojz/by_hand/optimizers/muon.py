@@ -111,7 +111,8 @@ class Muon(torch.optim.Optimizer):
         update_nm = gradient_nm.lerp(state["momentum_buffer"], MOMENTUM)  # Nesterov's
         if isinstance(update_nm, DTensor):
             # Who: the ranks that have rows of the matrix. What: all-gather of its update, in bf16: 2 n m bytes.
-            whole_nm = orthogonal(update_nm.bfloat16().full_tensor())
+            rows_nm: Any = update_nm.bfloat16()
+            whole_nm = orthogonal(rows_nm.full_tensor())
             # Each rank takes its rows of what all have computed: nothing is sent.
             update_nm = distribute_tensor(whole_nm, update_nm.device_mesh, update_nm.placements, src_data_rank=None)
         else:

@@ -7,6 +7,7 @@ samples.
 
 from __future__ import annotations
 
+import itertools
 import math
 import shlex
 import tempfile
@@ -15,28 +16,33 @@ from pathlib import Path
 from typing import Any
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import format_bytes, percent, refusal, say, significant
+from dlojz.base.language import format_bytes, integer, percent, refusal, say, significant
 from dlojz.compare import compare
 from dlojz.labs.kit.exercise import Said, Sentences, Verdict, Wrong, show
 from dlojz.labs.kit.lab import SCRIPT, Lab
 from dlojz.labs.script.growing_script import LAYOUTS, number_of_lab
-from dlojz.labs.script.script_checks import check_learns, check_parity, check_printed, check_samples, check_shards
 from dlojz.labs.script.script_trials import BATCH, LibraryMissing, ScriptTrials
 from dlojz.libraries.scripts.rank_report import Trial
 from dlojz.libraries.scripts.script_parity import (
     SAME_LOSS,
     SAME_ON_ONE,
+    SHARED_SAMPLES,
     check_averaged,
     check_gradients,
     check_group,
     check_losses,
+    check_orders,
     check_saves,
+    check_shares,
+    check_trained_alike,
     differing_step,
 )
 from dlojz.running.store import runs_root
 
 TEXTS = Sentences(Path(__file__).with_suffix(".md"))
 
+SAME_PRINTED = 1.3
+"""Factor by which the loss that a rank prints, of the samples it reads, may differ from the mean of all ranks."""
 ROUNDED_LOSS = 0.01
 """Relative distance of losses, where gradients are rounded to bf16."""
 SAME_RATE = 1.4
@@ -47,13 +53,102 @@ LEVELS = 3
 """Folders above the notebook's in which its script is looked for."""
 
 
+def _check_learns(trial: Trial, factor: float) -> None:
+    """Refuse a run whose last loss is more than so many times the first."""
+    losses = trial.record.losses
+    if not losses or not all(map(math.isfinite, losses)):
+        raise TEXTS.wrong("checks", "no finite loss")
+    if losses[-1] > factor * losses[0]:
+        raise TEXTS.wrong(
+            "checks",
+            "the loss does not fall",
+            first_loss=significant(losses[0], 4),
+            last_loss=significant(losses[-1], 4),
+        )
+
+
+def _check_printed(trial: Trial) -> None:
+    """Refuse a script that prints a loss of each step which is not that of the step."""
+    for printed in trial.printed:
+        # Only a script that prints one loss per step can be compared.
+        if len(printed) != len(trial.record.losses):
+            continue
+        for step, (printed_loss, loss) in enumerate(zip(printed, trial.record.losses, strict=True), start=1):
+            if not loss / SAME_PRINTED < printed_loss < loss * SAME_PRINTED:
+                pair = significant(printed_loss, 4), significant(loss, 4)
+                raise TEXTS.wrong(
+                    "checks", "another loss is printed", title=trial.title, first=pair[0], step=step, second=pair[1]
+                )
+
+
+def _check_samples(base: Trial, many: Trial, replicas: int) -> None:
+    """Refuse replicas that read the same samples, too many of them, or each epoch in one order."""
+    check_shares(many, replicas)
+    steps = [len(trial.record.losses) for trial in (base, many)]
+    if steps[0] != steps[1]:
+        en = f"Two epochs are {steps[0]} steps with {base.title}, and {steps[1]} with {many.title}: "
+        fr = f"Deux époques font {steps[0]} pas avec {base.title}, et {steps[1]} avec {many.title} : "
+        # Samples of a step, if every replica reads as many as rank 0.
+        samples_per_step = replicas * sum(map(len, many.ranks[0].epochs)) / max(steps[1], 1)
+        if math.isclose(samples_per_step, BATCH, rel_tol=SHARED_SAMPLES) and steps[1] < steps[0]:
+            raise TEXTS.wrong("checks", "samples are left out", en=en, fr=fr)
+        on_average = TEXTS.sentence("checks", "mean samples of a step", samples_per_step=integer(samples_per_step))
+        reads = on_average if samples_per_step else Said("", "")  # a script may read without a DataLoader
+        raise TEXTS.wrong(
+            "checks",
+            "another number of samples per step",
+            en=en,
+            BATCH=BATCH,
+            reads=reads,
+            fr=fr,
+        )
+    for trial in (base, many):
+        check_orders(trial)
+
+
+def _check_parity(base: Trial, many: Trial, replicas: int) -> None:
+    """Refuse a layout that does not train as one process does, with the cause where it is seen."""
+    check_group(many)
+    _check_samples(base, many, replicas)
+    # Each rank is a replica: then all of them must average with all.
+    if replicas == len(many.ranks):
+        check_averaged(many)
+    check_trained_alike(base, many, are_same=_same_samples(base, many, replicas))
+    check_saves(many)
+
+
+def _same_samples(base: Trial, many: Trial, replicas: int) -> bool:
+    """Whether the first step of both reads the same samples."""
+    # A tuple for each replica: the samples of its first step; ranks of one replica give the same tuple.
+    shares = {rank.epochs[0][: BATCH // replicas] for rank in many.ranks if rank.epochs}
+    return bool(base.ranks[0].epochs) and sorted(itertools.chain.from_iterable(shares)) == sorted(
+        base.ranks[0].epochs[0][:BATCH]
+    )
+
+
+def _check_shards(base: Trial, many: Trial, max_share: float, cause: Said) -> None:
+    """Refuse ranks that hold more than a share of the parameters, or that have lost some of them."""
+    total = base.ranks[0].held
+    sizes = [rank.held for rank in many.ranks]
+    if max(sizes) > max_share * total:
+        raise TEXTS.wrong(
+            "checks",
+            "another share of the parameters",
+            title=many.title,
+            share=percent(max(sizes) / total),
+            cause=cause,
+        )
+    if sum(sizes) < total:
+        raise TEXTS.wrong("checks", "a part of the model is lost", title=many.title, share=percent(sum(sizes) / total))
+
+
 def _plain(trials: ScriptTrials) -> None:
-    check_learns(trials(1), 0.9)
+    _check_learns(trials(1), 0.9)
 
 
 def _transformer(trials: ScriptTrials) -> None:
     trial = trials(1)
-    check_learns(trial, 1.1)
+    _check_learns(trial, 1.1)
     if trial.ranks[0].blocks < 2:
         raise TEXTS.wrong("judge", "no equal blocks")
 
@@ -87,10 +182,10 @@ def _data_parallel(trials: ScriptTrials) -> None:
     if two.ranks[0].ddp > 1:
         raise TEXTS.wrong("judge", "not one DistributedDataParallel", wrapped=two.ranks[0].ddp)
     check_saves(two)
-    check_samples(two, two, replicas=2)
+    _check_samples(two, two, replicas=2)
     check_averaged(two)
     accumulated = trials(2, "--accumulation", "2")
-    check_samples(two, accumulated, replicas=2)
+    _check_samples(two, accumulated, replicas=2)
     # As much as without accumulation under no_sync, twice as much without: 1.5 lies between.
     if accumulated.sent_bytes > 1.5 * two.sent_bytes:
         raise TEXTS.wrong(
@@ -102,19 +197,19 @@ def _data_parallel(trials: ScriptTrials) -> None:
     check_gradients(two, accumulated)
     base = trials(1)
     for many in (two, accumulated):
-        check_parity(base, many, replicas=2)
+        _check_parity(base, many, replicas=2)
 
 
 def _sharded(trials: ScriptTrials) -> None:
     folder = trials.checkpoint
     two, base = trials.layout(4, "--accumulation", "2", "--save", folder), trials(1)
     check_group(two)
-    check_shards(base, two, 0.6, TEXTS.sentence("judge", "fully_shard on each block"))
+    _check_shards(base, two, 0.6, TEXTS.sentence("judge", "fully_shard on each block"))
     if two.ranks[0].fsdp_units < 2:
         raise TEXTS.wrong("judge", "fully_shard on the whole model alone")
     if two.ranks[0].plain:
         raise TEXTS.wrong("judge", "parameters on every rank", plain=percent(two.ranks[0].plain / base.ranks[0].held))
-    check_parity(base, two, replicas=2)
+    _check_parity(base, two, replicas=2)
     resumed_run = trials.layout(4, "--load", folder)
     if differing_step(two.record.losses[:1], resumed_run.record.losses[:1], SAME_ON_ONE) is None:
         raise TEXTS.wrong("judge", "load changes nothing")
@@ -127,11 +222,11 @@ def _sharded(trials: ScriptTrials) -> None:
 def _pipeline(trials: ScriptTrials) -> None:
     two, base = trials.layout(5), trials(1)
     check_group(two)
-    check_shards(base, two, 0.7, TEXTS.sentence("judge", "the stage's blocks only"))
+    _check_shards(base, two, 0.7, TEXTS.sentence("judge", "the stage's blocks only"))
     # More than 1: something outside of the blocks is held by both stages.
     if (together := sum(rank.held for rank in two.ranks) / base.ranks[0].held) > 1:
         raise TEXTS.wrong("judge", "too much of the model together", together=percent(together))
-    check_parity(base, two, replicas=1)
+    _check_parity(base, two, replicas=1)
     if two.ranks[0].schedule != "Schedule1F1B":
         name = two.ranks[0].schedule
         schedule = Said(
@@ -148,11 +243,11 @@ def _tensor_parallel(trials: ScriptTrials) -> None:
     check_group(two)
     if two.ranks[0].plain == base.ranks[0].held:
         raise TEXTS.wrong("judge", "no parameter is divided", title=two.title)
-    check_shards(base, two, 0.8, TEXTS.sentence("judge", "names of the plan"))
+    _check_shards(base, two, 0.8, TEXTS.sentence("judge", "names of the plan"))
     rank0 = two.ranks[0]
     if rank0.plain < rank0.held and not rank0.by_rows:
         raise TEXTS.wrong("judge", "columns without rows", title=two.title, by_columns=rank0.by_columns)
-    check_parity(base, two, replicas=1)
+    _check_parity(base, two, replicas=1)
 
 
 def _two_axes(trials: ScriptTrials) -> None:
@@ -160,13 +255,13 @@ def _two_axes(trials: ScriptTrials) -> None:
     check_group(four)
     if four.ranks[0].mesh_axes < 2:
         raise TEXTS.wrong("judge", "no mesh of two axes")
-    check_shards(base, four, 0.45, TEXTS.sentence("judge", "split along tp and dp"))
+    _check_shards(base, four, 0.45, TEXTS.sentence("judge", "split along tp and dp"))
     for row in {rank.mesh_row for rank in four.ranks}:
         samples = {rank.epochs for rank in four.ranks if rank.mesh_row == row}
         if len(samples) > 1:
             raise TEXTS.wrong("judge", "parts of one model read different samples", title=four.title)
-    check_parity(base, four, replicas=2)
-    check_parity(base, trials.layout(6), replicas=1)  # on a mesh of two axes, tp takes its own
+    _check_parity(base, four, replicas=2)
+    _check_parity(base, trials.layout(6), replicas=1)  # on a mesh of two axes, tp takes its own
 
 
 def _measured(trials: ScriptTrials) -> None:
@@ -216,8 +311,8 @@ def _experts(trials: ScriptTrials) -> None:
     footprint = two.record.footprint()
     if footprint is None or all(traffic.collective != "all_to_all" for traffic in footprint.communication):
         raise TEXTS.wrong("judge", "no all-to-all")
-    check_shards(base, two, 0.7, TEXTS.sentence("judge", "the share of the experts"))
-    check_samples(base, two, replicas=2)
+    _check_shards(base, two, 0.7, TEXTS.sentence("judge", "the share of the experts"))
+    _check_samples(base, two, replicas=2)
     check_losses(base, two, SAME_LOSS, TEXTS.sentence("judge", "places of the tokens"), steps=1)
     mean = TEXTS.sentence("judge", "gradients of experts")
     check_gradients(base, two, mean)
@@ -231,12 +326,12 @@ def _compressed_model(trials: ScriptTrials) -> None:
         raise TEXTS.wrong("judge", "too many values of a quantized matrix", levels=levels)
     if (still := base.ranks[0].gradients.count(0.0)) > STILL:
         raise TEXTS.wrong("judge", "no gradient through the rounding", still=still)
-    check_learns(base, 1.0)
+    _check_learns(base, 1.0)
     for trial in (base, two):
         share = trial.ranks[0].zeros / trial.ranks[0].matrices
         if not 0.45 < share < 0.55:
             raise TEXTS.wrong("judge", "another share of zeros", title=trial.title, share=percent(share))
-    check_parity(base, two, replicas=2)
+    _check_parity(base, two, replicas=2)
 
 
 def _libraries(trials: ScriptTrials) -> None:
@@ -254,9 +349,9 @@ def _libraries(trials: ScriptTrials) -> None:
             trainer = Said(engine or "PyTorch alone", engine or "PyTorch seul")
             raise TEXTS.wrong("judge", "another engine trains", title=two.title, engine=trainer, name=name)
         if name == "DeepSpeedEngine":
-            check_shards(base, two, 0.6, TEXTS.sentence("judge", "a stage of DeepSpeed"))
+            _check_shards(base, two, 0.6, TEXTS.sentence("judge", "a stage of DeepSpeed"))
             check_group(two)
-            check_samples(base, two, replicas=2)
+            _check_samples(base, two, replicas=2)
             check_gradients(base, two)
             check_losses(
                 base, two, ROUNDED_LOSS, TEXTS.sentence("judge", "DeepSpeed divides by the micro-batches"), steps=3
@@ -265,7 +360,7 @@ def _libraries(trials: ScriptTrials) -> None:
         else:
             if not two.sent_bytes:
                 raise TEXTS.wrong("judge", "no gradient is sent", title=two.title)
-            check_parity(base, two, replicas=2)
+            _check_parity(base, two, replicas=2)
 
 
 CHECKS: tuple[Callable[[ScriptTrials], None], ...] = (
@@ -322,7 +417,7 @@ def judge_script(
         try:
             check(trials)
             for trial in trials.done:
-                check_printed(trial)
+                _check_printed(trial)
         except Wrong as wrong:
             return Verdict("wrong", str(wrong))
         except LibraryMissing as missing:

@@ -137,7 +137,7 @@ class QuantizedLinear(nn.Module):
             x = x.to(torch.get_autocast_dtype(device))
         bias = self.bias if self.bias is None else self.bias.to(x.dtype)
         quantized = (self.codes, self.scales, self.constants)
-        product: Tensor = _DequantizedProduct.apply(x, bias, *quantized, *self.shape)  # type: ignore[no-untyped-call]
+        product: Tensor = _DequantizedProduct.apply(x, bias, *quantized, *self.shape)
         return product
 
 
