@@ -339,9 +339,8 @@ def changes_table(comparison: ProfileComparison, which: str) -> Table:
             fr=f"Les {len(cells)} plus grandes différences, sur {integer(len(rows))} noms",
         ),
     }[which]
-    if not count:
-        head, cells = head[:-1], tuple(row[:-1] for row in cells)
-    return Table(head, cells, caption, align="lr", whole=1)
+    columns = len(head) - (which == "parts")
+    return Table(head[:columns], tuple(row[:columns] for row in cells), caption, align="lr", whole=1)
 
 
 def _calls(row: Change) -> str:

@@ -21,13 +21,13 @@ MIB, BASE = 2**20, 0x7F0000000000
 TORCH = "/opt/venv/lib/python3.12/site-packages/torch/nn/modules/linear.py"
 BUILD = [
     {"filename": TORCH, "line": 9, "name": "__init__"},
-    {"filename": "/home/u/run/train.py", "line": 10, "name": "build"},
+    {"filename": "/data/run/train.py", "line": 10, "name": "build"},
 ]
 FORWARD = [
     {"filename": "??", "line": 0, "name": "at::empty_cuda"},
     {"filename": TORCH, "line": 125, "name": "forward"},
-    {"filename": "/home/u/run/model.py", "line": 14, "name": "forward"},
-    {"filename": "/home/u/run/train.py", "line": 30, "name": "<module>"},
+    {"filename": "/data/run/model.py", "line": 14, "name": "forward"},
+    {"filename": "/data/run/train.py", "line": 30, "name": "<module>"},
 ]
 BACKWARD = [
     {"filename": "/pytorch/torch/csrc/autograd/engine.cpp", "line": 0, "name": "torch::autograd::Engine::thread_main"}
