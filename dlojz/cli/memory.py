@@ -25,7 +25,6 @@ from dlojz.cli.options import (
     verb,
 )
 from dlojz.hardware.gpus import DEVICES, device
-from dlojz.planner.planned_model import OF_THE_LAB
 
 if TYPE_CHECKING:
     from dlojz.config.run_config import RunConfig
@@ -96,6 +95,7 @@ def _with_file(args: Given, answer: Answer) -> Given:
     """
     from dlojz.config.foreign_configs.foreign_meaning import foreign_run, read_foreign
     from dlojz.display.plan_tables import foreign_keys_table
+    from dlojz.planner.planned_model import OF_THE_LAB
 
     config = read_foreign(args["from"])
     if not args["json"]:

@@ -71,10 +71,9 @@ LONG_HELP = 40
 """Options from which on `--help` shows the everyday ones alone."""
 EVERYDAY = frozenset(
     {WORDS, REST, "nproc", "parity", "on", "machine", "account", "hours", "script", "fit", "budget", "png", "json"}
-    | {"from", "gpus"}
-    | {"model", "sequence_length", "data", "steps", "seed", "device", "optimizer", "learning_rate", "precision"}
+    | {"from", "model", "sequence_length", "data", "steps", "seed", "device", "optimizer", "learning_rate", "precision"}
     | {"snapshot", "dp", "tp", "pp", "zero", "engine", "schedule", "micro_batch", "micro_batches", "checkpointing"}
-    | {"lora", "lora_targets", "lora_base"}
+    | {"lora"}
 )
 """Names of the everyday options, of all verbs: what the README and the labs use most, and all that an example uses."""
 
