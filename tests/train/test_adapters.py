@@ -12,7 +12,7 @@ from torch import nn
 from dlojz import predict
 from dlojz.base.language import use_language
 from dlojz.config.run_config import RunConfig
-from dlojz.models.foreign.hugging_face.low_rank import NORMAL_FLOAT, QuantizedLinear, dequantize
+from dlojz.models.foreign.hugging_face.low_rank import NORMAL_FLOAT, QuantizedBase, dequantize
 from dlojz.prediction.forecast import forecast
 from tests.train.counted import Runs, check_as_predicted, check_refused, prepare_runs
 
@@ -63,7 +63,7 @@ def test_quantized_linear_keeps_the_16_values_and_computes_with_them() -> None:
     """A block of 64 of NF4's values is exact: its scale is the mean of all scales, and needs no 8 bits."""
     layer = nn.Linear(64, 1, bias=False)
     layer.weight.data = 2.5 * torch.tensor(NORMAL_FLOAT).repeat(1, 4)
-    quantized = QuantizedLinear(layer, "4bit")
+    quantized = QuantizedBase(layer, "4bit")
     weight = dequantize(quantized.codes, quantized.scales, quantized.constants, 1, 64, torch.float32)
     assert torch.equal(weight, layer.weight)
     x = torch.randn(3, 64, requires_grad=True)
@@ -77,7 +77,7 @@ def test_quantized_linear_takes_the_bytes_of_its_bits_and_scales(base: Any, loss
     """Of 33 × 47 weights: 25 blocks, so 800 bytes of codes, 25 scales, 2 constants; or 1551 codes, 33 constants."""
     torch.manual_seed(0)
     layer = nn.Linear(47, 33, bias=False)
-    quantized = QuantizedLinear(layer, base)
+    quantized = QuantizedBase(layer, base)
     assert sum(one.nbytes for one in quantized.parameters()) == num_bytes
     weight = dequantize(quantized.codes, quantized.scales, quantized.constants, 33, 47, torch.float32)
     assert (weight - layer.weight).norm() < loss * layer.weight.norm()

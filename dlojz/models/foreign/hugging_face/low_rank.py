@@ -61,7 +61,7 @@ def adapt(model: Any, adapters: Adapters) -> None:
     for path, layer in layers.items():
         if adapters.base == "none" and path not in targets:
             continue
-        base = layer if adapters.base == "none" else QuantizedLinear(layer, adapters.base)
+        base = layer if adapters.base == "none" else QuantizedBase(layer, adapters.base)
         model.set_submodule(path, LowRank(base, *_sides(layer), adapters.rank) if path in targets else base)
 
 
@@ -111,7 +111,7 @@ class LowRank(nn.Module):
         return adapted
 
 
-class QuantizedLinear(nn.Module):
+class QuantizedBase(nn.Module):
     """Linear layer whose frozen weight is codes of 4 or 8 bits; it is computed with a copy in the type of its input.
 
     All of it is bytes, constants in fp32 too, so that what casts a model leaves them as they are.
