@@ -472,7 +472,7 @@ def _look_at_modules(report: dict[str, Any], parameters: list[Tensor]) -> None:
         kind = type(candidate)
         if issubclass(kind, _PipelineSchedule):
             report["schedule"], report["micro_batches"] = kind.__name__, candidate._n_microbatches
-            stages = getattr(candidate, "_stages", None) or [candidate._stage]  # type: ignore[attr-defined]
+            stages = getattr(candidate, "_stages", None) or [candidate._stage]
             report["pipeline_ranks"] = stages[0].group_size
         elif issubclass(kind, nn.Module):
             owned_ids.update(map(id, candidate._parameters.values()))
