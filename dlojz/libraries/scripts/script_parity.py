@@ -469,8 +469,8 @@ def _check_means(many: Trial, mean: Averaged | None) -> None:
         check_averaged(many)
     if mean is not None and mean.is_local:
         raise Wrong(
-            en=f"With {many.title}, each rank steps by the gradients of its samples alone: they are not averaged before "
-            "optimizer.step.",
+            en=f"With {many.title}, each rank steps by the gradients of its samples alone: they are not averaged "
+            "before optimizer.step.",
             fr=f"Avec {many.title}, chaque rang fait son pas avec les gradients de ses propres échantillons : ils ne "
             "sont pas moyennés avant optimizer.step.",
         )
