@@ -132,7 +132,7 @@ BANK = {
     ),
     "loss-divided": Case("wrong", "once more", {"/ PIECES": "/ PIECES / everyone"}),
     "clipped-first": Case(
-        "wrong", "clips the gradients of its own", {"    for weight in net": f"{CLIP}    for weight in net"}, BY_HAND
+        "wrong", "each rank clips its gradients", {"    for weight in net": f"{CLIP}    for weight in net"}, BY_HAND
     ),
     "one-layer-forgotten": Case(
         "wrong",

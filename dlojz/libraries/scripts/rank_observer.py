@@ -191,8 +191,6 @@ def _watch_first_step(report: dict[str, Any], steps: _Steps, local_gradients: _L
                 float(_local(parameter.grad).double().square().sum()) if parameter.grad is not None else 0.0
                 for parameter in parameters
             ]
-        if any(report["gradients"]):
-            local_gradients.end(parameters)
 
     def ended(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at the gradients that a closure has computed within the step."""
@@ -216,6 +214,8 @@ def _watch_first_step(report: dict[str, Any], steps: _Steps, local_gradients: _L
         ]
         if not any(map(callable, (*args, *kwargs.values()))):
             note_gradients(parameters)
+            if any(report["gradients"]):
+                local_gradients.end(parameters)
         with _disable_current_modes():
             report["begun_with"] = [float(_local(parameter).double().square().sum()) for parameter in parameters]
             # Adam's own counter of steps has no dimension; its moments have those of the parameter.

@@ -401,8 +401,7 @@ def _cause_of(mean: Averaged | None, processes: int) -> Said | None:
     if mean.norms:
         norms = ", ".join(significant(norm) for norm in mean.norms)
         return Said(
-            f"each rank clips the gradients of its own samples (norms {norms}) before they are averaged: average "
-            "first, then clip.",
+            f"each rank clips its gradients (norms {norms}) before they are averaged: average first, then clip.",
             f"chaque rang écrête les gradients de ses propres échantillons (normes {norms}) avant qu’ils soient "
             "moyennés : moyennez d’abord, puis écrêtez.",
         )
@@ -468,8 +467,8 @@ def _check_means(many: Trial, mean: Averaged | None) -> None:
         check_averaged(many)
     if mean is not None and mean.is_local:
         raise Wrong(
-            en=f"With {many.title}, each rank steps by the gradients of its own samples: they are not averaged before "
-            "optimizer.step.",
+            en=f"With {many.title}, each rank steps by the gradients of its samples alone: they are not averaged "
+            "before optimizer.step.",
             fr=f"Avec {many.title}, chaque rang fait son pas avec les gradients de ses propres échantillons : ils ne "
             "sont pas moyennés avant optimizer.step.",
         )
