@@ -23,6 +23,7 @@ from dlojz.labs.lab05_pipeline.exercises_orders import (
     BEST,
     CASES,
     DEADLOCK_KEPT,
+    FRUGAL,
     LIMIT,
     kept,
     pipeline_step,
@@ -810,13 +811,13 @@ FRUGAL_REFUSED = (
 
 @pytest.mark.parametrize(("answer", "state", "score"), FRUGAL_ANSWERS)
 def test_judge_of_frugal_counts_what_is_kept(answer: Answer, state: str, score: float) -> None:
-    verdict = judge(lab.FRUGAL, answer)
+    verdict = judge(FRUGAL, answer)
     assert (verdict.state, verdict.score) == (state, score)
 
 
 @pytest.mark.parametrize(("answer", "words"), FRUGAL_REFUSED)
 def test_judge_of_frugal_refuses_what_breaks_its_rules(answer: Answer, words: str) -> None:
-    verdict = judge(lab.FRUGAL, answer)
+    verdict = judge(FRUGAL, answer)
     assert verdict.state == "wrong"
     assert words in verdict.message
 
