@@ -53,7 +53,7 @@ WITHOUT_USER: dict[str, str] = {}
 # ---- figures that may only fall, or only rise: `benchmarks/house.py` prints today's
 
 CEILINGS = {
-    "modules": 416,
+    "modules": 415,
     "lines of the package": 123_700,
     "lines of the tests": 73_300,
     "names of optimizers spelled outside their registry": 67,

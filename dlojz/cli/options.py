@@ -71,7 +71,7 @@ LONG_HELP = 40
 """Options from which on `--help` shows the everyday ones alone."""
 EVERYDAY = frozenset(
     {WORDS, REST, "nproc", "parity", "on", "machine", "account", "hours", "script", "fit", "budget", "png", "json"}
-    | {"from", "model", "sequence_length", "data", "steps", "seed", "device", "optimizer", "learning_rate", "precision"}
+    | {"from", "model", "sequence_length", "data", "steps", "device", "optimizer", "learning_rate", "precision"}
     | {"snapshot", "dp", "tp", "pp", "zero", "engine", "schedule", "micro_batch", "micro_batches", "checkpointing"}
     | {"lora"}
 )
