@@ -124,7 +124,7 @@ libraries: $(LIBRARIES)
 LAB ?= ??
 CELL_LIMIT_S := 900
 solutions: $(READY)
-	@$(BIN)/python -m pytest --nbval --nbval-current-env --nbval-cell-timeout=$(CELL_LIMIT_S) -o timeout=$(CELL_LIMIT_S) \
+	@$(BIN)/python -m pytest --nbval --nbval-current-env --nbval-cell-timeout=$(CELL_LIMIT_S) -o timeout=$(CELL_LIMIT_S) -o addopts=-q \
 	  solutions/*/$(LAB)_*.ipynb
 
 # Without it the lab lacks one of five libraries. What could be made of it is not left where the lab would look for it.
@@ -179,7 +179,8 @@ nightly:
 CHECKED := tests/test_house.py tests/base tests/config tests/results tests/hardware \
   tests/pipeline/test_oracles.py tests/prediction/test_states.py tests/train/test_worker.py \
   "tests/notebooks/test_notebooks.py::test_a_solution_shows_again_what_is_stored[00_getting_started.ipynb-fr]"
-check: lint quick
+check: $(READY)
+	@$(MAKE) --no-print-directory -j 2 lint quick # side by side: neither waits for the other
 
 quick: $(READY)
 	@$(BIN)/python -m pytest -n 2 $(CHECKED)

@@ -10,6 +10,7 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,6 @@ from dlojz.labs.lab01_big_models.figures import losses
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "dlojz"
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
 TAG = re.compile(r"</?[a-zA-Z][\w-]*(\s|/?>|$)")
 ESCAPES = {"safe", "markdown_safe"}
 # What cannot hold a text: numbers, and looks that the package itself has chosen.
@@ -35,16 +35,20 @@ OF_ITS_OWNER = {"get", "items", "keys", "values", "replace", "strip", "rstrip"}
 NUMERIC = re.compile(r",?(\.\d+)?[dfgeFGE%]")
 
 
+@cache
+def trees() -> dict[Path, ast.Module]:
+    """Parse the package, in the process that runs these tests alone."""
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+@cache
 def functions_by_name() -> dict[str, list[tuple[Path, ast.FunctionDef]]]:
     found: dict[str, list[tuple[Path, ast.FunctionDef]]] = defaultdict(list)
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef):
                 found[node.name].append((path, node))
     return found
-
-
-FUNCTIONS = functions_by_name()
 
 
 class Reader:
@@ -112,16 +116,16 @@ class Reader:
         if name in OF_ITS_OWNER and isinstance(node.func, ast.Attribute):
             looked_up = [] if name == "get" else given[:1]
             return self.clean(node.func.value) and all(map(self.clean, [*looked_up, *given[1:]]))
-        judged = FUNCTIONS.get(name, [])
+        judged = functions_by_name().get(name, [])
         here = [found for found in judged if found[0] == self.path] or judged
         return bool(here) and all(returns_markup(path, function, self.asked) for path, function in here)
 
     def number(self, node: ast.Attribute) -> bool:
         """Whether a field is declared as a number wherever the package declares one of that name."""
-        declared = FIELDS.get(node.attr, set())
+        declared = declared_fields().get(node.attr, set())
         for argument in ast.walk(self.scope):
             if isinstance(argument, ast.arg) and argument.arg == getattr(node.value, "id", "") and argument.annotation:
-                declared = FIELDS.get(f"{ast.unparse(argument.annotation)}.{node.attr}", declared)
+                declared = declared_fields().get(f"{ast.unparse(argument.annotation)}.{node.attr}", declared)
         return bool(declared) and declared <= {"int", "float", "int | None", "float | None"}
 
     def local(self, name: str) -> bool:
@@ -177,10 +181,11 @@ class Reader:
                     yield node.iter
 
 
+@cache
 def declared_fields() -> dict[str, set[str]]:
     """Kinds of the fields and properties of all classes, by name and by class and name."""
     found: dict[str, set[str]] = defaultdict(set)
-    for tree in TREES.values():
+    for tree in trees().values():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 for line in node.body:
@@ -193,9 +198,6 @@ def declared_fields() -> dict[str, set[str]]:
                     found[name].add(kind)
                     found[f"{node.name}.{name}"].add(kind)
     return found
-
-
-FIELDS = declared_fields()
 
 
 def returns_markup(path: Path, function: ast.FunctionDef, asked: frozenset[int]) -> bool:
@@ -241,12 +243,12 @@ def unescaped(path: Path, tree: ast.AST) -> list[str]:
 
 
 def test_no_text_reaches_html_unescaped() -> None:
-    assert [found for path, tree in TREES.items() for found in unescaped(path, tree)] == []
+    assert [found for path, tree in trees().items() for found in unescaped(path, tree)] == []
 
 
 def test_nothing_that_runs_what_it_shows_is_used() -> None:
     """pandas' Styler, and IPython's HTML and Markdown of a text: all of them execute what they are given."""
-    for path, node in ((path, node) for path, tree in TREES.items() for node in ast.walk(tree)):
+    for path, node in ((path, node) for path, tree in trees().items() for node in ast.walk(tree)):
         names = {alias.name.partition(".")[0] for alias in node.names} if isinstance(node, ast.Import) else set()
         names |= {alias.name for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
         assert not names & {"pandas", "Styler", "Markdown", "Javascript", "display_html", "display_markdown"}, path
