@@ -89,7 +89,7 @@ def _candidate(dp: int, tp: int, pp: int, zero: int, checkpointing: str, engine:
 
 def compared(model: str) -> list[Compared]:
     """All layouts of one model by both."""
-    known = subject(model, **MODELS[model])
+    known = subject(model, **MODELS.get(model, {}))
     chosen = list(candidates(model))
     devices = [hardware.device(name) for name in DEVICES]
     columns, site, planned = columns_of(chosen), hardware.cluster("selene"), []

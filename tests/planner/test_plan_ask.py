@@ -141,7 +141,7 @@ def test_a_training_of_known_length_has_its_bill() -> None:
 @pytest.mark.parametrize(
     ("model", "site", "gpus", "batch", "engines", "leaf"),
     [
-        ("gpt2", "jean_zay_a100", 8, 64, None, "data"),
+        ("gpt2", "jean_zay_a100", 4, 8, None, "data"),
         # All engines: a minute of traces more.
         pytest.param("llama_2_7b", "dgx_h100", 8, 64, "deepspeed", "zero", marks=pytest.mark.nightly),
         pytest.param("megatron-18b", "selene", 256, 992, None, "tensor", marks=pytest.mark.nightly),

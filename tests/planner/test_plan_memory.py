@@ -9,6 +9,7 @@ import pytest
 
 import dlojz
 from benchmarks.plan_memory import compared
+from dlojz.planner.answer import Plan
 from dlojz.planner.planned_memory import is_forecast, layout_memories
 from dlojz.planner.search import fullest
 from dlojz.planner.space import columns_of
@@ -16,7 +17,9 @@ from dlojz.prediction.forecast import heaviest
 from tests.models import own_models
 
 
-@pytest.mark.parametrize("model", [pytest.param("coatnet_7", marks=pytest.mark.nightly), "gpt2_xl"])
+@pytest.mark.parametrize(
+    "model", ["gpt2", *(pytest.param(model, marks=pytest.mark.nightly) for model in ("coatnet_7", "gpt2_xl"))]
+)
 def test_planned_memory_says_what_the_forecast_says_and_judges_alike(model: str) -> None:
     """Within 5 %, the same verdict on three GPUs; `benchmarks/plan_memory.py` does so for ViT and Llama-3-8B too."""
     rows = compared(model)
@@ -29,8 +32,9 @@ def test_planned_memory_says_what_the_forecast_says_and_judges_alike(model: str)
         assert row.verdicts[0] == row.verdicts[1], row
 
 
-def test_the_best_layout_has_the_bytes_of_its_own_run() -> None:
-    made = dlojz.plan("vit_l_16", "jean_zay_a100", gpus=8, batch=64, simulate=0)
+@pytest.mark.parametrize("model", ["gpt2", pytest.param("vit_l_16", marks=pytest.mark.nightly)])
+def test_the_best_layout_has_the_bytes_of_its_own_run(model: str) -> None:
+    made = dlojz.plan(model, "jean_zay_a100", gpus=4, batch=8, simulate=0)
     told = heaviest(made.best.config(), made.question.cluster.gpu).memory
     assert made.best.memory_bytes == pytest.approx(told.needed_bytes, rel=0.05)
     assert fullest(made.best.ranks).total_bytes == pytest.approx(made.best.memory_bytes, rel=1e-12)
@@ -51,17 +55,16 @@ def test_a_model_from_elsewhere_is_planned_in_layouts_that_run_with_their_bytes(
     assert "knows no seconds of tp=2" in said and str(Path.cwd()) not in said
 
 
-def test_heaviest_of_an_admitted_run_needs_no_more_than_the_gpu() -> None:
-    made = dlojz.plan("gpt2_xl", "jean_zay_v100_32", gpus=8, batch=64, simulate=0)
-    device = made.question.cluster.gpu
-    heaviest_first = np.argsort(-made.found.memory.total_bytes, kind="stable")[:3]
+def test_heaviest_of_an_admitted_run_needs_no_more_than_the_gpu(gpt2: Plan) -> None:
+    device = gpt2.question.cluster.gpu
+    heaviest_first = np.argsort(-gpt2.found.memory.total_bytes, kind="stable")[:3]
     for place in heaviest_first:
-        choice = made.choice(int(place))
+        choice = gpt2.choice(int(place))
         assert (heaviest(choice.config(), device).memory.needed_bytes or 0) <= 1.01 * device.memory_bytes
 
 
 def test_is_forecast_only_of_what_the_lab_runs_and_the_rest_keeps_its_forms() -> None:
-    made = dlojz.plan("gpt2", "jean_zay_a100", gpus=8, batch=64, engines=("torch", "megatron-core"), simulate=0)
+    made = dlojz.plan("gpt2", "jean_zay_a100", gpus=4, batch=8, engines=("torch", "megatron-core"), simulate=0)
     candidates = [made.choice(place).candidate for place in range(made.found.admitted.size)]
     columns = columns_of(candidates)
     told = is_forecast(made.found.space, columns)
