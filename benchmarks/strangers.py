@@ -185,7 +185,7 @@ ALL = (
     Script("nan", reason=r"step 4\b"),
     Script("two_loaders"),
     Script("interrupted", interrupted_at="step 12", random=True),
-    Script("exit_code", daily=True),
+    Script("exit_code"),
     Script("own_flops"),
     Script("own_mode"),
     Script("data_in_memory"),

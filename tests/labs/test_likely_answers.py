@@ -20,6 +20,7 @@ import dlojz.labs
 from dlojz.by_hand.tensor.operators import add_up
 from dlojz.labs.kit.exercise import judge
 from dlojz.labs.lab09_optimizers.exercises_compression import compress, read, write
+from tests.labs.bank import first_of_each
 
 EXERCISES: dict[str, Any] = {
     one.id: one
@@ -331,7 +332,7 @@ RIGHT: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("exercise_id", "answer", "words"), WRONG, ids=[f"{one[0]}-{one[2]}" for one in WRONG])
+@pytest.mark.parametrize(("exercise_id", "answer", "words"), first_of_each(WRONG))
 def test_judge_refuses_a_likely_wrong_answer_for_what_it_does(exercise_id: str, answer: Any, words: str) -> None:
     verdict = judge(EXERCISES[exercise_id], answer)
     assert verdict.state == "wrong"

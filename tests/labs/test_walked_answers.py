@@ -30,6 +30,7 @@ from dlojz.labs import (
     lab12_libraries,
 )
 from dlojz.labs.kit.exercise import judge
+from tests.labs.bank import first_of_each
 
 LABS = (
     lab02_memory,
@@ -700,7 +701,7 @@ RIGHT: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("exercise_id", "answer", "words"), WRONG, ids=[f"{one[0]}-{one[2]}" for one in WRONG])
+@pytest.mark.parametrize(("exercise_id", "answer", "words"), first_of_each(WRONG))
 def test_judge_refuses_a_walked_answer_for_what_it_does(exercise_id: str, answer: Any, words: str) -> None:
     verdict = judge(EXERCISES[exercise_id], answer)
     assert verdict.state == "wrong"

@@ -163,6 +163,7 @@ def test_dlojz_run_watches_processes_of_mp_spawn(tmp_path: Path) -> None:
     assert run.title == "written.py ×2"
 
 
+@pytest.mark.nightly
 def test_record_names_the_cause_of_a_child_that_fails(tmp_path: Path) -> None:
     dlojz.run(written(tmp_path, spawned(fails=True)), device="cpu", root=tmp_path / "runs", progress=False)
     record = record_of(tmp_path)
@@ -350,6 +351,7 @@ def test_dlojz_run_lets_ctrl_c_reach_the_script_and_is_cancelled(tmp_path: Path,
     assert run.record.footprints
 
 
+@pytest.mark.nightly
 def test_record_of_an_interrupted_watch_is_cancelled_although_the_script_ends_well(tmp_path: Path) -> None:
     written(tmp_path, INTERRUPTED)
     process = subprocess.Popen(

@@ -104,6 +104,7 @@ ONE_MODEL = """
 """
 
 
+@pytest.mark.nightly
 def test_two_optimizers_in_turn_make_a_step_each(tmp_path: Path) -> None:
     """Gradients of the other one are set to zero before it steps: each step is one optimizer's."""
     run = run_text(
@@ -129,6 +130,7 @@ def test_two_optimizers_in_turn_make_a_step_each(tmp_path: Path) -> None:
     assert record.footprints[0].memory.optimizer_bytes is not None
 
 
+@pytest.mark.nightly
 def test_a_scaler_that_leaves_an_update_out_still_ends_the_step(tmp_path: Path) -> None:
     run = run_text(
         tmp_path,
@@ -197,9 +199,8 @@ def test_record_and_logs_have_the_traceback_of_a_script_untouched(tmp_path: Path
     assert len(run.record.losses) == 3
 
 
-@pytest.mark.parametrize(
-    ("left", "status"), [pytest.param("0", "completed", marks=pytest.mark.nightly), ("'no data'", "failed")]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("left", "status"), [("0", "completed"), ("'no data'", "failed")])
 def test_record_status_follows_the_exit_codes_of_a_script(tmp_path: Path, left: str, status: str) -> None:
     run = run_text(
         tmp_path,
@@ -255,10 +256,15 @@ def test_cancel_ends_a_script_that_hangs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "seen"),
     [
-        ("torch.no_grad().__enter__(); model(torch.randn(2, 4))", "modules were called 1 times, always without grad"),
-        (
+        pytest.param(
+            "torch.no_grad().__enter__(); model(torch.randn(2, 4))",
+            "modules were called 1 times, always without grad",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
             "import subprocess, os; subprocess.run(['true']); torch.multiprocessing.Process(target=os.getpid).start()",
             "no model was trained in it, and none of the 2 processes that it started was seen to train",
+            marks=pytest.mark.nightly,
         ),
         ("model(torch.randn(2, 4)).sum().backward()", "backward was called 1 times and optimizers made: 1, but none"),
     ],

@@ -211,6 +211,7 @@ def test_zero_redundancy_optimizer_of_torch(view: bool, recorded: Recorded) -> N
     assert record.script_prediction.recognised["optimizer"] == "ZeroRedundancyOptimizer (AdamW)"
 
 
+@pytest.mark.nightly
 def test_communication_in_a_hooks_callbacks_is_counted(recorded: Recorded) -> None:
     """PowerSGD sends what it does not compress, then two factors of each matrix, in callbacks of other threads."""
     text = (

@@ -199,6 +199,7 @@ def test_step_ledger_records_accumulation_with_a_scaler_and_a_replaced_optimizer
     assert samples_of_step(record) == pytest.approx(24)
 
 
+@pytest.mark.nightly
 def test_step_ledger_records_deepspeed(tmp_path: Path) -> None:
     run = run_steps(
         tmp_path,

@@ -338,6 +338,7 @@ def test_step_ledger_records_layers_that_are_not_trained_as_the_scripts(tmp_path
     assert record.footprints[0].memory.weights_bytes == 4 * (16 * 32 + 32)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("source", "name"),
     [
@@ -345,7 +346,7 @@ def test_step_ledger_records_layers_that_are_not_trained_as_the_scripts(tmp_path
             "torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(256, 16)), batch_size=32)",
             "TensorDataset",
         ),
-        pytest.param("batches()", "table", marks=pytest.mark.nightly),
+        ("batches()", "table"),
     ],
 )
 def test_what_only_a_loop_holds_is_the_scripts_too(tmp_path: Path, source: str, name: str) -> None:
@@ -375,6 +376,7 @@ def test_what_only_a_loop_holds_is_the_scripts_too(tmp_path: Path, source: str, 
 # ---- the watch never changes, ends or misnames a training
 
 
+@pytest.mark.nightly
 def test_dlojz_run_leaves_a_mode_of_the_scripts_own_on_its_stack(tmp_path: Path) -> None:
     run = run_text(
         tmp_path,
