@@ -12,7 +12,7 @@ from dlojz.config.run_config import RunConfig
 from dlojz.prediction import predict
 from dlojz.results.footprint import Footprint, Memory, Phases, Traffic
 from dlojz.results.record import MemorySample, RunRecord, Span
-from tests.display.legible import legible_figures  # noqa: F401 - a fixture of all tests of this room
+from tests.display.legible import language, legible_figures  # noqa: F401 - fixtures of all tests of this room
 
 MakeRecord = Callable[..., RunRecord]
 

@@ -6,11 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 
+from dlojz.base.language import use_language
 from dlojz.display.canvas import LabFigure
 from tests.display.overlap import outside, too_small
 
 DRAWN_IN = [pytest.param("en", marks=pytest.mark.nightly), "fr"]
 """Languages in which a test draws the same figure: by day in French, whose words are the longer ones."""
+
+
+@pytest.fixture(params=DRAWN_IN)
+def language(request: pytest.FixtureRequest) -> str:
+    """The language in which a figure is drawn; the next test begins in English."""
+    use_language(request.param)
+    return str(request.param)
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,6 @@ from matplotlib.patches import FancyArrowPatch, Rectangle
 from matplotlib.text import Text
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import use_language
 from dlojz.by_hand import collectives
 from dlojz.by_hand.collectives import AlphaBetaFit, TimedMessage, cost_s, fit, simulate
 from dlojz.display.figures import communication_figures as stepping
@@ -27,17 +26,9 @@ from dlojz.display.figures.communication_figures import (
     summary,
 )
 
-from .legible import DRAWN_IN
 from .overlap import overlapping
 
 PNG = b"\x89PNG\r\n\x1a\n"
-
-
-@pytest.fixture(params=DRAWN_IN)
-def in_language(request: pytest.FixtureRequest) -> Iterator[str]:
-    use_language(request.param)
-    yield request.param
-    use_language("en")
 
 
 @pytest.fixture
@@ -50,7 +41,7 @@ def calibration() -> AlphaBetaFit:
 
 
 @pytest.mark.parametrize("name", collectives.names())
-@pytest.mark.usefixtures("in_language")
+@pytest.mark.usefixtures("language")
 def test_collective_figure_draws_every_algorithm_legibly_for_four_ranks(name: str) -> None:
     figure = collective_figure(name, 4)
     assert overlapping(figure) == []
@@ -115,7 +106,7 @@ def test_collective_figure_and_stepper_refusals(call: Callable[[], object], sent
         call()
 
 
-@pytest.mark.usefixtures("in_language")
+@pytest.mark.usefixtures("language")
 def test_a_calibration_is_drawn_with_its_points_and_its_words(calibration: AlphaBetaFit, tmp_path: Path) -> None:
     figure = calibration_figure(calibration, tmp_path / "calibration.png")
     assert (tmp_path / "calibration.png").read_bytes().startswith(PNG)
@@ -178,7 +169,7 @@ def test_stepper_holds_controls_that_the_keyboard_reaches() -> None:
     assert names == ["Dropdown", "BoundedIntText", "Button", "IntSlider", "Button"]
 
 
-@pytest.mark.usefixtures("in_language")
+@pytest.mark.usefixtures("language")
 def test_a_single_step_is_legible() -> None:
     assert overlapping(step_figure(simulate("ring_all_reduce", 4), 2)) == []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +15,6 @@ from matplotlib.figure import Figure
 import dlojz
 from dlojz import labs
 from dlojz.base.errors import LabError
-from dlojz.base.language import use_language
 from dlojz.cost_model import bill
 from dlojz.cost_model.step import SECONDS_PER_DAY
 from dlojz.display.figures.plan_figures import _waterfall
@@ -39,7 +37,6 @@ from dlojz.labs.lab08_compromise.figures_published import (
     sweep,
 )
 from dlojz.planner.answer import seconds
-from tests.display.legible import DRAWN_IN
 from tests.display.overlap import overlapping
 
 WEEK, YEAR = 7 * SECONDS_PER_DAY, 365.25 * SECONDS_PER_DAY
@@ -48,13 +45,6 @@ CHAIN = SimpleNamespace(
     costs=[[0.0, 5.0, 9.0], [5.0, 5.0, 9.0], [5.0, 5.0, 9.0]],
     resharding=[[[3.0, 0.0, 3.0], [0.0, 3.0, 3.0], [3.0, 3.0, 0.0]]] * 2,
 )
-
-
-@pytest.fixture(params=DRAWN_IN)
-def language(request: pytest.FixtureRequest) -> Iterator[str]:
-    use_language(request.param)
-    yield request.param
-    use_language("en")
 
 
 def undone(*_: Any, **__: Any) -> Any:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from dlojz.base.language import say, use_language
+from dlojz.base.language import say
 from dlojz.base.table import Table
 from dlojz.display.canvas import LabFigure
 from dlojz.labs import NotDone
@@ -15,16 +15,8 @@ from dlojz.labs.kit.exercise import Verdict
 from dlojz.labs.lab03_data_parallel import figures
 from dlojz.labs.lab03_data_parallel.exercises_ddp import fill_buckets
 from dlojz.labs.lab03_data_parallel.exercises_ring import scaled_rate
-from tests.display.legible import DRAWN_IN
 
 GRADIENT_BYTES = [4096, 512, 64, 2048, 300]
-
-
-@pytest.fixture(params=DRAWN_IN)
-def language(request: pytest.FixtureRequest) -> Iterator[str]:
-    use_language(request.param)
-    yield request.param
-    use_language("en")
 
 
 def undone(*_: Any, **__: Any) -> Any:

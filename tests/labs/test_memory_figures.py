@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
-from dlojz.base.language import use_language
 from dlojz.config.run_config import RunConfig
 from dlojz.display.canvas import LabFigure
 from dlojz.hardware import DEVICES
@@ -26,17 +23,9 @@ from dlojz.labs.lab02_memory.exercises import (
 from dlojz.labs.lab02_memory.exercises_recompute import cheapest_plan, plans_table
 from dlojz.planner.activation_budget import plan_activations
 from dlojz.prediction.rules_of_thumb import RULES
-from tests.display.legible import DRAWN_IN
 from tests.labs.answers import checkpointed
 
 DEVICE_LIST = [DEVICES[name] for name in ("v100-32", "h100")]
-
-
-@pytest.fixture(params=DRAWN_IN)
-def language(request: pytest.FixtureRequest) -> Iterator[str]:
-    use_language(request.param)
-    yield request.param
-    use_language("en")
 
 
 def undone(*_: Any, **__: Any) -> Any:

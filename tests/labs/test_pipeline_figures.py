@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,13 +33,6 @@ from tests.display.legible import DRAWN_IN
 from tests.labs.answers import one_f_one_b, unblocked, under_cap, without_bubble
 
 COATNET = RunConfig.of(model="coatnet_tiny")
-
-
-@pytest.fixture(autouse=True)
-def english() -> Iterator[None]:
-    use_language("en")
-    yield
-    use_language("en")
 
 
 def undone(*_: Any) -> Any:

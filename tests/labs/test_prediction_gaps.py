@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,6 @@ from dlojz.labs.kit.exercise import Kind, Prediction
 from dlojz.labs.kit.lab import content_of
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def in_english() -> Iterator[None]:
-    use_language("en")
-    yield
-    use_language("en")
 
 
 @pytest.mark.parametrize(
