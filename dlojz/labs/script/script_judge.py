@@ -1,7 +1,7 @@
 """Judge a training script by what it does on real processes; its text is never read.
 
-The script runs under the watch of `dlojz.run` (`ScriptTrials`), and `rank_observer.py` of `libraries/scripts` notes what
-each rank read, held and saved. Layouts are compared with one process of the same script: the same losses, of the same
+The script runs under the watch of `dlojz.run` (`ScriptTrials`), and `rank_observer.py` of the libraries notes what each
+rank read, held and saved. Layouts are compared with one process of the same script: the same losses, of the same
 samples.
 """
 
