@@ -98,8 +98,9 @@ def words(question: Question, folder: Path) -> list[str]:
     options = ["--sequence-length", "2048", "--micro-batch", "1", "--device", "a6000"]
     options += ["--precision", "bf16-true" if question.pure else "bf16"]
     options += ["--checkpointing", "full"] if question.checkpointing else []
-    # The adapters' gradients are small enough to be left out of a second micro-batch.
-    options += ["--lora", "16"] if question.lora else ["--micro-batches", "2"]
+    targets = ["--lora", "16", "--lora-targets", "q_proj,k_proj,v_proj,o_proj"]
+    # The gradients of adapters are small enough to be left out of a second micro-batch.
+    options += targets if question.lora else ["--micro-batches", "2"]
     return [f"hf:{folder}", *options]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from statistics import median
 
-from dlojz.base.language import decimal, format_bytes, integer, percent, say, spaced_percent
+from dlojz.base.language import decimal, format_bytes, integer, minus, percent, say, spaced_percent
 from dlojz.base.table import Table, titles, visible
 from dlojz.display.collective_text import format_latency
 from dlojz.display.tables import DASH
@@ -291,7 +291,7 @@ def comparison_sentence(comparison: ProfileComparison) -> str:
     before, after, length = comparison.before, comparison.after, comparison.length
     names = f"{before.name}", f"{after.name}"
     share = length.difference_s / length.before_s if length.before_s else 0.0
-    gap = percent(share, signed=True)
+    gap = minus(percent(share, signed=True))
     if comparison.per_step:
         return say(
             en=f"A step takes {format_latency(length.after_s)} in {names[1]} ({after.steps} steps), "

@@ -379,7 +379,7 @@ def compute_of(config: RunConfig) -> Compute:
     if config.precision == "fp32":
         return "fp32"
     if config.precision == "bf16-true":
-        return "bf16"
+        return "bf16-true" if config.lora else "bf16"
     return "autocast" if config.layout.strategy in AUTOCAST else "bf16"
 
 

@@ -32,6 +32,7 @@ from dlojz.config.fields import block_choices
 from dlojz.config.layout import Layout
 from dlojz.config.run_config import RunConfig
 from dlojz.models.experts.routing import all_to_all_bytes
+from dlojz.models.foreign.elsewhere import ADAPTERS
 from dlojz.models.foreign.names import is_elsewhere
 from dlojz.models.sizes import CoAtNetSize, DeepSeekSize, GPTSize, LlamaSize, QwenSize
 from dlojz.pipeline.partition import stage_bounds
@@ -82,6 +83,11 @@ class ParameterShape:
     def is_floating_point(self) -> bool:
         """Whether it is cast with a model; quantized weights are bytes, which stay as they are."""
         return self.dtype != "uint8"
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether a cast of the model to 16 bits casts it: adapters stay in fp32."""
+        return self.is_floating_point and not self.module.endswith(ADAPTERS)
 
     @property
     def element_bytes(self) -> int:
@@ -166,12 +172,12 @@ class ModelShapes:
         return replace(self, parameters=tuple(parameters))
 
     def in_dtype(self, dtype: str) -> ModelShapes:
-        """Return the same shapes with all parameters and buffers of floating point in one type."""
+        """Return the same shapes with parameters and buffers of floating point in one type; adapters stay in fp32."""
         element_bytes = ELEMENT_BYTES[dtype]
         return replace(
             self,
             parameters=tuple(
-                replace(parameter, dtype=dtype) if parameter.is_floating_point else parameter
+                replace(parameter, dtype=dtype) if parameter.is_cast else parameter
                 for parameter in self.parameters
             ),
             buffers=tuple(

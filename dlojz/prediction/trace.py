@@ -41,6 +41,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
+from dlojz.models.foreign.elsewhere import ADAPTERS
 from dlojz.models.foreign.meta_checks import error_with_line
 from dlojz.prediction.shapes import FP32_BYTES
 from dlojz.prediction.storage_tracker import StorageTracker
@@ -433,8 +434,8 @@ class _InPlace(torch.autograd.Function):
         return logits, None
 
 
-Compute = Literal["fp32", "autocast", "bf16"]
-"""fp32; bf16 products over fp32 weights; or weights and inputs in bf16 themselves."""
+Compute = Literal["fp32", "autocast", "bf16", "bf16-true"]
+"""fp32; bf16 products over fp32 weights; weights and inputs in bf16 themselves; the same, with adapters in fp32."""
 HalfType = torch.bfloat16
 
 
@@ -505,7 +506,7 @@ def _traced(
             for tensor in tree_leaves((fake_inputs, compared)):
                 follower.see(tensor)
             follower.phase = "forward"
-            casts = compute == "bf16"
+            casts = compute in ("bf16", "bf16-true")
             batch = tree_map(lambda x: x.to(HalfType) if casts and x.is_floating_point() else x, fake_inputs)
             with modes:
                 with around, _autocast(compute):
@@ -611,9 +612,10 @@ def _as_fake(module: nn.Module, mode: FakeTensorMode, compute: Compute) -> Itera
     originals: list[tuple[dict[str, Any], str, Any]] = []
     owned: dict[str, Any]
 
-    def fake(tensor: Tensor) -> Tensor:
+    def fake(tensor: Tensor, is_adapter: bool) -> Tensor:
         if id(tensor) not in fakes:
-            dtype = HalfType if compute == "bf16" and tensor.is_floating_point() else tensor.dtype
+            casts = compute == "bf16" or (compute == "bf16-true" and not is_adapter)
+            dtype = HalfType if casts and tensor.is_floating_point() else tensor.dtype
             fake_tensor = torch.empty(tensor.shape, dtype=dtype, device="cpu")
             if isinstance(tensor, nn.Parameter):
                 fake_tensor = nn.Parameter(fake_tensor, requires_grad=tensor.requires_grad)
@@ -621,12 +623,12 @@ def _as_fake(module: nn.Module, mode: FakeTensorMode, compute: Compute) -> Itera
         return fakes[id(tensor)]
 
     try:
-        for part in module.modules():
+        for path, part in module.named_modules():
             for owned in (part._parameters, part._buffers):
                 for name, tensor in owned.items():
                     if tensor is not None and not isinstance(tensor, FakeTensor):
                         originals.append((owned, name, tensor))
-                        owned[name] = fake(tensor)  # type: ignore[assignment]
+                        owned[name] = fake(tensor, path.endswith(ADAPTERS))
         yield
     finally:
         for owned, name, tensor in originals:

@@ -27,6 +27,10 @@ CHAIN = "chain:"
 _ADAPTED = re.compile(r"#lora=(\d+);([\w.,-]*);(\w+)$")
 
 
+ADAPTERS = (".lora_A", ".lora_B")
+"""Ends of the paths of an adapter's two matrices, which stay in fp32 where a model is cast to 16 bits."""
+
+
 class Adapters(NamedTuple):
     """Low-rank adapters of a model of transformers, which stand at the end of the name under which it is built.
 

@@ -1,17 +1,20 @@
 """Low-rank adapters (LoRA) beside the frozen linear layers of a model of transformers, whose weights may be quantized.
 
 W stays as it is, and y = W·x + B·A·x · α/r with A (r × in) and B (out × r) trained, as peft computes it, without
-dropout. In 4 bits (QLoRA) W is NormalFloat in blocks of 64 numbers, each with the largest of its block as a scale; the
-scales are 8 bits themselves, in blocks of 256: 4.127 bits per weight. In 8 bits each row has one scale in fp32. Forward
-and backward each make a copy of one layer's weights in the type of its input, and drop it.
+dropout: A and B stay in fp32 where the model is in 16 bits, and keep a copy of x in fp32 for the gradient of A. In 4
+bits (QLoRA) W is NormalFloat in blocks of 64 numbers, each with the largest of its block as a scale; the scales are 8
+bits themselves, in blocks of 256: 4.127 bits per weight. In 8 bits each row has one scale in fp32. Forward and backward
+each make a copy of one layer's weights in the type of its input, and drop it.
 
 Source: Hu et al. 2021, "LoRA" (arXiv 2106.09685), §4; Dettmers et al. 2023, "QLoRA" (arXiv 2305.14314), §3 and appendix
-E for the 16 values; Dettmers et al. 2022, "LLM.int8()" (arXiv 2208.07339), §2, for rows of 8 bits (there inputs are 8
-bits too, but for outliers); bitsandbytes, `autograd/_functions.py`, `MatMul4Bit`, for the copy that is not kept.
+E for the 16 values; peft 0.21, `tuners/lora/layer.py`, `Linear.forward`, and `autocast_adapter_dtype`; Dettmers et al.
+2022, "LLM.int8()" (arXiv 2208.07339), §2, for rows of 8 bits (there inputs are 8 bits too, but for outliers);
+bitsandbytes, `autograd/_functions.py`, `MatMul4Bit`, for the copy that is not kept.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -107,8 +110,17 @@ class LowRank(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``(…, in)`` to ``(…, out)``."""
-        adapted: Tensor = self.base_layer(x) + self.lora_B(self.lora_A(x)) * self.scaling
-        return adapted
+        y: Tensor = self.base_layer(x)
+        adapted = y + self.lora_B(self.lora_A(x.to(self.lora_A.weight.dtype))) * self.scaling
+        return adapted.to(y.dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LowRank:
+        """Leave the adapters in fp32 where a model is cast to 16 bits."""
+        super()._apply(fn, recurse)
+        for matrix in (self.lora_A, self.lora_B):
+            if matrix.weight.dtype in (torch.bfloat16, torch.float16):
+                matrix.weight.data = matrix.weight.data.float()
+        return self
 
 
 class QuantizedBase(nn.Module):
