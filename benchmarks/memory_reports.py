@@ -197,8 +197,8 @@ def main(chosen: tuple[str, ...] = (), page: Path | None = None) -> None:
     Console(width=160).print(table(answers))
     if page is not None:
         lines = page.read_text(encoding="utf-8").splitlines() if chosen else []
-        before = {line.split("|")[1].strip(): line for line in lines if line.startswith("|")}
-        page.write_text(page_of({**before, **rows_of(answers)} if chosen else rows_of(answers)), encoding="utf-8")
+        rows = {line.split("|")[1].strip(): line for line in lines if line.startswith("|")} | rows_of(answers)
+        page.write_text(page_of({name: rows[name] for name in known}), encoding="utf-8")
 
 
 if __name__ == "__main__":
