@@ -204,11 +204,11 @@ def written(name: str, folder: Path) -> Path:
     "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.nightly) for name in BANK]
 )
 def test_parity_names_what_several_processes_do_otherwise(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DLOJZ_RUNS", str(tmp_path / "runs"))
     code = main(["run", str(written(name, tmp_path)), "--nproc", "2", "--parity", "--json"])
-    answer = json.loads(capsys.readouterr().out)
+    answer = json.loads(capfd.readouterr().out)
     assert (answer["state"], code) == (BANK[name].state, int(BANK[name].state != "right")), answer
     assert BANK[name].said in " ".join((answer["message"], *answer["remarks"])), answer
 
@@ -243,13 +243,13 @@ ALONE = {"module_ddp": "no process group is there", "rank_switch_ddp": "read the
 @pytest.mark.nightly
 @pytest.mark.parametrize("script", [pytest.param(one, id=one.name) for one in strangers.ALL if one.processes > 1])
 def test_parity_calls_no_script_of_strangers_wrong(
-    script: strangers.Script, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    script: strangers.Script, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DLOJZ_RUNS", str(tmp_path / "runs"))
     monkeypatch.chdir(strangers.SCRIPTS if script.as_module else tmp_path)
     words = [*script.target, "--nproc", str(script.processes), "--parity", "--json", "--", *script.arguments]
     main(["run", *words])
-    answer = json.loads(capsys.readouterr().out)
+    answer = json.loads(capfd.readouterr().out)
     # Most draw their own data on each rank, which one process cannot have.
     assert answer["state"] in (["wrong"] if script.name in ALONE else ["note", "right"]), answer
     assert ALONE.get(script.name, "one process") in answer["message"], answer
