@@ -95,7 +95,7 @@ class Answer:
         answered = "—" if self.gib is None else f"{self.gib:.1f}"
         if self.fits is not None and verdict:
             answered = f"{verdict[self.fits]} ({answered})"
-        off = "" if self.off is None else f"{100 * self.off:+.0f} %".replace("-", "−")
+        off = "" if self.off is None else f"{round(100 * self.off):+d} %".replace("-", "−")
         mark = {True: "yes", False: "NO", None: "—"}[self.is_right]
         beside = "; ".join(filter(None, (report.beside, report.unsaid, self.refusal)))
         return report.id, report.setting, report.shown, published, answered, off, mark, beside

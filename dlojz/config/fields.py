@@ -321,7 +321,7 @@ class OptimizerFields(Contract):
         "adamw",
         "update rule (one_bit_adam, one_bit_lamb and zero_one_adam send one bit per number, local_sgd and diloco "
         "average the weights every local_steps steps, all with engine by_hand; adafactor keeps means of rows and "
-        "columns; muon updates hidden matrices by their orthogonal momentum, all else as adamw; adamw_8bit and "
+        "columns; muon updates hidden matrices by their orthogonalized momentum, all else as adamw; adamw_8bit and "
         "paged_adamw_8bit, bitsandbytes' on a GPU, are predicted, not run: the pages are counted on the host)",
         "règle de mise à jour (one_bit_adam, one_bit_lamb et zero_one_adam envoient un bit par nombre, local_sgd et "
         "diloco moyennent les poids tous les local_steps pas, toutes avec engine by_hand ; adafactor garde les "
@@ -336,7 +336,7 @@ class OptimizerFields(Contract):
         "(in_forward), both with adafactor and 8-bit states too; auto is torch's choice, fused is what DeepSpeed's own "
         "FusedAdam does",
         "comment sgd, momentum et adamw parcourent les paramètres : un par un (for_loop), tous ensemble (foreach), en "
-        "un seul noyau (fused), chacun dès que son gradient est là (in_backward) ou dès que son module resert "
+        "un seul noyau (fused), chacun dès que son gradient est là (in_backward) ou dès que son module ressert "
         "(in_forward), ces deux aussi avec adafactor et les états de 8 bits ; auto est le choix de torch, fused ce que "
         "fait le FusedAdam de DeepSpeed",
     )

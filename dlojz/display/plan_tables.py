@@ -130,7 +130,7 @@ def foreign_keys_table(config: ForeignConfig) -> Table:
     groups = {status: [meaning for meaning in config.meanings if meaning.status == status] for status in _STATUS_ORDER}
     counts = {status: len(meanings) for status, meanings in groups.items()}
     headings = {
-        "taken": say(en=f"taken ({counts['taken']})", fr=f"prises ({counts['taken']})"),
+        "taken": say(en=f"taken ({counts['taken']})", fr=f"prises en compte ({counts['taken']})"),
         "unknown": say(en=f"unknown ({counts['unknown']})", fr=f"inconnues ({counts['unknown']})"),
         "effectless": say(
             en=f"without effect here ({counts['effectless']})", fr=f"sans effet ici ({counts['effectless']})"
@@ -157,7 +157,7 @@ _STATUS_ORDER = ("taken", "unknown", "effectless")
 
 def foreign_plan_tables(plan: ForeignPlan) -> tuple[Table, ...]:
     """Show what a configuration comes to, and the cheapest changes as lines of its file."""
-    head = titles(en="in the file; changes; memory; step", fr="dans le fichier; change; mémoire; itération")
+    head = titles(en="in the file; changes; memory; step", fr="dans le fichier; changements; mémoire; itération")
     rows = []
     for change, lines in plan.changes:
         changed = ", ".join(f"{name} {before} → {after}" for name, (before, after) in change.changed.items())

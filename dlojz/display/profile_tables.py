@@ -93,8 +93,9 @@ def parts_table(profile: RankProfile) -> Table:
         for part, seconds in profile.parts_s.items()
     )
     caption = say(
-        en=f"What it does in {format_latency(profile.length_s)} (the hidden runs beside computing)",
-        fr=f"Ce qu’il fait en {format_latency(profile.length_s)} (la recouverte a lieu pendant le calcul)",
+        en=f"What it does in {format_latency(profile.length_s)} (hidden communication runs beside computing)",
+        fr=f"Ce qu’il fait en {format_latency(profile.length_s)} (la communication recouverte a lieu pendant le "
+        "calcul)",
     )
     return _per_step(Table(head, rows, caption, align="lr", whole=1), profile)
 
@@ -141,8 +142,8 @@ def kernels_table(profile: RankProfile) -> Table:
     )
     names, on_device = f"{len(rows)} / {integer(len(profile.kernels))}", profile.log.on_device
     caption = say(
-        en=f"{'Kernels' if on_device else 'Operators'} that take longest ({names})",
-        fr=f"{'Noyaux' if on_device else 'Opérateurs'} les plus longs ({names})",
+        en=f"{'Kernels' if on_device else 'Operators'} that take most time in sum ({names})",
+        fr=f"{'Noyaux' if on_device else 'Opérateurs'} les plus coûteux au total ({names})",
     )
     return Table(head, rows, caption, align="lr", whole=1)
 
@@ -195,19 +196,19 @@ def launching_sentences(profile: RankProfile) -> Iterator[str]:
     yield (
         say(
             en=f"Launch-bound: yes, the device waits for the CPU. {share} of the time the device idles while the CPU "
-            f"runs operators and Python and nothing is queued ({limit} or more is called so); {figures_en}. Fewer and "
+            f"runs operators and Python and nothing is queued (threshold: {limit}); {figures_en}. Fewer and "
             "larger kernels help: a larger micro-batch, torch.compile, CUDA graphs, fused optimizers.",
             fr=f"Limité par les lancements : oui, l’accélérateur attend le CPU. {share} du temps, "
-            "l’accélérateur est inactif pendant que le CPU exécute opérateurs et Python, la file étant vide (on "
-            f"l’appelle ainsi dès {limit}) ; {figures_fr}. Moins de noyaux, plus gros, "
+            "l’accélérateur est inactif pendant que le CPU exécute opérateurs et Python, la file étant vide "
+            f"(seuil : {limit}) ; {figures_fr}. Des noyaux moins nombreux et plus gros "
             "aident : micro-batch plus grand, torch.compile, graphes CUDA, optimiseurs fusionnés.",
         )
         if facts.bound
         else say(
-            en=f"Launch-bound: no. {share} of the time the device idles because the CPU has launched nothing yet (from "
-            f"{limit} on it is called so); {figures_en}.",
+            en=f"Launch-bound: no. {share} of the time the device idles because the CPU has launched nothing yet "
+            f"(threshold: {limit}); {figures_en}.",
             fr=f"Limité par les lancements : non. {share} du temps, l’accélérateur est inactif parce que le CPU "
-            f"n’a encore rien lancé (on l’appelle ainsi dès {limit}) ; {figures_fr}.",
+            f"n’a encore rien lancé (seuil : {limit}) ; {figures_fr}.",
         )
     )
     yield from _idle_sentence(facts)
@@ -222,8 +223,8 @@ def _idle_sentence(facts: DeviceIdling) -> Iterator[str]:
             fr=f"une synchronisation a vidé la file ({integer(facts.synchronisations)} appels, tels que .item())",
         ): facts.synchronised_s,
         say(
-            en="the next kernel is launched, but waits for another stream or its start",
-            fr="le noyau suivant est lancé, mais attend un autre flux ou son démarrage",
+            en="the next kernel is launched, but waits for another stream, or has yet to start",
+            fr="le noyau suivant est lancé, mais attend un autre flux, ou n’a pas encore démarré",
         ): facts.queued_s,
         say(
             en="unknown, its launch is not in the trace", fr="inconnu, son lancement manque dans la trace"
@@ -372,9 +373,9 @@ def change_sentences(comparison: ProfileComparison) -> Iterator[str]:
         gone = not largest.after_calls
         calls = decimal(largest.before_calls if gone else largest.after_calls, 1)
         yield say(
-            en=f"The largest difference of a kernel is {name} ({change}): it {'is gone' if gone else 'is new'} "
+            en=f"The kernel that changes most is {name} ({change}): it {'is gone' if gone else 'is new'} "
             f"(calls: {calls}).",
-            fr=f"La plus grande différence d’un noyau est {name} ({change}) : il "
+            fr=f"Le noyau qui change le plus est {name} ({change}) : il "
             f"{'a disparu' if gone else 'est nouveau'} (appels : {calls}).",
         )
         return
@@ -384,10 +385,10 @@ def change_sentences(comparison: ProfileComparison) -> Iterator[str]:
     ]
     mostly_calls = abs(largest.by_calls_s) > abs(largest.difference_s) / 2
     yield say(
-        en=f"The largest difference of a kernel is {name} ({change}): "
+        en=f"The kernel that changes most is {name} ({change}): "
         + ("mainly the number of calls" if mostly_calls else "mainly the time of each call")
         + f" (calls: {_calls(largest)}; each {means[0]} → {means[1]}).",
-        fr=f"La plus grande différence d’un noyau est {name} ({change}) : "
+        fr=f"Le noyau qui change le plus est {name} ({change}) : "
         + ("surtout le nombre d’appels" if mostly_calls else "surtout la durée de chaque appel")
         + f" (appels : {_calls(largest)} ; chacun {means[0]} → {means[1]}).",
     )
@@ -470,7 +471,7 @@ def frames_table(snapshot: MemorySnapshot) -> Table:
     """List what is in use at the peak by line of the program, largest first."""
     rows = snapshot.at_peak
     whole = sum(row.size_bytes for row in rows)
-    head = titles(en="allocated at; bytes; share; blocks", fr="alloué à; octets; part; blocs")
+    head = titles(en="allocated at; bytes; share; blocks", fr="alloué par; octets; part; blocs")
     cells = [_frame_row(row, whole) for row in rows[:MOST_FRAMES]]
     if further := rows[MOST_FRAMES:]:
         label = say(en=f"{integer(len(further))} others", fr=f"{integer(len(further))} autres")
@@ -537,12 +538,14 @@ def fragmentation_sentence(snapshot: MemorySnapshot) -> str:
         else ""
     )
     return say(
-        en=f"Fragmentation: {format_bytes(pieces)} ({percent(share)} of the reserved) are free between blocks in use, "
+        en=f"Fragmentation: {format_bytes(pieces)} ({percent(share)} of the reserved memory) are free between blocks "
+        "in use, "
         f"which empty_cache() cannot return; no allocation above {format_bytes(facts.largest_free_bytes)} fits into "
         f"what is reserved{advice}.",
-        fr=f"Fragmentation : {format_bytes(pieces)} ({spaced_percent(share)} du réservé) sont libres entre des blocs "
+        fr=f"Fragmentation : {format_bytes(pieces)} ({spaced_percent(share)} de la mémoire réservée) sont libres "
+        "entre des blocs "
         "utilisés, ce que empty_cache() ne peut pas rendre ; aucune allocation de plus de "
-        f"{format_bytes(facts.largest_free_bytes)} n’entre dans le réservé{advice}.",
+        f"{format_bytes(facts.largest_free_bytes)} n’entre dans la mémoire réservée{advice}.",
     )
 
 
@@ -564,7 +567,8 @@ def growth_sentence(before: MemorySnapshot, after: MemorySnapshot, rows: tuple[F
     row = rows[0]
     blocks = f"{integer(row.before_blocks)} → {integer(row.after_blocks)}"
     return sentence + say(
-        en=f" Most differs {frame_label(row.frame)}: {_signed_bytes(row.difference_bytes)} ({blocks} blocks).",
+        en=f" The largest difference: {frame_label(row.frame)}, {_signed_bytes(row.difference_bytes)} ({blocks} "
+        "blocks).",
         fr=f" L’écart le plus grand : {frame_label(row.frame)}, {_signed_bytes(row.difference_bytes)} ({blocks} "
         "blocs).",
     )
@@ -576,7 +580,9 @@ def _signed_bytes(num_bytes: int) -> str:
 
 def growth_table(rows: tuple[FrameGrowth, ...]) -> Table:
     """List lines by how many bytes they hold in two snapshots, largest difference first."""
-    head = titles(en="allocated at; before; after; difference; blocks", fr="alloué à; avant; après; différence; blocs")
+    head = titles(
+        en="allocated at; before; after; difference; blocks", fr="alloué par; avant; après; différence; blocs"
+    )
     cells = tuple(
         (
             frame_label(row.frame),

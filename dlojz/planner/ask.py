@@ -413,7 +413,8 @@ def _foreign_question(run: ForeignRun, site: Cluster) -> Question:
         if size is None:
             raise refusal(
                 en=f"{name} is no decoder: configurations of other programs are planned for decoders alone.",
-                fr=f"{name} n’est pas un décodeur : les configurations d’ailleurs sont planifiées pour eux seuls.",
+                fr=f"{name} n’est pas un décodeur : les configurations d’autres programmes ne sont planifiées que "
+                "pour des décodeurs.",
             )
     else:
         if tokens is None:

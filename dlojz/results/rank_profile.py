@@ -280,7 +280,7 @@ class _Events:
                 en=f"in {trace.name} no operator and no kernel runs within the {len(steps)} steps that are marked: "
                 "profile steps that train.",
                 fr=f"dans {trace.name}, ni opérateur ni noyau ne tourne pendant les {len(steps)} pas marqués : "
-                "profilez des pas qui entraînent.",
+                "profilez des pas d’entraînement.",
             )
         info = trace.head.get("distributedInfo")
         size = info.get("world_size") if isinstance(info, dict) else None
@@ -444,9 +444,9 @@ def compared(before: RankProfile, after: RankProfile) -> ProfileComparison:
         if first.step_mark and not second.step_mark:
             raise refusal(
                 en=f"{first.name} has {len(first.steps_s)} steps marked and {second.name} none: no time per step can "
-                "be compared; profile both with a schedule and step(), as `dlojz trace --help` shows.",
+                "be compared; profile both with a schedule and step().",
                 fr=f"{first.name} a {len(first.steps_s)} pas marqués et {second.name} aucun : aucun temps par pas ne "
-                "peut être comparé ; profilez les deux avec un schedule et step(), comme dans `dlojz trace --help`.",
+                "peut être comparé ; profilez les deux avec un schedule et step().",
             )
 
     def change(name: str, first: Sequence[float], second: Sequence[float]) -> Change:

@@ -163,11 +163,11 @@ def test_main_trace_tells_memory_snapshots_by_line(tmp_path: Path, capfd: pytest
     printed = " ".join(capfd.readouterr().out.split())
     assert "peak of 26.0 MiB in use after 3 of 8 entries of the record, with 38.0 MiB reserved" in printed
     assert "run/model.py:14 forward 5.00 MiB 19% 1" in printed and "(before the record began) 6.00 MiB" in printed
-    assert "Fragmentation: 20.0 MiB (52.6% of the reserved)" in printed and "Memory ran out: 64.0 MiB" in printed
+    assert "Fragmentation: 20.0 MiB (52.6% of the reserved memory)" in printed and "Memory ran out: 64.0 MiB" in printed
     assert _json(capfd, str(first))["peak_bytes"] == 26 * 2**20 - 1024
     words = [str(first), "--against", str(second)]
     assert main(["trace", *words, "--png", str(tmp_path / "b.png")]) == 0
-    assert "Most differs run/model.py:14 forward: +4.00 MiB (1 → 1 blocks)" in capfd.readouterr().out
+    assert "The largest difference: run/model.py:14 forward, +4.00 MiB (1 → 1 blocks)" in capfd.readouterr().out
     assert all((tmp_path / name).read_bytes().startswith(PNG) for name in ("a.png", "b.png"))
     assert _json(capfd, *words)["lines"][0]["difference_bytes"] == 4 * 2**20
     use_language("fr")

@@ -98,7 +98,7 @@ def test_plan_from_prints_keys_figures_and_changes_in_both_languages(
             "Cheapest changes",
             "--sequence-parallel",
         ),
-        "fr": ("prises (", "inconnues (1)", "sans effet ici (", "GPU le plus rempli", "les moins chers", "Supposé :"),
+        "fr": ("prises en compte (", "inconnues (1)", "sans effet ici (", "le plus rempli", "moins chers", "Supposé"),
     }.items():
         use_language(name)
         assert main(["plan", "--from", str(path), "--gpus", "64", "--cluster", "selene"]) == DONE

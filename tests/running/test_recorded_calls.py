@@ -171,7 +171,7 @@ def test_standstill_names_different_collectives_and_a_rank_that_has_ended() -> N
     assert standing is not None and standing.missing is not None and standing.missing.ranks == (0, 1)
     standing = standstill({**events, 1: after_a_step({"event": "end", "time_s": 101.0})}, 142.0)
     assert standing is not None and standing.missing is None  # what it called is not known
-    assert standing.sentences(120.0).splitlines()[1:] == ["  rank 0: train.py:20 in main", "  rank 1: has ended"]
+    assert standing.sentences(120.0).splitlines()[1:] == ["  rank 0: train.py:20 in main", "  rank 1: ended"]
 
 
 def test_standstill_is_none_while_a_rank_makes_steps_or_has_just_begun() -> None:
@@ -187,7 +187,7 @@ def test_standstill_shows_a_rank_that_is_silent_while_the_others_wait() -> None:
     assert standstill(events, 150.0) is None
     standing = standstill(events, 165.0)
     assert standing is not None and standing.missing is None
-    assert standing.lines[1] == "it no longer says where it stands: its process may be stopped"
+    assert standing.lines[1] == "silent: perhaps stopped"
     assert standstill({**events, 1: after_a_step({"event": "step", "time_s": 150.0})}, 200.0) is None
 
 

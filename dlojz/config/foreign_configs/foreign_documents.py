@@ -132,7 +132,7 @@ def _flat(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _json(text: str) -> Entries:
     content = parse_json(text)
     if not isinstance(content, dict):
-        raise ValueError(f"{type(content).__name__}, no object")
+        raise ValueError(sentence("no_key"))
     return list(_flat(content)), []
 
 
@@ -148,7 +148,7 @@ def _yaml(text: str) -> Entries:
     except yaml.YAMLError as error:  # among them tags that would build objects, and several documents
         raise ValueError(str(getattr(error, "problem", None) or error)) from None
     if not isinstance(content, dict):
-        raise ValueError(f"{type(content).__name__}, no keys")
+        raise ValueError(sentence("no_key"))
     return list(_flat(content)), []
 
 

@@ -58,7 +58,7 @@ def check_steps(title: str, ranks: Sequence[RankReport]) -> None:
             en=f"On {title}, rank {idle[0]} makes no optimizer step and others do: every rank "
             "must train, on its own samples.",
             fr=f"Sur {title}, le rang {idle[0]} ne fait aucun pas d’optimiseur alors que "
-            "d’autres en font : chaque rang doit entraîner, sur ses propres échantillons.",
+            "d’autres en font : chaque rang doit entraîner le modèle, sur ses propres échantillons.",
         )
     if any(report.repeated for report in ranks):
         raise Wrong(
@@ -121,11 +121,13 @@ def check_shares(many: Trial, replicas: int) -> None:
     if len(shares) > replicas:
         raise Wrong(
             en=f"With {many.title}, the ranks read {len(shares)} different shares of the samples, but the model has "
-            f"{replicas} replica{'s' if replicas > 1 else ''}. Ranks that share one model read the same samples: give "
+            f"{replicas} replica{'s' if replicas > 1 else ''}. Ranks that share one model must read the same "
+            "samples: give "
             "DistributedSampler the number of replicas, and the index of this one.",
             fr=f"Avec {many.title}, les rangs lisent {len(shares)} parts différentes des échantillons, mais le modèle "
             f"a {'une seule réplique' if replicas == 1 else f'{replicas} répliques'}. Des rangs qui se partagent un "
-            "modèle lisent les mêmes échantillons : donnez à DistributedSampler le nombre de répliques, et l’indice de "
+            "modèle doivent lire les mêmes échantillons : donnez à DistributedSampler le nombre de répliques, et "
+            "l’indice de "
             "celle-ci.",
         )
     # What a script draws from a small data set by itself may be the same by chance.
@@ -288,7 +290,7 @@ def check_gradients(base: Trial, many: Trial, cause: Said = DIVIDED) -> None:
         raise Wrong(
             en=f"The gradients of the first step are {times} times as large with {many.title} as with {base.title}: "
             f"{cause.en}",
-            fr=f"Les gradients du premier pas sont {times} fois ceux de {base.title} avec {many.title} : {cause.fr}",
+            fr=f"Avec {many.title}, les gradients du premier pas valent {times} fois ceux de {base.title} : {cause.fr}",
         )
 
 
@@ -500,10 +502,11 @@ def _check_coverage(base: Trial | None, many: Trial, replicas: int) -> None:
     if loader is not None and loader["replicas"] not in (0, replicas):
         raise Wrong(
             en=f"With {many.title}, the sampler shares the samples out among {loader['replicas']} replicas, and the "
-            f"model has {replicas}: samples are missing, or read twice. Give DistributedSampler this number.",
+            f"model has {replicas}: samples are missing, or read twice. Give DistributedSampler "
+            f"num_replicas={replicas}.",
             fr=f"Avec {many.title}, l’échantillonneur répartit les échantillons entre {loader['replicas']} répliques, "
-            f"et le modèle en a {replicas} : il en manque, ou certains sont lus deux fois. Donnez ce nombre à "
-            "DistributedSampler.",
+            f"et le modèle en a {replicas} : il en manque, ou certains sont lus deux fois. Donnez "
+            f"num_replicas={replicas} à DistributedSampler.",
         )
     alone, together = _per_pass(base, 1) if base is not None else None, _per_pass(many, replicas)
     if not alone or not together or loader is None or base is None:
@@ -515,7 +518,7 @@ def _check_coverage(base: Trial | None, many: Trial, replicas: int) -> None:
         raise Wrong(
             en=f"With {many.title}, a pass over the loader reads {figures[0]} samples, and {figures[1]} on one "
             "process: several replicas read the same samples. Give the DataLoader a DistributedSampler.",
-            fr=f"Avec {many.title}, un passage sur le chargeur lit {figures[0]} échantillons, contre {figures[1]} sur "
+            fr=f"Avec {many.title}, un parcours du chargeur lit {figures[0]} échantillons, contre {figures[1]} sur "
             "un processus : plusieurs répliques lisent les mêmes échantillons. Donnez au DataLoader un "
             "DistributedSampler.",
         )
@@ -523,7 +526,7 @@ def _check_coverage(base: Trial | None, many: Trial, replicas: int) -> None:
         raise Wrong(
             en=f"With {many.title}, a pass over the loader reads {figures[0]} samples, and {figures[1]} on one "
             "process: samples are missing. Look at the number of replicas that the sampler is given.",
-            fr=f"Avec {many.title}, un passage sur le chargeur lit {figures[0]} échantillons, contre {figures[1]} sur "
+            fr=f"Avec {many.title}, un parcours du chargeur lit {figures[0]} échantillons, contre {figures[1]} sur "
             "un processus : il en manque. Regardez le nombre de répliques donné à l’échantillonneur.",
         )
 
@@ -682,14 +685,17 @@ def _beside_one_process(
         if flaw is not None and is_certain and mean is not None and mean.times is not None:
             raise Wrong(flaw.en, flaw.fr)
         seen = flaw or Said(
-            "What shows without it is right: the ranks’ samples, the mean of their gradients, the same weights on all.",
-            "Ce qui se voit sans lui est juste : les échantillons des rangs, la moyenne de leurs gradients, les mêmes "
+            "What shows without that comparison is right: the ranks’ samples, the mean of their gradients, the same "
+            "weights on all.",
+            "Ce qui se voit sans cette comparaison est juste : les échantillons des rangs, la moyenne de leurs "
+            "gradients, les mêmes "
             "poids sur tous.",
         )
         if mean is None:
             seen = Said(
-                "Whether gradients are averaged does not show without it either, as ranks may hold parts of them.",
-                "Sans lui, la moyenne des gradients ne se voit pas non plus, car les rangs peuvent en détenir des "
+                "Whether gradients are averaged does not show without that comparison either, as ranks may hold "
+                "parts of them.",
+                "Sans elle, la moyenne des gradients ne se voit pas non plus, car les rangs peuvent en détenir des "
                 "parts.",
             )
         sentence = excuse or Said("", "")
@@ -705,7 +711,7 @@ def _beside_one_process(
                 f"The loss of a rank is 1/{round(times)} of that of one process, and gradients are added up: the same "
                 "training, but a logged loss has to be added up too.",
                 f"La perte d’un rang vaut 1/{round(times)} de celle d’un processus, et les gradients sont additionnés "
-                ": c’est le même entraînement, mais une perte affichée doit l’être aussi.",
+                ": c’est le même entraînement, mais une perte affichée doit être additionnée aussi.",
             )
         )
     elif not _close(*rates):

@@ -443,8 +443,9 @@ def _absent(
 
 def _where_to_look() -> str:
     return say(
-        en="Look for an `if rank …` around a collective, or an exception or an end of the data on that rank.",
-        fr="Cherchez un `if rank …` autour d’une collective, ou une exception ou la fin des données sur ce rang.",
+        en="Look for an `if rank …` around a collective, or an exception or an end of the data on one of the ranks.",
+        fr="Cherchez un `if rank …` autour d’une collective, ou une exception, ou la fin des données, sur l’un des "
+        "rangs.",
     )
 
 
@@ -613,12 +614,12 @@ def standstill(events_by_rank: Mapping[int, Sequence[Mapping[str, Any]]], now_s:
     missing = hung_calls(calls)
     if missing is None and all(event["event"] == "start" for event in begun):
         return None
-    ended = say(en="has ended", fr="a terminé")
+    ended = say(en="ended", fr="terminé")
     lines = {rank: visible(str(event.get("line") or ""))[:200] for rank, event in stalled.items()}
     lines |= {rank: ended for rank in newest if rank not in stalled}
     silence = say(
-        en="it no longer says where it stands: its process may be stopped",
-        fr="il ne dit plus où il en est : son processus est peut-être arrêté",
+        en="silent: perhaps stopped",
+        fr="plus aucun signe : peut-être à l’arrêt",
     )
     lines |= dict.fromkeys(silent, silence)
     return Standstill(since_s, missing, {rank: line for rank, line in sorted(lines.items()) if line})
