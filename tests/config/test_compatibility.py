@@ -94,6 +94,8 @@ BROKEN: dict[str, dict[str, Any]] = {
     "the lengths of a discrete curriculum rise": {**DISCRETE, "curriculum_lengths": "16:5,8:10"},
     "the lengths of a discrete curriculum are multiples": {**DISCRETE, "curriculum_lengths": "12:3"},
     "a discrete curriculum ends within the run": {**DISCRETE, "curriculum_lengths": "8:50"},
+    "adapters are beside layers of transformers": {**GPT, "lora": 4},
+    "adapters have a rank and named layers": {**GPT, "lora_base": "4bit"},
     "models from elsewhere have replicas": {"model": "torchvision:resnet18", "update": "in_forward"},
     "models from elsewhere are split by torch or by hand": {
         **{"model": "torchvision:resnet18", "tp": 2, "engine": "deepspeed"}
