@@ -104,6 +104,15 @@ def words(question: Question, folder: Path) -> list[str]:
     return [f"hf:{folder}", *options]
 
 
+def write_config(question: Question, root: Path) -> Path:
+    """Write the config.json of a question's model into a folder of its own, and return that."""
+    attention = {"_attn_implementation": "eager"} if question.eager else {}
+    folder = root / f"{question.model}{'-eager' if question.eager else ''}"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIGS[question.model] | attention))
+    return folder
+
+
 def ours(question: Question, folder: Path) -> float | None:
     """Ask this package; None where the setting is refused."""
     command = [sys.executable, "-m", "dlojz", "memory", *words(question, folder), "--json"]
@@ -233,14 +242,9 @@ TOOLS: dict[str, Callable[[Question, Path], float | None]] = {
 def answers() -> dict[str, list[float | None]]:
     """Ask each tool each question: GB, None where it has no words for it."""
     with tempfile.TemporaryDirectory() as name:
-        for model, sizes in CONFIGS.items():
-            for kind in ("", "-eager"):
-                folder = Path(name) / f"{model}{kind}"
-                folder.mkdir()
-                attention = {"_attn_implementation": "eager"} if kind else {}
-                (folder / "config.json").write_text(json.dumps(sizes | attention))
+        folders = [write_config(row, Path(name)) for row in QUESTIONS]
         return {
-            tool: [ask(row, Path(name) / f"{row.model}{'-eager' if row.eager else ''}") for row in QUESTIONS]
+            tool: [ask(row, folder) for row, folder in zip(QUESTIONS, folders, strict=True)]
             for tool, ask in TOOLS.items()
         }
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import estimators
 from benchmarks.memory_reports import BOUND, answer, answer_of, reports, rows_of, write_models
 
 PAGE = Path(__file__).parents[2] / "docs" / "memory_reports.md"
@@ -24,6 +25,17 @@ def test_memory_reports_page_has_what_the_command_says_today(name: str, tmp_path
     assert rows_of([entry])[name] in PAGE.read_text(encoding="utf-8"), "run benchmarks/memory_reports.py --page again"
     # A report without an answer says why, one that is further off too.
     assert entry.is_right or report.unsaid or report.beside
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("question", estimators.QUESTIONS, ids=lambda question: question.title)
+def test_estimators_page_has_what_this_package_says_today(question: estimators.Question, tmp_path: Path) -> None:
+    answer_gb = estimators.ours(question, estimators.write_config(question, tmp_path))
+    assert answer_gb is not None
+    assert abs(answer_gb / question.measured_gb - 1) < estimators.LIMIT_PERCENT / 100
+    page = PAGE.with_name("estimators.md").read_text(encoding="utf-8")
+    assert f"| {question.title} | {question.measured_gb:.2f} | {answer_gb:.1f} (" in page
 
 
 def test_reports_are_of_sixteen_sources_and_each_has_a_command_or_a_reason() -> None:
