@@ -39,6 +39,7 @@ from dlojz.config.optimizers import OPTIMIZERS, STATE_NUMBERS
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import IN_PASSES
 from dlojz.models.blocks import loss_of
+from dlojz.models.foreign.elsewhere import ADAPTERS
 from dlojz.results.footprint import Category, Overlap
 from dlojz.train.axes import Axes
 from dlojz.train.checkpoint_tensors import COUNT, CheckpointTensors
@@ -263,6 +264,9 @@ class Engine:
         self.device = device
         if config.precision == "bf16-true":
             model.to(torch.bfloat16)
+            for path, part in model.named_modules():
+                if path.endswith(ADAPTERS):
+                    part.float()  # as peft leaves them, unlike DeepSpeed
         self.axes = Axes(config.layout, device)
         self.share = TensorShare(config, model, self.axes, loss_of(model))
         if config.layout.cp > 1:

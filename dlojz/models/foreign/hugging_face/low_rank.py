@@ -14,7 +14,6 @@ bitsandbytes, `autograd/_functions.py`, `MatMul4Bit`, for the copy that is not k
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -113,14 +112,6 @@ class LowRank(nn.Module):
         y: Tensor = self.base_layer(x)
         adapted = y + self.lora_B(self.lora_A(x.to(self.lora_A.weight.dtype))) * self.scaling
         return adapted.to(y.dtype)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LowRank:
-        """Leave the adapters in fp32 where a model is cast to 16 bits."""
-        super()._apply(fn, recurse)
-        for matrix in (self.lora_A, self.lora_B):
-            if matrix.weight.dtype in (torch.bfloat16, torch.float16):
-                matrix.weight.data = matrix.weight.data.float()
-        return self
 
 
 class QuantizedBase(nn.Module):
