@@ -253,12 +253,16 @@ def _percent(answer_gb: float, measured_gb: float) -> float:
     return 100 * (answer_gb / measured_gb - 1)
 
 
+def _signed(answer_gb: float, measured_gb: float) -> str:
+    return f"{round(_percent(answer_gb, measured_gb)):+d} %".replace("-", "−")
+
+
 def table(asked: dict[str, list[float | None]]) -> str:
     """Write the answers as a table: GB and how far off, in percent."""
     lines = [f"| fine-tuning | measured GB | {' | '.join(asked)} |", f"|--|--:|{'--:|' * len(asked)}"]
     for index, question in enumerate(QUESTIONS):
         cells = [
-            "—" if answer is None else f"{answer:.1f} ({_percent(answer, question.measured_gb):+.0f} %)"
+            "—" if answer is None else f"{answer:.1f} ({_signed(answer, question.measured_gb)})"
             for answer in (column[index] for column in asked.values())
         ]
         lines.append(f"| {question.title} | {question.measured_gb:.2f} | {' | '.join(cells)} |")

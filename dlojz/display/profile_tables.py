@@ -454,10 +454,10 @@ def snapshot_sentences(snapshot: MemorySnapshot) -> Iterator[str]:
     for asked, free in snapshot.out_of_memory[:1]:
         left = format_bytes(free)
         yield say(
-            en=f"Memory ran out: {format_bytes(asked)} asked for, {left} free on the GPU (the first of "
-            f"{len(snapshot.out_of_memory)} failures in the record).",
-            fr=f"La mémoire a manqué : {format_bytes(asked)} demandés, {left} libres sur le GPU (premier de "
-            f"{len(snapshot.out_of_memory)} échecs dans l’enregistrement).",
+            en=f"Memory ran out: {format_bytes(asked)} asked for, {left} free on the GPU (failures in the record: "
+            f"{len(snapshot.out_of_memory)}; this is the first).",
+            fr=f"La mémoire a manqué : {format_bytes(asked)} demandés, {left} libres sur le GPU (échecs dans "
+            f"l’enregistrement : {len(snapshot.out_of_memory)} ; c’est le premier).",
         )
     if snapshot.other_devices:
         numbers = ", ".join(map(str, snapshot.other_devices))

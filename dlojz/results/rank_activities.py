@@ -757,7 +757,8 @@ def spans_of(aligned_ranks: AlignedRanks) -> tuple[Span, ...]:
             "wait": log.exposed,
         }
         spans += [
-            Span(rank=log.rank, step=0, phase=phase, start_s=start, end_s=end)
+            # Unchecked: the rank is −1 where the trace does not name it, and no record has that.
+            Span.model_construct(rank=log.rank, step=0, phase=phase, start_s=start, end_s=end)
             for phase, intervals in phases.items()
             for start, end in _joined(intervals, near_s).tolist()
         ]

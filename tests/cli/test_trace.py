@@ -133,7 +133,8 @@ def test_main_trace_of_a_cpu_says_what_launch_bound_would_need(
             model(rand(4, 8)).sum().backward()
             update.step()
     traced.export_chrome_trace(str(tmp_path / "a.json"))
-    assert main(["trace", str(tmp_path / "a.json")]) == 0
+    assert main(["trace", str(tmp_path / "a.json"), "--png", str(tmp_path / "a.png")]) == 0
+    assert (tmp_path / "a.png").read_bytes().startswith(PNG)
     printed = " ".join(capfd.readouterr().out.split())
     assert "A rank that the trace does not name (CPU): 2 steps (Optimizer.step)" in printed
     assert "Launch-bound: does not apply, as no kernel of a device is in the trace; where" in printed

@@ -122,7 +122,7 @@ class _Steps:
             self._used[id(optimizer)] = weakref.ref(gradient), version
         self._report["optimizers"] = len(self.optimizers)
         steps = self._report["steps"] // max(len(self.optimizers), 1)
-        if steps == min(COMPARED_STEPS, self._most_steps or COMPARED_STEPS) and not self._report["after"]:
+        if steps == COMPARED_STEPS and not self._report["after"]:
             self._report["after"] = [_projections(parameter) for parameter in _parameters(self.optimizers)]
         if self._most_steps and steps == self._most_steps:
             raise SystemExit(0)  # on every rank after the same step, so that none waits for another
@@ -538,5 +538,7 @@ def observed(observation: Observation, folder: Path, rank: int) -> Iterator[None
         yield
     finally:
         _look_at_weights(report, optimizers)
+        if not report["after"]:  # a run of fewer steps
+            report["after"] = [_projections(parameter) for parameter in _parameters(optimizers)]
         (folder / OBSERVED).mkdir(exist_ok=True)
         write_atomic(folder / OBSERVED / f"rank-{rank}.json", json.dumps(report))

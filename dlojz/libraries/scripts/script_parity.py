@@ -572,7 +572,8 @@ class Parity:
             return None
         weights = [list(itertools.chain.from_iterable(trial.ranks[0].after)) for trial in (self.base, self.many)]
         is_whole = self.many.ranks[0].plain == self.base.ranks[0].held
-        if not is_whole or not weights[0] or len(weights[0]) != len(weights[1]):
+        counts = {min(COMPARED_STEPS, len(trial.record.losses)) for trial in (self.base, self.many)}
+        if len(counts) > 1 or not is_whole or not weights[0] or len(weights[0]) != len(weights[1]):
             return None
         return math.dist(*weights) / math.hypot(*weights[0])
 
@@ -584,13 +585,12 @@ class Parity:
 
     def table(self) -> Table:
         """Figures of both, with the verdict and the remarks below."""
+        count = min(COMPARED_STEPS, len(self.many.record.losses))
         names = {
             "samples": say(en="samples, step 1", fr="échantillons, pas 1"),
             "gradient norm": say(en="norm of gradients, step 1", fr="norme des gradients, pas 1"),
             "learning rate": say(en="learning rate", fr="taux d’apprentissage"),
-            "weights": say(
-                en=f"weights after {COMPARED_STEPS} steps, apart", fr=f"écart des poids après {COMPARED_STEPS} pas"
-            ),
+            "weights": say(en=f"weights after {count} steps, apart", fr=f"écart des poids après {count} pas"),
         }
         rows = []
         for name, pair in self.figures().items():
