@@ -460,9 +460,16 @@ def _states(
         known["zero"] = 1  # deepspeed/runtime/bf16_optimizer.py
         assumed.append(sentence("bf16_optimizer"))
     columns: dict[str, int] = {}
+    if known.get("zero") == "hybrid":  # FSDP's HYBRID_SHARD: within a node, with a replica on each
+        known["zero"], gpus = 3, int(known["gpus"])
+        node_gpus = gpus // int(known["nodes_of_gpus"]) if known.get("nodes_of_gpus") else 8
+        if not known.get("nodes_of_gpus"):
+            assumed.append(sentence("node_gpus"))
+        known["dp_replicate"] = max(1, gpus // max(1, node_gpus))
     shards, replicas = known.get("dp_shard") or 0, known.get("dp_replicate") or 1
     if replicas > 1 and (shards > 1 or not shards) and dp // replicas > 1:
         columns["zero_shards"] = dp // replicas * degrees["cp"]  # hybrid sharding: within a replica's ranks alone
+        assumed.append(sentence("hybrid"))
     elif replicas > 1:
         known["zero"] = 0
     for name in ("dropout", "gradient_bytes", "compiled", "asynchronous", "embedding_slots", "blocking"):
