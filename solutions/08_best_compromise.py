@@ -452,8 +452,7 @@ figures.bloom()
 bloom = dlojz.plan("bloom-176b", "jean_zay_a100", gpus=384, batch=2048, engines="megatron-deepspeed")
 taken = {"dp": 8, "tp": 4, "pp": 12, "zero": 1, "micro_batch": 2, "checkpointing": "full"}
 others = ({"tp": 8, "pp": 6}, {"tp": 2, "pp": 24}, {"dp": 16, "pp": 6}, {"tp": 6, "pp": 8}, {"checkpointing": "none"})
-for changed in ({}, *others):
-    print(bloom.why(**{**taken, **changed}).in_one_line, end="\n\n")
+tables.verdicts(bloom, [{**taken, **changed} for changed in ({}, *others)])
 
 # %% name="reasons"
 tables.reasons(bloom)

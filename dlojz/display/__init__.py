@@ -20,6 +20,7 @@ DRAWERS: Final[dict[tuple[str, View], str]] = {
     ("Plan", "figure"): "figures.plan_figures:plan_figure",
     ("Summary", "html"): "plan_tables:summary_html",
     ("LayoutVerdict", "html"): "plan_tables:verdict_html",
+    ("Tree", "html"): "plan_tables:tree_html",
     ("Timeline", "figure"): "pipeline_drawing:schedule_figure",
     ("Here", "html"): "plan_tables:here_html",
     ("Here", "figure"): "figures.plan_figures:here_figure",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dlojz.planner.ask import ForeignPlan
     from dlojz.planner.explain import LayoutVerdict
     from dlojz.planner.this_machine import Here
+    from dlojz.planner.tree import Tree
 
 
 def layouts_table(title: str, layouts: Iterable[Choice]) -> Table:
@@ -69,14 +70,14 @@ def refusals_table(plan: Plan) -> Table:
     return Table(head, tuple(rows), say(en="Refused", fr="Refusées"), align="lrl")
 
 
-def tree_table(plan: Plan) -> Table:
-    """List the questions of the decision tree, their answers and figures."""
+def tree_table(tree: Tree) -> Table:
+    """List the questions of the decision tree, their answers and figures, and where it ends."""
     rows = (
         (branch.question, yes_no(branch.yes), ", ".join(f"{name} {value}" for name, value in branch.figures))
-        for branch in plan.tree.branches
+        for branch in tree.branches
     )
     title = say(en="Which strategy when", fr="Quelle stratégie, quand")
-    return Table(("", "", ""), tuple(rows), title, align="l", notes=(plan.tree.sentence,))
+    return Table(("", "", ""), tuple(rows), title, align="l", notes=(tree.sentence,))
 
 
 def _plan_tables(plan: Plan, max_rows: int) -> tuple[Table, ...]:
@@ -91,7 +92,7 @@ def _plan_tables(plan: Plan, max_rows: int) -> tuple[Table, ...]:
         fastest_table(plan, max_rows),
         layouts_table(front, plan.pareto[:max_rows]),
         refusals_table(plan),
-        tree_table(plan),
+        tree_table(plan.tree),
     )
 
 
@@ -109,6 +110,11 @@ def plan_html(plan: Plan, max_rows: int = 8) -> str:
 def summary_html(answer: Summary) -> str:
     """Write names and values, e.g. of one layout, as HTML."""
     return Table(("", ""), tuple(answer.lines()), align="l")._repr_html_()
+
+
+def tree_html(tree: Tree) -> str:
+    """Lay the decision tree out for a notebook."""
+    return tree_table(tree)._repr_html_()
 
 
 def verdict_html(verdict: LayoutVerdict) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from dlojz.base.display_hook import html_of
 from dlojz.base.language import decimal, say, yes_no
 from dlojz.config.fields import LayoutFields
 from dlojz.cost_model.layouts import Integers
@@ -99,6 +100,9 @@ class Tree:
             figures = ", ".join(f"{name} {value}" for name, value in branch.figures)
             lines.append(f"{branch.question} {yes_no(branch.yes)} ({figures})")
         return "\n".join([*lines, self.sentence])
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""

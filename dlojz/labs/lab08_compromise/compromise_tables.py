@@ -153,6 +153,19 @@ def chosen(choose: Answer, layouts: Sequence[LayoutRow], gpus: int, heads: int, 
     return Table(head, tuple(rows))
 
 
+def verdicts(plan: Plan, layouts: Iterable[Mapping[str, Any]]) -> Table:
+    """List layouts with the planner's reason why each is not the first, or is refused."""
+    rows = [
+        (verdict.title, verdict.sentence, "—" if verdict.change is None else verdict.change.words)
+        for verdict in (plan.why(**layout) for layout in layouts)
+    ]
+    return Table(
+        titles(en="layout; why; smallest change", fr="configuration; pourquoi; plus petit changement"),
+        tuple(rows),
+        align="l",
+    )
+
+
 def reasons(plan: Plan) -> Table:
     """Count how many layouts of a plan each reason refuses."""
     counts = sorted(plan.refused.counts.items(), key=lambda pair: -pair[1])
