@@ -22,6 +22,7 @@ from dlojz.base.language import LANGUAGES, use_language
 from dlojz.labs.kit.build import build, execute, own_folders
 from dlojz.labs.kit.exercise import not_done
 from dlojz.labs.kit.source import BEGIN, END
+from dlojz.ranks.magic import THREADS
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = sorted(path.name for path in (ROOT / "solutions" / "en").glob("*.ipynb"))
@@ -148,6 +149,18 @@ def lab_runs(name: str, language: str, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.mark.parametrize(("name", "language"), SOLUTIONS)
 def test_a_solution_shows_again_what_is_stored(name: str, language: str, lab_runs: Path) -> None:
+    compare_with_stored(name, language, lab_runs)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("language", ["en"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name[:2] in ("03", "06", "07", "09", "10")])
+def test_a_solution_shows_the_same_where_its_ranks_are_threads(name: str, language: str, lab_runs: Path) -> None:
+    compare_with_stored(name, language, lab_runs, **{THREADS: "1"})
+
+
+def compare_with_stored(name: str, language: str, lab_runs: Path, **variables: str) -> None:
+    """Execute a solution again, with these variables of the environment, and compare it with what is stored."""
     solution = str(ROOT / "solutions" / language / name)
     nbval = ["--nbval", "--nbval-current-env", f"--nbval-cell-timeout={CELL_LIMIT_S}", "-p", "no:cacheprovider"]
     options = ["-o", "addopts=", "-o", f"timeout={CELL_LIMIT_S}", f"--rootdir={ROOT}"]
@@ -159,7 +172,7 @@ def test_a_solution_shows_again_what_is_stored(name: str, language: str, lab_run
         text=True,
         check=False,
         cwd=ROOT,
-        env={**environment, **own_folders(lab_runs), QUIET: "off"},
+        env={**environment, **own_folders(lab_runs), QUIET: "off", **variables},
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:] + ended_badly(lab_runs)
 
