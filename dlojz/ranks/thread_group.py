@@ -314,6 +314,8 @@ class ThreadGroup(dist.ProcessGroup):
         self._exchange, self.name = exchange, str(options.group_id)
         ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
         self.ranks = ranks
+        self.sent_messages = self.sent_bytes = 0
+        """Messages that this rank has sent, and their bytes; collectives of torch are not counted."""
 
     @property
     def group_name(self) -> str:
@@ -465,6 +467,8 @@ class ThreadGroup(dist.ProcessGroup):
 
     def send(self, tensors: list[Tensor], target: int, tag: int) -> ThreadWork:
         """Send to a rank of the group."""
+        self.sent_messages += 1
+        self.sent_bytes += tensors[0].nbytes
         return self._exchange.message(self, "send", self.ranks[target], tensors[0], tag)
 
     def recv(self, tensors: list[Tensor], source: int, tag: int) -> ThreadWork:
