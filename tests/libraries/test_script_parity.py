@@ -175,7 +175,7 @@ BANK = {
     # What cannot be compared.
     "own-data": Case(
         "note",
-        "What shows without it is right: the ranks’ samples, the mean",
+        "What shows without that comparison is right: the ranks’ samples, the mean",
         {"        full = ": OWN, "for turn": "own = torch.Generator().manual_seed(me)\nfor turn"},
     ),
     "dropout": Case("note", "set its probability to 0 to compare", {"nn.Tanh()": "nn.Dropout(0.5)"}),
