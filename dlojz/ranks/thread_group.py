@@ -5,6 +5,9 @@ baton meanwhile. What a call gives is what gloo gives between processes; what th
 same sentences as between processes.
 """
 
+# mypy: disable-error-code="override"
+# torch declares each method twice, for lists and for single tensors; it calls the first.
+
 from __future__ import annotations
 
 import operator
@@ -108,11 +111,12 @@ class Exchange:
         """By rank, in the words of `hang_diagnosis`: `state`, `waiting`, `counts`, `sends`, `receives`, `error`."""
         self.torn = [False] * size
         self.baton = Baton(size, on_switch, self._explain)
-        self._store = dist.HashStore()  # type: ignore[no-untyped-call]
+        self._store = dist.HashStore()  # type: ignore[attr-defined]
         self._shown: list[dict[str, int]] = [{} for _ in range(size)]
         self.forget()
         distributed_c10d._world = _WorldOfTheRank(self)  # type: ignore[assignment]
-        torch._C._distributed_c10d._set_thread_isolation_mode(True)  # C++ finds groups by name: one table per thread
+        # C++ finds groups by name: one table per thread.
+        torch._C._distributed_c10d._set_thread_isolation_mode(True)  # type: ignore[attr-defined]
         if BACKEND.upper() not in dist.Backend._plugins:
             dist.Backend.register_backend(
                 BACKEND, lambda options, _: ThreadGroup(_exchange(), options), extended_api=True, devices=["cpu"]
@@ -143,17 +147,18 @@ class Exchange:
     ) -> ThreadWork:
         """Take part in a collective; the last rank of the group that comes carries it out, on all ranks' tensors."""
         rank, counts = self.baton.rank, self.states[self.baton.rank]["counts"]
-        number = counts[group.name] = counts.get(group.name, 0) + 1
+        number = counts[group.group_name] = counts.get(group.group_name, 0) + 1
         call |= {
-            "group": group.name, "members": group.ranks, "number": number,
-            "shown": number - self._shown[rank].get(group.name, 0),
+            "group": group.group_name, "members": group.ranks, "number": number,
+            "shown": number - self._shown[rank].get(group.group_name, 0),
         }  # fmt: skip
         self.states[rank]["last"] = call_words(call)
-        pending = self._collectives.setdefault((group.name, number), _Collective())
+        pending = self._collectives.setdefault((group.group_name, number), _Collective())
         pending.calls[rank], pending.tensors[group.rank()] = call, tensors
         if len(pending.calls) == group.size():
-            del self._collectives[group.name, number]
-            fault, error = mismatch(pending.calls), None
+            del self._collectives[group.group_name, number]
+            fault = mismatch(pending.calls)
+            error: Exception | None = None
             if fault is not None:
                 error = CollectiveFault(fault)
                 self.torn = [True] * self.size
@@ -177,7 +182,7 @@ class Exchange:
         call = {"op": op, "how": "", **tensor_facts(tensor)}
         if peer is not None:
             source, target = (rank, peer) if op == "send" else (peer, rank)
-            channel = f"{group.name}|{source}>{target}|{tag}"
+            channel = f"{group.group_name}|{source}>{target}|{tag}"
             posted = state["sends" if op == "send" else "receives"]
             number = posted[channel] = posted.get(channel, 0) + 1
             call |= {"channel": channel, "peer": peer, "number": number, "shown": number}
@@ -185,7 +190,7 @@ class Exchange:
         end = _Message(rank, call, tensor)
         other_end = self._other_end(group, op, rank, peer, tag)
         if other_end is None:
-            self._posted[group.name, op, rank, tag].append(end)
+            self._posted[group.group_name, op, rank, tag].append(end)
         else:
             send, receive = (end, other_end) if op == "send" else (other_end, end)
             fault, error = mismatch({send.rank: send.call, receive.rank: receive.call}), None
@@ -204,7 +209,7 @@ class Exchange:
         """Take the first message that waits for this end, in the order in which they were posted."""
         other_op = "recv" if op == "send" else "send"
         for sender in group.ranks if peer is None else (peer,):
-            waiting = self._posted[group.name, other_op, sender, tag]
+            waiting = self._posted[group.group_name, other_op, sender, tag]
             for message in waiting:
                 if message.call.get("peer", rank) == rank:
                     waiting.remove(message)
@@ -310,8 +315,8 @@ class ThreadGroup(dist.ProcessGroup):
     """
 
     def __init__(self, exchange: Exchange, options: Any) -> None:
-        super().__init__(options.group_rank, options.group_size)
-        self._exchange, self.name = exchange, str(options.group_id)
+        super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
+        self._exchange, self._group_name = exchange, str(options.group_id)
         ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
         self.ranks = ranks
         self.sent_messages = self.sent_bytes = 0
@@ -320,7 +325,7 @@ class ThreadGroup(dist.ProcessGroup):
     @property
     def group_name(self) -> str:
         """By which torch finds it again."""
-        return self.name
+        return self._group_name
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """Name of the backend."""

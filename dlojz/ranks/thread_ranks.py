@@ -75,7 +75,7 @@ class _Printed(io.TextIOBase):
     def __init__(self, host: ThreadHost) -> None:
         self._host = host
 
-    encoding = "utf-8"  # type: ignore[assignment]
+    encoding = "utf-8"
 
     def write(self, text: str) -> int:
         """Keep what a rank prints among its output."""
