@@ -47,7 +47,7 @@ from torch import nn
 
 import dlojz
 from dlojz import labs
-from dlojz.base.language import decimal, percent
+from dlojz.base.language import decimal, integer, percent
 from dlojz.by_hand import collectives
 from dlojz.display.figures.communication_figures import calibration_figure, collective_figure
 from dlojz.display.figures.run_figures import timeline_figure
@@ -488,6 +488,79 @@ ring_s = {size: collectives.cost_s("ring_all_reduce", gradient_bytes, size, **ne
 lab.reveal("latency-ranks", min(size for size in steps_s if steps_s[size] > ring_s[size] / 2))
 
 # %% [markdown] lang="fr"
+# ### Soixante-quatre rangs ici même
+#
+# Au-delà de huit, les rangs de `%%ranks` sont les *threads* d’un seul processus, qui s’exécutent à tour de rôle : on
+# n’y gagne aucun temps, mais chaque message est bien envoyé, et compté. Votre anneau et l’arbre du paquet y somment le
+# même tenseur. (Les variables des quatre rangs précédents sont perdues.)
+#
+# **Votre prédiction.** À chaque étape, l’arbre envoie le tenseur entier, et l’anneau un soixante-quatrième. Additionnez
+# ce qu’envoient les 64 rangs : combien de fois plus d’octets pour l’arbre que pour l’anneau ?
+
+# %% [markdown] lang="en"
+# ### Sixty-four ranks right here
+#
+# Beyond eight, the ranks of `%%ranks` are threads of one process that run in turn: no time is gained, but every message
+# is really sent, and counted. Your ring and the package's tree sum the same tensor. (The variables of the four ranks
+# before are gone.)
+#
+# **Your prediction.** In each step the tree sends the whole tensor, and the ring a sixty-fourth. Add up what the 64
+# ranks send: how many times as many bytes does the tree send as the ring?
+
+# %% name="predict-tree-bytes" stub="value"
+lab.predict(
+    "tree-bytes",
+    ### BEGIN SOLUTION
+    1,
+    ### END SOLUTION
+)
+
+# %% name="sixty-four"
+# %%ranks 64 --with ring_all_reduce
+from dlojz.by_hand import collectives
+
+group, sent = dist.group.WORLD, {}
+for name in ("ring", "tree"):
+    x = torch.arange(6400.0) + rank
+    expected, messages, sent_bytes = 64 * torch.arange(6400.0) + sum(range(64)), group.sent_messages, group.sent_bytes
+    y = ring_all_reduce(x) if name == "ring" else collectives.run("tree_all_reduce", x)
+    assert torch.equal(y, expected)
+    sent[name] = {"messages": group.sent_messages - messages, "bytes": group.sent_bytes - sent_bytes}
+
+# %% name="reveal-tree-bytes"
+total_bytes = {name: sum(sent[name]["bytes"] for sent in ranks["sent"]) for name in ("ring", "tree")}
+lab.reveal("tree-bytes", total_bytes["tree"] / total_bytes["ring"])
+
+# %% name="busiest-rank"
+for name in ("ring", "tree"):
+    busiest = max((sent[name] for sent in ranks["sent"]), key=lambda sent: sent["bytes"])
+    print(f"{name}: {integer(total_bytes[name])} | {integer(busiest['bytes'])} | {busiest['messages']}")
+
+# %% [markdown] lang="fr"
+# **Expliquez.** De gauche à droite : octets de tous les rangs, octets et messages du rang qui envoie le plus. À total
+# égal, pourquoi l’arbre coûte-t-il plus cher pour un grand tenseur ?
+#
+# <details><summary>Réponse</summary>
+#
+# Pour une somme sur 64 rangs, 63 d’entre eux doivent envoyer leur tenseur, puis 63 recevoir la somme : l’anneau n’y
+# change rien, il **répartit**. Dans l’arbre, la racine envoie six fois le tenseur entier, l’un après l’autre, pendant
+# que la plupart des rangs attendent ; dans l’anneau, tous les liens servent à chaque étape, mais il y en a 126.
+#
+# </details>
+
+# %% [markdown] lang="en"
+# **Explain.** From left to right: bytes of all ranks, bytes and messages of the rank that sends most. The totals are
+# equal: why does the tree cost more for a large tensor?
+#
+# <details><summary>Answer</summary>
+#
+# To sum over 64 ranks, 63 of them must send their tensor, then 63 must receive the sum: the ring does not change that,
+# it **spreads** it. In the tree the root sends the whole tensor six times, one after the other, while most ranks wait;
+# in the ring all links work in every step, but there are 126 of them.
+#
+# </details>
+
+# %% [markdown] lang="fr"
 # Coupez les gradients en quatre messages, et ce seuil tombe au quart. Voilà pourquoi, sur de très nombreux GPU,
 # l’*all-reduce* est hiérarchique : d’abord dans le nœud, puis entre les nœuds.
 #
@@ -518,7 +591,7 @@ lab.reveal("latency-ranks", min(size for size in steps_s if steps_s[size] > ring
 # The first rule: each rank draws its own weights, then gets those of rank 0.
 
 # %% name="broadcast"
-# %%ranks --with make_model
+# %%ranks 4 --with make_model
 from dlojz.base.language import decimal
 
 model = make_model(seed=rank)

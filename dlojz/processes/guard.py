@@ -352,7 +352,7 @@ class _Wrapping:
         return guarded
 
     def _collective(self, name: str, arguments: dict[str, Any], group: Any) -> Any:
-        described = {"op": name, "how": _how(arguments, group), **_described(arguments.get(_ALIKE[name]))}
+        described = {"op": name, "how": _how(arguments, group), **tensor_facts(arguments.get(_ALIKE[name]))}
         call = self._guard.enter_collective(group.group_name, dist.get_process_group_ranks(group), described)
         asynchronous = arguments["async_op"]
         # Always asynchronous: this thread is to watch while the call goes on.
@@ -381,7 +381,7 @@ class _Wrapping:
         source, target = (me, peer) if sends else (peer, me)
         # Messages of one group, direction and tag keep their order.
         channel = f"{group.group_name}|{source}>{target}|{arguments['tag']}"
-        described = {"op": "send" if sends else "recv", "how": "", **_described(arguments["tensor"])}
+        described = {"op": "send" if sends else "recv", "how": "", **tensor_facts(arguments["tensor"])}
         call = self._guard.enter_message(channel, peer, described)
         # Blocking ones too are started as isend and irecv, so that their wait is watched.
         work = GuardedWork(
@@ -463,7 +463,8 @@ def _how(arguments: dict[str, Any], group: Any) -> str:
     return ", ".join(words)
 
 
-def _described(tensor: Any) -> dict[str, Any]:
+def tensor_facts(tensor: Any) -> dict[str, Any]:
+    """Describe what must be alike on all ranks: `numel`, `shape` and `dtype`; empty where there is no tensor."""
     if not isinstance(tensor, Tensor):
         return {"numel": 0, "shape": "", "dtype": ""}
     dtype = str(tensor.dtype).removeprefix("torch.")

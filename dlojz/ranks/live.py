@@ -29,7 +29,7 @@ from typing import Any
 from dlojz.base.display_hook import in_notebook, wanted
 from dlojz.base.language import language, one_of, say
 from dlojz.base.machine import patience
-from dlojz.ranks import rank_setup
+from dlojz.ranks import rank_setup, thread_ranks
 from dlojz.ranks.cluster import Event, LocalCluster, RankCluster
 from dlojz.ranks.rank_setup import LIVE_KEY, RanksRefused, RanksToDo, number_of_ranks, refuse_too_many
 from dlojz.ranks.show import (
@@ -55,18 +55,21 @@ _KILLS = 5
 
 
 class RankPool:
-    """Pool of ranks: initialise them, join them in one group, call them, interrupt them.
+    """Pool of ranks that are processes: initialise them, join them in one group, call them, interrupt them.
 
     Args:
         cluster: where they live; started.
+        size: number of ranks, each a process.
     """
 
     def __init__(self, cluster: RankCluster, size: int) -> None:
-        self.size = size
+        self.size = self._processes = size
         self._cluster = cluster
         self._members: dict[int, str] = {}
         self._torn = False
         self._cells = 0
+
+    _runner = staticmethod(rank_setup.run)
 
     def make_ready(self) -> None:
         """Initialise ranks that are new, and join all in one group where it is not whole.
@@ -82,12 +85,23 @@ class RankPool:
         if not fresh and not self._torn:
             return
         self._torn = True
+        self._join(names, fresh)
+        self._members, self._torn = names, False
+
+    def _join(self, names: Mapping[int, str], fresh: Sequence[int]) -> None:
+        """Initialise the fresh processes; make the group of all anew: it cannot take in a rank."""
         init_arguments = {rank: (rank, self.size, *self._cluster.place(rank)) for rank in fresh}
         self._ask({rank: (names[rank], rank_setup.init_rank, *init_arguments[rank]) for rank in fresh})
-        # A process group cannot take in a rank: all ranks leave theirs and meet in a fresh one.
         meeting = self._cluster.meeting_point()
         self._ask({rank: (name, rank_setup.init_group, *meeting) for rank, name in names.items()})
-        self._members, self._torn = names, False
+
+    def fetch(self, name: str) -> list[dict[str, Any]]:
+        """Fetch a variable from every rank (see `rank_setup.fetch`)."""
+        return self.ask(rank_setup.fetch, name)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Describe every rank (see `rank_setup.describe`)."""
+        return self.ask(rank_setup.describe)
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Call a function on every rank; return the answers, by rank.
@@ -97,7 +111,7 @@ class RankPool:
         """
         self.make_ready()
         answers = self._ask({rank: (name, function, *arguments) for rank, name in self._members.items()})
-        return [answers[rank] for rank in range(self.size)]
+        return [answers[rank] for rank in range(self._processes)]
 
     def run(
         self,
@@ -123,7 +137,7 @@ class RankPool:
         with _interrupts_become_events(self._cluster.events):
             live = show_live is not None
             tickets = {
-                self._cluster.ask(name, rank_setup.run, *arguments, live=live): rank
+                self._cluster.ask(name, self._runner, *arguments, live=live): rank
                 for rank, name in self._members.items()
             }
             answers = self._collect(tickets, limit_s, show_live)
@@ -139,25 +153,26 @@ class RankPool:
         limit_s: float,
         show_live: Callable[[Sequence[CellAnswer]], None] | None,
     ) -> list[CellAnswer]:
-        answers: dict[int, CellAnswer] = {}
+        answers: dict[int, list[CellAnswer]] = {}  # of the ranks of each process
         rank_of = {name: rank for rank, name in self._members.items()}
         interruption: CellFailure | None = None  # of the ranks that are interrupted
         signals: list[int] = []
         deadline_s = time.monotonic() + limit_s
-        while len(answers) < self.size:
+        while len(answers) < self._processes:
             event = self._next_event(deadline_s - time.monotonic())
             if event is not None and event.kind == "failed":
                 raise RanksRefused(all_lost())
             if event is not None and event.kind == "answer" and event.ticket in tickets:
                 rank = tickets[event.ticket]
-                answers[rank] = _answer(self._so_far(rank), event.value, interruption)
+                before = self._so_far(rank)
+                values = event.value.get("ranks") or [event.value] * len(before)
+                answers[rank] = [_answer(*pair, interruption) for pair in zip(before, values, strict=True)]
             elif event is not None and event.kind == "died" and event.name in rank_of:
                 rank = rank_of[event.name]
-                answers[rank] = _ended(
-                    self._so_far(rank), event.value, interruption if signal.SIGKILL in signals else None
-                )
+                reason = interruption if signal.SIGKILL in signals else None
+                answers[rank] = [_ended(before, event.value, reason) for before in self._so_far(rank)]
             elif show_live is not None:
-                show_live([answers.get(rank) or self._so_far(rank) for rank in range(self.size)])
+                show_live(self._flat({rank: answers.get(rank) or self._so_far(rank) for rank in self._members}))
             by_student = event is not None and event.kind == "interrupt"
             if by_student or time.monotonic() > deadline_s:
                 kind = "stopped" if by_student else "limit"
@@ -172,12 +187,14 @@ class RankPool:
                 deadline_s = time.monotonic() + GRACE_S[min(len(signals), len(GRACE_S)) - 1] * patience()
                 for rank in self._members.keys() - answers.keys():
                     self._cluster.signal(rank, self._members[rank], signals[-1])
-        return [answers[rank] for rank in range(self.size)]
+        return self._flat(answers)
 
-    def _so_far(self, rank: int) -> CellAnswer:
-        """Return what a rank's cell has published while it ran."""
-        output = self._cluster.published(self._members[rank]).get(LIVE_KEY, {})
-        return CellAnswer(rank, tuple(output.get("parts", ())), bool(output.get("cut", False)))
+    def _flat(self, answers: Mapping[int, list[CellAnswer]]) -> list[CellAnswer]:
+        return [answer for process in range(self._processes) for answer in answers[process]]
+
+    def _so_far(self, process: int) -> list[CellAnswer]:
+        """Return what the ranks of a process have published while the cell ran."""
+        return [_published(process, self._cluster.published(self._members[process]).get(LIVE_KEY, {}))]
 
     def _next_event(self, timeout_s: float) -> Event | None:
         """Return the next event; None if there is none within `timeout_s` and `_LOOK_EVERY_S` seconds.
@@ -213,6 +230,42 @@ class RankPool:
                 self._torn = True
                 raise RanksRefused(_no_answer(min(questions.keys() - answers.keys()), ""))
         return answers
+
+
+class ThreadPool(RankPool):
+    """Pool of ranks that are threads of one process; see `thread_ranks`.
+
+    Args:
+        cluster: with one process; started.
+        size: number of ranks.
+    """
+
+    def __init__(self, cluster: RankCluster, size: int) -> None:
+        super().__init__(cluster, 1)
+        self.size = size
+
+    _runner = staticmethod(thread_ranks.run)
+
+    def _join(self, names: Mapping[int, str], fresh: Sequence[int]) -> None:
+        self._ask({rank: (names[rank], thread_ranks.init_threads, self.size) for rank in fresh})
+
+    def fetch(self, name: str) -> list[dict[str, Any]]:
+        """Fetch a variable from every rank."""
+        (answers,) = self.ask(thread_ranks.fetch, name)
+        return list(answers)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Describe every rank."""
+        (answers,) = self.ask(thread_ranks.describe)
+        return list(answers)
+
+    def _so_far(self, process: int) -> list[CellAnswer]:
+        outputs = self._cluster.published(self._members[process]).get(LIVE_KEY, {}).get("ranks", [{}] * self.size)
+        return [_published(rank, output) for rank, output in enumerate(outputs)]
+
+
+def _published(rank: int, output: Mapping[str, Any]) -> CellAnswer:
+    return CellAnswer(rank, tuple(output.get("parts", ())), bool(output.get("cut", False)))
 
 
 def _ended(so_far: CellAnswer, exit_code: int | None, interruption: CellFailure | None) -> CellAnswer:
@@ -414,6 +467,7 @@ class Ranks:
     Args:
         size: number of ranks to start at once; without it, `start` does.
         force: whether to start more than the machine bears.
+        threads: whether they are threads of one process.
         namespace: the notebook's variables, named in a hint where a rank does not know a name.
 
     Example:
@@ -423,22 +477,32 @@ class Ranks:
     """
 
     def __init__(
-        self, size: int | None = None, *, force: bool = False, namespace: Mapping[str, Any] | None = None
+        self,
+        size: int | None = None,
+        *,
+        force: bool = False,
+        threads: bool = False,
+        namespace: Mapping[str, Any] | None = None,
     ) -> None:
         self._cluster: RankCluster | None = None
         self._pool: RankPool | None = None
         self._namespace: Mapping[str, Any] = {} if namespace is None else namespace
         self.advice: Callable[[Iterable[object]], str] = lambda _: ""
         """What to say, of the values that a cell is sent, where it fails."""
+        self.threads = False
+        """Whether the ranks are threads of one process."""
         if size is not None:
-            self.start(size, force=force)
+            self.start(size, force=force, threads=threads)
 
-    def start(self, size: int, *, force: bool = False, progress: Callable[[], None] = lambda: None) -> None:
+    def start(
+        self, size: int, *, force: bool = False, threads: bool = False, progress: Callable[[], None] = lambda: None
+    ) -> None:
         """Start `size` ranks; others that run end first, with their variables.
 
         Args:
             size: number of ranks, 1 to 256.
             force: whether to start more than the machine bears.
+            threads: whether they are threads of one process on this machine, one of which runs at a time.
             progress: called again and again meanwhile.
 
         Raises:
@@ -446,16 +510,19 @@ class Ranks:
             LabError: if they do not start.
         """
         size = number_of_ranks(size)
-        if not force:
+        if not force and not threads:
             refuse_too_many(size)
         try:
+            if self._cluster is not None and self.threads != threads:
+                self.stop()
             if self._cluster is None:
-                self._cluster = _cluster()
+                self._cluster = LocalCluster() if threads else _cluster()
                 atexit.register(self.stop)
             # No pool meanwhile: where the start fails, none seems to run.
             self._pool = None
-            self._cluster.start(size, progress)
-            pool = RankPool(self._cluster, size)
+            self.threads = threads
+            self._cluster.start(1 if threads else size, progress)
+            pool = (ThreadPool if threads else RankPool)(self._cluster, size)
             pool.make_ready()
             self._pool = pool
         except BaseException:  # an interrupt too
@@ -471,7 +538,7 @@ class Ranks:
 
     def restart(self, *, progress: Callable[[], None] = lambda: None) -> None:
         """Replace all ranks by fresh ones, without variables."""
-        self.start(self._running().size, force=True, progress=progress)
+        self.start(self._running().size, force=True, threads=self.threads, progress=progress)
 
     @property
     def size(self) -> int:
@@ -554,11 +621,11 @@ class Ranks:
             RanksRefused: if a rank does not know the name, or the value cannot be brought back.
         """
         pool = self._running()
-        return {name: [_value(name, *item) for item in enumerate(pool.ask(rank_setup.fetch, name))] for name in names}
+        return {name: [_value(name, *item) for item in enumerate(pool.fetch(name))] for name in names}
 
     def status(self) -> RankStatus:
         """Table of the ranks: process, device, memory and number of variables."""
-        return RankStatus(self._pool.ask(rank_setup.describe) if self._pool else [])
+        return RankStatus(self._pool.describe() if self._pool else [])
 
     def _running(self) -> RankPool:
         if self._pool is None:

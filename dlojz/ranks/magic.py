@@ -18,11 +18,14 @@ from dlojz.base.display_hook import QUIET
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, say
 from dlojz.ranks.live import LIMIT_S, Ranks, payload, show
-from dlojz.ranks.rank_setup import RanksRefused, number_of_ranks
+from dlojz.ranks.rank_setup import MOST_PROCESSES, RanksRefused, number_of_ranks
+from dlojz.ranks.slurm_ranks import inside_allocation
 
 _COMMANDS = ("start", "stop", "status", "restart")
-_OPTIONS = ("--with", "--limit", "--force")
+_OPTIONS = ("--with", "--limit", "--force", "--threads")
 _NOTE_AFTER_S = 1.0
+THREADS = "DLOJZ_RANK_THREADS"
+"""Set to 1, all ranks of notebooks are threads, e.g. on a hub with little memory: one process per notebook."""
 
 
 @dataclass
@@ -32,7 +35,8 @@ class RanksCommand:
     Args:
         command: `run` for a cell; else `start`, `stop`, `status` or `restart`.
         size: number of ranks; None: as many as there are.
-        force: whether to start more ranks than the machine bears.
+        force: whether to start more ranks than the machine bears, as processes.
+        threads: whether the ranks are threads of one process; more than `MOST_PROCESSES` are, unless forced.
     """
 
     command: str = "run"
@@ -40,6 +44,7 @@ class RanksCommand:
     names: tuple[str, ...] = ()
     limit_s: float = LIMIT_S
     force: bool = False
+    threads: bool = False
 
 
 def parse(line: str, *, is_cell: bool) -> RanksCommand:
@@ -65,6 +70,8 @@ def parse(line: str, *, is_cell: bool) -> RanksCommand:
         word, equals, value = words.pop(0).partition("=")
         if word == "--force":
             request.force = True
+        elif word == "--threads":
+            request.threads = True
         elif word in ("--with", "--limit"):
             if not equals:
                 value = words.pop(0) if words and not words[0].startswith("-") else ""
@@ -149,18 +156,21 @@ class RanksMagics:
 
     def _ensure(self, request: RanksCommand) -> None:
         """Start as many ranks as asked for, unless they run."""
-        if request.size is None or request.size == self.ranks.size:
+        size = request.size or self.ranks.size
+        many = size > MOST_PROCESSES and not request.force and not inside_allocation()
+        threads = request.threads or many or os.environ.get(THREADS) == "1"
+        if size == self.ranks.size and (threads == self.ranks.threads or request.size is None):
             if not self.ranks:
                 raise RanksRefused(str(self.ranks))
             return
         old_size = self.ranks.size
         with StartingNote() as note:
-            self.ranks.start(request.size, force=request.force, progress=note)
+            self.ranks.start(size, force=request.force, threads=threads, progress=note)
         if old_size:
             print(
                 say(
-                    en=f"{request.size} fresh ranks take the place of the {old_size} before, whose variables are gone.",
-                    fr=f"Nouveaux rangs : {request.size}, à la place de {old_size} ; les variables des précédents sont "
+                    en=f"{size} fresh ranks take the place of the {old_size} before, whose variables are gone.",
+                    fr=f"Nouveaux rangs : {size}, à la place de {old_size} ; les variables des précédents sont "
                     "perdues.",
                 )
             )

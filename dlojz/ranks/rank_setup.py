@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -47,6 +47,63 @@ _PUBLISHED_BYTES_PER_S = 250_000  # of one rank; a Jupyter server drops messages
 _CHATTER = ("[Gloo] Rank ",)
 
 
+class CellParts:
+    """Output of one cell on one rank, in order: what was printed, values and figures; text up to `TEXT_BYTES`.
+
+    Attributes:
+        cut: whether some was left out.
+    """
+
+    def __init__(self) -> None:
+        self.cut = False
+        self._parts: list[dict[str, Any]] = []
+        self._kept_bytes = self._image_bytes = 0
+
+    def keep(self, kind: str, text: bytes) -> None:
+        """Add text: `printed`, or a `value` that was displayed."""
+        prefix = text[: TEXT_BYTES - self._kept_bytes]
+        self.cut |= len(prefix) < len(text)
+        self._kept_bytes += len(prefix)
+        if not prefix:
+            return
+        if kind == "printed" and self._parts and self._parts[-1]["kind"] == "printed":
+            self._parts[-1]["text"] += prefix
+        else:
+            self._parts.append({"kind": kind, "text": bytearray(prefix)})
+
+    def show(self, bundle: dict[str, Any]) -> None:
+        """Add a displayed value or figure.
+
+        Args:
+            bundle: representations by MIME type; its text and its PNG are kept, never its HTML.
+        """
+        text = str(bundle.get("text/plain", ""))
+        image = bundle.get("image/png")
+        if image is not None:
+            encoded = image if isinstance(image, str) else base64.b64encode(image).decode()
+            encoded = "".join(encoded.split())
+            if self._image_bytes + len(encoded) <= IMAGE_BYTES:
+                self._image_bytes += len(encoded)
+                self._parts.append({"kind": "image", "png": encoded, "text": text[:200]})
+                return
+            self.cut = True
+        self.keep("value", text.encode("utf-8", "replace"))
+
+    def as_sent(self) -> list[dict[str, Any]]:
+        """Return the output so far as text, without gloo's chatter."""
+        answer = []
+        for part in self._parts:
+            decoded_part = dict(part)
+            if part["kind"] != "image":
+                decoded_part["text"] = part["text"].decode("utf-8", "replace")
+            if part["kind"] == "printed":
+                lines = decoded_part["text"].splitlines(keepends=True)
+                decoded_part["text"] = "".join(line for line in lines if not line.startswith(_CHATTER))
+            if decoded_part["text"] or "png" in decoded_part:
+                answer.append(decoded_part)
+        return answer
+
+
 class Streams:
     """Capture of all that this process prints: by print, os.write, a child process or a library in C.
 
@@ -63,9 +120,7 @@ class Streams:
         self._listening = False
         self._changed = threading.Event()
         self._publish: Callable[[dict[str, Any]], None] | None = None
-        self._parts: list[dict[str, Any]] = []
-        self._kept_bytes = self._image_bytes = 0
-        self._cut = False
+        self._output = CellParts()
         if log is not None:
             report = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             # Loggers that are made later hold on to this one.
@@ -88,59 +143,31 @@ class Streams:
         """
         with self._lock:
             self._publish = publish
-            self._parts, self._kept_bytes, self._image_bytes, self._cut = [], 0, 0, False
+            self._output = CellParts()
             self._listening = True
         self._point_here()
         self._stdout_before, self._stderr_before = sys.stdout, sys.stderr
         sys.stdout = sys.stderr = open(1, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
 
     def show(self, bundle: dict[str, Any]) -> None:
-        """Add a displayed value or figure after what was printed before it.
-
-        Args:
-            bundle: representations by MIME type; its text and its PNG are kept, never its HTML.
-        """
+        """Add a displayed value or figure after what was printed before it (see `CellParts`)."""
         self._drain()
-        text = str(bundle.get("text/plain", ""))
-        image = bundle.get("image/png")
         with self._lock:
-            if image is not None:
-                encoded = image if isinstance(image, str) else base64.b64encode(image).decode()
-                encoded = "".join(encoded.split())
-                if self._image_bytes + len(encoded) <= IMAGE_BYTES:
-                    self._image_bytes += len(encoded)
-                    self._parts.append({"kind": "image", "png": encoded, "text": text[:200]})
-                    self._changed.set()
-                    return
-                self._cut = True
-            self._keep("value", text.encode("utf-8", "replace"))
+            self._output.show(bundle)
+            self._changed.set()
 
     def end(self) -> tuple[list[dict[str, Any]], bool]:
         """End the cell; return its output in order, and whether some was left out."""
         self._drain()
         with self._lock:
             self._listening = False
-            parts, cut = self._as_sent(), self._cut
-            self._parts = []
+            parts, cut = self._output.as_sent(), self._output.cut
+            self._output = CellParts()
         with suppress(OSError, ValueError):
             sys.stdout.close()
         self._point_here()
         sys.stdout, sys.stderr = self._stdout_before, self._stderr_before
         return parts, cut
-
-    def _as_sent(self) -> list[dict[str, Any]]:
-        """Return the output so far as text, without gloo's chatter; the lock is held."""
-        answer = []
-        for part in self._parts:
-            decoded_part = dict(part)
-            if part["kind"] != "image":
-                decoded_part["text"] = part["text"].decode("utf-8", "replace")
-            if part["kind"] == "printed":
-                lines = decoded_part["text"].splitlines(keepends=True)
-                decoded_part["text"] = "".join(line for line in lines if not line.startswith(_CHATTER))
-            if decoded_part["text"] or "png" in decoded_part:
-                answer.append(decoded_part)
-        return answer
 
     def _publish_changes(self) -> None:
         """Publish the whole output again where it has grown: a message that is lost is made up for by the next."""
@@ -151,10 +178,10 @@ class Streams:
             sent_bytes = 0
             with self._lock:  # `end` waits for it: nothing is published under the name of the next call
                 if self._listening and self._publish is not None:
-                    parts = self._as_sent()
+                    parts = self._output.as_sent()
                     sent_bytes = sum(len(part["text"]) + len(part.get("png", "")) for part in parts)
                     with suppress(Exception):  # the answer brings it all
-                        self._publish({LIVE_KEY: {"parts": parts, "cut": self._cut}})
+                        self._publish({LIVE_KEY: {"parts": parts, "cut": self._output.cut}})
             time.sleep(sent_bytes / _PUBLISHED_BYTES_PER_S)
 
     def _forget_lock(self) -> None:
@@ -163,18 +190,6 @@ class Streams:
     def _point_here(self) -> None:
         for descriptor in (1, 2):
             os.dup2(self._write, descriptor)
-
-    def _keep(self, kind: str, text: bytes) -> None:
-        prefix = text[: TEXT_BYTES - self._kept_bytes]
-        self._cut |= len(prefix) < len(text)
-        self._kept_bytes += len(prefix)
-        if not prefix:
-            return
-        self._changed.set()
-        if kind == "printed" and self._parts and self._parts[-1]["kind"] == "printed":
-            self._parts[-1]["text"] += prefix
-        else:
-            self._parts.append({"kind": kind, "text": bytearray(prefix)})
 
     def _listen(self) -> None:
         import select
@@ -189,7 +204,8 @@ class Streams:
         with suppress(BlockingIOError):
             text = os.read(self._read, limit_bytes)
             if self._listening:
-                self._keep("printed", text)
+                self._output.keep("printed", text)
+                self._changed.set()
 
     def _drain(self) -> None:
         """Read all that has been printed until now; what a child prints meanwhile is not waited for."""
@@ -354,15 +370,20 @@ def describe() -> dict[str, Any]:
         "pid": os.getpid(),
         "device": str(this_rank().device),
         "memory_bytes": psutil.Process().memory_full_info().uss,
-        "variables": len(_own_variables()),
+        "variables": len(own_variables(this_rank().shell.user_ns, this_rank().given)),
     }
 
 
 def fetch(name: str) -> dict[str, Any]:
     """Return the `value` of a variable; else the `problem`, with the `names` there are or the value's `type`."""
-    namespace = this_rank().shell.user_ns
+    context = this_rank()
+    return fetched(name, context.shell.user_ns, context.given)
+
+
+def fetched(name: str, namespace: Mapping[str, Any], given: Set[str]) -> dict[str, Any]:
+    """Return what `fetch` does, from the variables of a rank; `given` are those that no cell has made."""
     if name not in namespace:
-        return {"problem": "unknown", "names": _own_variables()}
+        return {"problem": "unknown", "names": own_variables(namespace, given)}
     try:
         value = _on_the_host(namespace[name])
         if not _can_travel(value):
@@ -372,9 +393,9 @@ def fetch(name: str) -> dict[str, Any]:
     return {"value": value}
 
 
-def _own_variables() -> list[str]:
-    context = this_rank()
-    return [name for name in context.shell.user_ns if name not in context.given and not name.startswith("_")]
+def own_variables(namespace: Mapping[str, Any], given: Set[str]) -> list[str]:
+    """Return the names that cells have made."""
+    return [name for name in namespace if name not in given and not name.startswith("_")]
 
 
 def this_rank() -> RankContext:
@@ -440,14 +461,13 @@ def run(
     number_of_cell = shell.execution_count
     output.begin(shell.data_pub.publish_data if live else None)
     try:
-        with _shown_by(shell, output, code), _interruptible():
-            error = _unpack(shell, payload)
+        with shown_by(shell, output.show, code), interruptible():
+            error = unpack(shell.user_ns, payload, lambda source: _raised(shell.run_cell(source, store_history=False)))
             if error is None:
                 if guard is not None:
                     guard.limit_s = min(_LONGEST_WAIT_S, limit_s / 2)
                     guard.begin(number)
-                result = shell.run_cell(code, store_history=False)
-                error = result.error_before_exec or result.error_in_exec
+                error = _raised(shell.run_cell(code, store_history=False))
                 if error is None and context.on_gpu:
                     import torch
 
@@ -464,15 +484,22 @@ def run(
     return {
         "parts": parts,
         "cut": cut,
-        "error": _described(error) if error else None,
+        "error": described(error) if error else None,
         "last": guard.last if guard else "",
         "torn": context.torn,
         "counts": guard.counts() if guard else {},
     }
 
 
+def _raised(result: Any) -> BaseException | None:
+    """Return what ended a cell that IPython has run."""
+    error: BaseException | None = result.error_before_exec or result.error_in_exec
+    return error
+
+
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
+    """Let an interrupt reach this process meanwhile."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -481,13 +508,13 @@ def _interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def _shown_by(shell: Any, output: Streams, code: str) -> Iterator[None]:
-    """Redirect what a cell displays, and the value of its last line, to the streams."""
+def shown_by(shell: Any, show: Callable[[dict[str, Any]], None], code: str) -> Iterator[None]:
+    """Redirect what a cell displays, and the value of its last line, to `show`."""
     from IPython.core.displaypub import DisplayPublisher
 
     class Publisher(DisplayPublisher):
         def publish(self, data: dict[str, Any], *_: Any, **__: Any) -> None:
-            output.show(data)
+            show(data)
 
         def clear_output(self, *_: Any, **__: Any) -> None:
             pass
@@ -496,7 +523,7 @@ def _shown_by(shell: Any, output: Streams, code: str) -> Iterator[None]:
 
     def show_value(value: Any = None) -> None:
         if value is not None and not quiet:
-            output.show(shell.display_formatter.format(value)[0])
+            show(shell.display_formatter.format(value)[0])
 
     publisher, hook = shell.display_pub, shell.display_trap.hook
     shell.display_pub, shell.display_trap.hook = Publisher(), show_value
@@ -506,26 +533,28 @@ def _shown_by(shell: Any, output: Streams, code: str) -> Iterator[None]:
         shell.display_pub, shell.display_trap.hook = publisher, hook
 
 
-def _unpack(shell: Any, payload: dict[str, Any]) -> BaseException | None:
-    """Define what the notebook has sent along; return the exception that a definition raises."""
+def unpack(
+    namespace: dict[str, Any], payload: dict[str, Any], run_source: Callable[[str], BaseException | None]
+) -> BaseException | None:
+    """Define what the notebook has sent along; return the exception that a definition raises.
+
+    Args:
+        namespace: variables of the rank.
+        run_source: runs one of the sources in it; returns what it raised.
+    """
     for name, (module, attribute) in payload.get("modules", {}).items():
         try:
             imported = importlib.import_module(module)
             for part in attribute.split(".") if attribute else ():
                 imported = getattr(imported, part)
-            shell.user_ns[name] = imported
+            namespace[name] = imported
         except (ImportError, AttributeError) as error:
             return error
-    shell.user_ns.update(payload.get("values", {}))
-    for source in payload.get("sources", ()):
-        result = shell.run_cell(source, store_history=False)
-        raised: BaseException | None = result.error_before_exec or result.error_in_exec
-        if raised is not None:
-            return raised
-    return None
+    namespace.update(payload.get("values", {}))
+    return next((raised for raised in map(run_source, payload.get("sources", ())) if raised is not None), None)
 
 
-def _described(error: BaseException) -> dict[str, Any]:
+def described(error: BaseException) -> dict[str, Any]:
     message = ""
     with suppress(Exception):  # __str__ may be a student's own
         message = str(error)
@@ -557,6 +586,8 @@ def _own_lines(error: BaseException) -> list[tuple[int, str, str]]:
 
 
 MOST_RANKS = 256
+MOST_PROCESSES = 8
+"""Of ranks that are processes where nothing else is asked for; more are threads of one process."""
 RANK_BYTES = 64 * 2**20
 """Memory of one more rank: 40 MiB once it has run an all-reduce (`%ranks status`), and some variables."""
 _RANKS_PER_CORE = 8

@@ -385,7 +385,7 @@ class RankStatus(Tabular):
     """Table of the ranks' processes.
 
     Args:
-        rows: by rank: `pid`, `device`, `memory_bytes` and `variables`.
+        rows: by rank: `pid`, `device`, `memory_bytes` of the process and `variables`; threads of a process share a row.
     """
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -399,8 +399,13 @@ class RankStatus(Tabular):
             en="rank; process; device; own memory; variables",
             fr="rang; processus; périphérique; mémoire propre; variables",
         )
-        rows = [
-            (str(rank), str(row["pid"]), row["device"], format_bytes(row["memory_bytes"]), str(row["variables"]))
-            for rank, row in enumerate(self.rows)
-        ]
+        by_process: dict[int, list[int]] = {}
+        for rank, row in enumerate(self.rows):
+            by_process.setdefault(row["pid"], []).append(rank)
+        rows = []
+        for pid, ranks in by_process.items():
+            row, counts = self.rows[ranks[0]], sorted({self.rows[rank]["variables"] for rank in ranks})
+            names = str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}–{ranks[-1]}"
+            variables = "–".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+            rows.append((names, str(pid), row["device"], format_bytes(row["memory_bytes"]), variables))
         return Table(head, tuple(rows), align="r")

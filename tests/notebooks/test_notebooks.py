@@ -22,6 +22,7 @@ from dlojz.base.language import LANGUAGES, use_language
 from dlojz.labs.kit.build import build, execute, own_folders
 from dlojz.labs.kit.exercise import not_done
 from dlojz.labs.kit.source import BEGIN, END
+from dlojz.ranks.magic import THREADS
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = sorted(path.name for path in (ROOT / "solutions" / "en").glob("*.ipynb"))
@@ -162,6 +163,31 @@ def test_a_solution_shows_again_what_is_stored(name: str, language: str, lab_run
         env={**environment, **own_folders(lab_runs), QUIET: "off"},
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:] + ended_badly(lab_runs)
+
+
+ON_PROCESSES = ("perf_counter", "StorageTrace", "CommDebugMode", "deepspeed", "dist.all_reduce =", "measure(", "%%ranks 64")
+"""In a cell of ranks that are threads: time, what torch's dispatcher sees, what is replaced in a module of all ranks."""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", [name for name in NAMES if name[:2] in ("03", "06", "07", "09", "10")])
+def test_cells_on_ranks_show_the_same_where_these_are_threads(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(THREADS, "1")
+    notebook, executed = (read("solutions", "en", name) for _ in range(2))
+    executed = execute(executed, tmp_path / name, runs_root=tmp_path / "runs", allow_errors=True)
+    compared = 0
+    for stored, again in zip(notebook.cells, executed.cells, strict=True):
+        is_timed = "nbval-ignore-output" in stored.metadata.get("tags", ())
+        if stored.source.startswith("%%ranks") and not is_timed and not any(word in stored.source for word in ON_PROCESSES):
+            assert shown_texts(again) == shown_texts(stored), stored.source
+            compared += 1
+    assert compared
+
+
+def shown_texts(cell: Any) -> list[str]:
+    return [output.get("text", output.get("data", {}).get("text/plain", "")) for output in cell.get("outputs", [])]
 
 
 def ended_badly(runs: Path) -> str:
