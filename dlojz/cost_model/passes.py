@@ -391,30 +391,49 @@ def message_times(
     return kind.sums[0] * reduction_s + exchanged, kind.sums[1] * reduction_s + exchanged
 
 
-def exposed_s(message_s: Any, computation_s: Any, overlap: ArrayLike, edge: ArrayLike = 0.0) -> Reals:
-    """Seconds that communication adds to the computation it runs beside: E + max(0, M − C) + (1 − overlap)·min(M, C).
+def exposed_s(
+    message_s: Any,
+    computation_s: Any,
+    overlap: ArrayLike,
+    edge: ArrayLike = 0.0,
+    channels_s: ArrayLike | None = None,
+) -> Reals:
+    """Seconds that communication adds to the computation beside it: E + max(0, M − C) + (1 − overlap)·min(K, C).
 
-    E is the share of the messages with nothing beside it, M the others. Even hidden messages take multiprocessors and
-    the memory's bandwidth from the products beside them: a share 1 − overlap of their time is never hidden.
+    E is the share of the messages with nothing beside it, M the others, and K what M would take with all channels: they
+    take multiprocessors and the memory's bandwidth from the products, so that a share 1 − overlap of K is never hidden.
+
+    Args:
+        overlap: nothing is hidden where it is 0.
+        channels_s: seconds of the messages times `channel_share`; by default all channels run.
 
     Source: Zhao et al. 2023, PyTorch FSDP (arXiv 2304.11277), §3.3; NCCL's channels occupy a multiprocessor each
-    (20 to 32 of 108 or 132). Nothing is hidden where `overlap` is 0.
+    (20 to 32 of 108 or 132).
     """
     overlap = np.asarray(overlap)
-    bare = np.where(overlap > 0, edge, 0.0) * message_s  # with overlap 0 the sum below is the whole message anyway
-    overlappable_s = message_s - bare
+    bare = np.where(overlap > 0, edge, 0.0)  # with overlap 0 the sum below is the whole message anyway
+    beside_s = (1 - bare) * message_s
+    taken_s = beside_s if channels_s is None else np.where(overlap > 0, (1 - bare) * channels_s, beside_s)
     return (
-        bare + np.maximum(overlappable_s - computation_s, 0) + (1 - overlap) * np.minimum(overlappable_s, computation_s)
+        bare * message_s
+        + np.maximum(beside_s - computation_s, 0)
+        + (1 - overlap) * np.minimum(taken_s, computation_s)
     )
 
 
-def hidden_share(cluster: Cluster, calibration: Calibration, ranks: ArrayLike, stride: ArrayLike) -> Reals:
-    """Share of messages' time that is hidden where computation is beside them.
+def channel_share(cluster: Cluster, ranks: ArrayLike, stride: ArrayLike = 1) -> Reals:
+    """Share of a node's NCCL channels that run for a group: what its part of the network carries over the node's links.
 
-    Messages take multiprocessors by the channels they run on, and channels by the members that a node has.
+    NCCL runs as many channels as the slowest part of a ring can feed, each at a fixed rate, so that what they take of
+    the multiprocessors goes with the bytes and not with the seconds on a slow wire. Within a node all run.
+
+    Source: NVIDIA/nccl, `src/graph/search.cc`, `ncclTopoCompute`: channels of one speed each are added until the path
+    carries no more, whatever an engine then makes of them.
     """
-    inside = members(cluster, ranks, stride)[0]
-    return np.where(calibration.overlap > 0, 1 - (1 - calibration.overlap) * inside / cluster.gpus_per_node, 0.0)
+    inside, nodes = members(cluster, ranks, stride)
+    network = cluster.inter.bytes_per_s("all_gather", np.maximum(nodes, 2)) * inside / cluster.gpus_per_node
+    links = cluster.intra.bytes_per_s("all_gather", max(cluster.gpus_per_node, 2))
+    return np.where(nodes > 1, np.minimum(network / links, 1.0), 1.0)
 
 
 def ring_times(
@@ -446,19 +465,20 @@ def ring_times(
     gathered = float(collective_s("all_gather", cluster, calibration, keys, cut.cp, cut.tp))
     if not cut.rings:
         return gathered, 2 * gathered  # backward: keys and values again, and their gradients
-    hides = float(hidden_share(cluster, calibration, cut.cp, cut.tp))
+    channels = float(channel_share(cluster, cut.cp, cut.tp))
+
+    def exposed(message_s: float, computation_s: float, edge: float = 0.0) -> float:
+        return float(exposed_s(message_s, computation_s, calibration.overlap, edge, channels * message_s))
+
     forward, backward = core_s
     if not cut.expands_keys:
-        return float(exposed_s(gathered, forward, hides)), float(exposed_s(2 * gathered, backward, hides))
+        return exposed(gathered, forward), exposed(2 * gathered, backward)
     step_share = 1 / cut.cp
     # Gathering takes cp − 1 of cp parts in 16 bit; returning all cp of them, in fp32.
     returned = gathered * 4 / size / (1 - step_share)
     return (
-        float(exposed_s(gathered, step_share * forward, hides)),
-        float(
-            exposed_s(gathered, step_share * backward, hides)
-            + exposed_s(returned, (1 - step_share) * backward, hides, step_share)
-        ),
+        exposed(gathered, step_share * forward),
+        exposed(gathered, step_share * backward) + exposed(returned, (1 - step_share) * backward, step_share),
     )
 
 

@@ -23,9 +23,9 @@ from dlojz.cost_model.layouts import OFFLOAD, SCHEDULES, Integers, Layouts, Real
 from dlojz.cost_model.passes import (
     Passes,
     StageCosts,
+    channel_share,
     collective_s,
     exposed_s,
-    hidden_share,
     neighbour_s,
     passes_of,
     stages_of,
@@ -105,7 +105,8 @@ def boundary_s(workload: Workload, cluster: Cluster, layouts: Layouts, calibrati
     message_s = neighbour_s(cluster, calibration, message, layouts.pp, group, habit(layouts, "sliced"), layouts.tp)
     blocking = habit(layouts, "blocking")
     waits = np.where(layouts.pp > 1, calibration.micro_batch_s, 0.0)  # synchronising, where messages block
-    waited_s: Reals = np.where(blocking > 0, message_s + waits, (1 - calibration.overlap) * message_s)
+    channels = channel_share(cluster, layouts.pp, group) if calibration.overlap else 1.0
+    waited_s: Reals = np.where(blocking > 0, message_s + waits, (1 - calibration.overlap) * channels * message_s)
     return layouts.chunks * waited_s
 
 
@@ -128,6 +129,8 @@ def tied_s(workload: Workload, cluster: Cluster, layouts: Layouts, calibration: 
 
 class DataMessages(NamedTuple):
     """Seconds of data parallelism's messages, by when they run.
+
+    All but `edge` have two rows: seconds, and seconds times the share of NCCL's channels that run (`channel_share`).
 
     Attributes:
         once: per step, before or after it (weights).
@@ -161,6 +164,9 @@ def gathered_s(
     unit ahead of the products: forward's gathers run beside the forward, and the others beside the backward. FSDP in a
     pipeline reduces after the last backward, with nothing beside it.
 
+    Hybrid sharding: with states sharded over s of the d ranks, gathers and reduce-scatters are within s neighbours, and
+    each reduce-scatter is followed by an all-reduce of a rank's Ψ/s gradients over the d/s replicas.
+
     Args:
         weights: of the stage, on one rank.
         units: layers of the stage.
@@ -168,19 +174,29 @@ def gathered_s(
         ep: expert-parallel ranks, neighbours on the data axis, over which these weights are split already.
 
     Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §7; ZeRO-2 under accumulation: DeepSpeed, `stage_1_and_2.py`;
-    units and prefetching: Zhao et al. 2023, PyTorch FSDP (arXiv 2304.11277), §3.2, §3.3 and §4.2; in a pipeline:
-    PyTorch, `distributed/pipelining/stage.py`, `perform_reduce_grad`.
+    units, prefetching and hybrid sharding: Zhao et al. 2023, PyTorch FSDP (arXiv 2304.11277), §3.2, §3.3 and §4.2; in a
+    pipeline: PyTorch, `distributed/pipelining/stage.py`, `perform_reduce_grad`.
     """
-    ranks, stride = layouts.dp * layouts.cp / ep, layouts.tp * ep
+    data = layouts.dp * layouts.cp / ep
+    ranks = np.where(layouts.zero > 0, np.maximum(layouts.zero_shards / ep, 1), data)  # s: of one replica of the states
+    replicas, stride = data / ranks, layouts.tp * ep
     gradients, halves = weights * layouts.gradient_bytes, layouts.element_bytes * weights
     narrow = (habit(layouts, "gathers_fp8") > 0) & (layouts.precision == "fp8")
     gathered = np.where(narrow, weights, halves)  # fp8: 1 byte per weight
+    hybrid = bool((replicas > 1).any())
+    channels = channel_share(cluster, ranks, stride)
+    replica_channels = channel_share(cluster, replicas, stride * ranks) if hybrid else channels
 
     def of(collective: Collective, message: Reals, interfaces: Reals | float = np.inf, pieces: Any = 1.0) -> Reals:
         piece_bytes = message / pieces
-        return pieces * collective_s(  # each piece pays the latency
-            collective, cluster, calibration, piece_bytes, ranks, stride, interfaces, layouts.relayed
-        )
+        group = (ranks, stride, interfaces, layouts.relayed)
+        sent_s = pieces * collective_s(collective, cluster, calibration, piece_bytes, *group)  # latency of each
+        if collective != "reduce_scatter" or not hybrid:
+            return np.stack([sent_s, channels * sent_s])
+        # Ψ/s gradients of a rank, summed over those that hold the same shard, one of each replica.
+        group = (replicas, stride * ranks, interfaces, layouts.relayed)
+        summed_s = pieces * collective_s("all_reduce", cluster, calibration, piece_bytes / ranks, *group)
+        return np.stack([sent_s + summed_s, channels * sent_s + replica_channels * summed_s])
 
     interfaces, pieces = habit(layouts, "gather_interfaces"), units * habit(layouts, "gathers_per_layer")
     reduce_all = of("all_reduce", gradients)
@@ -202,8 +218,8 @@ def gathered_s(
     once = np.where((zero > 0) & ~regathers, gather, 0.0)
     # What is left for after the last micro-batch.
     final_s = np.where(zero == 0, reduce_all, np.where(backward > 0, 0.0, scatter))
-    # Backward's first gather is asked for while the loss is computed.
-    reductions = np.where(regathers, reduce_units / np.maximum(backward, 1e-30), 1.0)  # share of backward's messages
+    # Backward's first gather is asked for while the loss is computed. Share of backward's messages:
+    reductions = np.where(regathers, reduce_units[0] / np.maximum(backward[0], 1e-30), 1.0)
     return DataMessages(
         once, forward, backward, final_s, (edge, edge * reductions, np.where(fsdp & (layouts.pp > 1), 1.0, edge))
     )
@@ -304,7 +320,7 @@ def parts_of(
     updated = weights + np.where(layouts.zero > 0, experts * (layouts.ep - 1), 0.0)
     fetched = fetched_s(weights, layouts)
     hides = (layouts.overlap > 0) | (layouts.zero == 3)  # ZeRO-3's messages are beside computation in any case
-    overlap = np.where(hides, hidden_share(cluster, calibration, layouts.dp * layouts.cp, layouts.tp), 0.0)
+    overlap = np.where(hides, calibration.overlap, 0.0)
     work = forward + backward + recompute + tensor + 2 * boundary  # (distinct stages, layouts), of one micro-batch
     slowest = np.argmax(work, axis=0)[None, :]  # of each layout
     pick = lambda table: np.take_along_axis(table, slowest, 0)[0]  # noqa: E731
@@ -313,10 +329,14 @@ def parts_of(
     total = (stages.times[:, None] * work).sum(axis=0)  # all stages, equal ones as often as they occur
     # Forward's part of the stage's work; what is left of `heavy` is backward's.
     ahead = pick(forward + counts @ passes.tensor_forward) + boundary
-    exposed = exposed_s(messages.forward + fetched, ahead, overlap, messages.edge[0])
-    exposed = exposed + exposed_s(messages.backward + fetched, heavy - ahead, overlap, messages.edge[1])
-    after = exposed_s(messages.last, pick(backward), overlap, messages.edge[2])
-    before = exposed_s(messages.once, pick(forward), overlap, edge)
+
+    def exposed(sent: Reals, beside_s: Reals, edge: Reals | float, fetched_s: Reals | float = 0.0) -> Reals:
+        return exposed_s(sent[0] + fetched_s, beside_s, overlap, edge, sent[1])  # the host's link takes no channels
+
+    each = exposed(messages.forward, ahead, messages.edge[0], fetched)
+    each = each + exposed(messages.backward, heavy - ahead, messages.edge[1], fetched)
+    after = exposed(messages.last, pick(backward), messages.edge[2])
+    before = exposed(messages.once, pick(forward), edge)
     bubble = (total - heavy) * ramp(layouts, pick(forward), pick(backward + recompute))
     return Parts(
         forward=m * pick(forward),
@@ -325,7 +345,7 @@ def parts_of(
         tensor=m * pick(tensor),
         pipeline=2 * m * boundary + tied_s(workload, cluster, layouts, calibration),
         bubble=bubble,
-        data=before + m * exposed + after,
+        data=before + m * each + after,
         optimizer=update_s(updated, cluster, layouts, calibration),
         constant=calibration.step_s + launched_s(units, cluster, layouts, calibration),
     )
