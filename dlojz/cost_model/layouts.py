@@ -31,12 +31,20 @@ ENGINES: Final = (
 LOSSES: Final = ("megatron", "torch", "fused", "fused, two metrics")
 """How the cross-entropy is computed: pass by pass over split logits, by torch's kernels, in one kernel, or in one with
 torch's forward twice more for metrics of training."""
+DISPATCHERS: Final = ("all_to_all", "overlapped", "once_per_node")
+"""How rows reach the experts of other ranks: by all-to-alls that are waited for; by the same beside the computation of
+another micro-batch; or each token once to each node, which hands it on to its experts there.
+
+Source: Megatron-core, `--moe-token-dispatcher-type alltoall`, `--overlap-moe-expert-parallel-comm`, and `flex` with
+DeepEP (deepseek-ai/DeepEP) or HybridEP.
+"""
 WORDS: Final[dict[str, tuple[str, ...]]] = {
     "checkpointing": CHECKPOINTING,
     "schedule": SCHEDULES,
     "offload": OFFLOAD,
     "engine": ENGINES,
     "attention_kernel": ATTENTION_KERNELS,
+    "dispatcher": DISPATCHERS,
 }
 SEPARATE_ACCUMULATION: Final = ("sc21-1", "sc21-2", "jean-zay-a100", "jean-zay-v100", "vtrain-multi")
 """Tables from before Megatron could add to gradients within a product (`--gradient-accumulation-fusion`, 2022)."""
@@ -50,7 +58,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "chunks": 1, "sequence_parallel": 0, "fused_attention": 0, "embedding_slots": 0, "overlap": 0, "gradient_bytes": 2,
     "fused_accumulation": 1, "blocking": 0, "eager": 0, "compiled": 0, "asynchronous": 0, "relayed": 1,
     "dropout": 1, "fused_loss": 0, "checkpointing": "none", "schedule": "1f1b", "offload": "none", "engine": "megatron",
-    "attention_kernel": "flash2",
+    "attention_kernel": "flash2", "dispatcher": "all_to_all",
 }  # fmt: skip
 
 
@@ -60,7 +68,8 @@ class Layouts:
 
     Attributes:
         dp, tp, pp, cp: degrees; their product is the number of GPUs.
-        ep: expert-parallel ranks: so many of the dp · cp ranks share the experts of a mixture.
+        ep: expert-parallel ranks: so many of the tp · cp · dp ranks, neighbours, share the experts of a mixture, which
+            tensor parallelism does not cut.
         zero: stage, 0 to 3.
         zero_shards: ranks that states are sharded over (0: dp · cp).
         micro_batch, micro_batches: samples of one forward; forwards of one replica in a step.
@@ -79,6 +88,7 @@ class Layouts:
         fused_loss: 1 where the cross-entropy is one kernel that writes nothing in fp32 (flash-attn's, Liger's).
         checkpointing, schedule, offload, engine: places in `CHECKPOINTING`, `SCHEDULES`, `OFFLOAD`, `ENGINES`.
         attention_kernel: place in `ATTENTION_KERNELS`, of a fused attention.
+        dispatcher: place in `DISPATCHERS`.
         precision: of the products, one for all; with fp8 attention, logits and messages stay in bf16.
     """
 
@@ -110,6 +120,7 @@ class Layouts:
     offload: Integers
     engine: Integers
     attention_kernel: Integers
+    dispatcher: Integers
     precision: Precision = "fp16"
 
     @classmethod

@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike
 from dlojz.cost_model.calibration import Calibration
 from dlojz.cost_model.layouts import (
     CHECKPOINTING,
+    DISPATCHERS,
     Integers,
     Layouts,
     Reals,
@@ -186,7 +187,12 @@ def collective_s(
 
 
 def all_to_all_s(
-    cluster: Cluster, calibration: Calibration, message_bytes: ArrayLike, ranks: ArrayLike, stride: ArrayLike = 1
+    cluster: Cluster,
+    calibration: Calibration,
+    message_bytes: ArrayLike,
+    ranks: ArrayLike,
+    stride: ArrayLike = 1,
+    copies: int = 1,
 ) -> Reals:
     """Seconds of an all-to-all over `ranks` GPUs that are `stride` apart, while all groups like it do the same.
 
@@ -196,16 +202,20 @@ def all_to_all_s(
     Args:
         message_bytes: the whole message that one rank hands over.
         ranks, stride: of the group.
+        copies: k rows of the message that are one token's, of which each of G nodes is sent one at most: it is among
+            the k with the chance 1 − (1 − 1/G)^k. The node's links then hand it on.
 
-    Source: counted; α and bandwidth of the link for an all-to-all, or across nodes for an all-gather, of `cluster`.
+    Source: counted; α and bandwidth of the link for an all-to-all, or across nodes for an all-gather, of `cluster`; rows
+    sent once to a node: DeepSeek-V3 (arXiv 2412.19437), §3.2.2.
     """
     ranks, message = np.asarray(ranks, float), np.asarray(message_bytes, float)
     inside, nodes = members(cluster, ranks, stride)
     # Bytes of a rank for members of its own node, itself included.
-    local_bytes = message * inside / np.maximum(ranks, 1)
+    local_bytes = message * np.where(copies > 1, 1.0, inside / np.maximum(ranks, 1))
     link = cluster.intra.time_s("all_to_all", np.maximum(inside, 2), local_bytes) / calibration.intra_efficiency
     local = np.where(inside > 1, link, 0.0)
     far = message * (ranks - inside) / np.maximum(ranks, 1)  # for members of other nodes
+    far = far * (1 - (1 - 1 / nodes) ** copies) * nodes / copies
     node = cluster.inter.bytes_per_s("all_gather", np.maximum(nodes, 2)) * calibration.inter_efficiency
     # All GPUs of a node send through its interfaces.
     across = Link(cluster.inter.alpha_s("all_gather", np.maximum(nodes, 2)), node).seconds(cluster.gpus_per_node * far)
@@ -275,7 +285,7 @@ def cuts_of(layouts: Layouts) -> tuple[list[Cut], Integers]:
     """Find the distinct cuts of many layouts, and the index of each layout's cut."""
     names = (
         "micro_batch", "tp", "cp", "sequence_parallel", "fused_attention", "gradient_bytes", "fused_accumulation",
-        "blocking", "eager", "ep", "attention_kernel",
+        "blocking", "eager", "ep", "attention_kernel", "dispatcher",
     )  # fmt: skip
     columns = [getattr(layouts, name) for name in names]
     columns += [losses(layouts)]
@@ -301,8 +311,10 @@ def cuts_of(layouts: Layouts) -> tuple[list[Cut], Integers]:
             loss,
             casts,
             *map(bool, flags),
+            narrow=layouts.precision == "fp8",
+            dispatcher=dispatcher,
         )
-        for mb, tp, cp, sp, fused, size, adds, blocks, eager, ep, kernel, loss, casts, *flags in zip(
+        for mb, tp, cp, sp, fused, size, adds, blocks, eager, ep, kernel, dispatcher, loss, casts, *flags in zip(
             *(column[representatives].tolist() for column in columns), strict=True
         )
     ]
@@ -361,14 +373,13 @@ def kind_times(
 def message_times(
     kind: Kind, cut: Cut, cluster: Cluster, calibration: Calibration, precision: Precision = "fp16"
 ) -> tuple[float, float]:
-    """Seconds of the messages of one layer, forward and backward, none of them hidden.
+    """Seconds of the messages of tensor parallelism of one layer, forward and backward, none of them hidden.
 
-    Tensor parallelism: `sums` all-reduces of the boundary tensor, with sequence parallelism as a reduce-scatter and an
-    all-gather each; torchtitan gathers in fp8 where the products are, and reads and writes each message once more
-    (`LibraryHabits`). Expert parallelism: two all-to-alls of all rows forward, and two backward.
+    `sums` all-reduces of the boundary tensor, with sequence parallelism as a reduce-scatter and an all-gather each;
+    torchtitan gathers in fp8 where the products are, and reads and writes each message once more (`LibraryHabits`).
 
     Source: Shoeybi et al. 2019 (arXiv 1909.08053), §3; Korthikanti et al. 2022, §4.2.2; torchao,
-    `float8_tensor_parallel.py`; Lepikhin et al. 2020 (arXiv 2006.16668), for dispatch and combine.
+    `float8_tensor_parallel.py`.
     """
     size = element_bytes(precision)
     message = size * kind.elements * cut.micro_batch / cut.cp  # bytes of a boundary tensor on one rank
@@ -384,11 +395,41 @@ def message_times(
             reduction_s += float(collective_s(part, cluster, calibration, sent_bytes, cut.tp))
             if cut.copies_messages and cut.sequence_parallel:
                 reduction_s += 2 * sent_bytes / memory  # read and written once more
-    exchanged = 0.0
-    if cut.ep > 1 and kind.exchange_elements:
-        rows = size * kind.exchange_elements * cut.micro_batch / cut.cp
-        exchanged = 2 * float(all_to_all_s(cluster, calibration, rows, cut.ep, cut.tp))  # dispatch and combine
-    return kind.sums[0] * reduction_s + exchanged, kind.sums[1] * reduction_s + exchanged
+    return kind.sums[0] * reduction_s, kind.sums[1] * reduction_s
+
+
+def exchange_times(
+    kind: Kind,
+    cut: Cut,
+    cluster: Cluster,
+    calibration: Calibration,
+    precision: Precision,
+    computing_s: tuple[float, float],
+) -> tuple[float, float]:
+    """Seconds of expert parallelism's messages of one layer that are waited for, forward and backward.
+
+    Two all-to-alls of all rows of a rank's tokens each way. Where they run beside another micro-batch's computation,
+    which is as long as this one's, they are exposed as other messages are.
+
+    Args:
+        computing_s: seconds of the layer's computation, forward and backward.
+
+    Source: Lepikhin et al. 2020 (arXiv 2006.16668), for dispatch and combine.
+    """
+    if cut.ep == 1 or not kind.exchange_elements:
+        return 0.0, 0.0
+    rows_bytes = element_bytes(precision) * kind.exchange_elements * cut.micro_batch / cut.cp / cut.tp
+    dispatcher = DISPATCHERS[cut.dispatcher]
+    copies = kind.top_k if dispatcher == "once_per_node" else 1
+    # Neighbours: tensor-parallel ranks hand over their own tokens.
+    exchanged_s = 2 * float(all_to_all_s(cluster, calibration, rows_bytes, cut.ep, 1, copies))
+    if dispatcher != "overlapped":
+        return exchanged_s, exchanged_s
+    channels_s = float(channel_share(cluster, cut.ep)) * exchanged_s
+    forward, backward = (
+        float(exposed_s(exchanged_s, beside_s, calibration.overlap, 0.0, channels_s)) for beside_s in computing_s
+    )
+    return forward, backward
 
 
 def exposed_s(
@@ -493,7 +534,7 @@ def passes_of(workload: Workload, cluster: Cluster, layouts: Layouts, calibratio
     cuts, cut_indices = cuts_of(layouts)
     precision, decoder = layouts.precision, workload.size is not None
     kinds = workload.kinds
-    table = np.zeros((11, len(kinds), len(cuts)))  # (times, kinds, cuts)
+    table = np.zeros((13, len(kinds), len(cuts)))  # (times, kinds, cuts)
     for column, cut in enumerate(cuts):
         for row, kind in enumerate(kinds):
             layer_times = kind_times(kind, cut, cluster, calibration, precision, decoder)
@@ -501,17 +542,21 @@ def passes_of(workload: Workload, cluster: Cluster, layouts: Layouts, calibratio
                 kind, cut, cluster, calibration, precision, (layer_times.core, layer_times.core_backward)
             )
             summed = message_times(kind, cut, cluster, calibration, precision)
-            table[:, row, column] = *layer_times, *summed, *around
+            exchanged = exchange_times(kind, cut, cluster, calibration, precision, layer_times[:2])
+            table[:, row, column] = *layer_times, *summed, *around, *exchanged
     # Each (kinds, layouts): looked up by the layout's cut.
-    forward, backward, core, _, tail, idle, idle_back, message, message_back, ring, ring_back = table[:, :, cut_indices]
+    computing, messages = np.split(table[:, :, cut_indices], [7])
+    forward, backward, core, _, tail, idle, idle_back = computing
+    message, message_back, ring, ring_back, exchange, exchange_back = messages
     exposed = 1.0 - np.maximum(habit(layouts, "hidden_tensor"), ASYNCHRONOUS * layouts.asynchronous)
     inner = np.array([kind.recomputed for kind in kinds])[:, None]  # (kinds, 1)
     full = inner * (layouts.checkpointing == CHECKPOINTING.index("full"))
     alternate = alternates(layouts)
     selective = inner * (alternate | (layouts.checkpointing == CHECKPOINTING.index("selective")))
-    tensor_s = np.maximum(message * exposed + ring - idle, 0.0)  # messages run free while the GPU waits for the host
+    tensor_s = np.maximum(message * exposed + ring + exchange - idle, 0.0)  # messages run free while the GPU waits for the host
     # Full checkpointing sends the forward's messages again.
-    tensor_back_s = np.maximum(message_back * exposed + ring_back - idle_back, 0.0) + full * tensor_s
+    tensor_back_s = np.maximum(message_back * exposed + ring_back + exchange_back - idle_back, 0.0)
+    tensor_back_s += full * tensor_s
     tensor_back_s += selective * ~(alternate & decoder) * ring  # attention's core includes its ring
     recompute = full * (forward - habit(layouts, "stops_early") * tail)
     recompute += selective * np.where(alternate & decoder, ALTERNATE_SHARE * forward, core)

@@ -153,7 +153,7 @@ def gathered_s(
     calibration: Calibration,
     units: Reals | float = 1.0,
     edge: Reals | float = 0.0,
-    ep: Integers | int = 1,
+    ep: Integers | None = None,
 ) -> DataMessages:
     """Seconds of data parallelism's messages.
 
@@ -171,15 +171,18 @@ def gathered_s(
         weights: of the stage, on one rank.
         units: layers of the stage.
         edge: share of the weights that are gathered before the first product, and reduced after the last one.
-        ep: expert-parallel ranks, neighbours on the data axis, over which these weights are split already.
+        ep: of experts, the expert-parallel ranks, which these weights are split over already, tp or not.
 
     Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §7; ZeRO-2 under accumulation: DeepSpeed, `stage_1_and_2.py`;
     units, prefetching and hybrid sharding: Zhao et al. 2023, PyTorch FSDP (arXiv 2304.11277), §3.2, §3.3 and §4.2; in a
     pipeline: PyTorch, `distributed/pipelining/stage.py`, `perform_reduce_grad`.
     """
-    data = layouts.dp * layouts.cp / ep
-    ranks = np.where(layouts.zero > 0, np.maximum(layouts.zero_shards / ep, 1), data)  # s: of one replica of the states
-    replicas, stride = data / ranks, layouts.tp * ep
+    # Experts are whole on every tensor-parallel rank: their copies are ep apart.
+    spread, stride = (1, layouts.tp) if ep is None else (layouts.tp / ep, ep)
+    data = np.maximum(layouts.dp * layouts.cp * spread, 1)
+    # s: of one replica of the states.
+    ranks = np.where(layouts.zero > 0, np.maximum(layouts.zero_shards * spread, 1), data)
+    replicas = data / ranks
     gradients, halves = weights * layouts.gradient_bytes, layouts.element_bytes * weights
     narrow = (habit(layouts, "gathers_fp8") > 0) & (layouts.precision == "fp8")
     gathered = np.where(narrow, weights, halves)  # fp8: 1 byte per weight
@@ -317,7 +320,7 @@ def parts_of(
             last=messages.last + expert_messages.last,
         )
     # ZeRO shards experts over fewer ranks, as if a rank held those of all ep ranks.
-    updated = weights + np.where(layouts.zero > 0, experts * (layouts.ep - 1), 0.0)
+    updated = weights + np.where(layouts.zero > 0, experts * (np.maximum(layouts.ep / layouts.tp, 1) - 1), 0.0)
     fetched = fetched_s(weights, layouts)
     hides = (layouts.overlap > 0) | (layouts.zero == 3)  # ZeRO-3's messages are beside computation in any case
     overlap = np.where(hides, calibration.overlap, 0.0)

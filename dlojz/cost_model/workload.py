@@ -275,7 +275,11 @@ def busy_s(
     blocking: bool = False,
     cast_bytes: float = CAST_BYTES,
 ) -> tuple[float, float]:
-    """Seconds of operators on the GPU, forward and backward; `blocking` as in `operators_s`."""
+    """Seconds of operators on the GPU, forward and backward; `blocking` as in `operators_s`.
+
+    Each kernel takes `kernel_s` of the GPU beside what its products and its bytes come to: it starts, its first tiles
+    are read, and its last multiprocessors end.
+    """
     forward = backward = 0.0
     # Passes are counted in 16 bit.
     memory = gpu.memory_bytes_per_s * calibration.memory_efficiency * 2 / element_bytes(precision)
@@ -289,9 +293,8 @@ def busy_s(
         forward += operator.forward_bytes / memory
         backward += operator.backward_bytes / memory
         kernels += operator.kernels
-    if blocking:
-        return forward + kernels * calibration.serial_s, backward + 2 * kernels * calibration.serial_s
-    return forward, backward
+    each_s = gpu.kernel_s + (calibration.serial_s if blocking else 0.0)
+    return forward + kernels * each_s, backward + 2 * kernels * each_s
 
 
 NORM_BYTES: Final = (4, 8)
@@ -320,8 +323,19 @@ SOFTMAX_BYTES: Final = (4, 6)
 DROPOUT_BYTES: Final = (5, 5)
 """Of the scores, in a separate kernel."""
 TRANSPOSE_BYTES: Final = (4, 4)
-ROW_BYTES: Final = (8, 8)
-"""Rows set to zero and filled, or read and added up with their weights: written twice, or read twice; counted."""
+ROW_BYTES: Final = (4, 4)
+"""Of an element of a row that is moved to another place: read, written."""
+ROUTER_BYTES: Final = (20, 20)
+"""Per token and expert: scores read and written, chosen and summed in fp32, and a mask of bytes; backward as much."""
+GATHERED_CAST_BYTES: Final = (2, 2)
+"""Of an element of an expert's rows, or of their gradients, in fp8: read again to be cast, because the kernel before it,
+which moves rows, does not cast; what is written counts with the product (`CAST_BYTES`)."""
+ROUTER_KERNELS: Final = 20
+"""Beside its product: scores and choice (1), the loss that balances experts (4), rows per expert and per rank counted,
+summed and gathered over the expert-parallel ranks (8), copied to the host (3), and the map of the rows (4).
+
+Source: Megatron-core, `transformer/moe/router.py`, `moe_utils.py` and `token_dispatcher.py`, `preprocess`, with fused
+kernels (`--moe-router-fusion`, `--moe-permute-fusion`); counted."""
 LOSS_BYTES: Final = {"megatron": (38, 14), "torch": (22, 26), "fused": (4, 4), "fused, two metrics": (48, 4)}
 """Per logit, whose 16 bits the product writes; every pass reads or writes all of them.
 
@@ -418,29 +432,52 @@ def routed_rows(size: DecoderSize) -> float:
 
 
 def mixture_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
-    """Operators of a mixture of experts: gate, dispatch, the experts' products, combine.
+    """Operators of a mixture of experts: router, rows moved to their experts, the experts' products, rows moved back.
 
-    A rank holds E/ep experts, each with the rows of ep ranks. Where not each layer has a mixture, the MLP of the others
-    is here too, each with its share of the layers.
+    A rank holds E/ep experts, each with the rows of ep ranks. Tensor-parallel ranks do not cut experts: each hands over
+    its part of the tokens, as with sequence parallelism. Rows are moved twice each way: sorted by expert, so that each
+    rank's are together, and after the all-to-all by expert again; in fp8 they are filled up to whole tiles besides,
+    and cast by themselves. Each expert is a kernel of its own. Where not each layer has a mixture, the MLP of the
+    others is here too, each with its share of the layers.
+
+    Source: Megatron-core, `transformer/moe/token_dispatcher.py`, `MoEAlltoAllTokenDispatcher` (permutations 1 and 2,
+    unpermutations 2 and 1); Transformer Engine, `GroupedLinear` and `Fp8Padding`; bytes counted.
     """
-    n, h, w, period = tokens(size, cut), size.hidden, size.mlp_width, size.every
+    n, h, w, period = tokens(size, cut) / cut.tp, size.hidden, size.mlp_width, size.every
     rows = math.ceil(size.capacity_factor * size.top_k * n * cut.ep / size.experts)  # of one expert, from all ep ranks
     rank_experts, mlp_in, share = size.experts // cut.ep, 2 * w if size.gated else w, 1 / period  # gate and up at once
-    routed, plain = routed_rows(size) * n, n * (period - 1) / period  # rows of the mixture's layers, of the dense ones
+    routed = routed_rows(size) * n  # rows of the mixture's layers
     of_element = (EAGER_GATE_BYTES if cut.eager else GATE_BYTES) if size.gated else GELU_BYTES
+    # (n, h) → (k · n, h), and back: read or written once for each token, and once for each of its rows.
+    spread = (routed + n / period) * h / 2
+    moves = int(rank_experts > 1)  # sorted again, of several experts
+    fills = int(cut.narrow)  # rows of each expert up to a multiple of 16, and back
+    casts = GATHERED_CAST_BYTES if cut.narrow else (0, 0)
+    kernels = rank_experts * (3 if cut.narrow else 1)  # a product; in fp8 the greatest value, and the cast
+
+    def moved(name: str) -> tuple[LayerOperator, ...]:
+        passes = [_pass(name, spread, ROW_BYTES)]
+        passes += [_pass(f"{name}, by expert", routed * h, ROW_BYTES, kernels=2)] * moves
+        return *passes, *([_pass(f"{name}, padding", routed * h, ROW_BYTES)] * fills)
+
     operators = [
-        product_operator("gate", Product(n, size.experts, h, work=share), kernels=4),  # (n, h) @ (h, experts)
-        _pass("dispatch", routed * h, ROW_BYTES, kernels=3),
-        product_operator("experts, up", Product(rows, mlp_in, h, rank_experts, work=share)),  # (rows, h) @ (h, mlp_in)
+        product_operator("router", Product(round(n), size.experts, h, work=share), kernels=2),  # (n, h) @ (h, experts)
+        _pass("choice of experts", n * size.experts / period, ROUTER_BYTES, kernels=ROUTER_KERNELS),
+        *moved("dispatch"),
+        _pass("cast of rows", routed * h, casts, kernels=0),
+        product_operator("experts, up", Product(rows, mlp_in, h, rank_experts, work=share), kernels=kernels),
         _pass("gate of experts" if size.gated else "GeLU of experts", routed * w, of_element),
-        product_operator("experts, down", Product(rows, h, w, rank_experts, work=share), kernels=2),
-        _pass("combine", routed * h, ROW_BYTES, kernels=3),
+        _pass("cast of rows", routed * w, casts, kernels=0),
+        product_operator("experts, down", Product(rows, h, w, rank_experts, work=share), kernels=kernels),
+        *moved("combine"),
     ]
     if period > 1:
+        plain, width = tokens(size, cut) * (period - 1) / period, math.ceil(w / cut.tp)  # rows of the dense layers
+        mlp_in = 2 * width if size.gated else width
         operators += [
-            product_operator("MLP, up", Product(n, mlp_in, h, work=1 - share)),
-            _pass("gate" if size.gated else "GeLU", plain * w, of_element),
-            product_operator("MLP, down", Product(n, h, w, work=1 - share), kernels=2),
+            product_operator("MLP, up", Product(tokens(size, cut), mlp_in, h, work=1 - share)),
+            _pass("gate" if size.gated else "GeLU", plain * width, of_element),
+            product_operator("MLP, down", Product(tokens(size, cut), h, width, work=1 - share), kernels=2),
         ]
     return tuple(operators)
 
@@ -468,6 +505,7 @@ def layer_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
     activation = _pass("gate", n * w, gate) if size.gated else _pass("GeLU", n * w, GELU_BYTES)
     rotation = EAGER_ROTATION_BYTES if cut.eager else ROTATION_BYTES
     rotated = 0 if size.positions == "learned" else n * (queries + keys)
+    normed = n * (queries + keys) if size.head_width and not size.biased else 0  # Qwen's, whose weights are counted too
     mlp: tuple[LayerOperator, ...] = (
         product_operator("MLP, up", Product(n, mlp_in, h)),
         activation,
@@ -477,6 +515,7 @@ def layer_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
         norm,
         product_operator("queries, keys, values", Product(n, queries + 2 * keys, h), kernels=2),
         _pass("transposes", n * (queries + 2 * keys), TRANSPOSE_BYTES, kernels=5),
+        _pass("norms of queries and keys", normed, NORM_BYTES, kernels=2 if normed else 0),
         _pass("rotation", rotated, rotation, kernels=1 if rotated else 0),
         *attention_core(size, cut),
         product_operator("projection", Product(n, h, queries), kernels=2),
@@ -538,6 +577,8 @@ class Cut(NamedTuple):
         loss: place in `LOSSES`.
         cast_bytes: per element of a factor of a product in fp8.
         gathers_fp8, copies_messages, rings, expands_keys: as `LibraryHabits` says.
+        narrow: products are in fp8.
+        dispatcher: place in `DISPATCHERS`.
     """
 
     micro_batch: int
@@ -557,6 +598,8 @@ class Cut(NamedTuple):
     copies_messages: bool = False
     rings: bool = True
     expands_keys: bool = False
+    narrow: bool = False
+    dispatcher: int = 0
 
 
 @dataclass(frozen=True)
@@ -576,6 +619,7 @@ class Kind:
         recomputed: whether full checkpointing computes it again.
         expert_parameters: those of its parameters that expert parallelism splits.
         exchange_elements: of the buffer of rows that one sample hands to each all-to-all of its experts.
+        top_k: rows of such a buffer that are of one token.
     """
 
     name: str
@@ -589,6 +633,7 @@ class Kind:
     recomputed: bool = True
     expert_parameters: int = 0
     exchange_elements: float = 0.0
+    top_k: int = 1
 
 
 @dataclass(frozen=True)
@@ -641,6 +686,7 @@ def decoder_workload(size: DecoderSize) -> Workload:
                 repeats=size.heads // size.kv_heads,
                 expert_parameters=size.expert_parameters,
                 exchange_elements=routed_rows(size) * elements if size.experts else 0.0,
+                top_k=size.top_k,
             ),
             Kind("logits", 1, logits, lambda cut: logit_operators(size, cut), elements, (0, 1), recomputed=False),
         ),
