@@ -164,7 +164,9 @@ def layer_activation_bytes(workload: Workload, layouts: Layouts) -> Reals:
     full = 2 * h / np.where(layouts.sequence_parallel > 0, t, 1)  # the layer's input alone, 2 bytes
     saved_bytes = unsplit + split + scores
     saved_bytes = np.where(alternates(layouts), full + alternate_product_bytes(size, layouts), saved_bytes)
-    return tokens * np.where(layouts.checkpointing == CHECKPOINTING.index("full"), full, saved_bytes)
+    # The mean of a layer in `checkpointed_every` that keeps its input alone, and of the others, which keep all.
+    mean_bytes = saved_bytes + (full - saved_bytes) / layouts.checkpointed_every
+    return tokens * np.where(layouts.checkpointing == CHECKPOINTING.index("full"), mean_bytes, saved_bytes)
 
 
 def alternate_product_bytes(size: DecoderSize, layouts: Layouts) -> Reals:

@@ -27,6 +27,7 @@ SCHEDULES: Final = ("1f1b", "interleaved", "gpipe", "zb-h1")
 OFFLOAD: Final = ("none", "optimizer", "parameters")
 ENGINES: Final = (
     "megatron", "megatron-deepspeed", "deepspeed", "megatron-core", "torchtitan", "nemo", "llama", "composer",
+    "fms-fsdp",
 )  # fmt: skip
 LOSSES: Final = ("megatron", "torch", "fused", "fused, two metrics")
 """How the cross-entropy is computed: pass by pass over split logits, by torch's kernels, in one kernel, or in one with
@@ -58,7 +59,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "chunks": 1, "sequence_parallel": 0, "fused_attention": 0, "embedding_slots": 0, "overlap": 0, "gradient_bytes": 2,
     "fused_accumulation": 1, "blocking": 0, "eager": 0, "compiled": 0, "asynchronous": 0, "relayed": 1,
     "dropout": 1, "fused_loss": 0, "checkpointing": "none", "schedule": "1f1b", "offload": "none", "engine": "megatron",
-    "attention_kernel": "flash2", "dispatcher": "all_to_all",
+    "attention_kernel": "flash2", "dispatcher": "all_to_all", "checkpointed_every": 1,
 }  # fmt: skip
 
 
@@ -74,6 +75,7 @@ class Layouts:
         zero_shards: ranks that states are sharded over (0: dp · cp).
         micro_batch, micro_batches: samples of one forward; forwards of one replica in a step.
         chunks: stages of one rank, with interleaving.
+        checkpointed_every: of so many layers full checkpointing computes one again.
         sequence_parallel, fused_attention, overlap: 0 or 1, as in `dlojz.hardware.evidence.Measurement`.
         embedding_slots: 1 where embedding and logits count as a layer each when stages are cut.
         gradient_bytes: of an element of the accumulated gradients, 2 or 4.
@@ -102,6 +104,7 @@ class Layouts:
     micro_batch: Integers
     micro_batches: Integers
     chunks: Integers
+    checkpointed_every: Integers
     sequence_parallel: Integers
     fused_attention: Integers
     embedding_slots: Integers
@@ -145,7 +148,7 @@ class Layouts:
                 en=f"all columns of layouts must have one length, but {lengths} was received.",
                 fr=f"toutes les colonnes de layouts doivent avoir la même longueur, mais {lengths} a été reçu.",
             ) from None
-        for name in ("dp", "tp", "pp", "cp", "ep", "micro_batch", "micro_batches", "chunks"):
+        for name in ("dp", "tp", "pp", "cp", "ep", "micro_batch", "micro_batches", "chunks", "checkpointed_every"):
             if arrays[name].size and arrays[name].min() < 1:
                 raise refusal(
                     en=f"{name} must be at least 1, but {arrays[name].min()} was received.",
@@ -160,7 +163,8 @@ class Layouts:
         column = lambda name: np.array([getattr(row, name) for row in rows])  # noqa: E731
         return cls.of(
             precision=rows[0].precision if rows else "fp16",
-            **{name: column(name) for name in ("dp", "tp", "pp", "cp", "zero", "zero_shards", "chunks")},
+            **{name: column(name) for name in ("dp", "tp", "pp", "cp", "ep", "zero", "zero_shards", "chunks")},
+            checkpointed_every=column("checkpointed_every"),
             micro_batch=[row.micro_batch or 1 for row in rows],
             micro_batches=[row.micro_batches or 1 for row in rows],
             **{name: column(name).astype(int) for name in ("fused_attention", "overlap")},
@@ -349,6 +353,13 @@ HABITS: Final[dict[str, LibraryHabits]] = {
         fsdp=True,
         source="mosaicml/llm-foundry: FSDP with one unit per block, `fused_crossentropy`; mosaicml/composer: mixed "
         "precision DEFAULT reduces in fp32; metrics of training in `_eval_train_metrics`; checkpoint not reentrant",
+    ),
+    "fms-fsdp": LibraryHabits(
+        loss="torch",
+        stops_early=True,
+        fsdp=True,
+        source="foundation-model-stack/fms-fsdp, main_training.py: FSDP of torch with a unit per block, torch.compile, "
+        "CrossEntropyLoss; policies: reduced in bf16, every k-th block checkpointed without reentrance",
     ),
 }
 

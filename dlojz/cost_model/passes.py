@@ -550,7 +550,7 @@ def passes_of(workload: Workload, cluster: Cluster, layouts: Layouts, calibratio
     message, message_back, ring, ring_back, exchange, exchange_back = messages
     exposed = 1.0 - np.maximum(habit(layouts, "hidden_tensor"), ASYNCHRONOUS * layouts.asynchronous)
     inner = np.array([kind.recomputed for kind in kinds])[:, None]  # (kinds, 1)
-    full = inner * (layouts.checkpointing == CHECKPOINTING.index("full"))
+    full = inner * (layouts.checkpointing == CHECKPOINTING.index("full")) / layouts.checkpointed_every
     alternate = alternates(layouts)
     selective = inner * (alternate | (layouts.checkpointing == CHECKPOINTING.index("selective")))
     tensor_s = np.maximum(message * exposed + ring + exchange - idle, 0.0)  # messages run free while the GPU waits for the host

@@ -25,8 +25,9 @@ from dlojz.hardware.gpus import ATTENTION_KERNELS, AttentionKernel
 Checkpointing = Literal["none", "selective", "full"]
 Precision = Literal["fp32", "fp16", "bf16", "fp8"]
 Engine = Literal[
-    "megatron", "megatron-deepspeed", "deepspeed", "megatron-core", "torchtitan", "nemo", "llama", "composer"
-]
+    "megatron", "megatron-deepspeed", "deepspeed", "megatron-core", "torchtitan", "nemo", "llama", "composer",
+    "fms-fsdp",
+]  # fmt: skip
 MemoryReading = Literal["nvidia-smi", "reserved", "allocated", "states", "activations", ""]
 Outcome = Literal["ran", "oom"]
 
@@ -53,6 +54,7 @@ class Measurement:
         source: document, and table or line in it.
         cluster: of `dlojz.hardware`.
         gpus: in all; dp × tp × pp × cp.
+        ep: expert-parallel ranks; so many of the dp · cp ranks share the experts of a mixture.
         zero: stage, 0 to 3.
         zero_shards: ranks that states are sharded over; dp where the table does not say otherwise.
         micro_batch: sequences of one forward; None if it is not printed.
@@ -62,6 +64,7 @@ class Measurement:
         partition: `layers`: layers split evenly, embedding and logits besides; `embedding`: embedding and logits
             count as a layer each.
         checkpointing: what the forward does not keep.
+        checkpointed_every: of so many layers full checkpointing computes one again.
         sequence_parallel: whether norms and dropouts are split along the sequence.
         precision: of the matrix products.
         gradient_precision: that gradients are accumulated in.
@@ -94,6 +97,7 @@ class Measurement:
     tp: int
     pp: int
     cp: int
+    ep: int
     zero: int
     zero_shards: int
     micro_batch: int | None
@@ -102,6 +106,7 @@ class Measurement:
     chunks: int
     partition: str
     checkpointing: Checkpointing
+    checkpointed_every: int
     sequence_parallel: bool
     precision: Precision
     gradient_precision: Precision
@@ -147,11 +152,14 @@ class Measurement:
 
 
 FOLDER: Final = Path(__file__).with_name("data") / "evidence"
-TABLES: Final = tuple(sorted(path.stem.removeprefix("table-") for path in FOLDER.glob("table-*.csv")))
+FILES: Final = {path.stem.removeprefix("table-"): path for path in FOLDER.glob("*/table-*.csv")}
+"""The file of each table, in the folder of the GPUs that it was measured on."""
+TABLES: Final = tuple(sorted(FILES))
 """Names of all tables."""
 NONE = "-"
 _DEFAULTS: Final[dict[str, str]] = {
-    "dp": "1", "tp": "1", "pp": "1", "cp": "1", "zero": "0", "schedule": "", "chunks": "1", "partition": "layers",
+    "dp": "1", "tp": "1", "pp": "1", "cp": "1", "ep": "1", "zero": "0", "schedule": "", "chunks": "1",
+    "partition": "layers", "checkpointed_every": "1",
     "sequence_parallel": "no", "gradient_precision": "fp32", "offload": "none", "fused_attention": "no",
     "attention_kernel": "flash2",
     "overlap": "no", "micro_batch": NONE, "step_s": NONE, "forward_s": NONE, "backward_s": NONE, "tflops_per_gpu": NONE,
@@ -287,7 +295,9 @@ def _built(location: _Place, cells: Mapping[str, str], built: type, **fixed_valu
     return values
 
 
-_COUNTS: Final = ("gpus", "dp", "tp", "pp", "cp", "zero_shards", "global_batch", "chunks")
+_COUNTS: Final = (
+    "gpus", "dp", "tp", "pp", "cp", "ep", "zero_shards", "global_batch", "chunks", "checkpointed_every",
+)  # fmt: skip
 
 
 def _not_positive(row: Measurement) -> str:
@@ -334,6 +344,18 @@ def _dealt_out(row: Measurement) -> str:
     return ""
 
 
+def _shared_out(row: Measurement) -> str:
+    """What is impossible in how a mixture's experts are shared out; empty if nothing."""
+    if row.dp * row.cp % row.ep or max(1, row.size.experts) % row.ep:
+        return say(
+            en=f"ep is {row.ep}, which does not divide the {row.dp * row.cp} ranks of dp × cp and {row.size.experts} "
+            "experts",
+            fr=f"ep vaut {row.ep}, ce qui ne divise pas les {row.dp * row.cp} rangs de dp × cp et "
+            f"{row.size.experts} experts",
+        )
+    return ""
+
+
 def _head(path: Path, lines: list[str]) -> tuple[dict[str, str], int]:
     """What holds for each row, and the number of lines that say so."""
     common = dict(_DEFAULTS)
@@ -357,7 +379,7 @@ def _measurement(location: _Place, name: str, cells: Mapping[str, str]) -> Measu
     zero = _not_positive(row)
     if zero:
         raise LabError(zero)
-    wrong = _dealt_out(row)
+    wrong = _dealt_out(row) or _shared_out(row)
     if wrong and row.usable:
         raise refusal(
             en=f"{wrong}: correct the layout, or say in the column excluded why the row is not to be used.",
@@ -434,7 +456,7 @@ def table(name: str) -> tuple[Measurement, ...]:
     """
     if name not in TABLES:
         raise LabError(one_of("table", name, TABLES))
-    return read_table(FOLDER / f"table-{name}.csv")
+    return read_table(FILES[name])
 
 
 def measurements() -> tuple[Measurement, ...]:
