@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal
 from dlojz.hardware import Precision
-from dlojz.hardware.evidence import Measurement
+from dlojz.hardware.evidence import DISPATCHERS, Measurement
 from dlojz.hardware.gpus import ATTENTION_KERNELS
 
 Integers = NDArray[np.int64]
@@ -32,13 +32,6 @@ ENGINES: Final = (
 LOSSES: Final = ("megatron", "torch", "fused", "fused, two metrics")
 """How the cross-entropy is computed: pass by pass over split logits, by torch's kernels, in one kernel, or in one with
 torch's forward twice more for metrics of training."""
-DISPATCHERS: Final = ("all_to_all", "overlapped", "once_per_node")
-"""How rows reach the experts of other ranks: by all-to-alls that are waited for; by the same beside the computation of
-another micro-batch; or each token once to each node, which hands it on to its experts there.
-
-Source: Megatron-core, `--moe-token-dispatcher-type alltoall`, `--overlap-moe-expert-parallel-comm`, and `flex` with
-DeepEP (deepseek-ai/DeepEP) or HybridEP.
-"""
 WORDS: Final[dict[str, tuple[str, ...]]] = {
     "checkpointing": CHECKPOINTING,
     "schedule": SCHEDULES,
@@ -185,6 +178,7 @@ class Layouts:
             offload=[row.offload for row in rows],
             engine=[row.engine for row in rows],
             attention_kernel=[row.attention_kernel for row in rows],
+            dispatcher=[row.dispatcher for row in rows],
         )
 
     def __len__(self) -> int:

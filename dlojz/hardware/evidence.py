@@ -10,6 +10,7 @@ degrees, a batch that cannot be divided), unless the row says why it is excluded
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
@@ -28,6 +29,14 @@ Engine = Literal[
     "megatron", "megatron-deepspeed", "deepspeed", "megatron-core", "torchtitan", "nemo", "llama", "composer",
     "fms-fsdp",
 ]  # fmt: skip
+Dispatcher = Literal["all_to_all", "overlapped", "once_per_node"]
+DISPATCHERS: Final = get_args(Dispatcher)
+"""How rows reach the experts of other ranks: by all-to-alls that are waited for; by the same beside the computation of
+another micro-batch; or each token once to each node, which hands it on to its experts there.
+
+Source: Megatron-core, `--moe-token-dispatcher-type alltoall`, `--overlap-moe-expert-parallel-comm`, and `flex` with
+DeepEP (deepseek-ai/DeepEP) or HybridEP.
+"""
 MemoryReading = Literal["nvidia-smi", "reserved", "allocated", "states", "activations", ""]
 Outcome = Literal["ran", "oom"]
 
@@ -54,9 +63,10 @@ class Measurement:
         source: document, and table or line in it.
         cluster: of `dlojz.hardware`.
         gpus: in all; dp × tp × pp × cp.
-        ep: expert-parallel ranks; so many of the dp · cp ranks share the experts of a mixture.
+        ep: expert-parallel ranks; so many of the tp · cp · dp ranks, neighbours, share the experts of a mixture.
+        dispatcher: how rows reach the experts of other ranks.
         zero: stage, 0 to 3.
-        zero_shards: ranks that states are sharded over; dp where the table does not say otherwise.
+        zero_shards: ranks that states are sharded over; dp · cp where the table does not say otherwise.
         micro_batch: sequences of one forward; None if it is not printed.
         global_batch: sequences of one step.
         schedule: `gpipe`, `1f1b`, `interleaved`, …; empty without a pipeline.
@@ -98,6 +108,7 @@ class Measurement:
     pp: int
     cp: int
     ep: int
+    dispatcher: Dispatcher
     zero: int
     zero_shards: int
     micro_batch: int | None
@@ -158,7 +169,7 @@ TABLES: Final = tuple(sorted(FILES))
 """Names of all tables."""
 NONE = "-"
 _DEFAULTS: Final[dict[str, str]] = {
-    "dp": "1", "tp": "1", "pp": "1", "cp": "1", "ep": "1", "zero": "0", "schedule": "", "chunks": "1",
+    "dp": "1", "tp": "1", "pp": "1", "cp": "1", "ep": "1", "dispatcher": "all_to_all", "zero": "0", "schedule": "", "chunks": "1",
     "partition": "layers", "checkpointed_every": "1",
     "sequence_parallel": "no", "gradient_precision": "fp32", "offload": "none", "fused_attention": "no",
     "attention_kernel": "flash2",
@@ -174,6 +185,7 @@ _LEGAL: Final[dict[str, tuple[str, ...]]] = {
     "gradient_precision": get_args(Precision),
     "engine": get_args(Engine),
     "attention_kernel": ATTENTION_KERNELS,
+    "dispatcher": DISPATCHERS,
     "formula": get_args(Formula),
     "memory_reading": get_args(MemoryReading),
     "outcome": get_args(Outcome),
@@ -345,13 +357,18 @@ def _dealt_out(row: Measurement) -> str:
 
 
 def _shared_out(row: Measurement) -> str:
-    """What is impossible in how a mixture's experts are shared out; empty if nothing."""
-    if row.dp * row.cp % row.ep or max(1, row.size.experts) % row.ep:
+    """What is impossible in how states, or a mixture's experts, are shared out; empty if nothing."""
+    ranks = row.dp * row.tp * row.cp
+    if ranks % row.ep or max(1, row.size.experts) % row.ep:
         return say(
-            en=f"ep is {row.ep}, which does not divide the {row.dp * row.cp} ranks of dp × cp and {row.size.experts} "
+            en=f"ep is {row.ep}, which does not divide the {ranks} ranks of tp × cp × dp and {row.size.experts} experts",
+            fr=f"ep vaut {row.ep}, ce qui ne divise pas les {ranks} rangs de tp × cp × dp et {row.size.experts} "
             "experts",
-            fr=f"ep vaut {row.ep}, ce qui ne divise pas les {row.dp * row.cp} rangs de dp × cp et "
-            f"{row.size.experts} experts",
+        )
+    if row.dp * row.cp % row.zero_shards:
+        return say(
+            en=f"zero_shards is {row.zero_shards}, which does not divide the {row.dp * row.cp} ranks of dp × cp",
+            fr=f"zero_shards vaut {row.zero_shards}, ce qui ne divise pas les {row.dp * row.cp} rangs de dp × cp",
         )
     return ""
 
@@ -373,8 +390,9 @@ def _head(path: Path, lines: list[str]) -> tuple[dict[str, str], int]:
 def _measurement(location: _Place, name: str, cells: Mapping[str, str]) -> Measurement:
     size = DecoderSize(**_built(location, cells, DecoderSize))
     identity = {"row": f"{name}/{cells['row']}", "source": cells.get("source", "").replace("{row}", cells["row"])}
-    # Ranks that states are sharded over: dp, unless a cell or the head says otherwise.
-    cells = {"zero_shards": cells["dp"], **cells, **identity}
+    # Ranks that states are sharded over: dp · cp, unless a cell or the head says otherwise.
+    ranks = [int(cells[degree]) for degree in ("dp", "cp") if cells[degree].isdecimal()]  # others are refused below
+    cells = {"zero_shards": str(math.prod(ranks)), **cells, **identity}
     row = Measurement(**_built(location, cells, Measurement, table=name, size=size))
     zero = _not_positive(row)
     if zero:
