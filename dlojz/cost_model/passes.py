@@ -548,12 +548,15 @@ def passes_of(workload: Workload, cluster: Cluster, layouts: Layouts, calibratio
     computing, messages = np.split(table[:, :, cut_indices], [7])
     forward, backward, core, _, tail, idle, idle_back = computing
     message, message_back, ring, ring_back, exchange, exchange_back = messages
-    exposed = 1.0 - np.maximum(habit(layouts, "hidden_tensor"), ASYNCHRONOUS * layouts.asynchronous)
+    exposed = 1.0 - np.maximum(
+        habit(layouts, "hidden_tensor") * layouts.tensor_overlap, ASYNCHRONOUS * layouts.asynchronous
+    )
     inner = np.array([kind.recomputed for kind in kinds])[:, None]  # (kinds, 1)
     full = inner * (layouts.checkpointing == CHECKPOINTING.index("full")) / layouts.checkpointed_every
     alternate = alternates(layouts)
     selective = inner * (alternate | (layouts.checkpointing == CHECKPOINTING.index("selective")))
-    tensor_s = np.maximum(message * exposed + ring + exchange - idle, 0.0)  # messages run free while the GPU waits for the host
+    # Messages run free while the GPU waits for the host.
+    tensor_s = np.maximum(message * exposed + ring + exchange - idle, 0.0)
     # Full checkpointing sends the forward's messages again.
     tensor_back_s = np.maximum(message_back * exposed + ring_back + exchange_back - idle_back, 0.0)
     tensor_back_s += full * tensor_s

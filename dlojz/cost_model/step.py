@@ -332,14 +332,14 @@ def parts_of(
     total = (stages.times[:, None] * work).sum(axis=0)  # all stages, equal ones as often as they occur
     # Forward's part of the stage's work; what is left of `heavy` is backward's.
     ahead = pick(forward + counts @ passes.tensor_forward) + boundary
-
-    def exposed(sent: Reals, beside_s: Reals, edge: Reals | float, fetched_s: Reals | float = 0.0) -> Reals:
-        return exposed_s(sent[0] + fetched_s, beside_s, overlap, edge, sent[1])  # the host's link takes no channels
-
-    each = exposed(messages.forward, ahead, messages.edge[0], fetched)
-    each = each + exposed(messages.backward, heavy - ahead, messages.edge[1], fetched)
-    after = exposed(messages.last, pick(backward), messages.edge[2])
-    before = exposed(messages.once, pick(forward), edge)
+    # The host's link takes no channels.
+    each = exposed_s(messages.forward[0] + fetched, ahead, overlap, messages.edge[0], messages.forward[1])
+    each = each + exposed_s(
+        messages.backward[0] + fetched, heavy - ahead, overlap, messages.edge[1], messages.backward[1]
+    )
+    after = exposed_s(messages.last[0], pick(backward), overlap, messages.edge[2], messages.last[1])
+    gathering = overlap * layouts.gather_overlap
+    before = exposed_s(messages.once[0], pick(forward), gathering, edge, messages.once[1])
     bubble = (total - heavy) * ramp(layouts, pick(forward), pick(backward + recompute))
     return Parts(
         forward=m * pick(forward),
@@ -486,8 +486,9 @@ def simulate(workload: Workload, cluster: Cluster, layouts: Layouts, calibration
             fr=f"simulate prend une configuration, mais {len(layouts)} ont été reçues : utilisez estimate.",
         )
     p, v, m = (int(column[0]) for column in (layouts.pp, layouts.chunks, layouts.micro_batches))
-    if v > 1 and workload.size is not None and workload.size.layers % (p * v):
-        layers = workload.size.layers
+    layers = workload.size.layers if workload.size is not None else 0
+    # A layer more where the logits count as one, two where the embedding does too: the last chunks hold fewer.
+    if v > 1 and (layers + 2 * int(layouts.embedding_slots[0])) % (p * v) and (layers + 1) % (p * v):
         raise refusal(
             en=f"{layers} layers cannot be dealt out evenly to {p} stages of {v} chunks: {p * v} must divide them.",
             fr=f"{layers} couches ne se répartissent pas sur {p} étages de {v} chunks : {p * v} doit les diviser.",
