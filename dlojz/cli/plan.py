@@ -48,6 +48,8 @@ _SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, 
     --precision bf16|fp16|fp32|fp8  by default bf16 where the GPU has it // par défaut bf16 si le GPU l’a
     --overlap WORDS  messages beside computation: none, or of tensor, gradients, weights (default: all)
         // messages pendant le calcul : none, ou parmi tensor, gradients, weights (par défaut : tous)
+    --shards INT>=1  data-parallel ranks that states are sharded over, with a copy on each such group (HSDP), e.g. 8
+        // rangs de données sur lesquels les états sont découpés, avec une copie par groupe (HSDP), par exemple 8
     --engine NAME[,NAME]  libraries, e.g. torch,deepspeed // bibliothèques : torch,deepspeed …
     --steps INT>=1  of the training // de l’entraînement
     --hours FLOAT  within which it must end; of the job // durée accordée ; du travail
@@ -90,6 +92,7 @@ def plan_command(args: Given, answer: Answer) -> int:
         **{name: args[name] for name in ("image_size", "sequence_length", "precision", "steps")},
         engines=args["engine"],
         **({"overlap": args["overlap"]} if "overlap" in args else {}),
+        shards=args["shards"] or 0,
         hours=hours,
         limit=limit,
     )

@@ -205,8 +205,8 @@ def all_to_all_s(
         copies: k rows of the message that are one token's, of which each of G nodes is sent one at most: it is among
             the k with the chance 1 − (1 − 1/G)^k. The node's links then hand it on.
 
-    Source: counted; α and bandwidth of the link for an all-to-all, or across nodes for an all-gather, of `cluster`; rows
-    sent once to a node: DeepSeek-V3 (arXiv 2412.19437), §3.2.2.
+    Source: counted; α and bandwidth of the link for an all-to-all, or across nodes for an all-gather, of `cluster`;
+    rows sent once to a node: DeepSeek-V3 (arXiv 2412.19437), §3.2.2.
     """
     ranks, message = np.asarray(ranks, float), np.asarray(message_bytes, float)
     inside, nodes = members(cluster, ranks, stride)
@@ -456,9 +456,7 @@ def exposed_s(
     beside_s = (1 - bare) * message_s
     taken_s = beside_s if channels_s is None else np.where(overlap > 0, (1 - bare) * channels_s, beside_s)
     return (
-        bare * message_s
-        + np.maximum(beside_s - computation_s, 0)
-        + (1 - overlap) * np.minimum(taken_s, computation_s)
+        bare * message_s + np.maximum(beside_s - computation_s, 0) + (1 - overlap) * np.minimum(taken_s, computation_s)
     )
 
 

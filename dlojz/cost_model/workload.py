@@ -328,7 +328,7 @@ ROW_BYTES: Final = (4, 4)
 ROUTER_BYTES: Final = (20, 20)
 """Per token and expert: scores read and written, chosen and summed in fp32, and a mask of bytes; backward as much."""
 GATHERED_CAST_BYTES: Final = (2, 2)
-"""Of an element of an expert's rows, or of their gradients, in fp8: read again to be cast, because the kernel before it,
+"""Of an element of an expert's rows, or of their gradients, in fp8: read again to be cast, because the kernel before,
 which moves rows, does not cast; what is written counts with the product (`CAST_BYTES`)."""
 ROUTER_KERNELS: Final = 20
 """Beside its product: scores and choice (1), the loss that balances experts (4), rows per expert and per rank counted,

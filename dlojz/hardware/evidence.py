@@ -169,8 +169,8 @@ TABLES: Final = tuple(sorted(FILES))
 """Names of all tables."""
 NONE = "-"
 _DEFAULTS: Final[dict[str, str]] = {
-    "dp": "1", "tp": "1", "pp": "1", "cp": "1", "ep": "1", "dispatcher": "all_to_all", "zero": "0", "schedule": "", "chunks": "1",
-    "partition": "layers", "checkpointed_every": "1",
+    "dp": "1", "tp": "1", "pp": "1", "cp": "1", "ep": "1", "zero": "0", "schedule": "", "chunks": "1",
+    "partition": "layers", "checkpointed_every": "1", "dispatcher": "all_to_all",
     "sequence_parallel": "no", "gradient_precision": "fp32", "offload": "none", "fused_attention": "no",
     "attention_kernel": "flash2",
     "overlap": "no", "micro_batch": NONE, "step_s": NONE, "forward_s": NONE, "backward_s": NONE, "tflops_per_gpu": NONE,
@@ -361,7 +361,8 @@ def _shared_out(row: Measurement) -> str:
     ranks = row.dp * row.tp * row.cp
     if ranks % row.ep or max(1, row.size.experts) % row.ep:
         return say(
-            en=f"ep is {row.ep}, which does not divide the {ranks} ranks of tp × cp × dp and {row.size.experts} experts",
+            en=f"ep is {row.ep}, which does not divide the {ranks} ranks of tp × cp × dp and {row.size.experts} "
+            "experts",
             fr=f"ep vaut {row.ep}, ce qui ne divise pas les {ranks} rangs de tp × cp × dp et {row.size.experts} "
             "experts",
         )

@@ -34,6 +34,7 @@ from dlojz.planner.space import (
     CODE,
     REASONS,
     candidates_of,
+    columns_of,
     degrees_words,
     gigabytes,
     layout_row,
@@ -324,6 +325,19 @@ class Choice(Summary):
         """The layout as files, by name; see `dlojz.planner.export.documents`."""
         return documents(self.question, self.candidate)
 
+    def _sharded(self) -> list[tuple[str, str]]:
+        """Over which ranks the states are sharded, as a line of the summary; none where all share one copy."""
+        copies = int(self.found.space.state_copies(columns_of([self.candidate]))[0])
+        if copies == 1:
+            return []
+        shards = self.candidate.dp * self.candidate.cp // copies
+        return [
+            (
+                say(en="states sharded over", fr="états découpés sur"),
+                say(en=f"{shards} ranks, {copies} copies (HSDP)", fr=f"{shards} rangs, {copies} copies (HSDP)"),
+            )
+        ]
+
     def lines(self) -> list[tuple[str, str]]:
         """Summary, as pairs of name and value."""
         largest = sorted(self.parts, key=lambda name: -self.parts[name])[:4]
@@ -331,6 +345,7 @@ class Choice(Summary):
         how = say(en="closed form", fr="forme close") if self.simulation is None else say(en="simulated", fr="simulée")
         rows = [
             (say(en="layout", fr="configuration"), self.title),
+            *self._sharded(),
             (say(en=f"step ({how})", fr=f"itération ({how})"), self.time_words),
             (say(en="of which", fr="dont"), shares),
             (

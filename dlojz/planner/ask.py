@@ -45,6 +45,7 @@ from dlojz.planner.question import (
     calibration_of,
     check_gpus,
     check_precision,
+    shard_columns,
     waited_columns,
 )
 from dlojz.planner.search import MOST_SIMULATED, SearchResult, search, simulate_fastest
@@ -229,6 +230,7 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
     fused_attention: bool | None = None,
     fused_loss: bool = False,
     overlap: str | Sequence[str] = OVERLAPS,
+    shards: int = 0,
     steps: int | None = None,
     hours: float | None = None,
     limit: str = "",
@@ -248,6 +250,8 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
         fused_attention: whether attention is one kernel; by default from A100 on.
         fused_loss: whether the cross-entropy is one kernel, as flash-attn's and Liger's are.
         overlap: messages that run beside computation where a library can do it, of `OVERLAPS`; by default all.
+        shards: data-parallel ranks that states are sharded over where a library can do it, with a copy on each such
+            group (HSDP), e.g. those of a node; 0: all.
         steps, hours: of the training, and within which time it must end; layouts that take longer are refused.
         limit: name of that limit, e.g. of a QoS.
         calibration: profile or file; by default that of the GPU's generation.
@@ -289,7 +293,7 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
     flash = site.gpu.generation in FLASH_FROM if fused_attention is None else fused_attention
     question = Question(
         planned_subject, site, _calibration(site, calibration), batch, numbers, found_precision, names, flash,
-        fused_loss, steps, hours, limit, waited_columns(overlap),
+        fused_loss, steps, hours, limit, waited_columns(overlap) | shard_columns(shards, names),
     )  # fmt: skip
     if undealt := batch_refusal(question):
         raise LabError(undealt)

@@ -205,6 +205,8 @@ class Offer:
         context: ZeRO stages with context parallelism (of decoders whose attention is one kernel).
         experts: ZeRO stages with expert parallelism, without and with a pipeline.
         fp8: whether it computes a decoder's products in fp8.
+        hybrid: least ZeRO stage whose states it shards over a part of the replicas, the others holding copies (HSDP);
+            4 where there is none.
         dropout: whether its GPT has dropout by default.
         source: where it says so.
     """
@@ -222,6 +224,7 @@ class Offer:
     fp32_gradients: tuple[Precision, ...] = ("fp16", "bf16", "fp8")
     context: tuple[int, ...] = ()
     experts: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    hybrid: int = 4
     dropout: bool = False
     fp8: bool = False
     source: str
@@ -246,12 +249,13 @@ OFFERS: Final[dict[str, Offer]] = {
         slots=True,
         context=(0, 1),
         experts=((0, 1), (0, 1)),
+        hybrid=1,
         dropout=True,
         fp8=True,
         source="Megatron-LM, megatron/training/arguments.py: --account-for-embedding-in-pipeline-split, "
         "--account-for-loss-in-pipeline-split, --decoder-last-pipeline-num-layers; --hidden-dropout, 0.1 by default; "
-        "--use-distributed-optimizer is ZeRO-1; fp32 main gradients; --context-parallel-size, which Transformer Engine "
-        "has for fused attention alone",
+        "--use-distributed-optimizer is ZeRO-1, --num-distributed-optimizer-instances its copies; fp32 main gradients; "
+        "--context-parallel-size, which Transformer Engine has for fused attention alone",
     ),
     "megatron-deepspeed": Offer(
         costed=("deepspeed", "megatron-deepspeed"),  # without a pipeline it is DeepSpeed's own ZeRO
@@ -284,9 +288,11 @@ OFFERS: Final[dict[str, Offer]] = {
         zero_pipeline=pipeline_stages("torch"),
         schedules=_TORCH_SCHEDULES,
         context=(2, 3),
+        hybrid=2,
         fp8=True,
-        source="torch.distributed: DDP, fully_shard (FSDP2), tensor.parallel, pipelining; as torchtitan puts them "
-        "together; its parallel_dims.py: fsdp_enabled = dp_shard_enabled or cp_enabled: states are sharded over cp too",
+        source="torch.distributed: DDP, fully_shard (FSDP2; on a mesh of two dimensions it shards over the second), "
+        "tensor.parallel, pipelining; as torchtitan puts them together; its parallel_dims.py: fsdp_enabled = "
+        "dp_shard_enabled or cp_enabled: states are sharded over cp too",
     ),
     "by_hand": Offer(
         costed=("megatron", "megatron"),

@@ -15,7 +15,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal
 from dlojz.cost_model import Calibration, calibration
 from dlojz.hardware import Cluster, Precision
-from dlojz.planner.planned_model import Subject
+from dlojz.planner.planned_model import OFFERS, Subject
 
 MOST_GPUS: Final = 2**17
 MOST_BATCH: Final = 2**24
@@ -54,6 +54,30 @@ def waited_columns(overlap: str | Sequence[str]) -> dict[str, int]:
         )
     columns = dict(zip(OVERLAPS, ("tensor_overlap", "overlap", "gather_overlap"), strict=True))
     return {column: 0 for word, column in columns.items() if word not in words}
+
+
+def shard_columns(shards: object, engines: Sequence[str]) -> dict[str, int]:
+    """Name the column of the cost model's layouts that says over how many ranks states are sharded; none over all.
+
+    Args:
+        shards: data- and context-parallel ranks of one copy of the states; 0: all of them.
+        engines: libraries that are searched.
+
+    Raises:
+        LabError: if it is no whole number of at least 0, or no library of these shards over a part of the ranks.
+    """
+    if shards == 0 and not isinstance(shards, bool):
+        return {}
+    number = check_whole("shards", shards, MOST_GPUS)
+    offering = [name for name, offer in OFFERS.items() if offer.hybrid < 4]
+    if not set(engines) & set(offering):
+        raise refusal(
+            en=f"shards={number} was asked for, but {' and '.join(engines)} shard states over all ranks or none: use "
+            f"{' or '.join(offering)}.",
+            fr=f"shards={number} a été demandé, or {' et '.join(engines)} découpent les états sur tous les rangs ou "
+            f"aucun : prenez {' ou '.join(offering)}.",
+        )
+    return {"zero_shards": number}
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.cost_model import Layouts, calibration, estimate, simulate, workload
 from dlojz.cost_model.layouts import LOSSES, losses
-from dlojz.cost_model.passes import collective_s, exposed_s, neighbour_s, stages_of
+from dlojz.cost_model.passes import channel_share, collective_s, exposed_s, neighbour_s, stages_of
 from dlojz.cost_model.step import HOST_LINK_BYTES_PER_S, DataMessages, gathered_s, step_parts, tied_s
 from dlojz.hardware import cluster
 from dlojz.hardware.decoder_size import DecoderSize
@@ -138,6 +138,52 @@ def test_exposed_s_by_overlap_lies_between_the_sum_and_the_longer() -> None:
     assert full == pytest.approx([0.2, 0.4, 1.0 + 3.0])
 
 
+def test_exposed_s_charges_the_channels_that_run_and_not_the_seconds_of_a_slow_wire() -> None:
+    """Four seconds with a quarter of the channels take of the products what one second with all of them does."""
+    all_run, quarter = exposed_s(1.0, 9.0, 0.5), exposed_s(4.0, 9.0, 0.5, 0.0, 1.0)
+    assert float(all_run) == float(quarter) == 0.5
+    assert float(exposed_s(4.0, 3.0, 0.5, 0.25, 1.0)) == 1.0 + 0.5 * 0.75  # the edge bare, the rest within 3 s
+    assert float(exposed_s(4.0, 9.0, 0.0, 0.0, 1.0)) == 4.0, "nothing is hidden"
+
+
+def test_channel_share_is_the_network_s_rate_over_the_links_and_1_in_a_node() -> None:
+    """Selene: 8 cards carry so much of a node, NVLink so much of a GPU; of 8 groups each has an eighth."""
+    share = SELENE.inter.bytes_per_s("all_gather", 2) / SELENE.intra.bytes_per_s("all_gather", 8)
+    assert 0.5 < share < 1
+    assert channel_share(SELENE, [8, 16, 16], [1, 1, 8]).tolist() == pytest.approx([1.0, share, share / 8])
+    assert channel_share(cluster("fms_a100"), 16).tolist() == pytest.approx(40 / 227, rel=1e-6)
+
+
+def test_gathered_s_of_hybrid_sharding_gathers_in_a_node_and_sums_shards_between_copies() -> None:
+    """dp 64 over 8 GPUs of a node each: 2 GB are gathered in the node; of 4 GB of gradients a rank sums an eighth over
+    the 8 nodes, while its 7 neighbours do the same."""
+    some = Layouts.of("bf16", dp=64, zero=3, zero_shards=[8, 64], engine="composer", overlap=1, gradient_bytes=4)
+    sent = gathered_s(np.full(2, 1e9), SELENE, some, FOUND)
+    gather, scatter = (
+        float(collective_s(kind, SELENE, FOUND, size, 8))
+        for kind, size in (("all_gather", 2e9), ("reduce_scatter", 4e9))
+    )
+    summed = float(collective_s("all_reduce", SELENE, FOUND, 4e9 / 8, 8, 8))
+    assert sent.forward[:, 0].tolist() == pytest.approx([gather, gather])  # all channels run in a node
+    assert sent.backward[0, 0] == pytest.approx(gather + scatter + summed)
+    assert sent.backward[1, 0] == pytest.approx(gather + scatter + summed * float(channel_share(SELENE, 8, 8)))
+    assert sent.forward[0, 1] == pytest.approx(float(collective_s("all_gather", SELENE, FOUND, 2e9, 64)))
+    # ZeRO-1: once per step; without ZeRO over how many ranks nothing is sharded does not count.
+    once = Layouts.of("bf16", dp=64, zero=[1, 0], zero_shards=8, engine="megatron-core", overlap=1, gradient_bytes=4)
+    sent = gathered_s(np.full(2, 1e9), SELENE, once, FOUND)
+    assert sent.last[0].tolist() == pytest.approx(
+        [scatter + summed, float(collective_s("all_reduce", SELENE, FOUND, 4e9, 64))]
+    )
+    assert sent.once[0].tolist() == pytest.approx([gather, 0.0])
+
+
+def test_gathered_s_of_experts_is_over_the_ranks_that_hold_the_same_ones() -> None:
+    """tp 2, dp 16: experts over 4 neighbours of the 32 ranks are held 8 times, 4 apart."""
+    some = Layouts.of("bf16", dp=16, tp=2, ep=4, zero=1, engine="megatron-core", overlap=1, gradient_bytes=2)
+    sent = gathered_s(np.full(1, 1e9), SELENE, some, FOUND, ep=some.ep)
+    assert float(sent.last[0, 0]) == pytest.approx(float(collective_s("reduce_scatter", SELENE, FOUND, 2e9, 8, 4)))
+
+
 def test_collective_s_of_a_gather_around_a_ring_grows_with_every_rank() -> None:
     """NCCL's LL128: 1.9 µs a step in a node, 4 µs between nodes; nothing else of an empty message grows with ranks."""
     for ranks in (128, 512):
@@ -157,7 +203,8 @@ def test_gathered_s_of_fsdp_pays_every_unit_and_reduces_in_its_own_type() -> Non
 
 
 def _beside(sent: DataMessages) -> Any:
-    return sent.forward + sent.backward
+    """Seconds of what runs beside computation; the second row are those of channels."""
+    return sent.forward[0] + sent.backward[0]
 
 
 def test_gathers_of_the_forward_are_not_hidden_behind_the_backward() -> None:
@@ -166,7 +213,7 @@ def test_gathers_of_the_forward_are_not_hidden_behind_the_backward() -> None:
     parts = step_parts(workload(SIZE), SELENE, some, FOUND)
     weights = np.array([float(workload(SIZE).num_parameters)])
     sent = gathered_s(weights, SELENE, some, FOUND, SIZE.layers + 2.0)
-    assert sent.forward[0] > parts.forward[0]
+    assert sent.forward[0, 0] > parts.forward[0]
     alone = exposed_s(_beside(sent), parts.forward + parts.backward, np.ones(1))
     assert parts.data[0] > alone[0]
 
@@ -174,8 +221,8 @@ def test_gathers_of_the_forward_are_not_hidden_behind_the_backward() -> None:
 def test_fsdp_in_a_pipeline_reduces_after_the_last_backward() -> None:
     some = Layouts.of("bf16", dp=8, pp=[1, 2], micro_batches=4, zero=3, engine="torchtitan", overlap=1)
     sent = gathered_s(np.full(2, 1e9), SELENE, some, FOUND, 26.0, 0.1)
-    assert np.asarray(sent.edge[2]).tolist() == [0.1, 1.0] and sent.last[1] > 0
-    assert sent.last[0] == 0, "without a pipeline every micro-batch reduces"
+    assert np.asarray(sent.edge[2]).tolist() == [0.1, 1.0] and sent.last[0, 1] > 0
+    assert sent.last[0, 0] == 0, "without a pipeline every micro-batch reduces"
 
 
 def test_estimate_of_torchs_checkpoint_does_not_compute_the_last_product_again() -> None:
