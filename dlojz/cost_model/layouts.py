@@ -261,6 +261,10 @@ class LibraryHabits:
             gradients reduced in the type that they are accumulated in (else in that of the weights, with ZeRO-3);
             embedding and logits are one unit, gathered for the whole step. In a pipeline gradients are reduced when
             all backwards are done.
+        copies_weights: whether FSDP copies gathered weights to where products read them, and gradients, in the type
+            that they are reduced in, to where they are reduced from (FSDP2).
+        flattens_gradients: whether FSDP's weights are views of one flat tensor, whose gradient is put together, cast
+            and divided by the number of ranks before it is reduced (FSDP1).
         gathers_fp8: whether inputs and weights of fp8 products are cast before they are gathered.
         copies_messages: whether samples and tokens are two dimensions, so that with sequence parallelism what is
             gathered is copied after, and what is summed before its message.
@@ -285,6 +289,8 @@ class LibraryHabits:
     gathers_per_layer: int = 1
     flat_buffers: bool = False
     fsdp: bool = False
+    copies_weights: bool = False
+    flattens_gradients: bool = False
     gathers_fp8: bool = False
     copies_messages: bool = False
     rings: bool = True
@@ -325,6 +331,7 @@ HABITS: Final[dict[str, LibraryHabits]] = {
         casts=3.0,
         stops_early=True,
         fsdp=True,
+        copies_weights=True,
         gathers_fp8=True,
         copies_messages=True,
         expands_keys=True,
@@ -351,6 +358,7 @@ HABITS: Final[dict[str, LibraryHabits]] = {
         loss="fused, two metrics",
         stops_early=True,
         fsdp=True,
+        flattens_gradients=True,
         source="mosaicml/llm-foundry: FSDP with one unit per block, `fused_crossentropy`; mosaicml/composer: mixed "
         "precision DEFAULT reduces in fp32; metrics of training in `_eval_train_metrics`; checkpoint not reentrant",
     ),
@@ -358,6 +366,7 @@ HABITS: Final[dict[str, LibraryHabits]] = {
         loss="torch",
         stops_early=True,
         fsdp=True,
+        flattens_gradients=True,
         source="foundation-model-stack/fms-fsdp, main_training.py: FSDP of torch with a unit per block, torch.compile, "
         "CrossEntropyLoss; policies: reduced in bf16, every k-th block checkpointed without reentrance",
     ),

@@ -23,7 +23,6 @@ from numpy.typing import ArrayLike
 from dlojz.cost_model.calibration import Calibration
 from dlojz.cost_model.layouts import (
     CHECKPOINTING,
-    DISPATCHERS,
     Integers,
     Layouts,
     Reals,
@@ -34,6 +33,7 @@ from dlojz.cost_model.layouts import (
 )
 from dlojz.cost_model.workload import Cut, Kind, Workload, busy_s, launching_s, operators_s
 from dlojz.hardware import Cluster, Collective, Link, Precision, bus_factor
+from dlojz.hardware.evidence import DISPATCHERS
 from dlojz.pipeline.partition import exact
 
 
@@ -310,9 +310,9 @@ def cuts_of(layouts: Layouts) -> tuple[list[Cut], Integers]:
             kernel,
             loss,
             casts,
+            layouts.precision == "fp8",
+            dispatcher,
             *map(bool, flags),
-            narrow=layouts.precision == "fp8",
-            dispatcher=dispatcher,
         )
         for mb, tp, cp, sp, fused, size, adds, blocks, eager, ep, kernel, dispatcher, loss, casts, *flags in zip(
             *(column[representatives].tolist() for column in columns), strict=True

@@ -214,7 +214,7 @@ def gathered_s(
     zero = layouts.zero
     # Where the engine keeps gradients, and gathered weights, whole over the micro-batches, it communicates once.
     per_micro_batch = (habit(layouts, "reduces_each") > 0) & (layouts.micro_batches > 1)
-    regathers = (zero == 3) & ((layouts.pp == 1) | (habit(layouts, "reduces_each") > 0))
+    regathers = regathers_each(layouts)
     forward = np.where(regathers, gather_units, 0.0)
     # ZeRO-3 gathers for backward too, then reduces; ZeRO-2 reduces where the engine does so each time.
     backward = np.where(regathers, gather_units + reduce_units, np.where((zero == 2) & per_micro_batch, scatter, 0.0))
@@ -226,6 +226,35 @@ def gathered_s(
     return DataMessages(
         once, forward, backward, final_s, (edge, edge * reductions, np.where(fsdp & (layouts.pp > 1), 1.0, edge))
     )
+
+
+def regathers_each(layouts: Layouts) -> NDArray[np.bool_]:
+    """Tell which layouts gather weights, and reduce gradients, for every micro-batch: ZeRO-3, unless a pipeline keeps
+    them."""
+    each: NDArray[np.bool_] = (layouts.zero == 3) & ((layouts.pp == 1) | (habit(layouts, "reduces_each") > 0))
+    return each
+
+
+def copied_s(weights: Reals, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Reals:
+    """Seconds of a step in which FSDP copies gathered weights and gradients on the GPU, beside no message.
+
+    FSDP2 reads and writes what it has gathered, twice where it gathers for the backward too, and reads gradients in 16
+    bit and writes what is reduced. FSDP1 puts the gradients of a unit together (read and written in 16 bit), casts them
+    where they are reduced in fp32, and divides them in place.
+
+    Source: PyTorch, `distributed/fsdp/_fully_shard/_fsdp_collectives.py`, `foreach_all_gather_copy_out` and
+    `foreach_reduce_scatter_copy_in`; `distributed/fsdp/_runtime_utils.py`, `_post_backward_hook` and `_reduce_grad`
+    (gradient_predivide_factor), `_flat_param.py`, views by `torch.split`; bytes counted.
+    """
+    each = regathers_each(layouts)
+    narrow = (habit(layouts, "gathers_fp8") > 0) & (layouts.precision == "fp8")
+    gathers = np.where(each, 2, 1) * 2 * np.where(narrow, 1, layouts.element_bytes)
+    reduced = layouts.gradient_bytes
+    copies = habit(layouts, "copies_weights") * (gathers + layouts.element_bytes + reduced)
+    casts = np.where(reduced > layouts.element_bytes, layouts.element_bytes + reduced, 0)
+    copies = copies + habit(layouts, "flattens_gradients") * (2 * layouts.element_bytes + casts + 2 * reduced)
+    memory = cluster.gpu.memory_bytes_per_s * calibration.memory_efficiency
+    return np.where(layouts.zero > 1, np.where(each, layouts.micro_batches, 1) * copies * weights / memory, 0.0)
 
 
 def update_s(weights: Reals, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Reals:
@@ -348,7 +377,7 @@ def parts_of(
         tensor=m * pick(tensor),
         pipeline=2 * m * boundary + tied_s(workload, cluster, layouts, calibration),
         bubble=bubble,
-        data=before + m * each + after,
+        data=before + m * each + after + copied_s(weights, cluster, layouts, calibration),
         optimizer=update_s(updated, cluster, layouts, calibration),
         constant=calibration.step_s + launched_s(units, cluster, layouts, calibration),
     )

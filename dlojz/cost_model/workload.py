@@ -576,9 +576,9 @@ class Cut(NamedTuple):
         attention_kernel: place in `ATTENTION_KERNELS`.
         loss: place in `LOSSES`.
         cast_bytes: per element of a factor of a product in fp8.
-        gathers_fp8, copies_messages, rings, expands_keys: as `LibraryHabits` says.
         narrow: products are in fp8.
         dispatcher: place in `DISPATCHERS`.
+        gathers_fp8, copies_messages, rings, expands_keys: as `LibraryHabits` says.
     """
 
     micro_batch: int
@@ -594,12 +594,12 @@ class Cut(NamedTuple):
     attention_kernel: int = 0
     loss: int = 0
     cast_bytes: float = CAST_BYTES
+    narrow: bool = False
+    dispatcher: int = 0
     gathers_fp8: bool = False
     copies_messages: bool = False
     rings: bool = True
     expands_keys: bool = False
-    narrow: bool = False
-    dispatcher: int = 0
 
 
 @dataclass(frozen=True)
