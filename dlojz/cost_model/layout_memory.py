@@ -30,10 +30,12 @@ from dlojz.cost_model.layouts import (
     alternates,
     habit,
     losses,
+    software,
 )
 from dlojz.cost_model.passes import StageCosts
 from dlojz.cost_model.workload import Cut, Workload, routed_rows
 from dlojz.hardware.decoder_size import DecoderSize
+from dlojz.hardware.evidence import Version
 
 CONTEXT_BYTES: Final = 2.2e9
 """CUDA's context, NCCL and cuBLAS, of one rank: 0.5 + 1.6 + 0.1 GB, as `dlojz.hardware.gpus` has them."""
@@ -41,9 +43,16 @@ TEMPORARY_BYTES: Final = 4.3e9
 """Flat buffers of the optimizer's messages and what the allocator keeps for them, at most; a small model's are as large
 as its weights. Fitted on half of the Jean Zay readings, whose ranks all hold more than 2 billion weights."""
 UPDATE_BYTES: Final = 4
-"""Per parameter of the shard: the optimizer's temporary, a root of the second moment in fp32.
+"""Per parameter of the shard: the temporary of torch's AdamW, a root of the second moment in fp32. Fused it has none.
 
 Source: torch, `optim/adamw.py`, `_multi_tensor_adamw`: `exp_avg_sq_sqrt`.
+"""
+DUMMY_GRADIENTS_SINCE: Final = Version(2, 0)
+"""Since which Transformer Engine a product that adds to the accumulated gradient hands autograd a 16-bit tensor of the
+weight's shape, one for all weights of that shape, which stays; Megatron-core's logits take theirs from the same store.
+
+Source: Transformer Engine, `pytorch/module/base.py`, `get_dummy_wgrad`, a dictionary by shape and type; Megatron-LM,
+`core/tensor_parallel/layers.py`, `LinearWithGradAccumulationAndAsyncCommunication.backward`.
 """
 BUCKET_ELEMENTS: Final = 500_000_000
 """That DeepSpeed reduces at a time; with fp32 gradients its bucket and the copy are 2 bytes per element larger.
@@ -190,6 +199,29 @@ def alternate_product_bytes(size: DecoderSize, layouts: Layouts) -> Reals:
     return split / t + scattered + (layouts.compiled == 0) * (down + scattered)
 
 
+def dummy_gradient_bytes(size: DecoderSize, layouts: Layouts, counts: Reals) -> Reals:
+    """Bytes of Transformer Engine's dummy weight gradients on a stage: 2 per element of each distinct weight shape.
+
+    Args:
+        counts: embedding, layers and logits of the stage.
+    """
+    h, t, keys = size.hidden, layouts.tp, size.kv_heads * size.head_size
+    width = size.mlp_width if not size.experts else size.mlp_width * t  # tensor parallelism does not cut experts
+    # Rows and columns of what a rank holds of queries, keys and values; attention's output; the MLP; the logits.
+    columns = [h + 0.0 * t, size.queries / t, h + 0.0 * t, width / t, h + 0.0 * t]
+    rows = [(size.queries + 2 * keys) / t, h + 0.0 * t, (1 + size.gated) * width / t, h + 0.0 * t, size.vocabulary / t]
+    first, stop = 0 if counts[1] else 4, 5 if counts[2] else 4
+    shapes = list(zip(rows, columns, strict=True))[first:stop]
+    elements = np.zeros(len(layouts))
+    for index, (height, breadth) in enumerate(shapes):
+        is_known = np.zeros(len(layouts), bool)
+        for known_height, known_breadth in shapes[:index]:
+            is_known |= (height == known_height) & (breadth == known_breadth)
+        elements += np.where(is_known, 0.0, height * breadth)
+    keeps = (software(layouts, "transformer_engine") >= DUMMY_GRADIENTS_SINCE.number) & (layouts.fused_accumulation > 0)
+    return 2.0 * elements * keeps
+
+
 def _gathered_split(layouts: Layouts) -> Reals:
     """Ranks over which the input of the logits is split while it is kept for the backward."""
     parted = (layouts.sequence_parallel > 0) & (habit(layouts, "keeps_gathered") == 0)
@@ -304,7 +336,8 @@ def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, num_in_fli
     )
     # Parameters whose moments this rank updates.
     updated = weights / np.where(layouts.zero >= 1, layouts.zero_shards / spread, 1)
-    update = np.where(flat | (layouts.offload != OFFLOAD.index("none")), 0.0, UPDATE_BYTES * updated)
+    in_place = flat | (layouts.offload != OFFLOAD.index("none")) | (software(layouts, "fused_optimizer") > 0)
+    update = np.where(in_place, 0.0, UPDATE_BYTES * updated)
     none = np.zeros(len(layouts))
     if size is None:
         activations, live = _image_activations(workload, layouts, counts)
@@ -345,6 +378,7 @@ def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, num_in_fli
     # torch's DDP copies gradients into buckets that stay (csrc/distributed/c10d/reducer.cpp, `initialize_buckets`).
     is_ddp = (habit(layouts, "fsdp") > 0) & (layouts.zero == 0) & (layouts.dp * layouts.cp > 1)
     buffers = gathered + np.where(is_ddp, layouts.gradient_bytes * weights, 0.0)
+    buffers = buffers + dummy_gradient_bytes(size, layouts, counts)
     states = weight_bytes, gradients, adam
     return _fullest(
         [

@@ -15,9 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal
-from dlojz.hardware import Precision
-from dlojz.hardware.evidence import DISPATCHERS, Measurement
-from dlojz.hardware.gpus import ATTENTION_KERNELS
+from dlojz.hardware import Device, Precision
+from dlojz.hardware.evidence import DISPATCHERS, Measurement, Version
+from dlojz.hardware.gpus import ATTENTION_KERNELS, AttentionKernel
 
 Integers = NDArray[np.int64]
 Reals = NDArray[np.float64]
@@ -40,6 +40,16 @@ WORDS: Final[dict[str, tuple[str, ...]]] = {
     "attention_kernel": ATTENTION_KERNELS,
     "dispatcher": DISPATCHERS,
 }
+SOFTWARE: Final = ("torch", "transformer_engine", "fused_optimizer")
+"""Columns that are what the engine has today unless they are given."""
+TORCH_TODAY: Final = Version(2, 13)
+TRANSFORMER_ENGINE_TODAY: Final = Version(2, 8)
+"""Any from 2.0 on is alike here."""
+EARLY_STOP_SINCE: Final = Version(2, 1)
+"""Since which torch a checkpoint without reentrance stops computing again once it has all that the backward reads.
+
+Source: PyTorch 2.1, `torch/utils/checkpoint.py`, `set_checkpoint_early_stop`; 2.0 has no such function.
+"""
 SEPARATE_ACCUMULATION: Final = ("sc21-1", "sc21-2", "jean-zay-a100", "jean-zay-v100", "vtrain-multi")
 """Tables from before Megatron could add to gradients within a product (`--gradient-accumulation-fusion`, 2022)."""
 BLOCKED_FROM_GPUS: Final = 320
@@ -53,7 +63,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "fused_accumulation": 1, "blocking": 0, "eager": 0, "compiled": 0, "asynchronous": 0, "relayed": 1,
     "dropout": 1, "fused_loss": 0, "checkpointing": "none", "schedule": "1f1b", "offload": "none", "engine": "megatron",
     "attention_kernel": "flash2", "dispatcher": "all_to_all", "checkpointed_every": 1, "tensor_overlap": 1,
-    "gather_overlap": 1,
+    "gather_overlap": 1, "torch": -1, "transformer_engine": -1, "fused_optimizer": -1,
 }  # fmt: skip
 
 
@@ -88,6 +98,8 @@ class Layouts:
         tensor_overlap: 0 where tensor-parallel messages wait though the library could run them beside products
             (`--tp-comm-overlap` left out).
         gather_overlap: 0 where the weights that ZeRO-1 gathers once per step are waited for (`--overlap-param-gather`).
+        torch, transformer_engine: versions, 100 · major + minor (0: none); −1 is what the engine has today.
+        fused_optimizer: 1 where Adam's update is one kernel in place; −1 as the engine has it.
         precision: of the products, one for all; with fp8 attention, logits and messages stay in bf16.
     """
 
@@ -123,6 +135,9 @@ class Layouts:
     dispatcher: Integers
     tensor_overlap: Integers
     gather_overlap: Integers
+    torch: Integers
+    transformer_engine: Integers
+    fused_optimizer: Integers
     precision: Precision = "fp16"
 
     @classmethod
@@ -166,7 +181,11 @@ class Layouts:
             checkpointed_every=column("checkpointed_every"),
             micro_batch=[row.micro_batch or 1 for row in rows],
             micro_batches=[row.micro_batches or 1 for row in rows],
-            **{name: column(name).astype(int) for name in ("fused_attention", "overlap")},
+            **{
+                name: column(name).astype(int)
+                for name in ("fused_attention", "overlap", "tensor_overlap", "gather_overlap")
+            },
+            **{name: [_fact(row, name) for row in rows] for name in SOFTWARE},
             # torchtitan has no tensor parallelism without it.
             sequence_parallel=[int(row.sequence_parallel or row.engine == "torchtitan") for row in rows],
             embedding_slots=[int(row.partition == "embedding") for row in rows],
@@ -223,6 +242,14 @@ def element_bytes(precision: Precision) -> int:
     return 4 if precision in ("fp32", "tf32") else 2
 
 
+def _fact(row: Measurement, name: str) -> int:
+    """A fact of a row's software as its column holds it: −1 where it is neither printed nor assumed to be a value."""
+    value = getattr(row, name)
+    if value is None:
+        return -1 if name in row.assumed else 0
+    return value.number if isinstance(value, Version) else int(value)
+
+
 def _codes(name: str, values: ArrayLike) -> NDArray[Any]:
     legal = WORDS.get(name)
     array = np.asarray(values)
@@ -253,7 +280,10 @@ class LibraryHabits:
             backward (torch's DTensor), else the rank's part, which it gathers again.
         casts: bytes that a cast to fp8 moves per element of a factor and product; each factor is in two products, so
             that 2 are a kernel that reads 16 bit and writes both layouts.
-        stops_early: whether full checkpointing stops computing again once it has all that the backward reads.
+        stops_early: whether full checkpointing is torch's without reentrance, which stops once it has all that the
+            backward reads, since `EARLY_STOP_SINCE`.
+        fused_optimizer: whether Adam's update is one kernel in place (apex's or Transformer Engine's).
+        transformer_engine: version of today's, 100 · major + minor; 0 where layers are not Transformer Engine's.
         gathers_per_layer: messages that ZeRO-3 gathers a layer's weights in.
         flat_buffers: whether the optimizer's messages pass through flat buffers of the whole stage's weights, which
             ZeRO does not shard.
@@ -286,6 +316,8 @@ class LibraryHabits:
     keeps_gathered: bool = False
     casts: float = 2.0
     stops_early: bool = False
+    fused_optimizer: bool = True
+    transformer_engine: int = 0
     gathers_per_layer: int = 1
     flat_buffers: bool = False
     fsdp: bool = False
@@ -322,6 +354,7 @@ HABITS: Final[dict[str, LibraryHabits]] = {
         hidden_tensor=0.5,
         blocking=False,
         in_place_loss=True,
+        transformer_engine=TRANSFORMER_ENGINE_TODAY.number,
         source="Megatron-LM README: --tp-comm-overlap, --overlap-p2p-communication; core/tensor_parallel",
     ),
     "torchtitan": LibraryHabits(
@@ -335,6 +368,7 @@ HABITS: Final[dict[str, LibraryHabits]] = {
         gathers_fp8=True,
         copies_messages=True,
         expands_keys=True,
+        fused_optimizer=False,
         source="Liang et al. 2024 (arXiv 2410.06511), gradients reduced in fp32, §2.3 every second product kept, §2.4 "
         "blocks compiled one by one (the loss is not); torchtitan, parallelize_llama.py: tensor parallelism with "
         "SequenceParallel norms, fully_shard of each block, then of the model; its pull request 437: collectives of "
@@ -347,6 +381,7 @@ HABITS: Final[dict[str, LibraryHabits]] = {
         hidden_tensor=0.5,
         blocking=False,
         in_place_loss=True,
+        transformer_engine=TRANSFORMER_ENGINE_TODAY.number,
         source="as megatron-core; its fused cross-entropy scripts the same passes (core/fusions)",
     ),
     "llama": LibraryHabits(
@@ -359,6 +394,7 @@ HABITS: Final[dict[str, LibraryHabits]] = {
         stops_early=True,
         fsdp=True,
         flattens_gradients=True,
+        fused_optimizer=False,
         source="mosaicml/llm-foundry: FSDP with one unit per block, `fused_crossentropy`; mosaicml/composer: mixed "
         "precision DEFAULT reduces in fp32; metrics of training in `_eval_train_metrics`; checkpoint not reentrant",
     ),
@@ -367,6 +403,7 @@ HABITS: Final[dict[str, LibraryHabits]] = {
         stops_early=True,
         fsdp=True,
         flattens_gradients=True,
+        fused_optimizer=False,
         source="foundation-model-stack/fms-fsdp, main_training.py: FSDP of torch with a unit per block, torch.compile, "
         "CrossEntropyLoss; policies: reduced in bf16, every k-th block checkpointed without reentrance",
     ),
@@ -379,6 +416,30 @@ def habit(layouts: Layouts, name: str) -> Reals:
     # In the order of ENGINES, which `layouts.engine` indexes.
     of_engine = np.array([float(LOSSES.index(setting) if isinstance(setting, str) else setting) for setting in values])
     return of_engine[layouts.engine]
+
+
+def software(layouts: Layouts, name: str) -> Integers:
+    """Look up one fact of each layout's software, of `SOFTWARE`: as it is given, else as the engine has it today."""
+    column: Integers = getattr(layouts, name)
+    usual = TORCH_TODAY.number if name == "torch" else habit(layouts, name).astype(np.int64)
+    return np.where(column < 0, usual, column)
+
+
+def stops_early(layouts: Layouts) -> NDArray[np.bool_]:
+    """Tell where full checkpointing never computes a layer's last product again."""
+    stops: NDArray[np.bool_] = software(layouts, "torch") >= EARLY_STOP_SINCE.number
+    return stops & (habit(layouts, "stops_early") > 0)
+
+
+def usual_kernel(engine: str, gpu: Device) -> AttentionKernel:
+    """Choose the kernel of an engine's fused attention on a GPU today.
+
+    Transformer Engine prefers cuDNN's from Hopper on and FlashAttention-2 on Ampere; torch's own is FlashAttention-2.
+
+    Source: NVIDIA/NeMo, pull request 9188, "memory_optimizations.rst"; Transformer Engine, `get_attention_backend`.
+    """
+    is_engine = HABITS[engine].transformer_engine > 0
+    return "cudnn" if is_engine and "cudnn_forward_128" in gpu.attention_flops else "flash2"
 
 
 def losses(layouts: Layouts) -> Integers:

@@ -30,6 +30,7 @@ from dlojz.cost_model.layouts import (
     element_bytes,
     habit,
     losses,
+    stops_early,
 )
 from dlojz.cost_model.workload import Cut, Kind, Workload, busy_s, launching_s, operators_s
 from dlojz.hardware import Cluster, Collective, Link, Precision, bus_factor
@@ -346,7 +347,7 @@ def kind_times(
     """Seconds of one layer's computation.
 
     Selective checkpointing computes attention's core of a decoder again, and of a block of an image model all that is
-    no product. The tail's results no backward reads: torch's checkpoint stops before it.
+    no product. The tail's results no backward reads: torch's checkpoint stops before it, since 2.1.
 
     Source: Korthikanti et al. 2022, §5; `dlojz.models.checkpointing.run_checkpointed` keeps products, convolutions,
     attention; PyTorch, `torch/utils/checkpoint.py`, `set_checkpoint_early_stop`.
@@ -559,6 +560,6 @@ def passes_of(workload: Workload, cluster: Cluster, layouts: Layouts, calibratio
     tensor_back_s = np.maximum(message_back * exposed + ring_back + exchange_back - idle_back, 0.0)
     tensor_back_s += full * tensor_s
     tensor_back_s += selective * ~(alternate & decoder) * ring  # attention's core includes its ring
-    recompute = full * (forward - habit(layouts, "stops_early") * tail)
+    recompute = full * (forward - stops_early(layouts) * tail)
     recompute += selective * np.where(alternate & decoder, ALTERNATE_SHARE * forward, core)
     return Passes(forward, backward, recompute, tensor_s, tensor_back_s)

@@ -41,6 +41,41 @@ MemoryReading = Literal["nvidia-smi", "reserved", "allocated", "states", "activa
 Outcome = Literal["ran", "oom"]
 
 
+class Version(NamedTuple):
+    """Version of a library: 2.1, whatever its patch.
+
+    Attributes:
+        major, minor: its first two numbers.
+    """
+
+    major: int
+    minor: int
+
+    @classmethod
+    def of(cls, text: str) -> Version:
+        """Read `2.1`, `2.1.0`, or `2`.
+
+        Raises:
+            ValueError: for anything else.
+        """
+        numbers = [_natural(number) for number in text.split(".")]
+        return cls(numbers[0], numbers[1] if len(numbers) > 1 else 0)
+
+    @property
+    def number(self) -> int:
+        """100 · major + minor, which arrays compare."""
+        return 100 * self.major + self.minor
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+
+FACTS: Final = (
+    "torch", "transformer_engine", "attention_kernel", "fused_optimizer", "tensor_overlap", "gather_overlap",
+)  # fmt: skip
+"""Columns that say with which software a row was measured. What a file does not say of them is assumed."""
+
+
 class PublishedPrediction(NamedTuple):
     """What another tool has published for a row.
 
@@ -81,7 +116,15 @@ class Measurement:
         offload: what lies in the host's memory: `none`, `optimizer` or `parameters`.
         fused_attention: whether attention is one kernel that never writes the scores (FlashAttention).
         attention_kernel: generation of that kernel.
+        torch: its version.
+        transformer_engine: its version; None where layers are not Transformer Engine's.
+        fused_optimizer: whether Adam's update is one kernel in place, without temporaries.
         overlap: whether data-parallel communication runs beside the backward.
+        tensor_overlap: whether tensor-parallel messages run beside products where the library can do that
+            (`--tp-comm-overlap`).
+        gather_overlap: whether the weights that ZeRO-1 gathers are gathered beside the forward
+            (`--overlap-param-gather`).
+        assumed: which of `FACTS` the source does not print; one without a value is what the engine usually has.
         step_s: of one step; None if not printed.
         forward_s: of the forward alone, where it is printed apart.
         backward_s: of the backward alone, recomputation included.
@@ -125,7 +168,13 @@ class Measurement:
     engine: Engine
     fused_attention: bool
     attention_kernel: AttentionKernel
+    torch: Version | None
+    transformer_engine: Version | None
+    fused_optimizer: bool | None
     overlap: bool
+    tensor_overlap: bool
+    gather_overlap: bool
+    assumed: tuple[str, ...]
     step_s: float | None
     forward_s: float | None
     backward_s: float | None
@@ -172,11 +221,15 @@ _DEFAULTS: Final[dict[str, str]] = {
     "dp": "1", "tp": "1", "pp": "1", "cp": "1", "ep": "1", "zero": "0", "schedule": "", "chunks": "1",
     "partition": "layers", "checkpointed_every": "1", "dispatcher": "all_to_all",
     "sequence_parallel": "no", "gradient_precision": "fp32", "offload": "none", "fused_attention": "no",
-    "attention_kernel": "flash2",
     "overlap": "no", "micro_batch": NONE, "step_s": NONE, "forward_s": NONE, "backward_s": NONE, "tflops_per_gpu": NONE,
     "formula": "", "memory_bytes": NONE, "memory_reading": "", "memory_share": NONE, "outcome": "ran", "series": "",
     "excluded": "", "note": "", "published": "",
 }  # fmt: skip
+_OF_FACTS: Final = {
+    "torch": NONE, "transformer_engine": NONE, "attention_kernel": "flash2", "fused_optimizer": NONE,
+    "tensor_overlap": "yes", "gather_overlap": "yes",
+}  # fmt: skip
+"""What a fact is taken to be that a file does not say."""
 _LEGAL: Final[dict[str, tuple[str, ...]]] = {
     "cluster": CLUSTERS,
     "schedule": ("", "gpipe", "1f1b", "interleaved"),
@@ -219,6 +272,13 @@ def _natural(cell: str) -> int:
     return int(cell)
 
 
+def _assumed(cell: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in cell.split(",") if name.strip())
+    if not set(names) <= set(FACTS):
+        raise ValueError(cell)
+    return names
+
+
 def _published(cell: str) -> tuple[PublishedPrediction, ...]:
     pairs = [entry.strip().rpartition(" ") for entry in cell.split(";") if entry.strip()]
     if not all(tool for tool, _, _ in pairs):
@@ -230,6 +290,13 @@ _READERS: Final[tuple[tuple[str, Callable[[str], Any], str, str], ...]] = (
     ("bool", _yes, "yes or no", "yes ou no"),
     ("float", _real, "a number greater than 0", "un nombre plus grand que 0"),
     ("int", _natural, "a whole number", "un nombre entier"),
+    ("Version", Version.of, "a version such as 2.1", "une version comme 2.1"),
+    (
+        "tuple[str",
+        _assumed,
+        f"names, with commas between them, of {', '.join(FACTS)}",
+        f"des noms, séparés par des virgules, parmi {', '.join(FACTS)}",
+    ),
     (
         "tuple",
         _published,
@@ -356,8 +423,8 @@ def _dealt_out(row: Measurement) -> str:
     return ""
 
 
-def _shared_out(row: Measurement) -> str:
-    """What is impossible in how states, or a mixture's experts, are shared out; empty if nothing."""
+def _contradiction(row: Measurement) -> str:
+    """What of a row contradicts the rest of it: shared states and experts, checkpointing, overlap; empty if nothing."""
     ranks = row.dp * row.tp * row.cp
     if ranks % row.ep or max(1, row.size.experts) % row.ep:
         return say(
@@ -370,6 +437,16 @@ def _shared_out(row: Measurement) -> str:
         return say(
             en=f"zero_shards is {row.zero_shards}, which does not divide the {row.dp * row.cp} ranks of dp × cp",
             fr=f"zero_shards vaut {row.zero_shards}, ce qui ne divise pas les {row.dp * row.cp} rangs de dp × cp",
+        )
+    if row.checkpointed_every > 1 and row.checkpointing != "full":
+        return say(
+            en=f"checkpointed_every is {row.checkpointed_every}, but checkpointing is {row.checkpointing}",
+            fr=f"checkpointed_every vaut {row.checkpointed_every}, or checkpointing est {row.checkpointing}",
+        )
+    if row.tensor_overlap and "tensor_overlap" not in row.assumed and row.tp > 1 and not row.sequence_parallel:
+        return say(
+            en="tensor_overlap is yes, but sequence_parallel, which it needs, is no",
+            fr="tensor_overlap est yes, or sequence_parallel, qu’il demande, est no",
         )
     return ""
 
@@ -390,15 +467,17 @@ def _head(path: Path, lines: list[str]) -> tuple[dict[str, str], int]:
 
 def _measurement(location: _Place, name: str, cells: Mapping[str, str]) -> Measurement:
     size = DecoderSize(**_built(location, cells, DecoderSize))
+    unsaid = [name for name in FACTS if name not in cells]
+    cells = {**cells, "assumed": ",".join(dict.fromkeys([*cells.get("assumed", "").split(","), *unsaid]))}
     identity = {"row": f"{name}/{cells['row']}", "source": cells.get("source", "").replace("{row}", cells["row"])}
     # Ranks that states are sharded over: dp · cp, unless a cell or the head says otherwise.
     ranks = [int(cells[degree]) for degree in ("dp", "cp") if cells[degree].isdecimal()]  # others are refused below
-    cells = {"zero_shards": str(math.prod(ranks)), **cells, **identity}
+    cells = {"zero_shards": str(math.prod(ranks)), **_OF_FACTS, **cells, **identity}
     row = Measurement(**_built(location, cells, Measurement, table=name, size=size))
     zero = _not_positive(row)
     if zero:
         raise LabError(zero)
-    wrong = _dealt_out(row) or _shared_out(row)
+    wrong = _dealt_out(row) or _contradiction(row)
     if wrong and row.usable:
         raise refusal(
             en=f"{wrong}: correct the layout, or say in the column excluded why the row is not to be used.",

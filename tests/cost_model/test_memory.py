@@ -11,7 +11,7 @@ from dlojz import models
 from dlojz.base.errors import LabError
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import Layouts, calibration, estimate, memories, workload
-from dlojz.cost_model.layout_memory import in_flight, layer_activation_bytes, states_of
+from dlojz.cost_model.layout_memory import dummy_gradient_bytes, in_flight, layer_activation_bytes, states_of
 from dlojz.cost_model.passes import stages_of
 from dlojz.cost_model.step import weights_of
 from dlojz.hardware import cluster
@@ -212,3 +212,31 @@ def test_a_decoder_with_wider_heads_has_its_parameters(model: str) -> None:
 def test_workload_does_not_tell_the_time_of_latent_attention() -> None:
     with pytest.raises(LabError, match="the time of deepseek_v3 is not predicted: its latent attention is in no cost"):
         workload("deepseek_v3")
+
+
+def test_dummy_gradients_are_one_buffer_for_each_shape_of_a_weight() -> None:
+    """Of Llama-3-8B: 6144·h + h·h + 28672·h + h·14336 + 128256·h elements of 2 bytes, over tp; of GPT with tp 4 the
+    MLP's two matrices are h × h both, as attention's output is with tp 1 alone."""
+    llama = DecoderSize(32, 4096, 32, 128256, 8192, 14336, 8, gated=True, tied=False, biased=False, positions="none")
+    gpt = DecoderSize(2, 1024, 16, 50304, 1024)
+    columns = {"engine": "megatron-core", "tp": [1, 4], "zero": 1, "sequence_parallel": 1, "fused_attention": 1}
+    whole = np.array([1.0, 32.0, 1.0])
+    known = dummy_gradient_bytes(llama, Layouts.of("bf16", **columns), whole)
+    assert known.tolist() == [2 * (6144 + 4096 + 28672 + 14336 + 128256) * 4096 / tp for tp in (1, 4)]
+    middle = dummy_gradient_bytes(gpt, Layouts.of("bf16", **columns), np.array([0.0, 2.0, 0.0]))
+    assert middle.tolist() == [2 * (3 + 1 + 4 + 4) * 2**20, 2 * (0.75 + 0.25 + 1) * 2**20]
+    older = Layouts.of("bf16", **columns, transformer_engine=113)
+    assert not dummy_gradient_bytes(llama, older, whole).any()
+    # Nor has a fused Adam a temporary: of torch's the peak at the end is 4 bytes per parameter of the shard higher.
+    work = workload(DecoderSize(2, 4096, 32, 1000, 16))
+    plain, fused = (memories(work, Layouts.of("bf16", **columns, fused_optimizer=flag)) for flag in (0, 1))
+    assert np.all(plain.total_bytes > fused.total_bytes) and np.all(plain.optimizer == fused.optimizer)
+
+
+def test_checkpointed_every_keeps_the_mean_of_its_layers() -> None:
+    work = workload(DecoderSize(4, 4096, 32, 1000, 2048))
+    none, second, full = (
+        memories(work, Layouts.of(checkpointing=kind, checkpointed_every=every)).activations[0]
+        for kind, every in (("none", 1), ("full", 2), ("full", 1))
+    )
+    assert second == pytest.approx((none + full) / 2)

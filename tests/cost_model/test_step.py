@@ -12,7 +12,16 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.cost_model import Layouts, calibration, estimate, simulate, workload
 from dlojz.cost_model.layouts import LOSSES, losses
-from dlojz.cost_model.passes import channel_share, collective_s, exposed_s, neighbour_s, stages_of
+from dlojz.cost_model.passes import (
+    channel_share,
+    collective_s,
+    cuts_of,
+    exposed_s,
+    kind_times,
+    neighbour_s,
+    passes_of,
+    stages_of,
+)
 from dlojz.cost_model.step import HOST_LINK_BYTES_PER_S, DataMessages, gathered_s, step_parts, tied_s
 from dlojz.hardware import cluster
 from dlojz.hardware.decoder_size import DecoderSize
@@ -334,3 +343,18 @@ def test_the_copies_of_a_tied_embedding_are_all_stages_but_one_apart(monkeypatch
     layouts = Layouts.of(dp=[2, 2], tp=[4, 4], pp=[8, 1], gradient_bytes=[4, 4])
     assert list(np.atleast_1d(tied_s(workload(SIZE), SELENE, layouts, FOUND))) == [1.0, 0.0]
     assert asked == [("all_reduce", [4 * 51200 * 2048 / 4] * 2, 2, [56, 8])]
+
+
+def test_stops_early_since_torch_2_1_without_reentrance() -> None:
+    """Before, FSDP computes a whole layer again; Megatron's checkpoint, which is its own, always does."""
+    work, site, profile = workload(DecoderSize(2, 4096, 32, 1000, 2048)), cluster("selene"), calibration("a100")
+    layouts = Layouts.of("bf16", engine=["composer", "composer", "megatron", "composer"], torch=[200, 201, 201, -1],
+                         fused_attention=1, eager=1, checkpointing="full")  # fmt: skip
+    passes = passes_of(work, site, layouts, profile)
+    cuts, places = cuts_of(layouts)
+    tails = [kind_times(work.kinds[1], cuts[place], site, profile, "bf16").tail for place in places]
+    saved = passes.forward[1] - passes.again[1]
+    assert saved.tolist() == pytest.approx([0.0, tails[1], 0.0, tails[3]], abs=1e-15) and tails[1] > 1e-4
+    assert passes_of(work, site, replace(layouts, checkpointed_every=layouts.dp + 1), profile).again[1] == (
+        pytest.approx(passes.again[1] / 2)
+    )

@@ -184,7 +184,7 @@ def test_sizes_that_cannot_be_are_refused() -> None:
         DecoderSize(2, 96, 3, 1000, 64, positions="relative")  # type: ignore[arg-type]
 
 
-FIRST = "line 15, row 1.7:"
+FIRST = "line 19, row 1.7:"
 
 
 @pytest.mark.parametrize(
@@ -196,22 +196,26 @@ FIRST = "line 15, row 1.7:"
         ("512,16,137", "512,16,-137", f"{FIRST} tflops_per_gpu must be a number greater than 0, but '-137'"),
         ("16,137", "16,nan", f"{FIRST} tflops_per_gpu must be a number greater than 0, but 'nan' was received"),
         ("16,137", "16,0", f"{FIRST} tflops_per_gpu .* or write - if the source prints none"),
-        ("1.7,24,2304,24", "1.7,24,2304", "line 15: 12 cells are due, but 11 are there"),
-        ("3.6,32", "1.7,32", "line 16: the row sc21-1/1.7 was there before"),
-        ("row,heads,hidden", "row,heads,hiden", "line 14: unknown column 'hiden': did you mean 'hidden'"),
-        ("#: precision = fp16\n", "", "line 14, row 1.7: precision is missing: fill in its cell"),
+        ("1.7,24,2304,24", "1.7,24,2304", "line 19: 12 cells are due, but 11 are there"),
+        ("3.6,32", "1.7,32", "line 20: the row sc21-1/1.7 was there before"),
+        ("row,heads,hidden", "row,heads,hiden", "line 18: unknown column 'hiden': did you mean 'hidden'"),
+        ("#: precision = fp16\n", "", "line 18, row 1.7: precision is missing: fill in its cell"),
         ("#: engine = megatron", "#: engine = megaton", f"{FIRST} unknown engine 'megaton': did you mean 'megatron'"),
         ("#: engine", "#: motor", "line 11: unknown key 'motor'"),
         ("2304", "2305", f"{FIRST} heads must divide hidden, but 2305"),
         ("1.7,24,2304,24", "1.7,,2304,24", f"{FIRST} heads is missing"),
         ("1.7,24,2304,24,1,1,32,32", "1.7,24,2304,24,1,1,0,32", f"{FIRST} dp must be at least 1, but 0"),
         ("512,16,137", "512,0,137", f"{FIRST} micro_batch must be at least 1, but 0"),
-        ("8,16,15,1920", "8,160,15,19200", "line 22, row 310.1: pp × chunks is 160, but there are 96 layers"),
+        ("8,16,15,1920", "8,160,15,19200", "line 26, row 310.1: pp × chunks is 160, but there are 96 layers"),
         ("= selene", "= selenes", f"{FIRST} unknown cluster 'selenes': did you mean 'selene'"),
-        ("#: engine", "#: ep = 3\n#: engine", "line 16, row 1.7: ep is 3, which does not divide the 32 ranks of tp"),
-        ("#: engine", "#: zero_shards = 5\n#: engine", "line 16, row 1.7: zero_shards is 5, which does not"),
-        ("142,", "142,1f1b1f1b", "line 17, row 7.5: unknown schedule '1f1b1f1b'"),
-        ("1.7,24", ",24", "line 15: row is missing"),
+        ("#: engine", "#: ep = 3\n#: engine", "line 20, row 1.7: ep is 3, which does not divide the 32 ranks of tp"),
+        ("#: engine", "#: zero_shards = 5\n#: engine", "line 20, row 1.7: zero_shards is 5, which does not"),
+        ("torch = 1.8", "torch = 1.x", f"{FIRST} torch must be a version such as 2.1, but '1.x' was received"),
+        ("assumed = torch", "assumed = torches", f"{FIRST} assumed must be names, with commas .* 'torches"),
+        ("#: engine", "#: tensor_overlap = yes\n#: engine", "line 21, row 3.6: tensor_overlap is yes, but sequence_par"),
+        ("= full", "= none\n#: checkpointed_every = 2", "line 20, row 1.7: checkpointed_every is 2, but checkpointing"),
+        ("142,", "142,1f1b1f1b", "line 21, row 7.5: unknown schedule '1f1b1f1b'"),
+        ("1.7,24", ",24", "line 19: row is missing"),
         ('1.7,24', '"1.7,24', "line "),
     ],
 )  # fmt: skip
