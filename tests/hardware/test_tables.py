@@ -209,7 +209,7 @@ FIRST = "line 19, row 1.7:"
         ("8,16,15,1920", "8,160,15,19200", "line 26, row 310.1: pp × chunks is 160, but there are 96 layers"),
         ("= selene", "= selenes", f"{FIRST} unknown cluster 'selenes': did you mean 'selene'"),
         ("#: engine", "#: ep = 3\n#: engine", "line 20, row 1.7: ep is 3, which does not divide the 32 ranks of tp"),
-        ("#: engine", "#: zero_shards = 5\n#: engine", "line 20, row 1.7: zero_shards is 5, which does not"),
+        ("#: engine", "#: zero_shards = 5\n#: engine", "line 20, row 1.7: zero_shards is 5, which does"),
         ("torch = 1.8", "torch = 1.x", f"{FIRST} torch must be a version such as 2.1, but '1.x' was received"),
         ("assumed = torch", "assumed = torches", f"{FIRST} assumed must be names, with commas .* 'torches"),
         ("#: engine", "#: tensor_overlap = yes\n#: engine", "line 21, row 3.6: tensor_overlap is yes, but sequence_par"),
