@@ -349,7 +349,7 @@ def parts_of(
             last=messages.last + expert_messages.last,
         )
     # ZeRO shards experts over fewer ranks, as if a rank held those of all ep ranks.
-    updated = weights + np.where(layouts.zero > 0, experts * (np.maximum(layouts.ep / layouts.tp, 1) - 1), 0.0)
+    updated = weights + np.where(layouts.zero > 0, experts * (layouts.ep / layouts.tp - 1), 0.0)
     fetched = fetched_s(weights, layouts)
     hides = (layouts.overlap > 0) | (layouts.zero == 3)  # ZeRO-3's messages are beside computation in any case
     overlap = np.where(hides, calibration.overlap, 0.0)
