@@ -24,6 +24,8 @@ Reals = NDArray[np.float64]
 
 CHECKPOINTING: Final = ("none", "selective", "full", "every_second")
 SCHEDULES: Final = ("1f1b", "interleaved", "gpipe", "zb-h1")
+CONTEXT_EXCHANGES: Final = ("ring", "all_to_all")
+"""What context-parallel ranks exchange: keys and values; or all-to-alls give each rank all tokens of some heads."""
 OFFLOAD: Final = ("none", "optimizer", "parameters")
 ENGINES: Final = (
     "megatron", "megatron-deepspeed", "deepspeed", "megatron-core", "torchtitan", "nemo", "llama", "composer",
@@ -39,6 +41,7 @@ WORDS: Final[dict[str, tuple[str, ...]]] = {
     "engine": ENGINES,
     "attention_kernel": ATTENTION_KERNELS,
     "dispatcher": DISPATCHERS,
+    "context_exchange": CONTEXT_EXCHANGES,
 }
 SOFTWARE: Final = ("torch", "transformer_engine", "fused_optimizer")
 """Columns that are what the engine has today unless they are given."""
@@ -63,7 +66,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "fused_accumulation": 1, "blocking": 0, "eager": 0, "compiled": 0, "asynchronous": 0, "relayed": 1,
     "dropout": 1, "fused_loss": 0, "checkpointing": "none", "schedule": "1f1b", "offload": "none", "engine": "megatron",
     "attention_kernel": "flash2", "dispatcher": "all_to_all", "checkpointed_every": 1, "tensor_overlap": 1,
-    "gather_overlap": 1, "torch": -1, "transformer_engine": -1, "fused_optimizer": -1,
+    "gather_overlap": 1, "context_exchange": "ring", "torch": -1, "transformer_engine": -1, "fused_optimizer": -1,
 }  # fmt: skip
 
 
@@ -98,6 +101,7 @@ class Layouts:
         tensor_overlap: 0 where tensor-parallel messages wait though the library could run them beside products
             (`--tp-comm-overlap` left out).
         gather_overlap: 0 where the weights that ZeRO-1 gathers once per step are waited for (`--overlap-param-gather`).
+        context_exchange: place in `CONTEXT_EXCHANGES`, of context parallelism.
         torch, transformer_engine: versions, 100 · major + minor (0: none); −1 is what the engine has today.
         fused_optimizer: 1 where Adam's update is one kernel in place; −1 as the engine has it.
         precision: of the products, one for all; with fp8 attention, logits and messages stay in bf16.
@@ -135,6 +139,7 @@ class Layouts:
     dispatcher: Integers
     tensor_overlap: Integers
     gather_overlap: Integers
+    context_exchange: Integers
     torch: Integers
     transformer_engine: Integers
     fused_optimizer: Integers

@@ -212,7 +212,7 @@ FIRST = "line 19, row 1.7:"
         ("#: engine", "#: zero_shards = 5\n#: engine", "line 20, row 1.7: zero_shards is 5, which does"),
         ("torch = 1.8", "torch = 1.x", f"{FIRST} torch must be a version such as 2.1, but '1.x' was received"),
         ("assumed = torch", "assumed = torches", f"{FIRST} assumed must be names, with commas .* 'torches"),
-        ("#: engine", "#: tensor_overlap = yes\n#: engine", "line 21, row 3.6: tensor_overlap is yes, but sequence_par"),
+        ("#: engine", "#: tensor_overlap = yes\n#: engine", "line 21, row 3.6: tensor_overlap is yes, but sequence"),
         ("= full", "= none\n#: checkpointed_every = 2", "line 20, row 1.7: checkpointed_every is 2, but checkpointing"),
         ("142,", "142,1f1b1f1b", "line 21, row 7.5: unknown schedule '1f1b1f1b'"),
         ("1.7,24", ",24", "line 19: row is missing"),
