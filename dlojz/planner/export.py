@@ -29,7 +29,7 @@ from dlojz.planner.space import copies_of, counted_layers, layout_title, run_con
 _TITAN_SCHEDULES: Final[dict[str | None, str]] = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}
 
 
-def megatron_arguments(
+def megatron_arguments(  # noqa: PLR0915
     layout: LayoutFields,
     size: DecoderSize,
     precision: str,
