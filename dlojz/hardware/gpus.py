@@ -38,7 +38,7 @@ _SCALARS: Final = {
     "idle_power": "W",
 }
 """Constants of a file besides the peaks, with their units."""
-_OF_CUDA: Final = {"cublas_workspace": "B", "context": "B"}
+_OF_CUDA: Final = {"cublas_workspace": "B", "context": "B", "kernel_s": "s"}
 """The same, of GPUs alone."""
 AttentionKernel = Literal["flash2", "flash1", "flash3", "cudnn"]
 ATTENTION_KERNELS: Final = get_args(AttentionKernel)
@@ -71,6 +71,8 @@ class Device:
         num_sms: multiprocessors, over which the tiles of a product are distributed.
         tdp_w: thermal design power.
         idle_w: power without work.
+        kernel_s: seconds that a kernel occupies the GPU besides its work: the shortest one of an operation; 0 on a CPU,
+            whose operations are measured with it.
         attention_flops: rate of fused attention at long sequences in FLOP/s, by kernel, pass and head size
             (`flash2_forward_128`); absent where nobody has published it.
         constants: each figure with its source.
@@ -87,6 +89,7 @@ class Device:
     num_sms: int
     tdp_w: float
     idle_w: float
+    kernel_s: float
     attention_flops: Mapping[str, float] = field(hash=False)
     constants: Mapping[str, Constant] = field(hash=False)
 
@@ -151,6 +154,7 @@ def read_gpu(path: Path) -> Device:
         num_sms=int(constants["multiprocessors"].value),
         tdp_w=constants["thermal_design_power"].value,
         idle_w=constants["idle_power"].value,
+        kernel_s=constants["kernel_s"].value if on_cuda else 0.0,
         attention_flops={key: constants[f"attention.{key}"].value for key in fused},
         constants=constants,
     )
@@ -209,6 +213,7 @@ def _of_size(memory_bytes: int) -> Device:
         num_sms=0,
         tdp_w=math.nan,
         idle_w=math.nan,
+        kernel_s=math.nan,
         attention_flops={},
         constants={},
     )
