@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -29,15 +28,15 @@ from pydantic import Field, model_validator
 from dlojz import models
 from dlojz.base.contract import Contract, parse_json
 from dlojz.base.errors import LabError
-from dlojz.base.files import write_atomic
+from dlojz.base.files import config_folder, write_atomic
 from dlojz.base.language import refusal, say
 from dlojz.by_hand.collectives.running import TimedMessage
 from dlojz.config.run_config import RunConfig
-from dlojz.cost_model.calibration import BOUNDS, Calibration
+from dlojz.cost_model.calibration import BOUNDS, LEAST_LEFT, Calibration, Product
 from dlojz.cost_model.layouts import SCHEDULES, Layouts, Reals
 from dlojz.cost_model.measuring import LONG_PRODUCTS, MEETING_PRODUCTS, Timed, chained
 from dlojz.cost_model.step import Parts, step_parts
-from dlojz.cost_model.workload import Product, product_s, workload
+from dlojz.cost_model.workload import product_s, workload
 from dlojz.hardware import Cluster, Device, Precision, cluster, gpu
 from dlojz.hardware.links import Collective, Interconnect, bus_factor, fit_line
 
@@ -146,8 +145,7 @@ class Measured(Contract):
 
 def default_path() -> Path:
     """Path of the user's calibration: `$XDG_CONFIG_HOME/dlojz/calibration.json`, else under `~/.config`."""
-    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(base) / "dlojz" / "calibration.json"
+    return config_folder() / "calibration.json"
 
 
 def _checksum(content: dict[str, Any]) -> str:
@@ -284,8 +282,6 @@ MEMORY_SHARE: Final = 0.8
 """The same of the memory and the median pass."""
 STARTS: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """Inner sizes at half speed that are tried."""
-LEAST_LEFT: Final = 0.1
-"""Of a measured product, what is left at least once its launch is taken off."""
 
 
 MOST_CHAINED: Final = 2.0

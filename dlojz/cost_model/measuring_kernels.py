@@ -18,6 +18,7 @@ and elements of each; everything else the shape of its input.
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from dlojz.cost_model.measuring import LEAST_S, Timed
 from dlojz.hardware import Precision
+from dlojz.hardware.gpus import AttentionKernel
 
 if TYPE_CHECKING:
     from dlojz.models.checkpointing import Checkpointing
@@ -67,6 +69,10 @@ ATTENTIONS: Final = ((32, 12, 197, 64, 0, 0), (64, 6, 197, 64, 0, 0), (16, 16, 1
                      (4, 12, 1024, 64, 1, 0), (2, 16, 1024, 64, 1, 0), (1, 32, 1024, 64, 1, 0), (8, 16, 512, 64, 1, 0),
                      (4, 16, 1024, 128, 1, 0), (32, 12, 196, 32, 0, 1), (32, 24, 49, 32, 0, 1), (8, 24, 196, 32, 0, 1),
                      (1, 48, 196, 32, 0, 1), (1, 96, 49, 32, 0, 1))  # fmt: skip
+FUSED: Final = ((1, 4, 1024, 64), (1, 16, 16384, 64), (1, 16, 16384, 128))
+"""Samples, heads, tokens and width of a causal attention by one named kernel each."""
+FUSED_KERNELS: Final[dict[AttentionKernel, str]] = {"flash2": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
+"""Kernels of fused attention that torch can be told to take, and its names for them."""
 LOGITS: Final = ((4096, 50257), (1024, 50257), (1024, 32000), (32, 1000))
 EMBEDDINGS: Final = ((4096, 50257, 768), (1024, 50257, 1024), (1024, 32000, 2048))
 UPDATES: Final = ((32, 256), (32, 2**16), (32, 2**20), (8, 2**23))
@@ -125,7 +131,7 @@ def measure_kernels(device: Any, *, small: bool = False, rounds: int = ROUNDS) -
 
 def cases(device: Any, *, small: bool = False) -> Iterator[KernelCase]:
     """All cases but those of updates and recomputation."""
-    makers = (_products, _passes, _norms, _images, _convolutions, _attentions, _texts, _hosts)
+    makers = (_products, _passes, _norms, _images, _convolutions, _attentions, _fused, _texts, _hosts)
     for maker, precision in itertools.product(makers, PRECISIONS):
         labels: set[str] = set()
         for case in maker(_Tensors(device, precision)):
@@ -287,6 +293,24 @@ def _attentions(new: _Tensors) -> Iterator[KernelCase]:
             return (*parts, *masks), call
 
         yield KernelCase("attention", size, new.precision, num_bytes, make)
+
+
+def _fused(new: _Tensors) -> Iterator[KernelCase]:
+    """Attention by each fused kernel, at long sequences: the rates that a GPU's file holds."""
+    import torch.nn.functional as F
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    for size, kernel in itertools.product(FUSED if new.precision == "bf16" else (), FUSED_KERNELS):
+
+        def make(size: tuple[int, ...] = size, kernel: AttentionKernel = kernel) -> Made:
+            def call(q: Any, k: Any, v: Any) -> Any:
+                with sdpa_kernel(getattr(SDPBackend, FUSED_KERNELS[kernel])):
+                    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+            return tuple(new(*size) for _ in range(3)), call
+
+        num_bytes = 8.0 * new.bytes * math.prod(size)
+        yield KernelCase(f"attention, {kernel}", (*size, 1, 0), new.precision, num_bytes, make)
 
 
 def _texts(new: _Tensors) -> Iterator[KernelCase]:

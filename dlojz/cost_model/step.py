@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlojz.base.language import refusal
-from dlojz.cost_model.calibration import Calibration
+from dlojz.cost_model.calibration import Calibration, on_gpu
 from dlojz.cost_model.layout_memory import CONTEXT_BYTES, Memories, memories_of
 from dlojz.cost_model.layouts import OFFLOAD, SCHEDULES, Integers, Layouts, Reals, habit
 from dlojz.cost_model.passes import (
@@ -406,6 +406,7 @@ def estimate(workload: Workload, cluster: Cluster, layouts: Layouts, calibration
 
 def step_parts(workload: Workload, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Parts:
     """Seconds of the parts of a step of every layout."""
+    calibration = on_gpu(calibration, cluster.gpu)
     ordered, order, groups = by_stages(layouts)
     passes = passes_of(workload, cluster, ordered, calibration)
     parts = {field.name: np.zeros(len(layouts)) for field in fields(Parts)}
@@ -462,6 +463,7 @@ def simulate(workload: Workload, cluster: Cluster, layouts: Layouts, calibration
             en=f"simulate takes one layout, but {len(layouts)} were received: use estimate for many.",
             fr=f"simulate prend une configuration, mais {len(layouts)} ont été reçues : utilisez estimate.",
         )
+    calibration = on_gpu(calibration, cluster.gpu)
     p, v, m = (int(column[0]) for column in (layouts.pp, layouts.chunks, layouts.micro_batches))
     if v > 1 and workload.size is not None and workload.size.layers % (p * v):
         layers = workload.size.layers

@@ -10,11 +10,11 @@ import pytest
 
 from benchmarks.fit_cost_model import RECIPES, fitted, rows_of, write_profile
 from dlojz.base.errors import LabError
-from dlojz.cost_model.calibration import BOUNDS, Calibration, calibration, profile
+from dlojz.cost_model.calibration import BOUNDS, Calibration, Product, calibration, profile
 from dlojz.cost_model.fit import FITTED_TABLES, fitted_half, is_fitted, predicted_s, usable
 from dlojz.cost_model.measured_machine import from_measurements
 from dlojz.cost_model.validation import LEFT_OUT
-from dlojz.cost_model.workload import Product, product_s
+from dlojz.cost_model.workload import product_s
 from dlojz.hardware import gpu
 from dlojz.hardware.evidence import TABLES, table
 

@@ -15,7 +15,7 @@ from dlojz.base.errors import LabError
 from dlojz.by_hand.collectives.running import TimedMessage
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import measured_machine, measuring
-from dlojz.cost_model.calibration import Calibration
+from dlojz.cost_model.calibration import Calibration, Product
 from dlojz.cost_model.measured_machine import (
     Measured,
     Setup,
@@ -42,7 +42,7 @@ from dlojz.cost_model.measuring import (
     _window_on_gpu_s,
     chained,
 )
-from dlojz.cost_model.workload import Product, product_s
+from dlojz.cost_model.workload import product_s
 from dlojz.hardware import gpu
 from dlojz.hardware.links import bus_factor
 from dlojz.processes.forks import first_failure, spmd

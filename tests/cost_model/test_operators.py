@@ -10,20 +10,18 @@ import pytest
 
 from dlojz import models
 from dlojz.cost_model import Layouts, calibration, workload
-from dlojz.cost_model.calibration import Calibration
+from dlojz.cost_model.calibration import Calibration, Product, wave_efficiency
 from dlojz.cost_model.passes import kind_times, message_times, passes_of, ring_times
 from dlojz.cost_model.workload import (
     Cut,
     FusedAttention,
     LayerOperator,
-    Product,
     fused_attention_s,
     layer_operators,
     operators_s,
     padded_vocabulary,
     product_operator,
     product_s,
-    wave_efficiency,
 )
 from dlojz.hardware import cluster, gpu
 from dlojz.hardware.decoder_size import DecoderSize
