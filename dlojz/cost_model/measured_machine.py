@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -36,8 +37,10 @@ from dlojz.cost_model.calibration import BOUNDS, LEAST_LEFT, Calibration, Produc
 from dlojz.cost_model.layouts import SCHEDULES, Layouts, Reals
 from dlojz.cost_model.measuring import LONG_PRODUCTS, MEETING_PRODUCTS, Timed, chained
 from dlojz.cost_model.step import Parts, step_parts
-from dlojz.cost_model.workload import product_s, workload
-from dlojz.hardware import Cluster, Device, Precision, cluster, gpu
+from dlojz.cost_model.workload import FusedAttention, product_s, workload
+from dlojz.hardware import DEVICES, Cluster, Device, Precision, cluster, gpu
+from dlojz.hardware.constants import Constant
+from dlojz.hardware.gpus import ATTENTION_KERNELS, PRECISIONS, described
 from dlojz.hardware.links import Collective, Interconnect, bus_factor, fit_line
 
 MOST_BYTES: Final = 4_000_000
@@ -105,6 +108,7 @@ class Measured(Contract):
     machine: str = Field(description="its name")
     processor: str = Field(description="CPU, or the GPU's name")
     gpu: str = Field("cpu", description="name in `dlojz.hardware`, or cpu")
+    multiprocessors: int = Field(1, ge=1, description="of the GPU")
     cores: int = Field(ge=1, description="that the processes could use")
     memory_bytes: int = Field(ge=1, description="of the GPU, or of the machine")
     date: str = Field(description="when")
@@ -392,6 +396,90 @@ def link_of(measured: Measured) -> Interconnect:
     if not alpha["all_reduce"]:
         return cluster("local").intra  # placeholders: a single rank sends nothing
     return Interconnect("measured", f"{measured.machine}, {measured.date}", alpha, bandwidth, {})
+
+
+KERNELS_OF_A_LAYER: Final = (
+    "add", "cast", "gelu", "silu", "sigmoid", "layer norm", "sum of rows", "linear", "linear, of input",
+    "linear, of weight", "attention",
+)  # fmt: skip
+"""Operations of which the shortest kernels' median is what a kernel takes besides its work."""
+PRODUCTS_OF_A_LINEAR: Final = ("linear", "linear, of input", "linear, of weight")
+LARGEST_SHARE: Final = 0.9
+"""Of a peak that nobody has published, what the best measurement is taken to be: 0.88 to 0.91 on H100 and H200."""
+
+
+def measured_gpu(measured: Measured) -> Device:
+    """Describe the GPU of a calibration as its file does: what was measured, and of a known model what is published.
+
+    Of a GPU that is not known the peaks and the bandwidth follow from the best product and pass, and are said to.
+
+    Raises:
+        LabError: if the calibration is of no GPU.
+    """
+    timings = measured.setup(1).timings
+    kernels: dict[tuple[str, str], dict[tuple[int, ...], float]] = {}
+    for timing in timings:
+        if timing.what == "kernel":
+            kernels.setdefault((timing.label, timing.precision), {})[timing.size] = timing.seconds
+    products = {precision: rates for precision in PRECISIONS if (rates := _product_rates(kernels, precision))}
+    if not products:
+        raise refusal(
+            en=f"the calibration is of {measured.processor}, no GPU: run `dlojz calibrate --device cuda` on one.",
+            fr=f"le calibrage est celui de {measured.processor}, pas d’un GPU : lancez `dlojz calibrate --device cuda` "
+            "sur un GPU.",
+        )
+
+    def constant(value: float, unit: str, what: str, standing: str = "measured") -> Constant:
+        source = f"dlojz calibrate, {measured.processor}, torch {measured.versions.get('torch', '')}: {what}"
+        return Constant(float(value), unit, source, measured.date[:10], standing)
+
+    pass_bytes_per_s = statistics.median(
+        timing.size[0] / timing.seconds for timing in timings if timing.what == "pass" and timing.label[:3] == "add"
+    )
+    model = DEVICES.get(measured.gpu)
+    if model:
+        constants = {key: figure for key, figure in model.constants.items() if not key.startswith("products.")}
+    else:
+        constants = {
+            "memory": constant(measured.memory_bytes, "B", "as torch gives it"),
+            "memory_bandwidth": constant(pass_bytes_per_s / LARGEST_SHARE, "B/s", "its passes over 0.9", "derived"),
+            "multiprocessors": constant(measured.multiprocessors, "1", "as torch gives them"),
+        }
+        for precision, source in (("fp32", "fp32"), ("fp16", "bf16"), ("bf16", "bf16")):
+            peak = max(products[source].values()) / LARGEST_SHARE
+            constants[f"peak.{precision}"] = constant(peak, "FLOP/s", f"its best {source} product over 0.9", "derived")
+    shortest = [min(kernels[label, "bf16"].values()) for label in KERNELS_OF_A_LAYER if (label, "bf16") in kernels]
+    launch_s = statistics.median(timing.seconds for timing in timings if timing.what == "launch")
+    constants["kernel_s"] = constant(statistics.median(shortest), "s", "median of the shortest kernels of a layer")
+    constants["launch_s"] = constant(launch_s, "s", "operations on next to nothing, with their backward")
+    constants["pass_bandwidth"] = constant(pass_bytes_per_s, "B/s", "sums of large tensors")
+    tokens: dict[str, int] = {}
+    for (label, _), seconds in kernels.items():
+        kernel, direction = label.removeprefix("attention, ").removesuffix(", backward"), "backward" in label
+        for size in sorted(seconds) if kernel in ATTENTION_KERNELS else ():  # the longest sequence counts
+            samples, heads, length, width = size[:4]
+            key = f"{kernel}_{'backward' if direction else 'forward'}_{width}"
+            flops = FusedAttention(length, length, width, samples * heads, samples * heads).flops(direction)
+            tokens[key] = length
+            constants[f"attention.{key}"] = constant(flops / seconds[size], "FLOP/s", f"causal, {length} tokens")
+    for key, rates in products.items():
+        constants[f"products.{key}"] = constant(max(rates.values()), "FLOP/s", "the three products of linear layers")
+    name = re.sub(r"[^a-z0-9]+", "-", measured.processor.lower()).strip("-")
+    return described(name, measured.processor, constants, model.generation if model else "", tokens, products)
+
+
+def _product_rates(
+    kernels: Mapping[tuple[str, str], Mapping[tuple[int, ...], float]], precision: Precision
+) -> dict[tuple[int, ...], float]:
+    """Rates of products by size, from linear layers: forward and both gradients, the median where a size stands twice.
+
+    A product that its launches or the memory bound is as slow as it is: the file holds what was measured.
+    """
+    seconds: dict[tuple[int, ...], list[float]] = {}
+    for label in PRODUCTS_OF_A_LINEAR:
+        for size, product_seconds in kernels.get((label, precision), {}).items():
+            seconds.setdefault(size, []).append(product_seconds)
+    return {size: 2.0 * math.prod(size) / statistics.median(taken_s) for size, taken_s in sorted(seconds.items())}
 
 
 def site(measured: Measured, ranks: int = 1, *, image: bool = True, precision: Precision = "fp32") -> MeasuredSite:

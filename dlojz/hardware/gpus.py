@@ -203,44 +203,55 @@ def read_gpu(path: Path) -> Device:
     peaks = file.table("peak")
     file.keys(PRECISIONS, peaks, "peak")
     constants = {f"peak.{key}": file.constant(key, "FLOP/s", peaks, f"peak.{key}") for key in peaks}
-    left_out = tuple(key for key in optional if key not in file.content)
-    constants |= {key: file.constant(key, unit) for key, unit in scalars.items() if key not in left_out}
-    figures = CLASS_DEFAULTS | {key: constant.value for key, constant in constants.items()}
+    constants |= {key: file.constant(key, unit) for key, unit in scalars.items() if key in {**_SCALARS, **file.content}}
     fused = file.table("attention") if "attention" in file.content else {}
     file.keys(_ATTENTION, fused, "attention")
     constants |= {
         f"attention.{key}": file.constant(key, "FLOP/s", fused, f"attention.{key}", optional="tokens") for key in fused
     }
-    # In the order of PRECISIONS, not of the file.
-    peak_flops = {key: constants[f"peak.{key}"].value for key in PRECISIONS if key in peaks}
-    products = _products(file, peak_flops, constants)
+    products = _products(file, {key: constants[f"peak.{key}"].value for key in PRECISIONS if key in peaks}, constants)
     if not peaks:
         raise file.missing("peak.bf16")
     if on_cuda:
         _check_possible(file, constants)
+    tokens = {key: file.count("tokens", fused[key], f"attention.{key}") for key in fused if "tokens" in fused[key]}
+    return described(path.stem, file.text("title"), constants, file.text("generation", ""), tokens, products)
+
+
+def described(
+    name: str,
+    title: str,
+    constants: Mapping[str, Constant],
+    family: str = "",
+    attention_tokens: Mapping[str, int] | None = None,
+    product_flops: Mapping[Precision, Mapping[tuple[int, ...], float]] | None = None,
+) -> Device:
+    """Describe a GPU by the constants of its file; those of its class stand in for what the file leaves out."""
+    on_cuda = name != CPU
+    figures = CLASS_DEFAULTS | {key: constant.value for key, constant in constants.items()}
+    optional = {**_POWER, **_OF_CUDA, **MEASURED} if on_cuda else _POWER
     return Device(
-        name=path.stem,
-        title_en=file.text("title"),
-        memory_bytes=int(constants["memory"].value),
+        name=name,
+        title_en=title,
+        memory_bytes=int(figures["memory"]),
         context_bytes=int(figures["context"]) if on_cuda else 0,
         nccl_bytes=NCCL_BYTES if on_cuda else 0,
         cublas_workspace_bytes=int(figures["cublas_workspace"]) if on_cuda else 0,
-        peak_flops=peak_flops,
-        memory_bytes_per_s=constants["memory_bandwidth"].value,
-        num_sms=int(constants["multiprocessors"].value),
+        # In the order of PRECISIONS, not of the file.
+        peak_flops={key: figures[f"peak.{key}"] for key in PRECISIONS if f"peak.{key}" in figures},
+        memory_bytes_per_s=figures["memory_bandwidth"],
+        num_sms=int(figures["multiprocessors"]),
         tdp_w=figures["thermal_design_power"],
         idle_w=figures["idle_power"],
         kernel_s=figures["kernel_s"] if on_cuda else 0.0,
-        attention_flops={key: constants[f"attention.{key}"].value for key in fused},
+        attention_flops={key: figures[f"attention.{key}"] for key in _ATTENTION if f"attention.{key}" in figures},
         constants=constants,
-        family=file.text("generation", ""),
-        attention_tokens={
-            key: file.count("tokens", fused[key], f"attention.{key}") for key in fused if "tokens" in fused[key]
-        },
-        product_flops=products,
+        family=family,
+        attention_tokens=attention_tokens or {},
+        product_flops=product_flops or {},
         pass_bytes_per_s=figures.get("pass_bandwidth"),
         launch_s=figures.get("launch_s"),
-        left_out=left_out,
+        left_out=tuple(key for key in optional if key not in constants),
     )
 
 

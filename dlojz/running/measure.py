@@ -157,6 +157,7 @@ def measure_machine(
         machine=platform.node() or "local",
         processor=title,
         gpu=gpu.name if on_gpu and (gpu := device_of_driver(title)) else CPU,  # whose peaks are measured
+        multiprocessors=torch.cuda.get_device_properties(0).multi_processor_count if on_gpu else 1,
         cores=cores_available(),
         memory_bytes=memory,
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
