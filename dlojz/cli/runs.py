@@ -379,6 +379,8 @@ def predict_command(args: Given, answer: Answer) -> None:
     if assumed:
         sentence = assumed_sentence(config, assumed)
         tell(sentence) if args["json"] else answer(sentence)
+    if words := target.default_words if target else "":
+        tell(words) if args["json"] else answer(words)
     answer(footprint.to_dict() if args["json"] else footprint_table(config, footprint))
 
 

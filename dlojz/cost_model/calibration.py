@@ -138,6 +138,16 @@ def typical() -> Calibration:
     )
 
 
+PROFILE_OF_GPU: Final = {"v100": "v100", "a100": "a100", "h100": "h100", "h200": "h100"}
+"""The calibration of each generation; H200 has the processor of H100 with more memory."""
+
+
+def of_gpu(gpu: Device) -> Calibration:
+    """Look up the calibration of a GPU, which its generation names; the median of all where there is none."""
+    profile_name = PROFILE_OF_GPU.get(gpu.generation)
+    return typical() if profile_name is None else calibration(profile_name)
+
+
 @lru_cache(maxsize=256)
 def on_gpu(parameters: Calibration, gpu: Device) -> Calibration:
     """Put what the GPU's own file has measured of passes and launches before the profile's; products: `measured_reach`.

@@ -130,6 +130,11 @@ class Measured(Contract):
             )
         return self
 
+    @property
+    def gpu_is_measured(self) -> bool:
+        """Whether a GPU's kernels were measured, of a model that is known or not."""
+        return any(timing.what == "kernel" for timing in self.setups[0].timings)
+
     def setup(self, ranks: int) -> Setup:
         """Look up the measurements of a number of ranks, or of the next larger one.
 

@@ -13,16 +13,14 @@ from typing import Final
 from dlojz.base.contract import check_whole
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal
-from dlojz.cost_model import Calibration, calibration
-from dlojz.cost_model.calibration import class_defaults, typical
+from dlojz.cost_model import Calibration
+from dlojz.cost_model.calibration import class_defaults, of_gpu
 from dlojz.hardware import Cluster, Precision
 from dlojz.hardware.gpus import ATTENTION_KERNELS, CPU
 from dlojz.planner.planned_model import Subject
 
 MOST_GPUS: Final = 2**17
 MOST_BATCH: Final = 2**24
-PROFILE_OF_GPU: Final = {"v100": "v100", "a100": "a100", "h100": "h100", "h200": "h100"}
-"""The calibration of each generation; H200 has the processor of H100 with more memory."""
 MARGINAL: Final = 0.9
 """Share of a GPU's memory from which a layout is called marginal: readings scatter by some percent, and the allocator
 that frees and asks again has slowed published runs by 15 to 25 % (MPT, 30 B on 8 GPUs)."""
@@ -76,9 +74,8 @@ class Question:
 
 
 def calibration_of(site: Cluster) -> Calibration:
-    """The calibration of a cluster's GPUs, which their generation names; the median of all where there is none."""
-    profile = PROFILE_OF_GPU.get(site.gpu.generation)
-    return typical() if profile is None else calibration(profile)
+    """The calibration of a cluster's GPUs: `of_gpu`."""
+    return of_gpu(site.gpu)
 
 
 def fuses_attention(site: Cluster) -> bool:
