@@ -33,9 +33,10 @@ from dlojz.base.files import config_folder, write_atomic
 from dlojz.base.language import refusal, say
 from dlojz.by_hand.collectives.running import TimedMessage
 from dlojz.config.run_config import RunConfig
-from dlojz.cost_model.calibration import BOUNDS, LEAST_LEFT, Calibration, Product
+from dlojz.cost_model.calibration import BOUNDS, LEAST_LEFT, Calibration, Product, nearest_mean
 from dlojz.cost_model.layouts import SCHEDULES, Layouts, Reals
 from dlojz.cost_model.measuring import LONG_PRODUCTS, MEETING_PRODUCTS, Timed, chained
+from dlojz.cost_model.measuring_kernels import SUSTAINED
 from dlojz.cost_model.step import Parts, step_parts
 from dlojz.cost_model.workload import FusedAttention, product_s, workload
 from dlojz.hardware import DEVICES, Cluster, Device, Precision, cluster, gpu
@@ -409,6 +410,8 @@ KERNELS_OF_A_LAYER: Final = (
 )  # fmt: skip
 """Operations of which the shortest kernels' median is what a kernel takes besides its work."""
 PRODUCTS_OF_A_LINEAR: Final = ("linear", "linear, of input", "linear, of weight")
+LONG_PRODUCT_S: Final = 1e-4
+"""Of one product: long against a launch."""
 LARGEST_SHARE: Final = 0.9
 """Of a peak that nobody has published, what the best measurement is taken to be: 0.88 to 0.91 on H100 and H200."""
 
@@ -427,12 +430,15 @@ def measured_gpu(measured: Measured) -> Device:
         if timing.what == "kernel":
             kernels.setdefault((timing.label, timing.precision), {})[timing.size] = timing.seconds
     products = {precision: rates for precision in PRECISIONS if (rates := _product_rates(kernels, precision))}
-    if not products:
+    if "bf16" not in products or "fp32" not in products:
         raise refusal(
             en=f"the calibration is of {measured.processor}, no GPU: run `dlojz calibrate --device cuda` on one.",
             fr=f"le calibrage est celui de {measured.processor}, pas d’un GPU : lancez `dlojz calibrate --device cuda` "
             "sur un GPU.",
         )
+
+    clock = _sustained_share(timings, products["bf16"])
+    products = {key: {size: clock * rate for size, rate in rates.items()} for key, rates in products.items()}
 
     def constant(value: float, unit: str, what: str, standing: str = "measured") -> Constant:
         source = f"dlojz calibrate, {measured.processor}, torch {measured.versions.get('torch', '')}: {what}"
@@ -466,9 +472,13 @@ def measured_gpu(measured: Measured) -> Device:
             key = f"{kernel}_{'backward' if direction else 'forward'}_{width}"
             flops = FusedAttention(length, length, width, samples * heads, samples * heads).flops(direction)
             tokens[key] = length
-            constants[f"attention.{key}"] = constant(flops / seconds[size], "FLOP/s", f"causal, {length} tokens")
+            constants[f"attention.{key}"] = constant(
+                clock * flops / seconds[size], "FLOP/s", f"causal, {length} tokens, × {clock:.3f}"
+            )
     for key, rates in products.items():
-        constants[f"products.{key}"] = constant(max(rates.values()), "FLOP/s", "the three products of linear layers")
+        constants[f"products.{key}"] = constant(
+            max(rates.values()), "FLOP/s", f"linear layers, × {clock:.3f} after long work"
+        )
     name = re.sub(r"[^a-z0-9]+", "-", measured.processor.lower()).strip("-")
     return described(name, measured.processor, constants, model.generation if model else "", tokens, products)
 
@@ -476,15 +486,26 @@ def measured_gpu(measured: Measured) -> Device:
 def _product_rates(
     kernels: Mapping[tuple[str, str], Mapping[tuple[int, ...], float]], precision: Precision
 ) -> dict[tuple[int, ...], float]:
-    """Rates of products by size, from linear layers: forward and both gradients, the median where a size stands twice.
-
-    A product that its launches or the memory bound is as slow as it is: the file holds what was measured.
-    """
+    """Rates of products by size: forward and both gradients of linear layers, the median where a size stands twice."""
     seconds: dict[tuple[int, ...], list[float]] = {}
     for label in PRODUCTS_OF_A_LINEAR:
         for size, product_seconds in kernels.get((label, precision), {}).items():
             seconds.setdefault(size, []).append(product_seconds)
     return {size: 2.0 * math.prod(size) / statistics.median(taken_s) for size, taken_s in sorted(seconds.items())}
+
+
+def _sustained_share(timings: Sequence[Timed], rates: Mapping[tuple[int, ...], float]) -> float:
+    """Rate of large products after much work, as a share of that of a few calls after a pause; 1 at most.
+
+    A GPU at its power limit clocks lower. Where seconds of work were not measured, windows of some 40 ms tell it.
+    """
+    long = [timing for timing in timings if timing.label == SUSTAINED]
+    long = long or [timing for timing in timings if timing.what == "product" and timing.precision == "bf16"
+                    and timing.seconds > LONG_PRODUCT_S]  # fmt: skip
+    shares = [
+        2.0 * math.prod(timing.size[:3]) / timing.seconds / nearest_mean(timing.size[:3], rates) for timing in long
+    ]
+    return min(1.0, statistics.median(shares)) if shares else 1.0
 
 
 def site(measured: Measured, ranks: int = 1, *, image: bool = True, precision: Precision = "fp32") -> MeasuredSite:

@@ -73,6 +73,10 @@ FUSED: Final = ((1, 4, 1024, 64), (1, 16, 16384, 64), (1, 16, 16384, 128))
 """Samples, heads, tokens and width of a causal attention by one named kernel each."""
 FUSED_KERNELS: Final[dict[AttentionKernel, str]] = {"flash2": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
 """Kernels of fused attention that torch can be told to take, and its names for them."""
+SUSTAINED: Final = "linear, sustained"
+SUSTAINED_SIDE: Final = 8192
+SUSTAINED_S: Final = 3.0
+"""Of products, after which a GPU's clock has come down to what its power allows."""
 LOGITS: Final = ((4096, 50257), (1024, 50257), (1024, 32000), (32, 1000))
 EMBEDDINGS: Final = ((4096, 50257, 768), (1024, 50257, 1024), (1024, 32000, 2048))
 UPDATES: Final = ((32, 256), (32, 2**16), (32, 2**20), (8, 2**23))
@@ -126,7 +130,7 @@ def measure_kernels(device: Any, *, small: bool = False, rounds: int = ROUNDS) -
                 timings += _of_case(case, device, rounds)
     timings += _updates(device, small, rounds)
     timings += _levels(device, rounds)
-    return timings
+    return [*timings, _sustained(device, small)]
 
 
 def cases(device: Any, *, small: bool = False) -> Iterator[KernelCase]:
@@ -463,6 +467,27 @@ def tiny_step(blocks: Sequence[Any], x: Any, level: Checkpointing, precision: Pr
         for block in blocks:
             y = block(y) if level == "none" else run_checkpointed(block, y, level)
     y.float().sum().backward()
+
+
+def _sustained(device: Any, small: bool) -> Timed:
+    """Time a large product after seconds of the same: a GPU at its power limit clocks lower than in a short call."""
+    import torch
+
+    side = TINY if small else SUSTAINED_SIDE
+    left, right = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
+
+    def products() -> float:
+        start_s = time.perf_counter()
+        for _ in range(MOST_CALLS):
+            torch.mm(left, right)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return (time.perf_counter() - start_s) / MOST_CALLS
+
+    until_s = time.perf_counter() + (0.0 if small else SUSTAINED_S)
+    while time.perf_counter() < until_s:
+        products()
+    return Timed("kernel", (side, side, side), products(), SUSTAINED, "bf16")
 
 
 def _levels(device: Any, rounds: int) -> Iterator[Timed]:

@@ -36,9 +36,10 @@ Source: Bekman, "Machine Learning Engineering", training/performance, "Anatomy o
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
 PRECISIONS: Final = get_args(Precision)
 FOLDER: Final = Path(__file__).with_name("data") / "gpus"
-GPUS: Final = tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
-"""Names of all GPUs, those of `DEVICES`, and `cpu` for a process without one."""
 CPU: Final = "cpu"
+_FILES: Final = {path.stem: path for path in (*FOLDER.glob("*.toml"), FOLDER.with_name(f"{CPU}.toml"))}
+GPUS: Final = tuple(sorted(_FILES))
+"""Names of all GPUs, those of `DEVICES`, and `cpu` for a process without one."""
 _SCALARS: Final = {
     "memory": "B",
     "memory_bandwidth": "B/s",
@@ -315,7 +316,7 @@ def _check_possible(file: ConstantsFile, constants: Mapping[str, Constant]) -> N
 
 @cache
 def _shipped(name: str) -> Device:
-    return read_gpu(FOLDER / f"{name}.toml")
+    return read_gpu(_FILES[name])
 
 
 DEVICES: Final[dict[str, Device]] = {
