@@ -284,7 +284,8 @@ def _write_gpu_files(measured: Measured, gpu_file: str | None) -> None:
         LabError: if no GPU was measured, or a file cannot be written.
     """
     from dlojz.base.files import config_folder
-    from dlojz.cost_model.measured_machine import link_of, measured_gpu
+    from dlojz.cost_model.measured_machine import link_of
+    from dlojz.cost_model.measuring_kernels import measured_gpu
     from dlojz.hardware.gpus import write_gpu
     from dlojz.hardware.links import write_link
 
@@ -354,7 +355,7 @@ def _table(sites: list[MeasuredSite]) -> Table:
 
 
 def _summary(measured: Measured, sites: list[MeasuredSite]) -> Iterator[str]:
-    yield f"{measured.processor}, {measured.date}"
+    yield f"{measured.processor}, {measured.words(measured.setups[-1].ranks)}"
     for site in sites:
         calibration, chip = site.calibration, site.cluster.gpu
         # The site's peak times the fitted efficiency, in units of 1e9: GFLOP/s and GB/s.

@@ -15,10 +15,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self, cast, get_args
@@ -30,22 +30,20 @@ from dlojz import models
 from dlojz.base.contract import Contract, parse_json
 from dlojz.base.errors import LabError
 from dlojz.base.files import config_folder, write_atomic
-from dlojz.base.language import refusal, say
+from dlojz.base.language import decimal, percent, refusal, say
 from dlojz.by_hand.collectives.running import TimedMessage
 from dlojz.config.run_config import RunConfig
-from dlojz.cost_model.calibration import BOUNDS, LEAST_LEFT, Calibration, Product, nearest_mean
+from dlojz.cost_model.calibration import BOUNDS, LEAST_LEFT, Calibration, Product
 from dlojz.cost_model.layouts import SCHEDULES, Layouts, Reals
 from dlojz.cost_model.measuring import LONG_PRODUCTS, MEETING_PRODUCTS, Timed, chained
-from dlojz.cost_model.measuring_kernels import SUSTAINED
 from dlojz.cost_model.step import Parts, step_parts
-from dlojz.cost_model.workload import FusedAttention, product_s, workload
-from dlojz.hardware import DEVICES, Cluster, Device, Precision, cluster, gpu
-from dlojz.hardware.constants import Constant
-from dlojz.hardware.gpus import ATTENTION_KERNELS, PRECISIONS, described
+from dlojz.cost_model.workload import product_s, workload
+from dlojz.hardware import Cluster, Device, Precision, cluster, gpu
 from dlojz.hardware.links import Collective, Interconnect, bus_factor, fit_line
 
 MOST_BYTES: Final = 4_000_000
 """A file of this kind has some tens of kilobytes."""
+DATE_FORMAT: Final = "%Y-%m-%d %H:%M UTC"
 KINDS: Final[dict[str, int | None]] = {
     "product": 4, "attention": 4, "convolution": 4, "pass": 1, "launch": 0, "update": 2, "sharded": 2, "checkpoint": 2,
     "ddp": 2, "fsdp2": 2, "fsdp3": 2, "dtensor": 1, "meeting": None, "straggler": 1, "chain": 3, "parts": 3,
@@ -132,6 +130,28 @@ class Measured(Contract):
         return self
 
     @property
+    def age_s(self) -> float | None:
+        """Seconds since the measurement; None where its date has no hour."""
+        try:
+            measured_at = datetime.strptime(self.date, DATE_FORMAT).replace(tzinfo=UTC)
+        except ValueError:
+            return None
+        return max(0.0, (datetime.now(UTC) - measured_at).total_seconds())
+
+    def noise(self, ranks: int) -> float:
+        """Median relative residual of so many ranks' measurements: how far the parameters miss what they stand for."""
+        return site(self, ranks).median_error
+
+    def words(self, ranks: int) -> str:
+        """Say how old the calibration is, how noisy, and how busy the machine then was."""
+        age = "" if self.age_s is None else f"{format_age(self.age_s)}, "
+        noise, load = percent(self.noise(ranks), 0), decimal(self.load, 1)
+        return say(
+            en=f"calibrated {self.date} ({age}median residual {noise}, load {load} then)",
+            fr=f"calibrée le {self.date} ({age}résidu médian {noise}, charge {load} alors)",
+        )
+
+    @property
     def gpu_is_measured(self) -> bool:
         """Whether a GPU's kernels were measured, of a model that is known or not."""
         return any(timing.what == "kernel" for timing in self.setups[0].timings)
@@ -151,6 +171,16 @@ class Measured(Contract):
             fr=f"cette machine a été mesurée jusqu’à {self.setups[-1].ranks} rangs, mais {ranks} sont demandés : "
             f"lancez `dlojz calibrate --ranks {ranks}`.",
         )
+
+
+def format_age(age_s: float) -> str:
+    """Write an age in whole minutes, hours or days."""
+    for seconds, english, french in ((86_400, "day", "jour"), (3600, "hour", "heure"), (60, "minute", "minute")):
+        if age_s >= seconds:
+            count = int(age_s // seconds)
+            plural = "s" * (count > 1)
+            return say(en=f"{count} {english}{plural} old", fr=f"il y a {count} {french}{plural}")
+    return say(en="just now", fr="à l’instant")
 
 
 def default_path() -> Path:
@@ -402,110 +432,6 @@ def link_of(measured: Measured) -> Interconnect:
     if not alpha["all_reduce"]:
         return cluster("local").intra  # placeholders: a single rank sends nothing
     return Interconnect("measured", f"{measured.machine}, {measured.date}", alpha, bandwidth, {})
-
-
-KERNELS_OF_A_LAYER: Final = (
-    "add", "cast", "gelu", "silu", "sigmoid", "layer norm", "sum of rows", "linear", "linear, of input",
-    "linear, of weight", "attention",
-)  # fmt: skip
-"""Operations of which the shortest kernels' median is what a kernel takes besides its work."""
-PRODUCTS_OF_A_LINEAR: Final = ("linear", "linear, of input", "linear, of weight")
-LONG_PRODUCT_S: Final = 1e-4
-"""Of one product: long against a launch."""
-LARGEST_SHARE: Final = 0.9
-"""Of a peak that nobody has published, what the best measurement is taken to be: 0.88 to 0.91 on H100 and H200."""
-
-
-def measured_gpu(measured: Measured) -> Device:
-    """Describe the GPU of a calibration as its file does: what was measured, and of a known model what is published.
-
-    Of a GPU that is not known the peaks and the bandwidth follow from the best product and pass, and are said to.
-
-    Raises:
-        LabError: if the calibration is of no GPU.
-    """
-    timings = measured.setup(1).timings
-    kernels: dict[tuple[str, str], dict[tuple[int, ...], float]] = {}
-    for timing in timings:
-        if timing.what == "kernel":
-            kernels.setdefault((timing.label, timing.precision), {})[timing.size] = timing.seconds
-    products = {precision: rates for precision in PRECISIONS if (rates := _product_rates(kernels, precision))}
-    if "bf16" not in products or "fp32" not in products:
-        raise refusal(
-            en=f"the calibration is of {measured.processor}, no GPU: run `dlojz calibrate --device cuda` on one.",
-            fr=f"le calibrage est celui de {measured.processor}, pas d’un GPU : lancez `dlojz calibrate --device cuda` "
-            "sur un GPU.",
-        )
-
-    clock = _sustained_share(timings, products["bf16"])
-    products = {key: {size: clock * rate for size, rate in rates.items()} for key, rates in products.items()}
-
-    def constant(value: float, unit: str, what: str, standing: str = "measured") -> Constant:
-        source = f"dlojz calibrate, {measured.processor}, torch {measured.versions.get('torch', '')}: {what}"
-        return Constant(float(value), unit, source, measured.date[:10], standing)
-
-    pass_bytes_per_s = statistics.median(
-        timing.size[0] / timing.seconds for timing in timings if timing.what == "pass" and timing.label[:3] == "add"
-    )
-    model = DEVICES.get(measured.gpu)
-    if model:
-        constants = {key: figure for key, figure in model.constants.items() if not key.startswith("products.")}
-    else:
-        constants = {
-            "memory": constant(measured.memory_bytes, "B", "as torch gives it"),
-            "memory_bandwidth": constant(pass_bytes_per_s / LARGEST_SHARE, "B/s", "its passes over 0.9", "derived"),
-            "multiprocessors": constant(measured.multiprocessors, "1", "as torch gives them"),
-        }
-        for precision, source in (("fp32", "fp32"), ("fp16", "bf16"), ("bf16", "bf16")):
-            peak = max(products[source].values()) / LARGEST_SHARE
-            constants[f"peak.{precision}"] = constant(peak, "FLOP/s", f"its best {source} product over 0.9", "derived")
-    shortest = [min(kernels[label, "bf16"].values()) for label in KERNELS_OF_A_LAYER if (label, "bf16") in kernels]
-    launch_s = statistics.median(timing.seconds for timing in timings if timing.what == "launch")
-    constants["kernel_s"] = constant(statistics.median(shortest), "s", "median of the shortest kernels of a layer")
-    constants["launch_s"] = constant(launch_s, "s", "operations on next to nothing, with their backward")
-    constants["pass_bandwidth"] = constant(pass_bytes_per_s, "B/s", "sums of large tensors")
-    tokens: dict[str, int] = {}
-    for (label, _), seconds in kernels.items():
-        kernel, direction = label.removeprefix("attention, ").removesuffix(", backward"), "backward" in label
-        for size in sorted(seconds) if kernel in ATTENTION_KERNELS else ():  # the longest sequence counts
-            samples, heads, length, width = size[:4]
-            key = f"{kernel}_{'backward' if direction else 'forward'}_{width}"
-            flops = FusedAttention(length, length, width, samples * heads, samples * heads).flops(direction)
-            tokens[key] = length
-            constants[f"attention.{key}"] = constant(
-                clock * flops / seconds[size], "FLOP/s", f"causal, {length} tokens, × {clock:.3f}"
-            )
-    for key, rates in products.items():
-        constants[f"products.{key}"] = constant(
-            max(rates.values()), "FLOP/s", f"linear layers, × {clock:.3f} after long work"
-        )
-    name = re.sub(r"[^a-z0-9]+", "-", measured.processor.lower()).strip("-")
-    return described(name, measured.processor, constants, model.generation if model else "", tokens, products)
-
-
-def _product_rates(
-    kernels: Mapping[tuple[str, str], Mapping[tuple[int, ...], float]], precision: Precision
-) -> dict[tuple[int, ...], float]:
-    """Rates of products by size: forward and both gradients of linear layers, the median where a size stands twice."""
-    seconds: dict[tuple[int, ...], list[float]] = {}
-    for label in PRODUCTS_OF_A_LINEAR:
-        for size, product_seconds in kernels.get((label, precision), {}).items():
-            seconds.setdefault(size, []).append(product_seconds)
-    return {size: 2.0 * math.prod(size) / statistics.median(taken_s) for size, taken_s in sorted(seconds.items())}
-
-
-def _sustained_share(timings: Sequence[Timed], rates: Mapping[tuple[int, ...], float]) -> float:
-    """Rate of large products after much work, as a share of that of a few calls after a pause; 1 at most.
-
-    A GPU at its power limit clocks lower. Where seconds of work were not measured, windows of some 40 ms tell it.
-    """
-    long = [timing for timing in timings if timing.label == SUSTAINED]
-    long = long or [timing for timing in timings if timing.what == "product" and timing.precision == "bf16"
-                    and timing.seconds > LONG_PRODUCT_S]  # fmt: skip
-    shares = [
-        2.0 * math.prod(timing.size[:3]) / timing.seconds / nearest_mean(timing.size[:3], rates) for timing in long
-    ]
-    return min(1.0, statistics.median(shares)) if shares else 1.0
 
 
 def site(measured: Measured, ranks: int = 1, *, image: bool = True, precision: Precision = "fp32") -> MeasuredSite:

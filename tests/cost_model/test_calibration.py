@@ -25,7 +25,8 @@ from dlojz.cost_model.calibration import (
     typical,
 )
 from dlojz.cost_model.fit import FITTED_TABLES, fitted_half, is_fitted, predicted_s, usable
-from dlojz.cost_model.measured_machine import Measured, from_measurements, measured_gpu
+from dlojz.cost_model.measured_machine import Measured, from_measurements
+from dlojz.cost_model.measuring_kernels import measured_gpu
 from dlojz.cost_model.validation import LEFT_OUT, validate
 from dlojz.cost_model.workload import product_s
 from dlojz.hardware import gpu
