@@ -502,11 +502,15 @@ def site(measured: Measured, ranks: int = 1, *, image: bool = True, precision: P
 
 
 def _straggling(setup: Setup, short_s: float) -> float:
-    """By how many seconds a meeting takes longer per second of work before it; 0 where that was not measured."""
+    """By how many seconds a meeting takes longer per second of work before it; 0 where that was not measured.
+
+    Where several lengths of work were measured, the mean of their slopes from the short meeting on.
+    """
     long = [timing for timing in setup.timings if timing.what == "straggler"]
-    longer = 1 - MEETING_PRODUCTS / LONG_PRODUCTS  # share of the work that the short meeting did not have
-    # Seconds waited more per second of work more.
-    return max(0.0, (long[0].seconds - short_s) / (longer * 1e-6 * long[0].size[0])) if long else 0.0
+    # Seconds of one product, from the shortest of the long works, which has LONG_PRODUCTS[0] of them.
+    short_work_s = 1e-6 * min((timing.size[0] for timing in long), default=0) * MEETING_PRODUCTS / LONG_PRODUCTS[0]
+    slopes = [(timing.seconds - short_s) / (1e-6 * timing.size[0] - short_work_s) for timing in long]
+    return max(0.0, statistics.fmean(slopes)) if slopes else 0.0
 
 
 def _product(timing: Timed) -> Product:
@@ -659,14 +663,14 @@ def local_parts(machine: Measured, config: RunConfig) -> Parts:
     local_site = _site(machine, layout.world_size, image, config.compute_precision)
     parts = _computed(machine, config, image)
     model_tensors = tensors_of(config.model, config.image_size, config.sequence_length, config.num_classes)
-    tensor, pipeline = _met(local_site, config, parts)
+    tensor, pipeline = _met(machine, local_site, config, parts)
+    computed_s = float(sum(getattr(parts, part)[0] for part in COMPUTING))
     adjusted_parts = replace(
         parts,
         recompute=parts.recompute + _recomputing_s(local_site, config, model_tensors),
         tensor=tensor,
         pipeline=pipeline,
-        data=parts.data
-        + _wrapping_s(local_site, config, model_tensors, float(sum(getattr(parts, part)[0] for part in COMPUTING))),
+        data=parts.data + _wrapping_s(machine, local_site, config, model_tensors, computed_s),
         optimizer=np.array([update_s(local_site, config, model_tensors)]),
     )
     kernels = _kernels(machine) if machine.gpu != "cpu" else None
@@ -751,7 +755,9 @@ def update_s(local_site: MeasuredSite, config: RunConfig, model_tensors: Tensors
     )
 
 
-def _wrapping_s(local_site: MeasuredSite, config: RunConfig, model_tensors: Tensors, computed_s: float) -> float:
+def _wrapping_s(
+    machine: Measured, local_site: MeasuredSite, config: RunConfig, model_tensors: Tensors, computed_s: float
+) -> float:
     """What data parallelism's engine costs a step beyond its bytes: FSDP2 for every micro-batch, DDP once.
 
     Ranks under DDP meet once, after all their computation, when they have come apart; those of FSDP2 at every block.
@@ -761,8 +767,31 @@ def _wrapping_s(local_site: MeasuredSite, config: RunConfig, model_tensors: Tens
         return 0.0
     blocks, tensors = model_tensors.blocks / layout.pp, model_tensors.tensors / layout.pp
     if layout.zero < 2:
-        return local_site.engine_s("ddp", blocks, tensors) + local_site.straggling * computed_s
-    return layout.micro_batches * local_site.engine_s(f"fsdp{layout.zero}", blocks, tensors)
+        engine_s = _group_engine_s(machine, local_site, config, "ddp", layout.dp, blocks, tensors)
+        return engine_s + local_site.straggling * computed_s
+    kind = f"fsdp{layout.zero}"
+    return layout.micro_batches * _group_engine_s(machine, local_site, config, kind, layout.dp, blocks, tensors)
+
+
+def _group_engine_s(
+    machine: Measured,
+    local_site: MeasuredSite,
+    config: RunConfig,
+    kind: str,
+    group: int,
+    blocks: float,
+    tensors: float = 0.0,
+) -> float:
+    """Seconds that an engine of a group of ranks costs while all ranks are busy.
+
+    Of all of them it was measured so. A smaller group meets fewer ranks: it costs what it did on so many alone, as much
+    slower as launches are where all share the cores.
+    """
+    if group >= local_site.ranks:
+        return local_site.engine_s(kind, blocks, tensors)
+    image = models.spec(config.model).family == "image"
+    alone = _site(machine, group, image, config.compute_precision)
+    return alone.engine_s(kind, blocks, tensors) * local_site.calibration.serial_s / alone.calibration.serial_s
 
 
 def _recomputing_s(local_site: MeasuredSite, config: RunConfig, model_tensors: Tensors) -> float:
@@ -776,7 +805,7 @@ def _recomputing_s(local_site: MeasuredSite, config: RunConfig, model_tensors: T
     return layout.micro_batches * micro_batch_s
 
 
-def _met(local_site: MeasuredSite, config: RunConfig, parts: Parts) -> tuple[Reals, Reals]:
+def _met(machine: Measured, local_site: MeasuredSite, config: RunConfig, parts: Parts) -> tuple[Reals, Reals]:
     """Messages of tensor parallelism and between stages: each met between computations, with torch's own code around.
 
     Beside its bytes a message costs what an all-reduce between two computations took, instead of its start after
@@ -792,15 +821,16 @@ def _met(local_site: MeasuredSite, config: RunConfig, parts: Parts) -> tuple[Rea
 
     tensor, pipeline = parts.tensor, parts.pipeline
     if layout.tp > 1:
-        # The host's dispatch was timed with messages of all ranks.
-        # Without the start of its message.
+        # The host's dispatch, without the start of its message.
         around = (
-            max(0.0, local_site.engine_s("dtensor", 1) - start_s(local_site.ranks)) if layout.engine == "torch" else 0.0
+            max(0.0, _group_engine_s(machine, local_site, config, "dtensor", layout.tp, 1) - start_s(layout.tp))
+            if layout.engine == "torch"
+            else 0.0
         )
         tensor = tensor + _tensor_messages(config) * (waiting_s(layout.tp) + around)
     if layout.pp > 1:
-        # 2: forward and backward.
-        pipeline = pipeline + 2 * layout.micro_batches * _chunks(config) * waiting_s(local_site.ranks)
+        # 2: forward and backward. A message goes from one stage to the next: two ranks meet, whatever the others do.
+        pipeline = pipeline + 2 * layout.micro_batches * _chunks(config) * waiting_s(2)
     return tensor, pipeline
 
 
