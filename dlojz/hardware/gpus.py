@@ -211,7 +211,7 @@ def read_gpu(path: Path) -> Device:
         f"attention.{key}": file.constant(key, "FLOP/s", fused, f"attention.{key}", optional="tokens") for key in fused
     }
     products = _products(file, {key: constants[f"peak.{key}"].value for key in PRECISIONS if key in peaks}, constants)
-    if not peaks:
+    if not {"fp32", "fp16", "bf16"} & {*peaks} or ("fp8" in peaks and "bf16" not in peaks):
         raise file.missing("peak.bf16")
     if on_cuda:
         _check_possible(file, constants)

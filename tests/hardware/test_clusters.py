@@ -192,6 +192,13 @@ def test_a_gpu_file_of_ones_own_is_found_by_name_and_by_path(tmp_path: Path, mon
     assert cluster(cluster_path).gpu == card
 
 
+def test_the_gpu_file_of_the_documentation_is_one(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "instructors.md").read_text(encoding="utf-8")
+    path = tmp_path / "card.toml"
+    path.write_text(page.split("```toml\n")[1].split("```")[0], encoding="utf-8")
+    assert gpu(str(path)).product_flops["bf16"][4096, 4096, 4096] == 75e12
+
+
 def test_write_gpu_is_read_again(tmp_path: Path) -> None:
     for name in ("h100", "mi300x", "b200", "t4"):
         write_gpu(tmp_path / f"{name}.toml", gpu(name))
