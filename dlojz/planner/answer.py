@@ -7,7 +7,7 @@ layout of the space is either admitted or refused for one reason of the closed l
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache, cached_property
 from math import log2
@@ -29,12 +29,13 @@ from dlojz.hardware.evidence import Measurement, measurements
 from dlojz.planner.explain import LayoutVerdict, changes_from_fastest, matching, refused, verdict_of
 from dlojz.planner.export import documents, is_run, run_config
 from dlojz.planner.planned_memory import RankMemory
-from dlojz.planner.question import MARGINAL, Question
-from dlojz.planner.search import PARTS, SearchResult, front_of, rank_memories
+from dlojz.planner.question import MARGINAL, UNTOLD, Question
+from dlojz.planner.search import MOST_SIMULATED, PARTS, SearchResult, front_of, rank_memories
 from dlojz.planner.space import (
     CODE,
     REASONS,
     candidates_of,
+    columns_of,
     degrees_words,
     gigabytes,
     layout_row,
@@ -233,6 +234,11 @@ class Choice(Summary):
         return self.question.device_bytes - self.memory_bytes
 
     @property
+    def is_marginal(self) -> bool:
+        """Whether it fits, but within 10 % of the GPU's memory."""
+        return self.memory_bytes > MARGINAL * self.question.device_bytes
+
+    @property
     def gpu_hours(self) -> float:
         """GPU-hours of a step."""
         return self.candidate.world_size * self.step_s / 3600
@@ -282,7 +288,7 @@ class Choice(Summary):
                     fr=f"le Tensor Parallelism sur {candidate.tp} rangs traverse des nœuds de {full} GPU.",
                 )
             )
-        if self.memory_bytes > MARGINAL * self.question.device_bytes:  # fits, but within 10 % of the GPU's memory
+        if self.is_marginal:
             warnings.append(
                 say(
                     en=f"marginal: only {gigabytes(self.margin_bytes)} stay free, and the allocator may slow the step "
@@ -325,6 +331,19 @@ class Choice(Summary):
         """The layout as files, by name; see `dlojz.planner.export.documents`."""
         return documents(self.question, self.candidate)
 
+    def _sharded(self) -> list[tuple[str, str]]:
+        """Over which ranks the states are sharded, as a line of the summary; none where all share one copy."""
+        copies = int(self.found.space.state_copies(columns_of([self.candidate]))[0])
+        if copies == 1:
+            return []
+        shards = self.candidate.dp * self.candidate.cp // copies
+        return [
+            (
+                say(en="states sharded over", fr="états découpés sur"),
+                say(en=f"{shards} ranks, {copies} copies (HSDP)", fr=f"{shards} rangs, {copies} copies (HSDP)"),
+            )
+        ]
+
     def lines(self) -> list[tuple[str, str]]:
         """Summary, as pairs of name and value."""
         largest = sorted(self.parts, key=lambda name: -self.parts[name])[:4]
@@ -332,6 +351,7 @@ class Choice(Summary):
         how = say(en="closed form", fr="forme close") if self.simulation is None else say(en="simulated", fr="simulée")
         rows = [
             (say(en="layout", fr="configuration"), self.title),
+            *self._sharded(),
             (say(en=f"step ({how})", fr=f"itération ({how})"), self.time_words),
             (say(en="of which", fr="dont"), shares),
             (
@@ -516,13 +536,17 @@ class Plan(Summary):
 
     @cached_property
     def top(self) -> tuple[Choice, ...]:
-        """Simulated layouts, fastest first."""
-        return tuple(sorted((self.choice(index) for index in self.simulations), key=lambda choice: choice.step_s))
+        """Simulated layouts, fastest first; a marginal one behind those that are `UNTOLD` slower at most."""
+        return self._ordered(self.simulations)
+
+    def _ordered(self, indices: Iterable[int]) -> tuple[Choice, ...]:
+        choices = (self.choice(index) for index in indices)
+        return tuple(sorted(choices, key=lambda choice: choice.step_s * (1 + UNTOLD * choice.is_marginal)))
 
     @property
     def best(self) -> Choice:
-        """The fastest layout that fits, by simulation."""
-        return self.top[0] if self.top else self.choice(0)
+        """The fastest layout that fits, by simulation, and not marginal where that makes no difference."""
+        return (self.top or self._ordered(range(min(self.found.admitted.size, MOST_SIMULATED))))[0]
 
     @cached_property
     def pareto(self) -> tuple[Choice, ...]:

@@ -35,7 +35,7 @@ _KEY: Final = (
 
 def is_forecast(space: Space, columns: Mapping[str, Integers]) -> NDArray[np.bool_]:
     """Tell which layouts are runs of this lab: a model of the catalogue, one of its engines, no context parallelism,
-    and expert parallelism without ZeRO and without a pipeline.
+    no hybrid sharding, and expert parallelism without ZeRO and without a pipeline.
 
     Precisions that only published measurements have (fp8, tf32) are none of the lab's either.
     """
@@ -44,7 +44,7 @@ def is_forecast(space: Space, columns: Mapping[str, Integers]) -> NDArray[np.boo
     # Engine column → whether the lab runs it.
     lab = np.array([name in OF_THE_LAB for name in COLUMN_VALUES["engine"]])[columns["engine"]]
     experts = (columns["ep"] == 1) | ((columns["zero"] == 0) & (columns["pp"] == 1))
-    eligible: NDArray[np.bool_] = lab & (columns["cp"] == 1) & experts
+    eligible: NDArray[np.bool_] = lab & (columns["cp"] == 1) & experts & (space.state_copies(columns) == 1)
     return eligible
 
 
