@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlojz.base.language import refusal
-from dlojz.cost_model.calibration import Calibration
+from dlojz.cost_model.calibration import Calibration, on_gpu
 from dlojz.cost_model.layout_memory import CONTEXT_BYTES, Memories, memories_of
 from dlojz.cost_model.layouts import OFFLOAD, SCHEDULES, Integers, Layouts, Reals, distinct, habit
 from dlojz.cost_model.passes import (
@@ -488,6 +488,7 @@ def estimate(workload: Workload, cluster: Cluster, layouts: Layouts, calibration
 
 def step_parts(workload: Workload, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Parts:
     """Seconds of the parts of a step of every layout."""
+    calibration = on_gpu(calibration, cluster.gpu)
     ordered, order, groups = by_stages(layouts)
     # A layer's seconds are the same whatever shards states and fills the pipeline.
     first, kinds = distinct(ordered, NOT_OF_PASSES)
@@ -546,6 +547,7 @@ def simulate(workload: Workload, cluster: Cluster, layouts: Layouts, calibration
             en=f"simulate takes one layout, but {len(layouts)} were received: use estimate for many.",
             fr=f"simulate prend une configuration, mais {len(layouts)} ont été reçues : utilisez estimate.",
         )
+    calibration = on_gpu(calibration, cluster.gpu)
     p, v, m = (int(column[0]) for column in (layouts.pp, layouts.chunks, layouts.micro_batches))
     layers = workload.size.layers if workload.size is not None else 0
     # A layer more where the logits count as one, two where the embedding does too: the last chunks hold fewer.

@@ -21,14 +21,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal
-from dlojz.cost_model.calibration import FOLDER, Calibration, calibration
-from dlojz.cost_model.fit import FITTED_TABLES, completed, is_complete, is_fitted, predicted_s, usable
+from dlojz.base.language import one_of, refusal, say
+from dlojz.cost_model.calibration import FOLDER, Calibration, calibration, of_gpu
+from dlojz.cost_model.fit import FITTED_TABLES, cluster_of, completed, is_complete, is_fitted, predicted_s, usable
 from dlojz.cost_model.layout_memory import Memories
 from dlojz.cost_model.layouts import Layouts, Reals
 from dlojz.cost_model.step import memories
 from dlojz.cost_model.workload import decoder_workload
-from dlojz.hardware import cluster
+from dlojz.hardware import Device, cluster
 from dlojz.hardware.decoder_size import flops_per_sequence
 from dlojz.hardware.evidence import TABLES, Measurement, table
 
@@ -219,13 +219,17 @@ def spearman(x_values: Sequence[float], y_values: Sequence[float]) -> float:
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
-def validate(name: str) -> TableResult:
+def validate(name: str, gpu: Device | None = None) -> TableResult:
     """Validate one table: predict every usable row.
+
+    Args:
+        name: of a table, or a `.csv` file, of which nothing was fitted on.
+        gpu: instead of that of the rows' clusters, with the calibration of its generation.
 
     Raises:
         LabError: for a table that prints no times, or that there is not.
     """
-    if name not in PROFILE_OF:
+    if name not in PROFILE_OF and not name.endswith(".csv"):
         if name in TABLES:
             names = ", ".join(validated())
             raise refusal(
@@ -235,21 +239,25 @@ def validate(name: str) -> TableResult:
                 f"comparer : nommez-en un autre ({names}).",
             )
         raise LabError(one_of("table", name, validated()))
-    profile = PROFILE_OF[name]
-    parameters, left_out_calibration = calibration(profile), without_table(name)
     usable_rows = usable(table(name))
-    rows = [completed(row, parameters) for row in usable_rows]
-    predicted = predicted_s(rows, parameters)
-    fitted = [name not in NEVER_FITTED and is_fitted(row) for row in usable_rows]  # True: the fit saw it
+    is_own = gpu is not None or name not in PROFILE_OF
+    if not usable_rows:
+        raise LabError(say(en=f"{name} prints no step times.", fr=f"{name} ne donne pas de durées d’itération."))
+    parameters = of_gpu(cluster_of(usable_rows[0], gpu).gpu) if is_own else calibration(PROFILE_OF[name])
+    left_out_calibration = parameters if is_own else without_table(name)
+    rows = [completed(row, parameters, gpu) for row in usable_rows]
+    predicted = predicted_s(rows, parameters, gpu)
+    fitted = [not is_own and name not in NEVER_FITTED and is_fitted(row) for row in usable_rows]  # True: the fit saw it
     measured = [row.seconds or math.nan for row in rows]
-    left_out_s = predicted_s([completed(row, left_out_calibration) for row in usable_rows], left_out_calibration)
+    left_out_rows = [completed(row, left_out_calibration, gpu) for row in usable_rows]
+    left_out_s = predicted_s(left_out_rows, left_out_calibration, gpu)
     rates = [_flops(row) / row.gpus / seconds for row, seconds in zip(rows, measured, strict=True)]
     rate = constant_rate(rates)
     results = tuple(
         RowResult(row, seconds, float(guess), float(without_s), _flops(row) / row.gpus / rate, not in_fit)
         for row, seconds, guess, without_s, in_fit in zip(rows, measured, predicted, left_out_s, fitted, strict=True)
     )
-    return TableResult(name, profile, results)
+    return TableResult(name, parameters.name, results)
 
 
 def constant_rate(rates: Sequence[float]) -> float:

@@ -26,72 +26,21 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from dlojz import models
 from dlojz.base.language import refusal, refusing_overflow
-from dlojz.cost_model.calibration import Calibration
+from dlojz.cost_model.calibration import Calibration, Product, measured_reach, shape_efficiency
 from dlojz.cost_model.layouts import LOSSES, element_bytes
 from dlojz.hardware import Device, Precision
 from dlojz.hardware.decoder_size import DecoderSize
-from dlojz.hardware.gpus import ATTENTION_KERNELS, HEAD_SIZES, AttentionKernel
+from dlojz.hardware.gpus import ATTENTION_KERNELS, HALF_SPEED_ROWS, HEAD_SIZES, AttentionKernel
 from dlojz.models.sizes import DeepSeekSize, GPTSize, LlamaSize, QwenSize
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-TILES: Final = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.8), (64, 64, 0.65))
-"""Rows and columns of the tiles of a product's result, and how far from the peak each one stays at best.
-
-Source: the tiles of cuBLAS that NVIDIA names (Deep Learning Performance, "Matrix Multiplication Background", §3.1); the
-larger one reuses more of what it reads. The last column is ours: bytes read per operation of a tile against 256 × 128.
-"""
-ALIGNED: Final = 8
-"""16-bit elements in 16 bytes: a product whose inner or outer size is not a multiple of it misses the fast kernels.
-
-Source: NVIDIA, same document, §2.2 ("Tensor Core Requirements").
-"""
 CAST_BYTES: Final = 2.0
 """Per element of a factor in fp8: written as it is and transposed; it is read by the operator before it, which casts.
 
 Source: NVIDIA Transformer Engine, "Using FP8": fused casts of norms and activations, and the transposed copy on Hopper.
 """
-HALF_SPEED_ROWS: Final = 256
-"""Rows and columns of scores at which fused attention reaches half its rate: blocks on the diagonal are computed whole,
-and few rows fill few multiprocessors.
-
-Source: FlashAttention-3 (arXiv 2407.08608), figures 5 and 6: of the rate at 16 384 tokens, 57 to 67 % at 512, 78 to
-81 % at 1024, 89 to 90 % at 2048, 95 to 96 % at 4096 (FlashAttention-2, heads of 128).
-"""
-
-
-class Product(NamedTuple):
-    """A product of matrices, `batch` times.
-
-    Attributes:
-        m, n, k: sizes.
-        batch: how often; above 1 for the heads of an attention.
-        attention: whether it is one of the two products of unfused attention, whose kernels are less well tuned.
-        work: share of the operations that are really done (½ where a causal mask is used to skip).
-    """
-
-    m: int
-    n: int
-    k: int
-    batch: int = 1
-    attention: bool = False
-    work: float = 1.0
-
-    @property
-    def flops(self) -> float:
-        """Floating-point operations, two per multiply-add."""
-        return 2.0 * self.batch * self.m * self.n * self.k * self.work
-
-    @property
-    def moved_bytes(self) -> float:
-        """Bytes read and written in 16 bit, each matrix once."""
-        return 2.0 * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
-
-    def backward(self) -> tuple[Product, Product]:
-        """The products for the gradients of both factors: [m, n] by [n, k], and [k, m] by [m, n]."""
-        m, n, k = self.m, self.n, self.k
-        return self._replace(m=m, n=k, k=n), self._replace(m=k, n=n, k=m)
 
 
 class FusedAttention(NamedTuple):
@@ -172,29 +121,6 @@ def product_operator(name: str, product: Product, *, kernels: int = 1, core: boo
     return LayerOperator(name, (product,), product.backward(), kernels=kernels, core=core)
 
 
-@lru_cache(maxsize=65536)
-def wave_efficiency(product: Product, num_sms: int) -> float:
-    """Share of the multiprocessors' time that a product's result uses, for its best tile.
-
-    Results at the edge of a tile, and multiprocessors idle in the last wave, are computed or waited for in vain:
-    m·n·batch / (waves · multiprocessors · tile), waves = ⌈⌈m/tile rows⌉·⌈n/tile columns⌉·batch / multiprocessors⌉.
-
-    Source: NVIDIA, Deep Learning Performance, "Matrix Multiplication Background", §3.1 and §3.2 (tile and wave
-    quantization).
-
-    Args:
-        product: of what sizes.
-        num_sms: multiprocessors of the GPU, at least 1.
-    """
-    best = 0.0
-    for rows, columns, reach in TILES:
-        tiles = math.ceil(product.m / rows) * math.ceil(product.n / columns) * product.batch
-        waves = math.ceil(tiles / num_sms)
-        # Useful elements over those that the waves could compute.
-        best = max(best, reach * product.m * product.n * product.batch / (waves * num_sms * rows * columns))
-    return best
-
-
 def fused_attention_s(
     attention: FusedAttention, gpu: Device, calibration: Calibration, precision: Precision, backward: bool = False
 ) -> float:
@@ -204,7 +130,7 @@ def fused_attention_s(
     rate for the GPU it is `attention_efficiency` of the peak.
     """
     direction = "backward" if backward else "forward"
-    small, large = (gpu.attention_flops.get(f"{attention.kernel}_{direction}_{size}") for size in HEAD_SIZES)
+    small, large = gpu.attention_rates(f"{attention.kernel}_{direction}")
     if small is None or large is None:
         reached = gpu.peak_flops["bf16" if precision == "fp8" else precision] * calibration.attention_efficiency
     else:
@@ -229,13 +155,12 @@ def product_s(
     Source: Williams, Waterman, Patterson 2009, "Roofline" (CACM 52), with the peak multiplied by the efficiencies.
     """
     reach = calibration.attention_efficiency if product.attention else calibration.product_efficiency
-    efficiency = reach * wave_efficiency(product, gpu.num_sms)
-    if product.n % ALIGNED or product.k % ALIGNED:  # rows of the three matrices are k and n long
-        efficiency *= calibration.unaligned
+    if gpu.product_flops and not product.attention:
+        reach = measured_reach(product, gpu, calibration, precision) or reach
     peak = gpu.peak_flops["bf16" if product.attention and precision == "fp8" else precision]
     # A tile's beginning and end take as long at any speed: in fp8 as long as twice as many elements.
     start = calibration.product_start * (peak / gpu.peak_flops["bf16"] if precision == "fp8" else 1.0)
-    efficiency *= product.k / (product.k + start)  # prologue and epilogue of a tile: half speed at k = start
+    efficiency = reach * shape_efficiency(product, gpu, calibration, start)
     memory = gpu.memory_bytes_per_s * calibration.memory_efficiency
     cast = cast_bytes * (product.m + product.n) * product.k if precision == "fp8" and not product.attention else 0.0
     moved_bytes = product.moved_bytes * element_bytes(precision) / 2

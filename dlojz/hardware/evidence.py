@@ -333,6 +333,10 @@ def _remedy(kind: str) -> str:
 def _value(location: _Place, key: str, kind: str, cell: str) -> Any:
     if cell == NONE and "None" in kind:
         return None
+    if key == "cluster" and cell.endswith(".toml"):
+        path = location.path.parent / cell  # of a cluster of one's own, from the table's folder on
+        if path.is_file():
+            return str(path)
     # A column without a list of texts takes any.
     legal = _LEGAL.get(key, (cell,))
     if cell == NONE and "" in legal:
@@ -547,11 +551,13 @@ def _row(
 
 @cache
 def table(name: str) -> tuple[Measurement, ...]:
-    """Read all rows of a table in the order of their source, also excluded ones (see `row.usable`).
+    """Read all rows of a table, or of a `.csv` file, in the order of their source, also excluded ones (`row.usable`).
 
     Raises:
         LabError: if there is no such table (those there are get listed), or its file is not legal.
     """
+    if name.endswith(".csv"):
+        return read_table(Path(name).expanduser())
     if name not in TABLES:
         raise LabError(one_of("table", name, TABLES))
     return read_table(FILES[name])

@@ -22,6 +22,7 @@ from dlojz.base.language import decimal, format_count, one_of, refusal, say
 from dlojz.config.fields import LayoutFields
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import Bill, Layouts, Parts, StepSimulation, bill, estimate, workload
+from dlojz.cost_model.calibration import default_words
 from dlojz.cost_model.fit import completed
 from dlojz.hardware import cluster
 from dlojz.hardware.evidence import Measurement, measurements
@@ -382,6 +383,8 @@ class Choice(Summary):
                 "experts ne sont pas validées",
             )
         rows.append((say(en="closest evidence", fr="mesure la plus proche"), evidence_words))
+        if words := default_words(self.question.class_defaults, self.question.cluster.gpu):
+            rows.append((say(en="not measured", fr="non mesuré"), words))
         rows += [(say(en="advice", fr="conseil"), sentence) for sentence in self.advice()]
         return rows
 
@@ -632,6 +635,7 @@ class Plan(Summary):
             "batch": question.batch,
             "precision": question.precision,
             "calibration": question.calibration.name,
+            "class_defaults": list(question.class_defaults),
             "layouts": self.found.num_layouts,
             "admitted": int(self.found.admitted.size),
             "refused": self.refused.counts,

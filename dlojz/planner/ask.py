@@ -38,13 +38,13 @@ from dlojz.planner.explain import (
 from dlojz.planner.planned_memory import fits, layout_memories, searched_memories
 from dlojz.planner.planned_model import chosen, subject
 from dlojz.planner.question import (
-    FLASH_FROM,
     MOST_BATCH,
     OVERLAPS,
     Question,
     calibration_of,
     check_gpus,
     check_precision,
+    fuses_attention,
     shard_columns,
     waited_columns,
 )
@@ -291,7 +291,7 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
     if planned_subject.is_elsewhere:
         # Rules of runs: raises if no engine can run it.
         names = running_engines(planned_subject, found_precision, names)
-    flash = site.gpu.generation in FLASH_FROM if fused_attention is None else fused_attention
+    flash = fuses_attention(site) if fused_attention is None else fused_attention
     question = Question(
         planned_subject, site, _calibration(site, calibration), batch, numbers, found_precision, names, flash,
         fused_loss, steps, hours, limit, waited_columns(overlap) | shard_columns(shards, names),
@@ -388,6 +388,7 @@ class ForeignPlan:
             "parameters": self.question.subject.num_parameters,
             "cluster": self.question.cluster.name,
             "precision": self.question.precision,
+            "class_defaults": list(self.question.class_defaults),
             "layout": layout_row(self.layout),
             "choice": None if self.choice is None else self.choice.as_dict(),
             "refused": None if self.verdict is None else self.verdict.as_dict(),
@@ -451,7 +452,7 @@ def _foreign_question(run: ForeignRun, site: Cluster) -> Question:
     # Products in fp8 where the GPU has them; the planner's own questions have the usual precisions alone.
     has_fp8 = run.precision == "fp8" and "fp8" in site.gpu.peak_flops
     precision = "fp8" if has_fp8 else check_precision(site, None if run.precision == "fp8" else run.precision)
-    fused = site.gpu.generation in FLASH_FROM if run.fused_attention is None else run.fused_attention
+    fused = fuses_attention(site) if run.fused_attention is None else run.fused_attention
     batch = run.layout["dp"] * run.layout["micro_batch"] * run.layout["micro_batches"]
     return Question(
         planned_subject, site, calibration_of(site), check_whole("batch", batch, MOST_BATCH),

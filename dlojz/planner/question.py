@@ -13,16 +13,14 @@ from typing import Final
 from dlojz.base.contract import check_whole
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal
-from dlojz.cost_model import Calibration, calibration
+from dlojz.cost_model import Calibration
+from dlojz.cost_model.calibration import class_defaults, of_gpu
 from dlojz.hardware import Cluster, Precision
+from dlojz.hardware.gpus import ATTENTION_KERNELS, CPU
 from dlojz.planner.planned_model import OFFERS, Subject
 
 MOST_GPUS: Final = 2**17
 MOST_BATCH: Final = 2**24
-FLASH_FROM: Final = ("a100", "h100", "h200")
-"""GPUs on which attention is one fused kernel by default. Source: Dao-AILab/flash-attention, README: from Ampere on."""
-PROFILE_OF_GPU: Final = {"v100": "v100", "a100": "a100", "h100": "h100", "h200": "h100"}
-"""The calibration of each generation; H200 has the processor of H100 with more memory."""
 MARGINAL: Final = 0.9
 """Share of a GPU's memory from which a layout is called marginal: readings scatter by some percent, and the allocator
 that frees and asks again has slowed published runs by 15 to 25 % (MPT, 30 B on 8 GPUs)."""
@@ -122,15 +120,28 @@ class Question:
         return math.inf if self.steps is None or self.hours is None else self.hours * 3600 / self.steps
 
     @property
+    def class_defaults(self) -> tuple[str, ...]:
+        """Figures of the GPU that were not measured, and for which its class's stand in."""
+        kernel = ATTENTION_KERNELS[self.columns.get("attention_kernel", 0)] if self.fused_attention else None
+        return class_defaults(self.calibration, self.cluster.gpu, self.precision, kernel)
+
+    @property
     def device_bytes(self) -> int:
         """Memory of one GPU."""
         return self.cluster.gpu.memory_bytes
 
 
 def calibration_of(site: Cluster) -> Calibration:
-    """The calibration of a cluster's GPUs, which their generation names; an empty one where there is none."""
-    profile = PROFILE_OF_GPU.get(site.gpu.generation)
-    return Calibration(site.gpu.name) if profile is None else calibration(profile)
+    """The calibration of a cluster's GPUs: `of_gpu`."""
+    return of_gpu(site.gpu)
+
+
+def fuses_attention(site: Cluster) -> bool:
+    """Whether attention is one fused kernel by default: on GPUs that have bf16, as those from Ampere on.
+
+    Source: Dao-AILab/flash-attention, README: from Ampere on, and MI200 and MI300 of AMD.
+    """
+    return site.gpu.name != CPU and "bf16" in site.gpu.peak_flops
 
 
 def check_gpus(cluster: Cluster, number: object) -> int:

@@ -10,7 +10,7 @@ import pytest
 
 from dlojz import models
 from dlojz.cost_model import Layouts, calibration, workload
-from dlojz.cost_model.calibration import Calibration
+from dlojz.cost_model.calibration import Calibration, Product, wave_efficiency
 from dlojz.cost_model.passes import (
     all_to_all_s,
     channel_share,
@@ -24,7 +24,6 @@ from dlojz.cost_model.workload import (
     Cut,
     FusedAttention,
     LayerOperator,
-    Product,
     attention_core,
     fused_attention_s,
     layer_operators,
@@ -33,7 +32,6 @@ from dlojz.cost_model.workload import (
     padded_vocabulary,
     product_operator,
     product_s,
-    wave_efficiency,
 )
 from dlojz.hardware import cluster, gpu
 from dlojz.hardware.decoder_size import DecoderSize
