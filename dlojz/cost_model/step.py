@@ -163,8 +163,9 @@ class DataMessages(NamedTuple):
 
     def of(self, kinds: Integers) -> DataMessages:
         """Those of layouts by their kinds."""
-        edges = tuple(np.broadcast_to(edge, self.once[0].shape)[kinds] for edge in self.edge)
-        return DataMessages(*(part[:, kinds] for part in self[:4]), edges)  # type: ignore[arg-type]
+        first, second, last = (np.broadcast_to(edge, self.once[0].shape)[kinds] for edge in self.edge)
+        once, forward, backward, final_s = (part[:, kinds] for part in self[:4])
+        return DataMessages(once, forward, backward, final_s, (first, second, last))
 
 
 def gathered_s(
