@@ -28,12 +28,15 @@ from dlojz.cost_model.layouts import (
     Layouts,
     Reals,
     alternates,
+    distinct,
     habit,
     losses,
+    software,
 )
 from dlojz.cost_model.passes import StageCosts
 from dlojz.cost_model.workload import Cut, Workload, routed_rows
 from dlojz.hardware.decoder_size import DecoderSize
+from dlojz.hardware.evidence import Version
 
 CONTEXT_BYTES: Final = 2.2e9
 """CUDA's context, NCCL and cuBLAS, of one rank: 0.5 + 1.6 + 0.1 GB, as `dlojz.hardware.gpus` has them."""
@@ -41,9 +44,23 @@ TEMPORARY_BYTES: Final = 4.3e9
 """Flat buffers of the optimizer's messages and what the allocator keeps for them, at most; a small model's are as large
 as its weights. Fitted on half of the Jean Zay readings, whose ranks all hold more than 2 billion weights."""
 UPDATE_BYTES: Final = 4
-"""Per parameter of the shard: the optimizer's temporary, a root of the second moment in fp32.
+"""Per parameter of the shard: the temporary of torch's AdamW, a root of the second moment in fp32. Fused it has none.
 
 Source: torch, `optim/adamw.py`, `_multi_tensor_adamw`: `exp_avg_sq_sqrt`.
+"""
+DUMMY_GRADIENTS_SINCE: Final = Version(2, 0)
+"""Since which Transformer Engine a product that adds to the accumulated gradient hands autograd a 16-bit tensor of the
+weight's shape, one for all weights of that shape, which stays; Megatron-core's logits take theirs from the same store.
+
+Source: Transformer Engine, `pytorch/module/base.py`, `get_dummy_wgrad`, a dictionary by shape and type; Megatron-LM,
+`core/tensor_parallel/layers.py`, `LinearWithGradAccumulationAndAsyncCommunication.backward`.
+"""
+RING_GRADIENT_BYTES: Final = 28
+"""Per local token and element of the queries of a rank, in the backward of torch's ring, in fp32: the gradient of the
+queries (4), those of keys and values (8), and both of these once more as they are sent and as they arrive (8 + 8).
+
+Source: torch, `distributed/tensor/experimental/_context_parallel/_attention.py`, `_templated_ring_attention_backward`,
+whose keys and values are repeated for all heads.
 """
 BUCKET_ELEMENTS: Final = 500_000_000
 """That DeepSpeed reduces at a time; with fp32 gradients its bucket and the copy are 2 bytes per element larger.
@@ -148,23 +165,29 @@ def layer_activation_bytes(workload: Workload, layouts: Layouts) -> Reals:
     size = workload.size
     assert size is not None
     t, tokens = layouts.tp, layouts.micro_batch * size.sequence_length / layouts.cp
-    h, keys = size.hidden, size.kv_heads * size.head_size
+    h = size.hidden
     masks = layouts.dropout * size.biased
-    # Per token, not split by t: inputs of two norms and of the products behind them (4 × 2 bytes), two masks of 1 byte.
-    unsplit = (8 + 2 * masks) * h / np.where(layouts.sequence_parallel > 0, t, 1)
+    # Per token, not split by t: inputs of two norms and of the products behind them (4 × 2 bytes), two masks of 1 byte;
+    # of latents before and after their norm (2 + 2).
+    whole = (8 + 2 * masks) * h + 4 * (size.latent + size.query_latent)
+    unsplit = whole / np.where(layouts.sequence_parallel > 0, t, 1)
     # Inputs of the activation and of the product down (2 + 2); gated: gate, up and their product (3 × 2).
-    hidden: float = (6 if size.gated else 4) * size.mlp_width
+    of_hidden = 6 if size.gated else 4
+    hidden: float = of_hidden * size.mlp_width
     if size.experts:  # of each row its input, the hidden layer, and the output that is weighed
-        hidden = routed_rows(size) * (hidden + 4 * h) + (1 - 1 / size.every) * hidden
+        hidden = routed_rows(size) * (of_hidden * size.expert_width + 4 * h) + (1 - 1 / size.period) * hidden
+        hidden += of_hidden * size.shared_experts * size.expert_width / size.period
     # Queries and attention's output (2 + 2), keys and values (2 + 2).
-    split = (4 * size.queries + 4 * keys + hidden) / t
+    split = (4 * size.heads * size.core_width + 4 * size.kv_heads * size.core_width + hidden) / t
     core = (layouts.fused_attention > 0) | (layouts.checkpointing == CHECKPOINTING.index("selective"))
     # Per token: softmax 2, its mask 1, its dropped-out copy 2, for each key and head.
     scores = np.where(core, 0.0, (2.0 + 3 * masks) * size.heads * size.sequence_length / t)
     full = 2 * h / np.where(layouts.sequence_parallel > 0, t, 1)  # the layer's input alone, 2 bytes
     saved_bytes = unsplit + split + scores
     saved_bytes = np.where(alternates(layouts), full + alternate_product_bytes(size, layouts), saved_bytes)
-    return tokens * np.where(layouts.checkpointing == CHECKPOINTING.index("full"), full, saved_bytes)
+    # The mean of a layer in `checkpointed_every` that keeps its input alone, and of the others, which keep all.
+    mean_bytes = saved_bytes + (full - saved_bytes) / layouts.checkpointed_every
+    return tokens * np.where(layouts.checkpointing == CHECKPOINTING.index("full"), mean_bytes, saved_bytes)
 
 
 def alternate_product_bytes(size: DecoderSize, layouts: Layouts) -> Reals:
@@ -180,12 +203,57 @@ def alternate_product_bytes(size: DecoderSize, layouts: Layouts) -> Reals:
     needs.
     """
     h, keys, t = size.hidden, size.kv_heads * size.head_size, layouts.tp
-    mlp = routed_rows(size) + 1 - 1 / size.every if size.experts else 1.0
+    mlp, width, latents = 1.0, float(size.mlp_width), 0
+    if size.experts:  # rows, and the width of the hidden layer of a token in all of them
+        mlp = routed_rows(size) + 1 - 1 / size.period + (size.shared_experts > 0) / size.period
+        width = routed_rows(size) * size.expert_width + (1 - 1 / size.period) * size.mlp_width
+        width += size.shared_experts * size.expert_width / size.period
     # Results of queries, values and gate, attention's output (2 bytes each), and its statistics (4 per head).
-    split = 2 * (size.queries + keys + size.queries) + 4 * size.heads + 2 * size.mlp_width * mlp
+    kept_width = size.queries + keys
+    if size.latent:  # queries, keys with values; or both latents, and the projection in the place of the last product
+        latents = size.query_latent + size.latent + size.rotated_width if size.query_latent else 0
+        kept_width = 0 if size.query_latent else size.heads * (3 * size.head_size + size.rotated_width)
+    split = 2 * (kept_width + size.queries) + 4 * size.heads + 2 * width
     down = 2 * h * mlp if size.gated else 0.0  # the seventh; of a plain MLP the sixth
     scattered = np.where((layouts.sequence_parallel > 0) & (t > 1), 2 * h / t, 0.0)
-    return split / t + scattered + (layouts.compiled == 0) * (down + scattered)
+    return split / t + 2 * latents + scattered + (layouts.compiled == 0) * (down + scattered)
+
+
+def gathered_key_bytes(size: DecoderSize, layouts: Layouts) -> Reals:
+    """Bytes per local token that context parallelism holds in the backward of one layer, of the whole sequence.
+
+    torch's ring gathers keys and values of all heads (2 + 2 bytes of each token), and sums gradients in fp32; where
+    they are gathered before attention (Llama 3), keys, values and their gradients (4 + 4) are whole. A ring of
+    Transformer Engine holds those of its neighbour alone, which is not counted.
+
+    Source: as `RING_GRADIENT_BYTES`, `_AllGatherRotater`; Llama 3 (arXiv 2407.21783), §3.3.2.
+    """
+    expanded = (4 * layouts.cp + RING_GRADIENT_BYTES) * size.queries * habit(layouts, "expands_keys")
+    whole = 8 * layouts.cp * size.kv_heads * size.head_size * (1 - habit(layouts, "rings"))
+    return np.where(layouts.cp > 1, (expanded + whole) / layouts.tp, 0.0)
+
+
+def dummy_gradient_bytes(size: DecoderSize, layouts: Layouts, counts: Reals) -> Reals:
+    """Bytes of Transformer Engine's dummy weight gradients on a stage: 2 per element of each distinct weight shape.
+
+    Args:
+        counts: embedding, layers and logits of the stage.
+    """
+    h, t, keys = size.hidden, layouts.tp, size.kv_heads * size.head_size
+    width = size.mlp_width if not size.experts else size.mlp_width * t  # tensor parallelism does not cut experts
+    # Rows and columns of what a rank holds of queries, keys and values; attention's output; the MLP; the logits.
+    columns = [h + 0.0 * t, size.queries / t, h + 0.0 * t, width / t, h + 0.0 * t]
+    rows = [(size.queries + 2 * keys) / t, h + 0.0 * t, (1 + size.gated) * width / t, h + 0.0 * t, size.vocabulary / t]
+    first, stop = 0 if counts[1] else 4, 5 if counts[2] else 4
+    shapes = list(zip(rows, columns, strict=True))[first:stop]
+    elements = np.zeros(len(layouts))
+    for index, (height, breadth) in enumerate(shapes):
+        is_known = np.zeros(len(layouts), bool)
+        for known_height, known_breadth in shapes[:index]:
+            is_known |= (height == known_height) & (breadth == known_breadth)
+        elements += np.where(is_known, 0.0, height * breadth)
+    keeps = (software(layouts, "transformer_engine") >= DUMMY_GRADIENTS_SINCE.number) & (layouts.fused_accumulation > 0)
+    return 2.0 * elements * keeps
 
 
 def _gathered_split(layouts: Layouts) -> Reals:
@@ -248,8 +316,8 @@ def stays_gathered(layouts: Layouts) -> NDArray[np.bool_]:
 def spread_of(workload: Workload, layouts: Layouts, counts: Reals, weights: Reals) -> Reals | float:
     """Ratio of the weights that ZeRO shards over dp · cp ranks to those of one rank of a stage; 1 without experts."""
     experts = float(counts @ np.array([kind.expert_parameters for kind in workload.kinds], float))
-    # Experts of one rank are 1/ep of its stage's; ZeRO shards those of all ep ranks over dp · cp.
-    return 1.0 + experts * (1 - 1 / layouts.ep) / weights if experts else 1.0
+    # Experts of one rank are 1/ep of its stage's, whatever tp; ZeRO shards all of them over the tp · dp · cp ranks.
+    return 1.0 + experts * (1 / layouts.tp - 1 / layouts.ep) / weights if experts else 1.0
 
 
 def memories_of(workload: Workload, layouts: Layouts, stages: StageCosts, weights: Reals) -> Memories:
@@ -258,8 +326,12 @@ def memories_of(workload: Workload, layouts: Layouts, stages: StageCosts, weight
     Args:
         weights: of each distinct stage (rows) and layout (columns), on one rank.
     """
+    layer_bytes = None
+    if workload.size is not None:  # the same in every stage
+        first, kinds = distinct(layouts, NOT_OF_LAYERS)
+        layer_bytes = layer_activation_bytes(workload, layouts[first])[kinds]
     stage_memories = [
-        stage_memory(workload, layouts, counts, in_flight(layouts, int(stage)), stage_weights)
+        stage_memory(workload, layouts, counts, in_flight(layouts, int(stage)), stage_weights, layer_bytes)
         for counts, stage, stage_weights in zip(stages.counts, stages.first, weights, strict=True)
     ]
     return _fullest(stage_memories)
@@ -267,28 +339,41 @@ def memories_of(workload: Workload, layouts: Layouts, stages: StageCosts, weight
 
 def _fullest(memories: list[Memories]) -> Memories:
     """Take the one with the most bytes, place by place; of equal ones the first."""
-    fullest, max_bytes = memories[0], memories[0].total_bytes
+    if len(memories) == 1:
+        return memories[0]
+    columns = {field.name: np.array(getattr(memories[0], field.name), float) for field in fields(Memories)}
+    max_bytes = memories[0].total_bytes
     for candidate in memories[1:]:
         total = candidate.total_bytes
         mask = total > max_bytes
-        max_bytes = np.maximum(total, max_bytes)
-        fullest = Memories(
-            # Place by place: all categories come from the same stage.
-            *(
-                np.where(mask, getattr(candidate, field.name), getattr(fullest, field.name))
-                for field in fields(Memories)
-            )
-        )
-    return fullest
+        np.maximum(total, max_bytes, out=max_bytes)
+        for name, column in columns.items():  # place by place: all categories come from the same stage
+            np.copyto(column, getattr(candidate, name), where=mask)
+    return Memories(**columns)
 
 
-def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, num_in_flight: Reals, weights: Reals) -> Memories:
+NOT_OF_LAYERS: Final = (
+    "dp", "pp", "ep", "zero", "zero_shards", "micro_batches", "chunks", "schedule", "offload", "overlap",
+    "gather_overlap", "tensor_overlap", "embedding_slots", "gradient_bytes", "context_exchange", "fused_loss",
+)  # fmt: skip
+"""Columns of layouts on which what a layer keeps for its backward does not depend."""
+
+
+def stage_memory(
+    workload: Workload,
+    layouts: Layouts,
+    counts: Reals,
+    num_in_flight: Reals,
+    weights: Reals,
+    layer_bytes: Reals | None = None,
+) -> Memories:
     """Memory of one rank of a stage.
 
     Args:
         counts: layers of each kind in the stage.
         num_in_flight: micro-batches' worth of them that are kept at most.
         weights: of the stage, on one rank.
+        layer_bytes: what a decoder's layer keeps for its backward (`layer_activation_bytes`), where it is known.
     """
     spread = spread_of(workload, layouts, counts, weights)
     weight_bytes, gradients, adam, host = states_of(weights, layouts, spread)
@@ -302,7 +387,8 @@ def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, num_in_fli
     )
     # Parameters whose moments this rank updates.
     updated = weights / np.where(layouts.zero >= 1, layouts.zero_shards / spread, 1)
-    update = np.where(flat | (layouts.offload != OFFLOAD.index("none")), 0.0, UPDATE_BYTES * updated)
+    in_place = flat | (layouts.offload != OFFLOAD.index("none")) | (software(layouts, "fused_optimizer") > 0)
+    update = np.where(in_place, 0.0, UPDATE_BYTES * updated)
     none = np.zeros(len(layouts))
     if size is None:
         activations, live = _image_activations(workload, layouts, counts)
@@ -314,22 +400,19 @@ def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, num_in_fli
     tokens = layouts.micro_batch * size.sequence_length / layouts.cp * (layouts.element_bytes / 2)
     split = np.where(layouts.sequence_parallel > 0, layouts.tp, 1)
     masks = layouts.dropout * size.biased
-    activations = counts[1] * num_in_flight * layer_activation_bytes(workload, layouts) * (layouts.element_bytes / 2)
-    embedding = counts[0] * tokens * size.hidden / split * num_in_flight * masks  # its dropout mask, 1 byte per element
-    kinds = losses(layouts)
-    of_logit = np.array([LOGIT_BYTES[loss_kind] for loss_kind in LOSSES], float)[kinds]
-    of_logit += SPLIT_LOGIT_BYTES * ((kinds == LOSSES.index("torch")) & (layouts.tp > 1))
-    of_logit -= IN_PLACE_LOGIT_BYTES * (kinds == LOSSES.index("megatron")) * habit(layouts, "in_place_loss")
-    # 16-bit inputs of the last norm and of the logits' product.
-    inputs = 2 * size.hidden * (1 / split + 1 / _gathered_split(layouts))
+    layer_bytes = layer_activation_bytes(workload, layouts) if layer_bytes is None else layer_bytes
+    activations = counts[1] * num_in_flight * layer_bytes * (layouts.element_bytes / 2)
+    # Its dropout mask, 1 byte per element, where the stage has the embedding.
+    embedding = counts[0] * tokens * size.hidden / split * num_in_flight * masks if counts[0] else none
     # One micro-batch at a time: the loss is followed by its backward.
-    loss = counts[2] * tokens * (of_logit * size.vocabulary / layouts.tp + inputs)
+    loss = counts[2] * tokens * loss_bytes(size, layouts, split) if counts[2] else none
     full = layouts.checkpointing == CHECKPOINTING.index("full")
     # Without dropout one layer's two masks less.
     live = tokens * size.hidden / split * np.where(full, LIVE_BYTES - 2 * (1 - masks), KEPT_LIVE_BYTES)
+    live = live + tokens * gathered_key_bytes(size, layouts)
     is_fsdp = (habit(layouts, "fsdp") > 0) & (layouts.zero >= 2)
     # On one rank: experts over ep, all else over tp.
-    layer = (size.layer_parameters - size.expert_parameters * (1 - 1 / layouts.ep)) / layouts.tp
+    layer = (size.layer_parameters - size.expert_parameters) / layouts.tp + size.expert_parameters / layouts.ep
     # ZeRO-3 gathers the weights of this layer and the next, and holds this one's whole gradient.
     zero3_bytes = 3.0 * layouts.element_bytes * (layouts.zero == 3)
     live = live + layer * np.where(is_fsdp, _unit_bytes(layouts), zero3_bytes)
@@ -343,18 +426,34 @@ def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, num_in_fli
     # torch's DDP copies gradients into buckets that stay (csrc/distributed/c10d/reducer.cpp, `initialize_buckets`).
     is_ddp = (habit(layouts, "fsdp") > 0) & (layouts.zero == 0) & (layouts.dp * layouts.cp > 1)
     buffers = gathered + np.where(is_ddp, layouts.gradient_bytes * weights, 0.0)
+    buffers = buffers + dummy_gradient_bytes(size, layouts, counts)
     states = weight_bytes, gradients, adam
-    return _fullest(
-        [
-            Memories(*states, activations, embedding + loss, buffers, reserve, host),  # at the loss
-            # In the backward of a layer.
-            Memories(
-                *states, activations, embedding, buffers + FSDP_ROOT_BYTES[1] * words * root + live, reserve, host
-            ),
-            # At the end; `gathered` is in `update` already.
-            Memories(*states, none, none, update + buffers - gathered, reserve, host),
-        ]
-    )
+    moments = [
+        (activations, embedding + loss, buffers),  # at the loss
+        # In the backward of a layer.
+        (activations, embedding, buffers + FSDP_ROOT_BYTES[1] * words * root + live),
+        (none, none, update + buffers - gathered),  # at the end; `gathered` is in `update` already
+    ]
+    state_bytes = weight_bytes + gradients + adam
+    # What differs is chosen, states and reserve are the same at each moment.
+    at_loss, in_layer, at_end = (state_bytes + kept + edges + alive + reserve for kept, edges, alive in moments)
+    later, last = in_layer > at_loss, at_end > np.maximum(at_loss, in_layer)
+    peaks = (np.where(last, end, np.where(later, layer, loss)) for loss, layer, end in zip(*moments, strict=True))
+    return Memories(*states, *peaks, reserve, host)
+
+
+def loss_bytes(size: DecoderSize, layouts: Layouts, split: Reals) -> Reals:
+    """Bytes per token at the loss: logits and what is made of them, inputs of the last norm and of the logits' product.
+
+    Args:
+        split: ranks over which the input of the last norm is split.
+    """
+    kinds = losses(layouts)
+    of_logit = np.array([LOGIT_BYTES[loss_kind] for loss_kind in LOSSES], float)[kinds]
+    of_logit += SPLIT_LOGIT_BYTES * ((kinds == LOSSES.index("torch")) & (layouts.tp > 1))
+    of_logit -= IN_PLACE_LOGIT_BYTES * (kinds == LOSSES.index("megatron")) * habit(layouts, "in_place_loss")
+    # Both inputs in 16 bit.
+    return of_logit * size.vocabulary / layouts.tp + 2 * size.hidden * (1 / split + 1 / _gathered_split(layouts))
 
 
 def _unit_bytes(layouts: Layouts) -> Reals:

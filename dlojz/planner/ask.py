@@ -35,15 +35,27 @@ from dlojz.planner.explain import (
     lighter_neighbours,
     refused,
 )
-from dlojz.planner.planned_memory import fits, layout_memories, searched_memories
+from dlojz.planner.planned_memory import fits, layout_memories, other_loss_bytes, searched_memories
 from dlojz.planner.planned_model import chosen, subject
-from dlojz.planner.question import FLASH_FROM, MOST_BATCH, Question, calibration_of, check_gpus, check_precision
+from dlojz.planner.question import (
+    MOST_BATCH,
+    OVERLAPS,
+    Question,
+    calibration_of,
+    check_gpus,
+    check_precision,
+    fuses_attention,
+    shard_columns,
+    software_columns,
+    waited_columns,
+)
 from dlojz.planner.search import MOST_SIMULATED, SearchResult, search, simulate_fastest
 from dlojz.planner.space import (
     FREE,
     REASONS,
     candidates_of,
     columns_of,
+    counted_layers,
     gigabytes,
     layout_row,
     layout_title,
@@ -198,6 +210,12 @@ def fits_nowhere(result: SearchResult) -> str:
             en=f"would offload {offloaded} from the {node_gpus} GPUs of a node, whose memory is {has}",
             fr=f"déchargerait {offloaded} depuis les {node_gpus} GPU d’un nœud, dont la mémoire est de {has}",
         )
+    fused_bytes = other_loss_bytes(result.space, layout)
+    if missing > 0 and fused_bytes is not None and fused_bytes < needs:
+        text += say(
+            en=f"; with the loss in one kernel (--software fused_loss=yes) {gigabytes(fused_bytes)}",
+            fr=f" ; avec la perte en un seul noyau (--software fused_loss=yes) {gigabytes(fused_bytes)}",
+        )
     fitting = smallest_place(question)
     if fitting is None:
         return text + say(en="; no cluster known here is large enough.", fr=" ; aucun calculateur connu ne suffit.")
@@ -219,6 +237,9 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
     engines: str | Sequence[str] | None = None,
     fused_attention: bool | None = None,
     fused_loss: bool = False,
+    overlap: str | Sequence[str] = OVERLAPS,
+    shards: int = 0,
+    software: str = "",
     steps: int | None = None,
     hours: float | None = None,
     limit: str = "",
@@ -233,10 +254,15 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
         gpus: how many; several numbers are compared with each other.
         batch: samples of one step, over all replicas.
         image_size, sequence_length: of the samples; by default those of the model.
-        precision: bf16, fp16 or fp32; by default bf16 where the GPU has it.
+        precision: bf16, fp16, fp32 or, of a decoder's products, fp8; by default bf16 where the GPU has it.
         engines: libraries to search; by default those that run the model.
         fused_attention: whether attention is one kernel; by default from A100 on.
         fused_loss: whether the cross-entropy is one kernel, as flash-attn's and Liger's are.
+        overlap: messages that run beside computation where a library can do it, of `OVERLAPS`; by default all.
+        shards: data-parallel ranks that states are sharded over where a library can do it, with a copy on each such
+            group (HSDP), e.g. those of a node; 0: all.
+        software: facts of it, as `dlojz.planner.question.software_columns` reads them: `torch=2.0 fused_loss=yes`; by
+            default today's.
         steps, hours: of the training, and within which time it must end; layouts that take longer are refused.
         limit: name of that limit, e.g. of a QoS.
         calibration: profile or file; by default that of the GPU's generation.
@@ -264,18 +290,25 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
         engines if engines is None or isinstance(engines, str) else tuple(engines),
         catalogue=bool(planned_subject.catalogue),
         experts=planned_subject.num_experts > 0,
+        fp8=found_precision == "fp8",
     )
+    if found_precision == "fp8" and planned_subject.size is None:
+        raise refusal(
+            en=f"fp8 is planned for decoders alone, and {planned_subject.name} is none: use bf16, fp16 or fp32.",
+            fr=f"fp8 n’est planifié que pour des décodeurs, et {planned_subject.name} n’en est pas un : prenez bf16, "
+            "fp16 ou fp32.",
+        )
     if planned_subject.is_elsewhere:
         # Rules of runs: raises if no engine can run it.
         names = running_engines(planned_subject, found_precision, names)
-    flash = site.gpu.generation in FLASH_FROM if fused_attention is None else fused_attention
+    flash = fuses_attention(site) if fused_attention is None else fused_attention
+    columns = waited_columns(overlap) | shard_columns(shards, names) | software_columns(software, site.gpu)
     question = Question(
         planned_subject, site, _calibration(site, calibration), batch, numbers, found_precision, names, flash,
-        fused_loss, steps, hours, limit,
+        bool(columns.pop("fused_loss", fused_loss)), steps, hours, limit, columns,
     )  # fmt: skip
-    refusal = batch_refusal(question)
-    if refusal:
-        raise LabError(refusal)
+    if undealt := batch_refusal(question):
+        raise LabError(undealt)
     # Two answers are possible: a plan, or a refusal that names the smallest cluster (a second search, of bytes alone).
     result = search(space_of(question))
     if not result.admitted.size:
@@ -366,6 +399,7 @@ class ForeignPlan:
             "parameters": self.question.subject.num_parameters,
             "cluster": self.question.cluster.name,
             "precision": self.question.precision,
+            "class_defaults": list(self.question.class_defaults),
             "layout": layout_row(self.layout),
             "choice": None if self.choice is None else self.choice.as_dict(),
             "refused": None if self.verdict is None else self.verdict.as_dict(),
@@ -429,7 +463,7 @@ def _foreign_question(run: ForeignRun, site: Cluster) -> Question:
     # Products in fp8 where the GPU has them; the planner's own questions have the usual precisions alone.
     has_fp8 = run.precision == "fp8" and "fp8" in site.gpu.peak_flops
     precision = "fp8" if has_fp8 else check_precision(site, None if run.precision == "fp8" else run.precision)
-    fused = site.gpu.generation in FLASH_FROM if run.fused_attention is None else run.fused_attention
+    fused = fuses_attention(site) if run.fused_attention is None else run.fused_attention
     batch = run.layout["dp"] * run.layout["micro_batch"] * run.layout["micro_batches"]
     return Question(
         planned_subject, site, calibration_of(site), check_whole("batch", batch, MOST_BATCH),
@@ -452,6 +486,9 @@ def _file_changes(
         # Of few differences, the first of equals being the fastest.
         order = np.argsort(apart, kind="stable")[: 64 * MOST_CHANGES]
         neighbours += [result.layout(int(index)) for index in order if apart[index]]
+    # Stages that hold different numbers of layers take flags that no line of a change has.
+    counted = _counted(question, layout)
+    neighbours = [near for near in neighbours if _counted(question, near) in (0, counted)]
     found_changes = [
         change for change in changes(result, layout, neighbours, is_weighed) if change.changed and change.fits
     ]
@@ -466,6 +503,10 @@ def _file_changes(
         if lines:
             chosen[key] = FileChange(change, lines)
     return tuple(chosen.values())[:MOST_CHANGES]
+
+
+def _counted(question: Question, layout: LayoutFields) -> int:
+    return int(counted_layers(question.subject.num_layers, layout.pp, layout.chunks or 1))
 
 
 def _written_fields(layout: LayoutFields) -> dict[str, Any]:

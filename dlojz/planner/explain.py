@@ -209,12 +209,23 @@ def _split(question: Question, layout: LayoutFields) -> str:
             if experts
             else f"ep={layout.ep} partage des experts, mais {question.subject.name} n’en a pas.",
         )
-    if layout.dp % layout.ep:
+    spreads = OFFERS[layout.engine].spreads_experts
+    ranks = f"dp × cp × tp = {layout.replicas * layout.tp}" if spreads else f"dp={layout.dp}"
+    if (layout.replicas * layout.tp if spreads else layout.dp) % layout.ep:
         return say(
-            en=f"the experts are divided among the replicas, but ep={layout.ep} does not divide dp={layout.dp}.",
-            fr=f"ce sont les répliques qui se partagent les experts, mais ep={layout.ep} ne divise pas dp={layout.dp}.",
+            en=f"{layout.engine} divides the experts among the ranks of {ranks}, which ep={layout.ep} does not divide.",
+            fr=f"{layout.engine} partage les experts entre les rangs de {ranks}, que ep={layout.ep} ne divise pas.",
         )
-    return question.subject.split_conflict(layout.tp)
+    if sentence := question.subject.split_conflict(layout.tp):
+        return sentence
+    assert question.subject.size is not None
+    heads, product = question.subject.size.kv_heads, f"tp × cp = {layout.tp} × {layout.cp}"
+    return say(
+        en=f"all-to-alls give each rank some heads, but {product} does not divide the {heads} heads of keys and "
+        "values.",
+        fr=f"des all-to-all donnent à chaque rang des têtes, mais {product} ne divise pas les {heads} têtes de clés et "
+        "de valeurs.",
+    )
 
 
 def _sequence(question: Question, layout: LayoutFields) -> str:
@@ -238,11 +249,6 @@ def _stages(question: Question, layout: LayoutFields) -> str:
     layers = question.subject.num_layers
     stage_layers = -(-layers // layout.pp)  # rounded up
     filled = -(-layers // stage_layers)  # stages that get a layer
-    if layout.pp <= layers and filled == layout.pp:
-        return say(
-            en=f"{layout.engine} wants equal stages, but pp={layout.pp} does not divide {layers} layers.",
-            fr=f"{layout.engine} veut des étages égaux, or pp={layout.pp} ne divise pas {layers} couches.",
-        )
     return say(
         en=f"{layers} layers, {stage_layers} to a stage, fill {filled} of pp={layout.pp} stages.",
         fr=f"{layers} couches, {stage_layers} par étage, remplissent {filled} étages sur pp={layout.pp}.",
@@ -252,10 +258,18 @@ def _stages(question: Question, layout: LayoutFields) -> str:
 def _chunks(question: Question, layout: LayoutFields) -> str:
     layers, number = question.subject.num_layers, layout.pp * (layout.chunks or 1)
     parts = f"pp × chunks = {layout.pp} × {layout.chunks} = {number}"
-    return say(
-        en=f"{layers} layers cannot be dealt out to {parts} equal parts.",
-        fr=f"{layers} couches ne se répartissent pas en {parts} parts égales.",
+    text = say(
+        en=f"{layers} layers cannot be dealt out to {parts} equal parts",
+        fr=f"{layers} couches ne se répartissent pas en {parts} parts égales",
     )
+    if OFFERS[layout.engine].slots:
+        text += say(
+            en=f", nor can {layers + 1} with the logits (--account-for-loss-in-pipeline-split) or {layers + 2} with "
+            "the embedding too (--account-for-embedding-in-pipeline-split)",
+            fr=f", ni {layers + 1} avec les logits (--account-for-loss-in-pipeline-split), ni {layers + 2} avec aussi "
+            "l’embedding (--account-for-embedding-in-pipeline-split)",
+        )
+    return text + "."
 
 
 def _batch(question: Question, layout: LayoutFields) -> str:
@@ -299,6 +313,9 @@ def _not_offered(question: Question, layout: LayoutFields) -> str:
             fr="recalcul avec une passe arrière coupée en deux (zb-h1)",
         ),
         "context": _no_context(question, layout),
+        "exchange": say(
+            en="context parallelism by all-to-alls of heads", fr="le Context Parallelism par all-to-all des têtes"
+        ),
         "experts": say(
             en=f"expert parallelism{with_pipeline} with ZeRO-{layout.zero}",
             fr=f"l’Expert Parallelism{with_pipeline} avec ZeRO-{layout.zero}",
@@ -539,7 +556,7 @@ def beside(result: SearchResult, value_result: SearchResult) -> LayoutVerdict:
 
 
 FIELDS: Final = ("gpus", "dp", "tp", "pp", "cp", "ep", "zero", "micro_batch", "schedule", "chunks", "checkpointing",
-                 "sequence_parallel", "offload", "engine")  # fmt: skip
+                 "sequence_parallel", "offload", "context_exchange", "engine")  # fmt: skip
 """By which a layout is asked for."""
 
 

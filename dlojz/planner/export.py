@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from dlojz.base.errors import LabError
@@ -24,21 +24,28 @@ from dlojz.hardware.clusters import Machine
 from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.planner.planned_model import OF_THE_LAB, OFFERS
 from dlojz.planner.question import Question
-from dlojz.planner.space import layout_title, run_config_of
+from dlojz.planner.space import copies_of, counted_layers, layout_title, run_config_of
 
 _TITAN_SCHEDULES: Final[dict[str | None, str]] = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}
 
 
-def megatron_arguments(
-    layout: LayoutFields, size: DecoderSize, precision: str, flash: bool, steps: int | None
+def megatron_arguments(  # noqa: PLR0915
+    layout: LayoutFields,
+    size: DecoderSize,
+    precision: str,
+    flash: bool,
+    steps: int | None,
+    columns: Mapping[str, int] | None = None,
 ) -> list[str]:
     """Arguments of `pretrain_gpt.py` for engines megatron-core and megatron-deepspeed, without data and tokenizer.
 
     Args:
-        precision: bf16 or fp16; fp32 has no flag.
+        precision: bf16, fp16 or fp8, whose master type is bf16; fp32 has no flag.
         flash: whether attention is one kernel.
         steps: of the training; 1000 without it.
+        columns: of the question: messages that are waited for.
     """
+    overlaps = {name: (columns or {}).get(name, 1) for name in ("tensor_overlap", "overlap", "gather_overlap")}
     words = ["--tensor-model-parallel-size", layout.tp, "--pipeline-model-parallel-size", layout.pp]
     words += ["--micro-batch-size", layout.micro_batch, "--global-batch-size", layout.global_batch]
     words += ["--num-layers", size.layers, "--hidden-size", size.hidden, "--ffn-hidden-size", size.mlp_width]
@@ -46,47 +53,92 @@ def megatron_arguments(
     words += ["--max-position-embeddings", size.sequence_length, "--train-iters", steps or 1000]
     if size.kv_heads != size.heads:
         words += ["--group-query-attention", "--num-query-groups", size.kv_heads]
-    words += ["--kv-channels", size.head_width, "--qk-layernorm"] if size.head_width else []
+    if size.latent:
+        words += ["--multi-latent-attention", "--kv-lora-rank", size.latent, "--qk-layernorm"]
+        words += ["--q-lora-rank", size.query_latent] if size.query_latent else []
+        words += ["--qk-head-dim", size.head_size, "--v-head-dim", size.head_size]
+        words += ["--qk-pos-emb-head-dim", size.rotated_width]
+    else:
+        words += ["--kv-channels", size.head_width, "--qk-layernorm"] if size.head_width else []
     words += ["--swiglu"] * size.gated + ["--untie-embeddings-and-output-weights"] * (not size.tied)
     words += [] if size.biased else ["--disable-bias-linear", "--normalization", "RMSNorm"]
     words += ["--position-embedding-type", "learned_absolute" if size.positions == "learned" else "rope"]
     words += [f"--{precision}"] if precision in ("bf16", "fp16") else []
+    words += ["--bf16", "--fp8-format", "hybrid"] if precision == "fp8" else []
     words += ["--use-flash-attn"] * flash
     words += ["--context-parallel-size", layout.cp] if layout.cp > 1 else []
+    exchange = getattr(layout, "context_exchange", "ring")
+    words += ["--cp-comm-type", "a2a"] if layout.cp > 1 and exchange == "all_to_all" else []
     words += ["--expert-model-parallel-size", layout.ep] if layout.ep > 1 else []
     if size.experts:
-        words += ["--num-experts", size.experts, "--moe-router-topk", size.top_k, "--moe-layer-freq", size.every]
+        words += ["--num-experts", size.experts, "--moe-router-topk", size.top_k]
+        # Megatron evaluates the list: 0 for a dense layer, 1 for one with a mixture.
+        dense = f"([0]*{size.dense_layers}+[1]*{size.layers - size.dense_layers})"
+        words += ["--moe-layer-freq", dense if size.dense_layers else size.every]
         words += ["--moe-token-dispatcher-type", "alltoall"]
+        if size.expert_width != size.mlp_width:
+            words += ["--moe-ffn-hidden-size", size.expert_width]
+        if size.shared_experts:
+            words += ["--moe-shared-expert-intermediate-size", size.shared_experts * size.expert_width]
+        words += ["--expert-tensor-parallel-size", 1] if layout.tp > 1 else []
     if (layout.chunks or 1) > 1:
         words += ["--num-virtual-stages-per-pipeline-rank", layout.chunks]
     if layout.engine in DEEPSPEED:
         words += ["--deepspeed", "--deepspeed_config", "ds_config.json", "--zero-stage", layout.zero]
         words += ["--checkpoint-activations"] * (layout.checkpointing == "full")
         return [str(word) for word in words]
+    words += stage_words(size.layers, layout.pp, layout.chunks or 1)
     words += ["--sequence-parallel"] * layout.sequence_parallel
+    # What runs beside products is cut up along the sequence.
+    words += ["--tp-comm-overlap"] * (overlaps["tensor_overlap"] and layout.sequence_parallel)
     # Overlapping the parameters' gather needs the sharded optimizer.
-    words += ["--use-distributed-optimizer", "--overlap-param-gather"] * (layout.zero > 0)
-    words += ["--overlap-grad-reduce", "--accumulate-allreduce-grads-in-fp32"]
+    words += ["--use-distributed-optimizer"] * (layout.zero > 0)
+    copies = int(copies_of(layout.dp, layout.cp, columns or {}))
+    words += ["--num-distributed-optimizer-instances", copies] if layout.zero > 0 and copies > 1 else []
+    words += ["--overlap-param-gather"] * (overlaps["gather_overlap"] and layout.zero > 0)
+    words += ["--overlap-grad-reduce"] * overlaps["overlap"] + ["--accumulate-allreduce-grads-in-fp32"]
     if layout.checkpointing != "none":
         words += ["--recompute-granularity", layout.checkpointing]
         words += ["--recompute-method", "uniform", "--recompute-num-layers", 1] * (layout.checkpointing == "full")
     return [str(word) for word in words]
 
 
-def torchtitan_arguments(layout: LayoutFields, sequence_length: int | None, layers: int) -> list[str]:
-    """Arguments of torchtitan, beside the file of the model.
+def stage_words(layers: int, pp: int, chunks: int) -> list[Any]:
+    """Flags of Megatron's core for stages that hold different numbers of layers; none where all hold as many."""
+    counted = int(counted_layers(layers, pp, chunks))
+    words = ["--account-for-embedding-in-pipeline-split"] * (counted == 2)
+    words += ["--account-for-loss-in-pipeline-split"] * (counted > 0)
+    # All stages but the last hold as many, rounded up.
+    return (
+        [*words, "--decoder-last-pipeline-num-layers", layers - (pp - 1) * -(-layers // pp)] if counted < 0 else words
+    )
+
+
+def torchtitan_arguments(
+    layout: LayoutFields,
+    sequence_length: int | None,
+    layers: int,
+    precision: str = "bf16",
+    columns: Mapping[str, int] | None = None,
+) -> list[str]:
+    """Arguments of torchtitan, beside the file of the model; fp8 as its docs/float8.md has it.
 
     A schedule that torch has no class for is read from the file that `dlojz pipeline` exports.
+
+    Args:
+        columns: of the question: over how many ranks states are sharded.
     """
     sharded = layout.zero > 0
-    # DP as FSDP shards, or as replicas: never both.
-    words: list[Any] = ["--parallelism.data_parallel_shard_degree", layout.dp if sharded else 1]
-    words += ["--parallelism.data_parallel_replicate_degree", 1 if sharded else layout.dp]
+    copies = int(copies_of(layout.dp, layout.cp, columns or {})) if sharded else layout.dp
+    words: list[Any] = ["--parallelism.data_parallel_shard_degree", layout.dp // copies]
+    words += ["--parallelism.data_parallel_replicate_degree", copies]
     words += ["--parallelism.fsdp_reshard_after_forward", "always" if layout.zero == 3 else "never"]
     words += ["--parallelism.tensor_parallel_degree", layout.tp, "--parallelism.pipeline_parallel_degree", layout.pp]
     # Only a pipeline cuts torchtitan's local batch into micro-batches; without one it accumulates up to the global.
     words += ["--training.local_batch_size", layout.micro_batch * (layout.micro_batches if layout.pp > 1 else 1)]
     words += ["--training.global_batch_size", layout.global_batch]
+    words += ["--model.converters", "quantize.linear.float8"] if precision == "fp8" else []
+    words += ["--quantize.linear.float8.enable_fsdp_float8_all_gather"] * (precision == "fp8" and sharded)
     words += ["--parallelism.context_parallel_degree", layout.cp] if layout.cp > 1 else []
     if sequence_length is not None:
         words += ["--training.seq_len", sequence_length]
@@ -123,10 +175,12 @@ DEEPSPEED: Final[tuple[str, ...]] = ("deepspeed", "megatron-deepspeed")
 def is_run(question: Question, layout: LayoutFields) -> bool:
     """Tell whether `dlojz.run` runs a layout.
 
-    That takes a model of the catalogue, an engine of the lab, context parallelism beside data parallelism alone, and
-    expert parallelism without ZeRO and pipeline.
+    That takes a model of the catalogue, an engine of the lab, context parallelism beside data parallelism alone, states
+    sharded over all ranks, and expert parallelism without ZeRO and pipeline.
     """
     runs = bool(question.subject.catalogue) and layout.engine in OF_THE_LAB and not _rings_beside(layout)
+    copies = int(copies_of(layout.dp, layout.cp, question.columns))
+    runs = runs and question.precision != "fp8" and (copies == 1 or layout.zero < OFFERS[layout.engine].hybrid)
     return runs and (layout.ep == 1 or (layout.zero == 0 and layout.pp == 1))
 
 
@@ -158,9 +212,9 @@ def run_config(question: Question, layout: LayoutFields, **overrides: Any) -> Ru
     if not is_run(question, layout):
         raise refusal(
             en=f"{subject.name} with {layout.engine} is no run of this lab: its model must be of the catalogue and "
-            "its engine torch, by_hand or deepspeed; take documents() instead.",
+            "its engine torch, by_hand or deepspeed, without copies of sharded states; take documents() instead.",
             fr=f"{subject.name} avec {layout.engine} n’est pas une exécution de ce TP : il faut un modèle du "
-            "catalogue et engine torch, by_hand ou deepspeed ; prenez documents().",
+            "catalogue et engine torch, by_hand ou deepspeed, sans copies d’états découpés ; prenez documents().",
         )
     return run_config_of(subject, question.precision, layout, **overrides)
 
@@ -209,10 +263,12 @@ def program(question: Question, layout: LayoutFields) -> list[str]:
         )
     size = question.subject.size
     if layout.engine in MEGATRON and size is not None:
-        flags = megatron_arguments(layout, size, question.precision, question.fused_attention, question.steps)
+        flags = megatron_arguments(layout, size, question.precision, question.fused_attention, question.steps,
+                                   question.columns)  # fmt: skip
         return ["pretrain_gpt.py", *flags]
     if layout.engine == "torch":
-        flags = torchtitan_arguments(layout, question.subject.sequence_length, question.subject.num_layers)
+        flags = torchtitan_arguments(layout, question.subject.sequence_length, question.subject.num_layers,
+                                     question.precision, question.columns)  # fmt: skip
         return ["-m", "torchtitan.train", *flags]
     # DeepSpeed without Megatron: the user's own script.
     return ["train.py", "--deepspeed", "--deepspeed_config", "ds_config.json"]

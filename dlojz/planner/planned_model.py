@@ -90,14 +90,7 @@ class Subject:
         """
         if tp == 1:
             return ""
-        if self.num_experts:
-            return say(
-                en=f"Tensor Parallelism is not planned for a mixture of experts, but tp={tp} was asked for: ep shares "
-                "its experts out.",
-                fr=f"le Tensor Parallelism d’un mélange d’experts n’est pas planifié, mais tp={tp} a été demandé : "
-                "c’est ep qui partage ses experts.",
-            )
-        if self.catalogue:
+        if self.catalogue and not self.num_experts:
             return _catalogue_conflict(self.catalogue, tp, language())
         split = {}  # what tp has to divide
         if self.size is not None:
@@ -106,6 +99,9 @@ class Subject:
                 say(en="key-value heads", fr="têtes de clés et valeurs"): self.size.kv_heads,
                 say(en="hidden features of the MLP", fr="neurones cachés du MLP"): self.size.mlp_width,
             }
+        if self.size is not None and self.num_experts:  # experts are not cut, only what every token meets
+            every_token = say(en="features of the shared experts", fr="neurones des experts partagés")
+            split |= {every_token: self.size.shared_experts * self.size.expert_width}
         for part, number in split.items():  # all must divide: heads and widths are cut, never one head
             if number % tp:
                 return say(
@@ -198,11 +194,18 @@ class Offer:
         tensor: tensor parallelism for decoders, for image models.
         sequence: sequence parallelism.
         offload: what may lie in the host's memory, without a pipeline or tensor parallelism, and its least ZeRO stage.
-        uneven: whether stages may hold different numbers of layers.
+        slots: whether embedding and logits may count as a layer each when stages are cut, and the last stage may hold
+            fewer layers than the others; without it the first stages hold one layer more where they do not divide.
         overlap: whether gradients are reduced beside the backward.
         fp32_gradients: precisions in which gradients are accumulated in fp32.
         context: ZeRO stages with context parallelism (of decoders whose attention is one kernel).
+        exchanges: what context-parallel ranks may exchange, of `dlojz.cost_model.layouts.CONTEXT_EXCHANGES`.
         experts: ZeRO stages with expert parallelism, without and with a pipeline.
+        spreads_experts: whether expert parallelism spans the tensor- and context-parallel ranks too, which then do not
+            cut experts; without it a mixture has no tensor parallelism.
+        fp8: whether it computes a decoder's products in fp8.
+        hybrid: least ZeRO stage whose states it shards over a part of the replicas, the others holding copies (HSDP);
+            4 where there is none.
         dropout: whether its GPT has dropout by default.
         source: where it says so.
     """
@@ -215,12 +218,16 @@ class Offer:
     tensor: tuple[bool, bool] = (True, False)
     sequence: bool = True
     offload: Mapping[str, int] = field(default_factory=dict)
-    uneven: bool = True
+    slots: bool = False
     overlap: bool = True
     fp32_gradients: tuple[Precision, ...] = ("fp16", "bf16", "fp8")
     context: tuple[int, ...] = ()
+    exchanges: tuple[str, ...] = ("ring",)
     experts: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    hybrid: int = 4
+    spreads_experts: bool = False
     dropout: bool = False
+    fp8: bool = False
     source: str
 
     def gradient_bytes(self, precision: Precision) -> int:
@@ -240,13 +247,19 @@ OFFERS: Final[dict[str, Offer]] = {
         zero=(0, 1),
         zero_pipeline=(0, 1),
         schedules=("1f1b", "interleaved"),
-        uneven=False,
+        slots=True,
         context=(0, 1),
+        exchanges=("ring", "all_to_all"),
         experts=((0, 1), (0, 1)),
+        spreads_experts=True,
+        hybrid=1,
         dropout=True,
-        source="Megatron-LM, megatron/training/arguments.py: --hidden-dropout, 0.1 by default; "
-        "--use-distributed-optimizer is ZeRO-1; fp32 main gradients; --context-parallel-size, which Transformer Engine "
-        "has for fused attention alone",
+        fp8=True,
+        source="Megatron-LM, megatron/training/arguments.py: --account-for-embedding-in-pipeline-split, "
+        "--account-for-loss-in-pipeline-split, --decoder-last-pipeline-num-layers; "
+        "--expert-tensor-parallel-size; --cp-comm-type; --hidden-dropout, 0.1 by default; "
+        "--use-distributed-optimizer is ZeRO-1, --num-distributed-optimizer-instances its copies; fp32 main gradients; "
+        "--context-parallel-size, which Transformer Engine has for fused attention alone",
     ),
     "megatron-deepspeed": Offer(
         costed=("deepspeed", "megatron-deepspeed"),  # without a pipeline it is DeepSpeed's own ZeRO
@@ -279,8 +292,11 @@ OFFERS: Final[dict[str, Offer]] = {
         zero_pipeline=pipeline_stages("torch"),
         schedules=_TORCH_SCHEDULES,
         context=(2, 3),
-        source="torch.distributed: DDP, fully_shard (FSDP2), tensor.parallel, pipelining; as torchtitan puts them "
-        "together; its parallel_dims.py: fsdp_enabled = dp_shard_enabled or cp_enabled: states are sharded over cp too",
+        hybrid=2,
+        fp8=True,
+        source="torch.distributed: DDP, fully_shard (FSDP2; on a mesh of two dimensions it shards over the second), "
+        "tensor.parallel, pipelining; as torchtitan puts them together; its parallel_dims.py: fsdp_enabled = "
+        "dp_shard_enabled or cp_enabled: states are sharded over cp too",
     ),
     "by_hand": Offer(
         costed=("megatron", "megatron"),
@@ -302,7 +318,7 @@ OF_GIANTS: Final = ("megatron-core", "megatron-deepspeed", "torch", "deepspeed")
 
 
 def chosen(
-    engines: str | tuple[str, ...] | list[str] | None, *, catalogue: bool, experts: bool = False
+    engines: str | tuple[str, ...] | list[str] | None, *, catalogue: bool, experts: bool = False, fp8: bool = False
 ) -> tuple[str, ...]:
     """Choose the libraries to search, in the order of `OFFERS`.
 
@@ -310,11 +326,14 @@ def chosen(
         engines: names, one or several; without them, those that suit the model.
         catalogue: whether the model is of the catalogue, so that the lab can run it.
         experts: whether it has a mixture of experts.
+        fp8: whether products are computed in fp8.
 
     Raises:
-        LabError: for an unknown name.
+        LabError: for an unknown name, or one that has no fp8.
     """
-    usual = (OF_MIXTURES if experts else OF_THE_LAB) if catalogue else OF_GIANTS
+    usual: tuple[str, ...] = (OF_MIXTURES if experts else OF_THE_LAB) if catalogue else OF_GIANTS
+    with_fp8 = tuple(name for name, offer in OFFERS.items() if offer.fp8)
+    usual = with_fp8 if fp8 else usual
     engine_names = usual if engines is None else engines
     names = (
         tuple(name.strip() for name in engine_names.split(","))
@@ -326,4 +345,10 @@ def chosen(
     for name in names:
         if name not in legal:
             raise LabError(one_of("engine", name, legal))
+        if fp8 and name not in with_fp8:
+            raise refusal(
+                en=f"{name} computes no products in fp8, but precision fp8 was asked for: use {' or '.join(with_fp8)}.",
+                fr=f"{name} ne calcule pas de produits en fp8, or la précision fp8 a été demandée : prenez "
+                f"{' ou '.join(with_fp8)}.",
+            )
     return tuple(name for name in OFFERS if name in names)

@@ -15,7 +15,7 @@ from itertools import product
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import Language, decimal, language, minus, say
@@ -24,7 +24,7 @@ from dlojz.config.fields import LayoutFields
 from dlojz.config.run_compatibility import RUN
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import CHECKPOINTING, OFFLOAD, SCHEDULES, Layouts
-from dlojz.cost_model.layouts import WORDS, Integers
+from dlojz.cost_model.layouts import CONTEXT_EXCHANGES, WORDS, Integers, usual_kernel
 from dlojz.hardware import Precision
 from dlojz.planner.planned_model import OFFERS, Offer, Subject
 from dlojz.planner.question import Question
@@ -41,7 +41,9 @@ NAMES: Final = ("gpus", *REASONS[2:])
 """All reasons that are shown; `gpus` is met only where a layout is asked for by name."""
 CODE: Final = {name: code for code, name in enumerate(REASONS)}
 DEGREES: Final = ("gpus", "dp", "tp", "pp", "cp", "micro_batch", "micro_batches", "ep")
-OPTIONS: Final = ("engine", "zero", "schedule", "chunks", "checkpointing", "sequence_parallel", "offload")
+OPTIONS: Final = (
+    "engine", "zero", "schedule", "chunks", "checkpointing", "sequence_parallel", "offload", "context_exchange",
+)  # fmt: skip
 FREE: Final = ("tp", "pp", "cp", "ep", "zero", "micro_batch", *OPTIONS[2:], "engine")
 """What one chooses; dp and the number of micro-batches follow."""
 MOST_TENSOR: Final = 64
@@ -52,26 +54,37 @@ Source: our choice of a limit: Llama 3 split 131072 tokens over 16 ranks and 819
 65536 over 2, and Megatron Core's guide ("Parallelism Strategies Guide") speaks of 8 K tokens and more; NeMo's rows have
 8192 tokens both over 2 ranks and over 1, with more tokens/s over 1.
 """
-CHUNKS: Final = (2, 3, 4, 6, 8)
+IMAGE_CHUNKS: Final = (2, 3, 4, 5, 6, 8)
+"""Of an image model, whose chunks may hold unequal numbers of blocks; of a decoder every number that divides."""
 TEXT_MICRO_BATCHES: Final = (1, 2, 3, 4, 6, 8, 12, 16)
 IMAGE_MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 COLUMN_VALUES: Final[dict[str, tuple[Any, ...]]] = {
-    **{name: WORDS[name] for name in ("schedule", "checkpointing", "offload")},
+    **{name: WORDS[name] for name in ("schedule", "checkpointing", "offload", "context_exchange")},
     "sequence_parallel": (False, True),
     "engine": tuple(OFFERS),
 }
 """Values of the columns that hold places in a list."""
 
 
-def planned_layout(**fields: Any) -> LayoutFields:
+class PlannedLayout(LayoutFields):
+    """Layout of a question: with what runs of this lab do not have.
+
+    Attributes:
+        context_exchange: what context-parallel ranks exchange, one of `CONTEXT_EXCHANGES`.
+    """
+
+    context_exchange: str = "ring"
+
+
+def planned_layout(**fields: Any) -> PlannedLayout:
     """Build a layout that nothing judges, of any library of `OFFERS`; without a schedule it is 1f1b, of one chunk.
 
     `micro_batches` is 0 where the replicas do not divide the batch.
     """
     values: dict[str, Any] = {"schedule": "1f1b", "chunks": 1, **fields}
-    return LayoutFields.model_construct(**values)
+    return PlannedLayout.model_construct(**values)
 
 
 def degrees_words(dp: int, tp: int, pp: int, cp: int = 1, ep: int = 1) -> str:
@@ -128,9 +141,39 @@ class Space:
             "gradient_bytes": _of_offers(lambda offer: offer.gradient_bytes(precision))[engine],
             "dropout": _of_offers(lambda offer: int(offer.dropout))[engine],
             "fused_attention": int(self.question.fused_attention),
+            "attention_kernel": _of_offers(lambda offer: usual_kernel(offer.costed[0], self.question.cluster.gpu))[
+                engine
+            ],
             "fused_loss": int(self.question.fused_loss),
+            "tensor_overlap": columns["sequence_parallel"],  # Megatron-LM, arguments.py: only with it
+            "embedding_slots": (
+                counted_layers(
+                    self.question.subject.num_layers,
+                    columns["pp"],
+                    columns["chunks"],
+                    _of_offers(lambda offer: offer.slots)[engine],
+                )
+                == 2
+            ).astype(int),
         }
-        return Layouts.of(precision=precision, **(cost_columns | dict(self.question.columns)))
+        cost_columns |= dict(self.question.columns)
+        if "zero_shards" in cost_columns:
+            cost_columns["zero_shards"] = columns["dp"] * columns["cp"] // self.state_copies(columns)
+        return Layouts.of(precision=precision, **cost_columns)
+
+    def state_copies(self, columns: Mapping[str, Integers]) -> Integers:
+        """Count the groups of replicas that hold a copy of the sharded states each (HSDP): 1 where all share one."""
+        offered = columns["zero"] >= _of_offers(lambda offer: offer.hybrid)[columns["engine"]]
+        return np.where(offered, copies_of(columns["dp"], columns["cp"], self.question.columns), 1)
+
+
+def copies_of(dp: Any, cp: Any, columns: Mapping[str, int]) -> Any:
+    """Count the copies of sharded states where a question's columns ask for shards over so many of dp · cp ranks.
+
+    Shards are as near to that as replicas and ranks can be divided; of numbers or arrays.
+    """
+    wanted = columns.get("zero_shards", 0)  # 0: gcd(n, 0) = n, so that all ranks share one copy
+    return np.gcd(dp, dp * cp // np.gcd(dp * cp, wanted))
 
 
 def _of_offers(fact: Callable[[Offer], Any]) -> NDArray[Any]:
@@ -220,12 +263,12 @@ def contexts_of(subject: Subject, ranks: int) -> list[int]:
     return [degree for degree in divisors(ranks) if degree <= max_degree]
 
 
-def experts_of(subject: Subject, dp: int) -> list[int]:
+def experts_of(subject: Subject, ranks: int) -> list[int]:
     """List the expert-parallel degrees to search: 1 alone for a dense model.
 
-    They divide the experts, so that each rank holds as many, and the replicas.
+    They divide the experts, so that each rank holds as many, and the ranks that share them.
     """
-    return [degree for degree in divisors(dp) if max(1, subject.num_experts) % degree == 0]
+    return [degree for degree in divisors(ranks) if max(1, subject.num_experts) % degree == 0]
 
 
 def degrees_of(
@@ -250,7 +293,7 @@ def degrees_of(
                     dp = number // tp // pp // cp
                     if dp * cp * pp * tp != number or ("dp" in fixed_values and dp not in fixed_values["dp"]):
                         continue
-                    shared = fixed_values.get("ep") or experts_of(subject, dp)
+                    shared = fixed_values.get("ep") or experts_of(subject, dp * cp * tp)
                     # Micro-batches: batch ÷ (dp · size); where that does not divide, the rule "batch" refuses.
                     rows += [
                         (number, dp, tp, pp, cp, size, batch // (dp * size), ep) for size in sizes for ep in shared
@@ -260,34 +303,60 @@ def degrees_of(
     return dict(zip(DEGREES, table.T, strict=True))
 
 
-def options_of(names: Sequence[str], fixed_values: Mapping[str, Sequence[int]]) -> dict[str, Integers]:
-    """Enumerate the combinations of options that each engine offers.
+def options_of(
+    question: Question, fixed_values: Mapping[str, Sequence[int]], stages: Sequence[int]
+) -> dict[str, Integers]:
+    """Enumerate the combinations of options that each engine of a question offers.
 
     Args:
-        names: of the engines, of `OFFERS`.
         fixed_values: values to take of a column instead, offered or not.
+        stages: numbers of stages that occur, for which chunks are looked for.
     """
     rows: list[tuple[int, ...]] = []
-    for name in names:
+    long = "cp" in fixed_values or (question.subject.sequence_length or 0) >= 2 * LEAST_CONTEXT
+    for name in question.engines:
         engine, offer = COLUMN_VALUES["engine"].index(name), OFFERS[name]
         if engine not in fixed_values.get("engine", (engine,)):
             continue
         lists: list[Sequence[Any]] = [
             # Without and with a pipeline: the rule "engine" sorts them out.
             fixed_values.get("zero") or sorted({*offer.zero, *offer.zero_pipeline}),
-            _orders(offer, fixed_values),
+            _orders(offer, fixed_values, chunks_of(question.subject, stages, offer.slots)),
             fixed_values.get("checkpointing") or [CHECKPOINTING.index(kind) for kind in offer.checkpointing],
             fixed_values.get("sequence_parallel") or range(1 + offer.sequence),  # [0] or [0, 1]
             fixed_values.get("offload") or [0, *map(OFFLOAD.index, offer.offload)],
+            # Where the samples are too short for context parallelism there is nothing to choose.
+            fixed_values.get("context_exchange")
+            or [CONTEXT_EXCHANGES.index(word) for word in offer.exchanges][: 1 + long],
         ]
         rows += [
-            (engine, zero, *order, checkpointing, sequence, offload)
-            for zero, order, checkpointing, sequence, offload in product(*lists)
+            (engine, zero, *order, checkpointing, sequence, offload, exchange)
+            for zero, order, checkpointing, sequence, offload, exchange in product(*lists)
         ]
     return dict(zip(OPTIONS, np.array(rows, np.int64).reshape(-1, len(OPTIONS)).T, strict=True))
 
 
-def _orders(offer: Offer, fixed_values: Mapping[str, Sequence[int]]) -> list[tuple[int, int]]:
+def counted_layers(layers: int, pp: ArrayLike, chunks: ArrayLike, slots: ArrayLike = 1) -> Integers:
+    """Count what is added to a decoder's layers so that all chunks get equally many: 0; 2 where embedding and logits
+    count as a layer each; 1 where the logits do; −1 where none of these divides, or `slots` is 0.
+
+    Source: Megatron-LM, core/transformer/transformer_block.py, `get_num_layers_to_build`.
+    """
+    parts = np.asarray(pp) * np.asarray(chunks)
+    uneven = np.where((layers + 2) % parts == 0, 2, np.where((layers + 1) % parts == 0, 1, -1))
+    return np.where(layers % parts == 0, 0, np.where(np.asarray(slots) > 0, uneven, -1))
+
+
+def chunks_of(subject: Subject, stages: Sequence[int], slots: bool) -> list[int]:
+    """List the numbers of chunks, from 2 on, into which the layers of some number of stages can be dealt out."""
+    if subject.is_image:
+        return list(IMAGE_CHUNKS)
+    chunks = np.arange(2, subject.num_layers // 2 + 2)[:, None]  # (chunks, stages)
+    divide = counted_layers(subject.num_layers, [pp for pp in stages if pp > 1] or [2], chunks, slots) >= 0
+    return [int(number) for number in chunks[divide.any(axis=1), 0]]
+
+
+def _orders(offer: Offer, fixed_values: Mapping[str, Sequence[int]], many: Sequence[int]) -> list[tuple[int, int]]:
     """Schedules with their chunks."""
     interleaved = SCHEDULES.index("interleaved")
     schedules = fixed_values.get("schedule") or [SCHEDULES.index(schedule) for schedule in offer.schedules]
@@ -298,7 +367,7 @@ def _orders(offer: Offer, fixed_values: Mapping[str, Sequence[int]]) -> list[tup
             for schedule, chunks in product(schedules, fixed_values["chunks"])
             if (chunks > 1) == (schedule == interleaved)
         ]
-    return [(schedule, chunks) for schedule in schedules for chunks in (CHUNKS if schedule == interleaved else (1,))]
+    return [(schedule, chunks) for schedule in schedules for chunks in (many if schedule == interleaved else (1,))]
 
 
 def space_of(
@@ -312,7 +381,7 @@ def space_of(
     """
     fixed_values = fixed_values or {}
     degrees = degrees_of(question.subject, gpus or question.gpus, question.batch, fixed_values)
-    options = options_of(question.engines, fixed_values)
+    options = options_of(question, fixed_values, np.unique(degrees["pp"]).tolist())
     codes = np.zeros((degrees["dp"].size, options["zero"].size), np.uint8)  # (degrees, options)
     for name, mask in _rules(question, degrees, options):
         codes[(codes == 0) & mask] = CODE[name]  # the first reason stays
@@ -388,10 +457,11 @@ def _rules(
     subject, batch = question.subject, question.batch
     dp, tp, pp, cp, size, number, ep = (degrees[name][:, None] for name in DEGREES[1:])  # (degrees, 1)
     # (1, options), so every rule broadcasts to (degrees, options)
-    engine, zero, schedule, chunks, _, sequence, offload = (options[name][None, :] for name in OPTIONS)
+    engine, zero, schedule, chunks, _, sequence, offload, exchange = (options[name][None, :] for name in OPTIONS)
     default_schedule = SCHEDULES.index("1f1b")
     yield "same", (sequence > 0) & (tp == 1)
     yield "same", (schedule != default_schedule) & (pp == 1)
+    yield "same", (exchange > 0) & (cp == 1)
     # One data rank has nothing to shard, but offload needs a ZeRO stage even there.
     yield "same", (zero > 0) & (dp * cp == 1) & (offload == 0)
     if "torch" in question.engines:
@@ -400,19 +470,22 @@ def _rules(
     yield from (("engine", mask) for _, mask in lacks(question, degrees, options))
     # Once per tp, not once per layout.
     fits = {int(degree): not subject.split_conflict(int(degree)) for degree in np.unique(tp)}
-    yield "split", (max(1, subject.num_experts) % ep > 0) | (dp % ep > 0)
+    sharing = np.where(_of_offers(lambda offer: offer.spreads_experts)[engine], dp * cp * tp, dp)
+    yield "split", (max(1, subject.num_experts) % ep > 0) | (sharing % ep > 0)
     yield "split", ~np.vectorize(fits.__getitem__, otypes=[bool])(tp) if tp.size else tp > 0
+    kv_heads = 0 if subject.size is None else subject.size.kv_heads
+    yield "split", (exchange > 0) & (kv_heads % (tp * cp) > 0)
     tokens = subject.sequence_length
     parts = sequence_parts(tp, cp, sequence)
     yield "sequence", parts > 1 if tokens is None else tokens % parts > 0
     layers = subject.num_layers
     stage_layers = -(-layers // pp)  # layers of a stage, rounded up
-    uneven = _of_offers(lambda offer: offer.uneven)[engine]
+    counted = counted_layers(layers, pp, chunks, _of_offers(lambda offer: offer.slots)[engine])
     # Rounded up, the last stages may get nothing: 9 layers on 6 stages fill 5.
     empty = (pp > layers) | (-(-layers // stage_layers) != pp if not subject.is_image else pp > layers)
-    yield "stages", empty | (~uneven & (layers % pp > 0))
+    yield "stages", empty & ((counted < 1) | subject.is_image)
     # An image model's chunks may hold unequal numbers of blocks, one at least.
-    yield "chunks", (chunks > 1) & (layers % (pp * chunks) > 0 if not subject.is_image else pp * chunks > layers)
+    yield "chunks", (chunks > 1) & (counted < 0 if not subject.is_image else pp * chunks > layers)
     # `chunks > 0` holds always: it gives the rule its options axis.
     yield "batch", (batch % (dp * size) > 0) & (chunks > 0)
     yield "schedule", (chunks > 1) & (number % pp > 0)  # Narayanan et al. 2021, §2.2: a multiple of pp
@@ -437,7 +510,7 @@ def lacks(
 ) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     """Yield what a library may not offer, and which layouts ask for it: (degrees, options)."""
     tp, pp, cp, ep = (degrees[name][:, None] for name in ("tp", "pp", "cp", "ep"))
-    engine, zero, schedule, _, checkpointing, sequence, offload = (options[name][None, :] for name in OPTIONS)
+    engine, zero, schedule, _, checkpointing, sequence, offload, exchange = (options[name][None, :] for name in OPTIONS)
     is_image = question.subject.is_image
 
     def offers(fact: Callable[[Offer], Collection[Any]], values: Sequence[Any], column: Integers) -> NDArray[np.bool_]:
@@ -448,12 +521,17 @@ def lacks(
     stages = range(4)
     yield "zero", np.where(pp > 1, ~offers(lambda offer: offer.zero_pipeline, stages, zero),
                            ~offers(lambda offer: offer.zero, stages, zero))  # fmt: skip
-    yield "tensor", (tp > 1) & ~_of_offers(lambda offer: offer.tensor[is_image])[engine]
+    mixture = question.subject.num_experts > 0
+    yield (
+        "tensor",
+        (tp > 1) & ~_of_offers(lambda offer: offer.tensor[is_image] and (offer.spreads_experts or not mixture))[engine],
+    )
     yield "schedule", (pp > 1) & ~offers(lambda offer: offer.schedules, SCHEDULES, schedule)
     yield "checkpointing", ~offers(lambda offer: offer.checkpointing, CHECKPOINTING, checkpointing)
     yield "split_backward", (schedule == SCHEDULES.index("zb-h1")) & (checkpointing > 0)
     rings = offers(lambda offer: offer.context, stages, zero) & (question.fused_attention and not is_image)
     yield "context", (cp > 1) & ~rings
+    yield "exchange", (cp > 1) & ~offers(lambda offer: offer.exchanges, CONTEXT_EXCHANGES, exchange)
     experts = np.where(pp > 1, offers(lambda offer: offer.experts[1], stages, zero),
                        offers(lambda offer: offer.experts[0], stages, zero))  # fmt: skip
     yield "experts", (ep > 1) & ~experts
@@ -476,6 +554,8 @@ def layout_words(layout: LayoutFields, *opening: str, schedule: str = "") -> str
     parts += [schedule] if schedule and layout.pp > 1 else []
     parts += [checkpointing_words(layout.checkpointing)] if layout.checkpointing != "none" else []
     parts += ["SP"] if layout.sequence_parallel else []
+    exchange = getattr(layout, "context_exchange", "ring")
+    parts += ["all-to-all"] if exchange == "all_to_all" else []
     parts += [f"offload {layout.offload}"] if layout.offload != "none" else []
     return ", ".join(parts)
 
