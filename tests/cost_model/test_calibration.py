@@ -183,6 +183,10 @@ def test_class_defaults_names_what_nobody_measured() -> None:
     names = ("products.bf16", "launch_s", "pass_bandwidth", "attention.flash2")
     assert class_defaults(typical(), l40s, "bf16", "flash2") == names
     assert class_defaults(typical(), replace(MEASURED, left_out=()), "bf16", None) == ()
+    assert class_defaults(typical(), replace(MEASURED, left_out=()), "fp8", None) == ("products.fp8",)
+    # A profile stands for what is measured of a generation, not for the memory of a process.
+    mine = replace(gpu("h100"), left_out=("context", "kernel_s"))
+    assert class_defaults(calibration("h100"), mine, "bf16", "cudnn") == ("context",)
     assert class_defaults(calibration("h100"), gpu("h100"), "bf16", "cudnn") == ()
     assert class_defaults(calibration("a100"), gpu("a100-80"), "bf16", "cudnn") == ("attention.cudnn",)
     assert "products.bf16, launch_s, pass_bandwidth, attention.flash2 of L40S 48 GB" in default_words(names, l40s)
