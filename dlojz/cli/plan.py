@@ -53,6 +53,8 @@ _SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, 
         // messages pendant le calcul : none, ou parmi tensor, gradients, weights (par défaut : tous)
     --shards INT>=1  data-parallel ranks that states are sharded over, with a copy on each such group (HSDP), e.g. 8
         // rangs de données sur lesquels les états sont découpés, avec une copie par groupe (HSDP), par exemple 8
+    --software FIELDS  not today's, e.g. "torch=2.0 attention_kernel=flash2 fused_loss=yes"
+        // autre que celui d’aujourd’hui : "torch=2.0 attention_kernel=flash2 fused_loss=yes"
     --engine NAME[,NAME]  libraries, e.g. torch,deepspeed // bibliothèques : torch,deepspeed …
     --steps INT>=1  of the training // de l’entraînement
     --hours FLOAT  within which it must end; of the job // durée accordée ; du travail
@@ -94,7 +96,7 @@ def plan_command(args: Given, answer: Answer) -> int:
         batch=args["batch"] or 64,
         **{name: args[name] for name in ("image_size", "sequence_length", "precision", "steps")},
         engines=args["engine"],
-        **({"overlap": args["overlap"]} if "overlap" in args else {}),
+        **{name: args[name] for name in ("overlap", "software") if name in args},
         shards=args["shards"] or 0,
         hours=hours,
         limit=limit,

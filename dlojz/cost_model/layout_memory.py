@@ -55,6 +55,13 @@ weight's shape, one for all weights of that shape, which stays; Megatron-core's 
 Source: Transformer Engine, `pytorch/module/base.py`, `get_dummy_wgrad`, a dictionary by shape and type; Megatron-LM,
 `core/tensor_parallel/layers.py`, `LinearWithGradAccumulationAndAsyncCommunication.backward`.
 """
+RING_GRADIENT_BYTES: Final = 28
+"""Per local token and element of the queries of a rank, in the backward of torch's ring, in fp32: the gradient of the
+queries (4), those of keys and values (8), and both of these once more as they are sent and as they arrive (8 + 8).
+
+Source: torch, `distributed/tensor/experimental/_context_parallel/_attention.py`, `_templated_ring_attention_backward`,
+whose keys and values are repeated for all heads.
+"""
 BUCKET_ELEMENTS: Final = 500_000_000
 """That DeepSpeed reduces at a time; with fp32 gradients its bucket and the copy are 2 bytes per element larger.
 
@@ -210,6 +217,20 @@ def alternate_product_bytes(size: DecoderSize, layouts: Layouts) -> Reals:
     down = 2 * h * mlp if size.gated else 0.0  # the seventh; of a plain MLP the sixth
     scattered = np.where((layouts.sequence_parallel > 0) & (t > 1), 2 * h / t, 0.0)
     return split / t + 2 * latents + scattered + (layouts.compiled == 0) * (down + scattered)
+
+
+def gathered_key_bytes(size: DecoderSize, layouts: Layouts) -> Reals:
+    """Bytes per local token that context parallelism holds in the backward of one layer, of the whole sequence.
+
+    torch's ring gathers keys and values of all heads (2 + 2 bytes of each token), and sums gradients in fp32; where
+    they are gathered before attention (Llama 3), keys, values and their gradients (4 + 4) are whole. A ring of
+    Transformer Engine holds those of its neighbour alone, which is not counted.
+
+    Source: as `RING_GRADIENT_BYTES`, `_AllGatherRotater`; Llama 3 (arXiv 2407.21783), §3.3.2.
+    """
+    expanded = (4 * layouts.cp + RING_GRADIENT_BYTES) * size.queries * habit(layouts, "expands_keys")
+    whole = 8 * layouts.cp * size.kv_heads * size.head_size * (1 - habit(layouts, "rings"))
+    return np.where(layouts.cp > 1, (expanded + whole) / layouts.tp, 0.0)
 
 
 def dummy_gradient_bytes(size: DecoderSize, layouts: Layouts, counts: Reals) -> Reals:
@@ -388,6 +409,7 @@ def stage_memory(
     full = layouts.checkpointing == CHECKPOINTING.index("full")
     # Without dropout one layer's two masks less.
     live = tokens * size.hidden / split * np.where(full, LIVE_BYTES - 2 * (1 - masks), KEPT_LIVE_BYTES)
+    live = live + tokens * gathered_key_bytes(size, layouts)
     is_fsdp = (habit(layouts, "fsdp") > 0) & (layouts.zero >= 2)
     # On one rank: experts over ep, all else over tp.
     layer = (size.layer_parameters - size.expert_parameters) / layouts.tp + size.expert_parameters / layouts.ep

@@ -163,8 +163,9 @@ class DataMessages(NamedTuple):
 
     def of(self, kinds: Integers) -> DataMessages:
         """Those of layouts by their kinds."""
-        edges = tuple(np.broadcast_to(edge, self.once[0].shape)[kinds] for edge in self.edge)
-        return DataMessages(*(part[:, kinds] for part in self[:4]), edges)  # type: ignore[arg-type]
+        first, second, last = (np.broadcast_to(edge, self.once[0].shape)[kinds] for edge in self.edge)
+        once, forward, backward, final_s = (part[:, kinds] for part in self[:4])
+        return DataMessages(once, forward, backward, final_s, (first, second, last))
 
 
 def gathered_s(
@@ -257,7 +258,7 @@ def regathers_each(layouts: Layouts) -> NDArray[np.bool_]:
 
 
 def copied_s(weights: Reals, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Reals:
-    """Seconds in which FSDP copies gathered weights and gradients on the GPU, each time that it gathers or reduces them.
+    """Seconds in which FSDP copies gathered weights and gradients on the GPU, once for every pass that moves them.
 
     FSDP2 reads and writes what it has gathered, twice where it gathers for the backward too, and reads gradients in 16
     bit and writes what is reduced. FSDP1 puts the gradients of a unit together (read and written in 16 bit), casts them

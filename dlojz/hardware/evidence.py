@@ -74,6 +74,8 @@ FACTS: Final = (
     "torch", "transformer_engine", "attention_kernel", "fused_optimizer", "tensor_overlap", "gather_overlap",
 )  # fmt: skip
 """Columns that say with which software a row was measured. What a file does not say of them is assumed."""
+ASSUMABLE: Final = (*FACTS, "checkpointing", "micro_batch")
+"""Columns that a row may hold though its source does not print them."""
 
 
 class PublishedPrediction(NamedTuple):
@@ -124,7 +126,7 @@ class Measurement:
             (`--tp-comm-overlap`).
         gather_overlap: whether the weights that ZeRO-1 gathers are gathered beside the forward
             (`--overlap-param-gather`).
-        assumed: which of `FACTS` the source does not print; one without a value is what the engine usually has.
+        assumed: which of `ASSUMABLE` the source does not print; one without a value is what the engine usually has.
         step_s: of one step; None if not printed.
         forward_s: of the forward alone, where it is printed apart.
         backward_s: of the backward alone, recomputation included.
@@ -274,7 +276,7 @@ def _natural(cell: str) -> int:
 
 def _assumed(cell: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in cell.split(",") if name.strip())
-    if not set(names) <= set(FACTS):
+    if not set(names) <= set(ASSUMABLE):
         raise ValueError(cell)
     return names
 
@@ -294,8 +296,8 @@ _READERS: Final[tuple[tuple[str, Callable[[str], Any], str, str], ...]] = (
     (
         "tuple[str",
         _assumed,
-        f"names, with commas between them, of {', '.join(FACTS)}",
-        f"des noms, séparés par des virgules, parmi {', '.join(FACTS)}",
+        f"names, with commas between them, of {', '.join(ASSUMABLE)}",
+        f"des noms, séparés par des virgules, parmi {', '.join(ASSUMABLE)}",
     ),
     (
         "tuple",

@@ -24,11 +24,13 @@ from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import Bill, Layouts, Parts, StepSimulation, bill, estimate, workload
 from dlojz.cost_model.calibration import default_words
 from dlojz.cost_model.fit import completed
+from dlojz.cost_model.layouts import software
 from dlojz.hardware import cluster
-from dlojz.hardware.evidence import Measurement, measurements
+from dlojz.hardware.evidence import Measurement, Version, measurements
+from dlojz.hardware.gpus import ATTENTION_KERNELS
 from dlojz.planner.explain import LayoutVerdict, changes_from_fastest, matching, refused, verdict_of
 from dlojz.planner.export import documents, is_run, run_config
-from dlojz.planner.planned_memory import RankMemory
+from dlojz.planner.planned_memory import RankMemory, other_loss_bytes
 from dlojz.planner.question import MARGINAL, UNTOLD, Question
 from dlojz.planner.search import MOST_SIMULATED, PARTS, SearchResult, front_of, rank_memories
 from dlojz.planner.space import (
@@ -270,6 +272,33 @@ class Choice(Summary):
         span = self.interval_s
         return text if span is None else f"{text} ({seconds(span[0])} – {seconds(span[1])})"
 
+    @cached_property
+    def software_words(self) -> str:
+        """The facts of the software that the seconds and bytes rest on, and what the loss computed otherwise needs."""
+        layouts = self.found.space.cost_layouts(columns_of([self.candidate]))
+        words = []
+        for name, title in (("torch", "torch"), ("transformer_engine", "Transformer Engine")):
+            if number := int(software(layouts, name)[0]):
+                words.append(f"{title} {Version(*divmod(number, 100))}")
+        if self.question.fused_attention and not self.question.subject.is_image:
+            words.append(f"attention {ATTENTION_KERNELS[int(layouts.attention_kernel[0])]}")
+        fused = software(layouts, "fused_optimizer")[0] > 0
+        words.append(say(en="Adam in one kernel", fr="Adam en un noyau") if fused else "Adam torch")
+        if (other := other_loss_bytes(self.found.space, self.candidate)) is not None:
+            needed = gigabytes(other)
+            words.append(
+                say(
+                    en=f"loss in one kernel (pass by pass: {needed}, fused_loss=no)",
+                    fr=f"perte en un noyau (passe par passe : {needed}, fused_loss=no)",
+                )
+                if self.question.fused_loss
+                else say(
+                    en=f"loss pass by pass (in one kernel: {needed}, --software fused_loss=yes)",
+                    fr=f"perte passe par passe (en un noyau : {needed}, --software fused_loss=yes)",
+                )
+            )
+        return ", ".join(words)
+
     @property
     def bill(self) -> Bill | None:
         """Bill of the whole training, without failures and restarts; None where its steps are not known."""
@@ -358,6 +387,7 @@ class Choice(Summary):
                 say(en="memory of the fullest GPU", fr="mémoire du GPU le plus rempli"),
                 f"{gigabytes(self.memory_bytes)} / {gigabytes(self.question.device_bytes)}",
             ),
+            (say(en="software", fr="logiciel"), self.software_words),
             (say(en="GPU-hours of 1000 steps", fr="heures GPU de 1000 itérations"), decimal(1000 * self.gpu_hours, 1)),
             (
                 say(en="energy of 1000 steps", fr="énergie de 1000 itérations"),

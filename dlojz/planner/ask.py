@@ -35,7 +35,7 @@ from dlojz.planner.explain import (
     lighter_neighbours,
     refused,
 )
-from dlojz.planner.planned_memory import fits, layout_memories, searched_memories
+from dlojz.planner.planned_memory import fits, layout_memories, other_loss_bytes, searched_memories
 from dlojz.planner.planned_model import chosen, subject
 from dlojz.planner.question import (
     MOST_BATCH,
@@ -46,6 +46,7 @@ from dlojz.planner.question import (
     check_precision,
     fuses_attention,
     shard_columns,
+    software_columns,
     waited_columns,
 )
 from dlojz.planner.search import MOST_SIMULATED, SearchResult, search, simulate_fastest
@@ -209,6 +210,12 @@ def fits_nowhere(result: SearchResult) -> str:
             en=f"would offload {offloaded} from the {node_gpus} GPUs of a node, whose memory is {has}",
             fr=f"déchargerait {offloaded} depuis les {node_gpus} GPU d’un nœud, dont la mémoire est de {has}",
         )
+    fused_bytes = other_loss_bytes(result.space, layout)
+    if missing > 0 and fused_bytes is not None and fused_bytes < needs:
+        text += say(
+            en=f"; with the loss in one kernel (--software fused_loss=yes) {gigabytes(fused_bytes)}",
+            fr=f" ; avec la perte en un seul noyau (--software fused_loss=yes) {gigabytes(fused_bytes)}",
+        )
     fitting = smallest_place(question)
     if fitting is None:
         return text + say(en="; no cluster known here is large enough.", fr=" ; aucun calculateur connu ne suffit.")
@@ -232,6 +239,7 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
     fused_loss: bool = False,
     overlap: str | Sequence[str] = OVERLAPS,
     shards: int = 0,
+    software: str = "",
     steps: int | None = None,
     hours: float | None = None,
     limit: str = "",
@@ -253,6 +261,8 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
         overlap: messages that run beside computation where a library can do it, of `OVERLAPS`; by default all.
         shards: data-parallel ranks that states are sharded over where a library can do it, with a copy on each such
             group (HSDP), e.g. those of a node; 0: all.
+        software: facts of it, as `dlojz.planner.question.software_columns` reads them: `torch=2.0 fused_loss=yes`; by
+            default today's.
         steps, hours: of the training, and within which time it must end; layouts that take longer are refused.
         limit: name of that limit, e.g. of a QoS.
         calibration: profile or file; by default that of the GPU's generation.
@@ -292,9 +302,10 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
         # Rules of runs: raises if no engine can run it.
         names = running_engines(planned_subject, found_precision, names)
     flash = fuses_attention(site) if fused_attention is None else fused_attention
+    columns = waited_columns(overlap) | shard_columns(shards, names) | software_columns(software, site.gpu)
     question = Question(
         planned_subject, site, _calibration(site, calibration), batch, numbers, found_precision, names, flash,
-        fused_loss, steps, hours, limit, waited_columns(overlap) | shard_columns(shards, names),
+        bool(columns.pop("fused_loss", fused_loss)), steps, hours, limit, columns,
     )  # fmt: skip
     if undealt := batch_refusal(question):
         raise LabError(undealt)

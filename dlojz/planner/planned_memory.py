@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Final
 
@@ -70,6 +70,18 @@ def layout_memories(space: Space, columns: Mapping[str, Integers]) -> Memories:
         for name, column in bytes_by_name.items():
             column[indices] = fullest_bytes[name]
     return Memories(**bytes_by_name)
+
+
+def other_loss_bytes(space: Space, candidate: LayoutFields) -> float | None:
+    """Bytes on the fullest rank if the cross-entropy were one kernel, or were not, whichever is not asked for.
+
+    None where there is no such choice: of image models, and of this lab's runs, which have torch's loss.
+    """
+    columns, question = columns_of([candidate]), space.question
+    if question.subject.size is None or is_forecast(space, columns)[0]:
+        return None
+    other = replace(space, question=replace(question, fused_loss=not question.fused_loss))
+    return float(layout_memories(other, columns).total_bytes[0])
 
 
 def fits(space: Space, columns: Mapping[str, Integers], needs: Memories) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

@@ -15,7 +15,9 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal
 from dlojz.cost_model import Calibration
 from dlojz.cost_model.calibration import class_defaults, of_gpu
-from dlojz.hardware import Cluster, Precision
+from dlojz.cost_model.layouts import SOFTWARE
+from dlojz.hardware import Cluster, Device, Precision
+from dlojz.hardware.evidence import Version
 from dlojz.hardware.gpus import ATTENTION_KERNELS, CPU
 from dlojz.planner.planned_model import OFFERS, Subject
 
@@ -82,6 +84,47 @@ def shard_columns(shards: object, engines: Sequence[str]) -> dict[str, int]:
             f"aucun : prenez {' ou '.join(offering)}.",
         )
     return {"zero_shards": number}
+
+
+_YES_OR_NO: Final = {"yes": 1, "no": 0}
+SAID: Final = (*SOFTWARE, "attention_kernel", "fused_loss")
+"""Facts of the software that a question may say; without them it is today's."""
+
+
+def software_columns(text: str, gpu: Device) -> dict[str, int]:
+    """Parse facts of the software, `torch=2.0 attention_kernel=flash2`, into columns of the cost model's layouts.
+
+    Args:
+        text: names of `SAID` with values, by spaces or commas: versions (`transformer_engine=none`), a kernel, yes or
+            no.
+        gpu: whose published rates a kernel must be among.
+
+    Raises:
+        LabError: for a name or value that is none of these.
+    """
+    columns: dict[str, int] = {}
+    for part in text.replace(",", " ").split():
+        name, _, value = part.partition("=")
+        if name not in SAID:
+            raise LabError(one_of("software", name, SAID))
+        if name in ("torch", "transformer_engine"):
+            try:
+                columns[name] = 0 if (name, value) == ("transformer_engine", "none") else Version.of(value).number
+            except ValueError:
+                raise refusal(
+                    en=f"{name} takes a version such as {name}=2.1, but {part!r} was received.",
+                    fr=f"{name} attend une version comme {name}=2.1, mais {part!r} a été reçu.",
+                ) from None
+        elif name == "attention_kernel":
+            rated = [kernel for kernel in ATTENTION_KERNELS if f"{kernel}_forward_128" in gpu.attention_flops]
+            if value not in rated:
+                raise LabError(one_of(f"attention_kernel ({gpu.title})", value, rated))
+            columns[name] = ATTENTION_KERNELS.index(value)
+        elif value in _YES_OR_NO:
+            columns[name] = _YES_OR_NO[value]
+        else:
+            raise LabError(one_of(name, value, _YES_OR_NO))
+    return columns
 
 
 @dataclass(frozen=True, eq=False)

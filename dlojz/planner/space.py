@@ -24,7 +24,7 @@ from dlojz.config.fields import LayoutFields
 from dlojz.config.run_compatibility import RUN
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import CHECKPOINTING, OFFLOAD, SCHEDULES, Layouts
-from dlojz.cost_model.layouts import CONTEXT_EXCHANGES, WORDS, Integers
+from dlojz.cost_model.layouts import CONTEXT_EXCHANGES, WORDS, Integers, usual_kernel
 from dlojz.hardware import Precision
 from dlojz.planner.planned_model import OFFERS, Offer, Subject
 from dlojz.planner.question import Question
@@ -141,6 +141,9 @@ class Space:
             "gradient_bytes": _of_offers(lambda offer: offer.gradient_bytes(precision))[engine],
             "dropout": _of_offers(lambda offer: int(offer.dropout))[engine],
             "fused_attention": int(self.question.fused_attention),
+            "attention_kernel": _of_offers(lambda offer: usual_kernel(offer.costed[0], self.question.cluster.gpu))[
+                engine
+            ],
             "fused_loss": int(self.question.fused_loss),
             "tensor_overlap": columns["sequence_parallel"],  # Megatron-LM, arguments.py: only with it
             "embedding_slots": (

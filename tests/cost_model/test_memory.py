@@ -10,7 +10,13 @@ import pytest
 from dlojz import models
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import Layouts, calibration, estimate, memories, workload
-from dlojz.cost_model.layout_memory import dummy_gradient_bytes, in_flight, layer_activation_bytes, states_of
+from dlojz.cost_model.layout_memory import (
+    dummy_gradient_bytes,
+    gathered_key_bytes,
+    in_flight,
+    layer_activation_bytes,
+    states_of,
+)
 from dlojz.cost_model.passes import stages_of
 from dlojz.cost_model.step import weights_of
 from dlojz.hardware import cluster
@@ -283,3 +289,12 @@ def test_experts_are_spread_over_the_tensor_parallel_ranks_which_do_not_cut_them
     states = memories(work, layouts)
     assert states.weights == pytest.approx(2 * weights)
     assert states.optimizer == pytest.approx(np.full(3, 12 * work.num_parameters / 256))
+
+
+def test_gathered_key_bytes_grow_with_the_whole_sequence() -> None:
+    """405 B over tp 8 · cp 8 in torch: 2048 elements of 16 heads; 2 · 2 bytes of 262,144 tokens, and 28 of 32,768."""
+    size = DecoderSize(126, 16384, 128, 128256, 262144, 53248, 8, gated=True, tied=False, biased=False)
+    layouts = Layouts.of("bf16", engine=["torchtitan", "llama", "nemo", "torchtitan"], tp=8, cp=[8, 8, 8, 1])
+    counted = gathered_key_bytes(size, layouts) * 32768
+    gathered = 8 * 128 * 262144  # keys of a rank, values, and the gradients of both: 2 bytes each
+    assert counted.tolist() == [4 * 2048 * 262144 + 28 * 2048 * 32768, gathered, 0, 0]

@@ -379,7 +379,8 @@ def test_step_parts_of_many_layouts_are_those_of_each_alone() -> None:
         "fused_attention": (0, 1), "checkpointing": (0, 1, 2, 3), "schedule": (0, 2, 3), "offload": (0, 1, 2),
         "engine": tuple(range(len(ENGINES))), "overlap": (0, 1), "gradient_bytes": (2, 4), "dropout": (0, 1),
         "tensor_overlap": (0, 1), "gather_overlap": (0, 1), "context_exchange": (0, 1), "attention_kernel": (0, 1),
-        "fused_loss": (0, 1), "embedding_slots": (0, 1), "zero_shards": (0, 8), "dispatcher": (0, 1, 2), "eager": (0, 1), "compiled": (0, 1),
+        "fused_loss": (0, 1), "embedding_slots": (0, 1), "zero_shards": (0, 8), "eager": (0, 1), "compiled": (0, 1),
+        "dispatcher": (0, 1, 2),
         "asynchronous": (0, 1), "relayed": (0, 1), "blocking": (0, 1), "fused_accumulation": (0, 1),
     }  # fmt: skip
     # Neighbours that differ in one column, so that each column decides somewhere between two alike.

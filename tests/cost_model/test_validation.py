@@ -50,8 +50,8 @@ LAST = {
     "nemo-h100": 0.0634,
     "jean-zay-v100": 0.1593,
     "mt-nlg": 0.2507,
-    "mpt-a100": 0.0400,
-    "mpt-h100": 0.0450,
+    "mpt-a100": 0.0432,
+    "mpt-h100": 0.0453,
     "mpt-h100-fp8": 0.0220,
     "fms-a100": 0.0274,
     "fms-h100": 0.0230,
@@ -167,7 +167,7 @@ def test_each_goal_that_is_missed_says_why(results: list[TableResult], memory: M
     assert [one.name for one in found if not one.reached and not one.reason] == []
     assert [one.name for one in found if one.reached and one.reason] == []
     [constant] = [one for one in found if one.name == "constant"]
-    assert constant.detail == "mt-nlg", "the reason is of this table alone"
+    assert constant.reached and constant.detail == ""
 
 
 def test_goals_table_says_what_is_reached(results: list[TableResult], memory: MemoryResult) -> None:
@@ -180,7 +180,9 @@ def test_goals_are_those_that_were_set(results: list[TableResult], memory: Memor
     wanted: dict[str, object] = {one.name: (one.least, one.most) for one in goals(results, memory)}
     assert wanted["torchtitan, left out"] == (0, 0.05)
     assert wanted["vtrain-multi, left out"] == (0, 0.06) and wanted["vtrain-multi, left out, worst"] == (0, 0.25)
-    assert wanted["mpt-a100, left out"] == wanted["mpt-h100, left out"] == (0, 0.06)
+    assert wanted["mpt-a100, left out"] == (0, 0.05) and wanted["nemo-long, left out"] == (0, 0.07)
+    assert wanted["mpt-h100, left out"] == wanted["fms-a100, left out"] == wanted["fms-h100, left out"] == (0, 0.06)
+    assert wanted["bridge-moe, left out"] == (0, 0.15)
     assert wanted["long"] == (0, 0.08) and wanted["refused"] == (0, 0.02) and wanted["memory"] == (0, 0.035)
     assert wanted["out of memory"] == (5, math.inf) and wanted["constant"] == (0, 0)
     assert wanted["interval, a100"] == wanted["interval, h100"] == (0.75, 0.85)
