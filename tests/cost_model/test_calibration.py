@@ -26,13 +26,13 @@ from dlojz.cost_model.calibration import (
 )
 from dlojz.cost_model.fit import FITTED_TABLES, fitted_half, is_fitted, predicted_s, usable
 from dlojz.cost_model.measured_machine import Measured, from_measurements
-from dlojz.cost_model.measuring_kernels import measured_gpu
 from dlojz.cost_model.validation import LEFT_OUT, validate
 from dlojz.cost_model.workload import product_s
 from dlojz.hardware import gpu
 from dlojz.hardware.clusters import FOLDER as FOLDER_OF_CLUSTERS
 from dlojz.hardware.evidence import TABLES, table
 from dlojz.hardware.gpus import write_gpu
+from dlojz.running.measure import measured_gpu
 
 
 def test_calibration_has_at_most_a_dozen_parameters() -> None:
