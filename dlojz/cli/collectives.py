@@ -285,9 +285,9 @@ def _write_gpu_files(measured: Measured, gpu_file: str | None) -> None:
     """
     from dlojz.base.files import config_folder
     from dlojz.cost_model.measured_machine import link_of
-    from dlojz.cost_model.measuring_kernels import measured_gpu
     from dlojz.hardware.gpus import write_gpu
     from dlojz.hardware.links import write_link
+    from dlojz.running.measure import measured_gpu
 
     chip = measured_gpu(measured)
     path = Path(gpu_file).expanduser() if gpu_file else config_folder() / "gpus" / f"{chip.name}.toml"

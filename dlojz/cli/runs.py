@@ -380,9 +380,11 @@ def predict_command(args: Given, answer: Answer) -> None:
     if assumed:
         sentence = assumed_sentence(config, assumed)
         tell(sentence) if args["json"] else answer(sentence)
-    if words := target.default_words if target else "":
-        tell(words) if args["json"] else answer(words)
-    answer(footprint.to_dict() if args["json"] else footprint_table(config, footprint))
+    defaults: dict[str, Any] = {}
+    if target and target.default_words:
+        defaults = {"class_defaults": list(target.left_out)}
+        tell(target.default_words) if args["json"] else answer(target.default_words)
+    answer({**footprint.to_dict(), **defaults} if args["json"] else footprint_table(config, footprint))
 
 
 def _config(args: Given, **otherwise: object) -> RunConfig:

@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal, say
 from dlojz.hardware import Device, Precision
+from dlojz.hardware.gpus import MEASURED
 
 FOLDER: Final = Path(__file__).with_name("data") / "calibrations"
 
@@ -169,11 +170,12 @@ def class_defaults(parameters: Calibration, gpu: Device, precision: Precision, k
     Args:
         kernel: of fused attention; None where attention is not fused.
     """
-    names = [f"products.{precision}"] * (not gpu.product_flops) + [*gpu.left_out] if parameters.name == TYPICAL else []
-    if kernel is not None and None in (
-        *gpu.attention_rates(f"{kernel}_forward"),
-        *gpu.attention_rates(f"{kernel}_backward"),
-    ):
+    is_typical = parameters.name == TYPICAL
+    names = [key for key in gpu.left_out if is_typical or key not in MEASURED]
+    if is_typical and ("bf16" if precision == "fp16" else precision) not in gpu.product_flops:
+        names.insert(0, f"products.{precision}")
+    passes = ("forward", "backward") if kernel else ()
+    if any(None in gpu.attention_rates(f"{kernel}_{direction}") for direction in passes):
         names.append(f"attention.{kernel}")
     return tuple(names)
 

@@ -26,13 +26,13 @@ from dlojz.cost_model.calibration import (
 )
 from dlojz.cost_model.fit import FITTED_TABLES, fitted_half, is_fitted, predicted_s, usable
 from dlojz.cost_model.measured_machine import Measured, from_measurements
-from dlojz.cost_model.measuring_kernels import measured_gpu
 from dlojz.cost_model.validation import LEFT_OUT, validate
 from dlojz.cost_model.workload import product_s
 from dlojz.hardware import gpu
 from dlojz.hardware.clusters import FOLDER as FOLDER_OF_CLUSTERS
 from dlojz.hardware.evidence import TABLES, table
 from dlojz.hardware.gpus import write_gpu
+from dlojz.running.measure import measured_gpu
 
 
 def test_calibration_has_at_most_a_dozen_parameters() -> None:
@@ -183,6 +183,10 @@ def test_class_defaults_names_what_nobody_measured() -> None:
     names = ("products.bf16", "launch_s", "pass_bandwidth", "attention.flash2")
     assert class_defaults(typical(), l40s, "bf16", "flash2") == names
     assert class_defaults(typical(), replace(MEASURED, left_out=()), "bf16", None) == ()
+    assert class_defaults(typical(), replace(MEASURED, left_out=()), "fp8", None) == ("products.fp8",)
+    # A profile stands for what is measured of a generation, not for the memory of a process.
+    mine = replace(gpu("h100"), left_out=("context", "kernel_s"))
+    assert class_defaults(calibration("h100"), mine, "bf16", "cudnn") == ("context",)
     assert class_defaults(calibration("h100"), gpu("h100"), "bf16", "cudnn") == ()
     assert class_defaults(calibration("a100"), gpu("a100-80"), "bf16", "cudnn") == ("attention.cudnn",)
     assert "products.bf16, launch_s, pass_bandwidth, attention.flash2 of L40S 48 GB" in default_words(names, l40s)

@@ -129,7 +129,7 @@ def test_the_step_lies_in_its_interval_and_an_unknown_calibration_has_none(tiny:
     one = tiny.best
     assert one.interval_s is not None and one.interval_s[0] < one.step_s < one.interval_s[1]
     own = plan("gpt_tiny", "local", gpus=2, batch=4, precision="fp32", simulate=1)
-    assert own.best.interval_s is None and own.question.calibration.name == "cpu"
+    assert own.best.interval_s is None and own.question.calibration.name == "typical"
     given = plan("gpt2", "jean_zay_a100", gpus=2, batch=4, calibration=Calibration("mine"), simulate=1)
     assert given.best.held_out is None
 
