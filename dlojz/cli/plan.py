@@ -45,7 +45,9 @@ _SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, 
     --vocabulary INT>=1  its vocabulary // son vocabulaire
     --sequence-length INT>=1  tokens of a sample // tokens d’un échantillon
     --image-size INT>=1  pixels of a side // pixels d’un côté
-    --precision bf16|fp16|fp32  by default bf16 where the GPU has it // par défaut bf16 si le GPU l’a
+    --precision bf16|fp16|fp32|fp8  by default bf16 where the GPU has it // par défaut bf16 si le GPU l’a
+    --overlap WORDS  messages beside computation: none, or of tensor, gradients, weights (default: all)
+        // messages pendant le calcul : none, ou parmi tensor, gradients, weights (par défaut : tous)
     --engine NAME[,NAME]  libraries, e.g. torch,deepspeed // bibliothèques : torch,deepspeed …
     --steps INT>=1  of the training // de l’entraînement
     --hours FLOAT  within which it must end; of the job // durée accordée ; du travail
@@ -87,6 +89,7 @@ def plan_command(args: Given, answer: Answer) -> int:
         batch=args["batch"] or 64,
         **{name: args[name] for name in ("image_size", "sequence_length", "precision", "steps")},
         engines=args["engine"],
+        **({"overlap": args["overlap"]} if "overlap" in args else {}),
         hours=hours,
         limit=limit,
     )

@@ -50,7 +50,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "chunks": 1, "sequence_parallel": 0, "fused_attention": 0, "embedding_slots": 0, "overlap": 0, "gradient_bytes": 2,
     "fused_accumulation": 1, "blocking": 0, "eager": 0, "compiled": 0, "asynchronous": 0, "relayed": 1,
     "dropout": 1, "fused_loss": 0, "checkpointing": "none", "schedule": "1f1b", "offload": "none", "engine": "megatron",
-    "attention_kernel": "flash2",
+    "attention_kernel": "flash2", "tensor_overlap": 1, "gather_overlap": 1,
 }  # fmt: skip
 
 
@@ -79,6 +79,9 @@ class Layouts:
         fused_loss: 1 where the cross-entropy is one kernel that writes nothing in fp32 (flash-attn's, Liger's).
         checkpointing, schedule, offload, engine: places in `CHECKPOINTING`, `SCHEDULES`, `OFFLOAD`, `ENGINES`.
         attention_kernel: place in `ATTENTION_KERNELS`, of a fused attention.
+        tensor_overlap: 0 where tensor-parallel messages wait though the library could run them beside products
+            (`--tp-comm-overlap` left out).
+        gather_overlap: 0 where the weights that ZeRO-1 gathers once per step are waited for (`--overlap-param-gather`).
         precision: of the products, one for all; with fp8 attention, logits and messages stay in bf16.
     """
 
@@ -110,6 +113,8 @@ class Layouts:
     offload: Integers
     engine: Integers
     attention_kernel: Integers
+    tensor_overlap: Integers
+    gather_overlap: Integers
     precision: Precision = "fp16"
 
     @classmethod

@@ -484,7 +484,9 @@ def passes_of(workload: Workload, cluster: Cluster, layouts: Layouts, calibratio
             table[:, row, column] = *layer_times, *summed, *around
     # Each (kinds, layouts): looked up by the layout's cut.
     forward, backward, core, _, tail, idle, idle_back, message, message_back, ring, ring_back = table[:, :, cut_indices]
-    exposed = 1.0 - np.maximum(habit(layouts, "hidden_tensor"), ASYNCHRONOUS * layouts.asynchronous)
+    exposed = 1.0 - np.maximum(
+        habit(layouts, "hidden_tensor") * layouts.tensor_overlap, ASYNCHRONOUS * layouts.asynchronous
+    )
     inner = np.array([kind.recomputed for kind in kinds])[:, None]  # (kinds, 1)
     full = inner * (layouts.checkpointing == CHECKPOINTING.index("full"))
     alternate = alternates(layouts)

@@ -316,7 +316,7 @@ def parts_of(
     exposed = exposed_s(messages.forward + fetched, ahead, overlap, messages.edge[0])
     exposed = exposed + exposed_s(messages.backward + fetched, heavy - ahead, overlap, messages.edge[1])
     after = exposed_s(messages.last, pick(backward), overlap, messages.edge[2])
-    before = exposed_s(messages.once, pick(forward), overlap, edge)
+    before = exposed_s(messages.once, pick(forward), overlap * layouts.gather_overlap, edge)
     bubble = (total - heavy) * ramp(layouts, pick(forward), pick(backward + recompute))
     return Parts(
         forward=m * pick(forward),
@@ -463,8 +463,9 @@ def simulate(workload: Workload, cluster: Cluster, layouts: Layouts, calibration
             fr=f"simulate prend une configuration, mais {len(layouts)} ont été reçues : utilisez estimate.",
         )
     p, v, m = (int(column[0]) for column in (layouts.pp, layouts.chunks, layouts.micro_batches))
-    if v > 1 and workload.size is not None and workload.size.layers % (p * v):
-        layers = workload.size.layers
+    layers = workload.size.layers if workload.size is not None else 0
+    # A layer more where the logits count as one, two where the embedding does too: the last chunks hold fewer.
+    if v > 1 and (layers + 2 * int(layouts.embedding_slots[0])) % (p * v) and (layers + 1) % (p * v):
         raise refusal(
             en=f"{layers} layers cannot be dealt out evenly to {p} stages of {v} chunks: {p * v} must divide them.",
             fr=f"{layers} couches ne se répartissent pas sur {p} étages de {v} chunks : {p * v} doit les diviser.",

@@ -37,7 +37,16 @@ from dlojz.planner.explain import (
 )
 from dlojz.planner.planned_memory import fits, layout_memories, searched_memories
 from dlojz.planner.planned_model import chosen, subject
-from dlojz.planner.question import FLASH_FROM, MOST_BATCH, Question, calibration_of, check_gpus, check_precision
+from dlojz.planner.question import (
+    FLASH_FROM,
+    MOST_BATCH,
+    OVERLAPS,
+    Question,
+    calibration_of,
+    check_gpus,
+    check_precision,
+    waited_columns,
+)
 from dlojz.planner.search import MOST_SIMULATED, SearchResult, search, simulate_fastest
 from dlojz.planner.space import (
     FREE,
@@ -219,6 +228,7 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
     engines: str | Sequence[str] | None = None,
     fused_attention: bool | None = None,
     fused_loss: bool = False,
+    overlap: str | Sequence[str] = OVERLAPS,
     steps: int | None = None,
     hours: float | None = None,
     limit: str = "",
@@ -233,10 +243,11 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
         gpus: how many; several numbers are compared with each other.
         batch: samples of one step, over all replicas.
         image_size, sequence_length: of the samples; by default those of the model.
-        precision: bf16, fp16 or fp32; by default bf16 where the GPU has it.
+        precision: bf16, fp16, fp32 or, of a decoder's products, fp8; by default bf16 where the GPU has it.
         engines: libraries to search; by default those that run the model.
         fused_attention: whether attention is one kernel; by default from A100 on.
         fused_loss: whether the cross-entropy is one kernel, as flash-attn's and Liger's are.
+        overlap: messages that run beside computation where a library can do it, of `OVERLAPS`; by default all.
         steps, hours: of the training, and within which time it must end; layouts that take longer are refused.
         limit: name of that limit, e.g. of a QoS.
         calibration: profile or file; by default that of the GPU's generation.
@@ -264,18 +275,24 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
         engines if engines is None or isinstance(engines, str) else tuple(engines),
         catalogue=bool(planned_subject.catalogue),
         experts=planned_subject.num_experts > 0,
+        fp8=found_precision == "fp8",
     )
+    if found_precision == "fp8" and planned_subject.size is None:
+        raise refusal(
+            en=f"fp8 is planned for decoders alone, and {planned_subject.name} is none: use bf16, fp16 or fp32.",
+            fr=f"fp8 n’est planifié que pour des décodeurs, et {planned_subject.name} n’en est pas un : prenez bf16, "
+            "fp16 ou fp32.",
+        )
     if planned_subject.is_elsewhere:
         # Rules of runs: raises if no engine can run it.
         names = running_engines(planned_subject, found_precision, names)
     flash = site.gpu.generation in FLASH_FROM if fused_attention is None else fused_attention
     question = Question(
         planned_subject, site, _calibration(site, calibration), batch, numbers, found_precision, names, flash,
-        fused_loss, steps, hours, limit,
+        fused_loss, steps, hours, limit, waited_columns(overlap),
     )  # fmt: skip
-    refusal = batch_refusal(question)
-    if refusal:
-        raise LabError(refusal)
+    if undealt := batch_refusal(question):
+        raise LabError(undealt)
     # Two answers are possible: a plan, or a refusal that names the smallest cluster (a second search, of bytes alone).
     result = search(space_of(question))
     if not result.admitted.size:

@@ -238,11 +238,6 @@ def _stages(question: Question, layout: LayoutFields) -> str:
     layers = question.subject.num_layers
     stage_layers = -(-layers // layout.pp)  # rounded up
     filled = -(-layers // stage_layers)  # stages that get a layer
-    if layout.pp <= layers and filled == layout.pp:
-        return say(
-            en=f"{layout.engine} wants equal stages, but pp={layout.pp} does not divide {layers} layers.",
-            fr=f"{layout.engine} veut des étages égaux, or pp={layout.pp} ne divise pas {layers} couches.",
-        )
     return say(
         en=f"{layers} layers, {stage_layers} to a stage, fill {filled} of pp={layout.pp} stages.",
         fr=f"{layers} couches, {stage_layers} par étage, remplissent {filled} étages sur pp={layout.pp}.",
@@ -252,10 +247,18 @@ def _stages(question: Question, layout: LayoutFields) -> str:
 def _chunks(question: Question, layout: LayoutFields) -> str:
     layers, number = question.subject.num_layers, layout.pp * (layout.chunks or 1)
     parts = f"pp × chunks = {layout.pp} × {layout.chunks} = {number}"
-    return say(
-        en=f"{layers} layers cannot be dealt out to {parts} equal parts.",
-        fr=f"{layers} couches ne se répartissent pas en {parts} parts égales.",
+    text = say(
+        en=f"{layers} layers cannot be dealt out to {parts} equal parts",
+        fr=f"{layers} couches ne se répartissent pas en {parts} parts égales",
     )
+    if OFFERS[layout.engine].slots:
+        text += say(
+            en=f", nor can {layers + 1} with the logits (--account-for-loss-in-pipeline-split) or {layers + 2} with "
+            "the embedding too (--account-for-embedding-in-pipeline-split)",
+            fr=f", ni {layers + 1} avec les logits (--account-for-loss-in-pipeline-split), ni {layers + 2} avec aussi "
+            "l’embedding (--account-for-embedding-in-pipeline-split)",
+        )
+    return text + "."
 
 
 def _batch(question: Question, layout: LayoutFields) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from dlojz.base.errors import LabError
@@ -24,21 +24,28 @@ from dlojz.hardware.clusters import Machine
 from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.planner.planned_model import OF_THE_LAB, OFFERS
 from dlojz.planner.question import Question
-from dlojz.planner.space import layout_title, run_config_of
+from dlojz.planner.space import counted_layers, layout_title, run_config_of
 
 _TITAN_SCHEDULES: Final[dict[str | None, str]] = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}
 
 
 def megatron_arguments(
-    layout: LayoutFields, size: DecoderSize, precision: str, flash: bool, steps: int | None
+    layout: LayoutFields,
+    size: DecoderSize,
+    precision: str,
+    flash: bool,
+    steps: int | None,
+    columns: Mapping[str, int] | None = None,
 ) -> list[str]:
     """Arguments of `pretrain_gpt.py` for engines megatron-core and megatron-deepspeed, without data and tokenizer.
 
     Args:
-        precision: bf16 or fp16; fp32 has no flag.
+        precision: bf16, fp16 or fp8, whose master type is bf16; fp32 has no flag.
         flash: whether attention is one kernel.
         steps: of the training; 1000 without it.
+        columns: of the question: messages that are waited for.
     """
+    overlaps = {name: (columns or {}).get(name, 1) for name in ("tensor_overlap", "overlap", "gather_overlap")}
     words = ["--tensor-model-parallel-size", layout.tp, "--pipeline-model-parallel-size", layout.pp]
     words += ["--micro-batch-size", layout.micro_batch, "--global-batch-size", layout.global_batch]
     words += ["--num-layers", size.layers, "--hidden-size", size.hidden, "--ffn-hidden-size", size.mlp_width]
@@ -51,6 +58,7 @@ def megatron_arguments(
     words += [] if size.biased else ["--disable-bias-linear", "--normalization", "RMSNorm"]
     words += ["--position-embedding-type", "learned_absolute" if size.positions == "learned" else "rope"]
     words += [f"--{precision}"] if precision in ("bf16", "fp16") else []
+    words += ["--bf16", "--fp8-format", "hybrid"] if precision == "fp8" else []
     words += ["--use-flash-attn"] * flash
     words += ["--context-parallel-size", layout.cp] if layout.cp > 1 else []
     words += ["--expert-model-parallel-size", layout.ep] if layout.ep > 1 else []
@@ -63,18 +71,35 @@ def megatron_arguments(
         words += ["--deepspeed", "--deepspeed_config", "ds_config.json", "--zero-stage", layout.zero]
         words += ["--checkpoint-activations"] * (layout.checkpointing == "full")
         return [str(word) for word in words]
+    words += stage_words(size.layers, layout.pp, layout.chunks or 1)
     words += ["--sequence-parallel"] * layout.sequence_parallel
+    # What runs beside products is cut up along the sequence.
+    words += ["--tp-comm-overlap"] * (overlaps["tensor_overlap"] and layout.sequence_parallel)
     # Overlapping the parameters' gather needs the sharded optimizer.
-    words += ["--use-distributed-optimizer", "--overlap-param-gather"] * (layout.zero > 0)
-    words += ["--overlap-grad-reduce", "--accumulate-allreduce-grads-in-fp32"]
+    words += ["--use-distributed-optimizer"] * (layout.zero > 0)
+    words += ["--overlap-param-gather"] * (overlaps["gather_overlap"] and layout.zero > 0)
+    words += ["--overlap-grad-reduce"] * overlaps["overlap"] + ["--accumulate-allreduce-grads-in-fp32"]
     if layout.checkpointing != "none":
         words += ["--recompute-granularity", layout.checkpointing]
         words += ["--recompute-method", "uniform", "--recompute-num-layers", 1] * (layout.checkpointing == "full")
     return [str(word) for word in words]
 
 
-def torchtitan_arguments(layout: LayoutFields, sequence_length: int | None, layers: int) -> list[str]:
-    """Arguments of torchtitan, beside the file of the model.
+def stage_words(layers: int, pp: int, chunks: int) -> list[Any]:
+    """Flags of Megatron's core for stages that hold different numbers of layers; none where all hold as many."""
+    counted = int(counted_layers(layers, pp, chunks))
+    words = ["--account-for-embedding-in-pipeline-split"] * (counted == 2)
+    words += ["--account-for-loss-in-pipeline-split"] * (counted > 0)
+    # All stages but the last hold as many, rounded up.
+    return (
+        [*words, "--decoder-last-pipeline-num-layers", layers - (pp - 1) * -(-layers // pp)] if counted < 0 else words
+    )
+
+
+def torchtitan_arguments(
+    layout: LayoutFields, sequence_length: int | None, layers: int, precision: str = "bf16"
+) -> list[str]:
+    """Arguments of torchtitan, beside the file of the model; fp8 as its docs/float8.md has it.
 
     A schedule that torch has no class for is read from the file that `dlojz pipeline` exports.
     """
@@ -87,6 +112,8 @@ def torchtitan_arguments(layout: LayoutFields, sequence_length: int | None, laye
     # Only a pipeline cuts torchtitan's local batch into micro-batches; without one it accumulates up to the global.
     words += ["--training.local_batch_size", layout.micro_batch * (layout.micro_batches if layout.pp > 1 else 1)]
     words += ["--training.global_batch_size", layout.global_batch]
+    words += ["--model.converters", "quantize.linear.float8"] if precision == "fp8" else []
+    words += ["--quantize.linear.float8.enable_fsdp_float8_all_gather"] * (precision == "fp8" and sharded)
     words += ["--parallelism.context_parallel_degree", layout.cp] if layout.cp > 1 else []
     if sequence_length is not None:
         words += ["--training.seq_len", sequence_length]
@@ -127,6 +154,7 @@ def is_run(question: Question, layout: LayoutFields) -> bool:
     expert parallelism without ZeRO and pipeline.
     """
     runs = bool(question.subject.catalogue) and layout.engine in OF_THE_LAB and not _rings_beside(layout)
+    runs = runs and question.precision != "fp8"
     return runs and (layout.ep == 1 or (layout.zero == 0 and layout.pp == 1))
 
 
@@ -209,10 +237,12 @@ def program(question: Question, layout: LayoutFields) -> list[str]:
         )
     size = question.subject.size
     if layout.engine in MEGATRON and size is not None:
-        flags = megatron_arguments(layout, size, question.precision, question.fused_attention, question.steps)
+        flags = megatron_arguments(layout, size, question.precision, question.fused_attention, question.steps,
+                                   question.columns)  # fmt: skip
         return ["pretrain_gpt.py", *flags]
     if layout.engine == "torch":
-        flags = torchtitan_arguments(layout, question.subject.sequence_length, question.subject.num_layers)
+        flags = torchtitan_arguments(layout, question.subject.sequence_length, question.subject.num_layers,
+                                     question.precision)  # fmt: skip
         return ["-m", "torchtitan.train", *flags]
     # DeepSpeed without Megatron: the user's own script.
     return ["train.py", "--deepspeed", "--deepspeed_config", "ds_config.json"]

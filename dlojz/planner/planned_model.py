@@ -198,11 +198,13 @@ class Offer:
         tensor: tensor parallelism for decoders, for image models.
         sequence: sequence parallelism.
         offload: what may lie in the host's memory, without a pipeline or tensor parallelism, and its least ZeRO stage.
-        uneven: whether stages may hold different numbers of layers.
+        slots: whether embedding and logits may count as a layer each when stages are cut, and the last stage may hold
+            fewer layers than the others; without it the first stages hold one layer more where they do not divide.
         overlap: whether gradients are reduced beside the backward.
         fp32_gradients: precisions in which gradients are accumulated in fp32.
         context: ZeRO stages with context parallelism (of decoders whose attention is one kernel).
         experts: ZeRO stages with expert parallelism, without and with a pipeline.
+        fp8: whether it computes a decoder's products in fp8.
         dropout: whether its GPT has dropout by default.
         source: where it says so.
     """
@@ -215,12 +217,13 @@ class Offer:
     tensor: tuple[bool, bool] = (True, False)
     sequence: bool = True
     offload: Mapping[str, int] = field(default_factory=dict)
-    uneven: bool = True
+    slots: bool = False
     overlap: bool = True
     fp32_gradients: tuple[Precision, ...] = ("fp16", "bf16", "fp8")
     context: tuple[int, ...] = ()
     experts: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     dropout: bool = False
+    fp8: bool = False
     source: str
 
     def gradient_bytes(self, precision: Precision) -> int:
@@ -240,11 +243,13 @@ OFFERS: Final[dict[str, Offer]] = {
         zero=(0, 1),
         zero_pipeline=(0, 1),
         schedules=("1f1b", "interleaved"),
-        uneven=False,
+        slots=True,
         context=(0, 1),
         experts=((0, 1), (0, 1)),
         dropout=True,
-        source="Megatron-LM, megatron/training/arguments.py: --hidden-dropout, 0.1 by default; "
+        fp8=True,
+        source="Megatron-LM, megatron/training/arguments.py: --account-for-embedding-in-pipeline-split, "
+        "--account-for-loss-in-pipeline-split, --decoder-last-pipeline-num-layers; --hidden-dropout, 0.1 by default; "
         "--use-distributed-optimizer is ZeRO-1; fp32 main gradients; --context-parallel-size, which Transformer Engine "
         "has for fused attention alone",
     ),
@@ -279,6 +284,7 @@ OFFERS: Final[dict[str, Offer]] = {
         zero_pipeline=pipeline_stages("torch"),
         schedules=_TORCH_SCHEDULES,
         context=(2, 3),
+        fp8=True,
         source="torch.distributed: DDP, fully_shard (FSDP2), tensor.parallel, pipelining; as torchtitan puts them "
         "together; its parallel_dims.py: fsdp_enabled = dp_shard_enabled or cp_enabled: states are sharded over cp too",
     ),
@@ -302,7 +308,7 @@ OF_GIANTS: Final = ("megatron-core", "megatron-deepspeed", "torch", "deepspeed")
 
 
 def chosen(
-    engines: str | tuple[str, ...] | list[str] | None, *, catalogue: bool, experts: bool = False
+    engines: str | tuple[str, ...] | list[str] | None, *, catalogue: bool, experts: bool = False, fp8: bool = False
 ) -> tuple[str, ...]:
     """Choose the libraries to search, in the order of `OFFERS`.
 
@@ -310,11 +316,14 @@ def chosen(
         engines: names, one or several; without them, those that suit the model.
         catalogue: whether the model is of the catalogue, so that the lab can run it.
         experts: whether it has a mixture of experts.
+        fp8: whether products are computed in fp8.
 
     Raises:
-        LabError: for an unknown name.
+        LabError: for an unknown name, or one that has no fp8.
     """
     usual = (OF_MIXTURES if experts else OF_THE_LAB) if catalogue else OF_GIANTS
+    with_fp8 = tuple(name for name, offer in OFFERS.items() if offer.fp8)
+    usual = with_fp8 if fp8 else usual
     engine_names = usual if engines is None else engines
     names = (
         tuple(name.strip() for name in engine_names.split(","))
@@ -326,4 +335,10 @@ def chosen(
     for name in names:
         if name not in legal:
             raise LabError(one_of("engine", name, legal))
+        if fp8 and name not in with_fp8:
+            raise refusal(
+                en=f"{name} computes no products in fp8, but precision fp8 was asked for: use {' or '.join(with_fp8)}.",
+                fr=f"{name} ne calcule pas de produits en fp8, or la précision fp8 a été demandée : prenez "
+                f"{' ou '.join(with_fp8)}.",
+            )
     return tuple(name for name in OFFERS if name in names)

@@ -6,7 +6,7 @@ What no layout could ever satisfy is refused here, in one sentence with what wou
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,6 +26,34 @@ PROFILE_OF_GPU: Final = {"v100": "v100", "a100": "a100", "h100": "h100", "h200":
 MARGINAL: Final = 0.9
 """Share of a GPU's memory from which a layout is called marginal: readings scatter by some percent, and the allocator
 that frees and asks again has slowed published runs by 15 to 25 % (MPT, 30 B on 8 GPUs)."""
+
+
+OVERLAPS: Final = ("tensor", "gradients", "weights")
+"""Messages that may run beside computation: of tensor parallelism, of gradients, of the weights that ZeRO-1 gathers;
+Megatron-LM's `--tp-comm-overlap`, `--overlap-grad-reduce`, `--overlap-param-gather`."""
+
+
+def waited_columns(overlap: str | Sequence[str]) -> dict[str, int]:
+    """Name the columns of the cost model's layouts that say which messages are waited for: those not in `overlap`.
+
+    Raises:
+        LabError: for a word not of `OVERLAPS` (`none` stands for none), or `weights` without `gradients`, which
+            Megatron-LM refuses.
+    """
+    words = tuple(word.strip() for word in overlap.split(",")) if isinstance(overlap, str) else tuple(overlap)
+    words = () if words == ("none",) else words
+    for word in words:
+        if word not in OVERLAPS:
+            raise LabError(one_of("overlap", word, (*OVERLAPS, "none")))
+    if "weights" in words and "gradients" not in words:
+        raise refusal(
+            en=f"overlap={','.join(words)} was received, but --overlap-param-gather needs --overlap-grad-reduce: add "
+            "gradients, or leave weights out.",
+            fr=f"overlap={','.join(words)} a été reçu, or --overlap-param-gather demande --overlap-grad-reduce : "
+            "ajoutez gradients, ou retirez weights.",
+        )
+    columns = dict(zip(OVERLAPS, ("tensor_overlap", "overlap", "gather_overlap"), strict=True))
+    return {column: 0 for word, column in columns.items() if word not in words}
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +135,7 @@ def check_precision(cluster: Cluster, precision: str | None) -> Precision:
         LabError: if the GPU has it not; the sentence lists those it has.
     """
     has = cluster.gpu.peak_flops
-    usual: tuple[Precision, ...] = ("bf16", "fp16", "fp32")
+    usual: tuple[Precision, ...] = ("bf16", "fp16", "fp32", "fp8")
     if precision is None:
         return next(name for name in usual if name in has)
     for name in usual:

@@ -15,7 +15,7 @@ from itertools import product
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import Language, decimal, language, minus, say
@@ -52,7 +52,8 @@ Source: our choice of a limit: Llama 3 split 131072 tokens over 16 ranks and 819
 65536 over 2, and Megatron Core's guide ("Parallelism Strategies Guide") speaks of 8 K tokens and more; NeMo's rows have
 8192 tokens both over 2 ranks and over 1, with more tokens/s over 1.
 """
-CHUNKS: Final = (2, 3, 4, 6, 8)
+IMAGE_CHUNKS: Final = (2, 3, 4, 5, 6, 8)
+"""Of an image model, whose chunks may hold unequal numbers of blocks; of a decoder every number that divides."""
 TEXT_MICRO_BATCHES: Final = (1, 2, 3, 4, 6, 8, 12, 16)
 IMAGE_MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
@@ -129,6 +130,16 @@ class Space:
             "dropout": _of_offers(lambda offer: int(offer.dropout))[engine],
             "fused_attention": int(self.question.fused_attention),
             "fused_loss": int(self.question.fused_loss),
+            "tensor_overlap": columns["sequence_parallel"],  # Megatron-LM, arguments.py: only with it
+            "embedding_slots": (
+                counted_layers(
+                    self.question.subject.num_layers,
+                    columns["pp"],
+                    columns["chunks"],
+                    _of_offers(lambda offer: offer.slots)[engine],
+                )
+                == 2
+            ).astype(int),
         }
         return Layouts.of(precision=precision, **(cost_columns | dict(self.question.columns)))
 
@@ -260,22 +271,24 @@ def degrees_of(
     return dict(zip(DEGREES, table.T, strict=True))
 
 
-def options_of(names: Sequence[str], fixed_values: Mapping[str, Sequence[int]]) -> dict[str, Integers]:
-    """Enumerate the combinations of options that each engine offers.
+def options_of(
+    question: Question, fixed_values: Mapping[str, Sequence[int]], stages: Sequence[int]
+) -> dict[str, Integers]:
+    """Enumerate the combinations of options that each engine of a question offers.
 
     Args:
-        names: of the engines, of `OFFERS`.
         fixed_values: values to take of a column instead, offered or not.
+        stages: numbers of stages that occur, for which chunks are looked for.
     """
     rows: list[tuple[int, ...]] = []
-    for name in names:
+    for name in question.engines:
         engine, offer = COLUMN_VALUES["engine"].index(name), OFFERS[name]
         if engine not in fixed_values.get("engine", (engine,)):
             continue
         lists: list[Sequence[Any]] = [
             # Without and with a pipeline: the rule "engine" sorts them out.
             fixed_values.get("zero") or sorted({*offer.zero, *offer.zero_pipeline}),
-            _orders(offer, fixed_values),
+            _orders(offer, fixed_values, chunks_of(question.subject, stages, offer.slots)),
             fixed_values.get("checkpointing") or [CHECKPOINTING.index(kind) for kind in offer.checkpointing],
             fixed_values.get("sequence_parallel") or range(1 + offer.sequence),  # [0] or [0, 1]
             fixed_values.get("offload") or [0, *map(OFFLOAD.index, offer.offload)],
@@ -287,7 +300,27 @@ def options_of(names: Sequence[str], fixed_values: Mapping[str, Sequence[int]]) 
     return dict(zip(OPTIONS, np.array(rows, np.int64).reshape(-1, len(OPTIONS)).T, strict=True))
 
 
-def _orders(offer: Offer, fixed_values: Mapping[str, Sequence[int]]) -> list[tuple[int, int]]:
+def counted_layers(layers: int, pp: ArrayLike, chunks: ArrayLike, slots: ArrayLike = 1) -> Integers:
+    """Count what is added to a decoder's layers so that all chunks get equally many: 0; 2 where embedding and logits
+    count as a layer each; 1 where the logits do; −1 where none of these divides, or `slots` is 0.
+
+    Source: Megatron-LM, core/transformer/transformer_block.py, `get_num_layers_to_build`.
+    """
+    parts = np.asarray(pp) * np.asarray(chunks)
+    uneven = np.where((layers + 2) % parts == 0, 2, np.where((layers + 1) % parts == 0, 1, -1))
+    return np.where(layers % parts == 0, 0, np.where(np.asarray(slots) > 0, uneven, -1))
+
+
+def chunks_of(subject: Subject, stages: Sequence[int], slots: bool) -> list[int]:
+    """List the numbers of chunks, from 2 on, into which the layers of some number of stages can be dealt out."""
+    if subject.is_image:
+        return list(IMAGE_CHUNKS)
+    chunks = np.arange(2, subject.num_layers // 2 + 2)[:, None]  # (chunks, stages)
+    divide = counted_layers(subject.num_layers, [pp for pp in stages if pp > 1] or [2], chunks, slots) >= 0
+    return [int(number) for number in chunks[divide.any(axis=1), 0]]
+
+
+def _orders(offer: Offer, fixed_values: Mapping[str, Sequence[int]], many: Sequence[int]) -> list[tuple[int, int]]:
     """Schedules with their chunks."""
     interleaved = SCHEDULES.index("interleaved")
     schedules = fixed_values.get("schedule") or [SCHEDULES.index(schedule) for schedule in offer.schedules]
@@ -298,7 +331,7 @@ def _orders(offer: Offer, fixed_values: Mapping[str, Sequence[int]]) -> list[tup
             for schedule, chunks in product(schedules, fixed_values["chunks"])
             if (chunks > 1) == (schedule == interleaved)
         ]
-    return [(schedule, chunks) for schedule in schedules for chunks in (CHUNKS if schedule == interleaved else (1,))]
+    return [(schedule, chunks) for schedule in schedules for chunks in (many if schedule == interleaved else (1,))]
 
 
 def space_of(
@@ -312,7 +345,7 @@ def space_of(
     """
     fixed_values = fixed_values or {}
     degrees = degrees_of(question.subject, gpus or question.gpus, question.batch, fixed_values)
-    options = options_of(question.engines, fixed_values)
+    options = options_of(question, fixed_values, np.unique(degrees["pp"]).tolist())
     codes = np.zeros((degrees["dp"].size, options["zero"].size), np.uint8)  # (degrees, options)
     for name, mask in _rules(question, degrees, options):
         codes[(codes == 0) & mask] = CODE[name]  # the first reason stays
@@ -407,12 +440,12 @@ def _rules(
     yield "sequence", parts > 1 if tokens is None else tokens % parts > 0
     layers = subject.num_layers
     stage_layers = -(-layers // pp)  # layers of a stage, rounded up
-    uneven = _of_offers(lambda offer: offer.uneven)[engine]
+    counted = counted_layers(layers, pp, chunks, _of_offers(lambda offer: offer.slots)[engine])
     # Rounded up, the last stages may get nothing: 9 layers on 6 stages fill 5.
     empty = (pp > layers) | (-(-layers // stage_layers) != pp if not subject.is_image else pp > layers)
-    yield "stages", empty | (~uneven & (layers % pp > 0))
+    yield "stages", empty & ((counted < 1) | subject.is_image)
     # An image model's chunks may hold unequal numbers of blocks, one at least.
-    yield "chunks", (chunks > 1) & (layers % (pp * chunks) > 0 if not subject.is_image else pp * chunks > layers)
+    yield "chunks", (chunks > 1) & (counted < 0 if not subject.is_image else pp * chunks > layers)
     # `chunks > 0` holds always: it gives the rule its options axis.
     yield "batch", (batch % (dp * size) > 0) & (chunks > 0)
     yield "schedule", (chunks > 1) & (number % pp > 0)  # Narayanan et al. 2021, §2.2: a multiple of pp

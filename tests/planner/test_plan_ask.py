@@ -44,6 +44,17 @@ CLUSTERS = Path(__file__).resolve().parents[2] / "dlojz" / "hardware" / "data" /
         ({"batch": 2.5}, "batch must be a whole number from 1"),
         ({"model": "coatnet_7", "gpus": 8, "batch": 7, "engines": "torch", "precision": "tf32"}, "precision"),
         ({"cluster": "jean_zay_v100_32", "precision": "bf16"}, "V100 32 GB has no bf16 matrix units: use fp16 or fp32"),
+        ({"precision": "fp8"}, "A100 80 GB has no fp8 matrix units: use bf16 or fp16 or fp32"),
+        (
+            {"cluster": "jean_zay_h100", "precision": "fp8", "engines": "deepspeed"},
+            "deepspeed computes no products in fp8",
+        ),
+        ({"cluster": "jean_zay_h100", "precision": "fp8", "model": "coatnet_7"}, "fp8 is planned for decoders alone"),
+        (
+            {"overlap": "weights"},
+            "overlap=weights was received, but --overlap-param-gather needs --overlap-grad-reduce",
+        ),
+        ({"overlap": "tensors"}, "unknown overlap 'tensors': did you mean 'tensor'"),
         ({"model": "coatnet_8"}, "unknown model 'coatnet_8': did you mean 'coatnet_"),
         ({"model": 3}, "model must be a name or a DecoderSize"),
         ({"engines": "horovod"}, "unknown engine 'horovod'"),

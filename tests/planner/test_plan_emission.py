@@ -11,10 +11,14 @@ import pytest
 from dlojz.base.errors import LabError
 from dlojz.config.deepspeed_json import read_deepspeed_json
 from dlojz.config.run_config import RunConfig
+from dlojz.cost_model import calibration, simulate
+from dlojz.cost_model.passes import stages_of
+from dlojz.hardware import cluster
 from dlojz.hardware.clusters import Machine, machine
 from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.planner.answer import Choice, Plan
 from dlojz.planner.ask import plan
+from dlojz.planner.explain import code_of
 from dlojz.planner.export import (
     batch_script,
     deepspeed_document,
@@ -22,7 +26,9 @@ from dlojz.planner.export import (
     program,
     torchrun_arguments,
 )
-from dlojz.planner.space import planned_layout
+from dlojz.planner.planned_model import subject
+from dlojz.planner.question import Question
+from dlojz.planner.space import columns_of, planned_layout, space_of
 from dlojz.runnable import check_runnable
 
 from .trainers_arguments import read_megatron, read_torchtitan
@@ -247,3 +253,67 @@ def test_heads_of_a_width_of_their_own_are_told_to_megatron() -> None:
     layout = planned_layout(engine="megatron-core", micro_batch=1)
     read = read_megatron(megatron_arguments(layout, size, "bf16", True, None))
     assert read["kv_channels"] == 128 and read["qk_layernorm"]
+
+
+@pytest.mark.parametrize(
+    ("layers", "pp", "chunks", "stages", "flags"),
+    [
+        (126, 16, 1, [7, *[8] * 14, 7], {"account_for_embedding_in_pipeline_split": True,
+                                         "account_for_loss_in_pipeline_split": True}),  # Llama 3 405B: (126 + 2)/16
+        (126, 16, 8, [0, *[1] * 126, 0], {"account_for_embedding_in_pipeline_split": True,
+                                          "account_for_loss_in_pipeline_split": True}),
+        (63, 16, 1, [*[4] * 15, 3], {"account_for_loss_in_pipeline_split": True}),  # (63 + 1)/16
+        (61, 8, 1, [*[8] * 7, 5], {"decoder_last_pipeline_num_layers": 5}),  # 61 − 7 · 8
+        (80, 8, 5, [2] * 40, {}),
+    ],
+)  # fmt: skip
+def test_uneven_stages_are_told_to_megatron_and_cut_likewise(
+    layers: int, pp: int, chunks: int, stages: list[int], flags: dict[str, Any]
+) -> None:
+    size = DecoderSize(layers, 256, 4, 1000, 128)
+    kind = "interleaved" if chunks > 1 else "1f1b"
+    layout = planned_layout(
+        engine="megatron-core", pp=pp, schedule=kind, chunks=chunks, micro_batch=1, micro_batches=pp
+    )
+    read = read_megatron(megatron_arguments(layout, size, "bf16", True, None))
+    names = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split",
+             "decoder_last_pipeline_num_layers")  # fmt: skip
+    assert {name: read[name] for name in names if name in read} == flags
+    question = Question(
+        subject(size), cluster("selene"), calibration("a100"), pp, (pp,), "bf16", ("megatron-core",), True
+    )
+    space = space_of(question)
+    columns = columns_of([layout])
+    costed, work = space.cost_layouts(columns), question.subject.workload
+    cut = stages_of(work, pp * chunks, bool(costed.embedding_slots[0]))
+    assert cut.counts[cut.order, 1].tolist() == stages
+    assert not code_of(question, layout)
+    assert simulate(work, question.cluster, costed, question.calibration).step_s > 0
+
+
+def test_what_waits_is_told_to_megatron_and_takes_longer() -> None:
+    steps, flags = {}, {}
+    for overlap in ("tensor,gradients,weights", "tensor,gradients", "gradients,weights", "none"):
+        made = plan(LLAMA, "jean_zay_a100", 16, 64, engines="megatron-core", overlap=overlap, simulate=0)
+        choice = made.choose(tp=2, pp=1, zero=1, micro_batch=1, checkpointing="none", sequence_parallel=True)
+        steps[overlap] = choice.estimated_s
+        read = read_megatron(program(choice.question, choice.candidate)[1:])
+        flags[overlap] = [read.get(name, False) for name in
+                          ("tp_comm_overlap", "overlap_grad_reduce", "overlap_param_gather")]  # fmt: skip
+    everything, gathers, tensor, nothing = flags
+    assert flags == {everything: [True] * 3, gathers: [True, True, False], tensor: [False, True, True],
+                     nothing: [False] * 3}  # fmt: skip
+    assert steps[everything] < min(steps[gathers], steps[tensor]) and steps[nothing] > max(
+        steps[gathers], steps[tensor]
+    )
+
+
+def test_fp8_is_told_to_the_programs_that_have_it() -> None:
+    made = plan(LLAMA, "jean_zay_h100", 16, 64, precision="fp8", simulate=0)
+    assert {made.found.layout(place).engine for place in range(made.found.admitted.size)} == {"megatron-core", "torch"}
+    core, titan = (made.choose(engine=name, zero=zero) for name, zero in (("megatron-core", 1), ("torch", 3)))
+    read = read_megatron(program(core.question, core.candidate)[1:])
+    assert read["fp8_format"] == "hybrid" and read["bf16"]
+    assert read_torchtitan(program(titan.question, titan.candidate)[2:])["model.converters"] == "quantize.linear.float8"
+    slower = plan(LLAMA, "jean_zay_h100", 16, 64, engines=("megatron-core", "torch"), simulate=0)
+    assert made.best.estimated_s < slower.best.estimated_s

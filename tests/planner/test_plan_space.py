@@ -67,9 +67,11 @@ def _plainly(one: LayoutFields, size: DecoderSize, batch: int, fused: bool) -> s
     each = -(-size.layers // one.pp)
     for layer in range(size.layers):
         stages[layer // each] += 1
-    if 0 in stages or (not offer.uneven and len(set(stages)) > 1):
+    parts = one.pp * (one.chunks or 1)
+    counted = [more for more in ((0, 1, 2) if offer.slots else (0,)) if (size.layers + more) % parts == 0]
+    if 0 in stages and not any(counted):
         return "stages"
-    if (one.chunks or 1) > 1 and size.layers % (one.pp * (one.chunks or 1)):
+    if parts > one.pp and not counted:
         return "chunks"
     if batch % (one.dp * one.micro_batch):
         return "batch"

@@ -15,14 +15,17 @@ _NUMBERS: Final = (
     "micro-batch-size", "global-batch-size", "num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads",
     "expert-model-parallel-size", "num-experts", "moe-router-topk", "moe-layer-freq",
     "num-query-groups", "kv-channels", "seq-length", "max-position-embeddings", "recompute-num-layers", "train-iters",
-    "zero-stage",
+    "zero-stage", "decoder-last-pipeline-num-layers",
 )  # fmt: skip
 _SWITCHES: Final = (
     "sequence-parallel", "use-distributed-optimizer", "overlap-grad-reduce", "overlap-param-gather", "use-flash-attn",
+    "tp-comm-overlap",
     "group-query-attention", "swiglu", "untie-embeddings-and-output-weights", "disable-bias-linear", "bf16", "fp16",
+    "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split",
     "deepspeed", "qk-layernorm", "checkpoint-activations", "accumulate-allreduce-grads-in-fp32",
 )  # fmt: skip
 _WORDS: Final[dict[str, tuple[str, ...]]] = {
+    "fp8-format": ("e4m3", "hybrid"),
     "recompute-granularity": ("full", "selective"),
     "recompute-method": ("uniform", "block"),
     "position-embedding-type": ("learned_absolute", "rope"),
@@ -43,6 +46,8 @@ _TITAN: Final[dict[str, Any]] = {
     "parallelism.fsdp_reshard_after_forward": ("default", "always", "never"),
     "parallelism.pipeline_parallel_schedule": ("1F1B", "GPipe", "Interleaved1F1B", "PipelineScheduleMulti"),
     "parallelism.pipeline_parallel_schedule_csv": str,
+    "model.converters": str,
+    "quantize.linear.float8.enable_fsdp_float8_all_gather": None,
     "activation_checkpoint.mode": ("none", "selective", "full"),
     "activation_checkpoint.selective_ac_option": ("1", "2", "op"),
 }  # fmt: skip
@@ -67,6 +72,8 @@ def read_torchtitan(words: Sequence[str]) -> dict[str, Any]:
     for name, legal in _TITAN.items():
         if isinstance(legal, tuple):
             parser.add_argument(f"--{name}", choices=legal)
+        elif legal is None:
+            parser.add_argument(f"--{name}", action="store_true", default=None)
         else:
             parser.add_argument(f"--{name}", type=legal)
     return {name: value for name, value in _read(parser, words).items() if value is not None}
