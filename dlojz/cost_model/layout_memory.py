@@ -148,16 +148,20 @@ def layer_activation_bytes(workload: Workload, layouts: Layouts) -> Reals:
     size = workload.size
     assert size is not None
     t, tokens = layouts.tp, layouts.micro_batch * size.sequence_length / layouts.cp
-    h, keys = size.hidden, size.kv_heads * size.head_size
+    h = size.hidden
     masks = layouts.dropout * size.biased
-    # Per token, not split by t: inputs of two norms and of the products behind them (4 × 2 bytes), two masks of 1 byte.
-    unsplit = (8 + 2 * masks) * h / np.where(layouts.sequence_parallel > 0, t, 1)
+    # Per token, not split by t: inputs of two norms and of the products behind them (4 × 2 bytes), two masks of 1 byte;
+    # of latents before and after their norm (2 + 2).
+    unsplit = (8 + 2 * masks) * h + 4 * (size.latent + size.query_latent)
+    unsplit = unsplit / np.where(layouts.sequence_parallel > 0, t, 1)
     # Inputs of the activation and of the product down (2 + 2); gated: gate, up and their product (3 × 2).
-    hidden: float = (6 if size.gated else 4) * size.mlp_width
+    of_hidden = 6 if size.gated else 4
+    hidden: float = of_hidden * size.mlp_width
     if size.experts:  # of each row its input, the hidden layer, and the output that is weighed
-        hidden = routed_rows(size) * (hidden + 4 * h) + (1 - 1 / size.every) * hidden
+        hidden = routed_rows(size) * (of_hidden * size.expert_width + 4 * h) + (1 - 1 / size.period) * hidden
+        hidden += of_hidden * size.shared_experts * size.expert_width / size.period
     # Queries and attention's output (2 + 2), keys and values (2 + 2).
-    split = (4 * size.queries + 4 * keys + hidden) / t
+    split = (4 * size.heads * size.core_width + 4 * size.kv_heads * size.core_width + hidden) / t
     core = (layouts.fused_attention > 0) | (layouts.checkpointing == CHECKPOINTING.index("selective"))
     # Per token: softmax 2, its mask 1, its dropped-out copy 2, for each key and head.
     scores = np.where(core, 0.0, (2.0 + 3 * masks) * size.heads * size.sequence_length / t)
@@ -180,12 +184,20 @@ def alternate_product_bytes(size: DecoderSize, layouts: Layouts) -> Reals:
     needs.
     """
     h, keys, t = size.hidden, size.kv_heads * size.head_size, layouts.tp
-    mlp = routed_rows(size) + 1 - 1 / size.every if size.experts else 1.0
+    mlp, width, latents = 1.0, float(size.mlp_width), 0
+    if size.experts:  # rows, and the width of the hidden layer of a token in all of them
+        mlp = routed_rows(size) + 1 - 1 / size.period + (size.shared_experts > 0) / size.period
+        width = routed_rows(size) * size.expert_width + (1 - 1 / size.period) * size.mlp_width
+        width += size.shared_experts * size.expert_width / size.period
     # Results of queries, values and gate, attention's output (2 bytes each), and its statistics (4 per head).
-    split = 2 * (size.queries + keys + size.queries) + 4 * size.heads + 2 * size.mlp_width * mlp
+    kept_width = size.queries + keys
+    if size.latent:  # queries, keys with values; or both latents, and the projection in the place of the last product
+        latents = size.query_latent + size.latent + size.rotated_width if size.query_latent else 0
+        kept_width = 0 if size.query_latent else size.heads * (3 * size.head_size + size.rotated_width)
+    split = 2 * (kept_width + size.queries) + 4 * size.heads + 2 * width
     down = 2 * h * mlp if size.gated else 0.0  # the seventh; of a plain MLP the sixth
     scattered = np.where((layouts.sequence_parallel > 0) & (t > 1), 2 * h / t, 0.0)
-    return split / t + scattered + (layouts.compiled == 0) * (down + scattered)
+    return split / t + 2 * latents + scattered + (layouts.compiled == 0) * (down + scattered)
 
 
 def _gathered_split(layouts: Layouts) -> Reals:
@@ -248,8 +260,8 @@ def stays_gathered(layouts: Layouts) -> NDArray[np.bool_]:
 def spread_of(workload: Workload, layouts: Layouts, counts: Reals, weights: Reals) -> Reals | float:
     """Ratio of the weights that ZeRO shards over dp · cp ranks to those of one rank of a stage; 1 without experts."""
     experts = float(counts @ np.array([kind.expert_parameters for kind in workload.kinds], float))
-    # Experts of one rank are 1/ep of its stage's; ZeRO shards those of all ep ranks over dp · cp.
-    return 1.0 + experts * (1 - 1 / layouts.ep) / weights if experts else 1.0
+    # Experts of one rank are 1/ep of its stage's, whatever tp; ZeRO shards all of them over the tp · dp · cp ranks.
+    return 1.0 + experts * (1 / layouts.tp - 1 / layouts.ep) / weights if experts else 1.0
 
 
 def memories_of(workload: Workload, layouts: Layouts, stages: StageCosts, weights: Reals) -> Memories:
@@ -329,7 +341,7 @@ def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, num_in_fli
     live = tokens * size.hidden / split * np.where(full, LIVE_BYTES - 2 * (1 - masks), KEPT_LIVE_BYTES)
     is_fsdp = (habit(layouts, "fsdp") > 0) & (layouts.zero >= 2)
     # On one rank: experts over ep, all else over tp.
-    layer = (size.layer_parameters - size.expert_parameters * (1 - 1 / layouts.ep)) / layouts.tp
+    layer = (size.layer_parameters - size.expert_parameters) / layouts.tp + size.expert_parameters / layouts.ep
     # ZeRO-3 gathers the weights of this layer and the next, and holds this one's whole gradient.
     zero3_bytes = 3.0 * layouts.element_bytes * (layouts.zero == 3)
     live = live + layer * np.where(is_fsdp, _unit_bytes(layouts), zero3_bytes)

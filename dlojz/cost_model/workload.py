@@ -31,7 +31,7 @@ from dlojz.cost_model.layouts import LOSSES, element_bytes
 from dlojz.hardware import Device, Precision
 from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.hardware.gpus import ATTENTION_KERNELS, HEAD_SIZES, AttentionKernel
-from dlojz.models.sizes import GPTSize, LlamaSize, QwenSize
+from dlojz.models.sizes import DeepSeekSize, GPTSize, LlamaSize, QwenSize
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -389,7 +389,7 @@ def ring_merge(queries: float, keys: float, cp: int, packed: bool = False) -> La
 
 def attention_core(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
     """Scores, softmax, dropout and context of one layer; or one fused kernel that skips what the mask hides."""
-    heads, width = math.ceil(size.heads / cut.tp), size.head_size
+    heads, width = math.ceil(size.heads / cut.tp), size.core_width
     rows, columns, batch = math.ceil(size.sequence_length / cut.cp), size.sequence_length, cut.micro_batch * heads
     if cut.fused_attention:
         keys = batch if cut.expands_keys else cut.micro_batch * math.ceil(size.kv_heads / cut.tp)  # torch repeats keys
@@ -400,12 +400,36 @@ def attention_core(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
         if steps == 1:
             return operators
         return *operators, ring_merge(rows * width * batch, rows * width * keys, cut.cp, cut.expands_keys)
-    scores = batch * rows * columns
+    scores, values = batch * rows * columns, size.head_size
+    keys = values + size.rotated_width
     return (
-        product_operator("scores", Product(rows, columns, width, batch, attention=True), core=True),
+        product_operator("scores", Product(rows, columns, keys, batch, attention=True), core=True),
         _pass("softmax", scores, SOFTMAX_BYTES, core=True),
         _pass("dropout of scores", scores, DROPOUT_BYTES, core=True),
-        product_operator("context", Product(rows, width, columns, batch, attention=True), core=True),
+        product_operator("context", Product(rows, values, columns, batch, attention=True), core=True),
+    )
+
+
+def latent_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
+    """Operators of latent attention before its core: latents, and queries, keys and values of the rank's heads.
+
+    The latents are made whole on every tensor-parallel rank, with sequence parallelism of its tokens alone.
+
+    Source: DeepSeek-AI 2024 (arXiv 2405.04434), section 2.1; Megatron-LM, `core/transformer/multi_latent_attention.py`
+    (down-projections `duplicated`).
+    """
+    n, heads, keys = tokens(size, cut), math.ceil(size.heads / cut.tp), size.head_size + size.rotated_width
+    rows = math.ceil(n / cut.tp) if cut.sequence_parallel else n
+    down = size.query_latent + size.latent + size.rotated_width
+    turned = EAGER_ROTATION_BYTES if cut.eager else ROTATION_BYTES
+    return (
+        product_operator("latents", Product(rows, down, size.hidden), kernels=2),  # (n, h) @ (h, L' + L + R)
+        _pass("norm of latents", rows * (size.query_latent + size.latent), NORM_BYTES, kernels=2),
+        # (n, L') @ (L', heads · (d + R)), then (n, L) @ (L, heads · 2d).
+        product_operator("queries", Product(n, heads * keys, size.query_latent or size.hidden)),
+        product_operator("keys, values", Product(n, 2 * heads * size.head_size, size.latent)),
+        _pass("concatenations", n * heads * (2 * keys + size.head_size), TRANSPOSE_BYTES, kernels=5),
+        _pass("rotation", n * (heads + 1) * size.rotated_width, turned),
     )
 
 
@@ -414,7 +438,7 @@ def routed_rows(size: DecoderSize) -> float:
 
     Source: Fedus et al. 2021, "Switch Transformers" (arXiv 2101.03961), "expert capacity": f·k·N/E rows of each expert.
     """
-    return size.capacity_factor * size.top_k / size.every
+    return size.capacity_factor * size.top_k / size.period
 
 
 def mixture_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
@@ -423,10 +447,10 @@ def mixture_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
     A rank holds E/ep experts, each with the rows of ep ranks. Where not each layer has a mixture, the MLP of the others
     is here too, each with its share of the layers.
     """
-    n, h, w, period = tokens(size, cut), size.hidden, size.mlp_width, size.every
+    n, h, w, period = tokens(size, cut), size.hidden, size.expert_width, size.period
     rows = math.ceil(size.capacity_factor * size.top_k * n * cut.ep / size.experts)  # of one expert, from all ep ranks
     rank_experts, mlp_in, share = size.experts // cut.ep, 2 * w if size.gated else w, 1 / period  # gate and up at once
-    routed, plain = routed_rows(size) * n, n * (period - 1) / period  # rows of the mixture's layers, of the dense ones
+    routed = routed_rows(size) * n  # rows of the mixture's layers
     of_element = (EAGER_GATE_BYTES if cut.eager else GATE_BYTES) if size.gated else GELU_BYTES
     operators = [
         product_operator("gate", Product(n, size.experts, h, work=share), kernels=4),  # (n, h) @ (h, experts)
@@ -436,13 +460,22 @@ def mixture_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
         product_operator("experts, down", Product(rows, h, w, rank_experts, work=share), kernels=2),
         _pass("combine", routed * h, ROW_BYTES, kernels=3),
     ]
-    if period > 1:
-        operators += [
-            product_operator("MLP, up", Product(n, mlp_in, h, work=1 - share)),
-            _pass("gate" if size.gated else "GeLU", plain * w, of_element),
-            product_operator("MLP, down", Product(n, h, w, work=1 - share), kernels=2),
-        ]
-    return tuple(operators)
+    # Layers without a mixture have an MLP, those with one what every token meets.
+    plain_mlp = mean_mlp(size, cut, size.mlp_width, 1 - share) if period > 1 else ()
+    return *operators, *plain_mlp, *mean_mlp(size, cut, size.shared_experts * size.expert_width, share)
+
+
+def mean_mlp(size: DecoderSize, cut: Cut, mlp_width: int, share: float) -> tuple[LayerOperator, ...]:
+    """An MLP of a width, cut by tensor parallelism, that a share of the layers has; none of width 0."""
+    n, h, w = tokens(size, cut), size.hidden, math.ceil(mlp_width / cut.tp)
+    of_element = (EAGER_GATE_BYTES if cut.eager else GATE_BYTES) if size.gated else GELU_BYTES
+    if not w:
+        return ()
+    return (
+        product_operator("MLP, up", Product(n, 2 * w if size.gated else w, h, work=share)),
+        _pass("gate" if size.gated else "GeLU", share * n * w, of_element),
+        product_operator("MLP, down", Product(n, h, w, work=share), kernels=2),
+    )
 
 
 def layer_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
@@ -453,8 +486,8 @@ def layer_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
     boundary = n * h / (cut.tp if cut.sequence_parallel else 1)  # norms and residuals: split with SP alone
     mlp_in = 2 * w if size.gated else w
     weights = h * (queries + 2 * keys) + queries * h + h * mlp_in + w * h  # accumulated once per micro-batch
-    if size.experts:
-        weights = size.layer_parameters - size.expert_parameters * (cut.ep - 1) // cut.ep
+    if size.experts or size.latent:
+        weights = (size.layer_parameters - size.expert_parameters) // cut.tp + size.expert_parameters // cut.ep
     if cut.eager:
         layer_norm = size.biased
         norm = _pass(
@@ -473,11 +506,14 @@ def layer_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
         activation,
         product_operator("MLP, down", Product(n, h, w), kernels=2),
     )
-    return (
-        norm,
+    before_core: tuple[LayerOperator, ...] = (
         product_operator("queries, keys, values", Product(n, queries + 2 * keys, h), kernels=2),
         _pass("transposes", n * (queries + 2 * keys), TRANSPOSE_BYTES, kernels=5),
         _pass("rotation", rotated, rotation, kernels=1 if rotated else 0),
+    )
+    return (
+        norm,
+        *(latent_operators(size, cut) if size.latent else before_core),
         *attention_core(size, cut),
         product_operator("projection", Product(n, h, queries), kernels=2),
         residual,  # behind attention
@@ -637,7 +673,7 @@ def decoder_workload(size: DecoderSize) -> Workload:
                 size.layer_parameters,
                 lambda cut: layer_operators(size, cut),
                 elements,
-                ring_elements=2 * size.sequence_length * size.kv_heads * size.head_size,
+                ring_elements=2 * size.sequence_length * size.kv_heads * size.core_width,
                 repeats=size.heads // size.kv_heads,
                 expert_parameters=size.expert_parameters,
                 exchange_elements=routed_rows(size) * elements if size.experts else 0.0,
@@ -669,15 +705,8 @@ def workload(model: DecoderSize | str, image_size: int | None = None, sequence_l
     spec = models.spec(model)
     models.check_input(model, image_size=image_size, sequence_length=sequence_length)
     size = spec.size
-    if isinstance(size, GPTSize | LlamaSize | QwenSize):
+    if isinstance(size, GPTSize | LlamaSize | QwenSize | DeepSeekSize):
         return decoder_workload(_decoder_size(size, spec.num_classes, sequence_length or spec.sequence_length or 1))
-    if spec.family == "text" and size is not None:
-        raise refusal(
-            en=f"the time of {model} is not predicted: its latent attention is in no cost model here; use a model of "
-            "the gpt, llama or qwen families.",
-            fr=f"le temps de {model} n’est pas prédit : aucun modèle de coût ici n’a son attention latente ; prenez un "
-            "modèle des familles gpt, llama ou qwen.",
-        )
     return _traced_workload(
         model, image_size or spec.image_size, sequence_length or spec.sequence_length, spec.num_classes
     )
@@ -718,17 +747,22 @@ class BlockWork(NamedTuple):
     traced: tuple[Traced, ...]
 
 
-def _decoder_size(size: GPTSize | LlamaSize | QwenSize, vocabulary: int, tokens: int) -> DecoderSize:
+def _decoder_size(size: GPTSize | LlamaSize | QwenSize | DeepSeekSize, vocabulary: int, tokens: int) -> DecoderSize:
     fields: dict[str, Any] = {"layers": size.depth, "hidden": size.width, "heads": size.num_heads}
-    fields["tied"] = size.tied_head
+    fields["tied"] = not isinstance(size, DeepSeekSize) and size.tied_head
     if size.experts is not None:
         fields |= {"experts": size.experts.num_experts, "top_k": size.experts.top_k, "every": size.experts.every}
-        fields["capacity_factor"] = size.experts.capacity_factor
+        fields |= {"capacity_factor": size.experts.capacity_factor, "expert_width": size.experts.mlp_width}
+        fields |= {"shared_experts": size.experts.shared, "dense_layers": size.experts.dense}
     if isinstance(size, QwenSize):
         fields["head_width"] = size.head_dim
     if isinstance(size, LlamaSize | QwenSize):
-        fields |= {"mlp_width": size.mlp_width, "kv_heads": size.num_kv_heads, "gated": True}
-        fields |= {"biased": False, "positions": "none"}
+        fields["kv_heads"] = size.num_kv_heads
+    if isinstance(size, DeepSeekSize):
+        fields |= {"head_width": size.head_dim, "rotated_width": size.rotated_dim}
+        fields |= {"latent": size.latent, "query_latent": size.query_latent}
+    if not isinstance(size, GPTSize):
+        fields |= {"mlp_width": size.mlp_width, "gated": True, "biased": False, "positions": "none"}
     return DecoderSize(**fields, vocabulary=vocabulary, sequence_length=tokens)
 
 

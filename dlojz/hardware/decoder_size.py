@@ -39,6 +39,12 @@ class DecoderSize:
         every: of so many layers one has a mixture.
         capacity_factor: rows that the experts compute, in units of what the tokens need.
         head_width: of one attention head; 0 stands for hidden / heads, another one is Qwen's.
+        expert_width: of the hidden layer of one expert; 0 stands for `mlp_width`.
+        shared_experts: experts of each mixture that see every token.
+        dense_layers: so many at the beginning have no mixture.
+        latent: width of the vector that keys and values are made of (multi-head latent attention); 0 without it.
+        query_latent: the same of queries; 0 where they are made of the token itself.
+        rotated_width: of latent attention, the part of a head's query and key that is rotated, beside `head_width`.
 
     Raises:
         LabError: if a number is not positive, or the heads do not divide what they must.
@@ -60,11 +66,18 @@ class DecoderSize:
     every: int = 1
     capacity_factor: float = 1.0
     head_width: int = 0
+    expert_width: int = 0
+    shared_experts: int = 0
+    dense_layers: int = 0
+    latent: int = 0
+    query_latent: int = 0
+    rotated_width: int = 0
 
     def __post_init__(self) -> None:
         # A frozen dataclass can set its fields in no other way.
         object.__setattr__(self, "mlp_width", self.mlp_width or 4 * self.hidden)
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
+        object.__setattr__(self, "expert_width", self.expert_width or self.mlp_width)
         counts = ("layers", "hidden", "heads", "vocabulary", "sequence_length", "mlp_width", "kv_heads")
         check_at_least(1, **{name: getattr(self, name) for name in counts})
         # Where heads have a width of their own, the heads need not divide hidden.
@@ -86,29 +99,67 @@ class DecoderSize:
 
     @property
     def queries(self) -> int:
-        """Width of the queries of all heads: hidden, unless `head_width` says otherwise."""
+        """Width of the queries of all heads that are no rotated part: hidden, unless `head_width` says otherwise."""
         return self.heads * self.head_size
+
+    @property
+    def core_width(self) -> int:
+        """Mean of the widths of a head's keys and values: of latent attention d + d_R and d, else both are equal."""
+        return self.head_size + self.rotated_width // 2
+
+    @property
+    def mixtures(self) -> tuple[int, int]:
+        """Share of the layers that have a mixture, as numerator and denominator."""
+        return self.layers - self.dense_layers, self.layers * self.every
+
+    @property
+    def period(self) -> float:
+        """Layers for each mixture, on average: `every`, more where the first layers are dense."""
+        some, of_layers = self.mixtures
+        return of_layers / some
+
+    @property
+    def _expert_weights(self) -> int:
+        """Elements of the matrices of one expert."""
+        return (3 if self.gated else 2) * self.hidden * self.expert_width
+
+    @property
+    def attention_weights(self) -> int:
+        """Elements of the matrices of one attention.
+
+        Queries and output h × q each, keys and values h × (kv_heads × head_size) each. Latent attention: W^DKV and W^KR
+        h × (L + R), W^UK and W^UV L × q each, W^O q × h, and W^DQ h × L', W^UQ and W^QR L' × (q + heads × R); without
+        a latent of the queries h × (q + heads × R) in their place.
+
+        Source: DeepSeek-AI 2024, "DeepSeek-V2" (arXiv 2405.04434), section 2.1, equations 9 to 19.
+        """
+        if not self.latent:
+            return 2 * self.hidden * (self.queries + self.kv_heads * self.head_size)
+        rotated_queries = self.queries + self.heads * self.rotated_width
+        keys = self.hidden * (self.latent + self.rotated_width) + 2 * self.latent * self.queries
+        down = self.hidden * self.query_latent
+        return keys + self.hidden * self.queries + down + (self.query_latent or self.hidden) * rotated_queries
 
     @property
     def layer_weights(self) -> int:
         """Elements of the matrices of one layer that a token meets: 12 h² of the classic decoder.
 
-        With experts, the mean over the layers, of which a token meets `top_k` and the gate in each mixture.
+        With experts, the mean over the layers, of which a token meets `top_k`, the shared ones and the gate in each
+        mixture.
         """
-        # Queries and output h × q each, keys and values h × (kv_heads × head_size) each.
-        attention = 2 * self.hidden * self.queries + 2 * self.hidden * self.kv_heads * self.head_size
         mlp = (3 if self.gated else 2) * self.hidden * self.mlp_width
         if not self.experts:
-            return attention + mlp
-        # Mean over `every` layers: all but one have the MLP, one has top_k experts for a token, and the gate.
-        return attention + (mlp * (self.every - 1 + self.top_k) + self.hidden * self.experts) // self.every
+            return self.attention_weights + mlp
+        some, of_layers = self.mixtures
+        met = self._expert_weights * (self.top_k + self.shared_experts) + self.hidden * self.experts
+        return self.attention_weights + (mlp * (of_layers - some) + met * some) // of_layers
 
     @property
     def expert_parameters(self) -> int:
         """Parameters of all experts of a layer, of the mean one where not each has a mixture; 0 for a dense decoder."""
-        biases = self.mlp_width + self.hidden if self.biased else 0
-        expert = (3 if self.gated else 2) * self.hidden * self.mlp_width + biases
-        return self.experts * expert // self.every
+        biases = self.expert_width + self.hidden if self.biased else 0
+        some, of_layers = self.mixtures
+        return self.experts * (self._expert_weights + biases) * some // of_layers
 
     @property
     def layer_parameters(self) -> int:
@@ -119,7 +170,9 @@ class DecoderSize:
         if self.experts:
             return self._mixed_parameters
         if not self.biased:
-            return self.layer_weights + 2 * self.hidden + 2 * self.head_width  # norms of queries and keys
+            # Norms of the latents, or of queries and keys.
+            norms = self.latent + self.query_latent if self.latent else 2 * self.head_width
+            return self.layer_weights + 2 * self.hidden + norms
         # Biases of the output (h), the queries, and keys and values.
         attention = self.hidden + self.queries + 2 * self.kv_heads * self.head_size
         # Biases of the matrices into the MLP, and of the one out of it.
@@ -129,11 +182,13 @@ class DecoderSize:
 
     @property
     def _mixed_parameters(self) -> int:
-        """A layer's, of the mean one: of the dense decoder's, one in `every` changes its MLP for experts."""
+        """A layer's, of the mean one: of the dense decoder's, a share changes its MLP for experts."""
         dense = replace(self, experts=0).layer_parameters
         mlp_parameters = (3 if self.gated else 2) * self.hidden * self.mlp_width
         mlp_parameters += (2 if self.gated else 1) * self.mlp_width + self.hidden if self.biased else 0
-        return dense + (self.hidden * self.experts - mlp_parameters) // self.every + self.expert_parameters
+        some, of_layers = self.mixtures
+        changed = self.hidden * self.experts + self.shared_experts * self._expert_weights - mlp_parameters
+        return dense + changed * some // of_layers + self.expert_parameters
 
     @property
     def embedding_parameters(self) -> int:
@@ -159,7 +214,7 @@ def forward_layer_flops(size: DecoderSize) -> int:
     """
     tokens = size.sequence_length
     # 2 operations per weight and token; attention has 2 s² q for the scores, 2 s² q for what they weigh.
-    return 2 * tokens * size.layer_weights + 4 * tokens**2 * size.queries
+    return 2 * tokens * size.layer_weights + 4 * tokens**2 * size.heads * size.core_width
 
 
 def logit_flops(size: DecoderSize) -> int:
@@ -191,7 +246,7 @@ def flops_per_sequence(size: DecoderSize, formula: Formula) -> int:
             return 3 * size.layers * forward_layer_flops(size) + 3 * logit_flops(size)
         case "causal":
             # Half of the 4 s² q of attention: the tokens after its own, which a token does not see.
-            unseen = 2 * size.sequence_length**2 * size.queries
+            unseen = 2 * size.sequence_length**2 * size.heads * size.core_width
             return 3 * size.layers * (forward_layer_flops(size) - unseen) + 3 * logit_flops(size)
         case "layers":
             return 8 * size.sequence_length * size.layers * size.layer_parameters

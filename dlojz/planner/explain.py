@@ -209,10 +209,12 @@ def _split(question: Question, layout: LayoutFields) -> str:
             if experts
             else f"ep={layout.ep} partage des experts, mais {question.subject.name} n’en a pas.",
         )
-    if layout.dp % layout.ep:
+    spreads = OFFERS[layout.engine].spreads_experts
+    ranks = f"dp × cp × tp = {layout.replicas * layout.tp}" if spreads else f"dp={layout.dp}"
+    if (layout.replicas * layout.tp if spreads else layout.dp) % layout.ep:
         return say(
-            en=f"the experts are divided among the replicas, but ep={layout.ep} does not divide dp={layout.dp}.",
-            fr=f"ce sont les répliques qui se partagent les experts, mais ep={layout.ep} ne divise pas dp={layout.dp}.",
+            en=f"{layout.engine} divides the experts among the ranks of {ranks}, which ep={layout.ep} does not divide.",
+            fr=f"{layout.engine} partage les experts entre les rangs de {ranks}, que ep={layout.ep} ne divise pas.",
         )
     return question.subject.split_conflict(layout.tp)
 

@@ -53,7 +53,13 @@ def megatron_arguments(
     words += ["--max-position-embeddings", size.sequence_length, "--train-iters", steps or 1000]
     if size.kv_heads != size.heads:
         words += ["--group-query-attention", "--num-query-groups", size.kv_heads]
-    words += ["--kv-channels", size.head_width, "--qk-layernorm"] if size.head_width else []
+    if size.latent:
+        words += ["--multi-latent-attention", "--kv-lora-rank", size.latent, "--qk-layernorm"]
+        words += ["--q-lora-rank", size.query_latent] if size.query_latent else []
+        words += ["--qk-head-dim", size.head_size, "--v-head-dim", size.head_size]
+        words += ["--qk-pos-emb-head-dim", size.rotated_width]
+    else:
+        words += ["--kv-channels", size.head_width, "--qk-layernorm"] if size.head_width else []
     words += ["--swiglu"] * size.gated + ["--untie-embeddings-and-output-weights"] * (not size.tied)
     words += [] if size.biased else ["--disable-bias-linear", "--normalization", "RMSNorm"]
     words += ["--position-embedding-type", "learned_absolute" if size.positions == "learned" else "rope"]
@@ -63,8 +69,16 @@ def megatron_arguments(
     words += ["--context-parallel-size", layout.cp] if layout.cp > 1 else []
     words += ["--expert-model-parallel-size", layout.ep] if layout.ep > 1 else []
     if size.experts:
-        words += ["--num-experts", size.experts, "--moe-router-topk", size.top_k, "--moe-layer-freq", size.every]
+        words += ["--num-experts", size.experts, "--moe-router-topk", size.top_k]
+        # Megatron evaluates the list: 0 for a dense layer, 1 for one with a mixture.
+        dense = f"([0]*{size.dense_layers}+[1]*{size.layers - size.dense_layers})"
+        words += ["--moe-layer-freq", dense if size.dense_layers else size.every]
         words += ["--moe-token-dispatcher-type", "alltoall"]
+        if size.expert_width != size.mlp_width:
+            words += ["--moe-ffn-hidden-size", size.expert_width]
+        if size.shared_experts:
+            words += ["--moe-shared-expert-intermediate-size", size.shared_experts * size.expert_width]
+        words += ["--expert-tensor-parallel-size", 1] if layout.tp > 1 else []
     if (layout.chunks or 1) > 1:
         words += ["--num-virtual-stages-per-pipeline-rank", layout.chunks]
     if layout.engine in DEEPSPEED:

@@ -90,14 +90,7 @@ class Subject:
         """
         if tp == 1:
             return ""
-        if self.num_experts:
-            return say(
-                en=f"Tensor Parallelism is not planned for a mixture of experts, but tp={tp} was asked for: ep shares "
-                "its experts out.",
-                fr=f"le Tensor Parallelism d’un mélange d’experts n’est pas planifié, mais tp={tp} a été demandé : "
-                "c’est ep qui partage ses experts.",
-            )
-        if self.catalogue:
+        if self.catalogue and not self.num_experts:
             return _catalogue_conflict(self.catalogue, tp, language())
         split = {}  # what tp has to divide
         if self.size is not None:
@@ -106,6 +99,9 @@ class Subject:
                 say(en="key-value heads", fr="têtes de clés et valeurs"): self.size.kv_heads,
                 say(en="hidden features of the MLP", fr="neurones cachés du MLP"): self.size.mlp_width,
             }
+        if self.size is not None and self.num_experts:  # experts are not cut, only what every token meets
+            every_token = say(en="features of the shared experts", fr="neurones des experts partagés")
+            split |= {every_token: self.size.shared_experts * self.size.expert_width}
         for part, number in split.items():  # all must divide: heads and widths are cut, never one head
             if number % tp:
                 return say(
@@ -204,6 +200,8 @@ class Offer:
         fp32_gradients: precisions in which gradients are accumulated in fp32.
         context: ZeRO stages with context parallelism (of decoders whose attention is one kernel).
         experts: ZeRO stages with expert parallelism, without and with a pipeline.
+        spreads_experts: whether expert parallelism spans the tensor- and context-parallel ranks too, which then do not
+            cut experts; without it a mixture has no tensor parallelism.
         fp8: whether it computes a decoder's products in fp8.
         dropout: whether its GPT has dropout by default.
         source: where it says so.
@@ -222,6 +220,7 @@ class Offer:
     fp32_gradients: tuple[Precision, ...] = ("fp16", "bf16", "fp8")
     context: tuple[int, ...] = ()
     experts: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    spreads_experts: bool = False
     dropout: bool = False
     fp8: bool = False
     source: str
@@ -246,10 +245,12 @@ OFFERS: Final[dict[str, Offer]] = {
         slots=True,
         context=(0, 1),
         experts=((0, 1), (0, 1)),
+        spreads_experts=True,
         dropout=True,
         fp8=True,
         source="Megatron-LM, megatron/training/arguments.py: --account-for-embedding-in-pipeline-split, "
-        "--account-for-loss-in-pipeline-split, --decoder-last-pipeline-num-layers; --hidden-dropout, 0.1 by default; "
+        "--account-for-loss-in-pipeline-split, --decoder-last-pipeline-num-layers; "
+        "--expert-tensor-parallel-size; --hidden-dropout, 0.1 by default; "
         "--use-distributed-optimizer is ZeRO-1; fp32 main gradients; --context-parallel-size, which Transformer Engine "
         "has for fused attention alone",
     ),

@@ -231,12 +231,12 @@ def contexts_of(subject: Subject, ranks: int) -> list[int]:
     return [degree for degree in divisors(ranks) if degree <= max_degree]
 
 
-def experts_of(subject: Subject, dp: int) -> list[int]:
+def experts_of(subject: Subject, ranks: int) -> list[int]:
     """List the expert-parallel degrees to search: 1 alone for a dense model.
 
-    They divide the experts, so that each rank holds as many, and the replicas.
+    They divide the experts, so that each rank holds as many, and the ranks that share them.
     """
-    return [degree for degree in divisors(dp) if max(1, subject.num_experts) % degree == 0]
+    return [degree for degree in divisors(ranks) if max(1, subject.num_experts) % degree == 0]
 
 
 def degrees_of(
@@ -261,7 +261,7 @@ def degrees_of(
                     dp = number // tp // pp // cp
                     if dp * cp * pp * tp != number or ("dp" in fixed_values and dp not in fixed_values["dp"]):
                         continue
-                    shared = fixed_values.get("ep") or experts_of(subject, dp)
+                    shared = fixed_values.get("ep") or experts_of(subject, dp * cp * tp)
                     # Micro-batches: batch ÷ (dp · size); where that does not divide, the rule "batch" refuses.
                     rows += [
                         (number, dp, tp, pp, cp, size, batch // (dp * size), ep) for size in sizes for ep in shared
@@ -433,7 +433,8 @@ def _rules(
     yield from (("engine", mask) for _, mask in lacks(question, degrees, options))
     # Once per tp, not once per layout.
     fits = {int(degree): not subject.split_conflict(int(degree)) for degree in np.unique(tp)}
-    yield "split", (max(1, subject.num_experts) % ep > 0) | (dp % ep > 0)
+    sharing = np.where(_of_offers(lambda offer: offer.spreads_experts)[engine], dp * cp * tp, dp)
+    yield "split", (max(1, subject.num_experts) % ep > 0) | (sharing % ep > 0)
     yield "split", ~np.vectorize(fits.__getitem__, otypes=[bool])(tp) if tp.size else tp > 0
     tokens = subject.sequence_length
     parts = sequence_parts(tp, cp, sequence)
@@ -481,7 +482,11 @@ def lacks(
     stages = range(4)
     yield "zero", np.where(pp > 1, ~offers(lambda offer: offer.zero_pipeline, stages, zero),
                            ~offers(lambda offer: offer.zero, stages, zero))  # fmt: skip
-    yield "tensor", (tp > 1) & ~_of_offers(lambda offer: offer.tensor[is_image])[engine]
+    mixture = question.subject.num_experts > 0
+    yield (
+        "tensor",
+        (tp > 1) & ~_of_offers(lambda offer: offer.tensor[is_image] and (offer.spreads_experts or not mixture))[engine],
+    )
     yield "schedule", (pp > 1) & ~offers(lambda offer: offer.schedules, SCHEDULES, schedule)
     yield "checkpointing", ~offers(lambda offer: offer.checkpointing, CHECKPOINTING, checkpointing)
     yield "split_backward", (schedule == SCHEDULES.index("zb-h1")) & (checkpointing > 0)

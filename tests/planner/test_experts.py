@@ -23,6 +23,8 @@ from dlojz.planner.space import experts_of
 from dlojz.prediction.link_traffic import flows_of
 from dlojz.results.footprint import Traffic
 
+from .trainers_arguments import read_megatron
+
 SIZE = DecoderSize(
     layers=8,
     hidden=1024,
@@ -60,6 +62,23 @@ def test_parameters_are_those_of_the_model(model: str) -> None:
     experts = size.layers * size.expert_parameters
     active = workload(model).num_parameters - experts + experts * size.top_k // size.experts
     assert active == known.active_parameters - norm
+
+
+@pytest.mark.parametrize("model", ["deepseek_v2_lite", "deepseek_v3"])
+def test_a_model_with_latent_attention_is_planned_with_its_parameters(model: str) -> None:
+    """But for what is rounded down where the first layers have no mixture: less than one for each layer and part."""
+    known, size = models.describe(model, sequence_length=None), workload(model).size
+    assert size is not None
+    assert 0 <= known.parameters - size.num_parameters < 2 * size.layers
+    made = plan(model, "dgx_h100", gpus=512, batch=2048, engines="megatron-core", simulate=0)
+    words = made.best.documents()["arguments.txt"].split()
+    read = read_megatron(words[1:])
+    assert (read["kv_lora_rank"], read.get("q_lora_rank", 0)) == (size.latent, size.query_latent)
+    assert read["moe_layer_freq"] == [0] * size.dense_layers + [1] * (size.layers - size.dense_layers)
+    assert read["moe_shared_expert_intermediate_size"] == size.shared_experts * size.expert_width
+    spread = made.choose(tp=4, ep=64)
+    read = read_megatron(spread.documents()["arguments.txt"].split()[1:])
+    assert read["expert_tensor_parallel_size"] == 1 and read["expert_model_parallel_size"] == 64
 
 
 def test_a_dense_decoder_is_the_mixture_of_one_expert_without_its_gate() -> None:
@@ -154,7 +173,12 @@ def test_plan_of_mixtral_is_not_far_from_the_only_published_figure(mixtral: Plan
     ("wanted", "english", "french"),
     [
         ({"ep": 3}, "ep=3 does not divide the 8 experts", "ep=3 ne divise pas les 8 experts"),
-        ({"tp": 2}, "not planned for a mixture of experts", "d’un mélange d’experts n’est pas planifié"),
+        ({"engine": "torch", "tp": 2}, "torch does not offer Tensor Parallelism", "torch ne propose pas : Tensor"),
+        (
+            {"tp": 4, "ep": 8, "dp": 1, "pp": 16},
+            "divides the experts among the ranks of dp × cp × tp = 4, which ep=8 does not divide",
+            "partage les experts entre les rangs de dp × cp × tp = 4, que ep=8 ne divise pas",
+        ),
         ({"engine": "torch", "ep": 2, "pp": 1}, "torch does not offer expert parallelism", "torch ne propose pas"),
         (
             {"engine": "by_hand", "ep": 2, "zero": 2, "pp": 1},

@@ -6,6 +6,7 @@ Source: NVIDIA/Megatron-LM, megatron/training/arguments.py; pytorch/torchtitan, 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -13,13 +14,15 @@ _NUMBERS: Final = (
     "tensor-model-parallel-size", "pipeline-model-parallel-size", "context-parallel-size",
     "num-virtual-stages-per-pipeline-rank",
     "micro-batch-size", "global-batch-size", "num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads",
-    "expert-model-parallel-size", "num-experts", "moe-router-topk", "moe-layer-freq",
+    "expert-model-parallel-size", "num-experts", "moe-router-topk", "expert-tensor-parallel-size",
+    "moe-ffn-hidden-size", "moe-shared-expert-intermediate-size", "kv-lora-rank", "q-lora-rank", "qk-head-dim",
+    "v-head-dim", "qk-pos-emb-head-dim",
     "num-query-groups", "kv-channels", "seq-length", "max-position-embeddings", "recompute-num-layers", "train-iters",
     "zero-stage", "decoder-last-pipeline-num-layers",
 )  # fmt: skip
 _SWITCHES: Final = (
     "sequence-parallel", "use-distributed-optimizer", "overlap-grad-reduce", "overlap-param-gather", "use-flash-attn",
-    "tp-comm-overlap",
+    "tp-comm-overlap", "multi-latent-attention",
     "group-query-attention", "swiglu", "untie-embeddings-and-output-weights", "disable-bias-linear", "bf16", "fp16",
     "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split",
     "deepspeed", "qk-layernorm", "checkpoint-activations", "accumulate-allreduce-grads-in-fp32",
@@ -63,7 +66,18 @@ def read_megatron(words: Sequence[str]) -> dict[str, Any]:
     for name, legal in _WORDS.items():
         parser.add_argument(f"--{name}", choices=legal)
     parser.add_argument("--deepspeed_config")
+    parser.add_argument("--moe-layer-freq", type=_layer_frequency)
     return {name: value for name, value in _read(parser, words).items() if value not in (None, False)}
+
+
+def _layer_frequency(text: str) -> int | list[int]:
+    """A period, or a list such as ([0]*3+[1]*58), as Megatron's `moe_freq_type` reads it."""
+    if text.isdecimal():
+        return int(text)
+    runs = re.fullmatch(r"\(\[0\]\*(\d+)\+\[1\]\*(\d+)\)", text)
+    if runs is None:
+        raise argparse.ArgumentTypeError(text)
+    return [0] * int(runs[1]) + [1] * int(runs[2])
 
 
 def read_torchtitan(words: Sequence[str]) -> dict[str, Any]:
