@@ -24,6 +24,8 @@ Reals = NDArray[np.float64]
 
 CHECKPOINTING: Final = ("none", "selective", "full", "every_second")
 SCHEDULES: Final = ("1f1b", "interleaved", "gpipe", "zb-h1")
+CONTEXT_EXCHANGES: Final = ("ring", "all_to_all")
+"""What context-parallel ranks exchange: keys and values; or all-to-alls give each rank all tokens of some heads."""
 OFFLOAD: Final = ("none", "optimizer", "parameters")
 ENGINES: Final = (
     "megatron", "megatron-deepspeed", "deepspeed", "megatron-core", "torchtitan", "nemo", "llama", "composer",
@@ -37,6 +39,7 @@ WORDS: Final[dict[str, tuple[str, ...]]] = {
     "offload": OFFLOAD,
     "engine": ENGINES,
     "attention_kernel": ATTENTION_KERNELS,
+    "context_exchange": CONTEXT_EXCHANGES,
 }
 SEPARATE_ACCUMULATION: Final = ("sc21-1", "sc21-2", "jean-zay-a100", "jean-zay-v100", "vtrain-multi")
 """Tables from before Megatron could add to gradients within a product (`--gradient-accumulation-fusion`, 2022)."""
@@ -50,7 +53,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "chunks": 1, "sequence_parallel": 0, "fused_attention": 0, "embedding_slots": 0, "overlap": 0, "gradient_bytes": 2,
     "fused_accumulation": 1, "blocking": 0, "eager": 0, "compiled": 0, "asynchronous": 0, "relayed": 1,
     "dropout": 1, "fused_loss": 0, "checkpointing": "none", "schedule": "1f1b", "offload": "none", "engine": "megatron",
-    "attention_kernel": "flash2", "tensor_overlap": 1, "gather_overlap": 1,
+    "attention_kernel": "flash2", "tensor_overlap": 1, "gather_overlap": 1, "context_exchange": "ring",
 }  # fmt: skip
 
 
@@ -82,6 +85,7 @@ class Layouts:
         tensor_overlap: 0 where tensor-parallel messages wait though the library could run them beside products
             (`--tp-comm-overlap` left out).
         gather_overlap: 0 where the weights that ZeRO-1 gathers once per step are waited for (`--overlap-param-gather`).
+        context_exchange: place in `CONTEXT_EXCHANGES`, of context parallelism.
         precision: of the products, one for all; with fp8 attention, logits and messages stay in bf16.
     """
 
@@ -115,6 +119,7 @@ class Layouts:
     attention_kernel: Integers
     tensor_overlap: Integers
     gather_overlap: Integers
+    context_exchange: Integers
     precision: Precision = "fp16"
 
     @classmethod

@@ -275,7 +275,7 @@ def cuts_of(layouts: Layouts) -> tuple[list[Cut], Integers]:
     """Find the distinct cuts of many layouts, and the index of each layout's cut."""
     names = (
         "micro_batch", "tp", "cp", "sequence_parallel", "fused_attention", "gradient_bytes", "fused_accumulation",
-        "blocking", "eager", "ep", "attention_kernel",
+        "blocking", "eager", "ep", "attention_kernel", "context_exchange",
     )  # fmt: skip
     columns = [getattr(layouts, name) for name in names]
     columns += [losses(layouts)]
@@ -298,11 +298,12 @@ def cuts_of(layouts: Layouts) -> tuple[list[Cut], Integers]:
             bool(eager),
             ep,
             kernel,
+            bool(exchange),
             loss,
             casts,
             *map(bool, flags),
         )
-        for mb, tp, cp, sp, fused, size, adds, blocks, eager, ep, kernel, loss, casts, *flags in zip(
+        for mb, tp, cp, sp, fused, size, adds, blocks, eager, ep, kernel, exchange, loss, casts, *flags in zip(
             *(column[representatives].tolist() for column in columns), strict=True
         )
     ]
@@ -430,17 +431,22 @@ def ring_times(
     Keys and values pass all ranks forward; backward they do so again, with their gradients. In a ring each of cp steps
     of attention hides the message of the next. torch's ring gathers all keys and values, repeated for all heads,
     beside the first step, and hands their gradients on cp times, in fp32, of which the last has nothing beside it.
-    Llama 3 gathers before it computes.
+    Llama 3 gathers before it computes. With heads exchanged, queries, keys, values and what attention gives pass an
+    all-to-all each, which are waited for, and so do their gradients.
 
     Args:
         core_s: seconds of attention, forward and backward.
 
     Source: Liu et al. 2023 (arXiv 2310.01889), §3; PyTorch, `_context_parallel/_attention.py`, `_AllGatherRotater` and
-    `dkv_rotater`; Llama 3 (arXiv 2407.21783), §3.3.2.
+    `dkv_rotater`; Llama 3 (arXiv 2407.21783), §3.3.2; Jacobs et al. 2023, DeepSpeed-Ulysses (arXiv 2309.14509), §3.1.
     """
     if cut.cp == 1 or not kind.ring_elements:
         return 0.0, 0.0
     size, repeats = element_bytes(precision), kind.repeats if cut.expands_keys else 1
+    if cut.exchanges_heads:
+        keys = size * kind.ring_elements / 2 * cut.micro_batch / cut.tp / cut.cp  # of one rank's tokens; or values
+        exchanged = 2 * all_to_all_s(cluster, calibration, [keys, kind.repeats * keys], cut.cp, cut.tp)
+        return float(exchanged.sum()), float(exchanged.sum())
     # Bytes of keys and values of the whole sequence, on one tensor-parallel rank.
     keys = size * kind.ring_elements * repeats * cut.micro_batch / cut.tp
     gathered = float(collective_s("all_gather", cluster, calibration, keys, cut.cp, cut.tp))

@@ -389,11 +389,15 @@ def ring_merge(queries: float, keys: float, cp: int, packed: bool = False) -> La
 
 def attention_core(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
     """Scores, softmax, dropout and context of one layer; or one fused kernel that skips what the mask hides."""
-    heads, width = math.ceil(size.heads / cut.tp), size.core_width
-    rows, columns, batch = math.ceil(size.sequence_length / cut.cp), size.sequence_length, cut.micro_batch * heads
+    # With heads exchanged, all tokens of 1/cp of the heads; else 1/cp of the tokens of all.
+    head_ranks, token_ranks = (cut.tp * cut.cp, 1) if cut.exchanges_heads else (cut.tp, cut.cp)
+    heads, width = math.ceil(size.heads / head_ranks), size.core_width
+    rows, columns, batch = math.ceil(size.sequence_length / token_ranks), size.sequence_length, cut.micro_batch * heads
     if cut.fused_attention:
-        keys = batch if cut.expands_keys else cut.micro_batch * math.ceil(size.kv_heads / cut.tp)  # torch repeats keys
-        steps = cut.cp if cut.rings else 1
+        keys = (
+            batch if cut.expands_keys else cut.micro_batch * math.ceil(size.kv_heads / head_ranks)
+        )  # torch repeats keys
+        steps = token_ranks if cut.rings else 1
         kernel = ATTENTION_KERNELS[cut.attention_kernel]
         fused = FusedAttention(rows, columns, width, batch, keys, kernel, steps=steps)
         operators = (LayerOperator("fused attention", kernels=steps, fused=fused, core=True),)  # a kernel for each step
@@ -573,6 +577,7 @@ class Cut(NamedTuple):
         attention_kernel: place in `ATTENTION_KERNELS`.
         loss: place in `LOSSES`.
         cast_bytes: per element of a factor of a product in fp8.
+        exchanges_heads: context-parallel ranks give each other heads, in all-to-alls, and each attends to all tokens.
         gathers_fp8, copies_messages, rings, expands_keys: as `LibraryHabits` says.
     """
 
@@ -587,6 +592,7 @@ class Cut(NamedTuple):
     eager: bool = False
     ep: int = 1
     attention_kernel: int = 0
+    exchanges_heads: bool = False
     loss: int = 0
     cast_bytes: float = CAST_BYTES
     gathers_fp8: bool = False

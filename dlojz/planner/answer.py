@@ -7,7 +7,7 @@ layout of the space is either admitted or refused for one reason of the closed l
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache, cached_property
 from math import log2
@@ -28,8 +28,8 @@ from dlojz.hardware.evidence import Measurement, measurements
 from dlojz.planner.explain import LayoutVerdict, changes_from_fastest, matching, refused, verdict_of
 from dlojz.planner.export import documents, is_run, run_config
 from dlojz.planner.planned_memory import RankMemory
-from dlojz.planner.question import MARGINAL, Question
-from dlojz.planner.search import PARTS, SearchResult, front_of, rank_memories
+from dlojz.planner.question import MARGINAL, UNTOLD, Question
+from dlojz.planner.search import MOST_SIMULATED, PARTS, SearchResult, front_of, rank_memories
 from dlojz.planner.space import (
     CODE,
     REASONS,
@@ -232,6 +232,11 @@ class Choice(Summary):
         return self.question.device_bytes - self.memory_bytes
 
     @property
+    def is_marginal(self) -> bool:
+        """Whether it fits, but within 10 % of the GPU's memory."""
+        return self.memory_bytes > MARGINAL * self.question.device_bytes
+
+    @property
     def gpu_hours(self) -> float:
         """GPU-hours of a step."""
         return self.candidate.world_size * self.step_s / 3600
@@ -281,7 +286,7 @@ class Choice(Summary):
                     fr=f"le Tensor Parallelism sur {candidate.tp} rangs traverse des nœuds de {full} GPU.",
                 )
             )
-        if self.memory_bytes > MARGINAL * self.question.device_bytes:  # fits, but within 10 % of the GPU's memory
+        if self.is_marginal:
             warnings.append(
                 say(
                     en=f"marginal: only {gigabytes(self.margin_bytes)} stay free, and the allocator may slow the step "
@@ -513,13 +518,17 @@ class Plan(Summary):
 
     @cached_property
     def top(self) -> tuple[Choice, ...]:
-        """Simulated layouts, fastest first."""
-        return tuple(sorted((self.choice(index) for index in self.simulations), key=lambda choice: choice.step_s))
+        """Simulated layouts, fastest first; a marginal one behind those that are `UNTOLD` slower at most."""
+        return self._ordered(self.simulations)
+
+    def _ordered(self, indices: Iterable[int]) -> tuple[Choice, ...]:
+        choices = (self.choice(index) for index in indices)
+        return tuple(sorted(choices, key=lambda choice: choice.step_s * (1 + UNTOLD * choice.is_marginal)))
 
     @property
     def best(self) -> Choice:
-        """The fastest layout that fits, by simulation."""
-        return self.top[0] if self.top else self.choice(0)
+        """The fastest layout that fits, by simulation, and not marginal where that makes no difference."""
+        return (self.top or self._ordered(range(min(self.found.admitted.size, MOST_SIMULATED))))[0]
 
     @cached_property
     def pareto(self) -> tuple[Choice, ...]:

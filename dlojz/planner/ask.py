@@ -53,6 +53,7 @@ from dlojz.planner.space import (
     REASONS,
     candidates_of,
     columns_of,
+    counted_layers,
     gigabytes,
     layout_row,
     layout_title,
@@ -469,6 +470,9 @@ def _file_changes(
         # Of few differences, the first of equals being the fastest.
         order = np.argsort(apart, kind="stable")[: 64 * MOST_CHANGES]
         neighbours += [result.layout(int(index)) for index in order if apart[index]]
+    # Stages that hold different numbers of layers take flags that no line of a change has.
+    counted = _counted(question, layout)
+    neighbours = [near for near in neighbours if _counted(question, near) in (0, counted)]
     found_changes = [
         change for change in changes(result, layout, neighbours, is_weighed) if change.changed and change.fits
     ]
@@ -483,6 +487,10 @@ def _file_changes(
         if lines:
             chosen[key] = FileChange(change, lines)
     return tuple(chosen.values())[:MOST_CHANGES]
+
+
+def _counted(question: Question, layout: LayoutFields) -> int:
+    return int(counted_layers(question.subject.num_layers, layout.pp, layout.chunks or 1))
 
 
 def _written_fields(layout: LayoutFields) -> dict[str, Any]:

@@ -216,7 +216,16 @@ def _split(question: Question, layout: LayoutFields) -> str:
             en=f"{layout.engine} divides the experts among the ranks of {ranks}, which ep={layout.ep} does not divide.",
             fr=f"{layout.engine} partage les experts entre les rangs de {ranks}, que ep={layout.ep} ne divise pas.",
         )
-    return question.subject.split_conflict(layout.tp)
+    if sentence := question.subject.split_conflict(layout.tp):
+        return sentence
+    assert question.subject.size is not None
+    heads, product = question.subject.size.kv_heads, f"tp × cp = {layout.tp} × {layout.cp}"
+    return say(
+        en=f"all-to-alls give each rank some heads, but {product} does not divide the {heads} heads of keys and "
+        "values.",
+        fr=f"des all-to-all donnent à chaque rang des têtes, mais {product} ne divise pas les {heads} têtes de clés et "
+        "de valeurs.",
+    )
 
 
 def _sequence(question: Question, layout: LayoutFields) -> str:
@@ -304,6 +313,9 @@ def _not_offered(question: Question, layout: LayoutFields) -> str:
             fr="recalcul avec une passe arrière coupée en deux (zb-h1)",
         ),
         "context": _no_context(question, layout),
+        "exchange": say(
+            en="context parallelism by all-to-alls of heads", fr="le Context Parallelism par all-to-all des têtes"
+        ),
         "experts": say(
             en=f"expert parallelism{with_pipeline} with ZeRO-{layout.zero}",
             fr=f"l’Expert Parallelism{with_pipeline} avec ZeRO-{layout.zero}",
@@ -544,7 +556,7 @@ def beside(result: SearchResult, value_result: SearchResult) -> LayoutVerdict:
 
 
 FIELDS: Final = ("gpus", "dp", "tp", "pp", "cp", "ep", "zero", "micro_batch", "schedule", "chunks", "checkpointing",
-                 "sequence_parallel", "offload", "engine")  # fmt: skip
+                 "sequence_parallel", "offload", "context_exchange", "engine")  # fmt: skip
 """By which a layout is asked for."""
 
 

@@ -67,6 +67,8 @@ def megatron_arguments(
     words += ["--bf16", "--fp8-format", "hybrid"] if precision == "fp8" else []
     words += ["--use-flash-attn"] * flash
     words += ["--context-parallel-size", layout.cp] if layout.cp > 1 else []
+    exchange = getattr(layout, "context_exchange", "ring")
+    words += ["--cp-comm-type", "a2a"] if layout.cp > 1 and exchange == "all_to_all" else []
     words += ["--expert-model-parallel-size", layout.ep] if layout.ep > 1 else []
     if size.experts:
         words += ["--num-experts", size.experts, "--moe-router-topk", size.top_k]

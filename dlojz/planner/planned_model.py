@@ -199,6 +199,7 @@ class Offer:
         overlap: whether gradients are reduced beside the backward.
         fp32_gradients: precisions in which gradients are accumulated in fp32.
         context: ZeRO stages with context parallelism (of decoders whose attention is one kernel).
+        exchanges: what context-parallel ranks may exchange, of `dlojz.cost_model.layouts.CONTEXT_EXCHANGES`.
         experts: ZeRO stages with expert parallelism, without and with a pipeline.
         spreads_experts: whether expert parallelism spans the tensor- and context-parallel ranks too, which then do not
             cut experts; without it a mixture has no tensor parallelism.
@@ -219,6 +220,7 @@ class Offer:
     overlap: bool = True
     fp32_gradients: tuple[Precision, ...] = ("fp16", "bf16", "fp8")
     context: tuple[int, ...] = ()
+    exchanges: tuple[str, ...] = ("ring",)
     experts: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     spreads_experts: bool = False
     dropout: bool = False
@@ -244,13 +246,14 @@ OFFERS: Final[dict[str, Offer]] = {
         schedules=("1f1b", "interleaved"),
         slots=True,
         context=(0, 1),
+        exchanges=("ring", "all_to_all"),
         experts=((0, 1), (0, 1)),
         spreads_experts=True,
         dropout=True,
         fp8=True,
         source="Megatron-LM, megatron/training/arguments.py: --account-for-embedding-in-pipeline-split, "
         "--account-for-loss-in-pipeline-split, --decoder-last-pipeline-num-layers; "
-        "--expert-tensor-parallel-size; --hidden-dropout, 0.1 by default; "
+        "--expert-tensor-parallel-size; --cp-comm-type; --hidden-dropout, 0.1 by default; "
         "--use-distributed-optimizer is ZeRO-1; fp32 main gradients; --context-parallel-size, which Transformer Engine "
         "has for fused attention alone",
     ),

@@ -24,7 +24,7 @@ from dlojz.config.fields import LayoutFields
 from dlojz.config.run_compatibility import RUN
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import CHECKPOINTING, OFFLOAD, SCHEDULES, Layouts
-from dlojz.cost_model.layouts import WORDS, Integers
+from dlojz.cost_model.layouts import CONTEXT_EXCHANGES, WORDS, Integers
 from dlojz.hardware import Precision
 from dlojz.planner.planned_model import OFFERS, Offer, Subject
 from dlojz.planner.question import Question
@@ -41,7 +41,9 @@ NAMES: Final = ("gpus", *REASONS[2:])
 """All reasons that are shown; `gpus` is met only where a layout is asked for by name."""
 CODE: Final = {name: code for code, name in enumerate(REASONS)}
 DEGREES: Final = ("gpus", "dp", "tp", "pp", "cp", "micro_batch", "micro_batches", "ep")
-OPTIONS: Final = ("engine", "zero", "schedule", "chunks", "checkpointing", "sequence_parallel", "offload")
+OPTIONS: Final = (
+    "engine", "zero", "schedule", "chunks", "checkpointing", "sequence_parallel", "offload", "context_exchange",
+)  # fmt: skip
 FREE: Final = ("tp", "pp", "cp", "ep", "zero", "micro_batch", *OPTIONS[2:], "engine")
 """What one chooses; dp and the number of micro-batches follow."""
 MOST_TENSOR: Final = 64
@@ -59,20 +61,30 @@ IMAGE_MICRO_BATCHES: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 COLUMN_VALUES: Final[dict[str, tuple[Any, ...]]] = {
-    **{name: WORDS[name] for name in ("schedule", "checkpointing", "offload")},
+    **{name: WORDS[name] for name in ("schedule", "checkpointing", "offload", "context_exchange")},
     "sequence_parallel": (False, True),
     "engine": tuple(OFFERS),
 }
 """Values of the columns that hold places in a list."""
 
 
-def planned_layout(**fields: Any) -> LayoutFields:
+class PlannedLayout(LayoutFields):
+    """Layout of a question: with what runs of this lab do not have.
+
+    Attributes:
+        context_exchange: what context-parallel ranks exchange, one of `CONTEXT_EXCHANGES`.
+    """
+
+    context_exchange: str = "ring"
+
+
+def planned_layout(**fields: Any) -> PlannedLayout:
     """Build a layout that nothing judges, of any library of `OFFERS`; without a schedule it is 1f1b, of one chunk.
 
     `micro_batches` is 0 where the replicas do not divide the batch.
     """
     values: dict[str, Any] = {"schedule": "1f1b", "chunks": 1, **fields}
-    return LayoutFields.model_construct(**values)
+    return PlannedLayout.model_construct(**values)
 
 
 def degrees_words(dp: int, tp: int, pp: int, cp: int = 1, ep: int = 1) -> str:
@@ -281,6 +293,7 @@ def options_of(
         stages: numbers of stages that occur, for which chunks are looked for.
     """
     rows: list[tuple[int, ...]] = []
+    long = "cp" in fixed_values or (question.subject.sequence_length or 0) >= 2 * LEAST_CONTEXT
     for name in question.engines:
         engine, offer = COLUMN_VALUES["engine"].index(name), OFFERS[name]
         if engine not in fixed_values.get("engine", (engine,)):
@@ -292,10 +305,13 @@ def options_of(
             fixed_values.get("checkpointing") or [CHECKPOINTING.index(kind) for kind in offer.checkpointing],
             fixed_values.get("sequence_parallel") or range(1 + offer.sequence),  # [0] or [0, 1]
             fixed_values.get("offload") or [0, *map(OFFLOAD.index, offer.offload)],
+            # Where the samples are too short for context parallelism there is nothing to choose.
+            fixed_values.get("context_exchange")
+            or [CONTEXT_EXCHANGES.index(word) for word in offer.exchanges][: 1 + long],
         ]
         rows += [
-            (engine, zero, *order, checkpointing, sequence, offload)
-            for zero, order, checkpointing, sequence, offload in product(*lists)
+            (engine, zero, *order, checkpointing, sequence, offload, exchange)
+            for zero, order, checkpointing, sequence, offload, exchange in product(*lists)
         ]
     return dict(zip(OPTIONS, np.array(rows, np.int64).reshape(-1, len(OPTIONS)).T, strict=True))
 
@@ -421,10 +437,11 @@ def _rules(
     subject, batch = question.subject, question.batch
     dp, tp, pp, cp, size, number, ep = (degrees[name][:, None] for name in DEGREES[1:])  # (degrees, 1)
     # (1, options), so every rule broadcasts to (degrees, options)
-    engine, zero, schedule, chunks, _, sequence, offload = (options[name][None, :] for name in OPTIONS)
+    engine, zero, schedule, chunks, _, sequence, offload, exchange = (options[name][None, :] for name in OPTIONS)
     default_schedule = SCHEDULES.index("1f1b")
     yield "same", (sequence > 0) & (tp == 1)
     yield "same", (schedule != default_schedule) & (pp == 1)
+    yield "same", (exchange > 0) & (cp == 1)
     # One data rank has nothing to shard, but offload needs a ZeRO stage even there.
     yield "same", (zero > 0) & (dp * cp == 1) & (offload == 0)
     if "torch" in question.engines:
@@ -436,6 +453,8 @@ def _rules(
     sharing = np.where(_of_offers(lambda offer: offer.spreads_experts)[engine], dp * cp * tp, dp)
     yield "split", (max(1, subject.num_experts) % ep > 0) | (sharing % ep > 0)
     yield "split", ~np.vectorize(fits.__getitem__, otypes=[bool])(tp) if tp.size else tp > 0
+    kv_heads = 0 if subject.size is None else subject.size.kv_heads
+    yield "split", (exchange > 0) & (kv_heads % (tp * cp) > 0)
     tokens = subject.sequence_length
     parts = sequence_parts(tp, cp, sequence)
     yield "sequence", parts > 1 if tokens is None else tokens % parts > 0
@@ -471,7 +490,7 @@ def lacks(
 ) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     """Yield what a library may not offer, and which layouts ask for it: (degrees, options)."""
     tp, pp, cp, ep = (degrees[name][:, None] for name in ("tp", "pp", "cp", "ep"))
-    engine, zero, schedule, _, checkpointing, sequence, offload = (options[name][None, :] for name in OPTIONS)
+    engine, zero, schedule, _, checkpointing, sequence, offload, exchange = (options[name][None, :] for name in OPTIONS)
     is_image = question.subject.is_image
 
     def offers(fact: Callable[[Offer], Collection[Any]], values: Sequence[Any], column: Integers) -> NDArray[np.bool_]:
@@ -492,6 +511,7 @@ def lacks(
     yield "split_backward", (schedule == SCHEDULES.index("zb-h1")) & (checkpointing > 0)
     rings = offers(lambda offer: offer.context, stages, zero) & (question.fused_attention and not is_image)
     yield "context", (cp > 1) & ~rings
+    yield "exchange", (cp > 1) & ~offers(lambda offer: offer.exchanges, CONTEXT_EXCHANGES, exchange)
     experts = np.where(pp > 1, offers(lambda offer: offer.experts[1], stages, zero),
                        offers(lambda offer: offer.experts[0], stages, zero))  # fmt: skip
     yield "experts", (ep > 1) & ~experts
@@ -514,6 +534,8 @@ def layout_words(layout: LayoutFields, *opening: str, schedule: str = "") -> str
     parts += [schedule] if schedule and layout.pp > 1 else []
     parts += [checkpointing_words(layout.checkpointing)] if layout.checkpointing != "none" else []
     parts += ["SP"] if layout.sequence_parallel else []
+    exchange = getattr(layout, "context_exchange", "ring")
+    parts += ["all-to-all"] if exchange == "all_to_all" else []
     parts += [f"offload {layout.offload}"] if layout.offload != "none" else []
     return ", ".join(parts)
 

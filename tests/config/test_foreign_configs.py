@@ -247,3 +247,39 @@ def test_named_sizes_of_a_folder_and_of_names_of_the_hub(tmp_path: Path) -> None
     (tmp_path / "config.json").write_text(json.dumps({"d_model": 3}), encoding="utf-8")
     with pytest.raises(LabError, match="does not say num_hidden_layers"):
         named_sizes(str(tmp_path))
+
+
+UNEVEN = {
+    "--pipeline-model-parallel-size 16 --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split":
+    ({"embedding_slots": 1}, (), ()),
+    "--pipeline-model-parallel-size 8 --decoder-last-pipeline-num-layers 14": ({}, (), ()),  # 126 − 7 · 16
+    "--pipeline-model-parallel-size 8 --decoder-last-pipeline-num-layers 21": ({}, (), ("these numbers of layers",)),
+    "--pipeline-model-parallel-size 8 --decoder-first-pipeline-num-layers 13":
+    ({}, ("middle_layers 113 is no multiple of middle_stages 7",), ("these numbers of layers",)),
+    "--pipeline-model-parallel-size 12 --account-for-loss-in-pipeline-split":
+    ({"embedding_slots": 0}, ("counted_layers 127 is no multiple of pipeline-model-parallel-size 12",), ()),
+    "--pipeline-model-parallel-size 8 --decoder-last-pipeline-num-layers 14 --account-for-embedding-in-pipeline-split "
+    "--account-for-loss-in-pipeline-split": (
+        {},
+        (
+            "account_for_embedding_in_pipeline_split and decoder_last_pipeline_num_layers are both on",
+            "account_for_loss_in_pipeline_split and decoder_last_pipeline_num_layers are both on",
+        ),
+        (),
+    ),
+    "--tp-comm-overlap --tensor-model-parallel-size 2": ({"tensor_overlap": 1}, ("needs sequence_parallel ≥ 1",), ()),
+    "--overlap-param-gather": ({"gather_overlap": 1}, ("needs overlap ≥ 1",), ()),
+    "--num-experts 8 --tensor-model-parallel-size 2": ({}, (), ("experts that tensor parallelism cuts in 2",)),
+    "--num-experts 8 --tensor-model-parallel-size 2 --expert-tensor-parallel-size 1": ({}, (), ()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", UNEVEN)
+def test_foreign_run_reads_flags_of_stages_overlap_and_experts(words: str, tmp_path: Path) -> None:
+    columns, failures, undescribed = UNEVEN[words]
+    (tmp_path / "arguments.txt").write_text(PLAIN.replace("layers 24", "layers 126") + words, encoding="utf-8")
+    run = foreign_run(read_foreign(tmp_path / "arguments.txt"), gpus=192)
+    assert {name: run.columns[name] for name in columns} == columns
+    for expected, sentences in ((failures, run.failures), (undescribed, run.undescribed)):
+        assert len(sentences) == len(expected), sentences
+        assert all(part in sentence for part, sentence in zip(expected, sentences, strict=True)), sentences

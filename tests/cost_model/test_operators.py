@@ -11,12 +11,13 @@ import pytest
 from dlojz import models
 from dlojz.cost_model import Layouts, calibration, workload
 from dlojz.cost_model.calibration import Calibration
-from dlojz.cost_model.passes import kind_times, message_times, passes_of, ring_times
+from dlojz.cost_model.passes import all_to_all_s, kind_times, message_times, passes_of, ring_times
 from dlojz.cost_model.workload import (
     Cut,
     FusedAttention,
     LayerOperator,
     Product,
+    attention_core,
     fused_attention_s,
     layer_operators,
     operators_s,
@@ -220,3 +221,20 @@ def test_the_operators_of_a_model_from_elsewhere_are_those_that_torch_counts(mod
     assert made.size is None and made.num_parameters == counted.parameters
     assert made.flops() == pytest.approx(counted.flops, rel=0.02)
     assert sum(kind.count for kind in made.kinds) == counted.blocks
+
+
+def test_heads_exchanged_are_four_all_to_alls_each_way_and_one_kernel_of_all_tokens() -> None:
+    """Two samples of 65536 tokens, 32 heads of 128, 8 of keys: a rank of tp 2, cp 4 sends 1/8 of queries and of what
+    attention gives (2 · 65536 · 4096 · 2 bytes), and of keys and values (2 · 65536 · 1024 · 2 bytes).
+    """
+    size = DecoderSize(1, 4096, 32, 1000, 65536, kv_heads=8)
+    site, found, kind = cluster("selene"), Calibration("a100"), workload(size).kinds[1]
+    cut = Cut(2, tp=2, cp=4, fused_attention=True, exchanges_heads=True)
+    queries, keys = 2 * 65536 * 4096 * 2 / 8, 2 * 65536 * 1024 * 2 / 8
+    once = 2 * sum(float(all_to_all_s(site, found, sent, 4, 2)) for sent in (queries, keys))
+    assert ring_times(kind, cut, site, found, "bf16", (1.0, 1.0)) == pytest.approx((once, once))
+    (core,) = attention_core(size, cut)
+    assert core.fused is not None and core.fused[:5] == (65536, 65536, 128, 2 * 32 // 8, 2 * 8 // 8)
+    # As many operations as a ring's ranks have, and no sums of partial results.
+    ring = attention_core(size, cut._replace(exchanges_heads=False))
+    assert len(ring) == 2 and ring[0].flops == core.flops

@@ -28,6 +28,7 @@ _SWITCHES: Final = (
     "deepspeed", "qk-layernorm", "checkpoint-activations", "accumulate-allreduce-grads-in-fp32",
 )  # fmt: skip
 _WORDS: Final[dict[str, tuple[str, ...]]] = {
+    "cp-comm-type": ("p2p", "a2a", "allgather", "a2a+p2p"),
     "fp8-format": ("e4m3", "hybrid"),
     "recompute-granularity": ("full", "selective"),
     "recompute-method": ("uniform", "block"),

@@ -330,9 +330,15 @@ def foreign_run(config: ForeignConfig, **overrides: Any) -> ForeignRun:
     # Where degrees do not divide the GPUs, the rules below say so.
     dp = known["dp"] = gpus // degrees or 1
     _batch(config, known, dp, overrides, assumed)
+    _stages(known)
     layout, columns = _states(config, known, dp, assumed)
     failures, warnings = _failures(config, known)
     undescribed = [str(known[name]) for name in ("undescribed", "adapter") if known.get(name)]
+    if known.get("uneven_stages"):
+        undescribed.append(sentence("uneven_stages"))
+    # Without the flag Megatron cuts experts as it cuts all else.
+    if known.get("experts") and layout["tp"] > 1 and (known.get("expert_tensor") or layout["tp"]) > 1:
+        undescribed.append(sentence("cut_experts", tp=layout["tp"]))
     precision = "fp8" if known.get("fp8") else str(known.get("precision", "fp32"))
     fused = known.get("fused_attention")
     steps = known.get("steps") or None
@@ -420,6 +426,28 @@ def _pipeline(values: dict[str, Any]) -> None:
         values["schedule"] = INTERLEAVED
 
 
+_OVERLAPS: Final = ("tensor_overlap", "overlap", "gather_overlap")
+"""Columns of the cost model that flags of Megatron switch."""
+
+
+def _stages(known: dict[str, Any]) -> None:
+    """Complete what flags say of stages that hold different numbers of layers: what has to divide, and what is planned.
+
+    Planned are stages of as many layers, embedding and logits counted, and a last one of what is left over.
+    """
+    layers, pp = int(known.get("layers") or 0), int(known.get("pp") or 1)
+    ends = [known[name] for name in ("first_layers", "last_layers") if known.get(name)]
+    if counted := (known.get("counts_embedding") or 0) + (known.get("counts_loss") or 0):
+        known["counted_layers"] = layers + counted
+        known["embedding_slots"] = int(counted == 2)
+    if ends and pp > len(ends):
+        known |= {"middle_layers": layers - sum(ends), "middle_stages": pp - len(ends)}
+    rounded = layers - (pp - 1) * -(-layers // pp)
+    known["uneven_stages"] = (
+        (ends and ends != [rounded]) or known.get("first_layers") or (counted == 1 and not known.get("counts_loss"))
+    )
+
+
 def _batch(
     config: ForeignConfig, known: dict[str, Any], dp: int, overrides: Mapping[str, Any], assumed: list[str]
 ) -> None:
@@ -472,7 +500,7 @@ def _states(
         assumed.append(sentence("hybrid"))
     elif replicas > 1:
         known["zero"] = 0
-    for name in ("dropout", "gradient_bytes", "compiled", "asynchronous", "embedding_slots", "blocking"):
+    for name in ("dropout", "gradient_bytes", "compiled", "asynchronous", "embedding_slots", "blocking", *_OVERLAPS):
         if known.get(name) is not None:
             columns[name] = int(known[name])
     if config.program.name == "torchtitan" and not columns.get("compiled"):
@@ -496,6 +524,7 @@ def _states(
         "chunks": known["chunks"] if degrees["pp"] > 1 else 1,
         "checkpointing": known.get("checkpointing", "none"), "offload": offload,
         "sequence_parallel": bool(known.get("sequence_parallel")) and degrees["tp"] > 1,
+        **({"context_exchange": known["context_exchange"]} if "context_exchange" in known else {}),
     }  # fmt: skip
     if degrees["pp"] > 1 and known.get("schedule"):
         layout["schedule"] = known["schedule"]
