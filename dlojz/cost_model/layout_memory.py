@@ -152,8 +152,8 @@ def layer_activation_bytes(workload: Workload, layouts: Layouts) -> Reals:
     masks = layouts.dropout * size.biased
     # Per token, not split by t: inputs of two norms and of the products behind them (4 × 2 bytes), two masks of 1 byte;
     # of latents before and after their norm (2 + 2).
-    unsplit = (8 + 2 * masks) * h + 4 * (size.latent + size.query_latent)
-    unsplit = unsplit / np.where(layouts.sequence_parallel > 0, t, 1)
+    whole = (8 + 2 * masks) * h + 4 * (size.latent + size.query_latent)
+    unsplit = whole / np.where(layouts.sequence_parallel > 0, t, 1)
     # Inputs of the activation and of the product down (2 + 2); gated: gate, up and their product (3 × 2).
     of_hidden = 6 if size.gated else 4
     hidden: float = of_hidden * size.mlp_width

@@ -325,7 +325,7 @@ def chosen(
     Raises:
         LabError: for an unknown name, or one that has no fp8.
     """
-    usual = (OF_MIXTURES if experts else OF_THE_LAB) if catalogue else OF_GIANTS
+    usual: tuple[str, ...] = (OF_MIXTURES if experts else OF_THE_LAB) if catalogue else OF_GIANTS
     with_fp8 = tuple(name for name, offer in OFFERS.items() if offer.fp8)
     usual = with_fp8 if fp8 else usual
     engine_names = usual if engines is None else engines
