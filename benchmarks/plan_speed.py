@@ -10,13 +10,13 @@ traces are kept.
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import time
 from collections.abc import Callable
 
 import numpy as np
-import tyro
 
 from dlojz.cost_model import calibration, estimate, memories
 from dlojz.hardware import cluster
@@ -80,4 +80,7 @@ def searched(tries: int) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    # argparse, not tyro as the others: this one runs with what the package itself needs.
+    parser = argparse.ArgumentParser(description="Layouts weighed and timed per second, and whole answers.")
+    parser.add_argument("--tries", type=int, default=5, help="measurements of each figure")
+    main(parser.parse_args().tries)

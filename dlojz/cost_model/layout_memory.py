@@ -28,6 +28,7 @@ from dlojz.cost_model.layouts import (
     Layouts,
     Reals,
     alternates,
+    distinct,
     habit,
     losses,
 )
@@ -270,8 +271,12 @@ def memories_of(workload: Workload, layouts: Layouts, stages: StageCosts, weight
     Args:
         weights: of each distinct stage (rows) and layout (columns), on one rank.
     """
+    layer_bytes = None
+    if workload.size is not None:  # the same in every stage
+        first, kinds = distinct(layouts, NOT_OF_LAYERS)
+        layer_bytes = layer_activation_bytes(workload, layouts[first])[kinds]
     stage_memories = [
-        stage_memory(workload, layouts, counts, in_flight(layouts, int(stage)), stage_weights)
+        stage_memory(workload, layouts, counts, in_flight(layouts, int(stage)), stage_weights, layer_bytes)
         for counts, stage, stage_weights in zip(stages.counts, stages.first, weights, strict=True)
     ]
     return _fullest(stage_memories)
@@ -279,28 +284,41 @@ def memories_of(workload: Workload, layouts: Layouts, stages: StageCosts, weight
 
 def _fullest(memories: list[Memories]) -> Memories:
     """Take the one with the most bytes, place by place; of equal ones the first."""
-    fullest, max_bytes = memories[0], memories[0].total_bytes
+    if len(memories) == 1:
+        return memories[0]
+    columns = {field.name: np.array(getattr(memories[0], field.name), float) for field in fields(Memories)}
+    max_bytes = memories[0].total_bytes
     for candidate in memories[1:]:
         total = candidate.total_bytes
         mask = total > max_bytes
-        max_bytes = np.maximum(total, max_bytes)
-        fullest = Memories(
-            # Place by place: all categories come from the same stage.
-            *(
-                np.where(mask, getattr(candidate, field.name), getattr(fullest, field.name))
-                for field in fields(Memories)
-            )
-        )
-    return fullest
+        np.maximum(total, max_bytes, out=max_bytes)
+        for name, column in columns.items():  # place by place: all categories come from the same stage
+            np.copyto(column, getattr(candidate, name), where=mask)
+    return Memories(**columns)
 
 
-def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, num_in_flight: Reals, weights: Reals) -> Memories:
+NOT_OF_LAYERS: Final = (
+    "dp", "pp", "ep", "zero", "zero_shards", "micro_batches", "chunks", "schedule", "offload", "overlap",
+    "gather_overlap", "tensor_overlap", "embedding_slots", "gradient_bytes", "context_exchange", "fused_loss",
+)  # fmt: skip
+"""Columns of layouts on which what a layer keeps for its backward does not depend."""
+
+
+def stage_memory(
+    workload: Workload,
+    layouts: Layouts,
+    counts: Reals,
+    num_in_flight: Reals,
+    weights: Reals,
+    layer_bytes: Reals | None = None,
+) -> Memories:
     """Memory of one rank of a stage.
 
     Args:
         counts: layers of each kind in the stage.
         num_in_flight: micro-batches' worth of them that are kept at most.
         weights: of the stage, on one rank.
+        layer_bytes: what a decoder's layer keeps for its backward (`layer_activation_bytes`), where it is known.
     """
     spread = spread_of(workload, layouts, counts, weights)
     weight_bytes, gradients, adam, host = states_of(weights, layouts, spread)
@@ -326,16 +344,12 @@ def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, num_in_fli
     tokens = layouts.micro_batch * size.sequence_length / layouts.cp * (layouts.element_bytes / 2)
     split = np.where(layouts.sequence_parallel > 0, layouts.tp, 1)
     masks = layouts.dropout * size.biased
-    activations = counts[1] * num_in_flight * layer_activation_bytes(workload, layouts) * (layouts.element_bytes / 2)
-    embedding = counts[0] * tokens * size.hidden / split * num_in_flight * masks  # its dropout mask, 1 byte per element
-    kinds = losses(layouts)
-    of_logit = np.array([LOGIT_BYTES[loss_kind] for loss_kind in LOSSES], float)[kinds]
-    of_logit += SPLIT_LOGIT_BYTES * ((kinds == LOSSES.index("torch")) & (layouts.tp > 1))
-    of_logit -= IN_PLACE_LOGIT_BYTES * (kinds == LOSSES.index("megatron")) * habit(layouts, "in_place_loss")
-    # 16-bit inputs of the last norm and of the logits' product.
-    inputs = 2 * size.hidden * (1 / split + 1 / _gathered_split(layouts))
+    layer_bytes = layer_activation_bytes(workload, layouts) if layer_bytes is None else layer_bytes
+    activations = counts[1] * num_in_flight * layer_bytes * (layouts.element_bytes / 2)
+    # Its dropout mask, 1 byte per element, where the stage has the embedding.
+    embedding = counts[0] * tokens * size.hidden / split * num_in_flight * masks if counts[0] else none
     # One micro-batch at a time: the loss is followed by its backward.
-    loss = counts[2] * tokens * (of_logit * size.vocabulary / layouts.tp + inputs)
+    loss = counts[2] * tokens * loss_bytes(size, layouts, split) if counts[2] else none
     full = layouts.checkpointing == CHECKPOINTING.index("full")
     # Without dropout one layer's two masks less.
     live = tokens * size.hidden / split * np.where(full, LIVE_BYTES - 2 * (1 - masks), KEPT_LIVE_BYTES)
@@ -356,17 +370,32 @@ def stage_memory(workload: Workload, layouts: Layouts, counts: Reals, num_in_fli
     is_ddp = (habit(layouts, "fsdp") > 0) & (layouts.zero == 0) & (layouts.dp * layouts.cp > 1)
     buffers = gathered + np.where(is_ddp, layouts.gradient_bytes * weights, 0.0)
     states = weight_bytes, gradients, adam
-    return _fullest(
-        [
-            Memories(*states, activations, embedding + loss, buffers, reserve, host),  # at the loss
-            # In the backward of a layer.
-            Memories(
-                *states, activations, embedding, buffers + FSDP_ROOT_BYTES[1] * words * root + live, reserve, host
-            ),
-            # At the end; `gathered` is in `update` already.
-            Memories(*states, none, none, update + buffers - gathered, reserve, host),
-        ]
-    )
+    moments = [
+        (activations, embedding + loss, buffers),  # at the loss
+        # In the backward of a layer.
+        (activations, embedding, buffers + FSDP_ROOT_BYTES[1] * words * root + live),
+        (none, none, update + buffers - gathered),  # at the end; `gathered` is in `update` already
+    ]
+    state_bytes = weight_bytes + gradients + adam
+    # What differs is chosen, states and reserve are the same at each moment.
+    at_loss, in_layer, at_end = (state_bytes + kept + edges + alive + reserve for kept, edges, alive in moments)
+    later, last = in_layer > at_loss, at_end > np.maximum(at_loss, in_layer)
+    peaks = (np.where(last, end, np.where(later, layer, loss)) for loss, layer, end in zip(*moments, strict=True))
+    return Memories(*states, *peaks, reserve, host)
+
+
+def loss_bytes(size: DecoderSize, layouts: Layouts, split: Reals) -> Reals:
+    """Bytes per token at the loss: logits and what is made of them, inputs of the last norm and of the logits' product.
+
+    Args:
+        split: ranks over which the input of the last norm is split.
+    """
+    kinds = losses(layouts)
+    of_logit = np.array([LOGIT_BYTES[loss_kind] for loss_kind in LOSSES], float)[kinds]
+    of_logit += SPLIT_LOGIT_BYTES * ((kinds == LOSSES.index("torch")) & (layouts.tp > 1))
+    of_logit -= IN_PLACE_LOGIT_BYTES * (kinds == LOSSES.index("megatron")) * habit(layouts, "in_place_loss")
+    # Both inputs in 16 bit.
+    return of_logit * size.vocabulary / layouts.tp + 2 * size.hidden * (1 / split + 1 / _gathered_split(layouts))
 
 
 def _unit_bytes(layouts: Layouts) -> Reals:

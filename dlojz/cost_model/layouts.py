@@ -6,7 +6,7 @@ compared without looking at a string.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -211,6 +211,43 @@ class Layouts:
     def element_bytes(self) -> int:
         """Bytes of an activation and of a weight: 4 in fp32 and tf32, else 2 (products in fp8 keep both in 16 bit)."""
         return element_bytes(self.precision)
+
+
+def distinct(layouts: Layouts, ignored: Collection[str]) -> tuple[Integers, Integers]:
+    """Find layouts that differ in a column that is not ignored: the first of each kind, and the kind of each layout.
+
+    What depends on few columns is computed once for each kind. Kinds are numbers in a mixed radix, whose digits are
+    dense: tables as long as the largest number stand for a sort.
+    """
+    kinds, number = np.zeros(len(layouts), np.int64), 1
+    for field in fields(layouts):
+        column = getattr(layouts, field.name)
+        if field.name in (*ignored, "precision") or column.strides == (0,):  # one value for all
+            continue
+        codes, values = _dense(column)
+        kinds, number = kinds * values + codes, number * values
+        if number > _LONGEST_TABLE:
+            kinds, number = _dense(kinds)
+    kinds, number = _dense(kinds)
+    first = np.zeros(number, np.int64)
+    first[kinds[::-1]] = np.arange(len(layouts))[::-1]  # of what is written twice the last stays
+    return first, kinds
+
+
+_LONGEST_TABLE: Final = 2**20
+
+
+def _dense(column: Integers) -> tuple[Integers, int]:
+    """Number the values of a column from 0 without gaps, and count them."""
+    if not column.size:
+        return column, 0
+    if column.max() >= 4 * _LONGEST_TABLE or column.min() < 0:
+        values, codes = np.unique(column, return_inverse=True)
+        return codes.reshape(-1), values.size
+    occurs = np.zeros(int(column.max()) + 1, bool)
+    occurs[column] = True
+    codes = np.cumsum(occurs) - 1
+    return codes[column], int(codes[-1]) + 1
 
 
 def element_bytes(precision: Precision) -> int:

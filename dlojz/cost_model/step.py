@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from dlojz.base.language import refusal
 from dlojz.cost_model.calibration import Calibration
 from dlojz.cost_model.layout_memory import CONTEXT_BYTES, Memories, memories_of
-from dlojz.cost_model.layouts import OFFLOAD, SCHEDULES, Integers, Layouts, Reals, habit
+from dlojz.cost_model.layouts import OFFLOAD, SCHEDULES, Integers, Layouts, Reals, distinct, habit
 from dlojz.cost_model.passes import (
     Passes,
     StageCosts,
@@ -37,6 +37,22 @@ from dlojz.pipeline.schedule_catalogue import build
 from dlojz.pipeline.simulator import Timeline
 from dlojz.pipeline.simulator import simulate as play
 
+NOT_OF_PASSES: Final = (
+    "dp", "pp", "zero", "zero_shards", "micro_batches", "chunks", "schedule", "offload", "embedding_slots", "overlap",
+    "gather_overlap",
+)  # fmt: skip
+"""Columns of layouts on which the seconds of one micro-batch in one layer do not depend."""
+NOT_OF_MESSAGES: Final = (
+    "micro_batch", "chunks", "schedule", "checkpointing", "sequence_parallel", "embedding_slots",
+    "fused_attention", "attention_kernel", "context_exchange", "tensor_overlap", "fused_loss", "dropout",
+)  # fmt: skip
+"""Columns on which the messages of data parallelism and the update do not depend."""
+NOT_OF_BOUNDARIES: Final = (
+    "zero", "zero_shards", "micro_batches", "schedule", "checkpointing", "sequence_parallel", "offload", "overlap",
+    "gather_overlap", "fused_attention", "attention_kernel", "context_exchange", "tensor_overlap", "fused_loss",
+    "dropout", "gradient_bytes", "embedding_slots", "ep",
+)  # fmt: skip
+"""Columns on which the messages between stages do not depend."""
 UPDATE_KERNELS: Final = 24
 """Launches of a layer's update: two for each of its twelve tensors."""
 MEETINGS: Final = 3
@@ -141,6 +157,11 @@ class DataMessages(NamedTuple):
     backward: Reals
     last: Reals
     edge: tuple[Reals | float, Reals | float, Reals | float]
+
+    def of(self, kinds: Integers) -> DataMessages:
+        """Those of layouts by their kinds."""
+        edges = tuple(np.broadcast_to(edge, self.once.shape)[kinds] for edge in self.edge)
+        return DataMessages(*(part[kinds] for part in self[:4]), edges)  # type: ignore[arg-type]
 
 
 def gathered_s(
@@ -279,7 +300,8 @@ def parts_of(
         weights: on the heaviest stage's rank.
     """
     counts = stages.counts
-    boundary = boundary_s(workload, cluster, layouts, calibration)
+    first, kinds = distinct(layouts, NOT_OF_BOUNDARIES)
+    boundary = boundary_s(workload, cluster, layouts[first], calibration)[kinds]
     forward, backward, recompute, tensor = (
         counts @ layer_s
         for layer_s in (passes.forward, passes.backward, passes.again, passes.tensor_forward + passes.tensor_backward)
@@ -291,20 +313,26 @@ def parts_of(
     edge_parameters = parameters[0] * (stages.order.size == 1) + parameters[min(1, parameters.size - 1)]
     edge = np.minimum(edge_parameters / layouts.tp / np.maximum(weights, 1.0), 1.0)
     # Experts by themselves: over fewer ranks, and split over ep already.
-    messages = gathered_s(weights - experts, cluster, layouts, calibration, units, edge)
+    first, kinds = distinct(replace(layouts, micro_batches=np.minimum(layouts.micro_batches, 2)), NOT_OF_MESSAGES)
+    few = layouts[first]
+    messages = gathered_s((weights - experts)[first], cluster, few, calibration, units, edge[first])
     if experts.any():
-        expert_messages = gathered_s(experts, cluster, layouts, calibration, units, 0.0, layouts.ep)
+        expert_messages = gathered_s(experts[first], cluster, few, calibration, units, 0.0, few.ep)
         messages = messages._replace(
             once=messages.once + expert_messages.once,
             forward=messages.forward + expert_messages.forward,
             backward=messages.backward + expert_messages.backward,
             last=messages.last + expert_messages.last,
         )
+    messages = messages.of(kinds)
+    tied = np.broadcast_to(tied_s(workload, cluster, few, calibration), first.shape)[kinds]
+    launched = launched_s(units, cluster, few, calibration)[kinds]
     # ZeRO shards experts over fewer ranks, as if a rank held those of all ep ranks.
     updated = weights + np.where(layouts.zero > 0, experts * (layouts.ep - 1), 0.0)
-    fetched = fetched_s(weights, layouts)
+    update = update_s(updated[first], cluster, few, calibration)[kinds]
+    fetched = fetched_s(weights[first], few)[kinds]
     hides = (layouts.overlap > 0) | (layouts.zero == 3)  # ZeRO-3's messages are beside computation in any case
-    overlap = np.where(hides, hidden_share(cluster, calibration, layouts.dp * layouts.cp, layouts.tp), 0.0)
+    overlap = np.where(hides, hidden_share(cluster, calibration, few.dp * few.cp, few.tp)[kinds], 0.0)
     work = forward + backward + recompute + tensor + 2 * boundary  # (distinct stages, layouts), of one micro-batch
     slowest = np.argmax(work, axis=0)[None, :]  # of each layout
     pick = lambda table: np.take_along_axis(table, slowest, 0)[0]  # noqa: E731
@@ -323,11 +351,11 @@ def parts_of(
         backward=m * pick(backward),
         recompute=m * pick(recompute),
         tensor=m * pick(tensor),
-        pipeline=2 * m * boundary + tied_s(workload, cluster, layouts, calibration),
+        pipeline=2 * m * boundary + tied,
         bubble=bubble,
         data=before + m * exposed + after,
-        optimizer=update_s(updated, cluster, layouts, calibration),
-        constant=calibration.step_s + launched_s(units, cluster, layouts, calibration),
+        optimizer=update,
+        constant=calibration.step_s + launched,
     )
 
 
@@ -364,7 +392,8 @@ def by_stages(layouts: Layouts) -> tuple[Layouts, Integers, list[tuple[int, bool
         logits count as layers, and where its layouts stand.
     """
     key = layouts.pp * 2 + layouts.embedding_slots  # both in one number
-    order = np.argsort(key, kind="stable")
+    # Of 16 bits numpy counts instead of comparing.
+    order = np.argsort(key.astype(np.uint16) if key.size and key.max() < 2**16 else key, kind="stable")
     values, starts = np.unique(key[order], return_index=True)
     ends = [*starts[1:].tolist(), len(key)][: len(values)]  # none at all, of no layouts
     spans = zip(values.tolist(), starts.tolist(), ends, strict=True)
@@ -407,11 +436,13 @@ def estimate(workload: Workload, cluster: Cluster, layouts: Layouts, calibration
 def step_parts(workload: Workload, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Parts:
     """Seconds of the parts of a step of every layout."""
     ordered, order, groups = by_stages(layouts)
-    passes = passes_of(workload, cluster, ordered, calibration)
+    # A layer's seconds are the same whatever shards states and fills the pipeline.
+    first, kinds = distinct(ordered, NOT_OF_PASSES)
+    passes = passes_of(workload, cluster, ordered[first], calibration)
     parts = {field.name: np.zeros(len(layouts)) for field in fields(Parts)}
     for pp, slots, span in groups:
         group_layouts, stages = ordered[span], stages_of(workload, pp, slots)
-        group_passes = Passes(*(getattr(passes, field.name)[:, span] for field in fields(Passes)))
+        group_passes = Passes(*(getattr(passes, field.name)[:, kinds[span]] for field in fields(Passes)))
         weights = weights_of(workload, group_layouts, stages).max(axis=0)  # the heaviest stage's rank
         group_parts = parts_of(workload, cluster, group_layouts, calibration, group_passes, stages, weights)
         for name, part in parts.items():

@@ -11,7 +11,7 @@ import pytest
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.cost_model import Layouts, calibration, estimate, simulate, workload
-from dlojz.cost_model.layouts import LOSSES, losses
+from dlojz.cost_model.layouts import ENGINES, LOSSES, distinct, losses
 from dlojz.cost_model.passes import collective_s, exposed_s, neighbour_s, stages_of
 from dlojz.cost_model.step import HOST_LINK_BYTES_PER_S, DataMessages, gathered_s, step_parts, tied_s
 from dlojz.hardware import cluster
@@ -287,3 +287,39 @@ def test_the_copies_of_a_tied_embedding_are_all_stages_but_one_apart(monkeypatch
     layouts = Layouts.of(dp=[2, 2], tp=[4, 4], pp=[8, 1], gradient_bytes=[4, 4])
     assert list(np.atleast_1d(tied_s(workload(SIZE), SELENE, layouts, FOUND))) == [1.0, 0.0]
     assert asked == [("all_reduce", [4 * 51200 * 2048 / 4] * 2, 2, [56, 8])]
+
+
+def test_distinct_layouts_stand_for_all_that_differ_in_nothing_else() -> None:
+    """Each layout has the kind of the first that equals it in every column but the ignored one."""
+    layouts = Layouts.of(dp=[4, 2, 4, 4, 2], micro_batch=[1, 1, 2, 1, 3], micro_batches=[2**23, 1, 2**23, 5, 1], tp=2)
+    first, kinds = distinct(layouts, ("micro_batch",))
+    assert sorted(first.tolist()) == [0, 1, 3] and first[kinds].tolist() == [0, 1, 0, 3, 1]
+    alike, every = distinct(layouts, ())
+    assert sorted(alike.tolist()) == list(range(5)) and alike[every].tolist() == list(range(5))
+    assert distinct(layouts[:0], ())[1].size == 0
+
+
+def test_step_parts_of_many_layouts_are_those_of_each_alone() -> None:
+    """What is computed once for layouts of a kind is what each has: no column is ignored on which it depends."""
+    rng, number, work, site = np.random.default_rng(5), 60, workload("mixtral_8x7b"), cluster("dgx_h100")
+    choices = {
+        "dp": (8, 16), "tp": (1, 2), "pp": (1, 2, 4), "cp": (1, 2), "ep": (1, 2, 8), "zero": (0, 1, 2, 3),
+        "micro_batch": (1, 2), "micro_batches": (1, 8, 16), "chunks": (1, 2), "sequence_parallel": (0, 1),
+        "fused_attention": (0, 1), "checkpointing": (0, 1, 2, 3), "schedule": (0, 2, 3), "offload": (0, 1, 2),
+        "engine": tuple(range(len(ENGINES))), "overlap": (0, 1), "gradient_bytes": (2, 4), "dropout": (0, 1),
+        "tensor_overlap": (0, 1), "gather_overlap": (0, 1), "context_exchange": (0, 1), "attention_kernel": (0, 1),
+        "fused_loss": (0, 1), "embedding_slots": (0, 1), "zero_shards": (0, 8), "eager": (0, 1), "compiled": (0, 1),
+        "asynchronous": (0, 1), "relayed": (0, 1), "blocking": (0, 1), "fused_accumulation": (0, 1),
+    }  # fmt: skip
+    # Neighbours that differ in one column, so that each column decides somewhere between two alike.
+    base = {name: np.repeat(rng.choice(values, number), 2) for name, values in choices.items()}
+    for place, name in enumerate((*choices, *choices)[:number]):
+        base[name][2 * place + 1] = rng.choice(choices[name])
+    layouts = Layouts.of(precision="bf16", **base)
+    together = estimate(work, site, layouts, calibration("h100"))
+    alone = [estimate(work, site, layouts[place : place + 1], calibration("h100")) for place in range(2 * number)]
+    for part in fields(together.parts):
+        assert getattr(together.parts, part.name).tolist() == [float(getattr(one.parts, part.name)[0]) for one in alone]
+    for part in fields(together.memory):
+        each = [float(getattr(one.memory, part.name)[0]) for one in alone]
+        assert getattr(together.memory, part.name).tolist() == each
