@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
+    from dlojz.cost_model.measured_machine import Measured
+
 
 class PredictedMeasured(Contract):
     """One quantity, predicted and measured; `None` where not known."""
@@ -102,8 +104,10 @@ class RunRow(Contract):
     last_loss: PredictedMeasured = PredictedMeasured()
     samples_per_s: PredictedMeasured = Field(
         PredictedMeasured(),
-        description="predicted: that of the same training on one process × the ranks, less a pipeline's bubble",
+        description="predicted: from this machine's calibration where one is given, else that of the same training on "
+        "one process × the ranks, less a pipeline's bubble",
     )
+    calibration: str = Field("", description="by which the throughput is predicted, with its age; empty without one")
     step_s: float | None = None
     tokens_per_s: float | None = Field(None, description="measured, of a script that reads text")
     phases_s: dict[str, float] = Field(default_factory=dict, description="measured: median seconds of each phase")
@@ -327,7 +331,7 @@ class Handle(Protocol):
         """What was measured; None until the run has ended."""
 
 
-def compare(runs: Iterable[Handle | RunRecord] | Handle | RunRecord) -> Comparison:
+def compare(runs: Iterable[Handle | RunRecord] | Handle | RunRecord, machine: Measured | None = None) -> Comparison:
     """Compare the measurement of each run with its prediction.
 
     A model's own file that this user has not executed is not executed: its row says so, and has no prediction.
@@ -335,6 +339,7 @@ def compare(runs: Iterable[Handle | RunRecord] | Handle | RunRecord) -> Comparis
     Args:
         runs: runs or records, or one of them. A run on one process among them gives the losses and the throughput
             that the parallel runs of the same training are judged by.
+        machine: calibration of the machine that they ran on, by which their throughput is then predicted.
 
     Raises:
         LabError: if there is nothing to compare, or something that is no run.
@@ -355,7 +360,18 @@ def compare(runs: Iterable[Handle | RunRecord] | Handle | RunRecord) -> Comparis
     records = [record for run in run_list if (record := run if isinstance(run, RunRecord) else run.record)]
     titles = _titles([run.config for run in run_list], [run.run_id for run in run_list])
     with executing_no_file():
-        return Comparison(rows=tuple(_row(run, title, records) for run, title in zip(run_list, titles, strict=True)))
+        rows = (_row(run, title, records, machine) for run, title in zip(run_list, titles, strict=True))
+        return Comparison(rows=tuple(rows))
+
+
+def _calibrated_rate(config: RunConfig, machine: Measured) -> float | None:
+    """Samples per second by a machine's calibration; None for what it cannot time."""
+    from dlojz.cost_model.measured_machine import local_step_s
+
+    try:
+        return config.layout.global_batch / local_step_s(machine, config)
+    except LabError:  # an engine or a schedule that was not measured
+        return None
 
 
 def _run_note(config: RunConfig, record: RunRecord | None, gpu: Device | None, *, is_predicted: bool) -> str:
@@ -412,7 +428,7 @@ def _differences_of(config: RunConfig) -> dict[str, Any]:
     return {**config.to_dict(), **config.layout.to_dict(), "layout": None, "script": None}
 
 
-def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRow:
+def _row(run: Handle | RunRecord, title: str, records: list[RunRecord], machine: Measured | None = None) -> RunRow:
     record = run if isinstance(run, RunRecord) else run.record
     config, layout = run.config, run.config.layout
     gpu = gpu_of(record) if record else None
@@ -456,10 +472,13 @@ def _row(run: Handle | RunRecord, title: str, records: list[RunRecord]) -> RunRo
             predicted=_at(serial_losses, len(losses) - 1), measured=_at(losses, len(losses) - 1)
         ),
         samples_per_s=PredictedMeasured(
+            predicted=_calibrated_rate(config, machine)
+            if machine
             # Ideal: the serial rate on all ranks, less the pipeline's bubble.
-            predicted=serial_rate and serial_rate * layout.replicas * layout.tp * _pipeline_speedup(config),
+            else serial_rate and serial_rate * layout.replicas * layout.tp * _pipeline_speedup(config),
             measured=measured.samples_per_s if measured else None,
         ),
+        calibration=machine.words(layout.world_size) if machine else "",
         step_s=measured.phases.step_s if measured else None,
         tokens_per_s=_tokens_per_s(record, measured) if record and measured else None,
         phases_s=_phases(measured) if measured else {},
@@ -792,7 +811,12 @@ def _speed(rows: tuple[RunRow, ...]) -> str | None:
     rate, fastest = max(parallel, key=lambda pair: pair[0])
     ideal = fastest.samples_per_s.predicted
     of_ideal = ""
-    if ideal and rate > ideal:
+    if ideal and fastest.calibration:
+        of_ideal = say(
+            en=f", {format_count(ideal)} predicted by this machine, {fastest.calibration}",
+            fr=f", {format_count(ideal)} prédits par cette machine, {fastest.calibration}",
+        )
+    elif ideal and rate > ideal:
         of_ideal = say(
             en=f", more than the {format_count(ideal)} predicted from one process: something else slowed that one down",
             fr=f", plus que les {format_count(ideal)} prédits à partir d’un processus : autre chose a ralenti celui-ci",

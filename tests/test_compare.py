@@ -15,10 +15,12 @@ import pytest
 
 from dlojz.base.errors import LabError
 from dlojz.compare import compare, overlay_of
+from dlojz.cost_model.measured_machine import Measured, local_step_s
 from dlojz.pipeline.schedule_catalogue import schedule_of
 from dlojz.prediction import predict
 from dlojz.results.record import RunRecord, Span, read_record
 from dlojz.running.launch import shipped
+from tests.planner.test_here import setup_of
 
 _spec = importlib.util.spec_from_file_location("records_by_hand", Path(__file__).parent / "display" / "conftest.py")
 assert _spec and _spec.loader
@@ -86,6 +88,23 @@ def test_one_process_predicts_losses_and_ideal_throughput(make_record: MakeRecor
         abs(ours - theirs) / theirs for ours, theirs in zip(parallel.losses, serial.losses, strict=True)
     )
     assert alone.serial_losses is None and alone.samples_per_s.predicted is None
+
+
+def test_a_calibration_predicts_throughput_in_the_place_of_one_process(make_record: MakeRecord) -> None:
+    machine = Measured(
+        machine="here", processor="a CPU", cores=2, memory_bytes=2**34, date="2026-11-22 10:00 UTC", versions={},
+        load=1.5, setups=(setup_of(1), setup_of(2)),
+    )  # fmt: skip
+    runs = [make_record(rate=50.0, **SINGLE), make_record(**DDP), make_record(zero=2, engine="deepspeed", **DDP)]
+    comparison = compare(runs, machine)
+    for run, row in zip(runs[:2], comparison.rows, strict=False):
+        assert row.samples_per_s.predicted == pytest.approx(32 / local_step_s(machine, run.config))
+    assert comparison.rows[2].samples_per_s.predicted is None  # DeepSpeed's own cost was not measured
+    words = comparison.rows[1].calibration
+    assert words.startswith("calibrated 2026-11-22 10:00 UTC (") and "load 1.5 then" in words
+    assert "residual" in words and "old" in words and words in comparison.markdown()
+    assert any(f"predicted by this machine, {words}" in finding for finding in comparison.findings())
+    assert not compare(runs).rows[1].calibration
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_no_file_names_a_path_of_one_machine() -> None:
 def test_the_notice_names_the_origin_of_every_table() -> None:
     notice = (ROOT / "NOTICE").read_text(encoding="utf-8")
     named = set(re.findall(r"^(table-\S+\.csv)", notice, re.MULTILINE))
-    tables = sorted((ROOT / "dlojz" / "hardware" / "data" / "evidence").glob("*.csv"))
+    tables = sorted((ROOT / "dlojz" / "hardware" / "data" / "evidence").glob("*/*.csv"))
     assert named == {path.name for path in tables}
     for path in tables:
         origin = re.search(r"^#: source = ([^,]+?)(?: et al\.)?,", path.read_text(encoding="utf-8"), re.MULTILINE)

@@ -18,6 +18,11 @@ COURSE = _PACKAGE / "course" if (_PACKAGE / "course").is_dir() else _PACKAGE.par
 them there), else the checkout, also where the package is reached through a link."""
 
 
+def config_folder() -> Path:
+    """Folder of the user's configuration: `$XDG_CONFIG_HOME/dlojz`, else `~/.config/dlojz`."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config", "dlojz")
+
+
 def cache_folder(name: str = "") -> Path | None:
     """Folder `$XDG_CACHE_HOME/dlojz/NAME` (`~/.cache/dlojz/NAME` by default), made on first use.
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from dlojz.base.errors import LabError
+from dlojz.base.files import config_folder
 from dlojz.base.language import refusal, say
 from dlojz.labs.kit.lab import SCRIPT, LabProgress
 from dlojz.results.record import DamagedRecordError, RunRecord, read_record
@@ -351,8 +352,7 @@ DIGITS = 10
 
 def key_file() -> Path:
     """Default path of the key: in the user's configuration, not in the folder of the class."""
-    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(base, "dlojz", "board.key")
+    return config_folder() / "board.key"
 
 
 def pseudonyms(path: Path | None = None) -> Callable[[str], str]:

@@ -240,6 +240,10 @@ MOST_RANKS = 16
     """
     --output FILE  file of the measurements (default: ~/.config/dlojz/calibration.json)
         // fichier des mesures (par défaut : ~/.config/dlojz/calibration.json)
+    --gpu-file FILE  on a GPU: the file that describes it (default: ~/.config/dlojz/gpus/NAME.toml), which --device of
+        memory, predict, plan and validate takes by NAME; with several GPUs their link beside it, for a cluster's file
+        // sur un GPU : le fichier qui le décrit (par défaut : ~/.config/dlojz/gpus/NOM.toml), que --device de memory,
+        predict, plan et validate prend par NOM ; avec plusieurs GPU, leur lien, pour le fichier d’un calculateur
     """,
     JSON,
 )
@@ -265,10 +269,34 @@ def calibrate_command(args: Given, answer: Answer) -> None:
     answer(_document(measured, sites) if args["json"] else _table(sites))
     if not args["json"]:
         answer("\n".join(_summary(measured, sites)))
+    if args["gpu_file"] or (measured.gpu_is_measured and not args["show"]):
+        _write_gpu_files(measured, args["gpu_file"])
     # With --show the file was read, not written: only a figure is named then.
     for written in (None if args["show"] else path, args["figure"]):
         tell_written(written, "written", "écrit")
     _warn(measured)
+
+
+def _write_gpu_files(measured: Measured, gpu_file: str | None) -> None:
+    """Write the file that describes the measured GPU, and where several GPUs sent messages, that of their link.
+
+    Raises:
+        LabError: if no GPU was measured, or a file cannot be written.
+    """
+    from dlojz.base.files import config_folder
+    from dlojz.cost_model.measured_machine import link_of
+    from dlojz.cost_model.measuring_kernels import measured_gpu
+    from dlojz.hardware.gpus import write_gpu
+    from dlojz.hardware.links import write_link
+
+    chip = measured_gpu(measured)
+    path = Path(gpu_file).expanduser() if gpu_file else config_folder() / "gpus" / f"{chip.name}.toml"
+    write_gpu(path, chip)
+    tell_written(path, "written", "écrit")
+    if any(setup.points for setup in measured.setups):
+        link_path = path.with_name(f"{path.stem}-link.toml") if gpu_file else config_folder() / "links" / path.name
+        write_link(link_path, link_of(measured), f"dlojz calibrate, {measured.processor}", measured.date[:10])
+        tell_written(link_path, "written", "écrit")
 
 
 def _ranks(text: str) -> tuple[int, ...]:
@@ -327,7 +355,7 @@ def _table(sites: list[MeasuredSite]) -> Table:
 
 
 def _summary(measured: Measured, sites: list[MeasuredSite]) -> Iterator[str]:
-    yield f"{measured.processor}, {measured.date}"
+    yield f"{measured.processor}, {measured.words(measured.setups[-1].ranks)}"
     for site in sites:
         calibration, chip = site.calibration, site.cluster.gpu
         # The site's peak times the fitted efficiency, in units of 1e9: GFLOP/s and GB/s.

@@ -224,6 +224,8 @@ def _print(
         parts.append(sheet.levers_part(levers, current_bytes, fit.limit_bytes))
     if assumed:
         answer(sheet.assumed_sentence(estimate.config, assumed))
+    if estimate.device and estimate.device.default_words:
+        answer(estimate.device.default_words)
     answer(sheet.headline(estimate))
     answer(sheet.peak_sentence(estimate) + "\n")
     for index, part in enumerate(parts):
@@ -246,6 +248,7 @@ def _document(
         "assumed": assumed,
         "rank": estimate.rank,
         "device": estimate.device.name if estimate.device else "cpu",
+        "class_defaults": list(estimate.device.left_out) if estimate.device else [],
         "memory": estimate.memory.to_dict(),
         "expandable_reserved_bytes": estimate.expandable_reserved_bytes,
         "moment": estimate.moment,

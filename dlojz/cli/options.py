@@ -203,8 +203,9 @@ def predicting_flags() -> tuple[Flag, ...]:
     from dlojz.hardware import DEVICES
 
     (gpu,) = flags(
-        f"--device {'|'.join(DEVICES)}|24GiB = cpu  GPU that the figures are for, or its size; without it, the CPU "
-        "// GPU pour lequel on prédit, ou sa taille ; sans lui, le CPU"
+        f"--device {'|'.join(DEVICES)}|24GiB|FILE = cpu  GPU that the figures are for, its size, or a TOML file that "
+        "describes it (docs/instructors.md); without it, the CPU // GPU pour lequel on prédit, sa taille, ou un "
+        "fichier TOML qui le décrit (docs/instructors.md) ; sans lui, le CPU"
     )
     return tuple(replace(gpu, subject=flag.subject) if flag.name == "device" else flag for flag in config_flags())
 

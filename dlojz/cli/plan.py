@@ -7,6 +7,7 @@ in turns with `--measure`. `dlojz validate` compares the cost model with publish
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,6 +37,8 @@ _SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, 
         ses clés signifient ici, où elle s’arrêterait, mémoire et secondes, les changements les moins chers dans sa
         syntaxe
     --cluster NAME = jean_zay_a100  name, a TOML file of one's own, or here // nom, fichier TOML à soi, ou here
+    --device NAME|FILE  GPU instead of the cluster's: a name, or a TOML file that describes it (docs/instructors.md)
+        // GPU à la place de celui du calculateur : un nom, ou un fichier TOML qui le décrit (docs/instructors.md)
     --gpus INT[,INT]  how many; several: 8,16,32 (default: 8) // combien ; plusieurs : 8,16,32 (par défaut : 8)
     --nodes INT>=1  with --from: how many nodes // avec --from : combien de nœuds
     --batch INT>=1  samples of one step (default: 64) // échantillons d’une itération (par défaut : 64)
@@ -48,6 +51,10 @@ _SWITCHES = {"true": True, "yes": True, "1": True, "false": False, "no": False, 
     --precision bf16|fp16|fp32|fp8  by default bf16 where the GPU has it // par défaut bf16 si le GPU l’a
     --overlap WORDS  messages beside computation: none, or of tensor, gradients, weights (default: all)
         // messages pendant le calcul : none, ou parmi tensor, gradients, weights (par défaut : tous)
+    --shards INT>=1  data-parallel ranks that states are sharded over, with a copy on each such group (HSDP), e.g. 8
+        // rangs de données sur lesquels les états sont découpés, avec une copie par groupe (HSDP), par exemple 8
+    --software FIELDS  not today's, e.g. "torch=2.0 attention_kernel=flash2 fused_loss=yes"
+        // autre que celui d’aujourd’hui : "torch=2.0 attention_kernel=flash2 fused_loss=yes"
     --engine NAME[,NAME]  libraries, e.g. torch,deepspeed // bibliothèques : torch,deepspeed …
     --steps INT>=1  of the training // de l’entraînement
     --hours FLOAT  within which it must end; of the job // durée accordée ; du travail
@@ -84,12 +91,13 @@ def plan_command(args: Given, answer: Answer) -> int:
     hours, limit = _limit(args)
     result = plan(
         _model(args),
-        args["cluster"],
+        _site(args),
         gpus=_numbers(args["gpus"] or "8"),
         batch=args["batch"] or 64,
         **{name: args[name] for name in ("image_size", "sequence_length", "precision", "steps")},
         engines=args["engine"],
-        **({"overlap": args["overlap"]} if "overlap" in args else {}),
+        **{name: args[name] for name in ("overlap", "software") if name in args},
+        shards=args["shards"] or 0,
         hours=hours,
         limit=limit,
     )
@@ -107,6 +115,18 @@ def plan_command(args: Given, answer: Answer) -> int:
     else:
         answer(result.as_dict(args["top"]) if args["json"] else result.table(args["top"]))
     return main.DONE
+
+
+def _site(args: Given) -> Any:
+    """The cluster, with another GPU where one is named.
+
+    Raises:
+        LabError: if there is no such cluster or GPU.
+    """
+    from dlojz.hardware import cluster, gpu
+
+    site = cluster(args["cluster"])
+    return replace(site, gpu=gpu(args["device"])) if "device" in args else site
 
 
 def _limit(args: Given) -> tuple[float | None, str]:
@@ -243,6 +263,7 @@ def _write(best: Any, folder: Path, args: Given) -> None:
 FROM_OPTIONS: Final = (
     "from",
     "cluster",
+    "device",
     "gpus",
     "nodes",
     "batch",
@@ -262,7 +283,6 @@ def plan_from_answer(args: Given, answer: Answer) -> int:
     """
     from dlojz.config.foreign_configs.foreign_meaning import foreign_run, read_foreign
     from dlojz.display.plan_tables import foreign_keys_table, foreign_plan_tables
-    from dlojz.hardware import cluster
     from dlojz.planner.ask import plan_foreign
 
     if stray := [name for name in args if name not in FROM_OPTIONS]:
@@ -274,7 +294,7 @@ def plan_from_answer(args: Given, answer: Answer) -> int:
     config = read_foreign(args["from"])
     if not args["json"]:
         answer(foreign_keys_table(config))  # before what may be missing is asked for
-    overrides = {name: args[name] for name in FROM_OPTIONS[4:-1] if name in args}
+    overrides = {name: args[name] for name in FROM_OPTIONS[5:-1] if name in args}
     if "gpus" in args:
         overrides["gpus"], *more_numbers = _numbers(args["gpus"])
         if more_numbers:
@@ -284,7 +304,7 @@ def plan_from_answer(args: Given, answer: Answer) -> int:
             )
     overrides |= {"nodes": args["nodes"]} if "nodes" in args else {}
     run = foreign_run(config, **overrides)
-    plan = None if run.failures or run.undescribed else plan_foreign(config, run, cluster(args["cluster"]))
+    plan = None if run.failures or run.undescribed else plan_foreign(config, run, _site(args))
     if args["json"]:
         answer({**config.as_dict(), "run": run.as_dict(), "plan": None if plan is None else plan.as_dict()})
     else:
@@ -390,7 +410,10 @@ def _verdict(layouts: list[str], measured_s: list[float]) -> str:
 @verb(
     "validate",
     """
-    [TABLE…]  tables to show row by row // tableaux à montrer ligne par ligne
+    [TABLE…]  tables to show row by row, or a CSV file such as those of dlojz/hardware/data/evidence
+        // tableaux à montrer ligne par ligne, ou un fichier CSV comme ceux de dlojz/hardware/data/evidence
+    --device NAME|FILE  GPU instead of that of the rows' clusters: a name, or a TOML file that describes it
+        // GPU à la place de celui des calculateurs : un nom, ou un fichier TOML qui le décrit
     """,
     JSON,
 )
@@ -398,6 +421,7 @@ def validate_command(args: Given, answer: Answer) -> None:
     """Show the errors of the cost model."""
     from dlojz.cost_model.validation import first_choices, validate, validate_memory, validated
     from dlojz.display import validation_tables as tables
+    from dlojz.hardware import gpu
 
     names = args[WORDS]
     if len(names) != len(set(names)):
@@ -405,8 +429,9 @@ def validate_command(args: Given, answer: Answer) -> None:
             en=f"a table was named twice: {', '.join(names)}; name each once.",
             fr=f"un tableau est nommé deux fois : {', '.join(names)} ; nommez chacun une fois.",
         )
-    results = [validate(name) for name in names or validated()]
-    memory = None if names else validate_memory()
+    chip = gpu(args["device"]) if "device" in args else None
+    results = [validate(name, chip) for name in names or validated()]
+    memory = None if names or chip else validate_memory()
     if args["json"]:
         answer(tables.validation_document(results, memory, rows=bool(names)))
     else:

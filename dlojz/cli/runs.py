@@ -48,6 +48,7 @@ from dlojz.cli.options import (
 
 if TYPE_CHECKING:
     from dlojz.config.run_config import Observation, RunConfig
+    from dlojz.cost_model.measured_machine import Measured
     from dlojz.running.run import Run
 
 PROCESSES = flags("""
@@ -379,6 +380,8 @@ def predict_command(args: Given, answer: Answer) -> None:
     if assumed:
         sentence = assumed_sentence(config, assumed)
         tell(sentence) if args["json"] else answer(sentence)
+    if words := target.default_words if target else "":
+        tell(words) if args["json"] else answer(words)
     answer(footprint.to_dict() if args["json"] else footprint_table(config, footprint))
 
 
@@ -433,7 +436,7 @@ def demo_command(args: Given, answer: Answer) -> int:
     configs = demo_configs(args["steps"])
     started_s = time.monotonic()
     runs = _run_all(configs, again=args["again"], root=args["root"])
-    comparison = compare(runs)
+    comparison = compare(runs, _machine_of_demo())
     figure = runs_root(args["root"]) / "demo.png"
     comparison.figure(figure)
     _keep_records(figure, runs)
@@ -450,6 +453,24 @@ def demo_command(args: Given, answer: Answer) -> int:
         "votre propre script.",
     )
     return main.DONE if all(run.state == "completed" for run in runs) else main.FAILED
+
+
+def _machine_of_demo() -> Measured | None:
+    """The calibration of this machine's cores by which the demo's throughput is predicted; measured if there is none.
+
+    None on a GPU, whose processes it does not describe, and where ranks cannot measure: then one process predicts.
+    """
+    import torch
+
+    from dlojz.running.measure import calibrated
+
+    if torch.cuda.is_available():
+        return None
+    try:
+        return calibrated((1, DEMO_PROCESSES))
+    except LabError as error:
+        tell(str(error))
+        return None
 
 
 def _keep_records(picture: Path, runs: Iterable[Run]) -> None:

@@ -1,20 +1,24 @@
 """Calibration: how much of its peaks a generation of GPUs reaches with its software, in a dozen bounded parameters.
 
 A profile says on which rows it was fitted; errors are reported on the other half. Nothing here is specific to one
-model, table or cluster.
+model, table or cluster. Where a GPU's own file has measured figures (products by size, passes, launches), these stand
+before the profile's.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from functools import cache
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal
+from dlojz.base.language import one_of, refusal, say
+from dlojz.hardware import Device, Precision
 
 FOLDER: Final = Path(__file__).with_name("data") / "calibrations"
 
@@ -120,6 +124,73 @@ class Profile:
     fixed: Mapping[str, str]
 
 
+TYPICAL: Final = "typical"
+"""Name of the calibration of a GPU whose generation has no profile."""
+
+
+@cache
+def typical() -> Calibration:
+    """Make the calibration of a GPU that nobody measured: of each parameter the median of the shipped profiles."""
+    shipped = [calibration(file.stem) for file in sorted(FOLDER.glob("*.json"))]
+    return Calibration(
+        TYPICAL,
+        **{name: statistics.median(getattr(profile_values, name) for profile_values in shipped) for name in BOUNDS},
+    )
+
+
+PROFILE_OF_GPU: Final = {"v100": "v100", "a100": "a100", "h100": "h100", "h200": "h100"}
+"""The calibration of each generation; H200 has the processor of H100 with more memory."""
+
+
+def of_gpu(gpu: Device) -> Calibration:
+    """Look up the calibration of a GPU, which its generation names; the median of all where there is none."""
+    profile_name = PROFILE_OF_GPU.get(gpu.generation)
+    return typical() if profile_name is None else calibration(profile_name)
+
+
+@lru_cache(maxsize=256)
+def on_gpu(parameters: Calibration, gpu: Device) -> Calibration:
+    """Put what the GPU's own file has measured of passes and launches before the profile's; products: `measured_reach`.
+
+    Raises:
+        LabError: if a figure is beyond what is physical.
+    """
+    figures: dict[str, Any] = {}
+    if gpu.pass_bytes_per_s is not None:
+        figures["memory_efficiency"] = gpu.pass_bytes_per_s / gpu.memory_bytes_per_s
+    if gpu.launch_s is not None:
+        figures["launch_s"] = gpu.launch_s
+    return replace(parameters, **figures) if figures else parameters
+
+
+def class_defaults(parameters: Calibration, gpu: Device, precision: Precision, kernel: str | None) -> tuple[str, ...]:
+    """Name the figures of a GPU for which its class's stand in, as its file would call them; none for a known one.
+
+    Args:
+        kernel: of fused attention; None where attention is not fused.
+    """
+    names = [f"products.{precision}"] * (not gpu.product_flops) + [*gpu.left_out] if parameters.name == TYPICAL else []
+    if kernel is not None and None in (
+        *gpu.attention_rates(f"{kernel}_forward"),
+        *gpu.attention_rates(f"{kernel}_backward"),
+    ):
+        names.append(f"attention.{kernel}")
+    return tuple(names)
+
+
+def default_words(names: Sequence[str], gpu: Device) -> str:
+    """Say loudly that a class's figures stand in for measured ones; empty where none do."""
+    if not names:
+        return ""
+    listed = ", ".join(names)
+    return say(
+        en=f"{listed} of {gpu.title} were not measured: class defaults stand in, and seconds may be a third off; run "
+        "`dlojz calibrate` on this GPU, or describe it (docs/instructors.md)",
+        fr=f"{listed} de {gpu.title} ne sont pas mesurés : des valeurs par défaut les remplacent, les secondes peuvent "
+        "se tromper d’un tiers ; lancez `dlojz calibrate` sur ce GPU, ou décrivez-le (docs/instructors.md)",
+    )
+
+
 def calibration(name: str) -> Calibration:
     """Read the parameters of a shipped profile (`v100`, `a100`, `h100`), or of a file.
 
@@ -165,3 +236,130 @@ def profile(name: str) -> Profile:
             fr=f"{path.name} n’est pas un calibrage ({error!r}) : il lui faut name, parameters, fitted_on, "
             "held_out, source et date.",
         ) from None
+
+
+TILES: Final = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.8), (64, 64, 0.65))
+"""Rows and columns of the tiles of a product's result, and how far from the peak each one stays at best.
+
+Source: the tiles of cuBLAS that NVIDIA names (Deep Learning Performance, "Matrix Multiplication Background", §3.1); the
+larger one reuses more of what it reads. The last column is ours: bytes read per operation of a tile against 256 × 128.
+"""
+ALIGNED: Final = 8
+"""16-bit elements in 16 bytes: a product whose inner or outer size is not a multiple of it misses the fast kernels.
+
+Source: NVIDIA, same document, §2.2 ("Tensor Core Requirements").
+"""
+
+
+class Product(NamedTuple):
+    """A product of matrices, `batch` times.
+
+    Attributes:
+        m, n, k: sizes.
+        batch: how often; above 1 for the heads of an attention.
+        attention: whether it is one of the two products of unfused attention, whose kernels are less well tuned.
+        work: share of the operations that are really done (½ where a causal mask is used to skip).
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    attention: bool = False
+    work: float = 1.0
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations, two per multiply-add."""
+        return 2.0 * self.batch * self.m * self.n * self.k * self.work
+
+    @property
+    def moved_bytes(self) -> float:
+        """Bytes read and written in 16 bit, each matrix once."""
+        return 2.0 * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
+
+    def backward(self) -> tuple[Product, Product]:
+        """The products for the gradients of both factors: [m, n] by [n, k], and [k, m] by [m, n]."""
+        m, n, k = self.m, self.n, self.k
+        return self._replace(m=m, n=k, k=n), self._replace(m=k, n=n, k=m)
+
+
+@lru_cache(maxsize=65536)
+def wave_efficiency(product: Product, num_sms: int) -> float:
+    """Share of the multiprocessors' time that a product's result uses, for its best tile.
+
+    Results at the edge of a tile, and multiprocessors idle in the last wave, are computed or waited for in vain:
+    m·n·batch / (waves · multiprocessors · tile), waves = ⌈⌈m/tile rows⌉·⌈n/tile columns⌉·batch / multiprocessors⌉.
+
+    Source: NVIDIA, Deep Learning Performance, "Matrix Multiplication Background", §3.1 and §3.2 (tile and wave
+    quantization).
+
+    Args:
+        product: of what sizes.
+        num_sms: multiprocessors of the GPU, at least 1.
+    """
+    best = 0.0
+    for rows, columns, reach in TILES:
+        tiles = math.ceil(product.m / rows) * math.ceil(product.n / columns) * product.batch
+        waves = math.ceil(tiles / num_sms)
+        # Useful elements over those that the waves could compute.
+        best = max(best, reach * product.m * product.n * product.batch / (waves * num_sms * rows * columns))
+    return best
+
+
+def shape_efficiency(product: Product, gpu: Device, calibration: Calibration, start: float | None = None) -> float:
+    """Share of its best that a product's sizes leave it: of waves, of alignment, of a tile's beginning and end.
+
+    Args:
+        start: inner size at which half of the speed is reached; by default the calibration's.
+    """
+    efficiency = wave_efficiency(product, gpu.num_sms)
+    if product.n % ALIGNED or product.k % ALIGNED:  # rows of the three matrices are k and n long
+        efficiency *= calibration.unaligned
+    # Prologue and epilogue of a tile: half speed at k = start.
+    return efficiency * product.k / (product.k + (calibration.product_start if start is None else start))
+
+
+NEAREST: Final = 3
+"""Measured sizes that the figure of another one is taken from, by their distance in logarithms."""
+LEAST_LEFT: Final = 0.1
+"""Of a measured product's seconds, what is left at least once the kernel's own time is taken off."""
+
+
+def nearest_mean(size: Sequence[int], figures: Mapping[tuple[int, ...], float]) -> float:
+    """Geometric mean of the figures of the nearest sizes, weighted by 1/distance²; that of the size where it is known.
+
+    Source: Shepard 1968, "A two-dimensional interpolation function for irregularly-spaced data".
+    """
+    if tuple(size) in figures:
+        return figures[tuple(size)]
+    point = [math.log1p(length) for length in size]
+    neighbours = sorted((math.dist(point, [math.log1p(length) for length in near]), near) for near in figures)[:NEAREST]
+    weights = [distance**-2 for distance, _ in neighbours]
+    logarithms = [math.log(figures[near]) for _, near in neighbours]
+    return math.exp(sum(map(math.prod, zip(weights, logarithms, strict=True))) / sum(weights))
+
+
+@lru_cache(maxsize=65536)
+def measured_reach(product: Product, gpu: Device, calibration: Calibration, precision: Precision) -> float | None:
+    """Share of the peak that the measured products of nearest size reach, beside their tiles; None without any.
+
+    A product of measured size takes what was measured. What was measured in bf16 holds for fp16, and for fp8 as the
+    share of its peak.
+    """
+    measured_in = precision if precision in gpu.product_flops or precision in ("fp32", "tf32") else "bf16"
+    shares = _shares(gpu, calibration, measured_in)
+    return nearest_mean(product[:3], shares) if shares else None
+
+
+@lru_cache(maxsize=64)
+def _shares(gpu: Device, calibration: Calibration, precision: Precision) -> dict[tuple[int, ...], float]:
+    shares: dict[tuple[int, ...], float] = {}
+    for (m, n, k), rate in gpu.product_flops.get(precision, {}).items():
+        product = Product(m, n, k)
+        measured_s = product.flops / rate
+        # The kernel's own time is counted by itself.
+        computed_s = max(measured_s - gpu.kernel_s, LEAST_LEFT * measured_s)
+        ideal_s = product.flops / (gpu.peak_flops[precision] * shape_efficiency(product, gpu, calibration))
+        shares[m, n, k] = ideal_s / computed_s
+    return shares

@@ -19,7 +19,7 @@ from dlojz.cost_model.calibration import Calibration
 from dlojz.cost_model.layouts import Layouts, Reals
 from dlojz.cost_model.step import estimate, step_parts
 from dlojz.cost_model.workload import decoder_workload
-from dlojz.hardware import cluster
+from dlojz.hardware import Cluster, Device, cluster
 from dlojz.hardware.evidence import Measurement, table
 
 SERIES_FACTOR = {"before the PCIe fix": 1.05, "older formula": 1.05}
@@ -58,8 +58,13 @@ def usable(rows: Iterable[Measurement]) -> list[Measurement]:
     ]
 
 
-def predicted_s(rows: Sequence[Measurement], calibration: Calibration) -> Reals:
-    """Predict the seconds of a step of every row."""
+def cluster_of(row: Measurement, gpu: Device | None = None) -> Cluster:
+    """The cluster of a row, with another GPU where one is given."""
+    return cluster(row.cluster) if gpu is None else replace(cluster(row.cluster), gpu=gpu)
+
+
+def predicted_s(rows: Sequence[Measurement], calibration: Calibration, gpu: Device | None = None) -> Reals:
+    """Predict the seconds of a step of every row; with another GPU than its cluster's where one is given."""
     step_s = np.zeros(len(rows))
     groups: dict[object, list[int]] = {}
     for index, row in enumerate(rows):
@@ -67,7 +72,7 @@ def predicted_s(rows: Sequence[Measurement], calibration: Calibration) -> Reals:
         groups.setdefault((row.size, row.cluster, row.precision), []).append(index)
     for indices in groups.values():
         group_rows = [rows[index] for index in indices]
-        machine = cluster(group_rows[0].cluster)
+        machine = cluster_of(group_rows[0], gpu)
         parts = step_parts(
             decoder_workload(group_rows[0].size), machine, Layouts.from_measurements(group_rows), calibration
         )
@@ -83,7 +88,7 @@ def is_complete(row: Measurement) -> bool:
     return bool(row.micro_batch) and not (row.schedule == "interleaved" and row.chunks == 1)
 
 
-def completed(row: Measurement, calibration: Calibration) -> Measurement:
+def completed(row: Measurement, calibration: Calibration, gpu: Device | None = None) -> Measurement:
     """Fill in the micro-batch and chunks of a row: the fastest among those that fit its GPUs.
 
     torchtitan makes as many micro-batches as there are stages unless configured otherwise.
@@ -96,7 +101,7 @@ def completed(row: Measurement, calibration: Calibration) -> Measurement:
     if not candidates:
         return replace(row, micro_batch=row.micro_batch or 1)  # no listed micro-batch divides the batch
     estimates = estimate(
-        decoder_workload(row.size), cluster(row.cluster), Layouts.from_measurements(candidates), calibration
+        decoder_workload(row.size), cluster_of(row, gpu), Layouts.from_measurements(candidates), calibration
     )
     fitting = np.where(estimates.fits, estimates.step_s, np.inf)
     # None fits: the one that needs least.

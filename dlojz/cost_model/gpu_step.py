@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from dlojz.config.run_config import RunConfig
+from dlojz.cost_model.calibration import nearest_mean
 from dlojz.cost_model.launched_operators import PASS, Operator, Operators, operators_of, operators_of_level
 from dlojz.cost_model.measuring import Timed
 from dlojz.cost_model.measuring_kernels import APART, LEVEL_LAYERS
@@ -24,8 +25,6 @@ from dlojz.hardware import Precision
 from dlojz.hardware.links import fit_line
 from dlojz.models.checkpointing import LEVELS, Checkpointing
 
-NEAREST: Final = 3
-"""Measured sizes that a kernel's seconds are taken from, by their distance in logarithms."""
 FORMS: Final = {"auto": "foreach", "in_backward": APART, "in_forward": APART}
 """Under which an update is measured, where it has another name."""
 
@@ -88,18 +87,12 @@ class Kernels:
     def _interpolated(self, operator: Operator) -> float:
         # Precisions that a label was not measured in (an embedding, a view) fall back on fp32.
         of_label = self.kernels.get((operator.label, operator.precision)) or self.kernels[operator.label, "fp32"]
-        if operator.size in of_label:
-            return of_label[operator.size]
-        neighbours = sorted((_distance(operator.size, size), size) for size in of_label)[:NEAREST]
-        weights = [distance**-2 for distance, _ in neighbours]  # no distance is 0: a measured size has returned above
-        logarithms = []
-        for _, size in neighbours:
+        scaled_s = {}
+        for size, seconds in of_label.items():
             share = _work(operator.label, operator.size) / _work(operator.label, size)
             # Above the least time, seconds grow with the work.
-            scaled_s = max(of_label[size] - self.least_s, 0.0) * share
-            logarithms.append(math.log(self.least_s + scaled_s))
-        # Weighted geometric mean.
-        return math.exp(sum(map(math.prod, zip(weights, logarithms, strict=True))) / sum(weights))
+            scaled_s[size] = self.least_s + max(seconds - self.least_s, 0.0) * share
+        return of_label.get(operator.size) or nearest_mean(operator.size, scaled_s)
 
     def launch_s(self, operator: Operator) -> float:
         """Seconds of launching an operator by itself; one in backward counts as a sum."""
@@ -159,10 +152,6 @@ def _update(timings: Sequence[Timed], kind: str, label: str) -> tuple[float, flo
     return fit_line(
         [(float(timing.size[0]), float(math.prod(timing.size)), timing.seconds) for timing in label_timings]
     )
-
-
-def _distance(size: Sequence[int], measured_size: Sequence[int]) -> float:
-    return math.dist([math.log1p(length) for length in size], [math.log1p(length) for length in measured_size])
 
 
 def _work(label: str, size: Sequence[int]) -> float:

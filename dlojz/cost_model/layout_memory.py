@@ -31,10 +31,12 @@ from dlojz.cost_model.layouts import (
     distinct,
     habit,
     losses,
+    software,
 )
 from dlojz.cost_model.passes import StageCosts
 from dlojz.cost_model.workload import Cut, Workload, routed_rows
 from dlojz.hardware.decoder_size import DecoderSize
+from dlojz.hardware.evidence import Version
 
 CONTEXT_BYTES: Final = 2.2e9
 """CUDA's context, NCCL and cuBLAS, of one rank: 0.5 + 1.6 + 0.1 GB, as `dlojz.hardware.gpus` has them."""
@@ -42,9 +44,23 @@ TEMPORARY_BYTES: Final = 4.3e9
 """Flat buffers of the optimizer's messages and what the allocator keeps for them, at most; a small model's are as large
 as its weights. Fitted on half of the Jean Zay readings, whose ranks all hold more than 2 billion weights."""
 UPDATE_BYTES: Final = 4
-"""Per parameter of the shard: the optimizer's temporary, a root of the second moment in fp32.
+"""Per parameter of the shard: the temporary of torch's AdamW, a root of the second moment in fp32. Fused it has none.
 
 Source: torch, `optim/adamw.py`, `_multi_tensor_adamw`: `exp_avg_sq_sqrt`.
+"""
+DUMMY_GRADIENTS_SINCE: Final = Version(2, 0)
+"""Since which Transformer Engine a product that adds to the accumulated gradient hands autograd a 16-bit tensor of the
+weight's shape, one for all weights of that shape, which stays; Megatron-core's logits take theirs from the same store.
+
+Source: Transformer Engine, `pytorch/module/base.py`, `get_dummy_wgrad`, a dictionary by shape and type; Megatron-LM,
+`core/tensor_parallel/layers.py`, `LinearWithGradAccumulationAndAsyncCommunication.backward`.
+"""
+RING_GRADIENT_BYTES: Final = 28
+"""Per local token and element of the queries of a rank, in the backward of torch's ring, in fp32: the gradient of the
+queries (4), those of keys and values (8), and both of these once more as they are sent and as they arrive (8 + 8).
+
+Source: torch, `distributed/tensor/experimental/_context_parallel/_attention.py`, `_templated_ring_attention_backward`,
+whose keys and values are repeated for all heads.
 """
 BUCKET_ELEMENTS: Final = 500_000_000
 """That DeepSpeed reduces at a time; with fp32 gradients its bucket and the copy are 2 bytes per element larger.
@@ -169,7 +185,9 @@ def layer_activation_bytes(workload: Workload, layouts: Layouts) -> Reals:
     full = 2 * h / np.where(layouts.sequence_parallel > 0, t, 1)  # the layer's input alone, 2 bytes
     saved_bytes = unsplit + split + scores
     saved_bytes = np.where(alternates(layouts), full + alternate_product_bytes(size, layouts), saved_bytes)
-    return tokens * np.where(layouts.checkpointing == CHECKPOINTING.index("full"), full, saved_bytes)
+    # The mean of a layer in `checkpointed_every` that keeps its input alone, and of the others, which keep all.
+    mean_bytes = saved_bytes + (full - saved_bytes) / layouts.checkpointed_every
+    return tokens * np.where(layouts.checkpointing == CHECKPOINTING.index("full"), mean_bytes, saved_bytes)
 
 
 def alternate_product_bytes(size: DecoderSize, layouts: Layouts) -> Reals:
@@ -199,6 +217,43 @@ def alternate_product_bytes(size: DecoderSize, layouts: Layouts) -> Reals:
     down = 2 * h * mlp if size.gated else 0.0  # the seventh; of a plain MLP the sixth
     scattered = np.where((layouts.sequence_parallel > 0) & (t > 1), 2 * h / t, 0.0)
     return split / t + 2 * latents + scattered + (layouts.compiled == 0) * (down + scattered)
+
+
+def gathered_key_bytes(size: DecoderSize, layouts: Layouts) -> Reals:
+    """Bytes per local token that context parallelism holds in the backward of one layer, of the whole sequence.
+
+    torch's ring gathers keys and values of all heads (2 + 2 bytes of each token), and sums gradients in fp32; where
+    they are gathered before attention (Llama 3), keys, values and their gradients (4 + 4) are whole. A ring of
+    Transformer Engine holds those of its neighbour alone, which is not counted.
+
+    Source: as `RING_GRADIENT_BYTES`, `_AllGatherRotater`; Llama 3 (arXiv 2407.21783), §3.3.2.
+    """
+    expanded = (4 * layouts.cp + RING_GRADIENT_BYTES) * size.queries * habit(layouts, "expands_keys")
+    whole = 8 * layouts.cp * size.kv_heads * size.head_size * (1 - habit(layouts, "rings"))
+    return np.where(layouts.cp > 1, (expanded + whole) / layouts.tp, 0.0)
+
+
+def dummy_gradient_bytes(size: DecoderSize, layouts: Layouts, counts: Reals) -> Reals:
+    """Bytes of Transformer Engine's dummy weight gradients on a stage: 2 per element of each distinct weight shape.
+
+    Args:
+        counts: embedding, layers and logits of the stage.
+    """
+    h, t, keys = size.hidden, layouts.tp, size.kv_heads * size.head_size
+    width = size.mlp_width if not size.experts else size.mlp_width * t  # tensor parallelism does not cut experts
+    # Rows and columns of what a rank holds of queries, keys and values; attention's output; the MLP; the logits.
+    columns = [h + 0.0 * t, size.queries / t, h + 0.0 * t, width / t, h + 0.0 * t]
+    rows = [(size.queries + 2 * keys) / t, h + 0.0 * t, (1 + size.gated) * width / t, h + 0.0 * t, size.vocabulary / t]
+    first, stop = 0 if counts[1] else 4, 5 if counts[2] else 4
+    shapes = list(zip(rows, columns, strict=True))[first:stop]
+    elements = np.zeros(len(layouts))
+    for index, (height, breadth) in enumerate(shapes):
+        is_known = np.zeros(len(layouts), bool)
+        for known_height, known_breadth in shapes[:index]:
+            is_known |= (height == known_height) & (breadth == known_breadth)
+        elements += np.where(is_known, 0.0, height * breadth)
+    keeps = (software(layouts, "transformer_engine") >= DUMMY_GRADIENTS_SINCE.number) & (layouts.fused_accumulation > 0)
+    return 2.0 * elements * keeps
 
 
 def _gathered_split(layouts: Layouts) -> Reals:
@@ -332,7 +387,8 @@ def stage_memory(
     )
     # Parameters whose moments this rank updates.
     updated = weights / np.where(layouts.zero >= 1, layouts.zero_shards / spread, 1)
-    update = np.where(flat | (layouts.offload != OFFLOAD.index("none")), 0.0, UPDATE_BYTES * updated)
+    in_place = flat | (layouts.offload != OFFLOAD.index("none")) | (software(layouts, "fused_optimizer") > 0)
+    update = np.where(in_place, 0.0, UPDATE_BYTES * updated)
     none = np.zeros(len(layouts))
     if size is None:
         activations, live = _image_activations(workload, layouts, counts)
@@ -353,6 +409,7 @@ def stage_memory(
     full = layouts.checkpointing == CHECKPOINTING.index("full")
     # Without dropout one layer's two masks less.
     live = tokens * size.hidden / split * np.where(full, LIVE_BYTES - 2 * (1 - masks), KEPT_LIVE_BYTES)
+    live = live + tokens * gathered_key_bytes(size, layouts)
     is_fsdp = (habit(layouts, "fsdp") > 0) & (layouts.zero >= 2)
     # On one rank: experts over ep, all else over tp.
     layer = (size.layer_parameters - size.expert_parameters) / layouts.tp + size.expert_parameters / layouts.ep
@@ -369,6 +426,7 @@ def stage_memory(
     # torch's DDP copies gradients into buckets that stay (csrc/distributed/c10d/reducer.cpp, `initialize_buckets`).
     is_ddp = (habit(layouts, "fsdp") > 0) & (layouts.zero == 0) & (layouts.dp * layouts.cp > 1)
     buffers = gathered + np.where(is_ddp, layouts.gradient_bytes * weights, 0.0)
+    buffers = buffers + dummy_gradient_bytes(size, layouts, counts)
     states = weight_bytes, gradients, adam
     moments = [
         (activations, embedding + loss, buffers),  # at the loss

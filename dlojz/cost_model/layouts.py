@@ -15,9 +15,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal
-from dlojz.hardware import Precision
-from dlojz.hardware.evidence import Measurement
-from dlojz.hardware.gpus import ATTENTION_KERNELS
+from dlojz.hardware import Device, Precision
+from dlojz.hardware.evidence import DISPATCHERS, Measurement, Version
+from dlojz.hardware.gpus import ATTENTION_KERNELS, AttentionKernel
 
 Integers = NDArray[np.int64]
 Reals = NDArray[np.float64]
@@ -29,6 +29,7 @@ CONTEXT_EXCHANGES: Final = ("ring", "all_to_all")
 OFFLOAD: Final = ("none", "optimizer", "parameters")
 ENGINES: Final = (
     "megatron", "megatron-deepspeed", "deepspeed", "megatron-core", "torchtitan", "nemo", "llama", "composer",
+    "fms-fsdp",
 )  # fmt: skip
 LOSSES: Final = ("megatron", "torch", "fused", "fused, two metrics")
 """How the cross-entropy is computed: pass by pass over split logits, by torch's kernels, in one kernel, or in one with
@@ -39,8 +40,19 @@ WORDS: Final[dict[str, tuple[str, ...]]] = {
     "offload": OFFLOAD,
     "engine": ENGINES,
     "attention_kernel": ATTENTION_KERNELS,
+    "dispatcher": DISPATCHERS,
     "context_exchange": CONTEXT_EXCHANGES,
 }
+SOFTWARE: Final = ("torch", "transformer_engine", "fused_optimizer")
+"""Columns that are what the engine has today unless they are given."""
+TORCH_TODAY: Final = Version(2, 13)
+TRANSFORMER_ENGINE_TODAY: Final = Version(2, 8)
+"""Any from 2.0 on is alike here."""
+EARLY_STOP_SINCE: Final = Version(2, 1)
+"""Since which torch a checkpoint without reentrance stops computing again once it has all that the backward reads.
+
+Source: PyTorch 2.1, `torch/utils/checkpoint.py`, `set_checkpoint_early_stop`; 2.0 has no such function.
+"""
 SEPARATE_ACCUMULATION: Final = ("sc21-1", "sc21-2", "jean-zay-a100", "jean-zay-v100", "vtrain-multi")
 """Tables from before Megatron could add to gradients within a product (`--gradient-accumulation-fusion`, 2022)."""
 BLOCKED_FROM_GPUS: Final = 320
@@ -53,7 +65,8 @@ _DEFAULTS: Final[dict[str, Any]] = {
     "chunks": 1, "sequence_parallel": 0, "fused_attention": 0, "embedding_slots": 0, "overlap": 0, "gradient_bytes": 2,
     "fused_accumulation": 1, "blocking": 0, "eager": 0, "compiled": 0, "asynchronous": 0, "relayed": 1,
     "dropout": 1, "fused_loss": 0, "checkpointing": "none", "schedule": "1f1b", "offload": "none", "engine": "megatron",
-    "attention_kernel": "flash2", "tensor_overlap": 1, "gather_overlap": 1, "context_exchange": "ring",
+    "attention_kernel": "flash2", "dispatcher": "all_to_all", "checkpointed_every": 1, "tensor_overlap": 1,
+    "gather_overlap": 1, "context_exchange": "ring", "torch": -1, "transformer_engine": -1, "fused_optimizer": -1,
 }  # fmt: skip
 
 
@@ -63,11 +76,13 @@ class Layouts:
 
     Attributes:
         dp, tp, pp, cp: degrees; their product is the number of GPUs.
-        ep: expert-parallel ranks: so many of the dp · cp ranks share the experts of a mixture.
+        ep: expert-parallel ranks: so many of the tp · cp · dp ranks, neighbours, share the experts of a mixture, which
+            tensor parallelism does not cut.
         zero: stage, 0 to 3.
         zero_shards: ranks that states are sharded over (0: dp · cp).
         micro_batch, micro_batches: samples of one forward; forwards of one replica in a step.
         chunks: stages of one rank, with interleaving.
+        checkpointed_every: of so many layers full checkpointing computes one again.
         sequence_parallel, fused_attention, overlap: 0 or 1, as in `dlojz.hardware.evidence.Measurement`.
         embedding_slots: 1 where embedding and logits count as a layer each when stages are cut.
         gradient_bytes: of an element of the accumulated gradients, 2 or 4.
@@ -82,10 +97,13 @@ class Layouts:
         fused_loss: 1 where the cross-entropy is one kernel that writes nothing in fp32 (flash-attn's, Liger's).
         checkpointing, schedule, offload, engine: places in `CHECKPOINTING`, `SCHEDULES`, `OFFLOAD`, `ENGINES`.
         attention_kernel: place in `ATTENTION_KERNELS`, of a fused attention.
+        dispatcher: place in `DISPATCHERS`.
         tensor_overlap: 0 where tensor-parallel messages wait though the library could run them beside products
             (`--tp-comm-overlap` left out).
         gather_overlap: 0 where the weights that ZeRO-1 gathers once per step are waited for (`--overlap-param-gather`).
         context_exchange: place in `CONTEXT_EXCHANGES`, of context parallelism.
+        torch, transformer_engine: versions, 100 · major + minor (0: none); −1 is what the engine has today.
+        fused_optimizer: 1 where Adam's update is one kernel in place; −1 as the engine has it.
         precision: of the products, one for all; with fp8 attention, logits and messages stay in bf16.
     """
 
@@ -99,6 +117,7 @@ class Layouts:
     micro_batch: Integers
     micro_batches: Integers
     chunks: Integers
+    checkpointed_every: Integers
     sequence_parallel: Integers
     fused_attention: Integers
     embedding_slots: Integers
@@ -117,9 +136,13 @@ class Layouts:
     offload: Integers
     engine: Integers
     attention_kernel: Integers
+    dispatcher: Integers
     tensor_overlap: Integers
     gather_overlap: Integers
     context_exchange: Integers
+    torch: Integers
+    transformer_engine: Integers
+    fused_optimizer: Integers
     precision: Precision = "fp16"
 
     @classmethod
@@ -144,7 +167,7 @@ class Layouts:
                 en=f"all columns of layouts must have one length, but {lengths} was received.",
                 fr=f"toutes les colonnes de layouts doivent avoir la même longueur, mais {lengths} a été reçu.",
             ) from None
-        for name in ("dp", "tp", "pp", "cp", "ep", "micro_batch", "micro_batches", "chunks"):
+        for name in ("dp", "tp", "pp", "cp", "ep", "micro_batch", "micro_batches", "chunks", "checkpointed_every"):
             if arrays[name].size and arrays[name].min() < 1:
                 raise refusal(
                     en=f"{name} must be at least 1, but {arrays[name].min()} was received.",
@@ -159,10 +182,15 @@ class Layouts:
         column = lambda name: np.array([getattr(row, name) for row in rows])  # noqa: E731
         return cls.of(
             precision=rows[0].precision if rows else "fp16",
-            **{name: column(name) for name in ("dp", "tp", "pp", "cp", "zero", "zero_shards", "chunks")},
+            **{name: column(name) for name in ("dp", "tp", "pp", "cp", "ep", "zero", "zero_shards", "chunks")},
+            checkpointed_every=column("checkpointed_every"),
             micro_batch=[row.micro_batch or 1 for row in rows],
             micro_batches=[row.micro_batches or 1 for row in rows],
-            **{name: column(name).astype(int) for name in ("fused_attention", "overlap")},
+            **{
+                name: column(name).astype(int)
+                for name in ("fused_attention", "overlap", "tensor_overlap", "gather_overlap")
+            },
+            **{name: [_fact(row, name) for row in rows] for name in SOFTWARE},
             # torchtitan has no tensor parallelism without it.
             sequence_parallel=[int(row.sequence_parallel or row.engine == "torchtitan") for row in rows],
             embedding_slots=[int(row.partition == "embedding") for row in rows],
@@ -180,6 +208,7 @@ class Layouts:
             offload=[row.offload for row in rows],
             engine=[row.engine for row in rows],
             attention_kernel=[row.attention_kernel for row in rows],
+            dispatcher=[row.dispatcher for row in rows],
         )
 
     def __len__(self) -> int:
@@ -255,6 +284,14 @@ def element_bytes(precision: Precision) -> int:
     return 4 if precision in ("fp32", "tf32") else 2
 
 
+def _fact(row: Measurement, name: str) -> int:
+    """A fact of a row's software as its column holds it: −1 where it is neither printed nor assumed to be a value."""
+    value = getattr(row, name)
+    if value is None:
+        return -1 if name in row.assumed else 0
+    return value.number if isinstance(value, Version) else int(value)
+
+
 def _codes(name: str, values: ArrayLike) -> NDArray[Any]:
     legal = WORDS.get(name)
     array = np.asarray(values)
@@ -285,7 +322,10 @@ class LibraryHabits:
             backward (torch's DTensor), else the rank's part, which it gathers again.
         casts: bytes that a cast to fp8 moves per element of a factor and product; each factor is in two products, so
             that 2 are a kernel that reads 16 bit and writes both layouts.
-        stops_early: whether full checkpointing stops computing again once it has all that the backward reads.
+        stops_early: whether full checkpointing is torch's without reentrance, which stops once it has all that the
+            backward reads, since `EARLY_STOP_SINCE`.
+        fused_optimizer: whether Adam's update is one kernel in place (apex's or Transformer Engine's).
+        transformer_engine: version of today's, 100 · major + minor; 0 where layers are not Transformer Engine's.
         gathers_per_layer: messages that ZeRO-3 gathers a layer's weights in.
         flat_buffers: whether the optimizer's messages pass through flat buffers of the whole stage's weights, which
             ZeRO does not shard.
@@ -293,6 +333,10 @@ class LibraryHabits:
             gradients reduced in the type that they are accumulated in (else in that of the weights, with ZeRO-3);
             embedding and logits are one unit, gathered for the whole step. In a pipeline gradients are reduced when
             all backwards are done.
+        copies_weights: whether FSDP copies gathered weights to where products read them, and gradients, in the type
+            that they are reduced in, to where they are reduced from (FSDP2).
+        flattens_gradients: whether FSDP's weights are views of one flat tensor, whose gradient is put together, cast
+            and divided by the number of ranks before it is reduced (FSDP1).
         gathers_fp8: whether inputs and weights of fp8 products are cast before they are gathered.
         copies_messages: whether samples and tokens are two dimensions, so that with sequence parallelism what is
             gathered is copied after, and what is summed before its message.
@@ -314,9 +358,13 @@ class LibraryHabits:
     keeps_gathered: bool = False
     casts: float = 2.0
     stops_early: bool = False
+    fused_optimizer: bool = True
+    transformer_engine: int = 0
     gathers_per_layer: int = 1
     flat_buffers: bool = False
     fsdp: bool = False
+    copies_weights: bool = False
+    flattens_gradients: bool = False
     gathers_fp8: bool = False
     copies_messages: bool = False
     rings: bool = True
@@ -348,6 +396,7 @@ HABITS: Final[dict[str, LibraryHabits]] = {
         hidden_tensor=0.5,
         blocking=False,
         in_place_loss=True,
+        transformer_engine=TRANSFORMER_ENGINE_TODAY.number,
         source="Megatron-LM README: --tp-comm-overlap, --overlap-p2p-communication; core/tensor_parallel",
     ),
     "torchtitan": LibraryHabits(
@@ -357,9 +406,11 @@ HABITS: Final[dict[str, LibraryHabits]] = {
         casts=3.0,
         stops_early=True,
         fsdp=True,
+        copies_weights=True,
         gathers_fp8=True,
         copies_messages=True,
         expands_keys=True,
+        fused_optimizer=False,
         source="Liang et al. 2024 (arXiv 2410.06511), gradients reduced in fp32, §2.3 every second product kept, §2.4 "
         "blocks compiled one by one (the loss is not); torchtitan, parallelize_llama.py: tensor parallelism with "
         "SequenceParallel norms, fully_shard of each block, then of the model; its pull request 437: collectives of "
@@ -372,6 +423,7 @@ HABITS: Final[dict[str, LibraryHabits]] = {
         hidden_tensor=0.5,
         blocking=False,
         in_place_loss=True,
+        transformer_engine=TRANSFORMER_ENGINE_TODAY.number,
         source="as megatron-core; its fused cross-entropy scripts the same passes (core/fusions)",
     ),
     "llama": LibraryHabits(
@@ -383,8 +435,19 @@ HABITS: Final[dict[str, LibraryHabits]] = {
         loss="fused, two metrics",
         stops_early=True,
         fsdp=True,
+        flattens_gradients=True,
+        fused_optimizer=False,
         source="mosaicml/llm-foundry: FSDP with one unit per block, `fused_crossentropy`; mosaicml/composer: mixed "
         "precision DEFAULT reduces in fp32; metrics of training in `_eval_train_metrics`; checkpoint not reentrant",
+    ),
+    "fms-fsdp": LibraryHabits(
+        loss="torch",
+        stops_early=True,
+        fsdp=True,
+        flattens_gradients=True,
+        fused_optimizer=False,
+        source="foundation-model-stack/fms-fsdp, main_training.py: FSDP of torch with a unit per block, torch.compile, "
+        "CrossEntropyLoss; policies: reduced in bf16, every k-th block checkpointed without reentrance",
     ),
 }
 
@@ -395,6 +458,30 @@ def habit(layouts: Layouts, name: str) -> Reals:
     # In the order of ENGINES, which `layouts.engine` indexes.
     of_engine = np.array([float(LOSSES.index(setting) if isinstance(setting, str) else setting) for setting in values])
     return of_engine[layouts.engine]
+
+
+def software(layouts: Layouts, name: str) -> Integers:
+    """Look up one fact of each layout's software, of `SOFTWARE`: as it is given, else as the engine has it today."""
+    column: Integers = getattr(layouts, name)
+    usual = TORCH_TODAY.number if name == "torch" else habit(layouts, name).astype(np.int64)
+    return np.where(column < 0, usual, column)
+
+
+def stops_early(layouts: Layouts) -> NDArray[np.bool_]:
+    """Tell where full checkpointing never computes a layer's last product again."""
+    stops: NDArray[np.bool_] = software(layouts, "torch") >= EARLY_STOP_SINCE.number
+    return stops & (habit(layouts, "stops_early") > 0)
+
+
+def usual_kernel(engine: str, gpu: Device) -> AttentionKernel:
+    """Choose the kernel of an engine's fused attention on a GPU today.
+
+    Transformer Engine prefers cuDNN's from Hopper on and FlashAttention-2 on Ampere; torch's own is FlashAttention-2.
+
+    Source: NVIDIA/NeMo, pull request 9188, "memory_optimizations.rst"; Transformer Engine, `get_attention_backend`.
+    """
+    is_engine = HABITS[engine].transformer_engine > 0
+    return "cudnn" if is_engine and "cudnn_forward_128" in gpu.attention_flops else "flash2"
 
 
 def losses(layouts: Layouts) -> Integers:

@@ -15,10 +15,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, Self, cast, get_args
@@ -29,20 +29,21 @@ from pydantic import Field, model_validator
 from dlojz import models
 from dlojz.base.contract import Contract, parse_json
 from dlojz.base.errors import LabError
-from dlojz.base.files import write_atomic
-from dlojz.base.language import refusal, say
+from dlojz.base.files import config_folder, write_atomic
+from dlojz.base.language import decimal, percent, refusal, say
 from dlojz.by_hand.collectives.running import TimedMessage
 from dlojz.config.run_config import RunConfig
-from dlojz.cost_model.calibration import BOUNDS, Calibration
+from dlojz.cost_model.calibration import BOUNDS, LEAST_LEFT, Calibration, Product
 from dlojz.cost_model.layouts import SCHEDULES, Layouts, Reals
 from dlojz.cost_model.measuring import LONG_PRODUCTS, MEETING_PRODUCTS, Timed, chained
 from dlojz.cost_model.step import Parts, step_parts
-from dlojz.cost_model.workload import Product, product_s, workload
+from dlojz.cost_model.workload import product_s, workload
 from dlojz.hardware import Cluster, Device, Precision, cluster, gpu
 from dlojz.hardware.links import Collective, Interconnect, bus_factor, fit_line
 
 MOST_BYTES: Final = 4_000_000
 """A file of this kind has some tens of kilobytes."""
+DATE_FORMAT: Final = "%Y-%m-%d %H:%M UTC"
 KINDS: Final[dict[str, int | None]] = {
     "product": 4, "attention": 4, "convolution": 4, "pass": 1, "launch": 0, "update": 2, "sharded": 2, "checkpoint": 2,
     "ddp": 2, "fsdp2": 2, "fsdp3": 2, "dtensor": 1, "meeting": None, "straggler": 1, "chain": 3, "parts": 3,
@@ -106,6 +107,7 @@ class Measured(Contract):
     machine: str = Field(description="its name")
     processor: str = Field(description="CPU, or the GPU's name")
     gpu: str = Field("cpu", description="name in `dlojz.hardware`, or cpu")
+    multiprocessors: int = Field(1, ge=1, description="of the GPU")
     cores: int = Field(ge=1, description="that the processes could use")
     memory_bytes: int = Field(ge=1, description="of the GPU, or of the machine")
     date: str = Field(description="when")
@@ -127,6 +129,33 @@ class Measured(Contract):
             )
         return self
 
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since the measurement; None where its date has no hour."""
+        try:
+            measured_at = datetime.strptime(self.date, DATE_FORMAT).replace(tzinfo=UTC)
+        except ValueError:
+            return None
+        return max(0.0, (datetime.now(UTC) - measured_at).total_seconds())
+
+    def noise(self, ranks: int) -> float:
+        """Median relative residual of so many ranks' measurements: how far the parameters miss what they stand for."""
+        return site(self, ranks).median_error
+
+    def words(self, ranks: int) -> str:
+        """Say how old the calibration is, how noisy, and how busy the machine then was."""
+        age = "" if self.age_s is None else f"{format_age(self.age_s)}, "
+        noise, load = percent(self.noise(ranks), 0), decimal(self.load, 1)
+        return say(
+            en=f"calibrated {self.date} ({age}median residual {noise}, load {load} then)",
+            fr=f"calibrée le {self.date} ({age}résidu médian {noise}, charge {load} alors)",
+        )
+
+    @property
+    def gpu_is_measured(self) -> bool:
+        """Whether a GPU's kernels were measured, of a model that is known or not."""
+        return any(timing.what == "kernel" for timing in self.setups[0].timings)
+
     def setup(self, ranks: int) -> Setup:
         """Look up the measurements of a number of ranks, or of the next larger one.
 
@@ -144,10 +173,19 @@ class Measured(Contract):
         )
 
 
+def format_age(age_s: float) -> str:
+    """Write an age in whole minutes, hours or days."""
+    for seconds, english, french in ((86_400, "day", "jour"), (3600, "hour", "heure"), (60, "minute", "minute")):
+        if age_s >= seconds:
+            count = int(age_s // seconds)
+            plural = "s" * (count > 1)
+            return say(en=f"{count} {english}{plural} old", fr=f"il y a {count} {french}{plural}")
+    return say(en="just now", fr="à l’instant")
+
+
 def default_path() -> Path:
     """Path of the user's calibration: `$XDG_CONFIG_HOME/dlojz/calibration.json`, else under `~/.config`."""
-    base = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(base) / "dlojz" / "calibration.json"
+    return config_folder() / "calibration.json"
 
 
 def _checksum(content: dict[str, Any]) -> str:
@@ -284,8 +322,6 @@ MEMORY_SHARE: Final = 0.8
 """The same of the memory and the median pass."""
 STARTS: Final = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """Inner sizes at half speed that are tried."""
-LEAST_LEFT: Final = 0.1
-"""Of a measured product, what is left at least once its launch is taken off."""
 
 
 MOST_CHAINED: Final = 2.0
@@ -466,11 +502,15 @@ def site(measured: Measured, ranks: int = 1, *, image: bool = True, precision: P
 
 
 def _straggling(setup: Setup, short_s: float) -> float:
-    """By how many seconds a meeting takes longer per second of work before it; 0 where that was not measured."""
+    """By how many seconds a meeting takes longer per second of work before it; 0 where that was not measured.
+
+    Where several lengths of work were measured, the mean of their slopes from the short meeting on.
+    """
     long = [timing for timing in setup.timings if timing.what == "straggler"]
-    longer = 1 - MEETING_PRODUCTS / LONG_PRODUCTS  # share of the work that the short meeting did not have
-    # Seconds waited more per second of work more.
-    return max(0.0, (long[0].seconds - short_s) / (longer * 1e-6 * long[0].size[0])) if long else 0.0
+    # Seconds of one product, from the shortest of the long works, which has LONG_PRODUCTS[0] of them.
+    short_work_s = 1e-6 * min((timing.size[0] for timing in long), default=0) * MEETING_PRODUCTS / LONG_PRODUCTS[0]
+    slopes = [(timing.seconds - short_s) / (1e-6 * timing.size[0] - short_work_s) for timing in long]
+    return max(0.0, statistics.fmean(slopes)) if slopes else 0.0
 
 
 def _product(timing: Timed) -> Product:
@@ -623,14 +663,14 @@ def local_parts(machine: Measured, config: RunConfig) -> Parts:
     local_site = _site(machine, layout.world_size, image, config.compute_precision)
     parts = _computed(machine, config, image)
     model_tensors = tensors_of(config.model, config.image_size, config.sequence_length, config.num_classes)
-    tensor, pipeline = _met(local_site, config, parts)
+    tensor, pipeline = _met(machine, local_site, config, parts)
+    computed_s = float(sum(getattr(parts, part)[0] for part in COMPUTING))
     adjusted_parts = replace(
         parts,
         recompute=parts.recompute + _recomputing_s(local_site, config, model_tensors),
         tensor=tensor,
         pipeline=pipeline,
-        data=parts.data
-        + _wrapping_s(local_site, config, model_tensors, float(sum(getattr(parts, part)[0] for part in COMPUTING))),
+        data=parts.data + _wrapping_s(machine, local_site, config, model_tensors, computed_s),
         optimizer=np.array([update_s(local_site, config, model_tensors)]),
     )
     kernels = _kernels(machine) if machine.gpu != "cpu" else None
@@ -715,7 +755,9 @@ def update_s(local_site: MeasuredSite, config: RunConfig, model_tensors: Tensors
     )
 
 
-def _wrapping_s(local_site: MeasuredSite, config: RunConfig, model_tensors: Tensors, computed_s: float) -> float:
+def _wrapping_s(
+    machine: Measured, local_site: MeasuredSite, config: RunConfig, model_tensors: Tensors, computed_s: float
+) -> float:
     """What data parallelism's engine costs a step beyond its bytes: FSDP2 for every micro-batch, DDP once.
 
     Ranks under DDP meet once, after all their computation, when they have come apart; those of FSDP2 at every block.
@@ -725,8 +767,31 @@ def _wrapping_s(local_site: MeasuredSite, config: RunConfig, model_tensors: Tens
         return 0.0
     blocks, tensors = model_tensors.blocks / layout.pp, model_tensors.tensors / layout.pp
     if layout.zero < 2:
-        return local_site.engine_s("ddp", blocks, tensors) + local_site.straggling * computed_s
-    return layout.micro_batches * local_site.engine_s(f"fsdp{layout.zero}", blocks, tensors)
+        engine_s = _group_engine_s(machine, local_site, config, "ddp", layout.dp, blocks, tensors)
+        return engine_s + local_site.straggling * computed_s
+    kind = f"fsdp{layout.zero}"
+    return layout.micro_batches * _group_engine_s(machine, local_site, config, kind, layout.dp, blocks, tensors)
+
+
+def _group_engine_s(
+    machine: Measured,
+    local_site: MeasuredSite,
+    config: RunConfig,
+    kind: str,
+    group: int,
+    blocks: float,
+    tensors: float = 0.0,
+) -> float:
+    """Seconds that an engine of a group of ranks costs while all ranks are busy.
+
+    Of all of them it was measured so. A smaller group meets fewer ranks: it costs what it did on so many alone, as much
+    slower as launches are where all share the cores.
+    """
+    if group >= local_site.ranks:
+        return local_site.engine_s(kind, blocks, tensors)
+    image = models.spec(config.model).family == "image"
+    alone = _site(machine, group, image, config.compute_precision)
+    return alone.engine_s(kind, blocks, tensors) * local_site.calibration.serial_s / alone.calibration.serial_s
 
 
 def _recomputing_s(local_site: MeasuredSite, config: RunConfig, model_tensors: Tensors) -> float:
@@ -740,7 +805,7 @@ def _recomputing_s(local_site: MeasuredSite, config: RunConfig, model_tensors: T
     return layout.micro_batches * micro_batch_s
 
 
-def _met(local_site: MeasuredSite, config: RunConfig, parts: Parts) -> tuple[Reals, Reals]:
+def _met(machine: Measured, local_site: MeasuredSite, config: RunConfig, parts: Parts) -> tuple[Reals, Reals]:
     """Messages of tensor parallelism and between stages: each met between computations, with torch's own code around.
 
     Beside its bytes a message costs what an all-reduce between two computations took, instead of its start after
@@ -756,15 +821,16 @@ def _met(local_site: MeasuredSite, config: RunConfig, parts: Parts) -> tuple[Rea
 
     tensor, pipeline = parts.tensor, parts.pipeline
     if layout.tp > 1:
-        # The host's dispatch was timed with messages of all ranks.
-        # Without the start of its message.
+        # The host's dispatch, without the start of its message.
         around = (
-            max(0.0, local_site.engine_s("dtensor", 1) - start_s(local_site.ranks)) if layout.engine == "torch" else 0.0
+            max(0.0, _group_engine_s(machine, local_site, config, "dtensor", layout.tp, 1) - start_s(layout.tp))
+            if layout.engine == "torch"
+            else 0.0
         )
         tensor = tensor + _tensor_messages(config) * (waiting_s(layout.tp) + around)
     if layout.pp > 1:
-        # 2: forward and backward.
-        pipeline = pipeline + 2 * layout.micro_batches * _chunks(config) * waiting_s(local_site.ranks)
+        # 2: forward and backward. A message goes from one stage to the next: two ranks meet, whatever the others do.
+        pipeline = pipeline + 2 * layout.micro_batches * _chunks(config) * waiting_s(2)
     return tensor, pipeline
 
 

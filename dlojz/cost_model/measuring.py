@@ -426,8 +426,8 @@ LEAST_CALLS: Final = 3
 MEETING_S: Final = 0.005
 """About what products and message take together."""
 LEAST_MEETINGS: Final = 41
-LONG_PRODUCTS: Final = 64
-"""Some 50 ms on one core: the forward and backward pass of a small model."""
+LONG_PRODUCTS: Final = (64, 256)
+"""Some 50 and 200 ms on one core: the forward and backward pass of small models."""
 LONG_MEETINGS: Final = 11
 
 Call = Callable[[], Any]
@@ -460,10 +460,11 @@ def measure_engines(*, windows: int, window_s: float, tell: Call | None = None) 
             tell()
         often = max(LEAST_MEETINGS, int(4 * windows * window_s / MEETING_S))  # as many as fill four times the windows
         timings.append(Timed("meeting", (), _meeting(often)[1], "meeting"))
-        if tell:
-            tell()
-        work_s, waited_s = _meeting(LONG_MEETINGS, products=LONG_PRODUCTS)
-        timings.append(Timed("straggler", (round(1e6 * work_s),), waited_s, "meeting after longer work"))
+        for products in LONG_PRODUCTS:
+            if tell:
+                tell()
+            work_s, waited_s = _meeting(LONG_MEETINGS, products=products)
+            timings.append(Timed("straggler", (round(1e6 * work_s),), waited_s, "meeting after longer work"))
     if _in_pairs(_ranks()):
         if tell:
             tell()
@@ -486,8 +487,9 @@ def _own_pair() -> Any:
 
 def count_engines(ranks: int) -> int:
     """Count the measurements of `measure_engines` with so many ranks."""
-    # Chain; kinds × toys, pairs of layers, two meetings, and that of pairs.
-    return 1 + (len(TOYS) if ranks == 1 else 4 * len(TOYS) + len(PAIRS) + 2 + _in_pairs(ranks))
+    # Chain; kinds × toys, pairs of layers, a meeting, those after longer work, and that of pairs.
+    meetings = 1 + len(LONG_PRODUCTS) + _in_pairs(ranks)
+    return 1 + (len(TOYS) if ranks == 1 else 4 * len(TOYS) + len(PAIRS) + meetings)
 
 
 def _call_s(call: Call, window_s: float) -> float:

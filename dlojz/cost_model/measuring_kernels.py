@@ -18,17 +18,25 @@ and elements of each; everything else the shape of its input.
 from __future__ import annotations
 
 import itertools
+import math
+import re
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from dlojz.base.language import refusal
+from dlojz.cost_model.calibration import nearest_mean
 from dlojz.cost_model.measuring import LEAST_S, Timed
-from dlojz.hardware import Precision
+from dlojz.cost_model.workload import FusedAttention
+from dlojz.hardware import DEVICES, Device, Precision
+from dlojz.hardware.constants import Constant
+from dlojz.hardware.gpus import ATTENTION_KERNELS, AttentionKernel, described
 
 if TYPE_CHECKING:
+    from dlojz.cost_model.measured_machine import Measured
     from dlojz.models.checkpointing import Checkpointing
 
 MOST_CALLS: Final = 16
@@ -67,6 +75,14 @@ ATTENTIONS: Final = ((32, 12, 197, 64, 0, 0), (64, 6, 197, 64, 0, 0), (16, 16, 1
                      (4, 12, 1024, 64, 1, 0), (2, 16, 1024, 64, 1, 0), (1, 32, 1024, 64, 1, 0), (8, 16, 512, 64, 1, 0),
                      (4, 16, 1024, 128, 1, 0), (32, 12, 196, 32, 0, 1), (32, 24, 49, 32, 0, 1), (8, 24, 196, 32, 0, 1),
                      (1, 48, 196, 32, 0, 1), (1, 96, 49, 32, 0, 1))  # fmt: skip
+FUSED: Final = ((1, 4, 1024, 64), (1, 16, 16384, 64), (1, 16, 16384, 128))
+"""Samples, heads, tokens and width of a causal attention by one named kernel each."""
+FUSED_KERNELS: Final[dict[AttentionKernel, str]] = {"flash2": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
+"""Kernels of fused attention that torch can be told to take, and its names for them."""
+SUSTAINED: Final = "linear, sustained"
+SUSTAINED_SIDE: Final = 8192
+SUSTAINED_S: Final = 3.0
+"""Of products, after which a GPU's clock has come down to what its power allows."""
 LOGITS: Final = ((4096, 50257), (1024, 50257), (1024, 32000), (32, 1000))
 EMBEDDINGS: Final = ((4096, 50257, 768), (1024, 50257, 1024), (1024, 32000, 2048))
 UPDATES: Final = ((32, 256), (32, 2**16), (32, 2**20), (8, 2**23))
@@ -120,12 +136,12 @@ def measure_kernels(device: Any, *, small: bool = False, rounds: int = ROUNDS) -
                 timings += _of_case(case, device, rounds)
     timings += _updates(device, small, rounds)
     timings += _levels(device, rounds)
-    return timings
+    return [*timings, _sustained(device, small)]
 
 
 def cases(device: Any, *, small: bool = False) -> Iterator[KernelCase]:
     """All cases but those of updates and recomputation."""
-    makers = (_products, _passes, _norms, _images, _convolutions, _attentions, _texts, _hosts)
+    makers = (_products, _passes, _norms, _images, _convolutions, _attentions, _fused, _texts, _hosts)
     for maker, precision in itertools.product(makers, PRECISIONS):
         labels: set[str] = set()
         for case in maker(_Tensors(device, precision)):
@@ -289,6 +305,24 @@ def _attentions(new: _Tensors) -> Iterator[KernelCase]:
         yield KernelCase("attention", size, new.precision, num_bytes, make)
 
 
+def _fused(new: _Tensors) -> Iterator[KernelCase]:
+    """Attention by each fused kernel, at long sequences: the rates that a GPU's file holds."""
+    import torch.nn.functional as F
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    for size, kernel in itertools.product(FUSED if new.precision == "bf16" else (), FUSED_KERNELS):
+
+        def make(size: tuple[int, ...] = size, kernel: AttentionKernel = kernel) -> Made:
+            def call(q: Any, k: Any, v: Any) -> Any:
+                with sdpa_kernel(getattr(SDPBackend, FUSED_KERNELS[kernel])):
+                    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+            return tuple(new(*size) for _ in range(3)), call
+
+        num_bytes = 8.0 * new.bytes * math.prod(size)
+        yield KernelCase(f"attention, {kernel}", (*size, 1, 0), new.precision, num_bytes, make)
+
+
 def _texts(new: _Tensors) -> Iterator[KernelCase]:
     """Loss and embedding; the weights of the latter are in fp32 always."""
     import torch
@@ -441,6 +475,27 @@ def tiny_step(blocks: Sequence[Any], x: Any, level: Checkpointing, precision: Pr
     y.float().sum().backward()
 
 
+def _sustained(device: Any, small: bool) -> Timed:
+    """Time a large product after seconds of the same: a GPU at its power limit clocks lower than in a short call."""
+    import torch
+
+    side = TINY if small else SUSTAINED_SIDE
+    left, right = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
+
+    def products() -> float:
+        start_s = time.perf_counter()
+        for _ in range(MOST_CALLS):
+            torch.mm(left, right)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return (time.perf_counter() - start_s) / MOST_CALLS
+
+    until_s = time.perf_counter() + (0.0 if small else SUSTAINED_S)
+    while time.perf_counter() < until_s:
+        products()
+    return Timed("kernel", (side, side, side), products(), SUSTAINED, "bf16")
+
+
 def _levels(device: Any, rounds: int) -> Iterator[Timed]:
     """A forward and backward of tiny blocks, for each level of checkpointing."""
     import torch
@@ -462,3 +517,108 @@ def _levels(device: Any, rounds: int) -> Iterator[Timed]:
         step()
         seconds = statistics.median(_wall_s(step) for _ in range(3 * rounds))  # short steps: three times as many rounds
         yield Timed("level", (layers,), seconds / BLOCKS, level, precision)  # per block
+
+
+KERNELS_OF_A_LAYER: Final = (
+    "add", "cast", "gelu", "silu", "sigmoid", "layer norm", "sum of rows", "linear", "linear, of input",
+    "linear, of weight", "attention",
+)  # fmt: skip
+"""Operations of which the shortest kernels' median is what a kernel takes besides its work."""
+PRODUCTS_OF_A_LINEAR: Final = ("linear", "linear, of input", "linear, of weight")
+LONG_PRODUCT_S: Final = 1e-4
+"""Of one product: long against a launch."""
+LARGEST_SHARE: Final = 0.9
+"""Of a peak that nobody has published, what the best measurement is taken to be: 0.88 to 0.91 on H100 and H200."""
+
+
+def measured_gpu(measured: Measured) -> Device:
+    """Describe the GPU of a calibration as its file does: what was measured, and of a known model what is published.
+
+    Of a GPU that is not known the peaks and the bandwidth follow from the best product and pass, and are said to.
+
+    Raises:
+        LabError: if the calibration is of no GPU.
+    """
+    timings = measured.setup(1).timings
+    kernels: dict[tuple[str, str], dict[tuple[int, ...], float]] = {}
+    for timing in timings:
+        if timing.what == "kernel":
+            kernels.setdefault((timing.label, timing.precision), {})[timing.size] = timing.seconds
+    products = {precision: rates for precision in PRECISIONS if (rates := _product_rates(kernels, precision))}
+    if "bf16" not in products or "fp32" not in products:
+        raise refusal(
+            en=f"the calibration is of {measured.processor}, no GPU: run `dlojz calibrate --device cuda` on one.",
+            fr=f"le calibrage est celui de {measured.processor}, pas d’un GPU : lancez `dlojz calibrate --device cuda` "
+            "sur un GPU.",
+        )
+
+    clock = _sustained_share(timings, products["bf16"])
+    products = {key: {size: clock * rate for size, rate in rates.items()} for key, rates in products.items()}
+
+    def constant(value: float, unit: str, what: str, standing: str = "measured") -> Constant:
+        source = f"dlojz calibrate, {measured.processor}, torch {measured.versions.get('torch', '')}: {what}"
+        return Constant(float(value), unit, source, measured.date[:10], standing)
+
+    pass_bytes_per_s = statistics.median(
+        timing.size[0] / timing.seconds for timing in timings if timing.what == "pass" and timing.label[:3] == "add"
+    )
+    model = DEVICES.get(measured.gpu)
+    if model:
+        constants = {key: figure for key, figure in model.constants.items() if not key.startswith("products.")}
+    else:
+        constants = {
+            "memory": constant(measured.memory_bytes, "B", "as torch gives it"),
+            "memory_bandwidth": constant(pass_bytes_per_s / LARGEST_SHARE, "B/s", "its passes over 0.9", "derived"),
+            "multiprocessors": constant(measured.multiprocessors, "1", "as torch gives them"),
+        }
+        of_peaks: tuple[tuple[str, Precision], ...] = (("fp32", "fp32"), ("fp16", "bf16"), ("bf16", "bf16"))
+        for precision, source in of_peaks:
+            peak = max(products[source].values()) / LARGEST_SHARE
+            constants[f"peak.{precision}"] = constant(peak, "FLOP/s", f"its best {source} product over 0.9", "derived")
+    shortest = [min(kernels[label, "bf16"].values()) for label in KERNELS_OF_A_LAYER if (label, "bf16") in kernels]
+    launch_s = statistics.median(timing.seconds for timing in timings if timing.what == "launch")
+    constants["kernel_s"] = constant(statistics.median(shortest), "s", "median of the shortest kernels of a layer")
+    constants["launch_s"] = constant(launch_s, "s", "operations on next to nothing, with their backward")
+    constants["pass_bandwidth"] = constant(pass_bytes_per_s, "B/s", "sums of large tensors")
+    tokens: dict[str, int] = {}
+    for (label, _), seconds in kernels.items():
+        kernel, direction = label.removeprefix("attention, ").removesuffix(", backward"), "backward" in label
+        for size in sorted(seconds) if kernel in ATTENTION_KERNELS else ():  # the longest sequence counts
+            samples, heads, length, width = size[:4]
+            key = f"{kernel}_{'backward' if direction else 'forward'}_{width}"
+            flops = FusedAttention(length, length, width, samples * heads, samples * heads).flops(direction)
+            tokens[key] = length
+            constants[f"attention.{key}"] = constant(
+                clock * flops / seconds[size], "FLOP/s", f"causal, {length} tokens, × {clock:.3f}"
+            )
+    for key, rates in products.items():
+        constants[f"products.{key}"] = constant(
+            max(rates.values()), "FLOP/s", f"linear layers, × {clock:.3f} after long work"
+        )
+    name = re.sub(r"[^a-z0-9]+", "-", measured.processor.lower()).strip("-")
+    return described(name, measured.processor, constants, model.generation if model else "", tokens, products)
+
+
+def _product_rates(
+    kernels: Mapping[tuple[str, str], Mapping[tuple[int, ...], float]], precision: Precision
+) -> dict[tuple[int, ...], float]:
+    """Rates of products by size: forward and both gradients of linear layers, the median where a size stands twice."""
+    seconds: dict[tuple[int, ...], list[float]] = {}
+    for label in PRODUCTS_OF_A_LINEAR:
+        for size, product_seconds in kernels.get((label, precision), {}).items():
+            seconds.setdefault(size, []).append(product_seconds)
+    return {size: 2.0 * math.prod(size) / statistics.median(taken_s) for size, taken_s in sorted(seconds.items())}
+
+
+def _sustained_share(timings: Sequence[Timed], rates: Mapping[tuple[int, ...], float]) -> float:
+    """Rate of large products after much work, as a share of that of a few calls after a pause; 1 at most.
+
+    A GPU at its power limit clocks lower. Where seconds of work were not measured, windows of some 40 ms tell it.
+    """
+    long = [timing for timing in timings if timing.label == SUSTAINED]
+    long = long or [timing for timing in timings if timing.what == "product" and timing.precision == "bf16"
+                    and timing.seconds > LONG_PRODUCT_S]  # fmt: skip
+    shares = [
+        2.0 * math.prod(timing.size[:3]) / timing.seconds / nearest_mean(timing.size[:3], rates) for timing in long
+    ]
+    return min(1.0, statistics.median(shares)) if shares else 1.0

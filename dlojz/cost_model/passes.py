@@ -30,9 +30,11 @@ from dlojz.cost_model.layouts import (
     element_bytes,
     habit,
     losses,
+    stops_early,
 )
 from dlojz.cost_model.workload import Cut, Kind, Workload, busy_s, launching_s, operators_s
 from dlojz.hardware import Cluster, Collective, Link, Precision, bus_factor
+from dlojz.hardware.evidence import DISPATCHERS
 from dlojz.pipeline.partition import exact
 
 
@@ -186,7 +188,12 @@ def collective_s(
 
 
 def all_to_all_s(
-    cluster: Cluster, calibration: Calibration, message_bytes: ArrayLike, ranks: ArrayLike, stride: ArrayLike = 1
+    cluster: Cluster,
+    calibration: Calibration,
+    message_bytes: ArrayLike,
+    ranks: ArrayLike,
+    stride: ArrayLike = 1,
+    copies: int = 1,
 ) -> Reals:
     """Seconds of an all-to-all over `ranks` GPUs that are `stride` apart, while all groups like it do the same.
 
@@ -196,16 +203,20 @@ def all_to_all_s(
     Args:
         message_bytes: the whole message that one rank hands over.
         ranks, stride: of the group.
+        copies: k rows of the message that are one token's, of which each of G nodes is sent one at most: it is among
+            the k with the chance 1 − (1 − 1/G)^k. The node's links then hand it on.
 
-    Source: counted; α and bandwidth of the link for an all-to-all, or across nodes for an all-gather, of `cluster`.
+    Source: counted; α and bandwidth of the link for an all-to-all, or across nodes for an all-gather, of `cluster`;
+    rows sent once to a node: DeepSeek-V3 (arXiv 2412.19437), §3.2.2.
     """
     ranks, message = np.asarray(ranks, float), np.asarray(message_bytes, float)
     inside, nodes = members(cluster, ranks, stride)
     # Bytes of a rank for members of its own node, itself included.
-    local_bytes = message * inside / np.maximum(ranks, 1)
+    local_bytes = message * np.where(copies > 1, 1.0, inside / np.maximum(ranks, 1))
     link = cluster.intra.time_s("all_to_all", np.maximum(inside, 2), local_bytes) / calibration.intra_efficiency
     local = np.where(inside > 1, link, 0.0)
     far = message * (ranks - inside) / np.maximum(ranks, 1)  # for members of other nodes
+    far = far * (1 - (1 - 1 / nodes) ** copies) * nodes / copies
     node = cluster.inter.bytes_per_s("all_gather", np.maximum(nodes, 2)) * calibration.inter_efficiency
     # All GPUs of a node send through its interfaces.
     across = Link(cluster.inter.alpha_s("all_gather", np.maximum(nodes, 2)), node).seconds(cluster.gpus_per_node * far)
@@ -275,7 +286,7 @@ def cuts_of(layouts: Layouts) -> tuple[list[Cut], Integers]:
     """Find the distinct cuts of many layouts, and the index of each layout's cut."""
     names = (
         "micro_batch", "tp", "cp", "sequence_parallel", "fused_attention", "gradient_bytes", "fused_accumulation",
-        "blocking", "eager", "ep", "attention_kernel", "context_exchange",
+        "blocking", "eager", "ep", "attention_kernel", "context_exchange", "dispatcher",
     )  # fmt: skip
     columns = [getattr(layouts, name) for name in names]
     columns += [losses(layouts)]
@@ -301,9 +312,11 @@ def cuts_of(layouts: Layouts) -> tuple[list[Cut], Integers]:
             bool(exchange),
             loss,
             casts,
+            layouts.precision == "fp8",
+            send,
             *map(bool, flags),
         )
-        for mb, tp, cp, sp, fused, size, adds, blocks, eager, ep, kernel, exchange, loss, casts, *flags in zip(
+        for mb, tp, cp, sp, fused, size, adds, blocks, eager, ep, kernel, exchange, send, loss, casts, *flags in zip(
             *(column[representatives].tolist() for column in columns), strict=True
         )
     ]
@@ -335,7 +348,7 @@ def kind_times(
     """Seconds of one layer's computation.
 
     Selective checkpointing computes attention's core of a decoder again, and of a block of an image model all that is
-    no product. The tail's results no backward reads: torch's checkpoint stops before it.
+    no product. The tail's results no backward reads: torch's checkpoint stops before it, since 2.1.
 
     Source: Korthikanti et al. 2022, §5; `dlojz.models.checkpointing.run_checkpointed` keeps products, convolutions,
     attention; PyTorch, `torch/utils/checkpoint.py`, `set_checkpoint_early_stop`.
@@ -362,14 +375,13 @@ def kind_times(
 def message_times(
     kind: Kind, cut: Cut, cluster: Cluster, calibration: Calibration, precision: Precision = "fp16"
 ) -> tuple[float, float]:
-    """Seconds of the messages of one layer, forward and backward, none of them hidden.
+    """Seconds of the messages of tensor parallelism of one layer, forward and backward, none of them hidden.
 
-    Tensor parallelism: `sums` all-reduces of the boundary tensor, with sequence parallelism as a reduce-scatter and an
-    all-gather each; torchtitan gathers in fp8 where the products are, and reads and writes each message once more
-    (`LibraryHabits`). Expert parallelism: two all-to-alls of all rows forward, and two backward.
+    `sums` all-reduces of the boundary tensor, with sequence parallelism as a reduce-scatter and an all-gather each;
+    torchtitan gathers in fp8 where the products are, and reads and writes each message once more (`LibraryHabits`).
 
     Source: Shoeybi et al. 2019 (arXiv 1909.08053), §3; Korthikanti et al. 2022, §4.2.2; torchao,
-    `float8_tensor_parallel.py`; Lepikhin et al. 2020 (arXiv 2006.16668), for dispatch and combine.
+    `float8_tensor_parallel.py`.
     """
     size = element_bytes(precision)
     message = size * kind.elements * cut.micro_batch / cut.cp  # bytes of a boundary tensor on one rank
@@ -385,37 +397,84 @@ def message_times(
             reduction_s += float(collective_s(part, cluster, calibration, sent_bytes, cut.tp))
             if cut.copies_messages and cut.sequence_parallel:
                 reduction_s += 2 * sent_bytes / memory  # read and written once more
-    exchanged = 0.0
-    if cut.ep > 1 and kind.exchange_elements:
-        rows = size * kind.exchange_elements * cut.micro_batch / cut.cp
-        exchanged = 2 * float(all_to_all_s(cluster, calibration, rows, cut.ep, cut.tp))  # dispatch and combine
-    return kind.sums[0] * reduction_s + exchanged, kind.sums[1] * reduction_s + exchanged
+    return kind.sums[0] * reduction_s, kind.sums[1] * reduction_s
 
 
-def exposed_s(message_s: Any, computation_s: Any, overlap: ArrayLike, edge: ArrayLike = 0.0) -> Reals:
-    """Seconds that communication adds to the computation it runs beside: E + max(0, M − C) + (1 − overlap)·min(M, C).
+def exchange_times(
+    kind: Kind,
+    cut: Cut,
+    cluster: Cluster,
+    calibration: Calibration,
+    precision: Precision,
+    computing_s: tuple[float, float],
+) -> tuple[float, float]:
+    """Seconds of expert parallelism's messages of one layer that are waited for, forward and backward.
 
-    E is the share of the messages with nothing beside it, M the others. Even hidden messages take multiprocessors and
-    the memory's bandwidth from the products beside them: a share 1 − overlap of their time is never hidden.
+    Two all-to-alls of all rows of a rank's tokens each way. Where they run beside another micro-batch's computation,
+    which is as long as this one's, they are exposed as other messages are.
+
+    Args:
+        computing_s: seconds of the layer's computation, forward and backward.
+
+    Source: Lepikhin et al. 2020 (arXiv 2006.16668), for dispatch and combine.
+    """
+    if cut.ep == 1 or not kind.exchange_elements:
+        return 0.0, 0.0
+    rows_bytes = element_bytes(precision) * kind.exchange_elements * cut.micro_batch / cut.cp / cut.tp
+    dispatcher = DISPATCHERS[cut.dispatcher]
+    copies = kind.top_k if dispatcher == "once_per_node" else 1
+    # Neighbours: tensor-parallel ranks hand over their own tokens.
+    exchanged_s = 2 * float(all_to_all_s(cluster, calibration, rows_bytes, cut.ep, 1, copies))
+    if dispatcher != "overlapped":
+        return exchanged_s, exchanged_s
+    channels_s = float(channel_share(cluster, cut.ep)) * exchanged_s
+    forward, backward = (
+        float(exposed_s(exchanged_s, beside_s, calibration.overlap, 0.0, channels_s)) for beside_s in computing_s
+    )
+    return forward, backward
+
+
+def exposed_s(
+    message_s: Any,
+    computation_s: Any,
+    overlap: ArrayLike,
+    edge: ArrayLike = 0.0,
+    channels_s: ArrayLike | None = None,
+) -> Reals:
+    """Seconds that communication adds to the computation beside it: E + max(0, M − C) + (1 − overlap)·min(K, C).
+
+    E is the share of the messages with nothing beside it, M the others, and K what M would take with all channels: they
+    take multiprocessors and the memory's bandwidth from the products, so that a share 1 − overlap of K is never hidden.
+
+    Args:
+        overlap: nothing is hidden where it is 0.
+        channels_s: seconds of the messages times `channel_share`; by default all channels run.
 
     Source: Zhao et al. 2023, PyTorch FSDP (arXiv 2304.11277), §3.3; NCCL's channels occupy a multiprocessor each
-    (20 to 32 of 108 or 132). Nothing is hidden where `overlap` is 0.
+    (20 to 32 of 108 or 132).
     """
     overlap = np.asarray(overlap)
-    bare = np.where(overlap > 0, edge, 0.0) * message_s  # with overlap 0 the sum below is the whole message anyway
-    overlappable_s = message_s - bare
+    bare = np.where(overlap > 0, edge, 0.0)  # with overlap 0 the sum below is the whole message anyway
+    beside_s = (1 - bare) * message_s
+    taken_s = beside_s if channels_s is None else np.where(overlap > 0, (1 - bare) * channels_s, beside_s)
     return (
-        bare + np.maximum(overlappable_s - computation_s, 0) + (1 - overlap) * np.minimum(overlappable_s, computation_s)
+        bare * message_s + np.maximum(beside_s - computation_s, 0) + (1 - overlap) * np.minimum(taken_s, computation_s)
     )
 
 
-def hidden_share(cluster: Cluster, calibration: Calibration, ranks: ArrayLike, stride: ArrayLike) -> Reals:
-    """Share of messages' time that is hidden where computation is beside them.
+def channel_share(cluster: Cluster, ranks: ArrayLike, stride: ArrayLike = 1) -> Reals:
+    """Share of a node's NCCL channels that run for a group: what its part of the network carries over the node's links.
 
-    Messages take multiprocessors by the channels they run on, and channels by the members that a node has.
+    NCCL runs as many channels as the slowest part of a ring can feed, each at a fixed rate, so that what they take of
+    the multiprocessors goes with the bytes and not with the seconds on a slow wire. Within a node all run.
+
+    Source: NVIDIA/nccl, `src/graph/search.cc`, `ncclTopoCompute`: channels of one speed each are added until the path
+    carries no more, whatever an engine then makes of them.
     """
-    inside = members(cluster, ranks, stride)[0]
-    return np.where(calibration.overlap > 0, 1 - (1 - calibration.overlap) * inside / cluster.gpus_per_node, 0.0)
+    inside, nodes = members(cluster, ranks, stride)
+    network = cluster.inter.bytes_per_s("all_gather", np.maximum(nodes, 2)) * inside / cluster.gpus_per_node
+    links = cluster.intra.bytes_per_s("all_gather", max(cluster.gpus_per_node, 2))
+    return np.where(nodes > 1, np.minimum(network / links, 1.0), 1.0)
 
 
 def ring_times(
@@ -452,19 +511,20 @@ def ring_times(
     gathered = float(collective_s("all_gather", cluster, calibration, keys, cut.cp, cut.tp))
     if not cut.rings:
         return gathered, 2 * gathered  # backward: keys and values again, and their gradients
-    hides = float(hidden_share(cluster, calibration, cut.cp, cut.tp))
+    channels = float(channel_share(cluster, cut.cp, cut.tp))
+
+    def exposed(message_s: float, computation_s: float, edge: float = 0.0) -> float:
+        return float(exposed_s(message_s, computation_s, calibration.overlap, edge, channels * message_s))
+
     forward, backward = core_s
     if not cut.expands_keys:
-        return float(exposed_s(gathered, forward, hides)), float(exposed_s(2 * gathered, backward, hides))
+        return exposed(gathered, forward), exposed(2 * gathered, backward)
     step_share = 1 / cut.cp
     # Gathering takes cp − 1 of cp parts in 16 bit; returning all cp of them, in fp32.
     returned = gathered * 4 / size / (1 - step_share)
     return (
-        float(exposed_s(gathered, step_share * forward, hides)),
-        float(
-            exposed_s(gathered, step_share * backward, hides)
-            + exposed_s(returned, (1 - step_share) * backward, hides, step_share)
-        ),
+        exposed(gathered, step_share * forward),
+        exposed(gathered, step_share * backward) + exposed(returned, (1 - step_share) * backward, step_share),
     )
 
 
@@ -479,7 +539,7 @@ def passes_of(workload: Workload, cluster: Cluster, layouts: Layouts, calibratio
     cuts, cut_indices = cuts_of(layouts)
     precision, decoder = layouts.precision, workload.size is not None
     kinds = workload.kinds
-    table = np.zeros((11, len(kinds), len(cuts)))  # (times, kinds, cuts)
+    table = np.zeros((13, len(kinds), len(cuts)))  # (times, kinds, cuts)
     for column, cut in enumerate(cuts):
         for row, kind in enumerate(kinds):
             layer_times = kind_times(kind, cut, cluster, calibration, precision, decoder)
@@ -487,20 +547,25 @@ def passes_of(workload: Workload, cluster: Cluster, layouts: Layouts, calibratio
                 kind, cut, cluster, calibration, precision, (layer_times.core, layer_times.core_backward)
             )
             summed = message_times(kind, cut, cluster, calibration, precision)
-            table[:, row, column] = *layer_times, *summed, *around
+            exchanged = exchange_times(kind, cut, cluster, calibration, precision, layer_times[:2])
+            table[:, row, column] = *layer_times, *summed, *around, *exchanged
     # Each (kinds, layouts): looked up by the layout's cut.
-    forward, backward, core, _, tail, idle, idle_back, message, message_back, ring, ring_back = table[:, :, cut_indices]
+    computing, messages = np.split(table[:, :, cut_indices], [7])
+    forward, backward, core, _, tail, idle, idle_back = computing
+    message, message_back, ring, ring_back, exchange, exchange_back = messages
     exposed = 1.0 - np.maximum(
         habit(layouts, "hidden_tensor") * layouts.tensor_overlap, ASYNCHRONOUS * layouts.asynchronous
     )
     inner = np.array([kind.recomputed for kind in kinds])[:, None]  # (kinds, 1)
-    full = inner * (layouts.checkpointing == CHECKPOINTING.index("full"))
+    full = inner * (layouts.checkpointing == CHECKPOINTING.index("full")) / layouts.checkpointed_every
     alternate = alternates(layouts)
     selective = inner * (alternate | (layouts.checkpointing == CHECKPOINTING.index("selective")))
-    tensor_s = np.maximum(message * exposed + ring - idle, 0.0)  # messages run free while the GPU waits for the host
+    # Messages run free while the GPU waits for the host.
+    tensor_s = np.maximum(message * exposed + ring + exchange - idle, 0.0)
     # Full checkpointing sends the forward's messages again.
-    tensor_back_s = np.maximum(message_back * exposed + ring_back - idle_back, 0.0) + full * tensor_s
+    tensor_back_s = np.maximum(message_back * exposed + ring_back + exchange_back - idle_back, 0.0)
+    tensor_back_s += full * tensor_s
     tensor_back_s += selective * ~(alternate & decoder) * ring  # attention's core includes its ring
-    recompute = full * (forward - habit(layouts, "stops_early") * tail)
+    recompute = full * (forward - stops_early(layouts) * tail)
     recompute += selective * np.where(alternate & decoder, ALTERNATE_SHARE * forward, core)
     return Passes(forward, backward, recompute, tensor_s, tensor_back_s)

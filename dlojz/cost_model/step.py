@@ -17,15 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dlojz.base.language import refusal
-from dlojz.cost_model.calibration import Calibration
+from dlojz.cost_model.calibration import Calibration, on_gpu
 from dlojz.cost_model.layout_memory import CONTEXT_BYTES, Memories, memories_of
 from dlojz.cost_model.layouts import OFFLOAD, SCHEDULES, Integers, Layouts, Reals, distinct, habit
 from dlojz.cost_model.passes import (
     Passes,
     StageCosts,
+    channel_share,
     collective_s,
     exposed_s,
-    hidden_share,
     neighbour_s,
     passes_of,
     stages_of,
@@ -121,7 +121,8 @@ def boundary_s(workload: Workload, cluster: Cluster, layouts: Layouts, calibrati
     message_s = neighbour_s(cluster, calibration, message, layouts.pp, group, habit(layouts, "sliced"), layouts.tp)
     blocking = habit(layouts, "blocking")
     waits = np.where(layouts.pp > 1, calibration.micro_batch_s, 0.0)  # synchronising, where messages block
-    waited_s: Reals = np.where(blocking > 0, message_s + waits, (1 - calibration.overlap) * message_s)
+    channels = channel_share(cluster, layouts.pp, group) if calibration.overlap else 1.0
+    waited_s: Reals = np.where(blocking > 0, message_s + waits, (1 - calibration.overlap) * channels * message_s)
     return layouts.chunks * waited_s
 
 
@@ -145,6 +146,8 @@ def tied_s(workload: Workload, cluster: Cluster, layouts: Layouts, calibration: 
 class DataMessages(NamedTuple):
     """Seconds of data parallelism's messages, by when they run.
 
+    All but `edge` have two rows: seconds, and seconds times the share of NCCL's channels that run (`channel_share`).
+
     Attributes:
         once: per step, before or after it (weights).
         forward, backward: per micro-batch, beside each.
@@ -160,8 +163,9 @@ class DataMessages(NamedTuple):
 
     def of(self, kinds: Integers) -> DataMessages:
         """Those of layouts by their kinds."""
-        edges = tuple(np.broadcast_to(edge, self.once.shape)[kinds] for edge in self.edge)
-        return DataMessages(*(part[kinds] for part in self[:4]), edges)  # type: ignore[arg-type]
+        first, second, last = (np.broadcast_to(edge, self.once[0].shape)[kinds] for edge in self.edge)
+        once, forward, backward, final_s = (part[:, kinds] for part in self[:4])
+        return DataMessages(once, forward, backward, final_s, (first, second, last))
 
 
 def gathered_s(
@@ -171,7 +175,7 @@ def gathered_s(
     calibration: Calibration,
     units: Reals | float = 1.0,
     edge: Reals | float = 0.0,
-    ep: Integers | int = 1,
+    ep: Integers | None = None,
 ) -> DataMessages:
     """Seconds of data parallelism's messages.
 
@@ -182,26 +186,42 @@ def gathered_s(
     unit ahead of the products: forward's gathers run beside the forward, and the others beside the backward. FSDP in a
     pipeline reduces after the last backward, with nothing beside it.
 
+    Hybrid sharding: with states sharded over s of the d ranks, gathers and reduce-scatters are within s neighbours, and
+    each reduce-scatter is followed by an all-reduce of a rank's Ψ/s gradients over the d/s replicas.
+
     Args:
         weights: of the stage, on one rank.
         units: layers of the stage.
         edge: share of the weights that are gathered before the first product, and reduced after the last one.
-        ep: expert-parallel ranks, neighbours on the data axis, over which these weights are split already.
+        ep: of experts, the expert-parallel ranks, which these weights are split over already, tp or not.
 
     Source: Rajbhandari et al. 2020 (arXiv 1910.02054), §7; ZeRO-2 under accumulation: DeepSpeed, `stage_1_and_2.py`;
-    units and prefetching: Zhao et al. 2023, PyTorch FSDP (arXiv 2304.11277), §3.2, §3.3 and §4.2; in a pipeline:
-    PyTorch, `distributed/pipelining/stage.py`, `perform_reduce_grad`.
+    units, prefetching and hybrid sharding: Zhao et al. 2023, PyTorch FSDP (arXiv 2304.11277), §3.2, §3.3 and §4.2; in a
+    pipeline: PyTorch, `distributed/pipelining/stage.py`, `perform_reduce_grad`.
     """
-    ranks, stride = layouts.dp * layouts.cp / ep, layouts.tp * ep
+    # Experts are whole on every tensor-parallel rank: their copies are ep apart.
+    spread, stride = (1, layouts.tp) if ep is None else (layouts.tp / ep, ep)
+    data = np.maximum(layouts.dp * layouts.cp * spread, 1)
+    # s: of one replica of the states.
+    ranks = np.where(layouts.zero > 0, np.maximum(layouts.zero_shards * spread, 1), data)
+    replicas = data / ranks
     gradients, halves = weights * layouts.gradient_bytes, layouts.element_bytes * weights
     narrow = (habit(layouts, "gathers_fp8") > 0) & (layouts.precision == "fp8")
     gathered = np.where(narrow, weights, halves)  # fp8: 1 byte per weight
+    hybrid = bool((replicas > 1).any())
+    channels = channel_share(cluster, ranks, stride)
+    replica_channels = channel_share(cluster, replicas, stride * ranks) if hybrid else channels
 
     def of(collective: Collective, message: Reals, interfaces: Reals | float = np.inf, pieces: Any = 1.0) -> Reals:
         piece_bytes = message / pieces
-        return pieces * collective_s(  # each piece pays the latency
-            collective, cluster, calibration, piece_bytes, ranks, stride, interfaces, layouts.relayed
-        )
+        group = (ranks, stride, interfaces, layouts.relayed)
+        sent_s = pieces * collective_s(collective, cluster, calibration, piece_bytes, *group)  # latency of each
+        if collective != "reduce_scatter" or not hybrid:
+            return np.stack([sent_s, channels * sent_s])
+        # Ψ/s gradients of a rank, summed over those that hold the same shard, one of each replica.
+        group = (replicas, stride * ranks, interfaces, layouts.relayed)
+        summed_s = pieces * collective_s("all_reduce", cluster, calibration, piece_bytes / ranks, *group)
+        return np.stack([sent_s + summed_s, channels * sent_s + replica_channels * summed_s])
 
     interfaces, pieces = habit(layouts, "gather_interfaces"), units * habit(layouts, "gathers_per_layer")
     reduce_all = of("all_reduce", gradients)
@@ -216,18 +236,47 @@ def gathered_s(
     zero = layouts.zero
     # Where the engine keeps gradients, and gathered weights, whole over the micro-batches, it communicates once.
     per_micro_batch = (habit(layouts, "reduces_each") > 0) & (layouts.micro_batches > 1)
-    regathers = (zero == 3) & ((layouts.pp == 1) | (habit(layouts, "reduces_each") > 0))
+    regathers = regathers_each(layouts)
     forward = np.where(regathers, gather_units, 0.0)
     # ZeRO-3 gathers for backward too, then reduces; ZeRO-2 reduces where the engine does so each time.
     backward = np.where(regathers, gather_units + reduce_units, np.where((zero == 2) & per_micro_batch, scatter, 0.0))
     once = np.where((zero > 0) & ~regathers, gather, 0.0)
     # What is left for after the last micro-batch.
     final_s = np.where(zero == 0, reduce_all, np.where(backward > 0, 0.0, scatter))
-    # Backward's first gather is asked for while the loss is computed.
-    reductions = np.where(regathers, reduce_units / np.maximum(backward, 1e-30), 1.0)  # share of backward's messages
+    # Backward's first gather is asked for while the loss is computed. Share of backward's messages:
+    reductions = np.where(regathers, reduce_units[0] / np.maximum(backward[0], 1e-30), 1.0)
     return DataMessages(
         once, forward, backward, final_s, (edge, edge * reductions, np.where(fsdp & (layouts.pp > 1), 1.0, edge))
     )
+
+
+def regathers_each(layouts: Layouts) -> NDArray[np.bool_]:
+    """Tell which layouts gather weights, and reduce gradients, for every micro-batch: ZeRO-3, unless a pipeline keeps
+    them."""
+    each: NDArray[np.bool_] = (layouts.zero == 3) & ((layouts.pp == 1) | (habit(layouts, "reduces_each") > 0))
+    return each
+
+
+def copied_s(weights: Reals, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Reals:
+    """Seconds in which FSDP copies gathered weights and gradients on the GPU, once for every pass that moves them.
+
+    FSDP2 reads and writes what it has gathered, twice where it gathers for the backward too, and reads gradients in 16
+    bit and writes what is reduced. FSDP1 puts the gradients of a unit together (read and written in 16 bit), casts them
+    where they are reduced in fp32, and divides them in place.
+
+    Source: PyTorch, `distributed/fsdp/_fully_shard/_fsdp_collectives.py`, `foreach_all_gather_copy_out` and
+    `foreach_reduce_scatter_copy_in`; `distributed/fsdp/_runtime_utils.py`, `_post_backward_hook` and `_reduce_grad`
+    (gradient_predivide_factor), `_flat_param.py`, views by `torch.split`; bytes counted.
+    """
+    each = regathers_each(layouts)
+    narrow = (habit(layouts, "gathers_fp8") > 0) & (layouts.precision == "fp8")
+    gathers = np.where(each, 2, 1) * 2 * np.where(narrow, 1, layouts.element_bytes)
+    reduced = layouts.gradient_bytes
+    copies = habit(layouts, "copies_weights") * (gathers + layouts.element_bytes + reduced)
+    casts = np.where(reduced > layouts.element_bytes, layouts.element_bytes + reduced, 0)
+    copies = copies + habit(layouts, "flattens_gradients") * (2 * layouts.element_bytes + casts + 2 * reduced)
+    memory = cluster.gpu.memory_bytes_per_s * calibration.memory_efficiency
+    return np.where(layouts.zero > 1, copies * weights / memory, 0.0)
 
 
 def update_s(weights: Reals, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Reals:
@@ -328,11 +377,12 @@ def parts_of(
     tied = np.broadcast_to(tied_s(workload, cluster, few, calibration), first.shape)[kinds]
     launched = launched_s(units, cluster, few, calibration)[kinds]
     # ZeRO shards experts over fewer ranks, as if a rank held those of all ep ranks.
-    updated = weights + np.where(layouts.zero > 0, experts * (layouts.ep - 1), 0.0)
+    updated = weights + np.where(layouts.zero > 0, experts * (layouts.ep / layouts.tp - 1), 0.0)
     update = update_s(updated[first], cluster, few, calibration)[kinds]
+    copied = copied_s(weights[first], cluster, few, calibration)[kinds]
     fetched = fetched_s(weights[first], few)[kinds]
     hides = (layouts.overlap > 0) | (layouts.zero == 3)  # ZeRO-3's messages are beside computation in any case
-    overlap = np.where(hides, hidden_share(cluster, calibration, few.dp * few.cp, few.tp)[kinds], 0.0)
+    overlap = np.where(hides, calibration.overlap, 0.0)
     work = forward + backward + recompute + tensor + 2 * boundary  # (distinct stages, layouts), of one micro-batch
     slowest = np.argmax(work, axis=0)[None, :]  # of each layout
     pick = lambda table: np.take_along_axis(table, slowest, 0)[0]  # noqa: E731
@@ -341,10 +391,14 @@ def parts_of(
     total = (stages.times[:, None] * work).sum(axis=0)  # all stages, equal ones as often as they occur
     # Forward's part of the stage's work; what is left of `heavy` is backward's.
     ahead = pick(forward + counts @ passes.tensor_forward) + boundary
-    exposed = exposed_s(messages.forward + fetched, ahead, overlap, messages.edge[0])
-    exposed = exposed + exposed_s(messages.backward + fetched, heavy - ahead, overlap, messages.edge[1])
-    after = exposed_s(messages.last, pick(backward), overlap, messages.edge[2])
-    before = exposed_s(messages.once, pick(forward), overlap * layouts.gather_overlap, edge)
+    # The host's link takes no channels.
+    each = exposed_s(messages.forward[0] + fetched, ahead, overlap, messages.edge[0], messages.forward[1])
+    each = each + exposed_s(
+        messages.backward[0] + fetched, heavy - ahead, overlap, messages.edge[1], messages.backward[1]
+    )
+    after = exposed_s(messages.last[0], pick(backward), overlap, messages.edge[2], messages.last[1])
+    gathering = overlap * layouts.gather_overlap
+    before = exposed_s(messages.once[0], pick(forward), gathering, edge, messages.once[1])
     bubble = (total - heavy) * ramp(layouts, pick(forward), pick(backward + recompute))
     return Parts(
         forward=m * pick(forward),
@@ -353,7 +407,7 @@ def parts_of(
         tensor=m * pick(tensor),
         pipeline=2 * m * boundary + tied,
         bubble=bubble,
-        data=before + m * exposed + after,
+        data=before + m * each + after + np.where(regathers_each(layouts), m, 1) * copied,
         optimizer=update,
         constant=calibration.step_s + launched,
     )
@@ -435,6 +489,7 @@ def estimate(workload: Workload, cluster: Cluster, layouts: Layouts, calibration
 
 def step_parts(workload: Workload, cluster: Cluster, layouts: Layouts, calibration: Calibration) -> Parts:
     """Seconds of the parts of a step of every layout."""
+    calibration = on_gpu(calibration, cluster.gpu)
     ordered, order, groups = by_stages(layouts)
     # A layer's seconds are the same whatever shards states and fills the pipeline.
     first, kinds = distinct(ordered, NOT_OF_PASSES)
@@ -493,6 +548,7 @@ def simulate(workload: Workload, cluster: Cluster, layouts: Layouts, calibration
             en=f"simulate takes one layout, but {len(layouts)} were received: use estimate for many.",
             fr=f"simulate prend une configuration, mais {len(layouts)} ont été reçues : utilisez estimate.",
         )
+    calibration = on_gpu(calibration, cluster.gpu)
     p, v, m = (int(column[0]) for column in (layouts.pp, layouts.chunks, layouts.micro_batches))
     layers = workload.size.layers if workload.size is not None else 0
     # A layer more where the logits count as one, two where the embedding does too: the last chunks hold fewer.

@@ -1,8 +1,8 @@
 """Validate the cost model against published measurements: seconds and memory, row by row.
 
 An error called held out comes from rows that no parameter was fitted on; one with the table left out from a fit that
-saw no row of it, nor of its software. The trivial model, a constant rate per GPU, gets half of the table to fit its
-one number. Of memory, the reserve and what one layer takes were fitted on the first half
+saw no row of it, nor of its software. The trivial model, a constant rate per GPU, is fitted on the very rows that it is
+measured on. Of memory, the reserve and what one layer takes were fitted on the first half
 of Jean Zay's readings; an out-of-memory row is found if the prediction is above what the GPU has. The planner's regret
 is what its first choice among the measured layouts of a model loses to the best of them. `docs/validation.md` says all
 of it.
@@ -21,18 +21,21 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from dlojz.base.errors import LabError
-from dlojz.base.language import one_of, refusal
-from dlojz.cost_model.calibration import FOLDER, Calibration, calibration
-from dlojz.cost_model.fit import FITTED_TABLES, completed, is_complete, is_fitted, predicted_s, usable
+from dlojz.base.language import one_of, refusal, say
+from dlojz.cost_model.calibration import FOLDER, Calibration, calibration, of_gpu
+from dlojz.cost_model.fit import FITTED_TABLES, cluster_of, completed, is_complete, is_fitted, predicted_s, usable
 from dlojz.cost_model.layout_memory import Memories
 from dlojz.cost_model.layouts import Layouts, Reals
 from dlojz.cost_model.step import memories
 from dlojz.cost_model.workload import decoder_workload
-from dlojz.hardware import cluster
+from dlojz.hardware import Device, cluster
 from dlojz.hardware.decoder_size import flops_per_sequence
 from dlojz.hardware.evidence import TABLES, Measurement, table
 
-NEVER_FITTED: Final = {"mt-nlg": "a100", "mpt-a100": "a100", "mpt-h100": "h100", "mpt-h100-fp8": "h100"}
+NEVER_FITTED: Final = {
+    "mt-nlg": "a100", "mpt-a100": "a100", "fms-a100": "a100", "mpt-h100": "h100", "mpt-h100-fp8": "h100",
+    "fms-h100": "h100", "nemo-long": "h100", "bridge-moe": "h100",
+}  # fmt: skip
 """Tables of which no row was fitted on, and the profile that predicts them."""
 PROFILE_OF: Final = {name: key for key, tables in FITTED_TABLES.items() for name in tables} | NEVER_FITTED
 """The profile that predicts each table's times."""
@@ -143,8 +146,8 @@ class TableResult:
 
     @property
     def trivial(self) -> float:
-        """Mean absolute error of a constant rate per GPU on the held-out rows."""
-        return statistics.fmean(abs(result.trivial_s / result.measured_s - 1) for result in self.held)
+        """Mean absolute error of all rows by the constant rate per GPU that makes it least."""
+        return statistics.fmean(abs(result.trivial_s / result.measured_s - 1) for result in self.rows)
 
     @property
     def rank_correlation(self) -> float:
@@ -216,13 +219,17 @@ def spearman(x_values: Sequence[float], y_values: Sequence[float]) -> float:
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
-def validate(name: str) -> TableResult:
+def validate(name: str, gpu: Device | None = None) -> TableResult:
     """Validate one table: predict every usable row.
+
+    Args:
+        name: of a table, or a `.csv` file, of which nothing was fitted on.
+        gpu: instead of that of the rows' clusters, with the calibration of its generation.
 
     Raises:
         LabError: for a table that prints no times, or that there is not.
     """
-    if name not in PROFILE_OF:
+    if name not in PROFILE_OF and not name.endswith(".csv"):
         if name in TABLES:
             names = ", ".join(validated())
             raise refusal(
@@ -232,22 +239,34 @@ def validate(name: str) -> TableResult:
                 f"comparer : nommez-en un autre ({names}).",
             )
         raise LabError(one_of("table", name, validated()))
-    profile = PROFILE_OF[name]
-    parameters, left_out_calibration = calibration(profile), without_table(name)
     usable_rows = usable(table(name))
-    rows = [completed(row, parameters) for row in usable_rows]
-    predicted = predicted_s(rows, parameters)
-    fitted = [name not in NEVER_FITTED and is_fitted(row) for row in usable_rows]  # True: the fit saw it
+    is_own = gpu is not None or name not in PROFILE_OF
+    if not usable_rows:
+        raise LabError(say(en=f"{name} prints no step times.", fr=f"{name} ne donne pas de durées d’itération."))
+    parameters = of_gpu(cluster_of(usable_rows[0], gpu).gpu) if is_own else calibration(PROFILE_OF[name])
+    left_out_calibration = parameters if is_own else without_table(name)
+    rows = [completed(row, parameters, gpu) for row in usable_rows]
+    predicted = predicted_s(rows, parameters, gpu)
+    fitted = [not is_own and name not in NEVER_FITTED and is_fitted(row) for row in usable_rows]  # True: the fit saw it
     measured = [row.seconds or math.nan for row in rows]
-    left_out_s = predicted_s([completed(row, left_out_calibration) for row in usable_rows], left_out_calibration)
+    left_out_rows = [completed(row, left_out_calibration, gpu) for row in usable_rows]
+    left_out_s = predicted_s(left_out_rows, left_out_calibration, gpu)
     rates = [_flops(row) / row.gpus / seconds for row, seconds in zip(rows, measured, strict=True)]
-    # The trivial model gets its one number from the same half.
-    rate = statistics.median(row_rate for row_rate, row in zip(rates, usable_rows, strict=True) if is_fitted(row))
+    rate = constant_rate(rates)
     results = tuple(
         RowResult(row, seconds, float(guess), float(without_s), _flops(row) / row.gpus / rate, not in_fit)
         for row, seconds, guess, without_s, in_fit in zip(rows, measured, predicted, left_out_s, fitted, strict=True)
     )
-    return TableResult(name, profile, results)
+    return TableResult(name, parameters.name, results)
+
+
+def constant_rate(rates: Sequence[float]) -> float:
+    """Find the constant whose mean absolute error of seconds, as a share, is least on rows of these rates.
+
+    The error of row i is |rateᵢ/rate − 1|, a weighted distance of 1/rate from 1/rateᵢ: its weighted median is least.
+    """
+    rising = np.sort(rates)
+    return float(rising[np.searchsorted(np.cumsum(rising), rising.sum() / 2)])
 
 
 def validated() -> tuple[str, ...]:
@@ -504,6 +523,7 @@ def validate_memory() -> MemoryResult:
         for row in table(name)
         # What is not printed cannot be held against the model.
         if row.usable and row.outcome == "ran" and is_complete(row) and row.size.layers > 1
+        if "checkpointing" not in row.assumed
     ]
     reserved = [row for row in ran if row.memory_reading == "reserved" and row.memory_bytes is not None]
     states = [row for row in table(ACTIVATIONS) if row.usable and row.memory_reading == "states"]

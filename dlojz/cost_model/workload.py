@@ -26,72 +26,21 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from dlojz import models
 from dlojz.base.language import refusal, refusing_overflow
-from dlojz.cost_model.calibration import Calibration
+from dlojz.cost_model.calibration import Calibration, Product, measured_reach, shape_efficiency
 from dlojz.cost_model.layouts import LOSSES, element_bytes
 from dlojz.hardware import Device, Precision
 from dlojz.hardware.decoder_size import DecoderSize
-from dlojz.hardware.gpus import ATTENTION_KERNELS, HEAD_SIZES, AttentionKernel
+from dlojz.hardware.gpus import ATTENTION_KERNELS, HALF_SPEED_ROWS, HEAD_SIZES, AttentionKernel
 from dlojz.models.sizes import DeepSeekSize, GPTSize, LlamaSize, QwenSize
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-TILES: Final = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.8), (64, 64, 0.65))
-"""Rows and columns of the tiles of a product's result, and how far from the peak each one stays at best.
-
-Source: the tiles of cuBLAS that NVIDIA names (Deep Learning Performance, "Matrix Multiplication Background", §3.1); the
-larger one reuses more of what it reads. The last column is ours: bytes read per operation of a tile against 256 × 128.
-"""
-ALIGNED: Final = 8
-"""16-bit elements in 16 bytes: a product whose inner or outer size is not a multiple of it misses the fast kernels.
-
-Source: NVIDIA, same document, §2.2 ("Tensor Core Requirements").
-"""
 CAST_BYTES: Final = 2.0
 """Per element of a factor in fp8: written as it is and transposed; it is read by the operator before it, which casts.
 
 Source: NVIDIA Transformer Engine, "Using FP8": fused casts of norms and activations, and the transposed copy on Hopper.
 """
-HALF_SPEED_ROWS: Final = 256
-"""Rows and columns of scores at which fused attention reaches half its rate: blocks on the diagonal are computed whole,
-and few rows fill few multiprocessors.
-
-Source: FlashAttention-3 (arXiv 2407.08608), figures 5 and 6: of the rate at 16 384 tokens, 57 to 67 % at 512, 78 to
-81 % at 1024, 89 to 90 % at 2048, 95 to 96 % at 4096 (FlashAttention-2, heads of 128).
-"""
-
-
-class Product(NamedTuple):
-    """A product of matrices, `batch` times.
-
-    Attributes:
-        m, n, k: sizes.
-        batch: how often; above 1 for the heads of an attention.
-        attention: whether it is one of the two products of unfused attention, whose kernels are less well tuned.
-        work: share of the operations that are really done (½ where a causal mask is used to skip).
-    """
-
-    m: int
-    n: int
-    k: int
-    batch: int = 1
-    attention: bool = False
-    work: float = 1.0
-
-    @property
-    def flops(self) -> float:
-        """Floating-point operations, two per multiply-add."""
-        return 2.0 * self.batch * self.m * self.n * self.k * self.work
-
-    @property
-    def moved_bytes(self) -> float:
-        """Bytes read and written in 16 bit, each matrix once."""
-        return 2.0 * self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
-
-    def backward(self) -> tuple[Product, Product]:
-        """The products for the gradients of both factors: [m, n] by [n, k], and [k, m] by [m, n]."""
-        m, n, k = self.m, self.n, self.k
-        return self._replace(m=m, n=k, k=n), self._replace(m=k, n=n, k=m)
 
 
 class FusedAttention(NamedTuple):
@@ -172,29 +121,6 @@ def product_operator(name: str, product: Product, *, kernels: int = 1, core: boo
     return LayerOperator(name, (product,), product.backward(), kernels=kernels, core=core)
 
 
-@lru_cache(maxsize=65536)
-def wave_efficiency(product: Product, num_sms: int) -> float:
-    """Share of the multiprocessors' time that a product's result uses, for its best tile.
-
-    Results at the edge of a tile, and multiprocessors idle in the last wave, are computed or waited for in vain:
-    m·n·batch / (waves · multiprocessors · tile), waves = ⌈⌈m/tile rows⌉·⌈n/tile columns⌉·batch / multiprocessors⌉.
-
-    Source: NVIDIA, Deep Learning Performance, "Matrix Multiplication Background", §3.1 and §3.2 (tile and wave
-    quantization).
-
-    Args:
-        product: of what sizes.
-        num_sms: multiprocessors of the GPU, at least 1.
-    """
-    best = 0.0
-    for rows, columns, reach in TILES:
-        tiles = math.ceil(product.m / rows) * math.ceil(product.n / columns) * product.batch
-        waves = math.ceil(tiles / num_sms)
-        # Useful elements over those that the waves could compute.
-        best = max(best, reach * product.m * product.n * product.batch / (waves * num_sms * rows * columns))
-    return best
-
-
 def fused_attention_s(
     attention: FusedAttention, gpu: Device, calibration: Calibration, precision: Precision, backward: bool = False
 ) -> float:
@@ -204,7 +130,7 @@ def fused_attention_s(
     rate for the GPU it is `attention_efficiency` of the peak.
     """
     direction = "backward" if backward else "forward"
-    small, large = (gpu.attention_flops.get(f"{attention.kernel}_{direction}_{size}") for size in HEAD_SIZES)
+    small, large = gpu.attention_rates(f"{attention.kernel}_{direction}")
     if small is None or large is None:
         reached = gpu.peak_flops["bf16" if precision == "fp8" else precision] * calibration.attention_efficiency
     else:
@@ -229,13 +155,12 @@ def product_s(
     Source: Williams, Waterman, Patterson 2009, "Roofline" (CACM 52), with the peak multiplied by the efficiencies.
     """
     reach = calibration.attention_efficiency if product.attention else calibration.product_efficiency
-    efficiency = reach * wave_efficiency(product, gpu.num_sms)
-    if product.n % ALIGNED or product.k % ALIGNED:  # rows of the three matrices are k and n long
-        efficiency *= calibration.unaligned
+    if gpu.product_flops and not product.attention:
+        reach = measured_reach(product, gpu, calibration, precision) or reach
     peak = gpu.peak_flops["bf16" if product.attention and precision == "fp8" else precision]
     # A tile's beginning and end take as long at any speed: in fp8 as long as twice as many elements.
     start = calibration.product_start * (peak / gpu.peak_flops["bf16"] if precision == "fp8" else 1.0)
-    efficiency *= product.k / (product.k + start)  # prologue and epilogue of a tile: half speed at k = start
+    efficiency = reach * shape_efficiency(product, gpu, calibration, start)
     memory = gpu.memory_bytes_per_s * calibration.memory_efficiency
     cast = cast_bytes * (product.m + product.n) * product.k if precision == "fp8" and not product.attention else 0.0
     moved_bytes = product.moved_bytes * element_bytes(precision) / 2
@@ -275,7 +200,11 @@ def busy_s(
     blocking: bool = False,
     cast_bytes: float = CAST_BYTES,
 ) -> tuple[float, float]:
-    """Seconds of operators on the GPU, forward and backward; `blocking` as in `operators_s`."""
+    """Seconds of operators on the GPU, forward and backward; `blocking` as in `operators_s`.
+
+    Each kernel takes `kernel_s` of the GPU beside what its products and its bytes come to: it starts, its first tiles
+    are read, and its last multiprocessors end.
+    """
     forward = backward = 0.0
     # Passes are counted in 16 bit.
     memory = gpu.memory_bytes_per_s * calibration.memory_efficiency * 2 / element_bytes(precision)
@@ -289,9 +218,8 @@ def busy_s(
         forward += operator.forward_bytes / memory
         backward += operator.backward_bytes / memory
         kernels += operator.kernels
-    if blocking:
-        return forward + kernels * calibration.serial_s, backward + 2 * kernels * calibration.serial_s
-    return forward, backward
+    each_s = gpu.kernel_s + (calibration.serial_s if blocking else 0.0)
+    return forward + kernels * each_s, backward + 2 * kernels * each_s
 
 
 NORM_BYTES: Final = (4, 8)
@@ -320,8 +248,19 @@ SOFTMAX_BYTES: Final = (4, 6)
 DROPOUT_BYTES: Final = (5, 5)
 """Of the scores, in a separate kernel."""
 TRANSPOSE_BYTES: Final = (4, 4)
-ROW_BYTES: Final = (8, 8)
-"""Rows set to zero and filled, or read and added up with their weights: written twice, or read twice; counted."""
+ROW_BYTES: Final = (4, 4)
+"""Of an element of a row that is moved to another place: read, written."""
+ROUTER_BYTES: Final = (20, 20)
+"""Per token and expert: scores read and written, chosen and summed in fp32, and a mask of bytes; backward as much."""
+GATHERED_CAST_BYTES: Final = (2, 2)
+"""Of an element of an expert's rows, or of their gradients, in fp8: read again to be cast, because the kernel before,
+which moves rows, does not cast; what is written counts with the product (`CAST_BYTES`)."""
+ROUTER_KERNELS: Final = 20
+"""Beside its product: scores and choice (1), the loss that balances experts (4), rows per expert and per rank counted,
+summed and gathered over the expert-parallel ranks (8), copied to the host (3), and the map of the rows (4).
+
+Source: Megatron-core, `transformer/moe/router.py`, `moe_utils.py` and `token_dispatcher.py`, `preprocess`, with fused
+kernels (`--moe-router-fusion`, `--moe-permute-fusion`); counted."""
 LOSS_BYTES: Final = {"megatron": (38, 14), "torch": (22, 26), "fused": (4, 4), "fused, two metrics": (48, 4)}
 """Per logit, whose 16 bits the product writes; every pass reads or writes all of them.
 
@@ -446,23 +385,44 @@ def routed_rows(size: DecoderSize) -> float:
 
 
 def mixture_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
-    """Operators of a mixture of experts: gate, dispatch, the experts' products, combine.
+    """Operators of a mixture of experts: router, rows moved to their experts, the experts' products, rows moved back.
 
-    A rank holds E/ep experts, each with the rows of ep ranks. Where not each layer has a mixture, the MLP of the others
-    is here too, each with its share of the layers.
+    A rank holds E/ep experts, each with the rows of ep ranks. Tensor-parallel ranks do not cut experts: each hands over
+    its part of the tokens, as with sequence parallelism. Rows are moved twice each way: sorted by expert, so that each
+    rank's are together, and after the all-to-all by expert again; in fp8 they are filled up to whole tiles besides,
+    and cast by themselves. Each expert is a kernel of its own. Where not each layer has a mixture, the MLP of the
+    others is here too, each with its share of the layers.
+
+    Source: Megatron-core, `transformer/moe/token_dispatcher.py`, `MoEAlltoAllTokenDispatcher` (permutations 1 and 2,
+    unpermutations 2 and 1); Transformer Engine, `GroupedLinear` and `Fp8Padding`; bytes counted.
     """
-    n, h, w, period = tokens(size, cut), size.hidden, size.expert_width, size.period
+    n, h, w, period = tokens(size, cut) / cut.tp, size.hidden, size.expert_width, size.period
     rows = math.ceil(size.capacity_factor * size.top_k * n * cut.ep / size.experts)  # of one expert, from all ep ranks
     rank_experts, mlp_in, share = size.experts // cut.ep, 2 * w if size.gated else w, 1 / period  # gate and up at once
     routed = routed_rows(size) * n  # rows of the mixture's layers
     of_element = (EAGER_GATE_BYTES if cut.eager else GATE_BYTES) if size.gated else GELU_BYTES
+    # (n, h) → (k · n, h), and back: read or written once for each token, and once for each of its rows.
+    spread = (routed + n / period) * h / 2
+    moves = int(rank_experts > 1)  # sorted again, of several experts
+    fills = int(cut.narrow)  # rows of each expert up to a multiple of 16, and back
+    casts = GATHERED_CAST_BYTES if cut.narrow else (0, 0)
+    kernels = rank_experts * (3 if cut.narrow else 1)  # a product; in fp8 the greatest value, and the cast
+
+    def moved(name: str) -> tuple[LayerOperator, ...]:
+        passes = [_pass(name, spread, ROW_BYTES)]
+        passes += [_pass(f"{name}, by expert", routed * h, ROW_BYTES, kernels=2)] * moves
+        return *passes, *([_pass(f"{name}, padding", routed * h, ROW_BYTES)] * fills)
+
     operators = [
-        product_operator("gate", Product(n, size.experts, h, work=share), kernels=4),  # (n, h) @ (h, experts)
-        _pass("dispatch", routed * h, ROW_BYTES, kernels=3),
-        product_operator("experts, up", Product(rows, mlp_in, h, rank_experts, work=share)),  # (rows, h) @ (h, mlp_in)
+        product_operator("router", Product(round(n), size.experts, h, work=share), kernels=2),  # (n, h) @ (h, experts)
+        _pass("choice of experts", n * size.experts / period, ROUTER_BYTES, kernels=ROUTER_KERNELS),
+        *moved("dispatch"),
+        _pass("cast of rows", routed * h, casts, kernels=0),
+        product_operator("experts, up", Product(rows, mlp_in, h, rank_experts, work=share), kernels=kernels),
         _pass("gate of experts" if size.gated else "GeLU of experts", routed * w, of_element),
-        product_operator("experts, down", Product(rows, h, w, rank_experts, work=share), kernels=2),
-        _pass("combine", routed * h, ROW_BYTES, kernels=3),
+        _pass("cast of rows", routed * w, casts, kernels=0),
+        product_operator("experts, down", Product(rows, h, w, rank_experts, work=share), kernels=kernels),
+        *moved("combine"),
     ]
     # Layers without a mixture have an MLP, those with one what every token meets.
     plain_mlp = mean_mlp(size, cut, size.mlp_width, 1 - share) if period > 1 else ()
@@ -505,6 +465,7 @@ def layer_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
     activation = _pass("gate", n * w, gate) if size.gated else _pass("GeLU", n * w, GELU_BYTES)
     rotation = EAGER_ROTATION_BYTES if cut.eager else ROTATION_BYTES
     rotated = 0 if size.positions == "learned" else n * (queries + keys)
+    normed = n * (queries + keys) if size.head_width and not size.biased else 0  # Qwen's, whose weights are counted too
     mlp: tuple[LayerOperator, ...] = (
         product_operator("MLP, up", Product(n, mlp_in, h)),
         activation,
@@ -513,6 +474,7 @@ def layer_operators(size: DecoderSize, cut: Cut) -> tuple[LayerOperator, ...]:
     before_core: tuple[LayerOperator, ...] = (
         product_operator("queries, keys, values", Product(n, queries + 2 * keys, h), kernels=2),
         _pass("transposes", n * (queries + 2 * keys), TRANSPOSE_BYTES, kernels=5),
+        _pass("norms of queries and keys", normed, NORM_BYTES, kernels=2 if normed else 0),
         _pass("rotation", rotated, rotation, kernels=1 if rotated else 0),
     )
     return (
@@ -578,6 +540,8 @@ class Cut(NamedTuple):
         loss: place in `LOSSES`.
         cast_bytes: per element of a factor of a product in fp8.
         exchanges_heads: context-parallel ranks give each other heads, in all-to-alls, and each attends to all tokens.
+        narrow: products are in fp8.
+        dispatcher: place in `DISPATCHERS`.
         gathers_fp8, copies_messages, rings, expands_keys: as `LibraryHabits` says.
     """
 
@@ -595,6 +559,8 @@ class Cut(NamedTuple):
     exchanges_heads: bool = False
     loss: int = 0
     cast_bytes: float = CAST_BYTES
+    narrow: bool = False
+    dispatcher: int = 0
     gathers_fp8: bool = False
     copies_messages: bool = False
     rings: bool = True
@@ -618,6 +584,7 @@ class Kind:
         recomputed: whether full checkpointing computes it again.
         expert_parameters: those of its parameters that expert parallelism splits.
         exchange_elements: of the buffer of rows that one sample hands to each all-to-all of its experts.
+        top_k: rows of such a buffer that are of one token.
     """
 
     name: str
@@ -631,6 +598,7 @@ class Kind:
     recomputed: bool = True
     expert_parameters: int = 0
     exchange_elements: float = 0.0
+    top_k: int = 1
 
 
 @dataclass(frozen=True)
@@ -683,6 +651,7 @@ def decoder_workload(size: DecoderSize) -> Workload:
                 repeats=size.heads // size.kv_heads,
                 expert_parameters=size.expert_parameters,
                 exchange_elements=routed_rows(size) * elements if size.experts else 0.0,
+                top_k=size.top_k,
             ),
             Kind("logits", 1, logits, lambda cut: logit_operators(size, cut), elements, (0, 1), recomputed=False),
         ),

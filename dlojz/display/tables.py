@@ -97,6 +97,8 @@ def grid(comparison: Comparison, compact: bool = False) -> ComparisonGrid:
             en="Speed (predicted: one process × ranks, less the bubble)",
             fr="Vitesse (prédite : un processus × rangs, moins la bulle)",
         )
+    if words := next((row.calibration for row in rows if row.calibration), ""):
+        speed = say(en=f"Speed (predicted: this machine, {words})", fr=f"Vitesse (prédite : cette machine, {words})")
     loss = say(
         en="Loss (predicted: the same training on one process)",
         fr="Perte (prédite : le même entraînement sur un seul processus)",

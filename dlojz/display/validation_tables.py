@@ -52,9 +52,9 @@ def validation_table(results: Sequence[TableResult]) -> Table:
             "ajustement qui n’a vu aucune ligne du tableau ni de son logiciel",
         ),
         say(
-            en="constant: FLOP/s per GPU that are the same for all rows, from half of the table, on the other half; "
+            en="constant: FLOP/s per GPU that are the same for all rows, the best number for these very rows; "
             "rank corr.: Spearman, of FLOP/s per GPU",
-            fr="constant : FLOP/s par GPU égaux pour toutes les lignes, tirés d’une moitié du tableau, sur l’autre ; "
+            fr="constant : FLOP/s par GPU égaux pour toutes les lignes, le meilleur nombre pour ces lignes mêmes ; "
             "corr. rang : Spearman, des FLOP/s par GPU",
         ),
     )

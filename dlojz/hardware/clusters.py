@@ -22,7 +22,7 @@ from dlojz.base.errors import LabError
 from dlojz.base.files import COURSE
 from dlojz.base.language import one_of, refusal, say
 from dlojz.hardware.constants import Constant, ConstantsFile, title_words
-from dlojz.hardware.gpus import DEVICES, Device, gpu
+from dlojz.hardware.gpus import Device, gpu
 from dlojz.hardware.links import Interconnect, link
 
 FOLDER: Final = Path(__file__).with_name("data") / "clusters"
@@ -89,11 +89,11 @@ class Cluster:
 
 def _own_gpu(file: ConstantsFile) -> tuple[Device, dict[str, Constant]]:
     """The GPU of a cluster, with what the cluster's file says of it otherwise."""
-    chip = gpu(file.text("gpu"))
+    chip = gpu(file.named("gpu"))
     if "own_gpu" not in file.content:
         return chip, {}
     table = file.table("own_gpu")
-    file.keys(_OF_GPU, table)
+    file.keys(_OF_GPU, table, "own_gpu")
     own_constants = {key: file.constant(key, _OF_GPU[key][0], table, f"own_gpu.{key}") for key in table}
     changed: dict[str, Any] = {_OF_GPU[key][1]: constant.value for key, constant in own_constants.items()}
     if "memory" in own_constants:
@@ -105,6 +105,9 @@ def _own_gpu(file: ConstantsFile) -> tuple[Device, dict[str, Constant]]:
         )
         changed["peak_flops"] = {key: value * clock for key, value in chip.peak_flops.items()}
         changed["attention_flops"] = {key: value * clock for key, value in chip.attention_flops.items()}
+        changed["product_flops"] = {
+            key: {size: rate * clock for size, rate in rates.items()} for key, rates in chip.product_flops.items()
+        }
     cluster_gpu = replace(chip, constants={**chip.constants, **own_constants}, **changed)
     return cluster_gpu, {f"own_gpu.{key}": constant for key, constant in own_constants.items()}
 
@@ -141,8 +144,8 @@ def _cluster(file: ConstantsFile) -> Cluster:
         chip,
         file.count("gpus_per_node"),
         file.count("num_nodes"),
-        link(file.text("intra")),
-        link(file.text("inter")),
+        link(file.named("intra")),
+        link(file.named("inter")),
         file.count("nics_per_node"),
         constants["nic_bandwidth"].value,
         constants["host_memory"].value,
@@ -260,8 +263,7 @@ class Machine(_FileContract):
 
     @model_validator(mode="after")
     def _words_are_words(self) -> Self:
-        if self.device != "cpu" and self.device not in DEVICES:
-            raise LabError(one_of("device", self.device, ["cpu", *DEVICES]))
+        gpu(self.device)  # raises if there is none
         for line in self.setup:
             if not line or line[0] not in _COMMANDS:
                 raise LabError(one_of("setup command", line[0] if line else "", _COMMANDS))
@@ -340,7 +342,11 @@ def _machine(file: ConstantsFile) -> Machine:
                 f"nothing says how jobs are sent there: add a table [slurm], as in {_EXAMPLE}.",
                 f"rien ne dit comment y soumettre des travaux : ajoutez une table [slurm], comme dans {_EXAMPLE}.",
             )
-        common = {"title": file.text("title"), "device": file.text("gpu"), "gpus_per_node": file.count("gpus_per_node")}
+        common = {
+            "title": file.text("title"),
+            "device": file.named("gpu"),
+            "gpus_per_node": file.count("gpus_per_node"),
+        }
         if "num_nodes" in file.content:
             common["max_nodes"] = file.count("num_nodes")
         table = file.table("slurm")

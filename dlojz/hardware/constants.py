@@ -6,19 +6,27 @@ or unconfirmed; a missing one is refused.
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeGuard
 
 from dlojz.base.errors import LabError
+from dlojz.base.files import config_folder, write_atomic
 from dlojz.base.language import one_of, say
 
 STANDINGS: Final = ("measured", "published", "derived", "unconfirmed")
 """How far a figure is to be trusted, the most first."""
 _PARTS: Final = ("value", "unit", "source", "date", "standing")
+_HEADER: Final = re.compile(r"\s*\[\[?([A-Za-z_][\w.-]*)\]\]?\s*(#.*)?")
+_KEY: Final = re.compile(r'\s*"?([\w.-]+)"?\s*=.*')
+FOLDERS_VARIABLE: Final = "DLOJZ_HARDWARE"
+"""Folders of hardware files of one's own, each with `gpus/` and `links/`; the user's configuration is the last one."""
 
 
 class Constant(NamedTuple):
@@ -36,6 +44,41 @@ def title_words(title: str) -> str:
     return say(en=title, fr=title.replace(" GB", " Go").replace("per node", "par nœud"))
 
 
+def own_files(kind: str) -> dict[str, Path]:
+    """Find the hardware files of one's own by name; of two of one name the first folder's counts.
+
+    Args:
+        kind: `gpus` or `links`.
+    """
+    folders = [Path(part).expanduser() for part in os.environ.get(FOLDERS_VARIABLE, "").split(os.pathsep) if part]
+    files: dict[str, Path] = {}
+    for folder in (*folders, config_folder()):
+        for path in sorted((folder / kind).glob("*.toml")):
+            files.setdefault(path.stem.lower(), path)
+    return files
+
+
+def file_of(kind: str, name: str | Path) -> Path | None:
+    """Path that a name of one's own hardware leads to: that of a `.toml` file, or one that is searched for.
+
+    Raises:
+        LabError: if there is no file at a path.
+    """
+    if not str(name).endswith(".toml"):
+        return own_files(kind).get(str(name).strip().lower())
+    path = Path(name).expanduser()
+    if not path.is_file():
+        raise LabError(
+            say(
+                en=f"there is no hardware file {str(name)!r}: give its path, or put it into "
+                f"{config_folder() / kind} and give its name.",
+                fr=f"il n’y a pas de fichier {str(name)!r} : donnez son chemin, ou placez-le dans "
+                f"{config_folder() / kind} et donnez son nom.",
+            )
+        )
+    return path
+
+
 def _are_counts(ranks: object) -> TypeGuard[list[int]]:
     """Whether this is a list of numbers of ranks that grow from 2 on."""
     # `type`, as True is an int for isinstance.
@@ -51,6 +94,7 @@ class ConstantsFile:
 
     path: Path
     content: Mapping[str, Any]
+    lines: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, path: Path) -> ConstantsFile:
@@ -60,7 +104,8 @@ class ConstantsFile:
             LabError: if it cannot be read or is no TOML.
         """
         try:
-            return cls(path, tomllib.loads(path.read_text(encoding="utf-8")))
+            text = path.read_text(encoding="utf-8")
+            return cls(path, tomllib.loads(text), tuple(text.splitlines()))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
             sentence = say(
                 en=f"the hardware file {path.name} cannot be read: {error}.",
@@ -68,12 +113,31 @@ class ConstantsFile:
             )
             raise LabError(sentence) from None
 
-    def refuse(self, english: str, french: str) -> LabError:
-        """Make the error of this file, in one sentence."""
-        return LabError(say(en=f"{self.path.name}: {english}", fr=f"{self.path.name} : {french}"))
+    def refuse(self, english: str, french: str, name: str = "") -> LabError:
+        """Make the error of this file, in one sentence, with the line of a constant such as `peak.bf16`."""
+        line = self._line_of(name)
+        location = self.path.name + ("" if line is None else say(en=f", line {line}", fr=f", ligne {line}"))
+        return LabError(say(en=f"{location}: {english}", fr=f"{location} : {french}"))
 
-    def keys(self, legal: Iterable[str], table: Mapping[str, Any] | None = None) -> None:
+    def _line_of(self, name: str) -> int | None:
+        """Line of a constant, or of the table around a part of one; None where the file has neither."""
+        numbers: dict[str, int] = {}
+        section = ""
+        for number, line in enumerate(self.lines, start=1):
+            if header := _HEADER.fullmatch(line):
+                section = f"{header[1]}."
+                numbers.setdefault(header[1], number)
+            elif key := _KEY.fullmatch(line):
+                numbers.setdefault(section + key[1], number)
+        while name and name not in numbers:
+            name = name.rpartition(".")[0]
+        return numbers.get(name)
+
+    def keys(self, legal: Iterable[str], table: Mapping[str, Any] | None = None, name: str = "") -> None:
         """Refuse unknown keys.
+
+        Args:
+            name: of the table, as it is called in a refusal; empty for the top of the file.
 
         Raises:
             LabError: naming the file and the keys there are.
@@ -82,7 +146,7 @@ class ConstantsFile:
         for key in self.content if table is None else table:
             if key not in legal:
                 sentence = one_of("key", key, legal)
-                raise self.refuse(sentence, sentence)
+                raise self.refuse(sentence, sentence, f"{name}.{key}".strip("."))
 
     def text(self, key: str, default: str | None = None) -> str:
         """Read a string.
@@ -93,25 +157,32 @@ class ConstantsFile:
         value = self.content.get(key, default)
         return str(self._fitting(key, value, isinstance(value, str), "a text", "un texte"))
 
-    def count(self, key: str) -> int:
-        """Read a whole number of at least 1.
+    def named(self, key: str) -> str:
+        """Read the name of other hardware, or the path of its file, which begins in this file's folder."""
+        text = self.text(key)
+        return str(self.path.parent / Path(text).expanduser()) if text.endswith(".toml") else text
 
-        Raises:
-            LabError: if it is missing, or none.
-        """
-        value = self.content.get(key)
-        fits = type(value) is int and value >= 1
-        words = "a whole number of at least 1", "un nombre entier au moins égal à 1"
-        return int(self._fitting(key, value, fits, *words))
-
-    def table(self, key: str, within: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        """Read a table.
+    def count(self, key: str, within: Mapping[str, Any] | None = None, name: str = "") -> int:
+        """Read a whole number of at least 1; `within` a table of this name, else at the top.
 
         Raises:
             LabError: if it is missing, or none.
         """
         value = (self.content if within is None else within).get(key)
-        section: Mapping[str, Any] = self._fitting(key, value, isinstance(value, Mapping), "a table", "une table")
+        fits = type(value) is int and value >= 1
+        words = "a whole number of at least 1", "un nombre entier au moins égal à 1"
+        return int(self._fitting(f"{name}.{key}".strip("."), value, fits, *words))
+
+    def table(self, key: str, within: Mapping[str, Any] | None = None, name: str = "") -> Mapping[str, Any]:
+        """Read a table; `name` is what a refusal calls it.
+
+        Raises:
+            LabError: if it is missing, or none.
+        """
+        value = (self.content if within is None else within).get(key)
+        section: Mapping[str, Any] = self._fitting(
+            name or key, value, isinstance(value, Mapping), "a table", "une table"
+        )
         return section
 
     def _fitting(self, key: str, value: Any, fits: bool, english: str, french: str) -> Any:
@@ -121,6 +192,7 @@ class ConstantsFile:
             raise self.refuse(
                 f"{key} must be {english}, but {value!r} was received.",
                 f"{key} doit être {french}, mais {value!r} a été reçu.",
+                key,
             )
         return value
 
@@ -129,9 +201,12 @@ class ConstantsFile:
         return self.refuse(
             f"the constant {key} is missing: give it a value, a unit, a source, a date and a standing.",
             f"la constante {key} manque : donnez-lui une valeur, une unité, une source, une date et un statut.",
+            key,
         )
 
-    def constant(self, key: str, unit: str, within: Mapping[str, Any] | None = None, name: str = "") -> Constant:
+    def constant(
+        self, key: str, unit: str, within: Mapping[str, Any] | None = None, name: str = "", optional: str = ""
+    ) -> Constant:
         """Read a constant.
 
         Args:
@@ -139,13 +214,14 @@ class ConstantsFile:
             unit: that it must have.
             within: the table it stands in; without it, the top of the file.
             name: as it is called in a refusal; the key without it.
+            optional: a part that may stand beside the usual ones.
 
         Raises:
             LabError: if it or a part of it is missing, its unit is another, or its value is not positive.
         """
         name = name or key
-        table = self.table(key, within)
-        figure = self._described(table, name, unit, "value")
+        table = self.table(key, within, name)
+        figure = self._described(table, name, (unit,), "value", optional)
         return Constant(self._positive(figure, name), *(str(table[part]) for part in _PARTS[1:]))
 
     def curve(self, key: str, unit: str, within: Mapping[str, Any], name: str) -> dict[int, Constant]:
@@ -154,8 +230,8 @@ class ConstantsFile:
         Raises:
             LabError: as `constant`, or if the two are not of one length, or the ranks do not grow from 2 on.
         """
-        table = self.table(key, within)
-        values = self._described(table, name, unit, "values")
+        table = self.table(key, within, name)
+        values = self._described(table, name, (unit,), "values", "ranks")
         ranks = table.get("ranks")
         if not _are_counts(ranks) or not isinstance(values, list) or len(ranks) != len(values):
             raise self.refuse(
@@ -163,29 +239,97 @@ class ConstantsFile:
                 "received.",
                 f"{name} demande autant de valeurs que de rangs, et des rangs croissants à partir de 2 ; {ranks!r} et "
                 f"{values!r} ont été reçus.",
+                name,
             )
         provenance = [str(table[part]) for part in _PARTS[1:]]
         return {
             rank: Constant(self._positive(value, name), *provenance) for rank, value in zip(ranks, values, strict=True)
         }
 
-    def _described(self, table: Mapping[str, Any], name: str, unit: str, values: str) -> Any:
+    def sized(
+        self, key: str, units: Sequence[str], within: Mapping[str, Any], name: str
+    ) -> dict[tuple[int, ...], Constant]:
+        """Read a constant that is known for several sizes of three lengths, as lists `sizes` and `values`.
+
+        Raises:
+            LabError: as `constant`, or if the two are not of one length, or a size is none or stands there twice.
+        """
+        table = self.table(key, within, name)
+        values = self._described(table, name, units, "values", "sizes")
+        sizes = table.get("sizes")
+        if not isinstance(sizes, list) or not isinstance(values, list) or not 0 < len(sizes) == len(values):
+            raise self.refuse(
+                f"{name} needs as many values as sizes, one at least; {sizes!r} and {values!r} were received.",
+                f"{name} demande autant de valeurs que de tailles, une au moins ; {sizes!r} et {values!r} ont été "
+                "reçus.",
+                name,
+            )
+        provenance = [str(table[part]) for part in _PARTS[1:]]
+        constants: dict[tuple[int, ...], Constant] = {}
+        for size, value in zip(sizes, values, strict=True):
+            fits = isinstance(size, list) and len(size) == 3 and all(type(part) is int and part > 0 for part in size)
+            if not fits or tuple(size) in constants:
+                raise self.refuse(
+                    f"{name}.sizes holds three whole numbers of at least 1 for each product, rows, columns and inner "
+                    f"size, each once, but {size!r} was received.",
+                    f"{name}.sizes donne trois nombres entiers au moins égaux à 1 par produit, lignes, colonnes et "
+                    f"taille intérieure, une seule fois chacun, mais {size!r} a été reçu.",
+                    f"{name}.sizes",
+                )
+            constants[tuple(size)] = Constant(self._positive(value, name), *provenance)
+        return constants
+
+    def _described(
+        self, table: Mapping[str, Any], name: str, units: Sequence[str], values: str, optional: str = ""
+    ) -> Any:
         # A curve has `values` and `ranks`, a single figure a `value`.
-        self.keys((*_PARTS[1:], values, *(("ranks",) if values == "values" else ())), table)
+        self.keys((*_PARTS[1:], values, *filter(None, (optional,))), table, name)
         for part in (values, *_PARTS[1:]):
             if part not in table:
                 raise self.missing(f"{name}.{part}")
-        if table["unit"] != unit:
+        if table["unit"] not in units:
             raise self.refuse(
-                f"{name} must be given in {unit}, but its unit is {table['unit']!r}.",
-                f"{name} doit être donné en {unit}, mais son unité est {table['unit']!r}.",
+                f"{name} must be given in {' or '.join(units)}, but its unit is {table['unit']!r}.",
+                f"{name} doit être donné en {' ou '.join(units)}, mais son unité est {table['unit']!r}.",
+                f"{name}.unit",
             )
         if table["standing"] not in STANDINGS:
             sentence = one_of(f"{name}.standing", table["standing"], STANDINGS)
-            raise self.refuse(sentence, sentence)
+            raise self.refuse(sentence, sentence, f"{name}.standing")
         return table[values]
 
     def _positive(self, value: object, name: str) -> float:
         # TOML knows inf and nan; 0 < nan is false.
         fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
         return float(self._fitting(name, value, fits, "greater than 0", "plus grand que 0"))
+
+
+def toml_text(text: str) -> str:
+    """Write a text as TOML does, which JSON's escapes are a part of."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def constant_line(key: str, constant: Constant, **further: float | None) -> str:
+    """Write a constant as one line of a hardware file, with further parts that are not None."""
+    parts = {"value": repr(constant.value)} | {name: repr(part) for name, part in further.items() if part is not None}
+    parts |= {part: toml_text(getattr(constant, part)) for part in _PARTS[1:]}
+    return f"{key} = {{ {', '.join(f'{name} = {part}' for name, part in parts.items())} }}"
+
+
+def write_hardware(path: Path, lines: Iterable[str]) -> None:
+    """Write a hardware file whole or not at all, and its folder.
+
+    Raises:
+        LabError: if that is not possible.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, "\n".join(lines) + "\n")
+    except OSError as error:
+        raise LabError(
+            say(
+                en=f"the hardware file cannot be written to {path}: {error.strerror}; give another path.",
+                fr=f"le fichier de matériel ne peut pas être écrit dans {path} : {error.strerror} ; donnez un autre "
+                "chemin.",
+            )
+        ) from None

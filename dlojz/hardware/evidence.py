@@ -10,6 +10,7 @@ degrees, a batch that cannot be divided), unless the row says why it is excluded
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
@@ -25,10 +26,56 @@ from dlojz.hardware.gpus import ATTENTION_KERNELS, AttentionKernel
 Checkpointing = Literal["none", "selective", "full"]
 Precision = Literal["fp32", "fp16", "bf16", "fp8"]
 Engine = Literal[
-    "megatron", "megatron-deepspeed", "deepspeed", "megatron-core", "torchtitan", "nemo", "llama", "composer"
-]
+    "megatron", "megatron-deepspeed", "deepspeed", "megatron-core", "torchtitan", "nemo", "llama", "composer",
+    "fms-fsdp",
+]  # fmt: skip
+Dispatcher = Literal["all_to_all", "overlapped", "once_per_node"]
+DISPATCHERS: Final = get_args(Dispatcher)
+"""How rows reach the experts of other ranks: by all-to-alls that are waited for; by the same beside the computation of
+another micro-batch; or each token once to each node, which hands it on to its experts there.
+
+Source: Megatron-core, `--moe-token-dispatcher-type alltoall`, `--overlap-moe-expert-parallel-comm`, and `flex` with
+DeepEP (deepseek-ai/DeepEP) or HybridEP.
+"""
 MemoryReading = Literal["nvidia-smi", "reserved", "allocated", "states", "activations", ""]
 Outcome = Literal["ran", "oom"]
+
+
+class Version(NamedTuple):
+    """Version of a library: 2.1, whatever its patch.
+
+    Attributes:
+        major, minor: its first two numbers.
+    """
+
+    major: int
+    minor: int
+
+    @classmethod
+    def of(cls, text: str) -> Version:
+        """Read `2.1`, `2.1.0`, or `2`.
+
+        Raises:
+            ValueError: for anything else.
+        """
+        numbers = [_natural(number) for number in text.split(".")]
+        return cls(numbers[0], numbers[1] if len(numbers) > 1 else 0)
+
+    @property
+    def number(self) -> int:
+        """100 · major + minor, which arrays compare."""
+        return 100 * self.major + self.minor
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+
+FACTS: Final = (
+    "torch", "transformer_engine", "attention_kernel", "fused_optimizer", "tensor_overlap", "gather_overlap",
+)  # fmt: skip
+"""Columns that say with which software a row was measured. What a file does not say of them is assumed."""
+ASSUMABLE: Final = (*FACTS, "checkpointing", "micro_batch")
+"""Columns that a row may hold though its source does not print them."""
 
 
 class PublishedPrediction(NamedTuple):
@@ -53,8 +100,10 @@ class Measurement:
         source: document, and table or line in it.
         cluster: of `dlojz.hardware`.
         gpus: in all; dp × tp × pp × cp.
+        ep: expert-parallel ranks; so many of the tp · cp · dp ranks, neighbours, share the experts of a mixture.
+        dispatcher: how rows reach the experts of other ranks.
         zero: stage, 0 to 3.
-        zero_shards: ranks that states are sharded over; dp where the table does not say otherwise.
+        zero_shards: ranks that states are sharded over; dp · cp where the table does not say otherwise.
         micro_batch: sequences of one forward; None if it is not printed.
         global_batch: sequences of one step.
         schedule: `gpipe`, `1f1b`, `interleaved`, …; empty without a pipeline.
@@ -62,13 +111,22 @@ class Measurement:
         partition: `layers`: layers split evenly, embedding and logits besides; `embedding`: embedding and logits
             count as a layer each.
         checkpointing: what the forward does not keep.
+        checkpointed_every: of so many layers full checkpointing computes one again.
         sequence_parallel: whether norms and dropouts are split along the sequence.
         precision: of the matrix products.
         gradient_precision: that gradients are accumulated in.
         offload: what lies in the host's memory: `none`, `optimizer` or `parameters`.
         fused_attention: whether attention is one kernel that never writes the scores (FlashAttention).
         attention_kernel: generation of that kernel.
+        torch: its version.
+        transformer_engine: its version; None where layers are not Transformer Engine's.
+        fused_optimizer: whether Adam's update is one kernel in place, without temporaries.
         overlap: whether data-parallel communication runs beside the backward.
+        tensor_overlap: whether tensor-parallel messages run beside products where the library can do that
+            (`--tp-comm-overlap`).
+        gather_overlap: whether the weights that ZeRO-1 gathers are gathered beside the forward
+            (`--overlap-param-gather`).
+        assumed: which of `ASSUMABLE` the source does not print; one without a value is what the engine usually has.
         step_s: of one step; None if not printed.
         forward_s: of the forward alone, where it is printed apart.
         backward_s: of the backward alone, recomputation included.
@@ -94,6 +152,8 @@ class Measurement:
     tp: int
     pp: int
     cp: int
+    ep: int
+    dispatcher: Dispatcher
     zero: int
     zero_shards: int
     micro_batch: int | None
@@ -102,6 +162,7 @@ class Measurement:
     chunks: int
     partition: str
     checkpointing: Checkpointing
+    checkpointed_every: int
     sequence_parallel: bool
     precision: Precision
     gradient_precision: Precision
@@ -109,7 +170,13 @@ class Measurement:
     engine: Engine
     fused_attention: bool
     attention_kernel: AttentionKernel
+    torch: Version | None
+    transformer_engine: Version | None
+    fused_optimizer: bool | None
     overlap: bool
+    tensor_overlap: bool
+    gather_overlap: bool
+    assumed: tuple[str, ...]
     step_s: float | None
     forward_s: float | None
     backward_s: float | None
@@ -147,17 +214,24 @@ class Measurement:
 
 
 FOLDER: Final = Path(__file__).with_name("data") / "evidence"
-TABLES: Final = tuple(sorted(path.stem.removeprefix("table-") for path in FOLDER.glob("table-*.csv")))
+FILES: Final = {path.stem.removeprefix("table-"): path for path in FOLDER.glob("*/table-*.csv")}
+"""The file of each table, in the folder of the GPUs that it was measured on."""
+TABLES: Final = tuple(sorted(FILES))
 """Names of all tables."""
 NONE = "-"
 _DEFAULTS: Final[dict[str, str]] = {
-    "dp": "1", "tp": "1", "pp": "1", "cp": "1", "zero": "0", "schedule": "", "chunks": "1", "partition": "layers",
+    "dp": "1", "tp": "1", "pp": "1", "cp": "1", "ep": "1", "zero": "0", "schedule": "", "chunks": "1",
+    "partition": "layers", "checkpointed_every": "1", "dispatcher": "all_to_all",
     "sequence_parallel": "no", "gradient_precision": "fp32", "offload": "none", "fused_attention": "no",
-    "attention_kernel": "flash2",
     "overlap": "no", "micro_batch": NONE, "step_s": NONE, "forward_s": NONE, "backward_s": NONE, "tflops_per_gpu": NONE,
     "formula": "", "memory_bytes": NONE, "memory_reading": "", "memory_share": NONE, "outcome": "ran", "series": "",
     "excluded": "", "note": "", "published": "",
 }  # fmt: skip
+_OF_FACTS: Final = {
+    "torch": NONE, "transformer_engine": NONE, "attention_kernel": "flash2", "fused_optimizer": NONE,
+    "tensor_overlap": "yes", "gather_overlap": "yes",
+}  # fmt: skip
+"""What a fact is taken to be that a file does not say."""
 _LEGAL: Final[dict[str, tuple[str, ...]]] = {
     "cluster": CLUSTERS,
     "schedule": ("", "gpipe", "1f1b", "interleaved"),
@@ -166,6 +240,7 @@ _LEGAL: Final[dict[str, tuple[str, ...]]] = {
     "gradient_precision": get_args(Precision),
     "engine": get_args(Engine),
     "attention_kernel": ATTENTION_KERNELS,
+    "dispatcher": DISPATCHERS,
     "formula": get_args(Formula),
     "memory_reading": get_args(MemoryReading),
     "outcome": get_args(Outcome),
@@ -199,6 +274,13 @@ def _natural(cell: str) -> int:
     return int(cell)
 
 
+def _assumed(cell: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in cell.split(",") if name.strip())
+    if not set(names) <= set(ASSUMABLE):
+        raise ValueError(cell)
+    return names
+
+
 def _published(cell: str) -> tuple[PublishedPrediction, ...]:
     pairs = [entry.strip().rpartition(" ") for entry in cell.split(";") if entry.strip()]
     if not all(tool for tool, _, _ in pairs):
@@ -210,6 +292,13 @@ _READERS: Final[tuple[tuple[str, Callable[[str], Any], str, str], ...]] = (
     ("bool", _yes, "yes or no", "yes ou no"),
     ("float", _real, "a number greater than 0", "un nombre plus grand que 0"),
     ("int", _natural, "a whole number", "un nombre entier"),
+    ("Version", Version.of, "a version such as 2.1", "une version comme 2.1"),
+    (
+        "tuple[str",
+        _assumed,
+        f"names, with commas between them, of {', '.join(ASSUMABLE)}",
+        f"des noms, séparés par des virgules, parmi {', '.join(ASSUMABLE)}",
+    ),
     (
         "tuple",
         _published,
@@ -246,6 +335,10 @@ def _remedy(kind: str) -> str:
 def _value(location: _Place, key: str, kind: str, cell: str) -> Any:
     if cell == NONE and "None" in kind:
         return None
+    if key == "cluster" and cell.endswith(".toml"):
+        path = location.path.parent / cell  # of a cluster of one's own, from the table's folder on
+        if path.is_file():
+            return str(path)
     # A column without a list of texts takes any.
     legal = _LEGAL.get(key, (cell,))
     if cell == NONE and "" in legal:
@@ -287,7 +380,9 @@ def _built(location: _Place, cells: Mapping[str, str], built: type, **fixed_valu
     return values
 
 
-_COUNTS: Final = ("gpus", "dp", "tp", "pp", "cp", "zero_shards", "global_batch", "chunks")
+_COUNTS: Final = (
+    "gpus", "dp", "tp", "pp", "cp", "ep", "zero_shards", "global_batch", "chunks", "checkpointed_every",
+)  # fmt: skip
 
 
 def _not_positive(row: Measurement) -> str:
@@ -334,6 +429,34 @@ def _dealt_out(row: Measurement) -> str:
     return ""
 
 
+def _contradiction(row: Measurement) -> str:
+    """What of a row contradicts the rest of it: shared states and experts, checkpointing, overlap; empty if nothing."""
+    ranks = row.dp * row.tp * row.cp
+    if ranks % row.ep or max(1, row.size.experts) % row.ep:
+        return say(
+            en=f"ep is {row.ep}, which does not divide the {ranks} ranks of tp × cp × dp and {row.size.experts} "
+            "experts",
+            fr=f"ep vaut {row.ep}, ce qui ne divise pas les {ranks} rangs de tp × cp × dp et {row.size.experts} "
+            "experts",
+        )
+    if row.dp * row.cp % row.zero_shards:
+        return say(
+            en=f"zero_shards is {row.zero_shards}, which does not divide the {row.dp * row.cp} ranks of dp × cp",
+            fr=f"zero_shards vaut {row.zero_shards}, ce qui ne divise pas les {row.dp * row.cp} rangs de dp × cp",
+        )
+    if row.checkpointed_every > 1 and row.checkpointing != "full":
+        return say(
+            en=f"checkpointed_every is {row.checkpointed_every}, but checkpointing is {row.checkpointing}",
+            fr=f"checkpointed_every vaut {row.checkpointed_every}, or checkpointing est {row.checkpointing}",
+        )
+    if row.tensor_overlap and "tensor_overlap" not in row.assumed and row.tp > 1 and not row.sequence_parallel:
+        return say(
+            en="tensor_overlap is yes, but sequence_parallel, which it needs, is no",
+            fr="tensor_overlap est yes, or sequence_parallel, qu’il demande, est no",
+        )
+    return ""
+
+
 def _head(path: Path, lines: list[str]) -> tuple[dict[str, str], int]:
     """What holds for each row, and the number of lines that say so."""
     common = dict(_DEFAULTS)
@@ -350,14 +473,17 @@ def _head(path: Path, lines: list[str]) -> tuple[dict[str, str], int]:
 
 def _measurement(location: _Place, name: str, cells: Mapping[str, str]) -> Measurement:
     size = DecoderSize(**_built(location, cells, DecoderSize))
+    unsaid = [name for name in FACTS if name not in cells]
+    cells = {**cells, "assumed": ",".join(dict.fromkeys([*cells.get("assumed", "").split(","), *unsaid]))}
     identity = {"row": f"{name}/{cells['row']}", "source": cells.get("source", "").replace("{row}", cells["row"])}
-    # Ranks that states are sharded over: dp, unless a cell or the head says otherwise.
-    cells = {"zero_shards": cells["dp"], **cells, **identity}
+    # Ranks that states are sharded over: dp · cp, unless a cell or the head says otherwise.
+    ranks = [int(cells[degree]) for degree in ("dp", "cp") if cells[degree].isdecimal()]  # others are refused below
+    cells = {"zero_shards": str(math.prod(ranks)), **_OF_FACTS, **cells, **identity}
     row = Measurement(**_built(location, cells, Measurement, table=name, size=size))
     zero = _not_positive(row)
     if zero:
         raise LabError(zero)
-    wrong = _dealt_out(row)
+    wrong = _dealt_out(row) or _contradiction(row)
     if wrong and row.usable:
         raise refusal(
             en=f"{wrong}: correct the layout, or say in the column excluded why the row is not to be used.",
@@ -427,14 +553,16 @@ def _row(
 
 @cache
 def table(name: str) -> tuple[Measurement, ...]:
-    """Read all rows of a table in the order of their source, also excluded ones (see `row.usable`).
+    """Read all rows of a table, or of a `.csv` file, in the order of their source, also excluded ones (`row.usable`).
 
     Raises:
         LabError: if there is no such table (those there are get listed), or its file is not legal.
     """
+    if name.endswith(".csv"):
+        return read_table(Path(name).expanduser())
     if name not in TABLES:
         raise LabError(one_of("table", name, TABLES))
-    return read_table(FOLDER / f"table-{name}.csv")
+    return read_table(FILES[name])
 
 
 def measurements() -> tuple[Measurement, ...]:

@@ -23,7 +23,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 from dlojz.base.contract import check_at_least
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of
-from dlojz.hardware.constants import Constant, ConstantsFile
+from dlojz.hardware.constants import Constant, ConstantsFile, file_of, own_files, toml_text, write_hardware
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "p2p"]
 COLLECTIVES: Final = get_args(Collective)
@@ -243,7 +243,7 @@ def read_link(path: Path) -> Interconnect:
     curves: dict[str, dict[str, dict[int, float]]] = {"alpha": {}, "bandwidth": {}}
     for collective in COLLECTIVES:
         table = file.table(collective)
-        file.keys(curves, table)
+        file.keys(curves, table, collective)
         for kind, unit in (("alpha", "s"), ("bandwidth", "B/s")):
             curve = file.curve(kind, unit, table, f"{collective}.{kind}")
             constants |= {f"{collective}.{kind}.{ranks}": constant for ranks, constant in curve.items()}
@@ -257,11 +257,31 @@ def _shipped(name: str) -> Interconnect:
 
 
 def link(name: str) -> Interconnect:
-    """Look up a link by its name.
+    """Look up a link by its name, or read it from the path of a `.toml` file.
 
     Raises:
         LabError: if there is none; the sentence lists those there are.
     """
-    if name not in LINKS:
-        raise LabError(one_of("link", name, LINKS))
-    return _shipped(name)
+    if name in LINKS:
+        return _shipped(name)
+    if path := file_of("links", name):
+        return read_link(path)
+    raise LabError(one_of("link", name, [*LINKS, *own_files("links")]))
+
+
+def write_link(path: Path, connection: Interconnect, source: str, date: str) -> None:
+    """Write the file that describes a measured link, so that `read_link` reads it again; a latency of 0 as 1 ns.
+
+    Raises:
+        LabError: if the folder cannot be written.
+    """
+    provenance = f'source = {toml_text(source)}, date = {toml_text(date)}, standing = "measured" }}'
+    lines = [f"title = {toml_text(connection.title)}"]
+    for collective in COLLECTIVES:
+        lines += ["", f"[{collective}]"]
+        for kind, unit, curve in (("alpha", "s", connection.alpha), ("bandwidth", "B/s", connection.bandwidth)):
+            values = [max(value, 1e-9) for value in curve[collective].values()]
+            lines.append(
+                f'{kind} = {{ ranks = {[*curve[collective]]}, values = {values!r}, unit = "{unit}", {provenance}'
+            )
+    write_hardware(path, lines)

@@ -84,7 +84,8 @@ class Speeds(NamedTuple):
                 "connue : nommez un GPU, par exemple a100-40.",
             )
         # FLOP/s; a precision that the device's file gives no peak for is timed as fp32.
-        peak = PEAK_SHARE * processor.peak_flops.get(config.compute_precision, processor.peak_flops["fp32"])
+        peaks = processor.peak_flops
+        peak = PEAK_SHARE * peaks.get(config.compute_precision, peaks.get("fp32", min(peaks.values())))
         bandwidth = processor.memory_bytes_per_s
         # A copy within the CPU's memory reads and writes it.
         link, exposed = (bandwidth / 2, 1.0) if device is None else (HOST_LINK_BYTES_PER_S, 0.5)

@@ -22,18 +22,22 @@ from dlojz.base.language import decimal, format_count, one_of, refusal, say
 from dlojz.config.fields import LayoutFields
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import Bill, Layouts, Parts, StepSimulation, bill, estimate, workload
+from dlojz.cost_model.calibration import default_words
 from dlojz.cost_model.fit import completed
+from dlojz.cost_model.layouts import software
 from dlojz.hardware import cluster
-from dlojz.hardware.evidence import Measurement, measurements
+from dlojz.hardware.evidence import Measurement, Version, measurements
+from dlojz.hardware.gpus import ATTENTION_KERNELS
 from dlojz.planner.explain import LayoutVerdict, changes_from_fastest, matching, refused, verdict_of
 from dlojz.planner.export import documents, is_run, run_config
-from dlojz.planner.planned_memory import RankMemory
+from dlojz.planner.planned_memory import RankMemory, other_loss_bytes
 from dlojz.planner.question import MARGINAL, UNTOLD, Question
 from dlojz.planner.search import MOST_SIMULATED, PARTS, SearchResult, front_of, rank_memories
 from dlojz.planner.space import (
     CODE,
     REASONS,
     candidates_of,
+    columns_of,
     degrees_words,
     gigabytes,
     layout_row,
@@ -268,6 +272,33 @@ class Choice(Summary):
         span = self.interval_s
         return text if span is None else f"{text} ({seconds(span[0])} – {seconds(span[1])})"
 
+    @cached_property
+    def software_words(self) -> str:
+        """The facts of the software that the seconds and bytes rest on, and what the loss computed otherwise needs."""
+        layouts = self.found.space.cost_layouts(columns_of([self.candidate]))
+        words = []
+        for name, title in (("torch", "torch"), ("transformer_engine", "Transformer Engine")):
+            if number := int(software(layouts, name)[0]):
+                words.append(f"{title} {Version(*divmod(number, 100))}")
+        if self.question.fused_attention and not self.question.subject.is_image:
+            words.append(f"attention {ATTENTION_KERNELS[int(layouts.attention_kernel[0])]}")
+        fused = software(layouts, "fused_optimizer")[0] > 0
+        words.append(say(en="Adam in one kernel", fr="Adam en un noyau") if fused else "Adam torch")
+        if (other := other_loss_bytes(self.found.space, self.candidate)) is not None:
+            needed = gigabytes(other)
+            words.append(
+                say(
+                    en=f"loss in one kernel (pass by pass: {needed}, fused_loss=no)",
+                    fr=f"perte en un noyau (passe par passe : {needed}, fused_loss=no)",
+                )
+                if self.question.fused_loss
+                else say(
+                    en=f"loss pass by pass (in one kernel: {needed}, --software fused_loss=yes)",
+                    fr=f"perte passe par passe (en un noyau : {needed}, --software fused_loss=yes)",
+                )
+            )
+        return ", ".join(words)
+
     @property
     def bill(self) -> Bill | None:
         """Bill of the whole training, without failures and restarts; None where its steps are not known."""
@@ -329,6 +360,19 @@ class Choice(Summary):
         """The layout as files, by name; see `dlojz.planner.export.documents`."""
         return documents(self.question, self.candidate)
 
+    def _sharded(self) -> list[tuple[str, str]]:
+        """Over which ranks the states are sharded, as a line of the summary; none where all share one copy."""
+        copies = int(self.found.space.state_copies(columns_of([self.candidate]))[0])
+        if copies == 1:
+            return []
+        shards = self.candidate.dp * self.candidate.cp // copies
+        return [
+            (
+                say(en="states sharded over", fr="états découpés sur"),
+                say(en=f"{shards} ranks, {copies} copies (HSDP)", fr=f"{shards} rangs, {copies} copies (HSDP)"),
+            )
+        ]
+
     def lines(self) -> list[tuple[str, str]]:
         """Summary, as pairs of name and value."""
         largest = sorted(self.parts, key=lambda name: -self.parts[name])[:4]
@@ -336,12 +380,14 @@ class Choice(Summary):
         how = say(en="closed form", fr="forme close") if self.simulation is None else say(en="simulated", fr="simulée")
         rows = [
             (say(en="layout", fr="configuration"), self.title),
+            *self._sharded(),
             (say(en=f"step ({how})", fr=f"itération ({how})"), self.time_words),
             (say(en="of which", fr="dont"), shares),
             (
                 say(en="memory of the fullest GPU", fr="mémoire du GPU le plus rempli"),
                 f"{gigabytes(self.memory_bytes)} / {gigabytes(self.question.device_bytes)}",
             ),
+            (say(en="software", fr="logiciel"), self.software_words),
             (say(en="GPU-hours of 1000 steps", fr="heures GPU de 1000 itérations"), decimal(1000 * self.gpu_hours, 1)),
             (
                 say(en="energy of 1000 steps", fr="énergie de 1000 itérations"),
@@ -367,6 +413,8 @@ class Choice(Summary):
                 "experts ne sont pas validées",
             )
         rows.append((say(en="closest evidence", fr="mesure la plus proche"), evidence_words))
+        if words := default_words(self.question.class_defaults, self.question.cluster.gpu):
+            rows.append((say(en="not measured", fr="non mesuré"), words))
         rows += [(say(en="advice", fr="conseil"), sentence) for sentence in self.advice()]
         return rows
 
@@ -617,6 +665,7 @@ class Plan(Summary):
             "batch": question.batch,
             "precision": question.precision,
             "calibration": question.calibration.name,
+            "class_defaults": list(question.class_defaults),
             "layouts": self.found.num_layouts,
             "admitted": int(self.found.admitted.size),
             "refused": self.refused.counts,

@@ -35,16 +35,18 @@ from dlojz.planner.explain import (
     lighter_neighbours,
     refused,
 )
-from dlojz.planner.planned_memory import fits, layout_memories, searched_memories
+from dlojz.planner.planned_memory import fits, layout_memories, other_loss_bytes, searched_memories
 from dlojz.planner.planned_model import chosen, subject
 from dlojz.planner.question import (
-    FLASH_FROM,
     MOST_BATCH,
     OVERLAPS,
     Question,
     calibration_of,
     check_gpus,
     check_precision,
+    fuses_attention,
+    shard_columns,
+    software_columns,
     waited_columns,
 )
 from dlojz.planner.search import MOST_SIMULATED, SearchResult, search, simulate_fastest
@@ -208,6 +210,12 @@ def fits_nowhere(result: SearchResult) -> str:
             en=f"would offload {offloaded} from the {node_gpus} GPUs of a node, whose memory is {has}",
             fr=f"déchargerait {offloaded} depuis les {node_gpus} GPU d’un nœud, dont la mémoire est de {has}",
         )
+    fused_bytes = other_loss_bytes(result.space, layout)
+    if missing > 0 and fused_bytes is not None and fused_bytes < needs:
+        text += say(
+            en=f"; with the loss in one kernel (--software fused_loss=yes) {gigabytes(fused_bytes)}",
+            fr=f" ; avec la perte en un seul noyau (--software fused_loss=yes) {gigabytes(fused_bytes)}",
+        )
     fitting = smallest_place(question)
     if fitting is None:
         return text + say(en="; no cluster known here is large enough.", fr=" ; aucun calculateur connu ne suffit.")
@@ -230,6 +238,8 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
     fused_attention: bool | None = None,
     fused_loss: bool = False,
     overlap: str | Sequence[str] = OVERLAPS,
+    shards: int = 0,
+    software: str = "",
     steps: int | None = None,
     hours: float | None = None,
     limit: str = "",
@@ -249,6 +259,10 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
         fused_attention: whether attention is one kernel; by default from A100 on.
         fused_loss: whether the cross-entropy is one kernel, as flash-attn's and Liger's are.
         overlap: messages that run beside computation where a library can do it, of `OVERLAPS`; by default all.
+        shards: data-parallel ranks that states are sharded over where a library can do it, with a copy on each such
+            group (HSDP), e.g. those of a node; 0: all.
+        software: facts of it, as `dlojz.planner.question.software_columns` reads them: `torch=2.0 fused_loss=yes`; by
+            default today's.
         steps, hours: of the training, and within which time it must end; layouts that take longer are refused.
         limit: name of that limit, e.g. of a QoS.
         calibration: profile or file; by default that of the GPU's generation.
@@ -287,10 +301,11 @@ def plan(  # noqa: PLR0913 - one call is all that a student has to know
     if planned_subject.is_elsewhere:
         # Rules of runs: raises if no engine can run it.
         names = running_engines(planned_subject, found_precision, names)
-    flash = site.gpu.generation in FLASH_FROM if fused_attention is None else fused_attention
+    flash = fuses_attention(site) if fused_attention is None else fused_attention
+    columns = waited_columns(overlap) | shard_columns(shards, names) | software_columns(software, site.gpu)
     question = Question(
         planned_subject, site, _calibration(site, calibration), batch, numbers, found_precision, names, flash,
-        fused_loss, steps, hours, limit, waited_columns(overlap),
+        bool(columns.pop("fused_loss", fused_loss)), steps, hours, limit, columns,
     )  # fmt: skip
     if undealt := batch_refusal(question):
         raise LabError(undealt)
@@ -384,6 +399,7 @@ class ForeignPlan:
             "parameters": self.question.subject.num_parameters,
             "cluster": self.question.cluster.name,
             "precision": self.question.precision,
+            "class_defaults": list(self.question.class_defaults),
             "layout": layout_row(self.layout),
             "choice": None if self.choice is None else self.choice.as_dict(),
             "refused": None if self.verdict is None else self.verdict.as_dict(),
@@ -447,7 +463,7 @@ def _foreign_question(run: ForeignRun, site: Cluster) -> Question:
     # Products in fp8 where the GPU has them; the planner's own questions have the usual precisions alone.
     has_fp8 = run.precision == "fp8" and "fp8" in site.gpu.peak_flops
     precision = "fp8" if has_fp8 else check_precision(site, None if run.precision == "fp8" else run.precision)
-    fused = site.gpu.generation in FLASH_FROM if run.fused_attention is None else run.fused_attention
+    fused = fuses_attention(site) if run.fused_attention is None else run.fused_attention
     batch = run.layout["dp"] * run.layout["micro_batch"] * run.layout["micro_batches"]
     return Question(
         planned_subject, site, calibration_of(site), check_whole("batch", batch, MOST_BATCH),

@@ -24,12 +24,12 @@ from dlojz.hardware.clusters import Machine
 from dlojz.hardware.decoder_size import DecoderSize
 from dlojz.planner.planned_model import OF_THE_LAB, OFFERS
 from dlojz.planner.question import Question
-from dlojz.planner.space import counted_layers, layout_title, run_config_of
+from dlojz.planner.space import copies_of, counted_layers, layout_title, run_config_of
 
 _TITAN_SCHEDULES: Final[dict[str | None, str]] = {"1f1b": "1F1B", "gpipe": "GPipe", "interleaved": "Interleaved1F1B"}
 
 
-def megatron_arguments(
+def megatron_arguments(  # noqa: PLR0915
     layout: LayoutFields,
     size: DecoderSize,
     precision: str,
@@ -93,6 +93,8 @@ def megatron_arguments(
     words += ["--tp-comm-overlap"] * (overlaps["tensor_overlap"] and layout.sequence_parallel)
     # Overlapping the parameters' gather needs the sharded optimizer.
     words += ["--use-distributed-optimizer"] * (layout.zero > 0)
+    copies = int(copies_of(layout.dp, layout.cp, columns or {}))
+    words += ["--num-distributed-optimizer-instances", copies] if layout.zero > 0 and copies > 1 else []
     words += ["--overlap-param-gather"] * (overlaps["gather_overlap"] and layout.zero > 0)
     words += ["--overlap-grad-reduce"] * overlaps["overlap"] + ["--accumulate-allreduce-grads-in-fp32"]
     if layout.checkpointing != "none":
@@ -113,16 +115,23 @@ def stage_words(layers: int, pp: int, chunks: int) -> list[Any]:
 
 
 def torchtitan_arguments(
-    layout: LayoutFields, sequence_length: int | None, layers: int, precision: str = "bf16"
+    layout: LayoutFields,
+    sequence_length: int | None,
+    layers: int,
+    precision: str = "bf16",
+    columns: Mapping[str, int] | None = None,
 ) -> list[str]:
     """Arguments of torchtitan, beside the file of the model; fp8 as its docs/float8.md has it.
 
     A schedule that torch has no class for is read from the file that `dlojz pipeline` exports.
+
+    Args:
+        columns: of the question: over how many ranks states are sharded.
     """
     sharded = layout.zero > 0
-    # DP as FSDP shards, or as replicas: never both.
-    words: list[Any] = ["--parallelism.data_parallel_shard_degree", layout.dp if sharded else 1]
-    words += ["--parallelism.data_parallel_replicate_degree", 1 if sharded else layout.dp]
+    copies = int(copies_of(layout.dp, layout.cp, columns or {})) if sharded else layout.dp
+    words: list[Any] = ["--parallelism.data_parallel_shard_degree", layout.dp // copies]
+    words += ["--parallelism.data_parallel_replicate_degree", copies]
     words += ["--parallelism.fsdp_reshard_after_forward", "always" if layout.zero == 3 else "never"]
     words += ["--parallelism.tensor_parallel_degree", layout.tp, "--parallelism.pipeline_parallel_degree", layout.pp]
     # Only a pipeline cuts torchtitan's local batch into micro-batches; without one it accumulates up to the global.
@@ -166,11 +175,12 @@ DEEPSPEED: Final[tuple[str, ...]] = ("deepspeed", "megatron-deepspeed")
 def is_run(question: Question, layout: LayoutFields) -> bool:
     """Tell whether `dlojz.run` runs a layout.
 
-    That takes a model of the catalogue, an engine of the lab, context parallelism beside data parallelism alone, and
-    expert parallelism without ZeRO and pipeline.
+    That takes a model of the catalogue, an engine of the lab, context parallelism beside data parallelism alone, states
+    sharded over all ranks, and expert parallelism without ZeRO and pipeline.
     """
     runs = bool(question.subject.catalogue) and layout.engine in OF_THE_LAB and not _rings_beside(layout)
-    runs = runs and question.precision != "fp8"
+    copies = int(copies_of(layout.dp, layout.cp, question.columns))
+    runs = runs and question.precision != "fp8" and (copies == 1 or layout.zero < OFFERS[layout.engine].hybrid)
     return runs and (layout.ep == 1 or (layout.zero == 0 and layout.pp == 1))
 
 
@@ -202,9 +212,9 @@ def run_config(question: Question, layout: LayoutFields, **overrides: Any) -> Ru
     if not is_run(question, layout):
         raise refusal(
             en=f"{subject.name} with {layout.engine} is no run of this lab: its model must be of the catalogue and "
-            "its engine torch, by_hand or deepspeed; take documents() instead.",
+            "its engine torch, by_hand or deepspeed, without copies of sharded states; take documents() instead.",
             fr=f"{subject.name} avec {layout.engine} n’est pas une exécution de ce TP : il faut un modèle du "
-            "catalogue et engine torch, by_hand ou deepspeed ; prenez documents().",
+            "catalogue et engine torch, by_hand ou deepspeed, sans copies d’états découpés ; prenez documents().",
         )
     return run_config_of(subject, question.precision, layout, **overrides)
 
@@ -258,7 +268,7 @@ def program(question: Question, layout: LayoutFields) -> list[str]:
         return ["pretrain_gpt.py", *flags]
     if layout.engine == "torch":
         flags = torchtitan_arguments(layout, question.subject.sequence_length, question.subject.num_layers,
-                                     question.precision)  # fmt: skip
+                                     question.precision, question.columns)  # fmt: skip
         return ["-m", "torchtitan.train", *flags]
     # DeepSpeed without Megatron: the user's own script.
     return ["train.py", "--deepspeed", "--deepspeed_config", "ds_config.json"]

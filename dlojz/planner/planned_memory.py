@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Final
 
@@ -35,7 +35,7 @@ _KEY: Final = (
 
 def is_forecast(space: Space, columns: Mapping[str, Integers]) -> NDArray[np.bool_]:
     """Tell which layouts are runs of this lab: a model of the catalogue, one of its engines, no context parallelism,
-    and expert parallelism without ZeRO and without a pipeline.
+    no hybrid sharding, and expert parallelism without ZeRO and without a pipeline.
 
     Precisions that only published measurements have (fp8, tf32) are none of the lab's either.
     """
@@ -44,7 +44,7 @@ def is_forecast(space: Space, columns: Mapping[str, Integers]) -> NDArray[np.boo
     # Engine column → whether the lab runs it.
     lab = np.array([name in OF_THE_LAB for name in COLUMN_VALUES["engine"]])[columns["engine"]]
     experts = (columns["ep"] == 1) | ((columns["zero"] == 0) & (columns["pp"] == 1))
-    eligible: NDArray[np.bool_] = lab & (columns["cp"] == 1) & experts
+    eligible: NDArray[np.bool_] = lab & (columns["cp"] == 1) & experts & (space.state_copies(columns) == 1)
     return eligible
 
 
@@ -70,6 +70,18 @@ def layout_memories(space: Space, columns: Mapping[str, Integers]) -> Memories:
         for name, column in bytes_by_name.items():
             column[indices] = fullest_bytes[name]
     return Memories(**bytes_by_name)
+
+
+def other_loss_bytes(space: Space, candidate: LayoutFields) -> float | None:
+    """Bytes on the fullest rank if the cross-entropy were one kernel, or were not, whichever is not asked for.
+
+    None where there is no such choice: of image models, and of this lab's runs, which have torch's loss.
+    """
+    columns, question = columns_of([candidate]), space.question
+    if question.subject.size is None or is_forecast(space, columns)[0]:
+        return None
+    other = replace(space, question=replace(question, fused_loss=not question.fused_loss))
+    return float(layout_memories(other, columns).total_bytes[0])
 
 
 def fits(space: Space, columns: Mapping[str, Integers], needs: Memories) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:

@@ -204,6 +204,8 @@ class Offer:
         spreads_experts: whether expert parallelism spans the tensor- and context-parallel ranks too, which then do not
             cut experts; without it a mixture has no tensor parallelism.
         fp8: whether it computes a decoder's products in fp8.
+        hybrid: least ZeRO stage whose states it shards over a part of the replicas, the others holding copies (HSDP);
+            4 where there is none.
         dropout: whether its GPT has dropout by default.
         source: where it says so.
     """
@@ -222,6 +224,7 @@ class Offer:
     context: tuple[int, ...] = ()
     exchanges: tuple[str, ...] = ("ring",)
     experts: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    hybrid: int = 4
     spreads_experts: bool = False
     dropout: bool = False
     fp8: bool = False
@@ -249,13 +252,14 @@ OFFERS: Final[dict[str, Offer]] = {
         exchanges=("ring", "all_to_all"),
         experts=((0, 1), (0, 1)),
         spreads_experts=True,
+        hybrid=1,
         dropout=True,
         fp8=True,
         source="Megatron-LM, megatron/training/arguments.py: --account-for-embedding-in-pipeline-split, "
         "--account-for-loss-in-pipeline-split, --decoder-last-pipeline-num-layers; "
         "--expert-tensor-parallel-size; --cp-comm-type; --hidden-dropout, 0.1 by default; "
-        "--use-distributed-optimizer is ZeRO-1; fp32 main gradients; --context-parallel-size, which Transformer Engine "
-        "has for fused attention alone",
+        "--use-distributed-optimizer is ZeRO-1, --num-distributed-optimizer-instances its copies; fp32 main gradients; "
+        "--context-parallel-size, which Transformer Engine has for fused attention alone",
     ),
     "megatron-deepspeed": Offer(
         costed=("deepspeed", "megatron-deepspeed"),  # without a pipeline it is DeepSpeed's own ZeRO
@@ -288,9 +292,11 @@ OFFERS: Final[dict[str, Offer]] = {
         zero_pipeline=pipeline_stages("torch"),
         schedules=_TORCH_SCHEDULES,
         context=(2, 3),
+        hybrid=2,
         fp8=True,
-        source="torch.distributed: DDP, fully_shard (FSDP2), tensor.parallel, pipelining; as torchtitan puts them "
-        "together; its parallel_dims.py: fsdp_enabled = dp_shard_enabled or cp_enabled: states are sharded over cp too",
+        source="torch.distributed: DDP, fully_shard (FSDP2; on a mesh of two dimensions it shards over the second), "
+        "tensor.parallel, pipelining; as torchtitan puts them together; its parallel_dims.py: fsdp_enabled = "
+        "dp_shard_enabled or cp_enabled: states are sharded over cp too",
     ),
     "by_hand": Offer(
         costed=("megatron", "megatron"),

@@ -13,16 +13,16 @@ from typing import Final
 from dlojz.base.contract import check_whole
 from dlojz.base.errors import LabError
 from dlojz.base.language import one_of, refusal
-from dlojz.cost_model import Calibration, calibration
-from dlojz.hardware import Cluster, Precision
-from dlojz.planner.planned_model import Subject
+from dlojz.cost_model import Calibration
+from dlojz.cost_model.calibration import class_defaults, of_gpu
+from dlojz.cost_model.layouts import SOFTWARE
+from dlojz.hardware import Cluster, Device, Precision
+from dlojz.hardware.evidence import Version
+from dlojz.hardware.gpus import ATTENTION_KERNELS, CPU
+from dlojz.planner.planned_model import OFFERS, Subject
 
 MOST_GPUS: Final = 2**17
 MOST_BATCH: Final = 2**24
-FLASH_FROM: Final = ("a100", "h100", "h200")
-"""GPUs on which attention is one fused kernel by default. Source: Dao-AILab/flash-attention, README: from Ampere on."""
-PROFILE_OF_GPU: Final = {"v100": "v100", "a100": "a100", "h100": "h100", "h200": "h100"}
-"""The calibration of each generation; H200 has the processor of H100 with more memory."""
 MARGINAL: Final = 0.9
 """Share of a GPU's memory from which a layout is called marginal: readings scatter by some percent, and the allocator
 that frees and asks again has slowed published runs by 15 to 25 % (MPT, 30 B on 8 GPUs)."""
@@ -62,6 +62,71 @@ def waited_columns(overlap: str | Sequence[str]) -> dict[str, int]:
     return {column: 0 for word, column in columns.items() if word not in words}
 
 
+def shard_columns(shards: object, engines: Sequence[str]) -> dict[str, int]:
+    """Name the column of the cost model's layouts that says over how many ranks states are sharded; none over all.
+
+    Args:
+        shards: data- and context-parallel ranks of one copy of the states; 0: all of them.
+        engines: libraries that are searched.
+
+    Raises:
+        LabError: if it is no whole number of at least 0, or no library of these shards over a part of the ranks.
+    """
+    if shards == 0 and not isinstance(shards, bool):
+        return {}
+    number = check_whole("shards", shards, MOST_GPUS)
+    offering = [name for name, offer in OFFERS.items() if offer.hybrid < 4]
+    if not set(engines) & set(offering):
+        raise refusal(
+            en=f"shards={number} was asked for, but {' and '.join(engines)} shard states over all ranks or none: use "
+            f"{' or '.join(offering)}.",
+            fr=f"shards={number} a été demandé, or {' et '.join(engines)} découpent les états sur tous les rangs ou "
+            f"aucun : prenez {' ou '.join(offering)}.",
+        )
+    return {"zero_shards": number}
+
+
+_YES_OR_NO: Final = {"yes": 1, "no": 0}
+SAID: Final = (*SOFTWARE, "attention_kernel", "fused_loss")
+"""Facts of the software that a question may say; without them it is today's."""
+
+
+def software_columns(text: str, gpu: Device) -> dict[str, int]:
+    """Parse facts of the software, `torch=2.0 attention_kernel=flash2`, into columns of the cost model's layouts.
+
+    Args:
+        text: names of `SAID` with values, by spaces or commas: versions (`transformer_engine=none`), a kernel, yes or
+            no.
+        gpu: whose published rates a kernel must be among.
+
+    Raises:
+        LabError: for a name or value that is none of these.
+    """
+    columns: dict[str, int] = {}
+    for part in text.replace(",", " ").split():
+        name, _, value = part.partition("=")
+        if name not in SAID:
+            raise LabError(one_of("software", name, SAID))
+        if name in ("torch", "transformer_engine"):
+            try:
+                columns[name] = 0 if (name, value) == ("transformer_engine", "none") else Version.of(value).number
+            except ValueError:
+                raise refusal(
+                    en=f"{name} takes a version such as {name}=2.1, but {part!r} was received.",
+                    fr=f"{name} attend une version comme {name}=2.1, mais {part!r} a été reçu.",
+                ) from None
+        elif name == "attention_kernel":
+            rated = [kernel for kernel in ATTENTION_KERNELS if f"{kernel}_forward_128" in gpu.attention_flops]
+            if value not in rated:
+                raise LabError(one_of(f"attention_kernel ({gpu.title})", value, rated))
+            columns[name] = ATTENTION_KERNELS.index(value)
+        elif value in _YES_OR_NO:
+            columns[name] = _YES_OR_NO[value]
+        else:
+            raise LabError(one_of(name, value, _YES_OR_NO))
+    return columns
+
+
 @dataclass(frozen=True, eq=False)
 class Question:
     """Question to the planner.
@@ -98,15 +163,28 @@ class Question:
         return math.inf if self.steps is None or self.hours is None else self.hours * 3600 / self.steps
 
     @property
+    def class_defaults(self) -> tuple[str, ...]:
+        """Figures of the GPU that were not measured, and for which its class's stand in."""
+        kernel = ATTENTION_KERNELS[self.columns.get("attention_kernel", 0)] if self.fused_attention else None
+        return class_defaults(self.calibration, self.cluster.gpu, self.precision, kernel)
+
+    @property
     def device_bytes(self) -> int:
         """Memory of one GPU."""
         return self.cluster.gpu.memory_bytes
 
 
 def calibration_of(site: Cluster) -> Calibration:
-    """The calibration of a cluster's GPUs, which their generation names; an empty one where there is none."""
-    profile = PROFILE_OF_GPU.get(site.gpu.generation)
-    return Calibration(site.gpu.name) if profile is None else calibration(profile)
+    """The calibration of a cluster's GPUs: `of_gpu`."""
+    return of_gpu(site.gpu)
+
+
+def fuses_attention(site: Cluster) -> bool:
+    """Whether attention is one fused kernel by default: on GPUs that have bf16, as those from Ampere on.
+
+    Source: Dao-AILab/flash-attention, README: from Ampere on, and MI200 and MI300 of AMD.
+    """
+    return site.gpu.name != CPU and "bf16" in site.gpu.peak_flops
 
 
 def check_gpus(cluster: Cluster, number: object) -> int:

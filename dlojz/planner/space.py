@@ -24,7 +24,7 @@ from dlojz.config.fields import LayoutFields
 from dlojz.config.run_compatibility import RUN
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import CHECKPOINTING, OFFLOAD, SCHEDULES, Layouts
-from dlojz.cost_model.layouts import CONTEXT_EXCHANGES, WORDS, Integers
+from dlojz.cost_model.layouts import CONTEXT_EXCHANGES, WORDS, Integers, usual_kernel
 from dlojz.hardware import Precision
 from dlojz.planner.planned_model import OFFERS, Offer, Subject
 from dlojz.planner.question import Question
@@ -141,6 +141,9 @@ class Space:
             "gradient_bytes": _of_offers(lambda offer: offer.gradient_bytes(precision))[engine],
             "dropout": _of_offers(lambda offer: int(offer.dropout))[engine],
             "fused_attention": int(self.question.fused_attention),
+            "attention_kernel": _of_offers(lambda offer: usual_kernel(offer.costed[0], self.question.cluster.gpu))[
+                engine
+            ],
             "fused_loss": int(self.question.fused_loss),
             "tensor_overlap": columns["sequence_parallel"],  # Megatron-LM, arguments.py: only with it
             "embedding_slots": (
@@ -153,7 +156,24 @@ class Space:
                 == 2
             ).astype(int),
         }
-        return Layouts.of(precision=precision, **(cost_columns | dict(self.question.columns)))
+        cost_columns |= dict(self.question.columns)
+        if "zero_shards" in cost_columns:
+            cost_columns["zero_shards"] = columns["dp"] * columns["cp"] // self.state_copies(columns)
+        return Layouts.of(precision=precision, **cost_columns)
+
+    def state_copies(self, columns: Mapping[str, Integers]) -> Integers:
+        """Count the groups of replicas that hold a copy of the sharded states each (HSDP): 1 where all share one."""
+        offered = columns["zero"] >= _of_offers(lambda offer: offer.hybrid)[columns["engine"]]
+        return np.where(offered, copies_of(columns["dp"], columns["cp"], self.question.columns), 1)
+
+
+def copies_of(dp: Any, cp: Any, columns: Mapping[str, int]) -> Any:
+    """Count the copies of sharded states where a question's columns ask for shards over so many of dp · cp ranks.
+
+    Shards are as near to that as replicas and ranks can be divided; of numbers or arrays.
+    """
+    wanted = columns.get("zero_shards", 0)  # 0: gcd(n, 0) = n, so that all ranks share one copy
+    return np.gcd(dp, dp * cp // np.gcd(dp * cp, wanted))
 
 
 def _of_offers(fact: Callable[[Offer], Any]) -> NDArray[Any]:

@@ -124,7 +124,7 @@ class Here(Summary):
                     fr=f"{self.model} sur {self.ranks} processus de cette machine, batch {self.batch}",
                 ),
             ),
-            (say(en="machine", fr="machine"), f"{self.machine.processor}, {self.machine.date}"),
+            (say(en="machine", fr="machine"), f"{self.machine.processor}, {self.machine.words(self.ranks)}"),
             (
                 say(en="searched", fr="cherché"),
                 say(
@@ -169,6 +169,8 @@ class Here(Summary):
             "batch": self.batch,
             "processor": self.machine.processor,
             "calibrated": self.machine.date,
+            "calibration_age_s": self.machine.age_s,
+            "calibration_noise": self.machine.noise(self.ranks),
             "layouts": len(self.rows),
             "refused": dict(self.refused),
             "rows": [

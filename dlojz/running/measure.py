@@ -25,11 +25,11 @@ from typing import Any, Final
 
 from dlojz.base.display_hook import wanted
 from dlojz.base.errors import LabError
-from dlojz.base.language import decimal, refusal, say
+from dlojz.base.language import refusal, say
 from dlojz.base.machine import cores_available, machine_limit, processor_name
 from dlojz.config.run_compatibility import or_none, stage_refusal
 from dlojz.config.run_config import RunConfig
-from dlojz.cost_model.measured_machine import Measured, Setup, default_path, read_measured, write_measured
+from dlojz.cost_model.measured_machine import DATE_FORMAT, Measured, Setup, default_path, read_measured, write_measured
 from dlojz.cost_model.measuring import WINDOW_S, WINDOWS, measure_rank
 from dlojz.cost_model.measuring_kernels import measure_kernels
 from dlojz.hardware.gpus import CPU, device_of_driver
@@ -157,9 +157,10 @@ def measure_machine(
         machine=platform.node() or "local",
         processor=title,
         gpu=gpu.name if on_gpu and (gpu := device_of_driver(title)) else CPU,  # whose peaks are measured
+        multiprocessors=torch.cuda.get_device_properties(0).multi_processor_count if on_gpu else 1,
         cores=cores_available(),
         memory_bytes=memory,
-        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        date=datetime.now(UTC).strftime(DATE_FORMAT),
         versions=_versions(),
         load=load,
         setups=tuple(setups),
@@ -273,13 +274,11 @@ def calibrated(
 
 
 def _reused(prior: Measured) -> str:
-    """Say how old the measurements are, how busy the machine then was, and how to measure again."""
-    load = decimal(prior.load, 1)
+    """Say how old the measurements are, how noisy, how busy the machine then was, and how to measure again."""
+    words = prior.words(prior.setups[-1].ranks)
     return say(
-        en=f"This machine as measured on {prior.date}, with a load of {load}; calibrated(…, fresh=True) or "
-        "`dlojz calibrate` measures it again.",
-        fr=f"Cette machine telle que mesurée le {prior.date}, sous une charge de {load} ; calibrated(…, fresh=True) ou "
-        "`dlojz calibrate` la mesure de nouveau.",
+        en=f"This machine, {words}; calibrated(…, fresh=True) or `dlojz calibrate` measures it again.",
+        fr=f"Cette machine, {words} ; calibrated(…, fresh=True) ou `dlojz calibrate` la mesure de nouveau.",
     )
 
 

@@ -9,8 +9,12 @@ import pytest
 
 from dlojz.base.errors import LabError
 from dlojz.cli.collectives import calibrate_command
-from dlojz.cost_model.measured_machine import read_measured
+from dlojz.cost_model.measured_machine import Measured, read_measured, write_measured
 from dlojz.cost_model.measuring import ATTENTION, CONVOLUTIONS, HALF, MESSAGES, PASSES, PRODUCTS, UPDATES, count_engines
+from dlojz.hardware import gpu
+from tests.planner.test_here import setup_of as of_a_cpu
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_two_ranks_are_measured_kept_and_shown(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -41,3 +45,17 @@ def test_calibrate_command_refuses_an_unknown_device_and_a_missing_file(tmp_path
         calibrate_command(["--device", "tpu"])
     with pytest.raises(LabError, match="run `dlojz calibrate` first"):
         calibrate_command(["--show", "--output", str(tmp_path / "none.json")])
+
+
+def test_calibrate_command_writes_the_file_of_a_gpu(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    record = ROOT / "benchmarks/records/gpu-nvidia-h100-80gb-hbm3/time-calibration.json"
+    measured = Measured.from_dict(json.loads(record.read_text(encoding="utf-8"))["result"])
+    kept, gpu_file = tmp_path / "record.json", tmp_path / "card.toml"
+    write_measured(kept, measured)
+    assert calibrate_command(["--show", "--output", str(kept), "--gpu-file", str(gpu_file)]) == 0
+    assert "residual" in capfd.readouterr().out
+    card = gpu(str(gpu_file))
+    assert card.kernel_s == pytest.approx(3.148e-6) and len(card.product_flops["bf16"]) > 100
+    write_measured(kept, measured.model_copy(update={"setups": (of_a_cpu(1),)}))
+    with pytest.raises(LabError, match="no GPU: run `dlojz calibrate --device cuda`"):
+        calibrate_command(["--show", "--output", str(kept), "--gpu-file", str(gpu_file)])

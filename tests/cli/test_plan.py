@@ -51,6 +51,18 @@ def test_plan_command_shows_the_best_the_front_the_refusals_and_the_tree(capfd: 
     assert "Front de Pareto" in capfd.readouterr().out
 
 
+def test_plan_command_says_loudly_what_of_a_device_nobody_measured(capfd: pytest.CaptureFixture[str]) -> None:
+    told = _json(capfd, *GPT2, "--device", "l40s", "--top", "1")
+    names = ["products.bf16", "launch_s", "pass_bandwidth", "attention.flash2"]
+    assert told["class_defaults"] == names and told["calibration"] == "typical"
+    assert _json(capfd, *GPT2, "--top", "1")["class_defaults"] == []
+    use_language("fr")
+    assert plan_command([*GPT2, "--device", "l40s", "--top", "1"]) == DONE
+    assert "non mesuré" in capfd.readouterr().out
+    with pytest.raises(LabError, match=r"il n’y a pas de fichier 'my\.toml'"):
+        plan_command([*GPT2, "--device", "my.toml"])
+
+
 def test_plan_command_why_tells_the_reason_and_fails_if_it_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     assert plan_command([*GPT2, "--why", "tp=4, micro_batch=3"]) == FAILED
     assert "a batch of 32 is no multiple of dp × micro-batch" in capfd.readouterr().out

@@ -10,18 +10,37 @@ import pytest
 
 from benchmarks.fit_cost_model import RECIPES, fitted, rows_of, write_profile
 from dlojz.base.errors import LabError
-from dlojz.cost_model.calibration import BOUNDS, Calibration, calibration, profile
+from dlojz.cost_model.calibration import (
+    BOUNDS,
+    Calibration,
+    Product,
+    calibration,
+    class_defaults,
+    default_words,
+    measured_reach,
+    nearest_mean,
+    of_gpu,
+    on_gpu,
+    profile,
+    typical,
+)
 from dlojz.cost_model.fit import FITTED_TABLES, fitted_half, is_fitted, predicted_s, usable
-from dlojz.cost_model.measured_machine import from_measurements
-from dlojz.cost_model.validation import LEFT_OUT
-from dlojz.cost_model.workload import Product, product_s
+from dlojz.cost_model.measured_machine import Measured, from_measurements
+from dlojz.cost_model.measuring_kernels import measured_gpu
+from dlojz.cost_model.validation import LEFT_OUT, validate
+from dlojz.cost_model.workload import product_s
 from dlojz.hardware import gpu
+from dlojz.hardware.clusters import FOLDER as FOLDER_OF_CLUSTERS
 from dlojz.hardware.evidence import TABLES, table
+from dlojz.hardware.gpus import write_gpu
 
 
 def test_calibration_has_at_most_a_dozen_parameters() -> None:
     assert len(BOUNDS) <= 12
     assert tuple(Calibration("x").values) == tuple(BOUNDS)
+
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("name", sorted(RECIPES))
@@ -124,3 +143,81 @@ def test_a_fit_without_each_table_is_shipped_with_nothing_on_a_bound() -> None:
         for values, key in ((values, key) for values in fits for key in one.free):
             slack = 0.01 * (BOUNDS[key].high - BOUNDS[key].low)
             assert BOUNDS[key].low + slack < values[key] < BOUNDS[key].high - slack, (name, key)
+
+
+def test_typical_is_the_median_of_the_shipped_profiles() -> None:
+    profiles = [calibration(name) for name in ("a100", "h100", "v100")]
+    for name in BOUNDS:
+        assert getattr(typical(), name) == sorted(getattr(values, name) for values in profiles)[1]
+    assert of_gpu(gpu("l40s")) is typical() and of_gpu(gpu("h200")) is calibration("h100")
+
+
+MEASURED = replace(
+    gpu("l40s"), product_flops={"bf16": {(4096, 4096, 4096): 200e12, (512, 512, 512): 50e12}}, launch_s=9e-6,
+    pass_bytes_per_s=0.9 * 864e9,
+)  # fmt: skip
+
+
+def test_a_measured_product_takes_what_was_measured_with_its_kernel() -> None:
+    for (m, n, k), rate in MEASURED.product_flops["bf16"].items():
+        product = Product(m, n, k)
+        for precision in ("bf16", "fp16"):  # measured in bf16, of one peak
+            seconds = product_s(product, MEASURED, typical(), precision) + MEASURED.kernel_s
+            assert seconds == pytest.approx(product.flops / rate)
+    # Half way between two sizes in logarithms, each counts the same: the geometric mean of their shares.
+    shares = [measured_reach(Product(n, n, n), MEASURED, typical(), "bf16") for n in (512, 4096)]
+    between = nearest_mean((1447, 1447, 1447), {(512, 512, 512): shares[0], (4096, 4096, 4096): shares[1]})
+    assert between == pytest.approx((shares[0] * shares[1]) ** 0.5, rel=0.01)
+    assert measured_reach(Product(512, 512, 512), MEASURED, typical(), "fp32") is None
+
+
+def test_on_gpu_puts_what_a_file_measured_before_the_profile() -> None:
+    assert on_gpu(typical(), MEASURED) == replace(typical(), memory_efficiency=0.9 * 864e9 / 864e9, launch_s=9e-6)
+    assert on_gpu(typical(), gpu("l40s")) is typical()
+    with pytest.raises(LabError, match="memory_efficiency is of the memory's bandwidth"):
+        on_gpu(typical(), replace(MEASURED, pass_bytes_per_s=0.1 * 864e9))
+
+
+def test_class_defaults_names_what_nobody_measured() -> None:
+    l40s = gpu("l40s")
+    names = ("products.bf16", "launch_s", "pass_bandwidth", "attention.flash2")
+    assert class_defaults(typical(), l40s, "bf16", "flash2") == names
+    assert class_defaults(typical(), replace(MEASURED, left_out=()), "bf16", None) == ()
+    assert class_defaults(calibration("h100"), gpu("h100"), "bf16", "cudnn") == ()
+    assert class_defaults(calibration("a100"), gpu("a100-80"), "bf16", "cudnn") == ("attention.cudnn",)
+    assert "products.bf16, launch_s, pass_bandwidth, attention.flash2 of L40S 48 GB" in default_words(names, l40s)
+    assert default_words((), l40s) == ""
+
+
+def test_measured_gpu_describes_the_gpu_of_a_record(tmp_path: Path) -> None:
+    """An H200, recorded on a GPU; its figures are worked out from the record by hand."""
+    record = json.loads((ROOT / "benchmarks/records/gpu-nvidia-h200/time-calibration.json").read_text(encoding="utf-8"))
+    chip = measured_gpu(Measured.from_dict(record["result"]))
+    assert (chip.name, chip.generation, chip.left_out) == ("nvidia-h200", "h200", ())
+    assert chip.kernel_s == pytest.approx(3.064e-6, rel=1e-3)  # a product's gradient, the sixth of eleven
+    assert chip.pass_bytes_per_s == pytest.approx(805306368 / 0.0001873935014)  # the middle one of three sums
+    assert chip.memory_bytes == gpu("h200").memory_bytes and chip.attention_flops == gpu("h200").attention_flops
+    # 8192³ in 40 ms windows is 0.84 of what a few calls after a pause suggest: all rates are those after work.
+    assert max(chip.product_flops["bf16"].values()) == pytest.approx(713.8e12, rel=1e-3)
+    write_gpu(tmp_path / "nvidia-h200.toml", chip)
+    assert gpu(str(tmp_path / "nvidia-h200.toml")) == chip
+    with pytest.raises(LabError, match=r"is of a CPU, no GPU: run `dlojz calibrate --device cuda`"):
+        kernels = [timing for timing in record["result"]["setups"][0]["timings"] if timing[0] != "kernel"]
+        setups = [{"ranks": 1, "timings": kernels, "points": []}]
+        measured_gpu(Measured.from_dict({**record["result"], "processor": "a CPU", "setups": setups}))
+
+
+def test_validate_takes_rows_and_a_gpu_from_files_alone(tmp_path: Path) -> None:
+    text = (FOLDER_OF_CLUSTERS / "template.toml").read_text(encoding="utf-8")
+    (tmp_path / "mine.toml").write_text(text.replace('gpu = "a100-80"', 'gpu = "card.toml"'), encoding="utf-8")
+    write_gpu(tmp_path / "card.toml", replace(MEASURED, constants={
+        **gpu("l40s").constants, "products.bf16": gpu("b200").constants["products.bf16"]}))  # fmt: skip
+    (tmp_path / "rows.csv").write_text(
+        "row,cluster,engine,layers,hidden,heads,vocabulary,sequence_length,gpus,dp,micro_batch,global_batch,"
+        "checkpointing,precision,step_s\na,mine.toml,megatron-core,4,1024,16,32000,1024,8,8,2,16,none,bf16,0.1\n",
+        encoding="utf-8",
+    )
+    result = validate(str(tmp_path / "rows.csv"))
+    assert result.profile == "typical" and result.held == result.rows and result.rows[0].predicted_s > 0
+    slower = validate(str(tmp_path / "rows.csv"), gpu("a10g"))
+    assert slower.rows[0].predicted_s > result.rows[0].predicted_s and slower.profile == "typical"

@@ -15,7 +15,7 @@ from dlojz.base.errors import LabError
 from dlojz.by_hand.collectives.running import TimedMessage
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import measured_machine, measuring
-from dlojz.cost_model.calibration import Calibration
+from dlojz.cost_model.calibration import Calibration, Product
 from dlojz.cost_model.measured_machine import (
     Measured,
     Setup,
@@ -42,7 +42,7 @@ from dlojz.cost_model.measuring import (
     _window_on_gpu_s,
     chained,
 )
-from dlojz.cost_model.workload import Product, product_s
+from dlojz.cost_model.workload import product_s
 from dlojz.hardware import gpu
 from dlojz.hardware.links import bus_factor
 from dlojz.processes.forks import first_failure, spmd
@@ -147,12 +147,12 @@ def test_measure_engines_lets_ranks_meet_for_four_windows(monkeypatch: pytest.Mo
     monkeypatch.setattr(torch, "mm", lambda *_: computed.append(None))
     monkeypatch.setattr(dist, "all_reduce", lambda message, group=None: sent.append(message.numel()))
     found = measuring.measure_engines(windows=3, window_s=0.05)
-    assert [one.what for one in found] == ["chain", "parts", "meeting", "straggler"]
-    assert sent == [2**14] * 120 + [2 * 120] + [2**14] * 11 + [2 * 11]
-    assert len(computed) == 120 * MEETING_PRODUCTS + 11 * LONG_PRODUCTS
+    assert [one.what for one in found] == ["chain", "parts", "meeting", "straggler", "straggler"]
+    assert sent == [2**14] * 120 + [2 * 120] + 2 * ([2**14] * 11 + [2 * 11])
+    assert len(computed) == 120 * MEETING_PRODUCTS + 11 * sum(LONG_PRODUCTS)
     sent.clear()
     measuring.measure_engines(windows=1, window_s=0.05)
-    assert sent == [2**14] * 41 + [2 * 41] + [2**14] * 11 + [2 * 11]
+    assert sent == [2**14] * 41 + [2 * 41] + 2 * ([2**14] * 11 + [2 * 11])
 
 
 def test_by_turns_takes_the_mean_of_the_ranks_and_the_median_of_three_windows(
@@ -201,6 +201,27 @@ def test_tensor_parallelism_of_two_ranks_of_four_waits_as_pairs_do(machine: Meas
         bare, whole = local_parts(machine, config), local_parts(rich, config)
         messages = measured_machine._tensor_messages(config)
         assert float(whole.tensor[0] - bare.tensor[0]) == pytest.approx(messages * (waited_s - ranks * ALPHA_S))
+    # A stage's message is met by the next one alone: forward and backward of three micro-batches.
+    config = RunConfig.of(model="gpt_tiny", micro_batch=8, micro_batches=3, pp=4, schedule="1f1b")
+    bare, whole = local_parts(machine, config), local_parts(rich, config)
+    assert float(whole.pipeline[0] - bare.pipeline[0]) == pytest.approx(2 * 3 * (pairs_s - 2 * ALPHA_S))
+
+
+def test_an_engine_of_two_ranks_of_four_costs_what_it_did_on_two_while_all_share_the_cores(machine: Measured) -> None:
+    """Launches of four ranks take twice as long: so does what FSDP2 costs two of them."""
+    block_s, tensor_s, other_s = 1e-3, 1e-4, 7.0
+    sizes = ((2, 8), (8, 32), (8, 160))
+    of_two = [Timed("fsdp2", size, block_s * size[0] + tensor_s * size[1], "fsdp2") for size in sizes]
+    of_four = [Timed("fsdp2", size, other_s, "fsdp2") for size in sizes]
+    alone, two, four = machine.setups
+    rich = machine.model_copy(update={"setups": (
+        alone, Setup(ranks=2, timings=(*two.timings, *of_two), points=two.points),
+        Setup(ranks=4, timings=(*four.timings, *of_four), points=four.points),
+    )})  # fmt: skip
+    config = RunConfig.of(model="gpt_tiny", micro_batch=8, dp=2, tp=2, zero=2)
+    found = local_parts(rich, config).data[0] - local_parts(machine, config).data[0]
+    tensors = measured_machine.tensors_of(config.model, None, config.sequence_length, config.num_classes)
+    assert float(found) == pytest.approx(2 * (block_s * tensors.blocks + tensor_s * tensors.tensors))
 
 
 @pytest.fixture(scope="module")
@@ -394,17 +415,18 @@ def test_what_a_chain_takes_beyond_its_parts_is_taken_by_all_that_computes(machi
 def test_local_parts_let_ranks_come_apart_under_ddp_and_meet_under_fsdp2(
     machine: Measured,
 ) -> None:
-    """A meeting takes 3 ms after 16 ms of work and 27 ms after 16 times that: 0.1 s per second."""
-    short_s, work_s, growth = 3e-3, LONG_PRODUCTS * 4e-3, 0.1
-    longer_s = short_s + growth * work_s * (1 - MEETING_PRODUCTS / LONG_PRODUCTS)
-    met = Timed("meeting", (), short_s, "meeting")
-    apart = Timed("straggler", (round(1e6 * work_s),), longer_s, "meeting after longer work")
+    """A meeting takes 3 ms after 16 ms of work, and 0.08 and 0.12 s more per second of 16 and 64 times that."""
+    short_s, growth = 3e-3, 0.1
+    met, apart = Timed("meeting", (), short_s, "meeting"), list[Timed]()
+    for products, slope in zip(LONG_PRODUCTS, (0.08, 0.12), strict=True):
+        longer_s = short_s + slope * 4e-3 * (products - MEETING_PRODUCTS)
+        apart.append(Timed("straggler", (4000 * products,), longer_s, "meeting after longer work"))
     own = setup_of(2)
     bare, rich = (
         machine.model_copy(
             update={"setups": (setup_of(1), Setup(ranks=2, timings=(*own.timings, *more), points=own.points))}
         )
-        for more in ((met,), (met, apart))
+        for more in ((met,), (met, *apart))
     )
     assert site(bare, 2).straggling == 0
     assert site(rich, 2).straggling == pytest.approx(growth)

@@ -10,7 +10,13 @@ import pytest
 from dlojz import models
 from dlojz.config.run_config import RunConfig
 from dlojz.cost_model import Layouts, calibration, estimate, memories, workload
-from dlojz.cost_model.layout_memory import in_flight, layer_activation_bytes, states_of
+from dlojz.cost_model.layout_memory import (
+    dummy_gradient_bytes,
+    gathered_key_bytes,
+    in_flight,
+    layer_activation_bytes,
+    states_of,
+)
 from dlojz.cost_model.passes import stages_of
 from dlojz.cost_model.step import weights_of
 from dlojz.hardware import cluster
@@ -208,6 +214,34 @@ def test_a_decoder_with_wider_heads_has_its_parameters(model: str) -> None:
     assert workload(model).num_parameters + width == models.describe(model).parameters  # the last norm
 
 
+def test_dummy_gradients_are_one_buffer_for_each_shape_of_a_weight() -> None:
+    """Of Llama-3-8B: 6144·h + h·h + 28672·h + h·14336 + 128256·h elements of 2 bytes, over tp; of GPT with tp 4 the
+    MLP's two matrices are h × h both, as attention's output is with tp 1 alone."""
+    llama = DecoderSize(32, 4096, 32, 128256, 8192, 14336, 8, gated=True, tied=False, biased=False, positions="none")
+    gpt = DecoderSize(2, 1024, 16, 50304, 1024)
+    columns = {"engine": "megatron-core", "tp": [1, 4], "zero": 1, "sequence_parallel": 1, "fused_attention": 1}
+    whole = np.array([1.0, 32.0, 1.0])
+    known = dummy_gradient_bytes(llama, Layouts.of("bf16", **columns), whole)
+    assert known.tolist() == [2 * (6144 + 4096 + 28672 + 14336 + 128256) * 4096 / tp for tp in (1, 4)]
+    middle = dummy_gradient_bytes(gpt, Layouts.of("bf16", **columns), np.array([0.0, 2.0, 0.0]))
+    assert middle.tolist() == [2 * (3 + 1 + 4 + 4) * 2**20, 2 * (0.75 + 0.25 + 1) * 2**20]
+    older = Layouts.of("bf16", **columns, transformer_engine=113)
+    assert not dummy_gradient_bytes(llama, older, whole).any()
+    # Nor has a fused Adam a temporary: of torch's the peak at the end is 4 bytes per parameter of the shard higher.
+    work = workload(DecoderSize(2, 4096, 32, 1000, 16))
+    plain, fused = (memories(work, Layouts.of("bf16", **columns, fused_optimizer=flag)) for flag in (0, 1))
+    assert np.all(plain.total_bytes > fused.total_bytes) and np.all(plain.optimizer == fused.optimizer)
+
+
+def test_checkpointed_every_keeps_the_mean_of_its_layers() -> None:
+    work = workload(DecoderSize(4, 4096, 32, 1000, 2048))
+    none, second, full = (
+        memories(work, Layouts.of(checkpointing=kind, checkpointed_every=every)).activations[0]
+        for kind, every in (("none", 1), ("full", 2), ("full", 1))
+    )
+    assert second == pytest.approx((none + full) / 2)
+
+
 V3 = DecoderSize(61, 7168, 128, 129280, 4096, mlp_width=18432, gated=True, tied=False, biased=False, positions="none",
                  experts=256, top_k=8, expert_width=2048, shared_experts=1, dense_layers=3, head_width=128, latent=512,
                  query_latent=1536, rotated_width=64)  # fmt: skip
@@ -255,3 +289,12 @@ def test_experts_are_spread_over_the_tensor_parallel_ranks_which_do_not_cut_them
     states = memories(work, layouts)
     assert states.weights == pytest.approx(2 * weights)
     assert states.optimizer == pytest.approx(np.full(3, 12 * work.num_parameters / 256))
+
+
+def test_gathered_key_bytes_grow_with_the_whole_sequence() -> None:
+    """405 B over tp 8 · cp 8 in torch: 2048 elements of 16 heads; 2 · 2 bytes of 262,144 tokens, and 28 of 32,768."""
+    size = DecoderSize(126, 16384, 128, 128256, 262144, 53248, 8, gated=True, tied=False, biased=False)
+    layouts = Layouts.of("bf16", engine=["torchtitan", "llama", "nemo", "torchtitan"], tp=8, cp=[8, 8, 8, 1])
+    counted = gathered_key_bytes(size, layouts) * 32768
+    gathered = 8 * 128 * 262144  # keys of a rank, values, and the gradients of both: 2 bytes each
+    assert counted.tolist() == [4 * 2048 * 262144 + 28 * 2048 * 32768, gathered, 0, 0]

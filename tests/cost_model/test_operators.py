@@ -10,21 +10,28 @@ import pytest
 
 from dlojz import models
 from dlojz.cost_model import Layouts, calibration, workload
-from dlojz.cost_model.calibration import Calibration
-from dlojz.cost_model.passes import all_to_all_s, kind_times, message_times, passes_of, ring_times
+from dlojz.cost_model.calibration import Calibration, Product, wave_efficiency
+from dlojz.cost_model.passes import (
+    all_to_all_s,
+    channel_share,
+    exchange_times,
+    kind_times,
+    message_times,
+    passes_of,
+    ring_times,
+)
 from dlojz.cost_model.workload import (
     Cut,
     FusedAttention,
     LayerOperator,
-    Product,
     attention_core,
     fused_attention_s,
     layer_operators,
+    mixture_operators,
     operators_s,
     padded_vocabulary,
     product_operator,
     product_s,
-    wave_efficiency,
 )
 from dlojz.hardware import cluster, gpu
 from dlojz.hardware.decoder_size import DecoderSize
@@ -73,8 +80,9 @@ def test_a_small_layer_is_bound_by_launching_its_kernels() -> None:
 
 def test_the_bytes_of_all_passes_add_up() -> None:
     passes = [LayerOperator("pass", forward_bytes=each, backward_bytes=2 * each) for each in (1e9, 3e9)]
-    memory = A100.memory_bytes_per_s * PLAIN.memory_efficiency
-    assert operators_s(passes, A100, PLAIN, "fp16") == pytest.approx((4e9 / memory, 8e9 / memory), rel=1e-12)
+    memory, kernel = A100.memory_bytes_per_s * PLAIN.memory_efficiency, A100.kernel_s
+    expected = 4e9 / memory + 2 * kernel, 8e9 / memory + 4 * kernel  # backward launches two for each
+    assert operators_s(passes, A100, PLAIN, "fp16") == pytest.approx(expected, rel=1e-12)
 
 
 def test_layer_operators_count_the_slowest_rank_where_tp_does_not_divide_heads() -> None:
@@ -126,8 +134,8 @@ def test_ring_times_of_keys_and_values_are_one_forward_and_two_backward() -> Non
     around = partial(ring_times, kind, cluster=selene, precision="fp16", core_s=(1.0, 1.0))
     assert around(Cut(2, cp=4), calibration=none) == pytest.approx((ring, 2 * ring), rel=1e-12)
     assert around(Cut(2), calibration=none) == (0.0, 0.0)
-    # Beside attention, four of a node's eight ranks take half of what all would; Llama 3 gathers before it computes.
-    share = (1 - found.overlap) / 2
+    # Beside attention, all channels run in a node; Llama 3 gathers before it computes.
+    share = 1 - found.overlap
     assert around(Cut(2, cp=4), calibration=found) == pytest.approx((share * ring, 2 * share * ring), rel=1e-12)
     assert around(Cut(2, cp=4, rings=False), calibration=found) == pytest.approx((ring, 2 * ring), rel=1e-12)
     # torch's hands gradients on in fp32, four times, of which the last has nothing beside it.
@@ -141,6 +149,59 @@ def test_ring_times_of_keys_and_values_are_one_forward_and_two_backward() -> Non
     cut = Cut(2, tp=2, cp=4)
     assert message_times(kind, cut, selene, found) == pytest.approx((2 * one, 2 * one), rel=1e-12)
     assert around(cut, calibration=none) == pytest.approx((half, 2 * half), rel=1e-12)
+
+
+MIXTURE = DecoderSize(
+    2, 64, 4, 512, 32, mlp_width=96, gated=True, biased=False, positions="none", experts=8, top_k=2
+)  # fmt: skip
+
+
+def test_mixture_operators_move_rows_twice_each_way_and_in_fp8_pad_and_cast_them() -> None:
+    """2 samples of 32 tokens, 2 experts each: 128 rows of 64; 4 experts of a rank, of 2 ranks, so 32 rows of each."""
+    operators = mixture_operators(MIXTURE, Cut(2, ep=2))
+    rows, tokens = 128 * 64, 64 * 64
+    moved = {one.name: one.forward_bytes for one in operators if one.name.startswith(("dispatch", "combine"))}
+    # Permutation 1 reads a token once and writes it twice; permutation 2 reads and writes each row; and back.
+    once, sorted_rows = 2 * (rows + tokens), 4 * rows
+    assert moved == {
+        "dispatch": once,
+        "dispatch, by expert": sorted_rows,
+        "combine": once,
+        "combine, by expert": sorted_rows,
+    }
+    products = {one.name: (one.forward, one.kernels) for one in operators if one.forward}
+    assert products["experts, up"] == ((Product(32, 192, 64, 4),), 4), "each expert is a kernel"
+    assert products["experts, down"] == ((Product(32, 64, 96, 4),), 4)
+    narrow = {one.name: one for one in mixture_operators(MIXTURE, Cut(2, ep=2, narrow=True))}
+    assert narrow["dispatch, padding"].forward_bytes == 4 * rows == narrow["combine, padding"].backward_bytes
+    assert narrow["experts, up"].kernels == 12, "greatest value, cast, product"
+    # The last one is that of the MLP's rows, 128 of 96.
+    assert narrow["cast of rows"].forward_bytes == 2 * 128 * 96
+    # One expert of a rank needs no second sort.
+    assert not any("by expert" in one.name for one in mixture_operators(MIXTURE, Cut(2, ep=8)))
+
+
+def test_mixture_operators_of_tensor_parallel_ranks_each_have_their_tokens() -> None:
+    """Experts are not cut: 2 ranks with 32 tokens each, experts over 4 of the ranks: as many rows as over 2 with 64."""
+    half = {one.name: one for one in mixture_operators(MIXTURE, Cut(2, tp=2, sequence_parallel=True, ep=4))}
+    assert half["experts, up"].forward == (Product(32, 192, 64, 2),)
+    assert half["dispatch"].forward_bytes == 2 * (64 + 32) * 64
+
+
+def test_exchange_times_follow_the_dispatcher() -> None:
+    """16 ranks on two nodes: half of the rows leave the node; sent once, a token's two go there with the chance 3/4."""
+    found, selene = calibration("a100"), cluster("selene")
+    kind = workload(MIXTURE).kinds[1]
+    waited = 2 * float(all_to_all_s(selene, found, 2 * 2 * 64 * 64 * 2, 16))
+    times = partial(exchange_times, kind, cluster=selene, calibration=found, precision="bf16", computing_s=(1.0, 2.0))
+    assert times(Cut(4, ep=16)) == (waited, waited)
+    hidden = (1 - found.overlap) * float(channel_share(selene, 16)) * waited
+    assert times(Cut(4, ep=16, dispatcher=1)) == pytest.approx((hidden, hidden))
+    # Two tensor-parallel ranks hand over half of the tokens each.
+    assert times(Cut(8, tp=2, ep=16)) == (waited, waited)
+    assert times(Cut(4)) == (0.0, 0.0)
+    many, once = (float(all_to_all_s(selene, found, 1e12, 16, 1, copies)) for copies in (1, 2))
+    assert once / many == pytest.approx(3 / 4, rel=1e-3)  # 2 · (1 − 1/4)/2 of half, instead of half
 
 
 def test_torch_s_ring_repeats_keys_and_values_for_all_heads() -> None:

@@ -12,7 +12,16 @@ from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.cost_model import Layouts, calibration, estimate, simulate, workload
 from dlojz.cost_model.layouts import ENGINES, LOSSES, distinct, losses
-from dlojz.cost_model.passes import collective_s, exposed_s, neighbour_s, stages_of
+from dlojz.cost_model.passes import (
+    channel_share,
+    collective_s,
+    cuts_of,
+    exposed_s,
+    kind_times,
+    neighbour_s,
+    passes_of,
+    stages_of,
+)
 from dlojz.cost_model.step import HOST_LINK_BYTES_PER_S, DataMessages, gathered_s, step_parts, tied_s
 from dlojz.hardware import cluster
 from dlojz.hardware.decoder_size import DecoderSize
@@ -138,6 +147,52 @@ def test_exposed_s_by_overlap_lies_between_the_sum_and_the_longer() -> None:
     assert full == pytest.approx([0.2, 0.4, 1.0 + 3.0])
 
 
+def test_exposed_s_charges_the_channels_that_run_and_not_the_seconds_of_a_slow_wire() -> None:
+    """Four seconds with a quarter of the channels take of the products what one second with all of them does."""
+    all_run, quarter = exposed_s(1.0, 9.0, 0.5), exposed_s(4.0, 9.0, 0.5, 0.0, 1.0)
+    assert float(all_run) == float(quarter) == 0.5
+    assert float(exposed_s(4.0, 3.0, 0.5, 0.25, 1.0)) == 1.0 + 0.5 * 0.75  # the edge bare, the rest within 3 s
+    assert float(exposed_s(4.0, 9.0, 0.0, 0.0, 1.0)) == 4.0, "nothing is hidden"
+
+
+def test_channel_share_is_the_network_s_rate_over_the_links_and_1_in_a_node() -> None:
+    """Selene: 8 cards carry so much of a node, NVLink so much of a GPU; of 8 groups each has an eighth."""
+    share = SELENE.inter.bytes_per_s("all_gather", 2) / SELENE.intra.bytes_per_s("all_gather", 8)
+    assert 0.5 < share < 1
+    assert channel_share(SELENE, [8, 16, 16], [1, 1, 8]).tolist() == pytest.approx([1.0, share, share / 8])
+    assert channel_share(cluster("fms_a100"), 16).tolist() == pytest.approx(40 / 227, rel=1e-6)
+
+
+def test_gathered_s_of_hybrid_sharding_gathers_in_a_node_and_sums_shards_between_copies() -> None:
+    """dp 64 over 8 GPUs of a node each: 2 GB are gathered in the node; of 4 GB of gradients a rank sums an eighth over
+    the 8 nodes, while its 7 neighbours do the same."""
+    some = Layouts.of("bf16", dp=64, zero=3, zero_shards=[8, 64], engine="composer", overlap=1, gradient_bytes=4)
+    sent = gathered_s(np.full(2, 1e9), SELENE, some, FOUND)
+    gather, scatter = (
+        float(collective_s(kind, SELENE, FOUND, size, 8))
+        for kind, size in (("all_gather", 2e9), ("reduce_scatter", 4e9))
+    )
+    summed = float(collective_s("all_reduce", SELENE, FOUND, 4e9 / 8, 8, 8))
+    assert sent.forward[:, 0].tolist() == pytest.approx([gather, gather])  # all channels run in a node
+    assert sent.backward[0, 0] == pytest.approx(gather + scatter + summed)
+    assert sent.backward[1, 0] == pytest.approx(gather + scatter + summed * float(channel_share(SELENE, 8, 8)))
+    assert sent.forward[0, 1] == pytest.approx(float(collective_s("all_gather", SELENE, FOUND, 2e9, 64)))
+    # ZeRO-1: once per step; without ZeRO over how many ranks nothing is sharded does not count.
+    once = Layouts.of("bf16", dp=64, zero=[1, 0], zero_shards=8, engine="megatron-core", overlap=1, gradient_bytes=4)
+    sent = gathered_s(np.full(2, 1e9), SELENE, once, FOUND)
+    assert sent.last[0].tolist() == pytest.approx(
+        [scatter + summed, float(collective_s("all_reduce", SELENE, FOUND, 4e9, 64))]
+    )
+    assert sent.once[0].tolist() == pytest.approx([gather, 0.0])
+
+
+def test_gathered_s_of_experts_is_over_the_ranks_that_hold_the_same_ones() -> None:
+    """tp 2, dp 16: experts over 4 neighbours of the 32 ranks are held 8 times, 4 apart."""
+    some = Layouts.of("bf16", dp=16, tp=2, ep=4, zero=1, engine="megatron-core", overlap=1, gradient_bytes=2)
+    sent = gathered_s(np.full(1, 1e9), SELENE, some, FOUND, ep=some.ep)
+    assert float(sent.last[0, 0]) == pytest.approx(float(collective_s("reduce_scatter", SELENE, FOUND, 2e9, 8, 4)))
+
+
 def test_collective_s_of_a_gather_around_a_ring_grows_with_every_rank() -> None:
     """NCCL's LL128: 1.9 µs a step in a node, 4 µs between nodes; nothing else of an empty message grows with ranks."""
     for ranks in (128, 512):
@@ -157,7 +212,8 @@ def test_gathered_s_of_fsdp_pays_every_unit_and_reduces_in_its_own_type() -> Non
 
 
 def _beside(sent: DataMessages) -> Any:
-    return sent.forward + sent.backward
+    """Seconds of what runs beside computation; the second row are those of channels."""
+    return sent.forward[0] + sent.backward[0]
 
 
 def test_gathers_of_the_forward_are_not_hidden_behind_the_backward() -> None:
@@ -166,7 +222,7 @@ def test_gathers_of_the_forward_are_not_hidden_behind_the_backward() -> None:
     parts = step_parts(workload(SIZE), SELENE, some, FOUND)
     weights = np.array([float(workload(SIZE).num_parameters)])
     sent = gathered_s(weights, SELENE, some, FOUND, SIZE.layers + 2.0)
-    assert sent.forward[0] > parts.forward[0]
+    assert sent.forward[0, 0] > parts.forward[0]
     alone = exposed_s(_beside(sent), parts.forward + parts.backward, np.ones(1))
     assert parts.data[0] > alone[0]
 
@@ -174,8 +230,8 @@ def test_gathers_of_the_forward_are_not_hidden_behind_the_backward() -> None:
 def test_fsdp_in_a_pipeline_reduces_after_the_last_backward() -> None:
     some = Layouts.of("bf16", dp=8, pp=[1, 2], micro_batches=4, zero=3, engine="torchtitan", overlap=1)
     sent = gathered_s(np.full(2, 1e9), SELENE, some, FOUND, 26.0, 0.1)
-    assert np.asarray(sent.edge[2]).tolist() == [0.1, 1.0] and sent.last[1] > 0
-    assert sent.last[0] == 0, "without a pipeline every micro-batch reduces"
+    assert np.asarray(sent.edge[2]).tolist() == [0.1, 1.0] and sent.last[0, 1] > 0
+    assert sent.last[0, 0] == 0, "without a pipeline every micro-batch reduces"
 
 
 def test_estimate_of_torchs_checkpoint_does_not_compute_the_last_product_again() -> None:
@@ -289,6 +345,21 @@ def test_the_copies_of_a_tied_embedding_are_all_stages_but_one_apart(monkeypatch
     assert asked == [("all_reduce", [4 * 51200 * 2048 / 4] * 2, 2, [56, 8])]
 
 
+def test_stops_early_since_torch_2_1_without_reentrance() -> None:
+    """Before, FSDP computes a whole layer again; Megatron's checkpoint, which is its own, always does."""
+    work, site, profile = workload(DecoderSize(2, 4096, 32, 1000, 2048)), cluster("selene"), calibration("a100")
+    layouts = Layouts.of("bf16", engine=["composer", "composer", "megatron", "composer"], torch=[200, 201, 201, -1],
+                         fused_attention=1, eager=1, checkpointing="full")  # fmt: skip
+    passes = passes_of(work, site, layouts, profile)
+    cuts, places = cuts_of(layouts)
+    tails = [kind_times(work.kinds[1], cuts[place], site, profile, "bf16").tail for place in places]
+    saved = passes.forward[1] - passes.again[1]
+    assert saved.tolist() == pytest.approx([0.0, tails[1], 0.0, tails[3]], abs=1e-15) and tails[1] > 1e-4
+    assert passes_of(work, site, replace(layouts, checkpointed_every=layouts.dp + 1), profile).again[1] == (
+        pytest.approx(passes.again[1] / 2)
+    )
+
+
 def test_distinct_layouts_stand_for_all_that_differ_in_nothing_else() -> None:
     """Each layout has the kind of the first that equals it in every column but the ignored one."""
     layouts = Layouts.of(dp=[4, 2, 4, 4, 2], micro_batch=[1, 1, 2, 1, 3], micro_batches=[2**23, 1, 2**23, 5, 1], tp=2)
@@ -309,6 +380,7 @@ def test_step_parts_of_many_layouts_are_those_of_each_alone() -> None:
         "engine": tuple(range(len(ENGINES))), "overlap": (0, 1), "gradient_bytes": (2, 4), "dropout": (0, 1),
         "tensor_overlap": (0, 1), "gather_overlap": (0, 1), "context_exchange": (0, 1), "attention_kernel": (0, 1),
         "fused_loss": (0, 1), "embedding_slots": (0, 1), "zero_shards": (0, 8), "eager": (0, 1), "compiled": (0, 1),
+        "dispatcher": (0, 1, 2),
         "asynchronous": (0, 1), "relayed": (0, 1), "blocking": (0, 1), "fused_accumulation": (0, 1),
     }  # fmt: skip
     # Neighbours that differ in one column, so that each column decides somewhere between two alike.

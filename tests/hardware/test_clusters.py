@@ -10,12 +10,12 @@ import pytest
 from dlojz import hardware
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
-from dlojz.hardware import CLUSTERS, DEVICES, GPUS, LINKS, STANDINGS, cluster, gpu, link
+from dlojz.hardware import CLUSTERS, DEVICES, GPUS, LINKS, STANDINGS, cluster, device, gpu, link
 from dlojz.hardware.clusters import FOLDER, machine
 from dlojz.hardware.gpus import FOLDER as GPU_FOLDER
-from dlojz.hardware.gpus import read_gpu
+from dlojz.hardware.gpus import read_gpu, write_gpu
 from dlojz.hardware.links import FOLDER as LINK_FOLDER
-from dlojz.hardware.links import read_link
+from dlojz.hardware.links import read_link, write_link
 
 EVERYTHING = [*map(gpu, GPUS), *map(link, LINKS), *map(cluster, CLUSTERS)]
 
@@ -137,3 +137,107 @@ def test_unknown_names_are_refused_with_those_there_are() -> None:
     use_language("fr")
     with pytest.raises(LabError, match="il n’y a pas de fichier"):
         cluster("nowhere/mine.toml")
+
+
+ONES_OWN = """title = "Card"
+memory = {{ value = 24e9, unit = "B", {source} }}
+memory_bandwidth = {{ value = 1e12, unit = "B/s", {source} }}
+multiprocessors = {{ value = 80, unit = "1", {source} }}
+pass_bandwidth = {{ value = 0.9e12, unit = "B/s", {source} }}
+[peak]
+fp32 = {{ value = 20e12, unit = "FLOP/s", {source} }}
+bf16 = {{ value = 100e12, unit = "FLOP/s", {source} }}
+fp8 = {{ value = 200e12, unit = "FLOP/s", {source} }}
+[attention]
+flash2_forward_128 = {{ value = 60e12, tokens = 4096, unit = "FLOP/s", {source} }}
+[products.bf16]
+sizes = [
+    [4096, 4096, 4096],
+    [8192, 8192, 8192],
+]
+values = [0.75, 0.8]
+unit = "1"
+source = "here"
+date = "2026-11-30"
+standing = "measured"
+""".format(source='source = "here", date = "2026-11-30", standing = "measured"')
+
+
+def test_a_gpu_file_of_ones_own_is_found_by_name_and_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "gpus" / "card.toml"
+    path.parent.mkdir()
+    path.write_text(ONES_OWN, encoding="utf-8")
+    with pytest.raises(LabError, match="unknown GPU 'card'"):
+        gpu("card")
+    monkeypatch.setenv("DLOJZ_HARDWARE", str(tmp_path))
+    card = gpu("Card")
+    assert card == gpu(str(path)) == device("card") and card.title == "Card"
+    assert card.product_flops == {"bf16": {(4096, 4096, 4096): 75e12, (8192, 8192, 8192): 80e12}}
+    assert card.left_out == (
+        "thermal_design_power",
+        "idle_power",
+        "cublas_workspace",
+        "context",
+        "kernel_s",
+        "launch_s",
+    )
+    assert card.context_bytes == gpu("h100").context_bytes == device("24GiB").context_bytes and card.kernel_s == 3.1e-6
+    assert "cublas_workspace, context of Card were not measured" in card.default_words and not gpu("h100").default_words
+    # 60 TFLOP/s at 4096 tokens are 4352/4096 of it at long sequences, for both sizes of head.
+    assert card.attention_rates("flash2_forward") == (pytest.approx(63.75e12), pytest.approx(63.75e12))
+    assert card.attention_rates("cudnn_forward") == (None, None)
+    cluster_path = tmp_path / "mine.toml"
+    template = (FOLDER / "template.toml").read_text(encoding="utf-8")
+    cluster_path.write_text(template.replace('gpu = "a100-80"', 'gpu = "gpus/card.toml"'), encoding="utf-8")
+    assert cluster(cluster_path).gpu == card
+
+
+def test_the_gpu_file_of_the_documentation_is_one(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "instructors.md").read_text(encoding="utf-8")
+    path = tmp_path / "card.toml"
+    path.write_text(page.split("```toml\n")[1].split("```")[0], encoding="utf-8")
+    assert gpu(str(path)).product_flops["bf16"][4096, 4096, 4096] == 75e12
+
+
+def test_write_gpu_is_read_again(tmp_path: Path) -> None:
+    for name in ("h100", "mi300x", "b200", "t4"):
+        write_gpu(tmp_path / f"{name}.toml", gpu(name))
+        assert read_gpu(tmp_path / f"{name}.toml") == gpu(name)
+
+
+def test_write_link_is_read_again(tmp_path: Path) -> None:
+    shipped = link("nvlink4")
+    write_link(tmp_path / "nvlink4.toml", shipped, "a test", "2026-11-30")
+    written = link(str(tmp_path / "nvlink4.toml"))
+    assert (written.alpha, written.bandwidth) == (shipped.alpha, shipped.bandwidth)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "refused"),
+    [
+        ("bf16 = { value = 100e12", "bf16 = { value = 300e12",
+         r"line 8: peak\.bf16 is at most peak\.fp8, 2e\+14 FLOP/s, but 3e\+14 was received"),
+        ("bf16 = { value = 100e12", "bf16 = { value = 1e12", r"line 7: peak\.fp32 is at most peak\.bf16, 1e\+12"),
+        ("value = 1e12", "value = 0", "line 3: memory_bandwidth must be greater than 0, but 0 was received"),
+        ("value = 1e12", "value = nan", "line 3: memory_bandwidth must be greater than 0, but nan"),
+        ("value = 24e9", 'value = "24 GB"', "line 2: memory must be greater than 0, but '24 GB'"),
+        ("value = 80", "value = 80.5", r"line 4: multiprocessors is a whole number, but 80\.5"),
+        ("0.9e12", "1.1e12", r"line 5: pass_bandwidth is at most memory_bandwidth, 1e\+12 B/s, but 1\.1e\+12"),
+        ("flash2_forward", "flash5_forward", "line 11: unknown key 'flash5_forward_128'"),
+        ("tokens = 4096", "tokens = 0", r"line 11: attention\.flash2_forward_128\.tokens must be a whole number"),
+        ("[0.75, 0.8]", "[0.7]", r"line 12: products\.bf16 needs as many values as sizes"),
+        ("[0.75, 0.8]", "[0.7, 1.2]", r"line 12: products\.bf16 is at most peak\.bf16, 1e\+14 FLOP/s, but 1\.2e\+14"),
+        ("[8192, 8192, 8192]", "[4096, 4096, 4096]", r"line 13: products\.bf16\.sizes holds three whole numbers"),
+        ("[products.bf16]", "[products.int8]", "line 12: unknown key 'int8'"),
+        ("bf16 = { value = 100e12", "int4 = { value = 100e12", "line 8: unknown key 'int4'"),
+        ("multiprocessors", "sms", "line 4: unknown key 'sms'"),
+        ("multiprocessors", "# multiprocessors", r"card\.toml: the constant multiprocessors is missing"),
+        ("[peak]", "[peak", r"card\.toml cannot be read: .*line 6"),
+    ],
+)  # fmt: skip
+def test_a_faulty_gpu_file_is_refused_with_value_and_line(tmp_path: Path, old: str, new: str, refused: str) -> None:
+    assert old in ONES_OWN
+    path = tmp_path / "card.toml"
+    path.write_text(ONES_OWN.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(LabError, match=refused):
+        gpu(str(path))

@@ -13,11 +13,11 @@ from dlojz.hardware.gpus import device_of_driver
 def test_each_has_its_memory_and_less_than_what_is_sold() -> None:
     assert list(DEVICES) == [
         "t4", "a10g", "rtx3090", "l4", "v100-16", "v100-32", "a6000", "rtx4090", "a100-40", "a100-80", "l40s", "h100",
-        "h200", "mi300x", "b200",
+        "h200", "mi300x", "b200", "gb200",
     ]  # fmt: skip
     for name, gpu in DEVICES.items():
         sold_gb = int(gpu.title_en.split()[-2])
-        in_gigabytes = name in ("h200", "b200")  # of 10⁹ bytes
+        in_gigabytes = name in ("h200", "b200", "gb200")  # of 10⁹ bytes
         share = gpu.memory_bytes / (sold_gb * (1e9 if in_gigabytes else 2**30))
         assert (0.99 if in_gigabytes else 0.9) < share < (1.07 if in_gigabytes else 1.0), (name, share)
 
@@ -33,7 +33,7 @@ def test_context_and_nccl_are_taken_off(name: str) -> None:
 
 def test_cublas_takes_more_from_hopper_on() -> None:
     for name, known in DEVICES.items():
-        assert known.cublas_workspace_bytes == (33_554_432 if name in ("h100", "h200", "b200") else 8_519_680)
+        assert known.cublas_workspace_bytes == (33_554_432 if name in ("h100", "h200", "b200", "gb200") else 8_519_680)
 
 
 def test_names_are_found_as_people_write_them() -> None:
@@ -55,6 +55,7 @@ def test_names_are_found_as_people_write_them() -> None:
         ("NVIDIA RTX A6000", "a6000"),
         ("NVIDIA RTX 6000 Ada Generation", ""),
         ("NVIDIA B200", "b200"),
+        ("NVIDIA GB200", "gb200"),
         ("AMD Instinct MI300X", "mi300x"),
         ("NVIDIA A100-SXM4-40GB", "a100-40"),
         ("NVIDIA H100 80GB HBM3", "h100"),

@@ -9,7 +9,7 @@ import pytest
 from dlojz.base.errors import LabError
 from dlojz.hardware import CLUSTERS, cluster
 from dlojz.hardware.decoder_size import DecoderSize, Formula, flops_per_sequence
-from dlojz.hardware.evidence import FOLDER, TABLES, Measurement, measurements, read_table, table
+from dlojz.hardware.evidence import FILES, TABLES, Measurement, measurements, read_table, table
 
 ROWS = {  # all rows, and those that may be used
     "jean-zay-a100": (149, 135),
@@ -28,6 +28,10 @@ ROWS = {  # all rows, and those that may be used
     "mpt-a100": (61, 61),
     "mpt-h100": (70, 70),
     "mpt-h100-fp8": (7, 7),
+    "fms-a100": (4, 4),
+    "fms-h100": (4, 4),
+    "nemo-long": (9, 9),
+    "bridge-moe": (6, 6),
 }
 ALL = measurements()
 
@@ -180,7 +184,7 @@ def test_sizes_that_cannot_be_are_refused() -> None:
         DecoderSize(2, 96, 3, 1000, 64, positions="relative")  # type: ignore[arg-type]
 
 
-FIRST = "line 15, row 1.7:"
+FIRST = "line 19, row 1.7:"
 
 
 @pytest.mark.parametrize(
@@ -192,25 +196,31 @@ FIRST = "line 15, row 1.7:"
         ("512,16,137", "512,16,-137", f"{FIRST} tflops_per_gpu must be a number greater than 0, but '-137'"),
         ("16,137", "16,nan", f"{FIRST} tflops_per_gpu must be a number greater than 0, but 'nan' was received"),
         ("16,137", "16,0", f"{FIRST} tflops_per_gpu .* or write - if the source prints none"),
-        ("1.7,24,2304,24", "1.7,24,2304", "line 15: 12 cells are due, but 11 are there"),
-        ("3.6,32", "1.7,32", "line 16: the row sc21-1/1.7 was there before"),
-        ("row,heads,hidden", "row,heads,hiden", "line 14: unknown column 'hiden': did you mean 'hidden'"),
-        ("#: precision = fp16\n", "", "line 14, row 1.7: precision is missing: fill in its cell"),
+        ("1.7,24,2304,24", "1.7,24,2304", "line 19: 12 cells are due, but 11 are there"),
+        ("3.6,32", "1.7,32", "line 20: the row sc21-1/1.7 was there before"),
+        ("row,heads,hidden", "row,heads,hiden", "line 18: unknown column 'hiden': did you mean 'hidden'"),
+        ("#: precision = fp16\n", "", "line 18, row 1.7: precision is missing: fill in its cell"),
         ("#: engine = megatron", "#: engine = megaton", f"{FIRST} unknown engine 'megaton': did you mean 'megatron'"),
         ("#: engine", "#: motor", "line 11: unknown key 'motor'"),
         ("2304", "2305", f"{FIRST} heads must divide hidden, but 2305"),
         ("1.7,24,2304,24", "1.7,,2304,24", f"{FIRST} heads is missing"),
         ("1.7,24,2304,24,1,1,32,32", "1.7,24,2304,24,1,1,0,32", f"{FIRST} dp must be at least 1, but 0"),
         ("512,16,137", "512,0,137", f"{FIRST} micro_batch must be at least 1, but 0"),
-        ("8,16,15,1920", "8,160,15,19200", "line 22, row 310.1: pp × chunks is 160, but there are 96 layers"),
+        ("8,16,15,1920", "8,160,15,19200", "line 26, row 310.1: pp × chunks is 160, but there are 96 layers"),
         ("= selene", "= selenes", f"{FIRST} unknown cluster 'selenes': did you mean 'selene'"),
-        ("142,", "142,1f1b1f1b", "line 17, row 7.5: unknown schedule '1f1b1f1b'"),
-        ("1.7,24", ",24", "line 15: row is missing"),
+        ("#: engine", "#: ep = 3\n#: engine", "line 20, row 1.7: ep is 3, which does not divide the 32 ranks of tp"),
+        ("#: engine", "#: zero_shards = 5\n#: engine", "line 20, row 1.7: zero_shards is 5, which does"),
+        ("torch = 1.8", "torch = 1.x", f"{FIRST} torch must be a version such as 2.1, but '1.x' was received"),
+        ("assumed = torch", "assumed = torches", f"{FIRST} assumed must be names, with commas .* 'torches"),
+        ("#: engine", "#: tensor_overlap = yes\n#: engine", "line 21, row 3.6: tensor_overlap is yes, but sequence"),
+        ("= full", "= none\n#: checkpointed_every = 2", "line 20, row 1.7: checkpointed_every is 2, but checkpointing"),
+        ("142,", "142,1f1b1f1b", "line 21, row 7.5: unknown schedule '1f1b1f1b'"),
+        ("1.7,24", ",24", "line 19: row is missing"),
         ('1.7,24', '"1.7,24', "line "),
     ],
 )  # fmt: skip
 def test_a_broken_file_is_refused_with_its_line(tmp_path: Path, old: str, new: str, refused: str) -> None:
-    text = (FOLDER / "table-sc21-1.csv").read_text(encoding="utf-8")
+    text = FILES["sc21-1"].read_text(encoding="utf-8")
     path = tmp_path / "table-sc21-1.csv"
     assert old in text
     path.write_text(text.replace(old, new, 1), encoding="utf-8")
@@ -227,3 +237,16 @@ def test_files_that_hold_nothing_are_refused(tmp_path: Path) -> None:
         read_table(empty)
     with pytest.raises(LabError, match="unknown table 'sc21'"):
         table("sc21")
+
+
+def test_tables_of_tokens_per_second_come_to_their_seconds() -> None:
+    """Of FSDP with torch.compile and of mixtures: seconds are tokens of a step over the printed rate of all GPUs."""
+    for name in ("fms-a100", "fms-h100", "bridge-moe"):
+        for one in table(name):
+            rate = int(one.note.split()[0])
+            assert one.seconds == pytest.approx(one.global_batch * 4096 / (rate * one.gpus), rel=1e-5), one.row
+    # 549 TFLOP/s of 256 GPUs on 16 sequences of 262,144 tokens: 72 s l h² (1 + 2s/(…)), by the model's own matrices.
+    tokens, weights = 262144, 32 * (4 * 4096**2 + 3 * 4096 * 11008) + 4096 * 32000
+    flops = 16 * (6 * tokens * weights + 12 * 32 * 4096 * tokens**2)
+    assert row("nemo-long/256k").seconds == pytest.approx(flops / (549e12 * 256))
+    assert [one.size.num_parameters // 10**8 for one in table("bridge-moe")][::2] == [305, 305, 2350]

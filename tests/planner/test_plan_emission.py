@@ -28,7 +28,7 @@ from dlojz.planner.export import (
 )
 from dlojz.planner.planned_model import subject
 from dlojz.planner.question import Question
-from dlojz.planner.space import columns_of, planned_layout, space_of
+from dlojz.planner.space import columns_of, copies_of, planned_layout, space_of
 from dlojz.runnable import check_runnable
 
 from .trainers_arguments import read_megatron, read_torchtitan
@@ -317,3 +317,39 @@ def test_fp8_is_told_to_the_programs_that_have_it() -> None:
     assert read_torchtitan(program(titan.question, titan.candidate)[2:])["model.converters"] == "quantize.linear.float8"
     slower = plan(LLAMA, "jean_zay_h100", 16, 64, engines=("megatron-core", "torch"), simulate=0)
     assert made.best.estimated_s < slower.best.estimated_s
+
+
+def test_plan_with_shards_keeps_copies_and_says_so_in_answer_and_flags() -> None:
+    """64 replicas, states over 8 of them: eight times the states of a rank, and each library has its flag."""
+    both = [plan("megatron-7.5b", "jean_zay_a100", 64, 512, engines="torch", simulate=0, shards=n) for n in (0, 8)]
+    whole, hybrid = (one.choose(dp=64, zero=3, micro_batch=4, checkpointing="selective") for one in both)
+    states = [one.memory["weights"] + one.memory["optimizer"] for one in (whole, hybrid)]
+    assert states[1] > 4 * states[0]
+    assert ("states sharded over", "8 ranks, 8 copies (HSDP)") in hybrid.lines()
+    assert not any(name == "states sharded over" for name, _ in whole.lines())
+    words = hybrid.documents()["arguments.txt"].split()
+    flags = [words[words.index(f"--parallelism.data_parallel_{kind}_degree") + 1] for kind in ("shard", "replicate")]
+    assert flags == ["8", "8"]
+    layout = planned_layout(engine="megatron-core", dp=64, zero=1, micro_batch=1, micro_batches=1)
+    size = subject("megatron-7.5b").size
+    assert size is not None
+    words = megatron_arguments(layout, size, "bf16", True, None, {"zero_shards": 16})
+    assert words[words.index("--num-distributed-optimizer-instances") + 1] == "4"
+    assert "--num-distributed-optimizer-instances" not in megatron_arguments(layout, size, "bf16", True, None)
+
+
+@pytest.mark.parametrize(
+    ("dp", "cp", "wanted", "copies"),
+    [(64, 1, 8, 8), (64, 1, 0, 1), (8, 1, 8, 1), (8, 1, 64, 1), (12, 1, 8, 3), (8, 2, 8, 2), (1, 4, 2, 1)],
+)
+def test_copies_of_states_divide_replicas_and_ranks(dp: int, cp: int, wanted: int, copies: int) -> None:
+    assert int(copies_of(dp, cp, {"zero_shards": wanted})) == copies
+    assert dp % copies == 0 == dp * cp % copies
+
+
+@pytest.mark.parametrize(
+    ("engines", "shards"), [("megatron-deepspeed", 8), ("torch", -1), ("torch", "8"), ("torch", True)]
+)
+def test_plan_refuses_shards_that_no_library_has_or_that_are_no_number(engines: str, shards: Any) -> None:
+    with pytest.raises(LabError, match=r"shards.*(use torch|at least 1|whole number|megatron-core)"):
+        plan("megatron-7.5b", "jean_zay_a100", 64, 512, engines=engines, shards=shards)

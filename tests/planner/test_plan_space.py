@@ -11,12 +11,17 @@ import pytest
 from dlojz.base.errors import LabError
 from dlojz.base.language import use_language
 from dlojz.config.fields import LayoutFields
-from dlojz.cost_model import calibration
+from dlojz.cost_model import Layouts, calibration, estimate
+from dlojz.cost_model.layouts import usual_kernel
 from dlojz.hardware import cluster
 from dlojz.hardware.decoder_size import DecoderSize
+from dlojz.hardware.evidence import table
+from dlojz.hardware.gpus import ATTENTION_KERNELS
 from dlojz.planner.answer import Plan
+from dlojz.planner.ask import plan
+from dlojz.planner.planned_memory import other_loss_bytes
 from dlojz.planner.planned_model import OFFERS, Subject, chosen, published, subject
-from dlojz.planner.question import Question
+from dlojz.planner.question import Question, software_columns
 from dlojz.planner.space import (
     CODE,
     LEAST_CONTEXT,
@@ -25,6 +30,7 @@ from dlojz.planner.space import (
     columns_of,
     degrees_of,
     divisors,
+    planned_layout,
     reason_counts,
     space_of,
 )
@@ -177,3 +183,56 @@ def test_a_conflict_is_told_in_the_language_of_who_asks() -> None:
         told.append(image.split_conflict(7))
     assert told[0] == told[2] != told[1]
     assert "ne divise pas" in told[1]
+
+
+def test_cost_layouts_have_the_software_of_a_measured_row() -> None:
+    """NeMo's Llama 2 70B as a question for megatron-core: the planner's seconds and bytes are those of `validate`."""
+    row = next(one for one in table("nemo-h100") if one.row == "nemo-h100/LLAMA2-70B-64")
+    site, profile = cluster(row.cluster), calibration("h100")
+    said = "torch=2.6 transformer_engine=1.13 fused_optimizer=yes"
+    columns = software_columns(said, site.gpu) | {"gradient_bytes": 2}  # the scripts of these runs say so
+    question = Question(
+        subject(row.size), site, profile, row.global_batch, (64,), "fp8", ("megatron-core",), True, columns=columns
+    )
+    space = space_of(question)
+    names = ("dp", "tp", "pp", "cp", "zero", "chunks", "schedule", "micro_batch")
+    layout = planned_layout(
+        **{name: getattr(row, name) for name in names}, micro_batches=row.micro_batches, sequence_parallel=True,
+        engine="megatron-core",
+    )  # fmt: skip
+    planned, measured = space.cost_layouts(columns_of([layout])), Layouts.from_measurements([row])
+    assert ATTENTION_KERNELS[planned.attention_kernel[0]] == row.attention_kernel == "cudnn"
+    for name in ("torch", "transformer_engine", "fused_optimizer", "tensor_overlap", "gather_overlap"):
+        assert getattr(planned, name).tolist() == getattr(measured, name).tolist(), name
+    work = question.subject.workload
+    both = [estimate(work, site, layouts, profile) for layouts in (planned, measured)]
+    assert both[0].step_s == pytest.approx(both[1].step_s) and both[0].memory_bytes == pytest.approx(
+        both[1].memory_bytes
+    )
+    # torch's own attention stays FlashAttention-2 on this GPU, and Transformer Engine's is that on A100.
+    assert usual_kernel("torchtitan", site.gpu) == usual_kernel("megatron-core", cluster("selene").gpu) == "flash2"
+
+
+def test_software_columns_reads_facts_and_refuses_others() -> None:
+    gpu = cluster("selene").gpu
+    assert software_columns("torch=2.0 fused_loss=yes", gpu) == {"torch": 200, "fused_loss": 1}
+    assert software_columns("transformer_engine=none,attention_kernel=flash1", gpu)["transformer_engine"] == 0
+    for text, refused in (
+        ("torsh=2.0", "unknown software 'torsh': did you mean 'torch'"),
+        ("torch=new", "torch takes a version such as torch=2.1, but 'torch=new' was received"),
+        ("attention_kernel=cudnn", r"unknown attention_kernel \(A100 80 GB\) 'cudnn'"),
+        ("fused_loss=maybe", "unknown fused_loss 'maybe'"),
+    ):
+        with pytest.raises(LabError, match=refused):
+            software_columns(text, gpu)
+
+
+def test_other_loss_bytes_are_what_the_answer_says() -> None:
+    """Llama-3-8B's sizes on few GPUs: 10 bytes per logit pass by pass, 4 in one kernel, at the loss."""
+    size = DecoderSize(2, 1024, 8, 128256, 8192)
+    answer = plan(size, "selene", gpus=8, batch=8, engines="megatron-core", simulate=0)
+    needs = [plan(size, "selene", 8, 8, engines="megatron-core", simulate=0, software=f"fused_loss={flag}").best
+             for flag in ("no", "yes")]  # fmt: skip
+    other = other_loss_bytes(answer.found.space, answer.best.candidate)
+    assert answer.best.memory_bytes == needs[0].memory_bytes > (other or 0)
+    assert "fused_loss=yes" in dict(answer.best.lines())["software"] and "fused_loss=no" in needs[1].software_words

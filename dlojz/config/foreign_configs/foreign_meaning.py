@@ -497,7 +497,6 @@ def _states(
     shards, replicas = known.get("dp_shard") or 0, known.get("dp_replicate") or 1
     if replicas > 1 and (shards > 1 or not shards) and dp // replicas > 1:
         columns["zero_shards"] = dp // replicas * degrees["cp"]  # hybrid sharding: within a replica's ranks alone
-        assumed.append(sentence("hybrid"))
     elif replicas > 1:
         known["zero"] = 0
     for name in ("dropout", "gradient_bytes", "compiled", "asynchronous", "embedding_slots", "blocking", *_OVERLAPS):

@@ -412,6 +412,10 @@ def _throughput(axes: Axes, rows: Sequence[RunRow]) -> None:
             en="Throughput (predicted: one process\n× ranks, less the bubble)",
             fr="Débit (prédit : un processus\n× rangs, moins la bulle)",
         )
+    if any(row.calibration for row in rows):
+        title = say(
+            en="Throughput (predicted:\nthis machine’s calibration)", fr="Débit (prédit :\ncalibrage de la machine)"
+        )
     if all(row.samples_per_s.predicted is None for row in rows):
         title = say(en="Throughput\n(measured)", fr="Débit\n(mesuré)")
     _runs_down(axes, rows, title, say(en="samples/s", fr="échantillons/s"))

@@ -43,7 +43,7 @@ from dlojz.labs.kit.figures import PLATE, illustrated, logarithmic, thousands
 from dlojz.planner.answer import HeldOutErrors, held_out, seconds
 from dlojz.planner.ask import plan
 from dlojz.planner.planned_model import Subject, subject
-from dlojz.planner.question import FLASH_FROM, calibration_of, check_gpus, check_precision
+from dlojz.planner.question import calibration_of, check_gpus, check_precision, fuses_attention
 from dlojz.planner.search import PARTS
 from dlojz.planner.space import degrees_words, gigabytes, part_words
 
@@ -552,7 +552,7 @@ def splits(
         # one replica has nothing to shard: ZeRO from two on
         precision=check_precision(site, None), dp=dp, tp=tp, pp=pp, zero=np.where(dp > 1, zero, 0),
         micro_batch=micro_batch, micro_batches=batch // (dp * micro_batch), checkpointing=checkpointing,
-        fused_attention=int(site.gpu.generation in FLASH_FROM), gradient_bytes=4,
+        fused_attention=int(fuses_attention(site)), gradient_bytes=4,
     )  # fmt: skip
     prediction = estimate(network.workload, site, layouts, calibration_of(site))
     columns = (
