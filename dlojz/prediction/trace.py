@@ -32,7 +32,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -563,6 +562,9 @@ class _Halves:
     def backward(self, loss: Tensor, follower: Follower) -> None:
         """Run both halves."""
         weights = [parameter for block in self._others for parameter in block.parameters() if parameter.requires_grad]
+        # Imports torch's compiler, which takes as long as torch itself: only here.
+        from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+
         _, groups = stage_backward_input([loss], None, self._entered, iter(weights))
         follower.phase = "weights"
         stage_backward_weight(iter(weights), self._marked(groups, follower))  # type: ignore[arg-type]
