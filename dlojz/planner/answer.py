@@ -136,7 +136,9 @@ def closest(question: Question, candidate: LayoutFields) -> NearestMeasurement |
     """Find the closest measured row; None for an image model, of which none is published."""
     if question.subject.size is None:
         return None
-    row_distance, row = min(((distance(question, candidate, row), row) for row in _known()), key=lambda pair: pair[0])
+    mixed = question.subject.num_experts > 0
+    rows = [row for row in _known() if (row.size.experts > 0) == mixed]  # a mixture beside mixtures alone
+    row_distance, row = min(((distance(question, candidate, row), row) for row in rows), key=lambda pair: pair[0])
     # A row without its micro-batch is timed with the one that this calibration finds fastest.
     row = completed(row, question.calibration)
     layout = Layouts.from_measurements([row])
@@ -407,10 +409,9 @@ class Choice(Summary):
         evidence_words = none if self.evidence is None else self.evidence.words
         if self.question.subject.num_experts:
             evidence_words = evidence_words.rstrip(".") + say(
-                en="; no mixture of experts is among these measurements: the seconds of its exchanges and of its "
-                "experts' products are not validated",
-                fr=" ; aucun mélange d’experts parmi ces mesures : les secondes de ses échanges et des produits de ses "
-                "experts ne sont pas validées",
+                en="; mixtures of experts are predicted less closely than dense models (`dlojz validate bridge-moe`)",
+                fr=" ; les mélanges d’experts sont prédits moins bien que les modèles denses (`dlojz validate "
+                "bridge-moe`)",
             )
         rows.append((say(en="closest evidence", fr="mesure la plus proche"), evidence_words))
         if words := default_words(self.question.class_defaults, self.question.cluster.gpu):
