@@ -118,6 +118,14 @@ class ModelFields(Contract):
         "tokens par échantillon ; par défaut ceux du modèle",
         maximum=MAX_SEQUENCE_LENGTH,
     )
+    target_length: int | None = _count(
+        None,
+        "tokens of each target, which the decoder of an hf: model reads beside its encoder (T5, BART, Whisper); by "
+        "default as many as of the source, or the model's",
+        "tokens de chaque cible, que lit le décodeur d’un modèle hf: à côté de son encodeur (T5, BART, Whisper) ; par "
+        "défaut autant que de la source, ou ceux du modèle",
+        maximum=MAX_SEQUENCE_LENGTH,
+    )
 
 
 class DataFields(Contract):

@@ -52,7 +52,26 @@ def _stray_adapters(config: RunFields) -> Facts | None:
     return None
 
 
+def _stray_target_length(config: RunFields) -> Facts | None:
+    """Find what a length of targets is not for: a model without a decoder of its own, or samples of another length."""
+    if config.target_length is None:
+        return None
+    if not config.model.startswith("hf:"):
+        return {"flaw": f"model={config.model!r}"}
+    return {"flaw": f"curriculum={config.curriculum!r}"} if config.curriculum != "none" else None
+
+
 ELSEWHERE: Final[tuple[Rule[RunFields], ...]] = (
+    Rule(
+        "targets have a length beside an encoder",
+        _stray_target_length,
+        en="target_length={config.target_length} was received with {flaw}, but it is what the decoder of a model of "
+        "transformers reads beside its encoder, in every step: use hf:FOLDER with the config.json of such a model (T5, "
+        "BART, Whisper) and no curriculum, or leave it out.",
+        fr="target_length={config.target_length} a été reçu avec {flaw}, mais c’est ce que lit à chaque pas le "
+        "décodeur d’un modèle de transformers à côté de son encodeur : prenez hf:DOSSIER avec le config.json d’un tel "
+        "modèle (T5, BART, Whisper) et aucun curriculum, ou retirez-le.",
+    ),
     Rule(
         "adapters are beside layers of transformers",
         lambda config: config.lora is not None and not config.model.startswith("hf:"),

@@ -86,7 +86,7 @@ def headline(forecast: Forecast) -> str:
 
 def input_sentence(config: RunConfig) -> str:
     """Say which class of transformers is forecast, and its vocabulary or its classes; nothing of other models."""
-    title = spec(config.model).class_title if is_elsewhere(config.model) and not is_own_file(config.model) else ""
+    title = spec(config.built_model).class_title if is_elsewhere(config.model) and not is_own_file(config.model) else ""
     if config.script or not title:
         return ""
     number = integer(config.num_classes)

@@ -48,6 +48,7 @@ class ModelSpec:
         image_multiple: Image sizes are multiples of this.
         smallest_image: Image sizes are at least this.
         sequence_length: Default tokens per sample; None for images.
+        target_length: Tokens of each target, where a decoder beside an encoder reads others than ``sequence_length``.
         in_channels: Default channels of the images; None for text.
         example: Inputs of a model that reads ``tensors``.
         class_title: Class of a model from elsewhere and what is assumed of it; empty where its name says all.
@@ -64,6 +65,7 @@ class ModelSpec:
     image_multiple: int = 1
     smallest_image: int = 1
     sequence_length: int | None = None
+    target_length: int | None = None
     in_channels: int | None = None
     example: Example | None = None
     class_title: str = ""

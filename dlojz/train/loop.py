@@ -238,7 +238,7 @@ def init_process_group(folder: Path, device: torch.device, rank: int, world_size
 
 def open_dataset(config: RunConfig) -> Any:
     """Open the data set of a run, its samples as the model reads them."""
-    spec = models.spec(config.model)
+    spec = models.spec(config.built_model)
     return datasets.load(
         config.data_name,
         family=spec.family,
@@ -246,6 +246,7 @@ def open_dataset(config: RunConfig) -> Any:
         seed=config.seed,
         image_size=config.image_size,
         sequence_length=config.sequence_length,
+        target_length=config.target_length,
         data_root=config.data_root,
         example=spec.example,
     )
@@ -269,7 +270,8 @@ def open_batches(config: RunConfig, dp_rank: int, first_step: int = 0, *, cp_ran
     )
     workers = 4 if config.data_name == "imagenet" else 0
     batches = micro_batches(dataset, sampler, num_workers=workers, worker_init_fn=ignore_stop_signal)
-    length_of = partial(length_at, config) if config.sequence_length is not None else None
+    cuts = config.sequence_length is not None and config.target_length is None
+    length_of = partial(length_at, config) if cuts else None
     token_slice = partial(own_tokens, rank=cp_rank, size=layout.cp, order="zigzag") if layout.cp > 1 else None
     return CutToLength(batches, length_of, micro_batches=layout.micro_batches, first_step=first_step, own=token_slice)
 

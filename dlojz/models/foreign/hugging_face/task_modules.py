@@ -23,18 +23,26 @@ from torch.overrides import TorchFunctionMode
 
 
 class Logits(nn.Module):
-    """Model of transformers that reads one tensor and returns its logits; a decoder reads the encoder's tokens too."""
+    """Model of transformers that reads one tensor and returns its logits; a decoder reads the encoder's tokens too.
 
-    def __init__(self, model: nn.Module, reads: str = "input_ids") -> None:
+    Args:
+        model: of transformers.
+        reads: argument of its forward pass for the tensor.
+        lengths: tokens of the source and of the target, where the decoder reads other ones: the first of each row.
+    """
+
+    def __init__(self, model: nn.Module, reads: str = "input_ids", lengths: tuple[int, int] = (0, 0)) -> None:
         super().__init__()
         self.model = model
-        self._reads = reads
+        self._reads, self._lengths = reads, lengths
 
     def forward(self, x: Tensor) -> Any:
         """Tokens ``(B, T)`` or images ``(B, C, H, W)`` to logits; to two tensors where an answer's ends are found."""
         inputs = {self._reads: x, **_switches(self.model)}
         if "decoder_input_ids" in inspect.signature(self.model.forward).parameters and self._reads == "input_ids":
-            inputs["decoder_input_ids"] = x
+            source, target = self._lengths if self._lengths[1] else (x.shape[1], x.shape[1])
+            # Two tensors as a collator makes them, (B, S) and (B, T); a copy where the row is longer.
+            inputs |= {"input_ids": x[:, :source].contiguous(), "decoder_input_ids": x[:, :target].contiguous()}
         with without_values(not isinstance(x, Tensor) or _is_without_values(x)):  # or traced
             output = self.model(**inputs)
         if "start_logits" in output:
