@@ -111,7 +111,7 @@ class ProseWindows(Dataset):
 
         prose = "\n\n".join(topics.topics[name] for name in sorted(topics.topics))
         self._bytes = torch.frombuffer(bytearray(prose.encode()), dtype=torch.uint8)
-        self._length, self._target_length = sequence_length, target_length
+        self._length, self._target_length = max(sequence_length, target_length or 0), target_length
 
     def __len__(self) -> int:
         # The last window needs one byte more, as a target.
@@ -128,8 +128,8 @@ class SyntheticTokens(Dataset):
     """Random tokens, the same in every run of one seed; the target is the input shifted by one."""
 
     def __init__(self, sequence_length: int, target_length: int | None, vocabulary: int, seed: int) -> None:
-        self._length, self._target_length, self._vocabulary = sequence_length, target_length, vocabulary
-        self._seed = seed
+        self._length, self._target_length = max(sequence_length, target_length or 0), target_length
+        self._vocabulary, self._seed = vocabulary, seed
 
     def __len__(self) -> int:
         return SYNTHETIC_SAMPLES

@@ -239,14 +239,14 @@ def init_process_group(folder: Path, device: torch.device, rank: int, world_size
 def open_dataset(config: RunConfig) -> Any:
     """Open the data set of a run, its samples as the model reads them."""
     spec = models.spec(config.built_model)
+    tokens, targets = config.sequence_length, config.target_length
     return datasets.load(
         config.data_name,
         family=spec.family,
         num_classes=config.num_classes,
         seed=config.seed,
         image_size=config.image_size,
-        sequence_length=config.sequence_length,
-        target_length=config.target_length,
+        sequence_length=(tokens, targets) if tokens and targets else tokens,
         data_root=config.data_root,
         example=spec.example,
     )

@@ -54,9 +54,7 @@ class Configuration(NamedTuple):
     has_classes: bool = True
 
 
-def read_configuration(
-    file: Path, adapters: Adapters | None = None, target_length: int | None = None
-) -> Configuration:
+def read_configuration(file: Path, adapters: Adapters | None = None, target_length: int | None = None) -> Configuration:
     """Find the class that a config.json names, and what it reads; it is built with these adapters.
 
     Args:
@@ -85,12 +83,7 @@ def read_configuration(
     note = assumptions_note(content)
     has_decoder = "decoder_input_ids" in _arguments(model_class)
     if target_length and not has_decoder:
-        raise refusal(
-            en=f"target_length={target_length} was received with {model_class.__name__} of {file}, which has no decoder "
-            "beside an encoder: leave it out, and give the tokens of a sample as sequence_length.",
-            fr=f"target_length={target_length} a été reçu avec {model_class.__name__} de {file}, qui n’a pas de "
-            "décodeur à côté d’un encodeur : retirez-le, et donnez les tokens d’un échantillon par sequence_length.",
-        )
+        raise _without_decoder(file, model_class.__name__, target_length)
     class_title = model_class.__name__
     if not content.get("architectures"):
         class_title += say(en=" (config.json names no class)", fr=" (config.json ne nomme pas de classe)")
@@ -105,17 +98,13 @@ def read_configuration(
         return model
 
     if task == "IMAGE_CLASSIFICATION" and "pixel_values" in _arguments(model_class):
-        side = _side(config)
         return Configuration(
             lambda size, classes: Logits(build(size, classes), "pixel_values"),
-            "image", side, config.num_labels, None, None, class_title + note,
+            "image", _side(config), config.num_labels, None, None, class_title + note,
         )  # fmt: skip
     if task in (*_LOGITS, *_LABELLED) and not {"pixel_values", "input_features"} & set(_arguments(model_class)):
         text = config.get_text_config()
-        words = class_title
-        if task in _LABELLED[:2]:
-            labels = integer(config.num_labels)
-            words = say(en=f"{class_title}, {labels} classes", fr=f"{class_title}, {labels} classes")
+        words = class_title + (f", {integer(config.num_labels)} classes" if task in _LABELLED[:2] else "")
         if target_length:
             words += say(en=f", targets of {target_length} tokens", fr=f", cibles de {target_length} tokens")
         elif has_decoder:
@@ -290,6 +279,15 @@ def _resize(config: Any, task: str, size: int, classes: int) -> None:
             text.max_position_embeddings = size
     if task == "SEQUENCE_CLASSIFICATION" and getattr(text, "pad_token_id", None) is None:
         text.pad_token_id = 0  # as every training of it must: the last token that is no padding is classified
+
+
+def _without_decoder(file: Path, class_name: str, target_length: int) -> Exception:
+    return refusal(
+        en=f"target_length={target_length} was received with {class_name} of {file}, which has no decoder beside an "
+        "encoder: leave it out, and give the tokens of a sample as sequence_length.",
+        fr=f"target_length={target_length} a été reçu avec {class_name} de {file}, qui n’a pas de décodeur à côté d’un "
+        "encodeur : retirez-le, et donnez les tokens d’un échantillon par sequence_length.",
+    )
 
 
 def no_forecast(file: Path, class_name: str, reason: str) -> Exception:
