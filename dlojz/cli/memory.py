@@ -82,9 +82,19 @@ def memory_command(args: Given, answer: Answer) -> None:
     fit, levers = _advice(config, fit_device or target, is_asked=fit_device is not None)
     _write_files(estimate, fit_device, args)
     if args["json"]:
-        answer(_document(estimate, fit, levers, assumed))
-    else:
-        _print(answer, estimate, fit, levers, assumed)
+        compiled = {"compiled": compiled_range(estimate)} if args["compile"] else {}
+        answer({**_document(estimate, fit, levers, assumed), **compiled})
+        return
+    _print(answer, estimate, fit, levers, assumed)
+    if args["compile"]:
+        from dlojz.display.memory_tables import compiled_sentence
+
+        answer("\n" + compiled_sentence(estimate))
+
+
+def compiled_range(estimate: Forecast) -> dict[str, Any]:
+    """Write the range of a compiled step's peak as plain data, with whether it fits; null: it depends, or no GPU."""
+    return {**estimate.compiled._asdict(), "fits": estimate.compiled.fits}
 
 
 def _with_file(args: Given, answer: Answer) -> Given:

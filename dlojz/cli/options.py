@@ -206,7 +206,12 @@ def predicting_flags() -> tuple[Flag, ...]:
         f"--device {'|'.join(DEVICES)}|24GiB = cpu  GPU that the figures are for, or its size; without it, the CPU "
         "// GPU pour lequel on prédit, ou sa taille ; sans lui, le CPU"
     )
-    return tuple(replace(gpu, subject=flag.subject) if flag.name == "device" else flag for flag in config_flags())
+    compiled = flags(
+        "--compile  say the range of the peak where torch.compile has compiled the model // donner l’intervalle du pic "
+        "là où torch.compile a compilé le modèle"
+    )
+    changed = (replace(gpu, subject=flag.subject) if flag.name == "device" else flag for flag in config_flags())
+    return (*changed, *compiled)
 
 
 def _flag_of(name: str, field: FieldInfo, subject: ConfigSubject) -> Flag:

@@ -379,7 +379,19 @@ def predict_command(args: Given, answer: Answer) -> None:
     if assumed:
         sentence = assumed_sentence(config, assumed)
         tell(sentence) if args["json"] else answer(sentence)
-    answer(footprint.to_dict() if args["json"] else footprint_table(config, footprint))
+    if not args["compile"]:
+        answer(footprint.to_dict() if args["json"] else footprint_table(config, footprint))
+        return
+    from dlojz.cli.memory import compiled_range
+    from dlojz.display.memory_tables import compiled_sentence
+    from dlojz.prediction.forecast import forecast
+
+    estimate = forecast(config, args["rank"], target)
+    if args["json"]:
+        answer({**footprint.to_dict(), "compiled": compiled_range(estimate)})
+    else:
+        answer(footprint_table(config, footprint))
+        answer(compiled_sentence(estimate))
 
 
 def _config(args: Given, **otherwise: object) -> RunConfig:

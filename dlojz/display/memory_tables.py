@@ -140,6 +140,29 @@ def peak_sentence(forecast: Forecast) -> str:
     return "\n".join((peak, *forecast.notes))
 
 
+def compiled_sentence(forecast: Forecast) -> str:
+    """Say within which bounds the peak of the compiled step is, and whether it fits into a GPU whatever is fused."""
+    compiled, device = forecast.compiled, forecast.device
+    low, high = format_bytes(compiled.low_bytes), format_bytes(compiled.high_bytes)
+    sentence = say(
+        en=f"Compiled (torch.compile), the peak is between {low} and {high}: what is fused need not be kept, but the "
+        "results of products are, and the logits at least in the type of the last one.",
+        fr=f"Compilé (torch.compile), le pic est entre {low} et {high} : ce qui est fusionné n’est pas forcément "
+        "gardé, mais les résultats des produits le sont, et les logits au moins dans le type du dernier.",
+    )
+    if device is None or compiled.limit_bytes is None:
+        return sentence
+    limit = f"{device.title} ({format_bytes(compiled.limit_bytes)})"
+    if compiled.fits is None:
+        return sentence + say(
+            en=f" Whether that fits into {limit} depends on what torch fuses.",
+            fr=f" Que cela tienne sur {limit} dépend de ce que torch fusionne.",
+        )
+    if compiled.fits:
+        return sentence + say(en=f" It fits into {limit}.", fr=f" Cela tient sur {limit}.")
+    return sentence + say(en=f" It does not fit into {limit}.", fr=f" Cela ne tient pas sur {limit}.")
+
+
 def verdict(required_bytes: int, limit_bytes: int, title: str) -> str:
     """Say whether it fits, how much is left or missing, and what a nearly full GPU risks."""
     free_bytes = limit_bytes - required_bytes

@@ -262,7 +262,7 @@ class _Expansion:
         events: list[Allocation | TraceMark] = []
         bytes_of: dict[int, int] = {}
         module_of: dict[int, str] = {}
-        kept_storages, on_host = set(), set()
+        kept_storages, on_host, products = set(), set(), set()
         for event, module_view, storage_view in self._in_order():
             number = self._number(event.storage, *storage_view)
             if isinstance(event, TraceMark):
@@ -275,6 +275,7 @@ class _Expansion:
                 module_of[number] = self._name(short.module_of[event.storage], *module_view)
                 kept_storages |= {number} if event.storage in short.kept else set()
                 on_host |= {number} if event.storage in short.on_host else set()
+                products |= {number} if event.storage in short.products else set()
         output_of, gradient_of = self._by_name(short.output_of), self._by_name(short.gradient_of)
         blocks = enumerate(self.model_of[: self.count])
         flops_of = {f"blocks.{position}": short.flops_of.get(f"blocks.{model}", 0) for position, model in blocks}
@@ -288,6 +289,7 @@ class _Expansion:
             output_of,
             flops_of,
             gradient_of,
+            frozenset(products),
         )
 
     def _by_name(self, short: dict[str, int]) -> dict[str, int]:

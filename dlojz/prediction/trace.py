@@ -152,6 +152,7 @@ class MemoryTrace:
         output_of: storage that each module's forward returns.
         flops_of: floating-point operations of both passes, by block; under an empty name those of no block.
         gradient_of: storage of the gradient of each block's output, in a trace of a backward in two halves.
+        products: storages that a matrix product, a convolution or attention has made.
     """
 
     events: tuple[Allocation | TraceMark, ...]
@@ -162,6 +163,7 @@ class MemoryTrace:
     output_of: dict[str, int]
     flops_of: dict[str, int] = field(default_factory=dict, compare=False)
     gradient_of: dict[str, int] = field(default_factory=dict)
+    products: frozenset[int] = frozenset()
 
     @property
     def flops(self) -> int:
@@ -209,6 +211,7 @@ class Follower(StorageTracker):
         self.on_gpu = False
         self.ignored: set[int] = set()
         self.flops_of: Counter[str] = Counter()
+        self.products: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         in_place = self.sums_in_place(func, args)
@@ -216,12 +219,14 @@ class Follower(StorageTracker):
         if in_place:
             self.take_over(args[0].untyped_storage(), result.untyped_storage())
             self.events.append(Allocation(self.see(result), 0, self.phase, self.module))
-        self.flops_of[".".join(self.module.split(".")[:2])] += flops_of(func, args, kwargs or {}, result) or 0
+        flops = flops_of(func, args, kwargs or {}, result)
+        self.flops_of[".".join(self.module.split(".")[:2])] += flops or 0
         # A GPU keeps the mean and the deviation of a normalisation in fp32, whatever its input.
         statistics = self.on_gpu and func is torch.ops.aten.native_layer_norm.default
         for number, tensor in enumerate(tree_leaves(result)):
             if isinstance(tensor, Tensor):
-                self.see(tensor, FP32_BYTES // tensor.element_size() if statistics and number else 1)
+                storage = self.see(tensor, FP32_BYTES // tensor.element_size() if statistics and number else 1)
+                self.products |= {storage} if flops is not None and self.phase == "forward" else set()
         return result
 
     @property
@@ -535,6 +540,7 @@ def _traced(
         follower.output_of,
         dict(follower.flops_of),
         follower.gradient_of if halves is not None else {},
+        frozenset(follower.products),
     )
 
 
