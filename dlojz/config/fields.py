@@ -298,6 +298,14 @@ class MemoryFields(Contract):
         "ce que deviennent les activations de chaque bloc, dans l’ordre des blocs, par exemple "
         "keep:3,recompute:12,offload:1 (`dlojz memory --budget` en choisit un)",
     )
+    loss_chunks: int = _count(
+        1,
+        "parts of a text's tokens whose logits and loss are computed one after the other, and in backward again, so "
+        "that the logits are never whole",
+        "parts des tokens d’un texte dont les logits et la perte se calculent l’une après l’autre, et de nouveau "
+        "pendant la passe arrière : les logits ne sont jamais entiers",
+        maximum=MAX_SEQUENCE_LENGTH,
+    )
     sub_group_size: int | None = _count(
         None,
         "DeepSpeed ZeRO-3: elements of a rank's shard that are updated at once, in fp32; by default 1e9, as in "

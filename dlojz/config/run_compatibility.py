@@ -129,7 +129,26 @@ def _casts_true_weights(config: RunFields) -> Facts | None:
     return first_set(layout, plain_layout) or first_set(config, {"library": "none"})
 
 
+def _whole_logits(config: RunFields) -> Facts | None:
+    """Find the first field with which the logits cannot be computed in parts."""
+    if config.layout.loss_chunks == 1:
+        return None
+    if config.layout.engine == "deepspeed":
+        return {"name": "engine", "value": "deepspeed", "plain": "torch"}
+    plain_layout: dict[str, object] = {"pp": 1, "tp": 1, "cp": 1, "ep": 1, "activation_plan": ""}
+    fields = first_set(config.layout, plain_layout) or first_set(config, {"library": "none"})
+    return fields or ({"name": "model", "value": config.model, "plain": "gpt_tiny"} if config.image_size else None)
+
+
 PRECISIONS: Final[tuple[Rule[RunFields], ...]] = (
+    Rule(
+        "a loss in parts is of texts, with whole layers",
+        _whole_logits,
+        en="loss_chunks={layout.loss_chunks} computes the logits of a text in parts, on one process, in DDP, by hand "
+        "and in FSDP2, but {name}={value!r} was received: use {name}={plain!r}, or loss_chunks=1.",
+        fr="loss_chunks={layout.loss_chunks} calcule les logits d’un texte par parts, sur un processus, avec DDP, à la "
+        "main et avec FSDP2, mais {name}={value!r} a été reçu : prenez {name}={plain!r}, ou loss_chunks=1.",
+    ),
     Rule(
         "weights in bf16 stay so",
         _casts_true_weights,

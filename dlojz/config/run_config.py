@@ -51,7 +51,7 @@ STEPS_SHARE: Final = 2
 """By default, its samples are whole after one part in so many of the run."""
 MAX_DIGITS: Final = 12
 """Longer numbers are refused by their own field."""
-RARE: Final = ("update", "curriculum_multiple", "partition", "cp", "ep", "powersgd_rank")
+RARE: Final = ("update", "curriculum_multiple", "partition", "cp", "ep", "powersgd_rank", "loss_chunks")
 """Fields that `in_use` shows only where a run sets them."""
 
 

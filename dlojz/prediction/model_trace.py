@@ -42,6 +42,7 @@ from dlojz.config.fields import block_choices
 from dlojz.config.run_config import RunConfig
 from dlojz.models.blocks import BlockList, loss_of, untie
 from dlojz.models.checkpointing import Checkpointing
+from dlojz.models.chunked_loss import chunk_loss
 from dlojz.models.experts.routing import Routing
 from dlojz.models.foreign.elsewhere import CHAIN, contents_hash
 from dlojz.models.foreign.given_module import changes_its_model
@@ -372,6 +373,7 @@ class TraceKey(NamedTuple):
     """Hash of the switches of torch and the packages of models (`shapes.switches_hash`)."""
     settings: str
     """Hash of a model from elsewhere as it was built; empty for a model of the catalogue."""
+    loss_chunks: int = 1
     in_halves: bool = False
     """Whether backward comes in two halves, as in a zero-bubble pipeline."""
 
@@ -418,6 +420,7 @@ def key_of(part: RankPart, *, on_gpu: bool = False) -> TraceKey:
         part.context,
         switches_hash(),
         model_shapes(config).settings if is_elsewhere(config.model) else "",
+        config.layout.loss_chunks,
     )
 
 
@@ -475,6 +478,8 @@ def tracer_of(key: TraceKey) -> tuple[BlockList, Callable[[nn.Module], MemoryTra
         untie(model)
     if key.context.size > 1:
         share_sequences(model, RingShare(PretendedRing(key.context.rank, key.context.size)))
+    if key.loss_chunks > 1:
+        chunk_loss(model, key.loss_chunks)
     if key.activation_plan:
         model.plan_activations(block_choices(key.activation_plan))
     tokens = key.sequence_length and key.sequence_length // key.context.size

@@ -41,6 +41,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dlojz.base.errors import LabError
 from dlojz.base.language import refusal, say
+from dlojz.models.chunked_loss import knowing_targets
 from dlojz.models.foreign.elsewhere import ADAPTERS
 from dlojz.models.foreign.meta_checks import error_with_line
 from dlojz.prediction.shapes import FP32_BYTES
@@ -514,7 +515,7 @@ def _traced(
             casts = compute in ("bf16", "bf16-true")
             batch = tree_map(lambda x: x.to(HalfType) if casts and x.is_floating_point() else x, fake_inputs)
             with modes:
-                with around, _autocast(compute):
+                with around, _autocast(compute), knowing_targets(module, *compared or (None,)):
                     output = module(*batch)
                 value = loss(output, *compared)
             del output, batch

@@ -36,6 +36,7 @@ from dlojz.config.fields import block_choices
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import length_at
 from dlojz.data.sampling import CutToLength, MicroBatchSampler, micro_batches
+from dlojz.models.chunked_loss import chunk_loss
 from dlojz.models.experts.layer import mixtures
 from dlojz.prediction.shapes import count_parameters
 from dlojz.results.record import EventLog, Status
@@ -287,6 +288,8 @@ def build_model(config: RunConfig) -> torch.nn.Module:
         checkpointing=config.layout.checkpointing,
         routing=config.routing,
     )
+    if config.layout.loss_chunks > 1:
+        chunk_loss(model, config.layout.loss_chunks)
     if config.layout.activation_plan:
         model.plan_activations(block_choices(config.layout.activation_plan))
     for _, mixture in mixtures(model):

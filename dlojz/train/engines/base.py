@@ -39,6 +39,7 @@ from dlojz.config.optimizers import OPTIMIZERS, STATE_NUMBERS
 from dlojz.config.run_config import RunConfig
 from dlojz.config.schedules import IN_PASSES
 from dlojz.models.blocks import loss_of
+from dlojz.models.chunked_loss import knowing_targets
 from dlojz.models.foreign.elsewhere import ADAPTERS
 from dlojz.results.footprint import Category, Overlap
 from dlojz.train.axes import Axes
@@ -302,7 +303,7 @@ class Engine:
         del is_last  # only engines that communicate need to know
         if self.config.precision == "bf16-true":
             inputs = tree_map(lambda tensor: tensor.bfloat16() if tensor.is_floating_point() else tensor, inputs)
-        with self.autocast(), self.activations():
+        with self.autocast(), self.activations(), knowing_targets(self.module, targets):
             logits = self.model(inputs)
         return self.loss(logits, targets)
 

@@ -50,6 +50,21 @@ class Logits(nn.Module):
         return output.logits if "logits" in output else output[0]
 
 
+_AFTER_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
+"""Settings with which a model of transformers changes its logits after its head."""
+
+
+def heads_of_logits(module: nn.Module) -> tuple[nn.Linear, ...]:
+    """Find the layer whose output a `Logits` returns as it is for each token; empty where there is none."""
+    model: Any = getattr(module, "model", None)
+    if not isinstance(module, Logits) or not hasattr(model, "get_output_embeddings"):
+        return ()
+    head, text = model.get_output_embeddings(), model.config.get_text_config(decoder=True)
+    scaled = any(getattr(text, name, None) not in (None, 1, 1.0) for name in _AFTER_HEAD)
+    # T5 with a tied head scales what the head reads, which is before it.
+    return (head,) if isinstance(head, nn.Linear) and not scaled else ()
+
+
 class LossOfTask(nn.Module):
     """Model of transformers that reads a batch with its labels and returns its own loss, a scalar.
 
