@@ -36,6 +36,12 @@ _OFFLOADS: Final = ("none", "optimizer", "parameters")
 MOST_WHOLE: Final = 2**24
 MOST_GPUS: Final = 2**20
 INTERLEAVED: Final = "interleaved"
+DECISIVE: Final = ("zero", "deepspeed_file", "adapter", "checkpointing", "offload")
+"""Fields without which no figure is given, where the value of their key is not known."""
+INLINE: Final = "deepspeed."
+"""First letters of the keys of DeepSpeed's JSON where another program's file holds it."""
+_STAGE: Final = re.compile(r"(?:zero|stage|z)[_-]?([0-3])(?![0-9])")
+"""ZeRO stage in the name of a file."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,7 @@ class ForeignConfig:
         fields: what it says, by our names; what it leaves open has the program's default.
         origins: field → key and value that say it.
         switched: keys that are on, for those that exclude one another.
+        unheeded: fields that a key would set, with a sentence where its value is not known here.
     """
 
     program: Program
@@ -117,6 +124,7 @@ class ForeignConfig:
     fields: Mapping[str, Any]
     origins: Mapping[str, tuple[str, Any]]
     switched: frozenset[str]
+    unheeded: tuple[tuple[str, str], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -139,19 +147,34 @@ def read_foreign(path: str | Path) -> ForeignConfig:
     program = _program_of(document)
     fields: dict[str, Any] = dict(program.defaults)
     origins: dict[str, tuple[str, Any]] = {}
-    meanings, switched = [], set()
+    meanings, unheeded, switched = [], [], set()
     for key, value in document.entries:
-        plain = program.plain(key)
+        owner, plain = program, program.plain(key)
+        if plain.startswith(INLINE) and plain not in program.keys:  # DeepSpeed's JSON within the file
+            owner, plain = programs()["deepspeed"], plain.removeprefix(INLINE)
+            fields.setdefault("engine", "deepspeed")
         if value not in _OFF:
             switched.add(plain)
-        status, meaning, found_fields = _meaning(program, plain, value)
+        status, meaning, found_fields = _meaning(owner, plain, value)
+        if status == "unknown" and plain in owner.keys:
+            spec = owner.keys[plain]
+            name = spec if isinstance(spec, str) else spec["to"]
+            words = "valueless" if name in DECISIVE else "unheeded"
+            text = sentence(words, key=visible(key), value=shown_value(key, value), why=meaning)
+            unheeded.append((name, text))
         for name, converted in found_fields.items():
             # Parameters in the host's memory include the optimizer's states.
             if name == "offload" and _OFFLOADS.index(converted) < _OFFLOADS.index(fields.get(name, "none")):
                 continue
             fields[name], origins[name] = converted, (key, value)
         meanings.append(KeyMeaning(key, shown_value(key, value), status, meaning))
-    return ForeignConfig(program, document, tuple(meanings), fields, origins, frozenset(switched))
+    if (precision := fields.pop("auto", None)) and "precision" not in origins:  # DeepSpeed's trainer says it
+        fields["precision"] = precision
+        text = sentence("auto_precision", key=visible(origins["auto"][0]), value=precision)
+        unheeded.append(("precision", text))
+    return ForeignConfig(
+        program, document, tuple(meanings), fields, origins, frozenset(switched), tuple(dict.fromkeys(unheeded))
+    )
 
 
 def _program_of(document: ForeignDocument) -> Program:
@@ -181,7 +204,10 @@ def _meaning(program: Program, key: str, value: Any) -> Meaning:
     # The program's own files are known by their names.
     word = word if word in words else word.rpartition("/")[2]
     if word in words:
-        return "taken", f"{name} = {_plain_value(words[word])}", {name: words[word]}
+        meant = words[word]
+        if str(meant).startswith("auto "):  # what the program that reads the file fills in
+            name, meant = "auto", str(meant).removeprefix("auto ")
+        return "taken", f"{name} = {_plain_value(meant)}", {name: meant}
     if value in _OFF or value == "auto":
         return "effectless", sentence("auto" if value == "auto" else "unset"), {}
     unresolved = isinstance(value, str) and value.startswith("$")
@@ -321,7 +347,7 @@ def foreign_run(config: ForeignConfig, **overrides: Any) -> ForeignRun:
         LabError: if the number of GPUs, the model or the length of its samples is said nowhere.
     """
     values = {**config.fields, **overrides}
-    assumed: list[str] = []
+    assumed = [text for name, text in config.unheeded if name not in DECISIVE]
     size = _size(config, values, overrides, assumed)
     _pipeline(values)
     gpus = _gpus(config, values, overrides, assumed)
@@ -333,6 +359,7 @@ def foreign_run(config: ForeignConfig, **overrides: Any) -> ForeignRun:
     layout, columns = _states(config, known, dp, assumed)
     failures, warnings = _failures(config, known)
     undescribed = [str(known[name]) for name in ("undescribed", "adapter") if known.get(name)]
+    undescribed += [text for name, text in config.unheeded if name in DECISIVE and name not in overrides]
     precision = "fp8" if known.get("fp8") else str(known.get("precision", "fp32"))
     fused = known.get("fused_attention")
     steps = known.get("steps") or None
@@ -479,8 +506,7 @@ def _states(
         columns["eager"] = 1
     if known.get("ac_option") == 2:
         assumed.append(sentence("second_layer"))
-    if path := known.get("unread"):
-        assumed.append(sentence("unread", path=shown_value("", path)))
+    engine = _of_named_file(known, assumed) or engine
     optimizer, usual = known.get("optimizer"), config.program.defaults.get("optimizer")
     if optimizer != usual:
         assumed.append(sentence("optimizer", usual=usual, optimizer=optimizer))
@@ -500,6 +526,19 @@ def _states(
     if degrees["pp"] > 1 and known.get("schedule"):
         layout["schedule"] = known["schedule"]
     return layout, columns
+
+
+def _of_named_file(known: dict[str, Any], assumed: list[str]) -> str:
+    """Take the stage of DeepSpeed's JSON that a file names from its name; no figures where that says none."""
+    if not (path := known.get("unread")):
+        return ""
+    stage = _STAGE.search(str(path).rpartition("/")[2].lower())
+    if stage is None:
+        known["undescribed"] = sentence("named_file", path=shown_value("", path))
+        return ""
+    known["zero"] = int(stage[1])
+    assumed.append(sentence("unread", path=shown_value("", path), stage=stage[1]))
+    return "deepspeed"
 
 
 def _failures(config: ForeignConfig, known: Mapping[str, Any]) -> tuple[list[str], list[str]]:
@@ -569,6 +608,8 @@ def change_lines(config: ForeignConfig, before: Mapping[str, Any], after: Mappin
     """
     lines = []
     changed = {name: value for name, value in after.items() if before.get(name) != value}
+    if any(config.origins[name][0].startswith(INLINE) for name in changed if name in config.origins):
+        return None  # a line of JSON within another file
     for name in ("dp", "schedule", "engine"):
         changed.pop(name, None)  # they follow from the others
     if "chunks" in changed and "layers_per_chunk" in config.origins:
